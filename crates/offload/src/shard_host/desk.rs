@@ -2,8 +2,9 @@
 //!
 //! A memory node owns one [`ShardHost`] and hands over the requests of this protocol. The threads
 //! of the fabric's providers only put them into the queue, so that a search or a copy holds up no
-//! other request of the node. Searches have a queue of their own and go first. Copies and grants
-//! never take the last thread.
+//! other request of the node. Notices of owners, such as beats and releases, go first, because they
+//! take no time and the owner counts on their answers. Searches come next. Copies and grants never
+//! take the last thread.
 //!
 //! Invariants:
 //! 1. The queues have at most [`QUEUE_MAX`] requests and [`QUEUE_BYTES_MAX`] bytes. A request that
@@ -32,7 +33,7 @@ use super::memory::{FabricMemory, NodeBytes};
 use super::reads;
 use super::regions::AllocateOrder;
 use super::sabotage::HostSabotage;
-use crate::wire::shard::{ShardMessage, ShardRefusal, ShardWhy, is_shard_read};
+use crate::wire::shard::{ShardMessage, ShardRefusal, ShardWhy, is_shard_notice, is_shard_read};
 
 /// Requests in the queues at most.
 const QUEUE_MAX: usize = 1024;
@@ -72,6 +73,7 @@ struct Asked {
 
 #[derive(Default)]
 struct Queue {
+    notices: VecDeque<Asked>,
     reads: VecDeque<Asked>,
     changes: VecDeque<Asked>,
     bytes: usize,
@@ -84,19 +86,21 @@ struct Queue {
 
 /// The work that a thread takes from the queues.
 enum Work {
-    Read(Asked),
+    /// A notice or a search.
+    Short(Asked),
+    /// A grant or a copy.
     Change(Asked),
 }
 
 impl Queue {
     fn len(&self) -> usize {
-        self.reads.len() + self.changes.len()
+        self.notices.len() + self.reads.len() + self.changes.len()
     }
 
     /// The next request for a thread of a host that has `threads`.
     fn take(&mut self, threads: usize) -> Option<Work> {
-        let work = match self.reads.pop_front() {
-            Some(read) => Work::Read(read),
+        let work = match self.notices.pop_front().or_else(|| self.reads.pop_front()) {
+            Some(short) => Work::Short(short),
             None if self.changing + 1 < threads => {
                 let change = self.changes.pop_front()?;
                 self.changing += 1;
@@ -104,7 +108,7 @@ impl Queue {
             }
             None => return None,
         };
-        let (Work::Read(asked) | Work::Change(asked)) = &work;
+        let (Work::Short(asked) | Work::Change(asked)) = &work;
         self.bytes -= asked.body.len();
         Some(work)
     }
@@ -186,8 +190,8 @@ impl ShardHost {
         };
         self.changed.notify_all();
         // The drop of a reply tells its caller that there is no answer.
-        let Queue { reads, changes, threads, .. } = left;
-        drop((reads, changes));
+        let Queue { notices, reads, changes, threads, .. } = left;
+        drop((notices, reads, changes));
         for thread in threads {
             if let Err(error) = thread.join() {
                 tracing::error!(%error, "a thread of the shard host panicked");
@@ -205,7 +209,7 @@ impl ShardHost {
     pub fn handle(self: &Arc<Self>, request: &Request<'_>, reply: Reply) {
         let due_ns = self.clock.now_ns().saturating_add(request.deadline.as_nanos() as u64);
         let (body, answer_bytes_max) = (request.body.to_vec(), request.answer_bytes_max);
-        let is_read = is_shard_read(&body);
+        let (is_notice, is_read) = (is_shard_notice(&body), is_shard_read(&body));
         let asked = Asked { body, reply, answer_bytes_max, due_ns };
         let mut queue = self.queue.lock();
         if queue.is_closed {
@@ -218,7 +222,9 @@ impl ShardHost {
             return self.refuse(asked.reply, ShardWhy::Busy);
         }
         queue.bytes = bytes;
-        if is_read {
+        if is_notice {
+            queue.notices.push_back(asked);
+        } else if is_read {
             queue.reads.push_back(asked);
         } else {
             queue.changes.push_back(asked);
@@ -281,21 +287,24 @@ impl ShardHost {
 
     fn execute(&self, work: Work) {
         match work {
-            Work::Read(asked) => {
-                if self.clock.now_ns() > asked.due_ns {
-                    if let Some(state) = self.state.lock().as_mut() {
-                        state.core.on_expired();
-                    }
-                    return self.refuse(asked.reply, ShardWhy::Busy);
-                }
-                self.answer(asked);
-            }
+            Work::Short(asked) => self.answer_in_time(asked),
             Work::Change(asked) => {
-                self.answer(asked);
+                self.answer_in_time(asked);
                 self.queue.lock().changing -= 1;
                 self.changed.notify_one();
             }
         }
+    }
+
+    /// Executes a request, unless nobody waits for its answer any more.
+    fn answer_in_time(&self, asked: Asked) {
+        if self.clock.now_ns() <= asked.due_ns {
+            return self.answer(asked);
+        }
+        if let Some(state) = self.state.lock().as_mut() {
+            state.core.on_expired();
+        }
+        self.refuse(asked.reply, ShardWhy::Busy);
     }
 
     fn refuse(&self, reply: Reply, why: ShardWhy) {

@@ -21,9 +21,10 @@ use parking_lot::Mutex;
 
 use super::bell::Bell;
 use super::counters::{Tally, count};
-use super::links::{NodeLinks, Way};
+use super::links::{NodeLinks, OneSidedFailure, Way};
 use super::nodes::NodeList;
 use super::state::{MissedAnswer, NextAsk, NodeTask, OwnerState, OwnerTerms};
+use super::within::within;
 use crate::ids::OwnerStamp;
 
 /// Time between two looks at the list of nodes.
@@ -109,6 +110,17 @@ impl OwnerDriver {
             Waits::Receiving => fabric::block_on(future),
             Waits::InRuntime => wait_for(&*self.parts.runtime, future),
         }
+    }
+
+    /// Runs one-sided operations, which end as late at `end_ns`.
+    pub(super) async fn until<T>(
+        &self,
+        end_ns: u64,
+        operations: impl Future<Output = Result<T, OneSidedFailure>>,
+    ) -> Result<T, OneSidedFailure> {
+        let left = Duration::from_nanos(end_ns.saturating_sub(self.now_ns()));
+        let done = within(&*self.parts.runtime, left, operations).await;
+        done.unwrap_or_else(|| Err(OneSidedFailure::late()))
     }
 
     pub(super) async fn pause(&self) {
@@ -210,7 +222,8 @@ impl OwnerDriver {
                 Ok(answer) => state.on_answer(self.now_ns(), node, &task, answer),
                 Err(none) => {
                     let is_other_life = none.is_other_life;
-                    let missed = MissedAnswer { sent_ns: now_ns, is_other_life };
+                    let heard_ns = links.heard_ns();
+                    let missed = MissedAnswer { sent_ns: now_ns, heard_ns, is_other_life };
                     state.on_no_answer(self.now_ns(), node, &task, missed);
                 }
             }
@@ -219,8 +232,9 @@ impl OwnerDriver {
             tracing::debug!(node = %node, why = none.why, "a memory node did not answer");
         }
         if task == NodeTask::Begin {
-            if answer.is_err() {
-                links.hang_up();
+            if let Err(none) = &answer {
+                let is_busy = links.heard_ns() >= now_ns && !none.is_other_life;
+                if is_busy { links.hang_up_beats() } else { links.hang_up() }
             }
             let used = self.state.lock().arenas(node);
             links.sweep(&used);

@@ -15,6 +15,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use archipelago_base::runtime::Runtime;
@@ -38,37 +39,45 @@ const WINDOW: usize = 4;
 pub(super) struct NoAnswer {
     /// Whether another life of the node has answered, so that this one is over.
     pub(super) is_other_life: bool,
+    /// Whether the node has answered, and nobody can read the answer.
+    pub(super) is_malformed: bool,
     /// Reason as a sentence.
     pub(super) why: String,
 }
 
 impl NoAnswer {
     fn of(why: &dyn std::fmt::Display) -> Self {
-        Self { is_other_life: false, why: why.to_string() }
+        Self { is_other_life: false, is_malformed: false, why: why.to_string() }
     }
 
     fn of_connect(error: &Error) -> Self {
-        Self { is_other_life: error.kind() == ErrorKind::Fenced, why: error.to_string() }
+        Self { is_other_life: error.kind() == ErrorKind::Fenced, ..Self::of(error) }
     }
 }
 
 /// A failed one-sided operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum OneSidedFailure {
-    /// The link went down, or the deadline passed.
+    /// The link went down, the deadline passed, or the node had no room for the operation.
     NoAnswer(NoAnswer),
     /// The node refused the operation.
     Refused(Refusal),
 }
 
+impl OneSidedFailure {
+    /// The time for an operation as a whole has passed.
+    pub(super) fn late() -> Self {
+        Self::NoAnswer(NoAnswer::of(&"the memory node moved too few bytes in time"))
+    }
+}
+
 impl From<Refusal> for OneSidedFailure {
     fn from(refusal: Refusal) -> Self {
-        match refusal.reason {
-            Reason::Disconnected | Reason::Deadline | Reason::Full | Reason::NotAttached => {
-                Self::NoAnswer(NoAnswer::of(&refusal))
-            }
-            _ => Self::Refused(refusal),
+        let reason = refusal.reason;
+        if reason.kind() == ErrorKind::Busy || reason == Reason::NotAttached {
+            return Self::NoAnswer(NoAnswer::of(&refusal));
         }
+        Self::Refused(refusal)
     }
 }
 
@@ -77,6 +86,20 @@ impl From<Refusal> for OneSidedFailure {
 struct AttachedRegions {
     link: Option<Arc<dyn Link>>,
     regions: HashMap<RemoteKey, Attached>,
+}
+
+impl AttachedRegions {
+    /// The regions on `link`, which becomes the present one if it is up. `None` if it is down and
+    /// another one has followed it: its regions ended with it.
+    fn of(&mut self, link: &Arc<dyn Link>) -> Option<&mut HashMap<RemoteKey, Attached>> {
+        if self.link.as_ref().is_none_or(|known| !Arc::ptr_eq(known, link)) {
+            if link.closed().is_some() {
+                return None;
+            }
+            *self = Self { link: Some(Arc::clone(link)), regions: HashMap::new() };
+        }
+        Some(&mut self.regions)
+    }
 }
 
 /// The link that a request takes.
@@ -97,6 +120,8 @@ pub(super) struct NodeLinks {
     asks: Route,
     images: Route,
     attached: Mutex<AttachedRegions>,
+    /// Time of the latest answer.
+    heard_ns: AtomicU64,
     /// Time after which an unanswered request counts as lost.
     request: Duration,
     /// Time after which a one-sided operation counts as lost.
@@ -119,9 +144,20 @@ impl NodeLinks {
             asks: route(),
             images: route(),
             attached: Mutex::default(),
+            heard_ns: AtomicU64::new(0),
             request: terms.request,
             transfer: terms.patience,
         }
+    }
+
+    /// Time of the latest answer of the node to any request; 0 without one. One-sided operations do
+    /// not count: they may succeed while the process of the node hangs.
+    pub(super) fn heard_ns(&self) -> u64 {
+        self.heard_ns.load(Ordering::Relaxed)
+    }
+
+    fn note_heard(&self) {
+        self.heard_ns.fetch_max(self.runtime.now_ns(), Ordering::Relaxed);
     }
 
     /// The node may be reached elsewhere now.
@@ -157,9 +193,10 @@ impl NodeLinks {
         let body = message.encode();
         let call = Call::new(&body, self.request).idempotent().answer_bytes_max(answer_bytes_max);
         let answer = link.request(call).await.map_err(|refusal| NoAnswer::of(&refusal))?;
+        self.note_heard();
         ShardMessage::decode(&answer).map_err(|malformed| {
             link.close();
-            NoAnswer::of(&malformed)
+            NoAnswer { is_malformed: true, ..NoAnswer::of(&malformed) }
         })
     }
 
@@ -171,33 +208,26 @@ impl NodeLinks {
         *self.attached.lock() = AttachedRegions::default();
     }
 
+    /// Closes the link for beats. For a node that answers other requests.
+    pub(super) fn hang_up_beats(&self) {
+        self.beats.hang_up();
+    }
+
     /// The link for images, and the region of a key on it.
     async fn region(&self, key: &RemoteKey) -> Result<(Arc<dyn Link>, Attached), OneSidedFailure> {
         let link = self.link(&self.images).await.map_err(OneSidedFailure::NoAnswer)?;
-        let known = {
-            let mut attached = self.attached.lock();
-            if attached.link.as_ref().is_none_or(|known| !Arc::ptr_eq(known, &link)) {
-                *attached = AttachedRegions { link: Some(Arc::clone(&link)), ..Default::default() };
-            }
-            attached.regions.get(key).copied()
-        };
-        if let Some(region) = known {
+        if let Some(region) = self.attached.lock().of(&link).and_then(|all| all.get(key).copied()) {
             return Ok((link, region));
         }
         let region = link.attach(key).await?;
         let mut attached = self.attached.lock();
-        let is_same = attached.link.as_ref().is_some_and(|known| Arc::ptr_eq(known, &link));
-        match attached.regions.get(key).copied() {
-            Some(other) if is_same => {
-                link.detach(region);
-                Ok((Arc::clone(&link), other))
-            }
-            _ if is_same => {
-                attached.regions.insert(*key, region);
-                Ok((Arc::clone(&link), region))
-            }
-            _ => Ok((Arc::clone(&link), region)),
+        let Some(regions) = attached.of(&link) else { return Ok((Arc::clone(&link), region)) };
+        // Another task may have attached the region meanwhile.
+        let first = *regions.entry(*key).or_insert(region);
+        if first != region {
+            link.detach(region);
         }
+        Ok((Arc::clone(&link), first))
     }
 
     /// Detaches regions that no shard uses, and those whose key is not valid any more, so that the
@@ -276,4 +306,46 @@ impl NodeLinks {
 
 fn placed(batch: &Batch) -> Result<(), OneSidedFailure> {
     batch.refusal().map_or(Ok(()), |(_, refusal)| Err(refusal.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use archipelago_base::Epoch;
+    use archipelago_fabric::{AtomicPath, Connect, Node, NodeId, Provider, Rights, Session, Tcp};
+
+    use super::*;
+
+    #[test]
+    fn regions_of_a_link_that_is_down_do_not_replace_those_of_the_next_one() {
+        let node = Node::new(NodeId(1), Epoch(3), None).expect("a node");
+        let provider = Tcp::new();
+        let listener = provider.serve(&node, "127.0.0.1:0").expect("a port");
+        let link = || {
+            let to = Connect::to(listener.address(), &Session::fresh());
+            provider.connect(to).wait().expect("a link")
+        };
+        let memory = node.allocate(4096, AtomicPath::Processor).expect("memory");
+        let key = memory.grant(Rights::READ).expect("a key");
+        let (first, next) = (link(), link());
+        let mut attached = AttachedRegions::default();
+        assert!(attached.of(&first).is_some_and(|regions| regions.is_empty()));
+        first.close();
+        let region = next.attach(&key).wait().expect("the region");
+        attached.of(&next).expect("it is up").insert(key, region);
+        assert!(attached.of(&first).is_none(), "a task that still uses the first link");
+        assert_eq!(attached.of(&next).expect("it is up").get(&key), Some(&region));
+        next.close();
+    }
+
+    #[test]
+    fn only_a_refusal_that_stays_counts_against_a_node() {
+        for reason in [Reason::Exhausted, Reason::Full, Reason::Deadline, Reason::NotAttached] {
+            let failure = OneSidedFailure::from(Refusal::new(reason));
+            assert!(matches!(failure, OneSidedFailure::NoAnswer(_)), "{failure:?}");
+        }
+        for reason in [Reason::Revoked, Reason::UnknownKey, Reason::OutOfRange] {
+            let failure = OneSidedFailure::from(Refusal::new(reason));
+            assert!(matches!(failure, OneSidedFailure::Refused(_)), "{failure:?}");
+        }
+    }
 }

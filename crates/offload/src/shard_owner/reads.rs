@@ -1,13 +1,16 @@
 //! Lookups, pages and whole images, on the threads of their callers.
 //!
 //! A read that gets no answer, or is refused as busy, is repeated until its shards are lost or the
-//! patience ends. If a node gives bytes that are not those of the shard, the read is repeated once;
-//! after that the shards are lost, because the database can rebuild them.
+//! patience ends. A shard that the node does not know is lost, and the others of the read are not:
+//! the read is busy then, and the database asks for them without it. If a node gives bytes that are
+//! not those of the shard, the read is repeated once; after that the shards are lost, because the
+//! database can rebuild them.
 //!
 //! Cost: one round trip for a lookup, and one more if it finds long values.
 
 use std::sync::Arc;
 
+use archipelago_base::Epoch;
 use archipelago_base::runtime::join_all;
 use archipelago_engine::memtable::SealedImage;
 use archipelago_engine::remote::{
@@ -22,7 +25,7 @@ use super::page::{self, PageReader};
 use super::search::{Contradiction, Search};
 use super::sends::head_crc;
 use super::state::{ReadTarget, ReadableShard};
-use crate::wire::shard::{ShardMessage, ShardRefusal, ShardWhy};
+use crate::wire::shard::{ShardMessage, ShardName, ShardRefusal, ShardWhy};
 
 /// Longest value that comes with an answer. A longer one is read one-sided.
 const INLINE_BYTES_MAX: u32 = 16 << 10;
@@ -44,7 +47,7 @@ enum ReadFailure {
 
 impl From<NoAnswer> for ReadFailure {
     fn from(none: NoAnswer) -> Self {
-        Self::NoAnswer(none)
+        if none.is_malformed { Self::Wrong("an answer of no kind") } else { Self::NoAnswer(none) }
     }
 }
 
@@ -57,7 +60,7 @@ impl From<Contradiction> for ReadFailure {
 impl From<OneSidedFailure> for ReadFailure {
     fn from(failure: OneSidedFailure) -> Self {
         match failure {
-            OneSidedFailure::NoAnswer(none) => Self::NoAnswer(none),
+            OneSidedFailure::NoAnswer(none) => none.into(),
             OneSidedFailure::Refused(_) => Self::Wrong("a place that cannot be read"),
         }
     }
@@ -74,6 +77,14 @@ struct ReadAttempts {
 struct ReadScope<'a> {
     node: StoreNode,
     shards: &'a [ShardId],
+}
+
+impl ReadScope<'_> {
+    /// The shard of the read with this name, of an open with this epoch.
+    fn named(&self, epoch: Epoch, name: ShardName) -> Option<ShardId> {
+        let id = ShardId { memtable: name.memtable, shard: name.shard };
+        (name.epoch == epoch && self.shards.contains(&id)).then_some(id)
+    }
 }
 
 impl OwnerDriver {
@@ -103,6 +114,16 @@ impl OwnerDriver {
         };
         let why = match failure {
             ReadFailure::NoAnswer(none) => none.why,
+            ReadFailure::Refused(ShardRefusal { why: ShardWhy::UnknownShard, shard, .. }) => {
+                let Some(id) = shard.and_then(|name| scope.named(self.owner.epoch, name)) else {
+                    return lost("their memory node does not have them".to_owned());
+                };
+                // The others may still be there. The next attempt tells the caller about this one.
+                self.state.lock().lose(scope.node, &[id]);
+                self.ring(scope.node);
+                self.tell_news();
+                return Ok(());
+            }
             ReadFailure::Refused(refusal) => {
                 self.state.lock().on_refused(self.now_ns(), scope.node, &refusal);
                 self.ring(scope.node);
@@ -110,7 +131,7 @@ impl OwnerDriver {
                 match refusal.why {
                     // If the node has forgotten the owner, the next attempt finds the shards lost.
                     ShardWhy::Busy | ShardWhy::NotBegun => {}
-                    ShardWhy::OldEpoch | ShardWhy::OtherToken | ShardWhy::UnknownShard => {
+                    ShardWhy::OldEpoch | ShardWhy::OtherToken => {
                         return lost(refusal.to_string());
                     }
                     _ => {
@@ -268,9 +289,12 @@ impl OwnerDriver {
         let shards = [id];
         let scope = ReadScope { node, shards: &shards };
         let mut attempts = self.attempts(node);
+        let begin_ns = self.now_ns();
         loop {
             let (target, links) = self.target(&scope)?;
-            match fetch_image(&target, &links).await {
+            let bytes = target.shards.iter().map(|shard| shard.place.bytes).sum();
+            let end_ns = begin_ns + self.terms().image(bytes).as_nanos() as u64;
+            match self.fetch_image(&target, &links, end_ns).await {
                 Ok(image) => {
                     count(&self.tally.fetched, 1);
                     return Ok(image);
@@ -279,19 +303,22 @@ impl OwnerDriver {
             }
         }
     }
-}
 
-async fn fetch_image(
-    target: &ReadTarget,
-    links: &NodeLinks,
-) -> Result<Arc<SealedImage>, ReadFailure> {
-    let [shard] = target.shards[..] else {
-        return Err(ReadFailure::Wrong("another number of images"));
-    };
-    let place = shard.place;
-    let bytes = links.read(&place.key, place.at, place.bytes).await?;
-    if head_crc(&bytes) != shard.head_crc {
-        return Err(ReadFailure::Wrong("another image than the one that was sent"));
+    /// Reads an image, until `end_ns` at the latest.
+    async fn fetch_image(
+        &self,
+        target: &ReadTarget,
+        links: &NodeLinks,
+        end_ns: u64,
+    ) -> Result<Arc<SealedImage>, ReadFailure> {
+        let [shard] = target.shards[..] else {
+            return Err(ReadFailure::Wrong("another number of images"));
+        };
+        let place = shard.place;
+        let bytes = self.until(end_ns, links.read(&place.key, place.at, place.bytes)).await?;
+        if head_crc(&bytes) != shard.head_crc {
+            return Err(ReadFailure::Wrong("another image than the one that was sent"));
+        }
+        SealedImage::open(bytes).map_err(|_| ReadFailure::Wrong("a damaged image"))
     }
-    SealedImage::open(bytes).map_err(|_| ReadFailure::Wrong("a damaged image"))
 }

@@ -34,6 +34,7 @@ impl OwnerDriver {
         let (id, bytes) = (shard.id, image.len() as u64);
         let patience_ns = self.terms().patience.as_nanos() as u64;
         let until_ns = self.now_ns() + patience_ns;
+        let end_ns = self.now_ns() + self.terms().image(bytes).as_nanos() as u64;
         let mut order = None;
         loop {
             let boundary = &shard.keys.start;
@@ -54,8 +55,9 @@ impl OwnerDriver {
                 }
             };
             let order = order.get_or_insert_with(|| self.order(shard, image));
-            let transfer = Transfer::new(order.clone(), self.now_ns(), patience_ns);
-            match self.transfer(node, transfer, image).await {
+            let transfer = Transfer::new(order.clone(), self.now_ns(), patience_ns, end_ns);
+            let is_wanted = || self.state.lock().is_sending(node, id, losses);
+            match self.transfer(node, transfer, image, is_wanted).await {
                 Ok(place) => {
                     let at = ReadableShard { place, head_crc: head_crc(image) };
                     let sent = self.state.lock().sent(node, id, losses, at);
@@ -119,18 +121,22 @@ impl OwnerDriver {
         Err(AwayError::Busy(said))
     }
 
-    /// Sends an image to one node.
+    /// Sends an image to one node, as long as it is wanted there.
     async fn transfer(
         &self,
         node: StoreNode,
         mut transfer: Transfer,
         image: &[u8],
+        is_wanted: impl Fn() -> bool,
     ) -> Result<ShardPlace, TransferFailure> {
         let Some(links) = self.links(node) else {
             return Err(TransferFailure { end: NotSent::default(), refusal: None });
         };
         let mut step = transfer.begin();
         loop {
+            if !step.is_end() && !is_wanted() {
+                return Err(transfer.stopped());
+            }
             step = match step {
                 TransferStep::Ask(message) => self.ask_step(&links, &mut transfer, &message).await,
                 TransferStep::AskLater(message) => {
@@ -138,8 +144,8 @@ impl OwnerDriver {
                     self.ask_step(&links, &mut transfer, &message).await
                 }
                 TransferStep::Write(grant) => {
-                    let pieces = transfer.pieces();
-                    let written = links.write(&grant.key, grant.at, image, pieces).await;
+                    let write = links.write(&grant.key, grant.at, image, transfer.pieces());
+                    let written = self.until(transfer.end_ns(), write).await;
                     let written = written.map_err(|failure| match failure {
                         OneSidedFailure::NoAnswer(_) => None,
                         OneSidedFailure::Refused(refusal) => Some(refusal),

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -33,12 +34,22 @@ const MIB: u64 = 1 << 20;
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Executes each request when it arrives.
-struct Inline(Arc<ShardHost>);
+struct Inline {
+    shards: Arc<ShardHost>,
+    /// Whether the answers to searches are bytes that nobody can read.
+    garbles: Arc<AtomicBool>,
+}
+
+/// Codes of the requests that search.
+const SEARCHES: [u8; 3] = [5, 6, 7];
 
 impl Handler for Inline {
     fn handle(&self, request: Request<'_>, reply: Reply) {
-        self.0.handle(&request, reply);
-        while self.0.work() {}
+        if SEARCHES.contains(&request.body[1]) && self.garbles.load(Ordering::Relaxed) {
+            return reply.send(b"reef".to_vec());
+        }
+        self.shards.handle(&request, reply);
+        while self.shards.work() {}
     }
 }
 
@@ -84,6 +95,7 @@ struct World {
     heard: Arc<Heard>,
     store: Arc<RemoteShards>,
     bytes: u64,
+    garbles: Arc<AtomicBool>,
 }
 
 fn identity(epoch: u64) -> OwnerIdentity {
@@ -111,6 +123,7 @@ impl World {
             listed,
             heard: Arc::default(),
             bytes,
+            garbles: Arc::default(),
         };
         for number in 1..=nodes {
             let host = world.simulation.host(&format!("memory{number}"));
@@ -151,7 +164,8 @@ impl World {
         let clock = self.simulation.clock();
         let bytes = NodeBytes::new(self.bytes);
         let shards = ShardHost::new(limits, bytes, clock, HostThreads::Caller);
-        let handler = Box::new(Inline(Arc::clone(&shards)));
+        let garbles = Arc::clone(&self.garbles);
+        let handler = Box::new(Inline { shards: Arc::clone(&shards), garbles });
         let node = self.network.node(NodeId(number), Epoch(life), Some(handler)).unwrap();
         shards.open(&node);
         let listener = archipelago_fabric::Provider::serve(provider, &node, host.name()).unwrap();
@@ -602,6 +616,66 @@ fn next_owner_finds_an_empty_place() {
     let keys = [key_of(1)];
     assert!(next.lookup(&[ask(at, &[all[1].id], &keys, SeqNo::MAX)]).remove(0).is_ok());
     next.close();
+}
+
+#[test]
+fn restart_of_the_manager_loses_no_shard() {
+    let mut rng = Rng::with_seed(9);
+    let world = World::new(9, 2, 16 * MIB);
+    let all = samples(&mut rng, 2, 10, 500);
+    let node = world.send(&all[0]).unwrap();
+    // The new manager knows no node at first.
+    *world.listed.0.lock() = Some(Vec::new());
+    world.wait(3 * SECOND);
+    assert!(lookup_one(&world, node, all[0].id).is_ok());
+    world.list();
+    world.wait(3 * SECOND);
+    assert!(lookup_one(&world, node, all[0].id).is_ok());
+    assert!(world.heard.lost.lock().is_empty());
+    assert_eq!(world.send(&all[1]).unwrap(), node, "the same lives of the same nodes");
+    world.store.release(&[all[0].id, all[1].id], 3);
+    world.store.close();
+    assert_eq!(world.held(), 0);
+}
+
+#[test]
+fn shard_that_a_node_does_not_know_leaves_the_others_readable() {
+    let mut rng = Rng::with_seed(7);
+    let world = World::new(7, 1, 16 * MIB);
+    let all = samples(&mut rng, 5, 10, 500);
+    let node = send_all(&world, &all[..3]).into_keys().next().unwrap();
+    // A twin of the owner makes the node drop the oldest shard.
+    let twin = world.next_owner(1);
+    for sample in &all[3..] {
+        twin.send(&sample.shard(), &sample.bytes).unwrap();
+    }
+    twin.release(&[all[4].id], 2);
+    world.wait(SECOND);
+    assert_eq!(world.held(), 3, "without the first one and the last one");
+    let ids: Vec<ShardId> = all[..3].iter().rev().map(|sample| sample.id).collect();
+    let keys = [key_of(1)];
+    let answer = world.store.lookup(&[ask(node, &ids, &keys, SeqNo::MAX)]).remove(0);
+    assert!(matches!(answer, Err(AwayError::Busy(_))), "{answer:?}");
+    assert_eq!(*world.heard.lost.lock(), [all[0].id]);
+    assert!(matches!(lookup_one(&world, node, all[0].id), Err(AwayError::Lost(_))));
+    assert!(all[1..3].iter().all(|sample| lookup_one(&world, node, sample.id).is_ok()));
+    assert_eq!(world.held(), 3, "the others are not released");
+}
+
+#[test]
+fn node_whose_answers_nobody_can_read_loses_the_shards_that_were_asked() {
+    let mut rng = Rng::with_seed(8);
+    let world = World::new(8, 1, 16 * MIB);
+    let all = samples(&mut rng, 2, 10, 500);
+    let node = send_all(&world, &all).into_keys().next().unwrap();
+    world.garbles.store(true, Ordering::Relaxed);
+    let begin_ns = world.simulation.now_ns();
+    let answer = lookup_one(&world, node, all[0].id);
+    assert!(matches!(answer, Err(AwayError::Lost(_))), "{answer:?}");
+    assert!(world.simulation.now_ns() - begin_ns < 1_000_000_000, "before the patience ends");
+    world.garbles.store(false, Ordering::Relaxed);
+    assert_eq!(*world.heard.lost.lock(), [all[0].id]);
+    assert!(lookup_one(&world, node, all[1].id).is_ok());
 }
 
 #[test]

@@ -1,11 +1,12 @@
 //! Shards on a node, over links of the fabric, with the threads of the host.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use archipelago_base::budget::ByteBudget;
 use archipelago_base::checksum;
-use archipelago_base::clock::SystemClock;
+use archipelago_base::clock::{Clock, ManualClock, SystemClock};
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_base::{Epoch, Error, Result, SeqNo};
 use archipelago_engine::key::Kind;
@@ -24,11 +25,16 @@ use archipelago_offload::wire::shard::{
 const LONG: Duration = Duration::from_secs(30);
 const MIB: u64 = 1 << 20;
 
-struct ToHost(Arc<ShardHost>);
+struct ToHost {
+    host: Arc<ShardHost>,
+    /// Requests that the host has got.
+    got: Arc<AtomicUsize>,
+}
 
 impl Handler for ToHost {
     fn handle(&self, request: Request<'_>, reply: Reply) {
-        self.0.handle(&request, reply);
+        self.host.handle(&request, reply);
+        self.got.fetch_add(1, Ordering::SeqCst);
     }
 }
 
@@ -37,17 +43,22 @@ struct World {
     host: Arc<ShardHost>,
     bytes: Arc<NodeBytes>,
     link: Arc<dyn Link>,
+    got: Arc<AtomicUsize>,
     _listener: Box<dyn Listener>,
     _dir: tempfile::TempDir,
 }
 
 impl World {
     fn new(provider: &dyn Provider, threads: HostThreads) -> Self {
+        Self::with_clock(provider, threads, SystemClock::shared())
+    }
+
+    fn with_clock(provider: &dyn Provider, threads: HostThreads, clock: Arc<dyn Clock>) -> Self {
         let bytes = NodeBytes::new(32 * MIB);
         let limits = ShardLimits::new(16 * MIB);
-        let clock = SystemClock::shared();
         let host = ShardHost::new(limits, Arc::clone(&bytes), clock, threads);
-        let handler = Box::new(ToHost(Arc::clone(&host)));
+        let got = Arc::new(AtomicUsize::new(0));
+        let handler = Box::new(ToHost { host: Arc::clone(&host), got: Arc::clone(&got) });
         let node = Node::new(NodeId(1), Epoch(3), Some(handler)).unwrap();
         host.open(&node);
         let dir = tempfile::tempdir().unwrap();
@@ -58,7 +69,7 @@ impl World {
         let listener = provider.serve(&node, &address).unwrap();
         let to = Connect::to(listener.address(), &Session::fresh());
         let link = provider.connect(to).wait().unwrap();
-        Self { host, bytes, link, _listener: listener, _dir: dir }
+        Self { host, bytes, link, got, _listener: listener, _dir: dir }
     }
 
     fn with_threads(provider: &dyn Provider) -> Self {
@@ -255,6 +266,59 @@ fn full_queue_answers_busy() {
     world.link.flush();
     while !world.host.work() {}
     assert_eq!(why(after), ShardWhy::Malformed, "there is room again");
+}
+
+type Posted = Vec<Promise<std::result::Result<Body, Refusal>>>;
+
+/// A host whose requests the test executes, with these in its queue, and their answers.
+fn queued(clock: Arc<dyn Clock>, messages: &[ShardMessage]) -> (World, Posted) {
+    let world = World::with_clock(&Tcp::new(), HostThreads::Caller, clock);
+    let posted = messages.iter().map(|message| world.post(message)).collect();
+    world.link.flush();
+    while world.got.load(Ordering::SeqCst) < messages.len() {
+        std::thread::yield_now();
+    }
+    (world, posted)
+}
+
+#[test]
+fn notices_go_before_searches_and_searches_before_grants() {
+    let (shard, key) = (name(1), b"k".to_vec().into());
+    let (floor, snapshot) = (SeqNo::ZERO, SeqNo::MAX);
+    let (world, _posted) = queued(
+        SystemClock::shared(),
+        &[
+            ShardMessage::Land { owner: owner(), shard, bytes: 1000 },
+            ShardMessage::Get {
+                owner: owner(),
+                shards: vec![],
+                key,
+                floor,
+                snapshot,
+                inline_max: 0,
+            },
+            ShardMessage::Begin { owner: owner(), landing_bytes: MIB },
+        ],
+    );
+    let mut seen = Vec::new();
+    while world.host.work() {
+        let figures = world.host.figures().unwrap();
+        seen.push((figures.databases, figures.counters.keys, figures.grants));
+    }
+    assert_eq!(seen, [(1, 0, 0), (1, 1, 0), (1, 1, 1)]);
+}
+
+#[test]
+fn grant_that_nobody_waits_for_is_not_given() {
+    let clock = Arc::new(ManualClock::new(0));
+    let land = ShardMessage::Land { owner: owner(), shard: name(1), bytes: 1000 };
+    let begin = ShardMessage::Begin { owner: owner(), landing_bytes: MIB };
+    let (world, _posted) = queued(Arc::clone(&clock) as _, &[begin, land]);
+    assert!(world.host.work());
+    clock.advance(2 * LONG);
+    assert!(world.host.work());
+    let figures = world.host.figures().unwrap();
+    assert_eq!((figures.grants, figures.counters.expired), (0, 1));
 }
 
 /// Starts no threads.

@@ -14,8 +14,8 @@ use crate::wire::shard::{
 
 /// Pieces of an image at most. A slab and each section of the tail are pieces.
 const PIECES_MAX: usize = 4096;
-/// Released shards at most that the host remembers for an owner, which retires its memtables long
-/// before.
+/// Released shards at most that the host remembers for an owner. If there are more, it takes no
+/// shard any more whose name is not above the smallest of them.
 const RELEASED_MAX: usize = 1 << 16;
 
 impl HostCore {
@@ -35,10 +35,6 @@ impl HostCore {
         if shard.memtable < database.oldest || database.released.contains(&shard) {
             return Err(ShardRefusal::from(ShardWhy::Retired).of(shard));
         }
-        if database.released.len() >= RELEASED_MAX {
-            tracing::warn!(db = %owner.db, "an owner releases shards and retires no memtable");
-            return Err(ShardWhy::Full.into());
-        }
         if let Some(held) = database.shards.get(&shard) {
             return Ok(NextStep::Answer(ShardMessage::Registered { place: held.place }));
         }
@@ -53,6 +49,9 @@ impl HostCore {
                 GrantStep::Copying => Err(ShardWhy::Busy.into()),
             };
         }
+        if database.used_up >= Some(shard) {
+            return Err(ShardRefusal::from(ShardWhy::Retired).of(shard));
+        }
         let (_, zone_bytes) = self.regions.key(landing).ok_or(ShardWhy::NotBegun)?;
         if bytes > image_bytes_max.min(zone_bytes) {
             let limit = image_bytes_max.min(zone_bytes);
@@ -60,7 +59,8 @@ impl HostCore {
         }
         let longest = self.regions.longest(landing);
         if longest < bytes.next_multiple_of(ALIGN_BYTES) {
-            return Err(ShardRefusal::at(ShardWhy::Full, longest));
+            // Other images of the owner are in the zone, and leave it in a moment.
+            return Err(ShardRefusal::at(ShardWhy::Busy, longest));
         }
         let Some(place) = self.regions.lease_arena(owner.db, bytes) else {
             return self.grow(memory, owner, bytes);
@@ -219,6 +219,9 @@ impl HostCore {
             }
         }
         database.released = database.released.split_off(&kept);
+        while database.released.len() > RELEASED_MAX {
+            database.used_up = database.used_up.max(database.released.pop_first());
+        }
         self.counters.released += u64::from(released);
         Ok(NextStep::Answer(ShardMessage::Done { shards: released }))
     }

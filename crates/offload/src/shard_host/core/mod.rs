@@ -16,7 +16,8 @@
 //! 5. The answer to a search of a shard that the host does not have is a refusal, never "no
 //!    versions".
 //! 6. The host holds at most its limit of bytes ([`Regions`]).
-//! 7. A database whose owner was silent for the time of [`ShardLimits`] is dropped as a whole.
+//! 7. A database whose owner was silent for the time of [`ShardLimits`] is dropped as a whole. One
+//!    without shards gives its memory back after seconds.
 //!
 //! Thread-safety: none; the caller holds a lock.
 //! Failure: a restart loses everything. Owners rebuild their shards from their logs.
@@ -24,6 +25,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use archipelago_base::Epoch;
 use archipelago_engine::memtable::SealedImage;
@@ -43,6 +45,10 @@ mod takeover;
 
 /// Owners of dropped databases that the host remembers, so that an earlier owner cannot return.
 const ENDED_MAX: usize = 1024;
+
+/// Silence of an owner without shards after which its memory is given back. Owners that are open
+/// send a beat a second.
+const IDLE: Duration = Duration::from_secs(10);
 
 /// A registered shard.
 #[derive(Clone)]
@@ -86,6 +92,8 @@ struct Database {
     shards: BTreeMap<ShardName, HeldShard>,
     /// Released shards of the owner's epoch that are not older than `oldest`.
     released: BTreeSet<ShardName>,
+    /// Names up to this one get no grant any more, because some of them were released.
+    used_up: Option<ShardName>,
 }
 
 /// An order to copy an image from the landing zone into the arena and to check it there.
@@ -162,6 +170,7 @@ impl Database {
             grants: BTreeMap::new(),
             shards: BTreeMap::new(),
             released: BTreeSet::new(),
+            used_up: None,
         }
     }
 }
@@ -201,9 +210,23 @@ impl HostCore {
                 self.end(memory, db);
             }
         }
+        self.retire_idle(memory);
         self.regions.settle(memory);
         self.regions.retire_empty(memory, true);
         self.regions.settle(memory);
+    }
+
+    /// Gives the memory of owners back that have no shards and are silent, because they have
+    /// closed. If such an owner goes on after all, its next beat makes a landing zone again.
+    fn retire_idle(&mut self, memory: &mut dyn HostMemory) {
+        let (now_ns, idle_ns) = (self.now_ns, IDLE.as_nanos() as u64);
+        for (db, database) in &mut self.databases {
+            let is_empty = database.shards.is_empty() && database.grants.is_empty();
+            if is_empty && now_ns.saturating_sub(database.heard_ns) >= idle_ns {
+                database.landing = None;
+                self.regions.retire_all(memory, *db);
+            }
+        }
     }
 
     /// Drops everything of a database, and remembers its owner.

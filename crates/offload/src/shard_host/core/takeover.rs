@@ -65,6 +65,7 @@ impl HostCore {
         database.oldest = 0;
         database.grants.clear();
         database.released.clear();
+        database.used_up = None;
         let landing = database.landing.take();
         self.counters.owners += 1;
         if let Some(landing) = landing {

@@ -312,7 +312,7 @@ fn grants_of_a_zone_do_not_overlap_and_end_with_it() {
                 ranges.push(at);
             }
             other => {
-                assert_eq!(why(&other), Some(ShardWhy::Full));
+                assert_eq!(why(&other), Some(ShardWhy::Busy), "the node is not full");
                 break;
             }
         }
@@ -437,6 +437,31 @@ fn bytes_stay_within_the_limit_and_come_back() {
 }
 
 #[test]
+fn owner_that_retires_no_memtable_for_long_can_send_the_next_ones() {
+    const COUNT: u64 = 70_000;
+    let mut host = Host::begun();
+    let old = host.registered(name(2));
+    let released: Vec<ShardName> = (3..COUNT).map(name).collect();
+    for some in released.chunks(4096) {
+        host.release(some, 1);
+    }
+    // The name of a memtable that was never sent is used up with those that are forgotten.
+    for memtable in [1, 3, COUNT - 1] {
+        assert_eq!(why(&host.land(name(memtable), 1000)), Some(ShardWhy::Retired), "{memtable}");
+    }
+    let known = host.land(name(2), 1000);
+    assert_eq!(known, ShardMessage::Registered { place: old }, "it was not released");
+    host.registered(name(COUNT));
+    host.begin(owner(2));
+    let land = ShardMessage::Land {
+        owner: owner(2),
+        shard: ShardName { epoch: Epoch(2), ..name(1) },
+        bytes: 1000,
+    };
+    assert!(matches!(host.tell(&land), ShardMessage::Landing { .. }), "names of its own");
+}
+
+#[test]
 fn memory_of_others_is_not_taken() {
     let mut host = Host::begun();
     host.memory.others = 2 * LIMIT - LANDING - 4096;
@@ -490,6 +515,32 @@ fn silent_owner_loses_its_shards() {
     assert_eq!(why(&host.search(owner(1), &[name(1)])), Some(ShardWhy::NotBegun));
     assert_eq!(why(&host.begin(owner(0))), Some(ShardWhy::OldEpoch), "it is remembered");
     assert!(matches!(host.begin(owner(1)), ShardMessage::Begun { shards: 0, .. }));
+}
+
+#[test]
+fn owner_that_has_closed_leaves_no_memory() {
+    let bytes_after = |host: &mut Host, seconds| {
+        host.core.on_time(seconds * SECOND_NS);
+        host.core.on_timer(&mut host.memory);
+        host.check();
+        host.core.figures().region_bytes
+    };
+    let mut host = Host::begun();
+    host.registered(name(1));
+    assert!(bytes_after(&mut host, 11) > 0, "it has a shard");
+    host.release(&[name(1)], 0);
+    let open = host.granted(name(2), 1000);
+    assert!(bytes_after(&mut host, 22) > 0, "it has a grant");
+    assert!(matches!(host.tell(&register(name(2), open)), ShardMessage::Registered { .. }));
+    host.release(&[name(2)], 0);
+    assert!(bytes_after(&mut host, 31) > 0, "it was heard nine seconds ago");
+    assert_eq!(bytes_after(&mut host, 33), 0);
+    assert_eq!(host.core.figures().databases, 1, "its epoch and its names are remembered");
+    // An owner that goes on after all begins again.
+    assert_eq!(why(&host.land(name(3), 1000)), Some(ShardWhy::NotBegun));
+    assert!(matches!(host.begin(owner(1)), ShardMessage::Begun { .. }));
+    assert_eq!(why(&host.land(name(2), 1000)), Some(ShardWhy::Retired));
+    host.registered(name(3));
 }
 
 #[test]

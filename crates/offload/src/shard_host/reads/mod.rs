@@ -10,7 +10,9 @@
 //!    middle of operands without that.
 //! 3. An answer has at least one version if there is one, also if its value is too long: it names
 //!    the place of the record then.
-//! 4. A page visits at most [`STEPS_MAX`] records, so that no scan keeps a thread for long.
+//! 4. The values that a page names by their places count as if they were in it, unless the reader
+//!    wants keys only.
+//! 5. A page visits at most [`STEPS_MAX`] records, so that no scan keeps a thread for long.
 //!
 //! Failure: `TooLarge` if the caller's limit has no room for one version. Images were checked when
 //! they were registered, so an image that turns out to be damaged means damaged memory.
@@ -29,8 +31,8 @@ use archipelago_fabric::MESSAGE_BYTES_MAX;
 use super::core::ReadOrder;
 use super::sabotage::HostSabotage;
 use crate::wire::shard::{
-    Direction, KeyAsk, KeyVersions, PageEnd, PageRecord, ResumeAt, ShardMessage, ShardRefusal,
-    ShardWhy, StoredValue, Version,
+    Direction, KEYS_ONLY_BYTES, KeyAsk, KeyVersions, PageEnd, PageRecord, ResumeAt, ShardMessage,
+    ShardRefusal, ShardWhy, StoredValue, Version,
 };
 
 /// Records that a page visits at most.
@@ -53,7 +55,8 @@ pub(super) fn answer(
     sabotage: HostSabotage,
 ) -> ShardMessage {
     let limit = answer_bytes_max.min(MESSAGE_BYTES_MAX);
-    let room = Room { left: limit.saturating_sub(ANSWER_BYTES), limit, is_first: true };
+    let left = limit.saturating_sub(ANSWER_BYTES);
+    let room = Room { left, limit, is_first: true, counts_values: false };
     let images = &order.images;
     let answered = match &order.ask {
         ShardMessage::Get { key, floor, snapshot, inline_max, .. } => {
@@ -67,7 +70,8 @@ pub(super) fn answer(
         ShardMessage::Scan { keys, resume, direction, snapshot, bytes_max, inline_max, .. } => {
             let reader = Reader { images, snapshot: *snapshot, inline_max: *inline_max, sabotage };
             let left = room.left.min(*bytes_max as usize);
-            let page = Page { keys: &keys.0, room: Room { left, ..room }, records: Vec::new() };
+            let room = Room { left, counts_values: *inline_max > KEYS_ONLY_BYTES, ..room };
+            let page = Page { keys: &keys.0, room, records: Vec::new() };
             reader.scan(page, resume.as_ref(), *direction)
         }
         _ => Err(ShardWhy::Malformed.into()),
@@ -84,6 +88,9 @@ struct Room {
     /// Whether the answer has no version yet. The first one may exceed the limit of a page, and
     /// not that of the answer.
     is_first: bool,
+    /// Whether values that the answer names by their places take bytes, because the reader will
+    /// fetch them.
+    counts_values: bool,
 }
 
 /// The end of a search.
@@ -123,6 +130,13 @@ impl Room {
             return true;
         }
         false
+    }
+
+    /// Takes bytes for a value that the answer names by its place.
+    fn take_fetched(&mut self, bytes: usize) {
+        if self.counts_values {
+            self.left = self.left.saturating_sub(bytes);
+        }
     }
 
     /// Takes bytes for a version that may exceed the limit of a page, because it is the first.
@@ -243,6 +257,7 @@ impl Reader<'_> {
         }
         let is_first = room.is_first;
         if (is_first || !is_short) && room.take(beside + PLACE_BYTES) {
+            room.take_fetched(found.value.len());
             return Ok(Some(by_place));
         }
         if !is_first {

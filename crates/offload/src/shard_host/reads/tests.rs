@@ -278,6 +278,35 @@ fn limit_without_room_for_one_version_is_refused() {
 }
 
 #[test]
+fn long_values_count_as_bytes_of_a_page() {
+    let shard = Shard::new(&SlabPool::new(ByteBudget::unlimited()));
+    (0..40u8).for_each(|at| shard.insert(&[at], SeqNo(1 + u64::from(at)), Kind::Put, &[1; 3000]));
+    shard.seal();
+    let mut bytes = Vec::new();
+    shard.write_image(&mut bytes).expect("sealed");
+    let images = vec![SealedImage::open(bytes).ok()];
+    for direction in [Direction::Forward, Direction::Backward] {
+        for (inline_max, expected) in [(100, 4), (KEYS_ONLY_BYTES, 40)] {
+            let ask = ShardMessage::Scan {
+                owner: owner(),
+                shards: names(),
+                keys: KeySpan::default(),
+                resume: None,
+                direction,
+                snapshot: SeqNo::MAX,
+                bytes_max: 10_000,
+                inline_max,
+            };
+            let order = ReadOrder { images: images.clone(), ask };
+            let page = answer(&order, MESSAGE_BYTES_MAX, HostSabotage::default());
+            let ShardMessage::Page { records, end } = page else { panic!("a refusal") };
+            assert_eq!(records.len(), expected, "{direction:?} with {inline_max}");
+            assert_eq!(end == PageEnd::Finished, expected == 40);
+        }
+    }
+}
+
+#[test]
 fn page_ends_after_many_records_that_the_reader_does_not_see() {
     let shard = Shard::new(&SlabPool::new(ByteBudget::unlimited()));
     let hidden = STEPS_MAX as u64 + 10;

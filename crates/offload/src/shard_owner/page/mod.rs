@@ -4,6 +4,8 @@
 //! 1. A page that contradicts the request is an error: its records lie in the range, after the
 //!    place at which the page begins and in the order of the scan, and the place at which the next
 //!    page begins lies after them.
+//! 2. A page has at most the bytes that the reader wants, values that are read one-sided included,
+//!    or one record.
 //!
 //! Thread-safety: none; one task owns a page.
 //! Cost: O(bytes) of the page.
@@ -22,11 +24,9 @@ use archipelago_engine::remote::{self, ScanAsk, ScanDirection, ScanPage, ScanRec
 use super::search::Contradiction;
 use crate::ids::OwnerStamp;
 use crate::wire::shard::{
-    Direction, KeySpan, PageEnd, PageRecord, ResumeAt, ShardMessage, ShardName, StoredValue,
+    Direction, KEYS_ONLY_BYTES, KeySpan, PageEnd, PageRecord, ResumeAt, ShardMessage, ShardName,
+    StoredValue,
 };
-
-/// Longest value of a page without values: it has room for the expiry of a record.
-const KEYS_ONLY_BYTES: u32 = 16;
 
 /// A record that the caller reads one-sided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +104,7 @@ impl<'a> PageReader<'a> {
             return Err(Contradiction("an answer of another kind than the request"));
         };
         check_order(ask, &records)?;
+        let (records, end) = cut(ask, records, end);
         let resume = resume_after(ask, &records, end)?;
         let mut reader =
             Self { ask, page: ScanPage { records: Vec::new(), resume }, records: Vec::new() };
@@ -179,6 +180,31 @@ fn check_order(ask: &ScanAsk<'_>, records: &[PageRecord]) -> Result<(), Contradi
     Ok(())
 }
 
+/// The first records of a page that have at most the bytes that the reader wants, with the values
+/// that will be read one-sided, and at least one record.
+fn cut(
+    ask: &ScanAsk<'_>,
+    mut records: Vec<PageRecord>,
+    end: PageEnd,
+) -> (Vec<PageRecord>, PageEnd) {
+    let mut bytes = 0u64;
+    let fits = |PageRecord { key, version }: &&PageRecord| {
+        let value = match &version.value {
+            StoredValue::Inline(value) => value.0.len() as u64,
+            StoredValue::At { .. } if ask.keys_only => 0,
+            StoredValue::At { len, .. } => *len,
+        };
+        bytes = bytes.saturating_add(key.0.len() as u64).saturating_add(value);
+        bytes <= ask.bytes_max as u64
+    };
+    let kept = records.iter().take_while(fits).count().max(1);
+    if kept >= records.len() {
+        return (records, end);
+    }
+    records.truncate(kept);
+    (records, PageEnd::AfterLast)
+}
+
 fn in_range(keys: &KeyRange, key: &[u8]) -> bool {
     keys.contains(key)
 }
@@ -190,6 +216,9 @@ fn resume_after(
     records: &[PageRecord],
     end: PageEnd,
 ) -> Result<Option<remote::ResumeAt>, Contradiction> {
+    if matches!(end, PageEnd::At(_)) && !records.is_empty() {
+        return Err(Contradiction("a page with records that goes on elsewhere"));
+    }
     let is_finished = end == PageEnd::Finished;
     let Some(next) = end.resume(records) else {
         return if is_finished { Ok(None) } else { Err(Contradiction("a page without an end")) };

@@ -111,6 +111,8 @@ fn contradicting_pages_are_errors() {
         forward(vec![], wire_at("d", Some(5))),
         forward(vec![], wire_at("c", None)),
         forward(vec![], wire_at("y", None)),
+        forward(vec![put("m", 1)], wire_at("e", None)),
+        forward(vec![put("e", 1)], wire_at("m", None)),
         (ScanDirection::Backward, vec![put("e", 1)], PageEnd::Finished),
         (ScanDirection::Backward, vec![put("b", 1), put("c", 1)], PageEnd::Finished),
         (ScanDirection::Backward, vec![], wire_at("e", None)),
@@ -156,6 +158,37 @@ fn long_value_of_a_page_is_read_and_verified() {
     assert!(!reader.on_record(at, &bytes[other.at as usize..][..other.len as usize]));
     assert!(reader.on_record(at, &bytes[here.at as usize..][..here.len as usize]));
     assert_eq!(reader.finish().records[0].value.as_ref(), [5; 3000]);
+}
+
+#[test]
+fn page_with_long_values_is_cut() {
+    let keys = range();
+    let long = |key: &str, seq, kind, len| {
+        let value = StoredValue::At { shard: 0, at: 0, len };
+        PageRecord { version: Version { seq: SeqNo(seq), kind, value }, ..record(key, seq, kind) }
+    };
+    let records = || {
+        vec![
+            record("c", 9, Kind::Put),
+            long("d", 8, Kind::Merge, 600),
+            long("d", 7, Kind::Put, 600),
+            record("e", 6, Kind::Put),
+        ]
+    };
+    let mut ask = ask(&keys, None, ScanDirection::Forward);
+    let reader = PageReader::new(&ask, page(records(), PageEnd::Finished)).expect("sound");
+    assert_eq!(reader.records().len(), 1, "only the values of the page are read");
+    let cut = reader.finish();
+    assert_eq!((cut.records.len(), cut.resume), (2, Some(at("d", Some(7)))));
+    // A page has one record at least.
+    let one = vec![long("d", 7, Kind::Put, u64::MAX), record("e", 6, Kind::Put)];
+    let reader = PageReader::new(&ask, page(one, PageEnd::Finished)).expect("sound");
+    let cut = reader.finish();
+    assert_eq!((cut.records.len(), cut.resume), (1, Some(at("d", None))));
+    ask.keys_only = true;
+    let reader = PageReader::new(&ask, page(records(), PageEnd::Finished)).expect("sound");
+    let whole = reader.finish();
+    assert_eq!((whole.records.len(), whole.resume), (4, None), "nobody reads the values");
 }
 
 #[test]

@@ -17,21 +17,23 @@
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
+
 use archipelago_base::SeqNo;
 use archipelago_engine::key::Kind;
 use archipelago_engine::memtable::decode_record;
 use archipelago_engine::pinned::PinnedSlice;
-use archipelago_engine::remote::{KeyVersions, LookupAnswer, LookupAsk, ShardVersion};
+use archipelago_engine::remote::{KeyAsk, KeyVersions, LookupAnswer, LookupAsk, ShardVersion};
 
 use crate::ids::OwnerStamp;
-use crate::wire::shard::{self, ShardMessage, ShardName, StoredValue};
+use crate::wire::shard::{self, KEYS_ONLY_BYTES, ShardMessage, ShardName, StoredValue};
 
 /// Bytes of the keys and lists of one request at most, so that it fits into a message.
 const REQUEST_BYTES_MAX: usize = 160 << 10;
 /// Bytes of a key's list entry and lengths in a request.
 const KEY_BYTES_BESIDE: usize = 24;
-/// Longest value of an answer without values: it has room for the expiry of a record.
-const KEYS_ONLY_BYTES: u32 = 16;
+/// Bytes of the name of a shard in a request.
+const NAME_BYTES: usize = 20;
 
 /// Answers of the node that contradict the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +82,8 @@ pub(super) struct Search<'a> {
     /// Key whose versions have not all come, and the snapshot with which the search goes on.
     rest: Option<(usize, SeqNo)>,
     asked: Asked,
+    /// Shards that the latest request for several keys named, as indexes into those of the search.
+    named: Vec<u32>,
     records: Vec<RecordAt>,
 }
 
@@ -94,7 +98,6 @@ impl<'a> Search<'a> {
     ) -> Self {
         let inline_max = if ask.keys_only { KEYS_ONLY_BYTES } else { inline_max };
         let found = vec![KeyVersions::default(); ask.keys.len()];
-        let (rest, records) = (None, Vec::new());
         Self {
             owner,
             ask,
@@ -102,9 +105,10 @@ impl<'a> Search<'a> {
             inline_max,
             found,
             answered: 0,
-            rest,
+            rest: None,
             asked: Asked::Nothing,
-            records,
+            named: Vec::new(),
+            records: Vec::new(),
         }
     }
 
@@ -124,11 +128,13 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Number of keys from `first` for one request.
+    /// Number of keys from `first` for one request, with the names of their shards.
     fn keys_that_fit(&self, first: usize) -> usize {
-        let mut bytes = 0;
-        let fits = |key: &&archipelago_engine::remote::KeyAsk<'_>| {
-            bytes += key.key.len() + 4 * key.within.len() + KEY_BYTES_BESIDE;
+        let (mut bytes, mut named) = (0, BTreeSet::new());
+        let fits = |asked: &&KeyAsk<'_>| {
+            let more = asked.within.iter().filter(|at| named.insert(**at)).count();
+            bytes += NAME_BYTES * more;
+            bytes += asked.key.len() + 4 * asked.within.len() + KEY_BYTES_BESIDE;
             bytes <= REQUEST_BYTES_MAX
         };
         let left = &self.ask.keys[first..];
@@ -152,15 +158,20 @@ impl<'a> Search<'a> {
         }
     }
 
-    fn multi_get(&self, first: usize, count: usize) -> ShardMessage {
-        let asks = self.ask.keys[first..first + count].iter().map(|asked| shard::KeyAsk {
+    fn multi_get(&mut self, first: usize, count: usize) -> ShardMessage {
+        let keys = &self.ask.keys[first..first + count];
+        // The request names the shards of these keys only, and its indexes are those of its list.
+        let all: BTreeSet<u32> = keys.iter().flat_map(|asked| &asked.within).copied().collect();
+        self.named = all.into_iter().collect();
+        let place = |at: &u32| self.named.partition_point(|named| named < at) as u32;
+        let asks = keys.iter().map(|asked| shard::KeyAsk {
             key: asked.key.to_vec().into(),
             floor: asked.floor,
-            within: asked.within.clone(),
+            within: asked.within.iter().map(place).collect(),
         });
         ShardMessage::MultiGet {
             owner: self.owner,
-            shards: self.names.to_vec(),
+            shards: self.named.iter().map(|at| self.names[*at as usize]).collect(),
             asks: asks.collect(),
             snapshot: self.ask.snapshot,
             inline_max: self.inline_max,
@@ -240,7 +251,8 @@ impl<'a> Search<'a> {
     /// The shard that an answer names, as an index into those of the search.
     fn shard_of(&self, key: usize, named: u32, is_alone: bool) -> Result<usize, Contradiction> {
         let within = &self.ask.keys[key].within;
-        let shard = if is_alone { within.get(named as usize).copied() } else { Some(named) };
+        let listed = if is_alone { within } else { &self.named };
+        let shard = listed.get(named as usize).copied();
         let of_key = shard.filter(|shard| within.contains(shard));
         of_key.map(|shard| shard as usize).ok_or(Contradiction("a value in a shard of another key"))
     }

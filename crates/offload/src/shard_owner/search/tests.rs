@@ -92,7 +92,7 @@ fn answer_with_some_of_the_keys_is_completed() {
     let mut search = Search::new(OwnerStamp::default(), &ask, &names, 50);
     let request = search.next_request();
     let Some(ShardMessage::MultiGet { shards, asks, .. }) = request else { panic!("{request:?}") };
-    assert_eq!((shards, asks.len()), (names.clone(), 4));
+    assert_eq!((shards, asks.len()), (vec![names[1]], 4), "the shards of the keys");
     // The answer ends within the second key.
     let first = found(vec![version(9, Kind::Put, "1")], None);
     let cut = found(vec![version(8, Kind::Merge, "2")], Some(7));
@@ -137,6 +137,39 @@ fn many_keys_take_several_requests() {
         search.on_answer(answer).expect("sound");
     }
     assert_eq!(sizes, [2, 2, 1]);
+}
+
+#[test]
+fn request_names_the_shards_of_its_keys_only() {
+    const SHARDS: u32 = 12_000;
+    let names: Vec<ShardName> = (0..SHARDS)
+        .map(|shard| ShardName { epoch: Epoch(1), memtable: 9, shard: SHARDS - shard })
+        .collect();
+    let keys: [&[u8]; 6] = [b"a", b"b", b"c", b"d", b"e", b"f"];
+    let mut ask = ask(&keys, &[]);
+    // The keys have shards of their own, two thousand each.
+    for (key, first) in ask.keys.iter_mut().zip((0..).step_by(2000)) {
+        key.within = (first..first + 2000).collect();
+    }
+    let mut search = Search::new(OwnerStamp::default(), &ask, &names, 50);
+    let mut sizes = Vec::new();
+    let span = RecordSpan { at: 8, len: 100 };
+    while let Some(request) = search.next_request() {
+        assert!(request.encode().len() < archipelago_fabric::MESSAGE_BYTES_MAX);
+        let ShardMessage::MultiGet { shards, asks, .. } = request else { panic!("several keys") };
+        sizes.push(asks.len());
+        // Each key has a value in the last of its shards.
+        let last = asks.iter().map(|asked| *asked.within.last().expect("shards"));
+        let last: Vec<u32> = last.collect();
+        assert!(last.iter().all(|at| (*at as usize) < shards.len()));
+        let one = |at: &u32| found(vec![by_place(5, Kind::Put, *at, span)], None);
+        let answer = ShardMessage::ManyVersions { found: last.iter().map(one).collect() };
+        search.on_answer(answer).expect("sound");
+    }
+    assert_eq!(sizes, [3, 3]);
+    let places: Vec<(usize, usize)> =
+        search.records().iter().map(|at| (at.key, at.shard)).collect();
+    assert_eq!(places, (0..6).map(|key| (key, 2000 * key + 1999)).collect::<Vec<_>>());
 }
 
 #[test]

@@ -8,8 +8,11 @@
 //!
 //! A shard is **lost** when its node lives anew, does not know it, or was silent for too long: the
 //! owner has no answer to several beats over [`OwnerTerms::silence`], or to one beat of a node that
-//! the pool does not hear either. Silence is counted in beats, because a process that was stopped
-//! finds many of its other requests late when it goes on.
+//! the pool does not hear either. An answer to any other request ends the silence, because a node
+//! with much work may answer a beat late. A shard is lost as well if the answer to a beat counts
+//! fewer shards than the owner has there, because a node drops a database whose owner was silent
+//! for minutes. Silence is counted in beats, because a process that was stopped finds many of its
+//! other requests late when it goes on.
 //!
 //! Invariants:
 //! 1. A shard can be read at one node at most, and only between its registration and its loss or
@@ -110,6 +113,8 @@ pub(super) struct ReadTarget {
 pub(super) struct MissedAnswer {
     /// Time at which it was sent.
     pub(super) sent_ns: u64,
+    /// Time of the latest answer of the node to any request; 0 without one.
+    pub(super) heard_ns: u64,
     /// Whether another life of the node has answered.
     pub(super) is_other_life: bool,
 }
@@ -184,11 +189,15 @@ impl OwnerState {
     }
 
     /// Takes the nodes that the pool knows. Returns those that are new.
+    ///
+    /// A manager that has just begun does not know all nodes yet. So the life of a node is over
+    /// only when the list has a later one. A node that is missing stays as it is, and its beats
+    /// tell whether it answers.
     pub(super) fn on_members(&mut self, now_ns: u64, members: &[MemoryNode]) -> Vec<StoreNode> {
-        let is_member = |state: &NodeState| {
-            members.iter().any(|member| (member.node, member.life) == (state.node, state.life))
+        let is_over = |state: &NodeState| {
+            members.iter().any(|member| member.node == state.node && member.life > state.life)
         };
-        let over = self.nodes.iter().filter(|(_, state)| !is_member(state));
+        let over = self.nodes.iter().filter(|(_, state)| is_over(state));
         let over: Vec<StoreNode> = over.map(|(node, _)| *node).collect();
         for node in over {
             if let Some(mut state) = self.nodes.remove(&node) {
@@ -198,6 +207,11 @@ impl OwnerState {
         }
         let mut new = Vec::new();
         for member in members {
+            let has_ended =
+                |state: &NodeState| state.node == member.node && state.life > member.life;
+            if self.nodes.values().any(has_ended) {
+                continue;
+            }
             let is_same =
                 |state: &NodeState| (state.node, state.life) == (member.node, member.life);
             let known = self.nodes.iter().find(|(_, state)| is_same(state));
@@ -249,6 +263,7 @@ impl OwnerState {
         let message = match &task {
             NodeTask::Begin => {
                 state.beat_ns = now_ns + self.terms.beat.as_nanos() as u64;
+                state.beat_shards = state.shards.away().count() as u64;
                 ShardMessage::Begin { owner, landing_bytes: self.terms.landing_bytes }
             }
             NodeTask::Purge => ShardMessage::Purge { owner },
@@ -270,12 +285,12 @@ impl OwnerState {
         task: &NodeTask,
         missed: MissedAnswer,
     ) {
-        let MissedAnswer { sent_ns, is_other_life } = missed;
+        let MissedAnswer { sent_ns, heard_ns, is_other_life } = missed;
         let Some(state) = self.nodes.get_mut(&node) else { return };
         if *task != NodeTask::Begin {
             return state.missed_other(sent_ns, now_ns);
         }
-        if !state.missed_beat(sent_ns, now_ns, &self.terms) && !is_other_life {
+        if !state.missed_beat((sent_ns, heard_ns), now_ns, &self.terms) && !is_other_life {
             return;
         }
         let was_lost = std::mem::replace(&mut state.is_lost, true);
@@ -297,7 +312,7 @@ impl OwnerState {
     ) {
         let Some(state) = self.nodes.get_mut(&node) else { return };
         state.heard();
-        let free_before = state.free_bytes(now_ns);
+        let (free_before, mut lost) = (state.free_bytes(now_ns), Vec::new());
         match (task, answer) {
             (
                 NodeTask::Begin,
@@ -309,15 +324,17 @@ impl OwnerState {
                 state.needs_purge |= state.begun.is_none() && *shards > 0;
                 state.begun = Some(BegunFacts { landing_bytes, image_bytes_max, limit_bytes });
                 state.is_lost = false;
+                // The node has dropped the database since the last beat, and begun it again with
+                // this one. No release comes between a beat and its answer.
+                if u64::from(*shards) < state.beat_shards {
+                    let node = state.node;
+                    tracing::warn!(%node, shards, "a memory node has dropped the shards");
+                    lost = state.lose();
+                }
             }
             (NodeTask::Purge, ShardMessage::Done { .. }) => state.needs_purge = false,
             (NodeTask::Release(ids), ShardMessage::Done { .. }) => {
-                for id in ids {
-                    state.shards.remove(*id);
-                    if id.memtable >= self.oldest {
-                        state.used_up.insert(*id);
-                    }
-                }
+                ids.iter().for_each(|id| state.released(*id, self.oldest));
                 state.full = None;
                 self.news.has_more_room = true;
             }
@@ -338,6 +355,7 @@ impl OwnerState {
         let is_more = state.free_bytes(now_ns) > free_before;
         let was_little = state.begun.is_some_and(|begun| free_before < begun.image_bytes_max);
         self.news.has_more_room |= is_more && was_little;
+        self.note_lost(lost);
     }
 
     /// Takes a refusal of a node, to whatever request.
@@ -361,7 +379,7 @@ impl OwnerState {
         self.note_lost(lost);
     }
 
-    /// The shards are lost, because the node does not know one of them or gave wrong bytes.
+    /// The shards are lost, because the node does not know them or gave wrong bytes.
     pub(super) fn lose(&mut self, node: StoreNode, ids: &[ShardId]) {
         let Some(state) = self.nodes.get_mut(&node) else { return };
         let mut lost = ids.to_vec();
@@ -403,6 +421,13 @@ impl OwnerState {
         Pick::Node { node: number, losses: state.losses }
     }
 
+    /// Whether a transfer that began when `losses` were counted can still end with a shard that can
+    /// be read.
+    pub(super) fn is_sending(&self, node: StoreNode, id: ShardId, losses: u64) -> bool {
+        let state = self.nodes.get(&node).filter(|_| !self.is_closed);
+        state.is_some_and(|state| state.losses == losses && state.shards.contains(id))
+    }
+
     /// The node has registered a shard. An error says that the node was lost since `losses` were
     /// counted; then the shard is released.
     pub(super) fn sent(
@@ -439,16 +464,19 @@ impl OwnerState {
         }
     }
 
-    /// The names and places for a read of these shards, which must all lie at the node.
+    /// The names and places for a read of these shards, which must all lie at the node. An error
+    /// says that they are lost only if all of them are.
     pub(super) fn target(&self, node: StoreNode, ids: &[ShardId]) -> Result<ReadTarget, AwayError> {
         let over = || AwayError::Lost("the life of their memory node is over".to_owned());
         let state = self.nodes.get(&node).ok_or_else(over)?;
+        let readable = |id: &ShardId| state.shards.readable(*id);
         let missing = |id: &ShardId| {
-            let node = state.node;
-            AwayError::Lost(format!("memory node {node} has shard {id} no more"))
+            let why = format!("memory node {} has shard {id} no more", state.node);
+            let is_any_left = ids.iter().any(|id| readable(id).is_some());
+            if is_any_left { AwayError::Busy(why) } else { AwayError::Lost(why) }
         };
-        let readable = |id: &ShardId| state.shards.readable(*id).ok_or_else(|| missing(id));
-        let shards = ids.iter().map(readable).collect::<Result<Vec<_>, _>>()?;
+        let shards = ids.iter().map(|id| readable(id).ok_or_else(|| missing(id)));
+        let shards = shards.collect::<Result<Vec<_>, _>>()?;
         let names = ids.iter().map(|id| self.name(*id)).collect();
         Ok(ReadTarget { names, shards })
     }
@@ -469,10 +497,7 @@ impl OwnerState {
     pub(super) fn release(&mut self, ids: &[ShardId], oldest: u64) -> BTreeSet<StoreNode> {
         if oldest > self.oldest {
             self.oldest = oldest;
-            let kept = ShardId { memtable: oldest, shard: 0 };
-            for state in self.nodes.values_mut() {
-                state.used_up = state.used_up.split_off(&kept);
-            }
+            self.nodes.values_mut().for_each(|state| state.retire(oldest));
         }
         let mut nodes = BTreeSet::new();
         for id in ids {

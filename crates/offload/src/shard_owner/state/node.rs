@@ -9,6 +9,9 @@ use archipelago_fabric::NodeId;
 use super::shards::{NodeShards, ShardStage};
 use super::terms::OwnerTerms;
 
+/// Names that were released at a node, and that the owner remembers at most.
+const USED_UP_MAX: usize = 1 << 16;
+
 /// A request to a node besides transfers and reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::shard_owner) enum NodeTask {
@@ -54,6 +57,8 @@ pub(super) struct NodeState {
     pub(super) needs_purge: bool,
     /// Time of the next beat.
     pub(super) beat_ns: u64,
+    /// Shards that could be read here when the latest beat was sent.
+    pub(super) beat_shards: u64,
     /// Time before which the node gets no other request of its task, because it refused one.
     pub(super) rest_ns: u64,
     /// Beats without an answer since the last answer.
@@ -62,7 +67,9 @@ pub(super) struct NodeState {
     owed_since_ns: Option<u64>,
     pub(super) shards: NodeShards,
     /// Names that were released here. The node does not take them again.
-    pub(super) used_up: BTreeSet<ShardId>,
+    used_up: BTreeSet<ShardId>,
+    /// Names up to this one are not sent here any more, because some of them were released.
+    used_up_to: Option<ShardId>,
     pub(super) full: Option<FullNotice>,
 }
 
@@ -79,11 +86,13 @@ impl NodeState {
             losses: 0,
             needs_purge: false,
             beat_ns: now_ns,
+            beat_shards: 0,
             rest_ns: 0,
             missed: 0,
             owed_since_ns: None,
             shards: NodeShards::default(),
             used_up: BTreeSet::new(),
+            used_up_to: None,
             full: None,
         }
     }
@@ -126,7 +135,8 @@ impl NodeState {
     /// Whether an image of `bytes` may be sent here: now, when other transfers have ended, or not.
     pub(super) fn takes(&self, now_ns: u64, id: ShardId, bytes: u64) -> Takes {
         let Some(begun) = self.usable() else { return Takes::Never };
-        let is_known = self.shards.contains(id) || self.used_up.contains(&id);
+        let is_used_up = self.used_up.contains(&id) || self.used_up_to >= Some(id);
+        let is_known = self.shards.contains(id) || is_used_up;
         let left = self.limit_bytes(now_ns).saturating_sub(self.used_bytes());
         let is_full = left < bytes;
         if is_known || is_full || bytes > begun.image_bytes_max {
@@ -156,13 +166,42 @@ impl NodeState {
         lost
     }
 
+    /// The node has confirmed the release of a shard, whose name it does not take again. No shard
+    /// of a memtable below `oldest` will be sent.
+    pub(super) fn released(&mut self, id: ShardId, oldest: u64) {
+        self.shards.remove(id);
+        if id.memtable >= oldest {
+            self.used_up.insert(id);
+        }
+        while self.used_up.len() > USED_UP_MAX {
+            self.used_up_to = self.used_up_to.max(self.used_up.pop_first());
+        }
+    }
+
+    /// No shard of a memtable below this one will be sent.
+    pub(super) fn retire(&mut self, oldest: u64) {
+        self.used_up = self.used_up.split_off(&ShardId { memtable: oldest, shard: 0 });
+    }
+
     /// The node has answered.
     pub(super) fn heard(&mut self) {
         (self.missed, self.owed_since_ns) = (0, None);
     }
 
-    /// A beat of `sent_ns` got no answer. Returns whether the node has been silent for too long.
-    pub(super) fn missed_beat(&mut self, sent_ns: u64, now_ns: u64, terms: &OwnerTerms) -> bool {
+    /// A beat of `sent_ns` got no answer, and the latest answer to another request came at
+    /// `heard_ns`. Returns whether the node has been silent for too long.
+    pub(super) fn missed_beat(
+        &mut self,
+        (sent_ns, heard_ns): (u64, u64),
+        now_ns: u64,
+        terms: &OwnerTerms,
+    ) -> bool {
+        if self.owed_since_ns.unwrap_or(sent_ns) <= heard_ns {
+            self.heard();
+        }
+        if sent_ns <= heard_ns {
+            return false;
+        }
         self.missed += 1;
         let since_ns = *self.owed_since_ns.get_or_insert(sent_ns);
         let is_silent = self.missed >= terms.missed_beats

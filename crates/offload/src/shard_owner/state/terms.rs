@@ -5,6 +5,9 @@ use std::time::Duration;
 /// Limit of bytes for an owner without one: no sum of figures overflows.
 pub(super) const UNLIMITED_BYTES: u64 = 1 << 60;
 
+/// Bytes of an image that a link carries in a second at least.
+const SLOWEST_BYTES: u64 = 8 << 20;
+
 /// Times and limits of an owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnerTerms {
@@ -44,5 +47,12 @@ impl Default for OwnerTerms {
             landing_bytes: 80 << 20,
             bytes_max: UNLIMITED_BYTES,
         }
+    }
+}
+
+impl OwnerTerms {
+    /// Time after which the transfer of an image of `bytes` ends, also if it makes progress.
+    pub(in crate::shard_owner) fn image(&self, bytes: u64) -> Duration {
+        2 * self.patience + Duration::from_millis(bytes.saturating_mul(1000) / SLOWEST_BYTES)
     }
 }

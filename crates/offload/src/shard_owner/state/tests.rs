@@ -34,6 +34,11 @@ fn refused(why: ShardWhy) -> ShardMessage {
     ShardMessage::Refused { refusal: why.into() }
 }
 
+/// A request of this time without an answer, when the node has answered nothing else.
+fn missed(sent_ns: u64, is_other_life: bool) -> MissedAnswer {
+    MissedAnswer { sent_ns, heard_ns: 0, is_other_life }
+}
+
 /// An owner with some nodes, and its time.
 struct World {
     state: OwnerState,
@@ -73,8 +78,8 @@ impl World {
             self.now_ns += SECOND;
             let (task, _) = self.ask(node);
             assert_eq!(task, NodeTask::Begin);
-            let missed = MissedAnswer { sent_ns: self.now_ns, is_other_life: false };
-            self.state.on_no_answer(self.now_ns + SECOND / 2, node, &task, missed);
+            let none = missed(self.now_ns, false);
+            self.state.on_no_answer(self.now_ns + SECOND / 2, node, &task, none);
         }
     }
 
@@ -116,15 +121,41 @@ fn silence_is_counted_in_beats() {
 }
 
 #[test]
+fn node_that_answers_other_requests_is_not_silent() {
+    let mut world = World::new(1);
+    let node = world.send(1);
+    let silent = MemoryNode { is_up: false, ..member(1, LIFE) };
+    world.state.on_members(world.now_ns, &[silent]);
+    for _ in 0..20 {
+        world.now_ns += SECOND;
+        let (task, _) = world.ask(node);
+        let none = MissedAnswer { heard_ns: world.now_ns + 1, ..missed(world.now_ns, false) };
+        world.state.on_no_answer(world.now_ns + SECOND / 2, node, &task, none);
+        assert!(world.is_readable(node, 1));
+    }
+    world.state.on_members(world.now_ns, &[member(1, LIFE)]);
+    // An answer between two beats ends the silence as well.
+    world.miss(node, 4);
+    world.now_ns += SECOND;
+    let (task, _) = world.ask(node);
+    let none = MissedAnswer { heard_ns: world.now_ns - 1, ..missed(world.now_ns, false) };
+    world.state.on_no_answer(world.now_ns + SECOND / 2, node, &task, none);
+    world.miss(node, 4);
+    assert!(world.is_readable(node, 1));
+    world.miss(node, 2);
+    assert!(!world.is_readable(node, 1));
+}
+
+#[test]
 fn process_that_was_stopped_loses_nothing() {
     let mut world = World::new(1);
     let node = world.send(1);
     world.now_ns += SECOND;
     let (task, _) = world.ask(node);
     // The process was stopped for a minute, and finds the beat late.
-    let missed = MissedAnswer { sent_ns: world.now_ns, is_other_life: false };
+    let none = missed(world.now_ns, false);
     world.now_ns += 60 * SECOND;
-    world.state.on_no_answer(world.now_ns, node, &task, missed);
+    world.state.on_no_answer(world.now_ns, node, &task, none);
     world.now_ns += SECOND;
     world.answer(node, &begun(1));
     assert!(world.is_readable(node, 1));
@@ -160,9 +191,40 @@ fn another_life_of_the_node_loses_its_shards() {
     let node = world.send(1);
     world.now_ns += SECOND;
     let (task, _) = world.ask(node);
-    let missed = MissedAnswer { sent_ns: world.now_ns, is_other_life: true };
-    world.state.on_no_answer(world.now_ns, node, &task, missed);
+    let none = missed(world.now_ns, true);
+    world.state.on_no_answer(world.now_ns, node, &task, none);
     assert!(!world.is_readable(node, 1));
+}
+
+#[test]
+fn node_that_a_new_manager_does_not_know_yet_keeps_its_shards() {
+    let mut world = World::new(2);
+    let node = world.send(1);
+    assert!(world.state.on_members(world.now_ns, &[]).is_empty());
+    assert!(world.is_readable(node, 1) && world.state.take_news().lost.is_empty());
+    world.now_ns += SECOND;
+    world.answer(node, &begun(1));
+    assert!(world.is_readable(node, 1));
+    // The manager hears from the nodes one after another. They are those from before.
+    for count in 1..=2 {
+        let list: Vec<MemoryNode> = (1..=count).map(|node| member(node, LIFE)).collect();
+        assert!(world.state.on_members(world.now_ns, &list).is_empty());
+    }
+    assert!(world.is_readable(node, 1) && world.state.take_news().lost.is_empty());
+    world.send(2);
+    // A node that is silent is lost as ever, whether the manager knows it or not.
+    world.state.on_members(world.now_ns, &[]);
+    world.miss(node, 6);
+    assert!(!world.is_readable(node, 1));
+}
+
+#[test]
+fn list_with_an_earlier_life_changes_nothing() {
+    let mut world = World::new(1);
+    let node = world.send(1);
+    assert!(world.state.on_members(world.now_ns, &[member(1, Epoch(6))]).is_empty());
+    assert!(world.is_readable(node, 1));
+    assert_eq!(world.state.counts(), (1, 1));
 }
 
 #[test]
@@ -190,6 +252,38 @@ fn lost_shard_is_released_and_never_read_again() {
 }
 
 #[test]
+fn transfer_to_a_node_that_was_lost_or_to_a_closed_owner_is_not_wanted() {
+    let mut world = World::new(1);
+    let Pick::Node { node, losses } = world.begin(1, 100) else { panic!("room") };
+    assert!(world.state.is_sending(node, id(1), losses));
+    assert!(!world.state.is_sending(node, id(2), losses));
+    world.miss(node, 6);
+    assert!(!world.state.is_sending(node, id(1), losses));
+    let mut world = World::new(1);
+    let Pick::Node { node, losses } = world.begin(1, 100) else { panic!("room") };
+    world.state.close();
+    assert!(!world.state.is_sending(node, id(1), losses));
+}
+
+#[test]
+fn loss_of_one_shard_is_not_that_of_the_others() {
+    let mut world = World::new(1);
+    let node = world.send(1);
+    world.send(2);
+    let both = [id(1), id(2)];
+    assert!(world.state.target(node, &both).is_ok());
+    world.state.lose(node, &[id(1)]);
+    assert_eq!(world.state.take_news().lost, [id(1)]);
+    let some = world.state.target(node, &both);
+    assert!(matches!(some, Err(AwayError::Busy(_))), "{some:?}");
+    assert!(matches!(world.state.target(node, &[id(1)]), Err(AwayError::Lost(_))));
+    assert!(world.is_readable(node, 2));
+    world.state.lose(node, &[id(2)]);
+    let all = world.state.target(node, &both);
+    assert!(matches!(all, Err(AwayError::Lost(_))), "{all:?}");
+}
+
+#[test]
 fn release_names_no_memtable_that_is_in_use() {
     let mut world = World::new(1);
     let node = world.send(5);
@@ -211,6 +305,28 @@ fn release_names_no_memtable_that_is_in_use() {
 }
 
 #[test]
+fn names_that_were_released_take_a_bounded_memory() {
+    let mut world = World::new(1);
+    let node = world.send(2);
+    for memtable in 3..70_000 {
+        world.send(memtable);
+        world.state.release(&[id(memtable)], 1);
+        if memtable % 10 == 0 {
+            while let NextAsk::Ask(NodeTask::Release(_), _) =
+                world.state.next_ask(world.now_ns, node)
+            {
+                world.answer(node, &ShardMessage::Done { shards: 1 });
+            }
+        }
+    }
+    for memtable in [1, 3, 69_000] {
+        assert!(matches!(world.begin(memtable, 100), Pick::NoRoom(_)), "{memtable} is used up");
+    }
+    assert!(world.is_readable(node, 2), "it was not released");
+    world.send(70_000);
+}
+
+#[test]
 fn release_is_repeated_until_the_node_has_it() {
     let mut world = World::new(1);
     let node = world.send(1);
@@ -218,8 +334,8 @@ fn release_is_repeated_until_the_node_has_it() {
     assert_eq!(concerned.into_iter().collect::<Vec<_>>(), [node]);
     assert!(!world.is_readable(node, 1), "nobody asks for it any more");
     let (task, first) = world.ask(node);
-    let missed = MissedAnswer { sent_ns: world.now_ns, is_other_life: false };
-    world.state.on_no_answer(world.now_ns, node, &task, missed);
+    let none = missed(world.now_ns, false);
+    world.state.on_no_answer(world.now_ns, node, &task, none);
     // A beat comes first, which finds out whether the node answers.
     world.answer(node, &begun(1));
     let second = world.answer(node, &refused(ShardWhy::Busy));
@@ -278,6 +394,32 @@ fn node_that_has_dropped_the_database_has_no_shards() {
     let message = world.answer(node, &begun(0));
     assert!(matches!(message, ShardMessage::Begin { .. }), "the owner begins again");
     world.send(2);
+}
+
+#[test]
+fn node_that_began_the_database_anew_has_no_shards() {
+    let mut world = World::new(1);
+    let node = world.send(1);
+    world.send(2);
+    // The beat is on its way while another shard is registered: it may count the shard or not.
+    world.now_ns += SECOND;
+    let (task, _) = world.ask(node);
+    world.send(3);
+    world.state.on_answer(world.now_ns, node, &task, &begun(2));
+    assert!(world.is_readable(node, 1) && world.is_readable(node, 3));
+    // A release on its way is no loss: the node may have it or not.
+    world.state.release(&[id(2)], 0);
+    for shards in [3, 2] {
+        world.now_ns += SECOND;
+        world.answer(node, &begun(shards));
+        assert!(world.is_readable(node, 1) && world.is_readable(node, 3));
+    }
+    // The owner was stopped for so long that the node dropped everything.
+    world.now_ns += 700 * SECOND;
+    world.answer(node, &begun(0));
+    assert_eq!(world.state.take_news().lost, [id(1), id(3)]);
+    assert!(!world.is_readable(node, 1) && !world.is_readable(node, 3));
+    world.send(4);
 }
 
 #[test]

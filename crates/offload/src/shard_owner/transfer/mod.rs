@@ -8,7 +8,8 @@
 //!
 //! A request that gets no answer, or is refused as busy, is sent again: each of them means the same
 //! when it comes twice. The transfer ends without a shard if the node refuses it for another
-//! reason, or if nothing has moved for [`OwnerTerms::patience`](super::OwnerTerms::patience).
+//! reason, if nothing has moved for [`OwnerTerms::patience`](super::OwnerTerms::patience), or at the
+//! end of the time for the whole image.
 //!
 //! Invariants:
 //! 1. The end of a transfer says whether the node may have a grant or the shard. Then the caller
@@ -70,6 +71,13 @@ pub(super) enum TransferStep {
     Failed(TransferFailure),
 }
 
+impl TransferStep {
+    /// Whether the transfer has ended.
+    pub(super) fn is_end(&self) -> bool {
+        matches!(self, Self::Registered(_) | Self::Failed(_))
+    }
+}
+
 /// Why a transfer failed, and what the owner has to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TransferFailure {
@@ -93,6 +101,8 @@ pub(super) struct Transfer {
     stage: Stage,
     /// Time at which the transfer ends unless it moves.
     until_ns: u64,
+    /// Time at which the transfer ends, also if it moves.
+    end_ns: u64,
     /// Whether a request may have left something at the node.
     may_be_known: bool,
     rewrites: u32,
@@ -112,12 +122,14 @@ pub(super) fn pieces(image: &[u8]) -> Vec<Piece> {
 }
 
 impl Transfer {
-    pub(super) fn new(order: TransferOrder, now_ns: u64, patience_ns: u64) -> Self {
+    /// A transfer that ends when nothing moves for `patience_ns`, and at `end_ns`.
+    pub(super) fn new(order: TransferOrder, now_ns: u64, patience_ns: u64, end_ns: u64) -> Self {
         Self {
             order,
             patience_ns,
             stage: Stage::Landing,
-            until_ns: now_ns + patience_ns,
+            until_ns: end_ns.min(now_ns + patience_ns),
+            end_ns,
             may_be_known: false,
             rewrites: 0,
         }
@@ -126,6 +138,17 @@ impl Transfer {
     /// The parts of the image.
     pub(super) fn pieces(&self) -> &[Piece] {
         &self.order.pieces
+    }
+
+    /// Time at which the transfer ends, also if it moves.
+    pub(super) fn end_ns(&self) -> u64 {
+        self.end_ns
+    }
+
+    /// The end of a transfer that the owner does not want any more.
+    pub(super) fn stopped(&self) -> TransferFailure {
+        let end = NotSent { may_be_known: self.may_be_known, ..NotSent::default() };
+        TransferFailure { end, refusal: None }
     }
 
     /// The first step.
@@ -152,7 +175,7 @@ impl Transfer {
 
     fn move_to(&mut self, now_ns: u64, stage: Stage) {
         self.stage = stage;
-        self.until_ns = now_ns + self.patience_ns;
+        self.until_ns = self.end_ns.min(now_ns + self.patience_ns);
     }
 
     fn fail(&self, refusal: Option<ShardRefusal>, end: NotSent) -> TransferStep {
@@ -201,7 +224,9 @@ impl Transfer {
         let mut end = NotSent::default();
         match (self.stage, refusal.why) {
             (_, ShardWhy::Busy) => return self.again(now_ns, Some(refusal)),
-            (Stage::Registering(grant), ShardWhy::BadPiece) if self.rewrites < REWRITES_MAX => {
+            (Stage::Registering(grant), ShardWhy::BadPiece)
+                if self.rewrites < REWRITES_MAX && now_ns < self.end_ns =>
+            {
                 // A late write of an earlier transfer may have changed the bytes.
                 self.rewrites += 1;
                 self.move_to(now_ns, Stage::Writing(grant));

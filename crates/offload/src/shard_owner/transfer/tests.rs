@@ -4,6 +4,7 @@ use archipelago_fabric::{NodeId, RegionId, Rights};
 use super::*;
 
 const PATIENCE: u64 = 1000;
+const END: u64 = 10 * PATIENCE;
 
 fn image() -> Vec<u8> {
     (0..5_000_000u32).map(|number| number.to_le_bytes()[1]).collect()
@@ -40,7 +41,7 @@ fn place(bytes: u64) -> ShardPlace {
 fn registering() -> (Transfer, u64) {
     let image = image();
     let bytes = image.len() as u64;
-    let mut transfer = Transfer::new(order(&image), 0, PATIENCE);
+    let mut transfer = Transfer::new(order(&image), 0, PATIENCE, END);
     assert!(matches!(transfer.begin(), TransferStep::Ask(ShardMessage::Land { .. })));
     let grant = LandingGrant { number: 17, key: key(), at: 640 };
     assert_eq!(transfer.on_answer(1, Some(&landing(bytes))), TransferStep::Write(grant));
@@ -87,10 +88,10 @@ fn place_of_another_length_is_not_accepted() {
     let registered = ShardMessage::Registered { place: place(bytes - 1) };
     assert!(failure(transfer.on_answer(3, Some(&registered))).may_be_known);
     // Neither is a grant.
-    let mut transfer = Transfer::new(order(&image()), 0, PATIENCE);
+    let mut transfer = Transfer::new(order(&image()), 0, PATIENCE, END);
     assert!(failure(transfer.on_answer(1, Some(&landing(bytes - 1)))).may_be_known);
     // Nor a registration before the image was written.
-    let mut transfer = Transfer::new(order(&image()), 0, PATIENCE);
+    let mut transfer = Transfer::new(order(&image()), 0, PATIENCE, END);
     let registered = ShardMessage::Registered { place: place(bytes) };
     assert!(failure(transfer.on_answer(1, Some(&registered))).may_be_known);
 }
@@ -104,12 +105,33 @@ fn requests_are_repeated_until_the_patience_ends() {
     }
     // The image was written at 2, and nothing has moved since.
     assert!(failure(transfer.on_answer(PATIENCE + 2, None)).may_be_known);
-    let mut transfer = Transfer::new(order(&image()), 0, PATIENCE);
+    let mut transfer = Transfer::new(order(&image()), 0, PATIENCE, END);
     let step = transfer.on_answer(5, Some(&refused(ShardWhy::Busy, 0)));
     assert!(matches!(step, TransferStep::AskLater(ShardMessage::Land { .. })), "{step:?}");
     let end = failure(transfer.on_answer(PATIENCE, Some(&refused(ShardWhy::Busy, 0))));
     assert!(!end.may_be_known, "the node has refused everything");
     assert!(bytes > 0);
+}
+
+#[test]
+fn transfer_that_always_moves_ends_as_well() {
+    let image = image();
+    let granted = landing(image.len() as u64);
+    let mut transfer = Transfer::new(order(&image), 0, PATIENCE, END);
+    transfer.on_answer(1, Some(&granted));
+    // Each write ends without an outcome shortly before the patience does.
+    let (mut now_ns, mut tries) = (0, 0);
+    loop {
+        now_ns += PATIENCE - 1;
+        if let TransferStep::Failed(failure) = transfer.on_written(now_ns, Err(None)) {
+            assert!(failure.end.may_be_known);
+            break;
+        }
+        tries += 1;
+        assert!(tries < 20, "it ends after the time for the image");
+        assert!(matches!(transfer.on_answer(now_ns, Some(&granted)), TransferStep::Write(_)));
+    }
+    assert!((END..END + PATIENCE).contains(&now_ns), "{now_ns}");
 }
 
 #[test]
@@ -120,11 +142,11 @@ fn refusal_without_a_grant_leaves_nothing() {
         (ShardWhy::NotBegun, NotSent::default()),
         (ShardWhy::Retired, NotSent { may_be_known: true, ..NotSent::default() }),
     ] {
-        let mut transfer = Transfer::new(order(&image()), 0, PATIENCE);
+        let mut transfer = Transfer::new(order(&image()), 0, PATIENCE, END);
         assert_eq!(failure(transfer.on_answer(1, Some(&refused(why, 9)))), end, "{why:?}");
     }
     // A request without an answer may have been granted.
-    let mut transfer = Transfer::new(order(&image()), 0, PATIENCE);
+    let mut transfer = Transfer::new(order(&image()), 0, PATIENCE, END);
     assert!(matches!(transfer.on_answer(1, None), TransferStep::AskLater(_)));
     assert!(failure(transfer.on_answer(2, Some(&refused(ShardWhy::Full, 9)))).may_be_known);
 }
@@ -143,7 +165,7 @@ fn other_bytes_at_the_node_are_written_again_a_few_times() {
 #[test]
 fn write_without_an_outcome_asks_for_the_grant_again() {
     let image = image();
-    let mut transfer = Transfer::new(order(&image), 0, PATIENCE);
+    let mut transfer = Transfer::new(order(&image), 0, PATIENCE, END);
     transfer.on_answer(1, Some(&landing(image.len() as u64)));
     let step = transfer.on_written(2, Err(None));
     assert!(matches!(step, TransferStep::AskLater(ShardMessage::Land { .. })), "{step:?}");

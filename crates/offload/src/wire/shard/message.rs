@@ -14,6 +14,10 @@ use crate::job::Payload;
 /// Codes of the messages that only read.
 pub(super) const READS: [u8; 3] = [5, 6, 7];
 
+/// Codes of the messages about an owner and its names, which take no time at the host: begin,
+/// release, list, adopt and purge.
+pub(super) const NOTICES: [u8; 5] = [1, 4, 8, 9, 10];
+
 wire_messages! {
     /// A message between an owner and a shard host (O³-LSM §4.2 and §4.5).
     ShardMessage, version SHARD_VERSION {
@@ -100,7 +104,8 @@ wire_messages! {
         direction: Direction,
         /// Largest sequence number that the reader sees.
         snapshot: SeqNo,
-        /// Bytes of the page at most.
+        /// Bytes of the page at most. Values that it names by their places count, unless
+        /// `inline_max` is at most [`KEYS_ONLY_BYTES`](super::KEYS_ONLY_BYTES).
         bytes_max: u32,
         /// Bytes of the longest value that the page contains.
         inline_max: u32,

@@ -31,6 +31,10 @@ const MARK: u8 = 0x70;
 /// Version of the messages, which is the first byte of each.
 pub const SHARD_VERSION: u8 = MARK | 2;
 
+/// Longest value of an answer to a reader that wants no values: it has room for the expiry of a
+/// record. A page with such a limit counts no values that it names by their places.
+pub const KEYS_ONLY_BYTES: u32 = 16;
+
 /// Whether the body of a request is a message of this protocol, of any version.
 #[must_use]
 pub fn is_shard_message(body: &[u8]) -> bool {
@@ -42,6 +46,13 @@ pub fn is_shard_message(body: &[u8]) -> bool {
 #[must_use]
 pub fn is_shard_read(body: &[u8]) -> bool {
     is_shard_message(body) && body.get(1).is_some_and(|code| message::READS.contains(code))
+}
+
+/// Whether the body of a request of this protocol is about an owner and its names only, so that it
+/// needs no search and no copy.
+#[must_use]
+pub fn is_shard_notice(body: &[u8]) -> bool {
+    is_shard_message(body) && body.get(1).is_some_and(|code| message::NOTICES.contains(code))
 }
 
 #[cfg(test)]

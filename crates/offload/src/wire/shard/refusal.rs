@@ -9,7 +9,8 @@ use super::ShardName;
 /// Why a host refuses a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ShardWhy {
-    /// The queue is full, or the same work is in progress. The owner repeats the request.
+    /// The queue is full, the same work is in progress, or other images fill the landing zone. The
+    /// owner repeats the request.
     Busy,
     /// The node has no room. The number says how many bytes are left.
     Full,

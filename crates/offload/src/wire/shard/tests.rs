@@ -320,8 +320,10 @@ fn damaged_messages_are_refused_or_read_as_others() {
 }
 
 #[test]
-fn only_searches_count_as_reads() {
+fn searches_and_notices_are_told_apart() {
     for message in samples() {
+        let notices = ["Begin", "Release", "List", "Adopt", "Purge"].contains(&message.name());
+        assert_eq!(is_shard_notice(&message.encode()), notices, "{}", message.name());
         let searches = ["Get", "MultiGet", "Scan"].contains(&message.name());
         assert_eq!(is_shard_read(&message.encode()), searches, "{}", message.name());
     }

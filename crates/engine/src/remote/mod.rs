@@ -67,12 +67,12 @@ pub trait ShardStore: Send + Sync + 'static {
     ///
     /// Background threads call it, several of them in parallel for different shards. The database
     /// sends a shard at most once at a time, and keeps its own copy until the call has returned. If
-    /// the call fails, the store itself gives up and releases whatever it has sent of the shard. The
-    /// database may then send the same shard again later. A shard that was lost or released after a
-    /// successful call is never sent again.
+    /// the call fails, the store itself gives up and releases whatever it has sent of the shard.
+    /// The database may then send the same shard again later. A shard that was lost or released
+    /// after a successful call is never sent again.
     ///
-    /// Errors: [`AwayError::NoRoom`] if no node has room for the image, [`AwayError::Busy`] if
-    /// the transfer took too long, [`AwayError::Lost`] if the node was lost during the transfer. The
+    /// Errors: [`AwayError::NoRoom`] if no node has room for the image, [`AwayError::Busy`] if the
+    /// transfer took too long, [`AwayError::Lost`] if the node was lost during the transfer. The
     /// database treats them alike, except that it counts them.
     fn send(&self, shard: &NewShard<'_>, image: &[u8]) -> Result<StoreNode, AwayError>;
 
@@ -84,10 +84,10 @@ pub trait ShardStore: Send + Sync + 'static {
     /// than the floor of the key may be left out. An answer that travels in parts is put together
     /// by the store, also where a part ends between two operands.
     ///
-    /// Errors: [`AwayError::Lost`] says that *at least one* shard of the ask is lost, or was released
-    /// meanwhile. The database then asks for each of them alone, and takes a shard for lost only if
-    /// the answer says so of that shard alone. [`AwayError::Busy`] says that there was no answer
-    /// within the bound.
+    /// Errors: [`AwayError::Lost`] says that *at least one* shard of the ask is lost, or was
+    /// released meanwhile. The database then asks for each of them alone, and takes a shard for
+    /// lost only if the answer says so of that shard alone. [`AwayError::Busy`] says that there was
+    /// no answer within the bound.
     fn lookup(&self, asks: &[LookupAsk<'_>]) -> Vec<Result<LookupAnswer, AwayError>>;
 
     /// A page of the merged records of one node's shards, in either direction.
@@ -100,10 +100,10 @@ pub trait ShardStore: Send + Sync + 'static {
     /// Errors: as those of [`ShardStore::lookup`].
     fn fetch(&self, shard: ShardId) -> Result<Arc<SealedImage>, AwayError>;
 
-    /// The database needs these shards no more. It begins no call about them afterwards. A call that
-    /// is under way on another thread may end with any answer or error; the database then has the
-    /// records elsewhere. Lost shards are released, too. It never blocks and cannot fail: the store
-    /// repeats a release until the node has it or is gone.
+    /// The database needs these shards no more. It begins no call about them afterwards. A call
+    /// that is under way on another thread may end with any answer or error; the database then has
+    /// the records elsewhere. Lost shards are released, too. It never blocks and cannot fail: the
+    /// store repeats a release until the node has it or is gone.
     ///
     /// No shard of a memtable below `oldest` will be sent any more. One that was sent earlier may
     /// still be in use, until it is released as well. `oldest` never falls.

@@ -5,19 +5,20 @@
 //!
 //! 1. A caller waits for its flush, or for the end of all background work, or nothing of its family
 //!    may leave.
-//! 2. It has a shard that cannot leave: records that no log has, keys that cut the first bucket map,
-//!    an image that is too large, a node that has failed several times, or no room.
+//! 2. It has a shard that cannot leave: records that no log has, keys that cut the first bucket
+//!    map, an image that is too large, a node that has failed several times, or no room.
 //! 3. All images together exceed nine tenths of what the nodes may hold. The oldest memtables are
 //!    due, until three quarters are left.
 //! 4. It pins a log segment that must go for the log to keep its bound.
-//! 5. A flush that failed has written a part of its shards. They hold the bucket map in their range.
-//! 6. The memory budget is nearly spent, and what stays here of the shards (filters, samples of keys,
-//!    range tombstones) takes more than a small share of it. The oldest memtables are due, until
-//!    enough of it is freed.
+//! 5. A flush that failed has written a part of its shards. They hold the bucket map in their
+//!    range.
+//! 6. The memory budget is nearly spent, and what stays here of the shards (filters, samples of
+//!    keys, range tombstones) takes more than a small share of it. The oldest memtables are due,
+//!    until enough of it is freed.
 //! 7. The disk is nearly full: then the room for its tables is used while it is there.
 //!
-//! Installs of a key range follow memtable order, so all memtables of a family that are older than a
-//! due one are due as well. The decision is a number: memtables below it are due.
+//! Installs of a key range follow memtable order, so all memtables of a family that are older than
+//! a due one are due as well. The decision is a number: memtables below it are due.
 //!
 //! Thread-safety: pure, except for [`due_below`], which reads the state under the jobs lock.
 //! Cost: O(sealed memtables × buckets).
@@ -231,8 +232,8 @@ impl DueInput {
     }
 }
 
-/// The families with a sealed memtable whose keys are to cut the first bucket map. A family with one
-/// bucket keeps the map that it began with.
+/// The families with a sealed memtable whose keys are to cut the first bucket map. A family with
+/// one bucket keeps the map that it began with.
 fn uncut_families(db: &DbInner, state: &JobState) -> Vec<CfId> {
     let has_first = |sealed: &Sealed| sealed.info.map.epoch().0 == 0;
     let first = state.flushes().iter().filter(|(_, tracker)| tracker.queue.iter().any(has_first));

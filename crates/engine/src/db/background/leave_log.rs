@@ -25,8 +25,8 @@
 //! Thread-safety: any thread may call any function; attempts exclude each other by the commit lock.
 //! Failure: outputs are removed, the memtables stay, and it may be tried again. A running
 //! compaction may hold the room that the flush needs: on a full disk the attempt is repeated until
-//! no compaction runs. A memory node that does not answer is no failure: background work tries again.
-//! Cost: writers wait for a flush of all memory. Compactions go on.
+//! no compaction runs. A memory node that does not answer is no failure: background work tries
+//! again. Cost: writers wait for a flush of all memory. Compactions go on.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,9 +1,9 @@
 //! Lost memtable shards come back from the log, while the database runs.
 //!
 //! A shard is lost when its node is. The log has its records, because a segment stays until all
-//! that it holds is in tables. A job rebuilds lost shards, the oldest first. Rebuilt shards that are
-//! in no table take no more memory than two memtables, because a node may have held more than the
-//! memory of the owner. The steps of a job:
+//! that it holds is in tables. A job rebuilds lost shards, the oldest first. Rebuilt shards that
+//! are in no table take no more memory than two memtables, because a node may have held more than
+//! the memory of the owner. The steps of a job:
 //!
 //! 1. A buffered log is sent, so that its segments have every record of a sealed memtable.
 //! 2. The segments are read once, in order, from the oldest one that a lost shard pins, until all
@@ -286,8 +286,8 @@ fn rebuild(db: &DbInner, task: &RebuildTask, rebuilt: &mut [Option<Arc<Shard>>])
     ended
 }
 
-/// Reads the log once, from segment `oldest` on. Of each shard it tells whether the log has it, also
-/// if the log cannot be read to its end.
+/// Reads the log once, from segment `oldest` on. Of each shard it tells whether the log has it,
+/// also if the log cannot be read to its end.
 fn read_shards(
     db: &DbInner,
     task: &RebuildTask,
@@ -449,8 +449,8 @@ fn is_in_memory(seqs: (SeqNo, SeqNo), flushed: &FlushedThrough, key: &[u8], seq:
     (seqs.0..=seqs.1).contains(&seq) && seq > flushed.get(key)
 }
 
-/// Rebuilds lost shards on the calling thread, which holds no lock, as far as no other job has them.
-/// Errors: the last one of shards that the log does not have, after all others are back.
+/// Rebuilds lost shards on the calling thread, which holds no lock, as far as no other job has
+/// them. Errors: the last one of shards that the log does not have, after all others are back.
 pub(crate) fn rebuild_here(db: &DbInner) -> Result<()> {
     let mut ended = Ok(());
     loop {

@@ -67,8 +67,8 @@ struct Candidate {
 }
 
 /// The candidate that is sent next. The oldest goes first, of whatever family, and the others wait
-/// for it if it waits for room. Else small shards could take all room that becomes free, and a large
-/// one would wait for ever: it is not due either while others are on their way.
+/// for it if it waits for room. Else small shards could take all room that becomes free, and a
+/// large one would wait for ever: it is not due either while others are on their way.
 fn next_in_turn(candidates: &[Candidate]) -> Option<Candidate> {
     let oldest = candidates.iter().min_by_key(|candidate| candidate.memtable)?;
     oldest.has_room.then_some(*oldest)

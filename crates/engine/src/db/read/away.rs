@@ -5,14 +5,14 @@
 //! that the filter excludes. The range tombstones of all of them are covered first, which is right,
 //! because a tombstone hides only records with smaller sequence numbers, and one of an older
 //! memtable has a smaller number than any record of a newer one. The node answers for the whole run
-//! with the versions of the key, newest first, and they go through the same visitor as versions from
-//! memory. A batch read asks for the runs of all its keys together.
+//! with the versions of the key, newest first, and they go through the same visitor as versions
+//! from memory. A batch read asks for the runs of all its keys together.
 //!
-//! If a node does not answer, it is asked once more. If a shard of a run is lost or has got its copy
-//! ([`crate::db::state::away`]), the shards are searched one after another. A lost shard is waited
-//! for while it is rebuilt. A question about several shards does not tell which of them the node
-//! does not have, and one that was released while the question was under way is not lost. So a shard
-//! counts as lost only after a question about it alone.
+//! If a node does not answer, it is asked once more. If a shard of a run is lost or has got its
+//! copy ([`crate::db::state::away`]), the shards are searched one after another. A lost shard is
+//! waited for while it is rebuilt. A question about several shards does not tell which of them the
+//! node does not have, and one that was released while the question was under way is not lost. So a
+//! shard counts as lost only after a question about it alone.
 //!
 //! Invariants:
 //! 1. A shard that could not be asked ends the read with an error. It never counts as empty.
@@ -239,8 +239,8 @@ fn note_failure(shard: &AwayShard, error: &AwayError) {
     }
 }
 
-/// Notes which shards of `asks` are lost, after their node has said `error` of all of them together:
-/// each is asked for alone.
+/// Notes which shards of `asks` are lost, after their node has said `error` of all of them
+/// together: each is asked for alone.
 #[cold]
 fn find_lost<'a>(link: &StoreLink, asks: impl Iterator<Item = &'a RunAsk<'a>>, error: &AwayError) {
     let mut alone: Vec<RunAsk<'_>> = Vec::new();

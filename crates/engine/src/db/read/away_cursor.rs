@@ -14,10 +14,10 @@
 //! does not see, and not what newer versions of the same shards hide. The user's iterator passes
 //! over both anyway.
 //!
-//! As soon as a shard has its copy in memory ([`crate::db::state::away`]), the cursor goes on there,
-//! from the edge at which it needed a page. A lost shard is waited for while it is rebuilt. If the
-//! node does not have one of several shards, each is asked for alone, because only one of them may
-//! be lost, and one that was released meanwhile is not.
+//! As soon as a shard has its copy in memory ([`crate::db::state::away`]), the cursor goes on
+//! there, from the edge at which it needed a page. A lost shard is waited for while it is rebuilt.
+//! If the node does not have one of several shards, each is asked for alone, because only one of
+//! them may be lost, and one that was released meanwhile is not.
 //!
 //! Invariants:
 //! 1. A page that cannot be had makes the cursor invalid with an error. It never ends the scan.

@@ -78,7 +78,7 @@ fn setting(seed: u64, disk: Disk) -> Setting {
     };
     let separation = Separation::nth(seed / 2);
     // Every third case has memory nodes, which take turns in being small and refusing.
-    let away = (seed % 3 == 0).then(|| Mood {
+    let away = (seed.is_multiple_of(3)).then(|| Mood {
         limit_bytes: one_of(&[64 << 10, 8 << 20]) as u64,
         refuse: one_of(&[0, 4]) as u32,
         silence: one_of(&[0, 3]) as u32,

@@ -42,7 +42,7 @@ use archipelago_base::Epoch;
 use archipelago_engine::remote::{AwayError, ShardId, StoreNode, StoreRoom};
 use archipelago_fabric::{NodeId, RemoteKey};
 
-use node::{BegunFacts, FullNotice, NodeState, Takes};
+use node::{BegunFacts, FullNotice, MissedBeat, NodeState, Takes};
 use shards::ShardStage;
 use terms::UNLIMITED_BYTES;
 
@@ -290,7 +290,8 @@ impl OwnerState {
         if *task != NodeTask::Begin {
             return state.missed_other(sent_ns, now_ns);
         }
-        if !state.missed_beat((sent_ns, heard_ns), now_ns, &self.terms) && !is_other_life {
+        let beat = MissedBeat { sent_ns, heard_ns, now_ns };
+        if !state.missed_beat(beat, &self.terms) && !is_other_life {
             return;
         }
         let was_lost = std::mem::replace(&mut state.is_lost, true);

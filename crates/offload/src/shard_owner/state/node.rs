@@ -73,6 +73,16 @@ pub(super) struct NodeState {
     pub(super) full: Option<FullNotice>,
 }
 
+/// Times of a beat that got no answer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MissedBeat {
+    /// Time at which it was sent.
+    pub(super) sent_ns: u64,
+    /// Time of the latest answer to another request.
+    pub(super) heard_ns: u64,
+    pub(super) now_ns: u64,
+}
+
 impl NodeState {
     pub(super) fn new(node: NodeId, life: Epoch, now_ns: u64) -> Self {
         Self {
@@ -188,14 +198,9 @@ impl NodeState {
         (self.missed, self.owed_since_ns) = (0, None);
     }
 
-    /// A beat of `sent_ns` got no answer, and the latest answer to another request came at
-    /// `heard_ns`. Returns whether the node has been silent for too long.
-    pub(super) fn missed_beat(
-        &mut self,
-        (sent_ns, heard_ns): (u64, u64),
-        now_ns: u64,
-        terms: &OwnerTerms,
-    ) -> bool {
+    /// A beat got no answer. Returns whether the node has been silent for too long.
+    pub(super) fn missed_beat(&mut self, beat: MissedBeat, terms: &OwnerTerms) -> bool {
+        let MissedBeat { sent_ns, heard_ns, now_ns } = beat;
         if self.owed_since_ns.unwrap_or(sent_ns) <= heard_ns {
             self.heard();
         }

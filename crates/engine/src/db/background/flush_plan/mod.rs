@@ -47,6 +47,11 @@ pub struct PlanBounds<'a> {
     pub fetch_bytes_max: u64,
 }
 
+impl PlanBounds<'_> {
+    /// Bounds of a family whose shards are all in memory, after jobs that did not fail.
+    pub const NONE: Self = Self { written: &[], fetch_bytes_max: u64::MAX };
+}
+
 /// What to flush: for each of `memtables` (positions in the queue, oldest first) the shards
 /// `shards`.
 #[derive(Clone, Debug, PartialEq, Eq)]

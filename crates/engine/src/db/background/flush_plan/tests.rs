@@ -5,7 +5,7 @@ use archipelago_base::Epoch;
 use super::*;
 use ShardState::{Installed, Pending, Running};
 
-const FREE: PlanBounds<'_> = PlanBounds { written: &[], fetch_bytes_max: u64::MAX };
+const FREE: PlanBounds<'_> = PlanBounds::NONE;
 
 fn bounds(written: &[WrittenView]) -> PlanBounds<'_> {
     PlanBounds { written, ..FREE }

@@ -5,5 +5,6 @@
 mod corpus;
 mod databases;
 mod office;
+mod rounds;
 mod shards;
 mod volumes;

@@ -181,7 +181,7 @@ impl Regions {
         self.regions.get(&region).map_or(0, |region| region.ranges.longest())
     }
 
-    /// Retires a region. A key that lets clients change it is revoked immediately.
+    /// Retires a region: its key is revoked immediately, and it is unmapped when nobody uses it.
     pub(super) fn retire(&mut self, memory: &mut dyn HostMemory, region: RegionNo) {
         if let Some(retired) = self.regions.get(&region)
             && self.retired.insert(region)

@@ -7,5 +7,6 @@ mod away_database;
 mod corpus;
 mod databases;
 mod office;
+mod rounds;
 mod shards;
 mod volumes;

@@ -1,12 +1,12 @@
 //! Databases in volumes of a storage pool whose jobs run in executors, over real links.
 
 use std::collections::BTreeSet;
+use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
 
-use archipelago_engine::db::{Components, Db};
+use archipelago_engine::db::Components;
 use archipelago_engine::key::KeyRange;
-use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::stats::Ticker;
 use archipelago_env::FileSystem;
 use archipelago_offload::net::{
@@ -17,8 +17,8 @@ use archipelago_store::StoreFs;
 use archipelago_store::memory::{MemoryPool, PoolCall};
 use archipelago_store::volume::{Volume, VolumeOptions};
 
-use crate::databases::{counter, key, value, wait_until};
 use crate::office::Office;
+use crate::rounds::{Loaded, wait_until};
 
 const DIR: &str = "/db";
 const CLUSTER: &str = "of the tests";
@@ -44,10 +44,9 @@ fn new_pool(seed: u64) -> MemoryPool {
     pool
 }
 
-/// A database in a volume, with small files and a counter, whose jobs leave the process.
+/// A database in a volume, whose jobs leave the process.
 struct Away {
-    db: Db,
-    jobs: Arc<OffloadExecutor>,
+    loaded: Loaded,
     files: Arc<StoreFs>,
     pool: MemoryPool,
     /// Tables and value files that the open found.
@@ -71,59 +70,10 @@ impl Away {
             OwnerSettings { managers, mode: OffloadMode::Compactions, ..OwnerSettings::default() };
         let volume = VolumeFiles { files: Arc::clone(&files), cluster: CLUSTER.to_owned() };
         let jobs = OffloadExecutor::in_volume(settings, volume);
-        let family = CfOptions {
-            merge_operator: Some("u64-counter".to_owned()),
-            write_buffer_bytes: 64 << 10,
-            target_file_bytes: 16 << 10,
-            value_separation_bytes: 512,
-            value_file_bytes: 64 << 10,
-            ..CfOptions::default()
-        };
-        let components = Components {
-            fs: Arc::clone(&files) as Arc<dyn FileSystem>,
-            families: [("default".to_owned(), family)].into_iter().collect(),
-            executor: Arc::clone(&jobs) as _,
-            ..Components::default()
-        };
-        let db = Db::open_with(DIR, DbOptions::default(), components).unwrap();
-        Self { db, jobs, files, pool: pool.clone(), found }
-    }
-
-    /// Writes every key again, with short and long values, and adds one to each counter. Most long
-    /// values are then written a second time, so that value files are garbage in part.
-    fn write(&self, round: u32) {
-        let cf = self.db.default_family();
-        for n in 0..400u32 {
-            self.db.put(&key(n), &value(n, round)).unwrap();
-            let one = 1u64.to_le_bytes();
-            self.db.merge(cf, &counter(n), &one, &WriteOptions::default()).unwrap();
-        }
-        self.db.flush(cf).unwrap();
-        for n in (0..400u32).step_by(4).filter(|n| !n.is_multiple_of(16)) {
-            self.db.put(&key(n), &value(n, round)).unwrap();
-        }
-        self.db.flush(cf).unwrap();
-    }
-
-    /// Merges everything, so that jobs run now.
-    fn compact(&self) {
-        self.db.compact_range(self.db.default_family(), &KeyRange::all()).unwrap();
-    }
-
-    fn check(&self, rounds: u32) {
-        for n in 0..400u32 {
-            let got = self.db.get(&key(n)).unwrap();
-            assert_eq!(got.as_deref(), Some(&value(n, rounds - 1)[..]), "{n}");
-            let got = self.db.get(&counter(n)).unwrap();
-            let expected = u64::from(rounds).to_le_bytes();
-            assert_eq!(got.as_deref(), Some(&expected[..]), "{n}");
-        }
-        let report = self.db.verify(|_, _| {}).unwrap();
-        assert!(report.is_clean(), "{report:?}");
-    }
-
-    fn away(&self) -> u64 {
-        self.jobs.counters().ran_away
+        let fs = Arc::clone(&files) as Arc<dyn FileSystem>;
+        let components = Components { fs, ..Components::default() };
+        let loaded = Loaded::open(Path::new(DIR), jobs, components);
+        Self { loaded, files, pool: pool.clone(), found }
     }
 
     /// Number of jobs so far that did not end in an executor.
@@ -145,8 +95,16 @@ impl Away {
 
     /// Closes the database and the volume.
     fn close(self) {
-        self.db.close().unwrap();
+        self.loaded.db.close().unwrap();
         self.files.close().unwrap();
+    }
+}
+
+impl Deref for Away {
+    type Target = Loaded;
+
+    fn deref(&self) -> &Loaded {
+        &self.loaded
     }
 }
 

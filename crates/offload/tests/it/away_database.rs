@@ -20,7 +20,7 @@ use archipelago_offload::shard_owner::{
 };
 use parking_lot::Mutex;
 
-use crate::databases::{key, wait_until};
+use crate::rounds::{key, wait_until};
 
 const KEYS: u32 = 300;
 const MIB: u64 = 1 << 20;

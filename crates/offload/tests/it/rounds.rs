@@ -80,7 +80,7 @@ impl Loaded {
     }
 }
 
-fn key(n: u32) -> Vec<u8> {
+pub(crate) fn key(n: u32) -> Vec<u8> {
     format!("key{n:05}").into_bytes()
 }
 

@@ -4,6 +4,8 @@
 //! A block that a device returns from a wrong place therefore fails the check, and so does a block
 //! of an earlier file with the same number. The module consists of pure functions.
 
+use std::hash::Hasher;
+
 /// CRC-32C of `bytes`.
 #[inline]
 #[must_use]
@@ -28,11 +30,31 @@ pub fn block_crc(unique_id: &[u8; 16], offset: u64, bytes: &[u8]) -> u32 {
     crc_append(crc(&seed), bytes)
 }
 
-/// XXH3-64 of `bytes`: the key hash of filters, caches and in-block hash indexes.
+/// XXH3-64 of `bytes`: the key hash of filters, caches and in-block hash indexes. It also guards
+/// bytes that hold a CRC-32C of their own parts. A CRC-32C around these would not notice a part
+/// that is replaced by another one of the same length, because the CRC-32C of any bytes followed by
+/// their CRC-32C is the same.
 #[inline]
 #[must_use]
 pub fn hash64(bytes: &[u8]) -> u64 {
     twox_hash::XxHash3_64::oneshot(bytes)
+}
+
+/// [`hash64`] of bytes that come in parts.
+#[derive(Debug, Default)]
+pub struct PartsHash(twox_hash::XxHash3_64);
+
+impl PartsHash {
+    /// Appends a part.
+    pub fn append(&mut self, part: &[u8]) {
+        self.0.write(part);
+    }
+
+    /// The hash of all parts so far.
+    #[must_use]
+    pub fn get(&self) -> u64 {
+        self.0.finish()
+    }
 }
 
 #[cfg(test)]
@@ -44,6 +66,25 @@ mod tests {
         // Files hold these values: the vector of RFC 3720, and XXH3 of the empty string.
         assert_eq!(crc(&[0u8; 32]), 0x8a91_36aa);
         assert_eq!(hash64(b""), 0x2d06_8005_38d3_94c2);
+    }
+
+    #[test]
+    fn hash_of_parts_is_that_of_the_whole() {
+        let bytes: Vec<u8> = (0..1000u32).map(|at| (at * 7) as u8).collect();
+        for cut in [0, 1, 200, 256, 999, 1000] {
+            let mut parts = PartsHash::default();
+            parts.append(&bytes[..cut]);
+            parts.append(&bytes[cut..]);
+            assert_eq!(parts.get(), hash64(&bytes));
+        }
+    }
+
+    #[test]
+    fn hash_notices_parts_with_checksums_of_their_own() {
+        let with_crc = |part: &[u8]| [part, &crc(part).to_le_bytes()].concat();
+        let (old, new) = (with_crc(b"old record"), with_crc(b"new record"));
+        assert_eq!(crc(&old), crc(&new), "a CRC-32C is blind here");
+        assert_ne!(hash64(&old), hash64(&new));
     }
 
     #[test]

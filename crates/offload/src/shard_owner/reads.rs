@@ -23,7 +23,7 @@ use super::driver::OwnerDriver;
 use super::links::{NoAnswer, NodeLinks, OneSidedFailure, Way};
 use super::page::{self, PageReader};
 use super::search::{Contradiction, Search};
-use super::sends::head_crc;
+use super::sends::head_sum;
 use super::state::{ReadTarget, ReadableShard};
 use crate::wire::shard::{ShardMessage, ShardName, ShardRefusal, ShardWhy};
 
@@ -316,7 +316,7 @@ impl OwnerDriver {
         };
         let place = shard.place;
         let bytes = self.until(end_ns, links.read(&place.key, place.at, place.bytes)).await?;
-        if head_crc(&bytes) != shard.head_crc {
+        if head_sum(&bytes) != shard.head_sum {
             return Err(ReadFailure::Wrong("another image than the one that was sent"));
         }
         SealedImage::open(bytes).map_err(|_| ReadFailure::Wrong("a damaged image"))

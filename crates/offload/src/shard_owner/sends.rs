@@ -20,8 +20,8 @@ const ANSWER_BYTES_MAX: usize = 4096;
 pub(super) const HEAD_BYTES: usize = 200;
 
 /// The checksum of the header of an image.
-pub(super) fn head_crc(image: &[u8]) -> u32 {
-    checksum::crc(&image[..image.len().min(HEAD_BYTES)])
+pub(super) fn head_sum(image: &[u8]) -> u64 {
+    checksum::hash64(&image[..image.len().min(HEAD_BYTES)])
 }
 
 impl OwnerDriver {
@@ -59,7 +59,7 @@ impl OwnerDriver {
             let is_wanted = || self.state.lock().is_sending(node, id, losses);
             match self.transfer(node, transfer, image, is_wanted).await {
                 Ok(place) => {
-                    let at = ReadableShard { place, head_crc: head_crc(image) };
+                    let at = ReadableShard { place, head_sum: head_sum(image) };
                     let sent = self.state.lock().sent(node, id, losses, at);
                     self.ring(node);
                     sent.inspect_err(|_| count(&self.tally.not_sent, 1))?;
@@ -166,5 +166,22 @@ impl OwnerDriver {
     ) -> TransferStep {
         let answer = links.ask(Way::Asks, message, ANSWER_BYTES_MAX).await.ok();
         transfer.on_answer(self.now_ns(), answer.as_ref())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The header of an image ends with its own CRC-32C, so a CRC-32C of the whole header would be
+    /// the same for all images.
+    #[test]
+    fn sum_of_a_header_with_its_checksum_tells_headers_apart() {
+        let header = |fill: u8| {
+            let body = [fill; HEAD_BYTES - 8];
+            [&body[..], &checksum::crc(&body).to_le_bytes(), &[0; 4]].concat()
+        };
+        assert_eq!(checksum::crc(&header(1)), checksum::crc(&header(2)));
+        assert_ne!(head_sum(&header(1)), head_sum(&header(2)));
     }
 }

@@ -165,7 +165,7 @@ fn image(memtable: u64) -> Vec<u8> {
 
 fn register(shard: ShardName, grant: u64, image: &[u8]) -> ShardMessage {
     let info = ShardInfo { last_seq: SeqNo(1_000_000), ..ShardInfo::default() };
-    let pieces = vec![Piece { at: 0, len: image.len() as u64, crc: checksum::crc(image) }];
+    let pieces = vec![Piece { at: 0, len: image.len() as u64, sum: checksum::hash64(image) }];
     ShardMessage::Register { owner: owner(), shard, grant, info, pieces }
 }
 

@@ -399,7 +399,7 @@ impl Owner {
         let piece = |ends: &[usize]| Piece {
             at: ends[0] as u64,
             len: (ends[1] - ends[0]) as u64,
-            crc: checksum::crc(&image[ends[0]..ends[1]]),
+            sum: checksum::hash64(&image[ends[0]..ends[1]]),
         };
         cuts.windows(2).map(piece).collect()
     }

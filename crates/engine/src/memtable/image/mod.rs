@@ -3,7 +3,8 @@
 //!
 //! Format: `docs/formats/sealed-shard.md`. [`Shard::write_image`] makes one,
 //! [`SealedImage::open`] checks every byte of one (lengths first, then five checksums) and needs
-//! no fix-up: records keep their references, which are slab numbers and offsets.
+//! no fix-up: records keep their references, which are slab numbers and offsets. The checksums of
+//! sections are XXH3-64, because records have CRC-32Cs of their own ([`checksum::hash64`]).
 //!
 //! Invariants: after `open` every section lies inside the image; every access is checked again
 //! against its bounds, so that bytes which were made by somebody hostile, checksums and all, give
@@ -30,7 +31,7 @@ use crate::pinned::{PinOwner, PinnedSlice};
 use crate::tombstone::{RangeTombstone, TombstoneSet};
 
 /// Version of the format that this program writes and reads.
-pub const IMAGE_VERSION: u32 = 1;
+pub const IMAGE_VERSION: u32 = 2;
 
 const MAGIC: [u8; 8] = *b"ARCHSHRD";
 const SECTIONS: usize = 5;
@@ -73,8 +74,7 @@ impl Shard {
             out.resize(start + (out.len() - start).next_multiple_of(8), 0);
             put_u64(&mut table, (from - start) as u64);
             put_u64(&mut table, (out.len() - from) as u64);
-            put_u32(&mut table, checksum::crc(&out[from..]));
-            put_u32(&mut table, 0);
+            put_u64(&mut table, checksum::hash64(&out[from..]));
             from = out.len();
         };
         // SAFETY: the shard is sealed: no append is in flight and none begins.
@@ -194,13 +194,13 @@ impl Header {
         for (span, name) in spans.iter_mut().zip(Section::NAMES) {
             let at = reader.u64().ok_or_else(cut)?;
             let len = reader.u64().ok_or_else(cut)?;
-            let (crc, zero) = (reader.u32().ok_or_else(cut)?, reader.u32());
+            let sum = reader.u64().ok_or_else(cut)?;
             let next = at.checked_add(len).filter(|&next| next <= bytes.len() as u64);
-            let (true, Some(next), Some(0)) = (at == end, next, zero) else {
+            let (true, Some(next)) = (at == end, next) else {
                 return Err(corrupt(72, format_args!("{name}: impossible place {at}+{len}")));
             };
             *span = Span { at: at as usize, len: len as usize };
-            if checksum::crc(span.of(bytes)) != crc {
+            if checksum::hash64(span.of(bytes)) != sum {
                 return Err(corrupt(span.at, format_args!("{name}: checksum mismatch")));
             }
             end = next;

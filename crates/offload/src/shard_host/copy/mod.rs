@@ -16,7 +16,7 @@
 
 use std::sync::Arc;
 
-use archipelago_base::checksum;
+use archipelago_base::checksum::PartsHash;
 use archipelago_engine::iter::InternalIterator;
 use archipelago_engine::key::KeyRef;
 use archipelago_engine::memtable::{SealedImage, SealedShard};
@@ -79,21 +79,21 @@ fn copy_pieces(
     let mut buffer = vec![0; PART_BYTES];
     let mut to = place.at();
     for piece in pieces {
-        let (mut crc, mut done) = (checksum::crc(&[]), 0);
+        let (mut sum, mut done) = (PartsHash::default(), 0);
         while done < piece.len {
             let len = (piece.len - done).min(PART_BYTES as u64);
             let part = &mut buffer[..len as usize];
             // The core has checked that the pieces lie within the grant and fit into the lease.
             let from = landing.at() + piece.at + done;
             regions.landing.read(from, part).map_err(|_| ShardWhy::BadPiece)?;
-            crc = checksum::crc_append(crc, part);
+            sum.append(part);
             regions.arena.write(to, part).map_err(|refusal| {
                 tracing::error!(%refusal, "a leased range of an arena cannot be written");
                 ShardWhy::BadPiece
             })?;
             (done, to) = (done + len, to + len);
         }
-        if crc != piece.crc && !sabotage.no_piece_check() {
+        if sum.get() != piece.sum && !sabotage.no_piece_check() {
             return Err(ShardRefusal::at(ShardWhy::BadPiece, piece.at));
         }
     }

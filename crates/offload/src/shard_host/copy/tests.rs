@@ -79,7 +79,7 @@ fn pieces(bytes: &[u8], len: usize) -> Vec<Piece> {
     let piece = |(at, part): (usize, &[u8])| Piece {
         at: (at * len) as u64,
         len: part.len() as u64,
-        crc: checksum::crc(part),
+        sum: checksum::hash64(part),
     };
     bytes.chunks(len).enumerate().map(piece).collect()
 }
@@ -120,7 +120,7 @@ fn pieces_may_lie_in_any_order_in_the_grant() {
     let pieces = parts.map(|(at, part)| Piece {
         at: at as u64,
         len: part.len() as u64,
-        crc: checksum::crc(part),
+        sum: checksum::hash64(part),
     });
     assert!(setting.copy(info(), pieces.to_vec()).result.is_ok());
 }
@@ -132,7 +132,7 @@ fn piece_with_another_checksum_is_refused_and_may_be_written_again() {
     let good = pieces(&bytes, 10_000);
     for at in 0..good.len() {
         let mut damaged = good.clone();
-        damaged[at].crc ^= 1;
+        damaged[at].sum ^= 1;
         assert_eq!(setting.refused(info(), damaged), (ShardWhy::BadPiece, true));
     }
     setting.regions.landing.write(GRANT_AT + 20_000, &[0xa5]).expect("room");

@@ -210,7 +210,7 @@ impl Host {
 }
 
 fn register(shard: ShardName, grant: u64) -> ShardMessage {
-    let pieces = vec![Piece { at: 0, len: 100, crc: 0 }];
+    let pieces = vec![Piece { at: 0, len: 100, sum: 0 }];
     ShardMessage::Register { owner: owner(1), shard, grant, info: ShardInfo::default(), pieces }
 }
 
@@ -350,7 +350,7 @@ fn pieces_must_lie_within_the_grant() {
         }
         other => other,
     };
-    let piece = |at, len| Piece { at, len, crc: 0 };
+    let piece = |at, len| Piece { at, len, sum: 0 };
     for pieces in [
         vec![],
         vec![piece(0, 0)],

@@ -11,7 +11,7 @@ use crate::wire::shard::ShardPlace;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::shard_owner) struct ReadableShard {
     pub(in crate::shard_owner) place: ShardPlace,
-    pub(in crate::shard_owner) head_crc: u32,
+    pub(in crate::shard_owner) head_sum: u64,
 }
 
 /// Stage of a shard of this open at a node.

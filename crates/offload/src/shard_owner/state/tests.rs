@@ -22,7 +22,7 @@ fn member(node: u64, life: Epoch) -> MemoryNode {
 fn readable() -> ReadableShard {
     let (node, epoch, region, rights) = (NodeId(1), LIFE, RegionId(3), Rights::READ);
     let key = RemoteKey { node, epoch, region, tag: 9, len: 4096, rights };
-    ReadableShard { place: ShardPlace { key, at: 64, bytes: 100 }, head_crc: 5 }
+    ReadableShard { place: ShardPlace { key, at: 64, bytes: 100 }, head_sum: 5 }
 }
 
 fn begun(shards: u32) -> ShardMessage {

@@ -116,7 +116,7 @@ pub(super) fn pieces(image: &[u8]) -> Vec<Piece> {
     let piece = |(number, chunk): (usize, &[u8])| Piece {
         at: number as u64 * piece_bytes,
         len: chunk.len() as u64,
-        crc: checksum::crc(chunk),
+        sum: checksum::hash64(chunk),
     };
     chunks.enumerate().map(piece).collect()
 }

@@ -67,7 +67,7 @@ fn pieces_are_the_image() {
     for piece in pieces(&image) {
         assert_eq!(piece.at, next);
         let bytes = &image[piece.at as usize..][..piece.len as usize];
-        assert_eq!(piece.crc, checksum::crc(bytes));
+        assert_eq!(piece.sum, checksum::hash64(bytes));
         next += piece.len;
     }
     assert_eq!(next, image.len() as u64);

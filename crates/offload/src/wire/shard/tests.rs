@@ -103,7 +103,7 @@ fn names() -> String {
 /// Requests that change something or list. The bytes of the owner come before the others.
 fn changes() -> Vec<Golden> {
     let (owner, shard, shards) = (owner(), name(), vec![name()]);
-    let piece = Piece { at: 0x10, len: 0x20, crc: 0x01020304 };
+    let piece = Piece { at: 0x10, len: 0x20, sum: 0x01020304 };
     vec![
         (ShardMessage::Begin { owner, landing_bytes: 0x1000 }, "7201", vec![word("0010")]),
         (
@@ -121,7 +121,7 @@ fn changes() -> Vec<Golden> {
                 "01".into(),
                 word("10"),
                 word("20"),
-                "04030201".into(),
+                word("04030201"),
             ],
         ),
         (

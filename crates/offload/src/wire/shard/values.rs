@@ -73,10 +73,10 @@ pub struct Piece {
     pub at: u64,
     /// Length in bytes.
     pub len: u64,
-    /// CRC-32C of the bytes.
-    pub crc: u32,
+    /// XXH3-64 of the bytes. (Images have CRC-32Cs in them, so a CRC-32C would not do.)
+    pub sum: u64,
 }
-wire_struct!(Piece { at, len, crc });
+wire_struct!(Piece { at, len, sum });
 
 /// Place of a registered image, for readers that fetch bytes of it one-sided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

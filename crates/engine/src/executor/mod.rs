@@ -41,6 +41,17 @@ use crate::key::KeyRange;
 /// Times that a job is planned before its failure counts.
 const PLANS_MAX: u32 = 8;
 
+/// Kind of a job that an executor gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum JobKind {
+    /// Shards of sealed memtables become tables.
+    Flush,
+    /// Tables are merged into tables of a lower level.
+    Compaction,
+    /// Value files are rewritten without their garbage.
+    Gc,
+}
+
 /// Runs flush and compaction jobs that are given as values, here or in another process.
 pub trait JobExecutor: Send + Sync + 'static {
     /// What errors call it. Default: the name of its type.
@@ -53,6 +64,12 @@ pub trait JobExecutor: Send + Sync + 'static {
     fn compact(&self, spec: &CompactionSpec, context: &JobContext<'_>) -> Result<JobOutput>;
     /// Runs a garbage collection of value files.
     fn gc(&self, spec: &GcSpec, context: &JobContext<'_>) -> Result<JobOutput>;
+    /// Jobs of this kind that may be with the executor beside the `max_background_jobs` that the
+    /// database runs anyway, because they take no processor time of this process. The database asks
+    /// whenever it looks for work, so the call must not block. Default: 0.
+    fn room(&self, _kind: JobKind) -> usize {
+        0
+    }
     /// Whether the files of an output come from this process, so that the database need not open
     /// them before it installs them. Must always give the same answer. Default: no.
     fn runs_here(&self) -> bool {

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use archipelago_base::{Error, FileNo, Result};
 
-use super::{KeptLog, Replay};
+use super::replay::{KeptLog, Replay};
 use crate::db::inner::DbInner;
 use crate::db::lifecycle::open;
 use crate::db::read::ReadView;

@@ -33,26 +33,23 @@
 //! (of records or of range deletes), or the largest one while the byte budget is exceeded, are
 //! written to files before the edit. If the log is kept, the memory budget bounds it.
 
+mod components;
 mod kept_log;
+mod replay;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use archipelago_base::budget::{ByteBudget, MemoryClass, Pressure};
-use archipelago_base::clock::{Clock, SystemClock};
+use archipelago_base::budget::{ByteBudget, MemoryClass};
 use archipelago_base::random::{Rng, entropy_seed, unique_id};
-use archipelago_base::{CfId, Error, ErrorKind, FileNo, Result, SeqNo};
+use archipelago_base::{CfId, Error, FileNo, Result};
 use archipelago_env::foreground::{Foreground, ForegroundFs};
 use archipelago_env::limit::RateLimiter;
-use archipelago_env::local::LocalFs;
 use archipelago_env::{FileLock, FileSystem};
 
 use crate::cache::BlockKind;
-use crate::db::background::flush::{self, FlushTask};
-use crate::db::background::job_numbers::JobNumbers;
-use crate::db::background::written_shards::Taken;
-use crate::db::background::{compaction, rebuild, scheduler, space};
+use crate::db::background::{rebuild, scheduler, space};
 use crate::db::inner::DbInner;
 use crate::db::lifecycle::catch_up::{self, Unusable, while_changing};
 use crate::db::read::ReadView;
@@ -60,24 +57,17 @@ use crate::db::read::pictures::Pictures;
 use crate::db::read::values::ValueReaders;
 use crate::db::state::away::{LinkParts, StoreLink};
 use crate::db::state::background_mode::BackgroundMode;
-use crate::db::state::context::{Context, ContextParts, FaultPoint};
+use crate::db::state::context::{Context, ContextParts};
 use crate::db::state::family::{Family, SuperVersion};
 use crate::db::state::jobs::Jobs;
-use crate::db::state::memtable::{Memtable, RECORD_OVERHEAD_BYTES, SealedInfo, ShardHome};
 use crate::db::state::observers::Observers;
 use crate::db::state::pacing::Pacing;
 use crate::db::state::storage::{Storage, StorageParts};
+use crate::db::write::WritePath;
 use crate::db::write::disk_room::{self, Disk};
 use crate::db::write::log_segments::{self, LogSegments};
-use crate::db::write::{WritePath, seal};
-use crate::disk_space::flush_room;
-use crate::event::Listeners;
-use crate::executor::{JobExecutor, LocalExecutor, OwnerIdentity};
-use crate::extension::Registry;
+use crate::executor::OwnerIdentity;
 use crate::file_meta::LOCK_NAME;
-use crate::flush::run_flush;
-use crate::job::JobOutput;
-use crate::key::KeyRange;
 use crate::live_file::Trash;
 use crate::lock_order::Order;
 use crate::manifest::{
@@ -85,92 +75,13 @@ use crate::manifest::{
 };
 use crate::memory_shares::MemoryShares;
 use crate::options::{CfOptions, DbOptions};
-use crate::remote::ShardStore;
 use crate::sst::BlockCache;
 use crate::table_cache::TableCache;
 use crate::wal::{LogChain, RecoveredLog, SegmentEnd};
 
-/// Parts of a database besides its settings.
-#[derive(Clone)]
-pub struct Components {
-    /// File system of the files. Default: the local file system.
-    pub fs: Arc<dyn FileSystem>,
-    /// Whether compactions let reads that users wait for go first. Default: yes; no is there to
-    /// compare with.
-    pub foreground_first: bool,
-    /// Whether the block cache keeps references of tables in the Flat Index Cache. Default: yes; no
-    /// is there to compare with.
-    pub flat_index: bool,
-    /// Source of the time. Default: the system's clock.
-    pub clock: Arc<dyn Clock>,
-    /// Merge operators and compaction filters. Default: the built-in ones.
-    pub registry: Registry,
-    /// Receivers of events. Default: none.
-    pub listeners: Listeners,
-    /// The byte budget, if it is shared with others. Default: one of its own, by
-    /// `DbOptions::memory_budget_bytes`.
-    pub budget: Option<Arc<ByteBudget>>,
-    /// Settings of column families by name: for families that exist they replace the stored ones,
-    /// for `default` they are used at creation.
-    pub families: BTreeMap<String, CfOptions>,
-    /// Existing column families whose names begin with this, and that `families` does not name,
-    /// take the settings of the default family, those of `families` if it has some. Default: none.
-    pub alike_default: Option<String>,
-    /// Runs flushes and compactions. Default: the database's own background threads. (What
-    /// recovery and ingestion write runs where they are called.)
-    pub executor: Arc<dyn JobExecutor>,
-    /// Keeps sealed memtable shards outside the memory of this process. Default: none; all stay
-    /// here until they are flushed.
-    pub shard_store: Option<Arc<dyn ShardStore>>,
-    /// Which threads run background work. Default: threads of the database.
-    pub background: BackgroundMode,
-    /// Seed of unique ids; `None` for entropy.
-    pub seed: Option<u64>,
-    /// Function that background work calls at named points, for tests. Default: none.
-    #[cfg(any(test, feature = "fault-points"))]
-    pub fault_point: Option<FaultPoint>,
-}
-
-impl Components {
-    #[cfg(any(test, feature = "fault-points"))]
-    fn fault_point(&self) -> Option<FaultPoint> {
-        self.fault_point.clone()
-    }
-
-    /// A build without the feature has no fault points.
-    #[cfg(not(any(test, feature = "fault-points")))]
-    fn fault_point(&self) -> Option<FaultPoint> {
-        None
-    }
-}
-
-impl Default for Components {
-    fn default() -> Self {
-        Self {
-            fs: Arc::new(LocalFs::new()),
-            foreground_first: true,
-            flat_index: true,
-            clock: SystemClock::shared(),
-            registry: Registry::default(),
-            listeners: Listeners::default(),
-            budget: None,
-            families: BTreeMap::new(),
-            alike_default: None,
-            executor: Arc::new(LocalExecutor),
-            shard_store: None,
-            background: BackgroundMode::Threads,
-            seed: None,
-            #[cfg(any(test, feature = "fault-points"))]
-            fault_point: None,
-        }
-    }
-}
-
-impl std::fmt::Debug for Components {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Components").field("fs", &self.fs).finish_non_exhaustive()
-    }
-}
+pub use components::Components;
+use replay::Replay;
+pub(crate) use replay::check_known;
 
 /// Bytes that a local log keeps in memory: its ring.
 const LOG_BUFFER_BYTES: u64 = 4 << 20;
@@ -506,7 +417,7 @@ fn recover_to_tables(db: &DbInner, chain: &LogChain<'_>) -> Result<()> {
     let next_log = db.storage.file_numbers().allocate();
     let installed = replay.flush_all().and_then(|()| {
         db.context.fault_point("recovery.before_install")?;
-        let mut edit = std::mem::take(&mut replay.outputs);
+        let mut edit = replay.take_changes();
         edit.push(Change::LastSeq(last_seq));
         edit.push(Change::LogFloor(next_log));
         scheduler::apply_edit(&db.storage, &db.jobs, &db.view, edit)
@@ -515,7 +426,7 @@ fn recover_to_tables(db: &DbInner, chain: &LogChain<'_>) -> Result<()> {
         replay.discard();
         return Err(error);
     }
-    replay.numbers.note_installed();
+    replay.note_installed();
     db.writes.committer().start_at(&db.view, last_seq);
     db.storage.fs().clear_log_tails(db.storage.dir())?;
     kept_log::start_log(db, next_log, recovered.previous)
@@ -567,252 +478,4 @@ fn remove_strays(storage: &Storage) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Number of records after which recovery checks the byte budget again.
-const BUDGET_LOOK_RECORDS: u64 = 64;
-/// Smallest share of the budget that a memtable must hold to be written to files early.
-const FLUSH_SHARE: u64 = 32;
-/// Smallest size, in bytes, of a memtable that is written early. A budget that is spent elsewhere
-/// must not lead to tiny files.
-const FLUSH_BYTES_MIN: u64 = 256 << 10;
-
-/// Refuses a record of the log of a column family that the manifest does not know yet, which is
-/// one with the id `next` or a larger one: the manifest has lost the edit that created it.
-pub(crate) fn check_known(cf: CfId, next: CfId) -> Result<()> {
-    if cf < next {
-        return Ok(());
-    }
-    Err(Error::new(
-        ErrorKind::Corrupt,
-        format!(
-            "record: it writes to column family {cf}, which the manifest does not know: the \
-             manifest has lost the edit that created it"
-        ),
-    ))
-}
-
-/// The log's records on their way into memtables and files.
-struct Replay<'a> {
-    inner: &'a DbInner,
-    /// Changes for the one edit of recovery.
-    outputs: VersionEdit,
-    /// Outputs that were written for it.
-    written: Vec<JobOutput>,
-    /// Numbers of these outputs.
-    numbers: JobNumbers<'a>,
-    last_seq: SeqNo,
-    /// No column family with this id or a larger one was ever created.
-    next_cf_id: CfId,
-    /// Set if the log is kept and its records stay in memory.
-    kept: Option<KeptLog>,
-}
-
-/// A log that recovery keeps, because the disk has no room for its tables.
-struct KeptLog {
-    /// Its oldest segment.
-    oldest: FileNo,
-    /// Error of the recovery to tables.
-    no_room: Error,
-}
-
-impl<'a> Replay<'a> {
-    fn new(inner: &'a DbInner, kept: Option<KeptLog>) -> Self {
-        Self {
-            inner,
-            outputs: VersionEdit::new(),
-            written: Vec::new(),
-            numbers: JobNumbers::new(inner, Order::none()),
-            last_seq: SeqNo::ZERO,
-            next_cf_id: inner.storage.lock_manifest(Order::none()).next_cf_id(),
-            kept,
-        }
-    }
-
-    /// Replays the log.
-    fn read(&mut self, chain: &LogChain<'_>) -> Result<RecoveredLog> {
-        let fs = Arc::clone(self.inner.storage.fs());
-        let read = crate::wal::recover(&*fs, chain, &mut |first_seq, batch| {
-            self.apply(first_seq, batch.iter())
-        });
-        match read {
-            Ok(recovered) => {
-                if let Some(lost) = &recovered.lost {
-                    tracing::warn!(
-                        lost,
-                        "the end of the log was not whole; unsynced writes were lost"
-                    );
-                }
-                Ok(recovered)
-            }
-            Err(error) => {
-                self.discard();
-                Err(error)
-            }
-        }
-    }
-
-    fn last_seq_of(&self, recovered: &RecoveredLog) -> SeqNo {
-        self.last_seq
-            .max(recovered.last_seq.unwrap_or_default())
-            .max(self.inner.storage.lock_manifest(Order::none()).last_seq())
-    }
-
-    /// Removes the tables of a recovery that was not installed.
-    fn discard(&mut self) {
-        std::mem::take(&mut self.written)
-            .iter()
-            .for_each(|output| self.inner.storage.discard(output, Order::none()));
-    }
-
-    fn apply<'b>(
-        &mut self,
-        first_seq: SeqNo,
-        ops: impl Iterator<Item = Result<crate::wal::BatchOp<'b>>>,
-    ) -> Result<()> {
-        let mut seq = first_seq;
-        for op in ops {
-            let op = op?;
-            self.last_seq = self.last_seq.max(seq);
-            check_known(op.cf, self.next_cf_id)?;
-            // A family that was dropped after the write was logged: nothing to restore.
-            if let Some(family) = self.inner.view.family(op.cf) {
-                self.apply_one(&family, seq, &op)?;
-            }
-            seq = SeqNo(seq.0 + 1);
-        }
-        Ok(())
-    }
-
-    fn apply_one(
-        &mut self,
-        family: &Arc<Family>,
-        seq: SeqNo,
-        op: &crate::wal::BatchOp<'_>,
-    ) -> Result<()> {
-        let current = family.current.load_full();
-        let flushed = current.version.flushed_through();
-        let bytes = (op.key.len() + op.value.len()) as u64 + RECORD_OVERHEAD_BYTES;
-        let kept_log = self.kept.as_ref().map(|kept| kept.oldest);
-        if op.kind == crate::key::Kind::RangeDelete {
-            for (start, end) in flushed.parts_below(seq, op.key, op.value) {
-                current.active.insert(seq, op.kind, start, end, kept_log);
-            }
-        } else if flushed.get(op.key) < seq {
-            current.active.insert(seq, op.kind, op.key, op.value, kept_log);
-        } else {
-            return Ok(());
-        }
-        match kept_log {
-            None => current.active.charge_replayed(bytes),
-            Some(log) => {
-                current.active.grant(bytes, Some(log));
-                current.active.release();
-            }
-        }
-        let budget = self.inner.context.budget();
-        let full = self.inner.context.memtable_bytes_max(&family.options);
-        let is_full = current.active.charged_bytes() >= full || current.active.is_crowded();
-        match &self.kept {
-            Some(kept) if is_full => self.seal(family, kept)?,
-            None if is_full => self.flush(family, &current.active)?,
-            None if seq.0.is_multiple_of(BUDGET_LOOK_RECORDS)
-                && budget.pressure() == Pressure::Over =>
-            {
-                self.flush_largest()?;
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-
-    /// Seals a full memtable of a log that is kept.
-    fn seal(&self, family: &Arc<Family>, kept: &KeptLog) -> Result<()> {
-        let budget = self.inner.context.budget();
-        if budget.total_bytes() > budget.limit_bytes() {
-            return Err(kept.no_room.context_at(
-                "the log holds more than the memory budget, so its records must go to tables: make \
-                 room on the disk, or raise memory_budget_bytes, and open the database again",
-            ));
-        }
-        let mut commit = self.inner.writes.committer().lock(Order::none());
-        commit.last_seq = self.last_seq;
-        seal::seal_active(self.inner, &mut commit, family);
-        Ok(())
-    }
-
-    /// Writes the largest memtable to files, if that gives back a share of the budget that is worth
-    /// a file.
-    fn flush_largest(&mut self) -> Result<()> {
-        let families = self.inner.view.live_families();
-        let size = |family: &Arc<Family>| family.current.load().active.charged_bytes();
-        let Some(largest) = families.into_iter().max_by_key(size) else { return Ok(()) };
-        let worth = (self.inner.context.budget().limit_bytes() / FLUSH_SHARE).max(FLUSH_BYTES_MIN);
-        let active = Arc::clone(&largest.current.load().active);
-        if active.charged_bytes() >= worth { self.flush(&largest, &active) } else { Ok(()) }
-    }
-
-    /// Writes a family's memtable to files that the final edit will install.
-    fn flush(&mut self, family: &Arc<Family>, memtable: &Arc<Memtable>) -> Result<()> {
-        memtable.close_at(self.last_seq);
-        memtable.shards.iter().for_each(|shard| shard.seal());
-        let info = SealedInfo::of(memtable);
-        info.note_shards(memtable);
-        let shards = memtable.shards.iter().cloned().map(ShardHome::Here).enumerate();
-        let taken = Taken::of_memtable(info.id, shards);
-        let task = FlushTask {
-            job_id: 0,
-            family: Arc::clone(family),
-            memtables: vec![info],
-            shards: 0..memtable.shards.len(),
-            range: KeyRange::all(),
-            planned_cuts: Vec::new(),
-        };
-        // A file that waits for the final edit lies in the one bucket there was.
-        let waits =
-            |change: &Change| matches!(change, Change::AddFile { cf, .. } if *cf == family.id);
-        if let [shard] = &*memtable.shards
-            && !self.outputs.changes.iter().any(waits)
-        {
-            flush::set_first_map(self.inner, family, shard, Order::none())?;
-        }
-        let room = flush_room(memtable.charged_bytes(), task.shards.len() as u64);
-        disk_room::ensure_room(self.inner, room, "recovery")?;
-        let output = {
-            let spec = flush::flush_spec(&self.numbers, &task, task.shards.clone(), taken.refs())?;
-            run_flush(
-                &spec,
-                &compaction::job_context(
-                    &self.inner.context,
-                    &self.inner.storage,
-                    &self.inner.jobs,
-                    &self.inner.view,
-                    &taken,
-                ),
-            )?
-        };
-        flush::add_output(&mut self.outputs, family.id, &output);
-        self.written.push(output);
-        self.outputs.flushed_through(family.id, KeyRange::all(), self.last_seq);
-        let version = Arc::clone(&family.current.load().version);
-        let active = self.inner.writes.new_memtable(&self.inner.context, &version, &[]);
-        self.inner
-            .writes
-            .committer()
-            .lock(Order::none())
-            .set_active(family.id, Some(Arc::clone(&active)));
-        let next = SuperVersion::new(active, version);
-        self.inner.view.publish(&mut self.inner.jobs.lock(Order::none()), family, next);
-        Ok(())
-    }
-
-    fn flush_all(&mut self) -> Result<()> {
-        for family in self.inner.view.live_families() {
-            let active = Arc::clone(&family.current.load().active);
-            if !active.is_empty() {
-                self.flush(&family, &active)?;
-            }
-        }
-        Ok(())
-    }
 }

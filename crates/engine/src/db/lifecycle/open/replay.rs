@@ -1,0 +1,295 @@
+//! The replay of the log: its records go to memtables, and from full memtables to tables that wait
+//! for the one edit of recovery.
+//!
+//! Invariants:
+//! 1. A record that a flushed-through sequence number covers is skipped.
+//! 2. Nothing is installed here. After an error the tables are removed.
+//! 3. Tables of earlier memtables lie in the one bucket that there was when they were written.
+//!
+//! Thread-safety: the thread that opens the database owns the replay.
+//! Failure: an error ends the replay, and [`Replay::discard`] removes what it wrote.
+//! Cost: O(records), with a look at the byte budget every `BUDGET_LOOK_RECORDS`.
+
+use std::sync::Arc;
+
+use archipelago_base::budget::Pressure;
+use archipelago_base::{CfId, Error, ErrorKind, FileNo, Result, SeqNo};
+
+use crate::db::background::compaction;
+use crate::db::background::flush::{self, FlushTask};
+use crate::db::background::job_numbers::JobNumbers;
+use crate::db::background::written_shards::Taken;
+use crate::db::inner::DbInner;
+use crate::db::state::family::{Family, SuperVersion};
+use crate::db::state::memtable::{Memtable, RECORD_OVERHEAD_BYTES, SealedInfo, ShardHome};
+use crate::db::write::disk_room;
+use crate::db::write::seal;
+use crate::disk_space::flush_room;
+use crate::flush::run_flush;
+use crate::job::JobOutput;
+use crate::key::KeyRange;
+use crate::lock_order::Order;
+use crate::manifest::{Change, VersionEdit};
+use crate::wal::{LogChain, RecoveredLog};
+
+/// Number of records after which recovery checks the byte budget again.
+const BUDGET_LOOK_RECORDS: u64 = 64;
+/// Smallest share of the budget that a memtable must hold to be written to files early.
+const FLUSH_SHARE: u64 = 32;
+/// Smallest size, in bytes, of a memtable that is written early. A budget that is spent elsewhere
+/// must not lead to tiny files.
+const FLUSH_BYTES_MIN: u64 = 256 << 10;
+
+/// Refuses a record of the log of a column family that the manifest does not know yet, which is
+/// one with the id `next` or a larger one: the manifest has lost the edit that created it.
+pub(crate) fn check_known(cf: CfId, next: CfId) -> Result<()> {
+    if cf < next {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::Corrupt,
+        format!(
+            "record: it writes to column family {cf}, which the manifest does not know: the \
+             manifest has lost the edit that created it"
+        ),
+    ))
+}
+
+/// The log's records on their way into memtables and files.
+pub(super) struct Replay<'a> {
+    inner: &'a DbInner,
+    /// Changes for the one edit of recovery.
+    outputs: VersionEdit,
+    /// Outputs that were written for it.
+    written: Vec<JobOutput>,
+    /// Numbers of these outputs.
+    numbers: JobNumbers<'a>,
+    last_seq: SeqNo,
+    /// No column family with this id or a larger one was ever created.
+    next_cf_id: CfId,
+    /// Set if the log is kept and its records stay in memory.
+    kept: Option<KeptLog>,
+}
+
+/// A log that recovery keeps, because the disk has no room for its tables.
+pub(super) struct KeptLog {
+    /// Its oldest segment.
+    pub(super) oldest: FileNo,
+    /// Error of the recovery to tables.
+    pub(super) no_room: Error,
+}
+
+impl<'a> Replay<'a> {
+    /// A replay that has read nothing; `kept` if the log stays.
+    pub(super) fn new(inner: &'a DbInner, kept: Option<KeptLog>) -> Self {
+        Self {
+            inner,
+            outputs: VersionEdit::new(),
+            written: Vec::new(),
+            numbers: JobNumbers::new(inner, Order::none()),
+            last_seq: SeqNo::ZERO,
+            next_cf_id: inner.storage.lock_manifest(Order::none()).next_cf_id(),
+            kept,
+        }
+    }
+
+    /// Replays the log.
+    pub(super) fn read(&mut self, chain: &LogChain<'_>) -> Result<RecoveredLog> {
+        let fs = Arc::clone(self.inner.storage.fs());
+        let read = crate::wal::recover(&*fs, chain, &mut |first_seq, batch| {
+            self.apply(first_seq, batch.iter())
+        });
+        match read {
+            Ok(recovered) => {
+                if let Some(lost) = &recovered.lost {
+                    tracing::warn!(
+                        lost,
+                        "the end of the log was not whole; unsynced writes were lost"
+                    );
+                }
+                Ok(recovered)
+            }
+            Err(error) => {
+                self.discard();
+                Err(error)
+            }
+        }
+    }
+
+    /// The changes for the edit of recovery. The caller installs them, or calls
+    /// [`Replay::discard`].
+    pub(super) fn take_changes(&mut self) -> VersionEdit {
+        std::mem::take(&mut self.outputs)
+    }
+
+    /// The edit of recovery names the tables that were written.
+    pub(super) fn note_installed(&self) {
+        self.numbers.note_installed();
+    }
+
+    /// The largest sequence number of the log and the manifest.
+    pub(super) fn last_seq_of(&self, recovered: &RecoveredLog) -> SeqNo {
+        self.last_seq
+            .max(recovered.last_seq.unwrap_or_default())
+            .max(self.inner.storage.lock_manifest(Order::none()).last_seq())
+    }
+
+    /// Removes the tables of a recovery that was not installed.
+    pub(super) fn discard(&mut self) {
+        std::mem::take(&mut self.written)
+            .iter()
+            .for_each(|output| self.inner.storage.discard(output, Order::none()));
+    }
+
+    fn apply<'b>(
+        &mut self,
+        first_seq: SeqNo,
+        ops: impl Iterator<Item = Result<crate::wal::BatchOp<'b>>>,
+    ) -> Result<()> {
+        let mut seq = first_seq;
+        for op in ops {
+            let op = op?;
+            self.last_seq = self.last_seq.max(seq);
+            check_known(op.cf, self.next_cf_id)?;
+            // A family that was dropped after the write was logged: nothing to restore.
+            if let Some(family) = self.inner.view.family(op.cf) {
+                self.apply_one(&family, seq, &op)?;
+            }
+            seq = SeqNo(seq.0 + 1);
+        }
+        Ok(())
+    }
+
+    fn apply_one(
+        &mut self,
+        family: &Arc<Family>,
+        seq: SeqNo,
+        op: &crate::wal::BatchOp<'_>,
+    ) -> Result<()> {
+        let current = family.current.load_full();
+        let flushed = current.version.flushed_through();
+        let bytes = (op.key.len() + op.value.len()) as u64 + RECORD_OVERHEAD_BYTES;
+        let kept_log = self.kept.as_ref().map(|kept| kept.oldest);
+        if op.kind == crate::key::Kind::RangeDelete {
+            for (start, end) in flushed.parts_below(seq, op.key, op.value) {
+                current.active.insert(seq, op.kind, start, end, kept_log);
+            }
+        } else if flushed.get(op.key) < seq {
+            current.active.insert(seq, op.kind, op.key, op.value, kept_log);
+        } else {
+            return Ok(());
+        }
+        match kept_log {
+            None => current.active.charge_replayed(bytes),
+            Some(log) => {
+                current.active.grant(bytes, Some(log));
+                current.active.release();
+            }
+        }
+        let budget = self.inner.context.budget();
+        let full = self.inner.context.memtable_bytes_max(&family.options);
+        let is_full = current.active.charged_bytes() >= full || current.active.is_crowded();
+        match &self.kept {
+            Some(kept) if is_full => self.seal(family, kept)?,
+            None if is_full => self.flush(family, &current.active)?,
+            None if seq.0.is_multiple_of(BUDGET_LOOK_RECORDS)
+                && budget.pressure() == Pressure::Over =>
+            {
+                self.flush_largest()?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Seals a full memtable of a log that is kept.
+    fn seal(&self, family: &Arc<Family>, kept: &KeptLog) -> Result<()> {
+        let budget = self.inner.context.budget();
+        if budget.total_bytes() > budget.limit_bytes() {
+            return Err(kept.no_room.context_at(
+                "the log holds more than the memory budget, so its records must go to tables: make \
+                 room on the disk, or raise memory_budget_bytes, and open the database again",
+            ));
+        }
+        let mut commit = self.inner.writes.committer().lock(Order::none());
+        commit.last_seq = self.last_seq;
+        seal::seal_active(self.inner, &mut commit, family);
+        Ok(())
+    }
+
+    /// Writes the largest memtable to files, if that gives back a share of the budget that is worth
+    /// a file.
+    fn flush_largest(&mut self) -> Result<()> {
+        let families = self.inner.view.live_families();
+        let size = |family: &Arc<Family>| family.current.load().active.charged_bytes();
+        let Some(largest) = families.into_iter().max_by_key(size) else { return Ok(()) };
+        let worth = (self.inner.context.budget().limit_bytes() / FLUSH_SHARE).max(FLUSH_BYTES_MIN);
+        let active = Arc::clone(&largest.current.load().active);
+        if active.charged_bytes() >= worth { self.flush(&largest, &active) } else { Ok(()) }
+    }
+
+    /// Writes a family's memtable to files that the final edit will install.
+    fn flush(&mut self, family: &Arc<Family>, memtable: &Arc<Memtable>) -> Result<()> {
+        memtable.close_at(self.last_seq);
+        memtable.shards.iter().for_each(|shard| shard.seal());
+        let info = SealedInfo::of(memtable);
+        info.note_shards(memtable);
+        let shards = memtable.shards.iter().cloned().map(ShardHome::Here).enumerate();
+        let taken = Taken::of_memtable(info.id, shards);
+        let task = FlushTask {
+            job_id: 0,
+            family: Arc::clone(family),
+            memtables: vec![info],
+            shards: 0..memtable.shards.len(),
+            range: KeyRange::all(),
+            planned_cuts: Vec::new(),
+        };
+        // A file that waits for the final edit lies in the one bucket there was.
+        let waits =
+            |change: &Change| matches!(change, Change::AddFile { cf, .. } if *cf == family.id);
+        if let [shard] = &*memtable.shards
+            && !self.outputs.changes.iter().any(waits)
+        {
+            flush::set_first_map(self.inner, family, shard, Order::none())?;
+        }
+        let room = flush_room(memtable.charged_bytes(), task.shards.len() as u64);
+        disk_room::ensure_room(self.inner, room, "recovery")?;
+        let output = {
+            let spec = flush::flush_spec(&self.numbers, &task, task.shards.clone(), taken.refs())?;
+            run_flush(
+                &spec,
+                &compaction::job_context(
+                    &self.inner.context,
+                    &self.inner.storage,
+                    &self.inner.jobs,
+                    &self.inner.view,
+                    &taken,
+                ),
+            )?
+        };
+        flush::add_output(&mut self.outputs, family.id, &output);
+        self.written.push(output);
+        self.outputs.flushed_through(family.id, KeyRange::all(), self.last_seq);
+        let version = Arc::clone(&family.current.load().version);
+        let active = self.inner.writes.new_memtable(&self.inner.context, &version, &[]);
+        self.inner
+            .writes
+            .committer()
+            .lock(Order::none())
+            .set_active(family.id, Some(Arc::clone(&active)));
+        let next = SuperVersion::new(active, version);
+        self.inner.view.publish(&mut self.inner.jobs.lock(Order::none()), family, next);
+        Ok(())
+    }
+
+    /// Writes all memtables to files.
+    pub(super) fn flush_all(&mut self) -> Result<()> {
+        for family in self.inner.view.live_families() {
+            let active = Arc::clone(&family.current.load().active);
+            if !active.is_empty() {
+                self.flush(&family, &active)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -4,6 +4,7 @@
 //! A block that a device returns from a wrong place therefore fails the check, and so does a block
 //! of an earlier file with the same number. The module consists of pure functions.
 
+use std::fmt;
 use std::hash::Hasher;
 
 /// CRC-32C of `bytes`.
@@ -41,8 +42,14 @@ pub fn hash64(bytes: &[u8]) -> u64 {
 }
 
 /// [`hash64`] of bytes that come in parts.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct PartsHash(twox_hash::XxHash3_64);
+
+impl fmt::Debug for PartsHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("PartsHash").field(&self.get()).finish()
+    }
+}
 
 impl PartsHash {
     /// Appends a part.

@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 
 use archipelago_base::budget::ByteBudget;
+use archipelago_base::checksum;
 use archipelago_base::{Epoch, SeqNo};
 use archipelago_engine::key::{KeyRange, Kind};
 use archipelago_engine::lookup::Lookup;

@@ -82,6 +82,10 @@ fn setting(seed: u64, disk: Disk) -> Setting {
         limit_bytes: one_of(&[64 << 10, 8 << 20]) as u64,
         refuse: one_of(&[0, 4]) as u32,
         silence: one_of(&[0, 3]) as u32,
+        unlisted: one_of(&[0, 3]) as u32,
+        headless: one_of(&[0, 5]) as u32,
+        unadopted: one_of(&[0, 5]) as u32,
+        leaves: one_of(&[0, 1]) == 1,
         ..Mood::default()
     });
     Setting { background: BackgroundMode::Manual, db, family, separation, disk, away }

@@ -763,7 +763,9 @@ impl Runner {
         let mut components = Self::components(&self.setting, &self.clock, &self.seals);
         components.fault_point = Some(self.seals.fault_point(&self.taker, self.setting.separation));
         self.sent = self.sent();
-        self.store = self.setting.away.map(|mood| FakeStore::new(u64::from(self.steps), mood));
+        let seed = u64::from(self.steps);
+        let mood = self.setting.away;
+        self.store = self.store.take().zip(mood).map(|(store, mood)| store.next(seed, mood));
         components.shard_store = self.store.clone().map(|store| store as _);
         self.db = Db::open_with(self.setting.dir(), self.setting.db.clone(), components).unwrap();
         self.begin_midway();

@@ -181,7 +181,7 @@ fn second_takeover_during_the_first_starts_again() {
                 world.sync();
             }
             let held = world.store.held().len() as u64;
-            let earlier = Arc::clone(&world.store);
+            let again = world.store.next(11, Mood::default());
             let fs = world.fs.kill_clone();
             let cloned = Arc::new(Mutex::new(None));
             let fault = clone_at(point, fs.clone(), Arc::clone(&cloned));
@@ -189,11 +189,10 @@ fn second_takeover_during_the_first_starts_again() {
             // The process died there; the nodes hold what was there before.
             let at_point: MemFs = cloned.lock().take().unwrap();
             let at_point = if power { at_point.crash_clone(7) } else { at_point };
-            let first = std::mem::replace(&mut world.store, earlier);
-            world.take_over_at(at_point, Mood::default(), None);
+            world.fs = at_point;
+            world.open_with(again, None);
             assert_eq!(world.ticker(Ticker::AwayShardsKept), held, "{point}");
             kept_and_whole(&mut world, held);
-            drop(first);
         }
     }
 }

@@ -257,10 +257,10 @@ impl World {
 /// A shard as its owner has it.
 pub(crate) struct Sample {
     pub(crate) id: ShardId,
-    keys: KeyRange,
-    last_seq: SeqNo,
+    pub(crate) keys: KeyRange,
+    pub(crate) last_seq: SeqNo,
     pub(crate) bytes: Vec<u8>,
-    image: Arc<SealedImage>,
+    pub(crate) image: Arc<SealedImage>,
 }
 
 /// Key by its number; the longest values are read one-sided.
@@ -270,7 +270,7 @@ pub(crate) fn key_of(number: u64) -> Vec<u8> {
 
 impl Sample {
     /// A shard with records of some of the keys: some have several versions, and some long values.
-    fn new(rng: &mut Rng, memtable: u64, keys: u64, longest: u64) -> Self {
+    pub(crate) fn new(rng: &mut Rng, memtable: u64, keys: u64, longest: u64) -> Self {
         let shard = Shard::new(&SlabPool::new(ByteBudget::unlimited()));
         let first = memtable * 10_000;
         let mut seq = first;

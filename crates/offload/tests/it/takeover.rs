@@ -109,9 +109,7 @@ fn node_that_does_not_answer_costs_a_bounded_wait() {
     let mut all = samples(&mut rng, 6, 10, 100);
     // Buckets decide the node.
     for (at, sample) in all.iter_mut().enumerate() {
-        sample.keys.start = format!("k{at}").into_bytes();
-        sample.keys.start[0] = b'a' + at as u8;
-        sample.keys.start.truncate(1);
+        sample.keys.start = vec![b'a' + at as u8];
         sample.keys.end = Some(b"z".to_vec());
     }
     sent(&world, &all);

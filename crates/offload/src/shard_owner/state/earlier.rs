@@ -53,7 +53,7 @@ impl EarlierShards {
 
     /// The nodes have confirmed the release of these shards.
     pub(super) fn released(&mut self, ids: &[ShardId]) {
-        ids.iter().for_each(|id| drop(self.names.remove(id)));
+        self.names.retain(|id, _| !ids.contains(id));
     }
 }
 

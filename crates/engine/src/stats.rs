@@ -152,6 +152,25 @@ tickers! {
     AwayShardsLost = "away.shards.lost",
     /// Lost memtable shards that were rebuilt from the log.
     AwayShardsRebuilt = "away.shards.rebuilt",
+    /// Memtable shards of the owner before that the open has kept at their memory nodes.
+    AwayShardsKept = "away.shards.kept",
+    /// Records of the log that the open did not replay, because kept shards have them.
+    AwayRecordsSpared = "away.records.spared",
+    /// Memtable shards that the open did not keep, because tables have their records.
+    AwayDroppedFlushed = "away.dropped.flushed",
+    /// The same, because records before those of the shard are only in the log.
+    AwayDroppedGap = "away.dropped.gap",
+    /// The same, because the log ends before the shard does: a power failure took the rest of it.
+    AwayDroppedBeyondLog = "away.dropped.beyond.log",
+    /// The same, because the shard contradicts the manifest, its family was dropped, or its node
+    /// did not give its filter.
+    AwayDroppedUnusable = "away.dropped.unusable",
+    /// The same, because the rest of the log did not fit into memory, so that the open replayed all
+    /// of it into tables, or because the disk had no room.
+    AwayDroppedNoMemory = "away.dropped.no.memory",
+    /// Nanoseconds from the request for shards of the owner before to the end of the open's
+    /// recovery, if shards were kept.
+    AwayTakeoverNs = "away.takeover.ns",
     /// Writes refused because the disk is full.
     DiskFullRefusals = "disk.full.refusals",
     /// Times that the reserve of the disk was given up.

@@ -24,6 +24,7 @@ use archipelago_fabric::endpoint;
 use archipelago_metrics::endpoint::{MetricsListener, MetricsServer};
 use archipelago_metrics::sources;
 use archipelago_offload::net::{OffloadMode, OwnerSettings};
+use archipelago_offload::shard_owner::takeover_facts;
 use archipelago_resp::engine_store::EngineStore;
 use archipelago_resp::figures::ServerMonitor;
 use archipelago_resp::flexkv_store::FlexKvStore;
@@ -335,12 +336,14 @@ fn tier_and_offload_facts(
     node: &ComputeNode,
 ) -> Option<impl Fn() -> String + Send + Sync + 'static> {
     let (jobs, shards) = (node.offload().cloned(), node.remote_shards().cloned());
-    let tiers = node.tiers().cloned();
+    let (tiers, db) = (node.tiers().cloned(), node.db().clone());
+    let took_over = move || takeover_facts(db.statistics());
     let is_any = jobs.is_some() || shards.is_some() || tiers.is_some();
     let facts = move || {
         let tiers = tiers.as_ref().map(|tiers| tiers.stats().facts()).unwrap_or_default();
         let jobs = jobs.as_ref().map(|jobs| jobs.facts()).unwrap_or_default();
-        let shards = shards.as_ref().map(|shards| shards.figures().facts()).unwrap_or_default();
+        let shards = shards.as_ref().map(|shards| shards.figures().facts() + &took_over());
+        let shards = shards.unwrap_or_default();
         tiers + &jobs + &shards
     };
     is_any.then_some(facts)

@@ -259,7 +259,7 @@ fn offloaded(storage: &Storage, offload: OwnerSettings) -> Result<Offloaded> {
             Ok(Offloaded { jobs: Some(jobs), shards: None })
         }
         (OffloadMode::Memtables, _) => {
-            let mut terms = OwnerTerms::default();
+            let mut terms = OwnerTerms { leaves_shards: true, ..OwnerTerms::default() };
             if offload.memtable_bytes_max > 0 {
                 terms.bytes_max = offload.memtable_bytes_max;
             }

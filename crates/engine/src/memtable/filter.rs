@@ -67,6 +67,19 @@ impl Filter {
         self.blocks.len() * BLOCK_BYTES
     }
 
+    /// Reads what [`Filter::write`] has written; `None` if the bytes are not whole blocks.
+    pub(super) fn read(bytes: &[u8]) -> Option<Self> {
+        let (blocks, rest) = bytes.as_chunks::<BLOCK_BYTES>();
+        if blocks.is_empty() || !rest.is_empty() {
+            return None;
+        }
+        let block = |bytes: &[u8; BLOCK_BYTES]| {
+            let (words, _) = bytes.as_chunks::<8>();
+            std::array::from_fn(|at| u64::from_le_bytes(words[at]))
+        };
+        Some(Self { blocks: blocks.iter().map(block).collect() })
+    }
+
     /// Appends the blocks, words little-endian.
     pub(super) fn write(&self, out: &mut Vec<u8>) {
         for word in self.blocks.as_flattened() {

@@ -55,7 +55,7 @@ use crate::tombstone::RangeTombstone;
 
 pub use cursor::ShardIter;
 pub use filter::Filter as ShardFilter;
-pub use image::{IMAGE_VERSION, ImageIter, RecordSpan, SealedImage, decode_record};
+pub use image::{IMAGE_VERSION, ImageHead, ImageIter, RecordSpan, SealedImage, decode_record};
 pub use shard::Shard;
 pub use slab::{SLAB_BYTES_MAX, SLAB_BYTES_MIN, SlabPool};
 

@@ -21,12 +21,17 @@
 //! The seam blocks, because every caller of the engine does. A store that is asynchronous inside
 //! drives its own events while it waits.
 //!
+//! A store that keeps shards from one open of the database to the next one implements
+//! [`ShardStore::list`], [`ShardStore::heads`], [`ShardStore::adopt`] and [`ShardStore::purge`],
+//! which an open calls in this order. Their defaults keep nothing: then an open replays the log.
+//!
 //! Thread-safety: every method may be called by many threads in parallel, with the exception that
-//! [`ShardStore::owner_is`] and [`ShardStore::watch`] are called once, before the others. The
-//! database holds none of its locks during `send`, `lookup`, `scan` and `fetch`. It may hold any
+//! [`ShardStore::owner_is`], the four methods of an open and [`ShardStore::watch`] are called by
+//! the thread that opens the database, before the others. The database holds none of its locks during `send`, `lookup`, `scan` and `fetch`. It may hold any
 //! lock during `room` and `release`, which therefore neither block nor call back.
 
 mod ask;
+mod earlier;
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -35,12 +40,13 @@ use archipelago_base::{CfId, FileNo, Result, SeqNo};
 
 use crate::executor::OwnerIdentity;
 use crate::key::KeyRange;
-use crate::memtable::SealedImage;
+use crate::memtable::{ImageHead, SealedImage};
 
 pub use ask::{
     KeyAsk, KeyVersions, LookupAnswer, LookupAsk, ResumeAt, ScanAsk, ScanDirection, ScanPage,
     ScanRecord, ShardVersion,
 };
+pub use earlier::{EarlierShard, FoundShard};
 
 /// Keeps sealed memtable shards outside the memory of the database.
 pub trait ShardStore: Send + Sync + 'static {
@@ -55,8 +61,40 @@ pub trait ShardStore: Send + Sync + 'static {
     /// An error ends the open.
     fn owner_is(&self, owner: &OwnerIdentity) -> Result<()>;
 
-    /// Gives the store a receiver of news. The call comes once, directly after
-    /// [`ShardStore::owner_is`]. The receiver may be gone at any time.
+    /// The shards that the owner directly before this one had at nodes, and which are held for this
+    /// owner from now on, so that the next open finds them if this one does not get on. The call
+    /// comes at most once, directly after [`ShardStore::owner_is`]. It waits at most a second for a
+    /// node, and leaves out the shards of a node that has not answered by then. A shard that an
+    /// owner had earlier, and that the last owner did not hold, is never among them: its records
+    /// need not be those of the log any more. Default: none.
+    fn list(&self) -> Vec<FoundShard> {
+        Vec::new()
+    }
+
+    /// Reads what the database keeps in memory of shards that [`ShardStore::list`] has found: one
+    /// result for each, in their order. Errors: as those of [`ShardStore::lookup`].
+    fn heads(&self, shards: &[FoundShard]) -> Vec<Result<ImageHead, AwayError>> {
+        let nothing = |_| Err(AwayError::Lost("the store keeps no shards".to_owned()));
+        shards.iter().map(nothing).collect()
+    }
+
+    /// Gives shards that [`ShardStore::list`] has found names of this open: one result for each, in
+    /// their order. From then on they are shards like those that were sent.
+    ///
+    /// Errors: [`AwayError::Lost`] if the node has been lost meanwhile. The database then rebuilds
+    /// the shard from its log.
+    fn adopt(&self, shards: &[(ShardId, &FoundShard)]) -> Vec<Result<StoreNode, AwayError>> {
+        let nothing = |_| Err(AwayError::Lost("the store keeps no shards".to_owned()));
+        shards.iter().map(nothing).collect()
+    }
+
+    /// The database needs no other shard of earlier opens. The call comes once in each open, after
+    /// the calls above and before [`ShardStore::watch`]. It does not block: the store has every
+    /// node drop them, also one that answers only later.
+    fn purge(&self) {}
+
+    /// Gives the store a receiver of news. The call comes once, after [`ShardStore::owner_is`] and
+    /// [`ShardStore::purge`]. The receiver may be gone at any time.
     fn watch(&self, watcher: Weak<dyn StoreWatcher>);
 
     /// Room of the store as far as it knows it now. Decisions about leaving shards and about write
@@ -109,8 +147,15 @@ pub trait ShardStore: Send + Sync + 'static {
     /// still be in use, until it is released as well. `oldest` never falls.
     fn release(&self, shards: &[ShardId], oldest: u64);
 
-    /// The database closes. It has released all its shards and calls nothing any more. The store
-    /// waits, within its bound, until its nodes have the releases.
+    /// Whether a close of the database leaves its shards at their nodes, for the next open to find
+    /// them ([`ShardStore::list`]). Default: no, a close releases them.
+    fn leaves_shards(&self) -> bool {
+        false
+    }
+
+    /// The database closes, and calls nothing any more. It has released all its shards, or none of
+    /// them if [`ShardStore::leaves_shards`]. The store waits, within its bound, until its nodes
+    /// have the releases.
     fn close(&self);
 }
 

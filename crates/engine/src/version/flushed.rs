@@ -44,10 +44,22 @@ impl FlushedThrough {
     /// The smallest number of any key in `range`.
     #[must_use]
     pub fn min_in(&self, range: &KeyRange) -> SeqNo {
+        self.numbers_in(range).min().unwrap_or(SeqNo::ZERO)
+    }
+
+    /// The largest number of any key in `range`.
+    #[must_use]
+    pub fn max_in(&self, range: &KeyRange) -> SeqNo {
+        self.numbers_in(range).max().unwrap_or(SeqNo::ZERO)
+    }
+
+    /// The numbers of the keys in `range`, at least one.
+    fn numbers_in(&self, range: &KeyRange) -> impl Iterator<Item = SeqNo> {
         let from = self.entry_of(&range.start);
         let within = |start: &[u8]| range.end.as_deref().is_none_or(|end| start < end);
-        let after = self.entries[from + 1..].iter().take_while(|(start, _)| within(start));
-        after.map(|(_, seq)| *seq).fold(self.entries[from].1, SeqNo::min)
+        let is_in = move |at: usize, start: &[u8]| at == 0 || within(start);
+        let rest = self.entries[from..].iter().enumerate();
+        rest.take_while(move |(at, (start, _))| is_in(*at, start)).map(|(_, (_, seq))| *seq)
     }
 
     /// Every range with its number, in key order.
@@ -150,6 +162,8 @@ mod tests {
             }
             let least = model[from as usize..to as usize].iter().min();
             assert_eq!(map.min_in(&range(from, Some(to))).0, *least.expect("not empty"));
+            let most = model[from as usize..to as usize].iter().max();
+            assert_eq!(map.max_in(&range(from, Some(to))).0, *most.expect("not empty"));
         }
     }
 }

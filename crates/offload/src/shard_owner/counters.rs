@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use archipelago_engine::remote::StoreRoom;
+use archipelago_engine::stats::{Statistics, Ticker};
 
 /// Counters since the open of the database.
 #[derive(Debug, Default)]
@@ -108,4 +109,21 @@ impl OwnerFigures {
         let line = |(name, value): (&str, u64)| format!("offload_shards_{name}:{value}\n");
         self.named().into_iter().map(line).collect()
     }
+}
+
+/// What the open of a database has kept of the owner before, as lines of the form `name:value`.
+#[must_use]
+pub fn takeover_facts(statistics: &Statistics) -> String {
+    let figures = [
+        ("kept", statistics.get(Ticker::AwayShardsKept)),
+        ("records_spared", statistics.get(Ticker::AwayRecordsSpared)),
+        ("ms", statistics.get(Ticker::AwayTakeoverNs) / 1_000_000),
+        ("dropped_flushed", statistics.get(Ticker::AwayDroppedFlushed)),
+        ("dropped_gap", statistics.get(Ticker::AwayDroppedGap)),
+        ("dropped_beyond_log", statistics.get(Ticker::AwayDroppedBeyondLog)),
+        ("dropped_unusable", statistics.get(Ticker::AwayDroppedUnusable)),
+        ("dropped_no_memory", statistics.get(Ticker::AwayDroppedNoMemory)),
+    ];
+    let line = |(name, value): (&str, u64)| format!("offload_takeover_{name}:{value}\n");
+    figures.into_iter().map(line).collect()
 }

@@ -141,9 +141,11 @@ impl OwnerDriver {
 
     /// Tells the database what has happened since the last call.
     pub(super) fn tell_news(&self) {
+        // While the database opens, the news wait for it.
+        let Some(watcher) = self.watcher.get() else { return };
         let news = self.state.lock().take_news();
         count(&self.tally.lost, news.lost.len() as u64);
-        let Some(watcher) = self.watcher.get().and_then(Weak::upgrade) else { return };
+        let Some(watcher) = watcher.upgrade() else { return };
         if !news.lost.is_empty() {
             watcher.lost(&news.lost);
         }
@@ -153,7 +155,7 @@ impl OwnerDriver {
     }
 
     /// Takes the list of nodes, and starts a task for each new one.
-    fn take_list(self: &Arc<Self>) {
+    pub(super) fn take_list(self: &Arc<Self>) {
         let Some(list) = self.parts.nodes.nodes() else { return };
         let new = self.state.lock().on_members(self.now_ns(), &list);
         for node in new {

@@ -7,6 +7,7 @@
 //! | nodes, shards, beats and releases, as a state machine | `state/` |
 //! | the transfer of one image, as a state machine | `transfer/` |
 //! | lookups and pages, as state machines | `search/`, `page/` |
+//! | shards of the owner before | `takeover.rs` |
 //! | links to a node: requests, and one-sided reads and writes | `links.rs`, `within.rs` |
 //! | the tasks of an owner, transfers and reads over the links | `driver.rs`, `sends.rs`, `reads.rs` |
 //! | the memory nodes of a cluster | `nodes.rs` |
@@ -28,10 +29,11 @@ mod search;
 mod sends;
 mod state;
 mod store;
+mod takeover;
 mod transfer;
 mod within;
 
-pub use counters::OwnerFigures;
+pub use counters::{OwnerFigures, takeover_facts};
 pub use driver::{OwnerParts, Waits};
 pub use nodes::{NodeList, PoolNodes};
 pub use state::{MemoryNode, OwnerTerms};

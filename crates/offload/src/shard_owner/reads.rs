@@ -10,7 +10,6 @@
 
 use std::sync::Arc;
 
-use archipelago_base::Epoch;
 use archipelago_base::runtime::join_all;
 use archipelago_engine::memtable::SealedImage;
 use archipelago_engine::remote::{
@@ -25,7 +24,7 @@ use super::page::{self, PageReader};
 use super::search::{Contradiction, Search};
 use super::sends::head_sum;
 use super::state::{ReadTarget, ReadableShard};
-use crate::wire::shard::{ShardMessage, ShardName, ShardRefusal, ShardWhy};
+use crate::wire::shard::{ShardMessage, ShardRefusal, ShardWhy};
 
 /// Longest value that comes with an answer. A longer one is read one-sided.
 const INLINE_BYTES_MAX: u32 = 16 << 10;
@@ -79,14 +78,6 @@ struct ReadScope<'a> {
     shards: &'a [ShardId],
 }
 
-impl ReadScope<'_> {
-    /// The shard of the read with this name, of an open with this epoch.
-    fn named(&self, epoch: Epoch, name: ShardName) -> Option<ShardId> {
-        let id = ShardId { memtable: name.memtable, shard: name.shard };
-        (name.epoch == epoch && self.shards.contains(&id)).then_some(id)
-    }
-}
-
 impl OwnerDriver {
     fn attempts(&self, node: StoreNode) -> ReadAttempts {
         let until_ns = self.now_ns() + self.terms().patience.as_nanos() as u64;
@@ -115,7 +106,8 @@ impl OwnerDriver {
         let why = match failure {
             ReadFailure::NoAnswer(none) => none.why,
             ReadFailure::Refused(ShardRefusal { why: ShardWhy::UnknownShard, shard, .. }) => {
-                let Some(id) = shard.and_then(|name| scope.named(self.owner.epoch, name)) else {
+                let named = shard.and_then(|name| self.state.lock().id_of(name));
+                let Some(id) = named.filter(|id| scope.shards.contains(id)) else {
                     return lost("their memory node does not have them".to_owned());
                 };
                 // The others may still be there. The next attempt tells the caller about this one.

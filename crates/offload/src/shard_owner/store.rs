@@ -10,10 +10,10 @@ use std::sync::{Arc, OnceLock, Weak};
 use archipelago_base::runtime::{Runtime, ThreadRuntime};
 use archipelago_base::{Error, Result};
 use archipelago_engine::executor::OwnerIdentity;
-use archipelago_engine::memtable::SealedImage;
+use archipelago_engine::memtable::{ImageHead, SealedImage};
 use archipelago_engine::remote::{
-    AwayError, LookupAnswer, LookupAsk, NewShard, ScanAsk, ScanPage, ShardId, ShardStore,
-    StoreNode, StoreRoom, StoreWatcher,
+    AwayError, FoundShard, LookupAnswer, LookupAsk, NewShard, ScanAsk, ScanPage, ShardId,
+    ShardStore, StoreNode, StoreRoom, StoreWatcher,
 };
 use archipelago_fabric::{Endpoints, Reach, Secret};
 
@@ -91,6 +91,35 @@ impl ShardStore for RemoteShards {
         let state = OwnerState::new(stamp, self.parts.terms);
         let driver = OwnerDriver::start(self.parts.clone(), state);
         self.driver.set(driver).map_err(|_| Error::internal("a shard store has two owners"))
+    }
+
+    fn list(&self) -> Vec<FoundShard> {
+        let Some(driver) = self.driver.get() else { return Vec::new() };
+        driver.wait(driver.list())
+    }
+
+    fn heads(&self, shards: &[FoundShard]) -> Vec<Result<ImageHead, AwayError>> {
+        match self.driver() {
+            Ok(driver) => driver.wait(driver.heads(shards)),
+            Err(early) => shards.iter().map(|_| Err(early.clone())).collect(),
+        }
+    }
+
+    fn adopt(&self, shards: &[(ShardId, &FoundShard)]) -> Vec<Result<StoreNode, AwayError>> {
+        match self.driver() {
+            Ok(driver) => driver.adopt(shards),
+            Err(early) => shards.iter().map(|_| Err(early.clone())).collect(),
+        }
+    }
+
+    fn purge(&self) {
+        if let Some(driver) = self.driver.get() {
+            driver.purge();
+        }
+    }
+
+    fn leaves_shards(&self) -> bool {
+        self.parts.terms.leaves_shards
     }
 
     fn watch(&self, watcher: Weak<dyn StoreWatcher>) {

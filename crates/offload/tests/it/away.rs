@@ -30,8 +30,8 @@ use archipelago_offload::shard_owner::{
 };
 use parking_lot::Mutex;
 
-const MIB: u64 = 1 << 20;
-const SECOND: Duration = Duration::from_secs(1);
+pub(crate) const MIB: u64 = 1 << 20;
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
 
 /// Executes each request when it arrives.
 struct Inline {
@@ -54,8 +54,8 @@ impl Handler for Inline {
 }
 
 /// A memory node in one of its lives.
-struct Memory {
-    host: Host,
+pub(crate) struct Memory {
+    pub(crate) host: Host,
     provider: Sim,
     shards: Arc<ShardHost>,
     life: u64,
@@ -86,19 +86,19 @@ impl StoreWatcher for Heard {
     fn has_more_room(&self) {}
 }
 
-struct World {
-    simulation: Simulation,
-    network: Arc<Network>,
-    owner: Host,
-    nodes: Vec<Memory>,
+pub(crate) struct World {
+    pub(crate) simulation: Simulation,
+    pub(crate) network: Arc<Network>,
+    pub(crate) owner: Host,
+    pub(crate) nodes: Vec<Memory>,
     listed: Arc<Listed>,
     heard: Arc<Heard>,
-    store: Arc<RemoteShards>,
+    pub(crate) store: Arc<RemoteShards>,
     bytes: u64,
     garbles: Arc<AtomicBool>,
 }
 
-fn identity(epoch: u64) -> OwnerIdentity {
+pub(crate) fn identity(epoch: u64) -> OwnerIdentity {
     OwnerIdentity { database: [9; 16], epoch: Epoch(epoch), token: [epoch as u8; 16] }
 }
 
@@ -106,9 +106,22 @@ fn terms() -> OwnerTerms {
     OwnerTerms { landing_bytes: MIB, ..OwnerTerms::default() }
 }
 
+impl Memory {
+    pub(crate) fn figures(&self) -> HostFigures {
+        self.shards.figures().unwrap()
+    }
+}
+
 impl World {
+    /// Nodes for a database that brings its own owner.
+    pub(crate) fn for_database(seed: u64, nodes: u64, bytes: u64) -> Self {
+        let world = Self::new(seed, nodes, bytes);
+        world.store.close();
+        world
+    }
+
     /// An owner, and nodes with this number of bytes for shards.
-    fn new(seed: u64, nodes: u64, bytes: u64) -> Self {
+    pub(crate) fn new(seed: u64, nodes: u64, bytes: u64) -> Self {
         let simulation = Simulation::new(seed);
         let network = Network::new(&simulation);
         let owner = simulation.host("owner");
@@ -139,13 +152,31 @@ impl World {
     }
 
     fn store(owner: &Host, reach: &Sim, listed: &Arc<Listed>, epoch: u64) -> Arc<RemoteShards> {
-        let store = RemoteShards::new(OwnerParts {
+        let store = Self::opening_store(owner, reach, listed);
+        store.owner_is(&identity(epoch)).unwrap();
+        store.purge();
+        store
+    }
+
+    fn opening_store(owner: &Host, reach: &Sim, listed: &Arc<Listed>) -> Arc<RemoteShards> {
+        RemoteShards::new(OwnerParts {
             nodes: Arc::clone(listed) as _,
             reach: Arc::new(reach.clone()),
             runtime: Arc::new(owner.clone()),
             waits: Waits::InRuntime,
             terms: terms(),
-        });
+        })
+    }
+
+    /// A store that the next owner has not named.
+    pub(crate) fn unnamed_store(&self) -> Arc<RemoteShards> {
+        let reach = self.network.join(&self.owner, Model::quick());
+        Self::opening_store(&self.owner, &reach, &self.listed)
+    }
+
+    /// The store of an owner whose open has not decided what it keeps.
+    pub(crate) fn opening(&self, epoch: u64) -> Arc<RemoteShards> {
+        let store = self.unnamed_store();
         store.owner_is(&identity(epoch)).unwrap();
         store
     }
@@ -174,7 +205,7 @@ impl World {
     }
 
     /// The node at this index ends. Its memory is gone.
-    fn kill(&mut self, index: usize) {
+    pub(crate) fn kill(&mut self, index: usize) {
         let memory = &mut self.nodes[index];
         memory.listener = None;
         memory.host.crash();
@@ -182,7 +213,7 @@ impl World {
     }
 
     /// The node at this index lives again.
-    fn revive(&mut self, index: usize) {
+    pub(crate) fn revive(&mut self, index: usize) {
         let Memory { host, provider, life, .. } = &self.nodes[index];
         host.restart();
         let next = self.start(index as u64 + 1, host, provider, life + 1);
@@ -190,7 +221,7 @@ impl World {
     }
 
     /// The pool tells the owner what it knows.
-    fn list(&self) {
+    pub(crate) fn list(&self) {
         let member = |(memory, number): (&Memory, u64)| MemoryNode {
             node: NodeId(number),
             life: Epoch(memory.life),
@@ -200,19 +231,19 @@ impl World {
         *self.listed.0.lock() = Some(self.nodes.iter().zip(1..).map(member).collect());
     }
 
-    fn wait(&self, time: Duration) {
+    pub(crate) fn wait(&self, time: Duration) {
         wait_for(&self.owner, Runtime::sleep(&self.owner, time));
     }
 
     fn figures(&self, index: usize) -> HostFigures {
-        self.nodes[index].shards.figures().unwrap()
+        self.nodes[index].figures()
     }
 
-    fn held(&self) -> u64 {
+    pub(crate) fn held(&self) -> u64 {
         (0..self.nodes.len()).map(|index| self.figures(index).shards).sum()
     }
 
-    fn send(&self, sample: &Sample) -> Result<StoreNode, AwayError> {
+    pub(crate) fn send(&self, sample: &Sample) -> Result<StoreNode, AwayError> {
         self.store.send(&sample.shard(), &sample.bytes)
     }
 
@@ -224,22 +255,22 @@ impl World {
 }
 
 /// A shard as its owner has it.
-struct Sample {
-    id: ShardId,
-    keys: KeyRange,
-    last_seq: SeqNo,
-    bytes: Vec<u8>,
-    image: Arc<SealedImage>,
+pub(crate) struct Sample {
+    pub(crate) id: ShardId,
+    pub(crate) keys: KeyRange,
+    pub(crate) last_seq: SeqNo,
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) image: Arc<SealedImage>,
 }
 
 /// Key by its number; the longest values are read one-sided.
-fn key_of(number: u64) -> Vec<u8> {
+pub(crate) fn key_of(number: u64) -> Vec<u8> {
     format!("key-{number:04}").into_bytes()
 }
 
 impl Sample {
     /// A shard with records of some of the keys: some have several versions, and some long values.
-    fn new(rng: &mut Rng, memtable: u64, keys: u64, longest: u64) -> Self {
+    pub(crate) fn new(rng: &mut Rng, memtable: u64, keys: u64, longest: u64) -> Self {
         let shard = Shard::new(&SlabPool::new(ByteBudget::unlimited()));
         let first = memtable * 10_000;
         let mut seq = first;
@@ -268,7 +299,7 @@ impl Sample {
         Self { id, keys, last_seq: SeqNo(seq), bytes, image }
     }
 
-    fn shard(&self) -> NewShard<'_> {
+    pub(crate) fn shard(&self) -> NewShard<'_> {
         NewShard {
             id: self.id,
             family: CfId(0),
@@ -281,10 +312,10 @@ impl Sample {
     }
 }
 
-type Versions = Vec<(u64, Kind, Vec<u8>)>;
+pub(crate) type Versions = Vec<(u64, Kind, Vec<u8>)>;
 
 /// What a search of these shards, newest first, must find.
-fn expected(samples: &[&Sample], key: &[u8], snapshot: SeqNo, floor: SeqNo) -> Versions {
+pub(crate) fn expected(samples: &[&Sample], key: &[u8], snapshot: SeqNo, floor: SeqNo) -> Versions {
     let mut versions = Vec::new();
     let mut is_decided = false;
     for sample in samples {
@@ -302,12 +333,12 @@ fn expected(samples: &[&Sample], key: &[u8], snapshot: SeqNo, floor: SeqNo) -> V
     versions
 }
 
-fn versions(answer: &LookupAnswer, key: usize) -> Versions {
+pub(crate) fn versions(answer: &LookupAnswer, key: usize) -> Versions {
     let found = answer.keys[key].versions.iter();
     found.map(|at| (at.seq.0, at.kind, at.value.as_ref().to_vec())).collect()
 }
 
-fn ask<'a>(
+pub(crate) fn ask<'a>(
     node: StoreNode,
     ids: &[ShardId],
     keys: &'a [Vec<u8>],
@@ -426,7 +457,7 @@ fn send_all<'a>(world: &World, samples: &'a [Sample]) -> BTreeMap<StoreNode, Vec
     by_node
 }
 
-fn samples(rng: &mut Rng, count: u64, keys: u64, longest: u64) -> Vec<Sample> {
+pub(crate) fn samples(rng: &mut Rng, count: u64, keys: u64, longest: u64) -> Vec<Sample> {
     (1..=count).map(|memtable| Sample::new(rng, memtable, keys, longest)).collect()
 }
 

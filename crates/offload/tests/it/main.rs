@@ -9,4 +9,5 @@ mod databases;
 mod office;
 mod rounds;
 mod shards;
+mod takeover;
 mod volumes;

@@ -112,12 +112,23 @@ fn memtables_of_a_server_rest_at_memory_nodes_that_are_killed() {
     nodes_are(&mut redis, 2);
     let round = load_until(&mut redis, round + 1, "offload_shards_sent", 5);
     check_all(&mut redis, round);
-    // The server is killed with shards away. Its log has them.
+    // The server is killed with shards away. The next one keeps them.
+    let mut round = load_until(&mut redis, round + 1, "offload_shards_sent", 20);
+    for _ in 0..2 {
+        assert!(figure(&mut redis, "offload_shards_shards") > 0);
+        server.kill();
+        (server, redis) = away(&dir, &at);
+        check_all(&mut redis, round);
+        assert!(figure(&mut redis, "offload_takeover_kept") > 0, "shards are kept");
+        assert!(figure(&mut redis, "offload_takeover_records_spared") > 0);
+        nodes_are(&mut redis, 2);
+        round = load_until(&mut redis, round + 1, "offload_shards_sent", 20);
+        check_all(&mut redis, round);
+    }
+    // With a node it loses the kept shards as well.
     server.kill();
     let (server, mut redis) = away(&dir, &at);
-    check_all(&mut redis, round);
-    nodes_are(&mut redis, 2);
-    let round = load_until(&mut redis, round + 1, "offload_shards_sent", 5);
+    drop(nodes);
     check_all(&mut redis, round);
     drop(server);
     let verified = db(&dir, &["verify"]);
@@ -138,7 +149,7 @@ fn server_without_memory_nodes_keeps_its_memtables() {
 }
 
 #[test]
-fn server_that_stops_in_order_leaves_nothing_at_the_nodes() {
+fn server_that_stops_in_order_leaves_its_shards_to_the_next_start() {
     let base = tempfile::tempdir().unwrap();
     let (_manager, at) = manager();
     let mut node = Process::start(
@@ -155,10 +166,21 @@ fn server_that_stops_in_order_leaves_nothing_at_the_nodes() {
     until("the node has shards", || shards().is_some_and(|count| count > 0.0));
     drop(redis);
     assert!(server.end().contains("Stopped"));
-    until("the node has none", || shards() == Some(0.0));
+    assert!(shards().is_some_and(|count| count > 0.0), "the node keeps them for ten minutes");
+    let (mut server, mut redis) = away(&dir, &at);
+    check_all(&mut redis, round);
+    assert!(figure(&mut redis, "offload_takeover_kept") > 0);
+    drop(redis);
+    assert!(server.end().contains("Stopped"));
     // A server without the mode reads everything from tables and log.
-    let (_server, address) = serve(&dir, &at, &[]);
+    let (mut server, address) = serve(&dir, &at, &[]);
     check_all(&mut Redis::connect(&address).unwrap(), round);
+    server.kill();
+    // The shards are those of an earlier server now, and go.
+    let (_server, mut redis) = away(&dir, &at);
+    check_all(&mut redis, round);
+    assert_eq!(figure(&mut redis, "offload_takeover_kept"), 0);
+    until("the node has none", || shards() == Some(0.0));
 }
 
 #[test]

@@ -39,9 +39,15 @@ metrics! {
     /// Number of reads that ended as busy because a memtable shard could not be had.
     AWAY_READS_BUSY: Counter "archipelago_engine_away_reads_busy" [];
     /// Number of memtable shards by `event`: sent to a memory node, refused (no node had room),
-    /// failed (a node did not answer), fetched for a flush, lost with a node, or rebuilt from the
-    /// log.
+    /// failed (a node did not answer), fetched for a flush, lost with a node, rebuilt from the log,
+    /// or kept from the owner before. Those of the owner before that were not kept are flushed
+    /// (tables have them), gap (older records are only in the log), beyond_log (a power failure
+    /// took the end of the log), unusable, or no_memory (the rest of the log does not fit).
     AWAY_SHARDS: Counter "archipelago_engine_away_shards" ["event"];
+    /// Number of records of the log that the open did not replay, because memory nodes have them.
+    AWAY_SPARED: Counter "archipelago_engine_away_records_spared" [];
+    /// Seconds that the open took to keep the memtable shards of the owner before.
+    AWAY_TAKEOVER: Counter "archipelago_engine_away_takeover_seconds" [];
     /// Bytes of images of memtable shards by `direction`: sent or fetched.
     AWAY_BYTES: Counter "archipelago_engine_away_moved_bytes" ["direction"];
     /// Number of flushes that were put off because a memory node did not give a shard.

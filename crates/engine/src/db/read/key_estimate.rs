@@ -205,6 +205,12 @@ impl Census<'_> {
 
     fn live_of_away(&self, at: usize, away: &AwayShard) -> Live {
         let sample = away.sample();
+        if sample.is_empty() {
+            // An earlier open sent it. Its records are assumed to be as live as those of tables
+            // without versions.
+            let figures = away.figures();
+            return Live::lasting(figures.entries.saturating_sub(2 * figures.deletions) as f64);
+        }
         let live = sample.iter().map(|record| self.live_of(record, Origin::Memtable(at)));
         let live = live.fold(Live::default(), Live::plus);
         live.times(away.figures().user_keys as f64 / sample.len().max(1) as f64)

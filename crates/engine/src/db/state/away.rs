@@ -35,10 +35,11 @@ use archipelago_base::clock::Clock;
 use archipelago_base::{CfId, Error, ErrorKind, Result, SeqNo};
 use parking_lot::{Condvar, Mutex};
 
+use crate::executor::OwnerIdentity;
 use crate::iter::InternalIterator;
 use crate::key::{self, Kind, split_expiry};
 use crate::lookup::{Found, Lookup, Visit};
-use crate::memtable::{SealedImage, SealedShard, Shard, ShardFilter};
+use crate::memtable::{ImageHead, SealedImage, SealedShard, Shard, ShardFilter};
 use crate::remote::{AwayError, ShardId, ShardStore, StoreNode, StoreRoom, StoreWatcher};
 use crate::sst::SampledKey;
 use crate::stats::{Statistics, Ticker};
@@ -80,7 +81,9 @@ pub(crate) struct StoreLink {
     copied: Condvar,
     /// Oldest memtable of which a shard may still be sent.
     oldest: AtomicU64,
-    /// Whether the store knows the owner.
+    /// Whether the store was told the owner.
+    knows_owner: AtomicBool,
+    /// Whether shards may leave.
     is_open: AtomicBool,
     /// Whether the store is closed for good.
     is_closed: AtomicBool,
@@ -151,6 +154,7 @@ impl StoreLink {
             registry: Mutex::default(),
             copied: Condvar::new(),
             oldest: AtomicU64::new(0),
+            knows_owner: AtomicBool::new(false),
             is_open: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
         })
@@ -165,11 +169,21 @@ impl StoreLink {
         &self.parts.stats
     }
 
-    /// Lets shards leave from now on: the store knows the owner.
+    /// Tells the store the owner, whom the manifest names durably. Once.
+    pub(crate) fn tell_owner(&self, owner: &OwnerIdentity) -> Result<()> {
+        match self.knows_owner.swap(true, Ordering::AcqRel) {
+            true => Ok(()),
+            false => self.store().owner_is(owner),
+        }
+    }
+
+    /// Lets shards leave from now on: the store knows the owner. Shards of earlier owners that this
+    /// one has not adopted are given up.
     pub(crate) fn open(self: &Arc<Self>, rebuilder: Rebuilder) {
         // A database is opened once.
         let _same = self.rebuilder.set(rebuilder);
         let weak: Weak<Self> = Arc::downgrade(self);
+        self.store().purge();
         self.store().watch(weak as Weak<dyn StoreWatcher>);
         self.is_open.store(true, Ordering::Release);
     }
@@ -261,12 +275,19 @@ impl StoreLink {
         !self.registry.lock().lost.is_empty()
     }
 
-    /// Releases every shard and closes the store. Reads of shards without a copy fail afterwards.
+    /// Closes the store, and releases every shard unless the store leaves them for the next open.
+    /// Reads of shards without a copy fail afterwards.
     pub(crate) fn close(&self) {
         if self.is_closed.swap(true, Ordering::AcqRel) || !self.is_open.load(Ordering::Acquire) {
             return;
         }
-        self.shards().iter().for_each(|shard| shard.release());
+        let leaves = self.store().leaves_shards();
+        for shard in self.shards() {
+            match leaves {
+                true => shard.leave(),
+                false => shard.release(),
+            }
+        }
         drop(self.registry.lock());
         self.copied.notify_all();
         self.store().close();
@@ -361,7 +382,7 @@ pub(crate) struct AwayFigures {
     pub(crate) entries: u64,
     /// Number of point records that are deletes.
     pub(crate) deletions: u64,
-    /// Number of different user keys.
+    /// Number of different user keys; of a shard that an earlier open sent, its point records.
     pub(crate) user_keys: u64,
     /// Bytes of the records as stored, tombstones included.
     pub(crate) data_bytes: u64,
@@ -396,6 +417,21 @@ impl Remainder {
         };
         let filter = shard.filter().cloned();
         Self { figures, filter, tombstones: shard.tombstones(), sample }
+    }
+
+    /// Of a shard that an earlier open sent, whose image has `image_bytes` bytes. Its keys are not
+    /// sampled, because that would take the whole image.
+    pub(crate) fn of_head(head: ImageHead, image_bytes: u64) -> Self {
+        let figures = AwayFigures {
+            entries: head.entries,
+            deletions: head.deletions,
+            user_keys: head.entries,
+            data_bytes: head.data_bytes,
+            smallest_seq: head.smallest_seq,
+            largest_seq: head.largest_seq,
+            image_bytes,
+        };
+        Self { figures, filter: head.filter, tombstones: head.tombstones, sample: Vec::new() }
     }
 }
 
@@ -622,6 +658,12 @@ impl AwayShard {
             true => Ok(image),
             false => Err(AwayError::Lost(format!("what came for shard {} is not it", self.id))),
         }
+    }
+
+    /// Leaves the shard at its node for the next open of the database.
+    fn leave(&self) {
+        self.is_released.store(true, Ordering::Release);
+        self.link.settle(self.id);
     }
 
     /// Releases the shard at the node, once.

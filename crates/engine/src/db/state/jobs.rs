@@ -80,6 +80,24 @@ impl Sealed {
         }
     }
 
+    /// A ready memtable of which an earlier open has sent some shards. Shards without a home are
+    /// empty.
+    pub(crate) fn inherited(info: Arc<SealedInfo>, homes: Vec<Option<ShardHome>>) -> Self {
+        let state = |home: &Option<ShardHome>| match home {
+            Some(_) => ShardState::Pending,
+            None => ShardState::Installed,
+        };
+        let (shards, count) = (homes.iter().map(state).collect(), homes.len());
+        Self {
+            view: Arc::new(Immutable { map: Arc::clone(&info.map), homes }),
+            info,
+            shards,
+            sends_left: vec![SENDS_MAX; count],
+            is_rebuilt: vec![false; count],
+            unready: None,
+        }
+    }
+
     pub(crate) fn is_ready(&self) -> bool {
         self.unready.is_none()
     }
@@ -149,6 +167,11 @@ pub(crate) struct FlushTracker {
 }
 
 impl FlushTracker {
+    /// Puts memtables that an earlier open has left before all others.
+    pub(crate) fn inherit(&mut self, oldest_first: Vec<Sealed>) {
+        oldest_first.into_iter().rev().for_each(|sealed| self.queue.push_front(sealed));
+    }
+
     /// Has all memtables with smaller numbers flushed, wherever their shards are.
     pub(crate) fn make_due(&mut self, below: u64) {
         self.due_below = self.due_below.max(below);

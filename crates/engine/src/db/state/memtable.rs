@@ -283,6 +283,17 @@ pub(crate) struct ShardInfo {
     pub(crate) is_filled: bool,
 }
 
+impl ShardInfo {
+    /// Figures of a shard in memory that takes no more records.
+    pub(crate) fn of(shard: &Shard) -> Self {
+        Self {
+            data_bytes: shard.data_bytes(),
+            oldest_log: shard.oldest_log().map(FileNo),
+            is_filled: shard.entries() > 0 || shard.has_tombstones(),
+        }
+    }
+}
+
 /// What stays known of a sealed memtable while its shards leave memory one after another.
 pub(crate) struct SealedInfo {
     pub(crate) id: u64,
@@ -316,13 +327,25 @@ impl SealedInfo {
         })
     }
 
+    /// What is known of a memtable of which an earlier open has sent some shards, with the figures
+    /// of all of its shards.
+    pub(crate) fn inherited(memtable: &Memtable, shards: Box<[ShardInfo]>) -> Arc<Self> {
+        let oldest_log = shards.iter().filter_map(|shard| shard.oldest_log).min();
+        Arc::new(Self {
+            id: memtable.id,
+            map: Arc::clone(&memtable.map),
+            last_seq: memtable.last_seq(),
+            unlogged: false,
+            was_read: false,
+            oldest_log,
+            seal_log: FileNo(memtable.seal_log.load(Ordering::Acquire)),
+            shards: OnceLock::from(shards),
+        })
+    }
+
     /// Notes the figures of the shards, which take no more records.
     pub(crate) fn note_shards(&self, memtable: &Memtable) {
-        let info = |shard: &Arc<Shard>| ShardInfo {
-            data_bytes: shard.data_bytes(),
-            oldest_log: shard.oldest_log().map(FileNo),
-            is_filled: shard.entries() > 0 || shard.has_tombstones(),
-        };
+        let info = |shard: &Arc<Shard>| ShardInfo::of(shard);
         self.shards.get_or_init(|| memtable.shards.iter().map(info).collect());
     }
 

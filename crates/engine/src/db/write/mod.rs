@@ -30,6 +30,7 @@ use archipelago_base::budget::ByteBudget;
 use archipelago_base::checksum::crc;
 use archipelago_base::{CfId, Error, ErrorKind, Result, SeqNo};
 
+use crate::bucket::BucketMap;
 use crate::concurrency::RowLocks;
 use crate::db::inner::DbInner;
 use crate::db::state::context::Context;
@@ -109,6 +110,14 @@ impl WritePath {
         let limit_bytes = context.memtable_bytes(version);
         let birth = Birth { id, limit_bytes, born_ns: context.clock().now_ns() };
         Memtable::new(birth, map, &self.slabs)
+    }
+
+    /// A memtable with this map, younger than all that were made before. It takes what recovery
+    /// inserts, however much that is.
+    pub(crate) fn inherited_memtable(&self, context: &Context, map: BucketMap) -> Arc<Memtable> {
+        let id = self.next_memtable_id.fetch_add(1, Ordering::Relaxed);
+        let birth = Birth { id, limit_bytes: u64::MAX, born_ns: context.clock().now_ns() };
+        Memtable::new(birth, Arc::new(map), &self.slabs)
     }
 }
 

@@ -13,6 +13,8 @@
 //! Thread-safety: immutable. Cost: opening reads all bytes once; a look-up allocates nothing.
 //! Source: O³-LSM §4.2 and §4.4.
 
+mod head;
+
 use std::sync::Arc;
 
 use archipelago_base::codec::{Reader, put_bytes, put_u32, put_u64};
@@ -29,6 +31,8 @@ use crate::key::{self, KeyRef, Kind};
 use crate::lookup::{Found, Lookup, Pinner, Visit};
 use crate::pinned::{PinOwner, PinnedSlice};
 use crate::tombstone::{RangeTombstone, TombstoneSet};
+
+pub use head::ImageHead;
 
 /// Version of the format that this program writes and reads.
 pub const IMAGE_VERSION: u32 = 2;
@@ -158,11 +162,29 @@ struct Header {
     largest_seq: SeqNo,
     guess: (RecordRef, usize),
     spans: [Span; SECTIONS],
+    /// Checksums of the sections.
+    sums: [u64; SECTIONS],
 }
 
 impl Header {
     /// Checks header and section checksums.
     fn decode(bytes: &[u8]) -> Result<Self> {
+        let header = Self::decode_alone(bytes, bytes.len() as u64)?;
+        for (at, name) in Section::NAMES.iter().enumerate() {
+            header.check_section(at, header.spans[at].of(bytes), name)?;
+        }
+        Ok(header)
+    }
+
+    fn check_section(&self, at: usize, bytes: &[u8], name: &str) -> Result<()> {
+        if checksum::hash64(bytes) != self.sums[at] {
+            return Err(corrupt(self.spans[at].at, format_args!("{name}: checksum mismatch")));
+        }
+        Ok(())
+    }
+
+    /// Checks the header alone, of an image of `len` bytes that begins with `bytes`.
+    fn decode_alone(bytes: &[u8], len: u64) -> Result<Self> {
         let head = bytes
             .get(..HEADER_BYTES)
             .ok_or_else(|| corrupt(0, format_args!("{} bytes are too few", bytes.len())))?;
@@ -181,35 +203,33 @@ impl Header {
         if tail.u32() != Some(checksum::crc(&head[..HEADER_BODY_BYTES])) || tail.u32() != Some(0) {
             return Err(corrupt(HEADER_BODY_BYTES, "header checksum mismatch"));
         }
-        if reader.u32() != Some(HEADER_BYTES as u32) || reader.u64() != Some(bytes.len() as u64) {
-            return Err(corrupt(12, format_args!("{} bytes are not its length", bytes.len())));
+        if reader.u32() != Some(HEADER_BYTES as u32) || reader.u64() != Some(len) {
+            return Err(corrupt(12, format_args!("{len} bytes are not its length")));
         }
         let mut word = || reader.u64().ok_or_else(cut);
         let (entries, deletions, data_bytes) = (word()?, word()?, word()?);
         let (smallest_seq, largest_seq) = (SeqNo(word()?), SeqNo(word()?));
         let guess_record = reader.u32().ok_or_else(cut)?;
         let guess_len = reader.u32().ok_or_else(cut)? as usize;
-        let mut spans = [Span::default(); SECTIONS];
+        let (mut spans, mut sums) = ([Span::default(); SECTIONS], [0; SECTIONS]);
         let mut end = HEADER_BYTES as u64;
-        for (span, name) in spans.iter_mut().zip(Section::NAMES) {
+        for (section, name) in Section::NAMES.iter().enumerate() {
             let at = reader.u64().ok_or_else(cut)?;
-            let len = reader.u64().ok_or_else(cut)?;
+            let bytes = reader.u64().ok_or_else(cut)?;
             let sum = reader.u64().ok_or_else(cut)?;
-            let next = at.checked_add(len).filter(|&next| next <= bytes.len() as u64);
+            let next = at.checked_add(bytes).filter(|&next| next <= len);
             let (true, Some(next)) = (at == end, next) else {
-                return Err(corrupt(72, format_args!("{name}: impossible place {at}+{len}")));
+                return Err(corrupt(72, format_args!("{name}: impossible place {at}+{bytes}")));
             };
-            *span = Span { at: at as usize, len: len as usize };
-            if checksum::hash64(span.of(bytes)) != sum {
-                return Err(corrupt(span.at, format_args!("{name}: checksum mismatch")));
-            }
+            spans[section] = Span { at: at as usize, len: bytes as usize };
+            sums[section] = sum;
             end = next;
         }
-        if end != bytes.len() as u64 {
+        if end != len {
             return Err(corrupt(end as usize, "bytes after the last section"));
         }
         let guess = (guess_record, guess_len);
-        Ok(Self { entries, deletions, data_bytes, smallest_seq, largest_seq, guess, spans })
+        Ok(Self { entries, deletions, data_bytes, smallest_seq, largest_seq, guess, spans, sums })
     }
 
     fn span(&self, section: Section) -> Span {

@@ -4,16 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::{Arc, Weak};
 
-use archipelago_base::Result;
+use archipelago_base::{Epoch, Result};
 use archipelago_engine::executor::OwnerIdentity;
 use archipelago_engine::iter::InternalIterator;
 use archipelago_engine::key::{KeyRef, Kind};
 use archipelago_engine::lookup::Lookup;
-use archipelago_engine::memtable::SealedImage;
+use archipelago_engine::memtable::{ImageHead, SealedImage};
 use archipelago_engine::pinned::PinnedSlice;
 use archipelago_engine::remote::{
-    AwayError, KeyVersions, LookupAnswer, LookupAsk, NewShard, ResumeAt, ScanAsk, ScanDirection,
-    ScanPage, ScanRecord, ShardId, ShardStore, ShardVersion, StoreNode, StoreRoom, StoreWatcher,
+    AwayError, EarlierShard, FoundShard, KeyVersions, LookupAnswer, LookupAsk, NewShard, ResumeAt,
+    ScanAsk, ScanDirection, ScanPage, ScanRecord, ShardId, ShardStore, ShardVersion, StoreNode,
+    StoreRoom, StoreWatcher,
 };
 use parking_lot::Mutex;
 
@@ -39,6 +40,13 @@ pub(crate) struct Mood {
     pub(crate) page_records: usize,
     /// Number of nodes.
     pub(crate) nodes: usize,
+    /// Shards of the owner before that are not listed, whose head is not given, and that are lost
+    /// when they are adopted.
+    pub(crate) unlisted: u32,
+    pub(crate) headless: u32,
+    pub(crate) unadopted: u32,
+    /// Whether a close leaves the shards.
+    pub(crate) leaves: bool,
 }
 
 impl Default for Mood {
@@ -52,6 +60,10 @@ impl Default for Mood {
             silence: 0,
             page_records: 5,
             nodes: 2,
+            unlisted: 0,
+            headless: 0,
+            unadopted: 0,
+            leaves: false,
         }
     }
 }
@@ -67,15 +79,29 @@ pub(crate) struct Did {
     pub(crate) pages: u64,
     pub(crate) fetched: u64,
     pub(crate) lost: u64,
+    pub(crate) listed: u64,
+    pub(crate) adopted: u64,
     pub(crate) silent: u64,
     /// Largest number of bytes held.
     pub(crate) held_max: u64,
 }
 
+/// A shard at a node.
+#[derive(Clone)]
+struct Held {
+    image: Arc<SealedImage>,
+    raw: Arc<Vec<u8>>,
+    found: FoundShard,
+}
+
 #[derive(Default)]
 struct Nodes {
-    /// The shards of each node, with the bytes of their images.
-    nodes: BTreeMap<u64, BTreeMap<ShardId, (Arc<SealedImage>, u64)>>,
+    epoch: Epoch,
+    /// The shards of each node.
+    nodes: BTreeMap<u64, BTreeMap<ShardId, Held>>,
+    /// Shards of the owner before, until they are purged.
+    left: Vec<Held>,
+    is_purged: bool,
     next_node: u64,
     /// Every shard that was ever taken.
     taken: BTreeSet<ShardId>,
@@ -92,12 +118,13 @@ struct Nodes {
 
 impl Nodes {
     fn held_bytes(&self) -> u64 {
-        self.nodes.values().flat_map(BTreeMap::values).map(|(_, bytes)| bytes).sum()
+        let held = self.nodes.values().flat_map(BTreeMap::values);
+        held.map(|held| held.found.image_bytes).sum()
     }
 
     fn find(&self, node: StoreNode, id: ShardId) -> Result<Arc<SealedImage>, AwayError> {
         let found = self.nodes.get(&node.0).and_then(|shards| shards.get(&id));
-        found.map(|(image, _)| Arc::clone(image)).ok_or_else(|| AwayError::Lost(format!("{id}")))
+        found.map(|held| Arc::clone(&held.image)).ok_or_else(|| AwayError::Lost(format!("{id}")))
     }
 }
 
@@ -118,6 +145,18 @@ impl FakeStore {
             nodes: Mutex::new(nodes),
             watcher: Mutex::new(None),
         })
+    }
+
+    /// The store of the next owner, at the same nodes as they are now.
+    pub(crate) fn next(&self, seed: u64, mood: Mood) -> Arc<Self> {
+        let next = Self::new(seed, mood);
+        {
+            let (mut to, from) = (next.nodes.lock(), self.nodes.lock());
+            to.next_node = from.next_node;
+            to.left = from.nodes.values().flat_map(BTreeMap::values).cloned().collect();
+            to.left.extend(from.left.iter().cloned());
+        }
+        next
     }
 
     pub(crate) fn did(&self) -> Did {
@@ -297,7 +336,60 @@ fn is_at_or_after(record: &ScanRecord, place: &ResumeAt, direction: ScanDirectio
 impl ShardStore for FakeStore {
     fn owner_is(&self, owner: &OwnerIdentity) -> Result<()> {
         assert!(owner.epoch.0 > 0);
+        self.nodes.lock().epoch = owner.epoch;
         Ok(())
+    }
+
+    fn list(&self) -> Vec<FoundShard> {
+        let unlisted = self.mood.lock().unlisted;
+        let mut nodes = self.nodes.lock();
+        assert!(nodes.epoch.0 > 1 && !nodes.is_purged && nodes.did.listed == 0);
+        nodes.left.retain(|_| !self.is_due(unlisted));
+        nodes.did.listed = nodes.left.len() as u64;
+        nodes.left.iter().map(|held| held.found.clone()).collect()
+    }
+
+    fn heads(&self, shards: &[FoundShard]) -> Vec<Result<ImageHead, AwayError>> {
+        let headless = self.mood.lock().headless;
+        let nodes = self.nodes.lock();
+        let head = |shard: &FoundShard| {
+            if self.is_due(headless) {
+                return Err(AwayError::Busy("the node says nothing".to_owned()));
+            }
+            let held = nodes.left.iter().find(|held| held.found.name == shard.name).unwrap();
+            let (raw, bytes) = (&held.raw[..], held.raw.len() as u64);
+            let tail = ImageHead::tail(&raw[..ImageHead::BYTES], bytes).unwrap();
+            let tail = &raw[tail.start as usize..tail.end as usize];
+            Ok(ImageHead::read(&raw[..ImageHead::BYTES], tail, bytes).unwrap())
+        };
+        shards.iter().map(head).collect()
+    }
+
+    fn adopt(&self, shards: &[(ShardId, &FoundShard)]) -> Vec<Result<StoreNode, AwayError>> {
+        let unadopted = self.mood.lock().unadopted;
+        let mut nodes = self.nodes.lock();
+        let adopt = |(id, found): &(ShardId, &FoundShard)| {
+            let at = nodes.left.iter().position(|held| held.found.name == found.name).unwrap();
+            let held = nodes.left.swap_remove(at);
+            assert!(nodes.taken.insert(*id), "shard {id} was named before");
+            if self.is_due(unadopted) {
+                return Err(AwayError::Lost("the node is gone".to_owned()));
+            }
+            nodes.nodes.entry(found.node.0).or_default().insert(*id, held);
+            nodes.did.adopted += 1;
+            Ok(found.node)
+        };
+        shards.iter().map(adopt).collect()
+    }
+
+    fn purge(&self) {
+        let mut nodes = self.nodes.lock();
+        assert!(!std::mem::replace(&mut nodes.is_purged, true));
+        nodes.left.clear();
+    }
+
+    fn leaves_shards(&self) -> bool {
+        self.mood.lock().leaves
     }
 
     fn watch(&self, watcher: Weak<dyn StoreWatcher>) {
@@ -358,7 +450,22 @@ impl ShardStore for FakeStore {
                 self.rng.lock().choice(all).unwrap()
             }
         };
-        nodes.nodes.entry(node).or_default().insert(shard.id, (opened, bytes));
+        let held = Held {
+            image: opened,
+            raw: Arc::new(image.to_vec()),
+            found: FoundShard {
+                node: StoreNode(node),
+                name: EarlierShard { epoch: nodes.epoch, id: shard.id },
+                family: shard.family,
+                keys: shard.keys.clone(),
+                after_seq: shard.after_seq,
+                last_seq: shard.last_seq,
+                oldest_log: shard.oldest_log,
+                seal_log: shard.seal_log,
+                image_bytes: bytes,
+            },
+        };
+        nodes.nodes.entry(node).or_default().insert(shard.id, held);
         nodes.did.sent += 1;
         nodes.did.held_max = nodes.did.held_max.max(nodes.held_bytes());
         Ok(StoreNode(node))
@@ -436,7 +543,8 @@ impl ShardStore for FakeStore {
 
     fn close(&self) {
         let mut nodes = self.nodes.lock();
-        assert_eq!(nodes.held_bytes(), 0, "shards are left at the close");
+        let leaves = self.mood.lock().leaves;
+        assert!(leaves || nodes.held_bytes() == 0, "shards are left at the close");
         nodes.is_closed = true;
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use archipelago_base::budget::ByteBudget;
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::{ErrorKind, Result};
 use archipelago_engine::db::{Components, Db, FaultPoint, ReadOptions};
@@ -50,6 +51,8 @@ pub(super) struct World {
     pub(super) store: Arc<FakeStore>,
     pub(super) db: Db,
     pub(super) model: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// The budget of the next open, if it is shared.
+    pub(super) budget: Option<Arc<ByteBudget>>,
     options: DbOptions,
     family: CfOptions,
     mood: Mood,
@@ -87,8 +90,8 @@ impl World {
         let parts = Components { fault_point: fault, clock, ..parts };
         let db = Db::open_with("/db", options.clone(), parts).unwrap();
         let rng = fastrand::Rng::with_seed(5);
-        let mut world =
-            Self { fs, faults, store, db, model: BTreeMap::new(), options, family, mood, rng };
+        let (model, budget) = (BTreeMap::new(), None);
+        let mut world = Self { fs, faults, store, db, model, budget, options, family, mood, rng };
         for number in (0..KEYS).step_by(5) {
             world.put(number, "first");
         }
@@ -185,12 +188,49 @@ impl World {
             self.fs = self.fs.kill_clone();
         } else {
             self.db.clone().close().unwrap();
-            assert!(self.store.held().is_empty());
+            assert!(self.mood.leaves || self.store.held().is_empty());
         }
-        self.store = FakeStore::new(9, self.mood);
+        self.open_with(FakeStore::new(9, self.mood), None);
+    }
+
+    /// Opens what there is with another store, and calls `fault` at named points.
+    pub(super) fn open_with(&mut self, store: Arc<FakeStore>, fault: Option<FaultPoint>) {
         self.faults = FaultFs::new(Arc::new(self.fs.clone()), 1);
-        let parts = components(&self.fs, &self.faults, &self.family, &self.store);
-        self.db = Db::open_with("/db", self.options.clone(), parts).unwrap();
+        self.db = self.try_open(&self.fs, &store, fault).unwrap();
+        self.store = store;
+    }
+
+    /// Opens these files over a store.
+    pub(super) fn try_open(
+        &self,
+        fs: &MemFs,
+        store: &Arc<FakeStore>,
+        fault_point: Option<FaultPoint>,
+    ) -> Result<Db> {
+        let parts = components(fs, &self.faults, &self.family, store);
+        let budget = self.budget.clone();
+        Db::open_with("/db", self.options.clone(), Components { fault_point, budget, ..parts })
+    }
+
+    /// Makes the log durable.
+    pub(super) fn sync(&mut self) {
+        let options = WriteOptions { sync: true, ..WriteOptions::default() };
+        let cf = self.db.default_family().clone();
+        self.db.put_with(&cf, &key(1), b"synced", &options).unwrap();
+        self.model.insert(key(1), b"synced".to_vec());
+    }
+
+    /// Kills the process; the next owner finds the nodes as they are.
+    pub(super) fn take_over(&mut self) {
+        let fs = self.fs.kill_clone();
+        self.take_over_at(fs, self.mood, None);
+    }
+
+    /// The next owner finds these files, and the nodes as they are.
+    pub(super) fn take_over_at(&mut self, fs: MemFs, mood: Mood, fault: Option<FaultPoint>) {
+        let next = self.store.next(9, mood);
+        self.fs = fs;
+        self.open_with(next, fault);
     }
 }
 

@@ -82,6 +82,10 @@ fn setting(seed: u64, disk: Disk) -> Setting {
         limit_bytes: one_of(&[64 << 10, 8 << 20]) as u64,
         refuse: one_of(&[0, 4]) as u32,
         silence: one_of(&[0, 3]) as u32,
+        unlisted: one_of(&[0, 3]) as u32,
+        headless: one_of(&[0, 5]) as u32,
+        unadopted: one_of(&[0, 5]) as u32,
+        leaves: one_of(&[0, 1]) == 1,
         ..Mood::default()
     });
     Setting { background: BackgroundMode::Manual, db, family, separation, disk, away }
@@ -105,6 +109,8 @@ struct Happened {
     tiers: Did,
     /// Memtable shards that were sent to memory nodes, and those that nodes lost.
     sent: (u64, u64),
+    /// Memtable shards that opens kept at memory nodes.
+    kept: u64,
 }
 
 /// Runs a case.
@@ -139,6 +145,7 @@ fn run_steps(seed: u64, mut generator: Generator, disk: Disk, verbose: bool) -> 
         flat_hits: runner.flat_lookups().0,
         tiers: runner.tiers_did(),
         sent: runner.sent(),
+        kept: runner.kept(),
     };
     runner.db.close().unwrap();
     happened
@@ -171,7 +178,7 @@ fn the_database_does_what_the_model_does() {
         None => {
             let (mut parts, mut by_hand, mut by_load) = (0, 0, 0);
             let (mut midway, mut panicked, mut collected, mut flat_hits) = (0, 0, 0, 0);
-            let (mut sent, mut lost) = (0, 0);
+            let (mut sent, mut lost, mut kept) = (0, 0, 0);
             for happened in seeds(0..CASES).map(|seed| run(seed, memory(), false)) {
                 parts += happened.parts;
                 (by_hand, by_load) = (by_hand + happened.moved.0, by_load + happened.moved.1);
@@ -180,9 +187,10 @@ fn the_database_does_what_the_model_does() {
                 collected += happened.collected;
                 flat_hits += happened.flat_hits;
                 (sent, lost) = (sent + happened.sent.0, lost + happened.sent.1);
+                kept += happened.kept;
             }
-            eprintln!("{sent} memtable shards left, {lost} were lost");
-            assert!(sent > 100 && lost > 10);
+            eprintln!("{sent} memtable shards left, {lost} were lost, opens kept {kept}");
+            assert!(sent > 100 && lost > 10 && kept > 10);
             assert!(midway > 100, "{midway} snapshots were taken in the middle of jobs");
             eprintln!("bucket boundaries moved {by_hand} times by hand, {by_load} by the load");
             assert!(by_hand > 0 && by_load > 0);

@@ -16,6 +16,7 @@ use archipelago_engine::db::{
 use archipelago_engine::event::{Event as Told, EventListener, Listeners};
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
+use archipelago_engine::stats::Ticker;
 use archipelago_engine::wal::WriteBatch;
 use archipelago_env::FileSystem;
 use archipelago_env::mem::MemFs;
@@ -133,6 +134,8 @@ pub(crate) struct Runner {
     store: Option<Arc<FakeStore>>,
     /// Shards that earlier opens sent, and that their nodes lost.
     sent: (u64, u64),
+    /// Shards that opens kept.
+    kept: u64,
     steps: u32,
     /// A hash of every read's answer.
     pub(crate) transcript: Vec<u64>,
@@ -207,6 +210,7 @@ impl Runner {
             copies: 0,
             store,
             sent: (0, 0),
+            kept: 0,
             steps: 0,
             transcript: Vec::new(),
             setting,
@@ -334,6 +338,11 @@ impl Runner {
         if let Some(store) = self.store.as_ref().filter(|_| self.steps.is_multiple_of(17)) {
             store.lose_all(true);
         }
+    }
+
+    /// Number of memtable shards that opens kept at memory nodes.
+    pub(crate) fn kept(&self) -> u64 {
+        self.kept
     }
 
     /// Number of memtable shards that were sent to memory nodes, and of those that nodes lost.
@@ -763,9 +772,12 @@ impl Runner {
         let mut components = Self::components(&self.setting, &self.clock, &self.seals);
         components.fault_point = Some(self.seals.fault_point(&self.taker, self.setting.separation));
         self.sent = self.sent();
-        self.store = self.setting.away.map(|mood| FakeStore::new(u64::from(self.steps), mood));
+        let seed = u64::from(self.steps);
+        let mood = self.setting.away;
+        self.store = self.store.take().zip(mood).map(|(store, mood)| store.next(seed, mood));
         components.shard_store = self.store.clone().map(|store| store as _);
         self.db = Db::open_with(self.setting.dir(), self.setting.db.clone(), components).unwrap();
+        self.kept += self.db.statistics().get(Ticker::AwayShardsKept);
         self.begin_midway();
         let mut names: Vec<&str> = self.families.iter().map(|(m, _)| m.name.as_str()).collect();
         names.push(ordered::NAME);

@@ -2,11 +2,12 @@
 
 use std::ops::Bound;
 
+use archipelago_base::Epoch;
 use archipelago_base::wire::Wire;
 
 use super::{
-    AllocateOrder, Database, HostCore, HostMemory, ListedShard, NextStep, Purpose, ShardMessage,
-    ShardName, ShardRefusal, ShardWhy,
+    AllocateOrder, Database, HeldShard, HostCore, HostMemory, ListedShard, NextStep, Purpose,
+    ShardMessage, ShardName, ShardRefusal, ShardWhy,
 };
 use crate::ids::OwnerStamp;
 use crate::shard_host::ranges::ALIGN_BYTES;
@@ -126,7 +127,14 @@ impl HostCore {
         let database = self.owned(owner)?;
         let begin = after.map_or(Bound::Unbounded, Bound::Excluded);
         let (mut shards, mut bytes, mut more) = (Vec::new(), Vec::new(), false);
-        for (name, held) in database.shards.range((begin, Bound::Unbounded)) {
+        // A shard that the owner directly before has not held may have records that a power failure
+        // took from the log, and whose numbers others have now.
+        let is_recent = |epoch: Epoch| owner.epoch.0.saturating_sub(1) <= epoch.0;
+        let is_held = |(name, held): &(&ShardName, &HeldShard)| {
+            is_recent(name.epoch) || held.adopted_by.is_some_and(is_recent)
+        };
+        let held = database.shards.range((begin, Bound::Unbounded)).filter(is_held);
+        for (name, held) in held {
             if bytes.len() >= LIST_BYTES_MAX {
                 more = true;
                 break;

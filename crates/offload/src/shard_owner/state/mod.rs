@@ -23,12 +23,14 @@
 //!    the node. So a release that is late frees nothing that is in use.
 //! 4. Releases are repeated until the node confirms them or its life is over.
 //! 5. Nothing is sent to a node before the shards of earlier owners are purged there, and nothing
-//!    after a newer owner was seen there.
+//!    after a newer owner was seen there. They are purged when the open has adopted those that it
+//!    keeps ([`earlier`]).
 //!
 //! Thread-safety: none; the driver holds a lock.
 //! Failure: every failure of a node ends in lost shards, which the database rebuilds.
 //! Cost: O(nodes + log shards) for each call, and O(shards of the node) for a loss and for figures.
 
+mod earlier;
 mod node;
 mod shards;
 mod terms;
@@ -42,6 +44,7 @@ use archipelago_base::Epoch;
 use archipelago_engine::remote::{AwayError, ShardId, StoreNode, StoreRoom};
 use archipelago_fabric::{NodeId, RemoteKey};
 
+use earlier::EarlierShards;
 use node::{BegunFacts, FullNotice, MissedBeat, NodeState, Takes};
 use shards::ShardStage;
 use terms::UNLIMITED_BYTES;
@@ -141,6 +144,7 @@ pub(super) struct OwnerState {
     homes: BTreeMap<ShardId, StoreNode>,
     /// No shard of a memtable below this one will be sent any more.
     oldest: u64,
+    earlier: EarlierShards,
     news: News,
     is_closed: bool,
 }
@@ -154,6 +158,7 @@ impl OwnerState {
             next_node: 1,
             homes: BTreeMap::new(),
             oldest: 0,
+            earlier: EarlierShards::default(),
             news: News::default(),
             is_closed: false,
         }
@@ -163,9 +168,18 @@ impl OwnerState {
         self.owner
     }
 
-    /// The name of a shard of this open in messages.
+    /// The name of a shard in messages.
     pub(super) fn name(&self, id: ShardId) -> ShardName {
-        ShardName { epoch: self.owner.epoch, memtable: id.memtable, shard: id.shard }
+        let own = || ShardName { epoch: self.owner.epoch, memtable: id.memtable, shard: id.shard };
+        self.earlier.name(id).unwrap_or_else(own)
+    }
+
+    /// The shard that has this name in messages.
+    pub(super) fn id_of(&self, name: ShardName) -> Option<ShardId> {
+        match name.epoch == self.owner.epoch {
+            true => Some(ShardId { memtable: name.memtable, shard: name.shard }),
+            false => self.earlier.id_of(name),
+        }
     }
 
     /// The owner closes: the tasks of all nodes end.
@@ -252,7 +266,8 @@ impl OwnerState {
             state.full = None;
             self.news.has_more_room = true;
         }
-        let Some(task) = state.next_task(now_ns, RELEASES_MAX) else {
+        let may_purge = self.earlier.may_purge();
+        let Some(task) = state.next_task(now_ns, RELEASES_MAX, may_purge) else {
             if state.is_fenced {
                 return NextAsk::Wait(u64::MAX);
             }
@@ -336,6 +351,7 @@ impl OwnerState {
             (NodeTask::Purge, ShardMessage::Done { .. }) => state.needs_purge = false,
             (NodeTask::Release(ids), ShardMessage::Done { .. }) => {
                 ids.iter().for_each(|id| state.released(*id, self.oldest));
+                self.earlier.released(ids);
                 state.full = None;
                 self.news.has_more_room = true;
             }

@@ -222,8 +222,14 @@ impl NodeState {
         self.beat_ns = self.beat_ns.min(now_ns);
     }
 
-    /// The request that the node should get next.
-    pub(super) fn next_task(&self, now_ns: u64, releases_max: usize) -> Option<NodeTask> {
+    /// The request that the node should get next. Shards of earlier owners stay until the owner
+    /// `may_purge` them.
+    pub(super) fn next_task(
+        &self,
+        now_ns: u64,
+        releases_max: usize,
+        may_purge: bool,
+    ) -> Option<NodeTask> {
         if self.is_fenced {
             return None;
         }
@@ -233,7 +239,7 @@ impl NodeState {
         if !self.obeys() || self.missed > 0 || now_ns < self.rest_ns {
             return None;
         }
-        if self.needs_purge {
+        if self.needs_purge && may_purge {
             return Some(NodeTask::Purge);
         }
         let released: Vec<ShardId> = self.shards.released().take(releases_max).collect();

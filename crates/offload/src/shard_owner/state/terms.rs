@@ -27,6 +27,12 @@ pub struct OwnerTerms {
     pub patience: Duration,
     /// Time for which a close waits for nodes that have not confirmed a release.
     pub farewell: Duration,
+    /// Time for which an open waits for nodes to say that they know it, and then for their lists of
+    /// shards.
+    pub takeover: Duration,
+    /// Whether a close leaves the shards at their nodes, which keep them for ten minutes for the
+    /// next open. Default: no, a close releases them.
+    pub leaves_shards: bool,
     /// Bytes of a landing zone that the owner asks for.
     pub landing_bytes: u64,
     /// Bytes of images at all nodes together, at most.
@@ -44,6 +50,8 @@ impl Default for OwnerTerms {
             pause: Duration::from_millis(5),
             patience: Duration::from_secs(5),
             farewell: Duration::from_secs(2),
+            takeover: Duration::from_secs(1),
+            leaves_shards: false,
             landing_bytes: 80 << 20,
             bytes_max: UNLIMITED_BYTES,
         }

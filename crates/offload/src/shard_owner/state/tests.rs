@@ -48,7 +48,8 @@ struct World {
 impl World {
     /// An owner that has begun at these nodes.
     fn new(nodes: u64) -> Self {
-        let state = OwnerState::new(owner(), OwnerTerms::default());
+        let mut state = OwnerState::new(owner(), OwnerTerms::default());
+        assert!(state.purge().is_empty());
         let mut world = Self { state, now_ns: SECOND };
         let list: Vec<MemoryNode> = (1..=nodes).map(|node| member(node, LIFE)).collect();
         for node in world.state.on_members(world.now_ns, &list) {

@@ -34,7 +34,7 @@ use crate::db::write::disk_room::{self, Disk};
 use crate::db::write::log_segments::{self, LogSegment};
 use crate::file_meta::log_name;
 use crate::lock_order::Order;
-use crate::wal::{LogChain, SegmentRef};
+use crate::wal::{LogChain, RecoveredLog, SegmentRef};
 
 /// Gives the reserve up if the disk may have no room for what recovery writes.
 pub(super) fn prepare_room(
@@ -61,7 +61,7 @@ pub(super) fn prepare_room(
 pub(super) fn recover_to_memory(db: &DbInner, chain: &LogChain<'_>, cause: &Error) -> Result<()> {
     forget_replayed(&db.context, &db.jobs, &db.view, &db.writes);
     let oldest = chain.segments.first().map_or(chain.floor, |oldest| oldest.no);
-    let kept = KeptLog { oldest, no_room: cause.clone() };
+    let kept = KeptLog::NoRoom { oldest, no_room: cause.clone() };
     let mut replay = Replay::new(db, Some(kept));
     let recovered = replay.read(chain)?;
     open::check_log(
@@ -71,19 +71,8 @@ pub(super) fn recover_to_memory(db: &DbInner, chain: &LogChain<'_>, cause: &Erro
         &recovered,
     )?;
     db.writes.committer().start_at(&db.view, replay.last_seq_of(&recovered));
-    // Segments behind a cut are not needed, but only a later log floor says so durably.
-    let bytes_of = |no| recovered.segments.iter().find(|read| read.no == no);
-    let kept = chain.segments.iter().map(|segment| LogSegment {
-        no: segment.no,
-        bytes: bytes_of(segment.no).map_or(0, |read| read.end_offset),
-    });
-    db.logs.add_closed(kept);
-    let settled = recovered.segments.iter().try_for_each(|segment| {
-        let path = db.storage.path_of(&log_name(segment.no));
-        let settle = |no| db.storage.fs().settle_log(&path, no, &segment.in_tail);
-        segment.incarnation.map_or(Ok(()), settle)
-    });
-    match settled {
+    db.logs.add_closed(closed_segments(chain, &recovered, chain.floor));
+    match settle(db, &recovered) {
         Ok(()) => db.storage.fs().clear_log_tails(db.storage.dir())?,
         Err(error) if error.is_no_space() => {
             // The segment and its tail hold everything; only a flush of all of it may go on.
@@ -95,8 +84,33 @@ pub(super) fn recover_to_memory(db: &DbInner, chain: &LogChain<'_>, cause: &Erro
     start_log(db, db.storage.file_numbers().allocate(), recovered.previous)
 }
 
+/// The segments of the log from `floor` on, which stay. Those behind a cut are not needed, but only
+/// a later log floor says so durably.
+pub(super) fn closed_segments(
+    chain: &LogChain<'_>,
+    recovered: &RecoveredLog,
+    floor: FileNo,
+) -> Vec<LogSegment> {
+    let bytes_of = |no| recovered.segments.iter().find(|read| read.no == no);
+    let kept = chain.segments.iter().filter(|segment| segment.no >= floor);
+    let closed = kept.map(|segment| LogSegment {
+        no: segment.no,
+        bytes: bytes_of(segment.no).map_or(0, |read| read.end_offset),
+    });
+    closed.collect()
+}
+
+/// Makes the segments of a log that stays durable, with what only a ring has of them.
+pub(super) fn settle(db: &DbInner, recovered: &RecoveredLog) -> Result<()> {
+    recovered.segments.iter().try_for_each(|segment| {
+        let path = db.storage.path_of(&log_name(segment.no));
+        let settle = |no| db.storage.fs().settle_log(&path, no, &segment.in_tail);
+        segment.incarnation.map_or(Ok(()), settle)
+    })
+}
+
 /// Gives every family an empty memtable again.
-fn forget_replayed(context: &Context, jobs: &Jobs, view: &ReadView, writes: &WritePath) {
+pub(super) fn forget_replayed(context: &Context, jobs: &Jobs, view: &ReadView, writes: &WritePath) {
     let mut commit = writes.committer().lock(Order::none());
     for family in view.live_families() {
         let version = Arc::clone(&family.current.load().version);

@@ -14,6 +14,10 @@
 //!    durable, so installing a part could keep half a batch over a power loss.
 //! 6. A new log segment is started, and files that nothing refers to are removed.
 //!
+//! A database with a store of memtable shards ([`crate::remote`]) raises the owner epoch before
+//! step 4. If memory nodes have shards of the owner before, these stay there, the rest of the log
+//! is replayed into memory, and step 5 installs no tables ([`takeover`]).
+//!
 //! A read-only open replaces steps 4 to 6 by a picture of its own
 //! ([`crate::db::lifecycle::catch_up`]).
 //!
@@ -36,6 +40,7 @@
 mod components;
 mod kept_log;
 mod replay;
+mod takeover;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -127,7 +132,7 @@ pub(crate) fn open(dir: &Path, options: DbOptions, components: Components) -> Re
     if inner.context.options().read_only {
         catch_up::catch_up(&inner)?;
     } else {
-        recover_log(&inner)?;
+        recover_log(&inner, claim)?;
         claim_ownership(&inner.storage)?;
         tell_others(&inner, claim)?;
         remove_strays(&inner.storage)?;
@@ -305,22 +310,26 @@ fn claim_ownership(storage: &Storage) -> Result<()> {
 /// Tells the executor and the store of memtable shards who owns the database, if the manifest names
 /// the owner durably. Otherwise those of a disk without room send nothing to other processes.
 fn tell_others(db: &Arc<DbInner>, claim: OwnerClaim) -> Result<()> {
-    let owner = db.storage.lock_manifest(Order::none()).owner().cloned();
-    match owner {
+    let Some(identity) = owner_by(&db.storage, claim) else { return Ok(()) };
+    db.jobs.executor().owner_is(&identity)?;
+    if let Some(away) = db.context.away() {
+        away.tell_owner(&identity)?;
+        let weak = Arc::downgrade(db);
+        away.open(Box::new(move || match weak.upgrade() {
+            Some(db) => rebuild::rebuild_here(&db),
+            None => Ok(()),
+        }));
+    }
+    Ok(())
+}
+
+/// The owner by `claim`, if the manifest names it durably.
+fn owner_by(storage: &Storage, claim: OwnerClaim) -> Option<OwnerIdentity> {
+    match storage.lock_manifest(Order::none()).owner().cloned() {
         Some(Owner { epoch, token, offload_id, .. }) if token == claim.token => {
-            let identity = OwnerIdentity { database: offload_id, epoch, token };
-            db.jobs.executor().owner_is(&identity)?;
-            if let Some(away) = db.context.away() {
-                away.store().owner_is(&identity)?;
-                let weak = Arc::downgrade(db);
-                away.open(Box::new(move || match weak.upgrade() {
-                    Some(db) => rebuild::rebuild_here(&db),
-                    None => Ok(()),
-                }));
-            }
-            Ok(())
+            Some(OwnerIdentity { database: offload_id, epoch, token })
         }
-        _ => Ok(()),
+        _ => None,
     }
 }
 
@@ -376,7 +385,7 @@ fn open_families(db: &DbInner) -> Result<()> {
 }
 
 /// Steps 4 to 6 of the module.
-fn recover_log(db: &DbInner) -> Result<()> {
+fn recover_log(db: &DbInner, claim: OwnerClaim) -> Result<()> {
     let floor = db.storage.lock_manifest(Order::none()).log_floor();
     let segments = log_segments::listed_segments(&db.storage, floor)?;
     let is_listed = |no| segments.iter().any(|segment| segment.no == no).then_some(u64::MAX);
@@ -392,6 +401,11 @@ fn recover_log(db: &DbInner) -> Result<()> {
         database_id: db.storage.database_id(),
     };
     disk_room::look_at_disk(db);
+    if let Some(left) = takeover::find(db, claim)?
+        && takeover::recover(db, &chain, left)?
+    {
+        return Ok(());
+    }
     match recover_to_tables(db, &chain) {
         Err(error) if error.is_no_space() => {
             tracing::warn!(%error, "the disk has no room for the tables of recovery: the log \

@@ -4,17 +4,20 @@
 //! Invariants:
 //! 1. A record that a flushed-through sequence number covers is skipped.
 //! 2. Nothing is installed here. After an error the tables are removed.
-//! 3. Tables of earlier memtables lie in the one bucket that there was when they were written.
+//! 3. Of a log that is kept, every record pins a segment that is not younger than its own.
+//! 4. Tables of earlier memtables lie in the one bucket that there was when they were written.
 //!
 //! Thread-safety: the thread that opens the database owns the replay.
 //! Failure: an error ends the replay, and [`Replay::discard`] removes what it wrote.
 //! Cost: O(records), with a look at the byte budget every `BUDGET_LOOK_RECORDS`.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use archipelago_base::budget::Pressure;
 use archipelago_base::{CfId, Error, ErrorKind, FileNo, Result, SeqNo};
 
+use super::takeover::Inherited;
 use crate::db::background::compaction;
 use crate::db::background::flush::{self, FlushTask};
 use crate::db::background::job_numbers::JobNumbers;
@@ -68,20 +71,38 @@ pub(super) struct Replay<'a> {
     /// No column family with this id or a larger one was ever created.
     next_cf_id: CfId,
     /// Set if the log is kept and its records stay in memory.
-    kept: Option<KeptLog>,
+    kept: Option<KeptLog<'a>>,
+    /// Number of records that shards of the owner before have, and of those that went to memory.
+    spared: u64,
+    replayed: u64,
+    /// Whether the records did not fit into memory.
+    lacks_memory: bool,
 }
 
-/// A log that recovery keeps, because the disk has no room for its tables.
-pub(super) struct KeptLog {
-    /// Its oldest segment.
-    pub(super) oldest: FileNo,
-    /// Error of the recovery to tables.
-    pub(super) no_room: Error,
+/// A log that recovery keeps.
+pub(super) enum KeptLog<'a> {
+    /// The disk has no room for its tables.
+    NoRoom {
+        /// Its oldest segment.
+        oldest: FileNo,
+        /// Error of the recovery to tables.
+        no_room: Error,
+    },
+    /// Shards of the owner before have a part of it.
+    Takeover(&'a Inherited),
+}
+
+/// The place of a record of the log.
+#[derive(Clone, Copy)]
+struct LogPlace {
+    /// A segment that is not younger than that of the record.
+    segment: FileNo,
+    seq: SeqNo,
 }
 
 impl<'a> Replay<'a> {
     /// A replay that has read nothing; `kept` if the log stays.
-    pub(super) fn new(inner: &'a DbInner, kept: Option<KeptLog>) -> Self {
+    pub(super) fn new(inner: &'a DbInner, kept: Option<KeptLog<'a>>) -> Self {
         Self {
             inner,
             outputs: VersionEdit::new(),
@@ -90,15 +111,45 @@ impl<'a> Replay<'a> {
             last_seq: SeqNo::ZERO,
             next_cf_id: inner.storage.lock_manifest(Order::none()).next_cf_id(),
             kept,
+            spared: 0,
+            replayed: 0,
+            lacks_memory: false,
         }
+    }
+
+    /// A replay that has read nothing, of what shards of the owner before do not have.
+    pub(super) fn into_memory(inner: &'a DbInner, inherited: &'a Inherited) -> Self {
+        Self::new(inner, Some(KeptLog::Takeover(inherited)))
+    }
+
+    /// Whether the replay ended because its records did not fit into memory.
+    pub(super) fn lacks_memory(&self) -> bool {
+        self.lacks_memory
+    }
+
+    /// Number of records that shards of the owner before have, and of those that went to memory.
+    pub(super) fn spared_and_replayed(&self) -> (u64, u64) {
+        (self.spared, self.replayed)
     }
 
     /// Replays the log.
     pub(super) fn read(&mut self, chain: &LogChain<'_>) -> Result<RecoveredLog> {
         let fs = Arc::clone(self.inner.storage.fs());
-        let read = crate::wal::recover(&*fs, chain, &mut |first_seq, batch| {
-            self.apply(first_seq, batch.iter())
-        });
+        // Records of a segment come before the reader says that it has ended.
+        let after = |ended: FileNo| {
+            let mut numbers = chain.segments.iter().map(|segment| segment.no);
+            numbers.find(|no| *no > ended).unwrap_or(ended)
+        };
+        let segment = Cell::new(after(FileNo(0)));
+        let read = crate::wal::recover_beside(
+            &*fs,
+            chain,
+            &mut |first_seq, batch| self.apply(segment.get(), first_seq, batch.iter()),
+            &mut |ended| {
+                segment.set(after(ended));
+                Ok(())
+            },
+        );
         match read {
             Ok(recovered) => {
                 if let Some(lost) = &recovered.lost {
@@ -143,6 +194,7 @@ impl<'a> Replay<'a> {
 
     fn apply<'b>(
         &mut self,
+        segment: FileNo,
         first_seq: SeqNo,
         ops: impl Iterator<Item = Result<crate::wal::BatchOp<'b>>>,
     ) -> Result<()> {
@@ -153,7 +205,7 @@ impl<'a> Replay<'a> {
             check_known(op.cf, self.next_cf_id)?;
             // A family that was dropped after the write was logged: nothing to restore.
             if let Some(family) = self.inner.view.family(op.cf) {
-                self.apply_one(&family, seq, &op)?;
+                self.apply_one(&family, LogPlace { segment, seq }, &op)?;
             }
             seq = SeqNo(seq.0 + 1);
         }
@@ -163,58 +215,91 @@ impl<'a> Replay<'a> {
     fn apply_one(
         &mut self,
         family: &Arc<Family>,
-        seq: SeqNo,
+        place: LogPlace,
         op: &crate::wal::BatchOp<'_>,
     ) -> Result<()> {
+        let LogPlace { segment, seq } = place;
         let current = family.current.load_full();
         let flushed = current.version.flushed_through();
         let bytes = (op.key.len() + op.value.len()) as u64 + RECORD_OVERHEAD_BYTES;
-        let kept_log = self.kept.as_ref().map(|kept| kept.oldest);
-        if op.kind == crate::key::Kind::RangeDelete {
-            for (start, end) in flushed.parts_below(seq, op.key, op.value) {
-                current.active.insert(seq, op.kind, start, end, kept_log);
+        let (kept_log, inherited) = match &self.kept {
+            None => (None, None),
+            Some(KeptLog::NoRoom { oldest, .. }) => (Some(*oldest), None),
+            Some(KeptLog::Takeover(inherited)) => (Some(segment), Some(*inherited)),
+        };
+        let covered = inherited.and_then(|inherited| inherited.covered(family.id));
+        let covered = covered.unwrap_or(flushed);
+        let older = inherited.and_then(|inherited| inherited.memtable_of(family.id, seq));
+        let memtable = older.unwrap_or(&current.active);
+        let is_inserted = if op.kind == crate::key::Kind::RangeDelete {
+            let parts = covered.parts_below(seq, op.key, op.value);
+            for (start, end) in &parts {
+                memtable.insert(seq, op.kind, start, end, kept_log);
             }
-        } else if flushed.get(op.key) < seq {
-            current.active.insert(seq, op.kind, op.key, op.value, kept_log);
+            // Without a kept log, one that tables have is charged as well.
+            !parts.is_empty() || kept_log.is_none()
+        } else if covered.get(op.key) < seq {
+            memtable.insert(seq, op.kind, op.key, op.value, kept_log);
+            true
         } else {
+            false
+        };
+        if !is_inserted {
+            self.spared += u64::from(flushed.get(op.key) < seq);
             return Ok(());
         }
+        self.replayed += 1;
         match kept_log {
-            None => current.active.charge_replayed(bytes),
+            None => memtable.charge_replayed(bytes),
             Some(log) => {
-                current.active.grant(bytes, Some(log));
-                current.active.release();
+                memtable.grant(bytes, Some(log));
+                memtable.release();
             }
         }
+        self.bound_memory(family, &current.active, seq)
+    }
+
+    /// Seals or writes what is full, and keeps within the memory budget.
+    fn bound_memory(
+        &mut self,
+        family: &Arc<Family>,
+        active: &Arc<Memtable>,
+        seq: SeqNo,
+    ) -> Result<()> {
         let budget = self.inner.context.budget();
         let full = self.inner.context.memtable_bytes_max(&family.options);
-        let is_full = current.active.charged_bytes() >= full || current.active.is_crowded();
+        let is_full = active.charged_bytes() >= full || active.is_crowded();
+        let looks = seq.0.is_multiple_of(BUDGET_LOOK_RECORDS);
         match &self.kept {
-            Some(kept) if is_full => self.seal(family, kept)?,
-            None if is_full => self.flush(family, &current.active)?,
-            None if seq.0.is_multiple_of(BUDGET_LOOK_RECORDS)
-                && budget.pressure() == Pressure::Over =>
-            {
-                self.flush_largest()?;
+            Some(KeptLog::NoRoom { no_room, .. }) if is_full => {
+                if budget.total_bytes() > budget.limit_bytes() {
+                    return Err(no_room.context_at(
+                        "the log holds more than the memory budget, so its records must go to \
+                         tables: make room on the disk, or raise memory_budget_bytes, and open \
+                         the database again",
+                    ));
+                }
+                self.seal(family);
             }
+            Some(KeptLog::Takeover(_))
+                if (is_full || looks) && budget.total_bytes() > budget.limit_bytes() =>
+            {
+                self.lacks_memory = true;
+                return Err(Error::busy("the log holds more than the memory budget"));
+            }
+            Some(KeptLog::Takeover(_)) if is_full => self.seal(family),
+            None if is_full => self.flush(family, active)?,
+            None if looks && budget.pressure() == Pressure::Over => self.flush_largest()?,
             _ => {}
         }
         Ok(())
     }
 
     /// Seals a full memtable of a log that is kept.
-    fn seal(&self, family: &Arc<Family>, kept: &KeptLog) -> Result<()> {
-        let budget = self.inner.context.budget();
-        if budget.total_bytes() > budget.limit_bytes() {
-            return Err(kept.no_room.context_at(
-                "the log holds more than the memory budget, so its records must go to tables: make \
-                 room on the disk, or raise memory_budget_bytes, and open the database again",
-            ));
-        }
+    fn seal(&self, family: &Arc<Family>) {
         let mut commit = self.inner.writes.committer().lock(Order::none());
         commit.last_seq = self.last_seq;
         seal::seal_active(self.inner, &mut commit, family);
-        Ok(())
     }
 
     /// Writes the largest memtable to files, if that gives back a share of the budget that is worth

@@ -1,0 +1,397 @@
+//! Takeover: an open keeps the memtable shards that the owner before has sent to memory nodes
+//! ([decision 0088](../../../../../../docs/decisions/0088-takeover-of-memtable-shards.md)).
+//!
+//! Without it, an open brings the whole log to tables, shards at nodes included. With it, the kept
+//! shards stay where they are, and only what had not left is replayed, into memory. Steps:
+//!
+//! 1. The owner epoch is raised and synced, and the store is told. It finds the shards that the
+//!    owner before had ([`ShardStore::list`](crate::remote::ShardStore::list)), and the figures,
+//!    filters and range tombstones of those that may be kept.
+//! 2. The log is read. Records that tables or kept shards have are skipped. The others go to the
+//!    memtable of the owner before to which they belong ([`inherited`]), or to younger ones, and
+//!    pin their log segment. If the log ends before a kept shard does, it is read once more without
+//!    that shard.
+//! 3. The segments of the log are made durable where they are, as for a log that is kept
+//!    ([`super::kept_log`]).
+//! 4. One edit stores the last sequence number and the log floor: the oldest segment that a kept
+//!    shard or a replayed record pins.
+//! 5. The kept shards get names of this open and become homes of their memtables. The first log
+//!    segment begins. All other shards of earlier owners are given up when the store is opened.
+//!
+//! Invariants:
+//! 1. No node is told of this owner before its epoch is durable.
+//! 2. A record is in one place: a table, a kept shard, or a memtable in memory.
+//! 3. Before step 4 the manifest has only the raised epoch. Step 4 changes no data. So a crash at
+//!    any point leaves what the next open needs, and it starts from the beginning.
+//! 4. The first segment has a number above those of all segments that the shards name. So a shard
+//!    that was not kept, but that its node still has at a later open, never seems to belong to a
+//!    segment of this one.
+//!
+//! Thread-safety: the thread that opens the database calls the functions.
+//! Failure: trouble with nodes, memory or room on the disk makes the open replay all of the log
+//! into tables, and is counted by its cause. A damaged log is an error, as without nodes.
+//! Cost: a second for nodes that do not answer, two reads for each kept shard, one read of the log
+//! (two after a power failure), and one edit.
+
+mod inherited;
+mod keep;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use archipelago_base::{CfId, FileNo, Result, SeqNo};
+
+use super::kept_log;
+use super::replay::Replay;
+use crate::db::inner::DbInner;
+use crate::db::lifecycle::open;
+use crate::db::state::away::{Remainder, StoreLink};
+use crate::db::state::jobs::Sealed;
+use crate::db::state::memtable::ShardHome;
+use crate::db::write::{log_segments, stalling};
+use crate::lock_order::Order;
+use crate::manifest::{Change, OwnerClaim, VersionEdit};
+use crate::memtable::ImageHead;
+use crate::remote::{FoundShard, ShardId, StoreNode};
+use crate::stats::Ticker;
+use crate::version::FlushedThrough;
+use crate::wal::{LogChain, RecoveredLog, SegmentEnd};
+
+pub(super) use inherited::Inherited;
+use keep::{Candidate, Kept, Unkept, kept};
+
+/// Numbers of log segments, above those that are known, that a shard may name. A power failure can
+/// take the directory entries of the youngest segments.
+const LOGS_LOST_MAX: u64 = 1 << 20;
+
+/// Shards of the owner before, and what the database keeps in memory of each.
+pub(super) struct LeftShards {
+    link: Arc<StoreLink>,
+    found: Vec<FoundShard>,
+    heads: Vec<Option<ImageHead>>,
+    /// The largest number of a log segment that a found shard names, kept or not.
+    largest_log: FileNo,
+    started_ns: u64,
+    /// Number of shards that were not kept, by cause.
+    unkept: BTreeMap<Unkept, u64>,
+}
+
+/// The last sequence number of the log up to and with each segment; empty before it is read.
+struct LogEnds(Vec<(FileNo, SeqNo)>);
+
+impl LogEnds {
+    fn of(segments: &[SegmentEnd]) -> Self {
+        let end = |segment: &SegmentEnd| (segment.no, segment.last_seq.unwrap_or_default());
+        Self(segments.iter().map(end).collect())
+    }
+
+    fn through(&self, segment: FileNo) -> SeqNo {
+        let up_to = self.0.iter().filter(|(no, _)| *no <= segment);
+        up_to.map(|(_, seq)| *seq).max().unwrap_or_default()
+    }
+}
+
+/// Step 1. `None` if there is nothing to keep. Errors: those of the edit, and of a store that
+/// refuses the owner.
+pub(super) fn find(db: &DbInner, claim: OwnerClaim) -> Result<Option<LeftShards>> {
+    let Some(link) = db.context.away().cloned() else { return Ok(None) };
+    if db.storage.lock_manifest(Order::none()).owner().is_none() {
+        // Nobody has sent anything.
+        return Ok(None);
+    }
+    let started_ns = db.context.clock().now_ns();
+    open::claim_ownership(&db.storage)?;
+    let Some(owner) = open::owner_by(&db.storage, claim) else { return Ok(None) };
+    link.tell_owner(&owner)?;
+    db.context.fault_point("takeover.told")?;
+    let mut found = link.store().list();
+    db.context.fault_point("takeover.listed")?;
+    if found.is_empty() {
+        return Ok(None);
+    }
+    let listed = found.len();
+    let possible_log = db.storage.file_numbers().allocate().0.saturating_add(LOGS_LOST_MAX);
+    found.retain(|shard| shard.oldest_log <= shard.seal_log && shard.seal_log.0 < possible_log);
+    let unkept = BTreeMap::from([(Unkept::Unusable, (listed - found.len()) as u64)]);
+    let largest_log = found.iter().map(|found| found.seal_log).max().unwrap_or(FileNo(0));
+    let heads = vec![None; found.len()];
+    let mut left = LeftShards { link, found, heads, largest_log, started_ns, unkept };
+    left.read_heads(db);
+    Ok(Some(left))
+}
+
+impl LeftShards {
+    /// What is kept, as far as the log is known.
+    fn kept(&self, flushed: &BTreeMap<CfId, FlushedThrough>, ends: Option<&LogEnds>) -> Kept {
+        let candidate = |(found, head): (_, &Option<ImageHead>)| {
+            let found: &FoundShard = found;
+            Candidate {
+                family: found.family,
+                keys: &found.keys,
+                after_seq: found.after_seq,
+                last_seq: found.last_seq,
+                seal_log: found.seal_log,
+                seqs: head.as_ref().map(|head| (head.smallest_seq, head.largest_seq)),
+            }
+        };
+        let candidates: Vec<_> = self.found.iter().zip(&self.heads).map(candidate).collect();
+        kept(&candidates, flushed, |log| ends.map_or(SeqNo::MAX, |ends| ends.through(log)))
+    }
+
+    /// Reads the heads of the shards that may be kept, and forgets all others.
+    fn read_heads(&mut self, db: &DbInner) {
+        let wanted: Vec<usize> = {
+            let kept = self.kept(&flushed_through(db), None);
+            self.note_unkept(&kept);
+            kept.positions().collect()
+        };
+        let found: Vec<FoundShard> = wanted.iter().map(|at| self.found[*at].clone()).collect();
+        let heads = self.link.store().heads(&found);
+        (self.found, self.heads) = (Vec::new(), Vec::new());
+        for (found, head) in found.into_iter().zip(heads) {
+            match head {
+                Ok(head) => {
+                    self.found.push(found);
+                    self.heads.push(Some(head));
+                }
+                Err(error) => {
+                    tracing::warn!(shard = %found.name, %error, "a memtable shard of the owner \
+                        before cannot be kept");
+                    *self.unkept.entry(Unkept::Unusable).or_default() += 1;
+                }
+            }
+        }
+    }
+
+    fn note_unkept(&mut self, kept: &Kept) {
+        for unkept in kept.verdicts.iter().filter_map(|verdict| verdict.err()) {
+            *self.unkept.entry(unkept).or_default() += 1;
+        }
+    }
+
+    /// Counts what is not kept.
+    fn count(&self, db: &DbInner) {
+        for (unkept, number) in &self.unkept {
+            let ticker = match unkept {
+                Unkept::Flushed => Ticker::AwayDroppedFlushed,
+                Unkept::Gap => Ticker::AwayDroppedGap,
+                Unkept::BeyondLog => Ticker::AwayDroppedBeyondLog,
+                Unkept::Unusable => Ticker::AwayDroppedUnusable,
+            };
+            db.observers.stats().add(ticker, *number);
+        }
+    }
+}
+
+/// What tables have of each family.
+fn flushed_through(db: &DbInner) -> BTreeMap<CfId, FlushedThrough> {
+    let families = db.view.live_families().into_iter();
+    let flushed = |version: &crate::version::Version| version.flushed_through().clone();
+    families.map(|family| (family.id, flushed(&family.current.load().version))).collect()
+}
+
+/// Steps 2 to 5. Returns whether the database is recovered; if not, nothing was kept, and recovery
+/// begins anew.
+pub(super) fn recover(db: &DbInner, chain: &LogChain<'_>, mut left: LeftShards) -> Result<bool> {
+    let recovery = read_log(db, chain, &mut left);
+    let recovered = match recovery {
+        Ok(Some((recovered, inherited, replayed))) => {
+            // Without room for what makes the log durable, everything goes to tables.
+            match kept_log::settle(db, &recovered) {
+                Ok(()) => Some((recovered, inherited, replayed)),
+                Err(error) if error.is_no_space() => {
+                    give_up(db, &left, &error);
+                    None
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None) => None,
+        Err(error) => return Err(error),
+    };
+    left.count(db);
+    let Some((recovered, inherited, replayed)) = recovered else {
+        forget(db);
+        raise_log_numbers(db, &left);
+        return Ok(false);
+    };
+    db.context.fault_point("takeover.before_edit")?;
+    db.writes.committer().start_at(&db.view, replayed.last_seq);
+    raise_log_numbers(db, &left);
+    let next_log = db.storage.file_numbers().allocate();
+    note_floor(db, chain, &left, (&recovered, &inherited), (replayed.last_seq, next_log))?;
+    db.context.fault_point("takeover.before_adopt")?;
+    let shards = adopt(db, &left, inherited);
+    db.context.fault_point("takeover.adopted")?;
+    db.storage.fs().clear_log_tails(db.storage.dir())?;
+    kept_log::start_log(db, next_log, recovered.previous)?;
+    let spent_ns = db.context.clock().now_ns().saturating_sub(left.started_ns);
+    let stats = db.observers.stats();
+    stats.add(Ticker::AwayShardsKept, shards);
+    stats.add(Ticker::AwayRecordsSpared, replayed.spared);
+    stats.add(Ticker::AwayTakeoverNs, spent_ns);
+    tracing::info!(
+        shards,
+        records_spared = replayed.spared,
+        records_replayed = replayed.replayed,
+        ms = spent_ns / 1_000_000,
+        "memtable shards of the owner before are kept at their memory nodes"
+    );
+    Ok(true)
+}
+
+/// What a replay did.
+struct Replayed {
+    last_seq: SeqNo,
+    /// Number of records that kept shards have.
+    spared: u64,
+    /// Number of records that went to memory.
+    replayed: u64,
+}
+
+/// Step 2. `None` if nothing is kept.
+fn read_log(
+    db: &DbInner,
+    chain: &LogChain<'_>,
+    left: &mut LeftShards,
+) -> Result<Option<(RecoveredLog, Inherited, Replayed)>> {
+    let flushed = flushed_through(db);
+    let mut ends: Option<LogEnds> = None;
+    loop {
+        let kept = left.kept(&flushed, ends.as_ref());
+        if kept.positions().next().is_none() {
+            left.note_unkept(&kept);
+            return Ok(None);
+        }
+        let positions: Vec<usize> = kept.positions().collect();
+        let covered = kept.covered.clone();
+        let inherited = Inherited::new(db, &left.found, positions.iter().copied(), covered);
+        // The memtables from here on are younger.
+        forget(db);
+        let mut replay = Replay::into_memory(db, &inherited);
+        let recovered = match replay.read(chain) {
+            Ok(recovered) => recovered,
+            Err(error) if replay.lacks_memory() => {
+                give_up(db, left, &error);
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        db.context.fault_point("takeover.replayed")?;
+        let manifest = db.storage.lock_manifest(Order::none());
+        open::check_log(&db.storage, &manifest, chain.floor, &recovered)?;
+        drop(manifest);
+        let known = LogEnds::of(&recovered.segments);
+        let is_whole = |at: &usize| {
+            let found = &left.found[*at];
+            found.last_seq <= known.through(found.seal_log)
+        };
+        if positions.iter().all(is_whole) {
+            left.note_unkept(&kept);
+            let (spared, replayed) = replay.spared_and_replayed();
+            let last_seq = replay.last_seq_of(&recovered);
+            drop(replay);
+            return Ok(Some((recovered, inherited, Replayed { last_seq, spared, replayed })));
+        }
+        tracing::warn!("the log ends before memtable shards at memory nodes do: it is read again");
+        ends = Some(known);
+    }
+}
+
+/// Notes that nothing can be kept for want of memory or of room on the disk.
+fn give_up(db: &DbInner, left: &LeftShards, why: &archipelago_base::Error) {
+    tracing::warn!(%why, "memtable shards of the owner before cannot be kept: the log goes to \
+        tables");
+    db.observers.stats().add(Ticker::AwayDroppedNoMemory, left.found.len() as u64);
+}
+
+/// Forgets what was replayed.
+fn forget(db: &DbInner) {
+    {
+        let mut state = db.jobs.lock(Order::none());
+        state.flushes_mut().clear();
+    }
+    kept_log::forget_replayed(&db.context, &db.jobs, &db.view, &db.writes);
+}
+
+/// Invariant 4 of the module.
+fn raise_log_numbers(db: &DbInner, left: &LeftShards) {
+    while db.storage.file_numbers().allocate() < left.largest_log {}
+}
+
+/// Step 4. A disk without room does not matter: the next open finds the same by the log.
+fn note_floor(
+    db: &DbInner,
+    chain: &LogChain<'_>,
+    left: &LeftShards,
+    (recovered, inherited): (&RecoveredLog, &Inherited),
+    (last_seq, next_log): (SeqNo, FileNo),
+) -> Result<()> {
+    db.logs.set_open(next_log);
+    let pinned =
+        log_segments::log_floor(&db.logs, &db.view, &db.jobs.lock(Order::none()), |_, _, _| false);
+    let kept = inherited.oldest_log(&left.found).unwrap_or(next_log);
+    let floor = pinned.min(kept).max(chain.floor);
+    let mut edit = VersionEdit::new();
+    edit.push(Change::LastSeq(last_seq));
+    edit.push(Change::LogFloor(floor));
+    let noted = crate::db::background::scheduler::apply_edit(&db.storage, &db.jobs, &db.view, edit);
+    let floor = match noted {
+        Ok(()) => floor,
+        Err(error) if error.is_no_space() => {
+            tracing::warn!(%error, "the disk has no room to note how far the log is needed");
+            chain.floor
+        }
+        Err(error) => return Err(error),
+    };
+    db.logs.add_closed(kept_log::closed_segments(chain, recovered, floor));
+    Ok(())
+}
+
+/// Step 5: the kept shards become homes. Returns their number.
+fn adopt(db: &DbInner, left: &LeftShards, inherited: Inherited) -> u64 {
+    let memtables = inherited.memtables.values().flatten();
+    let named: Vec<(ShardId, usize)> = memtables
+        .flat_map(|inherited| {
+            let id = inherited.memtable.id;
+            let name = move |(bucket, at): (&usize, &usize)| {
+                (ShardId { memtable: id, shard: *bucket as u32 }, *at)
+            };
+            inherited.kept.iter().map(name)
+        })
+        .collect();
+    let asked: Vec<_> = named.iter().map(|(id, at)| (*id, &left.found[*at])).collect();
+    let adopted = left.link.store().adopt(&asked);
+    let mut homes: BTreeMap<ShardId, ShardHome> = BTreeMap::new();
+    for ((id, at), adopted) in named.into_iter().zip(adopted) {
+        let Some(head) = left.heads[at].clone() else { continue };
+        let rest = Remainder::of_head(head, left.found[at].image_bytes);
+        let node = adopted.as_ref().map_or(StoreNode(0), |node| *node);
+        let away = left.link.register(id, node, rest);
+        if let Err(error) = adopted {
+            away.note_lost(&error.to_string());
+        }
+        homes.insert(id, ShardHome::Away(away));
+    }
+    let count = homes.len() as u64;
+    for (cf, memtables) in inherited.memtables {
+        let Some(family) = db.view.family(cf) else { continue };
+        let seal = |inherited: &inherited::InheritedMemtable| {
+            let data_bytes = |at: usize| left.heads[at].as_ref().map_or(0, |head| head.data_bytes);
+            let (info, mut places) = inherited.finish(&left.found, data_bytes);
+            for bucket in inherited.kept.keys() {
+                places[*bucket] =
+                    homes.remove(&ShardId { memtable: info.id, shard: *bucket as u32 });
+            }
+            Sealed::inherited(info, places)
+        };
+        let sealed: Vec<Sealed> = memtables.iter().map(seal).collect();
+        {
+            let mut state = db.jobs.lock(Order::none());
+            state.flushes_mut().entry(cf).or_default().inherit(sealed);
+            db.view.republish(&mut state, &family, None);
+        }
+        stalling::recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, &family);
+    }
+    count
+}

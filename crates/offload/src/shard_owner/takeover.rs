@@ -1,0 +1,185 @@
+//! Finding the shards of the owner before, and reading what the database keeps of them.
+//!
+//! Cost: a request to each node for about 500 shards, and one that holds them. Two reads for each
+//! shard that may be kept.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use archipelago_base::FileNo;
+use archipelago_base::runtime::join_all;
+use archipelago_engine::memtable::ImageHead;
+use archipelago_engine::remote::{AwayError, EarlierShard, FoundShard, ShardId, StoreNode};
+use archipelago_fabric::MESSAGE_BYTES_MAX;
+
+use super::driver::OwnerDriver;
+use super::links::Way;
+use super::sends::head_crc;
+use super::within::within;
+use crate::wire::shard::{ListedShard, ShardMessage, ShardName};
+
+/// Names in one request to hold shards.
+const NAMES_MAX: usize = 4096;
+/// Heads of images that are read at the same time.
+const HEADS_IN_PARALLEL: usize = 16;
+/// Bytes of an answer without shards at most.
+const ANSWER_BYTES_MAX: usize = 4096;
+
+fn name_of(shard: &EarlierShard) -> ShardName {
+    ShardName { epoch: shard.epoch, memtable: shard.id.memtable, shard: shard.id.shard }
+}
+
+fn found(node: StoreNode, listed: &ListedShard) -> FoundShard {
+    let ListedShard { name, info, place } = listed;
+    let id = ShardId { memtable: name.memtable, shard: name.shard };
+    FoundShard {
+        node,
+        name: EarlierShard { epoch: name.epoch, id },
+        family: info.family,
+        keys: info.keys.0.clone(),
+        after_seq: info.after_seq,
+        last_seq: info.last_seq,
+        oldest_log: FileNo(info.oldest_log),
+        seal_log: FileNo(info.seal_log),
+        image_bytes: place.bytes,
+    }
+}
+
+impl OwnerDriver {
+    /// The shards of the owner before at all nodes that answer in time. The nodes hold them.
+    pub(super) async fn list(self: &Arc<Self>) -> Vec<FoundShard> {
+        let patience = self.terms().takeover;
+        let until_ns = self.now_ns() + patience.as_nanos() as u64;
+        loop {
+            self.take_list();
+            if !self.state.lock().waits_for_nodes() || self.now_ns() >= until_ns {
+                break;
+            }
+            self.pause().await;
+        }
+        let nodes = self.state.lock().begun_nodes();
+        let lists = nodes.iter().map(|node| self.list_in_time(*node, patience));
+        let lists = join_all(lists).await;
+        let mut shards = Vec::new();
+        for (node, listed) in nodes.into_iter().zip(lists) {
+            let Some(listed) = listed else {
+                tracing::warn!(%node, "a memory node did not list its shards in time");
+                continue;
+            };
+            self.state.lock().hold(node, &listed);
+            shards.extend(listed.iter().map(|shard| found(node, shard)));
+        }
+        shards
+    }
+
+    /// The shards of a node, which holds them; `None` if it does not answer in time.
+    async fn list_in_time(&self, node: StoreNode, patience: Duration) -> Option<Vec<ListedShard>> {
+        within(&*self.parts.runtime, patience, self.list_node(node)).await.flatten()
+    }
+
+    async fn list_node(&self, node: StoreNode) -> Option<Vec<ListedShard>> {
+        let links = self.links(node)?;
+        let owner = self.owner;
+        let (mut listed, mut after): (Vec<ListedShard>, _) = (Vec::new(), None);
+        loop {
+            let message = ShardMessage::List { owner, after };
+            let answer = links.ask(Way::Asks, &message, MESSAGE_BYTES_MAX).await;
+            let more = match answer.ok() {
+                Some(ShardMessage::Listed { shards, more }) => {
+                    let is_progress = after
+                        .is_none_or(|after| shards.first().is_some_and(|first| first.name > after));
+                    after = shards.last().map(|last| last.name).filter(|_| is_progress);
+                    listed.extend(shards);
+                    more && after.is_some()
+                }
+                Some(ShardMessage::Refused { .. }) => return None,
+                // It is asked again, until the time is over.
+                _ => {
+                    self.pause().await;
+                    true
+                }
+            };
+            if !more {
+                break;
+            }
+        }
+        // Those of this open are no news.
+        listed.retain(|shard| shard.name.epoch < owner.epoch);
+        for some in listed.chunks(NAMES_MAX) {
+            let shards = some.iter().map(|shard| shard.name).collect();
+            let message = ShardMessage::Adopt { owner, shards };
+            loop {
+                match links.ask(Way::Asks, &message, ANSWER_BYTES_MAX).await.ok() {
+                    Some(ShardMessage::Done { .. }) => break,
+                    Some(_) => return None,
+                    None => self.pause().await,
+                }
+            }
+        }
+        Some(listed)
+    }
+
+    /// What the database keeps in memory of shards that nodes hold.
+    pub(super) async fn heads(&self, shards: &[FoundShard]) -> Vec<Result<ImageHead, AwayError>> {
+        let mut heads = Vec::with_capacity(shards.len());
+        let mut silent: Vec<StoreNode> = Vec::new();
+        for some in shards.chunks(HEADS_IN_PARALLEL) {
+            let reads = some.iter().map(|shard| {
+                let is_silent = silent.contains(&shard.node);
+                self.head(shard, is_silent)
+            });
+            let read = join_all(reads).await;
+            for (shard, head) in some.iter().zip(&read) {
+                if matches!(head, Err(AwayError::Busy(_))) && !silent.contains(&shard.node) {
+                    silent.push(shard.node);
+                }
+            }
+            heads.extend(read);
+        }
+        heads
+    }
+
+    /// Reads the head of an image; nothing from a node that was silent before.
+    async fn head(&self, shard: &FoundShard, is_silent: bool) -> Result<ImageHead, AwayError> {
+        let (node, name) = (shard.node, name_of(&shard.name));
+        let busy = || AwayError::Busy("its memory node does not answer".to_owned());
+        let lost = |why: &str| AwayError::Lost(why.to_owned());
+        if is_silent {
+            return Err(busy());
+        }
+        let place = self.state.lock().held(node, name).ok_or_else(|| lost("nobody holds it"))?;
+        let links = self.links(node).ok_or_else(busy)?;
+        let end_ns = self.now_ns() + self.terms().takeover.as_nanos() as u64;
+        let head_bytes = (ImageHead::BYTES as u64).min(place.bytes);
+        let read = self.until(end_ns, links.read(&place.key, place.at, head_bytes)).await;
+        let head = read.map_err(|_| busy())?;
+        let tail = ImageHead::tail(&head, place.bytes);
+        let tail = tail.map_err(|error| AwayError::Lost(error.to_string()))?;
+        let (at, len) = (place.at + tail.start, tail.end - tail.start);
+        let end_ns = self.now_ns() + self.terms().image(len).as_nanos() as u64;
+        let read = self.until(end_ns, links.read(&place.key, at, len)).await;
+        let tail = read.map_err(|_| busy())?;
+        let found = ImageHead::read(&head, &tail, place.bytes);
+        let found = found.map_err(|error| AwayError::Lost(error.to_string()))?;
+        self.state.lock().note_head(node, name, head_crc(&head));
+        Ok(found)
+    }
+
+    /// Gives shards that nodes hold names of this open.
+    pub(super) fn adopt(
+        &self,
+        shards: &[(ShardId, &FoundShard)],
+    ) -> Vec<Result<StoreNode, AwayError>> {
+        let mut state = self.state.lock();
+        let adopt = |(id, found): &(ShardId, &FoundShard)| {
+            state.adopt(*id, found.node, name_of(&found.name))
+        };
+        shards.iter().map(adopt).collect()
+    }
+
+    /// Has the nodes drop everything of earlier owners that was not adopted.
+    pub(super) fn purge(&self) {
+        let concerned = self.state.lock().purge();
+        concerned.into_iter().for_each(|node| self.ring(node));
+    }
+}

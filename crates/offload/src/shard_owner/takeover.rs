@@ -14,7 +14,7 @@ use archipelago_fabric::MESSAGE_BYTES_MAX;
 
 use super::driver::OwnerDriver;
 use super::links::Way;
-use super::sends::head_crc;
+use super::sends::head_sum;
 use super::within::within;
 use crate::wire::shard::{ListedShard, ShardMessage, ShardName};
 
@@ -161,7 +161,7 @@ impl OwnerDriver {
         let tail = read.map_err(|_| busy())?;
         let found = ImageHead::read(&head, &tail, place.bytes);
         let found = found.map_err(|error| AwayError::Lost(error.to_string()))?;
-        self.state.lock().note_head(node, name, head_crc(&head));
+        self.state.lock().note_head(node, name, head_sum(&head));
         Ok(found)
     }
 

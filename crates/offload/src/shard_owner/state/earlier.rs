@@ -23,7 +23,7 @@ use crate::wire::shard::{ListedShard, ShardName, ShardPlace};
 struct HeldShard {
     place: ShardPlace,
     /// Checksum of the header of its image, once that was read.
-    head_crc: Option<u32>,
+    head_sum: Option<u64>,
 }
 
 /// The shards of earlier owners.
@@ -74,7 +74,7 @@ impl OwnerState {
     /// A node holds these shards for this owner.
     pub(in crate::shard_owner) fn hold(&mut self, node: StoreNode, listed: &[ListedShard]) {
         for shard in listed {
-            let held = HeldShard { place: shard.place, head_crc: None };
+            let held = HeldShard { place: shard.place, head_sum: None };
             self.earlier.held.insert((node, shard.name), held);
         }
     }
@@ -89,9 +89,9 @@ impl OwnerState {
     }
 
     /// Notes the checksum of the header of an image that a node holds.
-    pub(in crate::shard_owner) fn note_head(&mut self, node: StoreNode, name: ShardName, crc: u32) {
+    pub(in crate::shard_owner) fn note_head(&mut self, node: StoreNode, name: ShardName, sum: u64) {
         if let Some(held) = self.earlier.held.get_mut(&(node, name)) {
-            held.head_crc = Some(crc);
+            held.head_sum = Some(sum);
         }
     }
 
@@ -106,10 +106,10 @@ impl OwnerState {
         // What cannot be adopted stays among those that are given up.
         let held = *self.earlier.held.get(&(node, name)).ok_or_else(gone)?;
         let state = self.nodes.get_mut(&node).filter(|state| state.obeys()).ok_or_else(gone)?;
-        let head_crc = held.head_crc.ok_or_else(gone)?;
+        let head_sum = held.head_sum.ok_or_else(gone)?;
         self.earlier.held.remove(&(node, name));
         state.shards.begin(id, held.place.bytes);
-        state.shards.set(id, ShardStage::Away(ReadableShard { place: held.place, head_crc }));
+        state.shards.set(id, ShardStage::Away(ReadableShard { place: held.place, head_sum }));
         if let Some(begun) = &mut state.begun {
             begun.limit_bytes = begun.limit_bytes.saturating_add(held.place.bytes);
         }

@@ -29,7 +29,7 @@ pub struct SealedView<'a> {
     pub unlogged: bool,
 }
 
-/// A shard that a failed job has written to tables ([`crate::db::background::written_shards`]).
+/// A shard that a failed job has written to tables (`crate::db::background::written_shards`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WrittenView {
     /// Positions of the memtables whose records the tables have.

@@ -10,7 +10,7 @@ use archipelago_base::{CfId, Epoch};
 use archipelago_engine::bucket::BucketMap;
 use archipelago_engine::compaction::pick::Pick;
 use archipelago_engine::db::flush_plan::{
-    FlushPlan, PlanBounds, SealedView, ShardState, plan_flush,
+    FlushPlan, SealedView, ShardState, plan_flush,
 };
 use archipelago_engine::file_meta::FileMeta;
 use archipelago_engine::live_file::Trash;
@@ -108,12 +108,11 @@ impl Store {
             .map(|s| SealedView {
                 map: &s.map,
                 shards: &s.shards,
-                apart_bytes: &[],
                 ready: true,
                 unlogged: false,
             })
             .collect();
-        let plan = plan_flush(&views, &PlanBounds::NONE, None)?;
+        let plan = plan_flush(&views, &[], None)?;
         let mut taken = Taken { memtables: Vec::new(), drawn: 0, seqs: (u64::MAX, 0), plan };
         for sealed in self.sealed.range_mut(taken.plan.memtables.clone()) {
             for shard in taken.plan.shards.clone() {

@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use archipelago_base::Result;
 use archipelago_engine::executor::OwnerIdentity;
 use archipelago_engine::iter::InternalIterator;
+use archipelago_engine::job::ShardRef;
 use archipelago_engine::key::{KeyRef, Kind};
 use archipelago_engine::lookup::Lookup;
 use archipelago_engine::memtable::SealedImage;
@@ -16,6 +17,8 @@ use archipelago_engine::remote::{
     ScanPage, ScanRecord, ShardId, ShardStore, ShardVersion, StoreNode, StoreRoom, StoreWatcher,
 };
 use parking_lot::Mutex;
+
+use super::Whim;
 
 /// Number of questions of one read at most.
 const PATIENCE: u32 = 40;
@@ -39,6 +42,8 @@ pub(crate) struct Mood {
     pub(crate) page_records: usize,
     /// Number of nodes.
     pub(crate) nodes: usize,
+    /// Whether flushes of what is away run at the nodes, and how their executor misbehaves.
+    pub(crate) whim: Option<Whim>,
 }
 
 impl Default for Mood {
@@ -52,6 +57,7 @@ impl Default for Mood {
             silence: 0,
             page_records: 5,
             nodes: 2,
+            whim: None,
         }
     }
 }
@@ -126,6 +132,14 @@ impl FakeStore {
 
     pub(crate) fn set_mood(&self, change: impl FnOnce(&mut Mood)) {
         change(&mut self.mood.lock());
+    }
+
+    /// The image of a shard, for who runs a job at its node.
+    pub(crate) fn image(&self, shard: &ShardRef) -> Option<Arc<SealedImage>> {
+        let id = ShardId { memtable: shard.memtable, shard: shard.shard };
+        let nodes = self.nodes.lock();
+        let found = nodes.nodes.values().find_map(|shards| shards.get(&id));
+        found.map(|(image, _)| Arc::clone(image))
     }
 
     /// The shards that the nodes hold now.

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::{ErrorKind, Result};
-use archipelago_engine::db::{Components, Db, FaultPoint, ReadOptions};
+use archipelago_engine::db::{BackgroundMode, Components, Db, FaultPoint, ReadOptions};
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::stats::Ticker;
 use archipelago_env::fault::FaultFs;
 use archipelago_env::mem::MemFs;
 
-use super::{FakeStore, Mood};
+use super::{FakeExecutor, FakeStore, Mood};
 use crate::support::{over, small_db, small_family};
 
 /// Number of different keys.
@@ -24,6 +24,7 @@ pub(super) struct Change {
     pub(super) family: CfOptions,
     pub(super) fault: Option<FaultPoint>,
     pub(super) clock: Arc<dyn Clock>,
+    pub(super) background: BackgroundMode,
 }
 
 impl Default for Change {
@@ -39,6 +40,7 @@ impl Default for Change {
             family,
             fault: None,
             clock: SystemClock::shared(),
+            background: BackgroundMode::Manual,
         }
     }
 }
@@ -53,6 +55,8 @@ pub(super) struct World {
     options: DbOptions,
     family: CfOptions,
     mood: Mood,
+    executor: Option<Arc<FakeExecutor>>,
+    background: BackgroundMode,
     rng: fastrand::Rng,
 }
 
@@ -73,6 +77,14 @@ fn components(
     }
 }
 
+/// The same components with an executor for flushes.
+pub(crate) fn with_executor(parts: Components, executor: Option<&Arc<FakeExecutor>>) -> Components {
+    match executor {
+        Some(executor) => Components { executor: Arc::clone(executor) as _, ..parts },
+        None => parts,
+    }
+}
+
 impl World {
     pub(super) fn new() -> Self {
         Self::with(Change::default())
@@ -80,15 +92,28 @@ impl World {
 
     /// A database whose first bucket map is made: later memtables may leave.
     pub(super) fn with(change: Change) -> Self {
-        let Change { mood, db: options, family, fault, clock } = change;
+        let Change { mood, db: options, family, fault, clock, background } = change;
         let (fs, store) = (MemFs::new(), FakeStore::new(3, mood));
         let faults = FaultFs::new(Arc::new(fs.clone()), 1);
         let parts = components(&fs, &faults, &family, &store);
-        let parts = Components { fault_point: fault, clock, ..parts };
+        let executor = FakeExecutor::of(7, &store, mood);
+        let parts = Components { fault_point: fault, clock, background, ..parts };
+        let parts = with_executor(parts, executor.as_ref());
         let db = Db::open_with("/db", options.clone(), parts).unwrap();
         let rng = fastrand::Rng::with_seed(5);
-        let mut world =
-            Self { fs, faults, store, db, model: BTreeMap::new(), options, family, mood, rng };
+        let mut world = Self {
+            fs,
+            faults,
+            store,
+            db,
+            model: BTreeMap::new(),
+            options,
+            family,
+            mood,
+            executor,
+            background,
+            rng,
+        };
         for number in (0..KEYS).step_by(5) {
             world.put(number, "first");
         }
@@ -105,8 +130,15 @@ impl World {
         self.model.insert(key(number), value);
     }
 
-    /// Background steps until none is due.
+    pub(super) fn executor(&self) -> &FakeExecutor {
+        self.executor.as_ref().expect("the world has an executor")
+    }
+
+    /// Background steps until none is due. Threads run it by themselves.
     pub(super) fn settle(&self) {
+        if self.background == BackgroundMode::Threads {
+            return;
+        }
         while self.db.step_background().unwrap() {}
     }
 
@@ -190,6 +222,8 @@ impl World {
         self.store = FakeStore::new(9, self.mood);
         self.faults = FaultFs::new(Arc::new(self.fs.clone()), 1);
         let parts = components(&self.fs, &self.faults, &self.family, &self.store);
+        self.executor = FakeExecutor::of(11, &self.store, self.mood);
+        let parts = with_executor(parts, self.executor.as_ref());
         self.db = Db::open_with("/db", self.options.clone(), parts).unwrap();
     }
 }

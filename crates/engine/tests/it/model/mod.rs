@@ -25,7 +25,7 @@ pub(crate) use runner::{Disk, Runner, Setting};
 pub(crate) use steps::Generator;
 pub(crate) use tiered::{Did, Tiered};
 
-use crate::away::Mood;
+use crate::away::{Mood, Whim};
 use crate::separation::Separation;
 
 const CASES: u64 = 400;
@@ -82,6 +82,7 @@ fn setting(seed: u64, disk: Disk) -> Setting {
         limit_bytes: one_of(&[64 << 10, 8 << 20]) as u64,
         refuse: one_of(&[0, 4]) as u32,
         silence: one_of(&[0, 3]) as u32,
+        whim: [None, Some(Whim::SOUND), Some(Whim::ILL)][one_of(&[0, 1, 2])],
         ..Mood::default()
     });
     Setting { background: BackgroundMode::Manual, db, family, separation, disk, away }

@@ -49,9 +49,10 @@ use archipelago_env::local::LocalFs;
 use archipelago_env::{FileLock, FileSystem};
 
 use crate::cache::BlockKind;
-use crate::db::background::flush::{self, FlushTask};
+use crate::db::background::flush;
+use crate::db::background::flush_task::{FlushCut, FlushPart, FlushTask, TakenMemtable};
 use crate::db::background::job_numbers::JobNumbers;
-use crate::db::background::written_shards::Taken;
+use crate::db::background::taken::Taken;
 use crate::db::background::{compaction, rebuild, scheduler, space};
 use crate::db::inner::DbInner;
 use crate::db::lifecycle::catch_up::{self, Unusable, while_changing};
@@ -763,8 +764,8 @@ impl<'a> Replay<'a> {
         let task = FlushTask {
             job_id: 0,
             family: Arc::clone(family),
-            memtables: vec![info],
-            shards: 0..memtable.shards.len(),
+            memtables: vec![TakenMemtable { info, shards: 0..memtable.shards.len() }],
+            cut: FlushCut::Uncut,
             range: KeyRange::all(),
             planned_cuts: Vec::new(),
         };
@@ -776,10 +777,10 @@ impl<'a> Replay<'a> {
         {
             flush::set_first_map(self.inner, family, shard, Order::none())?;
         }
-        let room = flush_room(memtable.charged_bytes(), task.shards.len() as u64);
+        let room = flush_room(memtable.charged_bytes(), task.tables_max() as u64);
         disk_room::ensure_room(self.inner, room, "recovery")?;
         let output = {
-            let spec = flush::flush_spec(&self.numbers, &task, task.shards.clone(), taken.refs())?;
+            let spec = flush::flush_spec(&self.numbers, &task, FlushPart::Whole, taken.refs())?;
             run_flush(
                 &spec,
                 &compaction::job_context(

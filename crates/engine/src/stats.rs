@@ -140,6 +140,12 @@ tickers! {
     AwayBytesFetched = "away.bytes.fetched",
     /// Flushes that were put off because a memory node did not give a shard.
     AwayFlushesPutOff = "away.flushes.put.off",
+    /// Flushes that failed with an executor and ran in this process.
+    AwayFlushesRunHere = "away.flushes.run.here",
+    /// Flushes that were planned for an executor, ran here and were too large for that.
+    AwayFlushesTooLarge = "away.flushes.too.large",
+    /// Memtable shards in tables that an old reader still had, and that were fetched for it.
+    AwayShardsHeld = "away.shards.held",
     /// Look-ups of keys that memory nodes were asked for.
     AwayLookups = "away.lookups",
     /// Look-ups among them that the filters had not spared and that found nothing.

@@ -95,14 +95,16 @@ pub trait JobExecutor: Send + Sync + 'static {
     }
 }
 
-/// Plans and runs a job, and plans it again as long as the executor wants that.
+/// Plans and runs a job, and plans it again as long as the executor wants that. Errors for which
+/// `is_own` is true are none of the executor.
 pub(crate) fn planning_again<T>(
     executor: &dyn JobExecutor,
+    is_own: impl Fn(&Error) -> bool,
     mut job: impl FnMut() -> Result<T>,
 ) -> Result<T> {
     for _ in 1..PLANS_MAX {
         match job() {
-            Err(error) if executor.plans_again(&error) => {
+            Err(error) if !is_own(&error) && executor.plans_again(&error) => {
                 tracing::debug!(%error, executor = executor.name(), "a job is planned again");
             }
             ended => return ended,

@@ -9,7 +9,7 @@ use archipelago_engine::options::{CfOptions, Compression, DbOptions};
 use archipelago_env::local::LocalFs;
 use archipelago_env::mem::MemFs;
 
-use crate::away::Mood;
+use crate::away::{Mood, Whim};
 use crate::model::{Disk, Generator, Runner, Setting, Tiered, seeds};
 use crate::separation::Separation;
 use crate::support::{small_db, small_family};
@@ -90,6 +90,23 @@ fn settings_with_nodes() -> Vec<(&'static str, Setting)> {
             threads(over_nodes(
                 memory(DbOptions { max_background_jobs: 4, ..small_db() }, tiny()),
                 Mood { refuse: 10, silence: 3, lose: 60, ..Mood::default() },
+            )),
+        ),
+        (
+            "tiny, an executor at the nodes",
+            over_nodes(
+                memory(small_db(), tiny()),
+                Mood { whim: Some(Whim::SOUND), ..Mood::default() },
+            ),
+        ),
+        (
+            "16 buckets, threads, an executor that misbehaves",
+            threads(over_nodes(
+                memory(
+                    DbOptions { max_background_jobs: 2, ..small_db() },
+                    CfOptions { buckets: 16, ..small_family() },
+                ),
+                Mood { limit_bytes: 64 << 10, whim: Some(Whim::ILL), ..Mood::default() },
             )),
         ),
     ]

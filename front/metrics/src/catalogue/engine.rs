@@ -40,7 +40,7 @@ metrics! {
     AWAY_READS_BUSY: Counter "archipelago_engine_away_reads_busy" [];
     /// Number of memtable shards by `event`: sent to a memory node, refused (no node had room),
     /// failed (a node did not answer), fetched for a flush, lost with a node, rebuilt from the log,
-    /// or kept from the owner before. Those of the owner before that were not kept are flushed
+    /// held (fetched for a reader after their flush), or kept from the owner before. Those of the owner before that were not kept are flushed
     /// (tables have them), gap (older records are only in the log), beyond_log (a power failure
     /// took the end of the log), unusable, or no_memory (the rest of the log does not fit).
     AWAY_SHARDS: Counter "archipelago_engine_away_shards" ["event"];
@@ -52,6 +52,9 @@ metrics! {
     AWAY_BYTES: Counter "archipelago_engine_away_moved_bytes" ["direction"];
     /// Number of flushes that were put off because a memory node did not give a shard.
     AWAY_FLUSHES_PUT_OFF: Counter "archipelago_engine_away_flushes_put_off" [];
+    /// Number of flushes by `cause` that an executor should have run and that ran in this process:
+    /// failed (with the executor) or too_large (planned again in smaller parts).
+    AWAY_FLUSHES_HERE: Counter "archipelago_engine_away_flushes_here" ["cause"];
     /// Number of tables that look-ups searched, past their filters.
     TABLES_SEARCHED: Counter "archipelago_engine_tables_searched" [];
     /// Number of tables that a filter spared.

@@ -34,7 +34,7 @@ use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
 use crate::db::state::context::Context;
 use crate::db::state::family::Family;
-use crate::db::state::jobs::{JobState, Jobs, RunningKind};
+use crate::db::state::jobs::{JobSlot, JobState, Jobs, RunningKind};
 use crate::db::state::observers::Observers;
 use crate::db::state::pacing::Pacing;
 use crate::db::state::storage::Storage;
@@ -42,7 +42,7 @@ use crate::db::write::disk_room::{self, Disk};
 use crate::db::write::stalling;
 use crate::disk_space::{SpaceState, SpaceUse};
 use crate::event::Event;
-use crate::executor;
+use crate::executor::{self, JobKind};
 use crate::file_meta::sst_name;
 use crate::gc::invalid;
 use crate::gc::space_plan::SpaceEvent;
@@ -138,9 +138,18 @@ pub(crate) fn is_load_running(context: &Context, pacing: &Pacing, jobs: &Jobs) -
 }
 
 /// The next compaction of any family, the most urgent first; noted as running.
-pub(crate) fn next_compaction(db: &DbInner, state: &mut JobState) -> Option<CompactionTask> {
+pub(crate) fn next_compaction(
+    db: &DbInner,
+    state: &mut JobState,
+    slot: JobSlot,
+) -> Option<CompactionTask> {
     let mut running = state.compactions();
     let mut jobs_max = compactions_max(db);
+    // Those in places of the executor count on their own.
+    jobs_max += match slot {
+        JobSlot::Own => state.count_extra(JobKind::Compaction),
+        JobSlot::Extra => db.jobs.executor().room(JobKind::Compaction),
+    };
     if running.len() >= jobs_max {
         return None;
     }
@@ -227,7 +236,7 @@ fn pick_that_fits(disk: &Disk, view: &ReadView, from: &Candidates<'_>) -> Option
 pub(crate) fn run_compaction_task(db: &DbInner, task: &CompactionTask) -> Result<Vec<u64>> {
     let result = contained(&format!("a compaction of \"{}\"", task.family.name), || {
         db.context.fault_point("compaction.picked")?;
-        executor::planning_again(&**db.jobs.executor(), || compact_and_install(db, task))
+        executor::planning_again(&**db.jobs.executor(), |_| false, || compact_and_install(db, task))
     });
     end_compaction(db, task);
     result

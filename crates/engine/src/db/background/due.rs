@@ -1,36 +1,38 @@
-//! Which sealed memtables are to be flushed while memory nodes can keep shards: a pure decision.
+//! What of the sealed memtables is to be flushed while memory nodes can keep shards.
 //!
-//! Without a store of shards every sealed memtable is due. With one, a memtable may rest at memory
-//! nodes until one of these holds:
+//! Without a store of shards every sealed memtable is due. With one, shards may rest at memory
+//! nodes, and the decision is made for each key range that could be one flush
+//! ([`crate::db::background::flush_plan::ranges`]). A range is due if one of these holds
+//! ([`flush_due`], O³-LSM §4.4):
 //!
-//! 1. A caller waits for its flush, or for the end of all background work, or nothing of its family
-//!    may leave.
-//! 2. It has a shard that cannot leave: records that no log has, keys that cut the first bucket
-//!    map, an image that is too large, a node that has failed several times, or no room.
-//! 3. All images together exceed nine tenths of what the nodes may hold. The oldest memtables are
-//!    due, until three quarters are left.
-//! 4. It pins a log segment that must go for the log to keep its bound.
-//! 5. A flush that failed has written a part of its shards. They hold the bucket map in their
-//!    range.
-//! 6. The memory budget is nearly spent, and what stays here of the shards (filters, samples of
-//!    keys, range tombstones) takes more than a small share of it. The oldest memtables are due,
-//!    until enough of it is freed.
-//! 7. The disk is nearly full: then the room for its tables is used while it is there.
+//! 1. It is *wanted*. A caller waits for the flush of one of its memtables, or for the end of all
+//!    background work. Or nothing of its family may leave. Or one of its shards cannot rest:
+//!    records that no log has, keys that cut the first bucket map, an image that is too large, a
+//!    node that has failed several times, or no room. Or a memtable of the family has to go whole.
+//!    Or a flush that failed has written a part of its memtables.
+//! 2. Its shards have the bytes of one memtable.
+//! 3. It pins a log segment that must go for the log to keep its bound.
+//! 4. All images together exceed nine tenths of what the nodes may hold, and no other range has
+//!    more of them. So many ranges are due that three quarters are left.
+//! 5. The memory budget is nearly spent, what stays here of the shards (filters, samples of keys,
+//!    range tombstones) takes more than a small share of it, and no other range has more of that.
+//! 6. The disk is nearly full: then the room for its tables is used while it is there.
 //!
-//! Installs of a key range follow memtable order, so all memtables of a family that are older than
-//! a due one are due as well. The decision is a number: memtables below it are due.
+//! A database that takes no writes is no reason. What rests is readable and logged, and a flush of
+//! little makes a small table that later writes would have made larger (decision 0084).
 //!
-//! Thread-safety: pure, except for [`due_below`], which reads the state under the jobs lock.
-//! Cost: O(sealed memtables × buckets).
+//! Thread-safety: pure, except for [`DueInput`], which reads the state under the jobs lock.
+//! Cost: O(ranges × log ranges).
 
 use std::sync::Arc;
 
 use archipelago_base::{CfId, FileNo};
 
+use crate::db::background::flush_plan::ranges::RangeFigures;
 use crate::db::background::rebalance;
 use crate::db::inner::DbInner;
 use crate::db::state::family::Family;
-use crate::db::state::jobs::{JobState, RunningKind, Sealed, ShardState};
+use crate::db::state::jobs::{FlushTracker, JobState, RunningKind, Sealed, ShardState};
 use crate::db::state::memtable::ShardHome;
 use crate::db::write::log_segments;
 use crate::disk_space::SpaceState;
@@ -92,23 +94,17 @@ pub(crate) fn image_bytes_max(shard: &Shard) -> u64 {
     shard.data_bytes() + shard.entries() * IMAGE_RECORD_BYTES + IMAGE_FIXED_BYTES
 }
 
-/// A sealed memtable of any family, as [`due_by_bounds`] sees it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RestingMemtable {
-    pub(crate) id: u64,
-    /// Bytes of its images at memory nodes.
-    pub(crate) away_bytes: u64,
-    /// Bytes in memory of what stays here of these shards.
-    pub(crate) kept_bytes: u64,
-    /// Oldest log segment that it pins.
-    pub(crate) oldest_log: Option<FileNo>,
-}
-
-/// What makes resting memtables due.
-#[derive(Clone, Copy, Debug)]
+/// Sums over all sealed memtables, and their limits.
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RestBounds {
+    /// Bytes of all images at nodes.
+    pub(crate) held_bytes: u64,
+    /// Bytes of those images that running flushes take.
+    pub(crate) leaving_bytes: u64,
     /// Bytes that may be at all nodes together.
     pub(crate) limit_bytes: u64,
+    /// Bytes in memory of what stays here of shards at nodes.
+    pub(crate) kept_bytes: u64,
     /// The youngest log segment that must go.
     pub(crate) excess_log: Option<FileNo>,
     /// Bytes charged to the memory budget.
@@ -117,41 +113,81 @@ pub(crate) struct RestBounds {
     pub(crate) budget_bytes: u64,
 }
 
-/// The number below which memtables are due for the sake of the nodes' memory (rule 3), of the log
-/// (rule 4) and of the owner's memory (rule 6).
-pub(crate) fn due_by_bounds(memtables: &[RestingMemtable], bounds: &RestBounds) -> u64 {
-    let pins = |memtable: &&RestingMemtable| match (memtable.oldest_log, bounds.excess_log) {
+impl RestBounds {
+    /// Bytes of images that are to be flushed beside those of running flushes. Nearly full nodes
+    /// get more flushes: those that run are too slow for the writers.
+    fn excess_at_nodes(&self) -> u64 {
+        let excess = away_excess_bytes(self.held_bytes, self.limit_bytes);
+        match self.held_bytes > self.limit_bytes / 20 * 19 {
+            true => excess,
+            false => excess.saturating_sub(self.leaving_bytes),
+        }
+    }
+
+    /// Bytes here of shards at nodes that are to be flushed.
+    fn excess_here(&self) -> u64 {
+        let kept = self.kept_bytes.saturating_sub(self.budget_bytes / KEPT_SHARE);
+        self.used_bytes.saturating_sub(self.budget_bytes / 10 * 9).min(kept)
+    }
+}
+
+/// Why a key range is flushed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DueReason {
+    Wanted,
+    /// It has the bytes of a memtable.
+    Full,
+    /// It pins the log.
+    Log,
+    /// Memory nodes are nearly full.
+    Nodes,
+    /// What stays here takes too much memory.
+    Memory,
+}
+
+/// A key range that could be one flush, and the size of a memtable of its family.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DueRange {
+    pub(crate) figures: RangeFigures,
+    pub(crate) full_bytes: u64,
+}
+
+/// Which of the ranges, of all families, are due, and why.
+pub(crate) fn flush_due(ranges: &[DueRange], bounds: &RestBounds) -> Vec<Option<DueReason>> {
+    let pins = |figures: &RangeFigures| match (figures.oldest_log, bounds.excess_log) {
         (Some(oldest), Some(excess)) => oldest <= excess,
         _ => false,
     };
-    let by_log = memtables.iter().filter(pins).map(|memtable| memtable.id + 1).max();
-    let held = memtables.iter().map(|memtable| memtable.away_bytes).sum();
-    let excess = away_excess_bytes(held, bounds.limit_bytes);
-    let by_bytes = oldest_with(memtables, excess, |memtable| memtable.away_bytes);
-    let kept: u64 = memtables.iter().map(|memtable| memtable.kept_bytes).sum();
-    let kept_excess = kept.saturating_sub(bounds.budget_bytes / KEPT_SHARE);
-    let excess = bounds.used_bytes.saturating_sub(bounds.budget_bytes / 10 * 9).min(kept_excess);
-    let by_memory = oldest_with(memtables, excess, |memtable| memtable.kept_bytes);
-    by_bytes.max(by_memory).max(by_log.unwrap_or(0))
+    let alone = |range: &DueRange| match &range.figures {
+        figures if figures.is_wanted => Some(DueReason::Wanted),
+        figures if pins(figures) => Some(DueReason::Log),
+        figures if figures.data_bytes >= range.full_bytes => Some(DueReason::Full),
+        _ => None,
+    };
+    let mut due: Vec<Option<DueReason>> = ranges.iter().map(alone).collect();
+    let apart: Vec<u64> = ranges.iter().map(|range| range.figures.apart_bytes).collect();
+    add_largest(&mut due, &apart, bounds.excess_at_nodes(), DueReason::Nodes);
+    let kept: Vec<u64> = ranges.iter().map(|range| range.figures.kept_bytes).collect();
+    add_largest(&mut due, &kept, bounds.excess_here(), DueReason::Memory);
+    due
 }
 
-/// The number below which the oldest memtables have `wanted` bytes together.
-fn oldest_with(
-    memtables: &[RestingMemtable],
-    mut wanted: u64,
-    bytes: impl Fn(&RestingMemtable) -> u64,
-) -> u64 {
-    let mut oldest_first: Vec<&RestingMemtable> = memtables.iter().collect();
-    oldest_first.sort_by_key(|memtable| memtable.id);
-    let mut below = 0;
-    for memtable in oldest_first {
-        if wanted == 0 {
-            break;
+/// Makes the ranges with the most bytes due, until all that are due have `excess` together.
+fn add_largest(due: &mut [Option<DueReason>], bytes: &[u64], excess: u64, reason: DueReason) {
+    let already = due.iter().zip(bytes).filter(|(due, _)| due.is_some());
+    let already = already.fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
+    let mut excess = excess.saturating_sub(already);
+    let mut largest_first: Vec<usize> = (0..due.len()).filter(|at| bytes[*at] > 0).collect();
+    largest_first.sort_by_key(|at| std::cmp::Reverse(bytes[*at]));
+    for at in largest_first {
+        if excess == 0 {
+            return;
         }
-        wanted = wanted.saturating_sub(bytes(memtable));
-        below = memtable.id + 1;
+        if due[at].is_none() {
+            due[at] = Some(reason);
+            excess = excess.saturating_sub(bytes[at]);
+        }
     }
-    below
 }
 
 /// What of the database decides about shards, at one moment.
@@ -159,8 +195,8 @@ pub(crate) struct DueInput {
     room: StoreRoom,
     is_writable: bool,
     is_sending: bool,
-    /// Memtables with smaller numbers are due, of all families.
-    by_bounds: u64,
+    is_flushing: bool,
+    pub(crate) bounds: RestBounds,
     /// Families whose first bucket map is not cut yet, and will be.
     uncut: Vec<CfId>,
     /// Families of which everything is due.
@@ -175,20 +211,31 @@ impl DueInput {
         if db.jobs.is_awaited() || is_tight {
             return None;
         }
-        let sealed = state.flushes().values().flat_map(|tracker| &tracker.queue);
-        let resting: Vec<RestingMemtable> = sealed.map(resting).collect();
-        let excess_log = log_segments::excess_segment(&db.context, &db.logs, &db.view);
-        let bounds = RestBounds {
+        let budget = db.context.budget();
+        let mut bounds = RestBounds {
             limit_bytes: away.limit_bytes(),
-            excess_log,
-            used_bytes: db.context.budget().total_bytes(),
-            budget_bytes: db.context.budget().limit_bytes(),
+            excess_log: log_segments::excess_segment(&db.context, &db.logs, &db.view),
+            used_bytes: budget.total_bytes(),
+            budget_bytes: budget.limit_bytes(),
+            ..RestBounds::default()
         };
+        for sealed in state.flushes().values().flat_map(|tracker| &tracker.queue) {
+            for (home, progress) in sealed.view.homes.iter().zip(&sealed.shards) {
+                let away = home.as_ref().filter(|home| home.is_apart()).and_then(ShardHome::away);
+                let Some(away) = away else { continue };
+                bounds.held_bytes += away.figures().image_bytes;
+                bounds.kept_bytes += away.kept_bytes();
+                if *progress == ShardState::Running {
+                    bounds.leaving_bytes += away.figures().image_bytes;
+                }
+            }
+        }
         Some(Self {
             room: away.room(),
             is_writable: !db.logs.must_leave() && !db.observers.health().is_read_only(),
             is_sending: state.is_running(RunningKind::is_send),
-            by_bounds: due_by_bounds(&resting, &bounds),
+            is_flushing: state.flushes_running() > 0,
+            bounds,
             uncut: uncut_families(db, state),
             staying: away.staying(),
         })
@@ -209,26 +256,34 @@ impl DueInput {
         })
     }
 
-    /// The number below which memtables of a family are due.
-    pub(crate) fn due_below(&self, state: &JobState, cf: CfId) -> u64 {
-        let Some(tracker) = state.flushes().get(&cf) else { return 0 };
+    /// Whether a shard cannot rest. If no more shards have room in memory (`is_crowded`), those
+    /// without room at the nodes wait for no flush.
+    pub(crate) fn is_stuck(
+        &self,
+        cf: CfId,
+        sealed: &Sealed,
+        shard: usize,
+        is_crowded: bool,
+    ) -> bool {
+        let stays = match self.may_leave(cf, sealed, shard) {
+            None | Some(Leave::Yes) => false,
+            // What is on its way now, or is flushed, may leave room.
+            Some(Leave::NoRoom) => !self.is_sending && (is_crowded || !self.is_flushing),
+            Some(Leave::Never) => true,
+        };
+        stays && sealed.is_ready()
+    }
+
+    /// The number below which memtables of a family do not rest, and are not sent.
+    pub(crate) fn due_below(&self, cf: CfId, tracker: &FlushTracker) -> u64 {
         if self.staying.contains(&cf) {
             return u64::MAX;
         }
-        let is_stuck = |sealed: &&Sealed| {
-            let verdicts = (0..sealed.shards.len()).filter_map(|at| self.may_leave(cf, sealed, at));
-            let stays = |verdict: Leave| match verdict {
-                Leave::Yes => false,
-                // What is on its way now may leave room.
-                Leave::NoRoom => !self.is_sending,
-                Leave::Never => true,
-            };
-            sealed.is_ready() && verdicts.into_iter().any(stays)
-        };
-        let stuck = tracker.queue.iter().filter(is_stuck).map(|sealed| sealed.info.id + 1).max();
         let written = tracker.written.iter().flat_map(|written| &written.memtables).max();
+        let unlogged = tracker.queue.iter().rfind(|sealed| sealed.info.unlogged);
         let by_written = written.map_or(0, |memtable| memtable + 1);
-        stuck.unwrap_or(0).max(by_written).max(self.by_bounds).max(tracker.due_below())
+        let by_unlogged = unlogged.map_or(0, |sealed| sealed.info.id + 1);
+        by_written.max(by_unlogged).max(tracker.due_below())
     }
 }
 
@@ -241,17 +296,6 @@ fn uncut_families(db: &DbInner, state: &JobState) -> Vec<CfId> {
     let is_cut =
         |family: &Arc<Family>| rebalance::buckets_initial(&db.context, &family.options) > 1;
     families.filter(is_cut).map(|family| family.id).collect()
-}
-
-fn resting(sealed: &Sealed) -> RestingMemtable {
-    let apart = || sealed.view.homes().filter(|home| home.is_apart()).filter_map(ShardHome::away);
-    let stays = |shard: usize| sealed.shards[shard] != ShardState::Installed;
-    RestingMemtable {
-        id: sealed.info.id,
-        away_bytes: apart().map(|away| away.figures().image_bytes).sum(),
-        kept_bytes: apart().map(|away| away.kept_bytes()).sum(),
-        oldest_log: sealed.info.pinned_log(stays),
-    }
 }
 
 #[cfg(test)]
@@ -282,47 +326,95 @@ mod tests {
         assert_eq!(may_leave(&LeaveInput { room: StoreRoom::default(), ..leave() }), Leave::Never);
     }
 
-    fn memtable(id: u64, away_bytes: u64, oldest_log: Option<u64>) -> RestingMemtable {
-        RestingMemtable { id, away_bytes, kept_bytes: 10, oldest_log: oldest_log.map(FileNo) }
+    fn range(data_bytes: u64, apart_bytes: u64, oldest_log: Option<u64>) -> DueRange {
+        let oldest_log = oldest_log.map(FileNo);
+        let figures =
+            RangeFigures { data_bytes, apart_bytes, oldest_log, kept_bytes: 10, ..figures() };
+        DueRange { figures, full_bytes: 1000 }
     }
 
-    fn bounds(limit_bytes: u64, excess_log: Option<FileNo>) -> RestBounds {
-        RestBounds { limit_bytes, excess_log, used_bytes: 90, budget_bytes: 100 }
+    fn figures() -> RangeFigures {
+        RangeFigures { oldest_memtable: 3, ..RangeFigures::default() }
+    }
+
+    fn bounds(held_bytes: u64, limit_bytes: u64) -> RestBounds {
+        RestBounds { held_bytes, limit_bytes, kept_bytes: 40, budget_bytes: 100, ..NONE }
+    }
+
+    const NONE: RestBounds = RestBounds {
+        held_bytes: 0,
+        leaving_bytes: 0,
+        limit_bytes: 0,
+        kept_bytes: 0,
+        excess_log: None,
+        used_bytes: 0,
+        budget_bytes: 0,
+    };
+
+    /// Positions of the ranges that are due for this reason.
+    fn due_for(ranges: &[DueRange], bounds: &RestBounds, reason: DueReason) -> Vec<usize> {
+        let due = flush_due(ranges, bounds);
+        (0..due.len()).filter(|at| due[*at] == Some(reason)).collect()
     }
 
     #[test]
-    fn memory_of_the_owner_makes_the_oldest_due() {
-        let all: Vec<_> = [9, 3, 5, 7].map(|id| memtable(id, 1, None)).into();
+    fn range_with_the_bytes_of_a_memtable_is_due() {
+        let ranges = [range(999, 90, None), range(1000, 90, None), range(0, 0, None)];
+        assert_eq!(due_for(&ranges, &bounds(180, 1000), DueReason::Full), [1]);
+        let wanted = RangeFigures { is_wanted: true, ..figures() };
+        let ranges = [range(10, 9, None), DueRange { figures: wanted, full_bytes: 1000 }];
+        assert_eq!(due_for(&ranges, &bounds(9, 1000), DueReason::Wanted), [1]);
+    }
+
+    #[test]
+    fn largest_ranges_are_due_when_the_nodes_fill() {
+        let ranges = [90, 130, 70, 110].map(|bytes| range(bytes, bytes, None));
+        let due = |bounds: &RestBounds| due_for(&ranges, bounds, DueReason::Nodes);
+        assert!(due(&bounds(400, 1000)).is_empty());
+        assert!(due(&bounds(400, 445)).is_empty(), "nine tenths are not exceeded");
+        // Of 440 bytes 330 are three quarters.
+        assert_eq!(due(&bounds(400, 440)), [1]);
+        assert_eq!(due(&RestBounds { held_bytes: 410, leaving_bytes: 70, ..bounds(0, 440) }), [1]);
+        let leaves = RestBounds { leaving_bytes: 80, ..bounds(400, 440) };
+        assert!(due(&leaves).is_empty(), "running flushes free enough");
+        let is_nearly_full = RestBounds { leaving_bytes: 130, ..bounds(430, 440) };
+        assert_eq!(due(&is_nearly_full), [1], "running flushes are too slow");
+        assert_eq!(due(&bounds(400, 0)), [0, 1, 2, 3], "without any room all are due");
+        assert!(flush_due(&[], &bounds(0, 0)).is_empty());
+    }
+
+    #[test]
+    fn what_is_due_anyway_counts_for_the_nodes() {
+        let ranges = [range(90, 90, None), range(1200, 130, None), range(110, 110, None)];
+        let due = flush_due(&ranges, &bounds(400, 440));
+        assert_eq!(due, [None, Some(DueReason::Full), None]);
+    }
+
+    #[test]
+    fn memory_of_the_owner_makes_the_largest_due() {
+        let ranges = [range(1, 1, None); 4];
         let due = |used_bytes, budget_bytes| {
-            due_by_bounds(&all, &RestBounds { used_bytes, budget_bytes, ..bounds(1000, None) })
+            let bounds = RestBounds { used_bytes, budget_bytes, ..bounds(4, 1000) };
+            due_for(&ranges, &bounds, DueReason::Memory).len()
         };
         assert_eq!(due(90, 100), 0, "the budget is not spent");
-        assert_eq!(due(101, 100), 6);
+        assert_eq!(due(101, 100), 2);
         // Others fill the budget: a sixteenth of it may be kept.
-        assert_eq!(due(1000, 100), 10);
-        assert_eq!(due(1000, 480), 4);
+        assert_eq!(due(1000, 100), 4);
+        assert_eq!(due(1000, 480), 1);
         assert_eq!(due(2000, 640), 0);
         assert_eq!(due(u64::MAX, u64::MAX), 0);
     }
 
     #[test]
-    fn oldest_memtables_are_due_when_the_nodes_fill() {
-        let all: Vec<_> = [9, 3, 5, 7].map(|id| memtable(id, 100, None)).into();
-        assert_eq!(due_by_bounds(&all, &bounds(1000, None)), 0);
-        assert_eq!(due_by_bounds(&all, &bounds(450, None)), 0, "nine tenths are not exceeded");
-        // Of 400 bytes 300 are three quarters.
-        assert_eq!(due_by_bounds(&all, &bounds(400, None)), 4);
-        assert_eq!(due_by_bounds(&all, &bounds(200, None)), 8);
-        assert_eq!(due_by_bounds(&all, &bounds(0, None)), 10, "without any room all are due");
-        assert_eq!(due_by_bounds(&[], &bounds(0, None)), 0);
-    }
-
-    #[test]
-    fn memtables_that_pin_a_log_over_its_bound_are_due() {
-        let all = [memtable(3, 1, Some(20)), memtable(5, 1, Some(11)), memtable(7, 1, None)];
-        assert_eq!(due_by_bounds(&all, &bounds(1000, None)), 0);
-        assert_eq!(due_by_bounds(&all, &bounds(1000, Some(FileNo(10)))), 0);
-        assert_eq!(due_by_bounds(&all, &bounds(1000, Some(FileNo(11)))), 6);
-        assert_eq!(due_by_bounds(&all, &bounds(1000, Some(FileNo(20)))), 6);
+    fn ranges_that_pin_a_log_over_its_bound_are_due() {
+        let ranges = [range(1, 1, Some(20)), range(1, 1, Some(11)), range(1, 1, None)];
+        let due = |excess: Option<u64>| {
+            let bounds = RestBounds { excess_log: excess.map(FileNo), ..bounds(3, 1000) };
+            due_for(&ranges, &bounds, DueReason::Log)
+        };
+        assert!(due(None).is_empty() && due(Some(10)).is_empty());
+        assert_eq!(due(Some(11)), [1]);
+        assert_eq!(due(Some(20)), [0, 1]);
     }
 }

@@ -4,118 +4,64 @@
 //! its filters are built, and its empty shards are marked installed. Then its shards leave as
 //! [`crate::db::background::flush_plan`] says. The shards of a job are written in parallel
 //! ([`crate::db::background::parallel_job`]) and installed by one edit. Each shard leaves memory
-//! when it is written ([`crate::db::background::written_shards`]).
+//! when it is written ([`crate::db::background::written_shards`]). With a store of shards a flush is
+//! one range of keys and one job instead ([`crate::db::background::range_flush`]).
 //!
 //! Invariants:
 //! 1. Before an install the log is synced through the job's highest sequence number, so that power
 //!    loss cannot keep half a batch: everything that a file holds, the log holds durably.
 //! 2. The sync is left out if the database has one family and the job takes the rest of its oldest
 //!    memtables. The tables then hold a prefix of all writes, whatever the log has lost (decision
-//!    0015).
+//!    0015). With a store of shards the executor must be this process as well.
 //! 3. A shard is pending, running or installed, and only the job that marked it changes that.
 //!
 //! Thread-safety: any number of flushes run at the same time.
 //! Failure: a job that fails or panics leaves its shards pending and no files but those of shards
-//! that have left memory; it is tried again.
+//! that have left memory; it is tried again. With a store of shards, a job that failed with an
+//! executor runs in this process before it counts as failed.
 //! Cost: one table for each filled shard and each cut, at most one log sync and one edit.
 
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use archipelago_base::budget::MemoryClass;
-use archipelago_base::{CfId, Result, SeqNo};
+use archipelago_base::{CfId, Error, ErrorKind, Result};
 
 use crate::border::{Border, contained};
 use crate::bucket::BucketMap;
 use crate::db::background::compaction::{self, OutputPlan, output_bytes};
-use crate::db::background::due::DueInput;
-use crate::db::background::flush_plan::{
-    FlushPlan, PlanBounds, SealedView, WrittenView, plan_flush,
-};
+use crate::db::background::flush_plan::{FlushPlan, SealedView, WrittenView, plan_flush};
+use crate::db::background::flush_task::{FlushCut, FlushPart, FlushTask, TakenMemtable};
 use crate::db::background::job_numbers::JobNumbers;
 use crate::db::background::parallel_job::{self, SizedWork, Work};
 use crate::db::background::rebalance::{self, sample};
-use crate::db::background::scheduler;
-use crate::db::background::written_shards::{self, Taken};
+use crate::db::background::taken::{FetchRefused, FetchTerms, Taken};
+use crate::db::background::{range_flush, scheduler, written_shards};
 use crate::db::background::{shard_cuts, space};
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
+use crate::db::state::away::AwayShard;
 use crate::db::state::family::Family;
 use crate::db::state::job_threads::JobPriority;
 use crate::db::state::jobs::{
-    FlushTracker, JobState, Jobs, RunningKind, Sealed, ShardState, WrittenShard,
+    FlushTracker, JobSlot, JobState, Jobs, RunningKind, Sealed, ShardState, WrittenShard,
 };
-use crate::db::state::memtable::{Memtable, SealedInfo, ShardHome};
+use crate::db::state::memtable::{Memtable, ShardHome};
 use crate::db::write::{self, disk_room, log_segments, seal, stalling};
 use crate::disk_space::flush_room;
 use crate::event::Event;
-use crate::executor;
+use crate::executor::{self, JobExecutor, LocalExecutor};
 use crate::flush::FlushSpec;
 use crate::job::below::Below;
 use crate::job::{Cancel, JobContext, JobOutput, NoShards, ShardRef};
-use crate::key::KeyRange;
 use crate::lock_order::{Before, JobsLock, ManifestLock, Order};
 use crate::manifest::{Change, VersionEdit};
 use crate::memtable::Shard;
+use crate::remote::AwayError;
 use crate::stats::{Ticker, Timer};
 use crate::version::rebalance::RunningFlush;
-
-/// Memtables whose images one flush fetches from memory nodes at most, by their size. It may fetch
-/// more if that is one memtable.
-const FETCHED_MEMTABLES_MAX: u64 = 2;
-
-/// A flush that was planned: its shards are marked running.
-pub(crate) struct FlushTask {
-    pub(crate) job_id: u64,
-    pub(crate) family: Arc<Family>,
-    /// Memtables of the job, oldest first.
-    pub(crate) memtables: Vec<Arc<SealedInfo>>,
-    pub(crate) shards: std::ops::Range<usize>,
-    pub(crate) range: KeyRange,
-    /// Keys at which its files are cut besides the boundaries of the map.
-    pub(crate) planned_cuts: Vec<Vec<u8>>,
-}
-
-impl FlushTask {
-    /// Everything of the family in the range with at most this sequence number is in the job or
-    /// in older files.
-    fn through(&self) -> SeqNo {
-        self.memtables.iter().map(|memtable| memtable.last_seq).max().unwrap_or_default()
-    }
-
-    /// Whether it flushes that shard.
-    pub(crate) fn takes(&self, family: CfId, memtable: &SealedInfo, shard: usize) -> bool {
-        self.family.id == family
-            && self.shards.contains(&shard)
-            && self.memtables.iter().any(|taken| taken.id == memtable.id)
-    }
-
-    pub(crate) fn data_bytes(&self, shards: std::ops::Range<usize>) -> u64 {
-        self.memtables
-            .iter()
-            .flat_map(|memtable| &memtable.shards()[shards.clone()])
-            .map(|shard| shard.data_bytes)
-            .sum()
-    }
-
-    /// The keys of one of its shards.
-    pub(crate) fn range_of(&self, shard: usize) -> KeyRange {
-        match self.memtables.first() {
-            Some(memtable) => memtable.map.range(shard),
-            None => self.range.clone(),
-        }
-    }
-
-    /// The shards that have something to be flushed, each with its index.
-    fn filled_shards(&self) -> impl Iterator<Item = usize> {
-        let is_filled = move |at: &usize| {
-            self.memtables.iter().any(|memtable| memtable.shards()[*at].is_filled)
-        };
-        self.shards.clone().filter(is_filled)
-    }
-}
 
 /// A sealed memtable that has to be readied.
 pub(crate) fn next_to_ready(state: &JobState) -> Option<(CfId, Arc<Memtable>)> {
@@ -172,53 +118,36 @@ pub(crate) fn ready_memtable<Held: Before<JobsLock>>(
 }
 
 /// The next flush of any family; its shards are marked running.
-pub(crate) fn next_flush(db: &DbInner, state: &mut JobState) -> Option<FlushTask> {
+pub(crate) fn next_flush(db: &DbInner, state: &mut JobState, slot: JobSlot) -> Option<FlushTask> {
     if !state.has_sealed() {
         return None;
     }
-    let due = DueInput::now(db, state);
+    if db.context.away().is_some() {
+        return range_flush::next_range_flush(db, state, slot);
+    }
     let families: Vec<CfId> = state.flushes().keys().copied().collect();
-    families.into_iter().find_map(|cf| {
-        let due_below = due.as_ref().map_or(u64::MAX, |due| due.due_below(state, cf));
-        next_flush_of(db, state, cf, due_below)
-    })
+    families.into_iter().find_map(|cf| next_flush_of(db, state, cf))
 }
 
-/// The next flush of a family; memtables with numbers from `due_below` on stay, and so do lost
-/// shards.
-fn next_flush_of(
-    db: &DbInner,
-    state: &mut JobState,
-    cf: CfId,
-    due_below: u64,
-) -> Option<FlushTask> {
+/// The next flush of a family whose memtables do not rest.
+fn next_flush_of(db: &DbInner, state: &mut JobState, cf: CfId) -> Option<FlushTask> {
     let family = db.view.family(cf)?;
-    let away = db.context.away();
-    let has_lost = away.is_some_and(|away| away.has_lost());
-    let full = db.context.memtable_bytes_max(&family.options);
-    let fetch_bytes_max = full.saturating_mul(FETCHED_MEMTABLES_MAX);
     let held = state.changing(cf).cloned();
     let planned_cuts = state.planned_cuts(&family.current.load().version);
     let tracker = state.flushes_mut().get_mut(&cf)?;
-    let due = tracker.queue.iter().take_while(|sealed| sealed.info.id < due_below);
-    let states: Vec<_> = due.clone().map(|sealed| states_for_flush(sealed, has_lost)).collect();
-    let apart_bytes = |sealed| away.map_or_else(Vec::new, |_| apart_bytes(sealed));
-    let apart: Vec<Vec<u64>> = due.clone().map(apart_bytes).collect();
-    let views: Vec<SealedView<'_>> = due
-        .zip(states.iter().zip(&apart))
-        .map(|(sealed, (states, apart_bytes))| SealedView {
+    let views: Vec<SealedView<'_>> = tracker
+        .queue
+        .iter()
+        .map(|sealed| SealedView {
             map: &sealed.info.map,
-            shards: states,
-            apart_bytes,
+            shards: &sealed.shards,
             ready: sealed.is_ready(),
             unlogged: sealed.info.unlogged,
         })
         .collect();
     let written = written_views(tracker);
-    let bounds = PlanBounds { written: &written, fetch_bytes_max };
-    let FlushPlan { memtables, shards, range } = plan_flush(&views, &bounds, held.as_ref())?;
+    let FlushPlan { memtables, shards, range } = plan_flush(&views, &written, held.as_ref())?;
     drop(views);
-    drop(states);
     let mut taken = Vec::with_capacity(memtables.len());
     for sealed in tracker.queue.range_mut(memtables) {
         for shard in shards.clone() {
@@ -226,28 +155,20 @@ fn next_flush_of(
                 sealed.shards[shard] = ShardState::Running;
             }
         }
-        taken.push(Arc::clone(&sealed.info));
+        taken.push(TakenMemtable { info: Arc::clone(&sealed.info), shards: shards.clone() });
     }
     // What a job over several shards writes ends where they do.
-    let ends = taken.first().map_or(&[][..], |memtable| memtable.map.boundaries());
+    let ends = taken.first().map_or(&[][..], |taken| taken.info.map.boundaries());
     let cuts = [ends, &planned_cuts].concat();
     let flush = RunningFlush { range: range.clone(), planned_cuts: cuts };
     let kind = RunningKind::Flush { cf, flush };
     let job_id = state.start(kind);
-    Some(FlushTask { job_id, family, memtables: taken, shards, range, planned_cuts })
-}
-
-/// Bytes of the images that a flush of each shard of a memtable fetches.
-fn apart_bytes(sealed: &Sealed) -> Vec<u64> {
-    let bytes = |home: &Option<ShardHome>| {
-        let apart = home.as_ref().filter(|home| home.is_apart()).and_then(ShardHome::away);
-        apart.map_or(0, |away| away.figures().image_bytes)
-    };
-    sealed.view.homes.iter().map(bytes).collect()
+    let cut = FlushCut::ByShard;
+    Some(FlushTask { job_id, family, memtables: taken, cut, range, planned_cuts })
 }
 
 /// The states of the shards of a memtable as a flush sees them: a lost one is the rebuild's.
-fn states_for_flush(sealed: &Sealed, has_lost: bool) -> Cow<'_, [ShardState]> {
+pub(crate) fn states_for_flush(sealed: &Sealed, has_lost: bool) -> Cow<'_, [ShardState]> {
     if !has_lost {
         return Cow::Borrowed(&sealed.shards);
     }
@@ -278,16 +199,16 @@ fn written_views(tracker: &FlushTracker) -> Vec<WrittenView> {
 pub(crate) fn run_flush_task(db: &DbInner, task: &FlushTask) -> Result<()> {
     let result = contained(&format!("a flush of \"{}\"", task.family.name), || {
         db.context.fault_point("flush.picked")?;
-        flush_and_install(db, task)
+        flush_somewhere(db, task)
     });
     let mut state = db.jobs.lock(Order::none());
     state.end(task.job_id);
     if result.is_err()
         && let Some(tracker) = state.flushes_mut().get_mut(&task.family.id)
     {
-        let ids: Vec<u64> = task.memtables.iter().map(|memtable| memtable.id).collect();
-        for sealed in tracker.queue.iter_mut().filter(|s| ids.contains(&s.info.id)) {
-            for shard in task.shards.clone() {
+        for sealed in &mut tracker.queue {
+            let Some(taken) = task.memtable(sealed.info.id) else { continue };
+            for shard in taken.shards.clone() {
                 if sealed.shards[shard] == ShardState::Running {
                     sealed.shards[shard] = ShardState::Pending;
                 }
@@ -300,16 +221,68 @@ pub(crate) fn run_flush_task(db: &DbInner, task: &FlushTask) -> Result<()> {
     result
 }
 
-fn flush_and_install(db: &DbInner, task: &FlushTask) -> Result<()> {
-    let bytes = task.data_bytes(task.shards.clone());
+/// Where the jobs of a flush run, and whether one failed there.
+struct FlushPlace {
+    executor: Arc<dyn JobExecutor>,
+    has_failed: Arc<AtomicBool>,
+}
+
+impl FlushPlace {
+    fn of(executor: Arc<dyn JobExecutor>) -> Self {
+        Self { executor, has_failed: Arc::default() }
+    }
+}
+
+/// Runs a flush and installs it. While memtables rest at memory nodes, a flush that failed away is
+/// no failure here: it is planned again as long as the executor wants that, and then runs in this
+/// process. So what an executor calls corrupt counts only if this process finds it, too.
+fn flush_somewhere(db: &DbInner, task: &FlushTask) -> Result<()> {
+    if db.context.away().is_none() {
+        return flush_and_install(db, task, &FlushPlace::of(Arc::clone(db.jobs.executor())));
+    }
+    let place = FlushPlace::of(Arc::clone(db.jobs.executor()));
+    let flushed = executor::planning_again(&*place.executor, is_put_off, || {
+        place.has_failed.store(false, Ordering::Relaxed);
+        flush_and_install(db, task, &place)
+    });
+    match flushed {
+        Err(error) if may_run_here(db, &place, &error) => {
+            db.observers.stats().add(Ticker::AwayFlushesRunHere, 1);
+            let executor = place.executor.name();
+            tracing::warn!(%error, executor, "a flush failed away and runs in this process");
+            db.context.fault_point("flush.run_here")?;
+            flush_and_install(db, task, &FlushPlace::of(Arc::new(LocalExecutor)))
+        }
+        flushed => flushed,
+    }
+}
+
+/// Whether a flush waits for its shards, and has not failed: a node does not give one, or they are
+/// too many for this process.
+pub(crate) fn is_put_off(error: &Error) -> bool {
+    error.cause::<AwayError>().is_some() || error.cause::<FetchRefused>().is_some()
+}
+
+/// Whether a flush that failed with an executor runs in this process now.
+fn may_run_here(db: &DbInner, place: &FlushPlace, error: &Error) -> bool {
+    let is_final = matches!(error.kind(), ErrorKind::Closed | ErrorKind::Fenced);
+    place.has_failed.load(Ordering::Relaxed)
+        && !place.executor.runs_here()
+        && !is_put_off(error)
+        && !is_final
+        && !db.context.is_closing()
+}
+
+fn flush_and_install(db: &DbInner, task: &FlushTask, place: &FlushPlace) -> Result<()> {
+    let bytes = task.whole_bytes();
     let cuts = disk_room::room_cuts_max(&db.disk, &task.family.current.load().version);
-    let tables = task.shards.len() * task.memtables.len() + cuts;
+    let tables = task.tables_max() + cuts;
     disk_room::ensure_room(db, flush_room(bytes, tables as u64), "a flush")?;
     if let Some(shard) = only_shard(db, task) {
         set_first_map(db, &task.family, &shard, Order::none())?;
     }
     let numbers = JobNumbers::new(db, Order::none());
-    let output = write_shards(task, &numbers);
+    let output = write_shards(task, &numbers, place);
     let output = output.inspect_err(|_| keep_published_numbers(db, task, &numbers))?;
     let installed = db
         .context
@@ -328,9 +301,9 @@ fn flush_and_install(db: &DbInner, task: &FlushTask) -> Result<()> {
 
 /// The shard of a task over a memtable that has only one.
 fn only_shard(db: &DbInner, task: &FlushTask) -> Option<Arc<Shard>> {
-    let is_only = task.memtables.first().is_some_and(|memtable| memtable.map.len() == 1);
+    let is_only = task.memtables.first().is_some_and(|taken| taken.info.map.len() == 1);
     let state = is_only.then(|| db.jobs.lock(Order::none()))?;
-    Taken::of_task(&state, task, 0).first().cloned()
+    Taken::of_task(&state, task, FlushPart::Whole).first().cloned()
 }
 
 /// Keeps the sweep of strays from the tables that readers use after a failed attempt. The edit of
@@ -343,29 +316,38 @@ fn keep_published_numbers(db: &DbInner, task: &FlushTask, numbers: &JobNumbers<'
 
 /// Writes the files of a flush: its shards in parallel, on as many threads as there are background
 /// jobs, and meanwhile syncs the log if that has to precede the install.
-fn write_shards(task: &FlushTask, numbers: &JobNumbers<'_>) -> Result<JobOutput> {
+fn write_shards(
+    task: &FlushTask,
+    numbers: &JobNumbers<'_>,
+    place: &FlushPlace,
+) -> Result<JobOutput> {
     let db = numbers.db();
     let started_ns = db.context.clock().now_ns();
     let cancel = Cancel::under(db.context.closing());
-    let warm = task.memtables.iter().any(|memtable| memtable.was_read);
-    let (mut works, mut shards): (Vec<SizedWork>, Vec<usize>) = Default::default();
-    for shard in task.filled_shards() {
-        let taken = Taken::of_task(&db.jobs.lock(Order::none()), task, shard);
+    let (mut works, mut parts): (Vec<SizedWork>, Vec<FlushPart>) = Default::default();
+    let mut is_apart = false;
+    for part in task.filled_parts() {
+        let taken = Taken::of_task(&db.jobs.lock(Order::none()), task, part);
         if !taken.is_empty() {
-            let work = shard_work(numbers, task, shard, taken, &cancel, warm)?;
-            works.push((task.data_bytes(shard..shard + 1), work));
-            shards.push(shard);
+            is_apart |= taken.is_apart();
+            let work = shard_work(numbers, task, place, PartWork { part, taken, cancel: &cancel })?;
+            works.push((task.data_bytes(part), work));
+            parts.push(part);
         }
     }
     let threads = works.len().min(db.context.options().max_background_jobs);
-    let bytes = task.data_bytes(task.shards.clone());
-    let _held = db.context.budget().hold(MemoryClass::Job, output_bytes(threads, bytes));
+    // A job that fetches its shards pays for its outputs when it does.
+    let held_bytes = if is_apart { 0 } else { output_bytes(threads, task.whole_bytes()) };
+    let _held = db.context.budget().hold(MemoryClass::Job, held_bytes);
     let sync = || if threads > 1 { sync_before_install(db, task) } else { Ok(()) };
     let mut left = works.len();
     let publish = |work: usize, output: &JobOutput| {
         left -= 1;
-        // The edit follows the last shard.
-        if left == 0 { Ok(()) } else { written_shards::publish(db, task, shards[work], output) }
+        match parts[work] {
+            // The edit follows the last shard.
+            FlushPart::Shard(at) if left > 0 => written_shards::publish(db, task, at, output),
+            _ => Ok(()),
+        }
     };
     let run = parallel_job::ParallelRun { kind: JobPriority::Normal, cancel, threads };
     let ended = parallel_job::run_parallel(db, run, works, sync, publish);
@@ -381,46 +363,76 @@ fn write_shards(task: &FlushTask, numbers: &JobNumbers<'_>) -> Result<JobOutput>
     Err(error)
 }
 
-/// The flush of one shard, a job of its own for the executor.
+/// A part of a flush, and the shards that it takes.
+struct PartWork<'a> {
+    part: FlushPart,
+    taken: Taken,
+    cancel: &'a Cancel,
+}
+
+/// The flush of one part, a job of its own for the executor.
 fn shard_work(
     numbers: &JobNumbers<'_>,
     task: &FlushTask,
-    shard: usize,
-    taken: Taken,
-    cancel: &Cancel,
-    warm: bool,
+    place: &FlushPlace,
+    work: PartWork<'_>,
 ) -> Result<Work> {
     let db = numbers.db();
-    let spec = flush_spec(numbers, task, shard..shard + 1, taken.refs())?;
-    let cancel = cancel.clone();
+    let PartWork { part, taken, cancel } = work;
+    let spec = flush_spec(numbers, task, part, taken.refs())?;
+    let taken = match taken.is_apart() {
+        true => taken.bounded(fetch_terms(db, task, cancel)),
+        false => taken,
+    };
+    let warm = task.memtables.iter().any(|taken| taken.info.was_read);
     let context = JobContext {
-        cancel,
+        cancel: cancel.clone(),
         warm,
         ..compaction::job_context(&db.context, &db.storage, &db.jobs, &db.view, &NoShards)
     };
-    let (executor, fault) = (Arc::clone(db.jobs.executor()), db.context.fault());
+    let (executor, fault) = (Arc::clone(&place.executor), db.context.fault());
+    let has_failed = Arc::clone(&place.has_failed);
     let border = Border::new("job executor", executor.name(), Some(&task.family.name));
     let entries = taken.entries();
     Ok(Box::new(move || {
         fault.as_ref().map_or(Ok(()), |fault| fault("flush.shard"))?;
         let context = JobContext { shards: &taken, ..context };
-        let output = border.call(|| executor.flush(&spec, &context))??;
+        let run = || -> Result<JobOutput> {
+            let output = border.call(|| executor.flush(&spec, &context))??;
+            // The files of an output that is not one of the spec may belong to another job: they
+            // stay.
+            executor::check_flush(&output, &spec, entries)?;
+            executor::examine(&*executor, &output, &spec.output, &context)?;
+            Ok(output)
+        };
+        let output = run().inspect_err(|_| has_failed.store(true, Ordering::Relaxed))?;
         if !output.value_files.is_empty() {
             fault.as_ref().map_or(Ok(()), |fault| fault("flush.value_file"))?;
         }
-        // The files of an output that is not one of the spec may belong to another job: they stay.
-        executor::check_flush(&output, &spec, entries)?;
-        executor::examine(&*executor, &output, &spec.output, &context)?;
         Ok(output)
     }))
+}
+
+/// What a part of a flush pays for images that it fetches.
+fn fetch_terms(db: &DbInner, task: &FlushTask, cancel: &Cancel) -> FetchTerms {
+    let memtable_bytes = db.context.memtable_bytes_max(&task.family.options);
+    FetchTerms {
+        room: Arc::clone(db.jobs.fetch_room()),
+        bytes_max: memtable_bytes.saturating_mul(range_flush::FETCHED_MEMTABLES_MAX),
+        cancel: cancel.clone(),
+        budget: Arc::clone(db.context.budget()),
+        output_bytes: output_bytes(1, task.whole_bytes()),
+    }
 }
 
 /// Syncs the log through the job's last write, because everything that its files hold must be
 /// durable in the log. The sync is left out if, with the files, everything up to some write is in
 /// tables and nothing later is: then the files need no log.
 fn sync_before_install(db: &DbInner, task: &FlushTask) -> Result<()> {
-    let is_logged = task.memtables.iter().any(|memtable| memtable.oldest_log.is_some());
-    if is_logged && !leaves_a_prefix(&db.jobs, &db.view, task) {
+    let is_logged = task.memtables.iter().any(|taken| taken.info.oldest_log.is_some());
+    // A job that may have run elsewhere may not skip it: only this process knows what it took.
+    let may_skip = db.context.away().is_none() || db.jobs.executor().runs_here();
+    if is_logged && !(may_skip && leaves_a_prefix(&db.jobs, &db.view, task)) {
         write::sync_log(db, task.through(), Order::none())?;
     }
     Ok(())
@@ -437,31 +449,28 @@ fn leaves_a_prefix(jobs: &Jobs, view: &ReadView, task: &FlushTask) -> bool {
     let state = jobs.lock(Order::none());
     let Some(tracker) = state.flushes().get(&task.family.id) else { return false };
     let oldest = tracker.queue.iter().zip(&task.memtables);
-    let complete = |(sealed, taken): (&Sealed, &Arc<SealedInfo>)| {
+    let complete = |(sealed, taken): (&Sealed, &TakenMemtable)| {
         let is_left = |(at, shard): (usize, &ShardState)| {
-            *shard != ShardState::Installed && !task.shards.contains(&at)
+            *shard != ShardState::Installed && !taken.shards.contains(&at)
         };
-        sealed.info.id == taken.id && !sealed.shards.iter().enumerate().any(is_left)
+        sealed.info.id == taken.info.id && !sealed.shards.iter().enumerate().any(is_left)
     };
     tracker.queue.len() >= task.memtables.len() && oldest.into_iter().all(complete)
 }
 
-/// The flush of some of the task's shards, those of `refs`: the files of each end where it ends.
+/// The job of a part of the task with the shards of `refs`: the files of each end where it ends.
 pub(crate) fn flush_spec<Held: Before<ManifestLock>>(
     numbers: &JobNumbers<'_, Held>,
     task: &FlushTask,
-    shards: std::ops::Range<usize>,
+    part: FlushPart,
     refs: Vec<ShardRef>,
 ) -> Result<FlushSpec> {
     let db = numbers.db();
     let version = Arc::clone(&task.family.current.load().version);
     let cuts = [&task.planned_cuts[..], &disk_room::room_cuts(&db.disk, &version)].concat();
     let cuts = version.map().boundaries_and(&cuts);
-    let bytes = task.data_bytes(shards.clone());
-    let range = match task.memtables.first() {
-        Some(memtable) if shards != task.shards => memtable.map.hull(&shards),
-        _ => task.range.clone(),
-    };
+    let bytes = task.data_bytes(part);
+    let range = task.range_of(part);
     Ok(FlushSpec {
         cf: task.family.id.0,
         range,
@@ -492,13 +501,16 @@ fn install_flush(db: &DbInner, task: &FlushTask, output: &JobOutput) -> Result<(
         edit.push(Change::LogFloor(floor));
         let built = manifest.apply(edit)?;
         let mut state = db.jobs.lock(manifest.order());
-        mark_installed(&mut state, task);
+        let retired = mark_installed(&mut state, task);
         db.view.republish_built(&mut state, built);
+        if let Some(away) = db.context.away() {
+            away.retire(retired);
+        }
         space::note_install(db, &mut state, family, space::flush_event(output));
         floor
     };
     log_segments::drop_logs_below(db, floor);
-    let bytes_flushed = task.data_bytes(task.shards.clone());
+    let bytes_flushed = task.whole_bytes();
     db.pacing.drain().add(bytes_flushed);
     let duration = Duration::from_nanos(output.duration_ns);
     // The lock is held over the measurement, so that flushes that end together are both counted.
@@ -530,19 +542,25 @@ pub(crate) fn add_output(edit: &mut VersionEdit, cf: CfId, output: &JobOutput) {
     }
 }
 
-fn mark_installed(state: &mut JobState, task: &FlushTask) {
-    let Some(tracker) = state.flushes_mut().get_mut(&task.family.id) else { return };
-    for memtable in &task.memtables {
-        let found = tracker.queue.iter_mut().find(|sealed| sealed.info.id == memtable.id);
+/// Takes the shards of a flush out of memory. Returns those that are at nodes and have no copy.
+fn mark_installed(state: &mut JobState, task: &FlushTask) -> Vec<Arc<AwayShard>> {
+    let mut retired = Vec::new();
+    let Some(tracker) = state.flushes_mut().get_mut(&task.family.id) else { return retired };
+    for taken in &task.memtables {
+        let found = tracker.queue.iter_mut().find(|sealed| sealed.info.id == taken.info.id);
         let Some(sealed) = found else { continue };
-        for shard in task.shards.clone() {
+        for shard in taken.shards.clone() {
             assert_ne!(sealed.shards[shard], ShardState::Pending, "installed what ran");
             sealed.shards[shard] = ShardState::Installed;
         }
-        sealed.take_from_view(task.shards.clone());
+        let homes = sealed.view.homes[taken.shards.clone()].iter().flatten();
+        let apart = homes.filter(|home| home.is_apart()).filter_map(ShardHome::away);
+        retired.extend(apart.cloned());
+        sealed.take_from_view(taken.shards.clone());
     }
     tracker.written.retain(|shard| !written_shards::is_of(shard, task));
     tracker.queue.retain(|sealed| !sealed.is_installed());
+    retired
 }
 
 /// Cuts the key space by the keys of the first memtable, once (BucketLSM §V-C): equal parts by

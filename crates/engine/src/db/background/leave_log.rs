@@ -34,9 +34,10 @@ use std::time::Duration;
 use archipelago_base::{Error, ErrorKind, Result, SeqNo};
 
 use crate::border::contained;
-use crate::db::background::flush::{self, FlushTask};
+use crate::db::background::flush;
+use crate::db::background::flush_task::{FlushCut, FlushPart, FlushTask, TakenMemtable};
 use crate::db::background::job_numbers::JobNumbers;
-use crate::db::background::written_shards::Taken;
+use crate::db::background::taken::Taken;
 use crate::db::background::{compaction, rebuild, scheduler, space};
 use crate::db::inner::DbInner;
 use crate::db::state::context::Context;
@@ -304,9 +305,9 @@ fn flush_run(
     let task = FlushTask {
         job_id: 0,
         family: Arc::clone(family),
-        memtables: vec![Arc::clone(memtable)],
         range: memtable.map.hull(&shards),
-        shards,
+        memtables: vec![TakenMemtable { info: Arc::clone(memtable), shards }],
+        cut: FlushCut::Uncut,
         planned_cuts: Vec::new(),
     };
     if memtable.map.len() == 1
@@ -315,7 +316,7 @@ fn flush_run(
         flush::set_first_map(db, family, shard, order)?;
     }
     run_flush(
-        &flush::flush_spec(numbers, &task, task.shards.clone(), taken.refs())?,
+        &flush::flush_spec(numbers, &task, FlushPart::Whole, taken.refs())?,
         &compaction::job_context(&db.context, &db.storage, &db.jobs, &db.view, &taken),
     )
 }

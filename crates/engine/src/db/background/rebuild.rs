@@ -148,9 +148,10 @@ pub(crate) fn next_rebuild(
             }
             // The job that has it ends without it.
             Found::Busy => {}
-            Found::Gone => away.set_copy(Err(Error::closed(
-                "the column family was dropped, and the memory node of a memtable shard that an \
-                 older reader needs is lost",
+            Found::Gone => away.set_copy(Err(Error::busy(
+                "the memory node of a memtable shard that an older reader needs is lost, and the \
+                 log is not needed for it any more, because tables have the records or the column \
+                 family was dropped: read again, or make another iterator",
             ))),
         }
     }
@@ -186,10 +187,11 @@ fn find(db: &DbInner, state: &JobState, away: &Arc<AwayShard>) -> Found {
             continue;
         }
         return match db.view.family(cf) {
-            Some(family) if sealed.shards[shard] == ShardState::Pending => {
-                Found::Pending(family, Arc::clone(&sealed.info))
-            }
-            Some(_) => Found::Busy,
+            Some(family) => match sealed.shards[shard] {
+                ShardState::Pending => Found::Pending(family, Arc::clone(&sealed.info)),
+                ShardState::Running => Found::Busy,
+                ShardState::Installed => Found::Gone,
+            },
             None => Found::Gone,
         };
     }

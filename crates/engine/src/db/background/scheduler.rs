@@ -14,6 +14,10 @@
 //!    flush when all other workers run something else.
 //! 3. Garbage collection of value files has a worker of its own and waits behind no other job. Its
 //!    failure lets nothing wait but its inputs.
+//! 4. An executor may take more jobs than this process has threads for
+//!    ([`JobExecutor::room`](crate::executor::JobExecutor::room)). Such **extra** jobs are picked by
+//!    a thread of their own, and each has a thread that waits for it. They take no slot of the
+//!    workers.
 //!
 //! Thread-safety: any number of workers.
 //! Failure: a failed job is counted and reported, and nothing is picked until a pause (doubling, at
@@ -31,24 +35,28 @@ use parking_lot::Mutex;
 
 use crate::border::{EnginePanic, contained};
 use crate::db::background::compaction::{self, CompactionTask};
-use crate::db::background::flush::{self, FlushTask};
+use crate::db::background::flush;
+use crate::db::background::flush_task::FlushTask;
 use crate::db::background::gc::invalid::{self, MergeTask};
 use crate::db::background::gc::{self, GcTask, ReferenceMismatch};
 use crate::db::background::rebalance::{self, MapTask};
 use crate::db::background::rebuild::{self, RebuildMemory, RebuildTask};
 use crate::db::background::send::{self, SendTask};
-use crate::db::background::{leave_log, log_keeper, memory_pressure, space, sweep};
+use crate::db::background::taken::FetchRefused;
+use crate::db::background::{kept_shards, leave_log, log_keeper, memory_pressure, space, sweep};
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
 use crate::db::state::context::Context;
 use crate::db::state::family::Family;
-use crate::db::state::jobs::{GcWorker, JobState, Jobs, RunningKind};
+use crate::db::state::jobs::{GcWorker, JobSlot, JobState, Jobs, RunningKind};
 use crate::db::state::memtable::Memtable;
 use crate::db::state::observers::Observers;
 use crate::db::state::storage::Storage;
+use crate::db::state::thread_group::{ThreadGroup, ThreadKind};
 use crate::db::write::disk_room;
 use crate::db::write::log_segments::{self, LogSegments};
 use crate::disk_space::SpaceState;
+use crate::executor::JobKind;
 use crate::file_meta::{invalid_file_name, sst_name, value_file_name};
 use crate::live_file::Trashed;
 use crate::lock_order::{Before, JobsLock, Order};
@@ -58,6 +66,8 @@ use crate::stats::Ticker;
 
 /// Pause after a flush that a memory node did not give a shard for.
 const AWAY_PAUSE: Duration = Duration::from_millis(20);
+/// The threads that wait for extra jobs.
+const EXTRA_THREADS: ThreadKind = ThreadKind { name: "archi-away", yields: false };
 /// Longest sleep of an idle worker.
 const IDLE_WAIT: Duration = Duration::from_millis(500);
 
@@ -87,6 +97,16 @@ impl Task {
         }
     }
 
+    /// Its number among the running jobs, if an executor gets it.
+    fn job_id(&self) -> Option<u64> {
+        match self {
+            Self::Flush(task) => Some(task.job_id),
+            Self::Compact(task) => Some(task.job_id),
+            Self::Gc(task) => Some(task.job_id()),
+            _ => None,
+        }
+    }
+
     fn name(&self) -> String {
         match self {
             Self::Ready(cf, _) => format!("sealing a memtable of column family {cf}"),
@@ -111,8 +131,18 @@ impl Task {
 }
 
 /// The worker threads of an open database.
-#[derive(Debug, Default)]
-pub(crate) struct Workers(Mutex<Vec<Joiner>>);
+#[derive(Debug)]
+pub(crate) struct Workers {
+    joiners: Mutex<Vec<Joiner>>,
+    /// The threads that wait for extra jobs.
+    extra: Arc<ThreadGroup>,
+}
+
+impl Default for Workers {
+    fn default() -> Self {
+        Self { joiners: Mutex::default(), extra: Arc::new(ThreadGroup::new(EXTRA_THREADS)) }
+    }
+}
 
 impl Workers {
     /// Starts them, unless a test steps the database or it is read only.
@@ -130,7 +160,12 @@ impl Workers {
             };
             let inner = Arc::clone(inner);
             let body = Box::new(move || work_until_closed(&inner, role));
-            workers.0.lock().push(SystemSpawn.spawn(&format!("archi-bg-{index}"), body)?);
+            workers.joiners.lock().push(SystemSpawn.spawn(&format!("archi-bg-{index}"), body)?);
+        }
+        if !inner.jobs.executor().runs_here() {
+            let (inner, threads) = (Arc::clone(inner), Arc::clone(&workers.extra));
+            let body = Box::new(move || pick_extra_jobs(&inner, &threads));
+            workers.joiners.lock().push(SystemSpawn.spawn("archi-bg-away", body)?);
         }
         workers.start_log_threads(inner)?;
         Ok(workers)
@@ -145,19 +180,21 @@ impl Workers {
         inner.logs.ahead().set_kept();
         let kept = Arc::clone(inner);
         let body = Box::new(move || log_keeper::keep_log(&kept));
-        self.0.lock().push(SystemSpawn.spawn("archi-log", body)?);
+        self.joiners.lock().push(SystemSpawn.spawn("archi-log", body)?);
         if inner.context.options().log_buffer_bytes > 0 {
             let sent = Arc::clone(inner);
             let body = Box::new(move || log_keeper::send_buffers(&sent));
-            self.0.lock().push(SystemSpawn.spawn("archi-log-send", body)?);
+            self.joiners.lock().push(SystemSpawn.spawn("archi-log-send", body)?);
         }
         Ok(())
     }
 
     /// Waits for all of them to end (`closing` must be set).
     pub(crate) fn join(&self) -> Result<()> {
-        let joiners = std::mem::take(&mut *self.0.lock());
-        joiners.into_iter().map(Joiner::join).fold(Ok(()), Result::and)
+        let joiners = std::mem::take(&mut *self.joiners.lock());
+        let joined = joiners.into_iter().map(Joiner::join).fold(Ok(()), Result::and);
+        self.extra.close();
+        joined
     }
 }
 
@@ -196,10 +233,13 @@ pub(crate) fn step(db: &DbInner) -> Result<bool> {
     note_result(db, &task, &result);
     // The task holds the version that it was picked from, and so the files that it replaced.
     drop(task);
+    kept_shards::keep_for_readers(db);
     remove_obsolete(&db.storage, &db.observers, &db.view);
     match result {
         // The next step rebuilds it.
         Err(error) if matches!(error.cause::<AwayError>(), Some(AwayError::Lost(_))) => Ok(true),
+        // The next step takes less.
+        Err(error) if error.cause::<FetchRefused>().is_some() => Ok(true),
         result => result.map(|()| true),
     }
 }
@@ -271,11 +311,82 @@ fn work_until_closed(db: &DbInner, role: Role) {
     }
 }
 
+/// Picks jobs that go to the executor beside those of the workers, until the database closes.
+fn pick_extra_jobs(db: &Arc<DbInner>, threads: &ThreadGroup) {
+    loop {
+        let task = {
+            let mut state = db.jobs.lock(Order::none());
+            if db.context.is_closing() {
+                return;
+            }
+            match next_extra_task(db, &mut state) {
+                Some(task) => task,
+                None => {
+                    db.jobs.wait_for_work(&mut state, IDLE_WAIT);
+                    continue;
+                }
+            }
+        };
+        let task = ExtraTask(Some(task), Arc::clone(db));
+        if let Err(error) = threads.run(Box::new(move || task.run())) {
+            tracing::warn!(%error, "no thread waits for a job of the executor: it ran on another");
+        }
+    }
+}
+
+/// A picked task that runs on the thread that it is given to, or on the thread that drops it.
+struct ExtraTask(Option<Task>, Arc<DbInner>);
+
+impl ExtraTask {
+    fn run(mut self) {
+        self.run_once();
+    }
+
+    fn run_once(&mut self) {
+        let Some(task) = self.0.take() else { return };
+        let db = &self.1;
+        let result = run_task(db, &task);
+        note_result(db, &task, &result);
+        drop(task);
+        keep_bounds(db);
+        db.jobs.wake();
+    }
+}
+
+impl Drop for ExtraTask {
+    fn drop(&mut self) {
+        self.run_once();
+    }
+}
+
+/// The next job for a place of the executor, marked as taken. A flush comes first, because writers
+/// wait for it.
+fn next_extra_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
+    if !may_pick(&db.context, &db.observers, &db.logs, state) {
+        return None;
+    }
+    let mut task = None;
+    if db.jobs.has_extra_room(state, JobKind::Flush) {
+        task = flush::next_flush(db, state, JobSlot::Extra).map(Task::Flush);
+    }
+    if task.is_none() && db.jobs.has_extra_room(state, JobKind::Compaction) {
+        task = compaction::next_compaction(db, state, JobSlot::Extra).map(Task::Compact);
+    }
+    if task.is_none() && db.jobs.has_extra_room(state, JobKind::Gc) {
+        task = gc::next_gc(db, state, GcWorker::Reserved).map(Task::Gc);
+    }
+    if let Some(job_id) = task.as_ref().and_then(Task::job_id) {
+        state.set_extra(job_id);
+    }
+    task
+}
+
 /// Applies the bounds between jobs: size of the log, memory, files to be removed, room on
 /// the disk, file numbers.
 fn keep_bounds(db: &DbInner) {
     log_segments::enforce_log_bound(db);
     memory_pressure::relieve_pressure(db);
+    kept_shards::keep_for_readers(db);
     remove_obsolete(&db.storage, &db.observers, &db.view);
     disk_room::tend_disk(db);
     sweep::tend_numbers(db);
@@ -335,7 +446,7 @@ fn next_spare_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
         return Some(task);
     }
     let busy = state.slots_taken() >= db.context.options().max_background_jobs;
-    let has_flush = state.flushes_running() > 0;
+    let has_flush = state.flushes_running() > state.count_extra(JobKind::Flush);
     let has_send = db.context.away().is_none() || state.is_running(RunningKind::is_send);
     let is_served = has_flush && has_send;
     if !busy || is_served || !may_pick(&db.context, &db.observers, &db.logs, state) {
@@ -344,7 +455,7 @@ fn next_spare_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
     if let Some((cf, memtable)) = claim_to_ready(state) {
         return Some(Task::Ready(cf, memtable));
     }
-    if !has_flush && let Some(flush) = flush::next_flush(db, state) {
+    if !has_flush && let Some(flush) = flush::next_flush(db, state, JobSlot::Own) {
         return Some(Task::Flush(flush));
     }
     if has_send { None } else { send::next_send(db, state).map(Task::Send) }
@@ -376,14 +487,14 @@ pub(crate) fn next_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
     if let Some(task) = rebalance::next_rebalance(&db.view, state) {
         return Some(task);
     }
-    if let Some(flush) = flush::next_flush(db, state) {
+    if let Some(flush) = flush::next_flush(db, state, JobSlot::Own) {
         return Some(Task::Flush(flush));
     }
     if let Some(send) = send::next_send(db, state) {
         return Some(Task::Send(send));
     }
     space::note_snapshots(db, state);
-    if let Some(compaction) = compaction::next_compaction(db, state) {
+    if let Some(compaction) = compaction::next_compaction(db, state, JobSlot::Own) {
         return Some(Task::Compact(compaction));
     }
     if db.context.is_manual()
@@ -419,7 +530,7 @@ fn has_work(db: &DbInner, state: &mut JobState) -> bool {
     if db.logs.must_leave() || state.has_sealed() || rebalance::is_rebalance_due(&db.view, state) {
         return true;
     }
-    match compaction::next_compaction(db, state) {
+    match compaction::next_compaction(db, state, JobSlot::Own) {
         Some(task) => {
             state.end(task.job_id);
             disk_room::return_room(&db.disk, task.room_bytes);
@@ -476,6 +587,12 @@ fn note_result(db: &DbInner, task: &Task, result: &Result<()>) {
                 let mut state = db.jobs.lock(Order::none());
                 db.jobs.wait_for_work(&mut state, AWAY_PAUSE);
             }
+        }
+        // It was planned for an executor and ran here.
+        Err(error) if error.cause::<FetchRefused>().is_some() => {
+            db.observers.stats().add(Ticker::AwayFlushesTooLarge, 1);
+            tracing::debug!(job = task.name(), %error, "a flush is planned again for this process");
+            db.jobs.lock(Order::none()).plan_for_here();
         }
         // Only the inputs wait: nothing that is needed has failed.
         Err(error) if matches!(task, Task::Gc(_)) && !is_fatal_to_gc(error) => {

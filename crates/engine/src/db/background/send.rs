@@ -76,8 +76,9 @@ fn next_in_turn(candidates: &[Candidate]) -> Option<Candidate> {
 
 /// The first shard of a family that may be sent, or waits for room.
 fn candidate_of(state: &JobState, input: &DueInput, cf: CfId) -> Option<Candidate> {
-    let due_below = input.due_below(state, cf);
-    let queue = state.flushes().get(&cf)?.queue.iter().enumerate();
+    let tracker = state.flushes().get(&cf)?;
+    let due_below = input.due_below(cf, tracker);
+    let queue = tracker.queue.iter().enumerate();
     let mut resting = queue.filter(|(_, sealed)| sealed.is_ready() && sealed.info.id >= due_below);
     resting.find_map(|(position, sealed)| {
         let mut shards = (0..sealed.shards.len()).filter_map(|shard| {

@@ -30,81 +30,20 @@
 //! Failure: a family that was dropped meanwhile publishes nothing.
 //! Cost: one version and one super version for each shard, in the order of the number of files.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use archipelago_base::{Error, Result};
 
-use crate::db::background::flush::FlushTask;
+use crate::db::background::flush_task::{FlushPart, FlushTask};
 use crate::db::inner::DbInner;
 use crate::db::state::jobs::{JobState, WrittenShard};
-use crate::db::state::memtable::ShardHome;
 use crate::db::write::stalling;
-use crate::job::{JobOutput, ShardRef, ShardSource};
+use crate::job::JobOutput;
 use crate::lock_order::Order;
-use crate::memtable::{SealedShard, Shard};
 use crate::version::rebalance::RunningFlush;
 
 /// A shard below this share of its flush is not worth a super version of its own.
 const SHARE_MIN: u64 = 64;
-
-/// The shards that a thread writes, which keeps them for as long. Those that are away are fetched
-/// when the job asks for them.
-pub(crate) struct Taken(Vec<(ShardRef, ShardHome)>);
-
-impl Taken {
-    /// Given shards of one memtable.
-    pub(crate) fn of_memtable(
-        memtable: u64,
-        shards: impl Iterator<Item = (usize, ShardHome)>,
-    ) -> Self {
-        let named = |(at, home)| (ShardRef { memtable, shard: at as u32 }, home);
-        Self(shards.map(named).collect())
-    }
-
-    /// The shards at position `shard` of the memtables of `task` that are in no table.
-    pub(crate) fn of_task(state: &JobState, task: &FlushTask, shard: usize) -> Self {
-        let sealed = state
-            .sealed_of(task.family.id)
-            .filter(|sealed| task.memtables.iter().any(|memtable| memtable.id == sealed.info.id));
-        let taken = sealed.filter_map(|sealed| {
-            let named = ShardRef { memtable: sealed.info.id, shard: shard as u32 };
-            Some((named, sealed.view.homes[shard].clone()?))
-        });
-        Self(taken.collect())
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    pub(crate) fn refs(&self) -> Vec<ShardRef> {
-        self.0.iter().map(|(named, _)| *named).collect()
-    }
-
-    /// Number of point records.
-    pub(crate) fn entries(&self) -> u64 {
-        self.0.iter().map(|(_, home)| home.entries()).sum()
-    }
-
-    /// The first shard, if there is one and it is in memory.
-    pub(crate) fn first(&self) -> Option<&Arc<Shard>> {
-        self.0.first()?.1.here()
-    }
-}
-
-impl ShardSource for Taken {
-    fn shard(&self, wanted: &ShardRef) -> Result<Arc<dyn SealedShard>> {
-        match self.0.iter().find(|(named, _)| named == wanted) {
-            Some((_, ShardHome::Here(shard))) => Ok(Arc::clone(shard) as Arc<dyn SealedShard>),
-            Some((_, ShardHome::Away(away))) => Ok(away.fetch()?.sealed()),
-            None => Err(Error::not_found(format!(
-                "shard {} of memtable {}",
-                wanted.shard, wanted.memtable
-            ))),
-        }
-    }
-}
 
 /// Readers find the shard `shard` of `task` in the tables of `output` from now on, and its memory
 /// is free.
@@ -115,7 +54,7 @@ pub(crate) fn publish(
     output: &JobOutput,
 ) -> Result<()> {
     let is_separated = !output.value_files.is_empty() || !output.invalid_files.is_empty();
-    let (own, whole) = (task.data_bytes(shard..shard + 1), task.data_bytes(task.shards.clone()));
+    let (own, whole) = (task.data_bytes(FlushPart::Shard(shard)), task.whole_bytes());
     if is_separated || own.saturating_mul(SHARE_MIN) < whole {
         return Ok(());
     }
@@ -127,7 +66,7 @@ pub(crate) fn publish(
         memtables: Vec::new(),
         shard,
         flush: RunningFlush {
-            range: task.range_of(shard),
+            range: task.range_of(FlushPart::Shard(shard)),
             planned_cuts: task.planned_cuts.clone(),
         },
         output: output.clone(),
@@ -137,7 +76,7 @@ pub(crate) fn publish(
     let Some(tracker) = state.flushes_mut().get_mut(&family.id) else { return Ok(()) };
     for sealed in &mut tracker.queue {
         // Those that had nothing there may be installed, and so forgotten, before the others.
-        let is_taken = has_memtable(task, sealed.info.id);
+        let is_taken = task.memtable(sealed.info.id).is_some();
         if is_taken && sealed.view.homes[shard].is_some() {
             written.memtables.push(sealed.info.id);
             sealed.take_from_view(shard..shard + 1);
@@ -154,12 +93,7 @@ pub(crate) fn publish(
 
 /// Whether `written` is a shard of the task.
 pub(crate) fn is_of(written: &WrittenShard, task: &FlushTask) -> bool {
-    task.shards.contains(&written.shard)
-        && written.memtables.iter().all(|id| has_memtable(task, *id))
-}
-
-fn has_memtable(task: &FlushTask, id: u64) -> bool {
-    task.memtables.iter().any(|memtable| memtable.id == id)
+    task.has_part(written.shard) && written.memtables.iter().all(|id| task.memtable(*id).is_some())
 }
 
 /// The outputs of earlier attempts that the edit of `task` installs too. Errors: the task takes a
@@ -171,8 +105,8 @@ pub(crate) fn earlier_outputs(
 ) -> Result<Vec<JobOutput>> {
     let mut earlier = Vec::new();
     for written in state.written_of(task.family.id) {
-        let is_any = task.shards.contains(&written.shard)
-            && written.memtables.iter().any(|id| has_memtable(task, *id));
+        let is_any = task.has_part(written.shard)
+            && written.memtables.iter().any(|id| task.memtable(*id).is_some());
         if is_any && !is_of(written, task) {
             return Err(Error::internal("a flush would install a part of a written shard"));
         }

@@ -12,9 +12,10 @@
 //!
 //! Invariants:
 //! 1. A copy has exactly the records of the shard. It is set once and never changes.
-//! 2. The log has the records of an away shard that has no copy. In other words, a shard has its
-//!    copy before an edit installs its tables, and before its family is dropped nothing lets its
-//!    log go.
+//! 2. The log has the records of an away shard that has no copy, until an edit installs its tables
+//!    or its family is dropped. A shard that is installed without a copy, because its flush ran
+//!    elsewhere, is *retired*: new readers find its tables, and old ones soon get a copy
+//!    ([`crate::db::background::kept_shards`]).
 //! 3. Nothing is asked of the store about a shard that has a copy or was released.
 //! 4. The range tombstones here are all that the shard has.
 //!
@@ -100,6 +101,14 @@ struct Registry {
     /// Families of which nothing may leave and everything is to be flushed, each with the number of
     /// reasons.
     stays: BTreeMap<CfId, usize>,
+    /// Shards without a copy whose tables are installed.
+    retired: Vec<Retired>,
+}
+
+/// A shard that only old readers still need.
+struct Retired {
+    shard: Arc<AwayShard>,
+    since_ns: u64,
 }
 
 /// No node had room for an image, although the store had said so.
@@ -270,6 +279,35 @@ impl StoreLink {
         self.registry.lock().lost.remove(&id);
     }
 
+    /// Tables have the records of these shards from now on.
+    pub(crate) fn retire(&self, shards: Vec<Arc<AwayShard>>) {
+        let since_ns = self.parts.clock.now_ns();
+        let retired = shards.into_iter().map(|shard| Retired { shard, since_ns });
+        self.registry.lock().retired.extend(retired);
+    }
+
+    /// The retired shards that readers still have after `grace`. Those that no reader has are
+    /// released.
+    pub(crate) fn take_retired(&self, grace: Duration) -> Vec<Arc<AwayShard>> {
+        let now_ns = self.parts.clock.now_ns();
+        let (mut left, mut due, mut unread) = (Vec::new(), Vec::new(), Vec::new());
+        {
+            let mut registry = self.registry.lock();
+            for retired in registry.retired.drain(..) {
+                let is_due = now_ns.saturating_sub(retired.since_ns) >= grace.as_nanos() as u64;
+                match Arc::strong_count(&retired.shard) > 1 {
+                    true if is_due => due.push(retired.shard),
+                    true => left.push(retired),
+                    false => unread.push(retired.shard),
+                }
+            }
+            registry.retired = left;
+        }
+        // A drop takes the lock.
+        drop(unread);
+        due
+    }
+
     /// Whether a lost shard waits for its copy.
     pub(crate) fn has_lost(&self) -> bool {
         !self.registry.lock().lost.is_empty()
@@ -281,6 +319,9 @@ impl StoreLink {
         if self.is_closed.swap(true, Ordering::AcqRel) || !self.is_open.load(Ordering::Acquire) {
             return;
         }
+        let retired = std::mem::take(&mut self.registry.lock().retired);
+        retired.iter().for_each(|retired| retired.shard.release());
+        drop(retired);
         let leaves = self.store().leaves_shards();
         for shard in self.shards() {
             match leaves {

@@ -25,9 +25,10 @@ use parking_lot::Condvar;
 
 use crate::db::state::balance::{Balance, WantedChange};
 use crate::db::state::family_space::FamilySpace;
+use crate::db::state::fetch_room::FetchRoom;
 use crate::db::state::job_threads::JobThreads;
 use crate::db::state::memtable::{Immutable, Memtable, SealedInfo, ShardHome};
-use crate::executor::JobExecutor;
+use crate::executor::{JobExecutor, JobKind};
 use crate::job::JobOutput;
 use crate::key::KeyRange;
 use crate::live_file::LiveFile;
@@ -36,6 +37,8 @@ use crate::memtable::Shard;
 use crate::version::rebalance::RunningFlush;
 use crate::version::{Running, Version};
 
+/// Most jobs that are with the executor beside those of the workers. Each costs a thread that waits.
+const EXTRA_JOBS_MAX: usize = 64;
 /// Longest pause after failures, in milliseconds.
 const RETRY_PAUSE_MAX_MS: u64 = 1000;
 
@@ -190,10 +193,20 @@ impl FlushTracker {
     }
 }
 
+/// Who runs a job that is picked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum JobSlot {
+    /// One of the `max_background_jobs` threads of the database.
+    Own,
+    /// The executor, beside those ([`JobExecutor::room`]). The thread that waits for it is one more.
+    Extra,
+}
+
 /// A running job, as scheduling sees it.
 #[derive(Clone, Debug)]
 pub(crate) struct RunningJob {
     id: u64,
+    slot: JobSlot,
     pub(crate) kind: RunningKind,
 }
 
@@ -231,6 +244,16 @@ impl RunningKind {
         matches!(self, Self::Flush { .. })
     }
 
+    /// Kind of the job for an executor; `None` if no executor gets it.
+    fn job_kind(&self) -> Option<JobKind> {
+        match self {
+            Self::Flush { .. } => Some(JobKind::Flush),
+            Self::Compaction(_) => Some(JobKind::Compaction),
+            Self::Gc { .. } => Some(JobKind::Gc),
+            Self::Send { .. } | Self::Rebuild | Self::MapChange { .. } | Self::Ingestion(_) => None,
+        }
+    }
+
     pub(crate) fn is_send(&self) -> bool {
         matches!(self, Self::Send { .. })
     }
@@ -266,7 +289,12 @@ pub(crate) struct JobState {
     claims: Vec<(u64, Running)>,
     /// Number of reasons to pick nothing new (leaving the log, a map change on request).
     paused: usize,
+    /// Number of flushes that are planned next as if they ran here.
+    plans_for_here: u32,
 }
+
+/// Number of flushes that are planned for this process after one ran here that was too large.
+const PLANS_FOR_HERE: u32 = 8;
 
 impl JobState {
     /// The sealed memtables by family.
@@ -326,8 +354,24 @@ impl JobState {
     /// Enters a job among the running ones; its number.
     pub(crate) fn start(&mut self, kind: RunningKind) -> u64 {
         let id = self.new_job_id();
-        self.running.push(RunningJob { id, kind });
+        self.running.push(RunningJob { id, slot: JobSlot::Own, kind });
         id
+    }
+
+    /// Notes that a running job takes a place of the executor and none of the database.
+    pub(crate) fn set_extra(&mut self, job_id: u64) {
+        let jobs = self.running.iter_mut().filter(|job| job.id == job_id);
+        jobs.for_each(|job| job.slot = JobSlot::Extra);
+    }
+
+    /// Number of running jobs of a kind in places of the executor.
+    pub(crate) fn count_extra(&self, kind: JobKind) -> usize {
+        self.extra().filter(|job| job.kind.job_kind() == Some(kind)).count()
+    }
+
+    /// The running jobs in places of the executor.
+    fn extra(&self) -> impl Iterator<Item = &RunningJob> {
+        self.running.iter().filter(|job| job.slot == JobSlot::Extra)
     }
 
     /// Takes a job off the running ones.
@@ -344,7 +388,8 @@ impl JobState {
     pub(crate) fn slots_taken(&self) -> usize {
         let is_reserved =
             |kind: &RunningKind| matches!(kind, RunningKind::Gc { by: GcWorker::Reserved, .. });
-        self.running.iter().filter(|job| !is_reserved(&job.kind)).count()
+        let takes_slot = |job: &&RunningJob| job.slot == JobSlot::Own && !is_reserved(&job.kind);
+        self.running.iter().filter(takes_slot).count()
     }
 
     /// Numbers of the value files that running garbage collections of a family read.
@@ -589,6 +634,21 @@ impl JobState {
         self.leave_log_at_ns <= now_ns
     }
 
+    /// A flush that was planned for an executor ran here: the next ones are planned for here.
+    pub(crate) fn plan_for_here(&mut self) {
+        self.plans_for_here = PLANS_FOR_HERE;
+    }
+
+    /// Whether the next flush is planned as if it ran here.
+    pub(crate) fn is_planning_for_here(&self) -> bool {
+        self.plans_for_here > 0
+    }
+
+    /// Notes that a flush was planned.
+    pub(crate) fn note_planned(&mut self) {
+        self.plans_for_here = self.plans_for_here.saturating_sub(1);
+    }
+
     /// Forgets earlier failures.
     pub(crate) fn forget_failures(&mut self) {
         self.failures_in_row = 0;
@@ -611,6 +671,7 @@ pub(crate) struct Jobs {
     /// The threads that help with jobs.
     threads: JobThreads,
     limiter: Arc<RateLimiter>,
+    fetch_room: Arc<FetchRoom>,
 }
 
 /// A caller that waits until no background work is due, until this is dropped.
@@ -632,6 +693,7 @@ impl Jobs {
             executor,
             threads: JobThreads::default(),
             limiter: Arc::new(limiter),
+            fetch_room: Arc::default(),
         }
     }
 
@@ -677,12 +739,24 @@ impl Jobs {
         self.waiters.load(Ordering::Relaxed) > 0
     }
 
+    /// Whether the executor takes one more job of a kind beside those of the workers.
+    pub(crate) fn has_extra_room(&self, state: &JobState, kind: JobKind) -> bool {
+        !self.executor.runs_here()
+            && state.extra().count() < EXTRA_JOBS_MAX
+            && self.executor.room(kind) > state.count_extra(kind)
+    }
+
     pub(crate) fn executor(&self) -> &Arc<dyn JobExecutor> {
         &self.executor
     }
 
     pub(crate) fn threads(&self) -> &JobThreads {
         &self.threads
+    }
+
+    /// The bound on images that running flushes fetch.
+    pub(crate) fn fetch_room(&self) -> &Arc<FetchRoom> {
+        &self.fetch_room
     }
 
     pub(crate) fn limiter(&self) -> &Arc<RateLimiter> {

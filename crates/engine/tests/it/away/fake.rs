@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use archipelago_base::{Epoch, Result};
 use archipelago_engine::executor::OwnerIdentity;
 use archipelago_engine::iter::InternalIterator;
+use archipelago_engine::job::ShardRef;
 use archipelago_engine::key::{KeyRef, Kind};
 use archipelago_engine::lookup::Lookup;
 use archipelago_engine::memtable::{ImageHead, SealedImage};
@@ -17,6 +18,8 @@ use archipelago_engine::remote::{
     StoreRoom, StoreWatcher,
 };
 use parking_lot::Mutex;
+
+use super::Whim;
 
 /// Number of questions of one read at most.
 const PATIENCE: u32 = 40;
@@ -47,6 +50,8 @@ pub(crate) struct Mood {
     pub(crate) unadopted: u32,
     /// Whether a close leaves the shards.
     pub(crate) leaves: bool,
+    /// Whether flushes of what is away run at the nodes, and how their executor misbehaves.
+    pub(crate) whim: Option<Whim>,
 }
 
 impl Default for Mood {
@@ -64,6 +69,7 @@ impl Default for Mood {
             headless: 0,
             unadopted: 0,
             leaves: false,
+            whim: None,
         }
     }
 }
@@ -165,6 +171,14 @@ impl FakeStore {
 
     pub(crate) fn set_mood(&self, change: impl FnOnce(&mut Mood)) {
         change(&mut self.mood.lock());
+    }
+
+    /// The image of a shard, for who runs a job at its node.
+    pub(crate) fn image(&self, shard: &ShardRef) -> Option<Arc<SealedImage>> {
+        let id = ShardId { memtable: shard.memtable, shard: shard.shard };
+        let nodes = self.nodes.lock();
+        let found = nodes.nodes.values().find_map(|shards| shards.get(&id));
+        found.map(|(image, _)| Arc::clone(image))
     }
 
     /// The shards that the nodes hold now.

@@ -2,7 +2,9 @@
 //!
 //! | module | concept |
 //! | --- | --- |
+//! | `executor` | an executor that flushes shards at the nodes, and how it misbehaves |
 //! | `fake` | the store, and how it misbehaves |
+//! | `flushing` | flushes that the executor runs |
 //! | `leaving` | which shards leave, and when they are flushed |
 //! | `losses` | lost shards come back from the log |
 //! | `operations` | ingestion, checkpoints, close and other calls of an operator |
@@ -12,7 +14,9 @@
 //!
 //! [`Mood`] is an option of the model and metamorphic runs as well.
 
+mod executor;
 mod fake;
+mod flushing;
 mod leaving;
 mod losses;
 mod operations;
@@ -20,4 +24,6 @@ mod reads;
 mod takeover;
 mod world;
 
+pub(crate) use executor::{FakeExecutor, Whim};
 pub(crate) use fake::{FakeStore, Mood};
+pub(crate) use world::with_executor;

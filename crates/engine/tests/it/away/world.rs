@@ -6,13 +6,13 @@ use std::sync::Arc;
 use archipelago_base::budget::ByteBudget;
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::{ErrorKind, Result};
-use archipelago_engine::db::{Components, Db, FaultPoint, ReadOptions};
+use archipelago_engine::db::{BackgroundMode, Components, Db, FaultPoint, ReadOptions};
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::stats::Ticker;
 use archipelago_env::fault::FaultFs;
 use archipelago_env::mem::MemFs;
 
-use super::{FakeStore, Mood};
+use super::{FakeExecutor, FakeStore, Mood};
 use crate::support::{over, small_db, small_family};
 
 /// Number of different keys.
@@ -25,6 +25,7 @@ pub(super) struct Change {
     pub(super) family: CfOptions,
     pub(super) fault: Option<FaultPoint>,
     pub(super) clock: Arc<dyn Clock>,
+    pub(super) background: BackgroundMode,
 }
 
 impl Default for Change {
@@ -40,6 +41,7 @@ impl Default for Change {
             family,
             fault: None,
             clock: SystemClock::shared(),
+            background: BackgroundMode::Manual,
         }
     }
 }
@@ -56,6 +58,8 @@ pub(super) struct World {
     options: DbOptions,
     family: CfOptions,
     mood: Mood,
+    executor: Option<Arc<FakeExecutor>>,
+    background: BackgroundMode,
     rng: fastrand::Rng,
 }
 
@@ -76,6 +80,14 @@ fn components(
     }
 }
 
+/// The same components with an executor for flushes.
+pub(crate) fn with_executor(parts: Components, executor: Option<&Arc<FakeExecutor>>) -> Components {
+    match executor {
+        Some(executor) => Components { executor: Arc::clone(executor) as _, ..parts },
+        None => parts,
+    }
+}
+
 impl World {
     pub(super) fn new() -> Self {
         Self::with(Change::default())
@@ -83,15 +95,29 @@ impl World {
 
     /// A database whose first bucket map is made: later memtables may leave.
     pub(super) fn with(change: Change) -> Self {
-        let Change { mood, db: options, family, fault, clock } = change;
+        let Change { mood, db: options, family, fault, clock, background } = change;
         let (fs, store) = (MemFs::new(), FakeStore::new(3, mood));
         let faults = FaultFs::new(Arc::new(fs.clone()), 1);
         let parts = components(&fs, &faults, &family, &store);
-        let parts = Components { fault_point: fault, clock, ..parts };
+        let executor = FakeExecutor::of(7, &store, mood);
+        let parts = Components { fault_point: fault, clock, background, ..parts };
+        let parts = with_executor(parts, executor.as_ref());
         let db = Db::open_with("/db", options.clone(), parts).unwrap();
         let rng = fastrand::Rng::with_seed(5);
-        let (model, budget) = (BTreeMap::new(), None);
-        let mut world = Self { fs, faults, store, db, model, budget, options, family, mood, rng };
+        let mut world = Self {
+            fs,
+            faults,
+            store,
+            db,
+            model: BTreeMap::new(),
+            budget: None,
+            options,
+            family,
+            mood,
+            executor,
+            background,
+            rng,
+        };
         for number in (0..KEYS).step_by(5) {
             world.put(number, "first");
         }
@@ -108,8 +134,15 @@ impl World {
         self.model.insert(key(number), value);
     }
 
-    /// Background steps until none is due.
+    pub(super) fn executor(&self) -> &FakeExecutor {
+        self.executor.as_ref().expect("the world has an executor")
+    }
+
+    /// Background steps until none is due. Threads run it by themselves.
     pub(super) fn settle(&self) {
+        if self.background == BackgroundMode::Threads {
+            return;
+        }
         while self.db.step_background().unwrap() {}
     }
 
@@ -196,6 +229,7 @@ impl World {
     /// Opens what there is with another store, and calls `fault` at named points.
     pub(super) fn open_with(&mut self, store: Arc<FakeStore>, fault: Option<FaultPoint>) {
         self.faults = FaultFs::new(Arc::new(self.fs.clone()), 1);
+        self.executor = FakeExecutor::of(11, &store, self.mood);
         self.db = self.try_open(&self.fs, &store, fault).unwrap();
         self.store = store;
     }
@@ -209,6 +243,7 @@ impl World {
     ) -> Result<Db> {
         let parts = components(fs, &self.faults, &self.family, store);
         let budget = self.budget.clone();
+        let parts = with_executor(parts, self.executor.as_ref());
         Db::open_with("/db", self.options.clone(), Components { fault_point, budget, ..parts })
     }
 

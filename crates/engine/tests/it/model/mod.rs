@@ -25,7 +25,7 @@ pub(crate) use runner::{Disk, Runner, Setting};
 pub(crate) use steps::Generator;
 pub(crate) use tiered::{Did, Tiered};
 
-use crate::away::Mood;
+use crate::away::{Mood, Whim};
 use crate::separation::Separation;
 
 const CASES: u64 = 400;
@@ -86,6 +86,7 @@ fn setting(seed: u64, disk: Disk) -> Setting {
         headless: one_of(&[0, 5]) as u32,
         unadopted: one_of(&[0, 5]) as u32,
         leaves: one_of(&[0, 1]) == 1,
+        whim: [None, Some(Whim::SOUND), Some(Whim::ILL)][one_of(&[0, 1, 2])],
         ..Mood::default()
     });
     Setting { background: BackgroundMode::Manual, db, family, separation, disk, away }

@@ -28,7 +28,7 @@ use super::ordered::{self, Ordered};
 use super::steps::{Bounds, KeyNo, Move, Record, Step, universe};
 use super::taken::{MidwayTaker, Read, Taken};
 use super::tiered::{Did, Tiered};
-use crate::away::{FakeStore, Mood};
+use crate::away::{FakeExecutor, FakeStore, Mood, with_executor};
 use crate::beside::Beside;
 use crate::fragile::Fragile;
 use crate::separation::Separation;
@@ -180,6 +180,18 @@ impl Setting {
     }
 }
 
+/// The same components with memory nodes, and with their executor if the mood has one.
+fn over_nodes(
+    components: Components,
+    store: Option<&Arc<FakeStore>>,
+    mood: Option<Mood>,
+) -> Components {
+    let (Some(store), Some(mood)) = (store, mood) else { return components };
+    let executor = FakeExecutor::of(1, store, mood);
+    let components = Components { shard_store: Some(Arc::clone(store) as _), ..components };
+    with_executor(components, executor.as_ref())
+}
+
 impl Runner {
     pub(crate) fn new(setting: Setting) -> Self {
         let clock = Arc::new(ManualClock::new(1_000_000));
@@ -189,7 +201,7 @@ impl Runner {
         components.fault_point = Some(seals.fault_point(&taker, setting.separation));
         components.families.insert("default".to_owned(), setting.family("default"));
         let store = setting.away.map(|mood| FakeStore::new(1, mood));
-        components.shard_store = store.clone().map(|store| store as _);
+        let components = over_nodes(components, store.as_ref(), setting.away);
         let db = Db::open_with(setting.dir(), setting.db.clone(), components).unwrap();
         let default = (Family::new("default", false), db.default_family().clone());
         let ordered = db.create_family(ordered::NAME, setting.family(ordered::NAME)).unwrap();
@@ -775,7 +787,7 @@ impl Runner {
         let seed = u64::from(self.steps);
         let mood = self.setting.away;
         self.store = self.store.take().zip(mood).map(|(store, mood)| store.next(seed, mood));
-        components.shard_store = self.store.clone().map(|store| store as _);
+        let components = over_nodes(components, self.store.as_ref(), mood);
         self.db = Db::open_with(self.setting.dir(), self.setting.db.clone(), components).unwrap();
         self.kept += self.db.statistics().get(Ticker::AwayShardsKept);
         self.begin_midway();

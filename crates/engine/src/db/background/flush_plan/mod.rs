@@ -5,9 +5,11 @@
 //! follow memtable order. So a memtable that nothing else is in the way of is one job, one edit of
 //! the manifest, however many buckets it fills. A memtable with records that no log has is flushed
 //! whole, by one job, so that its installs are one edit. A shard that a failed job has written for
-//! several memtables is installed for all of them by one job. A job holds the images of its shards
-//! that are at memory nodes until it ends, so it takes further memtables only within a bound.
+//! several memtables is installed for all of them by one job. Memtables that may rest at memory
+//! nodes are flushed by key ranges instead ([`ranges`]).
 //! Cost: O(sealed memtables × buckets).
+
+pub mod ranges;
 
 use crate::bucket::BucketMap;
 use crate::key::KeyRange;
@@ -21,8 +23,6 @@ pub struct SealedView<'a> {
     pub map: &'a BucketMap,
     /// Progress of each shard of `map`.
     pub shards: &'a [ShardState],
-    /// Bytes that have to be fetched from memory nodes for each shard; empty if there are none.
-    pub apart_bytes: &'a [u64],
     /// Whether it has its filters and gets no more writes.
     pub ready: bool,
     /// Whether it has records that no log has.
@@ -38,20 +38,6 @@ pub struct WrittenView {
     pub shard: usize,
 }
 
-/// What a job may not tear, and what it may not exceed.
-#[derive(Clone, Copy, Debug)]
-pub struct PlanBounds<'a> {
-    /// Shards that are installed with all of their memtables.
-    pub written: &'a [WrittenView],
-    /// Bytes that a job over several memtables fetches from memory nodes at most.
-    pub fetch_bytes_max: u64,
-}
-
-impl PlanBounds<'_> {
-    /// Bounds of a family whose shards are all in memory, after jobs that did not fail.
-    pub const NONE: Self = Self { written: &[], fetch_bytes_max: u64::MAX };
-}
-
 /// What to flush: for each of `memtables` (positions in the queue, oldest first) the shards
 /// `shards`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,11 +50,12 @@ pub struct FlushPlan {
     pub range: KeyRange,
 }
 
-/// The next flush of a family that touches no key of `held`, `None` if nothing may be flushed now.
+/// The next flush of a family that touches no key of `held` and tears no shard of `written`; `None`
+/// if nothing may be flushed now.
 #[must_use]
 pub fn plan_flush(
     queue: &[SealedView<'_>],
-    bounds: &PlanBounds<'_>,
+    written: &[WrittenView],
     held: Option<&KeyRange>,
 ) -> Option<FlushPlan> {
     let is_held = |range: &KeyRange| held.is_some_and(|held| held.overlaps(range));
@@ -99,7 +86,7 @@ pub fn plan_flush(
         if let Some(first) = all.clone().find(|shard| may_go(*shard)) {
             let run = (first..all.end).take_while(|shard| may_go(*shard) || may_pass(*shard));
             let last = run.filter(|shard| may_go(*shard)).last().unwrap_or(first);
-            return plan_untorn(queue, bounds, position, first..last + 1);
+            return plan_untorn(queue, written, position, first..last + 1);
         }
     }
     None
@@ -128,24 +115,23 @@ fn plan_whole(queue: &[SealedView<'_>], position: usize) -> Option<FlushPlan> {
 /// if there is no such job now.
 fn plan_untorn(
     queue: &[SealedView<'_>],
-    bounds: &PlanBounds<'_>,
+    written: &[WrittenView],
     position: usize,
     mut shards: std::ops::Range<usize>,
 ) -> Option<FlushPlan> {
     loop {
-        let plan = plan_shards(queue, position, shards.clone(), bounds.fetch_bytes_max);
+        let plan = plan_shards(queue, position, shards.clone());
         let is_torn = |written: &&WrittenView| {
             let (own, taken) = (&written.memtables, &plan.memtables);
             let overlaps = own.start < taken.end && taken.start < own.end;
             let is_whole = taken.start <= own.start && own.end <= taken.end;
             shards.contains(&written.shard) && overlaps && !is_whole
         };
-        let torn = bounds.written.iter().filter(is_torn).map(|written| written.shard).min();
+        let torn = written.iter().filter(is_torn).map(|written| written.shard).min();
         shards = match torn {
             None => return Some(plan),
             Some(torn) if torn > shards.start => shards.start..torn,
-            // Another job has neighbours of the shard in a younger memtable, or these are too many
-            // bytes to be fetched. The shard itself has nothing to be fetched.
+            // Another job has neighbours of the shard in a younger memtable.
             Some(torn) if shards.len() > 1 => torn..torn + 1,
             Some(_) => return None,
         };
@@ -158,19 +144,12 @@ fn plan_shards(
     queue: &[SealedView<'_>],
     position: usize,
     shards: std::ops::Range<usize>,
-    fetch_bytes_max: u64,
 ) -> FlushPlan {
     let map = queue[position].map;
-    let fetched = |sealed: &SealedView<'_>| {
-        sealed.apart_bytes.get(shards.clone()).map_or(0, |apart| apart.iter().sum::<u64>())
-    };
-    let mut fetch_bytes = fetched(&queue[position]);
     let more = queue[position + 1..]
         .iter()
         .take_while(|next| {
-            fetch_bytes += fetched(next);
-            fetch_bytes <= fetch_bytes_max
-                && next.ready
+            next.ready
                 && !next.unlogged
                 && (std::ptr::eq(next.map, map) || next.map == map)
                 && next.shards[shards.clone()].iter().all(|state| *state != ShardState::Running)

@@ -76,6 +76,11 @@ pub(crate) struct GcTask {
 }
 
 impl GcTask {
+    /// Number among the running jobs.
+    pub(crate) fn job_id(&self) -> u64 {
+        self.job_id
+    }
+
     /// The job for people.
     pub(crate) fn name(&self) -> String {
         format!(
@@ -239,7 +244,7 @@ pub(crate) fn run_gc_task(db: &DbInner, task: &GcTask) -> Result<()> {
     });
     let result = contained(&task.name(), || {
         db.context.fault_point("gc.picked")?;
-        executor::planning_again(&**db.jobs.executor(), || collect_and_install(db, task))
+        executor::planning_again(&**db.jobs.executor(), |_| false, || collect_and_install(db, task))
     });
     let now_ns = db.context.clock().now_ns();
     disk_room::return_room(&db.disk, task.room_bytes);

@@ -19,9 +19,10 @@ use archipelago_base::{CfId, Error, ErrorKind, FileNo, Result, SeqNo};
 
 use super::takeover::Inherited;
 use crate::db::background::compaction;
-use crate::db::background::flush::{self, FlushTask};
+use crate::db::background::flush;
+use crate::db::background::flush_task::{FlushCut, FlushPart, FlushTask, TakenMemtable};
 use crate::db::background::job_numbers::JobNumbers;
-use crate::db::background::written_shards::Taken;
+use crate::db::background::taken::Taken;
 use crate::db::inner::DbInner;
 use crate::db::state::family::{Family, SuperVersion};
 use crate::db::state::memtable::{Memtable, RECORD_OVERHEAD_BYTES, SealedInfo, ShardHome};
@@ -324,8 +325,8 @@ impl<'a> Replay<'a> {
         let task = FlushTask {
             job_id: 0,
             family: Arc::clone(family),
-            memtables: vec![info],
-            shards: 0..memtable.shards.len(),
+            memtables: vec![TakenMemtable { info, shards: 0..memtable.shards.len() }],
+            cut: FlushCut::Uncut,
             range: KeyRange::all(),
             planned_cuts: Vec::new(),
         };
@@ -337,10 +338,10 @@ impl<'a> Replay<'a> {
         {
             flush::set_first_map(self.inner, family, shard, Order::none())?;
         }
-        let room = flush_room(memtable.charged_bytes(), task.shards.len() as u64);
+        let room = flush_room(memtable.charged_bytes(), task.tables_max() as u64);
         disk_room::ensure_room(self.inner, room, "recovery")?;
         let output = {
-            let spec = flush::flush_spec(&self.numbers, &task, task.shards.clone(), taken.refs())?;
+            let spec = flush::flush_spec(&self.numbers, &task, FlushPart::Whole, taken.refs())?;
             run_flush(
                 &spec,
                 &compaction::job_context(

@@ -1,0 +1,328 @@
+//! Which key ranges of memtables that rest at memory nodes are one flush: pure decisions over a
+//! family's sealed memtables (O³-LSM §4.4).
+//!
+//! A flush takes a range of keys that is whole shards in each of its memtables. It begins with a
+//! shard of the oldest memtable that has records there. The range grows to the boundaries of the
+//! next memtable, and so on, until nothing changes. So flushes merge the same keys of many
+//! memtables, although their maps differ. Boundaries are compared, and not epochs, because maps of
+//! one epoch may differ (see [`BucketMap::finer`]).
+//!
+//! Invariants:
+//! 1. Every older memtable of the family is installed in the range of a plan. So for any key range,
+//!    installs follow memtable order.
+//! 2. No shard in the range of a plan runs, is lost, or belongs to a memtable that is not ready, as
+//!    far as the plan takes its memtable. So at most one job is in flight for a key.
+//! 3. A memtable with records that no log has is a plan of its own, over all keys.
+//! 4. A range has at most twice the buckets that the first shard lies in.
+//!
+//! Cost: O(sealed memtables × shards of the plans).
+
+use std::ops::Range;
+
+use archipelago_base::FileNo;
+
+use crate::bucket::BucketMap;
+use crate::db::background::flush_plan::SealedView;
+use crate::db::state::jobs::ShardState;
+use crate::key::KeyRange;
+
+/// Times that a range may grow over the buckets of its first shard.
+const GROWTH_MAX: usize = 2;
+
+/// Figures of one shard of a sealed memtable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ShardFigures {
+    /// Bytes of its records as stored.
+    pub data_bytes: u64,
+    /// Bytes of its image, if it is at a memory node and has no copy here; else 0.
+    pub apart_bytes: u64,
+    /// Bytes in memory of what stays here of a shard at a node.
+    pub kept_bytes: u64,
+    /// Oldest log segment that it pins.
+    pub oldest_log: Option<FileNo>,
+    /// Whether a caller waits for its flush, or it cannot rest.
+    pub is_wanted: bool,
+}
+
+/// A sealed memtable whose shards may rest at memory nodes.
+#[derive(Clone, Copy, Debug)]
+pub struct RestingView<'a> {
+    /// Number of the memtable; larger is younger.
+    pub id: u64,
+    /// Its map and the progress of its shards.
+    pub sealed: SealedView<'a>,
+    /// Figures of each shard.
+    pub figures: &'a [ShardFigures],
+}
+
+impl RestingView<'_> {
+    /// The shards with keys of `range` whose records are in no table.
+    fn waiting_in(&self, range: &KeyRange) -> impl Iterator<Item = usize> {
+        let all = self.sealed.map.buckets_of(range);
+        all.filter(|shard| self.sealed.shards[*shard] != ShardState::Installed)
+    }
+
+    fn is_apart(&self, shard: usize) -> bool {
+        self.figures[shard].apart_bytes > 0
+    }
+}
+
+/// Whether a flush may take shards that are here together with shards that are at nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HomeRule {
+    /// It may: every flush runs in this process.
+    Mixed,
+    /// It may not: a flush whose shards are all at nodes may run elsewhere.
+    Alike,
+}
+
+/// Limits of the plans of a family.
+#[derive(Clone, Copy, Debug)]
+pub struct JoinBounds<'a> {
+    /// The present bucket map.
+    pub map: &'a BucketMap,
+    /// Keys that no flush may touch.
+    pub held: Option<&'a KeyRange>,
+    /// Bytes of images that a flush over several memtables may have.
+    pub fetch_bytes_max: u64,
+    /// Which homes may be in one flush.
+    pub homes: HomeRule,
+}
+
+impl JoinBounds<'_> {
+    fn is_held(&self, range: &KeyRange) -> bool {
+        self.held.is_some_and(|held| held.overlaps(range))
+    }
+}
+
+/// A flush of a key range: shards of a run of memtables in the queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RangePlan {
+    /// Positions in the queue: a contiguous run, oldest first.
+    pub memtables: Range<usize>,
+    /// Shards of each of them. Those that are installed may reach out of the range.
+    pub shards: Vec<Range<usize>>,
+    /// The keys that are flushed.
+    pub range: KeyRange,
+    /// Whether it is one memtable with records that no log has.
+    pub is_unlogged: bool,
+    /// Whether all of its shards are at memory nodes.
+    pub is_apart: bool,
+}
+
+/// Every flush that could begin now. Plans may overlap; each is one as long as nothing has changed.
+#[must_use]
+pub fn range_plans(queue: &[RestingView<'_>], bounds: &JoinBounds<'_>) -> Vec<RangePlan> {
+    let mut plans: Vec<RangePlan> = Vec::new();
+    // Keys of which everything older is installed.
+    let mut free = vec![KeyRange::all()];
+    for (position, resting) in queue.iter().enumerate() {
+        if free.is_empty() || !resting.sealed.ready {
+            break;
+        }
+        if resting.sealed.unlogged {
+            plans.extend(plan_unlogged(queue, position, &free, bounds));
+        } else {
+            for shard in resting.waiting_in(&KeyRange::all()) {
+                let range = resting.sealed.map.range(shard);
+                let is_taken =
+                    || plans.last().is_some_and(|last: &RangePlan| contains(&last.range, &range));
+                let is_pending = resting.sealed.shards[shard] == ShardState::Pending;
+                if is_pending && is_free(&free, &range) && !bounds.is_held(&range) && !is_taken() {
+                    plans.push(join(queue, position, shard, bounds));
+                }
+            }
+        }
+        for shard in resting.waiting_in(&KeyRange::all()) {
+            take_from(&mut free, &resting.sealed.map.range(shard));
+        }
+    }
+    plans
+}
+
+/// A memtable with records that no log has goes alone, and when nothing older is left.
+fn plan_unlogged(
+    queue: &[RestingView<'_>],
+    position: usize,
+    free: &[KeyRange],
+    bounds: &JoinBounds<'_>,
+) -> Option<RangePlan> {
+    let states = queue[position].sealed.shards;
+    let is_idle = !states.contains(&ShardState::Running) && states.contains(&ShardState::Pending);
+    let is_oldest = is_free(free, &KeyRange::all());
+    (is_idle && is_oldest && bounds.held.is_none()).then(|| RangePlan {
+        memtables: position..position + 1,
+        shards: Some(0..states.len()).into_iter().collect(),
+        range: KeyRange::all(),
+        is_unlogged: true,
+        is_apart: false,
+    })
+}
+
+/// The smallest range with the shard `shard` of the memtable `position` that is whole shards in
+/// every memtable taken, with as many younger memtables as the bounds let it have.
+fn join(
+    queue: &[RestingView<'_>],
+    position: usize,
+    shard: usize,
+    bounds: &JoinBounds<'_>,
+) -> RangePlan {
+    let first = &queue[position];
+    let mut plan = RangePlan {
+        memtables: position..position + 1,
+        shards: Some(shard..shard + 1).into_iter().collect(),
+        range: first.sealed.map.range(shard),
+        is_unlogged: false,
+        is_apart: first.is_apart(shard),
+    };
+    let buckets_max = GROWTH_MAX * bounds.map.buckets_of(&plan.range).len();
+    while plan.memtables.end < queue.len() {
+        match with_next(queue, &plan, bounds, buckets_max) {
+            Some(wider) => plan = wider,
+            None => break,
+        }
+    }
+    plan
+}
+
+/// The plan with the next memtable, if that may take part.
+fn with_next(
+    queue: &[RestingView<'_>],
+    plan: &RangePlan,
+    bounds: &JoinBounds<'_>,
+    buckets_max: usize,
+) -> Option<RangePlan> {
+    let memtables = plan.memtables.start..plan.memtables.end + 1;
+    let taken = &queue[memtables.clone()];
+    let next = taken.last()?;
+    if !next.sealed.ready || next.sealed.unlogged {
+        return None;
+    }
+    let range = whole_shards(taken, plan.range.clone());
+    if range != plan.range {
+        let mut older = queue[..memtables.start].iter();
+        let is_blocked = older.any(|older| older.waiting_in(&range).next().is_some());
+        let is_too_wide = bounds.map.buckets_of(&range).len() > buckets_max;
+        if is_blocked || is_too_wide || bounds.is_held(&range) {
+            return None;
+        }
+    }
+    let (mut apart_bytes, mut is_apart) = (0u64, true);
+    for resting in taken {
+        for shard in resting.waiting_in(&range) {
+            let is_other = resting.is_apart(shard) != plan.is_apart;
+            let is_running = resting.sealed.shards[shard] == ShardState::Running;
+            if is_running || bounds.homes == HomeRule::Alike && is_other {
+                return None;
+            }
+            apart_bytes = apart_bytes.saturating_add(resting.figures[shard].apart_bytes);
+            is_apart &= resting.is_apart(shard);
+        }
+    }
+    if apart_bytes > bounds.fetch_bytes_max {
+        return None;
+    }
+    let shards = taken.iter().map(|resting| resting.sealed.map.buckets_of(&range)).collect();
+    Some(RangePlan { memtables, shards, range, is_unlogged: false, is_apart })
+}
+
+/// The smallest range with `range` that cuts through no shard of `taken` with records.
+fn whole_shards(taken: &[RestingView<'_>], mut range: KeyRange) -> KeyRange {
+    loop {
+        let mut wider = range.clone();
+        for resting in taken {
+            for shard in resting.waiting_in(&range) {
+                wider = hull(wider, resting.sealed.map.range(shard));
+            }
+        }
+        if wider == range {
+            return range;
+        }
+        range = wider;
+    }
+}
+
+fn hull(one: KeyRange, other: KeyRange) -> KeyRange {
+    let end = match (one.end, other.end) {
+        (Some(one), Some(other)) => Some(one.max(other)),
+        _ => None,
+    };
+    KeyRange { start: one.start.min(other.start), end }
+}
+
+fn contains(outer: &KeyRange, inner: &KeyRange) -> bool {
+    let ends_inside = match (&outer.end, &inner.end) {
+        (None, _) => true,
+        (Some(_), None) => false,
+        (Some(outer), Some(inner)) => inner <= outer,
+    };
+    outer.start <= inner.start && ends_inside
+}
+
+fn is_free(free: &[KeyRange], range: &KeyRange) -> bool {
+    free.iter().any(|gap| contains(gap, range))
+}
+
+/// Removes the keys of `taken` from disjoint ranges.
+fn take_from(free: &mut Vec<KeyRange>, taken: &KeyRange) {
+    if !free.iter().any(|gap| gap.overlaps(taken)) {
+        return;
+    }
+    let mut left = Vec::with_capacity(free.len() + 1);
+    for gap in free.drain(..) {
+        if !gap.overlaps(taken) {
+            left.push(gap);
+            continue;
+        }
+        if gap.start < taken.start {
+            left.push(KeyRange { start: gap.start, end: Some(taken.start.clone()) });
+        }
+        if let Some(end) = &taken.end
+            && gap.end.as_ref().is_none_or(|gap_end| end < gap_end)
+        {
+            left.push(KeyRange { start: end.clone(), end: gap.end });
+        }
+    }
+    *free = left;
+}
+
+/// Figures of a key range over all sealed memtables, by which it becomes due.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RangeFigures {
+    /// Number of the oldest memtable with records there.
+    pub oldest_memtable: u64,
+    /// Bytes of the records as stored.
+    pub data_bytes: u64,
+    /// Bytes of the images at memory nodes.
+    pub apart_bytes: u64,
+    /// Bytes in memory of what stays here of the shards at nodes.
+    pub kept_bytes: u64,
+    /// Oldest log segment that a shard pins.
+    pub oldest_log: Option<FileNo>,
+    /// Whether a caller waits for the flush, a shard cannot rest, or a younger memtable has to go
+    /// whole.
+    pub is_wanted: bool,
+}
+
+/// Figures of the range of a plan, over the memtables that it takes and over younger ones.
+#[must_use]
+pub fn range_figures(queue: &[RestingView<'_>], plan: &RangePlan) -> RangeFigures {
+    let from = plan.memtables.start;
+    let is_wanted = queue[from..].iter().any(|resting| resting.sealed.unlogged);
+    let mut sum =
+        RangeFigures { oldest_memtable: queue[from].id, is_wanted, ..RangeFigures::default() };
+    for resting in &queue[from..] {
+        for shard in resting.waiting_in(&plan.range) {
+            let own = &resting.figures[shard];
+            sum.data_bytes = sum.data_bytes.saturating_add(own.data_bytes);
+            sum.apart_bytes = sum.apart_bytes.saturating_add(own.apart_bytes);
+            sum.kept_bytes = sum.kept_bytes.saturating_add(own.kept_bytes);
+            sum.oldest_log = [sum.oldest_log, own.oldest_log].into_iter().flatten().min();
+            sum.is_wanted |= own.is_wanted;
+        }
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests;

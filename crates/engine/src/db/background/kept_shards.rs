@@ -1,0 +1,43 @@
+//! Shards whose tables are installed, and that old readers still find at a memory node.
+//!
+//! A flush that ran on an executor has fetched nothing. A reader that holds an older super version
+//! goes on asking the node, which keeps the shard until that reader ends. The log does not have the
+//! records any more, so such a shard cannot be rebuilt when its node dies. Therefore a shard that a
+//! reader still has after [`GRACE`] is fetched: the reader goes on with the copy, and the node gets
+//! its memory back (decision 0084). Look-ups end long before.
+//!
+//! Thread-safety: any worker calls [`keep_for_readers`] between jobs.
+//! Failure: a node that does not answer is asked again later. A reader of a shard whose node dies
+//! before that gets `Busy`; its next read finds the tables.
+//! Cost: a lock for each job; one fetch for each shard that an iterator or a snapshot scan holds.
+
+use std::time::Duration;
+
+use crate::db::inner::DbInner;
+use crate::stats::Ticker;
+
+/// Time for which readers may hold an installed shard before it is fetched for them.
+const GRACE: Duration = Duration::from_millis(100);
+
+/// Fetches installed shards that readers still have, and forgets the others.
+pub(crate) fn keep_for_readers(db: &DbInner) {
+    let Some(link) = db.context.away() else { return };
+    let grace = if db.context.is_manual() { Duration::ZERO } else { GRACE };
+    for shard in link.take_retired(grace) {
+        if db.context.is_closing() {
+            return;
+        }
+        match shard.fetch() {
+            Ok(_) => {
+                shard.release();
+                db.observers.stats().add(Ticker::AwayShardsHeld, 1);
+            }
+            // Its readers get an error.
+            Err(_) if shard.is_lost() || shard.has_copy() => {}
+            Err(error) => {
+                tracing::debug!(%error, "a memtable shard is not fetched for its readers yet");
+                link.retire(vec![shard]);
+            }
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Flushes of key ranges of memtables that may rest at memory nodes: the choice of the next one.
+//!
+//! [`crate::db::background::flush_plan::ranges`] says which flushes are possible, and
+//! [`crate::db::background::due`] which of them are due. Of those the one with the oldest memtable
+//! begins, of whatever family. Several flushes of one family run in parallel, each over other keys.
+//!
+//! A flush whose shards are all at memory nodes may run on an executor that reads them there. It
+//! then takes as many memtables as there are, and does not mix them with shards that are here. A
+//! flush that runs in this process takes a bounded number of images
+//! ([`crate::db::background::taken`]).
+//!
+//! Thread-safety: the functions run under the jobs lock.
+//! Failure: none.
+//! Cost: O(sealed memtables × shards) for each pick.
+
+use std::sync::Arc;
+
+use archipelago_base::CfId;
+
+use crate::db::background::due::{DueInput, DueRange, DueReason, flush_due};
+use crate::db::background::flush;
+use crate::db::background::flush_plan::SealedView;
+use crate::db::background::flush_plan::ranges::{
+    HomeRule, JoinBounds, RangePlan, RestingView, ShardFigures, range_figures, range_plans,
+};
+use crate::db::background::flush_task::{FlushCut, FlushTask, TakenMemtable};
+use crate::db::inner::DbInner;
+use crate::db::state::family::Family;
+use crate::db::state::jobs::{FlushTracker, JobSlot, JobState, RunningKind, Sealed, ShardState};
+use crate::db::state::memtable::ShardHome;
+use crate::db::write::seal;
+use crate::executor::JobKind;
+use crate::version::rebalance::RunningFlush;
+
+/// Memtables whose images a flush that runs here fetches at most, by their size. It may fetch more
+/// if that is one memtable.
+pub(crate) const FETCHED_MEMTABLES_MAX: u64 = 2;
+
+/// A flush that could begin.
+struct Offer {
+    family: Arc<Family>,
+    plan: RangePlan,
+    range: DueRange,
+}
+
+/// The next flush of any family that is due; its shards are marked running. In a place of the
+/// executor only a flush of shards that are all at memory nodes.
+pub(crate) fn next_range_flush(
+    db: &DbInner,
+    state: &mut JobState,
+    slot: JobSlot,
+) -> Option<FlushTask> {
+    let input = DueInput::now(db, state);
+    let families: Vec<CfId> = state.flushes().keys().copied().collect();
+    let families = families.into_iter().filter_map(|cf| db.view.family(cf));
+    let mut offers: Vec<Offer> = Vec::new();
+    for family in families {
+        offers.extend(offers_of(db, state, &family, input.as_ref()));
+    }
+    let ranges: Vec<DueRange> = offers.iter().map(|offer| offer.range).collect();
+    let due = match &input {
+        Some(input) => flush_due(&ranges, &input.bounds),
+        None => vec![Some(DueReason::Wanted); offers.len()],
+    };
+    let due = offers.into_iter().zip(due).filter(|(_, due)| due.is_some());
+    // What the executor takes beside the workers is left to it, so that they have time for the rest.
+    let leaves_apart = !db.context.is_manual() && db.jobs.has_extra_room(state, JobKind::Flush);
+    let fits = |plan: &RangePlan| match slot {
+        JobSlot::Own => !(leaves_apart && plan.is_apart),
+        JobSlot::Extra => plan.is_apart,
+    };
+    let fitting = due.filter(|(offer, _)| fits(&offer.plan));
+    let (offer, reason) = fitting.min_by_key(|(offer, _)| offer.range.figures.oldest_memtable)?;
+    let Offer { family, plan, range } = offer;
+    tracing::debug!(
+        family = family.name,
+        ?reason,
+        memtables = plan.memtables.len(),
+        bytes = range.figures.data_bytes,
+        is_apart = plan.is_apart,
+        "a range of memtables is flushed"
+    );
+    take(state, family, plan)
+}
+
+/// The flushes of a family that could begin. Without `input` everything is due.
+fn offers_of(
+    db: &DbInner,
+    state: &JobState,
+    family: &Arc<Family>,
+    input: Option<&DueInput>,
+) -> Vec<Offer> {
+    let Some(tracker) = state.flushes().get(&family.id) else { return Vec::new() };
+    let has_lost = db.context.away().is_some_and(|away| away.has_lost());
+    let states: Vec<_> =
+        tracker.queue.iter().map(|sealed| flush::states_for_flush(sealed, has_lost)).collect();
+    let figures = figures_of(family, tracker, input);
+    let views = tracker.queue.iter().zip(states.iter().zip(&figures));
+    let queue: Vec<RestingView<'_>> = views
+        .map(|(sealed, (states, figures))| RestingView {
+            id: sealed.info.id,
+            sealed: SealedView {
+                map: &sealed.info.map,
+                shards: states,
+                ready: sealed.is_ready(),
+                unlogged: sealed.info.unlogged,
+            },
+            figures,
+        })
+        .collect();
+    let full_bytes = db.context.memtable_bytes_max(&family.options);
+    let runs_away = db.jobs.executor().room(JobKind::Flush) > 0 && !state.is_planning_for_here();
+    let version = Arc::clone(&family.current.load().version);
+    let bounds = JoinBounds {
+        map: version.map(),
+        held: state.changing(family.id),
+        fetch_bytes_max: match runs_away {
+            true => u64::MAX,
+            false => full_bytes.saturating_mul(FETCHED_MEMTABLES_MAX),
+        },
+        homes: if runs_away { HomeRule::Alike } else { HomeRule::Mixed },
+    };
+    let plans = range_plans(&queue, &bounds).into_iter();
+    plans
+        .map(|plan| {
+            let range = DueRange { figures: range_figures(&queue, &plan), full_bytes };
+            Offer { family: Arc::clone(family), plan, range }
+        })
+        .collect()
+}
+
+/// The figures of the shards of each sealed memtable of a family.
+fn figures_of(
+    family: &Family,
+    tracker: &FlushTracker,
+    input: Option<&DueInput>,
+) -> Vec<Vec<ShardFigures>> {
+    let is_crowded = !seal::may_seal(family);
+    let due_below = input.map_or(u64::MAX, |input| input.due_below(family.id, tracker));
+    let of_shard = |sealed: &Sealed, shard: usize| {
+        let is_due = sealed.info.id < due_below;
+        let is_stuck =
+            || input.is_some_and(|input| input.is_stuck(family.id, sealed, shard, is_crowded));
+        let home = sealed.view.homes[shard].as_ref();
+        let apart = home.filter(|home| home.is_apart()).and_then(ShardHome::away);
+        let figures = sealed.info.shards().get(shard);
+        ShardFigures {
+            data_bytes: figures.map_or(0, |shard| shard.data_bytes),
+            apart_bytes: apart.map_or(0, |away| away.figures().image_bytes),
+            kept_bytes: apart.map_or(0, |away| away.kept_bytes()),
+            oldest_log: figures.and_then(|shard| shard.oldest_log),
+            is_wanted: is_due || is_stuck(),
+        }
+    };
+    let of_memtable =
+        |sealed: &Sealed| (0..sealed.shards.len()).map(|at| of_shard(sealed, at)).collect();
+    tracker.queue.iter().map(of_memtable).collect()
+}
+
+/// Marks the shards of a plan as running.
+fn take(state: &mut JobState, family: Arc<Family>, plan: RangePlan) -> Option<FlushTask> {
+    let planned_cuts = state.planned_cuts(&family.current.load().version);
+    let RangePlan { memtables, shards, range, is_unlogged, .. } = plan;
+    let tracker = state.flushes_mut().get_mut(&family.id)?;
+    let mut taken = Vec::with_capacity(shards.len());
+    for (sealed, shards) in tracker.queue.range_mut(memtables).zip(shards) {
+        for shard in &mut sealed.shards[shards.clone()] {
+            if *shard == ShardState::Pending {
+                *shard = ShardState::Running;
+            }
+        }
+        taken.push(TakenMemtable { info: Arc::clone(&sealed.info), shards });
+    }
+    let cut = if is_unlogged { FlushCut::ByShard } else { FlushCut::Uncut };
+    let ends = taken.first().filter(|_| is_unlogged);
+    let ends = ends.map_or(&[][..], |taken| taken.info.map.boundaries());
+    let cuts = [ends, &planned_cuts].concat();
+    let flush = RunningFlush { range: range.clone(), planned_cuts: cuts };
+    let job_id = state.start(RunningKind::Flush { cf: family.id, flush });
+    state.note_planned();
+    Some(FlushTask { job_id, family, memtables: taken, cut, range, planned_cuts })
+}

@@ -1,0 +1,220 @@
+//! An executor that runs flushes where the shards are, and misbehaves as its whim says.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use archipelago_base::budget::ByteBudget;
+use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_engine::compaction::job::CompactionSpec;
+use archipelago_engine::executor::wire::{self, Message};
+use archipelago_engine::executor::{JobExecutor, JobKind, LocalExecutor};
+use archipelago_engine::flush::{FlushSpec, run_flush};
+use archipelago_engine::gc::job::GcSpec;
+use archipelago_engine::job::{Cancel, JobContext, JobOutput, KnownKeys, ShardRef, ShardSource};
+use archipelago_engine::memtable::SealedShard;
+use archipelago_engine::sst::BlockCache;
+use parking_lot::Mutex;
+
+use super::{FakeStore, Mood};
+
+/// How a [`FakeExecutor`] misbehaves; one in so many flushes, 0 for never.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Whim {
+    /// Flushes that it takes in parallel.
+    pub(crate) room: usize,
+    /// Flushes that end without a word, after all or nothing of their outputs is written. The
+    /// database plans them again.
+    pub(crate) silence: u32,
+    /// Flushes that fail.
+    pub(crate) fail: u32,
+    /// Flushes that say that their input is damaged.
+    pub(crate) corrupt: u32,
+    /// Flushes whose output is not that of their spec.
+    pub(crate) wrong: u32,
+    /// Flushes that run in the process of the database after all.
+    pub(crate) here: u32,
+    /// Flushes that panic.
+    pub(crate) panic: u32,
+    /// Time that each flush takes at least.
+    pub(crate) delay: Duration,
+}
+
+impl Whim {
+    /// An executor that does as it should.
+    pub(crate) const SOUND: Self = Self {
+        room: 8,
+        silence: 0,
+        fail: 0,
+        corrupt: 0,
+        wrong: 0,
+        here: 0,
+        panic: 0,
+        delay: Duration::ZERO,
+    };
+    /// An executor that does everything wrong now and then.
+    pub(crate) const ILL: Self =
+        Self { silence: 4, fail: 6, corrupt: 9, wrong: 6, here: 5, panic: 20, ..Self::SOUND };
+}
+
+/// What a [`FakeExecutor`] did.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Ran {
+    pub(crate) away: u64,
+    pub(crate) here: u64,
+    pub(crate) failed: u64,
+    pub(crate) planned_again: u64,
+    /// Most memtables and most shards of one flush.
+    pub(crate) memtables_max: usize,
+    pub(crate) shards_max: usize,
+    /// Most flushes in parallel, and those that run now.
+    pub(crate) at_once_max: usize,
+    at_once: usize,
+}
+
+/// Runs flushes whose shards the nodes of a store hold, with the images there and nothing else.
+pub(crate) struct FakeExecutor {
+    store: Arc<FakeStore>,
+    whim: Mutex<Whim>,
+    rng: Mutex<fastrand::Rng>,
+    ran: Mutex<Ran>,
+}
+
+impl FakeExecutor {
+    /// The executor of a database with that store, if the mood has one.
+    pub(crate) fn of(seed: u64, store: &Arc<FakeStore>, mood: Mood) -> Option<Arc<Self>> {
+        let whim = Mutex::new(mood.whim?);
+        let rng = Mutex::new(fastrand::Rng::with_seed(seed));
+        let ran = Mutex::default();
+        Some(Arc::new(Self { store: Arc::clone(store), whim, rng, ran }))
+    }
+
+    pub(crate) fn ran(&self) -> Ran {
+        *self.ran.lock()
+    }
+
+    pub(crate) fn set_whim(&self, whim: Whim) {
+        *self.whim.lock() = whim;
+    }
+
+    fn is_due(&self, n: u32) -> bool {
+        n > 0 && self.rng.lock().u32(..n) == 0
+    }
+
+    fn flush_away(&self, spec: &FlushSpec, context: &JobContext<'_>) -> Result<JobOutput> {
+        let whim = *self.whim.lock();
+        std::thread::sleep(whim.delay);
+        let fails = |kind, text: &str| {
+            self.ran.lock().failed += 1;
+            Err(Error::new(kind, text))
+        };
+        if self.is_due(whim.fail) {
+            return fails(ErrorKind::Io, "the executor fails");
+        }
+        if self.is_due(whim.corrupt) {
+            return fails(ErrorKind::Corrupt, "the executor finds damage");
+        }
+        assert!(!self.is_due(whim.panic), "the executor panics");
+        let is_silent = self.is_due(whim.silence);
+        if is_silent && self.rng.lock().bool() {
+            self.ran.lock().planned_again += 1;
+            return Err(Error::busy("the executor says nothing"));
+        }
+        let budget = ByteBudget::unlimited();
+        let images = Images(&self.store);
+        let own = JobContext {
+            fs: Arc::clone(&context.fs),
+            registry: context.registry.clone(),
+            clock: Arc::clone(&context.clock),
+            limiter: None,
+            cancel: Cancel::default(),
+            shards: &images,
+            cache: BlockCache::new(1 << 20, &budget),
+            warm: false,
+            budget,
+            more_file_numbers: None,
+            value_keys: KnownKeys::default(),
+            progress: Arc::default(),
+        };
+        let mut output = through_wire(&run_flush(&through_wire(spec), &own)?);
+        if is_silent {
+            // Whoever runs the job next must not touch these files.
+            self.ran.lock().planned_again += 1;
+            return Err(Error::busy("the executor says nothing, and has done it all"));
+        }
+        if self.is_due(whim.wrong) {
+            self.ran.lock().failed += 1;
+            match self.rng.lock().u32(..3) {
+                0 => output.counts.records_in -= 1,
+                1 => output.files.iter_mut().for_each(|file| file.no += 1_000_000),
+                _ => output.files.iter_mut().for_each(|file| file.size_bytes += 1),
+            }
+            return Ok(output);
+        }
+        self.ran.lock().away += 1;
+        Ok(output)
+    }
+}
+
+/// What arrives of a message in another process.
+fn through_wire<T: Message>(message: &T) -> T {
+    wire::decode(&wire::encode(message).unwrap()).unwrap()
+}
+
+/// The images at the nodes.
+struct Images<'a>(&'a FakeStore);
+
+impl ShardSource for Images<'_> {
+    fn shard(&self, shard: &ShardRef) -> Result<Arc<dyn SealedShard>> {
+        match self.0.image(shard) {
+            Some(image) => Ok(image),
+            None => Err(Error::new(ErrorKind::Io, "the node is gone")),
+        }
+    }
+}
+
+impl JobExecutor for FakeExecutor {
+    fn flush(&self, spec: &FlushSpec, context: &JobContext<'_>) -> Result<JobOutput> {
+        let here = self.whim.lock().here;
+        let is_away = spec.shards.iter().all(|shard| self.store.image(shard).is_some());
+        if !is_away || self.is_due(here) {
+            self.ran.lock().here += 1;
+            return LocalExecutor.flush(spec, context);
+        }
+        {
+            let mut memtables: Vec<u64> = spec.shards.iter().map(|shard| shard.memtable).collect();
+            memtables.dedup();
+            let mut ran = self.ran.lock();
+            ran.memtables_max = ran.memtables_max.max(memtables.len());
+            ran.shards_max = ran.shards_max.max(spec.shards.len());
+            ran.at_once += 1;
+            ran.at_once_max = ran.at_once_max.max(ran.at_once);
+        }
+        let _running = Running(&self.ran);
+        self.flush_away(spec, context)
+    }
+
+    fn compact(&self, spec: &CompactionSpec, context: &JobContext<'_>) -> Result<JobOutput> {
+        LocalExecutor.compact(spec, context)
+    }
+
+    fn gc(&self, spec: &GcSpec, context: &JobContext<'_>) -> Result<JobOutput> {
+        LocalExecutor.gc(spec, context)
+    }
+
+    fn room(&self, kind: JobKind) -> usize {
+        if kind == JobKind::Flush { self.whim.lock().room } else { 0 }
+    }
+
+    fn plans_again(&self, error: &Error) -> bool {
+        error.kind() == ErrorKind::Busy
+    }
+}
+
+/// A flush that runs, until this is dropped.
+struct Running<'a>(&'a Mutex<Ran>);
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.lock().at_once -= 1;
+    }
+}

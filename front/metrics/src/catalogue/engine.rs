@@ -40,9 +40,10 @@ metrics! {
     AWAY_READS_BUSY: Counter "archipelago_engine_away_reads_busy" [];
     /// Number of memtable shards by `event`: sent to a memory node, refused (no node had room),
     /// failed (a node did not answer), fetched for a flush, lost with a node, rebuilt from the log,
-    /// held (fetched for a reader after their flush), or kept from the owner before. Those of the owner before that were not kept are flushed
-    /// (tables have them), gap (older records are only in the log), beyond_log (a power failure
-    /// took the end of the log), unusable, or no_memory (the rest of the log does not fit).
+    /// held (fetched for a reader after their flush), or kept from the owner before. Those of the
+    /// owner before that were not kept are flushed (tables have them), gap (older records are only
+    /// in the log), beyond_log (a power failure took the end of the log), unusable, or no_memory
+    /// (the rest of the log does not fit).
     AWAY_SHARDS: Counter "archipelago_engine_away_shards" ["event"];
     /// Number of records of the log that the open did not replay, because memory nodes have them.
     AWAY_SPARED: Counter "archipelago_engine_away_records_spared" [];

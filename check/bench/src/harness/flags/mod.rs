@@ -6,6 +6,7 @@
 
 mod groups;
 mod known;
+mod offload;
 mod separation;
 mod spelling;
 mod volume;
@@ -58,12 +59,14 @@ pub fn read_compare(args: &[OsString]) -> Result<(CompareFlags, Spelled), Stop> 
         flags.db_bench_flags += &flag;
     }
     let storage = &flags.bench.storage;
-    let has_ours =
-        storage.device.is_some() || storage.tiers.is_some() || flags.bench.volume.store.is_some();
+    let has_ours = storage.device.is_some()
+        || storage.tiers.is_some()
+        || flags.bench.volume.store.is_some()
+        || flags.bench.offload.offload_mode.mode().is_some();
     if has_ours || flags.bench.output.samples.is_some() {
         return Err(Stop::Usage(
-            "--device, --tiers, --store and --samples do not go with compare: db_bench has none of \
-             them"
+            "--device, --tiers, --store, --offload_mode and --samples do not go with compare: \
+             db_bench has none of them"
                 .to_owned(),
         ));
     }

@@ -12,6 +12,7 @@ mod settings;
 pub mod storage;
 pub mod volume;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -99,12 +100,17 @@ impl Offloaded {
         self.shards.as_ref()
     }
 
-    /// The counters of all parts as lines of the form `name:value`.
+    /// The counters of all parts by the names that INFO of a server shows.
     #[must_use]
-    pub fn facts(&self) -> String {
-        let jobs = self.jobs.as_ref().map(|jobs| jobs.facts()).unwrap_or_default();
+    pub fn counters(&self) -> BTreeMap<String, u64> {
+        let jobs = self.jobs.as_ref().map(|jobs| jobs.facts());
         let shards = self.shards.as_ref().map(|shards| shards.figures().facts());
-        jobs + &shards.unwrap_or_default()
+        let lines = jobs.iter().chain(&shards).flat_map(|facts| facts.lines());
+        let counter = |line: &str| {
+            let (name, value) = line.split_once(':')?;
+            Some((name.to_owned(), value.parse().ok()?))
+        };
+        lines.filter_map(counter).collect()
     }
 }
 
@@ -253,6 +259,12 @@ impl ComputeNode {
     #[must_use]
     pub fn remote_shards(&self) -> Option<&Arc<RemoteShards>> {
         self.offloaded.shards.as_ref()
+    }
+
+    /// The counters of what leaves the node.
+    #[must_use]
+    pub fn offload_counters(&self) -> BTreeMap<String, u64> {
+        self.offloaded.counters()
     }
 
     /// The byte budget over all memory that grows with load. Front ends charge their requests to

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_compute::volume::VolumeStorage;
@@ -184,11 +185,7 @@ impl Opened {
 
     /// The counters of what leaves the process.
     pub(crate) fn offload_counters(&self) -> BTreeMap<String, u64> {
-        let line = |line: &str| {
-            let (name, value) = line.split_once(':')?;
-            Some((name.to_owned(), value.parse().ok()?))
-        };
-        self.offloaded.facts().lines().filter_map(line).collect()
+        self.offloaded.counters()
     }
 
     /// Closes the database and then its devices.
@@ -225,6 +222,7 @@ pub(crate) fn open(dir: &Path, flags: &Flags, listeners: Listeners) -> Result<Op
     let mut components = Components { families, listeners, fs, ..Components::default() };
     offloaded.join(&mut components);
     let db = Db::open_with(dir, db_options(flags), components)?;
+    wait_for_nodes(&offloaded)?;
     Ok(Opened { db, tiers, volume, io, device, offloaded })
 }
 
@@ -246,6 +244,29 @@ fn file_system(flags: &Flags, device: Option<&Arc<ThrottledFs>>) -> Arc<dyn File
         Some(device) if flags.offload.local_log => LocalLogFs::new(Arc::clone(device) as _, local),
         Some(device) => Arc::clone(device) as _,
     }
+}
+
+/// Time within which a memory node must take memtables.
+const NODES_MAX: Duration = Duration::from_secs(10);
+/// Pause between two looks whether there is a memory node.
+const NODES_EVERY: Duration = Duration::from_millis(10);
+
+/// Waits until a memory node takes memtables, if they leave. A benchmark that began before would
+/// measure memtables that stay.
+fn wait_for_nodes(offloaded: &Offloaded) -> Result<()> {
+    let Some(shards) = offloaded.shards() else { return Ok(()) };
+    let clock = SystemClock::new();
+    let started_ns = clock.now_ns();
+    while shards.figures().nodes == 0 {
+        if u128::from(clock.now_ns() - started_ns) > NODES_MAX.as_nanos() {
+            return Err(Error::invalid(format!(
+                "no memory node takes memtables after {NODES_MAX:?}: start one (`archipelago node \
+                 memory`) and name its managers with --manager, or choose another --offload_mode"
+            )));
+        }
+        clock.sleep(NODES_EVERY);
+    }
+    Ok(())
 }
 
 /// Starts what sends parts of the database in `dir` away.

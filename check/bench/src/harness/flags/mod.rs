@@ -19,6 +19,7 @@ use clap::{ArgAction, Command, CommandFactory, FromArgMatches};
 pub(crate) use groups::SizeDistribution;
 pub use groups::{BucketBoundaries, CompareFlags, CompressionType, Distribution, Flags, Mixgraph};
 pub use known::OURS_ONLY;
+pub use offload::Offload;
 pub use spelling::{Spelled, with_underscores};
 
 /// Why there is nothing to run.

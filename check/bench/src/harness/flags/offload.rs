@@ -29,7 +29,7 @@ pub(crate) struct OffloadFlags {
 
 /// The modes of `archipelago serve --offload-mode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Offload {
+pub enum Offload {
     /// Everything stays here
     Off,
     /// Compactions and garbage collections, to executors
@@ -40,7 +40,8 @@ pub(crate) enum Offload {
 
 impl Offload {
     /// The mode of the database; `None` if nothing leaves.
-    pub(crate) fn mode(self) -> Option<OffloadMode> {
+    #[must_use]
+    pub fn mode(self) -> Option<OffloadMode> {
         match self {
             Self::Off => None,
             Self::Compactions => Some(OffloadMode::Compactions),

@@ -6,6 +6,7 @@
 //!
 //! Failure: an error of any worker ends the run, because figures of a broken run mean nothing.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
@@ -24,7 +25,8 @@ use crate::harness::progress::{IntervalReport, Watch};
 use crate::harness::report::{header, histograms, result_line, say};
 use crate::harness::samples::{Recorder, Sample, Sampler, Stalls};
 use crate::harness::store::{
-    self, Db, Error, FileSystem, IoStats, LastJob, Listeners, LocalFs, Opened, Result, Ticker,
+    self, Db, Error, FileSystem, IoStats, LastJob, Listeners, LocalFs, MovedBytes, Opened, Result,
+    Ticker,
 };
 use crate::harness::tally::{Progress, Total};
 use crate::harness::tiers::Tiers;
@@ -49,6 +51,7 @@ struct Written {
     stalls: Stalls,
     io: Option<IoStats>,
     network: Option<CardStats>,
+    moved: Option<MovedBytes>,
     gc: GcFigures,
 }
 
@@ -334,7 +337,12 @@ impl Runner {
             gc: GcFigures::of(self.db()?, &self.freed),
             io: self.opened.as_ref().and_then(|opened| Some(opened.io.as_ref()?.snapshot())),
             network: self.opened.as_ref().and_then(Opened::network),
+            moved: self.opened.as_ref().and_then(Opened::moved),
         })
+    }
+
+    fn offload_counters(&self) -> BTreeMap<String, u64> {
+        self.opened.as_ref().map(Opened::offload_counters).unwrap_or_default()
     }
 
     fn table_bytes(&self) -> Result<u64> {
@@ -378,6 +386,8 @@ impl Runner {
             settled: None,
             io: io_between(before, after),
             network: network_between(before, after),
+            moved: moved_between(before, after),
+            offload: self.offload_counters(),
             gc: after.gc.since(before.gc),
             tiers: None,
         })
@@ -391,6 +401,7 @@ impl Runner {
         let table_bytes = self.table_bytes().ok()?;
         let seconds = self.last_job.ended_ns().saturating_sub(unsettled.ended_ns) as f64 / 1e9;
         let amplification = amplification(unsettled.before, after);
+        let offload = self.offload_counters();
         let result = &mut self.results[unsettled.result];
         result.io = io_between(unsettled.before, after);
         result.gc = after.gc.since(unsettled.before.gc);
@@ -401,7 +412,9 @@ impl Runner {
             write_amplification: amplification,
             cpu_seconds: cpu_between(unsettled.before, after),
             network: network_between(unsettled.before, after),
+            moved: moved_between(unsettled.before, after),
         });
+        result.offload = offload;
         let amplification = match amplification {
             Some(ratio) => format!("; write amplification {ratio:.2}"),
             None => String::new(),
@@ -428,6 +441,10 @@ fn io_between(before: Written, after: Written) -> Vec<IoEntry> {
 fn network_between(before: Written, after: Written) -> Vec<NetworkEntry> {
     let stats = before.network.zip(after.network);
     stats.map(|(before, after)| network::entries(&before, &after)).unwrap_or_default()
+}
+
+fn moved_between(before: Written, after: Written) -> Option<MovedBytes> {
+    Some(after.moved?.since(before.moved?))
 }
 
 fn cpu_between(before: Written, after: Written) -> Option<f64> {

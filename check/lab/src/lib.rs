@@ -6,26 +6,32 @@
 //! `compare` runs a list of benchmarks on both sides, `rocksdb` all rows of the comparison with
 //! RocksDB, `bucketlsm` and `keigo` the comparisons of two papers, `terark` those of separated
 //! values (the command `terark-engine`), `terark_nodes` the evaluation of Terark-DS over storage
-//! nodes (the command `terark`), `model` the model of many cores,
+//! nodes (the command `terark`), `o3` that of O³-LSM, `model` the model of many cores,
 //! [`flexkv`] the testbed of another paper, and its `verbs` the calibration of the network card.
 //! `claim` holds targets, `page` renders results and writes the pages of `docs/benchmarks/`, `plot`
-//! draws charts, `program` finds and starts the program to measure, and `results` reads its result
-//! file.
+//! draws charts, `program` finds and starts the program to measure, `role` runs a role of a cluster
+//! as a child process, `rounds` makes alternating runs, `sides` compares their figures, `machine`
+//! measures the use of processors, and `results` reads the result file of the program.
 //!
-//! `compare`, `rocksdb`, `bucketlsm`, `keigo`, `terark` and `terark_nodes` start the `archipelago`
-//! program and read its output, so that they measure the program that people run.
+//! `compare`, `rocksdb`, `bucketlsm`, `keigo`, `terark`, `terark_nodes` and `o3` start the
+//! `archipelago` program and read its output, so that they measure the program that people run.
 
 mod bucketlsm;
 mod claim;
 mod compare;
 pub mod flexkv;
 mod keigo;
+mod machine;
 mod model;
+mod o3;
 mod page;
 mod plot;
 mod program;
 mod results;
 mod rocksdb;
+mod role;
+mod rounds;
+mod sides;
 mod terark;
 mod terark_nodes;
 
@@ -39,12 +45,13 @@ use archipelago_bench::harness::store::Result;
 type Command = fn(&[OsString]) -> std::result::Result<Result<()>, Stop>;
 
 /// The commands, each with a line for the help.
-const COMMANDS: [(&str, &str, Command); 9] = [
+const COMMANDS: [(&str, &str, Command); 10] = [
     ("rocksdb", "compare all benchmarks with db_bench, with targets", rocksdb::reproduce),
     ("compare", "compare some benchmarks with an installed db_bench", compare::compare),
     ("bucketlsm", "repeat the comparisons of BucketLSM's paper", bucketlsm::reproduce),
     ("keigo", "repeat the comparisons of Keigo's paper", keigo::reproduce),
     ("terark", "repeat the evaluation of Terark-DS over storage nodes", terark_nodes::measure),
+    ("o3", "repeat the evaluation of O³-LSM: offloading to other nodes", o3::measure),
     ("terark-engine", "compare separated values with BlobDB, with targets", terark::measure),
     ("model", "model many cores, from measured costs", model::model),
     ("flexkv", "run figures of FlexKV's paper on its testbed in virtual time", flexkv::main),
@@ -64,7 +71,7 @@ fn help() -> String {
         text += &format!("  {name:13} {about}\n");
     }
     text + "\n`archipelago-lab COMMAND --help` lists the flags of a command. With `--page FILE`, the commands\n\
-            rocksdb, bucketlsm, keigo, terark, terark-engine, flexkv and model write a page for docs/benchmarks.\n\n\
+            rocksdb, bucketlsm, keigo, terark, o3, terark-engine, flexkv and model write a page for docs/benchmarks.\n\n\
             Most commands start the program `archipelago` in the directory of this one.\n\
             Build in two commands, so that it does not get features that this program needs:\n  \
             cargo build --release -p archipelago-lab\n  \
@@ -82,6 +89,9 @@ pub fn main(args: Vec<OsString>) -> ExitCode {
     }
     if word == terark_nodes::NODE_COMMAND {
         return archipelago_bench::exit_code(terark_nodes::serve_node(&args[1..]));
+    }
+    if word == o3::NODE_COMMAND {
+        return archipelago_bench::exit_code(o3::serve_node(&args[1..]));
     }
     if matches!(word, "--help" | "-h" | "help") {
         print!("{}", help());

@@ -31,6 +31,14 @@ pub(crate) fn run_to_end(program: &Path, words: &[String]) -> Result<()> {
     finish(Command::new(program).arg("bench").args(words), words).map(drop)
 }
 
+/// The help of `PROGRAM bench`, which names the flags and the modes that a build knows.
+pub(crate) fn bench_help(program: &Path) -> Result<String> {
+    let mut command = Command::new(program);
+    let output = command.args(["bench", "--help"]).stdin(Stdio::null()).output();
+    let output = output.map_err(|error| Error::io("run", program, error))?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
 /// Number of instructions of `PROGRAM bench WORDS`, which valgrind counts. `out` is a file that
 /// valgrind writes.
 pub(crate) fn instructions(program: &Path, words: &[String], out: &Path) -> Result<u64> {

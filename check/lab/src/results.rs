@@ -8,7 +8,7 @@ use archipelago_bench::harness::io::IoEntry;
 use archipelago_bench::harness::network::NetworkEntry;
 use archipelago_bench::harness::samples::Stalls;
 use archipelago_bench::harness::store::{
-    Error, FileClass, FileSystem as _, IoContext, IoPurpose, LocalFs, Result,
+    Error, FileClass, FileSystem as _, IoContext, IoPurpose, LocalFs, MovedBytes, Result,
 };
 use archipelago_bench::harness::tiers::TierOutcome;
 use serde::de::DeserializeOwned;
@@ -38,6 +38,12 @@ pub(crate) struct ResultEntry {
     pub(crate) io: Vec<IoEntry>,
     /// Messages to and from storage nodes, until the benchmark ended.
     pub(crate) network: Vec<NetworkEntry>,
+    /// Bytes that crossed the emulated device and the link to memory nodes, until the benchmark
+    /// ended.
+    pub(crate) moved: Option<MovedBytes>,
+    /// Counters of what left the process, since the database was opened.
+    #[serde(default)]
+    pub(crate) offload: BTreeMap<String, u64>,
     pub(crate) gc: Option<GcFigures>,
     pub(crate) tiers: Option<TierOutcome>,
 }
@@ -49,6 +55,8 @@ pub(crate) struct SettledEntry {
     pub(crate) cpu_seconds: Option<f64>,
     /// Messages to and from storage nodes, from the start of the benchmark until then.
     pub(crate) network: Vec<NetworkEntry>,
+    /// Bytes that crossed the emulated device and the link to memory nodes until then.
+    pub(crate) moved: Option<MovedBytes>,
 }
 
 /// Latencies of one kind of operation.

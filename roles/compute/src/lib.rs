@@ -12,6 +12,7 @@ mod settings;
 pub mod storage;
 pub mod volume;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -65,9 +66,52 @@ pub struct ComputeNode {
 
 /// What leaves the process of a compute node.
 #[derive(Clone, Debug, Default)]
-struct Offloaded {
+pub struct Offloaded {
     jobs: Option<Arc<OffloadExecutor>>,
     shards: Option<Arc<RemoteShards>>,
+}
+
+impl Offloaded {
+    /// The parts that send away what `settings` say of a database on `storage`, for a program that
+    /// opens the database itself. Errors: those of starting threads.
+    pub fn start(storage: &Storage, settings: OwnerSettings) -> Result<Self> {
+        offloaded(storage, settings)
+    }
+
+    /// Makes the database of `components` use the parts.
+    pub fn join(&self, components: &mut Components) {
+        if let Some(jobs) = &self.jobs {
+            components.executor = Arc::clone(jobs) as _;
+        }
+        if let Some(shards) = &self.shards {
+            components.shard_store = Some(Arc::clone(shards) as _);
+        }
+    }
+
+    /// The executor of offloaded jobs, if jobs leave.
+    #[must_use]
+    pub fn jobs(&self) -> Option<&Arc<OffloadExecutor>> {
+        self.jobs.as_ref()
+    }
+
+    /// The store of sealed memtables at memory nodes, if memtables leave.
+    #[must_use]
+    pub fn shards(&self) -> Option<&Arc<RemoteShards>> {
+        self.shards.as_ref()
+    }
+
+    /// The counters of all parts by the names that INFO of a server shows.
+    #[must_use]
+    pub fn counters(&self) -> BTreeMap<String, u64> {
+        let jobs = self.jobs.as_ref().map(|jobs| jobs.facts());
+        let shards = self.shards.as_ref().map(|shards| shards.figures().facts());
+        let lines = jobs.iter().chain(&shards).flat_map(|facts| facts.lines());
+        let counter = |line: &str| {
+            let (name, value) = line.split_once(':')?;
+            Some((name.to_owned(), value.parse().ok()?))
+        };
+        lines.filter_map(counter).collect()
+    }
 }
 
 impl ComputeNode {
@@ -131,6 +175,18 @@ impl ComputeNode {
         offload: OwnerSettings,
     ) -> Result<Self> {
         Self::open_volume_with(volume, settings, Some(offload))
+    }
+
+    /// Opens the database on a storage that the caller has opened, such as a decorated file system.
+    /// The node closes the storage. `offload` says what leaves; without it nothing does. Errors are
+    /// those of [`Db::open`].
+    pub fn open_over(
+        storage: Storage,
+        settings: &Settings,
+        offload: Option<OwnerSettings>,
+    ) -> Result<Self> {
+        settings.validate()?;
+        Self::open_on(|_| Ok(storage), settings, offload)
     }
 
     fn open_volume_with(
@@ -205,6 +261,12 @@ impl ComputeNode {
         self.offloaded.shards.as_ref()
     }
 
+    /// The counters of what leaves the node.
+    #[must_use]
+    pub fn offload_counters(&self) -> BTreeMap<String, u64> {
+        self.offloaded.counters()
+    }
+
     /// The byte budget over all memory that grows with load. Front ends charge their requests to
     /// it.
     #[must_use]
@@ -237,12 +299,7 @@ fn open_database(
         alike_default: Some(DATABASE_FAMILIES.to_owned()),
         ..Components::default()
     };
-    if let Some(jobs) = &offloaded.jobs {
-        components.executor = Arc::clone(jobs) as _;
-    }
-    if let Some(shards) = &offloaded.shards {
-        components.shard_store = Some(Arc::clone(shards) as _);
-    }
+    offloaded.join(&mut components);
     let db = Db::open_with(&storage.dir, settings.database.clone(), components)?;
     Ok((db, offloaded))
 }

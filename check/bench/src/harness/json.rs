@@ -10,7 +10,9 @@ use crate::harness::histogram::Quantiles;
 use crate::harness::io::IoEntry;
 use crate::harness::network::NetworkEntry;
 use crate::harness::samples::Stalls;
-use crate::harness::store::{Error, FileClass, FileSystem, IoContext, IoPurpose, LocalFs, Result};
+use crate::harness::store::{
+    Error, FileClass, FileSystem, IoContext, IoPurpose, LocalFs, MovedBytes, Result,
+};
 use crate::harness::tiers::TierOutcome;
 
 /// The file: the settings and every benchmark's result, in order.
@@ -63,6 +65,10 @@ pub(crate) struct Outcome {
     pub(crate) io: Vec<IoEntry>,
     /// Messages to and from storage nodes during the benchmark, with `--store`.
     pub(crate) network: Vec<NetworkEntry>,
+    /// Bytes that crossed the emulated device and the link to memory nodes during the benchmark.
+    pub(crate) moved: Option<MovedBytes>,
+    /// Counters of what left the process since the database was opened, with `--offload_mode`.
+    pub(crate) offload: BTreeMap<String, u64>,
     /// Garbage collection of value files, until the store had settled.
     pub(crate) gc: Option<GcFigures>,
     /// Figures of the tiers, with `--tiers`.
@@ -77,6 +83,7 @@ pub(crate) struct Settled {
     pub(crate) write_amplification: Option<f64>,
     pub(crate) cpu_seconds: Option<f64>,
     pub(crate) network: Vec<NetworkEntry>,
+    pub(crate) moved: Option<MovedBytes>,
 }
 
 /// Writes `value` to `path`, whole or not at all.

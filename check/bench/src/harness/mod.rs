@@ -9,6 +9,7 @@ pub mod gc;
 pub mod histogram;
 pub mod io;
 pub mod json;
+pub mod local_log;
 pub mod network;
 pub mod process;
 pub mod progress;

@@ -19,7 +19,7 @@ use archipelago_base::clock::{Clock, SystemClock};
 use serde::{Deserialize, Serialize};
 
 use crate::harness::network;
-use crate::harness::store::{Db, Event, EventListener, Opened, Result, Ticker};
+use crate::harness::store::{Db, Event, EventListener, MovedBytes, Opened, Result, Ticker};
 use crate::harness::tally::Progress;
 
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -96,6 +96,10 @@ pub struct Sample {
     /// log, foreground, flush, compaction, garbage collection. Empty without `--store`.
     #[serde(default)]
     pub sent_bytes: Vec<u64>,
+    /// Bytes that have crossed the emulated device and the link to memory nodes so far. `None`
+    /// without `--device`.
+    #[serde(default)]
+    pub moved: Option<MovedBytes>,
 }
 
 /// A flush or compaction that was installed.
@@ -280,6 +284,7 @@ impl Sampler<'_> {
                 .and_then(Opened::network)
                 .map(|stats| network::sent_bytes(&stats))
                 .unwrap_or_default(),
+            moved: self.opened.and_then(Opened::moved),
         })
     }
 }
@@ -294,6 +299,25 @@ impl Series {
     pub fn during(&self, window: &Window) -> impl Iterator<Item = &Sample> {
         let (from, to) = (window.start_s, window.end_s);
         self.samples.iter().filter(move |sample| (from..=to).contains(&sample.t_s))
+    }
+
+    /// Number of times in `window` that writers were stopped for `seconds_min` or longer.
+    pub fn stops(&self, window: &Window, seconds_min: f64) -> u64 {
+        let (mut stopped_s, mut stops) = (None, 0);
+        let end = Told { t_s: window.end_s, text: String::new() };
+        let states = self.stall_states.iter().filter(|state| state.t_s < window.end_s);
+        for state in states.chain([&end]) {
+            let is_stop = state.text.contains("Stop");
+            match stopped_s {
+                None if is_stop => stopped_s = Some(state.t_s.max(window.start_s)),
+                Some(from_s) if !is_stop => {
+                    stops += u64::from(state.t_s - from_s >= seconds_min);
+                    stopped_s = None;
+                }
+                _ => {}
+            }
+        }
+        stops
     }
 
     /// Seconds of background threads between `from_s` and `to_s`.
@@ -361,6 +385,20 @@ mod tests {
     }
 
     #[test]
+    fn stops_count_from_a_least_length() {
+        let states =
+            [(1.0, "Stop"), (1.5, "None"), (2.0, "Stop"), (2.0005, "Delay"), (9.0, "Stop")];
+        let told = |&(t_s, text): &(f64, &str)| Told { t_s, text: text.to_owned() };
+        let series =
+            Series { stall_states: states.iter().map(told).collect(), ..Series::default() };
+        let window = |end_s| Window { name: "fillrandom".to_owned(), start_s: 0.0, end_s };
+        assert_eq!(series.stops(&window(10.0), 0.001), 2);
+        assert_eq!(series.stops(&window(8.0), 0.001), 1);
+        assert_eq!(series.stops(&window(1.25), 0.1), 1);
+        assert_eq!(series.stops(&window(0.5), 0.1), 0);
+    }
+
+    #[test]
     fn events_become_the_timeline() {
         let recorder = Recorder::new(Arc::new(SystemClock::new()));
         recorder.on_event(&Event::CompactionInstalled {
@@ -394,6 +432,7 @@ mod tests {
                 l0_files: vec![3, 0],
                 stall_s: Stalls { l0: 0.25, ..Stalls::default() },
                 sent_bytes: vec![1, 2, 3, 4, 5],
+                moved: Some(MovedBytes { read: 1, ..MovedBytes::default() }),
             }],
             jobs: vec![job(0.0, 1.0, &[1.0])],
             ..Series::default()

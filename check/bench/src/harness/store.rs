@@ -1,14 +1,21 @@
 //! The only module that names the database's crate. It turns flags into the database's settings.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_compute::volume::VolumeStorage;
+use archipelago_compute::{Offloaded, Storage};
 use archipelago_env::device::ThrottledFs;
 use archipelago_env::stats::CountingFs;
+use archipelago_fabric::endpoint;
 use archipelago_fabric::paced::CardStats;
+use archipelago_offload::net::OwnerSettings;
+
+use serde::{Deserialize, Serialize};
 
 pub use archipelago_base::{Error, Result};
 pub use archipelago_engine::{
@@ -25,6 +32,7 @@ pub use archipelago_env::stats::IoStats;
 pub use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose, local::LocalFs};
 
 use crate::harness::flags::{BucketBoundaries, CompressionType, Flags};
+use crate::harness::local_log::LocalLogFs;
 use crate::harness::tiers::{self, TierPlan, Tiers};
 use crate::harness::volume;
 
@@ -115,6 +123,32 @@ impl EventListener for LastJob {
     }
 }
 
+/// Bytes that a process has moved over its emulated device and its link to memory nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MovedBytes {
+    /// Bytes that were read from the device.
+    pub read: u64,
+    /// Bytes that were written to the device, without the log if that lies elsewhere.
+    pub written: u64,
+    /// Bytes of memtable images that were sent to memory nodes.
+    pub memtables_sent: u64,
+    /// Bytes of memtable images that were fetched from memory nodes.
+    pub memtables_fetched: u64,
+}
+
+impl MovedBytes {
+    /// Bytes that were moved since `before`.
+    #[must_use]
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            read: self.read.saturating_sub(before.read),
+            written: self.written.saturating_sub(before.written),
+            memtables_sent: self.memtables_sent.saturating_sub(before.memtables_sent),
+            memtables_fetched: self.memtables_fetched.saturating_sub(before.memtables_fetched),
+        }
+    }
+}
+
 /// An open database and its devices.
 #[derive(Debug)]
 pub(crate) struct Opened {
@@ -125,12 +159,33 @@ pub(crate) struct Opened {
     volume: Option<VolumeStorage>,
     /// Counter of reads and writes above the devices, with `--io_statistics`.
     pub(crate) io: Option<CountingFs>,
+    /// The emulated device, with `--device`.
+    device: Option<Arc<ThrottledFs>>,
+    /// What leaves the process, with `--offload_mode`.
+    offloaded: Offloaded,
 }
 
 impl Opened {
     /// What the card of this process has sent and received. `None` without `--store`.
     pub(crate) fn network(&self) -> Option<CardStats> {
         self.volume.as_ref()?.pool_report().card
+    }
+
+    /// Bytes that crossed the emulated device and the link to memory nodes so far.
+    pub(crate) fn moved(&self) -> Option<MovedBytes> {
+        let device = self.device.as_ref()?.stats().total();
+        let shards = self.offloaded.shards().map(|shards| shards.figures()).unwrap_or_default();
+        Some(MovedBytes {
+            read: device.read_bytes,
+            written: device.write_bytes,
+            memtables_sent: shards.sent_bytes,
+            memtables_fetched: shards.fetched_bytes,
+        })
+    }
+
+    /// The counters of what leaves the process.
+    pub(crate) fn offload_counters(&self) -> BTreeMap<String, u64> {
+        self.offloaded.counters()
     }
 
     /// Closes the database and then its devices.
@@ -152,26 +207,79 @@ pub(crate) fn open(dir: &Path, flags: &Flags, listeners: Listeners) -> Result<Op
         None => None,
     };
     let volume = volume::settings(flags)?.as_ref().map(volume::open).transpose()?;
+    // Executors find the files of a database only under an absolute path.
+    let dir = &std::path::absolute(dir)
+        .map_err(|source| Error::io("find the absolute path of", dir, source))?;
+    let device = emulated(flags)?;
     let (fs, dir) = match (&tiers, &volume) {
         (Some(tiers), _) => (tiers.file_system(), Path::new(tiers::DATABASE)),
         (_, Some(volume)) => (Arc::clone(volume.files()) as Arc<dyn FileSystem>, volume.dir()),
-        _ => (file_system(flags)?, dir),
+        _ => (file_system(flags, device.as_ref()), dir.as_path()),
     };
     let io = flags.output.io_statistics.then(|| CountingFs::new(Arc::clone(&fs)));
     let fs = io.as_ref().map_or(fs, |io| Arc::new(io.clone()) as Arc<dyn FileSystem>);
-    let components = Components { families, listeners, fs, ..Components::default() };
+    let offloaded = offloaded(dir, &fs, flags)?;
+    let mut components = Components { families, listeners, fs, ..Components::default() };
+    offloaded.join(&mut components);
     let db = Db::open_with(dir, db_options(flags), components)?;
-    Ok(Opened { db, tiers, volume, io })
+    wait_for_nodes(&offloaded)?;
+    Ok(Opened { db, tiers, volume, io, device, offloaded })
 }
 
-/// The local file system, as slow as the device that the flags name.
-fn file_system(flags: &Flags) -> Result<Arc<dyn FileSystem>> {
-    let local = Arc::new(LocalFs::new());
-    let Some(path) = &flags.storage.device else { return Ok(local) };
+/// The device that the flags name, over the local file system.
+fn emulated(flags: &Flags) -> Result<Option<Arc<ThrottledFs>>> {
+    let Some(path) = &flags.storage.device else { return Ok(None) };
     let mut spec = tiers::read_device(path)?;
     spec.scale = flags.storage.device_scale.unwrap_or(spec.scale);
     spec.validate()?;
-    Ok(ThrottledFs::new(local, spec, SystemClock::shared()))
+    let local = Arc::new(LocalFs::new());
+    Ok(Some(ThrottledFs::new(local, spec, SystemClock::shared())))
+}
+
+/// The local file system, as slow as the device.
+fn file_system(flags: &Flags, device: Option<&Arc<ThrottledFs>>) -> Arc<dyn FileSystem> {
+    let local: Arc<dyn FileSystem> = Arc::new(LocalFs::new());
+    match device {
+        None => local,
+        Some(device) if flags.offload.local_log => LocalLogFs::new(Arc::clone(device) as _, local),
+        Some(device) => Arc::clone(device) as _,
+    }
+}
+
+/// Time within which a memory node must take memtables.
+const NODES_MAX: Duration = Duration::from_secs(10);
+/// Pause between two looks whether there is a memory node.
+const NODES_EVERY: Duration = Duration::from_millis(10);
+
+/// Waits until a memory node takes memtables, if they leave. A benchmark that began before would
+/// measure memtables that stay.
+fn wait_for_nodes(offloaded: &Offloaded) -> Result<()> {
+    let Some(shards) = offloaded.shards() else { return Ok(()) };
+    let clock = SystemClock::new();
+    let started_ns = clock.now_ns();
+    while shards.figures().nodes == 0 {
+        if u128::from(clock.now_ns() - started_ns) > NODES_MAX.as_nanos() {
+            return Err(Error::invalid(format!(
+                "no memory node takes memtables after {NODES_MAX:?}: start one (`archipelago node \
+                 memory`) and name its managers with --manager, or choose another --offload_mode"
+            )));
+        }
+        clock.sleep(NODES_EVERY);
+    }
+    Ok(())
+}
+
+/// Starts what sends parts of the database in `dir` away.
+fn offloaded(dir: &Path, fs: &Arc<dyn FileSystem>, flags: &Flags) -> Result<Offloaded> {
+    let Some(mode) = flags.offload.offload_mode.mode() else { return Ok(Offloaded::default()) };
+    let settings = OwnerSettings {
+        managers: flags.offload.manager.split(',').map(endpoint).collect::<Result<_>>()?,
+        mode,
+        secret: None,
+        memtable_bytes_max: flags.offload.remote_memtables_bytes,
+    };
+    let (fs, dir) = (Arc::clone(fs), dir.to_owned());
+    Offloaded::start(&Storage { fs, dir, tiers: None, volume: None }, settings)
 }
 
 /// Removes the database in `dir`, or on the tiers or in the volume that the flags name. A directory

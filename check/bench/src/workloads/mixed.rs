@@ -1,14 +1,21 @@
 //! Benchmarks that read while one thread writes.
 
-use super::{Worker, read};
+use super::{Worker, read, scan};
 use crate::harness::store::Result;
 use crate::harness::tally::{Counts, OpKind};
 
 /// `readwhilewriting`: readers that are counted, and a writer that is not.
 pub(super) fn read_while_writing(worker: &mut Worker<'_>) -> Result<()> {
-    if !worker.is_writer() {
-        return read::random(worker);
-    }
+    if worker.is_writer() { write_on(worker) } else { read::random(worker) }
+}
+
+/// `seekrandomwhilewriting`: the same with seeks.
+pub(super) fn seek_while_writing(worker: &mut Worker<'_>) -> Result<()> {
+    if worker.is_writer() { write_on(worker) } else { scan::seek(worker) }
+}
+
+/// Writes as long as the other workers read.
+fn write_on(worker: &mut Worker<'_>) -> Result<()> {
     while worker.others_work() {
         let key = worker.keys.set(worker.picker.next(&mut worker.rng));
         let value = worker.values.take(worker.value_sizes.next(&mut worker.rng));

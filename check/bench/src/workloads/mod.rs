@@ -46,6 +46,7 @@ pub(crate) const NAMES: &[&str] = &[
     "seekrandom",
     "multireadrandom",
     "readwhilewriting",
+    "seekrandomwhilewriting",
     "readrandomwriterandom",
     "mixgraph",
     "mixgraph1",
@@ -57,6 +58,7 @@ pub(crate) const NAMES: &[&str] = &[
     "ycsbe",
     "ycsbf",
     "ycsbget",
+    "ycsbput",
     "ycsbscan",
     "ycsbload",
     "nutanix",
@@ -171,6 +173,10 @@ pub(crate) fn find(name: &str) -> Option<Spec> {
         "readwhilewriting" => Spec {
             with_writer: true,
             ..workers(mixed::read_while_writing, read::found_line).writing()
+        },
+        "seekrandomwhilewriting" => Spec {
+            with_writer: true,
+            ..workers(mixed::seek_while_writing, read::found_line).writing()
         },
         "readrandomwriterandom" => workers(mixed::read_write, mixed::message).writing(),
         "mixgraph" => workers(mixgraph::run, mixgraph::message).writing(),

@@ -1,7 +1,8 @@
 //! The YCSB core workloads (Cooper et al., "Benchmarking cloud serving systems with YCSB", SoCC
 //! 2010): a update-heavy, b read-mostly, c read-only, d read-latest, e short ranges, f
 //! read-modify-write; and two write-heavy mixes of BucketLSM's evaluation (§VI-A): `ycsbget`, seven
-//! puts to three gets, and `ycsbscan`, nine puts to one scan.
+//! puts to three gets, and `ycsbscan`, nine puts to one scan; and `ycsbput`, puts only (W100 of
+//! O³-LSM's evaluation, §5.2).
 //!
 //! A record is one key and one value of `--value_size`. Records are loaded in scattered order.
 //! `--benchmark_write_rate_limit` limits the writes of the workload, but not the load. The time
@@ -35,6 +36,7 @@ const D: Mix = Mix { reads: 95, inserts: 5, newest: true, ..NONE };
 const E: Mix = Mix { scans: 95, inserts: 5, ..NONE };
 const F: Mix = Mix { reads: 50, ..NONE };
 const GET: Mix = Mix { updates: 70, reads: 30, ..NONE };
+const PUT: Mix = Mix { updates: 100, ..NONE };
 const SCAN: Mix = Mix { updates: 90, scans: 10, ..NONE };
 
 /// Skew of the zipfian, as YCSB has it and as BucketLSM's evaluation has it.
@@ -51,6 +53,7 @@ pub(super) fn find(name: &str, workers: impl Fn(Body, Message) -> Spec) -> Optio
         "ycsbe" => |worker| run(worker, E),
         "ycsbf" => |worker| run(worker, F),
         "ycsbget" => |worker| run(worker, GET),
+        "ycsbput" => |worker| run(worker, PUT),
         "ycsbscan" => |worker| run(worker, SCAN),
         _ => return None,
     };
@@ -234,7 +237,7 @@ mod tests {
 
     #[test]
     fn shares_make_a_hundred() {
-        for mix in [A, B, C, D, E, GET, SCAN] {
+        for mix in [A, B, C, D, E, GET, PUT, SCAN] {
             assert_eq!(mix.reads + mix.updates + mix.inserts + mix.scans, 100, "{mix:?}");
         }
     }

@@ -53,6 +53,7 @@ fn run(case: Case, round: u64, ops_per_s: f64, stall: f64) -> Run {
         l0_files: vec![3, 1],
         stall_s: Stalls::default(),
         sent_bytes: Vec::new(),
+        moved: None,
     };
     let series = Series {
         benchmarks: vec![Window { name, start_s: 1.0, end_s: 11.0 }],

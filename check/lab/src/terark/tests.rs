@@ -61,6 +61,8 @@ fn result(name: &str, write_amplification: f64) -> ResultEntry {
         }),
         io: Vec::new(),
         network: Vec::new(),
+        moved: None,
+        offload: BTreeMap::new(),
         gc: None,
         tiers: None,
     }

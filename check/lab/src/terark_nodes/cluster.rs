@@ -1,16 +1,13 @@
 //! Storage nodes as child processes, and their manager in this process.
 //!
 //! A run owns one [`Cluster`]. Invariants:
-//! 1. A node process ends with the cluster: its standard input ends, and if that does not help, the
-//!    drop kills it by its id.
+//! 1. A node process ends with the cluster ([`RoleProcess`]).
 //! 2. A founded cluster has heard of all of its nodes.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: an error names the node. A node that a run has killed is left out of sums.
 
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::path::Path;
 use std::time::Duration;
 
 use archipelago_base::clock::{Clock as _, SystemClock};
@@ -21,6 +18,7 @@ use archipelago_store::nodes::wire::MemberState;
 use parking_lot::Mutex;
 
 use super::node::{self, NodeState};
+use crate::role::RoleProcess;
 
 /// Time within which nodes must have founded their cluster.
 const FOUNDING_MAX: Duration = Duration::from_secs(60);
@@ -46,97 +44,22 @@ pub(super) struct ClusterSpec<'a> {
 }
 
 /// A running node.
-#[derive(Debug)]
-struct NodeProcess {
-    id: u64,
-    child: Child,
-    /// `None` once the node was told to end.
-    stdin: Option<ChildStdin>,
-    stdout: BufReader<ChildStdout>,
-}
+type NodeProcess = RoleProcess<NodeState>;
 
-impl NodeProcess {
-    /// Starts node `id`, and waits until it serves.
-    fn start(spec: &ClusterSpec<'_>, manager: &str, id: u64) -> Result<Self> {
-        let dir = spec.dir.join(format!("node-{id}"));
-        let mut command = Command::new(spec.program);
-        command
-            .arg(node::COMMAND)
-            .arg(format!("--id={id}"))
-            .arg(format!("--dir={}", dir.display()))
-            .arg(format!("--manager={manager}"))
-            .arg(format!("--scale={}", spec.scale));
-        if let Some(device) = spec.device {
-            command.arg(format!("--device={}", device.display()));
-        }
-        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
-        let mut child = child.map_err(|error| Error::io("run", spec.program, error))?;
-        let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(Error::invalid(format!("storage node {id} has no standard streams")));
-        };
-        let mut node = Self { id, child, stdin: Some(stdin), stdout: BufReader::new(stdout) };
-        node.line()?;
-        Ok(node)
+/// Starts node `id`, and waits until it serves.
+fn start_node(spec: &ClusterSpec<'_>, manager: &str, id: u64) -> Result<NodeProcess> {
+    let dir = spec.dir.join(format!("node-{id}"));
+    let mut words = vec![
+        node::COMMAND.to_owned(),
+        format!("--id={id}"),
+        format!("--dir={}", dir.display()),
+        format!("--manager={manager}"),
+        format!("--scale={}", spec.scale),
+    ];
+    if let Some(device) = spec.device {
+        words.push(format!("--device={}", device.display()));
     }
-
-    /// The next line of the node.
-    fn line(&mut self) -> Result<NodeState> {
-        let failed = |error| Error::io("read the output of", "a storage node".as_ref(), error);
-        let mut line = String::new();
-        loop {
-            line.clear();
-            if self.stdout.read_line(&mut line).map_err(failed)? == 0 {
-                let id = self.id;
-                return Err(Error::invalid(format!(
-                    "storage node {id} has ended; its error output says why"
-                )));
-            }
-            // A test harness may print the name of its test before the mark.
-            if let Some((_, text)) = line.split_once(node::MARK) {
-                return serde_json::from_str(text.trim()).map_err(|error| {
-                    Error::invalid(format!("a line of storage node {}: {error}", self.id))
-                });
-            }
-        }
-    }
-
-    /// State of the node now.
-    fn state(&mut self) -> Result<NodeState> {
-        if let Some(stdin) = &mut self.stdin {
-            let asked = stdin.write_all(b"state\n").and_then(|()| stdin.flush());
-            asked.map_err(|error| Error::io("write to", "a storage node".as_ref(), error))?;
-        }
-        self.line()
-    }
-
-    /// Kills the process, as a loss of the node does.
-    fn kill(&mut self) -> Result<()> {
-        let killed = self.child.kill().and_then(|()| self.child.wait());
-        killed.map(drop).map_err(|error| Error::io("kill", "a storage node".as_ref(), error))
-    }
-
-    /// Ends the process in order.
-    fn close(mut self) -> Result<()> {
-        self.stdin = None;
-        let status = self.child.wait();
-        let status =
-            status.map_err(|error| Error::io("wait for", "a storage node".as_ref(), error))?;
-        match status.success() {
-            true => Ok(()),
-            false => Err(Error::invalid(format!("storage node {} failed ({status})", self.id))),
-        }
-    }
-}
-
-impl Drop for NodeProcess {
-    fn drop(&mut self) {
-        self.stdin = None;
-        // A process that has ended and was waited for is left alone.
-        if matches!(self.child.try_wait(), Ok(None)) {
-            let _ = self.child.kill();
-            let _ = self.child.wait();
-        }
-    }
+    Ok(NodeProcess::start(spec.program, &words, format!("storage node {id}"))?.0)
 }
 
 /// Bytes and processor time of the nodes at one moment.
@@ -213,7 +136,7 @@ impl Cluster {
             secret: None,
         })?;
         let address = address_of(&manager);
-        let nodes = (1..=spec.nodes).map(|id| NodeProcess::start(spec, &address, id).map(Some));
+        let nodes = (1..=spec.nodes).map(|id| start_node(spec, &address, id).map(Some));
         let nodes = Mutex::new(nodes.collect::<Result<Vec<_>>>()?);
         let cluster = Self { nodes, manager };
         cluster.wait_for(spec.nodes)?;
@@ -276,13 +199,4 @@ impl Cluster {
 fn address_of(manager: &ManagerServer) -> String {
     let address = manager.addresses().first().cloned().unwrap_or_default();
     address.trim_start_matches("tcp:").to_owned()
-}
-
-/// Program of the nodes: `named`, or this one.
-pub(super) fn node_program(named: Option<&PathBuf>) -> Result<PathBuf> {
-    match named {
-        Some(path) => Ok(path.clone()),
-        None => std::env::current_exe()
-            .map_err(|error| Error::io("find", "the own program".as_ref(), error)),
-    }
 }

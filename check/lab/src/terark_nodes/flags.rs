@@ -166,11 +166,6 @@ impl NodesFlags {
 
     /// Directory in which directories are made.
     pub(super) fn base_dir(&self) -> PathBuf {
-        let memory = PathBuf::from("/dev/shm");
-        self.dir.clone().unwrap_or_else(
-            || {
-                if memory.is_dir() { memory } else { std::env::temp_dir() }
-            },
-        )
+        crate::rounds::base_dir(self.dir.as_ref())
     }
 }

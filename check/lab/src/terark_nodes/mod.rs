@@ -9,7 +9,7 @@
 //! | `plan`, `words` | the runs, their steps, and the words of each process |
 //! | `node` | a storage node as a process |
 //! | `cluster` | the storage nodes of a run, and their manager |
-//! | `run`, `events`, `machine` | one run and its figures |
+//! | `run`, `events` | one run and its figures |
 //! | `bounds` | the arithmetic of the targets |
 //! | `rows`, `claims` | the rows |
 //! | `report`, `plots` | sections and charts |
@@ -34,7 +34,6 @@ mod cluster;
 mod events;
 mod flags;
 mod link;
-mod machine;
 mod modes;
 mod node;
 mod plan;
@@ -46,16 +45,13 @@ mod words;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 use archipelago_base::clock::{Clock as _, SystemClock};
-use archipelago_base::random::entropy_seed;
-use indicatif::ProgressBar;
 use serde::Serialize;
 
 use crate::page;
+use crate::rounds::{Rounds, absolute};
 use archipelago_bench::harness::flags::Stop;
-use archipelago_bench::harness::progress::runs_bar;
 use archipelago_bench::harness::store::{DeviceSpec, Error, FileSystem as _, LocalFs, Result};
 use flags::NodesFlags;
 use link::{Card, Link};
@@ -126,30 +122,22 @@ fn make(flags: &NodesFlags, args: &[OsString]) -> Result<()> {
     result
 }
 
-fn absolute(path: &Path) -> Result<PathBuf> {
-    std::path::absolute(path).map_err(|error| Error::io("find", path, error))
-}
-
 /// Makes the runs and collects their figures.
 struct Runner<'a> {
     flags: &'a NodesFlags,
     device: &'a Path,
     archipelago: PathBuf,
     node_program: PathBuf,
-    base: PathBuf,
-    bar: ProgressBar,
+    rounds: Rounds,
     runs: Vec<Run>,
 }
 
 impl<'a> Runner<'a> {
     fn new(flags: &'a NodesFlags, device: &'a Path) -> Result<Self> {
         let archipelago = crate::program::named_or_beside(flags.archipelago.as_ref())?;
-        let node_program = cluster::node_program(flags.node_program.as_ref())?;
-        let unique = format!("archipelago-terark-{:08x}", entropy_seed() as u32);
-        let base = absolute(&flags.base_dir().join(unique))?;
-        LocalFs::new().create_dir_all(&base)?;
-        let (bar, runs) = (runs_bar(), Vec::new());
-        Ok(Self { flags, device, archipelago, node_program, base, bar, runs })
+        let node_program = crate::role::program(flags.node_program.as_ref())?;
+        let rounds = Rounds::new(&flags.base_dir(), "archipelago-terark")?;
+        Ok(Self { flags, device, archipelago, node_program, rounds, runs: Vec::new() })
     }
 
     /// The cells that the client's program can run, and a note about those that it cannot.
@@ -167,61 +155,29 @@ impl<'a> Runner<'a> {
     }
 
     fn has_log_buffer(&self) -> Result<bool> {
-        let mut command = Command::new(&self.archipelago);
-        let output = command.args(["bench", "--help"]).stdin(Stdio::null()).output();
-        let output = output.map_err(|error| Error::io("run", &self.archipelago, error))?;
-        Ok(String::from_utf8_lossy(&output.stdout).contains("--log_buffer_bytes"))
+        Ok(crate::program::bench_help(&self.archipelago)?.contains("--log_buffer_bytes"))
     }
 
     /// Makes all runs. A run that fails does not stop the others.
     fn run_all(&mut self, cells: &[Cell]) -> Result<()> {
-        let rounds = self.flags.runs();
-        self.bar.set_length(cells.len() as u64 * rounds);
-        let mut result = Ok(());
-        for round in 0..rounds {
-            for &cell in cells {
-                if let Err(error) = self.run_one(cell, round) {
-                    self.note(&format!("{} failed: {error}", cell.name()));
-                    result = result.and(Err(error));
-                }
-                self.bar.inc(1);
-            }
-        }
-        self.bar.finish_and_clear();
-        result
-    }
-
-    fn run_one(&mut self, cell: Cell, round: u64) -> Result<()> {
-        let (number, what) = (self.bar.position() + 1, cell.name());
-        self.bar.set_message(what.clone());
-        self.note(&format!("run {number} of {}: {what}", self.bar.length().unwrap_or(0)));
-        let stage = Stage {
-            case: Case { flags: self.flags, cell, round },
-            archipelago: &self.archipelago,
-            node_program: &self.node_program,
-            device: self.device,
-            dir: self.base.join(format!("run-{number}")),
-            said: &|line| self.note(&format!("  {line}")),
-        };
-        let run = stage.run()?;
-        self.runs.push(run);
-        Ok(())
-    }
-
-    /// Prints a line above the progress bar.
-    fn note(&self, line: &str) {
-        if self.bar.is_hidden() {
-            eprintln!("{line}");
-        } else {
-            self.bar.println(line);
-        }
+        let Self { flags, device, archipelago, node_program, rounds, runs } = self;
+        rounds.run_all(cells, flags.runs(), Cell::name, |&cell, at| {
+            let stage = Stage {
+                case: Case { flags, cell, round: at.round },
+                archipelago,
+                node_program,
+                device,
+                dir: at.dir.clone(),
+                said: at.said,
+            };
+            runs.push(stage.run()?);
+            Ok(())
+        })
     }
 
     /// Removes the directory, and returns the runs.
     fn finish(self) -> Vec<Run> {
-        if let Err(error) = LocalFs::new().remove_dir_all(&self.base) {
-            eprintln!("{} stays: {error}", self.base.display());
-        }
+        self.rounds.finish();
         self.runs
     }
 }

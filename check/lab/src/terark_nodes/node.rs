@@ -1,24 +1,20 @@
 //! `archipelago-lab terark-node`: a storage node as a process, on an emulated device.
 //!
-//! The laboratory starts it as a child and talks to it over its standard streams. The node prints
-//! one line when it serves. Then it answers each line of standard input with a line about its space
-//! and processor time, and it ends when standard input ends. Each of its lines begins with
-//! [`MARK`], so that the parent ignores other output.
+//! The laboratory starts it as a child ([`crate::role`]). Its state is its space and its processor
+//! time.
 //!
 //! Failure: an error ends the process, which the parent notices at the next line.
 //! Cost: one pass over chunks and extents per line.
 
 use std::ffi::OsString;
-use std::io::BufRead as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use archipelago_base::clock::SystemClock;
 use archipelago_bench::harness::flags::{Stop, with_underscores};
 use archipelago_bench::harness::process;
-use archipelago_bench::harness::report::say;
 use archipelago_bench::harness::store::{
-    DeviceSpec, Error, FileClass, FileSystem, IoContext, IoPurpose, LocalFs, Result,
+    DeviceSpec, FileClass, FileSystem, IoContext, IoPurpose, LocalFs, Result,
 };
 use archipelago_env::descriptors::raise_limit;
 use archipelago_env::device::ThrottledFs;
@@ -31,8 +27,6 @@ use super::link;
 
 /// Word that the program begins with to run a node.
 pub(crate) const COMMAND: &str = "terark-node";
-/// Begin of each line of a node.
-pub(super) const MARK: &str = "storage-node: ";
 
 /// Flags of the process.
 #[derive(Clone, Debug, Parser)]
@@ -114,19 +108,8 @@ fn run(flags: &NodeFlags) -> Result<()> {
         None => local,
     };
     let server = StorageServer::start_on(fs, settings)?;
-    tell(&state(&server))?;
-    for line in std::io::stdin().lock().lines() {
-        line.map_err(|error| Error::io("read", "standard input".as_ref(), error))?;
-        tell(&state(&server))?;
-    }
+    crate::role::answer(|| state(&server))?;
     server.close()
-}
-
-fn tell(state: &NodeState) -> Result<()> {
-    let text = serde_json::to_string(state)
-        .map_err(|error| Error::invalid(format!("the state does not fit JSON: {error}")))?;
-    say(&format!("{MARK}{text}"));
-    Ok(())
 }
 
 fn state(server: &StorageServer) -> NodeState {

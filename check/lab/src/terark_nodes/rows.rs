@@ -11,7 +11,8 @@ use super::plan::{Cell, Group, Step};
 use super::run::Run;
 use super::words::BOUND;
 use crate::claim::{Target, median};
-use crate::page::{self, Ratio, RowTarget, Verdict};
+use crate::page::{self, Verdict};
+use crate::sides::{Goal, Judgement, Sides};
 use crate::terark::bounds::collected_per_byte;
 
 /// All that rows follow from.
@@ -25,19 +26,6 @@ pub(super) struct Facts<'a> {
 pub(super) type Figure = Box<dyn Fn(&Facts<'_>, &Run) -> Option<f64>>;
 /// Function that computes a bound, as text.
 pub(super) type Bound = Box<dyn Fn(&Facts<'_>) -> Option<String>>;
-
-/// What must hold for a row.
-#[derive(Clone, Copy)]
-enum Goal {
-    /// The ratio of the medians.
-    Ratio(Target),
-    /// The median of the first mode.
-    Measured(Target),
-    /// The figure of the first mode in each run.
-    Each { at_most: f64 },
-    /// Nothing: the row is reported.
-    Open,
-}
 
 /// What a row is about.
 #[derive(Clone, Copy, Debug)]
@@ -279,35 +267,11 @@ impl Facts<'_> {
             let runs = self.of(workload, mode, claim.card);
             runs.filter_map(|run| Some((run.round, figure(self, run)?))).collect()
         };
-        let ours = figures(mode, &claim.figure);
         let theirs = claim.peer.as_ref().map(|(mode, figure)| figures(*mode, figure));
-        let theirs = theirs.unwrap_or_default();
-        let values = |pairs: &[(u64, f64)]| pairs.iter().map(|pair| pair.1).collect::<Vec<f64>>();
-        let (measured, peer) = (median(&values(&ours)), median(&values(&theirs)));
-        let ratio = measured.zip(peer).map(|(measured, peer)| measured / peer);
-        let rounds = ours.iter().filter_map(|(round, our)| {
-            let (_, their) = theirs.iter().find(|(other, _)| other == round)?;
-            Some(our / their)
-        });
-        let rounds: Vec<f64> = rounds.collect();
-        let worst = values(&ours).into_iter().fold(f64::NEG_INFINITY, f64::max);
-        let (target, is_met) = match claim.goal {
-            Goal::Ratio(target) => {
-                (Some(RowTarget::Ratio(target)), ratio.map(|ratio| target.is_met(ratio)))
-            }
-            Goal::Measured(target) => {
-                (Some(RowTarget::Measured(target)), measured.map(|value| target.is_met(value)))
-            }
-            Goal::Each { at_most } => {
-                let target = RowTarget::Worst { at_most, worst };
-                (Some(target), measured.map(|_| worst <= at_most))
-            }
-            Goal::Open => (None, None),
-        };
-        let verdict = match (target, is_met) {
-            (Some(_), None) => Verdict::Failed,
-            (_, met) => Verdict::of(met),
-        };
+        let sides =
+            Sides { ours: figures(mode, &claim.figure), theirs: theirs.unwrap_or_default() };
+        let judgement = sides.judge(claim.goal);
+        let Judgement { measured, peer, ratio, target, verdict, runs } = judgement;
         let bound = claim.bound.as_ref().and_then(|bound| bound(self)).unwrap_or_default();
         let what = claim.what();
         let page_row = page::Row {
@@ -316,18 +280,15 @@ impl Facts<'_> {
             decimals: claim.decimals(),
             measured,
             peer,
-            ratio: ratio.map(|median| Ratio {
-                median,
-                min: rounds.iter().copied().fold(f64::INFINITY, f64::min),
-                max: rounds.iter().copied().fold(f64::NEG_INFINITY, f64::max),
-            }),
+            ratio,
             bound: bound.clone(),
             paper: claim.paper.to_owned(),
             target,
             verdict,
-            runs: Some(ours.len() as u64),
+            runs: Some(runs),
             cause: if verdict == Verdict::Missed { claim.cause } else { "" },
         };
+        let ratio = ratio.map(|ratio| ratio.median);
         Row { group, what, measured, peer, ratio, bound, verdict, page_row }
     }
 }

@@ -15,10 +15,10 @@ use serde::Serialize;
 use super::cluster::{Cluster, ClusterSpec};
 use super::events;
 use super::link::{Card, Link};
-use super::machine::BusyTime;
 use super::modes::{Mode, Workload};
 use super::plan::{Cell, Course, Step};
 use super::words::{Case, DatabasePlace};
+use crate::machine::BusyTime;
 use crate::program::run_to_end;
 use crate::results::{self, ResultEntry, ResultFile};
 

@@ -62,9 +62,12 @@ fn result(measured: &Measured<'_>) -> ResultEntry {
             write_amplification: Some(measured.write_amplification),
             cpu_seconds: Some(measured.cpu_s),
             network: network.clone(),
+            moved: None,
         }),
         io: Vec::new(),
         network,
+        moved: None,
+        offload: BTreeMap::new(),
         gc: None,
         tiers: None,
     }

@@ -3,6 +3,7 @@
 mod comparisons;
 mod flexkv;
 mod keigo;
+mod o3;
 mod pages;
 mod rocksdb;
 mod terark;

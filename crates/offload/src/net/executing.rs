@@ -146,6 +146,12 @@ impl ExecutorServer {
     /// Starts an executor. Errors: `InvalidArgument` if it has no slot, no manager or no place of
     /// files, or if a directory is not an absolute path; those of starting threads.
     pub fn start(settings: ExecutorSettings) -> Result<Self> {
+        Self::start_on(Arc::new(LocalFs::new()), settings)
+    }
+
+    /// Starts an executor that reaches shared directories through `fs`. Errors are those of
+    /// [`ExecutorServer::start`].
+    pub fn start_on(fs: Arc<dyn FileSystem>, settings: ExecutorSettings) -> Result<Self> {
         let has_files = !settings.shares.is_empty() || settings.volumes.is_some();
         if settings.slots == 0 || settings.managers.is_empty() || !has_files {
             return Err(Error::invalid(
@@ -179,7 +185,7 @@ impl ExecutorServer {
             }),
             changed: Condvar::new(),
             clock: SystemClock::shared(),
-            fs: Arc::new(LocalFs::new()),
+            fs,
             registry,
             budget: ByteBudget::unlimited(),
             outbox: Courier::outbox(Correspondent::Executor(me)),

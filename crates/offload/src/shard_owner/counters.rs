@@ -16,6 +16,7 @@ pub(super) struct Tally {
     pub(super) pages: AtomicU64,
     pub(super) records: AtomicU64,
     pub(super) fetched: AtomicU64,
+    pub(super) fetched_bytes: AtomicU64,
     pub(super) repeated: AtomicU64,
     pub(super) busy: AtomicU64,
     pub(super) lost: AtomicU64,
@@ -51,6 +52,8 @@ pub struct OwnerFigures {
     pub records: u64,
     /// Images that were fetched as a whole.
     pub fetched: u64,
+    /// Bytes of these images.
+    pub fetched_bytes: u64,
     /// Reads that were repeated, because a node did not answer or was busy.
     pub repeated: u64,
     /// Reads that ended without an answer.
@@ -75,6 +78,7 @@ impl Tally {
             pages: read(&self.pages),
             records: read(&self.records),
             fetched: read(&self.fetched),
+            fetched_bytes: read(&self.fetched_bytes),
             repeated: read(&self.repeated),
             busy: read(&self.busy),
             lost: read(&self.lost),
@@ -84,7 +88,7 @@ impl Tally {
 
 impl OwnerFigures {
     /// The figures by name.
-    fn named(&self) -> [(&'static str, u64); 14] {
+    fn named(&self) -> [(&'static str, u64); 15] {
         [
             ("nodes", self.nodes),
             ("shards", self.shards),
@@ -97,6 +101,7 @@ impl OwnerFigures {
             ("pages", self.pages),
             ("long_values", self.records),
             ("fetched", self.fetched),
+            ("fetched_bytes", self.fetched_bytes),
             ("repeated", self.repeated),
             ("busy", self.busy),
             ("lost", self.lost),

@@ -284,11 +284,12 @@ impl OwnerDriver {
         let begin_ns = self.now_ns();
         loop {
             let (target, links) = self.target(&scope)?;
-            let bytes = target.shards.iter().map(|shard| shard.place.bytes).sum();
+            let bytes: u64 = target.shards.iter().map(|shard| shard.place.bytes).sum();
             let end_ns = begin_ns + self.terms().image(bytes).as_nanos() as u64;
             match self.fetch_image(&target, &links, end_ns).await {
                 Ok(image) => {
                     count(&self.tally.fetched, 1);
+                    count(&self.tally.fetched_bytes, bytes);
                     return Ok(image);
                 }
                 Err(failure) => self.after(&mut attempts, &scope, failure).await?,

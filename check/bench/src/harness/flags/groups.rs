@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, ValueEnum};
 
+use super::offload::OffloadFlags;
 use super::separation::Separation;
 use super::volume::VolumeFlags;
 
@@ -23,12 +24,14 @@ Benchmarks, comma-separated, run in order on one database:
   seekrandom            seek random keys, then --seek_nexts entries on
   multireadrandom       read --batch_size random keys at once
   readwhilewriting      --threads readers beside one writer
+  seekrandomwhilewriting  seekrandom beside one writer
   readrandomwriterandom --readwritepercent reads among writes
   mixgraph              gets, puts and seeks modelled on production traces (--mix_*, --keyrange_*)
   mixgraph1             puts only, fresh database; 10, 20, 30, 40, 50 key ranges as the run goes on
   mixgraph2             the same keys; puts, gets and scans 8:1:1
   ycsba .. ycsbf        the YCSB core workloads; an empty database is loaded first
   ycsbget, ycsbscan     puts and gets 7:3, puts and scans 9:1, zipfian 0.9; loaded first as well
+  ycsbput               puts only, zipfian 0.99; loaded first as well
   ycsbload              loads the records of the YCSB workloads
   mixed8k, fixed16k     load, update, read and scan records of 16 KiB (mixed8k: half of them 100 B to
                         512 B); pareto1k: of 1 KiB on average; one phase: mixed8kload, mixed8kupdate,
@@ -94,6 +97,8 @@ pub struct Flags {
     pub storage: Storage,
     #[command(flatten)]
     pub(crate) volume: VolumeFlags,
+    #[command(flatten)]
+    pub(crate) offload: OffloadFlags,
     #[command(flatten)]
     pub(crate) separation: Separation,
     #[command(flatten)]
@@ -510,6 +515,13 @@ impl Flags {
         }
         self.separation.check(self.storage.compression_type)?;
         self.volume.check()?;
+        if self.offload.local_log && self.storage.device.is_none() {
+            return Err(
+                "--local_log needs --device: without an emulated device, all files lie on \
+                        the real disk"
+                    .to_owned(),
+            );
+        }
         if !(0.0..=1.0).contains(&load.compression_ratio) {
             return Err(format!(
                 "--compression_ratio is {}: it must be 0 to 1",

@@ -6,6 +6,7 @@
 
 mod groups;
 mod known;
+mod offload;
 mod separation;
 mod spelling;
 mod volume;
@@ -18,6 +19,7 @@ use clap::{ArgAction, Command, CommandFactory, FromArgMatches};
 pub(crate) use groups::SizeDistribution;
 pub use groups::{BucketBoundaries, CompareFlags, CompressionType, Distribution, Flags, Mixgraph};
 pub use known::OURS_ONLY;
+pub use offload::Offload;
 pub use spelling::{Spelled, with_underscores};
 
 /// Why there is nothing to run.
@@ -58,12 +60,14 @@ pub fn read_compare(args: &[OsString]) -> Result<(CompareFlags, Spelled), Stop> 
         flags.db_bench_flags += &flag;
     }
     let storage = &flags.bench.storage;
-    let has_ours =
-        storage.device.is_some() || storage.tiers.is_some() || flags.bench.volume.store.is_some();
+    let has_ours = storage.device.is_some()
+        || storage.tiers.is_some()
+        || flags.bench.volume.store.is_some()
+        || flags.bench.offload.offload_mode.mode().is_some();
     if has_ours || flags.bench.output.samples.is_some() {
         return Err(Stop::Usage(
-            "--device, --tiers, --store and --samples do not go with compare: db_bench has none of \
-             them"
+            "--device, --tiers, --store, --offload_mode and --samples do not go with compare: \
+             db_bench has none of them"
                 .to_owned(),
         ));
     }

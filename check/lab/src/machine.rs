@@ -5,13 +5,13 @@
 
 /// Processor time of all processors since the start of the machine, in ticks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct BusyTime {
+pub(crate) struct BusyTime {
     busy: u64,
     total: u64,
 }
 
 impl BusyTime {
-    pub(super) fn now() -> Option<Self> {
+    pub(crate) fn now() -> Option<Self> {
         Self::of(&std::fs::read_to_string("/proc/stat").ok()?)
     }
 
@@ -27,7 +27,7 @@ impl BusyTime {
     }
 
     /// Share of the time since `before` in which the processors were busy.
-    pub(super) fn share_since(&self, before: &Self) -> Option<f64> {
+    pub(crate) fn share_since(&self, before: &Self) -> Option<f64> {
         let total = self.total.saturating_sub(before.total);
         (total > 0).then(|| self.busy.saturating_sub(before.busy) as f64 / total as f64)
     }

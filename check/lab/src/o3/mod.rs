@@ -1,0 +1,203 @@
+//! `archipelago-lab o3`: the evaluation of O³-LSM (§5) with roles that run as processes of this
+//! machine, over a shared directory behind emulated links.
+//!
+//! | module | purpose |
+//! | --- | --- |
+//! | `flags` | the command line |
+//! | `bounds` | what arithmetic allows |
+//! | `modes` | the table of modes, and those that a program refuses |
+//! | `plan`, `words` | the cells, and the words of each process |
+//! | `node` | an executor, a memory node or a Redis server as a process |
+//! | `cluster` | the processes of a run, and their manager |
+//! | `resp` | Redis clients |
+//! | `run`, `timeline` | one run and its figures |
+//! | `rows`, `claims` | the rows |
+//! | `report`, `plots` | sections and charts |
+//!
+//! The owner is the program `archipelago bench`, so that the program is measured that people run.
+//! Other roles are processes of the laboratory, because only they have emulated links.
+//!
+//! Invariants:
+//! 1. Modes alternate within a round, and a round has one seed for all modes. Each run has
+//!    processes and directories of its own, which are removed after the run.
+//! 2. Links, sizes, modes, rows and targets were fixed before the results were known (decision
+//!    0087).
+//! 3. A mode that the program refuses is named with the reason, and its rows are listed without
+//!    figures.
+//! 4. A run is valid only if processors were not the limit; each run's use of them is printed.
+//!
+//! Failure: a missed target is no error. A run that fails leaves its rows without figures. The
+//! other runs go on, and the command returns the first error.
+
+mod bounds;
+mod claims;
+mod cluster;
+mod flags;
+mod modes;
+mod node;
+mod plan;
+mod plots;
+mod report;
+mod resp;
+mod rows;
+mod run;
+mod timeline;
+mod words;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use archipelago_base::clock::{Clock as _, SystemClock};
+use archipelago_bench::harness::flags::Stop;
+use archipelago_bench::harness::store::{DeviceSpec, Error, FileSystem as _, LocalFs, Result};
+use serde::Serialize;
+
+use crate::page;
+use crate::rounds::{RoundRun, Rounds, absolute, base_dir};
+use bounds::StorageLink;
+use cluster::Devices;
+use flags::O3Flags;
+use modes::{Abilities, Mode};
+use plan::{Cell, Load, Plan};
+use rows::{Facts, Row, Unmeasured};
+use run::{Run, Stage};
+use words::Case;
+
+pub(crate) use node::{COMMAND as NODE_COMMAND, serve as serve_node};
+
+/// Title of the report and of the page.
+const TITLE: &str = "Offloading: the evaluation of O³-LSM";
+
+const LINK_1G: &str = include_str!("../../../../docs/devices/ds-link-1g.toml");
+const LINK_2G5: &str = include_str!("../../../../docs/devices/ds-link-2g5.toml");
+const STORAGE: &str = include_str!("../../../../docs/devices/ds-local.toml");
+
+/// The file report.json.
+#[derive(Debug, Serialize)]
+struct Results<'a> {
+    version: &'static str,
+    settings: &'a str,
+    devices: [DeviceSpec; 3],
+    rows: &'a [Row],
+    unmeasured: &'a [Unmeasured],
+    runs: &'a [Run],
+}
+
+/// Runs the command with `args`, the words after `o3`.
+pub(crate) fn measure(args: &[OsString]) -> std::result::Result<Result<()>, Stop> {
+    let flags = O3Flags::read(args)?;
+    Ok(make(&flags, args))
+}
+
+fn make(flags: &O3Flags, args: &[OsString]) -> Result<()> {
+    LocalFs::for_reports().create_dir_all(&flags.out)?;
+    let clock = SystemClock::new();
+    let archipelago = crate::program::named_or_beside(flags.archipelago.as_ref())?;
+    let abilities = Abilities::of(&crate::program::bench_help(&archipelago)?);
+    let plan = plan::plan(flags, &abilities);
+    for (cell, why) in &plan.refused {
+        eprintln!("left out: {}: {why}", cell.name());
+    }
+    let mut runner = Runner::new(flags, archipelago)?;
+    let result = runner.run_all(&plan);
+    let runs = runner.finish();
+    let facts = Facts { flags, plan: &plan, runs: &runs };
+    let claims = claims::all();
+    let rows = facts.rows(&claims);
+    let mut unmeasured = facts.refused(&claims);
+    unmeasured.extend(claims::listed(&flags.groups()));
+    let settings = report::settings(flags, clock.now_ns() / 1_000_000_000);
+    let shown = report::Shown { rows: &rows, unmeasured: &unmeasured };
+    let sections = report::sections(&facts, &shown);
+    let devices = [LINK_1G, LINK_2G5, STORAGE].map(DeviceSpec::from_toml);
+    let [narrow, wide, storage] = devices;
+    let data = Results {
+        version: env!("CARGO_PKG_VERSION"),
+        settings: &settings,
+        devices: [narrow?, wide?, storage?],
+        rows: &rows,
+        unmeasured: &unmeasured,
+        runs: &runs,
+    };
+    let plots = plots::all(&facts);
+    let (command, settings) = ("o3", settings.as_str());
+    page::Report { title: TITLE, command, args, settings, sections, appendix: None, plots }
+        .publish(&flags.out, flags.page.as_deref(), &data)?;
+    result
+}
+
+/// Makes the runs and collects their figures.
+struct Runner<'a> {
+    flags: &'a O3Flags,
+    archipelago: PathBuf,
+    node_program: PathBuf,
+    rounds: Rounds,
+    /// Files with the descriptions of the links, by the order of [`StorageLink::ALL`].
+    devices: [Devices; 2],
+    runs: Vec<Run>,
+}
+
+impl<'a> Runner<'a> {
+    fn new(flags: &'a O3Flags, archipelago: PathBuf) -> Result<Self> {
+        let node_program = crate::role::program(flags.node_program.as_ref())?;
+        let rounds = Rounds::new(&base_dir(flags.dir.as_ref()), "archipelago-o3")?;
+        // Processes get paths that do not depend on a directory.
+        let file = |name: &str, text: &str| {
+            let path = absolute(&flags.out.join(name))?;
+            page::write(&path, text)?;
+            Ok::<PathBuf, Error>(path)
+        };
+        let local = file("ds-local.toml", STORAGE)?;
+        let devices = [
+            Devices { link: file("ds-link-1g.toml", LINK_1G)?, local: local.clone() },
+            Devices { link: file("ds-link-2g5.toml", LINK_2G5)?, local },
+        ];
+        Ok(Self { flags, archipelago, node_program, rounds, devices, runs: Vec::new() })
+    }
+
+    /// Makes all runs. A run that fails does not stop the others.
+    fn run_all(&mut self, plan: &Plan) -> Result<()> {
+        let Self { flags, archipelago, node_program, rounds, devices, runs } = self;
+        rounds.run_all(&plan.cells, flags.runs(), Cell::name, |&cell, at| {
+            let devices = match cell.link {
+                StorageLink::One => &devices[0],
+                StorageLink::TwoAndAHalf => &devices[1],
+            };
+            let baseline_bytes_per_s = baseline(runs, cell, at)?;
+            let stage = Stage {
+                case: Case { flags, cell, round: at.round, baseline_bytes_per_s },
+                archipelago,
+                node_program,
+                devices,
+                dir: at.dir.clone(),
+                said: at.said,
+            };
+            runs.push(stage.run()?);
+            Ok(())
+        })
+    }
+
+    /// Removes the directory, and returns the runs.
+    fn finish(self) -> Vec<Run> {
+        self.rounds.finish();
+        self.runs
+    }
+}
+
+/// Bytes per second of `off_classic` in the same round, if the load of `cell` depends on it.
+fn baseline(runs: &[Run], cell: Cell, at: &RoundRun<'_>) -> Result<Option<f64>> {
+    let Load::Paced(value) = cell.load else { return Ok(None) };
+    let wanted = Cell::new(Mode::OffClassic, cell.link, Load::Fill(value));
+    let found = runs.iter().find(|run| run.cell == wanted && run.round == at.round);
+    let rate = found.and_then(Run::user_mb_per_s);
+    match rate {
+        Some(rate) => Ok(Some(rate * 1e6)),
+        None => Err(Error::invalid(format!(
+            "the rate of {} is not known, so that 0.9 of it cannot be offered",
+            wanted.name()
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests;

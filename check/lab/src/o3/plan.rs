@@ -1,0 +1,479 @@
+//! The runs: groups of rows, and the cells that they need. The functions are pure.
+//!
+//! A *cell* is a mode, a link and a load. Each cell has processes and a directory of its own. Rows
+//! of several groups may use one cell, which then runs once in a round.
+
+use serde::Serialize;
+
+use super::bounds::StorageLink;
+use super::flags::O3Flags;
+use super::modes::{Abilities, Mode};
+
+/// A group of rows, by its name in `--only`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+#[value(rename_all = "lower")]
+pub(super) enum Group {
+    Fill,
+    Burst,
+    Latency,
+    Read,
+    Mixed,
+    Ycsb,
+    Range,
+    Ablation,
+    Flush,
+    Stalls,
+    Amplification,
+    Phases,
+    Delegation,
+    Memtables,
+    Links,
+    Peaks,
+    Stability,
+    Portability,
+    Resp,
+    Nodes,
+}
+
+impl Group {
+    pub(super) const ALL: [Self; 20] = [
+        Self::Fill,
+        Self::Burst,
+        Self::Latency,
+        Self::Read,
+        Self::Mixed,
+        Self::Ycsb,
+        Self::Range,
+        Self::Ablation,
+        Self::Flush,
+        Self::Stalls,
+        Self::Amplification,
+        Self::Phases,
+        Self::Delegation,
+        Self::Memtables,
+        Self::Links,
+        Self::Peaks,
+        Self::Stability,
+        Self::Portability,
+        Self::Resp,
+        Self::Nodes,
+    ];
+
+    /// Title of its section.
+    pub(super) fn title(self) -> &'static str {
+        match self {
+            Self::Fill => "Random writes (Figures 8 and 9)",
+            Self::Burst => "Bursts with 96 memtables (Figures 8 and 9)",
+            Self::Latency => "Latency at an offered load (Figures 8 and 9)",
+            Self::Read => "Random reads (Figures 8 and 9)",
+            Self::Mixed => "Equally many reads and writes (Figures 8 and 9)",
+            Self::Ycsb => "YCSB (Figure 10)",
+            Self::Range => "Range reads under a write load (Figure 11)",
+            Self::Ablation => "Steps of the design (Figure 12a)",
+            Self::Flush => "Parallel flushes (Figure 12)",
+            Self::Stalls => "Write stops by the number of memtables (Table 1)",
+            Self::Amplification => "Write amplification (Table 2)",
+            Self::Phases => "Time of a flush (Table 3)",
+            Self::Delegation => "Delegated reads and the key-offset cache (Table 4)",
+            Self::Memtables => "Number of memtables, and the local share (Figure 14)",
+            Self::Links => "Bytes by link (Table 5)",
+            Self::Peaks => "Peaks of links (Table 6)",
+            Self::Stability => "Variation of the throughput (Figures 15 and 16)",
+            Self::Portability => "Added to offloaded compactions (Table 7)",
+            Self::Resp => "A Redis server (Table 8)",
+            Self::Nodes => "Many nodes (Figure 17, Tables 9 and 10)",
+        }
+    }
+}
+
+/// Bytes of a value; a key has 16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, clap::ValueEnum)]
+pub(super) enum Value {
+    #[serde(rename = "64")]
+    #[value(name = "64")]
+    Small,
+    #[serde(rename = "256")]
+    #[value(name = "256")]
+    Middle,
+    #[serde(rename = "1024")]
+    #[value(name = "1024")]
+    Large,
+}
+
+/// Bytes of a key.
+pub(super) const KEY_BYTES: u64 = 16;
+
+impl Value {
+    pub(super) const ALL: [Self; 3] = [Self::Small, Self::Middle, Self::Large];
+
+    pub(super) fn bytes(self) -> u64 {
+        match self {
+            Self::Small => 64,
+            Self::Middle => 256,
+            Self::Large => 1024,
+        }
+    }
+
+    /// Bytes of a key and a value.
+    pub(super) fn record_bytes(self) -> u64 {
+        KEY_BYTES + self.bytes()
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Small => "64 B",
+            Self::Middle => "256 B",
+            Self::Large => "1 KiB",
+        }
+    }
+}
+
+/// Distribution of keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Keys {
+    Uniform,
+    Zipfian,
+}
+
+impl Keys {
+    pub(super) const ALL: [Self; 2] = [Self::Uniform, Self::Zipfian];
+
+    /// The word of `--ycsb_distribution`.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Uniform => "uniform",
+            Self::Zipfian => "zipfian",
+        }
+    }
+}
+
+/// State of the database before its reads are measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Before {
+    /// Compactions have come to rest.
+    Settled,
+    /// The load has just ended.
+    Unsettled,
+}
+
+/// Shares of reads and writes of the paper's YCSB loads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Share {
+    Rw50,
+    R95,
+    R100,
+    W100,
+}
+
+impl Share {
+    pub(super) const ALL: [Self; 4] = [Self::Rw50, Self::R95, Self::R100, Self::W100];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Rw50 => "RW50",
+            Self::R95 => "R95",
+            Self::R100 => "R100",
+            Self::W100 => "W100",
+        }
+    }
+
+    /// The benchmark with these shares.
+    pub(super) fn benchmark(self) -> &'static str {
+        match self {
+            Self::Rw50 => "ycsba",
+            Self::R95 => "ycsbb",
+            Self::R100 => "ycsbc",
+            Self::W100 => "ycsbput",
+        }
+    }
+}
+
+/// Load of Redis clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub(super) struct RespLoad {
+    /// GETs in a hundred commands; the others are SETs.
+    pub(super) gets: u32,
+    /// Commands that a client sends before it reads their replies.
+    pub(super) pipeline: u32,
+}
+
+impl RespLoad {
+    const fn of(gets: u32) -> Self {
+        Self { gets, pipeline: 1 }
+    }
+
+    /// The loads of Table 8 with clients on this machine.
+    pub(super) const ALL: [Self; 6] = [
+        Self::of(0),
+        Self::of(100),
+        Self::of(10),
+        Self::of(50),
+        Self::of(90),
+        Self { gets: 0, pipeline: 16 },
+    ];
+
+    pub(super) fn name(self) -> String {
+        match (self.gets, self.pipeline) {
+            (0, 1) => "SET".to_owned(),
+            (0, pipeline) => format!("SET, pipeline of {pipeline}"),
+            (100, _) => "GET".to_owned(),
+            (gets, _) => format!("GET/SET {gets}/{}", 100 - gets),
+        }
+    }
+}
+
+/// What a run does to its database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Load {
+    /// Random writes, and then until compactions rest.
+    Fill(Value),
+    /// Random writes that 96 memtables hold, and then a flush.
+    Burst(Value),
+    /// Random writes at 0.9 of the rate of `off_classic`.
+    Paced(Value),
+    Read(Keys, Before),
+    /// Equally many random reads and writes.
+    Mixed(Value),
+    Ycsb(Share, Keys),
+    /// Seeks with this number of following records, while a thread writes at a fixed rate.
+    Range(u32),
+    /// Random reads of records that are in memtables.
+    Delegated(Keys),
+    Resp(RespLoad),
+}
+
+impl Load {
+    pub(super) fn name(self) -> String {
+        match self {
+            Self::Fill(value) => format!("fillrandom, {}", value.name()),
+            Self::Burst(value) => format!("burst, {}", value.name()),
+            Self::Paced(value) => format!("offered load, {}", value.name()),
+            Self::Read(keys, Before::Settled) => format!("readrandom, {}", keys.name()),
+            Self::Read(keys, Before::Unsettled) => {
+                format!("readrandom, {}, unsettled", keys.name())
+            }
+            Self::Mixed(value) => format!("mixed 50/50, {}", value.name()),
+            Self::Ycsb(share, keys) => format!("{}, {}", share.name(), keys.name()),
+            Self::Range(records) => format!("ranges of {records}"),
+            Self::Delegated(keys) => format!("reads of memtables, {}", keys.name()),
+            Self::Resp(load) => load.name(),
+        }
+    }
+}
+
+/// What is measured together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub(super) struct Cell {
+    pub(super) mode: Mode,
+    pub(super) link: StorageLink,
+    pub(super) load: Load,
+    /// Memtables at memory nodes and at the owner, if they differ from those of the mode.
+    pub(super) remote_memtables: Option<u32>,
+    pub(super) local_memtables: Option<u32>,
+    /// Whether the owner reaches memory nodes by shared memory.
+    pub(super) shm: bool,
+}
+
+impl Cell {
+    pub(super) const fn new(mode: Mode, link: StorageLink, load: Load) -> Self {
+        Self { mode, link, load, remote_memtables: None, local_memtables: None, shm: false }
+    }
+
+    /// The same with this number of memtables at memory nodes.
+    pub(super) const fn with_remote(self, count: u32) -> Self {
+        Self { remote_memtables: Some(count), ..self }
+    }
+
+    /// The same with this number of local memtables, of `all` together.
+    pub(super) const fn with_local(self, count: u32, all: u32) -> Self {
+        Self { local_memtables: Some(count), remote_memtables: Some(all - count), ..self }
+    }
+
+    pub(super) fn remote(&self) -> u32 {
+        self.remote_memtables.unwrap_or(self.mode.spec().remote_memtables)
+    }
+
+    pub(super) fn local(&self) -> u32 {
+        self.local_memtables.unwrap_or(self.mode.spec().local_memtables)
+    }
+
+    pub(super) fn name(&self) -> String {
+        let mut name = format!("{}, {}, {}", self.load.name(), self.link.name(), self.mode.name());
+        if self.remote_memtables.is_some() || self.local_memtables.is_some() {
+            name += &format!(", {}+{} memtables", self.local(), self.remote());
+        }
+        if self.shm { name + ", shm" } else { name }
+    }
+}
+
+/// Numbers of memtables at the memory node in Table 1.
+pub(super) const STALL_MEMTABLES: [u32; 5] = [2, 4, 8, 16, 32];
+/// Numbers of memtables at the memory node in Figure 14.
+pub(super) const MEMTABLES: [u32; 6] = [2, 6, 14, 30, 62, 94];
+/// Local memtables of ten in Figure 14.
+pub(super) const LOCAL_OF_TEN: [u32; 4] = [2, 4, 6, 8];
+/// Records of a range in Figure 11.
+pub(super) const RANGES: [u32; 2] = [10, 1000];
+
+/// The modes of the fillrandom rows.
+const FILL_MODES: [Mode; 6] = [
+    Mode::OffClassic,
+    Mode::Off,
+    Mode::CompactionsClassic,
+    Mode::Compactions,
+    Mode::All,
+    Mode::AllSecond,
+];
+
+/// Cells of these modes under one load.
+fn each(modes: &[Mode], link: StorageLink, load: Load) -> Vec<Cell> {
+    modes.iter().map(|&mode| Cell::new(mode, link, load)).collect()
+}
+
+const WIDE: StorageLink = StorageLink::TwoAndAHalf;
+const SMALL: Load = Load::Fill(Value::Small);
+
+/// The cells of a group, in the order of its runs.
+fn cells_of(group: Group, flags: &O3Flags) -> Vec<Cell> {
+    use Mode::{All, AllBurst, CompactionsClassic, Off, OffClassic};
+    let by_value = |modes: &[Mode], load: fn(Value) -> Load| -> Vec<Cell> {
+        let links = flags.links().flat_map(|link| flags.values().map(move |value| (link, value)));
+        links.flat_map(|(link, value)| each(modes, link, load(value))).collect()
+    };
+    match group {
+        Group::Fill => by_value(&FILL_MODES, Load::Fill),
+        Group::Burst | Group::Flush => {
+            let of = |link| each(&[OffClassic, AllBurst], link, Load::Burst(Value::Small));
+            flags.links().flat_map(of).collect()
+        }
+        Group::Latency => {
+            let paced = each(&[OffClassic, Off, All], WIDE, Load::Paced(Value::Small));
+            [each(&[OffClassic], WIDE, SMALL), paced].concat()
+        }
+        Group::Read => {
+            let settled =
+                |keys| each(&[OffClassic, Off, All], WIDE, Load::Read(keys, Before::Settled));
+            let unsettled = Load::Read(Keys::Uniform, Before::Unsettled);
+            let unsettled = each(&[OffClassic, All, AllBurst], WIDE, unsettled);
+            [Keys::ALL.map(settled).concat(), unsettled].concat()
+        }
+        Group::Mixed => by_value(&[OffClassic, Off, All], Load::Mixed),
+        Group::Ycsb => {
+            let loads = Share::ALL.iter().flat_map(|&share| Keys::ALL.map(|keys| (share, keys)));
+            let modes = [OffClassic, CompactionsClassic, All];
+            loads.flat_map(|(share, keys)| each(&modes, WIDE, Load::Ycsb(share, keys))).collect()
+        }
+        Group::Range => {
+            let modes = [OffClassic, Off, CompactionsClassic, All];
+            RANGES.map(|records| each(&modes, WIDE, Load::Range(records))).concat()
+        }
+        Group::Portability => each(&[CompactionsClassic, All], WIDE, SMALL),
+        Group::Resp => {
+            let modes = [OffClassic, CompactionsClassic, All];
+            RespLoad::ALL.map(|load| each(&modes, WIDE, Load::Resp(load))).concat()
+        }
+        _ => cells_of_breakdown(group),
+    }
+}
+
+/// The cells of the groups of §5.3 of the paper.
+fn cells_of_breakdown(group: Group) -> Vec<Cell> {
+    use Mode::{All, AllCache, AllNoCache, AllWhole, DmFlush, DmNaive, DmShard, Off, OffClassic};
+    match group {
+        Group::Ablation => each(&[OffClassic, DmNaive, DmFlush, DmShard, All], WIDE, SMALL),
+        Group::Stalls => {
+            let naive = Cell::new(DmNaive, WIDE, SMALL);
+            STALL_MEMTABLES.map(|count| naive.with_remote(count)).to_vec()
+        }
+        Group::Amplification => each(&[OffClassic, Off, All], WIDE, Load::Fill(Value::Middle)),
+        Group::Phases => each(&[Off, DmNaive, DmShard, All], WIDE, SMALL),
+        Group::Delegation => {
+            let loads = [true, false].into_iter().flat_map(|shm| Keys::ALL.map(|keys| (shm, keys)));
+            let of = |(shm, keys)| {
+                let cells = each(&[Off, AllNoCache, AllCache], WIDE, Load::Delegated(keys));
+                cells.into_iter().map(move |cell| Cell { shm, ..cell })
+            };
+            loads.flat_map(of).collect()
+        }
+        Group::Memtables => {
+            let all = Cell::new(All, WIDE, SMALL);
+            let counts = MEMTABLES.map(|count| all.with_remote(count));
+            let shares = LOCAL_OF_TEN.map(|local| all.with_local(local, 10));
+            counts.into_iter().chain(shares).collect()
+        }
+        Group::Links => each(&[OffClassic, Off, All], WIDE, SMALL),
+        Group::Peaks => each(&[AllWhole, All], WIDE, SMALL),
+        Group::Stability => each(&[OffClassic, All], WIDE, SMALL),
+        _ => Vec::new(),
+    }
+}
+
+/// The cells that are measured, and those that the program refuses, with the reasons.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Plan {
+    pub(super) cells: Vec<Cell>,
+    pub(super) refused: Vec<(Cell, String)>,
+}
+
+/// The cells of all groups, each once. Cells whose rate another cell needs come after it.
+pub(super) fn plan(flags: &O3Flags, abilities: &Abilities) -> Plan {
+    let mut plan = Plan::default();
+    let most = flags.cells.unwrap_or(usize::MAX);
+    let wanted = |group| {
+        let cells = cells_of(group, flags).into_iter().filter(|cell| flags.has(cell));
+        cells.take(most).collect::<Vec<Cell>>()
+    };
+    for cell in flags.groups().into_iter().flat_map(wanted) {
+        let is_known = plan.cells.contains(&cell) || plan.refused.iter().any(|one| one.0 == cell);
+        if is_known {
+            continue;
+        }
+        match abilities.refusal(cell.mode) {
+            None => plan.cells.push(cell),
+            Some(why) => plan.refused.push((cell, why)),
+        }
+    }
+    plan
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flags(words: &[&str]) -> O3Flags {
+        let words: Vec<std::ffi::OsString> = words.iter().map(Into::into).collect();
+        O3Flags::read(&words).expect("flags")
+    }
+
+    fn abilities(modes: &str) -> Abilities {
+        Abilities::of(&format!("--offload_mode <MODE> [possible values: {modes}]"))
+    }
+
+    #[test]
+    fn each_cell_runs_once_although_groups_share_it() {
+        let plan = plan(&flags(&[]), &abilities("off, compactions, memtables, flushes, all"));
+        for (at, cell) in plan.cells.iter().enumerate() {
+            assert!(!plan.cells[..at].contains(cell), "{}", cell.name());
+        }
+        assert!(plan.refused.iter().all(|(cell, _)| cell.mode.spec().offset_cache_bytes.is_some()));
+        let fill = Cell::new(Mode::OffClassic, StorageLink::TwoAndAHalf, Load::Fill(Value::Small));
+        let at = |wanted: Cell| plan.cells.iter().position(|cell| *cell == wanted);
+        let paced = Cell { load: Load::Paced(Value::Small), ..fill };
+        assert!(at(fill).expect("a fill") < at(paced).expect("an offered load"));
+    }
+
+    #[test]
+    fn refused_modes_are_listed_with_the_reason() {
+        let plan = plan(&flags(&["--only=ablation"]), &abilities("off, compactions, memtables"));
+        let modes: Vec<Mode> = plan.cells.iter().map(|cell| cell.mode).collect();
+        assert_eq!(modes, [Mode::OffClassic, Mode::DmNaive]);
+        let refused: Vec<&str> = plan.refused.iter().map(|(_, why)| why.as_str()).collect();
+        assert_eq!(refused.len(), 3);
+        assert!(refused[0].contains("--offload_mode=flushes"), "{refused:?}");
+    }
+}

@@ -1,0 +1,308 @@
+//! The sections of the report: a section of rows for each group, then the figures behind them. The
+//! functions are pure.
+
+use super::bounds::{
+    Factors, Offloaded, SCALE, SharedLog, StorageLink, all_with_log, baseline_with_log, throughput,
+};
+use super::flags::O3Flags;
+use super::modes::Mode;
+use super::plan::{Cell, Group, LOCAL_OF_TEN, Load, MEMTABLES, Plan, STALL_MEMTABLES, Value};
+use super::rows::{Facts, Row, Unmeasured};
+use super::run::Run;
+use super::timeline::LinkUse;
+use crate::page::{Grid, Section};
+
+/// Share of the processors' time above which a run measures them and not the links.
+const BUSY_MAX: f64 = 2.0 / 3.0;
+const MIB: f64 = 1_048_576.0;
+
+/// What the report shows beside the facts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shown<'a> {
+    pub(super) rows: &'a [Row],
+    pub(super) unmeasured: &'a [Unmeasured],
+}
+
+/// The sections of the report.
+pub(super) fn sections(facts: &Facts<'_>, shown: &Shown<'_>) -> Vec<Section> {
+    let of = |group: Group| {
+        let rows = shown.rows.iter().filter(|row| row.group == group);
+        let rows: Vec<_> = rows.map(|row| row.page_row.clone()).collect();
+        let mut grids = grids(facts, group);
+        grids.push(unmeasured(shown.unmeasured, group));
+        grids.retain(|grid| !grid.rows.is_empty());
+        let title = group.title().to_owned();
+        let is_empty = rows.is_empty() && grids.is_empty();
+        (!is_empty).then(|| Section { title, rows, grids, ..Section::default() })
+    };
+    let mut sections = refused(facts.plan).into_iter().collect::<Vec<Section>>();
+    sections.extend(facts.flags.groups().into_iter().filter_map(of));
+    sections.push(validity(facts));
+    sections
+}
+
+/// The modes that the program refuses, with the reasons.
+fn refused(plan: &Plan) -> Option<Section> {
+    let mut grid = Grid::new(["mode that this program refuses", "reason", "cells"]);
+    let mut modes: Vec<Mode> = Vec::new();
+    for (cell, why) in &plan.refused {
+        if modes.contains(&cell.mode) {
+            continue;
+        }
+        modes.push(cell.mode);
+        let count = plan.refused.iter().filter(|one| one.0.mode == cell.mode).count();
+        grid.push([cell.mode.name().to_owned(), why.clone(), count.to_string()]);
+    }
+    let title = "Modes without figures".to_owned();
+    (!modes.is_empty()).then(|| Section { title, grids: vec![grid], ..Section::default() })
+}
+
+fn unmeasured(rows: &[Unmeasured], group: Group) -> Grid {
+    let mut grid = Grid::new(["row without figures", "paper", "bound", "target", "reason"]);
+    for row in rows.iter().filter(|row| row.group == group) {
+        let Unmeasured { what, paper, bound, target, why, .. } = row;
+        grid.push([what, paper, bound, target, why].map(String::as_str));
+    }
+    grid
+}
+
+fn grids(facts: &Facts<'_>, group: Group) -> Vec<Grid> {
+    match group {
+        Group::Fill => vec![arithmetic(facts), shared_log()],
+        Group::Stalls => vec![stops(facts)],
+        Group::Amplification => vec![levels(facts)],
+        Group::Memtables => vec![memtables(facts)],
+        Group::Links | Group::Peaks => vec![links(facts)],
+        _ => Vec::new(),
+    }
+}
+
+fn number(value: Option<f64>, decimals: usize) -> String {
+    value.map_or_else(|| "—".to_owned(), |value| format!("{value:.decimals$}"))
+}
+
+/// Bounds of all modes beside what was measured.
+fn arithmetic(facts: &Facts<'_>) -> Grid {
+    let mut grid = Grid::new([
+        "mode",
+        "link",
+        "bound at full speed, MB/s",
+        "bound here, MB/s",
+        "64 B, MB/s",
+        "256 B, MB/s",
+        "1 KiB, MB/s",
+    ]);
+    let modes = [
+        Mode::OffClassic,
+        Mode::Off,
+        Mode::CompactionsClassic,
+        Mode::Compactions,
+        Mode::All,
+        Mode::AllSecond,
+    ];
+    for link in facts.flags.links() {
+        for mode in modes {
+            let bound = mode.spec().bound(link);
+            let measured = Value::ALL.map(|value| {
+                let cell = Cell::new(mode, link, Load::Fill(value));
+                number(facts.median(&cell, Run::user_mb_per_s), 2)
+            });
+            let name = [mode.name().to_owned(), link.name().to_owned()];
+            let here = bound * SCALE * facts.flags.speed();
+            let bounds = [format!("{bound:.0}"), format!("{here:.2}")];
+            grid.push(name.into_iter().chain(bounds).chain(measured));
+        }
+    }
+    let name = "all, compactions at storage executors only";
+    for link in facts.flags.links() {
+        let level = super::bounds::LevelZero::Buckets;
+        let bound = throughput(Offloaded::AllAtStorage, level, link, &Factors::FIXED);
+        let here = bound * SCALE * facts.flags.speed();
+        let bounds = [format!("{bound:.0}"), format!("{here:.2}")];
+        let none = ["—", "—", "—"].map(str::to_owned);
+        let name = [name.to_owned(), link.name().to_owned()];
+        grid.push(name.into_iter().chain(bounds).chain(none));
+    }
+    grid
+}
+
+/// Bounds with a log on the storage, which have no target.
+fn shared_log() -> Grid {
+    let mut grid = Grid::new([
+        "log on the storage, by arithmetic",
+        "link",
+        "off, classic, MB/s",
+        "all, MB/s",
+        "ratio",
+    ]);
+    let places = [("shared directory", SharedLog::DIRECTORY), ("volume", SharedLog::VOLUME)];
+    for (name, shared) in places {
+        for link in StorageLink::ALL {
+            let factors = &Factors::FIXED;
+            let off = baseline_with_log(shared, link, factors);
+            let all = all_with_log(shared, link, factors);
+            let figures = [format!("{off:.0}"), format!("{all:.0}"), format!("{:.1}", all / off)];
+            let name = [name.to_owned(), link.name().to_owned()];
+            grid.push(name.into_iter().chain(figures));
+        }
+    }
+    grid
+}
+
+const WIDE: StorageLink = StorageLink::TwoAndAHalf;
+
+fn small(mode: Mode) -> Cell {
+    Cell::new(mode, WIDE, Load::Fill(Value::Small))
+}
+
+fn stops(facts: &Facts<'_>) -> Grid {
+    let mut grid = Grid::new(["memtables at the memory node", "stops", "ops/s", "P99, µs"]);
+    for count in STALL_MEMTABLES {
+        let cell = small(Mode::DmNaive).with_remote(count);
+        let stops = facts.median(&cell, |run| Some(run.timeline.as_ref()?.stops as f64));
+        if stops.is_none() {
+            continue;
+        }
+        let p99 = facts.median(&cell, |run| run.p99_us(&["write"]));
+        let rate = facts.median(&cell, Run::rate);
+        grid.push([count.to_string(), number(stops, 0), number(rate, 0), number(p99, 0)]);
+    }
+    grid
+}
+
+fn levels(facts: &Facts<'_>) -> Grid {
+    let mut grid = Grid::new([
+        "mode",
+        "write amplification with log and flush",
+        "into L1, MiB",
+        "into L2, MiB",
+        "into L3, MiB",
+        "into L4, MiB",
+    ]);
+    for mode in [Mode::OffClassic, Mode::Off, Mode::All] {
+        let cell = Cell::new(mode, WIDE, Load::Fill(Value::Middle));
+        let all =
+            facts.median(&cell, |run| run.result.as_ref()?.settled.as_ref()?.write_amplification);
+        if all.is_none() {
+            continue;
+        }
+        let into = [0, 1, 2, 3].map(|at: usize| {
+            let bytes = |run: &Run| Some(*run.timeline.as_ref()?.written_by_level.get(at)? as f64);
+            number(facts.median(&cell, bytes).map(|bytes| bytes / MIB), 0)
+        });
+        grid.push([mode.name().to_owned(), number(all, 2)].into_iter().chain(into));
+    }
+    grid
+}
+
+fn memtables(facts: &Facts<'_>) -> Grid {
+    let mut grid = Grid::new(["local memtables", "memtables at the memory node", "ops/s"]);
+    let all = small(Mode::All);
+    let by_count = MEMTABLES.map(|count| all.with_remote(count));
+    let by_share = LOCAL_OF_TEN.map(|local| all.with_local(local, 10));
+    for cell in by_count.into_iter().chain(by_share) {
+        if let Some(rate) = facts.median(&cell, Run::rate) {
+            grid.push([cell.local().to_string(), cell.remote().to_string(), format!("{rate:.0}")]);
+        }
+    }
+    grid
+}
+
+fn links(facts: &Facts<'_>) -> Grid {
+    let mut grid = Grid::new(["mode", "link", "peak, MB/s", "mean, MB/s"]);
+    let modes = [Mode::OffClassic, Mode::Off, Mode::AllWhole, Mode::All];
+    for cell in modes.map(small) {
+        let Some(links) = facts.of(&cell).find_map(|run| Some(run.timeline.as_ref()?.links)) else {
+            continue;
+        };
+        let named = [
+            ("owner to memory node", links.owner_to_memory),
+            ("memory node to owner", links.memory_to_owner),
+            ("owner to storage", links.owner_to_storage),
+            ("storage to owner", links.storage_to_owner),
+            ("other nodes to storage", links.nodes_to_storage),
+        ];
+        for (name, LinkUse { peak, mean }) in named {
+            let figures = [format!("{peak:.1}"), format!("{mean:.1}")];
+            let names = [cell.mode.name().to_owned(), name.to_owned()];
+            grid.push(names.into_iter().chain(figures));
+        }
+    }
+    grid
+}
+
+/// Whether processors were the limit of each run, and what left the owner.
+fn validity(facts: &Facts<'_>) -> Section {
+    let mut grid = Grid::new([
+        "load",
+        "mode",
+        "round",
+        "ops/s",
+        "share of the processors",
+        "jobs away",
+        "jobs here",
+        "shards sent",
+        "shards that stayed",
+    ]);
+    for run in facts.runs {
+        let of = |name: &str| run.offload.get(name).copied().unwrap_or_default();
+        let here = run.offload.iter().filter(|(name, _)| name.starts_with("offload_here_"));
+        let stayed = of("offload_shards_no_room") + of("offload_shards_not_sent");
+        grid.push([
+            format!("{}, {}", run.cell.load.name(), run.cell.link.name()),
+            run.cell.mode.name().to_owned(),
+            (run.round + 1).to_string(),
+            number(run.rate(), 0),
+            number(run.busy_share, 2),
+            of("offload_jobs_away").to_string(),
+            here.map(|(_, count)| count).sum::<u64>().to_string(),
+            of("offload_shards_sent").to_string(),
+            stayed.to_string(),
+        ]);
+    }
+    let note = format!(
+        "A run measures the links only if the processors are less than {BUSY_MAX:.2} busy. Capacity \
+         and replication of the storage, the switch, and the cores of separate machines are not \
+         emulated. The link between compute and memory node is loopback."
+    );
+    Section {
+        title: "The runs".to_owned(),
+        grids: if grid.rows.is_empty() { Vec::new() } else { vec![grid] },
+        notes: vec![note],
+        ..Section::default()
+    }
+}
+
+/// Settings of the runs, for the head of the report.
+pub(super) fn settings(flags: &O3Flags, took_s: u64) -> String {
+    let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    let speed = match flags.speed() {
+        1.0 => String::new(),
+        speed => format!(" **Rates are {speed} times those of the descriptions.**"),
+    };
+    format!(
+        "The evaluation of O³-LSM, in alternating runs of archipelago {version}, {runs} of each; \
+         medians. Ratios between own modes are compared with the paper's.\n\n\
+         - **Emulated**: the links of compute and memory nodes to the storage, each with 12.5 or \
+         31.25 MB/s in each direction and 7.5 MB/s per stream, which are a tenth of the paper's \
+         (docs/devices/ds-link-1g.toml, ds-link-2g5.toml). Executors on storage nodes have the \
+         streams and no link (ds-local.toml).{speed} Real: processors, memory, loopback, and the \
+         disk of the log.\n\
+         - **Machine**: {cores} cores for all roles and clients; the table took {minutes} minutes.\n\
+         - **Processes**: a manager, three executors on storage nodes, a memory node and an executor \
+         behind its own link; each executor and the owner run four jobs.\n\
+         - **Store**: memtables of {memtable:.1} MiB, 8 local or 2 local and 6 at the memory node; \
+         16 buckets, or one in the classic modes; L0 4, 32, 48; tables of a memtable, base level of \
+         four; cache {cache:.1} MiB; 10 bloom bits; no compression; keys of 16 B.\n\
+         - **Loads**: random writes fill {memtables} memtables; reads choose from {read:.0} MiB for \
+         {seconds} s.\n",
+        version = env!("CARGO_PKG_VERSION"),
+        runs = flags.runs(),
+        minutes = took_s.div_ceil(60),
+        memtable = flags.memtable_bytes() as f64 / MIB,
+        cache = flags.read_bytes() as f64 / 8.0 / MIB,
+        memtables = flags.memtables(),
+        read = flags.read_bytes() as f64 / MIB,
+        seconds = flags.seconds(),
+    )
+}

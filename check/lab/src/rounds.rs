@@ -1,0 +1,101 @@
+//! The runs of a command: several rounds of all cells, in alternation, each in a directory of its
+//! own.
+//!
+//! Invariants:
+//! 1. A round runs every cell once before the next round begins.
+//! 2. A run that fails does not stop the others. The first error is the result.
+//!
+//! Failure: a directory that cannot be removed at the end is named on standard error.
+
+use std::path::{Path, PathBuf};
+
+use archipelago_base::random::entropy_seed;
+use archipelago_bench::harness::progress::runs_bar;
+use archipelago_bench::harness::store::{Error, FileSystem as _, LocalFs, Result};
+use indicatif::ProgressBar;
+
+/// A run of a cell.
+pub(crate) struct RoundRun<'a> {
+    /// Number of the round, from 0.
+    pub(crate) round: u64,
+    /// Directory of the run, which does not exist yet.
+    pub(crate) dir: PathBuf,
+    /// Function that gets a line about each step.
+    pub(crate) said: &'a (dyn Fn(&str) + Sync),
+}
+
+/// Progress and the directory of all runs.
+#[derive(Debug)]
+pub(crate) struct Rounds {
+    base: PathBuf,
+    bar: ProgressBar,
+}
+
+impl Rounds {
+    /// Makes a directory for all runs in `parent`, whose name begins with `name`.
+    pub(crate) fn new(parent: &Path, name: &str) -> Result<Self> {
+        let base = absolute(&parent.join(format!("{name}-{:08x}", entropy_seed() as u32)))?;
+        LocalFs::new().create_dir_all(&base)?;
+        Ok(Self { base, bar: runs_bar() })
+    }
+
+    /// Calls `run` for each cell in each of `rounds` rounds. `name` names a cell for people.
+    pub(crate) fn run_all<C>(
+        &self,
+        cells: &[C],
+        rounds: u64,
+        name: impl Fn(&C) -> String,
+        mut run: impl FnMut(&C, &RoundRun<'_>) -> Result<()>,
+    ) -> Result<()> {
+        self.bar.set_length(cells.len() as u64 * rounds);
+        let mut result = Ok(());
+        for round in 0..rounds {
+            for cell in cells {
+                let (number, what) = (self.bar.position() + 1, name(cell));
+                self.bar.set_message(what.clone());
+                self.note(&format!("run {number} of {}: {what}", self.bar.length().unwrap_or(0)));
+                let dir = self.base.join(format!("run-{number}"));
+                let said = |line: &str| self.note(&format!("  {line}"));
+                if let Err(error) = run(cell, &RoundRun { round, dir, said: &said }) {
+                    self.note(&format!("{what} failed: {error}"));
+                    result = result.and(Err(error));
+                }
+                self.bar.inc(1);
+            }
+        }
+        self.bar.finish_and_clear();
+        result
+    }
+
+    /// Prints a line above the progress bar.
+    fn note(&self, line: &str) {
+        if self.bar.is_hidden() {
+            eprintln!("{line}");
+        } else {
+            self.bar.println(line);
+        }
+    }
+
+    /// Removes the directory of all runs.
+    pub(crate) fn finish(self) {
+        if let Err(error) = LocalFs::new().remove_dir_all(&self.base) {
+            eprintln!("{} stays: {error}", self.base.display());
+        }
+    }
+}
+
+/// The absolute path of `path`, for processes with other working directories.
+pub(crate) fn absolute(path: &Path) -> Result<PathBuf> {
+    std::path::absolute(path).map_err(|error| Error::io("find", path, error))
+}
+
+/// Directory in which directories of runs are made: the named one, else memory if the machine has
+/// `/dev/shm`, else the temporary directory.
+pub(crate) fn base_dir(named: Option<&PathBuf>) -> PathBuf {
+    let memory = PathBuf::from("/dev/shm");
+    match named {
+        Some(dir) => dir.clone(),
+        None if memory.is_dir() => memory,
+        None => std::env::temp_dir(),
+    }
+}

@@ -1,0 +1,138 @@
+//! `archipelago-lab o3` from end to end, small and fast, with owners, executors and memory nodes as
+//! processes.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use serde_json::Value;
+
+/// Variable that passes the words of a role's command line, one per line.
+const WORDS: &str = "ARCHIPELAGO_LAB_O3_TEST_WORDS";
+
+/// This is no test. Roles of the tests below are this program.
+#[test]
+fn role_program() {
+    let Ok(words) = std::env::var(WORDS) else { return };
+    let args = words.lines().map(OsString::from).collect();
+    assert_eq!(archipelago_lab::main(args), ExitCode::SUCCESS);
+}
+
+/// A script that runs this program as the laboratory's.
+fn role(dir: &Path) -> PathBuf {
+    let own = std::env::current_exe().expect("this program");
+    let text = format!(
+        "#!/bin/sh\nexport {WORDS}=\"$(printf '%s\\n' \"$@\")\"\nexec {} --exact o3::role_program \
+         --nocapture\n",
+        own.display()
+    );
+    crate::terark::script(dir, "role", &text)
+}
+
+/// Runs the tiny form with `words`, and returns its report, its text and the names of its charts.
+fn report(words: &[&str]) -> (Value, String, Vec<String>) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (out, base) = (dir.path().join("out"), dir.path().join("runs"));
+    let mut args: Vec<OsString> =
+        ["o3", "--tiny"].into_iter().chain(words.iter().copied()).map(Into::into).collect();
+    let program = crate::terark::program(dir.path());
+    args.push(format!("--archipelago={}", program.display()).into());
+    args.push(format!("--node_program={}", role(dir.path()).display()).into());
+    args.push(format!("--out={}", out.display()).into());
+    args.push(format!("--dir={}", base.display()).into());
+    assert_eq!(archipelago_lab::main(args), ExitCode::SUCCESS, "{words:?}");
+    let left = std::fs::read_dir(&base).expect("a directory").count();
+    assert_eq!(left, 0, "nothing is left behind");
+    let file = |name: &str| std::fs::read_to_string(out.join(name)).expect("a report");
+    let charts = std::fs::read_dir(&out).expect("a directory").filter_map(|entry| {
+        let name = entry.ok()?.file_name().into_string().ok()?;
+        name.ends_with(".svg").then_some(name)
+    });
+    let report = serde_json::from_str(&file("report.json")).expect("JSON");
+    (report, file("report.md"), charts.collect())
+}
+
+/// The run of a mode, of which there is one.
+fn run<'r>(report: &'r Value, mode: &str) -> &'r Value {
+    let runs = report["runs"].as_array().expect("runs");
+    let mut found = runs.iter().filter(|run| run["cell"]["mode"] == mode);
+    let run = found.next().unwrap_or_else(|| panic!("{mode}: {report}"));
+    assert_eq!(found.next(), None, "{mode}");
+    run
+}
+
+fn has_ratio(report: &Value, what: &str) {
+    let rows = report["rows"].as_array().expect("rows");
+    let row = rows.iter().find(|row| row["what"] == what);
+    let row = row.unwrap_or_else(|| panic!("{what}: {rows:?}"));
+    assert!(row["ratio"].as_f64().is_some_and(|ratio| ratio > 0.0), "{row}");
+}
+
+#[test]
+fn modes_are_compared_over_processes_of_executors_and_memory_nodes() {
+    let (report, text, charts) = report(&[
+        "--only=fill,ablation,phases,nodes",
+        "--values=64",
+        "--links=2g5",
+        "--modes=off_classic,off,compactions,dm_naive",
+    ]);
+    has_ratio(&report, "rate, fillrandom, 64 B, 2.5G: dm-naive / off, classic");
+    has_ratio(&report, "time of a flush per MiB, fillrandom, 64 B, 2.5G: dm-naive / off");
+    let away = run(&report, "compactions");
+    assert!(away["offload"]["offload_jobs_away"].as_u64() > Some(0), "{away}");
+    let roles = away["roles"].as_array().expect("roles");
+    assert_eq!(roles.len(), 3, "{away}");
+    let sum = |name: &str| -> u64 {
+        roles.iter().map(|role| role["state"][name].as_u64().expect("a number")).sum()
+    };
+    assert!(sum("jobs_succeeded") > 0 && sum("written_bytes") > 0, "{away}");
+    // The owner writes less to the storage than an owner whose compactions stay.
+    let written = |mode: &str| {
+        let settled = &run(&report, mode)["result"]["settled"]["moved"];
+        settled["written"].as_u64().expect("a number")
+    };
+    assert!(written("compactions") < written("off"), "{text}");
+    let naive = run(&report, "dm_naive");
+    assert!(naive["offload"]["offload_shards_sent"].as_u64() > Some(0), "{naive}");
+    let fetched = &naive["result"]["settled"]["moved"]["memtables_fetched"];
+    assert!(fetched.as_u64() > Some(0), "{naive}");
+    // Bounds stand in the report, and rows for many nodes are listed.
+    for wanted in ["bound at full speed, MB/s", "206", "not measured: needs step 9"] {
+        assert!(text.contains(wanted), "{wanted}: {text}");
+    }
+    assert!(charts.contains(&"fillrandom-2g5.svg".to_owned()), "{charts:?}");
+}
+
+#[test]
+fn reads_run_under_an_offered_load_of_writes() {
+    let (report, _, _) =
+        report(&["--only=latency,range,mixed", "--modes=off_classic,off", "--cells=3"]);
+    has_ratio(&report, "P99 of a write, offered load, 64 B, 2.5G: off / off, classic");
+    let runs = report["runs"].as_array().expect("runs");
+    let loads = ["paced", "range", "mixed"];
+    for load in loads {
+        let ran = |run: &&Value| {
+            run["cell"]["load"][load].is_string() || !run["cell"]["load"][load].is_null()
+        };
+        let run = runs.iter().find(ran).unwrap_or_else(|| panic!("{load}: {report}"));
+        assert!(run["result"]["ops"].as_u64() > Some(0), "{run}");
+        assert_eq!(run["offered_bytes_per_s"].is_number(), load != "mixed", "{run}");
+    }
+}
+
+#[test]
+fn redis_clients_drive_a_server_whose_compactions_leave() {
+    let (report, text, _) = report(&[
+        "--only=resp",
+        "--modes=off_classic,compactions_classic",
+        "--cells=2",
+        "--read_bytes=8388608",
+    ]);
+    for mode in ["off_classic", "compactions_classic"] {
+        let run = run(&report, mode);
+        assert!(run["resp"]["commands"].as_u64() > Some(100), "{run}");
+    }
+    let away = run(&report, "compactions_classic");
+    assert!(away["offload"]["offload_jobs_away"].as_u64() > Some(0), "{away}");
+    assert!(text.contains("A Redis server"), "{text}");
+}

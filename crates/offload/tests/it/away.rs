@@ -18,7 +18,7 @@ use archipelago_engine::lookup::Lookup;
 use archipelago_engine::memtable::{SealedImage, Shard, SlabPool};
 use archipelago_engine::remote::{
     AwayError, KeyAsk, LookupAnswer, LookupAsk, NewShard, ResumeAt, ScanAsk, ScanDirection,
-    ShardId, ShardStore, StoreNode, StoreWatcher,
+    ShardId, ShardStore, StoreNode, StoreWatcher, WriteLoad,
 };
 use archipelago_fabric::sim::{Faults, Model, Network, Sim};
 use archipelago_fabric::{Handler, Listener, Node, NodeId, Reply, Request};
@@ -30,7 +30,7 @@ use archipelago_offload::shard_owner::{
 };
 use parking_lot::Mutex;
 
-const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Executes each request when it arrives.
@@ -75,8 +75,9 @@ impl NodeList for Listed {
 
 /// News that a database would get.
 #[derive(Default)]
-struct Heard {
+pub(crate) struct Heard {
     lost: Mutex<Vec<ShardId>>,
+    pub(crate) load: Mutex<WriteLoad>,
 }
 
 impl StoreWatcher for Heard {
@@ -84,16 +85,19 @@ impl StoreWatcher for Heard {
         self.lost.lock().extend_from_slice(shards);
     }
     fn has_more_room(&self) {}
+    fn write_load(&self) -> WriteLoad {
+        *self.load.lock()
+    }
 }
 
-struct World {
-    simulation: Simulation,
+pub(crate) struct World {
+    pub(crate) simulation: Simulation,
     network: Arc<Network>,
     owner: Host,
     nodes: Vec<Memory>,
     listed: Arc<Listed>,
-    heard: Arc<Heard>,
-    store: Arc<RemoteShards>,
+    pub(crate) heard: Arc<Heard>,
+    pub(crate) store: Arc<RemoteShards>,
     bytes: u64,
     garbles: Arc<AtomicBool>,
 }
@@ -108,12 +112,17 @@ fn terms() -> OwnerTerms {
 
 impl World {
     /// An owner, and nodes with this number of bytes for shards.
-    fn new(seed: u64, nodes: u64, bytes: u64) -> Self {
+    pub(crate) fn new(seed: u64, nodes: u64, bytes: u64) -> Self {
+        Self::over(&Model::quick(), seed, nodes, bytes)
+    }
+
+    /// The same over links of this model.
+    pub(crate) fn over(model: &Model, seed: u64, nodes: u64, bytes: u64) -> Self {
         let simulation = Simulation::new(seed);
         let network = Network::new(&simulation);
         let owner = simulation.host("owner");
         let listed = Arc::new(Listed::default());
-        let reach = network.join(&owner, Model::quick());
+        let reach = network.join(&owner, model.clone());
         let mut world = Self {
             store: Self::store(&owner, &reach, &listed, 1),
             simulation,
@@ -127,7 +136,7 @@ impl World {
         };
         for number in 1..=nodes {
             let host = world.simulation.host(&format!("memory{number}"));
-            let provider = world.network.join(&host, Model::quick());
+            let provider = world.network.join(&host, model.clone());
             let memory = world.start(number, &host, &provider, 1);
             world.nodes.push(memory);
         }
@@ -174,7 +183,7 @@ impl World {
     }
 
     /// The node at this index ends. Its memory is gone.
-    fn kill(&mut self, index: usize) {
+    pub(crate) fn kill(&mut self, index: usize) {
         let memory = &mut self.nodes[index];
         memory.listener = None;
         memory.host.crash();
@@ -190,7 +199,7 @@ impl World {
     }
 
     /// The pool tells the owner what it knows.
-    fn list(&self) {
+    pub(crate) fn list(&self) {
         let member = |(memory, number): (&Memory, u64)| MemoryNode {
             node: NodeId(number),
             life: Epoch(memory.life),
@@ -200,7 +209,7 @@ impl World {
         *self.listed.0.lock() = Some(self.nodes.iter().zip(1..).map(member).collect());
     }
 
-    fn wait(&self, time: Duration) {
+    pub(crate) fn wait(&self, time: Duration) {
         wait_for(&self.owner, Runtime::sleep(&self.owner, time));
     }
 
@@ -212,7 +221,7 @@ impl World {
         (0..self.nodes.len()).map(|index| self.figures(index).shards).sum()
     }
 
-    fn send(&self, sample: &Sample) -> Result<StoreNode, AwayError> {
+    pub(crate) fn send(&self, sample: &Sample) -> Result<StoreNode, AwayError> {
         self.store.send(&sample.shard(), &sample.bytes)
     }
 
@@ -224,16 +233,16 @@ impl World {
 }
 
 /// A shard as its owner has it.
-struct Sample {
-    id: ShardId,
+pub(crate) struct Sample {
+    pub(crate) id: ShardId,
     keys: KeyRange,
     last_seq: SeqNo,
-    bytes: Vec<u8>,
+    pub(crate) bytes: Vec<u8>,
     image: Arc<SealedImage>,
 }
 
 /// Key by its number; the longest values are read one-sided.
-fn key_of(number: u64) -> Vec<u8> {
+pub(crate) fn key_of(number: u64) -> Vec<u8> {
     format!("key-{number:04}").into_bytes()
 }
 
@@ -268,6 +277,22 @@ impl Sample {
         Self { id, keys, last_seq: SeqNo(seq), bytes, image }
     }
 
+    /// A shard with a put of each of the keys below this number, whose values have this length.
+    pub(crate) fn puts(memtable: u64, keys: u64, value_bytes: usize) -> Self {
+        let mut sample = Self::new(&mut Rng::with_seed(0), memtable, 0, 0);
+        let shard = Shard::new(&SlabPool::new(ByteBudget::unlimited()));
+        for number in 0..keys {
+            let value = vec![memtable as u8; value_bytes];
+            shard.insert(&key_of(number), SeqNo(memtable * 10_000 + number), Kind::Put, &value);
+        }
+        shard.seal();
+        sample.bytes.clear();
+        shard.write_image(&mut sample.bytes).unwrap();
+        sample.image = SealedImage::open(sample.bytes.clone()).unwrap();
+        sample.last_seq = SeqNo(memtable * 10_000 + keys);
+        sample
+    }
+
     fn shard(&self) -> NewShard<'_> {
         NewShard {
             id: self.id,
@@ -281,10 +306,10 @@ impl Sample {
     }
 }
 
-type Versions = Vec<(u64, Kind, Vec<u8>)>;
+pub(crate) type Versions = Vec<(u64, Kind, Vec<u8>)>;
 
 /// What a search of these shards, newest first, must find.
-fn expected(samples: &[&Sample], key: &[u8], snapshot: SeqNo, floor: SeqNo) -> Versions {
+pub(crate) fn expected(samples: &[&Sample], key: &[u8], snapshot: SeqNo, floor: SeqNo) -> Versions {
     let mut versions = Vec::new();
     let mut is_decided = false;
     for sample in samples {
@@ -302,12 +327,12 @@ fn expected(samples: &[&Sample], key: &[u8], snapshot: SeqNo, floor: SeqNo) -> V
     versions
 }
 
-fn versions(answer: &LookupAnswer, key: usize) -> Versions {
+pub(crate) fn versions(answer: &LookupAnswer, key: usize) -> Versions {
     let found = answer.keys[key].versions.iter();
     found.map(|at| (at.seq.0, at.kind, at.value.as_ref().to_vec())).collect()
 }
 
-fn ask<'a>(
+pub(crate) fn ask<'a>(
     node: StoreNode,
     ids: &[ShardId],
     keys: &'a [Vec<u8>],
@@ -319,7 +344,11 @@ fn ask<'a>(
     LookupAsk { node, shards: ids.to_vec(), keys, snapshot, keys_only: false }
 }
 
-fn lookup_one(world: &World, node: StoreNode, id: ShardId) -> Result<LookupAnswer, AwayError> {
+pub(crate) fn lookup_one(
+    world: &World,
+    node: StoreNode,
+    id: ShardId,
+) -> Result<LookupAnswer, AwayError> {
     let keys = [key_of(1)];
     world.store.lookup(&[ask(node, &[id], &keys, SeqNo::MAX)]).remove(0)
 }

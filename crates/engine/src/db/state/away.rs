@@ -39,7 +39,9 @@ use crate::iter::InternalIterator;
 use crate::key::{self, Kind, split_expiry};
 use crate::lookup::{Found, Lookup, Visit};
 use crate::memtable::{SealedImage, SealedShard, Shard, ShardFilter};
-use crate::remote::{AwayError, ShardId, ShardStore, StoreNode, StoreRoom, StoreWatcher};
+use crate::remote::{
+    AwayError, ShardId, ShardStore, StoreNode, StoreRoom, StoreWatcher, WriteLoad,
+};
 use crate::sst::SampledKey;
 use crate::stats::{Statistics, Ticker};
 use crate::tombstone::TombstoneSet;
@@ -84,6 +86,8 @@ pub(crate) struct StoreLink {
     is_open: AtomicBool,
     /// Whether the store is closed for good.
     is_closed: AtomicBool,
+    /// Whether background work is waited for, so that sends hurry.
+    is_hurried: AtomicBool,
 }
 
 /// The state that the lock of a link guards.
@@ -97,6 +101,8 @@ struct Registry {
     /// Families of which nothing may leave and everything is to be flushed, each with the number of
     /// reasons.
     stays: BTreeMap<CfId, usize>,
+    /// What the writers of each family did when that was last looked at.
+    loads: BTreeMap<CfId, WriteLoad>,
 }
 
 /// No node had room for an image, although the store had said so.
@@ -153,6 +159,7 @@ impl StoreLink {
             oldest: AtomicU64::new(0),
             is_open: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
+            is_hurried: AtomicBool::new(false),
         })
     }
 
@@ -188,6 +195,16 @@ impl StoreLink {
             room.free_bytes = room.free_bytes.min(refused.image_bytes.saturating_sub(1));
         }
         room
+    }
+
+    /// Notes what the writers of a family do.
+    pub(crate) fn note_load(&self, family: CfId, load: WriteLoad) {
+        self.registry.lock().loads.insert(family, load);
+    }
+
+    /// Notes whether somebody waits for background work.
+    pub(crate) fn note_hurry(&self, is_hurried: bool) {
+        self.is_hurried.store(is_hurried, Ordering::Relaxed);
     }
 
     /// No node had room for an image: none of this size is sent until the store has more room, or a
@@ -351,6 +368,22 @@ impl StoreWatcher for StoreLink {
     fn has_more_room(&self) {
         self.registry.lock().no_room = None;
         self.wake_workers();
+    }
+
+    fn write_load(&self) -> WriteLoad {
+        // A close and a caller of a flush wait for the sends in progress.
+        let is_closed = self.is_closed.load(Ordering::Acquire);
+        let registry = self.registry.lock();
+        if is_closed || self.is_hurried.load(Ordering::Relaxed) || !registry.stays.is_empty() {
+            return WriteLoad::default();
+        }
+        let mut loads = registry.loads.values().filter(|load| load.backlog_bytes > 0);
+        let Some(first) = loads.next().copied() else { return WriteLoad::default() };
+        loads.fold(first, |sum, load| WriteLoad {
+            backlog_bytes: sum.backlog_bytes + load.backlog_bytes,
+            space_bytes: sum.space_bytes.min(load.space_bytes),
+            fill_bytes_per_s: sum.fill_bytes_per_s.max(load.fill_bytes_per_s),
+        })
     }
 }
 

@@ -109,6 +109,10 @@ pub(crate) struct ServeArgs {
     /// (needs --offload-mode memtables)
     #[arg(long, value_name = "MIB", default_value_t = 0)]
     remote_memtables_mib: u64,
+    /// Memory in MiB for the places of hot records at memory nodes; 0 for none. Default: 64 (needs
+    /// --offload-mode memtables)
+    #[arg(long, value_name = "MIB")]
+    key_offset_cache_mib: Option<u64>,
     /// Directory of the database. The server creates it if it does not exist (engine lsm)
     #[arg(
         long,
@@ -210,6 +214,11 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
             "--remote-memtables-mib is for --offload-mode memtables: add that, or leave it out",
         ));
     }
+    if args.key_offset_cache_mib.is_some() && args.offload_mode != Offload::Memtables {
+        return Err(Error::invalid(
+            "--key-offset-cache-mib is for --offload-mode memtables: add that, or leave it out",
+        ));
+    }
     match args.engine {
         Engine::Lsm => database(args),
         Engine::FlexKv if args.offload_mode != Offload::Off => Err(Error::invalid(
@@ -288,7 +297,8 @@ fn offload(args: &ServeArgs) -> Result<Option<OwnerSettings>> {
     };
     let (managers, secret) = (managers(args.manager())?, args.secret.read()?);
     let memtable_bytes_max = args.remote_memtables_mib.saturating_mul(1 << 20);
-    Ok(Some(OwnerSettings { managers, mode, secret, memtable_bytes_max }))
+    let key_offset_cache_bytes = args.key_offset_cache_mib.map(|mib| mib.saturating_mul(1 << 20));
+    Ok(Some(OwnerSettings { managers, mode, secret, memtable_bytes_max, key_offset_cache_bytes }))
 }
 
 /// Serves the database of an open node. Returns why that ended.

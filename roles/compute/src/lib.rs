@@ -320,6 +320,9 @@ fn offloaded(storage: &Storage, offload: OwnerSettings) -> Result<Offloaded> {
             if offload.memtable_bytes_max > 0 {
                 terms.bytes_max = offload.memtable_bytes_max;
             }
+            if let Some(bytes) = offload.key_offset_cache_bytes {
+                terms.key_offset_cache_bytes = bytes;
+            }
             let shards = RemoteShards::in_cluster(offload.managers, offload.secret, terms)?;
             Ok(Offloaded { jobs: None, shards: Some(shards) })
         }

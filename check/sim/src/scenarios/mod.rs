@@ -4,6 +4,7 @@ mod election;
 mod fabric;
 pub mod flexkv;
 mod offload;
+mod offsets;
 pub mod pool;
 mod shards;
 pub mod storage;
@@ -34,6 +35,7 @@ pub static SCENARIOS: LazyLock<Vec<(Scenario, Expect)>> = LazyLock::new(|| {
         (flexkv::scan_scenario(), Expect::Holds),
         (offload::scenario(), Expect::Holds),
         (shards::scenario(), Expect::Holds),
+        (offsets::scenario(), Expect::Holds),
         (storage::scenario(), Expect::Holds),
         (storage::database_scenario(), Expect::Holds),
         (words::lost_update(), Expect::Fails),

@@ -6,6 +6,7 @@ mod keys;
 mod linearizability;
 mod office;
 mod offload;
+mod offsets;
 mod pool;
 mod processes;
 mod scans;

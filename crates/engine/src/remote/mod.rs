@@ -169,6 +169,26 @@ pub trait StoreWatcher: Send + Sync + 'static {
 
     /// [`ShardStore::room`] has grown.
     fn has_more_room(&self);
+
+    /// What the writers of the database do now. The store asks it during [`ShardStore::send`], for
+    /// each part that it sends, so that images leave as fast as writers need it and no faster.
+    /// Default: nothing is known, and images leave as fast as they can.
+    fn write_load(&self) -> WriteLoad {
+        WriteLoad::default()
+    }
+}
+
+/// What the writers of a database do, for the speed at which images leave.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WriteLoad {
+    /// Bytes of sealed memtables that are still here, those on their way included.
+    pub backlog_bytes: u64,
+    /// Bytes that writers may still write before they must wait. 0 if they wait already, if
+    /// something else waits for the shards, or if it is not known: then images leave as fast as
+    /// they can.
+    pub space_bytes: u64,
+    /// Speed at which writers fill memtables, in bytes a second.
+    pub fill_bytes_per_s: u64,
 }
 
 /// Name of a sealed shard within one open of a database. No name is used twice in one open; the
@@ -231,6 +251,9 @@ pub struct StoreRoom {
     pub limit_bytes: u64,
     /// Bytes of the largest image that a node takes. 0 if no node takes any: then nothing leaves.
     pub image_bytes_max: u64,
+    /// Speed at which an image can leave, in bytes a second; 0 if it is not known. Images may leave
+    /// more slowly while writers do not need it ([`StoreWatcher::write_load`]).
+    pub link_bytes_per_s: u64,
 }
 
 /// A failed call of a [`ShardStore`]. The text says which node failed and why.

@@ -1,12 +1,21 @@
-//! Pure decisions: the executor of a job (O³-LSM §4.3), and the node of a shard.
+//! Pure decisions: the executor of a job (O³-LSM §4.3), and the node of a shard; the way of a read
+//! (`reads.rs`), the speed of transfers (`pace.rs`), and what stays here (`ratio.rs`).
 //!
 //! A scheduler, an owner, the simulation and the model call the same functions.
 //!
 //! Cost: O(executors) or O(nodes) for each choice.
 
+mod pace;
+mod ratio;
+mod reads;
+
 use archipelago_base::checksum::hash64;
 use archipelago_base::wire_struct;
 use archipelago_fabric::NodeId;
+
+pub use pace::{PaceInput, pace};
+pub use ratio::{RatioInput, ReadTimes, ratio};
+pub use reads::{KeyLookup, KnownRecord, LinkFigures, ReadPath, inline_max, read_path};
 
 use crate::ids::{ExecutorId, OffloadDb};
 

@@ -73,6 +73,9 @@ pub struct OwnerSettings {
     pub secret: Option<Secret>,
     /// Bytes of memtables at memory nodes at most; 0 for as many as the nodes have.
     pub memtable_bytes_max: u64,
+    /// Bytes of the key-offset cache; 0 turns it off. `None` for the default of
+    /// [`OwnerTerms`](crate::shard_owner::OwnerTerms).
+    pub key_offset_cache_bytes: Option<u64>,
 }
 
 /// Counters of a database's jobs.

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use archipelago_engine::remote::StoreRoom;
 use archipelago_engine::stats::{Statistics, Ticker};
 
+use super::flow::FlowFigures;
+
 /// Counters since the open of the database.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
@@ -20,6 +22,24 @@ pub(super) struct Tally {
     pub(super) repeated: AtomicU64,
     pub(super) busy: AtomicU64,
     pub(super) lost: AtomicU64,
+    pub(super) cache_hits: AtomicU64,
+    pub(super) cache_misses: AtomicU64,
+    pub(super) cache_passed: AtomicU64,
+    pub(super) cache_reads: AtomicU64,
+    pub(super) cache_mismatches: AtomicU64,
+    pub(super) cache_unread: AtomicU64,
+    pub(super) cache_filled: AtomicU64,
+}
+
+/// Figures that the state and the flow of an owner have.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StateFigures {
+    pub(super) nodes: u64,
+    pub(super) shards: u64,
+    pub(super) room: StoreRoom,
+    /// Entries of the key-offset cache.
+    pub(super) entries: u64,
+    pub(super) flow: FlowFigures,
 }
 
 /// Adds to a counter.
@@ -60,16 +80,46 @@ pub struct OwnerFigures {
     pub busy: u64,
     /// Shards that were lost.
     pub lost: u64,
+    /// Bytes of images that were written to nodes, those of transfers in progress included.
+    pub written_bytes: u64,
+    /// Most bytes of images that were written within 100 ms.
+    pub peak_bytes: u64,
+    /// Entries of the key-offset cache.
+    pub cache_entries: u64,
+    /// Keys that a record at a cached offset has answered.
+    pub cache_hits: u64,
+    /// Keys of which a node was asked because no cached offset answers.
+    pub cache_misses: u64,
+    /// Keys of which a node was asked although a cached offset answers, because that is faster.
+    pub cache_passed: u64,
+    /// READs at cached offsets.
+    pub cache_reads: u64,
+    /// Records at cached offsets that were not those of the entry. The node was asked.
+    pub cache_mismatches: u64,
+    /// Records at cached offsets that could not be read. The node was asked.
+    pub cache_unread: u64,
+    /// Entries that were made of hot keys when their shard had left.
+    pub cache_filled: u64,
 }
 
 impl Tally {
-    /// The figures, with those of the nodes.
-    pub(super) fn figures(&self, nodes: u64, shards: u64, room: &StoreRoom) -> OwnerFigures {
+    /// The figures, with those of the state.
+    pub(super) fn figures(&self, state: &StateFigures) -> OwnerFigures {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         OwnerFigures {
-            nodes,
-            shards,
-            held_bytes: room.held_bytes,
+            nodes: state.nodes,
+            shards: state.shards,
+            held_bytes: state.room.held_bytes,
+            written_bytes: state.flow.written_bytes,
+            peak_bytes: state.flow.peak_bytes,
+            cache_entries: state.entries,
+            cache_hits: read(&self.cache_hits),
+            cache_misses: read(&self.cache_misses),
+            cache_passed: read(&self.cache_passed),
+            cache_reads: read(&self.cache_reads),
+            cache_mismatches: read(&self.cache_mismatches),
+            cache_unread: read(&self.cache_unread),
+            cache_filled: read(&self.cache_filled),
             sent: read(&self.sent),
             sent_bytes: read(&self.sent_bytes),
             no_room: read(&self.no_room),
@@ -88,7 +138,7 @@ impl Tally {
 
 impl OwnerFigures {
     /// The figures by name.
-    fn named(&self) -> [(&'static str, u64); 15] {
+    fn named(&self) -> [(&'static str, u64); 25] {
         [
             ("nodes", self.nodes),
             ("shards", self.shards),
@@ -105,6 +155,16 @@ impl OwnerFigures {
             ("repeated", self.repeated),
             ("busy", self.busy),
             ("lost", self.lost),
+            ("written_bytes", self.written_bytes),
+            ("peak_bytes", self.peak_bytes),
+            ("cache_entries", self.cache_entries),
+            ("cache_hits", self.cache_hits),
+            ("cache_misses", self.cache_misses),
+            ("cache_passed", self.cache_passed),
+            ("cache_reads", self.cache_reads),
+            ("cache_mismatches", self.cache_mismatches),
+            ("cache_unread", self.cache_unread),
+            ("cache_filled", self.cache_filled),
         ]
     }
 

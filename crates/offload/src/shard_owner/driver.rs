@@ -15,12 +15,13 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use archipelago_base::runtime::{Runtime, wait_for};
-use archipelago_engine::remote::{ShardId, StoreNode, StoreWatcher};
+use archipelago_engine::remote::{ShardId, StoreNode, StoreWatcher, WriteLoad};
 use archipelago_fabric::{self as fabric, Reach};
 use parking_lot::Mutex;
 
 use super::bell::Bell;
 use super::counters::{Tally, count};
+use super::flow::Flow;
 use super::links::{NodeLinks, OneSidedFailure, Way};
 use super::nodes::NodeList;
 use super::state::{MissedAnswer, NextAsk, NodeTask, OwnerState, OwnerTerms};
@@ -69,6 +70,7 @@ pub(super) struct OwnerDriver {
     pub(super) owner: OwnerStamp,
     pub(super) state: Mutex<OwnerState>,
     pub(super) tally: Tally,
+    pub(super) flow: Flow,
     nodes: Mutex<BTreeMap<StoreNode, NodeEntry>>,
     watcher: OnceLock<Weak<dyn StoreWatcher>>,
 }
@@ -81,6 +83,7 @@ impl OwnerDriver {
             owner: state.owner(),
             state: Mutex::new(state),
             tally: Tally::default(),
+            flow: Flow::default(),
             nodes: Mutex::default(),
             watcher: OnceLock::new(),
         });
@@ -94,6 +97,12 @@ impl OwnerDriver {
         if self.watcher.set(watcher).is_err() {
             tracing::error!("a shard store has two databases");
         }
+    }
+
+    /// What the database says of its writers; nothing is known without one.
+    pub(super) fn write_load(&self) -> WriteLoad {
+        let watcher = self.watcher.get().and_then(Weak::upgrade);
+        watcher.map(|watcher| watcher.write_load()).unwrap_or_default()
     }
 
     pub(super) fn terms(&self) -> &OwnerTerms {
@@ -129,6 +138,13 @@ impl OwnerDriver {
 
     pub(super) fn links(&self, node: StoreNode) -> Option<Arc<NodeLinks>> {
         self.nodes.lock().get(&node).map(|entry| Arc::clone(&entry.links))
+    }
+
+    /// Speed of the fastest link to a node, in bytes a second; 0 if none was measured.
+    pub(super) fn link_bytes_per_s(&self) -> u64 {
+        let nodes = self.nodes.lock();
+        let speeds = nodes.values().map(|entry| entry.links.meter().write_bytes_per_s());
+        speeds.max().unwrap_or(0)
     }
 
     /// Lets the task of a node look for what is to be done.

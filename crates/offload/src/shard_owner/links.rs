@@ -15,7 +15,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use archipelago_base::runtime::Runtime;
@@ -25,14 +25,31 @@ use archipelago_fabric::{
 };
 use parking_lot::Mutex;
 
+use super::flow::{Flow, slice_bytes};
+use super::meter::LinkMeter;
 use super::state::{MemoryNode, OwnerTerms};
 use super::within::within;
-use crate::wire::shard::{Piece, ShardMessage};
+use crate::decide::LinkFigures;
+use crate::wire::shard::ShardMessage;
 
 /// Bytes of one READ of an image.
 const READ_BYTES: u64 = 1 << 20;
 /// Batches with parts of an image that are in flight at the same time.
 const WINDOW: usize = 4;
+
+/// Short records that one batch reads at most: one doorbell for all of them (O³-LSM §4.5).
+const DOORBELL: usize = 16;
+/// Bytes of a READ that is taken for one of a value and not of an image.
+const VALUE_BYTES: u64 = 128 << 10;
+
+/// Writes without a pause between them.
+#[derive(Default)]
+struct WriteBurst {
+    in_flight: VecDeque<Promise<Batch>>,
+    /// Time at which the first one was posted.
+    begin_ns: u64,
+    bytes: u64,
+}
 
 /// A request or an operation without an outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -126,6 +143,32 @@ pub(super) struct NodeLinks {
     request: Duration,
     /// Time after which a one-sided operation counts as lost.
     transfer: Duration,
+    meter: LinkMeter,
+    /// Whether the link for images shares the memory of the node.
+    is_shared: AtomicBool,
+}
+
+/// A short record that is read one-sided.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RecordRead {
+    /// Key of the arena.
+    pub(super) key: RemoteKey,
+    /// Offset within the region.
+    pub(super) at: u64,
+    /// Bytes of the record.
+    pub(super) len: u64,
+}
+
+/// Where an image is written, and how fast.
+pub(super) struct WriteOrder<'a, F> {
+    /// Key of the landing zone.
+    pub(super) key: &'a RemoteKey,
+    /// Offset of the image within the region.
+    pub(super) at: u64,
+    pub(super) image: &'a [u8],
+    pub(super) flow: &'a Flow,
+    /// Bytes a second, from the measured speed of the link; `u64::MAX` is no limit.
+    pub(super) speed: F,
 }
 
 impl NodeLinks {
@@ -147,6 +190,8 @@ impl NodeLinks {
             heard_ns: AtomicU64::new(0),
             request: terms.request,
             transfer: terms.patience,
+            meter: LinkMeter::default(),
+            is_shared: AtomicBool::new(false),
         }
     }
 
@@ -154,6 +199,15 @@ impl NodeLinks {
     /// not count: they may succeed while the process of the node hangs.
     pub(super) fn heard_ns(&self) -> u64 {
         self.heard_ns.load(Ordering::Relaxed)
+    }
+
+    /// Figures for the choice between a READ and a request.
+    pub(super) fn figures(&self) -> LinkFigures {
+        self.meter.figures(self.is_shared.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn meter(&self) -> &LinkMeter {
+        &self.meter
     }
 
     fn note_heard(&self) {
@@ -191,9 +245,14 @@ impl NodeLinks {
         };
         let link = self.link(route).await?;
         let body = message.encode();
+        let begin_ns = self.runtime.now_ns();
         let call = Call::new(&body, self.request).idempotent().answer_bytes_max(answer_bytes_max);
         let answer = link.request(call).await.map_err(|refusal| NoAnswer::of(&refusal))?;
         self.note_heard();
+        if matches!(message, ShardMessage::Get { .. } | ShardMessage::MultiGet { .. }) {
+            let ns = self.runtime.now_ns().saturating_sub(begin_ns);
+            self.meter.request(answer.len() as u64, ns);
+        }
         ShardMessage::decode(&answer).map_err(|malformed| {
             link.close();
             NoAnswer { is_malformed: true, ..NoAnswer::of(&malformed) }
@@ -216,6 +275,7 @@ impl NodeLinks {
     /// The link for images, and the region of a key on it.
     async fn region(&self, key: &RemoteKey) -> Result<(Arc<dyn Link>, Attached), OneSidedFailure> {
         let link = self.link(&self.images).await.map_err(OneSidedFailure::NoAnswer)?;
+        self.is_shared.store(link.completes_at_once(), Ordering::Relaxed);
         if let Some(region) = self.attached.lock().of(&link).and_then(|all| all.get(key).copied()) {
             return Ok((link, region));
         }
@@ -247,32 +307,115 @@ impl NodeLinks {
         });
     }
 
-    /// Writes the pieces of an image into the range of a grant. Returns when all are placed.
+    /// Writes an image into the range of a grant. Returns when all of it is placed.
     pub(super) async fn write(
         &self,
-        key: &RemoteKey,
-        at: u64,
-        image: &[u8],
-        pieces: &[Piece],
+        order: WriteOrder<'_, impl Fn(u64) -> u64>,
     ) -> Result<(), OneSidedFailure> {
+        let WriteOrder { key, at, image, flow, speed } = order;
         let (link, zone) = self.region(key).await?;
-        let mut in_flight: VecDeque<Promise<Batch>> = VecDeque::new();
-        for piece in pieces {
-            if in_flight.len() >= WINDOW
-                && let Some(first) = in_flight.pop_front()
-            {
-                placed(&first.await)?;
+        let mut burst = WriteBurst::default();
+        let mut next = 0;
+        while next < image.len() {
+            let limit = speed(self.meter.write_bytes_per_s());
+            let len = (slice_bytes(limit) as usize).min(image.len() - next);
+            // At full speed some slices are in flight, and at a limited one only the latest.
+            let window = if limit == u64::MAX { WINDOW } else { 1 };
+            while burst.in_flight.len() >= window {
+                self.complete(&mut burst).await?;
+            }
+            let wait_ns = flow.turn(self.runtime.now_ns(), len as u64, limit);
+            if wait_ns > 0 {
+                while !burst.in_flight.is_empty() {
+                    self.complete(&mut burst).await?;
+                }
+                self.runtime.sleep(Duration::from_nanos(wait_ns)).await;
+            }
+            if burst.in_flight.is_empty() {
+                (burst.begin_ns, burst.bytes) = (self.runtime.now_ns(), 0);
             }
             let mut batch = Batch::new();
             batch.set_deadline(self.transfer);
-            batch.write(zone, at + piece.at, &image[piece.at as usize..][..piece.len as usize]);
-            in_flight.push_back(link.post(batch));
+            batch.write(zone, at + next as u64, &image[next..next + len]);
+            burst.in_flight.push_back(link.post(batch));
+            burst.bytes += len as u64;
+            next += len;
         }
         link.flush();
-        for batch in in_flight {
-            placed(&batch.await)?;
+        while !burst.in_flight.is_empty() {
+            self.complete(&mut burst).await?;
         }
         Ok(())
+    }
+
+    /// Waits for the oldest write in flight. The last one of a burst measures the link.
+    async fn complete(&self, burst: &mut WriteBurst) -> Result<(), OneSidedFailure> {
+        let Some(first) = burst.in_flight.pop_front() else { return Ok(()) };
+        placed(&first.await)?;
+        if burst.in_flight.is_empty() {
+            let ns = self.runtime.now_ns().saturating_sub(burst.begin_ns);
+            self.meter.write(burst.bytes, ns);
+        }
+        Ok(())
+    }
+
+    /// Reads short records, up to [`DOORBELL`] of them in one batch. The results are in the order
+    /// of `reads`.
+    pub(super) async fn read_records(
+        &self,
+        reads: &[RecordRead],
+    ) -> Vec<Result<Vec<u8>, OneSidedFailure>> {
+        let mut results = Vec::with_capacity(reads.len());
+        let mut left = reads;
+        while !left.is_empty() {
+            let mut bytes = 0;
+            let fits = |read: &&RecordRead| {
+                bytes += read.len;
+                bytes <= READ_BYTES
+            };
+            let count = left.iter().take(DOORBELL).take_while(fits).count().max(1);
+            let (some, rest) = left.split_at(count);
+            match self.read_batch(some).await {
+                Ok(read) => results.extend(read),
+                Err(failure) => results.extend(some.iter().map(|_| Err(failure.clone()))),
+            }
+            left = rest;
+        }
+        results
+    }
+
+    /// Reads short records in one batch, which a failure of the link fails as a whole.
+    async fn read_batch(
+        &self,
+        reads: &[RecordRead],
+    ) -> Result<Vec<Result<Vec<u8>, OneSidedFailure>>, OneSidedFailure> {
+        let mut batch = Batch::new();
+        batch.set_deadline(self.request);
+        let mut on: Option<Arc<dyn Link>> = None;
+        for read in reads {
+            let (link, region) = self.region(&read.key).await?;
+            if !on.as_ref().is_none_or(|first| Arc::ptr_eq(first, &link)) {
+                return Err(OneSidedFailure::NoAnswer(NoAnswer::of(&"the link was made anew")));
+            }
+            on = Some(link);
+            batch.read(region, read.at, read.len as u32);
+        }
+        let Some(link) = on else { return Ok(Vec::new()) };
+        let begin_ns = self.runtime.now_ns();
+        let batch = link.post(batch).await;
+        let ns = self.runtime.now_ns().saturating_sub(begin_ns);
+        let refused = batch.refusal();
+        if refused.is_none() {
+            self.meter.read(reads.iter().map(|read| read.len).sum(), ns);
+        }
+        let result = |at: usize| match refused {
+            Some((first, refusal)) if at == first => Err(refusal.into()),
+            Some((first, _)) if at > first => {
+                Err(OneSidedFailure::NoAnswer(NoAnswer::of(&"a READ before it was refused")))
+            }
+            _ => Ok(batch.data(at).to_vec()),
+        };
+        Ok((0..reads.len()).map(result).collect())
     }
 
     /// Reads a range of a region.
@@ -286,6 +429,7 @@ impl NodeLinks {
         let mut bytes = Vec::with_capacity(usize::try_from(len).unwrap_or(0));
         let mut in_flight: VecDeque<Promise<Batch>> = VecDeque::new();
         let (mut next, end) = (at, at + len);
+        let begin_ns = self.runtime.now_ns();
         while next < end || !in_flight.is_empty() {
             if next < end && in_flight.len() < WINDOW {
                 let part = READ_BYTES.min(end - next);
@@ -299,6 +443,9 @@ impl NodeLinks {
                 placed(&batch)?;
                 bytes.extend_from_slice(batch.data(0));
             }
+        }
+        if len <= VALUE_BYTES {
+            self.meter.read(len, self.runtime.now_ns().saturating_sub(begin_ns));
         }
         Ok(bytes)
     }

@@ -8,7 +8,9 @@
 //! | the transfer of one image, as a state machine | `transfer/` |
 //! | lookups and pages, as state machines | `search/`, `page/` |
 //! | shards of the owner before | `takeover.rs` |
+//! | the key-offset cache, and look-ups by it | `offsets/`, `cached.rs` |
 //! | links to a node: requests, and one-sided reads and writes | `links.rs`, `within.rs` |
+//! | the speed of links, and that of transfers | `meter.rs`, `flow.rs` |
 //! | the tasks of an owner, transfers and reads over the links | `driver.rs`, `sends.rs`, `reads.rs` |
 //! | the memory nodes of a cluster | `nodes.rs` |
 //! | the seam of the engine | `store.rs` |
@@ -19,12 +21,17 @@
 //! Cost: an idle owner sends each memory node one small request a second.
 
 mod bell;
+mod cached;
 mod counters;
 mod driver;
+mod flow;
 mod links;
+mod meter;
 mod nodes;
+mod offsets;
 mod page;
 mod reads;
+mod sabotage;
 mod search;
 mod sends;
 mod state;
@@ -36,5 +43,6 @@ mod within;
 pub use counters::{OwnerFigures, takeover_facts};
 pub use driver::{OwnerParts, Waits};
 pub use nodes::{NodeList, PoolNodes};
+pub use sabotage::OwnerSabotage;
 pub use state::{MemoryNode, OwnerTerms};
 pub use store::RemoteShards;

@@ -6,6 +6,9 @@
 //! not those of the shard, the read is repeated once; after that the shards are lost, because the
 //! database can rebuild them.
 //!
+//! Values that are longer than a READ is worth are named by their places, and read one-sided.
+//! [`inline_max`] says how long that is.
+//!
 //! Cost: one round trip for a lookup, and one more if it finds long values.
 
 use std::sync::Arc;
@@ -24,12 +27,14 @@ use super::page::{self, PageReader};
 use super::search::{Contradiction, Search};
 use super::sends::head_sum;
 use super::state::{ReadTarget, ReadableShard};
+use crate::decide::inline_max;
 use crate::wire::shard::{ShardMessage, ShardRefusal, ShardWhy};
 
-/// Longest value that comes with an answer. A longer one is read one-sided.
-const INLINE_BYTES_MAX: u32 = 16 << 10;
-/// Bytes of the answer about one key at most.
-const GET_BYTES_MAX: usize = 48 << 10;
+/// Longest value that an answer has at least now and then, so that long answers are measured.
+const PROBE_BYTES: u32 = 16 << 10;
+/// Bytes of the answer about one key at most: the longest value that comes with an answer, and
+/// some operands.
+const GET_BYTES_MAX: usize = 80 << 10;
 /// Bytes of a page beside those that the reader wants.
 const PAGE_BYTES_BESIDE: usize = 4096;
 /// Long values that one read fetches at the same time.
@@ -162,7 +167,8 @@ impl OwnerDriver {
         }
     }
 
-    async fn look_up_one(&self, ask: &LookupAsk<'_>) -> Result<LookupAnswer, AwayError> {
+    /// Asks the node for all keys.
+    pub(super) async fn ask_node(&self, ask: &LookupAsk<'_>) -> Result<LookupAnswer, AwayError> {
         let scope = ReadScope { node: ask.node, shards: &ask.shards };
         let mut attempts = self.attempts(ask.node);
         loop {
@@ -183,7 +189,12 @@ impl OwnerDriver {
         target: &ReadTarget,
         links: &NodeLinks,
     ) -> Result<LookupAnswer, ReadFailure> {
-        let mut search = Search::new(self.owner, ask, &target.names, INLINE_BYTES_MAX);
+        let meter = links.meter();
+        let inline_max = inline_max(&meter.figures_of_answers());
+        let inline_max =
+            if meter.is_answer_probe() { inline_max.max(PROBE_BYTES) } else { inline_max };
+        let wants_place = self.wants_places();
+        let mut search = Search::new(self.owner, ask, &target.names, inline_max, wants_place);
         while let Some(request) = search.next_request() {
             let bytes_max = match request {
                 ShardMessage::Get { .. } => GET_BYTES_MAX,
@@ -207,6 +218,7 @@ impl OwnerDriver {
                 }
             }
         }
+        self.learn(ask, search.newest());
         Ok(search.finish())
     }
 
@@ -252,7 +264,8 @@ impl OwnerDriver {
         // A page has at least one record, whose key may be long.
         let bytes_max = ask.bytes_max.min(MESSAGE_BYTES_MAX - PAGE_BYTES_BESIDE);
         let wanted = u32::try_from(bytes_max).unwrap_or(u32::MAX);
-        let request = page::request(self.owner, ask, &target.names, wanted, INLINE_BYTES_MAX);
+        let inline_max = inline_max(&links.meter().figures_of_answers());
+        let request = page::request(self.owner, ask, &target.names, wanted, inline_max);
         let answer = links.ask(Way::Asks, &request, MESSAGE_BYTES_MAX).await?;
         if let ShardMessage::Refused { refusal } = answer {
             return Err(ReadFailure::Refused(refusal));

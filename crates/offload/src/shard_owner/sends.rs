@@ -2,16 +2,17 @@
 //!
 //! Failure: a transfer that fails leaves the shard with the database. The state machine releases
 //! what the node may have of it.
-//! Cost: two requests, a WRITE for each mebibyte, and a checksum over the image.
+//! Cost: two requests, a WRITE for each slice ([`super::flow`]), and a checksum over the image.
 
 use archipelago_base::checksum;
 use archipelago_engine::remote::{AwayError, NewShard, ShardId, StoreNode};
 
 use super::counters::count;
 use super::driver::OwnerDriver;
-use super::links::{NodeLinks, OneSidedFailure, Way};
+use super::links::{NodeLinks, OneSidedFailure, Way, WriteOrder};
 use super::state::{NotSent, Pick, ReadableShard};
 use super::transfer::{Transfer, TransferFailure, TransferOrder, TransferStep, pieces};
+use crate::decide::{PaceInput, pace};
 use crate::wire::shard::{KeySpan, ShardInfo, ShardMessage, ShardPlace, ShardWhy};
 
 /// Bytes of the answer to a request of a transfer at most.
@@ -59,12 +60,14 @@ impl OwnerDriver {
             let is_wanted = || self.state.lock().is_sending(node, id, losses);
             match self.transfer(node, transfer, image, is_wanted).await {
                 Ok(place) => {
-                    let at = ReadableShard { place, head_sum: head_sum(image) };
+                    let head_sum = head_sum(image);
+                    let at = ReadableShard { place, head_sum, last_seq: shard.last_seq };
                     let sent = self.state.lock().sent(node, id, losses, at);
                     self.ring(node);
                     sent.inspect_err(|_| count(&self.tally.not_sent, 1))?;
                     count(&self.tally.sent, 1);
                     count(&self.tally.sent_bytes, bytes);
+                    self.fill_hot(id, image);
                     return Ok(node);
                 }
                 Err(failure) => self.on_failure(node, id, bytes, &failure, until_ns)?,
@@ -144,7 +147,13 @@ impl OwnerDriver {
                     self.ask_step(&links, &mut transfer, &message).await
                 }
                 TransferStep::Write(grant) => {
-                    let write = links.write(&grant.key, grant.at, image, transfer.pieces());
+                    let write = links.write(WriteOrder {
+                        key: &grant.key,
+                        at: grant.at,
+                        image,
+                        flow: &self.flow,
+                        speed: |link| self.send_speed(link, transfer.half_ns()),
+                    });
                     let written = self.until(transfer.end_ns(), write).await;
                     let written = written.map_err(|failure| match failure {
                         OneSidedFailure::NoAnswer(_) => None,
@@ -156,6 +165,22 @@ impl OwnerDriver {
                 TransferStep::Failed(failure) => return Err(failure),
             };
         }
+    }
+
+    /// Bytes a second for a transfer over a link of this speed. After `half_ns` it goes as fast as
+    /// it can.
+    fn send_speed(&self, link_bytes_per_s: u64, half_ns: u64) -> u64 {
+        if self.now_ns() >= half_ns {
+            return u64::MAX;
+        }
+        let load = self.write_load();
+        let speed = pace(&PaceInput {
+            backlog_bytes: load.backlog_bytes,
+            space_bytes: load.space_bytes,
+            fill_bytes_per_s: load.fill_bytes_per_s,
+            link_bytes_per_s,
+        });
+        if speed >= link_bytes_per_s { u64::MAX } else { speed }
     }
 
     async fn ask_step(

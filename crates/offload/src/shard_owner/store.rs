@@ -17,7 +17,7 @@ use archipelago_engine::remote::{
 };
 use archipelago_fabric::{Endpoints, Reach, Secret};
 
-use super::counters::OwnerFigures;
+use super::counters::{OwnerFigures, StateFigures};
 use super::driver::{OwnerDriver, OwnerParts, Waits};
 use super::nodes::PoolNodes;
 use super::state::{OwnerState, OwnerTerms};
@@ -59,11 +59,13 @@ impl RemoteShards {
     #[must_use]
     pub fn figures(&self) -> OwnerFigures {
         let Some(driver) = self.driver.get() else { return OwnerFigures::default() };
-        let ((nodes, shards), room) = {
-            let state = driver.state.lock();
-            (state.counts(), state.room(driver.now_ns()))
+        let (counts, room, entries) = {
+            let mut state = driver.state.lock();
+            (state.counts(), state.room(driver.now_ns()), state.offsets().len())
         };
-        driver.tally.figures(nodes, shards, &room)
+        let flow = driver.flow.figures();
+        let (nodes, shards) = counts;
+        driver.tally.figures(&StateFigures { nodes, shards, room, entries, flow })
     }
 
     fn driver(&self) -> Result<&Arc<OwnerDriver>, AwayError> {
@@ -130,7 +132,8 @@ impl ShardStore for RemoteShards {
 
     fn room(&self) -> StoreRoom {
         let Some(driver) = self.driver.get() else { return StoreRoom::default() };
-        driver.state.lock().room(driver.now_ns())
+        let link_bytes_per_s = driver.link_bytes_per_s();
+        StoreRoom { link_bytes_per_s, ..driver.state.lock().room(driver.now_ns()) }
     }
 
     fn send(&self, shard: &NewShard<'_>, image: &[u8]) -> Result<StoreNode, AwayError> {

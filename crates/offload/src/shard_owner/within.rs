@@ -1,4 +1,4 @@
-//! A time limit for a future.
+//! A time limit for a future, and two futures at the same time.
 //!
 //! Cost: nothing if the future is ready when it is polled first; otherwise a timer.
 
@@ -22,6 +22,35 @@ pub(super) async fn within<T>(
         }
         let sleep = sleep.get_or_insert_with(|| runtime.sleep(limit));
         sleep.as_mut().poll(context).map(|()| None)
+    })
+    .await
+}
+
+/// The outputs of two futures that run at the same time.
+pub(super) async fn both<A, B>(
+    first: impl Future<Output = A>,
+    second: impl Future<Output = B>,
+) -> (A, B) {
+    let (mut first, mut second) = (pin!(first), pin!(second));
+    let (mut one, mut other) = (None, None);
+    poll_fn(|context| {
+        if one.is_none()
+            && let Poll::Ready(output) = first.as_mut().poll(context)
+        {
+            one = Some(output);
+        }
+        if other.is_none()
+            && let Poll::Ready(output) = second.as_mut().poll(context)
+        {
+            other = Some(output);
+        }
+        match (one.take(), other.take()) {
+            (Some(one), Some(other)) => Poll::Ready((one, other)),
+            (first, second) => {
+                (one, other) = (first, second);
+                Poll::Pending
+            }
+        }
     })
     .await
 }

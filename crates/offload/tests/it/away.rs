@@ -18,7 +18,7 @@ use archipelago_engine::lookup::Lookup;
 use archipelago_engine::memtable::{SealedImage, Shard, SlabPool};
 use archipelago_engine::remote::{
     AwayError, KeyAsk, LookupAnswer, LookupAsk, NewShard, ResumeAt, ScanAsk, ScanDirection,
-    ShardId, ShardStore, StoreNode, StoreWatcher,
+    ShardId, ShardStore, StoreNode, StoreWatcher, WriteLoad,
 };
 use archipelago_fabric::sim::{Faults, Model, Network, Sim};
 use archipelago_fabric::{Handler, Listener, Node, NodeId, Reply, Request};
@@ -75,8 +75,9 @@ impl NodeList for Listed {
 
 /// News that a database would get.
 #[derive(Default)]
-struct Heard {
+pub(crate) struct Heard {
     lost: Mutex<Vec<ShardId>>,
+    pub(crate) load: Mutex<WriteLoad>,
 }
 
 impl StoreWatcher for Heard {
@@ -84,6 +85,9 @@ impl StoreWatcher for Heard {
         self.lost.lock().extend_from_slice(shards);
     }
     fn has_more_room(&self) {}
+    fn write_load(&self) -> WriteLoad {
+        *self.load.lock()
+    }
 }
 
 pub(crate) struct World {
@@ -92,7 +96,7 @@ pub(crate) struct World {
     pub(crate) owner: Host,
     pub(crate) nodes: Vec<Memory>,
     listed: Arc<Listed>,
-    heard: Arc<Heard>,
+    pub(crate) heard: Arc<Heard>,
     pub(crate) store: Arc<RemoteShards>,
     bytes: u64,
     garbles: Arc<AtomicBool>,
@@ -122,11 +126,16 @@ impl World {
 
     /// An owner, and nodes with this number of bytes for shards.
     pub(crate) fn new(seed: u64, nodes: u64, bytes: u64) -> Self {
+        Self::over(&Model::quick(), seed, nodes, bytes)
+    }
+
+    /// The same over links of this model.
+    pub(crate) fn over(model: &Model, seed: u64, nodes: u64, bytes: u64) -> Self {
         let simulation = Simulation::new(seed);
         let network = Network::new(&simulation);
         let owner = simulation.host("owner");
         let listed = Arc::new(Listed::default());
-        let reach = network.join(&owner, Model::quick());
+        let reach = network.join(&owner, model.clone());
         let mut world = Self {
             store: Self::store(&owner, &reach, &listed, 1),
             simulation,
@@ -140,7 +149,7 @@ impl World {
         };
         for number in 1..=nodes {
             let host = world.simulation.host(&format!("memory{number}"));
-            let provider = world.network.join(&host, Model::quick());
+            let provider = world.network.join(&host, model.clone());
             let memory = world.start(number, &host, &provider, 1);
             world.nodes.push(memory);
         }
@@ -299,6 +308,22 @@ impl Sample {
         Self { id, keys, last_seq: SeqNo(seq), bytes, image }
     }
 
+    /// A shard with a put of each of the keys below this number, whose values have this length.
+    pub(crate) fn puts(memtable: u64, keys: u64, value_bytes: usize) -> Self {
+        let mut sample = Self::new(&mut Rng::with_seed(0), memtable, 0, 0);
+        let shard = Shard::new(&SlabPool::new(ByteBudget::unlimited()));
+        for number in 0..keys {
+            let value = vec![memtable as u8; value_bytes];
+            shard.insert(&key_of(number), SeqNo(memtable * 10_000 + number), Kind::Put, &value);
+        }
+        shard.seal();
+        sample.bytes.clear();
+        shard.write_image(&mut sample.bytes).unwrap();
+        sample.image = SealedImage::open(sample.bytes.clone()).unwrap();
+        sample.last_seq = SeqNo(memtable * 10_000 + keys);
+        sample
+    }
+
     pub(crate) fn shard(&self) -> NewShard<'_> {
         NewShard {
             id: self.id,
@@ -350,7 +375,11 @@ pub(crate) fn ask<'a>(
     LookupAsk { node, shards: ids.to_vec(), keys, snapshot, keys_only: false }
 }
 
-fn lookup_one(world: &World, node: StoreNode, id: ShardId) -> Result<LookupAnswer, AwayError> {
+pub(crate) fn lookup_one(
+    world: &World,
+    node: StoreNode,
+    id: ShardId,
+) -> Result<LookupAnswer, AwayError> {
     let keys = [key_of(1)];
     world.store.lookup(&[ask(node, &[id], &keys, SeqNo::MAX)]).remove(0)
 }

@@ -18,7 +18,8 @@ use archipelago_fabric::{
 use archipelago_offload::ids::{OffloadDb, OwnerStamp, Token};
 use archipelago_offload::shard_host::{HostThreads, NodeBytes, ShardHost, ShardLimits};
 use archipelago_offload::wire::shard::{
-    Piece, ShardInfo, ShardMessage, ShardName, ShardPlace, ShardRefusal, ShardWhy, StoredValue,
+    Piece, RecordPlace, ShardInfo, ShardMessage, ShardName, ShardPlace, ShardRefusal, ShardWhy,
+    StoredValue,
 };
 
 /// Time limit that a busy machine needs. A test that needs all of it has failed.
@@ -130,7 +131,15 @@ impl World {
     fn get(&self, shards: &[ShardName], key: &[u8], inline_max: u32) -> ShardMessage {
         let (shards, key) = (shards.to_vec(), key.to_vec().into());
         let (floor, snapshot) = (SeqNo::ZERO, SeqNo::MAX);
-        self.ask(&ShardMessage::Get { owner: owner(), shards, key, floor, snapshot, inline_max })
+        self.ask(&ShardMessage::Get {
+            owner: owner(),
+            shards,
+            key,
+            floor,
+            snapshot,
+            inline_max,
+            wants_place: false,
+        })
     }
 }
 
@@ -188,7 +197,9 @@ fn shards_are_served(provider: &dyn Provider) {
     assert_eq!(found(world.get(&newest, b"key-999", 100)), []);
     // A long value comes by its place, and the key of the arena opens it.
     let long = found(world.get(&newest, b"long", 100));
-    let [(2500, StoredValue::At { shard: 0, at, len })] = long[..] else { panic!("{long:?}") };
+    let [(2500, StoredValue::At(RecordPlace { shard: 0, at, len }))] = long[..] else {
+        panic!("{long:?}")
+    };
     let record = world.read(&places[1].key, places[1].at + at, len);
     let (key, value) = decode_record(&record).unwrap();
     assert_eq!((key.user_key, key.seq.0, value), (&b"long"[..], 2500, &[2; 20_000][..]));
@@ -296,6 +307,7 @@ fn notices_go_before_searches_and_searches_before_grants() {
                 floor,
                 snapshot,
                 inline_max: 0,
+                wants_place: false,
             },
             ShardMessage::Begin { owner: owner(), landing_bytes: MIB },
         ],

@@ -184,12 +184,14 @@ fn server_that_stops_in_order_leaves_its_shards_to_the_next_start() {
 }
 
 #[test]
-fn limit_of_remote_memtables_needs_the_mode() {
+fn settings_of_remote_memtables_need_the_mode() {
     let refused = |words: &[&str]| {
         let output = archipelago().args(words).output().unwrap();
         assert!(!output.status.success());
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
-    let said = refused(&["serve", "--remote-memtables-mib", "5"]);
-    assert!(said.contains("--offload-mode memtables"), "{said}");
+    for setting in ["--remote-memtables-mib", "--key-offset-cache-mib"] {
+        let said = refused(&["serve", setting, "5"]);
+        assert!(said.contains("--offload-mode memtables"), "{said}");
+    }
 }

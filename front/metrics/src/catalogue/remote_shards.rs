@@ -19,6 +19,20 @@ metrics! {
     /// Number of reads of memory nodes by `kind`: keys that nodes searched, pages of scans, long
     /// values and whole images that were read one-sided.
     READS: Counter "archipelago_remote_shards_reads" ["kind"];
+    /// Bytes of shards that were written to memory nodes, those of transfers in progress included.
+    WRITTEN_BYTES: Counter "archipelago_remote_shards_written_bytes" [];
+    /// Most bytes of shards that were written to memory nodes within 100 ms.
+    PEAK_BYTES: Gauge "archipelago_remote_shards_peak_bytes" [];
+    /// Number of entries of the key-offset cache.
+    CACHE_ENTRIES: Gauge "archipelago_remote_shards_cache_entries" [];
+    /// Number of entries that were made of hot keys when their shard left.
+    CACHE_FILLED: Counter "archipelago_remote_shards_cache_filled" [];
+    /// Number of records that were read at cached offsets.
+    CACHE_READS: Counter "archipelago_remote_shards_cache_reads" [];
+    /// Number of keys looked up with the key-offset cache by `outcome`: a hit, a miss, a cached
+    /// offset that was passed over because a request is faster, one with another record (mismatch),
+    /// and one that could not be read. A node searched all but the hits.
+    CACHE_KEYS: Counter "archipelago_remote_shards_cache_keys" ["outcome"];
     /// Number of reads that were repeated, because a node was busy or did not answer.
     REPEATED: Counter "archipelago_remote_shards_repeated_reads" [];
     /// Number of reads that ended without an answer.

@@ -23,6 +23,16 @@ pub fn remote_shards(shards: Arc<RemoteShards>) -> Source {
         samples.set(&metric::READS, &["pages"], figures.pages);
         samples.set(&metric::READS, &["long_values"], figures.records);
         samples.set(&metric::READS, &["images"], figures.fetched);
+        samples.set(&metric::WRITTEN_BYTES, &[], figures.written_bytes);
+        samples.set(&metric::PEAK_BYTES, &[], figures.peak_bytes);
+        samples.set(&metric::CACHE_ENTRIES, &[], figures.cache_entries);
+        samples.set(&metric::CACHE_FILLED, &[], figures.cache_filled);
+        samples.set(&metric::CACHE_READS, &[], figures.cache_reads);
+        samples.set(&metric::CACHE_KEYS, &["hit"], figures.cache_hits);
+        samples.set(&metric::CACHE_KEYS, &["miss"], figures.cache_misses);
+        samples.set(&metric::CACHE_KEYS, &["passed"], figures.cache_passed);
+        samples.set(&metric::CACHE_KEYS, &["mismatch"], figures.cache_mismatches);
+        samples.set(&metric::CACHE_KEYS, &["unread"], figures.cache_unread);
         samples.set(&metric::REPEATED, &[], figures.repeated);
         samples.set(&metric::BUSY, &[], figures.busy);
         samples.set(&metric::LOST, &[], figures.lost);

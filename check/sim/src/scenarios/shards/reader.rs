@@ -101,6 +101,7 @@ impl Reader {
                 floor: self.floor,
                 snapshot,
                 inline_max: self.inline_max,
+                wants_place: true,
             };
             let Some(answer) = self.ask(&get).await? else { return Ok(()) };
             let ShardMessage::Versions { found: part } = answer else {
@@ -136,6 +137,7 @@ impl Reader {
                 asks: asks.collect(),
                 snapshot: self.snapshot,
                 inline_max: self.inline_max,
+                wants_place: true,
             };
             let Some(answer) = self.ask(&multi).await? else { return Ok(()) };
             let ShardMessage::ManyVersions { found } = answer else { return self.wrong(&answer) };
@@ -281,7 +283,10 @@ impl Reader {
         let (seq, kind) = (version.seq, version.kind);
         let (shard, at, len) = match &version.value {
             StoredValue::Inline(value) => return Ok((seq, kind, value.0.to_vec())),
-            StoredValue::At { shard, at, len } => (*shard as usize, *at, *len),
+            // The value must be that of the record at the place.
+            StoredValue::At(place) | StoredValue::Placed { place, .. } => {
+                (place.shard as usize, place.at, place.len)
+            }
         };
         let Some(place) = self.places.get(shard) else {
             self.way.violation(&format!("an answer names shard {shard} of {}", self.places.len()));
@@ -294,6 +299,7 @@ impl Reader {
         let found = decode_record(&record);
         if let Some((found, value)) = found
             && (found.user_key, found.seq, found.kind) == (key, seq, kind)
+            && !matches!(&version.value, StoredValue::Placed { value: said, .. } if *said.0 != *value)
         {
             return Ok((seq, kind, value.to_vec()));
         }

@@ -208,7 +208,9 @@ impl DueInput {
     pub(crate) fn now(db: &DbInner, state: &JobState) -> Option<Self> {
         let away = db.context.away()?;
         let is_tight = db.disk.state() != SpaceState::Roomy;
-        if db.jobs.is_awaited() || is_tight {
+        let is_hurried = db.jobs.is_awaited() || is_tight;
+        away.note_hurry(is_hurried);
+        if is_hurried {
             return None;
         }
         let budget = db.context.budget();

@@ -41,7 +41,9 @@ use crate::iter::InternalIterator;
 use crate::key::{self, Kind, split_expiry};
 use crate::lookup::{Found, Lookup, Visit};
 use crate::memtable::{ImageHead, SealedImage, SealedShard, Shard, ShardFilter};
-use crate::remote::{AwayError, ShardId, ShardStore, StoreNode, StoreRoom, StoreWatcher};
+use crate::remote::{
+    AwayError, ShardId, ShardStore, StoreNode, StoreRoom, StoreWatcher, WriteLoad,
+};
 use crate::sst::SampledKey;
 use crate::stats::{Statistics, Ticker};
 use crate::tombstone::TombstoneSet;
@@ -88,6 +90,8 @@ pub(crate) struct StoreLink {
     is_open: AtomicBool,
     /// Whether the store is closed for good.
     is_closed: AtomicBool,
+    /// Whether background work is waited for, so that sends hurry.
+    is_hurried: AtomicBool,
 }
 
 /// The state that the lock of a link guards.
@@ -103,6 +107,8 @@ struct Registry {
     stays: BTreeMap<CfId, usize>,
     /// Shards without a copy whose tables are installed.
     retired: Vec<Retired>,
+    /// What the writers of each family did when that was last looked at.
+    loads: BTreeMap<CfId, WriteLoad>,
 }
 
 /// A shard that only old readers still need.
@@ -166,6 +172,7 @@ impl StoreLink {
             knows_owner: AtomicBool::new(false),
             is_open: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
+            is_hurried: AtomicBool::new(false),
         })
     }
 
@@ -211,6 +218,16 @@ impl StoreLink {
             room.free_bytes = room.free_bytes.min(refused.image_bytes.saturating_sub(1));
         }
         room
+    }
+
+    /// Notes what the writers of a family do.
+    pub(crate) fn note_load(&self, family: CfId, load: WriteLoad) {
+        self.registry.lock().loads.insert(family, load);
+    }
+
+    /// Notes whether somebody waits for background work.
+    pub(crate) fn note_hurry(&self, is_hurried: bool) {
+        self.is_hurried.store(is_hurried, Ordering::Relaxed);
     }
 
     /// No node had room for an image: none of this size is sent until the store has more room, or a
@@ -413,6 +430,22 @@ impl StoreWatcher for StoreLink {
     fn has_more_room(&self) {
         self.registry.lock().no_room = None;
         self.wake_workers();
+    }
+
+    fn write_load(&self) -> WriteLoad {
+        // A close and a caller of a flush wait for the sends in progress.
+        let is_closed = self.is_closed.load(Ordering::Acquire);
+        let registry = self.registry.lock();
+        if is_closed || self.is_hurried.load(Ordering::Relaxed) || !registry.stays.is_empty() {
+            return WriteLoad::default();
+        }
+        let mut loads = registry.loads.values().filter(|load| load.backlog_bytes > 0);
+        let Some(first) = loads.next().copied() else { return WriteLoad::default() };
+        loads.fold(first, |sum, load| WriteLoad {
+            backlog_bytes: sum.backlog_bytes + load.backlog_bytes,
+            space_bytes: sum.space_bytes.min(load.space_bytes),
+            fill_bytes_per_s: sum.fill_bytes_per_s.max(load.fill_bytes_per_s),
+        })
     }
 }
 

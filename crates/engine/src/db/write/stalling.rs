@@ -27,13 +27,14 @@ use crate::db::state::family::{DELAYED, FREE, Family, STOPPED, WATCHED, is_slowe
 use crate::db::state::jobs::Jobs;
 use crate::db::state::memtable::ShardHome;
 use crate::db::state::observers::Observers;
-use crate::db::state::pacing::Pacing;
+use crate::db::state::pacing::{LastSeal, Pacing};
 use crate::db::write::commit::Share;
 use crate::db::write::{disk_room, seal};
 use crate::disk_space::{SpaceState, SpaceUse};
 use crate::event::Event;
 use crate::lock_order::Order;
 use crate::options::WriteOptions;
+use crate::remote::WriteLoad;
 use crate::stall::{StallCause, StallDecision, StallInput, away_excess_bytes, stall};
 use crate::stats::{Ticker, Timer};
 
@@ -44,6 +45,8 @@ const DELAY_MAX: Duration = Duration::from_millis(20);
 
 /// A watched family is looked at again when this part of a memtable was written.
 const WATCH_SHARE: u64 = 64;
+/// The speed of writers is measured once they have written this part of a memtable.
+const FILL_SHARE: u64 = 8;
 
 fn stall_decision(
     context: &Context,
@@ -51,6 +54,15 @@ fn stall_decision(
     pacing: &Pacing,
     family: &Family,
 ) -> StallDecision {
+    stall(&stall_input(context, observers, pacing, family))
+}
+
+fn stall_input(
+    context: &Context,
+    observers: &Observers,
+    pacing: &Pacing,
+    family: &Family,
+) -> StallInput {
     let current = family.current.load();
     pacing.ingest().set_total(observers.stats().get(Ticker::UserBytesWritten));
     let sealed = current.immutables.iter().flat_map(|immutable| immutable.homes());
@@ -66,8 +78,10 @@ fn stall_decision(
     let flush_bytes_per_s = pacing.flush_speed().min(limit);
     let nodes = context.away().map(|away| away.room()).unwrap_or_default();
     let takes_shards = nodes.free_bytes > 0 && nodes.image_bytes_max > 0;
-    stall(&StallInput {
-        send_bytes_per_s: takes_shards.then(|| pacing.send_speed()),
+    // Sends that are slow because writers need no more say nothing about the speed of the link.
+    let send_bytes_per_s = || pacing.send_speed().max(nodes.link_bytes_per_s);
+    StallInput {
+        send_bytes_per_s: takes_shards.then(send_bytes_per_s),
         away_backlog_bytes: away_excess_bytes(nodes.held_bytes, nodes.limit_bytes),
         away_space_bytes: nodes.limit_bytes.saturating_sub(nodes.held_bytes),
         flush_backlog_bytes: here.map(|shard| shard.data_bytes()).sum(),
@@ -86,7 +100,40 @@ fn stall_decision(
         space_stop: family.space.stop_bytes(),
         space_freed_bytes_per_s: family.space.freed_bytes_per_s(),
         ..StallInput::of(&current.version)
-    })
+    }
+}
+
+/// Tells the link to the memory nodes what the writers of a family do.
+fn note_load(
+    context: &Context,
+    pacing: &Pacing,
+    family: &Family,
+    input: &StallInput,
+    throttle: u8,
+) {
+    let Some(link) = context.away() else { return };
+    let last = pacing.last_seal(context.clock().now_ns());
+    let active_bytes = family.current.load().active.charged_bytes();
+    let buffer_bytes = context.memtable_bytes_max(&family.options);
+    let fill_bytes_per_s = fill_rate(buffer_bytes, active_bytes, last);
+    // Writers that are slowed down by any cause have no space to lose.
+    let space_bytes = if is_slowed(throttle) { 0 } else { input.memtable_space_bytes };
+    let backlog_bytes = input.flush_backlog_bytes;
+    link.note_load(family.id, WriteLoad { backlog_bytes, space_bytes, fill_bytes_per_s });
+}
+
+/// Speed at which writers fill memtables of this size, in bytes a second: that of the memtable
+/// before, or that of the present one if it is faster.
+fn fill_rate(buffer_bytes: u64, active_bytes: u64, last: LastSeal) -> u64 {
+    let rate = |bytes: u64, ns: u64| {
+        let rate = u128::from(bytes) * 1_000_000_000 / u128::from(ns.max(1));
+        u64::try_from(rate).unwrap_or(u64::MAX)
+    };
+    let before = if last.interval_ns > 0 { rate(buffer_bytes, last.interval_ns) } else { 0 };
+    // The first part of a memtable is too short for a measurement.
+    let is_measured = active_bytes >= buffer_bytes / FILL_SHARE;
+    let since_ns = last.since_ns.filter(|_| is_measured);
+    before.max(since_ns.map_or(0, |ns| rate(active_bytes, ns)))
 }
 
 /// Whether writers of the family are slowed down because compactions are behind.
@@ -112,7 +159,8 @@ pub(crate) fn recompute_stall(
     jobs: &Jobs,
     family: &Family,
 ) {
-    let decision = stall_decision(context, observers, pacing, family);
+    let input = stall_input(context, observers, pacing, family);
+    let decision = stall(&input);
     let (throttle, rate) = match decision {
         StallDecision::None => (FREE, u64::MAX),
         // Faster than writers ever were: nothing to do yet.
@@ -126,6 +174,7 @@ pub(crate) fn recompute_stall(
         StallDecision::Delay { bytes_per_s, .. } => (DELAYED, bytes_per_s),
         StallDecision::Stop { .. } => (STOPPED, 0),
     };
+    note_load(context, pacing, family, &input, throttle);
     if throttle != FREE {
         // Writers wait for compactions: now these let no reads go first.
         pacing.foreground().mark_urgent();
@@ -339,5 +388,23 @@ fn ticker_of(cause: StallCause) -> Ticker {
         StallCause::PendingBytes => Ticker::StallPendingNs,
         StallCause::Budget => Ticker::StallBudgetNs,
         StallCause::Space => Ticker::StallSpaceNs,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn speed_of_writers_is_that_of_the_faster_memtable() {
+        let at = |since_ms: Option<u64>, interval_ms: u64| LastSeal {
+            since_ns: since_ms.map(|ms| ms * 1_000_000),
+            interval_ns: interval_ms * 1_000_000,
+        };
+        assert_eq!(fill_rate(8000, 500, at(None, 0)), 0, "nothing is known");
+        assert_eq!(fill_rate(8000, 500, at(Some(10), 0)), 0, "too little was written");
+        assert_eq!(fill_rate(8000, 1000, at(Some(10), 0)), 100_000);
+        assert_eq!(fill_rate(8000, 1000, at(Some(100), 1000)), 10_000);
+        assert_eq!(fill_rate(8000, 1000, at(Some(5000), 1000)), 8000, "writers pause");
     }
 }

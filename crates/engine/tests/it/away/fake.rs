@@ -15,7 +15,7 @@ use archipelago_engine::pinned::PinnedSlice;
 use archipelago_engine::remote::{
     AwayError, EarlierShard, FoundShard, KeyVersions, LookupAnswer, LookupAsk, NewShard, ResumeAt,
     ScanAsk, ScanDirection, ScanPage, ScanRecord, ShardId, ShardStore, ShardVersion, StoreNode,
-    StoreRoom, StoreWatcher,
+    StoreRoom, StoreWatcher, WriteLoad,
 };
 use parking_lot::Mutex;
 
@@ -90,6 +90,8 @@ pub(crate) struct Did {
     pub(crate) silent: u64,
     /// Largest number of bytes held.
     pub(crate) held_max: u64,
+    /// What the writers did at the latest transfer with something to say of them.
+    pub(crate) load: WriteLoad,
 }
 
 /// A shard at a node.
@@ -419,6 +421,7 @@ impl ShardStore for FakeStore {
             held_bytes,
             limit_bytes: mood.limit_bytes,
             image_bytes_max: mood.image_bytes_max,
+            link_bytes_per_s: 0,
         }
     }
 
@@ -445,7 +448,12 @@ impl ShardStore for FakeStore {
         let opened = SealedImage::open(image.to_vec()).unwrap();
         assert!(opened.entries() > 0 || !opened.tombstones().is_empty());
         assert!(shard.after_seq < shard.last_seq && shard.oldest_log <= shard.seal_log);
+        let watcher = self.watcher.lock().clone().and_then(|watcher| watcher.upgrade());
+        let load = watcher.map(|watcher| watcher.write_load()).unwrap_or_default();
         let mut nodes = self.nodes.lock();
+        if load != WriteLoad::default() {
+            nodes.did.load = load;
+        }
         assert!(!nodes.is_closed && shard.id.memtable >= nodes.oldest.max(1));
         let bytes = image.len() as u64;
         if nodes.held_bytes() + bytes > mood.limit_bytes {

@@ -29,6 +29,14 @@ fn memtables_that_are_away_take_no_memory() {
 }
 
 #[test]
+fn store_hears_what_writers_do() {
+    let mut world = World::new();
+    world.send_away(6);
+    let load = world.store.did().load;
+    assert!(load.backlog_bytes > 0, "{load:?}");
+}
+
+#[test]
 fn full_nodes_make_the_oldest_memtables_due() {
     let mood = Mood { limit_bytes: 160 << 10, ..Mood::default() };
     let mut world = World::with(Change { mood, ..Change::default() });

@@ -201,7 +201,16 @@ impl Host {
     fn search(&mut self, owner: OwnerStamp, shards: &[ShardName]) -> ShardMessage {
         let (shards, key) = (shards.to_vec(), Default::default());
         let (floor, snapshot) = (SeqNo::ZERO, SeqNo::MAX);
-        self.tell(&ShardMessage::Get { owner, shards, key, floor, snapshot, inline_max: 0 })
+        let (inline_max, wants_place) = (0, false);
+        self.tell(&ShardMessage::Get {
+            owner,
+            shards,
+            key,
+            floor,
+            snapshot,
+            inline_max,
+            wants_place,
+        })
     }
 
     fn release(&mut self, shards: &[ShardName], oldest: u64) -> ShardMessage {
@@ -486,7 +495,8 @@ fn search_keeps_an_image_that_is_released() {
     host.registered(name(1));
     let shards = vec![name(1)];
     let (owner, key, floor, snapshot) = (owner(1), Default::default(), SeqNo::ZERO, SeqNo::MAX);
-    let get = ShardMessage::Get { owner, shards, key, floor, snapshot, inline_max: 0 };
+    let (inline_max, wants_place) = (0, false);
+    let get = ShardMessage::Get { owner, shards, key, floor, snapshot, inline_max, wants_place };
     let NextStep::Read(read) = host.core.on_message(&mut host.memory, &get) else {
         panic!("a search");
     };

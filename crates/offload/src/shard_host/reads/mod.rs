@@ -25,14 +25,14 @@ use archipelago_base::{Error, SeqNo};
 use archipelago_engine::iter::{Child, InternalIterator, MergingIterator};
 use archipelago_engine::key::{self, KeyRange, KeyRef, Kind};
 use archipelago_engine::lookup::{Found, Lookup};
-use archipelago_engine::memtable::{RecordSpan, SealedImage};
+use archipelago_engine::memtable::SealedImage;
 use archipelago_fabric::MESSAGE_BYTES_MAX;
 
 use super::core::ReadOrder;
 use super::sabotage::HostSabotage;
 use crate::wire::shard::{
-    Direction, KEYS_ONLY_BYTES, KeyAsk, KeyVersions, PageEnd, PageRecord, ResumeAt, ShardMessage,
-    ShardRefusal, ShardWhy, StoredValue, Version,
+    Direction, KEYS_ONLY_BYTES, KeyAsk, KeyVersions, PageEnd, PageRecord, RecordPlace, ResumeAt,
+    ShardMessage, ShardRefusal, ShardWhy, StoredValue, Version,
 };
 
 /// Records that a page visits at most.
@@ -57,18 +57,22 @@ pub(super) fn answer(
     let limit = answer_bytes_max.min(MESSAGE_BYTES_MAX);
     let left = limit.saturating_sub(ANSWER_BYTES);
     let room = Room { left, limit, is_first: true, counts_values: false };
-    let images = &order.images;
+    let reader = |snapshot: SeqNo, inline_max: u32, wants_place: bool| Reader {
+        images: &order.images,
+        snapshot,
+        inline_max,
+        wants_place,
+        sabotage,
+    };
     let answered = match &order.ask {
-        ShardMessage::Get { key, floor, snapshot, inline_max, .. } => {
-            let reader = Reader { images, snapshot: *snapshot, inline_max: *inline_max, sabotage };
-            reader.get(&key.0, *floor, room)
+        ShardMessage::Get { key, floor, snapshot, inline_max, wants_place, .. } => {
+            reader(*snapshot, *inline_max, *wants_place).get(&key.0, *floor, room)
         }
-        ShardMessage::MultiGet { asks, snapshot, inline_max, .. } => {
-            let reader = Reader { images, snapshot: *snapshot, inline_max: *inline_max, sabotage };
-            reader.multi_get(asks, room)
+        ShardMessage::MultiGet { asks, snapshot, inline_max, wants_place, .. } => {
+            reader(*snapshot, *inline_max, *wants_place).multi_get(asks, room)
         }
         ShardMessage::Scan { keys, resume, direction, snapshot, bytes_max, inline_max, .. } => {
-            let reader = Reader { images, snapshot: *snapshot, inline_max: *inline_max, sabotage };
+            let reader = reader(*snapshot, *inline_max, false);
             let left = room.left.min(*bytes_max as usize);
             let room = Room { left, counts_values: *inline_max > KEYS_ONLY_BYTES, ..room };
             let page = Page { keys: &keys.0, room, records: Vec::new() };
@@ -106,6 +110,8 @@ struct Reader<'a> {
     images: &'a Images,
     snapshot: SeqNo,
     inline_max: u32,
+    /// Whether an answer tells the place of the newest version of a key, if that is a put.
+    wants_place: bool,
     sabotage: HostSabotage,
 }
 
@@ -204,6 +210,7 @@ impl Reader<'_> {
         push: &mut dyn FnMut(Version),
     ) -> Result<SearchEnd, ShardRefusal> {
         let lookup = Lookup::new(ask.key, ask.snapshot);
+        let mut is_newest = true;
         for &index in ask.within {
             let image = self.images.get(index as usize).ok_or(ShardWhy::Malformed)?;
             let Some(image) = image else { continue };
@@ -214,7 +221,10 @@ impl Reader<'_> {
                     end = Some(SearchEnd::Whole);
                     return ControlFlow::Break(());
                 }
-                match self.version(found, (index, span), ask.key_bytes, room) {
+                let place = RecordPlace { shard: index, at: span.at, len: span.len };
+                let is_placed = std::mem::take(&mut is_newest) && self.wants_place;
+                let place = RecordAt { place, is_placed };
+                match self.version(found, place, ask.key_bytes, room) {
                     Ok(Some(version)) => push(version),
                     Ok(None) => end = Some(SearchEnd::Cut(found.seq)),
                     Err(refusal) => failed = Some(refusal),
@@ -241,16 +251,21 @@ impl Reader<'_> {
     fn version(
         &self,
         found: &Found<'_>,
-        place: (u32, RecordSpan),
+        record: RecordAt,
         key_bytes: usize,
         room: &mut Room,
     ) -> Result<Option<Version>, ShardRefusal> {
-        let (shard, RecordSpan { at, len }) = place;
+        let RecordAt { place, is_placed } = record;
         let (seq, kind) = (found.seq, found.kind);
         let beside = VERSION_BYTES + key_bytes;
         let inline = beside + found.value.len();
         let is_short = found.value.len() <= self.inline_max as usize;
-        let by_place = Version { seq, kind, value: StoredValue::At { shard, at, len } };
+        let by_place = Version { seq, kind, value: StoredValue::At(place) };
+        let is_put = matches!(kind, Kind::Put | Kind::PutExpiring);
+        if is_short && is_placed && is_put && room.take(inline + PLACE_BYTES) {
+            let value = StoredValue::Placed { value: found.value.to_vec().into(), place };
+            return Ok(Some(Version { value, ..by_place }));
+        }
         if is_short && room.take(inline) {
             let value = StoredValue::Inline(found.value.to_vec().into());
             return Ok(Some(Version { value, ..by_place }));
@@ -405,6 +420,14 @@ impl Reader<'_> {
         merge.status().map_err(|error| damaged(&error))?;
         Ok(PageEnd::Finished)
     }
+}
+
+/// A record that a search has found.
+#[derive(Clone, Copy)]
+struct RecordAt {
+    place: RecordPlace,
+    /// Whether the answer tells the place beside the value.
+    is_placed: bool,
 }
 
 /// The versions of one key that a search wants.

@@ -78,6 +78,16 @@ impl Sample {
         answer
     }
 
+    /// The value of the record at a place, which must be that of the version.
+    fn fetched_at(&self, key: &[u8], version: &Version, place: RecordPlace) -> Vec<u8> {
+        let (at, len) = (place.at as usize, place.len as usize);
+        let record = &self.bytes[place.shard as usize][at..at + len];
+        let (found, value) = decode_record(record).expect("one whole record");
+        assert_eq!((found.user_key, found.seq), (key, version.seq));
+        assert_eq!(found.kind, version.kind);
+        value.to_vec()
+    }
+
     /// A version with the bytes of its value, fetched if it came by its place.
     fn fetched(&self, key: &[u8], version: &Version, inline_max: u32) -> ModelVersion {
         let value = match &version.value {
@@ -85,14 +95,13 @@ impl Sample {
                 assert!(value.0.len() <= inline_max as usize);
                 value.0.to_vec()
             }
-            StoredValue::At { shard, at, len } => {
-                let (at, len) = (*at as usize, *len as usize);
-                let record = &self.bytes[*shard as usize][at..at + len];
-                let (found, value) = decode_record(record).expect("one whole record");
-                assert_eq!((found.user_key, found.seq), (key, version.seq));
-                assert_eq!(found.kind, version.kind);
-                value.to_vec()
+            StoredValue::Placed { value, place } => {
+                assert!(value.0.len() <= inline_max as usize);
+                let there = self.fetched_at(key, version, *place);
+                assert_eq!(there, value.0.to_vec(), "the place of another record");
+                there
             }
+            StoredValue::At(place) => self.fetched_at(key, version, *place),
         };
         (version.seq, version.kind, value)
     }
@@ -138,6 +147,7 @@ fn answers_to_gets_are_those_of_a_model() {
                     floor,
                     snapshot,
                     inline_max,
+                    wants_place: rng.bool(),
                 };
                 let ShardMessage::Versions { found: part } = sample.ask(get, answer_max) else {
                     panic!("a refusal");
@@ -171,7 +181,9 @@ fn answers_to_multi_gets_are_those_of_a_model() {
                 |key: &Vec<u8>| KeyAsk { key: bytes(key), floor: SeqNo::ZERO, within: all.clone() };
             let (owner, shards) = (owner(), names());
             let asks = keys[next..].iter().map(ask).collect();
-            let multi = ShardMessage::MultiGet { owner, shards, asks, snapshot, inline_max };
+            let wants_place = rng.bool();
+            let multi =
+                ShardMessage::MultiGet { owner, shards, asks, snapshot, inline_max, wants_place };
             let ShardMessage::ManyVersions { found } = sample.ask(multi, answer_max) else {
                 panic!("a refusal");
             };
@@ -273,7 +285,7 @@ fn limit_without_room_for_one_version_is_refused() {
     let refusal = ShardRefusal::at(ShardWhy::TooLarge, 150);
     assert_eq!(sample.ask(scan(), 150), ShardMessage::Refused { refusal });
     let ShardMessage::Page { records, end } = sample.ask(scan(), 300) else { panic!("refused") };
-    assert!(matches!(records[0].version.value, StoredValue::At { .. }), "it came by its place");
+    assert!(matches!(records[0].version.value, StoredValue::At(_)), "it came by its place");
     assert_eq!(end, PageEnd::Finished);
 }
 
@@ -351,7 +363,8 @@ fn indexes_of_a_multi_get_must_name_shards() {
     let within = vec![sample.images.len() as u32];
     let asks = vec![KeyAsk { key: bytes(b"k"), floor: SeqNo::ZERO, within }];
     let (owner, shards, snapshot) = (owner(), names(), SeqNo::MAX);
-    let multi = ShardMessage::MultiGet { owner, shards, asks, snapshot, inline_max: 0 };
+    let (inline_max, wants_place) = (0, false);
+    let multi = ShardMessage::MultiGet { owner, shards, asks, snapshot, inline_max, wants_place };
     let refusal = ShardWhy::Malformed.into();
     assert_eq!(sample.ask(multi, 4096), ShardMessage::Refused { refusal });
 }

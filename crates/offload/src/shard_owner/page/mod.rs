@@ -24,8 +24,8 @@ use archipelago_engine::remote::{self, ScanAsk, ScanDirection, ScanPage, ScanRec
 use super::search::Contradiction;
 use crate::ids::OwnerStamp;
 use crate::wire::shard::{
-    Direction, KEYS_ONLY_BYTES, KeySpan, PageEnd, PageRecord, ResumeAt, ShardMessage, ShardName,
-    StoredValue,
+    Direction, KEYS_ONLY_BYTES, KeySpan, PageEnd, PageRecord, RecordPlace, ResumeAt, ShardMessage,
+    ShardName, StoredValue,
 };
 
 /// A record that the caller reads one-sided.
@@ -117,8 +117,10 @@ impl<'a> PageReader<'a> {
     fn push(&mut self, record: PageRecord) -> Result<(), Contradiction> {
         let PageRecord { key, version } = record;
         let value = match version.value {
-            StoredValue::Inline(value) => PinnedSlice::owned(value.0.to_vec()),
-            StoredValue::At { shard, at, len } => {
+            StoredValue::Inline(value) | StoredValue::Placed { value, .. } => {
+                PinnedSlice::owned(value.0.to_vec())
+            }
+            StoredValue::At(RecordPlace { shard, at, len }) => {
                 let shard = shard as usize;
                 if shard >= self.ask.shards.len() {
                     return Err(Contradiction("a value in a shard that was not asked"));
@@ -190,9 +192,9 @@ fn cut(
     let mut bytes = 0u64;
     let fits = |PageRecord { key, version }: &&PageRecord| {
         let value = match &version.value {
-            StoredValue::Inline(value) => value.0.len() as u64,
-            StoredValue::At { .. } if ask.keys_only => 0,
-            StoredValue::At { len, .. } => *len,
+            StoredValue::Inline(value) | StoredValue::Placed { value, .. } => value.0.len() as u64,
+            StoredValue::At(_) if ask.keys_only => 0,
+            StoredValue::At(place) => place.len,
         };
         bytes = bytes.saturating_add(key.0.len() as u64).saturating_add(value);
         bytes <= ask.bytes_max as u64

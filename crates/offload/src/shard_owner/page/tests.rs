@@ -147,7 +147,7 @@ fn long_value_of_a_page_is_read_and_verified() {
         span.expect("the key is there")
     };
     let (here, other) = (span(b"k"), span(b"l"));
-    let value = StoredValue::At { shard: 1, at: here.at, len: here.len };
+    let value = StoredValue::At(RecordPlace { shard: 1, at: here.at, len: here.len });
     let version = Version { seq: SeqNo(7), kind: Kind::Put, value };
     let records = vec![PageRecord { key: b"k".to_vec().into(), version }];
     let keys = range();
@@ -164,7 +164,7 @@ fn long_value_of_a_page_is_read_and_verified() {
 fn page_with_long_values_is_cut() {
     let keys = range();
     let long = |key: &str, seq, kind, len| {
-        let value = StoredValue::At { shard: 0, at: 0, len };
+        let value = StoredValue::At(RecordPlace { shard: 0, at: 0, len });
         PageRecord { version: Version { seq: SeqNo(seq), kind, value }, ..record(key, seq, kind) }
     };
     let records = || {

@@ -25,8 +25,11 @@ use archipelago_engine::memtable::decode_record;
 use archipelago_engine::pinned::PinnedSlice;
 use archipelago_engine::remote::{KeyAsk, KeyVersions, LookupAnswer, LookupAsk, ShardVersion};
 
+use super::offsets::CachedOffset;
 use crate::ids::OwnerStamp;
-use crate::wire::shard::{self, KEYS_ONLY_BYTES, ShardMessage, ShardName, StoredValue};
+use crate::wire::shard::{
+    self, KEYS_ONLY_BYTES, RecordPlace, ShardMessage, ShardName, StoredValue,
+};
 
 /// Bytes of the keys and lists of one request at most, so that it fits into a message.
 const REQUEST_BYTES_MAX: usize = 160 << 10;
@@ -51,6 +54,16 @@ pub(super) struct RecordAt {
     pub(super) at: u64,
     /// Length of the whole record.
     pub(super) len: u64,
+}
+
+/// The place of the newest put of a key in the shards that the search visited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NewestPut {
+    /// Key of the search.
+    pub(super) key: usize,
+    /// Shard that has the record, as an index into those of the search.
+    pub(super) shard: usize,
+    pub(super) offset: CachedOffset,
 }
 
 /// The keys of the request that is on its way.
@@ -85,16 +98,19 @@ pub(super) struct Search<'a> {
     /// Shards that the latest request for several keys named, as indexes into those of the search.
     named: Vec<u32>,
     records: Vec<RecordAt>,
+    wants_place: bool,
+    newest: Vec<NewestPut>,
 }
 
 impl<'a> Search<'a> {
     /// A search for `ask` in the shards with these names. Values up to `inline_max` bytes come with
-    /// the answers.
+    /// the answers. If `wants_place`, the answers tell the places of newest versions.
     pub(super) fn new(
         owner: OwnerStamp,
         ask: &'a LookupAsk<'a>,
         names: &'a [ShardName],
         inline_max: u32,
+        wants_place: bool,
     ) -> Self {
         let inline_max = if ask.keys_only { KEYS_ONLY_BYTES } else { inline_max };
         let found = vec![KeyVersions::default(); ask.keys.len()];
@@ -109,6 +125,8 @@ impl<'a> Search<'a> {
             asked: Asked::Nothing,
             named: Vec::new(),
             records: Vec::new(),
+            wants_place,
+            newest: Vec::new(),
         }
     }
 
@@ -155,6 +173,7 @@ impl<'a> Search<'a> {
             floor: asked.floor,
             snapshot,
             inline_max: self.inline_max,
+            wants_place: self.wants_place,
         }
     }
 
@@ -175,6 +194,7 @@ impl<'a> Search<'a> {
             asks: asks.collect(),
             snapshot: self.ask.snapshot,
             inline_max: self.inline_max,
+            wants_place: self.wants_place,
         }
     }
 
@@ -223,9 +243,22 @@ impl<'a> Search<'a> {
             }
             last = version.seq.0;
             is_decided = version.kind != Kind::Merge;
+            let place = version.value.place();
+            if let Some(place) = place
+                && self.wants_place
+                && self.found[key].versions.is_empty()
+                && matches!(version.kind, Kind::Put | Kind::PutExpiring)
+            {
+                let (shard, at, len) = (place.shard, place.at, place.len);
+                let shard = self.shard_of(key, shard, is_alone)?;
+                let offset = CachedOffset { at, len, seq: version.seq, kind: version.kind };
+                self.newest.push(NewestPut { key, shard, offset });
+            }
             let value = match version.value {
-                StoredValue::Inline(value) => PinnedSlice::owned(value.0.to_vec()),
-                StoredValue::At { shard, at, len } => {
+                StoredValue::Inline(value) | StoredValue::Placed { value, .. } => {
+                    PinnedSlice::owned(value.0.to_vec())
+                }
+                StoredValue::At(RecordPlace { shard, at, len }) => {
                     if !self.ask.keys_only || version.kind == Kind::PutExpiring {
                         let shard = self.shard_of(key, shard, is_alone)?;
                         let version = self.found[key].versions.len();
@@ -255,6 +288,12 @@ impl<'a> Search<'a> {
         let shard = listed.get(named as usize).copied();
         let of_key = shard.filter(|shard| within.contains(shard));
         of_key.map(|shard| shard as usize).ok_or(Contradiction("a value in a shard of another key"))
+    }
+
+    /// Places of the newest versions that the shards have of the keys, as far as these are puts
+    /// that the answers have placed.
+    pub(super) fn newest(&self) -> &[NewestPut] {
+        &self.newest
     }
 
     /// Records that the caller reads, after the last answer.

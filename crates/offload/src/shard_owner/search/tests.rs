@@ -28,7 +28,7 @@ fn version(seq: u64, kind: Kind, value: &str) -> Version {
 }
 
 fn by_place(seq: u64, kind: Kind, shard: u32, span: RecordSpan) -> Version {
-    let value = StoredValue::At { shard, at: span.at, len: span.len };
+    let value = StoredValue::At(RecordPlace { shard, at: span.at, len: span.len });
     Version { seq: SeqNo(seq), kind, value }
 }
 
@@ -68,7 +68,7 @@ fn record(key: &[u8], seq: u64, value: &[u8]) -> (Vec<u8>, RecordSpan) {
 #[test]
 fn search_goes_on_in_the_middle_of_operands() {
     let (names, ask) = (names(), ask(&[b"k"], &[0, 2]));
-    let mut search = Search::new(OwnerStamp::default(), &ask, &names, 50);
+    let mut search = Search::new(OwnerStamp::default(), &ask, &names, 50, false);
     let Some(ShardMessage::Get { shards, snapshot, floor, inline_max, .. }) = search.next_request()
     else {
         panic!("a request");
@@ -89,7 +89,7 @@ fn search_goes_on_in_the_middle_of_operands() {
 fn answer_with_some_of_the_keys_is_completed() {
     let names = names();
     let ask = ask(&[b"a", b"b", b"c", b"d"], &[1]);
-    let mut search = Search::new(OwnerStamp::default(), &ask, &names, 50);
+    let mut search = Search::new(OwnerStamp::default(), &ask, &names, 50, false);
     let request = search.next_request();
     let Some(ShardMessage::MultiGet { shards, asks, .. }) = request else { panic!("{request:?}") };
     assert_eq!((shards, asks.len()), (vec![names[1]], 4), "the shards of the keys");
@@ -120,7 +120,7 @@ fn many_keys_take_several_requests() {
     let long: Vec<Vec<u8>> = (0..5u8).map(|number| vec![number; 60_000]).collect();
     let keys: Vec<&[u8]> = long.iter().map(|key| &key[..]).collect();
     let (names, ask) = (names(), ask(&keys, &[0, 1, 2]));
-    let mut search = Search::new(OwnerStamp::default(), &ask, &names, 50);
+    let mut search = Search::new(OwnerStamp::default(), &ask, &names, 50, false);
     let mut sizes = Vec::new();
     while let Some(request) = search.next_request() {
         assert!(request.encode().len() < archipelago_fabric::MESSAGE_BYTES_MAX);
@@ -151,7 +151,7 @@ fn request_names_the_shards_of_its_keys_only() {
     for (key, first) in ask.keys.iter_mut().zip((0..).step_by(2000)) {
         key.within = (first..first + 2000).collect();
     }
-    let mut search = Search::new(OwnerStamp::default(), &ask, &names, 50);
+    let mut search = Search::new(OwnerStamp::default(), &ask, &names, 50, false);
     let mut sizes = Vec::new();
     let span = RecordSpan { at: 8, len: 100 };
     while let Some(request) = search.next_request() {
@@ -177,7 +177,7 @@ fn long_value_is_read_and_verified() {
     let (bytes, span) = record(b"k", 42, &[7; 5000]);
     let (names, ask) = (names(), ask(&[b"k"], &[1, 2]));
     let search = || {
-        let mut search = Search::new(OwnerStamp::default(), &ask, &names, 50);
+        let mut search = Search::new(OwnerStamp::default(), &ask, &names, 50, false);
         search.next_request();
         search.on_answer(one(vec![by_place(42, Kind::Put, 1, span)], None)).expect("sound");
         assert_eq!(search.next_request(), None);
@@ -198,10 +198,37 @@ fn long_value_is_read_and_verified() {
 }
 
 #[test]
+fn place_of_a_put_is_told_if_it_is_the_newest_version() {
+    let placed = |seq, kind| {
+        let place = RecordPlace { shard: 0, at: seq, len: 30 };
+        let value = StoredValue::Placed { value: b"v".to_vec().into(), place };
+        Version { seq: SeqNo(seq), kind, value }
+    };
+    let newest = |versions: Vec<Version>, wants_place| {
+        let (names, ask) = (names(), ask(&[b"k"], &[1, 2]));
+        let mut search = Search::new(OwnerStamp::default(), &ask, &names, 50, wants_place);
+        let request = search.next_request();
+        let asks = matches!(request, Some(ShardMessage::Get { wants_place: true, .. }));
+        assert_eq!(asks, wants_place);
+        search.on_answer(one(versions, None)).expect("sound");
+        search.newest().to_vec()
+    };
+    let offset = CachedOffset { at: 42, len: 30, seq: SeqNo(42), kind: Kind::Put };
+    let put = NewestPut { key: 0, shard: 1, offset };
+    assert_eq!(newest(vec![placed(42, Kind::Put)], true), [put]);
+    assert_eq!(newest(vec![placed(42, Kind::Put)], false), []);
+    assert_eq!(newest(vec![placed(42, Kind::Delete)], true), []);
+    let folded = vec![version(43, Kind::Merge, "+"), placed(42, Kind::Put)];
+    assert_eq!(newest(folded, true), [], "an operand is newer");
+    let long = by_place(42, Kind::Put, 0, RecordSpan { at: 42, len: 30 });
+    assert_eq!(newest(vec![long], true), [put], "also that of a long value");
+}
+
+#[test]
 fn reader_of_keys_needs_long_values_of_expiring_records_only() {
     let (names, mut ask) = (names(), ask(&[b"k", b"l"], &[0]));
     ask.keys_only = true;
-    let mut search = Search::new(OwnerStamp::default(), &ask, &names, 50);
+    let mut search = Search::new(OwnerStamp::default(), &ask, &names, 50, false);
     let request = search.next_request();
     assert!(matches!(request, Some(ShardMessage::MultiGet { inline_max: KEYS_ONLY_BYTES, .. })));
     let span = RecordSpan { at: 8, len: 100 };
@@ -227,7 +254,7 @@ fn contradicting_answers_are_errors() {
         (ShardMessage::ManyVersions { found: vec![found(Vec::new(), None)] }, "another kind"),
         (ShardMessage::Done { shards: 1 }, "another kind"),
     ] {
-        let mut search = Search::new(OwnerStamp::default(), &ask, &names, 50);
+        let mut search = Search::new(OwnerStamp::default(), &ask, &names, 50, false);
         search.next_request();
         assert!(search.on_answer(answer).is_err(), "{what}");
         assert!(search.on_answer(one(Vec::new(), None)).is_err(), "nothing was asked");
@@ -240,7 +267,7 @@ fn answers_about_several_keys_that_contradict_are_errors() {
     let none = || found(Vec::new(), None);
     let cut = || found(vec![version(8, Kind::Merge, "")], Some(7));
     for answer in [vec![], vec![none(), none(), none()], vec![cut(), none()]] {
-        let mut search = Search::new(OwnerStamp::default(), &ask, &names, 50);
+        let mut search = Search::new(OwnerStamp::default(), &ask, &names, 50, false);
         search.next_request();
         assert!(search.on_answer(ShardMessage::ManyVersions { found: answer }).is_err());
     }

@@ -12,6 +12,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use archipelago_base::SeqNo;
 use archipelago_engine::remote::{AwayError, ShardId, StoreNode};
 
 use super::shards::ShardStage;
@@ -22,6 +23,8 @@ use crate::wire::shard::{ListedShard, ShardName, ShardPlace};
 #[derive(Clone, Copy, Debug)]
 struct HeldShard {
     place: ShardPlace,
+    /// Largest sequence number of its memtable.
+    last_seq: SeqNo,
     /// Checksum of the header of its image, once that was read.
     head_sum: Option<u64>,
 }
@@ -74,7 +77,8 @@ impl OwnerState {
     /// A node holds these shards for this owner.
     pub(in crate::shard_owner) fn hold(&mut self, node: StoreNode, listed: &[ListedShard]) {
         for shard in listed {
-            let held = HeldShard { place: shard.place, head_sum: None };
+            let held =
+                HeldShard { place: shard.place, last_seq: shard.info.last_seq, head_sum: None };
             self.earlier.held.insert((node, shard.name), held);
         }
     }
@@ -109,7 +113,8 @@ impl OwnerState {
         let head_sum = held.head_sum.ok_or_else(gone)?;
         self.earlier.held.remove(&(node, name));
         state.shards.begin(id, held.place.bytes);
-        state.shards.set(id, ShardStage::Away(ReadableShard { place: held.place, head_sum }));
+        let HeldShard { place, last_seq, .. } = held;
+        state.shards.set(id, ShardStage::Away(ReadableShard { place, head_sum, last_seq }));
         if let Some(begun) = &mut state.begun {
             begun.limit_bytes = begun.limit_bytes.saturating_add(held.place.bytes);
         }
@@ -136,7 +141,7 @@ impl OwnerState {
 
 #[cfg(test)]
 mod tests {
-    use archipelago_base::{Epoch, SeqNo};
+    use archipelago_base::Epoch;
     use archipelago_fabric::{NodeId, RegionId, RemoteKey, Rights};
 
     use super::super::{MemoryNode, NextAsk, NodeTask, OwnerTerms};

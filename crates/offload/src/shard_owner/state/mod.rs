@@ -22,7 +22,8 @@
 //! 3. A release names as oldest no memtable above that of a shard which is sent or can be read at
 //!    the node. So a release that is late frees nothing that is in use.
 //! 4. Releases are repeated until the node confirms them or its life is over.
-//! 5. Nothing is sent to a node before the shards of earlier owners are purged there, and nothing
+//! 5. The key-offset cache has entries only of shards that can be read.
+//! 6. Nothing is sent to a node before the shards of earlier owners are purged there, and nothing
 //!    after a newer owner was seen there. They are purged when the open has adopted those that it
 //!    keeps ([`earlier`]).
 //!
@@ -53,6 +54,7 @@ pub(super) use node::NodeTask;
 pub(super) use shards::ReadableShard;
 pub use terms::OwnerTerms;
 
+use super::offsets::KeyOffsets;
 use crate::decide::place;
 use crate::ids::OwnerStamp;
 use crate::wire::shard::{ShardMessage, ShardName, ShardRefusal, ShardWhy};
@@ -147,11 +149,13 @@ pub(super) struct OwnerState {
     earlier: EarlierShards,
     news: News,
     is_closed: bool,
+    offsets: KeyOffsets,
 }
 
 impl OwnerState {
     pub(super) fn new(owner: OwnerStamp, terms: OwnerTerms) -> Self {
         Self {
+            offsets: KeyOffsets::new(terms.key_offset_cache_bytes, terms.sabotage),
             owner,
             terms,
             nodes: BTreeMap::new(),
@@ -251,6 +255,7 @@ impl OwnerState {
     fn note_lost(&mut self, lost: Vec<ShardId>) {
         for id in &lost {
             self.homes.remove(id);
+            self.offsets.forget(*id);
         }
         self.news.lost.extend(lost);
     }
@@ -461,6 +466,7 @@ impl OwnerState {
             return Err(gone());
         }
         self.homes.insert(id, node);
+        self.offsets.open(id, at.last_seq);
         Ok(())
     }
 
@@ -498,6 +504,16 @@ impl OwnerState {
         Ok(ReadTarget { names, shards })
     }
 
+    /// The key-offset cache, whose entries go with their shards.
+    pub(super) fn offsets(&mut self) -> &mut KeyOffsets {
+        &mut self.offsets
+    }
+
+    /// A shard at a node, if it can be read there.
+    pub(super) fn readable(&self, node: StoreNode, id: ShardId) -> Option<ReadableShard> {
+        self.nodes.get(&node)?.shards.readable(id)
+    }
+
     /// The node of a shard that can be read.
     pub(super) fn home(&self, id: ShardId) -> Option<StoreNode> {
         self.homes.get(&id).copied()
@@ -519,6 +535,7 @@ impl OwnerState {
         let mut nodes = BTreeSet::new();
         for id in ids {
             let Some(node) = self.homes.remove(id) else { continue };
+            self.offsets.forget(*id);
             if let Some(state) = self.nodes.get_mut(&node) {
                 state.give_up(*id);
                 nodes.insert(node);
@@ -547,6 +564,7 @@ impl OwnerState {
             held_bytes,
             limit_bytes: limit.min(self.terms.bytes_max).min(UNLIMITED_BYTES),
             image_bytes_max: largest.max().unwrap_or(0),
+            link_bytes_per_s: 0,
         }
     }
 

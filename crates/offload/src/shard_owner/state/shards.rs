@@ -2,16 +2,20 @@
 
 use std::collections::BTreeMap;
 
+use archipelago_base::SeqNo;
 use archipelago_engine::remote::ShardId;
 
 use crate::wire::shard::ShardPlace;
 
 /// A shard that can be read: its place, and the checksum of the header of its image, which names
 /// the checksums of all sections.
+///
+/// It also has the largest sequence number of the shard's memtable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::shard_owner) struct ReadableShard {
     pub(in crate::shard_owner) place: ShardPlace,
     pub(in crate::shard_owner) head_sum: u64,
+    pub(in crate::shard_owner) last_seq: SeqNo,
 }
 
 /// Stage of a shard of this open at a node.

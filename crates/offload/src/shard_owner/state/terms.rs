@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::shard_owner::sabotage::OwnerSabotage;
+
 /// Limit of bytes for an owner without one: no sum of figures overflows.
 pub(super) const UNLIMITED_BYTES: u64 = 1 << 60;
 
@@ -37,6 +39,10 @@ pub struct OwnerTerms {
     pub landing_bytes: u64,
     /// Bytes of images at all nodes together, at most.
     pub bytes_max: u64,
+    /// Bytes of the key-offset cache; 0 turns it off.
+    pub key_offset_cache_bytes: u64,
+    /// Steps that a checker leaves out.
+    pub sabotage: OwnerSabotage,
 }
 
 impl Default for OwnerTerms {
@@ -54,6 +60,8 @@ impl Default for OwnerTerms {
             leaves_shards: false,
             landing_bytes: 80 << 20,
             bytes_max: UNLIMITED_BYTES,
+            key_offset_cache_bytes: 64 << 20,
+            sabotage: OwnerSabotage::default(),
         }
     }
 }

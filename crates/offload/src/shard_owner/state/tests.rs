@@ -1,3 +1,4 @@
+use archipelago_base::SeqNo;
 use archipelago_fabric::{RegionId, Rights};
 
 use super::*;
@@ -22,7 +23,7 @@ fn member(node: u64, life: Epoch) -> MemoryNode {
 fn readable() -> ReadableShard {
     let (node, epoch, region, rights) = (NodeId(1), LIFE, RegionId(3), Rights::READ);
     let key = RemoteKey { node, epoch, region, tag: 9, len: 4096, rights };
-    ReadableShard { place: ShardPlace { key, at: 64, bytes: 100 }, head_sum: 5 }
+    ReadableShard { place: ShardPlace { key, at: 64, bytes: 100 }, head_sum: 5, last_seq: SeqNo(9) }
 }
 
 fn begun(shards: u32) -> ShardMessage {

@@ -97,6 +97,7 @@ enum Stage {
 #[derive(Debug)]
 pub(super) struct Transfer {
     order: TransferOrder,
+    begin_ns: u64,
     patience_ns: u64,
     stage: Stage,
     /// Time at which the transfer ends unless it moves.
@@ -126,6 +127,7 @@ impl Transfer {
     pub(super) fn new(order: TransferOrder, now_ns: u64, patience_ns: u64, end_ns: u64) -> Self {
         Self {
             order,
+            begin_ns: now_ns,
             patience_ns,
             stage: Stage::Landing,
             until_ns: end_ns.min(now_ns + patience_ns),
@@ -135,9 +137,9 @@ impl Transfer {
         }
     }
 
-    /// The parts of the image.
-    pub(super) fn pieces(&self) -> &[Piece] {
-        &self.order.pieces
+    /// Time at which half of the time for the whole transfer has passed.
+    pub(super) fn half_ns(&self) -> u64 {
+        self.begin_ns + self.end_ns.saturating_sub(self.begin_ns) / 2
     }
 
     /// Time at which the transfer ends, also if it moves.

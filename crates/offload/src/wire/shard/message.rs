@@ -76,6 +76,8 @@ wire_messages! {
         snapshot: SeqNo,
         /// Bytes of the longest value that the answer contains.
         inline_max: u32,
+        /// Whether the answer tells the place of the newest version of a key, if that is a put.
+        wants_place: bool,
     }
     /// Owner → host: the same for several keys.
     MultiGet = 6 {
@@ -89,6 +91,8 @@ wire_messages! {
         snapshot: SeqNo,
         /// Bytes of the longest value that the answer contains.
         inline_max: u32,
+        /// Whether the answer tells the place of the newest version of a key, if that is a put.
+        wants_place: bool,
     }
     /// Owner → host: a page of the records of these shards, merged.
     Scan = 7 {

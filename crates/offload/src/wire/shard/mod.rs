@@ -20,8 +20,8 @@ mod values;
 pub use message::ShardMessage;
 pub use refusal::{ShardRefusal, ShardWhy};
 pub use values::{
-    Direction, KeyAsk, KeySpan, KeyVersions, ListedShard, PageEnd, PageRecord, Piece, ResumeAt,
-    ShardInfo, ShardName, ShardPlace, StoredValue, Version,
+    Direction, KeyAsk, KeySpan, KeyVersions, ListedShard, PageEnd, PageRecord, Piece, RecordPlace,
+    ResumeAt, ShardInfo, ShardName, ShardPlace, StoredValue, Version,
 };
 
 /// The four highest bits of the first byte of every message of this protocol, of any version.
@@ -29,7 +29,7 @@ pub use values::{
 const MARK: u8 = 0x70;
 
 /// Version of the messages, which is the first byte of each.
-pub const SHARD_VERSION: u8 = MARK | 2;
+pub const SHARD_VERSION: u8 = MARK | 3;
 
 /// Longest value of an answer to a reader that wants no values: it has room for the expiry of a
 /// record. A page with such a limit counts no values that it names by their places.

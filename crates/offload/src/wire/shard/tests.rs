@@ -48,8 +48,14 @@ fn inline() -> Version {
 }
 
 fn by_place() -> Version {
-    let value = StoredValue::At { shard: 1, at: 0x20, len: 0x10 };
+    let value = StoredValue::At(RecordPlace { shard: 1, at: 0x20, len: 0x10 });
     Version { seq: SeqNo(7), kind: Kind::Put, value }
+}
+
+fn placed() -> Version {
+    let place = RecordPlace { shard: 1, at: 0x20, len: 0x10 };
+    let value = StoredValue::Placed { value: bytes("kelp"), place };
+    Version { seq: SeqNo(6), kind: Kind::Put, value }
 }
 
 fn resume() -> ResumeAt {
@@ -93,6 +99,11 @@ fn by_place_bytes() -> String {
     [word("07"), "01".into(), "02".into(), half("01"), word("20"), word("10")].concat()
 }
 
+fn placed_bytes() -> String {
+    let place = [half("01"), word("20"), word("10")].concat();
+    [word("06"), "01".into(), "03".into(), place, "046b656c70".into()].concat()
+}
+
 /// A message, its version and code, and the bytes of its fields.
 type Golden = (ShardMessage, &'static str, Vec<String>);
 
@@ -105,15 +116,15 @@ fn changes() -> Vec<Golden> {
     let (owner, shard, shards) = (owner(), name(), vec![name()]);
     let piece = Piece { at: 0x10, len: 0x20, sum: 0x01020304 };
     vec![
-        (ShardMessage::Begin { owner, landing_bytes: 0x1000 }, "7201", vec![word("0010")]),
+        (ShardMessage::Begin { owner, landing_bytes: 0x1000 }, "7301", vec![word("0010")]),
         (
             ShardMessage::Land { owner, shard, bytes: 0x2000 },
-            "7202",
+            "7302",
             vec![name_bytes(), word("0020")],
         ),
         (
             ShardMessage::Register { owner, shard, grant: 11, info: info(), pieces: vec![piece] },
-            "7203",
+            "7303",
             vec![
                 name_bytes(),
                 word("0b"),
@@ -126,12 +137,12 @@ fn changes() -> Vec<Golden> {
         ),
         (
             ShardMessage::Release { owner, shards: shards.clone(), oldest: 3 },
-            "7204",
+            "7304",
             vec![names(), word("03")],
         ),
-        (ShardMessage::List { owner, after: Some(shard) }, "7208", vec!["01".into(), name_bytes()]),
-        (ShardMessage::Adopt { owner, shards }, "7209", vec![names()]),
-        (ShardMessage::Purge { owner }, "720a", Vec::new()),
+        (ShardMessage::List { owner, after: Some(shard) }, "7308", vec!["01".into(), name_bytes()]),
+        (ShardMessage::Adopt { owner, shards }, "7309", vec![names()]),
+        (ShardMessage::Purge { owner }, "730a", Vec::new()),
     ]
 }
 
@@ -149,9 +160,10 @@ fn searches() -> Vec<Golden> {
                 floor: SeqNo(4),
                 snapshot,
                 inline_max,
+                wants_place: true,
             },
-            "7205",
-            vec![names(), "016b".into(), word("04"), word("09"), half("0002")],
+            "7305",
+            vec![names(), "016b".into(), word("04"), word("09"), half("0002"), "01".into()],
         ),
         (
             ShardMessage::MultiGet {
@@ -160,8 +172,9 @@ fn searches() -> Vec<Golden> {
                 asks: vec![ask],
                 snapshot,
                 inline_max,
+                wants_place: false,
             },
-            "7206",
+            "7306",
             vec![
                 names(),
                 "01".into(),
@@ -172,6 +185,7 @@ fn searches() -> Vec<Golden> {
                 half("01"),
                 word("09"),
                 half("0002"),
+                "00".into(),
             ],
         ),
         (
@@ -185,7 +199,7 @@ fn searches() -> Vec<Golden> {
                 bytes_max: 0x100,
                 inline_max,
             },
-            "7207",
+            "7307",
             vec![
                 names(),
                 "016101016d".into(),
@@ -203,6 +217,7 @@ fn searches() -> Vec<Golden> {
 /// Answers of the host.
 fn answers() -> Vec<Golden> {
     let found = KeyVersions { versions: vec![inline()], resume: Some(SeqNo(5)) };
+    let whole = KeyVersions { versions: vec![placed()], resume: None };
     let place_of_key = place_bytes()[..74].to_owned();
     let record = PageRecord { key: bytes("k"), version: by_place() };
     let listed = ListedShard { name: name(), info: info(), place: place() };
@@ -222,23 +237,28 @@ fn answers() -> Vec<Golden> {
     };
     let refusal = ShardRefusal::at(ShardWhy::Full, 12).of(name());
     vec![
-        (begun, "7220", vec![word("09"), word("0010"), word("0008"), word("0030"), half("02")]),
-        (landing, "7221", vec![word("0b"), place_of_key, word("40"), word("30"), word("90")]),
-        (ShardMessage::Registered { place: place() }, "7222", vec![place_bytes()]),
-        (ShardMessage::Done { shards: 3 }, "7223", vec![half("03")]),
+        (begun, "7320", vec![word("09"), word("0010"), word("0008"), word("0030"), half("02")]),
+        (landing, "7321", vec![word("0b"), place_of_key, word("40"), word("30"), word("90")]),
+        (ShardMessage::Registered { place: place() }, "7322", vec![place_bytes()]),
+        (ShardMessage::Done { shards: 3 }, "7323", vec![half("03")]),
         (
             ShardMessage::Versions { found: found.clone() },
-            "7224",
+            "7324",
             vec!["01".into(), inline_bytes(), "01".into(), word("05")],
         ),
         (
+            ShardMessage::Versions { found: whole },
+            "7324",
+            vec!["01".into(), placed_bytes(), "00".into()],
+        ),
+        (
             ShardMessage::ManyVersions { found: vec![found, KeyVersions::default()] },
-            "7225",
+            "7325",
             vec!["02".into(), "01".into(), inline_bytes(), "01".into(), word("05"), "0000".into()],
         ),
         (
             ShardMessage::Page { records: vec![record], end: PageEnd::At(resume()) },
-            "7226",
+            "7326",
             vec![
                 "01".into(),
                 "016b".into(),
@@ -250,12 +270,12 @@ fn answers() -> Vec<Golden> {
         ),
         (
             ShardMessage::Listed { shards: vec![listed], more: true },
-            "7227",
+            "7327",
             vec!["01".into(), name_bytes(), info_bytes(), place_bytes(), "01".into()],
         ),
         (
             ShardMessage::Refused { refusal },
-            "7228",
+            "7328",
             vec!["02".into(), word("0c"), "01".into(), name_bytes()],
         ),
     ]
@@ -332,7 +352,7 @@ fn searches_and_notices_are_told_apart() {
 
 #[test]
 fn first_byte_tells_shards_from_other_protocols() {
-    assert_eq!(SHARD_VERSION, 0x72);
+    assert_eq!(SHARD_VERSION, 0x73);
     // The pool, storage nodes, jobs, FlexKV, and nothing.
     for first in [0x03, 0x41, 0x61, 0x81, 0xf1] {
         assert!(!is_shard_message(&[first, 1]), "{first:#x}");

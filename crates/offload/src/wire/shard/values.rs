@@ -115,23 +115,46 @@ pub struct KeyAsk {
 }
 wire_struct!(KeyAsk { key, floor, within });
 
+/// The place of a record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecordPlace {
+    /// Shard that has the record, as an index into the list of the request.
+    pub shard: u32,
+    /// Offset within the image of the shard.
+    pub at: u64,
+    /// Length of the record in bytes.
+    pub len: u64,
+}
+wire_struct!(RecordPlace { shard, at, len });
+
 /// The stored value of a version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoredValue {
     /// The stored bytes.
     Inline(Payload),
-    /// The place of the whole record, because the value is longer than the request permits.
-    At {
-        /// Shard that has the record, as an index into the list of the request.
-        shard: u32,
-        /// Offset within the image of the shard.
-        at: u64,
-        /// Length of the record in bytes.
-        len: u64,
+    /// The stored bytes, and the place of the whole record, because the reader asks for it.
+    Placed {
+        /// Stored bytes of the value.
+        value: Payload,
+        /// Place of the record.
+        place: RecordPlace,
     },
+    /// The place of the whole record, because the value is longer than the request permits.
+    At(RecordPlace),
 }
 
-/// One byte that says which of the two it is, and its fields.
+impl StoredValue {
+    /// The place of the record, if the version tells it.
+    #[must_use]
+    pub fn place(&self) -> Option<RecordPlace> {
+        match self {
+            Self::Inline(_) => None,
+            Self::Placed { place, .. } | Self::At(place) => Some(*place),
+        }
+    }
+}
+
+/// One byte that says which of the three it is, and its fields.
 impl Wire for StoredValue {
     fn put(&self, out: &mut Vec<u8>) {
         match self {
@@ -139,20 +162,24 @@ impl Wire for StoredValue {
                 put_u8(out, 1);
                 value.put(out);
             }
-            Self::At { shard, at, len } => {
+            Self::At(place) => {
                 put_u8(out, 2);
-                shard.put(out);
-                at.put(out);
-                len.put(out);
+                place.put(out);
+            }
+            Self::Placed { value, place } => {
+                put_u8(out, 3);
+                place.put(out);
+                value.put(out);
             }
         }
     }
     fn get(reader: &mut Reader<'_>) -> Option<Self> {
         match reader.u8()? {
             1 => Wire::get(reader).map(Self::Inline),
-            2 => {
-                let (shard, at) = (Wire::get(reader)?, Wire::get(reader)?);
-                Some(Self::At { shard, at, len: Wire::get(reader)? })
+            2 => Wire::get(reader).map(Self::At),
+            3 => {
+                let place = Wire::get(reader)?;
+                Some(Self::Placed { value: Wire::get(reader)?, place })
             }
             _ => None,
         }

@@ -1,0 +1,437 @@
+//! Look-ups of an owner in memtable shards at a memory node, with its key-offset cache.
+//!
+//! The runs execute the shard store of the product (`RemoteShards`) against the shard host of the
+//! product, over the fabric in virtual time. Shards are sent and released, and keys are looked up
+//! at the newest and at older snapshots, alone and together, while packets are lost, doubled and
+//! delayed, links are cut, and the node restarts empty. Hashes of keys have three bits, so that
+//! many keys share an entry of the cache.
+//!
+//! Invariants that the run checks at each look-up:
+//! 1. An answer has exactly the versions that the shards have, or it is an error.
+//! 2. A shard that was reported as lost never answers again.
+//!
+//! At the end, in a time without faults:
+//! 3. The host has exactly the shards that the owner can read, and after the close none.
+//!
+//! Cost: some ten milliseconds per seed.
+
+use std::ops::ControlFlow;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use archipelago_base::budget::ByteBudget;
+use archipelago_base::random::Rng;
+use archipelago_base::runtime::{Runtime, wait_for};
+use archipelago_base::simulation::{Host, Simulation};
+use archipelago_base::{CfId, Epoch, FileNo, SeqNo};
+use archipelago_engine::executor::OwnerIdentity;
+use archipelago_engine::key::{KeyRange, Kind};
+use archipelago_engine::lookup::Lookup;
+use archipelago_engine::memtable::{SealedImage, Shard, SlabPool};
+use archipelago_engine::remote::{
+    AwayError, KeyAsk, KeyVersions, LookupAsk, NewShard, ShardId, ShardStore, StoreNode,
+    StoreWatcher,
+};
+use archipelago_fabric::sim::{Faults, Model, Network, Sim};
+use archipelago_fabric::{Handler, Listener, Node, NodeId, Provider, Reply, Request};
+use archipelago_offload::shard_host::{HostThreads, NodeBytes, ShardHost, ShardLimits};
+use archipelago_offload::shard_owner::{
+    MemoryNode, NodeList, OwnerParts, OwnerSabotage, OwnerTerms, RemoteShards, Waits,
+};
+use parking_lot::Mutex;
+
+use crate::run::{RunOutcome, RunRequest, Scenario, Step, Trace};
+use crate::scenarios::figures;
+
+const MIB: u64 = 1 << 20;
+/// Operations of a run.
+const ROUNDS: usize = 160;
+/// Keys of a run.
+const KEYS: u64 = 24;
+/// Shards that the owner has away at most.
+const SHARDS_MAX: usize = 4;
+
+const STEPS: [Step; 2] = [
+    Step { name: "offsets", about: "the owner compares what lies at a cached offset" },
+    Step { name: "newest", about: "only the newest version in its shard gets an entry" },
+];
+
+pub(super) fn scenario() -> Scenario {
+    let about = "look-ups in memtable shards at a memory node, with cached offsets and failures";
+    Scenario::with_steps("offsets", about, &STEPS, |request| {
+        let mut world = World::new(request);
+        world.trouble();
+        world.peace();
+        world.outcome()
+    })
+}
+
+/// Executes each request when it arrives.
+struct Inline(Arc<ShardHost>);
+
+impl Handler for Inline {
+    fn handle(&self, request: Request<'_>, reply: Reply) {
+        self.0.handle(&request, reply);
+        while self.0.work() {}
+    }
+}
+
+/// The list of nodes, as a pool would tell it.
+#[derive(Debug, Default)]
+struct Listed(Mutex<Vec<MemoryNode>>);
+
+impl NodeList for Listed {
+    fn nodes(&self) -> Option<Vec<MemoryNode>> {
+        Some(self.0.lock().clone())
+    }
+}
+
+/// Shards that were reported as lost.
+#[derive(Default)]
+struct Heard(Mutex<Vec<ShardId>>);
+
+impl StoreWatcher for Heard {
+    fn lost(&self, shards: &[ShardId]) {
+        self.0.lock().extend_from_slice(shards);
+    }
+    fn has_more_room(&self) {}
+}
+
+/// A life of the node.
+struct NodeLife {
+    shards: Arc<ShardHost>,
+    _node: Arc<Node>,
+    _listener: Box<dyn Listener>,
+}
+
+/// A shard that can be read.
+struct Sample {
+    id: ShardId,
+    node: StoreNode,
+    image: Arc<SealedImage>,
+}
+
+type Versions = Vec<(u64, Kind, Vec<u8>)>;
+
+#[derive(Default)]
+struct Counted {
+    sent: u64,
+    keys: u64,
+    failed: u64,
+    lives: u64,
+}
+
+struct World {
+    simulation: Simulation,
+    network: Arc<Network>,
+    owner: Host,
+    memory: Host,
+    there: Sim,
+    life: Option<NodeLife>,
+    listed: Arc<Listed>,
+    heard: Arc<Heard>,
+    store: Arc<RemoteShards>,
+    away: Vec<Sample>,
+    memtable: u64,
+    seq: u64,
+    rng: Rng,
+    counted: Counted,
+    violations: Vec<String>,
+}
+
+fn key_of(number: u64) -> Vec<u8> {
+    format!("key-{number:02}").into_bytes()
+}
+
+/// What a search of these shards, newest first, must find.
+fn expected(samples: &[&Sample], key: &[u8], snapshot: SeqNo) -> Versions {
+    let (mut versions, mut is_decided) = (Vec::new(), false);
+    for sample in samples {
+        let visited = sample.image.lookup(&Lookup::new(key, snapshot), |found| {
+            if is_decided {
+                return ControlFlow::Break(());
+            }
+            versions.push((found.seq.0, found.kind, found.value.to_vec()));
+            is_decided = found.kind != Kind::Merge;
+            ControlFlow::Continue(())
+        });
+        visited.expect("an image of this process");
+    }
+    versions
+}
+
+fn versions(found: &KeyVersions) -> Versions {
+    let of = found.versions.iter();
+    of.map(|at| (at.seq.0, at.kind, at.value.as_ref().to_vec())).collect()
+}
+
+impl World {
+    fn new(request: &RunRequest) -> Self {
+        let simulation = Simulation::new(request.seed);
+        if request.trace {
+            simulation.keep_notes();
+        }
+        let network = Network::new(&simulation);
+        let (owner, memory) = (simulation.host("owner"), simulation.host("memory"));
+        let reach = network.join(&owner, Model::quick());
+        let there = network.join(&memory, Model::quick());
+        let rng = simulation.rng("world");
+        let listed = Arc::new(Listed::default());
+        let sabotage = OwnerSabotage {
+            no_offset_check: request.leaves_out("offsets"),
+            no_newest_check: request.leaves_out("newest"),
+            short_hashes: true,
+        };
+        let terms = OwnerTerms { landing_bytes: MIB, sabotage, ..OwnerTerms::default() };
+        let store = RemoteShards::new(OwnerParts {
+            nodes: Arc::clone(&listed) as _,
+            reach: Arc::new(reach),
+            runtime: Arc::new(owner.clone()),
+            waits: Waits::InRuntime,
+            terms,
+        });
+        let identity = OwnerIdentity { database: [9; 16], epoch: Epoch(1), token: [1; 16] };
+        store.owner_is(&identity).expect("the first owner");
+        let heard: Arc<Heard> = Arc::default();
+        let weak: Weak<Heard> = Arc::downgrade(&heard);
+        store.watch(weak);
+        let mut world = Self {
+            simulation,
+            network,
+            owner,
+            memory,
+            there,
+            life: None,
+            listed,
+            heard,
+            store,
+            away: Vec::new(),
+            memtable: 0,
+            seq: 0,
+            rng,
+            counted: Counted::default(),
+            violations: Vec::new(),
+        };
+        world.begin_node();
+        world.wait(Duration::from_secs(1));
+        world
+    }
+
+    fn wait(&self, time: Duration) {
+        wait_for(&self.owner, Runtime::sleep(&self.owner, time));
+    }
+
+    /// Begins the next life of the node, which the pool tells the owner.
+    fn begin_node(&mut self) {
+        self.counted.lives += 1;
+        let life = Epoch(self.counted.lives);
+        let limits = ShardLimits { arena_bytes: MIB, ..ShardLimits::new(16 * MIB) };
+        let clock = self.simulation.clock();
+        let bytes = NodeBytes::new(16 * MIB);
+        let shards = ShardHost::new(limits, bytes, clock, HostThreads::Caller);
+        let handler = Box::new(Inline(Arc::clone(&shards)));
+        let node = self.network.node(NodeId(1), life, Some(handler)).expect("a node");
+        shards.open(&node);
+        let listener = self.there.serve(&node, "memory").expect("a host serves at its name");
+        self.life = Some(NodeLife { shards, _node: node, _listener: listener });
+        let endpoints = vec!["memory".to_owned()];
+        *self.listed.0.lock() = vec![MemoryNode { node: NodeId(1), life, endpoints, is_up: true }];
+    }
+
+    fn trouble(&mut self) {
+        for _ in 0..ROUNDS {
+            match self.rng.u32(..24) {
+                0..=4 => self.send(),
+                5 => self.release(),
+                6 => {
+                    let faults = Faults {
+                        loss: [0.0, 0.0, 0.02][self.rng.usize(..3)],
+                        duplicate: [0.0, 0.1][self.rng.usize(..2)],
+                        delay_ns_max: [0, 5_000, 200_000][self.rng.usize(..3)],
+                        ..Faults::default()
+                    };
+                    self.network.set_faults(faults);
+                }
+                7 if self.rng.u32(..4) == 0 => self.break_something(),
+                _ => self.look_up(),
+            }
+            self.drop_lost();
+        }
+    }
+
+    /// A cut for some seconds, or the end of the node's life.
+    fn break_something(&mut self) {
+        if self.rng.bool() {
+            self.network.cut(&self.owner, &self.memory);
+            let cut = Duration::from_millis(self.rng.u64(100..9000));
+            self.wait(cut);
+            self.network.heal_all();
+        } else {
+            if let Some(life) = self.life.take() {
+                life.shards.close();
+            }
+            self.memory.crash();
+            self.memory.restart();
+            self.begin_node();
+        }
+        self.wait(Duration::from_secs(2));
+    }
+
+    fn drop_lost(&mut self) {
+        let lost = self.heard.0.lock();
+        self.away.retain(|sample| !lost.contains(&sample.id));
+    }
+
+    /// Sends a shard with some versions of many keys.
+    fn send(&mut self) {
+        if self.away.len() >= SHARDS_MAX {
+            return self.release();
+        }
+        self.memtable += 1;
+        let shard = Shard::new(&SlabPool::new(ByteBudget::unlimited()));
+        for number in 0..KEYS {
+            for _ in 0..self.rng.u64(..3) {
+                self.seq += 1;
+                let (kind, bytes) = match self.rng.u32(..10) {
+                    0 => (Kind::Delete, 0),
+                    1 | 2 => (Kind::Merge, 9),
+                    3 => (Kind::Put, 20_000),
+                    _ => (Kind::Put, self.rng.usize(8..300)),
+                };
+                let mut value = vec![self.rng.u8(..); bytes];
+                // Each value is another one.
+                let stamp = self.seq.to_le_bytes();
+                value.iter_mut().zip(stamp).for_each(|(byte, stamp)| *byte = stamp);
+                shard.insert(&key_of(number), SeqNo(self.seq), kind, &value);
+            }
+        }
+        shard.seal();
+        let mut bytes = Vec::new();
+        shard.write_image(&mut bytes).expect("a sealed shard");
+        let id = ShardId { memtable: self.memtable, shard: 0 };
+        let keys = KeyRange { start: b"k".to_vec(), end: Some(b"l".to_vec()) };
+        let new = NewShard {
+            id,
+            family: CfId(0),
+            keys: &keys,
+            after_seq: SeqNo(0),
+            last_seq: SeqNo(self.seq),
+            oldest_log: FileNo(1),
+            seal_log: FileNo(2),
+        };
+        let Ok(node) = self.store.send(&new, &bytes) else { return };
+        let image = SealedImage::open(bytes).expect("an image of this process");
+        self.counted.sent += 1;
+        self.away.push(Sample { id, node, image });
+    }
+
+    fn release(&mut self) {
+        if self.away.is_empty() {
+            return;
+        }
+        let sample = self.away.remove(0);
+        self.store.release(&[sample.id], sample.id.memtable + 1);
+    }
+
+    /// Looks one key up, or several.
+    fn look_up(&mut self) {
+        let Some(newest) = self.away.last() else { return };
+        let node = newest.node;
+        let count = [1, 1, 6][self.rng.usize(..3)];
+        // Some keys are looked up more often than others.
+        let keys = (0..count).map(|_| self.rng.u64(0..KEYS).min(self.rng.u64(0..KEYS)));
+        let keys: Vec<Vec<u8>> = keys.map(key_of).collect();
+        let is_old = self.rng.u32(..3) == 0;
+        let snapshot = if is_old { SeqNo(self.rng.u64(..=self.seq)) } else { SeqNo::MAX };
+        let newest_first = self.away.iter().rev();
+        let samples: Vec<&Sample> = newest_first.take_while(|sample| sample.node == node).collect();
+        let asks = keys.iter().map(|key| {
+            let hash = Lookup::new(key, snapshot).hash;
+            let within = (0u32..).zip(&samples).filter(|(_, at)| at.image.may_contain(hash));
+            KeyAsk { key, floor: SeqNo(0), within: within.map(|(at, _)| at).collect() }
+        });
+        let shards = samples.iter().map(|sample| sample.id).collect();
+        let keys_only = false;
+        let ask = LookupAsk { node, shards, keys: asks.collect(), snapshot, keys_only };
+        if ask.keys.iter().any(|key| key.within.is_empty()) {
+            return;
+        }
+        let answer = self.store.lookup(std::slice::from_ref(&ask)).remove(0);
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(AwayError::Busy(_) | AwayError::Lost(_)) => {
+                self.counted.failed += 1;
+                return;
+            }
+            Err(other @ AwayError::NoRoom(_)) => {
+                self.violations.push(format!("a look-up ended with: {other}"));
+                return;
+            }
+        };
+        let lost = self.heard.0.lock();
+        if samples.iter().all(|sample| lost.contains(&sample.id)) {
+            self.violations.push("lost shards have answered".to_owned());
+        }
+        for (asked, found) in ask.keys.iter().zip(&answer.keys) {
+            self.counted.keys += 1;
+            let (found, right) = (versions(found), expected(&samples, asked.key, snapshot));
+            if found != right {
+                let said = |versions: &Versions| -> Vec<(u64, Kind, usize)> {
+                    versions.iter().map(|(seq, kind, value)| (*seq, *kind, value.len())).collect()
+                };
+                let key = asked.key.escape_ascii();
+                let (found, right) = (said(&found), said(&right));
+                let what = format!("{key} at {snapshot}: {found:?} instead of {right:?}");
+                self.violations.push(what);
+            }
+        }
+    }
+
+    /// Ends the faults, and checks that nothing is left over.
+    fn peace(&mut self) {
+        self.network.set_faults(Faults::default());
+        self.network.heal_all();
+        self.wait(Duration::from_secs(20));
+        self.drop_lost();
+        for _ in 0..20 {
+            self.look_up();
+        }
+        let held = |world: &Self| {
+            let figures = world.life.as_ref().and_then(|life| life.shards.figures());
+            figures.map_or(0, |figures| figures.shards)
+        };
+        let (here, readable) = (held(self), self.away.len() as u64);
+        if here != readable {
+            self.violations.push(format!("the node has {here} shards of {readable}"));
+        }
+        let ids: Vec<ShardId> = self.away.iter().map(|sample| sample.id).collect();
+        self.store.release(&ids, self.memtable + 1);
+        self.store.close();
+        if held(self) != 0 {
+            self.violations.push(format!("{} shards are left", held(self)));
+        }
+    }
+
+    fn outcome(self) -> RunOutcome {
+        let owner = self.store.figures();
+        RunOutcome {
+            violations: self.violations,
+            figures: figures([
+                ("shards sent", self.counted.sent),
+                ("keys looked up", self.counted.keys),
+                ("look-ups failed", self.counted.failed),
+                ("cached offsets read", owner.cache_hits),
+                ("cached offsets of other keys", owner.cache_mismatches),
+                ("cached offsets not read", owner.cache_unread),
+                ("offsets of hot keys", owner.cache_filled),
+                ("lives of the node", self.counted.lives),
+            ]),
+            notes: self.simulation.notes(),
+            trace: Trace {
+                hash: self.simulation.trace_hash(),
+                events: self.simulation.events(),
+                virtual_ns: self.simulation.now_ns(),
+            },
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Pure decision: the speed at which images of memtable shards leave (O³-LSM §4.4), so that local
+//! memory empties before writers fill it, and no burst goes out.
+//!
+//! Cost: O(1).
+
+/// A transfer never goes slower than this part of the link: it would stand still when writers
+/// pause.
+const LINK_SHARE: u64 = 20;
+
+/// Figures of the writers and of the link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PaceInput {
+    /// Bytes of sealed memtables that wait for their transfer, those on their way included.
+    pub backlog_bytes: u64,
+    /// Bytes that writers may still write before they must wait; 0 if they wait or if it is not
+    /// known.
+    pub space_bytes: u64,
+    /// Speed at which writers fill memtables, in bytes a second.
+    pub fill_bytes_per_s: u64,
+    /// Speed of the link, in bytes a second; 0 before it was measured.
+    pub link_bytes_per_s: u64,
+}
+
+/// Bytes a second at which images leave: `min(link, max(link / 20, fill rate, backlog · fill rate
+/// / space))`. The whole link if there is no space, and `u64::MAX` before the link was measured.
+#[must_use]
+pub fn pace(input: &PaceInput) -> u64 {
+    let PaceInput { backlog_bytes, space_bytes, fill_bytes_per_s, link_bytes_per_s } = *input;
+    if link_bytes_per_s == 0 {
+        return u64::MAX;
+    }
+    let product = u128::from(backlog_bytes) * u128::from(fill_bytes_per_s);
+    let Some(needed) = product.checked_div(u128::from(space_bytes)) else {
+        return link_bytes_per_s;
+    };
+    let needed = u64::try_from(needed).unwrap_or(u64::MAX);
+    let floor = (link_bytes_per_s / LINK_SHARE).max(1);
+    floor.max(fill_bytes_per_s).max(needed).min(link_bytes_per_s)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_leave_as_fast_as_writers_need_it() {
+        let of = |backlog_bytes, space_bytes, fill_bytes_per_s, link_bytes_per_s| {
+            pace(&PaceInput { backlog_bytes, space_bytes, fill_bytes_per_s, link_bytes_per_s })
+        };
+        // Without a measurement there is no limit, and without space there is no time to lose.
+        assert_eq!(of(64, 64, 10, 0), u64::MAX);
+        assert_eq!(of(64, 0, 10, 1000), 1000);
+        // Writers pause: a twentieth of the link.
+        assert_eq!(of(64, 64, 0, 1000), 50);
+        // Backlog and space are alike: as fast as writers fill.
+        assert_eq!(of(64, 64, 200, 1000), 200);
+        assert_eq!(of(32, 64, 200, 1000), 200);
+        // The less space is left, the faster, and never faster than the link.
+        assert_eq!(of(128, 64, 200, 1000), 400);
+        assert_eq!(of(64, 16, 200, 1000), 800);
+        assert_eq!(of(64, 1, 200, 1000), 1000);
+        assert_eq!(of(0, 64, 0, 10), 1);
+        assert_eq!(of(u64::MAX, 1, u64::MAX, u64::MAX), u64::MAX);
+    }
+}

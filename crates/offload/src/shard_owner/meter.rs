@@ -1,0 +1,169 @@
+//! Measured times of the links to one node, as moving averages.
+//!
+//! Short operations (up to 4 KiB) give the time of a READ and of a request. What longer answers and
+//! writes take in addition gives the speed of the link.
+//!
+//! Thread-safety: any thread may call any method. Threads that measure at the same time may lose a
+//! measurement.
+//! Failure: the figures are estimates; no decision about correctness depends on one.
+//! Cost: a few relaxed atomic operations per measurement.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::decide::LinkFigures;
+
+/// Bytes of a short operation at most.
+const SHORT_BYTES: u64 = 4096;
+/// Bytes of a long answer at least. What is between the two says nothing.
+const LONG_BYTES: u64 = 8192;
+/// Bytes of a write whose speed counts at least.
+const WRITE_BYTES: u64 = 16 << 10;
+/// A measurement moves its average by one part of this.
+const PART: u64 = 8;
+/// Reads after which one takes the way that seems slower, so that both stay measured.
+const PROBE: u64 = 64;
+
+/// A moving average; 0 before the first measurement.
+#[derive(Debug, Default)]
+struct Average(AtomicU64);
+
+impl Average {
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn add(&self, value: u64) {
+        let (value, before) = (value.max(1), self.get());
+        let next = if before == 0 {
+            value
+        } else if value >= before {
+            before + (value - before).div_ceil(PART)
+        } else {
+            before - (before - value).div_ceil(PART)
+        };
+        self.0.store(next, Ordering::Relaxed);
+    }
+}
+
+fn is_probe(counter: &AtomicU64) -> bool {
+    counter.fetch_add(1, Ordering::Relaxed) % PROBE == PROBE - 1
+}
+
+/// Bytes a second.
+fn speed(bytes: u64, ns: u64) -> u64 {
+    let speed = u128::from(bytes) * 1_000_000_000 / u128::from(ns.max(1));
+    u64::try_from(speed).unwrap_or(u64::MAX)
+}
+
+/// Measures the links to one node.
+#[derive(Debug, Default)]
+pub(super) struct LinkMeter {
+    read_ns: Average,
+    /// Time of a READ of a long value, less than which a short one takes.
+    long_read_ns: Average,
+    request_ns: Average,
+    answer_bytes_per_s: Average,
+    write_bytes_per_s: Average,
+    reads: AtomicU64,
+    answers: AtomicU64,
+}
+
+impl LinkMeter {
+    /// A READ of `bytes` took `ns`.
+    pub(super) fn read(&self, bytes: u64, ns: u64) {
+        match bytes {
+            ..=SHORT_BYTES => self.read_ns.add(ns),
+            _ => self.long_read_ns.add(ns),
+        }
+    }
+
+    /// A look-up whose answer has `bytes` took `ns`.
+    pub(super) fn request(&self, bytes: u64, ns: u64) {
+        let request_ns = self.request_ns.get();
+        match bytes {
+            ..=SHORT_BYTES => self.request_ns.add(ns),
+            LONG_BYTES.. if request_ns > 0 && ns > request_ns => {
+                self.answer_bytes_per_s.add(speed(bytes, ns - request_ns));
+            }
+            _ => {}
+        }
+    }
+
+    /// A WRITE of `bytes` took `ns` while no other one was before it.
+    pub(super) fn write(&self, bytes: u64, ns: u64) {
+        if bytes >= WRITE_BYTES {
+            self.write_bytes_per_s.add(speed(bytes, ns));
+        }
+    }
+
+    /// Speed of writes, in bytes a second; 0 before the first one.
+    pub(super) fn write_bytes_per_s(&self) -> u64 {
+        self.write_bytes_per_s.get()
+    }
+
+    /// Figures for the choice of a way.
+    pub(super) fn figures(&self, is_shared: bool) -> LinkFigures {
+        LinkFigures {
+            is_shared,
+            read_ns: self.read_ns.get(),
+            request_ns: self.request_ns.get(),
+            answer_bytes_per_s: self.answer_bytes_per_s.get(),
+        }
+    }
+
+    /// Figures for the longest value of an answer. While no short READ was measured, a long one
+    /// counts.
+    pub(super) fn figures_of_answers(&self) -> LinkFigures {
+        let figures = self.figures(false);
+        let read_ns = if figures.read_ns > 0 { figures.read_ns } else { self.long_read_ns.get() };
+        LinkFigures { read_ns, ..figures }
+    }
+
+    /// Whether this look-up takes a READ although a request seems faster.
+    pub(super) fn is_read_probe(&self) -> bool {
+        is_probe(&self.reads)
+    }
+
+    /// Whether this look-up lets long values come with the answer, so that they are measured.
+    pub(super) fn is_answer_probe(&self) -> bool {
+        is_probe(&self.answers)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn averages_follow_what_is_measured() {
+        let meter = LinkMeter::default();
+        assert_eq!(meter.figures(true), LinkFigures { is_shared: true, ..LinkFigures::default() });
+        meter.read(100, 8000);
+        meter.read(100, 16_000);
+        assert_eq!(meter.figures(false).read_ns, 9000);
+        (0..200).for_each(|_| meter.read(4096, 500));
+        assert_eq!(meter.figures(false).read_ns, 500);
+        meter.read(1 << 20, 1 << 30);
+        assert_eq!(meter.figures(false).read_ns, 500, "a long READ is another thing");
+    }
+
+    #[test]
+    fn long_answers_measure_the_link_and_short_ones_the_node() {
+        let meter = LinkMeter::default();
+        meter.request(20_000, 50_000);
+        assert_eq!(meter.figures(false).answer_bytes_per_s, 0, "the fixed part is not known");
+        meter.request(100, 10_000);
+        meter.request(6000, 1_000_000);
+        meter.request(20_000, 50_000);
+        let figures = meter.figures(false);
+        assert_eq!((figures.request_ns, figures.answer_bytes_per_s), (10_000, 500_000_000));
+        meter.read(20_000, 70_000);
+        assert_eq!((meter.figures(false).read_ns, meter.figures_of_answers().read_ns), (0, 70_000));
+    }
+
+    #[test]
+    fn one_read_of_many_is_a_probe() {
+        let meter = LinkMeter::default();
+        assert_eq!((0..640).filter(|_| meter.is_read_probe()).count(), 10);
+    }
+}

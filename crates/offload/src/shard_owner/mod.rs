@@ -11,6 +11,7 @@
 //! | the tasks of an owner, transfers and reads over the links | `driver.rs`, `sends.rs`, `reads.rs` |
 //! | the memory nodes of a cluster | `nodes.rs` |
 //! | the seam of the engine | `store.rs` |
+//! | images that another process fetches | `images.rs` |
 //! | counters and figures | `counters.rs` |
 //!
 //! Thread-safety: any thread may call the methods of [`RemoteShards`].
@@ -20,6 +21,7 @@
 mod bell;
 mod counters;
 mod driver;
+mod images;
 mod links;
 mod nodes;
 mod page;
@@ -33,6 +35,7 @@ mod within;
 
 pub use counters::OwnerFigures;
 pub use driver::{OwnerParts, Waits};
+pub use images::ImageFetcher;
 pub use nodes::{NodeList, PoolNodes};
 pub use state::{MemoryNode, OwnerTerms};
 pub use store::RemoteShards;

@@ -6,6 +6,8 @@ mod away;
 mod away_database;
 mod corpus;
 mod databases;
+mod flushes;
+mod memories;
 mod office;
 mod rounds;
 mod shards;

@@ -5,6 +5,7 @@ use std::fmt;
 use archipelago_base::codec::Reader;
 use archipelago_base::wire::Wire;
 use archipelago_base::{Epoch, wire_struct};
+use archipelago_fabric::NodeId;
 
 /// Identity of a database for offloading. It is drawn at the first open of the database with
 /// offloading and stands in its manifest, so a checkpoint of the database has another one.
@@ -142,3 +143,19 @@ wire_struct!(SchedulerLife { scheduler, term });
 /// Identity of a process that runs jobs. A process draws it when it starts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ExecutorId(pub u64);
+
+/// One life of a memory node. Its memory ends with it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeLife {
+    /// Number of the node.
+    pub node: NodeId,
+    /// Number of the life. A later life of the same node has a larger one.
+    pub life: Epoch,
+}
+wire_struct!(NodeLife { node, life });
+
+impl fmt::Display for NodeLife {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} in life {}", self.node, self.life)
+    }
+}

@@ -8,7 +8,7 @@ use archipelago_base::codec::{Reader, put_bytes};
 use archipelago_base::wire::Wire;
 use archipelago_base::{wire_enum, wire_struct};
 
-use crate::ids::{Attempt, JobId, NumberRange, Token};
+use crate::ids::{Attempt, JobId, NodeLife, NumberRange, Token};
 
 /// Kind of a job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -22,6 +22,11 @@ pub enum JobKind {
     Gc,
 }
 wire_enum!(JobKind { Flush = 1, Compaction = 2, Gc = 3 });
+
+impl JobKind {
+    /// All kinds, in the order of their codes.
+    pub const ALL: [Self; 3] = [Self::Flush, Self::Compaction, Self::Gc];
+}
 
 /// Bytes that travel with a message and that are shared, not copied, within a process.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -48,6 +53,16 @@ impl Wire for Payload {
     }
 }
 
+/// Bytes of a job's inputs in the memory of a memory node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct InputPlace {
+    /// Node that holds them.
+    pub at: NodeLife,
+    /// Number of bytes.
+    pub bytes: u64,
+}
+wire_struct!(InputPlace { at, bytes });
+
 /// Everything that the choice of an executor needs to know about a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JobOrder {
@@ -62,8 +77,23 @@ pub struct JobOrder {
     /// Names of the merge operators and filters that the job calls, and of the build that can read
     /// its spec.
     pub needs: Vec<String>,
+    /// Memory nodes that hold inputs of the job. Empty if all inputs are files.
+    pub places: Vec<InputPlace>,
 }
-wire_struct!(JobOrder { id, token, kind, bytes, needs });
+wire_struct!(JobOrder { id, token, kind, bytes, needs, places });
+
+/// A job that an owner gives to its schedulers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct JobAsk {
+    /// Kind of the job.
+    pub kind: JobKind,
+    /// Bytes that the job reads.
+    pub bytes: u64,
+    /// Names that an executor needs ([`JobOrder::needs`]).
+    pub needs: Vec<String>,
+    /// Memory nodes that hold inputs of the job.
+    pub places: Vec<InputPlace>,
+}
 
 /// An attempt that a scheduler may give to an executor, with the file numbers of its outputs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -96,6 +126,8 @@ pub enum LocalWhy {
     TooLarge,
     /// A file of the job cannot be granted to another process.
     Files,
+    /// A memtable shard of the flush lies in the memory of this process.
+    InProcess,
 }
 wire_enum!(LocalWhy {
     Mode = 1,
@@ -107,11 +139,12 @@ wire_enum!(LocalWhy {
     Superseded = 7,
     TooLarge = 8,
     Files = 9,
+    InProcess = 10,
 });
 
 impl LocalWhy {
     /// All reasons, in the order of their codes.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Mode,
         Self::NoExecutor,
         Self::Unknown,
@@ -121,6 +154,7 @@ impl LocalWhy {
         Self::Superseded,
         Self::TooLarge,
         Self::Files,
+        Self::InProcess,
     ];
 
     /// The reason as a part of the name of a counter.
@@ -136,6 +170,7 @@ impl LocalWhy {
             Self::Superseded => "superseded",
             Self::TooLarge => "too_large",
             Self::Files => "files",
+            Self::InProcess => "in_process",
         }
     }
 
@@ -152,6 +187,7 @@ impl LocalWhy {
             Self::Superseded => "the database has a newer owner",
             Self::TooLarge => "the spec of the job does not fit into a message",
             Self::Files => "a file of the job cannot be granted to another process",
+            Self::InProcess => "a memtable of the flush lies in this process",
         }
     }
 }

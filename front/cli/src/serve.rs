@@ -66,6 +66,22 @@ enum Offload {
     Compactions,
     /// Full memtables, to memory nodes (`archipelago node memory`), which search them
     Memtables,
+    /// Full memtables, and their flushes, to executors
+    Flushes,
+    /// Full memtables, flushes, compactions and garbage collections
+    All,
+}
+
+impl Offload {
+    fn mode(self) -> OffloadMode {
+        match self {
+            Self::Off => OffloadMode::Off,
+            Self::Compactions => OffloadMode::Compactions,
+            Self::Memtables => OffloadMode::Memtables,
+            Self::Flushes => OffloadMode::Flushes,
+            Self::All => OffloadMode::All,
+        }
+    }
 }
 
 /// Serve a database, or the store of a cluster, to Redis clients.
@@ -106,7 +122,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_enum, value_name = "MODE", default_value_t = Offload::Off)]
     offload_mode: Offload,
     /// Memory in MiB that full memtables may take at memory nodes; 0 for as much as the nodes have
-    /// (needs --offload-mode memtables)
+    /// (needs --offload-mode memtables, flushes or all)
     #[arg(long, value_name = "MIB", default_value_t = 0)]
     remote_memtables_mib: u64,
     /// Memory in MiB for the places of hot records at memory nodes; 0 for none. Default: 64 (needs
@@ -209,9 +225,10 @@ impl ServeArgs {
 /// Serves until the process is told to stop.
 pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     refuse_flags_of_redis(args)?;
-    if args.remote_memtables_mib > 0 && args.offload_mode != Offload::Memtables {
+    if args.remote_memtables_mib > 0 && !args.offload_mode.mode().sends_memtables() {
         return Err(Error::invalid(
-            "--remote-memtables-mib is for --offload-mode memtables: add that, or leave it out",
+            "--remote-memtables-mib is for --offload-mode memtables, flushes and all: add one of \
+             them, or leave it out",
         ));
     }
     if args.key_offset_cache_mib.is_some() && args.offload_mode != Offload::Memtables {
@@ -290,11 +307,10 @@ fn database(args: &ServeArgs) -> Result<()> {
 
 /// What leaves this process, and how.
 fn offload(args: &ServeArgs) -> Result<Option<OwnerSettings>> {
-    let mode = match args.offload_mode {
-        Offload::Off => return Ok(None),
-        Offload::Compactions => OffloadMode::Compactions,
-        Offload::Memtables => OffloadMode::Memtables,
-    };
+    let mode = args.offload_mode.mode();
+    if mode == OffloadMode::Off {
+        return Ok(None);
+    }
     let (managers, secret) = (managers(args.manager())?, args.secret.read()?);
     let memtable_bytes_max = args.remote_memtables_mib.saturating_mul(1 << 20);
     let key_offset_cache_bytes = args.key_offset_cache_mib.map(|mib| mib.saturating_mul(1 << 20));
@@ -320,7 +336,8 @@ fn serve_database(args: &ServeArgs, ports: Ports, node: &ComputeNode) -> Result<
         let tiers = node.tiers().map(|tiers| sources::tiers(Arc::clone(tiers)));
         let volume = node.volume().cloned().map(sources::volume);
         let shards = node.remote_shards().cloned().map(sources::remote_shards);
-        let all = all.into_iter().chain(tiers).chain(volume).chain(shards).collect();
+        let jobs = node.offload().cloned().map(sources::offload_jobs);
+        let all = all.into_iter().chain(tiers).chain(volume).chain(shards).chain(jobs).collect();
         let metrics = metrics::serve(ports.metrics, all)?;
         Ok(Running { server, metrics })
     };

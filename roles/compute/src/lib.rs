@@ -21,7 +21,7 @@ use archipelago_base::buffers;
 use archipelago_base::{Error, Result};
 use archipelago_engine::db::{Components, Db};
 
-use archipelago_offload::net::{OffloadExecutor, OffloadMode, OwnerSettings};
+use archipelago_offload::net::{OffloadExecutor, OwnerSettings};
 use archipelago_offload::shard_owner::{OwnerTerms, RemoteShards};
 use archipelago_tier::TieredFs;
 pub use settings::Settings;
@@ -126,8 +126,8 @@ impl ComputeNode {
     }
 
     /// Opens the database in `dir` as [`ComputeNode::open`] does, and sends away what `offload`
-    /// says: its compactions and garbage collections to executors of the cluster, or its sealed
-    /// memtables to memory nodes. For executors, `dir` must be an absolute path, under which they
+    /// says: its sealed memtables to memory nodes, and flushes, compactions and garbage collections
+    /// to executors of the cluster. For executors, `dir` must be an absolute path, under which they
     /// find the same files, so a database on tiers is refused.
     pub fn open_offloading(
         dir: &Path,
@@ -135,7 +135,7 @@ impl ComputeNode {
         offload: OwnerSettings,
     ) -> Result<Self> {
         settings.validate()?;
-        if offload.mode != OffloadMode::Compactions {
+        if !offload.mode.sends_jobs() {
             refuse_families_of_new_tiers(dir, settings)?;
             let access = settings.database.group_access;
             let open = |_: &Arc<ByteBudget>| Storage::open_for_group(dir, &settings.tiers, access);
@@ -143,7 +143,7 @@ impl ComputeNode {
         }
         if !settings.tiers.is_empty() || storage::devices_of(dir)?.is_some() {
             return Err(Error::invalid(
-                "a database on tiers cannot offload its compactions, because its files lie in \
+                "a database on tiers cannot offload its jobs, because its files lie in \
                  several directories of this machine: leave the offload mode or the tiers out",
             ));
         }
@@ -304,29 +304,27 @@ fn open_database(
     Ok((db, offloaded))
 }
 
-/// The parts of a node that send away what `offload` says.
+/// The parts of a node that send away what `offload` says. The executor of jobs knows the store of
+/// memtables, because it sends flushes of what memory nodes hold.
 fn offloaded(storage: &Storage, offload: OwnerSettings) -> Result<Offloaded> {
-    match (offload.mode, &storage.volume) {
-        (OffloadMode::Off, _) => Ok(Offloaded::default()),
-        (OffloadMode::Compactions, None) => {
-            Ok(Offloaded { jobs: Some(OffloadExecutor::new(offload)), shards: None })
+    let mut shards = None;
+    if offload.mode.sends_memtables() {
+        let mut terms = OwnerTerms { leaves_shards: true, ..OwnerTerms::default() };
+        if offload.memtable_bytes_max > 0 {
+            terms.bytes_max = offload.memtable_bytes_max;
         }
-        (OffloadMode::Compactions, Some(volume)) => {
-            let jobs = OffloadExecutor::in_volume(offload, volume.offload_files()?);
-            Ok(Offloaded { jobs: Some(jobs), shards: None })
+        if let Some(bytes) = offload.key_offset_cache_bytes {
+            terms.key_offset_cache_bytes = bytes;
         }
-        (OffloadMode::Memtables, _) => {
-            let mut terms = OwnerTerms { leaves_shards: true, ..OwnerTerms::default() };
-            if offload.memtable_bytes_max > 0 {
-                terms.bytes_max = offload.memtable_bytes_max;
-            }
-            if let Some(bytes) = offload.key_offset_cache_bytes {
-                terms.key_offset_cache_bytes = bytes;
-            }
-            let shards = RemoteShards::in_cluster(offload.managers, offload.secret, terms)?;
-            Ok(Offloaded { jobs: None, shards: Some(shards) })
-        }
+        let (managers, secret) = (offload.managers.clone(), offload.secret.clone());
+        shards = Some(RemoteShards::in_cluster(managers, secret, terms)?);
     }
+    let mut jobs = None;
+    if offload.mode.sends_jobs() {
+        let volume = storage.volume.as_ref().map(VolumeStorage::offload_files).transpose()?;
+        jobs = Some(OffloadExecutor::over(offload, volume, shards.clone()));
+    }
+    Ok(Offloaded { jobs, shards })
 }
 
 /// Refuses settings of column families that a new database on tiers cannot have, before its devices

@@ -285,6 +285,12 @@ impl MemoryServer {
         MemoryMonitor(Arc::clone(&self.shared))
     }
 
+    /// The host of memtable shards, whose images an executor in this process reads in place.
+    #[must_use]
+    pub fn shard_host(&self) -> Arc<ShardHost> {
+        Arc::clone(&self.shared.shards)
+    }
+
     /// The fabric's node, for its counters.
     #[must_use]
     pub fn node(&self) -> &Arc<Node> {

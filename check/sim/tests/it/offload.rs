@@ -14,6 +14,8 @@ fn every_job_is_installed_once_in_every_seed() {
     assert!(sum("owners that ended") > SEEDS);
     assert!(sum("schedulers that ended") > SEEDS);
     assert!(sum("executors that ended") > SEEDS);
+    assert!(sum("memory nodes that ended") > SEEDS);
+    assert!(sum("images that were gone") > SEEDS / 10);
 }
 
 #[test]
@@ -54,4 +56,9 @@ fn scheduler_that_serves_a_queue_from_its_end_is_noticed() {
 #[test]
 fn owner_that_uses_numbers_before_they_are_durable_is_noticed() {
     assert!(is_noticed("offload", 0..SEEDS, &["lots"]));
+}
+
+#[test]
+fn executor_that_reads_another_image_is_noticed() {
+    assert!(is_noticed("offload", 0..SEEDS, &["image"]));
 }

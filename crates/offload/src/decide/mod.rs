@@ -17,7 +17,8 @@ pub use pace::{PaceInput, pace};
 pub use ratio::{RatioInput, ReadTimes, ratio};
 pub use reads::{KeyLookup, KnownRecord, LinkFigures, ReadPath, inline_max, read_path};
 
-use crate::ids::{ExecutorId, OffloadDb};
+use crate::ids::{ExecutorId, NodeLife, OffloadDb};
+use crate::job::InputPlace;
 
 /// Weights of the three loads and of the fetch of images, all 1 as in the paper's §5.1. They are
 /// written once, so that a change is a change of this line.
@@ -44,6 +45,50 @@ impl Load {
     fn sum(self) -> u64 {
         let parts = [self.cpu, self.io, self.queue].map(|part| u64::from(part.min(PART_MAX)));
         parts.iter().zip(WEIGHTS).map(|(part, weight)| part * weight).sum()
+    }
+}
+
+/// Fetch of an executor that has not measured its own, in thousandths.
+const FETCH_UNKNOWN: u32 = 100;
+
+/// How an executor reaches inputs in the memory of memory nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InputReach {
+    /// Memory node in whose process it runs, so that it reads images in place.
+    pub home: Option<NodeLife>,
+    /// Time in which it fetches an image over the time in which it writes the image's records as
+    /// tables, in thousandths: the speed of one stream over the speed of a fetch.
+    pub fetch: u32,
+}
+wire_struct!(InputReach { home, fetch });
+
+impl Default for InputReach {
+    fn default() -> Self {
+        Self { home: None, fetch: FETCH_UNKNOWN }
+    }
+}
+
+impl InputReach {
+    /// The reach after a job that fetched images for `fetch_ns` and then ran for `run_ns`: the
+    /// newest job counts a quarter.
+    #[must_use]
+    pub fn after(self, fetch_ns: u64, run_ns: u64) -> Self {
+        let measured = u128::from(fetch_ns) * 1000 / u128::from(run_ns.max(1));
+        let measured = u64::try_from(measured).unwrap_or(u64::MAX).min(u64::from(PART_MAX));
+        let fetch = (3 * u64::from(self.fetch.min(PART_MAX)) + measured) / 4;
+        Self { fetch: fetch as u32, ..self }
+    }
+
+    /// The fetch term of a job with inputs at `places`, in thousandths: 0 if all of them lie in
+    /// the process of the executor.
+    #[must_use]
+    pub fn term(&self, places: &[InputPlace]) -> u32 {
+        let sum = |far: bool| -> u128 {
+            let some = places.iter().filter(|place| !far || self.home != Some(place.at));
+            some.map(|place| u128::from(place.bytes)).sum()
+        };
+        let far = u128::from(self.fetch.min(PART_MAX)) * sum(true);
+        u32::try_from(far / sum(false).max(1)).unwrap_or(PART_MAX)
     }
 }
 
@@ -117,6 +162,8 @@ pub fn place(
 
 #[cfg(test)]
 mod tests {
+    use archipelago_base::Epoch;
+
     use super::*;
 
     #[test]
@@ -167,6 +214,25 @@ mod tests {
         assert_eq!(choose(1, &[far, near]), Choice::Assign(ExecutorId(2)), "1.9 is below 2");
         let near = Candidate { load: Load { cpu: 900, io: 300, queue: 0 }, ..candidate(2) };
         assert_eq!(choose(1, &[far, near]), Choice::Assign(ExecutorId(1)), "2.2 is above 2");
+    }
+
+    #[test]
+    fn images_are_fetched_only_from_other_processes() {
+        let at = |node| NodeLife { node: NodeId(node), life: Epoch(7) };
+        let place = |node, bytes| InputPlace { at: at(node), bytes };
+        let reach = InputReach { home: Some(at(1)), fetch: 400 };
+        assert_eq!(reach.term(&[]), 0, "files are no images");
+        assert_eq!(reach.term(&[place(1, 100), place(1, 5)]), 0);
+        assert_eq!(reach.term(&[place(1, 300), place(2, 100)]), 100, "a quarter is fetched");
+        assert_eq!(reach.term(&[place(2, u64::MAX), place(3, u64::MAX)]), 400);
+        let earlier = InputPlace { at: NodeLife { life: Epoch(6), ..at(1) }, bytes: 10 };
+        assert_eq!(reach.term(&[earlier]), 400, "an earlier life is another memory");
+        let remote = InputReach::default();
+        assert_eq!((remote.home, remote.term(&[place(1, 10)])), (None, FETCH_UNKNOWN));
+        // Fetches that take half of the time of the flushes are learned.
+        let learned = (0..40).fold(remote, |reach, _| reach.after(500, 1000));
+        assert!((490..=500).contains(&learned.fetch), "{learned:?}");
+        assert!(remote.after(u64::MAX, 0).fetch <= PART_MAX);
     }
 
     #[test]

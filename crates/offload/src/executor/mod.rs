@@ -24,7 +24,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::decide::Load;
+use crate::decide::{InputReach, Load};
 use crate::ids::{AttemptId, ExecutorId, NumberRange, SchedulerId, SchedulerLife};
 use crate::job::{DeclineWhy, JobOrder, Payload, Verdict};
 use crate::wire::{OffloadMessage, Running};
@@ -139,6 +139,8 @@ pub struct Executor {
     beats: BTreeMap<SchedulerId, u64>,
     /// Load that the driver has noted.
     load: Load,
+    /// How the driver reaches images.
+    reach: InputReach,
     is_leaving: bool,
 }
 
@@ -154,6 +156,7 @@ impl Executor {
             lives: BTreeMap::new(),
             beats: schedulers.iter().map(|scheduler| (*scheduler, 0)).collect(),
             load: Load::default(),
+            reach: InputReach::default(),
             is_leaving: false,
         }
     }
@@ -180,6 +183,11 @@ impl Executor {
         self.load = load;
     }
 
+    /// Notes the reach that the next beat tells.
+    pub fn note_reach(&mut self, reach: InputReach) {
+        self.reach = reach;
+    }
+
     /// Notes how far a running attempt is.
     pub fn note_progress(&mut self, at: AttemptId, bytes: u64) {
         if let Some(Held { state: State::Running { progress_bytes }, .. }) =
@@ -190,7 +198,8 @@ impl Executor {
     }
 
     /// A running job has ended: with its output, which is durable, or with an error, after which
-    /// nothing of it is left.
+    /// nothing of it is left. The next beat is due, so that the choice of the next executor sees
+    /// the free slot.
     pub fn ended(
         &mut self,
         now_ns: u64,
@@ -205,6 +214,7 @@ impl Executor {
                 Err(reason) => State::Failed { reason, repeat: Repeat::from(now_ns) },
             };
         }
+        self.beats.values_mut().for_each(|next_ns| *next_ns = now_ns);
         self.on_timer(now_ns)
     }
 
@@ -285,6 +295,7 @@ impl Executor {
             names: self.offer.names.iter().cloned().collect(),
             slots: if self.is_leaving { 0 } else { self.offer.slots },
             load: self.load,
+            reach: self.reach,
             running: running.collect(),
         }
     }

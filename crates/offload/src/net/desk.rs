@@ -76,6 +76,10 @@ impl SchedulerDesk {
             Ok(OffloadMessage::Post { from, wait_ms, mail }) => {
                 state.post(self.clock.now_ns(), from, wait_ms, &mail, reply);
             }
+            Ok(OffloadMessage::Status {}) => {
+                let status = state.scheduler.as_ref().map(Scheduler::status).unwrap_or_default();
+                reply.send(OffloadMessage::StatusIs { status }.encode());
+            }
             Ok(other) => {
                 tracing::warn!(message = other.name(), "a message came without an envelope");
                 reply.send(OffloadMessage::Malformed {}.encode());
@@ -136,7 +140,7 @@ impl State {
             && scheduler.owner_of(owner.db).is_none()
         {
             // Executors may have committed jobs of an owner that has nothing to say.
-            self.receive(now_ns, from, OffloadMessage::Greet { owner });
+            self.receive(now_ns, from, OffloadMessage::Greet { owner, needs: Vec::new() });
         }
         for payload in mail {
             match OffloadMessage::decode(&payload.0) {

@@ -1,5 +1,5 @@
-//! An executor: it runs jobs of other processes on threads of its own, over shared directories and
-//! volumes of a storage cluster.
+//! An executor: it runs jobs of other processes on threads of its own, over shared directories,
+//! volumes of a storage cluster, and memtable shards at memory nodes.
 //!
 //! Invariants:
 //! 1. A job reads and writes only below the directories that the operator shared, or blobs that the
@@ -16,19 +16,22 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use archipelago_base::budget::ByteBudget;
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::entropy_seed;
+use archipelago_base::runtime::ThreadRuntime;
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_base::{Error, Result};
 use archipelago_engine::compaction::job::run_compaction;
 use archipelago_engine::executor::wire;
 use archipelago_engine::extension::Registry;
+use archipelago_engine::flush::run_flush;
 use archipelago_engine::gc::job::run_gc;
 use archipelago_engine::job::spec::OutputSpec;
-use archipelago_engine::job::{Cancel, JobContext, JobOutput, KnownKeys, NoShards, Progress};
+use archipelago_engine::job::{JobContext, JobOutput, KnownKeys, NoShards, Progress, ShardSource};
 use archipelago_engine::sst::BlockCache;
 use archipelago_env::FileSystem;
 use archipelago_env::local::LocalFs;
@@ -38,13 +41,16 @@ use parking_lot::{Condvar, Mutex};
 
 use super::courier::{Courier, Outbox, Resident};
 use super::files::{DIRECTORIES, DecodedSpec, VolumePool, volumes_of};
+use super::images::{FetchProgress, ImageReader};
 use super::owning::build_name;
 use super::{PAYLOAD_BYTES_MAX, SCHEDULER};
 use crate::decide::Load;
 use crate::executor::{Executor, ExecutorOffer, ExecutorStep};
 use crate::ids::{AttemptId, ExecutorId};
 use crate::job::Payload;
-use crate::parcel::JobParcel;
+use crate::parcel::{ImageUse, JobParcel};
+use crate::shard_host::ShardHost;
+use crate::shard_owner::{ImageFetcher, Waits};
 use crate::wire::{Correspondent, OffloadMessage};
 
 /// Bytes of blocks that the readers of one executor keep.
@@ -61,6 +67,8 @@ pub struct ExecutorSettings {
     pub shares: Vec<PathBuf>,
     /// The storage cluster in whose volumes databases of other processes lie.
     pub volumes: Option<VolumePool>,
+    /// The memory node in this process, whose images flushes read in place.
+    pub hosted: Option<Arc<ShardHost>>,
     /// The cluster's secret.
     pub secret: Option<Secret>,
 }
@@ -78,6 +86,23 @@ pub struct ExecutorFigures {
     pub bytes_read: u64,
     /// Bytes that the jobs have written.
     pub bytes_written: u64,
+    /// Flushes among the jobs that have ended with outputs.
+    pub flushes: u64,
+    /// Memtable shards that these read in place.
+    pub images_in_place: u64,
+    /// Memtable shards that these fetched.
+    pub images_fetched: u64,
+    /// Bytes of the fetched shards.
+    pub image_bytes_fetched: u64,
+}
+
+impl ExecutorFigures {
+    fn note(&mut self, used: &ImageUse) {
+        self.flushes += 1;
+        self.images_in_place += u64::from(used.in_place);
+        self.images_fetched += u64::from(used.fetched);
+        self.image_bytes_fetched += used.fetched_bytes;
+    }
 }
 
 /// A job that waits for a thread or runs.
@@ -85,8 +110,9 @@ pub struct ExecutorFigures {
 struct Job {
     at: AttemptId,
     package: Payload,
-    cancel: Cancel,
     progress: Arc<Progress>,
+    /// The flag that ends the job, and the bytes of fetched images.
+    fetch: FetchProgress,
 }
 
 /// The files of a job, as this process reaches them.
@@ -102,6 +128,8 @@ enum ReachedFiles {
 struct EndedJob {
     files: ReachedFiles,
     output: JobOutput,
+    /// How a flush got its images.
+    images: Option<ImageUse>,
     /// What the owner gets.
     returned: Payload,
 }
@@ -126,6 +154,7 @@ struct Shared {
     fs: Arc<dyn FileSystem>,
     registry: Registry,
     budget: Arc<ByteBudget>,
+    images: ImageReader,
     outbox: Outbox,
 }
 
@@ -174,6 +203,9 @@ impl ExecutorServer {
         names.extend(settings.volumes.iter().map(|pool| volumes_of(&pool.cluster)));
         let offer = ExecutorOffer { slots: settings.slots, names };
         let endpoints = Arc::new(Endpoints::new().with_secret(settings.secret.clone()));
+        let runtime = ThreadRuntime::shared()?;
+        let fetcher = ImageFetcher::new(Arc::clone(&endpoints) as _, runtime, Waits::Receiving);
+        let images = ImageReader::new(settings.hosted.clone(), fetcher);
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
                 machine: Executor::new(me, offer, &[SCHEDULER]),
@@ -188,6 +220,7 @@ impl ExecutorServer {
             fs,
             registry,
             budget: ByteBudget::unlimited(),
+            images,
             outbox: Courier::outbox(Correspondent::Executor(me)),
             settings,
         });
@@ -216,7 +249,7 @@ impl Drop for ExecutorServer {
         {
             let mut state = self.shared.state.lock();
             state.is_stopped = true;
-            state.jobs.values().for_each(|job| job.cancel.cancel());
+            state.jobs.values().for_each(|job| job.fetch.cancel.cancel());
         }
         self.shared.changed.notify_all();
         for thread in self.threads.drain(..) {
@@ -262,7 +295,11 @@ impl Shared {
         state.figures.running -= 1;
         state.jobs.remove(&job.at);
         let result = match result {
-            Ok(EndedJob { files, output, returned }) => {
+            Ok(EndedJob { files, output, images, returned }) => {
+                if let Some(used) = &images {
+                    self.images.note(used);
+                    state.figures.note(used);
+                }
                 state.figures.succeeded += 1;
                 state.figures.bytes_read += output.bytes_read;
                 state.figures.bytes_written += output.bytes_written;
@@ -277,6 +314,7 @@ impl Shared {
                 Err(error.to_string())
             }
         };
+        self.note_load(&mut state);
         let steps = state.machine.ended(self.clock.now_ns(), job.at, result);
         let messages = self.step(&mut state, steps);
         drop(state);
@@ -286,40 +324,64 @@ impl Shared {
     fn run(&self, job: &Job) -> Result<EndedJob> {
         let (spec, grant) = DecodedSpec::of(&job.package)?;
         let files = self.reach(spec.output(), grant)?;
-        let context = JobContext {
-            fs: match &files {
-                ReachedFiles::Directory(_) => Arc::clone(&self.fs),
-                ReachedFiles::Granted(granted) => Arc::clone(granted) as Arc<dyn FileSystem>,
-            },
-            registry: self.registry.clone(),
-            clock: Arc::clone(&self.clock),
-            limiter: None,
-            cancel: job.cancel.clone(),
-            shards: &NoShards,
-            cache: BlockCache::new(CACHE_BYTES, &self.budget),
-            warm: false,
-            budget: Arc::clone(&self.budget),
-            more_file_numbers: None,
-            value_keys: KnownKeys::default(),
-            progress: Arc::clone(&job.progress),
+        let opened = match &spec {
+            DecodedSpec::Flush(spec, images) => {
+                Some(self.images.open(spec, images, &job.fetch, &*self.clock)?)
+            }
+            _ => None,
         };
+        let (shards, mut images): (&dyn ShardSource, _) = match &opened {
+            Some((shards, used)) => (shards, Some(*used)),
+            None => (&NoShards, None),
+        };
+        let context = self.context(job, &files, shards);
         let output = match &spec {
+            DecodedSpec::Flush(spec, _) => run_flush(spec, &context)?,
             DecodedSpec::Compaction(spec) => run_compaction(spec, &context)?,
             DecodedSpec::Gc(spec) => run_gc(spec, &context)?,
         };
+        if let Some(used) = &mut images {
+            used.run_ns = output.duration_ns;
+        }
         let written = match &files {
             ReachedFiles::Directory(_) => None,
             ReachedFiles::Granted(granted) => Some(granted.written()),
         };
         let encoded = wire::encode(&output)?;
-        let returned = JobParcel::Return { output: encoded.into(), written }.encode();
+        let returned = JobParcel::Return { output: encoded.into(), written, images }.encode();
         if returned.len() > PAYLOAD_BYTES_MAX {
             if let ReachedFiles::Directory(dir) = &files {
                 self.remove(dir, &output);
             }
             return Err(Error::unsupported("the output of the job does not fit into a message"));
         }
-        Ok(EndedJob { files, output, returned: returned.into() })
+        Ok(EndedJob { files, output, images, returned: returned.into() })
+    }
+
+    /// The surroundings of a job.
+    fn context<'a>(
+        &self,
+        job: &Job,
+        files: &ReachedFiles,
+        shards: &'a dyn ShardSource,
+    ) -> JobContext<'a> {
+        JobContext {
+            fs: match files {
+                ReachedFiles::Directory(_) => Arc::clone(&self.fs),
+                ReachedFiles::Granted(granted) => Arc::clone(granted) as Arc<dyn FileSystem>,
+            },
+            registry: self.registry.clone(),
+            clock: Arc::clone(&self.clock),
+            limiter: None,
+            cancel: job.fetch.cancel.clone(),
+            shards,
+            cache: BlockCache::new(CACHE_BYTES, &self.budget),
+            warm: false,
+            budget: Arc::clone(&self.budget),
+            more_file_numbers: None,
+            value_keys: KnownKeys::default(),
+            progress: Arc::clone(&job.progress),
+        }
     }
 
     /// The files of a job, if they are granted or lie below a shared directory.
@@ -361,6 +423,15 @@ impl Shared {
         }
     }
 
+    /// Notes what the next beat tells.
+    fn note_load(&self, state: &mut State) {
+        let slots = u64::from(self.settings.slots);
+        let share = |count: u64| (1000 * count / slots).min(u64::from(u32::MAX)) as u32;
+        let (cpu, queue) = (share(state.figures.running), share(state.queue.len() as u64));
+        state.machine.note_load(Load { cpu, io: 0, queue });
+        state.machine.note_reach(self.images.reach());
+    }
+
     /// Takes the steps of the state machine. Returns the messages to send.
     fn step(&self, state: &mut State, steps: Vec<ExecutorStep>) -> Vec<OffloadMessage> {
         let mut messages = Vec::new();
@@ -368,15 +439,15 @@ impl Shared {
             match step {
                 ExecutorStep::Send { message, .. } => messages.push(message),
                 ExecutorStep::Run { at, spec: package, .. } => {
-                    let (cancel, progress) = (Cancel::default(), Arc::default());
-                    let job = Job { at, package, cancel, progress };
+                    let (progress, fetch) = (Arc::default(), FetchProgress::default());
+                    let job = Job { at, package, progress, fetch };
                     state.jobs.insert(at, job.clone());
                     state.queue.push_back(job);
                     self.changed.notify_one();
                 }
                 ExecutorStep::Stop { at } => {
                     if let Some(job) = state.jobs.get(&at) {
-                        job.cancel.cancel();
+                        job.fetch.cancel.cancel();
                     }
                 }
                 ExecutorStep::Remove { at, .. } => {
@@ -408,11 +479,12 @@ impl Resident for Shared {
     fn tick(&self) -> Vec<OffloadMessage> {
         let now_ns = self.clock.now_ns();
         let mut state = self.state.lock();
-        let slots = u64::from(self.settings.slots);
-        let share = |count: u64| (1000 * count / slots).min(u64::from(u32::MAX)) as u32;
-        let (cpu, queue) = (share(state.figures.running), share(state.queue.len() as u64));
-        state.machine.note_load(Load { cpu, io: 0, queue });
-        let moved = |job: &Job| (job.at, job.progress.bytes_read() + job.progress.bytes_written());
+        self.note_load(&mut state);
+        let moved = |job: &Job| {
+            let progress = &job.progress;
+            let fetched = job.fetch.bytes.load(Ordering::Relaxed);
+            (job.at, fetched + progress.bytes_read() + progress.bytes_written())
+        };
         let progress: Vec<(AttemptId, u64)> = state.jobs.values().map(moved).collect();
         for (at, bytes) in progress {
             state.machine.note_progress(at, bytes);

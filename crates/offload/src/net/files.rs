@@ -25,13 +25,14 @@ use archipelago_base::{Error, ErrorKind, FileNo, Result};
 use archipelago_engine::compaction::job::CompactionSpec;
 use archipelago_engine::executor::wire::{self, Message};
 use archipelago_engine::file_meta::{invalid_file_name, sst_name, value_file_name};
+use archipelago_engine::flush::FlushSpec;
 use archipelago_engine::gc::job::GcSpec;
 use archipelago_engine::job::JobOutput;
 use archipelago_engine::job::spec::{FileNumbers, OutputSpec};
 use archipelago_store::{BlobGrant, PendingOutputs, StoreFs, Stores, WrittenBlobs};
 
 use crate::job::Payload;
-use crate::parcel::JobParcel;
+use crate::parcel::{ImageUse, JobImages, JobParcel};
 
 /// Name of an executor that reaches directories.
 pub(super) const DIRECTORIES: &str = "files in directories";
@@ -86,6 +87,11 @@ impl JobFiles {
         Self::of(&spec.output, values.chain(invalid).collect())
     }
 
+    /// The files of a flush, which reads none.
+    pub(super) fn of_flush(spec: &FlushSpec) -> Self {
+        Self::of(&spec.output, Vec::new())
+    }
+
     fn of(output: &OutputSpec, inputs: Vec<String>) -> Self {
         let (numbers, invalid) = (output.file_numbers, output.values.invalid);
         Self { dir: output.dir.clone(), inputs, numbers, invalid }
@@ -132,11 +138,12 @@ impl PreparedJob {
     pub(super) fn new(
         files: JobFiles,
         spec: Vec<u8>,
+        images: Option<JobImages>,
         volume: Option<&VolumeFiles>,
     ) -> Result<(Self, Payload)> {
         let granted = volume.map(|of| of.files.grant(&files.dir, &files.inputs, files.outputs()));
         let (grant, pending) = granted.transpose()?.unzip();
-        let package = JobParcel::Package { spec: spec.into(), grant }.encode();
+        let package = JobParcel::Package { spec: spec.into(), grant, images }.encode();
         Ok((Self { files, pending }, package.into()))
     }
 
@@ -149,16 +156,16 @@ impl PreparedJob {
 
     /// Reads what an executor has returned, and names its outputs durably. Errors: `Fenced`, and
     /// `Io` for everything else; then the outputs are given up.
-    pub(super) fn accept(self, returned: &Payload) -> Result<JobOutput> {
+    pub(super) fn accept(self, returned: &Payload) -> Result<(JobOutput, Option<ImageUse>)> {
         self.try_accept(returned).map_err(|error| match error.kind() {
             ErrorKind::Fenced => error,
             _ => trouble(error),
         })
     }
 
-    fn try_accept(self, returned: &Payload) -> Result<JobOutput> {
+    fn try_accept(self, returned: &Payload) -> Result<(JobOutput, Option<ImageUse>)> {
         let parcel = JobParcel::decode(&returned.0);
-        let Ok(JobParcel::Return { output, written }) = parcel else {
+        let Ok(JobParcel::Return { output, written, images }) = parcel else {
             return Err(Error::new(ErrorKind::Io, "an executor returned something else"));
         };
         let output: JobOutput = wire::decode(&output.0)?;
@@ -173,7 +180,7 @@ impl PreparedJob {
                 return Err(Error::new(ErrorKind::Io, what));
             }
         }
-        Ok(output)
+        Ok((output, images))
     }
 }
 
@@ -186,6 +193,8 @@ fn trouble(error: Error) -> Error {
 /// The spec of a job that an executor got.
 #[derive(Debug)]
 pub(super) enum DecodedSpec {
+    /// That of a flush, with the images of its shards.
+    Flush(FlushSpec, JobImages),
     /// That of a compaction.
     Compaction(CompactionSpec),
     /// That of a garbage collection.
@@ -196,16 +205,18 @@ impl DecodedSpec {
     /// Reads the package of an attempt. Errors: `Unsupported` for other jobs; `Corrupt`.
     pub(super) fn of(package: &Payload) -> Result<(Self, Option<BlobGrant>)> {
         let parcel = JobParcel::decode(&package.0);
-        let Ok(JobParcel::Package { spec, grant }) = parcel else {
+        let Ok(JobParcel::Package { spec, grant, images }) = parcel else {
             return Err(Error::unsupported("the package of the job cannot be read"));
         };
         let decoded = match spec.0.get(1) {
+            Some(&FlushSpec::TAG) => {
+                let none = || Error::unsupported("the package of the flush has no images");
+                Self::Flush(wire::decode(&spec.0)?, images.ok_or_else(none)?)
+            }
             Some(&CompactionSpec::TAG) => Self::Compaction(wire::decode(&spec.0)?),
             Some(&GcSpec::TAG) => Self::Gc(wire::decode(&spec.0)?),
             _ => {
-                return Err(Error::unsupported(
-                    "this executor runs compactions and garbage collections only",
-                ));
+                return Err(Error::unsupported("this executor does not know the kind of the job"));
             }
         };
         Ok((decoded, grant))
@@ -214,6 +225,7 @@ impl DecodedSpec {
     /// How the outputs are written.
     pub(super) fn output(&self) -> &OutputSpec {
         match self {
+            Self::Flush(spec, _) => &spec.output,
             Self::Compaction(spec) => &spec.output,
             Self::Gc(spec) => &spec.output,
         }

@@ -1,10 +1,11 @@
-//! The executor seam of the engine, which sends compactions and garbage collections away.
+//! The executor seam of the engine, which sends flushes, compactions and garbage collections away.
 //!
 //! A call of the engine is one attempt, whose file numbers serve nobody else. The call hands the
 //! job to [`Owner`] and waits. The engine checks what comes back, opens every file, and installs
 //! it. A job that no executor has begun runs on the calling thread instead, under the same numbers.
 //! If an executor may have begun it, the call fails, and the engine plans the job again with other
-//! numbers, which then runs here.
+//! numbers, which then runs here. A flush leaves only if memory nodes hold all of its shards; its
+//! package then has their places.
 //!
 //! Invariants:
 //! 1. Numbers that an executor may have used are never used here.
@@ -20,7 +21,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -28,21 +29,26 @@ use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_engine::compaction::job::CompactionSpec;
 use archipelago_engine::executor::wire::{self, Message};
-use archipelago_engine::executor::{JobExecutor, LocalExecutor, OwnerIdentity};
+use archipelago_engine::executor::{
+    JobExecutor, JobKind as EngineJobKind, LocalExecutor, OwnerIdentity,
+};
 use archipelago_engine::flush::FlushSpec;
 use archipelago_engine::gc::job::GcSpec;
 use archipelago_engine::job::spec::OutputSpec;
-use archipelago_engine::job::{JobContext, JobOutput};
+use archipelago_engine::job::{JobContext, JobOutput, ShardRef};
+use archipelago_engine::remote::ShardId;
 use archipelago_fabric::{Endpoints, Secret};
 use parking_lot::{Condvar, Mutex};
 
+use super::counters::{OffloadCounters, Tally};
 use super::courier::{Courier, Outbox, Resident};
 use super::files::{DIRECTORIES, JobFiles, PreparedJob, VolumeFiles, volumes_of};
 use super::{PAYLOAD_BYTES_MAX, SCHEDULER};
 use crate::ids::{NumberRange, OffloadDb, OwnerStamp, Token};
-use crate::job::{JobKind, LocalWhy, Payload};
+use crate::job::{JobAsk, JobKind, LocalWhy, Payload};
 use crate::owner::{Owner, OwnerStep, OwnerTerms};
-use crate::parcel;
+use crate::parcel::{self, JobImages};
+use crate::shard_owner::RemoteShards;
 use crate::wire::{Correspondent, OffloadMessage};
 
 /// Time after which a waiting call looks whether its job was cancelled.
@@ -60,6 +66,37 @@ pub enum OffloadMode {
     Compactions,
     /// Sealed memtables, which memory nodes hold and search ([`crate::shard_owner`]).
     Memtables,
+    /// Sealed memtables, and flushes of those that memory nodes hold (O³-LSM §4.3).
+    Flushes,
+    /// Sealed memtables, their flushes, compactions and garbage collections.
+    All,
+}
+
+impl OffloadMode {
+    /// Whether jobs of this kind leave the process.
+    #[must_use]
+    pub fn sends(self, kind: JobKind) -> bool {
+        match self {
+            Self::Off | Self::Memtables => false,
+            Self::Compactions => kind != JobKind::Flush,
+            Self::Flushes => kind == JobKind::Flush,
+            Self::All => true,
+        }
+    }
+
+    /// Whether jobs of some kind leave the process, so that the database needs an
+    /// [`OffloadExecutor`].
+    #[must_use]
+    pub fn sends_jobs(self) -> bool {
+        matches!(self, Self::Compactions | Self::Flushes | Self::All)
+    }
+
+    /// Whether sealed memtables leave the process, so that the database needs a
+    /// [`RemoteShards`].
+    #[must_use]
+    pub fn sends_memtables(self) -> bool {
+        matches!(self, Self::Memtables | Self::Flushes | Self::All)
+    }
 }
 
 /// How a database reaches its cluster.
@@ -76,29 +113,6 @@ pub struct OwnerSettings {
     /// Bytes of the key-offset cache; 0 turns it off. `None` for the default of
     /// [`OwnerTerms`](crate::shard_owner::OwnerTerms).
     pub key_offset_cache_bytes: Option<u64>,
-}
-
-/// Counters of a database's jobs.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct OffloadCounters {
-    /// Jobs whose outputs came from executors.
-    pub ran_away: u64,
-    /// Bytes that executors read and wrote for these jobs.
-    pub bytes_away: u64,
-    /// Jobs that ran here although the mode sends them away, by [`LocalWhy::key`].
-    pub ran_here: BTreeMap<&'static str, u64>,
-    /// Jobs that failed because an executor may have begun them. The engine plans them again.
-    pub planned_again: u64,
-}
-
-#[derive(Debug, Default)]
-struct Tally {
-    ran_away: AtomicU64,
-    bytes_away: AtomicU64,
-    ran_here: [AtomicU64; LocalWhy::ALL.len()],
-    planned_again: AtomicU64,
-    /// Jobs that the next calls run here, because they were planned again.
-    here_next: AtomicU64,
 }
 
 /// What a waiting call learns.
@@ -124,6 +138,8 @@ struct OwnerState {
 /// The owner that the database is now, and the calls that wait.
 struct Desk {
     state: Mutex<OwnerState>,
+    /// Room for jobs of each kind, by [`kind_index`].
+    rooms: [AtomicUsize; KINDS],
     ended: Condvar,
     clock: Arc<dyn Clock>,
 }
@@ -133,8 +149,12 @@ pub struct OffloadExecutor {
     settings: OwnerSettings,
     /// The volume with the database, unless it lies in a directory.
     volume: Option<VolumeFiles>,
+    /// Memtables of the same open at memory nodes.
+    shards: Option<Arc<RemoteShards>>,
     clock: Arc<dyn Clock>,
     tally: Tally,
+    /// Jobs of each kind that the next calls run here, because they were planned again.
+    here_next: [AtomicU64; KINDS],
     /// Time until which jobs run here.
     quiet_ns: AtomicU64,
     link: OnceLock<Link>,
@@ -154,13 +174,24 @@ impl fmt::Debug for OffloadExecutor {
     }
 }
 
-/// A job as the protocol sees it.
+/// A job on its way to the protocol.
 struct Ask {
-    kind: JobKind,
-    bytes: u64,
-    needs: Vec<String>,
+    job: JobAsk,
     numbers: NumberRange,
     files: JobFiles,
+    /// Shards of a flush.
+    images: Option<JobImages>,
+}
+
+/// Number of the kinds of jobs.
+const KINDS: usize = JobKind::ALL.len();
+
+fn kind_index(kind: JobKind) -> usize {
+    match kind {
+        JobKind::Flush => 0,
+        JobKind::Compaction => 1,
+        JobKind::Gc => 2,
+    }
 }
 
 impl OffloadExecutor {
@@ -168,56 +199,49 @@ impl OffloadExecutor {
     /// [`JobExecutor::owner_is`].
     #[must_use]
     pub fn new(settings: OwnerSettings) -> Arc<Self> {
-        Self::over(settings, None)
+        Self::over(settings, None, None)
     }
 
-    /// As [`OffloadExecutor::new`], for a database in a volume. Its executors must reach the
-    /// storage cluster ([`super::ExecutorSettings::volumes`]).
+    /// An executor for one open of a database, which lies in `volume` or in a directory, and whose
+    /// memtables `shards` sends to memory nodes. Flushes leave only with them. Executors of a
+    /// database in a volume must reach the storage cluster ([`super::ExecutorSettings::volumes`]).
     #[must_use]
-    pub fn in_volume(settings: OwnerSettings, volume: VolumeFiles) -> Arc<Self> {
-        Self::over(settings, Some(volume))
-    }
-
-    fn over(settings: OwnerSettings, volume: Option<VolumeFiles>) -> Arc<Self> {
-        let clock = SystemClock::shared();
-        let (tally, quiet_ns, link) = (Tally::default(), AtomicU64::new(0), OnceLock::new());
-        Arc::new(Self { settings, volume, clock, tally, quiet_ns, link })
+    pub fn over(
+        settings: OwnerSettings,
+        volume: Option<VolumeFiles>,
+        shards: Option<Arc<RemoteShards>>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            settings,
+            volume,
+            shards,
+            clock: SystemClock::shared(),
+            tally: Tally::default(),
+            here_next: Default::default(),
+            quiet_ns: AtomicU64::new(0),
+            link: OnceLock::new(),
+        })
     }
 
     /// The counters of this open.
     #[must_use]
     pub fn counters(&self) -> OffloadCounters {
-        let of = |why: LocalWhy| {
-            let count = self.tally.ran_here[why as usize].load(Ordering::Relaxed);
-            (count > 0).then(|| (why.key(), count))
-        };
-        OffloadCounters {
-            ran_away: self.tally.ran_away.load(Ordering::Relaxed),
-            bytes_away: self.tally.bytes_away.load(Ordering::Relaxed),
-            ran_here: LocalWhy::ALL.into_iter().filter_map(of).collect(),
-            planned_again: self.tally.planned_again.load(Ordering::Relaxed),
-        }
+        self.tally.counters()
     }
 
     /// The counters as lines of the form `name:value`.
     #[must_use]
     pub fn facts(&self) -> String {
-        let counters = self.counters();
-        let mut text = format!(
-            "offload_jobs_away:{}\noffload_bytes_away:{}\noffload_planned_again:{}\n",
-            counters.ran_away, counters.bytes_away, counters.planned_again
-        );
-        for (why, count) in counters.ran_here {
-            text += &format!("offload_here_{why}:{count}\n");
-        }
-        text
+        self.counters().facts()
     }
 
     /// Connects as the owner of the database. Errors: those of starting threads.
     fn connect(&self, stamp: OwnerStamp) -> Result<Link> {
-        let machine = Owner::new(stamp, OwnerTerms::default(), vec![SCHEDULER]);
+        let machine = Owner::new(stamp, OwnerTerms::default(), vec![SCHEDULER])
+            .needing(self.needed_names([None, None]));
         let state = Mutex::new(OwnerState { machine, waiting: BTreeMap::new() });
-        let desk = Arc::new(Desk { state, ended: Condvar::new(), clock: Arc::clone(&self.clock) });
+        let (ended, clock) = (Condvar::new(), Arc::clone(&self.clock));
+        let desk = Arc::new(Desk { state, rooms: Default::default(), ended, clock });
         let secret = self.settings.secret.clone();
         let endpoints = Arc::new(Endpoints::new().with_secret(secret));
         let outbox = Courier::outbox(Correspondent::Owner(stamp));
@@ -234,30 +258,29 @@ impl OffloadExecutor {
         spec: &T,
         context: &JobContext<'_>,
     ) -> Result<Option<JobOutput>> {
+        let kind = ask.job.kind;
         let Some(link) = self.link.get() else { return Ok(None) };
-        if self.settings.mode != OffloadMode::Compactions {
-            return Ok(None);
+        if self.takes_turn_here(kind) {
+            return Ok(self.count_here(kind, LocalWhy::Failed));
         }
-        if self.takes_turn_here() {
-            return Ok(self.count_here(LocalWhy::Failed));
-        }
-        if self.clock.now_ns() < self.quiet_ns.load(Ordering::Relaxed) {
-            return Ok(self.count_here(LocalWhy::Silent));
+        let started_ns = self.clock.now_ns();
+        if started_ns < self.quiet_ns.load(Ordering::Relaxed) {
+            return Ok(self.count_here(kind, LocalWhy::Silent));
         }
         let (prepared, package) = match self.prepare(&ask, wire::encode(spec)?)? {
             Ok(prepared) => prepared,
-            Err(why) => return Ok(self.count_here(why)),
+            Err(why) => return Ok(self.count_here(kind, why)),
         };
+        self.tally.package(kind, package.0.len());
         let (job, messages) = link.desk.submit(ask, package);
         link.outbox.send(messages);
         let ending = link.desk.wait(job, context);
         link.outbox.send(link.desk.forget(job));
         match ending? {
             Ending::Output(returned) => {
-                let output = prepared.accept(&returned)?;
-                self.tally.ran_away.fetch_add(1, Ordering::Relaxed);
-                let bytes = output.bytes_read + output.bytes_written;
-                self.tally.bytes_away.fetch_add(bytes, Ordering::Relaxed);
+                let (output, images) = prepared.accept(&returned)?;
+                let whole_ns = self.clock.now_ns().saturating_sub(started_ns);
+                self.tally.away(&output, images, whole_ns);
                 Ok(Some(output))
             }
             Ending::Here { why, is_untouched } => {
@@ -267,11 +290,11 @@ impl OffloadExecutor {
                 }
                 if is_untouched {
                     prepared.unused();
-                    return Ok(self.count_here(why));
+                    return Ok(self.count_here(kind, why));
                 }
                 // The owner gives up what an executor may have written.
                 drop(prepared);
-                Err(self.planned_again(why))
+                Err(self.planned_again(kind, why))
             }
         }
     }
@@ -282,7 +305,7 @@ impl OffloadExecutor {
         ask: &Ask,
         spec: Vec<u8>,
     ) -> Result<std::result::Result<(PreparedJob, Payload), LocalWhy>> {
-        match PreparedJob::new(ask.files.clone(), spec, self.volume.as_ref()) {
+        match PreparedJob::new(ask.files.clone(), spec, ask.images.clone(), self.volume.as_ref()) {
             Ok((prepared, package)) if package.0.len() > PAYLOAD_BYTES_MAX => {
                 prepared.unused();
                 Ok(Err(LocalWhy::TooLarge))
@@ -299,9 +322,9 @@ impl OffloadExecutor {
     }
 
     /// Counts a job that an executor may have begun. The engine plans it again after this error.
-    fn planned_again(&self, why: LocalWhy) -> Error {
-        self.tally.planned_again.fetch_add(1, Ordering::Relaxed);
-        self.tally.here_next.fetch_add(1, Ordering::Relaxed);
+    fn planned_again(&self, kind: JobKind, why: LocalWhy) -> Error {
+        self.tally.again();
+        self.here_next[kind_index(kind)].fetch_add(1, Ordering::Relaxed);
         Error::new(
             ErrorKind::Busy,
             format!(
@@ -310,6 +333,19 @@ impl OffloadExecutor {
                 why.text()
             ),
         )
+    }
+
+    /// The places of the shards of a flush that may leave, or why it stays here. `None` if the mode
+    /// keeps flushes here.
+    fn images_of(&self, spec: &FlushSpec) -> Option<std::result::Result<JobImages, LocalWhy>> {
+        let shards = self.shards.as_ref()?;
+        if !self.settings.mode.sends(JobKind::Flush) || self.link.get().is_none() {
+            return None;
+        }
+        let id = |shard: &ShardRef| ShardId { memtable: shard.memtable, shard: shard.shard };
+        let ids: Vec<ShardId> = spec.shards.iter().map(id).collect();
+        let images = shards.images(&ids).filter(|images| !images.images.is_empty());
+        Some(images.ok_or(LocalWhy::InProcess))
     }
 
     /// The names that an executor must have to run a job: those of the build, of the place of the
@@ -323,14 +359,15 @@ impl OffloadExecutor {
         [build_name(), place].into_iter().chain(named).collect()
     }
 
-    /// Whether this call runs its job here in place of one that was planned again.
-    fn takes_turn_here(&self) -> bool {
+    /// Whether this call runs its job here in place of one of its kind that was planned again.
+    fn takes_turn_here(&self, kind: JobKind) -> bool {
+        let next = &self.here_next[kind_index(kind)];
         let less = |turns: u64| turns.checked_sub(1);
-        self.tally.here_next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
+        next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
     }
 
-    fn count_here(&self, why: LocalWhy) -> Option<JobOutput> {
-        self.tally.ran_here[why as usize].fetch_add(1, Ordering::Relaxed);
+    fn count_here(&self, kind: JobKind, why: LocalWhy) -> Option<JobOutput> {
+        self.tally.here(kind, why);
         None
     }
 }
@@ -350,12 +387,27 @@ impl JobExecutor for OffloadExecutor {
         "offload"
     }
 
+    fn room(&self, kind: EngineJobKind) -> usize {
+        let kind = match kind {
+            EngineJobKind::Flush => JobKind::Flush,
+            EngineJobKind::Compaction => JobKind::Compaction,
+            EngineJobKind::Gc => JobKind::Gc,
+        };
+        let is_quiet = self.clock.now_ns() < self.quiet_ns.load(Ordering::Relaxed);
+        match self.link.get() {
+            Some(link) if !is_quiet && self.settings.mode.sends(kind) => {
+                link.desk.rooms[kind_index(kind)].load(Ordering::Relaxed)
+            }
+            _ => 0,
+        }
+    }
+
     fn plans_again(&self, error: &Error) -> bool {
         error.kind() == ErrorKind::Busy
     }
 
     fn owner_is(&self, owner: &OwnerIdentity) -> Result<()> {
-        if self.settings.mode != OffloadMode::Compactions {
+        if !self.settings.mode.sends_jobs() {
             return Ok(());
         }
         let OwnerIdentity { database, epoch, token } = *owner;
@@ -367,18 +419,47 @@ impl JobExecutor for OffloadExecutor {
     }
 
     fn flush(&self, spec: &FlushSpec, context: &JobContext<'_>) -> Result<JobOutput> {
+        let retention = &spec.retention;
+        let named = [retention.merge_operator.as_ref(), retention.compaction_filter.as_ref()];
+        match self.images_of(spec) {
+            Some(Ok(images)) => {
+                let ask = Ask {
+                    job: JobAsk {
+                        kind: JobKind::Flush,
+                        bytes: images.bytes(),
+                        needs: self.needed_names(named),
+                        places: images.places(),
+                    },
+                    numbers: numbers_of(&spec.output),
+                    files: JobFiles::of_flush(spec),
+                    images: Some(images),
+                };
+                if let Some(output) = self.send_away(ask, spec, context)? {
+                    return Ok(output);
+                }
+            }
+            Some(Err(why)) => self.tally.here(JobKind::Flush, why),
+            None => {}
+        }
         LocalExecutor.flush(spec, context)
     }
 
     fn compact(&self, spec: &CompactionSpec, context: &JobContext<'_>) -> Result<JobOutput> {
+        if !self.settings.mode.sends(JobKind::Compaction) {
+            return LocalExecutor.compact(spec, context);
+        }
         let retention = &spec.retention;
         let named = [retention.merge_operator.as_ref(), retention.compaction_filter.as_ref()];
         let ask = Ask {
-            kind: JobKind::Compaction,
-            bytes: spec.input_bytes(),
-            needs: self.needed_names(named),
+            job: JobAsk {
+                kind: JobKind::Compaction,
+                bytes: spec.input_bytes(),
+                needs: self.needed_names(named),
+                places: Vec::new(),
+            },
             numbers: numbers_of(&spec.output),
             files: JobFiles::of_compaction(spec),
+            images: None,
         };
         match self.send_away(ask, spec, context)? {
             Some(output) => Ok(output),
@@ -387,12 +468,19 @@ impl JobExecutor for OffloadExecutor {
     }
 
     fn gc(&self, spec: &GcSpec, context: &JobContext<'_>) -> Result<JobOutput> {
+        if !self.settings.mode.sends(JobKind::Gc) {
+            return LocalExecutor.gc(spec, context);
+        }
         let ask = Ask {
-            kind: JobKind::Gc,
-            bytes: spec.inputs.iter().map(|input| input.meta.size_bytes).sum(),
-            needs: self.needed_names([None, None]),
+            job: JobAsk {
+                kind: JobKind::Gc,
+                bytes: spec.inputs.iter().map(|input| input.meta.size_bytes).sum(),
+                needs: self.needed_names([None, None]),
+                places: Vec::new(),
+            },
             numbers: numbers_of(&spec.output),
             files: JobFiles::of_gc(spec),
+            images: None,
         };
         match self.send_away(ask, spec, context)? {
             Some(output) => Ok(output),
@@ -405,8 +493,7 @@ impl Desk {
     fn submit(&self, ask: Ask, spec: Payload) -> (u64, Vec<OffloadMessage>) {
         let now_ns = self.clock.now_ns();
         let mut state = self.state.lock();
-        let (kind, bytes) = (ask.kind, ask.bytes);
-        let (job, steps) = state.machine.submit(now_ns, kind, bytes, ask.needs, spec);
+        let (job, steps) = state.machine.submit(now_ns, ask.job, spec);
         state.waiting.insert(job, Waiting { numbers: Some(ask.numbers), ending: None });
         let messages = self.step(&mut state, now_ns, steps);
         (job, messages)
@@ -469,6 +556,10 @@ impl Desk {
                 // The engine reserved the numbers, and its sweep knows them.
                 OwnerStep::Abandon { .. } => {}
             }
+        }
+        for kind in JobKind::ALL {
+            let room = state.machine.room(kind);
+            self.rooms[kind_index(kind)].store(room, Ordering::Relaxed);
         }
         messages
     }

@@ -33,7 +33,7 @@ use std::collections::BTreeMap;
 use archipelago_base::Epoch;
 
 use crate::ids::{Attempt, AttemptId, JobId, NumberRange, OwnerStamp, SchedulerId, SchedulerLife};
-use crate::job::{JobKind, JobOrder, LocalWhy, Payload, PreparedAttempt, Verdict};
+use crate::job::{JobAsk, JobKind, JobOrder, LocalWhy, Payload, PreparedAttempt, Verdict};
 use crate::sabotage::Sabotage;
 use crate::wire::OffloadMessage;
 
@@ -50,13 +50,15 @@ const REFUSALS_MAX: u32 = 2;
 pub struct OwnerTerms {
     /// Time after which PREPARE is repeated.
     pub repeat_ns: u64,
+    /// Time after which schedulers are greeted again, to tell their slots.
+    pub refresh_ns: u64,
     /// Silence of a scheduler after which the next one, or this process, gets the job.
     pub silent_ns: u64,
 }
 
 impl Default for OwnerTerms {
     fn default() -> Self {
-        Self { repeat_ns: 500 * MS, silent_ns: 2_000 * MS }
+        Self { repeat_ns: 500 * MS, refresh_ns: 1_000 * MS, silent_ns: 2_000 * MS }
     }
 }
 
@@ -143,9 +145,15 @@ pub struct Owner {
     /// The installed attempt of each ended job; `None` if it ran here or was given up.
     ended: BTreeMap<u64, Option<Attempt>>,
     next_number: u64,
+    /// Names that all jobs need.
+    needs: Vec<String>,
     /// Time of the next greeting of schedulers that have not answered.
     greet_ns: u64,
+    /// Time of the next greeting of all schedulers.
+    refresh_ns: u64,
     is_superseded: bool,
+    /// Slots of executors for jobs of each kind, as a scheduler has told them last.
+    slots: BTreeMap<JobKind, u32>,
     sabotage: Sabotage,
 }
 
@@ -162,8 +170,11 @@ impl Owner {
             jobs: BTreeMap::new(),
             ended: BTreeMap::new(),
             next_number: 1,
+            needs: Vec::new(),
             greet_ns: 0,
+            refresh_ns: 0,
             is_superseded: false,
+            slots: BTreeMap::new(),
             sabotage: Sabotage::default(),
         }
     }
@@ -172,6 +183,13 @@ impl Owner {
     #[must_use]
     pub fn sabotaged(self, sabotage: Sabotage) -> Self {
         Self { sabotage, ..self }
+    }
+
+    /// The same owner, whose jobs all need these names. Schedulers then tell the slots of executors
+    /// that have them.
+    #[must_use]
+    pub fn needing(self, needs: Vec<String>) -> Self {
+        Self { needs, ..self }
     }
 
     /// The stamp of this owner.
@@ -192,19 +210,25 @@ impl Owner {
         self.jobs.len()
     }
 
+    /// Slots that executors have for jobs of this kind, less those that other jobs of this owner
+    /// may take. It is 0 until a scheduler has answered.
+    #[must_use]
+    pub fn room(&self, kind: JobKind) -> usize {
+        let slots = self.slots.get(&kind).copied().unwrap_or(0) as usize;
+        let is_other = |job: &&Job| {
+            job.order.kind != kind
+                && matches!(job.state, State::Away { .. } | State::Checking { .. })
+        };
+        slots.saturating_sub(self.jobs.values().filter(is_other).count())
+    }
+
     /// Gives a job to the schedulers. Returns its number.
-    pub fn submit(
-        &mut self,
-        now_ns: u64,
-        kind: JobKind,
-        bytes: u64,
-        needs: Vec<String>,
-        spec: Payload,
-    ) -> (u64, Vec<OwnerStep>) {
+    pub fn submit(&mut self, now_ns: u64, ask: JobAsk, spec: Payload) -> (u64, Vec<OwnerStep>) {
         let number = self.next_number;
         self.next_number += 1;
         let id = JobId { db: self.me.db, epoch: self.me.epoch, number };
-        let order = JobOrder { id, token: self.me.token, kind, bytes, needs };
+        let JobAsk { kind, bytes, needs, places } = ask;
+        let order = JobOrder { id, token: self.me.token, kind, bytes, needs, places };
         let job = Job {
             order,
             spec,
@@ -286,8 +310,11 @@ impl Owner {
         message: OffloadMessage,
     ) -> Vec<OwnerStep> {
         match message {
-            OffloadMessage::Lives { life } => self.lives_as(now_ns, life),
-            OffloadMessage::Queued { job } if job.epoch == self.me.epoch => {
+            OffloadMessage::Lives { life, slots } => self.lives_as(now_ns, life, slots),
+            OffloadMessage::Queued { job, slots } if job.epoch == self.me.epoch => {
+                if let Some(known) = self.jobs.get(&job.number) {
+                    self.slots.insert(known.order.kind, slots);
+                }
                 if let Some(job) = self.jobs.get_mut(&job.number)
                     && self.schedulers[job.scheduler] == from
                     && let State::Away { heard_ns, .. } = &mut job.state
@@ -315,10 +342,15 @@ impl Owner {
         let mut steps = Vec::new();
         if self.greet_ns <= now_ns {
             self.greet_ns = now_ns + self.terms.repeat_ns;
-            let unknown = self.schedulers.iter().filter(|to| !self.lives.contains_key(to));
-            steps.extend(unknown.map(|&to| OwnerStep::Send {
+            let is_refresh = self.refresh_ns <= now_ns;
+            if is_refresh {
+                self.refresh_ns = now_ns + self.terms.refresh_ns;
+            }
+            let greeted = |to: &&SchedulerId| is_refresh || !self.lives.contains_key(to);
+            let (owner, needs) = (self.me, &self.needs);
+            steps.extend(self.schedulers.iter().filter(greeted).map(|&to| OwnerStep::Send {
                 to,
-                message: OffloadMessage::Greet { owner: self.me },
+                message: OffloadMessage::Greet { owner, needs: needs.clone() },
             }));
         }
         let numbers: Vec<u64> = self.jobs.keys().copied().collect();
@@ -356,12 +388,15 @@ impl Owner {
 
     /// A scheduler has said which life it is in. Jobs that were prepared for another one need fresh
     /// attempts.
-    fn lives_as(&mut self, now_ns: u64, life: SchedulerLife) -> Vec<OwnerStep> {
+    fn lives_as(&mut self, now_ns: u64, life: SchedulerLife, slots: u32) -> Vec<OwnerStep> {
         let known = self.lives.entry(life.scheduler).or_insert(life);
         if known.term > life.term {
             return Vec::new();
         }
         *known = life;
+        for kind in JobKind::ALL {
+            self.slots.insert(kind, slots);
+        }
         let mut steps = Vec::new();
         for (number, job) in &mut self.jobs {
             let is_there = self.schedulers[job.scheduler] == life.scheduler;
@@ -447,6 +482,9 @@ impl Owner {
             return Vec::new();
         }
         job.state = State::Here;
+        if matches!(why, LocalWhy::NoExecutor | LocalWhy::Silent | LocalWhy::Superseded) {
+            self.slots.clear();
+        }
         let mut steps: Vec<OwnerStep> = std::mem::take(&mut job.live)
             .into_values()
             .map(|numbers| OwnerStep::Abandon { numbers })

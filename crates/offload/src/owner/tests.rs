@@ -22,14 +22,18 @@ fn at(number: u64, attempt: u32) -> AttemptId {
     AttemptId { job, attempt: Attempt(attempt) }
 }
 
+fn ask(kind: JobKind) -> JobAsk {
+    JobAsk { kind, bytes: 9, ..JobAsk::default() }
+}
+
 /// An owner with one job, whose first three attempts are prepared.
 fn with_job() -> Owner {
     let mut owner = owner(&[S]);
-    let (job, steps) = owner.submit(0, JobKind::Compaction, 9, Vec::new(), Payload::default());
+    let (job, steps) = owner.submit(0, ask(JobKind::Compaction), Payload::default());
     assert_eq!(job, 1);
-    let greet = OffloadMessage::Greet { owner: MINE };
+    let greet = OffloadMessage::Greet { owner: MINE, needs: Vec::new() };
     assert_eq!(steps, [OwnerStep::Send { to: S, message: greet }]);
-    let steps = owner.on_message(0, S, OffloadMessage::Lives { life: LIFE });
+    let steps = owner.on_message(0, S, OffloadMessage::Lives { life: LIFE, slots: 0 });
     assert_eq!(steps, [OwnerStep::Prepare { job: 1 }]);
     let steps = owner.prepared(0, 1, &ranges(100));
     assert!(is_prepare(&steps[0], 3), "{steps:?}");
@@ -87,9 +91,9 @@ fn nothing_unknown_is_discarded() {
 fn another_life_of_the_scheduler_gets_fresh_attempts() {
     let mut owner = with_job();
     let next = SchedulerLife { term: 6, ..LIFE };
-    let steps = owner.on_message(0, S, OffloadMessage::Lives { life: next });
+    let steps = owner.on_message(0, S, OffloadMessage::Lives { life: next, slots: 0 });
     assert_eq!(steps, [OwnerStep::Prepare { job: 1 }]);
-    let again = owner.on_message(0, S, OffloadMessage::Lives { life: next });
+    let again = owner.on_message(0, S, OffloadMessage::Lives { life: next, slots: 0 });
     assert_eq!(again, [], "the numbers are being drawn");
     let steps = owner.prepared(0, 1, &ranges(200));
     let OwnerStep::Send { message: OffloadMessage::Prepare { life, attempts, .. }, .. } = &steps[0]
@@ -101,7 +105,7 @@ fn another_life_of_the_scheduler_gets_fresh_attempts() {
         (next, Attempt(4), ranges(200)[0])
     );
     // An answer of the earlier life comes late.
-    assert_eq!(owner.on_message(0, S, OffloadMessage::Lives { life: LIFE }), []);
+    assert_eq!(owner.on_message(0, S, OffloadMessage::Lives { life: LIFE, slots: 0 }), []);
     // An executor of the earlier life may still commit.
     assert!(matches!(done(&mut owner, at(1, 1))[..], [OwnerStep::Check { .. }]));
 }
@@ -128,7 +132,7 @@ fn a_job_that_comes_back_runs_here_and_its_attempts_are_abandoned() {
 #[test]
 fn a_job_runs_here_when_no_scheduler_answers() {
     let mut owner = owner(&[S, OTHER]);
-    owner.submit(0, JobKind::Flush, 9, Vec::new(), Payload::default());
+    owner.submit(0, ask(JobKind::Flush), Payload::default());
     let silent_ns = OwnerTerms::default().silent_ns;
     let steps = owner.on_timer(silent_ns);
     assert!(!steps.iter().any(|step| matches!(step, OwnerStep::RunHere { .. })), "the second one");
@@ -178,7 +182,7 @@ fn an_owner_that_was_replaced_takes_its_jobs_back() {
 fn numbers_of_an_earlier_life_are_never_untouched() {
     let mut owner = with_job();
     let next = SchedulerLife { term: 6, ..LIFE };
-    owner.on_message(0, S, OffloadMessage::Lives { life: next });
+    owner.on_message(0, S, OffloadMessage::Lives { life: next, slots: 0 });
     owner.prepared(0, 1, &ranges(200));
     let (job, why) = (at(1, 1).job, LocalWhy::NoExecutor);
     let back = OffloadMessage::GiveBack { job, why, is_untouched: true };
@@ -197,4 +201,24 @@ fn an_old_owner_cancels_nothing_of_a_newer_one() {
     let back = OffloadMessage::GiveBack { job, why, is_untouched };
     let cancel = OffloadMessage::CancelJob { job };
     assert_eq!(owner.on_message(0, S, back), [OwnerStep::Send { to: S, message: cancel }]);
+}
+
+#[test]
+fn room_is_what_executors_have_less_other_jobs() {
+    let mut owner = with_job();
+    assert_eq!(owner.room(JobKind::Compaction), 0, "no scheduler has said anything");
+    let queued = |number| OffloadMessage::Queued { job: at(number, 1).job, slots: 4 };
+    owner.on_message(1, S, queued(1));
+    assert_eq!(owner.room(JobKind::Compaction), 4);
+    assert_eq!(owner.room(JobKind::Flush), 0, "slots are known by kind");
+    owner.on_message(1, S, OffloadMessage::Lives { life: LIFE, slots: 9 });
+    assert_eq!(owner.room(JobKind::Flush), 9, "an answer to a greeting tells those of all kinds");
+    owner.submit(1, ask(JobKind::Flush), Payload::default());
+    owner.on_message(1, S, queued(1));
+    owner.on_message(1, S, queued(2));
+    assert_eq!((owner.room(JobKind::Flush), owner.room(JobKind::Compaction)), (3, 3));
+    let (job, is_untouched) = (at(2, 1).job, true);
+    let message = OffloadMessage::GiveBack { job, why: LocalWhy::NoExecutor, is_untouched };
+    owner.on_message(2, S, message);
+    assert_eq!(owner.room(JobKind::Compaction), 0, "the executors are gone");
 }

@@ -3,7 +3,9 @@
 //!
 //! The spec and the output of a job name files. For a database in a directory that is enough. In a
 //! volume of a storage cluster, the package also has the grant of the attempt ([`BlobGrant`]), and
-//! the return has the blobs that the attempt has written ([`WrittenBlobs`]).
+//! the return has the blobs that the attempt has written ([`WrittenBlobs`]). A flush has the places
+//! of its memtable shards at memory nodes ([`JobImages`]), and its return says how the executor got
+//! them.
 //!
 //! Invariant: a decoder answers every input with a parcel or with an error.
 //!
@@ -17,8 +19,12 @@ use archipelago_store::{BlobGrant, WrittenBlobs};
 
 use crate::job::Payload;
 
+mod images;
+
+pub use images::{ImageNode, ImagePlace, ImageUse, JobImages};
+
 /// Version of the parcels, which is the first byte of each.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 
 wire_messages! {
     /// The part of a message that only owner and executor read.
@@ -29,6 +35,8 @@ wire_messages! {
         spec: Payload,
         /// Files of the attempt, if the database lies in a volume.
         grant: Option<BlobGrant>,
+        /// Memtable shards at memory nodes, if the job is a flush.
+        images: Option<JobImages>,
     }
     /// Executor → owner, in COMMIT: the job has ended.
     Return = 2 {
@@ -36,6 +44,8 @@ wire_messages! {
         output: Payload,
         /// Blobs of the output, if the package had a grant.
         written: Option<WrittenBlobs>,
+        /// How the executor got the images, if the package had some.
+        images: Option<ImageUse>,
     }
     }
 }

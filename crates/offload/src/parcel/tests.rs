@@ -2,13 +2,17 @@
 
 use archipelago_base::Epoch;
 use archipelago_base::random::Rng;
+use archipelago_base::wire::Wire;
 use archipelago_env::FileClass;
+use archipelago_fabric::{NodeId, RegionId, RemoteKey, Rights};
 use archipelago_store::{
     BlobGrant, BlobId, BlobRef, NamedBlob, VolumeId, WrittenBlobs, WrittenFile,
 };
 
-use super::JobParcel;
+use super::{ImageNode, ImagePlace, ImageUse, JobImages, JobParcel};
+use crate::ids::{NodeLife, OffloadDb};
 use crate::job::Payload;
+use crate::wire::shard::{ShardName, ShardPlace};
 
 fn blob(byte: u8) -> BlobRef {
     BlobRef { id: BlobId([byte; 16]), len_bytes: 0x0102, hint: vec![7, 8] }
@@ -25,12 +29,34 @@ fn samples() -> Vec<JobParcel> {
     let file = WrittenFile { name: "2.sst".to_owned(), class: FileClass::Sst, blob: blob(0xc1) };
     let written = WrittenBlobs { begun: 2, files: vec![file] };
     let (spec, output): (Payload, Payload) = (vec![1, 2, 3].into(), vec![4].into());
+    let used = ImageUse { in_place: 1, fetched: 2, fetched_bytes: 3, open_ns: 4, run_ns: 5 };
     vec![
-        JobParcel::Package { spec: spec.clone(), grant: None },
-        JobParcel::Package { spec, grant: Some(grant) },
-        JobParcel::Return { output: output.clone(), written: None },
-        JobParcel::Return { output, written: Some(written) },
+        JobParcel::Package { spec: spec.clone(), grant: None, images: None },
+        JobParcel::Package { spec: spec.clone(), grant: Some(grant), images: None },
+        JobParcel::Return { output: output.clone(), written: None, images: None },
+        JobParcel::Return { output: output.clone(), written: Some(written), images: None },
+        JobParcel::Package { spec, grant: None, images: Some(images()) },
+        JobParcel::Return { output, written: None, images: Some(used) },
     ]
+}
+
+fn images() -> JobImages {
+    let at = NodeLife { node: NodeId(0x0b), life: Epoch(0x0c) };
+    let key = RemoteKey {
+        node: at.node,
+        epoch: at.life,
+        region: RegionId(0x0d),
+        tag: 0x0e,
+        len: 0x0f,
+        rights: Rights::READ,
+    };
+    let name = ShardName { epoch: Epoch(3), memtable: 4, shard: 5 };
+    let place = ShardPlace { key, at: 0x10, bytes: 0x11 };
+    JobImages {
+        db: OffloadDb([0xd0; 16]),
+        nodes: vec![ImageNode { at, endpoints: vec!["tcp:a".to_owned()] }],
+        images: vec![ImagePlace { name, place, head_sum: 0x12 }],
+    }
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -39,11 +65,11 @@ fn hex(bytes: &[u8]) -> String {
 
 #[test]
 fn parcels_have_golden_bytes() {
-    let [bare, package, bare_return, returned] = &samples()[..] else { panic!("four samples") };
-    assert_eq!(hex(&bare.encode()), "01010301020300");
+    let [bare, package, bare_return, returned, ..] = &samples()[..] else { panic!("samples") };
+    assert_eq!(hex(&bare.encode()), "0201030102030000");
     let blob = |byte: &str| [&byte.repeat(16), "0201000000000000", "020708"].concat();
     let expected = [
-        "0101",
+        "0201",
         "03010203",
         "01",
         &"a0".repeat(16),
@@ -54,13 +80,47 @@ fn parcels_have_golden_bytes() {
         "02",
         &"c1".repeat(16),
         &"c2".repeat(16),
+        "00",
     ];
     assert_eq!(hex(&package.encode()), expected.concat());
-    assert_eq!(hex(&bare_return.encode()), "0102010400");
+    assert_eq!(hex(&bare_return.encode()), "020201040000");
     let class = format!("{:02x}", FileClass::Sst.code());
     let expected =
-        ["0102", "0104", "01", "02000000", "01", "05322e737374", &class, &blob("c1")].concat();
+        ["0202", "0104", "01", "02000000", "01", "05322e737374", &class, &blob("c1"), "00"]
+            .concat();
     assert_eq!(hex(&returned.encode()), expected);
+}
+
+#[test]
+fn parcels_of_flushes_have_golden_bytes() {
+    let [.., package, returned] = &samples()[..] else { panic!("samples") };
+    let word = |low: &str| format!("{low:0<16}");
+    let mut key = Vec::new();
+    Wire::put(&images().images[0].place.key, &mut key);
+    let expected = [
+        "0201",
+        "0301020300",
+        "01",
+        &"d0".repeat(16),
+        "01",
+        &word("0b"),
+        &word("0c"),
+        "01057463703a61",
+        "01",
+        &word("03"),
+        &word("04"),
+        "05000000",
+        &hex(&key),
+        &word("10"),
+        &word("11"),
+        &word("12"),
+    ];
+    assert_eq!(hex(&package.encode()), expected.concat());
+    let times = [word("03"), word("04"), word("05")].concat();
+    let expected = ["0202", "010400", "01", "0100000002000000", &times].concat();
+    assert_eq!(hex(&returned.encode()), expected);
+    let places = images().places();
+    assert_eq!((places.len(), places[0].bytes, images().bytes()), (1, 0x11, 0x11));
 }
 
 #[test]

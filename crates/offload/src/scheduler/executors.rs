@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::jobs::Head;
-use crate::decide::{Candidate, Load};
+use crate::decide::{Candidate, InputReach, Load};
 use crate::ids::ExecutorId;
+use crate::wire::ExecutorStanding;
 
 /// What a beat tells.
 #[derive(Clone, Debug, Default)]
@@ -15,6 +16,14 @@ pub(super) struct Offer {
     pub(super) slots: u32,
     /// Load of the executor.
     pub(super) load: Load,
+    /// How it reaches images.
+    pub(super) reach: InputReach,
+}
+
+impl Offer {
+    fn has(&self, needs: &[String]) -> bool {
+        needs.iter().all(|name| self.names.contains(name))
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -46,6 +55,24 @@ impl Executors {
         gone
     }
 
+    /// The executors, for operators. `taken` has the slots that attempts hold.
+    pub(super) fn standings(&self, taken: &BTreeMap<ExecutorId, u32>) -> Vec<ExecutorStanding> {
+        let of = |(executor, known): (&ExecutorId, &Known)| ExecutorStanding {
+            executor: *executor,
+            slots: known.offer.slots,
+            taken: taken.get(executor).copied().unwrap_or(0),
+            load: known.offer.load,
+            reach: known.offer.reach,
+        };
+        self.known.iter().map(of).collect()
+    }
+
+    /// Slots of the executors that have these names.
+    pub(super) fn slots(&self, needs: &[String]) -> u32 {
+        let able = self.known.values().filter(|known| known.offer.has(needs));
+        able.map(|known| known.offer.slots).fold(0, u32::saturating_add)
+    }
+
     /// All executors as candidates for a job. `taken` has the slots that each one's attempts hold.
     pub(super) fn candidates(
         &self,
@@ -61,9 +88,9 @@ impl Executors {
             Candidate {
                 executor: *executor,
                 load,
-                fetch: 0,
+                fetch: offer.reach.term(&head.places),
                 has_slot: used < offer.slots,
-                can_run: head.needs.iter().all(|name| offer.names.contains(name)),
+                can_run: offer.has(&head.needs),
                 is_excluded: head.excluded.contains(executor),
             }
         };

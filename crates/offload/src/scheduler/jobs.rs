@@ -13,7 +13,7 @@ use archipelago_base::Epoch;
 use super::SchedulerTerms;
 use crate::decide::Candidate;
 use crate::ids::{Attempt, AttemptId, ExecutorId, JobId, OffloadDb, SchedulerLife};
-use crate::job::{JobKind, JobOrder, LocalWhy, Payload, PreparedAttempt};
+use crate::job::{InputPlace, JobKind, JobOrder, LocalWhy, Payload, PreparedAttempt};
 use crate::wire::OffloadMessage;
 
 /// A queue of jobs.
@@ -37,6 +37,8 @@ pub(super) struct Head {
     pub(super) bytes: u64,
     /// Names that it needs.
     pub(super) needs: Vec<String>,
+    /// Memory nodes that hold inputs.
+    pub(super) places: Vec<InputPlace>,
     /// Executors that the next attempt avoids.
     pub(super) excluded: BTreeSet<ExecutorId>,
 }
@@ -193,8 +195,14 @@ impl Jobs {
             id: job.order.id,
             bytes: job.order.bytes,
             needs: job.order.needs.clone(),
+            places: job.order.places.clone(),
             excluded: job.excluded.clone(),
         })
+    }
+
+    /// Number of jobs that wait in a queue.
+    pub(super) fn waiting(&self, queue: Queue) -> u32 {
+        u32::try_from(self.queues[queue as usize].len()).unwrap_or(u32::MAX)
     }
 
     /// Slots that attempts hold, by executor.

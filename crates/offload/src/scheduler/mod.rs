@@ -39,7 +39,7 @@ use crate::decide::{Choice, choose};
 use crate::ids::{AttemptId, ExecutorId, JobId, OffloadDb, OwnerStamp, SchedulerLife};
 use crate::job::{LocalWhy, Payload, Verdict};
 use crate::sabotage::Sabotage;
-use crate::wire::OffloadMessage;
+use crate::wire::{OffloadMessage, SchedulerStatus};
 
 const MS: u64 = 1_000_000;
 
@@ -165,6 +165,19 @@ impl Scheduler {
         self.counters
     }
 
+    /// The executors and the jobs of this life, for operators.
+    #[must_use]
+    pub fn status(&self) -> SchedulerStatus {
+        SchedulerStatus {
+            executors: self.executors.standings(&self.jobs.slots_taken()),
+            flushes_waiting: self.jobs.waiting(jobs::Queue::Flush),
+            others_waiting: self.jobs.waiting(jobs::Queue::Other),
+            installed: self.counters.installed,
+            failed: self.counters.failed,
+            given_back: self.counters.given_back,
+        }
+    }
+
     /// Whether it has no job and no outputs that wait for a verdict.
     #[must_use]
     pub fn is_idle(&self) -> bool {
@@ -192,21 +205,22 @@ impl Scheduler {
             }
         };
         match message {
-            OffloadMessage::Greet { .. } => {
-                sent.push(Sent { to, message: OffloadMessage::Lives { life: self.life } });
+            OffloadMessage::Greet { needs, .. } => {
+                sent.push(Sent { to, message: self.lives(&needs) });
             }
-            OffloadMessage::Prepare { life, .. }
+            OffloadMessage::Prepare { life, order, .. }
                 if life != self.life && !self.sabotage.no_term_check() =>
             {
-                sent.push(Sent { to, message: OffloadMessage::Lives { life: self.life } });
+                sent.push(Sent { to, message: self.lives(&order.needs) });
             }
             OffloadMessage::Prepare { order, attempts, oldest, spec, .. }
                 if order.id.db == from.db && order.id.epoch == from.epoch =>
             {
                 let job = order.id;
+                let slots = self.executors.slots(&order.needs);
                 let prepared = Prepared { order, attempts, oldest, spec };
                 self.counters.arrived += u64::from(self.jobs.prepare(prepared));
-                sent.push(Sent { to, message: OffloadMessage::Queued { job } });
+                sent.push(Sent { to, message: OffloadMessage::Queued { job, slots } });
                 sent.extend(self.dispatch(now_ns));
                 sent.extend(self.given_back(now_ns));
             }
@@ -230,8 +244,8 @@ impl Scheduler {
         message: OffloadMessage,
     ) -> Vec<Sent> {
         let mut sent = match message {
-            OffloadMessage::Beat { executor, names, slots, load, running } => {
-                let offer = executors::Offer { names, slots, load };
+            OffloadMessage::Beat { executor, names, slots, load, reach, running } => {
+                let offer = executors::Offer { names, slots, load, reach };
                 self.executors.beat(now_ns, executor, offer);
                 running.iter().for_each(|one| {
                     self.jobs.progress(now_ns, one.at, executor, one.progress_bytes);
@@ -307,6 +321,10 @@ impl Scheduler {
     #[must_use]
     pub fn owner_of(&self, db: OffloadDb) -> Option<OwnerStamp> {
         self.owners.get(&db).copied()
+    }
+
+    fn lives(&self, needs: &[String]) -> OffloadMessage {
+        OffloadMessage::Lives { life: self.life, slots: self.executors.slots(needs) }
     }
 
     /// Notes an owner. A newer one than the known one ends all jobs of the older. The error is the

@@ -1,11 +1,12 @@
 //! A scheduler with single messages.
 
 use archipelago_base::Epoch;
+use archipelago_fabric::NodeId;
 
 use super::*;
-use crate::decide::Load;
-use crate::ids::{Attempt, NumberRange, SchedulerId, Token};
-use crate::job::{JobKind, JobOrder, PreparedAttempt};
+use crate::decide::{InputReach, Load};
+use crate::ids::{Attempt, NodeLife, NumberRange, SchedulerId, Token};
+use crate::job::{InputPlace, JobKind, JobOrder, PreparedAttempt};
 use crate::wire::Running;
 
 const LIFE: SchedulerLife = SchedulerLife { scheduler: SchedulerId(1), term: 5 };
@@ -34,6 +35,7 @@ fn beat(scheduler: &mut Scheduler, now_ns: u64, executor: ExecutorId) -> Vec<Sen
         names: vec!["add".to_owned()],
         slots: 1,
         load: Load::default(),
+        reach: InputReach::default(),
         running: Vec::new(),
     };
     scheduler.on_executor(now_ns, executor, message)
@@ -41,7 +43,7 @@ fn beat(scheduler: &mut Scheduler, now_ns: u64, executor: ExecutorId) -> Vec<Sen
 
 fn prepare_for(number: u64, kind: JobKind, needs: &[&str], life: SchedulerLife) -> OffloadMessage {
     let needs = needs.iter().map(|name| (*name).to_owned()).collect();
-    let order = JobOrder { id: job(number), token: Token::default(), kind, bytes: 1, needs };
+    let order = JobOrder { id: job(number), kind, bytes: 1, needs, ..JobOrder::default() };
     let attempts = (1..=3).map(|attempt| PreparedAttempt {
         attempt: Attempt(attempt),
         numbers: NumberRange { first: 100 * number + u64::from(attempt), count: 1 },
@@ -81,7 +83,7 @@ fn a_job_goes_from_its_owner_to_an_executor_and_its_output_back() {
     let mut scheduler = scheduler();
     beat(&mut scheduler, LATER_NS, X);
     let sent = prepare(&mut scheduler, LATER_NS, 1, JobKind::Compaction);
-    assert!(has(&sent, Party::Owner(DB), &OffloadMessage::Queued { job: job(1) }));
+    assert!(has(&sent, Party::Owner(DB), &OffloadMessage::Queued { job: job(1), slots: 1 }));
     assert_eq!(assigned(&sent), [(at(1, 1), X)]);
     let sent = accept(&mut scheduler, at(1, 1), X);
     let numbers = NumberRange { first: 101, count: 1 };
@@ -122,7 +124,7 @@ fn attempts_of_another_life_are_not_given_out() {
     let earlier = SchedulerLife { term: 4, ..LIFE };
     let message = prepare_for(1, JobKind::Flush, &[], earlier);
     let sent = scheduler.on_owner(0, ME, message);
-    assert!(has(&sent, Party::Owner(DB), &OffloadMessage::Lives { life: LIFE }));
+    assert!(has(&sent, Party::Owner(DB), &OffloadMessage::Lives { life: LIFE, slots: 1 }));
     assert_eq!(assigned(&sent), []);
     assert!(scheduler.is_idle());
 }
@@ -171,8 +173,8 @@ fn a_job_without_progress_is_cancelled_and_one_with_progress_is_not() {
     let step_ns = 400 * MS;
     let tell = |scheduler: &mut Scheduler, now_ns: u64, progress_bytes: u64| {
         let running = vec![Running { at: at(1, 1), progress_bytes }];
-        let (names, load) = (Vec::new(), Load::default());
-        let beat = OffloadMessage::Beat { executor: X, names, slots: 1, load, running };
+        let (names, load, reach) = (Vec::new(), Load::default(), InputReach::default());
+        let beat = OffloadMessage::Beat { executor: X, names, slots: 1, load, reach, running };
         scheduler.on_executor(now_ns, X, beat);
         scheduler.on_timer(now_ns)
     };
@@ -241,14 +243,16 @@ fn a_newer_owner_ends_the_jobs_of_the_older() {
     beat(&mut scheduler, 0, X);
     prepare(&mut scheduler, 0, 1, JobKind::Flush);
     let newer = OwnerStamp { db: DB, epoch: Epoch(8), token: Token::default() };
-    let sent = scheduler.on_owner(0, newer, OffloadMessage::Greet { owner: newer });
+    let sent =
+        scheduler.on_owner(0, newer, OffloadMessage::Greet { owner: newer, needs: Vec::new() });
     let cancel = OffloadMessage::Cancel { at: at(1, 1), life: LIFE };
     assert!(has(&sent, Party::Executor(X), &cancel));
     assert!(scheduler.is_idle());
     let sent = prepare(&mut scheduler, 0, 2, JobKind::Flush);
     assert!(has(&sent, Party::Owner(DB), &OffloadMessage::Stale { newest: newer }));
     let copied = OwnerStamp { token: Token([1; 16]), ..newer };
-    let sent = scheduler.on_owner(0, copied, OffloadMessage::Greet { owner: copied });
+    let sent =
+        scheduler.on_owner(0, copied, OffloadMessage::Greet { owner: copied, needs: Vec::new() });
     let stale = OffloadMessage::Stale { newest: newer };
     assert!(has(&sent, Party::Owner(DB), &stale), "an equal epoch with another token");
 }
@@ -258,7 +262,7 @@ fn an_old_owner_cannot_cancel_the_job_of_a_newer_one() {
     let mut scheduler = scheduler();
     beat(&mut scheduler, 0, X);
     let newer = OwnerStamp { epoch: Epoch(8), ..ME };
-    scheduler.on_owner(0, ME, OffloadMessage::Greet { owner: ME });
+    scheduler.on_owner(0, ME, OffloadMessage::Greet { owner: ME, needs: Vec::new() });
     let mut message = prepare_for(1, JobKind::Flush, &[], LIFE);
     let OffloadMessage::Prepare { order, .. } = &mut message else { panic!("{message:?}") };
     order.id.epoch = newer.epoch;
@@ -268,4 +272,36 @@ fn an_old_owner_cannot_cancel_the_job_of_a_newer_one() {
     assert!(!scheduler.is_idle(), "the old owner decides nothing");
     scheduler.on_owner(0, newer, OffloadMessage::CancelJob { job });
     assert!(scheduler.is_idle());
+}
+
+#[test]
+fn a_flush_goes_where_its_images_lie_unless_that_is_busy() {
+    let mut scheduler = scheduler();
+    let home = NodeLife { node: NodeId(4), life: Epoch(2) };
+    let beat = |executor, home| OffloadMessage::Beat {
+        executor,
+        names: Vec::new(),
+        slots: 2,
+        load: Load::default(),
+        reach: InputReach { home, fetch: 100 },
+        running: Vec::new(),
+    };
+    // Among equals the lower number would get the job.
+    assert!(X < Y);
+    scheduler.on_executor(0, X, beat(X, None));
+    scheduler.on_executor(0, Y, beat(Y, Some(home)));
+    let prepare = |number| match prepare_for(number, JobKind::Flush, &[], LIFE) {
+        OffloadMessage::Prepare { order, life, attempts, oldest, spec } => {
+            let places = vec![InputPlace { at: home, bytes: 1 << 20 }];
+            let order = JobOrder { places, ..order };
+            OffloadMessage::Prepare { order, life, attempts, oldest, spec }
+        }
+        other => other,
+    };
+    let sent = scheduler.on_owner(0, ME, prepare(1));
+    assert_eq!(assigned(&sent), [(at(1, 1), Y)], "it reads the images in place");
+    let queued = OffloadMessage::Queued { job: job(1), slots: 4 };
+    assert!(has(&sent, Party::Owner(DB), &queued), "{sent:?}");
+    let sent = scheduler.on_owner(0, ME, prepare(2));
+    assert_eq!(assigned(&sent), [(at(2, 1), X)], "half of the other one's slots are taken");
 }

@@ -23,6 +23,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use archipelago_base::clock::Clock;
 use archipelago_base::spawn::{Joiner, Spawn};
+use archipelago_engine::memtable::SealedImage;
 use archipelago_fabric::{AtomicPath, Node, Reply, Request};
 use parking_lot::{Condvar, Mutex};
 
@@ -33,7 +34,10 @@ use super::memory::{FabricMemory, NodeBytes};
 use super::reads;
 use super::regions::AllocateOrder;
 use super::sabotage::HostSabotage;
-use crate::wire::shard::{ShardMessage, ShardRefusal, ShardWhy, is_shard_notice, is_shard_read};
+use crate::ids::{NodeLife, OffloadDb};
+use crate::wire::shard::{
+    ShardMessage, ShardName, ShardPlace, ShardRefusal, ShardWhy, is_shard_notice, is_shard_read,
+};
 
 /// Requests in the queues at most.
 const QUEUE_MAX: usize = 1024;
@@ -394,6 +398,27 @@ impl ShardHost {
             core.on_time(self.clock.now_ns());
             core.on_timer(memory);
         }
+    }
+
+    /// The node and its life whose memory the host uses; `None` while it is closed.
+    #[must_use]
+    pub fn life(&self) -> Option<NodeLife> {
+        let state = self.state.lock();
+        let node = state.as_ref()?.memory.node();
+        Some(NodeLife { node: node.id(), life: node.epoch() })
+    }
+
+    /// The image of a registered shard, for an executor in this process; `None` if the host does
+    /// not hold the shard at that place. The place has a key that only the owner got. The bytes
+    /// stay as they are for as long as the caller keeps the image, also after a release.
+    #[must_use]
+    pub fn image(
+        &self,
+        db: OffloadDb,
+        name: ShardName,
+        place: &ShardPlace,
+    ) -> Option<Arc<SealedImage>> {
+        self.state.lock().as_ref()?.core.image(db, name, place)
     }
 
     /// The figures of the host; `None` while it is closed.

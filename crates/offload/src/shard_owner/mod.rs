@@ -14,6 +14,7 @@
 //! | the tasks of an owner, transfers and reads over the links | `driver.rs`, `sends.rs`, `reads.rs` |
 //! | the memory nodes of a cluster | `nodes.rs` |
 //! | the seam of the engine | `store.rs` |
+//! | images that another process fetches | `images.rs` |
 //! | counters and figures | `counters.rs` |
 //!
 //! Thread-safety: any thread may call the methods of [`RemoteShards`].
@@ -25,6 +26,7 @@ mod cached;
 mod counters;
 mod driver;
 mod flow;
+mod images;
 mod links;
 mod meter;
 mod nodes;
@@ -42,6 +44,7 @@ mod within;
 
 pub use counters::{OwnerFigures, takeover_facts};
 pub use driver::{OwnerParts, Waits};
+pub use images::ImageFetcher;
 pub use nodes::{NodeList, PoolNodes};
 pub use sabotage::OwnerSabotage;
 pub use state::{MemoryNode, OwnerTerms};

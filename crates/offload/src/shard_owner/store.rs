@@ -22,6 +22,7 @@ use super::driver::{OwnerDriver, OwnerParts, Waits};
 use super::nodes::PoolNodes;
 use super::state::{OwnerState, OwnerTerms};
 use crate::ids::{OffloadDb, OwnerStamp, Token};
+use crate::parcel::JobImages;
 
 /// Keeps sealed memtable shards of one open of a database at memory nodes.
 pub struct RemoteShards {
@@ -66,6 +67,13 @@ impl RemoteShards {
         let flow = driver.flow.figures();
         let (nodes, shards) = counts;
         driver.tally.figures(&StateFigures { nodes, shards, room, entries, flow })
+    }
+
+    /// Places of these shards at memory nodes, in their order; `None` if the database has one of
+    /// them itself, or has just lost it. It does not block.
+    #[must_use]
+    pub fn images(&self, shards: &[ShardId]) -> Option<JobImages> {
+        self.driver.get()?.state.lock().images(shards)
     }
 
     fn driver(&self) -> Result<&Arc<OwnerDriver>, AwayError> {

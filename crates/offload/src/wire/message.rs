@@ -7,8 +7,8 @@ use archipelago_base::wire::{Malformed, Wire};
 use archipelago_base::{Error, ErrorKind, wire_messages, wire_struct};
 use archipelago_fabric::RouteMessage;
 
-use super::VERSION;
-use crate::decide::Load;
+use super::{SchedulerStatus, VERSION};
+use crate::decide::{InputReach, Load};
 use crate::ids::{AttemptId, ExecutorId, JobId, NumberRange, OwnerStamp, SchedulerLife};
 use crate::job::{DeclineWhy, JobOrder, LocalWhy, Payload, PreparedAttempt, Verdict};
 
@@ -58,16 +58,21 @@ wire_messages! {
     /// A message of the protocol of offloaded jobs (O³-LSM §4.3; PREPARE, ASSIGN, ACCEPT, COMMIT,
     /// ABORT and ACK of the paper, and what failures need beside them).
     OffloadMessage, version VERSION {
-    /// Owner → scheduler: say which life of yours this is, and take the jobs of this owner.
+    /// Owner → scheduler: say which life of yours this is, and take the jobs of this owner. Repeated
+    /// for as long as the owner lives, so that it knows how many jobs executors take.
     Greet = 1 {
         /// Owner that greets.
         owner: OwnerStamp,
+        /// Names that all of its jobs need.
+        needs: Vec<String>,
     }
     /// Scheduler → owner: answer to [`OffloadMessage::Greet`], and to a
     /// [`OffloadMessage::Prepare`] for another life.
     Lives = 2 {
         /// Life of the scheduler.
         life: SchedulerLife,
+        /// Slots of all executors that have the needed names, free or not.
+        slots: u32,
     }
     /// Owner → scheduler: run this job. Repeated until the job has ended. A repetition may name
     /// more attempts.
@@ -87,6 +92,8 @@ wire_messages! {
     Queued = 4 {
         /// Job in question.
         job: JobId,
+        /// Slots of all executors that could run the job, free or not.
+        slots: u32,
     }
     /// Scheduler → owner: run the job yourself. Repeated until the owner cancels the job.
     GiveBack = 5 {
@@ -175,6 +182,8 @@ wire_messages! {
         slots: u32,
         /// Load of the executor.
         load: Load,
+        /// Memory that it reaches without a fetch, and the cost of a fetch.
+        reach: InputReach,
         /// Attempts that it runs.
         running: Vec<Running>,
     }
@@ -236,6 +245,13 @@ wire_messages! {
     Standby = 62 {}
     /// Manager → owner or executor: the message cannot be read.
     Malformed = 63 {}
+    /// Operator → scheduler: say how you are.
+    Status = 64 {}
+    /// Scheduler → operator: answer to [`OffloadMessage::Status`].
+    StatusIs = 65 {
+        /// State of the scheduler.
+        status: SchedulerStatus,
+    }
     /// Owner → scheduler → executor: the decision about the outputs of the attempt.
     Decided = 44 {
         /// Attempt in question.

@@ -12,15 +12,17 @@
 
 mod message;
 pub mod shard;
+mod status;
 
 pub use message::{Correspondent, OffloadMessage, Running};
+pub use status::{ExecutorStanding, SchedulerStatus};
 
 /// The bits of a first byte that no message of the pool (none of the three), of FlexKV (0x80) and
 /// of the storage nodes (0x40 alone) has. So a manager tells the messages apart.
 const MARK: u8 = 0x60;
 
 /// Version of the messages, which is the first byte of each.
-pub const VERSION: u8 = MARK | 2;
+pub const VERSION: u8 = MARK | 3;
 
 /// Whether the body of a request is a message of this protocol, of any version.
 #[must_use]

@@ -2,14 +2,20 @@
 
 use archipelago_base::Epoch;
 use archipelago_base::random::Rng;
+use archipelago_fabric::NodeId;
 
-use super::{Correspondent, OffloadMessage, Running, VERSION, is_offload_message};
-use crate::decide::Load;
-use crate::ids::{
-    Attempt, AttemptId, ExecutorId, JobId, NumberRange, OffloadDb, OwnerStamp, SchedulerId,
-    SchedulerLife, Token,
+use super::{
+    Correspondent, ExecutorStanding, OffloadMessage, Running, SchedulerStatus, VERSION,
+    is_offload_message,
 };
-use crate::job::{DeclineWhy, JobKind, JobOrder, LocalWhy, Payload, PreparedAttempt, Verdict};
+use crate::decide::{InputReach, Load};
+use crate::ids::{
+    Attempt, AttemptId, ExecutorId, JobId, NodeLife, NumberRange, OffloadDb, OwnerStamp,
+    SchedulerId, SchedulerLife, Token,
+};
+use crate::job::{
+    DeclineWhy, InputPlace, JobKind, JobOrder, LocalWhy, Payload, PreparedAttempt, Verdict,
+};
 
 fn job() -> JobId {
     JobId { db: OffloadDb([0xd0; 16]), epoch: Epoch(2), number: 0x0304 }
@@ -34,7 +40,12 @@ fn order() -> JobOrder {
         kind: JobKind::Compaction,
         bytes: 0x0900,
         needs: vec!["add".to_owned()],
+        places: vec![InputPlace { at: home(), bytes: 0x0a00 }],
     }
+}
+
+fn home() -> NodeLife {
+    NodeLife { node: NodeId(11), life: Epoch(12) }
 }
 
 fn payload() -> Payload {
@@ -49,9 +60,19 @@ fn samples() -> Vec<OffloadMessage> {
     let running = vec![Running { at, progress_bytes: 77 }];
     let names = vec!["add".to_owned(), "build 1".to_owned()];
     let load = Load { cpu: 1, io: 2, queue: 3 };
+    let reach = InputReach { home: Some(home()), fetch: 250 };
+    let standing = ExecutorStanding { executor: by, slots: 4, taken: 1, load, reach };
+    let status = SchedulerStatus {
+        executors: vec![standing],
+        flushes_waiting: 2,
+        others_waiting: 3,
+        installed: 4,
+        failed: 5,
+        given_back: 6,
+    };
     vec![
-        OffloadMessage::Greet { owner: stamp() },
-        OffloadMessage::Lives { life: life() },
+        OffloadMessage::Greet { owner: stamp(), needs: vec!["add".to_owned()] },
+        OffloadMessage::Lives { life: life(), slots: 6 },
         OffloadMessage::Prepare {
             order: order(),
             life: life(),
@@ -59,7 +80,7 @@ fn samples() -> Vec<OffloadMessage> {
             oldest: 6,
             spec: payload(),
         },
-        OffloadMessage::Queued { job },
+        OffloadMessage::Queued { job, slots: 6 },
         OffloadMessage::GiveBack { job, why: LocalWhy::Failed, is_untouched: true },
         OffloadMessage::CancelJob { job },
         OffloadMessage::Stale { newest: stamp() },
@@ -70,7 +91,7 @@ fn samples() -> Vec<OffloadMessage> {
         OffloadMessage::Started { at, by },
         OffloadMessage::NotMine { at, by },
         OffloadMessage::Cancel { at, life: life() },
-        OffloadMessage::Beat { executor: by, names, slots: 4, load, running },
+        OffloadMessage::Beat { executor: by, names, slots: 4, load, reach, running },
         OffloadMessage::Heard { life: life(), next_ms: 200 },
         OffloadMessage::Commit { at, by, output: payload() },
         OffloadMessage::Abort { at, by, reason: "full".to_owned() },
@@ -84,6 +105,8 @@ fn samples() -> Vec<OffloadMessage> {
         },
         OffloadMessage::Post { from: Correspondent::Executor(by), wait_ms: 0, mail: Vec::new() },
         OffloadMessage::Mail { mail: vec![payload(), Payload::default()] },
+        OffloadMessage::Status {},
+        OffloadMessage::StatusIs { status },
         OffloadMessage::Standby {},
         OffloadMessage::Malformed {},
     ]
@@ -99,15 +122,19 @@ fn messages_have_golden_bytes() {
     let db = "d0".repeat(16);
     let job = [db.as_str(), &word("02"), &word("0403")].concat();
     let decided = OffloadMessage::Decided { at: at(), verdict: Verdict::Discard };
-    assert_eq!(hex(&decided.encode()), ["622c", &job, "05000000", "02"].concat());
+    assert_eq!(hex(&decided.encode()), ["632c", &job, "05000000", "02"].concat());
     let prepare = samples().swap_remove(2);
     let expected = [
-        "6203",
+        "6303",
         &job,
         &"aa".repeat(16),
         "02",
         &word("0009"),
         "0103616464",
+        "01",
+        &word("0b"),
+        &word("0c"),
+        &word("000a"),
         &word("07"),
         &word("08"),
         "01",
@@ -150,7 +177,7 @@ fn damaged_messages_are_refused_or_read_as_others() {
 
 #[test]
 fn first_byte_tells_the_protocols_apart() {
-    assert_eq!(VERSION, 0x62);
+    assert_eq!(VERSION, 0x63);
     // The pool, storage nodes, FlexKV, and nothing.
     for first in [0x03, 0x41, 0x42, 0x81, 0xe1] {
         assert!(!is_offload_message(&[first, 1]), "{first:#x}");

@@ -11,22 +11,23 @@ use archipelago_base::budget::ByteBudget;
 use archipelago_base::random::Rng;
 use archipelago_base::runtime::{Runtime, wait_for};
 use archipelago_base::simulation::{Host, Simulation};
-use archipelago_base::{CfId, Epoch, FileNo, SeqNo};
+use archipelago_base::{CfId, Epoch, ErrorKind, FileNo, SeqNo};
 use archipelago_engine::executor::OwnerIdentity;
 use archipelago_engine::key::{self, KeyRange, KeyRef, Kind};
 use archipelago_engine::lookup::Lookup;
-use archipelago_engine::memtable::{SealedImage, Shard, SlabPool};
+use archipelago_engine::memtable::{SealedImage, SealedShard, Shard, SlabPool};
 use archipelago_engine::remote::{
     AwayError, KeyAsk, LookupAnswer, LookupAsk, NewShard, ResumeAt, ScanAsk, ScanDirection,
     ShardId, ShardStore, StoreNode, StoreWatcher, WriteLoad,
 };
 use archipelago_fabric::sim::{Faults, Model, Network, Sim};
 use archipelago_fabric::{Handler, Listener, Node, NodeId, Reply, Request};
+use archipelago_offload::parcel::ImagePlace;
 use archipelago_offload::shard_host::{
     HostFigures, HostThreads, NodeBytes, ShardHost, ShardLimits,
 };
 use archipelago_offload::shard_owner::{
-    MemoryNode, NodeList, OwnerParts, OwnerTerms, RemoteShards, Waits,
+    ImageFetcher, MemoryNode, NodeList, OwnerParts, OwnerTerms, RemoteShards, Waits,
 };
 use parking_lot::Mutex;
 
@@ -778,4 +779,66 @@ fn late_lost_and_doubled_messages_change_no_answer() {
         let grants: u64 = (0..2).map(|index| world.figures(index).grants).sum();
         assert_eq!(grants, 0, "seed {seed}");
     }
+}
+
+/// Whether two images have the same records.
+fn are_equal(one: &Arc<SealedImage>, other: &Arc<SealedImage>) -> bool {
+    let records = |image: &Arc<SealedImage>| {
+        let mut iter = SealedShard::verified_iter(Arc::clone(image));
+        let mut records = Vec::new();
+        iter.seek_to_first();
+        while iter.valid() {
+            records.push((iter.key().to_vec(), iter.value().to_vec()));
+            iter.next();
+        }
+        iter.status().map(|()| records)
+    };
+    records(one).unwrap() == records(other).unwrap()
+}
+
+#[test]
+fn image_for_another_process_is_the_one_that_was_sent_or_an_error() {
+    let mut rng = Rng::with_seed(12);
+    let mut world = World::new(12, 1, 4 * MIB);
+    let all = samples(&mut rng, 6, 200, 5_000);
+    let ids: Vec<ShardId> = all.iter().map(|sample| sample.id).collect();
+    assert!(world.store.images(&ids[..1]).is_none(), "nothing was sent");
+    send_all(&world, &all[..3]);
+    assert!(world.store.images(&ids).is_none(), "half of them were not sent");
+    let images = world.store.images(&ids[..3]).unwrap();
+    let [node] = &images.nodes[..] else { panic!("one node") };
+    let reach = world.network.join(&world.owner, Model::quick());
+    let runtime = Arc::new(world.owner.clone());
+    let fetcher = ImageFetcher::new(Arc::new(reach), runtime, Waits::InRuntime);
+    let fetch = |places: &[ImagePlace]| fetcher.fetch(node, places, &|_| Ok(()));
+    for (fetched, sample) in fetch(&images.images).unwrap().iter().zip(&all) {
+        assert!(are_equal(fetched, &sample.image));
+    }
+    let wrong = ImagePlace { head_sum: 7, ..images.images[0] };
+    assert_eq!(fetch(&[wrong]).unwrap_err().kind(), ErrorKind::Io);
+    // An executor in the process of the node keeps the bytes that it reads, also after the release.
+    let host = Arc::clone(&world.nodes[0].shards);
+    let in_place = |place: &ImagePlace| host.image(images.db, place.name, &place.place);
+    assert_eq!(host.life().unwrap(), node.at);
+    let elsewhere = ImagePlace { place: images.images[1].place, ..images.images[0] };
+    assert!(in_place(&elsewhere).is_none(), "the place is that of another image");
+    let kept = in_place(&images.images[0]).unwrap();
+    world.store.release(&ids[..3], 4);
+    world.wait(SECOND);
+    assert!(images.images.iter().all(|place| in_place(place).is_none()), "they were released");
+    // Other images take the place of those that nobody uses.
+    send_all(&world, &all[3..]);
+    let later = world.store.images(&ids[3..]).unwrap();
+    assert_eq!(later.images.len(), 3);
+    for (place, sample) in images.images.iter().zip(&all) {
+        if let Ok(fetched) = fetch(&[*place]) {
+            assert!(are_equal(&fetched[0], &sample.image), "{}", place.name);
+        }
+    }
+    assert!(are_equal(&kept, &all[0].image));
+    world.kill(0);
+    world.revive(0);
+    world.list();
+    let failed = fetch(&images.images[..1]).unwrap_err();
+    assert_eq!(failed.kind(), ErrorKind::Io, "the life of the node is over: {failed}");
 }

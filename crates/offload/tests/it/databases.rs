@@ -17,6 +17,7 @@ fn executor(office: &Office, shares: &[&Path]) -> ExecutorServer {
         slots: 2,
         shares: shares.iter().map(|share| share.to_path_buf()).collect(),
         volumes: None,
+        hosted: None,
         secret: None,
     };
     ExecutorServer::start(settings).unwrap()

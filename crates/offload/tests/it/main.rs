@@ -7,6 +7,8 @@ mod away_database;
 mod away_offsets;
 mod corpus;
 mod databases;
+mod flushes;
+mod memories;
 mod office;
 mod rounds;
 mod shards;

@@ -13,10 +13,13 @@ use archipelago_offload::net::{
     ExecutorServer, ExecutorSettings, OffloadExecutor, OffloadMode, OwnerSettings, VolumeFiles,
     VolumePool,
 };
+use archipelago_offload::shard_host::ShardHost;
+use archipelago_offload::shard_owner::RemoteShards;
 use archipelago_store::StoreFs;
 use archipelago_store::memory::{MemoryPool, PoolCall};
 use archipelago_store::volume::{Volume, VolumeOptions};
 
+use crate::memories::{Listed, Listening, Memory, shard_store};
 use crate::office::Office;
 use crate::rounds::{Loaded, wait_until};
 
@@ -27,11 +30,22 @@ const KILLS_MAX: usize = 24;
 
 /// An executor that reaches the volumes of a pool.
 fn executor(office: &Office, pool: &MemoryPool, cluster: &str) -> ExecutorServer {
+    hosted_executor(office, pool, cluster, None)
+}
+
+/// The same in the process of a memory node.
+fn hosted_executor(
+    office: &Office,
+    pool: &MemoryPool,
+    cluster: &str,
+    hosted: Option<Arc<ShardHost>>,
+) -> ExecutorServer {
     let settings = ExecutorSettings {
         managers: office.managers(),
         slots: 2,
         shares: Vec::new(),
         volumes: Some(VolumePool { stores: pool.stores(), cluster: cluster.to_owned() }),
+        hosted,
         secret: None,
     };
     ExecutorServer::start(settings).unwrap()
@@ -63,15 +77,24 @@ fn blob_names(files: &StoreFs) -> BTreeSet<String> {
 impl Away {
     /// Opens the database as an owner that takes the volume over.
     fn open(pool: &MemoryPool, managers: Vec<String>) -> Self {
+        Self::open_with(pool, managers, OffloadMode::Compactions, None)
+    }
+
+    fn open_with(
+        pool: &MemoryPool,
+        managers: Vec<String>,
+        mode: OffloadMode,
+        shards: Option<Arc<RemoteShards>>,
+    ) -> Self {
         let options = VolumeOptions { take_over: true, ..VolumeOptions::new("the tests") };
         let files = StoreFs::new(Volume::open(&pool.stores(), "db", &options).unwrap());
         let found = blob_names(&files);
-        let settings =
-            OwnerSettings { managers, mode: OffloadMode::Compactions, ..OwnerSettings::default() };
+        let settings = OwnerSettings { managers, mode, ..OwnerSettings::default() };
         let volume = VolumeFiles { files: Arc::clone(&files), cluster: CLUSTER.to_owned() };
-        let jobs = OffloadExecutor::in_volume(settings, volume);
+        let jobs = OffloadExecutor::over(settings, Some(volume), shards.clone());
         let fs = Arc::clone(&files) as Arc<dyn FileSystem>;
-        let components = Components { fs, ..Components::default() };
+        let shard_store = shards.map(|shards| shards as _);
+        let components = Components { fs, shard_store, ..Components::default() };
         let loaded = Loaded::open(Path::new(DIR), jobs, components);
         Self { loaded, files, pool: pool.clone(), found }
     }
@@ -300,4 +323,29 @@ fn pause_at_next_seal(
         }
     }));
     (heard, resume)
+}
+
+#[test]
+fn flushes_of_a_volume_read_images_in_place() {
+    let (office, pool) = (Office::start(), new_pool(9));
+    let node = Memory::start(&Listening::Tcp, 1, 1);
+    let executor = hosted_executor(&office, &pool, CLUSTER, Some(Arc::clone(&node.host)));
+    let listed = Arc::new(Listed::default());
+    *listed.0.lock() = vec![node.member()];
+    let shards = shard_store(&listed);
+    let away = Away::open_with(&pool, office.managers(), OffloadMode::All, Some(shards));
+    let mut rounds = 0;
+    while away.jobs.counters().flushes.in_place < 3 {
+        away.write(rounds);
+        rounds += 1;
+        assert!(rounds < 300, "nothing runs away: {:?}", away.jobs.counters());
+    }
+    away.compact();
+    away.check(rounds);
+    assert!(executor.figures().flushes >= 3);
+    wait_for_rest(&away);
+    away.close();
+    let away = Away::open(&pool, office.managers());
+    away.check(rounds);
+    away.close();
 }

@@ -32,13 +32,7 @@ pub(crate) struct ManagersArgs {
 impl ManagersArgs {
     /// The managers that the flags name. Reads the secret.
     pub(super) fn managers(&self) -> Result<Managers> {
-        let secret = self.secret.read()?;
-        Ok(Managers {
-            text: self.manager.clone(),
-            ways: managers(&self.manager)?,
-            endpoints: Arc::new(Endpoints::new().with_secret(secret.clone())),
-            secret,
-        })
+        Managers::of(&self.manager, &self.secret)
     }
 }
 
@@ -54,6 +48,17 @@ pub(super) struct Managers {
 }
 
 impl Managers {
+    /// The managers at these addresses, separated by commas. Reads the secret.
+    pub(super) fn of(at: &str, secret: &SecretArgs) -> Result<Self> {
+        let secret = secret.read()?;
+        Ok(Self {
+            text: at.to_owned(),
+            ways: managers(at)?,
+            endpoints: Arc::new(Endpoints::new().with_secret(secret.clone())),
+            secret,
+        })
+    }
+
     /// Asks the managers one after the other, until one answers.
     pub(super) fn ask<M: RouteMessage>(&self, message: &M) -> Result<M> {
         let line = Line::new(&self.endpoints, self.ways.clone(), new_client(), None);

@@ -2,6 +2,7 @@
 //! any cluster, and empties, checks and gives up its nodes.
 
 mod children;
+mod executors;
 mod managers;
 mod storage;
 mod storage_text;
@@ -11,6 +12,7 @@ use std::path::PathBuf;
 
 use archipelago_base::Result;
 use archipelago_fabric::{NodeId, Secret};
+use archipelago_offload::wire::OffloadMessage;
 use archipelago_pool::wire::{Message, PoolStatus};
 
 use self::managers::{Managers, ManagersArgs, other_version};
@@ -30,18 +32,22 @@ pub(crate) enum ClusterCommand {
     ///
     /// With --storage N a database lies on storage nodes: serve it with `archipelago serve --store
     /// MANAGER --volume NAME`. The data stay in --dir when the cluster stops.
+    ///
+    /// With --engine lsm each compute node serves a database of its own. Its full memtables go to
+    /// the memory nodes, and executors run its flushes and compactions.
     #[command(
         after_help = "Examples:\n  archipelago cluster up --compute 2 --memory 3 --size 256MiB\n  \
                             redis-cli -p 6379 set reef coral  (in another terminal)\n  \
                             redis-cli -p 6380 get reef\n  \
                             archipelago cluster status\n\n  \
+                            archipelago cluster up --engine lsm --compute 2 --memory 1 --storage 6\n\n  \
                             archipelago cluster up --storage 6 --dir ./cluster\n  \
                             archipelago serve --store 127.0.0.1:7700 --volume reef"
     )]
     Up(Box<up::UpArgs>),
     /// Show the members of a cluster: memory nodes with their free memory, clients, blocks with
-    /// their copies, the store over it with its compute nodes, and storage nodes with their space,
-    /// volumes and missing copies.
+    /// their copies, the store over it with its compute nodes, storage nodes with their space,
+    /// volumes and missing copies, and executors with the jobs that wait for them.
     #[command(after_help = "Example:\n  archipelago cluster status --manager 127.0.0.1:7700")]
     Status {
         #[command(flatten)]
@@ -156,6 +162,11 @@ fn show_status(managers: &Managers, blocks: bool) -> Result<()> {
     }
     if let Some(storage) = storage {
         print!("{}", storage::text(managers, &storage));
+    }
+    if let OffloadMessage::StatusIs { status } = managers.ask(&OffloadMessage::Status {})?
+        && let Some(text) = executors::text(&status)
+    {
+        print!("\n{text}");
     }
     Ok(())
 }

@@ -21,9 +21,13 @@ use archipelago_store::volume::{VolumeInfo, list};
 use super::managers::{Managers, other_version};
 use super::storage_text::{StorageView, scrub_words, show};
 use crate::console::print_line;
+use crate::secret::SecretArgs;
 
 /// Time for which the status waits for the nodes that know the names of volumes.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Pause between two looks whether a cluster is founded, and the number of looks.
+const FOUNDING_LOOK: Duration = Duration::from_millis(100);
+const FOUNDING_LOOKS: u32 = 300;
 /// Pause between two looks at the progress of a command.
 const LOOK: Duration = Duration::from_secs(1);
 /// Number of looks without progress after which a drain says so.
@@ -58,6 +62,23 @@ pub(super) fn status(managers: &Managers) -> Result<Option<StorageClusterStatus>
         Err(error) => return Err(error),
     };
     Ok((!status.nodes.is_empty() || status.cluster.is_some()).then_some(status))
+}
+
+/// Waits until the storage cluster of these managers is founded. Errors: `Busy` after half a
+/// minute, with the reason that the manager gives.
+pub(super) fn wait_until_founded(at: &str, secret: &SecretArgs) -> Result<()> {
+    let managers = Managers::of(at, secret)?;
+    let mut why = "no manager answers".to_owned();
+    for _ in 0..FOUNDING_LOOKS {
+        match status(&managers) {
+            Ok(Some(status)) if status.cluster.is_some() => return Ok(()),
+            Ok(Some(status)) => why = status.waits_for,
+            Ok(None) => why = "no storage node has registered".to_owned(),
+            Err(error) => why = error.to_string(),
+        }
+        SystemClock::shared().sleep(FOUNDING_LOOK);
+    }
+    Err(Error::busy(format!("the storage nodes found no cluster: {why}")))
 }
 
 /// The status as text, with the names of the volumes.

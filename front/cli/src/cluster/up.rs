@@ -7,11 +7,14 @@
 use std::path::{Path, PathBuf};
 
 use archipelago_base::{Error, Result};
+use archipelago_env::FileSystem;
+use archipelago_env::local::LocalFs;
 use archipelago_fabric::Secret;
 use archipelago_resp::ServerOptions;
 use archipelago_resp::server::resolve;
 
 use super::children::{ChildProcess, Sockets};
+use super::storage;
 use crate::access::PasswordArgs;
 use crate::console::print_line;
 use crate::managers::MANAGER;
@@ -19,9 +22,28 @@ use crate::ports::{self, Wanted};
 use crate::secret::SecretArgs;
 use crate::stop::Stop;
 
+/// Store that the compute nodes serve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Engine {
+    /// A store over the memory of the cluster, which all compute nodes share
+    #[value(name = "flexkv", alias = "flex")]
+    FlexKv,
+    /// A database for each compute node, on the storage nodes or below --dir. Its memtables,
+    /// flushes and compactions leave the compute node
+    Lsm,
+}
+
 #[derive(clap::Args, Debug)]
 pub(crate) struct UpArgs {
-    /// Number of memory nodes. Default: 3, or none if --storage is given
+    /// Store that the compute nodes serve
+    #[arg(long, value_enum, default_value_t = Engine::FlexKv)]
+    engine: Engine,
+    /// Number of executors, which run jobs of databases. Memory nodes run jobs as well if there are
+    /// executors. Default: 1 with the engine lsm, and else 0
+    #[arg(long, value_name = "N")]
+    executors: Option<u16>,
+    /// Number of memory nodes. Default: 3, 1 with the engine lsm, or none if --storage is given
+    /// with the engine flexkv
     #[arg(long, value_name = "N")]
     memory: Option<u64>,
     /// Number of storage nodes, which keep databases on disk (`archipelago serve --store`). Six
@@ -29,15 +51,17 @@ pub(crate) struct UpArgs {
     /// a domain of its own
     #[arg(long, value_name = "N", default_value_t = 0)]
     storage: u64,
-    /// Directory for the data of the storage nodes: storage1, storage2 and so on. They stay there
-    /// when the cluster stops, and the next start finds them
+    /// Directory for the data of the storage nodes: storage1, storage2 and so on. Without storage
+    /// nodes the databases of compute nodes lie there: compute1, compute2 and so on. They stay
+    /// there when the cluster stops, and the next start finds them. Executors run jobs of all
+    /// databases below the directory
     #[arg(long, value_name = "DIR", default_value = "./archipelago-cluster")]
     dir: PathBuf,
     /// Bytes that each storage node uses at most, such as 10GiB. Default: all that the file system
     /// has
     #[arg(long, value_name = "SIZE")]
     storage_size_max: Option<String>,
-    /// Number of compute nodes, which serve Redis clients from a store over that memory
+    /// Number of compute nodes, which serve Redis clients
     #[arg(long, value_name = "N", default_value_t = 0)]
     compute: u16,
     /// Address at which the first compute node serves Redis clients. The other compute nodes use
@@ -94,10 +118,27 @@ pub(crate) struct UpArgs {
     stop_with_stdin: bool,
 }
 
+/// Slots of each executor.
+const SLOTS: u32 = 2;
+
 impl UpArgs {
     /// Number of memory nodes.
     fn memory(&self) -> u64 {
-        self.memory.unwrap_or(if self.storage > 0 { 0 } else { 3 })
+        self.memory.unwrap_or(match self.engine {
+            Engine::Lsm => 1,
+            Engine::FlexKv if self.storage > 0 => 0,
+            Engine::FlexKv => 3,
+        })
+    }
+
+    /// Number of executors beside those in memory nodes.
+    fn executors(&self) -> u16 {
+        self.executors.unwrap_or(u16::from(self.engine == Engine::Lsm))
+    }
+
+    /// Whether the processes of the cluster run jobs of databases.
+    fn runs_jobs(&self) -> bool {
+        self.executors() > 0 || self.engine == Engine::Lsm
     }
 
     /// Number of managers.
@@ -111,6 +152,14 @@ impl UpArgs {
         let managers = u64::from(self.managers());
         let memory = managers + self.memory();
         [managers, memory, memory + self.storage]
+    }
+
+    /// The flag for writers on fewer storage nodes than a cluster should have, which are a trial.
+    fn copies_words(&self) -> Vec<String> {
+        match self.storage {
+            1 => vec!["--copies-min".to_owned(), "1".to_owned()],
+            _ => Vec::new(),
+        }
     }
 
     /// The flag for the metrics of the process at this place; empty without metrics.
@@ -142,7 +191,7 @@ impl UpArgs {
                  or more, or --storage N",
             ));
         }
-        if memory == 0 && self.compute > 0 {
+        if memory == 0 && self.compute > 0 && self.engine == Engine::FlexKv {
             return Err(Error::invalid(format!(
                 "--compute {}: compute nodes keep their data on memory nodes, so give --memory N",
                 self.compute
@@ -184,28 +233,14 @@ pub(super) fn up(args: &UpArgs) -> Result<()> {
     let addresses: Vec<&str> =
         parts.iter().map(|part| part.address.trim_start_matches("tcp:")).collect();
     let at = addresses.join(",");
-    let join = JoinArgs { manager: &at, secret: &secret };
+    let reach = executor_words(args, &at)?;
+    let join = JoinArgs { manager: &at, secret: &secret, reach: &reach };
     print_line!("Manager          {}  (process {})", addresses[0], parts[0].id());
     let mut standbys = Vec::new();
     for (address, part) in addresses.iter().zip(&parts).skip(1) {
         standbys.push(format!("Standby manager  {address}  (process {})", part.id()));
     }
-    for node in 1..=args.memory() {
-        let part = start_memory(args, &join, node, &sockets.path("memory", node))?;
-        print_line!("Memory node {node:<4} {}  (process {})", part.address, part.id());
-        // The list is dropped from the front, so nodes end before the managers.
-        parts.insert(0, part);
-    }
-    for node in 1..=args.storage {
-        let part = start_storage(args, &join, node)?;
-        print_line!("Storage node {node:<3} {}  (process {})", part.address, part.id());
-        parts.insert(0, part);
-    }
-    for node in 1..=args.compute {
-        let part = start_compute(args, &join, node, &sockets.path("compute", node.into()))?;
-        print_line!("Compute node {node:<3} {}  (process {})", part.address, part.id());
-        parts.insert(0, part);
-    }
+    start_nodes(args, &join, &sockets, &mut parts)?;
     for standby in standbys {
         print_line!("{standby}");
     }
@@ -236,6 +271,40 @@ pub(super) fn up(args: &UpArgs) -> Result<()> {
     print_line!("Stopping");
     drop(parts);
     print_line!("Stopped");
+    Ok(())
+}
+
+/// Starts the nodes of the cluster, and puts them before the managers: the list is dropped from the
+/// front, so nodes end before the managers.
+fn start_nodes(
+    args: &UpArgs,
+    join: &JoinArgs<'_>,
+    sockets: &Sockets,
+    parts: &mut Vec<ChildProcess>,
+) -> Result<()> {
+    for node in 1..=args.memory() {
+        let part = start_memory(args, join, node, &sockets.path("memory", node))?;
+        print_line!("Memory node {node:<4} {}  (process {})", part.address, part.id());
+        parts.insert(0, part);
+    }
+    for node in 1..=args.storage {
+        let part = start_storage(args, join, node)?;
+        print_line!("Storage node {node:<3} {}  (process {})", part.address, part.id());
+        parts.insert(0, part);
+    }
+    if args.storage > 0 && args.runs_jobs() {
+        storage::wait_until_founded(join.manager, join.secret)?;
+    }
+    for node in 1..=args.executors() {
+        let part = start_executor(join, node)?;
+        print_line!("Executor {node:<7} {}  (process {})", part.address, part.id());
+        parts.insert(0, part);
+    }
+    for node in 1..=args.compute {
+        let part = start_compute(args, join, node, &sockets.path("compute", node.into()))?;
+        print_line!("Compute node {node:<3} {}  (process {})", part.address, part.id());
+        parts.insert(0, part);
+    }
     Ok(())
 }
 
@@ -319,6 +388,8 @@ struct JoinArgs<'a> {
     /// Addresses of all managers, separated by commas.
     manager: &'a str,
     secret: &'a SecretArgs,
+    /// Flags that name the files of an executor; empty if the cluster runs no jobs.
+    reach: &'a [String],
 }
 
 fn start_memory(
@@ -335,11 +406,39 @@ fn start_memory(
         &["node", "memory", "--id", &id, "--size", &args.size, "--block", &args.block][..],
         &["--manager", join.manager],
         if args.provider == Provider::Shm { &shared[..] } else { &[] },
+        &strs(join.reach),
         &strs(&secret),
         &strs(&metrics),
     ]
     .concat();
     ChildProcess::start(&format!("Memory node {node}"), &words, " on ")
+}
+
+/// The flags that name the files of the cluster's executors: the volumes of its storage nodes, or
+/// the directory with its databases, which is made.
+fn executor_words(args: &UpArgs, managers: &str) -> Result<Vec<String>> {
+    if !args.runs_jobs() {
+        return Ok(Vec::new());
+    }
+    let mut words = vec!["--slots".to_owned(), SLOTS.to_string()];
+    if args.storage > 0 {
+        words.extend(["--store".to_owned(), managers.to_owned()]);
+        words.extend(args.copies_words());
+        return Ok(words);
+    }
+    LocalFs::new().create_dir_all(&args.dir)?;
+    let dir = std::path::absolute(&args.dir)
+        .map_err(|source| Error::io("find the absolute path of", &args.dir, source))?;
+    words.extend(["--share".to_owned(), dir.display().to_string()]);
+    Ok(words)
+}
+
+fn start_executor(join: &JoinArgs<'_>, node: u16) -> Result<ChildProcess> {
+    let secret = join.secret.words();
+    let words =
+        [&["node", "executor", "--manager", join.manager][..], &strs(join.reach), &strs(&secret)]
+            .concat();
+    ChildProcess::start(&format!("Executor {node}"), &words, " runs ")
 }
 
 fn start_storage(args: &UpArgs, join: &JoinArgs<'_>, node: u64) -> Result<ChildProcess> {
@@ -438,6 +537,11 @@ fn start_compute(
     let (shared, mut flags) = (["--shm", &path], args.password.words());
     flags.extend(join.secret.words());
     flags.extend(args.metrics_words(args.processes_before()[2] + u64::from(node) - 1)?);
+    if args.engine == Engine::Lsm {
+        let words = lsm_words(args, join, node, &listen)?;
+        let words = [&strs(&words)[..], &strs(&flags)].concat();
+        return ChildProcess::start(&format!("Compute node {node}"), &words, " on ");
+    }
     let words = [
         &["serve", "--engine", "flexkv", "--manager", join.manager][..],
         &["--listen", &listen],
@@ -446,4 +550,24 @@ fn start_compute(
     ]
     .concat();
     ChildProcess::start(&format!("Compute node {node}"), &words, " on ")
+}
+
+/// The words that start compute node `node` with a database, whose jobs and memtables leave it.
+fn lsm_words(args: &UpArgs, join: &JoinArgs<'_>, node: u16, listen: &str) -> Result<Vec<String>> {
+    let name = format!("compute{node}");
+    let mut words: Vec<String> = ["serve", "--engine", "lsm", "--offload-mode", "all"]
+        .into_iter()
+        .chain(["--manager", join.manager, "--listen", listen])
+        .map(str::to_owned)
+        .collect();
+    if args.storage > 0 {
+        words.extend(["--store", join.manager, "--volume"].map(str::to_owned));
+        words.push(name);
+        words.extend(args.copies_words());
+        return Ok(words);
+    }
+    let dir = std::path::absolute(args.dir.join(&name))
+        .map_err(|source| Error::io("find the absolute path of", &args.dir, source))?;
+    words.extend(["--dir".to_owned(), dir.display().to_string()]);
+    Ok(words)
 }

@@ -5,6 +5,8 @@
 //! waits for a signal.
 
 mod executor;
+mod hosted;
+mod reach;
 mod storage;
 
 use std::time::Duration;
@@ -16,9 +18,11 @@ use archipelago_manager::core::Terms;
 use archipelago_manager::{ManagerServer, ManagerSettings, StorePlan};
 use archipelago_memory::{MemoryServer, MemorySettings};
 use archipelago_metrics::sources;
+use archipelago_offload::net::ExecutorSettings;
 use archipelago_store::nodes::members::MemberTerms;
 use archipelago_store::nodes::repairs::RepairTerms;
 
+use self::hosted::HostedExecutor;
 use crate::console::print_line;
 use crate::managers::{MANAGER, managers};
 use crate::metrics::{self, MetricsArgs};
@@ -30,8 +34,9 @@ use crate::stop::Stop;
 pub(crate) enum NodeCommand {
     /// Run a memory node, which lends memory to the cluster in blocks.
     ///
-    /// The node registers with the manager, which places copies of blocks on it. Its memory ends
-    /// with the process. Blocks survive because other nodes hold further copies. Start the node
+    /// The node registers with the manager, which places copies of blocks on it. It also holds full
+    /// memtables of databases (`archipelago serve --offload-mode all`), and with --share or --store
+    /// it runs their flushes and compactions. Its memory ends with the process. Blocks survive because other nodes hold further copies. Start the node
     /// with the same --id after a restart. It runs until SIGTERM or SIGINT (Ctrl-C).
     #[command(
         after_help = "Example, three nodes on one machine:\n  archipelago node manager &\n  \
@@ -74,10 +79,10 @@ pub(crate) enum NodeCommand {
                       archipelago serve --store 127.0.0.1:7700 --volume reef"
     )]
     Storage(storage::StorageArgs),
-    /// Run an executor, which compacts databases of other processes.
+    /// Run an executor, which flushes and compacts databases of other processes.
     ///
-    /// A server that runs with `--offload-mode compactions` sends its compactions and garbage
-    /// collections to the executors of its cluster, which read and write the files of its database.
+    /// A server that runs with `--offload-mode compactions`, `flushes` or `all` sends jobs to the
+    /// executors of its cluster, which read and write the files of its database.
     /// So every executor must reach them: a directory under the same path (--share), on this
     /// machine or over a shared file system, or a volume of a storage cluster (--store). It listens
     /// nowhere and stores nothing. If it ends, its jobs run elsewhere. It runs until SIGTERM or
@@ -125,6 +130,8 @@ pub(crate) struct MemoryArgs {
     /// lease was revoked. Other clients can use the blocks only then. 0: wait for the process
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     end_holders_after: u64,
+    #[command(flatten)]
+    reach: reach::ReachArgs,
     /// Stop when standard input ends. A program that starts the node as a child process uses it, so
     /// that the node does not outlive the program
     #[arg(long)]
@@ -225,6 +232,7 @@ fn memory(args: &MemoryArgs) -> Result<()> {
         settings.end_holders_after = Some(Duration::from_secs(args.end_holders_after));
     }
     settings.secret = args.secret.read()?;
+    let executor = hosted_settings(args, &settings)?;
     let limits = settings.validate()?;
     // Every region of memory takes a descriptor.
     raise_limit();
@@ -248,10 +256,45 @@ fn memory(args: &MemoryArgs) -> Result<()> {
     );
     metrics::print_url(metrics.as_ref());
     args.secret.print_audience();
+    let hosted = executor.map(|executor| host_executor(args, executor, &server)).transpose()?;
     stop.wait(|| false)?;
     drop(metrics);
+    // Jobs read the memory of the node, so they end first.
+    if let Some(figures) = hosted.map(HostedExecutor::stop) {
+        print_line!("{} jobs succeeded and {} failed here", figures.succeeded, figures.failed);
+    }
     print_line!("Stopped; {} blocks had a copy here", server.blocks_used());
     Ok(())
+}
+
+/// Settings of the executor in the process of a memory node, if the flags want one.
+fn hosted_settings(args: &MemoryArgs, node: &MemorySettings) -> Result<Option<ExecutorSettings>> {
+    if args.reach.has_slots() && !args.reach.is_given() {
+        return Err(Error::invalid(
+            "--slots is for a memory node that runs jobs: add --share DIR or --store HOST:PORT",
+        ));
+    }
+    let settings = ExecutorSettings {
+        managers: node.manager.clone(),
+        slots: args.reach.slots(),
+        shares: args.reach.shares()?,
+        secret: node.secret.clone(),
+        ..ExecutorSettings::default()
+    };
+    Ok(args.reach.is_given().then_some(settings))
+}
+
+/// Starts an executor in the process of a memory node.
+fn host_executor(
+    args: &MemoryArgs,
+    settings: ExecutorSettings,
+    server: &MemoryServer,
+) -> Result<HostedExecutor> {
+    let (slots, what) = (settings.slots, args.reach.describe(&settings.shares));
+    let settings = ExecutorSettings { hosted: Some(server.shard_host()), ..settings };
+    let hosted = HostedExecutor::start(settings, &args.reach, &args.secret)?;
+    print_line!("It runs jobs of databases {what} in {slots} slots");
+    Ok(hosted)
 }
 
 fn manager(args: &ManagerArgs) -> Result<()> {

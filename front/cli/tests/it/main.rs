@@ -8,6 +8,7 @@ mod full_disk;
 mod memory;
 mod metrics;
 mod offload;
+mod offload_all;
 mod offload_memtables;
 mod offload_volume;
 mod port;

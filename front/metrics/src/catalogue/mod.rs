@@ -9,6 +9,7 @@
 
 pub(crate) mod engine;
 pub(crate) mod flexkv;
+pub(crate) mod offload_jobs;
 pub(crate) mod pool;
 pub(crate) mod process;
 pub(crate) mod redis;
@@ -141,8 +142,15 @@ pub fn groups() -> [Group; 8] {
         },
         Group {
             title: "Memtables at memory nodes",
-            offered_by: "`archipelago serve --offload-mode memtables` offers these.",
+            offered_by: "`archipelago serve` offers these if its --offload-mode is memtables, flushes or \
+                         all.",
             metrics: remote_shards::ALL,
+        },
+        Group {
+            title: "Jobs in executors",
+            offered_by: "`archipelago serve` offers these if its --offload-mode is compactions, \
+                         flushes or all.",
+            metrics: offload_jobs::ALL,
         },
         Group {
             title: "Pool of memory",

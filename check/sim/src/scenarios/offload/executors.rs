@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use archipelago_offload::decide::InputReach;
 use archipelago_offload::executor::{Executor, ExecutorOffer, ExecutorStep};
 use archipelago_offload::ids::{AttemptId, ExecutorId, NumberRange, OffloadDb, SchedulerId};
 use archipelago_offload::wire::OffloadMessage;
 
-use super::owners::Output;
+use super::owners::{MEMORIES, Output, memory_life};
 use super::storage::WriterId;
 
 /// A job that an executor runs.
@@ -14,6 +15,10 @@ use super::storage::WriterId;
 pub(super) struct Run {
     pub(super) numbers: NumberRange,
     pub(super) item: u64,
+    /// Life of the memory that its package names; 0 for a job without an image.
+    pub(super) image: u64,
+    /// Life of the memory that it has read.
+    pub(super) read: Option<u64>,
     pub(super) writer: WriterId,
     pub(super) written: Vec<u64>,
     pub(super) is_stopped: bool,
@@ -41,19 +46,26 @@ pub(super) struct ExecutorHost {
     pub(super) machine: Executor,
     pub(super) stopped_until_ns: u64,
     pub(super) runs: BTreeMap<AttemptId, Run>,
+    /// Memory node in whose process it runs.
+    pub(super) home: Option<usize>,
     next_writer: u64,
 }
 
 impl ExecutorHost {
     /// A new process.
-    pub(super) fn new(id: ExecutorId, slots: u32, schedulers: &[SchedulerId]) -> Self {
+    pub(super) fn new(
+        id: ExecutorId,
+        slots: u32,
+        schedulers: &[SchedulerId],
+        memories: &[u64; MEMORIES],
+    ) -> Self {
         let offer = ExecutorOffer { slots, names: BTreeSet::new() };
-        Self {
-            machine: Executor::new(id, offer, schedulers),
-            stopped_until_ns: 0,
-            runs: BTreeMap::new(),
-            next_writer: 1,
-        }
+        let mut machine = Executor::new(id, offer, schedulers);
+        // Every third process is an executor alone.
+        let home = Some(id.0 as usize % 3).filter(|memory| *memory < MEMORIES);
+        let life = home.map(|memory| memory_life(memory, memories[memory]));
+        machine.note_reach(InputReach { home: life, ..InputReach::default() });
+        Self { machine, stopped_until_ns: 0, runs: BTreeMap::new(), home, next_writer: 1 }
     }
 
     /// Takes the steps of the machine.
@@ -67,8 +79,16 @@ impl ExecutorHost {
                 ExecutorStep::Run { at, numbers, spec } => {
                     let writer = WriterId(1 << 63 | self.machine.id().0 << 32 | self.next_writer);
                     self.next_writer += 1;
-                    let item = Output::decode(&spec).item;
-                    let run = Run { numbers, item, writer, written: Vec::new(), is_stopped: false };
+                    let Output { item, image, .. } = Output::decode(&spec);
+                    let run = Run {
+                        numbers,
+                        item,
+                        image,
+                        read: None,
+                        writer,
+                        written: Vec::new(),
+                        is_stopped: false,
+                    };
                     self.runs.insert(at, run);
                     deeds.push(ExecutorDeed::Go { at });
                 }

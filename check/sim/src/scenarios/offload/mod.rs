@@ -1,7 +1,9 @@
-//! Jobs of databases that run on other nodes, while owners, schedulers and executors fail.
+//! Jobs of databases that run on other nodes, while owners, schedulers, executors and memory nodes
+//! fail.
 //!
 //! The runs execute the state machines of `archipelago-offload`. A database here is a list of
-//! items, each of which one job must install exactly once, and a directory of files by number.
+//! items, each of which one job must install exactly once, and a directory of files by number. The
+//! image of a flush lies at one of two memory nodes, and is gone when the node begins another life.
 //!
 //! | part | file |
 //! | --- | --- |
@@ -15,11 +17,12 @@
 //! 1. An item is installed at most once.
 //! 2. Nobody removes or replaces a file that the manifest names, and a file number is created
 //!    at most once.
-//! 3. First offers of jobs of one queue follow the order of their arrival.
+//! 3. Outputs that are installed come from the image that the owner named.
+//! 4. First offers of jobs of one queue follow the order of their arrival.
 //!
 //! At the end, in a time without faults:
-//! 4. All items are installed within a bound.
-//! 5. Nothing is left over: the files are those of the manifest, and no machine holds a job.
+//! 5. All items are installed within a bound.
+//! 6. Nothing is left over: the files are those of the manifest, and no machine holds a job.
 //!
 //! Cost: some milliseconds per seed.
 
@@ -35,12 +38,13 @@ use crate::scenarios::figures;
 use world::World;
 
 /// Steps of the protocol that a run can leave out.
-const STEPS: [Step; 6] = [
+const STEPS: [Step; 7] = [
     Step { name: "forget", about: "an owner discards nothing that it does not know" },
     Step { name: "attempt", about: "an owner installs outputs of live attempts only" },
     Step { name: "epoch", about: "an owner decides about jobs of its own epoch only" },
     Step { name: "term", about: "a scheduler gives out attempts of its own life only" },
     Step { name: "order", about: "a scheduler serves each queue from its head" },
+    Step { name: "image", about: "an executor reads only the image that its package names" },
     Step { name: "lots", about: "an owner makes file numbers durable before it uses them" },
 ];
 
@@ -54,6 +58,7 @@ pub(super) fn scenario() -> Scenario {
 struct Omitted {
     protocol: Sabotage,
     lots: bool,
+    image: bool,
 }
 
 fn run(request: &RunRequest) -> RunOutcome {
@@ -66,6 +71,7 @@ fn run(request: &RunRequest) -> RunOutcome {
             no_order: request.leaves_out("order"),
         },
         lots: request.leaves_out("lots"),
+        image: request.leaves_out("image"),
     };
     let mut world = World::new(request, omitted);
     world.trouble();
@@ -80,6 +86,8 @@ fn run(request: &RunRequest) -> RunOutcome {
             ("owners that ended", counted.owners_ended),
             ("schedulers that ended", counted.schedulers_ended),
             ("executors that ended", counted.executors_ended),
+            ("memory nodes that ended", counted.memories_ended),
+            ("images that were gone", counted.images_gone),
         ]),
         notes: world.take_notes(),
         trace: world.trace(),

@@ -3,8 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use archipelago_base::Epoch;
-use archipelago_offload::ids::{AttemptId, NumberRange, OffloadDb, OwnerStamp, SchedulerId, Token};
-use archipelago_offload::job::{JobKind, Payload};
+use archipelago_fabric::NodeId;
+use archipelago_offload::ids::{
+    AttemptId, NodeLife, NumberRange, OffloadDb, OwnerStamp, SchedulerId, Token,
+};
+use archipelago_offload::job::{InputPlace, JobAsk, JobKind, Payload};
 use archipelago_offload::owner::{ATTEMPTS, Owner, OwnerStep, OwnerTerms};
 use archipelago_offload::wire::OffloadMessage;
 
@@ -16,16 +19,32 @@ pub(super) const FILES: u64 = 2;
 /// Jobs that an owner has at a time.
 const JOBS_MAX: usize = 4;
 
-/// What a job gives back in the model: its item, and the numbers of its files.
+/// Memory nodes that hold images of flushes.
+pub(super) const MEMORIES: usize = 2;
+
+/// The memory node with the image of an item.
+pub(super) fn memory_of(item: u64) -> usize {
+    // Kinds of jobs go by the item as well.
+    (item / 3) as usize % MEMORIES
+}
+
+/// A life of a memory node.
+pub(super) fn memory_life(memory: usize, life: u64) -> NodeLife {
+    NodeLife { node: NodeId(memory as u64 + 1), life: Epoch(life) }
+}
+
+/// What a job gets and gives back in the model: its item, the life of the memory that holds its
+/// image (0 for a job without one), and the numbers of its files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Output {
     pub(super) item: u64,
+    pub(super) image: u64,
     pub(super) files: Vec<u64>,
 }
 
 impl Output {
     pub(super) fn encode(&self) -> Payload {
-        let words = std::iter::once(&self.item).chain(&self.files);
+        let words = [&self.item, &self.image].into_iter().chain(&self.files);
         let bytes: Vec<u8> = words.flat_map(|word| word.to_le_bytes()).collect();
         bytes.into()
     }
@@ -35,7 +54,9 @@ impl Output {
             bytes.iter().rev().fold(0, |word: u64, byte| word << 8 | u64::from(*byte))
         };
         let mut words = payload.0.chunks(8).map(word);
-        Self { item: words.next().unwrap_or(0), files: words.collect() }
+        let mut next = || words.next().unwrap_or(0);
+        let (item, image) = (next(), next());
+        Self { item, image, files: words.collect() }
     }
 }
 
@@ -68,6 +89,8 @@ pub(super) struct OwnerHost {
     pub(super) stopped_until_ns: u64,
     /// Items of jobs that have not ended.
     items: BTreeMap<u64, u64>,
+    /// Lives of the memories with the images of these jobs.
+    images: BTreeMap<u64, u64>,
     next_no: u64,
     lot_end: u64,
     /// First number of this epoch, and the files below it that the manifest named at the open.
@@ -98,6 +121,7 @@ impl OwnerHost {
             life,
             stopped_until_ns: 0,
             items: BTreeMap::new(),
+            images: BTreeMap::new(),
             next_no: first_no,
             lot_end: first_no,
             first_no,
@@ -125,11 +149,12 @@ impl OwnerHost {
         numbers
     }
 
-    /// Plans jobs for items that are not installed.
+    /// Plans jobs for items that are not installed. `memories` are the lives of the memory nodes.
     pub(super) fn plan(
         &mut self,
         now_ns: u64,
         database: &mut Database,
+        memories: &[u64; MEMORIES],
         kind: impl Fn(u64) -> JobKind,
     ) -> Vec<OwnerDeed> {
         let mut deeds = Vec::new();
@@ -141,9 +166,16 @@ impl OwnerHost {
             if is_planned || database.is_done(item) {
                 continue;
             }
-            let spec: Payload = item.to_le_bytes().to_vec().into();
-            let (job, steps) = self.machine.submit(now_ns, kind(item), 1 << 20, Vec::new(), spec);
+            let (kind, bytes, memory) = (kind(item), 1 << 20, memory_of(item));
+            let is_flush = kind == JobKind::Flush;
+            let image = if is_flush { memories[memory] } else { 0 };
+            let at = memory_life(memory, image);
+            let places = is_flush.then_some(InputPlace { at, bytes }).into_iter().collect();
+            let spec = Output { item, image, files: Vec::new() }.encode();
+            let ask = JobAsk { kind, bytes, needs: Vec::new(), places };
+            let (job, steps) = self.machine.submit(now_ns, ask, spec);
             self.items.insert(job, item);
+            self.images.insert(job, image);
             deeds.extend(self.take(now_ns, database, steps));
         }
         deeds
@@ -186,6 +218,7 @@ impl OwnerHost {
     pub(super) fn edit(
         &mut self,
         database: &mut Database,
+        job: u64,
         numbers: NumberRange,
         output: &Output,
     ) -> (bool, Vec<String>) {
@@ -196,7 +229,12 @@ impl OwnerHost {
             return (false, Vec::new());
         }
         match database.install(self.machine.epoch().0, output.item, &output.files) {
-            Some(violations) => (true, violations),
+            Some(mut violations) => {
+                if self.images.get(&job).is_some_and(|image| *image != output.image) {
+                    violations.push(format!("item {} comes from another image", output.item));
+                }
+                (true, violations)
+            }
             None => (false, Vec::new()),
         }
     }
@@ -215,6 +253,7 @@ impl OwnerHost {
     /// A job has ended.
     pub(super) fn end(&mut self, job: u64) {
         self.items.remove(&job);
+        self.images.remove(&job);
     }
 
     /// Removes files of abandoned attempts, and files below the first number of this epoch that the

@@ -15,7 +15,7 @@ use archipelago_offload::wire::{Correspondent, OffloadMessage};
 
 use super::Omitted;
 use super::executors::{ExecutorDeed, ExecutorHost};
-use super::owners::{Output, OwnerDeed, OwnerHost, id_of};
+use super::owners::{MEMORIES, Output, OwnerDeed, OwnerHost, id_of, memory_of};
 use super::storage::Database;
 use crate::run::{RunRequest, Trace};
 
@@ -38,6 +38,9 @@ pub(super) struct Counted {
     pub(super) owners_ended: u64,
     pub(super) schedulers_ended: u64,
     pub(super) executors_ended: u64,
+    pub(super) memories_ended: u64,
+    /// Steps of executors that found another image than that of their package.
+    pub(super) images_gone: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -115,6 +118,8 @@ pub(super) struct World {
     owners: Vec<OwnerHost>,
     schedulers: Vec<SchedulerHost>,
     executors: Vec<ExecutorHost>,
+    /// Lives of the memory nodes.
+    memories: [u64; MEMORIES],
     next_life: u64,
     omitted: Omitted,
     is_peace: bool,
@@ -139,6 +144,7 @@ impl World {
             owners: Vec::new(),
             schedulers: Vec::new(),
             executors: Vec::new(),
+            memories: [1; MEMORIES],
             next_life: 1,
             omitted,
             is_peace: false,
@@ -238,7 +244,7 @@ impl World {
         let id = ExecutorId(self.next_life);
         self.next_life += 1;
         let slots = self.rng.u32(1..=3);
-        ExecutorHost::new(id, slots, &self.scheduler_ids())
+        ExecutorHost::new(id, slots, &self.scheduler_ids(), &self.memories)
     }
 
     fn open(&mut self, db: usize) {
@@ -358,7 +364,10 @@ impl World {
             return self.after(stopped_ns - self.now_ns, event);
         }
         let host = &mut self.owners[place];
-        let (is_installed, found) = host.edit(&mut self.databases[host.db], numbers, output);
+        let (is_installed, found) = {
+            let database = &mut self.databases[host.db];
+            host.edit(database, at.job.number, numbers, output)
+        };
         self.violations.extend(found);
         self.counted.by_executors += u64::from(is_installed);
         let delay_ns = self.rng.u64(..20 * MS);
@@ -375,7 +384,8 @@ impl World {
             let host = &mut self.owners[place];
             let kinds = [JobKind::Flush, JobKind::Compaction, JobKind::Gc];
             let kind = |item: u64| kinds[item as usize % kinds.len()];
-            let mut deeds = host.plan(now_ns, &mut self.databases[host.db], kind);
+            let database = &mut self.databases[host.db];
+            let mut deeds = host.plan(now_ns, database, &self.memories, kind);
             let steps = host.machine.on_timer(now_ns);
             deeds.extend(host.take(now_ns, &mut self.databases[host.db], steps));
             self.do_for_owner(place, deeds);
@@ -534,7 +544,10 @@ impl World {
         let Some(run) = host.runs.get_mut(&at) else { return };
         let database = &mut self.databases[usize::from(at.job.db.0[0])];
         let number = run.numbers.first + run.written.len() as u64;
-        let fails = run.is_stopped || (!self.is_peace && self.rng.u32(..40) == 0);
+        let life = if run.image > 0 { self.memories[memory_of(run.item)] } else { 0 };
+        let is_gone = *run.read.get_or_insert(life) != run.image && !self.omitted.image;
+        self.counted.images_gone += u64::from(is_gone);
+        let fails = is_gone || run.is_stopped || (!self.is_peace && self.rng.u32(..40) == 0);
         let result = if fails {
             Some(Err("the job has failed".to_owned()))
         } else if run.numbers.contains(number) {
@@ -548,7 +561,8 @@ impl World {
                 Err(()) => Some(Err(format!("file {number} exists"))),
             }
         } else {
-            let output = Output { item: run.item, files: run.written.clone() };
+            let (image, files) = (run.read.unwrap_or(0), run.written.clone());
+            let output = Output { item: run.item, image, files };
             Some(Ok(output.encode()))
         };
         let Some(result) = result else {
@@ -597,7 +611,8 @@ impl World {
                 self.counted.schedulers_ended += 1;
             }
             4 => self.schedulers[scheduler].stopped_until_ns = until_ns,
-            5 | 6 => {
+            5 => self.end_memory(),
+            6 => {
                 self.executors[executor] = self.new_executor();
                 self.counted.executors_ended += 1;
             }
@@ -605,6 +620,19 @@ impl World {
         }
         let pause_ns = self.rng.u64(100 * MS..2_000 * MS);
         self.after(pause_ns, Event::Fault);
+    }
+
+    /// A memory node begins another life. Executors in its process end with it.
+    fn end_memory(&mut self) {
+        let memory = self.rng.usize(..MEMORIES);
+        self.memories[memory] += 1;
+        self.counted.memories_ended += 1;
+        for place in 0..self.executors.len() {
+            if self.executors[place].home == Some(memory) {
+                self.executors[place] = self.new_executor();
+                self.counted.executors_ended += 1;
+            }
+        }
     }
 
     fn end_owner(&mut self, place: usize) {

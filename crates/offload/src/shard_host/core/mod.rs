@@ -310,6 +310,17 @@ impl HostCore {
         }
     }
 
+    /// The image of a registered shard, if it lies at that place.
+    pub(super) fn image(
+        &self,
+        db: OffloadDb,
+        name: ShardName,
+        place: &ShardPlace,
+    ) -> Option<Arc<SealedImage>> {
+        let held = self.databases.get(&db)?.shards.get(&name)?;
+        (held.place == *place).then(|| Arc::clone(&held.image))
+    }
+
     /// The database of an owner that has begun, which was heard now.
     fn owned(&mut self, owner: OwnerStamp) -> Result<&mut Database, ShardRefusal> {
         let database = self.databases.get_mut(&owner.db).ok_or(ShardWhy::NotBegun)?;

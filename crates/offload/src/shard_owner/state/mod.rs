@@ -57,6 +57,7 @@ pub use terms::OwnerTerms;
 use super::offsets::KeyOffsets;
 use crate::decide::place;
 use crate::ids::OwnerStamp;
+use crate::parcel::{ImageNode, ImagePlace, JobImages};
 use crate::wire::shard::{ShardMessage, ShardName, ShardRefusal, ShardWhy};
 
 /// Pause after a request that the node has refused.
@@ -512,6 +513,22 @@ impl OwnerState {
     /// A shard at a node, if it can be read there.
     pub(super) fn readable(&self, node: StoreNode, id: ShardId) -> Option<ReadableShard> {
         self.nodes.get(&node)?.shards.readable(id)
+    }
+
+    /// The places of these shards, in their order; `None` if one of them cannot be read at a node.
+    pub(super) fn images(&self, ids: &[ShardId]) -> Option<JobImages> {
+        let mut images = JobImages { db: self.owner.db, ..JobImages::default() };
+        for id in ids {
+            let state = self.nodes.get(self.homes.get(id)?)?;
+            let ReadableShard { place, head_sum, .. } = state.shards.readable(*id)?;
+            let image = ImagePlace { name: self.name(*id), place, head_sum };
+            if images.nodes.iter().all(|node| node.at != image.at()) {
+                let endpoints = state.endpoints.clone();
+                images.nodes.push(ImageNode { at: image.at(), endpoints });
+            }
+            images.images.push(image);
+        }
+        Some(images)
     }
 
     /// The node of a shard that can be read.

@@ -1,0 +1,195 @@
+//! Counters of the jobs that a database sends away.
+//!
+//! Thread-safety: any thread may call any method.
+//! Cost: a relaxed atomic operation for each count.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use archipelago_engine::job::JobOutput;
+
+use crate::job::{JobKind, LocalWhy};
+use crate::parcel::ImageUse;
+
+/// Counters of a database's jobs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OffloadCounters {
+    /// Jobs whose outputs came from executors.
+    pub ran_away: u64,
+    /// Bytes that executors read and wrote for these jobs.
+    pub bytes_away: u64,
+    /// Jobs that ran here although the mode sends them away, by [`LocalWhy::key`].
+    pub ran_here: BTreeMap<&'static str, u64>,
+    /// Jobs that failed because an executor may have begun them. The engine plans them again.
+    pub planned_again: u64,
+    /// Flushes among these jobs.
+    pub flushes: FlushFigures,
+}
+
+/// Figures of the flushes that a database sends away.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FlushFigures {
+    /// Flushes that read all their shards in the process of the memory node that held them.
+    pub in_place: u64,
+    /// Flushes that fetched at least one shard from a memory node.
+    pub remote: u64,
+    /// Flushes that ran here although the mode sends them away, by [`LocalWhy::key`].
+    pub here: BTreeMap<&'static str, u64>,
+    /// Packages of flushes that left the process.
+    pub packages: u64,
+    /// Bytes of these packages.
+    pub package_bytes: u64,
+    /// Shards that executors read in place.
+    pub images_in_place: u64,
+    /// Shards that executors fetched.
+    pub images_fetched: u64,
+    /// Bytes of the fetched shards.
+    pub image_bytes_fetched: u64,
+    /// Nanoseconds that ended flushes waited for an executor and for messages.
+    pub wait_ns: u64,
+    /// Nanoseconds in which executors opened or fetched the shards of ended flushes.
+    pub open_ns: u64,
+    /// Nanoseconds in which executors wrote the tables of ended flushes.
+    pub run_ns: u64,
+}
+
+/// The counters while they grow.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    ran_away: AtomicU64,
+    bytes_away: AtomicU64,
+    ran_here: [AtomicU64; LocalWhy::ALL.len()],
+    planned_again: AtomicU64,
+    flushes_in_place: AtomicU64,
+    flushes_remote: AtomicU64,
+    flushes_here: [AtomicU64; LocalWhy::ALL.len()],
+    packages: AtomicU64,
+    package_bytes: AtomicU64,
+    images_in_place: AtomicU64,
+    images_fetched: AtomicU64,
+    image_bytes_fetched: AtomicU64,
+    wait_ns: AtomicU64,
+    open_ns: AtomicU64,
+    run_ns: AtomicU64,
+}
+
+fn add(counter: &AtomicU64, more: u64) {
+    counter.fetch_add(more, Ordering::Relaxed);
+}
+
+fn by_why(counters: &[AtomicU64; LocalWhy::ALL.len()]) -> BTreeMap<&'static str, u64> {
+    let of = |(why, counter): (LocalWhy, &AtomicU64)| {
+        let count = counter.load(Ordering::Relaxed);
+        (count > 0).then(|| (why.key(), count))
+    };
+    LocalWhy::ALL.into_iter().zip(counters).filter_map(of).collect()
+}
+
+impl Tally {
+    /// A job runs here.
+    pub(super) fn here(&self, kind: JobKind, why: LocalWhy) {
+        // The order of the reasons is that of their codes.
+        let Some(index) = LocalWhy::ALL.iter().position(|known| *known == why) else { return };
+        add(&self.ran_here[index], 1);
+        if kind == JobKind::Flush {
+            add(&self.flushes_here[index], 1);
+        }
+    }
+
+    /// A job is planned again.
+    pub(super) fn again(&self) {
+        add(&self.planned_again, 1);
+    }
+
+    /// The package of a job leaves the process.
+    pub(super) fn package(&self, kind: JobKind, bytes: usize) {
+        if kind == JobKind::Flush {
+            add(&self.packages, 1);
+            add(&self.package_bytes, bytes as u64);
+        }
+    }
+
+    /// An executor has ended a job, `whole_ns` after the owner gave it away.
+    pub(super) fn away(&self, output: &JobOutput, images: Option<ImageUse>, whole_ns: u64) {
+        add(&self.ran_away, 1);
+        add(&self.bytes_away, output.bytes_read + output.bytes_written);
+        let Some(used) = images else { return };
+        let place = if used.fetched > 0 { &self.flushes_remote } else { &self.flushes_in_place };
+        add(place, 1);
+        add(&self.images_in_place, u64::from(used.in_place));
+        add(&self.images_fetched, u64::from(used.fetched));
+        add(&self.image_bytes_fetched, used.fetched_bytes);
+        add(&self.open_ns, used.open_ns);
+        add(&self.run_ns, used.run_ns);
+        add(&self.wait_ns, whole_ns.saturating_sub(used.open_ns).saturating_sub(used.run_ns));
+    }
+
+    /// The counters as of now.
+    pub(super) fn counters(&self) -> OffloadCounters {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        OffloadCounters {
+            ran_away: read(&self.ran_away),
+            bytes_away: read(&self.bytes_away),
+            ran_here: by_why(&self.ran_here),
+            planned_again: read(&self.planned_again),
+            flushes: FlushFigures {
+                in_place: read(&self.flushes_in_place),
+                remote: read(&self.flushes_remote),
+                here: by_why(&self.flushes_here),
+                packages: read(&self.packages),
+                package_bytes: read(&self.package_bytes),
+                images_in_place: read(&self.images_in_place),
+                images_fetched: read(&self.images_fetched),
+                image_bytes_fetched: read(&self.image_bytes_fetched),
+                wait_ns: read(&self.wait_ns),
+                open_ns: read(&self.open_ns),
+                run_ns: read(&self.run_ns),
+            },
+        }
+    }
+}
+
+impl OffloadCounters {
+    /// The counters as lines of the form `name:value`.
+    #[must_use]
+    pub fn facts(&self) -> String {
+        let mut text = format!(
+            "offload_jobs_away:{}\noffload_bytes_away:{}\noffload_planned_again:{}\n",
+            self.ran_away, self.bytes_away, self.planned_again
+        );
+        for (why, count) in &self.ran_here {
+            text += &format!("offload_here_{why}:{count}\n");
+        }
+        text + &self.flushes.facts()
+    }
+}
+
+impl FlushFigures {
+    /// The figures as lines; empty if the database has planned no flush away.
+    fn facts(&self) -> String {
+        let mut text = String::new();
+        if *self == Self::default() {
+            return text;
+        }
+        let lines = [
+            ("in_place", self.in_place),
+            ("remote", self.remote),
+            ("packages", self.packages),
+            ("package_bytes", self.package_bytes),
+            ("images_in_place", self.images_in_place),
+            ("images_fetched", self.images_fetched),
+            ("image_bytes_fetched", self.image_bytes_fetched),
+            ("wait_us", self.wait_ns / 1000),
+            ("fetch_us", self.open_ns / 1000),
+            ("run_us", self.run_ns / 1000),
+        ];
+        for (name, value) in lines {
+            let _text_takes_all = writeln!(text, "offload_flushes_{name}:{value}");
+        }
+        for (why, count) in &self.here {
+            let _text_takes_all = writeln!(text, "offload_flushes_here_{why}:{count}");
+        }
+        text
+    }
+}

@@ -1,0 +1,97 @@
+//! An executor in the process of a memory node, which reads the images of flushes in place.
+//!
+//! The storage cluster may begin after the memory node, because its manager acts only when memory
+//! nodes have promised to obey it. So the executor starts on a thread of its own, which connects
+//! again and again.
+//!
+//! Thread-safety: one thread starts the executor; the drop ends both.
+//! Failure: while the storage cluster cannot be reached, the node has no executor and serves.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use archipelago_base::clock::SystemClock;
+use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
+use archipelago_base::{ErrorKind, Result};
+use archipelago_offload::net::{ExecutorFigures, ExecutorServer, ExecutorSettings};
+use parking_lot::Mutex;
+
+use super::reach::ReachArgs;
+use crate::secret::SecretArgs;
+
+/// Pause before the storage cluster is tried again.
+const PAUSE: Duration = Duration::from_millis(500);
+
+#[derive(Debug, Default)]
+struct Starting {
+    server: Option<ExecutorServer>,
+    is_stopped: bool,
+}
+
+/// An executor of a memory node, which runs or starts.
+#[derive(Debug)]
+pub(super) struct HostedExecutor {
+    state: Arc<Mutex<Starting>>,
+    thread: Option<Joiner>,
+}
+
+impl HostedExecutor {
+    /// Starts the executor of `settings`, as soon as it reaches the storage cluster of `reach`.
+    /// Errors: those of settings that are wrong, and of starting threads.
+    pub(super) fn start(
+        settings: ExecutorSettings,
+        reach: &ReachArgs,
+        secret: &SecretArgs,
+    ) -> Result<Self> {
+        let state = Arc::new(Mutex::new(Starting::default()));
+        if reach.store.is_none() {
+            state.lock().server = Some(ExecutorServer::start(settings)?);
+            return Ok(Self { state, thread: None });
+        }
+        let (shared, reach, secret) = (Arc::clone(&state), reach.clone(), secret.clone());
+        let work = move || connect(&shared, settings, &reach, &secret);
+        let thread = SystemSpawn.spawn("memory-executor", Box::new(work))?;
+        Ok(Self { state, thread: Some(thread) })
+    }
+
+    /// Ends the executor. Returns its figures.
+    pub(super) fn stop(mut self) -> ExecutorFigures {
+        self.state.lock().is_stopped = true;
+        if let Some(Err(error)) = self.thread.take().map(Joiner::join) {
+            tracing::error!(%error, "the thread that starts the executor panicked");
+        }
+        let server = self.state.lock().server.take();
+        server.map(|server| server.figures()).unwrap_or_default()
+    }
+}
+
+/// Starts the executor when the storage cluster can be reached.
+fn connect(
+    state: &Mutex<Starting>,
+    mut settings: ExecutorSettings,
+    reach: &ReachArgs,
+    secret: &SecretArgs,
+) {
+    let mut is_told = false;
+    while !state.lock().is_stopped {
+        match reach.volumes(secret) {
+            Ok(volumes) => {
+                settings.volumes = volumes;
+                match ExecutorServer::start(settings) {
+                    Ok(server) => state.lock().server = Some(server),
+                    Err(error) => tracing::error!(%error, "this node runs no jobs"),
+                }
+                return;
+            }
+            Err(error) if error.kind() == ErrorKind::InvalidArgument => {
+                return tracing::error!(%error, "this node runs no jobs");
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut is_told, true) {
+                    tracing::warn!(%error, "this node runs no jobs yet");
+                }
+                SystemClock::shared().sleep(PAUSE);
+            }
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! Metrics of a database's jobs that executors run. Static data.
+
+use super::metrics;
+
+metrics! {
+    /// Number of jobs whose outputs came from executors.
+    AWAY: Counter "archipelago_offload_jobs_away" [];
+    /// Bytes that executors read and wrote for these jobs.
+    BYTES: Counter "archipelago_offload_bytes_away" [];
+    /// Number of jobs that an executor may have begun and that ended without outputs. The database
+    /// planned them again.
+    PLANNED_AGAIN: Counter "archipelago_offload_jobs_planned_again" [];
+    /// Number of jobs that ran in the process although its mode sends them away, by `reason`.
+    HERE: Counter "archipelago_offload_jobs_here" ["reason"];
+    /// Number of flushes that executors ran, by `place`: in the process of the memory node that
+    /// held all shards, or in another one, which fetched shards.
+    FLUSHES: Counter "archipelago_offload_flushes" ["place"];
+    /// Number of flushes that ran in the process although its mode sends them away, by `reason`.
+    FLUSHES_HERE: Counter "archipelago_offload_flushes_here" ["reason"];
+    /// Number of packages of flushes that left the process.
+    PACKAGES: Counter "archipelago_offload_flush_packages" [];
+    /// Bytes of these packages.
+    PACKAGE_BYTES: Counter "archipelago_offload_flush_package_bytes" [];
+    /// Number of memtable shards that executors opened for flushes, by `place`: in place, or
+    /// fetched.
+    IMAGES: Counter "archipelago_offload_flush_shards" ["place"];
+    /// Bytes of the shards that executors fetched for flushes.
+    IMAGE_BYTES: Counter "archipelago_offload_flush_fetched_bytes" [];
+    /// Seconds of flushes in executors, by `phase`: the wait for an executor and for messages, the
+    /// opening or the fetch of shards, and the writing of tables.
+    PHASES: Counter "archipelago_offload_flush_seconds" ["phase"];
+}

@@ -294,6 +294,7 @@ pub const OURS_ONLY: &[&str] = &[
     "network_round_trip_us",
     "network_stream_bytes_per_s",
     "offload_mode",
+    "offset_cache_bytes",
     "redundancy",
     "remote_memtables_bytes",
     "samples",

@@ -20,6 +20,10 @@ pub(crate) struct OffloadFlags {
     /// Bytes that full memtables may take at memory nodes; 0: what the nodes have (not in db_bench)
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) remote_memtables_bytes: u64,
+    /// Bytes of the key-offset cache over memory nodes, 0 for none. Default: as for `archipelago
+    /// serve` (not in db_bench)
+    #[arg(long, value_name = "N")]
+    pub(crate) offset_cache_bytes: Option<u64>,
     /// The log does not lie on the emulated device but on the real disk, as that of a compute node
     /// with a disk of its own (needs --device; not in db_bench)
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
@@ -36,6 +40,10 @@ pub enum Offload {
     Compactions,
     /// Full memtables, to memory nodes
     Memtables,
+    /// Full memtables, and their flushes, to executors
+    Flushes,
+    /// Everything that can leave
+    All,
 }
 
 impl Offload {
@@ -46,6 +54,8 @@ impl Offload {
             Self::Off => None,
             Self::Compactions => Some(OffloadMode::Compactions),
             Self::Memtables => Some(OffloadMode::Memtables),
+            Self::Flushes => Some(OffloadMode::Flushes),
+            Self::All => Some(OffloadMode::All),
         }
     }
 }

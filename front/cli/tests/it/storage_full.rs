@@ -1,11 +1,10 @@
-//! A database on storage nodes that are full: by their own limit, and on a small file system.
+//! A database on storage nodes that are full by their own limit.
 
 use std::path::Path;
 
 use archipelago_base::random::Rng;
 
 use crate::cluster::until;
-use crate::full_disk::on_small_disk;
 use crate::storage::{StorageCluster, settings};
 use crate::store::Redis;
 use crate::text;
@@ -94,12 +93,4 @@ fn story(dir: &Path, node_flags: &[&str]) {
 fn nodes_at_their_limit_refuse_writes_until_values_are_removed() {
     let dir = tempfile::tempdir().unwrap();
     story(dir.path(), &["--size-max", "64MiB"]);
-}
-
-#[test]
-fn full_file_system_refuses_writes_until_values_are_removed() {
-    const MOUNT: &str = "for n in 1 2 3; do mkdir \"$0/node$n\" && \
-                         mount -t tmpfs -o size=64m none \"$0/node$n\" || exit 1; done";
-    let test = "storage_full::full_file_system_refuses_writes_until_values_are_removed";
-    on_small_disk(test, MOUNT, |dir| story(dir, &[]));
 }

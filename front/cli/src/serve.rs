@@ -231,9 +231,10 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
              them, or leave it out",
         ));
     }
-    if args.key_offset_cache_mib.is_some() && args.offload_mode != Offload::Memtables {
+    if args.key_offset_cache_mib.is_some() && !args.offload_mode.mode().sends_memtables() {
         return Err(Error::invalid(
-            "--key-offset-cache-mib is for --offload-mode memtables: add that, or leave it out",
+            "--key-offset-cache-mib is for --offload-mode memtables, flushes and all: add one of \
+             them, or leave it out",
         ));
     }
     match args.engine {

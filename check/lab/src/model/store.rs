@@ -9,9 +9,7 @@ use std::sync::Arc;
 use archipelago_base::{CfId, Epoch};
 use archipelago_engine::bucket::BucketMap;
 use archipelago_engine::compaction::pick::Pick;
-use archipelago_engine::db::flush_plan::{
-    FlushPlan, SealedView, ShardState, plan_flush,
-};
+use archipelago_engine::db::flush_plan::{FlushPlan, SealedView, ShardState, plan_flush};
 use archipelago_engine::file_meta::FileMeta;
 use archipelago_engine::live_file::Trash;
 use archipelago_engine::options::Compression;
@@ -105,12 +103,7 @@ impl Store {
         let views: Vec<SealedView<'_>> = self
             .sealed
             .iter()
-            .map(|s| SealedView {
-                map: &s.map,
-                shards: &s.shards,
-                ready: true,
-                unlogged: false,
-            })
+            .map(|s| SealedView { map: &s.map, shards: &s.shards, ready: true, unlogged: false })
             .collect();
         let plan = plan_flush(&views, &[], None)?;
         let mut taken = Taken { memtables: Vec::new(), drawn: 0, seqs: (u64::MAX, 0), plan };

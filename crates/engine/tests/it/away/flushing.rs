@@ -200,8 +200,8 @@ fn node_that_dies_in_a_flush_costs_a_rebuild() {
         world.write(150, &format!("r{round}-"));
         world.check();
     }
-    let waits = (0..1000).map(|_| world.db.wait_for_background());
-    assert!(waits.into_iter().any(|ended| ended.is_ok()), "it never ends");
+    let mut waits = (0..1000).map(|_| world.db.wait_for_background());
+    assert!(waits.any(|ended| ended.is_ok()), "it never ends");
     assert!(world.store.did().lost > 0 && world.executor().ran().away > 0);
     world.check();
 }

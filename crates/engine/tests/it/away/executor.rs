@@ -103,7 +103,7 @@ impl FakeExecutor {
     fn flush_away(&self, spec: &FlushSpec, context: &JobContext<'_>) -> Result<JobOutput> {
         let whim = *self.whim.lock();
         std::thread::sleep(whim.delay);
-        let fails = |kind, text: &str| {
+        let fails = |kind, text: &'static str| {
             self.ran.lock().failed += 1;
             Err(Error::new(kind, text))
         };

@@ -33,6 +33,8 @@ impl Default for Change {
         let family = CfOptions {
             merge_operator: Some("append".to_owned()),
             write_buffers_max: 2,
+            // A bucket of many memtables has the bytes of one, so memtables rest for long.
+            buckets: 12,
             ..small_family()
         };
         Self {

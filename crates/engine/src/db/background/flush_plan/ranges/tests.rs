@@ -42,19 +42,19 @@ impl Sealed {
 }
 
 fn views(queue: &[Sealed]) -> Vec<RestingView<'_>> {
-    let view = |(at, sealed): (usize, &'_ Sealed)| (at as u64 * 2 + 3, sealed);
-    let view = queue.iter().enumerate().map(view);
-    view.map(|(id, sealed)| RestingView {
-        id,
-        sealed: SealedView {
-            map: &sealed.map,
-            shards: &sealed.shards,
-            ready: sealed.ready,
-            unlogged: sealed.unlogged,
-        },
-        figures: &sealed.figures,
-    })
-    .collect()
+    let numbered = queue.iter().enumerate();
+    numbered
+        .map(|(at, sealed)| RestingView {
+            id: at as u64 * 2 + 3,
+            sealed: SealedView {
+                map: &sealed.map,
+                shards: &sealed.shards,
+                ready: sealed.ready,
+                unlogged: sealed.unlogged,
+            },
+            figures: &sealed.figures,
+        })
+        .collect()
 }
 
 fn bounds(map: &BucketMap) -> JoinBounds<'_> {

@@ -815,7 +815,7 @@ fn image_for_another_process_is_the_one_that_was_sent_or_an_error() {
         assert!(are_equal(fetched, &sample.image));
     }
     let wrong = ImagePlace { head_sum: 7, ..images.images[0] };
-    assert_eq!(fetch(&[wrong]).unwrap_err().kind(), ErrorKind::Io);
+    assert_eq!(fetch(&[wrong]).err().unwrap().kind(), ErrorKind::Io);
     // An executor in the process of the node keeps the bytes that it reads, also after the release.
     let host = Arc::clone(&world.nodes[0].shards);
     let in_place = |place: &ImagePlace| host.image(images.db, place.name, &place.place);
@@ -839,6 +839,6 @@ fn image_for_another_process_is_the_one_that_was_sent_or_an_error() {
     world.kill(0);
     world.revive(0);
     world.list();
-    let failed = fetch(&images.images[..1]).unwrap_err();
+    let failed = fetch(&images.images[..1]).err().unwrap();
     assert_eq!(failed.kind(), ErrorKind::Io, "the life of the node is over: {failed}");
 }

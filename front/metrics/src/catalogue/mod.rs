@@ -117,7 +117,7 @@ pub struct Group {
 
 /// Every group, in the order of the page.
 #[must_use]
-pub fn groups() -> [Group; 8] {
+pub fn groups() -> [Group; 9] {
     [
         Group {
             title: "Process and endpoint",

@@ -180,7 +180,7 @@ impl FakeStore {
         let id = ShardId { memtable: shard.memtable, shard: shard.shard };
         let nodes = self.nodes.lock();
         let found = nodes.nodes.values().find_map(|shards| shards.get(&id));
-        found.map(|(image, _)| Arc::clone(image))
+        found.map(|held| Arc::clone(&held.image))
     }
 
     /// The shards that the nodes hold now.

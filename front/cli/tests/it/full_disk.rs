@@ -21,9 +21,9 @@ const VALUE_BYTES: usize = 1000;
 const PIPELINE: u32 = 64;
 const PATIENCE_NS: u64 = 120_000_000_000;
 
-/// Runs `body` of the test with the full name `test` in a directory with a file system of 64 MiB.
-/// The shell line `mount` makes and mounts it, and `$0` is the directory.
-pub(crate) fn on_small_disk(test: &str, mount: &str, body: impl FnOnce(&Path)) {
+/// Runs `body` in a directory with a file system of 64 MiB. The shell line `mount` makes and mounts
+/// it, and `$0` is the directory.
+fn on_small_disk(test: &str, mount: &str, body: impl FnOnce(&Path)) {
     if let Some(dir) = std::env::var_os(MOUNTED) {
         return body(Path::new(&dir));
     }
@@ -35,7 +35,7 @@ pub(crate) fn on_small_disk(test: &str, mount: &str, body: impl FnOnce(&Path)) {
         .args(["-m", "sh", "-c", &script])
         .arg(&inside)
         .arg(std::env::current_exe().expect("this program"))
-        .args(["--exact", test, "--nocapture"])
+        .args(["--exact", &format!("full_disk::{test}"), "--nocapture"])
         .env(MOUNTED, &inside)
         .status();
     match ended {
@@ -268,20 +268,20 @@ const EXT4: &str = "truncate -s 64M \"$0.img\" && mkfs.ext4 -q -m 0 \"$0.img\" &
 
 #[test]
 fn server_survives_a_full_tmpfs() {
-    on_small_disk("full_disk::server_survives_a_full_tmpfs", TMPFS, |dir| story(dir, false));
+    on_small_disk("server_survives_a_full_tmpfs", TMPFS, |dir| story(dir, false));
 }
 
 #[test]
 fn synced_server_survives_a_full_tmpfs() {
-    on_small_disk("full_disk::synced_server_survives_a_full_tmpfs", TMPFS, |dir| story(dir, true));
+    on_small_disk("synced_server_survives_a_full_tmpfs", TMPFS, |dir| story(dir, true));
 }
 
 #[test]
 fn server_survives_a_full_ext4() {
-    on_small_disk("full_disk::server_survives_a_full_ext4", EXT4, |dir| story(dir, false));
+    on_small_disk("server_survives_a_full_ext4", EXT4, |dir| story(dir, false));
 }
 
 #[test]
 fn synced_server_survives_a_full_ext4() {
-    on_small_disk("full_disk::synced_server_survives_a_full_ext4", EXT4, |dir| story(dir, true));
+    on_small_disk("synced_server_survives_a_full_ext4", EXT4, |dir| story(dir, true));
 }

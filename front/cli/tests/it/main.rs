@@ -14,7 +14,6 @@ mod offload_volume;
 mod port;
 mod secret;
 mod storage;
-mod storage_full;
 mod storage_repair;
 mod store;
 mod tiers;

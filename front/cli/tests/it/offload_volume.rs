@@ -39,7 +39,7 @@ fn settings(dir: &Path) -> PathBuf {
 
 /// Serves the volume `reef` with offloaded compactions.
 fn serve(cluster: &StorageCluster, more: &[&str]) -> (Process, Redis) {
-    let file = settings(&cluster.dir);
+    let file = settings(cluster.dir.path());
     let flags = ["--offload-mode", "compactions", "--config", file.to_str().unwrap()];
     let (process, address) = cluster.serve("reef", &[&flags[..], more].concat());
     (process, Redis::connect(&address).unwrap())
@@ -53,7 +53,7 @@ const TABLE_BYTES_MAX: u64 = 1 << 20;
 fn blobs(cluster: &StorageCluster) -> BTreeSet<String> {
     let mut blobs = BTreeSet::new();
     let entries = |dir: PathBuf| std::fs::read_dir(dir).into_iter().flatten().flatten();
-    for node in entries(cluster.dir.clone()) {
+    for node in entries(cluster.dir.path().to_owned()) {
         for part in entries(node.path().join("chunks")) {
             for chunk in entries(part.path()) {
                 let bytes = chunk.metadata().map_or(0, |metadata| metadata.len());

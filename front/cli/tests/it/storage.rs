@@ -19,48 +19,23 @@ pub(crate) struct StorageCluster {
     manager: Process,
     pub(crate) address: String,
     nodes: Vec<Process>,
-    pub(crate) dir: PathBuf,
+    pub(crate) dir: tempfile::TempDir,
     secret: Vec<String>,
-    /// Flags of all nodes beyond the usual ones.
-    node_flags: Vec<String>,
-    /// Removed after the processes have ended.
-    _temporary: Option<tempfile::TempDir>,
 }
 
 impl StorageCluster {
     /// Starts a cluster of `count` nodes in as many domains, and waits until it is founded.
     pub(crate) fn start(count: u64) -> Self {
         let mut cluster = Self::without_nodes(&[]);
-        cluster.found(count);
-        cluster
-    }
-
-    /// Starts a cluster whose nodes have their data in `dir`, and waits until it is founded.
-    pub(crate) fn start_in(dir: &Path, count: u64, node_flags: &[&str]) -> Self {
-        let mut cluster = Self::without_nodes(&[]);
-        dir.clone_into(&mut cluster.dir);
-        cluster.node_flags = node_flags.iter().map(|flag| (*flag).to_owned()).collect();
-        cluster.found(count);
+        cluster.start_nodes(count);
+        until("the cluster is founded", || cluster.status().contains("root set: nodes"));
         cluster
     }
 
     fn without_nodes(secret: &[String]) -> Self {
         let (manager, address) = manager("127.0.0.1:0", secret);
-        let temporary = tempfile::tempdir().unwrap();
-        Self {
-            manager,
-            address,
-            nodes: Vec::new(),
-            dir: temporary.path().to_owned(),
-            secret: secret.to_vec(),
-            node_flags: Vec::new(),
-            _temporary: Some(temporary),
-        }
-    }
-
-    fn found(&mut self, count: u64) {
-        self.start_nodes(count);
-        until("the cluster is founded", || self.status().contains("root set: nodes"));
+        let dir = tempfile::tempdir().unwrap();
+        Self { manager, address, nodes: Vec::new(), dir, secret: secret.to_vec() }
     }
 
     fn start_nodes(&mut self, count: u64) {
@@ -69,14 +44,13 @@ impl StorageCluster {
 
     /// Starts the storage node `number`, with the data that it had.
     fn node(&self, number: u64) -> Process {
-        let dir = self.dir.join(format!("node{number}"));
+        let dir = self.dir.path().join(format!("node{number}"));
         let number = number.to_string();
         let mut process = Process::start(
             archipelago()
                 .args(["node", "storage", "--id", &number, "--domain", &format!("rack{number}")])
                 .args(["--manager", &self.address, "--dir"])
                 .arg(dir)
-                .args(&self.node_flags)
                 .args(&self.secret),
         );
         let said = process.line();
@@ -187,7 +161,7 @@ impl Keys {
 }
 
 /// A settings file with separated values, and with memtables of this size.
-pub(crate) fn settings(dir: &Path, write_buffer_bytes: usize) -> PathBuf {
+fn settings(dir: &Path, write_buffer_bytes: usize) -> PathBuf {
     let file = dir.join("settings.toml");
     let text = format!(
         "[families.default]\nwrite_buffer_bytes = {write_buffer_bytes}\n\
@@ -201,7 +175,7 @@ pub(crate) fn settings(dir: &Path, write_buffer_bytes: usize) -> PathBuf {
 #[test]
 fn volume_survives_kills_of_nodes_owner_and_everything() {
     let mut cluster = StorageCluster::start(6);
-    let file = settings(&cluster.dir, 64 << 10);
+    let file = settings(cluster.dir.path(), 64 << 10);
     let config = ["--config", file.to_str().unwrap()];
     let (mut owner, at) = cluster.serve("reef", &config);
     let mut redis = Redis::connect(&at).unwrap();
@@ -248,7 +222,7 @@ fn volume_survives_kills_of_nodes_owner_and_everything() {
 #[test]
 fn reads_go_on_after_the_loss_of_any_two_nodes() {
     let mut cluster = StorageCluster::start(6);
-    let file = settings(&cluster.dir, 16 << 20);
+    let file = settings(cluster.dir.path(), 16 << 20);
     let config = ["--config", file.to_str().unwrap()];
     let (mut owner, at) = cluster.serve("reef", &config);
     LARGE.set(&mut Redis::connect(&at).unwrap(), 0..200);
@@ -272,7 +246,7 @@ fn reads_go_on_after_the_loss_of_any_two_nodes() {
 #[test]
 fn second_owner_is_refused_until_it_takes_over() {
     let cluster = StorageCluster::start(3);
-    let log = cluster.dir.join("first.log");
+    let log = cluster.dir.path().join("first.log");
     #[expect(clippy::disallowed_methods, reason = "the messages of a process")]
     let messages = std::fs::File::create(&log).unwrap();
     let (mut first, at) = cluster.serve_by(archipelago().stderr(messages), "reef", &[]);

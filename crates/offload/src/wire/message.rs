@@ -58,8 +58,8 @@ wire_messages! {
     /// A message of the protocol of offloaded jobs (O³-LSM §4.3; PREPARE, ASSIGN, ACCEPT, COMMIT,
     /// ABORT and ACK of the paper, and what failures need beside them).
     OffloadMessage, version VERSION {
-    /// Owner → scheduler: say which life of yours this is, and take the jobs of this owner. Repeated
-    /// for as long as the owner lives, so that it knows how many jobs executors take.
+    /// Owner → scheduler: say which life of yours this is, and take the jobs of this owner.
+    /// Repeated for as long as the owner lives, so that it knows how many jobs executors take.
     Greet = 1 {
         /// Owner that greets.
         owner: OwnerStamp,

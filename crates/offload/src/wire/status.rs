@@ -24,7 +24,7 @@ wire_struct!(ExecutorStanding { executor, slots, taken, load, reach });
 /// The jobs and executors of one life of a scheduler.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SchedulerStatus {
-    /// Living executors.
+    /// The executors that are alive.
     pub executors: Vec<ExecutorStanding>,
     /// Flushes that wait for an executor.
     pub flushes_waiting: u32,

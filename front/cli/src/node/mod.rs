@@ -36,8 +36,9 @@ pub(crate) enum NodeCommand {
     ///
     /// The node registers with the manager, which places copies of blocks on it. It also holds full
     /// memtables of databases (`archipelago serve --offload-mode all`), and with --share or --store
-    /// it runs their flushes and compactions. Its memory ends with the process. Blocks survive because other nodes hold further copies. Start the node
-    /// with the same --id after a restart. It runs until SIGTERM or SIGINT (Ctrl-C).
+    /// it runs their flushes and compactions. Its memory ends with the process. Blocks survive
+    /// because other nodes hold further copies. Start the node with the same --id after a restart.
+    /// It runs until SIGTERM or SIGINT (Ctrl-C).
     #[command(
         after_help = "Example, three nodes on one machine:\n  archipelago node manager &\n  \
                       for n in 1 2 3; do archipelago node memory --id $n --size 1GiB & done\n  \

@@ -4,8 +4,8 @@
 //! its filters are built, and its empty shards are marked installed. Then its shards leave as
 //! [`crate::db::background::flush_plan`] says. The shards of a job are written in parallel
 //! ([`crate::db::background::parallel_job`]) and installed by one edit. Each shard leaves memory
-//! when it is written ([`crate::db::background::written_shards`]). With a store of shards a flush is
-//! one range of keys and one job instead ([`crate::db::background::range_flush`]).
+//! when it is written ([`crate::db::background::written_shards`]). With a store of shards a flush
+//! is one range of keys and one job instead ([`crate::db::background::range_flush`]).
 //!
 //! Invariants:
 //! 1. Before an install the log is synced through the job's highest sequence number, so that power

@@ -18,7 +18,8 @@ use crate::key::KeyRange;
 /// A memtable of a flush.
 pub(crate) struct TakenMemtable {
     pub(crate) info: Arc<SealedInfo>,
-    /// Positions of the shards that the flush takes, those included that have nothing to be flushed.
+    /// Positions of the shards that the flush takes, those included that have nothing to be
+    /// flushed.
     pub(crate) shards: Range<usize>,
 }
 

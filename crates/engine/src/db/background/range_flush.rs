@@ -63,7 +63,8 @@ pub(crate) fn next_range_flush(
         None => vec![Some(DueReason::Wanted); offers.len()],
     };
     let due = offers.into_iter().zip(due).filter(|(_, due)| due.is_some());
-    // What the executor takes beside the workers is left to it, so that they have time for the rest.
+    // What the executor takes beside the workers is left to it, so that they have time for the
+    // rest.
     let leaves_apart = !db.context.is_manual() && db.jobs.has_extra_room(state, JobKind::Flush);
     let fits = |plan: &RangePlan| match slot {
         JobSlot::Own => !(leaves_apart && plan.is_apart),

@@ -38,14 +38,14 @@ const FIRST_MEMTABLE_BYTES_MIN: u64 = 1 << 20;
 /// `flush.picked`, `compaction.picked` and `buckets.picked` (when a job begins),
 /// `ingest.before_install`, `ingest.before_visible` (too late to fail: its error is ignored),
 /// `flush.shard` (before each shard of a flush), `flush.shard_written` (before a shard leaves
-/// memory), `flush.run_here` (when a flush that failed away runs in this process), `flush.before_install`, `compaction.part` (before
-/// each part of a compaction that is cut), `compaction.before_install`, `recovery.before_install`,
-/// `resume.before_install`, `checkpoint.before_manifest`, `transaction.checked` (between the two
-/// steps of a commit's check; its thread must not write), `reserve.written` (before a reserve for a
-/// full disk replaces the present one), `strays.sweep` (before the sweep of stray tables),
-/// `send.picked` (when a memtable shard is to leave), `send.before_send`, `send.sent` (before
-/// readers use the shard at its node), `rebuild.picked`, `rebuild.before_swap` (when the log was
-/// read for lost shards).
+/// memory), `flush.run_here` (when a flush that failed away runs in this process),
+/// `flush.before_install`, `compaction.part` (before each part of a compaction that is cut),
+/// `compaction.before_install`, `recovery.before_install`, `resume.before_install`,
+/// `checkpoint.before_manifest`, `transaction.checked` (between the two steps of a commit's check;
+/// its thread must not write), `reserve.written` (before a reserve for a full disk replaces the
+/// present one), `strays.sweep` (before the sweep of stray tables), `send.picked` (when a memtable
+/// shard is to leave), `send.before_send`, `send.sent` (before readers use the shard at its node),
+/// `rebuild.picked`, `rebuild.before_swap` (when the log was read for lost shards).
 pub type FaultPoint = Arc<dyn Fn(&str) -> Result<()> + Send + Sync>;
 
 /// Distinguishes the handles of one open database from those of another.

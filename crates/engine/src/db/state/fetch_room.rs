@@ -28,8 +28,8 @@ pub(crate) struct FetchRoom {
 }
 
 impl FetchRoom {
-    /// Takes `bytes`, and waits until all have at most `bytes_max`. A job that needs more alone gets
-    /// them when no other job has any.
+    /// Takes `bytes`, and waits until all have at most `bytes_max`. A job that needs more alone
+    /// gets them when no other job has any.
     pub(crate) fn take(
         self: &Arc<Self>,
         bytes: u64,

@@ -37,7 +37,8 @@ use crate::memtable::Shard;
 use crate::version::rebalance::RunningFlush;
 use crate::version::{Running, Version};
 
-/// Most jobs that are with the executor beside those of the workers. Each costs a thread that waits.
+/// Most jobs that are with the executor beside those of the workers. Each costs a thread that
+/// waits.
 const EXTRA_JOBS_MAX: usize = 64;
 /// Longest pause after failures, in milliseconds.
 const RETRY_PAUSE_MAX_MS: u64 = 1000;
@@ -198,7 +199,8 @@ impl FlushTracker {
 pub(crate) enum JobSlot {
     /// One of the `max_background_jobs` threads of the database.
     Own,
-    /// The executor, beside those ([`JobExecutor::room`]). The thread that waits for it is one more.
+    /// The executor, beside those ([`JobExecutor::room`]). The thread that waits for it is one
+    /// more.
     Extra,
 }
 

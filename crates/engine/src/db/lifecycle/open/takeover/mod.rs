@@ -219,7 +219,8 @@ pub(super) fn recover(db: &DbInner, chain: &LogChain<'_>, mut left: LeftShards) 
     db.writes.committer().start_at(&db.view, replayed.last_seq);
     raise_log_numbers(db, &left);
     let next_log = db.storage.file_numbers().allocate();
-    note_floor(db, chain, &left, (&recovered, &inherited), (replayed.last_seq, next_log))?;
+    let kept = inherited.oldest_log(&left.found);
+    note_floor(db, chain, &recovered, &NewLog { last_seq: replayed.last_seq, next_log, kept })?;
     db.context.fault_point("takeover.before_adopt")?;
     let shards = adopt(db, &left, inherited);
     db.context.fault_point("takeover.adopted")?;
@@ -319,18 +320,27 @@ fn raise_log_numbers(db: &DbInner, left: &LeftShards) {
     while db.storage.file_numbers().allocate() < left.largest_log {}
 }
 
+/// The log as an open leaves it.
+struct NewLog {
+    last_seq: SeqNo,
+    /// Segment that this owner begins.
+    next_log: FileNo,
+    /// Oldest segment that the kept shards pin.
+    kept: Option<FileNo>,
+}
+
 /// Step 4. A disk without room does not matter: the next open finds the same by the log.
 fn note_floor(
     db: &DbInner,
     chain: &LogChain<'_>,
-    left: &LeftShards,
-    (recovered, inherited): (&RecoveredLog, &Inherited),
-    (last_seq, next_log): (SeqNo, FileNo),
+    recovered: &RecoveredLog,
+    new: &NewLog,
 ) -> Result<()> {
+    let NewLog { last_seq, next_log, kept } = *new;
     db.logs.set_open(next_log);
     let pinned =
         log_segments::log_floor(&db.logs, &db.view, &db.jobs.lock(Order::none()), |_, _, _| false);
-    let kept = inherited.oldest_log(&left.found).unwrap_or(next_log);
+    let kept = kept.unwrap_or(next_log);
     let floor = pinned.min(kept).max(chain.floor);
     let mut edit = VersionEdit::new();
     edit.push(Change::LastSeq(last_seq));

@@ -1,8 +1,8 @@
 //! Images of memtable shards that another process than the owner fetches, one-sided (O³-LSM §4.3,
 //! phase 3).
 //!
-//! An executor has one [`ImageFetcher`]. The package of a flush names the places of the images, with
-//! the keys of their regions, so that a fetch needs no request to the node. The owner may have
+//! An executor has one [`ImageFetcher`]. The package of a flush names the places of the images,
+//! with the keys of their regions, so that a fetch needs no request to the node. The owner may have
 //! released an image meanwhile, and the node may have put other bytes there. So each image is
 //! compared with the checksum of its header that the package names, and opened, which checks all of
 //! its sections.

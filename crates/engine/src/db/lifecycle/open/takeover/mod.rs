@@ -251,6 +251,10 @@ struct ReadLog {
 fn read_log(db: &DbInner, chain: &LogChain<'_>, left: &mut LeftShards) -> Result<Option<ReadLog>> {
     let flushed = flushed_through(db);
     let mut ends: Option<LogEnds> = None;
+    // Memtables that the replay fills are sealed within this log.
+    if let Some(last) = chain.segments.last() {
+        db.logs.set_open(last.no);
+    }
     loop {
         let kept = left.kept(&flushed, ends.as_ref());
         if kept.positions().next().is_none() {

@@ -162,7 +162,13 @@ impl Cluster {
     /// Ends all roles in order.
     pub(super) fn close(self) -> Result<()> {
         let roles = std::mem::take(&mut *self.roles.lock());
-        roles.into_iter().fold(Ok(()), |result, (_, role)| result.and(role.close()))
+        let mut result = Ok(());
+        for (_, role) in roles {
+            // Every role is told to end, also after the failure of another one.
+            let closed = role.close();
+            result = result.and(closed);
+        }
+        result
     }
 }
 

@@ -28,8 +28,8 @@
 //! Thread-safety: every method may be called by many threads in parallel, with the exception that
 //! [`ShardStore::owner_is`], the four methods of an open and [`ShardStore::watch`] are called by
 //! the thread that opens the database, before the others. The database holds none of its locks
-//! during `send`, `lookup`, `scan` and `fetch`. It may hold any lock during `room` and `release`,
-//! which therefore neither block nor call back.
+//! during `send`, `lookup`, `scan`, `fetch` and the methods of an open. It may hold any lock during
+//! `room` and `release`, which therefore neither block nor call back.
 
 mod ask;
 mod earlier;

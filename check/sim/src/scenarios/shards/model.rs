@@ -112,6 +112,10 @@ pub(super) struct DatabaseBook {
     /// Time at which the newest owner sent the last message that was accepted.
     pub(super) contact_ns: u64,
     pub(super) shards: BTreeMap<ShardName, (Arc<Contents>, ShardState)>,
+    /// Epoch of the last owner that asked to adopt a shard, and of the last one that was told that
+    /// it has.
+    pub(super) adopting: BTreeMap<ShardName, u64>,
+    pub(super) adopted: BTreeMap<ShardName, u64>,
     pub(super) last_seq: u64,
     /// Whether the newest owner has released everything, in the time of peace.
     pub(super) is_clean: bool,
@@ -132,6 +136,13 @@ impl DatabaseBook {
     /// The state of a shard.
     pub(super) fn state(&self, name: ShardName) -> Option<ShardState> {
         self.shards.get(&name).map(|(_, state)| *state)
+    }
+
+    /// Whether the owner of `epoch`, or the one directly before it, has sent a shard or is in `by`
+    /// as the last one that adopted it. Only such shards are listed.
+    pub(super) fn is_recent(name: ShardName, by: &BTreeMap<ShardName, u64>, epoch: u64) -> bool {
+        let holder = by.get(&name).copied().unwrap_or(0).max(name.epoch.0);
+        holder + 1 >= epoch
     }
 
     /// Names of the shards in a state.

@@ -10,7 +10,9 @@ use archipelago_base::{Epoch, SeqNo};
 use archipelago_fabric::sim::Sim;
 use archipelago_fabric::{Batch, Call, Connect, Link, Provider, RemoteKey, Session};
 use archipelago_offload::ids::{OffloadDb, OwnerStamp, Token};
-use archipelago_offload::wire::shard::{Piece, ShardMessage, ShardName, ShardPlace, ShardWhy};
+use archipelago_offload::wire::shard::{
+    ListedShard, Piece, ShardMessage, ShardName, ShardPlace, ShardWhy,
+};
 
 use super::model::{Contents, DatabaseBook, ShardState, SharedBook};
 use super::reader::Reader;
@@ -233,10 +235,8 @@ impl Owner {
         }
     }
 
-    /// Adopts some of the shards of earlier owners, and has the others purged.
-    async fn take_over(&mut self, way: &Way) -> Result<(), Ended> {
-        let contact_ns = way.contact_ns();
-        let wanted = self.book.lock().databases[self.db].away();
+    /// The shards that the node lists.
+    async fn list(&self, way: &Way) -> Result<Vec<ListedShard>, Ended> {
         let (mut listed, mut after) = (Vec::new(), None);
         loop {
             match way.ask(&ShardMessage::List { owner: self.owner, after }, 64 << 10).await? {
@@ -244,23 +244,41 @@ impl Owner {
                     after = shards.last().map(|shard| shard.name).or(after);
                     listed.extend(shards);
                     if !more {
-                        break;
+                        return Ok(listed);
                     }
                 }
                 other => return Err(format!("no list: {other:?}")),
             }
         }
+    }
+
+    /// Adopts some of the shards of earlier owners, and has the others purged.
+    async fn take_over(&mut self, way: &Way) -> Result<(), Ended> {
+        let contact_ns = way.contact_ns();
+        let wanted = self.book.lock().databases[self.db].away();
+        let listed = self.list(way).await?;
         if way.change(|_| ()).is_none() {
             // The book has the shards of a later owner. A new life of the node may know this owner
             // alone, and then it has none of them.
             return Err("a later owner has begun".to_owned());
         }
         let (mut adopted, mut left) = (Vec::new(), Vec::new());
+        let epoch = self.owner.epoch.0;
         for (contents, place) in wanted {
+            let is_listed = {
+                let book = self.book.lock();
+                let adopters = &book.databases[self.db].adopted;
+                DatabaseBook::is_recent(contents.name, adopters, epoch)
+            };
             let found = listed.iter().find(|shard| shard.name == contents.name);
             match found {
                 Some(shard) if shard.place == place && shard.info == contents.info => {}
                 None if way.may_be_dropped(contact_ns) => continue,
+                None if !is_listed => {
+                    // An owner in between did not adopt it. The purge removes it.
+                    left.push(contents.name);
+                    continue;
+                }
                 other => {
                     let name = contents.name;
                     way.violation(&format!("shard {name} is listed as {other:?}"));
@@ -274,17 +292,32 @@ impl Owner {
             if matches!(state, None | Some(ShardState::Released { .. })) {
                 way.violation(&format!("shard {} is listed after its release", shard.name));
             }
+            let is_held = {
+                let book = self.book.lock();
+                let adopters = &book.databases[self.db].adopting;
+                DatabaseBook::is_recent(shard.name, adopters, epoch)
+            };
+            if !is_held {
+                way.violation(&format!("shard {} is listed, but nobody held it", shard.name));
+            }
         }
         way.change(|database| {
             for name in left {
                 database.set(name, ShardState::Leaving);
             }
         });
+        let asked = adopted.iter().map(|name| (*name, epoch));
+        self.book.lock().databases[self.db].adopting.extend(asked);
+        let names = adopted.clone();
         let adopt = ShardMessage::Adopt { owner: self.owner, shards: adopted };
         let ShardMessage::Done { shards } = way.ask(&adopt, 256).await? else {
             return Err("nothing was adopted".to_owned());
         };
-        self.book.lock().counted.adopted += u64::from(shards);
+        {
+            let mut book = self.book.lock();
+            book.counted.adopted += u64::from(shards);
+            book.databases[self.db].adopted.extend(names.iter().map(|name| (*name, epoch)));
+        }
         match way.ask(&ShardMessage::Purge { owner: self.owner }, 256).await? {
             ShardMessage::Done { .. } => Ok(()),
             other => Err(format!("no purge: {other:?}")),

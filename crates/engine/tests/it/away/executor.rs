@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use archipelago_base::budget::ByteBudget;
+use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_engine::compaction::job::CompactionSpec;
 use archipelago_engine::executor::wire::{self, Message};
@@ -102,7 +103,7 @@ impl FakeExecutor {
 
     fn flush_away(&self, spec: &FlushSpec, context: &JobContext<'_>) -> Result<JobOutput> {
         let whim = *self.whim.lock();
-        std::thread::sleep(whim.delay);
+        SystemClock::new().sleep(whim.delay);
         let fails = |kind, text: &'static str| {
             self.ran.lock().failed += 1;
             Err(Error::new(kind, text))

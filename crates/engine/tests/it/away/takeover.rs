@@ -109,6 +109,24 @@ fn shards_that_do_not_answer_are_replayed() {
 }
 
 #[test]
+fn shards_that_a_takeover_has_filled_again_are_kept_by_the_next() {
+    for unlisted in [2, 3, 8] {
+        let mut world = World::new();
+        world.send_away(8);
+        world.write(30, "not sent");
+        let fs = world.fs.kill_clone();
+        world.take_over_at(fs, Mood { unlisted, ..Mood::default() }, None);
+        assert!(world.ticker(Ticker::AwayShardsKept) > 0);
+        world.settle();
+        let held = world.store.held().len() as u64;
+        assert!(world.store.did().sent > 0, "what was replayed leaves again");
+        world.take_over();
+        assert_eq!(world.ticker(Ticker::AwayShardsKept), held);
+        kept_and_whole(&mut world, held);
+    }
+}
+
+#[test]
 fn nothing_is_kept_of_what_power_loss_took_from_the_log() {
     let (mut beyond, mut kept) = (0, 0);
     for seed in 0..24 {

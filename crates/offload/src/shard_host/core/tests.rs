@@ -584,6 +584,9 @@ fn new_owner_adopts_shards_and_purges_the_others() {
     assert_eq!(host.tell(&purge(owner(3))), ShardMessage::Done { shards: 1 });
     assert_eq!(list(&mut host, owner(3), None), [2], "each owner adopts for itself");
     assert_eq!(host.search(owner(3), &[name(2)]), ShardMessage::Done { shards: 1 });
+    host.begin(owner(5));
+    assert_eq!(list(&mut host, owner(5), None), [0u64; 0], "the fourth owner did not hold it");
+    assert_eq!(host.tell(&purge(owner(5))), ShardMessage::Done { shards: 1 });
 }
 
 #[test]

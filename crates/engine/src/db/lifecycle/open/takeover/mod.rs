@@ -193,56 +193,53 @@ fn flushed_through(db: &DbInner) -> BTreeMap<CfId, FlushedThrough> {
 /// Steps 2 to 5. Returns whether the database is recovered; if not, nothing was kept, and recovery
 /// begins anew.
 pub(super) fn recover(db: &DbInner, chain: &LogChain<'_>, mut left: LeftShards) -> Result<bool> {
-    let recovery = read_log(db, chain, &mut left);
-    let recovered = match recovery {
-        Ok(Some((recovered, inherited, replayed))) => {
-            // Without room for what makes the log durable, everything goes to tables.
-            match kept_log::settle(db, &recovered) {
-                Ok(()) => Some((recovered, inherited, replayed)),
-                Err(error) if error.is_no_space() => {
-                    give_up(db, &left, &error);
-                    None
-                }
-                Err(error) => return Err(error),
+    let log = match read_log(db, chain, &mut left)? {
+        // Without room for what makes the log durable, everything goes to tables.
+        Some(log) => match kept_log::settle(db, &log.recovered) {
+            Ok(()) => Some(log),
+            Err(error) if error.is_no_space() => {
+                give_up(db, &left, &error);
+                None
             }
-        }
-        Ok(None) => None,
-        Err(error) => return Err(error),
+            Err(error) => return Err(error),
+        },
+        None => None,
     };
     left.count(db);
-    let Some((recovered, inherited, replayed)) = recovered else {
+    let Some(log) = log else {
         forget(db);
         raise_log_numbers(db, &left);
         return Ok(false);
     };
     db.context.fault_point("takeover.before_edit")?;
-    db.writes.committer().start_at(&db.view, replayed.last_seq);
+    db.writes.committer().start_at(&db.view, log.last_seq);
     raise_log_numbers(db, &left);
     let next_log = db.storage.file_numbers().allocate();
-    let kept = inherited.oldest_log(&left.found);
-    note_floor(db, chain, &recovered, &NewLog { last_seq: replayed.last_seq, next_log, kept })?;
+    note_floor(db, chain, &left, &log, next_log)?;
     db.context.fault_point("takeover.before_adopt")?;
-    let shards = adopt(db, &left, inherited);
+    let shards = adopt(db, &left, log.inherited);
     db.context.fault_point("takeover.adopted")?;
     db.storage.fs().clear_log_tails(db.storage.dir())?;
-    kept_log::start_log(db, next_log, recovered.previous)?;
+    kept_log::start_log(db, next_log, log.recovered.previous)?;
     let spent_ns = db.context.clock().now_ns().saturating_sub(left.started_ns);
     let stats = db.observers.stats();
     stats.add(Ticker::AwayShardsKept, shards);
-    stats.add(Ticker::AwayRecordsSpared, replayed.spared);
+    stats.add(Ticker::AwayRecordsSpared, log.spared);
     stats.add(Ticker::AwayTakeoverNs, spent_ns);
     tracing::info!(
         shards,
-        records_spared = replayed.spared,
-        records_replayed = replayed.replayed,
+        records_spared = log.spared,
+        records_replayed = log.replayed,
         ms = spent_ns / 1_000_000,
         "memtable shards of the owner before are kept at their memory nodes"
     );
     Ok(true)
 }
 
-/// What a replay did.
-struct Replayed {
+/// A log that was read around kept shards.
+struct ReadLog {
+    recovered: RecoveredLog,
+    inherited: Inherited,
     last_seq: SeqNo,
     /// Number of records that kept shards have.
     spared: u64,
@@ -251,13 +248,13 @@ struct Replayed {
 }
 
 /// Step 2. `None` if nothing is kept.
-fn read_log(
-    db: &DbInner,
-    chain: &LogChain<'_>,
-    left: &mut LeftShards,
-) -> Result<Option<(RecoveredLog, Inherited, Replayed)>> {
+fn read_log(db: &DbInner, chain: &LogChain<'_>, left: &mut LeftShards) -> Result<Option<ReadLog>> {
     let flushed = flushed_through(db);
     let mut ends: Option<LogEnds> = None;
+    // Memtables that the replay fills are sealed within this log.
+    if let Some(last) = chain.segments.last() {
+        db.logs.set_open(last.no);
+    }
     loop {
         let kept = left.kept(&flushed, ends.as_ref());
         if kept.positions().next().is_none() {
@@ -292,7 +289,7 @@ fn read_log(
             let (spared, replayed) = replay.spared_and_replayed();
             let last_seq = replay.last_seq_of(&recovered);
             drop(replay);
-            return Ok(Some((recovered, inherited, Replayed { last_seq, spared, replayed })));
+            return Ok(Some(ReadLog { recovered, inherited, last_seq, spared, replayed }));
         }
         tracing::warn!("the log ends before memtable shards at memory nodes do: it is read again");
         ends = Some(known);
@@ -320,30 +317,21 @@ fn raise_log_numbers(db: &DbInner, left: &LeftShards) {
     while db.storage.file_numbers().allocate() < left.largest_log {}
 }
 
-/// The log as an open leaves it.
-struct NewLog {
-    last_seq: SeqNo,
-    /// Segment that this owner begins.
-    next_log: FileNo,
-    /// Oldest segment that the kept shards pin.
-    kept: Option<FileNo>,
-}
-
 /// Step 4. A disk without room does not matter: the next open finds the same by the log.
 fn note_floor(
     db: &DbInner,
     chain: &LogChain<'_>,
-    recovered: &RecoveredLog,
-    new: &NewLog,
+    left: &LeftShards,
+    log: &ReadLog,
+    next_log: FileNo,
 ) -> Result<()> {
-    let NewLog { last_seq, next_log, kept } = *new;
     db.logs.set_open(next_log);
     let pinned =
         log_segments::log_floor(&db.logs, &db.view, &db.jobs.lock(Order::none()), |_, _, _| false);
-    let kept = kept.unwrap_or(next_log);
+    let kept = log.inherited.oldest_log(&left.found).unwrap_or(next_log);
     let floor = pinned.min(kept).max(chain.floor);
     let mut edit = VersionEdit::new();
-    edit.push(Change::LastSeq(last_seq));
+    edit.push(Change::LastSeq(log.last_seq));
     edit.push(Change::LogFloor(floor));
     let noted = crate::db::background::scheduler::apply_edit(&db.storage, &db.jobs, &db.view, edit);
     let floor = match noted {
@@ -354,7 +342,7 @@ fn note_floor(
         }
         Err(error) => return Err(error),
     };
-    db.logs.add_closed(kept_log::closed_segments(chain, recovered, floor));
+    db.logs.add_closed(kept_log::closed_segments(chain, &log.recovered, floor));
     Ok(())
 }
 

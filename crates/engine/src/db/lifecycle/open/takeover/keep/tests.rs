@@ -1,5 +1,3 @@
-//! Which shards an open keeps, by tables.
-
 use super::*;
 
 const CF: CfId = CfId(3);

@@ -34,5 +34,6 @@ fn owner_that_takes_any_record_at_a_cached_offset_is_noticed() {
 
 #[test]
 fn owner_that_caches_an_older_version_of_a_shard_is_noticed() {
-    assert!(is_noticed("offsets", 0..SEEDS, &["newest"]));
+    // Few readers see an older version of a key and meet its entry again.
+    assert!(is_noticed("offsets", 0..200, &["newest"]));
 }

@@ -212,7 +212,8 @@ fn room_is_what_executors_have_less_other_jobs() {
     assert_eq!(owner.room(JobKind::Compaction), 4);
     assert_eq!(owner.room(JobKind::Flush), 0, "slots are known by kind");
     owner.on_message(1, S, OffloadMessage::Lives { life: LIFE, slots: 9 });
-    assert_eq!(owner.room(JobKind::Flush), 9, "an answer to a greeting tells those of all kinds");
+    // An answer to a greeting tells those of all kinds. The owner has a compaction away.
+    assert_eq!((owner.room(JobKind::Flush), owner.room(JobKind::Compaction)), (8, 9));
     owner.submit(1, ask(JobKind::Flush), Payload::default());
     owner.on_message(1, S, queued(1));
     owner.on_message(1, S, queued(2));

@@ -160,9 +160,9 @@ mod tests {
             (link(false, 0, 0), ReadPath::Read),
             (link(false, 9, 0), ReadPath::Read),
             (link(false, 20, 20), ReadPath::Read),
-            (link(false, 21, 20), ReadPath::RequestIsFaster),
+            (link(false, 171, 160), ReadPath::RequestIsFaster),
             (link(false, 170, 160), ReadPath::Read),
-            (link(true, 21, 20), ReadPath::Read),
+            (link(true, 400, 160), ReadPath::Read),
         ];
         for (link, expected) in table {
             assert_eq!(read_path(Some(&known()), &lookup(), &link), expected, "{link:?}");

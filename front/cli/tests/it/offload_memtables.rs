@@ -32,7 +32,7 @@ fn memory(id: u64, manager: &str) -> Process {
 fn serve(dir: &Path, manager: &str, more: &[&str]) -> (Process, String) {
     let config = dir.parent().unwrap().join("settings.toml");
     let settings = "[families.default]\nwrite_buffer_bytes = 131072\ntarget_file_bytes = 131072\n\
-                    value_separation_bytes = 0\n";
+                    value_separation_bytes = 0\nbuckets = 8\n";
     write(&config, settings);
     let mut process = Process::start(
         archipelago()
@@ -74,6 +74,22 @@ fn load_until(redis: &mut Redis, round: usize, name: &str, more: u64) -> usize {
     last
 }
 
+/// Writes rounds after `round`, which was the last one, until shards rest at the nodes and no flush
+/// takes them. Returns the last round.
+fn load_until_shards_rest(redis: &mut Redis, round: usize) -> usize {
+    let (mut last, mut steady) = (round, 0);
+    until("shards rest at the nodes", || {
+        if figure(redis, "offload_shards_shards") > 0 {
+            steady += 1;
+        } else {
+            (last, steady) = (last + 1, 0);
+            load(redis, last);
+        }
+        steady == 20
+    });
+    last
+}
+
 fn nodes_are(redis: &mut Redis, count: u64) {
     until("memory nodes are known", || figure(redis, "offload_shards_nodes") == count);
 }
@@ -87,6 +103,7 @@ fn memtables_of_a_server_rest_at_memory_nodes_that_are_killed() {
     let (mut server, mut redis) = away(&dir, &at);
     nodes_are(&mut redis, 2);
     let round = load_until(&mut redis, 0, "offload_shards_sent", 20);
+    let round = load_until_shards_rest(&mut redis, round);
     check_all(&mut redis, round);
     assert!(figure(&mut redis, "offload_shards_keys") > 0, "nodes have searched keys");
     // A node is killed. Everything that was acknowledged is read meanwhile.
@@ -115,7 +132,7 @@ fn memtables_of_a_server_rest_at_memory_nodes_that_are_killed() {
     // The server is killed with shards away. The next one keeps them.
     let mut round = load_until(&mut redis, round + 1, "offload_shards_sent", 20);
     for _ in 0..2 {
-        assert!(figure(&mut redis, "offload_shards_shards") > 0);
+        round = load_until_shards_rest(&mut redis, round);
         server.kill();
         (server, redis) = away(&dir, &at);
         check_all(&mut redis, round);
@@ -126,6 +143,7 @@ fn memtables_of_a_server_rest_at_memory_nodes_that_are_killed() {
         check_all(&mut redis, round);
     }
     // With a node it loses the kept shards as well.
+    round = load_until_shards_rest(&mut redis, round);
     server.kill();
     let (server, mut redis) = away(&dir, &at);
     drop(nodes);
@@ -163,6 +181,7 @@ fn server_that_stops_in_order_leaves_its_shards_to_the_next_start() {
     let (mut server, mut redis) = away(&dir, &at);
     nodes_are(&mut redis, 1);
     let round = load_until(&mut redis, 0, "offload_shards_sent", 5);
+    let round = load_until_shards_rest(&mut redis, round);
     until("the node has shards", || shards().is_some_and(|count| count > 0.0));
     drop(redis);
     assert!(server.end().contains("Stopped"));

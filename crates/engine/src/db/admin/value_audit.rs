@@ -45,6 +45,9 @@ pub struct ValueAudit {
     pub live: BTreeSet<u64>,
     /// Numbers of the value files in the directory.
     pub on_disk: BTreeSet<u64>,
+    /// Numbers of the value files in the directory that a job of this open left when it was given
+    /// up. The next sweep of strays removes them.
+    pub given_up: BTreeSet<u64>,
 }
 
 /// References by value file: records and bytes.
@@ -68,6 +71,9 @@ pub fn audit_values(db: &Db) -> Result<ValueAudit> {
         }
     }
     drop(pictures);
+    let ended = db.storage.strays().ended();
+    let given_up = audit.on_disk.difference(&audit.live).filter(|&&no| ended.contains(no));
+    audit.given_up = given_up.copied().collect();
     Ok(audit)
 }
 

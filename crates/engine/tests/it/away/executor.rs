@@ -34,6 +34,8 @@ pub(crate) struct Whim {
     pub(crate) wrong: u32,
     /// Flushes that run in the process of the database after all.
     pub(crate) here: u32,
+    /// Flushes during which a node dies. The database is not told.
+    pub(crate) node_dies: u32,
     /// Flushes that panic.
     pub(crate) panic: u32,
     /// Time that each flush takes at least.
@@ -49,6 +51,7 @@ impl Whim {
         corrupt: 0,
         wrong: 0,
         here: 0,
+        node_dies: 0,
         panic: 0,
         delay: Duration::ZERO,
     };
@@ -119,6 +122,9 @@ impl FakeExecutor {
         if is_silent && self.rng.lock().bool() {
             self.ran.lock().planned_again += 1;
             return Err(Error::busy("the executor says nothing"));
+        }
+        if self.is_due(whim.node_dies) {
+            self.store.lose_any();
         }
         let budget = ByteBudget::unlimited();
         let images = Images(&self.store);

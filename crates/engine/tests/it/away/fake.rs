@@ -237,12 +237,21 @@ impl FakeStore {
     fn maybe_lose(&self) {
         let lose = self.mood.lock().lose;
         if self.is_due(lose) {
-            let nodes: Vec<u64> = self.nodes.lock().nodes.keys().copied().collect();
-            let picked = self.rng.lock().choice(nodes);
-            if let Some(node) = picked {
-                let tells = self.rng.lock().bool();
-                self.lose(node, tells);
-            }
+            let tells = self.rng.lock().bool();
+            self.lose_one_of(tells);
+        }
+    }
+
+    /// Loses a node, and does not tell the database.
+    pub(crate) fn lose_any(&self) {
+        self.lose_one_of(false);
+    }
+
+    fn lose_one_of(&self, tells: bool) {
+        let nodes: Vec<u64> = self.nodes.lock().nodes.keys().copied().collect();
+        let picked = self.rng.lock().choice(nodes);
+        if let Some(node) = picked {
+            self.lose(node, tells);
         }
     }
 

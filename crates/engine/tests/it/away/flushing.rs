@@ -193,16 +193,17 @@ fn old_reader_outlives_its_node_after_a_flush_that_ran_there() {
 #[test]
 fn node_that_dies_in_a_flush_costs_a_rebuild() {
     let mut world = World::with(Change {
-        mood: Mood { lose: 12, whim: Some(Whim { fail: 10, ..SOUND }), ..Mood::default() },
+        mood: with_whim(Mood::default(), Whim { fail: 10, node_dies: 4, ..SOUND }),
         ..Change::default()
     });
-    for round in 0..12 {
+    for round in 0..20 {
         world.write(150, &format!("r{round}-"));
         world.check();
     }
     let mut waits = (0..1000).map(|_| world.db.wait_for_background());
     assert!(waits.any(|ended| ended.is_ok()), "it never ends");
     assert!(world.store.did().lost > 0, "no node dies");
+    assert!(world.ticker(Ticker::AwayShardsRebuilt) > 0, "nothing is rebuilt");
     assert!(world.executor().ran().away > 0, "no flush leaves");
     world.check();
 }

@@ -178,6 +178,12 @@ impl Setting {
     pub(super) fn is_manual(&self) -> bool {
         self.background == BackgroundMode::Manual
     }
+
+    /// Whether an executor of the case may leave files of flushes that are planned again.
+    pub(super) fn leaves_files(&self) -> bool {
+        let whim = self.away.and_then(|mood| mood.whim);
+        whim.is_some_and(|whim| whim.silence > 0 || whim.wrong > 0)
+    }
 }
 
 /// The same components with memory nodes, and with their executor if the mood has one.

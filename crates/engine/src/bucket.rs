@@ -116,10 +116,20 @@ impl BucketMap {
     /// The indexes of all buckets that hold keys of `range`.
     #[must_use]
     pub fn buckets_of(&self, range: &KeyRange) -> std::ops::Range<usize> {
-        let first = self.bucket_of(&range.start);
-        let last = match &range.end {
+        self.buckets_between(&range.start, range.end.as_deref())
+    }
+
+    /// The indexes of all buckets that hold keys from `start` on and below `end`.
+    #[must_use]
+    pub(crate) fn buckets_between(
+        &self,
+        start: &[u8],
+        end: Option<&[u8]>,
+    ) -> std::ops::Range<usize> {
+        let first = self.bucket_of(start);
+        let last = match end {
             None => self.len() - 1,
-            Some(end) => self.boundaries.partition_point(|boundary| boundary < end),
+            Some(end) => self.boundaries.partition_point(|boundary| boundary.as_slice() < end),
         };
         first..last.max(first) + 1
     }

@@ -9,8 +9,9 @@
 //!    background work. Or nothing of its family may leave. Or one of its shards cannot rest:
 //!    records that no log has, keys that cut the first bucket map, an image that is too large, a
 //!    node that has failed several times, or no room. Or a memtable of the family has to go whole.
-//!    Or a flush that failed has written a part of its memtables.
-//! 2. Its shards have the bytes of one memtable.
+//!    Or a flush that failed has written a part of its memtables. Or such a shard of other keys
+//!    waits for it ([`crate::db::background::flush_plan::needs`]).
+//! 2. Its shards have the bytes of one memtable, or are in the way of younger shards that have.
 //! 3. It pins a log segment that must go for the log to keep its bound.
 //! 4. All images together exceed nine tenths of what the nodes may hold, and no other range has
 //!    more of them. So many ranges are due that three quarters are left.
@@ -28,7 +29,7 @@ use std::sync::Arc;
 
 use archipelago_base::{CfId, FileNo};
 
-use crate::db::background::flush_plan::ranges::RangeFigures;
+use crate::db::background::flush_plan::needs::RangeFigures;
 use crate::db::background::rebalance;
 use crate::db::inner::DbInner;
 use crate::db::state::family::Family;
@@ -161,7 +162,9 @@ pub(crate) fn flush_due(ranges: &[DueRange], bounds: &RestBounds) -> Vec<Option<
     let alone = |range: &DueRange| match &range.figures {
         figures if figures.is_wanted => Some(DueReason::Wanted),
         figures if pins(figures) => Some(DueReason::Log),
-        figures if figures.data_bytes >= range.full_bytes => Some(DueReason::Full),
+        figures if figures.is_full || figures.data_bytes >= range.full_bytes => {
+            Some(DueReason::Full)
+        }
         _ => None,
     };
     let mut due: Vec<Option<DueReason>> = ranges.iter().map(alone).collect();

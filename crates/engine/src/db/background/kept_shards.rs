@@ -7,12 +7,16 @@
 //! its memory back (decision 0084). Look-ups end long before.
 //!
 //! Thread-safety: any worker calls [`keep_for_readers`] between jobs.
-//! Failure: a node that does not answer is asked again later. A reader of a shard whose node dies
-//! before that gets `Busy`; its next read finds the tables.
+//! Failure: a node that does not answer is asked again later, and so is one whose shard has no room
+//! in the memory budget: the shard stays at its node. A reader of a shard whose node dies before
+//! that gets `Busy`; its next read finds the tables.
 //! Cost: a lock for each job; one fetch for each shard that an iterator or a snapshot scan holds.
 
 use std::time::Duration;
 
+use archipelago_base::budget::Pressure;
+
+use crate::border::contained;
 use crate::db::inner::DbInner;
 use crate::stats::Ticker;
 
@@ -23,11 +27,15 @@ const GRACE: Duration = Duration::from_millis(100);
 pub(crate) fn keep_for_readers(db: &DbInner) {
     let Some(link) = db.context.away() else { return };
     let grace = if db.context.is_manual() { Duration::ZERO } else { GRACE };
-    for shard in link.take_retired(grace) {
-        if db.context.is_closing() {
-            return;
+    let mut due = link.take_retired(grace).into_iter();
+    let mut left = Vec::new();
+    for shard in due.by_ref() {
+        let has_room = db.context.budget().pressure() == Pressure::None;
+        if db.context.is_closing() || !has_room {
+            left.push(shard);
+            break;
         }
-        match shard.fetch() {
+        match contained("fetching a memtable shard for its readers", || shard.fetch()) {
             Ok(_) => {
                 shard.release();
                 db.observers.stats().add(Ticker::AwayShardsHeld, 1);
@@ -35,9 +43,13 @@ pub(crate) fn keep_for_readers(db: &DbInner) {
             // Its readers get an error.
             Err(_) if shard.is_lost() || shard.has_copy() => {}
             Err(error) => {
+                // The others may be at the same node, and a worker has more to do than wait.
                 tracing::debug!(%error, "a memtable shard is not fetched for its readers yet");
-                link.retire(vec![shard]);
+                left.push(shard);
+                break;
             }
         }
     }
+    left.extend(due);
+    link.retire(left);
 }

@@ -5,9 +5,8 @@
 //! begins, of whatever family. Several flushes of one family run in parallel, each over other keys.
 //!
 //! A flush whose shards are all at memory nodes may run on an executor that reads them there. It
-//! then takes as many memtables as there are, and does not mix them with shards that are here. A
-//! flush that runs in this process takes a bounded number of images
-//! ([`crate::db::background::taken`]).
+//! does not mix them with shards that are here. The bytes of the images of one flush are bounded,
+//! more tightly for a flush that runs in this process ([`crate::db::background::taken`]).
 //!
 //! Thread-safety: the functions run under the jobs lock.
 //! Failure: none.
@@ -20,8 +19,9 @@ use archipelago_base::CfId;
 use crate::db::background::due::{DueInput, DueRange, DueReason, flush_due};
 use crate::db::background::flush;
 use crate::db::background::flush_plan::SealedView;
+use crate::db::background::flush_plan::needs::{needed_shards, range_figures};
 use crate::db::background::flush_plan::ranges::{
-    HomeRule, JoinBounds, RangePlan, RestingView, ShardFigures, range_figures, range_plans,
+    HomeRule, JoinBounds, RangePlan, RestingView, ShardFigures, range_plans,
 };
 use crate::db::background::flush_task::{FlushCut, FlushTask, TakenMemtable};
 use crate::db::inner::DbInner;
@@ -35,6 +35,10 @@ use crate::version::rebalance::RunningFlush;
 /// Memtables whose images a flush that runs here fetches at most, by their size. It may fetch more
 /// if that is one memtable.
 pub(crate) const FETCHED_MEMTABLES_MAX: u64 = 2;
+
+/// Memtables whose images a flush that runs at an executor takes at most, by their size. An
+/// executor that is not the node of the images fetches all of them.
+const AWAY_MEMTABLES_MAX: u64 = 8;
 
 /// A flush that could begin.
 struct Offer {
@@ -116,15 +120,16 @@ fn offers_of(
         map: version.map(),
         held: state.changing(family.id),
         fetch_bytes_max: match runs_away {
-            true => u64::MAX,
+            true => full_bytes.saturating_mul(AWAY_MEMTABLES_MAX),
             false => full_bytes.saturating_mul(FETCHED_MEMTABLES_MAX),
         },
         homes: if runs_away { HomeRule::Alike } else { HomeRule::Mixed },
     };
+    let needs = needed_shards(&queue, bounds.map, full_bytes);
     let plans = range_plans(&queue, &bounds).into_iter();
     plans
         .map(|plan| {
-            let range = DueRange { figures: range_figures(&queue, &plan), full_bytes };
+            let range = DueRange { figures: range_figures(&queue, &plan, &needs), full_bytes };
             Offer { family: Arc::clone(family), plan, range }
         })
         .collect()

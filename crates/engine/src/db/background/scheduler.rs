@@ -328,7 +328,10 @@ fn pick_extra_jobs(db: &Arc<DbInner>, threads: &ThreadGroup) {
             }
         };
         let task = ExtraTask(Some(task), Arc::clone(db));
-        if let Err(error) = threads.run(Box::new(move || task.run())) {
+        // A task that no thread takes runs here. Its end must not take this thread along.
+        let taken =
+            contained("a job of the executor", move || threads.run(Box::new(move || task.run())));
+        if let Err(error) = taken {
             tracing::warn!(%error, "no thread waits for a job of the executor: it ran on another");
         }
     }

@@ -107,6 +107,9 @@ struct Registry {
     stays: BTreeMap<CfId, usize>,
     /// Shards without a copy whose tables are installed.
     retired: Vec<Retired>,
+    /// Shards that were given up before the store was open. They are released then: an open that
+    /// fails leaves them to the next one.
+    unreleased: Vec<ShardId>,
     /// What the writers of each family did when that was last looked at.
     loads: BTreeMap<CfId, WriteLoad>,
 }
@@ -201,7 +204,14 @@ impl StoreLink {
         let weak: Weak<Self> = Arc::downgrade(self);
         self.store().purge();
         self.store().watch(weak as Weak<dyn StoreWatcher>);
-        self.is_open.store(true, Ordering::Release);
+        let unreleased = {
+            let mut registry = self.registry.lock();
+            self.is_open.store(true, Ordering::Release);
+            std::mem::take(&mut registry.unreleased)
+        };
+        if !unreleased.is_empty() {
+            self.store().release(&unreleased, self.oldest.load(Ordering::Relaxed));
+        }
     }
 
     /// Room of the store; none before the store knows the owner.
@@ -298,6 +308,9 @@ impl StoreLink {
 
     /// Tables have the records of these shards from now on.
     pub(crate) fn retire(&self, shards: Vec<Arc<AwayShard>>) {
+        if shards.is_empty() {
+            return;
+        }
         let since_ns = self.parts.clock.now_ns();
         let retired = shards.into_iter().map(|shard| Retired { shard, since_ns });
         self.registry.lock().retired.extend(retired);
@@ -740,12 +753,20 @@ impl AwayShard {
         self.link.settle(self.id);
     }
 
-    /// Releases the shard at the node, once.
+    /// Releases the shard at the node, once. Before the store is open, the release waits for that.
     pub(crate) fn release(&self) {
-        if !self.is_released.swap(true, Ordering::AcqRel) {
-            self.link.settle(self.id);
-            self.link.store().release(&[self.id], self.link.oldest.load(Ordering::Relaxed));
+        if self.is_released.swap(true, Ordering::AcqRel) {
+            return;
         }
+        self.link.settle(self.id);
+        {
+            let mut registry = self.link.registry.lock();
+            if !self.link.is_open.load(Ordering::Acquire) {
+                registry.unreleased.push(self.id);
+                return;
+            }
+        }
+        self.link.store().release(&[self.id], self.link.oldest.load(Ordering::Relaxed));
     }
 }
 

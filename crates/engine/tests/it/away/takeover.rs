@@ -217,13 +217,15 @@ fn second_takeover_during_the_first_starts_again() {
 
 #[test]
 fn open_that_fails_in_the_middle_loses_nothing() {
-    for point in ["takeover.listed", "takeover.replayed", "takeover.before_edit"] {
+    let points = ["listed", "replayed", "before_edit", "before_adopt", "adopted"];
+    for point in points.map(|point| format!("takeover.{point}")) {
         let mut world = World::new();
         world.send_away(5);
         world.write(30, "not sent");
         let model = world.model.clone();
         let fs = world.fs.kill_clone();
-        let fault: FaultPoint = Arc::new(move |at| match at == point {
+        let reached = point.clone();
+        let fault: FaultPoint = Arc::new(move |at| match at == reached {
             true => Err(archipelago_base::Error::internal("reef")),
             false => Ok(()),
         });

@@ -9,6 +9,7 @@
 //! nodes are flushed by key ranges instead ([`ranges`]).
 //! Cost: O(sealed memtables × buckets).
 
+pub mod needs;
 pub mod ranges;
 
 use crate::bucket::BucketMap;

@@ -257,20 +257,15 @@ impl<'a> Replay<'a> {
                 memtable.release();
             }
         }
-        self.bound_memory(family, &current.active, seq)
+        self.bound_memory(family, &current.active)
     }
 
     /// Seals or writes what is full, and keeps within the memory budget.
-    fn bound_memory(
-        &mut self,
-        family: &Arc<Family>,
-        active: &Arc<Memtable>,
-        seq: SeqNo,
-    ) -> Result<()> {
+    fn bound_memory(&mut self, family: &Arc<Family>, active: &Arc<Memtable>) -> Result<()> {
         let budget = self.inner.context.budget();
         let full = self.inner.context.memtable_bytes_max(&family.options);
         let is_full = active.charged_bytes() >= full || active.is_crowded();
-        let looks = seq.0.is_multiple_of(BUDGET_LOOK_RECORDS);
+        let looks = self.replayed.is_multiple_of(BUDGET_LOOK_RECORDS);
         match &self.kept {
             Some(KeptLog::NoRoom { no_room, .. }) if is_full => {
                 if budget.total_bytes() > budget.limit_bytes() {

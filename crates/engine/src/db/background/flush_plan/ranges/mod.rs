@@ -5,7 +5,7 @@
 //! shard of the oldest memtable that has records there. The range grows to the boundaries of the
 //! next memtable, and so on, until nothing changes. So flushes merge the same keys of many
 //! memtables, although their maps differ. Boundaries are compared, and not epochs, because maps of
-//! one epoch may differ (see [`BucketMap::finer`]).
+//! one epoch may differ (see `BucketMap::finer`).
 //!
 //! Invariants:
 //! 1. Every older memtable of the family is installed in the range of a plan. So for any key range,
@@ -15,7 +15,8 @@
 //! 3. A memtable with records that no log has is a plan of its own, over all keys.
 //! 4. A range has at most twice the buckets that the first shard lies in.
 //!
-//! Cost: O(sealed memtables × shards of the plans).
+//! Cost: O(sealed memtables × shards). A range that grows costs as much as one memtable for each
+//! one that it has taken.
 
 use std::ops::Range;
 
@@ -57,13 +58,25 @@ pub struct RestingView<'a> {
 
 impl RestingView<'_> {
     /// The shards with keys of `range` whose records are in no table.
-    fn waiting_in(&self, range: &KeyRange) -> impl Iterator<Item = usize> {
+    pub(super) fn waiting_in(&self, range: &KeyRange) -> impl Iterator<Item = usize> {
         let all = self.sealed.map.buckets_of(range);
         all.filter(|shard| self.sealed.shards[*shard] != ShardState::Installed)
     }
 
     fn is_apart(&self, shard: usize) -> bool {
         self.figures[shard].apart_bytes > 0
+    }
+
+    /// Whether a shard with keys of `range` that waits has other keys as well.
+    fn reaches_out_of(&self, range: &KeyRange) -> bool {
+        let map = self.sealed.map;
+        let ends_beyond = |shard: usize| match (map.end(shard), &range.end) {
+            (_, None) => false,
+            (None, Some(_)) => true,
+            (Some(own), Some(end)) => own > end.as_slice(),
+        };
+        self.waiting_in(range)
+            .any(|shard| map.start(shard) < &range.start[..] || ends_beyond(shard))
     }
 }
 
@@ -168,7 +181,7 @@ fn join(
     bounds: &JoinBounds<'_>,
 ) -> RangePlan {
     let first = &queue[position];
-    let mut plan = RangePlan {
+    let plan = RangePlan {
         memtables: position..position + 1,
         shards: Some(shard..shard + 1).into_iter().collect(),
         range: first.sealed.map.range(shard),
@@ -176,54 +189,87 @@ fn join(
         is_apart: first.is_apart(shard),
     };
     let buckets_max = GROWTH_MAX * bounds.map.buckets_of(&plan.range).len();
-    while plan.memtables.end < queue.len() {
-        match with_next(queue, &plan, bounds, buckets_max) {
-            Some(wider) => plan = wider,
-            None => break,
+    let apart_bytes = first.figures[shard].apart_bytes;
+    let mut joined = Joined { plan, apart_bytes, bounds, buckets_max };
+    while joined.plan.memtables.end < queue.len() {
+        if joined.take_next(queue).is_none() {
+            break;
         }
     }
-    plan
+    joined.plan
 }
 
-/// The plan with the next memtable, if that may take part.
-fn with_next(
-    queue: &[RestingView<'_>],
-    plan: &RangePlan,
-    bounds: &JoinBounds<'_>,
+/// A plan that grows by one memtable after another.
+struct Joined<'a> {
+    plan: RangePlan,
+    /// Bytes of the images of its shards.
+    apart_bytes: u64,
+    bounds: &'a JoinBounds<'a>,
     buckets_max: usize,
-) -> Option<RangePlan> {
-    let memtables = plan.memtables.start..plan.memtables.end + 1;
-    let taken = &queue[memtables.clone()];
-    let next = taken.last()?;
-    if !next.sealed.ready || next.sealed.unlogged {
-        return None;
-    }
-    let range = whole_shards(taken, plan.range.clone());
-    if range != plan.range {
-        let mut older = queue[..memtables.start].iter();
-        let is_blocked = older.any(|older| older.waiting_in(&range).next().is_some());
-        let is_too_wide = bounds.map.buckets_of(&range).len() > buckets_max;
-        if is_blocked || is_too_wide || bounds.is_held(&range) {
+}
+
+impl Joined<'_> {
+    /// Takes the next memtable, if that may take part. While the range does not grow, only that
+    /// memtable is looked at.
+    fn take_next(&mut self, queue: &[RestingView<'_>]) -> Option<()> {
+        let next = &queue[self.plan.memtables.end];
+        if !next.sealed.ready || next.sealed.unlogged {
             return None;
         }
+        if next.reaches_out_of(&self.plan.range) {
+            return self.grow(queue);
+        }
+        let (apart_bytes, is_apart) = self.check(next, &self.plan.range)?;
+        self.apart_bytes = self.within_bound(self.apart_bytes.saturating_add(apart_bytes))?;
+        self.plan.is_apart &= is_apart;
+        self.plan.memtables.end += 1;
+        self.plan.shards.push(next.sealed.map.buckets_of(&self.plan.range));
+        Some(())
     }
-    let (mut apart_bytes, mut is_apart) = (0u64, true);
-    for resting in taken {
-        for shard in resting.waiting_in(&range) {
-            let is_other = resting.is_apart(shard) != plan.is_apart;
+
+    /// Takes the next memtable, of which a shard makes the range grow.
+    fn grow(&mut self, queue: &[RestingView<'_>]) -> Option<()> {
+        let memtables = self.plan.memtables.start..self.plan.memtables.end + 1;
+        let taken = &queue[memtables.clone()];
+        let range = whole_shards(taken, self.plan.range.clone());
+        let mut older = queue[..memtables.start].iter();
+        let is_blocked = older.any(|older| older.waiting_in(&range).next().is_some());
+        let is_too_wide = self.bounds.map.buckets_of(&range).len() > self.buckets_max;
+        if is_blocked || is_too_wide || self.bounds.is_held(&range) {
+            return None;
+        }
+        let (mut apart_bytes, mut is_apart) = (0u64, true);
+        for resting in taken {
+            let (bytes, apart) = self.check(resting, &range)?;
+            apart_bytes = apart_bytes.saturating_add(bytes);
+            is_apart &= apart;
+        }
+        self.apart_bytes = self.within_bound(apart_bytes)?;
+        let shards = taken.iter().map(|resting| resting.sealed.map.buckets_of(&range)).collect();
+        self.plan = RangePlan { memtables, shards, range, is_unlogged: false, is_apart };
+        Some(())
+    }
+
+    /// Bytes of the images of a memtable's shards in `range`, and whether all of them are at memory
+    /// nodes; `None` if one of them may not take part.
+    fn check(&self, resting: &RestingView<'_>, range: &KeyRange) -> Option<(u64, bool)> {
+        let (mut apart_bytes, mut is_apart) = (0u64, true);
+        for shard in resting.waiting_in(range) {
+            let is_other = resting.is_apart(shard) != self.plan.is_apart;
             let is_running = resting.sealed.shards[shard] == ShardState::Running;
-            if is_running || bounds.homes == HomeRule::Alike && is_other {
+            if is_running || self.bounds.homes == HomeRule::Alike && is_other {
                 return None;
             }
             apart_bytes = apart_bytes.saturating_add(resting.figures[shard].apart_bytes);
             is_apart &= resting.is_apart(shard);
         }
+        Some((apart_bytes, is_apart))
     }
-    if apart_bytes > bounds.fetch_bytes_max {
-        return None;
+
+    /// The bytes, if images of so many may be fetched.
+    fn within_bound(&self, apart_bytes: u64) -> Option<u64> {
+        (apart_bytes <= self.bounds.fetch_bytes_max).then_some(apart_bytes)
     }
-    let shards = taken.iter().map(|resting| resting.sealed.map.buckets_of(&range)).collect();
-    Some(RangePlan { memtables, shards, range, is_unlogged: false, is_apart })
 }
 
 /// The smallest range with `range` that cuts through no shard of `taken` with records.
@@ -284,44 +330,6 @@ fn take_from(free: &mut Vec<KeyRange>, taken: &KeyRange) {
         }
     }
     *free = left;
-}
-
-/// Figures of a key range over all sealed memtables, by which it becomes due.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RangeFigures {
-    /// Number of the oldest memtable with records there.
-    pub oldest_memtable: u64,
-    /// Bytes of the records as stored.
-    pub data_bytes: u64,
-    /// Bytes of the images at memory nodes.
-    pub apart_bytes: u64,
-    /// Bytes in memory of what stays here of the shards at nodes.
-    pub kept_bytes: u64,
-    /// Oldest log segment that a shard pins.
-    pub oldest_log: Option<FileNo>,
-    /// Whether a caller waits for the flush, a shard cannot rest, or a younger memtable has to go
-    /// whole.
-    pub is_wanted: bool,
-}
-
-/// Figures of the range of a plan, over the memtables that it takes and over younger ones.
-#[must_use]
-pub fn range_figures(queue: &[RestingView<'_>], plan: &RangePlan) -> RangeFigures {
-    let from = plan.memtables.start;
-    let is_wanted = queue[from..].iter().any(|resting| resting.sealed.unlogged);
-    let mut sum =
-        RangeFigures { oldest_memtable: queue[from].id, is_wanted, ..RangeFigures::default() };
-    for resting in &queue[from..] {
-        for shard in resting.waiting_in(&plan.range) {
-            let own = &resting.figures[shard];
-            sum.data_bytes = sum.data_bytes.saturating_add(own.data_bytes);
-            sum.apart_bytes = sum.apart_bytes.saturating_add(own.apart_bytes);
-            sum.kept_bytes = sum.kept_bytes.saturating_add(own.kept_bytes);
-            sum.oldest_log = [sum.oldest_log, own.oldest_log].into_iter().flatten().min();
-            sum.is_wanted |= own.is_wanted;
-        }
-    }
-    sum
 }
 
 #[cfg(test)]

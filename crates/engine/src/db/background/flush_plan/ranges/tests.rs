@@ -3,6 +3,7 @@
 use archipelago_base::Epoch;
 
 use super::*;
+use crate::db::background::flush_plan::needs::{NeededShards, needed_shards, range_figures};
 use ShardState::{Installed, Pending, Running};
 
 fn map(epoch: u64, boundaries: &[&str]) -> BucketMap {
@@ -181,7 +182,8 @@ fn memtable_without_log_goes_whole_when_nothing_older_is_left() {
     assert_eq!(plans_of(&queue, &bounds(&newest)), [plan(0..1, "", "m")]);
     let views_of = views(&queue);
     let plans = range_plans(&views_of, &bounds(&newest));
-    assert!(range_figures(&views_of, &plans[0]).is_wanted, "what is before it has to go");
+    let needs = NeededShards::default();
+    assert!(range_figures(&views_of, &plans[0], &needs).is_wanted, "what is before it has to go");
     queue[0].shards = vec![Installed, Installed];
     assert_eq!(plans_of(&queue, &bounds(&newest)), [plan(1..2, "", "~")]);
     queue[0].shards = vec![Installed, Running];
@@ -242,11 +244,80 @@ fn figures_count_what_the_plan_leaves_out() {
     let newest = map(1, &["m"]);
     let plans = range_plans(&views, &bounds(&newest));
     assert_eq!(plans[0].memtables, 0..2);
-    let figures = range_figures(&views, &plans[0]);
+    let needs = NeededShards::default();
+    let figures = range_figures(&views, &plans[0], &needs);
     assert_eq!((figures.oldest_memtable, figures.data_bytes, figures.apart_bytes), (3, 30, 36));
     assert_eq!((figures.oldest_log, figures.is_wanted), (Some(FileNo(5)), false));
-    let figures = range_figures(&views, &plans[1]);
+    let figures = range_figures(&views, &plans[1], &needs);
     assert_eq!((figures.data_bytes, figures.oldest_log), (30, None));
+}
+
+/// Whether each plan is needed, if a memtable has `full_bytes`: wanted, full or not.
+fn needs_of(queue: &[Sealed], bounds: &JoinBounds<'_>, full_bytes: u64) -> Vec<(bool, bool)> {
+    let views = views(queue);
+    let needs = needed_shards(&views, bounds.map, full_bytes);
+    let plans = range_plans(&views, bounds);
+    let figures = plans.iter().map(|plan| range_figures(&views, plan, &needs));
+    figures.map(|figures| (figures.is_wanted, figures.is_full)).collect()
+}
+
+#[test]
+fn what_is_in_the_way_of_a_needed_shard_is_needed() {
+    let cuts = ["b", "d", "f", "h", "k", "m"];
+    let newest = map(9, &cuts);
+    // The oldest memtable has keys from k on. A merged shard lies between it and the third one,
+    // whose shard from d on cannot rest.
+    let mut oldest = sealed(&["k", "m"], &[Installed, Pending, Installed]);
+    oldest.figures[1].data_bytes = 1;
+    let merged = sealed(&["d", "m"], &[Installed, Pending, Installed]);
+    let mut stuck = sealed(&["d", "f"], &[Installed, Pending, Installed]);
+    stuck.figures[1].is_wanted = true;
+    let mut queue = [oldest, merged, stuck];
+    assert_eq!(plans_of(&queue, &bounds(&newest)), [plan(0..1, "k", "m")]);
+    assert_eq!(needs_of(&queue, &bounds(&newest), 1000), [(true, false)]);
+    queue[2].figures[1].is_wanted = false;
+    assert_eq!(needs_of(&queue, &bounds(&newest), 1000), [(false, false)]);
+    // The keys from d on have ten bytes, and a share of ten bytes over four buckets.
+    assert_eq!(needs_of(&queue, &bounds(&newest), 12), [(false, true)]);
+    assert_eq!(needs_of(&queue, &bounds(&newest), 13), [(false, false)]);
+    queue[2].shards[1] = Running;
+    assert_eq!(needs_of(&queue, &bounds(&newest), 12), [(false, false)], "it is on its way");
+}
+
+#[test]
+fn flushes_of_needed_ranges_alone_reach_a_wanted_shard() {
+    let cuts = ["b", "d", "f", "h", "k", "m", "p", "s"];
+    for seed in 0..500 {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut queue: Vec<Sealed> = Vec::new();
+        for _ in 0..rng.usize(2..7) {
+            let own: Vec<&str> = cuts.into_iter().filter(|_| rng.u32(..3) > 0).collect();
+            let mut next = sealed(&own, &vec![Pending; own.len() + 1]);
+            for shard in 0..next.shards.len() {
+                if rng.u32(..3) == 0 {
+                    next.shards[shard] = Installed;
+                }
+            }
+            queue.push(next);
+        }
+        let wanted = rng.usize(..queue.len());
+        let shard = rng.usize(..queue[wanted].shards.len());
+        queue[wanted].shards[shard] = Pending;
+        queue[wanted].figures[shard].is_wanted = true;
+        let newest = map(9, &cuts);
+        let bounds = JoinBounds { homes: HomeRule::Alike, fetch_bytes_max: 30, ..bounds(&newest) };
+        while queue[wanted].shards[shard] != Installed {
+            let views = views(&queue);
+            let plans = range_plans(&views, &bounds);
+            let needs = needed_shards(&views, &newest, u64::MAX);
+            let is_due = |plan: &RangePlan| range_figures(&views, plan, &needs).is_wanted;
+            let plan = plans.into_iter().find(is_due);
+            let plan = plan.unwrap_or_else(|| panic!("seed {seed}: it waits for ever"));
+            for (sealed, shards) in queue[plan.memtables].iter_mut().zip(plan.shards) {
+                sealed.shards[shards].fill(Installed);
+            }
+        }
+    }
 }
 
 /// Whether two plans have shards that wait for a flush and have keys in common.

@@ -59,23 +59,28 @@ pub struct RestingView<'a> {
 impl RestingView<'_> {
     /// The shards with keys of `range` whose records are in no table.
     pub(super) fn waiting_in(&self, range: &KeyRange) -> impl Iterator<Item = usize> {
-        let all = self.sealed.map.buckets_of(range);
-        all.filter(|shard| self.sealed.shards[*shard] != ShardState::Installed)
+        self.waiting_of(self.sealed.map.buckets_of(range))
+    }
+
+    /// Those of the shards `shards` whose records are in no table.
+    fn waiting_of(&self, shards: Range<usize>) -> impl Iterator<Item = usize> {
+        shards.filter(|shard| self.sealed.shards[*shard] != ShardState::Installed)
     }
 
     fn is_apart(&self, shard: usize) -> bool {
         self.figures[shard].apart_bytes > 0
     }
 
-    /// Whether a shard with keys of `range` that waits has other keys as well.
-    fn reaches_out_of(&self, range: &KeyRange) -> bool {
+    /// Whether a shard that waits has keys of `range` and others. `shards` are all with keys of
+    /// the range.
+    fn reaches_out_of(&self, range: &KeyRange, shards: &Range<usize>) -> bool {
         let map = self.sealed.map;
         let ends_beyond = |shard: usize| match (map.end(shard), &range.end) {
             (_, None) => false,
             (None, Some(_)) => true,
             (Some(own), Some(end)) => own > end.as_slice(),
         };
-        self.waiting_in(range)
+        self.waiting_of(shards.clone())
             .any(|shard| map.start(shard) < &range.start[..] || ends_beyond(shard))
     }
 }
@@ -216,14 +221,15 @@ impl Joined<'_> {
         if !next.sealed.ready || next.sealed.unlogged {
             return None;
         }
-        if next.reaches_out_of(&self.plan.range) {
+        let shards = next.sealed.map.buckets_of(&self.plan.range);
+        if next.reaches_out_of(&self.plan.range, &shards) {
             return self.grow(queue);
         }
-        let (apart_bytes, is_apart) = self.check(next, &self.plan.range)?;
+        let (apart_bytes, is_apart) = self.check(next, &shards)?;
         self.apart_bytes = self.within_bound(self.apart_bytes.saturating_add(apart_bytes))?;
         self.plan.is_apart &= is_apart;
         self.plan.memtables.end += 1;
-        self.plan.shards.push(next.sealed.map.buckets_of(&self.plan.range));
+        self.plan.shards.push(shards);
         Some(())
     }
 
@@ -239,22 +245,24 @@ impl Joined<'_> {
             return None;
         }
         let (mut apart_bytes, mut is_apart) = (0u64, true);
+        let mut shards = Vec::with_capacity(taken.len());
         for resting in taken {
-            let (bytes, apart) = self.check(resting, &range)?;
+            let own = resting.sealed.map.buckets_of(&range);
+            let (bytes, apart) = self.check(resting, &own)?;
             apart_bytes = apart_bytes.saturating_add(bytes);
             is_apart &= apart;
+            shards.push(own);
         }
         self.apart_bytes = self.within_bound(apart_bytes)?;
-        let shards = taken.iter().map(|resting| resting.sealed.map.buckets_of(&range)).collect();
         self.plan = RangePlan { memtables, shards, range, is_unlogged: false, is_apart };
         Some(())
     }
 
-    /// Bytes of the images of a memtable's shards in `range`, and whether all of them are at memory
-    /// nodes; `None` if one of them may not take part.
-    fn check(&self, resting: &RestingView<'_>, range: &KeyRange) -> Option<(u64, bool)> {
+    /// Bytes of the images of those shards that wait, and whether all of them are at memory nodes;
+    /// `None` if one of them may not take part.
+    fn check(&self, resting: &RestingView<'_>, shards: &Range<usize>) -> Option<(u64, bool)> {
         let (mut apart_bytes, mut is_apart) = (0u64, true);
-        for shard in resting.waiting_in(range) {
+        for shard in resting.waiting_of(shards.clone()) {
             let is_other = resting.is_apart(shard) != self.plan.is_apart;
             let is_running = resting.sealed.shards[shard] == ShardState::Running;
             if is_running || self.bounds.homes == HomeRule::Alike && is_other {

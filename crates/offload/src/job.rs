@@ -128,6 +128,8 @@ pub enum LocalWhy {
     Files,
     /// A memtable shard of the flush lies in the memory of this process.
     InProcess,
+    /// Other jobs have the slots of all executors.
+    Busy,
 }
 wire_enum!(LocalWhy {
     Mode = 1,
@@ -140,11 +142,12 @@ wire_enum!(LocalWhy {
     TooLarge = 8,
     Files = 9,
     InProcess = 10,
+    Busy = 11,
 });
 
 impl LocalWhy {
     /// All reasons, in the order of their codes.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Mode,
         Self::NoExecutor,
         Self::Unknown,
@@ -155,6 +158,7 @@ impl LocalWhy {
         Self::TooLarge,
         Self::Files,
         Self::InProcess,
+        Self::Busy,
     ];
 
     /// The reason as a part of the name of a counter.
@@ -171,6 +175,7 @@ impl LocalWhy {
             Self::TooLarge => "too_large",
             Self::Files => "files",
             Self::InProcess => "in_process",
+            Self::Busy => "busy",
         }
     }
 
@@ -188,6 +193,7 @@ impl LocalWhy {
             Self::TooLarge => "the spec of the job does not fit into a message",
             Self::Files => "a file of the job cannot be granted to another process",
             Self::InProcess => "a memtable of the flush lies in this process",
+            Self::Busy => "other jobs have the slots of all executors",
         }
     }
 }

@@ -19,6 +19,8 @@ const INLINE_BYTES: std::ops::RangeInclusive<u64> = 64..=64 << 10;
 pub struct LinkFigures {
     /// Whether the link shares the memory of the node, so that a READ needs nobody else.
     pub is_shared: bool,
+    /// Whether a READ got no answer a short time ago, so that the next one may wait in vain.
+    pub is_unanswered: bool,
     /// Time of a short READ, in nanoseconds.
     pub read_ns: u64,
     /// Time of a look-up with a short answer, in nanoseconds.
@@ -58,7 +60,7 @@ pub enum ReadPath {
     Read,
     /// A request to the node, although a known record answers: that is faster on this link.
     RequestIsFaster,
-    /// A request to the node, because no known record answers.
+    /// A request to the node, because no known record answers, or READs get no answer now.
     Request,
 }
 
@@ -78,7 +80,7 @@ pub fn read_path(known: Option<&KnownRecord>, lookup: &KeyLookup, link: &LinkFig
     if lookup.first.is_none() {
         return ReadPath::Nothing;
     }
-    if !known.is_some_and(|known| known.answers(lookup)) {
+    if link.is_unanswered || !known.is_some_and(|known| known.answers(lookup)) {
         return ReadPath::Request;
     }
     let is_measured = link.read_ns > 0 && link.request_ns > 0;
@@ -166,6 +168,21 @@ mod tests {
         ];
         for (link, expected) in table {
             assert_eq!(read_path(Some(&known()), &lookup(), &link), expected, "{link:?}");
+        }
+    }
+
+    #[test]
+    fn node_is_asked_while_reads_get_no_answer() {
+        for is_shared in [false, true] {
+            let link = LinkFigures {
+                is_shared,
+                is_unanswered: true,
+                read_ns: 1,
+                ..LinkFigures::default()
+            };
+            assert_eq!(read_path(Some(&known()), &lookup(), &link), ReadPath::Request);
+            let none = KeyLookup { first: None, ..lookup() };
+            assert_eq!(read_path(Some(&known()), &none, &link), ReadPath::Nothing);
         }
     }
 

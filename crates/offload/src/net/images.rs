@@ -8,6 +8,11 @@
 //! 1. A job gets exactly the images that its package names, or it fails. A failed job has written
 //!    nothing.
 //! 2. An image in place keeps its bytes until the job has ended, also after a release.
+//! 3. The fetched images of all jobs have at most [`IMAGE_BYTES_MAX`] bytes together.
+//!
+//! An image is identified by its place, its key and the checksum of its header. Its name is the one
+//! under which the memory node holds it. A shard that the owner has taken over from an earlier open
+//! of the database has the name of that open, while the spec has the numbers of this one.
 //!
 //! Thread-safety: job threads use it in parallel.
 //! Failure: an error of the kind `Io`, which ends the attempt. The owner then has another copy, or
@@ -17,13 +22,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use archipelago_base::clock::Clock;
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_engine::flush::FlushSpec;
 use archipelago_engine::job::{Cancel, ShardRef, ShardSource};
 use archipelago_engine::memtable::{SealedImage, SealedShard};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use crate::decide::InputReach;
 use crate::ids::NodeLife;
@@ -31,13 +37,21 @@ use crate::parcel::{ImagePlace, ImageUse, JobImages};
 use crate::shard_host::ShardHost;
 use crate::shard_owner::ImageFetcher;
 
+/// Bytes of images that the jobs of one reader have fetched and still use, at most.
+const IMAGE_BYTES_MAX: u64 = 1 << 30;
+/// Time after which a job that waits for room looks whether it was cancelled.
+const LOOK: Duration = Duration::from_millis(50);
+
 /// The shards of one flush.
-#[derive(Default)]
-pub(super) struct JobShards(Vec<(ShardRef, Arc<SealedImage>)>);
+pub(super) struct JobShards {
+    shards: Vec<(ShardRef, Arc<SealedImage>)>,
+    /// Memory of the fetched ones. It is dropped after them.
+    _room: TakenRoom,
+}
 
 impl ShardSource for JobShards {
     fn shard(&self, wanted: &ShardRef) -> Result<Arc<dyn SealedShard>> {
-        let found = self.0.iter().find(|(named, _)| named == wanted);
+        let found = self.shards.iter().find(|(named, _)| named == wanted);
         let missing = || {
             let ShardRef { memtable, shard } = wanted;
             Error::not_found(format!("shard {memtable}/{shard}: the package has no image of it"))
@@ -55,17 +69,66 @@ pub(super) struct FetchProgress {
     pub(super) bytes: Arc<AtomicU64>,
 }
 
+/// A bound of the memory for fetched images, over all jobs.
+#[derive(Debug)]
+struct ImageRoom {
+    bytes_max: u64,
+    taken_bytes: Mutex<u64>,
+    freed: Condvar,
+}
+
+/// Memory for the fetched images of one job.
+#[derive(Debug)]
+struct TakenRoom {
+    room: Arc<ImageRoom>,
+    bytes: u64,
+}
+
+impl ImageRoom {
+    fn new(bytes_max: u64) -> Arc<Self> {
+        Arc::new(Self { bytes_max, taken_bytes: Mutex::default(), freed: Condvar::new() })
+    }
+
+    /// Waits for room. Errors: `Unsupported` if one job may not have so much; `Closed` if the job
+    /// was cancelled.
+    fn take(self: &Arc<Self>, bytes: u64, cancel: &Cancel) -> Result<TakenRoom> {
+        if bytes > self.bytes_max {
+            return Err(Error::unsupported(format!(
+                "the images of the flush have {bytes} bytes, and this executor fetches at most {} \
+                 for all of its jobs",
+                self.bytes_max
+            )));
+        }
+        let mut taken = self.taken_bytes.lock();
+        // Jobs take no more than the bound together, so the sum does not overflow.
+        while bytes > 0 && *taken + bytes > self.bytes_max {
+            cancel.check()?;
+            self.freed.wait_for(&mut taken, LOOK);
+        }
+        *taken += bytes;
+        Ok(TakenRoom { room: Arc::clone(self), bytes })
+    }
+}
+
+impl Drop for TakenRoom {
+    fn drop(&mut self) {
+        *self.room.taken_bytes.lock() -= self.bytes;
+        self.room.freed.notify_all();
+    }
+}
+
 /// Opens the images of flushes in this process or over the fabric.
 pub(super) struct ImageReader {
     hosted: Option<Arc<ShardHost>>,
     fetcher: ImageFetcher,
+    room: Arc<ImageRoom>,
     /// Cost of a fetch, as the last jobs have measured it.
     reach: Mutex<InputReach>,
 }
 
 impl ImageReader {
     pub(super) fn new(hosted: Option<Arc<ShardHost>>, fetcher: ImageFetcher) -> Self {
-        Self { hosted, fetcher, reach: Mutex::default() }
+        Self { hosted, fetcher, room: ImageRoom::new(IMAGE_BYTES_MAX), reach: Mutex::default() }
     }
 
     /// How this executor reaches images now.
@@ -82,8 +145,9 @@ impl ImageReader {
         }
     }
 
-    /// Opens the images of a flush. Errors: `Io` for an image that is gone or is another one;
-    /// `Closed` if the job was cancelled; `InvalidArgument` for images of other shards.
+    /// Opens the images of a flush. Waits until other jobs leave room for those that it fetches.
+    /// Errors: `Io` for an image that is gone or is another one; `Closed` if the job was cancelled;
+    /// `InvalidArgument` for another number of images; `Unsupported` for too many bytes.
     pub(super) fn open(
         &self,
         spec: &FlushSpec,
@@ -91,15 +155,14 @@ impl ImageReader {
         progress: &FetchProgress,
         clock: &dyn Clock,
     ) -> Result<(JobShards, ImageUse)> {
-        let named = images.images.iter().map(|image| (image.name.memtable, image.name.shard));
-        if !named.eq(spec.shards.iter().map(|shard| (shard.memtable, shard.shard))) {
-            return Err(Error::invalid("the images of the package are not those of the flush"));
+        if images.images.len() != spec.shards.len() {
+            return Err(Error::invalid("the package has another number of images than the flush"));
         }
-        let started_ns = clock.now_ns();
         let home = self.hosted.as_ref().zip(self.reach().home);
         let mut used = ImageUse::default();
         let mut opened: Vec<Option<Arc<SealedImage>>> = Vec::with_capacity(images.images.len());
         let mut far: BTreeMap<NodeLife, Vec<usize>> = BTreeMap::new();
+        let mut far_bytes = 0u64;
         for (index, image) in images.images.iter().enumerate() {
             opened.push(match home {
                 Some((host, life)) if life == image.at() => {
@@ -108,30 +171,44 @@ impl ImageReader {
                 }
                 _ => {
                     far.entry(image.at()).or_default().push(index);
+                    far_bytes = far_bytes.saturating_add(image.place.bytes);
                     None
                 }
             });
         }
+        let room = self.room.take(far_bytes, &progress.cancel)?;
+        let started_ns = clock.now_ns();
         for (at, indexes) in far {
-            let node = images.nodes.iter().find(|node| node.at == at);
-            let unknown = || Error::invalid(format!("the package does not say where node {at} is"));
             let wanted: Vec<ImagePlace> =
                 indexes.iter().map(|&index| images.images[index]).collect();
-            let on_image = |bytes: u64| {
-                progress.bytes.fetch_add(bytes, Ordering::Relaxed);
-                progress.cancel.check()
-            };
-            let fetched = self.fetcher.fetch(node.ok_or_else(unknown)?, &wanted, &on_image)?;
+            let fetched = self.fetch(images, at, &wanted, progress)?;
             used.fetched += fetched.len() as u32;
-            used.fetched_bytes += wanted.iter().map(|image| image.place.bytes).sum::<u64>();
             for (index, image) in indexes.into_iter().zip(fetched) {
                 opened[index] = Some(image);
             }
         }
+        used.fetched_bytes = far_bytes;
         used.open_ns = clock.now_ns().saturating_sub(started_ns);
         let shards = spec.shards.iter().zip(opened);
         let shards = shards.filter_map(|(shard, image)| Some((*shard, image?))).collect();
-        Ok((JobShards(shards), used))
+        Ok((JobShards { shards, _room: room }, used))
+    }
+
+    /// Fetches images of one node.
+    fn fetch(
+        &self,
+        images: &JobImages,
+        at: NodeLife,
+        wanted: &[ImagePlace],
+        progress: &FetchProgress,
+    ) -> Result<Vec<Arc<SealedImage>>> {
+        let node = images.nodes.iter().find(|node| node.at == at);
+        let unknown = || Error::invalid(format!("the package does not say where node {at} is"));
+        let on_part = |bytes: u64| {
+            progress.bytes.fetch_add(bytes, Ordering::Relaxed);
+            progress.cancel.check()
+        };
+        self.fetcher.fetch(node.ok_or_else(unknown)?, wanted, &on_part)
     }
 }
 
@@ -143,4 +220,33 @@ fn in_place(host: &ShardHost, images: &JobImages, image: &ImagePlace) -> Result<
         Error::new(ErrorKind::Io, what)
     };
     host.image(images.db, image.name, &image.place).ok_or_else(gone)
+}
+
+#[cfg(test)]
+mod tests {
+    use archipelago_base::spawn::{Spawn, SystemSpawn};
+
+    use super::*;
+
+    #[test]
+    fn images_of_all_jobs_have_a_bound() {
+        let (room, cancel) = (ImageRoom::new(100), Cancel::default());
+        let too_large = room.take(101, &cancel).expect_err("above the bound");
+        assert_eq!(too_large.kind(), ErrorKind::Unsupported);
+        assert!(too_large.to_string().contains("101 bytes"), "{too_large}");
+        let first = room.take(60, &cancel).expect("room");
+        let second = room.take(40, &cancel).expect("room");
+        let _nothing = room.take(0, &cancel).expect("a flush that reads all images in place");
+        let stopped = Cancel::default();
+        stopped.cancel();
+        let error = room.take(1, &stopped).expect_err("no room, and cancelled");
+        assert_eq!(error.kind(), ErrorKind::Closed);
+        // A job that waits gets the room that another one leaves.
+        let (waiting, flag) = (Arc::clone(&room), cancel);
+        let work = move || drop(waiting.take(100, &flag).expect("room"));
+        let waiter = SystemSpawn.spawn("waits-for-room", Box::new(work)).expect("a thread");
+        drop((first, second));
+        waiter.join().expect("the job");
+        assert_eq!(*room.taken_bytes.lock(), 0);
+    }
 }

@@ -16,7 +16,9 @@
 //!
 //! Thread-safety: many background threads call it at once. One lock guards the state machine.
 //! Failure: while no scheduler or executor answers, jobs run here without a wait, except for one in
-//! two seconds. Every job that runs here for such a reason is counted.
+//! two seconds. A flush runs here without a wait if executors have no slot left for it, and after a
+//! second if jobs of other databases have all slots. Every job that runs here for such a reason is
+//! counted.
 //! Cost: a thread of the engine waits for each job.
 
 use std::collections::BTreeMap;
@@ -266,6 +268,12 @@ impl OffloadExecutor {
         let started_ns = self.clock.now_ns();
         if started_ns < self.quiet_ns.load(Ordering::Relaxed) {
             return Ok(self.count_here(kind, LocalWhy::Silent));
+        }
+        // Writers may wait for a flush, and the engine has planned it for this process then.
+        if kind == JobKind::Flush
+            && let Some(why) = link.desk.state.lock().machine.lacks_room(kind)
+        {
+            return Ok(self.count_here(kind, why));
         }
         let (prepared, package) = match self.prepare(&ask, wire::encode(spec)?)? {
             Ok(prepared) => prepared,

@@ -222,6 +222,15 @@ impl Owner {
         slots.saturating_sub(self.jobs.values().filter(is_other).count())
     }
 
+    /// Why a job of this kind would find no slot now; `None` if there is room.
+    #[must_use]
+    pub fn lacks_room(&self, kind: JobKind) -> Option<LocalWhy> {
+        match self.slots.get(&kind) {
+            None | Some(0) => Some(LocalWhy::NoExecutor),
+            Some(_) => (self.room(kind) == 0).then_some(LocalWhy::Busy),
+        }
+    }
+
     /// Gives a job to the schedulers. Returns its number.
     pub fn submit(&mut self, now_ns: u64, ask: JobAsk, spec: Payload) -> (u64, Vec<OwnerStep>) {
         let number = self.next_number;

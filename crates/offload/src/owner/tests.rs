@@ -223,3 +223,24 @@ fn room_is_what_executors_have_less_other_jobs() {
     owner.on_message(2, S, message);
     assert_eq!(owner.room(JobKind::Compaction), 0, "the executors are gone");
 }
+
+#[test]
+fn flushes_have_no_room_while_other_jobs_have_all_slots() {
+    let mut owner = with_job();
+    let lives = |slots| OffloadMessage::Lives { life: LIFE, slots };
+    owner.on_message(1, S, lives(0));
+    assert_eq!(owner.lacks_room(JobKind::Flush), Some(LocalWhy::NoExecutor));
+    owner.on_message(1, S, lives(1));
+    assert_eq!(owner.lacks_room(JobKind::Flush), Some(LocalWhy::Busy), "a compaction has it");
+    assert_eq!(owner.lacks_room(JobKind::Compaction), None, "compactions may wait");
+    owner.on_message(1, S, lives(2));
+    assert_eq!(owner.lacks_room(JobKind::Flush), None);
+    // Jobs of another owner have that slot. The executors live on, so the next flush may leave.
+    let (number, _) = owner.submit(1, ask(JobKind::Flush), Payload::default());
+    owner.prepared(1, number, &ranges(200));
+    let (job, why, is_untouched) = (at(number, 1).job, LocalWhy::Busy, true);
+    let steps = owner.on_message(2, S, OffloadMessage::GiveBack { job, why, is_untouched });
+    assert!(steps.contains(&OwnerStep::RunHere { job: number, why, is_untouched }));
+    owner.ran_here(number);
+    assert_eq!(owner.lacks_room(JobKind::Flush), None);
+}

@@ -19,7 +19,8 @@ wire_struct!(ImageNode { at, endpoints });
 /// Place of the image of one shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImagePlace {
-    /// Name of the shard.
+    /// Name under which the node holds the shard. If the owner has taken the shard over from an
+    /// earlier open, this is the name of that open, and the spec has another number.
     pub name: ShardName,
     /// Key, offset and length of the image. The key names the node and its life.
     pub place: ShardPlace,

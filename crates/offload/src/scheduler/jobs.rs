@@ -77,6 +77,8 @@ struct Job {
     /// The attempt that an executor has, unless the job waits.
     given: Option<(PreparedAttempt, ExecutorId)>,
     state: State,
+    /// Time at which the timer first found it in its queue, since its last package.
+    waits_since_ns: Option<u64>,
     was_offered: bool,
     /// Whether an executor got a package.
     was_packed: bool,
@@ -155,6 +157,7 @@ impl Jobs {
             excluded: BTreeSet::new(),
             given: None,
             state: State::Queued,
+            waits_since_ns: None,
             was_offered: false,
             was_packed: false,
         });
@@ -253,6 +256,7 @@ impl Jobs {
         if job.holder_of(at) != Some(by) || !job.is_out() {
             return None;
         }
+        job.waits_since_ns = None;
         let numbers = job.given?.0.numbers;
         if matches!(job.state, State::Offered { .. }) {
             job.state = State::Running {
@@ -366,6 +370,20 @@ impl Jobs {
             _ => false,
         };
         self.jobs.values().filter(is_overdue).filter_map(Job::at).collect()
+    }
+
+    /// Flushes that wait in their queue, and that no executor took a package of for `queue_ns`.
+    /// Offers that were declined do not shorten the wait.
+    pub(super) fn long_waiting(&mut self, now_ns: u64, queue_ns: u64) -> Vec<JobId> {
+        let mut found = Vec::new();
+        for id in &self.queues[Queue::Flush as usize] {
+            let Some(job) = self.jobs.get_mut(id) else { continue };
+            let since_ns = *job.waits_since_ns.get_or_insert(now_ns);
+            if since_ns.saturating_add(queue_ns) <= now_ns {
+                found.push(*id);
+            }
+        }
+        found
     }
 
     /// An executor has committed an attempt.

@@ -23,7 +23,9 @@
 //!
 //! Thread-safety: none; the driver holds a lock.
 //! Failure: an executor that is silent for a second loses its attempts. A job without progress for
-//! five seconds is cancelled. A job whose attempts are used up goes back to its owner.
+//! five seconds is cancelled. A job whose attempts are used up goes back to its owner, and so does
+//! a flush that no executor has a slot for within a second. The log has the reason of each attempt
+//! that an executor gave up.
 //! Cost: O(jobs + executors) for each tick.
 
 mod executors;
@@ -54,6 +56,9 @@ pub struct SchedulerTerms {
     pub answer_ns: u64,
     /// Time without progress after which an attempt is given up.
     pub progress_ns: u64,
+    /// Time that a flush waits for a slot at most. Its owner can run it as well, and writers may
+    /// wait for it.
+    pub queue_ns: u64,
 }
 
 impl Default for SchedulerTerms {
@@ -63,6 +68,7 @@ impl Default for SchedulerTerms {
             gone_ns: 1_000 * MS,
             answer_ns: 500 * MS,
             progress_ns: 5_000 * MS,
+            queue_ns: 1_000 * MS,
         }
     }
 }
@@ -268,8 +274,12 @@ impl Scheduler {
                 Vec::new()
             }
             OffloadMessage::Commit { at, by, output } => self.committed(now_ns, at, by, output),
-            OffloadMessage::Abort { at, by, .. } => {
-                self.counters.failed += u64::from(self.jobs.failed(at, by));
+            OffloadMessage::Abort { at, by, reason } => {
+                // ABORT is repeated until it is noted, and fails the attempt only once.
+                if self.jobs.failed(at, by) {
+                    self.counters.failed += 1;
+                    tracing::warn!(job = %at, executor = by.0, %reason, "an executor gave a job up");
+                }
                 let message = OffloadMessage::Noted { at };
                 vec![Sent { to: Party::Executor(from), message }]
             }
@@ -301,6 +311,9 @@ impl Scheduler {
             }
         }
         sent.extend(self.dispatch(now_ns));
+        for job in self.jobs.long_waiting(now_ns, self.terms.queue_ns) {
+            self.give_back(job, LocalWhy::Busy);
+        }
         sent.extend(self.given_back(now_ns));
         sent
     }

@@ -217,6 +217,49 @@ fn jobs_that_nobody_can_run_go_back() {
 }
 
 #[test]
+fn a_flush_waits_for_a_slot_for_a_second() {
+    let mut scheduler = scheduler();
+    beat(&mut scheduler, LATER_NS, X);
+    let sent = prepare(&mut scheduler, LATER_NS, 1, JobKind::Compaction);
+    assert_eq!(assigned(&sent), [(at(1, 1), X)]);
+    accept(&mut scheduler, at(1, 1), X);
+    let back = |sent: &[Sent], number, is_untouched| {
+        let (job, why) = (job(number), LocalWhy::Busy);
+        has(sent, Party::Owner(DB), &OffloadMessage::GiveBack { job, why, is_untouched })
+    };
+    let step_ns = 250 * MS;
+    for turn in 0..=4 {
+        let now_ns = LATER_NS + turn * step_ns;
+        beat(&mut scheduler, now_ns, X);
+        // The owner repeats PREPARE, which does not make the flush younger.
+        prepare(&mut scheduler, now_ns, 2, JobKind::Flush);
+        prepare(&mut scheduler, now_ns, 3, JobKind::Compaction);
+        let sent = scheduler.on_timer(now_ns);
+        assert_eq!(back(&sent, 2, true), turn == 4, "after {turn} quarters of a second");
+        assert!(!back(&sent, 3, true), "nobody waits for a compaction");
+    }
+    // The one whose package an executor has may run for longer, and waits anew when it has failed.
+    for number in [2, 3] {
+        scheduler.on_owner(LATER_NS, ME, OffloadMessage::CancelJob { job: job(number) });
+    }
+    let sent = prepare(&mut scheduler, LATER_NS, 4, JobKind::Flush);
+    assert_eq!(assigned(&sent), []);
+    let now_ns = LATER_NS + 5 * step_ns;
+    scheduler.on_timer(now_ns);
+    let sent = scheduler.on_owner(now_ns, ME, OffloadMessage::CancelJob { job: job(1) });
+    assert_eq!(assigned(&sent), [(at(4, 1), X)]);
+    accept(&mut scheduler, at(4, 1), X);
+    let now_ns = now_ns + 4 * step_ns;
+    let reason = "full".to_owned();
+    let abort = OffloadMessage::Abort { at: at(4, 1), by: X, reason };
+    beat(&mut scheduler, now_ns, X);
+    scheduler.on_executor(now_ns, X, abort);
+    let sent = scheduler.on_timer(now_ns);
+    assert_eq!(assigned(&sent), [(at(4, 2), X)]);
+    assert!(!back(&sent, 4, false), "it waits since now");
+}
+
+#[test]
 fn a_job_goes_back_when_its_attempts_are_used_up() {
     let mut scheduler = scheduler();
     let mut now_ns = LATER_NS;

@@ -11,6 +11,7 @@
 //! 1. An image that [`ImageFetcher::fetch`] returns is the one that the owner sent.
 //! 2. A region stays attached only while a fetch from its node runs, so that the node can give its
 //!    memory back.
+//! 3. A link on which a READ got no answer is made anew by the next fetch.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: an error of the kind `Io` says which image could not be fetched and why.
@@ -68,46 +69,58 @@ impl ImageFetcher {
         Self { reach, runtime, waits, terms: OwnerTerms::default(), nodes: Mutex::default() }
     }
 
-    /// Fetches images of one node, and waits for them. `on_image` gets the bytes of each one that
-    /// has arrived, and may end the fetch with an error. Errors: `Io` for an image that is gone or
-    /// is another one; that of `on_image`.
+    /// Fetches images of one node, and waits for them. `on_part` gets the bytes of each READ that
+    /// has arrived, which are a mebibyte at most, and may end the fetch with an error. Errors: `Io`
+    /// for an image that is gone or is another one, or that does not lie within its region; that
+    /// of `on_part`.
     pub fn fetch(
         &self,
         node: &ImageNode,
         images: &[ImagePlace],
-        on_image: &(dyn Fn(u64) -> Result<()> + Sync),
+        on_part: &(dyn Fn(u64) -> Result<()> + Sync),
     ) -> Result<Vec<Arc<SealedImage>>> {
-        let links = self.begin(node);
+        let used = self.begin(node);
         let all = async {
             let mut fetched = Vec::with_capacity(images.len());
             for some in images.chunks(IN_PARALLEL) {
-                let reads = join_all(some.iter().map(|image| self.fetch_one(&links, image)));
-                for (image, opened) in some.iter().zip(reads.await) {
+                let fetch = |image| self.fetch_one(&used.links, image, on_part);
+                for opened in join_all(some.iter().map(fetch)).await {
                     fetched.push(opened?);
-                    on_image(image.place.bytes)?;
                 }
             }
             Ok::<_, Error>(fetched)
         };
-        let fetched = match self.waits {
+        match self.waits {
             Waits::Receiving => fabric::block_on(all),
             Waits::InRuntime => wait_for(&*self.runtime, all),
-        };
-        self.end(node.at);
-        fetched
+        }
     }
 
-    async fn fetch_one(&self, links: &NodeLinks, image: &ImagePlace) -> Result<Arc<SealedImage>> {
+    async fn fetch_one(
+        &self,
+        links: &NodeLinks,
+        image: &ImagePlace,
+        on_part: &(dyn Fn(u64) -> Result<()> + Sync),
+    ) -> Result<Arc<SealedImage>> {
         let place = image.place;
         let failed = |why: &dyn fmt::Display| {
             let (name, at) = (image.name, image.at());
             Error::new(ErrorKind::Io, format!("image {name} at memory node {at}: {why}"))
         };
-        let read = links.read(&place.key, place.at, place.bytes);
+        let ended = Mutex::new(None);
+        let on_read = |bytes| on_part(bytes).map_err(|error| *ended.lock() = Some(error)).is_ok();
+        let read = links.read_parts(&place.key, place.at, place.bytes, &on_read);
         let read = within(&*self.runtime, self.terms.image(place.bytes), read).await;
+        if let Some(error) = ended.into_inner() {
+            return Err(error);
+        }
         let bytes = match read.unwrap_or_else(|| Err(OneSidedFailure::late())) {
             Ok(bytes) => bytes,
-            Err(OneSidedFailure::NoAnswer(none)) => return Err(failed(&none.why)),
+            Err(OneSidedFailure::NoAnswer(none)) => {
+                // The link may have died silently. The next fetch makes it anew.
+                links.hang_up();
+                return Err(failed(&none.why));
+            }
             Err(OneSidedFailure::Refused(refusal)) => return Err(failed(&refusal)),
         };
         if head_sum(&bytes) != image.head_sum {
@@ -116,7 +129,7 @@ impl ImageFetcher {
         SealedImage::open(bytes).map_err(|error| failed(&error))
     }
 
-    fn begin(&self, node: &ImageNode) -> Arc<NodeLinks> {
+    fn begin(&self, node: &ImageNode) -> FetchLinks<'_> {
         let mut nodes = self.nodes.lock();
         let used = nodes.entry(node.at).or_insert_with(|| {
             let NodeLife { node: number, life } = node.at;
@@ -127,12 +140,21 @@ impl ImageFetcher {
         });
         used.users += 1;
         used.links.set_endpoints(&node.endpoints);
-        Arc::clone(&used.links)
+        FetchLinks { fetcher: self, at: node.at, links: Arc::clone(&used.links) }
     }
+}
 
-    fn end(&self, at: NodeLife) {
-        let mut nodes = self.nodes.lock();
-        if let Some(used) = nodes.get_mut(&at) {
+/// The links to a node while a fetch uses them. The drop ends the use, also after a panic.
+struct FetchLinks<'a> {
+    fetcher: &'a ImageFetcher,
+    at: NodeLife,
+    links: Arc<NodeLinks>,
+}
+
+impl Drop for FetchLinks<'_> {
+    fn drop(&mut self) {
+        let mut nodes = self.fetcher.nodes.lock();
+        if let Some(used) = nodes.get_mut(&self.at) {
             used.users -= 1;
             if used.users == 0 {
                 used.links.sweep(&[]);
@@ -147,5 +169,33 @@ impl ImageFetcher {
                 is_used
             });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use archipelago_base::Epoch;
+    use archipelago_base::runtime::ThreadRuntime;
+    use archipelago_fabric::{Endpoints, NodeId};
+
+    use super::*;
+
+    #[test]
+    fn links_have_no_user_after_a_panic() {
+        let runtime = ThreadRuntime::shared().expect("a runtime");
+        let fetcher = ImageFetcher::new(Arc::new(Endpoints::new()), runtime, Waits::Receiving);
+        let at = NodeLife { node: NodeId(3), life: Epoch(1) };
+        let node = ImageNode { at, endpoints: Vec::new() };
+        let first = fetcher.begin(&node);
+        let panics = || {
+            let _second = fetcher.begin(&node);
+            panic!("a callback");
+        };
+        assert!(catch_unwind(AssertUnwindSafe(panics)).is_err());
+        assert_eq!(fetcher.nodes.lock()[&at].users, 1, "the first fetch goes on");
+        drop(first);
+        assert_eq!(fetcher.nodes.lock()[&at].users, 0);
     }
 }

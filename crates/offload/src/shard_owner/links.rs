@@ -26,7 +26,7 @@ use archipelago_fabric::{
 use parking_lot::Mutex;
 
 use super::flow::{Flow, slice_bytes};
-use super::meter::LinkMeter;
+use super::meter::{BurstPace, LinkMeter};
 use super::state::{MemoryNode, OwnerTerms};
 use super::within::within;
 use crate::decide::LinkFigures;
@@ -41,6 +41,11 @@ const WINDOW: usize = 4;
 const DOORBELL: usize = 16;
 /// Bytes of a READ that is taken for one of a value and not of an image.
 const VALUE_BYTES: u64 = 128 << 10;
+/// Bytes that a read reserves before the first ones have arrived, at most. The length of a key of
+/// another process may be wrong, and no image is longer.
+const RESERVED_BYTES_MAX: u64 = 80 << 20;
+/// Time for which look-ups ask the node after a READ without an answer.
+const READ_PAUSE: Duration = Duration::from_secs(1);
 
 /// Writes without a pause between them.
 #[derive(Default)]
@@ -49,6 +54,8 @@ struct WriteBurst {
     /// Time at which the first one was posted.
     begin_ns: u64,
     bytes: u64,
+    /// Pace of the latest one.
+    pace: BurstPace,
 }
 
 /// A request or an operation without an outcome.
@@ -146,6 +153,10 @@ pub(super) struct NodeLinks {
     meter: LinkMeter,
     /// Whether the link for images shares the memory of the node.
     is_shared: AtomicBool,
+    /// Time of the latest one-sided operation that has succeeded.
+    moved_ns: AtomicU64,
+    /// Time until which look-ups ask the node, because a READ got no answer.
+    paused_until_ns: AtomicU64,
 }
 
 /// A short record that is read one-sided.
@@ -192,6 +203,8 @@ impl NodeLinks {
             transfer: terms.patience,
             meter: LinkMeter::default(),
             is_shared: AtomicBool::new(false),
+            moved_ns: AtomicU64::new(0),
+            paused_until_ns: AtomicU64::new(0),
         }
     }
 
@@ -203,7 +216,9 @@ impl NodeLinks {
 
     /// Figures for the choice between a READ and a request.
     pub(super) fn figures(&self) -> LinkFigures {
-        self.meter.figures(self.is_shared.load(Ordering::Relaxed))
+        let is_unanswered = self.runtime.now_ns() < self.paused_until_ns.load(Ordering::Relaxed);
+        let figures = self.meter.figures(self.is_shared.load(Ordering::Relaxed));
+        LinkFigures { is_unanswered, ..figures }
     }
 
     pub(super) fn meter(&self) -> &LinkMeter {
@@ -279,7 +294,11 @@ impl NodeLinks {
         if let Some(region) = self.attached.lock().of(&link).and_then(|all| all.get(key).copied()) {
             return Ok((link, region));
         }
-        let region = link.attach(key).await?;
+        let region = link.attach(key).await.inspect_err(|refusal| {
+            if refusal.reason == Reason::Deadline {
+                link.close();
+            }
+        })?;
         let mut attached = self.attached.lock();
         let Some(regions) = attached.of(&link) else { return Ok((Arc::clone(&link), region)) };
         // Another task may have attached the region meanwhile.
@@ -320,7 +339,10 @@ impl NodeLinks {
             let limit = speed(self.meter.write_bytes_per_s());
             let len = (slice_bytes(limit) as usize).min(image.len() - next);
             // At full speed some slices are in flight, and at a limited one only the latest.
-            let window = if limit == u64::MAX { WINDOW } else { 1 };
+            let (window, pace) = match limit {
+                u64::MAX => (WINDOW, BurstPace::Full),
+                _ => (1, BurstPace::Paced),
+            };
             while burst.in_flight.len() >= window {
                 self.complete(&mut burst).await?;
             }
@@ -339,6 +361,7 @@ impl NodeLinks {
             batch.write(zone, at + next as u64, &image[next..next + len]);
             burst.in_flight.push_back(link.post(batch));
             burst.bytes += len as u64;
+            burst.pace = pace;
             next += len;
         }
         link.flush();
@@ -351,10 +374,10 @@ impl NodeLinks {
     /// Waits for the oldest write in flight. The last one of a burst measures the link.
     async fn complete(&self, burst: &mut WriteBurst) -> Result<(), OneSidedFailure> {
         let Some(first) = burst.in_flight.pop_front() else { return Ok(()) };
-        placed(&first.await)?;
+        self.placed(&first.await)?;
         if burst.in_flight.is_empty() {
             let ns = self.runtime.now_ns().saturating_sub(burst.begin_ns);
-            self.meter.write(burst.bytes, ns);
+            self.meter.write(burst.bytes, ns, burst.pace);
         }
         Ok(())
     }
@@ -376,8 +399,14 @@ impl NodeLinks {
             let count = left.iter().take(DOORBELL).take_while(fits).count().max(1);
             let (some, rest) = left.split_at(count);
             match self.read_batch(some).await {
-                Ok(read) => results.extend(read),
-                Err(failure) => results.extend(some.iter().map(|_| Err(failure.clone()))),
+                Ok(read) => {
+                    self.note_read(read.iter().find_map(|read| read.as_ref().err()));
+                    results.extend(read);
+                }
+                Err(failure) => {
+                    self.note_read(Some(&failure));
+                    results.extend(some.iter().map(|_| Err(failure.clone())));
+                }
             }
             left = rest;
         }
@@ -393,6 +422,7 @@ impl NodeLinks {
         batch.set_deadline(self.request);
         let mut on: Option<Arc<dyn Link>> = None;
         for read in reads {
+            end_within(&read.key, read.at, read.len)?;
             let (link, region) = self.region(&read.key).await?;
             if !on.as_ref().is_none_or(|first| Arc::ptr_eq(first, &link)) {
                 return Err(OneSidedFailure::NoAnswer(NoAnswer::of(&"the link was made anew")));
@@ -403,9 +433,11 @@ impl NodeLinks {
         let Some(link) = on else { return Ok(Vec::new()) };
         let begin_ns = self.runtime.now_ns();
         let batch = link.post(batch).await;
+        self.close_if_silent(&*link, &batch, begin_ns);
         let ns = self.runtime.now_ns().saturating_sub(begin_ns);
         let refused = batch.refusal();
         if refused.is_none() {
+            self.note_moved();
             self.meter.read(reads.iter().map(|read| read.len).sum(), ns);
         }
         let result = |at: usize| match refused {
@@ -425,10 +457,25 @@ impl NodeLinks {
         at: u64,
         len: u64,
     ) -> Result<Vec<u8>, OneSidedFailure> {
+        let read = self.read_parts(key, at, len, &|_| true).await;
+        self.note_read(read.as_ref().err());
+        read
+    }
+
+    /// Reads a range of a region, a mebibyte with each READ. `goes_on` gets the bytes of each one
+    /// that has arrived, and says whether the rest is still wanted.
+    pub(super) async fn read_parts(
+        &self,
+        key: &RemoteKey,
+        at: u64,
+        len: u64,
+        goes_on: &(dyn Fn(u64) -> bool + Sync),
+    ) -> Result<Vec<u8>, OneSidedFailure> {
+        let end = end_within(key, at, len)?;
         let (link, region) = self.region(key).await?;
-        let mut bytes = Vec::with_capacity(usize::try_from(len).unwrap_or(0));
-        let mut in_flight: VecDeque<Promise<Batch>> = VecDeque::new();
-        let (mut next, end) = (at, at + len);
+        let mut bytes = Vec::with_capacity(len.min(RESERVED_BYTES_MAX) as usize);
+        let mut in_flight: VecDeque<(u64, Promise<Batch>)> = VecDeque::new();
+        let mut next = at;
         let begin_ns = self.runtime.now_ns();
         while next < end || !in_flight.is_empty() {
             if next < end && in_flight.len() < WINDOW {
@@ -436,12 +483,16 @@ impl NodeLinks {
                 let mut batch = Batch::new();
                 batch.set_deadline(self.transfer);
                 batch.read(region, next, part as u32);
-                in_flight.push_back(link.post(batch));
+                in_flight.push_back((self.runtime.now_ns(), link.post(batch)));
                 next += part;
-            } else if let Some(first) = in_flight.pop_front() {
+            } else if let Some((posted_ns, first)) = in_flight.pop_front() {
                 let batch = first.await;
-                placed(&batch)?;
+                self.close_if_silent(&*link, &batch, posted_ns);
+                self.placed(&batch)?;
                 bytes.extend_from_slice(batch.data(0));
+                if !goes_on(batch.data(0).len() as u64) {
+                    return Err(OneSidedFailure::NoAnswer(NoAnswer::of(&"nobody wants the rest")));
+                }
             }
         }
         if len <= VALUE_BYTES {
@@ -449,10 +500,49 @@ impl NodeLinks {
         }
         Ok(bytes)
     }
+
+    /// The outcome of a batch of one operation.
+    fn placed(&self, batch: &Batch) -> Result<(), OneSidedFailure> {
+        match batch.refusal() {
+            Some((_, refusal)) => Err(refusal.into()),
+            None => {
+                self.note_moved();
+                Ok(())
+            }
+        }
+    }
+
+    /// Notes that a one-sided operation has succeeded now.
+    fn note_moved(&self) {
+        self.moved_ns.fetch_max(self.runtime.now_ns(), Ordering::Relaxed);
+    }
+
+    /// Closes the link of a READ that got no answer in time, if no other operation has succeeded
+    /// since `posted_ns`: it may have died silently. The next operation makes it anew, and the
+    /// regions end with it. A link on which others move bytes is only slow.
+    fn close_if_silent(&self, link: &dyn Link, batch: &Batch, posted_ns: u64) {
+        let is_late = |refusal: Refusal| refusal.reason == Reason::Deadline;
+        let is_silent = self.moved_ns.load(Ordering::Relaxed) <= posted_ns;
+        if is_silent && batch.refusal().is_some_and(|(_, refusal)| is_late(refusal)) {
+            link.close();
+        }
+    }
+
+    /// Notes the failure of a READ of a record. One without an answer makes look-ups ask the node
+    /// for [`READ_PAUSE`].
+    fn note_read(&self, failure: Option<&OneSidedFailure>) {
+        if matches!(failure, Some(OneSidedFailure::NoAnswer(_))) {
+            let until_ns = self.runtime.now_ns() + READ_PAUSE.as_nanos() as u64;
+            self.paused_until_ns.fetch_max(until_ns, Ordering::Relaxed);
+        }
+    }
 }
 
-fn placed(batch: &Batch) -> Result<(), OneSidedFailure> {
-    batch.refusal().map_or(Ok(()), |(_, refusal)| Err(refusal.into()))
+/// End of a range of a region. Ranges from other processes may be wrong, so this comes before any
+/// memory is taken for them.
+fn end_within(key: &RemoteKey, at: u64, len: u64) -> Result<u64, OneSidedFailure> {
+    let end = at.checked_add(len).filter(|end| *end <= key.len);
+    end.ok_or_else(|| OneSidedFailure::Refused(Refusal::new(Reason::OutOfRange)))
 }
 
 #[cfg(test)]
@@ -482,6 +572,19 @@ mod tests {
         assert!(attached.of(&first).is_none(), "a task that still uses the first link");
         assert_eq!(attached.of(&next).expect("it is up").get(&key), Some(&region));
         next.close();
+    }
+
+    #[test]
+    fn range_of_another_process_lies_within_its_region() {
+        let node = Node::new(NodeId(1), Epoch(3), None).expect("a node");
+        let memory = node.allocate(4096, AtomicPath::Processor).expect("memory");
+        let key = memory.grant(Rights::READ).expect("a key");
+        assert_eq!(end_within(&key, 96, 4000), Ok(4096));
+        assert_eq!(end_within(&key, 4096, 0), Ok(4096));
+        for (at, len) in [(97, 4000), (0, u64::MAX), (u64::MAX, 1), (u64::MAX, u64::MAX)] {
+            let outside = end_within(&key, at, len).expect_err("outside");
+            assert!(matches!(outside, OneSidedFailure::Refused(_)), "{outside:?}");
+        }
     }
 
     #[test]

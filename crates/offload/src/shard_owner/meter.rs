@@ -55,6 +55,16 @@ fn speed(bytes: u64, ns: u64) -> u64 {
     u64::try_from(speed).unwrap_or(u64::MAX)
 }
 
+/// How the writes of a burst followed each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum BurstPace {
+    /// Several were in flight, so the link was the limit.
+    #[default]
+    Full,
+    /// Each waited for the one before, so the time has a round trip for each.
+    Paced,
+}
+
 /// Measures the links to one node.
 #[derive(Debug, Default)]
 pub(super) struct LinkMeter {
@@ -89,9 +99,11 @@ impl LinkMeter {
         }
     }
 
-    /// A WRITE of `bytes` took `ns` while no other one was before it.
-    pub(super) fn write(&self, bytes: u64, ns: u64) {
-        if bytes >= WRITE_BYTES {
+    /// A burst of WRITEs with `bytes` took `ns`. A paced one says nothing of the link: decisions
+    /// about stalls take this speed, and must not depend on the pace. Writers that need more than
+    /// the measured speed end the pacing, so a speed that seems too low is measured again.
+    pub(super) fn write(&self, bytes: u64, ns: u64, pace: BurstPace) {
+        if bytes >= WRITE_BYTES && pace == BurstPace::Full {
             self.write_bytes_per_s.add(speed(bytes, ns));
         }
     }
@@ -105,6 +117,7 @@ impl LinkMeter {
     pub(super) fn figures(&self, is_shared: bool) -> LinkFigures {
         LinkFigures {
             is_shared,
+            is_unanswered: false,
             read_ns: self.read_ns.get(),
             request_ns: self.request_ns.get(),
             answer_bytes_per_s: self.answer_bytes_per_s.get(),
@@ -159,6 +172,17 @@ mod tests {
         assert_eq!((figures.request_ns, figures.answer_bytes_per_s), (10_000, 500_000_000));
         meter.read(20_000, 70_000);
         assert_eq!((meter.figures(false).read_ns, meter.figures_of_answers().read_ns), (0, 70_000));
+    }
+
+    #[test]
+    fn paced_writes_do_not_change_the_speed_of_the_link() {
+        let meter = LinkMeter::default();
+        meter.write(1 << 20, 1 << 20, BurstPace::Full);
+        assert_eq!(meter.write_bytes_per_s(), 1_000_000_000);
+        (0..100).for_each(|_| meter.write(64 << 10, 1_000_000, BurstPace::Paced));
+        assert_eq!(meter.write_bytes_per_s(), 1_000_000_000);
+        (0..200).for_each(|_| meter.write(1 << 20, 1 << 21, BurstPace::Full));
+        assert_eq!(meter.write_bytes_per_s(), 500_000_000);
     }
 
     #[test]

@@ -1,5 +1,9 @@
 //! Finding the shards of the owner before, and reading what the database keeps of them.
 //!
+//! A node that is asked to hold shards (`Adopt`) may do so although its answer is lost. Then the
+//! next open finds them. So this open counts them as found from their listing on, and releases them
+//! when it has decided. It reads and keeps only those that the node has confirmed.
+//!
 //! Cost: a request to each node for about 500 shards, and one that holds them. Two reads for each
 //! shard that may be kept.
 
@@ -46,7 +50,8 @@ fn found(node: StoreNode, listed: &ListedShard) -> FoundShard {
 }
 
 impl OwnerDriver {
-    /// The shards of the owner before at all nodes that answer in time. The nodes hold them.
+    /// The shards of the owner before at all nodes that list them in time. The nodes are asked to
+    /// hold them.
     pub(super) async fn list(self: &Arc<Self>) -> Vec<FoundShard> {
         let patience = self.terms().takeover;
         let until_ns = self.now_ns() + patience.as_nanos() as u64;
@@ -58,7 +63,7 @@ impl OwnerDriver {
             self.pause().await;
         }
         let nodes = self.state.lock().begun_nodes();
-        let lists = nodes.iter().map(|node| self.list_in_time(*node, patience));
+        let lists = nodes.iter().map(|node| self.find_at(*node, patience));
         let lists = join_all(lists).await;
         let mut shards = Vec::new();
         for (node, listed) in nodes.into_iter().zip(lists) {
@@ -66,18 +71,29 @@ impl OwnerDriver {
                 tracing::warn!(%node, "a memory node did not list its shards in time");
                 continue;
             };
-            self.state.lock().hold(node, &listed);
             shards.extend(listed.iter().map(|shard| found(node, shard)));
         }
         shards
     }
 
-    /// The shards of a node, which holds them; `None` if it does not answer in time.
-    async fn list_in_time(&self, node: StoreNode, patience: Duration) -> Option<Vec<ListedShard>> {
-        within(&*self.parts.runtime, patience, self.list_node(node)).await.flatten()
+    /// The shards of a node, which is asked to hold them; `None` if it does not list them in time.
+    async fn find_at(&self, node: StoreNode, patience: Duration) -> Option<Vec<ListedShard>> {
+        let runtime = &*self.parts.runtime;
+        let end_ns = self.now_ns() + patience.as_nanos() as u64;
+        let listed = within(runtime, patience, self.list_at(node)).await.flatten()?;
+        // From here on the node may hold them, whether its answer arrives or not.
+        self.state.lock().hold(node, &listed);
+        let left = Duration::from_nanos(end_ns.saturating_sub(self.now_ns()));
+        if within(runtime, left, self.hold_at(node, &listed)).await == Some(true) {
+            self.state.lock().confirm_held(node);
+        } else {
+            tracing::warn!(%node, "a memory node did not confirm in time that it holds shards");
+        }
+        Some(listed)
     }
 
-    async fn list_node(&self, node: StoreNode) -> Option<Vec<ListedShard>> {
+    /// The shards of earlier owners that a node lists; `None` if it refuses.
+    async fn list_at(&self, node: StoreNode) -> Option<Vec<ListedShard>> {
         let links = self.links(node)?;
         let owner = self.owner;
         let (mut listed, mut after): (Vec<ListedShard>, _) = (Vec::new(), None);
@@ -105,18 +121,25 @@ impl OwnerDriver {
         }
         // Those of this open are no news.
         listed.retain(|shard| shard.name.epoch < owner.epoch);
+        Some(listed)
+    }
+
+    /// Has a node hold shards for this owner. Returns whether it has confirmed all of them.
+    async fn hold_at(&self, node: StoreNode, listed: &[ListedShard]) -> bool {
+        let Some(links) = self.links(node) else { return false };
+        let owner = self.owner;
         for some in listed.chunks(NAMES_MAX) {
             let shards = some.iter().map(|shard| shard.name).collect();
             let message = ShardMessage::Adopt { owner, shards };
             loop {
                 match links.ask(Way::Asks, &message, ANSWER_BYTES_MAX).await.ok() {
                     Some(ShardMessage::Done { .. }) => break,
-                    Some(_) => return None,
+                    Some(_) => return false,
                     None => self.pause().await,
                 }
             }
         }
-        Some(listed)
+        true
     }
 
     /// What the database keeps in memory of shards that nodes hold.
@@ -147,7 +170,8 @@ impl OwnerDriver {
         if is_silent {
             return Err(busy());
         }
-        let place = self.state.lock().held(node, name).ok_or_else(|| lost("nobody holds it"))?;
+        let place = self.state.lock().held(node, name);
+        let place = place.ok_or_else(|| lost("no memory node has confirmed that it holds it"))?;
         let links = self.links(node).ok_or_else(busy)?;
         let end_ns = self.now_ns() + self.terms().takeover.as_nanos() as u64;
         let head_bytes = (ImageHead::BYTES as u64).min(place.bytes);

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -39,15 +39,31 @@ struct Inline {
     shards: Arc<ShardHost>,
     /// Whether the answers to searches are bytes that nobody can read.
     garbles: Arc<AtomicBool>,
+    mute: Mute,
+}
+
+/// Loses the answers of a node from the first request of a kind on.
+struct Mute {
+    /// Code of the request; 0 for none.
+    code: Arc<AtomicU8>,
+    network: Weak<Network>,
+    node: Host,
+    owner: Host,
 }
 
 /// Codes of the requests that search.
 const SEARCHES: [u8; 3] = [5, 6, 7];
+/// Code of the request to hold shards for an owner.
+const ADOPT: u8 = 9;
 
 impl Handler for Inline {
     fn handle(&self, request: Request<'_>, reply: Reply) {
         if SEARCHES.contains(&request.body[1]) && self.garbles.load(Ordering::Relaxed) {
             return reply.send(b"reef".to_vec());
+        }
+        let Mute { code, network, node, owner } = &self.mute;
+        if code.load(Ordering::Relaxed) == request.body[1] {
+            network.upgrade().unwrap().cut_one_way(node, owner);
         }
         self.shards.handle(&request, reply);
         while self.shards.work() {}
@@ -101,14 +117,16 @@ pub(crate) struct World {
     pub(crate) store: Arc<RemoteShards>,
     bytes: u64,
     garbles: Arc<AtomicBool>,
+    mutes: Arc<AtomicU8>,
 }
 
 pub(crate) fn identity(epoch: u64) -> OwnerIdentity {
     OwnerIdentity { database: [9; 16], epoch: Epoch(epoch), token: [epoch as u8; 16] }
 }
 
-fn terms() -> OwnerTerms {
-    OwnerTerms { landing_bytes: MIB, ..OwnerTerms::default() }
+/// Terms for nodes with this number of bytes for shards.
+fn terms(bytes: u64) -> OwnerTerms {
+    OwnerTerms { landing_bytes: (bytes / 16).max(MIB), ..OwnerTerms::default() }
 }
 
 impl Memory {
@@ -138,7 +156,7 @@ impl World {
         let listed = Arc::new(Listed::default());
         let reach = network.join(&owner, model.clone());
         let mut world = Self {
-            store: Self::store(&owner, &reach, &listed, 1),
+            store: Self::store(&owner, &reach, &listed, bytes, 1),
             simulation,
             network,
             owner,
@@ -147,6 +165,7 @@ impl World {
             heard: Arc::default(),
             bytes,
             garbles: Arc::default(),
+            mutes: Arc::default(),
         };
         for number in 1..=nodes {
             let host = world.simulation.host(&format!("memory{number}"));
@@ -161,27 +180,38 @@ impl World {
         world
     }
 
-    fn store(owner: &Host, reach: &Sim, listed: &Arc<Listed>, epoch: u64) -> Arc<RemoteShards> {
-        let store = Self::opening_store(owner, reach, listed);
+    fn store(
+        owner: &Host,
+        reach: &Sim,
+        listed: &Arc<Listed>,
+        bytes: u64,
+        epoch: u64,
+    ) -> Arc<RemoteShards> {
+        let store = Self::opening_store(owner, reach, listed, bytes);
         store.owner_is(&identity(epoch)).unwrap();
         store.purge();
         store
     }
 
-    fn opening_store(owner: &Host, reach: &Sim, listed: &Arc<Listed>) -> Arc<RemoteShards> {
+    fn opening_store(
+        owner: &Host,
+        reach: &Sim,
+        listed: &Arc<Listed>,
+        bytes: u64,
+    ) -> Arc<RemoteShards> {
         RemoteShards::new(OwnerParts {
             nodes: Arc::clone(listed) as _,
             reach: Arc::new(reach.clone()),
             runtime: Arc::new(owner.clone()),
             waits: Waits::InRuntime,
-            terms: terms(),
+            terms: terms(bytes),
         })
     }
 
     /// A store that the next owner has not named.
     pub(crate) fn unnamed_store(&self) -> Arc<RemoteShards> {
         let reach = self.network.join(&self.owner, Model::quick());
-        Self::opening_store(&self.owner, &reach, &self.listed)
+        Self::opening_store(&self.owner, &reach, &self.listed, self.bytes)
     }
 
     /// The store of an owner whose open has not decided what it keeps.
@@ -194,7 +224,7 @@ impl World {
     /// The next owner of the database.
     fn next_owner(&self, epoch: u64) -> Arc<RemoteShards> {
         let reach = self.network.join(&self.owner, Model::quick());
-        let store = Self::store(&self.owner, &reach, &self.listed, epoch);
+        let store = Self::store(&self.owner, &reach, &self.listed, self.bytes, epoch);
         self.wait(SECOND);
         store
     }
@@ -206,7 +236,13 @@ impl World {
         let bytes = NodeBytes::new(self.bytes);
         let shards = ShardHost::new(limits, bytes, clock, HostThreads::Caller);
         let garbles = Arc::clone(&self.garbles);
-        let handler = Box::new(Inline { shards: Arc::clone(&shards), garbles });
+        let mute = Mute {
+            code: Arc::clone(&self.mutes),
+            network: Arc::downgrade(&self.network),
+            node: host.clone(),
+            owner: self.owner.clone(),
+        };
+        let handler = Box::new(Inline { shards: Arc::clone(&shards), garbles, mute });
         let node = self.network.node(NodeId(number), Epoch(life), Some(handler)).unwrap();
         shards.open(&node);
         let listener = archipelago_fabric::Provider::serve(provider, &node, host.name()).unwrap();
@@ -228,6 +264,18 @@ impl World {
         host.restart();
         let next = self.start(index as u64 + 1, host, provider, life + 1);
         self.nodes[index] = next;
+    }
+
+    /// The nodes hold the shards of which an owner asks them, and their answers to that are lost,
+    /// until the network heals.
+    pub(crate) fn lose_confirmations(&self) {
+        self.mutes.store(ADOPT, Ordering::Relaxed);
+    }
+
+    /// Ends all cuts.
+    pub(crate) fn heal(&self) {
+        self.mutes.store(0, Ordering::Relaxed);
+        self.network.heal_all();
     }
 
     /// The pool tells the owner what it knows.

@@ -143,6 +143,7 @@ fn images_leave_as_fast_as_writers_need_it() {
     let paced_ns = at_full_speed(3);
     let whole_ns = bytes * 1_000_000_000 / fill_bytes_per_s;
     assert!(paced_ns > whole_ns / 2 && paced_ns > 3 * fast_ns, "{paced_ns} of {whole_ns} ns");
+    assert_eq!(world.store.room().link_bytes_per_s, link, "the pace is not the speed of the link");
     // Writers wait: the link is used as a whole.
     world.heard.load.lock().space_bytes = 0;
     assert!(at_full_speed(4) < paced_ns / 3);

@@ -1,9 +1,14 @@
 //! Databases whose memtables rest at memory nodes and are flushed by executors, over real links.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use archipelago_engine::db::Components;
+use archipelago_base::random::Rng;
+use archipelago_engine::db::{Components, Db};
+use archipelago_engine::executor::{JobExecutor, JobKind};
+use archipelago_engine::options::{CfOptions, DbOptions};
+use archipelago_engine::stats::Ticker;
 use archipelago_offload::net::{
     ExecutorServer, ExecutorSettings, OffloadExecutor, OffloadMode, OwnerSettings,
 };
@@ -11,9 +16,9 @@ use archipelago_offload::shard_host::ShardHost;
 use archipelago_offload::shard_owner::RemoteShards;
 use tempfile::TempDir;
 
-use crate::memories::{Listed, Listening, Memory, shard_store};
+use crate::memories::{Listed, Listening, Memory, shard_store, shard_store_that};
 use crate::office::Office;
-use crate::rounds::{Loaded, wait_until};
+use crate::rounds::{Loaded, key, wait_until};
 
 /// Rounds after which a test gives up, because nothing leaves.
 const ROUNDS_MAX: u32 = 300;
@@ -155,6 +160,91 @@ fn fetches_images(listening: impl Fn(&Path) -> Listening) {
     world.away.compact();
     let counters = world.away.jobs.counters();
     assert!(counters.ran_away > counters.flushes.remote, "{counters:?}");
+    world.finish();
+}
+
+/// Opens a database with several buckets, whose close leaves its shards at their nodes.
+fn open_leaving(
+    base: &TempDir,
+    office: &Office,
+    listed: &Arc<Listed>,
+    mode: OffloadMode,
+) -> (Db, Arc<OffloadExecutor>, Arc<RemoteShards>) {
+    let shards = shard_store_that(listed, true);
+    let settings = OwnerSettings { managers: office.managers(), mode, ..OwnerSettings::default() };
+    let jobs = OffloadExecutor::over(settings, None, Some(Arc::clone(&shards)));
+    let family = CfOptions { write_buffer_bytes: 64 << 10, buckets: 4, ..CfOptions::default() };
+    let components = Components {
+        families: [("default".to_owned(), family)].into_iter().collect(),
+        executor: Arc::clone(&jobs) as _,
+        shard_store: Some(Arc::clone(&shards) as _),
+        ..Components::default()
+    };
+    (Db::open_with(dir_of(base), DbOptions::default(), components).unwrap(), jobs, shards)
+}
+
+#[test]
+fn executor_in_place_flushes_shards_of_the_open_before() {
+    flushes_kept_shards(true);
+}
+
+#[test]
+fn executor_elsewhere_flushes_shards_of_the_open_before() {
+    flushes_kept_shards(false);
+}
+
+fn flushes_kept_shards(is_hosted: bool) {
+    let (base, office) = (tempfile::tempdir().unwrap(), Office::start());
+    let node = Memory::start(&Listening::Tcp, 1, 1);
+    let listed = Arc::new(Listed::default());
+    *listed.0.lock() = vec![node.member()];
+    let hosted = is_hosted.then_some(&node.host);
+    let executor = executor(&office, base.path(), hosted);
+    let open = |mode| open_leaving(&base, &office, &listed, mode);
+    let (mut rng, mut written, mut tries) = (Rng::with_seed(7), BTreeMap::new(), 0);
+    let (db, jobs, shards) = loop {
+        let (db, _jobs, shards) = open(OffloadMode::Memtables);
+        wait_until(|| shards.figures().nodes == 1);
+        while shards.figures().shards < 4 {
+            let (key, value) = (key(rng.u32(0..50_000)), vec![rng.u8(..); 100]);
+            db.put(&key, &value).unwrap();
+            written.insert(key, value);
+        }
+        db.close().unwrap();
+        let (db, jobs, shards) = open(OffloadMode::Flushes);
+        // A flush of the first open may have taken all of them before its end.
+        if db.statistics().get(Ticker::AwayShardsKept) > 0 {
+            break (db, jobs, shards);
+        }
+        db.close().unwrap();
+        tries += 1;
+        assert!(tries < 20, "{:?}", shards.figures());
+    };
+    wait_until(|| jobs.room(JobKind::Flush) > 0);
+    db.flush(db.default_family()).unwrap();
+    let (counters, sent) = (jobs.counters(), shards.figures().sent);
+    let flushes = &counters.flushes;
+    let (used, other) = match is_hosted {
+        true => (flushes.images_in_place, flushes.images_fetched),
+        false => (flushes.images_fetched, flushes.images_in_place),
+    };
+    assert!(used > sent && other == 0, "{counters:?}, {sent} sent");
+    assert_eq!((counters.planned_again, executor.figures().failed), (0, 0), "{counters:?}");
+    for (key, value) in &written {
+        assert_eq!(db.get(key).unwrap().as_deref(), Some(&value[..]));
+    }
+    db.close().unwrap();
+}
+
+#[test]
+fn flushes_without_a_slot_run_here() {
+    // The manager knows no executor.
+    let mut world = World::new(1, OffloadMode::Flushes, |_| Listening::Tcp);
+    world.write_until(|world| {
+        world.away.jobs.counters().flushes.here.get("no_executor").is_some_and(|here| *here >= 3)
+    });
+    let flushes = world.away.jobs.counters().flushes;
+    assert_eq!(flushes.packages, 0, "{flushes:?}");
     world.finish();
 }
 

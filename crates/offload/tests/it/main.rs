@@ -4,6 +4,7 @@
 
 mod away;
 mod away_database;
+mod away_images;
 mod away_offsets;
 mod corpus;
 mod databases;

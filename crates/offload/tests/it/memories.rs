@@ -106,10 +106,16 @@ impl NodeList for Listed {
 /// The shard store of a database over the nodes of a list. Nodes of a busy machine may be late,
 /// which costs a rebuild and no answer.
 pub(crate) fn shard_store(listed: &Arc<Listed>) -> Arc<RemoteShards> {
+    shard_store_that(listed, false)
+}
+
+/// The same, whose close leaves the shards at their nodes if `leaves_shards` is set.
+pub(crate) fn shard_store_that(listed: &Arc<Listed>, leaves_shards: bool) -> Arc<RemoteShards> {
     let terms = OwnerTerms {
         beat: Duration::from_millis(50),
         silence: Duration::from_millis(500),
         landing_bytes: MIB,
+        leaves_shards,
         ..OwnerTerms::default()
     };
     RemoteShards::new(OwnerParts {

@@ -104,6 +104,62 @@ fn only_the_shards_of_the_owner_directly_before_are_found() {
     assert_eq!(world.held(), 0);
 }
 
+/// The open finds the shards, so that its log numbers exceed theirs, and keeps none of them.
+#[test]
+fn shards_whose_hold_is_not_confirmed_in_time_are_released() {
+    for does_die in [false, true] {
+        let mut rng = Rng::with_seed(4);
+        let world = World::new(4, 1, 16 * MIB);
+        sent(&world, &samples(&mut rng, 3, 10, 100));
+        world.lose_confirmations();
+        let next = world.opening(2);
+        let found = next.list();
+        assert_eq!(found.len(), 3);
+        let held = || world.nodes[0].figures().counters.adopted;
+        assert_eq!(held(), 3, "the node has executed the request");
+        assert!(next.heads(&found).iter().all(Result::is_err));
+        let id = ShardId { memtable: 1, shard: 0 };
+        assert!(next.adopt(&[(id, &found[0])]).remove(0).is_err());
+        if does_die {
+            drop(next);
+            world.heal();
+            let third = world.opening(3);
+            assert_eq!(third.list().len(), 3, "the second one has seen them");
+            third.purge();
+            world.wait(10 * SECOND);
+        } else {
+            next.purge();
+            world.wait(2 * SECOND);
+            world.heal();
+            world.wait(10 * SECOND);
+        }
+        assert_eq!(world.held(), 0);
+    }
+}
+
+#[test]
+fn cached_offset_answers_for_an_adopted_shard() {
+    let world = World::new(5, 1, 16 * MIB);
+    let sample = Sample::puts(1, 20, 100);
+    sent(&world, std::slice::from_ref(&sample));
+    let next = world.opening(2);
+    let found = next.list();
+    assert!(next.heads(&found).iter().all(Result::is_ok));
+    let id = ShardId { memtable: 1, shard: 5 };
+    let node = next.adopt(&[(id, &found[0])]).remove(0).unwrap();
+    next.purge();
+    let keys = [key_of(3)];
+    for round in 0..3 {
+        let answer = next.lookup(&[ask(node, &[id], &keys, SeqNo::MAX)]).remove(0).unwrap();
+        let right = expected(&[&sample], &keys[0], SeqNo::MAX, SeqNo(0));
+        assert_eq!(versions(&answer, 0), right);
+        let figures = next.figures();
+        assert_eq!((figures.cache_hits, figures.cache_misses), (round, 1));
+    }
+    next.release(&[id], 2);
+    assert_eq!(next.figures().cache_entries, 0);
+}
+
 #[test]
 fn node_that_does_not_answer_costs_a_bounded_wait() {
     let mut rng = Rng::with_seed(3);

@@ -11,8 +11,8 @@
 //! 2. A segment that lost records is left before anything else happens to the log.
 //!
 //! Thread-safety: each thread runs one of the functions.
-//! Failure: a segment that cannot be prepared is tried again when the commit point asks again. A
-//! loss of records is handled as a writer handles it.
+//! Failure: a segment that cannot be prepared is tried again after a pause, when the commit point
+//! asks again. A loss of records is handled as a writer handles it.
 //! Cost: the keeper sleeps until there is work. A buffered log that is written costs ten wake-ups
 //! per second.
 
@@ -59,7 +59,10 @@ fn prepare_segment(db: &DbInner) {
     match PreparedSegment::create(&**fs, &path, no, bytes, db.context.unique_seed()) {
         Ok(segment) => db.logs.ahead().put_prepared(segment),
         // The log goes on in the open segment meanwhile.
-        Err(error) => tracing::warn!(%error, "the next log segment could not be prepared"),
+        Err(error) => {
+            tracing::warn!(%error, "the next log segment could not be prepared yet");
+            db.logs.ahead().note_unprepared(db.context.clock().now_ns());
+        }
     }
 }
 

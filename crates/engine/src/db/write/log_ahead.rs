@@ -24,6 +24,8 @@ use crate::wal::{PreparedSegment, RetiredSegment};
 
 /// Time after which the records of a buffered log leave at the latest.
 const BUFFER_AGE_MAX: Duration = Duration::from_millis(100);
+/// Pause after a segment that could not be prepared.
+const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 /// Work for the thread that keeps the log.
 #[derive(Debug, Default)]
@@ -45,6 +47,8 @@ pub(crate) struct LogWork {
 struct AheadState {
     work: LogWork,
     prepared: Option<PreparedSegment>,
+    /// No segment is prepared before this time, because the last attempt failed.
+    retry_ns: u64,
     /// Whether a buffered log has records that may not have left.
     has_buffered: bool,
     is_closing: bool,
@@ -79,10 +83,11 @@ impl LogAhead {
         self.is_kept.store(true, Ordering::Release);
     }
 
-    /// Asks for the next segment.
-    pub(crate) fn request_segment(&self) {
+    /// Asks for the next segment at the time `now_ns`. Shortly after a failure nothing is asked,
+    /// because the pool is probably full and every write would ask.
+    pub(crate) fn request_segment(&self, now_ns: u64) {
         let mut state = self.lock();
-        if state.prepared.is_none() {
+        if state.prepared.is_none() && now_ns >= state.retry_ns {
             state.work.wants_segment = true;
             self.has_work.notify_one();
         }
@@ -110,6 +115,11 @@ impl LogAhead {
         state.work.unused.extend(unused);
         self.has_work.notify_one();
         None
+    }
+
+    /// Notes that no segment could be prepared at the time `now_ns`.
+    pub(crate) fn note_unprepared(&self, now_ns: u64) {
+        self.lock().retry_ns = now_ns.saturating_add(RETRY_PAUSE.as_nanos() as u64);
     }
 
     /// Puts a prepared segment where the commit point takes it.
@@ -182,5 +192,21 @@ impl LogAhead {
         self.lock().is_closing = true;
         self.has_work.notify_all();
         self.has_buffered.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segment_is_not_asked_for_in_the_pause_after_a_failure() {
+        let ahead = LogAhead::default();
+        let wants = || ahead.lock().work.wants_segment;
+        ahead.note_unprepared(100);
+        ahead.request_segment(100 + RETRY_PAUSE.as_nanos() as u64 - 1);
+        assert!(!wants());
+        ahead.request_segment(100 + RETRY_PAUSE.as_nanos() as u64);
+        assert!(wants());
     }
 }

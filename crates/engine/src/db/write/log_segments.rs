@@ -216,7 +216,7 @@ fn rotate_ahead(db: &DbInner, commit: &mut CommitGuard<'_>) -> Result<()> {
         if log.should_rotate() && go_on_in_prepared(db, log)? {
             return Ok(());
         }
-        db.logs.ahead().request_segment();
+        db.logs.ahead().request_segment(db.context.clock().now_ns());
     }
     let grows_to = (segment_bytes + segment_bytes.max(GROWTH_BYTES_MAX)).min(LENGTH_BYTES_MAX);
     if !log.should_rotate() || db.logs.ahead().is_kept() && len < grows_to {
@@ -248,7 +248,7 @@ pub(crate) fn rotate_early(db: &DbInner, commit: &mut CommitGuard<'_>) -> Result
     match commit.log.as_mut() {
         Some(log) if db.logs.ahead().is_kept() && !log.is_broken() => {
             if !go_on_in_prepared(db, log)? {
-                db.logs.ahead().request_segment();
+                db.logs.ahead().request_segment(db.context.clock().now_ns());
             }
             Ok(())
         }

@@ -536,10 +536,10 @@ impl OwnerState {
         self.homes.get(&id).copied()
     }
 
-    /// Keys of the arenas of a node with shards that can be read.
+    /// Keys of the arenas of a node with shards that can be read, or that an open may still read.
     pub(super) fn arenas(&self, node: StoreNode) -> Vec<RemoteKey> {
         let shards = self.nodes.get(&node).into_iter().flat_map(|state| state.shards.away());
-        shards.map(|(_, at)| at.place.key).collect()
+        shards.map(|(_, at)| at.place.key).chain(self.held_arenas(node)).collect()
     }
 
     /// The database needs these shards no more, and sends none of a memtable below `oldest`.

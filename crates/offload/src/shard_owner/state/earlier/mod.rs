@@ -4,22 +4,30 @@
 //! so that the next open finds them if this one does not get on. When the open has adopted those
 //! that it keeps, the others are released there. A node that answers only later is purged.
 //!
+//! A purge leaves what the node holds for this owner. So a shard is noted before the node is asked
+//! to hold it: if the answer is lost, the shard is never read, and its release follows the purge.
+//!
 //! An adopted shard has a name of this open at the database, and keeps its own in messages.
 //!
 //! Invariants:
 //! 1. Nothing of an earlier owner is purged or released before the open has decided.
 //! 2. Shards that are given up have numbers of memtable 0, which no memtable has.
+//! 3. Only a shard that its node has confirmed to hold is read or adopted.
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use archipelago_base::SeqNo;
 use archipelago_engine::remote::{AwayError, ShardId, StoreNode};
+use archipelago_fabric::RemoteKey;
 
 use super::shards::ShardStage;
 use super::{OwnerState, ReadableShard};
 use crate::wire::shard::{ListedShard, ShardName, ShardPlace};
 
-/// A shard of an earlier owner that a node holds for this one.
+/// A shard of an earlier owner that a node was asked to hold for this one.
 #[derive(Clone, Copy, Debug)]
 struct HeldShard {
     place: ShardPlace,
@@ -27,12 +35,14 @@ struct HeldShard {
     last_seq: SeqNo,
     /// Checksum of the header of its image, once that was read.
     head_sum: Option<u64>,
+    /// Whether the node has confirmed that it holds the shard.
+    is_confirmed: bool,
 }
 
 /// The shards of earlier owners.
 #[derive(Debug, Default)]
 pub(super) struct EarlierShards {
-    /// Those that nodes hold and that are neither adopted nor given up.
+    /// Those that nodes may hold and that are neither adopted nor given up.
     held: BTreeMap<(StoreNode, ShardName), HeldShard>,
     /// Names in messages of those that have a name of this open.
     names: BTreeMap<ShardId, ShardName>,
@@ -74,22 +84,35 @@ impl OwnerState {
         begun.map(|(node, _)| *node).collect()
     }
 
-    /// A node holds these shards for this owner.
+    /// A node is about to be asked to hold these shards for this owner.
     pub(in crate::shard_owner) fn hold(&mut self, node: StoreNode, listed: &[ListedShard]) {
         for shard in listed {
-            let held =
-                HeldShard { place: shard.place, last_seq: shard.info.last_seq, head_sum: None };
+            let (place, last_seq) = (shard.place, shard.info.last_seq);
+            let held = HeldShard { place, last_seq, head_sum: None, is_confirmed: false };
             self.earlier.held.insert((node, shard.name), held);
         }
     }
 
-    /// The place of a shard that a node holds.
+    /// A node has confirmed that it holds the shards of which it was asked.
+    pub(in crate::shard_owner) fn confirm_held(&mut self, node: StoreNode) {
+        let held = self.earlier.held.iter_mut().filter(|(at, _)| at.0 == node);
+        held.for_each(|(_, held)| held.is_confirmed = true);
+    }
+
+    /// Keys of the arenas of a node with shards that this open may still read.
+    pub(super) fn held_arenas(&self, node: StoreNode) -> impl Iterator<Item = RemoteKey> + '_ {
+        let held = self.earlier.held.iter().filter(move |(at, _)| at.0 == node);
+        held.map(|(_, held)| held.place.key)
+    }
+
+    /// The place of a shard that a node has confirmed to hold.
     pub(in crate::shard_owner) fn held(
         &self,
         node: StoreNode,
         name: ShardName,
     ) -> Option<ShardPlace> {
-        self.earlier.held.get(&(node, name)).map(|held| held.place)
+        let held = self.earlier.held.get(&(node, name)).filter(|held| held.is_confirmed);
+        held.map(|held| held.place)
     }
 
     /// Notes the checksum of the header of an image that a node holds.
@@ -108,7 +131,8 @@ impl OwnerState {
     ) -> Result<StoreNode, AwayError> {
         let gone = || AwayError::Lost("its memory node was lost during the takeover".to_owned());
         // What cannot be adopted stays among those that are given up.
-        let held = *self.earlier.held.get(&(node, name)).ok_or_else(gone)?;
+        let held = self.earlier.held.get(&(node, name)).filter(|held| held.is_confirmed);
+        let held = *held.ok_or_else(gone)?;
         let state = self.nodes.get_mut(&node).filter(|state| state.obeys()).ok_or_else(gone)?;
         let head_sum = held.head_sum.ok_or_else(gone)?;
         self.earlier.held.remove(&(node, name));
@@ -120,6 +144,7 @@ impl OwnerState {
         }
         self.earlier.names.insert(id, name);
         self.homes.insert(id, node);
+        self.offsets.open(id, last_seq);
         Ok(node)
     }
 
@@ -136,117 +161,5 @@ impl OwnerState {
             state.shards.set(id, ShardStage::Released);
         }
         self.nodes.keys().copied().collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use archipelago_base::Epoch;
-    use archipelago_fabric::{NodeId, RegionId, RemoteKey, Rights};
-
-    use super::super::{MemoryNode, NextAsk, NodeTask, OwnerTerms};
-    use super::*;
-    use crate::ids::{OffloadDb, OwnerStamp, Token};
-    use crate::wire::shard::{ShardInfo, ShardMessage};
-
-    const LIFE: Epoch = Epoch(7);
-
-    fn name(memtable: u64) -> ShardName {
-        ShardName { epoch: Epoch(3), memtable, shard: 0 }
-    }
-
-    fn id(memtable: u64) -> ShardId {
-        ShardId { memtable, shard: 0 }
-    }
-
-    fn listed(memtable: u64) -> ListedShard {
-        let (node, epoch, region, rights) = (NodeId(1), LIFE, RegionId(3), Rights::READ);
-        let key = RemoteKey { node, epoch, region, tag: 9, len: 4096, rights };
-        let info = ShardInfo { last_seq: SeqNo(9), ..ShardInfo::default() };
-        ListedShard { name: name(memtable), info, place: ShardPlace { key, at: 64, bytes: 100 } }
-    }
-
-    /// An owner whose node has three shards of the one before.
-    fn opening() -> (OwnerState, StoreNode) {
-        let owner = OwnerStamp { db: OffloadDb([1; 16]), epoch: Epoch(4), token: Token([2; 16]) };
-        let mut state = OwnerState::new(owner, OwnerTerms::default());
-        assert!(state.waits_for_nodes(), "none is known");
-        let endpoints = vec!["there".to_owned()];
-        let member = MemoryNode { node: NodeId(1), life: LIFE, endpoints, is_up: true };
-        let node = state.on_members(1, &[member])[0];
-        assert!(state.waits_for_nodes(), "it has not begun");
-        let answer = ShardMessage::Begun {
-            life: LIFE,
-            landing_bytes: 1000,
-            image_bytes_max: 400,
-            room_bytes: 0,
-            shards: 3,
-        };
-        state.on_answer(1, node, &NodeTask::Begin, &answer);
-        assert!(!state.waits_for_nodes());
-        assert_eq!(state.begun_nodes(), [node]);
-        state.hold(node, &[listed(1), listed(2), listed(3)]);
-        (state, node)
-    }
-
-    /// The next requests for the node, each answered, before its next beat.
-    fn asked(state: &mut OwnerState, node: StoreNode) -> Vec<ShardMessage> {
-        state.nodes.values_mut().for_each(|node| node.beat_ns = u64::MAX);
-        let mut asked = Vec::new();
-        while let NextAsk::Ask(task, message) = state.next_ask(2, node) {
-            state.on_answer(2, node, &task, &ShardMessage::Done { shards: 1 });
-            asked.push(message);
-        }
-        asked
-    }
-
-    #[test]
-    fn nothing_is_purged_before_the_open_has_decided() {
-        let (mut state, node) = opening();
-        assert!(asked(&mut state, node).is_empty());
-        assert!(state.adopt(id(8), node, name(2)).is_err(), "its head was not read");
-        state.note_head(node, name(2), 5);
-        assert_eq!(state.adopt(id(8), node, name(2)), Ok(node));
-        assert!(state.adopt(id(9), node, name(2)).is_err(), "it is adopted once");
-        assert!(asked(&mut state, node).is_empty());
-        let before = state.room(2).held_bytes;
-        assert_eq!(before, 100);
-        assert_eq!(state.purge().into_iter().collect::<Vec<_>>(), [node]);
-        let messages = asked(&mut state, node);
-        let [ShardMessage::Purge { .. }, ShardMessage::Release { shards, .. }] = &messages[..]
-        else {
-            panic!("{messages:?}");
-        };
-        assert_eq!(shards[..], [name(1), name(3)]);
-        assert_eq!(state.target(node, &[id(8)]).expect("it is there").names, [name(2)]);
-        assert_eq!(state.id_of(name(2)), Some(id(8)));
-        assert_eq!(state.id_of(name(1)), None, "forgotten, because the node has confirmed it");
-    }
-
-    #[test]
-    fn adopted_shards_are_released_by_their_own_names() {
-        let (mut state, node) = opening();
-        state.note_head(node, name(3), 5);
-        assert_eq!(state.adopt(id(8), node, name(3)), Ok(node));
-        state.purge();
-        asked(&mut state, node);
-        state.release(&[id(8)], 9);
-        let messages = asked(&mut state, node);
-        let [ShardMessage::Release { shards, oldest, .. }] = &messages[..] else {
-            panic!("{messages:?}");
-        };
-        assert_eq!((&shards[..], *oldest), (&[name(3)][..], 9));
-    }
-
-    #[test]
-    fn shards_of_a_lost_node_are_not_adopted() {
-        let (mut state, node) = opening();
-        state.note_head(node, name(1), 5);
-        let endpoints = vec!["there".to_owned()];
-        let next = MemoryNode { node: NodeId(1), life: Epoch(8), endpoints, is_up: true };
-        state.on_members(2, &[next]);
-        assert!(matches!(state.adopt(id(8), node, name(1)), Err(AwayError::Lost(_))));
-        state.purge();
-        assert_eq!(state.counts().1, 0);
     }
 }

@@ -65,11 +65,11 @@ pub trait ShardStore: Send + Sync + 'static {
     /// The shards that the owner directly before this one had at nodes, and which are held for this
     /// owner from now on, so that the next open finds them if this one does not get on. The call
     /// comes at most once, directly after [`ShardStore::owner_is`]. It waits at most a second for a
-    /// node, and leaves out the shards of a node that has not listed them by then. Shards whose hold
-    /// the node has not confirmed are listed, because the next open may find them; their head
+    /// node, and leaves out the shards of a node that has not listed them by then. Shards whose
+    /// hold the node has not confirmed are listed, because the next open may find them; their head
     /// ([`ShardStore::heads`]) cannot be read, so none of them is kept. A shard that an owner had
-    /// earlier, and that the last owner did not hold, is never among them: its records
-    /// need not be those of the log any more. Default: none.
+    /// earlier, and that the last owner did not hold, is never among them: its records need not be
+    /// those of the log any more. Default: none.
     fn list(&self) -> Vec<FoundShard> {
         Vec::new()
     }

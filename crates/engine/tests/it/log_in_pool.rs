@@ -224,12 +224,12 @@ fn records_that_are_lost_around_a_rotation_are_never_applied() {
             pool.inject(PoolCall::LogSubmit, rng.u64(1..300), Fault::Refuse);
         }
         let shared = &db;
-        let outcomes: Vec<Vec<bool>> = std::thread::scope(|scope| {
+        let outcomes: Vec<Vec<Result<()>>> = std::thread::scope(|scope| {
             let write = |thread: u64| {
                 let db = shared;
                 scope.spawn(move || {
-                    let put = |at| db.put(&key(thread * 1000 + at), &[3; 700]).is_ok();
-                    (0..250).map(put).collect::<Vec<bool>>()
+                    let put = |at| db.put(&key(thread * 1000 + at), &[3; 700]);
+                    (0..250).map(put).collect::<Vec<Result<()>>>()
                 })
             };
             let writers: Vec<_> = (0..3).map(write).collect();
@@ -241,12 +241,14 @@ fn records_that_are_lost_around_a_rotation_are_never_applied() {
         let is_known = db.put(b"probe", b"1").is_ok();
         let recovered = open_stepped(&pool.kill_clone(seed), small_db());
         for (thread, outcomes) in outcomes.iter().enumerate() {
-            for (at, is_done) in outcomes.iter().enumerate() {
+            for (at, outcome) in outcomes.iter().enumerate() {
                 let key = key(thread as u64 * 1000 + at as u64);
                 let (now, later) = (db.get(&key).unwrap(), recovered.get(&key).unwrap());
-                assert_eq!(now.is_some(), *is_done, "seed {seed}: {thread}, {at}");
-                if *is_done || is_known {
-                    assert_eq!(later.is_some(), *is_done, "seed {seed}: {thread}, {at}, recovered");
+                let is_done = outcome.is_ok();
+                assert_eq!(now.is_some(), is_done, "seed {seed}: {thread}, {at}");
+                if is_done || is_known {
+                    let what = format!("seed {seed}: {thread}, {at}, recovered: {outcome:?}");
+                    assert_eq!(later.is_some(), is_done, "{what}");
                 }
             }
         }

@@ -14,6 +14,8 @@
 //!    fails, no byte ever leaves.
 //! 3. After the first error nothing leaves, and bytes that have not left still count as submitted,
 //!    so that no wait for them succeeds.
+//! 4. A wait fails exactly if its bytes lie beyond the acknowledged end that the log has decided
+//!    ([`WrittenLog`]). Else a write would be refused whose record the next recovery applies.
 //!
 //! Thread-safety: one lock guards the writer and the bytes. It is not held over a wait.
 //! Failure: errors name the path, are sticky, and end the acknowledgements of the log.
@@ -154,10 +156,13 @@ impl SegmentSender {
     }
 
     fn wait_through(&self, end: u64) -> Result<()> {
-        if self.log.acknowledged() < end {
-            self.release(end)?;
-        }
-        let waited = self.log.wait_acknowledged(end);
+        let is_done = self.log.acknowledged() >= end;
+        let waited = match if is_done { Ok(()) } else { self.release(end) } {
+            Ok(()) => self.log.wait_acknowledged(end),
+            // Another thread may have found these bytes acknowledged, and a third one an error
+            // behind them.
+            Err(error) => self.log.decide(end, Err(error)),
+        };
         waited.map_err(|error| self.fail(&mut self.state.lock(), &error))
     }
 

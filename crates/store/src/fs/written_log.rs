@@ -173,7 +173,8 @@ impl WrittenLog {
         self.verdict.lock().frozen.get_or_insert_with(|| error.clone());
     }
 
-    fn decide(&self, end: u64, waited: Result<()>) -> Result<()> {
+    /// Decides about the bytes before `end`, of which the caller has found out `waited`.
+    pub(super) fn decide(&self, end: u64, waited: Result<()>) -> Result<()> {
         let mut verdict = self.verdict.lock();
         let decided = verdict.judge(end, waited);
         self.acknowledged.store(verdict.bytes, Ordering::Release);

@@ -1,7 +1,11 @@
 //! Log segments that keep bytes back: until the segment before them is acknowledged, or so that
 //! small appends travel together.
 
-use archipelago_base::ErrorKind;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
+
+use archipelago_base::{ErrorKind, Result};
+use archipelago_env::LogSync;
 use archipelago_store::memory::{Fault, PoolCall};
 
 use crate::world::{create_log, error_of, get, new_world, sync_dir, take_over};
@@ -52,6 +56,65 @@ fn segment_fails_with_its_predecessor_and_has_sent_nothing() {
     assert_eq!(pool.calls(PoolCall::LogSubmit), submitted);
     drop((old, new));
     assert_eq!(get(&take_over(&pool.kill_clone(2)), "2.log").unwrap(), b"");
+}
+
+/// A segment of three bytes. The first wait for them takes until the barrier has been passed twice.
+#[derive(Debug)]
+struct SlowSegment {
+    waits: AtomicU64,
+    acknowledged: AtomicU64,
+    barrier: Barrier,
+}
+
+impl LogSync for SlowSegment {
+    fn sync(&self) -> Result<u64> {
+        Ok(3)
+    }
+
+    fn wait(&self, _end: u64) -> Result<()> {
+        if self.waits.fetch_add(1, Ordering::SeqCst) == 0 {
+            self.barrier.wait();
+            self.barrier.wait();
+        }
+        self.acknowledged.store(3, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn acknowledged(&self) -> u64 {
+        self.acknowledged.load(Ordering::SeqCst)
+    }
+
+    fn write_through(&self) -> Result<u64> {
+        Ok(3)
+    }
+}
+
+#[test]
+fn slow_waiter_of_acknowledged_bytes_is_not_told_of_a_later_loss() {
+    let (pool, fs) = new_world(7);
+    let mut log = create_log(&fs, "2.log");
+    sync_dir(&fs);
+    let before = Arc::new(SlowSegment {
+        waits: AtomicU64::new(0),
+        acknowledged: AtomicU64::new(0),
+        barrier: Barrier::new(2),
+    });
+    log.follow(Arc::clone(&before) as _, 3).unwrap();
+    log.submit(&[b"one"]).unwrap();
+    let sync = log.sync_handle();
+    std::thread::scope(|scope| {
+        let slow = scope.spawn(|| sync.wait(3));
+        before.barrier.wait();
+        let second = log.submit(&[b"two"]).and_then(|_| sync.wait(6));
+        pool.inject(PoolCall::LogWait, 1, Fault::Refuse);
+        let third = log.submit(&[b"three"]).and_then(|_| sync.wait(11));
+        before.barrier.wait();
+        let first = slow.join().unwrap();
+        assert!(second.is_ok() && third.is_err(), "{second:?}, {third:?}");
+        // The header of the next segment says that this one ends after six bytes.
+        assert_eq!(sync.acknowledged(), 6);
+        first.unwrap();
+    });
 }
 
 #[test]

@@ -22,14 +22,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use archipelago_base::clock::Clock;
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_engine::flush::FlushSpec;
-use archipelago_engine::job::{Cancel, ShardRef, ShardSource};
+use archipelago_engine::job::{Cancel, FetchPermit, FetchRoom, ShardRef, ShardSource};
 use archipelago_engine::memtable::{SealedImage, SealedShard};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use crate::decide::InputReach;
 use crate::ids::NodeLife;
@@ -39,14 +38,12 @@ use crate::shard_owner::ImageFetcher;
 
 /// Bytes of images that the jobs of one reader have fetched and still use, at most.
 const IMAGE_BYTES_MAX: u64 = 1 << 30;
-/// Time after which a job that waits for room looks whether it was cancelled.
-const LOOK: Duration = Duration::from_millis(50);
 
 /// The shards of one flush.
 pub(super) struct JobShards {
     shards: Vec<(ShardRef, Arc<SealedImage>)>,
     /// Memory of the fetched ones. It is dropped after them.
-    _room: TakenRoom,
+    _room: FetchPermit,
 }
 
 impl ShardSource for JobShards {
@@ -69,66 +66,30 @@ pub(super) struct FetchProgress {
     pub(super) bytes: Arc<AtomicU64>,
 }
 
-/// A bound of the memory for fetched images, over all jobs.
-#[derive(Debug)]
-struct ImageRoom {
-    bytes_max: u64,
-    taken_bytes: Mutex<u64>,
-    freed: Condvar,
-}
-
-/// Memory for the fetched images of one job.
-#[derive(Debug)]
-struct TakenRoom {
-    room: Arc<ImageRoom>,
-    bytes: u64,
-}
-
-impl ImageRoom {
-    fn new(bytes_max: u64) -> Arc<Self> {
-        Arc::new(Self { bytes_max, taken_bytes: Mutex::default(), freed: Condvar::new() })
+/// Takes room for the images that a job fetches. Waits for other jobs. Errors: `Unsupported` if one
+/// job may not have so much; `Closed` if the job was cancelled.
+fn take_room(room: &Arc<FetchRoom>, bytes: u64, cancel: &Cancel) -> Result<FetchPermit> {
+    if bytes > IMAGE_BYTES_MAX {
+        return Err(Error::unsupported(format!(
+            "the images of the flush have {bytes} bytes, and this executor fetches at most \
+             {IMAGE_BYTES_MAX} for all of its jobs"
+        )));
     }
-
-    /// Waits for room. Errors: `Unsupported` if one job may not have so much; `Closed` if the job
-    /// was cancelled.
-    fn take(self: &Arc<Self>, bytes: u64, cancel: &Cancel) -> Result<TakenRoom> {
-        if bytes > self.bytes_max {
-            return Err(Error::unsupported(format!(
-                "the images of the flush have {bytes} bytes, and this executor fetches at most {} \
-                 for all of its jobs",
-                self.bytes_max
-            )));
-        }
-        let mut taken = self.taken_bytes.lock();
-        // Jobs take no more than the bound together, so the sum does not overflow.
-        while bytes > 0 && *taken + bytes > self.bytes_max {
-            cancel.check()?;
-            self.freed.wait_for(&mut taken, LOOK);
-        }
-        *taken += bytes;
-        Ok(TakenRoom { room: Arc::clone(self), bytes })
-    }
-}
-
-impl Drop for TakenRoom {
-    fn drop(&mut self) {
-        *self.room.taken_bytes.lock() -= self.bytes;
-        self.room.freed.notify_all();
-    }
+    room.take(bytes, IMAGE_BYTES_MAX, cancel)
 }
 
 /// Opens the images of flushes in this process or over the fabric.
 pub(super) struct ImageReader {
     hosted: Option<Arc<ShardHost>>,
     fetcher: ImageFetcher,
-    room: Arc<ImageRoom>,
+    room: Arc<FetchRoom>,
     /// Cost of a fetch, as the last jobs have measured it.
     reach: Mutex<InputReach>,
 }
 
 impl ImageReader {
     pub(super) fn new(hosted: Option<Arc<ShardHost>>, fetcher: ImageFetcher) -> Self {
-        Self { hosted, fetcher, room: ImageRoom::new(IMAGE_BYTES_MAX), reach: Mutex::default() }
+        Self { hosted, fetcher, room: Arc::default(), reach: Mutex::default() }
     }
 
     /// How this executor reaches images now.
@@ -176,7 +137,7 @@ impl ImageReader {
                 }
             });
         }
-        let room = self.room.take(far_bytes, &progress.cancel)?;
+        let room = take_room(&self.room, far_bytes, &progress.cancel)?;
         let started_ns = clock.now_ns();
         for (at, indexes) in far {
             let wanted: Vec<ImagePlace> =
@@ -224,29 +185,21 @@ fn in_place(host: &ShardHost, images: &JobImages, image: &ImagePlace) -> Result<
 
 #[cfg(test)]
 mod tests {
-    use archipelago_base::spawn::{Spawn, SystemSpawn};
-
     use super::*;
 
     #[test]
     fn images_of_all_jobs_have_a_bound() {
-        let (room, cancel) = (ImageRoom::new(100), Cancel::default());
-        let too_large = room.take(101, &cancel).expect_err("above the bound");
+        let (room, cancel) = (Arc::default(), Cancel::default());
+        let too_large = take_room(&room, IMAGE_BYTES_MAX + 1, &cancel).expect_err("too large");
         assert_eq!(too_large.kind(), ErrorKind::Unsupported);
-        assert!(too_large.to_string().contains("101 bytes"), "{too_large}");
-        let first = room.take(60, &cancel).expect("room");
-        let second = room.take(40, &cancel).expect("room");
-        let _nothing = room.take(0, &cancel).expect("a flush that reads all images in place");
+        assert!(too_large.to_string().contains("1073741825 bytes"), "{too_large}");
+        let all = take_room(&room, IMAGE_BYTES_MAX, &cancel).expect("room");
+        let _nothing = take_room(&room, 0, &cancel).expect("all images are read in place");
         let stopped = Cancel::default();
         stopped.cancel();
-        let error = room.take(1, &stopped).expect_err("no room, and cancelled");
+        let error = take_room(&room, 1, &stopped).expect_err("no room, and cancelled");
         assert_eq!(error.kind(), ErrorKind::Closed);
-        // A job that waits gets the room that another one leaves.
-        let (waiting, flag) = (Arc::clone(&room), cancel);
-        let work = move || drop(waiting.take(100, &flag).expect("room"));
-        let waiter = SystemSpawn.spawn("waits-for-room", Box::new(work)).expect("a thread");
-        drop((first, second));
-        waiter.join().expect("the job");
-        assert_eq!(*room.taken_bytes.lock(), 0);
+        drop(all);
+        assert!(take_room(&room, 1, &stopped).is_ok(), "a job that need not wait");
     }
 }

@@ -20,10 +20,10 @@ use archipelago_base::budget::{ByteBudget, Charge, MemoryClass};
 use archipelago_base::{Error, ErrorKind, Result};
 
 use crate::db::background::flush_task::{FlushPart, FlushTask};
-use crate::db::state::fetch_room::{FetchPermit, FetchRoom};
 use crate::db::state::jobs::JobState;
 use crate::db::state::memtable::ShardHome;
 use crate::job::{Cancel, ShardRef, ShardSource};
+use crate::job::{FetchPermit, FetchRoom};
 use crate::memtable::{SealedShard, Shard};
 
 /// The cause of the error of a flush that would fetch too much.

@@ -25,10 +25,10 @@ use parking_lot::Condvar;
 
 use crate::db::state::balance::{Balance, WantedChange};
 use crate::db::state::family_space::FamilySpace;
-use crate::db::state::fetch_room::FetchRoom;
 use crate::db::state::job_threads::JobThreads;
 use crate::db::state::memtable::{Immutable, Memtable, SealedInfo, ShardHome};
 use crate::executor::{JobExecutor, JobKind};
+use crate::job::FetchRoom;
 use crate::job::JobOutput;
 use crate::key::KeyRange;
 use crate::live_file::LiveFile;

@@ -11,7 +11,6 @@ pub(crate) mod context;
 pub(crate) mod delay_credit;
 pub(crate) mod family;
 pub(crate) mod family_space;
-pub(crate) mod fetch_room;
 pub(crate) mod health;
 pub(crate) mod job_threads;
 pub(crate) mod jobs;

@@ -284,27 +284,29 @@ fn what_is_in_the_way_of_a_needed_shard_is_needed() {
     assert_eq!(needs_of(&queue, &bounds(&newest), 12), [(false, false)], "it is on its way");
 }
 
+/// Boundaries of the present map of random queues.
+const CUTS: [&str; 8] = ["b", "d", "f", "h", "k", "m", "p", "s"];
+
+/// A memtable with some of [`CUTS`], of which one shard in so many is installed.
+fn random_memtable(rng: &mut fastrand::Rng, one_in: u32) -> Sealed {
+    let own: Vec<&str> = CUTS.into_iter().filter(|_| rng.u32(..3) > 0).collect();
+    let states = (0..=own.len()).map(|_| if rng.u32(..one_in) == 0 { Installed } else { Pending });
+    sealed(&own, &states.collect::<Vec<_>>())
+}
+
 #[test]
 fn flushes_of_needed_ranges_alone_reach_a_wanted_shard() {
-    let cuts = ["b", "d", "f", "h", "k", "m", "p", "s"];
     for seed in 0..500 {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut queue: Vec<Sealed> = Vec::new();
         for _ in 0..rng.usize(2..7) {
-            let own: Vec<&str> = cuts.into_iter().filter(|_| rng.u32(..3) > 0).collect();
-            let mut next = sealed(&own, &vec![Pending; own.len() + 1]);
-            for shard in 0..next.shards.len() {
-                if rng.u32(..3) == 0 {
-                    next.shards[shard] = Installed;
-                }
-            }
-            queue.push(next);
+            queue.push(random_memtable(&mut rng, 3));
         }
         let wanted = rng.usize(..queue.len());
         let shard = rng.usize(..queue[wanted].shards.len());
         queue[wanted].shards[shard] = Pending;
         queue[wanted].figures[shard].is_wanted = true;
-        let newest = map(9, &cuts);
+        let newest = map(9, &CUTS);
         let bounds = JoinBounds { homes: HomeRule::Alike, fetch_bytes_max: 30, ..bounds(&newest) };
         while queue[wanted].shards[shard] != Installed {
             let views = views(&queue);
@@ -336,25 +338,20 @@ fn shards_overlap(queue: &[Sealed], one: &RangePlan, other: &RangePlan) -> bool 
 
 #[test]
 fn random_queues_keep_the_order_of_installs() {
-    let cuts = ["b", "d", "f", "h", "k", "m", "p", "s"];
     for seed in 0..500 {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut queue: Vec<Sealed> = Vec::new();
         for _ in 0..rng.usize(1..6) {
-            let own: Vec<&str> = cuts.into_iter().filter(|_| rng.u32(..3) > 0).collect();
-            let mut next = sealed(&own, &vec![Pending; own.len() + 1]);
+            let mut next = random_memtable(&mut rng, 4);
             next.unlogged = rng.u32(..12) == 0;
             for shard in 0..next.shards.len() {
-                if rng.u32(..4) == 0 {
-                    next.shards[shard] = Installed;
-                }
                 if rng.u32(..3) == 0 {
                     next.figures[shard].apart_bytes = 0;
                 }
             }
             queue.push(next);
         }
-        let newest = map(9, &cuts);
+        let newest = map(9, &CUTS);
         let homes = if rng.bool() { HomeRule::Mixed } else { HomeRule::Alike };
         // Flushes run and end in any order; the plans' invariants hold at each step.
         let mut running: Vec<RangePlan> = Vec::new();

@@ -1,7 +1,7 @@
 //! Bound on the images that running flushes have fetched from memory nodes.
 //!
-//! The database owns one [`FetchRoom`]. A job takes what it will fetch in one step, so that no two
-//! jobs wait for each other.
+//! A database owns one [`FetchRoom`] for the flushes in its process, and an executor one for all of
+//! its jobs. A job takes what it will fetch in one step, so that no two jobs wait for each other.
 //!
 //! Invariants: all permits together are within the bound, or there is only one.
 //!
@@ -22,15 +22,16 @@ const ROOM_WAIT: Duration = Duration::from_millis(50);
 
 /// Bytes of images that running flushes have fetched.
 #[derive(Debug, Default)]
-pub(crate) struct FetchRoom {
+pub struct FetchRoom {
     used: Mutex<u64>,
     freed: Condvar,
 }
 
 impl FetchRoom {
     /// Takes `bytes`, and waits until all have at most `bytes_max`. A job that needs more alone
-    /// gets them when no other job has any.
-    pub(crate) fn take(
+    /// gets them when no other job has any. Errors: `Closed` if the job is cancelled while it
+    /// waits.
+    pub fn take(
         self: &Arc<Self>,
         bytes: u64,
         bytes_max: u64,
@@ -48,7 +49,7 @@ impl FetchRoom {
 
 /// Room for images, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct FetchPermit {
+pub struct FetchPermit {
     room: Arc<FetchRoom>,
     bytes: u64,
 }

@@ -209,7 +209,7 @@ impl Store for FlexKvStore {
     }
 
     fn info(&self) -> String {
-        let mut text = "engine:flex\n".to_owned();
+        let mut text = "engine:flexkv\n".to_owned();
         let Ok(node) = self.node.node() else { return text + "joined:0\n" };
         let Some(map) = node.map_status() else { return text + "joined:0\n" };
         let mine = map.entries.iter().filter(|entry| entry.node == map.number);

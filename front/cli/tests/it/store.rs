@@ -234,7 +234,7 @@ fn value_set_at_one_compute_node_is_read_at_another() {
     assert!(told.starts_with("-ERR unsupported: "), "{told}");
     assert_eq!(pooled.reply().unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
     assert_eq!(one.ask("GET d").unwrap(), "3");
-    assert!(one.ask("INFO").unwrap().contains("\r\nengine:flex\r\n"));
+    assert!(one.ask("INFO").unwrap().contains("\r\nengine:flexkv\r\n"));
     let told = cluster.status();
     for word in ["Store: 64 partitions, 32 of them", "wanted: 50.0 %", "at rest", "reads ", "shm:"]
     {

@@ -7,6 +7,10 @@
 /// pause.
 const LINK_SHARE: u64 = 20;
 
+/// Transfers aim at this part of the space that writers still have. The last image of a memtable
+/// needs an answer of its node, and its local memory is freed after that.
+const SPACE_PART: (u128, u128) = (2, 3);
+
 /// Figures of the writers and of the link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PaceInput {
@@ -22,15 +26,18 @@ pub struct PaceInput {
 }
 
 /// Bytes a second at which images leave: `min(link, max(link / 20, fill rate, backlog · fill rate
-/// / space))`. The whole link if there is no space, and `u64::MAX` before the link was measured.
+/// / (2/3 · space)))`. The whole link if there is hardly any space, and `u64::MAX` before the link
+/// was measured.
 #[must_use]
 pub fn pace(input: &PaceInput) -> u64 {
     let PaceInput { backlog_bytes, space_bytes, fill_bytes_per_s, link_bytes_per_s } = *input;
     if link_bytes_per_s == 0 {
         return u64::MAX;
     }
+    let (share, of) = SPACE_PART;
+    let aim = u128::from(space_bytes) * share / of;
     let product = u128::from(backlog_bytes) * u128::from(fill_bytes_per_s);
-    let Some(needed) = product.checked_div(u128::from(space_bytes)) else {
+    let Some(needed) = product.checked_div(aim) else {
         return link_bytes_per_s;
     };
     let needed = u64::try_from(needed).unwrap_or(u64::MAX);
@@ -52,12 +59,13 @@ mod tests {
         assert_eq!(of(64, 0, 10, 1000), 1000);
         // Writers pause: a twentieth of the link.
         assert_eq!(of(64, 64, 0, 1000), 50);
-        // Backlog and space are alike: as fast as writers fill.
-        assert_eq!(of(64, 64, 200, 1000), 200);
-        assert_eq!(of(32, 64, 200, 1000), 200);
+        // The backlog fits into two thirds of the space: as fast as writers fill.
+        assert_eq!(of(40, 60, 200, 1000), 200);
+        assert_eq!(of(20, 60, 200, 1000), 200);
         // The less space is left, the faster, and never faster than the link.
-        assert_eq!(of(128, 64, 200, 1000), 400);
-        assert_eq!(of(64, 16, 200, 1000), 800);
+        assert_eq!(of(60, 60, 200, 1000), 300);
+        assert_eq!(of(120, 60, 200, 1000), 600);
+        assert_eq!(of(40, 16, 200, 1000), 750);
         assert_eq!(of(64, 1, 200, 1000), 1000);
         assert_eq!(of(0, 64, 0, 10), 1);
         assert_eq!(of(u64::MAX, 1, u64::MAX, u64::MAX), u64::MAX);

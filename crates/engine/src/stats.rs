@@ -78,6 +78,11 @@ tickers! {
     CompactionBytesRead = "compaction.bytes.read",
     /// Bytes that compactions wrote.
     CompactionBytesWritten = "compaction.bytes.written",
+    /// Blocks that were read into the block cache, because a compaction in another process had
+    /// written them anew.
+    BlocksWarmed = "compaction.blocks.warmed",
+    /// Bytes of these blocks in their files.
+    BytesWarmed = "compaction.bytes.warmed",
     /// Garbage collections of value files that were installed.
     GcJobs = "gc.jobs",
     /// Value files that they replaced.

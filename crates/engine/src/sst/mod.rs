@@ -39,6 +39,7 @@ mod tail;
 #[cfg_attr(not(test), expect(dead_code, reason = "flushes, compactions and reads will use it"))]
 pub(crate) mod value_file;
 mod verify;
+mod warm;
 mod writer;
 
 pub use anchors::Anchor;
@@ -58,6 +59,7 @@ pub use salvage::{RecordVisitor, TableSalvage, salvage_table};
 pub(crate) use sampling::{SampledBlock, SampledKey};
 pub use verify::{ForeignTable, read_foreign_table, read_foreign_value_file, verify_value_file};
 pub(crate) use verify::{opened_meta, opened_value_meta};
+pub(crate) use warm::{BlockSpan, TableBlocks, WarmChoice};
 pub use writer::SstWriter;
 
 #[cfg(test)]

@@ -3,10 +3,18 @@
 
 use std::sync::Arc;
 
+use archipelago_base::Result;
 use archipelago_base::budget::{ByteBudget, MemoryClass};
+use archipelago_engine::compaction::job::CompactionSpec;
 use archipelago_engine::db::{Components, Db, ReadOptions};
+use archipelago_engine::executor::{JobExecutor, LocalExecutor};
+use archipelago_engine::flush::FlushSpec;
+use archipelago_engine::gc::job::GcSpec;
+use archipelago_engine::job::{JobContext, JobOutput, KnownKeys};
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::CfOptions;
+use archipelago_engine::sst::BlockCache;
+use archipelago_engine::stats::Ticker;
 use archipelago_env::mem::MemFs;
 
 use crate::support::{over, small_db, small_family};
@@ -23,14 +31,19 @@ fn settled(read: u32) -> Db {
     settled_in(None, read)
 }
 
-fn settled_in(budget: Option<Arc<ByteBudget>>, read: u32) -> Db {
+/// Components of a database with one file in each level.
+fn one_file(fs: &MemFs) -> Components {
     let family = CfOptions {
         buckets: 1,
         write_buffer_bytes: 1 << 20,
         target_file_bytes: 4 << 20,
         ..small_family()
     };
-    let components = Components { budget, ..over(&MemFs::new(), family) };
+    over(fs, family)
+}
+
+fn settled_in(budget: Option<Arc<ByteBudget>>, read: u32) -> Db {
+    let components = Components { budget, ..one_file(&MemFs::new()) };
     let db = Db::open_with("/db", small_db(), components).unwrap();
     (0..KEYS).for_each(|n| db.put(&key(n), &[1; 100]).unwrap());
     for n in 0..read {
@@ -92,5 +105,60 @@ fn blocks_of_files_that_are_gone_leave_the_cache() {
         rewrite(&db);
         assert_eq!(warm(&db, 0..KEYS), KEYS as usize);
         assert!(cached() < all * 11 / 10, "once: {} of {all}", cached());
+    }
+}
+
+/// Runs jobs without the database's block cache, as a process elsewhere does.
+struct Elsewhere;
+
+impl Elsewhere {
+    fn context<'a>(context: &'a JobContext<'a>) -> JobContext<'a> {
+        JobContext {
+            fs: Arc::clone(&context.fs),
+            registry: context.registry.clone(),
+            clock: Arc::clone(&context.clock),
+            limiter: None,
+            value_keys: KnownKeys::default(),
+            cancel: context.cancel.clone(),
+            shards: context.shards,
+            cache: BlockCache::new(0, &context.budget),
+            warm: false,
+            budget: Arc::clone(&context.budget),
+            more_file_numbers: None,
+            progress: Arc::default(),
+        }
+    }
+}
+
+impl JobExecutor for Elsewhere {
+    fn flush(&self, spec: &FlushSpec, context: &JobContext<'_>) -> Result<JobOutput> {
+        LocalExecutor.flush(spec, &Self::context(context))
+    }
+
+    fn compact(&self, spec: &CompactionSpec, context: &JobContext<'_>) -> Result<JobOutput> {
+        LocalExecutor.compact(spec, &Self::context(context))
+    }
+
+    fn gc(&self, spec: &GcSpec, context: &JobContext<'_>) -> Result<JobOutput> {
+        LocalExecutor.gc(spec, &Self::context(context))
+    }
+}
+
+#[test]
+fn what_was_read_is_still_in_the_cache_when_it_was_compacted_elsewhere() {
+    let components = |fs: &MemFs| Components { executor: Arc::new(Elsewhere), ..one_file(fs) };
+    let db = Db::open_with("/db", small_db(), components(&MemFs::new())).unwrap();
+    (0..KEYS).for_each(|n| db.put(&key(n), &[1; 100]).unwrap());
+    db.compact_range(db.default_family(), &KeyRange::all()).unwrap();
+    let warmed = || db.statistics().get(Ticker::BlocksWarmed);
+    assert_eq!(warmed(), 0, "nobody has read anything");
+    (0..100).for_each(|n| assert!(db.get(&key(n)).unwrap().is_some()));
+    for _ in 0..2 {
+        let before = warmed();
+        rewrite(&db);
+        // The keys of one block at either end may have lain in a block that was not read.
+        assert!(warm(&db, 0..100) >= 90, "{} are warm", warm(&db, 0..100));
+        assert!(warm(&db, 200..900) < 50, "nobody read these");
+        assert!(warmed() > before);
     }
 }

@@ -91,6 +91,10 @@ metrics! {
     IN_FLIGHT: Gauge "archipelago_engine_job_in_flight_bytes" [];
     /// Memory that running compactions may take.
     JOB_MEMORY_MAX: Gauge "archipelago_engine_job_memory_limit_bytes" [];
+    /// Number of blocks of compactions in other processes that were read into the block cache.
+    BLOCKS_WARMED: Counter "archipelago_engine_warmed_blocks" [];
+    /// Bytes of these blocks in their files.
+    BYTES_WARMED: Counter "archipelago_engine_warmed_bytes" [];
     /// Number of files that moved down a level without being rewritten.
     TRIVIAL_MOVES: Counter "archipelago_engine_trivial_moves" [];
     /// Number of tables that were removed without being read, because no reader needed them.

@@ -150,6 +150,8 @@ static TICKERS: [(Ticker, &Metric, Option<&str>); Ticker::ALL.len()] = [
     (Ticker::FlushBytesWritten, &metric::JOB_WRITTEN, Some("flush")),
     (Ticker::CompactionBytesWritten, &metric::JOB_WRITTEN, Some("compaction")),
     (Ticker::GcBytesWritten, &metric::JOB_WRITTEN, Some("gc")),
+    (Ticker::BlocksWarmed, &metric::BLOCKS_WARMED, None),
+    (Ticker::BytesWarmed, &metric::BYTES_WARMED, None),
     (Ticker::TrivialMoves, &metric::TRIVIAL_MOVES, None),
     (Ticker::TablesDropped, &metric::TABLES_DROPPED, None),
     (Ticker::Subcompactions, &metric::SUBCOMPACTIONS, None),

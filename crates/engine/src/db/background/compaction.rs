@@ -30,6 +30,7 @@ use crate::compaction::pick::{
 use crate::db::background::job_numbers::JobNumbers;
 use crate::db::background::space;
 use crate::db::background::subcompaction::{self, Compacted};
+use crate::db::background::warm_outputs::{self, WarmPlan};
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
 use crate::db::state::context::Context;
@@ -234,11 +235,19 @@ fn pick_that_fits(disk: &Disk, view: &ReadView, from: &Candidates<'_>) -> Option
 /// Runs a picked compaction and installs it; afterwards it is not running any more. Returns the
 /// numbers of the files that it wrote.
 pub(crate) fn run_compaction_task(db: &DbInner, task: &CompactionTask) -> Result<Vec<u64>> {
+    let mut plan = None;
     let result = contained(&format!("a compaction of \"{}\"", task.family.name), || {
         db.context.fault_point("compaction.picked")?;
-        executor::planning_again(&**db.jobs.executor(), |_| false, || compact_and_install(db, task))
+        executor::planning_again(
+            &**db.jobs.executor(),
+            |_| false,
+            || compact_and_install(db, task, &mut plan),
+        )
     });
     end_compaction(db, task);
+    if let (Ok(files), Some(plan)) = (&result, plan) {
+        warm_outputs::warm_outputs(db, &task.family, task.pick.to(), files, plan);
+    }
     result
 }
 
@@ -252,7 +261,13 @@ pub(crate) fn end_compaction(db: &DbInner, task: &CompactionTask) {
     db.jobs.notify_progress();
 }
 
-fn compact_and_install(db: &DbInner, task: &CompactionTask) -> Result<Vec<u64>> {
+/// Runs and installs the compaction, and returns the numbers of its outputs. `plan` gets the blocks
+/// that were cached just before the install.
+fn compact_and_install(
+    db: &DbInner,
+    task: &CompactionTask,
+    plan: &mut Option<WarmPlan>,
+) -> Result<Vec<u64>> {
     if let Pick::Drop { files } = &task.pick {
         db.context.fault_point("drop.before_install")?;
         install_compaction(db, task, None)?;
@@ -287,6 +302,7 @@ fn compact_and_install(db: &DbInner, task: &CompactionTask) -> Result<Vec<u64>> 
     if has(Defect::EntriesAheadOfTheirEdit) {
         install_entries_early(db, task, &compacted.output)?;
     }
+    *plan = WarmPlan::of(db, &task.pick);
     let installed = db
         .context
         .fault_point("compaction.before_install")

@@ -26,4 +26,5 @@ pub(crate) mod space;
 pub(crate) mod subcompaction;
 pub(crate) mod sweep;
 pub(crate) mod taken;
+pub(crate) mod warm_outputs;
 pub(crate) mod written_shards;

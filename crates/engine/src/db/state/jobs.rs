@@ -584,6 +584,11 @@ impl JobState {
         is_new
     }
 
+    /// Whether a worker readies this memtable.
+    pub(crate) fn is_readying(&self, memtable: u64) -> bool {
+        self.readying.contains(&memtable)
+    }
+
     /// Ends what [`JobState::start_readying`] began.
     pub(crate) fn end_readying(&mut self, memtable: u64) {
         self.readying.retain(|id| *id != memtable);
@@ -673,8 +678,13 @@ pub(crate) struct Jobs {
     /// The threads that help with jobs.
     threads: JobThreads,
     limiter: Arc<RateLimiter>,
+    /// Bounds the reads that keep the block cache warm.
+    warm_limiter: RateLimiter,
     fetch_room: Arc<FetchRoom>,
 }
+
+/// Speed of the reads that keep the block cache of a database warm, in bytes a second.
+const WARM_BYTES_PER_S: u64 = 32 << 20;
 
 /// A caller that waits until no background work is due, until this is dropped.
 pub(crate) struct IdleWaiter<'a>(&'a Jobs);
@@ -695,6 +705,7 @@ impl Jobs {
             executor,
             threads: JobThreads::default(),
             limiter: Arc::new(limiter),
+            warm_limiter: RateLimiter::new(WARM_BYTES_PER_S),
             fetch_room: Arc::default(),
         }
     }
@@ -763,5 +774,10 @@ impl Jobs {
 
     pub(crate) fn limiter(&self) -> &Arc<RateLimiter> {
         &self.limiter
+    }
+
+    /// The limit on reads of outputs that other processes wrote into the block cache.
+    pub(crate) fn warm_limiter(&self) -> &RateLimiter {
+        &self.warm_limiter
     }
 }

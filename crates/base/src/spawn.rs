@@ -14,6 +14,12 @@ impl fmt::Debug for Joiner {
 }
 
 impl Joiner {
+    /// Whether the thread has ended, so that [`Joiner::join`] does not wait.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.0.is_finished()
+    }
+
     /// Waits until the thread has ended. Errors: `Internal` if it panicked.
     pub fn join(self) -> Result<()> {
         let name = self.0.thread().name().unwrap_or("unnamed").to_owned();

@@ -308,6 +308,11 @@ impl ServerState {
         name: &'static str,
         work: fn(&Self, NodeId, Epoch, Vec<String>),
     ) {
+        // A life with a successor never comes back, and its thread ends.
+        served.retain(|(node, life)| {
+            self.rpc.endpoints(*node).is_none_or(|(present, _)| present == *life)
+        });
+        self.threads.lock().retain(|thread| !thread.is_finished());
         for node in nodes {
             let Some((life, ways)) = self.rpc.endpoints(node) else { continue };
             if ways.is_empty() || !served.insert((node, life)) {

@@ -179,8 +179,9 @@ pub(crate) fn report(db: &Db, cf: &ColumnFamily) -> Result<Report> {
     let held = db.inner.view.snapshots().held_bytes(cf.id(), &current);
     let stats = db.inner.observers.stats();
     let user = stats.get(Ticker::UserBytesWritten).max(1) as f64;
-    let tables =
-        (stats.get(Ticker::FlushBytesWritten) + stats.get(Ticker::CompactionBytesWritten)) as f64;
+    let written =
+        [Ticker::FlushBytesWritten, Ticker::CompactionBytesWritten, Ticker::GcBytesWritten];
+    let tables = written.iter().map(|ticker| stats.get(*ticker)).sum::<u64>() as f64;
     Ok(Report {
         family: cf.name().to_owned(),
         levels,

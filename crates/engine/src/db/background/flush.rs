@@ -63,11 +63,13 @@ use crate::remote::AwayError;
 use crate::stats::{Ticker, Timer};
 use crate::version::rebalance::RunningFlush;
 
-/// A sealed memtable that has to be readied.
+/// The oldest sealed memtable of a family that has to be readied, unless a worker does that
+/// already. One that waits for its last writers does not hold the other families up.
 pub(crate) fn next_to_ready(state: &JobState) -> Option<(CfId, Arc<Memtable>)> {
     state.flushes().iter().find_map(|(cf, tracker)| {
         let unready = tracker.queue.iter().find_map(|sealed| sealed.unready.as_ref())?;
-        Some((*cf, Arc::clone(unready)))
+        let is_free = !state.is_readying(unready.id);
+        is_free.then(|| (*cf, Arc::clone(unready)))
     })
 }
 

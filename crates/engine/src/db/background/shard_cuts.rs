@@ -35,7 +35,9 @@ pub(crate) fn next_cuts(memtable: &Memtable, options: &CfOptions) -> Option<Vec<
     if options.value_separation_bytes > 0 {
         return None;
     }
-    let shards_wanted = (options.write_buffer_bytes / SHARD_BYTES).clamp(1, SHARDS_MAX);
+    // A small memory budget makes memtables smaller than their setting.
+    let memtable_bytes = options.write_buffer_bytes.min(memtable.limit_bytes());
+    let shards_wanted = (memtable_bytes / SHARD_BYTES).clamp(1, SHARDS_MAX);
     // A memtable that was sealed early says little.
     if shards_wanted == 1 || memtable.charged_bytes() < memtable.limit_bytes() / 2 {
         return None;

@@ -291,7 +291,14 @@ pub(crate) fn rotate_log(db: &DbInner, commit: &mut CommitGuard<'_>) -> Result<(
     let no = db.storage.file_numbers().allocate();
     let recycle = db.logs.lock().spare.pop();
     log.note_manifest(db.storage.marks().position());
-    let closed = log.rotate(&db.storage.path_of(&log_name(no)), no, recycle)?;
+    let rotated = log.rotate(&db.storage.path_of(&log_name(no)), no, recycle.clone());
+    if let (Err(_), Some(spare)) = (&rotated, recycle)
+        && db.storage.fs().exists(&spare).unwrap_or(true)
+    {
+        // The file stays a spare one, so that a full disk can get its bytes back.
+        db.logs.lock().spare.push(spare);
+    }
+    let closed = rotated?;
     db.logs.set_open(no);
     if !closed.is_void {
         db.logs.add_closed([LogSegment { no: closed.segment.no, bytes: closed.segment.len }]);

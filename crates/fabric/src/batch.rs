@@ -12,9 +12,9 @@
 //! 3. After [`Outcome::Visible`] every reader at the target sees the bytes.
 //!
 //! Thread-safety: a batch has one owner, and no other thread uses it while it is in flight.
-//! Failure: a refusal is an outcome. [`Batch::check`] turns the first refusal into an error. Cost:
-//! no allocation in the steady state, because a thread keeps the memory of a few small batches, and
-//! [`Batch::clear`] keeps the memory of one.
+//! Failure: a refusal is an outcome, and [`Batch::check`] turns the first refusal into an error.
+//! Allocations: none in the steady state, because a thread keeps the memory of a few small batches,
+//! and [`Batch::clear`] keeps the memory of its batch.
 
 use std::cell::RefCell;
 
@@ -162,7 +162,7 @@ impl Batch {
     /// Makes an empty batch.
     #[must_use]
     pub fn new() -> Self {
-        // A thread that ends has no kept memory.
+        // A thread that is ending has no kept memory.
         let spare = SPARE.try_with(|spare| spare.borrow_mut().pop()).ok().flatten();
         Self { memory: spare.unwrap_or_default(), used: 0, deadline_ns: 0 }
     }
@@ -196,8 +196,8 @@ impl Batch {
         index
     }
 
-    /// Adds a WRITE of `len` bytes and returns them for the caller to fill, which saves a copy.
-    /// They hold arbitrary bytes before that.
+    /// Adds a WRITE of `len` bytes, and returns its buffer for the caller to fill, which saves a
+    /// copy. The buffer holds arbitrary bytes before that.
     pub fn write_in_place(&mut self, region: Attached, offset: u64, len: u32) -> &mut [u8] {
         let start = self.reserve(len);
         self.push(Op::Write { region, offset, len, start });
@@ -386,7 +386,7 @@ impl Drop for Batch {
                 spare.push(memory);
             }
         };
-        // A thread that ends keeps no memory.
+        // A thread that is ending keeps no memory.
         let _ = SPARE.try_with(keep);
     }
 }

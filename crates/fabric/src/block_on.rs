@@ -4,19 +4,19 @@
 //! A task that polls a promise asks the link for a thread that receives ([`Driver::attend`]), which
 //! costs two switches of threads per answer. A thread in [`block_on`] has nothing else to do. It
 //! therefore drives the first link that the future waits for ([`Driver::drive`]) until the future
-//! is woken. Other links of the same poll are attended.
+//! is woken. The other links of the same poll get attendance ([`Driver::attend`]).
 //!
 //! Invariants:
 //! 1. A driver is offered and driven within one poll.
 //! 2. A future that runs within the poll of another future has a waker of its own.
 //!
 //! A future that waits for a link and for another event in parallel may notice the other event
-//! late: the thread drives the link until the link completes something, at its deadline at the
-//! latest. Such a future should await the two one after the other.
+//! late. The thread drives the link until the link completes something, which happens at its
+//! deadline at the latest. Such a future should await the two one after the other.
 //!
 //! Thread-safety: the state belongs to the thread.
 //! Failure: none of its own.
-//! Cost: nothing besides the promise, and one allocation per thread.
+//! Cost: that of the promise, and one allocation per thread.
 
 use std::cell::RefCell;
 use std::future::Future;

@@ -1,4 +1,4 @@
-//! The bytes of a request or an answer. Short bodies stand inline, without an allocation.
+//! The bytes of a request or an answer. Short bodies are stored inline, without an allocation.
 
 use std::fmt;
 use std::ops::Deref;
@@ -21,7 +21,7 @@ enum Form {
 }
 
 impl Body {
-    /// Copies `bytes`, inline if they fit.
+    /// Makes a body from a copy of `bytes`. The copy is inline if it fits.
     #[must_use]
     pub fn copy(bytes: &[u8]) -> Self {
         if bytes.len() > INLINE_BYTES_MAX {

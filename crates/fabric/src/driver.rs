@@ -9,11 +9,11 @@
 
 /// Receives completions for a provider.
 pub trait Driver: Send + Sync {
-    /// Receives on the calling thread until `done` returns true. The implementation makes sure that
-    /// it becomes true, by a deadline if by nothing else.
+    /// Receives on the calling thread until `done` returns true. The implementation must make
+    /// `done` true by the deadline of the operation at the latest.
     fn drive(&self, done: &dyn Fn() -> bool);
 
-    /// Sends the queued operations, and receives on another thread than the caller's. A task that
-    /// polled calls it, and so does a promise that is dropped early. It returns without waiting.
+    /// Sends the queued operations, and makes another thread receive. A promise calls it when a
+    /// task polls it, and when it is dropped early. The call returns without waiting.
     fn attend(&self);
 }

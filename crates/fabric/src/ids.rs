@@ -61,7 +61,7 @@ impl Rights {
     /// The right to do all operations.
     pub const ALL: Self = Self(7);
 
-    /// The rights of both.
+    /// The union of both rights.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
@@ -124,7 +124,7 @@ impl RemoteKey {
     }
 }
 
-/// The generation within a tag.
+/// The generation in a tag.
 #[inline]
 pub(crate) fn generation(tag: u64) -> u16 {
     (tag >> 48) as u16

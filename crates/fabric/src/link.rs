@@ -12,21 +12,21 @@
 //!    may still happen. Every other refusal names one operation, which accessed no memory.
 //! 3. When a WRITE completes, every later read of the target's memory sees it.
 //! 4. An aligned word is never torn. Longer data may be.
-//! 5. Atomic operations on a word are atomic to each other, from all clients, and to the node's own
-//!    through [`Region`](crate::Region).
+//! 5. Atomic operations on a word are atomic with respect to each other, from all clients. The same
+//!    holds for those of the node itself through [`Region`](crate::Region).
 //! 6. A request is executed at most once, unless it is marked as idempotent. Its answer arrives at
 //!    most once.
 //! 7. A key that was revoked, or belongs to another epoch, is refused. `shm` cannot stop a broken
 //!    process: see [`Node`].
 //! 8. A link that is down stays down. [`Provider::connect`] makes a new one.
 //!
-//! Posting never blocks. A network provider queues a post. It leaves when a promise of the link is
-//! awaited, polled or dropped, when [`Link::flush`] is called, or when 64 KiB are queued. Therefore
-//! neighbouring posts share packets.
+//! Posting never blocks. A network provider queues a post. The queue is sent when a promise of the
+//! link is awaited, polled or dropped, when [`Link::flush`] is called, or when it holds 64 KiB.
+//! Therefore neighbouring posts share packets.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: a link that fails completes everything in flight with a refusal.
-//! Cost: the providers state theirs.
+//! Cost: the modules of the providers state it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -97,8 +97,8 @@ pub trait Link: Send + Sync + fmt::Debug {
 
     /// Whether this process knows, without a message, that the key of the region is invalid. A
     /// client of shared memory that posts nothing should check from time to time, because the node
-    /// cannot reuse the memory until the client detaches. A link answers false if the node can
-    /// revoke keys without the client.
+    /// cannot reuse the memory until the client detaches. A link whose node can revoke keys without
+    /// the client always returns false.
     fn is_revoked(&self, region: Attached) -> bool {
         let _nobody_waits = region;
         false
@@ -108,8 +108,8 @@ pub trait Link: Send + Sync + fmt::Debug {
     fn post(&self, batch: Batch) -> Promise<Batch>;
 
     /// Whether a batch is complete when [`Link::post`] returns, as over shared memory. A caller
-    /// that must not wait checks this before. The answer may change, so the caller checks the
-    /// promise.
+    /// that must not wait checks this before it posts. The value may change, so the caller also
+    /// checks the promise.
     fn completes_at_once(&self) -> bool {
         false
     }
@@ -132,7 +132,7 @@ pub trait Link: Send + Sync + fmt::Debug {
     /// Takes the link down. Everything in flight completes with [`Reason::Disconnected`].
     fn close(&self);
 
-    /// Counters since the link is up.
+    /// Counters since the link came up.
     fn stats(&self) -> LinkStats;
 }
 
@@ -193,11 +193,11 @@ pub struct Call<'a> {
 /// How a node distinguishes a request that arrives again from a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Repeats {
-    /// By the next number of the session, which the request gets when it is sent.
+    /// By a number: the request gets the next number of the session when it is sent.
     Fresh,
-    /// By a number from [`Session::begin`]. `retry` says that the request was sent before.
+    /// By a number from [`Session::begin`]. `retry` says whether the request was sent before.
     Numbered { number: u64, retry: bool },
-    /// It does not: the node executes every copy that arrives.
+    /// Not at all: the node executes every copy that arrives.
     Idempotent,
 }
 
@@ -225,8 +225,8 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Adds bytes behind the body. The node gets both as one body. So a caller that has the bytes
-    /// elsewhere, such as one that sends them to several nodes, need not copy them into a body.
+    /// Adds bytes after the body. The node gets both as one body. So a caller that keeps the bytes
+    /// elsewhere, for example to send them to several nodes, need not copy them into a body.
     #[must_use]
     pub fn with_payload(self, payload: &'a [u8]) -> Self {
         Self { payload, ..self }
@@ -254,7 +254,7 @@ impl<'a> Call<'a> {
         Call { body, payload: &[], deadline, class, repeats, bulk, answer_bytes_max }
     }
 
-    /// Bytes of the answer that the caller expects at most; 0 if it set no limit.
+    /// Largest answer that the caller expects, in bytes; 0 if it set no limit.
     pub(crate) fn expected_bytes(&self) -> u64 {
         self.answer_bytes_max.unwrap_or(0) as u64
     }
@@ -327,7 +327,7 @@ struct Numbers {
 }
 
 impl Session {
-    /// Makes a session of the client `client`: a random number that no other client has.
+    /// Makes a session of `client`, whose random number no other client may have.
     #[must_use]
     pub fn new(client: ClientId) -> Arc<Self> {
         let state = Numbers { next: 1, open: Vec::new(), linked: false };
@@ -395,7 +395,8 @@ impl Session {
 pub struct Connect {
     /// Address of the node, in the provider's form.
     pub address: String,
-    /// Session of the client. Answers go to its newest link, so it should have one link that is up.
+    /// Session of the client. Answers go to its newest link, so only one link of a session should
+    /// be up.
     pub session: Arc<Session>,
     /// The only node that is accepted. The default accepts any node.
     pub node: Option<NodeId>,

@@ -11,8 +11,8 @@
 //! the thread that polls runs [`block_on`](crate::block_on). Dropping a promise abandons the
 //! answer, not the operation.
 //!
-//! Code of this crate may pass the value through a *filter* on its way into the slot. The filter
-//! runs on the thread that fills, without the slot's lock, so it must not block.
+//! Code of this crate may pass the value through a *filter* before it reaches the slot. The filter
+//! runs without the slot's lock on the thread that fills the slot, so it must not block.
 //!
 //! Thread-safety: any thread may fill, poll, wait and drop.
 //! Failure: a provider that ends fills its slots with refusals.
@@ -45,8 +45,8 @@ trait SlotCells<T> {
     fn set_done(&self);
 }
 
-/// A function through which the value passes before it is stored. `None` means that the function
-/// kept it.
+/// A function that transforms the value before it is stored. It returns `None` if it keeps the
+/// value.
 type Filter<T> = Box<dyn FnOnce(T) -> Option<T> + Send>;
 
 /// Passes the value through the filters, stores it, and wakes the polling task after the lock is
@@ -125,7 +125,7 @@ struct SlotState<T> {
     value: Option<T>,
     waker: Option<Waker>,
     filter: Option<Filter<T>>,
-    /// Whether the first value passes through a filter.
+    /// Whether a filter is working on the first value.
     is_filling: bool,
 }
 
@@ -262,7 +262,7 @@ impl<T> Drop for Promise<T> {
 
 impl<T: Send + 'static> Promise<T> {
     /// Passes the value through `filter` on the thread that completes the promise, or on this
-    /// thread if the value exists.
+    /// thread if the value already exists.
     pub(crate) fn passing(mut self, filter: impl FnOnce(T) -> T + Send + 'static) -> Self {
         match &mut self.0 {
             Form::Ready(value) => *value = value.take().map(filter),
@@ -273,8 +273,8 @@ impl<T: Send + 'static> Promise<T> {
         self
     }
 
-    /// Gives the value to `next` on the thread that completes the promise, or on this thread if the
-    /// value exists. A thread of the link receives the completion.
+    /// Passes the value to `next` on the thread that completes the promise, or on this thread if
+    /// the value already exists. A thread of the link receives the completion.
     pub(crate) fn then(mut self, next: impl FnOnce(T) + Send + 'static) {
         match &mut self.0 {
             Form::Ready(value) => {
@@ -290,11 +290,11 @@ impl<T: Send + 'static> Promise<T> {
                 add_filter(&**slot, Box::new(next));
             }
         }
-        // The drop requests attendance of the link.
+        // Dropping the promise requests attendance of the link.
     }
 }
 
-/// The driver of a promise that other code completes by itself.
+/// The driver of a promise that other code completes through a [`Completer`].
 #[derive(Default)]
 struct Elsewhere {
     lock: Mutex<()>,
@@ -328,7 +328,7 @@ impl<T> Completer<T> {
 }
 
 impl<T> Promise<T> {
-    /// Makes a promise that the returned right completes. Its owner must use it.
+    /// Makes a promise and the right to complete it. The owner of the right must use it.
     pub(crate) fn open() -> (Self, Completer<T>) {
         let (slot, driver) = (Slot::new(), Arc::new(Elsewhere::default()));
         let promise = Self::pending(Arc::clone(&slot), Arc::clone(&driver) as Arc<dyn Driver>);

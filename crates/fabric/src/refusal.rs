@@ -1,5 +1,5 @@
-//! Refusals: why an operation did not happen. A refusal fits into a completion without an
-//! allocation, and becomes a sentence only when a person reads it.
+//! Refusals: the reasons for which an operation did not happen. A refusal fits into a completion
+//! without an allocation. Its text is made only when it is displayed.
 
 use std::fmt;
 

@@ -7,8 +7,8 @@ use archipelago_base::wire::Wire;
 use archipelago_base::{Epoch, wire_struct};
 use archipelago_fabric::NodeId;
 
-/// Identity of a database for offloading. It is drawn at the first open of the database with
-/// offloading and stands in its manifest, so a checkpoint of the database has another one.
+/// Identity of a database for offloading (its *offload id*). The first open with offloading draws
+/// it at random and stores it in the manifest. A checkpoint of the database gets another one.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OffloadDb(pub [u8; 16]);
 
@@ -97,7 +97,7 @@ pub struct Attempt(pub u32);
 pub struct AttemptId {
     /// Job in question.
     pub job: JobId,
-    /// Number of the assignment.
+    /// Number of the assignment within the job.
     pub attempt: Attempt,
 }
 wire_struct!(AttemptId { job, attempt });
@@ -108,7 +108,7 @@ impl fmt::Display for AttemptId {
     }
 }
 
-/// Consecutive file numbers, which the manifest of the database never gives out again.
+/// Consecutive file numbers. The manifest of the database never gives them out again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NumberRange {
     /// First number of the range.

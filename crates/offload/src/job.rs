@@ -28,7 +28,7 @@ impl JobKind {
     pub const ALL: [Self; 3] = [Self::Flush, Self::Compaction, Self::Gc];
 }
 
-/// Bytes that travel with a message and that are shared, not copied, within a process.
+/// Bytes in a message. A clone of a payload shares the bytes and does not copy them.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Payload(pub Arc<[u8]>);
 
@@ -56,7 +56,7 @@ impl Wire for Payload {
 /// Bytes of a job's inputs in the memory of a memory node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InputPlace {
-    /// Node that holds them.
+    /// Node that holds the bytes.
     pub at: NodeLife,
     /// Number of bytes.
     pub bytes: u64,
@@ -74,8 +74,9 @@ pub struct JobOrder {
     pub kind: JobKind,
     /// Bytes that the job reads.
     pub bytes: u64,
-    /// Names of the merge operators and filters that the job calls, and of the build that can read
-    /// its spec.
+    /// Names that an executor must have. They name the build that can read the spec, the place of
+    /// the files (directories, or a storage cluster), and the merge operators and filters that the
+    /// job calls.
     pub needs: Vec<String>,
     /// Memory nodes that hold inputs of the job. Empty if all inputs are files.
     pub places: Vec<InputPlace>,
@@ -112,7 +113,7 @@ pub enum LocalWhy {
     Mode,
     /// No executor is known.
     NoExecutor,
-    /// No executor has a merge operator or filter of the job.
+    /// No executor has all names that the job needs ([`JobOrder::needs`]).
     Unknown,
     /// All attempts have failed.
     Failed,
@@ -179,7 +180,7 @@ impl LocalWhy {
         }
     }
 
-    /// The reason for people.
+    /// The reason as a phrase for logs and error texts.
     #[must_use]
     pub const fn text(self) -> &'static str {
         match self {
@@ -201,11 +202,11 @@ impl LocalWhy {
 /// Why an executor does not take an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DeclineWhy {
-    /// All of its slots are taken.
+    /// All slots of the executor are taken.
     Busy,
-    /// It lacks a merge operator or filter of the job.
+    /// The executor lacks a name that the job needs ([`JobOrder::needs`]).
     Unknown,
-    /// It ends soon.
+    /// The executor is shutting down.
     Leaving,
 }
 wire_enum!(DeclineWhy { Busy = 1, Unknown = 2, Leaving = 3 });
@@ -215,7 +216,7 @@ wire_enum!(DeclineWhy { Busy = 1, Unknown = 2, Leaving = 3 });
 pub enum Verdict {
     /// The outputs are live tables of the database.
     Installed,
-    /// The attempt was abandoned by the owner of the same epoch. The executor removes the outputs.
+    /// The owner of the same epoch has abandoned the attempt. The executor removes the outputs.
     Discard,
     /// The owner does not know the job. The files stay, and the owner's sweep decides about them
     /// (docs/design/offload.md, rule 4).

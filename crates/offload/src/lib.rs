@@ -1,9 +1,10 @@
-//! Jobs of a database that run on other nodes, and memtable shards that lie there (O³-LSM,
-//! docs/design/offload.md).
+//! Offloading: jobs of a database that run on other nodes, and sealed memtable shards that memory
+//! nodes hold (O³-LSM, docs/design/offload.md).
 //!
-//! Three state machines speak one protocol. The **owner** of a database plans jobs and is the only
-//! one that installs outputs. The **scheduler** queues jobs and chooses executors. An **executor**
-//! runs jobs over a shared directory, or over a storage cluster by grants of the owner.
+//! Three state machines share the protocol of jobs. The **owner** of a database plans jobs, and
+//! only the owner installs outputs. The **scheduler** queues jobs and chooses executors. An
+//! **executor** runs jobs over a shared directory, or over a storage cluster by grants of the
+//! owner.
 //!
 //! | part | folder |
 //! | --- | --- |
@@ -20,12 +21,13 @@
 //! Invariants:
 //! 1. The manifest of the database stays the only boundary of visibility. A scheduler that loses
 //!    its state loses no data (docs/design/offload.md, rule 6).
-//! 2. A file number belongs to one attempt for ever, so a late executor cannot touch a live file.
+//! 2. A file number belongs permanently to one attempt, so a late executor cannot touch a live
+//!    file.
 //! 3. Each message may arrive twice, late, or never.
 //!
-//! Thread-safety: the state machines have no locks; drivers have them.
+//! Thread-safety: the state machines have no locks; their drivers lock them.
 //! Failure: each failure ends in another attempt or in a run at the owner, and is counted.
-//! Cost: four messages for each job and direction, and two small ones per beat.
+//! Cost: four messages in each direction for a job, and two small messages for a beat.
 //!
 //! `archipelago-sim --scenario offload` runs the protocol of jobs under faults.
 

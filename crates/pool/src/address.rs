@@ -64,7 +64,7 @@ pub struct Packing {
 
 impl Packing {
     /// A packing into `bits` bits, for blocks of `block_bytes` and offsets that are multiples of
-    /// `unit_bytes` (both powers of two). Invalid if no bit is left for the node.
+    /// `unit_bytes` (both powers of two). Errors: `InvalidArgument` if no bit is left for the node.
     pub fn new(block_bytes: u64, unit_bytes: u64, bits: u32) -> Result<Self> {
         let fits = block_bytes.is_power_of_two()
             && unit_bytes.is_power_of_two()

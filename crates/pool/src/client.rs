@@ -10,8 +10,7 @@
 //!
 //! Invariants:
 //! 1. A write is acknowledged when every copy has it. If a copy refuses or does not answer, the
-//!    client opens the block again, at the epoch that the block has by then, and writes the same
-//!    bytes again.
+//!    client opens the block again, at its present epoch, and writes the same bytes again.
 //! 2. After an operation of unknown outcome, the client first makes its old keys invalid
 //!    ([`Purpose::Afresh`](crate::wire::Purpose::Afresh)), so that no late operation can undo a
 //!    later one. Bytes of a write that was *not* acknowledged may differ between copies until they
@@ -59,7 +58,7 @@ impl Drop for Handle {
     }
 }
 
-/// A client of the pool for tasks. The drop of the last clone leaves the cluster, and the client's
+/// A client of the pool for tasks. Dropping the last clone leaves the cluster, and the client's
 /// blocks go to other clients of its label.
 #[derive(Clone)]
 pub struct PoolClient(Arc<Handle>);
@@ -70,7 +69,7 @@ impl fmt::Debug for PoolClient {
     }
 }
 
-/// An allocation in progress. Drop gives it up, unless it was answered.
+/// An allocation in progress. Dropping it gives the allocation up, unless it was answered.
 struct Asking<'a>(&'a ClientState, bool);
 
 impl Drop for Asking<'_> {
@@ -82,8 +81,8 @@ impl Drop for Asking<'_> {
 }
 
 impl PoolClient {
-    /// Joins the cluster, under a random id. Busy if the manager does not answer within the
-    /// options' patience.
+    /// Joins the cluster under a random id. Errors: `Busy` if the manager does not answer within
+    /// the options' patience.
     pub async fn join(
         options: PoolOptions,
         reach: Arc<dyn Reach>,
@@ -147,7 +146,7 @@ impl PoolClient {
         self.shared().published.block_bytes()
     }
 
-    /// Time, in nanoseconds of the runtime's clock, at which the lease ends unless it is renewed; 0
+    /// Time, in nanoseconds of the runtime's clock, at which the lease ends unless it is renewed. 0
     /// without a lease.
     #[must_use]
     pub fn lease_until_ns(&self) -> u64 {
@@ -175,7 +174,8 @@ impl PoolClient {
         self.shared().is_over()
     }
 
-    /// The error of `what`, because this client was evicted (`Fenced`) or has left (`Closed`).
+    /// The error with which the call `what` ends after this client was evicted (`Fenced`) or has
+    /// left (`Closed`).
     #[must_use]
     pub fn over(&self, what: impl fmt::Display) -> Error {
         self.shared().over(what)
@@ -208,8 +208,8 @@ impl PoolClient {
         self.shared().membership.lock().take_changes()
     }
 
-    /// Allocates a block of zeros, which this client owns. Busy, with the number of bytes that are
-    /// left, if the nodes are full.
+    /// Allocates a block of zeros, which this client owns. Errors: `Busy` if the nodes are full;
+    /// the text has the number of bytes that are left.
     pub async fn allocate(&self, sharing: Sharing) -> Result<BlockId> {
         self.allocate_copies(sharing, 0).await
     }
@@ -227,8 +227,8 @@ impl PoolClient {
         Ok(config.block)
     }
 
-    /// Gives up a block that nothing refers to any more. Its memory is freed after a lease. If the
-    /// manager does not answer, the call ends as busy, and the renewals repeat the release.
+    /// Gives up a block that nothing refers to any more. Its memory is freed after a lease. Errors:
+    /// `Busy` if the manager does not answer; the renewals then repeat the release.
     pub async fn release(&self, block: BlockId) -> Result<()> {
         let shared = self.shared();
         let message = shared.membership.lock().release(block);
@@ -237,7 +237,7 @@ impl PoolClient {
         };
         shared.forget(block);
         match shared.ask_manager(&message, shared.until_ns()).await? {
-            // Refused while the manager gathers reports: said again with the renewals.
+            // A manager that collects reports refuses the release, and the renewals repeat it.
             Message::Done {} | Message::Refuse { .. } => Ok(()),
             other => Err(unexpected(&other)),
         }
@@ -255,14 +255,14 @@ impl PoolClient {
         self.shared().open(block, self.shared().until_ns(), false).await
     }
 
-    /// Opens all copies of a block for writes. Waits while the block changes. Invalid if this
-    /// client may not write the block.
+    /// Opens all copies of a block for writes. Waits while the block changes. Errors:
+    /// `InvalidArgument` if this client may not write the block.
     pub async fn open_writable(&self, block: BlockId) -> Result<Arc<OpenBlock>> {
         self.shared().open(block, self.shared().until_ns(), true).await
     }
 
     /// The present configuration of a block, from the manager. Its owner may have changed since the
-    /// block was opened. Not found if the block was released.
+    /// block was opened. Errors: `NotFound` if the block was released.
     pub async fn locate(&self, block: BlockId) -> Result<Config> {
         let shared = self.shared();
         let until_ns = shared.until_ns();
@@ -330,8 +330,8 @@ impl PoolClient {
 
     /// Declares another client dead immediately, for a caller that has better evidence than a
     /// lease. After the return, no write of that client takes place on a copy in use, under this
-    /// manager or a later one. Busy if that took longer than the options' patience. The client is
-    /// dead nevertheless, and another call continues to wait.
+    /// manager or a later one. Errors: `Busy` if that takes longer than the options' patience. The
+    /// client is dead nevertheless, and another call continues to wait.
     pub async fn evict(&self, client: ClientId) -> Result<()> {
         let shared = self.shared();
         let until_ns = shared.until_ns();
@@ -349,8 +349,8 @@ impl PoolClient {
         }
     }
 
-    /// Whether another client is dead for any reason and none of its writes can take place any
-    /// more. A client that the manager has not heard of for longer than a lease is dead.
+    /// Whether another client is dead, for any reason, and none of its writes can take place any
+    /// more. A client that was silent for longer than a lease is dead.
     pub async fn is_gone(&self, client: ClientId) -> Result<bool> {
         let shared = self.shared();
         let until_ns = shared.until_ns();
@@ -433,7 +433,7 @@ impl ClientState {
         self.runtime.sleep(self.options.pace.pause).await;
     }
 
-    /// An error if `until_ns` has passed, or if the client was evicted or has left.
+    /// Fails if `until_ns` has passed (`Busy`), or if the client was evicted or has left.
     pub(crate) fn late(&self, until_ns: u64, what: impl fmt::Display) -> Result<()> {
         if self.is_over() {
             return Err(self.over(what));
@@ -445,7 +445,7 @@ impl ClientState {
         Ok(())
     }
 
-    /// An error if the refusal does not pass by itself.
+    /// Fails if the refusal is permanent. Succeeds if a later repetition of the request may help.
     pub(crate) fn refused(&self, refused: Refused, what: impl fmt::Display) -> Result<()> {
         match refused.why {
             Why::Rebuilding | Why::Changing | Why::OldEpoch | Why::NotReady | Why::Standby => {
@@ -460,7 +460,7 @@ impl ClientState {
         }
     }
 
-    /// Reports a refusal and pauses, so that the caller may try again. An error if a retry cannot
+    /// Reports a refusal and pauses, so that the caller may try again. Fails if a retry cannot
     /// help.
     async fn again(
         &self,

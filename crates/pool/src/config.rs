@@ -85,8 +85,9 @@ pub fn copier(node: NodeId, life: Epoch) -> ClientId {
     ClientId(node.0.rotate_left(48) ^ life.0 ^ 0x6d65_6d6f_7279)
 }
 
-/// The client id under which a manager asks for promises, and the reverse. The sessions of one
-/// client at one node must differ, and the manager's orders have a session already.
+/// The client id under which a manager asks for promises. Applied to that id, the function returns
+/// the manager's own. A client has one session at a node, and the manager's orders already use it
+/// under the manager's id.
 #[must_use]
 pub fn asker_of_promises(manager: ClientId) -> ClientId {
     ClientId(manager.0 ^ u64::from_le_bytes(*b"promises"))

@@ -2,12 +2,12 @@
 //!
 //! The heap rounds sizes up to a **class**: multiples of 64 bytes up to 4 KiB, then eight steps per
 //! doubling. So rounding costs at most an eighth of a large piece. A piece comes from the free list
-//! of its class, else from the untouched end of an open block, else from the smallest larger free
-//! piece, whose rest returns to the lists. If no piece fits, the caller takes a new block from the
-//! pool and adds it.
+//! of its class, else from the untouched end of an open block. Else it is cut from the smallest
+//! larger free piece, whose rest returns to the lists. If no piece fits, the caller takes a new
+//! block from the pool and adds it.
 //!
 //! The caller that frees a piece names the time from which on the heap may use it again, because
-//! readers may have its address until then. The heap gives back a block without pieces in use
+//! readers may have its address until then. The heap gives back blocks without pieces in use
 //! ([`Heap::take_empty`]). It joins adjacent free pieces on request ([`Heap::join`]), for an owner
 //! that gets no more blocks. After an adoption, no node knows how the dead client cut the block.
 //! The owner of the index names the pieces that the index refers to. Everything else is free, from
@@ -34,7 +34,7 @@ use crate::address::{Address, BlockId};
 const UNIT: u64 = 64;
 /// Number of classes that are one unit apart.
 const FINE: u64 = 64;
-/// Number of classes per doubling above those.
+/// Number of classes per doubling above [`FINE`] units.
 const STEPS: u64 = 8;
 
 /// A piece of a block.
@@ -108,7 +108,7 @@ impl Heap {
     #[must_use]
     pub fn new(block_bytes: u64) -> Self {
         let units = (block_bytes / UNIT).max(1);
-        // A block whose size is no class's is cut into pieces of smaller classes.
+        // A block whose size is not that of a class is cut into pieces of smaller classes.
         let classes = class_of(units) + 1;
         Self {
             block_bytes: units * UNIT,
@@ -127,9 +127,9 @@ impl Heap {
         self.open.push(block);
     }
 
-    /// Adds an adopted block. `pieces` holds offset and requested length of each piece that the
-    /// index refers to. The rest is free from `free_from_ns` on. Corrupt if pieces overlap or leave
-    /// the block, and then the heap is unchanged.
+    /// Adds an adopted block. `live` holds offset and requested length of each piece that the index
+    /// refers to. The rest is free from `free_from_ns` on. Errors: `Corrupt` if pieces overlap or
+    /// leave the block; the heap is then unchanged.
     pub fn adopt(&mut self, block: BlockId, live: &[(u64, u64)], free_from_ns: u64) -> Result<()> {
         let mut pieces = Vec::new();
         for &(offset, len) in live {
@@ -161,8 +161,8 @@ impl Heap {
         Ok(())
     }
 
-    /// Allocates a piece of at least `len` bytes. `None` if no block has room, and the caller must
-    /// [`Heap::add`] a block. Invalid if `len` exceeds a block.
+    /// Allocates a piece of at least `len` bytes. `None` if no block has room; the caller then must
+    /// [`Heap::add`] a block. Errors: `InvalidArgument` if `len` exceeds a block.
     pub fn allocate(&mut self, len: u64, now_ns: u64) -> Result<Option<Piece>> {
         let units = len.div_ceil(UNIT).max(1);
         if units * UNIT > self.block_bytes {
@@ -210,13 +210,15 @@ impl Heap {
         joined.into_iter().for_each(|piece| self.put_free(piece));
     }
 
-    /// Up to `count` free pieces, used before, that the next requests for `len` bytes will get.
+    /// Up to `count` free pieces that the next requests for `len` bytes will get. They were used
+    /// before; pieces of untouched ends are not among them.
     pub fn listed(&self, len: u64, count: usize) -> impl Iterator<Item = &Address> {
         let class = class_of(len.div_ceil(UNIT).max(1));
         self.free.get(class).into_iter().flat_map(move |listed| listed.iter().rev().take(count))
     }
 
-    /// Makes the next piece of an untouched end come from another block, if another block has room.
+    /// Makes the next piece of an untouched end come from another block, if one has room. So pieces
+    /// come from the blocks in turn.
     pub fn turn(&mut self) {
         if !self.open.is_empty() {
             self.open.rotate_right(1);

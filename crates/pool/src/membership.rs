@@ -7,8 +7,7 @@
 //! 1. The lease counts from the time at which the answered renewal was *sent*.
 //! 2. The client acts on a new version of the members before its next renewal confirms the version.
 //! 3. An evicted client stays evicted. Its process joins again under a new id.
-//! 4. A block that was released is not reported as adopted when a manager has forgotten the
-//!    release.
+//! 4. A released block is not reported as adopted, even if a manager has forgotten the release.
 //!
 //! Thread-safety: none; [`Published`] holds a copy that is read without the client's lock.
 //! Failure: none. An answer of an older term is ignored.
@@ -110,7 +109,7 @@ impl Membership {
         }
     }
 
-    /// The values that this membership publishes from now on.
+    /// The published values, which follow every change of this membership.
     pub(crate) fn published(&self) -> Arc<Published> {
         Arc::clone(&self.published)
     }
@@ -152,9 +151,9 @@ impl Membership {
         self.block_bytes
     }
 
-    /// The version of the members that the client knows. An answer to a request under another
-    /// version says nothing about copies, because a node may have been left out and have returned
-    /// meanwhile.
+    /// The version of the list of members that the client knows. An answer to a request under
+    /// another version says nothing about copies, because a node may have been left out and
+    /// returned meanwhile.
     #[must_use]
     pub fn view(&self) -> u64 {
         self.view
@@ -244,7 +243,7 @@ impl Membership {
         }
     }
 
-    /// A memory node said that the client was declared dead.
+    /// Notes the report of a memory node that the client was declared dead.
     pub fn evict(&mut self) {
         self.evicted = true;
         self.publish();
@@ -265,7 +264,7 @@ impl Membership {
         }
     }
 
-    /// Nodes that were not up at some time since the last call. The caller must stop to use their
+    /// Nodes that were not up at some time since the last call. The caller must stop using their
     /// copies before the next renewal.
     pub fn take_left(&mut self) -> Vec<Place> {
         std::mem::take(&mut self.left)
@@ -328,7 +327,7 @@ impl Membership {
         self.released.iter().map(again).collect()
     }
 
-    /// The manager has confirmed the release of a block.
+    /// Notes that the manager has confirmed the release of a block.
     pub fn released(&mut self, block: BlockId) {
         self.released.remove(&block);
     }

@@ -1,7 +1,7 @@
 //! An open block: the links and attached regions of its copies, on which a client posts operations.
 //!
-//! [`ClientState`](crate::shared::ClientState) owns the open blocks of a client, and hands them out as shared
-//! references.
+//! [`ClientState`](crate::shared::ClientState) owns the open blocks of a client, and gives shared
+//! references to callers.
 //!
 //! Thread-safety: any thread may post.
 //! Failure: a copy refuses operations of an older epoch of the block. The client then reports the
@@ -71,7 +71,7 @@ impl OpenBlock {
         self.copies.first().filter(|copy| self.config.copies.first() == Some(&copy.place))
     }
 
-    /// Posts a write to every copy. The write is sent before the return, or with the next doorbell.
+    /// Posts a write to every copy. The write leaves before the return, or with the next doorbell.
     pub fn post_write(&self, offset: u64, bytes: &[u8]) -> Writing {
         self.post_write_from(0, offset, bytes)
     }
@@ -99,7 +99,8 @@ impl OpenBlock {
 
     /// Writes to every copy without waiting, for blocks whose operations [complete
     /// immediately](OpenBlock::completes_at_once). A copy that did not complete immediately counts
-    /// as one that did not answer in time. After a refusal, some copies may have some of the bytes.
+    /// as a copy that did not answer in time. After a refusal, some copies may have some of the
+    /// bytes.
     pub fn write_at_once(&self, writes: &[(u64, &[u8])]) -> Result<(), Refusal> {
         for copy in &self.copies {
             let mut batch = Batch::new();
@@ -134,7 +135,7 @@ impl OpenBlock {
 /// A write in progress on all copies.
 #[derive(Debug)]
 pub struct Writing {
-    /// Writes to one or two copies are common and need no list.
+    /// Write to the first copy. Writes to one or two copies are common and need no list.
     first: Option<Promise<Batch>>,
     rest: Vec<Promise<Batch>>,
     refusal: Option<Refusal>,

@@ -1,8 +1,8 @@
-//! How a client opens blocks, and when an open block stops to be usable.
+//! Opening of blocks by a client, and the events after which an open block is not used any more.
 //!
 //! Invariants:
 //! 1. An open block was opened under the version of the members that the client knows. So the
-//!    client uses no copy on a node that was silent since then.
+//!    client uses no copy on a node that was silent after the opening.
 //! 2. Each open block has a *round*. A round ends when all keys of the client are invalid on every
 //!    copy. After an operation of unknown outcome in round *n*, the client posts on the block only
 //!    in a round above *n*. So no key of that operation is valid any more.
@@ -139,8 +139,8 @@ impl ClientState {
             open.detach();
             return Tried::Not(why);
         }
-        // Under this lock, renewals remove blocks on nodes that are gone, and doubts remove the
-        // blocks that they are about. So no such block is inserted after its removal.
+        // Renewals remove blocks on silent nodes under this lock. So do doubts for their blocks. So
+        // no such block is inserted after its removal.
         let mut doubts = self.doubts.lock();
         let now = doubts.get(&block).copied().unwrap_or_default();
         if self.membership.lock().view() != view || now.needed != doubt.needed {

@@ -22,7 +22,7 @@ pub struct Pace {
     /// Time after which an unanswered request to a node or the manager counts as lost. Default: 500
     /// ms.
     pub request: Duration,
-    /// Pause after a refusal that passes by itself. Default: 2 ms.
+    /// Pause before a request is repeated after a temporary refusal. Default: 2 ms.
     pub pause: Duration,
     /// Pause after a renewal that was not answered. Default: 20 ms.
     pub renewal: Duration,

@@ -24,8 +24,8 @@ use crate::open_block::OpenBlock;
 use crate::options::PoolOptions;
 use crate::wire::PoolStatus;
 
-/// A client of the pool whose calls block. Drop leaves the cluster, and the client's blocks go to
-/// other clients of its label.
+/// A client of the pool whose calls block. Dropping the value leaves the cluster, and the client's
+/// blocks go to other clients of its label.
 pub struct Pool(PoolClient);
 
 impl fmt::Debug for Pool {
@@ -35,13 +35,13 @@ impl fmt::Debug for Pool {
 }
 
 impl Pool {
-    /// Joins a cluster without a secret. Busy if the manager does not answer in time.
+    /// Joins a cluster without a secret. Errors: `Busy` if the manager does not answer in time.
     pub fn join(options: PoolOptions) -> Result<Self> {
         Self::join_over(options, Endpoints::new())
     }
 
-    /// Joins a cluster over `endpoints`, which have its secret. Busy if the manager does not answer
-    /// in time.
+    /// Joins a cluster over `endpoints`, which have its secret. Errors: `Busy` if the manager does
+    /// not answer in time.
     pub fn join_over(options: PoolOptions, endpoints: Endpoints) -> Result<Self> {
         let (reach, runtime) = (Arc::new(endpoints), ThreadRuntime::shared()?);
         block_on(PoolClient::join(options, reach, runtime)).map(Self)

@@ -1,7 +1,7 @@
 //! The state that all clones of a client share.
 //!
-//! `client.rs` implements the calls and the lease, and `opening.rs` implements how blocks are
-//! opened. Both implement methods of [`ClientState`], so it stands below both.
+//! `client.rs` implements the calls and the lease, and `opening.rs` the opening of blocks. Both add
+//! methods to [`ClientState`], so the type has a module of its own below them.
 //!
 //! Thread-safety: each field guards itself. The order of the locks is `open`, then `membership` or
 //! `doubts`. No lock is held over an await.

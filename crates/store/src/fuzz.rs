@@ -1,7 +1,7 @@
 //! Entry points for fuzz targets, and for the tests that replay their corpora: decoders of bytes
-//! that anyone may have written. These are the generations of a namespace, the value of a volume in
-//! the register, the messages and stored values of storage nodes, and the headers of groups in
-//! striped logs.
+//! that anyone may have written. The inputs are generations of a namespace, values of volumes in
+//! the register, messages and stored values of storage nodes, and headers of groups in striped
+//! logs.
 //!
 //! A function returns for every input. It panics if a decoder would have misled the owner of the
 //! volume. Checksums guard these formats, and hardly any input passes them. So each function
@@ -33,8 +33,8 @@ const LOG: LogId = LogId(*b"identity: a log.");
 const HEADER: GenerationHeader =
     GenerationHeader { volume: VolumeId(*b"id of the volume"), number: 3, epoch: Epoch(2) };
 
-/// Decodes `bytes` as a generation of a namespace: as a whole one, as what follows a snapshot, and
-/// as the records of commits that follow their lengths of one byte each. Applies the decoded
+/// Decodes `bytes` as a whole generation of a namespace, and as bytes that follow a snapshot. Also
+/// decodes them as the records of commits, each after its length of one byte. Applies the decoded
 /// commits. A refused commit must change nothing, and a snapshot of the final state must decode to
 /// the same state.
 pub fn namespace(bytes: &[u8]) {
@@ -61,7 +61,7 @@ pub fn namespace(bytes: &[u8]) {
         Ok(recovered) if is_whole => {
             assert_eq!(snapshot_of(&recovered.state), snapshot_of(&state));
         }
-        // The recovery stopped before the first commit that is none.
+        // The recovery stopped before the first bytes that are no commit.
         Ok(recovered) => assert!(recovered.torn_bytes > 0),
         Err(error) => {
             assert!(!is_whole, "{error}");

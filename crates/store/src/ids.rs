@@ -1,5 +1,5 @@
-//! Identities of blobs, logs and volumes: 16 random bytes each, so that nobody has to give them
-//! out.
+//! Identities of blobs, logs and volumes: 16 random bytes each, so that no central allocator is
+//! needed.
 
 use std::fmt;
 

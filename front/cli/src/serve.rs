@@ -57,7 +57,7 @@ enum Engine {
     FlexKv,
 }
 
-/// What leaves the process.
+/// Work and memory that leave the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Offload {
     /// Everything stays here
@@ -125,8 +125,8 @@ pub(crate) struct ServeArgs {
     /// (needs --offload-mode memtables, flushes or all)
     #[arg(long, value_name = "MIB", default_value_t = 0)]
     remote_memtables_mib: u64,
-    /// Memory in MiB for the places of hot records at memory nodes; 0 for none. Default: 64 (needs
-    /// --offload-mode memtables)
+    /// Memory in MiB of the key-offset cache, which has the places of hot records at memory nodes.
+    /// 0 for none. Default: 64 (needs --offload-mode memtables, flushes or all)
     #[arg(long, value_name = "MIB")]
     key_offset_cache_mib: Option<u64>,
     /// Directory of the database. The server creates it if it does not exist (engine lsm)
@@ -306,7 +306,7 @@ fn database(args: &ServeArgs) -> Result<()> {
     Ok(())
 }
 
-/// What leaves this process, and how.
+/// Settings of the work and memory that leave this process; `None` if nothing leaves.
 fn offload(args: &ServeArgs) -> Result<Option<OwnerSettings>> {
     let mode = args.offload_mode.mode();
     if mode == OffloadMode::Off {

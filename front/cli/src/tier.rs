@@ -216,8 +216,8 @@ impl Profile {
         Ok(())
     }
 
-    /// Says by what the devices are known to hold a database: the directory of the database, if it
-    /// names one of them.
+    /// The reason why the devices must have tiers already, if the directory of the database names
+    /// one of them.
     fn known(&self, devices: &[DeviceSettings]) -> Result<Option<String>> {
         let stored = archipelago::storage::devices_of(&self.dir)?.unwrap_or_default();
         let whole = |device: &DeviceSettings| std::path::absolute(&device.path).ok();

@@ -109,7 +109,7 @@ impl VolumeArgs {
         self.store.as_deref()
     }
 
-    /// The volume that the flags name, opened for `command`. `None`: they name none.
+    /// Settings of the volume that the flags name, to open it for `command`. `None`: no volume.
     pub(crate) fn settings(
         &self,
         command: &str,
@@ -161,7 +161,7 @@ impl VolumeArgs {
     }
 }
 
-/// This process, as another one learns of it that finds the volume in use.
+/// Name of this process, which a process that finds the volume in use shows in its error.
 fn owner(command: &str) -> String {
     let machine = rustix::system::uname();
     let machine = machine.nodename().to_string_lossy();

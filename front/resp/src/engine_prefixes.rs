@@ -12,7 +12,6 @@
 //! errors of the engine are returned. A row that no version of this program writes is an error that
 //! names the row. Cost: a search is a point read of a small family. Adding a prefix is one synced
 //! write, and the first one also creates the family.
-//! also creates the family.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};

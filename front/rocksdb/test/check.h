@@ -1,4 +1,4 @@
-// What the programs share: conditions that end them, a directory of their own, settings of tiers.
+// Parts that the test programs share: checks that end the program, a temporary directory, files.
 #pragma once
 
 #include <rocksdb/status.h>
@@ -26,7 +26,7 @@
     }                                                                                                  \
   } while (0)
 
-// A directory that goes with the program.
+// A directory that is removed when this is destroyed.
 class TemporaryDir {
  public:
   explicit TemporaryDir(const std::string& below) {

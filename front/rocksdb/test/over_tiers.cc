@@ -1,7 +1,8 @@
-// Unmodified RocksDB over tiers: writes enough for compactions, looks where every file lies, reads all of it back
-// after reopening and after a kill, with the listener and with hints alone.
+// Tests of unmodified RocksDB over tiers, with the listener and with hints alone. They write enough
+// for compactions, check the device of every file, and read everything back after a reopen and
+// after a kill.
 //
-// With an argument "child DIR" it is the process that is killed.
+// With the arguments "child SETTINGS" the program is the process that a test kills.
 
 #include <archipelago_rocksdb.h>
 #include <rocksdb/convenience.h>
@@ -36,7 +37,7 @@ std::string Key(uint64_t number) {
   return text;
 }
 
-// A value that tells key and version, which no compression makes small.
+// A value that names its key and version, and that does not compress.
 std::string Value(uint64_t number, uint64_t version) {
   std::mt19937_64 random(number * 1000003 + version);
   std::string value = std::to_string(number) + ":" + std::to_string(version) + ":";
@@ -44,7 +45,8 @@ std::string Value(uint64_t number, uint64_t version) {
   return value;
 }
 
-// With a share of 0 nothing is on the fast device for being read often: every table lies where its level belongs.
+// Writes a settings file and returns its path. With a `cache_share` of 0 no table stays on the fast
+// device because it is read often, so every table lies where its level belongs.
 std::string Settings(const TemporaryDir& dir, uint64_t fast_mib, const char* cache_share = "0.75") {
   const std::string path = dir / "settings.toml";
   WriteText(path, "[[tiers]]\nname = \"fast\"\npath = \"" + (dir / "fast") + "\"\ncreate = true\ncapacity_bytes = " +
@@ -53,7 +55,7 @@ std::string Settings(const TemporaryDir& dir, uint64_t fast_mib, const char* cac
   return path;
 }
 
-// A database with levels so small that there are five of them.
+// Options of a database whose levels are so small that it has five of them.
 rocksdb::Options SmallLevels() {
   rocksdb::Options options;
   options.create_if_missing = true;
@@ -68,7 +70,7 @@ rocksdb::Options SmallLevels() {
   return options;
 }
 
-// A database over tiers, open.
+// An open database over tiers.
 struct Open {
   std::shared_ptr<TierFileSystem> fs;
   std::unique_ptr<rocksdb::Env> env;
@@ -95,8 +97,8 @@ struct Open {
 
   uint64_t Told(LevelFrom from) const { return fs->told().tables[static_cast<size_t>(from)]; }
 
-  // Until no compaction is running or due. Between two of them neither may show: a job that is scheduled does not run yet,
-  // which pausing waits for.
+  // Waits until no compaction is running or due. A scheduled job counts as neither before it
+  // starts, so the background work is paused for each check, which waits for such jobs.
   void Settle() const {
     uint64_t pending = 1, running = 1;
     while (pending + running > 0) {
@@ -111,7 +113,8 @@ struct Open {
 
 using Model = std::map<uint64_t, uint64_t>;
 
-// Random updates of 60,000 keys, and new keys in order, which RocksDB moves down without rewriting.
+// Makes random updates of 60,000 keys, and adds new keys in ascending order. RocksDB moves the
+// tables of the latter down without rewriting them.
 void Write(rocksdb::DB* db, Model* model, uint64_t seed, int writes) {
   std::mt19937_64 random(seed);
   uint64_t next = model->empty() ? 1'000'000 : std::max<uint64_t>(1'000'000, model->rbegin()->first + 1);
@@ -135,7 +138,7 @@ void ReadAll(rocksdb::DB* db, const Model& model) {
   CHECK(seen == model.size());
 }
 
-// Where the tables lie, by level and device.
+// Number of tables by level and device.
 using Places = std::map<std::pair<int, int>, int>;
 
 Places Look(const Open& open, bool exact) {
@@ -169,7 +172,7 @@ void Print(const char* what, const Open& open, const Places& places) {
 
 int Deepest(const Places& places) { return places.empty() ? -1 : places.rbegin()->first.first; }
 
-// The log and the manifest lie on the fast device; so does everything else that is small.
+// Checks that the log, the manifest and all other small files lie on the fast device.
 void LookAtOthers(const Open& open) {
   std::vector<std::string> names;
   OK(open.env->GetChildren(kDb, &names));
@@ -184,7 +187,8 @@ void LookAtOthers(const Open& open) {
   CHECK(logs >= 1 && manifests >= 3);
 }
 
-// Moves that trivial moves ask for are made in the background.
+// Waits until each table lies on the device of its level, because the tiers carry out trivial moves
+// in the background.
 Places LookOnceSettled(const Open& open) {
   for (int tries = 0; tries < 500; tries++) {
     const Places places = Look(open, false);
@@ -196,7 +200,8 @@ Places LookOnceSettled(const Open& open) {
   return Look(open, true);
 }
 
-// Two moves of one table may be reported in either order: what comes late says nothing any more.
+// RocksDB may report two moves of one table in either order. A report that arrives late changes
+// nothing.
 void ReportedLate(const Open& open) {
   std::vector<rocksdb::LiveFileMetaData> files;
   open.db->GetLiveFilesMetaData(&files);
@@ -214,20 +219,21 @@ void ReportedLate(const Open& open) {
   const auto listener = archipelago::NewTierListener(open.fs);
   listener->OnCompactionCompleted(open.db.get(), late);
   CHECK(open.Stat(late.output_files[0]).level == deep->level);
-  // What the tiers know wrongly is mended by the next report, too.
+  // The next report also corrects a level that the tiers know wrongly.
   OK(open.fs->SetLevel(late.output_files[0], deep->level + 1));
   listener->OnCompactionCompleted(open.db.get(), late);
   CHECK(open.Stat(late.output_files[0]).level == deep->level);
   CHECK(open.fs->Moved(open.db.get(), "tiers:/rocks/none.sst", 3).IsPathNotFound());
 
-  // A failed compaction is reported like any other and has moved nothing.
+  // RocksDB reports a failed compaction like any other, although it has moved nothing.
   rocksdb::CompactionJobInfo failed = late;
   failed.status = rocksdb::Status::IOError("the disk is full");
   failed.output_file_infos[0].level = deep->level + 1;
   const uint64_t moves = open.fs->told().moves;
   listener->OnCompactionCompleted(open.db.get(), failed);
   CHECK(open.Stat(late.output_files[0]).level == deep->level && open.fs->told().moves == moves);
-  // Tables that were written on another level than the job's are told, without counting as moved.
+  // A table that was written to another level than that of its job is recorded, and does not count
+  // as moved.
   for (const int known : {deep->level - 1, deep->level + 1}) {
     OK(open.fs->SetLevel(late.output_files[0], known));
     rocksdb::CompactionJobInfo written = late;
@@ -238,7 +244,8 @@ void ReportedLate(const Open& open) {
   }
 }
 
-// A backup writes a table under another name first; it is a table all the same, and does not stay on the fast device.
+// A backup writes a table under another name first. The file counts as a table nevertheless, and
+// does not stay on the fast device.
 void BackUp(const Open& open, const Model& model) {
   const std::string dir = "tiers:/rocks/backup";
   rocksdb::BackupEngine* raw = nullptr;
@@ -282,7 +289,7 @@ void WithListener() {
     ReadAll(open.db.get(), model);
   }
   {
-    // Tables of L0 lie on the fast device as long as nobody compacts them.
+    // Tables of L0 lie on the fast device until a compaction takes them.
     rocksdb::Options waiting = SmallLevels();
     waiting.disable_auto_compactions = true;
     Open open(settings, true, waiting);
@@ -296,7 +303,8 @@ void WithListener() {
   ReadAll(open.db.get(), model);
   CHECK(open.fs->TellLevels(open.db.get()) == 0);
 
-  // An ingested table: written nowhere in particular, its level asked for afterwards.
+  // The writer of this table does not know its level. The plugin asks the database after the
+  // ingestion.
   const std::string table = "tiers:/rocks/ingest.sst";
   rocksdb::Options options = SmallLevels();
   options.env = open.env.get();
@@ -311,7 +319,7 @@ void WithListener() {
   open.Settle();
   (void)LookOnceSettled(open);
 
-  // A checkpoint outside of the tiers is a plain database.
+  // A checkpoint outside the tiers is a plain database.
   rocksdb::Checkpoint* raw = nullptr;
   OK(rocksdb::Checkpoint::Create(open.db.get(), &raw));
   std::unique_ptr<rocksdb::Checkpoint> checkpoint(raw);
@@ -321,7 +329,7 @@ void WithListener() {
   std::unique_ptr<rocksdb::DB> owner(plain);
   ReadAll(plain, model);
   BackUp(open, model);
-  // Within the tiers it is of links, made at once, and goes on when the database does.
+  // A checkpoint within the tiers consists of links, and stays as it is while the database goes on.
   const std::string within = "tiers:/rocks/checkpoint";
   OK(checkpoint->CreateCheckpoint(within));
   CHECK(checkpoint->CreateCheckpoint(within).IsInvalidArgument());
@@ -339,7 +347,7 @@ void WithListener() {
   OK(rocksdb::DestroyDB(within, options));
 }
 
-// RocksDB decides as it writes whether a table belongs to the last level or to the one above.
+// RocksDB decides while it writes a table whether it belongs to the last level or to the one above.
 void KeptOffTheLastLevel() {
   TemporaryDir dir("/tmp");
   Model model;
@@ -358,7 +366,7 @@ void KeptOffTheLastLevel() {
   ReadAll(open.db.get(), model);
 }
 
-// What RocksDB asks of a file system beside its files, and what these do not do.
+// Calls of RocksDB that do not concern the bytes of files, and calls that the files refuse.
 void Contract() {
   TemporaryDir dir("/tmp");
   Open open(Settings(dir, 256), true);
@@ -384,7 +392,7 @@ void Contract() {
   rocksdb::FileLock* lock = reinterpret_cast<rocksdb::FileLock*>(&open);
   CHECK(fs.LockFile(std::string(kDb) + "/LOCK", plain, &lock, nullptr).IsBusy() && lock == nullptr);
 
-  // Who reads directly has to read ahead by himself.
+  // With direct reads, RocksDB must read ahead itself.
   std::vector<rocksdb::LiveFileMetaData> live;
   open.db->GetLiveFilesMetaData(&live);
   CHECK(!live.empty());
@@ -397,7 +405,7 @@ void Contract() {
     CHECK(direct ? fetched.IsNotSupported() : fetched.ok());
   }
 
-  // Mappings are refused as the database is opened, with the setting's name.
+  // The open of a database with mapped reads is refused, and the error names the setting.
   open.db.reset();
   rocksdb::Options options = SmallLevels();
   options.env = open.env.get();
@@ -409,8 +417,8 @@ void Contract() {
   }
 }
 
-// Families of different sizes, with level sizes that depend on what is there: each has its own base level, counted from which its first
-// levels are fast.
+// Column families of different sizes with dynamic level sizes. Each has a base level of its own,
+// and its fast levels are counted from that level.
 void Families() {
   TemporaryDir dir("/tmp");
   const std::string settings = Settings(dir, 256, "0");
@@ -436,7 +444,8 @@ void Families() {
     if (at % 100 == 0) OK(db->Put({}, families[1], Key(key), Value(key, 1)));
     if (at % 10'000 == 9'999) OK(db->Flush({}, families));
   }
-  // The large one rewrites its deep levels when the small one was the last to compact out of L0.
+  // The large family rewrites its deep levels after the small one was the last to compact out of
+  // L0.
   OK(db->Flush({}, families));
   OK(db->CompactRange({}, families[0], nullptr, nullptr));
   OK(db->CompactRange({}, families[1], nullptr, nullptr));
@@ -451,7 +460,7 @@ void Families() {
     CHECK(archipelago_stat(fs->tiers()->handle(), (file.db_path + file.name).c_str(), &stat) == 0);
     const bool is_small = file.column_family_name == "small";
     (is_small ? first : deep) += file.level == options.num_levels - 1;
-    // The last level is the small one's first below L0.
+    // The last level is the small family's first level below L0.
     CHECK(stat.device == (is_small ? 0 : 1) || file.level < options.num_levels - 1);
   }
   CHECK(deep > 10 && first > 0);
@@ -459,7 +468,7 @@ void Families() {
   OK(db->Close());
 }
 
-// Logs that are kept for a while after they were flushed go when they are old.
+// RocksDB removes archived logs when they are old.
 void ArchivedLogs() {
   TemporaryDir dir("/tmp");
   rocksdb::Options options = SmallLevels();
@@ -476,7 +485,7 @@ void ArchivedLogs() {
   std::set<std::string> first;
   for (const std::string& name : archived()) first.insert(name);
   CHECK(!first.empty());
-  // RocksDB looks for old ones at flushes, half a second apart.
+  // RocksDB looks for old logs at flushes, at most once in half a second.
   const auto is_left = [&] {
     const std::vector<std::string> now = archived();
     return std::any_of(now.begin(), now.end(), [&](const std::string& name) { return first.count(name) > 0; });
@@ -490,7 +499,8 @@ void ArchivedLogs() {
   ReadAll(open.db.get(), model);
 }
 
-// Without a listener: flushes and levels are told apart by what RocksDB says after it has created a file.
+// Without a listener, the plugin learns the job and the level of a table from hints that RocksDB
+// gives after it has created the file.
 void WithHints() {
   TemporaryDir dir("/tmp");
   const std::string settings = Settings(dir, 256, "0");
@@ -511,11 +521,11 @@ void WithHints() {
       if (place.first <= 2) CHECK(place.second == 0);
       if (place.first >= 3) (place.second == 0 ? deep_fast : deep_slow) += count;
     }
-    // What was moved down without being rewritten stays where it was: that is what hints cannot tell.
+    // Hints do not report trivial moves, so a table that was moved down stays on its device.
     CHECK(deep_slow > 0 && deep_slow > deep_fast);
     ReadAll(open.db.get(), model);
   }
-  // A listener that comes later tells what the tiers do not know.
+  // A listener that is added later corrects the levels.
   Open open(settings, true);
   CHECK(open.fs->TellLevels(open.db.get()) > 0);
   CHECK(open.fs->TellLevels(open.db.get()) == 0);
@@ -523,7 +533,8 @@ void WithHints() {
   ReadAll(open.db.get(), model);
 }
 
-// With its share of copies: what was read may stay on the fast device when it sinks, and is copied there.
+// With room for copies, a table that was read may stay on the fast device when its level gets
+// deeper, and hot ranges are copied there.
 void WithCopies() {
   TemporaryDir dir("/tmp");
   Model model;
@@ -546,12 +557,12 @@ void WithCopies() {
   for (uint64_t number = 0;; number++) {
     sync.sync = number % 16 == 0;
     OK(open.db->Put(sync, Key(number % 5000), Value(number % 5000, number / 5000)));
-    // What stands on the pipe was acknowledged.
+    // The parent reads from the pipe which writes were acknowledged.
     CHECK(write(STDOUT_FILENO, &number, sizeof number) == sizeof number);
   }
 }
 
-// kill -9 at any moment: everything that was acknowledged is there.
+// After kill -9 at any moment, the database has every acknowledged write.
 void Killed(const char* self) {
   TemporaryDir dir("/tmp");
   const std::string settings = Settings(dir, 256);
@@ -585,13 +596,14 @@ void Killed(const char* self) {
     std::string value;
     for (const auto& [key, version] : last) {
       OK(open.db->Get({}, Key(key), &value));
-      // The write that was under way may have come through.
+      // The write that was in progress may exist as well.
       CHECK(value == Value(key, version) || value == Value(key, version + 1));
     }
   }
 }
 
-// A program that knows nothing of tiers names them by a URI; with direct I/O, and logs that are recycled.
+// A program without code for tiers names them by a URI. The second round uses direct I/O, and both
+// rounds ask for recycled logs.
 void ByUri() {
   TemporaryDir dir("/tmp");
   const std::string uri = "archipelago://" + Settings(dir, 256);
@@ -623,7 +635,7 @@ void ByUri() {
 
 int main(int count, char** arguments) {
   if (count == 3 && std::string(arguments[1]) == "child") Child(arguments[2]);
-  // First of all, while there are no threads of RocksDB that a child would miss.
+  // This test forks, so it runs before RocksDB has threads, which a child would not have.
   Killed(arguments[0]);
   WithListener();
   WithHints();

@@ -1,12 +1,14 @@
-// YCSB A and C with unmodified RocksDB: over tiers, and over a plain directory on the slow medium, in turn.
+// Measures YCSB A and C with unmodified RocksDB over tiers, and over a plain directory on the slow
+// medium. The two sides take turns.
 //
 //   ycsb real DIR FAST_DIR      tiers of FAST_DIR (tmpfs, mapped) and DIR (direct) against RocksDB's own file system in DIR,
 //                               with direct I/O
 //   ycsb emulated DIR SPECS     tiers of an emulated NVMe and an emulated SATA drive (docs/devices, in SPECS) against the
 //                               SATA drive alone through the same plugin; DIR should be tmpfs
 //
-// Further: --records N (1 KiB each; 262144), --seconds N of each phase (15), --rounds N (2), --threads N (16), --scale X of
-// emulated devices (0.0625, as decision 0016). The fast device holds a quarter of the records. Both sides have the same RocksDB settings.
+// Other flags, with their defaults: --records N (1 KiB each; 262144), --seconds N of each phase
+// (15), --rounds N (2), --threads N (16), --scale X of emulated devices (0.0625, as in decision
+// 0016). The fast device holds a quarter of the records. Both sides have the same RocksDB settings.
 
 #include <archipelago_rocksdb.h>
 #include <rocksdb/cache.h>
@@ -38,7 +40,8 @@ struct Flags {
 
 constexpr size_t kValueBytes = 1024;
 
-// Zipfian ranks by the approximation of Gray et al., as YCSB draws them; scattered over the keys.
+// Draws Zipfian ranks by the approximation of Gray et al., as YCSB does, and scatters them over the
+// keys.
 class Zipfian {
  public:
   Zipfian(uint64_t items, double theta) : items_(items), theta_(theta) {
@@ -100,7 +103,7 @@ rocksdb::Options Settings() {
   return options;
 }
 
-// A side of the comparison: where the database lies.
+// A side of the comparison: its name, its settings file and the path of its database.
 struct Side {
   std::string name, settings, db_path;
 };
@@ -124,7 +127,7 @@ void Load(rocksdb::DB* db, const Flags& flags) {
   }
 }
 
-// Operations per second of a phase.
+// Runs a phase and returns its operations per second.
 double Run(rocksdb::DB* db, const Flags& flags, const Zipfian& keys, int update_percent, int seed) {
   std::atomic<uint64_t> done{0};
   std::atomic<bool> over{false};
@@ -192,7 +195,8 @@ std::string Device(const std::string& name, const std::string& path, const std::
          "capacity_bytes = " + std::to_string(bytes) + "\n";
 }
 
-// A description of docs/devices, slowed down.
+// Writes a description of docs/devices with the scale `scale` to the file `to`. Returns the lines
+// of the settings for such a device.
 std::string Emulated(const std::string& specs, const std::string& name, const std::string& to, double scale) {
   std::ifstream in(specs + "/" + name + ".toml");
   CHECK(in.good());

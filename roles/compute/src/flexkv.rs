@@ -10,8 +10,8 @@
 //! 2. The listeners of a life are closed before those of the next one open.
 //!
 //! Thread-safety: any thread may call any method.
-//! Failure: a start that cannot join the cluster fails. For half a minute, it retries if the
-//! cluster admitted the node and then declared it dead. A later life is tried again without a
+//! Failure: a start that cannot join the cluster fails. If the cluster admitted the node and then
+//! declared it dead, the start retries for half a minute. A later life is tried again without a
 //! limit.
 //! Cost: two threads, in addition to those of the fabric and of the shared runtime.
 
@@ -46,8 +46,8 @@ const TOGETHER: usize = 32;
 /// Time after which a start fails if the cluster has no memory.
 const MEMORY: Duration = Duration::from_secs(10);
 
-/// Number of records in a sample for how many keys expire and when. The standard error of a share
-/// is then at most 1.6 % of all keys.
+/// Number of records in the sample that estimates how many keys expire and when. The standard error
+/// of a share is then at most 1.6 % of all keys.
 const SAMPLE_RECORDS: u64 = 1000;
 /// Bytes of keys after which a step of a listing of few keys ends.
 const STEP_KEY_BYTES: usize = 1 << 20;
@@ -132,8 +132,8 @@ struct NodeState {
     stop: AtomicBool,
 }
 
-/// A compute node of FlexKV in a process. Drop leaves the cluster, and other nodes take its
-/// partitions.
+/// A compute node of FlexKV in a process. Dropping the value leaves the cluster, and other nodes
+/// take its partitions.
 pub struct FlexKvNode {
     shared: Arc<NodeState>,
     keeper: Option<Joiner>,
@@ -147,8 +147,9 @@ impl fmt::Debug for FlexKvNode {
 }
 
 impl FlexKvNode {
-    /// Joins the cluster and the store. The first node makes the store. Busy if no manager answers
-    /// in time, or if the cluster has no memory node in time.
+    /// Joins the cluster and the store. The first node makes the store. Errors: `InvalidArgument`
+    /// for settings that are not valid; `Busy` if no manager answers in time, or if the cluster has
+    /// no memory node in time.
     pub fn start(settings: FlexKvNodeSettings) -> Result<Self> {
         settings.store.validate()?;
         if settings.listen.is_empty() {
@@ -171,7 +172,7 @@ impl FlexKvNode {
         Ok(Self { shared, keeper: Some(keeper) })
     }
 
-    /// The compute node of the present life. Busy while no life exists.
+    /// The compute node of the present life. Errors: `Busy` while no life exists.
     pub fn node(&self) -> Result<ComputeNode> {
         let life = self.shared.life.read();
         let none = || Error::busy("the cluster declared this node dead, and it is joining again");
@@ -248,8 +249,8 @@ impl FlexKvNode {
         Ok(values)
     }
 
-    /// Hands out the values of the first of `keys`, in their order, until one of them needs a wait.
-    /// Returns their number. `take` must not call this node.
+    /// Passes the values of the first `keys` to `take`, in order, until a key needs a wait. Returns
+    /// the number of values. `take` must not call this node.
     pub fn get_now(&self, keys: &[&[u8]], take: &mut dyn FnMut(Option<&[u8]>)) -> usize {
         let Ok(node) = self.node() else { return 0 };
         let mut read = 0;
@@ -263,14 +264,15 @@ impl FlexKvNode {
         read
     }
 
-    /// Executes those of the sets that need no wait, each as [`ComputeNode::set`] does. Returns the
-    /// indices of the others, in their order. The remaining sets of a key follow its executed ones.
+    /// Executes the sets that need no wait, each as [`ComputeNode::set`] does. Returns the indices
+    /// of the remaining sets, in order. If some sets of a key remain, they come after those that
+    /// were executed.
     pub fn set_now(&self, sets: &[Set<'_>]) -> Vec<usize> {
         let Ok(node) = self.node() else { return (0..sets.len()).collect() };
         for (turn, some) in sets.chunks(FAST_KEYS_MAX).enumerate() {
             let (done, from) = (node.multi_set_fast(some), turn * FAST_KEYS_MAX);
             if done.count_ones() as usize != some.len() {
-                // The later sets may be of the same keys.
+                // Later chunks may have sets of the same keys, so all of them remain.
                 let next = from + some.len();
                 let left = (from..next).filter(|nth| done >> (nth - from) & 1 == 0);
                 return left.chain(next..sets.len()).collect();
@@ -310,7 +312,7 @@ impl FlexKvNode {
         Ok(there)
     }
 
-    /// Hands out the keys of one partition after another until `take` breaks; see
+    /// Passes the keys of one partition after another to `take`, until `take` breaks; see
     /// [`ComputeNode::keys_in`].
     pub fn each_partition(
         &self,
@@ -460,8 +462,8 @@ fn figures_of(sample: &ScanStep, records: u64, now_ms: u64) -> KeyFigures {
     KeyFigures { keys: share(sample.keys.len()), expiring: share(expiring), mean_ttl_ms }
 }
 
-/// The result of writes that ran in parallel, after `done` others of the same call. Returns the
-/// first error, whose effect is unknown if any of the writes may have happened.
+/// The result of writes that ran in parallel, after `done` earlier writes of the same call. Returns
+/// the first error. Its effect is unknown if any of the writes may have happened.
 fn all_done<T>(written: Vec<Result<T, WriteError>>, done: usize) -> Result<Vec<T>, WriteError> {
     let may_have = |one: &Result<T, WriteError>| {
         one.as_ref().map_or_else(|failed| failed.effect() == WriteEffect::Unknown, |_| true)
@@ -513,8 +515,8 @@ impl NodeState {
         }
     }
 
-    /// Begins the first life. A manager that answered and was then stopped for longer than a lease
-    /// declares this node dead, and the node joins again.
+    /// Begins the first life. If a manager answers, is stopped for longer than a lease, and then
+    /// declares this node dead, the node joins again.
     fn begin_first(&self) -> Result<()> {
         let until_ns = self.clock.now_ns() + FIRST_LIFE.as_nanos() as u64;
         loop {
@@ -561,7 +563,7 @@ impl NodeState {
         })
     }
 
-    /// Makes a member of the pool a node of the store.
+    /// Makes this process, which is a member of the pool, a node of the store.
     fn take_part(&self, pool: PoolClient) -> Result<Life> {
         let (endpoints, runtime) = (Arc::clone(&self.endpoints), Arc::clone(&self.runtime));
         let (id, epoch) = fabric_id(pool.client());

@@ -29,8 +29,9 @@ pub use storage::Storage;
 
 use volume::{VolumeSettings, VolumeStorage};
 
-/// Prefix of the names of column families that are keyspaces like the default one. A compute node
-/// runs them with the settings of the default one, unless they have settings of their own.
+/// Prefix of the names of column families that are keyspaces of the Redis server, as the default
+/// family is. A compute node runs them with the settings of the default family, unless they have
+/// settings of their own.
 pub const DATABASE_FAMILIES: &str = "archipelago.database.";
 
 /// A small process keeps buffers for reuse in at most one part in this many of its memory.
@@ -45,8 +46,8 @@ pub fn memory_bytes(settings: &Settings) -> u64 {
     }
 }
 
-/// Keeps the resident memory of a small process near its memory in use, which the kernel's huge
-/// pages doubled (decision 0054). Both settings hold for the whole process until its end.
+/// Keeps the resident memory of a small process near its memory in use. Without this, the kernel's
+/// huge pages doubled it (decision 0054). Both settings hold for the whole process until its end.
 fn make_memory_compact(process_bytes: u64) {
     let kept = usize::try_from(process_bytes / KEPT_BUFFERS_SHARE).unwrap_or(usize::MAX);
     buffers::keep_at_most(kept);
@@ -64,7 +65,7 @@ pub struct ComputeNode {
     offloaded: Offloaded,
 }
 
-/// What leaves the process of a compute node.
+/// The parts of a compute node that offload: the executor of jobs and the store of memtables.
 #[derive(Clone, Debug, Default)]
 pub struct Offloaded {
     jobs: Option<Arc<OffloadExecutor>>,
@@ -72,8 +73,9 @@ pub struct Offloaded {
 }
 
 impl Offloaded {
-    /// The parts that send away what `settings` say of a database on `storage`, for a program that
-    /// opens the database itself. Errors: those of starting threads.
+    /// Starts the parts that `settings` want for a database on `storage`. This is for a program
+    /// that opens the database itself. Errors: those of starting threads, and `Busy` if the
+    /// identity of the volume's cluster is not known.
     pub fn start(storage: &Storage, settings: OwnerSettings) -> Result<Self> {
         offloaded(storage, settings)
     }
@@ -125,10 +127,11 @@ impl ComputeNode {
         Self::open_on(open, settings, None)
     }
 
-    /// Opens the database in `dir` as [`ComputeNode::open`] does, and sends away what `offload`
-    /// says: its sealed memtables to memory nodes, and flushes, compactions and garbage collections
-    /// to executors of the cluster. For executors, `dir` must be an absolute path, under which they
-    /// find the same files, so a database on tiers is refused.
+    /// Opens the database in `dir` as [`ComputeNode::open`] does, and offloads what
+    /// [`OwnerSettings::mode`] says. Sealed memtables go to memory nodes. Flushes, compactions and
+    /// garbage collections go to executors of the cluster. For executors, `dir` must be an absolute
+    /// path, under which they find the same files. Errors: `InvalidArgument` for another path, and
+    /// for a database on tiers whose jobs would leave.
     pub fn open_offloading(
         dir: &Path,
         settings: &Settings,
@@ -167,7 +170,7 @@ impl ComputeNode {
         Self::open_volume_with(volume, settings, None)
     }
 
-    /// Opens the database in a volume as [`ComputeNode::open_volume`] does, and sends away what
+    /// Opens the database in a volume as [`ComputeNode::open_volume`] does, and offloads what
     /// `offload` says. Executors must reach the storage cluster ([`volume::pool_of_executor`]).
     pub fn open_volume_offloading(
         volume: &VolumeSettings,
@@ -178,8 +181,8 @@ impl ComputeNode {
     }
 
     /// Opens the database on a storage that the caller has opened, such as a decorated file system.
-    /// The node closes the storage. `offload` says what leaves; without it nothing does. Errors are
-    /// those of [`Db::open`].
+    /// The node closes the storage. `offload` says what leaves the process; without it nothing
+    /// does. Errors are those of [`Db::open`].
     pub fn open_over(
         storage: Storage,
         settings: &Settings,
@@ -223,7 +226,8 @@ impl ComputeNode {
         let storage = open(&budget)?;
         let opened = open_database(&storage, &budget, settings, offload);
         let (db, offloaded) = opened.inspect_err(|_| {
-            // Otherwise the next opener would wait for the end of a lease. The first error counts.
+            // Otherwise the next opener would wait for the end of a lease. The caller gets the
+            // first error.
             if let Some(volume) = &storage.volume {
                 let _second = volume.close();
             }
@@ -261,7 +265,7 @@ impl ComputeNode {
         self.offloaded.shards.as_ref()
     }
 
-    /// The counters of what leaves the node.
+    /// The counters of offloading, by the names that INFO of a server shows.
     #[must_use]
     pub fn offload_counters(&self) -> BTreeMap<String, u64> {
         self.offloaded.counters()
@@ -281,7 +285,7 @@ impl ComputeNode {
     }
 }
 
-/// Opens the database on `storage`, with what leaves the process.
+/// Opens the database on `storage`, with the parts that offload.
 fn open_database(
     storage: &Storage,
     budget: &Arc<ByteBudget>,
@@ -304,8 +308,8 @@ fn open_database(
     Ok((db, offloaded))
 }
 
-/// The parts of a node that send away what `offload` says. The executor of jobs knows the store of
-/// memtables, because it sends flushes of what memory nodes hold.
+/// Starts the parts of a node that offload what `offload` says. The executor of jobs needs the
+/// store of memtables, because it sends away only flushes of shards that memory nodes hold.
 fn offloaded(storage: &Storage, offload: OwnerSettings) -> Result<Offloaded> {
     let mut shards = None;
     if offload.mode.sends_memtables() {
@@ -347,7 +351,8 @@ fn refuse_families(settings: &Settings, place: &str) -> Result<()> {
     }
 }
 
-/// Reads a settings file. The error says which line is wrong and what is allowed.
+/// Reads and validates a settings file. Errors: those of reading it; `InvalidArgument` names the
+/// line, the setting and the allowed values.
 pub fn load_settings(path: &Path) -> Result<Settings> {
     #[expect(clippy::disallowed_methods, reason = "the operator's file, not the store's")]
     let bytes =

@@ -57,8 +57,8 @@ pub struct Storage {
 }
 
 impl Storage {
-    /// Opens the storage of the database of `dir`: on `devices`, or, if that list is empty, on
-    /// those that the directory names. Errors are those of [`TieredFs::open`], and
+    /// Opens the storage of the database of `dir`: on `devices`, or, if that list is empty, on the
+    /// devices that the directory names. Errors are those of [`TieredFs::open`], and
     /// `InvalidArgument` for devices if the directory has a database without tiers.
     pub fn open(dir: &Path, devices: &[DeviceSettings]) -> Result<Self> {
         Self::open_with(dir, devices, Components::default())

@@ -6,7 +6,7 @@
 //!
 //! Invariants:
 //! 1. [`VolumeStorage::open`] creates no volume.
-//! 2. A volume that an open has failed to use was given up.
+//! 2. An open that fails gives the volume up.
 //!
 //! Thread-safety: any thread may call any function.
 //! Failure: errors name the volume and say what to do. `Busy` names the owner.
@@ -33,7 +33,7 @@ use archipelago_store::{CopyTarget, StoreFs, Stores};
 /// Path of the database in its volume.
 pub const VOLUME_DATABASE: &str = "/db";
 
-/// Which volume a process opens, and how.
+/// The volume that a process opens, and the way in which it opens it.
 #[derive(Clone, Debug)]
 pub struct VolumeSettings {
     /// Endpoints of the managers of the storage cluster: `tcp:HOST:PORT`.
@@ -42,7 +42,7 @@ pub struct VolumeSettings {
     pub secret: Option<Secret>,
     /// Name of the volume.
     pub name: String,
-    /// This process as other openers learn of it: what it does, its id and its machine.
+    /// Description of this process for other openers: what it does, its id and its machine.
     pub owner: String,
     /// Whether to take the volume over from an owner whose lease lives. Default: no.
     pub take_over: bool,
@@ -184,7 +184,7 @@ impl VolumeStorage {
     pub fn checkpoint_to(&self, db: &Db, name: &str) -> Result<()> {
         let (root, files) = (Path::new("/"), &*self.files);
         let dir = root.join(format!("checkpoint-{name}"));
-        // What an interrupted call left.
+        // An interrupted call may have left this directory.
         if files.exists(&dir)? {
             files.remove_dir_all(&dir)?;
         }
@@ -237,13 +237,13 @@ impl VolumeStorage {
         self.volume.check_open()
     }
 
-    /// Lines about the volume for INFO: `name:value`.
+    /// Facts about the volume for INFO, as lines of the form `name:value`.
     #[must_use]
     pub fn facts(&self) -> String {
         format!("volume:{}\nvolume_epoch:{}\n", self.name(), self.epoch())
     }
 
-    /// What this process has done with the storage nodes, for metrics.
+    /// Counters of what this process has done with the storage nodes, for metrics.
     #[must_use]
     pub fn pool_report(&self) -> NodeStoresReport {
         self.pool.report()

@@ -1,4 +1,4 @@
-//! The change of one block from one configuration to the next.
+//! Changes one block from one configuration to the next.
 //!
 //! [`ManagerCore`](crate::core::ManagerCore) owns the changes, one per block at a time. A change
 //! has these steps:
@@ -54,7 +54,7 @@ enum Next {
     End,
 }
 
-/// Copies that stay, except the first, which must be made equal to the first.
+/// Copies that stay and must be made equal to the first copy. The first copy is not among them.
 fn refreshed(sharing: Sharing, change: &Change) -> &[Place] {
     match sharing {
         Sharing::All => change.kept.get(1..).unwrap_or_default(),
@@ -204,8 +204,8 @@ impl ManagerCore {
             return Next::Wait;
         }
         let missing = (block.config.wanted as usize).saturating_sub(change.kept.len());
-        // This excludes a node that was left out and has returned. A fill would overwrite its old
-        // copy, which counts until the new configuration is in use.
+        // This excludes a node that this change left out and that has returned. A fill would
+        // overwrite its old copy, which counts until the new configuration is in use.
         let there = block.config.copies.iter();
         let there = there.filter(|copy| self.place_is(block, **copy) != PlaceIs::Lost);
         let but: Vec<NodeId> = there.map(|copy| copy.node).collect();
@@ -272,8 +272,8 @@ impl ManagerCore {
     }
 
     /// Places a new block on other nodes after some of its nodes were lost, or gives it up. The
-    /// block gets a new epoch. A lost node may hold its copy and tell a later manager that it was
-    /// never installed, which must say nothing about the other copies.
+    /// block gets a new epoch, because a lost node may still have its copy. If that node tells a
+    /// later manager that its copy was never installed, this must not concern the other copies.
     fn replace(&mut self, now_ns: u64, block: &mut Block, going: &[Place]) -> Next {
         let nodes: Vec<NodeId> = going.iter().map(|place| place.node).collect();
         let up = self.nodes.values().filter(|info| info.announced).count();
@@ -346,7 +346,7 @@ impl ManagerCore {
         decide::heir(&heirs)
     }
 
-    /// Ends a block of which every copy was lost.
+    /// Gives up a block of which every copy was lost.
     fn lose(&mut self, block: &mut Block) -> Next {
         if block.used {
             tracing::error!(block = %block.config.block, "every copy of a block was lost");
@@ -358,7 +358,7 @@ impl ManagerCore {
         self.free(block)
     }
 
-    /// Ends a block, and tells the nodes until they confirm.
+    /// Frees a block, and repeats this to its nodes until they confirm.
     fn free(&mut self, block: &mut Block) -> Next {
         let id = block.config.block;
         for ticket in block.tickets.drain(..) {

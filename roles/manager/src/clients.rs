@@ -1,29 +1,30 @@
-//! Clients: their leases, and their deaths.
+//! Clients of the manager: their leases and their deaths.
 //!
 //! [`ManagerCore`](crate::core::ManagerCore) owns the clients.
 //!
-//! **Leases.** The manager admits an unknown client if the client is new (`first`), or while it
-//! collects reports, because the client then had a lease of the manager before. A client that says
-//! during that time that it has no lease (`view` 0) is a **claimant**. It becomes a client again
-//! after the nodes had time to report the dead clients, unless one of them named it. A client that
-//! has keys of nodes is known before its first message. Its blocks are kept, and it gets no new
-//! ones until it has said its label.
+//! **Leases.** The manager admits an unknown client if the client is new (`first`). While it
+//! collects reports, it also admits an unknown client, because that client had a lease of the
+//! previous manager. A client that says during that time that it has no lease (`view` 0) is a
+//! **claimant**. It becomes a client again after the nodes had time to report the dead clients,
+//! unless one of them named it. The manager knows a client that has keys of nodes before its first
+//! message. The client keeps its blocks, and gets no new ones until it has sent its label.
 //!
 //! **Deaths.** The manager declares a client dead when its lease ends, when it leaves, or on the
-//! request of another member. Nodes then **fence** it: they revoke its keys and give it no others
-//! in their present life. A client is **gone** when it can change no copy that is in use or being
-//! made. Then each node of such a copy has fenced it, and no process of it has the memory mapped.
+//! request of another member. Nodes then **fence** the client: they revoke its keys and give it no
+//! others in their present life. A client is **gone** when it can change no copy that is in use or
+//! being made. Then each node of such a copy has fenced it, and no process of it has the memory
+//! mapped.
 //!
 //! Invariants, by which a client that is gone stays gone under later managers and on later nodes:
 //! 1. A node exchanges dead clients with a manager before its first report. So a manager knows the
 //!    dead clients of its predecessors before it confirms a block with a copy on that node.
-//! 2. A node gets copies only after it knows all clients that are dead by then. The manager waits
-//!    for a node that has copies already.
+//! 2. A node gets copies only after it knows all clients that are dead at that time. The manager
+//!    waits for a node that already has copies.
 //! 3. The manager does not wait for a silent node without a copy in any configuration. If the node
 //!    returns, invariant 2 holds for it.
 //! 4. A manager that has just started grants no lease to a client without one before the nodes had
 //!    time to report the dead clients ([`ManagerCore::take_claimants`]). Otherwise a client that
-//!    was cut off until its manager ended would return and serve data that another client owns by
+//!    was cut off until its manager ended could return and serve data that another client owns by
 //!    then. If a node later names a client with a lease of this manager, that lease ends first.
 //!
 //! Thread-safety: none, as for the state machine.
@@ -157,8 +158,8 @@ impl ManagerCore {
         }
     }
 
-    /// Declares a client dead, and leaves the message to the nodes to the next tick. Returns
-    /// whether the client was alive.
+    /// Declares a client dead; the next tick sends the messages to the nodes. Returns whether the
+    /// client was alive.
     fn bury(&mut self, client: ClientId) -> bool {
         self.clients.remove(&client);
         if !self.dead.insert(client) {

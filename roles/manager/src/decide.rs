@@ -28,7 +28,7 @@ pub enum OwnerIs {
     Nobody,
 }
 
-/// Snapshot of a block without a change in progress.
+/// Snapshot of a block that has no change in progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Picture {
     /// State of each copy, in order.
@@ -64,8 +64,8 @@ pub struct Heir {
     pub blocks: usize,
 }
 
-/// Chooses the client that adopts a block: the one with the fewest blocks, and among equals the
-/// smallest id.
+/// Chooses the client that adopts a block: the client with the fewest blocks, and among equals the
+/// one with the smallest id.
 #[must_use]
 pub fn heir(heirs: &[Heir]) -> Option<ClientId> {
     heirs.iter().min_by_key(|heir| (heir.blocks, heir.client)).map(|heir| heir.client)
@@ -80,8 +80,8 @@ pub struct Room {
     pub blocks: u64,
 }
 
-/// Chooses the nodes for `count` copies: those with the most room, and among equals the smallest
-/// ids.
+/// Chooses the nodes for `count` copies: those with the most room, and among equals those with the
+/// smallest ids.
 #[must_use]
 pub fn choose(mut rooms: Vec<Room>, count: usize) -> Vec<NodeId> {
     rooms.retain(|room| room.blocks > 0);

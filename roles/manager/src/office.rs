@@ -10,16 +10,16 @@
 //!    promise binds them. It chooses a term above all known terms, with a tag of its own in the
 //!    lowest 16 bits, and asks all nodes for a promise.
 //! 3. It holds office while the promises of a majority last. It counts a promise from the time at
-//!    which it *sent* the request, and for a sixteenth less than the node counts from the time at
-//!    which the request *arrived*. It asks again four times per lease.
+//!    which it *sent* the request; the node counts from the time at which the request *arrived*.
+//!    The manager's count is a sixteenth shorter. It asks again four times per lease.
 //! 4. A candidate without a majority after two thirds of a lease stands by again. It waits for a
 //!    random time of at most a lease.
 //! 5. A node that names a larger term ends candidacy and office.
 //!
 //! Invariants:
 //! 1. Two managers never hold office at the same time. Two majorities share a node. That node
-//!    promised the larger term after its promise of the smaller one had ended, and the holder of
-//!    the smaller term had stopped to count that promise before. A node that lost its memory
+//!    promised the larger term after its promise of the smaller one had ended. The holder of the
+//!    smaller term had stopped counting that promise even earlier. A node that lost its memory
 //!    promises nothing for a lease ([`Promise`] invariant 3 in the memory role).
 //! 2. A node that has promised a larger term refuses orders of a smaller one.
 //! 3. A manager that takes office knows nothing and begins to collect reports. Before it has them,
@@ -60,7 +60,7 @@ pub struct OfficeTerms {
 }
 
 archipelago_base::fault_switches! {
-    /// Steps of the election that a checker leaves out, to prove that it notices.
+    /// Steps of the election that a checker leaves out, to prove that the checks notice it.
     OfficeSabotage {
         /// One promise suffices for the office.
         no_majority,
@@ -82,7 +82,8 @@ struct Candidacy {
     term: u64,
     since_ns: u64,
     asked_ns: u64,
-    /// Time at which the latest request was sent that the node answered with its promise, by node.
+    /// By node, the time at which the latest request that the node answered with a promise was
+    /// sent.
     granted: BTreeMap<NodeId, u64>,
     /// Whether the candidate has held office.
     held: bool,
@@ -100,7 +101,7 @@ pub struct Office {
     /// Earliest time, in nanoseconds, of the next candidacy.
     try_ns: u64,
     candidacy: Option<Candidacy>,
-    /// Whether the manager lets others try first when it hears of a node for the first time.
+    /// Whether the manager lets others try first after it first hears of a node.
     defers: bool,
     sabotage: OfficeSabotage,
 }
@@ -125,7 +126,8 @@ impl Office {
     }
 
     /// Makes the manager leave the office to others for three leases after it first hears of a
-    /// node. So the first holder is known if several managers have just started.
+    /// node. So if several managers have just started, one without this setting becomes the first
+    /// holder.
     #[must_use]
     pub fn deferring(self) -> Self {
         Self { defers: true, ..self }
@@ -160,7 +162,7 @@ impl Office {
         Message::BeatIs { term: self.seen_term, manager: self.me, beat_ms, alone: false }
     }
 
-    /// Whether this node is one whose promises count.
+    /// Whether the promises of this node count.
     #[must_use]
     pub fn lists(&self, node: NodeId) -> bool {
         (1..=u64::from(self.terms.nodes)).contains(&node.0)
@@ -250,8 +252,8 @@ impl Office {
         }
     }
 
-    /// Takes the time, and returns the requests that are due. No new term is smaller than `floor`,
-    /// so that new terms exceed those of managers that ran alone.
+    /// Handles the passing of time, and returns the requests that are due. No new term is smaller
+    /// than `floor`, so that new terms exceed those of managers that ran alone.
     pub fn on_timer(&mut self, now_ns: u64, floor: u64) -> Vec<(NodeId, Message)> {
         let lease_ns = self.lease_ns();
         let holds = self.holds(now_ns).is_some();

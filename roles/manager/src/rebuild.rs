@@ -14,8 +14,8 @@
 //!
 //! Thread-safety: none, as for the state machine.
 //! Failure: an unconfirmed block waits. Clients that know it can read it, and the status shows the
-//! nodes that it waits for. An operator who knows that a node is lost forever says so (`cluster
-//! forget`).
+//! nodes that it waits for. If a node is lost forever, an operator reports it with `cluster
+//! forget`.
 //! Cost: a report examines the blocks that it names.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -86,7 +86,7 @@ impl ManagerCore {
         self.advance(now_ns, id, false);
     }
 
-    /// Makes the block that a quorum confirmed, from the reports of its nodes.
+    /// Builds the state of a block that a quorum confirmed, from the reports of its nodes.
     fn understood(&self, config: Config, records: &Records) -> Block {
         let mut block = Block::settled(config);
         for copy in &block.config.copies {
@@ -113,7 +113,8 @@ impl ManagerCore {
         block
     }
 
-    /// Whether no reporting node has installed a configuration of the block.
+    /// Frees a block whose first configuration no reporting node has installed, if no node reports
+    /// a later one. Otherwise keeps the reports.
     fn never_used(&mut self, id: BlockId, records: Records) {
         if records.is_empty() {
             return;

@@ -34,7 +34,8 @@ use crate::office::Office;
 const ORDERS_MAX: usize = 8192;
 
 struct State {
-    /// The state machine: always of a manager that runs alone, else while it holds office.
+    /// The state machine. A manager that runs alone always has one; a manager among several has one
+    /// only in office.
     core: Option<ManagerCore>,
     election: Option<Election>,
     replies: HashMap<u64, Reply>,
@@ -46,7 +47,8 @@ struct State {
 pub struct Election {
     /// Decides whether this manager holds office.
     pub office: Office,
-    /// Makes the state machine of a term that begins now.
+    /// Makes the state machine of a term that begins at a time: the arguments are the term and the
+    /// time in nanoseconds.
     pub make: Box<dyn Fn(u64, u64) -> ManagerCore + Send>,
     /// Lower bound of new terms, from the wall clock.
     pub floor: Box<dyn Fn() -> u64 + Send>,
@@ -95,7 +97,7 @@ impl State {
 }
 
 impl State {
-    /// Handles a beat, which tells a manager among several of the node's promise.
+    /// Handles a beat. A manager among several also learns the node's promise from it.
     fn hear(&mut self, now_ns: u64, message: &Message) -> Result<(), Refused> {
         let (Some(election), Message::Beat { node, life, endpoints, term, held_ms, .. }) =
             (&mut self.election, message)

@@ -7,9 +7,10 @@
 //! Invariants: 1. the term of every start is larger than the one before, by the wall clock.
 //!
 //! Thread-safety: any thread may call any method.
-//! Failure: an order without an answer is sent again later. The drop ends the threads. Nodes and
-//! clients continue without the manager as long as nothing changes.
-//! Cost: one thread per memory node, or two, and one more.
+//! Failure: an order without an answer is sent again later. Dropping the server ends the threads.
+//! Nodes and clients continue without the manager as long as nothing changes.
+//! Cost: one thread, and one thread per memory node. If several managers run, two threads per
+//! memory node.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -156,7 +157,7 @@ impl ManagerMonitor {
     }
 }
 
-/// A running manager. Drop ends it, and nodes and clients continue without it.
+/// A running manager. Dropping the value ends it, and nodes and clients continue without it.
 pub struct ManagerServer {
     shared: Arc<ServerState>,
     listeners: Vec<Box<dyn Listener>>,

@@ -2,14 +2,14 @@
 //!
 //! The manager's listeners receive the messages of the store, which differ from those of the pool
 //! in the first byte. The coordinator begins with the first message of a compute node. It joins the
-//! pool as a client of a label of its own, so that it adopts no block of a dead compute node, and
-//! hosts the state machine. Until it has joined, compute nodes are told to ask again. They send a
-//! message in every lease, so a restarted manager begins immediately.
+//! pool as a client of a label of its own, so that it adopts no block of a dead compute node. It
+//! hosts the state machine. Until it has joined, it declines requests, and compute nodes repeat
+//! them. They send a message in every lease, so a restarted manager begins immediately.
 //!
 //! Invariants:
 //! 1. A process hosts at most one coordinator. If the pool declares it dead, because the process
 //!    was stopped, the next message begins another one under a larger term.
-//! 2. A manager that stands by hosts none. It declines the messages of the store, and drops its
+//! 2. A standby manager hosts no coordinator. It declines the messages of the store, and drops its
 //!    coordinator.
 //! 3. The coordinator keeps nothing on disk.
 //!
@@ -48,7 +48,7 @@ struct Hosted {
     handler: Box<dyn Handler>,
 }
 
-/// The coordinator of a store, and how it begins and ends.
+/// Starts and ends the coordinator of a store.
 pub(crate) struct Store {
     plan: Plan,
     endpoints: Arc<Endpoints>,

@@ -3,7 +3,7 @@
 //!
 //! Thread-safety: any thread may call it.
 //! Failure: a request of neither protocol goes to the pool, which refuses it.
-//! Cost: a look at one byte.
+//! Cost: one comparison of a byte.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! The memory role: blocks of memory, which a node serves to clients by the manager's orders, and
-//! memtable shards, which it searches for the owners of databases.
+//! The memory role. A node serves blocks of memory to clients by the manager's orders. It also
+//! keeps memtable shards, and searches them for the owners of databases.
 //!
 //! | module | purpose |
 //! | --- | --- |

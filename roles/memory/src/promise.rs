@@ -10,7 +10,7 @@
 //! 1. `term` never shrinks within a life of the node.
 //! 2. A promise lasts for the requested lease, from the time at which the node gave or renewed it.
 //!    Until it ends, the node promises no other term.
-//! 3. A node that has just started may have made a promise in its life before. Therefore it makes
+//! 3. A node that has just started may have made a promise in its previous life. Therefore it makes
 //!    none for the length of a lease.
 //! 4. The node takes orders only from the manager of the newest term.
 //!
@@ -24,7 +24,7 @@ use archipelago_fabric::ClientId;
 use archipelago_pool::wire::{Refused, Why};
 
 archipelago_base::fault_switches! {
-    /// Steps of the promise protocol that a checker leaves out, to prove that it notices.
+    /// Steps of the promise protocol that a checker leaves out, to prove that the checks notice it.
     PromiseSabotage {
         /// A node that has just started promises immediately.
         no_grace,
@@ -76,7 +76,7 @@ impl Promise {
         self.until_ns.saturating_sub(now_ns)
     }
 
-    /// Promises to obey `from` in its `term` for `lease_ns`, or says why not.
+    /// Promises to obey `from` in its `term` for `lease_ns`. The error says why the node refuses.
     pub fn ask(
         &mut self,
         now_ns: u64,
@@ -106,7 +106,7 @@ impl Promise {
     }
 
     /// Takes a manager's answer to a beat. The node obeys a manager that runs `alone` from now on,
-    /// unless its term is an earlier one.
+    /// unless its term is smaller than a known one.
     pub fn meet(&mut self, term: u64, manager: ClientId, alone: bool) {
         if !self.met.contains(&manager) {
             self.met.push_back(manager);

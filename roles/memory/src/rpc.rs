@@ -112,7 +112,7 @@ impl MemoryRpc {
         Ok((rpc, node))
     }
 
-    /// Takes the memory of all later blocks out of `bytes`, which other users of the node share.
+    /// Makes all later blocks reserve their memory in `bytes`, which other users of the node share.
     pub fn share(&self, bytes: Arc<NodeBytes>) {
         if let Some(State { space, .. }) = self.state.lock().as_mut() {
             space.share(bytes);
@@ -167,7 +167,7 @@ impl MemoryRpc {
         }
     }
 
-    /// The next order to copy bytes. Waits for one at most for `patience`.
+    /// Takes the next order to copy bytes. Waits for at most `patience` if there is none.
     pub fn take_order(&self, patience: Duration) -> Option<Order> {
         let mut state = self.state.lock();
         if state.as_ref()?.orders.is_empty() && !patience.is_zero() {
@@ -184,7 +184,7 @@ impl MemoryRpc {
         region.is_some_and(|region| region.write(offset, bytes).is_ok())
     }
 
-    /// Ends an order, whose bytes have arrived or not.
+    /// Ends an order. `arrived` says whether all its bytes have arrived.
     pub fn on_copied(&self, order: &CopyOrder, arrived: bool) {
         if let Some(State { core, space, .. }) = self.state.lock().as_mut() {
             core.on_copied(space, order, arrived);

@@ -8,8 +8,9 @@
 //! clock.
 //!
 //! Thread-safety: any thread may call any method.
-//! Failure: a beat or a copy that fails is tried again. The drop ends the threads.
-//! Cost: one thread per manager and one more.
+//! Failure: a beat or a copy that fails is tried again. Dropping the server ends the threads.
+//! Cost: one thread per manager, one thread for copies, and [`SHARD_THREADS`] after the first
+//! request of an owner.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -36,13 +37,14 @@ use crate::rpc::{MemoryRpc, Order};
 
 /// Time after which an unanswered request counts as lost.
 const REQUEST: Duration = Duration::from_millis(500);
-/// Time between beats until the manager names one.
+/// Time between beats until the manager names an interval.
 const FIRST_BEATS: Duration = Duration::from_millis(50);
 /// Bytes of one READ while a copy is filled.
 const PART: u64 = 1 << 20;
 /// Time after which the copying thread checks whether it should end.
 const LOOK: Duration = Duration::from_millis(100);
-/// Threads that search and copy memtable shards, once an owner has sent some.
+/// Number of threads that search and copy memtable shards. They start with the first request of an
+/// owner.
 const SHARD_THREADS: usize = 2;
 /// Smallest size of a block in bytes: a page.
 const BLOCK_BYTES_MIN: u64 = 4096;
@@ -197,7 +199,8 @@ impl MemoryMonitor {
     }
 }
 
-/// A running memory node. Drop ends it and loses its copies. The other copies of the blocks stay.
+/// A running memory node. Dropping the value ends it and loses its copies. The copies of the blocks
+/// on other nodes stay.
 pub struct MemoryServer {
     shared: Arc<ServerState>,
     listeners: Vec<Box<dyn Listener>>,

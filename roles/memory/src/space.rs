@@ -3,8 +3,8 @@
 //! The state machine ([`crate::core`]) decides, and a [`Space`] executes.
 //!
 //! Invariants: 1. a region that was given up counts until no other process has it mapped. So the
-//! mapped memory never exceeds the node's size. Other users of the node's memory take part in the
-//! count ([`NodeBytes`]).
+//! mapped memory never exceeds the node's size. Other users of the node's memory count against the
+//! same limit ([`NodeBytes`]).
 //!
 //! Thread-safety: none; the request handler's lock guards the space.
 //! Failure: an error says that the system has no memory, or that the node can give no more keys.
@@ -30,7 +30,8 @@ pub trait Space {
     /// have the memory mapped.
     fn revoke(&mut self, key: &RemoteKey);
 
-    /// Whether another process can still reach memory by this key, which may be revoked.
+    /// Whether another process can still reach memory by this key. A process may have the memory
+    /// mapped although the key was revoked.
     fn is_held(&self, key: &RemoteKey) -> bool;
 
     /// Gives the memory of a block back.
@@ -54,12 +55,12 @@ impl FabricSpace {
         Self { node, block_bytes, regions: BTreeMap::new(), shared: None }
     }
 
-    /// Takes the memory of all later blocks out of `bytes`, which other users share.
+    /// Makes all later blocks reserve their memory in `bytes`, which other users share.
     pub(crate) fn share(&mut self, bytes: Arc<NodeBytes>) {
         self.shared = Some(bytes);
     }
 
-    /// Number of blocks that the memory of other users would hold.
+    /// Number of blocks whose bytes other users of the node have reserved, rounded up.
     pub(crate) fn blocks_elsewhere(&self) -> u64 {
         let own = self.regions.len() as u64 * self.block_bytes;
         let used = self.shared.as_ref().map_or(own, |shared| shared.used());

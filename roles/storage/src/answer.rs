@@ -15,7 +15,7 @@ pub(crate) struct Answer {
     pub(crate) payload: Vec<u8>,
 }
 
-/// What a part of a node does with a request.
+/// Result of a request in a part of a node.
 pub(crate) type Outcome = Result<Answer, Refusal>;
 
 impl From<StoreMessage> for Answer {
@@ -24,7 +24,7 @@ impl From<StoreMessage> for Answer {
     }
 }
 
-/// Why a node does not do what a request asks for.
+/// Reason for which a node does not execute a request.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Refusal {
     /// The reason, by which the client decides what to do.
@@ -48,8 +48,8 @@ impl Refusal {
 }
 
 impl From<Error> for Refusal {
-    /// A failure of the node's own files. A full device is told apart, because a client then writes
-    /// elsewhere.
+    /// A failure of the node's own files. A full device has a reason of its own, because a client
+    /// then writes elsewhere.
     fn from(error: Error) -> Self {
         let why = match error.kind() {
             _ if error.is_no_space() => RefusalWhy::Full,

@@ -17,8 +17,8 @@ use crate::identity::NodeIdentity;
 use crate::logs::{fuzz_extent, fuzz_mark};
 use crate::tombstones::fuzz_tombstone;
 
-/// Decodes `bytes` as the file of a sealed chunk. What is decoded must have the encoding that was
-/// decoded.
+/// Decodes `bytes` as the file of a sealed chunk. A decoded value must encode to the bytes that
+/// were decoded.
 pub fn chunk(bytes: &[u8]) {
     fuzz_chunk(bytes);
 }
@@ -29,8 +29,8 @@ pub fn extent(bytes: &[u8]) {
     fuzz_extent(bytes);
 }
 
-/// Decodes `bytes` as the mark of an extent, and as the key and the value of a tombstone. What is
-/// decoded must have the encoding that was decoded.
+/// Decodes `bytes` as the mark of an extent, and as the key and the value of a tombstone. A decoded
+/// value must encode to the bytes that were decoded.
 pub fn metadata(bytes: &[u8]) {
     fuzz_mark(bytes);
     fuzz_tombstone(bytes);

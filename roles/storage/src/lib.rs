@@ -23,8 +23,8 @@
 //! | `server` | [`StorageServer`]: the fabric, I/O threads and beats around a node |
 //! | [`sabotage`] | steps that a checker leaves out |
 //!
-//! A node stores bytes and decides nothing about files: it never deletes a blob or a log by itself
-//! (Terark-DS §4.1 leaves the meaning of files to compute nodes as well). [`StorageNode`] is
+//! A node stores bytes and decides nothing about files. It never deletes a blob or a log by itself;
+//! Terark-DS (§4.1) leaves the meaning of files to compute nodes as well. [`StorageNode`] is
 //! synchronous and has no threads, so that a simulation can call it. A restart is
 //! [`StorageNode::open`].
 //!

@@ -1,12 +1,12 @@
-//! The lives of a node: what its last end says about unsynced bytes.
+//! The lives of a node, and whether the end of the last one may have lost unsynced bytes.
 //!
 //! The node keeps one [`LifeRecord`] in its metadata. It writes one when it opens and one when it
 //! closes.
 //!
 //! Invariants:
 //! 1. The number of a life is larger than that of every earlier one.
-//! 2. The record of a new life becomes durable together with what follows from the end of the last
-//!    one, so a second crash during the opening concludes the same.
+//! 2. The record of a new life becomes durable together with the consequences of the end of the
+//!    last one. So a second crash during the opening leads to the same consequences.
 //!
 //! Thread-safety: plain values. Failure: errors of the metadata. Cost: one read and one sync.
 
@@ -20,7 +20,7 @@ const RECORD_VERSION: u8 = 1;
 /// Key of the record.
 const KEY: &[u8] = b"life";
 
-/// What the metadata say about the present or last life.
+/// Record of the present or last life in the metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LifeRecord {
     /// Number of the life; the first one is 1.
@@ -31,7 +31,7 @@ pub(crate) struct LifeRecord {
     pub(crate) is_closed: bool,
 }
 
-/// How a life begins.
+/// Beginning of a life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Beginning {
     /// The new life.

@@ -9,13 +9,13 @@
 //! 1. One process has a node open; a lock file on its first device ensures that.
 //! 2. Everything that an answer says survives a kill of the process. What a request asked to be
 //!    durable survives power loss before it is answered.
-//! 3. A node whose memory may have lost unsynced bytes since it was open puts its open extents into
-//!    limbo before it answers the first request.
+//! 3. A node that may have lost unsynced bytes since its last life puts its open extents into limbo
+//!    before it answers the first request.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: a request that cannot be served is refused with a reason. An error of `open` names the
 //! file, and nothing was changed.
-//! Cost: the parts say.
+//! Cost: as the heads of the parts say.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -69,8 +69,8 @@ pub(crate) enum Begun {
 
 impl StorageNode {
     /// Opens the node on `devices`, or makes a new one on empty directories. Errors: `Busy` if
-    /// another process has it open, `InvalidArgument` if the directories belong to different nodes,
-    /// `Corrupt` names a damaged file.
+    /// another process has it open; `InvalidArgument` if the directories belong to different nodes;
+    /// `Corrupt`, which names the damaged file.
     pub fn open(
         fs: Arc<dyn FileSystem>,
         devices: &[PathBuf],
@@ -241,7 +241,7 @@ impl StorageNode {
         }
     }
 
-    /// What the node holds and does, for managers and operators.
+    /// State and counters of the node, for managers and operators.
     pub(crate) fn report(&self) -> StorageReport {
         status::report(&self.parts, &self.chunks, &self.logs, &self.scrub)
     }

@@ -1,4 +1,5 @@
-//! What the parts of a node share: its options, and the owners of files, metadata and promises.
+//! Values that the parts of a node share: its options, and the owners of files, metadata and
+//! promises.
 //!
 //! The module consists of plain values.
 
@@ -21,8 +22,8 @@ use crate::tombstones::Tombstones;
 pub struct ScrubOptions {
     /// Time between the beginnings of two rounds. Default: 14 days.
     pub interval: Duration,
-    /// Fastest rate of a round, in bytes per second. Rounds that an operator asks for have it.
-    /// Default: 32 MiB.
+    /// Fastest rate of a round, in bytes per second. Rounds that an operator asks for run at this
+    /// rate. Default: 32 MiB.
     pub bytes_per_s_max: u64,
 }
 
@@ -55,7 +56,7 @@ pub struct NodeOptions {
     pub seed: Option<u64>,
 }
 
-/// What the parts of a node share.
+/// Values that the parts of a node share.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeParts {
     /// The file system of all devices.
@@ -66,7 +67,7 @@ pub(crate) struct NodeParts {
     pub(crate) meta: Arc<Meta>,
     /// The promised epochs.
     pub(crate) epochs: Arc<Epochs>,
-    /// What was removed lately.
+    /// Tombstones of the last removals.
     pub(crate) tombstones: Arc<Tombstones>,
     /// Counters of this life.
     pub(crate) counters: Arc<Counters>,

@@ -13,7 +13,7 @@ use crate::logs::Logs;
 use crate::parts::NodeParts;
 use crate::scrub::Scrub;
 
-/// What the node holds and does. A device that is missing is listed by its identity.
+/// State and counters of the node. A device that is missing is listed by its identity.
 pub(crate) fn report(
     parts: &NodeParts,
     chunks: &Chunks,
@@ -29,7 +29,7 @@ pub(crate) fn report(
             Ok(fullness) => (fullness, device.has_failed()),
             Err(_) => (Fullness::default(), true),
         };
-        // A failed device takes no chunks, so its room is none of the node's.
+        // A failed device takes no chunks, so its room does not count as room of the node.
         whole = if is_failed { whole } else { whole.and(fullness) };
         report.devices.push(status_of(device, fullness, is_failed));
     }

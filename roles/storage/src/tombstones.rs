@@ -2,14 +2,14 @@
 //! not bring it back.
 //!
 //! A removal of a log, a release and an abandonment may overtake an append or a put that left the
-//! same owner before. Such a request would create an object that nobody knows. [`Tombstones`]
-//! belongs to the node; logs and chunks ask it before they create an object, and tell it of every
-//! removal. `docs/formats/storage-metadata.md` has the byte table.
+//! same owner before. Such a request would create an object that no owner knows. [`Tombstones`]
+//! belongs to the node. Logs and chunks ask it before they create an object, and report every
+//! removal to it. `docs/formats/storage-metadata.md` has the byte table.
 //!
 //! A tombstone is needed only while requests of its epoch are served. So a removal under a larger
 //! epoch ends all older tombstones of the volume. Within an epoch the newest [`GRAVES_MAX`] of each
-//! kind stay. A request that is overtaken by so many removals may create a stray, which the next
-//! owner of the volume finds in the list of the node and removes.
+//! kind stay. A request that is overtaken by so many removals may create a stray. The next owner of
+//! the volume finds it in the list of the node and removes it.
 //!
 //! Invariants:
 //! 1. A tombstone is in memory before the objects that the removal concerns are looked up. So a
@@ -95,7 +95,7 @@ impl Graveyard {
     }
 
     /// Adds a tombstone, or finds the known one. Returns its number, and the identity whose
-    /// tombstone it takes the place of.
+    /// tombstone it replaces.
     fn add(&mut self, grave: Grave, id: ObjectId) -> (u64, Option<ObjectId>) {
         let row = self.rows.entry(grave).or_default();
         if let Some(number) = row.numbers.get(&id) {

@@ -12,7 +12,8 @@
 //! | `admin` | families, buckets, checkpoints, ingestion, reports, verification |
 //! | `lifecycle` | opening, following a writer, closing |
 //!
-//! A [`Db`] offers all of it. Its methods check their arguments and pass the call on.
+//! A [`Db`] offers the functions of all folders. Its methods check their arguments and pass the
+//! call on.
 //!
 //! Invariants: the last handle that is dropped closes the database.
 //!
@@ -83,10 +84,10 @@ thread_local! {
     static SINGLE: RefCell<WriteBatch> = const { RefCell::new(WriteBatch::new()) };
 }
 
-/// Buffers larger than this are given back after a write.
+/// Size, in bytes, above which a thread frees its batch buffer after a single-record write.
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
-/// An open database. Clones are cheap. The last clone that is dropped closes the database, and it
+/// An open database. Clones are cheap. The drop of the last clone closes the database. A drop
 /// cannot return an error: call [`Db::close`] to learn of errors.
 ///
 /// All methods may be called from any thread. Durability: a write that returned survives
@@ -111,7 +112,8 @@ pub struct Db {
     handle: Arc<Handle>,
 }
 
-/// Shared by the user's clones, not by background threads: its drop is the close.
+/// State that the user's clones of a [`Db`] share. Background threads do not hold it, so its drop
+/// means that no user has the database any more. The drop closes the database.
 struct Handle {
     inner: Arc<DbInner>,
     default_family: ColumnFamily,
@@ -136,9 +138,10 @@ impl Db {
     /// Opens (by default also creates) the database in `dir`, with every column family that it
     /// has.
     ///
-    /// Errors: `InvalidArgument` names a bad setting or says that `dir` holds something else;
-    /// `Busy` if it is open elsewhere; `Unsupported` if it was written by another format version;
-    /// `Corrupt` names the damaged file. After an error no data was changed.
+    /// Errors: `InvalidArgument` names a bad setting or says that `dir` holds something else.
+    /// `NotFound` if there is no database and `create_if_missing` is false. `Busy` if the database
+    /// is open elsewhere. `Unsupported` if another format version wrote it. `Corrupt` names the
+    /// damaged file. After an error no data was changed.
     pub fn open(dir: impl AsRef<Path>, options: DbOptions) -> Result<Self> {
         let fs = Arc::new(LocalFs::for_group(options.group_access));
         Self::open_with(dir, options, Components { fs, ..Components::default() })
@@ -163,9 +166,9 @@ impl Db {
         Ok(Self { inner: opened, handle })
     }
 
-    /// Closes the database: stops background work, makes the log durable, releases the lock. Other
-    /// clones of the handle are refused from now on. Memtables with records that no log has are
-    /// flushed first. Errors: `Io` if the log could not be synced.
+    /// Closes the database: stops background work, makes the log durable, releases the lock. Calls
+    /// through other clones of the handle fail with `Closed` from now on. Memtables with records
+    /// that no log has are flushed first. Errors: `Io` if the log could not be synced.
     pub fn close(self) -> Result<()> {
         close::shut_down(&self.inner, &self.handle.workers)
     }
@@ -176,15 +179,15 @@ impl Db {
         self.inner.storage.dir()
     }
 
-    /// The settings that it runs with.
+    /// The settings that the database runs with.
     #[must_use]
     pub fn options(&self) -> &DbOptions {
         self.inner.context.options()
     }
 
-    /// The owner of the database, as its manifest says it: this process, if it has opened the
-    /// database for writing. `None` in a checkpoint that is open for reading, and on a full disk
-    /// until an edit has succeeded.
+    /// The owner of the database, as the manifest names it. It is this process, if this process has
+    /// opened the database for writing. `None` in a checkpoint that is open for reading, and on a
+    /// full disk until an edit has succeeded.
     ///
     /// ```
     /// use archipelago_engine::db::Db;
@@ -213,9 +216,9 @@ impl Db {
     /// log is buffered (`DbOptions::log_buffer_bytes`).
     ///
     /// Errors: `InvalidArgument` if the key is over 64 KiB or the value over 1 GiB; `ReadOnly`,
-    /// `Io` if the log cannot be written. After an error nothing was written, except after a
-    /// failed sync or, with `log_write_through`, a failed write to the log's device, when it is
-    /// unknown.
+    /// `Io` if the log cannot be written. After an error nothing was written, with two exceptions.
+    /// After a failed sync the outcome is unknown. With `log_write_through` the outcome is also
+    /// unknown after a failed write to the log's device.
     pub fn put(&self, key: &[u8], value: &[u8]) -> Result<()> {
         self.put_with(self.default_family(), key, value, &WriteOptions::default())
     }
@@ -232,8 +235,8 @@ impl Db {
         self.single(options, |batch| batch.put_cf(cf.id(), key, value))
     }
 
-    /// Sets `key` to `value` until `expires_at_ms` (Unix milliseconds); from then on it reads as
-    /// deleted.
+    /// Sets `key` to `value` until `expires_at_ms` (Unix milliseconds). From then on the key reads
+    /// as deleted. Durability and errors are those of [`Db::put`].
     pub fn put_expiring(
         &self,
         cf: &ColumnFamily,
@@ -246,7 +249,7 @@ impl Db {
         self.single(options, |batch| batch.put_expiring_cf(cf.id(), key, value, expires_at_ms))
     }
 
-    /// Deletes `key` in the default column family. Deleting a key that is not there is fine.
+    /// Deletes `key` in the default column family. Deleting a key that does not exist is no error.
     pub fn delete(&self, key: &[u8]) -> Result<()> {
         self.delete_with(self.default_family(), key, &WriteOptions::default())
     }
@@ -257,10 +260,10 @@ impl Db {
         self.single(options, |batch| batch.delete_cf(cf.id(), key))
     }
 
-    /// Deletes every key from `start` (inclusive) to `end` (exclusive), in one record. Until it is
-    /// flushed it takes some 200 bytes of the memtable for each bucket that it reaches into; how it
-    /// overlaps with others does not matter.
-    /// `InvalidArgument` if `end` is before `start`.
+    /// Deletes every key from `start` (inclusive) to `end` (exclusive), in one record. Until the
+    /// record is flushed, it takes about 200 bytes of the memtable for each bucket that it reaches
+    /// into, whether or not it overlaps other range deletes. `InvalidArgument` if `end` is before
+    /// `start`.
     pub fn delete_range(
         &self,
         cf: &ColumnFamily,
@@ -287,16 +290,18 @@ impl Db {
     /// Applies a batch: all of its records become visible together, and all or none survive a
     /// crash, over any number of column families. Survives `kill -9` on return, unless the log is
     /// buffered (`DbOptions::log_buffer_bytes`), and power loss with `WriteOptions::sync`. Returns
-    /// the sequence number of its last record (of the last visible write, if the batch is empty).
+    /// the sequence number of the batch's last record. For an empty batch it returns that of the
+    /// last visible write.
     pub fn write(&self, batch: &WriteBatch, options: &WriteOptions) -> Result<SeqNo> {
         write(&self.inner, batch, options)
     }
 
-    /// A point in time to read as of: it sees every write that returned before this call.
+    /// A snapshot to read as of. It sees every write that returned before this call.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let inner = &self.inner;
-        // Between two pictures a snapshot would have a part of each.
+        // While a picture is published, a snapshot would get a part of the old and a part of the
+        // new picture. The lock prevents that.
         let _publishing =
             inner.context.options().read_only.then(|| inner.view.pictures().lock_publishing());
         inner.view.snapshots().take(
@@ -318,9 +323,9 @@ impl Db {
     }
 
     /// Makes everything that was written before this call survive `kill -9` of the process. Only
-    /// writes to a buffered log (`DbOptions::log_buffer_bytes`) do not on their return, so the call
-    /// does nothing for other logs. Errors: those of the log. `ReadOnly` and `Fenced` say that the
-    /// outcome of buffered writes is unknown.
+    /// writes to a buffered log (`DbOptions::log_buffer_bytes`) may return before they survive a
+    /// kill. For other logs the call does nothing. Errors: those of the log. `ReadOnly` and
+    /// `Fenced` say that the outcome of buffered writes is unknown.
     pub fn flush_log(&self) -> Result<()> {
         self.inner.context.check_open()?;
         write::flush_log(&self.inner)
@@ -332,22 +337,22 @@ impl Db {
         self.inner.observers.stats()
     }
 
-    /// Whether a write to `cf` would be slowed or have to wait now.
+    /// Whether a write to `cf` would be delayed or stopped now.
     #[must_use]
     pub fn would_stall(&self, cf: &ColumnFamily) -> bool {
         cf.family.is_slowed()
     }
 
-    /// Takes writes again after the cause of an error is gone: flushes what is in memory to new
-    /// files and starts a new log. `Err` if the cause is not gone.
+    /// Lets a database take writes again after an error whose cause is gone. The call flushes all
+    /// memtables to new files and starts a new log. It fails if the cause is not gone.
     pub fn resume(&self) -> Result<()> {
         self.inner.context.check_open()?;
         leave_log::resume(&self.inner)
     }
 
     /// Runs one step of background work on the calling thread; `false` if there was nothing to do.
-    /// For databases opened with `BackgroundMode::Manual`; the step's error is returned, not
-    /// retried.
+    /// It is for databases that were opened with `BackgroundMode::Manual`. The call returns the
+    /// error of a step and does not try the step again.
     pub fn step_background(&self) -> Result<bool> {
         self.inner.context.check_open()?;
         scheduler::step(&self.inner)
@@ -357,7 +362,7 @@ impl Db {
     /// none. Fails with the error of background work that fails.
     pub fn wait_for_background(&self) -> Result<()> {
         if self.inner.context.is_manual() {
-            // What rests at memory nodes is flushed for a caller that waits.
+            // While a caller waits, shards at memory nodes are due for a flush.
             let _waiting = self.inner.context.away().map(|_| self.inner.jobs.wait_idle());
             while self.step_background()? {}
             return Ok(());
@@ -366,15 +371,15 @@ impl Db {
         scheduler::wait_until_idle(&self.inner)
     }
 
-    /// Brings a database that was opened read only to the state that its writer has reached: every
-    /// write that has the log and returned before the call is visible on return, in another process
-    /// too. Column families that were created since then exist, and handles of dropped ones are
-    /// refused. Iterators and snapshots keep what they see. Settings of families stay those of the
-    /// open. A database that takes writes itself is never behind; the call does nothing.
+    /// Brings a database that was opened read only to the state that its writer has reached. Every
+    /// write that is in the log and returned before the call is visible on return. The writer may
+    /// be another process. Column families that were created since then exist, and handles of
+    /// dropped ones are refused. Iterators and snapshots keep what they see. Settings of families
+    /// stay those of the open. For a database that takes writes itself, the call does nothing.
     ///
     /// Errors: `Corrupt` names the damaged file; `Busy` if the writer replaced its files faster
-    /// than they could be read, many times in a row. After an error the handle shows what it
-    /// showed.
+    /// than they could be read, many times in a row. After an error the handle shows the same state
+    /// as before the call.
     ///
     /// ```
     /// # use archipelago_engine::{db::Db, options::DbOptions};
@@ -427,7 +432,7 @@ impl Db {
     }
 }
 
-/// Commits a batch, and makes it survive what its options and those of the database say.
+/// Commits a batch, and makes it as durable as its options and those of the database demand.
 fn write(db: &DbInner, batch: &WriteBatch, options: &WriteOptions) -> Result<SeqNo> {
     let started = db.context.options().latency_histograms.then(|| db.context.clock().now_ns());
     let result = write::commit_batch(db, batch, options, |write| {

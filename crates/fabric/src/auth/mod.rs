@@ -1,8 +1,8 @@
 //! Authentication: both sides of a link prove that they know the secret of one cluster.
 //!
 //! A link begins with a mutual challenge and response. Each side chooses a random number for this
-//! link, and proves with an HMAC-SHA-256 over everything that both sides have said that it knows
-//! the [`Secret`]. The client proves first, so that a stranger who connects gets nothing that it
+//! link. Each side proves that it knows the [`Secret`] by an HMAC-SHA-256 over all messages of both
+//! sides. The client proves first, so that an unknown process that connects gets nothing that it
 //! could compare with guesses. [`handshake`] has the steps.
 //!
 //! Invariants:
@@ -27,7 +27,7 @@
 //! an HMAC takes constant time, and its random numbers are the system's.
 //!
 //! Thread-safety: immutable, except for the report of refusals, which any thread may use.
-//! Failure: a side that cannot prove is refused with a reason, which both sides log.
+//! Failure: a side without a valid proof is refused with a reason, which both sides log.
 //! Cost: one more round trip per link, and four checksums of about 300 bytes.
 
 mod handshake;

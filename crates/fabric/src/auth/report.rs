@@ -1,6 +1,5 @@
-//! Log lines about refused greetings. A process with a wrong secret, or a stranger who sends other
-//! bytes, tries again many times a second, so that refusals are logged at intervals, with their
-//! number.
+//! Log lines about refused greetings. A process with a wrong secret, or one that sends other bytes,
+//! may try again many times a second. So refusals are logged at intervals, with their number.
 
 use std::sync::Arc;
 
@@ -21,8 +20,8 @@ struct Reported {
 }
 
 impl Reported {
-    /// Counts a refusal. Returns the number of refusals that a log line now stands for, or `None`
-    /// if there is no log line now.
+    /// Counts a refusal. Returns the number of refusals that a log line must report now, or `None`
+    /// if no log line is due.
     fn count(&mut self, now_ns: u64) -> Option<u64> {
         self.unlogged += 1;
         if self.at_ns.is_some_and(|at_ns| now_ns.saturating_sub(at_ns) < QUIET_NS) {
@@ -53,7 +52,7 @@ impl RefusalReport {
         }
     }
 
-    /// Logs the refusal of a link to a node, if it is one of authentication. Returns it.
+    /// Logs the refusal of a link to a node, if its reason is authentication. Returns the refusal.
     pub(crate) fn of_client(&self, address: &str, refusal: Refusal) -> Refusal {
         if refusal.reason.is_authentication() {
             self.log(&format!("the node at {address} was not linked"), refusal);

@@ -50,7 +50,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Which side of a link makes a proof.
+/// The side of a link that makes a proof.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Prover {
     Client,
@@ -165,7 +165,7 @@ fn write_new(path: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io:
     let mut options = OpenOptions::new();
     let mut file = options.write(true).create_new(true).mode(0o600).open(path)?;
     fill(&mut file).inspect_err(|_| {
-        // The first error tells the cause, also if the file cannot be removed.
+        // The first error has the cause, even if the file cannot be removed.
         let _removed = rustix::fs::unlink(path);
     })
 }
@@ -175,8 +175,8 @@ fn directory_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Refuses a file that another user may read or change. The check is of the open file, so that no
-/// other file can take its name in between.
+/// Refuses a file that another user may read or change. It checks the open file, so that no other
+/// file can take its name in between.
 fn check_privacy(path: &Path, file: &File) -> Result<()> {
     let failed = |source| Error::io("look at the secret in", path, source);
     let found = file.metadata().map_err(failed)?;

@@ -1,6 +1,6 @@
 //! Completion leader: one thread at a time receives completions on behalf of all threads of a link.
 //!
-//! A link owns one `CompletionLeader`. A thread that waits becomes the leader if there is none.
+//! A link owns one `CompletionLeader`. A waiting thread becomes the leader if there is none.
 //! Therefore a lone caller needs no switch of threads. Other threads sleep until the leader
 //! notifies them. A task cannot wait. It requests *attendance*: a background thread that leads
 //! while operations are in flight and no other thread leads.

@@ -5,7 +5,8 @@
 //! 1. The file has its full length, allocated, before it is mapped. Its creator has sealed it
 //!    against shrinking and growing. A file of another process is mapped only after its seals and
 //!    its length were checked. Therefore no access faults.
-//! 2. `base` is the start of a shared, page-aligned mapping of `bytes` bytes until the drop.
+//! 2. `base` is the start of a shared, page-aligned mapping of `bytes` bytes until the value is
+//!    dropped.
 //! 3. All accesses use aligned `AtomicU64`, except to the words that [`Mapping::bell`] returns,
 //!    which are always accessed as `AtomicU32`, and to words that nobody writes
 //!    (`Mapping::plain_bytes`).
@@ -17,7 +18,7 @@
 //! that no other process can write.
 //!
 //! Large pages: random accesses to large memory wait for address translations, and pages of 2 MiB
-//! shorten that. The creator of 2 to 64 MiB therefore asks the kernel to use large pages
+//! shorten these waits. The creator of 2 to 64 MiB therefore asks the kernel to use large pages
 //! (`MADV_COLLAPSE`, Linux 6.1). Mappings of the same memory in other processes share them. If the
 //! kernel refuses, the pages stay as they are.
 //!

@@ -6,15 +6,16 @@
 //! data race in the sense of the language, whatever other threads and processes do.
 //!
 //! Torn reads: a word is never torn. A READ of several words may return any mixture of old and new
-//! words of concurrent WRITEs. A reader that needs more checks it, for example with a checksum,
-//! with a version before and after, or with a word that is swapped last.
+//! words of concurrent WRITEs. A reader that needs more consistency checks the bytes with a
+//! checksum, with a version before and after them, or with a word that is swapped last.
 //!
-//! Ordering: a READ acquires what was written before the words that it found. A WRITE releases
-//! before its first word. A reader that sees a word of it, or a later operation of the batch, sees
-//! everything before. A full fence after a batch makes its WRITEs visible to all processors before
-//! the completion is reported.
+//! Ordering: a READ acquires everything that was written before the words that it found. A WRITE
+//! releases before its first word. A reader that sees a word of the WRITE, or a later operation of
+//! the batch, sees everything before it. A full fence after a batch makes its WRITEs visible to all
+//! processors before the completion is reported.
 //!
-//! Thread-safety: any thread may call any function. Failure: the callers check the ranges.
+//! Thread-safety: any thread may call any function. Failure: none, because the callers check the
+//! ranges.
 
 mod mapping;
 

@@ -1,20 +1,20 @@
 //! Duplicates: the node executes a request once, whatever number of times it arrives.
 //!
-//! A client numbers its requests. Each request says below which number the client has all answers.
-//! The node keeps the other answers, so that a request that is sent again over a new link gets the
-//! first answer. The node executes no request again whose answer it has dropped. Idempotent
-//! requests do not reach this table.
+//! A client numbers its requests. Each request names the number below which the client has all
+//! answers. The node keeps the other answers, so that a request that is sent again over a new link
+//! gets the first answer. The node executes no request again whose answer it has dropped.
+//! Idempotent requests do not reach this table.
 //!
-//! A client uses one link at a time, but the node may learn late which. The greeting of a link that
-//! the client gave up may arrive after the greeting of its successor, and the end of a link may be
-//! noticed after the next link has arrived. Therefore answers go to the link of the client's latest
-//! request, or to the newest link if that one is down.
+//! A client uses one link at a time, but the node may learn late which link that is. The greeting
+//! of an abandoned link may arrive after the greeting of its successor. The node may notice the end
+//! of a link after the next link has arrived. Therefore answers go to the link of the client's
+//! latest request, or to the newest link if that link is down.
 //!
 //! Invariants:
 //! 1. The node keeps answers of at most [`REQUESTS_MAX`] requests per client, of [`CLIENTS_MAX`]
 //!    clients, and `KEPT_BYTES_MAX` of answers in all.
-//! 2. At a limit the node drops a client without a link: the one without a link for the longest
-//!    time. It never drops a client with a link.
+//! 2. At a limit the node drops the client that has had no link for the longest time. It never
+//!    drops a client with a link.
 //! 3. If the clients with links hold more than the limit, a client with unconfirmed answers gets no
 //!    further answers.
 //!
@@ -36,8 +36,8 @@ pub const CLIENTS_MAX: usize = 4096;
 /// Limit of the kept answers in bytes. Each client may exceed it by the answer of one request.
 const KEPT_BYTES_MAX: usize = 64 << 20;
 
-/// Limit of the links of one client that count as up. All but one of them have ended or will never
-/// carry a request.
+/// Limit of the links of one client that count as up. At most one of them is in use; the others
+/// have ended, or will never carry a request.
 const LINKS_MAX: usize = 8;
 
 /// The outcome of a request: the body of the answer, or a refusal.
@@ -67,7 +67,7 @@ pub(crate) struct Duplicates<L> {
     departures: u64,
 }
 
-/// Link by which a request reached the node.
+/// Facts about the arrival of a request at the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Delivery {
     /// Number of the arrival of the link that carried it.
@@ -85,8 +85,8 @@ struct Client<L> {
     /// The client had a session that this node does not know. Its retries are refused.
     lost: bool,
     entries: BTreeMap<u64, Option<Answer>>,
-    /// The links that are up, by the number of their arrival. After them stand the latest number,
-    /// and the number of the link of the client's latest request.
+    /// The links that are up, by the number of their arrival. The fields after it have the latest
+    /// number, and the number of the link of the client's latest request.
     links: BTreeMap<u64, L>,
     arrivals: u64,
     speaks: u64,

@@ -8,8 +8,8 @@
 //!    gives none. A key that was revoked counts, too, because a process of this host may still have
 //!    the region mapped by it. Therefore no client writes, and a process that maps the region has a
 //!    descriptor for reading only.
-//! 2. While a range is frozen, the node writes no word of 8 bytes that the range touches: its own
-//!    accesses hold the lock of the ranges, and are refused if they overlap one.
+//! 2. While a range is frozen, the node writes no word of 8 bytes that the range touches. Its own
+//!    writes hold the lock of the ranges, and are refused if they overlap a frozen range.
 //! 3. Frozen ranges of a region do not overlap.
 //!
 //! Thread-safety: any thread may call any method.
@@ -28,7 +28,7 @@ use crate::ids::Rights;
 use crate::memory::{Mapping, WORD_BYTES};
 use crate::refusal::{Reason, Refusal};
 
-/// What the lock guards.
+/// The state that the lock of [`FrozenRanges`] guards.
 #[derive(Debug, Default)]
 pub(super) struct Ranges {
     /// End of each frozen range by its start, rounded outwards to whole words.
@@ -38,14 +38,14 @@ pub(super) struct Ranges {
 }
 
 impl Ranges {
-    /// Whether a range shares a word with a frozen one.
+    /// Whether a range shares a word with a frozen range.
     fn overlap(&self, start: u64, end: u64) -> bool {
         let before = self.frozen.range(..end).next_back();
         before.is_some_and(|(_, &frozen_end)| frozen_end > start)
     }
 }
 
-/// The frozen ranges of a region, and whether it may have some.
+/// The frozen ranges of a region, with their lock.
 #[derive(Debug, Default)]
 pub(super) struct FrozenRanges(RwLock<Ranges>);
 
@@ -56,9 +56,9 @@ fn words(range: &Range<u64>) -> (u64, u64) {
 }
 
 impl FrozenRanges {
-    /// Permits a write of the node within the region, until the guard is dropped; meanwhile no
-    /// range becomes frozen. The write is refused with [`Reason::NoRight`] if it touches a word of
-    /// a frozen range.
+    /// Permits a write of the node within the region until the guard is dropped. Meanwhile no range
+    /// becomes frozen. The write is refused with [`Reason::NoRight`] if it touches a word of a
+    /// frozen range.
     pub(super) fn hold(
         &self,
         offset: u64,
@@ -72,7 +72,7 @@ impl FrozenRanges {
         Ok(ranges)
     }
 
-    /// Notes that the region gives a key. Errors: `InvalidArgument` if the key could change bytes
+    /// Records that the region gives a key. Errors: `InvalidArgument` if the key could change bytes
     /// and a range is frozen.
     pub(super) fn before_grant(&self, rights: Rights) -> Result<()> {
         if !rights.change() {

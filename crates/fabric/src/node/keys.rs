@@ -203,7 +203,7 @@ impl Keys<'_> {
     }
 }
 
-/// Why a key with `tag` is invalid if the control page holds `word`.
+/// The refusal of a key with `tag` while the control page holds `word`.
 pub(crate) fn invalid(word: u64, tag: u64) -> Refusal {
     let (now, given) = (generation(word), generation(tag));
     // An earlier generation, or the current generation without a valid key.

@@ -60,9 +60,9 @@ pub(crate) use reserved::{LinkBudget, reservation};
 
 /// The application's code that answers requests.
 pub trait Handler: Send + Sync + 'static {
-    /// Called once for each request, on a thread of the provider, and for every copy of an
-    /// idempotent request that arrives. Other requests of this client wait until it returns. An
-    /// answer that takes time should come from another thread, to which the [`Reply`] can be sent.
+    /// Called on a thread of the provider, once for each request and for every copy of an
+    /// idempotent request that arrives. Other requests of this client wait until it returns. A slow
+    /// answer should come from another thread, to which the [`Reply`] can be sent.
     fn handle(&self, request: Request<'_>, reply: Reply);
 }
 
@@ -71,8 +71,8 @@ pub trait Handler: Send + Sync + 'static {
 pub struct Request<'a> {
     /// The client that sent the request.
     pub client: ClientId,
-    /// Number of the request, which the client chose. Idempotent requests have numbers of their
-    /// own, which begin again with each link.
+    /// Number of the request, which the client chose. Idempotent requests have a separate
+    /// numbering, which begins again with each link.
     pub number: u64,
     /// Time after which the client no longer waits for the answer.
     pub deadline: Duration,
@@ -82,11 +82,11 @@ pub struct Request<'a> {
     pub body: &'a [u8],
 }
 
-/// The way of answers, which may delay them.
+/// The path of answers to their clients, which may delay them.
 pub(crate) trait Outlet: Send + Sync {
-    /// Whether an answer of `bytes` leaves immediately.
+    /// Whether an answer of `bytes` bytes leaves immediately.
     fn passes(&self, bytes: usize) -> bool;
-    /// Calls `deliver` when an answer of `bytes` to `client` leaves.
+    /// Calls `deliver` when an answer of `bytes` bytes to `client` leaves.
     fn queue(&self, client: ClientId, bytes: usize, deliver: Box<dyn FnOnce() + Send>);
 }
 
@@ -161,7 +161,7 @@ impl Drop for Reply {
     }
 }
 
-/// The request that an answer belongs to, by its number. Both sorts of numbers are separate.
+/// The request that an answer belongs to, by its number. The two numberings are separate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Question {
     /// A request with a number of the client's session.
@@ -285,8 +285,9 @@ impl Node {
         Region::new(self.id, Arc::clone(&self.keys), bytes, path)
     }
 
-    /// Makes a key invalid. Returns whether it was valid. The head of the module describes the
-    /// effect.
+    /// Makes a key invalid. Returns whether it was valid. After the return, no operation of the key
+    /// runs on a provider that executes in this process. A process that has the memory mapped may
+    /// still write ([`Node::holders`]).
     pub fn revoke(&self, key: &RemoteKey) -> bool {
         self.keys.revoke(key.region, key.tag)
     }
@@ -423,7 +424,7 @@ impl Node {
         budget: &Arc<LinkBudget>,
     ) -> Option<Answer> {
         let (client, number) = (request.client, request.number);
-        // The reservation comes first, so that a request that is refused leaves no entry.
+        // The reservation precedes the entry, so that a refused request leaves no entry.
         let bytes = reservation(false, request.body.len(), request.answer_bytes_max);
         let reserved = match bytes {
             0 => None,
@@ -444,7 +445,7 @@ impl Node {
             }
             Verdict::Answered(answer) => {
                 self.counters.duplicates.fetch_add(1, Ordering::Relaxed);
-                // The request may permit less than when it came first.
+                // A retry may permit a shorter answer than the first copy of the request.
                 Some(within(answer, request.answer_bytes_max))
             }
             Verdict::Refused(refusal) => Some(self.refused(refusal)),
@@ -469,7 +470,7 @@ impl Node {
         }
     }
 
-    /// Gives a request to the handler. Without a handler the reply's drop refuses it.
+    /// Passes a request to the handler. Without a handler, dropping the reply refuses the request.
     fn hand_over(
         self: &Arc<Self>,
         request: Request<'_>,

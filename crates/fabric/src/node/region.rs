@@ -56,10 +56,10 @@ impl Region {
         Ok(key)
     }
 
-    /// Freezes the bytes of `range`, so that they can be read in place: until the slice is dropped,
+    /// Freezes the bytes of `range`, so that they can be read in place. Until the slice is dropped,
     /// all writes to the words that the range touches are refused. Errors: `InvalidArgument` if the
-    /// region has ever given a key that could change bytes, if the range is empty or not within the
-    /// region, or if it overlaps a frozen one.
+    /// region has ever given a key that could change bytes. `InvalidArgument` also for a range that
+    /// is empty, not within the region, or overlaps a frozen range.
     pub fn frozen(&self, range: Range<u64>) -> Result<FrozenSlice> {
         self.frozen.freeze(&self.memory, range)
     }
@@ -85,8 +85,8 @@ impl Region {
         self.perform(Access::CompareSwap { offset, expect, new })
     }
 
-    /// Adds to the word at `offset`, wrapping, and returns the old value. The call is refused if a
-    /// network card executes the region's atomic operations.
+    /// Adds to the word at `offset` and returns the old value. The sum wraps. The call is refused
+    /// if a network card executes the region's atomic operations.
     pub fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, Refusal> {
         self.on_processor()?;
         self.perform(Access::FetchAdd { offset, add })

@@ -2,18 +2,19 @@
 //!
 //! A node keeps at most [`REQUESTS_MAX`](super::REQUESTS_MAX) remembered requests per client, so
 //! their bytes are bounded. Idempotent requests have no such limit, and bulk requests are large.
-//! Therefore each of them reserves the bytes of its body and of the largest answer that it permits,
-//! from its arrival until the node gives its answer to the link. A link stops reading when its send
-//! buffer is full. Both together bound the memory that one client takes. The reservation ends
-//! before the answer stands in the buffer, because the client may send the next request once it
-//! reads it.
+//! Therefore each of them reserves the bytes of its body and of the largest answer that it permits.
+//! The reservation lasts from the arrival of the request until the node gives its answer to the
+//! link. A link stops reading when its send buffer is full. Both limits together bound the memory
+//! that one client takes. The reservation ends before the answer enters the buffer, because the
+//! client may send its next request as soon as it reads the answer.
 //!
 //! The client counts the same bytes, and refuses a request before it sends it. So the node refuses
-//! only a client that lies, or whose deadline has passed while the node still executes.
+//! only a client that miscounts, or whose deadline has passed while the node still executes the
+//! request.
 //!
 //! Invariants:
 //! 1. The reservations of a link are at most [`RESERVED_BYTES_MAX`].
-//! 2. A reservation ends exactly once: with its drop.
+//! 2. A reservation ends exactly once: when it is dropped.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: a reservation that does not fit is refused, and nothing changes.
@@ -48,7 +49,7 @@ pub(crate) fn reservation(
 #[derive(Debug, Default)]
 pub(crate) struct LinkBudget(AtomicUsize);
 
-/// A reservation, which ends with its drop.
+/// A reservation, which ends when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Reserved {
     budget: Arc<LinkBudget>,
@@ -65,7 +66,7 @@ impl LinkBudget {
     /// Reserves `bytes`. Errors: [`Reason::Full`] if the link has reserved too many already.
     pub(crate) fn reserve(self: &Arc<Self>, bytes: usize) -> Result<Reserved, Refusal> {
         let before = self.0.fetch_add(bytes, Ordering::Relaxed);
-        // The drop takes the bytes back, also those of a reservation that does not fit.
+        // Dropping the reservation takes the bytes back, also if it does not fit.
         let reserved = Reserved { budget: Arc::clone(self), bytes };
         match before + bytes > RESERVED_BYTES_MAX {
             true => Err(Refusal::at(Reason::Full, RESERVED_BYTES_MAX as u64)),

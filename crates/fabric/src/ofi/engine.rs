@@ -8,8 +8,7 @@
 //! 2. Their bytes use staging memory of the endpoint. Therefore no network writes to a batch that
 //!    its caller got back at its deadline.
 //! 3. If libfabric asks to be called again, nothing leaves until everything in flight has
-//!    completed, because libfabric may be connecting again after a failure that is not reported
-//!    yet.
+//!    completed. libfabric may be connecting again after a failure that it has not reported yet.
 //! 4. A failure stops the queue. When nothing is in flight any more, the link asks the node about
 //!    the key of the first failed operation. A refusal of the node becomes the operation's. If the
 //!    key is valid, the outcome is unknown and the link goes down. After a refusal the endpoint is
@@ -56,11 +55,12 @@ use crate::stream::Initiator;
 const TOKENS: u32 = 128;
 /// Limit of the bytes in flight.
 const STAGING_BYTES: u64 = 16 * PIECE_BYTES;
-/// Number of checks of the leader before it sleeps.
+/// Number of polls of the leader before it sleeps.
 const LOOKS: u32 = 8;
 /// Longest interval in which the leader checks deadlines.
 const TICK: Duration = Duration::from_millis(20);
-/// Sleep before libfabric is called again, because no descriptor reports that.
+/// Sleep before libfabric is called again after it asked for that. No descriptor reports the right
+/// moment.
 const AGAIN: Duration = Duration::from_millis(1);
 
 /// A piece of an operation that is in flight.

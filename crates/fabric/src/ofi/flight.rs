@@ -55,7 +55,7 @@ pub(super) struct Flight {
     pub(super) slot: Arc<Slot<Batch>>,
     /// The region of each operation that may be posted.
     pub(super) regions: Vec<Arc<Known>>,
-    /// Why this side refuses the first operation after those.
+    /// The refusal of the first operation after those that may be posted.
     refused: Option<Refusal>,
     /// The operation and the byte that are posted next.
     index: usize,

@@ -177,8 +177,9 @@ impl Registration for Registered {
 
 /// The registrations of a link.
 struct Registrations {
-    // The fields are dropped in this order: first the endpoint of the client's operations, then the
-    // memory to which the client may still have been writing when its key was revoked.
+    // The fields are dropped in this order. The endpoint of the client's operations ends first.
+    // Then the memory is freed, to which the client may still have been writing when its key was
+    // revoked.
     end: End,
     held: Mutex<Vec<Arc<Mapping>>>,
     listener: Arc<ListenerState>,

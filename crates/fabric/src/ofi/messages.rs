@@ -45,7 +45,8 @@ const SENDS: u32 = 20;
 const SENDS_KEPT: usize = 4;
 /// Number of checks before a side sleeps.
 const LOOKS: u32 = 8;
-/// Sleep before libfabric is called again, because no descriptor reports that.
+/// Sleep before libfabric is called again after it asked for that. No descriptor reports the right
+/// moment.
 const AGAIN: Duration = Duration::from_millis(1);
 
 /// A message that was not read completely.
@@ -61,8 +62,8 @@ struct Unread {
 /// The flow control of both directions.
 #[derive(Debug, Default)]
 struct Window {
-    /// Messages with bytes: the number sent, the number of those that the other side confirmed, the
-    /// number taken here, and the number of those that were confirmed.
+    /// Numbers of messages with bytes: sent, confirmed by the other side, taken here, and confirmed
+    /// here.
     sent: u32,
     acknowledged: u32,
     taken: u32,
@@ -177,7 +178,7 @@ impl Messages {
     }
 
     /// Sends the first message, so that later messages find a connection. Some providers connect
-    /// only then.
+    /// only with the first message.
     pub(super) fn knock(&self, clock: &dyn Clock, end_ns: u64) -> Result<(), Refusal> {
         loop {
             {

@@ -27,7 +27,7 @@
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: the link goes down.
-//! Cost: [`engine`] states it.
+//! Cost: the module [`engine`] states it.
 
 mod control;
 mod engine;
@@ -82,9 +82,8 @@ impl Ofi {
         Self { report: RefusalReport::new(&clock), clock, name, domains, secret: None }
     }
 
-    /// Sets the secret of the cluster. With a secret, links to and from other processes exist only
-    /// if these know it as well. Nodes listen on loopback addresses only, with a
-    /// secret as well.
+    /// Sets the secret of the cluster. With a secret, links exist only to and from processes that
+    /// know it as well. Nodes listen on loopback addresses only, even with a secret.
     #[must_use]
     pub fn with_secret(self, secret: Option<Secret>) -> Self {
         Self { secret, ..self }

@@ -1,10 +1,10 @@
-//! Rules for operations that are in flight together, and the places of their bytes. The module
-//! consists of pure functions over its state.
+//! Rules for operations that are in flight at the same time, and the places of their bytes in
+//! staging memory. The module consists of pure functions over its state.
 //!
 //! A link promises that operations take effect in order. A provider of libfabric promises an order
-//! only for some pairs of operations, and the promise is not used for atomic operations, which a
-//! provider may emulate with messages. An operation is posted while others are in flight only if
-//! each pair is ordered. Otherwise it waits until they have completed.
+//! only for some pairs of operations. This crate does not rely on the promise for atomic
+//! operations, which a provider may emulate with messages. An operation is posted while others are
+//! in flight only if each pair is ordered. Otherwise it waits until they have completed.
 //!
 //! Thread-safety: none. The owner holds a lock.
 

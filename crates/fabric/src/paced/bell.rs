@@ -1,6 +1,6 @@
-//! A bell: wakes the pump of a card before its time, whether it is a thread or a task.
+//! A bell: wakes the pump of a card early. The pump is a thread or a task.
 //!
-//! Invariant: a ring since the last wait ends the next one.
+//! Invariant: a ring after the last wait ends the next wait immediately.
 //!
 //! Thread-safety: any thread may ring, and the pump alone waits.
 //! Failure: none. Cost: a short lock per ring.
@@ -36,7 +36,7 @@ impl Bell {
         }
     }
 
-    /// Blocks until a ring or for `ns` nanoseconds, without end for `u64::MAX`.
+    /// Blocks until a ring, for at most `ns` nanoseconds. `u64::MAX` means no limit.
     pub(super) fn wait(&self, ns: u64) {
         let mut state = self.state.lock();
         if !state.is_rung {
@@ -49,7 +49,7 @@ impl Bell {
         state.is_rung = false;
     }
 
-    /// Completes at a ring or after `ns` nanoseconds, without end for `u64::MAX`.
+    /// Completes at a ring, or after `ns` nanoseconds. `u64::MAX` means no limit.
     pub(super) async fn rest(&self, runtime: &dyn Runtime, ns: u64) {
         let mut sleep = (ns < u64::MAX).then(|| runtime.sleep(Duration::from_nanos(ns)));
         std::future::poll_fn(|context| {

@@ -1,5 +1,5 @@
-//! The state of a card: its two schedules, its counters, and the pump that executes what leaves
-//! them.
+//! The state of a card: its two schedules, its counters, and the pump that runs the actions of
+//! messages that leave them.
 //!
 //! A message that must wait enters a schedule with an [`Action`]. The pump takes the messages out
 //! that have left, and runs their actions in order. It is a thread or a task, and there is one per
@@ -8,8 +8,8 @@
 //! Invariants:
 //! 1. An action runs once. If its card ends first, it runs as [`Exit::Closed`].
 //! 2. No lock is held while an action runs.
-//! 3. A background message that passes without a wait has found no other background message in the
-//!    schedule or in the hands of the pump.
+//! 3. A background message passes without a wait only if neither the schedule nor the pump has
+//!    another background message.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: none of its own.
@@ -88,7 +88,7 @@ enum Time {
 struct Lanes {
     out: Schedule<Action>,
     arriving: Schedule<Action>,
-    /// Time at which the pump comes by itself.
+    /// Time at which the pump wakes without a ring.
     wake_ns: u64,
     /// Whether the pump runs actions that it has taken out.
     is_busy: bool,
@@ -169,7 +169,7 @@ impl CardCore {
         let delays = core.delays.contains(&true);
         let pump = Box::new(move || {
             if delays {
-                // The kernel delays timers by 50 µs otherwise. A refusal makes the pump late only.
+                // Otherwise the kernel delays timers by 50 µs. A refusal only makes the pump late.
                 let _ = set_current_timer_slack(NonZeroU64::new(TIMER_SLACK_NS));
             }
             while let Some(left_ns) = turn_of(&pumped) {
@@ -277,7 +277,7 @@ impl CardCore {
         CardStats { sent: self.sent.read(), received: self.received.read(), queued }
     }
 
-    /// Wakes the pump if it would come too late.
+    /// Rings the bell if the pump would otherwise wake too late.
     fn wake(&self, lanes: &mut Lanes) {
         let next_ns = lanes.next_ns();
         if next_ns < lanes.wake_ns {

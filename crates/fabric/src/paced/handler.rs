@@ -7,7 +7,7 @@
 //! Thread-safety: any thread may call any method.
 //! Failure: a request that waits beyond its deadline is not handled, and is refused with
 //! [`Reason::Deadline`](crate::Reason::Deadline).
-//! Cost: a card that delays nothing counts bytes; other cards copy the request.
+//! Cost: a card without delays only counts bytes; other cards copy the request.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -34,7 +34,7 @@ use crate::traffic::TrafficClass;
 
 /// Limit of the bytes that wait for the card on one link.
 const QUEUED_BYTES_MAX: u64 = 32 << 20;
-/// Bytes that a card counts for each operation of a batch besides its data.
+/// Bytes that a card counts for each operation of a batch, in addition to its data.
 const OPERATION_BYTES: u64 = 32;
 
 /// The messages of a link that wait for the card.
@@ -44,7 +44,7 @@ struct Queued {
     bytes: AtomicU64,
 }
 
-/// The place of one message among those that wait. The drop frees it.
+/// The place of one message among those that wait. Dropping the value frees the place.
 struct QueuedPlace {
     queued: Arc<Queued>,
     bytes: u64,
@@ -86,7 +86,7 @@ impl Passage {
     }
 }
 
-/// The way from a link to its card, which the actions of its messages keep.
+/// The path from a link to its card. The actions of the link's messages hold it.
 #[derive(Clone)]
 struct Way {
     core: Arc<CardCore>,
@@ -189,8 +189,8 @@ impl PacedLink {
         &self.way.core
     }
 
-    /// Whether a message goes to the inner link without the schedule. A closed link refuses by
-    /// itself.
+    /// Whether a message goes to the inner link without the schedule. A closed inner link refuses
+    /// messages itself.
     fn passes(&self) -> bool {
         !self.core().delays(Direction::Out) && !self.core().delays(Direction::In)
     }
@@ -348,7 +348,7 @@ impl Link for PacedLink {
     fn request(&self, call: Call<'_>) -> Promise<Result<Body, Refusal>> {
         let (class, bytes) = (call.class, HEADER_BYTES + call.body_bytes() as u64);
         let needs_room = self.core().bounds(class);
-        // A read has a short request, and takes the room of the answer that it expects.
+        // A read has a short request, so it also takes the room of the answer that it expects.
         let room_bytes = bytes.saturating_add(call.expected_bytes());
         let mut passage = Passage { class, bytes, room_bytes, deadline_ns: u64::MAX };
         if self.passes() && (!needs_room || self.core().try_start_background(passage.room_bytes)) {

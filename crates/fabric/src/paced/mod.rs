@@ -21,14 +21,15 @@
 //! not run the simulation for them.
 //!
 //! Invariants:
-//! 1. The promises of [`Link`] hold. Requests of different classes overtake each other. So do
-//!    requests of another class than the foreground and one-sided operations.
+//! 1. The promises of [`Link`] hold. Requests of different classes overtake each other. Requests of
+//!    other classes than the foreground and one-sided operations also overtake each other.
 //! 2. Messages of one link and class keep their order.
 //! 3. A card without rates and latency delays background requests only.
 //!
 //! Thread-safety: any thread may call any method.
-//! Failure: a message that waits beyond its deadline completes as such. A link on which too much
-//! waits refuses with [`Reason::Full`](crate::Reason::Full).
+//! Failure: a message that waits beyond its deadline completes with
+//! [`Reason::Deadline`](crate::Reason::Deadline). A link with too many waiting bytes or messages
+//! refuses with [`Reason::Full`](crate::Reason::Full).
 //! Cost: without rates and latency, two counters for each message, a small allocation for each
 //! request, and two short locks for each background request. Otherwise a copy of each message and a
 //! switch to the pump in each direction.
@@ -95,7 +96,7 @@ impl Card {
         self.0.stats()
     }
 
-    /// Puts a link behind this card. `deadline` is that of operations that set none.
+    /// Puts a link behind this card. `deadline` applies to operations that set none.
     fn pace(&self, link: Arc<dyn Link>, deadline: Duration) -> Arc<dyn Link> {
         Arc::new(PacedLink::new(link, &self.0, deadline))
     }

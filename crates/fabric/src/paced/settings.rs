@@ -9,7 +9,8 @@ use crate::traffic::TrafficClass;
 
 /// Largest latency that a card may add to a message.
 const LATENCY_MAX: Duration = Duration::from_secs(10);
-/// Smallest rate that a card may have, in bytes per second. A smaller one is a wrong unit.
+/// Smallest rate that a card may have, in bytes per second. A smaller value is probably in a wrong
+/// unit.
 const RATE_MIN: u64 = 1 << 10;
 /// Bounds of a slice in bytes.
 const SLICE_BYTES: std::ops::RangeInclusive<u64> = 1 << 10..=8 << 20;
@@ -25,13 +26,13 @@ pub struct CardSettings {
     /// Rate of one link in each direction, in bytes per second. It models the limit of one
     /// connection, which may be lower than that of the card. The default is 0.
     pub stream_bytes_per_s: u64,
-    /// Time that every message takes in addition, in each direction. A request and its answer take
+    /// Additional time of every message, in each direction. A request and its answer together take
     /// it twice. The default is zero; the maximum is 10 s.
     pub latency: Duration,
     /// Bytes that an idle card passes ahead of its rate. The default is 0: a message of `b` bytes
     /// takes `b / rate`. A node whose clients have cards of their own needs the size of its largest
-    /// message, because it would otherwise receive a message only after the client has sent all of
-    /// it, and take the same time again.
+    /// message. Otherwise it would receive a message only after the client has sent all of it, and
+    /// take the same time again.
     pub burst_bytes: u64,
     /// Bytes that a card with a rate transmits before it looks for a better message. The default is
     /// 16 KiB; the bounds are 1 KiB and 8 MiB.
@@ -146,14 +147,15 @@ pub struct CardStats {
 }
 
 impl CardStats {
-    /// What the card has sent of a class. A node does not know the class of its answers and counts
-    /// them as foreground.
+    /// Messages and bytes of a class that the card has sent. A node does not know the class of its
+    /// answers and counts them as foreground.
     #[must_use]
     pub fn sent(&self, class: TrafficClass) -> Traffic {
         self.sent[class as usize]
     }
 
-    /// What the card has received of a class. An answer has the class of its request.
+    /// Messages and bytes of a class that the card has received. An answer has the class of its
+    /// request.
     #[must_use]
     pub fn received(&self, class: TrafficClass) -> Traffic {
         self.received[class as usize]

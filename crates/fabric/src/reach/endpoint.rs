@@ -30,8 +30,8 @@ pub struct Endpoints {
     tcp: Tcp,
 }
 
-/// Parses an endpoint as a user writes it, where `HOST:PORT` alone means TCP. Invalid if the text
-/// is neither that nor an endpoint.
+/// Parses an endpoint as a user writes it, where `HOST:PORT` alone means TCP. Errors:
+/// `InvalidArgument` if the text is neither that nor an endpoint.
 pub fn endpoint(text: &str) -> Result<String> {
     let whole = if text.starts_with("shm:") || text.starts_with("tcp:") {
         text.to_owned()
@@ -61,14 +61,14 @@ impl Endpoints {
         Self::default()
     }
 
-    /// Sets the secret of the cluster for all providers. With a secret, links to and from other
-    /// processes exist only if these know it as well.
+    /// Sets the secret of the cluster for all providers. With a secret, links exist only to and
+    /// from processes that know it as well.
     #[must_use]
     pub fn with_secret(self, secret: Option<Secret>) -> Self {
         Self { shm: self.shm.with_secret(secret.clone()), tcp: self.tcp.with_secret(secret) }
     }
 
-    /// Serves `node` at an endpoint until the drop of the listener.
+    /// Serves `node` at an endpoint until the listener is dropped.
     pub fn serve(&self, node: &Arc<Node>, endpoint: &str) -> Result<Box<dyn Listener>> {
         let (kind, address) = split(endpoint)?;
         match kind {

@@ -13,7 +13,7 @@ use super::{Endpoints, Reach, Route, RouteMessage, read_answer};
 use crate::ids::{ClientId, NodeId};
 use crate::link::{Call, Link};
 
-/// A way to ask a node or the manager from threads.
+/// A connection to a node or to the manager, for threads.
 #[derive(Debug)]
 pub struct Line {
     route: Route,

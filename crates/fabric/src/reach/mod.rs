@@ -83,8 +83,8 @@ pub trait RouteMessage: Sized {
     fn standby(&self, asked: &dyn fmt::Display) -> Option<Error>;
 }
 
-/// Sends a request over `link` and decodes the answer. The link is closed if it turns out to be
-/// unusable. The errors name `peer`; `Busy` if no answer came in time.
+/// Sends a request over `link` and decodes the answer. Closes the link if it turns out to be
+/// unusable. The errors name `peer`: `Busy` if no answer came in time.
 pub async fn ask<M: RouteMessage>(
     link: &Arc<dyn Link>,
     message: &M,

@@ -12,7 +12,7 @@
 //!
 //! Thread-safety: any number of tasks may ask at the same time.
 //! Failure: an error says that no answer came; the request may have arrived.
-//! Cost: a round trip per request, and two more for the first.
+//! Cost: a round trip per request, and two more for the first request of a link.
 
 use std::fmt;
 use std::sync::Arc;
@@ -93,7 +93,7 @@ impl Route {
         self.heard(ways, read_answer(&link, answer))
     }
 
-    /// Decides by an answer whether the way stays. If there is no answer, or the manager stands by,
+    /// Keeps or changes the way after an answer. If there is no answer, or the manager stands by,
     /// the next request takes another way.
     pub(super) fn heard<M: RouteMessage>(
         &self,

@@ -154,7 +154,7 @@ impl ShmLink {
     }
 
     /// Notifies the node of the end of this link. The caller must call [`ShmLink::unmap_all`]
-    /// before, because the node then assumes that the mappings are gone.
+    /// first, because the node then assumes that the mappings are gone.
     fn hang_up(&self) {
         // The node may have closed the socket already.
         let _shut = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);

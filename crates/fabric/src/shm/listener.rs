@@ -89,9 +89,9 @@ impl ShmNodeListener {
     }
 }
 
-/// Binds to a path. The socket of a killed node is replaced, and the socket of a living node is
-/// not. Only the owner of the socket may connect, because a client gets memory of this process. The
-/// mode is set before the socket has a name, and the umask can only remove bits.
+/// Binds to a path. The call replaces the socket of a killed node, but not that of a living one.
+/// Only the owner of the socket may connect, because a client gets memory of this process. The mode
+/// is set before the socket has a name, and the umask can only remove bits.
 fn listen_at(address: &str) -> Result<OwnedFd> {
     let fail = |errno: Errno| {
         let source = io::Error::from(errno);

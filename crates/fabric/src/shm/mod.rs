@@ -61,8 +61,8 @@ impl Shm {
         Self { clock, watch, secret: None, report }
     }
 
-    /// Sets the secret of the cluster. With a secret, links to and from other processes exist only
-    /// if these know it as well. Without one, the permission to write to the socket decides alone.
+    /// Sets the secret of the cluster. With a secret, links exist only to and from processes that
+    /// know it as well. Without a secret, only the permission to write to the socket decides.
     #[must_use]
     pub fn with_secret(self, secret: Option<Secret>) -> Self {
         Self { secret, ..self }

@@ -1,8 +1,8 @@
 //! The protocol of a pipe under a model checker, which tries interleavings of sequentially
-//! consistent steps, and proofs that the checker finds the mistakes that the protocol avoids. The
-//! code is the production code ([`End`]) with the words of the checker and rings of four bytes. The
-//! module `ring` gives the reasons for weaker memory. The checker reports a lost wake-up as a
-//! deadlock.
+//! consistent steps. Further tests prove that the checker finds the mistakes that the protocol
+//! avoids. The code is the production code ([`End`]) with the words of the checker and rings of
+//! four bytes. The module `ring` gives the reasons for weaker memory. The checker reports a lost
+//! wake-up as a deadlock.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,6 @@
-//! Requests and answers, which are messages of their own. The network may lose, double and reorder
-//! them. The link sends a lost one again. The node knows which requests it has executed, and
-//! executes every copy of an idempotent one.
+//! Requests and answers of the simulation, which are messages of their own. The network may lose,
+//! double and reorder them. The link sends a lost message again. The node knows which requests it
+//! has executed, and executes every copy of an idempotent one.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
@@ -89,7 +89,7 @@ impl Wire {
         Ok(self.promise(slot))
     }
 
-    /// Time at which a message of `bytes` leaves that `from` sends now.
+    /// Time at which a message of `bytes` bytes that `from` sends now leaves its card.
     fn leaves_ps(&self, from: Life, bytes: usize) -> u64 {
         let now_ps = self.network.now_ps();
         self.network.on(from.host, |machine| {

@@ -1,5 +1,5 @@
-//! Connecting: a question to the listener of a node, and its answer. The client asks again while
-//! packets are lost and the deadline has not passed.
+//! Connecting: a question to the listener of a node, and its answer. The client repeats a lost
+//! question until the deadline.
 
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ pub(super) fn connect(network: &Arc<Network>, near: Life, to: Connect) -> Promis
     let (network, kept) = (Arc::clone(network), Arc::clone(&slot));
     let driver = Arc::new(Runs(network.scheduler.clone()));
     let attempt = Arc::new(Attempt { network, near, host, to, deadline_ns, slot });
-    // The attempt is kept for the deadline, whatever happens to the question.
+    // The event of the deadline keeps the attempt, even if the question is lost.
     let waits = Arc::clone(&attempt);
     attempt.network.scheduler.at(deadline_ns, near, move || give_up(&waits));
     ask(attempt);

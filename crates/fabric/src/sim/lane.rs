@@ -1,10 +1,12 @@
 //! One direction of the reliable part of a link. Packets arrive once, in the order in which they
-//! were sent. A lost packet is sent again after a while and delays the packets after it, as on a
+//! were sent. A lost packet is sent again after
+//! [`Transport::again_ns`](super::Transport::again_ns). It delays the packets after it, as on a
 //! reliable connection of an InfiniBand card.
 //!
 //! Invariant: packets arrive in the order of their sending, and no two in the same nanosecond.
 //!
-//! Failure: a packet that was sent too often breaks the link and loses all waiting packets.
+//! Failure: after too many attempts to send one packet, the link breaks and loses all waiting
+//! packets.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -55,8 +57,8 @@ impl Lane {
 }
 
 impl Wire {
-    /// The arrival of a message that could arrive at `at_ns`. It follows earlier messages, unless
-    /// the network lets packets overtake each other.
+    /// Arrival time of a message that could arrive at `at_ns`. The message arrives after earlier
+    /// messages, unless the network lets packets overtake each other.
     pub(super) fn in_turn(&self, way: Way, at_ns: u64) -> u64 {
         if !self.network.keeps_order() {
             return at_ns;
@@ -66,7 +68,8 @@ impl Wire {
         line.last_message_ns
     }
 
-    /// Sends a packet that leaves at `ready_ps`. `arrival` runs where it arrives.
+    /// Sends a packet that leaves at `ready_ps`. `arrival` runs on the receiving host when it
+    /// arrives.
     pub(super) fn send(
         self: &Arc<Self>,
         way: Way,

@@ -24,10 +24,10 @@
 //! 4. Sessions and nodes come from [`Network::session`] and [`Network::node`], so that their random
 //!    numbers depend on the seed.
 //!
-//! Thread-safety: as for the simulation. Failure: a link goes down after a time ([`Transport`]) if
-//! its machine crashes, and after several lost packets if its machine is cut off. A machine that
-//! restarted resets links to its earlier life at their next packet. Cost: three to seven steps of
-//! the scheduler for an operation.
+//! Thread-safety: as for the simulation. Failure: if a machine crashes, its links go down after
+//! [`Transport::notice_ns`]. If it is cut off, they go down after [`Transport::tries`] lost
+//! packets. A machine that restarted resets links to its earlier life at their next packet. Cost:
+//! three to seven steps of the scheduler for an operation.
 //!
 //! ```
 //! use archipelago_base::Epoch;

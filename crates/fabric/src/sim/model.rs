@@ -4,8 +4,8 @@
 //! card needs some tens of nanoseconds for an operation, and rounding would cause errors of several
 //! per cent. The module consists of pure functions and data.
 
-/// Time that each verb takes of one server of a card, in picoseconds. An operation takes longer if
-/// its bytes do.
+/// Time for which each verb occupies one server of a card, in picoseconds. An operation takes
+/// longer if the transfer of its bytes does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Costs {
     /// Time of the request of a READ.
@@ -72,9 +72,9 @@ impl Model {
         local_read_ps: 67_123,
     };
 
-    /// A model for protocols, whose order of events matters and whose speed does not. The wire
-    /// takes 1 µs. Each operation takes 10 ns at the node, so that batches of several clients
-    /// interleave.
+    /// A model for tests of protocols, in which the order of events matters and the speed does not.
+    /// The wire takes 1 µs. Each operation takes 10 ns at the node, so that batches of several
+    /// clients interleave.
     #[must_use]
     pub fn quick() -> Self {
         let (none, some) = (Costs::default(), 10_000);
@@ -120,7 +120,8 @@ impl Model {
         }
     }
 
-    /// Time that a packet with `bytes` of payload takes of a server, if its verb takes `verb_ps`.
+    /// Time for which a packet with `bytes` bytes of payload occupies a server, if its verb takes
+    /// `verb_ps`.
     pub(super) fn packet_ps(&self, verb_ps: u64, bytes: u64) -> u64 {
         verb_ps.max((bytes + self.header_bytes) * self.byte_ps)
     }
@@ -146,7 +147,8 @@ pub struct Faults {
     pub delay_ns_max: u64,
     /// Share of READs and WRITEs of several words that happen in two parts at different times.
     pub tear: f64,
-    /// Share of batches on mapped memory that are refused as a whole, as if the link were given up.
+    /// Share of batches on mapped memory that are refused as a whole, as if the client had given up
+    /// the link.
     pub refuse: f64,
 }
 
@@ -157,7 +159,8 @@ pub struct Transport {
     pub again_ns: u64,
     /// Number of attempts after which the link goes down. The default is 7.
     pub tries: u32,
-    /// Time after which the other ends of its links notice a crashed machine. The default is 10 ms.
+    /// Time after which a crashed machine is noticed at the other ends of its links. The default is
+    /// 10 ms.
     pub notice_ns: u64,
 }
 

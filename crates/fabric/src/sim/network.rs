@@ -162,9 +162,9 @@ impl Network {
         self.state.lock().faults = faults;
     }
 
-    /// Makes every machine map the memory of all others. One-sided operations are then complete
-    /// when they are posted, as over `shm`, whatever is cut or slow. The caller does this before
-    /// any post.
+    /// Makes every machine map the memory of all others. One-sided operations then complete when
+    /// they are posted, as over `shm`, even if the network is cut or slow. The caller must do this
+    /// before any post.
     pub fn share_memory(&self) {
         self.state.lock().shares_memory = true;
     }

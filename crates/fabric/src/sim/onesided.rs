@@ -16,7 +16,7 @@ use crate::node::Access;
 use crate::promise::{Promise, Slot};
 use crate::refusal::{Reason, Refusal};
 
-/// A batch in flight. The operations stay in the flight after the caller was refused at its
+/// A batch in flight. The operations stay in the flight even after the caller got a refusal at its
 /// deadline.
 pub(super) struct Flight {
     keys: Vec<(RegionId, u64)>,

@@ -240,7 +240,7 @@ impl Wire {
     }
 
     fn watch(self: &Arc<Self>, at_ns: u64) {
-        // The watch does not keep a link without a handle.
+        // The event does not keep a link whose handle was dropped.
         let wire = Arc::downgrade(self);
         let look = move || {
             if let Some(wire) = wire.upgrade() {
@@ -256,7 +256,7 @@ impl Wire {
         let (late, next_ns) = {
             let mut client = self.client.lock();
             if client.watch_ns != planned_ns {
-                // A watch for an earlier deadline was planned meanwhile.
+                // An event for an earlier deadline was planned meanwhile.
                 return;
             }
             let is_late = |waiting: &Waiting| waiting.deadline_ns <= now_ns;

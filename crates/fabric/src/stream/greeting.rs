@@ -1,5 +1,5 @@
-//! The greeting, which are the first frames of a link. The client names itself and the node that it
-//! expects. The node names itself, or refuses.
+//! The greeting: the first frames of a link. The client sends its id and the node that it expects.
+//! The node sends its id, or a refusal.
 
 use std::time::Duration;
 

@@ -34,8 +34,8 @@ pub(crate) trait Stream: Send + Sync + 'static {
     fn try_write(&self, bytes: &[u8]) -> io::Result<usize>;
 
     /// Blocks until bytes arrive, until there is room if `write`, until [`Stream::nudge`], until
-    /// the end of the stream, or until the time limit. A nudge since the last wait counts as well.
-    /// The method may return early.
+    /// the end of the stream, or until the time limit. A nudge after the last wait ends this one
+    /// immediately. The method may return early.
     fn wait(&self, read: bool, write: bool, timeout: Option<Duration>);
 
     /// Ends the other thread's current or next wait.
@@ -44,13 +44,13 @@ pub(crate) trait Stream: Send + Sync + 'static {
     /// Ends the stream for both sides. Reads find the end, and writes fail.
     fn shut(&self);
 
-    /// Sends the frame with the reason for the end of the link, if the stream has a separate way
-    /// for it. Returns whether it has one.
+    /// Sends the frame with the reason for the end of the link, if the stream has a separate
+    /// channel for it. Returns whether it has such a channel.
     fn say_last(&self, _frame: &[u8]) -> bool {
         false
     }
 
-    /// The reason that the other side sent on that way.
+    /// The reason for the end that the other side sent on the channel of [`Stream::say_last`].
     fn last_words(&self) -> Option<Refusal> {
         None
     }

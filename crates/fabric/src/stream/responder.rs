@@ -3,9 +3,10 @@
 //!
 //! Invariants:
 //! 1. No input ends the node. A malformed frame closes this link, and the client gets the reason.
-//! 2. A client that does not read holds at most [`OUT_BYTES_MAX`], one batch, the answers that the
-//!    node remembers anyway, and the reservations of its idempotent and bulk requests, because the
-//!    node then stops to read from it. A link that is quiet for [`QUIET`] holds no buffer.
+//! 2. The node stops reading from a client that does not read. Such a client occupies at most
+//!    [`OUT_BYTES_MAX`], one batch, the answers that the node remembers anyway, and the
+//!    reservations of its idempotent and bulk requests. A link that is quiet for [`QUIET`] holds no
+//!    buffer.
 //! 3. The thread that makes a late answer sends it, unless this thread is busy and will send it.
 //!
 //! Thread-safety: one thread serves the link, and any thread may send answers.
@@ -37,7 +38,7 @@ const OUT_BYTES_MAX: usize = 4 << 20;
 /// Time without a frame after which a link frees its buffers.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// The way of a link's one-sided operations.
+/// The path of a link's one-sided operations.
 pub(crate) enum OneSided {
     /// Operations and attachments do not use this stream.
     Elsewhere,
@@ -119,7 +120,7 @@ impl<S: Stream> Responder<S> {
     }
 
     /// Whether the client has sent no frame since its greeting, and the link is not being closed.
-    /// The answer is false if operations use another way, because it is unknown then.
+    /// The answer is false if operations use another path, because this thread does not see them.
     pub(crate) fn is_silent(&self) -> bool {
         let elsewhere = matches!(self.one_sided, OneSided::Elsewhere);
         let silent = !elsewhere && !self.has_spoken.load(Ordering::Relaxed);

@@ -57,8 +57,8 @@ impl Tcp {
         Self { report: RefusalReport::new(&clock), clock, secret: None }
     }
 
-    /// Sets the secret of the cluster. With a secret, links to and from other processes exist only
-    /// if these know it as well.
+    /// Sets the secret of the cluster. With a secret, links exist only to and from processes that
+    /// know it as well.
     #[must_use]
     pub fn with_secret(self, secret: Option<Secret>) -> Self {
         Self { secret, ..self }

@@ -7,10 +7,10 @@
 //!
 //! Invariants:
 //! 1. A connection without a greeting has no thread, and at most [`GREETING_BYTES_MAX`] and a
-//!    header of memory. The accepting thread waits for all of them: for at most [`GUESTS_MAX`]
-//!    connections, for at most [`GREETING_DEADLINE`] each.
-//! 2. At most [`STRANGERS_MAX`] links have greeted and sent no frame, for about [`SILENCE_MAX`]
-//!    each. A new one replaces the oldest.
+//!    header of memory. The accepting thread waits for at most [`GUESTS_MAX`] such connections, and
+//!    for each at most [`GREETING_DEADLINE`].
+//! 2. At most [`STRANGERS_MAX`] links have greeted but sent no frame, each for about
+//!    [`SILENCE_MAX`]. A new link of this kind replaces the oldest.
 //! 3. There are at most [`LINKS_MAX`] links.
 //! 4. A connection gets a thread only after its proof, if the node has a secret.
 //!
@@ -126,7 +126,7 @@ enum Greeted {
     NotYet,
     /// The client belongs to the cluster. `arrived` begins after its greeting.
     Admitted(Admission),
-    /// The reason to refuse the client; `None` if the client has ended.
+    /// The client is refused for this reason; `None` if the client has ended.
     Refused(Option<Refusal>),
 }
 
@@ -321,7 +321,7 @@ impl<S: Stream> Reception<S> {
         }
     }
 
-    /// Counts and logs a client that was refused because of its greeting.
+    /// Counts and logs a client whose greeting was refused.
     fn refused(&self, stream: &TcpStream, refusal: Refusal) {
         if !refusal.reason.is_authentication() {
             return self.malformed(refusal);

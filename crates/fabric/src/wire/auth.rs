@@ -1,5 +1,5 @@
-//! The messages by which both sides of a link prove that they know the cluster's secret. The module
-//! `auth` computes the proofs.
+//! The messages with which both sides of a link prove that they know the cluster's secret. The
+//! module `auth` computes the proofs.
 //!
 //! The module consists of pure functions.
 

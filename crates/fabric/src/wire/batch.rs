@@ -1,4 +1,4 @@
-//! Encoding of batches and their outcomes, which providers send that do not access memory
+//! Encoding of batches and their outcomes, for providers whose clients do not access memory
 //! themselves.
 //!
 //! The module consists of pure functions. A decoder checks the limits of a batch before it
@@ -129,7 +129,7 @@ pub(crate) fn put_done(out: &mut Vec<u8>, word: Option<u64>) {
     }
 }
 
-/// Appends the outcome of a READ and returns where its bytes go.
+/// Appends the outcome of a READ. Returns the position at which its bytes go.
 pub(crate) fn put_done_read(out: &mut Vec<u8>, len: u32) -> usize {
     put_u8(out, 0);
     put_u32(out, len);
@@ -143,7 +143,7 @@ pub(crate) fn put_refused(out: &mut Vec<u8>, refusal: Refusal) {
     refusal.put(out);
 }
 
-/// Reads a refusal whose code was read already.
+/// Reads the rest of a refusal whose code was already read.
 fn get_refusal(code: u8, reader: &mut Reader<'_>) -> Option<Refusal> {
     Some(Refusal { reason: Reason::from_code(code)?, limit: reader.u64()? })
 }
@@ -157,7 +157,7 @@ pub fn decode_done(body: &[u8], batch: &mut Batch) -> Result<(), Malformed> {
         let code = reader.u8().ok_or(CUT)?;
         if code != 0 {
             let refusal =
-                get_refusal(code, &mut reader).ok_or(Malformed("a refusal that says nothing"))?;
+                get_refusal(code, &mut reader).ok_or(Malformed("a refusal that cannot be read"))?;
             batch.refuse_from(index, refusal);
             break;
         }

@@ -22,7 +22,7 @@ pub enum Kind {
     Welcome = 2,
     /// The node's reason to close the link.
     Goodbye = 3,
-    /// The client's question which region a key opens.
+    /// The client's question about the region that a key opens.
     Attach = 4,
     /// The node's answer to an attachment, or a refusal.
     Attached = 5,

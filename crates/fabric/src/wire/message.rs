@@ -26,9 +26,9 @@ pub struct Hello {
     pub client: ClientId,
     /// Whether this client had a link before.
     pub resumed: bool,
-    /// The node that the client expects; the greeting is refused by another node.
+    /// The node that the client expects. Another node refuses the greeting.
     pub node: Option<NodeId>,
-    /// The epoch that the client expects; the greeting is refused in another epoch.
+    /// The epoch that the client expects. A node in another epoch refuses the greeting.
     pub epoch: Option<Epoch>,
     /// The cluster of a client that has a secret.
     pub introduction: Option<Introduction>,
@@ -224,7 +224,7 @@ impl<'a> Ask<'a> {
     /// Checks an idempotent request, which has no number that the node remembers.
     pub fn check_idempotent(&self) -> Result<(), Malformed> {
         match self.oldest != 0 || self.retry {
-            true => Err(Malformed("an idempotent request with fields of one that is not")),
+            true => Err(Malformed("an idempotent request with fields of a numbered one")),
             false => Ok(()),
         }
     }
@@ -255,7 +255,7 @@ pub fn decode_answer(body: &[u8], bytes_max: usize) -> Result<Answer, Malformed>
     }
 }
 
-/// Reads the body of a goodbye: the reason to close the link, and a text for people.
+/// Reads the body of a goodbye: the reason to close the link, and a text for log lines.
 pub fn decode_goodbye(body: &[u8]) -> Result<(Refusal, &[u8]), Malformed> {
     let mut reader = Reader::new(body);
     let refusal = Refusal::get(&mut reader).ok_or(Malformed("a goodbye that cannot be read"))?;

@@ -229,7 +229,7 @@ fn bytes_before_the_proof_are_refused() {
     put_frame(&mut bytes, Kind::Hello, 0, |body| hello.encode(body));
     let only_hello = bytes.len();
     put_frame(&mut bytes, Kind::Batch, 1, |body| body.extend_from_slice(&[0; 4]));
-    // At once, and after the challenge.
+    // The client sends the batch together with its hello, or after the challenge.
     for first in [bytes.len(), only_hello] {
         let mut stream = TcpStream::connect(served.listener.address()).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();

@@ -82,7 +82,7 @@ fn operations_of_a_batch_take_effect_in_order(name: &str) {
     assert_eq!(batch.data(before), 7_u64.to_ne_bytes());
     assert_eq!((batch.word(swap), batch.word(lost), batch.word(add)), (Some(7), Some(9), Some(9)));
     assert_eq!(batch.data(after), 8_u64.to_ne_bytes(), "9 and -1, wrapping");
-    // Batches of a link stay in order as well, whatever number is in flight.
+    // Batches of a link stay in order as well, for any number of batches in flight.
     let promises: Vec<_> = (0..200_u64)
         .map(|round| {
             let mut batch = Batch::new();

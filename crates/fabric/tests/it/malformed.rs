@@ -312,8 +312,8 @@ fn malformed_node_costs_the_client_only_its_link() {
         let to = Connect::to(false_node(bytes), &Session::fresh());
         let link = Tcp::new().connect(to).wait().unwrap();
         let region = {
-            // The answer to the batch arrives before the batch is posted. It belongs to nothing,
-            // and the link ends.
+            // The answer to the batch arrives before the batch is posted. It belongs to no
+            // operation, so the link ends.
             link.attach(&good).wait().unwrap()
         };
         let mut batch = Batch::new();

@@ -101,7 +101,7 @@ async fn exchange(links: Vec<Arc<dyn Link>>, host: Host, sizes: (usize, u32)) ->
     host.scheduler().now_ns() - began_ns
 }
 
-/// Checks that a time exceeds what the rate allows by 3 % at most, and is no shorter.
+/// Checks that a time is at least the time that the rate requires, and exceeds it by at most 3 %.
 fn assert_rate(took_ns: u64, bytes: u64) {
     let expected_ns = bytes * 1_000_000_000 / RATE;
     let most_ns = expected_ns * 103 / 100;
@@ -271,7 +271,7 @@ fn background_in_flight_is_bounded_and_the_log_passes() {
     assert_eq!(stats.queued, 0);
 }
 
-/// Waits for a promise on a thread, while this one answers what arrives.
+/// Waits for a promise on another thread, while this thread answers the requests that arrive.
 fn answered(patient: &Patient, promise: Promise<Asked>) -> archipelago_fabric::Body {
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| promise.wait());

@@ -57,7 +57,7 @@ fn route_leaves_a_manager_that_stands_by() {
         let refused = route.ask(&ways, &Word("question"), LONG).await.unwrap_err().to_string();
         assert!(refused.contains("node, other: this manager stands by"), "{refused}");
         assert_eq!(route.ask(&ways, &Word("question"), LONG).await.unwrap(), Word("answer"));
-        // A manager without another one is believed.
+        // The answer of a manager counts if the client knows no other manager.
         let alone = Route::new(&reach, ClientId(8), None);
         let only = &ways[..1];
         assert_eq!(alone.ask(only, &Word("question"), LONG).await.unwrap(), Word("standby"));

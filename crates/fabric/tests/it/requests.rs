@@ -111,7 +111,7 @@ fn a_deadline_passes_for_threads_and_tasks(name: &str) {
     let soon = || link.request(Call::new(b"?", Duration::from_millis(30)));
     assert_eq!(reason(soon().wait()), Err(Reason::Deadline));
     assert_eq!(reason(block_on(soon())), Err(Reason::Deadline));
-    // A late answer belongs to nothing, and the link continues.
+    // A late answer belongs to no request any more, and the link continues.
     until("both were executed", || patient.executed.load(Ordering::SeqCst) == 2);
     for reply in std::mem::take(&mut *patient.open.lock()) {
         reply.send(&b"too late"[..]);
@@ -261,7 +261,7 @@ fn bulk_request_that_is_not_idempotent_has_a_kept_answer(name: &str) {
 fn idempotent_requests_leave_nothing_at_the_node(name: &str) {
     let (world, patient) = patient(name);
     let link = world.link();
-    // Far more than the numbers of a session that may be open.
+    // Far more requests than a session may have open numbers.
     let many = REQUESTS_MAX * 8;
     let call = Call::new(b"?", LONG).idempotent().answer_bytes_max(1 << 10);
     let open: Vec<_> = (0..many).map(|_| link.request(call)).collect();
@@ -276,7 +276,7 @@ fn idempotent_requests_leave_nothing_at_the_node(name: &str) {
         assert_eq!(promise.wait().unwrap().len(), 1 << 10);
     }
     assert_eq!(kept(), (0, 0), "after their answers");
-    // An ordinary request beside them is remembered until the client confirms its answer.
+    // An ordinary request in parallel with them is remembered until the client confirms its answer.
     let once = send(&*link, Call::new(b"?", LONG));
     until("it is being executed", || patient.executed.load(Ordering::SeqCst) > many as u64);
     patient.open.lock().pop().unwrap().send(&b"once"[..]);
@@ -317,7 +317,7 @@ fn bytes_of_open_bulk_requests_are_bounded(name: &str) {
     let open: Vec<_> = (0..fit).map(|_| link.request(call)).collect();
     let full = Refusal::at(Reason::Full, RESERVED_BYTES_MAX as u64);
     assert_eq!(link.request(call).wait(), Err(full));
-    // Requests that reserve nothing are not held up.
+    // Requests that reserve nothing are not delayed.
     let small = send(&*link, Call::new(b"?", LONG));
     until("all are executed", || patient.executed.load(Ordering::SeqCst) == fit as u64 + 1);
     for reply in std::mem::take(&mut *patient.open.lock()) {

@@ -19,7 +19,7 @@ use archipelago_fabric::{
     Reason, Region, RemoteKey, Reply, Request, Rights, Session, Shm, Tcp,
 };
 
-/// Time limit that a busy machine needs. A test that needs all of it has failed.
+/// Generous time limit for a busy machine. A test that needs all of it has failed.
 pub(crate) const LONG: Duration = Duration::from_secs(30);
 
 thread_local! {

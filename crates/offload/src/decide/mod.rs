@@ -1,5 +1,6 @@
-//! Pure decisions: the executor of a job (O³-LSM §4.3), and the node of a shard; the way of a read
-//! (`reads.rs`), the speed of transfers (`pace.rs`), and what stays here (`ratio.rs`).
+//! Pure decisions of offloading: the executor of a job (O³-LSM §4.3) and the memory node of a
+//! shard. `reads.rs` chooses the path of a read, `pace.rs` the speed of transfers, and `ratio.rs`
+//! the number of memtables that stay in the process.
 //!
 //! A scheduler, an owner, the simulation and the model call the same functions.
 //!
@@ -20,12 +21,13 @@ pub use reads::{KeyLookup, KnownRecord, LinkFigures, ReadPath, inline_max, read_
 use crate::ids::{ExecutorId, NodeLife, OffloadDb};
 use crate::job::InputPlace;
 
-/// Weights of the three loads and of the fetch of images, all 1 as in the paper's §5.1. They are
-/// written once, so that a change is a change of this line.
+/// Weights of the three loads, all 1 as in O³-LSM §5.1. The fetch of images has the weight 1, too
+/// ([`cost`]).
 const WEIGHTS: [u64; 3] = [1, 1, 1];
 
-/// Largest part of a load, and largest fetch, that a cost counts. A thousand times a whole load is
-/// more than any executor reports, and the product of all factors stays within 128 bits.
+/// Largest part of a load, and largest fetch, that a cost counts, in thousandths. No executor
+/// reports a thousand times a full load. With this limit the product of all factors stays within
+/// 128 bits.
 const PART_MAX: u32 = 1_000_000;
 
 /// Load of an executor, each part in thousandths.
@@ -33,9 +35,9 @@ const PART_MAX: u32 = 1_000_000;
 pub struct Load {
     /// Busy job threads over all job threads.
     pub cpu: u32,
-    /// Rate of the writes over the highest rate that was measured.
+    /// Write rate over the highest measured write rate. Executors of this crate report 0.
     pub io: u32,
-    /// Waiting jobs over the longest queue.
+    /// Waiting jobs over the slots of the executor.
     pub queue: u32,
 }
 wire_struct!(Load { cpu, io, queue });
@@ -48,16 +50,17 @@ impl Load {
     }
 }
 
-/// Fetch of an executor that has not measured its own, in thousandths.
+/// Value of [`InputReach::fetch`] before the executor has measured a fetch, in thousandths.
 const FETCH_UNKNOWN: u32 = 100;
 
 /// How an executor reaches inputs in the memory of memory nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InputReach {
-    /// Memory node in whose process it runs, so that it reads images in place.
+    /// Memory node in whose process the executor runs. The executor reads images of this node in
+    /// place.
     pub home: Option<NodeLife>,
-    /// Time in which it fetches an image over the time in which it writes the image's records as
-    /// tables, in thousandths: the speed of one stream over the speed of a fetch.
+    /// Time to fetch an image over the time to write the image's records as tables, in thousandths.
+    /// This is the speed of one stream over the speed of a fetch. Default: 100.
     pub fetch: u32,
 }
 wire_struct!(InputReach { home, fetch });
@@ -69,8 +72,8 @@ impl Default for InputReach {
 }
 
 impl InputReach {
-    /// The reach after a job that fetched images for `fetch_ns` and then ran for `run_ns`: the
-    /// newest job counts a quarter.
+    /// The reach after a job that fetched images for `fetch_ns` nanoseconds and then ran for
+    /// `run_ns`. The newest job has a quarter of the weight.
     #[must_use]
     pub fn after(self, fetch_ns: u64, run_ns: u64) -> Self {
         let measured = u128::from(fetch_ns) * 1000 / u128::from(run_ns.max(1));
@@ -79,8 +82,8 @@ impl InputReach {
         Self { fetch: fetch as u32, ..self }
     }
 
-    /// The fetch term of a job with inputs at `places`, in thousandths: 0 if all of them lie in
-    /// the process of the executor.
+    /// The fetch term of a job with inputs at `places`, in thousandths: `fetch` times the share of
+    /// the bytes that lie elsewhere. It is 0 if all inputs lie in the process of the executor.
     #[must_use]
     pub fn term(&self, places: &[InputPlace]) -> u32 {
         let sum = |far: bool| -> u128 {
@@ -92,21 +95,21 @@ impl InputReach {
     }
 }
 
-/// An executor as the choice sees it.
+/// An executor, as an input of [`choose`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate {
     /// Executor in question.
     pub executor: ExecutorId,
-    /// Load that its last beat told.
+    /// Load of the executor, from its last beat and the assignments since.
     pub load: Load,
-    /// Speed of one stream over the speed at which it fetches the inputs of the job, in
-    /// thousandths; 0 where the inputs lie.
+    /// Fetch term of the job at this executor ([`InputReach::term`]), in thousandths.
     pub fetch: u32,
-    /// Whether it has a free slot.
+    /// Whether the executor has a free slot.
     pub has_slot: bool,
-    /// Whether it has the build and all names that the job needs.
+    /// Whether the executor has all names that the job needs.
     pub can_run: bool,
-    /// Whether this attempt must avoid it, because it has just failed or declined.
+    /// Whether this attempt must avoid the executor, because it has just failed or declined the
+    /// job.
     pub is_excluded: bool,
 }
 
@@ -119,7 +122,7 @@ pub enum Choice {
     Wait,
     /// No executor has what the job needs.
     Unknown,
-    /// No executor lives.
+    /// No executor is known.
     Nobody,
 }
 
@@ -131,7 +134,7 @@ fn cost(bytes: u64, candidate: &Candidate) -> u128 {
     u128::from(bytes.max(1)) * load * fetch
 }
 
-/// Chooses the executor with the least cost; among equals, the one with the lowest number.
+/// Chooses the executor with the least cost. Among executors of equal cost, the lowest number wins.
 #[must_use]
 pub fn choose(bytes: u64, candidates: &[Candidate]) -> Choice {
     if candidates.is_empty() {
@@ -146,9 +149,9 @@ pub fn choose(bytes: u64, candidates: &[Candidate]) -> Choice {
     best.map_or(Choice::Wait, |candidate| Choice::Assign(candidate.executor))
 }
 
-/// Chooses one of `nodes` for the shards of the bucket that begins at `boundary`: the one with the
-/// largest hash of database, boundary and node. So shards of one bucket lie on one node as long as
-/// it has room, and a node that joins or leaves moves only its own share of the buckets.
+/// Chooses one of `nodes` for the shards of the bucket that begins at `boundary`: the node with the
+/// largest hash of database, boundary and node number. So shards of one bucket lie on one node as
+/// long as it has room. A node that joins or leaves moves only its own share of the buckets.
 #[must_use]
 pub fn place(
     db: OffloadDb,
@@ -203,7 +206,7 @@ mod tests {
         let busy = Candidate { load: Load { cpu: 500, io: 0, queue: 0 }, ..candidate(1) };
         let idle = candidate(2);
         assert_eq!(choose(1 << 20, &[busy, idle]), Choice::Assign(ExecutorId(2)));
-        // Equal costs go to the lower number, in whatever order the candidates stand.
+        // Among equal costs the lower number wins, for any order of the candidates.
         assert_eq!(choose(1, &[candidate(9), candidate(4)]), Choice::Assign(ExecutorId(4)));
     }
 
@@ -229,7 +232,7 @@ mod tests {
         assert_eq!(reach.term(&[earlier]), 400, "an earlier life is another memory");
         let remote = InputReach::default();
         assert_eq!((remote.home, remote.term(&[place(1, 10)])), (None, FETCH_UNKNOWN));
-        // Fetches that take half of the time of the flushes are learned.
+        // Fetches take half of the time of the flushes, and the reach converges to that.
         let learned = (0..40).fold(remote, |reach, _| reach.after(500, 1000));
         assert!((490..=500).contains(&learned.fetch), "{learned:?}");
         assert!(remote.after(u64::MAX, 0).fetch <= PART_MAX);

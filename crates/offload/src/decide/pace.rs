@@ -1,10 +1,10 @@
-//! Pure decision: the speed at which images of memtable shards leave (O³-LSM §4.4), so that local
-//! memory empties before writers fill it, and no burst goes out.
+//! Pure decision: the speed at which the owner sends images of memtable shards (O³-LSM §4.4). At
+//! this speed local memory empties before writers fill it, and no burst uses the link.
 //!
 //! Cost: O(1).
 
-/// A transfer never goes slower than this part of the link: it would stand still when writers
-/// pause.
+/// A transfer has at least one part in this many of the link's speed. Otherwise it would stand
+/// still while writers pause.
 const LINK_SHARE: u64 = 20;
 
 /// Transfers aim at this part of the space that writers still have. The last image of a memtable
@@ -14,10 +14,10 @@ const SPACE_PART: (u128, u128) = (2, 3);
 /// Figures of the writers and of the link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PaceInput {
-    /// Bytes of sealed memtables that wait for their transfer, those on their way included.
+    /// Bytes of sealed memtables that wait for their transfer or are being sent.
     pub backlog_bytes: u64,
-    /// Bytes that writers may still write before they must wait; 0 if they wait or if it is not
-    /// known.
+    /// Bytes that writers may still write before they must wait; 0 if they already wait, or if the
+    /// number is not known.
     pub space_bytes: u64,
     /// Speed at which writers fill memtables, in bytes a second.
     pub fill_bytes_per_s: u64,
@@ -25,9 +25,9 @@ pub struct PaceInput {
     pub link_bytes_per_s: u64,
 }
 
-/// Bytes a second at which images leave: `min(link, max(link / 20, fill rate, backlog · fill rate
-/// / (2/3 · space)))`. The whole link if there is hardly any space, and `u64::MAX` before the link
-/// was measured.
+/// Speed of transfers, in bytes a second: `min(link, max(link / 20, fill rate, backlog · fill rate
+/// / (2/3 · space)))`. It is the speed of the link if there is hardly any space, and `u64::MAX`
+/// before the link was measured.
 #[must_use]
 pub fn pace(input: &PaceInput) -> u64 {
     let PaceInput { backlog_bytes, space_bytes, fill_bytes_per_s, link_bytes_per_s } = *input;
@@ -59,13 +59,13 @@ mod tests {
         assert_eq!(of(64, 0, 10, 1000), 1000);
         // Writers pause: a twentieth of the link.
         assert_eq!(of(64, 64, 0, 1000), 50);
-        // The backlog fits into two thirds of the space: as fast as writers fill.
+        // The backlog fits into two thirds of the space: the speed is the fill rate.
         assert_eq!(of(40, 60, 200, 1000), 200);
         assert_eq!(of(20, 60, 200, 1000), 200);
-        // The less space is left, the faster, and never faster than the link.
+        // The speed grows as space shrinks, and never exceeds that of the link.
         assert_eq!(of(60, 60, 200, 1000), 300);
         assert_eq!(of(120, 60, 200, 1000), 600);
-        assert_eq!(of(40, 16, 200, 1000), 750);
+        assert_eq!(of(40, 16, 200, 1000), 800);
         assert_eq!(of(64, 1, 200, 1000), 1000);
         assert_eq!(of(0, 64, 0, 10), 1);
         assert_eq!(of(u64::MAX, 1, u64::MAX, u64::MAX), u64::MAX);

@@ -1,5 +1,5 @@
-//! Pure decisions of reads of memtable shards at memory nodes (O³-LSM §4.5): the way of a look-up,
-//! and the longest value of an answer.
+//! Pure decisions about reads of memtable shards at memory nodes (O³-LSM §4.5): the path of a
+//! look-up, and the longest value of an answer.
 //!
 //! Cost: O(1) for each.
 
@@ -7,19 +7,20 @@ use archipelago_base::SeqNo;
 use archipelago_engine::key::Kind;
 use archipelago_engine::remote::ShardId;
 
-/// A READ may take longer than a request by one part of this.
+/// A look-up prefers a READ that takes up to one part in this many longer than a request.
 const READ_SLACK: u64 = 16;
-/// Longest value of an answer while the times of the link are not measured.
+/// Longest value of an answer, in bytes, while the times of the link are not measured.
 const INLINE_BYTES_DEFAULT: u32 = 16 << 10;
-/// Bounds of the longest value of an answer.
+/// Bounds of the longest value of an answer, in bytes.
 const INLINE_BYTES: std::ops::RangeInclusive<u64> = 64..=64 << 10;
 
 /// Measured figures of the links to one node. Each is 0 before it was measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkFigures {
-    /// Whether the link shares the memory of the node, so that a READ needs nobody else.
+    /// Whether the link shares the memory of the node, so that a READ is a copy by the reader's own
+    /// processor.
     pub is_shared: bool,
-    /// Whether a READ got no answer a short time ago, so that the next one may wait in vain.
+    /// Whether a recent READ got no answer, so that the next one may wait in vain.
     pub is_unanswered: bool,
     /// Time of a short READ, in nanoseconds.
     pub read_ns: u64,
@@ -51,22 +52,23 @@ pub struct KeyLookup {
     pub floor: SeqNo,
 }
 
-/// The way of a look-up.
+/// The path of a look-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadPath {
     /// No shard has the key.
     Nothing,
     /// One READ of the known record.
     Read,
-    /// A request to the node, although a known record answers: that is faster on this link.
+    /// A request to the node, although a known record answers. A request is faster on this link.
     RequestIsFaster,
     /// A request to the node, because no known record answers, or READs get no answer now.
     Request,
 }
 
 impl KnownRecord {
-    /// Whether the record answers a look-up: its shard is the first that may have the key, the
-    /// reader sees it, no tombstone covers it, and it is a put, which needs no older version.
+    /// Whether the record alone answers a look-up. Its shard must be the first that may have the
+    /// key, and the reader must see it. No tombstone may cover it, and it must be a put, which
+    /// needs no older version.
     fn answers(&self, lookup: &KeyLookup) -> bool {
         let is_put = matches!(self.kind, Kind::Put | Kind::PutExpiring);
         let is_seen = (lookup.floor..=lookup.snapshot).contains(&self.seq);
@@ -74,7 +76,7 @@ impl KnownRecord {
     }
 }
 
-/// Chooses the way of a look-up for which `known` is the known record of the key, if any.
+/// Chooses the path of a look-up. `known` is the record that the key-offset cache knows of the key.
 #[must_use]
 pub fn read_path(known: Option<&KnownRecord>, lookup: &KeyLookup, link: &LinkFigures) -> ReadPath {
     if lookup.first.is_none() {
@@ -84,15 +86,15 @@ pub fn read_path(known: Option<&KnownRecord>, lookup: &KeyLookup, link: &LinkFig
         return ReadPath::Request;
     }
     let is_measured = link.read_ns > 0 && link.request_ns > 0;
-    // A READ that takes about as long as a request spares the processor of the node.
+    // A READ of about the same time is better, because it uses no processor time of the node.
     let bound_ns = link.request_ns.saturating_add(link.request_ns / READ_SLACK);
     let is_read_faster = link.is_shared || !is_measured || link.read_ns <= bound_ns;
     if is_read_faster { ReadPath::Read } else { ReadPath::RequestIsFaster }
 }
 
-/// Bytes of the longest value that comes with an answer. A longer one is read one-sided: the bytes
-/// that an answer carries in the time of a READ, between 64 bytes and 64 KiB, and 16 KiB before
-/// both are measured.
+/// Length in bytes of the longest value that an answer contains; a longer value is read one-sided.
+/// It is the number of bytes that an answer carries in the time of a READ, between 64 bytes and 64
+/// KiB. Before both are measured it is 16 KiB.
 #[must_use]
 pub fn inline_max(link: &LinkFigures) -> u32 {
     if link.read_ns == 0 || link.answer_bytes_per_s == 0 {

@@ -11,13 +11,13 @@
 //! 1. An executor removes outputs after COMMIT only on the verdict [`Verdict::Discard`] of their
 //!    attempt (docs/design/offload.md, rule 4). The outputs may be live tables, because the owner
 //!    may have ended after its edit.
-//! 2. It obeys only the newest life of a scheduler that it knows.
+//! 2. An executor obeys only the newest life that it knows of each scheduler.
 //! 3. An attempt runs at most once in the life of an executor.
 //!
 //! Thread-safety: none; the driver holds a lock.
-//! Failure: an executor that ends forgets its attempts. The beats of its successor, which has
-//! another number, do not name them, so the scheduler gives them to others.
-//! Cost: O(attempts) for each tick, and O(log attempts) for each message.
+//! Failure: an executor that ends forgets its attempts. Its successor has another number, and its
+//! beats do not name the attempts. So the scheduler gives them to other executors.
+//! Cost: O(attempts) for each call of the timer, and O(log attempts) for each message.
 
 #[cfg(test)]
 mod tests;
@@ -30,13 +30,13 @@ use crate::job::{DeclineWhy, JobOrder, Payload, Verdict};
 use crate::wire::{OffloadMessage, Running};
 
 const MS: u64 = 1_000_000;
-/// Time for which a slot waits for its package.
+/// Time, in nanoseconds, for which an executor reserves a slot for a package.
 const OFFER_NS: u64 = 2_000 * MS;
 /// Time after which COMMIT and ABORT are repeated.
 const REPEAT_NS: u64 = 200 * MS;
-/// Messages to one scheduler before the next one gets them.
+/// Repetitions of a message to one scheduler before the next scheduler gets it.
 const PATIENCE: u32 = 10;
-/// Time between two beats, until a scheduler asks for another one.
+/// Time between two beats, until a scheduler asks for another interval.
 const BEAT_NS: u64 = 200 * MS;
 /// Ended attempts that an executor remembers, so that a late package does not run them again.
 const ENDED_MAX: usize = 1024;
@@ -44,9 +44,10 @@ const ENDED_MAX: usize = 1024;
 /// What an executor offers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExecutorOffer {
-    /// Jobs that it runs at the same time.
+    /// Number of jobs that it runs at the same time.
     pub slots: u32,
-    /// Names of the merge operators and filters that it has, and of its build.
+    /// Names that the executor has ([`JobOrder::needs`]): its build, the places of files that it
+    /// reaches, its merge operators and its filters.
     pub names: BTreeSet<String>,
 }
 
@@ -69,12 +70,12 @@ pub enum ExecutorStep {
         /// Spec of the job.
         spec: Payload,
     },
-    /// Make the running job end soon.
+    /// Cancel the running job.
     Stop {
         /// Attempt in question.
         at: AttemptId,
     },
-    /// Leave the outputs of the attempt where they are, and forget them.
+    /// Leave the outputs of the attempt in place, and forget them.
     Keep {
         /// Attempt in question.
         at: AttemptId,
@@ -100,7 +101,7 @@ enum State {
 #[derive(Clone, Copy, Debug)]
 struct Repeat {
     next_ns: u64,
-    /// Messages that were sent.
+    /// Number of messages that were sent.
     sent: u32,
 }
 
@@ -116,8 +117,8 @@ impl Repeat {
         Self { next_ns: now_ns, sent: 0 }
     }
 
-    /// The scheduler that gets the next message: the one of the attempt at first, and later the
-    /// others in turn, because it may never return.
+    /// The scheduler that gets the next message. At first this is the scheduler of the attempt.
+    /// Later the others follow in turn, because the first one may never return.
     fn target(self, first: SchedulerId, all: &BTreeMap<SchedulerId, u64>) -> SchedulerId {
         let position = all.keys().position(|scheduler| *scheduler == first).unwrap_or(0);
         let turn = position + (self.sent / PATIENCE) as usize;
@@ -135,9 +136,9 @@ pub struct Executor {
     ended: Vec<AttemptId>,
     /// Newest life of each scheduler.
     lives: BTreeMap<SchedulerId, u64>,
-    /// Schedulers that get beats, with the time of the next one.
+    /// Schedulers that get beats, with the time of the next beat.
     beats: BTreeMap<SchedulerId, u64>,
-    /// Load that the driver has noted.
+    /// Load that the driver has reported.
     load: Load,
     /// How the driver reaches images.
     reach: InputReach,
@@ -167,28 +168,28 @@ impl Executor {
         self.me
     }
 
-    /// Whether it holds no attempt.
+    /// Whether the executor holds no attempt.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.attempts.is_empty()
     }
 
-    /// Takes nothing new from now on.
+    /// Makes the executor decline every further assignment.
     pub fn leave(&mut self) {
         self.is_leaving = true;
     }
 
-    /// Notes the load that the next beat tells.
+    /// Sets the load that the next beats report.
     pub fn note_load(&mut self, load: Load) {
         self.load = load;
     }
 
-    /// Notes the reach that the next beat tells.
+    /// Sets the reach that the next beats report.
     pub fn note_reach(&mut self, reach: InputReach) {
         self.reach = reach;
     }
 
-    /// Notes how far a running attempt is.
+    /// Sets the progress of a running attempt, in bytes.
     pub fn note_progress(&mut self, at: AttemptId, bytes: u64) {
         if let Some(Held { state: State::Running { progress_bytes }, .. }) =
             self.attempts.get_mut(&at)
@@ -197,9 +198,8 @@ impl Executor {
         }
     }
 
-    /// A running job has ended: with its output, which is durable, or with an error, after which
-    /// nothing of it is left. The next beat is due, so that the choice of the next executor sees
-    /// the free slot.
+    /// Ends a running job: with its output, which is durable, or with an error, after which it has
+    /// left no files. The next beat becomes due, so that the scheduler sees the free slot.
     pub fn ended(
         &mut self,
         now_ns: u64,
@@ -218,7 +218,7 @@ impl Executor {
         self.on_timer(now_ns)
     }
 
-    /// A message has come from a scheduler.
+    /// Handles a message from a scheduler.
     pub fn on_message(
         &mut self,
         now_ns: u64,
@@ -251,7 +251,8 @@ impl Executor {
         }
     }
 
-    /// Time passes: beats, repetitions, and offers that have become too old.
+    /// Handles the passing of time: sends beats, repeats messages, and drops offers that are too
+    /// old.
     pub fn on_timer(&mut self, now_ns: u64) -> Vec<ExecutorStep> {
         let mut steps = Vec::new();
         self.attempts.retain(
@@ -300,7 +301,7 @@ impl Executor {
         }
     }
 
-    /// Whether that is the newest life of its scheduler.
+    /// Notes a life of a scheduler. Returns whether it is the newest one that is known.
     fn obeys(&mut self, life: SchedulerLife) -> bool {
         let newest = self.lives.entry(life.scheduler).or_insert(life.term);
         *newest = life.term.max(*newest);
@@ -366,8 +367,8 @@ impl Executor {
         steps
     }
 
-    /// An offer ends at once. A running job is told to end, and then reports its failure. What is
-    /// committed waits for the owner's verdict.
+    /// Cancels an attempt. An offer ends immediately. A running job is cancelled, and then reports
+    /// its failure. A committed attempt waits for the owner's verdict.
     fn cancelled(&mut self, at: AttemptId) -> Vec<ExecutorStep> {
         match self.attempts.get(&at).map(|held| &held.state) {
             Some(State::Offered { .. }) => {

@@ -1,4 +1,4 @@
-//! Counters of the jobs that a database sends away.
+//! Counters of the jobs that a database sends to executors.
 //!
 //! Thread-safety: any thread may call any method.
 //! Cost: a relaxed atomic operation for each count.
@@ -12,16 +12,17 @@ use archipelago_engine::job::JobOutput;
 use crate::job::{JobKind, LocalWhy};
 use crate::parcel::ImageUse;
 
-/// Counters of a database's jobs.
+/// Counters of the jobs of one open of a database.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OffloadCounters {
     /// Jobs whose outputs came from executors.
     pub ran_away: u64,
     /// Bytes that executors read and wrote for these jobs.
     pub bytes_away: u64,
-    /// Jobs that ran here although the mode sends them away, by [`LocalWhy::key`].
+    /// Jobs that ran in this process although the mode sends them away, by [`LocalWhy::key`].
     pub ran_here: BTreeMap<&'static str, u64>,
-    /// Jobs that failed because an executor may have begun them. The engine plans them again.
+    /// Jobs that ended without outputs after an executor may have begun them. The engine plans them
+    /// again.
     pub planned_again: u64,
     /// Flushes among these jobs.
     pub flushes: FlushFigures,
@@ -34,7 +35,7 @@ pub struct FlushFigures {
     pub in_place: u64,
     /// Flushes that fetched at least one shard from a memory node.
     pub remote: u64,
-    /// Flushes that ran here although the mode sends them away, by [`LocalWhy::key`].
+    /// Flushes that ran in this process although the mode sends them away, by [`LocalWhy::key`].
     pub here: BTreeMap<&'static str, u64>,
     /// Packages of flushes that left the process.
     pub packages: u64,
@@ -87,7 +88,7 @@ fn by_why(counters: &[AtomicU64; LocalWhy::ALL.len()]) -> BTreeMap<&'static str,
 }
 
 impl Tally {
-    /// A job runs here.
+    /// Counts a job that runs in this process.
     pub(super) fn here(&self, kind: JobKind, why: LocalWhy) {
         // The order of the reasons is that of their codes.
         let Some(index) = LocalWhy::ALL.iter().position(|known| *known == why) else { return };
@@ -97,12 +98,12 @@ impl Tally {
         }
     }
 
-    /// A job is planned again.
+    /// Counts a job that is planned again.
     pub(super) fn again(&self) {
         add(&self.planned_again, 1);
     }
 
-    /// The package of a job leaves the process.
+    /// Counts the package of a job that leaves the process.
     pub(super) fn package(&self, kind: JobKind, bytes: usize) {
         if kind == JobKind::Flush {
             add(&self.packages, 1);
@@ -110,7 +111,7 @@ impl Tally {
         }
     }
 
-    /// An executor has ended a job, `whole_ns` after the owner gave it away.
+    /// Counts a job that an executor has ended, `whole_ns` nanoseconds after the engine's call.
     pub(super) fn away(&self, output: &JobOutput, images: Option<ImageUse>, whole_ns: u64) {
         add(&self.ran_away, 1);
         add(&self.bytes_away, output.bytes_read + output.bytes_written);

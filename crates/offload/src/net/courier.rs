@@ -1,9 +1,9 @@
 //! The threads that carry the mail of an owner or an executor.
 //!
-//! One thread sends what is to be sent. Another one waits at the manager for mail, and calls the
-//! timer of its correspondent after each answer.
+//! One thread sends messages. The other one keeps a request for mail waiting at the manager. After
+//! each answer it calls the timer of its owner or executor.
 //!
-//! Invariants: 1. A message is sent at most once. 2. The drop ends both threads.
+//! Invariants: 1. A message is sent at most once. 2. Dropping the courier ends both threads.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: messages of a request that got no answer are lost. While no manager answers, the timer
@@ -29,14 +29,15 @@ use crate::wire::{Correspondent, OffloadMessage};
 const WAIT: Duration = Duration::from_millis(100);
 /// Time after which a request counts as lost.
 const ANSWER: Duration = Duration::from_millis(1000);
-/// Messages that wait to be sent at most. More are dropped, because state machines repeat them.
+/// Largest number of messages that wait to be sent. Further messages are dropped, because the state
+/// machines repeat them.
 const OUT_MAX: usize = 4096;
 
-/// An owner or an executor, whose mail is carried.
+/// An owner or an executor whose mail a courier carries.
 pub(super) trait Resident: Send + Sync + 'static {
     /// Takes messages. Returns messages to send.
     fn take(&self, messages: Vec<OffloadMessage>) -> Vec<OffloadMessage>;
-    /// Time has passed. Returns messages to send.
+    /// Handles the passing of time. Returns messages to send.
     fn tick(&self) -> Vec<OffloadMessage>;
 }
 
@@ -127,7 +128,7 @@ impl Drop for Courier {
     }
 }
 
-/// Messages for one request; `None` when the courier ends.
+/// Waits for messages to send, and takes those for one request. `None` when the courier ends.
 fn next_mail(shared: &Shared) -> Option<Vec<Payload>> {
     let mut out = shared.out.lock();
     while out.messages.is_empty() && !out.is_stopped {
@@ -183,7 +184,7 @@ fn wait_for_mail(shared: &Arc<Shared>, line: &Line, resident: &Weak<dyn Resident
     }
 }
 
-/// Waits for a while, or until the courier ends.
+/// Waits for a fixed time, or until the courier ends.
 fn pause(shared: &Shared) {
     let mut out = shared.out.lock();
     if !out.is_stopped {

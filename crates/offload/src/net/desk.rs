@@ -1,10 +1,10 @@
 //! The scheduler in the manager's process, and the mail that waits there for owners and executors.
 //!
 //! Invariants:
-//! 1. A life of the scheduler lasts as long as a term of the manager. A manager that stands by has
-//!    no scheduler.
-//! 2. Mail for the owner of a database goes to its newest owner. A refusal of an older owner goes
-//!    to that one.
+//! 1. A life of the scheduler lasts as long as a term of the manager. A standby manager has no
+//!    scheduler.
+//! 2. Mail for the owner of a database goes to the newest owner. Only the refusal of an older owner
+//!    goes to that older owner.
 //! 3. A correspondent has at most one request that waits for mail.
 //!
 //! Thread-safety: any thread may call any method. One lock guards all.
@@ -27,15 +27,15 @@ use crate::wire::{Correspondent, OffloadMessage};
 const MS: u64 = 1_000_000;
 /// Time after which the mailbox of a silent correspondent is removed.
 const SILENT_NS: u64 = 60_000 * MS;
-/// Messages that wait for a correspondent at most.
+/// Largest number of messages that wait for one correspondent.
 const BOX_MAX: usize = 4096;
-/// Time for which an answer may be kept at most.
+/// Longest time for which an answer may be delayed.
 const WAIT_MS_MAX: u32 = 1_000;
 
 #[derive(Default)]
 struct Mailbox {
     mail: VecDeque<Payload>,
-    /// The request that waits, and the time until which it may.
+    /// The waiting request, and the time until which it may wait.
     waiting: Option<(Reply, u64)>,
     heard_ns: u64,
 }
@@ -46,7 +46,7 @@ struct State {
     boxes: BTreeMap<Correspondent, Mailbox>,
 }
 
-/// The desk of the scheduler.
+/// The scheduler of a manager, with a mailbox for each owner and each executor.
 pub struct SchedulerDesk {
     state: Mutex<State>,
     clock: Arc<dyn Clock>,
@@ -139,7 +139,8 @@ impl State {
         if let (Correspondent::Owner(owner), Some(scheduler)) = (from, &self.scheduler)
             && scheduler.owner_of(owner.db).is_none()
         {
-            // Executors may have committed jobs of an owner that has nothing to say.
+            // An executor may have committed a job of an owner that sends no message itself. The
+            // greeting makes that owner known.
             self.receive(now_ns, from, OffloadMessage::Greet { owner, needs: Vec::new() });
         }
         for payload in mail {

@@ -1,15 +1,16 @@
-//! An executor: it runs jobs of other processes on threads of its own, over shared directories,
-//! volumes of a storage cluster, and memtable shards at memory nodes.
+//! The executor process side: runs jobs of other processes on its own threads. Jobs use shared
+//! directories, volumes of a storage cluster, and memtable shards at memory nodes.
 //!
 //! Invariants:
-//! 1. A job reads and writes only below the directories that the operator shared, or blobs that the
-//!    owner of the volume granted.
-//! 2. Outputs are removed only on the owner's verdict, by the names in the output of the job.
+//! 1. A job reads and writes only files below the directories that the operator shared, or blobs
+//!    that the owner of the volume granted.
+//! 2. Outputs of a committed job are removed only on the owner's verdict, by the names in the
+//!    output of the job.
 //!
 //! Thread-safety: any thread may call any method. One lock guards the state machine; jobs run
 //! without it.
-//! Failure: a job that fails has removed what it wrote, and the scheduler hears the reason. A panic
-//! of a job is such a failure.
+//! Failure: a job that fails removes what it wrote, and the scheduler gets the reason. A panic of a
+//! job is such a failure.
 //! Cost: one thread for each slot, and two for the mail.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -53,7 +54,7 @@ use crate::shard_host::ShardHost;
 use crate::shard_owner::{ImageFetcher, Waits};
 use crate::wire::{Correspondent, OffloadMessage};
 
-/// Bytes of blocks that the readers of one executor keep.
+/// Size in bytes of the block cache that the jobs of one executor share.
 const CACHE_BYTES: u64 = 8 << 20;
 
 /// Settings of an executor.
@@ -61,15 +62,16 @@ const CACHE_BYTES: u64 = 8 << 20;
 pub struct ExecutorSettings {
     /// Endpoints of the cluster's managers, one for each.
     pub managers: Vec<String>,
-    /// Jobs that run at the same time.
+    /// Number of jobs that run at the same time, at least 1.
     pub slots: u32,
-    /// Directories in which databases of other processes lie, by the paths that those use.
+    /// Directories in which databases of other processes lie. The paths must be those that the
+    /// owners use.
     pub shares: Vec<PathBuf>,
     /// The storage cluster in whose volumes databases of other processes lie.
     pub volumes: Option<VolumePool>,
     /// The memory node in this process, whose images flushes read in place.
     pub hosted: Option<Arc<ShardHost>>,
-    /// The cluster's secret.
+    /// The cluster's secret, if its managers require one.
     pub secret: Option<Secret>,
 }
 
@@ -88,9 +90,9 @@ pub struct ExecutorFigures {
     pub bytes_written: u64,
     /// Flushes among the jobs that have ended with outputs.
     pub flushes: u64,
-    /// Memtable shards that these read in place.
+    /// Memtable shards that these flushes read in place.
     pub images_in_place: u64,
-    /// Memtable shards that these fetched.
+    /// Memtable shards that these flushes fetched.
     pub images_fetched: u64,
     /// Bytes of the fetched shards.
     pub image_bytes_fetched: u64,
@@ -111,16 +113,16 @@ struct Job {
     at: AttemptId,
     package: Payload,
     progress: Arc<Progress>,
-    /// The flag that ends the job, and the bytes of fetched images.
+    /// The flag that cancels the job, and the bytes of fetched images.
     fetch: FetchProgress,
 }
 
-/// The files of a job, as this process reaches them.
+/// The files of a job, and how this process reaches them.
 #[derive(Clone, Debug)]
 enum ReachedFiles {
-    /// They lie in a shared directory.
+    /// The files lie in a shared directory.
     Directory(PathBuf),
-    /// They lie in a volume, and the owner has granted them.
+    /// The files lie in a volume, and the owner has granted them.
     Granted(Arc<GrantedFs>),
 }
 
@@ -130,7 +132,7 @@ struct EndedJob {
     output: JobOutput,
     /// How a flush got its images.
     images: Option<ImageUse>,
-    /// What the owner gets.
+    /// The return parcel for the owner.
     returned: Payload,
 }
 
@@ -140,7 +142,8 @@ struct State {
     queue: VecDeque<Job>,
     /// Jobs that wait or run.
     jobs: BTreeMap<AttemptId, Job>,
-    /// Outputs in directories that may have to be removed. The owner of a volume gives up blobs.
+    /// Outputs in directories that a verdict may order to remove. In a volume, the owner gives the
+    /// blobs up.
     outputs: BTreeMap<AttemptId, (PathBuf, JobOutput)>,
     figures: ExecutorFigures,
     is_stopped: bool,
@@ -172,8 +175,10 @@ impl fmt::Debug for ExecutorServer {
 }
 
 impl ExecutorServer {
-    /// Starts an executor. Errors: `InvalidArgument` if it has no slot, no manager or no place of
-    /// files, or if a directory is not an absolute path; those of starting threads.
+    /// Starts an executor over the local file system. Errors: `InvalidArgument` for settings
+    /// without a slot, without a manager, or with neither a shared directory nor a storage cluster.
+    /// `InvalidArgument` also for a directory that is not an absolute path without `..`. Errors of
+    /// starting threads.
     pub fn start(settings: ExecutorSettings) -> Result<Self> {
         Self::start_on(Arc::new(LocalFs::new()), settings)
     }
@@ -261,7 +266,7 @@ impl Drop for ExecutorServer {
     }
 }
 
-/// Whether a path is absolute and has no part that leads upwards.
+/// Whether a path is absolute and has no `..`.
 fn is_plain(path: &Path) -> bool {
     path.is_absolute() && !path.components().any(|part| part == Component::ParentDir)
 }
@@ -358,7 +363,7 @@ impl Shared {
         Ok(EndedJob { files, output, images, returned: returned.into() })
     }
 
-    /// The surroundings of a job.
+    /// The context in which the engine runs a job.
     fn context<'a>(
         &self,
         job: &Job,
@@ -410,7 +415,8 @@ impl Shared {
         }
     }
 
-    /// Removes the files of an output. What cannot be removed is left to the sweep of the owner.
+    /// Removes the files of an output. The owner's sweep removes files that this call cannot
+    /// remove.
     fn remove(&self, dir: &Path, output: &JobOutput) {
         for name in output.file_names() {
             let path = dir.join(name);
@@ -423,7 +429,8 @@ impl Shared {
         }
     }
 
-    /// Notes what the next beat tells.
+    /// Reports load and reach to the state machine, for the next beat. The write rate is not
+    /// measured.
     fn note_load(&self, state: &mut State) {
         let slots = u64::from(self.settings.slots);
         let share = |count: u64| (1000 * count / slots).min(u64::from(u32::MAX)) as u32;

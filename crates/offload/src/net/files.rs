@@ -1,20 +1,22 @@
 //! The files of jobs: which ones a job reads and writes, and how owner and executor reach them.
 //!
 //! A database lies in a directory, which its executors reach under the same path, or in a volume of
-//! a storage cluster. A volume has one writer of names. So an attempt of a job in a volume gets a
-//! grant: blobs that it reads, and identities of blobs that it may write. The owner names the
-//! outputs in one commit before it hands them to the engine, which opens them, compares them with
-//! their metadata, and installs them.
+//! a storage cluster. In a volume only the owner may name files. So an attempt of a job in a volume
+//! gets a grant: blobs that it reads, and identities of blobs that it may write. The owner names
+//! the outputs in one commit before it hands them to the engine, which opens them, compares them
+//! with their metadata, and installs them.
 //!
 //! Invariants:
 //! 1. An owner names only files of the attempt: each has a number of the spec and a blob of the
 //!    grant.
-//! 2. Identities of an attempt are named, given up, or were given to no executor.
-//! 3. A job needs an executor that reaches its files, which the names of the executor tell.
+//! 2. Each identity of an attempt is named or given up in the end, unless no executor got the
+//!    grant.
+//! 3. A job runs only at an executor that reaches its files. The names of the executor say which
+//!    places it reaches.
 //!
-//! Thread-safety: the values are plain, and a thread at a time uses a [`PreparedJob`].
-//! Failure: errors on the way have the kind `Io`, because `Corrupt` would make the database read
-//! only. `Fenced` stays what it is.
+//! Thread-safety: the types are plain values; one thread at a time uses a [`PreparedJob`].
+//! Failure: every error of a returned job becomes the kind `Io`, because `Corrupt` would make the
+//! database read-only. Only `Fenced` keeps its kind.
 //! Cost: a grant has about 120 bytes for each input. The names of the outputs take a round trip.
 
 use std::collections::BTreeSet;
@@ -34,15 +36,15 @@ use archipelago_store::{BlobGrant, PendingOutputs, StoreFs, Stores, WrittenBlobs
 use crate::job::Payload;
 use crate::parcel::{ImageUse, JobImages, JobParcel};
 
-/// Name of an executor that reaches directories.
+/// Name that an executor has if it reaches shared directories.
 pub(super) const DIRECTORIES: &str = "files in directories";
 
-/// Name of an executor that reaches the volumes of a storage cluster.
+/// Name that an executor has if it reaches the volumes of this storage cluster.
 pub(super) fn volumes_of(cluster: &str) -> String {
     format!("volumes of storage cluster {cluster}")
 }
 
-/// The volume with a database, as the owner of both has it.
+/// The volume that holds a database, for the owner of both.
 #[derive(Clone, Debug)]
 pub struct VolumeFiles {
     /// File system of the volume.
@@ -66,7 +68,7 @@ pub(super) struct JobFiles {
     dir: PathBuf,
     /// Names of the files that it reads.
     inputs: Vec<String>,
-    /// Numbers of tables and value files, and of invalid files.
+    /// Numbers that tables and value files of the job may have.
     numbers: FileNumbers,
     invalid: FileNumbers,
 }
@@ -87,7 +89,7 @@ impl JobFiles {
         Self::of(&spec.output, values.chain(invalid).collect())
     }
 
-    /// The files of a flush, which reads none.
+    /// The files of a flush, which reads no files.
     pub(super) fn of_flush(spec: &FlushSpec) -> Self {
         Self::of(&spec.output, Vec::new())
     }
@@ -102,8 +104,8 @@ impl JobFiles {
         usize::try_from(self.numbers.count.saturating_add(self.invalid.count)).unwrap_or(usize::MAX)
     }
 
-    /// Refuses blobs that are not those of the output, and files with other numbers than those of
-    /// the attempt.
+    /// Checks that the blobs are those of the output, and that the files have numbers of the
+    /// attempt. Errors: `Io`.
     fn check(&self, output: &JobOutput, written: &WrittenBlobs) -> Result<()> {
         let is_in =
             |no: u64, of: FileNumbers| no.checked_sub(of.first).is_some_and(|at| at < of.count);
@@ -147,15 +149,15 @@ impl PreparedJob {
         Ok((Self { files, pending }, package.into()))
     }
 
-    /// No executor has got the package, so nothing is left to give up.
+    /// Ends a job whose package went to no executor, so there is nothing to give up.
     pub(super) fn unused(self) {
         if let Some(pending) = self.pending {
             pending.unused();
         }
     }
 
-    /// Reads what an executor has returned, and names its outputs durably. Errors: `Fenced`, and
-    /// `Io` for everything else; then the outputs are given up.
+    /// Decodes what an executor has returned, and names its outputs durably. Errors: `Fenced`, and
+    /// `Io` for everything else. After an error the outputs are given up.
     pub(super) fn accept(self, returned: &Payload) -> Result<(JobOutput, Option<ImageUse>)> {
         self.try_accept(returned).map_err(|error| match error.kind() {
             ErrorKind::Fenced => error,
@@ -184,7 +186,7 @@ impl PreparedJob {
     }
 }
 
-/// An error of the way, which must not make the database read only.
+/// Turns an error into one of kind `Io`, which does not make the database read-only.
 fn trouble(error: Error) -> Error {
     let context = "the output of an offloaded job cannot be used";
     Error::with_source(ErrorKind::Io, context, error)
@@ -193,16 +195,17 @@ fn trouble(error: Error) -> Error {
 /// The spec of a job that an executor got.
 #[derive(Debug)]
 pub(super) enum DecodedSpec {
-    /// That of a flush, with the images of its shards.
+    /// The spec of a flush, with the images of its shards.
     Flush(FlushSpec, JobImages),
-    /// That of a compaction.
+    /// The spec of a compaction.
     Compaction(CompactionSpec),
-    /// That of a garbage collection.
+    /// The spec of a garbage collection.
     Gc(GcSpec),
 }
 
 impl DecodedSpec {
-    /// Reads the package of an attempt. Errors: `Unsupported` for other jobs; `Corrupt`.
+    /// Decodes the package of an attempt. Errors: `Unsupported` for a package or a kind of job that
+    /// this build does not know; `Corrupt` for a damaged spec.
     pub(super) fn of(package: &Payload) -> Result<(Self, Option<BlobGrant>)> {
         let parcel = JobParcel::decode(&package.0);
         let Ok(JobParcel::Package { spec, grant, images }) = parcel else {
@@ -222,7 +225,7 @@ impl DecodedSpec {
         Ok((decoded, grant))
     }
 
-    /// How the outputs are written.
+    /// How the job writes its outputs.
     pub(super) fn output(&self) -> &OutputSpec {
         match self {
             Self::Flush(spec, _) => &spec.output,

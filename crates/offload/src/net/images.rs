@@ -7,17 +7,17 @@
 //! Invariants:
 //! 1. A job gets exactly the images that its package names, or it fails. A failed job has written
 //!    nothing.
-//! 2. An image in place keeps its bytes until the job has ended, also after a release.
+//! 2. An image that is read in place keeps its bytes until the job has ended, also after a release.
 //! 3. The fetched images of all jobs have at most [`IMAGE_BYTES_MAX`] bytes together.
 //!
-//! An image is identified by its place, its key and the checksum of its header. Its name is the one
-//! under which the memory node holds it. A shard that the owner has taken over from an earlier open
-//! of the database has the name of that open, while the spec has the numbers of this one.
+//! An image is identified by its place, its key and the checksum of its header. Its name is the
+//! name under which the memory node holds it. A shard that the owner took over from an earlier open
+//! has the name of that open. The spec has numbers of the present open.
 //!
-//! Thread-safety: job threads use it in parallel.
+//! Thread-safety: job threads use one [`ImageReader`] in parallel.
 //! Failure: an error of the kind `Io`, which ends the attempt. The owner then has another copy, or
 //! rebuilds the shard.
-//! Cost: a lock for an image in place; see [`ImageFetcher`] for the others.
+//! Cost: a lock for an image in place. [`ImageFetcher`] names the cost of a fetch.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ const IMAGE_BYTES_MAX: u64 = 1 << 30;
 /// The shards of one flush.
 pub(super) struct JobShards {
     shards: Vec<(ShardRef, Arc<SealedImage>)>,
-    /// Memory of the fetched ones. It is dropped after them.
+    /// Permit for the memory of the fetched images. It is dropped after them.
     _room: FetchPermit,
 }
 
@@ -58,7 +58,7 @@ impl ShardSource for JobShards {
     }
 }
 
-/// What the fetches of a job share with the thread that watches it.
+/// Progress of the fetches of a job, shared with the thread that watches the job.
 #[derive(Clone, Debug, Default)]
 pub(super) struct FetchProgress {
     pub(super) cancel: Cancel,
@@ -66,8 +66,8 @@ pub(super) struct FetchProgress {
     pub(super) bytes: Arc<AtomicU64>,
 }
 
-/// Takes room for the images that a job fetches. Waits for other jobs. Errors: `Unsupported` if one
-/// job may not have so much; `Closed` if the job was cancelled.
+/// Reserves memory for the images that a job fetches, and waits until other jobs leave enough.
+/// Errors: `Unsupported` if `bytes` exceed [`IMAGE_BYTES_MAX`]; `Closed` if the job was cancelled.
 fn take_room(room: &Arc<FetchRoom>, bytes: u64, cancel: &Cancel) -> Result<FetchPermit> {
     if bytes > IMAGE_BYTES_MAX {
         return Err(Error::unsupported(format!(
@@ -92,13 +92,13 @@ impl ImageReader {
         Self { hosted, fetcher, room: Arc::default(), reach: Mutex::default() }
     }
 
-    /// How this executor reaches images now.
+    /// The present reach of this executor.
     pub(super) fn reach(&self) -> InputReach {
         let home = self.hosted.as_ref().and_then(|host| host.life());
         InputReach { home, ..*self.reach.lock() }
     }
 
-    /// Notes the phases of a job that has ended.
+    /// Notes the times of a job that has ended, if the job fetched images.
     pub(super) fn note(&self, used: &ImageUse) {
         if used.fetched > 0 {
             let mut reach = self.reach.lock();

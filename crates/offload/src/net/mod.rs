@@ -1,9 +1,9 @@
-//! The state machines over the fabric.
+//! The drivers of the state machines: threads, locks, and messages over the fabric.
 //!
-//! Owners and executors listen nowhere. Each sends its messages to the manager in a
-//! [`Post`](crate::wire::OffloadMessage::Post), and has a second one waiting there, whose answer
-//! brings the messages for it. So a machine that offers its processor needs no open port, and one
-//! address, that of the manager, is all that an operator configures.
+//! Owners and executors do not listen on any port. Each sends its messages to the manager in a
+//! [`Post`](crate::wire::OffloadMessage::Post). A second `Post` waits at the manager, and its
+//! answer brings messages back. So a machine that runs an executor needs no open port, and an
+//! operator configures only the addresses of the managers.
 //!
 //! | part | file |
 //! | --- | --- |
@@ -16,7 +16,8 @@
 //! | counters of these jobs | `counters.rs` |
 //!
 //! Thread-safety: any thread may call any method.
-//! Failure: mail may be lost with a connection. The state machines repeat what matters.
+//! Failure: messages may be lost with a connection. The state machines repeat them until they are
+//! answered.
 //! Cost: an idle owner or executor costs ten small requests a second.
 
 mod counters;
@@ -35,7 +36,7 @@ pub use executing::{ExecutorFigures, ExecutorServer, ExecutorSettings};
 pub use files::{VolumeFiles, VolumePool};
 pub use owning::{OffloadExecutor, OffloadMode, OwnerSettings};
 
-/// The scheduler of a cluster. Its managers are lives of it, because at most one of them acts.
+/// The only scheduler of a cluster. Each term of an acting manager is one life of it.
 pub const SCHEDULER: SchedulerId = SchedulerId(1);
 
 /// Bytes of messages that one request or answer carries at most.

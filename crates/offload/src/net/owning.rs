@@ -1,24 +1,26 @@
-//! The executor seam of the engine, which sends flushes, compactions and garbage collections away.
+//! The owner's implementation of the engine's [`JobExecutor`]: sends flushes, compactions and
+//! garbage collections to executors.
 //!
-//! A call of the engine is one attempt, whose file numbers serve nobody else. The call hands the
-//! job to [`Owner`] and waits. The engine checks what comes back, opens every file, and installs
-//! it. A job that no executor has begun runs on the calling thread instead, under the same numbers.
-//! If an executor may have begun it, the call fails, and the engine plans the job again with other
-//! numbers, which then runs here. A flush leaves only if memory nodes hold all of its shards; its
+//! A call of the engine is one attempt, with file numbers of its own. The call hands the job to
+//! [`Owner`] and waits. The engine then checks the output, opens every file, and installs it. A job
+//! that no executor has begun runs on the calling thread instead, under the same numbers. If an
+//! executor may have begun the job, the call fails. The engine plans the job again with other
+//! numbers, and it then runs here. A flush leaves only if memory nodes hold all of its shards; its
 //! package then has their places.
 //!
 //! Invariants:
 //! 1. Numbers that an executor may have used are never used here.
-//! 2. A call takes responsibility for outputs as soon as it returns them: the engine installs them,
-//!    or its sweep removes them. So no executor removes them (docs/design/offload.md, rule 4).
+//! 2. Once a call has returned outputs, the engine is responsible for them: it installs them, or
+//!    its sweep removes them. So no executor removes them (docs/design/offload.md, rule 4).
 //! 3. In a volume, the outputs have their names durably when the call returns them, and the blobs
 //!    of every other attempt are given up ([`super::files`]).
 //!
-//! Thread-safety: many background threads call it at once. One lock guards the state machine.
-//! Failure: while no scheduler or executor answers, jobs run here without a wait, except for one in
-//! two seconds. A flush runs here without a wait if executors have no slot left for it, and after a
-//! second if jobs of other databases have all slots. Every job that runs here for such a reason is
-//! counted.
+//! Thread-safety: many background threads call the executor in parallel. One lock guards the state
+//! machine.
+//! Failure: after a job found no scheduler or no executor, all jobs run here for two seconds
+//! without asking. A flush runs here immediately if no executor has a slot left for this database.
+//! It runs here after a second if jobs of other databases hold all slots. Every job that runs here
+//! for such a reason is counted.
 //! Cost: a thread of the engine waits for each job.
 
 use std::collections::BTreeMap;
@@ -53,9 +55,9 @@ use crate::parcel::{self, JobImages};
 use crate::shard_owner::RemoteShards;
 use crate::wire::{Correspondent, OffloadMessage};
 
-/// Time after which a waiting call looks whether its job was cancelled.
+/// Interval at which a waiting call checks whether its job was cancelled.
 const LOOK: Duration = Duration::from_millis(50);
-/// Time for which jobs run here, after no scheduler or executor was there.
+/// Time, in nanoseconds, for which jobs run here after a job found no scheduler or no executor.
 const QUIET_NS: u64 = 2_000_000_000;
 
 /// What leaves the process.
@@ -86,7 +88,7 @@ impl OffloadMode {
         }
     }
 
-    /// Whether jobs of some kind leave the process, so that the database needs an
+    /// Whether jobs of any kind leave the process, so that the database needs an
     /// [`OffloadExecutor`].
     #[must_use]
     pub fn sends_jobs(self) -> bool {
@@ -108,16 +110,16 @@ pub struct OwnerSettings {
     pub managers: Vec<String>,
     /// What leaves the process.
     pub mode: OffloadMode,
-    /// The cluster's secret.
+    /// The cluster's secret, if its nodes require one.
     pub secret: Option<Secret>,
-    /// Bytes of memtables at memory nodes at most; 0 for as many as the nodes have.
+    /// Largest number of bytes of memtables at memory nodes; 0 for no limit of the owner's.
     pub memtable_bytes_max: u64,
     /// Bytes of the key-offset cache; 0 turns it off. `None` for the default of
     /// [`OwnerTerms`](crate::shard_owner::OwnerTerms).
     pub key_offset_cache_bytes: Option<u64>,
 }
 
-/// What a waiting call learns.
+/// The result that a waiting call gets.
 #[derive(Debug)]
 enum Ending {
     Output(Payload),
@@ -126,7 +128,7 @@ enum Ending {
 
 #[derive(Debug)]
 struct Waiting {
-    /// Numbers of the only attempt, until it is prepared.
+    /// File numbers of the only attempt, until it is prepared.
     numbers: Option<NumberRange>,
     ending: Option<Ending>,
 }
@@ -137,7 +139,7 @@ struct OwnerState {
     waiting: BTreeMap<u64, Waiting>,
 }
 
-/// The owner that the database is now, and the calls that wait.
+/// The state machine of the owner, and the calls that wait for it.
 struct Desk {
     state: Mutex<OwnerState>,
     /// Room for jobs of each kind, by [`kind_index`].
@@ -146,7 +148,7 @@ struct Desk {
     clock: Arc<dyn Clock>,
 }
 
-/// Sends jobs of a database away.
+/// Runs jobs of one open of a database at executors, or in this process.
 pub struct OffloadExecutor {
     settings: OwnerSettings,
     /// The volume with the database, unless it lies in a directory.
@@ -155,7 +157,7 @@ pub struct OffloadExecutor {
     shards: Option<Arc<RemoteShards>>,
     clock: Arc<dyn Clock>,
     tally: Tally,
-    /// Jobs of each kind that the next calls run here, because they were planned again.
+    /// Number of next calls of each kind that run here, because a job was planned again.
     here_next: [AtomicU64; KINDS],
     /// Time until which jobs run here.
     quiet_ns: AtomicU64,
@@ -164,7 +166,7 @@ pub struct OffloadExecutor {
 
 /// The connection of an open database.
 struct Link {
-    /// Ends before the desk.
+    /// The courier is dropped before the desk.
     _courier: Courier,
     outbox: Outbox,
     desk: Arc<Desk>,
@@ -176,7 +178,7 @@ impl fmt::Debug for OffloadExecutor {
     }
 }
 
-/// A job on its way to the protocol.
+/// A job that is handed to the protocol.
 struct Ask {
     job: JobAsk,
     numbers: NumberRange,
@@ -237,7 +239,7 @@ impl OffloadExecutor {
         self.counters().facts()
     }
 
-    /// Connects as the owner of the database. Errors: those of starting threads.
+    /// Starts the state machine and the courier of this open. Errors: those of starting threads.
     fn connect(&self, stamp: OwnerStamp) -> Result<Link> {
         let machine = Owner::new(stamp, OwnerTerms::default(), vec![SCHEDULER])
             .needing(self.needed_names([None, None]));
@@ -253,7 +255,7 @@ impl OffloadExecutor {
         Ok(Link { _courier: courier, outbox, desk })
     }
 
-    /// Runs a job elsewhere. `None` if it must run here, which the same numbers allow.
+    /// Runs a job at an executor. `None` if the job must run here, under the same file numbers.
     fn send_away<T: Message>(
         &self,
         ask: Ask,
@@ -269,7 +271,7 @@ impl OffloadExecutor {
         if started_ns < self.quiet_ns.load(Ordering::Relaxed) {
             return Ok(self.count_here(kind, LocalWhy::Silent));
         }
-        // Writers may wait for a flush, and the engine has planned it for this process then.
+        // Writers may wait for a flush, so a flush without a free slot runs here immediately.
         if kind == JobKind::Flush
             && let Some(why) = link.desk.state.lock().machine.lacks_room(kind)
         {
@@ -300,7 +302,7 @@ impl OffloadExecutor {
                     prepared.unused();
                     return Ok(self.count_here(kind, why));
                 }
-                // The owner gives up what an executor may have written.
+                // Dropping the prepared job gives up what an executor may have written.
                 drop(prepared);
                 Err(self.planned_again(kind, why))
             }
@@ -547,7 +549,8 @@ impl Desk {
                         Some(numbers) => {
                             left.extend(state.machine.prepared(now_ns, job, &[numbers]));
                         }
-                        // Another life of the scheduler needs numbers that this call does not have.
+                        // Another life of the scheduler needs other file numbers, and this call has
+                        // only one range.
                         None => self.end(state, job, LocalWhy::Failed, false),
                     }
                 }
@@ -561,7 +564,7 @@ impl Desk {
                     }
                     left.extend(state.machine.checked(now_ns, at, true));
                 }
-                // The engine reserved the numbers, and its sweep knows them.
+                // The engine reserved the numbers, so its sweep already covers them.
                 OwnerStep::Abandon { .. } => {}
             }
         }

@@ -1,21 +1,21 @@
-//! The jobs of an owner that run elsewhere, as a state machine without clock, lock or I/O.
+//! The offloaded jobs of an owner, as a state machine without clock, lock or I/O.
 //!
 //! | state of a job | next state and its cause |
 //! | --- | --- |
-//! | away | checking, on COMMIT of a live attempt; here, when it is given back or nobody answers |
+//! | away | checking, on COMMIT of a live attempt; here, if given back or if no scheduler answers |
 //! | checking | ended, when the outputs are installed; away, when they are refused |
 //! | here | ended, when this process has run it |
 //! | ended | forgotten, when many younger jobs have ended |
 //!
 //! An attempt is *live* from its preparation until the job ends, runs here, or its outputs are
-//! refused. Then the attempt is *abandoned*: nobody installs its outputs, and the sweep of the
-//! owner removes files with its numbers.
+//! refused. Then the attempt is *abandoned*: its outputs are never installed, and the owner's sweep
+//! removes files with its numbers.
 //!
 //! Invariants:
 //! 1. The outputs of a job are installed at most once, and only those of a live attempt of this
 //!    epoch.
 //! 2. The verdict [`Verdict::Discard`] is given only for abandoned attempts of this epoch
-//!    (docs/design/offload.md, rule 4). For all that the owner does not know, the verdict is
+//!    (docs/design/offload.md, rule 4). For an attempt that the owner does not know, the verdict is
 //!    [`Verdict::Forget`].
 //! 3. Attempts are prepared for one life of one scheduler, with file numbers of their own (rule 1).
 //! 4. An owner greets every scheduler, also without jobs, so that each one ends the jobs of earlier
@@ -23,7 +23,7 @@
 //!
 //! Thread-safety: none; the driver holds a lock.
 //! Failure: if no scheduler answers, or all attempts fail, the owner runs the job itself.
-//! Cost: O(jobs) for each tick, and O(log jobs) for each message.
+//! Cost: O(jobs) for each call of the timer, and O(log jobs) for each message.
 
 #[cfg(test)]
 mod tests;
@@ -42,17 +42,19 @@ const MS: u64 = 1_000_000;
 pub const ATTEMPTS: usize = 3;
 /// Ended jobs that an owner remembers.
 const ENDED_MAX: usize = 4096;
-/// Refused outputs of a job after which the owner runs it itself.
+/// Number of refused outputs of one job after which the owner runs the job itself.
 const REFUSALS_MAX: u32 = 2;
 
-/// Times of an owner.
+/// Time limits of an owner, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnerTerms {
-    /// Time after which PREPARE is repeated.
+    /// Time after which PREPARE is repeated. Default: 500 ms.
     pub repeat_ns: u64,
-    /// Time after which schedulers are greeted again, to tell their slots.
+    /// Time after which the owner greets the schedulers again, to learn the slots of executors.
+    /// Default: 1 s.
     pub refresh_ns: u64,
-    /// Silence of a scheduler after which the next one, or this process, gets the job.
+    /// Silence of a scheduler after which the next scheduler, or else this process, gets the job.
+    /// Default: 2 s.
     pub silent_ns: u64,
 }
 
@@ -72,8 +74,9 @@ pub enum OwnerStep {
         /// Message to send.
         message: OffloadMessage,
     },
-    /// Draw file numbers for attempts, of which [`ATTEMPTS`] is a good number, and call
-    /// [`Owner::prepared`] with them; or end the job with [`Owner::ran_here`].
+    /// Draw a range of file numbers for each of the next attempts ([`ATTEMPTS`] of them are
+    /// enough), and call [`Owner::prepared`] with the ranges. If there are no numbers, end the job
+    /// with [`Owner::ran_here`].
     Prepare {
         /// Number of the job.
         job: u64,
@@ -84,20 +87,20 @@ pub enum OwnerStep {
         job: u64,
         /// Reason for the counters.
         why: LocalWhy,
-        /// Whether no executor can have used the numbers of the prepared attempts. If it may have,
-        /// this process needs numbers of its own.
+        /// Whether no executor can have used the numbers of the prepared attempts. If false, this
+        /// process must use other numbers.
         is_untouched: bool,
     },
-    /// Check the outputs, install them if they are right, and call [`Owner::checked`].
+    /// Check the outputs, install them if they pass the checks, and call [`Owner::checked`].
     Check {
         /// Attempt that has committed.
         at: AttemptId,
         /// File numbers that the outputs may have.
         numbers: NumberRange,
-        /// What the job gave back.
+        /// Return parcel of the executor ([`crate::parcel`]).
         output: Payload,
     },
-    /// Files with these numbers belong to nobody: the sweep removes them, now and later.
+    /// No edit will install files with these numbers. The sweep must remove them, now and later.
     Abandon {
         /// Numbers of an abandoned attempt.
         numbers: NumberRange,
@@ -119,11 +122,11 @@ struct Job {
     scheduler: usize,
     /// Schedulers that were tried.
     tried: usize,
-    /// Life for which the newest attempts were prepared.
+    /// Life of the scheduler for which the newest attempts were prepared.
     life: Option<SchedulerLife>,
-    /// Lives for which attempts were prepared.
+    /// Number of lives for which attempts were prepared.
     lives: u32,
-    /// Whether the driver draws numbers.
+    /// Whether the driver has been asked for numbers and has not delivered them.
     is_drawing: bool,
     /// The newest attempts.
     prepared: Vec<PreparedAttempt>,
@@ -142,7 +145,7 @@ pub struct Owner {
     schedulers: Vec<SchedulerId>,
     lives: BTreeMap<SchedulerId, SchedulerLife>,
     jobs: BTreeMap<u64, Job>,
-    /// The installed attempt of each ended job; `None` if it ran here or was given up.
+    /// The installed attempt of each ended job; `None` if the job ran here or was given up.
     ended: BTreeMap<u64, Option<Attempt>>,
     next_number: u64,
     /// Names that all jobs need.
@@ -152,7 +155,7 @@ pub struct Owner {
     /// Time of the next greeting of all schedulers.
     refresh_ns: u64,
     is_superseded: bool,
-    /// Slots of executors for jobs of each kind, as a scheduler has told them last.
+    /// Slots of executors for jobs of each kind, as of the latest answer of a scheduler.
     slots: BTreeMap<JobKind, u32>,
     sabotage: Sabotage,
 }
@@ -179,14 +182,14 @@ impl Owner {
         }
     }
 
-    /// The same owner without the steps of these switches.
+    /// The same owner, which leaves out the steps that `sabotage` names.
     #[must_use]
     pub fn sabotaged(self, sabotage: Sabotage) -> Self {
         Self { sabotage, ..self }
     }
 
-    /// The same owner, whose jobs all need these names. Schedulers then tell the slots of executors
-    /// that have them.
+    /// The same owner, all of whose jobs need these names. Schedulers then report the slots of
+    /// executors that have them.
     #[must_use]
     pub fn needing(self, needs: Vec<String>) -> Self {
         Self { needs, ..self }
@@ -210,8 +213,8 @@ impl Owner {
         self.jobs.len()
     }
 
-    /// Slots that executors have for jobs of this kind, less those that other jobs of this owner
-    /// may take. It is 0 until a scheduler has answered.
+    /// Slots that executors have for jobs of this kind, minus those that other jobs of this owner
+    /// may take. The number is 0 until a scheduler has answered.
     #[must_use]
     pub fn room(&self, kind: JobKind) -> usize {
         let slots = self.slots.get(&kind).copied().unwrap_or(0) as usize;
@@ -256,7 +259,7 @@ impl Owner {
         (number, self.on_timer(now_ns))
     }
 
-    /// The driver has drawn file numbers for the next attempts of a job.
+    /// Takes the file numbers that the driver has drawn for the next attempts of a job.
     pub fn prepared(&mut self, now_ns: u64, number: u64, ranges: &[NumberRange]) -> Vec<OwnerStep> {
         let oldest = self.oldest();
         let abandon = || ranges.iter().map(|&numbers| OwnerStep::Abandon { numbers }).collect();
@@ -279,7 +282,8 @@ impl Owner {
         vec![OwnerStep::Send { to, message: job.prepare(*life, oldest) }]
     }
 
-    /// The outputs of an attempt were checked. `is_installed` says that the edit is durable.
+    /// Ends the check of an attempt's outputs. If `is_installed`, the edit that names them is
+    /// durable.
     pub fn checked(&mut self, now_ns: u64, at: AttemptId, is_installed: bool) -> Vec<OwnerStep> {
         let number = at.job.number;
         let Some(job) = self.jobs.get_mut(&number) else { return Vec::new() };
@@ -306,12 +310,12 @@ impl Owner {
         steps
     }
 
-    /// This process has run the job, or the job is not needed any more.
+    /// Ends a job that this process has run, or that is not needed any more.
     pub fn ran_here(&mut self, number: u64) -> Vec<OwnerStep> {
         self.end(number, None)
     }
 
-    /// A message has come from a scheduler.
+    /// Handles a message from a scheduler.
     pub fn on_message(
         &mut self,
         now_ns: u64,
@@ -346,7 +350,7 @@ impl Owner {
         }
     }
 
-    /// Time passes: repetitions, and schedulers that do not answer.
+    /// Handles the passing of time: repeats messages, and moves jobs away from silent schedulers.
     pub fn on_timer(&mut self, now_ns: u64) -> Vec<OwnerStep> {
         let mut steps = Vec::new();
         if self.greet_ns <= now_ns {
@@ -395,8 +399,8 @@ impl Owner {
         }
     }
 
-    /// A scheduler has said which life it is in. Jobs that were prepared for another one need fresh
-    /// attempts.
+    /// Notes the life that a scheduler has reported. Jobs that were prepared for another life need
+    /// fresh attempts.
     fn lives_as(&mut self, now_ns: u64, life: SchedulerLife, slots: u32) -> Vec<OwnerStep> {
         let known = self.lives.entry(life.scheduler).or_insert(life);
         if known.term > life.term {
@@ -429,7 +433,7 @@ impl Owner {
     ) -> Vec<OwnerStep> {
         let number = job.number;
         if job.epoch > self.me.epoch {
-            // The job of a newer owner, about which this one decides nothing.
+            // The job belongs to a newer owner, so this owner decides nothing about it.
             return Vec::new();
         }
         let is_mine = job.epoch == self.me.epoch;
@@ -448,7 +452,7 @@ impl Owner {
         steps
     }
 
-    /// An executor has committed an attempt.
+    /// Handles the COMMIT of an attempt.
     fn done(&mut self, from: SchedulerId, at: AttemptId, output: Payload) -> Vec<OwnerStep> {
         let decided = |verdict| {
             let message = OffloadMessage::Decided { at, verdict };
@@ -460,7 +464,7 @@ impl Owner {
         };
         let is_mine = at.job.epoch == self.me.epoch || self.sabotage.no_epoch_check();
         if !is_mine {
-            // A later epoch means that this owner is the old one, which decides nothing.
+            // A later epoch means that this owner has a successor, so it decides nothing.
             return if at.job.epoch > self.me.epoch { Vec::new() } else { unknown() };
         }
         let Some(job) = self.jobs.get_mut(&at.job.number) else {

@@ -212,7 +212,8 @@ fn room_is_what_executors_have_less_other_jobs() {
     assert_eq!(owner.room(JobKind::Compaction), 4);
     assert_eq!(owner.room(JobKind::Flush), 0, "slots are known by kind");
     owner.on_message(1, S, OffloadMessage::Lives { life: LIFE, slots: 9 });
-    // An answer to a greeting tells those of all kinds. The owner has a compaction away.
+    // An answer to a greeting has the slots for all kinds of jobs. The owner's compaction takes one
+    // of them.
     assert_eq!((owner.room(JobKind::Flush), owner.room(JobKind::Compaction)), (8, 9));
     owner.submit(1, ask(JobKind::Flush), Payload::default());
     owner.on_message(1, S, queued(1));
@@ -235,7 +236,7 @@ fn flushes_have_no_room_while_other_jobs_have_all_slots() {
     assert_eq!(owner.lacks_room(JobKind::Compaction), None, "compactions may wait");
     owner.on_message(1, S, lives(2));
     assert_eq!(owner.lacks_room(JobKind::Flush), None);
-    // Jobs of another owner have that slot. The executors live on, so the next flush may leave.
+    // Jobs of another owner hold that slot. The executors are alive, so the next flush may leave.
     let (number, _) = owner.submit(1, ask(JobKind::Flush), Payload::default());
     owner.prepared(1, number, &ranges(200));
     let (job, why, is_untouched) = (at(number, 1).job, LocalWhy::Busy, true);

@@ -1,4 +1,4 @@
-//! Images of a flush in the memory of memory nodes, and what an executor says of them.
+//! Images of a flush in the memory of memory nodes, and how an executor got them.
 
 use archipelago_base::wire_struct;
 
@@ -6,7 +6,7 @@ use crate::ids::{NodeLife, OffloadDb};
 use crate::job::InputPlace;
 use crate::wire::shard::{ShardName, ShardPlace};
 
-/// A memory node as an executor finds it.
+/// A memory node: its life, and the endpoints at which an executor reaches it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImageNode {
     /// Number and life of the node.
@@ -19,8 +19,8 @@ wire_struct!(ImageNode { at, endpoints });
 /// Place of the image of one shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImagePlace {
-    /// Name under which the node holds the shard. If the owner has taken the shard over from an
-    /// earlier open, this is the name of that open, and the spec has another number.
+    /// Name under which the node holds the shard. A shard that the owner took over from an earlier
+    /// open keeps the name of that open, and the spec has another number for it.
     pub name: ShardName,
     /// Key, offset and length of the image. The key names the node and its life.
     pub place: ShardPlace,
@@ -30,7 +30,7 @@ pub struct ImagePlace {
 wire_struct!(ImagePlace { name, place, head_sum });
 
 impl ImagePlace {
-    /// The memory that holds the image.
+    /// Node and life that hold the image.
     #[must_use]
     pub fn at(&self) -> NodeLife {
         NodeLife { node: self.place.key.node, life: self.place.key.epoch }
@@ -42,7 +42,7 @@ impl ImagePlace {
 pub struct JobImages {
     /// Database of the shards.
     pub db: OffloadDb,
-    /// Nodes that hold the images, each once.
+    /// Nodes that hold the images. Each node is listed once.
     pub nodes: Vec<ImageNode>,
     /// Images in the order of the shards in the spec.
     pub images: Vec<ImagePlace>,
@@ -50,7 +50,7 @@ pub struct JobImages {
 wire_struct!(JobImages { db, nodes, images });
 
 impl JobImages {
-    /// Bytes by node, for the choice of an executor.
+    /// Sum of the bytes of the images on each node, for the choice of an executor.
     #[must_use]
     pub fn places(&self) -> Vec<InputPlace> {
         let of = |node: &ImageNode| {
@@ -78,7 +78,7 @@ pub struct ImageUse {
     pub fetched_bytes: u64,
     /// Nanoseconds until all images were open.
     pub open_ns: u64,
-    /// Nanoseconds from then until the tables were durable.
+    /// Nanoseconds from the end of `open_ns` until the tables were durable.
     pub run_ns: u64,
 }
 wire_struct!(ImageUse { in_place, fetched, fetched_bytes, open_ns, run_ns });

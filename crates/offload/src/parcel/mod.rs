@@ -1,13 +1,13 @@
-//! What an owner and an executor send each other about one attempt, past the scheduler, which does
-//! not read it. `docs/formats/job-parcel.md` has the byte table.
+//! Parcels: what an owner and an executor send each other about one attempt. The scheduler forwards
+//! a parcel without reading it. `docs/formats/job-parcel.md` has the byte table.
 //!
 //! The spec and the output of a job name files. For a database in a directory that is enough. In a
-//! volume of a storage cluster, the package also has the grant of the attempt ([`BlobGrant`]), and
-//! the return has the blobs that the attempt has written ([`WrittenBlobs`]). A flush has the places
-//! of its memtable shards at memory nodes ([`JobImages`]), and its return says how the executor got
-//! them.
+//! volume of a storage cluster, the package also has the grant of the attempt ([`BlobGrant`]). The
+//! return then has the blobs that the attempt has written ([`WrittenBlobs`]). A flush has the
+//! places of its memtable shards at memory nodes ([`JobImages`]), and its return says how the
+//! executor got them.
 //!
-//! Invariant: a decoder answers every input with a parcel or with an error.
+//! Invariant: the decoder returns a parcel or an error for every input.
 //!
 //! Thread-safety: parcels are plain values.
 //! Failure: the frames of the fabric have checksums, and so do the spec and the output. So a
@@ -27,7 +27,7 @@ pub use images::{ImageNode, ImagePlace, ImageUse, JobImages};
 pub const VERSION: u8 = 2;
 
 wire_messages! {
-    /// The part of a message that only owner and executor read.
+    /// The part of a message that only the owner and the executor read.
     JobParcel, version VERSION {
     /// Owner → executor, in PREPARE and in the package: run this job.
     Package = 1 {
@@ -40,7 +40,7 @@ wire_messages! {
     }
     /// Executor → owner, in COMMIT: the job has ended.
     Return = 2 {
-        /// What the job gives back.
+        /// Output of the job, in the wire form of the engine.
         output: Payload,
         /// Blobs of the output, if the package had a grant.
         written: Option<WrittenBlobs>,

@@ -7,16 +7,16 @@ use crate::decide::{Candidate, InputReach, Load};
 use crate::ids::ExecutorId;
 use crate::wire::ExecutorStanding;
 
-/// What a beat tells.
+/// The content of a beat.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Offer {
-    /// Names of the merge operators and filters, and of the build.
+    /// Names that the executor has ([`crate::job::JobOrder::needs`]).
     pub(super) names: Vec<String>,
-    /// Jobs that it runs at the same time.
+    /// Number of jobs that it runs at the same time.
     pub(super) slots: u32,
     /// Load of the executor.
     pub(super) load: Load,
-    /// How it reaches images.
+    /// How the executor reaches images.
     pub(super) reach: InputReach,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct Executors {
 }
 
 impl Executors {
-    /// Notes a beat.
+    /// Records a beat.
     pub(super) fn beat(&mut self, now_ns: u64, executor: ExecutorId, offer: Offer) {
         self.known.insert(executor, Known { offer, heard_ns: now_ns });
     }
@@ -73,7 +73,8 @@ impl Executors {
         able.map(|known| known.offer.slots).fold(0, u32::saturating_add)
     }
 
-    /// All executors as candidates for a job. `taken` has the slots that each one's attempts hold.
+    /// All executors as candidates for a job. `taken` has the number of slots that attempts hold at
+    /// each executor.
     pub(super) fn candidates(
         &self,
         head: &Head,
@@ -82,7 +83,7 @@ impl Executors {
         let of = |(executor, known): (&ExecutorId, &Known)| {
             let offer = &known.offer;
             let used = taken.get(executor).copied().unwrap_or(0);
-            // The beat may be older than the last assignments, so they count as load.
+            // The beat may be older than the last assignments, so taken slots count as load, too.
             let share = 1000 * used / offer.slots.max(1);
             let load = Load { cpu: offer.load.cpu.max(share), ..offer.load };
             Candidate {

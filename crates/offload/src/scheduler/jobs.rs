@@ -2,9 +2,10 @@
 //!
 //! Invariants:
 //! 1. A job is in its queue exactly while its state is [`State::Queued`].
-//! 2. An attempt is packed for at most one executor. An attempt that an executor declined was not
-//!    packed, and may be offered again.
-//! 3. A job that has ended is not entered again, until its owner's oldest job is younger.
+//! 2. The package of an attempt goes to at most one executor. An attempt that an executor declined
+//!    had no package yet, and may be offered again.
+//! 3. A job that has ended is not entered again. The scheduler remembers it until the owner's
+//!    oldest job is younger.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -33,9 +34,9 @@ pub(super) const QUEUES: [Queue; 2] = [Queue::Flush, Queue::Other];
 pub(super) struct Head {
     /// Job in question.
     pub(super) id: JobId,
-    /// Bytes that it reads.
+    /// Bytes that the job reads.
     pub(super) bytes: u64,
-    /// Names that it needs.
+    /// Names that the job needs.
     pub(super) needs: Vec<String>,
     /// Memory nodes that hold inputs.
     pub(super) places: Vec<InputPlace>,
@@ -48,7 +49,7 @@ pub(super) struct Head {
 pub(super) struct Prepared {
     /// Job to run.
     pub(super) order: JobOrder,
-    /// Attempts that may be given out.
+    /// Attempts that the scheduler may give out.
     pub(super) attempts: Vec<PreparedAttempt>,
     /// Number of the owner's oldest job.
     pub(super) oldest: u64,
@@ -69,15 +70,15 @@ enum State {
 struct Job {
     order: JobOrder,
     spec: Payload,
-    /// Attempts that were not given out.
+    /// Attempts that were not given out yet.
     unused: VecDeque<PreparedAttempt>,
-    /// The largest attempt that the owner has named.
+    /// The largest attempt number that the owner has named.
     newest: Attempt,
     excluded: BTreeSet<ExecutorId>,
     /// The attempt that an executor has, unless the job waits.
     given: Option<(PreparedAttempt, ExecutorId)>,
     state: State,
-    /// Time at which the timer first found it in its queue, since its last package.
+    /// Time at which the timer first found the job in its queue after its last package.
     waits_since_ns: Option<u64>,
     was_offered: bool,
     /// Whether an executor got a package.
@@ -116,7 +117,7 @@ pub(super) struct Jobs {
     queues: [VecDeque<JobId>; 2],
     /// Jobs that have ended here, and that their owners may still name.
     ended: BTreeSet<JobId>,
-    /// The oldest job that each owner may still name.
+    /// The epoch of each owner, and the oldest job that it may still name.
     floors: BTreeMap<OffloadDb, (Epoch, u64)>,
     /// Jobs without unused attempts.
     exhausted: Vec<JobId>,
@@ -189,7 +190,7 @@ impl Jobs {
         self.ended.retain(|job| !is_old(job));
     }
 
-    /// The job that its queue serves next; the youngest one with `from_back`.
+    /// The job that the queue serves next. With `from_back` it is the youngest one.
     pub(super) fn head(&self, queue: Queue, from_back: bool) -> Option<Head> {
         let queue = &self.queues[queue as usize];
         let id = if from_back { queue.back() } else { queue.front() };
@@ -219,8 +220,8 @@ impl Jobs {
         taken
     }
 
-    /// Offers the next attempt of a waiting job; with it, whether that is the first offer. `None`
-    /// if no attempt is left, and the job then waits no longer.
+    /// Offers the next attempt of a waiting job. Returns the message, and whether this is the first
+    /// offer of the job. `None` if no attempt is left; the job then leaves its queue.
     pub(super) fn offer(
         &mut self,
         id: JobId,
@@ -271,7 +272,7 @@ impl Jobs {
         Some(OffloadMessage::Package { at, life, numbers, spec })
     }
 
-    /// Packages that were not answered within `answer_ns`.
+    /// Packages to send again, because they were not answered within `answer_ns`.
     pub(super) fn packages(
         &mut self,
         now_ns: u64,
@@ -296,12 +297,12 @@ impl Jobs {
         packages
     }
 
-    /// An executor has said that the attempt runs.
+    /// Notes that an executor has begun the attempt.
     pub(super) fn started(&mut self, now_ns: u64, at: AttemptId, by: ExecutorId) {
         self.progress(now_ns, at, by, 0);
     }
 
-    /// Notes how far an attempt is.
+    /// Notes the progress of an attempt, in bytes.
     pub(super) fn progress(&mut self, now_ns: u64, at: AttemptId, by: ExecutorId, bytes: u64) {
         let Some(job) = self.jobs.get_mut(&at.job) else { return };
         if job.holder_of(at) != Some(by) {
@@ -316,7 +317,8 @@ impl Jobs {
         }
     }
 
-    /// An executor has declined an attempt, which another one may get.
+    /// Takes back an attempt that an executor has declined, so that another executor may get it.
+    /// Returns whether the job waits again.
     pub(super) fn declined(&mut self, at: AttemptId, by: ExecutorId) -> bool {
         let Some(job) = self.jobs.get_mut(&at.job) else { return false };
         let is_offered = matches!(job.state, State::Offered { .. });
@@ -331,7 +333,7 @@ impl Jobs {
         true
     }
 
-    /// An attempt has ended without outputs. Returns whether the job waited for it.
+    /// Ends an attempt without outputs. Returns whether it was the present attempt of the job.
     pub(super) fn failed(&mut self, at: AttemptId, by: ExecutorId) -> bool {
         let Some(job) = self.jobs.get_mut(&at.job) else { return false };
         let is_out = job.is_out() || job.state == State::Committed;
@@ -351,14 +353,15 @@ impl Jobs {
         self.queues[queue as usize].push_front(id);
     }
 
-    /// Fails the attempts of an executor that is gone. What it has committed is not among them.
+    /// Fails the attempts of an executor that is gone, except for those that it has committed.
+    /// Returns their number.
     pub(super) fn fail_all_of(&mut self, executor: ExecutorId) -> u64 {
         let of = |job: &Job| job.at().filter(|(_, by)| *by == executor && job.is_out());
         let lost: Vec<(AttemptId, ExecutorId)> = self.jobs.values().filter_map(of).collect();
         lost.into_iter().map(|(at, by)| u64::from(self.failed(at, by))).sum()
     }
 
-    /// Attempts whose executor has not answered, or whose job does not move.
+    /// Attempts whose executor has not answered in time, or whose job makes no progress.
     pub(super) fn overdue(
         &self,
         now_ns: u64,
@@ -372,8 +375,8 @@ impl Jobs {
         self.jobs.values().filter(is_overdue).filter_map(Job::at).collect()
     }
 
-    /// Flushes that wait in their queue, and that no executor took a package of for `queue_ns`.
-    /// Offers that were declined do not shorten the wait.
+    /// Flushes that have waited in their queue for `queue_ns` since their last package. A declined
+    /// offer does not restart the wait.
     pub(super) fn long_waiting(&mut self, now_ns: u64, queue_ns: u64) -> Vec<JobId> {
         let mut found = Vec::new();
         for id in &self.queues[Queue::Flush as usize] {
@@ -386,7 +389,7 @@ impl Jobs {
         found
     }
 
-    /// An executor has committed an attempt.
+    /// Notes that an executor has committed an attempt.
     pub(super) fn has_committed(&mut self, at: AttemptId, by: ExecutorId) {
         let Some(job) = self.jobs.get_mut(&at.job) else { return };
         if job.holder_of(at) == Some(by) && job.is_out() {
@@ -394,7 +397,7 @@ impl Jobs {
         }
     }
 
-    /// Lets a job go to the executors that it avoids, if no other one can run it.
+    /// Lets a job go to the executors that it avoids, if no other executor can run it.
     pub(super) fn forgive(&mut self, id: JobId, candidates: &[Candidate]) {
         let mut able = candidates.iter().filter(|candidate| candidate.can_run);
         if able.all(|candidate| candidate.is_excluded)
@@ -404,7 +407,7 @@ impl Jobs {
         }
     }
 
-    /// The jobs that have no attempt left since the last call.
+    /// Takes the jobs whose attempts were used up since the last call.
     pub(super) fn take_exhausted(&mut self) -> Vec<JobId> {
         std::mem::take(&mut self.exhausted)
     }
@@ -417,7 +420,7 @@ impl Jobs {
         self.queues[queue as usize].retain(|waiting| *waiting != id);
     }
 
-    /// Messages about jobs that were given back, each at most once in `answer_ns`.
+    /// Messages about jobs that were given back. Each message is repeated after `answer_ns`.
     pub(super) fn gives_back(&mut self, now_ns: u64, answer_ns: u64) -> Vec<OffloadMessage> {
         let mut found = Vec::new();
         for (id, job) in &mut self.jobs {
@@ -432,7 +435,7 @@ impl Jobs {
         found
     }
 
-    /// Ends a job. Returns its attempt, if an executor may still run it.
+    /// Ends a job. Returns its attempt if an executor may still run it.
     pub(super) fn settle(&mut self, id: JobId) -> Option<(AttemptId, ExecutorId)> {
         let job = self.jobs.remove(&id)?;
         self.queues.iter_mut().for_each(|queue| queue.retain(|waiting| *waiting != id));

@@ -1,9 +1,9 @@
 //! The scheduler of offloaded jobs, as a state machine without clock, lock or I/O (O³-LSM §4.3).
 //!
 //! Owners send it jobs, each with the attempts that it may give out. It keeps one queue for flushes
-//! and one for other jobs, chooses an executor for the head of a queue, and forwards what executors
-//! commit to the owner. It keeps nothing on disk: owners repeat PREPARE, executors repeat COMMIT,
-//! and both come to the next life.
+//! and one for other jobs, and chooses an executor for the head of a queue. It forwards what
+//! executors commit to the owner. It keeps nothing on disk. Owners repeat PREPARE and executors
+//! repeat COMMIT, also to the next life.
 //!
 //! | part | file |
 //! | --- | --- |
@@ -12,21 +12,22 @@
 //! | jobs, their attempts and the queues | `jobs.rs` |
 //!
 //! Invariants:
-//! 1. It gives out an attempt only if the attempt was prepared for this life, and each attempt at
-//!    most once (docs/design/offload.md, rule 1). A scheduler that forgot its state would else give
-//!    the same file numbers to a second executor.
+//! 1. The scheduler gives out an attempt only if the attempt was prepared for this life, and each
+//!    attempt at most once (docs/design/offload.md, rule 1). A scheduler that lost its state could
+//!    otherwise give the same file numbers to a second executor.
 //! 2. Jobs of one queue start in the order of their arrival. Only the head of a queue is
 //!    considered. A job whose attempt has failed goes back to the front.
-//! 3. It does nothing for an owner if it knows a newer one of the same database (rule 2).
-//! 4. It never decides about outputs. It forwards COMMIT until the owner's verdict comes, also for
-//!    jobs that it does not know.
+//! 3. The scheduler does nothing for an owner if it knows a newer owner of the same database (rule
+//!    2).
+//! 4. The scheduler never decides about outputs. It forwards COMMIT until the owner's verdict
+//!    comes, also for jobs that it does not know.
 //!
 //! Thread-safety: none; the driver holds a lock.
 //! Failure: an executor that is silent for a second loses its attempts. A job without progress for
-//! five seconds is cancelled. A job whose attempts are used up goes back to its owner, and so does
-//! a flush that no executor has a slot for within a second. The log has the reason of each attempt
-//! that an executor gave up.
-//! Cost: O(jobs + executors) for each tick.
+//! five seconds is cancelled. A job whose attempts are used up goes back to its owner. So does a
+//! flush that no executor has a slot for within a second. The scheduler logs the reason of each
+//! attempt that an executor gave up.
+//! Cost: O(jobs + executors) for each call of the timer.
 
 mod executors;
 mod jobs;
@@ -45,19 +46,20 @@ use crate::wire::{OffloadMessage, SchedulerStatus};
 
 const MS: u64 = 1_000_000;
 
-/// Times of a scheduler.
+/// Time limits of a scheduler, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SchedulerTerms {
-    /// Time between two beats of an executor.
+    /// Time between two beats of an executor. Default: 200 ms.
     pub beat_ns: u64,
-    /// Silence after which an executor is gone.
+    /// Silence after which an executor counts as gone. Default: 1 s.
     pub gone_ns: u64,
-    /// Time within which an executor answers an assignment, and after which messages are repeated.
+    /// Time within which an executor must answer an assignment, and after which messages are
+    /// repeated. Default: 500 ms.
     pub answer_ns: u64,
-    /// Time without progress after which an attempt is given up.
+    /// Time without progress after which an attempt is given up. Default: 5 s.
     pub progress_ns: u64,
-    /// Time that a flush waits for a slot at most. Its owner can run it as well, and writers may
-    /// wait for it.
+    /// Longest time that a flush waits for a slot. Then its owner runs it, because writers may wait
+    /// for it. Default: 1 s.
     pub queue_ns: u64,
 }
 
@@ -128,7 +130,8 @@ pub struct Scheduler {
     commits: BTreeMap<AttemptId, Commit>,
     counters: SchedulerCounters,
     sabotage: Sabotage,
-    /// Time until which executors may not have found this life.
+    /// Time until which this life waits for beats before it gives a job back for lack of an
+    /// executor.
     settled_ns: u64,
     /// Jobs in the order in which their first attempts were offered.
     started: Vec<JobId>,
@@ -153,7 +156,7 @@ impl Scheduler {
         }
     }
 
-    /// The same scheduler without the steps of these switches.
+    /// The same scheduler, which leaves out the steps that `sabotage` names.
     #[must_use]
     pub fn sabotaged(self, sabotage: Sabotage) -> Self {
         Self { sabotage, ..self }
@@ -184,7 +187,7 @@ impl Scheduler {
         }
     }
 
-    /// Whether it has no job and no outputs that wait for a verdict.
+    /// Whether the scheduler has no job and no outputs that wait for a verdict.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.jobs.is_idle() && self.commits.is_empty()
@@ -195,8 +198,8 @@ impl Scheduler {
         std::mem::take(&mut self.started)
     }
 
-    /// A message has come from an owner of a database. It ends the jobs of older owners, and one
-    /// that has a successor is told so.
+    /// Handles a message from an owner of a database. The message ends the jobs of older owners. If
+    /// the database has a newer owner, the answer is [`OffloadMessage::Stale`].
     pub fn on_owner(
         &mut self,
         now_ns: u64,
@@ -242,7 +245,7 @@ impl Scheduler {
         sent
     }
 
-    /// A message has come from an executor.
+    /// Handles a message from an executor.
     pub fn on_executor(
         &mut self,
         now_ns: u64,
@@ -289,7 +292,8 @@ impl Scheduler {
         sent
     }
 
-    /// Time passes: executors that are gone, attempts without progress, repetitions.
+    /// Handles the passing of time: drops silent executors, cancels attempts without progress, and
+    /// repeats messages.
     pub fn on_timer(&mut self, now_ns: u64) -> Vec<Sent> {
         let mut sent = Vec::new();
         for executor in self.executors.drop_gone(now_ns, self.terms.gone_ns) {
@@ -318,7 +322,7 @@ impl Scheduler {
         sent
     }
 
-    /// Tells owners, again and again, which jobs they must run themselves.
+    /// Repeats to owners which jobs they must run themselves.
     fn given_back(&mut self, now_ns: u64) -> Vec<Sent> {
         let back = self.jobs.gives_back(now_ns, self.terms.answer_ns).into_iter();
         let of = |message| match message {
@@ -340,8 +344,8 @@ impl Scheduler {
         OffloadMessage::Lives { life: self.life, slots: self.executors.slots(needs) }
     }
 
-    /// Notes an owner. A newer one than the known one ends all jobs of the older. The error is the
-    /// newest owner, if this one has a successor.
+    /// Notes an owner. An owner that is newer than the known one ends all jobs of the older owner.
+    /// The error is the newest owner, if `owner` is older.
     fn greeted(&mut self, owner: OwnerStamp) -> Result<Vec<Sent>, OwnerStamp> {
         let newest = *self.owners.entry(owner.db).or_insert(owner);
         if newest == owner {
@@ -357,7 +361,7 @@ impl Scheduler {
         Ok(sent)
     }
 
-    /// Ends a job for its owner, and tells the executor of its attempt.
+    /// Ends a job for its owner, and cancels its attempt at the executor.
     fn cancel(&mut self, job: JobId) -> Vec<Sent> {
         let Some((at, executor)) = self.jobs.settle(job) else { return Vec::new() };
         let message = OffloadMessage::Cancel { at, life: self.life };
@@ -410,7 +414,7 @@ impl Scheduler {
         sent
     }
 
-    /// Assigns the heads of the queues as long as executors take them.
+    /// Assigns the heads of the queues while executors have free slots.
     fn dispatch(&mut self, now_ns: u64) -> Vec<Sent> {
         let mut sent = Vec::new();
         for queue in jobs::QUEUES {

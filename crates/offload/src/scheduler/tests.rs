@@ -14,7 +14,7 @@ const DB: OffloadDb = OffloadDb([3; 16]);
 const ME: OwnerStamp = OwnerStamp { db: DB, epoch: Epoch(7), token: Token([0; 16]) };
 const X: ExecutorId = ExecutorId(10);
 const Y: ExecutorId = ExecutorId(11);
-/// A time at which a scheduler waits for executors no longer.
+/// A time at which a scheduler does not wait for executors any more.
 const LATER_NS: u64 = 10_000 * MS;
 
 fn job(number: u64) -> JobId {
@@ -61,7 +61,7 @@ fn prepare(scheduler: &mut Scheduler, now_ns: u64, number: u64, kind: JobKind) -
     scheduler.on_owner(now_ns, ME, prepare_for(number, kind, &[], LIFE))
 }
 
-/// The attempts that were assigned, and to whom.
+/// The attempts that were assigned, and their executors.
 fn assigned(sent: &[Sent]) -> Vec<(AttemptId, ExecutorId)> {
     let of = |sent: &Sent| match (&sent.message, sent.to) {
         (OffloadMessage::Assign { at, .. }, Party::Executor(to)) => Some((*at, to)),
@@ -207,7 +207,7 @@ fn jobs_that_nobody_can_run_go_back() {
     let message = prepare_for(2, JobKind::Flush, &["max"], LIFE);
     let sent = scheduler.on_owner(LATER_NS, ME, message);
     assert!(back(&sent, 2, LocalWhy::Unknown));
-    // It is said again until the owner has heard it.
+    // The scheduler repeats the message until the owner cancels the job.
     let sent = scheduler.on_timer(LATER_NS + SchedulerTerms::default().answer_ns);
     assert!(back(&sent, 2, LocalWhy::Unknown));
     for number in [1, 2] {
@@ -238,7 +238,8 @@ fn a_flush_waits_for_a_slot_for_a_second() {
         assert_eq!(back(&sent, 2, true), turn == 4, "after {turn} quarters of a second");
         assert!(!back(&sent, 3, true), "nobody waits for a compaction");
     }
-    // The one whose package an executor has may run for longer, and waits anew when it has failed.
+    // A flush whose package an executor has may run for longer. When it has failed, its wait begins
+    // again.
     for number in [2, 3] {
         scheduler.on_owner(LATER_NS, ME, OffloadMessage::CancelJob { job: job(number) });
     }

@@ -1,10 +1,10 @@
 //! The driver of a shard host: a queue of requests, and worker threads that execute them.
 //!
-//! A memory node owns one [`ShardHost`] and hands over the requests of this protocol. The threads
-//! of the fabric's providers only put them into the queue, so that a search or a copy holds up no
-//! other request of the node. Notices of owners, such as beats and releases, go first, because they
-//! take no time and the owner counts on their answers. Searches come next. Copies and grants never
-//! take the last thread.
+//! A memory node owns one [`ShardHost`] and passes the requests of this protocol to it. The threads
+//! of the fabric's providers only queue the requests, so that a search or a copy delays no other
+//! request of the node. Notices of owners, such as beats and releases, go first. They take little
+//! time, and an owner whose beats get no answer declares its shards lost. Searches come next.
+//! Copies and grants never occupy the last free thread.
 //!
 //! Invariants:
 //! 1. The queues have at most [`QUEUE_MAX`] requests and [`QUEUE_BYTES_MAX`] bytes. A request that
@@ -13,8 +13,8 @@
 //! 3. Threads start with the first request, so a node without offloaded memtables has none.
 //!
 //! Thread-safety: any thread may call any method.
-//! Failure: a request after [`ShardHost::close`] gets no answer. A thread that cannot start is
-//! logged, and the request is answered with `Busy`.
+//! Failure: a request after [`ShardHost::close`] gets no answer. If a thread cannot start, the host
+//! logs it and answers the request with `Busy`.
 //! Cost: a copy of the request, two locks, and a wake-up if the worker sleeps.
 
 use std::collections::VecDeque;
@@ -43,9 +43,9 @@ use crate::wire::shard::{
 const QUEUE_MAX: usize = 1024;
 /// Bytes of the requests in the queues at most.
 const QUEUE_BYTES_MAX: usize = 8 << 20;
-/// Looks into the queue before an idle worker sleeps, about ten microseconds.
+/// Number of times that an idle worker polls the queue before it sleeps: about ten microseconds.
 const SPINS: usize = 300;
-/// Regions at most that one request makes before it is answered with `Busy`.
+/// Largest number of regions that one request makes before it is answered with `Busy`.
 const REGIONS_MAX: usize = 4;
 
 /// The threads of a host.
@@ -71,7 +71,7 @@ struct Asked {
     body: Vec<u8>,
     reply: Reply,
     answer_bytes_max: usize,
-    /// Time after which nobody waits for the answer.
+    /// Time, in nanoseconds, after which the caller does not wait for the answer any more.
     due_ns: u64,
 }
 
@@ -81,7 +81,7 @@ struct Queue {
     reads: VecDeque<Asked>,
     changes: VecDeque<Asked>,
     bytes: usize,
-    /// Changes that are being executed.
+    /// Number of changes that are being executed.
     changing: usize,
     threads: Vec<Joiner>,
     has_started: bool,
@@ -101,7 +101,7 @@ impl Queue {
         self.notices.len() + self.reads.len() + self.changes.len()
     }
 
-    /// The next request for a thread of a host that has `threads`.
+    /// Takes the next request for a thread of a host that has `threads` threads.
     fn take(&mut self, threads: usize) -> Option<Work> {
         let work = match self.notices.pop_front().or_else(|| self.reads.pop_front()) {
             Some(short) => Work::Short(short),
@@ -144,7 +144,7 @@ impl std::fmt::Debug for ShardHost {
 }
 
 impl ShardHost {
-    /// A host that takes its memory out of `bytes`. It answers requests after [`ShardHost::open`].
+    /// A host that reserves its memory in `bytes`. It answers requests after [`ShardHost::open`].
     #[must_use]
     pub fn new(
         limits: ShardLimits,
@@ -177,7 +177,7 @@ impl ShardHost {
         })
     }
 
-    /// Begins a life of the host with that of `node`, whose memory it uses.
+    /// Begins a life of the host, which is the life of `node`. The host uses the memory of `node`.
     pub fn open(&self, node: &Arc<Node>) {
         let core = HostCore::new(node.epoch(), self.limits, self.sabotage);
         let memory = FabricMemory::new(Arc::clone(node), Arc::clone(&self.bytes));
@@ -193,7 +193,7 @@ impl ShardHost {
             std::mem::replace(&mut *queue, closed)
         };
         self.changed.notify_all();
-        // The drop of a reply tells its caller that there is no answer.
+        // Dropping a reply tells its caller that there is no answer.
         let Queue { notices, reads, changes, threads, .. } = left;
         drop((notices, reads, changes));
         for thread in threads {
@@ -280,7 +280,7 @@ impl ShardHost {
         }
     }
 
-    /// Executes one request, for hosts without threads. Returns whether there was one.
+    /// Executes one queued request, for hosts without threads. Returns whether there was a request.
     pub fn work(&self) -> bool {
         let mut queue = self.queue.lock();
         let work = queue.take(self.threads.count());
@@ -300,7 +300,7 @@ impl ShardHost {
         }
     }
 
-    /// Executes a request, unless nobody waits for its answer any more.
+    /// Executes a request, unless its deadline has passed.
     fn answer_in_time(&self, asked: Asked) {
         if self.clock.now_ns() <= asked.due_ns {
             return self.answer(asked);
@@ -339,7 +339,7 @@ impl ShardHost {
         self.refuse(reply, ShardWhy::Busy);
     }
 
-    /// Executes a message as far as one step goes. `None` if the host was closed.
+    /// Executes one step of a message. `None` if the host was closed.
     fn next(&self, message: &ShardMessage, answer_bytes_max: usize) -> Option<Step> {
         let mut state = self.state.lock();
         let HostState { core, memory } = state.as_mut()?;
@@ -355,7 +355,7 @@ impl ShardHost {
                 let landing = memory.region(order.landing.region());
                 let arena = memory.region(order.place.region());
                 drop(state);
-                // Regions are not given up while a lease of them lives.
+                // A region stays mapped while one of its leases lives.
                 let regions = CopyRegions { landing: landing?, arena: arena? };
                 self.copy(*order, regions)
             }
@@ -382,8 +382,8 @@ impl ShardHost {
 
     fn copy(&self, order: CopyOrder, regions: CopyRegions) -> Option<Step> {
         let end = copy_image(order, &regions, self.sabotage);
-        // The last references to regions are those of the memory, so that its bytes are counted
-        // until they are unmapped.
+        // After this the host's memory has the last references to the regions. So their bytes stay
+        // reserved until they are unmapped.
         drop(regions);
         let mut state = self.state.lock();
         let HostState { core, memory } = state.as_mut()?;
@@ -391,8 +391,8 @@ impl ShardHost {
         Some(Step::Answer(core.on_copied(memory, end)))
     }
 
-    /// Drops databases whose owners are gone, and gives memory back. The memory node calls this a
-    /// few times a second.
+    /// Drops databases whose owners were silent for too long, and gives memory back. The memory
+    /// node calls this a few times a second.
     pub fn tick(&self) {
         if let Some(HostState { core, memory }) = self.state.lock().as_mut() {
             core.on_time(self.clock.now_ns());
@@ -409,8 +409,9 @@ impl ShardHost {
     }
 
     /// The image of a registered shard, for an executor in this process; `None` if the host does
-    /// not hold the shard at that place. The place has a key that only the owner got. The bytes
-    /// stay as they are for as long as the caller keeps the image, also after a release.
+    /// not hold the shard at that place. The place contains a key that only the owner got, so it
+    /// also proves the right to read. The bytes do not change while the caller keeps the image,
+    /// also after a release.
     #[must_use]
     pub fn image(
         &self,
@@ -428,7 +429,7 @@ impl ShardHost {
     }
 }
 
-/// What follows from a step.
+/// Result of one step of a request.
 enum Step {
     Answer(ShardMessage),
     /// A region was made, so the message is executed again.

@@ -10,29 +10,30 @@ const ARENA_BYTES: u64 = 64 << 20;
 /// Time after which the shards of a silent owner are dropped.
 const ORPHANS: Duration = Duration::from_secs(600);
 
-/// Limits of a shard host.
+/// Limits of a shard host: memory, databases, and the silence of owners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShardLimits {
-    /// Bytes of all landing zones and arenas at most.
+    /// Largest number of bytes of all landing zones and arenas.
     pub bytes_max: u64,
-    /// Bytes of a region of an arena. A larger image gets a region of its own.
+    /// Bytes of a region of an arena. Default: 64 MiB, or a quarter of `bytes_max` if that is less.
+    /// A larger image gets a region of its own.
     pub arena_bytes: u64,
-    /// Databases at most.
+    /// Largest number of databases. Default: 256.
     pub databases_max: usize,
-    /// Time after which the shards of a silent owner are dropped.
+    /// Silence of an owner after which its shards are dropped. Default: 600 s.
     pub orphans: Duration,
 }
 
 impl ShardLimits {
-    /// The usual limits of a host that may use `bytes_max`.
+    /// The default limits of a host that may use `bytes_max` bytes.
     #[must_use]
     pub fn new(bytes_max: u64) -> Self {
         let arena_bytes = ARENA_BYTES.min(bytes_max / 4);
         Self { bytes_max, arena_bytes, databases_max: 256, orphans: ORPHANS }
     }
 
-    /// Bytes of an image at most, and of the landing zone of a database: a quarter, so that several
-    /// images always fit.
+    /// Size in bytes of the largest image, and of the largest landing zone of a database. It is a
+    /// quarter of `bytes_max`, so that several images always fit.
     #[must_use]
     pub fn image_bytes_max(&self) -> u64 {
         self.bytes_max / 4
@@ -54,14 +55,14 @@ pub struct HostCounters {
     pub released: u64,
     /// Shards of earlier owners that were adopted.
     pub adopted: u64,
-    /// Shards that were dropped without a release: their owner was silent, or a later one purged
+    /// Shards that were dropped without a release: their owner was silent, or a later owner purged
     /// them.
     pub purged: u64,
     /// Keys that were searched.
     pub keys: u64,
     /// Pages of scans.
     pub pages: u64,
-    /// Requests that had waited longer than their caller.
+    /// Requests whose deadline passed in the queue.
     pub expired: u64,
     /// Refusals by reason.
     pub refusals: BTreeMap<ShardWhy, u64>,
@@ -70,7 +71,7 @@ pub struct HostCounters {
 /// Figures of a shard host at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostFigures {
-    /// Databases that have an owner here.
+    /// Databases that the host knows.
     pub databases: u64,
     /// Number of registered shards.
     pub shards: u64,
@@ -78,10 +79,10 @@ pub struct HostFigures {
     pub shard_bytes: u64,
     /// Grants that were not used yet.
     pub grants: u64,
-    /// Bytes of all landing zones and arenas, those included that wait to be given up.
+    /// Bytes of all landing zones and arenas, including those that wait to be unmapped.
     pub region_bytes: u64,
-    /// Regions that wait to be given up, because a search or another process still uses them.
+    /// Regions that wait to be unmapped, because a search or another process still uses them.
     pub retired_regions: u64,
-    /// Counters since the life began.
+    /// Counters since the life of the host began.
     pub counters: HostCounters,
 }

@@ -1,12 +1,12 @@
-//! The memory of a shard host: regions of a fabric node, within a number of bytes that the node's
-//! other users share.
+//! The memory of a shard host: regions of a fabric node. The host shares a limit of bytes with the
+//! node's other users, such as pool blocks.
 //!
 //! The core decides, and a [`HostMemory`] executes. Regions are made outside of the core's lock,
-//! because the system takes milliseconds for a large one.
+//! because the system takes milliseconds to map a large region.
 //!
 //! Invariants:
-//! 1. The bytes of all regions, those that are being made included, are reserved in [`NodeBytes`].
-//!    So all users together never map more than the node's size.
+//! 1. The bytes of all regions are reserved in [`NodeBytes`], also while a region is being made. So
+//!    all users together never map more than the node's size.
 //!
 //! Thread-safety: the lock of the host guards a [`FabricMemory`]. Any thread may use [`NodeBytes`].
 //! Failure: an error says that the system has no memory, or that the node can give no more keys.
@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use archipelago_base::{Error, Result};
 use archipelago_fabric::{Node, Region, RemoteKey, Rights};
 
-/// Bytes of memory that the parts of a node share.
+/// The limit of memory that all parts of a node share.
 #[derive(Debug)]
 pub struct NodeBytes {
     max: u64,
@@ -27,7 +27,7 @@ pub struct NodeBytes {
 }
 
 impl NodeBytes {
-    /// A node of `max` bytes, of which none is used.
+    /// A limit of `max` bytes, none of which is reserved.
     #[must_use]
     pub fn new(max: u64) -> Arc<Self> {
         Arc::new(Self { max, used: AtomicU64::new(0) })
@@ -46,13 +46,13 @@ impl NodeBytes {
         assert!(before >= bytes, "{bytes} bytes were given back, and {before} were reserved");
     }
 
-    /// Bytes that are reserved.
+    /// Number of reserved bytes.
     #[must_use]
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::Acquire)
     }
 
-    /// Bytes that are left.
+    /// Number of bytes that can still be reserved.
     #[must_use]
     pub fn left(&self) -> u64 {
         self.max - self.used()
@@ -75,7 +75,8 @@ pub(super) trait HostMemory {
     fn grant(&mut self, region: RegionNo, rights: Rights) -> Result<RemoteKey>;
     /// Makes a key invalid.
     fn revoke(&mut self, key: &RemoteKey);
-    /// Whether another process can still reach memory by this key, which may be revoked.
+    /// Whether another process can still reach memory by this key. A process may have the memory
+    /// mapped although the key was revoked.
     fn is_held(&self, key: &RemoteKey) -> bool;
     /// Unmaps a region that nobody uses. Its bytes stay reserved.
     fn release(&mut self, region: RegionNo);

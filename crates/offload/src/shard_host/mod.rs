@@ -1,5 +1,5 @@
-//! The shard host of a memory node: sealed memtable shards of databases, which it searches for
-//! their owners (O³-LSM §4.2 and §4.5, docs/design/offload.md).
+//! The shard host of a memory node: keeps sealed memtable shards of databases and searches them on
+//! behalf of their owners (O³-LSM §4.2 and §4.5, docs/design/offload.md).
 //!
 //! An owner writes the image of a shard one-sided into its **landing zone**. The host copies it
 //! into an **arena**, which only the host writes, freezes the copy, checks it completely, and

@@ -1,12 +1,11 @@
-//! Free ranges of a region, and leases that come back by themselves.
+//! Free ranges of a region, and leases that return their ranges when they are dropped.
 //!
 //! The core owns one [`FreeRanges`] per region. A [`Lease`] is the right to use a range. A grant, a
-//! copy or the searches of an image hold it. Its drop gives the range back by way of the core's
-//! [`Returns`].
+//! copy, or an image holds it. Dropping it puts the range into the core's [`Returns`].
 //!
 //! Invariants:
 //! 1. A range is free or belongs to exactly one lease.
-//! 2. Neighbouring free ranges are one range.
+//! 2. Neighbouring free ranges are joined to one range.
 //!
 //! Thread-safety: any thread may drop a lease; the rest belongs to the core.
 //! Cost: O(free ranges) for a lease, O(log n) for a return.
@@ -19,7 +18,7 @@ use parking_lot::Mutex;
 
 use super::memory::RegionNo;
 
-/// Ranges start at multiples of this number of bytes: a cache line.
+/// Alignment of ranges, in bytes: a cache line.
 pub(super) const ALIGN_BYTES: u64 = 64;
 
 /// The free ranges of a region.
@@ -49,7 +48,7 @@ impl FreeRanges {
         Some(at)
     }
 
-    /// Gives back a range that was taken, or its end.
+    /// Gives back a range that was taken, or the end of such a range.
     pub(super) fn give_back(&mut self, at: u64, bytes: u64) {
         let (mut start, mut end) = (at, at + bytes.next_multiple_of(ALIGN_BYTES));
         if let Some((&before, &len)) = self.free.range(..start).next_back()
@@ -94,7 +93,7 @@ pub(super) struct Returned {
     pub(super) bytes: u64,
 }
 
-/// Ranges that were given back since the core looked.
+/// Ranges that were given back since the core last took them.
 #[derive(Clone, Default)]
 pub(super) struct Returns(Arc<Mutex<Vec<Returned>>>);
 
@@ -116,7 +115,7 @@ impl Returns {
     }
 }
 
-/// The right to use a range of a region, until the drop.
+/// The right to use a range of a region. Dropping the lease gives the range back.
 #[derive(Debug)]
 pub(super) struct Lease {
     region: RegionNo,

@@ -3,9 +3,9 @@
 //! The core owns one [`Regions`].
 //!
 //! Invariants:
-//! 1. The bytes of all regions, those that are being made included, are at most the host's limit.
-//! 2. A region is unmapped only when it is retired, all its ranges came back, and no other process
-//!    can reach it by its key.
+//! 1. The bytes of all regions are at most the host's limit, including regions that are being made.
+//! 2. A region is unmapped only when it is retired, all its ranges were given back, and no other
+//!    process can reach it by its key.
 //!
 //! Thread-safety: the core's owner holds a lock. Leases may be dropped anywhere.
 //! Failure: a request that finds no room is refused.
@@ -20,7 +20,7 @@ use super::memory::{HostMemory, RegionNo};
 use super::ranges::{ALIGN_BYTES, FreeRanges, Lease, Returns};
 use crate::ids::OffloadDb;
 
-/// What a region is for.
+/// The use of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// Owners write one-sided into it.
@@ -51,7 +51,7 @@ struct HostRegion {
 #[derive(Debug)]
 pub(super) struct Regions {
     bytes_max: u64,
-    /// Bytes of all regions, those that are being made included.
+    /// Bytes of all regions, including those that are being made.
     bytes: u64,
     next: u64,
     regions: BTreeMap<RegionNo, HostRegion>,
@@ -95,7 +95,7 @@ impl Regions {
         free.saturating_add(self.left(memory))
     }
 
-    /// Reserves bytes for a region. `None` if they are not left.
+    /// Reserves bytes for a region. `None` if the host has fewer bytes left.
     pub(super) fn order(
         &mut self,
         memory: &mut dyn HostMemory,
@@ -119,7 +119,8 @@ impl Regions {
         self.making.values().any(|order| (order.db, order.purpose) == (db, purpose))
     }
 
-    /// Ends an order. The region exists if `made`, and is used if this returns true.
+    /// Ends an order. `made` says whether the region was made. Returns whether the region is in use
+    /// from now on.
     pub(super) fn made(
         &mut self,
         memory: &mut dyn HostMemory,
@@ -181,7 +182,7 @@ impl Regions {
         self.regions.get(&region).map_or(0, |region| region.ranges.longest())
     }
 
-    /// Retires a region: its key is revoked immediately, and it is unmapped when nobody uses it.
+    /// Retires a region. Its key is revoked immediately, and it is unmapped when it has no users.
     pub(super) fn retire(&mut self, memory: &mut dyn HostMemory, region: RegionNo) {
         if let Some(retired) = self.regions.get(&region)
             && self.retired.insert(region)
@@ -210,7 +211,7 @@ impl Regions {
         empty.into_iter().for_each(|number| self.retire(memory, number));
     }
 
-    /// Takes ranges that came back, and unmaps regions that nobody uses any more.
+    /// Takes back the ranges of dropped leases, and unmaps retired regions without users.
     pub(super) fn settle(&mut self, memory: &mut dyn HostMemory) {
         for returned in self.returns.drain() {
             if let Some(region) = self.regions.get_mut(&returned.region) {

@@ -1,4 +1,4 @@
-//! Fault switches of a shard host: steps that a checker leaves out, to prove that it notices.
+//! Fault switches of a shard host: each leaves out one step, to prove that the checks notice it.
 
 archipelago_base::fault_switches! {
     /// Steps that a checker leaves out.
@@ -9,7 +9,7 @@ archipelago_base::fault_switches! {
         no_piece_check,
         /// A release leaves the grants of its shards valid.
         no_void,
-        /// A shard that the host does not know counts as one without the key.
+        /// The host treats an unknown shard as a shard without the key.
         no_unknown,
         /// An answer that has no room for more says that the search has ended.
         no_resume,

@@ -1,6 +1,6 @@
-//! A bell: wakes a task of an owner before its time.
+//! A bell: wakes a sleeping task of an owner early.
 //!
-//! Invariant: a ring since the last wait ends the next one.
+//! Invariant: a ring after the last wait ends the next wait immediately.
 //!
 //! Thread-safety: any thread may ring, and one task waits.
 //! Failure: none. Cost: a short lock per ring.
@@ -35,7 +35,7 @@ impl Bell {
         }
     }
 
-    /// Completes at a ring, after `ns` nanoseconds, or after a second.
+    /// Completes at a ring, after `ns` nanoseconds, or after [`WAIT_MAX`], whichever comes first.
     pub(super) async fn rest(&self, runtime: &dyn Runtime, ns: u64) {
         let mut sleep = runtime.sleep(Duration::from_nanos(ns).min(WAIT_MAX));
         std::future::poll_fn(|context| {

@@ -1,19 +1,19 @@
-//! Look-ups by the key-offset cache (O³-LSM §4.5): one READ of a known record instead of a search
+//! Look-ups with the key-offset cache (O³-LSM §4.5): one READ of a known record replaces a search
 //! at the node.
 //!
-//! The keys of a look-up whose records are known are read in one batch, while the node is asked for
-//! the others. Each record must be exactly the one that the entry names. If it is another one, or
-//! cannot be read, the node is asked for that key as well.
+//! A look-up reads its known records in one batch, and in parallel requests the other keys from the
+//! node. Each record must be exactly the record that the entry names. If it is not, or if it cannot
+//! be read, the look-up requests that key from the node as well.
 //!
 //! Invariants:
-//! 1. A record answers only by the rules of [`read_path`], and only if its key, sequence number,
-//!    kind and checksum are right.
-//! 2. Every key that no record answers is asked of the node.
+//! 1. A record answers only if [`read_path`] permits it, and only if its key, sequence number, kind
+//!    and checksum are those of the entry.
+//! 2. Every key that no record answers is requested from the node.
 //!
 //! Thread-safety: any thread may call any method.
-//! Failure: that of the cache costs a request, and is counted by its cause.
-//! Cost: a short lock per look-up and one READ per known key. After a transfer, while any key is
-//! hot, a copy of the image and a walk over its keys.
+//! Failure: a wrong or unreadable record costs a request, and is counted by its cause.
+//! Cost: a short lock per look-up and one READ per known key. After a transfer, if any key is hot,
+//! a copy of the image and a walk over its keys.
 
 use archipelago_base::SeqNo;
 use archipelago_engine::iter::InternalIterator;
@@ -34,7 +34,7 @@ use super::search::NewestPut;
 use super::within::both;
 use crate::decide::{KeyLookup, KnownRecord, ReadPath, read_path};
 
-/// Longest record that is read for the sake of its key alone.
+/// Length in bytes of the longest record that a look-up reads if it wants only the key.
 const KEYS_ONLY_RECORD_BYTES_MAX: u64 = 4096;
 
 /// A known record that answers a key.
@@ -47,15 +47,15 @@ struct CachedRead {
     read: RecordRead,
 }
 
-/// The ways of the keys of a look-up. A key in neither list is in no shard.
+/// The path of each key of a look-up. A key in neither list is in no shard.
 #[derive(Default)]
 struct LookupPlan {
     reads: Vec<CachedRead>,
-    /// Keys of which the node is asked.
+    /// Keys that are requested from the node.
     asks: Vec<usize>,
 }
 
-/// The look-up of some of the keys of another one.
+/// A look-up of some of the keys of `ask`.
 fn part_of<'a>(ask: &LookupAsk<'a>, keys: &[usize]) -> LookupAsk<'a> {
     LookupAsk {
         node: ask.node,
@@ -66,7 +66,7 @@ fn part_of<'a>(ask: &LookupAsk<'a>, keys: &[usize]) -> LookupAsk<'a> {
     }
 }
 
-/// The version in the bytes of a record, if it is the one that the cache has named.
+/// The version in the bytes of a record, if the record is the one that the cache entry names.
 fn named_version(
     bytes: &[u8],
     key: &[u8],
@@ -87,7 +87,7 @@ impl OwnerDriver {
         self.terms().key_offset_cache_bytes > 0
     }
 
-    /// Looks keys up: by known records, and by a request for the others.
+    /// Looks keys up: reads known records, and requests the other keys from the node.
     pub(super) async fn look_up_one(&self, ask: &LookupAsk<'_>) -> Result<LookupAnswer, AwayError> {
         let links = self.links(ask.node).filter(|_| self.has_offsets());
         let Some(links) = links else { return self.ask_node(ask).await };
@@ -113,7 +113,7 @@ impl OwnerDriver {
         Ok(LookupAnswer { keys: found })
     }
 
-    /// Asks the node for some of the keys.
+    /// Requests some of the keys from the node.
     async fn ask_part(
         &self,
         ask: &LookupAsk<'_>,
@@ -125,7 +125,7 @@ impl OwnerDriver {
         Ok(self.ask_node(&part_of(ask, keys)).await?.keys)
     }
 
-    /// Chooses the way of each key.
+    /// Chooses the path of each key.
     fn plan(&self, ask: &LookupAsk<'_>, links: &NodeLinks) -> LookupPlan {
         let link = links.figures();
         let (mut plan, mut passed) = (LookupPlan::default(), 0);
@@ -170,7 +170,8 @@ impl OwnerDriver {
         plan
     }
 
-    /// Reads known records; `None` for each that is not the one that was named.
+    /// Reads known records. The result has `None` for each record that is not the one that its
+    /// entry names.
     async fn read_known(
         &self,
         ask: &LookupAsk<'_>,
@@ -204,7 +205,7 @@ impl OwnerDriver {
         self.has_offsets()
     }
 
-    /// Takes the places that an answer has told.
+    /// Adds the places that an answer has reported to the cache.
     pub(super) fn learn(&self, ask: &LookupAsk<'_>, newest: &[NewestPut]) {
         if newest.is_empty() {
             return;
@@ -217,7 +218,7 @@ impl OwnerDriver {
         }
     }
 
-    /// Takes the places of hot keys in an image that has left.
+    /// Adds the places of hot keys in an image that was sent to the cache.
     pub(super) fn fill_hot(&self, shard: ShardId, image: &[u8]) {
         let frequencies = {
             let mut state = self.state.lock();

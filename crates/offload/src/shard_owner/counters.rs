@@ -31,7 +31,7 @@ pub(super) struct Tally {
     pub(super) cache_filled: AtomicU64,
 }
 
-/// Figures that the state and the flow of an owner have.
+/// Figures from the state and the flow of an owner.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StateFigures {
     pub(super) nodes: u64,
@@ -54,13 +54,13 @@ pub struct OwnerFigures {
     pub nodes: u64,
     /// Shards that can be read at nodes.
     pub shards: u64,
-    /// Bytes that the nodes hold, those of unanswered releases included.
+    /// Bytes of images that the nodes hold, including those of unconfirmed releases.
     pub held_bytes: u64,
     /// Shards that were sent.
     pub sent: u64,
     /// Bytes of the images of these shards.
     pub sent_bytes: u64,
-    /// Transfers that no node had room for.
+    /// Transfers that failed because no node had room.
     pub no_room: u64,
     /// Transfers that failed for another reason.
     pub not_sent: u64,
@@ -80,25 +80,26 @@ pub struct OwnerFigures {
     pub busy: u64,
     /// Shards that were lost.
     pub lost: u64,
-    /// Bytes of images that were written to nodes, those of transfers in progress included.
+    /// Bytes of images that were written to nodes, including transfers in progress.
     pub written_bytes: u64,
     /// Most bytes of images that were written within 100 ms.
     pub peak_bytes: u64,
     /// Entries of the key-offset cache.
     pub cache_entries: u64,
-    /// Keys that a record at a cached offset has answered.
+    /// Keys that were answered by a record at a cached offset.
     pub cache_hits: u64,
-    /// Keys of which a node was asked because no cached offset answers.
+    /// Keys that were requested from a node because no cached offset answers.
     pub cache_misses: u64,
-    /// Keys of which a node was asked although a cached offset answers, because that is faster.
+    /// Keys that were requested from a node although a cached offset answers, because the request
+    /// is faster.
     pub cache_passed: u64,
     /// READs at cached offsets.
     pub cache_reads: u64,
-    /// Records at cached offsets that were not those of the entry. The node was asked.
+    /// Records at cached offsets that were not those of the entry. The key was then requested.
     pub cache_mismatches: u64,
-    /// Records at cached offsets that could not be read. The node was asked.
+    /// Records at cached offsets that could not be read. The key was then requested.
     pub cache_unread: u64,
-    /// Entries that were made of hot keys when their shard had left.
+    /// Entries that were made for hot keys after the transfer of their shard.
     pub cache_filled: u64,
 }
 
@@ -176,7 +177,8 @@ impl OwnerFigures {
     }
 }
 
-/// What the open of a database has kept of the owner before, as lines of the form `name:value`.
+/// Shards that the open of a database has kept of the previous owner, as lines of the form
+/// `name:value`.
 #[must_use]
 pub fn takeover_facts(statistics: &Statistics) -> String {
     let figures = [

@@ -1,14 +1,14 @@
-//! The driver of an owner: the state machine, the links, and the tasks that keep them.
+//! The driver of an owner: the state machine, the links to nodes, and the tasks that serve them.
 //!
-//! One task per memory node sends beats, purges and releases. Another one takes the list of nodes.
+//! One task per memory node sends beats, purges and releases. Another task polls the list of nodes.
 //! Transfers and reads run on the threads of their callers.
 //!
 //! Invariants:
-//! 1. The lock of the state is never held over an await, nor while the database is told news.
-//! 2. The tasks end with the owner: they hold no reference to it while they rest.
+//! 1. The lock of the state is never held across an await, nor while the database is notified.
+//! 2. The tasks end with the owner, because they hold no reference to it while they sleep.
 //!
 //! Thread-safety: any thread may call any method.
-//! Failure: see the parts.
+//! Failure: the modules of the parts say how each operation fails.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, Weak};
@@ -28,28 +28,28 @@ use super::state::{MissedAnswer, NextAsk, NodeTask, OwnerState, OwnerTerms};
 use super::within::within;
 use crate::ids::OwnerStamp;
 
-/// Time between two looks at the list of nodes.
+/// Interval at which the list of nodes is polled.
 const LIST_PAUSE: Duration = Duration::from_millis(200);
-/// Bytes of an answer to a task of a node at most.
+/// Largest answer to a request of a node's task, in bytes.
 const ANSWER_BYTES_MAX: usize = 4096;
 
 /// How a thread waits for the answers of nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waits {
-    /// It receives them itself. For links of the operating system.
+    /// The thread receives the answers itself. This is for real links.
     Receiving,
-    /// It runs the runtime until they are there. For the simulation.
+    /// The thread runs the runtime until the answers have arrived. This is for the simulation.
     InRuntime,
 }
 
 /// How an owner reaches memory nodes.
 #[derive(Clone, Debug)]
 pub struct OwnerParts {
-    /// The nodes that there are.
+    /// Source of the list of memory nodes.
     pub nodes: Arc<dyn NodeList>,
-    /// Makes links to them.
+    /// Makes links to the nodes.
     pub reach: Arc<dyn Reach>,
-    /// Time, tasks and seeds.
+    /// Source of time, tasks and random seeds.
     pub runtime: Arc<dyn Runtime>,
     /// How the threads of callers wait.
     pub waits: Waits,
@@ -99,7 +99,7 @@ impl OwnerDriver {
         }
     }
 
-    /// What the database says of its writers; nothing is known without one.
+    /// Figures of the writers from the database; the default if no database watches.
     pub(super) fn write_load(&self) -> WriteLoad {
         let watcher = self.watcher.get().and_then(Weak::upgrade);
         watcher.map(|watcher| watcher.write_load()).unwrap_or_default()
@@ -121,7 +121,7 @@ impl OwnerDriver {
         }
     }
 
-    /// Runs one-sided operations, which end as late at `end_ns`.
+    /// Runs one-sided operations. At `end_ns` they fail as late.
     pub(super) async fn until<T>(
         &self,
         end_ns: u64,
@@ -147,7 +147,7 @@ impl OwnerDriver {
         speeds.max().unwrap_or(0)
     }
 
-    /// Lets the task of a node look for what is to be done.
+    /// Wakes the task of a node, so that it looks for work.
     pub(super) fn ring(&self, node: StoreNode) {
         let bell = self.nodes.lock().get(&node).map(|entry| Arc::clone(&entry.bell));
         if let Some(bell) = bell {
@@ -155,9 +155,9 @@ impl OwnerDriver {
         }
     }
 
-    /// Tells the database what has happened since the last call.
+    /// Notifies the database of everything that has happened since the last call.
     pub(super) fn tell_news(&self) {
-        // While the database opens, the news wait for it.
+        // While the database is opening, the news are kept for it.
         let Some(watcher) = self.watcher.get() else { return };
         let news = self.state.lock().take_news();
         count(&self.tally.lost, news.lost.len() as u64);
@@ -198,13 +198,14 @@ impl OwnerDriver {
         self.tell_news();
     }
 
-    /// The database needs these shards no more.
+    /// Releases shards that the database does not need any more.
     pub(super) fn release(&self, shards: &[ShardId], oldest: u64) {
         let concerned = self.state.lock().release(shards, oldest);
         concerned.into_iter().for_each(|node| self.ring(node));
     }
 
-    /// Waits until the nodes have all releases, and ends the tasks.
+    /// Waits until the nodes have confirmed all releases, but at most [`OwnerTerms::farewell`], and
+    /// ends the tasks.
     pub(super) fn close(&self) {
         let until_ns = self.now_ns() + self.terms().farewell.as_nanos() as u64;
         while !self.state.lock().is_settled() && self.now_ns() < until_ns {
@@ -223,7 +224,8 @@ impl OwnerDriver {
         }
     }
 
-    /// Takes one step for a node. Returns the nanoseconds until the next one, or `None` at the end.
+    /// Takes one step for a node. Returns the nanoseconds until the next step, or `None` at the end
+    /// of the node's life.
     async fn step(&self, node: StoreNode, links: &NodeLinks) -> Option<u64> {
         let now_ns = self.now_ns();
         let next = self.state.lock().next_ask(now_ns, node);
@@ -262,7 +264,7 @@ impl OwnerDriver {
     }
 }
 
-/// Looks at the list of nodes until the owner ends.
+/// Polls the list of nodes until the owner ends.
 async fn keep_list(driver: Weak<OwnerDriver>, runtime: Arc<dyn Runtime>) {
     loop {
         runtime.sleep(LIST_PAUSE).await;

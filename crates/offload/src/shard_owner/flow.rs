@@ -1,13 +1,14 @@
-//! The flow of images to the nodes: how fast they leave (O³-LSM §4.4).
+//! The flow of images to the nodes: paces the transfers of an owner (O³-LSM §4.4).
 //!
 //! All transfers of an owner share one flow. A transfer takes its turn for each slice that it
-//! writes. A slice begins when the bytes before it have had their time at the present speed, so
-//! time that nobody uses is not saved up, and no burst goes out.
+//! writes. A slice begins when the bytes before it have had their time at the present speed. Unused
+//! time is not saved up, so it causes no burst.
 //!
 //! Invariants:
-//! 1. At a limited speed, the bytes of any period are at most those of the speed, and one slice of
+//! 1. At a limited speed, the bytes of any period are at most those of the speed, plus one slice of
 //!    each transfer.
-//! 2. A transfer that has used half of its time goes at full speed, so pacing fails no transfer.
+//! 2. A transfer that has used half of its time goes at full speed, so pacing makes no transfer
+//!    fail.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: none.
@@ -21,10 +22,10 @@ use parking_lot::Mutex;
 const SLICE: Duration = Duration::from_millis(10);
 /// Bounds of a slice, in bytes.
 const SLICE_BYTES: std::ops::RangeInclusive<u64> = 16 << 10..=1 << 20;
-/// Length of the windows of which the largest is counted.
+/// Length in nanoseconds of the windows over which the peak is counted.
 const WINDOW_NS: u64 = 100_000_000;
 
-/// Bytes of a slice at this many bytes a second.
+/// Bytes of a slice at this speed.
 pub(super) fn slice_bytes(bytes_per_s: u64) -> u64 {
     let bytes = u128::from(bytes_per_s) * SLICE.as_millis() / 1000;
     u64::try_from(bytes).unwrap_or(u64::MAX).clamp(*SLICE_BYTES.start(), *SLICE_BYTES.end())
@@ -34,7 +35,7 @@ pub(super) fn slice_bytes(bytes_per_s: u64) -> u64 {
 struct FlowState {
     /// Time at which the next slice may begin.
     next_ns: u64,
-    /// Begin of the present window, and the bytes that were written in it.
+    /// Start of the present window. The next field has the bytes that were written in it.
     window_ns: u64,
     window_bytes: u64,
     /// Bytes of the largest window.
@@ -55,8 +56,8 @@ pub(super) struct FlowFigures {
 pub(super) struct Flow(Mutex<FlowState>);
 
 impl Flow {
-    /// Takes the turn for a slice of `bytes` at this speed, and counts it. Returns the nanoseconds
-    /// until it begins. `u64::MAX` is no limit.
+    /// Schedules and counts a slice of `bytes` at this speed. Returns the nanoseconds until the
+    /// slice may begin. The speed `u64::MAX` means no limit.
     pub(super) fn turn(&self, now_ns: u64, bytes: u64, bytes_per_s: u64) -> u64 {
         let mut state = self.0.lock();
         let begin_ns = if bytes_per_s == u64::MAX { now_ns } else { now_ns.max(state.next_ns) };
@@ -93,7 +94,7 @@ mod tests {
         assert_eq!(flow.turn(0, 1000, 100_000), ms(10), "after the first");
         assert_eq!(flow.turn(ms(5), 1000, 1_000_000), ms(15), "another transfer, which is faster");
         assert_eq!(flow.turn(ms(21), 1000, 1_000_000), 0);
-        // Time that nobody used is not saved up.
+        // Unused time is not saved up.
         assert_eq!(flow.turn(ms(1000), 1000, 100_000), 0);
         assert_eq!(flow.turn(ms(1000), 1000, 100_000), ms(10));
         assert_eq!(flow.turn(ms(1000), 1000, u64::MAX), 0, "a transfer without a limit");

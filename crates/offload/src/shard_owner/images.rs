@@ -1,17 +1,17 @@
-//! Images of memtable shards that another process than the owner fetches, one-sided (O³-LSM §4.3,
-//! phase 3).
+//! One-sided fetches of memtable images by a process that is not their owner (O³-LSM §4.3, phase
+//! 3).
 //!
-//! An executor has one [`ImageFetcher`]. The package of a flush names the places of the images,
-//! with the keys of their regions, so that a fetch needs no request to the node. The owner may have
-//! released an image meanwhile, and the node may have put other bytes there. So each image is
-//! compared with the checksum of its header that the package names, and opened, which checks all of
-//! its sections.
+//! An executor has one [`ImageFetcher`]. The package of a flush has the places of the images and
+//! the keys of their regions. So a fetch needs no request to the node. The owner may have released
+//! an image meanwhile, and the node may have put other bytes there. So the fetcher compares the
+//! checksum of each image's header with the one in the package. Then it opens the image, which
+//! checks all sections.
 //!
 //! Invariants:
 //! 1. An image that [`ImageFetcher::fetch`] returns is the one that the owner sent.
 //! 2. A region stays attached only while a fetch from its node runs, so that the node can give its
 //!    memory back.
-//! 3. A link on which a READ got no answer is made anew by the next fetch.
+//! 3. The next fetch makes a new link if a READ got no answer.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: an error of the kind `Io` says which image could not be fetched and why.
@@ -35,12 +35,12 @@ use super::within::within;
 use crate::ids::NodeLife;
 use crate::parcel::{ImageNode, ImagePlace};
 
-/// Images that one job fetches at the same time.
+/// Number of images that one call fetches at the same time.
 const IN_PARALLEL: usize = 4;
-/// Nodes whose links are kept while no job uses them.
+/// Number of nodes whose links are kept while no job uses them.
 const IDLE_MAX: usize = 8;
 
-/// The links to a node, and the fetches that use them.
+/// The links to a node, and the number of fetches that use them.
 #[derive(Debug)]
 struct UsedLinks {
     links: Arc<NodeLinks>,
@@ -69,10 +69,9 @@ impl ImageFetcher {
         Self { reach, runtime, waits, terms: OwnerTerms::default(), nodes: Mutex::default() }
     }
 
-    /// Fetches images of one node, and waits for them. `on_part` gets the bytes of each READ that
-    /// has arrived, which are a mebibyte at most, and may end the fetch with an error. Errors: `Io`
-    /// for an image that is gone or is another one, or that does not lie within its region; that
-    /// of `on_part`.
+    /// Fetches images of one node, and waits for them. `on_part` gets the number of bytes of each
+    /// completed READ, at most a mebibyte, and may end the fetch with an error. Errors: `Io` if an
+    /// image is gone, was replaced, or does not lie within its region; the error of `on_part`.
     pub fn fetch(
         &self,
         node: &ImageNode,
@@ -117,7 +116,7 @@ impl ImageFetcher {
         let bytes = match read.unwrap_or_else(|| Err(OneSidedFailure::late())) {
             Ok(bytes) => bytes,
             Err(OneSidedFailure::NoAnswer(none)) => {
-                // The link may have died silently. The next fetch makes it anew.
+                // The link may have died silently. The next fetch makes a new one.
                 links.hang_up();
                 return Err(failed(&none.why));
             }

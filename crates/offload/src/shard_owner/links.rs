@@ -2,16 +2,17 @@
 //!
 //! A node has three links: one for beats and releases, one for searches and transfers, and one for
 //! the bytes of images and long values. So a search does not wait for megabytes, and a beat waits
-//! for nothing. A link that is down is made again with the next request.
+//! for no other request. The next request replaces a link that is down.
 //!
 //! Invariants:
-//! 1. Every request means the same when it is executed twice, so none is remembered by the node.
+//! 1. Every request is idempotent, so the node does not remember requests.
 //! 2. All links lead to one life of the node.
-//! 3. A request ends within twice its time limit, however many others wait for a link to be made.
+//! 3. A request ends within twice its time limit, for any number of requests that wait for a link.
 //!
 //! Thread-safety: any number of tasks may use the links at the same time.
 //! Failure: [`NoAnswer`] says that the request may have been executed.
-//! Cost: a round trip per request, two more for the first, and one for each region.
+//! Cost: a round trip per request, two more for the first request of a link, and one for each
+//! region.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -32,40 +33,40 @@ use super::within::within;
 use crate::decide::LinkFigures;
 use crate::wire::shard::ShardMessage;
 
-/// Bytes of one READ of an image.
+/// Bytes that one READ of an image reads.
 const READ_BYTES: u64 = 1 << 20;
-/// Batches with parts of an image that are in flight at the same time.
+/// Number of batches with parts of an image that are in flight at the same time.
 const WINDOW: usize = 4;
 
-/// Short records that one batch reads at most: one doorbell for all of them (O³-LSM §4.5).
+/// Largest number of short records that one batch reads, with one doorbell (O³-LSM §4.5).
 const DOORBELL: usize = 16;
-/// Bytes of a READ that is taken for one of a value and not of an image.
+/// Largest READ, in bytes, that counts as the READ of a value and not of an image.
 const VALUE_BYTES: u64 = 128 << 10;
-/// Bytes that a read reserves before the first ones have arrived, at most. The length of a key of
-/// another process may be wrong, and no image is longer.
+/// Largest buffer, in bytes, that a read allocates before the first bytes have arrived. A length
+/// from another process may be wrong, and no image is longer than this.
 const RESERVED_BYTES_MAX: u64 = 80 << 20;
-/// Time for which look-ups ask the node after a READ without an answer.
+/// Time for which look-ups use requests only, after a READ without an answer.
 const READ_PAUSE: Duration = Duration::from_secs(1);
 
-/// Writes without a pause between them.
+/// A burst: writes without a pause between them.
 #[derive(Default)]
 struct WriteBurst {
     in_flight: VecDeque<Promise<Batch>>,
-    /// Time at which the first one was posted.
+    /// Time at which the first write was posted.
     begin_ns: u64,
     bytes: u64,
-    /// Pace of the latest one.
+    /// Pace of the latest write.
     pace: BurstPace,
 }
 
-/// A request or an operation without an outcome.
+/// A request or a one-sided operation whose outcome is unknown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NoAnswer {
-    /// Whether another life of the node has answered, so that this one is over.
+    /// Whether another life of the node has answered, so that this life is over.
     pub(super) is_other_life: bool,
-    /// Whether the node has answered, and nobody can read the answer.
+    /// Whether the node has answered with bytes that cannot be decoded.
     pub(super) is_malformed: bool,
-    /// Reason as a sentence.
+    /// Reason, as a sentence.
     pub(super) why: String,
 }
 
@@ -89,7 +90,7 @@ pub(super) enum OneSidedFailure {
 }
 
 impl OneSidedFailure {
-    /// The time for an operation as a whole has passed.
+    /// The failure of an operation whose whole time has passed.
     pub(super) fn late() -> Self {
         Self::NoAnswer(NoAnswer::of(&"the memory node moved too few bytes in time"))
     }
@@ -105,7 +106,7 @@ impl From<Refusal> for OneSidedFailure {
     }
 }
 
-/// Regions that the present link of a way has attached.
+/// Regions that the present link for images has attached.
 #[derive(Debug, Default)]
 struct AttachedRegions {
     link: Option<Arc<dyn Link>>,
@@ -113,8 +114,8 @@ struct AttachedRegions {
 }
 
 impl AttachedRegions {
-    /// The regions on `link`, which becomes the present one if it is up. `None` if it is down and
-    /// another one has followed it: its regions ended with it.
+    /// The regions on `link`, which becomes the present link if it is up. `None` if `link` is down
+    /// and has a successor, because its regions ended with it.
     fn of(&mut self, link: &Arc<dyn Link>) -> Option<&mut HashMap<RemoteKey, Attached>> {
         if self.link.as_ref().is_none_or(|known| !Arc::ptr_eq(known, link)) {
             if link.closed().is_some() {
@@ -153,9 +154,9 @@ pub(super) struct NodeLinks {
     meter: LinkMeter,
     /// Whether the link for images shares the memory of the node.
     is_shared: AtomicBool,
-    /// Time of the latest one-sided operation that has succeeded.
+    /// Time of the latest successful one-sided operation.
     moved_ns: AtomicU64,
-    /// Time until which look-ups ask the node, because a READ got no answer.
+    /// Time until which look-ups use requests only, because a READ got no answer.
     paused_until_ns: AtomicU64,
 }
 
@@ -170,7 +171,7 @@ pub(super) struct RecordRead {
     pub(super) len: u64,
 }
 
-/// Where an image is written, and how fast.
+/// An image to write: its destination, its bytes and its speed.
 pub(super) struct WriteOrder<'a, F> {
     /// Key of the landing zone.
     pub(super) key: &'a RemoteKey,
@@ -178,7 +179,8 @@ pub(super) struct WriteOrder<'a, F> {
     pub(super) at: u64,
     pub(super) image: &'a [u8],
     pub(super) flow: &'a Flow,
-    /// Bytes a second, from the measured speed of the link; `u64::MAX` is no limit.
+    /// Computes the speed of the transfer from the measured speed of the link, both in bytes a
+    /// second. `u64::MAX` means no limit.
     pub(super) speed: F,
 }
 
@@ -208,8 +210,8 @@ impl NodeLinks {
         }
     }
 
-    /// Time of the latest answer of the node to any request; 0 without one. One-sided operations do
-    /// not count: they may succeed while the process of the node hangs.
+    /// Time of the latest answer of the node to any request; 0 before the first answer. One-sided
+    /// operations do not count, because they may succeed while the process of the node hangs.
     pub(super) fn heard_ns(&self) -> u64 {
         self.heard_ns.load(Ordering::Relaxed)
     }
@@ -229,7 +231,7 @@ impl NodeLinks {
         self.heard_ns.fetch_max(self.runtime.now_ns(), Ordering::Relaxed);
     }
 
-    /// The node may be reached elsewhere now.
+    /// Sets the endpoints at which the node answers.
     pub(super) fn set_endpoints(&self, endpoints: &[String]) {
         let mut known = self.endpoints.lock();
         if *known != endpoints {
@@ -239,7 +241,7 @@ impl NodeLinks {
 
     async fn link(&self, route: &Route) -> Result<Arc<dyn Link>, NoAnswer> {
         let endpoints = self.endpoints.lock().clone();
-        // Others may wait for the link as well, and try to make it one after another.
+        // Other tasks may wait for the link as well, and try to make it one after another.
         let linking = route.link(&endpoints, self.request);
         match within(&*self.runtime, self.request, linking).await {
             Some(linked) => linked.map_err(|error| NoAnswer::of_connect(&error)),
@@ -274,7 +276,7 @@ impl NodeLinks {
         })
     }
 
-    /// Closes the links: the next request makes them again. For a node that does not answer.
+    /// Closes all links to a node that does not answer. The next request makes new ones.
     pub(super) fn hang_up(&self) {
         self.beats.hang_up();
         self.asks.hang_up();
@@ -282,7 +284,7 @@ impl NodeLinks {
         *self.attached.lock() = AttachedRegions::default();
     }
 
-    /// Closes the link for beats. For a node that answers other requests.
+    /// Closes only the link for beats, because the node answers other requests.
     pub(super) fn hang_up_beats(&self) {
         self.beats.hang_up();
     }
@@ -309,14 +311,14 @@ impl NodeLinks {
         Ok((Arc::clone(&link), first))
     }
 
-    /// Detaches regions that no shard uses, and those whose key is not valid any more, so that the
-    /// node can give their memory back.
+    /// Detaches regions that no shard uses, and regions whose key was revoked, so that the node can
+    /// give their memory back.
     pub(super) fn sweep(&self, used: &[RemoteKey]) {
         let used: HashSet<&RemoteKey> = used.iter().collect();
         let mut attached = self.attached.lock();
         let Some(link) = attached.link.clone() else { return };
         attached.regions.retain(|key, region| {
-            // A landing zone has a key for writing. It stays until it is revoked.
+            // A landing zone has a key for writing. It stays attached until the key is revoked.
             let is_used = used.contains(key) || key.rights.change();
             let stays = is_used && !link.is_revoked(*region);
             if !stays {
@@ -338,7 +340,7 @@ impl NodeLinks {
         while next < image.len() {
             let limit = speed(self.meter.write_bytes_per_s());
             let len = (slice_bytes(limit) as usize).min(image.len() - next);
-            // At full speed some slices are in flight, and at a limited one only the latest.
+            // At full speed several slices are in flight. At a limited speed only the latest is.
             let (window, pace) = match limit {
                 u64::MAX => (WINDOW, BurstPace::Full),
                 _ => (1, BurstPace::Paced),
@@ -371,7 +373,8 @@ impl NodeLinks {
         Ok(())
     }
 
-    /// Waits for the oldest write in flight. The last one of a burst measures the link.
+    /// Waits for the oldest write in flight. The last write of a burst updates the measured speed
+    /// of the link.
     async fn complete(&self, burst: &mut WriteBurst) -> Result<(), OneSidedFailure> {
         let Some(first) = burst.in_flight.pop_front() else { return Ok(()) };
         self.placed(&first.await)?;
@@ -413,7 +416,7 @@ impl NodeLinks {
         results
     }
 
-    /// Reads short records in one batch, which a failure of the link fails as a whole.
+    /// Reads short records in one batch. If the link fails, the whole batch fails.
     async fn read_batch(
         &self,
         reads: &[RecordRead],
@@ -462,8 +465,8 @@ impl NodeLinks {
         read
     }
 
-    /// Reads a range of a region, a mebibyte with each READ. `goes_on` gets the bytes of each one
-    /// that has arrived, and says whether the rest is still wanted.
+    /// Reads a range of a region, a mebibyte with each READ. `goes_on` gets the number of bytes of
+    /// each completed READ, and returns whether to read the rest.
     pub(super) async fn read_parts(
         &self,
         key: &RemoteKey,
@@ -491,7 +494,7 @@ impl NodeLinks {
                 self.placed(&batch)?;
                 bytes.extend_from_slice(batch.data(0));
                 if !goes_on(batch.data(0).len() as u64) {
-                    return Err(OneSidedFailure::NoAnswer(NoAnswer::of(&"nobody wants the rest")));
+                    return Err(OneSidedFailure::NoAnswer(NoAnswer::of(&"the read was stopped")));
                 }
             }
         }
@@ -518,8 +521,9 @@ impl NodeLinks {
     }
 
     /// Closes the link of a READ that got no answer in time, if no other operation has succeeded
-    /// since `posted_ns`: it may have died silently. The next operation makes it anew, and the
-    /// regions end with it. A link on which others move bytes is only slow.
+    /// since `posted_ns`. Such a link may have died silently. The next operation makes a new link,
+    /// and the attached regions end with the old one. A link on which other operations succeed is
+    /// only slow.
     fn close_if_silent(&self, link: &dyn Link, batch: &Batch, posted_ns: u64) {
         let is_late = |refusal: Refusal| refusal.reason == Reason::Deadline;
         let is_silent = self.moved_ns.load(Ordering::Relaxed) <= posted_ns;
@@ -528,8 +532,8 @@ impl NodeLinks {
         }
     }
 
-    /// Notes the failure of a READ of a record. One without an answer makes look-ups ask the node
-    /// for [`READ_PAUSE`].
+    /// Notes the outcome of a READ of a record. After a READ without an answer, look-ups use
+    /// requests only for [`READ_PAUSE`].
     fn note_read(&self, failure: Option<&OneSidedFailure>) {
         if matches!(failure, Some(OneSidedFailure::NoAnswer(_))) {
             let until_ns = self.runtime.now_ns() + READ_PAUSE.as_nanos() as u64;
@@ -538,8 +542,8 @@ impl NodeLinks {
     }
 }
 
-/// End of a range of a region. Ranges from other processes may be wrong, so this comes before any
-/// memory is taken for them.
+/// End of a range of a region, if the range lies within the region. Ranges from other processes may
+/// be wrong, so callers check them before they allocate memory.
 fn end_within(key: &RemoteKey, at: u64, len: u64) -> Result<u64, OneSidedFailure> {
     let end = at.checked_add(len).filter(|end| *end <= key.len);
     end.ok_or_else(|| OneSidedFailure::Refused(Refusal::new(Reason::OutOfRange)))

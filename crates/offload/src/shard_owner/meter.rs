@@ -1,7 +1,7 @@
 //! Measured times of the links to one node, as moving averages.
 //!
-//! Short operations (up to 4 KiB) give the time of a READ and of a request. What longer answers and
-//! writes take in addition gives the speed of the link.
+//! Short operations (up to 4 KiB) give the time of a READ and of a request. The additional time of
+//! longer answers, and the time of writes, give the speed of the link.
 //!
 //! Thread-safety: any thread may call any method. Threads that measure at the same time may lose a
 //! measurement.
@@ -12,15 +12,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::decide::LinkFigures;
 
-/// Bytes of a short operation at most.
+/// Largest short operation, in bytes.
 const SHORT_BYTES: u64 = 4096;
-/// Bytes of a long answer at least. What is between the two says nothing.
+/// Smallest long answer, in bytes. Answers between the two limits are not measured.
 const LONG_BYTES: u64 = 8192;
-/// Bytes of a write whose speed counts at least.
+/// Smallest burst of writes whose speed is measured, in bytes.
 const WRITE_BYTES: u64 = 16 << 10;
-/// A measurement moves its average by one part of this.
+/// A measurement moves its average by one part in this many of the difference.
 const PART: u64 = 8;
-/// Reads after which one takes the way that seems slower, so that both stay measured.
+/// Number of look-ups after which one takes the path that seems slower, so that both paths stay
+/// measured.
 const PROBE: u64 = 64;
 
 /// A moving average; 0 before the first measurement.
@@ -49,7 +50,7 @@ fn is_probe(counter: &AtomicU64) -> bool {
     counter.fetch_add(1, Ordering::Relaxed) % PROBE == PROBE - 1
 }
 
-/// Bytes a second.
+/// Speed in bytes a second.
 fn speed(bytes: u64, ns: u64) -> u64 {
     let speed = u128::from(bytes) * 1_000_000_000 / u128::from(ns.max(1));
     u64::try_from(speed).unwrap_or(u64::MAX)
@@ -58,10 +59,10 @@ fn speed(bytes: u64, ns: u64) -> u64 {
 /// How the writes of a burst followed each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum BurstPace {
-    /// Several were in flight, so the link was the limit.
+    /// Several writes were in flight, so the link was the limit.
     #[default]
     Full,
-    /// Each waited for the one before, so the time has a round trip for each.
+    /// Each write waited for the one before it, so the time includes a round trip for each.
     Paced,
 }
 
@@ -69,7 +70,7 @@ pub(super) enum BurstPace {
 #[derive(Debug, Default)]
 pub(super) struct LinkMeter {
     read_ns: Average,
-    /// Time of a READ of a long value, less than which a short one takes.
+    /// Time of a READ of a long value. It is an upper bound for the time of a short READ.
     long_read_ns: Average,
     request_ns: Average,
     answer_bytes_per_s: Average,
@@ -79,7 +80,7 @@ pub(super) struct LinkMeter {
 }
 
 impl LinkMeter {
-    /// A READ of `bytes` took `ns`.
+    /// Records that a READ of `bytes` took `ns` nanoseconds.
     pub(super) fn read(&self, bytes: u64, ns: u64) {
         match bytes {
             ..=SHORT_BYTES => self.read_ns.add(ns),
@@ -87,7 +88,7 @@ impl LinkMeter {
         }
     }
 
-    /// A look-up whose answer has `bytes` took `ns`.
+    /// Records that a look-up whose answer has `bytes` took `ns` nanoseconds.
     pub(super) fn request(&self, bytes: u64, ns: u64) {
         let request_ns = self.request_ns.get();
         match bytes {
@@ -99,21 +100,22 @@ impl LinkMeter {
         }
     }
 
-    /// A burst of WRITEs with `bytes` took `ns`. A paced one says nothing of the link: decisions
-    /// about stalls take this speed, and must not depend on the pace. Writers that need more than
-    /// the measured speed end the pacing, so a speed that seems too low is measured again.
+    /// Records that a burst of WRITEs with `bytes` took `ns` nanoseconds. A paced burst does not
+    /// change the measured speed, because stall decisions use that speed and must not depend on the
+    /// pace. Writers that need more than the measured speed end the pacing, so a speed that is too
+    /// low is measured again.
     pub(super) fn write(&self, bytes: u64, ns: u64, pace: BurstPace) {
         if bytes >= WRITE_BYTES && pace == BurstPace::Full {
             self.write_bytes_per_s.add(speed(bytes, ns));
         }
     }
 
-    /// Speed of writes, in bytes a second; 0 before the first one.
+    /// Speed of writes, in bytes a second; 0 before the first measured burst.
     pub(super) fn write_bytes_per_s(&self) -> u64 {
         self.write_bytes_per_s.get()
     }
 
-    /// Figures for the choice of a way.
+    /// Figures for the choice between a READ and a request.
     pub(super) fn figures(&self, is_shared: bool) -> LinkFigures {
         LinkFigures {
             is_shared,
@@ -124,8 +126,8 @@ impl LinkMeter {
         }
     }
 
-    /// Figures for the longest value of an answer. While no short READ was measured, a long one
-    /// counts.
+    /// Figures for the longest value of an answer. Before a short READ was measured, they use the
+    /// time of a long one.
     pub(super) fn figures_of_answers(&self) -> LinkFigures {
         let figures = self.figures(false);
         let read_ns = if figures.read_ns > 0 { figures.read_ns } else { self.long_read_ns.get() };
@@ -137,7 +139,7 @@ impl LinkMeter {
         is_probe(&self.reads)
     }
 
-    /// Whether this look-up lets long values come with the answer, so that they are measured.
+    /// Whether this look-up permits long values in the answer, so that long answers are measured.
     pub(super) fn is_answer_probe(&self) -> bool {
         is_probe(&self.answers)
     }

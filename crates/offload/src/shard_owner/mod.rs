@@ -6,8 +6,8 @@
 //! | --- | --- |
 //! | nodes, shards, beats and releases, as a state machine | `state/` |
 //! | the transfer of one image, as a state machine | `transfer/` |
-//! | lookups and pages, as state machines | `search/`, `page/` |
-//! | shards of the owner before | `takeover.rs` |
+//! | look-ups and pages, as state machines | `search/`, `page/` |
+//! | shards of the previous owner | `takeover.rs` |
 //! | the key-offset cache, and look-ups by it | `offsets/`, `cached.rs` |
 //! | links to a node: requests, and one-sided reads and writes | `links.rs`, `within.rs` |
 //! | the speed of links, and that of transfers | `meter.rs`, `flow.rs` |

@@ -1,12 +1,12 @@
 //! The memory nodes of a cluster, as its manager knows them.
 //!
 //! An owner joins the pool as a client without blocks, so that the manager tells it which nodes
-//! live and where they listen. If the manager does not answer, the owner tries again for ever and
-//! uses the nodes that it knows.
+//! live and where they listen. If the manager does not answer, the owner keeps trying and uses the
+//! nodes that it knows.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: without a manager there are no nodes, and every shard stays in the process.
-//! Cost: a request in a third of a lease.
+//! Cost: one request per third of a lease.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -19,17 +19,17 @@ use parking_lot::Mutex;
 
 use super::state::MemoryNode;
 
-/// Pause between two looks whether the pool has dropped this client.
+/// Interval at which the task checks whether the pool has dropped this client.
 const LOOK: Duration = Duration::from_secs(1);
 /// Pause after a renewal that no manager has answered.
 const RENEWAL_PAUSE: Duration = Duration::from_millis(200);
-/// Label of pool clients that are owners of memtable shards: `shards` in ASCII.
+/// Label of pool clients that own memtable shards: `shards` in ASCII.
 const LABEL: u64 = 0x0073_6861_7264_7300;
 
-/// Tells an owner which memory nodes there are.
+/// Source of the list of memory nodes, for an owner.
 pub trait NodeList: Send + Sync + fmt::Debug + 'static {
-    /// All nodes that are known now; `None` if nothing is known yet or any more, so that the last
-    /// answer counts.
+    /// All nodes that are known now. `None` if the source has no list at the moment; the owner then
+    /// keeps the previous list.
     fn nodes(&self) -> Option<Vec<MemoryNode>>;
 }
 
@@ -45,7 +45,7 @@ impl fmt::Debug for PoolNodes {
 }
 
 impl PoolNodes {
-    /// Joins the pool with these managers in the background, until the drop.
+    /// Joins the pool with these managers in the background. Dropping the value leaves the pool.
     #[must_use]
     pub fn join(
         managers: Vec<String>,

@@ -1,13 +1,14 @@
-//! Lookups, pages and whole images, on the threads of their callers.
+//! Reads of shards at memory nodes, on the threads of their callers: look-ups, pages and whole
+//! images.
 //!
-//! A read that gets no answer, or is refused as busy, is repeated until its shards are lost or the
-//! patience ends. A shard that the node does not know is lost, and the others of the read are not:
-//! the read is busy then, and the database asks for them without it. If a node gives bytes that are
-//! not those of the shard, the read is repeated once; after that the shards are lost, because the
-//! database can rebuild them.
+//! A read that gets no answer, or is refused as busy, is repeated until its shards are lost or
+//! [`OwnerTerms::patience`](super::OwnerTerms::patience) has passed. If the node does not know one
+//! shard, only that shard is lost. The read then ends as busy, and the database repeats it for the
+//! other shards. If a node returns wrong bytes, the read is repeated once. After a second wrong
+//! answer the shards are lost, because the database can rebuild them.
 //!
-//! Values that are longer than a READ is worth are named by their places, and read one-sided.
-//! [`inline_max`] says how long that is.
+//! The node names values longer than [`inline_max`] by their places, and the owner reads them
+//! one-sided.
 //!
 //! Cost: one round trip for a lookup, and one more if it finds long values.
 
@@ -30,16 +31,16 @@ use super::state::{ReadTarget, ReadableShard};
 use crate::decide::inline_max;
 use crate::wire::shard::{ShardMessage, ShardRefusal, ShardWhy};
 
-/// Longest value that an answer has at least now and then, so that long answers are measured.
+/// Limit of the values in the answer to a probe, in bytes. Probes keep the speed of long answers
+/// measured.
 const PROBE_BYTES: u32 = 16 << 10;
-/// Bytes of the answer about one key at most: the longest value that comes with an answer, and
-/// some operands.
+/// Largest answer about one key, in bytes: the longest value of an answer, and some merge operands.
 const GET_BYTES_MAX: usize = 80 << 10;
-/// Bytes of a page beside those that the reader wants.
+/// Bytes that a page may have in addition to those that the reader wants.
 const PAGE_BYTES_BESIDE: usize = 4096;
-/// Long values that one read fetches at the same time.
+/// Number of long values that one read fetches at the same time.
 const RECORDS_IN_PARALLEL: usize = 8;
-/// Wrong answers after which the shards are lost.
+/// Number of wrong answers after which the shards are lost.
 const WRONG_MAX: u32 = 2;
 
 /// Why one attempt of a read failed.
@@ -51,7 +52,7 @@ enum ReadFailure {
 
 impl From<NoAnswer> for ReadFailure {
     fn from(none: NoAnswer) -> Self {
-        if none.is_malformed { Self::Wrong("an answer of no kind") } else { Self::NoAnswer(none) }
+        if none.is_malformed { Self::Wrong("unreadable bytes") } else { Self::NoAnswer(none) }
     }
 }
 
@@ -77,7 +78,7 @@ struct ReadAttempts {
     wrong: u32,
 }
 
-/// What a read is about: its node and its shards.
+/// The node and the shards of a read.
 struct ReadScope<'a> {
     node: StoreNode,
     shards: &'a [ShardId],
@@ -115,7 +116,8 @@ impl OwnerDriver {
                 let Some(id) = named.filter(|id| scope.shards.contains(id)) else {
                     return lost("their memory node does not have them".to_owned());
                 };
-                // The others may still be there. The next attempt tells the caller about this one.
+                // The node may still have the other shards. The next attempt reports the lost shard
+                // to the caller.
                 self.state.lock().lose(scope.node, &[id]);
                 self.ring(scope.node);
                 self.tell_news();
@@ -167,7 +169,7 @@ impl OwnerDriver {
         }
     }
 
-    /// Asks the node for all keys.
+    /// Requests all keys from the node.
     pub(super) async fn ask_node(&self, ask: &LookupAsk<'_>) -> Result<LookupAnswer, AwayError> {
         let scope = ReadScope { node: ask.node, shards: &ask.shards };
         let mut attempts = self.attempts(ask.node);
@@ -222,7 +224,7 @@ impl OwnerDriver {
         Ok(search.finish())
     }
 
-    /// Reads a record of an image.
+    /// Reads a record of an image one-sided.
     async fn record(
         &self,
         links: &NodeLinks,
@@ -310,7 +312,7 @@ impl OwnerDriver {
         }
     }
 
-    /// Reads an image, until `end_ns` at the latest.
+    /// Reads a whole image one-sided. The read fails at `end_ns`.
     async fn fetch_image(
         &self,
         target: &ReadTarget,

@@ -1,16 +1,16 @@
-//! Fault switches of the owner's side of shards: steps that a checker leaves out, to prove that it
-//! notices.
+//! Fault switches of the owner's side of shards: each leaves out one step, to prove that the checks
+//! notice it.
 
 archipelago_base::fault_switches! {
     /// Steps that a checker leaves out.
     OwnerSabotage {
-        /// The owner takes whatever bytes lie at a cached offset.
+        /// The owner accepts any bytes that lie at a cached offset.
         no_offset_check,
-        /// A reply to any reader makes an entry of the key-offset cache, also one that does not
-        /// see the newest version.
+        /// Every reply makes an entry of the key-offset cache, even if its reader does not see the
+        /// newest version.
         no_newest_check,
-        /// Hashes of keys have three bits, so that many keys share an entry. This is no fault: it
-        /// makes a run meet in seconds what else happens once in years.
+        /// Hashes of keys have three bits, so that many keys share an entry. This is no fault. It
+        /// makes collisions frequent, which are otherwise very rare.
         short_hashes,
     }
 }

@@ -1,7 +1,7 @@
 //! Transfers of images, on the threads of their callers.
 //!
-//! Failure: a transfer that fails leaves the shard with the database. The state machine releases
-//! what the node may have of it.
+//! Failure: a transfer that fails leaves the shard with the database. The state machine releases at
+//! the node whatever the transfer may have left there.
 //! Cost: two requests, a WRITE for each slice ([`super::flow`]), and a checksum over the image.
 
 use archipelago_base::checksum;
@@ -15,9 +15,9 @@ use super::transfer::{Transfer, TransferFailure, TransferOrder, TransferStep, pi
 use crate::decide::{PaceInput, pace};
 use crate::wire::shard::{KeySpan, ShardInfo, ShardMessage, ShardPlace, ShardWhy};
 
-/// Bytes of the answer to a request of a transfer at most.
+/// Largest answer to a request of a transfer, in bytes.
 const ANSWER_BYTES_MAX: usize = 4096;
-/// Bytes at the start of an image that have the checksums of all its sections.
+/// Length in bytes of the header of an image, which has the checksums of all sections.
 pub(super) const HEAD_BYTES: usize = 200;
 
 /// The checksum of the header of an image.
@@ -26,7 +26,8 @@ pub(super) fn head_sum(image: &[u8]) -> u64 {
 }
 
 impl OwnerDriver {
-    /// Sends an image to the node for it, or to the next one if that has no room.
+    /// Sends an image to the node that [`place`](crate::decide::place) chooses, or to another node
+    /// if that one has no room.
     pub(super) async fn send(
         &self,
         shard: &NewShard<'_>,
@@ -88,8 +89,8 @@ impl OwnerDriver {
         TransferOrder { owner, shard, info, bytes: image.len() as u64, pieces: pieces(image) }
     }
 
-    /// Takes the end of a transfer without a shard. An error ends the call; otherwise another node
-    /// may take the image.
+    /// Handles a transfer that failed. An error ends the send; otherwise another node may take the
+    /// image.
     fn on_failure(
         &self,
         node: StoreNode,
@@ -101,7 +102,7 @@ impl OwnerDriver {
         let now_ns = self.now_ns();
         {
             let mut state = self.state.lock();
-            // The next choice leaves this node out, whatever it says that it has.
+            // The next choice must leave this node out, whatever room it reports.
             let left = failure.end.left_bytes.map(|left| left.min(bytes.saturating_sub(1)));
             state.not_sent(now_ns, node, id, NotSent { left_bytes: left, ..failure.end });
             if let Some(refusal) = &failure.refusal {
@@ -124,7 +125,7 @@ impl OwnerDriver {
         Err(AwayError::Busy(said))
     }
 
-    /// Sends an image to one node, as long as it is wanted there.
+    /// Sends an image to one node. Stops if the node is lost or the shard is released meanwhile.
     async fn transfer(
         &self,
         node: StoreNode,
@@ -167,8 +168,8 @@ impl OwnerDriver {
         }
     }
 
-    /// Bytes a second for a transfer over a link of this speed. After `half_ns` it goes as fast as
-    /// it can.
+    /// Speed of a transfer over a link of this speed, in bytes a second. After `half_ns` there is
+    /// no limit.
     fn send_speed(&self, link_bytes_per_s: u64, half_ns: u64) -> u64 {
         if self.now_ns() >= half_ns {
             return u64::MAX;
@@ -199,7 +200,7 @@ mod tests {
     use super::*;
 
     /// The header of an image ends with its own CRC-32C, so a CRC-32C of the whole header would be
-    /// the same for all images.
+    /// the same for all images. XXH3-64 has no such property.
     #[test]
     fn sum_of_a_header_with_its_checksum_tells_headers_apart() {
         let header = |fill: u8| {

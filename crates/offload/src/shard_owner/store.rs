@@ -1,8 +1,8 @@
-//! The shard store of the engine over memory nodes.
+//! The engine's [`ShardStore`] over memory nodes.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: until the database has named its owner, the store has no room and no shards.
-//! Cost: see the parts.
+//! Cost: that of the operations in `sends.rs`, `reads.rs` and `takeover.rs`.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
@@ -43,8 +43,8 @@ impl RemoteShards {
         Arc::new(Self { parts, driver: OnceLock::new() })
     }
 
-    /// A store for one open of a database over the memory nodes of the cluster with these managers.
-    /// It looks for them in the background. Errors: those of starting threads.
+    /// A store for one open of a database. It uses the memory nodes of the cluster with these
+    /// managers, and finds them in the background. Errors: those of starting threads.
     pub fn in_cluster(
         managers: Vec<String>,
         secret: Option<Secret>,
@@ -69,8 +69,8 @@ impl RemoteShards {
         driver.tally.figures(&StateFigures { nodes, shards, room, entries, flow })
     }
 
-    /// Places of these shards at memory nodes, in their order; `None` if the database has one of
-    /// them itself, or has just lost it. It does not block.
+    /// Places of these shards at memory nodes, in their order. `None` if one of them is not at a
+    /// memory node, or was just lost. The call does not block.
     #[must_use]
     pub fn images(&self, shards: &[ShardId]) -> Option<JobImages> {
         self.driver.get()?.state.lock().images(shards)

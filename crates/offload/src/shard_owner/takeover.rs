@@ -1,11 +1,12 @@
-//! Finding the shards of the owner before, and reading what the database keeps of them.
+//! Takeover: finds the shards of the previous owner, and reads the parts of them that the database
+//! keeps in memory.
 //!
-//! A node that is asked to hold shards (`Adopt`) may do so although its answer is lost. Then the
-//! next open finds them. So this open counts them as found from their listing on, and releases them
-//! when it has decided. It reads and keeps only those that the node has confirmed.
+//! A node that gets a request to hold shards (`Adopt`) may do so although its answer is lost. So
+//! this open counts all listed shards as held. When it has decided, it releases those that it does
+//! not keep. It reads and keeps only shards that the node has confirmed.
 //!
-//! Cost: a request to each node for about 500 shards, and one that holds them. Two reads for each
-//! shard that may be kept.
+//! Cost: a request to each node for about 500 shards, and one request that holds them. Two reads
+//! for each shard that may be kept.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,11 +23,11 @@ use super::sends::head_sum;
 use super::within::within;
 use crate::wire::shard::{ListedShard, ShardMessage, ShardName};
 
-/// Names in one request to hold shards.
+/// Largest number of names in one request to hold shards.
 const NAMES_MAX: usize = 4096;
-/// Heads of images that are read at the same time.
+/// Number of image heads that are read at the same time.
 const HEADS_IN_PARALLEL: usize = 16;
-/// Bytes of an answer without shards at most.
+/// Largest answer without shards, in bytes.
 const ANSWER_BYTES_MAX: usize = 4096;
 
 fn name_of(shard: &EarlierShard) -> ShardName {
@@ -50,8 +51,8 @@ fn found(node: StoreNode, listed: &ListedShard) -> FoundShard {
 }
 
 impl OwnerDriver {
-    /// The shards of the owner before at all nodes that list them in time. The nodes are asked to
-    /// hold them.
+    /// Lists the shards of the previous owner at all nodes that answer in time, and requests the
+    /// nodes to hold them.
     pub(super) async fn list(self: &Arc<Self>) -> Vec<FoundShard> {
         let patience = self.terms().takeover;
         let until_ns = self.now_ns() + patience.as_nanos() as u64;
@@ -76,12 +77,13 @@ impl OwnerDriver {
         shards
     }
 
-    /// The shards of a node, which is asked to hold them; `None` if it does not list them in time.
+    /// Lists the shards of a node and requests the node to hold them. `None` if it does not list
+    /// them in time.
     async fn find_at(&self, node: StoreNode, patience: Duration) -> Option<Vec<ListedShard>> {
         let runtime = &*self.parts.runtime;
         let end_ns = self.now_ns() + patience.as_nanos() as u64;
         let listed = within(runtime, patience, self.list_at(node)).await.flatten()?;
-        // From here on the node may hold them, whether its answer arrives or not.
+        // From here on the node may hold the shards, even if its answer is lost.
         self.state.lock().hold(node, &listed);
         let left = Duration::from_nanos(end_ns.saturating_sub(self.now_ns()));
         if within(runtime, left, self.hold_at(node, &listed)).await == Some(true) {
@@ -109,7 +111,7 @@ impl OwnerDriver {
                     more && after.is_some()
                 }
                 Some(ShardMessage::Refused { .. }) => return None,
-                // It is asked again, until the time is over.
+                // The request is repeated until the time is over.
                 _ => {
                     self.pause().await;
                     true
@@ -119,12 +121,13 @@ impl OwnerDriver {
                 break;
             }
         }
-        // Those of this open are no news.
+        // Shards of this open are not of interest here.
         listed.retain(|shard| shard.name.epoch < owner.epoch);
         Some(listed)
     }
 
-    /// Has a node hold shards for this owner. Returns whether it has confirmed all of them.
+    /// Requests a node to hold shards for this owner. Returns whether the node has confirmed all of
+    /// them.
     async fn hold_at(&self, node: StoreNode, listed: &[ListedShard]) -> bool {
         let Some(links) = self.links(node) else { return false };
         let owner = self.owner;
@@ -142,7 +145,7 @@ impl OwnerDriver {
         true
     }
 
-    /// What the database keeps in memory of shards that nodes hold.
+    /// Reads the heads of shards that nodes hold: the parts that the database keeps in memory.
     pub(super) async fn heads(&self, shards: &[FoundShard]) -> Vec<Result<ImageHead, AwayError>> {
         let mut heads = Vec::with_capacity(shards.len());
         let mut silent: Vec<StoreNode> = Vec::new();
@@ -162,7 +165,8 @@ impl OwnerDriver {
         heads
     }
 
-    /// Reads the head of an image; nothing from a node that was silent before.
+    /// Reads the head of an image. If the node was silent before, the result is `Busy` without a
+    /// read.
     async fn head(&self, shard: &FoundShard, is_silent: bool) -> Result<ImageHead, AwayError> {
         let (node, name) = (shard.node, name_of(&shard.name));
         let busy = || AwayError::Busy("its memory node does not answer".to_owned());
@@ -189,7 +193,7 @@ impl OwnerDriver {
         Ok(found)
     }
 
-    /// Gives shards that nodes hold names of this open.
+    /// Adopts shards that nodes hold: gives them ids of this open.
     pub(super) fn adopt(
         &self,
         shards: &[(ShardId, &FoundShard)],
@@ -201,7 +205,7 @@ impl OwnerDriver {
         shards.iter().map(adopt).collect()
     }
 
-    /// Has the nodes drop everything of earlier owners that was not adopted.
+    /// Makes the nodes drop all shards of earlier owners that were not adopted.
     pub(super) fn purge(&self) {
         let concerned = self.state.lock().purge();
         concerned.into_iter().for_each(|node| self.ring(node));

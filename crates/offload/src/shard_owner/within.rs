@@ -1,4 +1,4 @@
-//! A time limit for a future, and two futures at the same time.
+//! Two combinators of futures: a time limit, and running two futures in parallel.
 //!
 //! Cost: nothing if the future is ready when it is polled first; otherwise a timer.
 

@@ -12,7 +12,7 @@ use crate::decide::{InputReach, Load};
 use crate::ids::{AttemptId, ExecutorId, JobId, NumberRange, OwnerStamp, SchedulerLife};
 use crate::job::{DeclineWhy, JobOrder, LocalWhy, Payload, PreparedAttempt, Verdict};
 
-/// An attempt that an executor runs, and how far it is.
+/// An attempt that an executor runs, and its progress.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Running {
     /// Attempt in question.
@@ -27,11 +27,11 @@ wire_struct!(Running { at, progress_bytes });
 pub enum Correspondent {
     /// One open of a database.
     Owner(OwnerStamp),
-    /// An executor with this number.
+    /// The executor with this number.
     Executor(ExecutorId),
 }
 
-/// One byte for the kind, and the stamp or the number.
+/// One byte for the variant, then the stamp or the number.
 impl Wire for Correspondent {
     fn put(&self, out: &mut Vec<u8>) {
         match self {
@@ -55,11 +55,11 @@ impl Wire for Correspondent {
 }
 
 wire_messages! {
-    /// A message of the protocol of offloaded jobs (O³-LSM §4.3; PREPARE, ASSIGN, ACCEPT, COMMIT,
-    /// ABORT and ACK of the paper, and what failures need beside them).
+    /// A message of the protocol of offloaded jobs (O³-LSM §4.3). The paper has PREPARE, ASSIGN,
+    /// ACCEPT, COMMIT, ABORT and ACK. The other messages exist for failures.
     OffloadMessage, version VERSION {
-    /// Owner → scheduler: say which life of yours this is, and take the jobs of this owner.
-    /// Repeated for as long as the owner lives, so that it knows how many jobs executors take.
+    /// Owner → scheduler: report your life, and take the jobs of this owner. The owner repeats the
+    /// greeting for as long as it lives, so that it knows the slots of executors.
     Greet = 1 {
         /// Owner that greets.
         owner: OwnerStamp,
@@ -83,7 +83,7 @@ wire_messages! {
         life: SchedulerLife,
         /// Attempts that the scheduler may give out.
         attempts: Vec<PreparedAttempt>,
-        /// Number of the owner's oldest job that has not ended. The scheduler forgets older ones.
+        /// Number of the owner's oldest job that has not ended. The scheduler forgets older jobs.
         oldest: u64,
         /// Package of the job ([`crate::parcel`]), which the executor gets.
         spec: Payload,
@@ -105,17 +105,17 @@ wire_messages! {
         /// may then use the numbers itself.
         is_untouched: bool,
     }
-    /// Owner → scheduler: the job has ended for me, so stop its attempts.
+    /// Owner → scheduler: the job has ended for its owner. Stop its attempts.
     CancelJob = 6 {
         /// Job in question.
         job: JobId,
     }
-    /// Scheduler → owner: a newer owner of the database is known, so nothing of yours is done.
+    /// Scheduler → owner: the database has a newer owner, so the scheduler runs no job of this one.
     Stale = 7 {
         /// Owner that the scheduler knows.
         newest: OwnerStamp,
     }
-    /// Scheduler → executor: take this attempt.
+    /// Scheduler → executor (ASSIGN of the paper): reserve a slot for this attempt, or decline it.
     Assign = 20 {
         /// Attempt in question.
         at: AttemptId,
@@ -124,7 +124,7 @@ wire_messages! {
         /// Job to run.
         order: JobOrder,
     }
-    /// Executor → scheduler: a slot is kept for the attempt until the package comes.
+    /// Executor → scheduler: the executor reserves a slot for the attempt until the package comes.
     Accept = 21 {
         /// Attempt in question.
         at: AttemptId,
@@ -158,7 +158,7 @@ wire_messages! {
         /// Executor that runs it.
         by: ExecutorId,
     }
-    /// Executor → scheduler: I keep no slot for this attempt and do not run it.
+    /// Executor → scheduler: this executor neither reserves a slot for the attempt nor runs it.
     NotMine = 25 {
         /// Attempt in question.
         at: AttemptId,
@@ -172,17 +172,17 @@ wire_messages! {
         /// Life of the scheduler.
         life: SchedulerLife,
     }
-    /// Executor → scheduler: I live, and this is my load.
+    /// Executor → scheduler: sign of life, with the load of the executor.
     Beat = 30 {
         /// Executor in question.
         executor: ExecutorId,
-        /// Names of the merge operators and filters that it has, and of its build.
+        /// Names that the executor has ([`JobOrder::needs`]).
         names: Vec<String>,
-        /// Jobs that it can run at the same time.
+        /// Number of jobs that it can run at the same time.
         slots: u32,
         /// Load of the executor.
         load: Load,
-        /// Memory that it reaches without a fetch, and the cost of a fetch.
+        /// Memory node whose images it reads in place, and the cost of a fetch from others.
         reach: InputReach,
         /// Attempts that it runs.
         running: Vec<Running>,
@@ -204,7 +204,7 @@ wire_messages! {
         /// What the executor returns to the owner ([`crate::parcel`]).
         output: Payload,
     }
-    /// Executor → scheduler: the attempt has failed and has left nothing. Repeated until it is
+    /// Executor → scheduler: the attempt has failed and has left no files. Repeated until it is
     /// answered.
     Abort = 41 {
         /// Attempt in question.
@@ -214,7 +214,7 @@ wire_messages! {
         /// Error of the job.
         reason: String,
     }
-    /// Scheduler → executor: the abort was heard.
+    /// Scheduler → executor: answer to [`OffloadMessage::Abort`].
     Noted = 42 {
         /// Attempt in question.
         at: AttemptId,
@@ -226,8 +226,9 @@ wire_messages! {
         /// What the executor returns to the owner ([`crate::parcel`]).
         output: Payload,
     }
-    /// Owner or executor → scheduler: my messages, and keep the answer until there are messages for
-    /// me. The other messages of this protocol travel in the mail of this one and its answer.
+    /// Owner or executor → scheduler: messages of the sender. The scheduler keeps the answer until
+    /// it has messages for the sender. All other messages of jobs travel in this message and its
+    /// answer.
     Post = 60 {
         /// Sender of the mail.
         from: Correspondent,
@@ -241,11 +242,11 @@ wire_messages! {
         /// Encoded messages, one after another.
         mail: Vec<Payload>,
     }
-    /// Manager → owner or executor: another manager acts, so ask it.
+    /// Manager → owner or executor: this manager stands by. Ask another one.
     Standby = 62 {}
     /// Manager → owner or executor: the message cannot be read.
     Malformed = 63 {}
-    /// Operator → scheduler: say how you are.
+    /// Operator → scheduler: report the state of executors and jobs.
     Status = 64 {}
     /// Scheduler → operator: answer to [`OffloadMessage::Status`].
     StatusIs = 65 {

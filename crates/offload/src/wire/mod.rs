@@ -17,8 +17,9 @@ mod status;
 pub use message::{Correspondent, OffloadMessage, Running};
 pub use status::{ExecutorStanding, SchedulerStatus};
 
-/// The bits of a first byte that no message of the pool (none of the three), of FlexKV (0x80) and
-/// of the storage nodes (0x40 alone) has. So a manager tells the messages apart.
+/// The three highest bits of the first byte of every message of this protocol. Messages of the pool
+/// have none of these bits, those of FlexKV have 0x80, and those of storage nodes have 0x40 alone.
+/// So a manager tells the protocols apart.
 const MARK: u8 = 0x60;
 
 /// Version of the messages, which is the first byte of each.

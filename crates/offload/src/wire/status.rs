@@ -10,11 +10,11 @@ use crate::ids::ExecutorId;
 pub struct ExecutorStanding {
     /// Executor in question.
     pub executor: ExecutorId,
-    /// Jobs that it runs at the same time at most.
+    /// Largest number of jobs that it runs at the same time.
     pub slots: u32,
     /// Slots that attempts hold.
     pub taken: u32,
-    /// Load that its last beat told.
+    /// Load as of its last beat.
     pub load: Load,
     /// Memory node in whose process it runs, and the cost of a fetch.
     pub reach: InputReach,

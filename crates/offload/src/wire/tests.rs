@@ -178,7 +178,7 @@ fn damaged_messages_are_refused_or_read_as_others() {
 #[test]
 fn first_byte_tells_the_protocols_apart() {
     assert_eq!(VERSION, 0x63);
-    // The pool, storage nodes, FlexKV, and nothing.
+    // First bytes of the pool, of storage nodes, of FlexKV, and of no protocol.
     for first in [0x03, 0x41, 0x42, 0x81, 0xe1] {
         assert!(!is_offload_message(&[first, 1]), "{first:#x}");
     }

@@ -37,7 +37,7 @@ pub(crate) const SECOND: Duration = Duration::from_secs(1);
 /// Executes each request when it arrives.
 struct Inline {
     shards: Arc<ShardHost>,
-    /// Whether the answers to searches are bytes that nobody can read.
+    /// Whether the answers to searches are bytes that cannot be decoded.
     garbles: Arc<AtomicBool>,
     mute: Mute,
 }
@@ -51,7 +51,7 @@ struct Mute {
     owner: Host,
 }
 
-/// Codes of the requests that search.
+/// Codes of the requests that search shards.
 const SEARCHES: [u8; 3] = [5, 6, 7];
 /// Code of the request to hold shards for an owner.
 const ADOPT: u8 = 9;
@@ -80,7 +80,7 @@ pub(crate) struct Memory {
     _node: Arc<Node>,
 }
 
-/// The list of nodes, as a pool would tell it.
+/// The list of nodes, as a pool would report it.
 #[derive(Debug, Default)]
 struct Listed(Mutex<Option<Vec<MemoryNode>>>);
 
@@ -208,7 +208,7 @@ impl World {
         })
     }
 
-    /// A store that the next owner has not named.
+    /// A store that has no owner yet.
     pub(crate) fn unnamed_store(&self) -> Arc<RemoteShards> {
         let reach = self.network.join(&self.owner, Model::quick());
         Self::opening_store(&self.owner, &reach, &self.listed, self.bytes)
@@ -229,7 +229,7 @@ impl World {
         store
     }
 
-    /// Starts a life of a node.
+    /// Starts a new life of a node.
     fn start(&self, number: u64, host: &Host, provider: &Sim, life: u64) -> Memory {
         let limits = ShardLimits { arena_bytes: MIB, ..ShardLimits::new(self.bytes) };
         let clock = self.simulation.clock();
@@ -250,7 +250,7 @@ impl World {
         Memory { host, provider, shards, life, listener: Some(listener), _node: node }
     }
 
-    /// The node at this index ends. Its memory is gone.
+    /// Ends the node at this index. Its memory is gone.
     pub(crate) fn kill(&mut self, index: usize) {
         let memory = &mut self.nodes[index];
         memory.listener = None;
@@ -258,7 +258,7 @@ impl World {
         memory.shards.close();
     }
 
-    /// The node at this index lives again.
+    /// Starts a new life of the node at this index.
     pub(crate) fn revive(&mut self, index: usize) {
         let Memory { host, provider, life, .. } = &self.nodes[index];
         host.restart();
@@ -266,8 +266,8 @@ impl World {
         self.nodes[index] = next;
     }
 
-    /// The nodes hold the shards of which an owner asks them, and their answers to that are lost,
-    /// until the network heals.
+    /// Makes the nodes execute requests to hold shards, but loses their answers until
+    /// [`World::heal`].
     pub(crate) fn lose_confirmations(&self) {
         self.mutes.store(ADOPT, Ordering::Relaxed);
     }
@@ -278,7 +278,7 @@ impl World {
         self.network.heal_all();
     }
 
-    /// The pool tells the owner what it knows.
+    /// Makes the pool report all nodes to the owner.
     pub(crate) fn list(&self) {
         let member = |(memory, number): (&Memory, u64)| MemoryNode {
             node: NodeId(number),
@@ -693,7 +693,7 @@ fn full_nodes_refuse_until_a_release() {
     let room = world.store.room();
     let bytes = refused.bytes.len() as u64;
     assert!(room.free_bytes < 2 * bytes && room.limit_bytes < 8 * MIB, "{room:?}");
-    // Half of them go.
+    // Half of the shards are released.
     let ids: Vec<ShardId> = sent.iter().step_by(2).map(|sample| sample.id).collect();
     world.store.release(&ids, 1);
     world.wait(3 * SECOND);
@@ -874,7 +874,7 @@ fn image_for_another_process_is_the_one_that_was_sent_or_an_error() {
     world.store.release(&ids[..3], 4);
     world.wait(SECOND);
     assert!(images.images.iter().all(|place| in_place(place).is_none()), "they were released");
-    // Other images take the place of those that nobody uses.
+    // Other images take the place of unused ones.
     send_all(&world, &all[3..]);
     let later = world.store.images(&ids[3..]).unwrap();
     assert_eq!(later.images.len(), 3);

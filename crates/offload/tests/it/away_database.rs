@@ -1,5 +1,5 @@
 //! A database whose memtables rest at memory nodes, over TCP and shared memory, compared with a
-//! model. Nodes are killed and live again while it is written and read.
+//! model. Nodes are killed and begin new lives during writes and reads.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -68,7 +68,7 @@ impl World {
         *self.listed.0.lock() = self.nodes.iter().map(Memory::member).collect();
     }
 
-    /// A node dies, and lives again unless it `stays` dead.
+    /// Kills a node. It begins a new life unless `stays_dead`.
     fn kill(&mut self, index: usize, stays_dead: bool) {
         let (number, life) = (self.nodes[index].number, self.nodes[index].life);
         self.nodes[index].end();
@@ -206,7 +206,8 @@ fn agrees_with_a_model(seed: u64, listening: impl Fn(&Path) -> Listening) {
         world.write(&mut rng);
     }
     world.check(&mut rng);
-    // An ordered end leaves nothing at nodes, and the log has what they had.
+    // An ordered close leaves no shard at nodes, and the log has the records of those that they
+    // had.
     let listening = world.listening.clone();
     world.nodes = (1..=2).map(|number| Memory::start(&listening, number, 100)).collect();
     world.list();

@@ -86,6 +86,6 @@ fn fetch_after_a_cut_makes_the_link_anew() {
     let waited_ns = u128::from(world.simulation.now_ns() - begin_ns);
     assert!(waited_ns < (15 * SECOND).as_nanos(), "{waited_ns} ns");
     world.network.heal_all();
-    // The owner has given the life of the node up, but the node still has the image.
+    // The owner has given up the life of the node, but the node still has the image.
     fetcher.fetch(&node, &[image], &|_| Ok(())).unwrap();
 }

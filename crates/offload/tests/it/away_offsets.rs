@@ -16,7 +16,8 @@ fn look_up(world: &World, node: StoreNode, samples: &[&Sample], number: u64, sna
     assert_eq!(versions(&answer, 0), expected(samples, &keys[0], snapshot, SeqNo(0)));
 }
 
-/// Number of keys that a cached offset has answered, and of those that the node was asked for.
+/// Number of keys that a cached offset has answered, and number of keys that were requested from
+/// the node.
 fn ways(world: &World) -> (u64, u64) {
     let figures = world.store.figures();
     (figures.cache_hits, figures.cache_misses)
@@ -35,7 +36,7 @@ fn second_look_up_of_a_key_is_one_read() {
     assert_eq!(ways(&world), (5, 1));
     let figures = world.store.figures();
     assert_eq!((figures.cache_entries, figures.keys, figures.cache_mismatches), (1, 1, 0));
-    // A reader that does not see the record has the node asked.
+    // A reader that does not see the record uses a request.
     look_up(&world, node, &[&sample], 3, SeqNo(10_002));
     assert_eq!(ways(&world), (5, 2));
 }
@@ -136,7 +137,7 @@ fn images_leave_as_fast_as_writers_need_it() {
     let fast_ns = at_full_speed(2);
     let link = world.store.room().link_bytes_per_s;
     assert!(link > 0);
-    // Backlog and space are alike: a tenth of the link is enough.
+    // Backlog and space are equal, so a tenth of the link is enough.
     let (bytes, fill_bytes_per_s) = (first.bytes.len() as u64, link / 10);
     *world.heard.load.lock() =
         WriteLoad { backlog_bytes: bytes, space_bytes: bytes, fill_bytes_per_s };

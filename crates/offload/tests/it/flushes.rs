@@ -20,7 +20,7 @@ use crate::memories::{Listed, Listening, Memory, shard_store, shard_store_that};
 use crate::office::Office;
 use crate::rounds::{Loaded, key, wait_until};
 
-/// Rounds after which a test gives up, because nothing leaves.
+/// Number of rounds after which a test gives up, because no job leaves.
 const ROUNDS_MAX: u32 = 300;
 
 /// A cluster and a database in a directory.
@@ -81,7 +81,7 @@ impl World {
         *self.listed.0.lock() = self.nodes.iter().map(Memory::member).collect();
     }
 
-    /// A node ends, and lives again.
+    /// Ends a node and starts its next life.
     fn restart(&mut self, index: usize) {
         let (number, life) = (self.nodes[index].number, self.nodes[index].life);
         self.nodes[index].end();

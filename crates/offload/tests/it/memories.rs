@@ -109,7 +109,7 @@ pub(crate) fn shard_store(listed: &Arc<Listed>) -> Arc<RemoteShards> {
     shard_store_that(listed, false)
 }
 
-/// The same, whose close leaves the shards at their nodes if `leaves_shards` is set.
+/// The same store. If `leaves_shards` is set, its close leaves the shards at their nodes.
 pub(crate) fn shard_store_that(listed: &Arc<Listed>, leaves_shards: bool) -> Arc<RemoteShards> {
     let terms = OwnerTerms {
         beat: Duration::from_millis(50),

@@ -69,7 +69,7 @@ impl Office {
         vec![self.address.clone()]
     }
 
-    /// Begins another life of the scheduler, which knows nothing.
+    /// Begins another life of the scheduler, without any state.
     pub(crate) fn restart(&self) {
         self.shared.term.fetch_add(1, Ordering::SeqCst);
     }

@@ -22,13 +22,13 @@ use archipelago_offload::wire::shard::{
     StoredValue,
 };
 
-/// Time limit that a busy machine needs. A test that needs all of it has failed.
+/// Generous time limit for a busy machine. A test that needs all of it has failed.
 const LONG: Duration = Duration::from_secs(30);
 const MIB: u64 = 1 << 20;
 
 struct ToHost {
     host: Arc<ShardHost>,
-    /// Requests that the host has got.
+    /// Number of requests that the host has received.
     got: Arc<AtomicUsize>,
 }
 

@@ -1,5 +1,5 @@
-//! The next owner of a database takes over the shards of the one before, in virtual time: real
-//! shard hosts, and a real database that is killed.
+//! The next owner of a database takes over the shards of the previous owner, in virtual time. The
+//! shard hosts are real, and so is the database that is killed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -293,7 +293,7 @@ impl Owned {
     fn kill_and_open(&mut self) {
         let fs = self.fs.kill_clone();
         let (db, shards) = open(&self.world, &fs);
-        // What the dead process would still send reaches nodes that know its successor.
+        // Late messages of the dead process reach nodes that know its successor.
         let (dead, dead_shards) =
             (std::mem::replace(&mut self.db, db), std::mem::replace(&mut self.shards, shards));
         drop((dead, dead_shards));
@@ -316,7 +316,7 @@ fn database_keeps_its_shards_over_kills() {
             let held = owned.shards.figures().shards;
             match (seed + round) % 5 {
                 3 => {
-                    // A node dies while nobody owns the database, and lives again.
+                    // A node dies while the database has no owner, and begins a new life.
                     owned.world.kill(0);
                     owned.world.revive(0);
                     owned.world.list();

@@ -33,7 +33,7 @@ fn executor(office: &Office, pool: &MemoryPool, cluster: &str) -> ExecutorServer
     hosted_executor(office, pool, cluster, None)
 }
 
-/// The same in the process of a memory node.
+/// The same executor in the process of a memory node.
 fn hosted_executor(
     office: &Office,
     pool: &MemoryPool,
@@ -305,8 +305,8 @@ fn killed_while(pool: &MemoryPool, work: impl FnOnce()) -> Vec<MemoryPool> {
     std::mem::take(&mut *killed.lock())
 }
 
-/// Makes the next seal of a blob wait until the sender that is returned is dropped. The receiver
-/// hears of the seal.
+/// Makes the next seal of a blob wait until the returned sender is dropped. The returned receiver
+/// gets a message when the seal begins.
 fn pause_at_next_seal(
     pool: &MemoryPool,
 ) -> (std::sync::mpsc::Receiver<()>, std::sync::mpsc::Sender<()>) {
@@ -318,7 +318,7 @@ fn pause_at_next_seal(
             && let Some((told, resumed)) = once.lock().take()
         {
             told.send(()).unwrap();
-            // The end of the sender is the signal.
+            // Dropping the sender is the signal.
             let _ended = resumed.recv();
         }
     }));

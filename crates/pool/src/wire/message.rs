@@ -16,7 +16,7 @@ use crate::config::{Config, Sharing};
 wire_messages! {
     /// A message between clients, memory nodes and the manager.
     Message, version VERSION {
-    /// Client → manager: admit me, or renew my lease.
+    /// Client → manager: admit the client, or renew its lease.
     Renew = 1 {
         /// The client's id, which is random and new in each life.
         client: ClientId,
@@ -51,7 +51,7 @@ wire_messages! {
         /// Blocks with a later first epoch are not in the list yet.
         as_of: Epoch,
     }
-    /// Client → manager: I leave, and other clients adopt my blocks.
+    /// Client → manager: the client leaves, and other clients adopt its blocks.
     Leave = 3 { /** The client that leaves. */ client: ClientId }
     /// Client → manager: allocate a block.
     Allocate = 4 {
@@ -85,7 +85,7 @@ wire_messages! {
     Status = 10 {}
     /// Answer to [`Message::Status`].
     StatusIs = 11 { /** The state of the cluster. */ status: PoolStatus }
-    /// Node → manager: I am alive.
+    /// Node → manager: sign of life of the node.
     Beat = 12 {
         /// The node's id.
         node: NodeId,
@@ -118,7 +118,7 @@ wire_messages! {
         /// node obeys the manager that has its promise.
         alone: bool,
     }
-    /// Client → node, node → node: give me a key to a block.
+    /// Client → node, node → node: give the sender a key to a block.
     Open = 14 {
         /// The client that asks.
         client: ClientId,
@@ -136,7 +136,7 @@ wire_messages! {
         /// The key. Its rights limit the client's operations.
         key: RemoteKey,
     }
-    /// Manager → node: report your copies.
+    /// Manager → node: report all copies.
     Claim = 16 {
         /// The manager's term.
         term: u64,
@@ -158,7 +158,7 @@ wire_messages! {
         /// Whether further copies follow.
         more: bool,
     }
-    /// Manager → node: refuse all writes to your copy at smaller epochs.
+    /// Manager → node: refuse all writes to the copy at smaller epochs.
     Seal = 18 {
         /// The manager's term.
         term: u64,
@@ -183,7 +183,7 @@ wire_messages! {
         /// Configuration to serve.
         config: Config,
     }
-    /// Manager → node: drop your copy if its epoch is this one or smaller.
+    /// Manager → node: drop the copy if its epoch is this one or smaller.
     Drop = 21 {
         /// The manager's term.
         term: u64,
@@ -230,8 +230,8 @@ wire_messages! {
     Done = 25 {}
     /// Answer: the request is refused.
     Refuse = 26 { /** The reason and its number. */ refused: Refused }
-    /// Manager → node: promise to obey me in this term, to obey no manager of a smaller term, and
-    /// to make no other promise until the lease ends.
+    /// Manager → node: promise to obey the sender in this term, and no manager of a smaller term.
+    /// The node makes no other promise until the lease ends.
     Promise = 30 {
         /// Term to promise, or whose promise to renew.
         term: u64,

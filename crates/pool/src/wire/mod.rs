@@ -10,7 +10,7 @@
 //!    count before the counted bytes exist.
 //!
 //! Thread-safety: messages are plain values, and the functions are pure.
-//! Failure: the fabric's frames have the checksums, so a malformed message means a faulty sender.
+//! Failure: the frames of the fabric have checksums, so a malformed message means a faulty sender.
 //! Cost: O(bytes).
 
 mod message;

@@ -22,12 +22,11 @@ pub struct Member {
     pub node: NodeId,
     /// Life of the node.
     pub life: Epoch,
-    /// Whether the manager hears of the node. If not, a client stops to use the copies on this
-    /// node.
+    /// Whether the manager hears from the node. If not, clients stop using the copies on this node.
     pub up: bool,
-    /// Version of the members since which the node is up. A client that knew an earlier version
-    /// also stops to use the copies on this node, because the node may have been left out in
-    /// between.
+    /// Version of the list of members with which the node came up. A client that knew only an
+    /// earlier version also stops using the copies on this node, because the node may have been
+    /// left out in between.
     pub since: u64,
     /// Endpoints of the node: `tcp:HOST:PORT` or `shm:PATH`.
     pub endpoints: Vec<String>,
@@ -253,13 +252,14 @@ wire_struct!(PoolStatus { term, rebuilding, copies, lost, nodes, clients, blocks
 /// The reason of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Why {
-    /// The memory is full. The number is the bytes that are left. For a node, this is what its size
-    /// still allows, although the system gave it no more. For a cluster, it is the sum over the
-    /// nodes that are up, too few of which have room for the wanted number of copies.
+    /// The memory is full. The number is the bytes that are left. For a node, these are the bytes
+    /// that its size still allows, even if the system gave it no more. For a cluster, it is the sum
+    /// over the nodes that are up. Too few of them have room for the wanted number of copies.
     Full,
     /// The block has another epoch, which is the number.
     OldEpoch,
-    /// The manager's term differs, and the number is the known term.
+    /// The manager's term differs from the term that the refusing process knows. The number is the
+    /// known term.
     OldTerm,
     /// The block does not exist.
     UnknownBlock,
@@ -272,7 +272,7 @@ pub enum Why {
     Rebuilding,
     /// The block is changing, or waits for a node. The sender should try again later.
     Changing,
-    /// Too few memory nodes are up. The number says how many are.
+    /// Too few memory nodes are up. The number is the number of nodes that are up.
     NoNodes,
     /// The state of the copy does not allow the request.
     NotReady,
@@ -289,7 +289,8 @@ pub enum Why {
     /// The node has promised to obey another manager, or has just started. The number is the time
     /// in milliseconds after which the sender should try again.
     Promised,
-    /// The managers were started for the memory nodes from 1 to the number.
+    /// The id of the node is too large. The managers were started for the memory nodes with ids
+    /// from 1 to the number.
     Unlisted,
 }
 wire_enum!(Why {

@@ -7,7 +7,7 @@
 //!
 //! A blob belongs to a set of volumes: the one that wrote it, and those that
 //! [`retain`](BlobStore::retain)ed it (a checkpoint does). The pool deletes a blob when the set is
-//! empty. Sets and not counters, so that a call may be repeated.
+//! empty. It keeps a set and not a counter, so that a repeated call changes nothing.
 //!
 //! Invariants that every backend keeps:
 //! 1. A blob whose seal returned never changes, and is readable after every loss that its
@@ -28,7 +28,7 @@ use archipelago_env::{FileClass, IoContext};
 
 use crate::ids::{BlobId, VolumeId};
 
-/// What the writer of a blob says about it.
+/// Options with which a writer begins a blob.
 #[derive(Clone, Copy, Debug)]
 pub struct BlobOptions {
     /// Volume that the blob belongs to.
@@ -48,8 +48,8 @@ pub struct BlobRef {
     pub id: BlobId,
     /// Length in bytes.
     pub len_bytes: u64,
-    /// What the backend wants to know when it opens the blob, such as its holders. It is a hint:
-    /// a backend finds the blob with an outdated one as well.
+    /// Data with which the backend finds the blob faster, such as its holders. The backend also
+    /// finds the blob if the hint is outdated.
     pub hint: Vec<u8>,
 }
 
@@ -59,8 +59,9 @@ pub trait BlobWriter: Send + fmt::Debug {
     fn append(&mut self, data: &[u8]) -> Result<()>;
     /// Number of bytes that were appended.
     fn len_bytes(&self) -> u64;
-    /// Makes the blob durable and immutable. On return it survives power loss, and any two losses
-    /// of nodes where the backend has nodes. It has no name yet. The writer takes no more bytes.
+    /// Makes the blob durable and immutable. On return it survives power loss. On a backend with
+    /// nodes it also survives each loss of nodes that its redundancy permits, which is two without
+    /// placement debt. It has no name yet. The writer takes no more bytes.
     fn seal(&mut self) -> Result<BlobRef>;
 }
 
@@ -68,7 +69,8 @@ pub trait BlobWriter: Send + fmt::Debug {
 pub trait BlobReader: Send + Sync + fmt::Debug {
     /// Fills `buf` from `offset`. A read past the end is an `Io` error that says so.
     fn read_exact_at(&self, offset: u64, buf: &mut [u8], context: IoContext) -> Result<()>;
-    /// Reads several ranges, which a backend with a network has in flight together.
+    /// Fills the buffer of each request from its offset. A backend with a network has the requests
+    /// in flight in parallel. The default reads one range after the other.
     fn read_many(&self, requests: &mut [(u64, &mut [u8])], context: IoContext) -> Result<()> {
         for (offset, buf) in requests.iter_mut() {
             self.read_exact_at(*offset, buf, context)?;
@@ -82,8 +84,8 @@ pub trait BlobReader: Send + Sync + fmt::Debug {
 /// A pool that keeps blobs.
 pub trait BlobStore: Send + Sync + fmt::Debug + 'static {
     /// Begins the blob `id`, which was never used before. Errors: `Fenced` for an old epoch, `Busy`
-    /// if the pool has too few nodes or too little room. A backend that reaches its nodes with the
-    /// first bytes returns them from an append or from the seal.
+    /// if the pool has too few nodes or too little room. A backend that contacts its nodes only
+    /// with the first bytes returns these errors from an append or from the seal.
     fn create(&self, id: BlobId, options: BlobOptions) -> Result<Box<dyn BlobWriter>>;
     /// Opens a sealed blob. Errors: `NotFound` if it was given up.
     fn open(&self, blob: &BlobRef, context: IoContext) -> Result<Arc<dyn BlobReader>>;
@@ -97,9 +99,9 @@ pub trait BlobStore: Send + Sync + fmt::Debug + 'static {
         blobs.iter().try_for_each(|blob| self.retain(blob, volume))
     }
     /// Takes `volume` out of the set of a blob, sealed or not. The pool deletes the blob when its
-    /// set is empty. A blob that does not exist is no error. A request of the same epoch that comes
-    /// later does not begin it: a process to which the owner has granted the identity may not know
-    /// yet that it was given up.
+    /// set is empty. A blob that does not exist is no error. Afterwards, no request of the same
+    /// epoch begins the blob. Such a request may come from a process to which the owner granted the
+    /// identity, and which does not know yet that it was given up.
     fn release(&self, id: BlobId, volume: VolumeId, epoch: Epoch) -> Result<()>;
     /// Releases several blobs as [`Self::release`] does, which a backend with a network does in one
     /// request per node. After an error, some of them may be released. The default releases one
@@ -107,9 +109,10 @@ pub trait BlobStore: Send + Sync + fmt::Debug + 'static {
     fn release_all(&self, ids: &[BlobId], volume: VolumeId, epoch: Epoch) -> Result<()> {
         ids.iter().try_for_each(|id| self.release(*id, volume, epoch))
     }
-    /// Takes `volume` out of the sets of all its blobs that `keeps` denies, and returns their
-    /// number. The caller is the owner, and `keeps` knows every named and every pending blob. Blobs
-    /// that were begun under `epoch` after the call began are kept, whatever `keeps` says.
+    /// Takes `volume` out of the sets of all its blobs for which `keeps` returns `false`, and
+    /// returns their number. The caller is the owner, and `keeps` knows every named and every
+    /// pending blob. Blobs that were begun under `epoch` after the call began are kept, whatever
+    /// `keeps` says.
     fn release_strays(
         &self,
         volume: VolumeId,
@@ -118,8 +121,8 @@ pub trait BlobStore: Send + Sync + fmt::Debug + 'static {
     ) -> Result<u64>;
     /// Takes `volume` out of the sets of all its blobs, because the volume is being removed, and
     /// returns their number. Unlike [`Self::release_strays`], it fails if a node may still hold a
-    /// blob: no owner comes back for it. Errors: `Busy` with the node that does not answer;
-    /// `Fenced` for an old epoch.
+    /// blob, because no later owner would release it. Errors: `Busy` with the node that does not
+    /// answer; `Fenced` for an old epoch.
     fn release_volume(&self, volume: VolumeId, epoch: Epoch) -> Result<u64>;
     /// Bytes that the pool writes for each byte of a blob of `class`: 3 with three replicas, 1.5
     /// with four data and two parity cells.

@@ -3,8 +3,8 @@
 //! Tables are not copied: both volumes retain their blobs. The other files are small, and their
 //! bytes are written again.
 //!
-//! 1. Enter the target in the register, as a volume that is being filled. What an interrupted copy
-//!    left under this name is removed before.
+//! 1. Remove what an interrupted copy left under the name of the target. Then enter the target in
+//!    the register, as a volume that is being filled.
 //! 2. For each table, add the target to the set of volumes that retain the blob. The files in this
 //!    volume are held meanwhile, so the blobs exist.
 //! 3. Name the blobs in the target, and write the other files.
@@ -43,7 +43,7 @@ pub struct CopyTarget {
     pub name: String,
     /// Directory of the files in it.
     pub dir: PathBuf,
-    /// How this process owns the volume while it copies.
+    /// Options with which this process owns the target while it copies.
     pub options: VolumeOptions,
 }
 
@@ -52,7 +52,7 @@ struct CopiedFile {
     path: PathBuf,
     target: PathBuf,
     record: FileRecord,
-    /// Keeps the bytes.
+    /// Keeps the bytes of the file until the copy has ended.
     _hold: Hold,
 }
 
@@ -100,7 +100,7 @@ fn fill(from: &StoreFs, dir: &Path, to: &StoreFs, target: &Path) -> Result<()> {
     to.sync_dir(target)
 }
 
-/// The files of a directory, which are held.
+/// Lists the files of `dir`, and holds the bytes of each.
 fn files_of(from: &StoreFs, dir: &Path, target: &Path) -> Result<Vec<CopiedFile>> {
     let volume = &from.files.volume;
     let entries = volume.look(|state| state.list(dir));
@@ -118,7 +118,7 @@ fn files_of(from: &StoreFs, dir: &Path, target: &Path) -> Result<Vec<CopiedFile>
     Ok(files)
 }
 
-/// Copies a file whose blob, if it has one, is retained.
+/// Copies one file. If the file has a blob, the target retains the blob already.
 fn copy_file(from: &StoreFs, to: &StoreFs, file: &CopiedFile) -> Result<()> {
     let CopiedFile { path, target, record, .. } = file;
     let context = IoContext::new(record.class, IoPurpose::Maintenance);

@@ -34,14 +34,14 @@ pub(super) const INLINE_BYTES_MAX: usize = 4 << 10;
 /// Number of buffered bytes above which an append hands them over.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// Where the bytes of a growing file are.
+/// Place of the bytes of a growing file.
 #[derive(Debug)]
 enum Growth {
     /// All bytes of the file, of which the record has the first `recorded`.
     Inline { bytes: Vec<u8>, recorded: usize },
     /// The log after the inline bytes, and the bytes that were not submitted to it.
     Log { log: Arc<WrittenLog>, writer: Box<dyn LogWriter>, buffer: Vec<u8> },
-    /// The file has no name any more, so its bytes are dropped. The number of bytes so far.
+    /// The file has no name any more, so its bytes are dropped. `len` is their number so far.
     Removed { len: u64 },
 }
 
@@ -60,8 +60,8 @@ pub(super) struct GrowingFile {
 }
 
 impl GrowingFile {
-    /// Creates an empty file at `path`, or replaces the file there by one, unless the creation is
-    /// exclusive.
+    /// Creates an empty file at `path`. Unless the creation is exclusive, it replaces a file that
+    /// has the path already.
     pub(super) fn create(
         files: &Arc<OpenFiles>,
         path: &Path,
@@ -127,7 +127,7 @@ impl GrowingFile {
         Ok(())
     }
 
-    /// Begins the log. What the record does not have is left in its buffer.
+    /// Begins the log. Bytes that the record does not have go into the buffer of the log.
     fn become_log(&mut self) -> Result<()> {
         let Growth::Inline { bytes, recorded } = &mut self.growth else { return Ok(()) };
         let (mut head, recorded) = (std::mem::take(bytes), *recorded);

@@ -15,8 +15,8 @@
 //!
 //! Creations, renames and removals are submitted immediately, in one order for the whole volume.
 //! [`FileSystem::sync_dir`] waits for all of them, so the changes of one job share a round trip.
-//! Unlike on a local disk, a kill of the process may lose changes that no call has waited for. It
-//! loses the last ones.
+//! Unlike on a local disk, a kill of the process may lose changes that no call has waited for. The
+//! lost changes are the last ones of the order.
 //!
 //! Invariants:
 //! 1. A name changes only by a commit of the volume.
@@ -26,8 +26,8 @@
 //! Thread-safety: any thread may call any method.
 //! Failure: every error names the path. `Fenced` means that another process owns the volume, and
 //! `Busy` that the lease could not be renewed.
-//! Cost: a look costs a lock and no round trip. The flush of a table and of its manifest edit takes
-//! at most six round trips: one for each seal, one for the names, and one for the edit. A new
+//! Cost: a lookup takes a lock and no round trip. The flush of a table and of its manifest edit
+//! takes at most six round trips: one for each seal, one for the names, and one for the edit. A new
 //! manifest takes one more.
 
 mod copy;
@@ -155,7 +155,7 @@ impl FileSystem for StoreFs {
         Ok(Box::new(StoreLog::create(&self.files, &plain(path), context, &options)?))
     }
 
-    /// None, because the log itself has every byte that it acknowledged.
+    /// Returns `None`, because the log itself has every byte that it acknowledged.
     fn log_tail(&self, _path: &Path, _incarnation: Epoch) -> Result<Option<LogTail>> {
         Ok(None)
     }
@@ -192,7 +192,7 @@ impl FileSystem for StoreFs {
     }
 
     fn allocate(&self, path: &Path, bytes: u64) -> Result<()> {
-        // The space of a blob is reserved with the redundancy of tables, which need it later.
+        // The file has the redundancy of tables, because tables will need its space.
         let context = IoContext::new(FileClass::Sst, IoPurpose::Maintenance);
         fill_as(self, path, bytes, context)?;
         let volume = &self.files.volume;
@@ -288,8 +288,8 @@ impl FileSystem for StoreFs {
         Ok(Box::new(StoreLock::take(&self.files, &plain(path))?))
     }
 
-    /// The number of the volume's boot, which changes when a take-over may have lost bytes that
-    /// were not synced.
+    /// Boot id of the volume, which changes when a take-over may have lost bytes that were not
+    /// synced.
     fn boot_id(&self) -> Option<[u8; 16]> {
         Some(self.files.volume.boot_id())
     }
@@ -298,7 +298,7 @@ impl FileSystem for StoreFs {
         self.files.volume.stores().blobs.redundancy(class)
     }
 
-    /// No: a new log overwrites nothing, so a kept segment would occupy the pool in vain.
+    /// Returns `false`: a new log overwrites nothing, so a kept segment would only occupy the pool.
     fn recycles_logs(&self) -> bool {
         false
     }
@@ -307,8 +307,8 @@ impl FileSystem for StoreFs {
         Some(Arc::new(VolumeLease(Arc::clone(&self.files.volume))))
     }
 
-    /// Settles removals first, because the pool gives up the bytes of a file only when its removal
-    /// is durable.
+    /// Waits first until all changes of names are durable, because the pool gives up the bytes of a
+    /// file only after that.
     fn free_bytes(&self, dir: &Path) -> Result<Option<u64>> {
         let (volume, doing) = (&self.files.volume, "find the free space of");
         self.files.wait(volume.moment(), doing, dir)?;

@@ -1,5 +1,5 @@
-//! What all handles of a [`StoreFs`](super::StoreFs) share: the volume, the logs that this process
-//! writes, and the tables that have no name yet.
+//! State that all handles of a [`StoreFs`](super::StoreFs) share: the volume, the logs that this
+//! process writes, and the tables that have no name yet.
 //!
 //! The file system owns one [`OpenFiles`], and every writer and reader has a reference to it.
 //!
@@ -14,7 +14,7 @@
 //! Thread-safety: any thread may call any method. The locks are never held over a wait for the
 //! pool, and `unnamed` comes before the volume's lock.
 //! Failure: errors name the path. An error of the pool that says `Fenced` ends the volume.
-//! Cost: a change of names is one commit, and looks at the logs that this process writes.
+//! Cost: a change of names is one commit, and a pass over the logs that this process writes.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
@@ -44,7 +44,7 @@ struct LogEntry {
     idle: Option<Box<dyn LogWriter>>,
 }
 
-/// What the creation of a file does with a file that has its name already.
+/// Treatment of a file that has the name of a new file already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NewName {
     /// It replaces the file.
@@ -54,7 +54,7 @@ pub(super) enum NewName {
 }
 
 impl NewName {
-    /// What `options` say.
+    /// Chooses by the `exclusive` flag of `options`.
     pub(super) fn of(options: CreateOptions) -> Self {
         if options.exclusive { Self::Exclusive } else { Self::Replacing }
     }
@@ -90,7 +90,7 @@ impl OpenFiles {
         self.volume.observe(result).map_err(|error| named(&error, doing, path))
     }
 
-    /// Passes the answer of a read on if this owner may give it.
+    /// Returns the answer of a read, unless the lease of this owner has ended.
     pub(super) fn answer<T>(&self, answer: T, doing: &str, path: &Path) -> Result<T> {
         self.volume.check_lease().map(|()| answer).map_err(|error| named(&error, doing, path))
     }
@@ -128,7 +128,7 @@ impl OpenFiles {
     }
 
     /// Submits `records`, which give `path` to a new file. A table that was created there before
-    /// and has no name yet gets none, and one that is created afterwards gets its name.
+    /// and has no name yet never gets it. A table that is created there afterwards gets its name.
     pub(super) fn create(&self, records: &[Record], doing: &str, path: &Path) -> Result<Moment> {
         let mut unnamed = self.unnamed.lock();
         let moment = self.volume.commit(records).map_err(|error| named(&error, doing, path))?;
@@ -223,10 +223,10 @@ impl OpenFiles {
         self.volume.wait(moment).map_err(|error| named(&error, doing, path))
     }
 
-    /// Notes that the table `blob` was created at `path`. An older one that has no name yet gets
-    /// none. Errors: as of [`OpenFiles::check_target`], if the directory was removed meanwhile. An
-    /// [exclusive](NewName::Exclusive) creation refuses a file that exists, and a table that has no
-    /// name yet.
+    /// Notes that the table `blob` was created at `path`. An older table of this path that has no
+    /// name yet never gets one. Errors: as of [`OpenFiles::check_target`], if the directory was
+    /// removed meanwhile. An [exclusive](NewName::Exclusive) creation refuses a file that exists,
+    /// and a table that has no name yet.
     pub(super) fn note_unnamed(&self, path: &Path, blob: BlobId, name: NewName) -> Result<()> {
         let mut unnamed = self.unnamed.lock();
         self.check_target("create", path)?;

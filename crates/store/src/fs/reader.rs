@@ -7,8 +7,8 @@
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: errors name the path. A read past the end says so, and nothing is read.
-//! Cost: a read is that of the blob or the log, and a look at the clock. Inline bytes are copied
-//! when the file is opened.
+//! Cost: a read costs that of the blob or the log, and one reading of the clock. Inline bytes are
+//! copied when the file is opened.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -110,7 +110,8 @@ impl StoreReader {
     }
 }
 
-/// Copies what `bytes` have of the range at `offset`, and returns the number of copied bytes.
+/// Copies the part of the range at `offset` that `bytes` contain. Returns the number of copied
+/// bytes.
 fn copy(bytes: &[u8], offset: u64, buf: &mut [u8]) -> usize {
     let start = usize::try_from(offset).map_or(bytes.len(), |start| start.min(bytes.len()));
     let len = buf.len().min(bytes.len() - start);

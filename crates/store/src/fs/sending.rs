@@ -1,17 +1,17 @@
 //! The bytes of a log segment on their way to the pool.
 //!
-//! A [`SegmentSender`] owns the writer of a segment's log. It is what the segment's file and its
-//! sync handles share, so that a thread that waits can send what was kept back. Bytes are kept back
-//! for two reasons:
+//! A [`SegmentSender`] owns the writer of a segment's log. The segment's file and its sync handles
+//! share the sender, so that a waiting thread can send the bytes that were kept back. Bytes are
+//! kept back for two reasons:
 //!
-//! - The segment *follows* another one. Its header names the end of that one, so nothing leaves
-//!   before that end is acknowledged.
+//! - The segment *follows* another one. Its header names the end of that predecessor, so nothing
+//!   leaves before the predecessor has acknowledged this end.
 //! - The engine buffers its log. Small appends then travel together.
 //!
 //! Invariants:
 //! 1. Bytes leave in the order of their submission.
-//! 2. No byte leaves before the segment that this one follows has acknowledged its end. If that one
-//!    fails, no byte ever leaves.
+//! 2. No byte leaves before the predecessor has acknowledged its end. If the predecessor fails, no
+//!    byte ever leaves.
 //! 3. After the first error nothing leaves, and bytes that have not left still count as submitted,
 //!    so that no wait for them succeeds.
 //! 4. A wait fails exactly if its bytes lie beyond the acknowledged end that the log has decided
@@ -59,7 +59,7 @@ impl SendState {
         self.writer.as_ref().map_or(0, |writer| writer.len_bytes())
     }
 
-    /// Whether bytes may leave as far as the predecessor is concerned.
+    /// Whether the predecessor, if there is one, permits bytes to leave.
     fn is_free(&mut self) -> bool {
         let waits = |before: &Predecessor| before.log.acknowledged() < before.end;
         if !self.predecessor.as_ref().is_some_and(waits) {
@@ -69,7 +69,7 @@ impl SendState {
     }
 }
 
-/// The bytes of one segment on their way.
+/// Sender of one segment's bytes, which keeps back those that must not leave yet.
 #[derive(Debug)]
 pub(super) struct SegmentSender {
     files: Arc<OpenFiles>,
@@ -105,7 +105,7 @@ impl SegmentSender {
         self.state.lock().failed.clone().map_or(Ok(()), Err)
     }
 
-    /// Permits up to `bytes` to be kept back.
+    /// Permits the sender to keep back up to `bytes` bytes.
     pub(super) fn hold_back(&self, bytes: u64) {
         self.state.lock().hold_bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
     }
@@ -195,7 +195,7 @@ impl SegmentSender {
         let held = std::mem::take(&mut state.held);
         self.push(state, &[&held])?;
         if state.hold_bytes > 0 {
-            // The memory serves the next bytes.
+            // The allocation is reused for the next bytes.
             state.held = held;
             state.held.clear();
         }

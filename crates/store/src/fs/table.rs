@@ -10,7 +10,7 @@
 //!
 //! Thread-safety: one thread at a time uses a writer.
 //! Failure: errors name the path, and after the first one the writer is unusable.
-//! Cost: the appends are those of the blob. The sync is its seal, and one submit.
+//! Cost: an append costs that of the blob. The sync costs the seal of the blob, and one submit.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,11 +24,11 @@ use crate::blob::{BlobRef, BlobWriter};
 use crate::ids::BlobId;
 use crate::volume::record::Content;
 
-/// How far a table is.
+/// Progress of a table.
 #[derive(Clone, Debug)]
 enum TableState {
     Written,
-    /// It is sealed, and has its name unless its path was removed.
+    /// The table is sealed. It has its name, unless its path was removed.
     Sealed,
     /// The first error, which is the answer to every later call.
     Failed(Error),
@@ -72,7 +72,7 @@ impl TableWriter {
         })
     }
 
-    /// Notes the first error.
+    /// Keeps the error of `outcome`, if there is one, for all later calls.
     fn noted<T>(&mut self, outcome: Result<T>) -> Result<T> {
         outcome.inspect_err(|error| self.state = TableState::Failed(error.clone()))
     }

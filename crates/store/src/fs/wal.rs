@@ -13,8 +13,8 @@
 //!
 //! Thread-safety: one thread at a time uses a segment. Any thread may use its sync handles.
 //! Failure: errors name the path. After the first one the segment takes no more appends.
-//! Cost: a submit is that of the log, and one lock. The end of the log costs a sync of the pool,
-//! and it is left out if the segment is removed before.
+//! Cost: a submit costs that of the log, and one lock. The end of the log costs a sync of the pool.
+//! No end is made if the segment is removed before.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -119,8 +119,8 @@ impl LogFile for StoreLog {
     }
 
     /// Waits for all appends. The log itself is ended later, because a trailer may follow. A log
-    /// that failed cannot be synced any more, so this is an error also if the bytes that the
-    /// failure refused are not among the appended ones.
+    /// that failed cannot be synced any more. So the first error of the segment is returned even if
+    /// every appended byte is acknowledged.
     fn finish(&mut self) -> Result<()> {
         self.sender.wait_all()?;
         self.sender.check()?;

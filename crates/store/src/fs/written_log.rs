@@ -37,7 +37,7 @@ pub(super) struct WrittenLog {
     head_bytes: u64,
     /// Number of bytes that were submitted to the log.
     submitted: AtomicU64,
-    /// Number of acknowledged bytes, as `verdict` has it.
+    /// Number of acknowledged bytes in `verdict`, for readers without its lock.
     acknowledged: AtomicU64,
     verdict: Mutex<AcknowledgedEnd>,
     /// Position after the record with the first layout.
@@ -58,7 +58,8 @@ struct AcknowledgedEnd {
 }
 
 impl AcknowledgedEnd {
-    /// Decides about the bytes before `end`, of which the pool says `waited`.
+    /// Decides whether the bytes before `end` are acknowledged. `waited` is the pool's answer to a
+    /// wait for them.
     fn judge(&mut self, end: u64, waited: Result<()>) -> Result<()> {
         if end <= self.bytes {
             return Ok(());
@@ -74,7 +75,7 @@ impl AcknowledgedEnd {
     }
 }
 
-/// A log that was begun and recorded.
+/// Parameters of [`WrittenLog::new`]: a log that was begun, and whose record was submitted.
 #[derive(Debug)]
 pub(super) struct RecordedLog {
     pub(super) path: PathBuf,
@@ -126,7 +127,7 @@ impl WrittenLog {
         self.acknowledged.load(Ordering::Acquire)
     }
 
-    /// Number of bytes that the log has.
+    /// Number of bytes that were submitted to the log.
     pub(super) fn submitted(&self) -> u64 {
         self.submitted.load(Ordering::Acquire)
     }
@@ -173,7 +174,8 @@ impl WrittenLog {
         self.verdict.lock().frozen.get_or_insert_with(|| error.clone());
     }
 
-    /// Decides about the bytes before `end`, of which the caller has found out `waited`.
+    /// Decides whether the bytes before `end` are acknowledged. `waited` is what the caller has
+    /// found out about them.
     pub(super) fn decide(&self, end: u64, waited: Result<()>) -> Result<()> {
         let mut verdict = self.verdict.lock();
         let decided = verdict.judge(end, waited);

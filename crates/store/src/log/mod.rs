@@ -11,7 +11,7 @@
 //! Invariants that every backend keeps:
 //! 1. Appends are acknowledged in order, and an acknowledged append is found by every later
 //!    recovery.
-//! 2. A backend acknowledges nothing whose place the recorded layout does not have.
+//! 2. A backend acknowledges only bytes whose place is in the recorded layout.
 //! 3. [`LogStore::recover`] fences: from its return on, no writer of an older epoch appends.
 //! 4. Two recoveries of one log agree about its bytes. Bytes behind the end that a recovery
 //!    recorded do not exist.
@@ -43,7 +43,7 @@ pub trait LayoutKeeper: Send + Sync + fmt::Debug {
     fn keep(&self, log: LogId, layout: &Layout) -> Result<()>;
 }
 
-/// What a new log is created with.
+/// Parameters of a new log.
 #[derive(Clone, Debug)]
 pub struct NewLog {
     /// Identity of the log, which was never used before.
@@ -104,7 +104,7 @@ pub struct LogToRecover<'a> {
     pub id: LogId,
     /// The class with which it was created.
     pub class: FileClass,
-    /// Its newest layout that is kept.
+    /// Newest layout that the owner has kept.
     pub layout: &'a Layout,
 }
 
@@ -119,7 +119,7 @@ pub struct LogRead<'a> {
     pub buf: &'a mut [u8],
 }
 
-/// Several logs that were opened together, as [`LogStore::open`] opens one.
+/// Reader of several logs that one call of [`LogStore::open_all`] opened.
 pub trait LogSetReader: Send + Sync + fmt::Debug {
     /// Length of the log with this index.
     fn len(&self, log: usize) -> u64;
@@ -187,10 +187,11 @@ pub trait LogStore: Send + Sync + fmt::Debug + 'static {
     }
     /// Gives up the bytes of a log. A log that does not exist is no error.
     fn remove(&self, id: LogId, layout: &Layout, epoch: Epoch) -> Result<()>;
-    /// Gives up all logs of `volume` that `keeps` denies, and returns their number. The caller is
-    /// the owner, and `keeps` knows every log that has a name, and that of the namespace. Logs that
-    /// were created under `epoch` after the call began are kept, whatever `keeps` says. Without
-    /// this, a log would stay for ever if its owner died before it recorded the first layout.
+    /// Gives up all logs of `volume` for which `keeps` returns `false`, and returns their number.
+    /// The caller is the owner, and `keeps` knows every log that has a name, and that of the
+    /// namespace. Logs that were created under `epoch` after the call began are kept, whatever
+    /// `keeps` says. Without this call, a log would stay for ever if its owner died before it
+    /// recorded the first layout.
     fn release_strays(
         &self,
         volume: VolumeId,
@@ -198,8 +199,8 @@ pub trait LogStore: Send + Sync + fmt::Debug + 'static {
         keeps: &dyn Fn(LogId) -> bool,
     ) -> Result<u64>;
     /// Gives up all logs of `volume`, because the volume is being removed, and returns their
-    /// number. Unlike [`Self::release_strays`], it fails if a node may still hold one: no owner
-    /// comes back for it. Errors: `Busy` with the node that does not answer; `Fenced` for an old
-    /// epoch.
+    /// number. Unlike [`Self::release_strays`], it fails if a node may still hold a log, because no
+    /// later owner would release it. Errors: `Busy` with the node that does not answer; `Fenced`
+    /// for an old epoch.
     fn release_volume(&self, volume: VolumeId, epoch: Epoch) -> Result<u64>;
 }

@@ -30,7 +30,7 @@ pub(super) struct StoredBlob {
 struct Retention {
     /// Epoch of the volume at that moment.
     epoch: Epoch,
-    /// Number of the beginning, which orders it against releases of strays.
+    /// Sequence number of the beginning, which orders it against releases of strays.
     begun: u64,
 }
 
@@ -149,7 +149,7 @@ impl BlobStore for MemoryPool {
         answer.of(PoolCall::BlobRelease, &name, ())
     }
 
-    /// One call, as to nodes.
+    /// Counts as one call, because a backend with nodes batches the request as well.
     fn release_all(&self, ids: &[BlobId], volume: VolumeId, epoch: Epoch) -> Result<()> {
         let Some(first) = ids.first() else { return Ok(()) };
         let name = BlobName(*first);
@@ -249,7 +249,7 @@ impl MemoryBlobWriter {
         let blob = pool.blobs.get_mut(&self.name.0).ok_or_else(|| self.name.not_found())?;
         blob.is_sealed = true;
         let id = self.name.0;
-        // The pool needs no hint. It gives one, so that a namespace that loses it is noticed.
+        // The pool needs no hint. It returns one, so that tests notice a namespace that loses it.
         let sealed = BlobRef { id, len_bytes: blob.len_bytes(), hint: id.0[..4].to_vec() };
         answer.of(PoolCall::BlobSeal, &self.name, sealed)
     }

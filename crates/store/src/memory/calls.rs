@@ -9,7 +9,8 @@ use archipelago_base::Result;
 
 use super::{OnCall, refused};
 
-/// A kind of call that reaches the pool. A wait for bytes that are acknowledged already is none.
+/// A kind of call that reaches the pool. A wait for bytes that are already acknowledged reaches no
+/// pool, and does not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PoolCall {
     /// A call of [`BlobStore::create`](crate::BlobStore::create).
@@ -102,7 +103,7 @@ impl PoolCall {
     }
 }
 
-/// What happens to a chosen call.
+/// A fault of a chosen call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// Nothing is done, and the caller gets an `Io` error.
@@ -114,7 +115,7 @@ pub enum Fault {
     EndExtent,
 }
 
-/// What a call that happens does beside its work.
+/// How the pool answers a call that it executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     /// The caller gets the answer.
@@ -139,7 +140,7 @@ impl Answer {
 #[derive(Default)]
 pub(super) struct CallState {
     counts: BTreeMap<PoolCall, u64>,
-    /// Faults by the number of the call of a kind that has them.
+    /// Faults of the script, by the kind and the number of the call.
     script: BTreeMap<(PoolCall, u64), Fault>,
     pub(super) hook: Option<OnCall>,
 }

@@ -1,7 +1,8 @@
 //! The layouts of a pool in memory: where the extents of a log begin, and its end once it has one.
 //!
-//! A layout never leaves the process, so its bytes are no format: the number of extents and the
-//! start of each, then the end or `u64::MAX`, all of eight bytes in little-endian order.
+//! A layout never leaves the process, so its bytes are no format. They are the number of extents,
+//! the start of each, and the end or `u64::MAX`. Each number has eight bytes in little-endian
+//! order.
 //!
 //! The functions are pure. Failure: other bytes are `Corrupt`.
 

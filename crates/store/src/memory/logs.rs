@@ -1,12 +1,14 @@
 //! The logs of a pool in memory, as its nodes have them, and the calls of [`LogStore`].
 //!
-//! A node has `bytes`, of which the first `acknowledged` are found by every recovery, and the first
-//! `synced` by one after power loss. The rest arrived or not, and a recovery decides it.
+//! A log on the nodes has `bytes`. Every recovery finds the first `acknowledged` of them, and a
+//! recovery after power loss finds the first `synced`. The other bytes may or may not have arrived,
+//! and a recovery decides about them.
 //!
 //! Invariants:
 //! 1. `synced` ≤ `acknowledged` ≤ the number of bytes.
 //! 2. A log that has ended takes no more bytes, and all of its bytes are synced.
-//! 3. An extent begins at the acknowledged end. What the extent before has behind it is sent again.
+//! 3. A new extent begins at the acknowledged end. Bytes of the previous extent behind this end are
+//!    sent again.
 //!
 //! Thread-safety: as for the pool. Failure: as the script and the trait say.
 
@@ -45,7 +47,7 @@ pub(super) struct StoredLog {
     may_miss_unsynced: bool,
 }
 
-/// What an acknowledged append survives.
+/// Loss that an acknowledged append survives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Survival {
     /// A kill of any processes.
@@ -145,8 +147,8 @@ impl StoredLog {
     }
 }
 
-/// The end of bytes of which the first `least` are there, and all are `most`. The smallest and the
-/// largest end are as likely as all others together, because they are the interesting ones.
+/// Chooses an end between `least` bytes, which are there, and `most`, which are all. Each of the
+/// two bounds is as likely as any end between them, because the bounds are the interesting ones.
 fn between(least: usize, most: usize, rng: &mut Rng) -> usize {
     match rng.u8(..3) {
         0 => least,
@@ -175,7 +177,7 @@ impl PoolState {
         self.logs.get(&name.0).ok_or_else(|| missing(name, Epoch(u64::MAX), None))
     }
 
-    /// Takes bytes that a writer of `epoch` sends. A fenced writer hears of it at its next wait.
+    /// Takes bytes that a writer of `epoch` sends. A fenced writer gets the error at its next wait.
     pub(super) fn receive(&mut self, name: LogName, epoch: Epoch, parts: &[&[u8]]) {
         if let Ok(log) = self.writable_log(name, epoch) {
             parts.iter().for_each(|part| log.bytes.extend_from_slice(part));

@@ -8,8 +8,8 @@
 //! - after power loss of all nodes and clients ([`MemoryPool::crash_clone`]): everything that was
 //!   synced, and of the unsynced bytes of each log a prefix that the seed alone determines.
 //!
-//! The death of one owner is a test that drops the owner's handles: its pool goes on, and the next
-//! recovery of each log decides by the pool's seed which submitted bytes arrived.
+//! A test lets one owner die by dropping the owner's handles. The pool of this owner goes on. The
+//! next recovery of each log decides by the pool's seed which submitted bytes arrived.
 //!
 //! A log consists of *extents*, as on storage nodes. [`Fault::EndExtent`] is the failure of a
 //! replica: the log goes on in a new extent, whose layout it keeps before it acknowledges from it.
@@ -20,16 +20,16 @@
 //!
 //! Invariants:
 //! 1. The invariants of [`BlobStore`](crate::BlobStore), [`LogStore`](crate::LogStore) and
-//!    [`Register`](crate::Register). Where they permit several outcomes, the pool takes the one
-//!    that a caller expects least: only a recovery fences a log, a blob that was given up is gone
-//!    for its readers too, and a fenced writer hears of it at a wait.
+//!    [`Register`](crate::Register). If they permit several outcomes, the pool takes the one that a
+//!    caller expects least. Only a recovery fences a log, readers lose a blob that was given up,
+//!    and a fenced writer gets the error at a wait.
 //! 2. A clone shares nothing with its origin.
 //! 3. The same calls in the same order and the same seed give the same clone.
 //!
 //! Thread-safety: any thread may call any method. One lock guards the state. Hooks and
 //! [`LayoutKeeper`](crate::LayoutKeeper)s run without it.
 //! Failure: calls fail as the script says, as the traits say, and for lack of room.
-//! Cost: one lock and one copy of the bytes a call; a clone copies the bytes of all logs.
+//! Cost: one lock and one copy of the bytes per call; a clone copies the bytes of all logs.
 
 mod blobs;
 mod calls;
@@ -82,12 +82,12 @@ struct PoolState {
     /// Logs that were removed, and the epochs under which they were.
     logs_removed: HashMap<LogId, Epoch>,
     register: BTreeMap<String, StoredValue>,
-    /// Newest epoch of each volume that a call had.
+    /// Newest epoch of each volume that any call has carried.
     epochs: HashMap<VolumeId, Epoch>,
     /// Number of blobs and logs that were begun. It orders them against a release of strays.
     begun: u64,
     capacity_bytes: Option<u64>,
-    /// Decides which bytes arrived that nobody waited for.
+    /// Decides which submitted bytes arrived, if no call has waited for them.
     rng: Rng,
 }
 
@@ -122,8 +122,8 @@ impl Default for MemoryPool {
 }
 
 impl MemoryPool {
-    /// Makes an empty pool without limit. `seed` decides what becomes of submitted bytes that
-    /// nobody waited for.
+    /// Makes an empty pool without limit. `seed` decides which submitted bytes arrive if no call
+    /// waits for them.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self::sabotaged(seed, Sabotage::default())
@@ -167,10 +167,9 @@ impl MemoryPool {
         Self::of(pool, self.shared.sabotage)
     }
 
-    /// A pool with the state after power loss of all nodes and clients now, with the same `seed` as
-    /// for the same clone. It has no faults, no hook, no calls and the same capacity, and
-    /// everything in it is synced. Recoveries of its open write-ahead logs say that bytes may be
-    /// missing.
+    /// A pool with the state after power loss of all nodes and clients now. The same `seed` gives
+    /// the same clone. It has no faults, no hook, no calls and the same capacity. Everything in it
+    /// is synced. Recoveries of its open write-ahead logs report that bytes may be missing.
     #[must_use]
     pub fn crash_clone(&self, seed: u64) -> Self {
         let pool = self.shared.pool.lock().after(seed, StoredLog::after_power_loss);
@@ -183,7 +182,7 @@ impl MemoryPool {
         self.shared.pool.lock().capacity_bytes = bytes;
     }
 
-    /// Bytes of all blobs and logs, sealed or not, with submitted bytes.
+    /// Bytes of all blobs and logs, sealed or not, including bytes that were only submitted.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         self.shared.pool.lock().used_bytes()
@@ -202,8 +201,8 @@ impl MemoryPool {
         self.shared.pool.lock().logs.keys().copied().collect()
     }
 
-    /// Makes the `nth` call of the kind `call` from now on have `fault`; 1 is the next one. Several
-    /// faults may wait for different calls.
+    /// Gives `fault` to the `nth` call of the kind `call` from now on; 1 is the next call. Faults
+    /// may be pending for several calls at the same time.
     pub fn inject(&self, call: PoolCall, nth: u64, fault: Fault) {
         self.shared.calls.lock().inject(call, nth, fault);
     }
@@ -235,8 +234,8 @@ impl MemoryPool {
         self.shared.calls.lock().round_trips()
     }
 
-    /// Counts a call, runs the hook and takes the call's fault. An error is the answer of a call
-    /// that did not happen.
+    /// Counts a call, runs the hook and takes the call's fault. Returns an error if the fault
+    /// prevents the call.
     fn reach(&self, call: PoolCall, object: &dyn fmt::Display) -> Result<Answer> {
         let hook = self.shared.calls.lock().hook.clone();
         if let Some(hook) = hook {
@@ -253,7 +252,7 @@ impl MemoryPool {
 }
 
 impl PoolState {
-    /// A copy whose logs went through `end`, and which continues with `seed`.
+    /// A copy whose logs are changed by `end`, and whose later choices follow `seed`.
     fn after(&self, seed: u64, end: fn(&StoredLog, &mut Rng) -> StoredLog) -> Self {
         let mut rng = Rng::with_seed(seed);
         // The order of their creation does not depend on identities, which may be random.

@@ -38,7 +38,7 @@ struct MemoryLogPosition {
     turn_ended: Condvar,
 }
 
-/// How far a writer has come.
+/// State that the writer and its positions share, with offsets in bytes.
 #[derive(Debug, Default)]
 struct Progress {
     submitted: u64,
@@ -115,7 +115,7 @@ impl LogWriter for MemoryLogWriter {
     }
 }
 
-/// Whether a thread has to reach the pool.
+/// Outcome of a wait for the turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
     /// The thread has the turn, and must end it.
@@ -146,8 +146,8 @@ impl MemoryLogPosition {
         }
     }
 
-    /// Reaches the pool with the turn, and ends it. Returns the number of bytes that the call
-    /// acknowledged.
+    /// Makes `call` of the pool, and ends the turn of this thread. Returns the number of bytes that
+    /// the call acknowledged.
     fn use_turn(&self, call: PoolCall, survival: Survival) -> Result<u64> {
         let outcome = self.pool.reach(call, &self.name());
         let outcome = outcome.and_then(|answer| self.deliver(call, answer, survival));

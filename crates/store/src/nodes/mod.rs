@@ -1,8 +1,8 @@
 //! The backend of own storage nodes: blobs, logs and registers on the nodes of a cluster.
 //!
-//! The modules that decide and compute do no I/O and know no network, so that threads can drive
-//! them in production and a seeded scheduler can drive them in a simulation. The drivers implement
-//! the traits of the crate with these modules, over one client. [`NodeStores`] puts them together.
+//! The modules that decide and compute do no I/O and know no network. So threads can drive them in
+//! production, and a seeded scheduler can drive them in a simulation. The drivers implement the
+//! traits of the crate with these modules, over one client. [`NodeStores`] puts them together.
 //!
 //! | module | purpose |
 //! | --- | --- |
@@ -21,7 +21,7 @@
 //! | [`wire`] | messages between clients, nodes and the manager, and stored values |
 //!
 //! A *domain* is a set of nodes that fail together, such as a rack. The class of a file decides its
-//! redundancy, as in Terark-DS (§4.2): logs lie on three nodes and are acknowledged by two, key
+//! redundancy, as in Terark-DS (§4.2). Logs lie on three nodes and are acknowledged by two. Key
 //! tables have three replicas, and value files have four data and two parity chunks.
 
 pub mod blobs;

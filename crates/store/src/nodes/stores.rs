@@ -29,14 +29,14 @@ use crate::Stores;
 /// Options of a pool of storage nodes.
 #[derive(Clone, Debug)]
 pub struct NodeStoresOptions {
-    /// Which classes of files are coded. The default is by class.
+    /// Classes of files that are coded. The default is by class.
     pub mode: RedundancyMode,
     /// Fewest copies of a blob or a log: 2 by default, and 1 for a trial on one node.
     pub copies_min: u8,
     /// Time for which the call that opens the pool waits for a manager and for the founding of the
     /// cluster. The default is 10 s.
     pub patience: Duration,
-    /// How new write-ahead logs are written. The default is serial.
+    /// Form in which new write-ahead logs are written. The default is serial.
     pub log_writing: LogWriting,
     /// Whether the recovery of a log gives up the nodes that do not answer, as an operator may
     /// decide. Off by default.
@@ -63,7 +63,7 @@ impl Default for NodeStoresOptions {
     }
 }
 
-/// What a process has done with its pool since it opened it.
+/// Counters of a process for its pool, since it opened the pool.
 #[derive(Clone, Debug)]
 pub struct NodeStoresReport {
     /// Calls by node, and what the drivers had to do beyond the usual calls.
@@ -72,7 +72,7 @@ pub struct NodeStoresReport {
     pub blobs: BlobStats,
     /// Acknowledged bytes of logs that a replica lacks now.
     pub log_backlog_bytes: u64,
-    /// What the card has sent and received; `None` if the options set no card.
+    /// Counters of the card; `None` if the options set no card.
     pub card: Option<CardStats>,
 }
 
@@ -136,14 +136,14 @@ impl NodeStores {
         &self.client
     }
 
-    /// Identity of the cluster, by which processes find out whether they mean the same one. `None`
-    /// if no manager has told it yet.
+    /// Identity of the cluster, by which processes find out whether they use the same one. `None`
+    /// if no manager has named it yet.
     #[must_use]
     pub fn cluster(&self) -> Option<ClusterId> {
         self.client.members().cluster
     }
 
-    /// What this process has done with the pool.
+    /// Counters of this process for the pool.
     #[must_use]
     pub fn report(&self) -> NodeStoresReport {
         NodeStoresReport {

@@ -1,5 +1,5 @@
-//! The register: small values with compare-and-swap, by which the processes of a cluster agree who
-//! owns a volume.
+//! The register: small values with compare-and-swap. By it the processes of a cluster agree which
+//! of them owns a volume.
 //!
 //! Invariants that every backend keeps:
 //! 1. Reads and swaps of a name are linearizable.
@@ -26,9 +26,9 @@ pub struct Versioned {
 /// Outcome of a compare-and-swap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Swap {
-    /// The value was replaced; the new version.
+    /// The value was replaced, and has this version now.
     Done(u64),
-    /// Another version is there, or none.
+    /// Nothing was changed, because the name has this other value, or none.
     Lost(Option<Versioned>),
 }
 

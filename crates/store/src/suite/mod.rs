@@ -9,7 +9,7 @@
 //! which follow from its seed.
 //!
 //! Thread-safety: the checks start threads of their own. Failure: a check panics, and says what
-//! differs. Cost: a few MB, and few thousand calls.
+//! differs. Cost: a few MB, and a few thousand calls.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
 

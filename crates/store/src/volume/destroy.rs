@@ -8,7 +8,7 @@
 //!
 //! Invariants:
 //! 1. The value is removed only when every node that is not lost has answered that it holds nothing
-//!    of the volume any more, because nothing finds the rest later.
+//!    of the volume any more. After that, nothing would find the rest.
 //! 2. Each step may be repeated, also by another process.
 //!
 //! Thread-safety: the function shares nothing.

@@ -8,8 +8,8 @@
 //! speeds must agree to within that eighth.
 //!
 //! Invariants:
-//! 1. While an owner takes its lease for valid, no observer takes it for ended, if the clocks of
-//!    both run at the same speed to within [`MARGIN`].
+//! 1. While an owner regards its lease as valid, no observer regards it as ended. This holds if the
+//!    clocks of both run at the same speed to within [`MARGIN`].
 //! 2. Safety of writes does not depend on the lease: it rests on the epoch alone.
 //!
 //! Thread-safety: the decisions are pure. Any thread may stop the thread.
@@ -43,7 +43,7 @@ pub(super) fn owner_until_ns(sent_ns: u64, lease: Duration) -> u64 {
     sent_ns.saturating_add(lease_ns - lease_ns / MARGIN)
 }
 
-/// How the last renewal went.
+/// Outcome of the last renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Renewal {
     Done,
@@ -59,7 +59,7 @@ pub(super) fn pause_after(renewal: Renewal, lease: Duration) -> Duration {
     pause.max(PAUSE_MIN)
 }
 
-/// What an observer knows about the lease of another owner.
+/// Conclusion of an observer about the lease of another owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LeaseView {
     /// The value changed, so its owner lives.

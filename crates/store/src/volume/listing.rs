@@ -22,12 +22,12 @@ pub struct VolumeInfo {
     pub epoch: Epoch,
     /// The newest owner, unless it has given up its lease. The owner may be dead.
     pub owner: Option<String>,
-    /// What the volume is good for.
+    /// Stage of the volume, which decides whether it may be used.
     pub stage: VolumeStage,
 }
 
-/// All volumes of the register, by name. Errors: those of the register; `Corrupt` if a value is
-/// none of a volume.
+/// All volumes of the register, by name. Errors: those of the register; `Corrupt` if an entry is
+/// not the value of a volume.
 pub fn list(register: &dyn Register) -> Result<Vec<VolumeInfo>> {
     let mut volumes = Vec::new();
     for key in register.list(&register_name(""))? {

@@ -5,9 +5,9 @@
 //! layout of that log, the epoch and the owner's lease stand in the register
 //! (`VolumeRecord`).
 //!
-//! [`Volume::open`] becomes the owner: it raises the epoch by compare-and-swap, fences and recovers
-//! the namespace's log, then all logs that have no end, and releases strays (`take_over`). A lease
-//! keeps other openers away while the owner lives (`lease`). Safety rests on the epoch alone.
+//! [`Volume::open`] becomes the owner (`take_over`). It raises the epoch by compare-and-swap,
+//! fences and recovers the namespace's log, then all logs that have no end, and releases strays. A
+//! lease keeps other openers away while the owner lives (`lease`). Safety rests on the epoch alone.
 //!
 //! | module | purpose |
 //! | --- | --- |
@@ -81,13 +81,13 @@ use crate::{Sabotage, Stores};
 
 /// Default length of a lease.
 const LEASE: Duration = Duration::from_secs(10);
-/// Default time between two looks for strays.
+/// Default time between two releases of strays by the owner's thread.
 const STRAYS: Duration = Duration::from_secs(24 * 3600);
 
-/// How a process creates or opens a volume.
+/// Options with which a process creates or opens a volume.
 #[derive(Clone, Debug)]
 pub struct VolumeOptions {
-    /// The owner as people know it: host, process id and address.
+    /// Name of the owner for operators: host, process id and address.
     pub owner: String,
     /// Length of the lease, at least 20 ms. Another process opens the volume of a dead owner after
     /// this time, and an owner that does not reach the register stops answering reads before it.
@@ -95,7 +95,7 @@ pub struct VolumeOptions {
     pub lease: Duration,
     /// Whether to take the volume over from an owner whose lease lives. Default: no.
     pub take_over: bool,
-    /// Time after which the owner looks for strays again. Default: a day.
+    /// Time after which the owner releases strays again. Default: a day.
     pub strays_every: Duration,
     /// Clock of the lease. Default: the system's.
     pub clock: Arc<dyn Clock>,
@@ -184,8 +184,8 @@ impl Volume {
         destroy::destroy(stores, name, options, Opening::Remove)
     }
 
-    /// Creates the volume `name`, and becomes its owner in order to copy files into it. What an
-    /// interrupted copy left is removed first: the new volume has another identity, so that no late
+    /// Creates the volume `name`, and becomes its owner in order to copy files into it. Removes
+    /// first what an interrupted copy left. The new volume has another identity, so that no late
     /// release of the old one takes a blob from it. No process can open the volume to use it before
     /// [`Volume::complete`]. Errors: `InvalidArgument` if a complete volume has the name; those of
     /// [`Volume::destroy`] and [`Volume::open`].
@@ -364,7 +364,8 @@ impl Volume {
         ids
     }
 
-    /// Forgets pending blobs that nobody has begun, so that the pool has nothing to release.
+    /// Forgets pending blobs whose writing was never begun, so that the pool has nothing to
+    /// release.
     pub(crate) fn forget_blobs(&self, blobs: &[BlobId]) {
         let mut core = self.core.lock();
         blobs.iter().for_each(|blob| core.pending.forget_blob(*blob));
@@ -522,8 +523,8 @@ fn closed(name: &str) -> Error {
     Error::closed(format!("volume {name} was closed by this process; open it again"))
 }
 
-/// Class with which the pool keeps the log of a file: the bytes of a write-ahead log are
-/// acknowledged by a quorum, and those of any other file by all replicas.
+/// Class with which the pool keeps the log of a file. A quorum acknowledges the bytes of a
+/// write-ahead log, and all replicas acknowledge those of any other file.
 fn log_class(class: FileClass) -> FileClass {
     match class {
         FileClass::Wal => FileClass::Wal,

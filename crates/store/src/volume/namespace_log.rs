@@ -21,7 +21,8 @@
 //!
 //! Thread-safety: the volume's lock guards [`NamespaceCore`]. It is not held over a wait, except
 //! for room in the buffer of a log.
-//! Failure: an error of a log begins a generation. An error of that goes to the callers that wait.
+//! Failure: an error of a log begins a generation. If that fails too, the waiting callers get its
+//! error.
 //! Cost: a generation takes three round trips and the bytes of all records.
 
 use std::sync::Arc;
@@ -43,7 +44,7 @@ use crate::log::{Layout, LogPosition, LogWriter, NewLog};
 /// much growth as its own length.
 const GROWTH_BYTES_MAX: u64 = 4 << 20;
 
-/// Whether a log counts.
+/// Standing of the log of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LogStanding {
     /// It takes commits, but the register does not name it yet.
@@ -100,13 +101,13 @@ pub(super) struct NamespaceCore {
     frame: Vec<u8>,
 }
 
-/// The next thing that a thread does which waits for a position.
+/// The next step of a thread that waits for a position.
 enum WaitStep {
     /// Everything before the position is durable.
     Done,
     /// Wait at this position of the log of the moment's generation.
     Log(Arc<dyn LogPosition>),
-    /// Begin a generation. The thread is noted as the one that does.
+    /// Begin a generation. The thread is noted as the one that begins it.
     Begin,
 }
 
@@ -241,8 +242,8 @@ impl Volume {
         }
     }
 
-    /// Decides what a thread does which waits for `moment`. It waits here while another thread
-    /// begins a generation.
+    /// Decides the next step of a thread that waits for `moment`. The call itself waits while
+    /// another thread begins a generation.
     fn next_step(&self, moment: Moment) -> Result<WaitStep> {
         let mut core = self.core.lock();
         loop {
@@ -290,7 +291,8 @@ impl Volume {
         }
     }
 
-    /// Begins a generation. The caller has noted that it does. Errors: those of the pool; `Fenced`.
+    /// Begins a generation. The caller has noted that it begins one. Errors: those of the pool;
+    /// `Fenced`.
     pub(super) fn begin_generation(&self) -> Result<()> {
         let begun = self.try_generation().map_err(|error| {
             error.context_at(format!("volume {}: its namespace was not recorded", self.name()))

@@ -52,7 +52,7 @@ pub(super) struct Release {
     not_before_ns: u64,
 }
 
-/// When a release may happen.
+/// State that decides which releases are due.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReleaseTime {
     /// Position through which records are durable.

@@ -2,7 +2,7 @@
 //! bytes. `docs/formats/volume.md` has the tables.
 //!
 //! All functions are pure. Failure: the decoders check all bounds. Bytes that are no record decode
-//! to `None`, and a value of the register that is none of a volume is an error that says so.
+//! to `None`. A value of the register that is not that of a volume is an error that says so.
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,8 @@ const VOLUME_MAGIC: &[u8; 8] = b"ARCHVOLU";
 /// Version of the volume's value in the register.
 const VOLUME_VERSION: u32 = 2;
 
-/// Number of a file in its volume, which is never used twice. Names come and go; the number stays.
+/// Number of a file in its volume, which is never used twice. A file keeps it when its names
+/// change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct FileKey(pub(crate) u64);
 
@@ -32,9 +33,9 @@ pub(crate) enum Content {
     Inline(Vec<u8>),
     /// A sealed blob.
     Blob(BlobRef),
-    /// A log after inline bytes. A file that grew out of its record keeps its first bytes there, so
-    /// that no moment exists at which neither the record nor the log has them. `len_bytes` is the
-    /// length of the log, without `head`, once the log has ended.
+    /// A log after inline bytes. A file that grew out of its record keeps its first bytes there. So
+    /// at every moment the record or the log has them. `len_bytes` is the length of the log,
+    /// without `head`, once the log has ended.
     Log { head: Vec<u8>, id: LogId, layout: Layout, len_bytes: Option<u64> },
 }
 
@@ -58,8 +59,8 @@ pub(crate) enum Record {
     /// The content of a file changed: an inline file was replaced or became a log, a log got a new
     /// layout, or it ended.
     Content { key: FileKey, content: Content, modified_ms: u64 },
-    /// A file got another name, which it may take over from another file. Or a directory did, with
-    /// all files in it.
+    /// A file got another name, which it may take over from another file; or a directory was
+    /// renamed, with all files in it.
     Rename { from: PathBuf, to: PathBuf },
     /// A file got one more name.
     Link { from: PathBuf, to: PathBuf },
@@ -73,7 +74,7 @@ pub(crate) enum Record {
     Next { next: u64 },
 }
 
-/// What a volume is good for. A process that opens it to use it needs [`VolumeStage::Whole`].
+/// Stage of a volume. A process that opens a volume to use it needs [`VolumeStage::Whole`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VolumeStage {
     /// The volume has what its owners wrote.
@@ -102,7 +103,7 @@ pub(crate) struct VolumeRecord {
     pub(crate) volume: VolumeId,
     /// Epoch of the newest owner; it grows with every take-over.
     pub(crate) epoch: Epoch,
-    /// The owner as people know it: host, process id and address.
+    /// Name of the owner for operators: host, process id and address.
     pub(crate) owner: String,
     /// Random number of the opening. The owner recognises its own value by it after a swap whose
     /// outcome it did not learn.
@@ -116,7 +117,7 @@ pub(crate) struct VolumeRecord {
     /// Number that the engine takes for that of the machine's boot. It changes when a recovery may
     /// have lost bytes without a sync.
     pub(crate) boot_id: [u8; 16],
-    /// What the volume is good for.
+    /// Stage of the volume, which decides whether it may be used.
     pub(crate) stage: VolumeStage,
 }
 

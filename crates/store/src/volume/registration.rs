@@ -3,8 +3,8 @@
 //!
 //! One [`Registration`] belongs to one opening. Every change is a compare-and-swap against the
 //! version that the owner knows. A swap whose answer was lost may have happened or not, so the
-//! owner repeats it: a lost swap shows the present value, and the random number of the opening says
-//! whose it is. Each swap that succeeds renews the lease.
+//! owner repeats it. If the repeated swap loses, it shows the present value. The random number of
+//! the opening in that value says whose it is. Each swap that succeeds renews the lease.
 //!
 //! Invariants:
 //! 1. Nothing of this opening changes the value after another opening has.
@@ -80,7 +80,7 @@ impl VolumeEnd {
     }
 }
 
-/// What a [`Registration`] is made of.
+/// Parameters of a [`Registration`]: the claim by which its opening became the owner.
 #[derive(Debug)]
 pub(super) struct Claim {
     pub(super) register: Arc<dyn Register>,

@@ -18,7 +18,7 @@ use super::record::FileKey;
 use super::{Moment, Volume};
 use crate::ids::BlobId;
 
-/// Position that is durable in a volume that does not wait for it ([`crate::Sabotage`]).
+/// Position that a volume with sabotage ([`crate::Sabotage`]) takes for durable without a wait.
 const ANY_MOMENT: Moment = Moment { generation: u64::MAX, offset: u64::MAX };
 
 /// Keeps the bytes of a file while it exists, also when the file has no name any more. The drop may
@@ -101,8 +101,9 @@ impl Volume {
     }
 
     /// Gives up all objects of the volume that are neither named nor pending, and returns their
-    /// number. The opening of a volume does it, and each scrub repeats it. Errors: those of the
-    /// pool; `Fenced`.
+    /// number. The opening of a volume releases strays, and a thread of the owner repeats that
+    /// after each [`VolumeOptions::strays_every`](super::VolumeOptions::strays_every). Errors:
+    /// those of the pool; `Fenced`.
     pub fn release_strays(&self) -> Result<u64> {
         self.check_open()?;
         self.observe(self.try_release_strays())

@@ -2,7 +2,7 @@
 //!
 //! The opening of a volume releases strays. Later ones come from nodes that did not answer a
 //! release, and from processes of older epochs whose requests arrived late. A thread of the owner
-//! looks for them again after [`VolumeOptions::strays_every`].
+//! releases those after each [`VolumeOptions::strays_every`].
 //!
 //! Thread-safety: any number of threads may release strays.
 //! Failure: a release that failed is repeated like any other ([`super::releases`]).

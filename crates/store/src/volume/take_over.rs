@@ -53,7 +53,7 @@ const ATTEMPTS: u32 = 4;
 /// Time between two attempts.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Why a process becomes the owner of a volume.
+/// Purpose for which a process becomes the owner of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Opening {
     /// To read and write its files.
@@ -222,7 +222,7 @@ impl FoundValue {
 
 /// Waits until no other owner has a lease. Returns the value that must be unchanged when the opener
 /// raises the epoch. Another opener that claims the volume meanwhile may fail or die before its
-/// first renewal, so the lease of its claim is observed like that of the owner before. Errors:
+/// first renewal. So the lease of its claim is observed like that of the owner before. Errors:
 /// `Busy` if an owner lives; `InvalidArgument` if the volume is not good for the purpose; those of
 /// the register.
 fn wait_for_lease(
@@ -375,7 +375,7 @@ impl LogEnd {
     }
 }
 
-/// What an owner left.
+/// A volume as its last owner left it, after the recovery.
 #[derive(Debug)]
 struct RecoveredVolume {
     /// The state, in which every log has an end.

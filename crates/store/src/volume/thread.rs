@@ -35,7 +35,7 @@ impl StopSignal {
     }
 }
 
-/// A thread of an owner. A drop tells it to end and does not wait for that.
+/// A thread of an owner. A drop signals the end to the thread, and does not wait for it.
 pub(super) struct VolumeThread {
     signal: Arc<StopSignal>,
     joiner: Mutex<Option<Joiner>>,

@@ -259,7 +259,7 @@ impl Model {
         self.open.swap_remove(at);
     }
 
-    /// Kills the process. Another one goes on with what is left.
+    /// Kills the process. Another one continues with what is left.
     fn kill(&mut self) {
         let killed = self.pool.kill_clone(self.rng.u64(..));
         let fs = take_over(&killed);

@@ -14,7 +14,7 @@ use crate::world::{
     sync_dir, take_over,
 };
 
-/// Number of logs beside that of the namespace.
+/// Number of logs in addition to that of the namespace.
 fn file_logs(pool: &MemoryPool) -> usize {
     pool.log_list().len() - 1
 }

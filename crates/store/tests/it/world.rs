@@ -1,4 +1,4 @@
-//! What the tests of files share: a pool in memory, a volume on it, and short calls.
+//! Helpers that the tests of files share: a pool in memory, a volume on it, and short calls.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

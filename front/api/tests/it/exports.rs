@@ -1,7 +1,7 @@
-//! The list of what the crate offers.
+//! The list of the items that the crate offers.
 //!
-//! An item is offered because somebody decided so: a new `pub use` fails this test until the item
-//! stands in [`OFFERED`]. An item that leaves the list breaks programs.
+//! The crate offers no item by accident: a new `pub use` fails this test until the item stands in
+//! [`OFFERED`]. An item that leaves the list breaks programs.
 
 /// Every item that `front/api/src/lib.rs` offers, by its path, sorted.
 const OFFERED: &str = "

@@ -62,7 +62,7 @@ impl RawStat {
         }
     }
 
-    /// Of an open file, which may have no name any more.
+    /// Facts about an open file. `found` is `None` if the file has no name any more.
     pub(crate) fn of_open(found: Option<&FileInfo>, len: u64, context: IoContext) -> Self {
         let nameless = Self { file_class: class_number(context.class), ..Self::NOWHERE };
         Self { size: len, ..found.map_or(nameless, Self::of) }
@@ -267,7 +267,8 @@ pub(crate) unsafe extern "C" fn archipelago_set_level(
             return Err(Failure::invalid("level -1: a table cannot lose its level"));
         };
         refuse_others(space.file_info(name)?.class, name)?;
-        // Nothing is said of the level that it comes from.
+        // The reason is not a compaction, so the call says nothing about the level that L0 compacts
+        // into.
         space.tiers.set_level(name, IoContext::sst(IoPurpose::Maintenance, level))?;
         Ok(0)
     })
@@ -296,7 +297,7 @@ pub(crate) unsafe extern "C" fn archipelago_reassign(
     })
 }
 
-/// Refuses what is no table.
+/// Refuses a file that is not a table.
 fn refuse_others(class: FileClass, name: &Path) -> CallResult<()> {
     match class {
         FileClass::Sst => Ok(()),

@@ -1,4 +1,4 @@
-/* Every call of archipelago_tiers.h, with the errors that a caller meets. Argument: an empty directory. */
+/* Tests every call of archipelago_tiers.h, with its errors. The argument is an empty directory. */
 #include <archipelago_tiers.h>
 
 #include <errno.h>
@@ -27,7 +27,7 @@ static void fail(int line, const char *what) {
     if (!(condition)) fail(__LINE__, #condition); \
   } while (0)
 
-/* The call fails with this errno and kind, and its sentence has the word. */
+/* Checks that the call fails with this errno and kind, and that its sentence contains the word. */
 #define FAILS(call, number, kind, word) \
   do { \
     errno = 0; \
@@ -151,7 +151,8 @@ static void directories(int tiers) {
   IS(archipelago_rmdir(tiers, "tiers:/db/inner") == 0);
 }
 
-/* A directory takes what lies in it along, also what is being written, and who has it open goes on. */
+/* A renamed directory keeps its contents, also a file that is being written, and open handles go
+ * on. */
 static void renamed_directories(int tiers) {
   archipelago_stat_t stat;
   archipelago_dirent entry;
@@ -179,11 +180,11 @@ static void renamed_directories(int tiers) {
   IS(archipelago_write(file, "two", 3) == 3);
   IS(archipelago_stat(tiers, "tiers:/db/c/b/1.log", &stat) == 0 && stat.size == 7);
   IS(archipelago_pread(file, bytes, sizeof bytes, 0) == 7 && memcmp(bytes, "one,two", 7) == 0);
-  /* A listing tells what was appended, whatever the device has reserved. */
+  /* A listing shows the number of appended bytes, even if the device has reserved more. */
   dir = archipelago_opendir(tiers, "tiers:/db/c/b");
   IS(dir > 0 && archipelago_readdir(dir, &entry) == 1 && strcmp(entry.name, "1.log") == 0 && entry.size == 7);
   IS(archipelago_closedir(dir) == 0);
-  /* The time is the system's. */
+  /* The time is that of the system's clock. */
   IS(stat.modified_ms / 1000 + 60 >= (uint64_t)time(NULL) && stat.modified_ms / 1000 <= (uint64_t)time(NULL) + 60);
   IS(archipelago_stat(tiers, "tiers:/db/c", &stat) == 0 && stat.modified_ms == 0);
   IS(archipelago_close(file) == 0);
@@ -196,7 +197,7 @@ static void write_all(int file, const char *text) {
   IS(archipelago_write(file, text, strlen(text)) == (int64_t)strlen(text));
 }
 
-/* Who reads a log of 10,000 bytes still does not keep it from being a closed file. */
+/* A handle that still reads a log of 10,000 bytes does not keep the log open for writing. */
 static void is_closed_though_read(int tiers, int reader) {
   archipelago_stat_t stat;
   char bytes[8];
@@ -228,7 +229,8 @@ static void a_log(int tiers) {
   IS(archipelago_read(reader, bytes, sizeof bytes) == 4);
   IS(archipelago_read(reader, bytes, sizeof bytes) == 0);
 
-  /* What is appended is seen at once, by the writer's handle and by others, under whatever name. */
+  /* Appended bytes are visible immediately to the writer's handle and to others, also after a
+   * rename. */
   IS(archipelago_pwrite(log, "two,", 4, 4) == 4);
   IS(archipelago_read(reader, bytes, sizeof bytes) == 4 && memcmp(bytes, "two,", 4) == 0);
   IS(archipelago_rename(tiers, "tiers:/db/1.log", "tiers:/db/2.log") == 0);
@@ -246,7 +248,7 @@ static void a_log(int tiers) {
   IS(archipelago_lseek(log, 0, SEEK_CUR) == INT64_MAX);
   IS(archipelago_read(log, bytes, sizeof bytes) == 0);
 
-  /* Front to back is all there is. */
+  /* A file can only be written from front to back. */
   FAILS(archipelago_pwrite(log, "x", 1, 2), EOPNOTSUPP, ARCHIPELAGO_ERROR_UNSUPPORTED, "front to back");
   FAILS(archipelago_pwrite(log, "x", 1, 99), EOPNOTSUPP, ARCHIPELAGO_ERROR_UNSUPPORTED, "13 bytes");
   IS(archipelago_write(log, "", 0) == 0);
@@ -290,7 +292,8 @@ static void not_opened(int tiers) {
   FAILS(archipelago_open(tiers, "tiers:/x", O_WRONLY | O_CREAT, &context), EINVAL, INVALID, "only tables");
 }
 
-/* What is appended after the last name went is still seen by who has the file open, though another one has its name. */
+/* Handles that have a file open see bytes that are appended after its last name was removed,
+ * even if a new file has the name. */
 static void without_a_name(int tiers) {
   archipelago_stat_t stat;
   char bytes[32];
@@ -342,7 +345,7 @@ static void tables(int tiers) {
   IS(stat.size == 1 << 20 && stat.device == 0 && stat.level == 0 && stat.is_written == 0);
   id = stat.file_id;
 
-  /* A thread that carries a context along gives none to its calls. */
+  /* A thread that carries a context makes its calls without one. */
   context.reason = ARCHIPELAGO_FOR_COMPACTION;
   context.level = 5;
   context.from_level = 4;
@@ -372,7 +375,7 @@ static void tables(int tiers) {
   context.level = 99;
   FAILS(archipelago_thread_context(&context), EINVAL, INVALID, "level 99");
 
-  /* Who has a file open goes on reading it when it is replaced, renamed away and removed. */
+  /* A handle continues to read a file that was replaced or removed. */
   old = archipelago_open(tiers, "tiers:/db/4.sst", O_RDONLY | O_DIRECT, NULL);
   IS(old > 0);
   FAILS(archipelago_fsync(old), EOPNOTSUPP, ARCHIPELAGO_ERROR_UNSUPPORTED, "reading only");
@@ -397,7 +400,8 @@ static void tables(int tiers) {
   IS(stat.file_id == id && stat.links == 1);
   FAILS(archipelago_stat(tiers, "tiers:/db/3.sst", &stat), ENOENT, ARCHIPELAGO_ERROR_NOT_FOUND, "3.sst");
 
-  /* A trivial move: the file follows its level, without anybody writing it. */
+  /* A trivial move: the tiers move the file to the device of its new level, and the caller
+   * writes nothing. */
   IS(archipelago_set_level(tiers, "tiers:/db/6.sst", 0) == 0);
   IS(archipelago_set_level(tiers, "tiers:/db/6.sst", 5) == 0);
   for (tries = 0; tries < 1000; tries++) {
@@ -407,7 +411,8 @@ static void tables(int tiers) {
     IS(nanosleep(&(struct timespec){0, 10000000}, NULL) == 0);
   }
   IS(stat.device == 1);
-  /* Whose level it is, and which one L0 goes to there, is said by the job; a level alone says nothing of that. */
+  /* A job says the family of a level, and the level into which L0 of the family compacts. A
+   * level alone says neither. */
   {
     char text[8192];
     archipelago_context job = ARCHIPELAGO_CONTEXT_INIT;
@@ -452,7 +457,7 @@ static void locks_and_reports(int tiers) {
   IS(strlen(little) == sizeof little - 1 && memcmp(little, text, sizeof little - 1) == 0);
 }
 
-/* Many threads read one file while another one is written; errors are those of the thread. */
+/* Many threads read one file while another file is written. Each thread sees its own errors. */
 struct work {
   int tiers, file;
 };
@@ -487,7 +492,8 @@ static void threads(int tiers) {
   IS(archipelago_close(work.file) == 0);
 }
 
-/* Tables of a mapped or direct device are longer for a moment while they are written: nobody sees more than was appended. */
+/* Tables on a mapped or direct device may be longer for a moment while they are written. Readers
+ * see only the appended bytes. */
 static void *reads_what_grows(void *given) {
   struct work *work = given;
   char *bytes = malloc(1 << 16);
@@ -536,7 +542,7 @@ static void growing(const char *base, int kind) {
   IS(archipelago_tiers_close(work.tiers) == 0);
 }
 
-/* Everything is there after the tiers were closed and opened from a settings file. */
+/* All files exist after the tiers were closed and opened from a settings file. */
 static void again(void) {
   archipelago_stat_t stat;
   char bytes[16];

@@ -25,7 +25,7 @@ use crate::secret::SecretArgs;
 
 /// Time for which the status waits for the nodes that know the names of volumes.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Pause between two looks whether a cluster is founded, and the number of looks.
+/// Pause between two checks whether a cluster is founded, and the highest number of checks.
 const FOUNDING_LOOK: Duration = Duration::from_millis(100);
 const FOUNDING_LOOKS: u32 = 300;
 /// Pause between two looks at the progress of a command.
@@ -129,7 +129,7 @@ fn node(managers: &Managers, args: &NodeArgs) -> Result<NodeStanding> {
     }
 }
 
-/// The same node, whether it belongs to the root set, and the repairs.
+/// The node that a command is about, whether it belongs to the root set, and the repairs.
 fn node_and_root(
     managers: &Managers,
     args: &NodeArgs,

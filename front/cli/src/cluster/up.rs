@@ -131,7 +131,7 @@ impl UpArgs {
         })
     }
 
-    /// Number of executors beside those in memory nodes.
+    /// Number of executors in addition to those in memory nodes.
     fn executors(&self) -> u16 {
         self.executors.unwrap_or(u16::from(self.engine == Engine::Lsm))
     }

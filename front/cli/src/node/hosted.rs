@@ -4,7 +4,7 @@
 //! nodes have promised to obey it. So the executor starts on a thread of its own, which connects
 //! again and again.
 //!
-//! Thread-safety: one thread starts the executor; the drop ends both.
+//! Thread-safety: one thread starts the executor, and [`HostedExecutor::stop`] ends both.
 //! Failure: while the storage cluster cannot be reached, the node has no executor and serves.
 
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use super::reach::ReachArgs;
 use crate::secret::SecretArgs;
 
-/// Pause before the storage cluster is tried again.
+/// Pause before the next attempt to reach the storage cluster.
 const PAUSE: Duration = Duration::from_millis(500);
 
 #[derive(Debug, Default)]

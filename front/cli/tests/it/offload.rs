@@ -96,7 +96,7 @@ fn compactions_of_a_server_run_in_executors_that_are_killed() {
         round += 1;
         figure(&mut redis, "offload_jobs_away") > 2
     });
-    // One executor is killed and the other one is stopped, and sleeps over its jobs.
+    // One executor is killed. The other one is stopped, and continues after its jobs were given up.
     first.kill();
     second.stop();
     load(&mut redis, round);

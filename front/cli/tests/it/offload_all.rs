@@ -85,7 +85,7 @@ fn everything_leaves_a_server_while_processes_are_killed() {
     let round = load_until(&mut redis, 0, &places);
     check_all(&mut redis, round);
     assert!(figure(&mut redis, "offload_flushes_package_bytes") > 0);
-    // A memory node is killed with its executor. The other one and the executor go on.
+    // A memory node is killed with its executor. The other memory node and the executor go on.
     let mut remote = executor(&at, base.path());
     nodes[0].kill();
     check_all(&mut redis, round);
@@ -100,7 +100,7 @@ fn everything_leaves_a_server_while_processes_are_killed() {
         load(&mut redis, round + more);
     }
     check_all(&mut redis, round + 3);
-    // They come back, and the server is killed during a load.
+    // The memory nodes start again, and the server is killed during a load.
     let _nodes = [memory(1, &at, base.path()), memory(2, &at, base.path())];
     let round = load_until(&mut redis, round + 4, &places);
     server.kill();

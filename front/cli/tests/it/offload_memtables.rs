@@ -106,7 +106,7 @@ fn memtables_of_a_server_rest_at_memory_nodes_that_are_killed() {
     let round = load_until_shards_rest(&mut redis, round);
     check_all(&mut redis, round);
     assert!(figure(&mut redis, "offload_shards_keys") > 0, "nodes have searched keys");
-    // A node is killed. Everything that was acknowledged is read meanwhile.
+    // Both nodes are killed, one after the other. Every acknowledged write is read meanwhile.
     for node in &mut nodes {
         node.kill();
         check_all(&mut redis, round);
@@ -117,19 +117,19 @@ fn memtables_of_a_server_rest_at_memory_nodes_that_are_killed() {
     // Without nodes the server flushes itself.
     load(&mut redis, round + 1);
     check_all(&mut redis, round + 1);
-    // They come back, and get shards again.
+    // The nodes start again, and get shards again.
     let nodes = [memory(1, &at), memory(2, &at)];
     nodes_are(&mut redis, 2);
     let round = load_until(&mut redis, round + 2, "offload_shards_sent", 20);
     check_all(&mut redis, round);
-    // A node that hangs is no better than a dead one, until it goes on.
+    // A node that is stopped counts as dead until it continues.
     nodes[0].stop();
     check_all(&mut redis, round);
     nodes[0].signal(Signal::CONT);
     nodes_are(&mut redis, 2);
     let round = load_until(&mut redis, round + 1, "offload_shards_sent", 5);
     check_all(&mut redis, round);
-    // The server is killed with shards away. The next one keeps them.
+    // The server is killed while shards are away. The next server keeps them.
     let mut round = load_until(&mut redis, round + 1, "offload_shards_sent", 20);
     for _ in 0..2 {
         round = load_until_shards_rest(&mut redis, round);
@@ -142,7 +142,7 @@ fn memtables_of_a_server_rest_at_memory_nodes_that_are_killed() {
         round = load_until(&mut redis, round + 1, "offload_shards_sent", 20);
         check_all(&mut redis, round);
     }
-    // With a node it loses the kept shards as well.
+    // The nodes end as well, and the server reads the kept shards from its log.
     round = load_until_shards_rest(&mut redis, round);
     server.kill();
     let (server, mut redis) = away(&dir, &at);
@@ -195,7 +195,7 @@ fn server_that_stops_in_order_leaves_its_shards_to_the_next_start() {
     let (mut server, address) = serve(&dir, &at, &[]);
     check_all(&mut Redis::connect(&address).unwrap(), round);
     server.kill();
-    // The shards are those of an earlier server now, and go.
+    // The shards belong to the server before the last one now, so the node drops them.
     let (_server, mut redis) = away(&dir, &at);
     check_all(&mut redis, round);
     assert_eq!(figure(&mut redis, "offload_takeover_kept"), 0);

@@ -97,7 +97,7 @@ fn compactions_of_a_volume_run_in_executors_that_are_killed() {
     let (mut owner, mut redis) = serve(&cluster, &[]);
     let mut round = 0;
     load_until_away(&mut redis, &mut round, 3);
-    // One executor is killed and the other one is stopped, and sleeps over its jobs.
+    // One executor is killed. The other one is stopped, and continues after its jobs were given up.
     first.kill();
     second.stop();
     round += 1;
@@ -114,7 +114,7 @@ fn compactions_of_a_volume_run_in_executors_that_are_killed() {
     load_until_away(&mut redis, &mut round, 2);
     drop(redis);
     owner.end();
-    // Nothing is left of all attempts: the nodes have the files of the database.
+    // Nothing is left of the attempts: the nodes have the files of the database, and no others.
     text(&cluster.db("reef", &["compact"]));
     let verified = text(&cluster.db("reef", &["verify"]));
     assert!(verified.ends_with("all undamaged\n"), "{verified}");

@@ -191,14 +191,14 @@ fn volume_survives_kills_of_nodes_owner_and_everything() {
         let status = cluster.status();
         status.contains("Domains: 6 up") && !status.contains("Debt")
     });
-    // The owner dies without a word, and another one does not wait for its lease.
+    // The owner is killed, and another one takes over without waiting for the lease.
     owner.kill();
     let forms = ["--take-over", "--log-writing", "striped", "--redundancy", "coded"];
     let (mut owner, at) = cluster.serve("reef", &[&config[..], &forms].concat());
     let mut redis = Redis::connect(&at).unwrap();
     SMALL.check(&mut redis, 700);
     SMALL.set(&mut redis, 700..800);
-    // Everything dies.
+    // All processes are killed.
     owner.kill();
     for number in 1..=6 {
         cluster.kill(number);
@@ -267,7 +267,7 @@ fn second_owner_is_refused_until_it_takes_over() {
     let mut taken = Redis::connect(&at).unwrap();
     SMALL.check(&mut taken, 20);
     SMALL.set(&mut taken, 20..30);
-    // The old owner confirms nothing any more, and ends with the reason.
+    // The old owner acknowledges no write any more, and ends with the reason.
     if let Ok(answer) = redis.ask_long(&["SET", "reef:lost", "1"]) {
         assert!(answer.starts_with('-'), "{answer}");
     }
@@ -286,8 +286,8 @@ fn stopped_owner_answers_no_old_read_after_its_lease() {
     let mut old = Redis::connect(&at).unwrap();
     assert_eq!(old.ask_long(&["SET", "a", "old"]).unwrap(), "+OK");
     first.stop();
-    // The next owner waits for the end of the lease, because nothing tells it that the first stands
-    // still.
+    // The next owner waits for the end of the lease, because it cannot know that the first owner is
+    // stopped.
     let (mut second, at) = cluster.serve("reef", &[]);
     let mut new = Redis::connect(&at).unwrap();
     assert_eq!(new.ask_long(&["GET", "a"]).unwrap(), "old");

@@ -65,7 +65,7 @@ impl Cluster {
         };
         let mut rows = lines.filter(is_row);
         let row = rows.next().unwrap_or_else(|| panic!("node {number} in {status}"));
-        // Behind two sizes, which are two words each.
+        // The column follows two sizes, which are two words each.
         row[8].parse().unwrap_or_else(|_| panic!("{row:?}"))
     }
 }

@@ -77,7 +77,7 @@ fn database_on_tiers_offers_all_metrics_of_its_groups() {
     let found = scrape(&node);
     let names: BTreeSet<&str> = found.families.keys().map(String::as_str).collect();
     let expected = groups().into_iter().filter(|group| ["Engine", "Tiers"].contains(&group.title));
-    // Those that depend on the past or on settings of the database.
+    // Metrics that depend on the past or on settings of the database.
     let optional = [
         "archipelago_engine_hottest_bucket_load",
         "archipelago_engine_space_allowed_bytes",

@@ -28,7 +28,7 @@ use crate::decide::{self, OwnerIs, PlaceIs, Room};
 /// Number of freed blocks that the manager remembers.
 const REMEMBERED_MAX: usize = 1 << 16;
 
-/// What the caller must do for the state machine.
+/// An action that the caller must take for the state machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Answer the request that has this ticket.
@@ -50,17 +50,18 @@ pub enum Action {
 /// Number of copies, and the times of the protocol.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
-    /// Number of copies of a block. A block has fewer while fewer nodes are up.
+    /// Number of copies of a block. A block has fewer while fewer nodes are up. Default: 3.
     pub copies: u32,
-    /// Silence after which the manager declares a client dead.
+    /// Silence after which the manager declares a client dead. Default: 2 s.
     pub lease: Duration,
-    /// Silence after which the manager declares a node dead.
+    /// Silence after which the manager declares a node dead. Default: 1 s.
     pub node_lease: Duration,
-    /// Time after which an unanswered request is sent again.
+    /// Time after which an unanswered request is sent again. Default: 20 ms.
     pub resend: Duration,
-    /// Time after which the manager tries an unfinished copy on another node.
+    /// Time after which the manager tries an unfinished copy on another node. Default: 20 s.
     pub fill_max: Duration,
     /// Time between two audits of a node's copies, which drop copies that no configuration names.
+    /// Default: 10 s.
     pub audit: Duration,
 }
 
@@ -97,16 +98,17 @@ pub(crate) struct NodeInfo {
     pub(crate) up: bool,
     /// Whether the whole report of the node has arrived since it is up.
     pub(crate) claimed: bool,
-    /// Whether clients are told that the node is up, because it has no more copies to give up.
+    /// Whether the manager reports the node to clients as up. It does so when the node has no more
+    /// copies to give up.
     pub(crate) announced: bool,
-    /// Version of the members since which the node is up.
+    /// Version of the list of members with which the node came up.
     pub(crate) since: u64,
     /// Whether an audit asks the node for its copies again.
     pub(crate) auditing: bool,
     pub(crate) audited_ns: u64,
     pub(crate) cursor: Option<BlockId>,
     pub(crate) seen: BTreeSet<BlockId>,
-    /// Version of the members that told of the node's silence.
+    /// Version of the list of members that reported the node's silence.
     pub(crate) gone_view: u64,
     pub(crate) forgotten: bool,
     /// Earliest time, in nanoseconds, at which the manager may ask a full node for memory again.
@@ -192,8 +194,8 @@ pub struct ManagerCore {
     /// Labels of the clients that had no lease when the manager first heard of them while it
     /// collected reports.
     pub(crate) claimants: BTreeMap<ClientId, u64>,
-    /// End of the lease of clients that hold one of this manager, and that an earlier manager
-    /// declared dead, as a node said.
+    /// Clients that hold a lease of this manager although a node reported them as dead under an
+    /// earlier manager. The value is the end of the lease, in nanoseconds.
     pub(crate) given: BTreeMap<ClientId, u64>,
     pub(crate) dead: BTreeSet<ClientId>,
     pub(crate) dead_order: VecDeque<ClientId>,
@@ -361,7 +363,7 @@ impl ManagerCore {
                 if self.clients.contains_key(client) {
                     return Err(Why::Changing.into());
                 }
-                // A client that is unknown by now was silent for longer than any lease.
+                // A client that is still unknown was silent for longer than any lease.
                 self.kill(*client);
                 self.gone(now_ns, *client).map(Some)
             }
@@ -408,7 +410,7 @@ impl ManagerCore {
         }
     }
 
-    /// Takes the time, and does what is due.
+    /// Handles the passing of time: does everything that is due.
     pub fn on_timer(&mut self, now_ns: u64) {
         self.forgive(now_ns);
         if let Phase::Rebuilding { until_ns } = self.phase
@@ -434,8 +436,8 @@ impl ManagerCore {
         self.advance_all(now_ns, resend);
     }
 
-    /// A process that was stopped heard no member meanwhile. The members' silence during that time
-    /// does not count.
+    /// Ignores the silence of members during a stop of this process, because a stopped process
+    /// receives no messages.
     fn forgive(&mut self, now_ns: u64) {
         let stood_ns = now_ns.saturating_sub(std::mem::replace(&mut self.timer_ns, now_ns));
         if stood_ns < self.terms.lease.min(self.terms.node_lease).as_nanos() as u64 / 4 {
@@ -593,7 +595,7 @@ impl ManagerCore {
         planned.into_iter().map(left).collect()
     }
 
-    /// Number of blocks that have, or get, their first copy on each node.
+    /// Number of blocks whose first copy is, or will be, on each node.
     fn fronts(&self) -> BTreeMap<NodeId, u64> {
         let mut fronts = BTreeMap::new();
         for block in self.blocks.values() {

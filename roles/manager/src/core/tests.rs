@@ -16,14 +16,14 @@ const STEP_NS: u64 = 100_000_000;
 struct Cluster {
     core: ManagerCore,
     now_ns: u64,
-    /// Number of blocks that fit, and the copies, of the nodes 1, 2 and so on.
+    /// For the nodes 1, 2 and so on: the number of blocks that fit, and the number of copies.
     nodes: Vec<(u64, u64)>,
     /// A node that refuses copies with this number of bytes left, as if the system gave it no
     /// memory.
     exhausted: Option<(NodeId, u64)>,
     /// A node that sends no beats.
     silent: Option<NodeId>,
-    /// Report of a node to a manager that it does not know.
+    /// Reports that nodes send to a manager that they do not know.
     reported: Vec<(NodeId, CopyReport)>,
     /// Clients that every node reports to have keys.
     keyed: Vec<ClientId>,
@@ -31,12 +31,12 @@ struct Cluster {
     fenced: Vec<ClientId>,
     /// A node on which a process has the memory of every dead client mapped.
     holding: Option<NodeId>,
-    /// Deaths that each node was told of.
+    /// Pairs of a node and a dead client that the manager reported to it.
     told: Vec<(NodeId, ClientId)>,
-    /// A node that sends beats and answers nothing.
+    /// A node that sends beats but answers no request.
     deaf: Option<NodeId>,
     answers: Vec<(u64, Message)>,
-    /// Nodes that were told to make a copy, and the epoch.
+    /// Nodes that got an order to make a copy, and the epoch.
     filled: Vec<(NodeId, Epoch)>,
     dropped: Vec<(NodeId, BlockId)>,
 }

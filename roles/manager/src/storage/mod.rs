@@ -44,16 +44,16 @@ use crate::rpc::ManagerRpc;
 pub(crate) struct StorageRpc {
     table: Mutex<MemberTable>,
     clock: Arc<dyn Clock>,
-    /// Says whether this manager acts.
+    /// Interface of the pool's manager, which knows whether this manager acts.
     pool: Arc<ManagerRpc>,
     endpoints: Arc<Endpoints>,
     /// Endpoints of this manager, at which its own client asks for the members.
     ways: OnceLock<Vec<String>>,
     /// Whether a replacement of the root set runs.
     is_replacing: AtomicBool,
-    /// Time, in nanoseconds, at which the root set is looked at next.
+    /// Time, in nanoseconds, at which the root set is checked next.
     look_ns: AtomicU64,
-    /// Time, in nanoseconds, at which members without a copy are looked for next.
+    /// Time, in nanoseconds, at which the next search for members without a copy begins.
     copies_ns: AtomicU64,
     terms: MemberTerms,
     /// Repairs, once this manager listens.

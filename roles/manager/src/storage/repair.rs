@@ -4,7 +4,7 @@
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: without threads for tasks there are no repairs, and the log says so.
-//! Cost: a look at the members twice per second.
+//! Cost: one check of the members twice per second.
 
 use std::sync::{Arc, Weak};
 
@@ -42,7 +42,7 @@ impl StorageRpc {
         self.table.lock().repair_view(self.clock.now_ns(), acts)
     }
 
-    /// Takes over how far repairs are.
+    /// Copies the progress of the repairs into the table of members.
     pub(super) fn note_repairs(&self) {
         if let Some(repairs) = self.repairs.get() {
             let status = repairs.status();

@@ -1,5 +1,5 @@
-//! The replacement of the root set, when the table of members wants other members in it, or when a
-//! member lacks the values of the set.
+//! Replaces the root set if the table of members wants other members in it, or if a member lacks
+//! the values of the set.
 //!
 //! The manager runs it as a task, with a client of its own. The steps are those of the store's
 //! crate ([`NodeRegister::replace_root_set`]), and any number of managers may repeat them.
@@ -10,7 +10,7 @@
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: a replacement that failed is logged, and tried again after [`AGAIN`].
-//! Cost: a look at the members four times per second, and one short request per root node and
+//! Cost: one check of the members four times per second. One short request per root node in each
 //! [`LOOK_FOR_COPIES`].
 
 use std::sync::Arc;
@@ -27,14 +27,14 @@ use archipelago_store::nodes::registers::NodeRegister;
 
 use super::StorageRpc;
 
-/// Time between two looks at the root set.
+/// Time between two checks of the root set.
 const LOOK: Duration = Duration::from_millis(250);
-/// Time from a replacement that failed to the next look.
+/// Time from a failed replacement to the next check.
 const AGAIN: Duration = Duration::from_secs(5);
-/// Time between two looks for members without a copy.
+/// Time between two searches for members without a copy.
 const LOOK_FOR_COPIES: Duration = Duration::from_secs(60);
 
-/// What a task does about the root set.
+/// The work of one task on the root set.
 enum RootTask {
     /// Replaces members of the set.
     Replace(RootReplacement),
@@ -43,8 +43,8 @@ enum RootTask {
 }
 
 impl StorageRpc {
-    /// Begins to replace the root set if it needs other members, or to look for members without a
-    /// copy if it is time, unless such a task runs.
+    /// Starts a task that replaces the root set if it needs other members, or that looks for
+    /// members without a copy when that is due. Does nothing while such a task runs.
     pub(super) fn watch_root_set(self: &Arc<Self>) {
         let now_ns = self.clock.now_ns();
         if now_ns < self.look_ns.load(Ordering::Relaxed) || self.is_replacing.load(Ordering::SeqCst)
@@ -97,7 +97,7 @@ impl StorageRpc {
         Some(RootTask::LookForCopies(root_set))
     }
 
-    /// Carries a task out. Returns the new root set, if there is one.
+    /// Carries out a task. Returns the new root set, if the task made one.
     async fn carry_out(
         &self,
         task: &RootTask,

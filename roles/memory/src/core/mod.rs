@@ -14,8 +14,8 @@
 //! 3. The node answers *sealed* only when every such key is revoked and no process has the memory
 //!    mapped by one.
 //! 4. Copies and memory that waits to be given up are together at most `blocks_max` blocks.
-//! 5. The node takes orders only from the manager that it promised to obey, or from a manager that
-//!    runs alone and answered its beat, in that manager's term ([`Promise`]).
+//! 5. The node takes orders only from one manager, in its term ([`Promise`]). This is the manager
+//!    that it promised to obey, or a manager that runs alone and answered its beat.
 //! 6. A fenced client gets no key in this life of the node.
 //!
 //! Thread-safety: none; the caller holds a lock.
@@ -62,7 +62,8 @@ struct Copy {
     promised: Epoch,
     whole: bool,
     installed: bool,
-    /// Epoch under which the copy is being made equal to the first copy, and whether that is done.
+    /// Epoch under which the copy is being made equal to the first copy, and whether this has
+    /// ended.
     refresh: Option<(Epoch, bool)>,
     keys: Vec<Given>,
     /// Revoked keys that could change the copy, and by which a process may still have it mapped.
@@ -101,7 +102,7 @@ pub struct Limits {
 }
 
 archipelago_base::fault_switches! {
-    /// Steps of the protocol that a checker leaves out, to prove that it notices.
+    /// Steps of the protocol that a checker leaves out, to prove that the checks notice it.
     Sabotage {
         /// A seal revokes no keys.
         no_fencing,
@@ -228,7 +229,7 @@ impl MemoryCore {
     }
 
     /// Takes a manager's answer to a beat. The node obeys a manager that runs `alone`, unless its
-    /// term is an earlier one. It obeys any other manager only by a promise.
+    /// term is smaller than a known one. It obeys any other manager only by a promise.
     pub fn on_beat_answer(&mut self, term: u64, manager: ClientId, alone: bool) {
         self.promise.meet(term, manager, alone);
     }
@@ -311,8 +312,8 @@ impl MemoryCore {
         let filling = |copy: &&mut Copy| !copy.whole && copy.config.epoch == order.epoch;
         let refreshing = |copy: &&mut Copy| copy.refresh == Some((order.epoch, false));
         if let Some(copy) = self.copies.get_mut(&order.block).filter(refreshing) {
-            // A refresh that broke off leaves at each place the word of one of the two copies. The
-            // manager orders it again.
+            // After an interrupted refresh, each word is that of one of the two copies. The manager
+            // orders the refresh again.
             copy.refresh = arrived.then_some((order.epoch, true));
             self.tally.filled += u64::from(arrived);
         } else if arrived {
@@ -326,8 +327,8 @@ impl MemoryCore {
     }
 
     /// Whether bytes that were read for `order` still belong to the copy. The caller asks before
-    /// each part, and holds the lock until the part is written, because a copy at a later epoch
-    /// must not get bytes of an earlier one.
+    /// each part, and holds the lock until the part is written. So a copy at a later epoch gets no
+    /// bytes of an earlier one.
     #[must_use]
     pub fn takes(&self, order: &CopyOrder) -> bool {
         self.copies.get(&order.block).is_some_and(|copy| {
@@ -441,7 +442,8 @@ impl MemoryCore {
             if copy.whole && copy.promised == epoch {
                 return self.refresh(config, source, order);
             }
-            // This copy belongs to an earlier configuration, and this node left the block since.
+            // This copy belongs to an earlier configuration, and the block has left this node
+            // since.
             self.give_up(space, block);
         }
         let left = self.limits.blocks_max.saturating_sub(self.blocks_used());
@@ -512,7 +514,7 @@ impl MemoryCore {
             return Err(Why::NotReady.into());
         }
         if !(copy.installed && copy.config == *config) {
-            // Readers then ask the manager again, and learn where the copies are now.
+            // Readers then ask the manager again, and learn the present places of the copies.
             for given in copy.keys.extract_if(.., |given| !given.key.rights.change()) {
                 space.revoke(&given.key);
                 copy.stale.push(given.key);

@@ -4,8 +4,9 @@
 //! a test or a simulation can carry its messages. `BeatThreads` carries them in production, with
 //! one thread per manager, so that a silent manager does not delay the others.
 //!
-//! A node keeps durably, and reports in every beat, what a manager cannot know otherwise after a
-//! restart: the cluster, the newest root set that it was told, and whether an operator empties it.
+//! A node keeps durably, and reports in every beat, the state that a restarted manager lacks. This
+//! is the cluster, the newest root set that the node knows, and whether an operator empties the
+//! node.
 //!
 //! Invariants:
 //! 1. The node belongs to one cluster for ever, and the number of its root set only grows.
@@ -39,7 +40,7 @@ pub(crate) use threads::BeatThreads;
 /// Key of the metadata under which the node keeps whether it drains: one byte, 0 or 1.
 const DRAINS_KEY: &[u8] = b"draining";
 
-/// How other processes reach a node, and what fails together with it.
+/// Addresses of a node for other processes, and the domain in which it fails.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeAddress {
     /// Identity of the node in the fabric, which the operator chose.
@@ -52,7 +53,7 @@ pub struct NodeAddress {
     pub domain: String,
 }
 
-/// What a manager said in its answer to a beat.
+/// The answer of a manager to a beat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BeatAnswer {
     /// Version of the members to report in the next beat to this manager.

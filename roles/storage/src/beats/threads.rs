@@ -1,9 +1,9 @@
 //! The threads that carry the beats of a node to its managers.
 //!
-//! Invariants: 1. One thread per manager, which sends one beat after the other.
+//! Invariant: each manager has one thread, which sends one beat after the other.
 //!
 //! Thread-safety: the drop ends the threads and waits for them.
-//! Failure: a manager that does not answer is asked again after a beat, and logged once.
+//! Failure: a manager that does not answer is asked again after [`AGAIN`]. The error is logged once.
 //! Cost: one thread and one connection per manager.
 
 use std::fmt;

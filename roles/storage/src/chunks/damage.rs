@@ -1,9 +1,9 @@
 //! Checks of stored bytes, and chunks that fail them.
 //!
 //! A chunk with damage is *set aside*: its file moves to the directory `damaged` of its device, and
-//! its record says so. It is then described no more, so that the holders of the blob know that a
-//! copy is missing, and a repair may write the chunk anew. The file stays for people until the
-//! chunk is repaired or released.
+//! its record says so. The node describes the chunk no more, so that the holders of the blob know
+//! that a copy is missing. A repair may then write the chunk anew. The file stays for operators
+//! until the chunk is repaired or released.
 //!
 //! Only bytes that were read and are wrong, and files that are missing or too short, are damage.
 //! Another error, such as a lack of descriptors or a passing fault of the device, is returned, and
@@ -116,7 +116,8 @@ impl Chunks {
         Ok(Some(CheckedPart { bytes: bytes.len() as u64, next }))
     }
 
-    /// Errors: those of the read, and `Corrupt` names the first damaged piece.
+    /// Fills `bytes` from `offset` of a chunk, and compares them with their checksums. Errors:
+    /// those of the read; `Corrupt`, which names the first damaged piece.
     fn read_and_compare(
         &self,
         chunk: ChunkId,

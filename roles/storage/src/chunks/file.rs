@@ -5,8 +5,8 @@
 //! rest, which is called the *tail*. A file without a whole tail is an unsealed chunk.
 //!
 //! Invariants:
-//! 1. Every byte of the file is covered by a checksum that is bound to the blob and to the index of
-//!    the chunk, and those of the data to their offset as well.
+//! 1. A checksum covers every byte of the file. It is bound to the blob and to the index of the
+//!    chunk. The checksums of the data are bound to their offset as well.
 //! 2. A decoder checks all lengths against the length of the file before it uses them.
 //!
 //! All functions are pure, except those that read a file.

@@ -31,7 +31,7 @@ pub(crate) enum Presence {
     Removed,
 }
 
-/// What the index keeps about a chunk.
+/// Entry of the index for a chunk.
 #[derive(Clone, Debug)]
 pub(crate) struct ChunkEntry {
     pub(crate) presence: Presence,
@@ -65,8 +65,8 @@ impl ChunkEntry {
         }
     }
 
-    /// The chunk's share of the blob's length, so that the chunks of a blob add up to it: parity
-    /// has no share, and replicas divide the length.
+    /// Share of the chunk in the blob's length, in bytes. The shares of all chunks add up to the
+    /// length: parity has no share, and replicas divide the length.
     pub(crate) fn logical_bytes(&self, index: u8) -> u64 {
         match self.scheme {
             Scheme::Replicas(copies) => self.data_bytes / u64::from(copies.max(1)),

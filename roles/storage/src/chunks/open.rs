@@ -11,8 +11,8 @@
 //! | with a whole tail | none | the chunk was sealed before a power loss, and is kept, unless the blob was given up |
 //! | without a whole tail | none | the chunk was not sealed, and is removed |
 //!
-//! Files on a device that the node has just taken in are removed: the node has forgotten the
-//! device, and its removals with it.
+//! Files on a device that is new to the node are removed: the node has forgotten such a device, and
+//! its removals with it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

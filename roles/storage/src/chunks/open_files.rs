@@ -4,8 +4,9 @@
 //! used last, so that a read is one request to the device.
 //!
 //! Invariants:
-//! 1. At most [`FILES_MAX`] files are kept, no more than a quarter of the file descriptors of the
-//!    process, and at most [`TABLE_BYTES_MAX`] of checksums, except for a single larger table.
+//! 1. At most [`FILES_MAX`] files are kept, and no more than a quarter of the file descriptors of
+//!    the process. Their checksums have at most [`TABLE_BYTES_MAX`], except for a single larger
+//!    table.
 //! 2. A chunk that was forgotten is not found before it is opened again.
 //!
 //! Thread-safety: one lock, which is never held over I/O.

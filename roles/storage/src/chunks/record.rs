@@ -18,7 +18,7 @@ const VERSION: u8 = 1;
 /// Length of a key in bytes.
 pub(crate) const KEY_BYTES: usize = 17;
 
-/// What the node knows durably about a chunk.
+/// Durable state of a chunk on the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecordState {
     /// The chunk is sealed, and its file has been whole.
@@ -51,7 +51,7 @@ impl RecordState {
 /// A record of the metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ChunkRecord {
-    /// What became of the chunk.
+    /// State of the chunk on the node.
     pub(crate) state: RecordState,
     /// Device with the chunk's file.
     pub(crate) device: DeviceId,

@@ -37,7 +37,7 @@ const HELD_LOOKED_AT: usize = 1024;
 /// Largest number of chunks in a list for repairs.
 const HELD_MAX: usize = 256;
 
-/// Which chunks a list for repairs has.
+/// Filter of the chunks that a list for repairs has.
 #[derive(Debug)]
 pub(crate) struct HeldFilter {
     /// Nodes that keep their chunks.
@@ -84,7 +84,7 @@ pub(crate) struct Removals {
 }
 
 impl Removals {
-    /// Leaves out a chunk that has a new record.
+    /// Forgets the removal of a chunk that has a new record.
     pub(crate) fn forget(&mut self, chunk: ChunkId) {
         self.removed.remove(&chunk);
     }
@@ -311,8 +311,8 @@ impl Chunks {
         }
     }
 
-    /// Removes the files of chunks whose records say *removed*, durably. The entries are those from
-    /// before. A file that cannot be removed now is removed by the next opening.
+    /// Removes the files of chunks whose records say *removed*, durably. The entries are those
+    /// before the removal. A file that cannot be removed now is removed by the next opening.
     fn remove_files(&self, removed: impl IntoIterator<Item = (ChunkId, ChunkEntry)>) -> Result<()> {
         let mut is_full = false;
         for (chunk, entry) in removed {

@@ -33,7 +33,7 @@ pub(crate) const UNSEALED_MAX: usize = 512;
 /// Largest number of bytes of the checksums of all unsealed chunks: those of 64 GiB.
 pub(crate) const TABLE_BYTES_MAX: u64 = 64 << 20;
 
-/// How the writing of a chunk ended.
+/// End of the writing of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WritingEnd {
     /// The chunk is sealed.
@@ -51,7 +51,7 @@ pub(crate) struct Writing {
     pub(crate) crcs: Vec<u32>,
     /// Number of bytes.
     pub(crate) len_bytes: u64,
-    /// How the writing ended; `None` while it goes on.
+    /// End of the writing; `None` while it continues.
     pub(crate) end: Option<WritingEnd>,
     /// Volumes that have released the blob since a repair began the chunk. The sealed chunk does
     /// not keep it for them, whatever set the repair has read from another holder before.

@@ -58,7 +58,7 @@ impl ChunkPut {
     }
 }
 
-/// What a sealed chunk takes the place of.
+/// The record and the entry that a sealed chunk replaces.
 #[derive(Debug)]
 struct Replaced {
     /// Whether the metadata had a record of the chunk.
@@ -78,8 +78,8 @@ impl Chunks {
         self.promise(put.stamp)?;
         let (unsealed, is_new) = self.find_or_begin(put, payload.len() as u64)?;
         let mut writing = unsealed.writing.lock();
-        // A fence that came after the check above finds the chunk in the list. One that came before
-        // this check refuses the put.
+        // A fence that comes after this second check finds the chunk in its list. A fence that came
+        // before makes the check refuse the put.
         if let Err(refusal) = self.promise(put.stamp) {
             if is_new && writing.end.is_none() {
                 self.drop_writing(&unsealed, &mut writing);

@@ -1,9 +1,9 @@
 //! How full a device is, and which writes it still takes.
 //!
-//! A node stops writes by their purpose: ingestion at 95 per cent, repairs at 97, and flushes,
-//! compactions and garbage collections at 98, because those bring acknowledged writes home and free
-//! space. Logs and removals always go on. Clients see the fullness in reports, and delay their
-//! writers before the node stops them.
+//! A node stops writes by their purpose: ingestion at 95 per cent, and repairs at 97. Flushes,
+//! compactions and garbage collections stop only at 98, because they move acknowledged writes from
+//! memory to tables and free space. Logs and removals always go on. Clients see the fullness in
+//! reports, and delay their writers before the node stops them.
 //!
 //! All functions are pure.
 

@@ -8,14 +8,15 @@
 //! 1. All devices carry the identity of one node.
 //! 2. The first device's identity file lists every device before a chunk lies on it.
 //! 3. A device that failed a write or a sync gets no new chunks until the node opens again.
-//! 4. A directory whose sync failed is never reported as durable again before the node opens again:
-//!    the kernel reports a failed sync once, and the next one succeeds without the lost names.
+//! 4. A directory whose sync failed is never reported as durable before the node opens again. The
+//!    kernel reports a failed sync once, and the next sync succeeds without the lost names.
 //!
 //! Thread-safety: any thread may call any method. The lock of the identity is held over its writes.
 //! Failure: an unreadable device is reported as lost, except the first one, whose error ends the
 //! opening.
-//! Cost: one small read and one lock file per device at the opening; the choice of a device asks
-//! the file system for the free bytes of each, unless somebody looks regularly.
+//! Cost: one small read and one lock file per device at the opening. The choice of a device asks
+//! the file system for the free bytes of each, unless a thread calls [`Device::look_at_room`]
+//! regularly.
 
 pub(crate) mod fullness;
 #[cfg(test)]
@@ -47,7 +48,7 @@ const SHORTAGE_CODES: [i32; 3] = [12, 23, 24];
 /// Devices whose room differs by less than this part of it have about the same room.
 const SIMILAR_ROOM: u64 = 64;
 
-/// What the file system of a device said about its free bytes.
+/// Answer of the file system of a device about its free bytes.
 #[derive(Clone, Debug)]
 struct SeenRoom {
     /// The free bytes, if the file system knows them, or why it does not answer.
@@ -68,7 +69,8 @@ pub(crate) struct Device {
     has_failed: AtomicBool,
     /// The first failed sync of a directory of the device.
     dir_failure: Mutex<Option<Error>>,
-    /// What the file system said last about the free bytes, if somebody looks regularly.
+    /// The last answer of the file system about the free bytes; `None` before the first
+    /// [`Device::look_at_room`].
     seen_room: Mutex<Option<SeenRoom>>,
     /// Whether the node did not know the device before it opened. Its files are those of chunks
     /// that the node has forgotten.
@@ -94,15 +96,15 @@ impl Device {
     }
 
     /// Asks the file system how much room the device has, and keeps the answer. From the first call
-    /// on [`Devices::fullness`] uses what was kept, so that requests never wait for the answer of a
-    /// hung device. Somebody then has to call this regularly.
+    /// on, [`Devices::fullness`] uses the kept answer, so that requests never wait for the answer
+    /// of a hung device. The caller must then repeat the call regularly.
     pub(crate) fn look_at_room(&self, fs: &dyn FileSystem) {
         let used_bytes = self.used_bytes();
         let free = fs.free_bytes(&self.dir);
         *self.seen_room.lock() = Some(SeenRoom { free, used_bytes });
     }
 
-    /// Free bytes of the device, as of the last look if somebody looks regularly.
+    /// Free bytes of the device, as of the last [`Self::look_at_room`] if there was one.
     fn free_bytes(&self, fs: &dyn FileSystem) -> Result<Option<u64>> {
         let Some(SeenRoom { free, used_bytes }) = self.seen_room.lock().clone() else {
             return fs.free_bytes(&self.dir);
@@ -150,7 +152,7 @@ impl Device {
     }
 }
 
-/// What came of the notice of a cluster.
+/// Outcome of the notice of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClusterNotice {
     /// The node knows the cluster now, durably.
@@ -308,7 +310,7 @@ impl Devices {
         self.present[place].look_at_room(&*self.fs);
     }
 
-    /// How full a device is now.
+    /// Used and usable bytes of a device now.
     pub(crate) fn fullness(&self, device: &Device) -> Result<Fullness> {
         let free = device.free_bytes(&*self.fs)?;
         Ok(Fullness::new(device.used_bytes(), free, device.bytes_max))
@@ -331,7 +333,7 @@ impl Devices {
         self.roomiest_of(|_| true)
     }
 
-    /// The same among the devices that `takes` names.
+    /// As [`Self::roomiest`], among the devices for which `takes` returns `true`.
     pub(crate) fn roomiest_of(
         &self,
         takes: impl Fn(DeviceId) -> bool,

@@ -1,7 +1,7 @@
 //! Checks of the stored bytes of extents, for the scrub.
 //!
-//! Open extents are checked through the bytes that are durable, since the bytes behind them may be
-//! written just now. An extent that is known to be damaged is not checked again before a recovery
+//! Open extents are checked through the bytes that are durable, since later bytes may be in the
+//! middle of a write. An extent that is known to be damaged is not checked again before a recovery
 //! or a repair has put its bytes anew.
 
 use std::ops::{Bound, Range};
@@ -23,12 +23,12 @@ pub(crate) struct CheckedExtent {
     pub(crate) end: u64,
 }
 
-/// What a check of a range of an extent found.
+/// Outcome of a check of a range of an extent.
 #[derive(Debug)]
 pub(crate) enum RangeCheck {
     /// All bytes have their checksums, or the extent has changed or was removed meanwhile.
     Sound,
-    /// The extent is damaged. It says so from now on.
+    /// The extent is damaged. The node reports that from now on.
     Damaged,
     /// The bytes could not be read, which says nothing about them.
     Unread(Refusal),

@@ -4,8 +4,8 @@
 //! [`super::sealing`], reads in [`super::reading`].
 //!
 //! Invariants:
-//! 1. The bytes of an extent are a prefix of what its one writer sent: an append begins at or
-//!    before the written end, and only what is behind that end is written.
+//! 1. The bytes of an extent are a prefix of what its one writer sent. An append begins at or
+//!    before the written end, and only its bytes behind that end are written.
 //! 2. An append under an epoch below the promised one is refused, also if a fence is promised while
 //!    the append waits. The epoch is compared under the lock under which a fence reads the length.
 //! 3. An extent that is in limbo, damaged or sealed takes no appends.
@@ -59,7 +59,7 @@ pub(crate) struct AppendRequest<'a> {
     pub(crate) device: Option<DeviceId>,
 }
 
-/// How far an extent is.
+/// Progress of a replica of an extent, as offsets in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Progress {
     /// Offset through which the bytes survive a kill.
@@ -86,7 +86,7 @@ pub(crate) struct Extent {
     mark: DurableMark,
     /// Device of the last part; 0 if there is none.
     device: AtomicU64,
-    /// What the last report said about the extent.
+    /// Summary of the extent in the last report.
     reported: Mutex<Option<ExtentSummary>>,
 }
 
@@ -103,7 +103,7 @@ pub(super) struct ExtentState {
     pub(super) writer: Option<PartWriter>,
     /// Bytes that a recovery has put and not sealed.
     pub(super) staged: Option<StagedPart>,
-    /// Why the extent takes no more bytes.
+    /// Reason for which the extent takes no more bytes.
     pub(super) failure: Option<String>,
     /// Whether the record in memory is newer than the one that was written last.
     pub(super) is_unkept: bool,
@@ -128,7 +128,7 @@ pub(crate) struct FoundExtent {
     pub(crate) mark: SyncMark,
 }
 
-/// What the status of a node says about an extent.
+/// Summary of an extent for the status of the node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExtentSummary {
     /// Class of the file.
@@ -180,7 +180,7 @@ impl Extent {
         extent
     }
 
-    /// The state, for a look or a change that no epoch guards.
+    /// The state, for a read or a change that no epoch guards.
     pub(super) fn lock(&self) -> MutexGuard<'_, ExtentState> {
         self.state.lock()
     }
@@ -252,8 +252,8 @@ impl Extent {
         Ok(state.progress())
     }
 
-    /// What a sync of all bytes has to reach. Refused in limbo, because the node cannot tell what
-    /// was lost.
+    /// Progress that a sync of all present bytes has to reach. Refused in limbo, because the node
+    /// cannot tell what was lost.
     pub(crate) fn begin_sync(&self, env: &LogEnv, stamp: Stamp) -> Result<Progress, Refusal> {
         let state = self.lock_for(env, stamp)?;
         let record = state.record.as_ref().ok_or_else(|| not_there(self.at))?;
@@ -295,7 +295,7 @@ impl Extent {
         Ok(state.progress())
     }
 
-    /// What the node has of the extent. The caller has promised the epoch of a fence before.
+    /// The answer to a fence or an inspection. The caller has promised the epoch of a fence before.
     pub(crate) fn replica(&self) -> StoreMessage {
         let state = self.state.lock();
         let Some(record) = &state.record else { return no_replica() };
@@ -309,13 +309,13 @@ impl Extent {
         }
     }
 
-    /// What the status of the node says; `None` if the node does not have the extent.
+    /// Summary of the extent; `None` if the node does not have the extent.
     pub(crate) fn summary(&self) -> Option<ExtentSummary> {
         self.state.lock().summary()
     }
 
-    /// The same for a report, which does not wait for a request that a slow device holds up. It
-    /// then says what the last report said.
+    /// Summary of the extent for a report, which does not wait for a request that a slow device
+    /// holds up. The report then repeats the summary of the last report.
     pub(crate) fn recent_summary(&self) -> Option<ExtentSummary> {
         let mut reported = self.reported.lock();
         if let Some(state) = self.state.try_lock() {
@@ -324,7 +324,7 @@ impl Extent {
         *reported
     }
 
-    /// What a repair needs to know of the extent, if it is sealed and has all bytes before its end.
+    /// Description of the extent for a repair, if it is sealed and has all bytes before its end.
     pub(crate) fn sealed(&self) -> Option<SealedExtent> {
         let state = self.state.lock();
         let record =
@@ -345,8 +345,9 @@ impl Extent {
         self.state.lock().record.is_none()
     }
 
-    /// Takes an extent that the node does not have away from all requests. `false` if the node has
-    /// it by now, or if another request has the lock: the caller holds that of all extents.
+    /// Withdraws an extent that the node does not have from all requests. Returns `false` if the
+    /// node has it by now, or if another request has the lock. The call does not wait for that
+    /// lock, because the caller holds the lock of all extents.
     pub(crate) fn end_if_absent(&self) -> bool {
         let Some(mut state) = self.state.try_lock() else { return false };
         state.is_removed |= state.record.is_none();
@@ -376,8 +377,8 @@ impl Extent {
         Ok(state.parts.last().map(|part| SyncMark { part: part.number, end }))
     }
 
-    /// Takes the extent away from all requests, and returns its parts, whose files the caller
-    /// removes.
+    /// Withdraws the extent from all requests, and returns its parts. The caller removes their
+    /// files.
     pub(crate) fn take_away(&self) -> Vec<Part> {
         let mut state = self.state.lock();
         state.is_removed = true;
@@ -388,7 +389,7 @@ impl Extent {
     }
 }
 
-/// What a request creates an extent with.
+/// Parameters with which a request creates an extent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Creation {
     pub(super) stamp: Stamp,

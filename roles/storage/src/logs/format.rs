@@ -53,7 +53,7 @@ pub(crate) struct PartHeader {
     pub(crate) boot_id: [u8; 16],
 }
 
-/// Why bytes are not the header of a part.
+/// Reason for which bytes are not the header of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BadHeader {
     /// The bytes are damaged, or were never written.

@@ -18,8 +18,9 @@ const START: u64 = 100;
 /// First bytes of a header that come before any field of a part.
 const HEAD: [u8; 12] = *b"ARCHEXTN\x01\0\0\0";
 
-/// Decodes `bytes` as the record of an extent, as the header of a part, and as what follows the
-/// header: as it is, and as groups with correct checksums behind their lengths of one byte each.
+/// Decodes `bytes` as the record of an extent, and as the header of a part. Also decodes them as
+/// the bytes after a header: as they are, and as groups with correct checksums behind their lengths
+/// of one byte each.
 pub(crate) fn extent(bytes: &[u8]) {
     if let Ok(record) = ExtentRecord::decode(AT, bytes) {
         assert_eq!(ExtentRecord::decode(AT, &record.encode()).ok(), Some(record));

@@ -10,7 +10,7 @@
 //! 2. Groups are returned in order and without gaps.
 //!
 //! Thread-safety: none; the caller owns the reader.
-//! Failure: errors of the file are returned. What is no group ends the part ([`GroupStep`]).
+//! Failure: errors of the file are returned. Bytes that are no group end the part ([`GroupStep`]).
 //! Cost: one read per 256 KiB, and a copy of the bytes in the window.
 
 use std::ops::Range;
@@ -26,12 +26,12 @@ use super::format::{BadHeader, GROUP_HEADER_BYTES, GroupHeader, HEADER_BYTES, Pa
 /// Bytes of one read of the file.
 const WINDOW_BYTES: u64 = 256 << 10;
 
-/// Which bytes count.
+/// Sources from which a reader takes the bytes of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum View {
-    /// Those of the file.
+    /// The bytes of the file.
     File,
-    /// Those of the kept tail from its offset on, and those of the file before.
+    /// The bytes of the kept tail from its offset on, and those of the file before.
     Stitched,
 }
 
@@ -128,12 +128,12 @@ impl GroupPlace {
     }
 }
 
-/// What follows in a part.
+/// What a reader finds next in a part.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum GroupStep<'a> {
     /// A group with a valid checksum.
     Group {
-        /// Where it begins.
+        /// Place at which the group begins.
         place: GroupPlace,
         /// Bytes of the log.
         bytes: &'a [u8],
@@ -148,7 +148,7 @@ pub(crate) enum GroupStep<'a> {
     Damaged,
 }
 
-/// Why there is no group in a view.
+/// Reason for which there is no group in a view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NoGroup {
     End,
@@ -217,7 +217,7 @@ impl<'a> GroupReader<'a> {
         Ok(GroupStep::Group { place, bytes: &self.window[bytes], in_tail })
     }
 
-    /// Loads and checks the next group of a view; its length.
+    /// Loads and checks the next group of a view. Returns its length.
     fn check(&mut self, view: View) -> Result<Result<u64, NoGroup>> {
         let at = self.next.file;
         let remaining = self.source.end(view).saturating_sub(at);

@@ -35,7 +35,7 @@ const MARK_VERSION: u8 = 1;
 /// Synced bytes of a write-ahead log after which a new mark is written.
 const WAL_STEP_BYTES: u64 = 1 << 20;
 
-/// Through where an extent is durable.
+/// Position through which an extent was durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SyncMark {
     /// Number of the last part at the sync.

@@ -1,9 +1,9 @@
 //! Extents of logs on this node.
 //!
 //! [`Logs`] belongs to the node and answers all requests about logs. A log is a sequence of
-//! extents, and this node has replicas of some of them. Which bytes a log has is decided by its
-//! writer and by recoveries, which ask several nodes (Terark-DS §4.2.2); the node only keeps its
-//! prefix and its promises.
+//! extents, and this node has replicas of some of them. The writer of a log and its recoveries
+//! decide which bytes the log has. They ask several nodes (Terark-DS §4.2.2). The node only keeps
+//! its prefix and its promises.
 //!
 //! | module | purpose |
 //! | --- | --- |
@@ -86,11 +86,11 @@ const LIST_MAX: usize = 4096;
 /// Limit of the entries of one list of sealed extents.
 const SEALED_MAX: usize = 1024;
 
-/// Replicas of an extent, for its share of the log's length. A pool of two domains has two, which
-/// the node does not know.
+/// Number of replicas of an extent that a node assumes for its share of the log's length. A pool of
+/// two domains has only two, which the node does not know.
 const REPLICAS: u64 = 3;
 
-/// What extents use of the node.
+/// Parts of the node that extents use.
 #[derive(Debug)]
 pub(crate) struct LogEnv {
     fs: Arc<dyn FileSystem>,
@@ -186,7 +186,7 @@ impl SyncWanted {
     }
 }
 
-/// What comes after the first half of a request.
+/// Rest of a request after its first half.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "a box would cost an allocation per append")]
 pub(crate) enum LogStep {

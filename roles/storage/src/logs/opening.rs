@@ -1,13 +1,14 @@
-//! What a restarted node finds of its extents.
+//! The opening of the extents of a restarted node.
 //!
 //! The node calls [`open_extents`] once, before it answers a request. For every extent that was not
 //! sealed it reads the files and finds the end of the valid prefix:
 //!
-//! 1. After a close, or after a kill of the process under the same boot id, the files and the tails
-//!    that the file system kept have all bytes that were answered. The last group may be torn: its
-//!    append did not return.
-//! 2. If the machine may have restarted in between, unsynced bytes may be lost. The extent goes
-//!    into *limbo*: it keeps what is there, takes no appends, and says that it may have lost bytes.
+//! 1. After a close, or after a kill of the process under the same boot id, no answered bytes are
+//!    lost. They are in the files, or in the tails that the file system kept. The last group may be
+//!    torn, because its append did not return.
+//! 2. If the machine may have restarted in between, unsynced bytes may be lost. The extent is then
+//!    in *limbo*: it keeps the bytes that it has, takes no appends, and says that it may have lost
+//!    bytes.
 //! 3. Bad bytes that no kill leaves, and a missing file, put an extent into limbo as well.
 //! 4. If the prefix ends before the mark of the last sync, or before the end of a sealed extent,
 //!    then durable bytes are lost. The extent is *damaged*: its length proves nothing. The metadata
@@ -18,14 +19,14 @@
 //! as successful although it may have dropped them. They count as written, and not as durable.
 //!
 //! Invariants:
-//! 1. An extent that is neither in limbo nor damaged has all bytes that the node ever answered for,
-//!    and one in limbo has all bytes that the node ever answered for as durable.
+//! 1. An extent that is neither in limbo nor damaged has all bytes that the node ever answered for.
+//!    An extent in limbo has all bytes that the node ever reported as durable.
 //! 2. The found bytes are durable before the first request, except those behind a failed sync.
 //! 3. Files that no record names are removed. No answer depended on them.
 //!
 //! Thread-safety: none is needed.
-//! Failure: damaged records and errors of the first device's directory end the opening. What cannot
-//! be read of a file is missing.
+//! Failure: damaged records and errors of the first device's directory end the opening. Bytes of a
+//! file that cannot be read count as missing.
 //! Cost: one sequential read and one sync per open extent.
 
 use std::collections::{BTreeMap, HashMap};
@@ -115,7 +116,7 @@ fn read_marks(env: &LogEnv) -> Result<HashMap<ExtentAt, SyncMark>> {
     Ok(marks)
 }
 
-/// What the metadata say about an extent.
+/// State of an extent in the metadata.
 #[derive(Debug)]
 struct FoundRecord {
     at: ExtentAt,
@@ -202,7 +203,7 @@ fn list_device(env: &LogEnv, device: &Arc<Device>, files: &mut PartFiles) -> Res
     Ok(())
 }
 
-/// Whether a file is a part, and not one that the file system keeps beside its logs.
+/// Whether a file is a part, and not one that the file system keeps next to its logs.
 fn is_part_name(name: &str) -> bool {
     let fields: Vec<&str> = name.split('-').collect();
     let is_hex = |field: &str| field.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -230,7 +231,7 @@ fn take_parts(at: ExtentAt, record: &ExtentRecord, files: &mut PartFiles) -> Vec
     parts
 }
 
-/// What is there of an extent.
+/// The bytes of an extent that the opening has found.
 #[derive(Debug)]
 struct OpenedExtent {
     parts: Vec<Part>,
@@ -265,7 +266,7 @@ fn open_unsealed(
         let found = read_part(env, at, record, &mut parts[index])?;
         valid_parts = index + 1;
         valid_end = found.end.min(end.unwrap_or(u64::MAX)).max(parts[index].start);
-        // What stands behind the begin of the next part does not count.
+        // Bytes behind the begin of the next part do not count.
         is_cut |= found.is_damaged && end.is_none_or(|end| found.end < end);
     }
     valid_end = valid_end.min(record.sealed.unwrap_or(u64::MAX));
@@ -281,7 +282,7 @@ struct FoundGroups {
     is_damaged: bool,
 }
 
-/// Reads a part. What a device fails to read is missing until the node opens again.
+/// Reads a part. Bytes that a device fails to read are missing until the node opens again.
 fn read_part(
     env: &LogEnv,
     at: ExtentAt,

@@ -7,7 +7,7 @@
 //! 1. The index of a part has its first group, and no two neighbours in it are further apart than
 //!    [`INDEX_BYTES`] and one group.
 //! 2. A part whose writer synced survives power loss, with its name.
-//! 3. After a failed sync of the file or of its name, every later sync of the part fails: the
+//! 3. After a failed sync of the file or of its name, every later sync of the part fails. The
 //!    kernel may have dropped the bytes, and would report the next sync as successful.
 //!
 //! Thread-safety: none for a part or a writer; the lock of the extent guards them.
@@ -90,7 +90,7 @@ impl Part {
 /// Name of the directory of parts on a device.
 pub(crate) const LOGS_NAME: &str = "logs";
 
-/// What the syncs of a part have reached.
+/// Progress of the syncs of a part.
 #[derive(Debug)]
 enum SyncState {
     /// The name of the file may be lost with the power.

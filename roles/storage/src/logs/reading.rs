@@ -9,7 +9,7 @@
 //! 1. Every returned byte had its checksum.
 //! 2. Only bytes that were read and are wrong, and files that are missing or too short, count as
 //!    damage. Another error of a file is returned, and concludes nothing.
-//! 3. One read touches one device, so that a hung one does not hold up those who read others.
+//! 3. One read touches one device, so that a hung device does not hold up reads from other devices.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: a read that finds damage returns the bytes before it, or is refused as damaged.
@@ -59,8 +59,8 @@ struct FoundDamage {
 }
 
 impl Extent {
-    /// Reads bytes of the extent: those of `range` that it has, up to the limit of an answer and to
-    /// the end of what lies on one device.
+    /// Reads the bytes of `range` that the extent has, up to the limit of an answer, and as far as
+    /// they lie on one device.
     pub(crate) fn read(&self, env: &LogEnv, range: Range<u64>) -> Result<Vec<u8>, Refusal> {
         let plan = self.lock().plan_read(env, self.at, range)?;
         let mut bytes = Vec::with_capacity(plan.bytes as usize);

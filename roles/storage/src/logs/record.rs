@@ -1,4 +1,4 @@
-//! What the metadata of a node keep about an extent. `docs/formats/extent.md` has the table.
+//! The record of an extent in the metadata of a node. `docs/formats/extent.md` has the table.
 //!
 //! The record names the parts of the extent, and is replaced as a whole. So a part counts from the
 //! moment on at which a record with it is durable.
@@ -55,7 +55,7 @@ pub(crate) struct ExtentRecord {
     pub(crate) is_in_limbo: bool,
     /// Offset of the first byte that is damaged or missing although it was durable.
     pub(crate) damaged_from: Option<u64>,
-    /// Offset from which on bytes are not durable until they are written anew, because a sync
+    /// Offset from which on bytes are not durable until they are written anew. A sync of them
     /// failed: the kernel may have dropped them and would not say so again.
     pub(crate) unsure_from: Option<u64>,
     /// The parts, in the order of their starts.

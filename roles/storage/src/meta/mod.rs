@@ -121,8 +121,8 @@ const MEMORY_BYTES: u64 = 64 << 20;
 const RESERVE_BYTES: u64 = 16 << 20;
 
 impl Meta {
-    /// Opens or creates the database in `dir`. Errors: `Busy` if another process has it open,
-    /// `Corrupt` names the damaged file.
+    /// Opens or creates the database in `dir`. Errors: `Busy` if another process has it open;
+    /// `Corrupt`, which names the damaged file.
     pub(crate) fn open(fs: &Arc<dyn FileSystem>, dir: &Path, threads: MetaThreads) -> Result<Self> {
         let options = DbOptions {
             max_background_jobs: 1,

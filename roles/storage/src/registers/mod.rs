@@ -10,10 +10,9 @@
 //!    to one cluster for ever.
 //! 3. The membership is durable before the identity of the node names the cluster, so a crash in
 //!    between is repeated and not forgotten.
-//!
-//! 4. The state in memory is the one that the metadata have been told of. A change that they do not
-//!    take leaves it as it was, so a repeated request makes the change anew, and never confirms one
-//!    that is only in memory.
+//! 4. The state in memory is the one that was applied to the metadata. A change that the metadata
+//!    do not take leaves it as it was. So a repeated request makes the change anew, and never
+//!    confirms a change that is only in memory.
 //!
 //! Thread-safety: one lock orders changes. Syncs run without it and are shared.
 //! Failure: a change that cannot be made durable is refused. After a failed sync an answer that
@@ -44,7 +43,7 @@ const MEMBERSHIP_KEY: &[u8] = &[0];
 /// First byte of the key of a name, which follows it.
 const NAME_TAG: u8 = 1;
 
-/// What a request may change.
+/// Part of the state that a request may change.
 #[derive(Clone, Debug)]
 enum Change {
     /// One name changes.
@@ -56,7 +55,7 @@ enum Change {
 }
 
 impl Change {
-    /// What `request` may change.
+    /// The part of the state that `request` may change.
     fn of(request: &AcceptorRequest) -> Self {
         match request {
             AcceptorRequest::Prepare { name, .. } | AcceptorRequest::Accept { name, .. } => {
@@ -94,7 +93,7 @@ impl Change {
 #[derive(Debug)]
 pub(crate) struct Registers {
     parts: NodeParts,
-    /// The state that the metadata have been told of.
+    /// The state that was applied to the metadata.
     state: Mutex<AcceptorState>,
 }
 

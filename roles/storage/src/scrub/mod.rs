@@ -2,12 +2,13 @@
 //!
 //! The node owns one [`Scrub`]. A round visits the sealed chunks in the order of their identities,
 //! and then the extents. Chunks with damage are set aside, so that a repair replaces them. An
-//! extent with damage says so from then on: it takes no appends, a recovery does not count it, and
-//! bytes that a repair puts take the place of the damaged ones.
+//! extent with damage reports it from then on. It takes no appends, a recovery does not count it,
+//! and bytes that a repair puts replace the damaged ones.
 //!
 //! A round begins when [`ScrubOptions::interval`] has passed since the last one began, or when an
-//! operator asks for it. It is slow enough to disturb nobody, and fast enough to end in half of the
-//! interval, unless [`ScrubOptions::bytes_per_s_max`] forbids that.
+//! operator asks for it. Its rate is chosen so that it ends in half of the interval, unless
+//! [`ScrubOptions::bytes_per_s_max`] forbids that. A round that an operator asks for has the latter
+//! rate.
 //!
 //! Invariants:
 //! 1. A round checks every chunk and extent that existed when it began, unless it was removed.
@@ -44,7 +45,7 @@ const PART_BYTES: u64 = 1 << 20;
 const RECORD_BYTES: u64 = 64 << 20;
 /// Slowest rate of a round, in bytes per second.
 const BYTES_PER_S_MIN: u64 = 1 << 20;
-/// Pause between looks for a round that is due or asked for.
+/// Pause between two checks for a round that is due or asked for.
 const IDLE: Duration = Duration::from_secs(1);
 /// Attempts to read an object before the round leaves it out.
 const ATTEMPTS_MAX: u32 = 3;
@@ -59,7 +60,7 @@ fn bytes_per_s(options: ScrubOptions, total_bytes: u64) -> u64 {
     total_bytes.div_ceil(half_s).max(BYTES_PER_S_MIN).min(options.bytes_per_s_max.max(1))
 }
 
-/// What a scrub reads, and where it keeps its place.
+/// Objects that a scrub reads, and the metadata that keep its place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ScrubSources<'a> {
     pub(crate) chunks: &'a Chunks,

@@ -11,7 +11,7 @@ use archipelago_store::nodes::wire::{ChunkId, ExtentAt, ScrubStatus};
 /// Version of the record.
 const VERSION: u8 = 2;
 
-/// What a round visits now.
+/// Kind of the objects that a round visits now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum ScrubStage {
     /// No round is running.
@@ -31,7 +31,7 @@ pub(crate) struct ScrubRecord {
     pub(crate) rounds: u64,
     /// Time at which the round began, in milliseconds since the Unix epoch; 0 before the first one.
     pub(crate) began_ms: u64,
-    /// What the round visits now.
+    /// Kind of the objects that the round visits now.
     pub(crate) stage: ScrubStage,
     /// The last chunk that was checked.
     pub(crate) chunk_done: Option<ChunkId>,

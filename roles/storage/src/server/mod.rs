@@ -164,7 +164,7 @@ impl StorageServer {
         Self::start_on(Arc::new(LocalFs::new().with_plain_logs()), settings)
     }
 
-    /// Does what [`StorageServer::start`] does on another file system, such as emulated devices.
+    /// Starts as [`StorageServer::start`] does, on another file system, such as emulated devices.
     pub fn start_on(fs: Arc<dyn FileSystem>, settings: StorageSettings) -> Result<Self> {
         settings.validate()?;
         let life = Epoch(SystemClock::shared().unix_ms());

@@ -1,4 +1,4 @@
-//! Pins: the device on whose lanes the requests of an object are, while some wait or run.
+//! Pins: the device whose lanes take the requests of an object, while any of them waits or runs.
 //!
 //! The node chooses the device of a new object, and an object may continue on another device. Its
 //! requests keep their order only within one lane. So the first request of an object pins it to a

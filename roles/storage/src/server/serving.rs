@@ -46,7 +46,7 @@ use crate::node::{Begun, StorageNode};
 
 /// Threads of the log lane of a device. One may be held up by the creation of an extent.
 const LOG_THREADS: usize = 3;
-/// Threads that sync extents of a device, each another one.
+/// Threads that sync extents of a device. No two of them sync the same extent.
 const SYNC_THREADS: usize = 4;
 /// Threads of the write lane of a device.
 const WRITE_THREADS: usize = 2;
@@ -67,7 +67,7 @@ const BULK_LIMITS: LaneLimits = LaneLimits { requests_max: 256, bytes_max: 64 <<
 const SHORT_LIMITS: LaneLimits = LaneLimits { requests_max: 4096, bytes_max: 16 << 20 };
 /// Bounds of a log lane: many short appends, or some long ones.
 const LOG_LIMITS: LaneLimits = LaneLimits { requests_max: 4096, bytes_max: 64 << 20 };
-/// Number of requests in a log or write lane from which on new objects go to other devices.
+/// Number of waiting requests in a log or write lane above which new objects go to other devices.
 const BACKED_UP: usize = 16;
 
 /// A request in a lane.
@@ -130,7 +130,7 @@ pub(super) struct Serving {
     wide: Lane<LaneJob>,
     pins: Pins,
     repair: Lane<LaneJob>,
-    /// What carries out orders, once the node reaches others.
+    /// Executor of orders for repairs, once the node reaches other nodes.
     executor: OnceLock<RepairExecutor>,
 }
 
@@ -270,7 +270,7 @@ impl Serving {
         }
     }
 
-    /// Sets what carries out orders. The server calls it once, when the node reaches others.
+    /// Sets the executor of orders. The server calls it once, when the node reaches other nodes.
     pub(super) fn repair_with(&self, executor: RepairExecutor) {
         let _known = self.executor.set(executor);
     }

@@ -1,15 +1,15 @@
 //! Answers that wait for a sync of an extent: those of one extent share it.
 //!
 //! The log lane hands an append that wants a sync over to [`SyncQueue`] and goes on with the next
-//! append. A thread takes an extent with everything that waits for it, and syncs once. What arrives
-//! meanwhile waits for the next sync of the extent.
+//! append. A thread takes an extent with all answers that wait for it, and syncs once. Answers that
+//! arrive meanwhile wait for the next sync of the extent.
 //!
 //! Invariants:
 //! 1. At most one thread syncs an extent at a time.
 //! 2. A sync begins after the bytes of everything that it answers are in the extent.
 //!
 //! Thread-safety: any thread may call any method. No sync runs under the lock.
-//! Failure: a closed queue drops what waits, and takes nothing.
+//! Failure: a closed queue drops the waiting answers, and takes nothing.
 //! Cost: two short locks per answer.
 
 use std::collections::{HashMap, VecDeque};
@@ -19,14 +19,14 @@ use archipelago_store::nodes::wire::ExtentAt;
 use parking_lot::{Condvar, Mutex};
 
 struct SyncState<T> {
-    /// Extents with something that waits and no thread.
+    /// Extents with waiting answers and without a thread.
     due: VecDeque<ExtentAt>,
-    /// What waits by extent. An extent has an entry while it is due or a thread syncs it.
+    /// Waiting answers by extent. An extent has an entry while it is due or a thread syncs it.
     waiting: HashMap<ExtentAt, Vec<T>>,
     is_closed: bool,
 }
 
-/// What waits for syncs.
+/// Answers that wait for syncs of their extents.
 pub(super) struct SyncQueue<T> {
     state: Mutex<SyncState<T>>,
     changed: Condvar,
@@ -61,7 +61,7 @@ impl<T> SyncQueue<T> {
         self.changed.notify_one();
     }
 
-    /// Calls `sync` with everything that waits for an extent, until the queue is closed.
+    /// Calls `sync` with all answers that wait for one extent, until the queue is closed.
     pub(super) fn work(&self, sync: impl Fn(Vec<T>)) {
         while let Some((at, jobs)) = self.take() {
             sync(jobs);
@@ -69,7 +69,7 @@ impl<T> SyncQueue<T> {
         }
     }
 
-    /// Ends the threads. What waits is dropped.
+    /// Ends the threads, and drops the waiting answers.
     pub(super) fn close(&self) {
         let mut state = self.state.lock();
         state.is_closed = true;

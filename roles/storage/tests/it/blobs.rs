@@ -225,7 +225,8 @@ fn damage_in_any_chunk_is_read_around() {
             for _ in 0..3 {
                 assert!(bench.read(&blob).unwrap() == bytes, "{class:?}: damage in {holder:?}");
             }
-            // The node has set the chunk aside after the report, unless nobody read it.
+            // The node has set the chunk aside after the report, unless no reader has read the
+            // chunk.
             bench.world.run_for(Duration::from_secs(10));
             let is_read = class == FileClass::Sst || holder.1 < 4;
             assert_eq!(bench.holders(blob.id).contains(&holder), !is_read, "{class:?}: {holder:?}");

@@ -1,6 +1,6 @@
-//! Serial and striped logs over emulated connections, in virtual time: what striping gains, by the
-//! size of the groups, the limit of a connection and the number of nodes. And the time of a
-//! take-over, by the number of open logs.
+//! Serial and striped logs over emulated connections, in virtual time. One test compares their
+//! times, by the size of the groups, the limit of a connection and the number of nodes. Another
+//! test measures a take-over, by the number of open logs.
 //!
 //! Decision 0073 uses the figures. `cargo test -p archipelago-storage --test it log_forms --
 //! --nocapture` prints them.
@@ -30,7 +30,7 @@ const GROUPS: u64 = 20;
 #[derive(Clone, Copy, Debug)]
 struct Cell {
     nodes: usize,
-    /// The limit of one connection, as a part of the rate of the card: one of how many.
+    /// Rate of the card, divided by the limit of one connection.
     stream_part: u64,
     group_bytes: u64,
 }

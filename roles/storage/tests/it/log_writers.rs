@@ -120,7 +120,7 @@ fn crash_later(world: &World, logs: &Logs, n: usize, after: Duration) {
     });
 }
 
-/// What the runs with kills do: appends, a sync, and a bigger append.
+/// Writes as the runs with kills need it: appends, a sync, and a bigger append.
 fn write_some(writer: &mut dyn LogWriter) {
     for _ in 0..4 {
         append(writer, 700).unwrap();

@@ -2,8 +2,9 @@
 //! recoveries.
 //!
 //! A run checks that a recovery finds every acknowledged byte, unless power losses may have taken
-//! unsynced ones and the recovery says so, and every synced byte in any case. Two recoveries must
-//! agree, and the old writer must be fenced. Each switch of a node's sabotage breaks one of these.
+//! unsynced ones and the recovery says so. It finds every synced byte in any case. Two recoveries
+//! must agree, and the old writer must be fenced. Each switch of a node's sabotage breaks one of
+//! these.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -59,7 +60,7 @@ enum Faults {
     AtTheEnd,
 }
 
-/// What a run is about.
+/// Settings of a run.
 #[derive(Clone, Copy, Debug)]
 struct Run {
     seed: u64,
@@ -88,7 +89,7 @@ impl OpenLog {
     }
 }
 
-/// The writer of a run, and what it was told.
+/// The writer of a run, and the outcomes of its calls.
 struct Written {
     open: Arc<Mutex<OpenLog>>,
     position: Arc<dyn LogPosition>,

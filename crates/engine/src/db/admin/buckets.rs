@@ -1,4 +1,4 @@
-//! Buckets of a family for users: listed and split on request.
+//! Lists the buckets of a family, and splits a bucket on request.
 //!
 //! Invariants: a change on request pauses background picks, and is refused with `Busy` while the
 //! bucket has L0 files or a running job.
@@ -31,19 +31,19 @@ pub struct BucketInfo {
     pub l0_files: usize,
     /// Bytes of its L0 files.
     pub l0_bytes: u64,
-    /// Base-level files that overlap it.
+    /// Number of base-level files that overlap it.
     pub base_files: usize,
     /// Bytes of those files.
     pub base_bytes: u64,
-    /// Its share of what was written lately, as a multiple of an even share among as many buckets
-    /// as the family begins with; `None` until a memtable was sealed since the open.
+    /// Bucket temperature: its share of the bytes of the window, times the number of buckets that
+    /// the family begins with. 1 is even. `None` until a memtable was sealed since the open.
     pub temperature: Option<f64>,
-    /// Bytes that the sliding window of sealed memtables saw in it.
+    /// Bytes of its keys in the window of sealed memtables.
     pub window_bytes: u64,
-    /// Bytes in the shards of active and immutable memtables that hold its keys (shards of an
-    /// older map count to the bucket that holds their first key).
+    /// Bytes in the shards of active and immutable memtables that hold its keys. A shard of another
+    /// map counts for the bucket that holds its first key.
     pub memtable_bytes: u64,
-    /// Running flushes and compactions that touch it.
+    /// Number of running flushes and compactions that touch it.
     pub jobs: usize,
 }
 
@@ -97,7 +97,8 @@ pub(crate) fn buckets(db: &DbInner, cf: &ColumnFamily) -> Vec<BucketInfo> {
     infos
 }
 
-/// The median of the medians of the bucket's base-level files, or of its memtable shard.
+/// The median of the median keys of the bucket's files below L0, or else the median of its memtable
+/// shard.
 fn bucket_middle(cf: &ColumnFamily, map: &BucketMap, index: usize) -> Result<Vec<u8>> {
     let current = cf.family.current.load_full();
     let range = map.range(index);

@@ -1,18 +1,18 @@
 //! Checkpoints: a second database with the same content, made while the database runs.
 //!
-//! A checkpoint holds exactly what one *moment* of the commit order held. The moment is taken under
-//! the commit lock once every write that was given a sequence number is visible: the last sequence
-//! number and the super version of each family. Creating and dropping families and the last step of
-//! an ingestion hold the same lock, so that no moment lies inside of one of them. Flushes and
-//! compactions that are installed later move records and are not seen: the super versions keep
+//! A checkpoint holds exactly what one *moment* of the commit order held. The moment consists of
+//! the last sequence number and the super version of each family. It is taken under the commit
+//! lock, once every write with a sequence number is visible. The creation and the drop of a family
+//! and the last step of an ingestion hold the same lock, so a moment lies before or after them.
+//! Flushes and compactions that are installed later have no effect, because the super versions keep
 //! their memtables and files until the export is done.
 //!
 //! The export links the tables, value files and invalid files where the file system can (they are
 //! immutable), and copies them otherwise. All keep their numbers, so that references and their
-//! hints stay true. It writes what lies in memtables to L0 tables of its own, without the records
-//! of later writes. So a checkpoint has no log, and nothing that happens to the log of the original
-//! matters to it: writes past the log, segments that are rotated, reused or removed, a log that
-//! cannot be synced. `CURRENT` is written last: before it, the directory is no database.
+//! hints stay true. It writes the records of memtables to L0 tables of its own, without the records
+//! of later writes. So a checkpoint has no log, and does not depend on the log of the original: on
+//! writes without the log, on segments that are rotated, reused or removed, or on a log that cannot
+//! be synced. `CURRENT` is written last. Before that, the directory is no database.
 //!
 //! Invariants:
 //! 1. A checkpoint is a prefix of the commit order. If it has a write, it has everything that
@@ -20,10 +20,10 @@
 //! 2. An export calls no merge operator and no compaction filter.
 //!
 //! Thread-safety: any number of checkpoints may be made at the same time.
-//! Failure: the directory is removed and the original is as before.
-//! Cost: writers wait while the writes under way are inserted and the super versions are loaded
-//! (one load a family), not for any I/O. The export reads and writes all memtables once and holds
-//! their memory until its end.
+//! Failure: the directory is removed, and the original stays as it was.
+//! Cost: writers wait while running writes are inserted and one super version of each family is
+//! loaded, but not for any I/O. The export reads and writes all memtables once, and holds their
+//! memory until its end.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -67,12 +67,13 @@ const COPY_CHUNK_BYTES: usize = 1 << 20;
 struct Moment {
     /// The last sequence number that was given out. Every record up to it is visible.
     last_seq: SeqNo,
-    /// Every family and what its readers find.
+    /// Every family, with the super version that its readers use.
     families: Vec<(Arc<Family>, Arc<SuperVersion>)>,
 }
 
 fn moment(context: &Context, view: &ReadView, writes: &WritePath) -> Moment {
-    // Between two pictures of a read-only database lies no moment.
+    // While a picture of a read-only database is published, a moment would have parts of two
+    // pictures.
     let _publishing = context.options().read_only.then(|| view.pictures().lock_publishing());
     let commit = writes.committer().lock(Order::none());
     writes.committer().wait_all_visible(view, &commit);
@@ -96,7 +97,7 @@ fn checkpoint(db: &DbInner, dir: &Path) -> Result<()> {
     }
     db.storage.fs().sync_dir(dir)?;
     db.context.fault_point("checkpoint.before_manifest")?;
-    // Counters may be those of later: they only grow.
+    // The counters may be newer than the moment, because they only grow.
     let exporter = db.storage.lock_manifest(Order::none()).exporter();
     let families = moment
         .families
@@ -105,7 +106,8 @@ fn checkpoint(db: &DbInner, dir: &Path) -> Result<()> {
     exporter.of_moment(moment.last_seq, families, &edit)?.write(dir)
 }
 
-/// Writes what lies in the memtables of `picture` up to `through` to L0 tables in `dir`.
+/// Writes the records up to `through` in the memtables of `picture` to L0 tables in `dir`. Returns
+/// the metadata of these tables.
 fn export_memtables(
     db: &DbInner,
     family: &Family,
@@ -160,8 +162,8 @@ fn export_memtables(
     Ok(drive(&mut input, writer, &context, |_| Ok(()))?.tables)
 }
 
-/// A cursor over the records of a memtable shard up to `through`. Those of a shard at a node come
-/// page by page, so that its image takes no memory here.
+/// A cursor over the records of a memtable shard up to `through`. The records of a shard at a node
+/// are read page by page, so that its image takes no memory here.
 fn export_child(home: &ShardHome, keys: &KeyRange, through: SeqNo) -> Child {
     let iter: Box<dyn InternalIterator> = match home {
         ShardHome::Here(shard) => Arc::clone(shard).verified_iter(),
@@ -190,8 +192,8 @@ fn link_files(storage: &Storage, version: &Version, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Links the file `name` into `dir`, or copies it. A file of a read-only database may be gone from
-/// the directory and still be `held` open.
+/// Links the file `name` into `dir`, or copies it. If a writer has removed a file of a read-only
+/// database, the copy is made from `held`, the file that is still open.
 fn link_or_copy(
     storage: &Storage,
     name: &str,

@@ -4,17 +4,20 @@
 //! count as progress. [`pick_range`] decides which job comes next.
 //!
 //! Invariants:
-//! 1. A compaction ends while others write. It is over when every record of the range that was
-//!    written before the call lies in a table of the last level that was written for it, or that
-//!    had nothing to gain from being written again ([`RangeInput`]).
-//! 2. While it waits for files that running jobs use, a *claim* keeps further background jobs away
-//!    from the files of its next job. The claim ends under the lock under which the job starts.
-//! 3. However it ends, no claim remains, and every job that it installed stays.
+//! 1. A compaction of a range ends even if users go on writing. At its end, every record of the
+//!    range that was written before the call lies in a table of the last level. The call has
+//!    written that table, or the table had nothing to gain from being written again
+//!    ([`RangeInput`]).
+//! 2. While it waits for files that running jobs use, a *claim* keeps further background jobs from
+//!    taking the files of its next job. The claim ends under the same hold of the jobs lock under
+//!    which that job starts.
+//! 3. After its end, also by an error, no claim remains, and the results of its installed jobs
+//!    stay.
 //!
 //! Thread-safety: any number of compactions of ranges may run at the same time.
-//! Failure: it ends with the error of a job, the close of the database, the drop of the family, an
-//! error that makes the database read only, or a cancel.
-//! Cost: every job reads and writes its inputs; in addition O(files of the range) for each job.
+//! Failure: an error of a job ends the call. So does the close of the database, the drop of the
+//! family, an error that makes the database read only, or a cancel.
+//! Cost: every job reads and writes its inputs. The choice of a job is O(files of the range).
 
 use std::collections::HashSet;
 use std::fmt;
@@ -37,20 +40,21 @@ use crate::version::Version;
 /// Tables of the last level that a compaction of a range writes again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LastLevel {
-    /// Tables that gain something: they have deletes, range tombstones, expired records or versions
-    /// that no snapshot needs, another compression than the family's, or the family has a
-    /// compaction filter. So do tables with separated values if the family does not separate values
-    /// any more, and tables without separated values whose records have on average at least
+    /// Tables that gain something, which is the default. Such a table has deletes, range
+    /// tombstones, expired records, versions that no snapshot needs, or another compression than
+    /// the family's, or the family has a compaction filter. A table with separated values also
+    /// gains if the family does not separate values any more. A table without separated values
+    /// gains if its records have on average at least
     /// [`CfOptions::value_separation_bytes`](crate::options::CfOptions::value_separation_bytes)
-    /// bytes. The default.
+    /// bytes.
     #[default]
     WhereItGains,
-    /// All tables that were there at the beginning.
+    /// All tables that existed at the beginning.
     Always,
 }
 
-/// Receives a compaction's progress: bytes of tables that were done, and bytes in all. Both
-/// are estimates; the second may grow.
+/// Function that receives the progress of a compaction: bytes of tables that are done, and bytes in
+/// all. Both are estimates, and the second may grow.
 pub type OnProgress = Arc<dyn Fn(u64, u64) + Send + Sync>;
 
 /// Settings of [`Db::compact_range_with`](crate::db::Db::compact_range_with).
@@ -58,9 +62,10 @@ pub type OnProgress = Arc<dyn Fn(u64, u64) + Send + Sync>;
 pub struct CompactRangeOptions {
     /// Tables of the last level that are written again. Default: those that gain something.
     pub last_level: LastLevel,
-    /// Ends the compaction from another thread. Default: a flag that is never set.
+    /// Flag that cancels the compaction from another thread. Default: a flag that is never set.
     pub cancel: Cancel,
-    /// Called on the caller's thread before each job and at the end. Default none.
+    /// Function that is called on the caller's thread before each job and at the end. Default:
+    /// none.
     pub on_progress: Option<OnProgress>,
 }
 
@@ -78,7 +83,7 @@ struct Wish<'a> {
     cf: &'a ColumnFamily,
     range: &'a KeyRange,
     options: &'a CompactRangeOptions,
-    /// Number of its claim.
+    /// Number that identifies its claim.
     id: u64,
     through: SeqNo,
     first_new_no: u64,
@@ -99,7 +104,7 @@ impl Wish<'_> {
         }
     }
 
-    /// Reports the progress when `bytes_due` are left.
+    /// Reports the progress. `bytes_due` is the number of bytes that are left.
     fn report(&mut self, bytes_due: u64) {
         let Some(on_progress) = &self.options.on_progress else { return };
         self.bytes_done += self.bytes_due.saturating_sub(bytes_due);
@@ -115,7 +120,7 @@ impl Wish<'_> {
     }
 }
 
-/// Takes a wish's claim back, however it ends.
+/// Claim of a compaction of a range. The drop removes it, also after an error.
 struct Claim<'a> {
     inner: &'a DbInner,
     id: u64,
@@ -162,8 +167,8 @@ pub(crate) fn compact_range(db: &DbInner, request: &RangeRequest<'_>) -> Result<
     Ok(())
 }
 
-/// One job of a wish, at `level`, or one that drops tables without reading them (`None`);
-/// `false` if there is none left.
+/// Runs one job of a wish, at `level`, or a job that drops tables without reading them (`None`).
+/// Returns `false` if no job is left.
 fn compact_step(db: &DbInner, wish: &mut Wish<'_>, level: Option<usize>) -> Result<bool> {
     wish.cf.family.check_alive()?;
     db.context.check_open()?;

@@ -1,4 +1,4 @@
-//! Figures of a whole database, beside those of its families ([`super::report`]).
+//! Figures of a whole database, in addition to those of its families ([`super::report`]).
 //!
 //! Invariants: the figures of one report may belong to slightly different moments.
 //!
@@ -30,9 +30,9 @@ pub enum JobKind {
     Gc,
     /// An ingestion of finished tables.
     Ingestion,
-    /// The way of a memtable shard to a memory node.
+    /// A send of a memtable shard to a memory node.
     Send,
-    /// The reading of the log for memtable shards that memory nodes have lost.
+    /// A rebuild, from the log, of memtable shards that memory nodes have lost.
     Rebuild,
 }
 
@@ -75,12 +75,13 @@ impl JobKind {
     }
 }
 
-/// Health of a database, by what it still does.
+/// Health of a database, by the work that it still does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HealthState {
     /// Reads, writes and background work succeed.
     Healthy,
-    /// Background work or an append failed and is tried again, or the disk is full.
+    /// Background work or an append failed and is tried again, or the disk has too little room for
+    /// writes or for a due compaction.
     Failing,
     /// Writes are refused until the database is resumed or opened again.
     ReadOnly,
@@ -116,7 +117,7 @@ pub struct DatabaseReport {
     pub running_jobs: Vec<(JobKind, u64)>,
     /// Bytes that running compactions and garbage collections may write.
     pub in_flight_bytes: u64,
-    /// Bytes of memory that running compactions may take.
+    /// Bytes of memory that all background jobs may take, with the default number of inputs each.
     pub job_memory_bytes_max: u64,
     /// Number of open snapshots.
     pub snapshots: u64,

@@ -63,8 +63,8 @@ pub(crate) fn drop_family(db: &DbInner, family: &Arc<Family>) -> Result<()> {
     leave_log::leave_log_before_sync(db)?;
     let mut commit = db.writes.committer().lock(Order::none());
     family.check_alive()?;
-    // Power loss must not keep the drop and lose the writes before it: data may have been
-    // moved from this family to another.
+    // Power loss must not keep the drop and lose the writes before it, because a user may have
+    // moved data from this family to another.
     db.writes.committer().wait_all_visible(&db.view, &commit);
     write::sync_log(db, commit.last_seq, commit.order())?;
     let mut manifest = db.storage.lock_manifest(commit.order());

@@ -1,23 +1,23 @@
 //! Ingestion: tables made by an `SstWriter` become part of a column family in one step.
 //!
-//! The files are linked or copied into the directory and checked in full, and what the family
-//! cannot hold is refused ([`check_ingestible`]). They are cut at the bucket map where they would
-//! straddle L0 buckets, and installed with one fresh sequence number. All values of an ingestion
-//! are inline; a compaction separates them. Writers wait only for the last step: the memtables that
-//! overlap are flushed before, and the placement is decided and installed under the commit lock and
-//! the manifest lock.
+//! The files are linked or copied into the directory and checked in full. Files that the family
+//! cannot hold are refused ([`check_ingestible`]). A file that would lie in several L0 buckets is
+//! cut at the bucket map. All files are installed with one new sequence number. All values of an
+//! ingestion are inline; a compaction separates them. Writers wait only for the last step, which
+//! holds the commit lock. It flushes the family if a memtable overlaps, and then chooses the levels
+//! and installs the files under the manifest lock.
 //!
 //! Invariants:
 //! 1. An ingested file lies above everything older that overlaps it. It goes to the deepest level
-//!    where nothing at or above overlaps it, if no compaction runs over its keys; else to L0, which
-//!    takes only files within one bucket.
+//!    for which no file at this level or above overlaps it, if no compaction runs over its keys.
+//!    Otherwise it goes to L0, which takes only files within one bucket.
 //! 2. From the choice of the levels until the install the ingestion is among the running jobs
-//!    ([`RunningKind::Ingestion`]), with the keys and the level of each file. It is entered under
-//!    the same hold of the jobs lock in which the levels are chosen, and leaves on every way out.
+//!    ([`RunningKind::Ingestion`]), with the keys and the level of each file. It is added under the
+//!    same hold of the jobs lock in which the levels are chosen, and removed also after an error.
 //!    So no compaction is picked meanwhile that would write the same keys of the same level, and no
 //!    map change that would cut a file. A flush cannot collide: no memtable holds keys of the
 //!    files, and the commit lock lets no write in.
-//! 3. One ingestion at a time is between these two points, because it holds the manifest lock.
+//! 3. Only one ingestion at a time is between these two points, because it holds the manifest lock.
 //! 4. The files are in the current version before their sequence number is visible, as the records
 //!    of a write are in a memtable before theirs is. So a snapshot that sees the number finds them
 //!    in every version that it reads.
@@ -25,9 +25,9 @@
 //! An ingestion syncs the writes before it, so that power loss cannot keep the ingestion and lose
 //! an earlier write.
 //!
-//! Failure: nothing is visible before the manifest edit; files that were taken and not installed
-//! are removed, as are after success those that were cut. If the edit could not be written, the
-//! next open may find it: then the files stay, and the sequence number is not given out again.
+//! Failure: nothing is visible before the manifest edit. Files that were taken and not installed
+//! are removed, and so are files that were cut, after a success. If the edit could not be written,
+//! the next open may find it. Then the files stay, and the sequence number is not given out again.
 //! Cost: two reads of each file, a copy where it cannot be linked, a flush of the family if a
 //! memtable overlaps, one log sync and one edit.
 
@@ -67,13 +67,13 @@ use crate::version::{Running, Version};
 /// Settings of an ingestion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IngestOptions {
-    /// Link the files instead of copying them, where the file system can. The originals may be
+    /// Whether the files are linked instead of copied, if the file system can. The originals may be
     /// removed afterwards but must not be written to. Default false.
     pub link: bool,
 }
 
-/// Files that an ingestion has brought into the directory. Those that are still here when this is
-/// dropped were not installed, and are removed.
+/// Files that an ingestion has brought into the directory and not installed. The drop removes them,
+/// unless the outcome of an edit is unknown.
 struct Taken<'a> {
     inner: &'a DbInner,
     files: Vec<FileNo>,
@@ -85,13 +85,13 @@ impl Drop for Taken<'_> {
             return;
         }
         for no in &self.files {
-            // One that stays is removed by the next open.
+            // The next open removes a file that stays.
             let _ = self.inner.storage.fs().remove(&self.inner.storage.path_of(&sst_name(*no)));
         }
     }
 }
 
-/// An ingestion among the running jobs, until this is dropped.
+/// An ingestion among the running jobs. The drop ends it.
 struct RunningIngestion<'a> {
     inner: &'a DbInner,
     /// It begins and ends while the manifest lock is held.
@@ -125,7 +125,7 @@ pub(crate) fn ingest<P: AsRef<Path>>(
     check_disjoint(&mut metas)?;
     leave_log::leave_log_before_sync(db)?;
     loop {
-        // Cut by the map of now; checked again under the lock.
+        // The files are cut at the present map. The map is checked again under the lock.
         let version = Arc::clone(&family.current.load().version);
         let pieces = cut_at_buckets(&numbers, family, &version, &metas, &mut taken.files)?;
         if let Some(installed) = install_ingest(db, family, &version, pieces)? {
@@ -165,7 +165,7 @@ fn take_file(
     Ok(table.meta)
 }
 
-/// Cuts files that would straddle buckets of L0; the others stay as they are.
+/// Cuts files that would lie in several buckets of L0. The other files stay as they are.
 fn cut_at_buckets(
     numbers: &JobNumbers<'_>,
     family: &Arc<Family>,
@@ -208,8 +208,8 @@ fn cut_at_buckets(
     Ok(pieces)
 }
 
-/// Flushes what the family has at memory nodes and keeps the rest here, so that nothing waits for a
-/// node under the commit lock. If no memtable overlaps the files, nothing is flushed.
+/// Flushes the family's shards at memory nodes and keeps the others here, so that nothing waits for
+/// a node under the commit lock. If no memtable overlaps the files, nothing is flushed.
 fn flush_away(db: &DbInner, family: &Arc<Family>, pieces: &[FileMeta]) -> Result<Option<StayHome>> {
     let Some(away) = db.context.away() else { return Ok(None) };
     if !has_overlap(&family.current.load(), pieces) {
@@ -224,8 +224,9 @@ fn flush_away(db: &DbInner, family: &Arc<Family>, pieces: &[FileMeta]) -> Result
     Ok(Some(home))
 }
 
-/// Whether a shard of the family is at a memory node, or on its way. Once shards must stay and this
-/// is false, it stays so: a send begins under the same lock, and only if shards may leave.
+/// Whether a shard of the family is at a memory node, or is being sent. While shards must stay,
+/// `false` does not change to `true`: a send begins under the same lock, and only if shards may
+/// leave.
 fn has_away(state: &JobState, family: &Family) -> bool {
     let mut homes = state.sealed_of(family.id).flat_map(|sealed| sealed.view.homes());
     let is_send = |kind: &RunningKind| matches!(kind, RunningKind::Send { cf } if *cf == family.id);
@@ -245,11 +246,12 @@ fn has_overlap(current: &SuperVersion, pieces: &[FileMeta]) -> bool {
         let mut filled = homes.filter_map(|(at, home)| Some((at, home.as_ref()?.is_filled())));
         filled.any(|(at, is_filled)| holds(&memtable.map, at, is_filled))
     });
-    // Written shards left the memtables, but not the files that the levels are chosen by.
+    // Written shards have left the memtables, but are not yet in the version by which the levels
+    // are chosen.
     overlaps || !Arc::ptr_eq(&current.version, &current.readable)
 }
 
-/// Flushes the family (commit lock held, so that no write comes in between).
+/// Flushes all memtables of the family (commit lock held, so that no write comes in between).
 fn flush_all(db: &DbInner, commit: &mut CommitGuard<'_>, family: &Arc<Family>) -> Result<()> {
     seal::seal_active(db, commit, family);
     while !family.current.load().immutables.is_empty() {
@@ -265,8 +267,8 @@ fn flush_all(db: &DbInner, commit: &mut CommitGuard<'_>, family: &Arc<Family>) -
     Ok(())
 }
 
-/// Places and installs the files; their numbers, or `None` if something changed so that the
-/// caller has to cut again.
+/// Chooses the levels of the files and installs them. Returns their numbers; `None` if something
+/// has changed so that the caller has to cut the files again.
 fn install_ingest(
     db: &DbInner,
     family: &Arc<Family>,
@@ -283,12 +285,13 @@ fn install_ingest(
     }
     if has_overlap(&current, &pieces) {
         if has_away(&db.jobs.lock(commit.order()), family) {
-            // A write that overlaps has come meanwhile.
+            // An overlapping write has arrived meanwhile.
             return Ok(None);
         }
         flush_all(db, &mut commit, family)?;
     }
-    // The files survive power loss from here on: what was written before must do so too.
+    // The ingested files will survive power loss, so everything that was written before must
+    // survive it too.
     write::sync_log(db, commit.last_seq, commit.order())?;
     let mut manifest = db.storage.lock_manifest(commit.order());
     let version = Arc::clone(&family.current.load().version);
@@ -301,7 +304,7 @@ fn install_ingest(
     let built = manifest.apply(edit);
     let is_installed = built.is_ok();
     if is_installed || manifest.is_unsettled() {
-        // The manifest has the number, or may have it: no write gets it.
+        // The manifest has the number, or may have it. So no write gets it.
         commit.last_seq = seq;
         if let Ok(built) = &built {
             let mut state = db.jobs.lock(manifest.order());
@@ -323,9 +326,8 @@ fn install_ingest(
     Ok(Some(pieces.iter().map(|meta| meta.no).collect()))
 }
 
-/// Chooses the level of each file and enters the ingestion among the running jobs, as one step;
-/// `None` if a file has to be cut first (manifest lock held, so that `version` stays the
-/// newest).
+/// Chooses the level of each file and adds the ingestion to the running jobs, as one step. `None`
+/// if a file has to be cut first. The manifest lock is held, so that `version` stays the newest.
 fn start_ingestion<'a>(
     db: &'a DbInner,
     family: &Family,
@@ -350,7 +352,8 @@ fn start_ingestion<'a>(
     Some(RunningIngestion { inner: db, order, job_id, levels })
 }
 
-/// Counts an installed ingestion and tells of it.
+/// Counts an installed ingestion, tells the file system the levels of its files, and sends an
+/// event.
 fn tell_ingestion(db: &DbInner, family: &Family, pieces: &[FileMeta], levels: &[usize]) {
     for (piece, &level) in pieces.iter().zip(levels) {
         let context = IoContext::sst(IoPurpose::Ingest, level as u8).of_family(family.id.0);
@@ -374,7 +377,7 @@ fn edit_of(family: &Family, pieces: &mut [FileMeta], levels: &[usize], seq: SeqN
     edit
 }
 
-/// The deepest level to which a file over `range` can go without passing something that overlaps;
+/// The deepest level to which a file over `range` can go without passing a file that overlaps it;
 /// `None` if that is L0.
 fn deepest_level(version: &Version, range: &KeyRange) -> Option<usize> {
     let l0 = version
@@ -408,8 +411,8 @@ fn place(
     (version.map().buckets_of(&range).len() == 1).then_some(0)
 }
 
-/// Refuses a table that `family` cannot hold: it would be found out only when a read or a
-/// compaction meets the records, and then for good.
+/// Refuses a table that `family` cannot hold. Otherwise every read or compaction that meets its
+/// records would fail.
 fn check_ingestible(family: &Family, table: &ForeignTable) -> Result<()> {
     let properties = &table.properties;
     if !properties.refs.is_empty() {
@@ -449,7 +452,7 @@ fn check_ingestible(family: &Family, table: &ForeignTable) -> Result<()> {
     Ok(())
 }
 
-/// Sorts the files by key; refuses if two overlap.
+/// Sorts the files by key. Refuses files that overlap or have no records.
 fn check_disjoint(metas: &mut [FileMeta]) -> Result<()> {
     metas.sort_by(|a, b| a.smallest.cmp(&b.smallest));
     for pair in metas.windows(2) {

@@ -1,7 +1,7 @@
 //! Administration: the calls of an operator.
 //!
-//! Families, buckets, compactions of a range, checkpoints, ingestion, reports and verification. The
-//! calls stand here; the files beside this one carry them out.
+//! They concern families, buckets, compactions of a range, checkpoints, ingestion, reports and
+//! verification. The calls stand here, and the other files of the folder carry them out.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: the methods say which errors they return, and what holds after an error.
@@ -41,7 +41,8 @@ use crate::options::CfOptions;
 use crate::version::rebalance::ChangeKind;
 
 impl Db {
-    /// The column family named `name`. `InvalidArgument` lists those that there are.
+    /// The column family named `name`. `InvalidArgument` if there is none, and its text lists the
+    /// existing names.
     pub fn family(&self, name: &str) -> Result<ColumnFamily> {
         self.inner.context.check_open()?;
         let family = families::find_family(&self.inner.view, name)?;
@@ -63,21 +64,21 @@ impl Db {
         Ok(ColumnFamily { family, db_token: self.inner.context.token() })
     }
 
-    /// Drops a column family with all its data. The default one cannot be dropped. Durable on
+    /// Drops a column family with all its data. The default family cannot be dropped. Durable on
     /// return: power loss cannot undo it, and everything that was written before the drop survives
     /// with it. Errors: `InvalidArgument` for the default family, `Closed` if it was dropped
     /// before, `Io` if the log cannot be synced or the manifest cannot be written.
     ///
-    /// Afterwards every call with a handle of the family is refused with `Closed`, reads at older
-    /// snapshots as well, and a writer that waits for its flushes gets an error. Iterators that are
-    /// open on the family go on, and values that were read stay. Running flushes and compactions
-    /// are not waited for: what they make is removed when they end, and they do not count as
+    /// Afterwards every call with a handle of the family fails with `Closed`, also a read at an
+    /// older snapshot. A writer that waits for its flushes gets an error. Open iterators over the
+    /// family go on, and values that were read stay valid. The call does not wait for running
+    /// flushes and compactions. Their outputs are removed when they end, and they do not count as
     /// failed.
     ///
     /// Its memtables and tables are freed as soon as no iterator, no running job and no snapshot
-    /// holds them (snapshots hold those of families that have a compaction filter). Handles hold
-    /// nothing. Background work removes the files that were held, or the next open if the database
-    /// was closed before.
+    /// holds them. Snapshots hold those of families that have a compaction filter. Handles hold
+    /// nothing. Background work removes the files that were held. If the database is closed before
+    /// that, the next open removes them.
     pub fn drop_family(&self, cf: &ColumnFamily) -> Result<()> {
         self.check_family(cf)?;
         self.inner.observers.health().check_writable()?;
@@ -90,17 +91,17 @@ impl Db {
         Ok(buckets::buckets(&self.inner, cf))
     }
 
-    /// Cuts bucket `index` in two at `key`, or, if `None`, in the middle of its data. `Busy`, with
-    /// the reason, while the bucket has L0 files or a running job; `InvalidArgument` if the key
-    /// does not lie inside the bucket. Survives power loss on return.
+    /// Cuts bucket `index` in two at `key`, or in the middle of its data if `key` is `None`.
+    /// Survives power loss on return. Errors: `Busy`, with the reason, while the bucket has L0
+    /// files or a running job, or while background work is paused; `InvalidArgument` if the key
+    /// does not lie inside the bucket.
     pub fn split_bucket(&self, cf: &ColumnFamily, index: usize, key: Option<&[u8]>) -> Result<()> {
         self.check_family(cf)?;
         buckets::split_bucket(&self.inner, cf, index, key)
     }
 
-    /// Makes bucket `index` and its right neighbour one. `Busy` as in [`Db::split_bucket`]. Where
-    /// the family's `buckets_dynamic` is set, what is changed by hand may be changed back by the
-    /// load.
+    /// Merges bucket `index` with its right neighbour. `Busy` as in [`Db::split_bucket`]. If the
+    /// family's `buckets_dynamic` is set, later changes by the load may undo a change on request.
     pub fn merge_buckets(&self, cf: &ColumnFamily, index: usize) -> Result<()> {
         self.check_family(cf)?;
         rebalance::change_map(&self.inner, &cf.family, |map| {
@@ -115,7 +116,8 @@ impl Db {
         Ok(rebalance::bucket_changes(&self.inner.jobs, cf.id()))
     }
 
-    /// Writes all memtables of the family to L0 and waits for it.
+    /// Writes all memtables of the family to L0, and waits until the tables are installed. The
+    /// records then survive power loss.
     pub fn flush(&self, cf: &ColumnFamily) -> Result<()> {
         self.check_family(cf)?;
         self.inner.context.check_open()?;
@@ -123,7 +125,9 @@ impl Db {
         flush::flush_family(&self.inner, &cf.family)
     }
 
-    /// Begins to write all memtables of the family to L0, without waiting for it.
+    /// Begins to write all memtables of the family to L0, without waiting for the end. If the
+    /// family already has the largest number of sealed memtables, the call waits as [`Db::flush`]
+    /// does.
     pub fn start_flush(&self, cf: &ColumnFamily) -> Result<()> {
         self.check_family(cf)?;
         self.inner.context.check_open()?;
@@ -131,12 +135,12 @@ impl Db {
         flush::start_flush(&self.inner, &cf.family)
     }
 
-    /// Compacts the keys of `range` down to the last level and waits for it; flushes first. Tables
-    /// of the last level are written again where that gives something back: see
+    /// Flushes the family, compacts the keys of `range` down to the last level, and waits for the
+    /// end. Tables of the last level are written again if that gains something: see
     /// [`LastLevel`](crate::db::LastLevel). If the family does not separate values any more, all
-    /// values of the range lie in tables again when it returns.
+    /// values of the range lie in tables again on return.
     ///
-    /// Everything that was written before the call is compacted when it returns. Others may write
+    /// Everything that was written before the call is compacted on return. Writers may go on
     /// meanwhile. Errors: those of [`Db::compact_range_with`].
     pub fn compact_range(&self, cf: &ColumnFamily, range: &KeyRange) -> Result<()> {
         self.compact_range_with(cf, range, &CompactRangeOptions::default())
@@ -161,30 +165,31 @@ impl Db {
     /// Makes a checkpoint in `dir`, which must not exist or be empty. On return it survives power
     /// loss and can be opened as a database of its own.
     ///
-    /// It holds what the database held at one moment during the call: every write, ingestion,
-    /// creation and drop of a family that returned before the call, and of those that run at the
-    /// same time a prefix of the order in which they take effect. Writes that passed the log are
-    /// no exception. Writers go on while files are linked, copied and written.
+    /// It holds what the database held at one moment during the call. It has every write,
+    /// ingestion, creation and drop of a family that returned before the call. Of those that run at
+    /// the same time, it has a prefix of the order in which they take effect. All of this holds for
+    /// writes without the log, too. Writers go on while files are linked, copied and written.
     ///
     /// Errors: `InvalidArgument` if the directory is not empty; `Io` if a file cannot be read or
-    /// written. After an error the directory is gone.
+    /// written. After an error in the export the directory is removed.
     pub fn checkpoint(&self, dir: impl AsRef<Path>) -> Result<()> {
         checkpoint::make_checkpoint(&self.inner, dir.as_ref())
     }
 
-    /// Adds `files`, made by an `SstWriter`, to `cf`; their records are newer than everything
-    /// that was written before, and become visible at once. Survives power loss on return. Other
+    /// Adds `files`, made by an `SstWriter`, to `cf`. Their records are newer than everything that
+    /// was written before, and become visible in one step. Survives power loss on return. Other
     /// ingestions, flushes, compactions and changes of buckets may run meanwhile.
     ///
     /// Every file is checked in full before anything is visible. After an error nothing was
-    /// ingested, and no file stays in the directory; only if the error is that the manifest could
-    /// not be written may the next open find the files ingested.
+    /// ingested, and no file stays in the directory. There is one exception: if the manifest could
+    /// not be written, the next open may find the files ingested.
     ///
-    /// Errors: `InvalidArgument` says which file `cf` cannot hold, why, and what to do instead: one
-    /// that is no table or was not made by an `SstWriter` (a table of a live database has sequence
-    /// numbers of its own), one with merge operands where `cf` has no merge operator, one that was
-    /// made for a column family of another name, two that overlap, one without records. `Corrupt`
-    /// names a damaged file, `Unsupported` one of another format, comparator or encryption.
+    /// Errors: `InvalidArgument` names the file that `cf` cannot hold, the reason, and a remedy.
+    /// Reasons are: the file is no table, or was not made by an `SstWriter` (a table of a live
+    /// database has sequence numbers of its own). It has merge operands, and `cf` has no merge
+    /// operator. It was made for a column family of another name. It overlaps another file, or has
+    /// no records. `Corrupt` names a damaged file. `Unsupported` names a file of another format,
+    /// comparator or encryption.
     pub fn ingest<P: AsRef<Path>>(
         &self,
         cf: &ColumnFamily,
@@ -201,7 +206,7 @@ impl Db {
         ingest::ingest(&self.inner, &cf.family, files, options)
     }
 
-    /// A picture of `cf`.
+    /// Figures of `cf` at one moment, by level and by bucket.
     pub fn report(&self, cf: &ColumnFamily) -> Result<Report> {
         report::report(self, cf)
     }
@@ -212,7 +217,7 @@ impl Db {
         database_report::database_report(self)
     }
 
-    /// Everything as text, for people.
+    /// Reports of all families, memory, counters and timers as text for people.
     #[must_use]
     pub fn stats_text(&self) -> String {
         report::stats_text(self)
@@ -221,46 +226,47 @@ impl Db {
     /// A property by name, as text; `None` if there is no such property. Names, each also with
     /// `rocksdb.` instead of `archipelago.`: `archipelago.stats`, `.levelstats`, `.bucketstats`,
     /// `.num-files-at-levelN`, `.estimate-num-keys`, `.num-immutable-mem-table`,
-    /// `.cur-size-all-mem-tables`, `.estimate-pending-compaction-bytes`, `.num-snapshots`,
-    /// `.snapshot-table-bytes`, `.snapshot-mem-table-bytes`,
-    /// `.total-sst-files-size`, `.num-running-jobs`, `.block-cache-usage`, `.block-cache-hit` and
-    /// `-miss` (of data, index, filter and value blocks also `.block-cache-data-hit` and so on),
-    /// `.num-value-files`, `.value-file-bytes`, `.value-valid-bytes`, `.value-exposed-bytes`,
-    /// `.value-hidden-bytes`, `.value-stats` (see [`Db::values`]), `.space-live-bytes` (tables and
-    /// value files without garbage), `.space-in-flight-bytes` (of running compactions and garbage
-    /// collections), `.pinned-file-bytes` (tables and value files that only old versions hold),
-    /// `.background-errors`, `.health`,
-    /// `.latest-sequence-number`, `.disk-state` (roomy, tight, low or critical),
-    /// `.disk-free-bytes`, `.disk-reserve-bytes`.
+    /// `.num-away-shards`, `.away-shard-bytes`, `.cur-size-all-mem-tables`, `.mem-table-bytes-max`,
+    /// `.estimate-pending-compaction-bytes`, `.num-snapshots`, `.snapshot-table-bytes`,
+    /// `.snapshot-mem-table-bytes`, `.total-sst-files-size`, `.num-running-jobs`,
+    /// `.running-jobs-bytes-max`, `.block-cache-usage`, `.block-cache-capacity`, `.block-cache-hit`
+    /// and `-miss` (of data, index, filter, value and flat blocks also `.block-cache-data-hit` and
+    /// so on), `.num-value-files`, `.value-file-bytes`, `.value-valid-bytes`,
+    /// `.value-exposed-bytes`, `.value-hidden-bytes`, `.value-stats` (see [`Db::values`]),
+    /// `.space-live-bytes` (tables and value files without garbage), `.space-in-flight-bytes` (of
+    /// running compactions and garbage collections), `.pinned-file-bytes` (tables and value files
+    /// that only old versions hold), `.background-errors`, `.health`, `.latest-sequence-number`,
+    /// `.disk-state` (roomy, tight, low or critical), `.disk-free-bytes`, `.disk-reserve-bytes`.
     #[must_use]
     pub fn property(&self, cf: &ColumnFamily, name: &str) -> Option<String> {
         report::property(self, cf, name)
     }
 
-    /// The value files of the family, the one with the most garbage first, and what its space
-    /// consists of.
+    /// The value files of the family, with the most garbage first, and the parts of the family's
+    /// space.
     pub fn values(&self, cf: &ColumnFamily) -> Result<ValuesReport> {
         values::values_report(self, cf)
     }
 
-    /// Estimate of live keys: overwritten, deleted and expired ones are not counted. With some
-    /// thousand keys it is nearly exact; with more it is within 10 % of the number of different
-    /// keys that the records in memtables and tables have. It reads up to about a hundred
-    /// small blocks.
+    /// Estimated number of live keys. Overwritten, deleted and expired records do not count. With
+    /// at most some thousand keys the estimate is nearly exact. With more, the error is within 10 %
+    /// of the number of different keys that the records in memtables and tables have. The call
+    /// reads at most some hundreds of small blocks.
     #[must_use]
     pub fn estimate_keys(&self, cf: &ColumnFamily) -> u64 {
         key_estimate::count_keys(self.inner.reader(), &cf.family).keys
     }
 
-    /// [`Db::estimate_keys`], with how many of the keys expire and the mean time that those have
+    /// [`Db::estimate_keys`] with the number of keys that expire, and the mean time that these have
     /// left. The number of expiring keys has the same error as that of all keys.
     #[must_use]
     pub fn estimate_key_counts(&self, cf: &ColumnFamily) -> KeyEstimate {
         key_estimate::count_keys(self.inner.reader(), &cf.family)
     }
 
-    /// Bytes of keys and values of all records in memtables and tables, overwritten, deleted and
-    /// expired ones included: what a scan of everything may have to read, before compression.
+    /// Bytes of keys and values of all records in memtables and tables, before compression.
+    /// Overwritten, deleted and expired records are included. A scan of everything may have to read
+    /// this many bytes.
     #[must_use]
     pub fn raw_bytes(&self, cf: &ColumnFamily) -> u64 {
         report::raw_bytes(cf)
@@ -279,12 +285,14 @@ impl Db {
     }
 
     /// Reads every live table and value file in full (each checksum, order and counts), the closed
-    /// log segments and the manifest, and checks that every reference to a separated value
-    /// resolves. The error of a damaged value file says how many records refer to it. Changes
-    /// nothing. A database that was opened read only
-    /// is verified as of its picture ([`Db::catch_up`]); a table that its writer has removed since,
-    /// and that was not held open, is no damage and is not counted. `progress` is called with the
-    /// bytes done and in all. Damage is listed in the report, not returned as an error.
+    /// log segments and the manifest. Checks that every reference to a separated value resolves.
+    /// The error of a damaged value file says how many records refer to it. Changes nothing. Damage
+    /// is listed in the report, and not returned as an error. `progress` is called with the bytes
+    /// that were read and the bytes in all.
+    ///
+    /// A database that was opened read only is verified as of its picture ([`Db::catch_up`]). A
+    /// table that its writer has removed meanwhile, and that was not held open, is no damage and
+    /// does not count.
     pub fn verify(&self, progress: impl FnMut(u64, u64)) -> Result<VerifyReport> {
         self.inner.context.check_open()?;
         verify::verify(&self.inner, progress)

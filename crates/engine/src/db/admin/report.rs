@@ -34,30 +34,32 @@ pub struct LevelInfo {
     pub files: usize,
     /// Bytes of the files.
     pub bytes: u64,
-    /// The size that the level should have at most; 0 for L0, `u64::MAX` where there is no bound.
+    /// Target size of the level, in bytes; 0 for L0, and `u64::MAX` for a level without a bound.
     pub target_bytes: u64,
-    /// Urgency of its compaction, which is due from 1 on.
+    /// Urgency of a compaction of the level. It is due if the score is at least 1.
     pub score: f64,
     /// Number of point records.
     pub entries: u64,
-    /// Point records that delete.
+    /// Number of point records that are deletes.
     pub deletions: u64,
 }
 
-/// A picture of one column family and of the database's counters.
+/// Figures of one column family at one moment, and figures of the database's counters.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// Name of the family.
     pub family: String,
-    /// Level by level.
+    /// Figures of each level, from L0 on.
     pub levels: Vec<LevelInfo>,
-    /// Bucket by bucket.
+    /// Figures of each bucket, in key order.
     pub buckets: Vec<BucketInfo>,
     /// The newest changes of the bucket map since the open, oldest first.
     pub bucket_changes: Vec<BucketChange>,
-    /// Bytes written to log and tables per byte of keys and values written, since the open.
+    /// Bytes that the database wrote to log and tables per byte of keys and values that users
+    /// wrote, since the open.
     pub write_amplification: f64,
-    /// Bytes flushed and compacted per byte of keys and values written, since the open.
+    /// Bytes that flushes and compactions of the database wrote per byte of keys and values that
+    /// users wrote, since the open.
     pub table_write_amplification: f64,
     /// Compaction debt in bytes.
     pub pending_compaction_bytes: u64,
@@ -95,7 +97,7 @@ fn write_family(out: &mut String, report: &Report) {
     );
 }
 
-/// A level without a bound (the last) shows as a dash.
+/// Text of a level's target size. A level without a bound shows as a dash.
 fn target_text(bytes: u64) -> String {
     if bytes == u64::MAX { "-".to_owned() } else { bytes.to_string() }
 }
@@ -155,7 +157,7 @@ fn buckets_text(report: &Report) -> String {
     out
 }
 
-/// A picture of `cf`.
+/// The report of `cf`.
 pub(crate) fn report(db: &Db, cf: &ColumnFamily) -> Result<Report> {
     db.check_family(cf)?;
     let current = cf.family.current.load_full();
@@ -200,7 +202,7 @@ pub(crate) fn report(db: &Db, cf: &ColumnFamily) -> Result<Report> {
     })
 }
 
-/// Everything as text.
+/// The reports of all families, memory, counters and timers as text.
 pub(crate) fn stats_text(db: &Db) -> String {
     let mut out = String::new();
     for name in db.list_families() {

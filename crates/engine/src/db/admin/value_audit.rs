@@ -1,4 +1,4 @@
-//! Audit of separated values: what a version says about them, against a full scan.
+//! Audit of separated values: compares the figures of a version with a full scan.
 //!
 //! Tests call it after a run. It computes every figure anew from the records of the tables and the
 //! keys of the value files, and shares no code with the accounting that it checks. Products do not
@@ -32,7 +32,7 @@ use crate::value::ValueKey;
 use crate::value_ref::Reference;
 use crate::version::Version;
 
-/// What an audit has counted over all families.
+/// Counts of an audit over all families.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ValueAudit {
     /// References in tables.
@@ -45,8 +45,8 @@ pub struct ValueAudit {
     pub live: BTreeSet<u64>,
     /// Numbers of the value files in the directory.
     pub on_disk: BTreeSet<u64>,
-    /// Numbers of the value files in the directory that a job of this open left when it was given
-    /// up. The next sweep of strays removes them.
+    /// Numbers of the value files in the directory that a job of this open left when the job was
+    /// given up. The next sweep of strays removes them.
     pub given_up: BTreeSet<u64>,
 }
 
@@ -143,12 +143,12 @@ struct Scan<'a> {
     version: &'a Version,
     /// References by the current number of the value file.
     sums: Sums,
-    /// Value records that were referenced: file, key and sequence number.
+    /// Value records to which the scan has met a reference: file, key and sequence number.
     seen: BTreeSet<(u64, Vec<u8>, u64)>,
 }
 
 impl Scan<'_> {
-    /// Scans a table; the number of its references.
+    /// Scans a table. Returns the number of its references.
     fn table(&mut self, file: &Arc<LiveFile>) -> Result<u64> {
         let table = self.db.view.tables().get(file)?;
         let mut iter = table.iter(options());

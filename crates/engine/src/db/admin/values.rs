@@ -1,7 +1,7 @@
 //! The value files of a family and the space that they take, as values and as text.
 //!
 //! Invariants: the sizes of files and the exposed garbage follow from one version and are exact.
-//! Hidden garbage, debt and the bound are those of the last look at the space of the family.
+//! Hidden garbage, debt and the bound are those of the last examination of the family's space.
 //!
 //! Thread-safety: any thread may call any function.
 //! Failure: none.
@@ -30,10 +30,10 @@ pub struct ValueFileInfo {
     pub valid_bytes: u64,
     /// Number of value records.
     pub records: u64,
-    /// Records of tables that refer to the file.
+    /// Number of records in tables that refer to the file.
     pub references: u64,
-    /// Tables with such a record. A table counts once for each number under which it names the
-    /// file.
+    /// Number of tables that refer to the file. A table counts once for each number under which it
+    /// names the file.
     pub tables: u64,
     /// Numbers of the files from which this file inherited.
     pub ancestors: Vec<u64>,
@@ -55,7 +55,7 @@ impl ValueFileInfo {
     }
 }
 
-/// Estimate of hidden garbage, and the bound on space, at the last look.
+/// Estimate of hidden garbage, and the bound on space, at the last examination.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SpaceInfo {
     /// Upper bound of the hidden garbage in bytes.
@@ -66,29 +66,29 @@ pub struct SpaceInfo {
     pub hidden_bytes: u64,
     /// Bytes of tables and value files that are no garbage.
     pub live_bytes: u64,
-    /// Bytes that events put over the bound and that are not repaid yet.
+    /// Bytes of garbage that events put over the bound and that are not repaid yet.
     pub debt_bytes: u64,
     /// Bytes of garbage and unfinished outputs that the bound allows, debt included; `None` without
     /// a bound.
     pub allowed_bytes: Option<u64>,
-    /// Whether the bound cannot be kept now: writers are close to it, and nothing is left that
-    /// could be collected or compacted.
+    /// Whether the bound cannot be kept now, because writers are close to it and nothing is left to
+    /// collect or compact.
     pub cannot_keep_bound: bool,
 }
 
 /// Bytes of tables and value files that only old versions hold, by holder and by age.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PinnedInfo {
-    /// Bytes of all of them.
+    /// Bytes of all pinned files.
     pub bytes: u64,
-    /// Bytes of those that snapshots hold. Only a snapshot of a family with a compaction filter
-    /// holds files; records that another one keeps count as live.
+    /// Bytes of the pinned files that snapshots hold. A snapshot holds only files of families with
+    /// a compaction filter. Records that it keeps in other families count as live.
     pub snapshot_bytes: u64,
-    /// Bytes of those that have been pinned for less than a minute.
+    /// Bytes of the files that have been pinned for less than a minute.
     pub under_minute_bytes: u64,
-    /// Bytes of those that have been pinned for a minute or longer, and for less than an hour.
+    /// Bytes of the files that have been pinned for a minute or longer, and for less than an hour.
     pub under_hour_bytes: u64,
-    /// Time for which the oldest has been pinned, in milliseconds; 0 if there is none.
+    /// Time for which the oldest pinned file has been pinned, in milliseconds; 0 if there is none.
     pub oldest_ms: u64,
 }
 
@@ -124,12 +124,12 @@ impl PinnedInfo {
     }
 }
 
-/// Nanoseconds of a minute.
+/// Length of a minute, in nanoseconds.
 const MINUTE_NS: u64 = 60_000_000_000;
-/// Nanoseconds of an hour.
+/// Length of an hour, in nanoseconds.
 const HOUR_NS: u64 = 60 * MINUTE_NS;
 
-/// The value files of a column family, and what its space consists of.
+/// The value files of a column family, and the parts of its space.
 #[derive(Clone, Debug)]
 pub struct ValuesReport {
     /// Name of the family.
@@ -138,17 +138,17 @@ pub struct ValuesReport {
     pub separation_bytes: u64,
     /// The setting `space_amplification_max`; 0 without a bound.
     pub space_amplification_max: f64,
-    /// The value files, the one with the most garbage first.
+    /// The value files, with the most garbage first.
     pub files: Vec<ValueFileInfo>,
     /// Unix milliseconds of the report.
     pub unix_ms: u64,
     /// Bytes of the tables of the family.
     pub table_bytes: u64,
-    /// The estimate of hidden garbage; `None` before the first look since the open.
+    /// The estimate of hidden garbage; `None` before the first examination since the open.
     pub space: Option<SpaceInfo>,
     /// Tables and value files of the whole database that only old versions hold.
     pub pinned: PinnedInfo,
-    /// The oldest snapshot, which may be the holder.
+    /// Sequence number of the oldest snapshot, which may be the holder.
     pub oldest_snapshot: Option<SeqNo>,
     /// Bytes that running compactions and garbage collections of the whole database may write.
     pub in_flight_bytes: u64,
@@ -173,14 +173,15 @@ impl ValuesReport {
         self.files.iter().map(ValueFileInfo::garbage_bytes).sum()
     }
 
-    /// Bytes of tables and value files that are no garbage: all of them before the first look.
+    /// Bytes of tables and value files that are no garbage. Before the first examination, all bytes
+    /// count.
     #[must_use]
     pub fn live_bytes(&self) -> u64 {
         let all = self.table_bytes.saturating_add(self.file_bytes());
         self.space.map_or(all, |space| space.live_bytes)
     }
 
-    /// Records of tables that refer to value files.
+    /// Number of records in tables that refer to value files.
     #[must_use]
     pub fn references(&self) -> u64 {
         self.files.iter().map(|file| file.references).sum()
@@ -188,7 +189,7 @@ impl ValuesReport {
 }
 
 impl ValuesReport {
-    /// What the space of the family consists of, as lines of text.
+    /// The parts of the family's space, as lines of text.
     pub(crate) fn space_text(&self) -> String {
         let mut out = String::new();
         if let Some(space) = &self.space {
@@ -223,7 +224,7 @@ impl ValuesReport {
 }
 
 impl ValuesReport {
-    /// What only old versions hold, for how long, and what holds it.
+    /// Lines of text about pinned files: their bytes, age and holders.
     fn pinned_text(&self) -> String {
         let pinned = &self.pinned;
         if pinned.bytes == 0 {
@@ -249,7 +250,7 @@ impl ValuesReport {
     }
 }
 
-/// The numbers of ancestors that a line of text shows.
+/// Largest number of ancestors that a line of text shows.
 const ANCESTORS_SHOWN: usize = 4;
 
 fn ancestors_text(ancestors: &[u64]) -> String {
@@ -345,7 +346,7 @@ pub(crate) fn values_report(db: &Db, cf: &ColumnFamily) -> Result<ValuesReport> 
     })
 }
 
-/// What only old versions of `db` hold.
+/// Figures of the files that only old versions of `db` hold.
 pub(crate) fn pinned_info(db: &Db) -> PinnedInfo {
     let files = db.inner.storage.trash().pinned();
     PinnedInfo::of(&files, &db.inner.view.snapshots().held_files())

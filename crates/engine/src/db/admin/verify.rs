@@ -1,12 +1,12 @@
-//! Verification: every checksum of every live table and value file, of the closed log segments and
-//! of the manifest, and every reference from a table to a value.
+//! Verification: checks every checksum of live tables, value files, closed log segments and the
+//! manifest, and every reference from a table to a value.
 //!
 //! Invariants: nothing is changed.
 //!
 //! Thread-safety: any thread may verify, also while others write.
 //! Failure: damage is listed in the report. An error is returned only for a closed database.
-//! Cost: reads all tables and value files twice and closed log segments once; tables with separated
-//! values a third time ([`crate::value_check`]).
+//! Cost: two reads of all tables and value files, one read of the closed log segments, and a third
+//! read of tables with separated values ([`crate::value_check`]).
 
 use archipelago_base::{Error, ErrorKind, Result, SeqNo};
 use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions};
@@ -34,7 +34,7 @@ pub struct VerifyReport {
     pub bytes: u64,
     /// Records of the log that were checked.
     pub log_records: u64,
-    /// Everything that is damaged, each with its file and offset.
+    /// One error for each damage, with its file and offset.
     pub errors: Vec<Error>,
 }
 
@@ -46,8 +46,7 @@ impl VerifyReport {
     }
 }
 
-/// Reads the closed log segments. Of a read-only database the whole log was read for its
-/// picture.
+/// Reads the closed log segments. The whole log of a read-only database was read for its picture.
 fn verify_logs(storage: &Storage, logs: &LogSegments, view: &ReadView, report: &mut VerifyReport) {
     report.log_records = view.pictures().log_records();
     let segments: Vec<_> = logs.closed_segments();
@@ -65,15 +64,15 @@ fn verify_logs(storage: &Storage, logs: &LogSegments, view: &ReadView, report: &
         });
         match read {
             Ok(end) => report.log_records += end.records,
-            // Removed meanwhile, because its writes are in tables now.
+            // The segment was removed meanwhile, because its writes are in tables now.
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => report.errors.push(error),
         }
     }
 }
 
-/// Opens a value file for a check. The value file of a read-only database may be gone from the
-/// directory: then the open file that the database holds is used, or there is none.
+/// Opens a value file for a check. A writer may have removed the value file of a read-only
+/// database. Then the open file that the database holds is used; `None` if it holds none.
 fn open_values(db: &DbInner, file: &LiveValueFile) -> Result<Option<OpenedFile>> {
     let path = db.storage.path_of(&value_file_name(file.file_no()));
     let context = IoContext::new(FileClass::ValueSst, IoPurpose::Maintenance);

@@ -1,12 +1,13 @@
 //! Compactions: from the pure pick to a spec and an install.
 //!
 //! [`crate::db::background::subcompaction`] runs a compaction between its spec and its install. The
-//! module also holds what the specs of flushes and compactions have in common.
+//! module also has the functions that make the common parts of the specs of flushes and
+//! compactions.
 //!
 //! Invariants:
 //! 1. A compaction is among the running jobs from its pick until its end.
 //! 2. A compaction is picked only if its outputs are expected to fit the disk. If none of the due
-//!    compactions fits, a part of one is picked.
+//!    compactions fits, a part of a due compaction is picked.
 //! 3. A job drops only versions that no snapshot of its list sees, and keeps everything that is
 //!    newer than the visible number of that list.
 //!
@@ -59,29 +60,30 @@ use crate::value_ref::{InvalidFileMeta, ValueRefs};
 use crate::version::reclaimable::content_bytes;
 use crate::version::{Hold, LAST_LEVEL, Version};
 
-/// Memory of a job's output: the block that is built, the write buffer, index and filter.
+/// Bytes of memory for a job's output: the block that is built, the write buffer, index and filter.
 pub(crate) const JOB_OUTPUT_BYTES: u64 = 4 << 20;
-/// The part of that which even a job of a few records takes.
+/// Bytes of memory for the output of even the smallest job.
 const JOB_OUTPUT_BYTES_MIN: u64 = 512 << 10;
 
-/// Memory that `threads` threads take for the outputs of a job that reads `input_bytes` in all.
+/// Bytes of memory that `threads` threads take for the outputs of a job that reads `input_bytes` in
+/// all.
 pub(crate) fn output_bytes(threads: usize, input_bytes: u64) -> u64 {
     let threads = threads as u64;
     let least = JOB_OUTPUT_BYTES_MIN * threads;
     input_bytes.saturating_add(least).min(JOB_OUTPUT_BYTES * threads)
 }
 
-/// Raw bytes of values to the bytes of the tables that hold them, at most: what file numbers are
-/// set aside for. Tables that are compressed more densely would need more numbers than a job has.
+/// Largest ratio of the raw bytes of values to the bytes of their tables for which a job reserves
+/// file numbers. Tables that are compressed more would need more numbers than the job has.
 const RAW_SHARE_MAX: u64 = 64;
 
-/// Most compactions that are looked at for one whose outputs fit the disk.
+/// Largest number of compactions that a pick examines to find one whose outputs fit the disk.
 const PICKS_MAX: usize = 8;
 
 /// Families from which a compaction is picked.
 struct Candidates<'a> {
     versions: &'a [&'a Version],
-    /// Everything but the version.
+    /// Input of the pick for all families. Its version is replaced by that of each family.
     common: PickInput<'a>,
 }
 
@@ -93,16 +95,16 @@ impl Candidates<'_> {
     }
 }
 
-/// A compaction that was picked: it is among the running jobs.
+/// A compaction that was picked. It is among the running jobs.
 pub(crate) struct CompactionTask {
     pub(crate) job_id: u64,
     pub(crate) family: Arc<Family>,
     /// Version from which the pick was made. It holds the files.
     pub(crate) version: Arc<Version>,
     pub(crate) pick: Pick,
-    /// A user asked for it.
+    /// Whether a user asked for it (`compact_range`).
     pub(crate) by_hand: bool,
-    /// Ends the job early.
+    /// Cancels the job.
     pub(crate) cancel: Cancel,
     /// Estimated length of its outputs, counted while it runs.
     pub(crate) room_bytes: u64,
@@ -120,8 +122,8 @@ pub(crate) fn start_compaction(
     CompactionTask { job_id, family, version, pick, by_hand: false, cancel, room_bytes: 0 }
 }
 
-/// Number of compactions that may run in parallel now: see [`compaction_jobs`]. A caller that waits
-/// for the background gets all jobs.
+/// Number of compactions that may run in parallel now: see [`compaction_jobs`]. While a caller
+/// waits for the end of background work, all jobs may be compactions.
 pub(crate) fn compactions_max(db: &DbInner) -> usize {
     let jobs = db.context.options().max_background_jobs;
     if db.jobs.is_awaited() {
@@ -131,14 +133,15 @@ pub(crate) fn compactions_max(db: &DbInner) -> usize {
     compaction_jobs(jobs, last.since_ns, last.interval_ns)
 }
 
-/// Whether memtables come one after another, so that a compaction may wait for more input.
-/// Not while a caller waits for the background, and not in manual mode, where time stands still.
+/// Whether memtables are sealed one after another, so that a compaction may wait for more input. It
+/// is `false` while a caller waits for background work, and in manual mode, because time stands
+/// still there.
 pub(crate) fn is_load_running(context: &Context, pacing: &Pacing, jobs: &Jobs) -> bool {
     let last = pacing.last_seal(context.clock().now_ns());
     !context.is_manual() && !jobs.is_awaited() && is_loading(last.since_ns, last.interval_ns)
 }
 
-/// The next compaction of any family, the most urgent first; noted as running.
+/// The most urgent compaction of all families, noted as running.
 pub(crate) fn next_compaction(
     db: &DbInner,
     state: &mut JobState,
@@ -146,7 +149,7 @@ pub(crate) fn next_compaction(
 ) -> Option<CompactionTask> {
     let mut running = state.compactions();
     let mut jobs_max = compactions_max(db);
-    // Those in places of the executor count on their own.
+    // Compactions in places of the executor have a limit of their own.
     jobs_max += match slot {
         JobSlot::Own => state.count_extra(JobKind::Compaction),
         JobSlot::Extra => db.jobs.executor().room(JobKind::Compaction),
@@ -154,7 +157,7 @@ pub(crate) fn next_compaction(
     if running.len() >= jobs_max {
         return None;
     }
-    // Claims of users and of ingestions are in the way like jobs, but take the place of none.
+    // Claims of users and ingestions block keys as jobs do, but take no slot of a job.
     let ingestions = state.ingestions();
     jobs_max += state.claims().len() + ingestions.len();
     running.extend(state.claims().cloned());
@@ -185,8 +188,9 @@ pub(crate) fn next_compaction(
     Some(task)
 }
 
-/// The most urgent compaction whose outputs fit the room on the disk. If none of the due ones
-/// fits, a part of one; on a disk that is nearly full also one that is not due but frees space.
+/// The most urgent compaction whose outputs fit the room on the disk. If none of the due
+/// compactions fits, a part of one is picked. On a nearly full disk, a compaction that is not due
+/// but frees space may be picked as well.
 fn pick_that_fits(disk: &Disk, view: &ReadView, from: &Candidates<'_>) -> Option<(usize, Pick)> {
     let room = disk_room::room_for_compaction(disk, view, SpaceUse::Takes);
     let mut lacking = u64::MAX;
@@ -198,7 +202,7 @@ fn pick_that_fits(disk: &Disk, view: &ReadView, from: &Candidates<'_>) -> Option
         let Some((at, pick)) = pick_of_all(from.versions, &common) else { break };
         let inlined = inlined_bytes(from.versions[at].options(), &pick);
         let needed = room.expected(&pick).saturating_add(inlined);
-        // Merging within L0 frees little, and joins parts that could go down alone.
+        // A merge within L0 frees little, and joins parts that could be compacted alone.
         let is_detour = lacking < u64::MAX && matches!(pick, Pick::IntraL0 { .. });
         if needed <= room.bytes && !is_detour {
             disk_room::note_lacking(disk, 0);
@@ -232,7 +236,7 @@ fn pick_that_fits(disk: &Disk, view: &ReadView, from: &Candidates<'_>) -> Option
     found
 }
 
-/// Runs a picked compaction and installs it; afterwards it is not running any more. Returns the
+/// Runs a picked compaction and installs it. Afterwards it is not running any more. Returns the
 /// numbers of the files that it wrote.
 pub(crate) fn run_compaction_task(db: &DbInner, task: &CompactionTask) -> Result<Vec<u64>> {
     let mut plan = None;
@@ -323,8 +327,8 @@ fn inlined_bytes(options: &CfOptions, pick: &Pick) -> u64 {
     }
 }
 
-/// Numbers of the invalid files of a compaction; none unless the executor prefers such files and an
-/// input has references.
+/// Reserves numbers for the invalid files of a compaction. There are none unless the executor
+/// prefers such files and an input has references.
 pub(crate) fn invalid_numbers(
     numbers: &JobNumbers<'_>,
     spec: &CompactionSpec,
@@ -337,8 +341,8 @@ pub(crate) fn invalid_numbers(
     numbers.reserve(invalid::file_numbers_wanted(spec.input_records(), raw_bytes))
 }
 
-/// Tells the file system the new level of the files of a trivial move, which may need another
-/// device.
+/// Tells the file system the new level of the files of a trivial move. The files may belong on
+/// another device then.
 fn tell_levels(storage: &Storage, CompactionTask { family, pick, .. }: &CompactionTask) {
     let (from, to) = (pick.from() as u8, pick.to() as u8);
     let purpose = IoPurpose::Compaction { from, to };
@@ -415,7 +419,8 @@ fn readahead_bytes(context: &Context, inputs: usize) -> u32 {
     context.memory_shares().readahead_bytes(wanted, inputs) as u32
 }
 
-/// Most bytes that all background jobs are charged for, with the default number of inputs each.
+/// Largest number of bytes that all background jobs are charged for, with the default number of
+/// inputs each.
 pub(crate) fn job_bytes_max(context: &Context) -> u64 {
     let readahead = context.memory_shares().readahead_bytes_max();
     let jobs = context.options().max_background_jobs as u64;
@@ -454,7 +459,7 @@ fn install_compaction(
     {
         let mut manifest = db.storage.lock_manifest(Order::none());
         family.check_alive()?;
-        // A user's thread may get here after the close.
+        // A user's thread may reach this point after the close.
         db.context.check_open()?;
         if manifest.version(cf).is_some_and(|version| version.values().heirs().next().is_some()) {
             db.context.fault_point("inherit.before_prune")?;
@@ -482,7 +487,7 @@ fn install_compaction(
     Ok(())
 }
 
-/// Learns the speed of compactions of L0 from a pick that was one of them and is installed.
+/// Learns the speed of compactions of L0 from an installed pick. Other picks are ignored.
 fn measure_l0(db: &DbInner, state: &JobState, pick: &Pick, output: &JobOutput) {
     let Pick::L0ToBase { l0, .. } = pick else { return };
     let bytes = l0.iter().map(|file| content_bytes(file)).fold(0, u64::saturating_add);
@@ -511,7 +516,7 @@ fn install_entries_early(db: &DbInner, task: &CompactionTask, output: &JobOutput
     Ok(())
 }
 
-/// Counts an installed compaction and tells of it.
+/// Counts an installed compaction and sends an event.
 fn tell_compaction(
     observers: &Observers,
     task: &CompactionTask,
@@ -555,7 +560,7 @@ pub(crate) fn count_job(observers: &Observers, output: &JobOutput) {
     }
 }
 
-/// Versions and tombstones that a job may drop now.
+/// Rules for the versions and tombstones that a job may drop now.
 pub(crate) fn retention(
     context: &Context,
     view: &ReadView,
@@ -573,7 +578,8 @@ pub(crate) fn retention(
     }
 }
 
-/// The values part of a job's spec, and what keeps it true while the job runs.
+/// The part of a job's spec about separated values, and the holds that keep it true while the job
+/// runs.
 pub(crate) struct ValuePlan {
     pub(crate) spec: ValueSpec,
     /// Holds the value files of the spec.
@@ -582,9 +588,9 @@ pub(crate) struct ValuePlan {
     _hold: Hold,
 }
 
-/// How a job over tables with the references `refs` treats values. The current numbers are held
-/// before the version is believed: an edit that replaces one of the files afterwards sees the hold
-/// ([`crate::version::HeldNumbers`]).
+/// Plan for the separated values of a job over tables with the references `refs`. The current
+/// numbers are held first, and then compared with the newest version. So an edit that replaces one
+/// of the files afterwards sees the hold ([`crate::version::HeldNumbers`]).
 pub(crate) fn value_plan<'a>(
     db: &DbInner,
     family: &Family,
@@ -618,7 +624,8 @@ pub(crate) fn value_plan<'a>(
     }
 }
 
-/// Numbers that a job sets aside for its value files, if it handles `raw_bytes` of keys and values.
+/// Number of file numbers that a job reserves for its value files, if it handles `raw_bytes` of
+/// keys and values.
 fn value_numbers_wanted(options: &CfOptions, raw_bytes: u64) -> u64 {
     match options.value_separation_bytes {
         0 => 0,
@@ -626,7 +633,7 @@ fn value_numbers_wanted(options: &CfOptions, raw_bytes: u64) -> u64 {
     }
 }
 
-/// Level and size of the outputs of a job, and where they are cut.
+/// Level and expected size of the outputs of a job, and the keys at which they are cut.
 pub(crate) struct OutputPlan {
     pub(crate) level: usize,
     pub(crate) cuts: Vec<Vec<u8>>,
@@ -642,7 +649,7 @@ impl OutputPlan {
     }
 }
 
-/// Specification of the outputs of a job, with numbers of its own.
+/// Specification of the outputs of a job, with file numbers of its own.
 pub(crate) fn output_spec<Held: Before<ManifestLock>>(
     numbers: &JobNumbers<'_, Held>,
     family: &Family,
@@ -652,7 +659,7 @@ pub(crate) fn output_spec<Held: Before<ManifestLock>>(
     let OutputPlan { level, cuts, grandparents, input_bytes } = plan;
     let options = &family.options;
     let on_disk = db.disk.table_bytes(options.target_file_bytes);
-    // Tables of L0 are cut on small disks alone.
+    // Tables of L0 are cut by size only on small disks.
     let is_whole = level == 0 && on_disk == options.target_file_bytes;
     let table_bytes = match level {
         0 => on_disk,

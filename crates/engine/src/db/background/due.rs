@@ -1,4 +1,4 @@
-//! What of the sealed memtables is to be flushed while memory nodes can keep shards.
+//! Decides which key ranges of sealed memtables are flushed while memory nodes can keep shards.
 //!
 //! Without a store of shards every sealed memtable is due. With one, shards may rest at memory
 //! nodes, and the decision is made for each key range that could be one flush
@@ -6,21 +6,22 @@
 //! ([`flush_due`], O³-LSM §4.4):
 //!
 //! 1. It is *wanted*. A caller waits for the flush of one of its memtables, or for the end of all
-//!    background work. Or nothing of its family may leave. Or one of its shards cannot rest:
-//!    records that no log has, keys that cut the first bucket map, an image that is too large, a
-//!    node that has failed several times, or no room. Or a memtable of the family has to go whole.
-//!    Or a flush that failed has written a part of its memtables. Or such a shard of other keys
-//!    waits for it ([`crate::db::background::flush_plan::needs`]).
-//! 2. Its shards have the bytes of one memtable, or are in the way of younger shards that have.
-//! 3. It pins a log segment that must go for the log to keep its bound.
-//! 4. All images together exceed nine tenths of what the nodes may hold, and no other range has
-//!    more of them. So many ranges are due that three quarters are left.
-//! 5. The memory budget is nearly spent, what stays here of the shards (filters, samples of keys,
-//!    range tombstones) takes more than a small share of it, and no other range has more of that.
-//! 6. The disk is nearly full: then the room for its tables is used while it is there.
+//!    background work. Or no shard of its family may leave. Or one of its shards cannot rest: it
+//!    has records that no log has, its keys cut the first bucket map, its image is too large, its
+//!    sends have failed several times, or no node has room. Or a memtable of the family must be
+//!    flushed as a whole. Or a failed flush has written a part of its memtables. Or such a shard of
+//!    other keys waits for it ([`crate::db::background::flush_plan::needs`]).
+//! 2. Its shards have the bytes of one memtable, or younger shards that have them wait for it.
+//! 3. It pins a log segment that must be removed so that the log keeps its bound.
+//! 4. All images together exceed nine tenths of the bytes that the nodes may hold, and it has the
+//!    largest images. The largest ranges are due until three quarters of those bytes are left.
+//! 5. The memory budget is nearly spent, and the parts of away shards that stay here take more than
+//!    a small share of it. Such parts are filters, samples of keys and range tombstones. The ranges
+//!    with most of that memory are due.
+//! 6. The disk is nearly full. Then the tables are written while there is room for them.
 //!
-//! A database that takes no writes is no reason. What rests is readable and logged, and a flush of
-//! little makes a small table that later writes would have made larger (decision 0084).
+//! A pause of the writers is no reason for a flush. Shards that rest are readable and logged. A
+//! flush of few records makes a small table, and later writes would make it larger (decision 0084).
 //!
 //! Thread-safety: pure, except for [`DueInput`], which reads the state under the jobs lock.
 //! Cost: O(ranges × log ranges).
@@ -41,20 +42,20 @@ use crate::memtable::Shard;
 use crate::remote::StoreRoom;
 use crate::stall::away_excess_bytes;
 
-/// Bytes of an image beside its records and its index.
+/// Bytes of an image in addition to its records and its index.
 const IMAGE_FIXED_BYTES: u64 = 4 << 10;
-/// Bytes that an image has for each record beside the stored record, at most: padding, index and
-/// filter.
+/// Largest number of bytes that an image has for each record in addition to the stored record:
+/// padding, index and filter.
 const IMAGE_RECORD_BYTES: u64 = 32;
 
-/// What stays here of away shards may take this share of the memory budget.
+/// Divisor of the memory budget: the parts of away shards that stay here may take this share of it.
 const KEPT_SHARE: u64 = 16;
 
 /// Whether a shard may leave for a memory node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leave {
     Yes,
-    /// Not before the store has more room.
+    /// The shard must wait until the store has more room.
     NoRoom,
     Never,
 }
@@ -68,15 +69,15 @@ pub(crate) struct LeaveInput {
     pub(crate) cuts_map: bool,
     /// Number of times that it may still be sent.
     pub(crate) sends_left: u8,
-    /// Bytes of its image at most.
+    /// Largest size of its image, in bytes.
     pub(crate) image_bytes: u64,
     /// Whether the database takes writes and its log is whole.
     pub(crate) is_writable: bool,
     pub(crate) room: StoreRoom,
 }
 
-/// Whether a shard may leave. Only a logged record may: the log alone gives it back if its node is
-/// lost. A memtable whose keys cut the first bucket map stays.
+/// Whether a shard may leave. All of its records must be logged, because only the log gives them
+/// back if the node is lost. A memtable whose keys cut the first bucket map stays.
 pub(crate) fn may_leave(input: &LeaveInput) -> Leave {
     let must_stay = input.unlogged
         || input.cuts_map
@@ -90,7 +91,7 @@ pub(crate) fn may_leave(input: &LeaveInput) -> Leave {
     }
 }
 
-/// Bytes of a shard's image at most.
+/// Largest size of a shard's image, in bytes.
 pub(crate) fn image_bytes_max(shard: &Shard) -> u64 {
     shard.data_bytes() + shard.entries() * IMAGE_RECORD_BYTES + IMAGE_FIXED_BYTES
 }
@@ -104,9 +105,9 @@ pub(crate) struct RestBounds {
     pub(crate) leaving_bytes: u64,
     /// Bytes that may be at all nodes together.
     pub(crate) limit_bytes: u64,
-    /// Bytes in memory of what stays here of shards at nodes.
+    /// Bytes of memory of the parts that stay here of shards at nodes.
     pub(crate) kept_bytes: u64,
-    /// The youngest log segment that must go.
+    /// The youngest log segment that must be removed; `None` if the log keeps its bound.
     pub(crate) excess_log: Option<FileNo>,
     /// Bytes charged to the memory budget.
     pub(crate) used_bytes: u64,
@@ -115,8 +116,8 @@ pub(crate) struct RestBounds {
 }
 
 impl RestBounds {
-    /// Bytes of images that are to be flushed beside those of running flushes. Nearly full nodes
-    /// get more flushes: those that run are too slow for the writers.
+    /// Bytes of images that are to be flushed in addition to those of running flushes. If the nodes
+    /// are nearly full, the running flushes are too slow for the writers, and do not count.
     fn excess_at_nodes(&self) -> u64 {
         let excess = away_excess_bytes(self.held_bytes, self.limit_bytes);
         match self.held_bytes > self.limit_bytes / 20 * 19 {
@@ -125,24 +126,24 @@ impl RestBounds {
         }
     }
 
-    /// Bytes here of shards at nodes that are to be flushed.
+    /// Bytes of memory here that flushes of shards at nodes are to free.
     fn excess_here(&self) -> u64 {
         let kept = self.kept_bytes.saturating_sub(self.budget_bytes / KEPT_SHARE);
         self.used_bytes.saturating_sub(self.budget_bytes / 10 * 9).min(kept)
     }
 }
 
-/// Why a key range is flushed.
+/// Reason for which a key range is flushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DueReason {
     Wanted,
     /// It has the bytes of a memtable.
     Full,
-    /// It pins the log.
+    /// It pins a log segment that must be removed.
     Log,
     /// Memory nodes are nearly full.
     Nodes,
-    /// What stays here takes too much memory.
+    /// The parts of away shards that stay here take too much memory.
     Memory,
 }
 
@@ -153,7 +154,7 @@ pub(crate) struct DueRange {
     pub(crate) full_bytes: u64,
 }
 
-/// Which of the ranges, of all families, are due, and why.
+/// For each of the ranges, of all families, the reason for which it is due; `None` if it is not.
 pub(crate) fn flush_due(ranges: &[DueRange], bounds: &RestBounds) -> Vec<Option<DueReason>> {
     let pins = |figures: &RangeFigures| match (figures.oldest_log, bounds.excess_log) {
         (Some(oldest), Some(excess)) => oldest <= excess,
@@ -193,21 +194,21 @@ fn add_largest(due: &mut [Option<DueReason>], bytes: &[u64], excess: u64, reason
     }
 }
 
-/// What of the database decides about shards, at one moment.
+/// State of the database at one moment that decides about shards.
 pub(crate) struct DueInput {
     room: StoreRoom,
     is_writable: bool,
     is_sending: bool,
     is_flushing: bool,
     pub(crate) bounds: RestBounds,
-    /// Families whose first bucket map is not cut yet, and will be.
+    /// Families with memtables whose keys are yet to cut the first bucket map.
     uncut: Vec<CfId>,
     /// Families of which everything is due.
     staying: Vec<CfId>,
 }
 
 impl DueInput {
-    /// As of now; `None` if everything is due.
+    /// The present state; `None` if everything is due.
     pub(crate) fn now(db: &DbInner, state: &JobState) -> Option<Self> {
         let away = db.context.away()?;
         let is_tight = db.disk.state() != SpaceState::Roomy;
@@ -261,8 +262,9 @@ impl DueInput {
         })
     }
 
-    /// Whether a shard cannot rest. If no more shards have room in memory (`is_crowded`), those
-    /// without room at the nodes wait for no flush.
+    /// Whether a shard cannot rest. A shard without room at the nodes waits for running sends and
+    /// flushes. If memory has no room for more shards either (`is_crowded`), it does not wait for
+    /// flushes.
     pub(crate) fn is_stuck(
         &self,
         cf: CfId,
@@ -272,7 +274,7 @@ impl DueInput {
     ) -> bool {
         let stays = match self.may_leave(cf, sealed, shard) {
             None | Some(Leave::Yes) => false,
-            // What is on its way now, or is flushed, may leave room.
+            // Sends and flushes that run now may leave room.
             Some(Leave::NoRoom) => !self.is_sending && (is_crowded || !self.is_flushing),
             Some(Leave::Never) => true,
         };
@@ -377,7 +379,7 @@ mod tests {
         let due = |bounds: &RestBounds| due_for(&ranges, bounds, DueReason::Nodes);
         assert!(due(&bounds(400, 1000)).is_empty());
         assert!(due(&bounds(400, 450)).is_empty(), "nine tenths are not exceeded");
-        // Of 440 bytes 330 are three quarters.
+        // Three quarters of 440 bytes are 330 bytes.
         assert_eq!(due(&bounds(400, 440)), [1]);
         assert_eq!(due(&RestBounds { held_bytes: 410, leaving_bytes: 70, ..bounds(0, 440) }), [1]);
         let leaves = RestBounds { leaving_bytes: 80, ..bounds(400, 440) };
@@ -404,7 +406,7 @@ mod tests {
         };
         assert_eq!(due(90, 100), 0, "the budget is not spent");
         assert_eq!(due(101, 100), 2);
-        // Others fill the budget: a sixteenth of it may be kept.
+        // Other memory fills the budget. A sixteenth of it may be kept.
         assert_eq!(due(1000, 100), 4);
         assert_eq!(due(1000, 480), 1);
         assert_eq!(due(2000, 640), 0);

@@ -1,4 +1,4 @@
-//! Flushes: planning (under the jobs lock), running (no lock), installing (manifest lock).
+//! Flushes: planned under the jobs lock, run without a lock, installed under the manifest lock.
 //!
 //! A sealed memtable is first *readied* by a background step, once its last writer has inserted:
 //! its filters are built, and its empty shards are marked installed. Then its shards leave as
@@ -8,17 +8,17 @@
 //! is one range of keys and one job instead ([`crate::db::background::range_flush`]).
 //!
 //! Invariants:
-//! 1. Before an install the log is synced through the job's highest sequence number, so that power
-//!    loss cannot keep half a batch: everything that a file holds, the log holds durably.
+//! 1. Before an install the log is synced through the job's highest sequence number. So the log
+//!    durably holds everything that the files hold, and power loss cannot keep half a batch.
 //! 2. The sync is left out if the database has one family and the job takes the rest of its oldest
-//!    memtables. The tables then hold a prefix of all writes, whatever the log has lost (decision
-//!    0015). With a store of shards the executor must be this process as well.
+//!    memtables. The tables then hold a prefix of all writes, even if the log has lost records
+//!    (decision 0015). With a store of shards the executor must be this process as well.
 //! 3. A shard is pending, running or installed, and only the job that marked it changes that.
 //!
 //! Thread-safety: any number of flushes run at the same time.
-//! Failure: a job that fails or panics leaves its shards pending and no files but those of shards
-//! that have left memory; it is tried again. With a store of shards, a job that failed with an
-//! executor runs in this process before it counts as failed.
+//! Failure: a job that fails or panics leaves its shards pending, and is tried again. Only files of
+//! shards that have left memory remain. With a store of shards, a job that failed with an executor
+//! runs in this process before it counts as failed.
 //! Cost: one table for each filled shard and each cut, at most one log sync and one edit.
 
 use std::borrow::Cow;
@@ -73,8 +73,8 @@ pub(crate) fn next_to_ready(state: &JobState) -> Option<(CfId, Arc<Memtable>)> {
     })
 }
 
-/// Builds the filters of a sealed memtable, marks its empty shards installed and takes it into
-/// the family's window.
+/// Builds the filters of a sealed memtable, marks its empty shards installed, and adds a sample of
+/// it to the family's window. Waits for the last writer of the memtable.
 pub(crate) fn ready_memtable<Held: Before<JobsLock>>(
     db: &DbInner,
     cf: CfId,
@@ -119,7 +119,7 @@ pub(crate) fn ready_memtable<Held: Before<JobsLock>>(
     db.jobs.wake();
 }
 
-/// The next flush of any family; its shards are marked running.
+/// The next flush of any family. Its shards are marked running.
 pub(crate) fn next_flush(db: &DbInner, state: &mut JobState, slot: JobSlot) -> Option<FlushTask> {
     if !state.has_sealed() {
         return None;
@@ -131,7 +131,7 @@ pub(crate) fn next_flush(db: &DbInner, state: &mut JobState, slot: JobSlot) -> O
     families.into_iter().find_map(|cf| next_flush_of(db, state, cf))
 }
 
-/// The next flush of a family whose memtables do not rest.
+/// The next flush of a family, in a database without a store of memtable shards.
 fn next_flush_of(db: &DbInner, state: &mut JobState, cf: CfId) -> Option<FlushTask> {
     let family = db.view.family(cf)?;
     let held = state.changing(cf).cloned();
@@ -159,7 +159,7 @@ fn next_flush_of(db: &DbInner, state: &mut JobState, cf: CfId) -> Option<FlushTa
         }
         taken.push(TakenMemtable { info: Arc::clone(&sealed.info), shards: shards.clone() });
     }
-    // What a job over several shards writes ends where they do.
+    // The tables of a job over several shards are cut where the shards end.
     let ends = taken.first().map_or(&[][..], |taken| taken.info.map.boundaries());
     let cuts = [ends, &planned_cuts].concat();
     let flush = RunningFlush { range: range.clone(), planned_cuts: cuts };
@@ -169,7 +169,8 @@ fn next_flush_of(db: &DbInner, state: &mut JobState, cf: CfId) -> Option<FlushTa
     Some(FlushTask { job_id, family, memtables: taken, cut, range, planned_cuts })
 }
 
-/// The states of the shards of a memtable as a flush sees them: a lost one is the rebuild's.
+/// The states of the shards of a memtable as a flush sees them. A lost shard counts as running,
+/// because a rebuild must take it first.
 pub(crate) fn states_for_flush(sealed: &Sealed, has_lost: bool) -> Cow<'_, [ShardState]> {
     if !has_lost {
         return Cow::Borrowed(&sealed.shards);
@@ -197,7 +198,7 @@ fn written_views(tracker: &FlushTracker) -> Vec<WrittenView> {
     tracker.written.iter().filter_map(view).collect()
 }
 
-/// Runs a planned flush and installs it; afterwards its shards are installed or pending again.
+/// Runs a planned flush and installs it. Afterwards its shards are installed or pending again.
 pub(crate) fn run_flush_task(db: &DbInner, task: &FlushTask) -> Result<()> {
     let result = contained(&format!("a flush of \"{}\"", task.family.name), || {
         db.context.fault_point("flush.picked")?;
@@ -223,7 +224,7 @@ pub(crate) fn run_flush_task(db: &DbInner, task: &FlushTask) -> Result<()> {
     result
 }
 
-/// Where the jobs of a flush run, and whether one failed there.
+/// Executor of the jobs of a flush, and whether a job failed there.
 struct FlushPlace {
     executor: Arc<dyn JobExecutor>,
     has_failed: Arc<AtomicBool>,
@@ -235,9 +236,9 @@ impl FlushPlace {
     }
 }
 
-/// Runs a flush and installs it. While memtables rest at memory nodes, a flush that failed away is
-/// no failure here: it is planned again as long as the executor wants that, and then runs in this
-/// process. So what an executor calls corrupt counts only if this process finds it, too.
+/// Runs a flush and installs it. With a store of memtable shards, a flush that failed at an
+/// executor is planned again as long as the executor wants that, and then runs in this process. So
+/// damage that an executor reports counts only if this process finds it, too.
 fn flush_somewhere(db: &DbInner, task: &FlushTask) -> Result<()> {
     if db.context.away().is_none() {
         return flush_and_install(db, task, &FlushPlace::of(Arc::clone(db.jobs.executor())));
@@ -259,8 +260,8 @@ fn flush_somewhere(db: &DbInner, task: &FlushTask) -> Result<()> {
     }
 }
 
-/// Whether a flush waits for its shards, and has not failed: a node does not give one, or they are
-/// too many for this process.
+/// Whether a flush has not failed, but must wait for its shards: a node does not give one, or the
+/// shards are too many for this process.
 pub(crate) fn is_put_off(error: &Error) -> bool {
     error.cause::<AwayError>().is_some() || error.cause::<FetchRefused>().is_some()
 }
@@ -308,16 +309,16 @@ fn only_shard(db: &DbInner, task: &FlushTask) -> Option<Arc<Shard>> {
     Taken::of_task(&state, task, FlushPart::Whole).first().cloned()
 }
 
-/// Keeps the sweep of strays from the tables that readers use after a failed attempt. The edit of
-/// the next attempt names them.
+/// Keeps the sweep of strays from removing tables that readers use after a failed attempt. The edit
+/// of the next attempt names them.
 fn keep_published_numbers(db: &DbInner, task: &FlushTask, numbers: &JobNumbers<'_>) {
     if !db.jobs.lock(Order::none()).written_of(task.family.id).is_empty() {
         numbers.note_installed();
     }
 }
 
-/// Writes the files of a flush: its shards in parallel, on as many threads as there are background
-/// jobs, and meanwhile syncs the log if that has to precede the install.
+/// Writes the files of a flush: its shards in parallel, on at most `max_background_jobs` threads.
+/// If several threads write, the log is synced meanwhile, unless the install needs no sync.
 fn write_shards(
     task: &FlushTask,
     numbers: &JobNumbers<'_>,
@@ -338,7 +339,7 @@ fn write_shards(
         }
     }
     let threads = works.len().min(db.context.options().max_background_jobs);
-    // A job that fetches its shards pays for its outputs when it does.
+    // A job that fetches its shards charges the memory of its outputs at the first fetch.
     let held_bytes = if is_apart { 0 } else { output_bytes(threads, task.whole_bytes()) };
     let _held = db.context.budget().hold(MemoryClass::Job, held_bytes);
     let sync = || if threads > 1 { sync_before_install(db, task) } else { Ok(()) };
@@ -401,7 +402,7 @@ fn shard_work(
         let context = JobContext { shards: &taken, ..context };
         let run = || -> Result<JobOutput> {
             let output = border.call(|| executor.flush(&spec, &context))??;
-            // The files of an output that is not one of the spec may belong to another job: they
+            // An output that does not match the spec may name files of another job. So its files
             // stay.
             executor::check_flush(&output, &spec, entries)?;
             executor::examine(&*executor, &output, &spec.output, &context)?;
@@ -415,7 +416,7 @@ fn shard_work(
     }))
 }
 
-/// What a part of a flush pays for images that it fetches.
+/// Terms on which a part of a flush fetches images.
 fn fetch_terms(db: &DbInner, task: &FlushTask, cancel: &Cancel) -> FetchTerms {
     let memtable_bytes = db.context.memtable_bytes_max(&task.family.options);
     FetchTerms {
@@ -428,11 +429,12 @@ fn fetch_terms(db: &DbInner, task: &FlushTask, cancel: &Cancel) -> FetchTerms {
 }
 
 /// Syncs the log through the job's last write, because everything that its files hold must be
-/// durable in the log. The sync is left out if, with the files, everything up to some write is in
-/// tables and nothing later is: then the files need no log.
+/// durable in the log. The sync is left out if the files complete a prefix of all writes in tables,
+/// and no later write is in tables. Then the files need no log.
 fn sync_before_install(db: &DbInner, task: &FlushTask) -> Result<()> {
     let is_logged = task.memtables.iter().any(|taken| taken.info.oldest_log.is_some());
-    // A job that may have run elsewhere may not skip it: only this process knows what it took.
+    // A job that may have run elsewhere must not skip the sync, because only this process knows for
+    // sure which records it took.
     let may_skip = db.context.away().is_none() || db.jobs.executor().runs_here();
     if is_logged && !(may_skip && leaves_a_prefix(&db.jobs, &db.view, task)) {
         write::sync_log(db, task.through(), Order::none())?;
@@ -440,10 +442,10 @@ fn sync_before_install(db: &DbInner, task: &FlushTask) -> Result<()> {
     Ok(())
 }
 
-/// Whether, once `task` is installed, the tables of the database hold every write up to the
-/// job's last one and none after it: it is the only family's, and it completes the oldest
-/// memtables. (Shards that earlier jobs installed alone were synced then. A family that is
-/// created meanwhile syncs the log.)
+/// Whether, once `task` is installed, the tables of the database hold every write up to the job's
+/// last one and none after it. That holds if the database has one family, and the task completes
+/// its oldest memtables. For shards that earlier jobs installed alone, the log was synced then. A
+/// family that is created meanwhile syncs the log.
 fn leaves_a_prefix(jobs: &Jobs, view: &ReadView, task: &FlushTask) -> bool {
     if view.live_families().len() != 1 {
         return false;
@@ -460,7 +462,8 @@ fn leaves_a_prefix(jobs: &Jobs, view: &ReadView, task: &FlushTask) -> bool {
     tracker.queue.len() >= task.memtables.len() && oldest.into_iter().all(complete)
 }
 
-/// The job of a part of the task with the shards of `refs`: the files of each end where it ends.
+/// The spec of a part of the task, with the shards of `refs`. Its files are cut at the boundaries
+/// of the bucket map, at planned cuts, and where room on the disk asks for cuts.
 pub(crate) fn flush_spec<Held: Before<ManifestLock>>(
     numbers: &JobNumbers<'_, Held>,
     task: &FlushTask,
@@ -492,8 +495,8 @@ fn install_flush(db: &DbInner, task: &FlushTask, output: &JobOutput) -> Result<(
     let floor = {
         let mut manifest = db.storage.lock_manifest(Order::none());
         family.check_alive()?;
-        // A segment may go (or be overwritten) only once the manifest says so: the floor that
-        // the logs are dropped below is the one in the edit.
+        // A segment may be removed or overwritten only once the manifest says that it is not
+        // needed. So the log is dropped below the floor of this edit.
         let floor = log_segments::log_floor(
             &db.logs,
             &db.view,
@@ -515,7 +518,8 @@ fn install_flush(db: &DbInner, task: &FlushTask, output: &JobOutput) -> Result<(
     let bytes_flushed = task.whole_bytes();
     db.pacing.drain().add(bytes_flushed);
     let duration = Duration::from_nanos(output.duration_ns);
-    // The lock is held over the measurement, so that flushes that end together are both counted.
+    // The lock is held over the measurement, so that flushes that end at the same time are all
+    // counted.
     let state = db.jobs.lock(Order::none());
     db.pacing.measure_flush(bytes_flushed, state.flushes_running(), duration);
     drop(state);
@@ -544,7 +548,8 @@ pub(crate) fn add_output(edit: &mut VersionEdit, cf: CfId, output: &JobOutput) {
     }
 }
 
-/// Takes the shards of a flush out of memory. Returns those that are at nodes and have no copy.
+/// Marks the shards of a flush as installed and takes them from the view. Returns those that are at
+/// nodes and have no copy.
 fn mark_installed(state: &mut JobState, task: &FlushTask) -> Vec<Arc<AwayShard>> {
     let mut retired = Vec::new();
     let Some(tracker) = state.flushes_mut().get_mut(&task.family.id) else { return retired };
@@ -565,9 +570,9 @@ fn mark_installed(state: &mut JobState, task: &FlushTask) -> Vec<Arc<AwayShard>>
     retired
 }
 
-/// Cuts the key space by the keys of the first memtable, once (BucketLSM §V-C): equal parts by
-/// records, which the index knows, not by bytes, which it does not; temperatures, which are in
-/// bytes, mend what values of different sizes make of it.
+/// Cuts the key space by the keys of the first memtable, once (BucketLSM §V-C). The parts have
+/// equal numbers of records, because the index knows records and not bytes. If values differ in
+/// size, later map changes correct the parts, because bucket temperatures are measured in bytes.
 pub(crate) fn set_first_map<Held: Before<ManifestLock> + Before<JobsLock>>(
     db: &DbInner,
     family: &Family,
@@ -586,8 +591,8 @@ pub(crate) fn set_first_map<Held: Before<ManifestLock> + Before<JobsLock>>(
     let buckets = map.len();
     {
         let mut manifest = db.storage.lock_manifest(order);
-        // Looked at under the lock: an ingestion may just have put a file into L0, which the
-        // new map would cut through.
+        // The version is checked under the lock. An ingestion may just have put a file into L0 that
+        // the new map would cut through.
         let version = Arc::clone(&family.current.load().version);
         if version.map().epoch().0 > 0 || version.l0_layers_max() > 0 {
             return Ok(());
@@ -605,7 +610,7 @@ pub(crate) fn set_first_map<Held: Before<ManifestLock> + Before<JobsLock>>(
     Ok(())
 }
 
-/// Writes all memtables of the family to L0 and waits for it.
+/// Writes all memtables of the family to L0, and waits until they are installed.
 pub(crate) fn flush_family(db: &DbInner, family: &Arc<Family>) -> Result<()> {
     let newest = loop {
         let mut commit = db.writes.committer().lock(Order::none());
@@ -650,7 +655,8 @@ pub(crate) fn start_flush(db: &DbInner, family: &Arc<Family>) -> Result<()> {
         }
         return Ok(());
     }
-    // As many memtables wait as may: one of them has to be written first.
+    // The family has the largest number of sealed memtables, so one of them has to be written
+    // first.
     drop(commit);
     flush_family(db, family)
 }
@@ -670,7 +676,7 @@ pub(crate) fn flush_unlogged(db: &DbInner) -> Result<()> {
             .is_some_and(|tracker| tracker.queue.iter().any(|sealed| sealed.info.unlogged));
         if sealed || current.active.has_unlogged() {
             match flush_family(db, &family) {
-                // Dropped meanwhile: there is nothing left to flush.
+                // The family was dropped meanwhile, so nothing is left to flush.
                 Err(_) if family.check_alive().is_err() => {}
                 flushed => flushed?,
             }

@@ -18,8 +18,7 @@ use crate::key::KeyRange;
 /// A memtable of a flush.
 pub(crate) struct TakenMemtable {
     pub(crate) info: Arc<SealedInfo>,
-    /// Positions of the shards that the flush takes, those included that have nothing to be
-    /// flushed.
+    /// Positions of the shards that the flush takes. Some of them may have nothing to flush.
     pub(crate) shards: Range<usize>,
 }
 
@@ -55,7 +54,7 @@ pub(crate) enum FlushCut {
     Uncut,
 }
 
-/// A flush that was planned: its shards are marked running.
+/// A flush that was planned. Its shards are marked running.
 pub(crate) struct FlushTask {
     pub(crate) job_id: u64,
     pub(crate) family: Arc<Family>,
@@ -63,13 +62,13 @@ pub(crate) struct FlushTask {
     pub(crate) memtables: Vec<TakenMemtable>,
     pub(crate) cut: FlushCut,
     pub(crate) range: KeyRange,
-    /// Keys at which its files are cut besides the boundaries of the map.
+    /// Keys at which its files are cut in addition to the boundaries of the map.
     pub(crate) planned_cuts: Vec<Vec<u8>>,
 }
 
 impl FlushTask {
-    /// Everything of the family in the range with at most this sequence number is in the job or
-    /// in older files.
+    /// Sequence number up to which all records of the family in the range are in the job or in
+    /// older files.
     pub(crate) fn through(&self) -> SeqNo {
         self.memtables.iter().map(|taken| taken.info.last_seq).max().unwrap_or_default()
     }
@@ -79,13 +78,13 @@ impl FlushTask {
         self.memtables.iter().find(|taken| taken.info.id == id)
     }
 
-    /// Whether it flushes that shard.
+    /// Whether the flush takes that shard.
     pub(crate) fn takes(&self, family: CfId, memtable: &SealedInfo, shard: usize) -> bool {
         let taken = || self.memtable(memtable.id);
         self.family.id == family && taken().is_some_and(|taken| taken.shards.contains(&shard))
     }
 
-    /// Whether each position of these shards is a job of the flush.
+    /// Whether the shard at this position is a job of its own in the flush.
     pub(crate) fn has_part(&self, shard: usize) -> bool {
         self.positions().contains(&shard)
     }
@@ -116,7 +115,7 @@ impl FlushTask {
         }
     }
 
-    /// Tables that it writes at most, before they are cut further.
+    /// Largest number of tables that the flush writes, before they are cut further.
     pub(crate) fn tables_max(&self) -> usize {
         let shards = self.memtables.iter().map(|taken| taken.shards.len());
         match self.cut {

@@ -2,13 +2,13 @@
 //!
 //! Every attempt reserves numbers of its own, so that two executions of a job, here or in another
 //! process, never write the same file. The numbers of an attempt that ends without an install go to
-//! [`crate::db::state::strays`], and the background sweep removes what a late execution writes.
+//! [`crate::db::state::strays`]. The background sweep removes files that a late execution writes.
 //!
 //! Invariants:
 //! 1. Numbers are durably reserved before the job may use them.
-//! 2. [`JobNumbers::note_installed`] follows the edit that installs the outputs. A drop without it
-//!    means that no edit installs a file with one of the numbers, unless the job panicked, because
-//!    then its outcome is unknown.
+//! 2. [`JobNumbers::note_installed`] follows the edit that installs the outputs. After a drop
+//!    without it, no edit installs a file with one of the numbers. A drop during a panic is an
+//!    exception, because the outcome of the job is then unknown.
 //!
 //! Thread-safety: one thread owns the numbers of a job.
 //! Failure: a reservation fails if its edit fails, for example on a full disk. The job fails then,
@@ -32,7 +32,7 @@ pub(crate) struct JobNumbers<'a, Held = NoLock> {
 }
 
 impl<'a, Held: Before<ManifestLock>> JobNumbers<'a, Held> {
-    /// No numbers yet, of a job that a thread plans under the locks of `order`.
+    /// An empty set of numbers, for a job that a thread plans under the locks of `order`.
     pub(crate) fn new(db: &'a DbInner, order: Order<Held>) -> Self {
         Self { db, order, reserved: RefCell::default() }
     }
@@ -42,7 +42,7 @@ impl<'a, Held: Before<ManifestLock>> JobNumbers<'a, Held> {
         self.db
     }
 
-    /// Reserves `count` numbers in a row for the job.
+    /// Reserves `count` consecutive numbers for the job.
     pub(crate) fn reserve(&self, count: u64) -> Result<FileNumbers> {
         let numbers = self.db.storage.reserve_numbers(count, self.order)?;
         self.reserved.borrow_mut().push(numbers);
@@ -60,7 +60,7 @@ impl<Held> JobNumbers<'_, Held> {
 impl<Held> Drop for JobNumbers<'_, Held> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // The edit may have been made. The next open removes what it does not name.
+            // The edit may have been made. The next open removes the files that it does not name.
             return;
         }
         let now_ns = self.db.context.clock().now_ns();

@@ -1,15 +1,15 @@
-//! Shards whose tables are installed, and that old readers still find at a memory node.
+//! Shards whose tables are installed, but that old readers still read at a memory node.
 //!
-//! A flush that ran on an executor has fetched nothing. A reader that holds an older super version
-//! goes on asking the node, which keeps the shard until that reader ends. The log does not have the
-//! records any more, so such a shard cannot be rebuilt when its node dies. Therefore a shard that a
-//! reader still has after [`GRACE`] is fetched: the reader goes on with the copy, and the node gets
-//! its memory back (decision 0084). Look-ups end long before.
+//! A flush that ran on an executor fetches no shard into this process. A reader that holds an older
+//! super version still reads the shard at its node, which keeps it until that reader ends. The log
+//! does not have the records any more, so such a shard cannot be rebuilt if its node dies.
+//! Therefore a shard that a reader still has after [`GRACE`] is fetched. The reader goes on with
+//! the copy, and the node gets its memory back (decision 0084). Look-ups end long before.
 //!
 //! Thread-safety: any worker calls [`keep_for_readers`] between jobs.
-//! Failure: a node that does not answer is asked again later, and so is one whose shard has no room
-//! in the memory budget: the shard stays at its node. A reader of a shard whose node dies before
-//! that gets `Busy`; its next read finds the tables.
+//! Failure: a shard stays at its node if the node does not answer or the memory budget has no room
+//! for it. A later call tries again. If the node dies before that, a reader of the shard gets
+//! `Busy`, and its next read finds the tables.
 //! Cost: a lock for each job; one fetch for each shard that an iterator or a snapshot scan holds.
 
 use std::time::Duration;
@@ -43,7 +43,8 @@ pub(crate) fn keep_for_readers(db: &DbInner) {
             // Its readers get an error.
             Err(_) if shard.is_lost() || shard.has_copy() => {}
             Err(error) => {
-                // The others may be at the same node, and a worker has more to do than wait.
+                // The other shards may be at the same node, so the worker does not wait for them
+                // now.
                 tracing::debug!(%error, "a memtable shard is not fetched for its readers yet");
                 left.push(shard);
                 break;

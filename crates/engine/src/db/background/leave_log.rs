@@ -1,8 +1,8 @@
-//! Leaving a log that cannot be trusted: all memory goes to tables in one edit, and a new log
+//! Leaves a log that cannot become durable: all memory goes to tables in one edit, and a new log
 //! begins.
 //!
-//! A log is left when a segment could not be closed or synced. Its records are in memory, but
-//! nothing will ever make the segment durable. Steps:
+//! A log is left when a segment could not be closed or synced. The records of the segment are in
+//! memory, but the segment itself cannot become durable any more. Steps:
 //!
 //! 1. Background work is paused and running flushes end. Memtable shards at memory nodes are
 //!    fetched.
@@ -10,23 +10,25 @@
 //!    shards of each memtable that are not installed are flushed, without syncing the log.
 //! 3. The log goes on in a new segment. The segment comes after the tables, so that a mapped ring
 //!    of the log does not take the room that the tables need on a full disk.
-//! 4. One edit installs all of it, of all families, and moves the log floor to the new segment, as
-//!    recovery does: a part of it could keep half a batch over a power loss.
-//! 5. The old segments are forgotten and removed, and so is what rings hold of them.
+//! 4. One edit installs the tables of all families and moves the log floor to the new segment, as
+//!    recovery does. An edit with only a part of the tables could keep half a batch over a power
+//!    loss.
+//! 5. The old segments are removed, and the rings that hold parts of them are emptied.
 //!
-//! [`Db::resume`](crate::db::Db::resume), a synced write and background work (with the pause of
-//! failed jobs) leave a log: when a closed segment is not whole, or when the database is read only
-//! because the device was full.
+//! [`Db::resume`](crate::db::Db::resume), a synced write and background work leave a log.
+//! Background work does so when the log is not whole, or when the database is read only because the
+//! device was full. It keeps the pause of failed jobs.
 //!
 //! Invariants:
-//! 1. Before the edit nothing has changed but the open segment.
+//! 1. Before the edit only the open segment has changed.
 //! 2. Health is cleared only after the edit.
 //!
 //! Thread-safety: any thread may call any function; attempts exclude each other by the commit lock.
-//! Failure: outputs are removed, the memtables stay, and it may be tried again. A running
-//! compaction may hold the room that the flush needs: on a full disk the attempt is repeated until
-//! no compaction runs. A memory node that does not answer is no failure: background work tries
-//! again. Cost: writers wait for a flush of all memory. Compactions go on.
+//! Failure: outputs are removed, the memtables stay, and the call may be repeated. A running
+//! compaction may hold the room that the flush needs, so on a full disk the attempt is repeated
+//! until no compaction runs. A memory node that does not answer is no failure: background work
+//! tries again.
+//! Cost: writers wait for a flush of all memory. Compactions go on.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,13 +60,13 @@ use crate::options::WriteOptions;
 use crate::remote::AwayError;
 use crate::stats::Ticker;
 
-/// Longest wait of one attempt for the commit lock, which an ingestion may hold while it waits for
-/// background work, which is paused meanwhile.
+/// Longest wait of one attempt for the commit lock. An ingestion may hold the lock while it waits
+/// for background work, and the attempt pauses that work.
 const LOCK_WAIT: Duration = Duration::from_millis(100);
-/// Pause after an attempt that a memory node did not give a shard for.
+/// Pause after an attempt for which a memory node did not give a shard.
 const NODE_PAUSE: Duration = Duration::from_millis(20);
 
-/// Holds background picks off until dropped.
+/// Pauses background picks until it is dropped.
 struct Paused<'a>(&'a DbInner);
 
 impl<'a> Paused<'a> {
@@ -82,7 +84,8 @@ impl Drop for Paused<'_> {
     }
 }
 
-/// Takes writes again after the cause of an error is gone.
+/// Lets the database take writes again after the cause of an error is gone, by leaving the log.
+/// Fails with `ReadOnly` if the cause is corruption.
 pub(crate) fn resume(db: &DbInner) -> Result<()> {
     db.context.refuse_read_only()?;
     if db.observers.health().failing().is_some_and(|cause| cause.kind() == ErrorKind::Corrupt) {
@@ -94,7 +97,7 @@ pub(crate) fn resume(db: &DbInner) -> Result<()> {
     leave_log(db)
 }
 
-/// Whether background work should leave the log now (`state` is the locked state).
+/// Whether background work should leave the log now.
 pub(crate) fn is_due_to_leave(
     context: &Context,
     observers: &Observers,
@@ -113,8 +116,9 @@ pub(crate) fn is_due_to_leave(
     wanted && may_leave && !scheduler::is_pausing(context, state)
 }
 
-/// Leaves the log for background work; `false` if another thread keeps the commit lock for long, or
-/// if a memory node does not give a shard now: nothing here has failed then.
+/// Leaves the log for background work. Returns `false` if that has to be tried again although
+/// nothing has failed: another thread keeps the commit lock for long, a memory node does not give a
+/// shard now, or a compaction holds the room on the disk.
 pub(crate) fn leave_log_in_background(db: &DbInner) -> Result<bool> {
     let result = contained("leaving the log", || try_leave_log(db));
     if let Err(error) = &result
@@ -133,7 +137,7 @@ pub(crate) fn leave_log_in_background(db: &DbInner) -> Result<bool> {
     result
 }
 
-/// Before a sync: a log that cannot become durable is left first.
+/// Leaves the log before a sync, if it cannot become durable.
 pub(crate) fn leave_log_before_sync(db: &DbInner) -> Result<()> {
     if !db.logs.must_leave() {
         return Ok(());
@@ -141,7 +145,7 @@ pub(crate) fn leave_log_before_sync(db: &DbInner) -> Result<()> {
     leave_log(db)
 }
 
-/// Leaves the log, by as many attempts as that takes.
+/// Leaves the log. Repeats the attempt until it succeeds or fails with an error.
 fn leave_log(db: &DbInner) -> Result<()> {
     while !try_leave_log(db)? {
         db.context.check_open()?;
@@ -151,12 +155,13 @@ fn leave_log(db: &DbInner) -> Result<()> {
     Ok(())
 }
 
-/// One attempt; `false` if the commit lock did not become free, or if there is no room while a
-/// compaction runs.
+/// Attempts once to leave the log. Returns `false` if the commit lock did not become free, or if
+/// the disk has no room while a compaction runs.
 fn try_leave_log(db: &DbInner) -> Result<bool> {
     let _paused = Paused::new(db);
     wait_for_flushes(&db.context, &db.jobs)?;
-    // Neither the log nor a memory node may be relied on until the new log begins.
+    // Until the new log begins, neither the log nor a memory node may be the only place of a
+    // record.
     rebuild::bring_home(db)?;
     let left = disk_room::ensure_room(
         db,
@@ -170,7 +175,7 @@ fn try_leave_log(db: &DbInner) -> Result<bool> {
     }
 }
 
-/// Steps 2 to 5 of the module; `false` if the commit lock did not become free.
+/// Carries out steps 2 to 5 of the module. Returns `false` if the commit lock did not become free.
 fn leave_log_with_room(db: &DbInner) -> Result<bool> {
     let Some(mut commit) = db.writes.committer().try_lock_for(LOCK_WAIT, Order::none()) else {
         return Ok(false);
@@ -208,8 +213,8 @@ fn is_compacting(jobs: &Jobs) -> bool {
     jobs.lock(Order::none()).is_compacting()
 }
 
-/// Waits until no flush and no map change runs and no memtable is being readied (picks are
-/// paused).
+/// Waits until only compactions and garbage collections run and no memtable is being readied. Picks
+/// are paused.
 fn wait_for_flushes(context: &Context, jobs: &Jobs) -> Result<()> {
     let mut state = jobs.lock(Order::none());
     loop {
@@ -233,7 +238,7 @@ fn flush_memory(
         for memtable in unready_memtables(&db.jobs, order, &family) {
             flush::ready_memtable(db, family.id, &memtable, order);
         }
-        // What a flush had written before it failed is a part of the edit.
+        // Shards that a failed flush has written are a part of the edit.
         for written in db.jobs.lock(order).written_of(family.id) {
             flush::add_output(edit, family.id, &written.output);
         }
@@ -264,7 +269,7 @@ fn sealed_memtables(
     state.sealed_of(family.id).map(|sealed| Arc::clone(&sealed.info)).collect()
 }
 
-/// The shards of a memtable that are in memory, as runs of neighbours.
+/// The shards of a memtable that are in no table, as runs of neighbours.
 fn pending_runs(
     jobs: &Jobs,
     order: Order<CommitLock>,
@@ -321,7 +326,7 @@ fn flush_run(
     )
 }
 
-/// The one edit, and what follows from it.
+/// Applies the one edit, publishes its versions, and removes the old log segments.
 fn install_memory(db: &DbInner, commit: &CommitGuard<'_>, mut edit: VersionEdit) -> Result<()> {
     let open = db.logs.open_no();
     for family in db.view.live_families() {
@@ -355,7 +360,7 @@ fn install_memory(db: &DbInner, commit: &CommitGuard<'_>, mut edit: VersionEdit)
     Ok(())
 }
 
-/// Makes a committed write survive what its options and those of the database say.
+/// Makes a committed write as durable as its options and those of the database demand.
 #[inline]
 pub(crate) fn harden_log(db: &DbInner, last_seq: SeqNo, options: &WriteOptions) -> Result<()> {
     if !options.wal || !(options.sync || db.context.options().log_write_through) {
@@ -367,8 +372,8 @@ pub(crate) fn harden_log(db: &DbInner, last_seq: SeqNo, options: &WriteOptions) 
     }
 }
 
-/// Makes the log durable through `seq`. If the disk has no room for that, everything in memory
-/// goes to tables in the room of the reserve, which makes it durable as well.
+/// Makes the log durable through `seq`. If the disk has no room for that, everything in memory goes
+/// to tables in the room of the reserve. The tables make the writes durable as well.
 pub(crate) fn sync_or_leave(db: &DbInner, seq: SeqNo) -> Result<()> {
     leave_log_before_sync(db)?;
     let synced = write::sync_log(db, seq, Order::none());

@@ -3,16 +3,16 @@
 //!
 //! The *keeper* prepares the next segment when the open one is half full, closes segments that the
 //! log has left, and measures the free room of the pool. The *sender* exists only if the log is
-//! buffered: it sends records that are 100 ms old, and notices if they are lost. A local database
-//! has neither.
+//! buffered. It sends records that are 100 ms old, and handles their loss. A local database has
+//! neither thread.
 //!
 //! Invariants:
 //! 1. The threads hold no lock while they wait for the network.
 //! 2. A segment that lost records is left before anything else happens to the log.
 //!
 //! Thread-safety: each thread runs one of the functions.
-//! Failure: a segment that cannot be prepared is tried again after a pause, when the commit point
-//! asks again. A loss of records is handled as a writer handles it.
+//! Failure: if a segment cannot be prepared, the keeper tries again after a pause, at the next
+//! request of the commit point. A loss of records is handled as a writer handles it.
 //! Cost: the keeper sleeps until there is work. A buffered log that is written costs ten wake-ups
 //! per second.
 
@@ -29,7 +29,7 @@ pub(crate) fn is_needed(db: &DbInner) -> bool {
     is_later && !db.context.is_manual() && !db.context.options().read_only
 }
 
-/// Does what the commit point hands over, until the database closes.
+/// Does the work that the commit point hands over, until the database closes.
 pub(crate) fn keep_log(db: &DbInner) {
     while let Some(work) = db.logs.ahead().next_work() {
         let LogWork { retired, unused, wants_segment, wants_room, is_last } = work;
@@ -66,7 +66,7 @@ fn prepare_segment(db: &DbInner) {
     }
 }
 
-/// Sends what a buffered log holds back for too long, until the database closes.
+/// Sends the records of a buffered log once they are old enough, until the database closes.
 pub(crate) fn send_buffers(db: &DbInner) {
     while db.logs.ahead().wait_until_old() {
         let Some(syncer) = db.writes.committer().syncer() else { continue };

@@ -1,33 +1,34 @@
-//! Memory pressure: what is given back when the memory budget is short.
+//! Memory pressure: frees memory when the memory budget is short.
 //!
-//! Caches shrink, memtables are flushed early, and writers slow down (`crate::stall` with cause
-//! `Budget`). Nothing is killed. Background workers apply the rule after every job and while they
-//! are idle. It has two pure parts. [`relief`] compares the budget with the memory that is charged
-//! to it. Freed memtable memory that is kept for reuse goes first. Then the block cache gives back
-//! what is over nine tenths of the budget, down to a sixteenth of its capacity. The rest must come
-//! from memtables. [`victims`] chooses the active memtables to seal, of whatever size:
+//! Caches shrink, memtables are flushed early, and writers are delayed (`crate::stall` with cause
+//! `Budget`). No operation is aborted. Background workers apply the rule after every job and while
+//! they are idle. It has two pure parts. [`relief`] compares the budget with the memory that is
+//! charged to it. Freed memtable memory that is kept for reuse is given back first. Then the block
+//! cache gives back the bytes over nine tenths of the budget, down to a sixteenth of its capacity.
+//! The rest must come from memtables. [`victims`] chooses the active memtables to seal, of any
+//! size:
 //!
-//! 1. Memory of sealed memtables counts as freed: a flush is on its way to free it.
+//! 1. Memory of sealed memtables counts as freed, because a flush is about to free it.
 //! 2. A memtable counts with all memory that it holds, also the unused part of its slabs, because
 //!    the flush frees that too.
 //! 3. Memtables are taken by memory × age, the age limited to [`AGE_MS_MAX`], until enough is
-//!    freed. A memtable that fills slowly stays away longest once it is flushed, so this order
-//!    makes the fewest files for the memory that it frees. Memtables that turn out not to be needed
-//!    are left out again, smallest first. If more than [`FEW_SEALS`] remain and the largest
-//!    memtable frees enough alone, that one is sealed instead.
-//! 4. All active memtables together keep a [`KEPT_SHARE`]th of the budget. Below that they do not
-//!    fill the budget, and sealing them would only make files of a few records.
+//!    freed. If a memtable fills slowly, it takes longest until its family has to be flushed again.
+//!    So this order makes the fewest files for the memory that it frees. Memtables that are not
+//!    needed after all are left out again, smallest first. If more than [`FEW_SEALS`] remain and
+//!    the largest memtable frees enough alone, only that memtable is sealed.
+//! 4. All active memtables together keep a [`KEPT_SHARE`]th of the budget. Below that, other memory
+//!    fills the budget, and sealing them would only make files of a few records.
 //! 5. One call seals at most [`SEALS_MAX`] memtables, the largest of those chosen. The worker that
 //!    flushes one of them calls again.
 //!
-//! These rules do not flood L0 with tiny files. By rules 1 and 4 a sealed byte is replaced by
-//! another one only after that was written, so in the long run as many bytes are flushed as are
-//! written. A family whose memtable was sealed early does not qualify again before it has grown old
+//! These rules do not flood L0 with tiny files. By rules 1 and 4, a byte is sealed only after
+//! another byte was written. So in the long run the number of flushed bytes is that of written
+//! bytes. A family whose memtable was sealed early does not qualify again before it has grown old
 //! or large. Each early flush adds at most one L0 file to each bucket that it has records in, and
 //! the usual trigger compacts them.
 //!
-//! Memory of flushed memtables is kept for the next ones while a load goes on, and given back to
-//! the system when it pauses.
+//! Memory of flushed memtables is kept for the next ones while a load goes on. It is given back to
+//! the system when the load pauses.
 //!
 //! Invariants: the rules 1 to 5.
 //!
@@ -46,15 +47,16 @@ use crate::db::state::memtable::ShardHome;
 use crate::db::write::{seal, stalling};
 use crate::lock_order::Order;
 
-/// The block cache keeps at least this share of its capacity.
+/// Divisor of the block cache's capacity: the cache keeps at least this share of it.
 const CACHE_SHARE_MIN: u64 = 16;
-/// Active memtables together keep at least this share of the budget.
+/// Divisor of the budget: active memtables together keep at least this share of it.
 const KEPT_SHARE: u64 = 16;
-/// Age from which on a memtable counts as idle: an older one does not go first.
+/// Age, in milliseconds, from which on a memtable counts as idle. Among idle memtables the age does
+/// not matter.
 const AGE_MS_MAX: u64 = 60_000;
-/// Idle memtables that are sealed rather than a large one that is being filled.
+/// Largest number of memtables that are sealed instead of a single large one.
 const FEW_SEALS: usize = 16;
-/// Most memtables that one call seals, because it holds the commit lock meanwhile.
+/// Largest number of memtables that one call seals, because it holds the commit lock meanwhile.
 const SEALS_MAX: usize = 64;
 /// Longest wait for the commit lock. The lock may be held by an ingestion that waits for a flush,
 /// so a background worker must not wait for it without end.
@@ -80,7 +82,7 @@ pub(crate) struct MemoryUse {
 pub(crate) enum Relief {
     /// There is room: the cache may use all of its capacity.
     Relax,
-    /// Give back the spare memory and more.
+    /// Memory must be freed: all spare memory, and more from the cache and memtables.
     Shrink {
         /// Bytes that the cache may hold.
         cache_bytes: u64,
@@ -119,8 +121,8 @@ impl ActiveView {
     }
 }
 
-/// Positions of the memtables to seal so that `seal_bytes` are freed, while `leaving_bytes` of
-/// sealed ones are on their way out; see the module.
+/// Positions of the memtables to seal so that `seal_bytes` are freed, by the rules of the module.
+/// Flushes of sealed memtables are about to free `leaving_bytes`.
 pub(crate) fn victims(
     seal_bytes: u64,
     leaving_bytes: u64,
@@ -219,7 +221,7 @@ fn seal_for_memory(db: &DbInner, seal_bytes: u64) {
     };
     for at in chosen {
         let family: &Arc<Family> = &families[at];
-        // A writer may have sealed it since.
+        // A writer may have sealed the memtable meanwhile.
         if seal::may_seal(family) {
             seal::seal_active(db, &mut commit, family);
         }
@@ -272,7 +274,7 @@ mod tests {
         let chosen = victims(8 * MB, 0, 32 * MB, &actives);
         assert_eq!(chosen.len(), 35);
         assert!(freed(&chosen, &actives) >= 8 * MB);
-        // A need that exceeds the bound of one call is met by several.
+        // One call seals no more than its bound, even if more memory must be freed.
         assert_eq!(victims(64 * MB, 0, 32 * MB, &actives).len(), SEALS_MAX);
     }
 
@@ -301,7 +303,7 @@ mod tests {
 
     #[test]
     fn memtables_keep_a_share_that_is_not_sealed() {
-        // Others fill the budget: sealing these would free next to nothing.
+        // Other memory fills the budget, so sealing these memtables would free very little.
         let actives = vec![idle(24 * KB); 40];
         assert_eq!(victims(100 * MB, 0, 32 * MB, &actives), Vec::<usize>::new());
         let actives = vec![idle(24 * KB); 120];

@@ -1,22 +1,22 @@
 //! One background job on several threads: the shards of a flush, the parts of a compaction.
 //!
-//! A job that writes many files waits for the device with each of them (create, write, sync), and a
-//! device that many streams share gives each of them a part of its bandwidth. Therefore the works
-//! of a job run in parallel. Each work is a job of its own for the executor. For scheduling they
-//! are one job, and one edit installs their outputs.
+//! A job that writes many files waits for the device with each of them (create, write, sync). A
+//! device that many streams share gives each of them only a part of its bandwidth. Therefore the
+//! works of a job run in parallel. Each work is a job of its own for the executor. For the
+//! scheduler all works are one job, and one edit installs their outputs.
 //!
 //! Invariants:
 //! 1. Helping threads come from [`crate::db::state::job_threads`]. The calling thread takes part in
 //!    a flush; it leaves a compaction to threads of lower priority. The call returns only after all
 //!    works have ended.
-//! 2. The largest work starts first: if one bucket takes most of the load, the works of the others
-//!    run in parallel with its work and not before it.
+//! 2. The largest work starts first. If one bucket takes most of the load, the works of the other
+//!    buckets run in parallel with its work, and not before it.
 //! 3. In manual mode the works run one after another on the calling thread, so that a step does the
 //!    same each time.
 //!
 //! Thread-safety: any thread may call [`run_parallel`].
-//! Failure: the first work that fails or panics cancels the others, and its error is the job's. The
-//! outputs of works that had ended well are given back for the caller to remove.
+//! Failure: the first work that fails or panics cancels the others, and its error is that of the
+//! job. The outputs of works that had succeeded are returned, so that the caller can remove them.
 //! Cost: one wake-up for each thread.
 
 use std::collections::VecDeque;
@@ -33,17 +33,17 @@ use crate::job::{Cancel, JobOutput};
 /// A part of a job.
 pub(crate) type Work = Box<dyn FnOnce() -> Result<JobOutput> + Send>;
 
-/// A part of a job, and about how many bytes it is.
+/// A part of a job, and its approximate size in bytes.
 pub(crate) type SizedWork = (u64, Work);
 
 /// Results of the works of a job.
 #[derive(Default)]
 pub(crate) struct Ended {
-    /// By work, once it has ended well.
+    /// Output of each work; `None` until the work has succeeded.
     outputs: Vec<Option<JobOutput>>,
-    /// Works that have ended well and that the calling thread has not seen yet.
+    /// Works that have succeeded and whose outputs the calling thread has not handled yet.
     unseen: Vec<usize>,
-    /// The first failure; what fails after it fails because of it.
+    /// The first failure. It cancels the other works, so later failures follow from it.
     failed: Option<Error>,
 }
 
@@ -88,13 +88,14 @@ impl Group {
         }
     }
 
-    /// Wakes the calling thread, which waits with the number of helpers locked.
+    /// Wakes the calling thread. It checks for outputs under the lock of `helping`, so the lock is
+    /// taken here as well.
     fn tell_caller(&self) {
         let _helping = self.helping.lock();
         self.caller.notify_one();
     }
 
-    /// Shows the calling thread the outputs that it has not seen.
+    /// Calls `each` on the calling thread for the outputs that it has not handled yet.
     fn see(&self, each: &mut impl FnMut(usize, &JobOutput) -> Result<()>) {
         loop {
             let unseen = {
@@ -114,8 +115,8 @@ impl Group {
         self.cancel.cancel();
     }
 
-    /// Calls up to `count` threads of that priority to help; fewer if the system refuses one,
-    /// because the others do its share. Returns how many help.
+    /// Starts up to `count` helping threads of that priority. If the system refuses a thread, the
+    /// others do its share. Returns the number of threads that help.
     fn call(self: &Arc<Self>, threads: &JobThreads, kind: JobPriority, count: usize) -> usize {
         for called in 0..count {
             *self.helping.lock() += 1;
@@ -144,8 +145,8 @@ impl Group {
     }
 }
 
-/// A thread that helps: until this is dropped, however its work ends. (Works that panic end with an
-/// error; this is for what is around them.)
+/// Count of a helping thread. The drop ends it, also after a panic outside of a work. A work that
+/// panics ends with an error.
 struct Helper(Arc<Group>);
 
 impl Drop for Helper {
@@ -159,19 +160,19 @@ impl Drop for Helper {
     }
 }
 
-/// How the works of a job run.
+/// Settings for the run of a job's works.
 pub(crate) struct ParallelRun {
     /// Priority of the threads.
     pub(crate) kind: JobPriority,
-    /// Ends all works.
+    /// Cancels all works.
     pub(crate) cancel: Cancel,
-    /// Number of threads at most.
+    /// Largest number of threads.
     pub(crate) threads: usize,
 }
 
-/// Runs `works` as `run` says; this thread does `first` meanwhile. It also calls `each` with the
-/// output of every work that has ended well, between its own works and while it waits. The job
-/// fails if `each` does.
+/// Runs `works` as `run` says. The calling thread runs `first` meanwhile. It also calls `each` with
+/// the output of every work that has succeeded, between its own works and while it waits. The job
+/// fails if `first` or `each` fails.
 pub(crate) fn run_parallel(
     db: &DbInner,
     run: ParallelRun,
@@ -197,7 +198,7 @@ pub(crate) fn run_parallel(
         JobPriority::Normal => group.call(db.jobs.threads(), kind, threads - 1),
         JobPriority::Low => group.call(db.jobs.threads(), kind, threads),
     };
-    // Whatever happens here, the threads that help are waited for.
+    // An error of `first` is only noted, because the call must wait for the helping threads.
     if let Err(error) = contained("a part of a job", first) {
         group.fail(error);
     }

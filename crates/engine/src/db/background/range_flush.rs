@@ -1,12 +1,13 @@
-//! Flushes of key ranges of memtables that may rest at memory nodes: the choice of the next one.
+//! Chooses the next flush of a key range, for memtables whose shards may rest at memory nodes.
 //!
 //! [`crate::db::background::flush_plan::ranges`] says which flushes are possible, and
-//! [`crate::db::background::due`] which of them are due. Of those the one with the oldest memtable
-//! begins, of whatever family. Several flushes of one family run in parallel, each over other keys.
+//! [`crate::db::background::due`] which of them are due. Of the due flushes of all families, the
+//! one with the oldest memtable begins. Several flushes of one family run in parallel, each over
+//! other keys.
 //!
-//! A flush whose shards are all at memory nodes may run on an executor that reads them there. It
-//! does not mix them with shards that are here. The bytes of the images of one flush are bounded,
-//! more tightly for a flush that runs in this process ([`crate::db::background::taken`]).
+//! A flush whose shards are all at memory nodes may run on an executor that reads them there. Such
+//! a flush takes no shards that are here. The bytes of the images of one flush are bounded, more
+//! tightly for a flush that runs in this process ([`crate::db::background::taken`]).
 //!
 //! Thread-safety: the functions run under the jobs lock.
 //! Failure: none.
@@ -32,11 +33,11 @@ use crate::db::write::seal;
 use crate::executor::JobKind;
 use crate::version::rebalance::RunningFlush;
 
-/// Memtables whose images a flush that runs here fetches at most, by their size. It may fetch more
-/// if that is one memtable.
+/// Bound on the images that a flush in this process fetches, as a number of full memtables. A flush
+/// of a single memtable may fetch more.
 pub(crate) const FETCHED_MEMTABLES_MAX: u64 = 2;
 
-/// Memtables whose images a flush that runs at an executor takes at most, by their size. An
+/// Bound on the images that a flush at an executor takes, as a number of full memtables. An
 /// executor that is not the node of the images fetches all of them.
 const AWAY_MEMTABLES_MAX: u64 = 8;
 
@@ -47,8 +48,8 @@ struct Offer {
     range: DueRange,
 }
 
-/// The next flush of any family that is due; its shards are marked running. In a place of the
-/// executor only a flush of shards that are all at memory nodes.
+/// The next due flush of any family. Its shards are marked running. In a place of the executor,
+/// only a flush whose shards are all at memory nodes is chosen.
 pub(crate) fn next_range_flush(
     db: &DbInner,
     state: &mut JobState,
@@ -67,8 +68,8 @@ pub(crate) fn next_range_flush(
         None => vec![Some(DueReason::Wanted); offers.len()],
     };
     let due = offers.into_iter().zip(due).filter(|(_, due)| due.is_some());
-    // What the executor takes beside the workers is left to it, so that they have time for the
-    // rest.
+    // Flushes that the executor can take in a place of its own are left to it, so that the workers
+    // have time for the other jobs.
     let leaves_apart = !db.context.is_manual() && db.jobs.has_extra_room(state, JobKind::Flush);
     let fits = |plan: &RangePlan| match slot {
         JobSlot::Own => !(leaves_apart && plan.is_apart),

@@ -5,15 +5,15 @@
 //!
 //! 1. When a sealed memtable is readied, a sample of its keys joins the window, and the decision is
 //!    made again. At most one change is *wanted* at a time, by the newest window. A split may have
-//!    many keys. A key of a wanted split stays the same while it serves.
-//! 2. Memtables are born with the keys of a wanted split. Flushes and merges within L0 cut their
+//!    many keys. A later decision keeps a key of a wanted split while the key is useful.
+//! 2. New memtables are cut at the keys of a wanted split. Flushes and merges within L0 cut their
 //!    files at these keys too. A compaction that clears its bucket runs in parts between them
 //!    ([`crate::db::background::subcompaction`]), because the split waits for it.
 //! 3. Before every background pick the scheduler asks which part of the wanted change is
-//!    [`fitting`]. A worker makes that part, as a job of its own: one manifest edit. The rest stays
-//!    wanted. While the job runs, no flush of the touched buckets and no compaction of the family
-//!    starts, and leaving the log (`db::background::leave_log`) waits for it. Nothing else is held
-//!    back, and nothing is compacted for a change.
+//!    [`fitting`]. A worker makes that part, as a job of its own, by one manifest edit. The rest
+//!    stays wanted. While the job runs, no flush of the touched buckets and no compaction of the
+//!    family starts. Leaving the log (`db::background::leave_log`) waits for the job. Other work
+//!    goes on, and no compaction runs for the sake of a change.
 //!
 //! Invariants:
 //! 1. A map changes only under the manifest lock, after `fitting` or, on a user's request,
@@ -51,10 +51,10 @@ use crate::version::rebalance::{
     ChangeKind, MapChange, RebalanceInput, SealSample, Window, can_change_map, fitting, rebalance,
 };
 
-/// Buckets that may be made for each one that a family begins with, if no setting says.
+/// Default of the largest number of buckets, as a multiple of the number that a family begins with.
 const GROWTH_MAX: usize = 4;
 
-/// A wanted change whose turn has come: it is among the running jobs.
+/// A wanted change that is made now. It is among the running jobs.
 pub(crate) struct MapTask {
     job_id: u64,
     pub(crate) family: Arc<Family>,
@@ -83,7 +83,7 @@ pub(crate) fn buckets_initial(context: &Context, options: &CfOptions) -> usize {
     wanted.min(buckets_most(wanted, options))
 }
 
-/// Most buckets that splits may make.
+/// Largest number of buckets that splits may make.
 fn buckets_most(initial: usize, options: &CfOptions) -> usize {
     match options.buckets_max {
         0 => initial.saturating_mul(GROWTH_MAX).min(BUCKETS_MAX),
@@ -103,7 +103,8 @@ pub(crate) fn rebalance_input<'a>(
     RebalanceInput { map: version.map(), window, initial, most, planned_cuts: &[] }
 }
 
-/// Takes a sealed memtable into the window and decides again (jobs lock held).
+/// Adds the sample of a sealed memtable to the window, and makes the decision again (jobs lock
+/// held).
 pub(crate) fn note_seal(db: &DbInner, state: &mut JobState, family: &Family, seal: SealSample) {
     let version = Arc::clone(&family.current.load().version);
     let balance = state.balance_mut(family.id);
@@ -152,11 +153,11 @@ pub(crate) fn next_rebalance(view: &ReadView, state: &mut JobState) -> Option<Ta
     Some(Task::ChangeMap(MapTask { job_id, family, change, epoch }))
 }
 
-/// Makes a wanted change; afterwards it is not running any more.
+/// Makes a wanted change. Afterwards it is not running any more.
 pub(crate) fn run_map_task(db: &DbInner, task: &MapTask) -> Result<()> {
     let what = format!("a change of the bucket map of \"{}\"", task.family.name);
     let result = contained(&what, || install_wanted(db, task));
-    // Refused because of a file or job that came in between: it is looked at again.
+    // A file or job that came in between makes the change impossible now. It stays wanted.
     let refused = matches!(&result, Err(error) if error.kind() == ErrorKind::Busy);
     let mut state = db.jobs.lock(Order::none());
     state.end(task.job_id);
@@ -186,7 +187,8 @@ fn install_wanted(db: &DbInner, task: &MapTask) -> Result<()> {
     })
 }
 
-/// A change on a user's request: `decide` chooses it from the present map.
+/// Makes a change on a user's request, which `decide` chooses from the present map. Fails with
+/// `Busy` if background work is paused, or if the change does not fit now.
 pub(crate) fn change_map(
     db: &DbInner,
     family: &Arc<Family>,
@@ -259,7 +261,7 @@ fn install_map(
     Ok(())
 }
 
-/// Counts, tells and remembers a change that was made.
+/// Counts a change that was made, adds it to the history, and sends an event.
 pub(crate) fn note_map_change<Held: Before<JobsLock>>(
     db: &DbInner,
     order: Order<Held>,

@@ -1,36 +1,39 @@
-//! Lost memtable shards come back from the log, while the database runs.
+//! Rebuilds lost memtable shards from the log while the database runs.
 //!
-//! A shard is lost when its node is. The log has its records, because a segment stays until all
-//! that it holds is in tables. A job rebuilds lost shards, the oldest first. Rebuilt shards that
-//! are in no table take no more memory than two memtables, because a node may have held more than
-//! the memory of the owner. The steps of a job:
+//! A shard is lost if its node is lost. The log has its records, because a segment stays until all
+//! of its records are in tables. A job rebuilds lost shards, the oldest first. Rebuilt shards that
+//! are in no table take no more memory than two memtables, because the nodes may have held more
+//! than the owner's memory. The steps of a job:
 //!
 //! 1. A buffered log is sent, so that its segments have every record of a sealed memtable.
-//! 2. The segments are read once, in order, from the oldest one that a lost shard pins, until all
-//!    records of the lost shards have come. Writers go on meanwhile, so what looks like damage is
-//!    read again before it counts.
-//! 3. A record belongs to a lost shard if its family and its key are the shard's, its sequence
-//!    number is between the shard's smallest and largest one, and no table has it. No other shard
-//!    has such a record, because the sequence numbers of a family's memtables follow each other
-//!    without a gap. A table may have it: a memtable of a log that an open has kept holds what was
-//!    not flushed before, in ranges of keys that need not be those of its own shards.
+//! 2. The segments are read once, in order, from the oldest one that a lost shard pins. The read
+//!    ends when it has all records of the lost shards. Writers go on meanwhile, so a segment that
+//!    looks damaged is read again before the damage counts.
+//! 3. A record belongs to a lost shard if three conditions hold: its family and its key are the
+//!    shard's, its sequence number is between the shard's smallest and largest one, and no table
+//!    has it. No other shard has such a record, because the sequence numbers of a family's
+//!    memtables follow each other without a gap. A table may have it if an open has kept the log.
+//!    The memtables of such a log hold the records that were not flushed before, and the flushed
+//!    key ranges may differ from the shards.
 //! 4. Range tombstones are not read: those of an away shard are in memory.
-//! 5. A shard whose figures are not those of the lost one is refused: then the log does not have
-//!    what it must have.
-//! 6. Each shard becomes the copy of the lost one, for readers that hold an old super version, and
-//!    takes its place, by one super version for each family.
+//! 5. A rebuilt shard whose figures differ from those of the lost one is refused, because the log
+//!    lacks records that it must have.
+//! 6. Each rebuilt shard becomes the copy of the lost one, for readers that hold an old super
+//!    version. It also takes the place of the lost one, by a new super version of its family.
 //!
-//! A rebuilt shard is not sent again, so its memtable is due. A flush leaves lost shards out, and
-//! when it has written the rebuilt ones, the next lost shards find room. Only the rebuilt shards of
-//! memtables that are not younger than the oldest lost shard count: the others wait for that one.
+//! A rebuilt shard is not sent again, so its memtable is due. A flush leaves lost shards out. When
+//! it has written the rebuilt ones, the next lost shards find room. Rebuilt shards of memtables
+//! that are younger than the oldest lost shard do not count for that room, because their flushes
+//! wait for that shard.
 //!
 //! Invariants:
 //! 1. Between the pick and the swap no other job has the shards, so their log segments stay.
 //! 2. Readers find the records of a shard in one place at any time.
 //!
 //! Thread-safety: one rebuild runs at a time.
-//! Failure: a log that cannot be read is tried again. Records that the log does not have make the
-//! database read only, and reads of their shards get that error. The other shards are rebuilt.
+//! Failure: if the log cannot be read, the job is tried again. If the log lacks records, the
+//! database becomes read only, and reads of their shards get that error. The other shards are
+//! rebuilt.
 //! Cost: one read of the log from the oldest pinned segment on, and the memory of the shards.
 
 use std::collections::BTreeMap;
@@ -55,11 +58,11 @@ use crate::stats::Ticker;
 use crate::version::FlushedThrough;
 use crate::wal::{BatchView, LogChain, recover_beside};
 
-/// Memtables whose rebuilt shards are in memory at most, by their size.
+/// Bound on rebuilt shards in memory, as a number of full memtables.
 const MEMTABLES_MAX: u64 = 2;
 /// Number of times that a log is read before its damage counts.
 const READS_MAX: u32 = 5;
-/// Pause between two of them, so that a writer in the middle of a step gets on.
+/// Pause between two reads of the log, so that a writer can end the step that it is in.
 const READ_PAUSE: Duration = Duration::from_millis(2);
 
 /// Lost shards that are to be rebuilt; they are marked running.
@@ -78,16 +81,16 @@ struct LostShard {
 /// Memory that rebuilt shards may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RebuildMemory {
-    /// That of two memtables: flushes give it back.
+    /// The memory of two memtables in all, which flushes free again.
     Bounded,
-    /// That of two memtables for each job: no flush runs before the caller goes on.
+    /// The memory of two memtables for each job, because no flush runs before the caller goes on.
     ByJob,
 }
 
-/// What decides whether one more lost shard is rebuilt.
+/// Inputs of the decision whether one more lost shard is rebuilt.
 #[derive(Clone, Copy, Debug)]
 struct RebuildRoom {
-    /// Bytes of what is rebuilt and in no table.
+    /// Bytes of rebuilt shards that are in no table.
     held_bytes: u64,
     bytes_max: u64,
     /// Whether the memory budget is exceeded.
@@ -95,15 +98,15 @@ struct RebuildRoom {
 }
 
 impl RebuildRoom {
-    /// Whether a shard of `bytes` is rebuilt now. One is in any case, so that a large one, or one
-    /// beside others that fill the budget, comes back as well.
+    /// Whether a shard of `bytes` is rebuilt now. The first shard always is. So a large shard is
+    /// rebuilt as well, and so is a shard while other memory fills the budget.
     fn may_rebuild(&self, bytes: u64) -> bool {
         self.held_bytes == 0 || !self.is_over && self.held_bytes + bytes <= self.bytes_max
     }
 }
 
 /// Bytes of rebuilt shards that a flush can take before the shards of memtable `oldest_lost` are
-/// back.
+/// rebuilt.
 fn held_bytes(state: &JobState, oldest_lost: u64) -> u64 {
     let sealed = state.flushes().values().flat_map(|tracker| &tracker.queue);
     sealed.filter(|sealed| sealed.info.id <= oldest_lost).map(|sealed| sealed.rebuilt_bytes()).sum()
@@ -125,7 +128,7 @@ pub(crate) fn next_rebuild(
         RebuildMemory::Bounded => RebuildRoom { held_bytes: 0, bytes_max: 0, is_over },
         RebuildMemory::ByJob => RebuildRoom { held_bytes: 0, bytes_max: 0, is_over: false },
     };
-    // By their names, and so the oldest memtable first.
+    // The list is in the order of the names, and so the oldest memtable comes first.
     for away in link.lost() {
         if away.has_copy() {
             link.forget_lost(away.id());
@@ -146,7 +149,7 @@ pub(crate) fn next_rebuild(
                 let shard = away.id().shard as usize;
                 lost.push(LostShard { family, memtable, shard, away });
             }
-            // The job that has it ends without it.
+            // Another job has the shard. That job ends without it.
             Found::Busy => {}
             Found::Gone => away.set_copy(Err(Error::busy(
                 "the memory node of a memtable shard that an older reader needs is lost, and the \
@@ -198,7 +201,7 @@ fn find(db: &DbInner, state: &JobState, away: &Arc<AwayShard>) -> Found {
     Found::Gone
 }
 
-/// Rebuilds the shards; afterwards they are here, or pending again.
+/// Rebuilds the shards of the task. Afterwards they are pending, in memory if they were rebuilt.
 pub(crate) fn run_rebuild_task(db: &DbInner, task: &RebuildTask) -> Result<()> {
     let mut shards: Vec<Option<Arc<Shard>>> = task.lost.iter().map(|_| None).collect();
     let ended = contained("rebuilding lost memtable shards", || rebuild(db, task, &mut shards));
@@ -215,7 +218,7 @@ pub(crate) fn run_rebuild_task(db: &DbInner, task: &RebuildTask) -> Result<()> {
             let queue = tracker.into_iter().flat_map(|tracker| &mut tracker.queue);
             let found = queue.into_iter().find(|sealed| sealed.info.id == memtable.id);
             let Some(sealed) = found else {
-                // Its family was dropped meanwhile.
+                // The family of the shard was dropped meanwhile.
                 continue;
             };
             sealed.shards[*shard] = ShardState::Pending;
@@ -244,8 +247,8 @@ pub(crate) fn run_rebuild_task(db: &DbInner, task: &RebuildTask) -> Result<()> {
     ended
 }
 
-/// Fills `rebuilt` with the shards of the task, from the log. Errors: the log does not give some of
-/// them; those that it gave are there nevertheless.
+/// Fills `rebuilt` with the shards of the task, from the log. Fails if the log does not give some
+/// of them. The others are in `rebuilt` nevertheless.
 fn rebuild(db: &DbInner, task: &RebuildTask, rebuilt: &mut [Option<Arc<Shard>>]) -> Result<()> {
     db.context.fault_point("rebuild.picked")?;
     write::flush_log(db)?;
@@ -288,8 +291,8 @@ fn rebuild(db: &DbInner, task: &RebuildTask, rebuilt: &mut [Option<Arc<Shard>>])
     ended
 }
 
-/// Reads the log once, from segment `oldest` on. Of each shard it tells whether the log has it,
-/// also if the log cannot be read to its end.
+/// Reads the log once, from segment `oldest` on. Returns each shard that the log has in full, even
+/// if the log cannot be read to its end, and an error for each other shard.
 fn read_shards(
     db: &DbInner,
     task: &RebuildTask,
@@ -330,7 +333,7 @@ fn read_log(db: &DbInner, oldest: FileNo, replay: &mut LostReplay<'_>) -> Result
     };
     let read = recover_beside(&*fs, &chain, &mut visit, &mut |_| Ok(()));
     match read {
-        // It ends early with an error of its own.
+        // The replay ends the read early by an error of its own.
         Err(_) if replay.is_done() => Ok(()),
         read => read.map(drop),
     }
@@ -340,7 +343,7 @@ fn closing() -> Error {
     Error::closed("the database is closing")
 }
 
-/// Whether a rebuilt shard has as much as the lost one.
+/// Checks that a rebuilt shard has the figures of the lost one. Fails with `Corrupt` otherwise.
 fn check(lost: &LostShard, shard: &Shard) -> Result<()> {
     let wanted = lost.away.figures();
     let seqs = (shard.smallest_seq(), shard.largest_seq());
@@ -365,24 +368,25 @@ fn check(lost: &LostShard, shard: &Shard) -> Result<()> {
     ))
 }
 
-/// The records of lost shards on their way out of the log.
+/// State of a read of the log that collects the records of lost shards.
 struct LostReplay<'a> {
     /// The lost shards of each family and memtable.
     memtables: Vec<LostMemtable<'a>>,
-    /// Number of records that have not come.
+    /// Number of records of lost shards that the read has not met yet.
     missing: u64,
     /// Largest sequence number of all lost shards.
     last: SeqNo,
-    /// Whether a later one has come.
+    /// Whether the read has met a sequence number above `last`.
     is_past: bool,
 }
 
 struct LostMemtable<'a> {
     cf: CfId,
     info: &'a SealedInfo,
-    /// What tables have of the family.
+    /// Sequence numbers through which tables have the records of the family.
     flushed: FlushedThrough,
-    /// By the position in the memtable: the sequence numbers of the lost shard, and its successor.
+    /// Lost shards by their position in the memtable: smallest and largest sequence number, and the
+    /// rebuilt shard.
     shards: BTreeMap<usize, (SeqNo, SeqNo, &'a Shard)>,
 }
 
@@ -397,7 +401,8 @@ impl<'a> LostReplay<'a> {
             let known = memtables.iter().position(|memtable| memtable.info.id == lost.memtable.id);
             let at = known.unwrap_or_else(|| {
                 let (cf, info) = (lost.family.id, &*lost.memtable);
-                // An install from now on is one of an older memtable.
+                // An install from now on is that of an older memtable, so it changes nothing for
+                // these shards.
                 let flushed = lost.family.current.load().version.flushed_through().clone();
                 memtables.push(LostMemtable { cf, info, flushed, shards: BTreeMap::new() });
                 memtables.len() - 1
@@ -408,13 +413,13 @@ impl<'a> LostReplay<'a> {
         Self { memtables, missing, last, is_past: false }
     }
 
-    /// Whether nothing more can come.
+    /// Whether the rest of the log has no record of a lost shard.
     fn is_done(&self) -> bool {
         self.missing == 0 || self.is_past
     }
 
-    /// Takes the records of lost shards from a batch. Its error ends the read, if nothing more can
-    /// come.
+    /// Takes the records of lost shards from a batch. Fails, to end the read, if the rest of the
+    /// log has none.
     fn apply(&mut self, first: SeqNo, batch: BatchView<'_>) -> Result<()> {
         self.is_past = first > self.last;
         if self.is_done() {
@@ -445,14 +450,15 @@ impl<'a> LostReplay<'a> {
     }
 }
 
-/// Whether a record of a lost shard's keys is one of the shard, whose sequence numbers are `seqs`,
-/// and not one that tables had before.
+/// Whether a record of a lost shard's keys belongs to the shard, whose smallest and largest
+/// sequence numbers are `seqs`, and no table had the record before.
 fn is_in_memory(seqs: (SeqNo, SeqNo), flushed: &FlushedThrough, key: &[u8], seq: SeqNo) -> bool {
     (seqs.0..=seqs.1).contains(&seq) && seq > flushed.get(key)
 }
 
-/// Rebuilds lost shards on the calling thread, which holds no lock, as far as no other job has
-/// them. Errors: the last one of shards that the log does not have, after all others are back.
+/// Rebuilds lost shards on the calling thread, which holds no lock. Shards that another job has are
+/// left out. If the log lacks some shards, returns the last of their errors after all others are
+/// rebuilt.
 pub(crate) fn rebuild_here(db: &DbInner) -> Result<()> {
     let mut ended = Ok(());
     loop {
@@ -462,7 +468,7 @@ pub(crate) fn rebuild_here(db: &DbInner) -> Result<()> {
         let Some(task) = task else { return ended };
         match run_rebuild_task(db, &task) {
             Ok(()) => {}
-            // Those that are gone for good are not tried again.
+            // Shards whose records are lost for good are not tried again.
             Err(error) if task.lost.iter().all(|lost| lost.away.has_copy()) => ended = Err(error),
             Err(error) => return Err(error),
         }
@@ -470,7 +476,7 @@ pub(crate) fn rebuild_here(db: &DbInner) -> Result<()> {
 }
 
 /// Brings the records of all away shards into memory, before the log is left. The caller holds no
-/// lock, and nothing is picked meanwhile. Errors: `Busy` if a node does not answer.
+/// lock and has paused all picks. Fails with `Busy` if a node does not answer.
 pub(crate) fn bring_home(db: &DbInner) -> Result<()> {
     if db.context.away().is_none() {
         return Ok(());

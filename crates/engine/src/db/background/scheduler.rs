@@ -1,28 +1,27 @@
 //! The scheduler: which job comes next, and what happens to a job that fails.
 //!
-//! Each worker thread owns nothing but its turn; the picks are in [`Jobs`]. The order of picks is:
-//! rebuild lost memtable shards, ready a sealed memtable, make a wanted map change that fits,
-//! flush, send a memtable shard to a memory node, compact, collect garbage. In threads mode
-//! `max_background_jobs` workers loop. In manual mode a test calls
-//! [`Db::step_background`](crate::db::Db::step_background).
+//! Worker threads share all state through [`Jobs`]. The order of picks is: rebuild lost memtable
+//! shards, ready a sealed memtable, make a wanted map change that fits, flush, send a memtable
+//! shard to a memory node, compact, collect garbage. In threads mode `max_background_jobs` workers
+//! loop. In manual mode a test calls [`Db::step_background`](crate::db::Db::step_background).
 //!
 //! Invariants:
 //! 1. A pick happens under the jobs lock and marks what it takes as running. Jobs run without
 //!    locks.
-//! 2. A running job is not interrupted, and a compaction may take as long as it likes (minutes
-//!    under a rate limit). No memtable waits for that: one worker more, the **spare** one, takes a
-//!    flush when all other workers run something else.
-//! 3. Garbage collection of value files has a worker of its own and waits behind no other job. Its
-//!    failure lets nothing wait but its inputs.
+//! 2. A running job is not interrupted, and a compaction may take minutes under a rate limit. No
+//!    memtable waits for that: an additional worker, the **spare** one, takes a flush when all
+//!    other workers run other jobs.
+//! 3. Garbage collection of value files has a worker of its own and waits for no other job. After
+//!    its failure only its inputs wait.
 //! 4. An executor may take more jobs than this process has threads for
 //!    ([`JobExecutor::room`](crate::executor::JobExecutor::room)). Such **extra** jobs are picked by
 //!    a thread of their own, and each has a thread that waits for it. They take no slot of the
 //!    workers.
 //!
 //! Thread-safety: any number of workers.
-//! Failure: a failed job is counted and reported, and nothing is picked until a pause (doubling, at
-//! most a second) is over. A job that panics is a failed job: everything that it had claimed is
-//! given back, and its thread goes on ([`crate::border`]).
+//! Failure: a failed job is counted and reported. Nothing is picked until a pause is over, which
+//! doubles with each failure up to one second. A job that panics is a failed job. Everything that
+//! it had taken is released, and its thread goes on ([`crate::border`]).
 //! Cost: a pick visits each family.
 
 use std::sync::Arc;
@@ -64,7 +63,7 @@ use crate::manifest::VersionEdit;
 use crate::remote::AwayError;
 use crate::stats::Ticker;
 
-/// Pause after a flush that a memory node did not give a shard for.
+/// Pause after a flush for which a memory node did not give a shard.
 const AWAY_PAUSE: Duration = Duration::from_millis(20);
 /// The threads that wait for extra jobs.
 const EXTRA_THREADS: ThreadKind = ThreadKind { name: "archi-away", yields: false };
@@ -97,7 +96,7 @@ impl Task {
         }
     }
 
-    /// Its number among the running jobs, if an executor gets it.
+    /// Its number among the running jobs, if it may run at an executor.
     fn job_id(&self) -> Option<u64> {
         match self {
             Self::Flush(task) => Some(task.job_id),
@@ -145,7 +144,7 @@ impl Default for Workers {
 }
 
 impl Workers {
-    /// Starts them, unless a test steps the database or it is read only.
+    /// Starts the threads, unless the database is in manual mode or read only.
     pub(crate) fn start(inner: &Arc<DbInner>) -> Result<Self> {
         let workers = Self::default();
         if inner.context.is_manual() || inner.context.options().read_only {
@@ -189,7 +188,7 @@ impl Workers {
         Ok(())
     }
 
-    /// Waits for all of them to end (`closing` must be set).
+    /// Waits until all threads have ended (`closing` must be set).
     pub(crate) fn join(&self) -> Result<()> {
         let joiners = std::mem::take(&mut *self.joiners.lock());
         let joined = joiners.into_iter().map(Joiner::join).fold(Ok(()), Result::and);
@@ -198,7 +197,7 @@ impl Workers {
     }
 }
 
-/// One step of background work; `false` if there was nothing to do.
+/// Runs one step of background work. Returns `false` if there was nothing to do.
 pub(crate) fn step(db: &DbInner) -> Result<bool> {
     disk_room::tend_disk(db);
     sweep::tend_numbers(db);
@@ -236,9 +235,9 @@ pub(crate) fn step(db: &DbInner) -> Result<bool> {
     kept_shards::keep_for_readers(db);
     remove_obsolete(&db.storage, &db.observers, &db.view);
     match result {
-        // The next step rebuilds it.
+        // The next step rebuilds the shard.
         Err(error) if matches!(error.cause::<AwayError>(), Some(AwayError::Lost(_))) => Ok(true),
-        // The next step takes less.
+        // The next step plans a smaller flush.
         Err(error) if error.cause::<FetchRefused>().is_some() => Ok(true),
         result => result.map(|()| true),
     }
@@ -291,7 +290,7 @@ fn work_until_closed(db: &DbInner, role: Role) {
                     }
                     let is_waited_for = role == Role::Worker && state.is_any_pressed();
                     if is_waited_for && note_space_idle(db, &mut state) {
-                        // Writers that waited go on.
+                        // Writers that waited for space go on.
                         continue;
                     }
                     let pause = state.retry_pause().unwrap_or(IDLE_WAIT);
@@ -311,7 +310,7 @@ fn work_until_closed(db: &DbInner, role: Role) {
     }
 }
 
-/// Picks jobs that go to the executor beside those of the workers, until the database closes.
+/// Picks jobs for the executor in addition to those of the workers, until the database closes.
 fn pick_extra_jobs(db: &Arc<DbInner>, threads: &ThreadGroup) {
     loop {
         let task = {
@@ -328,7 +327,8 @@ fn pick_extra_jobs(db: &Arc<DbInner>, threads: &ThreadGroup) {
             }
         };
         let task = ExtraTask(Some(task), Arc::clone(db));
-        // A task that no thread takes runs here. Its end must not take this thread along.
+        // A task that no thread takes runs on this thread when it is dropped. A panic of the task
+        // must not end this thread.
         let taken =
             contained("a job of the executor", move || threads.run(Box::new(move || task.run())));
         if let Err(error) = taken {
@@ -362,8 +362,8 @@ impl Drop for ExtraTask {
     }
 }
 
-/// The next job for a place of the executor, marked as taken. A flush comes first, because writers
-/// wait for it.
+/// The next job for a place of the executor, marked as running. A flush comes first, because
+/// writers wait for it.
 fn next_extra_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
     if !may_pick(&db.context, &db.observers, &db.logs, state) {
         return None;
@@ -384,8 +384,8 @@ fn next_extra_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
     task
 }
 
-/// Applies the bounds between jobs: size of the log, memory, files to be removed, room on
-/// the disk, file numbers.
+/// Applies all bounds between jobs: size of the log, memory, installed shards at nodes, files to
+/// remove, room on the disk, file numbers.
 fn keep_bounds(db: &DbInner) {
     log_segments::enforce_log_bound(db);
     memory_pressure::relieve_pressure(db);
@@ -405,8 +405,8 @@ pub(crate) fn note_pause(context: &Context, jobs: &Jobs) {
     jobs.lock(Order::none()).note_failure(context.clock().now_ns());
 }
 
-/// Forgets an earlier failure if nothing is left that could fail: a user's call has done the work
-/// meanwhile, or its family was dropped. Called when there is nothing to pick.
+/// Forgets an earlier failure if no work is left that could fail, because a user's call has done
+/// the work or its family was dropped. Called when there is nothing to pick.
 fn forget_failure_if_idle(
     context: &Context,
     observers: &Observers,
@@ -421,7 +421,8 @@ fn forget_failure_if_idle(
     }
 }
 
-/// Releases writers that wait for space if nothing is left to pick. Whether any were released.
+/// Releases writers that wait for space if nothing is left to pick. Returns whether any were
+/// released.
 fn note_space_idle(db: &DbInner, state: &mut JobState) -> bool {
     // While picks are held back, there may be work.
     may_pick(&db.context, &db.observers, &db.logs, state) && space::note_idle(db, state)
@@ -434,7 +435,7 @@ fn may_pick(
     logs: &LogSegments,
     state: &JobState,
 ) -> bool {
-    // A log that is to be left cannot be synced, and no flush installs without that.
+    // A log that must be left cannot be synced, and a flush needs the sync for its install.
     !state.is_paused()
         && !logs.must_leave()
         && !context.options().read_only
@@ -442,8 +443,8 @@ fn may_pick(
         && !is_pausing(context, state)
 }
 
-/// Work that must not wait for a job to end, marked as taken: a rebuild, and, when as many jobs run
-/// as may, a flush or a send if none of its kind is among them.
+/// The next task that must not wait for the end of a job, marked as running. It is a rebuild. If
+/// the largest number of jobs runs, it may also be a flush or a send, if none of that kind runs.
 fn next_spare_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
     if let Some(task) = next_rebuild(db, state) {
         return Some(task);
@@ -464,19 +465,20 @@ fn next_spare_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
     if has_send { None } else { send::next_send(db, state).map(Task::Send) }
 }
 
-/// The rebuild of lost memtable shards, which reads wait for. It needs no database that takes
-/// writes.
+/// The next rebuild of lost memtable shards, for which reads wait. It also runs in a database that
+/// takes no writes.
 fn next_rebuild(db: &DbInner, state: &mut JobState) -> Option<Task> {
     if state.is_paused() || is_pausing(&db.context, state) {
         return None;
     }
-    // Nothing is flushed in a database that takes no writes.
+    // A database that takes no writes makes no flushes, so a bound over all jobs would never free
+    // memory.
     let is_flushing = !db.logs.must_leave() && !db.observers.health().is_read_only();
     let memory = if is_flushing { RebuildMemory::Bounded } else { RebuildMemory::ByJob };
     rebuild::next_rebuild(db, state, memory).map(Task::Rebuild)
 }
 
-/// The next task, marked as taken.
+/// The next task of a worker, marked as running.
 pub(crate) fn next_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
     if let Some(task) = next_rebuild(db, state) {
         return Some(task);
@@ -573,16 +575,18 @@ fn note_result(db: &DbInner, task: &Task, result: &Result<()>) {
                 disk_room::renew_patience(&db.disk);
             }
             let mut state = db.jobs.lock(Order::none());
-            // The failures of garbage collections are kept by file, and others are not theirs.
+            // These tasks do not end a failure. Failures of garbage collections are kept by file,
+            // and the success of a collection says nothing about other work.
             let is_other = matches!(task, Task::Ready(..) | Task::Gc(_) | Task::Send(_));
             if state.has_failed() && !is_other {
                 state.forget_failures();
                 db.observers.health().clear_failing();
             }
         }
-        // Ended because the database closes or the family was dropped: nothing is wrong.
+        // The task ended because the database closes or the family was dropped. Nothing has failed.
         Err(_) if db.context.is_closing() || task.is_moot() => {}
-        // A node does not give a shard, which is tried again or rebuilt. Nothing here has failed.
+        // A node does not give a shard. The task is tried again, or the shard is rebuilt. Nothing
+        // here has failed.
         Err(error) if error.cause::<AwayError>().is_some() => {
             db.observers.stats().add(Ticker::AwayFlushesPutOff, 1);
             tracing::debug!(job = task.name(), %error, "a memory node does not give a shard now");
@@ -591,13 +595,13 @@ fn note_result(db: &DbInner, task: &Task, result: &Result<()>) {
                 db.jobs.wait_for_work(&mut state, AWAY_PAUSE);
             }
         }
-        // It was planned for an executor and ran here.
+        // The flush was planned for an executor and ran here.
         Err(error) if error.cause::<FetchRefused>().is_some() => {
             db.observers.stats().add(Ticker::AwayFlushesTooLarge, 1);
             tracing::debug!(job = task.name(), %error, "a flush is planned again for this process");
             db.jobs.lock(Order::none()).plan_for_here();
         }
-        // Only the inputs wait: nothing that is needed has failed.
+        // Only the inputs of the collection wait. No necessary work has failed.
         Err(error) if matches!(task, Task::Gc(_)) && !is_fatal_to_gc(error) => {
             tracing::warn!(job = task.name(), %error, "its value files are left out for a time");
             db.observers.tell_failure(&task.name(), error);
@@ -610,7 +614,7 @@ fn note_result(db: &DbInner, task: &Task, result: &Result<()>) {
                 disk_room::give_up_reserve(&db.storage, &db.observers, &db.disk);
             }
             if matches!(task, Task::Compact(_)) && error.is_no_space() {
-                // The room was estimated. Nothing that is needed has failed.
+                // The estimate of the room was too small. No necessary work has failed.
                 db.observers.stats().add(Ticker::BackgroundErrors, 1);
                 tracing::warn!(job = task.name(), %error, "a compaction had no room on the disk");
             } else if error.kind() == ErrorKind::Corrupt || is_halfway {
@@ -652,7 +656,7 @@ pub(crate) fn remove_obsolete(storage: &Storage, observers: &Observers, view: &R
             Trashed::Value(..) => value_file_name(no),
             Trashed::Invalid(_) => invalid_file_name(no),
         };
-        // No reader asks for the blocks of the file again, and the cache would find that out last.
+        // No reader asks for the blocks of the file again, so they leave the cache now.
         match trashed {
             Trashed::Table(no, reader) => {
                 view.tables().evict(no);
@@ -674,7 +678,8 @@ pub(crate) fn remove_obsolete(storage: &Storage, observers: &Observers, view: &R
     }
 }
 
-/// A job of a family that was dropped while it ran has nothing to install: no failure.
+/// The result of a job; `Ok` if its family was dropped while it ran, because nothing is left to
+/// install.
 fn unless_dropped(family: &Family, result: Result<()>) -> Result<()> {
     match family.dropped.load(Ordering::Acquire) {
         true => Ok(()),
@@ -682,7 +687,7 @@ fn unless_dropped(family: &Family, result: Result<()>) -> Result<()> {
     }
 }
 
-/// Waits for background progress, or makes some in manual mode.
+/// Waits for background progress, or runs a step in manual mode. Fails if background work fails.
 pub(crate) fn progress_or_step<Held: Before<JobsLock>>(
     db: &DbInner,
     order: Order<Held>,

@@ -1,23 +1,23 @@
-//! Memtable shards leave for memory nodes (O³-LSM §4.2).
+//! Sends memtable shards to memory nodes (O³-LSM §4.2).
 //!
 //! A job sends one shard, of a sealed memtable that is ready and not due
 //! ([`crate::db::background::due`]):
 //!
 //! 1. The pick marks the shard as running, so that no flush takes it.
 //! 2. The image is built, and the store sends it to a node. The shard stays here meanwhile.
-//! 3. When the node can answer for it, its home becomes away, by one super version under the jobs
-//!    lock. Its memory is free when no older super version has it.
+//! 3. When the node can answer for the shard, its home becomes away, by one super version under the
+//!    jobs lock. Its memory is freed when no older super version has it.
 //!
 //! Invariants:
 //! 1. Until step 3 nothing depends on the node, so a send that fails changes nothing.
-//! 2. A shard is sent a bounded number of times; then it stays, and its memtable is due. So does a
-//!    shard that a node has taken and that stayed here for another reason, because a name is used
-//!    once. A node that has no room costs no attempt: no image of that size is sent until the store
-//!    has more room, or a pause is over.
+//! 2. A shard is sent a bounded number of times. Then it stays, and its memtable is due. A shard
+//!    also stays if a node has taken it and the send failed afterwards, because a name is used
+//!    once. A node without room costs no attempt: no image of that size is sent until the store has
+//!    more room, or a pause is over.
 //! 3. No lock is held while an image is built or sent.
 //!
 //! Thread-safety: any number of sends run in parallel, each for another shard.
-//! Failure: trouble with nodes is counted and is no failure of background work.
+//! Failure: errors of nodes are counted, and are no failures of background work.
 //! Cost: a copy of the shard for the time of the send, and two walks over its keys.
 
 use std::sync::Arc;
@@ -66,9 +66,10 @@ struct Candidate {
     has_room: bool,
 }
 
-/// The candidate that is sent next. The oldest goes first, of whatever family, and the others wait
-/// for it if it waits for room. Else small shards could take all room that becomes free, and a
-/// large one would wait for ever: it is not due either while others are on their way.
+/// The candidate that is sent next: the oldest one of all families. If it waits for room, the
+/// others wait for it. Otherwise small shards could take all room that becomes free, and a large
+/// one would wait for ever. Such a shard would not become due either, because sends run all the
+/// time.
 fn next_in_turn(candidates: &[Candidate]) -> Option<Candidate> {
     let oldest = candidates.iter().min_by_key(|candidate| candidate.memtable)?;
     oldest.has_room.then_some(*oldest)
@@ -114,7 +115,7 @@ pub(crate) fn next_send(db: &DbInner, state: &mut JobState) -> Option<SendTask> 
     Some(SendTask { job_id, family, memtable, shard, here, after_seq, is_taken, link })
 }
 
-/// Tells the link the oldest memtable of which a shard may be sent.
+/// Reports to the link the oldest memtable of which a shard may still be sent.
 fn note_oldest(db: &DbInner, state: &JobState, link: &StoreLink) {
     let sealed = state.flushes().values().flat_map(|tracker| &tracker.queue);
     let sealed = sealed.map(|sealed| sealed.info.id);
@@ -125,8 +126,8 @@ fn note_oldest(db: &DbInner, state: &JobState, link: &StoreLink) {
     }
 }
 
-/// The last sequence number of the youngest of `older` memtables, oldest first, that has records of
-/// these keys outside of tables; 0 if there is none.
+/// The last sequence number of the youngest memtable that has records of these keys outside of
+/// tables; 0 if none has. `older` lists the memtables, oldest first.
 fn after_seq<'a>(older: impl DoubleEndedIterator<Item = &'a Sealed>, keys: &KeyRange) -> SeqNo {
     let has_records = |sealed: &&Sealed| {
         let mut buckets = sealed.info.map.buckets_of(keys);
@@ -135,7 +136,7 @@ fn after_seq<'a>(older: impl DoubleEndedIterator<Item = &'a Sealed>, keys: &KeyR
     older.rev().find(has_records).map_or(SeqNo::ZERO, |sealed| sealed.info.last_seq)
 }
 
-/// Sends a shard; afterwards it is away, or it is here and pending again.
+/// Sends a shard. Afterwards the shard is pending again, away or here.
 pub(crate) fn run_send_task(db: &DbInner, task: &SendTask) -> Result<()> {
     let what = format!("sending a memtable shard of \"{}\"", task.family.name);
     let sent = contained(&what, || send_shard(db, task));
@@ -174,14 +175,15 @@ pub(crate) fn run_send_task(db: &DbInner, task: &SendTask) -> Result<()> {
     ended
 }
 
-/// Why a shard is still here.
+/// Reason for which a shard is still here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NotSent {
     NoRoom,
     Failed,
 }
 
-/// The shard at its node, if a node took it.
+/// Sends the image of a shard. Returns the shard at its node, or the reason for which no node took
+/// it.
 fn send_shard(db: &DbInner, task: &SendTask) -> Result<Result<Arc<AwayShard>, NotSent>> {
     db.context.fault_point("send.picked")?;
     let bytes_max = due::image_bytes_max(&task.here);

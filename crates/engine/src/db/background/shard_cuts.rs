@@ -1,32 +1,32 @@
-//! The keys that cut a memtable into shards which are worth to be freed one after another.
+//! The keys that cut a memtable into shards that a flush frees one after another.
 //!
 //! A bucket may take half of a memtable, and the shards of a flush that are written in parallel end
-//! together. If a shard was a bucket, nothing would be freed before the end of a flush
-//! ([`crate::db::background::written_shards`]). So a memtable has more shards than the map has
-//! buckets. The keys come from the memtable that was sealed last, and stay the same while its
-//! shards are of similar size, because only memtables of one map are flushed together.
+//! at about the same time. If each bucket were one shard, little would be freed before the end of a
+//! flush ([`crate::db::background::written_shards`]). So a memtable has more shards than the map
+//! has buckets. The keys come from the memtable that was sealed last. They stay the same while its
+//! shards are of similar size, because only memtables with the same map are flushed together.
 //!
 //! Rules:
 //! 1. A memtable has a shard for each [`SHARD_BYTES`] of its size, and at most [`SHARDS_MAX`].
 //! 2. A memtable after one with many range deletes is not cut, because a range delete is copied
 //!    into every shard that it touches.
-//! 3. No family with separated values has such cuts: each shard would have a value file of its own,
-//!    and is not freed early.
+//! 3. No family with separated values has such cuts. Each shard would have a value file of its own,
+//!    and would not be freed early.
 //!
 //! Cost: the headers of the leaves of a shard that is cut ([`crate::memtable::Shard::split_keys`]).
 
 use crate::db::state::memtable::Memtable;
 use crate::options::CfOptions;
 
-/// Size of a memtable for each of its shards, in bytes: a shard makes a table of its own, with a
-/// create and a sync.
+/// Bytes of a memtable's size for each of its shards. Smaller shards would cost too many tables,
+/// because each shard makes a table of its own, with a create and a sync.
 const SHARD_BYTES: u64 = 4 << 20;
-/// Most shards that the size of a memtable asks for. With more, the last of them would free less
-/// than the index and the buffers of a table take.
+/// Largest number of shards that the size of a memtable asks for. With more, a shard would free
+/// less memory than the index and the buffers of its table take.
 const SHARDS_MAX: u64 = 16;
-/// Shards are cut anew when one has this many times its share of the records.
+/// Factor by which the records of a shard must exceed its share before new cuts are made.
 const UNEVEN: u64 = 2;
-/// Records for each range delete of a memtable from which on its successor is cut.
+/// Smallest number of records for each range delete of a memtable at which its successor is cut.
 const RANGE_DELETE_SHARE: u64 = 256;
 
 /// The cuts for the memtables after `memtable`, which takes no more records; `None` to keep the
@@ -112,7 +112,7 @@ mod tests {
         let sizes: Vec<u64> = second.shards.iter().map(|shard| shard.entries()).collect();
         assert!(sizes.iter().all(|size| (400..=2_000).contains(size)), "{sizes:?}");
         assert_eq!(next_cuts(&second, &options()), None, "they are similar");
-        // Other keys come: the old cuts go, and the new ones are as many.
+        // With other keys the old cuts are dropped, and the number of new cuts is the same.
         let moved = full(map.boundaries().to_vec(), 50_000, 16_000);
         let cuts = next_cuts(&moved, &options()).expect("one shard has everything");
         assert!((14..=18).contains(&cuts.len()), "{} cuts", cuts.len());

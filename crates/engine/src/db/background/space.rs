@@ -1,17 +1,18 @@
-//! The bound on space of each family with separated values: looks at the version after every
-//! install, and tells writers, compactions and garbage collection what follows.
+//! The bound on space of each family with separated values. It examines the version after every
+//! install, and sets limits and demands for writers, compactions and garbage collection.
 //!
 //! The decisions are pure ([`crate::gc::space_plan`], [`crate::gc::hidden`]); this module fills
 //! their inputs and keeps their results in [`FamilySpace`] and in the family's [`SpaceGauge`].
 //!
 //! Invariants:
-//! 1. Every install of a family with value files is followed by a look, before the jobs lock is
-//!    released. So the bytes that writers are held to are those of the newest version.
-//! 2. Memtables and the outputs of running jobs count neither as used nor as allowed: the stated
+//! 1. Every install of a family with value files is followed by an examination, before the jobs
+//!    lock is released. So the limit of the writers is that of the newest version.
+//! 2. Memtables and the outputs of running jobs count neither as used nor as allowed. The stated
 //!    slack has room for one set of memtables and for the outputs.
 //! 3. A writer waits only while a job runs or can be picked ([`note_idle`]).
 //!
-//! Thread-safety: under the jobs lock. Failure: none.
+//! Thread-safety: the functions run under the jobs lock.
+//! Failure: none.
 //! Cost: linear in the number of tables of the family, once for each install. Families without
 //! value files cost one comparison.
 
@@ -35,8 +36,8 @@ use crate::job::JobOutput;
 use crate::live_file::PinnedFile;
 use crate::version::{LAST_LEVEL, Version};
 
-/// Looks at the space of a family after an install. `event` says whether the install may have put
-/// garbage over the bound at once.
+/// Examines the space of a family after an install. `event` says whether the install may have put
+/// garbage over the bound in one step.
 pub(crate) fn note_install(
     db: &DbInner,
     state: &mut JobState,
@@ -55,13 +56,14 @@ pub(crate) fn note_install(
     if let Some((plan, after)) = view.bound {
         let known = before.and_then(|view| view.bound);
         let had = known.map_or_else(|| unbounded(&after), |(_, margin)| margin);
-        // A look without a known state before it is the first one since the open.
+        // Without a known earlier state, this is the first examination since the open.
         let event = if known.is_some() { event } else { Some(SpaceEvent::Opened) };
         let freed = had.used_bytes.saturating_sub(after.used_bytes);
         if freed > 0 {
             space.debt_mut().repay(freed, &after);
         } else if let Some(event) = event {
-            // Only what the event itself made is debt. What updates made besides is not.
+            // Only garbage that the event itself made is debt. Garbage that updates made meanwhile
+            // is not.
             let grown = after.used_bytes.saturating_sub(had.used_bytes);
             let own = own_bytes(event, before.as_ref(), &view).min(grown);
             let ordinary = Margin { used_bytes: after.used_bytes - own, ..had };
@@ -88,13 +90,12 @@ pub(crate) fn note_install(
     }
 }
 
-/// Age from which on a pinned file is worth a warning, in nanoseconds: a minute. Jobs hold their
-/// inputs for a shorter time, as a rule.
+/// Smallest age, in nanoseconds, at which a pinned file counts for a warning: a minute. Jobs
+/// usually hold their inputs for a shorter time.
 const PINNED_NS_MIN: u64 = 60_000_000_000;
 
-/// What to tell an operator if old versions hold more bytes than the bound allows as garbage.
-/// Pinned bytes are outside of the bound, so that a reader that was forgotten does not stop
-/// writers.
+/// Warning for an operator if old versions hold more bytes than the bound allows as garbage. Pinned
+/// bytes are outside of the bound, so that a forgotten snapshot or iterator does not stop writers.
 fn pinned_warning(
     pinned: &[PinnedFile],
     allowance_bytes: u64,
@@ -118,7 +119,7 @@ fn pinned_warning(
     ))
 }
 
-/// Looks at the space of every family.
+/// Examines the space of every family.
 pub(crate) fn note_all(db: &DbInner, state: &mut JobState, event: Option<SpaceEvent>) {
     for family in db.view.live_families() {
         note_install(db, state, &family, event);
@@ -128,8 +129,8 @@ pub(crate) fn note_all(db: &DbInner, state: &mut JobState, event: Option<SpaceEv
 /// Bytes of garbage that an event itself may have made.
 fn own_bytes(event: SpaceEvent, before: Option<&SpaceView>, after: &SpaceView) -> u64 {
     match event {
-        // Tables that range tombstones cover whole are garbage for certain, and so are the records
-        // that a snapshot kept.
+        // Tables that range tombstones cover as a whole are certainly garbage. So are the records
+        // that only a snapshot kept.
         SpaceEvent::RangeDelete | SpaceEvent::SnapshotReleased => {
             let known = before.map_or(0, |view| view.hidden.certain_bytes);
             after.hidden.certain_bytes.saturating_sub(known)
@@ -138,12 +139,12 @@ fn own_bytes(event: SpaceEvent, before: Option<&SpaceView>, after: &SpaceView) -
     }
 }
 
-/// A margin of the same allowance of which nothing is used.
+/// A margin with the same allowance and no used bytes.
 fn unbounded(margin: &Margin) -> Margin {
     Margin { used_bytes: 0, ..*margin }
 }
 
-/// The sequence numbers at which readers may look.
+/// The sequence numbers as of which readers may read.
 #[derive(Clone, Copy)]
 struct Readers<'a> {
     snapshots: &'a [SeqNo],
@@ -184,14 +185,14 @@ fn look(
     SpaceView { usage, hidden, shadow_share, bound }
 }
 
-/// The margin of a family; see invariant 2 of the module for what the slack leaves out.
+/// The margin of a family. Invariant 2 of the module says what the slack leaves out.
 fn margin(family: &Family, usage: &SpaceUsage, space: &FamilySpace) -> Margin {
     let slack =
         SpaceSlack { value_file_bytes: family.options.value_file_bytes, ..SpaceSlack::default() };
     Margin::new(family.options.space_amplification_max, usage, &slack, space.debt())
 }
 
-/// Tells writers what the bound asks of them now.
+/// Sets the limit that the bound places on writers now.
 fn set_gauge(family: &Family, space: &FamilySpace) {
     let work = if space.has_no_work() { SpaceWork::Nothing } else { SpaceWork::Exists };
     let bound = space.view().and_then(|view| view.bound);
@@ -215,8 +216,8 @@ pub(crate) fn flush_event(output: &JobOutput) -> Option<SpaceEvent> {
     is_event.then_some(SpaceEvent::RangeDelete)
 }
 
-/// Looks again at every family if the oldest snapshot was released: records that it kept are
-/// garbage now.
+/// Examines every family again if the oldest snapshot was released, because records that it kept
+/// are garbage now.
 pub(crate) fn note_snapshots(db: &DbInner, state: &mut JobState) {
     if !state.has_any_space() {
         return;
@@ -227,8 +228,8 @@ pub(crate) fn note_snapshots(db: &DbInner, state: &mut JobState) {
     }
 }
 
-/// Measures how many records above the last level shadow something, by a compaction into level `to`
-/// with `upper` records of levels above the last.
+/// Measures the share of records above the last level that shadow an older record. The compaction
+/// wrote into level `to` and had `upper` records of levels above the last.
 pub(crate) fn note_sunk(space: &mut FamilySpace, to: usize, upper: u64, output: &JobOutput) {
     // Range tombstones cover records without a newer version of the key.
     let shadowed = output.counts.dropped.shadowed;
@@ -239,15 +240,15 @@ pub(crate) fn note_sunk(space: &mut FamilySpace, to: usize, upper: u64, output: 
     }
 }
 
-/// Nothing runs and nothing can be picked: writers that wait for space go on, because nothing would
-/// end their wait. Reports say that the bound cannot be kept. Whether a family's writers were
-/// released.
+/// Releases writers that wait for space if nothing runs and nothing can be picked, because nothing
+/// else would end their wait. Reports then say that the bound cannot be kept. Returns whether
+/// writers of a family were released.
 pub(crate) fn note_idle(db: &DbInner, state: &mut JobState) -> bool {
     if !state.is_idle() {
         return false;
     }
     if state.has_sealed() {
-        // What rests at memory nodes may free space once it is in tables.
+        // Shards at memory nodes may free space once their records are in tables.
         if state.is_any_pressed() {
             state.make_all_due();
             db.jobs.wake();

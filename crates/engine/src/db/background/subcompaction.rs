@@ -1,26 +1,26 @@
-//! Running a compaction: whole, or cut into parts of its keys that run in parallel
-//! (*subcompactions*).
+//! Runs a compaction: as a whole, or cut into key ranges that run in parallel (*subcompactions*).
 //!
-//! With `DbOptions::subcompactions_max` above 1, jobs out of L0 are cut, and jobs that a user asked
-//! for (`compact_range`), as in RocksDB. Other jobs below L0 are a file or a few with the files
-//! that they overlap, and many of them run in parallel anyway. Merges within L0 make one file.
-//! [`crate::compaction::subcompaction`] decides where the cuts are.
+//! With `DbOptions::subcompactions_max` above 1, jobs out of L0 and jobs that a user asked for
+//! (`compact_range`) are cut, as in RocksDB. Other jobs are not cut. Jobs below L0 have a few files
+//! and those that they overlap, and many of them run in parallel anyway. Merges within L0 make one
+//! file. [`crate::compaction::subcompaction`] decides where the cuts are.
 //!
-//! Whatever that setting says, a job out of L0 whose bucket is about to be split is cut where the
-//! bucket will be ([`crate::db::background::rebalance`]), into as many parts as jobs are idle. The
-//! split waits for this job, and a bucket that takes most of the load leaves the other jobs without
-//! work.
+//! Independent of that setting, a job out of L0 is cut if its bucket is about to be split
+//! ([`crate::db::background::rebalance`]). The cuts are keys of the split, and the number of parts
+//! follows from the number of idle jobs. The split waits for this job. If the bucket takes most of
+//! the load, the other jobs would have no work.
 //!
 //! Invariants:
-//! 1. Each part is a job of its own through the database's executor: it has its own file numbers,
-//!    seed of unique ids, context and counters. Spec, snapshots and rate limiter are shared.
+//! 1. Each part is a job of its own for the database's executor. It has its own file numbers, seed
+//!    of unique ids, context and counters. The parts share the rest of the spec, the snapshots and
+//!    the rate limiter.
 //! 2. Together the parts must have read every record of the inputs, as a whole job must.
 //!
 //! Thread-safety: the parts run as [`crate::db::background::parallel_job`] says.
-//! Failure: if a part fails nothing is installed, and the outputs of the other parts are removed.
+//! Failure: if a part fails, nothing is installed, and the outputs of the other parts are removed.
 //! Cost in addition to a whole job: index, filter and range tombstones of an input are read once
-//! for each part that it reaches into, a data block on a boundary is read twice, and each part ends
-//! in a file that may be short. Readahead and output buffers of each part are held from the budget.
+//! for each part that it reaches into. A data block on a boundary is read twice. Each part ends in
+//! a file that may be short. Readahead and output buffers of each part are held from the budget.
 
 use std::sync::Arc;
 
@@ -84,7 +84,7 @@ pub(crate) fn run_compaction(
     )
 }
 
-/// Priority of the threads that run it: low, unless a caller or a writer waits for it.
+/// Priority of the threads that run a compaction: low, unless a caller or a writer waits for it.
 fn priority_of(
     context: &Context,
     observers: &Observers,
@@ -118,8 +118,8 @@ fn plan_parts(db: &DbInner, task: &CompactionTask, spec: &CompactionSpec) -> Res
     Ok(plan_subcompactions(anchors, most, least, &spec.range))
 }
 
-/// The parts of a job that clears a bucket for a split; `None` if there is no split to be made
-/// there, no idle job, or too little to share.
+/// The parts of a job that empties the L0 of a bucket for a split. `None` if no split is planned
+/// there, no job is idle, or the inputs are too small to share.
 fn planned_parts(
     db: &DbInner,
     task: &CompactionTask,
@@ -148,7 +148,7 @@ fn run_works(
 ) -> Result<Compacted> {
     let started_ns = db.context.clock().now_ns();
     let threads = works.len();
-    // Of about the same size each.
+    // The works have about the same size, so their order does not matter.
     let works = works.into_iter().map(|work| (0, work)).collect();
     let ended = {
         let run = parallel_job::ParallelRun { kind, cancel, threads };
@@ -160,7 +160,7 @@ fn run_works(
     let output = JobOutput::joined(outputs, duration_ns);
     let complete = match failed {
         Some(error) => Err(error),
-        // A job over the whole has looked itself.
+        // A single job over all keys has checked its records itself.
         None if threads == 1 => check_invalid(spec, &output),
         None => check_complete(spec, output.counts.records_in)
             .map_err(|error| error.context_at(spec.describe()))
@@ -182,7 +182,8 @@ fn part_work(
 ) -> Result<Work> {
     let db = numbers.db();
     let mut spec = CompactionSpec { subrange: Some(range), ..spec.clone() };
-    // As many numbers as the whole would need: how much lies in a part is an estimate.
+    // Each part reserves the numbers that the whole job would need, because the size of a part is
+    // an estimate.
     spec.output.file_numbers = numbers.reserve(spec.output.file_numbers.count)?;
     spec.output.values.invalid = compaction::invalid_numbers(numbers, &spec)?;
     spec.output.unique_seed = db.context.unique_seed();

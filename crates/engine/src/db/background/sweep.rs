@@ -1,9 +1,9 @@
 //! The background sweep: removes tables that no edit will ever install.
 //!
-//! Another process that runs a job may write its files after the owner has given the job up. Such
-//! files have numbers that nobody else uses, so they do no harm but take room.
-//! [`crate::db::state::strays`] says which tables are meant. The open removes what it finds, and
-//! the sweep repeats that, because a late process may still write.
+//! Another process that runs a job may write its files after the owner has given the job up. No
+//! other job uses the numbers of such files, so they only take room. [`crate::db::state::strays`]
+//! defines which tables are strays. The open removes the strays that it finds. The sweep repeats
+//! that, because a late process may still write.
 //!
 //! Invariants:
 //! 1. The sweep rests while the outcome of an edit is unknown, because the next open might find the
@@ -11,10 +11,10 @@
 //! 2. It removes only tables, value files and invalid files, and none that the newest version
 //!    names.
 //!
-//! Thread-safety: one thread at a time sweeps; others pass.
+//! Thread-safety: one thread at a time sweeps. A call meanwhile does nothing.
 //! Failure: a file that cannot be removed is logged, and the next sweep tries again.
 //! Cost: one list of the directory every ten minutes, and a minute after a failed job. Between
-//! sweeps, a look at the clock after each background job.
+//! sweeps, one read of the clock after each background job.
 
 use std::collections::HashSet;
 
@@ -52,7 +52,7 @@ pub(crate) fn tend_numbers(db: &DbInner) {
     }
 }
 
-/// How a sweep ended.
+/// Outcome of a sweep without an error.
 enum SweepResult {
     Done,
     /// The outcome of an edit is unknown, so nothing was removed.
@@ -61,8 +61,8 @@ enum SweepResult {
 
 fn sweep(db: &DbInner) -> Result<SweepResult> {
     let (storage, strays) = (&db.storage, db.storage.strays());
-    // The numbers come before the look at the manifest. If the install of one of these jobs failed
-    // halfway, and the manifest is settled now, its edit did not happen.
+    // The numbers are read before the manifest is checked. If the install of one of these jobs
+    // failed halfway and the manifest is settled now, its edit did not happen.
     let ended = strays.ended();
     if storage.lock_manifest(Order::none()).is_unsettled() {
         return Ok(SweepResult::Unsettled);
@@ -90,7 +90,7 @@ fn sweep(db: &DbInner) -> Result<SweepResult> {
                 tracing::info!(file = entry.name, "removed a table of a job that was given up");
                 db.observers.stats().add(Ticker::StraysRemoved, 1);
             }
-            // The process that wrote it was faster.
+            // The process that wrote the file has removed it meanwhile.
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => tracing::warn!(%error, "a stray table could not be removed"),
         }

@@ -1,12 +1,13 @@
-//! The shards that a thread flushes, and the bound on the images that it fetches for that.
+//! The shards that a thread flushes, and the bound on the images that it fetches for the flush.
 //!
-//! A flush that runs in this process fetches the images of its shards that are at memory nodes. An
-//! executor that runs the flush elsewhere asks for none of them, so a plan may take more than this
-//! process can hold. If such a flush runs here after all, its first fetch finds that out and
-//! refuses ([`FetchRefused`]), before anything was written. The next plans are then bounded.
+//! A flush that runs in this process fetches the images of its shards that are at memory nodes. A
+//! flush that an executor runs elsewhere fetches none of them here, so a plan may take more than
+//! this process can hold. If such a flush runs here after all, its first fetch refuses it
+//! ([`FetchRefused`]), before anything was written. The next plans are then bounded.
 //!
 //! Invariants:
-//! 1. All running flushes together fetch within [`FetchRoom`], or one of them alone fetches more.
+//! 1. All running flushes together fetch within [`FetchRoom`], or a single flush fetches more while
+//!    no other one fetches.
 //! 2. A refused flush has fetched nothing and written nothing.
 //!
 //! Thread-safety: one thread runs a job over [`Taken`].
@@ -42,32 +43,32 @@ impl fmt::Display for FetchRefused {
 
 impl std::error::Error for FetchRefused {}
 
-/// What a job pays when it turns out to run here.
+/// Limits and memory charges of a job that may fetch images in this process.
 pub(crate) struct FetchTerms {
     pub(crate) room: Arc<FetchRoom>,
     /// Bytes of images that a job over several memtables may fetch.
     pub(crate) bytes_max: u64,
     pub(crate) cancel: Cancel,
     pub(crate) budget: Arc<ByteBudget>,
-    /// Memory of its outputs.
+    /// Bytes of memory that its outputs take.
     pub(crate) output_bytes: u64,
 }
 
-/// Terms of a job, and what it has paid.
+/// Terms of a job, and the permit and the memory charge that it has taken.
 struct Fetching {
     terms: FetchTerms,
     paid: OnceLock<(FetchPermit, Charge)>,
 }
 
-/// The shards that a thread writes, which keeps them for as long. Those that are away are fetched
-/// when the job asks for them.
+/// The shards that a thread writes to tables. The value holds them until it is dropped. Away shards
+/// are fetched when the job asks for them.
 pub(crate) struct Taken {
     shards: Vec<(ShardRef, ShardHome)>,
     fetching: Option<Fetching>,
 }
 
 impl Taken {
-    /// Given shards of one memtable.
+    /// Takes the given shards of one memtable.
     pub(crate) fn of_memtable(
         memtable: u64,
         shards: impl Iterator<Item = (usize, ShardHome)>,
@@ -76,7 +77,7 @@ impl Taken {
         Self { shards: shards.map(named).collect(), fetching: None }
     }
 
-    /// The shards of a part of `task` that are in no table, the oldest memtable first.
+    /// Takes the shards of a part of `task` that are in no table, the oldest memtable first.
     pub(crate) fn of_task(state: &JobState, task: &FlushTask, part: FlushPart) -> Self {
         let mut shards = Vec::new();
         for sealed in state.sealed_of(task.family.id) {
@@ -120,7 +121,8 @@ impl Taken {
         self.shards.first()?.1.here()
     }
 
-    /// Pays for the images that are fetched, once, or refuses to fetch any.
+    /// Takes the room and the memory for all images that the job fetches, once. Fails with
+    /// [`FetchRefused`] if they are too many.
     fn pay(&self) -> Result<()> {
         let Some(Fetching { terms, paid }) = &self.fetching else { return Ok(()) };
         if paid.get().is_some() {

@@ -1,25 +1,25 @@
-//! Shards that a running flush has written leave memory one after another.
+//! Written shards: shards that a running flush has written leave memory one after another.
 //!
-//! A flush writes a table for each shard and installs all of them by one edit, so that the tables
-//! hold a prefix of all writes and the log needs no sync (decision 0015). The memory of a shard
-//! does not wait for that edit. As soon as the tables of a shard are complete, readers find its
-//! records there, and the shard is freed (decision 0078).
+//! A flush writes a table for each shard and installs all of them by one edit. So the tables hold a
+//! prefix of all writes, and the log needs no sync (decision 0015). The memory of a shard does not
+//! wait for that edit. As soon as the tables of a shard are complete, readers find its records
+//! there, and the shard is freed (decision 0078).
 //!
-//! 1. A work of the flush ends: its tables and their names are durable, and they are checked.
+//! 1. A part of the flush ends: its tables and their names are durable, and the tables are checked.
 //! 2. [`publish`] swaps one super version under the jobs lock: the shard leaves the sealed
 //!    memtable, and `readable` gets its tables.
-//! 3. The last work ends, and one edit installs the tables of all shards as before.
+//! 3. The last part ends, and one edit installs the tables of all shards.
 //!
 //! Invariants:
 //! 1. Readers find each record in exactly one place: the shard or its tables.
 //! 2. Jobs, the manifest and checks of the bucket map use `SuperVersion::version`, which never has
 //!    a table that no edit names. So no job takes such a table as an input.
-//! 3. The log keeps the records of a written shard until the edit: a crash loses only tables that
-//!    nothing names, and the next open removes them.
+//! 3. The log keeps the records of a written shard until the edit. After a crash, no edit names its
+//!    tables, and the next open removes them.
 //! 4. A written shard stays written if its flush fails, because its memory is gone. The next
-//!    attempt writes the rest, and its edit installs both. That attempt takes all memtables whose
-//!    records the tables have: else its edit would cover fewer records than it installs, and the
-//!    others would come a second time from memory or the log.
+//!    attempt writes the remaining shards, and its edit installs both. That attempt takes all
+//!    memtables whose records the tables have. Otherwise its edit would cover fewer records than it
+//!    installs, and the others would come a second time from memory or the log.
 //! 5. The bucket map does not change in the range of a written shard
 //!    ([`JobState::running_flushes`](crate::db::state::jobs::JobState::running_flushes)).
 //!
@@ -28,7 +28,7 @@
 //!
 //! Thread-safety: the thread that runs the flush publishes its shards.
 //! Failure: a family that was dropped meanwhile publishes nothing.
-//! Cost: one version and one super version for each shard, in the order of the number of files.
+//! Cost: one version and one super version for each shard, which is linear in the number of files.
 
 use std::sync::atomic::Ordering;
 
@@ -42,11 +42,12 @@ use crate::job::JobOutput;
 use crate::lock_order::Order;
 use crate::version::rebalance::RunningFlush;
 
-/// A shard below this share of its flush is not worth a super version of its own.
+/// Divisor of the bytes of a flush. A shard with less than this share of them is not published
+/// alone.
 const SHARE_MIN: u64 = 64;
 
-/// Readers find the shard `shard` of `task` in the tables of `output` from now on, and its memory
-/// is free.
+/// Publishes the shard `shard` of `task`. Readers find its records in the tables of `output` from
+/// now on, and its memory is freed. Small shards and shards with separated values stay in memory.
 pub(crate) fn publish(
     db: &DbInner,
     task: &FlushTask,
@@ -75,7 +76,8 @@ pub(crate) fn publish(
     let mut state = db.jobs.lock(Order::none());
     let Some(tracker) = state.flushes_mut().get_mut(&family.id) else { return Ok(()) };
     for sealed in &mut tracker.queue {
-        // Those that had nothing there may be installed, and so forgotten, before the others.
+        // Memtables without records in this shard are left out, because they may be installed and
+        // forgotten before the others.
         let is_taken = task.memtable(sealed.info.id).is_some();
         if is_taken && sealed.view.homes[shard].is_some() {
             written.memtables.push(sealed.info.id);
@@ -96,8 +98,8 @@ pub(crate) fn is_of(written: &WrittenShard, task: &FlushTask) -> bool {
     task.has_part(written.shard) && written.memtables.iter().all(|id| task.memtable(*id).is_some())
 }
 
-/// The outputs of earlier attempts that the edit of `task` installs too. Errors: the task takes a
-/// part of a written shard.
+/// The outputs of earlier attempts that the edit of `task` installs as well. Fails with `Internal`
+/// if the task takes only a part of a written shard.
 pub(crate) fn earlier_outputs(
     state: &JobState,
     task: &FlushTask,
@@ -117,8 +119,8 @@ pub(crate) fn earlier_outputs(
     Ok(earlier)
 }
 
-/// Removes the files of a failed flush, except those that readers use. Returns whether there are
-/// such files.
+/// Removes the files of a failed flush, except those that readers use. Returns whether readers use
+/// any.
 pub(crate) fn discard_unpublished(db: &DbInner, task: &FlushTask, output: &JobOutput) -> bool {
     let used: Vec<u64> = {
         let state = db.jobs.lock(Order::none());

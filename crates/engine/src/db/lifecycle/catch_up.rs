@@ -1,38 +1,39 @@
-//! Read-only databases: what they hold, and how they follow a writer.
+//! Read-only databases: the state that they show, and how they follow a writer.
 //!
 //! A read-only open takes no lock, so another handle or another process may write to the database
 //! at the same time. The read-only handle shows a *picture*: the tables that the manifest named at
 //! one moment, and the records of the log up to that moment.
-//! [`Db::catch_up`](crate::db::Db::catch_up) replaces the picture by a newer one. Opening does the
-//! same once.
+//! [`Db::catch_up`](crate::db::Db::catch_up) replaces the picture by a newer one. The open reads
+//! the first picture in the same way.
 //!
-//! A picture keeps the descriptors of its tables and value files, at most `table_readers_max`, so
-//! that the writer can remove the files without harm to reads, iterators and snapshots of the
-//! picture. If a read needs a file beyond that number and the writer has removed it, a read of the
-//! newest state catches up and is repeated. A snapshot or an iterator cannot be repeated: it gets
-//! an error of the kind `Fenced` that says so.
+//! A picture keeps the descriptors of its tables and value files, at most `table_readers_max`. So
+//! the writer can remove these files without harm to reads, iterators and snapshots of the picture.
+//! A read may need a file beyond that number that the writer has removed. If it reads the newest
+//! state, it catches up and is repeated. A read of a snapshot or an iterator cannot be repeated: it
+//! fails with `Fenced`.
 //!
-//! A new picture is read like this: 1. evidence and manifest ([`VersionSet::recover`]); 2. the
+//! A new picture is read in three steps: 1. evidence and manifest ([`VersionSet::recover`]); 2. the
 //! descriptors of the tables and value files; 3. the log from the manifest's floor on, into
 //! memtables of the picture. The writer goes on meanwhile. So a picture counts only if the
-//! manifest, read again behind the log, proves two things. First, the log floor did not pass a
+//! manifest, read again after the log, proves two things. First, the log floor did not pass a
 //! segment before that segment was read, because a segment below the floor may be overwritten.
-//! Second, no ingestion, and no creation or drop of a family, was added after step 1, because the
-//! log would have later writes without it. Otherwise the steps are repeated, as they are after an
-//! error while the directory changes.
+//! Second, no ingestion, creation or drop of a family followed step 1, because the log could have
+//! later writes, but not that change. If the proof fails, the steps are repeated. They are also
+//! repeated after an error while the directory changes.
 //!
 //! Invariants:
-//! 1. A picture is a prefix of the commit order, of writes that have the log. It has every such
-//!    write that returned before the picture was begun. Writes without the log appear once they are
-//!    flushed.
+//! 1. A picture is a prefix of the commit order of the writes that are in the log. It has every
+//!    such write that returned before the picture was begun. Writes without the log appear once
+//!    they are flushed.
 //! 2. The visible sequence number never lies below that of a picture. It is raised before the
 //!    picture is published, so that a reader that finds the picture reads all of it.
-//! 3. Nothing is written and nothing is removed.
+//! 3. A read-only database writes and removes no file.
 //!
-//! Thread-safety: any thread may call any method. One thread catches up at a time; readers do not
-//! wait for it. Failure: the old picture stays. Cost: reads the manifest and the log from its
-//! floor on, and opens the tables that are new. The records of that log stay in memory; no setting
-//! bounds them.
+//! Thread-safety: any thread may call any method. One thread catches up at a time, and readers do
+//! not wait for it.
+//! Failure: the old picture stays.
+//! Cost: one read of the manifest, one read of the log from its floor on, and one open for each new
+//! table. The records of that log stay in memory, and no setting bounds them.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -60,12 +61,12 @@ use crate::options::CfOptions;
 use crate::version::Version;
 use crate::wal::{BatchOp, BatchView, LogChain};
 
-/// Attempts at a picture while the writer changes what is being read.
+/// Largest number of attempts at a picture while the writer changes the files.
 const ATTEMPTS_MAX: usize = 200;
-/// Attempts that fail in the same way, with nothing changed in the directory, before the error
-/// counts.
+/// Number of repeated attempts that fail in the same way, with no change in the directory, before
+/// the error counts.
 const SAME_FAILURES_MAX: usize = 5;
-/// Pause before an attempt is repeated, so that a writer in the middle of a step gets on.
+/// Pause before an attempt is repeated, so that a writer can end the step that it is in.
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// A family of a picture that is not published yet.
@@ -84,11 +85,11 @@ struct Picture {
     log_records: u64,
 }
 
-/// Why a picture does not count.
+/// Reason for which a picture does not count.
 pub(crate) enum Unusable {
-    /// The writer has changed what was being read.
+    /// The writer has changed the files during the read.
     Overtaken,
-    /// Something is wrong, or the writer was in the middle of a step.
+    /// The read failed: a file is damaged, or the writer was in the middle of a step.
     Failed(Error),
 }
 
@@ -98,7 +99,8 @@ impl From<Error> for Unusable {
     }
 }
 
-/// Shows the state that the writer has reached.
+/// Reads and publishes the state that the writer has reached. Does nothing for a database that
+/// takes writes.
 pub(crate) fn catch_up(db: &DbInner) -> Result<()> {
     if !db.context.options().read_only {
         return Ok(());
@@ -171,8 +173,8 @@ fn read_picture(db: &DbInner) -> std::result::Result<Picture, Unusable> {
     Ok(Picture { manifest, families, last_seq, log_records })
 }
 
-/// Opens the tables and value files of `manifest` and keeps them open, those of the last picture
-/// again, at most `table_readers_max` of them.
+/// Opens the tables and value files of `manifest`, at most `table_readers_max` of them, and keeps
+/// them open. Files of the last picture are not opened again.
 fn hold_tables(db: &DbInner, manifest: &VersionSet) -> Result<()> {
     let mut known: HashMap<[u8; 16], Arc<dyn RandomFile>> = HashMap::new();
     for family in db.view.live_families() {
@@ -192,7 +194,8 @@ fn hold_tables(db: &DbInner, manifest: &VersionSet) -> Result<()> {
                 match db.storage.fs().open(&db.storage.path_of(&file.name()), context, options) {
                     Ok(handle) => handle,
                     Err(error) if error.kind() == ErrorKind::NotFound => return Err(error),
-                    // Out of descriptors, perhaps: the rest is opened when it is needed.
+                    // The process may be out of descriptors. Reads open the remaining files when
+                    // they need them.
                     Err(error) => {
                         tracing::warn!(%error, "not every table is held open");
                         break;
@@ -290,7 +293,8 @@ fn publish_picture(db: &DbInner, picture: Picture) -> Result<()> {
         db.view.set_family(family.id, Some(family));
     }
     drop(state);
-    // A checkpoint has the picture's tables, and others with numbers of its own.
+    // A checkpoint of this handle makes further tables. Their numbers must not be those of the
+    // picture's tables.
     db.storage.file_numbers().raise(picture.manifest.file_numbers().next());
     *manifest = picture.manifest;
     db.view.pictures().note_published(picture.log_records);
@@ -307,7 +311,7 @@ fn passed_by(edits: &[VersionEdit], segment: FileNo) -> bool {
     changes.any(|change| matches!(change, Change::LogFloor(floor) if *floor > segment))
 }
 
-/// Whether `edit` changes what the database holds, and no record of the log says so.
+/// Whether `edit` changes the content of the database without a record in the log.
 fn is_no_write_of_the_log(edit: &VersionEdit) -> bool {
     edit.changes.iter().any(|change| match change {
         Change::CreateCf { .. } | Change::DropCf { .. } => true,
@@ -316,8 +320,8 @@ fn is_no_write_of_the_log(edit: &VersionEdit) -> bool {
     })
 }
 
-/// Repeats `attempt` until it succeeds. An error counts once it has come back several times with
-/// nothing changed in `dir`.
+/// Repeats `attempt` until it succeeds. An error counts only after several attempts that fail in
+/// the same way with no change in `dir`.
 pub(crate) fn while_changing<T>(
     fs: &dyn FileSystem,
     dir: &Path,
@@ -349,7 +353,7 @@ pub(crate) fn while_changing<T>(
     )))
 }
 
-/// Waits a moment, which nothing ends early.
+/// Waits for [`PAUSE`]. No thread ends the wait early.
 fn pause() {
     let (lock, never) = (Mutex::new(()), Condvar::new());
     never.wait_for(&mut lock.lock(), PAUSE);
@@ -373,7 +377,7 @@ impl PictureReplay<'_> {
             let op = op?;
             self.last = self.last.max(seq);
             check_known(op.cf, self.next_cf)?;
-            // Nothing is to be shown of a family that was dropped after the write.
+            // A family that was dropped after the write is not shown.
             if let Some(family) = self.families.iter().find(|family| family.id == op.cf) {
                 apply_one(family, seq, &op);
             }

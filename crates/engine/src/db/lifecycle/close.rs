@@ -1,14 +1,14 @@
 //! Closing a database: background work ends, the log becomes durable, the directory is released.
 //!
 //! Steps:
-//! 1. A log that is not whole is left, memtables with records that no log has are flushed, and the
+//! 1. If the log is not whole, it is left. Memtables with records that no log has are flushed. The
 //!    buffer of a log in a network is sent.
 //! 2. Calls of users are refused, and background work ends.
-//! 3. Memtable shards at memory nodes are released: the log has their records. The log is synced
-//!    and marked as whole.
+//! 3. Memtable shards at memory nodes are released, or left for the next open. The log has their
+//!    records. The log is synced and marked as whole.
 //! 4. The lock of the directory is released.
 //!
-//! Invariants: the lock is released last, when no install is under way and none can begin.
+//! Invariants: the lock is released last, when no install is under way and no install can begin.
 //!
 //! Thread-safety: the first call closes; later calls return immediately.
 //! Failure: the steps go on after an error, and the first error is returned.
@@ -23,7 +23,8 @@ use crate::db::write::{self, WritePath};
 use crate::lock_order::Order;
 use crate::manifest::LogMark;
 
-/// Stops background work, makes what was written durable, releases the lock. Once.
+/// Closes the database: stops background work, makes all writes durable, releases the lock. Later
+/// calls do nothing.
 pub(crate) fn shut_down(db: &DbInner, workers: &scheduler::Workers) -> Result<()> {
     if db.context.is_closed() {
         return Ok(());
@@ -49,7 +50,8 @@ pub(crate) fn shut_down(db: &DbInner, workers: &scheduler::Workers) -> Result<()
     }
     let ended = end_log(&db.storage, &db.writes);
     scheduler::remove_obsolete(&db.storage, &db.observers, &db.view);
-    // An install of a user's thread that began before is over now, and none begins any more.
+    // The lock shows that an install of a user's thread that began before has ended. No install
+    // begins any more.
     drop(db.storage.lock_manifest(Order::none()));
     db.storage.release_lock();
     flushed.and(sent).and(joined).and(ended)

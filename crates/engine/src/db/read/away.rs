@@ -1,25 +1,27 @@
 //! Look-ups of keys in memtable shards that are at memory nodes (O³-LSM §4.5).
 //!
-//! A search of the memtables that comes to an away shard collects a [`Run`]: that shard and the
-//! away shards of older memtables that follow it directly and lie at the same node, without those
-//! that the filter excludes. The range tombstones of all of them are covered first, which is right,
-//! because a tombstone hides only records with smaller sequence numbers, and one of an older
-//! memtable has a smaller number than any record of a newer one. The node answers for the whole run
-//! with the versions of the key, newest first, and they go through the same visitor as versions
-//! from memory. A batch read asks for the runs of all its keys together.
+//! A search of the memtables that comes to an away shard collects a [`Run`]. The run has that shard
+//! and the away shards of older memtables that follow it directly and lie at the same node. Shards
+//! whose filter excludes the key are left out. The search gathers the range tombstones of all
+//! shards of the run before it asks the node. This is correct: a tombstone hides only records with
+//! smaller sequence numbers, and a tombstone of an older memtable has a smaller number than any
+//! record of a newer memtable. The node answers for the whole run with the versions of the key,
+//! newest first, and they go through the same visitor as versions from memory. A batch read asks
+//! for the runs of all its keys together.
 //!
-//! If a node does not answer, it is asked once more. If a shard of a run is lost or has got its
-//! copy ([`crate::db::state::away`]), the shards are searched one after another. A lost shard is
-//! waited for while it is rebuilt. A question about several shards does not tell which of them the
-//! node does not have, and one that was released while the question was under way is not lost. So a
-//! shard counts as lost only after a question about it alone.
+//! If a node does not answer, the search asks it once more. If a shard of a run is lost or has got
+//! its copy ([`crate::db::state::away`]), the search asks the shards one after another. It waits
+//! for a lost shard while that is rebuilt. The answer to a question about several shards does not
+//! say which of them the node lacks. The node may also lack a shard that was released meanwhile,
+//! which is not lost. So a shard counts as lost only after a question about it alone.
 //!
 //! Invariants:
 //! 1. A shard that could not be asked ends the read with an error. It never counts as empty.
-//! 2. The versions of a run come newest first and end with the first that is no merge operand.
+//! 2. The versions of a run come newest first and end with the first version that is no merge
+//!    operand.
 //!
 //! Thread-safety: no locks are held while a node is asked.
-//! Failure: `Busy` if the shards cannot be had within a bound, and if only the cache may be read.
+//! Failure: `Busy` if the shards cannot be read within a bound, or if the read has `cache_only`.
 //! Cost: one request for each run, or for all runs of a batch at one node.
 
 use std::collections::BTreeMap;
@@ -38,7 +40,7 @@ use crate::pinned::PinnedSlice;
 use crate::remote::{AwayError, KeyAsk, LookupAnswer, LookupAsk, ShardVersion, StoreNode};
 use crate::stats::Ticker;
 
-/// Number of questions about the same shards without an answer that end a read.
+/// Number of unanswered questions about the same shards after which a read fails.
 const SILENCES_MAX: u32 = 2;
 
 /// Neighbouring away shards at one node that may have a key, newest first.
@@ -52,9 +54,9 @@ pub(crate) struct RunAsk<'a> {
     pub(crate) run: Run<'a>,
 }
 
-/// Collects a run from the memtables of `current` from position `at` on, which it moves past them.
+/// Collects a run from the memtables of `current` from position `at` on, and moves `at` past them.
 /// `cover` gets the newest tombstone of each shard over the key. The run is empty if no filter
-/// passes the key or a shard with a copy comes first, which is then at `at`.
+/// passes the key, or if a shard in memory comes first. Then `at` is the position of that shard.
 #[cold]
 pub(crate) fn next_run<'a>(
     current: &'a SuperVersion,
@@ -138,7 +140,8 @@ impl RunAsk<'_> {
 /// Answer for a run.
 enum RunAnswer {
     Found(Vec<ShardVersion>),
-    /// There is none, and the reason if the node said nothing.
+    /// The node gave no versions. It has the reason, unless the node was not asked or a shard is
+    /// lost.
     None(Option<AwayError>),
 }
 
@@ -209,7 +212,7 @@ fn question<'a>(
     question
 }
 
-/// The versions of an answer, if it can be one to the question.
+/// The versions of an answer, after a check that the answer fits the question.
 fn checked(answer: LookupAnswer, question: &LookupAsk<'_>) -> Result<Vec<Vec<ShardVersion>>> {
     if answer.keys.len() != question.keys.len() {
         return Err(broken_contract("it did not answer for every key"));
@@ -239,8 +242,8 @@ fn note_failure(shard: &AwayShard, error: &AwayError) {
     }
 }
 
-/// Notes which shards of `asks` are lost, after their node has said `error` of all of them
-/// together: each is asked for alone.
+/// Notes which shards of `asks` are lost, after a question about all of them ended with `error`.
+/// Asks for each shard alone.
 #[cold]
 fn find_lost<'a>(link: &StoreLink, asks: impl Iterator<Item = &'a RunAsk<'a>>, error: &AwayError) {
     let mut alone: Vec<RunAsk<'_>> = Vec::new();
@@ -265,7 +268,7 @@ fn find_lost<'a>(link: &StoreLink, asks: impl Iterator<Item = &'a RunAsk<'a>>, e
     }
 }
 
-/// Asks the shards of a run one after another, because some have a copy or are lost.
+/// Asks the shards of a run one after another, because some of them have a copy or are lost.
 fn ask_one_by_one(ask: &RunAsk<'_>, keys_only: bool) -> Result<Vec<ShardVersion>> {
     let mut versions = Vec::new();
     for shard in &ask.run {
@@ -324,7 +327,7 @@ fn copied_versions(copy: &ShardCopy, lookup: &Lookup<'_>) -> Result<Vec<ShardVer
     Ok(versions)
 }
 
-/// Shows `visit` versions that a node gave, until it breaks.
+/// Passes the versions that a node gave to `visit`, until `visit` breaks.
 pub(crate) fn visit_versions(
     versions: &[ShardVersion],
     mut visit: impl FnMut(&Found<'_>) -> ControlFlow<()>,

@@ -1,30 +1,33 @@
 //! A cursor over memtable shards that are at one memory node.
 //!
-//! It has all shards of a picture at the node, of any memtable and bucket. A question names those
-//! that have the keys around the cursor: their ranges cut the keys into pieces, and a page never
-//! reaches over the end of a piece.
+//! A cursor has all shards of a super version at the node, of any memtable and bucket. The key
+//! ranges of the shards cut the keys into pieces. A request names the shards that have keys of one
+//! piece, and a page never reaches over the end of its piece.
 //!
-//! The cursor has a *window*: all records of a range of user keys that its snapshot sees and that
-//! count, in order. A page of the node gives the window when the cursor is placed; a step past its
-//! end gets the next one, in the direction of the step. A window always covers whole user keys. If
-//! a page ends between two versions of a key, further pages follow until the key is whole. So the
-//! records on both sides of an edge never mix, and both directions show the same records.
+//! The cursor has a *window*: the records of a range of user keys that its snapshot sees and that
+//! no newer version hides, in order. A page of the node gives the window when the cursor is placed.
+//! A step past the end of the window gets the next window, in the direction of the step. A window
+//! always covers whole user keys. If a page ends between two versions of a key, further pages
+//! follow until the key is whole. So the records on both sides of an edge never mix, and both
+//! directions show the same records.
 //!
-//! A cursor shows a part of what a cursor over memory shows: not the versions that the snapshot
-//! does not see, and not what newer versions of the same shards hide. The user's iterator passes
-//! over both anyway.
+//! A cursor over memory also shows the versions that the snapshot does not see, and those that
+//! newer versions of the same shards hide. This cursor leaves both out. The user's iterator would
+//! pass over them anyway.
 //!
-//! As soon as a shard has its copy in memory ([`crate::db::state::away`]), the cursor goes on
-//! there, from the edge at which it needed a page. A lost shard is waited for while it is rebuilt.
-//! If the node does not have one of several shards, each is asked for alone, because only one of
-//! them may be lost, and one that was released meanwhile is not.
+//! Once a shard has its copy in memory ([`crate::db::state::away`]), the cursor goes on in the
+//! copy, from the edge at which it needed a page. The cursor waits for a lost shard while that is
+//! rebuilt. The node may lack one of several shards. Then the cursor asks for each shard alone,
+//! because only one of them may be lost. A shard that was released meanwhile is not lost.
 //!
 //! Invariants:
-//! 1. A page that cannot be had makes the cursor invalid with an error. It never ends the scan.
-//! 2. The keys of a window are those of `start..end`, and its records are all that count there.
+//! 1. A page that cannot be read makes the cursor invalid with an error. It never counts as the end
+//!    of the scan.
+//! 2. A window covers the user keys `start..end`, and has every record of them that the cursor
+//!    shows.
 //!
 //! Thread-safety: a cursor belongs to one thread at a time.
-//! Failure: `Busy` if the node does not answer within a bound, and if only the cache may be read.
+//! Failure: `Busy` if the node does not answer within a bound, or if the read has `cache_only`.
 //! Cost: one request for a window. Windows grow from [`PAGE_BYTES_MIN`] to [`PAGE_BYTES_MAX`] while
 //! a scan goes on.
 
@@ -42,9 +45,9 @@ use crate::stats::Ticker;
 
 /// Bytes of the first window of a scan.
 const PAGE_BYTES_MIN: usize = 8 << 10;
-/// Bytes of a window at most.
+/// Largest number of bytes of a window.
 const PAGE_BYTES_MAX: usize = 192 << 10;
-/// Number of times that a page is asked for before the silence of the node ends the scan.
+/// Number of failed requests for one page after which the scan fails.
 const ASKS_MAX: u32 = 2;
 
 /// Settings of a cursor.
@@ -65,17 +68,17 @@ pub(crate) struct AwayPart {
     pub(crate) shard: Arc<AwayShard>,
 }
 
-/// A cursor over the records of away shards; see the module.
+/// A cursor over the records of away shards at one memory node.
 pub(crate) struct AwayCursor {
     /// Shards at one node, those of newer memtables first.
     parts: Vec<AwayPart>,
-    /// Keys at which their ranges begin and end, ascending.
+    /// Keys at which the ranges of `parts` begin and end, ascending.
     edges: Vec<Vec<u8>>,
     node: StoreNode,
     bounds: KeyRange,
     scan: AwayScan,
     window: Window,
-    /// Position in the window; not valid at its length.
+    /// Position in the window. The cursor is not valid if it is the window's length.
     at: usize,
     page_bytes: usize,
     /// The same records in memory, once a shard has a copy.
@@ -92,7 +95,7 @@ struct Window {
     end: Option<Vec<u8>>,
 }
 
-/// Where the records of a cursor come from now.
+/// Source of the records that a cursor shows now.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Source {
     Window,
@@ -132,7 +135,8 @@ impl AwayCursor {
         Self::new(shard.node(), vec![part], keys, scan)
     }
 
-    /// Goes over to memory if a shard has a copy.
+    /// Switches the cursor to the copies in memory if a shard has one. Returns the source of its
+    /// records.
     fn look_for_copies(&mut self) -> Result<Source> {
         if self.local.is_some() {
             return Ok(Source::Local);
@@ -337,7 +341,8 @@ impl AwayCursor {
         self.go_on_forward()
     }
 
-    /// Gets windows until one has a record at or after the end of this one, if the cursor is there.
+    /// If the cursor is at the end of its window, loads the following windows until one has a
+    /// record.
     fn go_on_forward(&mut self) -> Result<()> {
         while self.at == self.window.records.len() {
             let Some(end) = self.window.end.clone() else { return Ok(()) };
@@ -389,7 +394,7 @@ impl AwayCursor {
         self.go_on_backward(self.window.records.len())
     }
 
-    /// Stands on the record before position `past`, in an earlier window if need be.
+    /// Places the cursor on the record before position `past`, in an earlier window if necessary.
     fn go_on_backward(&mut self, mut past: usize) -> Result<()> {
         while past == 0 {
             self.at = self.window.records.len();
@@ -415,9 +420,9 @@ impl AwayCursor {
     }
 }
 
-/// Notes which of `shards` are lost, after the node has said `error` of all of them together. It
-/// says so if it does not have one of them, which may have been released meanwhile. Returns whether
-/// the scan can go on without the node for one of them.
+/// Notes which of `shards` are lost, after a request for all of them ended with `error`. The node
+/// says that a shard is lost if it lacks any of them, also one that was released meanwhile. Returns
+/// whether one of the shards is lost or has a copy, so that the scan can go on without the node.
 #[cold]
 fn find_lost(shards: &[Arc<AwayShard>], ask: &ScanAsk<'_>, error: &AwayError) -> bool {
     for shard in shards {

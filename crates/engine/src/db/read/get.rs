@@ -7,19 +7,19 @@
 //!
 //! Invariants:
 //! 1. Versions of the key arrive newest first, and the first version that decides ends the search.
-//! 2. Range tombstones are gathered on the way down, whatever a filter says: a record that is older
-//!    than a tombstone above it is deleted.
+//! 2. The search gathers range tombstones of every part that it visits, even if a filter excludes
+//!    the key. A record that is older than a gathered tombstone is deleted.
 //! 3. A search keeps the reference of a separated value. The value is fetched after the search,
 //!    from the version that was searched, and only if the caller wants it
 //!    ([`values`](crate::db::read::values)). An expired reference is a delete.
 //!
 //! Thread-safety: any thread may read. No locks are taken. Failure: errors of the tables that are
-//! read. Memtable shards at memory nodes are asked as [`away`] says. A read that meets none pays
-//! one match for each sealed memtable.
+//! read, and of memtable shards at memory nodes ([`away`]).
 //!
 //! Cost: one filter probe for each sealed memtable and for each table on the way, and one block
-//! search in the table that has the key. A value in a cached block is pinned, not copied. A
-//! separated value that is not cached costs one more device read.
+//! search in the table that has the key. A read that meets no away shard pays one match for each
+//! sealed memtable. A value in a cached block is pinned, not copied. A separated value that is not
+//! cached costs one more device read.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -46,19 +46,19 @@ use crate::sst::TableReadOptions;
 use crate::stats::{Ticker, Timer};
 use crate::value_ref::Reference;
 
-/// A value with what is known about it.
+/// A value with its expiry and its sequence number.
 #[derive(Clone, Debug)]
 pub struct Entry {
     /// Value of the key.
     pub value: PinnedSlice,
-    /// When it expires (Unix milliseconds), if it does.
+    /// Time at which the value expires (Unix milliseconds); `None` if it does not.
     pub expires_at_ms: Option<u64>,
-    /// Sequence number of the newest record that it was made of.
+    /// Sequence number of the newest record that the value was made of.
     pub seq: SeqNo,
 }
 
-/// What a read found. If that is nothing, the family may have been dropped after the read began:
-/// a dropped family is empty.
+/// Returns `found`, the result of a read. Fails with `Closed` if the read found nothing and the
+/// family was dropped meanwhile: a dropped family is empty.
 #[inline]
 pub(crate) fn found_or_dropped<T>(cf: &ColumnFamily, found: Option<T>) -> Result<Option<T>> {
     if found.is_none() {
@@ -83,7 +83,7 @@ pub(crate) struct Gather<'a> {
     decision: Decision,
 }
 
-/// What the search for a key has come to.
+/// Result of the search for a key so far.
 enum Decision {
     /// No record has decided.
     Open,
@@ -124,7 +124,7 @@ impl<'a> Gather<'a> {
         self.covered_by = self.covered_by.max(tombstone);
     }
 
-    /// Records with smaller sequence numbers are not wanted.
+    /// Sequence number below which a range tombstone hides every record of the key.
     fn floor(&self) -> SeqNo {
         self.covered_by.unwrap_or_default()
     }
@@ -170,7 +170,7 @@ impl<'a> Gather<'a> {
         ControlFlow::Break(())
     }
 
-    /// The time of the read, which all records of the key are judged by.
+    /// Time of the read, in Unix milliseconds. All records of the key are compared with it.
     fn now_ms(&mut self) -> u64 {
         *self.now_ms.get_or_insert_with(|| self.clock.unix_ms())
     }
@@ -299,7 +299,7 @@ pub(crate) fn table_options(options: &ReadOptions) -> TableReadOptions {
 /// The super version that a read searches.
 enum Picture<'a> {
     Current(arc_swap::Guard<Arc<SuperVersion>>),
-    /// The one that the read's snapshot holds.
+    /// The super version that the read's snapshot holds.
     Held(&'a SuperVersion),
 }
 
@@ -315,8 +315,8 @@ impl std::ops::Deref for Picture<'_> {
     }
 }
 
-/// The super version and the sequence number to read as of, in the order that makes every
-/// write that was visible before the call visible to the read.
+/// The super version and the sequence number to read as of. They are loaded in this order, so that
+/// the read sees every write that was visible before the call.
 #[inline]
 fn picture<'a>(
     reader: Reader<'_>,
@@ -399,8 +399,8 @@ fn search_shard(shard: &Shard, lookup: &Lookup<'_>, gather: &mut Gather<'_>) {
     shard.lookup(lookup, |found| gather.visit(found));
 }
 
-/// Searches sealed memtables from position `at` on, which it moves, until the key is decided or a
-/// shard comes that only its node has. Returns whether one does.
+/// Searches sealed memtables from position `at` on, and moves `at`. Ends when the key is decided,
+/// or at a shard that only its node has. Returns whether it met such a shard.
 #[inline]
 fn search_sealed(
     current: &SuperVersion,
@@ -434,7 +434,7 @@ fn search_copy(away: &AwayShard, lookup: &Lookup<'_>, gather: &mut Gather<'_>) -
     Ok(true)
 }
 
-/// Searches the away shards from position `at` on, which it moves past them.
+/// Searches the run of away shards that begins at position `at`, and moves `at` past the run.
 #[cold]
 fn search_run(
     current: &SuperVersion,
@@ -451,7 +451,8 @@ fn search_run(
     Ok(())
 }
 
-/// The same for the undecided keys of a batch. The runs of all keys are asked together.
+/// Searches the memtables for all keys of a batch. One request for each node asks for the runs of
+/// all undecided keys.
 fn multi_search_memtables(
     current: &SuperVersion,
     lookups: &[Lookup<'_>],
@@ -555,7 +556,8 @@ pub(crate) fn multi_get(
     Ok(values)
 }
 
-/// Depth by depth, file by file: the undecided keys of a file are looked up together.
+/// Searches the tables for the undecided keys of a batch, depth by depth and file by file. One call
+/// looks up all undecided keys of a file.
 fn multi_search_tables(
     reader: &Reader<'_>,
     current: &SuperVersion,

@@ -1,31 +1,31 @@
 //! Estimates how many live keys a column family has.
 //!
-//! A key is counted where its newest record lies. For each memtable shard and each table the rule
-//! takes some of its keys and finds out which of them are live there: the record is no delete and
-//! has not expired, no range tombstone that is newer covers it, and no newer shard or table has
-//! the key. The number of keys of the shard or table times that share is its part of the count.
-//! A table knows how many different keys it has; of a shard the versions of each key of the sample
-//! say how many there are.
+//! A key is counted where its newest record lies. The estimate takes a sample of the keys of each
+//! memtable shard and each table. A key is live there if its record is no delete and has not
+//! expired. Also, no newer range tombstone must cover it, and no newer shard or table must have the
+//! key. A shard or table adds its number of keys times the live share of its sample. A table knows
+//! how many different keys it has. For a shard, that number follows from the versions that each
+//! sampled key has.
 //!
-//! Error: with few keys ([`EXACT_KEYS`] in all) every key is looked at, and the count is exact but
-//! for what a filter takes for a key (about 1 % of the keys that lie in an older place). Otherwise
-//! some [`BLOCKS`] blocks of [`KEYS_OF_BLOCK`] keys are taken in all: the estimate is within 10 %
-//! of the number of different keys that the records have (written, deleted or expired).
-//! That holds for overwrites, deletes, range deletes, expiry and their mixtures. Merge
-//! operands without a base count as a live key. Keys with values so large that a block is not read
-//! are judged by the table's metadata alone: deletes and expired records by their number, older
-//! versions as live.
+//! Error: with at most [`EXACT_KEYS`] keys in all, every key is examined. The count is then exact,
+//! except for false positives of filters (about 1 % of the keys that also lie in an older part).
+//! With more keys, about [`BLOCKS`] blocks of [`KEYS_OF_BLOCK`] keys are sampled in all. The error
+//! is then at most 10 % of the number of different keys that the records have, be they written,
+//! deleted or expired. That holds for overwrites, deletes, range deletes, expiry and their
+//! mixtures. Merge operands without a base count as a live key. If values are so large that no
+//! block is read, the metadata of the table decides. It has the numbers of deletes and expired
+//! records, and older versions count as live.
 //!
-//! The same samples tell how many of the live keys expire, and the mean time that these have left.
-//! Their number has the same error as the number of keys; the mean is that of the sample.
+//! The same samples show how many of the live keys expire, and the mean time that these have left.
+//! The number has the same error as the number of keys. The mean is that of the sample.
 //!
-//! A shard at a memory node is judged by the sample of its keys that stays here, and whether it has
-//! a key by its filter, so no node is asked.
+//! For a shard at a memory node, the sample of its keys and its filter are in memory. So the
+//! estimate asks no node.
 //!
-//! Cost: no value is read but those that share a block with a sampled key; at most [`BLOCKS`]
-//! blocks and one for each of at most [`TABLES_MAX`] tables, through the block cache, and some
-//! thousand searches in memory. Whether a newer table has a key is asked of its
-//! filter and, as far as they are cached, of its blocks.
+//! Cost: at most [`BLOCKS`] blocks, and one block for each of at most [`TABLES_MAX`] tables, are
+//! read through the block cache. Some thousand searches run in memory. No values are read, except
+//! those that share a block with a sampled key. The filter of a newer table, and its cached blocks,
+//! say whether it has a key.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -44,21 +44,22 @@ use crate::memtable::Shard;
 use crate::sst::{SampledBlock, SampledKey, TableReadOptions};
 use crate::table_cache::TableCache;
 
-/// Blocks that are sampled in all, besides one of each table.
+/// Number of blocks that are sampled in all, in addition to one block of each table.
 const BLOCKS: u64 = 64;
-/// Keys that are sampled of a block.
+/// Number of keys that are sampled of a block.
 const KEYS_OF_BLOCK: usize = 16;
-/// Keys that are sampled of a memtable shard.
+/// Number of keys that are sampled of a memtable shard.
 const KEYS_OF_SHARD: usize = 512;
-/// With fewer keys than this in all, all are looked at.
+/// Largest number of keys in all at which every key is examined.
 const EXACT_KEYS: u64 = 4096;
-/// Tables that are sampled; of more, every second, third, … one.
+/// Number of tables up to which every table is sampled. Of more tables, only every second, third or
+/// later table is sampled.
 const TABLES_MAX: usize = 256;
 
 /// Place of a record, from newest to oldest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Origin {
-    /// In a memtable: the active one is 0.
+    /// In a memtable, by its position. The active memtable has position 0.
     Memtable(usize),
     /// In the table with this number.
     Table(u64),
@@ -70,7 +71,7 @@ struct Census<'a> {
     picture: Arc<SuperVersion>,
     visible: SeqNo,
     now_ms: u64,
-    /// Whether every key is looked at.
+    /// Whether every key is examined, not only a sample.
     exact: bool,
     /// Point records of memtables, and keys of tables.
     total: u64,
@@ -83,16 +84,16 @@ pub struct KeyEstimate {
     pub keys: u64,
     /// Number of live keys that expire.
     pub expiring: u64,
-    /// Milliseconds that those have left on average; 0 if there are none.
+    /// Mean time, in milliseconds, until the expiring keys expire; 0 if there are none.
     pub mean_ttl_ms: u64,
 }
 
-/// Live keys of a sample, or of what it stands for.
+/// Live keys of a sample, or of the shard or table that the sample represents.
 #[derive(Clone, Copy, Debug, Default)]
 struct Live {
     keys: f64,
     expiring: f64,
-    /// Sum of the milliseconds that the expiring ones have left.
+    /// Sum of the times, in milliseconds, that the expiring keys have left.
     ttl_ms: f64,
 }
 
@@ -192,8 +193,9 @@ impl Census<'_> {
             }
             return live;
         }
-        // Keys at even distances by records: each stands for as many records, of which one in as
-        // many as it has versions is its newest. A key with very many fills several distances.
+        // The sample takes a key at every n-th record, so each sampled key represents n records. A
+        // key with v versions is sampled about v times as often as a key with one, so its weight is
+        // divided by v. A key with very many versions is sampled several times in a row.
         let keys = shard.sample_keys(KEYS_OF_SHARD);
         let weighted = keys.chunk_by(|a, b| a == b).map(|same| {
             let (live, versions) = self.live_in_shard(at, shard, &same[0]);
@@ -206,8 +208,8 @@ impl Census<'_> {
     fn live_of_away(&self, at: usize, away: &AwayShard) -> Live {
         let sample = away.sample();
         if sample.is_empty() {
-            // An earlier open sent it. Its records are assumed to be as live as those of tables
-            // without versions.
+            // An earlier open sent the shard, so it has no sample. Each delete is assumed to hide
+            // one put of the shard, and all other records are assumed to be live.
             let figures = away.figures();
             return Live::lasting(figures.entries.saturating_sub(2 * figures.deletions) as f64);
         }
@@ -259,7 +261,7 @@ impl Census<'_> {
         }
     }
 
-    /// Whether a newer record or range tombstone than `record`, which lies in `origin`, decides.
+    /// Whether a newer record or range tombstone hides `record`, which lies in `origin`.
     fn is_hidden(&self, record: &SampledKey, origin: Origin) -> bool {
         let lookup = Lookup::new(&record.key, self.visible);
         let covers = |tombstone: Option<SeqNo>| tombstone.is_some_and(|seq| seq > record.seq);
@@ -294,7 +296,8 @@ impl Census<'_> {
         false
     }
 
-    /// Whether the table, which is `record`'s own or newer, says something newer about its key.
+    /// Whether the table has something newer about the key of `record`. The table is the record's
+    /// own or a newer one.
     fn table_hides(
         &self,
         file: &Arc<LiveFile>,
@@ -318,12 +321,14 @@ impl Census<'_> {
             has_key = true;
             ControlFlow::Break(())
         };
-        // The index of a table tells the keys of large values, so that their blocks are not read.
+        // The index of a table has the keys of large values, so the blocks of these values are not
+        // read.
         let keys = TableReadOptions { keys_only: true, ..TableReadOptions::foreground() };
         let cached = TableReadOptions { cache_only: true, ..keys };
         match table.lookup_filtered(lookup, &cached, &mut note) {
             Ok(()) => Ok(has_key),
-            // Its blocks are not in memory: a filter of the whole table is believed.
+            // The blocks are not in memory. A filter over the whole table is precise enough to
+            // decide.
             Err(_) if table.has_whole_filter() => Ok(true),
             Err(_) => {
                 table.lookup_filtered(lookup, &keys, &mut note)?;
@@ -347,7 +352,7 @@ impl Census<'_> {
         live
     }
 
-    /// Shares of the table's keys: of those that are live there, and of those that expire.
+    /// Share of the table's keys that are live there, and share of those that expire.
     fn live_share(&self, level: usize, file: &Arc<LiveFile>) -> Live {
         let is_plain = file.deletions == 0 && file.content.expiring == 0;
         if is_plain && file.range_deletions == 0 && !self.has_newer(level, file) {
@@ -397,7 +402,7 @@ impl Census<'_> {
         left.times((2 - hidden) as f64 / 2.0 / keys.max(1) as f64)
     }
 
-    /// Whether a memtable or a newer table may say something about a key of the table.
+    /// Whether a memtable, or a newer table, may have something newer about a key of the table.
     fn has_newer(&self, level: usize, file: &Arc<LiveFile>) -> bool {
         if homes(&self.picture).any(|(_, home)| home.is_filled()) {
             return true;

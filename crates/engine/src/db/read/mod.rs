@@ -9,11 +9,11 @@
 //!    guarded state to show that.
 //! 3. A version is published only while the manifest lock is held since its edit was applied, so
 //!    super versions follow the manifest's order.
-//! 4. The visible number only grows, and passes a write only when the write and all before it are
-//!    inserted ([`publication`]).
+//! 4. The visible number only grows. It passes a write only when that write and all earlier ones
+//!    are inserted ([`publication`]).
 //!
 //! Thread-safety: any thread may call any method.
-//! Failure: none here; reads report the errors of tables.
+//! Failure: no call here fails, except the reads of a [`Db`], which return the errors of tables.
 //! Cost: a read costs two atomic loads before it searches.
 
 pub(crate) mod away;
@@ -134,14 +134,14 @@ impl ReadView {
         }
         families[index] = family;
         let filtered = families.iter().flatten().filter(|family| family.has_filter()).cloned();
-        // This comes before any write to the family: see `db::read::snapshot`, invariant 3.
+        // The store happens before any write to the family: see `db::read::snapshot`, invariant 3.
         self.filtered.store(Arc::new(filtered.collect()));
         self.families.store(Arc::new(families));
     }
 
-    /// The super versions that a snapshot holds: of each family that has a compaction filter, and
-    /// of all families of a read-only database, where [`Db::catch_up`](crate::db::Db::catch_up)
-    /// replaces the state that a snapshot sees.
+    /// The super versions that a snapshot holds: those of all families that have a compaction
+    /// filter. In a read-only database a snapshot holds those of all families, because
+    /// [`Db::catch_up`](crate::db::Db::catch_up) replaces the state that it sees.
     pub(crate) fn filtered_pictures(&self, is_read_only: bool) -> Vec<HeldFamily> {
         let held = |family: &Arc<Family>| HeldFamily {
             cf: family.id,
@@ -184,7 +184,8 @@ impl ReadView {
         family.current.store(Arc::new(next));
     }
 
-    /// Publishes a super version with another version and the sealed memtables of now.
+    /// Publishes a super version of `family` with the current sealed memtables and, unless it is
+    /// `None`, another `version`.
     pub(crate) fn republish(
         &self,
         state: &mut JobState,
@@ -219,7 +220,7 @@ impl ReadView {
 }
 
 impl Db {
-    /// The value of `key` in the default column family; `None` if it has none.
+    /// The value of `key` in the default column family; `None` if the key has none.
     ///
     /// The value may be pinned in the block cache: copy it ([`PinnedSlice::into_vec`]) to keep it
     /// for long. Errors: `Corrupt` names the damaged file, `Io` the one that cannot be read.
@@ -267,8 +268,9 @@ impl Db {
         Ok(found)
     }
 
-    /// The sequence number of the newest record (of whatever kind) of `key`, `None` if the engine
-    /// knows none. A transaction compares it to find out whether a key changed since a snapshot.
+    /// The sequence number of the newest record of `key`, of whatever kind; `None` if the engine
+    /// knows no record. A transaction compares it to find out whether a key changed since a
+    /// snapshot.
     pub fn latest_seq(&self, cf: &ColumnFamily, key: &[u8]) -> Result<Option<SeqNo>> {
         self.check_family(cf)?;
         let read = || newest_record(self.inner.reader(), &cf.family, key, Since::Ever);
@@ -281,8 +283,8 @@ impl Db {
         Ok(self.get_head(cf, key, options)?.is_some())
     }
 
-    /// The entry of `key` without its value, which is empty in the entry; `None`
-    /// if the key has none. Does not read a large value, and calls no merge operator.
+    /// The entry of `key` with an empty value; `None` if the key has no value. Does not read a
+    /// large value, and calls no merge operator.
     pub fn get_head(
         &self,
         cf: &ColumnFamily,
@@ -292,7 +294,8 @@ impl Db {
         self.get_entry(cf, key, &options.clone().keys_only())
     }
 
-    /// An iterator over `cf`. `InvalidArgument` if the lower bound lies after the upper one.
+    /// An iterator over the live keys of `cf`, which is not valid until its first seek.
+    /// `InvalidArgument` if the lower bound lies after the upper one.
     pub fn iter(&self, cf: &ColumnFamily, options: &ReadOptions) -> Result<Iter> {
         self.check_family(cf)?;
         self.check_snapshot(options)?;

@@ -1,13 +1,14 @@
 //! The newest record of a key, and whether anything in a range is newer than a moment.
 //!
-//! This is what a transaction compares with what it read. Both functions count records of every
-//! kind, and range deletes over the key, whether they are visible to readers yet or not. They load
-//! the family's super version, so they find every record that was visible before the call.
+//! A transaction uses both functions to check whether its reads still hold. They count records of
+//! every kind, and range deletes over the key. Records after a given sequence number count even if
+//! readers do not see them yet. The functions load the family's super version, so they find every
+//! record that was visible before the call.
 //!
 //! Thread-safety: no locks. Failure: errors of the tables that are read.
-//! Cost: a search of the memtables, and of each table on the way to the newest record that may hold
-//! a record after the moment. For a range, a scan of the part of each memtable shard and of each
-//! table that lies in the range and has a record after the moment. Large values are not read.
+//! Cost for a key: a search of the memtables, and of the tables down to the newest record. Tables
+//! without a record after the moment are left out. Cost for a range: a scan of the range in each
+//! memtable shard and table that has a record after the moment. Large values are not read.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -30,7 +31,7 @@ use crate::memtable::Shard;
 use crate::options::LEVELS;
 use crate::tombstone::{TombstoneSet, TombstoneSpan};
 
-/// Records that a question is about.
+/// Which records a search of this module counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Since {
     /// All visible records.
@@ -53,7 +54,8 @@ impl Since {
     }
 }
 
-/// Sequence number of the newest record of `key` since the moment; `None` if there is none.
+/// Sequence number of the newest record or range delete of `key` that `since` counts; `None` if
+/// there is none.
 pub(crate) fn newest_record(
     reader: Reader<'_>,
     family: &Family,
@@ -62,7 +64,8 @@ pub(crate) fn newest_record(
 ) -> Result<Option<SeqNo>> {
     reader.context.check_open()?;
     check_key(key)?;
-    // The super version first: what was visible before the call is in it.
+    // The super version is loaded before the visible number, so it has every record up to that
+    // number.
     let current = family.current.load();
     let through = match since {
         Since::Ever => reader.view.visible(),

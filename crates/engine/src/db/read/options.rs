@@ -4,25 +4,28 @@
 
 use crate::db::read::snapshot::Snapshot;
 
-/// Settings of one read or iterator. `Default` reads the newest, fills the cache, has no bounds.
+/// Settings of one read or iterator. `Default` reads the newest visible state, fills the block
+/// cache and has no bounds.
 #[derive(Clone, Debug)]
 pub struct ReadOptions {
-    /// Read as of this snapshot. Default: the newest.
+    /// Read as of this snapshot. Default `None`: read the newest visible state.
     pub snapshot: Option<Snapshot>,
-    /// Iterators: first key (inclusive).
+    /// Iterators: lower bound of the keys (inclusive). Default: no bound.
     pub lower_bound: Option<Vec<u8>>,
-    /// Iterators: first key past the last (exclusive).
+    /// Iterators: upper bound of the keys (exclusive). Default: no bound.
     pub upper_bound: Option<Vec<u8>>,
-    /// Iterators: only keys that start with this; narrows the bounds.
+    /// Iterators: show only keys that start with this prefix. It narrows the bounds. Default: no
+    /// prefix.
     pub prefix: Option<Vec<u8>>,
-    /// Keep blocks that had to be read in the cache. Default true; false for large scans.
+    /// Put blocks that had to be read from files into the block cache. Default true; use false for
+    /// large scans.
     pub fill_cache: bool,
-    /// Iterators: number of bytes that are read ahead. Default 0: grows with the scan.
+    /// Iterators: number of bytes that are read ahead. Default 0: the number grows with the scan.
     pub readahead_bytes: u64,
     /// Fail with `Busy` ("would need I/O") instead of reading a file. Default false.
     pub cache_only: bool,
-    /// The values are not wanted: large ones are not read, neither from files nor into memory, and
-    /// the value that an iterator shows may be cut or empty. It is empty if it is separated.
+    /// Read keys without their values. Large values are read neither from files nor into memory.
+    /// The value that an iterator shows may be cut or empty, and a separated value is always empty.
     /// Default false.
     pub keys_only: bool,
     /// Iterators: fetch separated values ahead of the cursor, several at a time. Default true;
@@ -61,7 +64,7 @@ impl ReadOptions {
         self
     }
 
-    /// Iterates over `lower..upper`.
+    /// Limits iterators to the keys from `lower` (inclusive) to `upper` (exclusive).
     #[must_use]
     pub fn range(mut self, lower: impl Into<Vec<u8>>, upper: impl Into<Vec<u8>>) -> Self {
         self.lower_bound = Some(lower.into());
@@ -69,14 +72,14 @@ impl ReadOptions {
         self
     }
 
-    /// Reads no values where that can be avoided.
+    /// Sets `keys_only`, so that keys are read without their values.
     #[must_use]
     pub fn keys_only(mut self) -> Self {
         self.keys_only = true;
         self
     }
 
-    /// Iterates over the keys that start with `prefix`.
+    /// Limits iterators to the keys that start with `prefix`.
     #[must_use]
     pub fn prefix(mut self, prefix: impl Into<Vec<u8>>) -> Self {
         self.prefix = Some(prefix.into());

@@ -6,10 +6,11 @@
 //!
 //! Invariants:
 //! 1. One thread at a time reads a picture.
-//! 2. No snapshot is taken while a picture is published, so that a snapshot never has parts of two.
+//! 2. No snapshot is taken while a picture is published. So a snapshot never has parts of two
+//!    pictures.
 //!
 //! Thread-safety: any thread may call any method.
-//! Failure: after several pictures in a row the read returns its last error.
+//! Failure: after [`READS_MAX`] newer pictures the read returns its last error.
 //! Cost: a read that succeeds pays one comparison.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,18 +22,18 @@ use crate::db::inner::DbInner;
 use crate::db::read::options::ReadOptions;
 use crate::db::state::context::Context;
 
-/// Times that one read takes a newer picture and is repeated.
+/// Number of times that one read takes a newer picture and is repeated.
 const READS_MAX: usize = 16;
 
-/// Reads and publishes the newest picture. The caller holds the turn. The open provides it, because
-/// it needs the recovery of manifest and log.
+/// Function that reads and publishes the newest picture. The caller holds the turn. The open
+/// provides the function, because it needs the recovery of manifest and log.
 pub(crate) type TakePicture = fn(&DbInner) -> Result<()>;
 
 /// The progress of a read-only database through its writer's states.
 pub(crate) struct Pictures {
     /// Held while a picture is read.
     turn: Mutex<()>,
-    /// Held while a picture is published, and while a snapshot takes one.
+    /// Held while a picture is published, and while a snapshot is taken.
     publishing: Mutex<()>,
     /// Number of pictures that were published.
     generation: AtomicU64,
@@ -116,7 +117,7 @@ pub(crate) fn read_on_new_picture<T>(
         let seen = pictures.generation();
         {
             let _turn = pictures.lock_turn();
-            // Another reader may have taken one while this one waited for its turn.
+            // Another reader may have taken a newer picture while this reader waited for its turn.
             if pictures.generation() == seen {
                 (pictures.take)(db)?;
             }

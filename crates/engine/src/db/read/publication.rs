@@ -2,24 +2,24 @@
 //!
 //! The read view owns one [`Publication`]. A writer whose records are inserted marks its write as
 //! **complete**, in a slot that its first sequence number names. The writer that completes the next
-//! write moves the visible number over all complete writes that follow it. So no writer waits for
-//! another writer's turn on a processor; it waits only for one that is still inserting. An earlier
-//! version let each writer publish only its own write. Then a chain of sleeping threads had to be
-//! woken one after another: with 16 threads on two cores a write of a microsecond took a third of a
-//! millisecond.
+//! write moves the visible number over all complete writes that follow it. So no writer waits until
+//! another writer gets a processor. It waits only for a writer that is still inserting. An earlier
+//! version let each writer publish only its own write. In that version a chain of sleeping threads
+//! had to be woken one after another. With 16 threads on two cores, a write of a microsecond took a
+//! third of a millisecond.
 //!
 //! Invariants:
-//! 1. The visible number only grows, and passes a write only when it and all before it are
-//!    complete.
-//! 2. A slot is marked only when it is free: of two writes with one slot the earlier one is visible
-//!    by then.
+//! 1. The visible number only grows. It passes a write only when that write and all earlier ones
+//!    are complete.
+//! 2. A slot is marked only when it is free. If two writes share a slot, the earlier one is visible
+//!    before the later one marks it.
 //! 3. A writer that marks its slot reads the visible number afterwards. A writer that moves the
-//!    visible number reads the next slot afterwards. Both accesses are in one order that all
-//!    threads agree on (`SeqCst`), so one of the two sees the other, and no complete write is left
-//!    behind.
+//!    visible number reads the next slot afterwards. All threads agree on the order of these
+//!    accesses (`SeqCst`). So one of the two writers sees the access of the other, and no complete
+//!    write is left behind.
 //!
-//! Thread-safety: any thread may call any method. The protocol is lock-free, except for writers
-//! that wait long: they sleep for at most half a millisecond.
+//! Thread-safety: any thread may call any method. The protocol is lock-free, except that a writer
+//! that waits long takes a lock and sleeps. Each sleep lasts at most half a millisecond.
 //! Failure: none.
 //! Cost: a lone writer pays one exchange and two loads.
 
@@ -29,21 +29,21 @@ use std::time::Duration;
 use crossbeam_utils::CachePadded;
 use parking_lot::{Condvar, Mutex};
 
-/// Writes that may be complete and not visible. More are waited for; there are as many as threads
-/// that write.
+/// Number of slots for writes that are complete and not visible. Each writing thread uses at most
+/// one slot at a time. A writer waits if its slot is not free.
 const SLOTS: u64 = 1024;
 /// Number of reads of the visible number before a writer sleeps.
 const SPINS_MAX: u32 = 200;
-/// Longest sleep of a writer that waits for those before it.
+/// Longest sleep of a writer that waits for earlier writes.
 const PARK_MAX: Duration = Duration::from_micros(500);
 
 /// Memory that the protocol works on.
 pub(crate) trait Cells {
     /// The visible number.
     fn visible(&self) -> u64;
-    /// Sets it. Only the writer of the next sequence number may.
+    /// Sets the visible number. Only the writer of the next sequence number may call it.
     fn set_visible(&self, to: u64);
-    /// Moves it, if it is `from`.
+    /// Moves the visible number to `to` if it is still `from`.
     fn pass(&self, from: u64, to: u64);
     /// The last mark in the slot of the write that begins with `first`.
     fn mark(&self, first: u64) -> u64;
@@ -53,12 +53,14 @@ pub(crate) trait Cells {
     fn slots(&self) -> u64;
 }
 
-/// A write is complete. `false`: its slot is not free yet, nothing happened.
+/// Marks the write of the sequence numbers `first..=last` as complete, and moves the visible number
+/// as far as possible. Returns `false` and does nothing if the slot of the write is not free yet.
 #[inline]
 pub(crate) fn complete(cells: &impl Cells, first: u64, last: u64) -> bool {
     let visible = cells.visible();
     if visible + 1 == first {
-        // All before it are visible, and no writer passes it before it is marked.
+        // All earlier writes are visible. No other thread moves the visible number, because this
+        // write has no mark.
         cells.set_visible(last);
     } else if first - visible <= cells.slots() {
         cells.set_mark(first, last);
@@ -74,7 +76,7 @@ pub(crate) fn complete(cells: &impl Cells, first: u64, last: u64) -> bool {
 pub(crate) fn advance(cells: &impl Cells) {
     loop {
         let visible = cells.visible();
-        // An older write's mark names what is visible already.
+        // A mark that an older write left in the slot is not above the visible number.
         let last = cells.mark(visible + 1);
         if last <= visible {
             return;
@@ -124,7 +126,7 @@ impl Cells for Publication {
 }
 
 impl Publication {
-    /// Everything through `visible` is.
+    /// The state of a database in which everything through `visible` is visible.
     pub(crate) fn new(visible: u64) -> Self {
         let marks = (0..SLOTS).map(|_| CachePadded::new(AtomicU64::new(0))).collect();
         Self {
@@ -136,8 +138,7 @@ impl Publication {
         }
     }
 
-    /// The visible number. A thread that reads it here sees everything that was inserted through
-    /// it.
+    /// The visible number. A thread that reads it here sees all records up to this number.
     #[inline]
     pub(crate) fn get(&self) -> u64 {
         self.visible.load(Ordering::Acquire)
@@ -148,11 +149,12 @@ impl Publication {
         self.visible.store(visible, Ordering::SeqCst);
     }
 
-    /// The write of these sequence numbers is inserted.
+    /// Notes that all records of the write `first..=last` are inserted. Waits while its slot is not
+    /// free.
     #[inline]
     pub(crate) fn complete(&self, first: u64, last: u64) {
         while !complete(self, first, last) {
-            // As many others are complete, or one has as many records.
+            // At least [`SLOTS`] sequence numbers before this write are not visible yet.
             self.park_below(first - SLOTS);
         }
         if self.parked.load(Ordering::SeqCst) > 0 {
@@ -160,7 +162,7 @@ impl Publication {
         }
     }
 
-    /// Waits until everything through `seq`, which is complete, is visible.
+    /// Waits until everything through `seq` is visible. The caller has completed its own write.
     #[inline]
     pub(crate) fn wait(&self, seq: u64) {
         let mut spins = 0;
@@ -174,7 +176,8 @@ impl Publication {
         }
     }
 
-    /// Sleeps while less than `seq` is visible. The time limit is not needed, and costs little.
+    /// Sleeps while the visible number is below `seq`, for at most [`PARK_MAX`]. No wake-up is
+    /// lost, so the time limit is only a precaution.
     #[cold]
     fn park_below(&self, seq: u64) {
         let mut sleep = self.sleep.lock();
@@ -201,8 +204,8 @@ mod tests {
 
     use super::{Cells, advance, complete};
 
-    /// The checker's cells. It explores interleavings of sequentially consistent steps, which the
-    /// protocol's are.
+    /// The cells of the model checker. It explores interleavings of sequentially consistent steps,
+    /// and all steps of the protocol are sequentially consistent.
     struct Model {
         visible: AtomicU64,
         slots: u64,
@@ -268,12 +271,12 @@ mod tests {
 
     #[test]
     fn writes_become_visible_in_order_and_none_is_left_behind() {
-        // With few slots they are used again.
+        // With few slots, later writes use the slots of earlier ones again.
         shuttle::check_random(|| all_become_visible_in_order(3, complete), 5000);
         shuttle::check_random(|| all_become_visible_in_order(9, complete), 5000);
     }
 
-    /// Looks at the visible number once and not again after it marked its slot.
+    /// A faulty protocol: a writer does not read the visible number again after it marked its slot.
     fn without_a_second_look(model: &Model, first: u64, last: u64) -> bool {
         let visible = model.visible();
         if visible + 1 == first {
@@ -293,8 +296,8 @@ mod tests {
         shuttle::check_random(|| all_become_visible_in_order(9, without_a_second_look), 5000);
     }
 
-    /// Marks its slot although another write may have it: a write is left behind, or an old mark
-    /// takes the visible number back, as it comes.
+    /// A faulty protocol: a writer marks its slot although another write may have it. Depending on
+    /// the interleaving, a write is left behind, or an old mark takes the visible number back.
     fn without_waiting_for_the_slot(model: &Model, first: u64, last: u64) -> bool {
         if model.visible() + 1 == first {
             model.set_visible(last);

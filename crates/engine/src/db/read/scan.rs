@@ -1,14 +1,14 @@
 //! Iterators over a column family, composed of the engine's iterators (`crate::iter`).
 //!
-//! An iterator holds one super version, so that its memtables and files stay as long as it lives.
+//! An iterator holds one super version, so that its memtables and files stay until it is dropped.
 //! It reads as of one sequence number: the current one, or that of a snapshot. Its children, newest
-//! first, are the active memtable, the sealed ones, L0, and one for each level with files in
-//! bounds. Memtables and L0 are opened bucket by bucket, levels file by file, when the iterator
-//! reaches them. Shards at memory nodes are scanned page by page, those of several memtables at one
-//! node together ([`away_cursor`](crate::db::read::away_cursor)). Parts outside the bounds are
-//! never opened. Shards and files that have range
-//! tombstones are asked for them by key; the others cost nothing. Separated values are read from
-//! the value files of the same super version ([`values`](crate::db::read::values)).
+//! first, are the active memtable, the sealed memtables, L0, and one child for each level with
+//! files in bounds. Memtables and L0 are opened bucket by bucket, levels file by file, when the
+//! iterator reaches them. Shards at memory nodes are scanned page by page. One child has the shards
+//! of all memtables at one node ([`away_cursor`](crate::db::read::away_cursor)). Parts outside the
+//! bounds are never opened. The iterator looks up range tombstones by key, and only in shards and
+//! files that have any. Separated values are read from the value files of the same super version
+//! ([`values`](crate::db::read::values)).
 //!
 //! An iterator of a transaction has the transaction's own writes as its newest child. Their
 //! sequence numbers are above all others. Therefore the view shows every number, and the other
@@ -53,9 +53,9 @@ use crate::version::{Version, rows};
 
 /// A cursor over the live keys of a column family, in key order, as of one moment.
 ///
-/// Not valid until the first seek. Returned keys and values hold until the cursor moves. An error
-/// makes it invalid: check [`Iter::status`] when a loop ends. While it lives, the files and
-/// memtables of its moment stay.
+/// The cursor is not valid until the first seek. Returned keys and values hold until the cursor
+/// moves. An error makes the cursor invalid: check [`Iter::status`] when a loop ends. The files and
+/// memtables of its moment stay until the cursor is dropped.
 ///
 /// ```
 /// # use archipelago_engine::{db::{Db, ReadOptions}, options::DbOptions};
@@ -75,7 +75,7 @@ use crate::version::{Version, rows};
 pub struct Iter {
     cursor: UserIterator,
     stats: Arc<Statistics>,
-    /// The lease under which rows are shown, if another process can take the files over.
+    /// The lease under which rows are shown; `None` if no other process can take the files over.
     lease: Option<Arc<dyn ReadLease>>,
     _picture: Arc<SuperVersion>,
     _snapshot: Option<Snapshot>,
@@ -98,35 +98,35 @@ impl Iter {
         }
     }
 
-    /// To the first key in bounds.
+    /// Moves the cursor to the first key in bounds.
     pub fn seek_to_first(&mut self) {
         self.stats.add(Ticker::Seeks, 1);
         self.cursor.seek_to_first();
         self.check_lease();
     }
 
-    /// To the last key in bounds.
+    /// Moves the cursor to the last key in bounds.
     pub fn seek_to_last(&mut self) {
         self.stats.add(Ticker::Seeks, 1);
         self.cursor.seek_to_last();
         self.check_lease();
     }
 
-    /// To the first key at or after `key`.
+    /// Moves the cursor to the first key at or after `key`.
     pub fn seek(&mut self, key: &[u8]) {
         self.stats.add(Ticker::Seeks, 1);
         self.cursor.seek(key);
         self.check_lease();
     }
 
-    /// To the last key at or before `key`.
+    /// Moves the cursor to the last key at or before `key`.
     pub fn seek_for_prev(&mut self, key: &[u8]) {
         self.stats.add(Ticker::Seeks, 1);
         self.cursor.seek_for_prev(key);
         self.check_lease();
     }
 
-    /// To the next key. Panics if the cursor is not valid.
+    /// Moves the cursor to the next key. Panics if the cursor is not valid.
     #[inline]
     pub fn next(&mut self) {
         assert!(self.cursor.valid(), "next() on a cursor that stands on no key");
@@ -134,7 +134,7 @@ impl Iter {
         self.check_lease();
     }
 
-    /// To the previous key. Panics if the cursor is not valid.
+    /// Moves the cursor to the previous key. Panics if the cursor is not valid.
     #[inline]
     pub fn prev(&mut self) {
         assert!(self.cursor.valid(), "prev() on a cursor that stands on no key");
@@ -149,21 +149,22 @@ impl Iter {
         self.cursor.valid()
     }
 
-    /// The key. Panics if the cursor is not valid.
+    /// The key on which the cursor stands. Panics if the cursor is not valid.
     #[inline]
     #[must_use]
     pub fn key(&self) -> &[u8] {
         self.cursor.key()
     }
 
-    /// The value; cut or empty if only keys were asked for. Panics if the cursor is not valid.
+    /// The value of the key. It may be cut or empty if the options had `keys_only`. Panics if the
+    /// cursor is not valid.
     #[inline]
     #[must_use]
     pub fn value(&self) -> &[u8] {
         self.cursor.value()
     }
 
-    /// When the value expires (Unix milliseconds), if it does.
+    /// Time at which the value expires (Unix milliseconds); `None` if it does not.
     #[must_use]
     pub fn expires_at_ms(&self) -> Option<u64> {
         self.cursor.expires_at_ms()
@@ -175,7 +176,7 @@ impl Iter {
         self.cursor.seq()
     }
 
-    /// The error that made the cursor invalid, if one did.
+    /// Fails with the error that made the cursor invalid. `Ok` if no error did.
     pub fn status(&self) -> Result<()> {
         self.cursor.status()
     }
@@ -282,7 +283,8 @@ fn with_values(
         stats: Arc::clone(reader.observers.stats()),
         options: opening.options,
     };
-    // A read of the cache alone would fail at the first value of a batch that is not cached.
+    // With `cache_only`, a batch would fail at its first value that is not cached, even if the user
+    // never reaches that value.
     let prefetch = match options.value_prefetch && !options.cache_only {
         true => Prefetch::On,
         false => Prefetch::Off,
@@ -290,7 +292,8 @@ fn with_values(
     cursor.with_values(Box::new(source), prefetch, Arc::clone(reader.context.budget()))
 }
 
-/// Puts a transaction's own writes above what the database has as of `through`.
+/// Puts a transaction's own writes above the records and range tombstones that the database has as
+/// of `through`.
 fn with_own(
     committed: Vec<Child>,
     deletes: Vec<Box<dyn TombstoneSource>>,
@@ -375,8 +378,8 @@ fn children(opening: &Opening) -> Vec<Child> {
     children
 }
 
-/// The child of a memtable, for its shards in memory. The others are added to `apart`, by their
-/// nodes.
+/// The child for the shards of a memtable that are in memory. The other shards are added to
+/// `apart`, by their nodes.
 fn memtable_child(
     opening: &Opening,
     memtable: &Immutable,
@@ -440,7 +443,7 @@ impl FileOpener for ShardParts {
     }
 }
 
-/// L0: each part is the merge of one bucket's files.
+/// The parts of L0. Each part is the merge of one bucket's files.
 struct BucketParts {
     opening: Opening,
     buckets: Vec<usize>,
@@ -509,7 +512,7 @@ impl FileOpener for FileParts {
     }
 }
 
-/// The range tombstones that a scan has to ask, newest first: of memtables, L0 and levels.
+/// The sources of range tombstones in a scan's bounds, newest first: memtables, L0 and levels.
 fn tombstones(opening: &Opening) -> Vec<Box<dyn TombstoneSource>> {
     let picture = &opening.picture;
     let mut sources: Vec<Box<dyn TombstoneSource>> = Vec::new();

@@ -2,28 +2,28 @@
 //!
 //! The read view owns one [`Snapshots`]. A snapshot keeps the data that it sees in two ways. Its
 //! sequence number is registered, so that jobs keep the old versions of keys that a reader as of
-//! that number needs. And it holds the super version of each family that has a compaction filter. A
-//! filter removes the newest records, and jobs do not check whether a snapshot sees a record before
-//! a filter removes it. Reads at the snapshot use the super version that it holds. So reads repeat,
-//! and snapshots that are taken all the time do not stop filters. A snapshot of a read-only
-//! database holds the super versions of all families, because
+//! that number needs. It also holds the super version of each family that has a compaction filter.
+//! A filter removes the newest records, and jobs do not check whether a snapshot sees a record
+//! before a filter removes it. Reads at the snapshot use the super version that it holds. So
+//! repeated reads find the same, and filters go on even if snapshots are taken all the time. A
+//! snapshot of a read-only database holds the super versions of all families, because
 //! [`Db::catch_up`](crate::db::Db::catch_up) replaces them.
 //!
 //! Invariants:
-//! 1. A sequence number is registered under the lock under which a job takes the list, and it was
-//!    the visible one then. A job that does not find the number in its list has a `visible` number
-//!    that is not larger, and keeps every record above that.
+//! 1. A sequence number is registered under the lock under which a job takes the list, and it is
+//!    the visible number at that moment. If a job does not find the number in its list, the
+//!    `visible` number of the job is not larger. The job keeps every record above `visible`.
 //! 2. The super versions are loaded after the registration. They hold every record up to the
-//!    registered number that no filter had removed by then, because a record lies in the current
-//!    super version from before it is visible until a job that knows the snapshot drops it.
-//! 3. The families are listed after the registration, too. A family that is not among them has no
+//!    registered number that no filter had removed by then. A record enters the current super
+//!    version before it is visible, and stays there until a job that knows the snapshot drops it.
+//! 3. The families are listed after the registration, too. A family that the list lacks has no
 //!    record that the snapshot sees.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: none.
-//! Cost: O(log live snapshots) to take and to drop one. With families that have a filter, one
-//! allocation and one load for each such family. A read costs one comparison of pointers, and a
-//! search among the families that have a filter.
+//! Cost: O(log live snapshots) to take and to drop a snapshot. Families that have a filter add one
+//! allocation, and one load each. A read costs one comparison of pointers, and a search among the
+//! families that have a filter.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -49,7 +49,7 @@ pub(crate) struct Snapshots {
     held: Mutex<HeldBySnapshots>,
 }
 
-/// Super versions that live snapshots hold, by a number of each snapshot.
+/// Super versions that live snapshots hold. Each snapshot has a number, which is the key.
 #[derive(Default)]
 struct HeldBySnapshots {
     next_id: u64,
@@ -108,7 +108,7 @@ impl Snapshots {
         self.live.lock().values().sum()
     }
 
-    /// Numbers of the files of the pictures that snapshots hold, of all families.
+    /// Numbers of all files of the super versions that snapshots hold.
     pub(crate) fn held_files(&self) -> HashSet<u64> {
         let held: Vec<HeldFamilies> = self.held.lock().families.values().cloned().collect();
         let pictures = held.iter().flat_map(|families| families.iter());
@@ -158,7 +158,7 @@ struct Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         if let Some((id, _)) = &self.held {
-            // The files go with this snapshot's own reference, outside of the lock.
+            // The drop of this snapshot's own reference removes the files, after the lock is free.
             self.snapshots.held.lock().families.remove(id);
         }
         let mut live = self.snapshots.live.lock();
@@ -171,16 +171,17 @@ impl Drop for Registration {
     }
 }
 
-/// A point in time to read as of. Cheap to clone; what it sees is kept until the last clone is
-/// dropped.
+/// A point in the order of writes to read as of. Clones are cheap. The database keeps the data that
+/// the snapshot sees until the last clone is dropped.
 ///
-/// Every read at one snapshot finds the same, whatever is written, flushed and compacted
+/// Every read at one snapshot finds the same data, whatever is written, flushed and compacted
 /// meanwhile. A value that expires is the only exception: from its expiry on no reader finds it.
 ///
-/// Compactions keep the old versions of keys that a snapshot sees. Of a column family that has a
-/// compaction filter the snapshot holds the memtables and tables of its moment, as an iterator
-/// does, so that filters may go on. Their memory counts to the byte budget, and their disk space
-/// comes back when the snapshot is dropped; `Report` and properties tell how much that is.
+/// Compactions keep the old versions of keys that a snapshot sees. In a column family that has a
+/// compaction filter, the snapshot holds the memtables and tables of its moment, as an iterator
+/// does. So filters may go on. The memory of these memtables counts to the byte budget. The disk
+/// space of these tables is freed after the snapshot is dropped. `Report` and the properties show
+/// both figures.
 ///
 /// A snapshot belongs to the open database that made it. Other databases refuse it, and so does
 /// the same database once it was closed and opened again.
@@ -196,20 +197,20 @@ impl std::fmt::Debug for Snapshot {
 }
 
 impl Snapshot {
-    /// The sequence number of the last write that it sees.
+    /// The sequence number of the last write that the snapshot sees.
     #[must_use]
     pub fn seq(&self) -> SeqNo {
         self.registration.seq
     }
 
-    /// Whether it was taken from these snapshots.
+    /// Whether the snapshot was taken from `snapshots`, and so from their database.
     #[inline]
     pub(crate) fn is_of(&self, snapshots: &Arc<Snapshots>) -> bool {
         Arc::ptr_eq(&self.registration.snapshots, snapshots)
     }
 
-    /// The super version in which reads of the family find what the snapshot sees; `None`: the
-    /// current one.
+    /// The super version that reads of the family at this snapshot search; `None` if they search
+    /// the current one.
     pub(crate) fn held(&self, cf: CfId) -> Option<&Arc<SuperVersion>> {
         let (_, families) = self.registration.held.as_ref()?;
         families.iter().find(|family| family.cf == cf).map(|family| &family.picture)

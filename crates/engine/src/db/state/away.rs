@@ -1,28 +1,28 @@
 //! Memtable shards that lie at a memory node, and the link to the store that has them
 //! ([`crate::remote`]).
 //!
-//! An [`AwayShard`] is what stays of a shard that left: its name, its figures, its filter, its
-//! range tombstones and a sample of its keys. Super versions, jobs and iterators share it. The drop
-//! of the last reference releases the shard at the node.
+//! An [`AwayShard`] has the parts of a shard that stay in memory: its name, its figures, its
+//! filter, its range tombstones and a sample of its keys. Super versions, jobs and iterators share
+//! it. The drop of the last reference releases the shard at the node.
 //!
-//! An away shard may get a **copy** in memory, once: the image, when a flush fetches it, or a shard
-//! that was rebuilt from the log, when the node has lost it. Every reader uses the copy from then
-//! on, also one that holds an old super version. So an iterator needs no place to go on from when a
-//! node dies, and it never matters to a reader whether the log still has the records.
+//! An away shard may get a **copy** in memory, once. The copy is the image, if a flush fetches it,
+//! or a shard that was rebuilt from the log, if the node has lost it. Every reader uses the copy
+//! from then on, also a reader that holds an old super version. So an iterator can go on when a
+//! node dies. A reader never depends on whether the log still has the records.
 //!
 //! Invariants:
 //! 1. A copy has exactly the records of the shard. It is set once and never changes.
 //! 2. The log has the records of an away shard that has no copy, until an edit installs its tables
 //!    or its family is dropped. A shard that is installed without a copy, because its flush ran
-//!    elsewhere, is *retired*: new readers find its tables, and old ones soon get a copy
+//!    elsewhere, is *retired*. New readers find its tables, and old readers soon get a copy
 //!    ([`crate::db::background::kept_shards`]).
-//! 3. Nothing is asked of the store about a shard that has a copy or was released.
-//! 4. The range tombstones here are all that the shard has.
+//! 3. No request goes to the store about a shard that has a copy or was released.
+//! 4. An [`AwayShard`] has all range tombstones of its shard.
 //!
 //! Thread-safety: any thread may call any method. The lock of the link is a leaf: no other lock is
 //! taken, and no reference to an away shard is dropped, while it is held.
-//! Failure: a shard that cannot be had in time is `Busy`. A shard whose records are gone for good
-//! keeps the error that says so.
+//! Failure: `Busy` if a shard cannot be read in time. A shard whose records are lost for good keeps
+//! the error that says so.
 //! Cost: about 300 bytes for a shard, ten bits for each of its records, its range tombstones and at
 //! most [`SAMPLED_KEYS_MAX`] of its keys.
 
@@ -48,16 +48,17 @@ use crate::sst::SampledKey;
 use crate::stats::{Statistics, Ticker};
 use crate::tombstone::TombstoneSet;
 
-/// Keys of a shard that stay as a sample.
+/// Largest number of keys of a shard that stay as a sample.
 const SAMPLED_KEYS_MAX: usize = 256;
 /// One wait of a read for the copy of a lost shard.
 const COPY_WAIT: Duration = Duration::from_millis(20);
-/// A read waits at most as long for it, by the clock of the database.
+/// Longest time that a read waits for the copy of a lost shard, by the clock of the database.
 const COPY_PATIENCE: Duration = Duration::from_secs(10);
-/// Number of waits without any news that end a read, should that clock stand.
+/// Number of waits without a notification after which a read fails, in case that clock stands
+/// still.
 const COPY_WAITS_MAX: u32 = 500;
 
-/// Pause after an image that no node had room for.
+/// Pause of sends after an image for which no node had room.
 const NO_ROOM_PAUSE: Duration = Duration::from_secs(1);
 
 /// Parts of a [`StoreLink`] that the open provides.
@@ -80,9 +81,9 @@ pub(crate) struct StoreLink {
     parts: LinkParts,
     rebuilder: OnceLock<Rebuilder>,
     registry: Mutex<Registry>,
-    /// A shard got its copy.
+    /// Readers wait here until a shard gets its copy.
     copied: Condvar,
-    /// Oldest memtable of which a shard may still be sent.
+    /// Number of the oldest memtable of which a shard may still be sent.
     oldest: AtomicU64,
     /// Whether the store was told the owner.
     knows_owner: AtomicBool,
@@ -90,7 +91,7 @@ pub(crate) struct StoreLink {
     is_open: AtomicBool,
     /// Whether the store is closed for good.
     is_closed: AtomicBool,
-    /// Whether background work is waited for, so that sends hurry.
+    /// Whether a caller waits for background work, so that sends hurry.
     is_hurried: AtomicBool,
 }
 
@@ -100,39 +101,40 @@ struct Registry {
     shards: BTreeMap<ShardId, RegisteredShard>,
     /// Lost shards without a copy.
     lost: BTreeSet<ShardId>,
-    /// The last image that no node had room for, while that matters.
+    /// The last refusal of an image for want of room; `None` once it is outdated.
     no_room: Option<NoRoom>,
-    /// Families of which nothing may leave and everything is to be flushed, each with the number of
-    /// reasons.
+    /// Families whose shards must not leave and whose sealed memtables are all due for a flush,
+    /// each with the number of reasons.
     stays: BTreeMap<CfId, usize>,
     /// Shards without a copy whose tables are installed.
     retired: Vec<Retired>,
-    /// Shards that were given up before the store was open. They are released then: an open that
-    /// fails leaves them to the next one.
+    /// Shards that were given up before the store was open. They are released when the store opens.
+    /// If the open fails, the next open finds them.
     unreleased: Vec<ShardId>,
-    /// What the writers of each family did when that was last looked at.
+    /// Load by the writers of each family, at the last stall decision.
     loads: BTreeMap<CfId, WriteLoad>,
 }
 
-/// A shard that only old readers still need.
+/// A shard whose tables are installed, so that only old readers may need it.
 struct Retired {
     shard: Arc<AwayShard>,
     since_ns: u64,
 }
 
-/// No node had room for an image, although the store had said so.
+/// A refusal: no node had room for an image, although the store had reported room.
 #[derive(Clone, Copy)]
 struct NoRoom {
     image_bytes: u64,
-    /// Until then no image of this size is sent, unless the store says that it has more room.
+    /// Time, in nanoseconds of the clock, until which no image of this size or more is sent. A
+    /// report of more room by the store ends it earlier.
     until_ns: u64,
 }
 
-/// A shard that something refers to.
+/// An away shard to which a reference exists.
 struct RegisteredShard {
     shard: Weak<AwayShard>,
     is_lost: Arc<AtomicBool>,
-    /// Whether it has its copy, or was released: a loss does not matter any more.
+    /// Whether the shard has its copy or was released, so that a loss does not matter any more.
     is_settled: bool,
 }
 
@@ -145,7 +147,8 @@ pub(crate) struct AwaySums {
     pub(crate) bytes: u64,
 }
 
-/// Nothing of a family leaves, and everything of it is flushed, until this is dropped.
+/// Until it is dropped, no shard of a family leaves, and its sealed memtables are all due for a
+/// flush.
 pub(crate) struct StayHome {
     link: Arc<StoreLink>,
     cf: CfId,
@@ -188,7 +191,7 @@ impl StoreLink {
         &self.parts.stats
     }
 
-    /// Tells the store the owner, whom the manifest names durably. Once.
+    /// Tells the store the owner, which the manifest names durably. Later calls do nothing.
     pub(crate) fn tell_owner(&self, owner: &OwnerIdentity) -> Result<()> {
         match self.knows_owner.swap(true, Ordering::AcqRel) {
             true => Ok(()),
@@ -196,8 +199,8 @@ impl StoreLink {
         }
     }
 
-    /// Lets shards leave from now on: the store knows the owner. Shards of earlier owners that this
-    /// one has not adopted are given up.
+    /// Lets shards leave from now on, because the store knows the owner. The store gives up the
+    /// shards of earlier owners that this owner has not adopted.
     pub(crate) fn open(self: &Arc<Self>, rebuilder: Rebuilder) {
         // A database is opened once.
         let _same = self.rebuilder.set(rebuilder);
@@ -214,7 +217,7 @@ impl StoreLink {
         }
     }
 
-    /// Room of the store; none before the store knows the owner.
+    /// Room of the store. It is none before the store knows the owner and after the close.
     pub(crate) fn room(&self) -> StoreRoom {
         let is_usable =
             self.is_open.load(Ordering::Acquire) && !self.is_closed.load(Ordering::Acquire);
@@ -230,18 +233,18 @@ impl StoreLink {
         room
     }
 
-    /// Notes what the writers of a family do.
+    /// Notes the load by the writers of a family.
     pub(crate) fn note_load(&self, family: CfId, load: WriteLoad) {
         self.registry.lock().loads.insert(family, load);
     }
 
-    /// Notes whether somebody waits for background work.
+    /// Notes whether a caller waits for background work.
     pub(crate) fn note_hurry(&self, is_hurried: bool) {
         self.is_hurried.store(is_hurried, Ordering::Relaxed);
     }
 
-    /// No node had room for an image: none of this size is sent until the store has more room, or a
-    /// pause is over.
+    /// Notes that no node had room for an image of `image_bytes`. No image of this size or more is
+    /// sent until the store reports more room, or until a pause is over.
     pub(crate) fn note_no_room(&self, image_bytes: u64) {
         let now_ns = self.parts.clock.now_ns();
         let until_ns = now_ns + NO_ROOM_PAUSE.as_nanos() as u64;
@@ -259,12 +262,13 @@ impl StoreLink {
         }
     }
 
-    /// The families of which nothing may leave and everything is to be flushed.
+    /// The families whose shards must not leave and whose sealed memtables are all due for a flush.
     pub(crate) fn staying(&self) -> Vec<CfId> {
         self.registry.lock().stays.keys().copied().collect()
     }
 
-    /// Keeps shards of a family from leaving, and makes all of it that is away due.
+    /// Keeps shards of a family from leaving, and makes all of its sealed memtables due for a
+    /// flush.
     pub(crate) fn stay_home(self: &Arc<Self>, cf: CfId) -> StayHome {
         *self.registry.lock().stays.entry(cf).or_default() += 1;
         self.wake_workers();
@@ -276,7 +280,7 @@ impl StoreLink {
         self.oldest.fetch_max(memtable, Ordering::Relaxed);
     }
 
-    /// The shards that are away and have no copy.
+    /// Number and bytes of the shards that are away and have no copy.
     pub(crate) fn sums(&self) -> AwaySums {
         let mut sums = AwaySums::default();
         for shard in self.shards() {
@@ -288,7 +292,7 @@ impl StoreLink {
         sums
     }
 
-    /// All shards that something refers to.
+    /// All away shards to which a reference exists.
     fn shards(&self) -> Vec<Arc<AwayShard>> {
         let registry = self.registry.lock();
         registry.shards.values().filter_map(|registered| registered.shard.upgrade()).collect()
@@ -306,7 +310,7 @@ impl StoreLink {
         self.registry.lock().lost.remove(&id);
     }
 
-    /// Tables have the records of these shards from now on.
+    /// Retires shards whose records are in installed tables from now on.
     pub(crate) fn retire(&self, shards: Vec<Arc<AwayShard>>) {
         if shards.is_empty() {
             return;
@@ -364,7 +368,7 @@ impl StoreLink {
         self.store().close();
     }
 
-    /// The shard `id` is at `node` from now on.
+    /// Makes an [`AwayShard`] for the shard `id`, which is at `node` from now on.
     pub(crate) fn register(
         self: &Arc<Self>,
         id: ShardId,
@@ -398,8 +402,9 @@ impl StoreLink {
         shard
     }
 
-    /// Notes that the store has lost shards, so that background work rebuilds them. Takes no
-    /// reference to one, so that a store may call it from wherever it is.
+    /// Notes that the store has lost shards, so that background work rebuilds them. The call takes
+    /// no reference to an [`AwayShard`], so it drops none, and a store may make it while it holds
+    /// its own locks.
     fn mark_lost(&self, shards: &[ShardId], why: &str) {
         let mut news = 0;
         {
@@ -420,7 +425,7 @@ impl StoreLink {
         self.wake_workers();
     }
 
-    /// A loss of the shard does not matter any more.
+    /// Notes that a loss of the shard does not matter any more.
     fn settle(&self, id: ShardId) {
         let mut registry = self.registry.lock();
         registry.lost.remove(&id);
@@ -429,7 +434,8 @@ impl StoreLink {
         }
     }
 
-    /// Wakes background workers. One that has just looked may miss it and looks again by itself.
+    /// Wakes background workers. A worker that is about to sleep may miss the call, and checks
+    /// again by itself.
     fn wake_workers(&self) {
         self.parts.workers.notify_all();
     }
@@ -469,7 +475,8 @@ pub(crate) struct AwayFigures {
     pub(crate) entries: u64,
     /// Number of point records that are deletes.
     pub(crate) deletions: u64,
-    /// Number of different user keys; of a shard that an earlier open sent, its point records.
+    /// Number of different user keys. For a shard that an earlier open sent, it is the number of
+    /// point records.
     pub(crate) user_keys: u64,
     /// Bytes of the records as stored, tombstones included.
     pub(crate) data_bytes: u64,
@@ -481,7 +488,7 @@ pub(crate) struct AwayFigures {
     pub(crate) image_bytes: u64,
 }
 
-/// What stays of a shard that leaves.
+/// The parts that stay in memory of a shard that leaves.
 pub(crate) struct Remainder {
     figures: AwayFigures,
     filter: Option<ShardFilter>,
@@ -490,7 +497,8 @@ pub(crate) struct Remainder {
 }
 
 impl Remainder {
-    /// Of a sealed shard whose image has `image_bytes` bytes. Costs a walk over the keys.
+    /// The remainder of a sealed shard whose image has `image_bytes` bytes. Costs a walk over the
+    /// keys.
     pub(crate) fn of(shard: &Arc<Shard>, image_bytes: u64) -> Self {
         let (user_keys, sample) = sample_of(shard);
         let figures = AwayFigures {
@@ -506,8 +514,8 @@ impl Remainder {
         Self { figures, filter, tombstones: shard.tombstones(), sample }
     }
 
-    /// Of a shard that an earlier open sent, whose image has `image_bytes` bytes. Its keys are not
-    /// sampled, because that would take the whole image.
+    /// The remainder of a shard that an earlier open sent, whose image has `image_bytes` bytes. Its
+    /// keys are not sampled, because that would need the whole image.
     pub(crate) fn of_head(head: ImageHead, image_bytes: u64) -> Self {
         let figures = AwayFigures {
             entries: head.entries,
@@ -557,7 +565,7 @@ fn sample_of(shard: &Arc<Shard>) -> (u64, Vec<SampledKey>) {
     (user_keys, sample)
 }
 
-/// A shard at a node; see the module.
+/// A memtable shard at a memory node, with the parts of it that stay in memory.
 pub(crate) struct AwayShard {
     id: ShardId,
     node: StoreNode,
@@ -565,13 +573,14 @@ pub(crate) struct AwayShard {
     filter: Option<ShardFilter>,
     tombstones: Arc<TombstoneSet>,
     sample: Vec<SampledKey>,
-    /// Its records in memory, or the reason for which they are gone for good.
+    /// The records in memory, or the reason for which they are lost for good.
     copy: OnceLock<Result<ShardCopy>>,
     /// Whether the store has lost it.
     is_lost: Arc<AtomicBool>,
     is_released: AtomicBool,
     link: Arc<StoreLink>,
-    /// Of everything but the range tombstones, which charge themselves.
+    /// Memory charge of everything here except the range tombstones, which have a charge of their
+    /// own.
     charge: Charge,
 }
 
@@ -604,7 +613,7 @@ impl AwayShard {
         &self.figures
     }
 
-    /// Bytes in memory of what stays here.
+    /// Bytes of memory of the parts that stay here, without a copy.
     pub(crate) fn kept_bytes(&self) -> u64 {
         self.charge.bytes() + self.tombstones.memory_bytes()
     }
@@ -625,7 +634,7 @@ impl AwayShard {
             && self.filter.as_ref().is_none_or(|filter| filter.may_contain(hash))
     }
 
-    /// The copy in memory, if there is one. Errors: the records are gone for good.
+    /// The copy in memory, if the shard has one. Fails if the records are lost for good.
     pub(crate) fn copy(&self) -> Result<Option<&ShardCopy>> {
         match self.copy.get() {
             None => Ok(None),
@@ -634,19 +643,20 @@ impl AwayShard {
         }
     }
 
-    /// Whether nothing is asked of the node any more.
+    /// Whether the shard has its copy, or its records are lost for good. Then no request goes to
+    /// the node any more.
     pub(crate) fn has_copy(&self) -> bool {
         self.copy.get().is_some()
     }
 
-    /// Whether the store has lost it, or is closed: then it is not asked.
+    /// Whether the store has lost the shard or is closed. Then no request goes to the store.
     pub(crate) fn is_lost(&self) -> bool {
         self.is_lost.load(Ordering::Acquire) || self.link.is_closed.load(Ordering::Acquire)
     }
 
-    /// Gives every reader the records in memory, or the reason for which they are gone.
+    /// Gives every reader the records in memory, or the reason for which they are lost for good.
     pub(crate) fn set_copy(&self, copy: Result<ShardCopy>) {
-        // Whatever was set first has the same records.
+        // A copy that another thread set first has the same records.
         let _same = self.copy.set(copy);
         self.link.settle(self.id);
         self.link.copied.notify_all();
@@ -714,7 +724,7 @@ impl AwayShard {
         let image = match fetched {
             Ok(image) => image,
             Err(error) => {
-                // Another thread may have had more luck.
+                // Another thread may have fetched or rebuilt the shard meanwhile.
                 if let Some(copy) = self.copy()? {
                     return Ok(copy.clone());
                 }
@@ -753,7 +763,8 @@ impl AwayShard {
         self.link.settle(self.id);
     }
 
-    /// Releases the shard at the node, once. Before the store is open, the release waits for that.
+    /// Releases the shard at the node, once. Before the store is open, the link keeps the release
+    /// until it opens.
     pub(crate) fn release(&self) {
         if self.is_released.swap(true, Ordering::AcqRel) {
             return;
@@ -770,8 +781,8 @@ impl AwayShard {
     }
 }
 
-/// How long a read still waits for a copy. The copies of other shards wake it, too, and cost it
-/// nothing.
+/// Limit on the wait of a read for a copy. Copies of other shards wake the read as well, and such
+/// wake-ups do not count against the limit.
 struct Patience {
     until_ns: u64,
     waits_left: u32,
@@ -804,7 +815,8 @@ pub(crate) enum ShardCopy {
 }
 
 impl ShardCopy {
-    /// Shows `visit` the versions of a key that the snapshot sees, newest first, until it breaks.
+    /// Passes the versions of a key that the snapshot sees to `visit`, newest first, until `visit`
+    /// breaks.
     pub(crate) fn lookup(
         &self,
         lookup: &Lookup<'_>,
@@ -844,7 +856,7 @@ mod tests {
     fn copies_of_other_shards_do_not_end_the_wait_of_a_read() {
         let mut patience = Patience::from(7);
         let end = 7 + COPY_PATIENCE.as_nanos() as u64;
-        // A wake-up costs nothing; only time does, and waits without any news.
+        // A wake-up does not shorten the patience. Only time, and waits that timed out, do.
         assert!(patience.lasts(7) && patience.lasts(end - 1));
         assert!(!patience.lasts(end));
         patience.waits_left = 0;

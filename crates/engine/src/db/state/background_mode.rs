@@ -7,6 +7,6 @@ pub enum BackgroundMode {
     #[default]
     Threads,
     /// The thread that calls [`crate::db::Db::step_background`], for tests that decide when each
-    /// step runs. A database that nobody steps never flushes.
+    /// step runs. Without such calls the database never flushes.
     Manual,
 }

@@ -4,7 +4,7 @@
 //! open the window is empty, and nothing is decided before the window has half of its seals.
 //!
 //! Invariants:
-//! 1. At most one change is wanted at a time, for the map of one epoch.
+//! 1. At most one change is wanted at a time. It is for the map of one epoch.
 //! 2. A key of a wanted split stays wanted until the split is made or the window decides again.
 //!
 //! Thread-safety: the jobs lock guards it.
@@ -17,7 +17,7 @@ use archipelago_base::Epoch;
 
 use crate::version::rebalance::{ChangeKind, MapChange, SealSample, Window};
 
-/// Most map changes that are remembered.
+/// Largest number of map changes that are remembered.
 const HISTORY_MAX: usize = 32;
 
 /// A change of a bucket map that was made.
@@ -66,8 +66,8 @@ impl Balance {
         self.window.push(seal);
     }
 
-    /// Replaces the wanted change by what `decide` returns. It gets the window and the change of
-    /// the map of `epoch` that was wanted before.
+    /// Replaces the wanted change by the result of `decide`. That function gets the window, and the
+    /// change of the map of `epoch` that was wanted before.
     pub(crate) fn decide(
         &mut self,
         epoch: Epoch,
@@ -83,8 +83,8 @@ impl Balance {
         self.wanted = None;
     }
 
-    /// Forgets the part of the wanted change that `made` has brought about. It led to the map of
-    /// `epoch`.
+    /// Removes the part of the wanted change that the change `made` has made. That change led to
+    /// the map of `epoch`.
     pub(crate) fn note_made(&mut self, made: &ChangeKind, epoch: Epoch) {
         let Some(wanted) = &mut self.wanted else { return };
         let cuts = made.cuts();

@@ -4,7 +4,7 @@
 //! number generator and the two flags of the close.
 //!
 //! Invariants:
-//! 1. `closed` is set before `closing`, so that no call of a user begins once jobs are cancelled.
+//! 1. `closed` is set before `closing`, so that no call of a user begins after jobs are cancelled.
 //! 2. Neither flag is ever cleared.
 //!
 //! Thread-safety: any thread may call any method.
@@ -29,26 +29,42 @@ use crate::memory_shares::MemoryShares;
 use crate::options::{CfOptions, DbOptions};
 use crate::version::Version;
 
-/// The memtables before the first bucket map take one part in this many of the usual size.
+/// Divisor of the usual memtable size, for memtables before the first bucket map.
 const FIRST_MEMTABLE_SHARE: u64 = 8;
-/// Smallest bound on these memtables, unless the usual size is smaller.
+/// Smallest size, in bytes, of memtables before the first bucket map, unless the usual size is
+/// smaller.
 const FIRST_MEMTABLE_BYTES_MIN: u64 = 1 << 20;
 
-/// Called at named points of background work; an error makes the step fail there:
-/// `flush.picked`, `compaction.picked` and `buckets.picked` (when a job begins),
-/// `ingest.before_install`, `ingest.before_visible` (too late to fail: its error is ignored),
-/// `flush.shard` (before each shard of a flush), `flush.shard_written` (before a shard leaves
-/// memory), `flush.run_here` (when a flush that failed away runs in this process),
-/// `flush.before_install`, `compaction.part` (before each part of a compaction that is cut),
-/// `compaction.before_install`, `recovery.before_install`, `resume.before_install`,
-/// `checkpoint.before_manifest`, `transaction.checked` (between the two steps of a commit's check;
-/// its thread must not write), `reserve.written` (before a reserve for a full disk replaces the
-/// present one), `strays.sweep` (before the sweep of stray tables), `send.picked` (when a memtable
-/// shard is to leave), `send.before_send`, `send.sent` (before readers use the shard at its node),
-/// `rebuild.picked`, `rebuild.before_swap` (when the log was read for lost shards).
+/// A function that is called at named points of background work. If it returns an error, the step
+/// fails there. The points are:
+///
+/// - `flush.picked`, `compaction.picked`, `buckets.picked`, `gc.picked`, `send.picked` and
+///   `rebuild.picked`: a job begins.
+/// - `flush.shard`: before each shard of a flush is written.
+/// - `flush.value_file`: after a shard of a flush was written with a value file.
+/// - `flush.shard_written`: before a written shard leaves memory.
+/// - `flush.run_here`: a flush that failed at an executor runs in this process.
+/// - `compaction.part`: before each part of a compaction that is cut.
+/// - `flush.before_install`, `compaction.before_install`, `drop.before_install`,
+///   `gc.after_write`, `gc.before_install`, `invalid.before_install`, `buckets.before_change`,
+///   `recovery.before_install` and `resume.before_install`: before the edit of the step.
+/// - `inherit.before_prune`: before a compaction is installed in a version with heirs.
+/// - `gc.pick`: before a garbage collection is picked. An error keeps it from being picked. The
+///   function runs under the jobs lock.
+/// - `ingest.before_install`, and `ingest.before_visible`, whose error is ignored because it comes
+///   too late.
+/// - `checkpoint.before_manifest`: before the manifest of a checkpoint is written.
+/// - `transaction.checked`: between the two steps of a commit's check. Its thread must not write.
+/// - `reserve.written`: before a new reserve for a full disk replaces the present one.
+/// - `strays.sweep`: before the sweep of stray tables.
+/// - `send.before_send`: before an image is sent, and `send.sent`: before readers use the shard at
+///   its node.
+/// - `rebuild.before_swap`: after the log was read for lost shards.
+/// - `takeover.told`, `takeover.listed`, `takeover.replayed`, `takeover.before_edit`,
+///   `takeover.before_adopt` and `takeover.adopted`: between the steps of a takeover.
 pub type FaultPoint = Arc<dyn Fn(&str) -> Result<()> + Send + Sync>;
 
-/// Distinguishes the handles of one open database from those of another.
+/// Token of the next open database. Tokens distinguish the handles of open databases.
 static NEXT_TOKEN: AtomicU64 = AtomicU64::new(1);
 
 /// The parts of a [`Context`] that the open provides.
@@ -70,14 +86,15 @@ pub(crate) struct ContextParts {
 pub(crate) struct Context {
     token: u64,
     options: DbOptions,
-    /// Threads that run background work.
+    /// Which threads run background work.
     background: BackgroundMode,
     clock: Arc<dyn Clock>,
     registry: Registry,
     budget: Arc<ByteBudget>,
-    /// Settings of column families by name, as the open was given them.
+    /// Settings of column families by name, as the caller of the open gave them.
     family_overrides: BTreeMap<String, CfOptions>,
-    /// Prefix of the names of families that take the settings of the default family.
+    /// Prefix of the names of families that take the settings of the default family; `None` if no
+    /// family does.
     alike_default: Option<String>,
     /// Time of the open, in nanoseconds of the clock.
     opened_ns: u64,
@@ -162,7 +179,8 @@ impl Context {
         Ok(())
     }
 
-    /// Whether the answer of a read, which is ready, may be given. Errors: those of the lease.
+    /// Checks that the lease still holds, so that a read may return the answer that it has found.
+    /// Errors: those of the lease.
     #[inline]
     pub(crate) fn check_answer(&self) -> Result<()> {
         match &self.lease {
@@ -211,7 +229,7 @@ impl Context {
         Ok(())
     }
 
-    /// Whether a test steps the background work.
+    /// Whether calls of `Db::step_background` run the background work.
     pub(crate) fn is_manual(&self) -> bool {
         self.background == BackgroundMode::Manual
     }
@@ -221,9 +239,9 @@ impl Context {
         MemoryShares { budget_bytes: self.budget.limit_bytes() }
     }
 
-    /// Size at which a memtable that is made over `version` is sealed. The memtables before the
-    /// first bucket map have one shard each, which leaves memory as a whole. They only have to tell
-    /// by which keys the map is cut, so a part of the usual size is enough.
+    /// Size, in bytes, at which a memtable that is made over `version` is sealed. A memtable before
+    /// the first bucket map has one shard, which leaves memory as a whole. Its keys only have to
+    /// determine the cuts of the map, so a part of the usual size is enough.
     pub(crate) fn memtable_bytes(&self, version: &Version) -> u64 {
         let options = version.options();
         let full = self.memtable_bytes_max(options);
@@ -243,7 +261,8 @@ impl Context {
         self.memory_shares().memtable_bytes(options.write_buffer_bytes)
     }
 
-    /// Fails where a test wants a background step to fail.
+    /// Calls the fault function of a test, if there is one. Returns its error, so that the step
+    /// fails.
     pub(crate) fn fault_point(&self, name: &str) -> Result<()> {
         self.fault.as_ref().map_or(Ok(()), |fault| fault(name))
     }

@@ -5,8 +5,8 @@
 //!
 //! Invariants:
 //! 1. A writer takes only bytes that were added before.
-//! 2. Bytes that several writers add in parallel are all kept: writers that are delayed together
-//!    must not lose what each of them has paid for.
+//! 2. Bytes that several writers add in parallel are all kept. A delayed writer must not lose bytes
+//!    that it has paid for.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: none.
@@ -14,7 +14,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Time, in nanoseconds, whose writes a delayed writer pays for in advance.
+/// Time, in nanoseconds, for which a delayed writer pays in advance.
 const LOT_NS: u64 = 250_000;
 
 /// Bytes that the writers of a family may write before the next check.
@@ -22,7 +22,8 @@ const LOT_NS: u64 = 250_000;
 pub(crate) struct DelayCredit(AtomicU64);
 
 impl DelayCredit {
-    /// Takes `bytes` if the credit has as many, and nothing otherwise.
+    /// Takes `bytes` from the credit and returns `true`. If the credit has fewer, takes nothing and
+    /// returns `false`.
     #[inline]
     pub(crate) fn take(&self, bytes: u64) -> bool {
         let less = |credit: u64| credit.checked_sub(bytes);

@@ -45,10 +45,10 @@ pub(crate) fn is_slowed(throttle: u8) -> bool {
     throttle >= DELAYED
 }
 
-/// Everything that a read of one column family needs, swapped as one.
+/// Everything that a read of one column family needs. One store replaces all of it.
 ///
 /// Invariant: for every key, the records are ordered by age along active, immutables (newest
-/// first), L0 of the key's bucket (newest first), levels; a record is in exactly one place.
+/// first), L0 of the key's bucket (newest first), levels. A record is in exactly one place.
 pub(crate) struct SuperVersion {
     pub(crate) active: Arc<Memtable>,
     /// Sealed memtables, newest first.
@@ -83,13 +83,13 @@ pub(crate) struct TableLayer<'a> {
 const L0_DEPTHS: usize = usize::MAX / 2;
 
 impl SuperVersion {
-    /// One without sealed memtables.
+    /// A super version without sealed memtables.
     pub(crate) fn new(active: Arc<Memtable>, version: Arc<Version>) -> Self {
         Self { active, immutables: Vec::new(), readable: Arc::clone(&version), version }
     }
 
     /// The parts that may hold `key`, newest first: memtable shards, the bucket's L0, one table per
-    /// level. A part is looked for only when the iterator reaches it.
+    /// level. The iterator finds a part only when it reaches it.
     pub(crate) fn layers<'a>(&'a self, key: &'a [u8]) -> impl Iterator<Item = Layer<'a>> {
         let tables = std::iter::once(()).flat_map(move |()| self.tables(key));
         let sealed = self.immutables.iter().filter_map(move |sealed| sealed.home_of(key));
@@ -154,19 +154,19 @@ pub(crate) struct Family {
     pub(crate) name: String,
     pub(crate) options: CfOptions,
     pub(crate) merge: Option<Arc<FamilyMerge>>,
-    /// Swapped only under the jobs lock.
+    /// The current super version, swapped only under the jobs lock.
     pub(crate) current: ArcSwap<SuperVersion>,
     pub(crate) dropped: AtomicBool,
     /// The stall that applies to its writers: see `db::write::stalling`.
     pub(crate) throttle: AtomicU8,
-    /// How close its garbage is to the bound on space.
+    /// The used space of the family and its limits, for its writers.
     pub(crate) space: SpaceGauge,
-    /// Allowed bytes per second while `throttle` says "delay".
+    /// Bytes per second that its writers may write while `throttle` is [`DELAYED`].
     pub(crate) delayed_rate: AtomicU64,
-    /// Bytes that may be written before the throttle is looked at again.
+    /// Bytes that may be written before a writer checks the throttle again.
     pub(crate) credit: DelayCredit,
-    /// Time, in nanoseconds of the clock, at which the bytes that wait to be flushed last became
-    /// fewer, or the first arrived.
+    /// Time, in nanoseconds of the clock, at which the bytes that wait for a flush last became
+    /// fewer, or at which the first of them arrived.
     pub(crate) backlog_since_ns: AtomicU64,
 }
 
@@ -195,8 +195,8 @@ impl Family {
         }))
     }
 
-    /// Checks that this process has the family's extensions (the error says which one it lacks);
-    /// gives the merge operator. Jobs look the filter up by its name.
+    /// Checks that this process has the family's extensions, and returns the merge operator. The
+    /// error names the extension that is missing. Jobs look the filter up by its name.
     pub(crate) fn extensions(
         name: &str,
         options: &CfOptions,
@@ -215,7 +215,7 @@ impl Family {
         self.options.compaction_filter.is_some()
     }
 
-    /// Whether its writers would wait or be slowed now.
+    /// Whether its writers are delayed or stopped now.
     pub(crate) fn is_slowed(&self) -> bool {
         is_slowed(self.throttle.load(Ordering::Relaxed))
     }
@@ -229,8 +229,8 @@ impl Family {
     }
 }
 
-/// A handle to a column family. Cheap to clone; stays valid until the family is dropped, after
-/// which every use of it is refused.
+/// A handle to a column family. Clones are cheap. A handle is valid until the family is dropped.
+/// Afterwards every use of the handle fails with `Closed`.
 #[derive(Clone)]
 pub struct ColumnFamily {
     pub(crate) family: Arc<Family>,
@@ -251,7 +251,7 @@ impl ColumnFamily {
         &self.family.name
     }
 
-    /// The settings that it runs with.
+    /// The settings that the family runs with.
     #[must_use]
     pub fn options(&self) -> &CfOptions {
         &self.family.options

@@ -2,8 +2,8 @@
 //!
 //! [`crate::db::state::jobs::JobState`] owns one [`FamilySpace`] for each family that has had value
 //! files since the database was opened. The jobs lock guards it. Garbage itself follows from the
-//! version; this is memory that a restart may lose: measurements, debt, and the results of the
-//! last look ([`crate::db::background::space`]).
+//! version. A restart may lose the rest: measurements, debt, and the results of the last
+//! examination ([`crate::db::background::space`]).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -14,14 +14,13 @@ use crate::gc::pick::FailureLeave;
 use crate::gc::space_plan::{Margin, SpaceDebt, SpaceLimit, SpacePlan, SpaceUsage};
 use crate::version::Version;
 
-/// A new measurement of the speed of garbage collection enters the average with one part in this
-/// many.
+/// Divisor of a new measurement's weight in the average speed of garbage collection.
 const SPEED_PARTS: u64 = 4;
 
 /// Pause between two warnings, in nanoseconds: a minute.
 const WARNING_PAUSE_NS: u64 = 60_000_000_000;
 
-/// The bound on space of a family at the last look.
+/// The used space of a family and its bound, as of the last examination.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SpaceView {
     pub(crate) usage: SpaceUsage,
@@ -32,7 +31,7 @@ pub(crate) struct SpaceView {
     pub(crate) bound: Option<(SpacePlan, Margin)>,
 }
 
-/// Memory of one family about its space.
+/// Bookkeeping of one family's space. A restart loses it.
 #[derive(Debug, Default)]
 pub(crate) struct FamilySpace {
     /// Inputs of garbage collections that failed.
@@ -104,12 +103,12 @@ impl FamilySpace {
         &mut self.debt
     }
 
-    /// The last look; `None` before the first value file.
+    /// Result of the last examination; `None` before the first value file.
     pub(crate) fn view(&self) -> Option<&SpaceView> {
         self.view.as_ref()
     }
 
-    /// Keeps the result of a look. Something changed, so there may be work again.
+    /// Keeps the result of an examination. Something changed, so there may be work again.
     pub(crate) fn set_view(&mut self, view: SpaceView, demand: Option<SpaceDemand>) {
         self.view = Some(view);
         self.demand = demand;
@@ -117,7 +116,7 @@ impl FamilySpace {
         self.end_rest();
     }
 
-    /// What the bound asks of compactions.
+    /// Demands of the bound on compactions; `None` if there are none.
     pub(crate) fn demand(&self) -> Option<&SpaceDemand> {
         self.demand.as_ref()
     }
@@ -131,7 +130,8 @@ impl FamilySpace {
         self.has_no_work
     }
 
-    /// Notes that nothing runs and nothing can be picked. Whether that is new.
+    /// Notes that nothing runs and nothing can be picked that lowers the used bytes. Returns
+    /// whether that is new.
     pub(crate) fn note_no_work(&mut self) -> bool {
         !std::mem::replace(&mut self.has_no_work, true)
     }
@@ -156,13 +156,13 @@ impl FamilySpace {
 pub(crate) struct SpaceGauge {
     used_bytes: AtomicU64,
     slowdown_bytes: AtomicU64,
-    /// 0 if no writer is to be held up.
+    /// Used bytes at which writers are stopped; 0 if no writer is to be stopped.
     stop_bytes: AtomicU64,
     freed_bytes_per_s: AtomicU64,
 }
 
 impl SpaceGauge {
-    /// Replaces the limit; `None` if no writer is to be held up.
+    /// Replaces the limit; `None` if no writer is to be delayed or stopped.
     pub(crate) fn set(&self, limit: Option<SpaceLimit>, freed_bytes_per_s: u64) {
         let limit = limit.unwrap_or_default();
         self.used_bytes.store(limit.used_bytes, Ordering::Relaxed);

@@ -3,12 +3,12 @@
 //! [`Observers`](crate::db::state::observers::Observers) owns one [`Health`]. A database that is
 //! not healthy is in one of two states:
 //!
-//! - It is *failing* if a background job or an append failed for a cause that may go away, such as
-//!   a full disk. The database tries the work again. Writes that would have to wait for that work
+//! - It is *failing* if a background job or an append failed for a cause that may pass, such as a
+//!   full disk. The database tries the work again. Writes that would have to wait for that work
 //!   fail with its error instead of hanging.
-//! - It is *read only* if a sync failed or a file is damaged, because nobody knows then which bytes
-//!   are on the disk. It refuses writes until `Db::resume` or a reopen, and reads go on. If the
-//!   cause was a full device, background work resumes by itself (`db::background::leave_log`).
+//! - It is *read only* if a sync failed or a file is damaged, because it is then unknown which
+//!   bytes are on the disk. It refuses writes until `Db::resume` or a reopen, and reads go on. If
+//!   the cause was a full device, background work resumes by itself (`db::background::leave_log`).
 //!
 //! Invariants:
 //! 1. The first cause of a read-only state stays until the state ends.
@@ -41,7 +41,7 @@ pub(crate) struct Health {
 }
 
 impl Health {
-    /// Refuses when read only. One relaxed load when healthy.
+    /// Fails with `ReadOnly` if the database is read only. Costs one relaxed load if it is healthy.
     #[inline]
     pub(crate) fn check_writable(&self) -> Result<()> {
         if self.level.load(Ordering::Relaxed) < READ_ONLY {
@@ -61,7 +61,7 @@ impl Health {
         ))
     }
 
-    /// The error that background work fails with at the moment, if it does.
+    /// The error that limits the database now, *failing* or *read only*; `None` if it is healthy.
     pub(crate) fn failing(&self) -> Option<Error> {
         if self.level.load(Ordering::Acquire) == HEALTHY {
             return None;
@@ -69,7 +69,8 @@ impl Health {
         self.cause.lock().clone()
     }
 
-    /// Background work failed; it will be tried again.
+    /// Makes the database *failing*: background work failed, and is tried again. Does not change a
+    /// read-only state.
     pub(crate) fn set_failing(&self, error: &Error) {
         let mut cause = self.cause.lock();
         if self.level.load(Ordering::Relaxed) < READ_ONLY {
@@ -78,7 +79,7 @@ impl Health {
         }
     }
 
-    /// No more writes until resumed. The first cause stays.
+    /// Makes the database *read only* until it is resumed. The first cause stays.
     pub(crate) fn set_read_only(&self, error: &Error) {
         let mut cause = self.cause.lock();
         if self.level.load(Ordering::Relaxed) < READ_ONLY {
@@ -87,7 +88,7 @@ impl Health {
         }
     }
 
-    /// Background work succeeded again.
+    /// Ends the state *failing*, because background work succeeded again.
     pub(crate) fn clear_failing(&self) {
         if self.level.load(Ordering::Relaxed) != FAILING {
             return;
@@ -110,7 +111,8 @@ impl Health {
         self.level.load(Ordering::Acquire) == READ_ONLY
     }
 
-    /// A listener panicked. That stops nothing; it is shown until the database is closed.
+    /// Notes that a listener panicked. The panic changes no state. The health text shows it until
+    /// the database is closed.
     pub(crate) fn note_listener(&self, error: &Error) {
         let mut listeners = self.listeners.lock();
         let count = listeners.as_ref().map_or(0, |(count, _)| *count);

@@ -1,15 +1,15 @@
 //! Threads that help with background jobs, and wait for the next one.
 //!
-//! [`Jobs`](crate::db::state::jobs::Jobs) owns one [`JobThreads`]. A flush writes its shards on as
-//! many threads as there are jobs, a hundred times a second when memtables are small. A new thread
-//! for each shard would cost its start, the pages of its stack and those of its allocator.
-//! Therefore idle threads are kept ([`ThreadGroup`]).
+//! [`Jobs`](crate::db::state::jobs::Jobs) owns one [`JobThreads`]. A flush writes its shards on
+//! several threads, one per background job. With small memtables that happens a hundred times a
+//! second. A new thread for each shard would cost its start, the pages of its stack and those of
+//! its allocator. Therefore idle threads are kept ([`ThreadGroup`]).
 //!
 //! There are two groups ([`JobPriority`]), because a system lets no thread raise its priority again
-//! without a privilege. Compactions run at low priority: where processors are scarce, writers and
-//! the flushes that they wait for come first (decision 0019). A compaction runs at normal priority
-//! if a caller waits for it, or if it starts while writers are slowed down because compactions are
-//! behind.
+//! without a privilege. Compactions run at low priority. If processors are scarce, writers and the
+//! flushes that they wait for come first (decision 0019). A compaction runs at normal priority in
+//! two cases: a caller waits for it, or it starts while writers are slowed down because compactions
+//! are behind.
 //!
 //! Invariants, thread-safety, failure and cost: those of [`ThreadGroup`].
 
@@ -42,8 +42,8 @@ impl Default for JobThreads {
 }
 
 impl JobThreads {
-    /// Runs `task` on another thread, immediately. `Err` if the system refuses a thread or this is
-    /// closed; the task is dropped then.
+    /// Runs `task` on another thread, immediately. If the system refuses a thread or the group is
+    /// closed, the call fails and drops the task.
     pub(crate) fn run(&self, kind: JobPriority, task: Task) -> Result<()> {
         match kind {
             JobPriority::Normal => self.normal.run(task),
@@ -51,7 +51,7 @@ impl JobThreads {
         }
     }
 
-    /// Waits until all threads have ended; tasks are refused from here on.
+    /// Refuses further tasks, and waits until all threads have ended.
     pub(crate) fn close(&self) {
         self.normal.close();
         self.low.close();

@@ -5,8 +5,8 @@
 //!
 //! Invariants:
 //! 1. A family's super version changes only under the jobs lock.
-//! 2. A job is among the running jobs from its choice until its install, so that no other job is
-//!    chosen that collides with it.
+//! 2. A job is among the running jobs from its choice until its install, so that the scheduler
+//!    chooses no job that collides with it.
 //! 3. The lock is never held over I/O.
 //!
 //! Thread-safety: any thread may call any method. The jobs lock comes after the commit lock and the
@@ -37,8 +37,8 @@ use crate::memtable::Shard;
 use crate::version::rebalance::RunningFlush;
 use crate::version::{Running, Version};
 
-/// Most jobs that are with the executor beside those of the workers. Each costs a thread that
-/// waits.
+/// Largest number of jobs that run at the executor in addition to those of the workers. Each of
+/// them costs a thread that waits.
 const EXTRA_JOBS_MAX: usize = 64;
 /// Longest pause after failures, in milliseconds.
 const RETRY_PAUSE_MAX_MS: u64 = 1000;
@@ -46,15 +46,15 @@ const RETRY_PAUSE_MAX_MS: u64 = 1000;
 /// Progress of one shard of a sealed memtable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShardState {
-    /// Waits for a flush, or rests at a memory node.
+    /// The shard waits for a flush, or rests at a memory node.
     Pending,
-    /// A job has it: a flush, a send to a memory node, or a rebuild.
+    /// A job has the shard: a flush, a send to a memory node, or a rebuild.
     Running,
-    /// Its records are in installed files (or it has none).
+    /// The records of the shard are in installed files, or it has none.
     Installed,
 }
 
-/// A sealed memtable on its way to L0.
+/// A sealed memtable, and the progress of its shards to L0.
 pub(crate) struct Sealed {
     pub(crate) info: Arc<SealedInfo>,
     /// The memtable, until its shards have filters and empty ones are marked installed. The shards
@@ -72,7 +72,7 @@ pub(crate) struct Sealed {
 const SENDS_MAX: u8 = 3;
 
 impl Sealed {
-    /// A memtable that is sealed now.
+    /// Tracks a memtable that was just sealed.
     pub(crate) fn new(memtable: Arc<Memtable>) -> Self {
         Self {
             info: SealedInfo::of(&memtable),
@@ -84,8 +84,8 @@ impl Sealed {
         }
     }
 
-    /// A ready memtable of which an earlier open has sent some shards. Shards without a home are
-    /// empty.
+    /// Tracks a ready memtable of which an earlier open has sent some shards. Shards without a home
+    /// are empty.
     pub(crate) fn inherited(info: Arc<SealedInfo>, homes: Vec<Option<ShardHome>>) -> Self {
         let state = |home: &Option<ShardHome>| match home {
             Some(_) => ShardState::Pending,
@@ -111,8 +111,9 @@ impl Sealed {
         self.shards.iter().all(|shard| *shard == ShardState::Installed)
     }
 
-    /// Readers find the records of these shards in tables from now on. Those that hold an older
-    /// super version find a shard that is away in its copy, so its node may forget it.
+    /// Removes shards from the view, because readers find their records in tables from now on.
+    /// Readers of an older super version find an away shard in its copy, so its node may forget the
+    /// shard.
     pub(crate) fn take_from_view(&mut self, shards: std::ops::Range<usize>) {
         let mut view = Immutable::clone(&self.view);
         let apart = view.homes[shards.clone()].iter().flatten().filter_map(ShardHome::away);
@@ -121,7 +122,7 @@ impl Sealed {
         self.view = Arc::new(view);
     }
 
-    /// Bytes in memory of its shards that were rebuilt and are in no table.
+    /// Bytes of the records of its shards that were rebuilt and are in no table.
     pub(crate) fn rebuilt_bytes(&self) -> u64 {
         let homes = self.view.homes.iter().zip(&self.is_rebuilt);
         let rebuilt =
@@ -129,14 +130,14 @@ impl Sealed {
         rebuilt.map(ShardHome::data_bytes).sum()
     }
 
-    /// A shard was lost and is here again. It is not sent again.
+    /// Puts a lost shard, which was rebuilt, into memory. It is not sent again.
     pub(crate) fn set_rebuilt(&mut self, shard: usize, here: Arc<Shard>) {
         self.sends_left[shard] = 0;
         self.is_rebuilt[shard] = true;
         self.set_home(shard, ShardHome::Here(here));
     }
 
-    /// Readers find the records of a shard in another place from now on.
+    /// Changes the place at which readers find the records of a shard.
     pub(crate) fn set_home(&mut self, shard: usize, home: ShardHome) {
         let mut view = Immutable::clone(&self.view);
         view.homes[shard] = Some(home);
@@ -144,8 +145,8 @@ impl Sealed {
     }
 }
 
-/// A shard that a running flush has written, and that readers find in its tables although no edit
-/// names them yet: see [`crate::db::background::written_shards`].
+/// A shard that a running flush has written. Readers find it in its tables, although no edit names
+/// them yet: see [`crate::db::background::written_shards`].
 pub(crate) struct WrittenShard {
     /// Numbers of the memtables whose shard it is.
     pub(crate) memtables: Vec<u64>,
@@ -166,7 +167,7 @@ pub(crate) struct FlushTracker {
     pub(crate) written: Vec<WrittenShard>,
     /// Keys that cut the next memtables into shards, besides the boundaries of the bucket map.
     pub(crate) shard_cuts: Vec<Vec<u8>>,
-    /// Memtables with smaller numbers are to be flushed, wherever their shards are.
+    /// Number below which memtables are to be flushed, wherever their shards are.
     due_below: u64,
 }
 
@@ -181,7 +182,7 @@ impl FlushTracker {
         self.due_below = self.due_below.max(below);
     }
 
-    /// Memtables with smaller numbers are to be flushed on a request.
+    /// Number below which memtables are to be flushed, because a caller asked for it.
     pub(crate) fn due_below(&self) -> u64 {
         self.due_below
     }
@@ -194,13 +195,13 @@ impl FlushTracker {
     }
 }
 
-/// Who runs a job that is picked.
+/// Where a picked job runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum JobSlot {
     /// One of the `max_background_jobs` threads of the database.
     Own,
-    /// The executor, beside those ([`JobExecutor::room`]). The thread that waits for it is one
-    /// more.
+    /// A place of the executor in addition to those threads ([`JobExecutor::room`]). One more
+    /// thread waits for the job.
     Extra,
 }
 
@@ -226,9 +227,9 @@ pub(crate) enum GcWorker {
 pub(crate) enum RunningKind {
     /// A flush of a family's key range.
     Flush { cf: CfId, flush: RunningFlush },
-    /// The way of a shard of a family to a memory node.
+    /// A send of a shard of a family to a memory node.
     Send { cf: CfId },
-    /// The reading of the log for lost shards.
+    /// A rebuild of lost shards, which reads the log.
     Rebuild,
     /// A compaction of a family.
     Compaction(Running),
@@ -281,8 +282,8 @@ pub(crate) struct JobState {
     failures_in_row: u32,
     /// Time at which the pause ends, in nanoseconds of the clock.
     retry_at_ns: u64,
-    /// Time before which background work does not leave the log, because a memory node did not give
-    /// a shard.
+    /// Time, in nanoseconds of the clock, before which background work does not leave the log,
+    /// because a memory node did not give a shard.
     leave_log_at_ns: u64,
     /// Memtables that a worker is readying.
     readying: Vec<u64>,
@@ -291,11 +292,12 @@ pub(crate) struct JobState {
     claims: Vec<(u64, Running)>,
     /// Number of reasons to pick nothing new (leaving the log, a map change on request).
     paused: usize,
-    /// Number of flushes that are planned next as if they ran here.
+    /// Number of further flushes that are planned as if they ran in this process.
     plans_for_here: u32,
 }
 
-/// Number of flushes that are planned for this process after one ran here that was too large.
+/// Number of flushes that are planned for this process after a flush that was planned for an
+/// executor ran here.
 const PLANS_FOR_HERE: u32 = 8;
 
 impl JobState {
@@ -353,7 +355,7 @@ impl JobState {
         id
     }
 
-    /// Enters a job among the running ones; its number.
+    /// Adds a job to the running ones, and returns its number.
     pub(crate) fn start(&mut self, kind: RunningKind) -> u64 {
         let id = self.new_job_id();
         self.running.push(RunningJob { id, slot: JobSlot::Own, kind });
@@ -419,7 +421,7 @@ impl JobState {
         !self.spaces.is_empty()
     }
 
-    /// Whether the oldest snapshot is another one than at the last call. It is not, as long as no
+    /// Whether the oldest snapshot is another one than at the last call. Returns `false` while no
     /// family has had value files.
     pub(crate) fn has_new_oldest_snapshot(&mut self, oldest: Option<SeqNo>) -> bool {
         let before = std::mem::replace(&mut self.oldest_snapshot, oldest);
@@ -488,8 +490,8 @@ impl JobState {
             .collect()
     }
 
-    /// The targets of running ingestions, as compactions without inputs: nothing that is picked may
-    /// write the same keys of the same level, or pass them on its way down.
+    /// The targets of running ingestions, as compactions without inputs. No picked job may write
+    /// the same keys of the same level, or move records of these keys past that level.
     pub(crate) fn ingestions(&self) -> Vec<Running> {
         let kinds = self.running.iter().map(|job| &job.kind);
         let claims = kinds.filter_map(|kind| match kind {
@@ -504,7 +506,8 @@ impl JobState {
         [self.compactions(), self.ingestions()].concat()
     }
 
-    /// A family's running flushes, and what failed ones have written and not installed.
+    /// A family's running flushes, and the flushes of its written shards that no edit has
+    /// installed.
     pub(crate) fn running_flushes(&self, of: CfId) -> Vec<RunningFlush> {
         let running = self.running.iter().filter_map(|job| match &job.kind {
             RunningKind::Flush { cf, flush } if *cf == of => Some(flush),
@@ -546,11 +549,13 @@ impl JobState {
         current.map_or_else(Vec::new, |wanted| wanted.change.kind.cuts().to_vec())
     }
 
-    /// Keys that cut a memtable which is made over the version: those of a wanted split, and those
-    /// that make shards of a size that is worth to be freed.
+    /// Keys that cut a new memtable of the version's family, in addition to the boundaries of the
+    /// bucket map. They are the keys of a wanted split, and keys that make shards of a useful size
+    /// for freeing memory.
     pub(crate) fn memtable_cuts(&self, version: &Version) -> Vec<Vec<u8>> {
         let mut cuts = self.planned_cuts(version);
-        // The first map is cut by the keys of a memtable with one shard.
+        // The keys of a memtable with one shard determine the first map, so that memtable is not
+        // cut.
         if version.map().epoch().0 > 0
             && let Some(tracker) = self.flushes.get(&version.cf())
         {
@@ -631,7 +636,7 @@ impl JobState {
         self.retry_at_ns = now_ns + self.retry_pause().unwrap_or_default().as_nanos() as u64;
     }
 
-    /// Lets background work leave the log at `at_ns` at the earliest.
+    /// Puts off until `at_ns` that background work leaves the log.
     pub(crate) fn put_off_leaving_log(&mut self, at_ns: u64) {
         self.leave_log_at_ns = at_ns;
     }
@@ -641,7 +646,8 @@ impl JobState {
         self.leave_log_at_ns <= now_ns
     }
 
-    /// A flush that was planned for an executor ran here: the next ones are planned for here.
+    /// Plans the next flushes for this process, because a flush that was planned for an executor
+    /// ran here.
     pub(crate) fn plan_for_here(&mut self) {
         self.plans_for_here = PLANS_FOR_HERE;
     }
@@ -686,7 +692,7 @@ pub(crate) struct Jobs {
 /// Speed of the reads that keep the block cache of a database warm, in bytes a second.
 const WARM_BYTES_PER_S: u64 = 32 << 20;
 
-/// A caller that waits until no background work is due, until this is dropped.
+/// Counts a caller that waits until no background work is due. The drop ends the count.
 pub(crate) struct IdleWaiter<'a>(&'a Jobs);
 
 impl Drop for IdleWaiter<'_> {
@@ -752,7 +758,7 @@ impl Jobs {
         self.waiters.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether the executor takes one more job of a kind beside those of the workers.
+    /// Whether the executor takes one more job of a kind in addition to those of the workers.
     pub(crate) fn has_extra_room(&self, state: &JobState, kind: JobKind) -> bool {
         !self.executor.runs_here()
             && state.extra().count() < EXTRA_JOBS_MAX

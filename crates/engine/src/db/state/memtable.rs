@@ -1,27 +1,28 @@
-//! The database's memtable: one shard (`crate::memtable::Shard`) for each bucket of the map that it
-//! was born with, and more where splits are being prepared ([`crate::db::background::rebalance`]).
+//! The database's memtable. It has one shard (`crate::memtable::Shard`) for each bucket of the map
+//! that it was made with, and more where a split is prepared
+//! ([`crate::db::background::rebalance`]).
 //!
 //! Active memtables belong to the commit lock, because the holder of that lock decides which
 //! writers may insert. Immutable memtables belong to their family's flush tracker.
 //!
 //! Invariants:
-//! 1. Its map never changes. A shard holds only keys of its bucket of that map.
+//! 1. The map of a memtable never changes. A shard holds only keys of its bucket of that map.
 //! 2. A writer that was granted a memtable under the commit lock is counted in `writers` until it
 //!    has inserted everything. A sealed memtable is flushed only when that count is zero.
-//! 3. Its sequence numbers are contiguous among those of its family: everything of the family up to
-//!    `last_seq` (set at the seal) lies in it or in an older one.
-//! 4. `oldest_log` is set, under the commit lock, before the first record of a log segment that it
-//!    depends on is inserted: it pins that segment.
+//! 3. Its sequence numbers are contiguous among those of its family. Every record of the family up
+//!    to `last_seq` (set at the seal) lies in it, in an older memtable or in a table.
+//! 4. `oldest_log` pins a log segment. It is set under the commit lock, before the first record of
+//!    that segment is inserted.
 //! 5. After the memtable is readied, its shards belong to [`Immutable`] alone, and the flush
 //!    tracker keeps only a [`SealedInfo`]. So the memory of a shard is free when no super version
 //!    and no job has the shard any more.
-//! 6. A sealed shard is here or away ([`ShardHome`]). Its home changes under the jobs lock, from
-//!    here to away when a node has it, and back when it was rebuilt.
+//! 6. A sealed shard is here or away ([`ShardHome`]). Its home changes under the jobs lock: from
+//!    here to away when a node has the shard, and back when the shard was rebuilt.
 //!
 //! Thread-safety: many threads may insert and read at the same time.
 //! Failure: none; the records were checked before.
-//! Cost: a write adds one shared counter up and down. A binary search over the boundaries finds the
-//! shard.
+//! Cost: a write increments and decrements one shared counter. A binary search over the boundaries
+//! finds the shard.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -37,28 +38,29 @@ use crate::tombstone::{RangeTombstone, TombstoneSet};
 /// Bytes that a record costs beyond its key and value (header, index slot), for sizing.
 pub(crate) const RECORD_OVERHEAD_BYTES: u64 = 48;
 
-/// Bytes that a range delete costs in each shard beyond its keys: itself and its share of
-/// two levels of the shard's tombstone set.
+/// Bytes that a range delete costs in each shard beyond its keys: the record, and its part of two
+/// levels of the shard's tombstone set.
 const RANGE_DELETE_BYTES: u64 = 160;
-/// Range deletes of one shard at which the memtable is sealed: what a reader may have to put into
-/// the shard's tombstone set in one step stays within some milliseconds.
+/// Number of range deletes of one shard at which the memtable is sealed. A reader may have to add
+/// all of them to the shard's tombstone set in one step. The limit keeps that step within some
+/// milliseconds.
 const RANGE_DELETES_MAX: usize = 32 << 10;
 
-/// Records for each look-up that memtables answered, and for each scan, up to which they count as
-/// read.
+/// A memtable counts as read if memtables answered at least one look-up, or began one scan, per
+/// this many of its records.
 const READ_SHARE: u64 = 16;
 
 const NO_LOG: u64 = u64::MAX;
 
-/// A memtable: one shard for each bucket of the map that it was born with.
+/// A memtable: one shard for each bucket of the map that it was made with.
 pub(crate) struct Memtable {
     /// Unique within the open database; larger is younger.
     pub(crate) id: u64,
     pub(crate) map: Arc<BucketMap>,
     pub(crate) shards: Box<[Arc<Shard>]>,
-    /// Size at which it is sealed.
+    /// Size, in bytes, at which the memtable is sealed.
     limit_bytes: u64,
-    /// Time at which it was made, by the database's clock.
+    /// Time at which it was made, in nanoseconds of the database's clock.
     born_ns: u64,
     writers: AtomicU64,
     /// Bytes granted so far; changed only under the commit lock.
@@ -67,7 +69,7 @@ pub(crate) struct Memtable {
     range_delete_bytes: AtomicU64,
     /// Whether a shard has [`RANGE_DELETES_MAX`] range deletes.
     is_crowded: AtomicBool,
-    /// The map's boundaries as range deletes share them; made with the first one.
+    /// The map's boundaries as shared keys for range deletes; made by the first range delete.
     bounds: OnceLock<Box<[Arc<[u8]>]>>,
     oldest_log: AtomicU64,
     /// Log segment that was open at the seal.
@@ -75,7 +77,7 @@ pub(crate) struct Memtable {
     /// Whether it has records that no log has.
     unlogged: AtomicBool,
     last_seq: AtomicU64,
-    /// Whether people read in memory as it filled; set when it is sealed.
+    /// Whether users read in memory while it filled; set when it is sealed.
     was_read: AtomicBool,
 }
 
@@ -84,9 +86,9 @@ pub(crate) struct Memtable {
 pub(crate) struct Birth {
     /// Unique within the open database; larger is younger.
     pub(crate) id: u64,
-    /// Size at which it is sealed.
+    /// Size, in bytes, at which the memtable is sealed.
     pub(crate) limit_bytes: u64,
-    /// Time of its making, by the database's clock.
+    /// Time at which it was made, in nanoseconds of the database's clock.
     pub(crate) born_ns: u64,
 }
 
@@ -113,9 +115,9 @@ impl Memtable {
         })
     }
 
-    /// Notes how many look-ups memtables answered, and how many scans began, since the one before
-    /// it was sealed: as many as a sixteenth of its records, and people will look for them in the
-    /// tables.
+    /// Notes how many look-ups memtables answered, and how many scans began, while this memtable
+    /// was active. If these `reads` are at least a sixteenth of its records, it counts as read:
+    /// users will probably look for its records in the tables as well.
     pub(crate) fn note_reads(&self, reads: u64) {
         self.was_read.store(reads * READ_SHARE >= self.entries(), Ordering::Relaxed);
     }
@@ -124,7 +126,7 @@ impl Memtable {
         self.was_read.load(Ordering::Relaxed)
     }
 
-    /// Counts a writer in (commit lock held) that will insert `bytes` logged in `log`.
+    /// Counts a writer that will insert `bytes`, logged in the segment `log` (commit lock held).
     pub(crate) fn grant(&self, bytes: u64, log: Option<FileNo>) {
         self.writers.fetch_add(1, Ordering::Relaxed);
         let charged = self.charged_bytes.load(Ordering::Relaxed);
@@ -138,14 +140,15 @@ impl Memtable {
         }
     }
 
-    /// Whether `bytes` more fit; an empty memtable takes anything, a crowded one nothing.
+    /// Whether `bytes` more fit. An empty memtable takes any number, and a crowded one takes
+    /// nothing.
     #[inline]
     pub(crate) fn has_room(&self, bytes: u64) -> bool {
         let charged = self.charged_bytes();
         charged == 0 || (charged + bytes <= self.limit_bytes && !self.is_crowded())
     }
 
-    /// Whether it has so many range deletes that it is to be sealed whatever comes next.
+    /// Whether it has so many range deletes that the next write to it must seal it.
     pub(crate) fn is_crowded(&self) -> bool {
         self.is_crowded.load(Ordering::Relaxed)
     }
@@ -155,7 +158,7 @@ impl Memtable {
         self.charged_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Counts a writer out.
+    /// Ends the count of a writer, which has inserted everything.
     pub(crate) fn release(&self) {
         let before = self.writers.fetch_sub(1, Ordering::Release);
         debug_assert!(before > 0, "a writer left twice");
@@ -171,12 +174,12 @@ impl Memtable {
         self.charged_bytes.load(Ordering::Relaxed) + self.range_delete_bytes.load(Ordering::Relaxed)
     }
 
-    /// Time at which it was made, by the database's clock.
+    /// Time at which it was made, in nanoseconds of the database's clock.
     pub(crate) fn born_ns(&self) -> u64 {
         self.born_ns
     }
 
-    /// Size at which it is sealed.
+    /// Size, in bytes, at which the memtable is sealed.
     pub(crate) fn limit_bytes(&self) -> u64 {
         self.limit_bytes
     }
@@ -263,7 +266,7 @@ impl Memtable {
     }
 }
 
-/// Counts a granted writer out when dropped, also on an early return.
+/// The count of a granted writer in its memtable. The drop ends it, also on an early return.
 pub(crate) struct Granted(pub(crate) Arc<Memtable>);
 
 impl Drop for Granted {
@@ -294,7 +297,7 @@ impl ShardInfo {
     }
 }
 
-/// What stays known of a sealed memtable while its shards leave memory one after another.
+/// Figures of a sealed memtable that stay while its shards leave memory one after another.
 pub(crate) struct SealedInfo {
     pub(crate) id: u64,
     pub(crate) map: Arc<BucketMap>,
@@ -313,7 +316,7 @@ pub(crate) struct SealedInfo {
 }
 
 impl SealedInfo {
-    /// What is known of a memtable that is sealed under the commit lock.
+    /// Figures of a memtable that is sealed under the commit lock.
     pub(crate) fn of(memtable: &Memtable) -> Arc<Self> {
         Arc::new(Self {
             id: memtable.id,
@@ -327,8 +330,8 @@ impl SealedInfo {
         })
     }
 
-    /// What is known of a memtable of which an earlier open has sent some shards, with the figures
-    /// of all of its shards.
+    /// Figures of a memtable of which an earlier open has sent some shards. `shards` has those of
+    /// each shard.
     pub(crate) fn inherited(memtable: &Memtable, shards: Box<[ShardInfo]>) -> Arc<Self> {
         let oldest_log = shards.iter().filter_map(|shard| shard.oldest_log).min();
         Arc::new(Self {
@@ -411,7 +414,7 @@ impl ShardHome {
         }
     }
 
-    /// Bytes of its records in memory that a flush of the shard gives back.
+    /// Bytes of memory that a flush of the shard frees.
     pub(crate) fn memory_bytes(&self) -> u64 {
         match self {
             Self::Here(shard) => shard.memory_bytes(),
@@ -445,7 +448,8 @@ impl ShardHome {
 #[derive(Clone)]
 pub(crate) struct Immutable {
     pub(crate) map: Arc<BucketMap>,
-    /// `None` once tables that readers use hold the shard's records (or it was empty).
+    /// Place of each shard. It is `None` once tables that readers use hold the shard's records, or
+    /// if the shard was empty.
     pub(crate) homes: Vec<Option<ShardHome>>,
 }
 
@@ -465,7 +469,7 @@ impl Immutable {
         self.homes.iter().flatten()
     }
 
-    /// Whether a shard of it has not left memory. Copies that a flush has fetched do not count.
+    /// Whether any shard is in memory. Copies of away shards do not count.
     pub(crate) fn is_here(&self) -> bool {
         self.homes().any(|home| home.here().is_some())
     }

@@ -52,7 +52,7 @@ impl Observers {
         }
     }
 
-    /// Counts a failed job by its cause and sends an event.
+    /// Counts a failed job by its cause and sends an event to all listeners.
     pub(crate) fn tell_failure(&self, job: &str, error: &Error) {
         self.stats.add(Ticker::BackgroundErrors, 1);
         if error.cause::<ExtensionPanic>().is_some() {

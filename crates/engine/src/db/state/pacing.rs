@@ -3,7 +3,7 @@
 //! The database owns one [`Pacing`]. Writers and jobs report what they did; the stall decision
 //! (`crate::stall`) and the choice of compactions read the figures.
 //!
-//! Invariants: the figures are estimates. No decision about correctness depends on one.
+//! Invariants: the figures are estimates. Correctness depends on none of them.
 //!
 //! Thread-safety: any thread may call any method; all fields are atomic or lock themselves.
 //! Failure: none.
@@ -19,7 +19,7 @@ use archipelago_env::foreground::Foreground;
 
 use crate::stall::{DRAIN_WINDOW, DelayController, INGEST_WINDOW, RateMeter, job_speed};
 
-/// When memtables were sealed, for the decisions that depend on the load.
+/// Times of the last seals, for decisions that depend on the load.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LastSeal {
     /// Time since the last seal, in nanoseconds; `None` before the first one.
@@ -46,7 +46,7 @@ pub(crate) struct Pacing {
     last_seal_ns: AtomicU64,
     /// Time between the last two seals, in nanoseconds; 0 before the second one.
     seal_interval_ns: AtomicU64,
-    /// Number of look-ups that memtables had answered, and of seeks, at the last seal.
+    /// Number of look-ups that memtables answered, plus number of seeks, until the last seal.
     reads_at_seal: AtomicU64,
     /// Tracks user reads, so that compactions can yield to them.
     foreground: Arc<Foreground>,
@@ -89,7 +89,7 @@ impl Pacing {
         self.flush_speed.load(Ordering::Relaxed)
     }
 
-    /// Learns the speed of flushes from one that wrote `bytes` while `flushes` of them ran.
+    /// Learns the speed of flushes from a flush that wrote `bytes` while `flushes` flushes ran.
     pub(crate) fn measure_flush(&self, bytes: u64, flushes: usize, duration: Duration) {
         let before = self.flush_speed.load(Ordering::Relaxed);
         self.flush_speed.store(job_speed(before, bytes, flushes, duration), Ordering::Relaxed);
@@ -100,7 +100,7 @@ impl Pacing {
         self.send_speed.load(Ordering::Relaxed)
     }
 
-    /// Learns the speed of sends from one of `bytes` while `sends` of them ran.
+    /// Learns the speed of sends from a send of `bytes` while `sends` sends ran.
     pub(crate) fn measure_send(&self, bytes: u64, sends: usize, duration: Duration) {
         let before = self.send_speed.load(Ordering::Relaxed);
         self.send_speed.store(job_speed(before, bytes, sends, duration), Ordering::Relaxed);
@@ -112,15 +112,16 @@ impl Pacing {
         self.compaction_speed.load(Ordering::Relaxed)
     }
 
-    /// Learns the speed of compactions of L0 from one that took `bytes` out of it while `at_once`
-    /// of them ran.
+    /// Learns the speed of compactions of L0 from a compaction that took `bytes` out of it while
+    /// `at_once` such compactions ran.
     pub(crate) fn measure_compaction(&self, bytes: u64, at_once: usize, duration: Duration) {
         let before = self.compaction_speed.load(Ordering::Relaxed);
         let speed = job_speed(before, bytes, at_once, duration);
         self.compaction_speed.store(speed, Ordering::Relaxed);
     }
 
-    /// Number of reads since the last seal, when `reads` were counted in all.
+    /// Number of reads since the last call, if `reads` were counted in all. Each seal calls it
+    /// once.
     pub(crate) fn reads_since_seal(&self, reads: u64) -> u64 {
         reads.saturating_sub(self.reads_at_seal.swap(reads, Ordering::Relaxed))
     }

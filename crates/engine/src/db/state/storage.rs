@@ -63,8 +63,8 @@ pub(crate) struct Storage {
     database_id: [u8; 16],
 }
 
-/// Pause after a background edit that could not renew the lot, in nanoseconds: one minute. Each
-/// attempt on a full disk leaves an empty manifest until an edit succeeds.
+/// Pause after a background edit that could not renew the lot, in nanoseconds: one minute. On a
+/// full disk each attempt leaves an empty manifest file, which stays until an edit succeeds.
 const RENEW_PAUSE_NS: u64 = 60_000_000_000;
 
 impl Storage {
@@ -129,8 +129,8 @@ impl Storage {
         &self.file_numbers
     }
 
-    /// Reserves `count` file numbers in a row for files that another process may create. Writes an
-    /// edit if the lot has fewer.
+    /// Reserves `count` consecutive file numbers for files that another process may create. Writes
+    /// an edit if the lot has fewer numbers.
     pub(crate) fn reserve_numbers<Held: Before<ManifestLock>>(
         &self,
         count: u64,
@@ -178,8 +178,8 @@ impl Storage {
         self.database_id
     }
 
-    /// Removes the outputs of a job that was not installed. They stay if the next open might find
-    /// the edit that names them.
+    /// Removes the outputs of a job that was not installed. If the manifest is unsettled, the
+    /// outputs stay, because the next open might find the edit that names them.
     pub(crate) fn discard<Held: Before<ManifestLock>>(
         &self,
         output: &JobOutput,
@@ -198,7 +198,7 @@ impl Storage {
         }
     }
 
-    /// Gives the directory to the next open.
+    /// Releases the lock of the directory, so that the next open can take it.
     pub(crate) fn release_lock(&self) {
         *self.lock.lock() = None;
     }

@@ -1,19 +1,20 @@
 //! Tables that no edit will ever install, by their numbers.
 //!
 //! [`Storage`](crate::db::state::storage::Storage) owns one [`Strays`]. A job that another process
-//! runs may write its files long after the owner has given the job up, also for an owner that has
-//! died. [`crate::db::background::sweep`] removes such files.
+//! runs may write its files long after the owner has given the job up, or after the owner has died.
+//! [`crate::db::background::sweep`] removes such files.
 //!
-//! A number is that of a stray in two cases, and in no other:
+//! A table is a stray in exactly two cases:
 //!
-//! - A job of this open got the number and ended without an install.
-//! - It lies below the first lot of this open, and the version that the open recovered does not
-//!   name it.
+//! - A job of this open got its number and ended without an install.
+//! - Its number lies below the first lot of this open, and the version that the open recovered does
+//!   not name it.
 //!
 //! Invariants:
 //! 1. No edit of this open names the number of a stray, because a number serves one attempt of one
 //!    job.
-//! 2. A file that an old version or an iterator holds has been named, so it is in neither set.
+//! 2. A file that an old version or an iterator holds was named by an edit or by the recovered
+//!    version, so it is no stray.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: if too many jobs have failed, the oldest numbers are forgotten. The next open removes
@@ -32,10 +33,10 @@ use crate::job::spec::FileNumbers;
 const SWEEP_INTERVAL_NS: u64 = 600_000_000_000;
 /// Time from the end of a failed job to the next sweep, in nanoseconds: one minute.
 const SWEEP_DELAY_NS: u64 = 60_000_000_000;
-/// Rows of numbers of failed jobs that are kept. Rows that touch are one.
+/// Largest number of rows of numbers of failed jobs that are kept. Rows that touch count as one.
 const ROWS_MAX: usize = 4096;
 
-/// Rows of numbers.
+/// Rows of consecutive file numbers: the first number of each row, and the number after its last.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NumberRows(BTreeMap<u64, u64>);
 
@@ -46,7 +47,8 @@ impl NumberRows {
         if start == end {
             return;
         }
-        // Rows before the new one that touch it, and rows that begin within it.
+        // Finds the last row that begins at or before the end of the new row, if it touches the new
+        // row.
         let touching = |rows: &BTreeMap<u64, u64>, start: u64, end: u64| {
             let last = rows.range(..=end).next_back().map(|(&first, &past)| (first, past));
             last.filter(|&(_, past)| past >= start)
@@ -75,7 +77,8 @@ pub(crate) struct Strays {
     recovered: Box<[u64]>,
     /// Numbers of jobs of this open that ended without an install.
     ended: Mutex<NumberRows>,
-    /// Time of the next sweep, in nanoseconds of the clock; [`u64::MAX`] before the first question.
+    /// Time of the next sweep, in nanoseconds of the clock; [`u64::MAX`] before the first call of
+    /// [`Strays::begin_sweep`].
     due_ns: AtomicU64,
 }
 
@@ -95,8 +98,8 @@ impl Strays {
         self.due_ns.fetch_min(now_ns.saturating_add(SWEEP_DELAY_NS), Ordering::Relaxed);
     }
 
-    /// Numbers of jobs that have ended without an install so far. A caller that then finds the
-    /// manifest settled knows that no edit names them.
+    /// Numbers of jobs that have ended without an install so far. If the manifest is settled after
+    /// this call, no edit names these numbers.
     pub(crate) fn ended(&self) -> NumberRows {
         self.ended.lock().clone()
     }
@@ -110,10 +113,12 @@ impl Strays {
         ended.contains(no.0)
     }
 
-    /// Whether a sweep is due at `now_ns`. The caller that hears yes makes it.
+    /// Whether a sweep is due at `now_ns`. A caller that gets `true` makes the sweep, and no other
+    /// caller gets `true` for it.
     pub(crate) fn begin_sweep(&self, now_ns: u64) -> bool {
         let due_ns = self.due_ns.load(Ordering::Relaxed);
-        // The open itself has removed what was there, so the first question begins an interval.
+        // The open itself has removed the strays that it found, so the first call begins an
+        // interval.
         let is_first = due_ns == u64::MAX;
         if now_ns < due_ns && !is_first {
             return false;

@@ -5,13 +5,13 @@
 //! costs its start, the pages of its stack and those of its allocator.
 //!
 //! Invariants:
-//! 1. A task that was accepted is run, also while the threads close.
-//! 2. A task never waits for another one to end: it gets an idle thread or a new one.
+//! 1. An accepted task runs, even if the group closes meanwhile.
+//! 2. A task never waits for the end of another task.
 //! 3. After [`ThreadGroup::close`] no thread is left.
 //!
 //! Thread-safety: any thread may call any method.
-//! Failure: a task that panics ends its thread alone. If the system refuses a thread, the task is
-//! dropped and the caller gets the error.
+//! Failure: a task that panics ends only its own thread. If the system refuses a thread, the task
+//! is dropped and the caller gets the error.
 //! Cost: a lock and a wake-up for each task.
 
 use std::collections::VecDeque;
@@ -31,7 +31,7 @@ pub(crate) type Task = Box<dyn FnOnce() + Send>;
 /// The threads of a group.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ThreadKind {
-    /// Name of each thread, of which `top` shows at most 15 bytes.
+    /// Name of each thread. Linux shows at most 15 bytes of it.
     pub(crate) name: &'static str,
     /// Whether the threads run at a lower priority.
     pub(crate) yields: bool,
@@ -53,7 +53,7 @@ struct GroupShared {
 
 #[derive(Default)]
 struct State {
-    /// Each has an idle thread that was called for it.
+    /// Tasks that wait for a thread to wake up. For each of them an idle thread was notified.
     waiting: VecDeque<Task>,
     idle: usize,
     alive: usize,
@@ -72,14 +72,14 @@ impl ThreadGroup {
         Self(Arc::new(GroupShared { kind, state, called, gone }))
     }
 
-    /// Runs `task` on another thread, immediately. `Err` if the system refuses a thread or this is
-    /// closed; the task is dropped then.
+    /// Runs `task` on another thread, immediately. If the system refuses a thread or the group is
+    /// closed, the call fails and drops the task.
     pub(crate) fn run(&self, task: Task) -> Result<()> {
         self.run_within(usize::MAX, task).map(drop)
     }
 
-    /// Runs `task` on another thread, unless that would be one more than `threads_max`. Returns
-    /// whether it runs.
+    /// Runs `task` on another thread, unless all `threads_max` threads are busy. Returns whether it
+    /// runs. Errors are those of [`ThreadGroup::run`].
     pub(crate) fn run_within(&self, threads_max: usize, task: Task) -> Result<bool> {
         let shared = &self.0;
         let mut state = shared.state.lock();
@@ -100,7 +100,7 @@ impl ThreadGroup {
         SystemSpawn.spawn(shared.kind.name, Box::new(move || life.live(task))).map(|_| true)
     }
 
-    /// Waits until all threads have ended; tasks are refused from here on.
+    /// Refuses further tasks, and waits until all threads have ended.
     pub(crate) fn close(&self) {
         let mut state = self.0.state.lock();
         state.closed = true;
@@ -111,7 +111,7 @@ impl ThreadGroup {
     }
 }
 
-/// A thread that counts as alive: until this is dropped, however it ends.
+/// Count of a live thread. The drop ends it, also if a task panics.
 struct Life(Arc<GroupShared>);
 
 impl Life {
@@ -135,7 +135,7 @@ impl Drop for Life {
 }
 
 impl GroupShared {
-    /// The next task, or `None` if none came for a while.
+    /// The next task. `None` if no task arrives within [`IDLE`], or if the group is closed.
     fn next(&self) -> Option<Task> {
         let mut state = self.state.lock();
         state.idle += 1;
@@ -178,7 +178,7 @@ mod tests {
                 };
                 threads.run(Box::new(wait)).unwrap();
             }
-            // Ends only if all three run at the same time.
+            // The wait ends only if all three tasks run at the same time.
             meet.wait();
             // The next round finds them idle.
             let all_idle = || threads.0.state.lock().idle == 3;

@@ -5,41 +5,41 @@
 //!
 //! 1. *Submit*, under the commit lock: room in the memtables, sequence numbers, log append.
 //! 2. *Insert*, without a lock: many writers at the same time. If the log is in a network, the
-//!    writer first waits until its record survives `kill -9`. If that log is buffered, it does not
-//!    wait: it waits after the publication, and only while too many bytes are under way.
+//!    writer first waits until its record survives `kill -9`. If that log is buffered, the writer
+//!    waits after the publication instead, and only while too many bytes are under way.
 //! 3. *Publish*: the visible sequence number moves over the write, in order
 //!    (`db::read::publication`).
 //! 4. *Sync*, if the options ask for it: one leader syncs for all writers that wait.
 //!
 //! Group commit: a writer that finds the commit lock taken leaves a ticket and waits for the lock.
 //! The writer that gets the lock appends all tickets with one append call. A lone writer takes the
-//! lock, appends from its own buffer and copies nothing. No thread waits for a writer that sleeps:
-//! the holder of the lock that granted its write inserts it as well, after it has released the
-//! lock.
+//! lock, appends from its own buffer and copies nothing. No thread waits for a writer that sleeps.
+//! If the holder of the lock grants the write of a sleeping writer, it also inserts that write,
+//! after it has released the lock.
 //!
 //! Invariants:
-//! 1. Sequence numbers are given out under the lock and only after the append of their record
-//!    succeeded. If a log in a network then loses the record, publication passes over its numbers,
-//!    so that it cannot wait for ever.
-//! 2. The visible number only grows, and passes a write only when it and all before it are
-//!    inserted.
+//! 1. Sequence numbers are given out under the lock, and only after the append of their record
+//!    succeeded. If a log in a network then loses the record, publication passes over its numbers.
+//!    Otherwise later writes would wait for ever.
+//! 2. The visible number only grows. It passes a write only when that write and all earlier ones
+//!    are inserted.
 //! 3. A record is in the log, or in its buffer, before any reader can see it.
 //! 4. A writer with a grant takes no lock before the write is published, because holders of the
 //!    commit lock may wait for the publication (ingestion does).
-//! 5. A ticket is inserted once: by its owner, or by the thread that changed it from asleep to
-//!    claimed.
-//! 6. If a record is lost, nothing of its write is inserted, and the caller gets the error only
+//! 5. The write of a ticket is inserted once: by its owner, or by the thread that changed the
+//!    ticket from asleep to claimed.
+//! 6. If the log loses a record, nothing of its write is inserted. The caller gets the error only
 //!    when the header of the next segment survives `kill -9`. The header says where the
-//!    acknowledged records end, so no recovery applies the write. A thread passes over all numbers
-//!    that it has to pass over before it takes the commit lock for that. A buffered record is never
-//!    lost for that reason: it is appended again to the next segment.
-//! 7. While a transaction is being checked, every write is noted in [`CommitState::recent`] in the
-//!    step that gives it its sequence numbers.
+//!    acknowledged records end, so no recovery applies the write. A thread takes the commit lock to
+//!    begin that segment only after it has passed over the numbers of all its lost writes. A
+//!    buffered record is not lost in this way: it is appended again to the next segment.
+//! 7. While a transaction is checked, every write is noted in [`CommitState::recent`] in the step
+//!    that gives it its sequence numbers.
 //!
-//! Thread-safety: any thread may call any method; every field says what guards it.
+//! Thread-safety: any thread may call any method.
 //! Failure: every writer of a group gets the error of its append, and nothing of the group is
-//! inserted. A sync that fails makes the database read only (`db::state::health`): published writes
-//! stay readable, but no caller was told that they are durable.
+//! inserted. A sync that fails makes the database read only (`db::state::health`). Published writes
+//! stay readable, but their callers get the error, because the writes may not be durable.
 //! Cost: a lone writer pays one uncontended lock and one copy into the log, and allocates nothing.
 
 use std::sync::Arc;
@@ -62,11 +62,11 @@ use crate::lock_order::{CommitLock, NoLock, Order, OrderedGuard, OrderedMutex};
 use crate::sabotage::{Defect, has};
 use crate::wal::{BatchView, Entry, LogSyncer, LogWriter, Unacknowledged};
 
-/// Tries for the commit lock before a writer leaves a ticket.
+/// Number of attempts to take the commit lock before a writer leaves a ticket.
 const SPINS_BEFORE_TICKET: usize = 30;
-/// Spins before a waiter parks on the commit lock.
+/// Number of spins before a waiting writer sleeps on the commit lock.
 const SPINS_MAX: usize = 40;
-/// Time that a waiter waits for the commit lock before it checks its ticket again.
+/// Longest sleep of a writer on the commit lock before it checks its ticket again.
 const TICKET_LOOK: Duration = Duration::from_micros(100);
 
 /// State that the commit lock guards.
@@ -83,7 +83,7 @@ pub(crate) struct CommitState {
     pub(crate) credit_bytes: u64,
     /// Bytes that writes that free space may write before the disk is measured again.
     pub(crate) freeing_credit_bytes: u64,
-    /// Whether a write that frees space was admitted since writes were refused for want of room.
+    /// Whether a write that frees space arrived since the last seal that was made for want of room.
     pub(crate) has_freed: bool,
 }
 
@@ -120,13 +120,13 @@ pub(crate) struct Submission<'a> {
 }
 
 impl Submission<'_> {
-    /// Bytes that the write takes in memory, which is no less than what it takes in the log.
+    /// Bytes that the write takes in memory. The write takes no more bytes than that in the log.
     fn bytes(&self) -> u64 {
         self.shares.iter().map(|share| share.bytes).sum()
     }
 }
 
-/// Leave to insert: the write's place in the order and the memtables that take it.
+/// Permission to insert: the write's place in the order, and the memtables that take it.
 pub(crate) struct Grant {
     pub(crate) first_seq: SeqNo,
     pub(crate) last_seq: SeqNo,
@@ -160,30 +160,31 @@ impl Grant {
 /// Outcome of a write.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// It is visible; its last sequence number.
+    /// The write is visible. The number is its last sequence number.
     Done(SeqNo),
     /// The memtable of this family is full and cannot be sealed yet: wait, then commit again.
     MustWait(CfId),
-    /// The disk has no room for it.
+    /// The disk has no room for the write.
     DiskFull,
-    /// Memory must be flushed first: the reserve of a small disk would not carry the write as well.
+    /// Memory must be flushed first. The reserve of a small disk is too small to flush this write
+    /// as well.
     MustFlush,
 }
 
 /// Outcome of a submission.
 enum Answer {
     Granted(Grant),
-    /// Another thread inserted it; its last sequence number.
+    /// Another thread inserted the write. The number is its last sequence number.
     Inserted(SeqNo),
     Held(Held),
 }
 
-/// Why a write is not granted now.
+/// Reason for which a write is not granted now.
 #[derive(Clone, Copy)]
 enum Held {
     /// The memtable of this family is full and cannot be sealed yet.
     Memtable(CfId),
-    /// The disk has no room for it.
+    /// The disk has no room for the write.
     Disk,
     /// Memory must be flushed first.
     Flush,
@@ -201,11 +202,12 @@ struct Ticket {
     state: AtomicU8,
 }
 
-/// State of a ticket whose owner checks it often.
+/// State of a ticket whose owner is awake and checks it often.
 const AWAKE: u8 = 0;
 /// State of a ticket whose owner sleeps until it gets the commit lock.
 const ASLEEP: u8 = 1;
-/// State of a ticket whose owner slept when it was granted: the holder of the lock inserts it.
+/// State of a ticket whose owner slept when the write was granted. The holder of the lock inserts
+/// the write.
 const CLAIMED: u8 = 2;
 /// State of a ticket that has its answer.
 const DONE: u8 = 3;
@@ -222,9 +224,9 @@ type Claimed = Vec<ClaimedWrite>;
 /// Granted writes whose records the log lost.
 #[derive(Default)]
 struct LostWrites {
-    /// The newest segment that lost some, and its error.
+    /// The newest segment that lost records, and its error.
     segment: Option<(FileNo, Error)>,
-    /// Tickets of other writers among them.
+    /// Tickets of other writers whose writes were lost.
     tickets: Vec<Arc<Ticket>>,
 }
 
@@ -245,7 +247,8 @@ impl Ticket {
         self.state.store(DONE, Ordering::Release);
     }
 
-    /// Moves from one state to the next; whether it was in that one.
+    /// Changes the state from `from` to `to`. Returns `false`, and changes nothing, if it is not
+    /// `from`.
     fn turn(&self, from: u8, to: u8) -> bool {
         self.state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
@@ -269,16 +272,17 @@ pub(crate) type CommitGuard<'a> = OrderedGuard<'a, CommitState, CommitLock>;
 pub(crate) struct Committer {
     state: CachePadded<OrderedMutex<CommitState, CommitLock>>,
     waiting: CachePadded<Mutex<Vec<Arc<Ticket>>>>,
-    /// At least as many as wait; counted up before a ticket is left, whose owner then looks for
-    /// the lock.
+    /// Number of tickets, or more. A writer increments it before it leaves its ticket, and then
+    /// tries to take the lock. So no ticket is overlooked.
     tickets: CachePadded<AtomicU64>,
     /// The last sequence number given out; stored under the commit lock.
     appended: CachePadded<AtomicU64>,
     /// Syncs the open log and its predecessors; set with the log.
     syncer: Mutex<Option<LogSyncer>>,
-    /// Through which sequence number the log is known durable.
+    /// Group sync that knows through which sequence number the log is durable.
     durable: GroupSync,
-    /// Through which one the device has it, where writes are written through.
+    /// Group sync that knows through which sequence number the device has the log. Only writes with
+    /// `log_write_through` use it.
     through: GroupSync,
 }
 
@@ -315,7 +319,8 @@ impl Committer {
         self.state.lock(Order::none()).log = Some(log);
     }
 
-    /// Sets what syncs the log (commit lock held by a caller that sets the log itself).
+    /// Sets the handle that syncs the log. The caller holds the commit lock and sets the log
+    /// itself.
     pub(crate) fn set_syncer(&self, syncer: LogSyncer) {
         *self.syncer.lock() = Some(syncer);
     }
@@ -334,7 +339,7 @@ impl Committer {
         self.state.try_lock_for(patience, order)
     }
 
-    /// Sets where the order starts, after recovery.
+    /// Sets the last sequence number and the visible number, after recovery or with a new picture.
     pub(crate) fn start_at(&self, view: &ReadView, last_seq: SeqNo) {
         self.state.lock(Order::none()).last_seq = last_seq;
         self.appended.store(last_seq.0, Ordering::Release);
@@ -354,8 +359,8 @@ impl Committer {
         self.finish(db, write, answer, claimed)
     }
 
-    /// [`Committer::commit`] if `may_commit`, which is called once, under the commit lock, says so;
-    /// `None` if it does not.
+    /// Commits a write as [`Committer::commit`] does, if `may_commit` returns `true`; `None` if it
+    /// does not. `may_commit` is called once, under the commit lock.
     pub(crate) fn commit_if(
         &self,
         db: &DbInner,
@@ -374,7 +379,8 @@ impl Committer {
         }
     }
 
-    /// Inserts a write that was granted, and those of others that it was left with, in their order.
+    /// Inserts a write that was granted, and the claimed writes of sleeping writers, in their
+    /// order.
     fn finish(
         &self,
         db: &DbInner,
@@ -387,7 +393,8 @@ impl Committer {
         let mut is_own_lost = false;
         let outcome = match answer {
             Ok(Answer::Granted(grant)) => {
-                // In their order: what is complete may have to wait for what is not.
+                // In their order, because a complete write may have to wait until earlier ones are
+                // complete.
                 let is_earlier = |other: &ClaimedWrite| other.grant.first_seq < grant.first_seq;
                 while let Some(earlier) = claimed.next_if(is_earlier) {
                     lost.carry_out_claimed(db, earlier);
@@ -417,7 +424,8 @@ impl Committer {
         }
     }
 
-    /// The lock, if it is or soon gets free: its holder copies one record, most often.
+    /// Takes the commit lock if it is free or becomes free soon. Usually its holder copies only one
+    /// record.
     #[inline]
     fn try_lock_briefly(&self) -> Option<CommitGuard<'_>> {
         for _ in 0..SPINS_BEFORE_TICKET {
@@ -429,7 +437,8 @@ impl Committer {
         None
     }
 
-    /// The answer, and what is to be inserted for others.
+    /// Submits a write by a ticket. Returns the answer, and the writes to insert for sleeping
+    /// writers.
     fn submit_as_ticket(&self, db: &DbInner, write: &Submission<'_>) -> (Result<Answer>, Claimed) {
         let ticket = Arc::new(Ticket {
             payload: write.payload.to_vec(),
@@ -450,8 +459,8 @@ impl Committer {
                 std::hint::spin_loop();
                 self.state.try_lock(Order::none())
             } else if ticket.turn(AWAKE, ASLEEP) || ticket.is(CLAIMED) {
-                // Not a plain lock: its holder may wait for the very write that the holder
-                // before it granted (`wait_all_visible`).
+                // A lock without a time limit could hang: its holder may wait for this very write,
+                // which an earlier holder granted (`wait_all_visible`).
                 let state = self.state.try_lock_for(TICKET_LOOK, Order::none());
                 ticket.turn(ASLEEP, AWAKE);
                 state
@@ -466,8 +475,8 @@ impl Committer {
         }
     }
 
-    /// Appends what others left while the lock was taken, and gives the lock back; what is to be
-    /// inserted for writers that sleep.
+    /// Appends the writes of all tickets, and releases the lock. Returns the granted writes of
+    /// sleeping writers, which the caller inserts.
     fn serve_tickets(&self, mut state: CommitGuard<'_>, db: &DbInner) -> Claimed {
         let mut claimed = Claimed::new();
         while self.tickets.load(Ordering::Acquire) > 0 {
@@ -486,8 +495,8 @@ impl Committer {
         claimed
     }
 
-    /// Waits until everything given out so far is visible (the caller holds the commit lock, so
-    /// nothing new is given out).
+    /// Waits until all writes with a sequence number are visible. The caller holds the commit lock,
+    /// so no new numbers are given out.
     pub(crate) fn wait_all_visible(&self, view: &ReadView, state: &CommitState) {
         let backoff = Backoff::new();
         while view.visible() < state.last_seq {
@@ -495,14 +504,14 @@ impl Committer {
         }
     }
 
-    /// Makes the log durable at least through `seq`; one caller syncs for all that wait. Returns
+    /// Makes the log durable at least through `seq`. One caller syncs for all that wait. Returns
     /// whether this caller had to sync.
     pub(crate) fn sync_through(&self, seq: SeqNo) -> Result<bool> {
         self.reach(&self.durable, seq, |syncer| syncer.sync().map(drop))
     }
 
-    /// Writes the log to its device at least through `seq`; one caller for all that wait. Returns
-    /// whether this caller had to.
+    /// Writes the log to its device at least through `seq`. One caller writes for all that wait.
+    /// Returns whether this caller had to write.
     pub(crate) fn write_through(&self, seq: SeqNo) -> Result<bool> {
         self.reach(&self.through, seq, LogSyncer::write_through)
     }
@@ -514,7 +523,8 @@ impl Committer {
         act: impl FnOnce(&LogSyncer) -> Result<()>,
     ) -> Result<bool> {
         leading.reach(seq, || {
-            // Everything given out was appended before, so what is done now covers it.
+            // Every number that was given out belongs to a record that was appended before. So
+            // `act` covers it.
             let target = SeqNo(self.appended.load(Ordering::Acquire)).max(seq);
             if let Some(syncer) = self.syncer() {
                 act(&syncer)?;
@@ -541,7 +551,7 @@ impl LostWrites {
         }
     }
 
-    /// The same for a log that acknowledges later.
+    /// Carries out a granted write whose log acknowledges `record` later.
     fn carry_out_later(
         &mut self,
         db: &DbInner,
@@ -575,7 +585,8 @@ impl LostWrites {
         })
     }
 
-    /// The same for the write of a writer that sleeps.
+    /// Carries out the write of a sleeping writer, and gives the writer the answer. After a loss
+    /// the answer waits for [`LostWrites::settle`].
     fn carry_out_claimed(&mut self, db: &DbInner, claimed: ClaimedWrite) {
         let ClaimedWrite { grant, ticket } = claimed;
         match self.carry_out(db, grant, &ticket.payload) {
@@ -584,8 +595,8 @@ impl LostWrites {
         }
     }
 
-    /// Leaves the segment that lost records, and then gives the error to the writers that sleep.
-    /// Returns it; `None` if nothing was lost.
+    /// Leaves the segment that lost records, and then gives the error to the sleeping writers of
+    /// lost writes. Returns the error; `None` if nothing was lost.
     #[inline]
     fn settle(self, db: &DbInner) -> Option<Error> {
         let (segment, error) = self.segment?;
@@ -595,14 +606,15 @@ impl LostWrites {
     }
 }
 
-/// Carries out the writes of writers that sleep, in their order.
+/// Carries out the writes of sleeping writers, in their order.
 fn carry_out_claimed(db: &DbInner, claimed: Claimed) {
     let mut lost = LostWrites::default();
     claimed.into_iter().for_each(|write| lost.carry_out_claimed(db, write));
     lost.settle(db);
 }
 
-/// Inserts and publishes a write, and only then waits for its record ([`Defect`]).
+/// Faulty variant for a test ([`Defect`]): inserts and publishes a write, and only then waits for
+/// its record.
 fn insert_early(db: &DbInner, mut grant: Grant, payload: &[u8]) -> SeqNo {
     let record = grant.unacknowledged.take();
     insert_granted(&grant, payload);
@@ -613,10 +625,11 @@ fn insert_early(db: &DbInner, mut grant: Grant, payload: &[u8]) -> SeqNo {
     last_seq
 }
 
-/// Makes an inserted write visible once all before it are; its last sequence number.
+/// Marks a write as complete, so that it becomes visible after all earlier ones. Returns its last
+/// sequence number.
 fn complete(view: &ReadView, grant: Grant) -> SeqNo {
     let (first, last) = (grant.first_seq, grant.last_seq);
-    // A full memtable is flushed when no writer has a grant any more.
+    // A sealed memtable is flushed only when no writer has a grant for it any more.
     drop(grant);
     view.publication().complete(first.0, last.0);
     last
@@ -645,7 +658,7 @@ fn prepare(
             return Ok(Some(Held::Memtable(share.cf)));
         }
     }
-    // Afterwards, because a new memtable has to be flushed to tables of its own.
+    // The disk is checked last, because a new memtable needs room for tables of its own.
     Ok(match admit(state, db, write) {
         Admission::Admitted => None,
         Admission::Waits => Some(Held::Flush),
@@ -653,7 +666,7 @@ fn prepare(
     })
 }
 
-/// Whether the disk takes the write: within the credit, or by a measurement.
+/// Whether the disk takes the write. A measurement decides if the credit does not cover the write.
 #[inline]
 fn admit(state: &mut CommitGuard<'_>, db: &DbInner, write: &Submission<'_>) -> Admission {
     let bytes = write.bytes();
@@ -708,7 +721,7 @@ fn grant_one(state: &mut CommitGuard<'_>, db: &DbInner, write: &Submission<'_>) 
     Ok(Answer::Granted(take_grant(state, write)))
 }
 
-/// Gives the grant to the ticket's owner, or to the serving thread if the owner sleeps.
+/// Gives the grant to the ticket's owner, or adds the write to `claimed` if the owner sleeps.
 fn hand_over(ticket: &Arc<Ticket>, grant: Grant, claimed: &mut Claimed) {
     if ticket.turn(ASLEEP, CLAIMED) {
         claimed.push(ClaimedWrite { grant, ticket: Arc::clone(ticket) });

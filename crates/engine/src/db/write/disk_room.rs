@@ -2,12 +2,12 @@
 //!
 //! The database owns one [`Disk`]. The commit path measures the free bytes whenever the writes have
 //! used up the *credit* of the last measurement. Background workers measure between their jobs. The
-//! state leads to actions: sealing memtables early, giving up log segments that are kept for reuse,
-//! giving up the reserve or writing it anew.
+//! state leads to actions: memtables are sealed early, log segments that were kept for reuse are
+//! removed, and the reserve is given up or written again.
 //!
 //! Invariants:
-//! 1. The reserve is given up only for a write that frees space, a flush, a compaction that frees
-//!    space, recovery, or an append that met a full disk.
+//! 1. The reserve is given up only for a write or a compaction that frees space, a flush, recovery,
+//!    or an append or sync that met a full disk. It is also given up if the settings want none.
 //! 2. A write is admitted only under the commit lock, so that no two writes use one credit.
 //! 3. The reserve is written only where its bytes are free in addition to the flush room.
 //!
@@ -79,27 +79,28 @@ pub(crate) struct Disk {
     reserve_at_ns: AtomicU64,
     state: AtomicU8,
     free_bytes: AtomicU64,
-    /// Bytes that writers were given since the free room of a pool was measured.
+    /// Bytes of credit that writers got since the free room was measured.
     given_bytes: AtomicU64,
-    /// Bytes that the database has or could have.
+    /// Size of the disk for the database: bytes of its files, plus free bytes.
     disk_bytes: AtomicU64,
     compaction_bytes: AtomicU64,
-    /// Length of the manifest when background work looked last.
+    /// Length of the manifest at the last measurement by background work.
     manifest_bytes: AtomicU64,
     /// Bytes of the log that its file did not hold at the last measurement for a write.
     unwritten_bytes: AtomicU64,
     /// Estimated outputs of running compactions.
     running_bytes: AtomicU64,
-    /// Room that the smallest compaction lacks of those that are due; 0 if one fits.
+    /// Bytes of room that the smallest of the due compactions lacks; 0 if one of them fits.
     lacking_bytes: AtomicU64,
-    /// Estimates of compactions that were too short since the last one that held.
+    /// Number of compactions in a row whose estimated output was too small, since the last one that
+    /// ended well.
     misjudged: AtomicU8,
     /// Whether the largest compaction exceeds the compaction room, so that flushes are cut.
     needs_cuts: AtomicBool,
     /// Number of attempts to find room that writers still have before they are refused.
     patience: AtomicU8,
     tended_at_ns: AtomicU64,
-    /// Bytes in active memtables when background work looked last.
+    /// Bytes in active memtables at the last measurement by background work.
     active_bytes: AtomicU64,
 }
 
@@ -144,8 +145,8 @@ impl Disk {
         }
     }
 
-    /// Notes a measurement before which writers were given `given_bytes`. What they get meanwhile
-    /// may not be measured, so it still counts.
+    /// Notes a measurement of free bytes. Writers had got `given_bytes` of credit before it began.
+    /// The measurement may not include credit that they got meanwhile, so that credit still counts.
     fn note_free(&self, free_bytes: u64, given_bytes: u64) {
         self.free_bytes.store(free_bytes, Ordering::Relaxed);
         let left = |given: u64| Some(given.saturating_sub(given_bytes));
@@ -157,7 +158,7 @@ impl Disk {
         SpaceState::from_u8(self.state.load(Ordering::Relaxed))
     }
 
-    /// Size at which tables are closed, where the settings say `target_bytes`.
+    /// Size, in bytes, at which tables are closed, if the settings say `target_bytes`.
     pub(crate) fn table_bytes(&self, target_bytes: u64) -> u64 {
         table_bytes(target_bytes, self.disk_bytes.load(Ordering::Relaxed))
     }
@@ -172,7 +173,8 @@ pub struct DiskReport {
     pub free_bytes: Option<u64>,
     /// Bytes of the reserve.
     pub reserve_bytes: u64,
-    /// Bytes that have to be free before a compaction that is due can run; 0 if one can.
+    /// Bytes that must become free before the smallest due compaction can run; 0 if one can run
+    /// now.
     pub lacking_bytes: u64,
 }
 
@@ -194,8 +196,8 @@ fn measure_free(storage: &Storage, disk: &Disk) -> u64 {
     free
 }
 
-/// Measures the free room of a pool for the writers, which take the last measurement and do not
-/// wait for one. If the pool does not answer, the last measurement stays.
+/// Measures the free room of a pool for the writers. They use the last measurement and do not wait
+/// for a new one. If the pool does not answer, the last measurement stays.
 pub(crate) fn refresh_free_room(db: &DbInner) {
     let given = db.disk.given_bytes.load(Ordering::Relaxed);
     match db.storage.fs().free_bytes(db.storage.dir()) {
@@ -204,8 +206,9 @@ pub(crate) fn refresh_free_room(db: &DbInner) {
     }
 }
 
-/// Free bytes for a writer that holds the commit lock. A pool is not asked: the last measurement
-/// counts, without what writers were given since then, and the next one begins.
+/// Free bytes for a writer that holds the commit lock. For a pool, the writer does not wait for an
+/// answer. It uses the last measurement minus the credit since then, and requests the next
+/// measurement.
 fn free_for_write(db: &DbInner) -> u64 {
     if !db.logs.ahead().is_kept() {
         return measure_free(&db.storage, &db.disk);
@@ -217,12 +220,13 @@ fn free_for_write(db: &DbInner) -> u64 {
     }
 }
 
-/// Length of the tables that a flush of all memory makes, at most.
+/// Largest length of the tables that a flush of all memory makes.
 pub(crate) fn flush_bytes(disk: &Disk, view: &ReadView) -> u64 {
     flush_bytes_with(disk, view, &[])
 }
 
-/// The same with the bytes of a write in the active memtables.
+/// Largest length of the tables that a flush of all memory makes, with the bytes of a write added
+/// to the active memtables.
 fn flush_bytes_with(disk: &Disk, view: &ReadView, write: &[Share]) -> u64 {
     let (mut memory, mut tables) = (0u64, 0u64);
     for family in view.live_families() {
@@ -301,7 +305,7 @@ pub(crate) fn admit_by_measure(
         make_room(db, commit, &input);
         input = measure(db, free_for_write(db));
     }
-    // As if the write were in the log and in memory already.
+    // The state as if the write were in the log and in memory already.
     let after = SpaceInput {
         free_bytes: input.free_bytes.saturating_sub(bytes),
         flush_bytes: flush_bytes_with(&db.disk, &db.view, write.shares),
@@ -323,7 +327,7 @@ pub(crate) fn admit_by_measure(
         if !is_flushing(&db.jobs, commit.order()) {
             seal_for_room(db, commit);
         }
-        // Also what rests at memory nodes has to be flushed first.
+        // Shards at memory nodes have to be flushed first as well.
         db.jobs.lock(commit.order()).make_all_due();
         return Admission::Waits;
     }
@@ -341,7 +345,7 @@ pub(crate) fn admit_by_measure(
     Admission::Admitted
 }
 
-/// Gives up what is kept for speed alone, and seals memtables whose flush frees log segments
+/// Removes log segments that are kept for reuse, and seals memtables whose flush frees log segments
 /// (commit lock held).
 fn make_room(db: &DbInner, commit: &mut CommitGuard<'_>, input: &SpaceInput) {
     remove_spare_logs(&db.storage, &db.observers, &db.logs);
@@ -376,13 +380,13 @@ fn seal_for_room(db: &DbInner, commit: &mut CommitGuard<'_>) {
     }
 }
 
-/// Counts a write that the disk has no room for; its error.
+/// Counts a write for which the disk has no room. Returns the error of the write.
 pub(crate) fn refuse_for_room(storage: &Storage, observers: &Observers, disk: &Disk) -> Error {
     observers.stats().add(Ticker::DiskFullRefusals, 1);
     disk_full(storage, disk)
 }
 
-/// The error of a write that the disk has no room for.
+/// The error of a write for which the disk has no room.
 #[cold]
 pub(crate) fn disk_full(storage: &Storage, disk: &Disk) -> Error {
     let free = disk.free_bytes.load(Ordering::Relaxed);
@@ -400,14 +404,15 @@ pub(crate) fn disk_full(storage: &Storage, disk: &Disk) -> Error {
     ))
 }
 
-/// Why background progress that a writer waits for cannot be made, if the disk is the reason.
+/// The error of a writer that waits for background progress which a full disk prevents; `None` if
+/// the disk is not the reason.
 pub(crate) fn full_disk_blocks(storage: &Storage, disk: &Disk) -> Option<Error> {
     let lacks_room = disk.lacking_bytes.load(Ordering::Relaxed) > 0;
     (lacks_room || disk.state() >= SpaceState::Low).then(|| disk_full(storage, disk))
 }
 
-/// Makes room for `bytes` of tables and for the files written with them, at the expense of the
-/// reserve if need be. Fails if there is not even room for the tables.
+/// Makes room for `bytes` of tables and for the files that are written with them. Gives up the
+/// reserve if necessary. Fails if there is not even room for the tables.
 pub(crate) fn ensure_room(db: &DbInner, bytes: u64, what: &str) -> Result<()> {
     let input = space_input(db, measure_free(&db.storage, &db.disk));
     let least = bytes.saturating_add(input.rest_bytes());
@@ -433,7 +438,7 @@ pub(crate) fn ensure_room(db: &DbInner, bytes: u64, what: &str) -> Result<()> {
     )))
 }
 
-/// Gives the reserve up; whether there was one and its room is free now.
+/// Gives up the reserve. Returns whether there was one and its room is free now.
 pub(crate) fn give_up_reserve(storage: &Storage, observers: &Observers, disk: &Disk) -> bool {
     let _changing = disk.changing.lock();
     let bytes = disk.reserve_bytes.load(Ordering::Relaxed);
@@ -517,7 +522,7 @@ pub(crate) fn look_at_disk(db: &DbInner) {
     }
 }
 
-/// Notes how large the disk is for the database, and what its largest compaction needs.
+/// Notes how large the disk is for the database, and how much room its largest compaction needs.
 fn measure_disk(db: &DbInner) {
     let families = db.view.live_families();
     let tables = families.iter().fold(0u64, |sum, family| {
@@ -546,7 +551,7 @@ fn measure_disk(db: &DbInner) {
     db.disk.needs_cuts.store(largest > room, Ordering::Relaxed);
 }
 
-/// Bytes that the largest compaction reads of those that take deletions down.
+/// Bytes of the largest compaction among those that move deletions down.
 fn largest_compaction_bytes(view: &ReadView, families: &[Arc<Family>]) -> u64 {
     let of_family = |family: &Arc<Family>| {
         let version = Arc::clone(&family.current.load().version);
@@ -593,7 +598,7 @@ fn keep_reserve(db: &DbInner, input: &SpaceInput, now_ns: u64) {
     }
 }
 
-/// Room for the outputs of one more compaction. One that frees space may use the reserve.
+/// Room for the outputs of one more compaction. A compaction that frees space may use the reserve.
 pub(crate) fn room_for_compaction(disk: &Disk, view: &ReadView, space_use: SpaceUse) -> Room {
     let misjudged = disk.misjudged.load(Ordering::Relaxed);
     let free = disk.free_bytes.load(Ordering::Relaxed);
@@ -624,12 +629,13 @@ pub(crate) fn note_estimate(disk: &Disk, failure: Option<&Error>) {
     }
 }
 
-/// Something may give room soon: writers look for it before they are refused.
+/// Notes that room may become free soon. Writers look for it [`PATIENCE`] times before they are
+/// refused.
 pub(crate) fn renew_patience(disk: &Disk) {
     disk.patience.store(PATIENCE, Ordering::Relaxed);
 }
 
-/// Whether a writer looks once more for room.
+/// Whether a writer may look once more for room. Each `true` uses up one attempt.
 pub(crate) fn use_patience(disk: &Disk) -> bool {
     let less = |left: u8| left.checked_sub(1);
     disk.patience.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
@@ -654,13 +660,13 @@ pub(crate) fn add_running(disk: &Disk, room_bytes: u64) {
     disk.running_bytes.fetch_add(room_bytes, Ordering::Relaxed);
 }
 
-/// Ends the count of a compaction that has ended, or was not run.
+/// Ends the count of a job that has ended, or was not run.
 pub(crate) fn return_room(disk: &Disk, room_bytes: u64) {
     disk.running_bytes.fetch_sub(room_bytes, Ordering::Relaxed);
 }
 
-/// Keys at which flushes cut their tables besides the bucket map on a small or nearly full disk:
-/// where tables of the base level begin, so that each part can go down alone.
+/// Keys at which flushes cut their tables in addition to the bucket map, on a small or nearly full
+/// disk. Tables of the base level begin at these keys, so that each part can be compacted alone.
 pub(crate) fn room_cuts(disk: &Disk, version: &Version) -> Vec<Vec<u8>> {
     let most = room_cuts_max(disk, version);
     if most == 0 {
@@ -671,7 +677,7 @@ pub(crate) fn room_cuts(disk: &Disk, version: &Version) -> Vec<Vec<u8>> {
     files.iter().skip(stride).step_by(stride).map(|file| file.smallest.clone()).collect()
 }
 
-/// Most cuts of one flush beside the bucket map.
+/// Largest number of cuts of one flush in addition to the bucket map.
 pub(crate) fn room_cuts_max(disk: &Disk, version: &Version) -> usize {
     let target = version.options().target_file_bytes;
     let is_small = disk.table_bytes(target) < target;

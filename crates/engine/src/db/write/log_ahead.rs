@@ -1,16 +1,17 @@
-//! Work of a log in a network that no writer waits for: what the commit point hands to the threads
+//! Work of a log in a network for which no writer waits. The commit point hands it to the threads
 //! that keep the log.
 //!
 //! The database owns one [`LogAhead`] as a part of its log segments. The commit point takes the
-//! next segment from it and hands old ones over. The threads of `db::background::log_keeper`
-//! prepare segments, close old ones, measure the free room, and send a buffer that is old.
+//! next segment from it and hands old segments over. The threads of `db::background::log_keeper`
+//! prepare segments, close old segments, measure the free room, and send a buffer whose records are
+//! old.
 //!
 //! Invariants:
-//! 1. Nothing here waits for the network. The locks are the last ones in the lock order.
+//! 1. No call here waits for the network. The lock is the last one in the lock order.
 //! 2. A prepared segment has a larger number than the open one, or it is discarded.
 //!
 //! Thread-safety: any thread may call any method.
-//! Failure: none; the threads report what fails.
+//! Failure: none; the threads report their failures.
 //! Cost: a local log costs nothing. In a network, an append to a buffered log costs one atomic
 //! swap.
 
@@ -22,7 +23,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::wal::{PreparedSegment, RetiredSegment};
 
-/// Time after which the records of a buffered log leave at the latest.
+/// Longest time that records stay in the buffer of a buffered log before they are sent.
 const BUFFER_AGE_MAX: Duration = Duration::from_millis(100);
 /// Pause after a segment that could not be prepared.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
@@ -32,7 +33,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(500);
 pub(crate) struct LogWork {
     /// Segments to close.
     pub(crate) retired: Vec<RetiredSegment>,
-    /// Segments to remove, which were not used.
+    /// Prepared segments that were not used, to remove.
     pub(crate) unused: Vec<PreparedSegment>,
     /// Whether the next segment should be prepared.
     pub(crate) wants_segment: bool,
@@ -47,14 +48,15 @@ pub(crate) struct LogWork {
 struct AheadState {
     work: LogWork,
     prepared: Option<PreparedSegment>,
-    /// No segment is prepared before this time, because the last attempt failed.
+    /// Time, in nanoseconds of the clock, before which no segment is prepared, because the last
+    /// attempt failed.
     retry_ns: u64,
     /// Whether a buffered log has records that may not have left.
     has_buffered: bool,
     is_closing: bool,
 }
 
-/// What the commit point and the threads that keep the log share.
+/// State that the commit point and the threads that keep the log share.
 #[derive(Debug, Default)]
 pub(crate) struct LogAhead {
     /// Whether a thread keeps the log.
@@ -73,7 +75,7 @@ impl LogAhead {
         self.state.lock()
     }
 
-    /// Whether a thread keeps the log, so that a rotation needs not wait.
+    /// Whether a thread keeps the log, so that a rotation does not have to wait.
     pub(crate) fn is_kept(&self) -> bool {
         self.is_kept.load(Ordering::Acquire)
     }
@@ -83,8 +85,8 @@ impl LogAhead {
         self.is_kept.store(true, Ordering::Release);
     }
 
-    /// Asks for the next segment at the time `now_ns`. Shortly after a failure nothing is asked,
-    /// because the pool is probably full and every write would ask.
+    /// Requests the next segment at the time `now_ns`. Shortly after a failure the call does
+    /// nothing, because the pool is probably full and every write would repeat the request.
     pub(crate) fn request_segment(&self, now_ns: u64) {
         let mut state = self.lock();
         if state.prepared.is_none() && now_ns >= state.retry_ns {
@@ -93,14 +95,14 @@ impl LogAhead {
         }
     }
 
-    /// Asks for a measurement of the free room.
+    /// Requests a measurement of the free room.
     pub(crate) fn request_room(&self) {
         self.lock().work.wants_room = true;
         self.has_work.notify_one();
     }
 
-    /// Takes the next segment if `can_use` its number. One that cannot be used any more is
-    /// discarded.
+    /// Takes the prepared segment if `can_use` returns `true` for its number. A prepared segment
+    /// that is not newer than the segment `open` is discarded.
     pub(crate) fn take_prepared(
         &self,
         open: FileNo,
@@ -122,7 +124,8 @@ impl LogAhead {
         self.lock().retry_ns = now_ns.saturating_add(RETRY_PAUSE.as_nanos() as u64);
     }
 
-    /// Puts a prepared segment where the commit point takes it.
+    /// Stores a prepared segment for the commit point. A segment that was stored before is
+    /// discarded.
     pub(crate) fn put_prepared(&self, segment: PreparedSegment) {
         let mut state = self.lock();
         let replaced = state.prepared.replace(segment);
@@ -135,7 +138,7 @@ impl LogAhead {
         self.has_work.notify_one();
     }
 
-    /// Waits for work. After the last work there is none: `None`.
+    /// Waits for work and takes it. Returns `None` after the last work of a closing database.
     pub(crate) fn next_work(&self) -> Option<LogWork> {
         let mut state = self.lock();
         loop {
@@ -181,13 +184,13 @@ impl LogAhead {
             // A close ends the wait early, and nothing else does.
             self.has_buffered.wait_while_for(&mut state, |state| !state.is_closing, BUFFER_AGE_MAX);
         }
-        // Records from here on begin a new wait. The swap sees those before, which are sent next.
+        // Records that are noted after the swap begin a new wait. Earlier records are sent next.
         self.is_dirty.swap(false, Ordering::AcqRel);
         state.has_buffered = false;
         !state.is_closing
     }
 
-    /// Ends the threads, after what they were given.
+    /// Ends the threads, after they have done the work that they were given.
     pub(crate) fn close(&self) {
         self.lock().is_closing = true;
         self.has_work.notify_all();

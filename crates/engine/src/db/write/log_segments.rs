@@ -2,28 +2,28 @@
 //!
 //! The database owns one [`LogSegments`]. A segment is *pinned* by every memtable that holds a
 //! record of it and is not installed. Segments that nothing pins are removed oldest first. A few of
-//! them are kept to be overwritten: recycling makes a sync cheaper and saves the file system work.
-//! None are kept on a file system that gains nothing from it
+//! them are kept to be overwritten, because recycling makes a sync cheaper and saves the file
+//! system work. None are kept on a file system that gains nothing from it
 //! ([`archipelago_env::FileSystem::recycles_logs`]).
 //!
-//! When all closed segments together exceed the bound ([`log_bytes_max`]), the oldest of them must
-//! go. Every family whose active memtable pins one of these is sealed, however little it holds and
-//! however long it was not written to, so that cold data cannot keep the log growing. Background
-//! workers apply the bound after every job and while they are idle.
+//! When all closed segments together exceed the bound ([`log_bytes_max`]), the oldest segments must
+//! be removed. The active memtable of every family that pins such a segment is sealed, even if it
+//! is small and has no recent writes. So cold data cannot keep the log growing. Background workers
+//! apply the bound after every job and while they are idle.
 //!
 //! A log in a network goes on in a segment that was prepared ([`LogAhead`]), so that no writer
 //! waits for the network under the commit lock. While none is prepared, the open segment grows
-//! beyond its size. Two cases wait: a segment that lost records, and one that has grown by
+//! beyond its size. A writer waits in two cases: the segment lost records, or it has grown by
 //! [`GROWTH_BYTES_MAX`].
 //!
 //! Invariants:
 //! 1. A segment is removed or overwritten only once the manifest says durably that it is not
 //!    needed.
-//! 2. While `must_leave` is set, no flush installs a part of memory, and nothing is picked.
+//! 2. While `must_leave` is set, no flush installs a part of memory, and no job is picked.
 //!
 //! Thread-safety: any thread may call any method. The log lock comes last in the lock order and is
 //! never held over I/O.
-//! Failure: a segment that cannot be closed is left: everything in memory goes to tables
+//! Failure: if a segment cannot be closed, everything in memory goes to tables
 //! ([`crate::db::background::leave_log`]).
 //! Cost: one short lock for each rotation, each install and each pick.
 
@@ -54,12 +54,12 @@ use crate::manifest::{LogMark, file_number};
 use crate::stats::Ticker;
 use crate::wal::{LogConfig, LogWriter, SegmentFile, SegmentRef};
 
-/// Unneeded segments that are kept for reuse.
+/// Largest number of unneeded segments that are kept for reuse.
 const SPARE_LOGS_MAX: usize = 2;
-/// Times by which the log may exceed the memory of all memtables, unless a bound is set.
+/// Factor by which the log may exceed the memory of all memtables, unless a bound is set.
 const LOG_OVER_MEMTABLES: u64 = 4;
-/// Bytes by which a segment in a network may exceed its size, at least, before a writer waits for
-/// the next one.
+/// Bytes by which a segment in a network may exceed its size before a writer waits for the next
+/// segment. A larger segment size counts instead.
 const GROWTH_BYTES_MAX: u64 = 64 << 20;
 /// Length that no segment exceeds by more than its last record, because records have offsets of 32
 /// bits.
@@ -83,7 +83,7 @@ pub(crate) type LogEnd = Option<SegmentRef>;
 struct LogState {
     /// Closed segments that are still needed, oldest first.
     closed: VecDeque<LogSegment>,
-    /// Segments whose space may be used again.
+    /// Paths of segments that are kept for reuse.
     spare: Vec<PathBuf>,
     /// Whether a closed segment is not whole, so that everything in memory must go to tables.
     must_leave: bool,
@@ -99,9 +99,9 @@ pub(crate) struct LogSegments {
     late: Mutex<Option<LogEnd>>,
     /// The newest segment whose durability was noted.
     durable: AtomicU64,
-    /// Segments that were prepared, and those that are closed later.
+    /// The prepared segment, and segments that are to be closed.
     ahead: LogAhead,
-    /// The log's buffer, counted while the database is open.
+    /// Memory charge of the log's buffer while the database is open.
     _buffer: Charge,
 }
 
@@ -121,13 +121,13 @@ impl LogSegments {
         self.state.lock()
     }
 
-    /// What the threads that keep a log in a network do.
+    /// Work for the threads that keep a log in a network.
     #[inline]
     pub(crate) fn ahead(&self) -> &LogAhead {
         &self.ahead
     }
 
-    /// Number of the open segment. Older segments may go once nothing pins them.
+    /// Number of the open segment. Older segments may be removed once nothing pins them.
     pub(crate) fn open_no(&self) -> FileNo {
         FileNo(self.open.load(Ordering::Acquire))
     }
@@ -137,12 +137,12 @@ impl LogSegments {
         self.open.store(no.0, Ordering::Release);
     }
 
-    /// Leaves the first segment to the first write.
+    /// Lets the first write begin the first segment, which follows `previous`.
     pub(crate) fn set_late(&self, previous: LogEnd) {
         *self.late.lock() = Some(previous);
     }
 
-    /// Notes that the segment `no` was synced; whether that is news.
+    /// Notes that the segment `no` was synced. Returns whether this was not known before.
     pub(crate) fn note_durable(&self, no: FileNo) -> bool {
         self.durable.fetch_max(no.0, Ordering::Relaxed) < no.0
     }
@@ -167,7 +167,7 @@ impl LogSegments {
         std::mem::take(&mut self.lock().spare)
     }
 
-    /// Whether everything in memory must go to tables, because a closed segment is not whole.
+    /// Whether everything in memory must go to tables, because the log is not whole.
     pub(crate) fn must_leave(&self) -> bool {
         self.lock().must_leave
     }
@@ -206,8 +206,8 @@ pub(crate) fn prepare_log(db: &DbInner, state: &mut CommitGuard<'_>) -> Result<(
     }
 }
 
-/// Looks after a log in a network that has the room of its segment used up, or half of it (commit
-/// lock held).
+/// Goes on in the prepared segment, or requests one, for a log in a network that has used half of
+/// its segment's room or more (commit lock held).
 #[cold]
 fn rotate_ahead(db: &DbInner, commit: &mut CommitGuard<'_>) -> Result<()> {
     let Some(log) = commit.log.as_mut() else { return Ok(()) };
@@ -226,7 +226,8 @@ fn rotate_ahead(db: &DbInner, commit: &mut CommitGuard<'_>) -> Result<()> {
     rotate_log(db, commit)
 }
 
-/// Goes on in the segment that was prepared, without waiting. Returns whether there was one.
+/// Goes on in the segment that was prepared, without waiting. Returns whether there was a usable
+/// segment.
 fn go_on_in_prepared(db: &DbInner, log: &mut LogWriter) -> Result<bool> {
     let open = log.position().no;
     let next = db.logs.ahead().take_prepared(open, |next| log.can_rotate_to(next));
@@ -242,8 +243,8 @@ fn go_on_in_prepared(db: &DbInner, log: &mut LogWriter) -> Result<bool> {
     Ok(true)
 }
 
-/// Ends the open segment early, so that a flush frees it. A log in a network does so only if it
-/// needs not wait (commit lock held).
+/// Ends the open segment early, so that a flush frees it (commit lock held). For a log in a network
+/// this happens only if the next segment is prepared, so that nothing waits.
 pub(crate) fn rotate_early(db: &DbInner, commit: &mut CommitGuard<'_>) -> Result<()> {
     match commit.log.as_mut() {
         Some(log) if db.logs.ahead().is_kept() && !log.is_broken() => {
@@ -306,8 +307,8 @@ pub(crate) fn rotate_log(db: &DbInner, commit: &mut CommitGuard<'_>) -> Result<(
     if let Some(error) = closed.unfinished {
         // Its records are in memory; once they are in tables the segment does not matter.
         db.logs.request_leave();
-        // A worker that has just looked is asleep before the wake-up, and does not clear what is
-        // noted next.
+        // A worker that has just found no log to leave sleeps before the wake-up. So it does not
+        // clear the failure that is noted next.
         drop(db.jobs.lock(commit.order()));
         db.observers.fail_soft(&db.jobs, "closing a log segment", &error);
     }
@@ -315,10 +316,10 @@ pub(crate) fn rotate_log(db: &DbInner, commit: &mut CommitGuard<'_>) -> Result<(
     Ok(())
 }
 
-/// Goes on in another segment after `segment` lost records that it took, so that the header of the
-/// next one says where the acknowledged records end. Returns the error of the lost writes, which
-/// were not applied and never will be. If no header can be written, that is unknown, and the
-/// database takes no more writes. The caller holds no lock.
+/// Goes on in another segment after `segment` lost records that it took. The header of the next
+/// segment says where the acknowledged records end. Returns the error of the lost writes, which
+/// were not applied and never will be. If no header can be written, the outcome of these writes is
+/// unknown, and the database takes no more writes. The caller holds no lock.
 #[cold]
 pub(crate) fn leave_lossy_segment(db: &DbInner, segment: FileNo, error: &Error) -> Error {
     let mut commit = db.writes.committer().lock(Order::none());
@@ -327,15 +328,16 @@ pub(crate) fn leave_lossy_segment(db: &DbInner, segment: FileNo, error: &Error) 
             log.fail(error);
             begin_segment_after_loss(db, &mut commit, error)
         }
-        // Another writer of the same group has left it.
+        // Another writer of the same group has left the segment.
         Some(_) => error.clone(),
         // The database was closed meanwhile.
         None => unknown_outcome(ErrorKind::Closed, error),
     }
 }
 
-/// The same after an append that failed at once, if the log is in a network, where a part of the
-/// records may have arrived (commit lock held). A local log is left by the next write.
+/// Goes on in another segment after an append that failed immediately, if the log is in a network
+/// (commit lock held). A part of the records may have arrived there. A local log is left by the
+/// next write.
 #[cold]
 pub(crate) fn leave_broken_segment(
     db: &DbInner,
@@ -361,15 +363,16 @@ fn begin_segment_after_loss(db: &DbInner, commit: &mut CommitGuard<'_>, error: &
 }
 
 fn unknown_outcome(kind: ErrorKind, error: &Error) -> Error {
-    // A writer that lost its ownership must know that.
+    // A process that lost its ownership of the database must learn that.
     let kind = if error.kind() == ErrorKind::Fenced { ErrorKind::Fenced } else { kind };
     let text = "the write was not acknowledged, and no new log segment could be begun: whether the \
                 write is applied will be known when the database is opened again";
     Error::with_source(kind, text, error.clone())
 }
 
-/// The oldest log segment that some unflushed record lies in once `leaving` is installed.
-/// Everything older may go then. `open` is the open segment.
+/// The oldest log segment that holds an unflushed record once the shards for which `leaves` is true
+/// are installed. Older segments are then not needed. It is the open segment if no memtable pins an
+/// older one.
 pub(crate) fn log_floor(
     logs: &LogSegments,
     view: &ReadView,
@@ -395,8 +398,8 @@ pub(crate) fn log_floor(
     floor
 }
 
-/// Removes (or keeps for reuse) the segments below `floor`, oldest first. The manifest must
-/// say durably that they are not needed.
+/// Removes the segments below `floor`, oldest first, or keeps them for reuse. The manifest must say
+/// durably that they are not needed.
 pub(crate) fn drop_logs_below(db: &DbInner, floor: FileNo) {
     if let Some(syncer) = db.writes.committer().syncer() {
         syncer.forget_before(floor);
@@ -418,8 +421,8 @@ pub(crate) fn drop_logs_below(db: &DbInner, floor: FileNo) {
     remove_logs(&db.storage, &db.observers, &remove);
 }
 
-/// Removes the segments below `floor` without keeping any for reuse: the device may have
-/// refused one of them.
+/// Removes the segments below `floor` and keeps none for reuse, because the device may have refused
+/// one of them.
 pub(crate) fn remove_logs_below(db: &DbInner, floor: FileNo) {
     if let Some(syncer) = db.writes.committer().syncer() {
         syncer.forget_before(floor);
@@ -442,8 +445,9 @@ pub(crate) fn remove_logs(storage: &Storage, observers: &Observers, paths: &[Pat
     }
 }
 
-/// Most bytes of closed log segments: `wal_bytes_max`, or four times the memory that memtables
-/// may take, here and at memory nodes. Here it is bounded by their settings and by the byte budget.
+/// Largest number of bytes of closed log segments: `wal_bytes_max`, or four times the memory that
+/// memtables may take here and at memory nodes. The settings of memtables and the byte budget bound
+/// their memory here.
 pub(crate) fn log_bytes_max(context: &Context, view: &ReadView) -> u64 {
     if context.options().wal_bytes_max > 0 {
         return context.options().wal_bytes_max;
@@ -458,7 +462,8 @@ pub(crate) fn log_bytes_max(context: &Context, view: &ReadView) -> u64 {
     memory.saturating_mul(LOG_OVER_MEMTABLES)
 }
 
-/// The youngest closed segment that must go for the log to keep its bound; `None` if it does.
+/// The youngest closed segment that must be removed so that the log keeps its bound; `None` if the
+/// log keeps it.
 pub(crate) fn excess_segment(
     context: &Context,
     logs: &LogSegments,
@@ -468,8 +473,8 @@ pub(crate) fn excess_segment(
     last_excess_segment(&logs.lock().closed, bound)
 }
 
-/// Seals the families that pin the segments that must go, if the log is over its bound. Called
-/// by background workers, without locks.
+/// If the log exceeds its bound, seals the memtables that pin segments which must be removed.
+/// Background workers call it, without locks.
 pub(crate) fn enforce_log_bound(db: &DbInner) {
     let Some(last) = excess_segment(&db.context, &db.logs, &db.view) else { return };
     let pins = |active: &Memtable| active.oldest_log().is_some_and(|no| no <= last);
@@ -482,13 +487,12 @@ pub(crate) fn enforce_log_bound(db: &DbInner) {
     if families.is_empty() {
         return;
     }
-    // Where the lock stays busy, a writer or an ingestion is at work: the next call tries
-    // again.
+    // If the lock stays busy, a writer or an ingestion holds it. The next call tries again.
     let Some(mut commit) = db.writes.committer().try_lock_for(LOCK_WAIT, Order::none()) else {
         return;
     };
     for family in families {
-        // A writer may have sealed it since.
+        // A writer may have sealed the memtable meanwhile.
         if commit.active_of(family.id).is_some_and(|active| pins(active)) && seal::may_seal(&family)
         {
             seal::seal_active(db, &mut commit, &family);
@@ -496,8 +500,8 @@ pub(crate) fn enforce_log_bound(db: &DbInner) {
     }
 }
 
-/// The youngest of the segments that must go, oldest first, for the closed `segments` to have at
-/// most `bytes_max` bytes; `None` if they have no more than that.
+/// Segments are removed oldest first until the closed `segments` have at most `bytes_max` bytes.
+/// Returns the youngest of the removed segments; `None` if no segment must be removed.
 fn last_excess_segment(segments: &VecDeque<LogSegment>, bytes_max: u64) -> Option<FileNo> {
     let mut left: u64 = segments.iter().map(|segment| segment.bytes).sum();
     let mut last = None;
@@ -536,7 +540,7 @@ pub(crate) fn create_log(
             Ok(log)
         }
         Err(error) => {
-            // Nothing claims that the segment exists, and the next attempt has another number.
+            // No mark says that the segment exists, and the next attempt has another number.
             let _unused = storage.fs().remove(&path);
             Err(error)
         }

@@ -1,16 +1,18 @@
 //! The write path: check, stall if need be, commit, insert, publish, sync.
 //!
 //! The database owns one [`WritePath`]. `Db::write` checks a batch and stalls its writer
-//! ([`stalling`]), and commits the batch ([`commit`]). It then leaves a log that is not whole
-//! ([`crate::db::background::leave_log`]) and syncs, if the options ask for that.
+//! ([`stalling`]), and commits the batch ([`commit`]). If the log is not whole, it then leaves that
+//! log ([`crate::db::background::leave_log`]). At last it syncs, if the options ask for that.
 //!
 //! Invariants:
 //! 1. A batch is checked in full before any of it is logged.
-//! 2. After an error of the check, the stall or the append nothing was written.
+//! 2. After an error of the check or the stall nothing was written. The same holds for an error of
+//!    the append, unless its kind is `ReadOnly`, `Closed` or `Fenced`.
 //!
 //! Thread-safety: any thread may write.
-//! Failure: an append that fails refuses its writes, and the next write tries a new segment. A log
-//! that cannot reach its device makes the database read only; on a full disk it is left for tables.
+//! Failure: if an append fails, its writes are refused, and the next write tries a new segment. A
+//! log that cannot reach its device makes the database read only. On a full disk the log is left
+//! instead: everything in memory goes to tables.
 //! Cost: a write of one record uses the batch and the share list of its thread and allocates
 //! nothing.
 
@@ -51,7 +53,7 @@ use crate::stats::{Ticker, Timer};
 use crate::version::Version;
 use crate::wal::WriteBatch;
 
-/// Number of segments that may lose records one after the other before a flush of the log fails.
+/// Number of segments in a row that may lose records before a flush of the log fails.
 const FLUSH_LOG_ATTEMPTS: u32 = 3;
 
 /// The writing side of an open database.
@@ -101,7 +103,7 @@ impl WritePath {
     ) -> Arc<Memtable> {
         let id = self.next_memtable_id.fetch_add(1, Ordering::Relaxed);
         let mut map = Arc::clone(version.map());
-        // Cuts that would make too many buckets are no reason not to write.
+        // If the cuts would make too many buckets, the memtable goes without them.
         if !cuts.is_empty()
             && let Ok(finer) = map.finer(cuts)
         {
@@ -112,8 +114,8 @@ impl WritePath {
         Memtable::new(birth, map, &self.slabs)
     }
 
-    /// A memtable with this map, younger than all that were made before. It takes what recovery
-    /// inserts, however much that is.
+    /// A memtable with this map, younger than all that were made before. It has no limit on its
+    /// size, because recovery fills it.
     pub(crate) fn inherited_memtable(&self, context: &Context, map: BucketMap) -> Arc<Memtable> {
         let id = self.next_memtable_id.fetch_add(1, Ordering::Relaxed);
         let birth = Birth { id, limit_bytes: u64::MAX, born_ns: context.clock().now_ns() };
@@ -128,7 +130,8 @@ struct Checked {
     space_use: SpaceUse,
 }
 
-/// Families of a write that need no allocation.
+/// Families of a write with their bytes. Each thread uses one list again, so a write does not
+/// allocate.
 type Shares = Vec<Share>;
 
 thread_local! {
@@ -136,8 +139,9 @@ thread_local! {
     static SHARES: RefCell<Shares> = const { RefCell::new(Vec::new()) };
 }
 
-/// Checks and stalls a write, and gives it to `commit` until that does not have to wait.
-/// Returns its last sequence number. Nothing was written if there is an error.
+/// Checks and stalls a write, and passes it to `commit` until the write does not have to wait.
+/// Returns the last sequence number of the write. After an error of the check or the stall nothing
+/// was written.
 #[inline]
 pub(crate) fn commit_batch(
     db: &DbInner,
@@ -203,7 +207,8 @@ fn check_batch(
     Ok(Checked { user_bytes, space_use })
 }
 
-/// Logs, inserts and publishes a write; its last sequence number.
+/// Passes a checked write to `commit` until the write does not have to wait. Returns its last
+/// sequence number.
 fn commit_checked(
     db: &DbInner,
     batch: &WriteBatch,
@@ -254,8 +259,8 @@ pub(crate) fn sync_log<Held: Before<JobsLock>>(
 }
 
 /// Makes everything that was written before the call survive `kill -9`, also if the log is
-/// buffered. A local log has it already. If a segment loses records, they are appended to the next
-/// one and sent again.
+/// buffered. For a local log there is nothing to do. If a segment loses records, they are appended
+/// to the next segment and sent again.
 pub(crate) fn flush_log(db: &DbInner) -> Result<()> {
     let mut sent = Ok(());
     for _ in 0..FLUSH_LOG_ATTEMPTS {
@@ -272,7 +277,8 @@ pub(crate) fn flush_log(db: &DbInner) -> Result<()> {
     sent
 }
 
-/// Notes the first sync of a log segment: from then on the segment may not be missing.
+/// Notes the first sync of a log segment. From then on recovery refuses to open if the segment is
+/// missing.
 fn mark_durable_log(storage: &Storage, logs: &LogSegments, writes: &WritePath) {
     let durable = writes.committer().syncer().and_then(|syncer| syncer.durable());
     let Some(durable) = durable else { return };
@@ -281,10 +287,11 @@ fn mark_durable_log(storage: &Storage, logs: &LogSegments, writes: &WritePath) {
     }
 }
 
-/// Notes that the log cannot reach its device. On a full disk, and after an error of a log in a
-/// network that may pass, the log is left for tables, and writes go on meanwhile: all visible
-/// records are in memory, and a log in a network never loses an acknowledged record unnoticed.
-/// After any other error what the device holds is unknown, and the database takes no more writes.
+/// Notes that the log cannot reach its device. On a full disk, and after a passing error of a log
+/// in a network, everything in memory goes to tables, and writes go on meanwhile. That is safe: all
+/// visible records are in memory, and a log in a network never loses an acknowledged record
+/// unnoticed. After any other error it is unknown what the device holds, and the database takes no
+/// more writes.
 fn fail_log<Held: Before<JobsLock>>(db: &DbInner, job: &str, error: &Error, order: Order<Held>) {
     let syncer = db.writes.committer().syncer();
     let is_in_network = syncer.is_some_and(|syncer| syncer.acknowledges_later());
@@ -295,8 +302,8 @@ fn fail_log<Held: Before<JobsLock>>(db: &DbInner, job: &str, error: &Error, orde
         return;
     }
     db.logs.request_leave();
-    // A worker that has just found nothing to leave clears the health under this lock. It must not
-    // clear what is noted below.
+    // A worker that has just found no log to leave clears the health under this lock. It must not
+    // clear the failure that is noted below.
     drop(db.jobs.lock(order));
     if error.is_no_space() {
         disk_room::give_up_reserve(&db.storage, &db.observers, &db.disk);
@@ -322,7 +329,7 @@ pub(crate) fn write_log_through<Held: Before<JobsLock>>(
 #[cold]
 pub(crate) fn note_append_error(storage: &Storage, observers: &Observers, error: &Error) -> Error {
     if matches!(error.kind(), ErrorKind::ReadOnly | ErrorKind::Closed | ErrorKind::Fenced) {
-        // It says itself what became of the write.
+        // The error itself says what happened to the write.
         return error.clone();
     }
     let error = error.context_at("the write was not logged and not applied");

@@ -26,7 +26,7 @@ use crate::stats::Ticker;
 use crate::version::Version;
 
 /// Whether the family has room for one more immutable memtable. Memtables whose shards are all at
-/// memory nodes take none.
+/// memory nodes do not count.
 pub(crate) fn may_seal(family: &Family) -> bool {
     immutables_here(&family.current.load()) + 1 < family.options.write_buffers_max
 }
@@ -42,7 +42,8 @@ pub(crate) fn seal_active(db: &DbInner, commit: &mut CommitGuard<'_>, family: &A
     if old.is_empty() {
         return;
     }
-    // The next write makes another memtable necessary, and tables of its own.
+    // The credits do not cover the tables of the next memtable, so the next write measures the
+    // disk.
     (commit.credit_bytes, commit.freeing_credit_bytes) = (0, 0);
     old.close_at(commit.last_seq);
     old.note_seal_log(db.logs.open_no());
@@ -74,9 +75,9 @@ pub(crate) fn seal_active(db: &DbInner, commit: &mut CommitGuard<'_>, family: &A
     db.jobs.wake();
 }
 
-/// Makes a dropped family empty; its last super version. Handles outlive the family and must
-/// not hold its files and memory, and writers that wait for its flushes or compactions must
-/// find nothing to wait for. (Readers that meet the empty family find that it was dropped.)
+/// Makes a dropped family empty, and returns its last super version. Handles outlive the family and
+/// must not hold its files and memory. Writers that wait for its flushes or compactions must find
+/// nothing to wait for. Readers that meet the empty family check whether it was dropped.
 pub(crate) fn empty_family(
     context: &Context,
     view: &ReadView,

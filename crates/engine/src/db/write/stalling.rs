@@ -1,15 +1,15 @@
 //! Back-pressure: carries out the pure decisions of `crate::stall`.
 //!
-//! After every seal and every install the decision is made again for the family and stored in its
-//! `throttle`. While memtables wait for their flush the family is *watched*: the decision is made
-//! again after every 64th of a memtable. A delayed writer pays for a lot of bytes in advance, and
-//! the writers after it take from that lot ([`crate::db::state::delay_credit`]).
+//! After every seal and every install, the decision for the family is made again and stored in its
+//! `throttle`. While memtables wait for their flush, the family is *watched*: the decision is also
+//! made again whenever a 64th of a memtable was written. A delayed writer pays for a lot of bytes
+//! in advance, and the writers after it take from that lot ([`crate::db::state::delay_credit`]).
 //!
 //! Invariants:
-//! 1. A writer that waits gets the error of background work that fails, instead of hanging.
+//! 1. If background work fails, a writer that waits for it gets the error instead of hanging.
 //! 2. A single delay is short: back-pressure consists of many small waits.
 //!
-//! Thread-safety: any thread may call any function. Writers wait without a lock.
+//! Thread-safety: any thread may call any function. No lock is held while a writer waits.
 //! Failure: a write that must not wait is refused with `Busy`.
 //! Cost: a write of a healthy family pays one relaxed load. A write of a watched or delayed family
 //! pays one relaxed exchange.
@@ -38,14 +38,16 @@ use crate::remote::WriteLoad;
 use crate::stall::{StallCause, StallDecision, StallInput, away_excess_bytes, stall};
 use crate::stats::{Ticker, Timer};
 
-/// Longest single wait before the picture is looked at again.
+/// Longest single wait before a writer checks the state again.
 const WAIT_MAX: Duration = Duration::from_millis(50);
-/// Longest delay of one write. Back-pressure is many small waits, never one long.
+/// Longest delay of one write. Back-pressure consists of many small waits.
 const DELAY_MAX: Duration = Duration::from_millis(20);
 
-/// A watched family is looked at again when this part of a memtable was written.
+/// Divisor of the memtable size. The decision for a watched family is made again after that many
+/// bytes.
 const WATCH_SHARE: u64 = 64;
-/// The speed of writers is measured once they have written this part of a memtable.
+/// Divisor of the memtable size. The speed of writers is measured once they have written that many
+/// bytes.
 const FILL_SHARE: u64 = 8;
 
 fn stall_decision(
@@ -103,7 +105,7 @@ fn stall_input(
     }
 }
 
-/// Tells the link to the memory nodes what the writers of a family do.
+/// Reports the load by the writers of a family to the link to the memory nodes.
 fn note_load(
     context: &Context,
     pacing: &Pacing,
@@ -122,8 +124,8 @@ fn note_load(
     link.note_load(family.id, WriteLoad { backlog_bytes, space_bytes, fill_bytes_per_s });
 }
 
-/// Speed at which writers fill memtables of this size, in bytes a second: that of the memtable
-/// before, or that of the present one if it is faster.
+/// Speed at which writers fill memtables of this size, in bytes a second. It is that of the last
+/// sealed memtable, or that of the active one if that is filled faster.
 fn fill_rate(buffer_bytes: u64, active_bytes: u64, last: LastSeal) -> u64 {
     let rate = |bytes: u64, ns: u64| {
         let rate = u128::from(bytes) * 1_000_000_000 / u128::from(ns.max(1));
@@ -163,7 +165,7 @@ pub(crate) fn recompute_stall(
     let decision = stall(&input);
     let (throttle, rate) = match decision {
         StallDecision::None => (FREE, u64::MAX),
-        // Faster than writers ever were: nothing to do yet.
+        // The rate is more than twice the peak rate of the writers, so no delay is needed yet.
         StallDecision::Delay { cause: StallCause::Memtables, bytes_per_s }
             if bytes_per_s / 2 > pacing.ingest().rate() && pacing.ingest().rate() > 0 =>
         {
@@ -176,7 +178,8 @@ pub(crate) fn recompute_stall(
     };
     note_load(context, pacing, family, &input, throttle);
     if throttle != FREE {
-        // Writers wait for compactions: now these let no reads go first.
+        // Writers wait, or may soon wait, for background work. So compactions let no reads go first
+        // now.
         pacing.foreground().mark_urgent();
     }
     family.delayed_rate.store(rate, Ordering::Relaxed);
@@ -190,7 +193,8 @@ pub(crate) fn recompute_stall(
         family.credit.set(0);
         let frees = |cause| matches!(cause, StallCause::Budget | StallCause::Space);
         if matches!(decision, StallDecision::Delay { cause, .. } if frees(cause)) {
-            // Idle workers look for memory or space to free now, not at their next turn.
+            // Idle workers look for memory or space to free now, and not only when they wake up by
+            // themselves.
             jobs.wake();
         }
     }
@@ -203,7 +207,8 @@ pub(crate) fn recompute_stall(
 #[inline]
 pub(crate) fn stall_writer(db: &DbInner, shares: &[Share], options: &WriteOptions) -> Result<()> {
     if options.space_use == SpaceUse::Frees && db.disk.state() != SpaceState::Roomy {
-        // The background work that it would wait for may need the room that it frees.
+        // The write would wait for background work, and that work may need the room that the write
+        // frees.
         return Ok(());
     }
     let families = db.view.families();
@@ -285,12 +290,12 @@ pub(crate) fn wait_for_memtable(db: &DbInner, cf: CfId, options: &WriteOptions) 
     result
 }
 
-/// One wait for background work that gives room on a full disk: a flush, or what follows writes
-/// that free space. Fails if there is nothing to wait for.
+/// Waits once for background work that frees room on a full disk. That is a flush, or for a write
+/// that frees space any running job. Fails if there is nothing to wait for.
 #[cold]
 pub(crate) fn wait_for_room(db: &DbInner, options: &WriteOptions) -> Result<()> {
     let frees = options.space_use == SpaceUse::Frees;
-    // The outputs of a compaction take room until its inputs go.
+    // The outputs of a compaction take room until its inputs are removed.
     let is_busy = disk_room::is_flushing(&db.jobs, Order::none())
         || frees && !db.jobs.lock(Order::none()).running().is_empty();
     let may_wait =
@@ -308,8 +313,8 @@ pub(crate) fn wait_for_room(db: &DbInner, options: &WriteOptions) -> Result<()> 
     Ok(())
 }
 
-/// One wait for a flush that makes memory fit the reserve of a small disk. Fails if background
-/// work fails.
+/// Waits once for a flush after which the reserve of a small disk suffices for memory. Fails if
+/// background work fails.
 #[cold]
 pub(crate) fn wait_for_flush(db: &DbInner, options: &WriteOptions) -> Result<()> {
     db.context.check_open()?;
@@ -331,7 +336,7 @@ pub(crate) fn wait_for_flush(db: &DbInner, options: &WriteOptions) -> Result<()>
     Ok(())
 }
 
-/// Waits for background progress for the sake of room on the disk.
+/// Waits once for background progress, and counts the time as a stall by the disk.
 fn wait_once(context: &Context, observers: &Observers, jobs: &Jobs) {
     jobs.wake();
     let started = context.clock().now_ns();
@@ -344,8 +349,8 @@ fn wait_once(context: &Context, observers: &Observers, jobs: &Jobs) {
     observers.stats().add(Ticker::StallDiskNs, waited);
 }
 
-/// One wait for background progress; fails if background work fails, so that a writer gets
-/// the reason instead of hanging.
+/// Waits once for background progress. Fails if background work fails, so that a writer gets the
+/// reason instead of hanging.
 fn wait_for_progress(db: &DbInner, family: &str) -> Result<()> {
     db.context.check_open()?;
     db.observers.health().check_writable()?;

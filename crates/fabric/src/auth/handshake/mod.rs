@@ -73,9 +73,9 @@ pub(crate) struct ClientGreeting<'a> {
 /// What the client does after a message of the node.
 #[derive(Debug)]
 pub(crate) enum ClientStep {
-    /// It sends this frame and waits for the next message.
+    /// The client sends this frame and waits for the next message.
     Send(Vec<u8>),
-    /// It has a link to this node.
+    /// The client has a link to this node.
     Welcomed(Welcome),
 }
 
@@ -116,7 +116,7 @@ impl<'a> ClientGreeting<'a> {
             (Kind::Welcome, secret) => {
                 let welcome = Welcome::decode(frame.body)?;
                 if let Some((secret, transcript)) = secret {
-                    // The proof of another greeting does not fit, so the check needs no state.
+                    // The proof of another greeting does not verify, so the check needs no state.
                     let proof = welcome.proof.ok_or(Reason::NodeWithoutSecret)?;
                     transcript.push_welcome(&welcome);
                     if !secret.verify(Prover::Node, &transcript.0, &proof) {
@@ -150,9 +150,9 @@ pub(crate) struct Admission {
 /// What the node does after a client's greeting.
 #[derive(Debug)]
 pub(crate) enum NodeStep {
-    /// It sends the frame, and waits for the client's proof.
+    /// The node sends the frame, and waits for the client's proof.
     Challenge(Box<NodeGreeting>, Vec<u8>),
-    /// It welcomes the client.
+    /// The node welcomes the client.
     Admit(Admission),
 }
 

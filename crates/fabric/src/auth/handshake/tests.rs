@@ -117,11 +117,11 @@ fn proof_of_an_earlier_greeting_is_refused() {
     let (node, first) = challenge(&secret, &hello);
     let proof = prove(&mut client, &first);
     let welcomed = welcome(node.check(&whole(&proof)).expect("sound"));
-    // The same bytes to the node again: the node's number is another one.
+    // The same bytes reach the node again. The node's random number is another one now.
     let (node, second) = challenge(&secret, &hello);
     assert_ne!(first, second);
     assert_eq!(refused(node.check(&whole(&proof))), Reason::WrongSecret);
-    // The node's old messages to another greeting of the client.
+    // Old messages of the node answer another greeting of the client.
     let (mut client, _) = begin(Some(&secret));
     prove(&mut client, &first);
     assert_eq!(refused(client.hear(&whole(&welcomed))), Reason::WrongSecret);
@@ -142,7 +142,7 @@ fn own_proof_sent_back_is_refused() {
 #[test]
 fn changed_bytes_of_a_greeting_are_refused() {
     let secret = secret(1, 2);
-    // Each byte of the greeting behind magic and version is covered by the client's proof.
+    // The client's proof covers each byte of the greeting after magic and version.
     let (_, hello) = begin(Some(&secret));
     for at in 12..whole(&hello).body.len() {
         let (mut client, hello) = begin(Some(&secret));
@@ -153,7 +153,7 @@ fn changed_bytes_of_a_greeting_are_refused() {
         let proof = prove(&mut client, &frame);
         assert_eq!(refused(node.check(&whole(&proof))), Reason::WrongSecret, "byte {at}");
     }
-    // The node's name and life in its welcome are covered by its proof.
+    // The node's proof covers its id and its life in the welcome.
     for (node, epoch) in [(NodeId(4), EPOCH), (NODE, Epoch(7))] {
         let (mut client, hello) = begin(Some(&secret));
         let (greeting, frame) = challenge(&secret, &hello);

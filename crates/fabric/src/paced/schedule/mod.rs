@@ -1,5 +1,5 @@
-//! The order and the times at which messages pass one direction of a card. Pure: the schedule knows
-//! no clock but the times that its caller passes.
+//! The order and the times at which messages pass one direction of a card. The functions are pure:
+//! the schedule uses only the times that its caller passes.
 //!
 //! A message passes three stages:
 //! 1. *Card.* The card transmits one slice at a time at its rate, which all streams share. It may
@@ -9,8 +9,8 @@
 //!    stream`. The card takes the next message of a stream early enough to keep the stream busy.
 //! 3. *Latency.* The message arrives a constant time later.
 //!
-//! The next slice belongs to the best message among those that wait when the card becomes free.
-//! [`Order`] says which one that is. A message of an earlier class overtakes another one between
+//! When the card becomes free, the next slice belongs to the best message among those that wait.
+//! [`Order`] defines the best message. A message of an earlier class overtakes another one between
 //! two of its slices.
 //!
 //! Invariants:
@@ -18,8 +18,8 @@
 //! 2. The schedule follows from the times of the pushes and landings alone. A caller that takes
 //!    messages out late finds the same times, so its delays do not reduce the rate.
 //! 3. Background messages that started and have not landed have at most `background_bytes_max`
-//!    bytes in flight together, or are a single message. A background message that waits for this
-//!    limit lets no message of its class or of a later class pass.
+//!    bytes in flight together. A single larger message may be in flight alone. A background
+//!    message that waits for this limit lets no message of its class or of a later class pass.
 //! 4. Every message leaves the schedule once: sent, late or closed.
 //!
 //! Cost: a step looks at the first message of each stream and class that wait.
@@ -86,9 +86,9 @@ pub(super) struct Message<T> {
 pub(super) enum Exit {
     /// The message arrived. Its background bytes stay in flight until [`Schedule::land`].
     Sent,
-    /// Its deadline passed before.
+    /// The deadline of the message passed before it arrived.
     Late,
-    /// Its stream ended before.
+    /// The stream of the message ended before it arrived.
     Closed,
 }
 
@@ -258,7 +258,8 @@ impl<T> Schedule<T> {
         [arrival, deadline, self.next_departure_ns()].into_iter().flatten().min()
     }
 
-    /// Takes background bytes out of flight, whose message was sent and then answered.
+    /// Takes the background bytes of a message out of flight. The message was sent and then
+    /// answered.
     pub(super) fn land(&mut self, room_bytes: u64) {
         self.background.in_flight = self.background.in_flight.saturating_sub(room_bytes);
         self.background.opened_ns = self.now_ns;
@@ -267,7 +268,7 @@ impl<T> Schedule<T> {
     /// Takes room for a background message that passes without a wait. Returns false if it must
     /// wait.
     pub(super) fn try_start_background(&mut self, room_bytes: u64) -> bool {
-        // A message under way may wait for its caller, and must not be overtaken.
+        // A message under way may still wait for the pump, and must not be overtaken.
         let is_first = self.background.waiting == 0 && self.underway.is_empty();
         let passes = is_first && self.has_room(room_bytes);
         if passes {
@@ -457,7 +458,7 @@ impl<T> Schedule<T> {
         self.deadline_ns = deadlines.min().unwrap_or(u64::MAX);
     }
 
-    /// Forgets the streams that carry nothing, so that clients that left need no memory.
+    /// Forgets idle streams, so that clients that left need no memory.
     fn forget_idle_streams(&mut self) {
         if self.streams.len() < self.prune_at {
             return;

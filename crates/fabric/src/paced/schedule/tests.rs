@@ -19,13 +19,13 @@ fn limits() -> Limits {
     }
 }
 
-/// Pushes a message at a time.
+/// Pushes a message at time `at_ns`.
 fn push<T>(schedule: &mut Schedule<T>, at_ns: u64, message: Message<T>) {
     schedule.advance(at_ns);
     schedule.push(message);
 }
 
-/// The messages that have left at a time.
+/// The messages that have left by time `at_ns`.
 fn leave<T>(schedule: &mut Schedule<T>, at_ns: u64) -> Vec<Departure<T>> {
     let mut left = Vec::new();
     schedule.advance(at_ns);
@@ -298,8 +298,9 @@ fn any_pushes() -> impl Strategy<Value = Vec<(u64, usize, u64, u64)>> {
     prop::collection::vec((0_u64..2 * MS, 0_usize..5, 0_u64..4, 0_u64..30_000), 1..60)
 }
 
-/// Pushes the messages, and lands background bytes when they arrive. Between the pushes the caller
-/// comes in time if `punctual`. Returns what arrived, with the time by the schedule.
+/// Pushes the messages, and lands background bytes when they arrive. If `punctual`, the caller
+/// takes messages out in time between the pushes. Returns the messages that arrived, with their
+/// times by the schedule.
 fn play(
     limits: Limits,
     pushes: &[(u64, usize, u64, u64)],
@@ -352,7 +353,8 @@ proptest! {
 
     #[test]
     fn punctual_and_late_callers_get_one_order(limits in any_limits(), pushes in any_pushes()) {
-        // Background bytes land when the caller comes, so their limit depends on the caller.
+        // Background bytes land when the caller takes messages out, so their limit depends on the
+        // caller.
         let limits = Limits { background_bytes_max: 0, ..limits };
         let numbers = |punctual| {
             let all = play(limits, &pushes, punctual);

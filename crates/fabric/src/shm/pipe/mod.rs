@@ -168,7 +168,7 @@ impl Words for PipeMemory {
     }
 
     fn wake(&self, of: Side) {
-        // It is not a failure if no thread sleeps.
+        // If no thread sleeps, nothing needs to be woken.
         let _woken = futex::wake(self.bells(of).0, futex::Flags::empty(), 1);
     }
 }

@@ -1,17 +1,19 @@
 //! Copies of images from the landing zone into the arena, and the check of the copies.
 //!
-//! Worker threads call [`copy_image`] without a lock. A client may write into the landing zone at
-//! any moment, because its one-sided writes may come late, so nothing of the landing zone is read
-//! twice: each part is copied into a buffer, its checksum is that of the buffer, and the buffer is
-//! what the arena gets. The copy in the arena is frozen, and then it is checked as a whole.
+//! Worker threads call [`copy_image`] without a lock. One-sided writes of an owner may come late
+//! and change the landing zone at any moment. So each part is read only once, into a buffer. The
+//! checksum is that of the buffer, and the arena gets the buffer. Then the copy in the arena is
+//! frozen and checked as a whole.
 //!
 //! Invariants:
-//! 1. An image that [`copy_image`] returns has the checksums that the owner named, opens, has only
-//!    intact records in order, and holds only keys and sequence numbers that the owner announced.
-//! 2. The lease of its range lives as long as the image.
+//! 1. An image that [`copy_image`] returns has the checksums that the owner named, and opens. Its
+//!    records are intact and in order, and have only keys and sequence numbers that the owner
+//!    announced.
+//! 2. The lease of an image's range lives as long as the image.
 //!
-//! Failure: a refusal. If a piece does not match, the lease comes back with it, so that the owner
-//! can write the image again. An image that does not open means a faulty owner.
+//! Failure: a refusal. If a piece does not match its checksum, the lease comes back with the
+//! refusal, so that the owner can write the image again. An image that does not open means a faulty
+//! owner.
 //! Cost: each byte is copied twice and is read three more times by checksums.
 
 use std::sync::Arc;
@@ -28,11 +30,11 @@ use super::ranges::Lease;
 use super::sabotage::HostSabotage;
 use crate::wire::shard::{Piece, ShardInfo, ShardRefusal, ShardWhy, Version};
 
-/// Bytes that are copied at once.
+/// Size in bytes of the buffer of a copy.
 const PART_BYTES: usize = 64 << 10;
 
-/// A frozen range of an arena with its lease. The fields are dropped in this order: a range is
-/// thawed before it is given back.
+/// A frozen range of an arena with its lease. The order of the fields matters: the range is thawed
+/// before it is given back.
 struct ArenaBytes {
     slice: FrozenSlice,
     _lease: Lease,
@@ -116,7 +118,8 @@ fn open_image(info: &ShardInfo, place: Lease, arena: &Region) -> Result<CopiedIm
     Ok(CopiedImage { image, region, at, bytes })
 }
 
-/// Reads all records of an image, and compares them with the announcement.
+/// Reads all records of an image, and compares their keys and sequence numbers with the
+/// announcement.
 fn check(image: &Arc<SealedImage>, info: &ShardInfo) -> Result<(), ShardRefusal> {
     let mut records = SealedShard::verified_iter(Arc::clone(image));
     let (mut count, mut all_fit) = (0, true);

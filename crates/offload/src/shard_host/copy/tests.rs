@@ -94,7 +94,7 @@ fn copied_image_is_searched_in_the_arena() {
         let Ok(copied) = end.result else { panic!("a good image") };
         assert_eq!((copied.region, copied.at), (RegionNo(2), PLACE_AT));
         assert_eq!(copied.bytes, bytes.len() as u64);
-        // What a late write of the owner changes is not the image.
+        // A late write of the owner changes the landing zone, but not the image.
         setting.regions.landing.write(GRANT_AT, &vec![0; bytes.len()]).expect("room");
         let mut found = Vec::new();
         let lookup = Lookup::new(b"key-0123", SeqNo::MAX);

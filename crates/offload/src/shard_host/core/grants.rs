@@ -12,10 +12,10 @@ use crate::wire::shard::{
     Piece, ShardInfo, ShardMessage, ShardName, ShardPlace, ShardRefusal, ShardWhy,
 };
 
-/// Pieces of an image at most. A slab and each section of the tail are pieces.
+/// Largest number of pieces of one image.
 const PIECES_MAX: usize = 4096;
-/// Released shards at most that the host remembers for an owner. If there are more, it takes no
-/// shard any more whose name is not above the smallest of them.
+/// Largest number of released shards that the host remembers for an owner. Beyond it, the host
+/// forgets the smallest name and takes no shard up to that name any more.
 const RELEASED_MAX: usize = 1 << 16;
 
 impl HostCore {
@@ -59,7 +59,7 @@ impl HostCore {
         }
         let longest = self.regions.longest(landing);
         if longest < bytes.next_multiple_of(ALIGN_BYTES) {
-            // Other images of the owner are in the zone, and leave it in a moment.
+            // Other images of the owner are in the landing zone, and leave it soon.
             return Err(ShardRefusal::at(ShardWhy::Busy, longest));
         }
         let Some(place) = self.regions.lease_arena(owner.db, bytes) else {
@@ -74,7 +74,7 @@ impl HostCore {
         self.landing(landing, (number, at, bytes))
     }
 
-    /// The answer about a grant: its number, its offset and its bytes.
+    /// The answer that describes a grant: its number, its offset and its bytes.
     fn landing(
         &self,
         region: super::RegionNo,
@@ -86,7 +86,7 @@ impl HostCore {
         Ok(NextStep::Answer(ShardMessage::Landing { grant, key, at, bytes, credit_bytes }))
     }
 
-    /// Orders a region for an image of `bytes`.
+    /// Orders a new arena for an image of `bytes`.
     fn grow(
         &mut self,
         memory: &mut dyn HostMemory,
@@ -153,7 +153,7 @@ impl HostCore {
         }
     }
 
-    /// Ends a copy. Returns the answer to the message that led to it.
+    /// Ends a copy. Returns the answer to the registration that caused it.
     pub(in crate::shard_host) fn on_copied(
         &mut self,
         memory: &mut dyn HostMemory,

@@ -1,14 +1,14 @@
 //! The protocol of a shard host: owners, grants and registered shards.
 //!
 //! [`HostCore`] is a state machine without clock, lock or I/O. A message gets its answer
-//! immediately, or it leads to work that the caller does outside of its lock: a region to make, an
-//! image to copy and check, or shards to search.
+//! immediately, or it leads to work for the caller. The caller does this work without the lock: it
+//! makes a region, copies and checks an image, or searches shards.
 //!
 //! Invariants:
 //! 1. Epochs only grow: a message of an earlier owner, or of another owner with the same epoch, is
 //!    refused and changes nothing.
 //! 2. A shard is registered at most once, from an image that was copied into the arena and checked
-//!    there completely. A message that comes again gets the first answer.
+//!    there completely. A repeated message gets the first answer.
 //! 3. A shard is registered only by an open grant. A release and a new owner void grants, also
 //!    while the image is being copied, and no grant number is used twice in a life. A released
 //!    shard gets no other grant, so a late message cannot bring it back.
@@ -16,8 +16,8 @@
 //! 5. The answer to a search of a shard that the host does not have is a refusal, never "no
 //!    versions".
 //! 6. The host holds at most its limit of bytes ([`Regions`]).
-//! 7. A database whose owner was silent for the time of [`ShardLimits`] is dropped as a whole. One
-//!    without shards gives its memory back after seconds.
+//! 7. A database is dropped as a whole when its owner was silent for [`ShardLimits::orphans`]. A
+//!    database without shards gives its memory back after ten seconds of silence.
 //!
 //! Thread-safety: none; the caller holds a lock.
 //! Failure: a restart loses everything. Owners rebuild their shards from their logs.
@@ -43,11 +43,12 @@ use crate::wire::shard::{
 mod grants;
 mod takeover;
 
-/// Owners of dropped databases that the host remembers, so that an earlier owner cannot return.
+/// Number of dropped databases whose last owners the host remembers, so that an earlier owner
+/// cannot return.
 const ENDED_MAX: usize = 1024;
 
-/// Silence of an owner without shards after which its memory is given back. Owners that are open
-/// send a beat a second.
+/// Silence of an owner without shards after which its memory is given back. An open owner sends a
+/// beat every second.
 const IDLE: Duration = Duration::from_secs(10);
 
 /// A registered shard.
@@ -92,7 +93,8 @@ struct Database {
     shards: BTreeMap<ShardName, HeldShard>,
     /// Released shards of the owner's epoch that are not older than `oldest`.
     released: BTreeSet<ShardName>,
-    /// Names up to this one get no grant any more, because some of them were released.
+    /// Shards up to this name get no grant any more, because some of them were released and
+    /// forgotten.
     used_up: Option<ShardName>,
 }
 
@@ -130,7 +132,8 @@ pub(super) struct CopyEnd {
 
 /// Shards to search, in the order of the request.
 pub(super) struct ReadOrder {
-    /// `None` stands for a shard that the host does not have, which only a checker permits.
+    /// `None` stands for a shard that the host does not have. Only the fault switch `no_unknown`
+    /// permits it.
     pub(super) images: Vec<Option<Arc<SealedImage>>>,
     pub(super) ask: ShardMessage,
 }
@@ -138,7 +141,7 @@ pub(super) struct ReadOrder {
 /// The next step of a request.
 pub(super) enum NextStep {
     Answer(ShardMessage),
-    /// Make a region, call [`HostCore::on_allocated`], and hand the message over again.
+    /// Make a region, call [`HostCore::on_allocated`], and pass the message to the core again.
     Allocate(AllocateOrder),
     /// Copy an image, and call [`HostCore::on_copied`] for the answer.
     Copy(Box<CopyOrder>),
@@ -197,8 +200,8 @@ impl HostCore {
         self.now_ns = self.now_ns.max(now_ns);
     }
 
-    /// Drops databases without an owner, and gives memory back. The caller does this a few times a
-    /// second.
+    /// Drops databases whose owners were silent for too long, and gives memory back. The caller
+    /// does this a few times a second.
     pub(super) fn on_timer(&mut self, memory: &mut dyn HostMemory) {
         let patience_ns = self.limits.orphans.as_nanos() as u64;
         let is_silent =
@@ -216,8 +219,8 @@ impl HostCore {
         self.regions.settle(memory);
     }
 
-    /// Gives the memory of owners back that have no shards and are silent, because they have
-    /// closed. If such an owner goes on after all, its next beat makes a landing zone again.
+    /// Gives back the memory of silent owners without shards, which have probably closed. If such
+    /// an owner goes on after all, its next beat makes a landing zone again.
     fn retire_idle(&mut self, memory: &mut dyn HostMemory) {
         let (now_ns, idle_ns) = (self.now_ns, IDLE.as_nanos() as u64);
         for (db, database) in &mut self.databases {
@@ -229,7 +232,7 @@ impl HostCore {
         }
     }
 
-    /// Drops everything of a database, and remembers its owner.
+    /// Drops a database with all its shards, and remembers its owner.
     fn end(&mut self, memory: &mut dyn HostMemory, db: OffloadDb) {
         let Some(database) = self.databases.remove(&db) else { return };
         tracing::info!(%db, shards = database.shards.len(), "the owner of shards was silent");
@@ -290,7 +293,7 @@ impl HostCore {
         }
     }
 
-    /// Counts a request that had waited longer than its caller.
+    /// Counts a request whose deadline passed in the queue.
     pub(super) fn on_expired(&mut self) {
         self.counters.expired += 1;
     }
@@ -321,7 +324,7 @@ impl HostCore {
         (held.place == *place).then(|| Arc::clone(&held.image))
     }
 
-    /// The database of an owner that has begun, which was heard now.
+    /// The database of an owner that has begun. Notes the time of this sign of life.
     fn owned(&mut self, owner: OwnerStamp) -> Result<&mut Database, ShardRefusal> {
         let database = self.databases.get_mut(&owner.db).ok_or(ShardWhy::NotBegun)?;
         let known = database.owner;

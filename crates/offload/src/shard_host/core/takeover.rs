@@ -1,4 +1,4 @@
-//! Owners that begin, and what happens to the shards of the owners before them.
+//! Owners that begin, and the shards of earlier owners: listing, adopting and purging them.
 
 use std::ops::Bound;
 
@@ -12,7 +12,7 @@ use super::{
 use crate::ids::OwnerStamp;
 use crate::shard_host::ranges::ALIGN_BYTES;
 
-/// Bytes of a list of shards at most, with the last one in addition.
+/// Size in bytes after which a list of shards ends. The last shard may exceed it.
 const LIST_BYTES_MAX: usize = 100 << 10;
 
 impl HostCore {
@@ -56,7 +56,7 @@ impl HostCore {
             return Ok(());
         };
         if owner.epoch <= database.owner.epoch {
-            // A later message of the same owner, or one that `owned` refuses.
+            // This is a later message of the same owner, or `owned` refuses it.
             return Ok(());
         }
         // From here on nothing of the earlier owner has an effect: its grants are void, and its
@@ -96,8 +96,8 @@ impl HostCore {
         order.map(NextStep::Allocate).ok_or(ShardRefusal::at(ShardWhy::Full, left))
     }
 
-    /// Ends an order to make a region. If the system gave no memory, the answer to the message that
-    /// led to it is returned. Otherwise the caller hands the message over again.
+    /// Ends an order to make a region. If the system gave no memory, returns the answer to the
+    /// message that caused the order. Otherwise the caller passes the message to the core again.
     pub(in crate::shard_host) fn on_allocated(
         &mut self,
         memory: &mut dyn HostMemory,
@@ -127,8 +127,8 @@ impl HostCore {
         let database = self.owned(owner)?;
         let begin = after.map_or(Bound::Unbounded, Bound::Excluded);
         let (mut shards, mut bytes, mut more) = (Vec::new(), Vec::new(), false);
-        // A shard that the owner directly before has not held may have records that a power failure
-        // took from the log, and whose numbers others have now.
+        // A shard that the previous owner did not hold may have records that a power failure
+        // removed from the log. Other records may have their sequence numbers now.
         let is_recent = |epoch: Epoch| owner.epoch.0.saturating_sub(1) <= epoch.0;
         let is_held = |(name, held): &(&ShardName, &HeldShard)| {
             is_recent(name.epoch) || held.adopted_by.is_some_and(is_recent)

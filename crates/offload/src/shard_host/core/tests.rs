@@ -19,11 +19,11 @@ const LANDING: u64 = 8 << 10;
 const LIFE: Epoch = Epoch(5);
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Memory that is counted.
+/// Simulated memory that only counts reserved bytes.
 #[derive(Default)]
 struct Counted {
     reserved: u64,
-    /// Bytes that other users of the node have.
+    /// Bytes that other users of the node have reserved.
     others: u64,
     regions: BTreeSet<RegionNo>,
     valid: BTreeMap<u64, RegionNo>,
@@ -145,7 +145,7 @@ impl Host {
         panic!("{message:?} does not end");
     }
 
-    /// Ends a copy well.
+    /// Ends a copy with success.
     fn copied(&mut self, order: CopyOrder) -> ShardMessage {
         let CopyOrder { db, shard, grant, info, landing, mut place, .. } = order;
         let bytes = image_bytes();
@@ -242,7 +242,7 @@ fn owner_hears_how_much_room_is_left() {
     let image =
         (image_bytes().len() as u64).next_multiple_of(crate::shard_host::ranges::ALIGN_BYTES);
     assert_eq!(room(&mut host), LIMIT - LANDING - image, "an arena has room besides the image");
-    // Blocks of the pool take from the same memory.
+    // Blocks of the pool reserve bytes of the same limit.
     host.memory.others = 2 * LIMIT - host.memory.reserved - 100;
     assert_eq!(room(&mut host), (16 << 10) - image + 100);
     host.memory.others = 0;
@@ -454,7 +454,7 @@ fn owner_that_retires_no_memtable_for_long_can_send_the_next_ones() {
     for some in released.chunks(4096) {
         host.release(some, 1);
     }
-    // The name of a memtable that was never sent is used up with those that are forgotten.
+    // A memtable that was never sent becomes unusable together with the forgotten names above it.
     for memtable in [1, 3, COUNT - 1] {
         assert_eq!(why(&host.land(name(memtable), 1000)), Some(ShardWhy::Retired), "{memtable}");
     }

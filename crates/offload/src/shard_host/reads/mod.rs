@@ -4,15 +4,15 @@
 //!
 //! Invariants:
 //! 1. The versions of a key come newest first, up to the first that is no merge operand. A version
-//!    is left out only if the snapshot does not see it, if it is older than the floor, or if an
-//!    answer has ended before it.
-//! 2. An answer that has no room for more says where the search goes on. It never ends in the
-//!    middle of operands without that.
-//! 3. An answer has at least one version if there is one, also if its value is too long: it names
-//!    the place of the record then.
-//! 4. The values that a page names by their places count as if they were in it, unless the reader
-//!    wants keys only.
-//! 5. A page visits at most [`STEPS_MAX`] records, so that no scan keeps a thread for long.
+//!    is left out only for one of three reasons: the snapshot does not see it, it is older than the
+//!    floor, or the answer had no room for it.
+//! 2. An answer that has no room for more says where the search goes on. Without such a mark, an
+//!    answer never ends in the middle of merge operands.
+//! 3. An answer has at least one version if the search found any. If the value of that version is
+//!    too long, the answer names the place of the record.
+//! 4. Values that a page names by their places count towards its size, unless the reader wants keys
+//!    only.
+//! 5. A page visits at most [`STEPS_MAX`] records, so that no scan occupies a thread for long.
 //!
 //! Failure: `TooLarge` if the caller's limit has no room for one version. Images were checked when
 //! they were registered, so an image that turns out to be damaged means damaged memory.
@@ -35,15 +35,15 @@ use crate::wire::shard::{
     ShardMessage, ShardRefusal, ShardWhy, StoredValue, Version,
 };
 
-/// Records that a page visits at most.
+/// Largest number of records that one page visits.
 const STEPS_MAX: usize = 1 << 16;
-/// Bytes of an answer beside its versions: version, code, counts and ends.
+/// Bytes of an answer in addition to its versions: format version, code, counts and ends.
 const ANSWER_BYTES: usize = 64;
-/// Bytes of a version beside its key and its value: lengths, sequence number and kind.
+/// Bytes of a version in addition to its key and its value: lengths, sequence number and kind.
 const VERSION_BYTES: usize = 24;
 /// Bytes of the place of a record.
 const PLACE_BYTES: usize = 20;
-/// Bytes of a key's result beside its versions.
+/// Bytes of a key's result in addition to its versions.
 const RESULT_BYTES: usize = 16;
 
 type Images = [Option<Arc<SealedImage>>];
@@ -83,13 +83,13 @@ pub(super) fn answer(
     answered.unwrap_or_else(|refusal| ShardMessage::Refused { refusal })
 }
 
-/// The bytes that are left in an answer.
+/// The room that is left in an answer.
 #[derive(Clone, Copy)]
 struct Room {
     left: usize,
-    /// Bytes of the whole answer at most.
+    /// Largest size of the whole answer, in bytes.
     limit: usize,
-    /// Whether the answer has no version yet. The first one may exceed the limit of a page, and
+    /// Whether the answer has no version yet. The first version may exceed the limit of a page, but
     /// not that of the answer.
     is_first: bool,
     /// Whether values that the answer names by their places take bytes, because the reader will
@@ -105,7 +105,7 @@ enum SearchEnd {
     Cut(SeqNo),
 }
 
-/// What the functions of a search share.
+/// Input that all functions of a search share.
 struct Reader<'a> {
     images: &'a Images,
     snapshot: SeqNo,
@@ -128,7 +128,7 @@ fn damaged(error: &Error) -> ShardRefusal {
 }
 
 impl Room {
-    /// Takes bytes for a version. Returns false if they are not left.
+    /// Takes bytes for a version. Returns false if the answer has no room for them.
     fn take(&mut self, bytes: usize) -> bool {
         if bytes <= self.left {
             self.left -= bytes;
@@ -146,7 +146,7 @@ impl Room {
     }
 
     /// Takes bytes for a version that may exceed the limit of a page, because it is the first.
-    /// Errors: `TooLarge` if it exceeds that of the answer.
+    /// Errors: `TooLarge` if the version exceeds the limit of the answer.
     fn take_first(&mut self, bytes: usize) -> Result<(), ShardRefusal> {
         if bytes + ANSWER_BYTES > self.limit {
             return Err(ShardRefusal::at(ShardWhy::TooLarge, self.limit as u64));
@@ -202,7 +202,7 @@ impl Reader<'_> {
         KeyVersions { versions, resume }
     }
 
-    /// Shows `push` the versions of a key, as far as there is room.
+    /// Passes the versions of a key to `push`, as long as the answer has room.
     fn search(
         &self,
         ask: &Search<'_>,
@@ -247,7 +247,7 @@ impl Reader<'_> {
         Ok(SearchEnd::Whole)
     }
 
-    /// A version for the answer; `None` if it has no room.
+    /// A version for the answer; `None` if the answer has no room for it.
     fn version(
         &self,
         found: &Found<'_>,
@@ -317,7 +317,7 @@ impl Reader<'_> {
         page: &mut Page<'_>,
         resume: Option<&ResumeAt>,
     ) -> Result<PageEnd, ShardRefusal> {
-        // The key whose further versions are shadowed.
+        // The key whose remaining versions are shadowed.
         let mut decided: Option<Vec<u8>> = None;
         merge.seek(&forward_target(page.keys, resume));
         let mut steps = 0;
@@ -383,7 +383,7 @@ impl Reader<'_> {
     ) -> Result<PageEnd, ShardRefusal> {
         let within: Vec<u32> = (0..self.images.len() as u32).collect();
         let mut steps = 0;
-        // The versions of the key that the page before could not finish.
+        // The key whose versions the previous page could not finish.
         let mut next = resume.map(|resume| (resume.key.0.to_vec(), resume.seq));
         match (&next, &page.keys.end) {
             (Some((key, None)), _) => seek_before(&mut merge, key),
@@ -426,7 +426,7 @@ impl Reader<'_> {
 #[derive(Clone, Copy)]
 struct RecordAt {
     place: RecordPlace,
-    /// Whether the answer tells the place beside the value.
+    /// Whether the answer has the place in addition to the value.
     is_placed: bool,
 }
 
@@ -436,7 +436,7 @@ struct Search<'a> {
     floor: SeqNo,
     snapshot: SeqNo,
     within: &'a [u32],
-    /// Bytes of the key that each version of the answer takes.
+    /// Bytes that the key takes in each version of the answer.
     key_bytes: usize,
 }
 
@@ -445,14 +445,14 @@ fn forward_target(keys: &KeyRange, resume: Option<&ResumeAt>) -> Vec<u8> {
     match resume {
         None => key::encode(&keys.start, SeqNo::MAX, Kind::SEEK),
         Some(ResumeAt { key, seq: Some(seq) }) => key::encode(&key.0, *seq, Kind::SEEK),
-        // The key with a zero byte more is the next of all keys.
+        // The key with an appended zero byte is the smallest key after it.
         Some(ResumeAt { key, seq: None }) => {
             key::encode(&[&key.0[..], &[0]].concat(), SeqNo::MAX, Kind::SEEK)
         }
     }
 }
 
-/// Moves to the last record before all versions of a key.
+/// Moves `merge` to the last record before all versions of a key.
 fn seek_before(merge: &mut MergingIterator, key: &[u8]) {
     merge.seek_for_prev(&key::encode(key, SeqNo::MAX, Kind::SEEK));
 }

@@ -1,14 +1,14 @@
-//! How often keys are looked up: saturating counters of four bits per key hash (O³-LSM §4.5).
+//! Look-up frequencies of keys: saturating counters of four bits per key hash (O³-LSM §4.5).
 //!
 //! A key has a counter in each of two rows, and its count is the smaller one. Keys that share a
-//! counter make a count too large and never too small. When the counted look-ups reach a multiple
-//! of the counters, all counters are halved, so that keys cool down.
+//! counter make a count too large and never too small. After [`ROUND`] look-ups per counter of a
+//! row, all counters are halved, so that old look-ups lose weight.
 //!
-//! Cost: two bytes are read and written per look-up.
+//! Cost: reads and writes two bytes per look-up.
 
 /// Count from which on a key is hot.
 const HOT: u8 = 4;
-/// Largest count of a counter.
+/// Largest value of a counter.
 const COUNT_MAX: u8 = 15;
 /// Look-ups per counter of a row after which the counts are halved.
 const ROUND: usize = 8;
@@ -26,13 +26,13 @@ pub(in crate::shard_owner) struct Frequencies {
 }
 
 impl Frequencies {
-    /// At least as many counters in a row as keys that matter.
+    /// Makes counters for `keys` keys: at least one counter per key in each row.
     pub(super) fn new(keys: usize) -> Self {
         let counters = vec![0; keys.next_power_of_two().max(64)];
         Self { counters, counted: 0, may_be_hot: false }
     }
 
-    /// Places of a key's counters.
+    /// Indexes of a key's counters in the two rows.
     fn places(&self, hash: u64) -> (usize, usize) {
         let mask = self.counters.len() - 1;
         (hash as usize & mask, (hash >> 32) as usize & mask)
@@ -60,7 +60,8 @@ impl Frequencies {
 
     fn halve(&mut self) {
         self.counted = 0;
-        // Each half of a byte is halved; the mask drops the bit that crosses.
+        // Both halves of a byte are halved at the same time. The mask drops the bit that moves from
+        // the high half to the low one.
         self.counters.iter_mut().for_each(|pair| *pair = (*pair >> 1) & 0x77);
         let is_hot = |pair: &u8| pair & 15 >= HOT || pair >> 4 >= HOT;
         self.may_be_hot = self.counters.iter().any(is_hot);

@@ -1,26 +1,27 @@
-//! The key-offset cache: places of records in images at memory nodes, so that a look-up takes one
-//! READ and nobody searches (O³-LSM §4.5).
+//! The key-offset cache: places of records in images at memory nodes, so that a look-up is one READ
+//! without a search (O³-LSM §4.5).
 //!
 //! An entry belongs to a shard and a key hash. It names the place of a record within the image of
 //! the shard, and what the record must be: its sequence number and kind. The reader compares them,
-//! the key and the checksum with the bytes that it has read. The place of the image and its key are
-//! those of the shard ([`ReadableShard`](super::state::ReadableShard)), so an entry is as short as
-//! it can be and cannot outlive its shard.
+//! the key and the checksum with the bytes that it has read. The place of the image and its remote
+//! key are stored with the shard ([`ReadableShard`](super::state::ReadableShard)). So an entry is
+//! short and cannot outlive its shard.
 //!
-//! Entries are made of hot keys when their shard has left, and of every put that a node has found.
-//! The state of the owner has the cache, because both change together.
+//! The owner makes entries for hot keys after the transfer of their shard, and for every put that a
+//! node has found. The cache is part of the owner's state, because both change together.
 //!
 //! Invariants:
-//! 1. An entry is of the newest version of its key in its shard: the filler walks over the image,
-//!    and a reply counts only if its reader sees every record of the shard.
-//! 2. Entries exist only of shards that can be read. They go with the loss or the release.
-//! 3. The entries take at most the limit of bytes. The entry that was used least recently goes
-//!    first.
+//! 1. An entry names the newest version of its key in its shard. After a transfer the owner walks
+//!    over the whole image. A reply counts only if its reader sees every record of the shard.
+//! 2. Entries exist only for shards that can be read. The loss or the release of a shard removes
+//!    its entries.
+//! 3. The entries take at most the limit of bytes. A full cache drops the entry that was used least
+//!    recently.
 //!
 //! Thread-safety: none; the lock of the owner's state guards it.
-//! Failure: two keys of a shard may have the same hash. Then one of them has the entry, and the
-//! reader of the other one finds another record and asks the node.
-//! Cost: two hash tables for a look-up, and no allocation for a hit.
+//! Failure: two keys of a shard may have the same hash. Then one key has the entry. A reader of the
+//! other key finds a wrong record and uses a request.
+//! Cost: two hash-table accesses for a look-up, and no allocation for a hit.
 
 mod frequency;
 #[cfg(test)]
@@ -36,11 +37,11 @@ use archipelago_engine::remote::ShardId;
 pub(super) use self::frequency::Frequencies;
 use super::sabotage::OwnerSabotage;
 
-/// Bytes that an entry takes, with its part of the tables.
+/// Bytes that an entry takes, including its share of the hash tables.
 const ENTRY_BYTES: u64 = 96;
-/// Longest record that gets an entry: a longer one takes as long with a request.
+/// Longest record, in bytes, that gets an entry. A longer record takes as long with a request.
 const RECORD_BYTES_MAX: u64 = 1 << 20;
-/// Index of no entry.
+/// Index that stands for no entry.
 const NONE: u32 = u32::MAX;
 
 /// The place of a record in the image of a shard, and what the record must be.
@@ -74,11 +75,11 @@ struct CacheEntry {
 #[derive(Debug)]
 struct CachedShard {
     last_seq: SeqNo,
-    /// Entry of each key hash, as an index.
+    /// Index of the entry of each key hash.
     entries: HashMap<u64, u32>,
 }
 
-/// The cache of an owner; see the module.
+/// The key-offset cache of an owner.
 #[derive(Debug)]
 pub(super) struct KeyOffsets {
     entries_max: usize,
@@ -93,7 +94,7 @@ pub(super) struct KeyOffsets {
 
 impl KeyOffsets {
     /// A cache of at most `bytes_max` bytes; 0 turns it off. The counters of look-ups take up to a
-    /// fortieth more.
+    /// fortieth of that in addition.
     pub(super) fn new(bytes_max: u64, sabotage: OwnerSabotage) -> Self {
         let entries_max = usize::try_from(bytes_max / ENTRY_BYTES).unwrap_or(usize::MAX);
         let entries_max = entries_max.min(NONE as usize - 1);
@@ -110,7 +111,8 @@ impl KeyOffsets {
         }
     }
 
-    /// A shard can be read from now on; `last_seq` is the largest sequence number of its memtable.
+    /// Permits entries for a shard that can be read from now on. `last_seq` is the largest sequence
+    /// number of its memtable.
     pub(super) fn open(&mut self, shard: ShardId, last_seq: SeqNo) {
         self.forget(shard);
         if self.entries_max > 0 {
@@ -118,7 +120,7 @@ impl KeyOffsets {
         }
     }
 
-    /// A shard is lost or released.
+    /// Removes all entries of a shard that is lost or released.
     pub(super) fn forget(&mut self, shard: ShardId) {
         let Some(known) = self.shards.remove(&shard) else { return };
         for index in known.entries.into_values() {
@@ -137,12 +139,12 @@ impl KeyOffsets {
         self.frequencies.may_be_hot()
     }
 
-    /// The counts as they are now, for a walk over a whole image.
+    /// A copy of the present counts, for a walk over a whole image.
     pub(super) fn frequencies(&self) -> Frequencies {
         self.frequencies.clone()
     }
 
-    /// The entry of a key in a shard, which becomes the one that was used last.
+    /// The entry of a key in a shard. It becomes the most recently used entry.
     pub(super) fn find(&mut self, shard: ShardId, hash: u64) -> Option<CachedOffset> {
         let index = *self.shards.get(&shard)?.entries.get(&hash)?;
         self.unlink(index);
@@ -150,7 +152,7 @@ impl KeyOffsets {
         Some(self.entries[index as usize].offset)
     }
 
-    /// Takes the newest version of a key in the whole image of a shard.
+    /// Adds the newest version of a key in a shard, from a walk over the whole image.
     pub(super) fn fill(&mut self, shard: ShardId, hash: u64, offset: CachedOffset) {
         if offset.len > RECORD_BYTES_MAX {
             return;
@@ -162,7 +164,7 @@ impl KeyOffsets {
             return self.link_newest(index);
         }
         let index = self.free_entry();
-        // Making room may have dropped the last entry of the shard, and never the shard.
+        // Making room may have dropped the last entry of the shard, but never the shard itself.
         let Some(known) = self.shards.get_mut(&shard) else { return };
         known.entries.insert(hash, index);
         let entry = CacheEntry { shard, hash, offset, newer: NONE, older: NONE };
@@ -173,8 +175,8 @@ impl KeyOffsets {
         self.link_newest(index);
     }
 
-    /// Takes the newest version of a key in a shard that a reader of `snapshot` has got. It counts
-    /// only if the reader sees every record of the shard.
+    /// Adds the newest version of a key in a shard, from the reply to a reader at `snapshot`. The
+    /// version is ignored unless the reader sees every record of the shard.
     pub(super) fn learn(
         &mut self,
         shard: ShardId,
@@ -202,7 +204,7 @@ impl KeyOffsets {
         (self.entries.len() - self.free.len()) as u64
     }
 
-    /// An index without an entry. If the cache is full, the oldest entry goes.
+    /// A free index. If the cache is full, the least recently used entry is dropped for it.
     fn free_entry(&mut self) -> u32 {
         if self.free.is_empty() && self.entries.len() >= self.entries_max {
             let CacheEntry { shard, hash, .. } = self.entries[self.oldest as usize];

@@ -1,11 +1,11 @@
 //! A page of a scan over shards of one node: the request, the check of the answer, and long values.
 //!
 //! Invariants:
-//! 1. A page that contradicts the request is an error: its records lie in the range, after the
-//!    place at which the page begins and in the order of the scan, and the place at which the next
-//!    page begins lies after them.
-//! 2. A page has at most the bytes that the reader wants, values that are read one-sided included,
-//!    or one record.
+//! 1. A page that contradicts the request is an error. Its records must lie in the range, after the
+//!    start of the page, and in the order of the scan. The start of the next page must lie after
+//!    them.
+//! 2. A page has at most the bytes that the reader wants, including values that are read one-sided.
+//!    A page of one record may be larger.
 //!
 //! Thread-safety: none; one task owns a page.
 //! Cost: O(bytes) of the page.
@@ -75,7 +75,7 @@ pub(super) fn request(
 }
 
 /// A place in the order of a scan: before the versions of a key that have at most this sequence
-/// number, or after the key.
+/// number. Without a number it is the place after the key.
 #[derive(Clone, Copy, Debug)]
 struct ScanPosition<'a> {
     key: &'a [u8],
@@ -137,12 +137,13 @@ impl<'a> PageReader<'a> {
         Ok(())
     }
 
-    /// Records that the caller reads.
+    /// Records that the caller must read one-sided.
     pub(super) fn records(&self) -> &[PageRecordAt] {
         &self.records
     }
 
-    /// Takes the bytes of a record of [`PageReader::records`]. Returns false if they are not it.
+    /// Takes the bytes of a record of [`PageReader::records`]. Returns false if they are not that
+    /// record.
     pub(super) fn on_record(&mut self, record: PageRecordAt, bytes: &[u8]) -> bool {
         let Some((key, value)) = decode_record(bytes) else { return false };
         let wanted = &mut self.page.records[record.record];
@@ -159,14 +160,14 @@ impl<'a> PageReader<'a> {
     }
 }
 
-/// Checks that the records of a page are of its range and in its order.
+/// Checks that the records of a page lie in the range of the scan and in its order.
 fn check_order(ask: &ScanAsk<'_>, records: &[PageRecord]) -> Result<(), Contradiction> {
     let mut before = ask.resume.map(|at| ScanPosition { key: &at.key, seq: at.seq });
     let mut is_first = true;
     for record in records {
         let at = ScanPosition { key: &record.key.0, seq: Some(record.version.seq) };
         let is_visible = record.version.seq <= ask.snapshot && in_range(ask.keys, at.key);
-        // The place of the page before may be that of the first record.
+        // The first record may lie at the place where the previous page ended.
         let follows = before.is_none_or(|before| match before.order(at, ask.direction) {
             Ordering::Less => true,
             Ordering::Equal => is_first,
@@ -175,15 +176,15 @@ fn check_order(ask: &ScanAsk<'_>, records: &[PageRecord]) -> Result<(), Contradi
         if !is_visible || !follows {
             return Err(Contradiction("records outside of the scan or in another order"));
         }
-        // A version that is no operand ends its key.
+        // A version that is no merge operand ends its key.
         let seq = at.seq.filter(|_| record.version.kind == Kind::Merge);
         (before, is_first) = (Some(ScanPosition { key: at.key, seq }), false);
     }
     Ok(())
 }
 
-/// The first records of a page that have at most the bytes that the reader wants, with the values
-/// that will be read one-sided, and at least one record.
+/// Cuts a page to the bytes that the reader wants, counting values that will be read one-sided. At
+/// least one record stays.
 fn cut(
     ask: &ScanAsk<'_>,
     mut records: Vec<PageRecord>,
@@ -211,8 +212,8 @@ fn in_range(keys: &KeyRange, key: &[u8]) -> bool {
     keys.contains(key)
 }
 
-/// The place at which the next page begins. It must lie after the start and the records of this
-/// one.
+/// The place at which the next page begins. It must lie after the start of this page and after its
+/// records.
 fn resume_after(
     ask: &ScanAsk<'_>,
     records: &[PageRecord],

@@ -1,14 +1,14 @@
-//! A lookup of keys in shards of one node, as a state machine without I/O: requests, answers in
-//! parts, and long values that are read one-sided.
+//! A look-up of keys in shards of one node, as a state machine without I/O. It handles requests,
+//! answers in parts, and long values that are read one-sided.
 //!
 //! An answer that has no room for all keys, or for all versions of a key, is followed by further
-//! requests. Values that are longer than an answer permits come as the places of their records.
-//! The caller reads them, and [`Search::on_record`] verifies each: its checksum, key, sequence
-//! number and kind.
+//! requests. For a value that is longer than an answer permits, the answer has the place of its
+//! record. The caller reads the record, and [`Search::on_record`] verifies its checksum, key,
+//! sequence number and kind.
 //!
 //! Invariants:
 //! 1. The result has every version that the node named, in its order.
-//! 2. Every answer brings the search forward, so it ends.
+//! 2. Every accepted answer makes progress, so the search ends.
 //! 3. An answer that contradicts the request is an error, and never a result.
 //!
 //! Thread-safety: none; one task owns a search.
@@ -31,21 +31,21 @@ use crate::wire::shard::{
     self, KEYS_ONLY_BYTES, RecordPlace, ShardMessage, ShardName, StoredValue,
 };
 
-/// Bytes of the keys and lists of one request at most, so that it fits into a message.
+/// Largest size of the keys and lists of one request, in bytes, so that it fits into a message.
 const REQUEST_BYTES_MAX: usize = 160 << 10;
 /// Bytes of a key's list entry and lengths in a request.
 const KEY_BYTES_BESIDE: usize = 24;
 /// Bytes of the name of a shard in a request.
 const NAME_BYTES: usize = 20;
 
-/// Answers of the node that contradict the request.
+/// Error: an answer of the node contradicts the request. It says how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Contradiction(pub(super) &'static str);
 
 /// A record that the caller reads one-sided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RecordAt {
-    /// Key of the search, and version of the key.
+    /// Index of the key in the search. The next field is the index of the version.
     key: usize,
     version: usize,
     /// Shard that has the record, as an index into those of the search.
@@ -59,14 +59,14 @@ pub(super) struct RecordAt {
 /// The place of the newest put of a key in the shards that the search visited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NewestPut {
-    /// Key of the search.
+    /// Index of the key in the search.
     pub(super) key: usize,
     /// Shard that has the record, as an index into those of the search.
     pub(super) shard: usize,
     pub(super) offset: CachedOffset,
 }
 
-/// The keys of the request that is on its way.
+/// The keys of the request in flight.
 #[derive(Clone, Copy, Debug)]
 enum Asked {
     Nothing,
@@ -75,7 +75,7 @@ enum Asked {
         key: usize,
         snapshot: SeqNo,
     },
-    /// Keys from the first one that has no answer.
+    /// Keys from the first key without an answer on.
     Keys {
         first: usize,
         count: usize,
@@ -90,9 +90,9 @@ pub(super) struct Search<'a> {
     names: &'a [ShardName],
     inline_max: u32,
     found: Vec<KeyVersions>,
-    /// Keys whose first answer has come.
+    /// Number of keys whose first answer has arrived.
     answered: usize,
-    /// Key whose versions have not all come, and the snapshot with which the search goes on.
+    /// Key whose versions have not all arrived, and the snapshot with which the search goes on.
     rest: Option<(usize, SeqNo)>,
     asked: Asked,
     /// Shards that the latest request for several keys named, as indexes into those of the search.
@@ -146,7 +146,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Number of keys from `first` for one request, with the names of their shards.
+    /// Number of keys from `first` on that fit into one request with the names of their shards.
     fn keys_that_fit(&self, first: usize) -> usize {
         let (mut bytes, mut named) = (0, BTreeSet::new());
         let fits = |asked: &&KeyAsk<'_>| {
@@ -179,7 +179,7 @@ impl<'a> Search<'a> {
 
     fn multi_get(&mut self, first: usize, count: usize) -> ShardMessage {
         let keys = &self.ask.keys[first..first + count];
-        // The request names the shards of these keys only, and its indexes are those of its list.
+        // The request names only the shards of these keys, and its indexes refer to its own list.
         let all: BTreeSet<u32> = keys.iter().flat_map(|asked| &asked.within).copied().collect();
         self.named = all.into_iter().collect();
         let place = |at: &u32| self.named.partition_point(|named| named < at) as u32;
@@ -226,8 +226,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Takes versions of a key that a request with this snapshot has brought. Shards are named by
-    /// those of the key, if the request was about it alone.
+    /// Takes versions of a key from the answer to a request with this snapshot. If the request was
+    /// about this key alone, shard indexes refer to the shards of the key.
     fn take(
         &mut self,
         key: usize,
@@ -281,7 +281,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The shard that an answer names, as an index into those of the search.
+    /// The shard that an answer names, as an index into the shards of the search.
     fn shard_of(&self, key: usize, named: u32, is_alone: bool) -> Result<usize, Contradiction> {
         let within = &self.ask.keys[key].within;
         let listed = if is_alone { within } else { &self.named };
@@ -290,18 +290,19 @@ impl<'a> Search<'a> {
         of_key.map(|shard| shard as usize).ok_or(Contradiction("a value in a shard of another key"))
     }
 
-    /// Places of the newest versions that the shards have of the keys, as far as these are puts
-    /// that the answers have placed.
+    /// Places of the newest versions of the keys, for those that are puts and whose places the
+    /// answers have reported.
     pub(super) fn newest(&self) -> &[NewestPut] {
         &self.newest
     }
 
-    /// Records that the caller reads, after the last answer.
+    /// Records that the caller must read one-sided after the last answer.
     pub(super) fn records(&self) -> &[RecordAt] {
         &self.records
     }
 
-    /// Takes the bytes of a record of [`Search::records`]. Returns false if they are not it.
+    /// Takes the bytes of a record of [`Search::records`]. Returns false if they are not that
+    /// record.
     pub(super) fn on_record(&mut self, record: RecordAt, bytes: &[u8]) -> bool {
         let Some((key, value)) = decode_record(bytes) else { return false };
         let version = &mut self.found[record.key].versions[record.version];

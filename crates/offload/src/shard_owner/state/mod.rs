@@ -6,25 +6,25 @@
 //! | away | released, when the owner needs it no more, or when it is lost |
 //! | released | forgotten, when the node has confirmed the release, or when its life is over |
 //!
-//! A shard is **lost** when its node lives anew, does not know it, or was silent for too long: the
-//! owner has no answer to several beats over [`OwnerTerms::silence`], or to one beat of a node that
-//! the pool does not hear either. An answer to any other request ends the silence, because a node
-//! with much work may answer a beat late. A shard is lost as well if the answer to a beat counts
-//! fewer shards than the owner has there, because a node drops a database whose owner was silent
-//! for minutes. Silence is counted in beats, because a process that was stopped finds many of its
-//! other requests late when it goes on.
+//! A shard is **lost** when its node begins a new life, does not know the shard, or is silent for
+//! too long. A node is silent for too long if [`OwnerTerms::missed_beats`] beats over
+//! [`OwnerTerms::silence`] got no answer. If the pool does not hear the node either, one beat is
+//! enough. An answer to any other request ends the silence, because a busy node may answer a beat
+//! late. A shard is also lost if the answer to a beat counts fewer shards than the owner has there.
+//! A node drops a database whose owner was silent for minutes. Silence is counted in beats, because
+//! a process that was stopped finds many of its other requests late when it goes on.
 //!
 //! Invariants:
 //! 1. A shard can be read at one node at most, and only between its registration and its loss or
-//!    release. What was lost is never read again.
-//! 2. A name that a node may have seen in a transfer that failed is released there, and is not sent
-//!    to that life of the node again.
-//! 3. A release names as oldest no memtable above that of a shard which is sent or can be read at
-//!    the node. So a release that is late frees nothing that is in use.
+//!    release. A lost shard is never read again.
+//! 2. If a node may have seen a name in a transfer that failed, the name is released there. It is
+//!    not sent to that life of the node again.
+//! 3. The oldest memtable that a release names is at most that of any shard which is being sent or
+//!    can be read at the node. So a late release frees no shard in use.
 //! 4. Releases are repeated until the node confirms them or its life is over.
 //! 5. The key-offset cache has entries only of shards that can be read.
-//! 6. Nothing is sent to a node before the shards of earlier owners are purged there, and nothing
-//!    after a newer owner was seen there. They are purged when the open has adopted those that it
+//! 6. No shard is sent to a node before the shards of earlier owners are purged there, nor after a
+//!    newer owner was seen there. The purge follows when the open has adopted the shards that it
 //!    keeps ([`earlier`]).
 //!
 //! Thread-safety: none; the driver holds a lock.
@@ -62,7 +62,7 @@ use crate::wire::shard::{ShardMessage, ShardName, ShardRefusal, ShardWhy};
 
 /// Pause after a request that the node has refused.
 const REFUSED_PAUSE: Duration = Duration::from_millis(50);
-/// Shards that one release names at most.
+/// Largest number of shards that one release names.
 const RELEASES_MAX: usize = 4096;
 /// A memory node as the pool knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,13 +77,13 @@ pub struct MemoryNode {
     pub is_up: bool,
 }
 
-/// What a task of a node does next.
+/// The next step of a node's task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum NextAsk {
     /// Send the message, and call [`OwnerState::on_answer`] or
     /// [`OwnerState::on_no_answer`].
     Ask(NodeTask, ShardMessage),
-    /// Nothing before this time, unless a release comes.
+    /// Wait until this time, unless a release arrives before.
     Wait(u64),
     /// The life of the node is over.
     Over,
@@ -99,11 +99,12 @@ pub(super) struct News {
 /// The node for a transfer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Pick {
-    /// Send the image there. The number says how often shards of the node were lost so far.
+    /// Send the image to this node. `losses` is the number of times that the node's shards were
+    /// lost so far.
     Node { node: StoreNode, losses: u64 },
     /// Other transfers fill the landing zones of all nodes that have room.
     Later,
-    /// No node takes it.
+    /// No node takes the image.
     NoRoom(&'static str),
 }
 
@@ -117,9 +118,9 @@ pub(super) struct ReadTarget {
 /// A request of a node's task without an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MissedAnswer {
-    /// Time at which it was sent.
+    /// Time at which the request was sent.
     pub(super) sent_ns: u64,
-    /// Time of the latest answer of the node to any request; 0 without one.
+    /// Time of the latest answer of the node to any request; 0 before the first answer.
     pub(super) heard_ns: u64,
     /// Whether another life of the node has answered.
     pub(super) is_other_life: bool,
@@ -128,11 +129,11 @@ pub(super) struct MissedAnswer {
 /// The end of a transfer without a registered shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct NotSent {
-    /// Whether the node may have seen the name, so that it must be released.
+    /// Whether the node may have seen the name, so that the name must be released.
     pub(super) may_be_known: bool,
-    /// Bytes that the node has left, if it had no room.
+    /// Bytes that the node has left, if it refused for lack of room.
     pub(super) left_bytes: Option<u64>,
-    /// Bytes of the largest image that it takes, if it said so.
+    /// Size in bytes of the largest image that the node takes, if it refused a larger one.
     pub(super) image_bytes_max: Option<u64>,
 }
 
@@ -145,7 +146,7 @@ pub(super) struct OwnerState {
     next_node: u64,
     /// Node of each shard that can be read.
     homes: BTreeMap<ShardId, StoreNode>,
-    /// No shard of a memtable below this one will be sent any more.
+    /// Number of the oldest memtable of which shards may still be sent.
     oldest: u64,
     earlier: EarlierShards,
     news: News,
@@ -187,7 +188,7 @@ impl OwnerState {
         }
     }
 
-    /// The owner closes: the tasks of all nodes end.
+    /// Closes the owner: the tasks of all nodes end.
     pub(super) fn close(&mut self) {
         self.is_closed = true;
     }
@@ -207,11 +208,11 @@ impl OwnerState {
         Some(MemoryNode { node: state.node, life: state.life, endpoints, is_up })
     }
 
-    /// Takes the nodes that the pool knows. Returns those that are new.
+    /// Takes the list of nodes that the pool knows. Returns the new ones.
     ///
-    /// A manager that has just begun does not know all nodes yet. So the life of a node is over
-    /// only when the list has a later one. A node that is missing stays as it is, and its beats
-    /// tell whether it answers.
+    /// A manager that has just started does not know all nodes yet. So the life of a node is over
+    /// only when the list has a later life. A missing node stays as it is, and its beats show
+    /// whether it answers.
     pub(super) fn on_members(&mut self, now_ns: u64, members: &[MemoryNode]) -> Vec<StoreNode> {
         let is_over = |state: &NodeState| {
             members.iter().any(|member| member.node == state.node && member.life > state.life)
@@ -298,7 +299,7 @@ impl OwnerState {
         NextAsk::Ask(task, message)
     }
 
-    /// A task of a node got no answer to a request.
+    /// Handles a request of a node's task that got no answer.
     pub(super) fn on_no_answer(
         &mut self,
         now_ns: u64,
@@ -342,12 +343,12 @@ impl OwnerState {
             ) => {
                 let (landing_bytes, image_bytes_max) = (*landing_bytes, *image_bytes_max);
                 let limit_bytes = state.used_bytes().saturating_add(*room_bytes);
-                // The first answer counts shards of earlier owners only.
+                // The first answer counts only shards of earlier owners.
                 state.needs_purge |= state.begun.is_none() && *shards > 0;
                 state.begun = Some(BegunFacts { landing_bytes, image_bytes_max, limit_bytes });
                 state.is_lost = false;
                 // The node has dropped the database since the last beat, and begun it again with
-                // this one. No release comes between a beat and its answer.
+                // this beat. No release arrives between a beat and its answer.
                 if u64::from(*shards) < state.beat_shards {
                     let node = state.node;
                     tracing::warn!(%node, shards, "a memory node has dropped the shards");
@@ -374,14 +375,14 @@ impl OwnerState {
                 state.rest_ns = now_ns + REFUSED_PAUSE.as_nanos() as u64;
             }
         }
-        // A node that had room for a large image before needs no news.
+        // A node that had room for a large image before causes no news.
         let is_more = state.free_bytes(now_ns) > free_before;
         let was_little = state.begun.is_some_and(|begun| free_before < begun.image_bytes_max);
         self.news.has_more_room |= is_more && was_little;
         self.note_lost(lost);
     }
 
-    /// Takes a refusal of a node, to whatever request.
+    /// Handles a refusal of any request by a node.
     pub(super) fn on_refused(&mut self, now_ns: u64, node: StoreNode, refusal: &ShardRefusal) {
         let Some(state) = self.nodes.get_mut(&node) else { return };
         match refusal.why {
@@ -390,7 +391,7 @@ impl OwnerState {
                 if !std::mem::replace(&mut state.is_fenced, true) {
                     tracing::error!(node = %number, %refusal, "a memory node has another owner");
                 }
-                // The other owner purges what is there.
+                // The other owner purges the shards of this one.
                 let released: Vec<ShardId> = state.shards.released().collect();
                 released.into_iter().for_each(|id| state.shards.remove(id));
             }
@@ -402,7 +403,7 @@ impl OwnerState {
         self.note_lost(lost);
     }
 
-    /// The shards are lost, because the node does not know them or gave wrong bytes.
+    /// Declares shards lost, because the node does not know them or returned wrong bytes.
     pub(super) fn lose(&mut self, node: StoreNode, ids: &[ShardId]) {
         let Some(state) = self.nodes.get_mut(&node) else { return };
         let mut lost = ids.to_vec();
@@ -451,8 +452,8 @@ impl OwnerState {
         state.is_some_and(|state| state.losses == losses && state.shards.contains(id))
     }
 
-    /// The node has registered a shard. An error says that the node was lost since `losses` were
-    /// counted; then the shard is released.
+    /// Ends a transfer whose shard the node has registered. Errors: `Lost` if the node was lost
+    /// since `losses` were counted; then the shard is released.
     pub(super) fn sent(
         &mut self,
         node: StoreNode,
@@ -471,7 +472,7 @@ impl OwnerState {
         Ok(())
     }
 
-    /// A transfer has failed.
+    /// Ends a transfer that has failed.
     pub(super) fn not_sent(&mut self, now_ns: u64, node: StoreNode, id: ShardId, end: NotSent) {
         let until_ns = now_ns + self.terms.full.as_nanos() as u64;
         let Some(state) = self.nodes.get_mut(&node) else { return };
@@ -488,8 +489,8 @@ impl OwnerState {
         }
     }
 
-    /// The names and places for a read of these shards, which must all lie at the node. An error
-    /// says that they are lost only if all of them are.
+    /// The names and places for a read of these shards, which must all lie at the node. Errors:
+    /// `Lost` if all of them are lost, `Busy` if only some are.
     pub(super) fn target(&self, node: StoreNode, ids: &[ShardId]) -> Result<ReadTarget, AwayError> {
         let over = || AwayError::Lost("the life of their memory node is over".to_owned());
         let state = self.nodes.get(&node).ok_or_else(over)?;
@@ -505,7 +506,7 @@ impl OwnerState {
         Ok(ReadTarget { names, shards })
     }
 
-    /// The key-offset cache, whose entries go with their shards.
+    /// The key-offset cache of the owner.
     pub(super) fn offsets(&mut self) -> &mut KeyOffsets {
         &mut self.offsets
     }
@@ -542,8 +543,8 @@ impl OwnerState {
         shards.map(|(_, at)| at.place.key).chain(self.held_arenas(node)).collect()
     }
 
-    /// The database needs these shards no more, and sends none of a memtable below `oldest`.
-    /// Returns the nodes that have to hear of it.
+    /// Releases shards that the database does not need any more. It will send no shard of a
+    /// memtable below `oldest`. Returns the nodes that must be told.
     pub(super) fn release(&mut self, ids: &[ShardId], oldest: u64) -> BTreeSet<StoreNode> {
         if oldest > self.oldest {
             self.oldest = oldest;
@@ -561,7 +562,7 @@ impl OwnerState {
         nodes
     }
 
-    /// Whether no node that answers has to hear of a release.
+    /// Whether every node that answers has confirmed all releases.
     pub(super) fn is_settled(&self) -> bool {
         let waits = |state: &NodeState| state.obeys() && state.shards.released().next().is_some();
         !self.nodes.values().any(waits)
@@ -585,7 +586,7 @@ impl OwnerState {
         }
     }
 
-    /// Number of nodes that take shards, and of shards that can be read.
+    /// Number of nodes that take shards, and number of shards that can be read.
     pub(super) fn counts(&self) -> (u64, u64) {
         let usable = self.nodes.values().filter(|state| state.usable().is_some());
         (usable.count() as u64, self.homes.len() as u64)

@@ -9,30 +9,31 @@ use archipelago_fabric::NodeId;
 use super::shards::{NodeShards, ShardStage};
 use super::terms::OwnerTerms;
 
-/// Names that were released at a node, and that the owner remembers at most.
+/// Largest number of released names that the owner remembers for a node.
 const USED_UP_MAX: usize = 1 << 16;
 
-/// A request to a node besides transfers and reads.
+/// A request of a node's task; transfers and reads are other requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::shard_owner) enum NodeTask {
-    /// The sign of life, which also begins.
+    /// `Begin`: makes this open the owner, and is its sign of life.
     Begin,
-    /// Shards of earlier owners go.
+    /// `Purge`: drops the shards of earlier owners.
     Purge,
-    /// These shards go.
+    /// `Release`: drops these shards.
     Release(Vec<ShardId>),
 }
 
-/// What the host said when the owner began.
+/// Facts from the host's answer to `Begin`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BegunFacts {
     pub(super) landing_bytes: u64,
     pub(super) image_bytes_max: u64,
-    /// Bytes of images that the owner may have here: those that it had, and the room.
+    /// Bytes of images that the owner may have here: those that it had, plus the room that the host
+    /// reported.
     pub(super) limit_bytes: u64,
 }
 
-/// What the node said when it had no room.
+/// Facts from a refusal for lack of room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FullNotice {
     pub(super) left_bytes: u64,
@@ -48,9 +49,9 @@ pub(super) struct NodeState {
     /// Whether the pool hears from the node.
     pub(super) is_up: bool,
     pub(super) begun: Option<BegunFacts>,
-    /// Whether another owner of the database is known there. Nothing is sent any more.
+    /// Whether the node knows another owner of the database. The node then gets no more requests.
     pub(super) is_fenced: bool,
-    /// Whether the shards were lost because the node was silent, and it is silent still.
+    /// Whether the shards were lost because the node was silent, and the node is still silent.
     pub(super) is_lost: bool,
     /// Number of times that its shards were lost.
     pub(super) losses: u64,
@@ -63,10 +64,10 @@ pub(super) struct NodeState {
     pub(super) rest_ns: u64,
     /// Beats without an answer since the last answer.
     pub(super) missed: u32,
-    /// Time at which the first of them was sent.
+    /// Time at which the first unanswered beat was sent.
     owed_since_ns: Option<u64>,
     pub(super) shards: NodeShards,
-    /// Names that were released here. The node does not take them again.
+    /// Names that were released here. The node refuses them from now on.
     used_up: BTreeSet<ShardId>,
     /// Names up to this one are not sent here any more, because some of them were released.
     used_up_to: Option<ShardId>,
@@ -76,7 +77,7 @@ pub(super) struct NodeState {
 /// Times of a beat that got no answer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MissedBeat {
-    /// Time at which it was sent.
+    /// Time at which the beat was sent.
     pub(super) sent_ns: u64,
     /// Time of the latest answer to another request.
     pub(super) heard_ns: u64,
@@ -107,7 +108,7 @@ impl NodeState {
         }
     }
 
-    /// What the host said at the begin, if shards may be sent now.
+    /// Facts from the host's answer to `Begin`, if shards may be sent now.
     pub(super) fn usable(&self) -> Option<BegunFacts> {
         let is_usable = self.is_up && !self.is_fenced && !self.is_lost && !self.needs_purge;
         self.begun.filter(|_| is_usable)
@@ -122,7 +123,7 @@ impl NodeState {
         self.full.filter(|full| now_ns < full.until_ns)
     }
 
-    /// Bytes that the owner has and sends there.
+    /// Bytes of images that the node holds and that are being sent to it.
     pub(super) fn used_bytes(&self) -> u64 {
         self.shards.held_bytes() + self.shards.sending_bytes()
     }
@@ -156,7 +157,7 @@ impl NodeState {
         if in_zone > begun.landing_bytes { Takes::Later } else { Takes::Now }
     }
 
-    /// The owner does not need a shard any more.
+    /// Gives up a shard that the owner does not need any more.
     pub(super) fn give_up(&mut self, id: ShardId) {
         if self.is_fenced {
             // The other owner purges what is there.
@@ -176,8 +177,8 @@ impl NodeState {
         lost
     }
 
-    /// The node has confirmed the release of a shard, whose name it does not take again. No shard
-    /// of a memtable below `oldest` will be sent.
+    /// Ends the release of a shard, which the node has confirmed. The node does not take the name
+    /// again. No shard of a memtable below `oldest` will be sent.
     pub(super) fn released(&mut self, id: ShardId, oldest: u64) {
         self.shards.remove(id);
         if id.memtable >= oldest {
@@ -188,17 +189,17 @@ impl NodeState {
         }
     }
 
-    /// No shard of a memtable below this one will be sent.
+    /// Forgets released names of memtables below `oldest`, because no such shard will be sent.
     pub(super) fn retire(&mut self, oldest: u64) {
         self.used_up = self.used_up.split_off(&ShardId { memtable: oldest, shard: 0 });
     }
 
-    /// The node has answered.
+    /// Notes that the node has answered.
     pub(super) fn heard(&mut self) {
         (self.missed, self.owed_since_ns) = (0, None);
     }
 
-    /// A beat got no answer. Returns whether the node has been silent for too long.
+    /// Notes a beat without an answer. Returns whether the node has been silent for too long.
     pub(super) fn missed_beat(&mut self, beat: MissedBeat, terms: &OwnerTerms) -> bool {
         let MissedBeat { sent_ns, heard_ns, now_ns } = beat;
         if self.owed_since_ns.unwrap_or(sent_ns) <= heard_ns {
@@ -214,8 +215,8 @@ impl NodeState {
         is_silent || !self.is_up
     }
 
-    /// Another request of `sent_ns` got no answer. The next beat finds out whether the node answers
-    /// at all.
+    /// Notes another request, sent at `sent_ns`, without an answer. The next beat finds out whether
+    /// the node answers at all.
     pub(super) fn missed_other(&mut self, sent_ns: u64, now_ns: u64) {
         self.missed = self.missed.max(1);
         self.owed_since_ns.get_or_insert(sent_ns);

@@ -4,40 +4,43 @@ use std::time::Duration;
 
 use crate::shard_owner::sabotage::OwnerSabotage;
 
-/// Limit of bytes for an owner without one: no sum of figures overflows.
+/// Limit of bytes for an owner without a limit. It is small enough that no sum of figures
+/// overflows.
 pub(super) const UNLIMITED_BYTES: u64 = 1 << 60;
 
-/// Bytes of an image that a link carries in a second at least.
+/// Speed of the slowest link that a transfer must survive, in bytes a second.
 const SLOWEST_BYTES: u64 = 8 << 20;
 
 /// Times and limits of an owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnerTerms {
-    /// Time between two beats to a node.
+    /// Time between two beats to a node. Default: 1 s.
     pub beat: Duration,
-    /// Silence of a node after which its shards are lost.
+    /// Silence of a node after which its shards are lost. Default: 5 s.
     pub silence: Duration,
-    /// Beats without an answer that this takes at least.
+    /// Least number of unanswered beats before the shards of a node are lost. Default: 3.
     pub missed_beats: u32,
-    /// Time for which a node that had no room counts as full, unless a release frees some.
+    /// Time for which a node that had no room counts as full, unless a release frees some. Default:
+    /// 2 s.
     pub full: Duration,
-    /// Time after which an unanswered request counts as lost.
+    /// Time after which an unanswered request counts as lost. Default: 1 s.
     pub request: Duration,
     /// Pause before a request that was not answered, or was refused as busy, is sent again.
+    /// Default: 5 ms.
     pub pause: Duration,
-    /// Time after which a read or a transfer without progress ends as busy.
+    /// Time after which a read or a transfer without progress ends as busy. Default: 5 s.
     pub patience: Duration,
-    /// Time for which a close waits for nodes that have not confirmed a release.
+    /// Time for which a close waits for nodes that have not confirmed a release. Default: 2 s.
     pub farewell: Duration,
-    /// Time for which an open waits for nodes to say that they know it, and then for their lists of
-    /// shards.
+    /// Time for which an open waits for the nodes' answers to `Begin`, and then for their lists of
+    /// shards. Default: 1 s.
     pub takeover: Duration,
     /// Whether a close leaves the shards at their nodes, which keep them for ten minutes for the
     /// next open. Default: no, a close releases them.
     pub leaves_shards: bool,
-    /// Bytes of a landing zone that the owner asks for.
+    /// Size in bytes that the owner requests for its landing zone at each node. Default: 80 MiB.
     pub landing_bytes: u64,
-    /// Bytes of images at all nodes together, at most.
+    /// Largest sum of the bytes of images at all nodes. Default: no limit.
     pub bytes_max: u64,
     /// Bytes of the key-offset cache; 0 turns it off.
     pub key_offset_cache_bytes: u64,
@@ -67,7 +70,7 @@ impl Default for OwnerTerms {
 }
 
 impl OwnerTerms {
-    /// Time after which the transfer of an image of `bytes` ends, also if it makes progress.
+    /// Time after which the transfer of an image of `bytes` ends, even if it makes progress.
     pub(in crate::shard_owner) fn image(&self, bytes: u64) -> Duration {
         2 * self.patience + Duration::from_millis(bytes.saturating_mul(1000) / SLOWEST_BYTES)
     }

@@ -35,7 +35,7 @@ fn refused(why: ShardWhy) -> ShardMessage {
     ShardMessage::Refused { refusal: why.into() }
 }
 
-/// A request of this time without an answer, when the node has answered nothing else.
+/// A request of this time without an answer. The node has answered no other request.
 fn missed(sent_ns: u64, is_other_life: bool) -> MissedAnswer {
     MissedAnswer { sent_ns, heard_ns: 0, is_other_life }
 }
@@ -170,7 +170,7 @@ fn node_that_the_pool_does_not_hear_either_is_lost_with_one_beat() {
     let silent = MemoryNode { is_up: false, ..member(1, LIFE) };
     world.state.on_members(world.now_ns, &[silent]);
     assert!(matches!(world.begin(2, 100), Pick::NoRoom(_)), "nothing is sent there");
-    // The owner hears from it, so its shards stay.
+    // The owner hears from the node, so its shards stay.
     world.answer(node, &begun(1));
     assert!(world.is_readable(node, 1));
     world.miss(node, 1);
@@ -188,7 +188,7 @@ fn another_life_of_the_node_loses_its_shards() {
     assert_eq!(world.state.take_news().lost, [id(1)]);
     assert!(world.state.target(node, &[id(1)]).is_err());
     assert_eq!(world.state.next_ask(world.now_ns, node), NextAsk::Over);
-    // A beat that another life has answered tells the same before the pool does.
+    // A beat that another life answers has the same effect, before the pool reports the life.
     let mut world = World::new(1);
     let node = world.send(1);
     world.now_ns += SECOND;
@@ -207,14 +207,14 @@ fn node_that_a_new_manager_does_not_know_yet_keeps_its_shards() {
     world.now_ns += SECOND;
     world.answer(node, &begun(1));
     assert!(world.is_readable(node, 1));
-    // The manager hears from the nodes one after another. They are those from before.
+    // The manager hears from the nodes one after another. They are the same nodes as before.
     for count in 1..=2 {
         let list: Vec<MemoryNode> = (1..=count).map(|node| member(node, LIFE)).collect();
         assert!(world.state.on_members(world.now_ns, &list).is_empty());
     }
     assert!(world.is_readable(node, 1) && world.state.take_news().lost.is_empty());
     world.send(2);
-    // A node that is silent is lost as ever, whether the manager knows it or not.
+    // A silent node is lost, whether the manager knows it or not.
     world.state.on_members(world.now_ns, &[]);
     world.miss(node, 6);
     assert!(!world.is_readable(node, 1));
@@ -248,7 +248,7 @@ fn lost_shard_is_released_and_never_read_again() {
     world.answer(node, &ShardMessage::Done { shards: 2 });
     assert!(world.state.is_settled());
     assert_eq!(world.state.room(world.now_ns).held_bytes, 0);
-    // The node does not take the name again; another life would.
+    // The node does not take the name again. Another life of it would.
     assert!(matches!(world.begin(1, 100), Pick::NoRoom(_)));
     world.send(3);
 }
@@ -438,7 +438,7 @@ fn room_is_what_nodes_have_promised() {
     let room = world.state.room(world.now_ns);
     assert_eq!((room.free_bytes, room.sending_bytes, room.held_bytes), (2000, 0, 400));
     assert_eq!(room.limit_bytes, 10_000, "what was sent since the last beat is within the limit");
-    // Others have taken most of the node meanwhile.
+    // Other databases have taken most of the node meanwhile.
     world.now_ns += SECOND;
     let little = ShardMessage::Begun {
         life: LIFE,

@@ -6,13 +6,13 @@
 //! | writing | registering, when all pieces are placed; asking for a grant, if the link went down |
 //! | registering | ended, on the place; writing, if the node found other bytes than those named |
 //!
-//! A request that gets no answer, or is refused as busy, is sent again: each of them means the same
-//! when it comes twice. The transfer ends without a shard if the node refuses it for another
-//! reason, if nothing has moved for [`OwnerTerms::patience`](super::OwnerTerms::patience), or at the
-//! end of the time for the whole image.
+//! A request that gets no answer, or is refused as busy, is sent again, because all requests are
+//! idempotent. The transfer fails if the node refuses it for another reason. It also fails without
+//! progress for [`OwnerTerms::patience`](super::OwnerTerms::patience), and when the time for the
+//! whole image has passed.
 //!
 //! Invariants:
-//! 1. The end of a transfer says whether the node may have a grant or the shard. Then the caller
+//! 1. A failed transfer says whether the node may have a grant or the shard. If so, the caller
 //!    releases the name.
 //! 2. A place is accepted only if it has the length of the image.
 //!
@@ -31,11 +31,11 @@ use crate::wire::shard::{
     Piece, ShardInfo, ShardMessage, ShardName, ShardPlace, ShardRefusal, ShardWhy,
 };
 
-/// Bytes of a piece, unless the image has too many of them.
+/// Bytes of a piece, unless the image would then have more than [`PIECES_MAX`] pieces.
 const PIECE_BYTES: u64 = 1 << 20;
-/// Pieces of an image at most.
+/// Largest number of pieces of an image.
 const PIECES_MAX: u64 = 2048;
-/// Times that an image is written again because the node found other bytes.
+/// Number of times that an image is written again because the node found other bytes.
 const REWRITES_MAX: u32 = 3;
 
 /// Room for an image in the landing zone of a node.
@@ -46,7 +46,7 @@ pub(super) struct LandingGrant {
     pub(super) at: u64,
 }
 
-/// An image that is sent.
+/// An image to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TransferOrder {
     pub(super) owner: OwnerStamp,
@@ -100,11 +100,11 @@ pub(super) struct Transfer {
     begin_ns: u64,
     patience_ns: u64,
     stage: Stage,
-    /// Time at which the transfer ends unless it moves.
+    /// Time at which the transfer ends unless it makes progress.
     until_ns: u64,
-    /// Time at which the transfer ends, also if it moves.
+    /// Time at which the transfer ends, even if it makes progress.
     end_ns: u64,
-    /// Whether a request may have left something at the node.
+    /// Whether a request may have left a grant or the shard at the node.
     may_be_known: bool,
     rewrites: u32,
 }
@@ -123,7 +123,7 @@ pub(super) fn pieces(image: &[u8]) -> Vec<Piece> {
 }
 
 impl Transfer {
-    /// A transfer that ends when nothing moves for `patience_ns`, and at `end_ns`.
+    /// A transfer that ends without progress for `patience_ns`, and at `end_ns` at the latest.
     pub(super) fn new(order: TransferOrder, now_ns: u64, patience_ns: u64, end_ns: u64) -> Self {
         Self {
             order,
@@ -142,12 +142,12 @@ impl Transfer {
         self.begin_ns + self.end_ns.saturating_sub(self.begin_ns) / 2
     }
 
-    /// Time at which the transfer ends, also if it moves.
+    /// Time at which the transfer ends, even if it makes progress.
     pub(super) fn end_ns(&self) -> u64 {
         self.end_ns
     }
 
-    /// The end of a transfer that the owner does not want any more.
+    /// The failure of a transfer that the owner has stopped.
     pub(super) fn stopped(&self) -> TransferFailure {
         let end = NotSent { may_be_known: self.may_be_known, ..NotSent::default() };
         TransferFailure { end, refusal: None }
@@ -193,8 +193,8 @@ impl Transfer {
         TransferStep::AskLater(self.message())
     }
 
-    /// Takes the answer to a request; `None` if there was none, so that the request may have been
-    /// executed.
+    /// Takes the answer to a request. `None` if there was no answer; the node may have executed the
+    /// request.
     pub(super) fn on_answer(&mut self, now_ns: u64, answer: Option<&ShardMessage>) -> TransferStep {
         let Some(answer) = answer else {
             self.may_be_known = true;
@@ -236,7 +236,7 @@ impl Transfer {
             }
             (_, ShardWhy::Full) => end.left_bytes = Some(refusal.number),
             (_, ShardWhy::TooLarge) => end.image_bytes_max = Some(refusal.number),
-            // The node has the name from before, by whatever way.
+            // The node already knows the name from earlier requests.
             (_, ShardWhy::Retired | ShardWhy::HasGrant) => end.may_be_known = true,
             (_, ShardWhy::BadImage | ShardWhy::OtherRecords) => {
                 tracing::error!(%refusal, "a memory node found a memtable image damaged");
@@ -246,7 +246,8 @@ impl Transfer {
         self.fail(Some(refusal), end)
     }
 
-    /// All pieces were placed; or the node refused a write, or did not answer (`None`).
+    /// Takes the outcome of the writes: all pieces were placed, the node refused a write, or it did
+    /// not answer (`None`).
     pub(super) fn on_written(
         &mut self,
         now_ns: u64,

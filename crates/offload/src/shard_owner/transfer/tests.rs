@@ -87,10 +87,10 @@ fn place_of_another_length_is_not_accepted() {
     let (mut transfer, bytes) = registering();
     let registered = ShardMessage::Registered { place: place(bytes - 1) };
     assert!(failure(transfer.on_answer(3, Some(&registered))).may_be_known);
-    // Neither is a grant.
+    // Neither answer is a grant.
     let mut transfer = Transfer::new(order(&image()), 0, PATIENCE, END);
     assert!(failure(transfer.on_answer(1, Some(&landing(bytes - 1)))).may_be_known);
-    // Nor a registration before the image was written.
+    // A registration is not accepted before the image was written.
     let mut transfer = Transfer::new(order(&image()), 0, PATIENCE, END);
     let registered = ShardMessage::Registered { place: place(bytes) };
     assert!(failure(transfer.on_answer(1, Some(&registered))).may_be_known);
@@ -119,7 +119,7 @@ fn transfer_that_always_moves_ends_as_well() {
     let granted = landing(image.len() as u64);
     let mut transfer = Transfer::new(order(&image), 0, PATIENCE, END);
     transfer.on_answer(1, Some(&granted));
-    // Each write ends without an outcome shortly before the patience does.
+    // Each write ends without an outcome shortly before the patience ends.
     let (mut now_ns, mut tries) = (0, 0);
     loop {
         now_ns += PATIENCE - 1;

@@ -14,19 +14,20 @@ use crate::job::Payload;
 /// Codes of the messages that only read.
 pub(super) const READS: [u8; 3] = [5, 6, 7];
 
-/// Codes of the messages about an owner and its names, which take no time at the host: begin,
-/// release, list, adopt and purge.
+/// Codes of the messages about an owner and its names: begin, release, list, adopt and purge. The
+/// host answers them without a search or a copy.
 pub(super) const NOTICES: [u8; 5] = [1, 4, 8, 9, 10];
 
 wire_messages! {
     /// A message between an owner and a shard host (O³-LSM §4.2 and §4.5).
     ShardMessage, version SHARD_VERSION {
-    /// Owner → host: this open of the database owns its shards from now on. Repeated as a sign of
-    /// life: the host purges a database whose owner was silent for ten minutes.
+    /// Owner → host: this open of the database owns its shards from now on. The owner repeats the
+    /// message as a sign of life. The host drops the shards of an owner that was silent for ten
+    /// minutes.
     Begin = 1 {
         /// Owner that begins.
         owner: OwnerStamp,
-        /// Bytes of the landing zone that the owner would like to have.
+        /// Size in bytes that the owner wants for its landing zone.
         landing_bytes: u64,
     }
     /// Owner → host: give room for the whole image of a shard. A shard has one grant at a time.
@@ -38,8 +39,8 @@ wire_messages! {
         /// Bytes of the image at most.
         bytes: u64,
     }
-    /// Owner → host: the image of the shard lies in the grant. The pieces in their order are the
-    /// image.
+    /// Owner → host: the image of the shard lies in the grant. The concatenation of the pieces, in
+    /// their order, is the image.
     Register = 3 {
         /// Owner of the shard.
         owner: OwnerStamp,
@@ -47,13 +48,13 @@ wire_messages! {
         shard: ShardName,
         /// Number of the grant.
         grant: u64,
-        /// Facts that the host keeps for the next owner.
+        /// Facts about the shard, which the host keeps for the next owner.
         info: ShardInfo,
         /// Parts of the image.
         pieces: Vec<Piece>,
     }
-    /// Owner → host: these shards are not needed any more, registered or not. Their grants are
-    /// void.
+    /// Owner → host: these shards are not needed any more, whether they are registered or not.
+    /// Their grants become void.
     Release = 4 {
         /// Owner of the shards.
         owner: OwnerStamp,
@@ -62,7 +63,7 @@ wire_messages! {
         /// Number of the oldest memtable of the owner's epoch that may have shards here.
         oldest: u64,
     }
-    /// Owner → host: which versions of a key do these shards have?
+    /// Owner → host: search these shards for the versions of one key.
     Get = 5 {
         /// Owner of the shards.
         owner: OwnerStamp,
@@ -79,7 +80,7 @@ wire_messages! {
         /// Whether the answer tells the place of the newest version of a key, if that is a put.
         wants_place: bool,
     }
-    /// Owner → host: the same for several keys.
+    /// Owner → host: search these shards for the versions of several keys.
     MultiGet = 6 {
         /// Owner of the shards.
         owner: OwnerStamp,
@@ -102,7 +103,7 @@ wire_messages! {
         shards: Vec<ShardName>,
         /// Keys of the whole scan.
         keys: KeySpan,
-        /// Place at which the page before ended; `None` for the first page.
+        /// Place at which the previous page ended; `None` for the first page.
         resume: Option<ResumeAt>,
         /// Direction of the scan.
         direction: Direction,
@@ -114,14 +115,14 @@ wire_messages! {
         /// Bytes of the longest value that the page contains.
         inline_max: u32,
     }
-    /// Owner → host: which shards of the database do you have?
+    /// Owner → host: list the shards of the database that the host has.
     List = 8 {
         /// Owner that asks.
         owner: OwnerStamp,
-        /// Last shard of the answer before.
+        /// Last shard of the previous answer; `None` for the first request.
         after: Option<ShardName>,
     }
-    /// Owner → host: these shards of earlier owners are mine now.
+    /// Owner → host: the sender takes over these shards of earlier owners.
     Adopt = 9 {
         /// Owner that adopts.
         owner: OwnerStamp,
@@ -135,11 +136,11 @@ wire_messages! {
     }
     /// Host → owner: answer to [`ShardMessage::Begin`].
     Begun = 32 {
-        /// Life of the node. In another life it has none of the shards.
+        /// Life of the node. A node in another life has none of the shards.
         life: Epoch,
         /// Bytes of the landing zone.
         landing_bytes: u64,
-        /// Bytes of an image at most.
+        /// Size in bytes of the largest image that the host takes.
         image_bytes_max: u64,
         /// Bytes of images that the host could take now, in addition to those that it has.
         room_bytes: u64,

@@ -31,8 +31,9 @@ const MARK: u8 = 0x70;
 /// Version of the messages, which is the first byte of each.
 pub const SHARD_VERSION: u8 = MARK | 3;
 
-/// Longest value of an answer to a reader that wants no values: it has room for the expiry of a
-/// record. A page with such a limit counts no values that it names by their places.
+/// Longest value, in bytes, of an answer to a reader that wants keys only. It has room for the
+/// expiry of a record. A page with such a limit does not count the values that it names by their
+/// places.
 pub const KEYS_ONLY_BYTES: u32 = 16;
 
 /// Whether the body of a request is a message of this protocol, of any version.
@@ -41,15 +42,14 @@ pub fn is_shard_message(body: &[u8]) -> bool {
     body.first().is_some_and(|first| first & 0xf0 == MARK)
 }
 
-/// Whether the body of a request of this protocol only reads shards: such requests are short, and
-/// change nothing.
+/// Whether the body of a request is a search of shards. Searches are short and change nothing.
 #[must_use]
 pub fn is_shard_read(body: &[u8]) -> bool {
     is_shard_message(body) && body.get(1).is_some_and(|code| message::READS.contains(code))
 }
 
-/// Whether the body of a request of this protocol is about an owner and its names only, so that it
-/// needs no search and no copy.
+/// Whether the body of a request is a notice: a message about an owner and its names, which needs
+/// no search and no copy.
 #[must_use]
 pub fn is_shard_notice(body: &[u8]) -> bool {
     is_shard_message(body) && body.get(1).is_some_and(|code| message::NOTICES.contains(code))

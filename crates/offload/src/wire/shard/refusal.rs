@@ -10,9 +10,9 @@ use super::ShardName;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ShardWhy {
     /// The queue is full, the same work is in progress, or other images fill the landing zone. The
-    /// owner repeats the request.
+    /// owner repeats the request later.
     Busy,
-    /// The node has no room. The number says how many bytes are left.
+    /// The node has no room for the image. The number is the bytes that are left.
     Full,
     /// The image or the answer is larger than the node permits. The number is the limit in bytes.
     TooLarge,
@@ -20,22 +20,23 @@ pub enum ShardWhy {
     OldEpoch,
     /// Another open of the database has the same epoch.
     OtherToken,
-    /// The host does not know the database in this life. The owner begins first.
+    /// The host does not know the database in this life. The owner must send `Begin` first.
     NotBegun,
     /// The host does not have the shard that the refusal names.
     UnknownShard,
     /// The grant was never given, was used up, or is void.
     UnknownGrant,
-    /// The shard has an open grant of another size, which the owner releases first. The number is
-    /// its size in bytes.
+    /// The shard has an open grant of another size, which the owner must release first. The number
+    /// is the size of that grant in bytes.
     HasGrant,
-    /// The owner has said that it has no memtable as old as this one.
+    /// The shard was released, or its memtable is older than the oldest one that the owner has
+    /// named.
     Retired,
     /// A piece of the image lies outside the grant, or its checksum does not match.
     BadPiece,
-    /// The pieces are no image of a shard.
+    /// The bytes of the pieces do not form a valid image of a shard.
     BadImage,
-    /// The image holds other records than the owner said.
+    /// The image holds other records than the owner announced.
     OtherRecords,
     /// The message cannot be read, or contradicts itself.
     Malformed,

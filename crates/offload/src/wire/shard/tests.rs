@@ -353,7 +353,7 @@ fn searches_and_notices_are_told_apart() {
 #[test]
 fn first_byte_tells_shards_from_other_protocols() {
     assert_eq!(SHARD_VERSION, 0x73);
-    // The pool, storage nodes, jobs, FlexKV, and nothing.
+    // First bytes of the pool, of storage nodes, of jobs, of FlexKV, and of no protocol.
     for first in [0x03, 0x41, 0x61, 0x81, 0xf1] {
         assert!(!is_shard_message(&[first, 1]), "{first:#x}");
     }

@@ -48,14 +48,16 @@ impl Wire for KeySpan {
     }
 }
 
-/// What an owner says of a shard when it registers it. The host gives it back to the next owner.
+/// Facts about a shard that the owner sends at the registration. The host returns them to the next
+/// owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShardInfo {
     /// Column family of the shard.
     pub family: CfId,
     /// Keys of its bucket.
     pub keys: KeySpan,
-    /// Sequence number up to which older shards and tables have all records of these keys.
+    /// Sequence number up to which older shards and tables have all records of these keys. The
+    /// shard or a table has every record between it and `last_seq`.
     pub after_seq: SeqNo,
     /// Largest sequence number of the memtable.
     pub last_seq: SeqNo,
@@ -69,11 +71,12 @@ wire_struct!(ShardInfo { family, keys, after_seq, last_seq, oldest_log, seal_log
 /// A part of an image that the owner has written into its grant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Piece {
-    /// Offset of its first byte within the grant.
+    /// Offset of the piece within the grant.
     pub at: u64,
     /// Length in bytes.
     pub len: u64,
-    /// XXH3-64 of the bytes. (Images have CRC-32Cs in them, so a CRC-32C would not do.)
+    /// XXH3-64 of the bytes. A CRC-32C would not do: a CRC-32C over bytes that end with their own
+    /// CRC-32C is the same for all contents.
     pub sum: u64,
 }
 wire_struct!(Piece { at, len, sum });
@@ -95,7 +98,7 @@ wire_struct!(ShardPlace { key, at, bytes });
 pub struct ListedShard {
     /// Name of the shard.
     pub name: ShardName,
-    /// What its owner said of it.
+    /// Facts that its owner sent at the registration.
     pub info: ShardInfo,
     /// Place of its image.
     pub place: ShardPlace,
@@ -108,7 +111,7 @@ pub struct KeyAsk {
     /// User key in question.
     pub key: Payload,
     /// Sequence number of the newest range tombstone that covers the key, as far as the owner
-    /// knows; 0 without one. Older versions are not wanted.
+    /// knows; 0 without one. The answer leaves older versions out.
     pub floor: SeqNo,
     /// Shards to search, as indexes into the list of the request, newest first.
     pub within: Vec<u32>,
@@ -132,7 +135,7 @@ wire_struct!(RecordPlace { shard, at, len });
 pub enum StoredValue {
     /// The stored bytes.
     Inline(Payload),
-    /// The stored bytes, and the place of the whole record, because the reader asks for it.
+    /// The stored bytes and the place of the whole record, which the reader has asked for.
     Placed {
         /// Stored bytes of the value.
         value: Payload,
@@ -144,7 +147,7 @@ pub enum StoredValue {
 }
 
 impl StoredValue {
-    /// The place of the record, if the version tells it.
+    /// The place of the record; `None` for an inline value without a place.
     #[must_use]
     pub fn place(&self) -> Option<RecordPlace> {
         match self {
@@ -154,7 +157,7 @@ impl StoredValue {
     }
 }
 
-/// One byte that says which of the three it is, and its fields.
+/// One byte for the variant, then its fields.
 impl Wire for StoredValue {
     fn put(&self, out: &mut Vec<u8>) {
         match self {
@@ -205,7 +208,7 @@ impl Version {
     }
 }
 
-/// The fields in order; the kind as its byte in files.
+/// The fields in order. The kind is the byte that files use.
 impl Wire for Version {
     fn put(&self, out: &mut Vec<u8>) {
         self.seq.put(out);
@@ -224,8 +227,8 @@ impl Wire for Version {
 pub struct KeyVersions {
     /// Versions that the host found.
     pub versions: Vec<Version>,
-    /// Where the search goes on: with this snapshot, if the answer had no room for more. `None`
-    /// says that the search has ended.
+    /// Snapshot with which the search goes on, if the answer had no room for all versions. `None`
+    /// if the search has ended.
     pub resume: Option<SeqNo>,
 }
 wire_struct!(KeyVersions { versions, resume });
@@ -256,8 +259,8 @@ wire_struct!(PageRecord { key, version });
 pub struct ResumeAt {
     /// User key in question.
     pub key: Payload,
-    /// The page begins with versions of that key that have at most this sequence number. `None`
-    /// says that it begins with the key after it, in the direction of the scan.
+    /// The page begins with versions of the key that have at most this sequence number. With `None`
+    /// it begins after the key, in the direction of the scan.
     pub seq: Option<SeqNo>,
 }
 wire_struct!(ResumeAt { key, seq });
@@ -269,8 +272,8 @@ pub enum PageEnd {
     Finished,
     /// The next page begins after the last record of this one.
     AfterLast,
-    /// The next page begins here. The page has no records, because it visited too many that the
-    /// reader does not see.
+    /// The next page begins here. This page has no records, because it visited too many records
+    /// that the reader does not see.
     At(ResumeAt),
 }
 
@@ -291,7 +294,7 @@ impl PageEnd {
     }
 }
 
-/// One byte that says which of the three it is, and the place.
+/// One byte for the variant, then the place if the variant has one.
 impl Wire for PageEnd {
     fn put(&self, out: &mut Vec<u8>) {
         match self {

@@ -1,8 +1,8 @@
-//! The files of a grant, as the process sees them that runs the job.
+//! The files of a grant, as the executor of the job sees them.
 //!
 //! A [`GrantedFs`] is a file system of one directory. It opens the inputs of the grant, and creates
-//! tables, each under the next identity of the grant. It knows no names of the volume, and changes
-//! none: everything that it does not support is refused.
+//! tables, each under the next identity of the grant. It neither sees nor changes the names of the
+//! volume. It refuses every other operation.
 //!
 //! Invariants:
 //! 1. Each identity is begun at most once, in the order of the grant.
@@ -41,7 +41,7 @@ struct CreatedFiles {
     files: BTreeMap<String, Option<(FileClass, BlobRef)>>,
 }
 
-/// The files of a grant.
+/// File system of an executor: the inputs and outputs of one grant, in one directory.
 #[derive(Debug)]
 pub struct GrantedFs {
     stores: Stores,
@@ -54,7 +54,7 @@ pub struct GrantedFs {
 }
 
 impl GrantedFs {
-    /// The files of `grant` in the pool, as files of the directory `dir`.
+    /// Creates the file system of `grant`, whose files lie in the directory `dir`.
     #[must_use]
     pub fn new(stores: Stores, dir: &Path, grant: BlobGrant) -> Arc<Self> {
         let BlobGrant { volume, epoch, inputs, outputs } = grant;
@@ -199,7 +199,7 @@ impl FileSystem for GrantedFs {
         Err(not_granted("link", from))
     }
 
-    /// Takes a file out of what the job has written. The owner gives its blob up.
+    /// Removes a file from the outputs of the job. The owner gives up its blob.
     fn remove(&self, path: &Path) -> Result<()> {
         let name = self.name("remove", path)?;
         if self.inputs.contains_key(&name) {
@@ -261,7 +261,7 @@ impl FileSystem for GrantedFs {
         self.stores.blobs.redundancy(class)
     }
 
-    /// No, because there are no logs.
+    /// Returns `false`, because there are no logs.
     fn recycles_logs(&self) -> bool {
         false
     }

@@ -1,9 +1,10 @@
 //! Grants: files of a volume for a process that does not own it.
 //!
 //! A volume has one writer of names, its owner. An executor of an offloaded job gets a
-//! [`BlobGrant`] instead: blobs that it may read, by the names that the job uses, and identities of
-//! blobs that it may write. It runs the job on a [`GrantedFs`] and returns the [`WrittenBlobs`].
-//! The owner names them with [`PendingOutputs::name`], or gives all of them up.
+//! [`BlobGrant`] instead. The grant has blobs that the executor may read, by the names that the job
+//! uses, and identities of blobs that it may write. The executor runs the job on a [`GrantedFs`]
+//! and returns the [`WrittenBlobs`]. The owner names them with [`PendingOutputs::name`], or gives
+//! all of them up.
 //!
 //! | part | file |
 //! | --- | --- |
@@ -18,7 +19,7 @@
 //! 3. Every write of an executor carries the epoch of the owner that made the grant. The pool
 //!    refuses it when the volume has a later owner.
 //!
-//! Thread-safety: the values are plain. See the other files for theirs.
+//! Thread-safety: the values are plain. The heads of the other files state theirs.
 //! Failure: a decoder answers every input with a value or with `None`.
 //! Cost: a grant has about 120 bytes for each input on storage nodes, and 16 for each output.
 
@@ -46,7 +47,7 @@ pub struct NamedBlob {
 }
 wire_struct!(NamedBlob { name, blob });
 
-/// What one attempt of a job may read and write in a volume.
+/// Right of one attempt of a job: the files that it may read and write in a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlobGrant {
     /// Volume of the files.
@@ -72,7 +73,7 @@ pub struct WrittenFile {
 }
 wire_struct!(WrittenFile { name, class, blob });
 
-/// What one attempt of a job has written.
+/// Report of one attempt of a job about the files that it has written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WrittenBlobs {
     /// Number of identities of the grant that the job has begun to use, from the first one on.

@@ -1,9 +1,9 @@
-//! Outputs of a job that another process writes, at the owner of the volume.
+//! Outputs of an offloaded job, as the owner of the volume tracks them.
 //!
-//! [`StoreFs::grant`] makes identities of blobs pending. The value of [`PendingOutputs`] keeps them
-//! so. It ends in one of three ways: the outputs are named, nobody has got the identities, or the
-//! attempt is abandoned. In the last case the pool removes what was written, and refuses what is
-//! still under way.
+//! [`StoreFs::grant`] makes identities of blobs pending, and a [`PendingOutputs`] keeps them
+//! pending. It ends in one of three ways: the outputs are named, no other process gets the grant,
+//! or the attempt is abandoned. After an abandoned attempt, the pool removes what the executor has
+//! written, and refuses the requests of the executor that arrive later.
 //!
 //! Invariants:
 //! 1. A drop gives up every identity that was not named. So no attempt leaves a blob, whatever
@@ -35,7 +35,7 @@ use crate::volume::record::Content;
 pub struct PendingOutputs {
     files: Arc<OpenFiles>,
     dir: PathBuf,
-    /// The identities whose fate is open.
+    /// Identities that are neither named nor given up.
     ids: Vec<BlobId>,
 }
 
@@ -106,7 +106,8 @@ impl PendingOutputs {
         self.ids.clear();
     }
 
-    /// Refuses what the grant does not have.
+    /// Refuses outputs that the grant does not permit, invalid names, and classes other than
+    /// tables.
     fn check(&self, written: &WrittenBlobs) -> Result<()> {
         let refuse = |what: String| {
             let dir = self.dir.display();

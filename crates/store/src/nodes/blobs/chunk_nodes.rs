@@ -24,12 +24,12 @@ use super::super::placement::{NodeReport, WritePurpose};
 use super::super::wire::{BlobEntry, ChunkDescriptor, ChunkId, Stamp};
 use crate::ids::{BlobId, VolumeId};
 
-/// Why a node did not do what it was asked to do.
+/// Reason for which a call to a node failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NodeFailure {
     /// The node has promised a later epoch of the volume.
     Fenced(String),
-    /// The node has too much to do, and may be asked again soon.
+    /// The node is overloaded. The caller may repeat the call soon.
     Busy(String),
     /// The node is too full.
     Full(String),
@@ -81,7 +81,7 @@ impl fmt::Display for NodeFailure {
 /// The outcome of a call.
 pub(crate) type Called<'a, T> = Boxed<'a, Result<T, NodeFailure>>;
 
-/// How a call travels.
+/// Terms on which a call travels.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CallTerms {
     /// Class by which the client's card orders the call.
@@ -101,7 +101,7 @@ pub(crate) struct ChunkPut<'a> {
     pub(crate) stamp: Stamp,
     /// Class of the file.
     pub(crate) class: FileClass,
-    /// Why the bytes are written, which decides how full the node may become.
+    /// Purpose of the write, which decides how full the node may become.
     pub(crate) purpose: WritePurpose,
     /// Offset in the chunk, a multiple of the piece size.
     pub(crate) offset: u64,
@@ -131,10 +131,10 @@ pub(crate) struct BlobList {
 
 /// The nodes of a cluster that keep chunks.
 pub(crate) trait ChunkNodes: Send + Sync + fmt::Debug + 'static {
-    /// Counters of the client, to which the driver adds what it had to do.
+    /// Counters of the client, to which the driver adds its own events.
     fn stats(&self) -> &ClientStats;
 
-    /// What the managers know about all nodes.
+    /// Reports of the managers about all nodes.
     fn reports(&self) -> Boxed<'_, Vec<NodeReport>>;
 
     /// The nodes whose answers a removal of everything needs: those that are not lost for good.
@@ -157,7 +157,8 @@ pub(crate) trait ChunkNodes: Send + Sync + fmt::Debug + 'static {
     ) -> Called<'a, ()>;
 
     /// Reads ranges of a chunk that begin and end at pieces. A chunk without a seal is readable as
-    /// well, because the replacement of a node reads what the others have.
+    /// well, because a replacement of a failed node is filled from the unsealed chunks of the
+    /// others.
     fn read<'a>(
         &'a self,
         from: StorageId,
@@ -204,7 +205,7 @@ pub(crate) trait ChunkNodes: Send + Sync + fmt::Debug + 'static {
     /// Makes a node refuse older epochs of the volume. The promise is durable when it is answered.
     fn promise(&self, at: StorageId, stamp: Stamp, terms: CallTerms) -> Called<'_, ()>;
 
-    /// Drops the chunks of a blob without a seal, which another node has replaced.
+    /// Drops the unsealed chunks of a blob on a node that another node has replaced.
     fn abandon(
         &self,
         at: StorageId,

@@ -1,4 +1,4 @@
-//! What writers, readers and the store of one client share.
+//! State that the writers, the readers and the store of one client share.
 //!
 //! Invariant: a blob has at most one writer in this process.
 //!
@@ -32,7 +32,7 @@ use crate::ids::BlobId;
 /// that it is up.
 const UNREACHABLE: Duration = Duration::from_secs(5);
 
-/// What writers and readers share.
+/// State that the writers, the readers and the store of one client share.
 #[derive(Debug)]
 pub(super) struct BlobsCore {
     pub(super) nodes: Arc<dyn ChunkNodes>,

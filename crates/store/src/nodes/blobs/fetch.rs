@@ -1,9 +1,9 @@
 //! Reads of one chunk: from its holder, from another replica, or computed from other chunks.
 //!
-//! [`ChunkFetch`] tries the ways to the bytes, the best one first. If no answer has come after the
-//! usual time of the node (its 95th percentile), it *hedges*: it asks the next way as well, and the
-//! first right answer counts. A *degraded read* is a way of RS(4,2): the same range of four other
-//! chunks, decoded.
+//! [`ChunkFetch`] tries the ways to the bytes, the best one first. It *hedges* if no answer has
+//! come after the usual time of the node (its 95th percentile). It then asks the next way as well,
+//! and the first right answer counts. A *degraded read* is a way of RS(4,2): the same range of four
+//! other chunks, decoded.
 //!
 //! Invariants:
 //! 1. Bytes leave this module only if every piece has its checksum, which is bound to blob, chunk
@@ -155,7 +155,7 @@ fn damaged_piece(
     None
 }
 
-/// Tells a node about damage in the background. A scrub finds it as well if that fails.
+/// Reports damage to its node in the background. If the report is lost, a scrub finds the damage.
 fn report_damage(core: &Arc<BlobsCore>, source: ChunkSource, offset: u64, terms: CallTerms) {
     let ChunkSource { node, chunk } = source;
     tracing::warn!(%node, %chunk, offset, "a piece does not have its checksum; reading elsewhere");
@@ -163,7 +163,7 @@ fn report_damage(core: &Arc<BlobsCore>, source: ChunkSource, offset: u64, terms:
     let task = async move {
         let told = reporting.nodes.report_damage(node, chunk, offset, terms).await;
         if let Err(failure) = told {
-            tracing::debug!(%node, %chunk, %failure, "the node did not hear of its damage");
+            tracing::debug!(%node, %chunk, %failure, "the report of damage was lost");
         }
     };
     core.runtime.spawn("report of damage", Box::pin(task));
@@ -191,7 +191,8 @@ struct SourceInFlight {
 type SourceReads<'a> = InFlight<'a, SourceInFlight, Result<Vec<u8>, NodeFailure>>;
 
 impl DegradedFetch<'_> {
-    /// Reads what is needed from the first sources, and from the others where one fails or is late.
+    /// Reads the needed ranges from the first sources. Further sources replace those that fail or
+    /// are late.
     pub(super) async fn run(
         &self,
         core: &Arc<BlobsCore>,
@@ -258,7 +259,7 @@ impl DegradedFetch<'_> {
         reads.push(SourceInFlight { source, begun_ns, guard }, Box::pin(read));
     }
 
-    /// How each range is computed from these chunks; `None` if they are too few.
+    /// Computation of each range from the chunks in `readable`; `None` if they are too few.
     fn plans(&self, readable: &[u8]) -> Option<Vec<DegradedRead>> {
         let plan = |range: &Range<u64>| self.layout.degraded(self.lost, range.clone(), readable);
         self.ranges.iter().map(plan).collect()
@@ -353,7 +354,7 @@ enum FetchWay {
     Degraded,
 }
 
-/// A read of ranges of one chunk, wherever they can be had.
+/// A read of ranges of one chunk, from any source that has them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ChunkFetch<'a> {
     pub(super) core: &'a Arc<BlobsCore>,
@@ -368,7 +369,7 @@ pub(super) struct ChunkFetch<'a> {
     pub(super) terms: CallTerms,
 }
 
-/// A way that was begun.
+/// A way of a read that is in flight.
 struct WayInFlight {
     way: FetchWay,
     is_hedge: bool,

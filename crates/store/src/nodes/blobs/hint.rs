@@ -1,8 +1,9 @@
 //! The hint in a [`BlobRef`](crate::BlobRef): scheme and holders of the blob when it was sealed.
 //! `docs/formats/store-values.md` has the byte table.
 //!
-//! Invariant: a hint of another blob is none, because a checksum covers the blob's identity. Its
-//! scheme would otherwise lead to bytes at wrong places whose checksums are right.
+//! Invariant: the hint of another blob does not decode, because a checksum covers the blob's
+//! identity. Otherwise the scheme in it would lead a reader to bytes at wrong places whose
+//! checksums are right.
 //!
 //! The functions are pure.
 //! Failure: bytes that are no hint of the blob are `None`, and the reader asks the nodes.

@@ -44,7 +44,7 @@ impl<'a, K: Unpin, T> InFlight<'a, K, T> {
         poll_fn(|context| {
             for at in 0..self.0.len() {
                 if let Poll::Ready(output) = self.0[at].1.as_mut().poll(context) {
-                    // The others keep their order, so that they are begun in it.
+                    // The others keep their order, in which they are polled first.
                     let (tag, _) = self.0.remove(at);
                     return Poll::Ready(Some((tag, output)));
                 }

@@ -1,7 +1,7 @@
 //! The load and the speed of nodes, as this client sees them.
 //!
-//! [`NodeLoads`] belongs to a [`NodeBlobs`](super::NodeBlobs). Readers choose the least loaded
-//! holder by it and decide when to ask another one; writers decide which node is slow.
+//! [`NodeLoads`] belongs to a [`NodeBlobs`](super::NodeBlobs). By these loads, a reader chooses the
+//! least loaded holder and decides when to ask another one. A writer decides which node is slow.
 //!
 //! Invariants:
 //! 1. A node that has never answered has no usual time, and the defaults of
@@ -27,9 +27,9 @@ const SAMPLES: usize = 64;
 const SAMPLES_STEP: usize = 8;
 /// Bytes from which a read counts as large. Its time says nothing about that of a small one.
 const LARGE_READ_BYTES: u64 = 128 << 10;
-/// Number of reads over which the mean time moves.
+/// Number of reads over which the moving mean extends.
 const MEAN_OVER: u64 = 8;
-/// Number of choices of which one disregards the loads.
+/// Number of choices among which one disregards the loads.
 const EXPLORE_EVERY: u64 = 64;
 /// Number of late calls in flight from which a node is avoided.
 const LATE_MAX: u32 = 2;
@@ -131,7 +131,7 @@ impl NodeLoad {
         self.unreachable_ns.store(now_ns.max(1), Ordering::Relaxed);
     }
 
-    /// What a further call would wait for: the calls in flight, weighted by the node's speed.
+    /// Expected wait of a further call: the calls in flight, weighted by the node's speed.
     fn rank(&self) -> u64 {
         let in_flight = u64::from(self.in_flight.load(Ordering::Relaxed));
         (in_flight + 1).saturating_mul(self.mean_ns.load(Ordering::Relaxed).max(1))

@@ -17,14 +17,14 @@ use super::core::{BlobsCore, blob_name};
 use super::fetch::FetchFailures;
 use crate::ids::BlobId;
 
-/// What the nodes know about a blob.
+/// Outcome of the search for the holders of a blob.
 #[derive(Debug)]
 pub(super) enum BlobLookup {
     /// The descriptor with the largest placement epoch.
     Found(Box<ChunkDescriptor>),
     /// Every node answered, and none has a sealed chunk of the blob.
     Nowhere,
-    /// No node that answered has a chunk, and these did not answer.
+    /// No node that answered has a chunk, and the named nodes did not answer.
     Unknown(FetchFailures),
 }
 
@@ -39,7 +39,7 @@ impl BlobLookup {
                 Err(Error::not_found(format!("{name} was given up, or was never sealed")))
             }
             Self::Unknown(failures) => Err(Error::busy(format!(
-                "{name} is on no node that answers ({failures}): look at the nodes that do not"
+                "{name} is on no node that answers ({failures}): check the other nodes"
             ))),
         }
     }

@@ -17,8 +17,8 @@
 //! | `core`, `in_flight`, `stats` | what the others share |
 //!
 //! Invariants:
-//! 1. A blob whose seal returned is durable on all its holders: it survives the loss of any two
-//!    nodes, or of all but one of its replicas where the pool has fewer domains.
+//! 1. A blob whose seal returned is durable on all its holders. It survives the loss of any two
+//!    nodes. If the pool has fewer domains, it survives the loss of all but one of its replicas.
 //! 2. No byte is returned whose piece does not have its checksum, which is bound to blob, chunk and
 //!    offset.
 //! 3. All chunks of a blob are in distinct domains. If the pool has too few, the blob has fewer
@@ -29,7 +29,7 @@
 //! so tasks of the runtime must not make them. Outside a simulation, the calling thread runs it.
 //! Failure: the driver retries, replaces nodes and reads elsewhere before it reports an error.
 //! `Fenced` ends a writer immediately.
-//! Cost: a create sends nothing. The other calls say their round trips.
+//! Cost: a create sends nothing. The modules of the other calls state their round trips.
 
 mod chunk_nodes;
 mod client_nodes;
@@ -81,14 +81,14 @@ archipelago_base::fault_switches! {
     }
 }
 
-/// Times of the driver of blobs.
+/// Deadlines of the driver of blobs, and the times at which it hedges or replaces a node.
 #[derive(Clone, Copy, Debug)]
 pub struct BlobTiming {
     /// Time after which a write to a node, or a seal, counts as unanswered. Default: 10 s.
     pub write_deadline: Duration,
     /// Time after which a read from a node counts as unanswered. Default: 5 s.
     pub read_deadline: Duration,
-    /// Time for which a read asks nodes that do not answer again. Default: 10 s.
+    /// Time for which a read repeats its requests to nodes that do not answer. Default: 10 s.
     pub read_give_up: Duration,
     /// Time below which no write is late. A node is replaced if most of the others have answered,
     /// and it takes longer than this and than twice its usual time. The replacement copies the
@@ -118,7 +118,7 @@ impl Default for BlobTiming {
 /// Options of the driver of blobs.
 #[derive(Clone, Debug)]
 pub struct BlobsOptions {
-    /// Which classes of files are coded. Default: value files.
+    /// Classes of files that are coded. Default: value files.
     pub mode: RedundancyMode,
     /// Fewest replicas of a blob: 2, or 1 for a trial on one node. Default: 2.
     pub copies_min: u8,
@@ -167,7 +167,7 @@ impl NodeBlobs {
         Ok(Self(Arc::new(BlobsCore::new(nodes, runtime, options)?)))
     }
 
-    /// What this client has done with blobs. Events that concern single nodes are in the
+    /// Counters of this client for blobs. Events that concern single nodes are in the
     /// [`ClientStats`](super::client::ClientStats) of the client.
     #[must_use]
     pub fn stats(&self) -> BlobStats {

@@ -115,7 +115,7 @@ fn add_batches(
     batches: &mut Vec<ReadBatch>,
 ) -> Vec<PlannedRange> {
     let mut planned = Vec::with_capacity(ranges.len());
-    // Bytes of the last batch. The first range begins one.
+    // Bytes of the last batch. This value makes the first range begin a batch.
     let mut filled = REQUEST_BYTES_MAX;
     for range in ranges {
         let mut start = range.start;
@@ -124,7 +124,7 @@ fn add_batches(
                 batches.push(ReadBatch { chunk, ranges: Vec::new(), copies: Vec::new() });
                 filled = 0;
             }
-            // Both are multiples of the piece size, except at the end of the chunk.
+            // `start` and `end` are multiples of the piece size, except at the end of the chunk.
             let end = range.end.min(start + REQUEST_BYTES_MAX - filled);
             let batch = batches.len() - 1;
             batches[batch].ranges.push(start..end);

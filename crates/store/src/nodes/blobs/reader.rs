@@ -197,7 +197,7 @@ impl NodeBlobReader {
     }
 }
 
-/// What a search for newer holders found.
+/// Outcome of a search for newer holders.
 #[derive(Debug)]
 enum Renewal {
     /// The blob has other holders.

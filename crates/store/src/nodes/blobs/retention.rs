@@ -1,17 +1,18 @@
 //! The sets of volumes that keep blobs: retain, release, and the release of strays.
 //!
-//! A *retain* asks every holder, and looks at the holders once more afterwards: a repair may have
-//! added one meanwhile, which merges the sets of its peers only later. A *release* goes to all
-//! nodes, because only they know which of them holds a chunk of the blob. A node that does not
-//! answer hears of it with a later release of this client ([`MissedReleases`]), or when strays are
-//! released.
+//! A *retain* goes to every holder. It then asks for the holders once more, because a repair may
+//! have added a holder meanwhile. Such a holder merges the sets of its peers only later. A
+//! *release* goes to all nodes, because only they know which of them holds a chunk of the blob. A
+//! node that does not answer gets the release later, with another release of this client
+//! ([`MissedReleases`]), or when strays are released.
 //!
-//! The removal of a volume releases everything in the same way, and needs the answers of all nodes
-//! that are not lost, because no owner comes back for the rest.
+//! The removal of a volume releases everything in the same way. It needs the answers of all nodes
+//! that are not lost, because no later owner would release the rest.
 //!
-//! The release of strays makes the nodes promise the epoch first, and lists their blobs then. So no
-//! writer of an older epoch begins a blob there that the lists do not have. On a node that does not
-//! answer, it may begin one. No namespace ever names it, and a later call finds it.
+//! The release of strays makes the nodes promise the epoch first, and lists their blobs then. So
+//! the list of such a node has every blob that a writer of an older epoch has begun there. On a
+//! node that does not answer, such a writer may still begin a blob. No namespace ever names this
+//! blob, and a later call finds it.
 //!
 //! Thread-safety: any thread may call the functions.
 //! Failure: a retain fails as `Busy` if a holder that the managers call up does not answer. The
@@ -44,11 +45,11 @@ use crate::ids::{BlobId, VolumeId};
 const BLOBS_MAX: usize = 4096;
 /// Number of blobs that are retained at the same time.
 const RETAINS_MAX: usize = 32;
-/// Number of times that a retain follows the holders of a blob.
+/// Number of rounds in which a retain follows changes of the holders of a blob.
 const HOLDERS_ROUNDS_MAX: usize = 8;
 /// Number of calls to a node before it counts as not answering.
 const CALLS_MAX: u32 = 3;
-/// Pause before such a call is repeated.
+/// Pause before a call that may succeed later is repeated.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Time after which a call counts as unanswered. A take-over waits for these calls, and a later
@@ -94,7 +95,7 @@ fn terms(core: &BlobsCore) -> CallTerms {
     CallTerms { deadline: DEADLINE, ..read_terms(core, context) }
 }
 
-/// Adds a volume to the set of a blob on every holder that is up.
+/// Adds a volume to the set of a blob on every holder that is up. Errors: as of the module head.
 pub(super) async fn retain(core: &Arc<BlobsCore>, blob: &BlobRef, volume: VolumeId) -> Result<()> {
     let hint = decode_hint(blob.id, &blob.hint);
     let hinted = hint.iter().flat_map(|hint| &hint.holders);
@@ -326,8 +327,8 @@ async fn list(
     }
 }
 
-/// Calls a node, and again if it has too much to do, or if the link turns out to be one to an
-/// earlier life of the node.
+/// Calls a node. Repeats the call if the node is overloaded, or if the link turns out to be one to
+/// an earlier life of the node.
 async fn repeated<'a, T>(
     core: &Arc<BlobsCore>,
     node: StorageId,
@@ -392,7 +393,7 @@ fn check_all<T>(
         }
         None => Ok(()),
         Some((node, failure)) => {
-            tracing::warn!(doing, what, %node, %failure, "a node does not answer; it hears later");
+            tracing::warn!(doing, what, %node, %failure, "no answer; a later call repeats this");
             Ok(())
         }
     }

@@ -15,7 +15,7 @@ use archipelago_env::FileClass;
 /// Number of classes of files.
 const CLASSES: usize = 5;
 
-/// What is counted. The order is that of the counters.
+/// An event that is counted, in the order of the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BlobEvent {
     /// A blob with replicas was sealed.
@@ -44,7 +44,7 @@ pub(super) enum BlobEvent {
 
 const EVENTS: usize = BlobEvent::StrayReleased as usize + 1;
 
-/// How a range was read, for the times of reads.
+/// Way in which a range was read, for the times of reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReadWay {
     /// From a replica.
@@ -100,7 +100,7 @@ impl BlobCounters {
         self.seal_ns.record(time_ns);
     }
 
-    /// What was counted until now.
+    /// All counters at this moment.
     pub(super) fn stats(&self) -> BlobStats {
         let event = |event: BlobEvent| self.events.get(event as usize);
         let class = |first: usize| {
@@ -136,7 +136,7 @@ fn class_index(class: FileClass) -> usize {
     usize::from(class.code()) - 1
 }
 
-/// What a client has done with blobs on storage nodes since it was opened.
+/// Counters of a client for blobs on storage nodes, since the client was opened.
 #[derive(Clone, Copy, Debug)]
 pub struct BlobStats {
     /// Number of blobs with replicas that were sealed.

@@ -25,7 +25,7 @@ pub enum Lane {
     Bulk,
 }
 
-/// How a request is sent.
+/// Options of one request.
 #[derive(Clone, Copy, Debug)]
 pub struct CallOptions {
     /// Class by which a network card orders messages.
@@ -33,8 +33,8 @@ pub struct CallOptions {
     /// Time, counted from the sending of the request, after which the call ends without an answer.
     /// A connection that is needed before takes at most 2 s more.
     pub deadline: Duration,
-    /// Whether the node may execute the request more than once, so that it does not remember it.
-    /// That holds for every message of the store, and is the default.
+    /// Whether the node may execute the request more than once. The node then does not remember the
+    /// request. Every message of the store permits this, and it is the default.
     pub is_idempotent: bool,
     /// Limit of the answer in bytes, message and payload together. The default is
     /// [`MESSAGE_BYTES_MAX`].
@@ -48,7 +48,8 @@ impl CallOptions {
         Self { class, deadline, is_idempotent: true, answer_bytes_max: MESSAGE_BYTES_MAX }
     }
 
-    /// Expects an answer of a few bytes, as to writes. More of such requests may be in flight.
+    /// Expects an answer of at most 4 KiB, as that to a write is. More of such requests may be in
+    /// flight.
     #[must_use]
     pub const fn short_answer(self) -> Self {
         Self { answer_bytes_max: SHORT_BYTES_MAX, ..self }
@@ -124,7 +125,7 @@ impl Answer {
     }
 }
 
-/// Why a call has no answer.
+/// Reason for which a call has no answer.
 #[derive(Clone, Debug)]
 pub enum CallError {
     /// The node refused. The request changed nothing.
@@ -134,17 +135,17 @@ pub enum CallError {
         /// Epoch that the node has promised for the volume, for [`RefusalWhy::Fenced`]; 0
         /// otherwise.
         epoch: Epoch,
-        /// What the node adds for people.
+        /// Explanation by the node, for operators.
         text: String,
     },
     /// No answer came. The request may have been executed, or be executed later.
     Unanswered {
-        /// What happened to the link.
+        /// Failure of the link.
         cause: Error,
     },
     /// The request was not sent.
     Unreachable {
-        /// Why there is no link.
+        /// Reason for which there is no link.
         cause: Error,
     },
 }
@@ -164,12 +165,12 @@ impl CallError {
                 cause.clone(),
             ),
             Self::Unreachable { cause } => {
-                // Another version does not end by itself.
+                // A difference of versions does not pass by itself.
                 let kind = match cause.kind() {
                     ErrorKind::Unsupported => ErrorKind::Unsupported,
                     _ => ErrorKind::Busy,
                 };
-                let text = format!("{what}: the node cannot be reached: look whether it runs");
+                let text = format!("{what}: the node cannot be reached: check that it runs");
                 Error::with_source(kind, text, cause.clone())
             }
         }

@@ -21,7 +21,7 @@ use super::super::wire::{Members, Refused, StoreMessage};
 
 /// Limit of the time in which a manager must answer.
 const ANSWER_MAX: Duration = Duration::from_secs(1);
-/// Age at which members are refreshed while they are used, unless the manager says another one.
+/// Age at which members are refreshed while they are used, unless the manager names another age.
 const FRESH_FOR: Duration = Duration::from_secs(1);
 /// Bounds of the age that a manager may ask for.
 const FRESH_BOUNDS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(10));
@@ -31,7 +31,7 @@ struct KnownMembers {
     members: Arc<Members>,
     /// Time at which the last question ended; `None` before the first.
     ended_ns: Option<u64>,
-    /// Why the last question has no answer; `None` if it has one.
+    /// Reason for which the last question has no answer; `None` if it has one.
     error: Option<Error>,
     /// Time of the last question.
     asked_ns: Option<u64>,

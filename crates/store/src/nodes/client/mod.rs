@@ -247,7 +247,8 @@ impl NodeClient {
         }
     }
 
-    /// What placement depends on. The call refreshes old members like [`Self::members`].
+    /// Figures of the nodes on which placement depends. Old members are refreshed like in
+    /// [`Self::members`].
     #[must_use]
     pub fn reports(self: &Arc<Self>) -> Vec<NodeReport> {
         self.members().reports()

@@ -27,7 +27,7 @@ const RETRY_AFTER: Duration = Duration::from_millis(200);
 /// Limit of the time of a connection.
 const CONNECT_MAX: Duration = Duration::from_secs(2);
 
-/// What a connection needs.
+/// Parts of the client that a connection needs.
 #[derive(Clone, Debug)]
 pub(super) struct Surroundings {
     pub(super) reach: Arc<dyn Reach>,

@@ -1,6 +1,5 @@
-//! Counters of a client: calls by node and class of traffic, their times, and what its drivers had
-//! to do, by class of file and node. Drivers that decide by the speed of a node keep times of their
-//! own.
+//! Counters of a client: calls by node and class of traffic, their times, and events of its drivers
+//! by class of file and node. Drivers that decide by the speed of a node keep times of their own.
 //!
 //! Invariant: no counter shrinks. Calls in flight are a gauge.
 //!
@@ -20,10 +19,10 @@ use parking_lot::Mutex;
 use super::super::StorageId;
 use super::super::wire::StoreMessage;
 
-/// What a driver had to do beyond the usual calls.
+/// An event of a driver beyond its usual calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum StoreEvent {
-    /// A read was sent to a second place, because the first one was slow.
+    /// A read was sent to a second source, because the first one was slow.
     HedgedRead,
     /// A read was answered from other cells of its stripe.
     DegradedRead,
@@ -95,7 +94,7 @@ impl CallKind {
     }
 }
 
-/// How a call ended.
+/// End of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallEnd {
     /// With an answer of this length.
@@ -142,7 +141,7 @@ impl NodeCalls {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A call is not in flight any more, with or without an answer.
+    /// Notes that a call is not in flight any more, with or without an answer.
     pub(super) fn left(&self) {
         self.in_flight.fetch_sub(1, Ordering::Relaxed);
     }

@@ -2,8 +2,8 @@
 //!
 //! A blob lies in chunks, one per node. With replicas each chunk has all bytes. With RS(4,2) the
 //! blob is cut into *cells*; four neighbouring data cells and their two parity cells are a
-//! *stripe*. Chunk `d` holds the `d`-th cell of every stripe, the parity cells being the fourth and
-//! the fifth. Bytes at the same offset of the six chunks therefore belong to one codeword, and a
+//! *stripe*. Chunk `d` holds cell `d` of every stripe. Cells 0 to 3 have data, and cells 4 and 5
+//! have parity. Bytes at the same offset of the six chunks therefore belong to one codeword, and a
 //! degraded read needs the same range of four other chunks.
 //!
 //! The last stripe may be partial. Its data cells end where the blob ends, and its parity cells
@@ -14,7 +14,7 @@
 //!
 //! Invariants:
 //! 1. The parts of the requests for a range tile the range, and lie inside the lengths of chunks.
-//! 2. The chunks of a blob with RS(4,2) have at most 1.5 times its length together, except for the
+//! 2. Together, the chunks of a blob with RS(4,2) have at most 1.5 times its length, except for the
 //!    parity of the last stripe.
 //! 3. Replicas of one blob have the same bytes and the same checksums.
 //!
@@ -51,8 +51,8 @@ pub enum Redundancy {
     Coded,
 }
 
-/// Which classes of files are coded. The first mode is the default, and the others exist for
-/// comparisons.
+/// Choice of the classes of files that are coded. The first mode is the default, and the others
+/// exist for comparisons.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RedundancyMode {
     /// Value files are coded, everything else has replicas.
@@ -165,7 +165,7 @@ pub struct RequestPart {
     pub blob_offset: u64,
 }
 
-/// What a reader asks the holder of one chunk for.
+/// Ranges that a reader requests from the holder of one chunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChunkRequest {
     /// Index of the chunk. With replicas it is 0, and every holder can answer.
@@ -201,7 +201,7 @@ pub struct DegradedSource {
     pub covering: Range<u64>,
 }
 
-/// How a range of a chunk is computed from four other chunks.
+/// Computation of a range of a chunk from four other chunks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DegradedRead {
     /// Index of the chunk that cannot be read.
@@ -306,9 +306,10 @@ impl BlobLayout {
         start..end
     }
 
-    /// How to compute `range` of chunk `lost` from other chunks; `None` for replicas, and if fewer
-    /// than four other chunks are left. `readable` has the indices of the chunks whose holders
-    /// answer, the preferred ones first. Chunks that store nothing of the range need no holder.
+    /// The computation of `range` of chunk `lost` from other chunks. `None` for replicas, and if
+    /// fewer than four other chunks are left. `readable` has the indices of the chunks whose
+    /// holders answer, the preferred ones first. Chunks that store nothing of the range need no
+    /// holder.
     #[must_use]
     pub fn degraded(&self, lost: u8, range: Range<u64>, readable: &[u8]) -> Option<DegradedRead> {
         let Scheme::Rs42(_) = self.scheme else { return None };
@@ -346,7 +347,7 @@ pub fn stripe_cell_len(cell: CellSize, data_bytes: u64, chunk: u8) -> u64 {
     data_bytes.saturating_sub(before).min(cell.bytes())
 }
 
-/// What the checksums of a chunk are bound to.
+/// Identity to which the checksums of a chunk are bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChecksumContext {
     /// Blob of the chunk.

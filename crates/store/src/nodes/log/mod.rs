@@ -16,7 +16,7 @@ pub mod segments;
 
 use super::StorageId;
 
-/// Which replicas acknowledge an append.
+/// Rule by which replicas acknowledge an append.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AckRule {
     /// Two of three replicas have the bytes, as for write-ahead logs. Of two replicas both have.
@@ -55,7 +55,8 @@ pub struct ExtentRecord {
     /// Nodes of its replicas.
     pub nodes: Vec<StorageId>,
     /// Whether all bytes are known to be durable on two of the nodes, or on the only one. A
-    /// recovery reads the other extents, since several nodes may have lost unsynced bytes.
+    /// recovery reads the extents that are not sealed, since several nodes may have lost unsynced
+    /// bytes.
     pub is_sealed: bool,
 }
 

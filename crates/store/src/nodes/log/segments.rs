@@ -4,8 +4,8 @@
 //! A *group* is what one submit appends. A group of at least 64 KiB is cut into up to four
 //! *segments*. The first one goes to the parent log, and each of the others to a *sub-log* of its
 //! own with other nodes. The parent has a header in front of its segment, with the map of all
-//! segments. It is sent at the same time as they are, because one writer knows all offsets. A small
-//! group has one segment, in the parent.
+//! segments. Header and segments leave at the same time, because one writer knows all offsets. A
+//! small group has one segment, in the parent.
 //!
 //! `docs/formats/segment-map.md` has the byte table of the header.
 //!
@@ -95,7 +95,7 @@ pub struct SegmentMap {
     pub segments: Vec<SegmentPlace>,
 }
 
-/// Why bytes are not the header of a group.
+/// Error of bytes that are not the header of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DamagedMap;
 

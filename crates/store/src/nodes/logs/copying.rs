@@ -26,7 +26,7 @@ pub(super) struct ExtentCopy {
     pub(super) to: ReplicaId,
 }
 
-/// Why a copy failed.
+/// Failure of a copy.
 #[derive(Clone, Debug)]
 pub(super) struct CopyFailed {
     /// Node that failed: the last source, or the target.

@@ -24,10 +24,11 @@
 //! Invariants:
 //! 1. A log exists on its nodes when its creation returns: a node has a durable record of it. So a
 //!    recovery distinguishes an empty log from one that was removed.
-//! 2. A store keeps nothing alive: it knows its writers weakly, to serve readers of this process.
+//! 2. A store keeps no writer alive: it has weak references to its writers, to serve readers of
+//!    this process.
 //!
-//! Thread-safety: any thread may call a store. Calls block, and a simulation calls them from
-//! outside.
+//! Thread-safety: any thread may call a store. Calls block their thread, so a simulation makes them
+//! outside its tasks.
 //! Failure: requests are repeated, extents change and other nodes are asked before a caller gets an
 //! error ([`NodeLogOptions`] has the limits). Errors name the log.
 //! Cost: a creation and a removal are one round trip. An append is one message to each replica, or
@@ -252,8 +253,8 @@ impl NodeLogs {
         done.into_iter().map(|(_, outcome)| outcome).collect()
     }
 
-    /// Recovers one log after the other, from the number `next` on, which other calls count up as
-    /// well. Returns the outcomes with the numbers of their logs.
+    /// Recovers one log after the other. Takes their numbers from `next`, which parallel calls
+    /// share. Returns the outcomes with the numbers of their logs.
     async fn recover_next(
         &self,
         logs: &[LogToRecover<'_>],
@@ -294,7 +295,7 @@ impl NodeLogs {
         for (node, removed) in nodes.iter().zip(removed) {
             match removed {
                 Ok(()) | Err(LogFailure::NotThere(_)) => {}
-                // A fence weighs more than a node that does not answer.
+                // A fence takes precedence over a node that does not answer.
                 Err(failure) => {
                     let what = format!("log {}: its removal from node {node}", requests.log);
                     let is_fence = matches!(failure, LogFailure::Fenced(_));

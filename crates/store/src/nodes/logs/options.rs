@@ -10,7 +10,8 @@ use super::super::log::AckRule;
 use super::super::log::quorum::{WriterRules, WriterSabotage};
 use super::super::log::recovery::RecoverySabotage;
 
-/// How logs react to slow and lost nodes. Every field has a default ([`NodeLogOptions::default`]).
+/// Reactions of logs to slow and lost nodes. Every field has a default
+/// ([`NodeLogOptions::default`]).
 #[derive(Clone, Debug)]
 pub struct NodeLogOptions {
     /// Fewest replicas of an extent: 2 by default, and 1 for a trial on one node.
@@ -18,8 +19,8 @@ pub struct NodeLogOptions {
     /// Time without a success after which a replica has failed, and limit of one request; 2 s by
     /// default. A node that cannot be reached fails after a quarter of it.
     pub patience: Duration,
-    /// Time for which appends stay unacknowledged before the log fails with `Busy`, because the
-    /// pool has too few nodes or layouts cannot be kept; 30 s by default.
+    /// Time for which appends stay unacknowledged before the log fails with `Busy`; 30 s by
+    /// default. Appends stay so if the pool has too few nodes, or if layouts cannot be kept.
     pub stall_max: Duration,
     /// Bytes that a replica may be behind the acknowledged end; 8 MiB by default.
     pub backlog_bytes_max: u64,
@@ -70,7 +71,7 @@ impl NodeLogOptions {
     }
 }
 
-/// How a log of the class `class` is acknowledged.
+/// Rule by which a log of the class `class` is acknowledged.
 pub(super) fn ack_rule(class: FileClass) -> AckRule {
     match class {
         FileClass::Wal => AckRule::Quorum,

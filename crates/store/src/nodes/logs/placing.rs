@@ -73,7 +73,7 @@ pub(super) async fn place_extent(requests: &LogRequests, copies_min: u8) -> Resu
     Ok(placed.nodes)
 }
 
-/// A node for a replica beside `holders`, which is in none of their domains and not in `avoid`.
+/// A node for a replica in addition to `holders`, in none of their domains and not in `avoid`.
 pub(super) async fn replace_replica(
     requests: &LogRequests,
     holders: &[StorageId],

@@ -77,7 +77,7 @@ impl NodeLogReader {
         let end = offset.checked_add(len as u64).filter(|end| *end <= self.len);
         let log = self.requests.log;
         let end = end.ok_or_else(|| {
-            let text = format!("a read of {len} bytes at {offset} leaves its {} bytes", self.len);
+            let text = format!("a read of {len} bytes at {offset} is past the end at {}", self.len);
             Error::new(ErrorKind::Io, format!("log {log}: {text}"))
         })?;
         let pieces = self.pieces(&(offset..end));

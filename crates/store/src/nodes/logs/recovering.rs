@@ -1,22 +1,22 @@
 //! The recovery of a log: it drives a [`Recovery`] over the network.
 //!
 //! A recovery that has enough answers could end without the third node. It waits a moment for that
-//! node, so that it seals too: then a recovery that is repeated with the same layout finds the same
+//! node, so that the node seals too. Then a repeated recovery with the same layout finds the same
 //! end, and the extent has all its replicas. The caller keeps the layout that the recovery returns.
 //!
 //! A log that no node knows was removed. Nodes have a durable record of every log since its
-//! creation, so a node that knows nothing of the first extent proves as much as one that knows its
-//! length.
+//! creation. So a node without a record of the first extent is as conclusive as a node that knows
+//! its length.
 //!
 //! Invariants:
 //! 1. Every read of a recovery fences.
-//! 2. A recovery that lacks answers says so once in a while, and which nodes it waits for.
+//! 2. A recovery that lacks answers regularly logs the nodes that it waits for.
 //! 3. A replica that has lost synced bytes does not count as an answer.
 //!
 //! Thread-safety: a recovery belongs to one caller. Several run in one task.
 //! Failure: `Fenced` for an old epoch; `Busy` if too few nodes answer in time; `NotFound` for a log
 //! that was removed; `Corrupt` if all nodes answered and too many have lost synced bytes.
-//! Cost: as the recovery says, and at most [`GRACE`] for a node that does not answer.
+//! Cost: that of the [`Recovery`], and at most [`GRACE`] for a node that does not answer.
 
 use std::collections::BTreeSet;
 use std::future::poll_fn;
@@ -61,10 +61,10 @@ impl RecoveryCall {
     }
 }
 
-/// How a request of a recovery ended.
+/// Outcome of a request of a recovery.
 #[derive(Debug)]
 enum RecoveryAnswer {
-    /// What the node has, and whether it knows the log.
+    /// State of the replica on the node, and whether the node knows the log.
     Found(ReplicaFound, bool),
     Sealed,
     Chosen(StorageId),
@@ -80,14 +80,14 @@ struct RecoveryRun<'a> {
     calls: CallSet<RecoveryCall, RecoveryAnswer>,
     /// Nodes that do not know the log, if its first extent may be its only one.
     unknown: BTreeSet<StorageId>,
-    /// Number of nodes whose ignorance proves that the log was removed; `None` if it proves
-    /// nothing.
+    /// Number of nodes without a record of the log that proves its removal; `None` if no number
+    /// proves it.
     unknown_max: Option<usize>,
-    /// Seals that the recovery has not been told yet.
+    /// Replicas whose seals the recovery has not been notified of yet.
     held: Vec<ReplicaId>,
     /// Time until which seals are held.
     held_until_ns: Option<u64>,
-    /// Replicas that failed at last, with the reason, for messages.
+    /// Replicas whose last request failed, with the reason, for messages.
     missing: Vec<(ReplicaId, String)>,
     /// Replicas that have lost synced bytes.
     damaged: BTreeSet<ReplicaId>,
@@ -97,7 +97,7 @@ struct RecoveryRun<'a> {
     ask_again_ns: u64,
 }
 
-/// What a run does next.
+/// The next step of a run.
 enum RunStep {
     Answer(RecoveryCall, RecoveryAnswer),
     Time,
@@ -221,7 +221,7 @@ impl RecoveryRun<'_> {
     fn choose(&mut self, extent: u32, avoid: Vec<StorageId>) {
         let requests = self.requests.clone();
         self.push(RecoveryCall::Choose { extent }, async move {
-            // The nodes that do not answer keep their domains, because they may come back.
+            // The nodes that do not answer keep their domains, because they may return.
             match replace_replica(&requests, &avoid, &avoid).await {
                 Ok(node) => RecoveryAnswer::Chosen(node),
                 Err(error) => RecoveryAnswer::NoNode(error),
@@ -348,7 +348,7 @@ impl RecoveryRun<'_> {
         self.held_until_ns.get_or_insert(until_ns);
     }
 
-    /// Tells the recovery of seals that are not kept back any longer. Returns whether there were
+    /// Notifies the recovery of seals that are not kept back any longer. Returns whether there were
     /// any.
     fn release_held(&mut self) -> bool {
         let is_over = self.held_until_ns.is_some_and(|until_ns| self.now_ns() >= until_ns);
@@ -365,7 +365,7 @@ impl RecoveryRun<'_> {
         !due.is_empty()
     }
 
-    /// Asks again, says what is missing, and gives up, as the time wants.
+    /// Does what is due by now: asks nodes again, logs what is missing, or gives up.
     fn pass_time(&mut self) -> Result<()> {
         let now_ns = self.now_ns();
         if now_ns < self.ask_again_ns {

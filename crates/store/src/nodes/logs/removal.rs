@@ -1,7 +1,7 @@
 //! Giving up all logs of a volume that is being removed.
 //!
 //! Unlike the release of strays, it needs the answers of all nodes that are not lost, because no
-//! owner comes back for the rest.
+//! later owner would release the rest.
 //!
 //! Thread-safety: any number of tasks.
 //! Failure: `Busy` with the node that does not answer, and `Fenced`. A repetition continues.

@@ -37,7 +37,7 @@ const ANSWER_HEAD_BYTES: usize = 1 << 10;
 /// Largest answer to a listing, in bytes.
 const LIST_BYTES_MAX: usize = 256 << 10;
 
-/// Why a request has no answer that fulfils it.
+/// Reason for which a request was not fulfilled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum LogFailure {
     /// The node has promised a later epoch.
@@ -48,7 +48,7 @@ pub(super) enum LogFailure {
     NotThere(String),
     /// The node refuses, and will refuse again.
     Refused(String),
-    /// The node has too much to do, or no answer came. The request may have arrived.
+    /// The node is overloaded, or no answer came. The request may have arrived.
     Passing(String),
     /// There is no link to the node, so the request did not arrive.
     Unreachable(String),
@@ -97,7 +97,7 @@ impl fmt::Display for LogFailure {
     }
 }
 
-/// How a request of a log travels.
+/// Terms on which a request of a log travels.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LogCall {
     /// Class by which the network card orders it. Appends and what follows them have links of their
@@ -152,7 +152,7 @@ pub(super) struct WritePlace {
     pub(super) start: u64,
 }
 
-/// What a node has of an extent.
+/// State of an extent on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ReplicaFound {
     /// Offset after the longest prefix with valid checksums; 0 without any byte.
@@ -328,7 +328,7 @@ impl LogRequests {
         })
     }
 
-    /// Replaces what a replica has from the start of the place on by `bytes`.
+    /// Writes `bytes` at the place. They replace everything that the replica has from there on.
     pub(super) fn put(&self, place: WritePlace, bytes: LogBytes) -> LogPromise<ReplicaProgress> {
         let WritePlace { to, extent_start, start } = place;
         let (at, stamp, class) = (self.at(to.extent), self.stamp, self.class);
@@ -350,7 +350,7 @@ impl LogRequests {
     }
 }
 
-/// The log that a list continues behind, so that it begins with `log`.
+/// Identity directly before `log`. A list that continues behind it begins with `log`.
 fn before(log: LogId) -> Option<LogId> {
     u128::from_be_bytes(log.0).checked_sub(1).map(|before| LogId(before.to_be_bytes()))
 }

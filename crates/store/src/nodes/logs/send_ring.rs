@@ -108,8 +108,8 @@ impl SendRing {
         self.recharge();
     }
 
-    /// The bytes from `start` through `end`, and at most `bytes_max` of them, but at least one.
-    /// `None` if the ring does not have them any more.
+    /// The bytes of `range`: at most `bytes_max` of them, but at least one. `None` if the ring does
+    /// not have them any more.
     pub(super) fn take(&mut self, range: Range<u64>, bytes_max: usize) -> Option<LogBytes> {
         let end = range.end.min(range.start + bytes_max.max(1) as u64);
         assert!(end <= self.end(), "{range:?} was never in the ring");
@@ -132,7 +132,7 @@ impl SendRing {
         Some(LogBytes { parts, len })
     }
 
-    /// Lets go of whole blocks before `through`.
+    /// Drops whole blocks before `through`.
     pub(super) fn release(&mut self, through: u64) {
         let before = self.blocks.len();
         while self.blocks.front().is_some_and(|block| block.end() <= through) {
@@ -147,7 +147,7 @@ impl SendRing {
         }
     }
 
-    /// Lets go of everything, because nothing is sent any more.
+    /// Drops all bytes, because nothing is sent any more.
     pub(super) fn clear(&mut self) {
         self.tail_start = self.end();
         (self.blocks, self.tail) = (VecDeque::new(), Vec::new());

@@ -1,8 +1,8 @@
 //! The callers that wait for a log, in the order in which they are woken.
 //!
 //! Invariants:
-//! 1. An acknowledgement wakes the callers whose bytes it covers in the order of their offsets, and
-//!    callers of one offset in the order in which they came.
+//! 1. An acknowledgement wakes the callers whose bytes it covers, in the order of their offsets.
+//!    Callers of one offset wake in the order in which they came.
 //! 2. A caller that was woken for another reason registers again under the same ticket.
 //!
 //! Thread-safety: none; the lock of the writer guards the value.
@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::task::Waker;
 
-/// What a caller waits for.
+/// Condition that a caller waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WaitGoal {
     /// All bytes before this offset are acknowledged.

@@ -10,15 +10,17 @@
 //!    that has never answered has promised nothing, and may begin later.
 //!
 //! A manager that hears of another cluster meanwhile leaves its own attempt if the other one has
-//! more votes, or as many and the smaller identity. With [`MemberTerms::expected_nodes`], two
-//! majorities of the same number of nodes have a node in common, so at most one cluster of several
-//! managers is ever named to everybody, also if they do not reach each other's nodes. The first
-//! root set is replaced soon after the founding by one with the same members: its number tells
-//! later managers that the founding was concluded.
+//! more votes, or equally many and the smaller identity. Two majorities of
+//! [`MemberTerms::expected_nodes`] nodes have a node in common. So several managers name at most
+//! one cluster to everybody, even if they do not reach each other's nodes. The first root set is
+//! replaced soon after the founding by one with the same members: its number tells later managers
+//! that the founding was concluded.
 //!
-//! Invariants: 1. No client learns of a cluster before a majority of its root set keeps it, and
-//! before more than half of the expected nodes do. 2. A manager that ends meanwhile leaves nodes
-//! that name the cluster, and the next manager completes the founding with it.
+//! Invariants:
+//! 1. No client learns of a cluster before a majority of its root set keeps it, and before more
+//!    than half of the expected nodes do.
+//! 2. A manager that ends meanwhile leaves nodes that name the cluster, and the next manager
+//!    completes the founding with it.
 //!
 //! Thread-safety: none.
 //! Failure: the votes may be divided so that no attempt gets a majority. The status names the
@@ -35,19 +37,20 @@ use super::super::StorageId;
 use super::super::register::caspaxos::RootSet;
 use super::{MemberTable, NodeEntry};
 
-/// Fewest domains of a cluster, unless its operator asks for a single root node.
+/// Fewest domains of a cluster, and members of its root set, unless its operator asks for another
+/// number of root nodes.
 const ROOT_NODES: usize = 3;
-/// Members of the root set of a cluster with as many domains.
+/// Members of the root set of a cluster that has at least this number of domains.
 const ROOT_NODES_MAX: usize = 5;
-/// Number of times the settling time after which further nodes are not waited for, and after which
-/// a majority of the root set suffices.
+/// Multiple of the settling time after which the manager waits for no further nodes, and after
+/// which a majority of the root set suffices.
 const PATIENCE: u32 = 5;
 
-/// Who began a founding.
+/// Origin of a founding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Founder {
     ThisManager,
-    /// Nodes reported the cluster, which may exist for long.
+    /// Nodes reported the cluster, which may have existed for long.
     AnotherManager,
 }
 
@@ -60,7 +63,7 @@ pub(super) struct Founding {
     since_ns: u64,
 }
 
-/// How many nodes report a cluster, and its newest root set that they know.
+/// Number of nodes that report a cluster, and its newest root set that they know.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ClusterVotes {
     pub(super) nodes: usize,
@@ -111,7 +114,7 @@ impl MemberTable {
         known.count().max(self.terms.expected_nodes.unwrap_or(0) as usize)
     }
 
-    /// Follows what nodes report while no cluster is known to exist.
+    /// Follows the clusters that nodes report, while no cluster is known to exist.
     pub(super) fn weigh_clusters(&mut self, now_ns: u64) {
         if self.cluster.is_some() {
             return;

@@ -1,9 +1,9 @@
 //! The members of a cluster of storage nodes, as a manager keeps them.
 //!
 //! [`MemberTable`] is a state machine without clock, lock or I/O. It takes the messages of nodes,
-//! clients and operators with the time, and answers them. It keeps no list of blobs and nothing
-//! that the nodes' beats cannot rebuild: every node keeps the cluster, the newest root set that it
-//! was told, and whether it drains, and reports them.
+//! clients and operators with the time, and answers them. It keeps no list of blobs. The nodes'
+//! beats rebuild everything that it keeps: every node keeps and reports its cluster, the newest
+//! root set that it received, and whether it drains.
 //!
 //! | part | file |
 //! | --- | --- |
@@ -13,12 +13,12 @@
 //! | the status for operators | `status.rs` |
 //!
 //! **States.** A node is *up* while it beats, *silent* after [`MemberTerms::silent_after`], and
-//! *lost* after [`MemberTerms::lost_after`] or on an operator's word. A lost node that beats is up
+//! *lost* after [`MemberTerms::lost_after`] or on an operator's order. A lost node that beats is up
 //! again, unless the operator has said that it never returns.
 //!
 //! **Founding.** A manager founds a cluster only while no node reports one, and after nodes of
-//! enough domains have been up for a while. It tells the nodes first. When the root set and more
-//! than half of the nodes have reported the cluster, it tells clients.
+//! enough domains have been up for a while. It notifies the nodes first. When the root set and more
+//! than half of the nodes have reported the cluster, it names the cluster to clients.
 //!
 //! Invariants:
 //! 1. The version of the list grows with every change that a reader of the list sees.
@@ -52,8 +52,8 @@ pub use root_set::RootReplacement;
 
 /// Bits of a version below the random number of a manager's life.
 const VERSION_BITS: u32 = 32;
-/// Share of a node's capacity, as a divisor, by which its use must change before readers of the
-/// list hear of it.
+/// Part of a node's capacity, as a divisor, by which its use must change before the list of members
+/// names the new use.
 const USE_STEPS: u64 = 128;
 
 /// The times of the members, and the size of the root set.
@@ -72,9 +72,9 @@ pub struct MemberTerms {
     /// three, or five if there are five domains.
     pub root_nodes: Option<u8>,
     /// Number of storage nodes of a new cluster. A cluster is founded only when more than half of
-    /// them have confirmed it, so that managers that do not know of each other cannot found two.
-    /// All managers must have the same number. Default: the nodes that the manager knows, which
-    /// suffices for one manager only.
+    /// them have confirmed it. So managers that do not know of each other cannot found two
+    /// clusters. All managers must have the same number. Default: the nodes that the manager knows,
+    /// which suffices for one manager only.
     pub expected_nodes: Option<u32>,
     /// Rates and times of repairs.
     pub repair: RepairTerms,
@@ -134,7 +134,7 @@ pub enum ManagerPart {
     StandsBy,
 }
 
-/// What the manager knows about a node.
+/// State of a node, as the manager knows it.
 #[derive(Clone, Debug)]
 struct NodeEntry {
     member: StorageMember,
@@ -299,7 +299,7 @@ impl MemberTable {
         }
         self.part = part;
         self.since_ns = now_ns;
-        // What another manager has founded meanwhile shows in the beats.
+        // The beats show what another manager has founded meanwhile.
         self.founding = None;
     }
 
@@ -475,7 +475,7 @@ impl MemberTable {
         beat.domain.clone_into(&mut member.domain);
         let used_bytes = beat.report.space.used_bytes;
         member.space = beat.report.space;
-        // Readers of the list hear of larger changes only, so that an idle list keeps its version.
+        // The list names larger changes only, so that an idle list keeps its version.
         let step = (member.space.capacity_bytes / USE_STEPS).max(1);
         if used_bytes.abs_diff(entry.named_used_bytes) < step {
             member.space.used_bytes = entry.named_used_bytes;
@@ -488,10 +488,10 @@ impl MemberTable {
         }
     }
 
-    /// Nodes become silent and lost.
+    /// Declares nodes silent or lost, by the time since their last beats.
     fn watch(&mut self, now_ns: u64) {
         for storage in &self.root_set.members {
-            // A root node that the manager has never heard of counts as lost one day, too.
+            // A root node that has never beaten to this manager also counts as lost in the end.
             let unknown = || NodeEntry::unknown(*storage, now_ns);
             if !self.nodes.contains_key(storage) {
                 self.nodes.insert(*storage, unknown());
@@ -526,7 +526,7 @@ impl MemberTable {
         Ok(StoreMessage::Done {})
     }
 
-    /// Records an operator's word that a node never returns.
+    /// Records an operator's decision that a node never returns.
     fn forget(&mut self, now_ns: u64, storage: StorageId) -> Result<StoreMessage, Refused> {
         let entry = self.known(storage)?;
         if entry.is_up() {

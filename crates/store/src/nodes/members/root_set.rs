@@ -1,7 +1,7 @@
 //! When the root set needs other members, and which ones.
 //!
-//! A member is replaced when it is lost for good or drains, and another node can take its place:
-//! one that beats, has been up for a while, and has no failed device. A set of three grows to five
+//! A member is replaced when it is lost for good or drains, and another node can take its place.
+//! That node beats, has been up for a while, and has no failed device. A set of three grows to five
 //! when nodes of five domains are up. One replacement brings in a minority of new members.
 //!
 //! The decision is a function of the list of members; its caller runs the replacement
@@ -29,7 +29,7 @@ pub struct RootReplacement {
 }
 
 impl MemberTable {
-    /// The replacement that the root set needs; `None` if it needs none, if no node can take the
+    /// The replacement that the root set needs. `None` if it needs none, if no node can take the
     /// place of a member, or if this manager stands by.
     #[must_use]
     pub fn wanted_root_set(&self) -> Option<RootReplacement> {
@@ -52,8 +52,8 @@ impl MemberTable {
         let free: Vec<StorageId> = self.one_per_domain(is_free).into_values().collect();
         let largest = self.root_nodes_of(kept.len() + free.len()).unwrap_or(0);
         let of_size = |size: usize| {
-            // The old members of the next set are a majority of it, so that new members that are
-            // lost before they have their copies hold nothing up.
+            // The old members of the next set are a majority of it. So new members that are lost
+            // before they have their copies do not block it.
             let added =
                 free.len().min(size.saturating_sub(kept.len())).min(((size - 1) / 2).max(1));
             let members = kept.iter().chain(&free[..added]).take(size).copied();
@@ -83,9 +83,9 @@ impl MemberTable {
         (acts && !self.root_set.members.is_empty()).then(|| self.root_set.clone())
     }
 
-    /// Whether a node may become a root node. One that was silent for two beats may be down, and
-    /// one that has just begun its life may end it again. A node with a failed device may lose its
-    /// metadata next.
+    /// Whether a node may become a root node. A node that was silent for two beats may be down, and
+    /// a node that has just begun its life may end it again. A node with a failed device may lose
+    /// its metadata next.
     fn may_join(&self, entry: &NodeEntry) -> bool {
         let passed = |since_ns: u64| Duration::from_nanos(self.now_ns.saturating_sub(since_ns));
         entry.cluster == self.cluster

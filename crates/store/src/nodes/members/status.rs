@@ -29,7 +29,7 @@ impl MemberTable {
         self.repair = repair;
     }
 
-    /// What repairs depend on, for a manager that acts (`acts`) or stands by.
+    /// Everything that repairs depend on, for a manager that acts (`acts`) or stands by.
     #[must_use]
     pub fn repair_view(&self, now_ns: u64, acts: bool) -> RepairView {
         let listened_ns = now_ns.saturating_sub(self.since_ns);

@@ -15,7 +15,7 @@
 //!
 //! Invariants:
 //! 1. The nodes of a placement are up, do not drain, have room, and are in distinct domains.
-//! 2. A placement has at least `copies_min` nodes, or an error says why not.
+//! 2. A placement has at least `copies_min` nodes, or [`place`] returns an error with the reason.
 //! 3. A repair never starts while a node of it, or the cluster, is over its rate. A more urgent
 //!    repair that waits for a node keeps that node from less urgent ones.
 //! 4. A move leaves the chunks of a blob in distinct domains.
@@ -38,7 +38,7 @@ use crate::ids::BlobId;
 /// Fullness of a node, relative to the mean, from which chunks move away from it, in per cent.
 const REBALANCE_ABOVE_PERCENT: u64 = 110;
 
-/// What the manager knows about a storage node.
+/// State of a storage node, as the manager knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeReport {
     /// Identity of the node.
@@ -68,17 +68,17 @@ impl NodeReport {
     }
 }
 
-/// Why bytes are written, which decides how full a node may become.
+/// Purpose of a write, which decides how full a node may become.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WritePurpose {
     /// Files that a user ingests, and new volumes.
     Ingestion,
     /// Copies that replace lost ones.
     Repair,
-    /// Flushes, compactions and garbage collections. They bring acknowledged writes home and free
-    /// space.
+    /// Flushes, compactions and garbage collections. They move acknowledged writes from memory to
+    /// tables, and free space.
     Job,
-    /// Logs, which always go on.
+    /// Logs, which may fill a node completely.
     Log,
 }
 
@@ -95,7 +95,7 @@ impl WritePurpose {
     }
 }
 
-/// What is to be placed.
+/// A blob or an extent for which nodes are wanted.
 #[derive(Clone, Copy, Debug)]
 pub struct PlacementRequest {
     /// Identity of the blob or log, which the ranking depends on.
@@ -104,7 +104,7 @@ pub struct PlacementRequest {
     pub scheme: Scheme,
     /// Expected length in bytes; 0 if it is unknown.
     pub len_bytes: u64,
-    /// Why the bytes are written.
+    /// Purpose of the write.
     pub purpose: WritePurpose,
     /// Fewest copies that the cluster accepts: 2, or 1 for a trial on one node.
     pub copies_min: u8,
@@ -135,7 +135,7 @@ pub struct Placement {
     pub scheme: Scheme,
     /// One node per chunk, by the chunk's index.
     pub nodes: Vec<StorageId>,
-    /// What is missing.
+    /// Difference between the placement and the wanted scheme.
     pub debt: PlacementDebt,
 }
 
@@ -257,8 +257,9 @@ fn domains_of<'a>(nodes: &'a [NodeReport], holders: &[StorageId]) -> BTreeSet<&'
     held.map(|node| node.domain.as_str()).collect()
 }
 
-/// Too few domains take the bytes. If the nodes that are too full would be enough, room is what is
-/// missing ([`no_space`]), and nodes that answer otherwise (`Busy`).
+/// The error of a placement for which too few domains take the bytes. It is [`no_space`] if the
+/// nodes that are too full would be enough. Otherwise nodes that answer are missing, and it is
+/// `Busy`.
 fn refusal(nodes: &[NodeReport], request: &PlacementRequest, domains: usize, needed: u8) -> Error {
     let count = |is: &dyn Fn(&NodeReport) -> bool| nodes.iter().filter(|node| is(node)).count();
     let down = count(&|node| !node.is_up);
@@ -294,7 +295,7 @@ pub struct RepairDebt {
     pub blob: BlobId,
     /// Number of further losses that the blob survives.
     pub losses_left: u8,
-    /// Bytes of the missing chunk. Each source reads as many.
+    /// Bytes of the missing chunk. Each source reads the same number of bytes.
     pub chunk_bytes: u64,
     /// Nodes that are read: one for replicas, four for RS(4,2).
     pub sources: Vec<StorageId>,
@@ -356,7 +357,7 @@ fn duration_ns(bytes: u64, bytes_per_s: u64) -> u64 {
     u64::try_from(ns).unwrap_or(u64::MAX / 4)
 }
 
-/// What a repairer does next.
+/// The next step of the repairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NextRepair {
     /// There is nothing to repair.
@@ -431,7 +432,7 @@ pub struct MovePlan {
 }
 
 /// Chooses the chunks that leave draining nodes and those that are over 10 % fuller than the mean.
-/// A chunk goes to the emptiest node of another domain that stays below the mean; a chunk of a
+/// A chunk goes to the emptiest node of another domain that stays below the mean. A chunk of a
 /// draining node may go to any node with room for repairs.
 #[must_use]
 pub fn rebalance(nodes: &[NodeReport], chunks: &[ChunkAt]) -> MovePlan {

@@ -12,7 +12,7 @@
 //! | `root` | the replacement of the root set |
 //!
 //! Invariants:
-//! 1. Every change has an identity of its own, and every round a ballot of its own: the proposer is
+//! 1. Every change has an identity of its own, and every round a ballot of its own. The proposer is
 //!    a random number, and a name has one running operation per driver.
 //! 2. An operation continues over a replacement of the root set, and is applied at most once.
 //! 3. An error says that the outcome is unknown if the change may have been applied. `Lost` means

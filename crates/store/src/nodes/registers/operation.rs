@@ -1,12 +1,12 @@
 //! One operation on the register, from its first round to its outcome.
 //!
-//! Invariants: 1. A round ends before the next one begins, and its late answers are ignored by
-//! their ballots. 2. The outcome of a change is one of *applied*, *not applied and never will be*,
-//! and *unknown*.
+//! Invariants:
+//! 1. A round ends before the next one begins, and its late answers are ignored by their ballots.
+//! 2. The outcome of a change is one of *applied*, *not applied and never will be*, and *unknown*.
 //!
 //! Thread-safety: any number of tasks; operations on one name run one after the other.
-//! Failure: `Busy` after [`NodeRegister`]'s time, with the members that did not answer.
-//! Cost: see the module above.
+//! Failure: `Busy` after the time limit of [`NodeRegister`], with the members that did not answer.
+//! Cost: as the head of the module `registers` says.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -22,7 +22,7 @@ use super::super::register::caspaxos::{Ballot, RootSet};
 use super::NodeRegister;
 use super::calls::{CallsInFlight, MemberAnswer};
 
-/// What to do next for a proposal.
+/// The next step of a proposal.
 enum NextStep {
     /// Await an answer.
     Await,
@@ -32,7 +32,7 @@ enum NextStep {
     Done(ProposalResult),
 }
 
-/// How an operation without a majority ended.
+/// End of an operation without a majority.
 struct NoMajority<'a> {
     name: &'a str,
     root_set: &'a RootSet,
@@ -59,7 +59,7 @@ impl NoMajority<'_> {
     }
 }
 
-/// What becomes of an operation whose root set is replaced.
+/// Fate of an operation whose root set is replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Following {
     /// It continues on the next set.
@@ -70,7 +70,7 @@ pub(super) enum Following {
 
 impl NodeRegister {
     /// Runs an operation until it has an outcome. Errors: `Busy` without a majority, and for a
-    /// change whose outcome nothing tells any more.
+    /// change whose outcome can no longer be determined.
     pub(super) async fn run(&self, name: &str, operation: Operation) -> Result<ProposalResult> {
         let root_set = self.founded_set(self.give_up_ns()).await?;
         self.run_in(root_set, Following::Newest, name, operation).await

@@ -4,9 +4,10 @@
 //! Any process may run it, and several may at the same time. The first one that makes its set the
 //! value of [`ROOT_SET_NAME`] decides the next set; the others complete that one.
 //!
-//! Invariants: 1. The steps begin only after the register of the old set names the next one, or a
-//! member of the old set does. 2. A replacement that returned has activated a majority of the new
-//! set.
+//! Invariants:
+//! 1. The steps begin only after the register of the old set names the next one, or a member of the
+//!    old set does.
+//! 2. A replacement that returned has activated a majority of the new set.
 //!
 //! Thread-safety: any number of tasks.
 //! Failure: `Busy` if no majority of the old set, or none of the new one, answers in time. The
@@ -26,7 +27,7 @@ use super::operation::Following;
 use super::{NodeRegister, unexpected};
 use crate::register::Versioned;
 
-/// What the register says about the successor of a root set.
+/// Successor of a root set, as the register has it.
 enum Successor {
     /// The next set, which the steps of a replacement may install.
     Next(RootSet),
@@ -40,7 +41,7 @@ impl Successor {
     }
 }
 
-/// How the steps of a replacement ended.
+/// End of the steps of a replacement.
 enum ChangeEnd {
     /// The next set answers.
     Done,

@@ -188,7 +188,7 @@ async fn client(recorder: Arc<Recorder>, register: Arc<NodeRegister>, mut rng: R
     }
 }
 
-/// What a run does beside the clients' operations.
+/// Events of a run in parallel with the clients' operations.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Events {
     MembersGoDown,

@@ -10,12 +10,12 @@
 //!    confirmed.
 //! 7. *Drop* the chunks of nodes that are no holders any more.
 //!
-//! If the blob needs no further chunk, steps 2 to 4 are left out, and the others bring holders up
-//! to date that have missed an earlier repair. That is also what a node does that comes back.
+//! If the blob needs no further chunk, steps 2 to 4 are left out. The other steps then update
+//! holders that have missed an earlier repair. A node that returns runs these steps as well.
 //!
 //! Invariants:
-//! 1. A chunk is dropped only if the newest placement does not list its node, and after every
-//!    listed node has confirmed that placement with a chunk that it can read.
+//! 1. A chunk is dropped only if the newest placement does not list its node. Every listed node has
+//!    confirmed that placement before, with a chunk that it can read.
 //! 2. The descriptor for another holder has an empty set, so that it changes no set there.
 //! 3. A volume is taken out of the new chunk's set only if a holder that had it has released it.
 //!
@@ -32,7 +32,7 @@ use crate::ids::VolumeId;
 /// Number of looks at the holders before a repair gives up, because they change.
 const LOOKS_MAX: u32 = 5;
 
-/// What the driver does next for a repair.
+/// The next action of the driver for a repair.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RepairAction {
     /// Ask these nodes for their descriptors of the blob.
@@ -65,7 +65,7 @@ pub enum RepairAction {
     Done(RepairEnd),
 }
 
-/// How a repair ended.
+/// Outcome of a repair.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RepairEnd {
     /// This node has made its chunk, or the blob does not need it.
@@ -85,7 +85,7 @@ pub enum RepairEnd {
     Failed(String),
 }
 
-/// What the driver reports to a repair.
+/// Outcome of an action, which the driver reports to the repair.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RepairInput {
     /// Answers to [`RepairAction::Describe`]. A node without an answer is left out.
@@ -101,7 +101,7 @@ pub enum RepairInput {
     Failed(String),
 }
 
-/// What one look at the holders has shown.
+/// Descriptors that one look at the holders has shown.
 type Look = BTreeMap<StorageId, Vec<ChunkDescriptor>>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -398,7 +398,7 @@ impl ChunkRepair {
             return self.describe(Phase::LookBack);
         }
         if self.newest.placement != placement && self.listed(self.me).is_some() {
-            // Another repair was faster and keeps this node: its descriptor is told to all.
+            // Another repair was faster and keeps this node: its descriptor goes to all holders.
             return self.redescribe();
         }
         self.look_back()

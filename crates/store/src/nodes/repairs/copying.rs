@@ -1,5 +1,5 @@
-//! The bytes of a repair: a chunk is copied from another holder of the same bytes, or computed from
-//! four chunks of RS(4,2), and an extent is copied from a node that has it.
+//! The bytes of a repair. A chunk is copied from another holder of the same bytes, or computed from
+//! four chunks of RS(4,2). An extent is copied from a node that has it.
 //!
 //! Bytes are read and written in steps of 1 MiB, and the pause between two steps keeps the rate.
 //!

@@ -56,7 +56,7 @@ pub struct RepairExecutor {
 #[derive(Debug, Default)]
 struct StopSignal {
     is_stopped: AtomicBool,
-    /// Orders under way, by a number, with what wakes them.
+    /// Wakers of the orders under way, by a number.
     waiting: Mutex<BTreeMap<u64, Waker>>,
     next: AtomicU64,
 }
@@ -69,7 +69,7 @@ impl StopSignal {
         }
     }
 
-    /// Notes what wakes an order at the end. Returns whether the end has come.
+    /// Registers the waker of an order. Returns whether the node ends.
     fn poll(&self, order: u64, context: &Context<'_>) -> bool {
         self.waiting.lock().insert(order, context.waker().clone());
         self.is_stopped.load(Ordering::SeqCst)
@@ -170,7 +170,7 @@ impl RepairExecutor {
         let class = descriptor.class;
         let repair = ChunkRepair::new(self.node.storage, descriptor, replaces);
         match self.run(repair, chunk, class, bytes_per_s).await? {
-            // A holder that has not confirmed is told by a later comparison.
+            // A later comparison informs a holder that has not confirmed.
             RepairEnd::Whole { .. } | RepairEnd::Gone => Ok(StoreMessage::Done {}),
             RepairEnd::Superseded => {
                 Err(Error::busy(format!("chunk {chunk}: another repair of the blob was faster")))
@@ -277,7 +277,7 @@ impl RepairExecutor {
         }
     }
 
-    /// Asks those of the nodes that the managers call up.
+    /// Asks those of the nodes that the managers report as up.
     async fn describe(&self, nodes: &[StorageId], chunk: ChunkId) -> RepairInput {
         let members = self.node.client.members();
         let is_up = |node: &&StorageId| {

@@ -4,13 +4,13 @@
 //! 1. Ask all nodes that answer for chunks and extents that need a repair.
 //! 2. Give the orders, the most urgent ones first, as the rates permit. If a node is lost or
 //!    returns meanwhile, no further order is given, and the next round begins.
-//! 3. When nothing is left, let nodes that have come (back) compare their chunks with the other
-//!    holders, one after the other.
+//! 3. When nothing is left, let nodes that have joined or returned compare their chunks with the
+//!    other holders, one after the other.
 //! 4. When nothing is left of that either, move chunks away from nodes that are much fuller than
 //!    the mean.
 //!
-//! Nothing is kept over the life of the manager: another one asks again. An order that was given is
-//! carried out by its node, also if the manager dies.
+//! No state outlives the manager: the next manager asks again. An order that was given is carried
+//! out by its node, even if the manager dies.
 //!
 //! Invariants:
 //! 1. A manager that stands by asks nothing and orders nothing.
@@ -48,7 +48,7 @@ use super::planner::{RepairJob, RepairMembers, RepairPlan, RepairPlanner};
 const LIST_DEADLINE: Duration = Duration::from_secs(10);
 /// Time after which a page of comparisons counts as unanswered.
 const CHECK_DEADLINE: Duration = Duration::from_secs(120);
-/// Time that an order may take beside the copy.
+/// Time that an order may take in addition to the copy.
 const ORDER_SLACK: Duration = Duration::from_secs(60);
 /// Largest answer with descriptors, in bytes.
 const LIST_BYTES_MAX: usize = 2 << 20;
@@ -56,7 +56,7 @@ const LIST_BYTES_MAX: usize = 2 << 20;
 const ORDERS_MAX: usize = 16;
 /// Orders under way at a time for one node.
 const ORDERS_OF_NODE_MAX: usize = 2;
-/// Pause between two looks at the members.
+/// Pause between two checks of the members.
 const LOOK: Duration = Duration::from_millis(500);
 /// Time for which a node is avoided after an order to it failed.
 const AVOID_FOR: Duration = Duration::from_secs(30);
@@ -110,7 +110,7 @@ impl RepairTerms {
     }
 }
 
-/// What the manager knows when a round begins.
+/// State that the manager knows when a round begins.
 #[derive(Clone, Debug)]
 pub struct RepairView {
     /// The members of the cluster.
@@ -125,7 +125,7 @@ pub struct RepairView {
 
 /// The source of views, which the manager implements. `None` ends the repairs.
 pub trait RepairLook: Send + Sync + 'static {
-    /// What the manager knows now.
+    /// The state that the manager knows now.
     fn look(&self) -> Option<RepairView>;
 }
 
@@ -145,7 +145,7 @@ struct LastScan {
     is_unfinished: bool,
 }
 
-/// What the rounds remember.
+/// State that is kept from round to round.
 #[derive(Debug)]
 struct RoundState {
     rates: RepairRates,
@@ -160,7 +160,7 @@ struct RoundState {
     level_ns: u64,
 }
 
-/// Asks for debts, and gives orders.
+/// The manager's part of repairs: it asks the nodes for debts, and gives them orders.
 pub struct RepairManager {
     client: Arc<NodeClient>,
     terms: RepairTerms,
@@ -187,7 +187,7 @@ impl RepairManager {
         Arc::new(Self { client, terms, status: Mutex::default() })
     }
 
-    /// What is to be repaired, and what was.
+    /// The state of the repairs: what is to be repaired, and what was repaired.
     #[must_use]
     pub fn status(&self) -> RepairStatus {
         self.status.lock().clone()
@@ -459,7 +459,7 @@ impl RepairManager {
         }
     }
 
-    /// Lets the next node compare its chunks. Returns whether there was one.
+    /// Lets the next node compare its chunks. Returns whether a node was due.
     async fn check_next(&self, state: &mut RoundState, members: &Members) -> bool {
         let now_ns = self.now_ns();
         let every_ns = self.terms.check_every.as_nanos() as u64;

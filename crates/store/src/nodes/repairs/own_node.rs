@@ -1,5 +1,5 @@
-//! What a repair uses of its own node: the node itself, the client for the other nodes, and the
-//! erasure code.
+//! The parts of its own node that a repair uses: the node itself, the client for the other nodes,
+//! and the erasure code.
 //!
 //! Thread-safety: any thread may call any method. Failure: a refusal of the node is an error.
 //! Cost: that of the node.
@@ -39,12 +39,13 @@ impl OwnNode {
         }
     }
 
-    /// The beginning of a copy with this rate.
+    /// Begins the pace of a copy with this rate.
     pub(super) fn begin_pace(&self, bytes_per_s: u64) -> Pace {
         Pace { begun_ns: self.client.runtime().now_ns(), bytes: 0, bytes_per_s }
     }
 
-    /// Waits until `bytes` more keep the rate. Time that the copy itself took counts.
+    /// Waits until a further `bytes` bytes keep to the rate. The time that the copy itself took
+    /// counts.
     pub(super) async fn pace(&self, pace: &mut Pace, bytes: u64) {
         pace.bytes += bytes;
         let ns = u128::from(pace.bytes) * 1_000_000_000 / u128::from(pace.bytes_per_s.max(1));
@@ -58,7 +59,7 @@ impl OwnNode {
     }
 }
 
-/// How far a copy is, and how fast it may be.
+/// Progress of a copy, and its largest rate.
 #[derive(Debug)]
 pub(super) struct Pace {
     begun_ns: u64,

@@ -1,4 +1,4 @@
-//! What to repair, on which node, and in what order, from what the nodes list.
+//! Decides what to repair, on which node and in what order, from the lists of the nodes.
 //!
 //! A [`RepairPlanner`] lives for one round of questions. It takes the members once, so that all its
 //! decisions agree, and the descriptors and extents that the nodes list. Its result is a list of
@@ -65,7 +65,7 @@ pub enum RepairJob {
 /// The members, as a round sees them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RepairMembers {
-    /// What placement depends on.
+    /// Figures of the nodes on which placement depends.
     nodes: Vec<NodeReport>,
     /// Nodes that keep their chunks: up or silent, and not draining.
     present: BTreeSet<StorageId>,
@@ -105,7 +105,7 @@ impl RepairMembers {
         self.answering.iter().copied()
     }
 
-    /// What placement depends on.
+    /// Figures of the nodes on which placement depends.
     #[must_use]
     pub fn reports(&self) -> &[NodeReport] {
         &self.nodes
@@ -159,7 +159,7 @@ pub struct RepairPlanner {
     avoid: Vec<StorageId>,
 }
 
-/// What a round found.
+/// The outcome of a round: debts, jobs and figures.
 #[derive(Clone, Debug, Default)]
 pub struct RepairPlan {
     /// Debts, by which the next repair is chosen.
@@ -224,8 +224,8 @@ impl RepairPlanner {
         }
     }
 
-    /// Plans the end of a chunk on a node that drains, whose blob does not need it any more:
-    /// another holder compares all of them and deletes it.
+    /// Plans the end of a chunk on a draining node, if the blob does not need the chunk any more.
+    /// Another holder compares all of them and deletes it.
     fn plan_surplus(&mut self, reporter: StorageId, blob: &ChunkDescriptor) {
         let answers = |it: &&Holder| self.members.answers(it.storage);
         if let Some(holder) = blob.holders.iter().find(answers).copied() {

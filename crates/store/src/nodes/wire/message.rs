@@ -35,7 +35,7 @@ wire_messages! {
         stamp: Option<Stamp>,
         /// Class of the file.
         class: FileClass,
-        /// Why the bytes are written, which decides how full the node may become.
+        /// Purpose of the write, which decides how full the node may become.
         purpose: WritePurpose,
         /// Offset in the chunk of the first byte, at a boundary of pieces.
         offset: u64,
@@ -49,7 +49,7 @@ wire_messages! {
     SealChunk = 2 {
         /// Volume and epoch of the writer; `None` for a repair.
         stamp: Option<Stamp>,
-        /// What the chunk says about itself from now on.
+        /// New descriptor of the chunk.
         descriptor: ChunkDescriptor,
     }
     /// Client → node: read ranges of a chunk. Chunks that are being written can be read as well, so
@@ -278,7 +278,7 @@ wire_messages! {
         cluster: Option<ClusterId>,
         /// The newest root set that the node knows.
         root_set: Option<RootSet>,
-        /// What the node holds and does.
+        /// State and counters of the node.
         report: StorageReport,
     }
     /// Operator → node: begin a round of the scrub now.
@@ -303,7 +303,7 @@ wire_messages! {
         is_draining: bool,
         /// Version of the members that the node knows.
         version: u64,
-        /// What the node holds and does.
+        /// State and counters of the node.
         report: StorageReport,
     }
     /// Manager → node, client: answer to [`StoreMessage::StorageBeat`] and
@@ -369,7 +369,7 @@ wire_messages! {
         /// Epoch that the node has promised for the volume, for [`RefusalWhy::Fenced`]; 0
         /// otherwise.
         epoch: Epoch,
-        /// What the node adds for people: the object, and the cause. May be empty.
+        /// Explanation for operators: the object, and the cause. May be empty.
         text: String,
     }
     /// Manager → node: list your extents that are sealed and whole.
@@ -402,9 +402,9 @@ wire_messages! {
         next: Option<ChunkId>,
     }
     /// Node → client: answer to [`StoreMessage::FenceLog`] and [`StoreMessage::InspectLog`] of a
-    /// node that has lost bytes which were synced, because a file is damaged, or a file or a device
-    /// is missing. The answer proves nothing about the end of the extent. The node can supply the
-    /// bytes before `valid_end`, and takes no appends.
+    /// node that has lost synced bytes. A file is damaged, or a file or a device is missing. The
+    /// answer proves nothing about the end of the extent. The node can supply the bytes before
+    /// `valid_end`, and takes no appends.
     ReplicaDamaged = 95 {
         /// Offset after the longest prefix with valid checksums; the begin of the extent without
         /// any byte.

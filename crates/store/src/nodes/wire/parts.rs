@@ -102,7 +102,7 @@ impl fmt::Display for ChunkId {
 }
 
 /// The right to write for a volume. Every write of an owner, or of an executor of its jobs, carries
-/// one, and a node refuses an epoch below the one that it has promised for the volume.
+/// a stamp. A node refuses an epoch below the one that it has promised for the volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Stamp {
     /// Volume for which the sender writes.
@@ -154,7 +154,7 @@ impl PlacementEpoch {
     pub const WRITTEN: Self = Self { counter: 1, repairer: StorageId(0) };
 }
 
-/// What a sealed chunk says about itself and about its blob.
+/// Description of a sealed chunk and of its blob, which the chunk's node stores with the chunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChunkDescriptor {
     /// Chunk that the descriptor describes.
@@ -189,7 +189,7 @@ impl ChunkDescriptor {
         self.layout().chunk_len(self.chunk.index)
     }
 
-    /// What a namespace keeps about the blob.
+    /// The hint that a namespace keeps about the blob.
     #[must_use]
     pub fn hint(&self) -> BlobHint {
         let (scheme, placement) = (self.scheme, self.placement);
@@ -240,7 +240,7 @@ impl Wire for ChunkDescriptor {
     }
 }
 
-/// What the namespace keeps about a blob, so that a reader knows where to ask. A descriptor with a
+/// Hint about a blob in the namespace: the nodes that a reader asks first. A descriptor with a
 /// larger placement epoch corrects it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlobHint {
@@ -302,13 +302,13 @@ wire_struct!(LogEntry { log, epoch });
 /// The state of a storage node in the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemberState {
-    /// The manager hears of the node.
+    /// The node beats to the manager.
     Up,
-    /// The manager has not heard of the node lately.
+    /// The node has not beaten to the manager lately.
     Silent,
     /// The node has been silent for so long that another one takes its place in the root set.
     Lost,
-    /// The manager hears of the node, and an operator empties it.
+    /// The node beats to the manager, and an operator empties it.
     Draining,
 }
 wire_enum!(MemberState { Up = 1, Silent = 2, Lost = 3, Draining = 4 });
@@ -344,7 +344,7 @@ pub struct StorageMember {
 wire_struct!(StorageMember { storage, node, life, endpoints, domain, state, space });
 
 impl StorageMember {
-    /// What placement depends on.
+    /// Figures of the node on which placement depends.
     #[must_use]
     pub fn report(&self) -> NodeReport {
         NodeReport {
@@ -387,7 +387,7 @@ impl Members {
         members.map(|member| member.storage).collect()
     }
 
-    /// What placement depends on.
+    /// Figures of all nodes on which placement depends.
     #[must_use]
     pub fn reports(&self) -> Vec<NodeReport> {
         self.members.iter().map(StorageMember::report).collect()
@@ -399,7 +399,7 @@ impl Members {
 pub enum RefusalWhy {
     /// The node has promised a later epoch of the volume, which the refusal names.
     Fenced,
-    /// The node has too much to do, or the manager waits for nodes.
+    /// The node is overloaded, or the manager waits for nodes.
     Busy,
     /// The node is as full as writes of this purpose may make it.
     Full,
@@ -493,7 +493,7 @@ impl fmt::Display for RefusalWhy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Fenced => f.write_str("another process has taken the volume over"),
-            Self::Busy => f.write_str("it has too much to do now: try again later"),
+            Self::Busy => f.write_str("it is overloaded: try again later"),
             Self::Full => f.write_str("it is too full for such writes: add nodes or free space"),
             Self::Sealed => f.write_str("the object is sealed and takes no more bytes"),
             Self::NotThere => f.write_str("it has no such object"),
@@ -514,14 +514,14 @@ impl fmt::Display for RefusalWhy {
     }
 }
 
-/// A refusal: its reason, and what the node says about it.
+/// A refusal: its reason, and the explanation of the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
     /// Reason of the refusal.
     pub why: RefusalWhy,
     /// Epoch that the node has promised for the volume, for [`RefusalWhy::Fenced`]; 0 otherwise.
     pub epoch: Epoch,
-    /// What the node adds for people: the object, and the cause. May be empty.
+    /// Explanation for operators: the object, and the cause. May be empty.
     pub text: String,
 }
 

@@ -1,5 +1,5 @@
-//! What nodes say about their chunks and extents for repairs, and what the manager says about
-//! repairs to operators.
+//! Values of repairs: what nodes report about their chunks and extents, and what the manager
+//! reports to operators.
 //!
 //! The types are plain values.
 
@@ -13,7 +13,7 @@ use crate::ids::VolumeId;
 /// A chunk that a node has a record of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldChunk {
-    /// What the chunk says about itself.
+    /// Descriptor of the chunk.
     pub descriptor: ChunkDescriptor,
     /// Whether the node can read the chunk. A damaged chunk, or one on a missing device, is listed
     /// as well.
@@ -47,7 +47,7 @@ pub struct SealedExtent {
 }
 wire_struct!(SealedExtent { at, volume, class, start, end });
 
-/// What is missing because a node is lost, or must leave a node that is emptied.
+/// Chunks that are missing because a node is lost or damaged, or that must leave a draining node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeDebt {
     /// Node that is lost, drains, or has damage.
@@ -76,7 +76,7 @@ pub struct RepairStatus {
     pub extents_left: u64,
     /// Number of blobs with fewer copies than wanted, because the cluster has too few domains.
     pub waiting_for_domains: u64,
-    /// Number of blobs and extents of which no node that answers has enough.
+    /// Number of blobs and extents of which the nodes that answer hold too little for a repair.
     pub unrepairable: u64,
     /// Number of chunks that were made.
     pub chunks_repaired: u64,

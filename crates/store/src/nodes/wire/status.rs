@@ -1,4 +1,4 @@
-//! What storage nodes report about themselves, and the status of the cluster for operators.
+//! Reports of storage nodes about themselves, and the status of the cluster for operators.
 //!
 //! The types are plain values.
 
@@ -63,9 +63,9 @@ pub struct StorageCounters {
     pub requests: u64,
     /// Requests that the node refused for any reason.
     pub refused: u64,
-    /// Requests of owners whose epoch is over.
+    /// Requests that were refused because their epoch was older than the promised one.
     pub refused_fenced: u64,
-    /// Requests that were refused because the node had too much to do.
+    /// Requests that were refused because the node was overloaded.
     pub refused_busy: u64,
     /// Requests that were refused because the node was too full.
     pub refused_full: u64,
@@ -106,7 +106,7 @@ pub struct ScrubStatus {
 }
 wire_struct!(ScrubStatus { rounds, is_running, read_bytes, total_bytes, damaged_chunks, unread });
 
-/// What a storage node holds and does.
+/// State and counters of a storage node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StorageReport {
     /// Room of all devices together.
@@ -154,7 +154,7 @@ pub struct NodeStanding {
     pub member: StorageMember,
     /// Milliseconds since the last beat of the node.
     pub silent_ms: u64,
-    /// What the node reported last.
+    /// The last report of the node.
     pub report: StorageReport,
 }
 wire_struct!(NodeStanding { member, silent_ms, report });

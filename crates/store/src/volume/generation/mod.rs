@@ -1,8 +1,8 @@
 //! The bytes of one generation of a namespace: header, snapshot, and one frame for each commit.
 //! `docs/formats/volume.md` has the tables.
 //!
-//! [`super::Volume`] writes a generation into a log of its own, and begins a new one when the log
-//! failed or has grown long, and at every take-over. Header and snapshot are durable before the
+//! [`super::Volume`] writes a generation into a log of its own. It begins a new one at every
+//! take-over, and when the log failed or has grown long. Header and snapshot are durable before the
 //! register names the log.
 //!
 //! Invariants:
@@ -37,7 +37,7 @@ const UNCHECKED_BYTES: usize = 8;
 /// Largest length of the records of one frame, in bytes. A longer one is damage.
 const RECORDS_BYTES_MAX: usize = 64 << 20;
 
-/// What the header of a generation says.
+/// Fields of the header of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GenerationHeader {
     pub(crate) volume: VolumeId,

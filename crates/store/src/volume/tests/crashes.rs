@@ -101,7 +101,7 @@ fn expected() -> Vec<Vec<String>> {
     states
 }
 
-/// Opens the volume of a pool after a crash, and checks that it has a prefix of the steps with all
+/// Opens the volume of a pool after a crash. Checks that it has a prefix of the steps with all
 /// acknowledged ones, that its tables are readable, and that nothing else is in the pool.
 fn check(pool: MemoryPool, snapshot: &Snapshot, states: &[Vec<String>]) {
     let harness = Harness::over(pool);

@@ -1,9 +1,9 @@
 //! Two owners of one volume under seeded faults.
 //!
 //! A run performs random operations. Some of them meet a fault of the pool, and some are
-//! interrupted at one of their calls: the process is killed, all machines lose power, or another
-//! process takes the volume over while the operation goes on. After each take-over the new owner
-//! reads everything.
+//! interrupted at one of their calls. An interruption kills the process, takes the power of all
+//! machines, or lets another process take the volume over while the operation goes on. After each
+//! take-over the new owner reads everything.
 //!
 //! The run checks:
 //! 1. An operation that succeeded is found by every later owner. Unsynced appends may be missing

@@ -86,9 +86,9 @@ impl Expected {
 #[derive(Clone, Debug)]
 pub(super) struct Change {
     pub(super) path: String,
-    /// What the path may have too, until the operation succeeds.
+    /// Content that the path may have as well, until the operation succeeds.
     pub(super) during: Expected,
-    /// What the path has when the operation has succeeded.
+    /// Content of the path when the operation has succeeded.
     pub(super) after: Expected,
 }
 
@@ -112,7 +112,7 @@ pub(super) struct Model {
 #[derive(Clone, Debug)]
 struct UndecidedPath {
     change: Change,
-    /// What the path may have if the operation has no effect.
+    /// Contents that the path may have if the operation has no effect.
     before: Vec<Expected>,
 }
 

@@ -49,7 +49,7 @@ pub(super) enum Operation {
     Remove {
         path: String,
     },
-    /// Removes a file that has a reader, which goes before the removal is durable.
+    /// Removes a file that has a reader. The reader is dropped before the removal is durable.
     RemoveWhileRead {
         path: String,
     },
@@ -76,7 +76,7 @@ pub(super) enum Operation {
     AppendManifest {
         bytes: Payload,
     },
-    /// Releases strays, as a scrub does.
+    /// Releases strays, as a thread of the owner does.
     ReleaseStrays,
 }
 

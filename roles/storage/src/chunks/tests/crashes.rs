@@ -43,7 +43,7 @@ fn sealed_chunk_is_found_without_its_record() {
 /// What the answers so far have promised.
 #[derive(Clone, Debug, Default)]
 struct Promised {
-    /// Chunks that are sealed, and that nobody has begun to release.
+    /// Chunks that are sealed, and whose release has not begun.
     sealed: BTreeSet<u8>,
     /// Chunks whose release was answered.
     released: BTreeSet<u8>,

@@ -1,5 +1,5 @@
-//! Seeded runs against the node of the model of the protocol: random requests of writers and
-//! recoveries, with a kill or a power loss in between, and a power loss at every sync.
+//! Seeded runs against the node of the model of the protocol. Writers and recoveries send random
+//! requests, with a kill or a power loss in between, and a power loss at every sync.
 //!
 //! The model is a replica as in the tests of `archipelago_store::nodes::log`: lengths, a seal,
 //! limbo and a promise. It differs in two points, as the node does: bytes that were put count only

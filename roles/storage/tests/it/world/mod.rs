@@ -44,7 +44,7 @@ const RUN_MAX: Duration = Duration::from_secs(3600);
 /// Bytes that a node may use.
 pub(crate) const DEVICE_BYTES: u64 = 4 << 30;
 
-/// What a world is made of.
+/// Options of a world.
 #[derive(Clone, Debug)]
 pub(crate) struct WorldOptions {
     /// Number of storage nodes, each in a domain of its own.
@@ -87,7 +87,7 @@ pub(crate) struct World {
     pub(crate) simulation: Simulation,
 }
 
-/// What all nodes that run hold together.
+/// Numbers of the objects that all running nodes hold together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StoredObjects {
     pub(crate) chunks: u64,

@@ -187,7 +187,7 @@ impl NodePlace {
         self.running = Some(RunningNode { node, beats, _listener: listener });
     }
 
-    /// What carries out the orders of the manager.
+    /// The executor of the manager's orders on this node.
     fn executor(&self, node: &Arc<StorageNode>) -> RepairExecutor {
         let reach: Arc<dyn Reach> = Arc::new(self.sim.clone());
         let runtime: Arc<dyn Runtime> = Arc::new(self.host.clone());

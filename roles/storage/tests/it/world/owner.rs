@@ -79,7 +79,7 @@ impl Owner {
         Ok(Self { process, fs })
     }
 
-    /// Kills the process with `kill -9`. What its handles would do in their drops never happens.
+    /// Kills the process with `kill -9`. The drops of its handles never run.
     pub(crate) fn kill(self) {
         self.process.host.crash();
         std::mem::forget(self);

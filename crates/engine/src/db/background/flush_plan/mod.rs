@@ -1,12 +1,14 @@
 //! Which shards to flush next: a pure decision over a family's sealed memtables.
 //!
-//! Rules (blueprint §1): a job is a key range of one map, neighbouring shards that are due or
-//! empty, taken oldest first from a prefix of the sealed memtables; for any key range, installs
-//! follow memtable order. So a memtable that nothing else is in the way of is one job, one edit of
-//! the manifest, however many buckets it fills. A memtable with records that no log has is flushed
-//! whole, by one job, so that its installs are one edit. A shard that a failed job has written for
-//! several memtables is installed for all of them by one job. Memtables that may rest at memory
-//! nodes are flushed by key ranges instead ([`ranges`]).
+//! Rules (blueprint §1): a job takes a key range of one map, which is neighbouring shards that are
+//! pending or empty. It takes them from the oldest memtable that has them, and from the following
+//! memtables with the same map. For any key range, installs follow memtable order. So if nothing
+//! blocks a memtable, it is one job and one edit of the manifest, regardless of the number of its
+//! buckets. A memtable with records that no log has is flushed whole, by one job, so that its
+//! installs are one edit. If a failed job has written a shard for several memtables, one job
+//! installs it for all of them. Memtables that may rest at memory nodes are flushed by key ranges
+//! instead ([`ranges`]).
+//!
 //! Cost: O(sealed memtables × buckets).
 
 pub mod needs;
@@ -39,20 +41,19 @@ pub struct WrittenView {
     pub shard: usize,
 }
 
-/// What to flush: for each of `memtables` (positions in the queue, oldest first) the shards
-/// `shards`.
+/// The next flush of a family: the same shards of a run of memtables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlushPlan {
-    /// Positions in the queue: a contiguous run, oldest first.
+    /// Positions of the memtables in the queue: a contiguous run, oldest first.
     pub memtables: std::ops::Range<usize>,
-    /// Shards of each of them.
+    /// Positions of the shards that are taken from each memtable.
     pub shards: std::ops::Range<usize>,
     /// The keys that these shards hold.
     pub range: KeyRange,
 }
 
-/// The next flush of a family that touches no key of `held` and tears no shard of `written`; `None`
-/// if nothing may be flushed now.
+/// The next flush of a family. It touches no key of `held`, and takes a shard of `written` from all
+/// of its memtables or from none. `None` if nothing may be flushed now.
 #[must_use]
 pub fn plan_flush(
     queue: &[SealedView<'_>],
@@ -111,9 +112,9 @@ fn plan_whole(queue: &[SealedView<'_>], position: usize) -> Option<FlushPlan> {
     })
 }
 
-/// As many of the shards, from the first one on, as can be flushed without tearing a written shard:
-/// its tables hold all of its memtables, so the job that installs them takes all of these. `None`
-/// if there is no such job now.
+/// The longest run of `shards` from the first one on that can be flushed without tearing a written
+/// shard. The tables of a written shard hold the records of all its memtables, so the job that
+/// installs them must take all of these. `None` if there is no such job now.
 fn plan_untorn(
     queue: &[SealedView<'_>],
     written: &[WrittenView],
@@ -139,8 +140,9 @@ fn plan_untorn(
     }
 }
 
-/// The shards and the same shards of as many younger memtables of the same map as are ready. (Maps
-/// of one epoch may differ: see [`BucketMap::finer`].)
+/// The shards of the memtable at `position`, and the same shards of the younger memtables that
+/// follow, as long as these are ready and have the same map. The maps are compared, because maps of
+/// one epoch may differ ([`BucketMap::finer`]).
 fn plan_shards(
     queue: &[SealedView<'_>],
     position: usize,

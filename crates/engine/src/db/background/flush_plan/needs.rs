@@ -1,13 +1,13 @@
-//! Which shards have to be flushed now, by a family's sealed memtables: a pure decision.
+//! Which shards of a family's sealed memtables have to be flushed now: a pure decision.
 //!
 //! A shard is needed if it is wanted, or if it completes a bucket of the present map with the bytes
-//! of a memtable. Installs follow memtable order, so every older shard with keys of a needed one is
-//! needed as well, and so on: maps differ, and an older shard may reach over keys that the needed
-//! one does not have. Without this rule a shard that cannot rest could wait for ever behind older
-//! shards that rest.
+//! of a memtable. Installs follow memtable order, so every older shard that shares keys with a
+//! needed one is needed as well. This rule repeats: maps differ, so the older shard may have
+//! further keys, which still older shards have as well. Without the rule, a shard that cannot rest
+//! could wait for ever for older shards that rest.
 //!
-//! Invariants: whatever is not installed, and is older than a needed shard with the same keys, runs
-//! or is needed.
+//! Invariants: if a shard is not installed and is older than a needed shard with common keys, it
+//! runs or is needed.
 //!
 //! Thread-safety: pure. Failure: none.
 //! Cost: O(sealed memtables × shards × log shards).
@@ -18,12 +18,12 @@ use crate::bucket::BucketMap;
 use crate::db::background::flush_plan::ranges::{RangePlan, RestingView};
 use crate::db::state::jobs::ShardState;
 
-/// Why a shard has to be flushed. The last reason is the strongest.
+/// Reason for which a shard has to be flushed. The last reason is the strongest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Need {
-    /// It is in the way of a bucket that has the bytes of a memtable, or completes one.
+    /// The shard completes a bucket with the bytes of a memtable, or such a bucket waits for it.
     Full,
-    /// It is wanted, or is in the way of a shard that is.
+    /// The shard is wanted, or a wanted shard waits for it.
     Wanted,
 }
 
@@ -32,15 +32,16 @@ pub enum Need {
 pub struct NeededShards(Vec<Vec<Option<Need>>>);
 
 impl NeededShards {
-    /// Why the shard `shard` of the memtable at `position` is needed, if it is.
+    /// Reason for which the shard `shard` of the memtable at `position` is needed; `None` if it is
+    /// not.
     #[must_use]
     pub fn of(&self, position: usize, shard: usize) -> Option<Need> {
         *self.0.get(position)?.get(shard)?
     }
 }
 
-/// The shards of a queue that have to be flushed, if a memtable has `full_bytes` and the present
-/// bucket map is `map`.
+/// The shards of a queue that have to be flushed. A full memtable has `full_bytes`, and `map` is
+/// the present bucket map.
 #[must_use]
 pub fn needed_shards(queue: &[RestingView<'_>], map: &BucketMap, full_bytes: u64) -> NeededShards {
     let mut needs = own_needs(queue, map, full_bytes);
@@ -67,14 +68,14 @@ pub fn needed_shards(queue: &[RestingView<'_>], map: &BucketMap, full_bytes: u64
     NeededShards(needs)
 }
 
-/// The shards of a memtable that no flush has.
+/// The shards of a memtable that are not installed and that no job has.
 fn pending(resting: &RestingView<'_>) -> impl Iterator<Item = usize> {
     let states = resting.sealed.shards;
     (0..states.len()).filter(|shard| states[*shard] == ShardState::Pending)
 }
 
-/// The needs of each shard without those of others. The bytes of a shard over several buckets of
-/// the present map count for each of them in equal parts.
+/// The need of each shard by itself, without shards that wait for it. The bytes of a shard over
+/// several buckets of the present map count for each of them in equal parts.
 fn own_needs(
     queue: &[RestingView<'_>],
     map: &BucketMap,
@@ -113,12 +114,12 @@ pub struct RangeFigures {
     pub data_bytes: u64,
     /// Bytes of the images at memory nodes.
     pub apart_bytes: u64,
-    /// Bytes in memory of what stays here of the shards at nodes.
+    /// Bytes of memory of the parts that stay here of shards at nodes.
     pub kept_bytes: u64,
     /// Oldest log segment that a shard pins.
     pub oldest_log: Option<FileNo>,
-    /// Whether a caller waits for the flush, a shard cannot rest, or a younger memtable has to go
-    /// whole; or whether such a shard of other keys waits for this range.
+    /// Whether the range must be flushed: a caller waits for it, a shard cannot rest, a younger
+    /// memtable must be flushed whole, or such a shard of other keys waits for this range.
     pub is_wanted: bool,
     /// Whether keys with the bytes of a memtable wait for this range.
     pub is_full: bool,
@@ -178,7 +179,7 @@ impl<'a> Spans<'a> {
     }
 
     fn add(&mut self, span: Span<'a>) {
-        // Spans that it touches become one with it.
+        // The span joins with all spans that it touches.
         let first = self.0.partition_point(|known| known.end.is_some_and(|end| end < span.start));
         let touches = |known: &&Span<'a>| span.end.is_none_or(|end| known.start <= end);
         let count = self.0[first..].iter().take_while(touches).count();

@@ -35,11 +35,11 @@ fn neighbouring_shards_that_are_due_are_one_job() {
     let whole = [view(&map, &[Pending; 4]), view(&map, &[Pending; 4])];
     let plan = plan_flush(&whole, FREE, None).expect("a plan");
     assert_eq!((plan.memtables, plan.shards, plan.range), (0..2, 0..4, KeyRange::all()));
-    // What runs is left out, and ends the run of neighbours.
+    // A running shard is left out, and ends the run of neighbours.
     let torn = [view(&map, &[Installed, Pending, Pending, Running])];
     let plan = plan_flush(&torn, FREE, None).expect("a plan");
     assert_eq!((plan.shards.clone(), plan.range), (1..3, map.hull(&(1..3))));
-    // What is installed, or was empty, does not end it.
+    // A shard that is installed or was empty does not end the run.
     let gaps = [view(&map, &[Installed, Pending, Installed, Pending])];
     assert_eq!(plan_flush(&gaps, FREE, None).expect("a plan").shards, 1..4);
     let behind = [
@@ -47,7 +47,7 @@ fn neighbouring_shards_that_are_due_are_one_job() {
         view(&map, &[Pending, Pending, Installed, Pending]),
     ];
     assert_eq!(plan_flush(&behind, FREE, None).expect("a plan").shards, 0..2);
-    // A younger memtable goes along only if it is cut alike and none of the shards runs there.
+    // A younger memtable is taken only if it has the same map and none of its shards here runs.
     let running = [view(&map, &[Pending; 4]), view(&map, &[Pending, Pending, Running, Pending])];
     assert_eq!(plan_flush(&running, FREE, None).expect("a plan").memtables, 0..1);
     let finer = map.finer(&[b"p".to_vec()]).expect("inside");
@@ -67,13 +67,13 @@ fn written_shard_is_installed_for_all_of_its_memtables() {
     let plan = plan_flush(&rebuilding, &written(0), None).expect("a plan");
     assert_eq!((plan.memtables, plan.shards), (0..3, 0..1));
     assert_eq!(plan.range, map.range(0));
-    // What comes before it goes without it.
+    // Shards before the torn one are flushed without it.
     let plan = plan_flush(&rebuilding, &written(2), None).expect("a plan");
     assert_eq!((plan.memtables, plan.shards), (0..1, 0..2));
     let idle = [view(&map, &[Pending; 3]); 4];
     let plan = plan_flush(&idle, &written(1), None).expect("a plan");
     assert_eq!((plan.memtables, plan.shards), (0..4, 0..3));
-    // A memtable that is not due is no reason to tear it.
+    // A memtable that is missing in the queue is no reason to tear the shard.
     assert_eq!(plan_flush(&idle[..2], &written(0), None), None);
 }
 
@@ -108,7 +108,8 @@ fn what_is_held_waits_and_the_rest_goes_on() {
     let queue = [view(&one, &[Pending, Pending]), view(&two, &[Pending, Pending, Pending])];
     let plan = plan_flush(&queue, FREE, Some(&two.range(1))).expect("a plan");
     assert_eq!((plan.memtables, plan.shards), (0..1, 1..2));
-    // Below "f" is not held, but the older memtable's shard is, which goes first.
+    // Keys below "f" are not held. But the shard of the older memtable, which must be flushed
+    // first, is held.
     let queue = [view(&one, &[Pending, Installed]), view(&two, &[Pending, Pending, Pending])];
     let plan = plan_flush(&queue, FREE, Some(&two.range(1))).expect("a plan");
     assert_eq!((plan.memtables, plan.shards), (1..2, 2..3));

@@ -1,13 +1,14 @@
 //! Merging the invalid files of a family: from the choice of files to a spec and an install.
 //!
 //! Invariants:
-//! 1. A merge starts only while no garbage collection of the family runs. Such a job may make a
-//!    file that is about to lose its last reference an ancestor of its heir, and then entries count
-//!    that seem needless.
+//! 1. A merge starts only while no garbage collection of the family runs. Such a job may turn a
+//!    file that is about to lose its last reference into an ancestor of its heir. Then entries of
+//!    that file count, which the merge would drop as needless.
 //! 2. The edit changes no entry that counts, so a job may read the old files or the new one.
 //!
-//! Thread-safety: one merge of a family runs at a time. Failure: the new file is removed, and the
-//! old ones stay. Cost: see [`files_to_merge`].
+//! Thread-safety: one merge of a family runs at a time.
+//! Failure: the new file is removed, and the old files stay.
+//! Cost: see [`files_to_merge`].
 
 use std::sync::Arc;
 
@@ -27,24 +28,24 @@ use crate::manifest::{Change, VersionEdit};
 use crate::value_ref::InvalidFileMeta;
 use crate::version::{ValueFiles, Version};
 
-/// A merge of invalid files that was picked: it is among the running jobs.
+/// A merge of invalid files that was picked. It is among the running jobs.
 pub(crate) struct MergeTask {
     job_id: u64,
     pub(crate) family: Arc<Family>,
-    /// Version that tells which entries count. It holds the inputs.
+    /// Version that determines which entries count. It holds the inputs.
     version: Arc<Version>,
     inputs: Vec<Arc<LiveInvalidFile>>,
 }
 
 impl MergeTask {
-    /// The job for people.
+    /// Description of the job for messages.
     pub(crate) fn name(&self) -> String {
         let (count, name) = (self.inputs.len(), &self.family.name);
         format!("merge of {count} invalid files of column family \"{name}\"")
     }
 }
 
-/// The next merge of any family; noted as running.
+/// The next merge of any family, noted as running.
 pub(crate) fn next_merge(db: &DbInner, state: &mut JobState) -> Option<MergeTask> {
     let (family, version, inputs) = db.view.live_families().into_iter().find_map(|family| {
         let version = Arc::clone(&family.current.load().version);
@@ -73,7 +74,7 @@ pub(crate) fn is_merge_due(db: &DbInner, state: &mut JobState) -> bool {
     }
 }
 
-/// Runs a picked merge and installs it; afterwards it is not running any more.
+/// Runs a picked merge and installs it. Afterwards it is not running any more.
 pub(crate) fn run_merge_task(db: &DbInner, task: &MergeTask) -> Result<()> {
     let result = contained(&task.name(), || merge_and_install(db, task));
     db.jobs.lock(Order::none()).end(task.job_id);

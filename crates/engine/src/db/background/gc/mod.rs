@@ -1,8 +1,9 @@
 //! Garbage collection of value files: from the pure pick to a spec and an install.
 //!
-//! The owner of the database reads the keys of the inputs, looks them up in the tables of one
-//! version, and hands the executor a spec with one bit for each record. The install replaces the
-//! inputs by the heir in one edit; no table is touched (`docs/design/separation.md`).
+//! The owner of the database reads the keys of the inputs and looks them up in the tables of one
+//! version. It gives the executor a spec with one bit for each record. If the executor prefers
+//! invalid files, it gets these files instead of the bits. The install replaces the inputs by the
+//! heir in one edit; no table is touched (`docs/design/separation.md`).
 //!
 //! Invariants:
 //! 1. A job holds the version on which it bases validity, and so its inputs, until its end.
@@ -14,9 +15,9 @@
 //!
 //! Thread-safety: any number of jobs may run. One thread is reserved for them, so that they never
 //! wait behind compactions; idle workers run further ones while too much garbage is exposed.
-//! Failure: the heir of a job that fails is removed, its inputs stay, and they are left out for a
-//! time that doubles with every failure. If the look-up contradicts the references twice on one
-//! version, the database takes no more writes.
+//! Failure: the heir of a job that fails is removed, and its inputs stay. The inputs are left out
+//! for a time that doubles with every failure. If the look-up contradicts the references twice on
+//! one version, the database takes no more writes.
 //! Cost: see [`crate::gc::lookup`] and [`crate::gc::job`]. A pick is linear in the value files of a
 //! family. If it finds nothing, a second one ignores the room on the disk. If that finds nothing
 //! either, the version is not examined again before the pause of a failed file ends.
@@ -61,7 +62,7 @@ use crate::value::{KeyList, ValueTable};
 use crate::value_ref::ValueFileMeta;
 use crate::version::Version;
 
-/// A garbage collection that was picked: it is among the running jobs.
+/// A garbage collection that was picked. It is among the running jobs.
 pub(crate) struct GcTask {
     pub(crate) job_id: u64,
     pub(crate) family: Arc<Family>,
@@ -81,7 +82,7 @@ impl GcTask {
         self.job_id
     }
 
-    /// The job for people.
+    /// Description of the job for messages.
     pub(crate) fn name(&self) -> String {
         format!(
             "garbage collection of {} value files of column family \"{}\" ({})",
@@ -98,7 +99,7 @@ impl GcTask {
     }
 }
 
-/// How urgent a pick is. Orders by its fields.
+/// Urgency of a pick. The fields are compared in their order.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 struct PickRank {
     /// Whether writers of the family are delayed for space.
@@ -108,7 +109,7 @@ struct PickRank {
     exposed_share: f64,
 }
 
-/// The most urgent garbage collection of all families; noted as running.
+/// The most urgent garbage collection of all families, noted as running.
 pub(crate) fn next_gc(db: &DbInner, state: &mut JobState, worker: GcWorker) -> Option<GcTask> {
     // A test may keep the collector from taking a job. The function runs under the jobs lock.
     db.context.fault_point("gc.pick").ok()?;
@@ -235,7 +236,7 @@ pub(crate) fn is_gc_due(db: &DbInner, state: &mut JobState) -> bool {
     }
 }
 
-/// Runs a picked garbage collection and installs it; afterwards it is not running any more.
+/// Runs a picked garbage collection and installs it. Afterwards it is not running any more.
 pub(crate) fn run_gc_task(db: &DbInner, task: &GcTask) -> Result<()> {
     db.observers.tell(&Event::GcStarted {
         cf: task.family.id,
@@ -278,8 +279,8 @@ fn collect_and_install(db: &DbInner, task: &GcTask) -> Result<()> {
     collect_by_look_up(db, task)
 }
 
-/// Lets the executor find validity in the invalid files of the version. `NotFound` if they do not
-/// tell of all garbage.
+/// Lets the executor determine validity by the invalid files of the version. Fails with `NotFound`
+/// if they do not list all garbage.
 fn collect_by_invalid_files(db: &DbInner, task: &GcTask) -> Result<()> {
     let values = task.version.values();
     let valid = task.inputs.iter().map(|input| Validity::Invalid {
@@ -338,7 +339,7 @@ fn io(task: &GcTask) -> IoContext {
     IoContext::new(FileClass::ValueSst, IoPurpose::Gc).of_family(task.family.id.0)
 }
 
-/// Reads the keys of every input with one range read each.
+/// Reads the keys of every input, with one range read for each input.
 fn read_keys(db: &DbInner, task: &GcTask, output: &mut JobOutput) -> Result<Vec<Arc<KeyList>>> {
     let started_ns = db.context.clock().now_ns();
     let direct = db.context.options().direct_background_io;
@@ -357,8 +358,8 @@ fn read_keys(db: &DbInner, task: &GcTask, output: &mut JobOutput) -> Result<Vec<
     Ok(lists)
 }
 
-/// The look-up of a garbage collection contradicts the references of the tables, twice on one
-/// version.
+/// Cause of an error: the look-up of a garbage collection contradicted the references of the tables
+/// twice on one version.
 #[derive(Debug)]
 pub(crate) struct ReferenceMismatch;
 
@@ -370,8 +371,8 @@ impl fmt::Display for ReferenceMismatch {
 
 impl std::error::Error for ReferenceMismatch {}
 
-/// Which records of the inputs are valid. A result that contradicts the references of the version
-/// is not believed: the look-up is made once more, and a second contradiction is `Corrupt`.
+/// The valid records of the inputs. If the result contradicts the references of the version, the
+/// look-up is made once more. A second contradiction is `Corrupt`.
 fn look_up(db: &DbInner, task: &GcTask, keys: &[Arc<KeyList>]) -> Result<Vec<ValidBits>> {
     let inputs: Vec<LookupInput<'_>> = task
         .inputs
@@ -452,7 +453,7 @@ fn run_spec(
     }
 }
 
-/// What an install did with the heir.
+/// Outcome of an install for the heir.
 enum Installed {
     /// The heir replaced inputs.
     Heir,
@@ -492,7 +493,8 @@ fn install_gc(db: &DbInner, task: &GcTask, spec: &GcSpec, output: &JobOutput) ->
     Ok(Installed::Heir)
 }
 
-/// The inputs that `version` still holds. References never become more: `Internal` if they have.
+/// The inputs that `version` still holds. Fails with `Internal` if an input has more references
+/// than when it was examined, because references only become fewer.
 fn still_live(version: &Version, spec: &GcSpec) -> Result<Vec<FileNo>> {
     let mut live = Vec::new();
     for input in &spec.inputs {
@@ -522,8 +524,8 @@ fn heir_edit(cf: CfId, heir: &ValueFileMeta, replaced: &[FileNo]) -> VersionEdit
     edit
 }
 
-/// Lets the heir inherit also from inputs that have left `version` meanwhile, if invalid files name
-/// them: their records lie in the heir, and only these entries tell that they are garbage.
+/// Lets the heir also inherit from inputs that have left `version` meanwhile, if invalid files name
+/// them. Their records lie in the heir, and only these entries say that they are garbage.
 fn inherit_of_removed(
     edit: &mut VersionEdit,
     version: &Version,
@@ -549,7 +551,7 @@ fn bytes_freed(task: &GcTask, output: &JobOutput) -> u64 {
     read.saturating_sub(written)
 }
 
-/// Counts an installed garbage collection and tells of it.
+/// Counts an installed garbage collection and sends an event.
 fn tell_gc(db: &DbInner, task: &GcTask, output: &JobOutput, replaced: &[FileNo]) {
     let (stats, figures) = (db.observers.stats(), &output.gc);
     for (ticker, value) in [

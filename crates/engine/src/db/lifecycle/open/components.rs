@@ -1,4 +1,4 @@
-//! What a database is given when it is opened, beside its settings.
+//! Parts that the caller of an open provides in addition to the settings.
 //!
 //! Thread-safety: a plain value.
 //! Failure: none; [`super::open`] checks the parts.
@@ -20,16 +20,16 @@ use crate::extension::Registry;
 use crate::options::CfOptions;
 use crate::remote::ShardStore;
 
-/// Parts of a database besides its settings.
+/// Parts of a database that the caller of an open provides in addition to the settings.
 #[derive(Clone)]
 pub struct Components {
     /// File system of the files. Default: the local file system.
     pub fs: Arc<dyn FileSystem>,
-    /// Whether compactions let reads that users wait for go first. Default: yes; no is there to
-    /// compare with.
+    /// Whether compactions let reads that users wait for go first. Default: `true`. `false` serves
+    /// comparisons.
     pub foreground_first: bool,
-    /// Whether the block cache keeps references of tables in the Flat Index Cache. Default: yes; no
-    /// is there to compare with.
+    /// Whether the block cache keeps references of tables in the Flat Index Cache. Default: `true`.
+    /// `false` serves comparisons.
     pub flat_index: bool,
     /// Source of the time. Default: the system's clock.
     pub clock: Arc<dyn Clock>,
@@ -37,24 +37,26 @@ pub struct Components {
     pub registry: Registry,
     /// Receivers of events. Default: none.
     pub listeners: Listeners,
-    /// The byte budget, if it is shared with others. Default: one of its own, by
+    /// The byte budget, if the database shares it. Default `None`: a budget of its own, by
     /// `DbOptions::memory_budget_bytes`.
     pub budget: Option<Arc<ByteBudget>>,
-    /// Settings of column families by name: for families that exist they replace the stored ones,
-    /// for `default` they are used at creation.
+    /// Settings of column families by name. They replace the stored settings of families that
+    /// exist. A database that is created takes those of `default` for its default family. Default:
+    /// none.
     pub families: BTreeMap<String, CfOptions>,
-    /// Existing column families whose names begin with this, and that `families` does not name,
-    /// take the settings of the default family, those of `families` if it has some. Default: none.
+    /// Prefix of the names of existing column families that take the settings of the default
+    /// family. Those in `families` count before the stored ones. Families that `families` names
+    /// keep their own settings. Default: no prefix.
     pub alike_default: Option<String>,
-    /// Runs flushes and compactions. Default: the database's own background threads. (What
-    /// recovery and ingestion write runs where they are called.)
+    /// Executor that runs flushes, compactions and garbage collections. Default: the background
+    /// threads of the database. Jobs of recovery and ingestion always run on the calling thread.
     pub executor: Arc<dyn JobExecutor>,
-    /// Keeps sealed memtable shards outside the memory of this process. Default: none; all stay
-    /// here until they are flushed.
+    /// Store that keeps sealed memtable shards outside the memory of this process. Default `None`:
+    /// all shards stay here until they are flushed.
     pub shard_store: Option<Arc<dyn ShardStore>>,
     /// Which threads run background work. Default: threads of the database.
     pub background: BackgroundMode,
-    /// Seed of unique ids; `None` for entropy.
+    /// Seed of unique ids. Default `None`: entropy of the system.
     pub seed: Option<u64>,
     /// Function that background work calls at named points, for tests. Default: none.
     #[cfg(any(test, feature = "fault-points"))]

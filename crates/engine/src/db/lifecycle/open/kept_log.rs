@@ -2,15 +2,17 @@
 //!
 //! Recovery replays the log into memory, writes all of it to tables and installs them in one edit
 //! ([`super`]). Without room for the tables nothing is installed. The segments of the log are made
-//! durable where they are, their records stay in memtables that pin them, and flushes bring them to
-//! tables when there is room ([decision 0045](../../../../../docs/decisions/0045-full-disks.md)).
-//! On a disk without room for the first log segment of this process, the first write begins that
-//! segment ([`crate::db::write::log_segments`]).
+//! durable where they are, and their records stay in memtables that pin them. Flushes bring the
+//! records to tables when there is room ([decision
+//! 0045](../../../../../docs/decisions/0045-full-disks.md)). If the disk has no room for the first
+//! log segment of this process, the first write begins that segment
+//! ([`crate::db::write::log_segments`]).
 //!
 //! Invariants:
 //! 1. No flush installs a part of a kept log before all of the log is durable. If it cannot be made
 //!    durable, all memory goes to tables in one edit ([`crate::db::background::leave_log`]).
-//! 2. A torn tail is not continued: the next segment says where the last one ended.
+//! 2. No record is appended after a torn tail. The header of the next segment says where the last
+//!    one ended.
 //!
 //! Thread-safety: the thread that opens calls the functions.
 //! Failure: a log that exceeds the memory budget is refused.
@@ -56,8 +58,8 @@ pub(super) fn prepare_room(
     Ok(())
 }
 
-/// Recovery where the disk has no room for tables: the log stays, made durable so that flushes
-/// may install parts of it later, and its records stay in memory. Nothing is installed.
+/// Recovers the log into memory, because the disk has no room for tables. The log stays and is made
+/// durable, so that flushes may install parts of it later. Nothing is installed here.
 pub(super) fn recover_to_memory(db: &DbInner, chain: &LogChain<'_>, cause: &Error) -> Result<()> {
     forget_replayed(&db.context, &db.jobs, &db.view, &db.writes);
     let oldest = chain.segments.first().map_or(chain.floor, |oldest| oldest.no);
@@ -75,7 +77,8 @@ pub(super) fn recover_to_memory(db: &DbInner, chain: &LogChain<'_>, cause: &Erro
     match settle(db, &recovered) {
         Ok(()) => db.storage.fs().clear_log_tails(db.storage.dir())?,
         Err(error) if error.is_no_space() => {
-            // The segment and its tail hold everything; only a flush of all of it may go on.
+            // The segment and its tail have all records, but not durably. So only one edit for all
+            // memory may install them.
             tracing::warn!(%error, "a log segment cannot be made durable for want of room");
             db.logs.request_leave();
         }
@@ -84,8 +87,8 @@ pub(super) fn recover_to_memory(db: &DbInner, chain: &LogChain<'_>, cause: &Erro
     start_log(db, db.storage.file_numbers().allocate(), recovered.previous)
 }
 
-/// The segments of the log from `floor` on, which stay. Those behind a cut are not needed, but only
-/// a later log floor says so durably.
+/// The segments of the log from `floor` on, which stay. Segments after a cut are not needed, but
+/// only a later log floor says that durably.
 pub(super) fn closed_segments(
     chain: &LogChain<'_>,
     recovered: &RecoveredLog,
@@ -100,7 +103,7 @@ pub(super) fn closed_segments(
     closed.collect()
 }
 
-/// Makes the segments of a log that stays durable, with what only a ring has of them.
+/// Makes the segments of a kept log durable, also the records that only a ring has.
 pub(super) fn settle(db: &DbInner, recovered: &RecoveredLog) -> Result<()> {
     recovered.segments.iter().try_for_each(|segment| {
         let path = db.storage.path_of(&log_name(segment.no));
@@ -121,7 +124,8 @@ pub(super) fn forget_replayed(context: &Context, jobs: &Jobs, view: &ReadView, w
     }
 }
 
-/// Begins the first segment of this process. Without room for it, the first write does.
+/// Begins the first log segment of this process. If the disk has no room for it, the first write
+/// begins it.
 pub(super) fn start_log(db: &DbInner, no: FileNo, previous: Option<SegmentRef>) -> Result<()> {
     db.logs.set_open(no);
     match log_segments::create_log(&db.context, &db.storage, no, previous) {

@@ -9,13 +9,13 @@
 //!    an earlier owner can write a file of this one.
 //! 4. The log is replayed into memtables. Records that each range's flushed-through sequence number
 //!    covers are skipped.
-//! 5. The replayed records are flushed and **all** of them are installed, of all families, in one
-//!    edit that also moves the log floor past the old segments. The replayed log may not be
-//!    durable, so installing a part could keep half a batch over a power loss.
+//! 5. The replayed records of all families are flushed. One edit installs **all** of the tables,
+//!    and moves the log floor past the old segments. The replayed log may not be durable. So an
+//!    edit that installs only a part could keep half a batch over a power loss.
 //! 6. A new log segment is started, and files that nothing refers to are removed.
 //!
 //! A database with a store of memtable shards ([`crate::remote`]) raises the owner epoch before
-//! step 4. If memory nodes have shards of the owner before, these stay there, the rest of the log
+//! step 4. If memory nodes have shards of the previous owner, these stay there. The rest of the log
 //! is replayed into memory, and step 5 installs no tables ([`takeover`]).
 //!
 //! A read-only open replaces steps 4 to 6 by a picture of its own
@@ -23,19 +23,19 @@
 //!
 //! If the disk has no room for the tables of step 5, the reserve is given up first
 //! ([`crate::disk_space`]). If that is not enough, the tables are removed, nothing is installed,
-//! and the log is kept: its segments are made durable, its records stay in memtables that pin them,
-//! and flushes bring them to tables when there is room ([decision
+//! and the log is kept. Its segments are made durable, and its records stay in memtables that pin
+//! them. Flushes bring the records to tables when there is room ([decision
 //! 0045](../../../../docs/decisions/0045-full-disks.md)).
 //!
-//! Invariants: a crash at any point leaves the old state, because only the edit of step 5 changes
-//! it. The edit that raises the owner epoch changes no data.
+//! Invariants: a crash before the edit of step 5 leaves the old state, because only that edit
+//! changes data. The edit that raises the owner epoch changes no data.
 //!
 //! Thread-safety: one thread opens; the lock of the directory excludes others.
-//! Failure: a refusal changes nothing. A failure after the first table has removed the tables, and
-//! may leave a raised owner epoch.
+//! Failure: a refusal changes nothing. After a later failure the new tables are removed, and the
+//! owner epoch may be raised.
 //! Cost: the log is read once, or twice if it is kept. Memory is bounded: memtables that are full
-//! (of records or of range deletes), or the largest one while the byte budget is exceeded, are
-//! written to files before the edit. If the log is kept, the memory budget bounds it.
+//! of records or of range deletes are written to files before the edit. So is the largest memtable
+//! while the byte budget is exceeded. If the log is kept, the memory budget bounds it.
 
 mod components;
 mod kept_log;
@@ -88,7 +88,7 @@ pub use components::Components;
 use replay::Replay;
 pub(crate) use replay::check_known;
 
-/// Bytes that a local log keeps in memory: its ring.
+/// Bytes of the ring, in which a local log keeps appends in memory.
 const LOG_BUFFER_BYTES: u64 = 4 << 20;
 
 pub(crate) fn open(dir: &Path, options: DbOptions, components: Components) -> Result<Arc<DbInner>> {
@@ -208,7 +208,8 @@ fn assemble(
     let tables = table_cache(dir, &options, &components, &budget);
     let log_bytes = match options.read_only {
         true => 0,
-        // A buffered record is in the buffer, and is kept until it is acknowledged.
+        // The buffer has the records that are not sent yet. Sent records are kept until they are
+        // acknowledged.
         false => LOG_BUFFER_BYTES + 2 * options.log_buffer_bytes,
     };
     let log_buffer = budget.hold(MemoryClass::Log, log_bytes);
@@ -277,7 +278,7 @@ fn table_cache(
     if options.read_only { tables.beside_a_writer() } else { tables }
 }
 
-/// Puts the file system that lets users' reads go first over the given one, if it shall.
+/// Wraps the file system so that reads of users go first, if the components say so.
 fn put_foreground_first(components: &mut Components) -> Arc<Foreground> {
     let gauge = Foreground::new(Arc::clone(&components.clock));
     if components.foreground_first {
@@ -287,7 +288,7 @@ fn put_foreground_first(components: &mut Components) -> Arc<Foreground> {
     gauge
 }
 
-/// Half of what the machine (or its cgroup) allows, unless set.
+/// Bytes of the memory budget: the setting, or half of the memory of the machine or its cgroup.
 fn budget_bytes(options: &DbOptions) -> u64 {
     match options.memory_budget_bytes {
         0 => archipelago_env::host::memory_bytes().map_or(u64::MAX, |bytes| bytes / 2),
@@ -295,8 +296,8 @@ fn budget_bytes(options: &DbOptions) -> u64 {
     }
 }
 
-/// Raises the owner epoch. On a disk without room the first edit that succeeds does it, and no job
-/// can run before, because it needs file numbers of that edit.
+/// Raises the owner epoch. On a disk without room, the first edit that succeeds raises it. No job
+/// can run before that, because jobs need the file numbers of that edit.
 fn claim_ownership(storage: &Storage) -> Result<()> {
     match storage.lock_manifest(Order::none()).own() {
         Err(error) if error.is_no_space() => {
@@ -307,8 +308,9 @@ fn claim_ownership(storage: &Storage) -> Result<()> {
     }
 }
 
-/// Tells the executor and the store of memtable shards who owns the database, if the manifest names
-/// the owner durably. Otherwise those of a disk without room send nothing to other processes.
+/// Tells the executor and the store of memtable shards the owner of the database, if the manifest
+/// names the owner durably. On a disk without room it does not yet. Then both send nothing to other
+/// processes.
 fn tell_others(db: &Arc<DbInner>, claim: OwnerClaim) -> Result<()> {
     let Some(identity) = owner_by(&db.storage, claim) else { return Ok(()) };
     db.jobs.executor().owner_is(&identity)?;
@@ -384,7 +386,7 @@ fn open_families(db: &DbInner) -> Result<()> {
     }
 }
 
-/// Steps 4 to 6 of the module.
+/// Recovers the log: steps 4 to 6 of the module.
 fn recover_log(db: &DbInner, claim: OwnerClaim) -> Result<()> {
     let floor = db.storage.lock_manifest(Order::none()).log_floor();
     let segments = log_segments::listed_segments(&db.storage, floor)?;
@@ -416,7 +418,7 @@ fn recover_log(db: &DbInner, claim: OwnerClaim) -> Result<()> {
     }
 }
 
-/// Recovery as the module tells it. After an error nothing is installed.
+/// Recovers the log to tables, as the module describes. After an error nothing is installed.
 fn recover_to_tables(db: &DbInner, chain: &LogChain<'_>) -> Result<()> {
     let mut replay = Replay::new(db, None);
     let recovered = replay.read(chain)?;
@@ -446,14 +448,14 @@ fn recover_to_tables(db: &DbInner, chain: &LogChain<'_>) -> Result<()> {
     kept_log::start_log(db, next_log, recovered.previous)
 }
 
-/// Refuses a log that has less than other files prove to have been durable.
+/// Refuses a log that lacks records which were durable by the evidence of other files.
 pub(crate) fn check_log(
     storage: &Storage,
     manifest: &VersionSet,
     floor: FileNo,
     recovered: &RecoveredLog,
 ) -> Result<()> {
-    // A segment that was durable was never cut off the log rightly: all before it was durable.
+    // A durable segment must not be cut off the log, because everything before it was durable.
     let whole_through = |no| {
         let read = recovered.segments.iter().find(|segment| segment.no == no);
         read.map(SegmentEnd::whole_through)
@@ -461,13 +463,14 @@ pub(crate) fn check_log(
     manifest.evidence().check_log(storage.dir(), floor, whole_through)
 }
 
-/// Removes what interrupted work left: tables of no version, old manifests and log segments,
-/// temporary files. Failures are logged; the next open tries again.
+/// Removes files that interrupted work left: tables of no version, old manifests and log segments,
+/// temporary files. A file that cannot be removed is logged, and the next open tries again.
 fn remove_strays(storage: &Storage) -> Result<()> {
     let (live, manifest_no, log_floor) = {
         let manifest = storage.lock_manifest(Order::none());
         if manifest.is_unsettled() {
-            // The next open may find the edit that a full disk interrupted, and what it names.
+            // The next open may find the edit that a full disk interrupted, and needs the files
+            // that it names.
             return Ok(());
         }
         let live: std::collections::HashSet<u64> =

@@ -4,12 +4,13 @@
 //! Invariants:
 //! 1. A record that a flushed-through sequence number covers is skipped.
 //! 2. Nothing is installed here. After an error the tables are removed.
-//! 3. Of a log that is kept, every record pins a segment that is not younger than its own.
-//! 4. Tables of earlier memtables lie in the one bucket that there was when they were written.
+//! 3. Every record of a kept log pins a segment that is not younger than its own.
+//! 4. Tables that were written from memtables lie in the one bucket that existed when they were
+//!    written.
 //!
 //! Thread-safety: the thread that opens the database owns the replay.
 //! Failure: an error ends the replay, and [`Replay::discard`] removes what it wrote.
-//! Cost: O(records), with a look at the byte budget every `BUDGET_LOOK_RECORDS`.
+//! Cost: O(records), and a check of the byte budget every `BUDGET_LOOK_RECORDS` records.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -38,14 +39,14 @@ use crate::wal::{LogChain, RecoveredLog};
 
 /// Number of records after which recovery checks the byte budget again.
 const BUDGET_LOOK_RECORDS: u64 = 64;
-/// Smallest share of the budget that a memtable must hold to be written to files early.
+/// Divisor of the budget: a memtable must hold this share of it to be written to files early.
 const FLUSH_SHARE: u64 = 32;
-/// Smallest size, in bytes, of a memtable that is written early. A budget that is spent elsewhere
-/// must not lead to tiny files.
+/// Smallest size, in bytes, of a memtable that is written early. If other memory spends the budget,
+/// tiny files must not result.
 const FLUSH_BYTES_MIN: u64 = 256 << 10;
 
-/// Refuses a record of the log of a column family that the manifest does not know yet, which is
-/// one with the id `next` or a larger one: the manifest has lost the edit that created it.
+/// Refuses a log record of a column family that the manifest does not know yet. Its id is `next` or
+/// larger, so the manifest has lost the edit that created the family.
 pub(crate) fn check_known(cf: CfId, next: CfId) -> Result<()> {
     if cf < next {
         return Ok(());
@@ -64,17 +65,18 @@ pub(super) struct Replay<'a> {
     inner: &'a DbInner,
     /// Changes for the one edit of recovery.
     outputs: VersionEdit,
-    /// Outputs that were written for it.
+    /// Outputs that were written for the edit of recovery.
     written: Vec<JobOutput>,
     /// Numbers of these outputs.
     numbers: JobNumbers<'a>,
     last_seq: SeqNo,
-    /// No column family with this id or a larger one was ever created.
+    /// Smallest id that no column family has had.
     next_cf_id: CfId,
     /// Set if the log is kept and its records stay in memory.
     kept: Option<KeptLog<'a>>,
-    /// Number of records that shards of the owner before have, and of those that went to memory.
+    /// Number of records that shards of the previous owner have.
     spared: u64,
+    /// Number of records that went to memory.
     replayed: u64,
     /// Whether the records did not fit into memory.
     lacks_memory: bool,
@@ -89,7 +91,7 @@ pub(super) enum KeptLog<'a> {
         /// Error of the recovery to tables.
         no_room: Error,
     },
-    /// Shards of the owner before have a part of it.
+    /// Kept shards of the previous owner have a part of it.
     Takeover(&'a Inherited),
 }
 
@@ -118,7 +120,8 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// A replay that has read nothing, of what shards of the owner before do not have.
+    /// A replay that has read nothing, into memory. It skips records that shards of the previous
+    /// owner have.
     pub(super) fn into_memory(inner: &'a DbInner, inherited: &'a Inherited) -> Self {
         Self::new(inner, Some(KeptLog::Takeover(inherited)))
     }
@@ -128,7 +131,8 @@ impl<'a> Replay<'a> {
         self.lacks_memory
     }
 
-    /// Number of records that shards of the owner before have, and of those that went to memory.
+    /// Number of records that shards of the previous owner have, and number of records that went to
+    /// memory.
     pub(super) fn spared_and_replayed(&self) -> (u64, u64) {
         (self.spared, self.replayed)
     }
@@ -136,7 +140,7 @@ impl<'a> Replay<'a> {
     /// Replays the log.
     pub(super) fn read(&mut self, chain: &LogChain<'_>) -> Result<RecoveredLog> {
         let fs = Arc::clone(self.inner.storage.fs());
-        // Records of a segment come before the reader says that it has ended.
+        // The reader passes the records of a segment before it reports the end of the segment.
         let after = |ended: FileNo| {
             let mut numbers = chain.segments.iter().map(|segment| segment.no);
             numbers.find(|no| *no > ended).unwrap_or(ended)
@@ -174,7 +178,7 @@ impl<'a> Replay<'a> {
         std::mem::take(&mut self.outputs)
     }
 
-    /// The edit of recovery names the tables that were written.
+    /// Notes that the edit of recovery names the tables that were written.
     pub(super) fn note_installed(&self) {
         self.numbers.note_installed();
     }
@@ -204,7 +208,7 @@ impl<'a> Replay<'a> {
             let op = op?;
             self.last_seq = self.last_seq.max(seq);
             check_known(op.cf, self.next_cf_id)?;
-            // A family that was dropped after the write was logged: nothing to restore.
+            // A family that was dropped after the write was logged has nothing to restore.
             if let Some(family) = self.inner.view.family(op.cf) {
                 self.apply_one(&family, LogPlace { segment, seq }, &op)?;
             }
@@ -237,7 +241,7 @@ impl<'a> Replay<'a> {
             for (start, end) in &parts {
                 memtable.insert(seq, op.kind, start, end, kept_log);
             }
-            // Without a kept log, one that tables have is charged as well.
+            // Without a kept log, a range delete that tables have is charged as well.
             !parts.is_empty() || kept_log.is_none()
         } else if covered.get(op.key) < seq {
             memtable.insert(seq, op.kind, op.key, op.value, kept_log);
@@ -260,7 +264,7 @@ impl<'a> Replay<'a> {
         self.bound_memory(family, &current.active)
     }
 
-    /// Seals or writes what is full, and keeps within the memory budget.
+    /// Seals a full memtable or writes it to files, and keeps the replay within the memory budget.
     fn bound_memory(&mut self, family: &Arc<Family>, active: &Arc<Memtable>) -> Result<()> {
         let budget = self.inner.context.budget();
         let full = self.inner.context.memtable_bytes_max(&family.options);
@@ -298,8 +302,7 @@ impl<'a> Replay<'a> {
         seal::seal_active(self.inner, &mut commit, family);
     }
 
-    /// Writes the largest memtable to files, if that gives back a share of the budget that is worth
-    /// a file.
+    /// Writes the largest memtable to files, if it holds enough of the budget to be worth a file.
     fn flush_largest(&mut self) -> Result<()> {
         let families = self.inner.view.live_families();
         let size = |family: &Arc<Family>| family.current.load().active.charged_bytes();
@@ -325,7 +328,8 @@ impl<'a> Replay<'a> {
             range: KeyRange::all(),
             planned_cuts: Vec::new(),
         };
-        // A file that waits for the final edit lies in the one bucket there was.
+        // A file that waits for the final edit lies in the only bucket of its time, so the map must
+        // stay.
         let waits =
             |change: &Change| matches!(change, Change::AddFile { cf, .. } if *cf == family.id);
         if let [shard] = &*memtable.shards

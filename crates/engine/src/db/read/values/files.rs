@@ -1,4 +1,4 @@
-//! Reads of value files, one after another or several at the same time.
+//! Reads of value files: one file after another, or several files at the same time.
 //!
 //! A scan or a multi-get wants values of many value files, with a few values in each. On a device
 //! with a long latency, such as a network volume or a storage pool, reads one after another would
@@ -10,14 +10,15 @@
 //!
 //! Invariants:
 //! 1. In manual mode the calling thread reads all files, so that a step does the same each time.
-//! 2. A batch ends when all its reads have ended. So the version of the caller keeps the files.
+//! 2. A batch ends only when all its reads have ended. So the caller's version keeps the files
+//!    during the reads.
 //! 3. At most [`THREADS_MAX`] threads exist, and a batch uses at most [`HELPERS_MAX`] of them.
 //!
 //! Thread-safety: any thread may call any method.
-//! Failure: the first error in the order of the files is returned. Without threads, because the
-//! system refuses them or the database is closed, the calling thread reads all files.
-//! Cost: two looks at the clock per file. A batch in parallel copies its keys and wakes a thread
-//! for each file.
+//! Failure: the first error in the order of the files is returned. If the system refuses threads or
+//! the database is closed, the calling thread reads all files.
+//! Cost: two reads of the clock per file. A parallel batch copies its keys and wakes one thread for
+//! each further file.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -39,14 +40,14 @@ use crate::stats::Statistics;
 use crate::table_cache::TableCache;
 use crate::value_ref::Reference;
 
-/// Mean time of a read from which several files are read at the same time. A wake-up of a thread
-/// costs about a tenth of it.
+/// Mean time of a read, in nanoseconds, from which several files are read at the same time. A
+/// wake-up of a thread costs about a tenth of this time.
 const SLOW_READ_NS: u64 = 200_000;
-/// Share of the newest read in the mean, as a divisor.
+/// Divisor of the newest read's share in the mean: one part in this many.
 const NEWEST_SHARE: u64 = 8;
-/// Most threads that help with one batch.
+/// Largest number of threads that help with one batch.
 const HELPERS_MAX: usize = 31;
-/// Most threads of a database that read values.
+/// Largest number of threads of a database that read values.
 const THREADS_MAX: usize = 64;
 
 /// Decides how the value files of a batch are read, and has the threads for it.
@@ -55,8 +56,8 @@ pub(crate) struct ValueReaders {
     /// `None` in manual mode.
     threads: Option<ThreadGroup>,
     clock: Arc<dyn Clock>,
-    /// Mean time of recent reads that were not answered by the block cache. Concurrent updates may
-    /// overwrite each other, which only delays the mean.
+    /// Mean time, in nanoseconds, of recent reads that the block cache did not answer. Concurrent
+    /// updates may overwrite each other, which only delays the mean.
     read_ns: AtomicU64,
     /// Number of threads that helped so far.
     #[cfg(test)]
@@ -104,7 +105,7 @@ impl ValueReaders {
         }
     }
 
-    /// The values of `files`, in their order.
+    /// The values of `files`, in their order. Reads the files in parallel if reads are slow.
     pub(super) fn read(
         self: &Arc<Self>,
         shared: SharedReads<'_>,
@@ -175,7 +176,7 @@ impl ValueReaders {
     }
 }
 
-/// What reads of all files of a batch share.
+/// Table cache, statistics and options that the reads of a batch share.
 #[derive(Clone, Copy)]
 pub(super) struct SharedReads<'a> {
     pub(super) tables: &'a Arc<TableCache>,
@@ -189,14 +190,14 @@ impl<'a> SharedReads<'a> {
     }
 }
 
-/// A value that another thread may read.
+/// A wanted value in owned memory, so that another thread may read it.
 struct OwnedWant {
     key: Vec<u8>,
     seq: SeqNo,
     reference: Reference,
 }
 
-/// The values that are wanted of one file, for any thread.
+/// The values that are wanted of one file, in owned memory for any thread.
 struct OwnedWants {
     file: Arc<LiveValueFile>,
     wanted: Vec<OwnedWant>,
@@ -213,7 +214,7 @@ impl OwnedWants {
     }
 }
 
-/// The values of the files that were read, and the number of those that were not.
+/// The values of the files that were read, and the number of the files that were not read yet.
 struct Outcomes {
     values: Vec<Option<Result<Vec<PinnedSlice>>>>,
     unfinished: usize,
@@ -232,7 +233,7 @@ struct Batch {
     stats: Arc<Statistics>,
     options: TableReadOptions,
     files: Vec<OwnedWants>,
-    /// Index of the next file that nobody reads.
+    /// Index of the next file that no thread has taken.
     next: AtomicUsize,
     outcomes: Mutex<Outcomes>,
     is_finished: Condvar,

@@ -1,13 +1,14 @@
 //! Separated values for readers: resolves references in one version and reads value files.
 //!
-//! A read makes a [`ValueReads`] of what it holds anyway. An iterator owns a [`ScanValues`], which
-//! keeps the super version.
+//! A read makes a [`ValueReads`] from references that it holds anyway. An iterator owns a
+//! [`ScanValues`], which keeps the super version.
 //!
 //! Invariants:
-//! 1. A number is resolved in the version in which the record was found. That version keeps the
-//!    value file until the read ends, whatever jobs install meanwhile.
+//! 1. The file number of a reference is resolved in the version in which the record was found. That
+//!    version keeps the value file until the read ends, even if jobs install edits meanwhile.
 //! 2. The offset of a reference is used only if the file that it names is itself live in that
-//!    version. Otherwise the key blocks of the heir say where the value lies.
+//!    version. Otherwise the key blocks of the heir say where the value lies. The heir is the file
+//!    into which garbage collection moved the value.
 //! 3. Several values of one file are read by one batch, in the order of their offsets.
 //! 4. The files of a batch are read at the same time if reads are slow ([`ValueReaders`]).
 //!
@@ -123,7 +124,8 @@ impl FileReads<'_> {
         self.tables.load_values(file, self.options.cache_only)
     }
 
-    /// Where the value lies in `table`, the open `file`, to which its reference resolves.
+    /// Where the value lies in `table`. That is the opened `file`, to which the value's reference
+    /// resolves.
     fn handle(
         &self,
         file: &LiveValueFile,

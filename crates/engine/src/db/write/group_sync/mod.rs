@@ -1,10 +1,11 @@
 //! Group sync: one waiting writer brings the log to its device on behalf of all the others.
 //!
-//! The commit point owns two of them: one for syncs, one for writes to the device. A writer that
-//! finds no such work in progress becomes the leader and covers everything that was appended by
-//! then. Later writers wait. When the work ends, the leader wakes every writer that it covered, and
-//! makes the first remaining writer the next leader. The leader wakes the covered writers directly:
-//! if each writer woke the next one, the last of eight would wait for seven wake-ups.
+//! The commit point owns two [`GroupSync`] values: one for syncs, one for writes to the device. A
+//! writer that finds no such work in progress becomes the leader and covers everything that was
+//! appended by then. Later writers wait. When the work ends, the leader wakes every writer that it
+//! covered, and makes the first remaining writer the next leader. The leader wakes the covered
+//! writers directly. If each writer woke the next one, the last of eight would wait for seven
+//! wake-ups.
 //!
 //! Invariants:
 //! 1. At most one writer leads.
@@ -32,10 +33,10 @@ const COVERED: u8 = 1;
 /// State of a writer that was made the next leader.
 const LEADING: u8 = 2;
 
-/// A thread that waits, and the cell that tells it why: abstract, so that the protocol runs under
-/// a model checker.
+/// A waiting thread, and the cell with which a leader tells it the outcome. It is a trait, so that
+/// the protocol runs under a model checker.
 pub(super) trait Cell {
-    /// Of the calling thread, untold.
+    /// The cell of the calling thread, in the state [`WAITING`].
     fn of_this_thread() -> Self;
     /// Reads the cell, with acquire ordering.
     fn told(&self) -> u8;
@@ -47,7 +48,7 @@ pub(super) trait Cell {
         self.set_told(what);
         self.wake();
     }
-    /// Sleeps until the thread was woken, also if that was before.
+    /// Sleeps until the thread is woken. Returns immediately if it was woken before the call.
     fn sleep();
 }
 
@@ -62,7 +63,7 @@ struct Waiter<C> {
 pub(super) struct State<C> {
     reached: SeqNo,
     is_led: bool,
-    /// In the order in which they came.
+    /// The waiting writers, in the order in which they arrived.
     waiting: Vec<Arc<Waiter<C>>>,
 }
 
@@ -72,7 +73,7 @@ impl<C> Default for State<C> {
     }
 }
 
-/// The lock of the state.
+/// The lock that guards the state. It is a trait for the model checker.
 pub(super) trait Room {
     type Cell: Cell;
     type Guard<'a>: DerefMut<Target = State<Self::Cell>>
@@ -110,7 +111,7 @@ fn reach<R: Room>(room: &R, seq: SeqNo, act: impl FnOnce() -> Result<SeqNo>) -> 
     Ok(true)
 }
 
-/// Ends the leader's turn, which took the log as far as `to` if it succeeded.
+/// Ends the leader's turn. If the turn succeeded, it brought the log as far as `to`.
 fn hand_over<R: Room>(room: &R, to: Option<SeqNo>) {
     let mut state = room.lock();
     state.reached = state.reached.max(to.unwrap_or_default());
@@ -125,7 +126,7 @@ fn hand_over<R: Room>(room: &R, to: Option<SeqNo>) {
     covered.iter().for_each(|waiter| waiter.cell.tell(COVERED));
 }
 
-/// A leader's turn: handed over when it ends, however that is.
+/// A leader's turn. The drop hands it over, also after an error or a panic.
 struct Turn<'a, R: Room> {
     room: &'a R,
     to: Option<SeqNo>,
@@ -182,8 +183,8 @@ impl Room for GroupSync {
 }
 
 impl GroupSync {
-    /// Brings the log at least to `seq` by `act`, which returns how far it came.
-    /// Whether this caller had to act.
+    /// Brings the log at least to `seq`. The leader calls `act`, which returns how far the log
+    /// came. Returns whether this caller was the leader. Errors are those of `act`.
     pub(crate) fn reach(&self, seq: SeqNo, act: impl FnOnce() -> Result<SeqNo>) -> Result<bool> {
         reach(self, seq, act)
     }

@@ -65,7 +65,7 @@ fn a_failure_is_told_to_everybody_and_nobody_waits_for_ever() {
     assert!(!leading.reach(SeqNo(9), || panic!("it is there")).expect("there"));
 }
 
-/// The checker's lock and threads; `EARLY`: threads are woken before their cell is set.
+/// The checker's lock and threads. With `EARLY`, threads are woken before their cell is set.
 #[derive(Default)]
 struct Model<const EARLY: bool> {
     state: shuttle::sync::Mutex<State<Modelled<EARLY>>>,
@@ -124,7 +124,8 @@ struct Log {
 }
 
 impl Log {
-    /// Takes it to where it was given out; the leader that is the `fails`th fails.
+    /// Brings the log to the last number that was given out. The attempt number `fails` of all
+    /// leaders fails.
     fn act(&self, fails: u64) -> Result<SeqNo> {
         assert_eq!(self.at_it.fetch_add(1, Ordering::SeqCst), 0, "two lead");
         let to = self.given.load(Ordering::SeqCst);
@@ -138,8 +139,8 @@ impl Log {
     }
 }
 
-/// Four threads that each want the log to have what was given out to them. A lost wake-up is a
-/// deadlock, which the checker reports.
+/// Four threads, each of which waits until the log has the number that was given out to it. A lost
+/// wake-up is a deadlock, which the checker reports.
 fn everybody_gets_there<const EARLY: bool>(fails: u64) {
     let model = Arc::new((Model::<EARLY>::default(), Log::default()));
     let writer = |_| {

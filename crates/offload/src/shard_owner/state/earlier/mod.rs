@@ -1,18 +1,21 @@
-//! Shards of earlier owners: those that an open has found, and those that it has adopted.
+//! Shards of earlier owners: those that an open has found at nodes, and those that it has adopted.
 //!
-//! A node that has listed the shards of the owner before is asked to hold all of them for this one,
-//! so that the next open finds them if this one does not get on. When the open has adopted those
-//! that it keeps, the others are released there. A node that answers only later is purged.
+//! When a node has listed the shards of the previous owner, the open requests it to hold all of
+//! them for the new owner. So the next open finds them if this one fails. After the open has
+//! adopted the shards that it keeps, it releases the others. A node that answers only later is
+//! purged.
 //!
-//! A purge leaves what the node holds for this owner. So a shard is noted before the node is asked
-//! to hold it: if the answer is lost, the shard is never read, and its release follows the purge.
+//! A purge keeps the shards that the node holds for this owner. So the state records a shard before
+//! the request to hold it leaves. If the answer is lost, the shard is never read, and its release
+//! follows the purge.
 //!
-//! An adopted shard has a name of this open at the database, and keeps its own in messages.
+//! The database knows an adopted shard by an id of this open. In messages the shard keeps its old
+//! name.
 //!
 //! Invariants:
 //! 1. Nothing of an earlier owner is purged or released before the open has decided.
-//! 2. Shards that are given up have numbers of memtable 0, which no memtable has.
-//! 3. Only a shard that its node has confirmed to hold is read or adopted.
+//! 2. Shards that are given up get ids of memtable 0, which no memtable has.
+//! 3. A shard is read or adopted only if its node has confirmed that it holds the shard.
 
 #[cfg(test)]
 mod tests;
@@ -33,7 +36,7 @@ struct HeldShard {
     place: ShardPlace,
     /// Largest sequence number of its memtable.
     last_seq: SeqNo,
-    /// Checksum of the header of its image, once that was read.
+    /// Checksum of the header of its image, after the header was read.
     head_sum: Option<u64>,
     /// Whether the node has confirmed that it holds the shard.
     is_confirmed: bool,
@@ -42,11 +45,11 @@ struct HeldShard {
 /// The shards of earlier owners.
 #[derive(Debug, Default)]
 pub(super) struct EarlierShards {
-    /// Those that nodes may hold and that are neither adopted nor given up.
+    /// Shards that nodes may hold and that are neither adopted nor given up.
     held: BTreeMap<(StoreNode, ShardName), HeldShard>,
-    /// Names in messages of those that have a name of this open.
+    /// Names in messages of the shards that have an id of this open.
     names: BTreeMap<ShardId, ShardName>,
-    /// Whether the open has decided.
+    /// Whether the open has decided which shards it keeps.
     is_decided: bool,
     given_up: u32,
 }
@@ -64,27 +67,27 @@ impl EarlierShards {
         self.is_decided
     }
 
-    /// The nodes have confirmed the release of these shards.
+    /// Forgets the names of shards whose release the nodes have confirmed.
     pub(super) fn released(&mut self, ids: &[ShardId]) {
         self.names.retain(|id, _| !ids.contains(id));
     }
 }
 
 impl OwnerState {
-    /// Whether the open should wait for a node that may answer in a moment: none is known yet, or
-    /// one that the pool hears has not said that it knows the owner.
+    /// Whether the open should wait for nodes. It should if no node is known yet, or if a node that
+    /// the pool hears has not answered `Begin`.
     pub(in crate::shard_owner) fn waits_for_nodes(&self) -> bool {
         let is_late = |state: &super::NodeState| state.is_up && state.begun.is_none();
         self.nodes.is_empty() || self.nodes.values().any(|state| is_late(state) && !state.is_fenced)
     }
 
-    /// The nodes that know the owner.
+    /// The nodes that have answered `Begin` and obey this owner.
     pub(in crate::shard_owner) fn begun_nodes(&self) -> Vec<StoreNode> {
         let begun = self.nodes.iter().filter(|(_, state)| state.obeys());
         begun.map(|(node, _)| *node).collect()
     }
 
-    /// A node is about to be asked to hold these shards for this owner.
+    /// Records shards before a node is requested to hold them for this owner.
     pub(in crate::shard_owner) fn hold(&mut self, node: StoreNode, listed: &[ListedShard]) {
         for shard in listed {
             let (place, last_seq) = (shard.place, shard.info.last_seq);
@@ -93,7 +96,7 @@ impl OwnerState {
         }
     }
 
-    /// A node has confirmed that it holds the shards of which it was asked.
+    /// Notes that a node has confirmed that it holds the recorded shards.
     pub(in crate::shard_owner) fn confirm_held(&mut self, node: StoreNode) {
         let held = self.earlier.held.iter_mut().filter(|(at, _)| at.0 == node);
         held.for_each(|(_, held)| held.is_confirmed = true);
@@ -122,7 +125,8 @@ impl OwnerState {
         }
     }
 
-    /// A shard that a node holds can be read as `id` from now on.
+    /// Adopts a shard that a node holds. It can be read as `id` from now on. Errors: `Lost` if the
+    /// node was lost or has not confirmed the shard.
     pub(in crate::shard_owner) fn adopt(
         &mut self,
         id: ShardId,
@@ -130,7 +134,7 @@ impl OwnerState {
         name: ShardName,
     ) -> Result<StoreNode, AwayError> {
         let gone = || AwayError::Lost("its memory node was lost during the takeover".to_owned());
-        // What cannot be adopted stays among those that are given up.
+        // A shard that cannot be adopted stays among those that are given up.
         let held = self.earlier.held.get(&(node, name)).filter(|held| held.is_confirmed);
         let held = *held.ok_or_else(gone)?;
         let state = self.nodes.get_mut(&node).filter(|state| state.obeys()).ok_or_else(gone)?;
@@ -148,8 +152,8 @@ impl OwnerState {
         Ok(node)
     }
 
-    /// The open has adopted what it keeps. The nodes drop everything else of earlier owners.
-    /// Returns the nodes that have to hear of it.
+    /// Ends the takeover: the open has adopted the shards that it keeps, and the nodes must drop
+    /// all others of earlier owners. Returns the nodes that must be told.
     pub(in crate::shard_owner) fn purge(&mut self) -> BTreeSet<StoreNode> {
         self.earlier.is_decided = true;
         for ((node, name), held) in std::mem::take(&mut self.earlier.held) {

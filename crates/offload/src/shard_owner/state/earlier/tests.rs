@@ -27,14 +27,15 @@ fn listed(memtable: u64) -> ListedShard {
     ListedShard { name: name(memtable), info, place: ShardPlace { key, at: 64, bytes: 100 } }
 }
 
-/// An owner whose node has three shards of the one before, and has confirmed to hold them.
+/// An owner whose node has three shards of the previous owner, and has confirmed that it holds
+/// them.
 fn opening() -> (OwnerState, StoreNode) {
     let (mut state, node) = unconfirmed();
     state.confirm_held(node);
     (state, node)
 }
 
-/// The same before the node has confirmed anything.
+/// The owner of [`opening`] before the node has confirmed that it holds the shards.
 fn unconfirmed() -> (OwnerState, StoreNode) {
     let owner = OwnerStamp { db: OffloadDb([1; 16]), epoch: Epoch(4), token: Token([2; 16]) };
     let mut state = OwnerState::new(owner, OwnerTerms::default());
@@ -57,7 +58,7 @@ fn unconfirmed() -> (OwnerState, StoreNode) {
     (state, node)
 }
 
-/// The next requests for the node, each answered, before its next beat.
+/// The requests for the node up to its next beat. Each one is answered.
 fn asked(state: &mut OwnerState, node: StoreNode) -> Vec<ShardMessage> {
     state.nodes.values_mut().for_each(|node| node.beat_ns = u64::MAX);
     let mut asked = Vec::new();

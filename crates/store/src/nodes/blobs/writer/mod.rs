@@ -13,8 +13,8 @@
 //! | `rebuild` | the earlier part of a chunk for a replacement |
 //! | `seal` | descriptors with the final holders |
 //!
-//! A blob that may be coded gets its nodes when the first stripe is full or the blob ends, because
-//! a blob under 1 MiB has replicas whatever its class is.
+//! A blob that may be coded gets its nodes when the first stripe is full or the blob ends. Until
+//! then its scheme is open, because a blob under 1 MiB has replicas whatever its class is.
 //!
 //! Invariants:
 //! 1. A seal returns when all chunks are durable with a descriptor that names the final holders.
@@ -66,7 +66,7 @@ use self::step::{WriteStep, step_bytes};
 /// fast card is a small part of it.
 const WINDOW_BYTES: u64 = 3 << 20;
 
-/// Why a node is replaced.
+/// Reason for which a node is replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ReplaceReason {
     Failed,
@@ -80,7 +80,7 @@ impl ReplaceReason {
     }
 }
 
-/// What the writer shares with its senders.
+/// State that the writer shares with its senders.
 #[derive(Debug)]
 struct WriteState {
     /// `None` until the blob has nodes.
@@ -99,7 +99,7 @@ struct WriteState {
     /// Bytes of the step that is being filled.
     filling_bytes: u64,
     charge: Charge,
-    /// Number of changes.
+    /// Number of changes of this state.
     version: u64,
     wakers: Vec<Waker>,
 }
@@ -177,7 +177,8 @@ impl BlobWrite {
         output
     }
 
-    /// Waits until `look` returns a value. It runs under the lock after every change.
+    /// Waits until `look` returns a value. `look` runs under the lock, and again after every
+    /// change.
     async fn wait_until<T>(&self, mut look: impl FnMut(&WriteState) -> Option<T>) -> T {
         poll_fn(|context| {
             let mut state = self.state.lock();
@@ -384,8 +385,8 @@ impl BlobWrite {
         }
     }
 
-    /// Asks a node that was replaced to drop its chunk. If it does not hear that, the release of
-    /// the blob reaches it as well.
+    /// Asks a node that was replaced to drop its chunk. If the request is lost, the release of the
+    /// blob removes the chunk.
     fn abandon(self: &Arc<Self>, node: StorageId) {
         let write = Arc::clone(self);
         let task = async move {
@@ -424,7 +425,7 @@ pub(super) struct NodeBlobWriter {
 }
 
 impl NodeBlobWriter {
-    /// Begins the blob `id`. Nodes hear of it with its first step.
+    /// Begins the blob `id`. The nodes get their first request with its first step.
     pub(super) fn create(core: &Arc<BlobsCore>, id: BlobId, options: &BlobOptions) -> Result<Self> {
         let redundancy = core.options.mode.redundancy(options.context.class);
         let write = BlobWrite::new(core, id, options);

@@ -1,8 +1,8 @@
 //! The earlier part of a chunk for a node that replaces another one.
 //!
 //! The writer has only the retained steps. So it copies the bytes before them from a replica, or
-//! computes them from four other chunks, and sends them to the new node. Sources whose bytes do not
-//! have their checksums count for nothing.
+//! computes them from four other chunks, and sends them to the new node. It ignores sources whose
+//! bytes do not have their checksums.
 //!
 //! Thread-safety: a part of a sender's task.
 //! Failure: if the sources do not answer or are damaged, the blob ends. If the new node fails, it
@@ -29,7 +29,7 @@ use super::sender::SenderEnd;
 const REBUILD_BYTES: u64 = 1 << 20;
 /// Number of calls for one range before the new node counts as failed.
 const CALLS_MAX: u32 = 3;
-/// Pause before such a call is repeated.
+/// Pause before a call for the same range is repeated.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Sends the node of `sender` everything before the retained steps.
@@ -64,7 +64,7 @@ pub(super) async fn rebuild(write: &Arc<BlobWrite>, slot_node: &SlotNode) -> Res
     }
 }
 
-/// Sends bytes to the new node, and again if the failure may pass.
+/// Sends bytes to the new node, and sends them again if the failure may pass.
 async fn send(
     write: &Arc<BlobWrite>,
     slot_node: &SlotNode,

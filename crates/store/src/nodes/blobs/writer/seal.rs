@@ -34,7 +34,7 @@ use crate::blob::BlobRef;
 const ROUNDS_MAX: u64 = 8;
 /// Number of calls of one round to a node whose refusals may pass.
 const CALLS_MAX: u32 = 4;
-/// Pause before such a call is repeated.
+/// Pause before a call to the same node is repeated.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Seals the blob. All its bytes were handed over.
@@ -105,8 +105,8 @@ fn descriptor_of(write: &BlobWrite) -> Option<(Vec<SlotNode>, ChunkDescriptor)> 
     Some((slot_nodes, descriptor))
 }
 
-/// Seals the chunks of these nodes, and returns those that failed. When most of them have answered,
-/// the others get as much time again, and count as slow then.
+/// Seals the chunks of these nodes, and returns those that failed. Once most of them have answered,
+/// the others get the same time again. Nodes that exceed it count as slow, which is a failure.
 async fn seal_all(
     write: &Arc<BlobWrite>,
     slot_nodes: &[SlotNode],

@@ -1,4 +1,4 @@
-//! The sender of a node: the task that sends it its part of every step.
+//! The sender of a node: the task that sends the node its part of every step.
 //!
 //! Calls are begun in the order of the steps, and the node executes them in that order while the
 //! link stays up. After a refusal that may pass, everything from the refused step on is sent again.
@@ -23,14 +23,14 @@ use super::rebuild::rebuild;
 use super::step::WriteStep;
 use super::{BlobWrite, ReplaceReason, Running, WriteState, fatal};
 
-/// Number of passing refusals in a row after which a node counts as failed. One that took most of
-/// the deadline counts as several.
+/// Number of passing refusals in a row after which a node counts as failed. A refusal that took
+/// most of the deadline counts as several.
 const REFUSALS_MAX: u32 = 8;
 const UNANSWERED_WEIGHT: u32 = 4;
 /// Pause after the first passing refusal. It doubles with each further one.
 const FIRST_PAUSE: Duration = Duration::from_millis(4);
 
-/// Why a sender ends.
+/// Reason for which a sender ends.
 #[derive(Debug)]
 pub(super) enum SenderEnd {
     /// The writer has ended, or another node has the slot.
@@ -259,8 +259,8 @@ impl<'a> SlotSender<'a> {
         Ok(())
     }
 
-    /// Whether the node has refused for so long that another one is better. A node with too much to
-    /// do has the time of a whole call, because a replacement is work for all nodes.
+    /// Whether the node has refused for so long that another one is better. An overloaded node gets
+    /// the time of a whole call, because a replacement is work for all nodes.
     fn has_had_enough(&mut self, failure: &NodeFailure) -> bool {
         let now_ns = self.write.core.runtime.now_ns();
         let since_ns = *self.refused_ns.get_or_insert(now_ns);

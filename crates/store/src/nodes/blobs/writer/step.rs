@@ -97,7 +97,7 @@ impl WriteStep {
         BlobLayout { scheme: self.scheme, len_bytes: 0 }.checksum_index(slot)
     }
 
-    /// What the chunk in `slot` gets. It may be empty at the end of the blob.
+    /// Part of the step for the chunk in `slot`. It may be empty at the end of the blob.
     pub(super) fn cell(&self, slot: u8) -> StepCell<'_> {
         let crcs = &self.crcs[usize::from(self.index(slot))];
         StepCell { offset: self.offset, bytes: self.bytes_of(slot), crcs }

@@ -50,13 +50,13 @@ archipelago_base::fault_switches! {
     }
 }
 
-/// Distance in time of two marks of the acknowledged end.
+/// Least time, in nanoseconds, between two marks of the acknowledged end.
 const MARK_NS: u64 = 50_000_000;
 
 /// The rules of a writer.
 #[derive(Clone, Copy, Debug)]
 pub struct WriterRules {
-    /// Which replicas acknowledge.
+    /// Rule by which replicas acknowledge.
     pub ack: AckRule,
     /// Bytes that a replica may be behind the acknowledged end; 8 MiB by default.
     pub backlog_bytes_max: u64,
@@ -72,7 +72,7 @@ impl WriterRules {
     }
 }
 
-/// Why a node refused a request of the writer.
+/// Reason for which a node refused a request of the writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The node has promised a later epoch.
@@ -81,7 +81,7 @@ pub enum Refusal {
     NotTaken,
 }
 
-/// How far a replica is, as its node answers.
+/// Progress of a replica, as its node answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplicaProgress {
     /// Offset through which the bytes survive a kill of the node's process.
@@ -90,7 +90,7 @@ pub struct ReplicaProgress {
     pub synced: u64,
 }
 
-/// What the driver does for the writer, in order.
+/// An action that the driver carries out for the writer. The order of the actions counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WriterAction {
     /// Sends the bytes from `start` to `end` of the log to a replica. The first append creates the
@@ -329,7 +329,7 @@ impl QuorumWriter {
         }
     }
 
-    /// A replica has got this far.
+    /// Notes how far a replica is.
     pub fn answered(&mut self, from: ReplicaId, progress: ReplicaProgress, now_ns: u64) {
         if !self.takes_part() {
             return;
@@ -347,7 +347,7 @@ impl QuorumWriter {
         self.advance(now_ns);
     }
 
-    /// A replica cannot be reached, or its answer did not come in time.
+    /// Notes that a replica cannot be reached, or that its answer did not come in time.
     pub fn failed(&mut self, replica: ReplicaId, now_ns: u64) {
         if !self.takes_part() {
             return;
@@ -371,7 +371,7 @@ impl QuorumWriter {
         self.advance(now_ns);
     }
 
-    /// A node refused a request for a replica.
+    /// Notes that a node refused a request for a replica.
     pub fn refused(&mut self, replica: ReplicaId, refusal: Refusal, now_ns: u64) {
         match refusal {
             Refusal::Fenced => self.fence(),
@@ -379,7 +379,7 @@ impl QuorumWriter {
         }
     }
 
-    /// The nodes of the next extent. The driver calls it after [`WriterAction::ChooseNodes`].
+    /// Takes the nodes of the next extent. The driver calls it after [`WriterAction::ChooseNodes`].
     pub fn nodes_chosen(&mut self, nodes: Vec<StorageId>) {
         if !self.needs_nodes() {
             return;
@@ -405,7 +405,7 @@ impl QuorumWriter {
         self.send_syncs();
     }
 
-    /// The record with this number, or a later one, is durable.
+    /// Notes that the record with this number, or a later one, is durable.
     pub fn recorded(&mut self, version: u64, now_ns: u64) {
         if !self.takes_part() {
             return;
@@ -414,12 +414,12 @@ impl QuorumWriter {
         self.advance(now_ns);
     }
 
-    /// A record was refused, because another owner has taken over.
+    /// Notes that a record was refused, because another owner has taken over.
     pub fn record_refused(&mut self) {
         self.fence();
     }
 
-    /// A repair has completed an ended extent: `nodes` have all its bytes durably.
+    /// Notes that a repair has completed an ended extent: `nodes` have all its bytes durably.
     pub fn repaired(&mut self, extent: u32, nodes: Vec<StorageId>, now_ns: u64) {
         if !self.takes_part() {
             return;

@@ -1,4 +1,4 @@
-//! The rules of the writer, one per test. Seeded runs with nodes stand beside the module.
+//! The rules of the writer, one per test. Seeded runs with nodes are in `log/tests`.
 
 use super::super::super::StorageId;
 use super::super::{AckRule, ExtentRecord, LogLayout, ReplicaId};

@@ -1,4 +1,5 @@
-//! The recovery of one extent: what its nodes answered, the end that follows, and which nodes seal.
+//! The recovery of one extent: the answers of its nodes, the end that follows, and the nodes that
+//! seal.
 //!
 //! [`Recovery`](super::Recovery) owns one [`ExtentRecovery`] per extent that is not sealed.
 //!
@@ -6,10 +7,10 @@
 //! 1. The chosen end never grows: a node that fails takes its answer away, and later answers do not
 //!    move the end.
 //! 2. A node that sealed has all bytes through the end.
-//! 3. A damaged answer supplies bytes and counts for nothing: an end is chosen with it only if the
+//! 3. A damaged answer may supply bytes but proves nothing: an end is chosen with it only if the
 //!    other answers suffice to find every synced byte.
 //!
-//! Thread-safety: none. Failure: see the owner. Cost: O(replicas) per call.
+//! Thread-safety: none. Failure: as of [`Recovery`](super::Recovery). Cost: O(replicas) per call.
 
 use std::collections::VecDeque;
 
@@ -17,7 +18,7 @@ use super::super::super::StorageId;
 use super::super::{AckRule, ExtentRecord, ReplicaId, SEALED_COPIES};
 use super::{FencedAnswer, RecoveryAction, RecoverySabotage};
 
-/// What the decisions about all extents depend on.
+/// Rules that the decisions about all extents follow.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ExtentRules {
     ack: AckRule,
@@ -62,8 +63,8 @@ struct Source {
     state: SourceState,
     /// Whether the node was in the ensemble of the writer, so that its answer counts.
     is_member: bool,
-    /// Whether the node has failed since its last answer. It is asked again and again, but another
-    /// node may seal in its place: two nodes that fail in turns would else never be replaced.
+    /// Whether the node has failed since its last answer. It is asked again, but another node may
+    /// already seal in its place. Otherwise two nodes that fail in turns would never be replaced.
     has_failed: bool,
 }
 
@@ -234,7 +235,7 @@ impl ExtentRecovery {
         self.sources.iter().filter(|source| source.is_member)
     }
 
-    /// Whether enough members answered that have all bytes which they ever synced.
+    /// Whether enough members have answered, without those that have lost synced bytes.
     fn finds_all_synced(&self, rules: ExtentRules) -> bool {
         let answers = self.members().filter_map(Source::answer);
         let whole = answers.filter(|answer| rules.has_synced(answer)).count();

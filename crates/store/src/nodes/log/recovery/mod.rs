@@ -6,12 +6,13 @@
 //!
 //! 1. It reads the lengths of all replicas. Every read fences: a node that answers has durably
 //!    promised the epoch and refuses older writers, also if it has no bytes.
-//! 2. For the open extent it waits for as many answers of nodes that are not in limbo as find every
-//!    acknowledged byte ([`AckRule::recovery_answers`]: two of three for a quorum log, one for a
-//!    manifest), or for the answers of all nodes. A node in *limbo* may have lost unsynced bytes.
-//!    It may supply bytes, but what it lacks may have been acknowledged. The bytes of a manifest
-//!    are synced when they are acknowledged, so limbo does not matter there. A *damaged* node has
-//!    lost synced bytes. It may supply bytes as well, but it never counts as an answer.
+//! 2. For the open extent it waits until enough nodes without limbo have answered to find every
+//!    acknowledged byte, or until all nodes have answered. Enough are two of three for a quorum
+//!    log, and one for a manifest ([`AckRule::recovery_answers`]). A node in *limbo* may have lost
+//!    unsynced bytes. It may supply bytes, but what it lacks may have been acknowledged. The bytes
+//!    of a manifest are synced when they are acknowledged, so limbo does not matter there. A
+//!    *damaged* node has lost synced bytes. It may supply bytes as well, but it never counts as an
+//!    answer.
 //! 3. The end is that of the longest prefix with valid checksums. An extent with a recorded end has
 //!    all bytes on some node, unless several nodes have lost their memory. The log is then cut
 //!    where the longest prefix ends.
@@ -31,7 +32,7 @@
 //!
 //! Thread-safety: none; the driver owns the value.
 //! Failure: a later epoch ends the recovery. A node that fails is asked again after
-//! [`Recovery::ask_again`]. If a node fails that alone had the longest prefix, the recovery decides
+//! [`Recovery::ask_again`]. If the only node with the longest prefix fails, the recovery decides
 //! again with the others.
 //! Cost: one round trip for the lengths, the bytes that the shorter replica lacks, one sync, and
 //! one record.
@@ -56,7 +57,7 @@ archipelago_base::fault_switches! {
     }
 }
 
-/// What a node says about its replica when a recovery reads it.
+/// The state of a replica, as its node answers a read of a recovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FencedAnswer {
     /// Offset in the log after the longest prefix with valid checksums; 0 if the node has no byte
@@ -69,7 +70,7 @@ pub struct FencedAnswer {
     pub is_damaged: bool,
 }
 
-/// What the driver does for the recovery, in order.
+/// An action that the driver carries out for the recovery. The order of the actions counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecoveryAction {
     /// Asks a node for its replica ([`Recovery::answered`]).
@@ -80,8 +81,8 @@ pub enum RecoveryAction {
         is_fencing: bool,
     },
     /// Copies bytes to a replica ([`Recovery::sealed`]), which drops what it has behind `start`,
-    /// takes them, and seals the extent at `end`. It has all bytes if the range is empty. If the
-    /// supplier fails, the driver calls [`Recovery::failed`] for it and for the replica.
+    /// takes them, and seals the extent at `end`. If the range is empty, the replica has all bytes.
+    /// If the supplier fails, the driver calls [`Recovery::failed`] for it and for the replica.
     Seal {
         /// Node that supplies the bytes.
         from: StorageId,
@@ -171,7 +172,7 @@ impl Recovery {
         self.actions.pop_front()
     }
 
-    /// Asks the nodes that have failed again. The driver calls it after a pause.
+    /// Repeats the requests to the nodes that have failed. The driver calls it after a pause.
     pub fn ask_again(&mut self) {
         if self.phase == RecoveryPhase::Deciding {
             for extent in &mut self.extents {
@@ -181,27 +182,28 @@ impl Recovery {
         }
     }
 
-    /// A node answered a read.
+    /// Notes the answer of a node to a read.
     pub fn answered(&mut self, replica: ReplicaId, answer: FencedAnswer) {
         self.update(replica.extent, |extent| extent.answered(replica.node, answer));
     }
 
-    /// A node cannot be reached, or it refused for another reason than a later epoch.
+    /// Notes that a node cannot be reached, or refused for another reason than a later epoch.
     pub fn failed(&mut self, replica: ReplicaId) {
         self.update(replica.extent, |extent| extent.failed(replica.node));
     }
 
-    /// A node has all bytes durably and has sealed the extent.
+    /// Notes that a node has all bytes durably and has sealed the extent.
     pub fn sealed(&mut self, replica: ReplicaId) {
         self.update(replica.extent, |extent| extent.sealed(replica.node));
     }
 
-    /// A node in place of those that do not answer. It has no byte of the extent.
+    /// Takes a node in place of those that do not answer. It has no byte of the extent.
     pub fn node_chosen(&mut self, replica: ReplicaId) {
         self.update(replica.extent, |extent| extent.add(replica.node));
     }
 
-    /// An operator gives up the nodes that do not answer: one answer suffices from here on.
+    /// Gives up the nodes that do not answer, as an operator decided: one answer suffices from here
+    /// on.
     pub fn accept_loss(&mut self) {
         self.rules.is_loss_accepted = true;
         self.advance();
@@ -217,7 +219,7 @@ impl Recovery {
         extents.find_map(|extent| extent.blocked_by_damage(self.rules))
     }
 
-    /// A node or the keeper of the layout knows a later epoch.
+    /// Notes that a node or the keeper of the layout knows a later epoch.
     pub fn fenced(&mut self) {
         if matches!(self.phase, RecoveryPhase::Deciding | RecoveryPhase::Recording) {
             self.phase = RecoveryPhase::Fenced;
@@ -226,7 +228,7 @@ impl Recovery {
         }
     }
 
-    /// The layout of [`RecoveryAction::Record`] is durable.
+    /// Notes that the layout of [`RecoveryAction::Record`] is durable.
     pub fn recorded(&mut self) {
         if self.phase == RecoveryPhase::Recording {
             self.done();

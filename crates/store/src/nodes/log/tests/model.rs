@@ -16,7 +16,7 @@ const NODES: u64 = 6;
 const MS: u64 = 1_000_000;
 const BACKLOG_BYTES: u64 = 4000;
 
-/// What a run is about.
+/// Settings of a seeded run.
 #[derive(Clone, Copy)]
 pub(super) struct Settings {
     pub(super) ack: AckRule,
@@ -99,7 +99,7 @@ enum Reply {
     Refused(Refusal),
     Read(FencedAnswer),
     Sealed,
-    /// The request or its answer was lost, and the node that it concerns.
+    /// The request to this node, or its answer, was lost.
     Failed(StorageId),
 }
 
@@ -633,7 +633,7 @@ impl Run {
         self.check_readable(layout);
     }
 
-    /// Every byte of the log is on a node that is not lost.
+    /// Checks that every byte of the log is on a node that is not lost.
     fn check_readable(&mut self, layout: &LogLayout) {
         let mut at = 0;
         for extent in &layout.extents {

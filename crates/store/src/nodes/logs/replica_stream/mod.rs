@@ -1,14 +1,15 @@
-//! What a replica of an extent still needs, and the next message that its node gets.
+//! Decides which message the node of a replica gets next, from what the replica still needs.
 //!
 //! The writer of a log owns one [`ReplicaStream`] per replica. Appends leave in order, and several
-//! are under way, so that a round trip does not limit the rate. What is submitted while the window
-//! is full travels in one message. A sync travels with the append that completes its range, if that
-//! append has not left.
+//! are under way, so that a round trip does not limit the rate. Bytes that are submitted while the
+//! window is full travel in one message. A sync travels with the append that completes its range,
+//! if that append has not left.
 //!
-//! If a message fails in a way that may pass, the stream lets the others that are under way end,
-//! and goes back to the end that the node confirmed. A message may have arrived although its answer
-//! did not, so the node then answers that it is further, which is progress. Until the next success
-//! one message is under way at a time, because messages over a new link may change their order.
+//! If a message fails in a way that may pass, the stream waits until no other message is under way.
+//! Then it goes back to the end that the node confirmed. A message may have arrived although its
+//! answer did not. The node then answers that it has more bytes, which is progress. Until the next
+//! success one message is under way at a time, because messages over a new link may change their
+//! order.
 //!
 //! Invariants:
 //! 1. Appends leave in order and without gaps from the confirmed end on.
@@ -47,7 +48,7 @@ pub(super) enum StreamMessage {
     Seal { end: u64 },
 }
 
-/// What the task of a replica does next.
+/// The next step of the task of a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum StreamStep {
     /// Sends a message.
@@ -61,16 +62,16 @@ pub(super) enum StreamStep {
     Over,
 }
 
-/// What an answer means for the writer.
+/// Consequence of an answer for the writer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum StreamVerdict {
-    /// The replica has got this far.
+    /// The replica has confirmed this progress.
     Progress(ReplicaProgress),
     /// The message is repeated.
     Repeat,
-    /// The node has a later epoch, and what it says.
+    /// The node has promised a later epoch, and gives this reason.
     Fenced(String),
-    /// The replica has failed, and why.
+    /// The replica has failed, for this reason.
     Failed(String),
 }
 
@@ -149,23 +150,23 @@ impl ReplicaStream {
         !self.is_over && (lacks || self.under_way > 0 || self.is_seal_due())
     }
 
-    /// The replica should have bytes through `end`.
+    /// Extends the bytes that the replica should have through `end`.
     pub(super) fn extend(&mut self, end: u64) {
         self.target = self.target.max(end);
     }
 
-    /// The extent ends at `end` or before it.
+    /// Notes that the extent ends at `end` or before it.
     pub(super) fn cap(&mut self, end: u64) {
         self.target = self.target.min(end);
         self.sync_wanted = self.sync_wanted.min(end);
     }
 
-    /// Bytes through `end` should be synced.
+    /// Asks for a sync of the bytes through `end`.
     pub(super) fn want_sync(&mut self, end: u64) {
         self.sync_wanted = self.sync_wanted.max(end.min(self.target));
     }
 
-    /// The replica should end at `end`.
+    /// Asks for a seal of the replica at `end`.
     pub(super) fn want_seal(&mut self, end: u64) {
         self.cap(end);
         if self.seal == SealStage::Open {
@@ -173,7 +174,7 @@ impl ReplicaStream {
         }
     }
 
-    /// Sends nothing any more.
+    /// Ends the stream, so that it sends nothing any more.
     pub(super) fn end(&mut self) {
         self.is_over = true;
     }
@@ -242,7 +243,7 @@ impl ReplicaStream {
         None
     }
 
-    /// A message got an answer at `now_ns`, or none. The stream fails if it had no success for
+    /// Takes the outcome of a message at `now_ns`. The stream fails if it had no success for
     /// `patience`.
     pub(super) fn answered(
         &mut self,
@@ -296,7 +297,8 @@ impl ReplicaStream {
         StreamVerdict::Progress(self.confirmed)
     }
 
-    /// The node has bytes through `len`: an append arrived twice, or before an earlier one.
+    /// Handles the answer that the node has bytes through `len`: an append arrived twice, or before
+    /// an earlier one.
     fn has_other_length(&mut self, len: u64, now_ns: u64, patience: Duration) -> StreamVerdict {
         if len < self.confirmed.written {
             return self.fail(format!("it lost the bytes from {len} on"));

@@ -53,7 +53,7 @@ pub struct StripedLayout {
 }
 wire_struct!(StripedLayout { len, parts });
 
-/// The version distinguishes it from a layout of a log that is not striped.
+/// The version distinguishes a striped layout from that of a log that is not striped.
 impl Enclosed for StripedLayout {
     const VERSION: u8 = 0x81;
     const NAME: &'static str = "layout of a striped log";
@@ -135,14 +135,14 @@ impl LayoutKeeper for PartKeeper {
     }
 }
 
-/// How new write-ahead logs are written. Every store reads both forms.
+/// Form in which new write-ahead logs are written. Every store reads both forms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogWriting {
     /// Every group travels to the nodes of one log.
     #[default]
     Serial,
-    /// Large groups are cut over four logs. It pays where one connection is slower than the network
-    /// card, and costs four times the requests.
+    /// Large groups are cut over four logs. This is faster if one connection is slower than the
+    /// network card, and it costs four times the requests.
     Striped,
 }
 
@@ -192,8 +192,8 @@ impl StripedLogs {
         Ok((Box::new(StripedWriter::new(id, whole, writers)), layout))
     }
 
-    /// Removes the parts that were created for a log that does not come to be. A part that stays is
-    /// a stray.
+    /// Removes the parts of a log whose creation failed. A part that cannot be removed stays as a
+    /// stray.
     fn give_up(&self, id: LogId, parts: &[Layout], epoch: Epoch) {
         let created = parts.iter().enumerate().filter(|(_, layout)| !layout.0.is_empty());
         for (part, layout) in created {

@@ -1,7 +1,7 @@
 //! A reader of a striped log: the index of its groups, and reads from the four logs below.
 //!
-//! Invariant: the index has the groups from the first one on whose segments are all there, up to
-//! the length that the layout has.
+//! Invariant: the index has the first groups of the log whose segments all exist. It ends at the
+//! length that the layout has, if it has one.
 //!
 //! Thread-safety: any thread may read.
 //! Failure: `Corrupt` if a header or a whole segment does not have its checksum.
@@ -135,7 +135,7 @@ impl StripedReader {
             Error::new(
                 ErrorKind::Io,
                 format!(
-                    "log {}: a read of {len} bytes at {offset} leaves its {} bytes",
+                    "log {}: a read of {len} bytes at {offset} is past the end at {}",
                     self.id,
                     self.len()
                 ),

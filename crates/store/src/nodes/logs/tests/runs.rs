@@ -15,7 +15,7 @@ use super::model::Health;
 use super::{MS, NodeLogOptions, World, log, pattern};
 use crate::log::{LogPosition, LogWriter};
 
-/// What a run is about.
+/// Settings of a seeded run.
 #[derive(Clone, Copy, Default)]
 struct RunSettings {
     writer: WriterSabotage,

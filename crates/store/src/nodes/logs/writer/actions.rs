@@ -15,7 +15,7 @@ use super::super::waiters::WaitGoal;
 use super::{BackgroundTask, Effects, LogCore, LogState, PendingRecord, fail, wake_failed};
 
 impl LogCore {
-    /// Carries out everything that the quorum writer wants, and collects what follows.
+    /// Carries out all pending actions of the quorum writer, and collects their effects.
     pub(super) fn carry_out(self: &Arc<Self>, state: &mut LogState, effects: &mut Effects) {
         if state.error.is_none() {
             while let Some(action) = state.writer.next_action() {
@@ -81,7 +81,7 @@ impl LogCore {
         }
     }
 
-    /// The error of a writer whose volume another process took over. `why` is what showed it.
+    /// The error of a writer whose volume another process took over. `why` is the evidence.
     pub(super) fn fenced(&self, why: &str) -> Error {
         Error::fenced(format!(
             "{}: {why}; another process owns the volume now, so close this handle",
@@ -124,7 +124,7 @@ impl LogCore {
         };
         state.streams.retain(|_, stream| is_needed(stream) || stream.is_busy());
         if layout.is_ended {
-            // The caller of the end keeps this layout.
+            // The caller of `finish` keeps this layout.
             state.record = None;
             let now_ns = self.now_ns();
             state.writer.recorded(version, now_ns);

@@ -1,9 +1,9 @@
-//! Nodes for the extents of a log that is being written: those of a new extent, and those that
-//! complete an ended one after a node failed.
+//! Nodes for the extents of a log that is being written. A new extent gets its nodes here, and so
+//! does an ended extent that needs another replica after a node failed.
 //!
 //! Both are tasks. The task that chooses asks again until the pool has enough nodes, or until the
 //! log has stalled for too long. The task that repairs copies an ended extent to a node of another
-//! domain, and seals all replicas, before it tells the quorum writer.
+//! domain, and seals all replicas, before it reports this to the quorum writer.
 //!
 //! Failure: a repair that fails is tried again while the log is written. A repair that has not
 //! ended when the log ends is given up, and the extent keeps the replicas that it has.

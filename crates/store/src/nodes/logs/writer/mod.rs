@@ -61,7 +61,7 @@ pub(super) use self::handle::{LogHandle, NodeLogWriter};
 /// Pause between two attempts to keep a layout.
 const KEEP_PAUSE: Duration = Duration::from_millis(100);
 
-/// What the handles and tasks of one log share.
+/// State that the handles and tasks of one log share.
 #[derive(Debug)]
 pub(super) struct LogCore {
     requests: LogRequests,
@@ -131,7 +131,7 @@ impl LogState {
     }
 }
 
-/// What happens after the lock is released.
+/// Wake-ups and tasks that wait until the lock is released.
 #[derive(Debug, Default)]
 struct Effects {
     wakers: Vec<Waker>,
@@ -147,7 +147,7 @@ enum BackgroundTask {
     Repair(u32),
 }
 
-/// What a thread does next which waits for a log.
+/// The next step of a thread that waits for a log.
 enum WaitStep {
     Done,
     Keep(PendingRecord),
@@ -249,7 +249,7 @@ impl LogCore {
         });
     }
 
-    /// Changes the state, and then carries out what follows.
+    /// Changes the state, and then applies the effects without the lock.
     fn change<T>(self: &Arc<Self>, change: impl FnOnce(&mut LogState) -> T) -> T {
         let mut effects = Effects::default();
         let mut state = self.state.lock();
@@ -261,7 +261,7 @@ impl LogCore {
         value
     }
 
-    /// Wakes and begins what the actions want. The lock is not held.
+    /// Wakes the callers and begins the tasks of `effects`. The lock is not held.
     fn apply(self: &Arc<Self>, effects: Effects) {
         effects.wakers.into_iter().for_each(Waker::wake);
         for task in effects.tasks {

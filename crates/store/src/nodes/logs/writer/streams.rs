@@ -8,7 +8,7 @@
 //! 2. The task ends after an error, and when no handle of the log is left. If the log has finished,
 //!    it ends when the replicas are complete or have failed.
 //!
-//! Failure: see the module above.
+//! Failure: as the head of the module `writer` says.
 //! Cost: a wake-up polls the requests under way, and takes one lock.
 
 use std::future::poll_fn;
@@ -41,7 +41,7 @@ struct StreamSend {
     bytes: LogBytes,
 }
 
-/// What the task does after it has seen all answers.
+/// The next step of the task, after it has noted all answers.
 struct SendPlan {
     sends: Vec<StreamSend>,
     /// Time at which a stream sends again after a failure.
@@ -51,7 +51,7 @@ struct SendPlan {
     is_over: bool,
 }
 
-/// What the task owns.
+/// State that the task owns.
 #[derive(Default)]
 struct Sender {
     calls: CallSet<StreamCall, Result<ReplicaProgress, LogFailure>>,
@@ -59,7 +59,7 @@ struct Sender {
 }
 
 impl LogCore {
-    /// Starts the task.
+    /// Starts the task that sends to the replicas.
     pub(super) fn spawn_sender(self: &Arc<Self>) {
         let core = Arc::clone(self);
         let task = Box::pin(async move {

@@ -24,7 +24,7 @@ archipelago_base::fault_switches! {
     }
 }
 
-/// What a member knows about one name.
+/// Promise and value of a member for one name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RegisterCell {
     /// Largest ballot that the member has promised.
@@ -106,7 +106,7 @@ pub enum AcceptorRequest {
     Install {
         /// The new set.
         root_set: RootSet,
-        /// What the majority or those members know.
+        /// Names and values of the majority or of those members.
         cells: BTreeMap<String, RegisterCell>,
     },
     /// Asks a member that has the copy to answer proposers.
@@ -145,7 +145,8 @@ pub enum AcceptorAnswer {
         /// The set that the member is in, or the one that follows it.
         known: Option<RootSet>,
     },
-    /// The member has left the old set, and may be in the new one. All that it knows.
+    /// The member has left the old set, and may be in the new one. The map has everything that it
+    /// knows.
     Retired(BTreeMap<String, RegisterCell>),
     /// The member has the copy.
     Installed,
@@ -272,7 +273,8 @@ impl Acceptor {
             Membership::Active(old) | Membership::Joining(old) if old.number + 1 == next.number => {
                 true
             }
-            // Another process has led the member on. It still has all that it knew in the old set.
+            // Another process has moved the member on. It still has all that it knew in the old
+            // set.
             Membership::Retired { next: known }
             | Membership::Joining(known)
             | Membership::Active(known)

@@ -2,7 +2,7 @@
 //! State Machines without logs", 2018).
 //!
 //! Every operation on a name is one round of Paxos. The proposer asks all members for a promise of
-//! its ballot, learns the value with the largest accepted ballot from a majority, applies the
+//! its ballot. It learns the value with the largest accepted ballot from a majority, applies the
 //! change, and asks all members to accept the result. A read needs no second phase if its majority
 //! has accepted one and the same ballot of its root set. State machines without I/O do all of this:
 //!

@@ -6,7 +6,6 @@
 //!    before. Members that got it by a copy have not accepted it.
 //! 3. A change is applied at most once. [`ProposalResult::Lost`] means that it was not applied and
 //!    never will be.
-//!
 //! 4. A proposal that follows a replacement of its root set remembers the rounds in the old set, so
 //!    invariant 3 holds over both sets.
 //!
@@ -22,7 +21,7 @@ use super::acceptor::{AcceptorAnswer, AcceptorRequest};
 use super::{AcceptedValue, Ballot, ChangeId, RootSet, StoredValue};
 use crate::register::Versioned;
 
-/// What a proposal does.
+/// Operation of a proposal on the value of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Reads the value.
@@ -36,24 +35,24 @@ pub enum Operation {
     },
 }
 
-/// How a proposal ended.
+/// Outcome of a proposal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProposalResult {
     /// The value that a read found.
     Value(Option<Versioned>),
-    /// The change was applied; the version that it made.
+    /// The change was applied, and made this version.
     Swapped(u64),
-    /// The change was not applied, because the value is another one.
+    /// The change was not applied, because the name has this value and not the expected one.
     Lost(Option<Versioned>),
     /// The change may have been applied.
     Unknown,
-    /// The root set has been replaced; the next one, if a member knew it. A change that the old set
-    /// may have accepted is [`ProposalResult::Unknown`] instead. [`Proposal::follow`] continues
+    /// The root set has been replaced, by this next one if a member named it. A change that the old
+    /// set may have accepted is [`ProposalResult::Unknown`] instead. [`Proposal::follow`] continues
     /// both.
     Replaced(Option<RootSet>),
 }
 
-/// What the driver does for a proposal, in order.
+/// An action that the driver carries out for a proposal. The order of the actions counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProposalAction {
     /// Sends a request to a member.
@@ -162,8 +161,8 @@ impl Proposal {
     /// Continues the operation on a newer root set. The caller has not used an outcome that the old
     /// set gave: the operation has not ended, or it ended because the set was replaced.
     ///
-    /// A value that the old set chose is in the copies of the new one. A value that it only may
-    /// have accepted is there or is not, and a round of the new set decides that.
+    /// A value that the old set chose is in the copies of the new one. A value that the old set
+    /// only may have accepted may be in them or not, and a round of the new set decides that.
     pub fn follow(&mut self, root_set: RootSet) {
         assert!(root_set.number > self.root_set.number, "{root_set:?} follows {:?}", self.root_set);
         self.root_set = root_set;
@@ -196,7 +195,7 @@ impl Proposal {
         }
     }
 
-    /// A member cannot be reached in the round of `ballot`.
+    /// Notes that a member cannot be reached in the round of `ballot`.
     pub fn failed(&mut self, member: StorageId, ballot: Ballot) {
         let is_running = !matches!(self.phase, ProposalPhase::Done | ProposalPhase::Waiting);
         if !is_running || ballot != self.ballot || self.failed.contains(&member) {
@@ -208,7 +207,7 @@ impl Proposal {
         }
     }
 
-    /// A member answered a request of the round of `ballot`.
+    /// Notes the answer of a member to a request of the round of `ballot`.
     pub fn answered(&mut self, member: StorageId, ballot: Ballot, answer: AcceptorAnswer) {
         if ballot != self.ballot || !self.root_set.members.contains(&member) {
             return;
@@ -242,7 +241,7 @@ impl Proposal {
         }
     }
 
-    /// A newer set ends the operation. A member that knows no newer one is as good as down.
+    /// Ends the operation if the member knows a newer set. A member that knows none counts as down.
     fn wrong_set(&mut self, member: StorageId, known: Option<RootSet>) {
         if matches!(self.phase, ProposalPhase::Done) {
             return;

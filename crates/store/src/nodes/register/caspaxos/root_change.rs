@@ -1,15 +1,16 @@
-//! The replacement of a member of the root set: steps 2 to 4 of the module above.
+//! The replacement of a member of the root set: steps 2 to 4 in the head of [`caspaxos`](super).
 //!
-//! The driver has made the next set the value of the register's own name before it begins, or a
-//! member of the old set has named it.
+//! Before the driver begins, it has made the next set the value of the register's own name, or a
+//! member of the old set has named the next set.
 //!
-//! A majority of the new set suffices for each step, so a new member that is lost before it has its
-//! copy holds nothing up. The set goes on like one with a member that is down, and the next change
-//! replaces that member. A member that gets its copy later than the others accepts old values late,
-//! as if their messages had been delayed: every value that the old set chose is in every copy, and
-//! a value that the new set chose has a larger ballot than all values of the old one.
+//! A majority of the new set suffices for each step. So a new member that is lost before it has its
+//! copy does not block the change. The set goes on like one with a member that is down, and the
+//! next change replaces that member. A member that gets its copy later than the others accepts old
+//! values late, as if their messages had been delayed. This is safe for two reasons. Every value
+//! that the old set chose is in every copy. A value that the new set chose has a larger ballot than
+//! all values of the old one.
 //!
-//! A member of the old set that was not active in it yet may retire as well, so the majority of the
+//! A member of the old set that was not active in it yet may retire as well. So the majority of the
 //! old set that the change needs may differ from the one that has answered. If the member has its
 //! copy, it knows all that was chosen before the old set, and it has never accepted anything in the
 //! old set. If it lacks the copy, it first gets that of a member that has retired. The values of
@@ -41,7 +42,8 @@ archipelago_base::fault_switches! {
     }
 }
 
-/// What the driver does for a change of the root set, in order.
+/// An action that the driver carries out for a change of the root set. The order of the actions
+/// counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RootChangeAction {
     /// Sends a request to a member of the old or the new set.
@@ -79,7 +81,7 @@ pub struct RootChange {
     installed: BTreeSet<StorageId>,
     /// Members of the new set that answer proposers.
     activated: BTreeSet<StorageId>,
-    /// What the retired majority knows.
+    /// Everything that the retired majority knows about each name.
     cells: BTreeMap<String, RegisterCell>,
     actions: VecDeque<RootChangeAction>,
     sabotage: RootChangeSabotage,
@@ -146,7 +148,7 @@ impl RootChange {
     }
 
     /// Gives a member of the old set that lacks its values those of the members that have retired,
-    /// so that it can retire as well. A member that refuses to retire all the same is left alone
+    /// so that it can retire as well. A member that still refuses to retire gets no further request
     /// until the driver asks again.
     fn bring_in(&mut self, to: StorageId) {
         if !self.retired.is_empty() && self.brought_in.insert(to) {
@@ -169,7 +171,7 @@ impl RootChange {
         }
     }
 
-    /// A member answered.
+    /// Notes the answer of a member.
     pub fn answered(&mut self, member: StorageId, answer: AcceptorAnswer) {
         match (self.phase, answer) {
             (ChangePhase::Retiring, AcceptorAnswer::Retired(cells)) => {

@@ -387,7 +387,7 @@ fn run(seed: u64, sabotage: Option<Sabotage>) -> Result<(), String> {
         messages += 1;
         assert!(messages < MESSAGES_MAX, "seed {seed}: the repairs do not end");
         match model.rng.usize(..24) {
-            // A volume that was never entered is not retained by a blob that nobody keeps.
+            // A volume that was never entered is not retained by a blob that no volume keeps.
             0 if may_retain && !model.truth.is_empty() && model.releasing.is_empty() => {
                 may_retain = false;
                 model.retain();
@@ -447,8 +447,8 @@ fn check_redundancy(model: &Model, leaving: StorageId, is_lost: bool) -> Result<
     }
 }
 
-/// When all is quiet: the listed holders have their chunks with the right sets, and nobody else has
-/// one.
+/// At the end of a run: the listed holders have their chunks with the right sets, and no other node
+/// has a chunk.
 fn check_end(
     model: &mut Model,
     leaving: StorageId,

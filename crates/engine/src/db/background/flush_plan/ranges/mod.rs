@@ -1,22 +1,22 @@
-//! Which key ranges of memtables that rest at memory nodes are one flush: pure decisions over a
-//! family's sealed memtables (O³-LSM §4.4).
+//! Which key ranges of a family's sealed memtables can be one flush, if shards may rest at memory
+//! nodes (O³-LSM §4.4). The decisions are pure.
 //!
-//! A flush takes a range of keys that is whole shards in each of its memtables. It begins with a
-//! shard of the oldest memtable that has records there. The range grows to the boundaries of the
-//! next memtable, and so on, until nothing changes. So flushes merge the same keys of many
+//! A flush takes a range of keys that is whole shards in each of its memtables. The range begins as
+//! a shard of the oldest memtable that has records there. It grows to the boundaries of the shards
+//! of the next memtable, and so on, until nothing changes. So flushes merge the same keys of many
 //! memtables, although their maps differ. Boundaries are compared, and not epochs, because maps of
 //! one epoch may differ (see `BucketMap::finer`).
 //!
 //! Invariants:
 //! 1. Every older memtable of the family is installed in the range of a plan. So for any key range,
 //!    installs follow memtable order.
-//! 2. No shard in the range of a plan runs, is lost, or belongs to a memtable that is not ready, as
-//!    far as the plan takes its memtable. So at most one job is in flight for a key.
+//! 2. In the memtables that a plan takes, no shard in its range runs or is lost, and all these
+//!    memtables are ready. So at most one job is in flight for a key.
 //! 3. A memtable with records that no log has is a plan of its own, over all keys.
-//! 4. A range has at most twice the buckets that the first shard lies in.
+//! 4. A range has at most twice the number of buckets that its first shard lies in.
 //!
-//! Cost: O(sealed memtables × shards). A range that grows costs as much as one memtable for each
-//! one that it has taken.
+//! Cost: O(sealed memtables × shards). Each growth of a range visits all memtables that the range
+//! has taken.
 
 use std::ops::Range;
 
@@ -27,7 +27,7 @@ use crate::db::background::flush_plan::SealedView;
 use crate::db::state::jobs::ShardState;
 use crate::key::KeyRange;
 
-/// Times that a range may grow over the buckets of its first shard.
+/// Largest number of buckets of a range, as a multiple of those of its first shard.
 const GROWTH_MAX: usize = 2;
 
 /// Figures of one shard of a sealed memtable.
@@ -35,9 +35,9 @@ const GROWTH_MAX: usize = 2;
 pub struct ShardFigures {
     /// Bytes of its records as stored.
     pub data_bytes: u64,
-    /// Bytes of its image, if it is at a memory node and has no copy here; else 0.
+    /// Bytes of its image; 0 unless it is at a memory node and has no copy here.
     pub apart_bytes: u64,
-    /// Bytes in memory of what stays here of a shard at a node.
+    /// Bytes of memory of the parts that stay here of a shard at a node.
     pub kept_bytes: u64,
     /// Oldest log segment that it pins.
     pub oldest_log: Option<FileNo>,
@@ -62,7 +62,7 @@ impl RestingView<'_> {
         self.waiting_of(self.sealed.map.buckets_of(range))
     }
 
-    /// Those of the shards `shards` whose records are in no table.
+    /// The shards among `shards` whose records are in no table.
     fn waiting_of(&self, shards: Range<usize>) -> impl Iterator<Item = usize> {
         shards.filter(|shard| self.sealed.shards[*shard] != ShardState::Installed)
     }
@@ -71,8 +71,8 @@ impl RestingView<'_> {
         self.figures[shard].apart_bytes > 0
     }
 
-    /// Whether a shard that waits has keys of `range` and others. `shards` are all with keys of
-    /// the range.
+    /// Whether a waiting shard has keys in `range` and keys outside of it. `shards` are all shards
+    /// with keys of the range.
     fn reaches_out_of(&self, range: &KeyRange, shards: &Range<usize>) -> bool {
         let map = self.sealed.map;
         let ends_beyond = |shard: usize| match (map.end(shard), &range.end) {
@@ -88,9 +88,9 @@ impl RestingView<'_> {
 /// Whether a flush may take shards that are here together with shards that are at nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HomeRule {
-    /// It may: every flush runs in this process.
+    /// A flush may mix them, because every flush runs in this process.
     Mixed,
-    /// It may not: a flush whose shards are all at nodes may run elsewhere.
+    /// A flush must not mix them, because a flush whose shards are all at nodes may run elsewhere.
     Alike,
 }
 
@@ -118,7 +118,8 @@ impl JoinBounds<'_> {
 pub struct RangePlan {
     /// Positions in the queue: a contiguous run, oldest first.
     pub memtables: Range<usize>,
-    /// Shards of each of them. Those that are installed may reach out of the range.
+    /// Positions of the shards that are taken from each memtable. Installed shards among them may
+    /// have keys outside of the range.
     pub shards: Vec<Range<usize>>,
     /// The keys that are flushed.
     pub range: KeyRange,
@@ -128,11 +129,12 @@ pub struct RangePlan {
     pub is_apart: bool,
 }
 
-/// Every flush that could begin now. Plans may overlap; each is one as long as nothing has changed.
+/// Every flush that could begin now. Plans may overlap, so each is valid only until another one
+/// begins.
 #[must_use]
 pub fn range_plans(queue: &[RestingView<'_>], bounds: &JoinBounds<'_>) -> Vec<RangePlan> {
     let mut plans: Vec<RangePlan> = Vec::new();
-    // Keys of which everything older is installed.
+    // Keys whose records in older memtables are all installed.
     let mut free = vec![KeyRange::all()];
     for (position, resting) in queue.iter().enumerate() {
         if free.is_empty() || !resting.sealed.ready {
@@ -158,7 +160,8 @@ pub fn range_plans(queue: &[RestingView<'_>], bounds: &JoinBounds<'_>) -> Vec<Ra
     plans
 }
 
-/// A memtable with records that no log has goes alone, and when nothing older is left.
+/// The plan of a memtable with records that no log has. It is flushed alone, after all older
+/// memtables.
 fn plan_unlogged(
     queue: &[RestingView<'_>],
     position: usize,
@@ -177,8 +180,8 @@ fn plan_unlogged(
     })
 }
 
-/// The smallest range with the shard `shard` of the memtable `position` that is whole shards in
-/// every memtable taken, with as many younger memtables as the bounds let it have.
+/// The plan that begins with the shard `shard` of the memtable at `position`. It takes as many
+/// younger memtables as the bounds allow, and its range is whole shards in each of them.
 fn join(
     queue: &[RestingView<'_>],
     position: usize,
@@ -214,8 +217,8 @@ struct Joined<'a> {
 }
 
 impl Joined<'_> {
-    /// Takes the next memtable, if that may take part. While the range does not grow, only that
-    /// memtable is looked at.
+    /// Takes the next memtable. `None` if it must not take part. While the range does not grow,
+    /// only that memtable is examined.
     fn take_next(&mut self, queue: &[RestingView<'_>]) -> Option<()> {
         let next = &queue[self.plan.memtables.end];
         if !next.sealed.ready || next.sealed.unlogged {
@@ -233,7 +236,8 @@ impl Joined<'_> {
         Some(())
     }
 
-    /// Takes the next memtable, of which a shard makes the range grow.
+    /// Takes the next memtable, whose shards make the range grow. `None` if the bounds do not allow
+    /// it.
     fn grow(&mut self, queue: &[RestingView<'_>]) -> Option<()> {
         let memtables = self.plan.memtables.start..self.plan.memtables.end + 1;
         let taken = &queue[memtables.clone()];
@@ -258,8 +262,8 @@ impl Joined<'_> {
         Some(())
     }
 
-    /// Bytes of the images of those shards that wait, and whether all of them are at memory nodes;
-    /// `None` if one of them may not take part.
+    /// Bytes of the images of the waiting shards among `shards`, and whether all of these are at
+    /// memory nodes. `None` if one of them must not take part.
     fn check(&self, resting: &RestingView<'_>, shards: &Range<usize>) -> Option<(u64, bool)> {
         let (mut apart_bytes, mut is_apart) = (0u64, true);
         for shard in resting.waiting_of(shards.clone()) {
@@ -274,13 +278,13 @@ impl Joined<'_> {
         Some((apart_bytes, is_apart))
     }
 
-    /// The bytes, if images of so many may be fetched.
+    /// The bytes themselves; `None` if they exceed the bound on images of one flush.
     fn within_bound(&self, apart_bytes: u64) -> Option<u64> {
         (apart_bytes <= self.bounds.fetch_bytes_max).then_some(apart_bytes)
     }
 }
 
-/// The smallest range with `range` that cuts through no shard of `taken` with records.
+/// The smallest range that contains `range` and cuts through no waiting shard of `taken`.
 fn whole_shards(taken: &[RestingView<'_>], mut range: KeyRange) -> KeyRange {
     loop {
         let mut wider = range.clone();

@@ -20,7 +20,7 @@ struct Sealed {
     unlogged: bool,
 }
 
-/// A memtable of which each shard has ten bytes, with an image of twelve at a node.
+/// A memtable whose shards have ten bytes each, with images of twelve bytes at a node.
 fn sealed(boundaries: &[&str], shards: &[ShardState]) -> Sealed {
     let figures = ShardFigures {
         data_bytes: 10,
@@ -35,7 +35,7 @@ fn sealed(boundaries: &[&str], shards: &[ShardState]) -> Sealed {
 }
 
 impl Sealed {
-    /// The same with a shard in memory.
+    /// The same memtable with one shard in memory.
     fn here(mut self, shard: usize) -> Self {
         self.figures[shard].apart_bytes = 0;
         self
@@ -117,7 +117,7 @@ fn range_grows_to_the_boundaries_of_the_next_memtable() {
         let expected = [plan(0..3, "", "m"), plan(0..3, "m", "~")];
         assert_eq!(plans_of(&queue, &bounds(&newest)), expected, "{older:?} {younger:?}");
     }
-    // Cuts within a bucket that moved: the bucket is what both have.
+    // Cuts within a bucket have moved, so both memtables have only the bucket in common.
     let queue = [sealed(&["c", "m", "p"], &[Pending; 4]), sealed(&["b", "m", "t"], &[Pending; 4])];
     let newest = map(2, &["m"]);
     let expected = [plan(0..2, "", "m"), plan(0..2, "m", "~")];
@@ -138,7 +138,7 @@ fn memtable_that_would_widen_too_far_is_left_out_with_younger_ones() {
         plan(0..3, "t", "~"),
     ];
     assert_eq!(plans_of(&queue, &bounds(&newest)), expected);
-    // When the narrow ones are in tables, the wide one goes.
+    // When the narrow shards are in tables, the wide one is flushed.
     let queue = [sealed(&["t"], &[Pending; 2]), sealed(&cuts, &[Pending; 5])];
     assert_eq!(plans_of(&queue, &bounds(&newest)), [plan(0..2, "", "t"), plan(0..2, "t", "~")]);
 }
@@ -152,10 +152,10 @@ fn running_shard_keeps_its_keys_for_its_job() {
     ];
     let own = bounds(&queue[0].map);
     assert_eq!(plans_of(&queue, &own), [plan(0..2, "f", "m"), plan(1..3, "m", "~")]);
-    // A wider shard over keys of which an older part runs waits for it.
+    // If a part of a wider shard's keys runs in an older memtable, the wider shard waits.
     let queue = [sealed(&["f"], &[Running, Installed]), sealed(&[], &[Pending])];
     assert!(plans_of(&queue, &bounds(&map(2, &[]))).is_empty());
-    // So does a range that would grow over it.
+    // A range that would grow over running keys waits as well.
     let queue = [
         sealed(&["f"], &[Installed, Running]),
         sealed(&["f"], &[Pending, Pending]),
@@ -287,7 +287,7 @@ fn what_is_in_the_way_of_a_needed_shard_is_needed() {
 /// Boundaries of the present map of random queues.
 const CUTS: [&str; 8] = ["b", "d", "f", "h", "k", "m", "p", "s"];
 
-/// A memtable with some of [`CUTS`], of which one shard in so many is installed.
+/// A memtable with some of [`CUTS`]. On average one shard in `one_in` is installed.
 fn random_memtable(rng: &mut fastrand::Rng, one_in: u32) -> Sealed {
     let own: Vec<&str> = CUTS.into_iter().filter(|_| rng.u32(..3) > 0).collect();
     let states = (0..=own.len()).map(|_| if rng.u32(..one_in) == 0 { Installed } else { Pending });
@@ -322,7 +322,7 @@ fn flushes_of_needed_ranges_alone_reach_a_wanted_shard() {
     }
 }
 
-/// Whether two plans have shards that wait for a flush and have keys in common.
+/// Whether two plans have waiting shards with keys in common.
 fn shards_overlap(queue: &[Sealed], one: &RangePlan, other: &RangePlan) -> bool {
     let waiting = |plan: &RangePlan| {
         let taken = queue[plan.memtables.clone()].iter().zip(&plan.shards);

@@ -1,5 +1,5 @@
-//! Defects of the Invalid Tree that its tests must notice. Each test runs another one with one
-//! defect and expects it to fail.
+//! Defects of the Invalid Tree that its tests must notice. Each test here runs one of those tests
+//! with one defect, and expects that test to fail.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

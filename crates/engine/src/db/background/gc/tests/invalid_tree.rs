@@ -22,10 +22,10 @@ use crate::gc::valid_bits::ValidBits;
 use crate::job::{JobContext, JobOutput, NoShards};
 use crate::live_file::LiveValueFile;
 
-/// Runs jobs here, and wants invalid files.
+/// An executor that runs jobs in this process and prefers invalid files.
 #[derive(Default)]
 struct Preferring {
-    /// For each garbage collection, whether invalid files told validity.
+    /// For each garbage collection, whether invalid files determined validity.
     by_invalid_files: Mutex<Vec<bool>>,
 }
 
@@ -71,7 +71,7 @@ impl CompactionFilter for Marks {
     }
 }
 
-/// A store whose executor wants invalid files.
+/// A store whose executor prefers invalid files.
 struct TreeStore {
     store: Store,
     executor: Arc<Preferring>,
@@ -105,7 +105,7 @@ fn open(
     Db::open_with("/db", options, components).expect("opens")
 }
 
-/// Separated values behind a filter that changes some.
+/// Options of a family with separated values and a filter that changes some of them.
 fn filtered_family() -> CfOptions {
     CfOptions { compaction_filter: Some("marks".to_owned()), ..small_family(64) }
 }
@@ -147,8 +147,8 @@ impl TreeStore {
         valid_by_entries(&files, &[input], source)
     }
 
-    /// Checks that the tree is the complement of the look-up. The number of files for which this
-    /// would fail without the limit on entries of ancestors.
+    /// Checks that the tree is the complement of the look-up. Returns the number of files for which
+    /// this would fail without the limit on entries of ancestors.
     fn check(&self) -> usize {
         let version = self.store.version();
         version.check().expect("sound");
@@ -173,7 +173,7 @@ impl TreeStore {
         limited
     }
 
-    /// Every key reads as in the model, but for the marks of the filter.
+    /// Checks that every key reads as in the model, except for the marks of the filter.
     fn check_reads(&self) {
         for (key, value) in &self.store.model {
             let found = self.store.db.get(key).expect("reads").expect("exists");
@@ -250,8 +250,8 @@ fn garbage_older_than_the_tree_is_found_by_a_look_up() {
     assert_eq!(collected.last(), Some(&true), "{collected:?}");
 }
 
-/// A fault point that starves the collector, until a compaction is about to be installed. Then it
-/// lets it collect all that is due.
+/// A fault point that keeps the collector from working until a compaction is about to be installed.
+/// Then the collector may collect everything that is due.
 #[derive(Default)]
 struct Overtaking {
     is_armed: AtomicBool,

@@ -1,4 +1,4 @@
-//! Garbage collection of a whole database over memory, stepped by hand.
+//! Garbage collection of a whole database in memory, in manual mode.
 
 #[cfg(feature = "sabotage")]
 mod canaries;
@@ -105,7 +105,7 @@ impl Store {
         }
     }
 
-    /// Writes a value; steps the background while the write would have to wait.
+    /// Writes a value. Runs steps of background work while the write would have to wait.
     fn put_patiently(&mut self, key: Vec<u8>, value: Vec<u8>) {
         loop {
             match self.db.put(&key, &value) {
@@ -155,7 +155,7 @@ impl Store {
         self.db.inner.observers.stats().get(ticker)
     }
 
-    /// Every key reads as in the model: one by one, all at once, and by an iterator.
+    /// Checks that every key reads as in the model: one by one, in one batch, and by an iterator.
     fn check(&self) {
         self.version().check().expect("sound");
         let family = self.db.default_family();
@@ -286,7 +286,7 @@ fn space_stays_within_the_bound_under_uniform_updates() {
     const VALUE: usize = 4000;
     for bound in [1.25, 1.5] {
         let family = CfOptions { space_amplification_max: bound, ..small_family(64) };
-        // A full value file, the memtables, and the outputs of one job.
+        // The slack covers a full value file, the memtables, and the outputs of one job.
         let slack = 2 * family.value_file_bytes + 4 * family.write_buffer_bytes;
         let mut store = Store::new(family);
         let live = u64::from(KEYS) * (VALUE as u64 + 30);
@@ -297,7 +297,7 @@ fn space_stays_within_the_bound_under_uniform_updates() {
                 let value = (0..VALUE).map(|_| store.rng.u8(..)).collect();
                 store.put_patiently(format!("key{key:05}").into_bytes(), value);
                 if at % 4 == 0 {
-                    // Fewer steps than there is work, so that writers meet the bound.
+                    // The steps do less than the due work, so that writers meet the bound.
                     for _ in 0..2 {
                         store.db.step_background().expect("steps");
                     }

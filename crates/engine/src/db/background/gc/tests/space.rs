@@ -18,7 +18,7 @@ fn key(at: u32) -> Vec<u8> {
     format!("key{at:05}").into_bytes()
 }
 
-/// Writes the keys for which `is` holds, and compacts.
+/// Writes the keys for which `is` holds, and compacts the family.
 fn overwrite(store: &mut Store, round: u8, is: impl Fn(u32) -> bool) {
     for at in (0..KEYS).filter(|at| is(*at)) {
         let value = (0..3000).map(|byte| round ^ (byte as u8).wrapping_mul(31)).collect();
@@ -27,7 +27,7 @@ fn overwrite(store: &mut Store, round: u8, is: impl Fn(u32) -> bool) {
     store.compact();
 }
 
-/// A family whose values take as many bytes on disk as they have.
+/// A family whose values are not compressed on disk.
 fn plain_family(bound: f64) -> CfOptions {
     CfOptions {
         space_amplification_max: bound,
@@ -38,7 +38,7 @@ fn plain_family(bound: f64) -> CfOptions {
     }
 }
 
-/// Two thirds of what the value files hold is garbage, and the bound is `bound`.
+/// A store in which two thirds of the bytes in value files are garbage. The bound is `bound`.
 fn with_garbage(fs: Arc<dyn FileSystem>, memory: MemFs, bound: f64) -> Store {
     let family = plain_family(0.0);
     let db = Store::open_on(Arc::clone(&fs), &family);
@@ -137,7 +137,7 @@ fn debt_counts_an_event_once() {
     let family = family_of(&store);
     let (used, stop) = (family.space.used_bytes(), family.space.stop_bytes());
     assert!(used < stop, "{used} of {stop}: a range delete delays writers and does not stop them");
-    // More looks at the same garbage, and more range deletes of the same keys.
+    // The same garbage is examined again, and the same keys are deleted again by range deletes.
     for _ in 0..3 {
         let db = &store.db.inner;
         space::note_all(db, &mut db.jobs.lock(Order::none()), Some(SpaceEvent::RangeDelete));
@@ -220,7 +220,7 @@ fn delayed_writers_make_all_garbage_due() {
     let planned = exposed_max(&wide);
     assert!(live / 4 < planned && planned < live / 2 + live / 10, "{planned} of {live}");
     assert_eq!(exposed_max(&tight), 0);
-    // Debt is what writers are not held to.
+    // Debt does not count against writers.
     let mut state = tight.db.inner.jobs.lock(Order::none());
     let space = state.space_mut(tight.db.default_family().id());
     let (_, margin) = space.view().and_then(|view| view.bound).expect("has a bound");

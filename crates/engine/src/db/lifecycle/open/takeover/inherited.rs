@@ -1,14 +1,14 @@
-//! Memtables of the owner before, made again around the shards that an open keeps.
+//! Memtables of the previous owner, made again around the shards that an open keeps.
 //!
-//! An open that keeps some shards of a memtable makes the whole memtable again: a kept shard is
-//! where it was, and the log gives the records of the others. So every memtable has all records of
-//! its family between the last sequence number of the one before and its own, wherever they are,
-//! as if the owner had never changed. Flushes, rebuilds of lost shards and later takeovers rely on
-//! that.
+//! An open that keeps some shards of a memtable makes the whole memtable again. A kept shard stays
+//! at its node, and the log gives the records of the other shards. So every memtable has all
+//! records of its family after the last sequence number of the memtable before it, up to its own.
+//! They may be at nodes or in memory, as if the owner had never changed. Flushes, rebuilds of lost
+//! shards and later takeovers rely on that.
 //!
-//! A record of the log that neither tables nor kept shards have belongs to the oldest memtable
+//! If neither tables nor kept shards have a record of the log, it belongs to the oldest memtable
 //! whose last sequence number is at least that of the record. Memtables of which nothing is kept
-//! are not made again: their records belong to the next one.
+//! are not made again. Their records belong to the next memtable.
 //!
 //! Invariants:
 //! 1. A kept shard is exactly one bucket of its memtable's map.
@@ -30,24 +30,24 @@ use crate::key::KeyRange;
 use crate::remote::FoundShard;
 use crate::version::FlushedThrough;
 
-/// A memtable of the owner before.
+/// A memtable of the previous owner, made again around its kept shards.
 pub(super) struct InheritedMemtable {
     pub(super) memtable: Arc<Memtable>,
-    /// Positions of its kept shards among those that were found, by their buckets.
+    /// Positions of its kept shards in the list of found shards, by their buckets.
     pub(super) kept: BTreeMap<usize, usize>,
 }
 
-/// What an open keeps of the owner before.
+/// Memtables that an open keeps from the previous owner, and the records that need no replay.
 pub(in super::super) struct Inherited {
-    /// Through which sequence number tables and kept shards have the records of each family.
+    /// For each family, the sequence numbers through which tables and kept shards have its records.
     covered: BTreeMap<CfId, FlushedThrough>,
     /// The memtables of each family, oldest first.
     pub(super) memtables: BTreeMap<CfId, Vec<InheritedMemtable>>,
 }
 
 impl Inherited {
-    /// Memtables around the shards of `found` at these positions. They are younger than all
-    /// memtables that were made before.
+    /// Makes memtables around the shards of `found` at the positions `kept`. They are younger than
+    /// all memtables that were made before.
     pub(super) fn new(
         db: &DbInner,
         found: &[FoundShard],
@@ -80,13 +80,13 @@ impl Inherited {
         Self { covered, memtables }
     }
 
-    /// Through which sequence number tables and kept shards have the records of a family.
+    /// The sequence numbers through which tables and kept shards have the records of a family.
     pub(in super::super) fn covered(&self, cf: CfId) -> Option<&FlushedThrough> {
         self.covered.get(&cf)
     }
 
-    /// The memtable to which a record belongs that nothing covers; `None` if it is younger than all
-    /// of them.
+    /// The memtable to which a record belongs that neither tables nor kept shards have. `None` if
+    /// the record is younger than all of these memtables.
     pub(in super::super) fn memtable_of(&self, cf: CfId, seq: SeqNo) -> Option<&Arc<Memtable>> {
         let memtables = self.memtables.get(&cf)?;
         let at = memtables.partition_point(|inherited| inherited.memtable.last_seq() < seq);
@@ -105,8 +105,9 @@ impl Inherited {
 }
 
 impl InheritedMemtable {
-    /// The memtable when the log is read: what is known of it, and its shards in memory. The
-    /// caller adds the homes of the kept ones, whose bytes `data_bytes` tells.
+    /// The figures of the memtable after the log was read, and the homes of its shards in memory.
+    /// The caller adds the homes of the kept shards. `data_bytes` returns the bytes of a kept
+    /// shard.
     pub(super) fn finish(
         &self,
         found: &[FoundShard],
@@ -131,8 +132,8 @@ impl InheritedMemtable {
     }
 }
 
-/// A map in which each of `kept` is one bucket. What lies between them is cut where the memtable
-/// was cut, as far as `others`, its shards that were found, say, and where `current` is cut.
+/// A map in which each of `kept` is one bucket. The keys between them are cut at the ends of
+/// `others`, which are found shards of the same memtable, and at the boundaries of `current`.
 fn map_around(kept: &[&KeyRange], others: &[&KeyRange], current: Option<&BucketMap>) -> BucketMap {
     let is_cut = |key: &&Vec<u8>| {
         let is_inside = |range: &&KeyRange| range.start < **key && range.contains(key);
@@ -151,7 +152,7 @@ fn map_around(kept: &[&KeyRange], others: &[&KeyRange], current: Option<&BucketM
         boundaries.dedup();
         BucketMap::new(epoch, boundaries)
     };
-    // The kept ones were buckets of one map, so they alone are not too many.
+    // The kept shards were buckets of one map, so they alone do not make too many buckets.
     map(all).or_else(|_| map(necessary)).unwrap_or_else(|_| BucketMap::single())
 }
 

@@ -1,35 +1,37 @@
-//! Takeover: an open keeps the memtable shards that the owner before has sent to memory nodes
+//! Takeover: an open keeps the memtable shards that the previous owner has sent to memory nodes
 //! ([decision 0088](../../../../../../docs/decisions/0088-takeover-of-memtable-shards.md)).
 //!
-//! Without it, an open brings the whole log to tables, shards at nodes included. With it, the kept
-//! shards stay where they are, and only what had not left is replayed, into memory. Steps:
+//! Without a takeover, an open brings the whole log to tables, also the records of shards at nodes.
+//! With it, the kept shards stay at their nodes, and only the other records are replayed, into
+//! memory. Steps:
 //!
-//! 1. The owner epoch is raised and synced, and the store is told. It finds the shards that the
-//!    owner before had ([`ShardStore::list`](crate::remote::ShardStore::list)), and the figures,
-//!    filters and range tombstones of those that may be kept.
+//! 1. The owner epoch is raised and synced, and the store is told the owner. The store finds the
+//!    shards of the previous owner ([`ShardStore::list`](crate::remote::ShardStore::list)). For the
+//!    shards that may be kept, it reads figures, filters and range tombstones.
 //! 2. The log is read. Records that tables or kept shards have are skipped. The others go to the
-//!    memtable of the owner before to which they belong ([`inherited`]), or to younger ones, and
-//!    pin their log segment. If the log ends before a kept shard does, it is read once more without
-//!    that shard.
+//!    memtable of the previous owner to which they belong ([`inherited`]), or to younger memtables.
+//!    They pin their log segment. If the log ends before the last record of a kept shard, the log
+//!    is read once more without that shard.
 //! 3. The segments of the log are made durable where they are, as for a log that is kept
 //!    ([`super::kept_log`]).
 //! 4. One edit stores the last sequence number and the log floor: the oldest segment that a kept
 //!    shard or a replayed record pins.
-//! 5. The kept shards get names of this open and become homes of their memtables. The first log
+//! 5. The kept shards get names of this open, and their memtables take them as homes. The first log
 //!    segment begins. All other shards of earlier owners are given up when the store is opened.
 //!
 //! Invariants:
 //! 1. No node is told of this owner before its epoch is durable.
 //! 2. A record is in one place: a table, a kept shard, or a memtable in memory.
-//! 3. Before step 4 the manifest has only the raised epoch. Step 4 changes no data. So a crash at
-//!    any point leaves what the next open needs, and it starts from the beginning.
-//! 4. The first segment has a number above those of all segments that the shards name. So a shard
-//!    that was not kept, but that its node still has at a later open, never seems to belong to a
-//!    segment of this one.
+//! 3. Before step 4 only the epoch in the manifest has changed. Step 4 changes no data. So a crash
+//!    at any point leaves everything that the next open needs, and that open starts from the
+//!    beginning.
+//! 4. The first segment has a number above those of all segments that the shards name. A shard that
+//!    was not kept may still be at its node at a later open. It then never seems to belong to a
+//!    segment of this open.
 //!
 //! Thread-safety: the thread that opens the database calls the functions.
-//! Failure: trouble with nodes, memory or room on the disk makes the open replay all of the log
-//! into tables, and is counted by its cause. A damaged log is an error, as without nodes.
+//! Failure: if nodes fail, or memory or room on the disk is short, the open replays all of the log
+//! into tables, and counts the cause. A damaged log is an error, as without nodes.
 //! Cost: a second for nodes that do not answer, two reads for each kept shard, one read of the log
 //! (two after a power failure), and one edit.
 
@@ -60,11 +62,11 @@ use crate::wal::{LogChain, RecoveredLog, SegmentEnd};
 pub(super) use inherited::Inherited;
 use keep::{Candidate, Kept, Unkept, kept};
 
-/// Numbers of log segments, above those that are known, that a shard may name. A power failure can
-/// take the directory entries of the youngest segments.
+/// Distance by which the log segment that a shard names may exceed the known numbers. A power
+/// failure can take the directory entries of the youngest segments.
 const LOGS_LOST_MAX: u64 = 1 << 20;
 
-/// Shards of the owner before, and what the database keeps in memory of each.
+/// Shards of the previous owner, and the parts of each that the database keeps in memory.
 pub(super) struct LeftShards {
     link: Arc<StoreLink>,
     found: Vec<FoundShard>,
@@ -76,7 +78,7 @@ pub(super) struct LeftShards {
     unkept: BTreeMap<Unkept, u64>,
 }
 
-/// The last sequence number of the log up to and with each segment; empty before it is read.
+/// For each segment, the last sequence number of the log up to its end.
 struct LogEnds(Vec<(FileNo, SeqNo)>);
 
 impl LogEnds {
@@ -91,12 +93,12 @@ impl LogEnds {
     }
 }
 
-/// Step 1. `None` if there is nothing to keep. Errors: those of the edit, and of a store that
-/// refuses the owner.
+/// Finds the shards of the previous owner: step 1 of the module. `None` if there is nothing to
+/// keep. Errors: those of the edit, and of a store that refuses the owner.
 pub(super) fn find(db: &DbInner, claim: OwnerClaim) -> Result<Option<LeftShards>> {
     let Some(link) = db.context.away().cloned() else { return Ok(None) };
     if db.storage.lock_manifest(Order::none()).owner().is_none() {
-        // Nobody has sent anything.
+        // No owner has sent any shard.
         return Ok(None);
     }
     let started_ns = db.context.clock().now_ns();
@@ -121,7 +123,7 @@ pub(super) fn find(db: &DbInner, claim: OwnerClaim) -> Result<Option<LeftShards>
 }
 
 impl LeftShards {
-    /// What is kept, as far as the log is known.
+    /// The shards that are kept. Without `ends`, the log counts as long enough.
     fn kept(&self, flushed: &BTreeMap<CfId, FlushedThrough>, ends: Option<&LogEnds>) -> Kept {
         let candidate = |(found, head): (_, &Option<ImageHead>)| {
             let found: &FoundShard = found;
@@ -169,7 +171,7 @@ impl LeftShards {
         }
     }
 
-    /// Counts what is not kept.
+    /// Adds the shards that are not kept to the statistics.
     fn count(&self, db: &DbInner) {
         for (unkept, number) in &self.unkept {
             let ticker = match unkept {
@@ -183,18 +185,18 @@ impl LeftShards {
     }
 }
 
-/// What tables have of each family.
+/// For each family, the sequence numbers through which tables have its records.
 fn flushed_through(db: &DbInner) -> BTreeMap<CfId, FlushedThrough> {
     let families = db.view.live_families().into_iter();
     let flushed = |version: &crate::version::Version| version.flushed_through().clone();
     families.map(|family| (family.id, flushed(&family.current.load().version))).collect()
 }
 
-/// Steps 2 to 5. Returns whether the database is recovered; if not, nothing was kept, and recovery
-/// begins anew.
+/// Recovers the database around the kept shards: steps 2 to 5 of the module. Returns `false` if
+/// nothing was kept, and recovery must begin again.
 pub(super) fn recover(db: &DbInner, chain: &LogChain<'_>, mut left: LeftShards) -> Result<bool> {
     let log = match read_log(db, chain, &mut left)? {
-        // Without room for what makes the log durable, everything goes to tables.
+        // If the disk has no room to make the log durable, everything goes to tables.
         Some(log) => match kept_log::settle(db, &log.recovered) {
             Ok(()) => Some(log),
             Err(error) if error.is_no_space() => {
@@ -247,7 +249,7 @@ struct ReadLog {
     replayed: u64,
 }
 
-/// Step 2. `None` if nothing is kept.
+/// Reads the log around the kept shards: step 2 of the module. `None` if nothing is kept.
 fn read_log(db: &DbInner, chain: &LogChain<'_>, left: &mut LeftShards) -> Result<Option<ReadLog>> {
     let flushed = flushed_through(db);
     let mut ends: Option<LogEnds> = None;
@@ -264,7 +266,7 @@ fn read_log(db: &DbInner, chain: &LogChain<'_>, left: &mut LeftShards) -> Result
         let positions: Vec<usize> = kept.positions().collect();
         let covered = kept.covered.clone();
         let inherited = Inherited::new(db, &left.found, positions.iter().copied(), covered);
-        // The memtables from here on are younger.
+        // The memtables that are made from here on are younger.
         forget(db);
         let mut replay = Replay::into_memory(db, &inherited);
         let recovered = match replay.read(chain) {
@@ -296,14 +298,14 @@ fn read_log(db: &DbInner, chain: &LogChain<'_>, left: &mut LeftShards) -> Result
     }
 }
 
-/// Notes that nothing can be kept for want of memory or of room on the disk.
+/// Notes that no shard can be kept for want of memory or of room on the disk.
 fn give_up(db: &DbInner, left: &LeftShards, why: &archipelago_base::Error) {
     tracing::warn!(%why, "memtable shards of the owner before cannot be kept: the log goes to \
         tables");
     db.observers.stats().add(Ticker::AwayDroppedNoMemory, left.found.len() as u64);
 }
 
-/// Forgets what was replayed.
+/// Forgets the records that were replayed.
 fn forget(db: &DbInner) {
     {
         let mut state = db.jobs.lock(Order::none());
@@ -312,12 +314,13 @@ fn forget(db: &DbInner) {
     kept_log::forget_replayed(&db.context, &db.jobs, &db.view, &db.writes);
 }
 
-/// Invariant 4 of the module.
+/// Raises the file numbers above the log segments that the shards name: invariant 4 of the module.
 fn raise_log_numbers(db: &DbInner, left: &LeftShards) {
     while db.storage.file_numbers().allocate() < left.largest_log {}
 }
 
-/// Step 4. A disk without room does not matter: the next open finds the same by the log.
+/// Stores the last sequence number and the log floor: step 4 of the module. A disk without room
+/// does no harm, because the next open finds both by the log.
 fn note_floor(
     db: &DbInner,
     chain: &LogChain<'_>,
@@ -346,7 +349,7 @@ fn note_floor(
     Ok(())
 }
 
-/// Step 5: the kept shards become homes. Returns their number.
+/// Makes the kept shards the homes of their memtables: step 5 of the module. Returns their number.
 fn adopt(db: &DbInner, left: &LeftShards, inherited: Inherited) -> u64 {
     let memtables = inherited.memtables.values().flatten();
     let named: Vec<(ShardId, usize)> = memtables

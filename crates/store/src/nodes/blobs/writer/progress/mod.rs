@@ -1,12 +1,12 @@
-//! How far the chunks of a blob are, as a state machine without I/O.
+//! Progress of the chunks of a blob that is being written, as a state machine without I/O.
 //!
 //! A writer hands over steps, and each chunk confirms them in its order. A step is *retained* until
-//! every chunk has confirmed it. A node that fails is replaced: the new node gets the bytes before
-//! the first retained step from the other chunks, which all have them, and then the retained steps.
+//! every chunk has confirmed it. A node that fails is replaced. The new node first gets the bytes
+//! before the first retained step, which all other chunks have, and then the retained steps.
 //!
 //! A *slot* is the place of a chunk in the blob: the index of the chunk with RS(4,2), and the
 //! number of the replica otherwise. An *attempt* is the number of the node in a slot, so that late
-//! answers of a replaced node count for nothing.
+//! answers of a replaced node are ignored.
 //!
 //! Invariants:
 //! 1. Every chunk that takes steps has confirmed all bytes before the first retained step.
@@ -63,7 +63,7 @@ impl Slot {
     }
 }
 
-/// What the failure of a node means.
+/// Consequence of the failure of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SlotFailure {
     /// The node was replaced before.

@@ -1,9 +1,9 @@
 //! The history of operations on one register, and the check that it is linearizable.
 //!
 //! Every swap writes a value of its own, and a version belongs to one swap. So the order of the
-//! versions is the only possible order of swaps, and a history is linearizable if every operation
-//! observes a version that is not older than those observed before it began, and not newer than the
-//! swaps that had begun before it ended.
+//! versions is the only possible order of swaps. A history is linearizable if every operation
+//! observes a permitted version. Such a version is not older than those observed before the
+//! operation began. It is not newer than the swaps that had begun before the operation ended.
 
 use std::collections::BTreeMap;
 

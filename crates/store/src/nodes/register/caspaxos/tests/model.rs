@@ -19,7 +19,7 @@ const CLIENTS: usize = 4;
 /// Number of replacements of a run, at most.
 const REPLACEMENTS_MAX: u64 = 3;
 
-/// What a run is about.
+/// Settings of a seeded run.
 #[derive(Clone, Copy)]
 pub(super) struct Settings {
     pub(super) acceptor: AcceptorSabotage,

@@ -1,16 +1,19 @@
-//! Which shards of the owner before an open keeps. Pure (OFFLOAD §5.12; see the decision record).
+//! Chooses the shards of the previous owner that an open keeps (OFFLOAD §5.12, decision 0088). The
+//! functions are pure.
 //!
 //! A shard is kept if all of the following hold:
 //!
 //! 1. Tables and the shards that are kept so far have all records of its keys up to the sequence
-//!    number after which it begins. So no older record of its keys has to be replayed below it.
-//! 2. Neither of them has a record that it has as well. (A merge operand would count twice.)
-//! 3. The log, up to the segment in which its memtable was sealed, reaches its last sequence
-//!    number. Otherwise a power failure has taken some of its records, whose numbers will be used
-//!    again.
+//!    number after which the shard begins. So no older record of its keys has to be replayed below
+//!    it.
+//! 2. No table and no shard that is kept so far has a record of the shard. Otherwise a merge
+//!    operand would count twice.
+//! 3. The log, up to the segment in which the memtable was sealed, reaches the last sequence number
+//!    of the shard. Otherwise a power failure has taken some of its records, and their numbers will
+//!    be used again.
 //!
-//! The shards are examined in the order of their last sequence numbers. What a kept shard covers
-//! counts for the next ones.
+//! The shards are examined in the order of their last sequence numbers. The records of a kept shard
+//! count as covered for the next shards.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +22,7 @@ use archipelago_base::{CfId, FileNo, SeqNo};
 use crate::key::KeyRange;
 use crate::version::FlushedThrough;
 
-/// A shard of the owner before.
+/// A shard of the previous owner, as the decision sees it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Candidate<'a> {
     pub(super) family: CfId,
@@ -31,25 +34,25 @@ pub(super) struct Candidate<'a> {
     pub(super) seqs: Option<(SeqNo, SeqNo)>,
 }
 
-/// Why a shard is not kept.
+/// Reason for which a shard is not kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Unkept {
     /// Tables have all of its records.
     Flushed,
     /// Older records of its keys are only in the log.
     Gap,
-    /// The log ends before it.
+    /// The log ends before its last record.
     BeyondLog,
     /// It contradicts the manifest, or its family is gone.
     Unusable,
 }
 
-/// Answer of [`kept`].
+/// The decision of [`kept`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Kept {
     /// Verdict on each shard.
     pub(super) verdicts: Vec<Result<(), Unkept>>,
-    /// Through which sequence number tables and kept shards have the records of each family.
+    /// For each family, the sequence numbers through which tables and kept shards have its records.
     pub(super) covered: BTreeMap<CfId, FlushedThrough>,
 }
 
@@ -61,8 +64,9 @@ impl Kept {
     }
 }
 
-/// The shards that are kept. `flushed_through` has what tables have of each family that exists;
-/// `log_end` tells the last sequence number of the log up to and with a segment.
+/// Decides which of `shards` are kept. `flushed_through` has, for each family that exists, the
+/// sequence numbers through which tables have its records. `log_end` returns the last sequence
+/// number of the log up to the end of a segment.
 pub(super) fn kept(
     shards: &[Candidate<'_>],
     flushed_through: &BTreeMap<CfId, FlushedThrough>,

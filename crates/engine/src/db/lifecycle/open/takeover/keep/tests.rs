@@ -7,13 +7,13 @@ fn keys(start: &str, end: &str) -> KeyRange {
     KeyRange { start: start.as_bytes().to_vec(), end }
 }
 
-/// First key, end of the keys, `after_seq`, `last_seq`, segment of the seal.
+/// A shard: first key, end of the keys, `after_seq`, `last_seq`, segment of the seal.
 type Row = (&'static str, &'static str, u64, u64, u64);
 
 struct Case {
     what: &'static str,
     shards: &'static [Row],
-    /// First key, end of the keys, number.
+    /// Flushed ranges: first key, end of the keys, sequence number.
     flushed: &'static [(&'static str, &'static str, u64)],
     /// Last sequence number of each segment, from the first one on.
     log: &'static [u64],

@@ -3,7 +3,8 @@
 //! Invariant: each manager has one thread, which sends one beat after the other.
 //!
 //! Thread-safety: the drop ends the threads and waits for them.
-//! Failure: a manager that does not answer is asked again after [`AGAIN`]. The error is logged once.
+//! Failure: a manager that does not answer is asked again after [`AGAIN`]. The error is logged
+//! once.
 //! Cost: one thread and one connection per manager.
 
 use std::fmt;

@@ -22,6 +22,7 @@ pub mod runtime;
 pub mod simulation;
 pub mod size;
 pub mod spawn;
+pub mod stop_signal;
 pub mod wire;
 
 pub use error::{Error, ErrorKind, Result};

@@ -20,10 +20,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use archipelago_base::spawn::Spawn;
+use archipelago_base::stop_signal::StopSignal;
 use archipelago_base::{ErrorKind, Result};
 
 use super::registration::Registration;
-use super::thread::{StopSignal, VolumeThread};
+use super::thread::VolumeThread;
 
 /// Share of the lease, as a divisor, that the owner leaves unused.
 const MARGIN: u64 = 8;

@@ -15,9 +15,10 @@ use std::time::Duration;
 
 use archipelago_base::Result;
 use archipelago_base::spawn::Spawn;
+use archipelago_base::stop_signal::StopSignal;
 
 use super::pending::Superfluous;
-use super::thread::{StopSignal, VolumeThread};
+use super::thread::VolumeThread;
 use super::{Moment, Volume};
 
 /// Starts the thread that releases strays of `volume`. It does not keep the volume. Errors: those

@@ -1,40 +1,15 @@
-//! The threads of a volume's owner, and the signal that ends them.
+//! The threads of a volume's owner.
 //!
 //! Thread-safety: any thread may stop a [`VolumeThread`].
 //! Failure: a thread that panicked is logged when it is joined.
 //! Cost: a wait of a thread is one sleep.
 
-use std::fmt;
-use std::sync::Arc;
-use std::time::Duration;
-
 use archipelago_base::Result;
 use archipelago_base::spawn::{Joiner, Spawn};
-use parking_lot::{Condvar, Mutex};
-
-/// Tells a thread to end.
-#[derive(Debug, Default)]
-pub(super) struct StopSignal {
-    stopped: Mutex<bool>,
-    changed: Condvar,
-}
-
-impl StopSignal {
-    /// Waits for the signal, and for `pause` at most. Returns whether the signal came.
-    pub(super) fn wait(&self, pause: Duration) -> bool {
-        let mut stopped = self.stopped.lock();
-        if !*stopped {
-            self.changed.wait_for(&mut stopped, pause);
-        }
-        *stopped
-    }
-
-    fn stop(&self) {
-        *self.stopped.lock() = true;
-        self.changed.notify_all();
-    }
-}
-
+use archipelago_base::stop_signal::StopSignal;
+use parking_lot::Mutex;
+use std::fmt;
+use std::sync::Arc;
 /// A thread of an owner. A drop signals the end to the thread, and does not wait for it.
 pub(super) struct VolumeThread {
     signal: Arc<StopSignal>,

@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use archipelago_base::random::entropy_seed;
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
+use archipelago_base::stop_signal::StopSignal;
 use archipelago_base::{ErrorKind, Result};
 use archipelago_fabric::{ClientId, Endpoints, Line};
-use parking_lot::{Condvar, Mutex};
 
 use super::Beats;
 
@@ -23,24 +23,6 @@ use super::Beats;
 const ANSWER: Duration = Duration::from_millis(500);
 /// Time between two beats while the manager does not answer.
 const AGAIN: Duration = Duration::from_millis(200);
-
-/// Tells the threads to end.
-#[derive(Debug, Default)]
-struct StopSignal {
-    is_stopped: Mutex<bool>,
-    changed: Condvar,
-}
-
-impl StopSignal {
-    /// Waits for the signal, and for `pause` at most. Returns whether the signal came.
-    fn wait(&self, pause: Duration) -> bool {
-        let mut is_stopped = self.is_stopped.lock();
-        if !*is_stopped {
-            self.changed.wait_for(&mut is_stopped, pause);
-        }
-        *is_stopped
-    }
-}
 
 /// The running threads.
 pub(crate) struct BeatThreads {
@@ -76,8 +58,7 @@ impl BeatThreads {
 
 impl Drop for BeatThreads {
     fn drop(&mut self) {
-        *self.signal.is_stopped.lock() = true;
-        self.signal.changed.notify_all();
+        self.signal.stop();
         for thread in self.threads.drain(..) {
             if let Err(error) = thread.join() {
                 tracing::error!(%error, "a thread of the storage node panicked");

@@ -29,6 +29,7 @@ use std::time::Duration;
 use archipelago_base::clock::SystemClock;
 use archipelago_base::runtime::ThreadRuntime;
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn, lower_priority};
+use archipelago_base::stop_signal::StopSignal;
 use archipelago_base::{Epoch, Error, Result};
 use archipelago_env::FileSystem;
 use archipelago_env::local::LocalFs;
@@ -37,7 +38,6 @@ use archipelago_store::nodes::StorageId;
 use archipelago_store::nodes::client::NodeClient;
 use archipelago_store::nodes::repairs::{RepairExecutor, RepairHost};
 use archipelago_store::nodes::wire::StorageReport;
-use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use self::serving::{RequestHandler, Serving};
 use crate::beats::{BeatThreads, Beats, NodeAddress};
@@ -124,31 +124,6 @@ pub struct StorageServer {
 
 /// Pause between two looks at the room of a device.
 const ROOM_PAUSE: Duration = Duration::from_secs(1);
-
-/// Ends the threads that work with pauses.
-#[derive(Debug, Default)]
-struct StopSignal {
-    is_stopped: Mutex<bool>,
-    changed: Condvar,
-}
-
-impl StopSignal {
-    fn stop(&self) {
-        *self.is_stopped.lock() = true;
-        self.changed.notify_all();
-    }
-
-    /// Calls `step` until the signal comes, with the pauses that it returns.
-    fn repeat(&self, step: impl Fn() -> Duration) {
-        let mut is_stopped = self.is_stopped.lock();
-        while !*is_stopped {
-            let pause = MutexGuard::unlocked(&mut is_stopped, &step);
-            if !*is_stopped {
-                self.changed.wait_for(&mut is_stopped, pause);
-            }
-        }
-    }
-}
 
 impl std::fmt::Debug for StorageServer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -49,19 +49,19 @@ pub struct RepairExecutor {
     node: OwnNode,
     /// Chunks that are being made.
     running: Mutex<BTreeSet<ChunkId>>,
-    stop: StopSignal,
+    stop: OrderStop,
 }
 
 /// Ends the orders under way, because the node ends.
 #[derive(Debug, Default)]
-struct StopSignal {
+struct OrderStop {
     is_stopped: AtomicBool,
     /// Wakers of the orders under way, by a number.
     waiting: Mutex<BTreeMap<u64, Waker>>,
     next: AtomicU64,
 }
 
-impl StopSignal {
+impl OrderStop {
     fn stop(&self) {
         self.is_stopped.store(true, Ordering::SeqCst);
         for waker in std::mem::take(&mut *self.waiting.lock()).into_values() {
@@ -103,7 +103,7 @@ impl RepairExecutor {
         storage: StorageId,
     ) -> Result<Self> {
         let node = OwnNode { client, host, code: Rs42::new()?, storage };
-        Ok(Self { node, running: Mutex::default(), stop: StopSignal::default() })
+        Ok(Self { node, running: Mutex::default(), stop: OrderStop::default() })
     }
 
     /// Whether a request is an order for an executor.

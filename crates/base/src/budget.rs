@@ -185,7 +185,8 @@ impl ByteBudget {
         self.used[class as usize].fetch_add(bytes as i64, Ordering::Relaxed);
     }
 
-    /// Ends a charge of [`ByteBudget::charge`].
+    /// Ends a charge of [`ByteBudget::charge`]. The class and the bytes must be those of the
+    /// charge.
     pub fn release(&self, class: MemoryClass, bytes: u64) {
         self.used[class as usize].fetch_sub(bytes as i64, Ordering::Relaxed);
     }

@@ -29,12 +29,12 @@ impl Joiner {
 
 /// A source of threads: the operating system in production.
 pub trait Spawn: Send + Sync + fmt::Debug + 'static {
-    /// Runs `body` on a new thread named `name`, of which `top` shows at most 15 bytes. Errors:
-    /// `Io` if the system starts no thread.
+    /// Runs `body` on a new thread named `name`. Tools such as `top` show at most 15 bytes of the
+    /// name. Errors: `Io` if the system starts no thread.
     fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> Result<Joiner>;
 }
 
-/// Value for `nice` that [`lower_priority`] adds: the largest.
+/// The largest increment of the nice value, which [`lower_priority`] adds.
 #[cfg(target_os = "linux")]
 const NICE: i32 = 19;
 

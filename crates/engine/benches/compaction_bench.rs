@@ -1,9 +1,9 @@
-//! Speed of a flush and of a 4-way compaction on one core, in memory (no device in the way).
+//! Measures the speed of a flush and of a 4-way compaction on one core, in memory.
 //!
 //! `cargo bench -p archipelago-engine --bench compaction_bench -- [entries] [none|lz4|zstd]`: 16 B
-//! keys, 100 B values, random order. Four memtables are flushed, each to one L0 file, then the
+//! keys, 100 B values, random order. Four memtables are flushed, each to one L0 file. Then the
 //! files are merged into the next level. MB/s are of keys and values read, by the time that the
-//! thread was on a core (Linux). The best of three.
+//! thread was on a core (Linux). The best of three runs counts.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -86,7 +86,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Nanoseconds that this thread has run on a core; 0 where the kernel does not tell.
+/// Nanoseconds that this thread has run on a core; 0 if the kernel does not report them.
 fn on_core_ns() -> u64 {
     let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     stat.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0)

@@ -1,8 +1,8 @@
 //! Speed of the merging and the user iterator over cursors in memory, on one core.
 //!
 //! `cargo bench -p archipelago-engine --bench iter_bench -- [entries]`: for 1, 2, 5 and 20
-//! children, entries dealt to the children at random ("mixed") or in runs of 1000 ("runs"), million
-//! entries per second, the best of three.
+//! children, with entries distributed to the children at random ("mixed") or in runs of 1000
+//! ("runs"). Prints million entries per second, the best of three runs.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ fn main() {
     }
 }
 
-/// `entries` keys in runs of `run`, each run to a random child.
+/// Distributes `entries` keys in runs of `run`, each run to a random child.
 fn deal(entries: u64, children: usize, run: u64) -> Vec<VecIterator> {
     let mut rng = Rng::with_seed(7);
     let mut shares = vec![Vec::new(); children];
@@ -79,7 +79,7 @@ fn user(sources: &[VecIterator], tombstones: Option<Box<dyn TombstoneSource>>) -
     UserIterator::new(merge(sources), tombstones, View::new(SeqNo::MAX, 0))
 }
 
-/// Tombstones that delete nothing, but are there.
+/// Tombstones that exist but delete nothing.
 fn far_tombstones() -> Box<dyn TombstoneSource> {
     let far = RangeTombstone { start: [0xf0].into(), end: [0xff].into(), seq: SeqNo(1) };
     Box::new(Arc::new(TombstoneSet::new(&[far])))

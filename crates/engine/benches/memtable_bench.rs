@@ -2,10 +2,10 @@
 //!
 //! `cargo bench -p archipelago-engine --bench memtable_bench -- [RECORDS] [ROUNDS]`
 //!
-//! Prints million operations a second of **CPU time** of the slowest thread (so that a machine
-//! that others share gives figures at all), medians over the rounds (default: 550,000 records of
-//! 16 B keys and 100 B values, five rounds). Slabs come from a pool that a first, unmeasured round
-//! has filled, as in a database that has run for a while.
+//! Prints million operations a second of **CPU time** of the slowest thread, so that figures from a
+//! shared machine are usable. They are medians over the rounds (default: 550,000 records of 16 B
+//! keys and 100 B values, five rounds). Slabs come from a pool that a first, unmeasured round has
+//! filled, as in a database that has run for a while.
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
@@ -26,7 +26,7 @@ const VALUE: [u8; 100] = [b'v'; 100];
 
 type Key = Vec<u8>;
 
-/// What is compared.
+/// A table whose speed is compared.
 trait Table: Send + Sync {
     fn put(&self, key: &[u8], seq: u64);
     fn get(&self, key: &[u8]) -> bool;
@@ -121,7 +121,7 @@ fn cpu_ns() -> u64 {
     stat.split(' ').next().and_then(|ns| ns.parse().ok()).expect("the kernel's format")
 }
 
-/// Runs `body`; its result and its CPU time.
+/// Runs `body`. Returns its result and its CPU time in nanoseconds.
 fn time<T>(body: impl FnOnce() -> T) -> (T, u64) {
     let start = cpu_ns();
     let result = body();

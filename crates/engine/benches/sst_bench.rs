@@ -54,14 +54,14 @@ impl RandomFile for Source {
     }
 }
 
-/// Sixteen bytes, as db_bench makes them: the number big-endian, then zeros in text.
+/// Fills a key of sixteen bytes as db_bench does: the number big-endian, then zeros in text.
 fn fill_key(key: &mut [u8; 16], number: u64) {
     key[..8].copy_from_slice(&number.to_be_bytes());
     key[8..].fill(b'0');
 }
 
-/// Nanoseconds that this thread ran; 0 where the kernel does not tell. On a machine that others
-/// use, too, this is the figure to go by.
+/// Nanoseconds that this thread ran; 0 if the kernel does not report them. On a shared machine this
+/// figure counts.
 fn cpu_ns() -> u64 {
     let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     stat.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0)
@@ -84,7 +84,8 @@ impl Bench {
 
     fn build(&self, options: TableOptions) -> Vec<u8> {
         let mut rng = Rng::with_seed(7);
-        // Half as dense as its length, like db_bench's values at compression ratio 0.5.
+        // The values compress to half of their length, like db_bench's values at compression ratio
+        // 0.5.
         let pool: Vec<u8> =
             (0..1 << 20).map(|at| if at % 100 < 50 { rng.u8(..) } else { b'x' }).collect();
         let bytes = Arc::new(Mutex::new(Vec::with_capacity(self.records as usize * 140)));

@@ -18,15 +18,15 @@ enum Kind {
     Put,
     /// A transaction of one write.
     Transaction,
-    /// The same with one transaction value that is used again.
+    /// A transaction of one write, in one transaction value that is reused.
     Reused,
-    /// The same with a row lock.
+    /// A transaction of one write with a row lock.
     Locked,
     /// A plain read, then a plain write.
     GetPut,
     /// A serialisable transaction that reads and writes one key.
     Update,
-    /// The same with a row lock.
+    /// A serialisable transaction that reads and writes one key, with a row lock.
     LockedUpdate,
 }
 

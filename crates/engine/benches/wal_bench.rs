@@ -1,4 +1,4 @@
-//! What a log record costs: through the ring of `LocalFs`, and by plain writes.
+//! Measures the cost of a log record: through the ring of `LocalFs`, and by plain writes.
 //!
 //! `cargo bench -p archipelago-engine --bench wal_bench -- [DIR] [MIB]` appends MIB
 //! (default 1024) per row to segments of 64 MiB in DIR (default: a temporary directory), recycled
@@ -64,7 +64,7 @@ struct Row {
     max_ns: u64,
 }
 
-/// A log, whichever way it is written.
+/// A log, written by one of the methods.
 enum Log {
     Writer(Box<LogWriter>),
     File { method: Method, log: Box<dyn LogFile>, no: u64 },
@@ -155,7 +155,7 @@ fn run(dir: &Path, method: Method, value_bytes: usize, bytes: u64) -> Result<Row
         seq += 1;
         batch.clear();
         batch.put_cf(CfId(0), &u128::from(seq).to_be_bytes(), &value);
-        // The clock costs as much as an append: every eighth record is timed.
+        // Reading the clock costs as much as an append, so every eighth record is timed.
         let before = seq.is_multiple_of(8).then(|| clock.now_ns());
         let end = log.append(seq, batch.data())?;
         if let Some(before) = before {

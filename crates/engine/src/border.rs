@@ -1,4 +1,4 @@
-//! The border to code that may panic: a user's extensions, and the jobs that call them.
+//! The border to code that may panic: extensions of the user, and the jobs that call them.
 //!
 //! Merge operators, compaction filters, event listeners and job executors are code of the user. The
 //! engine calls each of them through a `Border`, which turns a panic into an error that names the
@@ -33,7 +33,7 @@ thread_local! {
     static INSIDE: Cell<usize> = const { Cell::new(0) };
 }
 
-/// What lies behind each live border.
+/// The extensions of all live borders.
 static SLOTS: Mutex<Slots> = Mutex::new(Slots { used: Vec::new(), free: Vec::new() });
 
 struct Slots {
@@ -60,7 +60,7 @@ impl fmt::Display for Callee {
     }
 }
 
-/// The cause of an error that a panic of an extension led to.
+/// The cause of an error after a panic of an extension.
 #[derive(Debug)]
 pub(crate) struct ExtensionPanic(String);
 
@@ -72,7 +72,7 @@ impl fmt::Display for ExtensionPanic {
 
 impl std::error::Error for ExtensionPanic {}
 
-/// The cause of an error that a panic of the engine led to.
+/// The cause of an error after a panic of the engine.
 #[derive(Debug)]
 pub(crate) struct EnginePanic(String);
 
@@ -92,7 +92,7 @@ pub(crate) struct Border {
 }
 
 impl Border {
-    /// The border to the extension `name`, which is a `what` ("merge operator").
+    /// Makes the border to the extension `name`, which is a `what` ("merge operator").
     pub(crate) fn new(what: &'static str, name: &str, family: Option<&str>) -> Self {
         let (name, family) = (name.to_owned(), family.map(str::to_owned));
         let callee = Arc::new(Callee { what, name, family });
@@ -130,7 +130,7 @@ impl Drop for Border {
     }
 }
 
-/// Sets the thread back to where it was before it entered a border.
+/// Restores the thread's slot when a call of a border ends.
 struct Inside(usize);
 
 impl Drop for Inside {
@@ -148,7 +148,7 @@ pub fn running_extension() -> Option<String> {
     Some(callee.to_string())
 }
 
-/// Runs `code` of the engine, a part of `what`; `Internal` if it panics.
+/// Runs `code` of the engine, which is a part of `what`; `Internal` if it panics.
 pub(crate) fn contained<T>(what: &str, code: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(code)).unwrap_or_else(|panic| {
         Err(Error::with_source(

@@ -1,9 +1,10 @@
 //! Bucket maps: how a column family's key space is cut into buckets (BucketLSM §V-A).
 //!
-//! Immutable; a change makes a new map of the next epoch. Invariants: boundaries are strictly
-//! ascending and none is empty; bucket `i` holds the keys from boundary `i - 1` (inclusive, the
-//! first from the empty key) to boundary `i` (exclusive, the last without end). There is always at
-//! least one bucket.
+//! A map is immutable; a change makes a new map of the next epoch. Invariants:
+//! 1. Boundaries are strictly ascending, and none is empty.
+//! 2. Bucket `i` holds the keys from boundary `i - 1` (inclusive) to boundary `i` (exclusive). The
+//!    first bucket begins at the empty key, and the last one has no end.
+//! 3. There is always at least one bucket.
 
 use archipelago_base::{Epoch, Error, Result};
 
@@ -12,7 +13,7 @@ use crate::key::KeyRange;
 /// Most buckets that a map may have.
 pub const BUCKETS_MAX: usize = 1024;
 
-/// A map of key space to buckets; see the module.
+/// A map of the key space to buckets, with an epoch.
 #[derive(Clone, Debug, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 pub struct BucketMap {
     epoch: u64,
@@ -20,7 +21,7 @@ pub struct BucketMap {
 }
 
 impl BucketMap {
-    /// One bucket, epoch 0: what a column family starts with.
+    /// The map of one bucket with epoch 0, which a column family starts with.
     #[must_use]
     pub fn single() -> Self {
         Self::default()
@@ -44,26 +45,26 @@ impl BucketMap {
         Ok(Self { epoch: epoch.0, boundaries })
     }
 
-    /// Generation of the map; larger is later.
+    /// Epoch of the map; later maps have larger ones.
     #[must_use]
     pub fn epoch(&self) -> Epoch {
         Epoch(self.epoch)
     }
 
-    /// How many buckets.
+    /// Number of buckets, at least 1.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a map is never empty")]
     pub fn len(&self) -> usize {
         self.boundaries.len() + 1
     }
 
-    /// The keys at which the buckets meet.
+    /// The keys at which neighbouring buckets meet.
     #[must_use]
     pub fn boundaries(&self) -> &[Vec<u8>] {
         &self.boundaries
     }
 
-    /// The boundaries, and `cuts` among them.
+    /// The boundaries together with `cuts`, sorted and without duplicates.
     pub(crate) fn boundaries_and(&self, cuts: &[Vec<u8>]) -> Vec<Vec<u8>> {
         let mut keys = self.boundaries.clone();
         keys.extend_from_slice(cuts);
@@ -72,8 +73,8 @@ impl BucketMap {
         keys
     }
 
-    /// A finer map of the same epoch, cut at `cuts` too: what a memtable is born with while splits
-    /// are being prepared. No version ever has it.
+    /// A finer map of the same epoch, which is cut at `cuts` too. A new memtable gets it while
+    /// splits are being prepared. No version ever has it.
     pub(crate) fn finer(&self, cuts: &[Vec<u8>]) -> Result<Self> {
         Self::new(self.epoch(), self.boundaries_and(cuts))
     }
@@ -106,7 +107,7 @@ impl BucketMap {
         KeyRange { start: self.start(index).to_vec(), end: self.end(index).map(<[u8]>::to_vec) }
     }
 
-    /// The keys of neighbouring buckets, at least one.
+    /// The key range of neighbouring buckets, of which there is at least one.
     #[must_use]
     pub fn hull(&self, buckets: &std::ops::Range<usize>) -> KeyRange {
         let end = buckets.end.checked_sub(1).and_then(|last| self.end(last));
@@ -134,8 +135,8 @@ impl BucketMap {
         first..last.max(first) + 1
     }
 
-    /// The map with the buckets that hold `keys` cut there. `InvalidArgument` if there is no key or
-    /// one does not lie strictly inside a bucket.
+    /// The map in which the buckets that hold `keys` are cut there. `InvalidArgument` if `keys` is
+    /// empty or one of them does not lie strictly inside a bucket.
     pub fn split(&self, keys: &[Vec<u8>]) -> Result<Self> {
         let whole = |key: &&Vec<u8>| key.as_slice() == self.start(self.bucket_of(key));
         if let Some(key) = keys.iter().find(whole) {
@@ -151,7 +152,8 @@ impl BucketMap {
         Self::new(Epoch(self.epoch + 1), self.boundaries_and(keys))
     }
 
-    /// The map with buckets `index` and `index + 1` made one.
+    /// The map with buckets `index` and `index + 1` merged. `InvalidArgument` if there is no right
+    /// neighbour.
     pub fn merge(&self, index: usize) -> Result<Self> {
         if index + 1 >= self.len() {
             return Err(Error::invalid(format!(

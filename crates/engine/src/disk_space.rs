@@ -1,9 +1,9 @@
-//! What a database does as its disk fills: pure functions, without I/O, clock or lock.
+//! States of a database as its disk fills. Pure functions, without I/O, clock or lock.
 //!
-//! A write that is acknowledged must reach the tables some day, and so must a log that a restart
-//! replays. Therefore a write is admitted only if the disk has room to flush everything that is in
-//! memory, that write included. Recovery needs the same room, because it flushes what the log
-//! holds. What a disk has beyond that decides between four states:
+//! An acknowledged write must reach the tables some day, and so must a log that a restart replays.
+//! Therefore a write is admitted only if the disk has room to flush everything that is in memory,
+//! this write included. Recovery needs the same room, because it flushes the content of the log.
+//! The room beyond that decides between four states:
 //!
 //! | state | free bytes | what happens |
 //! | --- | --- | --- |
@@ -12,10 +12,11 @@
 //! | *low* | less than the rest, the flush room and the compaction room | only writes that free space |
 //! | *critical* | with the reserve, less than the flush room and the rest | reads |
 //!
-//! The *compaction room* is what the largest job needs that takes deletions down one level, at most
-//! an eighth of the disk. The *reserve* is a ballast file ([`archipelago_env::ballast`]): the
-//! database gives it up for deletes, flushes and compactions that free space, and writes it anew as
-//! soon as its bytes are free beside the flush room. Until then ordinary writes leave them free.
+//! The *compaction room* is the room for the largest job that takes deletions down one level, at
+//! most an eighth of the disk. The *reserve* is a ballast file ([`archipelago_env::ballast`]). The
+//! database releases it for deletes, flushes and compactions that free space. It writes the reserve
+//! anew as soon as the bytes are free in addition to the flush room. Until then ordinary writes
+//! leave these bytes free.
 //!
 //! What must fit between a measurement and the moment when a flush of all memory is installed:
 //!
@@ -32,42 +33,47 @@
 //! exceed the sixteenth if most keys are longer than a block and differ only behind that length.
 //!
 //! On a *small* disk (below 1 GiB) the reserve alone must carry a flush of all memory, because
-//! another program can take what is free at any time: a write that would make the flush room and
+//! another program can take the free bytes at any time. A write that would make the flush room and
 //! the rest exceed the reserve waits for a flush ([`must_wait`]). On a larger disk memory is often
-//! larger than the reserve; what another program takes there is noticed in the state *tight*.
+//! larger than the reserve. The state *tight* notices there what another program takes.
 //!
-//! Invariants: 1. a larger free room never makes a worse state; 2. a state that admits ordinary
-//! writes leaves the flush room free after [`Verdict::credit_bytes`] more bytes were logged.
+//! Invariants:
+//! 1. A larger free room never makes a worse state.
+//! 2. A state that admits ordinary writes leaves the flush room free after
+//!    [`Verdict::credit_bytes`] more bytes were logged.
+//!
 //! Cost: a few additions.
 
-/// Bytes that stay free for the manifest, directories and rounding to blocks, at least.
+/// Smallest number of bytes that stay free for the manifest, directories and rounding to blocks.
 pub const SLACK_BYTES: u64 = 128 << 10;
-/// Length of a table beside its records: index, filter, properties, a block that is not full.
+/// Length of a table without its records: index, filter, properties, a block that is not full.
 const TABLE_OVERHEAD_BYTES: u64 = 8 << 10;
-/// Memory that holds less is not flushed early while writes are admitted.
+/// Largest number of bytes in active memtables that are not flushed early while writes are
+/// admitted.
 const EARLY_FLUSH_BYTES_MIN: u64 = 64 << 10;
-/// Most bytes that are logged between two measurements of the disk.
+/// Largest number of bytes that are logged between two measurements of the disk.
 const CREDIT_BYTES_MAX: u64 = 8 << 20;
 /// Bytes of log and of flush room that a byte in memory takes, rounded up for safety.
 const BYTES_PER_CREDIT: u64 = 8;
-/// The reserve and the compaction room are each at most this part of the disk.
+/// The reserve and the compaction room each take at most one in this many parts of the disk.
 const DISK_SHARE: u64 = 8;
-/// A table is at most this part of the disk, so that a compaction can go in steps that fit.
+/// A table takes at most one in this many parts of the disk, so that compactions go in steps that
+/// fit.
 const TABLE_SHARE: u64 = 64;
-/// A disk that limits tables to less than this is small.
+/// A disk is small if it limits tables to less than this, in bytes.
 const SMALL_DISK_TABLE_BYTES: u64 = 16 << 20;
-/// Most cuts of one flush.
+/// Largest number of cuts of one flush.
 const CUTS_MAX: usize = 64;
-/// What cut tables take beside their records is at most this part of the disk.
+/// Cut tables take at most one in this many parts of the disk, without their records.
 const CUTS_SHARE: u64 = 128;
-/// No disk is so small that tables are limited to less than this.
+/// Smallest limit on the length of tables in bytes, for any disk.
 const TABLE_BYTES_MIN: u64 = 256 << 10;
-/// A reserve below this would not carry a flush.
+/// Smallest reserve in bytes that can carry a flush.
 const RESERVE_BYTES_MIN: u64 = 64 << 10;
-/// Smallest reserve that is wanted, for databases with small write buffers.
+/// Smallest reserve in bytes that databases with small write buffers want.
 const RESERVE_BYTES_WANTED_MIN: u64 = 1 << 20;
 
-/// A picture of the disk and of what the database has in memory.
+/// State of the disk, and of the memory that a database has to flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpaceInput {
     /// Bytes that the file system reports as free.
@@ -76,27 +82,27 @@ pub struct SpaceInput {
     pub reserve_bytes: u64,
     /// Length that the reserve should have.
     pub wanted_bytes: u64,
-    /// Whether the reserve alone must carry a flush of all memory; see [`is_small`].
+    /// Whether the reserve alone must carry a flush of all memory ([`is_small`]).
     pub is_small: bool,
-    /// Length of the tables that a flush of all memory makes; see [`flush_room`].
+    /// Length of the tables that a flush of all memory makes ([`flush_room`]).
     pub flush_bytes: u64,
     /// Bytes of the log that its file does not hold yet.
     pub unwritten_bytes: u64,
     /// Length of the manifest.
     pub manifest_bytes: u64,
-    /// Room for the largest compaction that takes deletions down; see [`compaction_room`].
+    /// Room for the largest compaction that takes deletions down ([`compaction_room`]).
     pub compaction_bytes: u64,
 }
 
 impl SpaceInput {
-    /// What a flush makes necessary beside its tables.
+    /// Bytes that a flush needs in addition to its tables.
     #[must_use]
     pub fn rest_bytes(&self) -> u64 {
         SLACK_BYTES.saturating_add(self.unwritten_bytes).saturating_add(self.manifest_bytes)
     }
 
-    /// Bytes that the reserve lacks. Ordinary writes leave them free. A reserve that is at least
-    /// half as long as it should be is not written anew.
+    /// Bytes that a new reserve takes, which ordinary writes leave free. It is 0 while the present
+    /// reserve has at least half of the wanted length, because then it is not written anew.
     fn missing_bytes(&self) -> u64 {
         if self.reserve_bytes < self.wanted_bytes / 2 { self.wanted_bytes } else { 0 }
     }
@@ -127,7 +133,7 @@ impl SpaceInput {
     }
 }
 
-/// How full the disk is; see the module.
+/// How full the disk is; the table of the module says how the states are bounded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SpaceState {
     /// There is room.
@@ -165,17 +171,17 @@ impl SpaceState {
     }
 }
 
-/// What a write does to the space that the database takes.
+/// Effect of a write on the space that the database takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SpaceUse {
-    /// It takes space, as far as is known.
+    /// The write takes space, as far as is known.
     #[default]
     Takes,
-    /// It leads to space being freed (a delete, an expiry). It may use the reserve.
+    /// The write leads to space being freed (a delete, an expiry). It may use the reserve.
     Frees,
 }
 
-/// What follows from a [`SpaceInput`].
+/// Decision that follows from a [`SpaceInput`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// How full the disk is.
@@ -184,7 +190,7 @@ pub struct Verdict {
     pub credit_bytes: u64,
 }
 
-/// Decides the state, and how much may be logged before the next decision by writes of `space_use`.
+/// Decides the state, and how many bytes writes of `space_use` may log before the next decision.
 #[must_use]
 pub fn judge(input: &SpaceInput, space_use: SpaceUse) -> Verdict {
     let critical_mark = input.critical_mark();
@@ -211,16 +217,16 @@ pub fn judge(input: &SpaceInput, space_use: SpaceUse) -> Verdict {
     Verdict { state, credit_bytes: credit_bytes.min(CREDIT_BYTES_MAX) }
 }
 
-/// Whether a write has to wait for a flush because the reserve of a small disk would not carry all
-/// memory with it. `before` is the picture without the write, `after` the one with it. A write that
-/// is larger than the reserve alone waits only until memory is half empty.
+/// Whether a write has to wait for a flush, because the reserve of a small disk would not carry all
+/// memory with it. `before` is the state without the write, `after` the state with it. A write that
+/// is larger than the reserve waits only until memory is half empty.
 #[must_use]
 pub fn must_wait(before: &SpaceInput, after: &SpaceInput) -> bool {
     let most = before.flush_bytes_max();
     after.flush_bytes > most && before.flush_bytes > most / 2
 }
 
-/// Whether the disk has room to write the missing part of the reserve.
+/// Whether the reserve lacks bytes and the disk has room to write it.
 #[must_use]
 pub fn may_write_reserve(input: &SpaceInput) -> bool {
     let missing = input.missing_bytes();
@@ -237,7 +243,7 @@ pub fn admits(state: SpaceState, space_use: SpaceUse) -> bool {
     }
 }
 
-/// Length of the tables that a flush of `memory_bytes` into `tables` tables makes, at most.
+/// Largest length of the tables that a flush of `memory_bytes` into `tables` tables makes.
 #[must_use]
 pub fn flush_room(memory_bytes: u64, tables: u64) -> u64 {
     if memory_bytes == 0 {
@@ -249,15 +255,16 @@ pub fn flush_room(memory_bytes: u64, tables: u64) -> u64 {
         .saturating_add(tables.saturating_mul(TABLE_OVERHEAD_BYTES))
 }
 
-/// Room to keep for compactions on a disk of `disk_bytes` where the largest job that takes
+/// Room in bytes to keep for compactions on a disk of `disk_bytes`. The largest job that takes
 /// deletions down reads `largest_job_bytes`.
 #[must_use]
 pub fn compaction_room(disk_bytes: u64, largest_job_bytes: u64) -> u64 {
     largest_job_bytes.min(disk_bytes / DISK_SHARE)
 }
 
-/// Length of the reserve on a disk of `disk_bytes`: what one memtable of every family takes
-/// (`buffer_bytes`), at most `limit_bytes` and an eighth of the disk. 0 is no reserve.
+/// Length of the reserve on a disk of `disk_bytes`: `buffer_bytes`, the length of one memtable of
+/// every family, but at least 1 MiB. It is at most `limit_bytes` and an eighth of the disk. 0 is no
+/// reserve.
 #[must_use]
 pub fn reserve_wanted(limit_bytes: u64, buffer_bytes: u64, disk_bytes: u64) -> u64 {
     let wanted = buffer_bytes.max(RESERVE_BYTES_WANTED_MIN).min(limit_bytes);
@@ -265,21 +272,21 @@ pub fn reserve_wanted(limit_bytes: u64, buffer_bytes: u64, disk_bytes: u64) -> u
     if bytes < RESERVE_BYTES_MIN { 0 } else { bytes }
 }
 
-/// Length that a manifest may have on a disk of `disk_bytes` whatever its snapshot takes.
+/// Length that a manifest may have on a disk of `disk_bytes`, whatever the length of its snapshot.
 #[must_use]
 pub fn manifest_length(disk_bytes: u64) -> u64 {
     (disk_bytes / TABLE_SHARE).max(SLACK_BYTES / 4)
 }
 
-/// Most cuts of one flush on a disk of `disk_bytes`: what the tables take beside their records is
-/// little of the disk.
+/// Largest number of cuts of one flush on a disk of `disk_bytes`. It keeps the fixed length of the
+/// tables a small part of the disk.
 #[must_use]
 pub fn cuts_max(disk_bytes: u64) -> usize {
     let cuts = disk_bytes / CUTS_SHARE / TABLE_OVERHEAD_BYTES;
     usize::try_from(cuts).unwrap_or(CUTS_MAX).clamp(1, CUTS_MAX)
 }
 
-/// Size at which tables are closed on a disk of `disk_bytes`, where the settings say
+/// Size at which tables are closed on a disk of `disk_bytes`, if the settings demand
 /// `target_bytes`.
 #[must_use]
 pub fn table_bytes(target_bytes: u64, disk_bytes: u64) -> u64 {

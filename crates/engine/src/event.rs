@@ -1,4 +1,4 @@
-//! What happens inside, told to whoever listens.
+//! Events of a database and the listeners that receive them.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use archipelago_base::{CfId, Epoch, Error};
 use crate::border::Border;
 use crate::key::KeyRange;
 
-/// Something that happened. Delivered after the fact, outside all locks of the write path, in
-/// order per listener.
+/// Something that happened. A listener gets it afterwards, outside all locks of the write path.
+/// Events of one thread arrive in their order; those of several threads may arrive in parallel.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Event {
@@ -29,7 +29,7 @@ pub enum Event {
         files: Vec<u64>,
         /// Size of those files together, in bytes.
         bytes: u64,
-        /// How long the job ran.
+        /// How long the job ran, in nanoseconds.
         duration_ns: u64,
     },
     /// A compaction was installed (a trivial move is one that wrote nothing).
@@ -50,9 +50,10 @@ pub enum Event {
         bytes_read: u64,
         /// Size of the output files together, in bytes.
         bytes_written: u64,
-        /// How long the job ran.
+        /// How long the job ran, in nanoseconds.
         duration_ns: u64,
-        /// How long each of its threads was busy: one entry, or one per subcompaction.
+        /// Busy time of each thread of the job, in nanoseconds: one entry, or one per
+        /// subcompaction.
         threads_ns: Vec<u64>,
     },
     /// A garbage collection of value files began.
@@ -80,7 +81,7 @@ pub enum Event {
         bytes_written: u64,
         /// Bytes of values that were garbage.
         bytes_freed: u64,
-        /// How long the job ran.
+        /// How long the job ran, in nanoseconds.
         duration_ns: u64,
     },
     /// The bucket map of a family changed.
@@ -104,7 +105,7 @@ pub enum Event {
     ColumnFamilyChanged {
         /// Id of the column family.
         cf: CfId,
-        /// Whether it was created (else dropped).
+        /// Whether the family was created; false if it was dropped.
         created: bool,
     },
     /// Files were ingested.
@@ -114,7 +115,7 @@ pub enum Event {
         /// Numbers of the files.
         files: Vec<u64>,
     },
-    /// A background job failed; it is tried again or the database goes read only.
+    /// A background job failed. Either it will be tried again, or the database is read-only now.
     BackgroundError {
         /// Description of the job that failed.
         job: String,
@@ -123,13 +124,13 @@ pub enum Event {
     },
 }
 
-/// Is told of events. Called on background and writer threads: must be quick and must not call
-/// back into the database.
+/// Receives events. The calls come from background and writer threads: they must be quick and must
+/// not call back into the database.
 ///
-/// A listener should not panic. If it does, the other listeners and whoever told the event go on;
-/// the panic is counted (`listener.panics`), logged, and named in the database's health.
+/// A listener should not panic. If it does, the other listeners still get the event, and the caller
+/// goes on. The panic is counted (`listener.panics`), logged, and named in the database's health.
 pub trait EventListener: Send + Sync + 'static {
-    /// What logs and health call it. Default: the name of its type.
+    /// Name of the listener in logs and health. Default: the name of its type.
     fn name(&self) -> &str {
         std::any::type_name::<Self>()
     }
@@ -148,7 +149,7 @@ impl Listeners {
         self.0.push((listener, border));
     }
 
-    /// Tells all of them; an error for each that panicked.
+    /// Calls every listener with `event`. Returns an error for each one that panicked.
     pub(crate) fn tell(&self, event: &Event) -> Vec<Error> {
         let tell = |(listener, border): &(Arc<dyn EventListener>, Arc<Border>)| {
             border.call(|| listener.on_event(event)).err()

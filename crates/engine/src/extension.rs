@@ -1,10 +1,10 @@
-//! What users plug into a column family by name: merge operators and compaction filters.
+//! Extensions that users add to a column family by name: merge operators and compaction filters.
 //!
-//! By name, because a job that runs in another process must find the same code there: a job's
-//! spec carries the name, the executor looks it up in its own [`Registry`].
+//! A job that runs in another process must find the same code there. Therefore the spec of a job
+//! carries the name, and the executor looks it up in its own [`Registry`].
 //!
 //! An extension should not panic. If it does, the read or the job that called it fails with an
-//! error of kind `Internal` that names the extension and its column family; a failed job is
+//! error of kind `Internal`. The error names the extension and its column family. A failed job is
 //! counted, shown in the database's health and planned again after a pause ([`crate::border`]). A
 //! program that is built with `panic = "abort"` ends.
 
@@ -24,8 +24,8 @@ pub trait MergeOperator: Send + Sync + 'static {
     /// The value of `key` after applying `operands` (oldest first) to `base` (`None`: no value).
     /// An error is returned to the reader, or stops the compaction with the operands kept.
     fn full_merge(&self, key: &[u8], base: Option<&[u8]>, operands: &[&[u8]]) -> Result<Vec<u8>>;
-    /// Two or more operands (oldest first) as one; `None` if they cannot be combined without the
-    /// base, which is always right.
+    /// Combines two or more operands (oldest first) into one. Returns `None` if they cannot be
+    /// combined without the base, which is always a correct answer.
     fn partial_merge(&self, _key: &[u8], _operands: &[&[u8]]) -> Option<Vec<u8>> {
         None
     }
@@ -38,7 +38,7 @@ pub enum FilterDecision {
     Keep,
     /// Remove it; older versions stay hidden.
     Remove,
-    /// Keep the key with another value.
+    /// Remove the record; older versions of the key stay hidden.
     Change(Vec<u8>),
 }
 
@@ -46,28 +46,30 @@ pub enum FilterDecision {
 ///
 /// A job shows the filter the newest record of each key among the job's own inputs, if that record
 /// is a value that has not expired. It does not show deletes, merge operands, or values that the
-/// job itself has just folded from operands; a later job shows those. A filter must expect to see a
-/// record several times, or never (a table that moves down without being rewritten is not read), to
-/// see a value that a newer record above the inputs has replaced, and to be called by several
-/// threads at the same time.
+/// job itself has just folded from operands; a later job shows those. A filter must be prepared for
+/// three things:
+/// - It may see a record several times, or never (a table that moves down without being rewritten
+///   is not read).
+/// - It may see a value that a newer record above the inputs has replaced.
+/// - Several threads may call it at the same time.
 ///
-/// What a filter removes or changes is gone for reads that come later: two reads without a
-/// snapshot may differ although nobody has written between them. Reads at one
-/// [`Snapshot`](crate::db::Snapshot) and moves of one iterator repeat, whenever the job began:
-/// both hold the memtables and tables of their moment. So live snapshots do not keep a filter from
-/// its work. They keep the memory and disk space of what it removes, until they are dropped.
+/// Reads that come later do not see what a filter removed or changed. Two reads without a snapshot
+/// may differ although nobody has written between them. Reads at one
+/// [`Snapshot`](crate::db::Snapshot), and moves of one iterator, repeat: both hold the memtables
+/// and tables of their moment. So live snapshots do not stop a filter. They keep the memory and
+/// disk space of what it removes, until they are dropped.
 pub trait CompactionFilter: Send + Sync + 'static {
     /// The name that column families are stored with.
     fn name(&self) -> &str;
-    /// Whether decisions depend on values. Default: true. A filter that says false gets an empty
-    /// value for every record, and a job then reads no separated value for it. The engine asks once
-    /// per job.
+    /// Whether decisions depend on values. Default: true. If it returns false, the filter gets an
+    /// empty value for every record, and a job reads no separated value for it. The engine asks
+    /// once per job.
     fn wants_value(&self) -> bool {
         true
     }
-    /// What becomes of `key`, whose user value is `value` (empty if the filter does not want
-    /// values) and whose expiry, if it has one, is `expires_at_ms`. `now_ms` is the time at which
-    /// the job started (Unix milliseconds).
+    /// Decides about the record of `key`. `value` is the user's value, or empty if the filter does
+    /// not want values. `expires_at_ms` is the expiry, if the record has one. `now_ms` is the time
+    /// at which the job started (Unix milliseconds).
     fn filter(
         &self,
         key: &[u8],
@@ -91,8 +93,8 @@ impl FamilyMerge {
         Self { operator, border }
     }
 
-    /// [`MergeOperator::full_merge`]: the inner error is the operator's own answer, the outer one
-    /// says that it panicked.
+    /// Calls [`MergeOperator::full_merge`]. The inner error is the operator's own; the outer error
+    /// says that the operator panicked.
     pub fn full_merge(
         &self,
         key: &[u8],
@@ -102,7 +104,7 @@ impl FamilyMerge {
         self.border.call(|| self.operator.full_merge(key, base, operands))
     }
 
-    /// [`MergeOperator::partial_merge`]; an error if it panicked.
+    /// Calls [`MergeOperator::partial_merge`]; an error if the operator panicked.
     pub fn partial_merge(&self, key: &[u8], operands: &[&[u8]]) -> Result<Option<Vec<u8>>> {
         self.border.call(|| self.operator.partial_merge(key, operands))
     }
@@ -136,7 +138,7 @@ impl FamilyFilter {
         self.wants_value
     }
 
-    /// [`CompactionFilter::filter`]; an error if it panicked.
+    /// Calls [`CompactionFilter::filter`]; an error if the filter panicked.
     pub fn filter(
         &self,
         key: &[u8],
@@ -191,7 +193,7 @@ impl Registry {
         self.merge_operators.keys().chain(self.compaction_filters.keys()).map(String::as_str)
     }
 
-    /// The merge operator of that name.
+    /// The merge operator of that name. `InvalidArgument` if none is registered.
     pub fn merge_operator(&self, name: &str) -> Result<Arc<dyn MergeOperator>> {
         self.merge_operators
             .get(name)
@@ -199,7 +201,7 @@ impl Registry {
             .ok_or_else(|| unknown("merge operator", name, self.merge_operators.keys()))
     }
 
-    /// The compaction filter of that name.
+    /// The compaction filter of that name. `InvalidArgument` if none is registered.
     pub fn compaction_filter(&self, name: &str) -> Result<Arc<dyn CompactionFilter>> {
         self.compaction_filters
             .get(name)
@@ -217,8 +219,8 @@ fn unknown<'a>(what: &str, name: &str, known: impl Iterator<Item = &'a String>) 
     ))
 }
 
-/// Adds u64 operands to a u64 value, wrapping; both are 8 bytes, little-endian. No value counts
-/// as 0. Name: `u64-counter`.
+/// Adds u64 operands to a u64 value; the sum wraps around. Both are 8 bytes, little-endian. A
+/// missing value counts as 0. Name: `u64-counter`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CounterMerge;
 

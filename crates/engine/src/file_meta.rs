@@ -1,4 +1,4 @@
-//! What the manifest knows of an SST, and the names of the files of a database.
+//! The manifest's record of an SST, and the names of the files of a database.
 
 use archipelago_base::{FileNo, SeqNo};
 
@@ -6,12 +6,12 @@ use crate::key::KeyRange;
 use crate::table_content::TableContent;
 use crate::value_ref::ValueRefs;
 
-/// An SST as a version sees it. Immutable; shared by all versions that hold the file.
+/// The record of an SST in a version. Immutable; shared by all versions that hold the file.
 ///
-/// Bounds: `smallest` is the smallest user key of a point record or range-tombstone start.
-/// `largest` is the largest user key of a point record, or the end of a range tombstone; in the
-/// latter case, if no point record lies at that key, `largest_exclusive` is set: the file says
-/// nothing about `largest` itself.
+/// The bounds are user keys. `smallest` is the smallest key of a point record or start of a range
+/// tombstone. `largest` is the largest key of a point record or end of a range tombstone. If a
+/// range tombstone ends at `largest` and no point record lies there, `largest_exclusive` is set:
+/// the file says nothing about `largest` itself.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct FileMeta {
     /// Number of the file; its name is `NNNNNN.sst`.
@@ -22,11 +22,11 @@ pub struct FileMeta {
     pub size_bytes: u64,
     /// CRC-32C of the whole file.
     pub checksum: u32,
-    /// See the type.
+    /// Smallest user key of a point record, or start of a range tombstone.
     pub smallest: Vec<u8>,
-    /// See the type.
+    /// Largest user key of a point record, or end of a range tombstone.
     pub largest: Vec<u8>,
-    /// See the type.
+    /// Whether the file says nothing about `largest` itself, because a range tombstone ends there.
     pub largest_exclusive: bool,
     /// Smallest sequence number in the file.
     pub smallest_seq: u64,
@@ -34,26 +34,26 @@ pub struct FileMeta {
     pub largest_seq: u64,
     /// Number of point records.
     pub entries: u64,
-    /// Point records that delete.
+    /// Number of point records that delete.
     pub deletions: u64,
     /// Number of range tombstones.
     pub range_deletions: u64,
     /// Bytes of user keys and values before encoding.
     pub raw_bytes: u64,
-    /// For an ingested file: every record reads as if written with this sequence number.
+    /// Sequence number that every record of an ingested file reads as; `None` for other files.
     pub global_seq: Option<u64>,
-    /// Key in the middle of the file (the median of its index keys): where a bucket would be cut.
+    /// Key in the middle of the file (the median of its index keys), where a bucket would be cut.
     pub median_key: Vec<u8>,
-    /// Unix milliseconds when it was written.
+    /// Time at which the file was written, in Unix milliseconds.
     pub created_unix_ms: u64,
-    /// What a rewrite could give back.
+    /// What a rewrite of the file could free, by reason.
     pub content: TableContent,
     /// References to separated values, by the number of the value file that the records name.
     pub refs: ValueRefs,
 }
 
 impl FileMeta {
-    /// The number as its type.
+    /// The file number as its type.
     #[must_use]
     pub fn file_no(&self) -> FileNo {
         FileNo(self.no)
@@ -72,7 +72,7 @@ impl FileMeta {
         self.smallest.as_slice() <= key && !self.ends_before(key)
     }
 
-    /// Whether all that the file says lies before `key`.
+    /// Whether everything that the file says concerns keys before `key`.
     #[inline]
     #[must_use]
     pub fn ends_before(&self, key: &[u8]) -> bool {
@@ -96,7 +96,7 @@ impl FileMeta {
         !self.ends_before(&other.smallest) && !other.ends_before(&self.smallest)
     }
 
-    /// Whether everything that the file says lies in `range`.
+    /// Whether everything that the file says concerns keys in `range`.
     #[must_use]
     pub fn within(&self, range: &KeyRange) -> bool {
         self.smallest >= range.start
@@ -146,7 +146,7 @@ pub fn mark_name(manifest: FileNo) -> String {
 pub const CURRENT_NAME: &str = "CURRENT";
 /// Name of the lock file.
 pub const LOCK_NAME: &str = "LOCK";
-/// Name of the file that says that a directory is a database, and of which format version.
+/// Name of the file that marks a directory as a database and holds its format version.
 pub const IDENTITY_NAME: &str = "IDENTITY";
-/// Name of the file that occupies the reserve of a full disk; see [`crate::disk_space`].
+/// Name of the file that occupies the reserve for a full disk; see [`crate::disk_space`].
 pub const RESERVE_NAME: &str = "RESERVE";

@@ -1,15 +1,15 @@
 //! The writes of a transaction: a write batch, and an index over it for reads.
 //!
-//! Owned by one transaction. The index is built, and brought up to date, by reads. Each own write
-//! has a sequence number above all that the database gives out, so that reads put own writes above
-//! the snapshot: the operation at place `n` of the batch has [`own_seq`]`(n)`.
+//! One transaction owns the batch. Reads build the index and bring it up to date. Each own write
+//! has a sequence number above all that the database gives out, so reads see own writes above the
+//! snapshot. The operation at place `n` of the batch has the number [`own_seq`]`(n)`.
 //!
 //! Invariants:
 //! 1. The index describes the operations before `indexed`, and nothing else.
 //!
 //! Failure: none. Cost: a write is one copy into the batch. The first read after writes puts each
-//! of them into an ordered map, with a copy of its key. A look-up is one search, and one of the
-//! range deletes if the family has any. [`IndexedBatch::bytes`] tells the memory.
+//! of them into an ordered map, with a copy of its key. A look-up is one search, and one more in
+//! the range deletes if the family has any. [`IndexedBatch::bytes`] returns the memory.
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, Range};
@@ -22,12 +22,12 @@ use crate::key::{KeyRange, Kind, encode, split_expiry};
 use crate::tombstone::{RangeTombstone, TombstoneSet};
 use crate::wal::{BatchMark, WriteBatch};
 
-/// Memory of an indexed operation beside its key.
+/// Memory of an indexed operation in bytes, without its key.
 const ENTRY_BYTES: u64 = 96;
-/// Sequence number below those of own writes. A database never gives it out.
+/// Largest sequence number below those of own writes. A database never gives it out.
 const BEFORE_OWN: u64 = SeqNo::MAX.0 - (1 << 32);
 
-/// Sequence number that reads of the transaction see at the operation at `place` of its batch.
+/// Sequence number of the operation at `place` of the batch, as reads of the transaction see it.
 fn own_seq(place: u32) -> SeqNo {
     SeqNo(BEFORE_OWN + 1 + u64::from(place))
 }
@@ -37,7 +37,7 @@ fn own_seq(place: u32) -> SeqNo {
 struct KeyOp {
     seq: SeqNo,
     kind: Kind,
-    /// Where the stored value lies in the batch.
+    /// Position of the stored value in the batch.
     value: Range<usize>,
 }
 
@@ -51,22 +51,22 @@ struct FamilyIndex {
     ranges: Arc<TombstoneSet>,
 }
 
-/// What own operands of a key are folded onto.
+/// The value onto which own operands of a key are folded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OwnBase<'a> {
-    /// What the database has.
+    /// The value that the database has.
     Committed,
-    /// Nothing: an own write removed the key, or an own value has expired.
+    /// No value: an own write removed the key, or an own value has expired.
     Nothing,
-    /// An own value.
+    /// A value that an own write has set.
     Value { value: &'a [u8], expires_at_ms: Option<u64> },
 }
 
-/// What own writes make of a key.
+/// The effect of own writes on a key.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct OwnView<'a> {
     pub(crate) base: OwnBase<'a>,
-    /// Merge operands on the base, oldest first.
+    /// Merge operands on top of the base, oldest first.
     pub(crate) operands: Vec<&'a [u8]>,
 }
 
@@ -78,7 +78,7 @@ pub(crate) struct OwnRecords {
     pub(crate) tombstones: Arc<TombstoneSet>,
 }
 
-/// The writes of a transaction; see the module.
+/// The writes of a transaction and the index over them.
 #[derive(Default)]
 pub(crate) struct IndexedBatch {
     batch: WriteBatch,
@@ -93,22 +93,22 @@ impl IndexedBatch {
         &self.batch
     }
 
-    /// The batch, to append to.
+    /// The batch, for appending to it.
     pub(crate) fn batch_mut(&mut self) -> &mut WriteBatch {
         &mut self.batch
     }
 
-    /// Memory of batch and index.
+    /// Memory of batch and index in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.batch.byte_len() as u64 + self.index_bytes
     }
 
-    /// Position behind the last write.
+    /// Position after the last write.
     pub(crate) fn mark(&self) -> BatchMark {
         self.batch.mark()
     }
 
-    /// Removes the writes behind `mark`.
+    /// Removes the writes after `mark`.
     pub(crate) fn truncate(&mut self, mark: BatchMark) {
         if mark < self.indexed {
             self.cut_index(mark);
@@ -116,8 +116,8 @@ impl IndexedBatch {
         self.batch.truncate(mark);
     }
 
-    /// Takes the operations behind `mark` out of the index. A set of range deletes cannot shrink:
-    /// if one of them goes, the next read builds the whole index again.
+    /// Takes the operations after `mark` out of the index. A set of range deletes cannot shrink: if
+    /// one of them is removed, the next read builds the whole index again.
     fn cut_index(&mut self, mark: BatchMark) {
         let gone = || self.batch.iter_from(mark).map(|op| op.expect("the batch was encoded here"));
         if mark.len == 0 || gone().any(|op| op.kind == Kind::RangeDelete) {
@@ -145,13 +145,13 @@ impl IndexedBatch {
         self.truncate(BatchMark::default());
     }
 
-    /// Whether a write to `key` alone is among the writes.
+    /// Whether one of the writes names `key` itself; range deletes do not count.
     pub(crate) fn writes_key(&mut self, cf: CfId, key: &[u8]) -> bool {
         self.index();
         self.families.get(&cf).is_some_and(|family| family.keys.contains_key(key))
     }
 
-    /// What the writes make of `key` at `now_ms`.
+    /// The effect of the writes on `key` at `now_ms` (Unix milliseconds).
     pub(crate) fn view(
         &mut self,
         cf: CfId,

@@ -9,9 +9,9 @@ use std::cmp::Ordering;
 
 use archipelago_base::SeqNo;
 
-/// Length of the trailer of an encoded internal key.
+/// Length in bytes of the trailer of an encoded internal key.
 pub const TRAILER_BYTES: usize = 8;
-/// Longest user key.
+/// Largest length of a user key, in bytes.
 pub const KEY_BYTES_MAX: usize = 64 << 10;
 /// Largest length of a value, in bytes.
 pub const VALUE_BYTES_MAX: usize = 1 << 30;
@@ -29,13 +29,14 @@ pub enum Kind {
     Put = 1,
     /// An operand for the merge operator of the column family.
     Merge = 2,
-    /// The key has this value until a time: the stored value is the expiry (Unix milliseconds,
-    /// little-endian u64) and then the user's value. From that time on it reads as a delete.
+    /// The key has this value until a time. The stored value is the expiry (Unix milliseconds,
+    /// little-endian u64), followed by the user's value. From that time on the key reads as
+    /// deleted.
     PutExpiring = 3,
     /// Reserved: a delete of a key that was put once.
     SingleDelete = 7,
-    /// Deletes every older version in a range: the key is its start, the value its end
-    /// (exclusive). Never among point records; kept apart in memtables and files.
+    /// Deletes every older version in a range: the key is its start, the value its end (exclusive).
+    /// Range deletes are kept apart from point records in memtables and files.
     RangeDelete = 15,
     /// The key has a value that lies in a value file: the stored value is a reference
     /// ([`crate::value_ref::Reference`]). Only tables hold such records; logs and memtables refuse
@@ -50,8 +51,8 @@ impl Kind {
     /// sequence number of at most `seq`.
     pub const SEEK: Self = Self::WideEntity;
 
-    /// The kind of a stored byte; `None` for unknown **and for reserved** kinds, which this
-    /// version neither writes nor reads.
+    /// The kind of a stored byte. `None` for an unknown **or a reserved** kind: this version
+    /// neither writes nor reads those.
     #[inline]
     #[must_use]
     pub fn from_byte(byte: u8) -> Option<Self> {
@@ -66,7 +67,7 @@ impl Kind {
         }
     }
 
-    /// Whether a user can write a record of this kind: whether logs and memtables may hold it.
+    /// Whether a user can write a record of this kind, and whether logs and memtables may hold it.
     #[inline]
     #[must_use]
     pub(crate) fn is_writable(self) -> bool {
@@ -89,7 +90,7 @@ pub fn trailer_seq(trailer: u64) -> SeqNo {
     SeqNo(trailer >> 8)
 }
 
-/// Appends the encoded internal key.
+/// Appends the encoded internal key to `out`.
 #[inline]
 pub fn encode_into(out: &mut Vec<u8>, user_key: &[u8], seq: SeqNo, kind: Kind) {
     out.extend_from_slice(user_key);
@@ -125,14 +126,15 @@ pub fn trailer(encoded: &[u8]) -> u64 {
 pub struct KeyRef<'a> {
     /// The user's key.
     pub user_key: &'a [u8],
-    /// When it was written.
+    /// Sequence number of the record.
     pub seq: SeqNo,
     /// What the record does.
     pub kind: Kind,
 }
 
 impl<'a> KeyRef<'a> {
-    /// Decodes; `None` if it is shorter than a trailer or its kind is not one of this version.
+    /// Decodes an internal key. `None` if it is shorter than a trailer or this version does not
+    /// know its kind.
     #[inline]
     #[must_use]
     pub fn decode(encoded: &'a [u8]) -> Option<Self> {
@@ -188,13 +190,14 @@ impl KeyRange {
     }
 }
 
-/// Splits the stored value of an expiring record.
+/// Splits the stored value of an expiring record into expiry (Unix milliseconds) and user value.
+/// `None` if it is too short.
 pub(crate) fn split_expiry(stored: &[u8]) -> Option<(u64, &[u8])> {
     let (expiry, value) = stored.split_at_checked(EXPIRY_BYTES)?;
     Some((u64::from_le_bytes(expiry.try_into().ok()?), value))
 }
 
-/// `InvalidArgument` if `key` is too long.
+/// Returns `InvalidArgument` if `key` is too long.
 pub(crate) fn check_key(key: &[u8]) -> archipelago_base::Result<()> {
     if key.len() > KEY_BYTES_MAX {
         return Err(archipelago_base::Error::invalid(format!(
@@ -205,8 +208,8 @@ pub(crate) fn check_key(key: &[u8]) -> archipelago_base::Result<()> {
     Ok(())
 }
 
-/// `InvalidArgument` if a record with this key and value is too long, or if a range delete ends
-/// before its start.
+/// Returns `InvalidArgument` if a record with this key and value is too long, or if a range delete
+/// ends before its start.
 pub(crate) fn check_limits(kind: Kind, key: &[u8], value: &[u8]) -> archipelago_base::Result<()> {
     check_key(key)?;
     if kind == Kind::RangeDelete {

@@ -1,7 +1,8 @@
 //! The LSM engine: an ordered, crash-safe key-value store whose unit is the bucket.
 //!
-//! Layer 3. It knows no network: files come from [`archipelago_env::FileSystem`], memtable memory
-//! from a slab source. `ARCHITECTURE.md` follows one write and one read through the modules.
+//! Layer 3 of the crates. The engine knows no network: files come from
+//! [`archipelago_env::FileSystem`], and memtable memory comes from a slab source. `ARCHITECTURE.md`
+//! follows one write and one read through the modules.
 
 pub mod border;
 pub mod bucket;

@@ -1,10 +1,10 @@
-//! Files that some version holds, and their way out when no version does any more.
+//! Files that versions hold, and their removal when no version holds them any more.
 //!
 //! Versions, iterators and jobs share `Arc<LiveFile>`, and the same holds for value files
 //! ([`LiveValueFile`]) and invalid files ([`LiveInvalidFile`]). A file that a manifest edit removed
 //! is marked ([`LiveFile::mark_obsolete`]). When its last holder drops it, its number lands in the
 //! [`Trash`] with its open reader. From there the database removes the file, and its blocks from
-//! the cache. Nobody counts references by hand.
+//! the cache. The `Arc` counts the references; no code counts them separately.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -22,7 +22,7 @@ use crate::sst::TableReader;
 use crate::value::ValueTable;
 use crate::value_ref::{InvalidFileMeta, ValueFileMeta};
 
-/// A file that nobody needs any more.
+/// A file that nothing needs any more.
 #[derive(Debug)]
 pub enum Trashed {
     /// A table, and its reader if it was open.
@@ -43,8 +43,8 @@ impl Trashed {
     }
 }
 
-/// A file that no newest version names, and that an older version still holds, for example of an
-/// iterator, a snapshot or a job.
+/// A file that the newest version does not name and that an older version still holds, for example
+/// for an iterator, a snapshot or a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PinnedFile {
     /// Number of the file.
@@ -62,7 +62,7 @@ struct Pinning {
     since_ns: u64,
 }
 
-/// Files that nobody needs any more.
+/// Files that wait to be deleted, and obsolete files that still have a holder.
 #[derive(Debug)]
 pub struct Trash {
     files: Mutex<Vec<Trashed>>,
@@ -80,14 +80,14 @@ impl Default for Trash {
 }
 
 impl Trash {
-    /// An empty one, which takes the ages of pinned files from `clock`.
+    /// Creates an empty trash, which takes the ages of pinned files from `clock`.
     #[must_use]
     pub fn new(clock: Arc<dyn Clock>) -> Self {
         Self { files: Mutex::default(), pinned: Mutex::default(), unnamed: Mutex::default(), clock }
     }
 
     /// A table for readers, before an edit names it. The version of that edit gets the same value
-    /// from [`LiveFile::named`], so that the table is removed when neither a version nor an earlier
+    /// from [`LiveFile::named`]. So the table is removed only when neither a version nor an earlier
     /// reader holds it.
     #[must_use]
     pub fn unnamed_table(self: &Arc<Self>, meta: FileMeta) -> Arc<LiveFile> {
@@ -146,7 +146,7 @@ impl Trash {
     }
 }
 
-/// A file's way out: whether it is obsolete, and the trash for which it is bound then.
+/// The removal of one file: whether it is obsolete, and the trash that it goes to then.
 struct Departure {
     obsolete: AtomicBool,
     trash: Arc<Trash>,
@@ -166,7 +166,7 @@ impl Departure {
         }
     }
 
-    /// The last holder drops the file: it goes to the trash if it is obsolete.
+    /// Called when the last holder drops the file: the file goes to the trash if it is obsolete.
     fn end(&mut self, trashed: impl FnOnce() -> Trashed) {
         if *self.obsolete.get_mut() {
             self.trash.unpin(self.no);
@@ -175,7 +175,7 @@ impl Departure {
     }
 }
 
-/// What a file of any kind offers to its holders.
+/// Methods that a file of any kind offers to its holders.
 macro_rules! live {
     ($file:ident, $meta:ty) => {
         impl $file {
@@ -185,7 +185,8 @@ macro_rules! live {
                 &self.meta
             }
 
-            /// No later version holds the file: it goes to the trash with its last holder.
+            /// Marks the file as one that no later version holds. It goes to the trash with its
+            /// last holder.
             pub fn mark_obsolete(&self) {
                 self.departure.mark_obsolete();
             }
@@ -207,7 +208,7 @@ macro_rules! live {
     };
 }
 
-/// What a file with an open reader offers in addition.
+/// Methods that a file with an open reader offers in addition.
 macro_rules! holdable {
     ($file:ident) => {
         impl $file {
@@ -224,17 +225,19 @@ macro_rules! holdable {
     };
 }
 
-/// A table that a version names. Its file is deleted when the last owner drops it.
+/// A table that a version names. Its file is deleted when the last holder drops it, if the file is
+/// obsolete by then.
 pub struct LiveFile {
     meta: FileMeta,
     /// Length of the table and of the values that it references.
     compensated_bytes: u64,
-    /// The open table, kept here so that a read finds it without a look-up; managed by
-    /// `crate::table_cache::TableCache`.
+    /// The open table, kept here so that a read finds it without a look-up.
+    /// `crate::table_cache::TableCache` manages it.
     pub(crate) reader: ArcSwapOption<TableReader>,
     /// Set by readers, cleared by the table cache's clock hand.
     pub(crate) used: AtomicBool,
-    /// The open file, which a read-only database keeps: its writer may remove the file.
+    /// The open file, which a read-only database keeps, because the writing process may remove the
+    /// file.
     held: OnceLock<Arc<dyn RandomFile>>,
     departure: Departure,
 }
@@ -256,7 +259,7 @@ impl LiveFile {
         })
     }
 
-    /// The file that an edit names: the one that readers use already, or a new one.
+    /// The file that an edit names: the value that readers already use, or a new one.
     #[must_use]
     pub fn named(meta: FileMeta, trash: &Arc<Trash>) -> Arc<Self> {
         let known = trash.unnamed.lock().get(&meta.no).and_then(Weak::upgrade);
@@ -266,8 +269,9 @@ impl LiveFile {
         }
     }
 
-    /// Length of the table and of the separated values that it references, in bytes. Levels are
-    /// sized by it: a table of references shadows far more bytes than it has.
+    /// Length in bytes of the table and of the separated values that it references. The sizes of
+    /// levels are sums of these lengths, because a table of references shadows far more bytes than
+    /// it has.
     #[must_use]
     pub fn compensated_bytes(&self) -> u64 {
         self.compensated_bytes
@@ -281,14 +285,16 @@ impl Drop for LiveFile {
     }
 }
 
-/// A value file that a version names. Its file is deleted when the last owner drops it.
+/// A value file that a version names. Its file is deleted when the last holder drops it, if the
+/// file is obsolete by then.
 pub struct LiveValueFile {
     meta: ValueFileMeta,
-    /// The open value file; managed by `crate::table_cache::TableCache`.
+    /// The open value file, which `crate::table_cache::TableCache` manages.
     pub(crate) reader: ArcSwapOption<ValueTable>,
     /// Set by readers, cleared by the table cache's clock hand.
     pub(crate) used: AtomicBool,
-    /// The open file, which a read-only database keeps: its writer may remove the file.
+    /// The open file, which a read-only database keeps, because the writing process may remove the
+    /// file.
     held: OnceLock<Arc<dyn RandomFile>>,
     departure: Departure,
 }
@@ -317,7 +323,8 @@ impl Drop for LiveValueFile {
     }
 }
 
-/// An invalid file that a version names. Its file is deleted when the last owner drops it.
+/// An invalid file that a version names. It is deleted when the last holder drops it, if the file
+/// is obsolete by then.
 pub struct LiveInvalidFile {
     meta: InvalidFileMeta,
     departure: Departure,

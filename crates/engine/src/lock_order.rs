@@ -15,7 +15,7 @@
 //! let versions = manifest.lock(state.order());
 //! ```
 //!
-//! The other way round it compiles:
+//! The reverse order compiles:
 //!
 //! ```
 //! use archipelago_engine::lock_order::{JobsLock, ManifestLock, Order, OrderedMutex};
@@ -30,7 +30,8 @@
 //! Invariants:
 //! 1. A function that may run under one of the locks takes the order, or a guard, as a parameter.
 //!    [`Order::none`] stands only in functions that run without them.
-//! 2. Locks that are not listed here are leaves: no other lock is taken while one of them is held.
+//! 2. Locks that are not listed here are leaves: no thread takes another lock while it holds one of
+//!    them.
 //!
 //! Thread-safety: a mutex may be used by any thread. An order is a value of one thread.
 //! Failure: none.
@@ -97,12 +98,12 @@ pub struct OrderedMutex<T, Level> {
 }
 
 impl<T, Level> OrderedMutex<T, Level> {
-    /// A mutex around `value`, which nobody holds.
+    /// A mutex around `value`, which no thread holds yet.
     pub const fn new(value: T) -> Self {
         Self { mutex: Mutex::new(value), level: PhantomData }
     }
 
-    /// Takes the lock, and waits for it if need be.
+    /// Takes the lock, and waits for it if necessary.
     #[inline]
     pub fn lock<Held: Before<Level>>(&self, _order: Order<Held>) -> OrderedGuard<'_, T, Level> {
         OrderedGuard { guard: self.mutex.lock(), level: PhantomData }
@@ -141,7 +142,7 @@ pub struct OrderedGuard<'a, T, Level> {
 }
 
 impl<'a, T, Level> OrderedGuard<'a, T, Level> {
-    /// The order with which the next lock may be taken while this one is held.
+    /// The order with which the thread may take the next lock while it holds this one.
     #[inline]
     #[must_use]
     pub fn order(&self) -> Order<Level> {

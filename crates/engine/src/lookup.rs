@@ -1,4 +1,5 @@
-//! Point look-ups: what a memtable shard and a table answer to "the versions of this key".
+//! Point look-ups: the interface through which memtable shards and tables show the versions of a
+//! key.
 
 use std::ops::ControlFlow;
 
@@ -21,28 +22,28 @@ pub struct Lookup<'a> {
 }
 
 impl<'a> Lookup<'a> {
-    /// A look-up of `key` as of `snapshot`.
+    /// A look-up of `key` at `snapshot`.
     #[must_use]
     pub fn new(key: &'a [u8], snapshot: SeqNo) -> Self {
         Self { key, hash: hash64(key), snapshot }
     }
 }
 
-/// Makes a slice of a value outlive its visit without a copy where it can.
+/// Keeps a slice of a value beyond its visit, without a copy where that is possible.
 pub trait Pinner {
     /// A [`PinnedSlice`] of `value`, which must be (a part of) the value being visited.
     fn pin(&self, value: &[u8]) -> PinnedSlice;
 }
 
-/// One version of the key, newest first.
+/// One version of the key, as a visitor sees it.
 pub struct Found<'a> {
-    /// When it was written.
+    /// Sequence number of the version.
     pub seq: SeqNo,
-    /// What it does.
+    /// What the record does.
     pub kind: Kind,
     /// The stored value.
     pub value: &'a [u8],
-    /// How to keep the value; `None` where it must be copied (memtables).
+    /// Keeps the value without a copy; `None` if it must be copied (memtables).
     pub pinner: Option<&'a dyn Pinner>,
 }
 
@@ -57,5 +58,5 @@ impl Found<'_> {
     }
 }
 
-/// What a visitor says after a version: `Break` when it has seen enough.
+/// Answer of a visitor after a version: `Break` ends the look-up.
 pub type Visit = ControlFlow<()>;

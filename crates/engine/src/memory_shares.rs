@@ -1,7 +1,7 @@
 //! Shares of the memory budget for the parts of the engine.
 //!
-//! The options say what each part takes. A small budget allows less than the defaults of the
-//! options, and these pure functions say how much:
+//! The options set the memory of each part. A small budget allows less than the defaults of the
+//! options. These pure functions compute the limits:
 //!
 //! 1. One memtable takes at most an eighth of the budget, so that the four memtables that a family
 //!    may have by default take at most half of it. Writers wait when all of them are full.
@@ -12,10 +12,10 @@
 //! 4. A table below L0 ends at a quarter of the budget, because its builder keeps the hashes of all
 //!    its keys and its index in memory.
 //!
-//! With a budget of 512 MiB or more, these bounds change nothing about the default options. An
-//! option that is lowered is logged when the database is opened or the family is created: as a
-//! warning if somebody set it, as information if it is the default. Cost: a few arithmetic
-//! operations for each memtable, job or table.
+//! With a budget of 512 MiB or more, these limits change nothing about the default options. When a
+//! limit lowers an option, the open of the database or the creation of the family logs it. The
+//! message is a warning if the option was set, and information if it is the default. Cost: a few
+//! arithmetic operations for each memtable, job or table.
 
 use crate::options::{CfOptions, DbOptions};
 
@@ -31,18 +31,17 @@ const TABLE_SHARE: u64 = 4;
 const TABLE_BYTES_MIN: u64 = 4 << 20;
 /// The inputs of a compaction are read ahead by at most one part in this many of the budget.
 const READAHEAD_SHARE: u64 = 16;
-/// Readahead of all inputs of a compaction together, whatever the budget: a job over many files
-/// would hold as much memory as a memtable otherwise.
+/// Limit on the readahead of all inputs of a compaction, for any budget. Without it, a job over
+/// many files would hold as much memory as a memtable.
 const READAHEAD_BYTES_MAX: u64 = 16 << 20;
-/// Readahead of one input, however many there are: still large enough to be sequential.
+/// Readahead of one input in bytes, for any number of inputs; it is large enough to be sequential.
 const INPUT_READAHEAD_BYTES: u64 = 256 << 10;
-/// The same in a small budget.
+/// Readahead of one input in bytes, in a small budget.
 const INPUT_READAHEAD_BYTES_MIN: u64 = 64 << 10;
-/// An input is read ahead by no more than one part in this many of the budget because of that
-/// minimum.
+/// The minimum of an input's readahead takes at most one part in this many of the budget.
 const INPUT_READAHEAD_SHARE: u64 = 512;
 
-/// The shares of one budget; see the module.
+/// The shares of the parts in one memory budget.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MemoryShares {
     /// Limit of the budget; `u64::MAX` for none.
@@ -79,7 +78,7 @@ impl MemoryShares {
     }
 }
 
-/// An option, what was asked for, what the budget leaves of it, and its default.
+/// An option, its value, the value that the budget allows, and its default.
 type Share = (&'static str, u64, u64, u64);
 
 impl MemoryShares {

@@ -15,8 +15,9 @@ pub const LEVELS: usize = 7;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RecoveryMode {
-    /// A torn record at the very end was not acknowledged as synced: it is dropped. Damage before
-    /// the synced-through offset, or followed by a valid record, is corruption. The default.
+    /// Recovery drops a torn record at the very end, because it was never acknowledged as synced.
+    /// Damage before the synced-through offset is corruption, and so is damage that a valid record
+    /// follows. The default.
     #[default]
     TolerateTornTail,
     /// Any damage is corruption.
@@ -33,7 +34,7 @@ pub enum RecoveryMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Compression {
-    /// As they are.
+    /// Blocks are stored uncompressed.
     None,
     /// LZ4 block format: fast.
     #[default]
@@ -54,41 +55,47 @@ pub struct DbOptions {
     /// until [`Db::catch_up`](crate::db::Db::catch_up), and may be open for writing elsewhere.
     /// Default false.
     pub read_only: bool,
-    /// Flush and compaction threads. While memtables are being sealed one of them (if there are
-    /// two or more) is left for flushes; a flush that finds all of them in compactions has a
-    /// thread of its own, so that no memtable waits for a compaction to end. Default 2.
+    /// Number of threads for flushes and compactions. If there are two or more, one of them stays
+    /// free for flushes while memtables are being sealed. If all of them run compactions, a thread
+    /// beyond this number runs the next flush, so that no memtable waits for a compaction to end.
+    /// Default 2.
     pub max_background_jobs: usize,
-    /// Threads that may share one compaction out of L0 (or one asked for by hand), each with a
-    /// part of its keys (*subcompactions*), in addition to `max_background_jobs`. Buckets make them
-    /// unnecessary; they are the classic rival to compare with. At most 64. Default 1.
+    /// Number of threads that may share one compaction out of L0, or one that a user requested.
+    /// Each gets a part of the keys (a *subcompaction*). They are in addition to
+    /// `max_background_jobs`. Buckets make subcompactions unnecessary; the option exists to compare
+    /// both. At most 64. Default 1.
     pub subcompactions_max: usize,
     /// Bytes of a log segment. Default 64 MiB.
     pub wal_segment_bytes: u64,
-    /// Bound on all closed log segments: beyond it, memtables that pin the oldest are flushed.
-    /// Default 0: four times the memory of all memtables, which is the sum of all write buffers
-    /// or, if that is less, the memory budget, and what memory nodes may hold of them.
+    /// Limit on the bytes of all closed log segments. Above it, the memtables that pin the oldest
+    /// segments are flushed. Default 0: four times the memory that memtables may take, here and at
+    /// memory nodes. The memory here is the sum of all write buffers or, if that is less, the
+    /// memory budget.
     pub wal_bytes_max: u64,
     /// What recovery does with a damaged end of the log. Default: tolerate a torn tail.
     pub recovery_mode: RecoveryMode,
-    /// Limit on background writes, bytes a second, flush first; at least 64 KiB. Default 0: none.
+    /// Limit on background writes in bytes a second; flushes go first. At least 64 KiB. Default 0:
+    /// no limit.
     pub rate_limit_bytes_per_s: u64,
     /// Budget over all memory, at least 16 MiB; `u64::MAX` for none. Default 0: half of what the
     /// machine or its cgroup allows.
     pub memory_budget_bytes: u64,
-    /// Capacity of the block cache, which holds data blocks and partitions of index and filter.
-    /// What it holds never exceeds this. Blocks that readers pin beyond it stay charged to the
-    /// memory budget until they are let go. 0 keeps nothing. Default 256 MiB.
+    /// Capacity in bytes of the block cache, which holds data blocks, and partitions of indexes and
+    /// filters. The blocks that it holds never exceed the capacity. An evicted block that a reader
+    /// still pins stays charged to the memory budget until the reader releases it. 0 caches
+    /// nothing. Default 256 MiB.
     pub block_cache_bytes: u64,
-    /// Most open table readers, whose index and filter are in memory. How many of them hold a file
-    /// descriptor follows the process's limit (`archipelago_env::descriptors`). Default 10,000.
+    /// Largest number of open table readers, each with index and filter in memory. The number of
+    /// readers with a file descriptor follows from the limit of the process
+    /// (`archipelago_env::descriptors`). Default 10,000.
     pub table_readers_max: usize,
     /// User reads bypass the page cache. Default false.
     pub direct_reads: bool,
     /// Flush and compaction bypass the page cache. Default false.
     pub direct_background_io: bool,
-    /// A write returns when the device has its log record, and not only the page cache. This is for
-    /// the log what `direct_reads` and `direct_background_io` are for tables. Durability does not
-    /// change: only a write with `WriteOptions::sync` survives power loss. Default false.
+    /// A write returns when the device has its log record, not when only the page cache has it.
+    /// This is the equivalent of `direct_reads` and `direct_background_io` for the log. Durability
+    /// does not change: only a write with `WriteOptions::sync` survives power loss. Default false.
     pub log_write_through: bool,
     /// Bytes of the log that may be buffered before they leave for storage nodes. A write then
     /// returns when its record is in the buffer: it is *buffered*, visible to readers, and lost if
@@ -99,15 +106,16 @@ pub struct DbOptions {
     pub log_buffer_bytes: u64,
     /// Readahead of compaction inputs in bytes; 0 reads block by block. Default 2 MiB.
     pub compaction_readahead_bytes: u64,
-    /// What the group may do with the files and directories of the database; others may do nothing.
+    /// Access of the group to the files and directories of the database. Other users get no access.
     /// `none` gives modes 0600 and 0700, `read` 0640 and 0750, `write` 0660 and 0770, whatever the
-    /// umask. It holds for what is created from now on. Default `none`.
+    /// umask is. The setting applies to files that are created from now on. Default `none`.
     pub group_access: GroupAccess,
-    /// Most bytes of the disk that are kept in reserve, for deletes, flushes and recovery when the
-    /// disk is full. The reserve is as large as one write buffer of every family, at least 1 MiB
-    /// and at most an eighth of the room that there is. 0 for no reserve. Default 64 MiB.
+    /// Limit in bytes on the reserve of disk space for deletes, flushes and recovery on a full
+    /// disk. The reserve is as large as one write buffer of every family and at least 1 MiB. It
+    /// takes at most an eighth of the disk. 0 disables the reserve. Default 64 MiB.
     pub disk_reserve_bytes: u64,
-    /// Time every get and write into histograms (a few dozen nanoseconds each). Default false.
+    /// Measure the latency of every get and write into histograms, which costs a few dozen
+    /// nanoseconds each. Default false.
     pub latency_histograms: bool,
 }
 
@@ -159,24 +167,25 @@ impl DbOptions {
     }
 }
 
-/// Settings of a column family; kept in the manifest, so that a later open without them uses
+/// Settings of a column family. The manifest keeps them, so that a later open that names none uses
 /// these again.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CfOptions {
-    /// Memtable size at which it is sealed, the memory of range deletes included, at most 4 GiB. (A
-    /// memtable is sealed as well when one of its shards has 32,768 range deletes.) Default 64 MiB.
+    /// Size in bytes at which a memtable is sealed, including the memory of its range deletes; at
+    /// most 4 GiB. A memtable is also sealed when one of its shards has 32,768 range deletes.
+    /// Default 64 MiB.
     pub write_buffer_bytes: u64,
-    /// Most memtables, the active one included, before writers wait. Default 4.
+    /// Largest number of memtables, the active one included; writers wait beyond it. Default 4.
     pub write_buffers_max: usize,
-    /// Buckets that the first memtable's keys are cut into. Default 0: as many as background jobs.
-    /// 1 is a classic L0.
+    /// Number of buckets that the keys of the first memtable are cut into. Default 0: the number of
+    /// background jobs. 1 is a classic L0.
     pub buckets: usize,
     /// Split hot buckets and merge cold ones as the keys that are written move (BucketLSM §V-C).
-    /// Default true; false keeps the first boundaries. Without effect where `buckets` is 1.
+    /// Default true; false keeps the first boundaries. No effect if `buckets` is 1.
     pub buckets_dynamic: bool,
-    /// Most buckets that splits may make. Default 0: four times those that the first memtable was
-    /// cut into.
+    /// Largest number of buckets that splits may make. Default 0: four times the number that the
+    /// first memtable was cut into.
     pub buckets_max: usize,
     /// Bits per key of the Bloom filters; 0 for none. Default 10.
     pub bloom_bits_per_key: u32,
@@ -184,8 +193,8 @@ pub struct CfOptions {
     pub block_bytes: usize,
     /// Compression of all levels but the last non-empty one. Default LZ4.
     pub compression: Compression,
-    /// Compression of the last level. Default Zstd. Tables there that were written with another are
-    /// rewritten in the background when no load goes on.
+    /// Compression of the last level. Default Zstd. Tables of the last level with another
+    /// compression are rewritten in the background while nothing is being loaded.
     pub compression_last: Compression,
     /// L0 files in a bucket at which they are compacted. Default 4.
     pub l0_compaction_trigger: usize,
@@ -193,33 +202,34 @@ pub struct CfOptions {
     pub l0_slowdown: usize,
     /// L0 files in the fullest bucket at which writes stop. Default 36.
     pub l0_stop: usize,
-    /// Size of the base level (the one L0 compacts to) from which on it is worth having; at least
-    /// the memtables that make L0 due. Default 256 MiB.
+    /// Smallest target size in bytes of the base level, the level that L0 compacts into. The
+    /// memtables that make L0 due raise it. Default 256 MiB.
     pub level_base_bytes: u64,
-    /// Each level holds this many times the one above. Default 10.
+    /// Ratio of a level's target size to that of the level above. Default 10.
     pub level_multiplier: u64,
     /// Size at which an output file is closed. Default 64 MiB.
     pub target_file_bytes: u64,
-    /// Compaction debt at which writes slow down; 0: they do not before they stop. Default 64 GiB.
+    /// Compaction debt in bytes at which writes slow down; 0 disables the slowdown. Default 64 GiB.
     pub pending_bytes_slowdown: u64,
-    /// Compaction debt at which writes stop; 0: never. Default 256 GiB.
+    /// Compaction debt in bytes at which writes stop; 0 disables the stop. Default 256 GiB.
     pub pending_bytes_stop: u64,
     /// Name of the merge operator, if the family has one.
     pub merge_operator: Option<String>,
     /// Name of the compaction filter, if the family has one. Tables of the last level that were
-    /// written without it are rewritten in the background when no load goes on. Expired records
-    /// need no filter.
+    /// written without it are rewritten in the background while nothing is being loaded. Expired
+    /// records need no filter.
     pub compaction_filter: Option<String>,
     /// Smallest value, in bytes before compression, that flushes and compactions store in a value
     /// file instead of the levels (Terark-DS §2.2). 0 keeps all values in the levels. A change
     /// takes effect as tables are rewritten. Default 0.
     pub value_separation_bytes: u64,
-    /// Size at which a value file is closed, and bytes of valid values that one garbage collection
-    /// job writes at most; at least 64 KiB. Default 256 MiB.
+    /// Size in bytes at which a value file is closed, and limit on the bytes of valid values that
+    /// one garbage collection job writes. At least 64 KiB. Default 256 MiB.
     pub value_file_bytes: u64,
-    /// Bound on the space of the family over the space of its live data, garbage that compactions
-    /// have not found yet included; writers slow down before it is exceeded. 0 for no bound, else
-    /// at least 1.05. Without effect while the family has no separated values. Default 1.5.
+    /// Limit on space amplification: the space of the family, divided by the space of its live
+    /// data. It includes garbage that compactions have not found yet. Writers slow down before the
+    /// limit is exceeded. 0 for no limit, else at least 1.05. No effect while the family has no
+    /// separated values. Default 1.5.
     pub space_amplification_max: f64,
 }
 
@@ -252,8 +262,8 @@ impl Default for CfOptions {
     }
 }
 
-/// Smallest separated value, in bytes, where separation is asked for without a number (Terark-DS
-/// §2.2).
+/// Default for the smallest separated value, in bytes, when separation is enabled without a size
+/// (Terark-DS §2.2).
 pub const VALUE_SEPARATION_BYTES: u64 = 512;
 
 /// Smallest bound on space amplification. Below it, garbage collection would rewrite each value
@@ -261,8 +271,8 @@ pub const VALUE_SEPARATION_BYTES: u64 = 512;
 const SPACE_AMPLIFICATION_LEAST: f64 = 1.05;
 
 impl CfOptions {
-    /// Size from which on a level between L0 and the last pays for itself: `level_base_bytes`, but
-    /// no less than the memtables that make L0 due, which come down in one batch.
+    /// Smallest target size in bytes of a level between L0 and the last one: `level_base_bytes`,
+    /// but no less than the memtables that make L0 due, which move down in one batch.
     #[must_use]
     pub fn base_bytes(&self) -> u64 {
         self.level_base_bytes
@@ -317,7 +327,7 @@ fn at_least(name: &str, value: u64, least: u64) -> Result<()> {
     Ok(())
 }
 
-/// For settings whose 0 has a meaning of its own.
+/// Refuses a value below `least`, for settings whose 0 has a meaning of its own.
 fn at_least_or_zero(name: &str, value: u64, least: u64) -> Result<()> {
     if value > 0 && value < least {
         return Err(Error::invalid(format!("{name} is {value}: it must be 0 or at least {least}")));
@@ -325,7 +335,7 @@ fn at_least_or_zero(name: &str, value: u64, least: u64) -> Result<()> {
     Ok(())
 }
 
-/// Two settings, each with its name, of which the first must not be smaller than the second.
+/// Refuses a setting that is smaller than another setting. Each comes with its name.
 fn not_below(setting: (&str, u64), least: (&str, u64)) -> Result<()> {
     let ((name, value), (least_name, least)) = (setting, least);
     if value < least {
@@ -353,9 +363,9 @@ pub struct WriteOptions {
     pub wal: bool,
     /// Fail with `Busy` instead of waiting when writes are stalled. Default false.
     pub no_slowdown: bool,
-    /// What the write does to the space that the database takes, as far as the caller knows. A
-    /// batch of deletes alone always frees space. Writes that free space are taken on a full disk
-    /// while the reserve lasts. Default: it takes space.
+    /// Effect of the write on the space that the database takes, as far as the caller knows. A
+    /// batch of deletes alone always counts as freeing space. Writes that free space are accepted
+    /// on a full disk while the reserve lasts. Default: the write takes space.
     pub space_use: SpaceUse,
 }
 
@@ -366,7 +376,7 @@ impl Default for WriteOptions {
 }
 
 impl WriteOptions {
-    /// The default with `sync`.
+    /// The default settings with `sync`: the write survives power loss.
     #[must_use]
     pub fn synced() -> Self {
         Self { sync: true, ..Self::default() }

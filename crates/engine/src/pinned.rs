@@ -1,4 +1,4 @@
-//! A value that may stay where it is: in a cached block, pinned, or in a buffer of its own.
+//! A value that is either a pinned part of a cached block or a buffer of its own.
 
 use std::fmt;
 use std::ops::Deref;
@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 /// Immutable bytes that a [`PinnedSlice`] can keep alive.
 pub trait PinOwner: Send + Sync {
-    /// All of the bytes; the same at every call.
+    /// All of the bytes. Every call returns the same ones.
     fn bytes(&self) -> &[u8];
 }
 
-/// Bytes of a value: either owned, or a part of a cached block that stays in memory as long as
-/// this lives (and counts to the cache until then). Holding many for long holds much memory;
-/// [`PinnedSlice::into_vec`] copies them out.
+/// Bytes of a value: either owned, or a part of a cached block. The block stays in memory, and
+/// counts to the cache, while this value lives. A caller that keeps many values for long can copy
+/// the bytes out with [`PinnedSlice::into_vec`].
 #[derive(Clone)]
 pub struct PinnedSlice {
     repr: Repr,
@@ -25,13 +25,13 @@ enum Repr {
 }
 
 impl PinnedSlice {
-    /// Bytes of its own.
+    /// A slice that owns `bytes`.
     #[must_use]
     pub fn owned(bytes: Vec<u8>) -> Self {
         Self { repr: Repr::Owned(bytes) }
     }
 
-    /// `range` of `owner`'s bytes; `None` if it lies outside them or past 4 GiB.
+    /// A slice of the bytes `range` of `owner`; `None` if it lies outside them or past 4 GiB.
     #[must_use]
     pub fn pinned(owner: Arc<dyn PinOwner>, range: std::ops::Range<usize>) -> Option<Self> {
         owner.bytes().get(range.clone())?;

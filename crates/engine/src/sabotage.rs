@@ -1,10 +1,10 @@
 //! Fault switches of the engine: steps that a test leaves out, to prove that the suite notices.
 //! Most belong to separated values; the others belong to file fencing and to the commit path.
 //!
-//! Only a build with the cargo feature `sabotage` has a way to switch one on. Without the feature
-//! every query is a constant function that returns `false`, so the compiler removes the branch. A
-//! switch holds for one thread: a test steps the background work of its database on its own
-//! thread, and other tests of the same program go on undisturbed.
+//! Only a build with the cargo feature `sabotage` can switch one on. Without the feature every
+//! query is a constant function that returns `false`, so the compiler removes the branch. A switch
+//! holds for one thread. A test runs the background work of its database step by step on its own
+//! thread, so other tests of the same program are not disturbed.
 //!
 //! Thread-safety: each thread has its own switch. Failure: none.
 //! Cost: none without the feature; a read of a thread-local value with it.

@@ -1,7 +1,7 @@
 //! What the engine counts: tickers, latency histograms and stall times, as values.
 //!
-//! Owned by a database, shared with its jobs and readers. A bump is one relaxed add in the
-//! calling thread's stripe. Text and tables are made in `db::admin::report`.
+//! A database owns the statistics and shares them with its jobs and readers. An increment is one
+//! relaxed addition in the calling thread's stripe. `db::admin::report` makes text and tables.
 
 use archipelago_base::metrics::{Counters, Distribution, Histogram, Summary};
 
@@ -49,7 +49,7 @@ tickers! {
     GetsMemtable = "gets.memtable",
     /// Tables that look-ups searched (past their filters).
     TablesSearched = "gets.tables.searched",
-    /// Tables that a filter spared.
+    /// Tables that a filter excluded from a look-up.
     FilterUseful = "filter.useful",
     /// Separated values that look-ups and iterators found in the block cache.
     ValuesCached = "values.cached",
@@ -85,7 +85,7 @@ tickers! {
     BytesWarmed = "compaction.bytes.warmed",
     /// Garbage collections of value files that were installed.
     GcJobs = "gc.jobs",
-    /// Value files that they replaced.
+    /// Value files that these collections replaced.
     GcFilesCollected = "gc.files.collected",
     /// Bytes that garbage collections read.
     GcBytesRead = "gc.bytes.read",
@@ -115,7 +115,8 @@ tickers! {
     GcFinishNs = "gc.finish.ns",
     /// Records that compactions and flushes dropped.
     RecordsDropped = "records.dropped",
-    /// Expired records among them, and those of tables that were removed because all had expired.
+    /// Dropped records that had expired, and the records of tables that were removed because all
+    /// had expired.
     RecordsExpired = "records.expired",
     /// Background jobs that failed.
     BackgroundErrors = "background.errors",
@@ -129,11 +130,11 @@ tickers! {
     MergeErrors = "merge.errors",
     /// Files removed because no version needed them.
     FilesRemoved = "files.removed",
-    /// Tables removed that belonged to jobs which were given up.
+    /// Tables removed that jobs had written which were given up.
     StraysRemoved = "strays.removed",
     /// Memtable shards that were sent to a memory node.
     AwayShardsSent = "away.shards.sent",
-    /// Bytes of their images.
+    /// Bytes of the images of sent shards.
     AwayBytesSent = "away.bytes.sent",
     /// Sends that failed because no memory node had room.
     AwaySendsRefused = "away.sends.refused",
@@ -141,50 +142,55 @@ tickers! {
     AwaySendsFailed = "away.sends.failed",
     /// Memtable shards that were fetched from a memory node to be flushed here.
     AwayShardsFetched = "away.shards.fetched",
-    /// Bytes of their images.
+    /// Bytes of the images of fetched shards.
     AwayBytesFetched = "away.bytes.fetched",
     /// Flushes that were put off because a memory node did not give a shard.
     AwayFlushesPutOff = "away.flushes.put.off",
     /// Flushes that failed with an executor and ran in this process.
     AwayFlushesRunHere = "away.flushes.run.here",
-    /// Flushes that were planned for an executor, ran here and were too large for that.
+    /// Flushes that were planned for an executor, ran here instead, and were too large to be
+    /// fetched. They are planned again.
     AwayFlushesTooLarge = "away.flushes.too.large",
-    /// Memtable shards in tables that an old reader still had, and that were fetched for it.
+    /// Memtable shards fetched for an old reader that still used them after their records were in
+    /// tables.
     AwayShardsHeld = "away.shards.held",
-    /// Look-ups of keys that memory nodes were asked for.
+    /// Look-ups of keys that were sent to memory nodes.
     AwayLookups = "away.lookups",
-    /// Look-ups among them that the filters had not spared and that found nothing.
+    /// Look-ups at memory nodes that no filter had excluded and that found nothing.
     AwayLookupsEmpty = "away.lookups.empty",
-    /// Pages of records that iterators had from memory nodes.
+    /// Pages of records that iterators fetched from memory nodes.
     AwayPages = "away.pages",
-    /// Reads that ended as busy because a memtable shard could not be had.
+    /// Reads that failed as busy because a memtable shard could not be read.
     AwayReadsBusy = "away.reads.busy",
     /// Memtable shards that memory nodes have lost.
     AwayShardsLost = "away.shards.lost",
     /// Lost memtable shards that were rebuilt from the log.
     AwayShardsRebuilt = "away.shards.rebuilt",
-    /// Memtable shards of the owner before that the open has kept at their memory nodes.
+    /// Memtable shards of the previous owner that the open kept at their memory nodes.
     AwayShardsKept = "away.shards.kept",
-    /// Records of the log that the open did not replay, because kept shards have them.
+    /// Records of the log that the open did not replay, because kept shards contain them.
     AwayRecordsSpared = "away.records.spared",
     /// Memtable shards that the open did not keep, because tables have their records.
     AwayDroppedFlushed = "away.dropped.flushed",
-    /// The same, because records before those of the shard are only in the log.
+    /// Memtable shards that the open did not keep, because records before theirs are only in the
+    /// log.
     AwayDroppedGap = "away.dropped.gap",
-    /// The same, because the log ends before the shard does: a power failure took the rest of it.
+    /// Memtable shards that the open did not keep, because the log ends before the shard does. A
+    /// power failure took the rest of the log.
     AwayDroppedBeyondLog = "away.dropped.beyond.log",
-    /// The same, because the shard contradicts the manifest, its family was dropped, or its node
-    /// did not give its filter.
+    /// Memtable shards that the open did not keep, because the shard contradicts the manifest, its
+    /// family was dropped, or its node did not deliver its filter.
     AwayDroppedUnusable = "away.dropped.unusable",
-    /// The same, because the rest of the log did not fit into memory, so that the open replayed all
-    /// of it into tables, or because the disk had no room.
+    /// Memtable shards that the open did not keep, because of missing room. Either the disk had
+    /// none, or the rest of the log did not fit into memory, so that the open replayed all of it
+    /// into tables.
     AwayDroppedNoMemory = "away.dropped.no.memory",
-    /// Nanoseconds from the request for shards of the owner before to the end of the open's
+    /// Nanoseconds from the request for shards of the previous owner to the end of the open's
     /// recovery, if shards were kept.
     AwayTakeoverNs = "away.takeover.ns",
     /// Writes refused because the disk is full.
     DiskFullRefusals = "disk.full.refusals",
-    /// Times that the reserve of the disk was given up.
+    /// Times that the reserve of the disk was released.
     DiskReserveUses = "disk.reserve.uses",
     /// Memtables sealed early because the disk is nearly full.
     DiskEarlyFlushes = "disk.early.flushes",
@@ -194,7 +200,7 @@ tickers! {
     BucketMapChanges = "bucket.map.changes",
     /// Buckets that were cut in two.
     BucketSplits = "bucket.splits",
-    /// Pairs of buckets that were made one.
+    /// Pairs of buckets that were merged into one.
     BucketMerges = "bucket.merges",
     /// Transactions that were committed.
     TransactionsCommitted = "transactions.committed",
@@ -214,13 +220,13 @@ tickers! {
     StallBudgetNs = "stall.budget.ns",
     /// Nanoseconds writers waited because garbage was close to the bound on space.
     StallSpaceNs = "stall.space.ns",
-    /// Nanoseconds writers waited for a flush that gives room on a full disk.
+    /// Nanoseconds writers waited for a flush that frees space on a full disk.
     StallDiskNs = "stall.disk.ns",
 }
 
 const TICKERS: usize = Ticker::ALL.len();
 
-/// What takes long enough to be timed.
+/// Operations that take long enough to be timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Timer {
     /// A write call, nanoseconds.

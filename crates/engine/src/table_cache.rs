@@ -1,15 +1,17 @@
-//! Open readers of tables and of value files, a bounded number of them.
+//! A bounded number of open readers of tables and of value files.
 //!
-//! Owned by the database. The reader of a file lies in its [`LiveFile`] or [`LiveValueFile`], so
-//! that a read finds it with one load and without a look-up; the cache only knows which files have
-//! one. Tables and value files share one limit, because both hold a file descriptor. Invariants:
-//! 1. a file has at most one reader at a time (opening holds a lock of the file's shard);
-//! 2. after every open at most `readers_max` files hold a reader, unless all were used since the
-//!    clock hand passed twice over all of them;
-//! 3. a reader that is closed lives on until whoever uses it lets go.
+//! The database owns the cache. The reader of a file lies in its [`LiveFile`] or [`LiveValueFile`],
+//! so that a read finds it with one load and without a look-up. The cache only knows which files
+//! have a reader. Tables and value files share one limit, because both hold a file descriptor.
+//! Invariants:
+//! 1. A file has at most one reader at a time (opening holds a lock of the file's shard).
+//! 2. After every open at most `readers_max` files hold a reader. The exception is that the clock
+//!    hand found all of them used, twice around.
+//! 3. A reader that is closed lives on until its last user drops it.
 //!
-//! Thread-safe. A failed open leaves nothing behind; the next read tries again. The list of open
-//! files holds them weakly: a file that goes away takes its reader along.
+//! Thread-safety: any thread may call any method. Failure: a failed open leaves nothing behind, and
+//! the next read tries again. The list of open files holds them weakly: a file that is dropped
+//! takes its reader along.
 
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
@@ -26,9 +28,9 @@ use crate::live_file::{LiveFile, LiveValueFile};
 use crate::sst::{BlockCache, TableReader};
 use crate::value::ValueTable;
 
-/// Locks that files are opened under.
+/// Number of locks under which files are opened.
 const SHARDS: usize = 16;
-/// Readers that an open closes at most while the budget is under pressure.
+/// Largest number of readers that an open closes while the budget is under pressure.
 const CLOSE_UNDER_PRESSURE: usize = 2;
 
 /// The table cache: bounds the number of open table readers.
@@ -39,7 +41,7 @@ pub struct TableCache {
     budget: Arc<ByteBudget>,
     readers_max: usize,
     direct: bool,
-    /// Whether somebody else may remove files that this database's versions name.
+    /// Whether another process may remove files that this database's versions name.
     beside_a_writer: bool,
     opening: [Mutex<()>; SHARDS],
     open: Mutex<OpenList>,
@@ -89,11 +91,11 @@ struct OpenList {
     hand: usize,
 }
 
-/// A reader for the duration of one operation, without counting references where possible.
+/// A reader for the duration of one operation, if possible without counting references.
 pub enum ReaderGuard<R> {
-    /// It was open.
+    /// The reader was open already.
     Held(arc_swap::Guard<Option<Arc<R>>>),
-    /// It was opened.
+    /// The reader was opened for this operation.
     Opened(Arc<R>),
 }
 
@@ -119,7 +121,7 @@ impl std::fmt::Debug for TableCache {
 }
 
 impl TableCache {
-    /// Opens files of `dir` on `fs`; `direct`: past the page cache.
+    /// A cache that opens files of `dir` on `fs`; `direct` bypasses the page cache.
     #[must_use]
     pub fn new(
         fs: Arc<dyn FileSystem>,
@@ -142,14 +144,14 @@ impl TableCache {
         }
     }
 
-    /// The cache of a read-only database: a writer may remove files that its versions name. A table
-    /// whose file is missing is an error of the kind `Fenced` then.
+    /// Makes the cache one of a read-only database, whose writer may remove files that its versions
+    /// name. A table whose file is missing is then an error of the kind `Fenced`.
     #[must_use]
     pub fn beside_a_writer(self) -> Self {
         Self { beside_a_writer: true, ..self }
     }
 
-    /// What a missing file of a version means: never that a key does not exist.
+    /// The error for a missing file of a version. It never means that a key does not exist.
     fn missing(&self, path: &Path, error: Error) -> Error {
         if error.kind() != ErrorKind::NotFound {
             return error;
@@ -169,7 +171,7 @@ impl TableCache {
         )
     }
 
-    /// The file's reader, to keep as long as one likes.
+    /// The file's reader, which the caller may keep.
     pub fn get(&self, file: &Arc<LiveFile>) -> Result<Arc<TableReader>> {
         touch(&file.used);
         match file.reader.load_full() {
@@ -178,8 +180,8 @@ impl TableCache {
         }
     }
 
-    /// The file's reader for one operation: cheaper than [`TableCache::get`]. Do not keep many
-    /// guards, nor one for long.
+    /// The file's reader for one operation, cheaper than [`TableCache::get`]. Keep few guards, and
+    /// none of them for long.
     #[inline]
     pub fn load(&self, file: &Arc<LiveFile>) -> Result<TableGuard> {
         touch(&file.used);
@@ -191,14 +193,14 @@ impl TableCache {
         self.open(file).map(TableGuard::Opened)
     }
 
-    /// [`TableCache::get`], or `Busy` ("would need I/O") if `cache_only` and the file would have to
-    /// be opened.
+    /// The file's reader as from [`TableCache::get`]. With `cache_only` it is `Busy` ("would need
+    /// I/O") if the file would have to be opened.
     pub fn get_for(&self, file: &Arc<LiveFile>, cache_only: bool) -> Result<Arc<TableReader>> {
         self.may_open(file, cache_only)?;
         self.get(file)
     }
 
-    /// [`TableCache::load`], or `Busy` as [`TableCache::get_for`].
+    /// The file's reader as from [`TableCache::load`], or `Busy` as from [`TableCache::get_for`].
     #[inline]
     pub fn load_for(&self, file: &Arc<LiveFile>, cache_only: bool) -> Result<TableGuard> {
         self.may_open(file, cache_only)?;
@@ -235,7 +237,7 @@ impl TableCache {
         Ok(reader)
     }
 
-    /// The reader of a value file for one operation, as [`TableCache::load_for`].
+    /// The reader of a value file for one operation, as from [`TableCache::load_for`].
     #[inline]
     pub(crate) fn load_values(
         &self,
@@ -251,7 +253,7 @@ impl TableCache {
         self.open_values(file, cache_only).map(ReaderGuard::Opened)
     }
 
-    /// The reader of a value file, to keep as long as one likes.
+    /// The reader of a value file, which the caller may keep.
     #[cfg_attr(
         not(any(test, feature = "fault-points")),
         expect(dead_code, reason = "iterators and jobs with separated values will use it")
@@ -282,7 +284,7 @@ impl TableCache {
         Ok(reader)
     }
 
-    /// The open file: `held` if it is kept open.
+    /// Opens the file, or returns `held` if it is kept open.
     fn open_file(
         &self,
         path: &Path,
@@ -330,7 +332,7 @@ impl TableCache {
         drop(closed);
     }
 
-    /// Files that hold a reader now.
+    /// Number of files that hold a reader now.
     #[must_use]
     pub fn open_readers(&self) -> usize {
         let files: Vec<_> = self.open.lock().files.clone();
@@ -345,16 +347,16 @@ fn touch(used: &AtomicBool) {
     }
 }
 
-/// What a pass of the hand closed or held; dropped outside the lock.
+/// Readers and files that a pass of the hand released; the caller drops them outside the lock.
 type Closed = Vec<(Option<Arc<dyn Send + Sync>>, Arc<dyn ReadableFile>)>;
 
 impl OpenList {
     /// Moves the hand until at most `most` files are open and `extra` more were closed, at most
-    /// twice around. `spared` was opened just now.
+    /// twice around. `spared` has just been opened and stays open.
     fn close_beyond(&mut self, most: usize, extra: usize, spared: FileNo) -> Closed {
         let mut closed = Closed::new();
         let mut extra = extra;
-        // Two steps at every open find what went away with its file.
+        // Two steps at every open find readers that were dropped with their file.
         let mut steps = if self.files.len() > most || extra > 0 { self.files.len() * 2 } else { 2 };
         while steps > 0 && !self.files.is_empty() {
             steps -= 1;

@@ -1,5 +1,6 @@
-//! What a table's records could give back: expiries, versions kept for snapshots, range deletes,
-//! and how the table was written. Pure data, owned by `FileMeta` and by a table's properties.
+//! Content of a table that a rewrite could free: expiries, versions kept for snapshots, range
+//! deletes. It also records how the table was written. Plain data, owned by `FileMeta` and by a
+//! table's properties.
 //!
 //! The builder counts while it writes (`ContentCounter`); the manifest keeps the result, so that
 //! a picker decides without opening a table.
@@ -8,9 +9,9 @@
 //! 1. `expiry_ms` ascends, and every expiring record expires at `expiry_ms[0]` or later and at
 //!    `expiry_ms[4]` or earlier. At `expiry_ms[q]` at least `q` quarters of `expiring_bytes` have
 //!    expired, for `q` from 1 to 4.
-//! 2. A shadowed record follows a newer record of its key in the same table, and the job that wrote
-//!    the table kept it because a snapshot was between the two (or because the newer one was not
-//!    published yet). So if no snapshot is between them any more, a rewrite loses one of the two.
+//! 2. A shadowed record follows a newer record of its key in the same table. The job that wrote the
+//!    table kept it because a snapshot was between the two, or because the newer one was not
+//!    published yet. So if no snapshot is between them any more, a rewrite removes one of the two.
 //! 3. Every key of a covered range is deleted by a range tombstone of the table whose sequence
 //!    number lies in `oldest_seq..=newest_seq`.
 //!
@@ -23,9 +24,9 @@ use archipelago_base::codec::{Reader, put_bytes, put_u8, put_varint};
 use crate::options::Compression;
 use crate::tombstone::Skyline;
 
-/// Most covered ranges that a table names.
+/// Largest number of covered ranges that a table names.
 pub const COVERED_RANGES_MAX: usize = 8;
-/// Longest name of a compaction filter in bytes.
+/// Largest length in bytes of the name of a compaction filter.
 const FILTER_NAME_BYTES_MAX: usize = 1024;
 
 /// Keys that range tombstones of a table delete without a gap.
@@ -35,15 +36,15 @@ pub struct CoveredRange {
     pub start: Vec<u8>,
     /// First key past the range.
     pub end: Vec<u8>,
-    /// Smallest sequence number among the newest tombstones of each part: older records are
-    /// deleted everywhere in the range.
+    /// Smallest sequence number among the newest tombstones of each part. Older records are deleted
+    /// everywhere in the range.
     pub oldest_seq: u64,
     /// Largest sequence number of a tombstone of the range.
     pub newest_seq: u64,
 }
 
-/// What the records of a table could give back. Bytes are those of user keys and values before
-/// encoding; a separated value counts with its reference and its value record.
+/// Content of a table that a rewrite could free. Bytes are those of user keys and values before
+/// encoding. A separated value counts with its reference and its value record.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct TableContent {
     /// Number of different user keys of point records.
@@ -62,13 +63,13 @@ pub struct TableContent {
     pub shadowed: u64,
     /// Bytes of the shadowed records.
     pub shadowed_bytes: u64,
-    /// Number of user keys that have shadowed records, or more than that.
+    /// Upper bound of the number of user keys that have shadowed records.
     pub shadowed_keys: u64,
     /// Sequence number of the oldest shadowed record. It is 0 if there is none.
     pub shadowed_oldest_seq: u64,
     /// Sequence number of the newest record that shadows another. It is 0 if there is none.
     pub shadowing_newest_seq: u64,
-    /// How data blocks were to be compressed.
+    /// Compression that was demanded for data blocks.
     pub compression: Compression,
     /// Name of the compaction filter that was applied to the table when it was written.
     pub compaction_filter: Option<String>,
@@ -93,7 +94,7 @@ impl TableContent {
         self.expiring > 0 && self.expiry_ms[0] <= now_ms
     }
 
-    /// Number of shadowed records that a rewrite certainly loses when `snapshots`, ascending, are
+    /// Number of shadowed records that a rewrite certainly removes, if `snapshots`, ascending, are
     /// the live ones. A snapshot needs at most one shadowed record of each key.
     #[must_use]
     pub fn unneeded_shadowed(&self, snapshots: &[SeqNo]) -> u64 {
@@ -103,7 +104,7 @@ impl TableContent {
         self.shadowed.saturating_sub(needed)
     }
 
-    /// Appends the bytes that the manifest keeps.
+    /// Appends the encoded content to `out`, for the manifest.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         self.numbers().iter().for_each(|&number| put_varint(out, number));
         put_u8(out, compression_byte(self.compression));
@@ -117,7 +118,7 @@ impl TableContent {
         }
     }
 
-    /// Reads what [`TableContent::encode`] wrote; `None` if the bytes are damaged.
+    /// Decodes bytes that [`TableContent::encode`] wrote; `None` if they are damaged.
     pub(crate) fn decode(reader: &mut Reader<'_>) -> Option<Self> {
         let mut numbers = [0; NUMBERS];
         for number in &mut numbers {
@@ -185,10 +186,10 @@ impl TableContent {
     }
 }
 
-/// Numbers in the encoding.
+/// Number of numbers in the encoding.
 const NUMBERS: usize = 14;
 
-/// A compression as formats store it.
+/// The byte that stands for a compression in formats.
 pub(crate) fn compression_byte(compression: Compression) -> u8 {
     match compression {
         Compression::None => 0,
@@ -197,13 +198,14 @@ pub(crate) fn compression_byte(compression: Compression) -> u8 {
     }
 }
 
-/// The compression that formats store as `byte`.
+/// The compression for which `byte` stands in formats; `None` for another byte.
 pub(crate) fn compression_of(byte: u8) -> Option<Compression> {
     [Compression::None, Compression::Lz4, Compression::Zstd].get(usize::from(byte)).copied()
 }
 
-/// The ranges that `tombstones` delete, the widest if there are more than
-/// [`COVERED_RANGES_MAX`]. Width is the distance of the first bytes that differ within the table.
+/// The ranges that `tombstones` delete; the widest ones if there are more than
+/// [`COVERED_RANGES_MAX`]. The width is the distance of the first bytes that differ within the
+/// table.
 pub(crate) fn covered_ranges(tombstones: &Skyline) -> Vec<CoveredRange> {
     let mut ranges: Vec<CoveredRange> = Vec::new();
     for piece in tombstones.covered() {
@@ -237,7 +239,7 @@ pub(crate) fn covered_ranges(tombstones: &Skyline) -> Vec<CoveredRange> {
     ranges
 }
 
-/// The eight bytes of `key` from `from` on as a number that orders like them.
+/// The eight bytes of `key` from `from` on, as a number that orders like them.
 fn head(key: &[u8], from: usize) -> u64 {
     let bytes = key.get(from..).unwrap_or_default();
     let mut word = [0; 8];
@@ -246,7 +248,8 @@ fn head(key: &[u8], from: usize) -> u64 {
     u64::from_be_bytes(word)
 }
 
-/// Bits of an expiry's distance that a slot of the histogram distinguishes below its highest bit.
+/// Number of bits below the highest one of an expiry's distance that a slot of the histogram
+/// distinguishes.
 const SLOT_BITS: u32 = 2;
 const SLOTS: usize = 64 << SLOT_BITS;
 
@@ -257,19 +260,19 @@ pub(crate) struct ContentCounter {
     /// Bytes of expiring records by their distance from `created_ms`; empty before the first.
     slots: Vec<u64>,
     created_ms: u64,
-    /// Whether the record before was shadowed.
+    /// Whether the previous record was shadowed.
     after_shadowed: bool,
 }
 
 impl ContentCounter {
-    /// A counter for a table that is written at `created_ms`.
+    /// A counter for a table that is written at `created_ms` (Unix milliseconds).
     pub(crate) fn new(created_ms: u64, compression: Compression, filter: Option<String>) -> Self {
         let content =
             TableContent { compression, compaction_filter: filter, ..TableContent::default() };
         Self { content, slots: Vec::new(), created_ms, after_shadowed: false }
     }
 
-    /// Counts a record's user key: whether it is another than that of the record before.
+    /// Counts a record's user key. `is_new` says that it differs from that of the previous record.
     #[inline]
     pub(crate) fn add_key(&mut self, is_new: bool) {
         self.content.user_keys += u64::from(is_new);
@@ -296,8 +299,8 @@ impl ContentCounter {
         self.slots[slot_of(expiry_ms.saturating_sub(self.created_ms))] += bytes;
     }
 
-    /// Counts a record that only a snapshot needs, of sequence number `seq`, after a newer record
-    /// of its key with `newer_seq`.
+    /// Counts a record that only a snapshot needs. It has the sequence number `seq` and follows a
+    /// newer record of its key with `newer_seq`.
     #[inline]
     pub(crate) fn add_shadowed(&mut self, bytes: u64, seq: u64, newer_seq: u64) {
         let content = &mut self.content;
@@ -312,7 +315,7 @@ impl ContentCounter {
         self.after_shadowed = true;
     }
 
-    /// Notes that the record just counted is not shadowed.
+    /// Notes that the last counted record is not shadowed.
     #[inline]
     pub(crate) fn end_shadowed(&mut self) {
         self.after_shadowed = false;
@@ -330,7 +333,7 @@ impl ContentCounter {
                 expired += u128::from(self.slots[slot]);
                 slot += 1;
             }
-            // The end of the last slot that was counted: all of its records have expired then.
+            // The end of the last slot that was counted. By then all of its records have expired.
             let end_ms = slot
                 .checked_sub(1)
                 .map_or(earliest, |last| self.created_ms.saturating_add(slot_last(last)));
@@ -340,7 +343,7 @@ impl ContentCounter {
     }
 }
 
-/// The slot of a distance: its highest bit and the [`SLOT_BITS`] bits below.
+/// The slot of a distance, by its highest bit and the [`SLOT_BITS`] bits below.
 #[inline]
 fn slot_of(distance_ms: u64) -> usize {
     let Some(top) = distance_ms.checked_ilog2() else { return 0 };

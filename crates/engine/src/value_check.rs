@@ -1,12 +1,12 @@
 //! Checks that the values of one version exist: for verification and repair.
 //!
 //! The owner walks over the tables of a version. Each reference is resolved as a reader resolves
-//! it, but no hint is believed: the value file must hold the record (key, sequence number) with the
-//! lengths that the reference says.
+//! it, but without trust in the hint: the value file must hold the record (key, sequence number)
+//! with the lengths of the reference.
 //!
 //! Invariants:
-//! 1. Nothing is changed.
-//! 2. A value file that is damaged or missing is one error, however many references it has.
+//! 1. The check changes nothing.
+//! 2. A value file that is damaged or missing is one error, for any number of references to it.
 //!
 //! Thread-safety: a check belongs to one thread.
 //! Failure: every check returns its findings, and the next one goes on.
@@ -31,11 +31,11 @@ use crate::value::{ValueKey, ValueTable};
 use crate::value_ref::{Reference, ValueFileMeta};
 use crate::version::{ReferenceSum, Version};
 
-/// Bytes of key blocks that a check keeps.
+/// Bytes of key blocks that a check keeps in memory.
 const CACHE_BYTES: u64 = 8 << 20;
-/// Value files that a check keeps open.
+/// Number of value files that a check keeps open.
 const OPEN_FILES_MAX: usize = 64;
-/// Bytes that a walk over a table reads at a time.
+/// Number of bytes that a walk over a table reads at a time.
 const STEP_BYTES: u64 = 256 << 10;
 
 /// An open value file and its path.
@@ -60,7 +60,7 @@ impl ValueTables {
         Self { cache, budget: Arc::clone(budget), open: BTreeMap::new() }
     }
 
-    /// The open value file of `meta`; `open` opens it if it is not.
+    /// The open value file of `meta`. `open` opens it if it is not open.
     pub(crate) fn get(
         &mut self,
         meta: &ValueFileMeta,
@@ -79,7 +79,7 @@ impl ValueTables {
     }
 }
 
-/// Options of the reads of keys: the private cache keeps the blocks.
+/// Options for reading keys: the private cache keeps the blocks.
 pub(crate) fn key_options() -> TableReadOptions {
     let context = IoContext::new(FileClass::ValueSst, IoPurpose::Maintenance);
     TableReadOptions { context, ..TableReadOptions::foreground() }
@@ -113,7 +113,7 @@ pub(crate) struct ValueCheck<'a> {
     version: &'a Version,
     open: &'a OpenValues<'a>,
     tables: ValueTables,
-    /// Value files that are known to be damaged, or that are gone.
+    /// Numbers of value files that are known to be damaged, or that were removed.
     unreadable: BTreeSet<u64>,
 }
 
@@ -132,8 +132,8 @@ impl<'a> ValueCheck<'a> {
         Self { version, open, tables: ValueTables::new(budget), unreadable: BTreeSet::new() }
     }
 
-    /// Reads one value file in full. `false` if it is gone from a read-only database. An error says
-    /// how many records refer to the file.
+    /// Reads one value file in full. `false` if the writer of a read-only database has removed it.
+    /// An error says how many records refer to the file.
     pub(crate) fn file(&mut self, file: &LiveValueFile, refs: ReferenceSum) -> Result<bool> {
         let context = IoContext::new(FileClass::ValueSst, IoPurpose::Maintenance);
         let table = self.tables.get(file, || (self.open)(file));
@@ -153,9 +153,9 @@ impl<'a> ValueCheck<'a> {
         })
     }
 
-    /// Resolves every reference of `table`, which is undamaged and has the metadata `meta`. One
-    /// error for each value file with references that do not resolve. Files that
-    /// [`ValueCheck::file`] has named are left out.
+    /// Resolves every reference of `table`, which is undamaged and has the metadata `meta`. Returns
+    /// one error for each value file with references that do not resolve. Files that
+    /// [`ValueCheck::file`] has reported are left out.
     pub(crate) fn table(
         &mut self,
         table: &Arc<TableReader>,

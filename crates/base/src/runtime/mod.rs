@@ -92,8 +92,8 @@ impl Runtime for Host {
     }
 
     /// Runs the simulation until `future` completes. Code outside the simulation calls it. Several
-    /// threads may wait, and a future may wait for another thread's. So a thread runs no step while
-    /// another one can go on, and keeps its turn for some steps only.
+    /// threads may wait, and a future may wait for another thread's future. So a thread runs no
+    /// step while another thread can go on, and it keeps its turn for a limited number of steps.
     fn block_on(&self, mut future: Boxed<'_, ()>) {
         let caller = Arc::new(OutsideCaller::new(self.scheduler()));
         let waker = Waker::from(Arc::clone(&caller));

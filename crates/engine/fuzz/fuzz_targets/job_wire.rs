@@ -1,4 +1,4 @@
-//! Job messages: whatever decodes must encode to the same bytes again.
+//! Job messages: a message that decodes must encode to the same bytes again.
 #![no_main]
 
 use archipelago_engine::compaction::job::CompactionSpec;

@@ -1,4 +1,4 @@
-//! Decodes arbitrary bytes as a reference: what decodes has exactly one encoding.
+//! Decodes arbitrary bytes as a reference: bytes that decode must be its only encoding.
 #![no_main]
 
 use archipelago_engine::value_ref::Reference;

@@ -1,4 +1,4 @@
-//! Write batches: whatever decodes has as many operations as it says.
+//! Write batches: a batch that decodes must have as many operations as its header states.
 #![no_main]
 
 use archipelago_engine::wal::WriteBatch;

@@ -1,26 +1,28 @@
 //! The block cache: checked, uncompressed blocks of all open tables, in a bounded number of bytes.
 //!
-//! Owned by the database (databases may share one); table readers fill it. It holds data blocks,
-//! index and filter partitions of large files, separated values, and pieces of the Flat Index
-//! Cache. Invariants:
-//! 1. the weights of all cached blocks never exceed the capacity: it is split over shards, each of
-//!    which evicts before it admits; a weight is the block's memory with its share of the table;
-//! 2. a block that is evicted while somebody pins it stays in memory and in the budget
-//!    (`MemoryClass::BlockCache`) until the last pin goes;
-//! 3. a block larger than its shard, or a value larger than a quarter of it, is not admitted; its
+//! The database owns the cache (databases may share one); table readers fill it. It holds data
+//! blocks, index and filter partitions of large files, separated values, and pieces of the Flat
+//! Index Cache.
+//!
+//! Invariants:
+//! 1. The weights of all cached blocks never exceed the capacity. It is split over shards, each of
+//!    which evicts before it admits. A weight is the block's memory with its share of the table.
+//! 2. A block that is evicted while a reader pins it stays in memory and in the budget
+//!    (`MemoryClass::BlockCache`) until the last pin is released.
+//! 3. A block larger than its shard, or a value larger than a quarter of it, is not admitted. Its
 //!    reader keeps it, charged to the budget.
 //!
 //! So pinned blocks exceed the capacity, and the budget counts them.
 //!
-//! Tables keep the blocks that are cached in [`Slots`] of their own as well, where a hit needs no
-//! look-up. The cache hears of such hits once per *epoch*, which ends when a sixteenth of the cache
-//! was evicted: often enough for its clock, and never while everything fits.
+//! Tables also keep cached blocks in [`Slots`] of their own, where a hit needs no look-up. The
+//! cache is notified of such hits once per *epoch*. An epoch ends when a sixteenth of the cache was
+//! evicted. That is often enough for the eviction clock, and costs nothing while everything fits.
 //!
 //! The cache knows of a block only what [`CachedBlock`] says. Tables use it for one type of blocks,
 //! [`crate::sst::BlockCache`].
 //!
-//! Thread-safe: a hit by key takes a shard's read lock and clones an `Arc`, no allocation. Eviction
-//! is quick_cache's CLOCK-Pro. Nothing here fails.
+//! Thread-safety: any thread may call any method. A hit by key takes a shard's read lock and clones
+//! an `Arc`, without an allocation. Eviction is quick_cache's CLOCK-Pro. Failure: none.
 
 mod slots;
 
@@ -36,19 +38,19 @@ use quick_cache::{Lifecycle, OptionsBuilder, Weighter};
 
 pub use slots::{BlockGuard, Home, Slots, Spot};
 
-/// Smallest shard: a smaller cache has fewer shards.
+/// Smallest shard in bytes: a smaller cache has fewer shards.
 const SHARD_BYTES_MIN: u64 = 512 << 10;
 /// Largest number of shards of a cache.
 const SHARDS_MAX: u64 = 64;
-/// Epochs while as much is evicted as the cache holds.
+/// Number of epochs in which the cache evicts as many blocks as it holds.
 const EPOCHS_PER_TURN: u64 = 16;
-/// The part of a shard that one value may fill: one in so many. A larger value would evict most of
+/// A value may fill at most one in this many parts of a shard. A larger value would evict most of
 /// the shard for one read.
 const VALUES_PER_SHARD_MIN: u64 = 4;
-/// What a block is expected to weigh, to size the memory of evicted keys.
+/// Expected weight of a block in bytes, to size the memory of evicted keys.
 const BLOCK_BYTES_EXPECTED: u64 = 4 << 10;
 
-/// What a block is for.
+/// Purpose of a block in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BlockKind {
     /// A block of records.
@@ -80,23 +82,23 @@ impl BlockKind {
     }
 }
 
-/// What the cache knows of the blocks that it holds.
+/// Properties of a block that the cache uses.
 pub trait CachedBlock: Send + Sync + Sized + 'static {
     /// What the block is for.
     fn kind(&self) -> BlockKind;
-    /// Bytes of memory that the block takes, with everything around it.
+    /// Memory of the block in bytes, with everything around it.
     fn memory_bytes(&self) -> usize;
-    /// Keeps what the block counts in the budget until its last holder lets go.
+    /// Stores the block's charge to the budget, which ends when its last holder drops the block.
     fn set_charge(&mut self, charge: Charge);
-    /// The slot in which the block lies.
+    /// The slot of the block, if it is in one.
     fn home(&self) -> &Mutex<Home<Self>>;
-    /// Epoch of the cache in which the cache last heard that the block is used.
+    /// Epoch of the cache in which the block was last reported as used.
     fn used_in(&self) -> u32;
-    /// Notes that the cache hears in `epoch` that the block is used.
+    /// Notes that the block is reported as used in `epoch`.
     fn use_in(&self, epoch: u32);
 }
 
-/// Which block: the file's unique id and the offset in it.
+/// Identity of a block: the file's unique id and the offset in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockKey {
     /// Unique id of the file, as two words.
@@ -157,7 +159,7 @@ impl<B: CachedBlock> Weighter<BlockKey, Arc<B>> for ByMemory {
     }
 }
 
-/// Counters of the cache: what happened, per [`BlockKind`].
+/// Counters of events of the cache, per [`BlockKind`].
 type Events = Counters<20>;
 
 #[derive(Clone, Copy)]
@@ -172,14 +174,14 @@ fn counter(kind: BlockKind, event: Event) -> usize {
     kind as usize * 4 + event as usize
 }
 
-/// Hears what the cache lets go.
+/// Receives the blocks that the cache evicts.
 #[derive(Clone, Debug)]
 struct Evictions {
     events: Arc<Events>,
     evicted: Arc<AtomicU64>,
 }
 
-/// Blocks that the cache let go; their slots are emptied and they are dropped with this.
+/// Blocks that the cache evicted. Dropping this value empties their slots and drops them.
 struct Evicted<B: CachedBlock>(Vec<Arc<B>>);
 
 impl<B: CachedBlock> Drop for Evicted<B> {
@@ -191,7 +193,7 @@ impl<B: CachedBlock> Drop for Evicted<B> {
 }
 
 impl<B: CachedBlock> Lifecycle<BlockKey, Arc<B>> for Evictions {
-    /// Dropped once the shard's lock is released.
+    /// The evicted blocks, which are dropped after the shard's lock was released.
     type RequestState = Evicted<B>;
 
     fn begin_request(&self) -> Self::RequestState {
@@ -205,16 +207,16 @@ impl<B: CachedBlock> Lifecycle<BlockKey, Arc<B>> for Evictions {
     }
 }
 
-/// What the cache did with blocks of one kind.
+/// What happened to blocks of one kind in the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheStats {
     /// Look-ups that found the block.
     pub hits: u64,
-    /// Look-ups that did not.
+    /// Look-ups that did not find the block.
     pub misses: u64,
-    /// Blocks put in.
+    /// Blocks that were put into the cache.
     pub inserts: u64,
-    /// Blocks pushed out by others, or by a smaller capacity.
+    /// Blocks evicted by others, or because of a smaller capacity.
     pub evictions: u64,
 }
 
@@ -228,7 +230,7 @@ pub struct BlockCache<B: CachedBlock> {
     evicted: Arc<AtomicU64>,
     /// Evictions per epoch, as a power of two.
     epoch_bits: u32,
-    /// Blocks of this kind are not kept.
+    /// The kind of blocks that the cache does not keep, if there is one.
     refused: Option<BlockKind>,
 }
 
@@ -280,7 +282,7 @@ impl<B: CachedBlock> BlockCache<B> {
         self.refused != Some(kind)
     }
 
-    /// The block, if it is cached. `kind` is what the caller expects, for the counters.
+    /// The block, if it is cached. `kind` is the kind that the caller expects, for the counters.
     #[inline]
     #[must_use]
     pub fn get(&self, key: &BlockKey, kind: BlockKind) -> Option<Arc<B>> {
@@ -290,8 +292,8 @@ impl<B: CachedBlock> BlockCache<B> {
         found
     }
 
-    /// The block, if it is in its slot or cached under the key; then it is in its slot from now on.
-    /// The key is asked for only where the slot is not enough.
+    /// The block, if it is in its slot or cached under its key. In the second case it is put into
+    /// its slot. `key` is called only if the slot is empty or the use has to be reported.
     #[inline]
     #[must_use]
     pub fn get_at(
@@ -338,13 +340,13 @@ impl<B: CachedBlock> BlockCache<B> {
         self.cache.peek(key)
     }
 
-    /// Blocks that were pushed out so far: while this stays the same there is room.
+    /// Number of blocks evicted so far. While it does not change, the cache has room.
     #[must_use]
     pub fn evicted(&self) -> u64 {
         self.evicted.load(Ordering::Relaxed)
     }
 
-    /// Puts a block in, if it fits. Either way the caller gets it shared.
+    /// Puts a block into the cache, if it fits. The caller gets the shared block either way.
     pub fn insert(&self, key: BlockKey, mut block: B) -> Arc<B> {
         let bytes = block.memory_bytes() as u64;
         block.set_charge(self.budget.hold(MemoryClass::BlockCache, bytes));
@@ -372,7 +374,7 @@ impl<B: CachedBlock> BlockCache<B> {
     /// Forgets every value of a file that is removed. Costs a walk over the whole cache.
     pub fn remove_values(&self, unique_id: &[u8; 16]) {
         let file = BlockKey::new(unique_id, 0).file;
-        // No slot names a value, so that nothing but the cache must let it go.
+        // No slot names a value, so it is enough to remove values from the cache's map.
         self.cache.retain(|key, block| key.file != file || block.kind() != BlockKind::Value);
     }
 
@@ -389,7 +391,7 @@ impl<B: CachedBlock> BlockCache<B> {
         self.capacity_bytes.load(Ordering::Relaxed)
     }
 
-    /// Changes the capacity; on return no more than that is cached.
+    /// Changes the capacity to `bytes`; on return at most that is cached.
     pub fn set_capacity(&self, bytes: u64) {
         self.capacity_bytes.store(bytes, Ordering::Relaxed);
         self.apply(bytes);
@@ -406,7 +408,8 @@ impl<B: CachedBlock> BlockCache<B> {
         self.apply(bytes.min(self.capacity_bytes()));
     }
 
-    /// Ends what [`BlockCache::shrink_to`] began, if the budget is under no pressure.
+    /// Restores the capacity that [`BlockCache::shrink_to`] lowered, if the budget is under no
+    /// pressure.
     pub fn relax(&self) {
         if self.budget.pressure() == Pressure::None && self.cache.capacity() < self.capacity_bytes()
         {
@@ -414,7 +417,7 @@ impl<B: CachedBlock> BlockCache<B> {
         }
     }
 
-    /// Bytes cached now, with everything around them.
+    /// Bytes cached now, with the memory around the blocks.
     #[must_use]
     pub fn usage_bytes(&self) -> u64 {
         self.cache.weight()
@@ -432,7 +435,7 @@ impl<B: CachedBlock> BlockCache<B> {
         self.cache.is_empty()
     }
 
-    /// What happened to blocks of one kind since the cache was made.
+    /// What happened to blocks of one kind since the cache was created.
     #[must_use]
     pub fn stats(&self, kind: BlockKind) -> CacheStats {
         let get = |event| self.events.get(counter(kind, event));

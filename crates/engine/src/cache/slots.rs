@@ -1,14 +1,18 @@
-//! Cached blocks where a table finds them without a look-up: one slot per block of an index.
+//! Slots for cached blocks, in which a table finds them without a look-up: one per block of an
+//! index.
 //!
-//! Owned by an index block in memory; the blocks in them belong to the block cache. Invariants:
-//! 1. a slot holds only a block that is in the cache: a block is put into a slot, and taken out
-//!    when the cache lets it go, under the lock of its [`Home`], which knows whether it is cached;
-//! 2. a block is in at most one slot of live tables, the one its home names.
+//! An index block in memory owns its slots; the blocks in them belong to the block cache.
+//! Invariants:
+//! 1. A slot holds only a block that is in the cache. A block is put into a slot, and taken out
+//!    when the cache evicts it, under the lock of its [`Home`], which knows whether it is cached.
+//! 2. A block is in at most one slot of live tables, the one that its home names.
 //!
-//! Thread-safe. A slot may become empty too early (two readers cached the same block at once): the
-//! next reader then finds the block in the cache's map and puts it back. Cost: a hit is one load of
-//! the slot and no write to memory that threads share; 8 bytes per block, made when the first block
-//! is put in: a job that reads a table past the cache needs none.
+//! Thread-safety: any thread may call any method. A slot may become empty too early, if two readers
+//! cached the same block at the same time. The next reader then finds the block in the cache's map
+//! and puts it back.
+//! Cost: a hit is one load of the slot and no write to memory that threads share. A slot takes 8
+//! bytes. The slots are allocated when the first block is put in, so a job that reads a table past
+//! the cache needs none.
 
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock, Weak};
@@ -31,7 +35,7 @@ impl<B> Slots<B> {
         Arc::new(Self { count, slots: OnceLock::new() })
     }
 
-    /// Bytes of memory held once one is filled.
+    /// Bytes of memory held once a slot is filled.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.count * size_of::<ArcSwapOption<B>>()
@@ -48,14 +52,14 @@ impl<B> std::fmt::Debug for Slots<B> {
     }
 }
 
-/// One slot of a table, named by its position.
+/// One slot of an index block, named by its position.
 #[derive(Debug)]
 pub struct Spot<'a, B> {
     slots: &'a Arc<Slots<B>>,
     position: usize,
 }
 
-// Written out because a derived implementation would ask the block to be `Copy` as well.
+// The trait is implemented here because a derived implementation would require `B` to be `Copy`.
 impl<B> Clone for Spot<'_, B> {
     #[inline]
     fn clone(&self) -> Self {
@@ -81,7 +85,7 @@ impl<'a, B: CachedBlock> Spot<'a, B> {
         }
     }
 
-    /// Puts a block in that was found in the cache.
+    /// Puts a block that was found in the cache into the slot.
     pub(super) fn fill(self, block: &Arc<B>) {
         let mut home = block.home().lock();
         if home.cached {
@@ -92,7 +96,7 @@ impl<'a, B: CachedBlock> Spot<'a, B> {
     }
 }
 
-/// Where a cached block lies besides the cache's map.
+/// Position of a cached block besides the cache's map: whether it is cached, and its slot.
 #[derive(Debug)]
 pub struct Home<B> {
     slots: Weak<Slots<B>>,
@@ -112,7 +116,7 @@ impl<B> Home<B> {
         home.lock().cached = true;
     }
 
-    /// The cache let the block go: empties its slot.
+    /// Notes that the cache evicted the block, and empties its slot.
     pub(super) fn leave(home: &Mutex<Self>) {
         let mut home = home.lock();
         home.cached = false;
@@ -122,16 +126,16 @@ impl<B> Home<B> {
     }
 }
 
-/// A block for the duration of one operation, without counting references where possible.
+/// A block for the duration of one operation. If it was in its slot, no reference is counted.
 pub enum BlockGuard<B> {
-    /// It was in its slot.
+    /// The block was in its slot.
     Held(Guard<Option<Arc<B>>>),
-    /// It came from elsewhere.
+    /// The block came from the cache's map or from the file.
     Shared(Arc<B>),
 }
 
 impl<B> BlockGuard<B> {
-    /// The block to keep.
+    /// Returns the block as an `Arc`, to keep it beyond the operation.
     #[must_use]
     pub fn into_arc(self) -> Arc<B> {
         match self {

@@ -84,7 +84,7 @@ fn an_evicted_block_leaves_its_slot() {
     let at = |n: u64| cache.get_at(Spot::new(&slots, n as usize), BlockKind::Data, || key(n));
     for n in 0..1000 {
         cache.insert(key(n), block(4000));
-        // Into the slot, and again out of it.
+        // The first call puts the block into the slot, and the second one finds it there.
         assert_eq!(at(n).is_some(), at(n).is_some());
     }
     assert!(cache.stats(BlockKind::Data).evictions > 500);
@@ -98,7 +98,7 @@ fn an_evicted_block_leaves_its_slot() {
     cache.clear();
     assert!((0..1000).all(|n| at(n).is_none()));
     assert_eq!(budget.used_bytes(MemoryClass::BlockCache), 0);
-    // A block that never was in the cache does not enter a slot.
+    // A block that was never in the cache does not enter a slot.
     Spot::new(&slots, 0).fill(&Arc::new(block(10)));
     assert!(at(0).is_none());
 }

@@ -1,15 +1,17 @@
 //! The inputs' range tombstones: which records they cover, and which of them must be written on.
 //!
-//! Owned by one job. Nobody looks between the ends of a stripe ([`super::stripes`]), so within a
-//! stripe only the newest tombstone over a key matters, and a record is dropped only for a
+//! One job owns the value. No reader looks between the ends of a stripe ([`super::stripes`]). So
+//! within a stripe only the newest tombstone over a key matters, and a record is dropped only for a
 //! tombstone of its own stripe. A job therefore holds one skyline for each stripe that has
-//! tombstones. Invariants:
+//! tombstones.
+//!
+//! Invariants:
 //! 1. Every tombstone lies in the skyline of its stripe or, above `visible`, in `latest` as it is.
 //! 2. Keys are asked in ascending order, so every skyline is passed once.
 //!
-//! Cost: O(n log n) time and O(n) memory for `n` tombstones, however they overlap and however many
-//! snapshots there are: skylines have at most `2n` pieces in all. A question is a comparison with
-//! the next cut of one skyline, and a search for the stripe where there are several.
+//! Cost: O(n log n) time and O(n) memory for `n` tombstones, for any overlap and any number of
+//! snapshots: skylines have at most `2n` pieces in all. A question is a comparison with the next
+//! cut of one skyline, and a search for the stripe if there are several.
 
 use std::sync::Arc;
 
@@ -25,7 +27,7 @@ use crate::tombstone::{RangeTombstone, Skyline};
 pub(super) struct Cover {
     /// The stripes that have tombstones, in ascending order of sequence numbers.
     stripes: Vec<StripeCover>,
-    /// Those above `visible`, which hide nothing yet.
+    /// Tombstones above `visible`, which hide nothing yet.
     latest: Vec<RangeTombstone>,
 }
 
@@ -33,7 +35,7 @@ pub(super) struct Cover {
 struct StripeCover {
     stripe: usize,
     skyline: Skyline,
-    /// How many cuts lie at or before the last key.
+    /// Number of cuts at or before the last key.
     at: usize,
 }
 
@@ -54,7 +56,7 @@ impl Cover {
         cover
     }
 
-    /// The newest tombstone of `stripe` over `key`, which is not smaller than the one before.
+    /// The newest tombstone of `stripe` over `key`. Keys must be asked in ascending order.
     #[inline]
     pub(super) fn newest(&mut self, key: &[u8], stripe: usize) -> Option<SeqNo> {
         let of_stripe = match self.stripes.as_mut_slice() {
@@ -68,8 +70,9 @@ impl Cover {
         of_stripe.skyline.newest_from(&mut of_stripe.at, key)
     }
 
-    /// What the outputs must carry, sorted by start: the skyline of every stripe and all above
-    /// `visible`; nothing of the oldest stripe where nothing older lies below.
+    /// The tombstones that the outputs must carry, sorted by start: the skyline of every stripe and
+    /// all tombstones above `visible`. Pieces of the oldest stripe are left out if nothing older
+    /// lies below them.
     pub(super) fn retained(&self, below: &Below) -> Vec<RangeTombstone> {
         let mut kept = self.latest.clone();
         for cover in &self.stripes {

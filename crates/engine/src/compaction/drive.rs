@@ -1,4 +1,4 @@
-//! The loop of every job: records from the iterator to the outputs.
+//! The loop of every job: it passes records from the iterator to the outputs.
 
 use archipelago_base::Result;
 
@@ -8,8 +8,8 @@ use crate::job::JobContext;
 use crate::job::output::{OutputWriter, Written};
 use crate::sst::RecordRole;
 
-/// Writes everything that `input` gives out. `check` sees its counts before the outputs are
-/// declared good; if it fails, they are removed.
+/// Writes every record that `input` yields. `check` sees the counts before the outputs are declared
+/// good; if it fails, the outputs are removed.
 pub(crate) fn drive<I: InternalIterator>(
     input: &mut CompactionIterator<'_, I>,
     mut writer: OutputWriter<'_>,

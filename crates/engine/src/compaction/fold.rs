@@ -1,4 +1,5 @@
-//! Folding merge operands (rule 6 of [`super::iterator`]), and the queue of records made here.
+//! Folding of merge operands (rule 6 of [`super::iterator`]), and the queue of the resulting
+//! records.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -11,7 +12,7 @@ use crate::iter::InternalIterator;
 use crate::key::{self, Kind, VALUE_BYTES_MAX};
 use crate::pinned::PinnedSlice;
 
-/// Records of one user key, newest first, in buffers that are used again.
+/// Records of one user key, newest first, in buffers that are reused.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     /// Encoded key of the record at `at`.
@@ -38,14 +39,14 @@ impl Queue {
         self.records.len() as u64
     }
 
-    /// The one record `(user_key, seq, kind)` with `value`.
+    /// Fills the queue with the one record `(user_key, seq, kind)` and `value`.
     pub(super) fn set(&mut self, user_key: &[u8], seq: SeqNo, kind: Kind, value: &[u8]) {
         self.clear();
         self.push(seq, kind, value);
         self.place(user_key);
     }
 
-    /// The one record of a value, with an expiry if there is one.
+    /// Fills the queue with the one record of a value, with an expiry if there is one.
     pub(super) fn set_value(
         &mut self,
         user_key: &[u8],
@@ -77,7 +78,7 @@ impl Queue {
         key::encode_into(&mut self.encoded, user_key, *seq, *kind);
     }
 
-    /// To the next record; whether there is one.
+    /// Moves to the next record; returns whether there is one.
     pub(super) fn advance(&mut self, user_key: &[u8]) -> bool {
         self.at += 1;
         let more = self.at < self.records.len();
@@ -101,22 +102,22 @@ impl Queue {
     }
 }
 
-/// What the operands of a stripe stand on.
+/// The base of the operands of a stripe: the next older version of the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Base {
-    /// Not known here: in an older stripe, or below.
+    /// The base is not known here: it is in an older stripe, or below.
     Unknown,
-    /// No value; the input does not stand on it.
+    /// The key has no value under the operands, and the input is not at a record of it.
     Nothing,
-    /// The record that the input stands on.
+    /// The base is the record at the input's position.
     Record(SeqNo, Kind),
-    /// The record that the input stands on, whose expiry has passed.
+    /// The base is the record at the input's position, and its expiry has passed.
     Expired(SeqNo),
 }
 
 impl<I: InternalIterator> CompactionIterator<'_, I> {
-    /// Folds the operands of the current key from the record that the input stands on (the
-    /// newest of `stripe`, of sequence number `newest`) into the queue.
+    /// Folds the operands of the current key into the queue, from the input's record on. That
+    /// record is the newest of `stripe` and has the sequence number `newest`.
     pub(super) fn fold(&mut self, newest: SeqNo, stripe: usize) -> Result<()> {
         self.queue.clear();
         let mut seq = newest;
@@ -150,8 +151,8 @@ impl<I: InternalIterator> CompactionIterator<'_, I> {
         Ok(())
     }
 
-    /// The next version of the current key within `stripe`, or what its end there says about
-    /// the operands' base.
+    /// The next version of the current key within `stripe`. At the end of the stripe it is the base
+    /// of the operands instead.
     fn next_of_stripe(&mut self, stripe: usize) -> Result<Result<(SeqNo, Kind), Base>> {
         let tombstone = self.cover.newest(&self.key, stripe);
         let end = if tombstone.is_some() { Base::Nothing } else { Base::Unknown };
@@ -182,15 +183,16 @@ impl<I: InternalIterator> CompactionIterator<'_, I> {
             return Ok(Ok((seq, kind)));
         }
         self.input.status()?;
-        // The key's history in the inputs ends here.
+        // The inputs have no older version of the key.
         if end == Base::Unknown && !self.below.may_hold(&self.key) {
             return Ok(Err(Base::Nothing));
         }
         Ok(Err(end))
     }
 
-    /// Puts the record on which the input stands into the queue, and consumes it. A reference goes
-    /// there with the current number, or as the value, which is `fetched` if it was read before.
+    /// Puts the record at the input's position into the queue, and consumes it. A reference goes
+    /// there with the current file number, or as the value. `fetched` is the value if it was read
+    /// before.
     pub(super) fn queue_input(
         &mut self,
         seq: SeqNo,
@@ -219,7 +221,7 @@ impl<I: InternalIterator> CompactionIterator<'_, I> {
         self.discard()
     }
 
-    /// Operands that stay apart from their base: one operand if the operator can.
+    /// Folds operands that stay apart from their base into one, if the operator can do so.
     fn fold_partly(&mut self, newest: SeqNo) -> Result<()> {
         let operands = self.queue.len();
         let Some(operator) = self.rules.merge_operator.as_ref().filter(|_| operands > 1) else {
@@ -233,8 +235,8 @@ impl<I: InternalIterator> CompactionIterator<'_, I> {
         Ok(())
     }
 
-    /// Operands on a known base: a value, or all operands and the base as it was if the operator
-    /// fails.
+    /// Folds operands onto a known base. The result is a value or, if the operator fails, all
+    /// operands and the base as it was.
     fn fold_fully(&mut self, newest: SeqNo, stripe: usize, base: Base) -> Result<()> {
         let fetched;
         let value = match (base, &mut self.references) {
@@ -274,10 +276,10 @@ impl<I: InternalIterator> CompactionIterator<'_, I> {
         Ok(())
     }
 
-    /// Puts the base on which the input stands, if there is one, below operands that could not be
-    /// folded. A base that holds no value is kept only where it hides something older, and only as
-    /// a delete. Otherwise a table would hold garbage that no job removes, and would be picked to
-    /// be rewritten for ever.
+    /// Puts the base at the input's position, if there is one, below operands that could not be
+    /// folded. A base that holds no value is kept only if it hides something older, and only as a
+    /// delete. Otherwise a table would hold garbage that no job removes, and would be picked for a
+    /// rewrite again and again.
     fn keep_base(&mut self, base: Base, stripe: usize) -> Result<()> {
         let hides = stripe > 0 || self.below.may_hold(&self.key);
         match base {

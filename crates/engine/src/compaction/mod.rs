@@ -1,10 +1,10 @@
-//! Compaction: what may be forgotten when sorted runs are merged, and the job that merges them.
+//! Compaction: which records a merge of sorted runs may drop, and the job that merges them.
 //!
-//! [`iterator`] turns merged inputs into the records to write (pure: no file, no clock, no lock),
-//! by the snapshots in [`stripes`] and what lies older below ([`crate::job::below`]), and
-//! `references` says what becomes of references to separated values; [`job`] runs
-//! one compaction from a serialised spec. Choosing what to compact is not here but in the picker, a
-//! function of its own; so is cutting a compaction into parts ([`subcompaction`]).
+//! [`iterator`] turns merged inputs into the records to write. It is pure: no file, no clock, no
+//! lock. It decides by the snapshots in [`stripes`] and by the older records below
+//! ([`crate::job::below`]). `references` handles references to separated values. [`job`] runs one
+//! compaction from a serialised spec. The picker ([`pick`]) chooses what to compact, and
+//! [`subcompaction`] cuts a compaction into parts; both are pure functions.
 
 pub(crate) mod cover;
 mod drive;

@@ -1,18 +1,19 @@
-//! References in a compaction: the numbers that the outputs name, the values that are fetched, and
-//! the references that no output has.
+//! References in a compaction: the file numbers that the outputs name, the values that are fetched,
+//! and the references that are dropped.
 //!
-//! Owned by the [`CompactionIterator`](super::iterator::CompactionIterator) of a compaction.
+//! The [`CompactionIterator`](super::iterator::CompactionIterator) of a compaction owns this value.
+//!
 //! Invariants:
-//!
-//! 1. A reference that is given out names the current number of its file. It keeps the offset only
-//!    if its number is the current one, because the offset is true for that file alone.
-//! 2. A value is read only where a filter or a merge operator wants it, and where the family does
-//!    not separate values any more.
-//! 3. Every reference that is read is either given out, or handed to [`DroppedReferences`] once.
+//! 1. A reference in an output names the current number of its file. It keeps the offset only if
+//!    its number is the current one, because the offset is correct for that file alone.
+//! 2. A value is read only if a filter or a merge operator needs it, or if the family no longer
+//!    separates values.
+//! 3. Every reference that is read is either written to an output, or handed to
+//!    [`DroppedReferences`] once.
 //!
 //! Failure: damage of a reference or its value, an error of a read, and `InvalidArgument` if the
 //! spec does not say where a value lies.
-//! Cost: a reference is decoded, and its number looked up if the last one was another.
+//! Cost: each reference is decoded. Its number is looked up if it differs from the last one.
 
 use archipelago_base::{Error, FileNo, Result, SeqNo};
 
@@ -24,7 +25,7 @@ use crate::pinned::PinnedSlice;
 use crate::value::ValueKey;
 use crate::value_ref::Reference;
 
-/// A reference of an input that no output has.
+/// A reference of an input that no output contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DroppedReference<'a> {
     /// Number that the reference names.
@@ -35,10 +36,10 @@ pub(crate) struct DroppedReference<'a> {
     pub(crate) internal_key: &'a [u8],
 }
 
-/// Receives the references that a compaction drops, in internal-key order. They are garbage once
-/// the outputs are installed, and not before.
+/// Receives the references that a compaction drops, in internal-key order. They are garbage only
+/// after the outputs were installed.
 pub(crate) trait DroppedReferences {
-    /// Takes one of them.
+    /// Notes one dropped reference.
     fn note(&mut self, dropped: DroppedReference<'_>) -> Result<()>;
 }
 
@@ -47,19 +48,19 @@ pub(crate) struct References<'a> {
     spec: &'a ValueSpec,
     source: Box<dyn ValueSource + 'a>,
     sink: Option<&'a mut dyn DroppedReferences>,
-    /// The number that was looked up last.
+    /// The result of the last look-up of a number.
     last: Option<CurrentNumber>,
-    /// The encoded reference that was renamed last.
+    /// The last encoded reference with a new number.
     renamed: Vec<u8>,
 }
 
 impl<'a> References<'a> {
-    /// References as `spec` says, with values out of `source`.
+    /// A resolver for references by `spec`, which reads values from `source`.
     pub(crate) fn new(spec: &'a ValueSpec, source: Box<dyn ValueSource + 'a>) -> Self {
         Self { spec, source, sink: None, last: None, renamed: Vec::new() }
     }
 
-    /// Hands every reference that no output has to `sink`.
+    /// Hands every dropped reference to `sink`.
     #[must_use]
     pub(crate) fn dropping_into(self, sink: &'a mut dyn DroppedReferences) -> Self {
         Self { sink: Some(sink), ..self }
@@ -86,7 +87,7 @@ impl<'a> References<'a> {
         Ok(FileNo(current))
     }
 
-    /// Whether an output may have `reference` as it is.
+    /// Whether an output may contain `reference` unchanged.
     pub(super) fn is_current(&mut self, reference: &Reference) -> Result<bool> {
         Ok(!self.are_inlined() && self.current(reference)? == reference.file_no)
     }
@@ -117,7 +118,7 @@ impl<'a> References<'a> {
         self.sink.is_some() && key::trailer(internal_key) as u8 == Kind::Indirect as u8
     }
 
-    /// Hands a reference that no output has to the sink.
+    /// Hands a dropped reference to the sink.
     pub(super) fn note_dropped(&mut self, internal_key: &[u8], stored: &[u8]) -> Result<()> {
         let reference = decode(key::user_key(internal_key), stored)?;
         let (named, current) = (reference.file_no, self.current(&reference)?);

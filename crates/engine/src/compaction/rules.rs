@@ -1,4 +1,4 @@
-//! The iterator's rules, from what a job's spec says.
+//! Makes the rules of a compaction iterator from the spec of its job.
 
 use archipelago_base::{Error, Result, SeqNo};
 

@@ -1,18 +1,19 @@
-//! Snapshot stripes: the intervals of sequence numbers between which nobody can look.
+//! Snapshot stripes: the intervals of sequence numbers between which no reader looks.
 //!
 //! With snapshots `s1 < s2 < … < sn` and a job's `visible` sequence number, stripe `i` holds the
-//! sequence numbers in `(s(i-1), s(i)]`, the last one ending at `visible`. Invariants: every
-//! reader, now or later, looks at the upper end of a stripe or above `visible`; so within one
-//! stripe only the newest version of a key matters. Above `visible` writes are being published,
-//! anyone may look at any point: everything there is kept.
+//! sequence numbers in `(s(i-1), s(i)]`. The last stripe ends at `visible`. Invariants:
+//! 1. Every present and future reader looks at the upper end of a stripe or above `visible`. So
+//!    within one stripe only the newest version of a key matters.
+//! 2. Above `visible` writes are being published, and a reader may look at any point. So everything
+//!    there is kept.
 //!
-//! The owner must read `visible` *before* it lists the snapshots: a snapshot taken in between is
-//! then in the list, one taken after it is at or above `visible`.
+//! The owner must read `visible` *before* it lists the snapshots. Then the list has every snapshot
+//! that was taken in between, and a later snapshot is at or above `visible`.
 
 use archipelago_base::SeqNo;
 
-/// The stripes of one job; see the module. A query costs a binary search over the snapshots, one
-/// comparison for records older than all of them.
+/// The stripes of one job. A query costs a binary search over the snapshots, or one comparison for
+/// records older than all of them.
 #[derive(Clone, Debug)]
 pub struct Stripes {
     /// Upper ends, ascending; the last is `visible`.
@@ -20,8 +21,8 @@ pub struct Stripes {
 }
 
 impl Stripes {
-    /// Stripes between `snapshots` (in any order) up to `visible`; snapshots above it make no
-    /// stripes, as everything there is kept anyway.
+    /// Stripes between `snapshots` (in any order) up to `visible`. Snapshots above `visible` make
+    /// no stripes, because everything there is kept.
     #[must_use]
     pub fn new(snapshots: &[u64], visible: SeqNo) -> Self {
         let mut uppers: Vec<SeqNo> =
@@ -45,7 +46,7 @@ impl Stripes {
         (at < self.uppers.len()).then_some(at)
     }
 
-    /// The sequence number at which stripe `at` is looked at.
+    /// The sequence number at which readers see stripe `at`.
     #[inline]
     #[must_use]
     pub fn upper(&self, at: usize) -> SeqNo {

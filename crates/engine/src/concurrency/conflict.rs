@@ -1,8 +1,8 @@
-//! Why a transaction gave way to another one: the cause of the `Busy` errors of transactions.
+//! Conflicts of transactions, which are the causes of their `Busy` errors.
 
 use archipelago_base::{Error, ErrorKind};
 
-/// Why a transaction could not go on beside others. It is the cause of a `Busy` error.
+/// Why a transaction failed or must wait because of other work. It is the cause of a `Busy` error.
 ///
 /// ```
 /// # use archipelago_engine::{db::Db, options::{DbOptions, WriteOptions}};
@@ -32,12 +32,13 @@ pub enum Conflict {
     /// The row lock would close a circle of waiting transactions. Roll back, so that the others can
     /// go on, and run it again.
     Deadlock,
-    /// Another transaction held the row lock for too long. Ask again, or roll back.
+    /// Another transaction held the row lock beyond the timeout. Request the lock again, or roll
+    /// back.
     LockTimeout,
 }
 
 impl Conflict {
-    /// The conflict that caused `error`; `None` if another thing did.
+    /// The conflict that caused `error`; `None` if something else did.
     #[must_use]
     pub fn of(error: &Error) -> Option<Self> {
         error.cause::<Self>().copied()

@@ -1,12 +1,12 @@
-//! What a transaction depends on: the keys and ranges that its commit checks. No I/O, no locks.
+//! The keys and ranges that the commit of a transaction checks. No I/O, no locks.
 //!
 //! Owned by one transaction. Invariants:
 //! 1. A key that is noted twice keeps the note of the older moment: if nothing has changed since
 //!    then, nothing has changed since the later one.
 //! 2. Ranges of one column family that overlap or meet are one range.
 //!
-//! Failure: none. Cost: one ordered insertion, with a copy of the key, for each note; a search
-//! among keys and ranges for each question. [`Footprint::bytes`] tells the memory.
+//! Failure: none. Cost: a note is one ordered insertion with a copy of the key. A question is a
+//! search among keys and ranges. [`Footprint::bytes`] returns the memory.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -16,17 +16,17 @@ use archipelago_base::{CfId, SeqNo};
 use super::range_set::RangeSet;
 use crate::key::KeyRange;
 
-/// Memory of a noted key beside its bytes.
+/// Memory of a noted key in bytes, without the key itself.
 const NOTE_BYTES: u64 = 96;
 
-/// What is known of a read of a key.
+/// The moment and the result of a read of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KeyRead {
     /// Sequence number as of which the key was read.
     pub(crate) as_of: SeqNo,
-    /// The newest record of the key, if the key had a value and no snapshot keeps the evidence of a
-    /// change: then the key has changed if another record is the newest one, or none. Otherwise it
-    /// has changed if it has a record newer than `as_of`.
+    /// Sequence number of the record that the read found. It is set if no snapshot keeps the
+    /// evidence of a change. Then the key has changed if its newest record is another one, or it
+    /// has none. If it is `None`, the key has changed if it has a record newer than `as_of`.
     pub(crate) exactly: Option<SeqNo>,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct FamilyFootprint {
 }
 
 impl FamilyFootprint {
-    /// Which part of the notes a write of `touch` changes.
+    /// The part of the notes that a write of `touch` changes; `None` if it changes nothing.
     fn touched(&self, touch: Touch<'_>) -> Option<Touched> {
         let is_noted = match touch.end {
             None => self.keys.contains_key(touch.start),
@@ -74,7 +74,7 @@ impl FamilyFootprint {
     }
 }
 
-/// What a write changed of a footprint.
+/// The part of a footprint that a write changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Touched {
     /// A key that was noted by itself.
@@ -83,7 +83,7 @@ pub(crate) enum Touched {
     Range,
 }
 
-/// What a commit checks; see the module.
+/// The keys and ranges that a commit checks.
 #[derive(Clone, Debug)]
 pub(crate) struct Footprint {
     families: BTreeMap<CfId, FamilyFootprint>,
@@ -122,7 +122,7 @@ impl Footprint {
         self.expires_at_ms != u64::MAX && self.expires_at_ms <= now_ms()
     }
 
-    /// Memory of the notes.
+    /// Memory of the notes in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -141,7 +141,7 @@ impl Footprint {
         self.bytes += key.len() as u64 + NOTE_BYTES;
     }
 
-    /// Notes when a value that was read expires.
+    /// Notes the expiry of a value that was read, if it has one.
     pub(crate) fn note_expiry(&mut self, expires_at_ms: Option<u64>) {
         self.expires_at_ms = self.expires_at_ms.min(expires_at_ms.unwrap_or(u64::MAX));
     }
@@ -170,7 +170,7 @@ impl Footprint {
         self.oldest = self.oldest.min(as_of);
     }
 
-    /// Which part of the footprint a write of `touch` changes; `None` if it changes nothing.
+    /// The part of the footprint that a write of `touch` changes; `None` if it changes nothing.
     pub(crate) fn touched(&self, touch: Touch<'_>) -> Option<Touched> {
         self.families.get(&touch.cf)?.touched(touch)
     }

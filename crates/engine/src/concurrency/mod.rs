@@ -1,4 +1,4 @@
-//! Concurrency control: what the transactions of a database share, below the database itself.
+//! Concurrency control: state that the transactions of a database share.
 //!
 //! The commit path keeps the recent writes ([`RecentWrites`]), the database keeps the row locks
 //! ([`RowLocks`]). A transaction notes in a footprint ([`footprint`]) what its commit checks.

@@ -12,7 +12,7 @@ use std::ops::Bound;
 
 use crate::key::KeyRange;
 
-/// Memory of a range beside the bytes of its keys.
+/// Memory of a range in bytes, without its keys.
 const RANGE_BYTES: u64 = 96;
 
 /// Disjoint ranges of keys.
@@ -24,7 +24,7 @@ pub(crate) struct RangeSet {
 }
 
 impl RangeSet {
-    /// Whether it has no key.
+    /// Whether the set has no key.
     pub(crate) fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
@@ -34,7 +34,7 @@ impl RangeSet {
         self.ranges.len()
     }
 
-    /// Memory of the ranges.
+    /// Memory of the ranges in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -89,13 +89,13 @@ impl RangeSet {
         self.ranges.range::<[u8], _>(until).next_back()
     }
 
-    /// Whether it has `key`.
+    /// Whether the set has `key`.
     pub(crate) fn contains(&self, key: &[u8]) -> bool {
         let before = self.last_from_before(key);
         before.is_some_and(|(_, end)| end.as_ref().is_none_or(|end| key < end.as_slice()))
     }
 
-    /// Whether it has a key from `start` (inclusive) to `end` (exclusive).
+    /// Whether the set has a key from `start` (inclusive) to `end` (exclusive).
     pub(crate) fn overlaps(&self, start: &[u8], end: &[u8]) -> bool {
         if end <= start {
             return false;
@@ -105,7 +105,7 @@ impl RangeSet {
     }
 }
 
-/// Bounds of everything at or after `key`.
+/// Bounds of all keys at or after `key`.
 fn from(key: &[u8]) -> (Bound<&[u8]>, Bound<&[u8]>) {
     (Bound::Included(key), Bound::Unbounded)
 }

@@ -1,17 +1,18 @@
-//! What was written while transactions are being checked: the keys of recent writes.
+//! The keys of recent writes, recorded while transactions are being checked.
 //!
-//! A commit checks its footprint outside of the commit lock, against what has a sequence number
-//! when the check begins. What gets one meanwhile is recorded here, so that the second step of the
-//! check, under the lock, needs neither memtables nor tables. The commit lock guards the value.
+//! A commit checks its footprint outside of the commit lock, against the records that have a
+//! sequence number when the check begins. Later writes are recorded here, so that the second step
+//! of the check, under the lock, needs neither memtables nor tables. The commit lock guards the
+//! value.
 //!
 //! Positions count recorded keys and ranges since the database was opened.
 //!
 //! Invariants:
-//! 1. While an observer is registered, every write that gets a sequence number is recorded, in the
-//!    step in which it gets it, and stays recorded until all observers from before it are gone.
+//! 1. While an observer is registered, every write is recorded in the step in which it gets its
+//!    sequence number. The record stays until all observers from before it have ended.
 //! 2. Without an observer nothing is recorded and nothing is kept.
-//! 3. At most [`BYTES_MAX`] bytes are kept. What is dropped for that makes [`RecentWrites::since`]
-//!    of the observers that needed it answer `None`.
+//! 3. At most [`BYTES_MAX`] bytes are kept; older records are dropped. [`RecentWrites::since`]
+//!    answers `None` to an observer that needed a dropped record.
 //!
 //! Thread-safety: under the commit lock. Failure: none.
 //! Cost: one branch for each write while no transaction is being checked; else a copy of each key,
@@ -25,9 +26,9 @@ use super::footprint::Touch;
 use crate::key::Kind;
 use crate::wal::BatchView;
 
-/// Most bytes of keys that are kept, with what each costs beside its bytes.
+/// Limit on the bytes of kept keys, with the fixed memory of each record.
 const BYTES_MAX: usize = 8 << 20;
-/// Memory of a record beside the bytes of its keys.
+/// Memory of a record in bytes, without its keys.
 const RECORD_BYTES: usize = size_of::<Written>();
 
 /// A key, or a range of keys, that was written.
@@ -45,7 +46,7 @@ impl Written {
     }
 }
 
-/// The keys of recent writes; see the module.
+/// The keys of recent writes, and the observers that need them.
 #[derive(Debug, Default)]
 pub(crate) struct RecentWrites {
     /// Registered observers by the position at which each began.
@@ -57,15 +58,15 @@ pub(crate) struct RecentWrites {
 }
 
 impl RecentWrites {
-    /// Registers an observer. [`RecentWrites::since`] of the returned position tells it what was
-    /// written from now on.
+    /// Registers an observer and returns its position. [`RecentWrites::since`] of that position
+    /// yields the writes from now on.
     pub(crate) fn observe(&mut self) -> u64 {
         let position = self.first + self.writes.len() as u64;
         *self.observers.entry(position).or_insert(0) += 1;
         position
     }
 
-    /// Removes an observer, and what only it needed.
+    /// Removes an observer, and the records that only this observer needed.
     pub(crate) fn end(&mut self, position: u64) {
         let count = self.observers.get_mut(&position).expect("an observer ends once");
         *count -= 1;
@@ -84,7 +85,7 @@ impl RecentWrites {
         }
     }
 
-    /// What was written since an observer registered; `None` if some of it was dropped.
+    /// The writes since an observer registered; `None` if some of them were dropped.
     pub(crate) fn since(&self, position: u64) -> Option<impl Iterator<Item = Touch<'_>>> {
         let skipped = position.checked_sub(self.first)?;
         Some(self.writes.iter().skip(skipped as usize).map(|written| Touch {
@@ -94,7 +95,7 @@ impl RecentWrites {
         }))
     }
 
-    /// Records a write that gets its sequence numbers now.
+    /// Records a write that is getting its sequence numbers.
     #[inline]
     pub(crate) fn note(&mut self, payload: &[u8]) {
         if !self.observers.is_empty() {

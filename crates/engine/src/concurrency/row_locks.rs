@@ -1,23 +1,25 @@
 //! Row locks: which transaction may use a key, and which transactions wait for it.
 //!
-//! A database owns one table of locks. A transaction is an owner. It asks for a row by column
-//! family and key, shared or exclusive, and gives the row back at its end. Rows need not exist as
+//! A database owns one table of locks. A transaction is an owner. It requests a row by column
+//! family and key, shared or exclusive, and releases the row at its end. Rows need not exist as
 //! records.
 //!
 //! Invariants:
 //! 1. The holders of a row are one owner, or several that hold it shared.
-//! 2. A row is granted in the order of the requests. A holder that asks for more goes first.
+//! 2. A row is granted in the order of the requests. A holder that requests a stronger mode goes
+//!    first.
 //! 3. An owner waits for at most one row. It is in that row's queue if and only if it is waiting.
 //! 4. A request that would close a circle of waiting owners is refused before it waits, so no
 //!    circle exists ([`super::waits_for`]).
 //! 5. A row without holders is not in the table.
 //!
-//! Thread-safety: any thread may call any method. One mutex guards the table and is held for some
+//! Thread-safety: any thread may call any method. One mutex guards the table and is held for a few
 //! map operations. An owner makes one call at a time.
-//! Failure: a deadlock or a timeout is an error, after which the owner has what it had before. The
-//! caller's check is asked at least every [`LOOK`], and its error ends a wait.
-//! Cost: one short lock and a copy of the key for each request. A waiting thread sleeps, and wakes
-//! for its grant and every [`LOOK`] to look at the database's clock.
+//! Failure: a deadlock or a timeout is an error, after which the owner has the locks that it had
+//! before. A waiting request calls the caller's check at least every [`LOOK`]; its error ends the
+//! wait.
+//! Cost: one short lock and a copy of the key for each request. A waiting thread sleeps. It wakes
+//! for its grant, and every [`LOOK`] to read the database's clock.
 
 use std::collections::{HashMap, VecDeque, hash_map};
 use std::sync::Arc;
@@ -31,15 +33,15 @@ use parking_lot::{Condvar, Mutex};
 use super::conflict::Conflict;
 use super::waits_for::closes_cycle;
 
-/// Longest sleep of a waiter between two looks at the clock, which need not be the system's.
+/// Longest sleep of a waiter between two readings of the clock, which need not be the system's.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// What a row lock keeps others from.
+/// Mode of a row lock: which locks of other owners it excludes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LockMode {
-    /// From locking the row exclusively.
+    /// Other owners can lock the row shared, and not exclusively.
     Shared,
-    /// From locking the row at all.
+    /// Other owners cannot lock the row at all.
     Exclusive,
 }
 
@@ -71,7 +73,7 @@ struct Row {
 }
 
 impl Row {
-    /// Whether no other holder is in the way of `claim`.
+    /// Whether no other holder conflicts with `claim`.
     fn admits(&self, claim: &Claim) -> bool {
         self.holders.iter().all(|holder| !is_in_the_way(holder, claim))
     }
@@ -104,7 +106,8 @@ struct Table {
 }
 
 impl Table {
-    /// Grants the row, or puts the owner into its queue: then what will be notified of the grant.
+    /// Grants the row and returns `None`, or puts the owner into the row's queue. Then it returns
+    /// the condition variable that will be notified of the grant.
     fn request(&mut self, row_key: &Arc<RowKey>, claim: Claim) -> Option<Arc<Condvar>> {
         let row = self.rows.entry(Arc::clone(row_key)).or_default();
         let is_holder = row.is_held_by(claim.owner);
@@ -136,7 +139,7 @@ impl Table {
         all.filter(|other| is_in_the_way(other, own)).map(|other| other.owner).collect()
     }
 
-    /// Grants the row to those at the head of its queue whom nobody is in the way of.
+    /// Grants the row to the waiters at the head of its queue that conflict with no holder.
     fn promote(&mut self, row_key: &RowKey) {
         let Some(row) = self.rows.get_mut(row_key) else { return };
         while let Some(head) = row.queue.front()
@@ -176,15 +179,15 @@ impl Table {
     }
 }
 
-/// How a request may wait.
+/// Limits on the wait of a request.
 pub(crate) struct Patience<'a> {
     pub(crate) timeout: Duration,
     pub(crate) clock: &'a dyn Clock,
-    /// Asked while the request waits: an error ends the wait.
+    /// Called while the request waits: an error ends the wait.
     pub(crate) check: &'a dyn Fn() -> Result<()>,
 }
 
-/// The row locks of a database; see the module.
+/// The row locks of a database and their queues.
 #[derive(Default)]
 pub(crate) struct RowLocks {
     table: Mutex<Table>,
@@ -202,12 +205,13 @@ impl std::fmt::Debug for RowLocks {
 }
 
 impl RowLocks {
-    /// The number of a new owner.
+    /// Returns the number of a new owner.
     pub(crate) fn new_owner(&self) -> OwnerId {
         self.owners.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Gives `owner` the row in `mode`, or leaves everything as it was.
+    /// Grants `owner` the row in `mode`, or leaves everything as it was. Errors: `Busy` with a
+    /// [`Conflict`], or the error of the check in `patience`.
     pub(crate) fn acquire(
         &self,
         owner: OwnerId,
@@ -240,7 +244,7 @@ impl RowLocks {
         }
     }
 
-    /// Takes rows from `owner`, which holds them.
+    /// Releases rows that `owner` holds.
     pub(crate) fn release<'a>(
         &self,
         owner: OwnerId,

@@ -2,8 +2,8 @@
 //!
 //! The nodes are owners of locks. An edge leads from an owner that waits to each owner that it
 //! waits for. The row locks ask for each request that has to wait, before it waits. Every new edge
-//! begins or ends at the owner of the request, so a circle exists if and only if it goes through
-//! it.
+//! begins or ends at the owner of that request. So a circle exists if and only if it contains this
+//! owner.
 //!
 //! Cost: one visit of each owner that the request waits for, directly or through others.
 

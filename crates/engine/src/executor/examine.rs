@@ -1,14 +1,14 @@
 //! Opening the outputs of a job before the owner installs them.
 //!
 //! The metadata of outputs came from another process. Each file must exist under its number with
-//! the length and the unique id that the metadata names, and must say of itself what the metadata
-//! says of it. So an edit never names a file that another execution wrote, or that never reached
-//! the owner's file system.
+//! the length and the unique id that the metadata names, and its own properties must agree with the
+//! metadata. So an edit never names a file that another execution wrote, or that never reached the
+//! owner's file system.
 //!
 //! Thread-safety: the functions have no state.
-//! Failure: every error has the kind `Io`, whatever is wrong, because the owner has lost nothing.
-//! Cost: opening a file takes three to five reads. The data blocks are not read: each read of a
-//! block checks its checksum.
+//! Failure: every error has the kind `Io`, because the owner has lost nothing.
+//! Cost: opening a file takes three to five reads. The data blocks are not read: each later read of
+//! a block checks its checksum.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ struct Examination<'a> {
     context: &'a JobContext<'a>,
 }
 
-/// Opens every output of a job, and compares what the files say with `output`.
+/// Opens every output of a job, and compares the files with `output`.
 pub(super) fn examine_files(
     output: &JobOutput,
     spec: &OutputSpec,

@@ -1,28 +1,28 @@
-//! Where a database's jobs run: the seam at which offloading attaches.
+//! Where a database's jobs run: the interface at which offloading attaches.
 //!
-//! The database plans a job and installs its outputs; in between it hands the spec to its
-//! [`JobExecutor`]. The default one runs it on the calling background thread. Another one sends
-//! the spec ([`wire`]) and the images of a flush's shards elsewhere, waits, and gives back
-//! what came. Invariants:
+//! The database plans a job and installs its outputs. In between it hands the spec to its
+//! [`JobExecutor`]. The default executor runs the job on the calling background thread. Another one
+//! sends the spec ([`wire`]) and the images of a flush's shards elsewhere, waits, and returns the
+//! outputs.
 //!
+//! Invariants:
 //! 1. An executor returns `Ok` only when the outputs survive power loss where the database's file
 //!    system finds them, under the file numbers and in the directory of the spec.
-//! 2. The database believes an output only as far as `check` does, and opens every file of an
-//!    executor that does not run here ([`JobExecutor::runs_here`]); a wrong one is an error of the
-//!    job, which is tried again.
+//! 2. The database checks every output (`check`). It also opens every file of an executor that does
+//!    not run here ([`JobExecutor::runs_here`]). A wrong output is an error of the job, which is
+//!    tried again.
 //! 3. One call is one attempt. The numbers of its spec are durably reserved and serve this attempt
-//!    alone. An executor that begins a job anew gives an error, and gets other numbers with the
-//!    next call. A job creates its files exclusively, so no execution writes into a file of
-//!    another one.
+//!    alone. An executor that begins a job anew returns an error, and gets other numbers with the
+//!    next call. A job creates its files exclusively, so no execution writes into a file of another
+//!    one.
 //!
-//! A compaction may come in parts (`CompactionSpec::subrange`), each a job of its own that an
-//! executor may run anywhere; all of them must end well for any of them to count.
+//! A compaction may come in parts (`CompactionSpec::subrange`). Each part is a job of its own that
+//! an executor may run anywhere. All of them must succeed, or none counts.
 //!
-//! Thread-safety: called by many background threads at once. Failure: any error, and a panic,
-//! leaves the job undone; outputs that it left are garbage that the background sweep removes, also
-//! those that it writes later. `Corrupt`
-//! makes the database read only, so an executor must give trouble on the way there another kind
-//! (`Io`).
+//! Thread-safety: many background threads call an executor in parallel.
+//! Failure: any error, and a panic, leaves the job undone. The background sweep removes outputs
+//! that such a job left, even those that it writes later. `Corrupt` makes the database read-only.
+//! Therefore an executor must report trouble in transport as another kind (`Io`).
 
 mod examine;
 pub mod wire;
@@ -38,23 +38,23 @@ use crate::job::spec::{FileNumbers, OutputSpec};
 use crate::job::{JobContext, JobOutput};
 use crate::key::KeyRange;
 
-/// Times that a job is planned before its failure counts.
+/// Number of times that a job is planned before its failure counts.
 const PLANS_MAX: u32 = 8;
 
 /// Kind of a job that an executor gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum JobKind {
-    /// Shards of sealed memtables become tables.
+    /// Writes shards of sealed memtables into tables.
     Flush,
-    /// Tables are merged into tables of a lower level.
+    /// Merges tables into tables of a lower level.
     Compaction,
-    /// Value files are rewritten without their garbage.
+    /// Rewrites value files without their garbage.
     Gc,
 }
 
 /// Runs flush and compaction jobs that are given as values, here or in another process.
 pub trait JobExecutor: Send + Sync + 'static {
-    /// What errors call it. Default: the name of its type.
+    /// Name of the executor in errors. Default: the name of its type.
     fn name(&self) -> &str {
         std::any::type_name::<Self>()
     }
@@ -64,31 +64,31 @@ pub trait JobExecutor: Send + Sync + 'static {
     fn compact(&self, spec: &CompactionSpec, context: &JobContext<'_>) -> Result<JobOutput>;
     /// Runs a garbage collection of value files.
     fn gc(&self, spec: &GcSpec, context: &JobContext<'_>) -> Result<JobOutput>;
-    /// Jobs of this kind that may be with the executor beside the `max_background_jobs` that the
-    /// database runs anyway, because they take no processor time of this process. The database asks
-    /// whenever it looks for work, so the call must not block. Default: 0.
+    /// Jobs of this kind that the executor takes in addition to the `max_background_jobs` of the
+    /// database, because they take no processor time of this process. The database asks whenever it
+    /// looks for work, so the call must not block. Default: 0.
     fn room(&self, _kind: JobKind) -> usize {
         0
     }
     /// Whether the files of an output come from this process, so that the database need not open
-    /// them before it installs them. Must always give the same answer. Default: no.
+    /// them before it installs them. Must always return the same answer. Default: no.
     fn runs_here(&self) -> bool {
         false
     }
-    /// Whether the database shall plan a job again at once, with other file numbers, because it
+    /// Whether the database shall immediately plan a job again, with other file numbers, because it
     /// ended with this error. Default: no.
     fn plans_again(&self, _error: &Error) -> bool {
         false
     }
-    /// The database is open, and this is its owner. The call comes once, before the first job, and
-    /// never for a database that is open for reading only. An error ends the open. Default:
-    /// nothing.
+    /// Notifies the executor of the open database's owner. The call comes once, before the first
+    /// job, and never for a database that is open for reading only. An error ends the open.
+    /// Default: does nothing.
     fn owner_is(&self, _owner: &OwnerIdentity) -> Result<()> {
         Ok(())
     }
-    /// Whether garbage collections shall find validity in invalid files, so that the database looks
-    /// nothing up. Compactions then write such a file. If a job fails because the files do not tell
-    /// of all garbage, which is `NotFound`, it comes again with bitmaps. Must always give the same
+    /// Whether garbage collections shall take validity from invalid files, so that the database
+    /// looks nothing up. Compactions then write such files. If the files do not name all garbage, a
+    /// job fails with `NotFound` and is made again with bitmaps. Must always return the same
     /// answer. Default: no.
     fn prefers_invalid_files(&self) -> bool {
         false
@@ -96,7 +96,7 @@ pub trait JobExecutor: Send + Sync + 'static {
 }
 
 /// Plans and runs a job, and plans it again as long as the executor wants that. Errors for which
-/// `is_own` is true are none of the executor.
+/// `is_own` returns true do not come from the executor and end the loop.
 pub(crate) fn planning_again<T>(
     executor: &dyn JobExecutor,
     is_own: impl Fn(&Error) -> bool,
@@ -113,10 +113,11 @@ pub(crate) fn planning_again<T>(
     job()
 }
 
-/// The owner of a database, as its executor names it to other processes.
+/// Identity of a database's owner, as its executor names it to other processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OwnerIdentity {
-    /// Random id of the database for other processes. A copy of the database has another one.
+    /// Random id of the database for other processes ("offload id"). A copy of the database has
+    /// another one.
     pub database: [u8; 16],
     /// Number of the open for writing, above that of every earlier one.
     pub epoch: Epoch,
@@ -124,7 +125,7 @@ pub struct OwnerIdentity {
     pub token: [u8; 16],
 }
 
-/// Runs jobs on the thread that asks.
+/// Executor that runs jobs on the calling thread.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LocalExecutor;
 
@@ -146,8 +147,8 @@ impl JobExecutor for LocalExecutor {
     }
 }
 
-/// Opens every file of an output of `executor`, unless it ran here, and compares what the files say
-/// with the output. The output has passed [`check`].
+/// Opens every file of an output of `executor`, unless it runs here, and compares the files with
+/// the output. The output has passed [`check`].
 pub(crate) fn examine(
     executor: &dyn JobExecutor,
     output: &JobOutput,
@@ -160,7 +161,7 @@ pub(crate) fn examine(
     }
 }
 
-/// [`check`] of a flush, which must have read all `entries` records of its shards.
+/// Checks the output of a flush, which must have read all `entries` records of its shards.
 pub(crate) fn check_flush(output: &JobOutput, spec: &FlushSpec, entries: u64) -> Result<()> {
     check(output, &spec.range, &spec.output)?;
     let read = output.counts.records_in;
@@ -170,8 +171,8 @@ pub(crate) fn check_flush(output: &JobOutput, spec: &FlushSpec, entries: u64) ->
     Ok(())
 }
 
-/// [`check`] of a compaction. A job over whole files must have read all of their records; of the
-/// parts of one only their sum is known.
+/// Checks the output of a compaction. A job over whole files must have read all of their records.
+/// For the parts of a job only the sum is known, so it is not checked here.
 pub(crate) fn check_compaction(output: &JobOutput, spec: &CompactionSpec) -> Result<()> {
     check(output, spec.keys(), &spec.output)?;
     let (read, expected) = (output.counts.records_in, spec.input_records());
@@ -181,8 +182,8 @@ pub(crate) fn check_compaction(output: &JobOutput, spec: &CompactionSpec) -> Res
     Ok(())
 }
 
-/// Whether an output is the heir of the spec: one value file with its number, its basis, and as
-/// many records and value bytes as the valid records of the inputs.
+/// Checks that an output is the heir of the spec: one value file with its number and its basis. It
+/// must have the records and value bytes of the valid records of the inputs.
 pub(crate) fn check_gc(output: &JobOutput, spec: &GcSpec, valid_bytes: u64) -> Result<()> {
     let [heir] = output.value_files.as_slice() else {
         return Err(unusable(&format!("{} value files, not one", output.value_files.len())));
@@ -204,7 +205,7 @@ fn unusable(what: &str) -> Error {
     Error::new(ErrorKind::Io, format!("the executor's output is not usable: {what}"))
 }
 
-/// Whether an output is one of the spec: its files have the spec's numbers, lie in its range in
+/// Checks that an output fits the spec. Its files have the spec's numbers, lie in its range in
 /// order, account for every record, and reference only values that exist ([`check_values`]).
 pub(crate) fn check(output: &JobOutput, range: &KeyRange, spec: &OutputSpec) -> Result<()> {
     let refuse = |what: String| Err(unusable(&what));
@@ -232,7 +233,7 @@ pub(crate) fn check(output: &JobOutput, range: &KeyRange, spec: &OutputSpec) -> 
     check_values(output, range, spec)
 }
 
-/// Whether the invalid files of an output have numbers of the job and name files of its inputs.
+/// Checks that the invalid files of an output have numbers of the job and name files of its inputs.
 fn check_invalid_files(output: &JobOutput, spec: &OutputSpec) -> Result<()> {
     for (at, file) in output.invalid_files.iter().enumerate() {
         check_set_aside(file.no, &spec.values.invalid)?;
@@ -258,10 +259,10 @@ fn check_set_aside(no: u64, numbers: &FileNumbers) -> Result<()> {
     }
 }
 
-/// Whether the value files of an output have numbers of the job and lie in its range, and whether
-/// every reference names one of them or a current number of the spec. The references to a new
-/// value file must be as many records and bytes as the file has: garbage is what tables do not
-/// reference, so a file that nobody references in full would begin with garbage that no job made.
+/// Checks that the value files of an output have numbers of the job and lie in its range. Every
+/// reference must name one of them or a current number of the spec. The references to a new value
+/// file must cover all of its records and bytes. Values that no table references are garbage, so a
+/// file with other records would begin with garbage that no job made.
 fn check_values(output: &JobOutput, range: &KeyRange, spec: &OutputSpec) -> Result<()> {
     let mut unreferenced = BTreeMap::new();
     for file in &output.value_files {

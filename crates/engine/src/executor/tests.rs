@@ -1,5 +1,5 @@
-//! A flush and a compaction in another process, which is given nothing but an encoded spec and a
-//! directory: this test binary, started again with [`JOB_DIR`] set.
+//! A flush and a compaction in another process, which gets only an encoded spec and a directory.
+//! The process is this test binary, started again with [`JOB_DIR`] set.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -47,7 +47,7 @@ fn write(dir: &Path, name: &str, bytes: &[u8]) {
     LocalFs::new().write_atomic(&dir.join(name), bytes, IO).unwrap();
 }
 
-/// What the child process does; nothing when the tests run.
+/// The job of the child process. It does nothing in a run of the tests.
 #[test]
 fn child_process() {
     let Some(dir) = std::env::var_os(JOB_DIR).map(PathBuf::from) else { return };

@@ -1,12 +1,11 @@
 //! Flush: the shards of sealed memtables within a key range become L0 files.
 //!
-//! A flush is a compaction of memtables: shadowed versions and covered records are dropped on the
-//! way by the same rules ([`crate::compaction::iterator`]). The owner chooses the range (of one
-//! epoch of the bucket map) and the memtables (a prefix of the immutable ones, oldest first),
-//! syncs the log through the job's highest sequence number before it installs the outputs, and
-//! frees a shard when all its ranges are installed. Logs and memtables hold whole values: large
-//! ones go to value files here ([`crate::job`]). See [`crate::job`] for what holds for every
-//! job. Paper: O³-LSM §4.4.
+//! A flush is a compaction of memtables: the same rules drop shadowed versions and covered records
+//! ([`crate::compaction::iterator`]). The owner chooses the range (of one epoch of the bucket map)
+//! and the memtables (a prefix of the immutable ones, oldest first). It syncs the log through the
+//! job's highest sequence number before it installs the outputs. It frees a shard when all its
+//! ranges are installed. Logs and memtables hold whole values. A flush writes large values to value
+//! files. [`crate::job`] says what holds for every job. Paper: O³-LSM §4.4.
 
 use std::sync::Arc;
 
@@ -29,17 +28,17 @@ use crate::key::{KeyRange, user_key};
 pub struct FlushSpec {
     /// The column family.
     pub cf: u32,
-    /// Keys that are flushed; the shards may hold others, which are left out.
+    /// Keys that are flushed; records of the shards outside of it are left out.
     pub range: KeyRange,
     /// The shards that hold keys of the range, of all memtables that are flushed.
     pub shards: Vec<ShardRef>,
-    /// What may be forgotten.
+    /// Which records the job may drop.
     pub retention: Retention,
-    /// Where and how outputs are written; level 0.
+    /// Where and how outputs are written; their level is 0.
     pub output: OutputSpec,
 }
 
-/// Runs a flush. On `Ok` the outputs survive power loss; see [`crate::job`] for failures.
+/// Runs a flush. On `Ok` the outputs survive power loss. [`crate::job`] lists the failures.
 pub fn run_flush(spec: &FlushSpec, context: &JobContext<'_>) -> Result<JobOutput> {
     flush(spec, context).map_err(|error| {
         error.context_at(format_args!("flush of {} shards of cf {}", spec.shards.len(), spec.cf))
@@ -70,7 +69,7 @@ fn flush(spec: &FlushSpec, context: &JobContext<'_>) -> Result<JobOutput> {
     let written = drive(&mut input, writer, context, |input| {
         let expected: u64 = shards.iter().map(|shard| shard.entries()).sum();
         let read = input.counts().records_in;
-        // Only if no shard reaches out of the range is it known how many lie in it.
+        // The number of records in the range is known only if no shard reaches out of it.
         if from_first && input.read_to_end() && read != expected {
             return Err(Error::new(
                 ErrorKind::Corrupt,

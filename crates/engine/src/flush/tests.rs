@@ -301,7 +301,8 @@ fn cancelled_flush_with_values_leaves_nothing() {
     let mut executor = Executor::new();
     let mut spec = spec_of_three(&mut executor);
     spec.output.values = value_spec(100, &[]);
-    // The first table and the value file; the second table comes with the cancellation.
+    // The numbers suffice for the first table and the value file. The second table is due when the
+    // job is cancelled.
     spec.output.file_numbers = FileNumbers { first: 1, count: 2 };
     let mut context = executor.context();
     let cancel = context.cancel.clone();

@@ -1,17 +1,17 @@
 //! The estimate of hidden garbage: values that a newer record in a higher level shadows, which no
 //! compaction has found yet. Pure functions and values.
 //!
-//! Every record above the last level hides at most the next older version of its key. So the *upper
-//! bound* `U` is, where values keep their size, the sum of
+//! Every record above the last level hides at most the next older version of its key. If values
+//! keep their size, the *upper bound* `U` is the sum of
 //! 1. the bytes of the tables above the last level and of the values that they refer to,
 //! 2. the mean bytes of a separated value for each delete there,
-//! 3. the values of last-level tables that a range tombstone above covers whole, and
+//! 3. the values of last-level tables that a range tombstone above covers as a whole, and
 //! 4. the records of the last level that were kept for snapshots and that no snapshot needs now.
 //!
-//! Parts 3 and 4 are garbage for certain. Of parts 1 and 2 only a share `q` is, which compactions
-//! measure: the share of records that shadowed something when they sank ([`ShadowShare`]). The
-//! estimate is `q` times parts 1 and 2, plus parts 3 and 4. The true hidden garbage may exceed it
-//! by at most `(1 − q) · U`.
+//! Parts 3 and 4 are garbage for certain. Of parts 1 and 2 only a share `q` is garbage. Compactions
+//! measure `q` as the share of records that shadowed something when they sank ([`ShadowShare`]).
+//! The estimate is `q` times parts 1 and 2, plus parts 3 and 4. The true hidden garbage may exceed
+//! it by at most `(1 − q) · U`.
 //!
 //! Cost of an estimate: O(t + r log r) for `t` tables and `r` covered ranges, and the sums of the
 //! references of each table.
@@ -20,7 +20,7 @@ use archipelago_base::SeqNo;
 
 use crate::file_meta::FileMeta;
 
-/// Records that a measurement needs at least. Fewer are added to the next one.
+/// Smallest number of records of a measurement. Fewer are added to the next one.
 const MEASURED_RECORDS_MIN: u64 = 1000;
 /// Records from which on an incomplete first measurement counts.
 const FIRST_RECORDS_MIN: u64 = 32;
@@ -68,7 +68,7 @@ pub(crate) fn referenced_mean_bytes<'a>(tables: impl IntoIterator<Item = &'a Fil
     sum.0 / sum.1.max(1)
 }
 
-/// Bytes that the records of a table above the last level hide at most.
+/// Largest number of bytes that the records of a table above the last level may hide.
 #[must_use]
 pub(crate) fn hidden_by_table(table: &FileMeta, referenced_mean_bytes: u64) -> u64 {
     let deletes = table.deletions.saturating_mul(referenced_mean_bytes);
@@ -158,13 +158,13 @@ impl<'a> Covers<'a> {
 /// The share of records above the last level that shadow something. A plain value.
 ///
 /// Compactions measure it by the records that leave the upper levels. Each of them either arrives
-/// in the last level or is dropped, because a newer one shadows it. Each dropped record, of
-/// whatever level, was shadowed by one of them. So the share is the number of dropped records over
-/// the number of records that left.
+/// in the last level or is dropped, because a newer one shadows it. Each dropped record, of any
+/// level, was shadowed by one of them. So the share is the number of dropped records over the
+/// number of records that left.
 ///
-/// The share is the larger of the last measurement and the running average, so that a burst of
-/// updates counts at once and a pause does not hide it. Until the first measurement is complete,
-/// the records so far count; it is 0 before the first [`FIRST_RECORDS_MIN`].
+/// The share is the larger of the last measurement and the running average. So a burst of updates
+/// counts immediately, and a pause does not hide it. Until the first measurement is complete, the
+/// records so far count. It is 0 before the first [`FIRST_RECORDS_MIN`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct ShadowShare {
     last: f64,

@@ -1,17 +1,18 @@
 //! The garbage collection job: from value files and a validity set to their heir (Terark-DS §4.4,
 //! GC-Read and GC-Write).
 //!
-//! A job is a value ([`GcSpec`]) that runs anywhere ([`crate::executor::JobExecutor::gc`]). It
-//! reads the keys of its inputs, forms windows over the valid records ([`super::windows`]), reads
-//! the windows of one step with one call, merges the records of all inputs by internal key, and
-//! writes them into one new file, the heir. Payloads are copied as they are stored, so that the
-//! lengths in references stay true. The owner alone installs the heir.
+//! A job is a value ([`GcSpec`]) that can run in any process
+//! ([`crate::executor::JobExecutor::gc`]). It reads the keys of its inputs and forms windows over
+//! the valid records ([`super::windows`]). It reads the windows of one step with one call, merges
+//! the records of all inputs by internal key, and writes them into one new file, the heir. Payloads
+//! are copied as they are stored, so the lengths in references stay correct. Only the owner
+//! installs the heir.
 //!
 //! Invariants:
 //! 1. The heir holds exactly the valid records of the inputs, each once.
-//! 2. A record is checked (place, checksum, lengths) before it is copied.
-//! 3. When the job returns `Ok` the heir survives power loss. When it fails or is cancelled it has
-//!    removed the heir, as far as the file system let it.
+//! 2. The offset, checksum and lengths of a record are checked before it is copied.
+//! 3. When the job returns `Ok`, the heir survives power loss. When it fails or is cancelled, it
+//!    has removed the heir, as far as the file system let it.
 //!
 //! Thread-safety: one thread runs a job. Failure: a damaged record is `Corrupt` and names file and
 //! offset; nothing else of the file is affected.
@@ -38,11 +39,11 @@ use crate::job::{Counts, GcFigures, JobContext, JobOutput, MeteredRead, MeteredW
 use crate::value::{KeyList, ValueTable, ValueTableBuilder};
 use crate::value_ref::{InvalidFileMeta, ValueFileMeta};
 
-/// Most bytes of windows that one step reads of one input.
+/// Largest number of window bytes that one step reads of one input.
 const STEP_BYTES_MAX: u64 = 4 << 20;
-/// Least bytes of windows that one step reads of one input, if the input has as many.
+/// Smallest number of window bytes that one step reads of one input, if the input has as many.
 const STEP_BYTES_MIN: u64 = 256 << 10;
-/// Bytes of windows that the inputs of a job hold together, as long as each has its least.
+/// Window bytes that the inputs of a job hold together, unless the minimum of each exceeds it.
 const STEPS_BYTES: u64 = 8 << 20;
 
 /// Which records of an input are valid.
@@ -50,9 +51,9 @@ const STEPS_BYTES: u64 = 8 << 20;
 pub enum Validity {
     /// One bit for each record.
     Bits(ValidBits),
-    /// Those for which no entry of the invalid files of the spec counts.
+    /// The records for which no entry of the spec's invalid files counts are valid.
     Invalid {
-        /// Numbers whose values lie in the input now, its own excluded.
+        /// Numbers of files whose values lie in the input now, without its own number.
         ancestors: Vec<u64>,
         /// Number of records that the tables reference. The job fails if it finds another number.
         records: u64,
@@ -82,7 +83,7 @@ pub struct GcInput {
 /// A garbage collection as a value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GcSpec {
-    /// The column family.
+    /// Id of the column family.
     pub cf: u32,
     /// The value files, in the directory of the output.
     pub inputs: Vec<GcInput>,
@@ -90,29 +91,30 @@ pub struct GcSpec {
     pub invalid: Vec<InvalidFileMeta>,
     /// Where and how the heir is written. It gets the first file number.
     pub output: OutputSpec,
-    /// Basis of the heir: the counter of invalid files in the version that validity was based on.
+    /// Basis of the heir: the counter of invalid files in the version from which validity was
+    /// determined.
     pub basis: u64,
-    /// How reads of neighbouring records are joined.
+    /// How reads of neighbouring records are combined.
     pub readahead: ReadaheadLimits,
     /// Bypass the page cache when reading.
     pub direct_reads: bool,
 }
 
 impl GcSpec {
-    /// The job for people.
+    /// Text that describes the job in errors and logs.
     #[must_use]
     pub fn describe(&self) -> String {
         let names: Vec<_> = self.inputs.iter().map(|at| at.meta.no.to_string()).collect();
         format!("garbage collection of value files {} of cf {}", names.join(", "), self.cf)
     }
 
-    /// Number of records that the heir must have.
+    /// Number of records that the heir must contain.
     #[must_use]
     pub fn valid_records(&self) -> u64 {
         self.inputs.iter().map(|input| input.valid.valid_records()).sum()
     }
 
-    /// Number of the heir.
+    /// File number of the heir.
     #[must_use]
     pub fn heir(&self) -> FileNo {
         FileNo(self.output.file_numbers.first)
@@ -144,7 +146,7 @@ impl GcSpec {
     }
 }
 
-/// Runs a garbage collection. On `Ok` the heir survives power loss; see [`crate::job`] for
+/// Runs a garbage collection. On `Ok` the heir survives power loss. [`crate::job`] lists the
 /// failures.
 pub fn run_gc(spec: &GcSpec, context: &JobContext<'_>) -> Result<JobOutput> {
     collect(spec, context).map_err(|error| error.context_at(spec.describe()))
@@ -180,13 +182,13 @@ struct Source {
     valid: ValidBits,
     io: IoContext,
     windows: Vec<ReadWindow>,
-    /// First window that no step has read.
+    /// Index of the first window that no step has read.
     next_window: usize,
-    /// The windows of the step with their bytes, and the one that holds `record`.
+    /// The windows of the current step with their bytes.
     step: Vec<(ReadWindow, Vec<u8>)>,
     in_step: usize,
     step_bytes_max: u64,
-    /// The next valid record.
+    /// Index of the next valid record.
     record: usize,
 }
 
@@ -202,7 +204,7 @@ impl Source {
         self.record >= self.keys.len()
     }
 
-    /// The bytes of the value record `record`, which a step has read.
+    /// The bytes of the value record at `record`, which a step has read.
     fn record_bytes(&self) -> &[u8] {
         let (window, bytes) = &self.step[self.in_step];
         let handle = self.keys.handle(self.record);
@@ -210,7 +212,7 @@ impl Source {
         &bytes[from..from + handle.record_bytes() as usize]
     }
 
-    /// Makes the bytes of `record` present: moves within the step, or reads the next one.
+    /// Makes the bytes of `record` available: moves within the step, or reads the next one.
     fn load(&mut self, figures: &mut GcFigures, context: &JobContext<'_>) -> Result<()> {
         let holds = |window: &ReadWindow| {
             (window.first..window.first + window.records).contains(&self.record)
@@ -232,7 +234,7 @@ impl Source {
             bytes += window.bytes;
         }
         let windows = &self.windows[self.next_window..self.next_window + taken];
-        // The buffers of the last step serve again, so that a job allocates them once.
+        // The buffers of the last step are reused, so that a job allocates them once.
         let mut spare: Vec<Vec<u8>> = self.step.drain(..).map(|(_, bytes)| bytes).collect();
         self.step.extend(windows.iter().map(|&window| {
             let mut bytes = spare.pop().unwrap_or_default();
@@ -260,8 +262,8 @@ impl Source {
     }
 }
 
-/// The source with the smallest internal key; `None` if all are done. A job has few inputs, so a
-/// scan costs less than a heap.
+/// Position of the source with the smallest internal key; `None` if all are done. A job has few
+/// inputs, so a scan costs less than a heap.
 fn least(sources: &[Source]) -> Option<usize> {
     let order = |one: &Source, other: &Source| -> Ordering {
         let key = one.keys.user_key(one.record).cmp(other.keys.user_key(other.record));
@@ -271,13 +273,13 @@ fn least(sources: &[Source]) -> Option<usize> {
     open.min_by(|(_, one), (_, other)| order(one, other)).map(|(at, _)| at)
 }
 
-/// Most bytes of windows that one step reads of each of so many inputs, unless a single record is
-/// larger.
+/// Limit on the window bytes that one step reads of each of `inputs` inputs. A larger single record
+/// exceeds it.
 fn step_bytes_max(inputs: usize) -> u64 {
     (STEPS_BYTES / inputs.max(1) as u64).clamp(STEP_BYTES_MIN, STEP_BYTES_MAX)
 }
 
-/// An input that is open, and its keys.
+/// An open input and its keys.
 struct OpenInput {
     table: Arc<ValueTable>,
     keys: Arc<KeyList>,
@@ -350,7 +352,7 @@ fn open_inputs(
     Ok(inputs)
 }
 
-/// Which records of each input are valid: as the spec says, or as the invalid files tell.
+/// The valid records of each input, from the spec or from the invalid files.
 fn valid_records(
     spec: &GcSpec,
     inputs: &[OpenInput],
@@ -392,13 +394,13 @@ fn open_input(
     ValueTable::open(file, &path, meta, &context.cache, &context.budget)
 }
 
-/// The file that a job writes. Dropping it before its end removes the file.
+/// The file that a job writes. If it is dropped before its end, it removes the file.
 struct Heir<'a> {
     builder: Option<ValueTableBuilder>,
     path: PathBuf,
     context: &'a JobContext<'a>,
     is_whole: bool,
-    /// Memory of the keys of all inputs, and of the steps.
+    /// Charge for the memory of the keys of all inputs, and of the steps.
     _held: archipelago_base::budget::Charge,
 }
 
@@ -424,7 +426,7 @@ impl<'a> Heir<'a> {
         Ok(heir)
     }
 
-    /// Copies the record on which `source` stands, and moves it on.
+    /// Copies the current record of `source`, and moves the source on.
     fn copy(
         &mut self,
         source: &mut Source,

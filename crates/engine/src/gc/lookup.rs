@@ -1,5 +1,5 @@
-//! Which records of value files are valid: a batched look-up in the tables of a version (Terark-DS
-//! §4.4.2, GC-Lookup).
+//! Determines the valid records of value files: a batched look-up in the tables of a version
+//! (Terark-DS §4.4.2, GC-Lookup).
 //!
 //! A record of file v is valid if and only if the tables hold the record (user key, sequence
 //! number, `Indirect`) and its reference resolves to v. The pair (key, sequence number) is not
@@ -7,18 +7,18 @@
 //! separated again, leave the same pair in two files.
 //!
 //! The keys of all inputs are looked up together, in key order, level by level. The search of one
-//! key ends at the first table that is known to have a record of the key at or below the sequence
-//! number, because everything below is older still. A table with references answers through the
-//! Flat Index Cache, which knows of references only: a record of another kind then does not end the
-//! search, which finds nothing but older records. For the same reason a table is searched only for
-//! the keys of inputs that its references name, and most small tables are not even opened. Expiry,
-//! range tombstones and snapshots do not matter: a record stays valid until a compaction drops its
-//! reference.
+//! key ends at the first table with a record of the key at or below the sequence number, because
+//! everything below is older still. A table with references answers through the Flat Index Cache,
+//! which contains references only. There a record of another kind does not end the search. The
+//! search then goes on to older records, which cannot match. For the same reason a table is
+//! searched only for the keys of inputs that its references name, and most small tables are not
+//! even opened. Expiry, range tombstones and snapshots do not matter: a record stays valid until a
+//! compaction drops its reference.
 //!
-//! Thread-safety: pure but for reads of tables. Failure: an error of a table ends the look-up.
-//! Cost: for `n` keys, one batch of block reads for each table that may hold one of them, for
-//! each [`BATCH_KEYS`] keys and for about 1 MiB of blocks. What is read enters the block cache, so
-//! that neighbouring batches share it. No read for pieces of the Flat Index Cache that are cached.
+//! Thread-safety: pure except for reads of tables. Failure: an error of a table ends the look-up.
+//! Cost: each table that may hold one of the keys takes one batch of block reads for each
+//! [`BATCH_KEYS`] keys and for about 1 MiB of blocks. The blocks enter the block cache, so that
+//! neighbouring batches share them. Pieces of the Flat Index Cache that are cached take no read.
 
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ use crate::value::KeyList;
 use crate::value_ref::Reference;
 use crate::version::Version;
 
-/// Keys that are looked up in one batch.
+/// Number of keys that are looked up in one batch.
 const BATCH_KEYS: usize = 16 << 10;
 
 /// An input of a garbage collection job: a value file and its keys.
@@ -43,7 +43,7 @@ const BATCH_KEYS: usize = 16 << 10;
 pub(crate) struct LookupInput<'a> {
     /// Number of the value file.
     pub(crate) no: u64,
-    /// All of its keys.
+    /// All keys of the value file.
     pub(crate) keys: &'a KeyList,
 }
 
@@ -54,7 +54,7 @@ struct Candidate {
     record: usize,
 }
 
-/// For each of `inputs`, which of its records are valid in `version`.
+/// For each of `inputs`, the records that are valid in `version`.
 pub(crate) fn valid_records(
     version: &Version,
     tables: &TableCache,
@@ -81,7 +81,7 @@ fn in_key_order(inputs: &[LookupInput<'_>]) -> Vec<Candidate> {
         (0..at.keys.len()).map(move |record| Candidate { input, record })
     };
     let mut all: Vec<Candidate> = inputs.iter().enumerate().flat_map(of).collect();
-    // Each input is sorted, which a merge sort makes use of.
+    // A merge sort profits from inputs that are sorted.
     all.sort_by(|one, other| key_of(inputs, one).cmp(key_of(inputs, other)));
     all
 }
@@ -105,11 +105,11 @@ type Undecided = Vec<usize>;
 struct Group<'v> {
     /// The tables, newest first.
     tables: &'v [Arc<LiveFile>],
-    /// Number of the keys.
+    /// Number of keys in the group.
     len: usize,
 }
 
-/// The first keys of `undecided` that lie in one bucket, and its tables of L0.
+/// The first keys of `undecided` that lie in one bucket, and the L0 tables of the bucket.
 fn l0_group<'v>(version: &'v Version, lookups: &[Lookup<'_>], undecided: &[usize]) -> Group<'v> {
     let bucket_of = |at: usize| version.map().bucket_of(lookups[at].key);
     let bucket = bucket_of(undecided[0]);
@@ -153,11 +153,13 @@ impl Search<'_> {
                 level_group(version, level, &lookups, keys)
             })?;
         }
-        // A key that no table has was deleted, and its tombstone is gone too: not valid.
+        // A key in no table was deleted, and its tombstone was dropped too. Its record is not
+        // valid.
         Ok(())
     }
 
-    /// Searches the undecided keys group by group. `group_of` gives the first group of some keys.
+    /// Searches the undecided keys group by group. `group_of` returns the first group of the given
+    /// keys.
     fn search_groups<'v>(
         &mut self,
         candidates: &[Candidate],
@@ -191,7 +193,7 @@ impl Search<'_> {
         self.inputs.iter().map(|input| all || is_named(input)).collect()
     }
 
-    /// Looks the keys of `group` up in one table, and takes those that it decides out of the group.
+    /// Looks the keys of `group` up in one table, and removes the decided ones from the group.
     fn search_file(
         &mut self,
         file: &Arc<LiveFile>,
@@ -229,8 +231,8 @@ impl Search<'_> {
     }
 }
 
-/// Whether the record with sequence number `seq`, the newest one that the look-up sees, makes the
-/// record of value file `no` valid. It has no reference if its kind is another than `Indirect`.
+/// Whether the record found at sequence number `seq` makes the record of value file `no` valid. It
+/// is the newest one that the look-up sees, and has no reference if its kind is not `Indirect`.
 fn is_valid(
     version: &Version,
     no: u64,

@@ -1,5 +1,5 @@
 //! Garbage collection of value files: which files a job takes, what it reads, and how much space
-//! garbage may occupy. The database owns the jobs; the modules here decide.
+//! garbage may occupy. The database owns the jobs; the modules here make the decisions.
 //!
 //! Large values lie in value files outside the levels, and tables refer to them. A value whose
 //! reference a compaction dropped is *exposed* garbage; a value whose newest record already lies in
@@ -14,7 +14,7 @@
 //! the work:
 //!
 //! - `lookup`: which records of a value file are valid.
-//! - `invalid`: the same from what compactions noted, where there is no database.
+//! - `invalid`: valid records from the notes of compactions, for jobs without a database.
 //! - [`job`]: copies the valid records of some value files into one.
 
 pub(crate) mod hidden;

@@ -1,5 +1,5 @@
-//! Which records of a value file are valid: one bit for each, in key order. A plain value; a file
-//! with 16,000 records has 2 KB of bits.
+//! Bits that say which records of a value file are valid: one for each, in key order. A plain
+//! value. A file with 16,000 records has 2 KB of bits.
 
 use serde::{Deserialize, Serialize};
 
@@ -55,7 +55,7 @@ impl ValidBits {
         self.bytes.iter().map(|byte| u64::from(byte.count_ones())).sum()
     }
 
-    /// Whether the bytes are as many as the records need, without a bit past the last record.
+    /// Whether the number of bytes fits the records, and no bit past the last record is set.
     pub(crate) fn is_sound(&self) -> bool {
         let whole = self.records.div_ceil(8) == self.bytes.len() as u64;
         let rest = self.records % 8;

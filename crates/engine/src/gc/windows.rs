@@ -1,5 +1,5 @@
-//! Adaptive read-ahead: which ranges of a value file a garbage collection job reads (Terark-DS,
-//! section 4.4.3). Pure.
+//! Adaptive readahead: the ranges of a value file that a garbage collection job reads (Terark-DS,
+//! section 4.4.3). Pure functions.
 //!
 //! A job needs the valid records only. Reading each by itself costs one request per record, and
 //! reading everything transfers the garbage. So valid records that lie close together share a
@@ -10,8 +10,8 @@
 //!    every valid record lies in exactly one.
 //! 2. A window is at most [`ReadaheadLimits::window_bytes_max`] long, unless it has one record.
 //! 3. At least [`ReadaheadLimits::valid_percent_min`] of a window's records are valid, and of its
-//!    bytes as well. The paper asks for the former only. The latter bounds what is read where
-//!    values have different sizes: at 80 percent, to 1.25 times the valid bytes.
+//!    bytes as well. The paper demands the former only. The latter bounds the read bytes if values
+//!    have different sizes: at 80 percent, to 1.25 times the valid bytes.
 //!
 //! Cost: O(n) for `n` records, and one allocation for the result.
 
@@ -20,7 +20,7 @@
 pub struct ReadaheadLimits {
     /// Valid records share a window only if fewer bytes than this lie between them.
     pub gap_bytes_max: u64,
-    /// Least share of valid records, and of valid bytes, in a window, in percent.
+    /// Smallest share of valid records, and of valid bytes, in a window, in percent.
     pub valid_percent_min: u64,
     /// Largest length of a window in bytes.
     pub window_bytes_max: u64,
@@ -50,13 +50,13 @@ pub(crate) struct ReadWindow {
     pub offset: u64,
     /// Length of the range in bytes.
     pub bytes: u64,
-    /// Index of its first record among those that were given.
+    /// Index of the window's first record among the given records.
     pub first: usize,
-    /// Number of its records, valid or not.
+    /// Number of the window's records, valid or not.
     pub records: usize,
-    /// Number of its valid records.
+    /// Number of the window's valid records.
     pub valid_records: usize,
-    /// Bytes of its valid records.
+    /// Bytes of the window's valid records.
     pub valid_bytes: u64,
 }
 
@@ -72,7 +72,7 @@ impl ReadWindow {
         self.offset.saturating_add(self.bytes)
     }
 
-    /// The window that also holds the valid record `span` with the index `at`.
+    /// The window, extended to the valid record `span` with the index `at`.
     fn extended(&self, at: usize, span: &ValueSpan) -> Self {
         Self {
             bytes: span.offset.saturating_add(span.bytes).saturating_sub(self.offset),
@@ -93,7 +93,7 @@ impl ReadWindow {
     }
 }
 
-/// The windows over the valid ones of `spans`, which are in offset order and do not overlap.
+/// The windows over the valid records of `spans`, which are in offset order and do not overlap.
 #[must_use]
 pub(crate) fn read_windows(
     spans: impl IntoIterator<Item = ValueSpan>,

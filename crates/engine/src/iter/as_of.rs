@@ -1,9 +1,12 @@
-//! The records of a cursor that a reader as of one sequence number may see.
+//! The records of a cursor that a reader at one sequence number may see.
 //!
-//! An export of a memtable that still takes writes reads it through this cursor, so that the
-//! export ends at one moment. Owned by one job. Invariant: while the cursor is valid, so is the
-//! cursor below, on a record whose sequence number is at most `through`. Failure: as the cursor
-//! below. Cost: a comparison per step, and a step over each newer record.
+//! An export of a memtable that still takes writes reads it through this cursor, so that the export
+//! ends at one moment. One job owns the cursor.
+//!
+//! Invariant: while the cursor is valid, the inner cursor is at a record whose sequence number is
+//! at most `through`.
+//! Failure: that of the inner cursor. Cost: a comparison per step, and a step over each newer
+//! record.
 
 use archipelago_base::{Result, SeqNo};
 
@@ -22,7 +25,7 @@ impl<I: InternalIterator> AsOfIterator<I> {
         Self { inner, through }
     }
 
-    /// Whether the cursor below stands on a record that is too new.
+    /// Whether the inner cursor is at a record that is too new.
     fn is_too_new(&self) -> bool {
         self.inner.valid() && trailer_seq(trailer(self.inner.key())) > self.through
     }

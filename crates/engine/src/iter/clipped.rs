@@ -1,9 +1,11 @@
 //! The part of a cursor's records that lies in a range of user keys.
 //!
-//! For a file that reaches past the bucket or the share of a job through which it is read: an L0
-//! file that is older than a change of the bucket map is part of several buckets. Owned by one
-//! reader or job. Invariant: while it is valid, so is the cursor below, within the range. Failure:
-//! as the cursor below. Cost: a comparison per step and per seek.
+//! It serves files that reach past the bucket, or the part of a job, through which they are read.
+//! An L0 file that is older than a change of the bucket map is part of several buckets. One reader
+//! or job owns the cursor.
+//!
+//! Invariant: while the cursor is valid, the inner cursor is at a record within the range.
+//! Failure: that of the inner cursor. Cost: a comparison per step and per seek.
 
 use archipelago_base::{Result, SeqNo};
 
@@ -14,9 +16,9 @@ use crate::key::{KeyRange, Kind, encode, user_key};
 pub struct ClippedIterator<I: InternalIterator> {
     inner: I,
     range: KeyRange,
-    /// Before every record of the range's first key.
+    /// Encoded key before every record of the range's first key.
     start: Vec<u8>,
-    /// Before every record of the first key past the range.
+    /// Encoded key before every record of the first key past the range; `None` without an end.
     end: Option<Vec<u8>>,
     valid: bool,
 }

@@ -1,12 +1,16 @@
-//! Sorted, disjoint parts one after the other, each opened when the cursor gets there: the files of
-//! a level, or the buckets of L0 (a part is then the merge of a bucket's files).
+//! A cursor over sorted, disjoint parts, each of which is opened when the cursor reaches it. The
+//! parts are the files of a level, or the buckets of L0 (each the merge of a bucket's files).
 //!
-//! Owned by one reader or job. Invariants: at most one part is open; the cursor is valid exactly
-//! if the open part's is. Range tombstones are not its business: a file may cover keys in older
-//! levels although the cursor has not reached it or is past it, so they are asked by key, see
-//! [`super::TombstoneSource`]. Failure: an error of [`FileOpener::open`] or of the open part makes
-//! the cursor invalid. Cost: a seek is a binary search over the parts and a seek in one (or two, if
-//! the first ends before the target); a step is one dynamic call within a part.
+//! One reader or job owns the cursor. Invariants: at most one part is open, and the cursor is valid
+//! if and only if the open part's cursor is.
+//!
+//! The cursor ignores range tombstones. A file may cover keys in older levels although the cursor
+//! has not reached the file or is past it. Therefore a scan asks for them by key
+//! ([`super::TombstoneSource`]).
+//!
+//! Failure: an error of [`FileOpener::open`] or of the open part makes the cursor invalid.
+//! Cost: a seek is a binary search over the parts and a seek in one part, or in two if the first
+//! one ends before the target. A step is one dynamic call within a part.
 
 use archipelago_base::{Error, Result};
 
@@ -15,10 +19,11 @@ use crate::key::user_key;
 
 /// The parts of a [`LevelIterator`], in key order. No user key is in two parts.
 pub trait FileOpener: Send {
-    /// How many parts.
+    /// Number of parts.
     fn count(&self) -> usize;
-    /// Whether all records of part `index` have user keys before `key` (as
-    /// [`crate::file_meta::FileMeta::ends_before`]); false may be said to be safe.
+    /// Whether all records of part `index` have user keys before `key`, as
+    /// [`crate::file_meta::FileMeta::ends_before`] tells. An implementation that does not know
+    /// returns false.
     fn ends_before(&self, index: usize, key: &[u8]) -> bool;
     /// A user key at or before that of every record of part `index`.
     fn smallest(&self, index: usize) -> &[u8];
@@ -26,7 +31,7 @@ pub trait FileOpener: Send {
     fn open(&self, index: usize) -> Result<Box<dyn InternalIterator>>;
 }
 
-/// Sorted, disjoint parts as one cursor; a part is opened when the cursor gets there.
+/// A cursor over sorted, disjoint parts, each of which is opened when the cursor reaches it.
 pub struct LevelIterator<O: FileOpener> {
     opener: O,
     open: Option<(usize, Box<dyn InternalIterator>)>,
@@ -40,7 +45,7 @@ impl<O: FileOpener> LevelIterator<O> {
         Self { opener, open: None, valid: false, error: None }
     }
 
-    /// Index of the first of all parts for which `past` is false; they are sorted by it.
+    /// Index of the first part for which `past` is false. The parts are sorted by it.
     fn partition_point(&self, past: impl Fn(usize) -> bool) -> usize {
         let (mut low, mut high) = (0, self.opener.count());
         while low < high {
@@ -54,7 +59,7 @@ impl<O: FileOpener> LevelIterator<O> {
         low
     }
 
-    /// Opens part `index` (if there is one and it is not open yet) and places its cursor.
+    /// Opens part `index`, if it exists and is not open yet, and moves its cursor by `place`.
     fn place(&mut self, index: usize, place: impl FnOnce(&mut dyn InternalIterator)) {
         self.valid = false;
         self.error = None;
@@ -78,7 +83,7 @@ impl<O: FileOpener> LevelIterator<O> {
         }
     }
 
-    /// Goes on to the next part with a record, if the cursor ran off the end of one.
+    /// Moves on to the next part with a record, if the cursor passed the end of a part.
     fn settle_forward(&mut self, mut index: usize) {
         while !self.valid && self.error.is_none() && index + 1 < self.opener.count() {
             index += 1;
@@ -86,7 +91,7 @@ impl<O: FileOpener> LevelIterator<O> {
         }
     }
 
-    /// Goes back to the part before that has a record, if the cursor ran off the start of one.
+    /// Moves back to the previous part with a record, if the cursor passed the start of a part.
     fn settle_backward(&mut self, mut index: usize) {
         while !self.valid && self.error.is_none() && index > 0 {
             index -= 1;
@@ -94,7 +99,7 @@ impl<O: FileOpener> LevelIterator<O> {
         }
     }
 
-    /// Notes that the open part has no more records in this direction; its index.
+    /// Notes that the open part has no more records in this direction. Returns its index.
     #[cold]
     fn part_ended(&mut self) -> usize {
         self.valid = false;

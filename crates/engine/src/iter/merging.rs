@@ -1,19 +1,20 @@
-//! Several sorted cursors as one.
+//! A cursor that merges several sorted cursors.
 //!
-//! Owned by one reader or job. A binary heap holds the valid children, the current one at its
-//! root. Invariants:
-//! 1. Every child in the heap is valid; forwards it stands on its first record at or after the
-//!    current one, backwards on its last record at or before it.
+//! One reader or job owns the cursor. A binary heap holds the valid children, with the current one
+//! at its root. Invariants:
+//! 1. Every child in the heap is valid. Forwards it is at its first record at or after the current
+//!    one, backwards at its last record at or before it.
 //! 2. `runner` is the heap position of the best child below the root (0 if there is none). It stays
-//!    right as long as the root stays the root, so a step within one child costs one comparison.
-//! 3. A heap entry caches the first eight bytes of its child's user key as a number; only when
-//!    these are equal does a comparison ask the children for their keys.
+//!    right while the root stays the root, so a step within one child costs one comparison.
+//! 3. A heap entry caches the first eight bytes of its child's user key as a number. A comparison
+//!    reads the keys of the children only if these numbers are equal.
 //! 4. Equal internal keys come in the children's order.
 //!
-//! Failure: an error of any child makes the whole cursor invalid, until the next seek; records of
-//! the other children are not shown as if nothing were missing. Cost: a step takes one or two
-//! dynamic calls and one comparison while it stays in a child, O(log n) comparisons otherwise; a
-//! seek or a change of direction seeks every child. No allocation after the first seek.
+//! Failure: an error of any child makes the whole cursor invalid until the next seek. So the
+//! records of the other children are never shown without those of the failed child.
+//! Cost: a step takes one or two dynamic calls and one comparison while it stays in a child, else
+//! O(log n) comparisons. A seek or a change of direction seeks every child. No allocation after the
+//! first seek.
 
 use archipelago_base::{Error, ErrorKind, Result, SeqNo};
 
@@ -24,8 +25,8 @@ use crate::key::{Kind, TRAILER_BYTES, compare, encode_into, user_key};
 pub struct Child {
     /// Cursor over the records of the input.
     pub iter: Box<dyn InternalIterator>,
-    /// Largest sequence number among its records; [`SeqNo::MAX`] where it is not known or may
-    /// still grow. A range delete newer than that lets the merge jump over the range in this child.
+    /// Largest sequence number among the child's records; [`SeqNo::MAX`] if it is not known or may
+    /// still grow. A newer range delete lets the merge skip its range in this child.
     pub max_seq: SeqNo,
 }
 
@@ -45,14 +46,14 @@ struct Entry {
     child: u32,
 }
 
-/// Several cursors as one: every record of each, in order. An error of one makes all invalid.
+/// A merge of several cursors: every record of each, in order. An error of one makes it invalid.
 pub struct MergingIterator {
     children: Vec<Child>,
     heap: Vec<Entry>,
     runner: usize,
     backward: bool,
     error: Option<Error>,
-    /// A copy of a key that has to outlive a move.
+    /// Copy of a key that must survive a move of the cursors.
     target: Vec<u8>,
 }
 
@@ -64,9 +65,9 @@ impl MergingIterator {
         Self { children, heap, runner: 0, backward: false, error: None, target: Vec::new() }
     }
 
-    /// Forwards: moves every child whose records are all older than `newest` to its first record at
-    /// or after the user key `until`, if it stands before that. For a range deleted at `newest`
-    /// that starts at or before the current record and ends at `until`.
+    /// Moves forward every child that has only records older than `newest`, to its first record at
+    /// or after the user key `until`. Children at or past `until` stay. The caller has a range that
+    /// is deleted at `newest`, starts at or before the current record, and ends at `until`.
     pub fn skip_deleted_to(&mut self, until: &[u8], newest: SeqNo) {
         debug_assert!(!self.backward);
         self.target.clear();
@@ -80,9 +81,9 @@ impl MergingIterator {
         self.rebuild::<false>();
     }
 
-    /// Backwards: moves every child whose records are all older than `newest` to its last record
-    /// before the user key `start`, if it stands at or after that. For a range deleted at `newest`
-    /// that starts at `start` and ends after the current record.
+    /// Moves backward every child that has only records older than `newest`, to its last record
+    /// before the user key `start`. Children before `start` stay. The caller has a range that is
+    /// deleted at `newest`, starts at `start`, and ends after the current record.
     pub fn skip_deleted_before(&mut self, start: &[u8], newest: SeqNo) {
         debug_assert!(self.backward);
         self.target.clear();
@@ -103,8 +104,8 @@ impl MergingIterator {
         if a.prefix == b.prefix { self.before_by_key(a, b) } else { a.prefix < b.prefix }
     }
 
-    /// Whether `a`'s key is smaller than `b`'s. Apart, so that the prefixes' comparison can be
-    /// inlined without a branch.
+    /// Whether `a`'s key is smaller than `b`'s. The function is separate, so that the comparison of
+    /// prefixes can be inlined without a branch.
     #[inline(never)]
     fn before_by_key(&self, a: Entry, b: Entry) -> bool {
         let key = |entry: Entry| self.children[entry.child as usize].iter.key();
@@ -184,7 +185,7 @@ impl MergingIterator {
         }
     }
 
-    /// Takes out the root, whose child has ended.
+    /// Removes the root, whose child has ended.
     fn remove_root<const BACK: bool>(&mut self) {
         if let Err(error) = self.children[self.heap[0].child as usize].iter.status() {
             return self.fail(error);
@@ -196,8 +197,8 @@ impl MergingIterator {
         self.find_runner::<BACK>();
     }
 
-    /// Puts every child but the current one on the other side of the current record, from which
-    /// the caller then steps.
+    /// Moves every child except the current one to the other side of the current record. The caller
+    /// then steps from there.
     fn turn<const BACK: bool>(&mut self) {
         let current = self.heap[0].child as usize;
         self.target.clear();
@@ -313,8 +314,8 @@ impl InternalIterator for MergingIterator {
     }
 }
 
-/// The first eight bytes of the user key as a big-endian number, padded with zeros: a smaller
-/// number means a smaller key, equal numbers mean nothing.
+/// The first eight bytes of the user key as a big-endian number, padded with zeros. A smaller
+/// number means a smaller key; equal numbers leave the order open.
 #[inline]
 fn prefix(encoded: &[u8]) -> Result<u64> {
     let Some(first) = encoded.first_chunk::<TRAILER_BYTES>() else {

@@ -1,10 +1,10 @@
 //! Iterators: from cursors over internal keys up to the user's view of a column family.
 //!
 //! [`InternalIterator`] is the cursor that shards, tables, levels and merges of them share.
-//! [`MergingIterator`] merges several, [`LevelIterator`] walks sorted disjoint files and opens each
-//! when it gets there, [`ClippedIterator`] leaves out what lies outside a range, [`UserIterator`]
-//! turns versions, merge operands, range tombstones ([`TombstoneSource`]) and expiry into one value
-//! per key, as of a snapshot.
+//! [`MergingIterator`] merges several cursors. [`LevelIterator`] walks sorted disjoint files and
+//! opens each when the cursor reaches it. [`ClippedIterator`] hides records outside of a range.
+//! [`UserIterator`] turns versions, merge operands, range tombstones ([`TombstoneSource`]) and
+//! expiry into one value per key, as of a snapshot.
 
 mod as_of;
 mod clipped;
@@ -36,33 +36,33 @@ pub use view::{View, prefix_end};
 /// A cursor over records in internal-key order ([`crate::key::compare`]): a memtable shard, a
 /// block, a table, a level, or several of them merged.
 ///
-/// A fresh cursor is not valid until it is placed by a seek. `key` and `value` may be called only
-/// while it is valid, and what they return holds until the next call that moves the cursor. An
-/// error makes the cursor invalid, and [`InternalIterator::status`] tells it; a cursor that just
-/// ran off an end has status `Ok`. Not shared between threads, may move between them.
+/// A new cursor is not valid before a seek. `key` and `value` may be called only while the cursor
+/// is valid, and their results hold until the next call that moves it. An error makes the cursor
+/// invalid, and [`InternalIterator::status`] returns it. A cursor that has passed an end has the
+/// status `Ok`. A cursor may move between threads but is not shared.
 pub trait InternalIterator: Send {
-    /// Whether the cursor stands on a record.
+    /// Whether the cursor is at a record.
     fn valid(&self) -> bool;
-    /// To the first record.
+    /// Moves to the first record.
     fn seek_to_first(&mut self);
-    /// To the last record.
+    /// Moves to the last record.
     fn seek_to_last(&mut self);
-    /// To the first record whose encoded internal key is at or after `target`.
+    /// Moves to the first record whose encoded internal key is at or after `target`.
     fn seek(&mut self, target: &[u8]);
-    /// To the last record whose encoded internal key is at or before `target`.
+    /// Moves to the last record whose encoded internal key is at or before `target`.
     fn seek_for_prev(&mut self, target: &[u8]);
-    /// To the next record. The cursor must be valid.
+    /// Moves to the next record. The cursor must be valid.
     fn next(&mut self);
-    /// To the previous record. The cursor must be valid.
+    /// Moves to the previous record. The cursor must be valid.
     fn prev(&mut self);
-    /// [`InternalIterator::next`], and then whether the cursor is valid: one call instead of two
+    /// Moves to the next record, and returns whether the cursor is valid: one call instead of two
     /// in a scan.
     #[inline]
     fn advance(&mut self) -> bool {
         self.next();
         self.valid()
     }
-    /// [`InternalIterator::prev`], and then whether the cursor is valid.
+    /// Moves to the previous record, and returns whether the cursor is valid.
     #[inline]
     fn retreat(&mut self) -> bool {
         self.prev();
@@ -72,23 +72,23 @@ pub trait InternalIterator: Send {
     fn key(&self) -> &[u8];
     /// The stored value.
     fn value(&self) -> &[u8];
-    /// The stored value, or why it could not be read. A cursor that reads some values when they are
-    /// asked for shows an empty one in [`InternalIterator::value`] if that fails, so whoever uses
-    /// values of such a cursor asks here.
+    /// The stored value, or why it could not be read. Some cursors read a value only on request. If
+    /// that fails, [`InternalIterator::value`] returns an empty value. Therefore users of the
+    /// values of such a cursor call this method.
     #[inline]
     fn read_value(&self) -> Result<&[u8]> {
         Ok(self.value())
     }
-    /// The stored value of a record that expires, or the expiry alone, its first eight bytes, where
-    /// the value has yet to be read. Reads nothing.
+    /// The stored value of a record that expires. If the value has not been read, it is the expiry
+    /// alone, the first eight bytes. Reads nothing.
     #[inline]
     fn expiry_bytes(&self) -> &[u8] {
         self.value()
     }
-    /// The error that made the cursor invalid, if one did.
+    /// The error that made the cursor invalid, if there was one.
     fn status(&self) -> Result<()>;
-    /// Whether the record lies in a block that was in the block cache when a job came to it: people
-    /// read there.
+    /// Whether the record lies in a block that was in the block cache when a job reached it. Users
+    /// read such blocks.
     fn is_warm(&self) -> bool {
         false
     }

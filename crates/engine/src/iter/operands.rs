@@ -1,6 +1,6 @@
-//! The merge operands of one key while a scan collects them.
+//! Collects the merge operands of one key during a scan.
 //!
-//! All operands lie in one buffer that is reused for the next key. Cost: a copy per operand, a
+//! All operands lie in one buffer that is reused for the next key. Cost: a copy per operand, and a
 //! vector of slices per fold.
 
 use archipelago_base::{Error, Result};
@@ -11,11 +11,11 @@ use crate::extension::FamilyMerge;
 #[derive(Default)]
 pub(super) struct Operands {
     bytes: Vec<u8>,
-    /// Where each operand ends in `bytes`.
+    /// End of each operand in `bytes`.
     ends: Vec<usize>,
 }
 
-/// In which order operands were pushed.
+/// Order in which operands were pushed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pushed {
     OldestFirst,
@@ -37,7 +37,7 @@ impl Operands {
         self.ends.push(self.bytes.len());
     }
 
-    /// The value of `key` after the operands on `base`.
+    /// The value of `key` after the operands were applied to `base`.
     pub(super) fn fold(
         &self,
         operator: Option<&FamilyMerge>,

@@ -1,22 +1,23 @@
-//! Answers for a scan which range delete covers a key.
+//! Determines for a scan which range delete covers a key.
 //!
-//! A range tombstone of a file covers keys of older levels wherever the cursors stand: the file may
+//! A range tombstone of a file covers keys of older levels, wherever the cursors are. The file may
 //! hold no point record near them, or none at all. So a scan does not collect tombstones from the
-//! cursors that it passes; it asks a [`TombstoneSource`] by key. Sequence numbers order all
-//! writes of a database, so one question over all shards and levels is enough: a record is deleted
-//! if the newest visible tombstone that covers its key is newer than it, wherever either lies.
+//! cursors that it passes. It asks a [`TombstoneSource`] by key. Sequence numbers order all writes
+//! of a database, so one question over all shards and levels is enough. A record is deleted if the
+//! newest visible tombstone that covers its key is newer than the record, wherever either lies.
 //!
-//! Whoever builds the sources takes the snapshot's sequence number *first* and the tombstone sets
-//! afterwards: then every delete that the snapshot sees is in a set, and newer ones do not count.
+//! The code that builds the sources takes the snapshot's sequence number *first* and the tombstone
+//! sets afterwards. Then every delete that the snapshot sees is in a set, and newer deletes do not
+//! count.
 //!
-//! The answer is a [`TombstoneSpan`]: the newest delete and the largest range of keys around the
-//! asked one for which the answer is the same, so that following keys cost one comparison.
-//! Invariants of an answer: the span holds the key; for *every* key in it the newest visible delete
-//! is [`TombstoneSpan::newest`].
+//! The answer is a [`TombstoneSpan`]: the newest delete, and the largest range of keys around the
+//! asked key with the same answer. So following keys cost one comparison. Invariants of an answer:
+//! the span holds the key, and for *every* key in it the newest visible delete is
+//! [`TombstoneSpan::newest`].
 //!
-//! Cost: nothing while no source has a tombstone; else, for each span, what [`TombstoneSet`] says
-//! of a question, for one part of each memtable, for the L0 files of one bucket and for one file of
-//! each level. A scan opens no file's tombstones before the first question that needs them.
+//! Cost: nothing while no source has a tombstone. Otherwise each span costs one question of a
+//! [`TombstoneSet`] for one part of each memtable, for the L0 files of one bucket, and for one file
+//! of each level. A scan opens no file's tombstones before the first question that needs them.
 
 use std::sync::Arc;
 
@@ -27,11 +28,11 @@ use crate::tombstone::{TombstoneSet, TombstoneSpan};
 
 /// Range tombstones that can be asked by key.
 pub trait TombstoneSource: Send {
-    /// Whether there are none at all. Asked once, when the scan starts.
+    /// Whether the source has no tombstone at all. Called once, when the scan starts.
     fn is_empty(&self) -> bool;
-    /// Narrows `span`, which holds `key`, by what is known here ([`TombstoneSpan::add`]). Deletes
-    /// newer than `snapshot` do not count. What is older than the newest delete of the span so far
-    /// changes nothing in it and may be left out; so the newest sources should be asked first.
+    /// Narrows `span`, which holds `key`, by the tombstones of the source ([`TombstoneSpan::add`]).
+    /// Deletes newer than `snapshot` do not count. Tombstones older than the newest delete of the
+    /// span change nothing and may be left out. So the newest sources should be asked first.
     fn covering(&mut self, key: &[u8], snapshot: SeqNo, span: &mut TombstoneSpan) -> Result<()>;
 }
 
@@ -46,7 +47,7 @@ impl TombstoneSource for Arc<TombstoneSet> {
     }
 }
 
-/// All of several sources.
+/// Several sources as one: a question goes to all of them.
 impl TombstoneSource for Vec<Box<dyn TombstoneSource>> {
     fn is_empty(&self) -> bool {
         self.iter().all(|source| source.is_empty())
@@ -57,8 +58,8 @@ impl TombstoneSource for Vec<Box<dyn TombstoneSource>> {
     }
 }
 
-/// One source for each bucket of a map: the shards of a memtable, or the L0 files of each bucket.
-/// A question costs what it costs at one bucket, however many there are.
+/// One source for each bucket of a map: the shards of a memtable, or the L0 files of each bucket. A
+/// question costs that of one bucket, for any number of buckets.
 pub struct BucketTombstones {
     map: Arc<BucketMap>,
     /// The bucket of the first part.
@@ -67,8 +68,8 @@ pub struct BucketTombstones {
 }
 
 impl BucketTombstones {
-    /// Of the buckets of `map` from `first` on; `None` where a bucket has no range tombstones. Keys
-    /// of other buckets are never asked.
+    /// Sources of the buckets of `map` from `first` on; `None` for a bucket without range
+    /// tombstones. Keys of other buckets must not be asked.
     #[must_use]
     pub fn new(
         map: Arc<BucketMap>,
@@ -97,28 +98,28 @@ impl TombstoneSource for BucketTombstones {
 
 /// A file that has range tombstones.
 pub trait TombstoneFile: Send {
-    /// A user key at or before the start of each.
+    /// A user key at or before the start of each tombstone.
     fn smallest(&self) -> &[u8];
-    /// A user key at or after the end (exclusive) of each: no tombstone of the file covers it.
+    /// A user key at or after the (exclusive) end of each tombstone: no tombstone covers it.
     fn largest(&self) -> &[u8];
-    /// A sequence number that no tombstone of the file is above.
+    /// A sequence number that no tombstone of the file exceeds.
     fn newest(&self) -> SeqNo;
-    /// The tombstones; opens the file if need be.
+    /// The tombstones of the file, which is opened if necessary.
     fn tombstones(&self) -> Result<Arc<TombstoneSet>>;
 }
 
-/// The range tombstones of sorted, disjoint files: those files of a level that have any, or one
-/// file of L0. Each file's are loaded when the first question about a key within its bounds comes
+/// The range tombstones of sorted, disjoint files: the files of a level that have any, or one file
+/// of L0. The tombstones of a file are loaded at the first question about a key within its bounds
 /// that no newer delete has answered.
 pub struct LevelTombstones<F: TombstoneFile> {
     files: Vec<F>,
-    /// A sequence number that no tombstone of any file is above.
+    /// A sequence number that no tombstone of any file exceeds.
     newest: SeqNo,
     loaded: Vec<Option<Arc<TombstoneSet>>>,
 }
 
 impl<F: TombstoneFile> LevelTombstones<F> {
-    /// Of `files` in key order.
+    /// A source over `files`, which are in key order.
     #[must_use]
     pub fn new(files: Vec<F>) -> Self {
         let newest = files.iter().map(F::newest).max().unwrap_or_default();
@@ -154,24 +155,24 @@ impl<F: TombstoneFile> TombstoneSource for LevelTombstones<F> {
     }
 }
 
-/// A source with the last answer, for a scan that goes one way.
+/// A source with its last answer, for a scan in one direction.
 pub(super) struct Covering {
-    /// `None`: no tombstones, every question is free.
+    /// The source; `None` if there are no tombstones, so that every question is free.
     source: Option<Box<dyn TombstoneSource>>,
     span: TombstoneSpan,
     state: SpanState,
-    /// Deleted records seen in the span.
+    /// Number of deleted records that the scan has met in the span.
     deleted_seen: u32,
 }
 
-/// What is known of the span's relation to the next key.
+/// Relation of the span to the next key.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum SpanState {
-    /// It answers nothing.
+    /// The span is no answer to any question.
     Empty,
-    /// It is an answer, but the cursor has jumped since.
+    /// The span is an answer, but the cursor has jumped since.
     Jumped,
-    /// The cursor was in it and has gone one way since.
+    /// The cursor was in the span and has moved in one direction since.
     Following,
 }
 
@@ -181,7 +182,7 @@ impl Covering {
         Self { source, span: TombstoneSpan::default(), state: SpanState::Empty, deleted_seen: 0 }
     }
 
-    /// The cursor is about to be placed anew or to turn.
+    /// Notes that the cursor is about to be placed anew or to turn.
     pub(super) fn jump(&mut self) {
         self.deleted_seen = 0;
         if self.state == SpanState::Following {
@@ -189,8 +190,8 @@ impl Covering {
         }
     }
 
-    /// The newest visible delete that covers `key`, [`SeqNo::ZERO`] for none. Between two jumps
-    /// keys must go up (`BACK`: down).
+    /// The newest visible delete that covers `key`; [`SeqNo::ZERO`] for none. Between two jumps
+    /// keys must ascend (with `BACK`: descend).
     #[inline]
     pub(super) fn newest<const BACK: bool>(
         &mut self,
@@ -224,8 +225,8 @@ impl Covering {
         }
     }
 
-    /// Counts a deleted record in the span; true once, when there are so many that jumping to the
-    /// span's end is worth a seek.
+    /// Counts a deleted record in the span. Returns true once, when the number of deleted records
+    /// makes a seek to the span's end worthwhile.
     pub(super) fn worth_a_jump(&mut self) -> bool {
         const DELETED_BEFORE_JUMP: u32 = 8;
         self.deleted_seen = self.deleted_seen.saturating_add(1);

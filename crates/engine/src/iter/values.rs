@@ -1,8 +1,8 @@
-//! Where a cursor gets separated values from.
+//! Interface through which a cursor gets separated values.
 //!
 //! A record of kind [`Indirect`](crate::key::Kind::Indirect) holds a reference instead of a value.
-//! [`ValueSource`] is the seam between the cursor, which knows records, and the reader of value
-//! files, which knows versions and files.
+//! [`ValueSource`] stands between the cursor, which knows records, and the reader of value files,
+//! which knows versions and files.
 
 use archipelago_base::{Result, SeqNo};
 

@@ -1,9 +1,9 @@
-//! A cursor over sorted records in memory: what tests and benchmarks put under the other
-//! iterators, and the reference for how a cursor behaves.
+//! A cursor over sorted records in memory. Tests and benchmarks put it under the other iterators,
+//! and it is the reference for the behaviour of a cursor.
 //!
-//! Invariant: the records are sorted by [`crate::key::compare`], each key at least eight bytes
-//! long. They lie one after the other in one buffer, as in a block. Clones share it. Seeks are
-//! binary searches; steps allocate nothing. It cannot fail.
+//! Invariant: the records are sorted by [`crate::key::compare`], and each key is at least eight
+//! bytes long. The records lie one after the other in one buffer, as in a block; clones share it.
+//! Seeks are binary searches; steps allocate nothing. No call fails.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::key::compare;
 #[derive(Clone, Debug)]
 pub struct VecIterator {
     records: Arc<Records>,
-    /// Not valid at `records.spans.len()` and past it.
+    /// Index of the current record; the cursor is not valid at `records.spans.len()` and past it.
     at: usize,
 }
 
@@ -27,7 +27,7 @@ struct Records {
     spans: Vec<Span>,
 }
 
-/// Where a record lies: its key, and right after it its value.
+/// Position of a record: its key, followed by its value.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     key: usize,
@@ -40,7 +40,7 @@ impl Records {
         &self.bytes[span.key..span.value]
     }
 
-    /// How many records have a key that lies before the wanted place.
+    /// Number of records whose keys lie before the wanted position.
     fn partition_point(&self, before: impl Fn(&[u8]) -> bool) -> usize {
         self.spans.partition_point(|&span| before(self.key(span)))
     }

@@ -1,4 +1,4 @@
-//! What a scan is to show: snapshot, bounds, merge operator and the time for expiry.
+//! Settings of a scan: snapshot, bounds, merge operator and the time for expiry.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use archipelago_base::SeqNo;
 
 use crate::extension::FamilyMerge;
 
-/// What a [`super::UserIterator`] shows.
+/// Settings that decide which records a [`super::UserIterator`] shows.
 #[derive(Clone)]
 pub struct View {
     /// Writes with a larger sequence number are invisible.
@@ -15,11 +15,12 @@ pub struct View {
     pub lower: Vec<u8>,
     /// First key that is not shown any more; `None` for no end.
     pub upper: Option<Vec<u8>>,
-    /// Folds merge operands; a merge operand without one is an error.
+    /// Folds merge operands; without it, a merge operand is an error.
     pub operator: Option<Arc<FamilyMerge>>,
-    /// Unix milliseconds: records that expire then or earlier read as deleted.
+    /// Time in Unix milliseconds. Records that expire then or earlier read as deleted.
     pub now_ms: u64,
-    /// Values may be cut and are not shown: operands are not folded, values not copied.
+    /// Whether only keys matter. Operands are then not folded, and values are not copied and may be
+    /// cut.
     pub keys_only: bool,
 }
 
@@ -30,7 +31,7 @@ impl View {
         Self { snapshot, lower: Vec::new(), upper: None, operator: None, now_ms, keys_only: false }
     }
 
-    /// Also hides keys that do not start with `prefix`.
+    /// Hides keys that do not start with `prefix` as well.
     #[must_use]
     pub fn with_prefix(mut self, prefix: &[u8]) -> Self {
         if prefix > self.lower.as_slice() {

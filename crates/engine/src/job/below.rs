@@ -1,8 +1,9 @@
-//! What lies older below a job's outputs: the question behind every delete that is dropped.
+//! The older data below a job's outputs, which decides whether a delete may be dropped.
 //!
-//! A job's spec carries the key ranges of all data of the column family that is older than its
-//! inputs and not among them: deeper levels and, for a job over some of L0, the older L0 files.
-//! Listing too much costs space (a delete is kept); listing too little resurrects old versions.
+//! A job's spec carries the key ranges of all older data of the column family that is not among its
+//! inputs. That is data of deeper levels and, for a job over a part of L0, data of the older L0
+//! files. A superfluous range costs space, because a delete is kept. A missing range brings old
+//! versions back.
 
 use archipelago_base::{Error, Result};
 
@@ -14,12 +15,12 @@ use crate::key::KeyRange;
 pub enum Below {
     /// Any key may have older versions: a flush, unless the tree is known to be empty below.
     Everything,
-    /// Sorted runs (a level, or a single L0 file), each with the ranges of its files ascending
-    /// and disjoint. No runs: nothing lies below.
+    /// Sorted runs (a level, or a single L0 file), each with the ranges of its files ascending and
+    /// disjoint. Without runs, nothing lies below.
     Runs(Vec<Vec<KeyRange>>),
 }
 
-/// The keys that `file` may say something about, as a half-open range.
+/// The keys about which `file` may say something, as a half-open range.
 #[must_use]
 pub fn range_of(file: &FileMeta) -> KeyRange {
     let mut end = file.largest.clone();
@@ -30,7 +31,7 @@ pub fn range_of(file: &FileMeta) -> KeyRange {
 }
 
 impl Below {
-    /// Nothing older lies below any key.
+    /// No key has older versions below.
     #[must_use]
     pub fn nothing() -> Self {
         Self::Runs(Vec::new())
@@ -52,7 +53,7 @@ impl Below {
         Ok(())
     }
 
-    /// Whether a key from `start` to `end` (exclusive) may have older versions below.
+    /// Whether a key from `start` (inclusive) to `end` (exclusive) may have older versions below.
     #[must_use]
     pub fn overlaps(&self, start: &[u8], end: &[u8]) -> bool {
         let Self::Runs(runs) = self else { return true };
@@ -68,7 +69,8 @@ fn ends_by(range: &KeyRange, key: &[u8]) -> bool {
     range.end.as_deref().is_some_and(|end| end <= key)
 }
 
-/// Asks [`Below`] about keys in ascending order; each range is passed once per job.
+/// Answers questions about [`Below`] for keys in ascending order; each range is passed once per
+/// job.
 #[derive(Debug)]
 pub struct BelowCursor<'a> {
     below: &'a Below,
@@ -86,7 +88,7 @@ impl<'a> BelowCursor<'a> {
         Self { below, at: vec![0; runs] }
     }
 
-    /// Whether `key` (not before the key asked for last) may have older versions below.
+    /// Whether `key` may have older versions below. It must not be smaller than the last key.
     pub fn may_hold(&mut self, key: &[u8]) -> bool {
         let Below::Runs(runs) = self.below else { return true };
         let mut found = false;

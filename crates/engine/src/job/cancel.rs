@@ -1,15 +1,16 @@
-//! Ending jobs from outside.
+//! Flags that end jobs from outside.
 //!
-//! Clones are the same flag: whoever has one can end the job, and a job that shares its flag with
-//! others (the parts of one compaction) ends with them. Thread-safe. Cost of a look: one or two
-//! relaxed loads. Once set it stays set.
+//! Clones are the same flag: every holder of a clone can end the job. A job that shares its flag
+//! with others (the parts of one compaction) ends with them. Once set, a flag stays set.
+//!
+//! Thread-safety: any thread may call any method. Cost: a check is up to three relaxed loads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use archipelago_base::{Error, Result};
 
-/// A flag that ends a job. [`Cancel::default`] makes a flag of its own.
+/// A flag that ends jobs. [`Cancel::default`] makes a new flag that depends on no other.
 #[derive(Clone, Debug, Default)]
 pub struct Cancel {
     own: Arc<AtomicBool>,
@@ -18,19 +19,19 @@ pub struct Cancel {
 }
 
 impl Cancel {
-    /// A flag of its own that is also set while `above` is.
+    /// A new flag that is also set while `above` is.
     #[must_use]
     pub fn under(above: &Arc<AtomicBool>) -> Self {
         Self { own: Arc::default(), above: Some(Arc::clone(above)), linked: None }
     }
 
-    /// The same flag, also set once `other` is; `other` does not follow it.
+    /// The same flag, which is also set once `other` is; `other` does not follow it.
     #[must_use]
     pub fn linked_to(self, other: &Self) -> Self {
         Self { linked: Some(Arc::clone(&other.own)), ..self }
     }
 
-    /// Ends the jobs that have this flag, soon and with an error.
+    /// Ends the jobs that have this flag. They end soon and with an error.
     pub fn cancel(&self) {
         self.own.store(true, Ordering::Relaxed);
     }
@@ -45,7 +46,7 @@ impl Cancel {
         self.own.load(Ordering::Relaxed) || is_set(&self.above) || is_set(&self.linked)
     }
 
-    /// `Err` (`Closed`) if the jobs are to end.
+    /// Returns `Closed` if the jobs shall end.
     #[inline]
     pub fn check(&self) -> Result<()> {
         if self.is_cancelled() {

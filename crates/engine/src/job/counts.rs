@@ -1,19 +1,20 @@
-//! What a job did with the records that it read.
+//! Counts of the records that a job read, wrote and dropped, and of the steps of garbage
+//! collection.
 
 /// Records dropped, by reason. A record that became a delete was not dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Dropped {
-    /// A newer version in the same stripe hides them.
+    /// Records that a newer version in the same stripe hides.
     pub shadowed: u64,
-    /// A range tombstone in the same stripe covers them.
+    /// Records that a range tombstone in the same stripe covers.
     pub covered: u64,
     /// Deletes with nothing left to delete.
     pub deletes: u64,
-    /// Expired, with nothing left to hide.
+    /// Expired records with nothing left to hide.
     pub expired: u64,
-    /// Removed by the filter, with nothing left to hide.
+    /// Records that the filter removed and that have nothing left to hide.
     pub filtered: u64,
-    /// Operands and bases folded into another record.
+    /// Operands and bases that were folded into another record.
     pub merged: u64,
 }
 
@@ -34,25 +35,26 @@ impl Dropped {
     }
 }
 
-/// What an iteration has done so far.
+/// Counts of an iteration so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Counts {
     /// Point records read.
     pub records_in: u64,
-    /// Point records given out.
+    /// Point records written.
     pub records_out: u64,
     /// Records dropped, by reason.
     pub dropped: Dropped,
-    /// Records given out with another kind or value: expired, or filtered.
+    /// Records written with another kind or value, because they expired, were filtered or put back
+    /// inline.
     pub rewritten: u64,
     /// Folds that failed; their records were kept.
     pub merge_errors: u64,
-    /// The first failure's sentence.
+    /// Text of the first fold that failed, with its key.
     pub merge_error: Option<String>,
 }
 
 impl Counts {
-    /// Adds what another part of the same job has done.
+    /// Adds the counts of another part of the same job.
     pub(crate) fn add(&mut self, other: &Self) {
         self.records_in += other.records_in;
         self.records_out += other.records_out;

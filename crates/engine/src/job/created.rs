@@ -1,7 +1,7 @@
 //! The files that a job creates, and their removal when the job fails.
 //!
-//! Owned by the job's [`OutputWriter`](super::output::OutputWriter), and by what writes its invalid
-//! files. Invariants:
+//! The job's [`OutputWriter`](super::output::OutputWriter) owns the value; the writer of its
+//! invalid files has one too. Invariants:
 //!
 //! 1. Every file gets a number of the spec, in ascending order, or one that the owner gives later.
 //!    No two files get the same number.
@@ -28,7 +28,7 @@ pub(crate) struct CreatedFile {
     pub(crate) file: MeteredWrite,
 }
 
-/// How a job creates its files.
+/// The options with which a job creates its files.
 pub(crate) fn creation(spec: &OutputSpec) -> CreateOptions {
     CreateOptions {
         direct: spec.direct_io,
@@ -47,18 +47,18 @@ pub(crate) struct CreatedFiles<'a> {
 }
 
 impl<'a> CreatedFiles<'a> {
-    /// No file yet, of the job that writes what `spec` says.
+    /// No file yet, for the job of `spec`.
     pub(crate) fn new(spec: &'a OutputSpec, context: &'a JobContext<'a>) -> Self {
         Self { spec, numbers: spec.file_numbers, context, numbers_used: 0, paths: Vec::new() }
     }
 
-    /// The same with other numbers.
+    /// The same value with other file numbers.
     pub(crate) fn numbered(mut self, numbers: FileNumbers) -> Self {
         self.numbers = numbers;
         self
     }
 
-    /// Creates the next file, whose name `name` makes of its number.
+    /// Creates the next file. `name` makes the name of its number.
     pub(crate) fn create(
         &mut self,
         name: fn(FileNo) -> String,
@@ -90,7 +90,8 @@ impl<'a> CreatedFiles<'a> {
         }
     }
 
-    /// Makes the names of the files durable, and keeps the files. All of them are synced.
+    /// Makes the names of the files durable, and keeps the files. The caller has synced all of
+    /// them.
     pub(super) fn keep(&mut self) -> Result<()> {
         self.settle()?;
         self.release();

@@ -1,9 +1,10 @@
-//! Bound on the images that running flushes have fetched from memory nodes.
+//! Limit on the bytes of images that running flushes have fetched from memory nodes.
 //!
-//! A database owns one [`FetchRoom`] for the flushes in its process, and an executor one for all of
-//! its jobs. A job takes what it will fetch in one step, so that no two jobs wait for each other.
+//! A database owns one [`FetchRoom`] for the flushes in its process, and an executor owns one for
+//! all of its jobs. A job takes the bytes that it will fetch in one step, so that no two jobs wait
+//! for each other.
 //!
-//! Invariants: all permits together are within the bound, or there is only one.
+//! Invariant: all permits together are within the limit, or there is only one permit.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: a job that waits ends with `Closed` when it is cancelled.
@@ -17,7 +18,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::job::Cancel;
 
-/// One wait for room, after which the job looks whether it was cancelled.
+/// Length of one wait for room, after which the job checks whether it was cancelled.
 const ROOM_WAIT: Duration = Duration::from_millis(50);
 
 /// Bytes of images that running flushes have fetched.
@@ -28,9 +29,9 @@ pub struct FetchRoom {
 }
 
 impl FetchRoom {
-    /// Takes `bytes`, and waits until all have at most `bytes_max`. A job that needs more alone
-    /// gets them when no other job has any. Errors: `Closed` if the job is cancelled while it
-    /// waits.
+    /// Takes `bytes`, and waits until all permits together have at most `bytes_max`. A job that
+    /// needs more by itself gets them when no other job has a permit. Errors: `Closed` if the job
+    /// is cancelled while it waits.
     pub fn take(
         self: &Arc<Self>,
         bytes: u64,
@@ -47,7 +48,7 @@ impl FetchRoom {
     }
 }
 
-/// Room for images, until it is dropped.
+/// Room for images, which is released when the permit is dropped.
 #[derive(Debug)]
 pub struct FetchPermit {
     room: Arc<FetchRoom>,

@@ -1,4 +1,4 @@
-//! Files of a job: their bytes are counted, writes are charged to the rate limiter, and a
+//! Files of a job. Their bytes are counted, their writes are charged to the rate limiter, and a
 //! cancelled job stops at its next read or write.
 
 use std::fmt;
@@ -11,7 +11,7 @@ use archipelago_env::{IoContext, IoPurpose, RandomFile, WritableFile};
 
 use super::{Cancel, JobContext, Progress};
 
-/// An output being written.
+/// An output that is being written.
 pub(crate) struct MeteredWrite {
     file: Box<dyn WritableFile>,
     cancel: Cancel,
@@ -55,7 +55,7 @@ impl WritableFile for MeteredWrite {
     archipelago_env::forward_writer!(file);
 }
 
-/// An input being read: whatever is read of it, its index too, is read for the job.
+/// An input that is being read. All reads of it, those of its index too, count for the job.
 pub(crate) struct MeteredRead {
     file: Arc<dyn RandomFile>,
     purpose: IoPurpose,

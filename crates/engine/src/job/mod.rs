@@ -1,18 +1,18 @@
 //! Jobs are values: a flush or a compaction is a function from a serialisable spec, files and
-//! memory to output files, and never touches a database.
+//! memory to output files. It never touches a database.
 //!
-//! [`crate::flush::run_flush`] and [`crate::compaction::job::run_compaction`] are the functions;
-//! here is what they share: the parts of their specs ([`spec`]), what they are given
-//! ([`JobContext`]) and give back ([`JobOutput`]), and how outputs are written ([`output`]).
+//! [`crate::flush::run_flush`] and [`crate::compaction::job::run_compaction`] are the functions.
+//! This module has their common parts: parts of the specs ([`spec`]), the services
+//! ([`JobContext`]), the result ([`JobOutput`]), and the writing of outputs ([`output`]).
 //! [`crate::executor`] runs them for a database, and sends specs and outputs. Invariants:
 //!
 //! 1. A job reads nothing but its spec, its context and the files and shards that the spec names;
 //!    merge operators and filters are found by name. So it runs the same in another process.
-//! 2. Outputs exist for readers only after the owner's manifest edit. When a job returns `Ok` its
-//!    outputs survive power loss; when it fails or is cancelled it has removed what it wrote, as
-//!    far as the file system let it (the rest is garbage that the next start collects).
-//! 3. Nothing is lost silently: a job over whole files (whole shards) must have read as many
-//!    records as their metadata says, else it fails; all dropped records are counted by reason.
+//! 2. Readers see outputs only after the owner's manifest edit. When a job returns `Ok`, its
+//!    outputs survive power loss. When it fails or is cancelled, it has removed its files as far as
+//!    the file system let it. The next start removes the rest as garbage.
+//! 3. Nothing is lost silently. A job over whole files or shards fails if it has not read as many
+//!    records as their metadata says. All dropped records are counted by reason.
 //!
 //! Each job runs on one thread. Several threads share a compaction as *subcompactions*: each is a
 //! job of its own over a part of the keys ([`crate::compaction::subcompaction`]), and the owner
@@ -57,7 +57,7 @@ use crate::sst::BlockCache;
 use crate::value::KeyList;
 use crate::value_ref::{InvalidFileMeta, ValueFileMeta};
 
-/// How far a running job is; read by others while it runs.
+/// Progress of a running job, which other threads read while it runs.
 #[derive(Debug, Default)]
 pub struct Progress {
     bytes_read: AtomicU64,
@@ -78,29 +78,31 @@ impl Progress {
     }
 }
 
-/// What the executor of a job gives it. One per job (it counts the job's bytes).
+/// Services that the executor gives to a job. Each job has its own, because it counts the job's
+/// bytes.
 pub struct JobContext<'a> {
-    /// Where inputs are and outputs go.
+    /// File system of the inputs and outputs.
     pub fs: Arc<dyn FileSystem>,
     /// The merge operators and filters that this process knows.
     pub registry: Registry,
-    /// Times the job. (What expires goes by the spec's `now_ms`.)
+    /// Clock that times the job. Expiry goes by the spec's `now_ms` instead.
     pub clock: Arc<dyn Clock>,
-    /// What writes are charged to, if they are limited (and `fs` does not do so itself).
+    /// Limiter that writes are charged to, if there is one and `fs` does not do so itself.
     pub limiter: Option<Arc<RateLimiter>>,
-    /// Set from outside to end the job with an error soon.
+    /// Flag that ends the job with an error soon.
     pub cancel: Cancel,
-    /// Where a flush finds its shards.
+    /// Source of the shards of a flush.
     pub shards: &'a dyn ShardSource,
-    /// Cache that readers of inputs are tied to. Inputs' data blocks are not put into it; outputs'
-    /// are if the blocks were in it that their records come from, so that what people read stays
-    /// warm.
+    /// Cache that readers of inputs are tied to. Data blocks of inputs are not put into it. A data
+    /// block of an output is put into it if its records come from blocks that were in it, so that
+    /// the blocks that users read stay cached.
     pub cache: Arc<BlockCache>,
-    /// Whether all data blocks of the outputs are: of a flush of what people read in memory.
+    /// Whether all data blocks of the outputs are put into the cache. A flush sets it for memtables
+    /// that users read.
     pub warm: bool,
-    /// Budget that readers of inputs charge their index and filter blocks to.
+    /// Budget to which readers of inputs charge their index and filter blocks.
     pub budget: Arc<ByteBudget>,
-    /// More file numbers when the spec's are used up; `None` where nobody can be asked.
+    /// Source of further file numbers when the spec's are used up; `None` if there is none.
     pub more_file_numbers: Option<&'a (dyn Fn() -> FileNo + Sync)>,
     /// Keys of the inputs of a garbage collection that the owner has read in this process.
     pub value_keys: KnownKeys,
@@ -126,7 +128,7 @@ impl KnownKeys {
 }
 
 impl JobContext<'_> {
-    /// `Err` (`Closed`) if the job was cancelled.
+    /// Returns `Closed` if the job was cancelled.
     #[inline]
     pub fn check_cancelled(&self) -> Result<()> {
         self.cancel.check()
@@ -143,10 +145,10 @@ impl fmt::Debug for JobContext<'_> {
     }
 }
 
-/// What a job gives back: files to install, and figures.
+/// Result of a job: files to install, and figures.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct JobOutput {
-    /// The outputs in key order, synced, as is their directory. They share no user key.
+    /// The tables in key order. They and their directory are synced. They share no user key.
     pub files: Vec<FileMeta>,
     /// The value files that the job wrote, ascending by number, synced before the tables that
     /// reference them.
@@ -154,13 +156,13 @@ pub struct JobOutput {
     /// The invalid files that a compaction wrote, if its spec asks for them. Their install numbers
     /// are 0 until the owner installs them.
     pub invalid_files: Vec<InvalidFileMeta>,
-    /// Records in, out and dropped.
+    /// Numbers of records that were read, written and dropped.
     pub counts: Counts,
     /// File bytes read.
     pub bytes_read: u64,
     /// File bytes written.
     pub bytes_written: u64,
-    /// How long it took.
+    /// Duration of the job in nanoseconds.
     pub duration_ns: u64,
     /// Steps of a garbage collection; zeros for other jobs.
     pub gc: GcFigures,
@@ -175,7 +177,7 @@ impl JobOutput {
         tables.chain(values).chain(invalid)
     }
 
-    /// What the parts of one job, in key order, give back together.
+    /// Joins the results of the parts of one job, which are given in key order.
     pub(crate) fn joined(parts: Vec<Self>, duration_ns: u64) -> Self {
         let mut whole = Self { duration_ns, ..Self::default() };
         for part in parts {

@@ -1,4 +1,4 @@
-//! Writing a job's outputs: where one ends and the next begins, and range tombstones in each.
+//! Writing of a job's outputs: the boundaries between them, and the range tombstones in each.
 //!
 //! Owned by one job. Invariants:
 //!
@@ -6,18 +6,18 @@
 //! 2. The key space of the job is cut into intervals, one per output. An output carries all point
 //!    records of its interval and every range tombstone clipped to it, so that rule 1 holds for
 //!    tombstones too. An interval with tombstones alone makes an output without points.
-//! 3. A boundary of `cuts` always ends an interval. Otherwise one ends before a new user key, when
-//!    the output has reached its target size or would overlap more than
-//!    [`GRANDPARENT_TARGETS`] target sizes of the level below, and at the start of a tombstone,
-//!    when the tombstones that start in the interval have brought it to its target size.
+//! 3. A boundary of `cuts` always ends an interval. An interval also ends before a new user key,
+//!    when the output has its target size or would overlap more than [`GRANDPARENT_TARGETS`] target
+//!    sizes of the level below. It ends at the start of a tombstone, when the tombstones that start
+//!    in it have brought it to its target size.
 //! 4. Large values go to value files if the spec says so (`super::separate`). A value file may
 //!    span several outputs, and is synced before them.
 //! 5. Until [`OutputWriter::finish`] has returned `Ok`, dropping the writer removes every file
 //!    that it has created; a file that cannot be removed is logged and left as garbage.
 //!
 //! Cost: per record nothing beyond the table builder; per user key two comparisons. One sync per
-//! output and one of the directory. A tombstone is written once for each output that it reaches
-//! into.
+//! output and one of the directory. A tombstone is written once for each output into which it
+//! reaches.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ use crate::sst::{RecordRole, TableBuilder, TableOptions};
 use crate::tombstone::RangeTombstone;
 use crate::value_ref::ValueFileMeta;
 
-/// An output overlaps at most about this many target sizes of the level below.
+/// Limit on the overlap of an output with the level below, in target sizes; it holds approximately.
 pub const GRANDPARENT_TARGETS: u64 = 10;
 
 /// The files that a job has written and synced.
@@ -61,15 +61,15 @@ pub struct OutputWriter<'a> {
     context: &'a JobContext<'a>,
     /// Name of the compaction filter that the records have passed.
     filter: Option<&'a str>,
-    /// Sorted by start.
+    /// The tombstones that the outputs must carry, sorted by start.
     tombstones: Vec<RangeTombstone>,
-    /// The first tombstone that no output has yet.
+    /// Index of the first tombstone that no output has yet.
     next_tombstone: usize,
-    /// The first tombstone that is not in `started_bytes` yet.
+    /// Index of the first tombstone that `started_bytes` does not include yet.
     next_started: usize,
-    /// Bytes of the tombstones that start in the current interval, as far as keys have come.
+    /// Bytes of the tombstones that start in the current interval, up to the current key.
     started_bytes: u64,
-    /// What is left of those that reach out of the intervals before, from `low` on.
+    /// Parts of tombstones that reach out of the intervals before, from `low` on.
     carried: Vec<RangeTombstone>,
     open: Option<OpenTable>,
     /// Writes the large values, if the job separates them.
@@ -82,13 +82,13 @@ pub struct OutputWriter<'a> {
     next_grandparent: usize,
     overlap_bytes: u64,
     files: Vec<FileMeta>,
-    /// Removes the files if the job fails, after the builders above are dropped.
+    /// Removes the files if the job fails. As the last field it is dropped after the builders.
     created: CreatedFiles<'a>,
 }
 
 impl<'a> OutputWriter<'a> {
-    /// A writer of the job's keys in `range`, with the `tombstones` that the outputs must carry,
-    /// which lie in the range and are sorted by start.
+    /// A writer for the job's keys in `range`. The `tombstones` that the outputs must carry lie in
+    /// the range and are sorted by start.
     pub fn new(
         spec: &'a OutputSpec,
         cf: CfId,
@@ -184,8 +184,9 @@ impl<'a> OutputWriter<'a> {
         Ok(())
     }
 
-    /// Counts the tombstones that start at or before `key` (`None`: all that are left), and ends
-    /// intervals at the starts of those that fill one. No record from there on was added yet.
+    /// Counts the tombstones that start at or before `key` (`None`: all that are left). Ends
+    /// intervals at the starts of those that fill one. The caller has added no record from there
+    /// on.
     fn pass_tombstones(&mut self, key: Option<&[u8]>) -> Result<()> {
         while let Some(tombstone) = self.tombstones.get(self.next_started) {
             if key.is_some_and(|key| *key < *tombstone.start) {
@@ -204,7 +205,7 @@ impl<'a> OutputWriter<'a> {
         Ok(())
     }
 
-    /// Ends the last interval and makes everything durable.
+    /// Ends the last interval and makes all files durable.
     pub fn finish(mut self) -> Result<Written> {
         let spec = self.spec;
         self.pass_tombstones(None)?;
@@ -224,7 +225,7 @@ impl<'a> OutputWriter<'a> {
         Ok(Written { tables: self.files, value_files })
     }
 
-    /// Closes the output of the keys from `low` to `high`, if there is anything to say there.
+    /// Closes the output of the keys from `low` to `high`, if it has a record or a tombstone.
     fn end_interval(&mut self, high: Option<&[u8]>) -> Result<()> {
         for tombstone in self.tombstones_until(high) {
             let table = match &mut self.open {
@@ -249,7 +250,7 @@ impl<'a> OutputWriter<'a> {
         Ok(())
     }
 
-    /// The tombstones between `low` and `high`, clipped; what reaches past `high` is carried on.
+    /// The tombstones between `low` and `high`, clipped. Parts past `high` are carried on.
     fn tombstones_until(&mut self, high: Option<&[u8]>) -> Vec<RangeTombstone> {
         let mut inside = std::mem::take(&mut self.carried);
         let rest = &self.tombstones[self.next_tombstone..];
@@ -298,7 +299,7 @@ impl<'a> OutputWriter<'a> {
     }
 }
 
-/// About what a tombstone takes in a table.
+/// Approximate bytes that a tombstone takes in a table.
 fn stored_bytes(tombstone: &RangeTombstone) -> u64 {
     (tombstone.start.len() + tombstone.end.len()) as u64 + 12
 }

@@ -1,6 +1,6 @@
-//! Separating values: which records of a job get their value written to a value file.
+//! Separation of values: selects the records of a job whose values go to a value file.
 //!
-//! Owned by the job's [`OutputWriter`](super::output::OutputWriter). Paper: Terark-DS §2.2.
+//! The job's [`OutputWriter`](super::output::OutputWriter) owns the value. Paper: Terark-DS §2.2.
 //! Invariants:
 //!
 //! 1. A `Put` or `PutExpiring` whose user value has at least `separation_bytes` bytes becomes an
@@ -12,9 +12,9 @@
 //!    while the file is open waits until the file is closed. A closed value file is synced.
 //!
 //! Failure: errors of the file system. The owner removes the files.
-//! Cost: per record of a family with separation one comparison; per separated value what
-//! [`ValueTableBuilder`] costs. One sync for each file. A table whose sync waits keeps its file
-//! open, at most [`WAITING_TABLES_MAX`] tables at a time.
+//! Cost: one comparison per record of a family with separation. A separated value costs that of
+//! [`ValueTableBuilder`]. One sync for each file. A table whose sync waits keeps its file open, at
+//! most [`WAITING_TABLES_MAX`] tables at a time.
 
 use std::fmt;
 use std::sync::Arc;
@@ -34,8 +34,8 @@ use crate::value_ref::ValueFileMeta;
 /// Length of the expiry before the value of a [`Kind::PutExpiring`].
 const EXPIRY_BYTES: usize = 8;
 
-/// Most tables whose sync waits for the open value file. With more, the value file is closed
-/// early, so that the number of open files is bounded.
+/// Largest number of tables whose sync waits for the open value file. With more, the value file is
+/// closed early, so that the number of open files is bounded.
 const WAITING_TABLES_MAX: usize = 64;
 
 /// A value file that is being written.
@@ -44,17 +44,17 @@ struct OpenValueFile {
     builder: ValueTableBuilder,
 }
 
-/// Writes the values of one job that are separated.
+/// Writes the separated values of one job.
 pub(super) struct Separator<'a> {
     spec: &'a OutputSpec,
     cf: CfId,
     io: IoContext,
     context: &'a JobContext<'a>,
     open: Option<OpenValueFile>,
-    /// Tables that end while the value file is open that they reference.
+    /// Finished tables that reference the open value file.
     waiting: Vec<LateSync>,
     files: Vec<ValueFileMeta>,
-    /// Key and stored value of the record that replaces the last one.
+    /// Internal key of the record that replaces the last one.
     key: Vec<u8>,
     reference: Vec<u8>,
 }
@@ -81,8 +81,8 @@ impl<'a> Separator<'a> {
         })
     }
 
-    /// Writes the value of a record to a value file if it is to be separated. The record that the
-    /// table gets instead; `None` if it gets the record itself.
+    /// Writes the value of a record to a value file if it is to be separated. Returns the record
+    /// that the table gets instead, or `None` if the table gets the record itself.
     #[inline]
     pub(super) fn separate(
         &mut self,
@@ -135,7 +135,7 @@ impl<'a> Separator<'a> {
     }
 
     /// Syncs the finished table `meta`, which was written through `file`, as soon as the value
-    /// files are synced that it references.
+    /// files that it references are synced.
     pub(super) fn sync_table(&mut self, meta: &FileMeta, file: LateSync) -> Result<()> {
         let names = |open: &OpenValueFile| meta.refs.by_file().iter().any(|at| at.no == open.no.0);
         if !self.open.as_ref().is_some_and(names) {
@@ -153,15 +153,15 @@ impl<'a> Separator<'a> {
         self.waiting.drain(..).try_for_each(LateSync::sync_now)
     }
 
-    /// Ends the last value file. All value files, ascending by number; they and all tables are
-    /// synced.
+    /// Ends the last value file. Returns all value files, ascending by number. They and all tables
+    /// are synced.
     pub(super) fn finish(&mut self) -> Result<Vec<ValueFileMeta>> {
         self.close()?;
         Ok(std::mem::take(&mut self.files))
     }
 }
 
-/// A table's file whose sync by the table builder only flushes; [`LateSync::sync_now`] syncs.
+/// A table's file whose sync by the table builder only flushes. [`LateSync::sync_now`] syncs it.
 #[derive(Clone)]
 pub(super) struct LateSync(Arc<Mutex<MeteredWrite>>);
 

@@ -1,4 +1,4 @@
-//! How a job names the shards that it reads, and where it finds them.
+//! Names of the shards that a job reads, and the sources that provide them.
 
 use std::sync::Arc;
 
@@ -12,17 +12,17 @@ use crate::memtable::SealedShard;
 pub struct ShardRef {
     /// Number of the memtable; larger is newer.
     pub memtable: u64,
-    /// Index of the shard in it.
+    /// Index of the shard in the memtable.
     pub shard: u32,
 }
 
-/// Where a flush finds its shards: the owner's memtables, or images that were sent here.
+/// Source of a flush's shards: the owner's memtables, or images that were sent here.
 pub trait ShardSource: Sync {
-    /// The shard; `NotFound` if it is not here.
+    /// The shard. `NotFound` if this source does not have it.
     fn shard(&self, shard: &ShardRef) -> Result<Arc<dyn SealedShard>>;
 }
 
-/// A place without shards, for executors that only compact.
+/// A source without shards, for executors that only compact.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoShards;
 

@@ -1,5 +1,5 @@
-//! What the specs of flushes and compactions share: what may be forgotten, and how outputs are
-//! written.
+//! Common parts of the specs of flushes and compactions: which records may be dropped, and how
+//! outputs are written.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use crate::options::{Compression, LEVELS};
 use crate::sst::TableOptions;
 use crate::value_ref::ValueFileMeta;
 
-/// What a job may forget; see [`crate::compaction::iterator`] for the rules.
+/// Facts that decide which records a job may drop, by the rules of [`crate::compaction::iterator`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Retention {
     /// Newest published sequence number. The owner reads it *before* it lists the snapshots.
@@ -21,7 +21,7 @@ pub struct Retention {
     pub snapshots: Vec<u64>,
     /// All data of the column family that is older than the inputs and not among them.
     pub below: Below,
-    /// Unix milliseconds that expiry goes by.
+    /// Time by which records expire, in Unix milliseconds.
     pub now_ms: u64,
     /// Name of the column family's merge operator, if it has one.
     pub merge_operator: Option<String>,
@@ -29,18 +29,18 @@ pub struct Retention {
     pub compaction_filter: Option<String>,
 }
 
-/// File numbers that the owner has set aside for a job: `first`, `first + 1`, … Numbers that are
-/// not used are lost, which costs nothing.
+/// File numbers that the owner has reserved for a job: `first`, `first + 1` and so on. Numbers that
+/// are not used are lost, which costs nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileNumbers {
     /// The smallest of the numbers.
     pub first: u64,
-    /// How many numbers there are.
+    /// Number of file numbers.
     pub count: u64,
 }
 
-/// The size of a file of the level below the outputs' level, for bounding what a later compaction
-/// of one output must read.
+/// A file of the level below the outputs' level. Its size bounds what a later compaction of one
+/// output must read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grandparent {
     /// First key past the file.
@@ -52,22 +52,24 @@ pub struct Grandparent {
 /// How a job's outputs are written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutputSpec {
-    /// Name of the column family, which the outputs note.
+    /// Name of the column family, which the outputs record.
     pub cf_name: String,
     /// Directory of the outputs.
     pub dir: PathBuf,
-    /// Level that they go to.
+    /// Level of the outputs.
     pub level: u8,
-    /// Their numbers. If they run out, [`super::JobContext::more_file_numbers`] is asked.
+    /// File numbers of the outputs. If they run out, [`super::JobContext::more_file_numbers`] is
+    /// called.
     pub file_numbers: FileNumbers,
-    /// Random number of the job: the outputs' unique ids come from it and their numbers.
+    /// Random number of the job. The outputs' unique ids follow from it and their numbers.
     pub unique_seed: u64,
-    /// An output is closed at this size (before the next user key, so that it may be larger).
+    /// Size in bytes at which an output is closed, before the next user key. So an output may be
+    /// larger.
     pub target_file_bytes: u64,
     /// Keys, ascending, that no output may straddle: the boundaries of the bucket map for outputs
     /// in L0 and in the base level.
     pub cuts: Vec<Vec<u8>>,
-    /// Files of the level below the outputs', ascending; empty if there are none.
+    /// Files of the level below the outputs' level, ascending; empty if there are none.
     pub grandparents: Vec<Grandparent>,
     /// Data block size before compression, in bytes.
     pub block_bytes: u32,
@@ -75,11 +77,11 @@ pub struct OutputSpec {
     pub compression: Compression,
     /// Bits per key of the Bloom filter; 0 for none.
     pub bloom_bits_per_key: u32,
-    /// Unix milliseconds that the outputs are stamped with.
+    /// Time that the outputs record as their creation, in Unix milliseconds.
     pub created_unix_ms: u64,
     /// Bypass the page cache when writing.
     pub direct_io: bool,
-    /// Which values the job separates, and where separated values lie.
+    /// Which values the job separates, and in which files separated values lie.
     pub values: ValueSpec,
 }
 
@@ -98,16 +100,16 @@ pub struct ValueSpec {
     /// Smallest value, in bytes before compression, that the job writes to a value file. 0 keeps
     /// all values in the tables, and puts values that the inputs reference back into them.
     pub separation_bytes: u64,
-    /// Size at which a value file is closed.
+    /// Size in bytes at which a value file is closed.
     pub value_file_bytes: u64,
-    /// The current number of each number that references of the inputs name, ascending by the
-    /// number that is named. The outputs name the current numbers.
+    /// The current number of each number that references of the inputs name, ascending by the named
+    /// number. The outputs name the current numbers.
     pub current: Vec<CurrentNumber>,
     /// Metadata of the files of `current`, ascending by number. The owner keeps the files until the
     /// job has ended.
     pub files: Vec<ValueFileMeta>,
-    /// Numbers of the invalid files in which a compaction notes the references that it drops. It
-    /// notes none if there is no number.
+    /// Numbers of the invalid files in which a compaction notes the references that it drops.
+    /// Without numbers it notes none.
     pub invalid: FileNumbers,
 }
 
@@ -126,8 +128,8 @@ impl ValueSpec {
         Some(&self.files[at])
     }
 
-    /// Checks that both lists ascend, that every current number has a file, and that value files
-    /// have room.
+    /// Checks that both lists ascend, that every current number has a file, and that the size of
+    /// value files is not 0.
     fn validate(&self) -> Result<()> {
         if self.separation_bytes > 0 && self.value_file_bytes == 0 {
             return Err(Error::invalid(
@@ -150,7 +152,7 @@ impl ValueSpec {
 }
 
 impl OutputSpec {
-    /// An upper estimate of how many file numbers a job needs whose inputs have `input_bytes`:
+    /// Upper estimate of the number of file numbers of a job whose inputs have `input_bytes`. It is
     /// twice the files that the bytes fill, one per cut, and some for grandparent overlap.
     #[must_use]
     pub fn file_numbers_wanted(input_bytes: u64, target_file_bytes: u64, cuts: usize) -> u64 {
@@ -158,7 +160,7 @@ impl OutputSpec {
         full.saturating_mul(2).saturating_add(cuts as u64).saturating_add(64)
     }
 
-    /// Checks what writing relies on.
+    /// Checks the conditions that the writer relies on.
     pub(crate) fn validate(&self) -> Result<()> {
         if usize::from(self.level) >= LEVELS {
             return Err(Error::invalid(format!(

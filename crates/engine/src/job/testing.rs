@@ -1,5 +1,5 @@
-//! What the jobs' tests share: an executor over a file system, shards in vectors, and a reader
-//! that sees exactly what outputs hold.
+//! Common parts of the jobs' tests: an executor over a file system, shards in vectors, and a reader
+//! of the exact content of outputs.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -96,7 +96,7 @@ impl ShardSource for VecShards {
     }
 }
 
-/// Runs jobs of tests on the calling thread.
+/// Runs the jobs of tests on the calling thread.
 pub(crate) struct Executor {
     pub(crate) fs: Arc<dyn FileSystem>,
     pub(crate) shards: VecShards,
@@ -215,8 +215,8 @@ impl Executor {
         }
     }
 
-    /// The user's records: those of `records` with the values that they reference, which lie in the
-    /// files of `values`.
+    /// The user's records: `records` with the values that they reference, which lie in the files of
+    /// `values`.
     pub(crate) fn resolved(&self, records: &[Record], values: &ValueSpec) -> Vec<Record> {
         let io = IoContext::sst(IoPurpose::Maintenance, 0);
         let context = self.context();
@@ -249,7 +249,8 @@ impl Executor {
         TableReader::open(file, &path, Some(meta), &self.cache, &self.budget).unwrap()
     }
 
-    /// Opens an output, checks it against its metadata, and returns what it holds.
+    /// Opens an output, checks it against its metadata, and returns its records and range
+    /// tombstones.
     pub(crate) fn contents(&self, meta: &FileMeta) -> (Vec<Record>, Vec<RangeTombstone>) {
         let io = IoContext::sst(IoPurpose::Maintenance, 0);
         let path = Path::new(DIR).join(sst_name(meta.file_no()));
@@ -296,7 +297,7 @@ pub(crate) fn retention() -> Retention {
     }
 }
 
-/// Separates values from `separation_bytes` on. References name `files`.
+/// A value spec that separates values from `separation_bytes` on. References name `files`.
 pub(crate) fn value_spec(separation_bytes: u64, files: &[ValueFileMeta]) -> ValueSpec {
     let mut files = files.to_vec();
     files.sort_by_key(|file| file.no);
@@ -315,7 +316,7 @@ pub(crate) fn inputs(level: u8, files: &[FileMeta]) -> impl Iterator<Item = Inpu
     files.iter().map(move |meta| Input { level, meta: meta.clone() })
 }
 
-/// Nothing reaches from one file into the next.
+/// Checks that no file reaches into the next one.
 pub(crate) fn assert_disjoint(files: &[FileMeta]) {
     for pair in files.windows(2) {
         assert!(pair[0].ends_before(&pair[1].smallest), "{pair:?}");

@@ -1,17 +1,18 @@
-//! Values that a job reads, because it merges, filters or puts back inline what a reference names.
+//! Values that a job reads, because it merges, filters or puts back inline the value of a
+//! reference.
 //!
-//! Owned by one job, used by one thread. Invariants:
+//! One job owns the value and uses it on one thread. Invariants:
 //!
 //! 1. A job reads only value files that its spec describes. The owner keeps them until the job has
 //!    ended, although a garbage collection may replace them meanwhile.
-//! 2. A file is opened when its first value is wanted. At most [`OPEN_FILES_MAX`] files are open;
-//!    the one that was used least recently is closed first.
+//! 2. A file is opened when its first value is needed. At most [`OPEN_FILES_MAX`] files are open;
+//!    the least recently used one is closed first.
 //! 3. The bytes count as read by the job. Values and keys do not enter the block cache.
 //!
 //! Failure: an error of the file system, `Corrupt` with file and offset for a damaged value, and
 //! `InvalidArgument` if the spec does not describe the file.
-//! Cost: a job meets the values of a file in the order in which they lie, so reads run ahead: one
-//! read brings up to [`READAHEAD_BYTES_MAX`] of values, and another one up to as many bytes of keys
+//! Cost: a job meets the values of a file in their order in the file, so reads go ahead. One read
+//! brings up to [`READAHEAD_BYTES_MAX`] of values. Another one brings up to as many bytes of keys
 //! if references come without an offset. These buffers are charged to `MemoryClass::Job`.
 
 use std::fmt;
@@ -31,11 +32,11 @@ use crate::sst::{BlockCache, TableReadOptions};
 use crate::value::{ValueKey, ValueTable};
 use crate::value_ref::{Reference, ValueFileMeta};
 
-/// Most value files that a job has open at a time.
+/// Largest number of value files that a job has open at a time.
 const OPEN_FILES_MAX: usize = 32;
-/// Most bytes that one read brings into the buffer of a file.
+/// Largest number of bytes that one read brings into the buffer of a file.
 const READAHEAD_BYTES_MAX: u64 = 256 << 10;
-/// Bytes of the first read ahead. Each further one is twice as long.
+/// Bytes of the first readahead. Each further one is twice as long.
 const READAHEAD_BYTES_MIN: u64 = 16 << 10;
 
 /// Reads the values that references name.
@@ -60,7 +61,7 @@ pub(crate) struct ValueInputs<'a> {
     budget: Arc<ByteBudget>,
     cancel: Cancel,
     progress: Arc<Progress>,
-    /// The open files; the last one was used last.
+    /// The open files, the most recently used one last.
     open: Vec<(FileNo, Arc<ValueTable>)>,
 }
 
@@ -88,7 +89,7 @@ impl<'a> ValueInputs<'a> {
         }
     }
 
-    /// The open file `no`, which becomes the one that was used last.
+    /// The open file `no`, which becomes the most recently used one.
     fn table(&mut self, no: FileNo) -> Result<Arc<ValueTable>> {
         if let Some(at) = self.open.iter().rposition(|&(open, _)| open == no) {
             self.open[at..].rotate_left(1);
@@ -135,20 +136,20 @@ impl ValueSource for ValueInputs<'_> {
 /// while the reads of its part go forward.
 struct ReadAhead {
     file: Arc<dyn RandomFile>,
-    /// Where the keys begin.
+    /// Offset of the keys in the file.
     keys_offset: u64,
     values: Mutex<Window>,
     keys: Mutex<Window>,
 }
 
-/// What was read last of one part of a file.
+/// The bytes that were read last of one part of a file.
 struct Window {
     /// Offset of `bytes` in the file.
     at: u64,
     bytes: Vec<u8>,
     /// End of the part.
     end: u64,
-    /// Bytes of the next read ahead.
+    /// Length of the next readahead in bytes.
     ahead_bytes: u64,
     charge: Charge,
 }
@@ -172,7 +173,7 @@ impl ReadAhead {
 }
 
 impl Window {
-    /// Fills `buf` from `offset`, out of the window if it has the bytes.
+    /// Fills `buf` from `offset`, from the window if it has the bytes.
     fn read(
         &mut self,
         file: &dyn RandomFile,

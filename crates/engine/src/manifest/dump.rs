@@ -11,8 +11,9 @@ use crate::manifest::edit::VersionEdit;
 use crate::manifest::identity::{current, id_text};
 use crate::manifest::log::ManifestReader;
 
-/// Writes the manifest that counts in `dir` to `out`, record by record, as far as it is readable;
-/// then the error, if it is damaged. Changes nothing; the database may be open elsewhere.
+/// Writes the current manifest of the database in `dir` to `out`, record by record, as far as it is
+/// readable. If it is damaged, the error follows. Changes nothing; the database may be open
+/// elsewhere.
 pub fn dump(fs: &dyn FileSystem, dir: &Path, out: &mut dyn fmt::Write) -> Result<()> {
     let no = current(fs, dir)?;
     let path = dir.join(manifest_name(no));

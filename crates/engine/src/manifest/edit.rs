@@ -1,10 +1,10 @@
-//! Version edits: what changes in one step, and its bytes.
+//! Version edits: the changes of one step, and their encoding.
 //!
-//! A [`VersionEdit`] is a list of [`Change`]s, possibly to several column families, that apply all
-//! or not at all. The order of changes in one edit means nothing, except that a column family is
+//! A [`VersionEdit`] is a list of [`Change`]s, possibly to several column families. All of them
+//! apply, or none. The order of changes in one edit means nothing, except that a column family is
 //! created before it is used. Encoded: change after change, each a tag byte and its fields
-//! (`docs/formats/manifest.md`). Decoding checks every bound; an unknown tag is `Unsupported`,
-//! because skipping it would lose what it says.
+//! (`docs/formats/manifest.md`). Decoding checks every bound. An unknown tag is `Unsupported`,
+//! because skipping it would lose a change.
 
 use std::fmt;
 
@@ -21,19 +21,19 @@ use crate::options::{CfOptions, LEVELS};
 use crate::table_content::TableContent;
 use crate::value_ref::{InvalidFileMeta, ValueFileMeta, ValueRef, ValueRefs};
 
-/// A file longer than this is taken for damage.
+/// Length in bytes above which the length of a file is damage.
 const FILE_BYTES_MAX: u64 = 1 << 48;
 /// Longest name of a column family in bytes.
 pub const CF_NAME_BYTES_MAX: usize = 1024;
 
-/// One thing that changes. Tags are stored and never reused.
+/// One change of the manifest. Tags are stored and never reused.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {
     /// A column family begins, empty and with one bucket.
     CreateCf {
-        /// Never used before.
+        /// Id of the column family, which no other one has used before.
         cf: CfId,
-        /// Unique among those that live.
+        /// Name of the column family, unique among those that exist.
         name: String,
         /// Settings of the column family.
         options: Box<CfOptions>,
@@ -47,41 +47,42 @@ pub enum Change {
     SetCfOptions {
         /// Id of the column family.
         cf: CfId,
-        /// All of them.
+        /// All settings of the column family.
         options: Box<CfOptions>,
     },
     /// A file joins a level.
     AddFile {
-        /// Of which column family.
+        /// Id of the column family.
         cf: CfId,
         /// Level that the file joins.
         level: usize,
-        /// What is known of it.
+        /// Metadata of the file.
         meta: Box<FileMeta>,
     },
     /// A file leaves a level.
     RemoveFile {
-        /// Of which column family.
+        /// Id of the column family.
         cf: CfId,
-        /// Where it is.
+        /// Level that the file leaves.
         level: usize,
         /// Number of the file.
         no: FileNo,
     },
     /// The bucket map changes.
     SetBucketMap {
-        /// Of which column family.
+        /// Id of the column family.
         cf: CfId,
-        /// The map, of a later epoch.
+        /// The new map, which has a later epoch.
         map: BucketMap,
     },
-    /// Every record in `range` with at most `seq` lies in tables. Never lowers a number.
+    /// Every record in `range` with a sequence number of at most `seq` lies in tables. Never lowers
+    /// a number.
     FlushedThrough {
-        /// Of which column family.
+        /// Id of the column family.
         cf: CfId,
         /// The range of user keys.
         range: KeyRange,
-        /// Through which sequence number.
+        /// The flushed-through sequence number.
         seq: SeqNo,
     },
     /// Every file number below this may be in use: the end of a lot. Never lowers it.
@@ -96,21 +97,21 @@ pub enum Change {
     NextIncarnation(Epoch),
     /// A value file joins a column family.
     AddValueFile {
-        /// Of which column family.
+        /// Id of the column family.
         cf: CfId,
-        /// What is known of it.
+        /// Metadata of the value file.
         meta: Box<ValueFileMeta>,
     },
     /// A value file leaves a column family.
     RemoveValueFile {
-        /// Of which column family.
+        /// Id of the column family.
         cf: CfId,
         /// Number of the file.
         no: FileNo,
     },
     /// The values of a value file lie in another one from now on.
     Inherit {
-        /// Of which column family.
+        /// Id of the column family.
         cf: CfId,
         /// Number of the file that is replaced.
         old: FileNo,
@@ -119,28 +120,28 @@ pub enum Change {
     },
     /// An invalid file joins a column family.
     AddInvalidFile {
-        /// Of which column family.
+        /// Id of the column family.
         cf: CfId,
-        /// What is known of it.
+        /// Metadata of the invalid file.
         meta: Box<InvalidFileMeta>,
     },
     /// An invalid file leaves a column family.
     RemoveInvalidFile {
-        /// Of which column family.
+        /// Id of the column family.
         cf: CfId,
         /// Number of the file.
         no: FileNo,
     },
     /// The database was opened for writing. The epoch is above that of the owner before.
     OwnerEpoch(Box<Owner>),
-    /// Not a change: the manifest was durable through this offset. See [`crate::manifest::log`].
+    /// Not a change: the manifest was durable through this offset ([`crate::manifest::log`]).
     Synced(u64),
 }
 
-/// Changes that apply together; see the module.
+/// Changes that apply together or not at all.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct VersionEdit {
-    /// The changes, in the order in which they apply.
+    /// The changes, in the order in which they are encoded.
     pub changes: Vec<Change>,
 }
 
@@ -182,13 +183,13 @@ impl VersionEdit {
         self.push(Change::FlushedThrough { cf, range, seq })
     }
 
-    /// Whether the edit is only the mark behind another one ([`Change::Synced`]).
+    /// Whether the edit is only the mark after another one ([`Change::Synced`]).
     #[must_use]
     pub fn is_mark(&self) -> bool {
         matches!(self.changes.as_slice(), [Change::Synced(_)])
     }
 
-    /// The edit's bytes.
+    /// Encodes the edit.
     pub fn encode(&self) -> Result<Vec<u8>> {
         let mut out = Vec::with_capacity(64 + self.changes.len() * 128);
         for change in &self.changes {
@@ -197,7 +198,7 @@ impl VersionEdit {
         Ok(out)
     }
 
-    /// The edit of `bytes`. `Corrupt` if they are damaged, `Unsupported` for an unknown tag.
+    /// Decodes an edit. `Corrupt` if the bytes are damaged, `Unsupported` for an unknown tag.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader::new(bytes);
         let mut changes = Vec::new();

@@ -1,8 +1,8 @@
-//! The two small text files that say what a directory is: `IDENTITY` and `CURRENT`.
+//! The two small text files that identify the database in a directory: `IDENTITY` and `CURRENT`.
 //!
 //! Both end with a line `crc32c <hex>` over the bytes before it, and are replaced atomically.
-//! `IDENTITY` is the first file of a new database and never changes; opening a directory looks at
-//! it before anything else and changes nothing unless it fits.
+//! `IDENTITY` is the first file of a new database and never changes. An open reads it before
+//! anything else, and changes nothing in the directory unless it fits.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use crate::manifest::FORMAT_VERSION;
 
 const FIRST_LINE: &str = "archipelago database";
 
-/// What `IDENTITY` says.
+/// Content of `IDENTITY`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// Format version of the database.
@@ -24,30 +24,31 @@ pub struct Identity {
     pub db_id: [u8; 16],
 }
 
-/// What a directory holds.
+/// Content of a directory, as far as databases are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DirectoryState {
-    /// Nothing, or what an interrupted creation left: a database can be created here.
+    /// The directory is empty, or has the files of an interrupted creation: a database can be
+    /// created here.
     Absent,
-    /// A database of this format version.
+    /// The directory holds a database of this format version.
     Database(Identity),
 }
 
-/// The bytes and a line with their checksum.
+/// Appends a line with the checksum of `text`.
 fn sealed(mut text: String) -> Vec<u8> {
     let line = format!("crc32c {:08x}\n", crc(text.as_bytes()));
     text.push_str(&line);
     text.into_bytes()
 }
 
-/// The text before the checksum line, if it fits.
+/// The text before the checksum line; `None` if the checksum does not match.
 fn unsealed(bytes: &[u8]) -> Option<&str> {
     let text = str::from_utf8(bytes).ok()?;
     let body = text.get(..text.strip_suffix('\n')?.rfind('\n')? + 1)?;
     (sealed(body.to_owned()) == bytes).then_some(body)
 }
 
-/// An id as it is printed: 32 hexadecimal digits.
+/// An id as text: 32 hexadecimal digits.
 #[must_use]
 pub fn id_text(id: &[u8; 16]) -> String {
     id.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -61,18 +62,18 @@ fn id_of(text: &str) -> Option<[u8; 16]> {
 }
 
 impl Identity {
-    /// The file's bytes.
+    /// Encodes the content of the file.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         sealed(format!("{FIRST_LINE}\nformat {}\nid {}\n", self.format, id_text(&self.db_id)))
     }
 
-    /// The identity of a file's bytes; `path` is for messages. `InvalidArgument` if it is not a
-    /// file of ours, `Unsupported` for another format version, `Corrupt` if it is damaged.
+    /// Decodes the content of a file; `path` is for messages. `InvalidArgument` if Archipelago has
+    /// not written the file, `Unsupported` for another format version, `Corrupt` if it is damaged.
     pub fn decode(path: &Path, bytes: &[u8]) -> Result<Self> {
         let text = String::from_utf8_lossy(bytes);
         let body = unsealed(bytes);
-        // Damage in one place leaves one of these as it was.
+        // Damage in one place leaves one of these two texts as it was.
         let ours = text.starts_with(FIRST_LINE) || text.contains("\nid ");
         if body.is_none() && !ours {
             return Err(Error::invalid(format!(
@@ -103,15 +104,15 @@ impl Identity {
     }
 }
 
-/// Makes manifest `no` the one that counts, atomically and durably. After an error either one may
-/// be found by the next open.
+/// Makes manifest `no` the current one, atomically and durably. After an error the next open may
+/// find either the old manifest or the new one.
 pub fn set_current(fs: &dyn FileSystem, dir: &Path, no: FileNo) -> Result<()> {
     let bytes = sealed(format!("{}\n", manifest_name(no)));
     let context = IoContext::manifest(IoPurpose::ForegroundWrite);
     fs.write_atomic(&dir.join(CURRENT_NAME), &bytes, context)
 }
 
-/// The number of the manifest that counts.
+/// The number of the current manifest. `Corrupt` if `CURRENT` is damaged.
 pub fn current(fs: &dyn FileSystem, dir: &Path) -> Result<FileNo> {
     let path = dir.join(CURRENT_NAME);
     let bytes = fs.read(&path, IoContext::manifest(IoPurpose::Recovery))?;
@@ -122,9 +123,9 @@ pub fn current(fs: &dyn FileSystem, dir: &Path) -> Result<FileNo> {
     })
 }
 
-/// Says what `dir` holds. Changes nothing. `InvalidArgument` if it is neither empty nor a database
-/// of ours, `Unsupported` for another format version, `Corrupt` if the database lost its
-/// `IDENTITY` or `CURRENT`.
+/// Determines the content of `dir`. Changes nothing. `InvalidArgument` if it is neither empty nor
+/// an Archipelago database, `Unsupported` for another format version, `Corrupt` if the database
+/// lost its `IDENTITY` or `CURRENT`.
 pub fn inspect(fs: &dyn FileSystem, dir: &Path) -> Result<DirectoryState> {
     let entries = match fs.list(dir) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(DirectoryState::Absent),
@@ -132,7 +133,7 @@ pub fn inspect(fs: &dyn FileSystem, dir: &Path) -> Result<DirectoryState> {
     };
     let has = |name: &str| entries.iter().any(|entry| entry.name == name);
     let data = entries.iter().find(|entry| {
-        // A mark file is created once CURRENT is there.
+        // A mark file is created only after CURRENT exists.
         let is_data = [".sst", ".vsst", ".log"].iter().any(|suffix| entry.name.ends_with(suffix));
         is_data || entry.name == CURRENT_NAME || entry.name.starts_with("MARK-")
     });

@@ -1,19 +1,19 @@
 //! The manifest file: checksummed records, appended and synced one by one.
 //!
 //! Bytes: records of `crc32c u32 | length u32 | payload`, little-endian. The checksum covers the
-//! manifest's number, the record's offset, the length and the payload, so that a record that
-//! comes from elsewhere does not pass. Record 0 is the header ([`Header`]), record 1 a full
-//! snapshot (an edit that starts from nothing), every later one an edit.
+//! manifest's number, the record's offset, the length and the payload. So a record from another
+//! place does not pass. Record 0 is the header ([`Header`]), record 1 a full snapshot (an edit that
+//! starts from nothing), and every later one an edit.
 //!
-//! What the end of the file may look like: an edit is acknowledged once its record is synced, and
-//! behind it a *mark* ([`Change::Synced`]) is appended, which need not be synced. So a record that
-//! is cut off or damaged with nothing valid behind it was never acknowledged (or is a mark, which
-//! says nothing that is lost): it is ignored. Damage with a valid record behind it is corruption.
-//! A flipped bit in the last acknowledged edit is thus found through the mark behind it. An end
-//! that is missing altogether is found through evidence in other files ([`super::mark`]).
+//! The end of the file: an edit is acknowledged once its record is synced. After it, a *mark*
+//! ([`Change::Synced`]) is appended, which need not be synced. So a record that is cut off or
+//! damaged, with nothing valid after it, was never acknowledged, or is a mark whose loss loses
+//! nothing. Recovery ignores it. Damage with a valid record after it is corruption. So the mark
+//! after the last acknowledged edit reveals a flipped bit in that edit. Evidence in other files
+//! reveals an end that is missing altogether ([`super::mark`]).
 //!
-//! Not thread-safe; owned by [`crate::manifest::VersionSet`]. An append costs one write, one sync
-//! and one small write.
+//! Thread-safety: none; [`crate::manifest::VersionSet`] owns the writer. Cost: an append is one
+//! write, one sync and one small write.
 
 use std::path::{Path, PathBuf};
 
@@ -31,7 +31,7 @@ pub const MAGIC: &[u8; 8] = b"ARCHMANI";
 /// Bytes of a record before its payload.
 pub const RECORD_HEADER_BYTES: usize = 8;
 
-/// What record 0 says.
+/// Content of record 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// Random id of the database.
@@ -41,7 +41,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// The header's payload.
+    /// Encodes the payload of the header.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut out = MAGIC.to_vec();
@@ -51,7 +51,8 @@ impl Header {
         out
     }
 
-    /// The header of a payload. `Unsupported` for another format version.
+    /// Decodes the payload of a header. `Unsupported` for another format version, `Corrupt` for
+    /// damage.
     pub fn decode(payload: &[u8]) -> Result<Self> {
         let mut reader = Reader::new(payload);
         if reader.take(MAGIC.len()) != Some(MAGIC) {
@@ -100,8 +101,8 @@ pub struct ManifestWriter {
 }
 
 impl ManifestWriter {
-    /// Creates manifest `header.no` in `dir` with a header and `snapshot`, durable on return (the
-    /// directory entry too). Nothing points to it yet.
+    /// Creates manifest `header.no` in `dir` with a header and `snapshot`. The file and its
+    /// directory entry are durable on return. `CURRENT` does not name it yet.
     pub fn create(
         fs: &dyn FileSystem,
         dir: &Path,
@@ -124,8 +125,8 @@ impl ManifestWriter {
         Ok(writer)
     }
 
-    /// Appends `edit`; durable on return. After an error what the file ends with is unknown, and
-    /// the writer must not be used any more.
+    /// Appends `edit`, which is durable on return. After an error the end of the file is unknown,
+    /// and the writer must not be used any more.
     pub fn append(&mut self, edit: &VersionEdit) -> Result<()> {
         let mut record = Vec::new();
         put_record(&mut record, self.no, self.file.len(), &edit.encode()?)?;
@@ -135,8 +136,8 @@ impl ManifestWriter {
         Ok(())
     }
 
-    /// Appends the mark that everything so far is durable; see the module. After an error the
-    /// writer must not be used any more, but nothing is lost.
+    /// Appends the mark that everything so far is durable. After an error the writer must not be
+    /// used any more, but nothing is lost.
     pub fn mark(&mut self) -> Result<()> {
         let mut edit = VersionEdit::new();
         edit.push(Change::Synced(self.file.len()));
@@ -165,12 +166,12 @@ impl ManifestWriter {
     }
 }
 
-/// A record as it was read.
+/// A record of a manifest, as it was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record<'a> {
-    /// Where it begins.
+    /// Offset at which the record begins.
     pub offset: u64,
-    /// What it says.
+    /// Payload of the record.
     pub payload: &'a [u8],
 }
 
@@ -190,7 +191,7 @@ impl<'a> ManifestReader<'a> {
         Self { path, no, bytes, offset: 0 }
     }
 
-    /// Goes on at `offset`, where a record begins that was not there when the file was read before.
+    /// Continues at `offset`, where a record begins that was appended since the file was last read.
     pub(crate) fn skip_to(&mut self, offset: u64) {
         self.offset =
             usize::try_from(offset).map_or(self.bytes.len(), |at| at.min(self.bytes.len()));
@@ -226,7 +227,7 @@ impl<'a> ManifestReader<'a> {
         Ok(None)
     }
 
-    /// The next whole record, also behind damage; `None` if there is none. For a repair.
+    /// The next whole record, even after damage; `None` if there is none. For a repair.
     pub fn next_whole(&mut self) -> Option<Record<'a>> {
         let offset = (self.offset..self.bytes.len()).find(|&at| self.record_at(at).is_some())?;
         let payload = self.record_at(offset)?;
@@ -234,25 +235,25 @@ impl<'a> ManifestReader<'a> {
         Some(Record { offset: offset as u64, payload })
     }
 
-    /// Bytes behind the last valid record, once [`ManifestReader::next`] gave `None`.
+    /// Bytes after the last valid record, once [`ManifestReader::next`] has returned `None`.
     #[must_use]
     pub fn torn_bytes(&self) -> u64 {
         (self.bytes.len() - self.offset) as u64
     }
 
-    /// Where the next record would begin.
+    /// Offset at which the next record would begin.
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.offset as u64
     }
 
-    /// `Corrupt` in this manifest.
+    /// Makes a `Corrupt` error at `offset` of this manifest.
     #[must_use]
     pub fn corrupt(&self, offset: u64, what: impl std::fmt::Display) -> Error {
         Error::corrupt(&self.path, offset, what)
     }
 
-    /// `error` with the file and the offset it came from.
+    /// Adds the file and the offset to `error`.
     #[must_use]
     pub fn located(&self, offset: u64, error: &Error) -> Error {
         match error.kind() {
@@ -263,7 +264,7 @@ impl<'a> ManifestReader<'a> {
         }
     }
 
-    /// Reads the header and the snapshot, without which a manifest is never pointed to.
+    /// Reads the header and the snapshot. `CURRENT` never names a manifest without them.
     pub fn begin(&mut self) -> Result<(Header, VersionEdit)> {
         let record = self.expect_record("header")?;
         let header = Header::decode(record.payload).map_err(|e| self.located(record.offset, &e))?;
@@ -279,7 +280,7 @@ impl<'a> ManifestReader<'a> {
         self.next()?.ok_or_else(|| self.corrupt(offset, format_args!("{what} is damaged")))
     }
 
-    /// The edit of a record.
+    /// Decodes the edit of a record.
     pub fn decode(&self, record: &Record<'a>) -> Result<VersionEdit> {
         VersionEdit::decode(record.payload).map_err(|e| self.located(record.offset, &e))
     }

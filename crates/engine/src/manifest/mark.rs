@@ -1,27 +1,29 @@
 //! Durability marks: evidence, outside the manifest, of what was durable.
 //!
 //! A manifest that lost its end looks like one whose last edits were never written. So each
-//! manifest `MANIFEST-NNNNNN` has a second file, `MARK-NNNNNN`, which says through which offset
-//! the manifest was durable, and which log segment was durable through which offset. The header of
-//! every log segment says the former as well ([`crate::wal::SegmentHeader::manifest`]). A recovery
-//! gathers both ([`Evidence::gather`]) and refuses a manifest or a log that has less.
+//! manifest `MANIFEST-NNNNNN` has a second file, `MARK-NNNNNN`. It says through which offset the
+//! manifest was durable, and which log segment was durable through which offset. The header of
+//! every log segment also says how far the manifest was durable
+//! ([`crate::wal::SegmentHeader::manifest`]). A recovery gathers both ([`Evidence::gather`]) and
+//! refuses a manifest or a log that has less.
 //!
-//! [`Marks`] writes the file. The database shares it between the manifest ([`super::VersionSet`])
-//! and whoever syncs the log. The bytes of the file are described in `docs/formats/manifest.md`.
+//! [`Marks`] writes the file. The manifest ([`super::VersionSet`]) and the threads that sync the
+//! log share it. `docs/formats/manifest.md` describes the bytes of the file.
 //!
 //! Invariants:
-//! 1. A mark is written only after what it claims has been synced. So whatever survives of the
-//!    file is true, in whichever order its pages reach the device.
-//! 2. A mark file is never synced and may be lost, cut or damaged. Then nothing is claimed.
+//! 1. A mark is written only after the bytes that it claims have been synced. So every part of the
+//!    file that survives is true, in whichever order its pages reach the device.
+//! 2. A mark file is never synced and may be lost, cut or damaged. Then it claims nothing.
 //! 3. `MARK-N` is created only after `CURRENT` names `MANIFEST-N` durably. So a mark of a manifest
 //!    proves that no older manifest is the current one.
-//! 4. Numbers of manifests are never used again, and a checkpoint has no log segment of the
-//!    original, whose header would name one of the original's manifests.
+//! 4. Numbers of manifests are never used again. A checkpoint has no log segment of the original,
+//!    whose header would name one of the original's manifests.
 //!
 //! Thread-safety: any thread may call any method of [`Marks`]; its lock is the last one taken.
-//! Failure: a mark that cannot be written is logged and ends the file. The next manifest begins
-//! another. Cost: one small unsynced write for each edit of the manifest, and one for the first
-//! sync of each log segment.
+//! Failure: a mark that cannot be written is logged and ends the file. The next manifest begins a
+//! new one.
+//! Cost: one small unsynced write for each edit of the manifest, and one for the first sync of each
+//! log segment.
 
 use std::path::{Path, PathBuf};
 
@@ -46,21 +48,21 @@ pub const MARK_RECORD_BYTES: usize = 24;
 const KIND_MANIFEST: u32 = 1;
 const KIND_LOG: u32 = 2;
 
-/// What one record of a mark file claims.
+/// Claim of one record of a mark file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mark {
     /// The manifest of the mark file was durable.
     Manifest {
         /// Offset before which every byte was durable.
         bytes: u64,
-        /// Number of edits up to there, those of the snapshot excluded.
+        /// Number of edits before that offset, without the snapshot.
         edits: u64,
     },
     /// A log segment and its directory entry were durable.
     Log(LogMark),
 }
 
-/// A log segment that was durable.
+/// A log segment that was durable up to an offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LogMark {
     /// Number of the segment.
@@ -74,12 +76,12 @@ pub struct LogMark {
 pub struct MarkHeader {
     /// Random id of the database.
     pub db_id: [u8; 16],
-    /// Number of the manifest, as in both names.
+    /// Number of the manifest, as in the names of both files.
     pub manifest: FileNo,
 }
 
 impl MarkHeader {
-    /// The bytes that the file begins with.
+    /// Encodes the header of the file.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut out = MAGIC.to_vec();
@@ -92,7 +94,7 @@ impl MarkHeader {
         out
     }
 
-    /// The header of a file's bytes; `None` if it is not whole. `Unsupported` for another version.
+    /// Decodes the header of a file; `None` if it is not whole. `Unsupported` for another version.
     pub fn decode(bytes: &[u8]) -> Result<Option<Self>> {
         let Some(header) = bytes.get(..MARK_HEADER_BYTES) else { return Ok(None) };
         let mut summed = header.to_vec();
@@ -114,7 +116,8 @@ impl MarkHeader {
         Ok(db_id.zip(reader.u64()).map(|(db_id, no)| Self { db_id, manifest: FileNo(no) }))
     }
 
-    /// The checksum of a record of this file at `offset`, over its bytes behind the checksum.
+    /// The checksum of a record at `offset` of this file, over the record's bytes after the
+    /// checksum.
     fn record_crc(&self, offset: u64, record: &[u8]) -> u32 {
         let mut seed = [0; 32];
         seed[..16].copy_from_slice(&self.db_id);
@@ -123,7 +126,7 @@ impl MarkHeader {
         crc_append(crc(&seed), record)
     }
 
-    /// The bytes of a record at `offset` of the file.
+    /// Encodes a record at `offset` of the file.
     #[must_use]
     pub fn encode_record(&self, offset: u64, mark: &Mark) -> [u8; MARK_RECORD_BYTES] {
         let (kind, first, second) = match *mark {
@@ -154,8 +157,8 @@ impl MarkHeader {
     }
 }
 
-/// The header of a mark file's bytes, and every record that is whole. A record that is not whole
-/// claims nothing and hides none behind it. `None` without a whole header.
+/// Decodes the header and every whole record of a mark file. A record that is not whole claims
+/// nothing, and later records still count. `None` without a whole header.
 pub fn decode_marks(bytes: &[u8]) -> Result<Option<(MarkHeader, Vec<Mark>)>> {
     let Some(header) = MarkHeader::decode(bytes)? else { return Ok(None) };
     let records = bytes[MARK_HEADER_BYTES..].chunks_exact(MARK_RECORD_BYTES);
@@ -164,7 +167,7 @@ pub fn decode_marks(bytes: &[u8]) -> Result<Option<(MarkHeader, Vec<Mark>)>> {
     Ok(Some((header, marks.collect())))
 }
 
-/// Writes the marks of a database. See the head of the module.
+/// Writes the marks of a database; any thread may call its methods.
 #[derive(Debug, Default)]
 pub struct Marks(Mutex<MarkState>);
 
@@ -192,8 +195,8 @@ impl MarkState {
 }
 
 impl Marks {
-    /// `CURRENT` names the manifest of `header` durably, and its first `bytes` bytes are durable:
-    /// begins its mark file in `dir`.
+    /// Begins the mark file of a manifest in `dir`. `CURRENT` must name the manifest of `header`
+    /// durably, and its first `bytes` bytes must be durable.
     pub(crate) fn begin(&self, fs: &dyn FileSystem, dir: &Path, header: MarkHeader, bytes: u64) {
         let path = dir.join(mark_name(header.manifest));
         let context = IoContext::manifest(IoPurpose::ForegroundWrite);
@@ -213,14 +216,15 @@ impl Marks {
         state.append(&marks.into_iter().flatten().collect::<Vec<_>>());
     }
 
-    /// The first `bytes` bytes of the current manifest, with `edits` edits, are durable.
+    /// Notes that the first `bytes` bytes of the current manifest, with `edits` edits, are durable.
     pub(crate) fn manifest(&self, bytes: u64, edits: u64) {
         let mut state = self.0.lock();
         state.position.bytes = bytes;
         state.append(&[Mark::Manifest { bytes, edits }]);
     }
 
-    /// A log segment and its directory entry are durable. Writes nothing if that was known.
+    /// Notes that a log segment and its directory entry are durable. Writes nothing if that was
+    /// known.
     pub(crate) fn log(&self, mark: LogMark) {
         let mut state = self.0.lock();
         if state.log < Some(mark) {
@@ -229,7 +233,8 @@ impl Marks {
         }
     }
 
-    /// What is known to be durable of the current manifest; no claim before the first edit.
+    /// The durable position in the current manifest, as far as is known; no claim before the first
+    /// edit.
     #[must_use]
     pub fn position(&self) -> ManifestPosition {
         self.0.lock().position
@@ -252,21 +257,21 @@ pub struct Evidence {
     log: Option<(LogMark, PathBuf)>,
 }
 
-/// What a recovery has read of the manifest, to be held against the evidence.
+/// State of the manifest as a recovery has read it, to compare with the evidence.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReadManifest {
     /// Number of the manifest that `CURRENT` names.
     pub(crate) no: FileNo,
-    /// Offset behind its last whole record.
+    /// Offset after the last whole record.
     pub(crate) bytes: u64,
-    /// Number of edits that were read, marks excluded.
+    /// Number of edits that were read, without marks.
     pub(crate) edits: u64,
 }
 
 impl Evidence {
-    /// Gathers what the mark files and the headers of log segments in `dir` claim about the
-    /// database `db_id`. A file that vanishes meanwhile, is damaged or cannot be read claims
-    /// nothing: it may be a segment that nothing needs.
+    /// Gathers the claims of the mark files and of the headers of log segments in `dir` about the
+    /// database `db_id`. A file that vanishes meanwhile, is damaged, or cannot be read claims
+    /// nothing, because it may be a segment that nothing needs.
     ///
     /// Call it **before** the manifest is read, so that a writer of the same database cannot make
     /// the evidence newer than the manifest. Errors: `Unsupported` for a mark file or a log segment
@@ -343,8 +348,8 @@ impl Evidence {
         }
     }
 
-    /// `Corrupt`, naming what is missing and what to do, if the evidence proves that `read` is not
-    /// all that was durable of the manifest in `dir`.
+    /// Compares `read` with the evidence. `Corrupt` if a part of the manifest in `dir` that was
+    /// durable is missing. The error names the missing part and says what to do.
     pub(crate) fn check(&self, dir: &Path, read: &ReadManifest) -> Result<()> {
         let Some(claim) = &self.manifest else { return Ok(()) };
         let (position, source) = (claim.position, claim.source.display());
@@ -384,9 +389,9 @@ impl Evidence {
         self.log.as_ref().map(|(mark, _)| *mark)
     }
 
-    /// `Corrupt` if the evidence proves that the log in `dir`, whose segments from `floor` on are
-    /// needed, has lost something. `whole_through` gives the offset through which a segment was
-    /// read; `None` for one that was not read.
+    /// Compares the log with the evidence. `Corrupt` if the log in `dir`, whose segments from
+    /// `floor` on are needed, has lost durable bytes. `whole_through` returns the offset through
+    /// which a segment was read; `None` for one that was not read.
     pub(crate) fn check_log(
         &self,
         dir: &Path,
@@ -414,6 +419,6 @@ impl Evidence {
     }
 }
 
-/// What an operator can do about a database that has lost something.
+/// Advice to an operator whose database has lost durable data.
 const ADVICE: &str = "Nothing was changed. Restore the database from a checkpoint or a replica, or \
                       save what is left with `archipelago db repair`";

@@ -2,16 +2,16 @@
 //!
 //! A *lot* is a row of numbers that an edit has made durable before the first of them is used. Only
 //! numbers of a lot go to jobs, which another process may run. A recovery begins after the last
-//! lot, so no number is ever handed out twice, and a process that still works for an owner that has
-//! died cannot meet a file of the next owner.
+//! lot, so no number is ever handed out twice. So a process that still works for a dead owner
+//! cannot meet a file of the next owner.
 //!
 //! [`VersionSet`](super::VersionSet) owns the numbers and renews the lot with each edit.
 //!
 //! Invariants:
-//! 1. [`FileNumbers::take`] gives only numbers below the durable end of the lot.
+//! 1. [`FileNumbers::take`] returns only numbers below the durable end of the lot.
 //! 2. No number is given twice, and numbers grow.
 //! 3. [`FileNumbers::allocate`] may pass the end of the lot. Its numbers name files that only the
-//!    owner of the directory creates (log segments and manifests), and recovery looks at the names
+//!    owner of the directory creates (log segments and manifests), and recovery reads their names
 //!    in the directory.
 //!
 //! Thread-safety: any thread may call any method. Failure: none.
@@ -21,8 +21,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use archipelago_base::FileNo;
 
-/// Numbers that a new lot has beyond those that are needed immediately. A job takes some dozens, so
-/// a lot serves the jobs between two edits.
+/// Number of numbers in a new lot beyond those that are needed immediately. A job takes some
+/// dozens, so a lot serves the jobs between two edits.
 pub(crate) const LOT_NUMBERS: u64 = 4096;
 
 /// Hands out file numbers.
@@ -30,18 +30,18 @@ pub(crate) const LOT_NUMBERS: u64 = 4096;
 pub struct FileNumbers {
     /// The number that comes next.
     next: AtomicU64,
-    /// End of the lot: an edit that is durable says that every number below it may be in use.
+    /// End of the lot: a durable edit says that every number below it may be in use.
     lot_end: AtomicU64,
 }
 
 impl FileNumbers {
-    /// Numbers from `next` on, with a lot that ends at `lot_end`.
+    /// A source of numbers from `next` on, with a lot that ends at `lot_end`.
     pub(super) fn new(next: FileNo, lot_end: FileNo) -> Self {
         Self { next: AtomicU64::new(next.0), lot_end: AtomicU64::new(lot_end.0) }
     }
 
-    /// Numbers from `next` on for an owner that writes no edit, and whose files lie in directories
-    /// of their own.
+    /// A source of numbers from `next` on, for an owner that writes no edit and whose files lie in
+    /// directories of their own.
     pub(super) fn without_lots(next: FileNo) -> Self {
         Self::new(next, FileNo(u64::MAX))
     }
@@ -52,9 +52,9 @@ impl FileNumbers {
         FileNo(self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The first of `count` numbers in a row that are durably reserved, for files that another
-    /// process may create. `None` if the lot has fewer: see
-    /// [`VersionSet::renew_lot`](super::VersionSet::renew_lot).
+    /// The first of `count` consecutive numbers that are durably reserved, for files that another
+    /// process may create. `None` if the lot has fewer; then
+    /// [`VersionSet::renew_lot`](super::VersionSet::renew_lot) makes a new one.
     #[must_use]
     pub fn take(&self, count: u64) -> Option<FileNo> {
         let lot_end = self.lot_end.load(Ordering::Acquire);
@@ -62,7 +62,7 @@ impl FileNumbers {
         self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, after).ok().map(FileNo)
     }
 
-    /// Never hands out a number below `no` from now on.
+    /// Prevents numbers below `no` from being handed out from now on.
     pub(crate) fn raise(&self, no: FileNo) {
         self.next.fetch_max(no.0, Ordering::Relaxed);
     }

@@ -1,9 +1,9 @@
 //! The set of all current versions, and the manifest that keeps it.
 //!
-//! Owned by the database under its manifest lock. [`VersionSet::apply`] costs a copy of the table
-//! of column families, the new versions of those touched, one write and one sync. The manifest is
-//! started anew, with a snapshot, by the first edit after an open, after a failed write, and when
-//! it has grown past four times its snapshot (at least 1 MiB).
+//! The database owns the set under its manifest lock. [`VersionSet::apply`] costs a copy of the
+//! table of column families, the new versions of the changed ones, one write and one sync. Three
+//! events start a new manifest with a snapshot: the first edit after an open, a failed write, and
+//! growth past four times the snapshot (at least 1 MiB).
 
 use std::collections::HashMap;
 use std::fmt;
@@ -30,11 +30,11 @@ use crate::options::CfOptions;
 use crate::sabotage::{Defect, has};
 use crate::version::{HeldNumbers, Version};
 
-/// A manifest is not started anew before it has this many bytes.
+/// Length in bytes below which no new manifest is started because of growth.
 const ROTATE_BYTES_MIN: u64 = 1 << 20;
-/// How many times its snapshot a manifest may grow to.
+/// Ratio of a manifest's length to that of its snapshot at which a new manifest is started.
 const ROTATE_GROWTH: u64 = 4;
-/// Log incarnations that one edit reserves.
+/// Number of log incarnations that one edit reserves.
 const INCARNATIONS_RESERVED: u64 = 64;
 /// Name of the column family that every database has.
 pub const DEFAULT_CF_NAME: &str = "default";
@@ -50,34 +50,34 @@ pub struct VersionSet {
     numbers: Arc<FileNumbers>,
     held: HeldNumbers,
     state: State,
-    /// Reserved by an edit, not handed out yet.
+    /// Incarnations that an edit has reserved and that were not handed out yet.
     incarnations: Range<u64>,
     /// The owner of this open, until an edit has made it durable.
     claimed: Option<Box<Owner>>,
-    /// `None`: the next edit starts a new manifest.
+    /// Writer of the current manifest; `None` if the next edit starts a new one.
     writer: Option<ManifestWriter>,
-    /// What `CURRENT` names as far as is known.
+    /// Number of the manifest that `CURRENT` names, as far as is known.
     manifest_no: FileNo,
     rotate_at_bytes: u64,
-    /// Length before which the manifest is not started anew.
+    /// Length in bytes below which no new manifest is started because of growth.
     rotate_bytes_min: u64,
-    /// Manifests to be removed once `CURRENT` is known to name another.
+    /// Manifests to remove once `CURRENT` is known to name another one.
     stale: Vec<FileNo>,
-    /// A write failed and no later edit succeeded.
+    /// Whether a write failed and no later edit succeeded.
     unsettled: bool,
     torn_bytes: u64,
-    /// Edits in the current manifest, its snapshot excluded.
+    /// Number of edits in the current manifest, without its snapshot.
     edits: u64,
     marks: Arc<Marks>,
-    /// What recovery has held the manifest against.
+    /// Evidence with which recovery has compared the manifest.
     evidence: Evidence,
-    /// Offset in the manifest behind what was read of it.
+    /// Offset in the manifest after the last record that was read.
     read_through: u64,
 }
 
 impl VersionSet {
-    /// Creates a database in `dir`, with the default column family. Durable on return.
-    /// `InvalidArgument` if the directory holds something, a database included.
+    /// Creates a database in `dir`, with the default column family. It is durable on return.
+    /// `InvalidArgument` if the directory holds any file, a database included.
     pub fn create(
         fs: Arc<dyn FileSystem>,
         dir: &Path,
@@ -132,9 +132,10 @@ impl VersionSet {
         }
     }
 
-    /// Reads the database in `dir` back. Writes nothing: the first edit starts a new manifest.
-    /// `NotFound` if there is none, `Corrupt` (with file and offset) if the manifest is damaged,
-    /// has lost edits that were durable, or names a file that is missing or has another length,
+    /// Reads the database in `dir`. Writes nothing: the first edit starts a new manifest.
+    ///
+    /// Errors: `NotFound` if there is no database. `Corrupt` (with file and offset) if the manifest
+    /// is damaged, has lost durable edits, or names a file that is missing or has another length.
     /// `Unsupported` for another format, and if the log lies elsewhere than in `dir`.
     pub fn recover(
         fs: Arc<dyn FileSystem>,
@@ -165,15 +166,15 @@ impl VersionSet {
     }
 
     /// Applies `edit`: builds the versions that it makes, appends it to the manifest, syncs, and
-    /// only then takes them over. Returns the new versions of the column families that changed; the
-    /// files that they no longer hold go to the trash with their last reader.
+    /// only then makes the versions current. Returns the new versions of the column families that
+    /// changed. Files that they no longer hold go to the trash with their last reader.
     ///
-    /// `Internal` (with `ImpossibleEdit` as its cause): the edit does not fit the state; it was
-    /// found before anything was written, and nothing changed. `InvalidArgument`: a name or setting
-    /// in the edit is wrong, nothing changed. Any other error comes from a write or sync: nothing
-    /// changed in memory, but **the next open may or may not find the edit**, so its files must
-    /// stay until a later edit has succeeded. That edit (any edit) starts a new manifest and
-    /// settles it: this one did not happen.
+    /// Errors: `Internal` (with `ImpossibleEdit` as its cause) if the edit does not fit the state.
+    /// It was found before anything was written, and nothing changed. `InvalidArgument` if a name
+    /// or setting in the edit is wrong; nothing changed. Any other error comes from a write or
+    /// sync. Nothing changed in memory, but **the next open may or may not find the edit**. So its
+    /// files must stay until a later edit has succeeded. Any later edit starts a new manifest,
+    /// which settles that the failed edit did not happen.
     pub fn apply(&mut self, mut edit: VersionEdit) -> Result<Vec<(CfId, Arc<Version>)>> {
         if self.read_only {
             return Err(Error::new(
@@ -208,7 +209,7 @@ impl VersionSet {
         Ok(applied.published)
     }
 
-    /// Makes `edit`, after which the state is `state`, durable.
+    /// Makes `edit` durable. `state` is the state after it.
     fn persist(&mut self, edit: &VersionEdit, state: &State) -> Result<()> {
         match self.writer.take() {
             Some(mut writer) if writer.bytes() < self.rotate_at_bytes => {
@@ -228,7 +229,7 @@ impl VersionSet {
     /// Starts a new manifest with a snapshot of `state`.
     fn rotate(&mut self, state: &State) -> Result<()> {
         let no = self.numbers.allocate();
-        // Until CURRENT is known to name another, none of these may go.
+        // None of these may be removed before CURRENT is known to name another one.
         self.stale.push(no);
         let mut state = state.clone();
         state.next_file_no = state.next_file_no.max(self.numbers.next());
@@ -247,16 +248,16 @@ impl VersionSet {
         self.writer = Some(writer);
         for old in std::mem::take(&mut self.stale).into_iter().filter(|&old| old != no && old.0 > 0)
         {
-            // A file that stays is removed by the next open. A manifest that never became the
-            // current one has no mark file.
+            // The next open removes a file that stays. A manifest that never became the current one
+            // has no mark file.
             let _ = fs.remove(&self.dir.join(manifest_name(old)));
             let _ = fs.remove(&self.dir.join(mark_name(old)));
         }
         Ok(())
     }
 
-    /// The edits that a writer has added since the manifest was recovered, or since the last call;
-    /// `None` if it has started a new manifest. They are not applied.
+    /// The edits that a writer has added since the manifest was recovered, or since the last call.
+    /// `None` if the writer has started a new manifest. The edits are not applied.
     pub(crate) fn edits_since(&mut self) -> Result<Option<Vec<VersionEdit>>> {
         let fs = self.fs.as_ref();
         if current(fs, &self.dir)? != self.manifest_no {
@@ -277,36 +278,37 @@ impl VersionSet {
         Ok(Some(edits))
     }
 
-    /// Starts manifests anew from `bytes` on, if that is less than 1 MiB, for a small disk. They
-    /// still grow to four times their snapshot. It holds from the next manifest on.
+    /// Starts new manifests from a length of `bytes` on, if that is less than 1 MiB, for a small
+    /// disk. They still grow to four times their snapshot. The limit holds from the next manifest
+    /// on.
     pub fn limit_length(&mut self, bytes: u64) {
         self.rotate_bytes_min = bytes.min(ROTATE_BYTES_MIN);
     }
 
-    /// Length of the manifest, which is more than that of a snapshot of the present state.
+    /// Length of the manifest in bytes. It exceeds that of a snapshot of the present state.
     #[must_use]
     pub fn len_bytes(&self) -> u64 {
         self.writer.as_ref().map_or(0, ManifestWriter::bytes)
     }
 
-    /// The current state without its owner, to be written into another directory later
-    /// (`Exporter::write`).
+    /// The current state without its owner. `Exporter::write` can write it into another directory
+    /// later.
     #[must_use]
     pub fn exporter(&self) -> Exporter {
         let no = self.numbers.allocate();
         let mut state = self.state.clone();
         state.next_file_no = state.next_file_no.max(self.numbers.next());
-        // The copy is another database, which draws an id of its own.
+        // The copy is another database, which draws an offload id of its own.
         state.owner = None;
         Exporter { fs: Arc::clone(&self.fs), db_id: self.db_id, no, state }
     }
 
-    /// Writes a database with the current state into another directory: see `Exporter::write`.
+    /// Writes a database with the current state into another directory, as `Exporter::write` does.
     pub fn export(&self, dir: &Path) -> Result<()> {
         self.exporter().write(dir)
     }
 
-    /// Reads the manifest back, checks every record, and that no durable edit is missing.
+    /// Reads the manifest back, and checks every record and that no durable edit is missing.
     pub fn verify(&self) -> Result<()> {
         if self.unsettled {
             return Ok(());
@@ -324,16 +326,16 @@ impl VersionSet {
         evidence.check(&self.dir, &ReadManifest { no, bytes: reader.offset(), edits })
     }
 
-    /// Makes this open the owner, by an edit that raises the owner epoch. It comes before the first
-    /// use of a number of a table. After an error every later edit carries the change, until one
-    /// has succeeded.
+    /// Makes this open the owner, by an edit that raises the owner epoch. The call must come before
+    /// the first use of a number of a table. After an error every later edit carries the change,
+    /// until one has succeeded.
     pub fn claim(&mut self, claim: OwnerClaim) -> Result<()> {
         self.intend_to_own(claim);
         self.own()
     }
 
-    /// Lets the next edit make this open the owner. An open calls it before it looks at the log, so
-    /// that a directory that it refuses stays unchanged.
+    /// Lets the next edit make this open the owner. An open calls it before it reads the log, so
+    /// that it leaves a directory that it refuses unchanged.
     pub fn intend_to_own(&mut self, claim: OwnerClaim) {
         self.claimed = Some(Box::new(Owner::after(self.state.owner.as_ref(), claim)));
     }
@@ -354,7 +356,7 @@ impl VersionSet {
         self.state.owner.as_ref()
     }
 
-    /// Reserves at least `count` file numbers more, durably, for [`FileNumbers::take`]. Other
+    /// Reserves at least `count` more file numbers durably, for [`FileNumbers::take`]. Other
     /// threads may take them first.
     pub fn renew_lot(&mut self, count: u64) -> Result<()> {
         let mut edit = VersionEdit::new();
@@ -376,13 +378,13 @@ impl VersionSet {
         next.map(Epoch).ok_or_else(|| Error::unsupported("log incarnations are exhausted"))
     }
 
-    /// The edit that makes the current state from nothing: what a new manifest begins with.
+    /// The edit that makes the current state from nothing; a new manifest begins with it.
     #[must_use]
     pub fn snapshot(&self) -> VersionEdit {
         self.state.snapshot()
     }
 
-    /// Hands out file numbers.
+    /// The source of file numbers.
     #[must_use]
     pub fn file_numbers(&self) -> &Arc<FileNumbers> {
         &self.numbers
@@ -394,7 +396,7 @@ impl VersionSet {
         &self.held
     }
 
-    /// Where removed files go with their last reader.
+    /// The trash for removed files, which arrive with their last reader.
     #[must_use]
     pub fn trash(&self) -> &Arc<Trash> {
         &self.trash
@@ -417,7 +419,7 @@ impl VersionSet {
         self.state.cfs.iter().map(|(&cf, known)| (cf, &*known.name, &known.version))
     }
 
-    /// The column family of that name.
+    /// The id of the column family with that name.
     #[must_use]
     pub fn cf_named(&self, name: &str) -> Option<CfId> {
         self.column_families().find(|(_, known, _)| *known == name).map(|(cf, _, _)| cf)
@@ -435,13 +437,13 @@ impl VersionSet {
         self.state.log_floor
     }
 
-    /// Writes the evidence of what is durable.
+    /// The writer of durability marks.
     #[must_use]
     pub fn marks(&self) -> &Arc<Marks> {
         &self.marks
     }
 
-    /// What other files proved to be durable when the manifest was recovered.
+    /// Evidence of other files about what was durable, from the recovery of the manifest.
     #[must_use]
     pub fn evidence(&self) -> &Evidence {
         &self.evidence
@@ -453,30 +455,30 @@ impl VersionSet {
         &self.db_id
     }
 
-    /// The manifest that counts. Others in the directory are left-overs of interrupted work,
-    /// unless the last edit failed ([`VersionSet::is_unsettled`]).
+    /// Number of the current manifest. Other manifests in the directory are remains of interrupted
+    /// work, unless the last edit failed ([`VersionSet::is_unsettled`]).
     #[must_use]
     pub fn manifest_no(&self) -> FileNo {
         self.manifest_no
     }
 
-    /// Whether the next open might find something else than this set says: a write failed and no
-    /// later edit succeeded.
+    /// Whether the next open might find a state other than this set's, because a write failed and
+    /// no later edit succeeded.
     #[must_use]
     pub fn is_unsettled(&self) -> bool {
         self.unsettled
     }
 
-    /// Bytes of an edit that was cut off when the manifest was last written, found by recovery.
+    /// Bytes of an edit that was cut off at the end of the manifest, as recovery found it.
     #[must_use]
     pub fn torn_bytes(&self) -> u64 {
         self.torn_bytes
     }
 }
 
-/// The cause of the error of an edit that does not fit the state that it changes: two files of one
-/// level would overlap, a file to remove is not there. No sound job makes such an edit, and nothing
-/// stored is damaged by it.
+/// Cause of the error for an edit that does not fit the state that it changes. For example, two
+/// files of one level would overlap, or a file to remove is missing. No correct job makes such an
+/// edit, and it damages nothing that is stored.
 #[derive(Debug)]
 pub(crate) struct ImpossibleEdit(String);
 
@@ -488,7 +490,7 @@ impl fmt::Display for ImpossibleEdit {
 
 impl std::error::Error for ImpossibleEdit {}
 
-/// What the builders call damage, because recovery uses them too, is a mistake of the edit here.
+/// Turns the builders' `Corrupt`, which recovery needs, into the error of a wrong edit.
 fn does_not_fit(error: &Error) -> Error {
     match error.kind() {
         ErrorKind::Corrupt | ErrorKind::NotFound => Error::with_source(
@@ -511,14 +513,14 @@ pub struct Exporter {
 }
 
 impl Exporter {
-    /// For a database `db_id` with `state`, whose manifest gets the number `no`.
+    /// An exporter for a database `db_id` with `state`, whose manifest gets the number `no`.
     pub(crate) fn new(fs: Arc<dyn FileSystem>, db_id: [u8; 16], no: FileNo, state: State) -> Self {
         Self { fs, db_id, no, state }
     }
 
-    /// Replaces the column families by what they were when `last_seq` was the last sequence
-    /// number, and applies `edit`, which adds the files that were made for the export. The export
-    /// has no log.
+    /// Replaces the column families by their state when `last_seq` was the last sequence number.
+    /// Then applies `edit`, which adds the files that were made for the export. The export has no
+    /// log.
     pub(crate) fn of_moment<'a>(
         mut self,
         last_seq: SeqNo,
@@ -538,8 +540,8 @@ impl Exporter {
     }
 
     /// Writes a database with this state into another directory of the same file system:
-    /// `IDENTITY`, a manifest and `CURRENT`, durable on return. The caller puts the files there
-    /// first.
+    /// `IDENTITY`, a manifest and `CURRENT`. All of them are durable on return. The caller has put
+    /// the other files there before.
     pub fn write(&self, dir: &Path) -> Result<()> {
         let fs = self.fs.as_ref();
         Identity { format: FORMAT_VERSION, db_id: self.db_id }.store(fs, dir)?;
@@ -553,7 +555,7 @@ impl Exporter {
     }
 }
 
-/// The number in the name of a table, log segment, manifest or mark file.
+/// The number in the name of a table, log segment, manifest or mark file; `None` for other names.
 #[must_use]
 pub fn file_number(name: &str) -> Option<FileNo> {
     let digits = match name.strip_prefix("MANIFEST-").or_else(|| name.strip_prefix("MARK-")) {
@@ -564,27 +566,27 @@ pub fn file_number(name: &str) -> Option<FileNo> {
     if all_digits { digits.parse().ok().map(FileNo) } else { None }
 }
 
-/// What the manifest that counts says, without a look at the files that it names.
+/// Content of the current manifest, without a check of the files that it names.
 #[derive(Debug)]
 pub(crate) struct ReadState {
     pub(crate) state: State,
     pub(crate) header: Header,
-    /// Bytes of an edit that was cut off behind the last whole one.
+    /// Bytes of an edit that was cut off after the last whole one.
     pub(crate) torn_bytes: u64,
-    /// Edits, the snapshot excluded.
+    /// Number of edits, without the snapshot.
     pub(crate) edits: u64,
-    /// Offset behind the last whole record.
+    /// Offset after the last whole record.
     pub(crate) end: u64,
     pub(crate) evidence: Evidence,
 }
 
-/// Reads the manifest of the database in `dir`; changes nothing. New files belong to `trash`.
-/// Errors as [`VersionSet::recover`], without those of missing files.
+/// Reads the manifest of the database in `dir`; changes nothing. New files belong to `trash`. The
+/// errors are those of [`VersionSet::recover`], without those of missing files.
 pub(crate) fn read_state(fs: &dyn FileSystem, dir: &Path, trash: &Arc<Trash>) -> Result<ReadState> {
     let DirectoryState::Database(identity) = inspect(fs, dir)? else {
         return Err(Error::not_found(format!("{} has no database", dir.display())));
     };
-    // Before the manifest: see `Evidence::gather`.
+    // The evidence is gathered before the manifest is read; `Evidence::gather` says why.
     let evidence = Evidence::gather(fs, dir, &identity.db_id)?;
     let no = current(fs, dir)?;
     let path = dir.join(manifest_name(no));
@@ -619,7 +621,7 @@ pub(crate) fn read_state(fs: &dyn FileSystem, dir: &Path, trash: &Arc<Trash>) ->
     Ok(ReadState { state: applied.state, header, torn_bytes, edits, end, evidence })
 }
 
-/// Refuses a database whose log lies elsewhere: without it, writes would be missing silently.
+/// Refuses a database whose log lies elsewhere. Without that log, writes would be missing silently.
 fn check_log_place(state: &State, dir: &Path) -> Result<()> {
     match &state.owner {
         Some(Owner { log_place, .. }) if !log_place.is_empty() => Err(Error::unsupported(format!(
@@ -631,7 +633,8 @@ fn check_log_place(state: &State, dir: &Path) -> Result<()> {
     }
 }
 
-/// Every file of the state is in the directory with its length, and in one column family only.
+/// Checks that every file of the state is in the directory with its length, and in one column
+/// family only.
 fn check_files(state: &State, dir: &Path, entries: &[DirEntry]) -> Result<()> {
     let lengths: HashMap<&str, u64> = entries.iter().map(|e| (e.name.as_str(), e.len)).collect();
     let mut seen = HashMap::new();

@@ -1,7 +1,7 @@
-//! All that a manifest says, and how an edit changes it.
+//! The state that a manifest describes, and the application of edits to it.
 //!
 //! A [`State`] is a value: cloning it costs a few words per column family. A [`StateBuilder`]
-//! applies edits to a copy; nothing is visible until the owner takes the result over.
+//! applies edits to a copy. Nothing is visible until the owner makes the result current.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub(crate) struct State {
     pub(crate) next_cf_id: CfId,
     pub(crate) log_floor: FileNo,
     pub(crate) next_incarnation: Epoch,
-    /// The owner, once the database was opened for writing.
+    /// The owner; `None` if the database was never opened for writing.
     pub(crate) owner: Option<Owner>,
 }
 
@@ -50,14 +50,14 @@ impl Default for State {
 }
 
 impl State {
-    /// Notes that file `no` exists or existed.
+    /// Notes that the file number `no` is or was in use.
     fn used(&mut self, no: u64) -> Result<()> {
         let next = no.checked_add(1).ok_or_else(|| damaged("last file number"))?;
         self.next_file_no = self.next_file_no.max(FileNo(next));
         Ok(())
     }
 
-    /// Notes that `owner` follows the one before.
+    /// Replaces the owner by `owner`, which must have a larger epoch.
     fn replace_owner(&mut self, owner: &Owner) -> Result<()> {
         let known = self.owner.as_ref().map_or(Epoch(0), |known| known.epoch);
         if owner.epoch <= known {
@@ -109,7 +109,7 @@ impl State {
     }
 }
 
-/// What an edit made.
+/// Result of an edit.
 #[derive(Debug)]
 pub(crate) struct Applied {
     pub(crate) state: State,
@@ -130,7 +130,7 @@ pub(crate) struct RemovedFiles {
 }
 
 impl RemovedFiles {
-    /// Every file goes to the trash with its last holder.
+    /// Marks every file as obsolete, so that it goes to the trash with its last holder.
     pub(crate) fn mark_obsolete(&self) {
         self.tables.iter().for_each(|file| file.mark_obsolete());
         self.values.iter().for_each(|file| file.mark_obsolete());
@@ -151,9 +151,9 @@ impl StateBuilder {
         Self { state, touched: BTreeMap::new(), removed: RemovedFiles::default() }
     }
 
-    /// Applies an edit. After an error the builder must be dropped. A table's departure counts
-    /// before any arrival, then value files leave and inherit, and the end of a column family
-    /// counts after all else, wherever they stand.
+    /// Applies an edit. After an error the builder must be dropped. The order of changes in the
+    /// edit does not matter. Tables are removed before files are added. Then value files and
+    /// invalid files are removed, and value files inherit. Column families are dropped last.
     pub(crate) fn apply(&mut self, edit: &VersionEdit) -> Result<()> {
         let rank = |change: &Change| match change {
             Change::AddFile { .. }
@@ -213,8 +213,8 @@ impl StateBuilder {
             Change::RemoveFile { cf, level, no } => self.touch(*cf)?.remove(*level, no.0)?,
             Change::SetBucketMap { cf, map } => self.touch(*cf)?.set_map(map.clone())?,
             Change::FlushedThrough { cf, range, seq } => {
-                // Recovery skips what lies below it: no later write may get such a number, also
-                // if all records up to it that were written past the log are lost.
+                // Recovery skips records below this number. So no later write may get such a
+                // number, even if all records up to it that were written without the log are lost.
                 state.last_seq = state.last_seq.max(*seq);
                 self.raise(*cf, range, *seq)?;
             }
@@ -249,8 +249,8 @@ impl StateBuilder {
     }
 
     fn raise(&mut self, cf: CfId, range: &KeyRange, seq: SeqNo) -> Result<()> {
-        // Sequence numbers that a flush covers must not be given out again, also if no file has
-        // them (writes without the log that were deleted, or lost with the log's tail).
+        // Sequence numbers that a flush covers must not be given out again, even if no file has
+        // them. Such writes bypassed the log and were deleted, or were lost with the log's tail.
         self.state.last_seq = self.state.last_seq.max(seq);
         self.touch(cf)?.raise_flushed(range, seq);
         Ok(())
@@ -261,12 +261,12 @@ impl StateBuilder {
         Ok(self.touched.entry(cf).or_insert_with(|| VersionBuilder::new(&known.version)))
     }
 
-    /// The state after all edits. New files belong to `trash`.
+    /// Ends the building and returns the state after all edits. New files belong to `trash`.
     pub(crate) fn finish(self, trash: &Arc<Trash>) -> Result<Applied> {
         self.finish_holding(trash, &HeldNumbers::default())
     }
 
-    /// [`StateBuilder::finish`] while running jobs hold numbers of value files.
+    /// Does the work of [`StateBuilder::finish`] while running jobs hold numbers of value files.
     pub(crate) fn finish_holding(self, trash: &Arc<Trash>, held: &HeldNumbers) -> Result<Applied> {
         let Self { mut state, touched, mut removed } = self;
         let mut published = Vec::with_capacity(touched.len());

@@ -1,12 +1,12 @@
 //! A cursor over a live or sealed shard.
 //!
-//! It holds a leaf and a copy of the leaf's order, so that it moves within a leaf without looking
-//! at what writers do. It shows every record that was inserted before its last seek, in order;
-//! later ones may or may not appear. It may stand on a leaf that has died since: see
-//! [`super::tree`], invariant 1.
+//! The cursor holds a leaf and a copy of the leaf's order, so that it moves within a leaf
+//! independently of writers. It shows every record that was inserted before its last seek, in
+//! order. Later records may or may not appear. It may be at a leaf that has died since
+//! ([`super::tree`], invariant 1).
 //!
-//! Cost: `next` and `prev` touch one order byte, one reference and the record; a step to the next
-//! leaf copies its order. Not shared between threads.
+//! Thread-safety: not shared between threads. Cost: `next` and `prev` touch one order byte, one
+//! reference and the record. A step to the next leaf copies its order.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,12 +21,13 @@ use super::tree::View;
 use crate::iter::InternalIterator;
 use crate::key::KeyRef;
 
-/// How many records ahead a cursor asks for.
+/// Number of records that a cursor prefetches ahead of its position.
 const AHEAD: usize = 6;
 
-/// A cursor over a [`Shard`]; see the module.
+/// A cursor over the records of a [`Shard`], live or sealed.
 pub struct ShardIter {
-    /// Borrows from `shard`: declared first, so that it is dropped first.
+    /// The current record, which borrows from `shard`. It is declared first, so that it is dropped
+    /// first.
     current: Option<Record<'static>>,
     leaf: u32,
     snap: Snapshot,
@@ -53,7 +54,7 @@ impl ShardIter {
         self.shard.tree().node(self.leaf)
     }
 
-    /// Stands on the entry at `at` of the leaf.
+    /// Moves to the entry at `at` of the leaf.
     #[inline]
     fn settle(&mut self) {
         let node = self.shard.tree().node(self.leaf);
@@ -71,7 +72,7 @@ impl ShardIter {
         self.current = Some(record);
     }
 
-    /// Asks for the record at a position of the leaf, if there is one.
+    /// Prefetches the record at a position of the leaf, if there is one.
     #[inline]
     fn prefetch(&self, at: usize) {
         if at < self.snap.count() {
@@ -86,7 +87,8 @@ impl ShardIter {
         self.status = Ok(());
     }
 
-    /// To the leaf that holds the target, without a position in it. Whether there is one.
+    /// Moves to the leaf that holds the target, without a position in it. Returns whether there is
+    /// one.
     fn descend(&mut self, target: &Target<'_>) -> bool {
         self.clear();
         match self.shard.tree().descend(target, self.shard.kv(), |_, _, _, _, _| {}) {
@@ -99,7 +101,7 @@ impl ShardIter {
         }
     }
 
-    /// To a neighbour leaf if there is one.
+    /// Moves to the neighbour leaf `to`, if there is one. Returns whether there is.
     fn step(&mut self, to: u32) -> bool {
         if to == NO_NODE {
             return false;
@@ -113,8 +115,8 @@ impl ShardIter {
         self.node().next.load(Ordering::Acquire)
     }
 
-    /// First position in the leaf that the search does not go past. `first`: the leaf was
-    /// reached down from its parent, so its prefixes hold for the target.
+    /// First position in the leaf that the search does not pass. `first` says that the leaf was
+    /// reached from its parent, so that its prefixes hold for the target.
     fn search(&self, target: &Target<'_>, past: Past, first: bool) -> usize {
         let (node, kv) = (self.node(), self.shard.kv());
         let view = View { node, snap: &self.snap };

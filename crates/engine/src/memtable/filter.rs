@@ -1,9 +1,9 @@
 //! The Bloom filter of a sealed shard: blocked, so that a query touches one cache line.
 //!
-//! Built once at the seal (and decoded with an image), immutable. Ten bits for an entry and six
-//! probes in a block of 512 bits give about 1.2 % false positives. The block comes from the high
-//! half of the key's hash, the probes from a second mix of it. The bytes are part of the image
-//! format.
+//! A filter is built once, at the seal, or decoded with an image; it is immutable. Ten bits for an
+//! entry and six probes in a block of 512 bits give about 1.2 % false positives. The high half of
+//! the key's hash selects the block, a second mix of the hash the probes. The bytes are part of the
+//! image format.
 
 /// Bits for each entry.
 const BITS_PER_ENTRY: u64 = 10;
@@ -11,7 +11,7 @@ const BITS_PER_ENTRY: u64 = 10;
 const BLOCK_BYTES: usize = 64;
 const BLOCK_WORDS: usize = BLOCK_BYTES / 8;
 const PROBES: u32 = 6;
-/// An odd constant (2^64 over the golden ratio) to mix the hash anew.
+/// An odd constant (2^64 over the golden ratio) for a second mix of the hash.
 const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// A filter over key hashes ([`archipelago_base::checksum::hash64`]).
@@ -20,13 +20,13 @@ pub struct Filter {
     blocks: Vec<[u64; BLOCK_WORDS]>,
 }
 
-/// Block of a hash among `blocks`.
+/// Index of the block for a hash among `blocks`.
 #[inline]
 fn block_of(hash: u64, blocks: usize) -> usize {
     (((hash >> 32) * blocks as u64) >> 32) as usize
 }
 
-/// Words and masks that a hash probes.
+/// Words and masks in a block that a hash probes.
 #[inline]
 fn probes(hash: u64) -> impl Iterator<Item = (usize, u64)> {
     let mixed = hash.wrapping_mul(MIX);
@@ -61,13 +61,13 @@ impl Filter {
         probes(hash).all(|(word, mask)| block[word] & mask != 0)
     }
 
-    /// Memory in bytes.
+    /// Memory of the filter in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.blocks.len() * BLOCK_BYTES
     }
 
-    /// Reads what [`Filter::write`] has written; `None` if the bytes are not whole blocks.
+    /// Reads bytes that [`Filter::write`] has written; `None` if they are not whole blocks.
     pub(super) fn read(bytes: &[u8]) -> Option<Self> {
         let (blocks, rest) = bytes.as_chunks::<BLOCK_BYTES>();
         if blocks.is_empty() || !rest.is_empty() {
@@ -88,7 +88,7 @@ impl Filter {
     }
 }
 
-/// [`Filter::may_contain`] on the bytes of an image; `None` if they are not whole blocks.
+/// Answers [`Filter::may_contain`] from the bytes of an image; `None` if they are not whole blocks.
 pub(super) fn may_contain_in(bytes: &[u8], hash: u64) -> Option<bool> {
     let (blocks, rest) = bytes.as_chunks::<BLOCK_BYTES>();
     if blocks.is_empty() || !rest.is_empty() {

@@ -1,6 +1,6 @@
 //! The KV-block: length-prefixed records, appended to slabs by many writers at once.
 //!
-//! Owner: a shard. A record is laid out as
+//! A shard owns the block. A record is laid out as
 //!
 //! | bytes | what |
 //! | --- | --- |
@@ -15,14 +15,14 @@
 //! and named by a [`RecordRef`]: slab number and offset in units of eight bytes, in 32 bits.
 //!
 //! Invariants:
-//! 1. Space is reserved by one `fetch_add` on the current slab; what was reserved belongs to its
-//!    writer alone until the index publishes the record, and is never written again after.
+//! 1. Space is reserved by one `fetch_add` on the current slab. Reserved space belongs to its
+//!    writer alone until the index publishes the record, and is never written again after that.
 //! 2. Below [`KvSlab::end`] of a slab there are only reserved records, without gaps.
-//! 3. A record over [`OWN_SLAB_BYTES`] has a slab to itself, so that at most a quarter of a slab
-//!    is left unused when the next one is begun.
+//! 3. A record over [`OWN_SLAB_BYTES`] has a slab to itself, so that at most a quarter of a slab is
+//!    left unused when the next one is begun.
 //!
-//! Thread-safety: all methods from any thread. Cost: one atomic add, one copy and one CRC for a
-//! record; a lock for a new slab only. Source: O³-LSM §4.2.
+//! Thread-safety: any thread may call any method. Cost: a record costs one atomic add, one copy and
+//! one CRC; a lock only for a new slab. Source: O³-LSM §4.2.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
@@ -35,12 +35,13 @@ use parking_lot::Mutex;
 use super::slab::{SLAB_BYTES_MAX, SlabPool, SlabTable};
 use crate::key::TRAILER_BYTES;
 
-/// Records longer than this get a slab of their own.
+/// Length in bytes above which a record gets a slab of its own.
 pub(super) const OWN_SLAB_BYTES: usize = SLAB_BYTES_MAX / 4;
-/// Records start at multiples of this.
+/// Alignment of records in bytes.
 pub(super) const UNIT_BYTES: usize = 8;
 const UNIT_BITS: u32 = (SLAB_BYTES_MAX / UNIT_BYTES).trailing_zeros();
-/// Most slabs of one shard; the last number is not used, so that no reference is [`NO_RECORD`].
+/// Largest number of slabs of one shard. The last number is not used, so that no reference is
+/// [`NO_RECORD`].
 pub(super) const KV_SLABS_MAX: usize = (1 << (32 - UNIT_BITS)) - 1;
 const CRC_BYTES: usize = 4;
 
@@ -63,7 +64,7 @@ pub(super) struct Record<'a> {
     pub(super) key: &'a [u8],
     /// The stored value.
     pub(super) value: &'a [u8],
-    /// All checked bytes, and the checksum beside them.
+    /// All bytes that the checksum covers; `crc` is the stored checksum.
     body: &'a [u8],
     crc: u32,
 }
@@ -91,7 +92,7 @@ impl<'a> Record<'a> {
         bytes.get(at..usize::try_from(key_len).ok()?.checked_add(at + TRAILER_BYTES)?)
     }
 
-    /// Address and length of its stored bytes, with the checksum and without the padding.
+    /// Address and length of the record's stored bytes, with the checksum and without the padding.
     pub(super) fn stored_span(&self) -> (usize, usize) {
         (self.body.as_ptr().addr(), self.body.len() + CRC_BYTES)
     }
@@ -109,7 +110,7 @@ pub(super) struct KvSlab {
     capacity: usize,
     /// Bytes reserved, and more once a reservation has failed.
     reserved: AtomicUsize,
-    /// Where the first failed reservation would have begun; `usize::MAX` before.
+    /// Start of the first failed reservation; `usize::MAX` before one fails.
     closed_at: AtomicUsize,
 }
 
@@ -160,12 +161,13 @@ impl KvBlock {
         }
     }
 
-    /// Memory taken from the pool.
+    /// Bytes of memory taken from the pool.
     pub(super) fn bytes(&self) -> u64 {
         self.table.bytes()
     }
 
-    /// Appends a record. Returns where it lies, its length without the padding, and with it.
+    /// Appends a record. Returns its reference, its length without the padding, and its length with
+    /// it.
     #[inline]
     pub(super) fn append(
         &self,
@@ -203,7 +205,7 @@ impl KvBlock {
         self.reserve_in_new(len)
     }
 
-    /// The path for a full slab or a large record: under a lock.
+    /// Reserves space under a lock, if the current slab is full or the record is large.
     #[cold]
     fn reserve_in_new(&self, len: usize) -> (&KvSlab, usize) {
         let mut slabs = self.slabs.lock();
@@ -296,7 +298,7 @@ impl KvBlock {
         }
     }
 
-    /// Asks for the first two cache lines of a record.
+    /// Prefetches the first two cache lines of a record.
     ///
     /// # Safety
     /// As for [`KvBlock::key`].
@@ -306,7 +308,7 @@ impl KvBlock {
         prefetch(unsafe { self.address(record) }, 128);
     }
 
-    /// Where a record begins.
+    /// Address of a record's first byte.
     ///
     /// # Safety
     /// As for [`KvBlock::key`].

@@ -1,20 +1,20 @@
-//! Nodes of the index: 62 slots that are only ever appended to, and an order over them that is
-//! published through two buffers and a version word.
+//! Nodes of the index: 62 slots that are filled once, and an order over them that is published
+//! through two buffers and a version word.
 //!
 //! Invariants:
-//! 1. Slots below the published count never change, except an inner slot's child. So a reader
-//!    that has copied a valid order may read the slots at leisure.
-//! 2. The word is `version << 8 | count`; buffer `version & 1` holds the order. A writer fills
-//!    the other buffer and then stores the next word (Release).
-//! 3. A buffer of version `v` is overwritten only after version `v + 1` was published: the
-//!    writer's Release fence before the overwrite and the reader's Acquire fence before its
-//!    second look at the word make sure that a reader which saw a byte of `v + 2` does not find
-//!    `v` again. It must find exactly `v`.
+//! 1. Slots below the published count never change, except an inner slot's child. So a reader that
+//!    has copied a valid order may read the slots at any later time.
+//! 2. The word is `version << 8 | count`; buffer `version & 1` holds the order. A writer fills the
+//!    other buffer and then stores the next word (Release).
+//! 3. A buffer of version `v` is overwritten only after version `v + 1` was published. A reader
+//!    must find exactly `v` when it reads the word again. The writer executes a Release fence
+//!    before the overwrite, and the reader an Acquire fence before its second read of the word. So
+//!    a reader that saw a byte of `v + 2` does not find `v` again.
 //! 4. A child is replaced (Release) only after the separator of its new right sibling was
-//!    published. A reader that loads a child (Acquire) looks at the word again: if it has
+//!    published. A reader that loads a child (Acquire) reads the word again. If the word has
 //!    changed, the child may be narrower than the order that the reader used.
 //!
-//! Thread-safety: any number of readers, one writer at a time. Readers never wait; they copy the
+//! Thread-safety: any number of readers, one writer at a time. Readers take no lock; they copy the
 //! order again while writers publish faster than they read. The protocol ([`publish`],
 //! [`snapshot`]) is generic over its cells, so that a model checker runs the same code.
 
@@ -24,11 +24,11 @@ use archipelago_base::prefetch::prefetch;
 
 use super::kv::RecordRef;
 
-/// Slots of a node.
+/// Number of slots of a node.
 pub(super) const SLOTS: usize = 62;
-/// Words of one order buffer: a byte for each slot, two bytes unused.
+/// Number of words of one order buffer: a byte for each slot, two bytes unused.
 pub(super) const ORDER_WORDS: usize = 8;
-/// Reference to no node.
+/// Value of a reference that names no node.
 pub(super) const NO_NODE: u32 = u32::MAX;
 
 /// Bytes at a node's start that a search reads.
@@ -37,7 +37,7 @@ const SEARCHED_BYTES: usize = std::mem::offset_of!(Node, records);
 /// An order over slots: `order[position]` is a slot.
 pub(super) type Order = [u8; ORDER_WORDS * 8];
 
-/// What [`publish`] and [`snapshot`] work on.
+/// The memory on which [`publish`] and [`snapshot`] work.
 pub(super) trait Cells {
     /// The version word.
     fn word(&self, ordering: Ordering) -> u64;
@@ -51,7 +51,7 @@ pub(super) trait Cells {
     fn fence(&self, ordering: Ordering);
 }
 
-/// An order as it was when a version was published.
+/// The order of a node, as one version published it.
 #[derive(Clone, Copy)]
 pub(super) struct Snapshot {
     /// The version word.
@@ -64,20 +64,20 @@ impl Snapshot {
     /// An order over nothing.
     pub(super) const EMPTY: Self = Self { word: 0, order: [0; ORDER_WORDS * 8] };
 
-    /// How many slots the order has.
+    /// Number of slots in the order.
     #[inline(always)]
     pub(super) fn count(&self) -> usize {
         (self.word & 0xff) as usize
     }
 
-    /// The slot at a position.
+    /// The slot at a position of the order.
     #[inline(always)]
     pub(super) fn slot(&self, position: usize) -> usize {
         usize::from(self.order[position])
     }
 }
 
-/// The current order. Reads again while it changes under the reader.
+/// Copies the current order. Repeats the copy if the order changes meanwhile.
 #[inline(always)]
 pub(super) fn snapshot(cells: &impl Cells) -> Snapshot {
     loop {
@@ -95,7 +95,7 @@ pub(super) fn snapshot(cells: &impl Cells) -> Snapshot {
     }
 }
 
-/// Publishes an order over `count` slots. One caller at a time; the slots are written.
+/// Publishes an order over `count` slots, which must be filled. One caller at a time.
 #[inline(always)]
 pub(super) fn publish(cells: &impl Cells, order: &Order, count: usize) {
     let version = (cells.word(Ordering::Relaxed) >> 8) + 1;
@@ -108,23 +108,23 @@ pub(super) fn publish(cells: &impl Cells, order: &Order, count: usize) {
     cells.set_word(version << 8 | count as u64);
 }
 
-/// A node: a leaf as it stands, the first part of an [`Inner`] otherwise.
+/// A node: a leaf, or the first part of an [`Inner`].
 #[repr(C, align(64))]
 pub(super) struct Node {
     word: AtomicU64,
     /// The next leaf, or [`NO_NODE`]; unused in inner nodes.
     pub(super) next: AtomicU32,
-    /// The leaf before, or [`NO_NODE`]; unused in inner nodes.
+    /// The previous leaf, or [`NO_NODE`]; unused in inner nodes.
     pub(super) prev: AtomicU32,
-    /// How keys become prefixes in this node: see [`super::search::Target::prefix`].
+    /// How keys become prefixes in this node ([`super::search::Target::prefix`]).
     pub(super) skip: u32,
     orders: [[AtomicU64; ORDER_WORDS]; 2],
     prefixes: [AtomicU64; SLOTS],
     records: [AtomicU32; SLOTS],
 }
 
-/// An inner node: slot `i` leads to the keys from its record's (inclusive) up to the next in
-/// order; the first in order has no lower bound, its record is not looked at.
+/// An inner node. Slot `i` leads to the keys from its record's key (inclusive) up to the next one
+/// in order. The first slot in order has no lower bound, and its record is not read.
 #[repr(C, align(64))]
 pub(super) struct Inner {
     /// The separators, as the records of a node.
@@ -169,7 +169,7 @@ impl Node {
         }
     }
 
-    /// Asks for the lines that a search reads: header, orders and prefixes.
+    /// Prefetches the cache lines that a search reads: header, orders and prefixes.
     #[inline(always)]
     pub(super) fn prefetch(&self) {
         prefetch(std::ptr::from_ref(self).cast(), SEARCHED_BYTES);
@@ -187,7 +187,7 @@ impl Node {
         self.records[slot].load(Ordering::Relaxed)
     }
 
-    /// The version word, for comparing.
+    /// The version word, for a comparison.
     #[inline(always)]
     pub(super) fn current_word(&self) -> u64 {
         self.word.load(Ordering::Relaxed)
@@ -200,7 +200,7 @@ impl Node {
         self.records[slot].store(record, Ordering::Relaxed);
     }
 
-    /// Puts an entry at a position of the current order. Writer only; the node is not full.
+    /// Puts an entry at a position of the current order. Writer only; the node must not be full.
     #[inline]
     pub(super) fn insert(&self, at: usize, snap: &Snapshot, prefix: u64, record: RecordRef) {
         let count = snap.count();

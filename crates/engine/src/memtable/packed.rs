@@ -1,26 +1,27 @@
-//! The index of an image: the entries in order, packed, with coarser levels above.
+//! The index of an image: the entries in order, packed, with coarser levels over them.
 //!
-//! Written at the seal's end from a walk over the leaves, searched in place, never changed. Level
-//! 0 holds every entry; level `k + 1` every 64th of level `k`; the top level has at most 64. A
-//! group is 64 neighbours of a level, searched like a node of the live index
-//! ([`super::search`]): its skip is what the keys at its start and at the next group's start
-//! share, or the guess for the first and the last group of a level. 13 bytes for a record.
+//! The index is written at the seal's end from a walk over the leaves, searched in place, and never
+//! changed. Level 0 holds every entry. Level `k + 1` holds every 64th entry of level `k`, and the
+//! top level has at most 64. A group is 64 neighbours of a level, searched like a node of the live
+//! index ([`super::search`]). Its skip is the length that the keys at its start and at the next
+//! group's start share. The first and the last group of a level use the guess. A record takes 13
+//! bytes.
 //!
 //! Bytes: for each level from 0: its prefixes (u64 each), its skips (u32 for each group, padded
 //! to eight bytes); then the record references (u32 each, padded). All little-endian.
 //!
-//! Invariant: every position is checked against the number of entries and every record against
-//! its slab, whatever the bytes say; a search takes one step for each level.
+//! Invariant: every position is checked against the number of entries and every record against its
+//! slab, for any bytes. A search takes one step for each level.
 
 use super::kv::RecordRef;
 use super::search::{GUESS, Past, Records, Slots, Target, guessed, load8, partition, shared};
 use crate::key;
 
-/// Entries of a group.
+/// Number of entries in a group.
 const GROUP: usize = 64;
 const GROUP_BITS: usize = GROUP.trailing_zeros() as usize;
 
-/// Where one level lies in the index section.
+/// Position of one level in the index section.
 #[derive(Clone, Copy, Debug)]
 struct Level {
     count: usize,
@@ -28,12 +29,12 @@ struct Level {
     skips: usize,
 }
 
-/// Where everything lies in an index section of so many entries.
+/// Positions of all parts of an index section, for a number of entries.
 #[derive(Clone, Debug)]
 pub(super) struct Layout {
     levels: Vec<Level>,
     records: usize,
-    /// Length of the section.
+    /// Length of the section in bytes.
     pub(super) bytes: usize,
 }
 
@@ -99,7 +100,7 @@ fn pad(out: &mut Vec<u8>, start: usize) {
     out.resize(start + len, 0);
 }
 
-/// An index section under its layout.
+/// An index section with its layout.
 #[derive(Clone, Copy)]
 pub(super) struct Packed<'a> {
     bytes: &'a [u8],
@@ -125,7 +126,7 @@ impl Slots for Row<'_> {
 }
 
 impl<'a> Packed<'a> {
-    /// `bytes` are as long as the layout says.
+    /// Joins `bytes`, which must have the length of the layout, with the layout.
     pub(super) fn new(bytes: &'a [u8], layout: &'a Layout) -> Self {
         debug_assert_eq!(bytes.len(), layout.bytes);
         Self { bytes, layout }
@@ -136,7 +137,7 @@ impl<'a> Packed<'a> {
         self.bytes[self.layout.records..][..len].as_chunks().0
     }
 
-    /// The record at a position; the position is below the number of entries.
+    /// The record at a position, which must be below the number of entries.
     #[inline]
     pub(super) fn record(&self, position: usize) -> RecordRef {
         u32::from_le_bytes(self.records()[position])
@@ -148,8 +149,7 @@ impl<'a> Packed<'a> {
         self.records().get(position).copied().map(u32::from_le_bytes)
     }
 
-    /// First position that the search does not go past. `None` if a record on the way is
-    /// damaged.
+    /// First position that the search does not pass. `None` if a record on the way is damaged.
     pub(super) fn search(
         &self,
         target: &Target<'_>,
@@ -178,7 +178,7 @@ impl<'a> Packed<'a> {
     }
 }
 
-/// The user key of an encoded internal key of foreign bytes.
+/// The user key of an encoded internal key from foreign bytes; `None` if it is too short.
 pub(super) fn checked_user_key(encoded: &[u8]) -> Option<&[u8]> {
     (encoded.len() >= key::TRAILER_BYTES).then(|| key::user_key(encoded))
 }

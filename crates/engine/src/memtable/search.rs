@@ -1,17 +1,17 @@
-//! The search that the live index and the sealed image share: keys become eight-byte prefixes,
-//! records are looked at only where prefixes tie.
+//! The search that the live index and the sealed image share. Keys become eight-byte prefixes, and
+//! records are read only if prefixes tie.
 //!
 //! A node maps keys to prefixes in one of two ways, both monotone (a smaller key never has a
 //! larger prefix) for every key that is searched in the node:
 //!
-//! - [`GUESS`]: by the guess of the whole shard, a prefix that its first keys shared. A key
-//!   before the guess maps to 0, one after it to the maximum, one that has it to its next eight
-//!   bytes. Right for any key, so a wrong guess costs only speed.
-//! - a number `n`: the eight bytes from `n` on. Right only for keys between the node's fences,
-//!   which share their first `n` bytes. A search that came to the node by another way than down
-//!   from its parent must compare whole keys ([`partition_full`]).
+//! - [`GUESS`]: by the guess of the whole shard, a prefix that its first keys shared. A key before
+//!   the guess maps to 0, and a key after it to the maximum. A key that starts with it maps to its
+//!   next eight bytes. This is correct for any key, so a wrong guess costs only speed.
+//! - a number `n`: the eight bytes from `n` on. This is correct only for keys between the node's
+//!   fences, which share their first `n` bytes. A search that did not reach the node from its
+//!   parent must compare whole keys ([`partition_full`]).
 //!
-//! Keys that end early are padded with zeros, which ties with keys that go on with zeros.
+//! Keys that end early are padded with zeros. So they tie with keys that continue with zeros.
 //!
 //! Cost: one binary search over prefixes (no record is touched), and one over the tied entries.
 
@@ -33,13 +33,13 @@ pub(super) trait Slots {
     fn record(&self, position: usize) -> RecordRef;
 }
 
-/// Where keys of records come from: trusted memory, which always answers, or foreign bytes.
+/// Source of the keys of records: trusted memory, which always answers, or foreign bytes.
 pub(super) trait Records {
     /// The encoded internal key of a record; `None` if the bytes are damaged.
     fn key(&self, record: RecordRef) -> Option<&[u8]>;
 }
 
-/// What is searched: an internal key in two parts.
+/// The internal key that is searched, in two parts.
 pub(super) struct Target<'a> {
     /// The user key.
     pub(super) key: &'a [u8],
@@ -54,14 +54,14 @@ impl<'a> Target<'a> {
         Self { key, trailer, guess: Cell::new(None) }
     }
 
-    /// Of an encoded internal key.
+    /// The target of an encoded internal key.
     #[inline(always)]
     pub(super) fn encoded(encoded: &'a [u8]) -> Self {
         Self::new(key::user_key(encoded), key::trailer(encoded))
     }
 
-    /// The key's prefix in a node with this skip. `guess` is asked at most once, and not before
-    /// the first node that needs it.
+    /// The key's prefix in a node with this skip. `guess` is called at most once, at the first node
+    /// that needs it.
     #[inline(always)]
     pub(super) fn prefix<'g>(&self, skip: u32, guess: impl FnOnce() -> &'g [u8]) -> u64 {
         if skip != GUESS {
@@ -82,12 +82,12 @@ impl<'a> Target<'a> {
     }
 }
 
-/// Which positions a search goes past.
+/// The positions that a search passes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Past {
-    /// Those before the target.
+    /// Positions before the target.
     Before,
-    /// Those before it and the target itself.
+    /// Positions before the target, and the target itself.
     Equal,
 }
 
@@ -126,7 +126,7 @@ pub(super) fn guessed(key: &[u8], guess: &[u8]) -> u64 {
     }
 }
 
-/// How many leading bytes two keys share.
+/// Number of leading bytes that two keys share.
 pub(super) fn shared(a: &[u8], b: &[u8]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
@@ -157,7 +157,8 @@ pub(super) fn partition(
     partition_full(slots, lower..upper, target, past, records)
 }
 
-/// [`partition`] by whole keys: for nodes whose prefixes do not hold for the target.
+/// Does the work of [`partition`] by whole keys, for nodes whose prefixes do not hold for the
+/// target.
 #[inline]
 pub(super) fn partition_full(
     slots: &impl Slots,

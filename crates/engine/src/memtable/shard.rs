@@ -1,16 +1,18 @@
-//! A memtable shard: the records of one bucket, sorted, while they are written and after.
+//! A memtable shard: the sorted records of one bucket, during and after the writes.
 //!
-//! Owner: a memtable. Life: inserts and reads at once; then [`Shard::seal`], after which nothing
-//! is added; freed with the last `Arc`, which gives the slabs back to the pool.
+//! A memtable owns its shards. At first a shard takes inserts and reads in parallel. After
+//! [`Shard::seal`] nothing is added. The last `Arc` frees the shard, which returns its slabs to the
+//! pool.
 //!
 //! Invariants:
-//! 1. No two records have the same (key, sequence number); the caller sees to it.
+//! 1. No two records have the same (key, sequence number). The caller guarantees it.
 //! 2. A record that [`Shard::insert`] returned from is found by every read that begins after.
 //! 3. After the seal the counters, the tombstones and the filter do not change.
 //!
-//! Thread-safety: every method from any thread. Reads never wait for a writer, except that the
-//! first [`Shard::tombstones`] after a new range tombstone extends the set under a lock. Failure:
-//! inserts cannot fail; a process without memory aborts. Source: O³-LSM §4.2.
+//! Thread-safety: any thread may call any method. Reads never wait for a writer, with one
+//! exception: the first [`Shard::tombstones`] after a new range tombstone extends the set under a
+//! lock.
+//! Failure: inserts cannot fail; a process without memory aborts. Source: O³-LSM §4.2.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -35,7 +37,7 @@ use crate::key::{self, Kind};
 use crate::lookup::{Found, Lookup, Visit};
 use crate::tombstone::{RangeTombstone, TombstoneAccount, TombstoneSet};
 
-/// A memtable shard; see the module.
+/// The records and range tombstones of one bucket in one memtable.
 pub struct Shard {
     kv: KvBlock,
     tree: Tree,
@@ -46,25 +48,26 @@ pub struct Shard {
     filter: OnceLock<Filter>,
 }
 
-/// Written under the tree's lock, read by anyone.
+/// Counters that inserts change under the tree's lock and any thread reads.
 struct Counters {
     entries: AtomicU64,
     deletions: AtomicU64,
     data_bytes: AtomicU64,
-    /// Record bytes with padding: equals the reserved bytes when no insert is in flight.
+    /// Bytes of indexed records with padding. It equals the reserved bytes when no insert is in
+    /// flight.
     indexed_bytes: AtomicU64,
     smallest_seq: AtomicU64,
     largest_seq: AtomicU64,
 }
 
 struct Tombstones {
-    /// How many there are; stored after `added` has them.
+    /// Number of range tombstones; it is stored after `added` has them.
     count: AtomicUsize,
-    /// Bytes of their keys and sequence numbers.
+    /// Bytes of the tombstones' keys and sequence numbers.
     bytes: AtomicU64,
     smallest_seq: AtomicU64,
     largest_seq: AtomicU64,
-    /// Those that are not in the set yet.
+    /// Tombstones that are not in the set yet.
     added: Mutex<Added>,
     /// The set of the first `.0` tombstones.
     set: ArcSwap<(usize, Arc<TombstoneSet>)>,
@@ -72,7 +75,7 @@ struct Tombstones {
 
 struct Added {
     list: Vec<RangeTombstone>,
-    /// Memory of the list.
+    /// Charge for the memory of the list.
     charge: Charge,
 }
 
@@ -92,7 +95,7 @@ impl Tombstones {
     }
 }
 
-/// Adds without a read-modify-write: callers hold a lock.
+/// Adds to a counter without a read-modify-write: callers hold a lock.
 fn add(counter: &AtomicU64, more: u64) {
     counter.store(counter.load(Ordering::Relaxed) + more, Ordering::Relaxed);
 }
@@ -119,11 +122,15 @@ impl Shard {
         })
     }
 
-    /// Adds a record. When it returns, every read that begins sees it.
+    /// Adds a record. Every read that begins after the return sees it. The value is stored as
+    /// given.
     ///
-    /// `key` is at most [`key::KEY_BYTES_MAX`] and `value` at most [`key::VALUE_BYTES_MAX`] bytes
-    /// long, (`key`, `seq`) is not in the shard yet, `kind` is one of a point record, and the
-    /// shard is not sealed: all for the caller to see to. The value is stored as given.
+    /// The caller guarantees:
+    /// - `key` is at most [`key::KEY_BYTES_MAX`] and `value` at most [`key::VALUE_BYTES_MAX`] bytes
+    ///   long.
+    /// - (`key`, `seq`) is not in the shard yet.
+    /// - `kind` is one of a point record.
+    /// - The shard is not sealed.
     pub fn insert(&self, key: &[u8], seq: SeqNo, kind: Kind, value: &[u8]) {
         debug_assert!(!self.is_sealed(), "insert into a sealed shard");
         debug_assert!(kind.is_writable() && kind != Kind::RangeDelete);
@@ -180,8 +187,8 @@ impl Shard {
         self.tombstones.count.load(Ordering::Acquire) != 0
     }
 
-    /// The range tombstones. The first call after one was added puts what is new into the set,
-    /// under a lock; all such calls together take O(n log n) for `n` tombstones.
+    /// The range tombstones as a set. The first call after one was added puts the new ones into the
+    /// set, under a lock. All such calls together take O(n log n) for `n` tombstones.
     #[must_use]
     pub fn tombstones(&self) -> Arc<TombstoneSet> {
         let set = self.tombstones.set.load();
@@ -221,7 +228,7 @@ impl Shard {
     }
 
     /// Shows `visit` the versions of a key that the snapshot sees, newest first, until it breaks.
-    /// Range tombstones are not consulted; that is for the caller, whatever the filter says.
+    /// The caller must check range tombstones itself, whatever the filter says.
     #[inline]
     pub fn lookup(&self, lookup: &Lookup<'_>, mut visit: impl FnMut(&Found<'_>) -> Visit) {
         if !self.may_contain(lookup.hash) {
@@ -265,25 +272,25 @@ impl Shard {
         }
     }
 
-    /// A cursor over all point records; see [`ShardIter`].
+    /// A cursor over all point records ([`ShardIter`]).
     #[must_use]
     pub fn iter(self: &Arc<Self>) -> ShardIter {
         ShardIter::new(Arc::clone(self), false)
     }
 
-    /// How many point records.
+    /// Number of point records.
     #[must_use]
     pub fn entries(&self) -> u64 {
         self.counters.entries.load(Ordering::Relaxed)
     }
 
-    /// How many of them are deletes.
+    /// Number of point records that are deletes.
     #[must_use]
     pub fn deletions(&self) -> u64 {
         self.counters.deletions.load(Ordering::Relaxed)
     }
 
-    /// How many range tombstones were added.
+    /// Number of range tombstones that were added.
     #[must_use]
     pub fn tombstone_count(&self) -> usize {
         self.tombstones.count.load(Ordering::Acquire)
@@ -302,7 +309,7 @@ impl Shard {
             + self.tombstones.bytes.load(Ordering::Relaxed)
     }
 
-    /// Memory in use: slabs of records and index, range tombstones and the filter.
+    /// Bytes of memory in use: slabs of records and index, range tombstones and the filter.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         self.kv.bytes()
@@ -312,7 +319,7 @@ impl Shard {
             + self.filter.get().map_or(0, |filter| filter.bytes() as u64)
     }
 
-    /// Smallest sequence number; [`SeqNo::MAX`] of an empty shard.
+    /// Smallest sequence number; [`SeqNo::MAX`] for an empty shard.
     #[must_use]
     pub fn smallest_seq(&self) -> SeqNo {
         let point = self.counters.smallest_seq.load(Ordering::Relaxed);
@@ -320,7 +327,7 @@ impl Shard {
         SeqNo(point.min(ranges).min(SeqNo::MAX.0))
     }
 
-    /// Largest sequence number; [`SeqNo::ZERO`] of an empty shard.
+    /// Largest sequence number; [`SeqNo::ZERO`] for an empty shard.
     #[must_use]
     pub fn largest_seq(&self) -> SeqNo {
         let point = self.counters.largest_seq.load(Ordering::Relaxed);
@@ -343,11 +350,11 @@ impl Shard {
         (log != u64::MAX).then_some(log)
     }
 
-    /// Makes the shard immutable and builds its filter. Waits for inserts that are in flight;
-    /// none may begin after. Reads go on meanwhile; a second call does nothing.
+    /// Makes the shard immutable and builds its filter. Waits for inserts that are in flight; none
+    /// may begin afterwards. Reads go on meanwhile. A second call does nothing.
     ///
     /// Costs a walk over all keys (about 40 ns for each): call it off the write path. Reads are
-    /// right without it, only slower.
+    /// correct without it, only slower.
     pub fn seal(&self) {
         self.sealed.store(true, Ordering::Release);
         let backoff = Backoff::new();
@@ -378,8 +385,8 @@ impl Shard {
         filter
     }
 
-    /// Whether a key with this hash may be in the shard; always `true` before the seal. Says
-    /// nothing about range tombstones.
+    /// Whether a key with this hash may be in the shard; always `true` before the seal. Range
+    /// tombstones are not included.
     #[inline]
     #[must_use]
     pub fn may_contain(&self, hash: u64) -> bool {
@@ -395,7 +402,8 @@ impl Shard {
         });
     }
 
-    /// Visits every leaf in order: how many entries, and each one's reference by position.
+    /// Visits every leaf in order, with its number of entries and a function from position to
+    /// reference.
     fn each_leaf(&self, mut visit: impl FnMut(usize, &dyn Fn(usize) -> RecordRef)) {
         let first = Target::new(&[], u64::MAX);
         let mut leaf = self.tree.descend(&first, &self.kv, |_, _, _, _, _| {}).unwrap_or(NO_NODE);
@@ -407,9 +415,9 @@ impl Shard {
         }
     }
 
-    /// At most `parts - 1` user keys, strictly ascending, that cut the entries into `parts`
-    /// nearly equal parts; fewer if many entries share a key. No part is empty. Looks at every
-    /// leaf's header and at one record for each cut.
+    /// At most `parts - 1` user keys, strictly ascending, that cut the entries into `parts` nearly
+    /// equal parts. There are fewer if many entries share a key. No part is empty. Cost: a read of
+    /// every leaf's header and of one record for each cut.
     #[must_use]
     pub fn split_keys(&self, parts: usize) -> Vec<Vec<u8>> {
         let total = self.entries() as usize;
@@ -433,8 +441,8 @@ impl Shard {
         keys
     }
 
-    /// At most `count` user keys in order, each in the middle of an equal part of the entries; a
-    /// key that has many entries comes more than once. Cost as of [`Self::split_keys`].
+    /// At most `count` user keys in order, each in the middle of an equal part of the entries. A
+    /// key with many entries comes more than once. The cost is that of [`Self::split_keys`].
     #[must_use]
     pub fn sample_keys(&self, count: usize) -> Vec<Vec<u8>> {
         let total = self.entries() as usize;
@@ -472,7 +480,7 @@ impl Shard {
         &self.kv
     }
 
-    /// The filter over its keys; `None` before the seal.
+    /// The filter over the keys of the point records; `None` before the seal.
     #[must_use]
     pub fn filter(&self) -> Option<&Filter> {
         self.filter.get()

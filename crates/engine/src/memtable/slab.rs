@@ -1,21 +1,23 @@
-//! Slabs: the memory of memtable shards, handed out by one pool for each database.
+//! Slabs: the memory of memtable shards, which one pool per database provides.
 //!
-//! Owner: the database owns the [`SlabPool`]; every shard owns the slabs of its two
-//! [`SlabTable`]s (records, index nodes) and gives them back when it is dropped.
+//! The database owns the [`SlabPool`]. Every shard owns the slabs of its two [`SlabTable`]s
+//! (records, index nodes) and returns them when it is dropped.
 //!
 //! Invariants:
-//! 1. A slab is a power of two of [`SLAB_BYTES_MIN`]..=[`SLAB_BYTES_MAX`] bytes, or larger and
-//!    made for one record. Its address never changes while the shard lives (never a realloc).
-//! 2. A slab's number in its table never changes; a table's array of addresses is replaced by a
-//!    longer copy and the old one is kept until the table is dropped, so that a reader may hold
-//!    either.
-//! 3. The pool has charged the budget ([`MemoryClass::Memtable`]) for every byte that is in a
-//!    shard or kept for reuse.
+//! 1. The length of a slab is a power of two of [`SLAB_BYTES_MIN`]..=[`SLAB_BYTES_MAX`] bytes. A
+//!    slab for one large record is longer. Its address never changes while the shard lives (never a
+//!    realloc).
+//! 2. A slab's number in its table never changes. When a table's array of addresses is too short, a
+//!    longer copy replaces it. The old array is kept until the table is dropped, so that a reader
+//!    may use either.
+//! 3. The pool has charged the budget ([`MemoryClass::Memtable`]) for every byte that is in a shard
+//!    or kept for reuse.
 //!
-//! Thread-safety: the pool and [`SlabTable::base`] may be used by any thread; slabs are added to
-//! a table under its lock. Failure: when the system has no memory left the process aborts, as
-//! with any allocation of Rust's. Cost: taking a kept slab is one short lock; its pages stay
-//! faulted in, which doubles the speed of inserts against fresh memory.
+//! Thread-safety: any thread may use the pool and [`SlabTable::base`]; slabs are added to a table
+//! under its lock.
+//! Failure: when the system has no memory left, the process aborts, as with any allocation in Rust.
+//! Cost: taking a kept slab is one short lock. Its pages stay faulted in, which doubles the speed
+//! of inserts against fresh memory.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
@@ -25,21 +27,22 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use archipelago_base::budget::{ByteBudget, MemoryClass, Pressure};
 use parking_lot::Mutex;
 
-/// Smallest slab: what an almost empty shard takes for its index, and for its records.
+/// Smallest slab in bytes. An almost empty shard takes one for its index and one for its records.
 pub const SLAB_BYTES_MIN: usize = 4 << 10;
-/// Largest slab that is shared by several records.
+/// Largest slab in bytes that several records share.
 pub const SLAB_BYTES_MAX: usize = 1 << 20;
 
-/// The last slab of a shard may be unused: it is at most one part in this many of the others.
+/// The last slab of a shard, which may be unused, is at most one part in this many of the others.
 const UNUSED_SHARE: u64 = 4;
-/// Slab sizes that the pool keeps.
+/// Number of slab sizes that the pool keeps.
 const CLASSES: usize = (SLAB_BYTES_MAX / SLAB_BYTES_MIN).trailing_zeros() as usize + 1;
-/// Slabs start on a page of their own, so that a cache line never lies in two.
+/// Alignment of slabs in bytes. Slabs start on a page of their own, so that no cache line spans two
+/// slabs.
 const ALIGN_BYTES: usize = 4096;
-/// How much free memory a pool keeps by default.
+/// Default limit in bytes on the free memory that a pool keeps.
 const KEEP_BYTES_DEFAULT: u64 = 64 << 20;
 
-/// One piece of memory; freed or kept by [`SlabPool::give`].
+/// One piece of memory, which [`SlabPool::give`] frees or keeps.
 #[derive(Debug)]
 pub(super) struct Slab {
     base: NonNull<u8>,
@@ -53,12 +56,12 @@ unsafe impl Send for Slab {}
 unsafe impl Sync for Slab {}
 
 impl Slab {
-    /// Where the slab starts.
+    /// Address of the slab's first byte.
     pub(super) fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// How long it is.
+    /// Length of the slab in bytes.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -87,12 +90,13 @@ impl SlabPool {
         })
     }
 
-    /// What the pool charges.
+    /// The budget that the pool charges.
     pub(super) fn budget(&self) -> &Arc<ByteBudget> {
         &self.budget
     }
 
-    /// How many bytes of freed slabs to keep for reuse; a good value is the size of one memtable.
+    /// Sets the limit in bytes on freed slabs that are kept for reuse. A good value is the size of
+    /// one memtable.
     pub fn set_keep_bytes(&self, bytes: u64) {
         self.keep_bytes.store(bytes, Ordering::Relaxed);
     }
@@ -113,8 +117,8 @@ impl SlabPool {
         }
     }
 
-    /// A slab of at least `bytes` bytes: rounded up to a power of two up to
-    /// [`SLAB_BYTES_MAX`], to whole pages above. Its contents are anything.
+    /// A slab of at least `bytes` bytes. The size is rounded up to a power of two up to
+    /// [`SLAB_BYTES_MAX`], and to whole pages above. The content is undefined.
     pub(super) fn take(&self, bytes: usize) -> Slab {
         if bytes > SLAB_BYTES_MAX {
             return self.allocate(bytes.next_multiple_of(ALIGN_BYTES));
@@ -127,7 +131,7 @@ impl SlabPool {
         self.allocate(bytes)
     }
 
-    /// Takes a slab back. Nobody may touch its memory any more.
+    /// Takes a slab back. Nothing may access its memory any more.
     pub(super) fn give(&self, slab: Slab) {
         let bytes = slab.bytes as u64;
         let keep = slab.bytes <= SLAB_BYTES_MAX
@@ -171,7 +175,7 @@ fn class_of(bytes: usize) -> usize {
     (bytes / SLAB_BYTES_MIN).trailing_zeros() as usize
 }
 
-/// The slabs of one kind of one shard, by number.
+/// The slabs of one purpose (records or nodes) of one shard, by number.
 pub(super) struct SlabTable {
     pool: Arc<SlabPool>,
     array: AtomicPtr<AtomicPtr<u8>>,
@@ -179,7 +183,7 @@ pub(super) struct SlabTable {
     grow: Mutex<Grow>,
 }
 
-/// What only a thread that adds a slab touches.
+/// State that only a thread that adds a slab accesses.
 struct Grow {
     slabs: Vec<Slab>,
     /// The arrays, each twice as long as the one before; the last is current.
@@ -199,20 +203,21 @@ impl SlabTable {
         }
     }
 
-    /// Memory taken from the pool.
+    /// Bytes of memory taken from the pool.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Size of the next slab that records or nodes share: at most a quarter of what the table has,
-    /// so that little of a shard is unused. A shard takes few bytes if it has few records.
+    /// Size in bytes of the next slab that records or nodes share. It is at most a quarter of the
+    /// table's slabs, so that little of a shard is unused. A shard with few records takes few
+    /// bytes.
     pub(super) fn next_bytes(&self) -> usize {
         let part = (self.bytes() / UNUSED_SHARE).max(1);
         (1 << part.ilog2()).clamp(SLAB_BYTES_MIN, SLAB_BYTES_MAX)
     }
 
-    /// Adds a slab of at least `bytes`; its number, address and size. Panics if there would be
-    /// more than `count_max` slabs: references could not name it.
+    /// Adds a slab of at least `bytes`. Returns its number, address and size. Panics if there would
+    /// be more than `count_max` slabs, because references could not name it.
     pub(super) fn add(&self, bytes: usize, count_max: usize) -> (usize, NonNull<u8>, usize) {
         let slab = self.pool.take(bytes);
         let (base, bytes) = (slab.base(), slab.bytes());
@@ -243,7 +248,7 @@ impl SlabTable {
         self.array.store(array.cast(), Ordering::Release);
     }
 
-    /// Where slab `number` starts.
+    /// Address of the first byte of slab `number`.
     ///
     /// # Safety
     /// The number must come from [`SlabTable::add`], and that call must happen before this one:

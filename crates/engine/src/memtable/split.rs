@@ -1,8 +1,8 @@
-//! Splits of index nodes; see [`super::tree`] for the invariants. Everything here runs under the
-//! write lock of the tree.
+//! Splits of index nodes. [`super::tree`] has the invariants. Everything here runs under the write
+//! lock of the tree.
 //!
-//! Cost: a split copies 62 entries; it looks at their records only when the fences of a half
-//! allow a clearly longer skip than the node had. A split for ascending inserts copies nothing.
+//! Cost: a split copies 62 entries. It reads their records only if the fences of a half allow a
+//! clearly longer skip than the node had. A split for ascending inserts copies nothing.
 
 use std::sync::atomic::Ordering;
 
@@ -12,7 +12,7 @@ use super::search::{GUESS, Target, guessed, load8};
 use super::tree::{Fences, Path, Step, Tree};
 use crate::key;
 
-/// Where a full node is cut.
+/// Number of entries of a full node that go to the left half.
 const CUT: usize = SLOTS.div_ceil(2);
 
 /// The entries of a full node and a new one, in order.
@@ -89,8 +89,8 @@ impl Entries {
     }
 }
 
-/// What a parent has to take in: a new right sibling, and what replaces the child that was split
-/// (`None` if it lives on).
+/// The change of a child that its parent must apply: a new right sibling, and the node that
+/// replaces the split child (`None` if the split child lives on).
 struct NewChild {
     left: Option<u32>,
     separator: RecordRef,
@@ -98,7 +98,7 @@ struct NewChild {
 }
 
 impl Tree {
-    /// Begins a new leaf after a full one that lives on; returns it.
+    /// Begins a new leaf after a full one that lives on. Returns the new leaf.
     pub(super) fn append_leaf(
         &self,
         path: &Path,
@@ -152,7 +152,7 @@ impl Tree {
         }
     }
 
-    /// Takes a new child into the lowest inner node of the path, splitting upwards as needed.
+    /// Adds a new child to the lowest inner node of the path, and splits nodes upwards as needed.
     fn add_child(&self, path: &Path, new: &NewChild, records: &KvBlock) {
         let mut new = NewChild { ..*new };
         for step in path.steps[..path.height].iter().rev() {
@@ -183,7 +183,7 @@ impl Tree {
         self.set_root(old.0 + 1, root);
     }
 
-    /// Replaces a full inner node by two that also hold `new`; what its parent must take in.
+    /// Replaces a full inner node by two that also hold `new`. Returns the change for the parent.
     fn split_inner(
         &self,
         step: &Step,

@@ -1,25 +1,25 @@
 //! The index-block: a B+tree of 62-slot nodes over the records of a shard.
 //!
-//! Owner: a shard. References between nodes are slab number and offset, in units of 64 bytes, in
-//! 32 bits.
+//! A shard owns the tree. A reference between nodes is a slab number and an offset in units of 64
+//! bytes, in 32 bits.
 //!
 //! Invariants:
-//! 1. A split makes two new nodes and swaps them in; the old node dies: it is never written
-//!    again, keeps all entries that it had, and keeps its links. A reader that came to it before
-//!    the swap finds in it, and through its links, every entry that was inserted before the
-//!    reader came.
-//! 2. The exception is a split for ascending inserts ([`Tree::append_leaf`]): the full leaf lives
-//!    on and a new leaf takes the end of its range. So a search that runs off the end of a leaf
-//!    goes on in the next one, and searches there by whole keys.
-//! 3. A new node and its links are complete before the first reference to it is stored
-//!    (Release). Parents follow invariant 4 of [`super::node`].
-//! 4. Fences: the keys of a node are at or above its separator and below the next one to the
-//!    right on the way down. A node that skips `n` bytes has two fences that share `n` bytes.
+//! 1. A split makes two new nodes and swaps them in; the old node dies. It is never written again,
+//!    and keeps its entries and its links. A reader that reached it before the swap finds in it,
+//!    and through its links, every entry that was inserted before the reader came.
+//! 2. The exception is a split for ascending inserts ([`Tree::append_leaf`]). The full leaf lives
+//!    on, and a new leaf takes the end of its range. So a search that passes the end of a leaf goes
+//!    on in the next one, and searches there by whole keys.
+//! 3. A new node and its links are complete before the first reference to it is stored (Release).
+//!    Parents follow invariant 4 of [`super::node`].
+//! 4. Fences: the keys of a node are at or above its separator, and below the next separator to the
+//!    right on the path from the root. A node that skips `n` bytes has two fences that share `n`
+//!    bytes.
 //! 5. Slots are never removed: the number of used slots is the published count.
 //!
-//! Thread-safety: [`Tree::descend`] and everything that reads may run beside one writer and never
-//! waits for it; [`Tree::insert`] finds its place without the lock and then holds it for the few
-//! stores that publish the entry (and for a split).
+//! Thread-safety: [`Tree::descend`] and all other reads may run in parallel with one writer and
+//! never wait for it. [`Tree::insert`] finds its position without the lock. It then holds the lock
+//! for the few stores that publish the entry, and for a split.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -33,20 +33,19 @@ use super::slab::{SLAB_BYTES_MAX, SlabPool, SlabTable};
 use super::split::Entries;
 use crate::key;
 
-/// Nodes start at multiples of this.
+/// Alignment of nodes in bytes.
 const UNIT_BYTES: usize = 64;
 const UNIT_BITS: u32 = (SLAB_BYTES_MAX / UNIT_BYTES).trailing_zeros();
 const SLABS_MAX: usize = (1 << (32 - UNIT_BITS)) - 1;
 /// Levels of inner nodes that a tree can have; 2^32 records need at most seven.
 pub(super) const HEIGHT_MAX: usize = 10;
-/// Bytes by which the guess is shorter than what the first keys share, so that it still holds
-/// when ascending keys have run on for a while.
+/// Number of bytes by which the guess is shorter than the prefix that the first keys share. So it
+/// still holds after ascending keys have gone on for a while.
 const GUESS_SLACK_BYTES: usize = 4;
-/// A node that is split takes over its prefixes unless the fences allow to skip this many bytes
-/// more.
+/// A split node keeps its prefixes unless the fences allow to skip at least this many bytes more.
 const SKIP_STEP_BYTES: u32 = 3;
 
-/// The keys between which a node's keys lie, as records; [`NO_RECORD`] where there is no bound.
+/// The bounds of a node's keys, as records; [`NO_RECORD`] for no bound.
 #[derive(Clone, Copy)]
 pub(super) struct Fences {
     pub(super) low: RecordRef,
@@ -55,16 +54,16 @@ pub(super) struct Fences {
 
 const NO_FENCES: Fences = Fences { low: NO_RECORD, high: NO_RECORD };
 
-/// An inner node on the way down.
+/// An inner node on the path from the root to a leaf.
 #[derive(Clone, Copy)]
 pub(super) struct Step {
     pub(super) node: u32,
-    /// The position that was taken.
+    /// The position of the child that the path takes.
     pub(super) at: u32,
     pub(super) fences: Fences,
 }
 
-/// The way down to a leaf.
+/// The path from the root to a leaf.
 pub(super) struct Path {
     pub(super) steps: [Step; HEIGHT_MAX],
     pub(super) height: usize,
@@ -72,30 +71,30 @@ pub(super) struct Path {
     pub(super) fences: Fences,
 }
 
-/// What only the holder of the write lock touches, and the counters that it keeps.
+/// State that only the holder of the write lock accesses, and the counters that it keeps.
 struct Writer {
     lock: AtomicU32,
     slab: AtomicU32,
-    /// Next free byte of the current node slab, and where it ends.
+    /// Next free byte of the current node slab, and the end of the slab.
     at: AtomicU32,
     end: AtomicU32,
-    /// The leaf at whose end the last entry was put, for telling ascending inserts.
+    /// The leaf at whose end the last entry was put, to detect ascending inserts.
     append_leaf: AtomicU32,
 }
 
 /// The index of one shard.
 pub(super) struct Tree {
     table: SlabTable,
-    /// Height and node; [`u64::MAX`] while there is none.
+    /// Height and reference of the root; [`u64::MAX`] while there is none.
     root: AtomicU64,
-    /// Record and length of the guess, set once with the first split; [`u64::MAX`] before.
+    /// Record and length of the guess, which the first split sets; [`u64::MAX`] before.
     guess: AtomicU64,
-    /// Completed splits: an unchanged number means that a way down still holds.
+    /// Number of completed splits. While it does not change, a path stays correct.
     splits: AtomicU64,
     writer: CachePadded<Writer>,
 }
 
-/// A leaf or inner node under one order.
+/// A leaf or inner node with one order.
 pub(super) struct View<'a> {
     pub(super) node: &'a Node,
     pub(super) snap: &'a Snapshot,
@@ -120,7 +119,7 @@ impl Records for KvBlock {
     }
 }
 
-/// Holds the write lock.
+/// Guard that holds the write lock.
 struct Locked<'a>(&'a Writer);
 
 impl Drop for Locked<'_> {
@@ -164,7 +163,7 @@ impl Tree {
         }
     }
 
-    /// Memory taken from the pool.
+    /// Bytes of memory taken from the pool.
     pub(super) fn bytes(&self) -> u64 {
         self.table.bytes()
     }
@@ -176,7 +175,7 @@ impl Tree {
         unsafe { self.table.base((node >> UNIT_BITS) as usize).add(unit * UNIT_BYTES) }
     }
 
-    /// The node behind a reference, inner or leaf.
+    /// The node of a reference, inner or leaf.
     #[inline(always)]
     pub(super) fn node(&self, node: u32) -> &Node {
         // SAFETY: `add_leaf` and `add_inner` put a `Node`, or an `Inner` that begins with one, at
@@ -184,7 +183,7 @@ impl Tree {
         unsafe { &*self.address(node).cast() }
     }
 
-    /// The inner node behind a reference that was found above the leaves.
+    /// The inner node of a reference that was found above the leaves.
     #[inline(always)]
     pub(super) fn inner(&self, node: u32) -> &Inner {
         debug_assert_eq!(self.address(node) as usize % align_of::<Inner>(), 0);
@@ -226,7 +225,7 @@ impl Tree {
         node
     }
 
-    /// Height and reference of the root.
+    /// Height and reference of the root; `None` if the tree is empty.
     #[inline(always)]
     pub(super) fn root(&self) -> Option<(usize, u32)> {
         let root = self.root.load(Ordering::Acquire);
@@ -239,7 +238,7 @@ impl Tree {
         self.root.store((height as u64) << 32 | u64::from(node), Ordering::Release);
     }
 
-    /// The guess: a record and how many bytes of its key.
+    /// The guess: a record, and the number of its key's bytes that belong to the guess.
     pub(super) fn guess(&self) -> (RecordRef, usize) {
         let guess = self.guess.load(Ordering::Acquire);
         if guess == u64::MAX {
@@ -266,7 +265,7 @@ impl Tree {
         self.guess.store(u64::from(first) << 32 | len as u64, Ordering::Release);
     }
 
-    /// A prefix of the target as `node` maps keys.
+    /// The prefix of the target in a node with this skip.
     #[inline(always)]
     pub(super) fn prefix(&self, skip: u32, target: &Target<'_>, records: &KvBlock) -> u64 {
         target.prefix(skip, || self.guess_bytes(records))
@@ -289,8 +288,8 @@ impl Tree {
         }
     }
 
-    /// Goes down to the leaf whose range holds the target; `visit` sees every inner node on the
-    /// way. `None` if the tree is empty.
+    /// Descends to the leaf whose range holds the target. `visit` sees every inner node on the
+    /// path. `None` if the tree is empty.
     #[inline(always)]
     pub(super) fn descend(
         &self,
@@ -319,7 +318,8 @@ impl Tree {
         Some(node)
     }
 
-    /// The way down, remembered in `path`. `false` if the tree is empty.
+    /// Finds the leaf of the target and notes the path in `path`. Returns `false` if the tree is
+    /// empty.
     #[inline]
     fn find(&self, target: &Target<'_>, records: &KvBlock, path: &mut Path) -> bool {
         let mut fences = NO_FENCES;
@@ -340,8 +340,8 @@ impl Tree {
         leaf.is_some()
     }
 
-    /// Puts a record into the index; `done` runs under the write lock once readers can see it.
-    /// The record's (key, trailer) must not be in the index.
+    /// Puts a record into the index. `done` runs under the write lock once readers can see the
+    /// record. The record's (key, trailer) must not be in the index.
     pub(super) fn insert(
         &self,
         target: &Target<'_>,
@@ -364,7 +364,7 @@ impl Tree {
         let locked = self.writer.lock();
         if self.splits.load(Ordering::Relaxed) != splits {
             found = self.find(target, records, &mut path);
-            // Perhaps of another leaf, whose word may be the same by chance.
+            // The path may lead to another leaf now, whose word may be equal by chance.
             snap = Snapshot::EMPTY;
         }
         if found {
@@ -379,7 +379,7 @@ impl Tree {
         drop(locked);
     }
 
-    /// Where in the leaf the target belongs.
+    /// The position in the leaf at which the target belongs.
     #[inline]
     fn place(
         &self,
@@ -396,7 +396,7 @@ impl Tree {
             .expect("records of a live shard always decode")
     }
 
-    /// The first entry. Writer only; the root may have come since the caller looked.
+    /// Puts the first entry into an empty tree. Writer only.
     fn plant(&self, target: &Target<'_>, record: RecordRef) {
         let leaf = self.add_leaf(0);
         self.node(leaf).build(std::iter::once((target.prefix(0, || &[]), record)));
@@ -404,7 +404,8 @@ impl Tree {
         self.splits.fetch_add(1, Ordering::Release);
     }
 
-    /// Writer only; path, order and position are current.
+    /// Inserts the entry into the leaf of the path, or splits the leaf. Writer only; path, order
+    /// and position are current.
     #[inline]
     fn insert_at(
         &self,
@@ -443,7 +444,7 @@ impl Tree {
 }
 
 impl Tree {
-    /// The leaf at the end, as the root leads to it; leaves may follow by its links.
+    /// The last leaf to which the root leads; further leaves may follow through its links.
     pub(super) fn last_leaf(&self) -> Option<u32> {
         let (mut height, mut node) = self.root()?;
         while height > 0 {

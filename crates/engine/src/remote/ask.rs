@@ -1,4 +1,4 @@
-//! Questions to a [`ShardStore`](super::ShardStore) and its answers. All are plain values.
+//! Requests to a [`ShardStore`](super::ShardStore) and its answers. All are plain values.
 
 use archipelago_base::SeqNo;
 
@@ -13,7 +13,7 @@ pub struct LookupAsk<'a> {
     pub node: StoreNode,
     /// Shards that the keys refer to.
     pub shards: Vec<ShardId>,
-    /// Keys in question, at least one.
+    /// Keys to look up, at least one.
     pub keys: Vec<KeyAsk<'a>>,
     /// Largest sequence number that the reader sees.
     pub snapshot: SeqNo,
@@ -26,10 +26,10 @@ pub struct LookupAsk<'a> {
 /// A key of a [`LookupAsk`].
 #[derive(Clone, Debug)]
 pub struct KeyAsk<'a> {
-    /// User key in question.
+    /// User key to look up.
     pub key: &'a [u8],
     /// Sequence number of the newest range tombstone over the key that the database knows of; 0
-    /// without one. Older versions are not wanted.
+    /// without one. Older versions are not needed.
     pub floor: SeqNo,
     /// Shards to search for this key, as indexes into [`LookupAsk::shards`], newest first.
     pub within: Vec<u32>,
@@ -78,7 +78,7 @@ pub struct ScanAsk<'a> {
     pub shards: &'a [ShardId],
     /// User keys of the whole scan.
     pub keys: &'a KeyRange,
-    /// Place at which the page before ended; `None` for the first page. Its key is one of `keys`.
+    /// Place at which the previous page ended; `None` for the first page. Its key is one of `keys`.
     pub resume: Option<&'a ResumeAt>,
     /// Direction of the scan.
     pub direction: ScanDirection,
@@ -94,15 +94,16 @@ pub struct ScanAsk<'a> {
 /// The place at which a page of a scan begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResumeAt {
-    /// User key in question.
+    /// User key at which the page begins.
     pub key: Vec<u8>,
-    /// The page begins with versions of that key that have at most this sequence number. `None`
-    /// says that it begins with the key after it, in the direction of the scan.
+    /// The page begins with versions of that key with at most this sequence number. With `None` it
+    /// begins with the key after it, in the direction of the scan.
     pub seq: Option<SeqNo>,
 }
 
-/// Answer to a [`ScanAsk`]. Of each key it has the versions that the snapshot sees, through the
-/// first one that is not a merge operand; what the shards shadow among themselves may be left out.
+/// Answer to a [`ScanAsk`]. For each key it has the versions that the snapshot sees, through the
+/// first one that is not a merge operand. Versions that the shards shadow among themselves may be
+/// left out.
 #[derive(Clone, Debug, Default)]
 pub struct ScanPage {
     /// Records in the order of the scan. A page that does not end the scan may be empty, if the

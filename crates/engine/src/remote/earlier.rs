@@ -22,11 +22,11 @@ impl fmt::Display for EarlierShard {
     }
 }
 
-/// A shard of an earlier open that a node has, with what its owner said when it sent the shard
+/// A shard of an earlier open that a node has, with the properties that its owner sent with it
 /// ([`super::NewShard`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundShard {
-    /// Node that has it.
+    /// Node that has the shard.
     pub node: StoreNode,
     /// Name under which the node knows it.
     pub name: EarlierShard,

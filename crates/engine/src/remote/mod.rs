@@ -1,35 +1,35 @@
-//! Where sealed memtable shards lie when they leave the owner: the seam at which memory nodes
-//! attach (O³-LSM §4.2 and §4.5).
+//! Storage of sealed memtable shards outside the owner: the interface at which memory nodes attach
+//! (O³-LSM §4.2 and §4.5).
 //!
-//! The database gives the image of a sealed shard to its [`ShardStore`], frees its own copy, and
+//! The database gives the image of a sealed shard to its [`ShardStore`] and frees its own copy. It
 //! asks the store whenever a read needs a record of the shard. The shard's filter and its range
-//! tombstones stay at the database. Nothing here is durable: the write-ahead log keeps every record
-//! of a shard until tables have it, so a shard that is lost is rebuilt from the log.
+//! tombstones stay at the database. Nothing here is durable. The write-ahead log keeps every record
+//! of a shard until tables have it, so a lost shard is rebuilt from the log.
 //!
 //! Invariants, which the store keeps and the database relies on:
 //!
-//! 1. An answer is complete or it is an error. A store never says "no versions" of a shard that it
-//!    could not ask.
-//! 2. The bytes of a shard never change after [`ShardStore::send`] has returned its node. An
-//!    answer comes from exactly the image that was sent, or it is an error.
-//! 3. A shard is readable from the return of `send` until its release, or until it is lost. It is
-//!    lost once and for good: a store that has said [`AwayError::Lost`] of a shard alone never
-//!    answers for it again.
-//! 4. Every call ends within a bound that the store states to its users (seconds), also if the node
+//! 1. An answer is complete or it is an error. A store never answers "no versions" for a shard that
+//!    it could not ask.
+//! 2. The bytes of a shard never change after [`ShardStore::send`] has returned its node. An answer
+//!    comes from exactly the image that was sent, or it is an error.
+//! 3. A shard is readable from the return of `send` until its release, or until it is lost. A loss
+//!    is final: a store that has returned [`AwayError::Lost`] for a shard alone never answers for
+//!    it again.
+//! 4. Every call ends within a bound that the store states to its users (seconds), even if the node
 //!    hangs. A node that has been silent for longer than the store's limit has lost its shards.
 //!
-//! The seam blocks, because every caller of the engine does. A store that is asynchronous inside
+//! The calls block, because every caller in the engine does. A store that is asynchronous inside
 //! drives its own events while it waits.
 //!
 //! A store that keeps shards from one open of the database to the next one implements
 //! [`ShardStore::list`], [`ShardStore::heads`], [`ShardStore::adopt`] and [`ShardStore::purge`],
 //! which an open calls in this order. Their defaults keep nothing: then an open replays the log.
 //!
-//! Thread-safety: every method may be called by many threads in parallel, with the exception that
-//! [`ShardStore::owner_is`], the four methods of an open and [`ShardStore::watch`] are called by
-//! the thread that opens the database, before the others. The database holds none of its locks
-//! during `send`, `lookup`, `scan`, `fetch` and the methods of an open. It may hold any lock during
-//! `room` and `release`, which therefore neither block nor call back.
+//! Thread-safety: many threads may call every method in parallel, with these exceptions. The thread
+//! that opens the database calls [`ShardStore::owner_is`], the four methods of an open and
+//! [`ShardStore::watch`] before the others. The database holds none of its locks during `send`,
+//! `lookup`, `scan`, `fetch` and the methods of an open. It may hold any lock during `room` and
+//! `release`. Therefore these two neither block nor call back.
 
 mod ask;
 mod earlier;
@@ -51,38 +51,40 @@ pub use earlier::{EarlierShard, FoundShard};
 
 /// Keeps sealed memtable shards outside the memory of the database.
 pub trait ShardStore: Send + Sync + 'static {
-    /// Text by which errors and events name the store. Default: the name of its type.
+    /// Name of the store in errors and events. Default: the name of its type.
     fn name(&self) -> &str {
         std::any::type_name::<Self>()
     }
 
-    /// The database is open, and this is its owner. The call comes once, before every other one but
-    /// [`ShardStore::name`], and never for a database that is open for reading only. The store
-    /// forgets nothing of an earlier owner by itself; it must refuse what comes late from one.
-    /// An error ends the open.
+    /// Notifies the store of the open database's owner. The call comes once, before every other one
+    /// but [`ShardStore::name`], and never for a database that is open for reading only. The store
+    /// must not forget shards of an earlier owner by itself, and must refuse late requests of such
+    /// an owner. An error ends the open.
     fn owner_is(&self, owner: &OwnerIdentity) -> Result<()>;
 
-    /// The shards that the owner directly before this one had at nodes, and which are held for this
-    /// owner from now on, so that the next open finds them if this one does not get on. The call
-    /// comes at most once, directly after [`ShardStore::owner_is`]. It waits at most a second for a
-    /// node, and leaves out the shards of a node that has not listed them by then. Shards whose
-    /// hold the node has not confirmed are listed, because the next open may find them; their head
-    /// ([`ShardStore::heads`]) cannot be read, so none of them is kept. A shard that an owner had
-    /// earlier, and that the last owner did not hold, is never among them: its records need not be
-    /// those of the log any more. Default: none.
+    /// The shards that the owner directly before this one had at nodes. From now on they are held
+    /// for this owner, so that the next open finds them if this one fails. The call comes at most
+    /// once, directly after [`ShardStore::owner_is`]. It waits at most a second for a node, and
+    /// leaves out the shards of a node that has not listed them by then.
+    ///
+    /// Shards whose hold the node has not confirmed are listed, because the next open may find
+    /// them. Their head ([`ShardStore::heads`]) cannot be read, so the open keeps none of them. A
+    /// shard that an owner had earlier, and that the last owner did not hold, is never among them:
+    /// its records may differ from those of the log. Default: none.
     fn list(&self) -> Vec<FoundShard> {
         Vec::new()
     }
 
-    /// Reads what the database keeps in memory of shards that [`ShardStore::list`] has found: one
-    /// result for each, in their order. Errors: as those of [`ShardStore::lookup`].
+    /// Reads the heads, which the database keeps in memory, of shards that [`ShardStore::list`] has
+    /// found. The result has one entry for each, in their order. Errors: as those of
+    /// [`ShardStore::lookup`].
     fn heads(&self, shards: &[FoundShard]) -> Vec<Result<ImageHead, AwayError>> {
         let nothing = |_| Err(AwayError::Lost("the store keeps no shards".to_owned()));
         shards.iter().map(nothing).collect()
     }
 
-    /// Gives shards that [`ShardStore::list`] has found names of this open: one result for each, in
-    /// their order. From then on they are shards like those that were sent.
+    /// Gives names of this open to shards that [`ShardStore::list`] has found. The result has one
+    /// entry for each, in their order. From then on they are like shards that this open has sent.
     ///
     /// Errors: [`AwayError::Lost`] if the node has been lost meanwhile. The database then rebuilds
     /// the shard from its log.
@@ -91,44 +93,44 @@ pub trait ShardStore: Send + Sync + 'static {
         shards.iter().map(nothing).collect()
     }
 
-    /// The database needs no other shard of earlier opens. The call comes once in each open, after
-    /// the calls above and before [`ShardStore::watch`]. It does not block: the store has every
-    /// node drop them, also one that answers only later.
+    /// Notifies the store that the database needs no other shard of earlier opens. The call comes
+    /// once in each open, after the calls above and before [`ShardStore::watch`]. It does not
+    /// block: the store makes every node drop the shards, even a node that answers only later.
     fn purge(&self) {}
 
     /// Gives the store a receiver of news. The call comes once, after [`ShardStore::owner_is`] and
-    /// [`ShardStore::purge`]. The receiver may be gone at any time.
+    /// [`ShardStore::purge`]. The receiver may be dropped at any time.
     fn watch(&self, watcher: Weak<dyn StoreWatcher>);
 
-    /// Room of the store as far as it knows it now. Decisions about leaving shards and about write
-    /// stalls use it, so it may be called often, and under locks: it must not block.
+    /// Room of the store, as far as the store knows it now. Decisions about sending shards and
+    /// about write stalls use it. The call may be frequent, and under locks: it must not block.
     fn room(&self) -> StoreRoom;
 
     /// Sends the image of a shard to a node and returns when the node can answer for the shard.
     ///
     /// Background threads call it, several of them in parallel for different shards. The database
     /// sends a shard at most once at a time, and keeps its own copy until the call has returned. If
-    /// the call fails, the store itself gives up and releases whatever it has sent of the shard.
-    /// The database may then send the same shard again later. A shard that was lost or released
-    /// after a successful call is never sent again.
+    /// the call fails, the store itself releases everything that it has sent of the shard. The
+    /// database may then send the same shard again later. A shard that was lost or released after a
+    /// successful call is never sent again.
     ///
     /// Errors: [`AwayError::NoRoom`] if no node has room for the image, [`AwayError::Busy`] if the
     /// transfer took too long, [`AwayError::Lost`] if the node was lost during the transfer. The
     /// database treats them alike, except that it counts them.
     fn send(&self, shard: &NewShard<'_>, image: &[u8]) -> Result<StoreNode, AwayError>;
 
-    /// Looks up keys in shards; one result for each element of `asks`, in their order. Asks of
-    /// different nodes run in parallel.
+    /// Looks up keys in shards. The result has one entry for each element of `asks`, in their
+    /// order. Asks of different nodes run in parallel.
     ///
-    /// The answer has the versions of each key that the snapshot sees, newest first, through the
-    /// first one that is not a merge operand, from all shards of the ask together. Versions older
-    /// than the floor of the key may be left out. An answer that travels in parts is put together
-    /// by the store, also where a part ends between two operands.
+    /// The answer has the versions of each key that the snapshot sees, from all shards of the ask
+    /// together. They are ordered newest first, and end with the first version that is not a merge
+    /// operand. Versions older than the floor of the key may be left out. The store joins an answer
+    /// that travels in parts, even if a part ends between two operands.
     ///
     /// Errors: [`AwayError::Lost`] says that *at least one* shard of the ask is lost, or was
-    /// released meanwhile. The database then asks for each of them alone, and takes a shard for
-    /// lost only if the answer says so of that shard alone. [`AwayError::Busy`] says that there was
-    /// no answer within the bound.
+    /// released meanwhile. The database then asks for each of them alone. It treats a shard as lost
+    /// only if the answer for that shard alone says so. [`AwayError::Busy`] says that there was no
+    /// answer within the bound.
     fn lookup(&self, asks: &[LookupAsk<'_>]) -> Vec<Result<LookupAnswer, AwayError>>;
 
     /// A page of the merged records of one node's shards, in either direction.
@@ -136,18 +138,18 @@ pub trait ShardStore: Send + Sync + 'static {
     /// Errors: as those of [`ShardStore::lookup`].
     fn scan(&self, ask: &ScanAsk<'_>) -> Result<ScanPage, AwayError>;
 
-    /// The whole image of a shard, opened and so checked.
+    /// The whole image of a shard, opened and thereby checked.
     ///
     /// Errors: as those of [`ShardStore::lookup`].
     fn fetch(&self, shard: ShardId) -> Result<Arc<SealedImage>, AwayError>;
 
-    /// The database needs these shards no more. It begins no call about them afterwards. A call
-    /// that is under way on another thread may end with any answer or error; the database then has
-    /// the records elsewhere. Lost shards are released, too. It never blocks and cannot fail: the
-    /// store repeats a release until the node has it or is gone.
+    /// Releases shards that the database no longer needs. It begins no call about them afterwards.
+    /// A call that is in progress on another thread may end with any answer or error, because the
+    /// database then has the records elsewhere. Lost shards are released, too. The call never
+    /// blocks and cannot fail: the store repeats a release until the node has it or is gone.
     ///
-    /// No shard of a memtable below `oldest` will be sent any more. One that was sent earlier may
-    /// still be in use, until it is released as well. `oldest` never falls.
+    /// The database will send no shard of a memtable below `oldest` any more. A shard that was sent
+    /// earlier may still be in use until it is released as well. `oldest` never falls.
     fn release(&self, shards: &[ShardId], oldest: u64);
 
     /// Whether a close of the database leaves its shards at their nodes, for the next open to find
@@ -156,39 +158,39 @@ pub trait ShardStore: Send + Sync + 'static {
         false
     }
 
-    /// The database closes, and calls nothing any more. It has released all its shards, or none of
-    /// them if [`ShardStore::leaves_shards`]. The store waits, within its bound, until its nodes
-    /// have the releases.
+    /// Notifies the store that the database closes; no call follows. The database has released all
+    /// its shards, or none of them if [`ShardStore::leaves_shards`]. The store waits, within its
+    /// bound, until its nodes have the releases.
     fn close(&self);
 }
 
 /// Receives news of a [`ShardStore`]. The methods never block, so the store may call them from its
 /// own event loop.
 pub trait StoreWatcher: Send + Sync + 'static {
-    /// These shards are lost. The store says it when it notices that a node is gone or lives anew,
-    /// so that the database rebuilds them before a read needs them. A shard may be named more than
-    /// once, and also after its release.
+    /// Reports lost shards. The store calls it when it notices that a node is gone or has a new
+    /// life, so that the database rebuilds the shards before a read needs them. A shard may be
+    /// named more than once, and also after its release.
     fn lost(&self, shards: &[ShardId]);
 
-    /// [`ShardStore::room`] has grown.
+    /// Reports that [`ShardStore::room`] has grown.
     fn has_more_room(&self);
 
-    /// What the writers of the database do now. The store asks it during [`ShardStore::send`], for
-    /// each part that it sends, so that images leave as fast as writers need it and no faster.
-    /// Default: nothing is known, and images leave as fast as they can.
+    /// The present load of the database's writers. The store calls it during [`ShardStore::send`],
+    /// for each part that it sends. So images are sent as fast as writers need it and no faster.
+    /// Default: nothing is known, and images are sent as fast as possible.
     fn write_load(&self) -> WriteLoad {
         WriteLoad::default()
     }
 }
 
-/// What the writers of a database do, for the speed at which images leave.
+/// Load of a database's writers, which sets the speed at which images are sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WriteLoad {
-    /// Bytes of sealed memtables that are still here, those on their way included.
+    /// Bytes of sealed memtables that are still here, including those that are being sent.
     pub backlog_bytes: u64,
-    /// Bytes that writers may still write before they must wait. 0 if they wait already, if
-    /// something else waits for the shards, or if it is not known: then images leave as fast as
-    /// they can.
+    /// Bytes that writers may still write before they must wait. It is 0 if they wait already, if
+    /// something else waits for the shards, or if it is not known. Then images are sent as fast as
+    /// possible.
     pub space_bytes: u64,
     /// Speed at which writers fill memtables, in bytes a second.
     pub fill_bytes_per_s: u64,
@@ -198,8 +200,8 @@ pub struct WriteLoad {
 /// store adds the database and its owner epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ShardId {
-    /// Number of the memtable, from 1 in the order in which the memtables of the database were
-    /// made.
+    /// Number of the memtable. Numbers start at 1 and follow the order in which the database makes
+    /// memtables.
     pub memtable: u64,
     /// Index of the shard within its memtable.
     pub shard: u32,
@@ -211,7 +213,7 @@ impl fmt::Display for ShardId {
     }
 }
 
-/// A node of a [`ShardStore`] in one of its lives: shards on one node are asked together. The store
+/// A node of a [`ShardStore`] in one of its lives. Shards on one node are asked together. The store
 /// chooses the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StoreNode(pub u64);
@@ -252,24 +254,24 @@ pub struct StoreRoom {
     pub held_bytes: u64,
     /// Bytes of images that the database may have at all nodes together.
     pub limit_bytes: u64,
-    /// Bytes of the largest image that a node takes. 0 if no node takes any: then nothing leaves.
+    /// Bytes of the largest image that a node takes. 0 if no node takes any: then nothing is sent.
     pub image_bytes_max: u64,
-    /// Speed at which an image can leave, in bytes a second; 0 if it is not known. Images may leave
-    /// more slowly while writers do not need it ([`StoreWatcher::write_load`]).
+    /// Speed at which an image can be sent, in bytes a second; 0 if it is not known. Images may be
+    /// sent more slowly while writers do not need it ([`StoreWatcher::write_load`]).
     pub link_bytes_per_s: u64,
 }
 
 /// A failed call of a [`ShardStore`]. The text says which node failed and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AwayError {
-    /// At least one of the shards in question is lost: its node is gone, began a new life, does not
-    /// know it, has been silent for too long, or gave bytes that are not its own. The database
-    /// rebuilds a shard of which this is said alone.
+    /// At least one of the shards in question is lost. Its node is gone, began a new life, does not
+    /// know it, has been silent for too long, or returned bytes that are not those of the shard.
+    /// The database rebuilds a shard for which it gets this error alone.
     Lost(String),
     /// There was no answer within the bound, and the shards may still exist. The database tries
-    /// again, or answers `Busy`.
+    /// again, or returns `Busy`.
     Busy(String),
-    /// No node has room for the image. Only [`ShardStore::send`] says it.
+    /// No node has room for the image. Only [`ShardStore::send`] returns it.
     NoRoom(String),
 }
 

@@ -1,7 +1,8 @@
-//! The log of a damaged database: what of it can be read, and what is missing.
+//! The log of a damaged database: its readable part, and the report of the missing parts.
 //!
-//! Segments form a chain: each header names the segment before it and that one's length. A segment
-//! that no later one leads back to was cut off the log by an earlier recovery and does not count.
+//! Segments form a chain: each header names the previous segment and that segment's length. A
+//! segment to which no later one leads back was cut off the log by an earlier recovery and does not
+//! count.
 
 use std::collections::BTreeMap;
 
@@ -16,14 +17,14 @@ use crate::wal::{
     BatchView, SalvageLimits, SegmentFile, SegmentSalvage, read_header, salvage_segment,
 };
 
-/// What happens to writes behind a place where the log has lost some.
+/// Treatment of writes after a place at which the log has lost some.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum LogAfterDamage {
-    /// They are saved as well. They are newer than what is lost, so most keys get their last value;
-    /// a write may be there without an earlier one. The default.
+    /// They are saved as well. They are newer than the lost writes, so most keys get their last
+    /// value. A write may exist without an earlier one. The default.
     #[default]
     Keep,
-    /// They are dropped: the database is as it was at one moment of the past.
+    /// They are dropped. The database has the state of one moment of the past.
     Drop,
 }
 
@@ -31,19 +32,19 @@ pub enum LogAfterDamage {
 #[derive(Clone, Debug)]
 struct Link {
     file: SegmentFile,
-    /// Its length as the next segment says it.
+    /// Length of the segment in bytes, as the next segment's header states it.
     end: Option<u64>,
 }
 
-/// What the log holds, before it is used.
+/// Content of the log, as a first pass finds it.
 #[derive(Debug, Default)]
 pub(super) struct LogSurvey {
     pub(super) records: u64,
     pub(super) last_seq: SeqNo,
     pub(super) losses: Vec<Loss>,
-    /// Operations by column family.
+    /// Number of operations by column family.
     pub(super) operations: BTreeMap<CfId, u64>,
-    /// Bytes of the segments that count.
+    /// Bytes of the segments that belong to the log.
     pub(super) bytes: u64,
 }
 
@@ -58,7 +59,7 @@ pub(super) struct LogSource<'a> {
 }
 
 impl<'a> LogSource<'a> {
-    /// The segments from `floor` on.
+    /// The segments of the log from `floor` on.
     pub(super) fn new(
         fs: &'a dyn FileSystem,
         survey: &'a Survey,
@@ -89,8 +90,8 @@ impl<'a> LogSource<'a> {
         Ok(Self { fs, survey, links, floor, after_damage })
     }
 
-    /// Visits every batch that counts, in order, and tells what is missing. An error of the visitor
-    /// ends it.
+    /// Visits every batch that counts, in order, and reports the missing parts. An error of the
+    /// visitor ends the walk.
     pub(super) fn visit(
         &self,
         mut visit: impl FnMut(SeqNo, &[u8]) -> Result<()>,
@@ -138,7 +139,7 @@ impl<'a> LogSource<'a> {
         Ok(found)
     }
 
-    /// A segment that the header of `link` names, and that is not there.
+    /// The loss of a segment that the header of `link` names and that does not exist.
     fn missing_before(&self, link: &Link, position: usize) -> Option<Loss> {
         let header = read_header(self.fs, &link.file.path).ok().flatten()?;
         let previous = header.previous.filter(|previous| previous.no >= self.floor)?;
@@ -178,7 +179,7 @@ impl<'a> LogSource<'a> {
         }
     }
 
-    /// What other files say of the end of the log.
+    /// Adds the losses at the end of the log, which other files prove.
     fn check_end(&self, ends: &BTreeMap<FileNo, u64>, next: Option<FileNo>, found: &mut LogSurvey) {
         if let Some(next) = next.filter(|next| !ends.contains_key(next)) {
             let what = "the log segment is missing; the one before it names it".to_owned();
@@ -210,14 +211,14 @@ impl LogSurvey {
         }
     }
 
-    /// Whether something was lost before the place that was reached.
+    /// Whether something was lost before the end that was reached.
     fn has_hole(&self) -> bool {
         self.losses.iter().any(|loss| loss.effect != LossEffect::TornEnd)
     }
 }
 
 fn log_loss(name: &str, what: String, effect: LossEffect) -> Loss {
-    // Nobody knows which keys the lost writes had.
+    // It is not known which keys the lost writes had.
     let scope = LossScope { cf: None, range: KeyRange::all() };
     Loss { file: name.to_owned(), what, effect, scope }
 }

@@ -1,29 +1,32 @@
-//! Repair: saves what is whole of a damaged database into a new one.
+//! Repair: saves the undamaged parts of a damaged database into a new one.
 //!
-//! [`repair`] reads a directory that may not open any more and writes a database beside it.
-//! [`verify_files`] names everything that is damaged. Both open nothing for writing and leave the
-//! original as it is.
+//! [`repair`] reads a directory that may not open any more, and writes a database into another
+//! directory. [`verify_files`] names everything that is damaged. Both open nothing for writing and
+//! leave the original as it is.
 //!
 //! If the manifest is whole, the repaired database keeps the levels, the bucket maps and the
-//! settings. Whole tables and whole value files are linked (`values.rs` says what becomes of the
-//! others); of a damaged table the whole blocks are written anew at the
-//! same level, and the ranges between them are reported. If the manifest is not whole, the column
-//! families are put together from what tables and log say of themselves (`rebuild.rs`): all records
-//! are merged by their sequence numbers, so that the newest wins and a delete stays one. The
-//! original manifest knows more than that (which tables were replaced, what was deleted since), so
-//! a rebuilt family is reported as stale as a whole.
+//! settings. Whole tables and whole value files are linked (`values.rs` handles the others). The
+//! whole blocks of a damaged table are written anew at the same level, and the ranges between them
+//! are reported.
+//!
+//! If the manifest is not whole, the column families are rebuilt from the properties of tables and
+//! from the log (`rebuild.rs`). All records are merged by their sequence numbers. So the newest
+//! record wins, and a delete stays a delete. The original manifest knows more than that: which
+//! tables were replaced, and what was deleted since. So a rebuilt family is reported as stale as a
+//! whole.
 //!
 //! Invariants:
 //! 1. No file of the original is created, changed or removed.
 //! 2. Every key that no loss of the report covers ([`RepairReport::may_affect`]) reads as it did
 //!    before the damage.
-//! 3. The target becomes a database (`CURRENT`) only once everything in it is durable. A repair
-//!    that fails removes what it has written.
+//! 3. The target becomes a database (`CURRENT`) only once everything in it is durable. A failed
+//!    repair removes its files.
 //!
-//! Thread-safety: one repair runs on its caller's thread; the lock file of the original is held
-//! meanwhile. Failure: damage goes into the report; only a target that cannot be written, a source
-//! that is open elsewhere, and files of another format version are errors. Cost: two reads of every
-//! table; without a manifest everything is written once as well.
+//! Thread-safety: one repair runs on its caller's thread and holds the lock file of the original
+//! meanwhile.
+//! Failure: damage goes into the report. Only a target that cannot be written, a source that is
+//! open elsewhere, and files of another format version are errors.
+//! Cost: two reads of every table; without a manifest everything is also written once.
 
 mod log;
 mod rebuild;
@@ -53,36 +56,36 @@ use crate::file_meta::LOCK_NAME;
 /// Whether whole tables are linked into the repaired database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum LinkTables {
-    /// Linked where the file system can, else copied. Fast, and needs no room. The default.
+    /// Linked if the file system can do so, else copied. Fast, and needs no room. The default.
     #[default]
     Yes,
-    /// Copied. For a device that is failing, and for a target that must not share it.
+    /// Copied. For a device that is failing, and for a target that must not share data with it.
     No,
 }
 
-/// How a repair works.
+/// Options of a repair.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RepairOptions {
     /// Write nothing, only report. Default false.
     pub dry_run: bool,
     /// Whether whole tables are linked. Default yes.
     pub link_tables: LinkTables,
-    /// What happens to writes behind a hole in the log. Default: they are kept.
+    /// Treatment of writes after a hole in the log. Default: they are kept.
     pub log_after_damage: LogAfterDamage,
-    /// Seed of unique ids; `None` for entropy.
+    /// Seed of the unique ids; `None` draws a random one.
     pub seed: Option<u64>,
 }
 
-/// How far a repair has got: bytes of the original that were read, and of how many.
+/// Progress of a repair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RepairProgress {
-    /// Bytes that were read.
+    /// Bytes of the original that were read so far.
     pub bytes_done: u64,
-    /// Bytes in all.
+    /// Bytes of the original in all.
     pub bytes_total: u64,
 }
 
-/// Counts what was read, and says so.
+/// Counts the bytes that were read, and reports them.
 struct Meter<'a> {
     progress: RepairProgress,
     tell: &'a mut dyn FnMut(RepairProgress),
@@ -95,14 +98,15 @@ impl Meter<'_> {
     }
 }
 
-/// Saves what is whole of the database in `source` into a new one in `target`, which must not
-/// exist or be empty. On return the new database survives power loss. With `dry_run` nothing is
-/// written, and the report says what would be saved and lost.
+/// Saves the undamaged parts of the database in `source` into a new one in `target`, which must not
+/// exist or must be empty. On return the new database survives power loss. With `dry_run` nothing
+/// is written, and the report says what would be saved and lost. `progress` is called as the repair
+/// goes on.
 ///
 /// Errors: `Busy` if the database is open elsewhere; `NotFound` if `source` holds no file of a
-/// database; `InvalidArgument` for a target that is not empty or lies in the source;
-/// `Unsupported` for files of another format version; I/O errors of the target. After an error the
-/// target has nothing.
+/// database; `InvalidArgument` for a target that is not empty or lies in the source; `Unsupported`
+/// for files of another format version; I/O errors of the target. After an error the target holds
+/// nothing.
 ///
 /// ```
 /// use archipelago_engine::db::Db;
@@ -151,7 +155,7 @@ pub fn repair(
     report
 }
 
-/// What a repair has found and read so far.
+/// Report and progress of a repair that runs.
 struct RepairRun<'a> {
     report: RepairReport,
     meter: Meter<'a>,
@@ -169,13 +173,15 @@ impl RepairJob<'_> {
         LogSource::new(&**self.fs, self.survey, floor, self.options.log_after_damage)
     }
 
-    /// Repairs by the manifest, or without one. `target` is `None` for a dry run.
+    /// Repairs with the manifest, or without it if it is unusable. `target` is `None` for a dry
+    /// run.
     fn run(&self, target: Option<Target>, meter: Meter<'_>) -> Result<RepairReport> {
         let mut run = RepairRun { report: RepairReport::default(), meter };
         match &self.survey.manifest {
             ManifestFound::Whole(state) => {
                 let log = self.log(state.log_floor)?;
-                // One look before anything is written: does the log fit the manifest?
+                // A first pass, before anything is written, checks whether the log fits the
+                // manifest.
                 let found = log.visit(|_, _| Ok(()))?;
                 match found.operations.keys().find(|&&cf| cf >= state.next_cf_id) {
                     None => {

@@ -1,23 +1,24 @@
 //! Repair without a manifest: every column family is merged anew from all tables and the log.
 //!
-//! Without a manifest nobody knows the levels, and a table that a compaction has replaced looks
-//! like one that counts. Sequence numbers make a merge of all of them right nevertheless: per key
-//! the record with the largest number counts, wherever it lies, and records that appear twice count
-//! once. What a merge cannot know is what a compaction has dropped: a deleted key whose table was
-//! replaced but not yet removed is back. So the report calls every rebuilt family stale.
+//! Without a manifest the levels are not known, and a table that a compaction has replaced looks
+//! like a current one. Sequence numbers make a merge of all tables correct nevertheless. For each
+//! key the record with the largest number counts, wherever it lies, and records that appear twice
+//! count once. The merge does not know what a compaction has dropped. So a deleted key comes back
+//! if its table was replaced but not yet removed. Therefore the report calls every rebuilt family
+//! stale.
 //!
 //! Invariants:
-//! 1. The output has, per key, the newest value, or merge operands above the newest value or
+//! 1. The output has the newest value of each key, or merge operands above the newest value or
 //!    delete.
 //! 2. A record that a newer range delete covers is not in the output.
 //! 3. A record whose separated value is lost is not in the output; the report has its key
 //!    ([`super::values`]).
 //! 4. Outputs are disjoint, ascending, and lie in the last level of a bucket map with one bucket.
 //!
-//! A table that was made by an `SstWriter` and ingested has its sequence number in the manifest
-//! alone. If no readable record of a manifest has it, its records count as older than all others.
+//! The sequence number of an ingested table of an `SstWriter` stands in the manifest alone. If no
+//! readable record of a manifest has it, the table's records count as older than all others.
 //!
-//! Cost: one write of all data. Memory: the range deletes, one open table per layer of
+//! Cost: one write of all data. Memory: the range deletes, and one open table per layer of
 //! overlapping tables.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -47,19 +48,19 @@ use crate::sst::{
 };
 use crate::tombstone::{RangeTombstone, TombstoneSet};
 
-/// Readahead per open table of a merge.
+/// Readahead in bytes for each open table of a merge.
 const READAHEAD_BYTES: u64 = 256 << 10;
 
-/// One table that takes part in the merge.
+/// A table that takes part in the merge.
 #[derive(Clone, Debug)]
 struct MergeInput {
     path: PathBuf,
     meta: FileMeta,
-    /// Whether it was written by this repair and goes when the merge is done.
+    /// Whether this repair wrote the table, and removes it after the merge.
     is_temporary: bool,
 }
 
-/// A family that is being put together.
+/// A column family that is being rebuilt.
 #[derive(Clone, Debug)]
 struct RebuiltFamily {
     name: String,
@@ -67,7 +68,8 @@ struct RebuiltFamily {
     inputs: Vec<MergeInput>,
 }
 
-/// Rebuilds the database from its tables and logs. `why` says why there is no manifest.
+/// Rebuilds the database from its tables and logs. `why` is the reason for which the manifest is
+/// unusable.
 pub(super) fn rebuild(
     job: &RepairJob<'_>,
     why: String,
@@ -88,7 +90,7 @@ pub(super) fn rebuild(
     let ingested = gather_tables(job, &mut families, &mut values, target.as_mut(), run)?;
     gather_log(job, &mut families, target.as_mut(), run)?;
     let report = &mut run.report;
-    // Only now is it known which families there are.
+    // The families are known only from here on.
     ingested.into_iter().for_each(|table| add_ingested(&mut families, table, report));
     for (&cf, family) in &families {
         report.family(cf, &family.name);
@@ -139,7 +141,7 @@ fn known_families(facts: &Facts) -> BTreeMap<CfId, RebuiltFamily> {
     families
 }
 
-/// The family `cf`, made if nothing has named it so far. `None` for a family that was dropped.
+/// The family `cf`, which is created if nothing has named it so far. `None` for a dropped family.
 fn family_of<'a>(
     facts: &Facts,
     families: &'a mut BTreeMap<CfId, RebuiltFamily>,
@@ -167,14 +169,14 @@ fn family_of<'a>(
     families.get_mut(&cf)
 }
 
-/// A table of the directory and what it says of itself.
+/// A table of the directory and its own properties.
 struct FoundTable {
     meta: FileMeta,
     properties: Properties,
     reader: Arc<TableReader>,
 }
 
-/// Opens a table that no manifest describes and checks everything.
+/// Opens a table that no manifest describes, and checks all of it.
 fn check_unknown(fs: &dyn FileSystem, path: &Path, no: FileNo) -> Result<FoundTable> {
     let context = IoContext::sst(IoPurpose::Maintenance, 0);
     let file = fs.open(path, context, OpenOptions::default())?;
@@ -227,7 +229,7 @@ fn is_ingested(properties: &Properties) -> bool {
     properties.largest_seq == 0
 }
 
-/// Adds a whole table to its family. Gives back a table that was ingested into an unknown one.
+/// Adds a whole table to its family. Returns a table that was ingested into an unknown family.
 fn add_whole(
     job: &RepairJob<'_>,
     families: &mut BTreeMap<CfId, RebuiltFamily>,
@@ -259,8 +261,8 @@ fn add_whole(
     Ok(None)
 }
 
-/// Adds a table that was ingested, of which nothing knows the family and the sequence number: to
-/// the default family if there is no other one.
+/// Adds an ingested table whose family and sequence number are unknown. It goes to the default
+/// family if there is no other one.
 fn add_ingested(
     families: &mut BTreeMap<CfId, RebuiltFamily>,
     mut input: MergeInput,
@@ -290,14 +292,14 @@ fn add_ingested(
     }
 }
 
-/// A table that is not whole.
+/// A table that is damaged.
 struct DamagedTable {
     no: FileNo,
     path: PathBuf,
     what: String,
 }
 
-/// Where the values of a damaged table may be, and where its records go.
+/// Sources for the values of a damaged table, and the target of its records.
 struct Saving<'s, 'a> {
     values: &'s mut ValueStore<'a>,
     target: Option<&'s mut Target>,
@@ -315,7 +317,7 @@ fn add_damaged(
     let known = facts.tables.get(&table.no.0);
     let meta = known.map(|known| &known.meta);
     let name = sst_name(table.no);
-    // A first look, without writing: which family is it of?
+    // A first pass without writing determines the family of the table.
     let request = SalvageRequest { path: &table.path, meta, cf: None };
     let found = salvage(&**job.fs, &request, values, None)?.found;
     let said = found.properties.as_ref().filter(|said| !is_ingested(said) && !found.is_foreign);
@@ -392,7 +394,7 @@ fn gather_log(
     Ok(())
 }
 
-/// Tables that do not overlap, in key order, each opened when the cursor gets there.
+/// Tables that do not overlap, in key order; each is opened when the cursor reaches it.
 struct TableRun {
     fs: Arc<dyn FileSystem>,
     inputs: Vec<MergeInput>,
@@ -429,7 +431,7 @@ impl FileOpener for TableRun {
     }
 }
 
-/// Shares tables out to as few runs as there are tables over one key.
+/// Distributes tables over runs, as few as there are tables over one key.
 fn runs_of(fs: &Arc<dyn FileSystem>, mut inputs: Vec<MergeInput>) -> Vec<TableRun> {
     let (cache, budget) = reader_memory();
     inputs.sort_by(|a, b| (&a.meta.smallest, a.meta.no).cmp(&(&b.meta.smallest, b.meta.no)));
@@ -500,24 +502,24 @@ struct PendingRecord {
     value: Vec<u8>,
 }
 
-/// Writes what counts of each key.
+/// Writes the records of each key that count.
 struct MergeOutput<'a, 'v> {
     target: &'a mut Target,
-    /// Says where the values of records lie. What it drops is in the report already.
+    /// Finds the values of records. The records that it drops are in the report already.
     values: ValueFilter<'a, 'v>,
     family: TableFamily<'a>,
     tombstones: TombstoneSet,
     open: Option<TableBuilder>,
     files: Vec<FileMeta>,
     pending: Option<PendingRecord>,
-    /// The key of the records that are being looked at.
+    /// The key of the records that are being merged.
     user_key: Option<Vec<u8>>,
-    /// Whether older records of the key do not count.
+    /// Whether older records of the key no longer count.
     is_decided: bool,
 }
 
 impl MergeOutput<'_, '_> {
-    /// The next record in internal-key order.
+    /// Takes the next record in internal-key order.
     fn record(&mut self, encoded: &[u8], value: &[u8]) -> Result<()> {
         let Some(record) = key::KeyRef::decode(encoded) else { return Ok(()) };
         if self.user_key.as_deref() != Some(record.user_key) {

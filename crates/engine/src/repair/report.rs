@@ -1,4 +1,4 @@
-//! What a repair saved and what it could not save, as values and as text for an operator.
+//! The report of a repair, with what was saved and lost, as values and as text for an operator.
 
 use std::fmt;
 
@@ -6,25 +6,25 @@ use archipelago_base::{CfId, SeqNo};
 
 use crate::key::KeyRange;
 
-/// Which keys a loss touches.
+/// Keys that a loss touches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LossScope {
-    /// The column family; `None`: any.
+    /// The column family; `None` for any.
     pub cf: Option<CfId>,
     /// The keys that the loss touches.
     pub range: KeyRange,
 }
 
-/// What may be wrong with a key that a loss touches.
+/// Possible errors of a key that a loss touches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LossEffect {
-    /// Writes are gone: the key may be missing, or have an older value than it had, or be back
-    /// though it was deleted. A merged value may lack operands.
+    /// Writes are lost. The key may be missing, have an older value than it had, or exist again
+    /// although it was deleted. A merged value may lack operands.
     Lost,
-    /// Deletes are gone, or their place in the order of writes is: the key may be back though it
-    /// was deleted, or have an older value. No record that was found is missing.
+    /// Deletes are lost, or their place in the order of writes is. The key may exist again although
+    /// it was deleted, or have an older value. No record that was found is missing.
     Stale,
-    /// A crash may have left it so: only the last writes that were not synced can be missing.
+    /// A crash may have caused it: only the last writes that were not synced can be missing.
     TornEnd,
 }
 
@@ -38,14 +38,14 @@ impl fmt::Display for LossEffect {
     }
 }
 
-/// Something that could not be saved.
+/// A part of the database that could not be saved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loss {
     /// Name of the file that was damaged or missing.
     pub file: String,
-    /// What was found there.
+    /// Description of the damage.
     pub what: String,
-    /// What may be wrong with the keys.
+    /// Possible errors of the keys.
     pub effect: LossEffect,
     /// Column family and keys that the loss touches.
     pub scope: LossScope,
@@ -58,17 +58,17 @@ pub struct RepairedFamily {
     pub cf: CfId,
     /// Name of the column family.
     pub name: String,
-    /// Tables that were taken over whole.
+    /// Tables that were taken over as a whole.
     pub tables_whole: u64,
     /// Damaged tables of which a part was saved.
     pub tables_salvaged: u64,
     /// Tables of which nothing was saved.
     pub tables_lost: u64,
-    /// Records that were saved out of damaged tables.
+    /// Records that were saved from damaged tables.
     pub records_salvaged: u64,
-    /// Value files that were taken over whole.
+    /// Value files that were taken over as a whole.
     pub value_files_whole: u64,
-    /// Value files that are damaged or missing. Of these every readable value was saved.
+    /// Value files that are damaged or missing. Every readable value of them was saved.
     pub value_files_damaged: u64,
     /// Records that were dropped because their separated values are lost.
     pub values_lost: u64,
@@ -90,11 +90,11 @@ impl RepairedFamily {
     }
 }
 
-/// What a repair did, or would do; see [`super::repair`].
+/// Result of a repair, or of a dry run ([`super::repair`]).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RepairReport {
-    /// Why the manifest could not be used; `None` if it was whole. Without a manifest the families
-    /// were put together from what the tables and the log say of themselves.
+    /// Reason for which the manifest could not be used; `None` if it was whole. Without a manifest
+    /// the families were rebuilt from the properties of the tables and from the log.
     pub manifest_lost: Option<String>,
     /// Every column family, by id.
     pub families: Vec<RepairedFamily>,
@@ -104,7 +104,7 @@ pub struct RepairReport {
     pub last_seq: SeqNo,
     /// Everything that could not be saved.
     pub losses: Vec<Loss>,
-    /// What else an operator should know.
+    /// Further notes for an operator.
     pub notes: Vec<String>,
 }
 
@@ -115,7 +115,7 @@ impl RepairReport {
         self.losses.is_empty()
     }
 
-    /// Whether the value of `key` may be another one than it was before the damage.
+    /// Whether the value of `key` may differ from the one before the damage.
     #[must_use]
     pub fn may_affect(&self, cf: CfId, key: &[u8]) -> bool {
         self.losses
@@ -143,7 +143,7 @@ impl RepairReport {
     }
 }
 
-/// Longest part of a key that is printed.
+/// Largest number of bytes of a key that are printed.
 const KEY_BYTES_SHOWN: usize = 64;
 
 fn key_text(key: &[u8]) -> String {

@@ -1,10 +1,9 @@
-//! What a damaged directory holds: its manifest, or what is left of it, and its files.
+//! Survey of a damaged directory: its manifest, or the readable records of it, and its files.
 //!
-//! A manifest that is whole is followed to the letter. If it is not, every manifest in the
-//! directory is read record by record, whole records alone, for what they know ([`Facts`]):
-//! families and their settings, which table and value file belongs to which family, the sequence
-//! number of ingested tables, which tables were removed, and which value file inherited from which.
-//! Nothing is changed.
+//! A whole manifest is followed exactly. Otherwise every manifest in the directory is read record
+//! by record, and only whole records count. They provide [`Facts`]: families and their settings,
+//! the family of each table and value file, the sequence numbers of ingested tables, the removed
+//! tables, and which value file inherited from which. Nothing is changed.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -21,7 +20,7 @@ use crate::manifest::{Evidence, Identity, State, file_number, read_state};
 use crate::options::CfOptions;
 use crate::value_ref::ValueFileMeta;
 
-/// What is known of a column family.
+/// Known properties of a column family.
 #[derive(Clone, Debug)]
 pub(super) struct FamilyFacts {
     pub(super) name: String,
@@ -29,30 +28,31 @@ pub(super) struct FamilyFacts {
     pub(super) is_dropped: bool,
 }
 
-/// What is known of a table.
+/// Known properties of a table.
 #[derive(Clone, Debug)]
 pub(super) struct TableFacts {
     pub(super) cf: CfId,
     pub(super) meta: FileMeta,
 }
 
-/// What is known of a value file.
+/// Known properties of a value file.
 #[derive(Clone, Debug)]
 pub(super) struct ValueFacts {
     pub(super) cf: CfId,
     pub(super) meta: ValueFileMeta,
 }
 
-/// What the whole records of all manifests say, the later ones last.
+/// Facts from the whole records of all manifests. Later records override earlier ones.
 #[derive(Debug, Default)]
 pub(super) struct Facts {
     pub(super) families: BTreeMap<CfId, FamilyFacts>,
     pub(super) tables: HashMap<u64, TableFacts>,
     /// Tables that a record removed and no later one added.
     pub(super) removed: HashSet<u64>,
-    /// Value files, also those that a record removed.
+    /// Value files, including those that a record removed.
     pub(super) values: HashMap<u64, ValueFacts>,
-    /// Heir of each value file that a garbage collection replaced, path-compressed.
+    /// Heir of each value file that a garbage collection replaced. Chains are resolved to the last
+    /// heir.
     pub(super) heirs: BTreeMap<u64, u64>,
     /// End of the last lot of file numbers.
     pub(super) next_file_no: FileNo,
@@ -60,24 +60,24 @@ pub(super) struct Facts {
     pub(super) last_seq: SeqNo,
 }
 
-/// The manifest, as far as it can be read.
+/// The manifest, if it can be used.
 #[derive(Debug)]
 pub(super) enum ManifestFound {
     Whole(Box<State>),
-    /// Why it cannot be used.
+    /// The reason for which it cannot be used.
     Unusable(String),
 }
 
-/// Everything that the files of a database's directory say about it.
+/// Everything that the files of a database's directory tell about it.
 #[derive(Debug)]
 pub(super) struct Survey {
     pub(super) dir: PathBuf,
     pub(super) entries: Vec<DirEntry>,
-    /// Id of the database, if anything says it.
+    /// Id of the database, if a file has it.
     pub(super) db_id: Option<[u8; 16]>,
     pub(super) manifest: ManifestFound,
     pub(super) facts: Facts,
-    /// What other files prove to have been durable.
+    /// Evidence of other files about what was durable.
     pub(super) evidence: Evidence,
 }
 
@@ -101,7 +101,7 @@ impl Survey {
         Ok(Self { dir: dir.to_owned(), entries, db_id, manifest, facts, evidence })
     }
 
-    /// Whether the directory holds anything of a database.
+    /// Whether the directory holds any file of a database.
     pub(super) fn has_data(&self) -> bool {
         self.entries.iter().any(|entry| {
             file_number(&entry.name).is_some_and(|no| {
@@ -112,7 +112,7 @@ impl Survey {
         })
     }
 
-    /// The numbers of all files whose name `name_of` gives, ascending.
+    /// The numbers of all files whose name is `name_of` of the number, ascending.
     pub(super) fn numbers(&self, name_of: impl Fn(FileNo) -> String) -> Vec<FileNo> {
         let numbers =
             self.entries.iter().filter(|entry| !entry.is_dir).filter_map(|entry| {
@@ -128,11 +128,11 @@ impl Survey {
         self.entries.iter().find(|entry| entry.name == name).map(|entry| entry.len)
     }
 
-    /// A number that no file here has.
+    /// A file number that no file of the directory has.
     pub(super) fn next_file_no(&self) -> FileNo {
         let used = self.entries.iter().filter_map(|entry| file_number(&entry.name)).max();
         let past = FileNo(used.map_or(1, |FileNo(used)| used.saturating_add(1)));
-        // Numbers below the log's floor would not count as a log of the repaired database.
+        // A log with a number below the floor would not count in the repaired database.
         let known = match &self.manifest {
             ManifestFound::Whole(state) => state.next_file_no.max(state.log_floor),
             ManifestFound::Unusable(_) => self.facts.next_file_no.max(self.facts.log_floor),
@@ -142,7 +142,8 @@ impl Survey {
 }
 
 impl Facts {
-    /// Reads all manifests, oldest first; also the database's id, as the newest says it.
+    /// Reads all manifests, oldest first. Also returns the database's id, as the newest manifest
+    /// states it.
     fn gather(fs: &dyn FileSystem, dir: &Path, entries: &[DirEntry]) -> (Self, Option<[u8; 16]>) {
         let mut facts = Self::default();
         let mut db_id = None;
@@ -155,7 +156,7 @@ impl Facts {
         numbers.sort_unstable();
         for no in numbers {
             let path = dir.join(manifest_name(no));
-            // A manifest that cannot be read says nothing; the survey reports the current one.
+            // A manifest that cannot be read yields no facts; the survey reports the current one.
             let Ok(bytes) = fs.read(&path, IoContext::manifest(IoPurpose::Recovery)) else {
                 continue;
             };
@@ -173,7 +174,7 @@ impl Facts {
     }
 
     fn apply(&mut self, edit: &VersionEdit) {
-        // A snapshot names everything that there is.
+        // A snapshot names everything that exists.
         let is_snapshot = edit
             .changes
             .iter()

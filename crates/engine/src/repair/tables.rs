@@ -1,8 +1,8 @@
-//! Repair by a manifest that is whole: each table keeps its level.
+//! Repair with a manifest that is whole: each table keeps its level.
 //!
-//! Invariants: a table that is written anew has records of one table of the original only, so it
-//! lies within that one's bounds, and levels stay free of overlaps; sequence numbers stay as they
-//! are. The log is written anew and recovered by the next open, as after any end.
+//! Invariants: a rewritten table has records of one table of the original only. So it lies within
+//! the bounds of that table, and levels stay free of overlaps. Sequence numbers stay as they are.
+//! The log is written anew, and the next open recovers it as usual.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,11 +24,10 @@ use crate::sst::{
     BlockCache, TableBuilder, TableReadOptions, TableReader, TableSalvage, salvage_table,
 };
 
-/// Readahead of a walk over a table.
+/// Readahead in bytes of a walk over a table.
 const READAHEAD_BYTES: u64 = 256 << 10;
 
-/// Reads a whole table and checks everything: the error names what is wrong. Returns the open
-/// table.
+/// Reads a whole table and checks all of it. The error names the damage. Returns the open table.
 pub(super) fn check_table(
     fs: &dyn FileSystem,
     path: &Path,
@@ -42,7 +41,7 @@ pub(super) fn check_table(
     Ok(table)
 }
 
-/// The range of keys that a table says something about.
+/// The range of keys about which a table says something.
 pub(super) fn table_range(meta: &FileMeta) -> KeyRange {
     let mut end = meta.largest.clone();
     if !meta.largest_exclusive {
@@ -51,35 +50,35 @@ pub(super) fn table_range(meta: &FileMeta) -> KeyRange {
     KeyRange { start: meta.smallest.clone(), end: Some(end) }
 }
 
-/// What became of a damaged table.
+/// Result of the repair of a damaged table.
 pub(super) enum TableOutcome {
     /// Nothing was saved.
     Lost,
-    /// A part was saved; the new table, unless nothing is written.
+    /// A part was saved. `meta` is the new table, unless nothing is written.
     Salvaged { records: u64, meta: Option<Box<FileMeta>> },
 }
 
-/// What was saved of a table.
+/// Result of saving a table.
 pub(super) struct SavedTable {
     pub(super) found: TableSalvage,
     pub(super) outcome: TableOutcome,
-    /// What was lost with value files.
+    /// Losses of values in value files.
     pub(super) value_losses: Vec<Loss>,
     /// Records that were dropped because their values are lost.
     pub(super) values_lost: u64,
 }
 
-/// A table to be written anew.
+/// A request to write a table anew.
 pub(super) struct SalvageRequest<'a> {
     pub(super) path: &'a Path,
-    /// What a manifest knows of the table.
+    /// Metadata of the table from a manifest, if one has it.
     pub(super) meta: Option<&'a FileMeta>,
-    /// Family of its values. `None` if only its properties are of interest: then no value is
-    /// looked for.
+    /// Family of the table's values. `None` if only the table's properties matter: then no value is
+    /// searched.
     pub(super) cf: Option<CfId>,
 }
 
-/// Saves what a table still has: the records of its whole blocks whose values survive.
+/// Saves the undamaged part of a table: the records of its whole blocks whose values survive.
 pub(super) fn salvage(
     fs: &dyn FileSystem,
     request: &SalvageRequest<'_>,
@@ -122,7 +121,7 @@ pub(super) fn salvage(
     Ok(SavedTable { found, outcome, value_losses, values_lost })
 }
 
-/// What was lost with value files of an undamaged table.
+/// Losses of an undamaged table in value files.
 pub(super) struct LostOfTable {
     /// Whether every record keeps its value and its reference.
     pub(super) is_unchanged: bool,
@@ -130,7 +129,7 @@ pub(super) struct LostOfTable {
     pub(super) records: u64,
 }
 
-/// Looks for the value of every reference of an undamaged table.
+/// Searches the value of every reference of an undamaged table.
 pub(super) fn lost_values(
     table: &Arc<TableReader>,
     cf: CfId,
@@ -155,13 +154,13 @@ pub(super) fn lost_values(
     })
 }
 
-/// A table that is not whole.
+/// A damaged table.
 pub(super) struct TableDamage<'a> {
     pub(super) cf: CfId,
     pub(super) file: &'a str,
-    /// What is wrong with it.
+    /// Description of the damage.
     pub(super) what: &'a str,
-    /// Every key that the table may say something about.
+    /// All keys about which the table may say something.
     pub(super) whole: KeyRange,
 }
 
@@ -237,8 +236,8 @@ pub(super) fn repair_by_manifest(
     }
 }
 
-/// Takes over a change of the original's manifest that adds no table. Damaged value files and what
-/// they inherited stay behind, because no reference to them is kept. Invalid files stay behind as
+/// Takes over a change of the original's manifest that adds no table. Damaged value files and their
+/// inheritance are left out, because no reference to them is kept. Invalid files are left out as
 /// well: garbage collection looks keys up without them.
 fn keep_change(
     change: Change,
@@ -273,7 +272,7 @@ struct NamedTable<'a> {
     family: TableFamily<'a>,
 }
 
-/// What takes the place of one table; `None` if nothing of it is left.
+/// The table that replaces one table of the original; `None` if nothing of it is left.
 fn repair_table(
     job: &RepairJob<'_>,
     NamedTable { meta, level, family }: NamedTable<'_>,

@@ -1,13 +1,14 @@
-//! Separated values of a damaged database: which of them survive, and where.
+//! Separated values of a damaged database: which of them survive, and in which file.
 //!
-//! A repair owns one [`ValueStore`]. An undamaged value file is taken over as it is, and references
-//! to it stay. Of a damaged value file each value is read that can be read, and the repaired table
-//! holds it inline. A record whose value is lost is dropped, counted and reported ([`Loss`]).
+//! A repair owns one [`ValueStore`]. An undamaged value file is taken over unchanged, and
+//! references to it stay. Every readable value of a damaged value file is read, and the repaired
+//! table holds it inline. A record whose value is lost is dropped, counted and reported ([`Loss`]).
 //!
-//! With the manifest each number resolves as in the database. Without it nothing says for certain
-//! which file inherited from which. Then a reference resolves to the named file, else to the heir
-//! that readable records of a manifest name, else to any value file of the family that holds the
-//! record (key, sequence number) with the same lengths. The repaired reference names that file.
+//! With the manifest each number resolves as in the database. Without it, nothing says for certain
+//! which file inherited from which. Then a reference resolves to the first of these that exists:
+//! the named file, the heir that readable records of a manifest name, or any value file of the
+//! family that holds the record (key, sequence number) with the same lengths. The repaired
+//! reference names that file.
 //!
 //! Invariants:
 //! 1. A reference is kept only if the file holds the record that it names.
@@ -35,13 +36,13 @@ use crate::value::ValueKey;
 use crate::value_check::{OpenedFile, ValueTables, key_options};
 use crate::value_ref::{Reference, ValueFileMeta};
 
-/// Ranges that one loss of a table may have. Further ones become one range with their neighbour.
+/// Largest number of ranges in one loss of a table. Further ones are joined with their neighbour.
 const RANGES_MAX: usize = 128;
 
-/// How references resolve.
+/// Method by which references resolve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Resolution {
-    /// As the manifest says.
+    /// By the manifest.
     Manifest,
     /// By number, by known heirs, and by a search for the key.
     Search,
@@ -51,17 +52,17 @@ enum Resolution {
 #[derive(Clone, Debug)]
 struct FoundValueFile {
     meta: ValueFileMeta,
-    /// Family of the file; `None` if nothing says it.
+    /// Family of the file; `None` if it is not known.
     cf: Option<CfId>,
-    /// What is wrong with the file; `None` if it is undamaged.
+    /// Description of the damage; `None` if the file is undamaged.
     damage: Option<String>,
 }
 
-/// What became of the value of one record.
+/// Result of searching the value of one record.
 enum ValueFate {
     /// The reference stays as it is.
     Kept,
-    /// The value lies in another file than the one that was named.
+    /// The value lies in another file than the named one.
     Moved(Reference),
     /// The value was read from a damaged file.
     Read(PinnedSlice),
@@ -117,7 +118,7 @@ impl<'a> ValueStore<'a> {
         Ok(store)
     }
 
-    /// Reads every value file of the directory.
+    /// Reads every value file in the directory.
     pub(super) fn of_directory(job: &RepairJob<'a>, meter: &mut Meter<'_>) -> Result<Self> {
         let mut store = Self::new(job, Resolution::Search);
         let facts = &job.survey.facts;
@@ -132,8 +133,8 @@ impl<'a> ValueStore<'a> {
         Ok(store)
     }
 
-    /// What the value file `no` is, by what a manifest says or else by what it says of itself.
-    /// `None` if nothing describes it.
+    /// Metadata of the value file `no`, from a manifest or else from the file itself. `None` if
+    /// neither describes it.
     fn describe(
         &self,
         no: FileNo,
@@ -170,8 +171,8 @@ impl<'a> ValueStore<'a> {
         Ok(OpenedFile { path, file })
     }
 
-    /// What is wrong with a value file; `None` if it is undamaged. Errors: files of another format
-    /// version.
+    /// Description of a value file's damage; `None` if it is undamaged. Errors: files of another
+    /// format version.
     fn damage_of(&self, meta: &ValueFileMeta) -> Result<Option<String>> {
         let context = IoContext::new(FileClass::ValueSst, IoPurpose::Maintenance);
         let checked = self
@@ -223,7 +224,8 @@ impl<'a> ValueStore<'a> {
         ValueFate::Lost(FileNo(current))
     }
 
-    /// What becomes of the value if it lies in file `no`; `None` if it does not, or not any more.
+    /// The fate of the value if it lies in file `no`. `None` if the file does not hold it or cannot
+    /// return it.
     fn in_file(&mut self, no: u64, key: ValueKey<'_>, reference: &Reference) -> Option<ValueFate> {
         let found = self.files.get(&no)?.clone();
         let (fs, path) = (self.fs, self.path_of(FileNo(no)));
@@ -245,7 +247,7 @@ impl<'a> ValueStore<'a> {
                 ValueFate::Moved(Reference { file_no, offset, ..*reference })
             });
         }
-        // If the key blocks are damaged, a hint may still say where the value lies.
+        // If the key blocks are damaged, the hint may still locate the value.
         let value = match located {
             Ok(at) => table.read_at(at, &options),
             Err(_) => table.read(reference, key, &options),
@@ -267,7 +269,7 @@ impl<'a> ValueStore<'a> {
 struct LostValues {
     records: u64,
     ranges: Vec<KeyRange>,
-    /// Position of the last of them in the table.
+    /// Position in the table of the last of these records.
     last: u64,
 }
 
@@ -287,14 +289,14 @@ impl LostValues {
 /// A record as the repaired database stores it: encoded internal key and stored value.
 pub(super) type SavedRecord<'r> = (Cow<'r, [u8]>, Cow<'r, [u8]>);
 
-/// Passes the records of one table whose values survive.
+/// Passes on the records of one table whose values survive.
 pub(super) struct ValueFilter<'s, 'a> {
     store: &'s mut ValueStore<'a>,
     cf: CfId,
     position: u64,
-    /// Records that passed.
+    /// Number of records that passed.
     pub(super) kept: u64,
-    /// Whether all records passed as they were.
+    /// Whether all records passed unchanged.
     pub(super) is_unchanged: bool,
     lost: BTreeMap<u64, LostValues>,
 }
@@ -352,12 +354,12 @@ impl<'s, 'a> ValueFilter<'s, 'a> {
         None
     }
 
-    /// Records that were dropped.
+    /// Number of records that were dropped.
     pub(super) fn lost_records(&self) -> u64 {
         self.lost.values().map(|lost| lost.records).sum()
     }
 
-    /// The losses of the table of file name `table`.
+    /// The losses of the table with the file name `table`.
     pub(super) fn losses(&self, table: &str) -> Vec<Loss> {
         let of_file = |(&no, lost): (&u64, &LostValues)| {
             let damage = self.store.damage(FileNo(no));

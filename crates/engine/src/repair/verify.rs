@@ -1,7 +1,7 @@
-//! Verification of a directory that nobody has open, also one that cannot be opened.
+//! Verification of a directory that no process has open, even of one that cannot be opened.
 //!
-//! Every file is looked at, whatever is wrong with the others, so that one run names all damage.
-//! Nothing is opened for writing, nothing is changed.
+//! Every file is checked, whatever is wrong with the others, so that one run names all damage.
+//! Nothing is opened for writing, and nothing is changed.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,12 +25,12 @@ use crate::sst::{TableReader, read_foreign_table, read_foreign_value_file};
 use crate::value_check::{OpenedFile, ValueCheck};
 use crate::version::Version;
 
-/// What a verification of files found.
+/// Result of a verification of files.
 #[derive(Clone, Debug, Default)]
 pub struct DamageReport {
-    /// Tables and value files that were read.
+    /// Number of tables that were read, without value files.
     pub tables: u64,
-    /// Value files that were read.
+    /// Number of value files that were read.
     pub value_files: u64,
     /// Size of those tables and value files together, in bytes.
     pub bytes: u64,
@@ -38,7 +38,7 @@ pub struct DamageReport {
     pub log_records: u64,
     /// Everything that is damaged or missing, each with its file.
     pub errors: Vec<Error>,
-    /// What is no damage, and an operator may want to know.
+    /// Findings that are no damage, for an operator.
     pub notes: Vec<String>,
 }
 
@@ -53,7 +53,7 @@ impl DamageReport {
         match checked {
             Ok(value) => Some(value),
             Err(error) => {
-                // A damaged identity also keeps the manifest from being read: one line is enough.
+                // A damaged identity also prevents reading the manifest: one line is enough.
                 let is_known =
                     self.errors.iter().any(|known| known.to_string() == error.to_string());
                 if !is_known {
@@ -65,11 +65,13 @@ impl DamageReport {
     }
 }
 
-/// Checks every file of the database in `dir`: `IDENTITY`, `CURRENT`, the manifest, every table and
-/// value file that it names (or, without a manifest, every one that is there) and the log. With a
-/// manifest every reference to a separated value is resolved as well. Damage is listed in the
-/// report. Errors: `Busy` if the database is open elsewhere; `NotFound` if there is no
-/// database; an error of listing the directory.
+/// Checks every file of the database in `dir`: `IDENTITY`, `CURRENT`, the manifest, the log, and
+/// every table and value file that the manifest names. Without a manifest it checks every table and
+/// value file in the directory. With a manifest it also resolves every reference to a separated
+/// value. The report lists the damage.
+///
+/// Errors: `Busy` if the database is open elsewhere; `NotFound` if there is no database; an error
+/// of listing the directory.
 pub fn verify_files(
     fs: &Arc<dyn FileSystem>,
     dir: &Path,
@@ -189,7 +191,7 @@ fn check_named_table(
     report.note(checked)
 }
 
-/// Without a manifest: the value files that are there.
+/// Checks all value files of the directory, if the manifest is unusable.
 fn check_all_value_files(fs: &dyn FileSystem, survey: &Survey, report: &mut DamageReport) {
     for no in survey.numbers(value_file_name) {
         let name = value_file_name(no);
@@ -202,7 +204,8 @@ fn check_all_value_files(fs: &dyn FileSystem, survey: &Survey, report: &mut Dama
     }
 }
 
-/// Without a manifest: the tables that are there, and those that readable records of it name.
+/// Checks all tables of the directory, and that the tables of readable records of the manifest
+/// exist. Used if the manifest is unusable.
 fn check_all_tables(fs: &dyn FileSystem, survey: &Survey, report: &mut DamageReport) -> Result<()> {
     for no in survey.numbers(sst_name) {
         let path = survey.dir.join(sst_name(no));

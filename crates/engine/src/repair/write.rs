@@ -21,10 +21,10 @@ use crate::wal::{BatchView, Entry, LogConfig, LogWriter, ManifestPosition, paylo
 
 /// Bytes of a log segment of the repaired database.
 const SEGMENT_BYTES: u64 = 64 << 20;
-/// Bytes of records that are sorted in memory at a time.
+/// Bytes of log records that are sorted in memory at a time.
 const RUN_BYTES: usize = 32 << 20;
 
-/// The directory of the repaired database, while it is none yet: `CURRENT` is written last.
+/// The directory of the repaired database before it is a database: `CURRENT` is written last.
 pub(super) struct Target {
     pub(super) fs: Arc<dyn FileSystem>,
     pub(super) dir: PathBuf,
@@ -34,7 +34,7 @@ pub(super) struct Target {
     rng: Rng,
 }
 
-/// What a table is written for.
+/// Properties of the column family for which a table is written.
 #[derive(Clone, Copy)]
 pub(super) struct TableFamily<'a> {
     pub(super) cf: CfId,
@@ -61,12 +61,12 @@ impl Target {
         no
     }
 
-    /// Brings a whole table in under its old name.
+    /// Links or copies a whole table into the target, under its old name.
     pub(super) fn take_over(&self, from: &Path, no: FileNo) -> Result<()> {
         self.take_over_as(from, &sst_name(no), FileClass::Sst)
     }
 
-    /// Brings a whole value file in under its old name.
+    /// Links or copies a whole value file into the target, under its old name.
     pub(super) fn take_over_values(&self, from: &Path, no: FileNo) -> Result<()> {
         self.take_over_as(from, &value_file_name(no), FileClass::ValueSst)
     }
@@ -82,7 +82,7 @@ impl Target {
         copy_file(&*self.fs, from, &to, class)
     }
 
-    /// A new table.
+    /// Begins a new table for `family`.
     pub(super) fn table(&mut self, family: TableFamily<'_>) -> Result<TableBuilder> {
         let no = self.allocate();
         let path = self.dir.join(sst_name(no));
@@ -109,7 +109,7 @@ impl Target {
         self.fs.remove(&self.dir.join(sst_name(no)))
     }
 
-    /// A log for the repaired database, numbered behind every file so far.
+    /// Begins a log for the repaired database, with a number above those of all files so far.
     pub(super) fn log(&mut self) -> Result<TargetLog> {
         let config = LogConfig {
             database_id: self.db_id,
@@ -123,7 +123,8 @@ impl Target {
         Ok(TargetLog { writer })
     }
 
-    /// Makes the directory a database with what `edit` makes from nothing. Durable on return.
+    /// Makes the directory a database with the state that `edit` makes from nothing. Durable on
+    /// return.
     pub(super) fn finish(mut self, edit: &VersionEdit) -> Result<()> {
         let trash = Arc::new(Trash::default());
         let mut builder = StateBuilder::new(State::default());
@@ -169,7 +170,7 @@ impl TargetLog {
     }
 }
 
-/// Records of the log on their way into sorted tables.
+/// Records of the log that are being sorted into tables.
 #[derive(Default)]
 pub(super) struct SortedRuns {
     bytes: usize,
@@ -183,7 +184,7 @@ struct Run {
     tombstones: Vec<RangeTombstone>,
 }
 
-/// Gives the name and the settings of a column family.
+/// Returns the name and the settings of a column family.
 pub(super) type FamilyOf<'a> = dyn Fn(CfId) -> Option<TableFamily<'a>> + 'a;
 
 impl SortedRuns {
@@ -234,7 +235,7 @@ impl SortedRuns {
         Ok(())
     }
 
-    /// All tables, each with its column family.
+    /// Ends the sorting and returns all tables, each with its column family.
     pub(super) fn finish(
         mut self,
         target: &mut Target,

@@ -1,23 +1,23 @@
 //! Anchors of a table: some of its index keys with the bytes between them, for cutting a
 //! compaction into even parts ([`crate::compaction::subcompaction`]).
 //!
-//! Cost: no I/O; one pass over the index that the reader holds in memory. Of a file with
-//! partitions that is the top index: its anchors are partition ends, and the bytes between them
-//! an estimate by the partitions' sizes.
+//! Cost: no I/O; one pass over the index that the reader holds in memory. For a file with
+//! partitions that is the top index: its anchors are partition ends, and the bytes between them are
+//! estimated from the partitions' sizes.
 
 use super::reader::TableReader;
 
-/// A key of an input file.
+/// A key at which a compaction of the file may be cut, and the bytes before it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Anchor {
     /// A user key, in the file or between two of its keys.
     pub key: Vec<u8>,
-    /// About how many bytes of the file lie between the anchor before and this one.
+    /// Approximate bytes of the file between the previous anchor and this one.
     pub bytes: u64,
 }
 
-/// At most `most` anchors (or one, if that is 0), ascending, about the same bytes apart;
-/// together they account for all data bytes of the file.
+/// At most `most` anchors (or one, if that is 0), ascending, with about equal bytes between them.
+/// Together they account for all data bytes of the file.
 pub(crate) fn anchors(table: &TableReader, most: usize) -> Vec<Anchor> {
     let (index, data_bytes) = (&table.index, table.properties.data_bytes);
     let sizes = (0..index.len()).map(|entry| u64::from(index.place(entry).handle.size));

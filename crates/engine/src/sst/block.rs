@@ -26,20 +26,20 @@ pub(super) type Slots = cache::Slots<Block>;
 /// A slot for a block of a table.
 pub(super) type Spot<'a> = cache::Spot<'a, Block>;
 
-/// What a cached block costs besides its bytes: itself, its counts, its slot in the cache.
+/// Memory of a cached block besides its bytes: the struct, its counts, its slot in the cache.
 const OVERHEAD_BYTES: usize = size_of::<Block>() + 16 + 96;
 
-/// A checked and uncompressed block. Immutable; shared by the cache and whoever reads it.
+/// A checked and uncompressed block. Immutable; the cache and the readers share it.
 ///
-/// Laid out so that a look-up touches the first cache line only.
+/// The layout lets a look-up touch the first cache line only.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Block {
-    /// Epoch of the cache in which it heard last that the block is used.
+    /// Epoch of the cache in which the block was last reported as used.
     used_in: AtomicU32,
     body: Body,
-    /// The bytes that the block counts in the budget, from the time it enters the cache until its
-    /// last holder lets go.
+    /// Charge of the block to the budget, from its insertion into the cache until its last holder
+    /// drops it.
     charge: Option<Charge>,
     home: Mutex<Home<Block>>,
 }
@@ -54,13 +54,13 @@ enum Body {
 }
 
 impl Block {
-    /// A separated value, which was checked and unpacked.
+    /// Makes a block of a separated value, which was checked and unpacked.
     pub(super) fn of_value(value: Vec<u8>) -> Self {
         let (used_in, body) = (AtomicU32::new(0), Body::Value(value));
         Self { used_in, body, charge: None, home: Mutex::default() }
     }
 
-    /// A piece of the Flat Index Cache, which was built from checked blocks.
+    /// Makes a block of a piece of the Flat Index Cache, which was built from checked blocks.
     pub(super) fn of_flat(piece: FlatBlock) -> Self {
         let (used_in, body) = (AtomicU32::new(0), Body::Flat(piece.into()));
         Self { used_in, body, charge: None, home: Mutex::default() }
@@ -79,7 +79,7 @@ impl Block {
         matches!(self.body, Body::Value(_))
     }
 
-    /// Reads a payload of `kind` that lies at `handle` of a file of `file_bytes`.
+    /// Decodes a payload of `kind` that lies at `handle` of a file of `file_bytes`.
     pub(super) fn parse(
         kind: BlockKind,
         payload: Vec<u8>,
@@ -131,7 +131,7 @@ impl Block {
         }
     }
 
-    /// The memory of a data block, for another one.
+    /// Returns the memory of a data block, for reuse.
     pub(super) fn into_data_bytes(self) -> Vec<u8> {
         match self.body {
             Body::Data(block) => block.into_bytes(),

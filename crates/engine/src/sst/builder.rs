@@ -1,17 +1,18 @@
-//! Writes a table: records in order, then everything that finds them again.
+//! Writes a table: records in order, then the blocks that locate them.
 //!
-//! Owned by one job or one ingest writer. Invariants:
-//! 1. records come in strictly ascending internal-key order (asserted);
-//! 2. a block is cut before the record that would make it longer than `block_bytes`, so only a
-//!    single large record makes a larger block;
-//! 3. the index entry of a block of one record with a value of at least [`LARGE_VALUE_BYTES`] (and
-//!    eight times its key) holds the record's key, trailer and expiry;
-//! 4. the references of the table by value file are the sums over the references that were added;
-//! 5. [`TableBuilder::finish`] syncs the file; before it the file is not a table, after an error
-//!    the builder is of no more use and the file is garbage.
+//! One job or one ingest writer owns a builder. Invariants:
+//! 1. Records come in strictly ascending internal-key order (asserted).
+//! 2. A block is cut before the record that would make it longer than `block_bytes`. So only a
+//!    single large record makes a larger block.
+//! 3. The index entry of a block of one record holds the record's key, trailer and expiry, if the
+//!    value has at least [`LARGE_VALUE_BYTES`] and eight times the length of the key.
+//! 4. The references of the table by value file are the sums over the references that were added.
+//! 5. [`TableBuilder::finish`] syncs the file. Before it the file is not a table. After an error
+//!    the builder must be dropped, and the file is garbage.
 //!
-//! Cost per record: two copies of its bytes, one hash of its key, two checksums; no allocation.
-//! Index and filter hashes stay in memory until the end: about 20 bytes a block, 8 bytes a key.
+//! Cost: each record costs two copies of its bytes, one hash of its key and two checksums, but no
+//! allocation. Index and filter hashes stay in memory until the end: about 20 bytes a block, 8
+//! bytes a key.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -35,34 +36,36 @@ use crate::table_content::ContentCounter;
 use crate::tombstone::{RangeTombstone, Skyline};
 use crate::value_ref::Reference;
 
-/// Values from this length on have the heads of their records in the index.
+/// Length in bytes of a value from which on the head of its record stands in the index.
 pub(crate) const LARGE_VALUE_BYTES: usize = 32 << 10;
 
-/// How a table is written.
+/// Options for writing a table.
 #[derive(Clone, Debug)]
 pub struct TableOptions {
     /// Data block size before compression, in bytes. Default 4 KiB.
     pub block_bytes: usize,
-    /// How data blocks are compressed. Default LZ4.
+    /// Compression of data blocks. Default LZ4.
     pub compression: Compression,
     /// Bits per key of the filter; 0 for none. Default 10.
     pub bloom_bits_per_key: u32,
-    /// Records between restart points: a look-up reads half as many, each at the price of a
-    /// cache miss. Default 4.
+    /// Number of records between restart points. A look-up reads half as many, each at the cost of
+    /// a cache miss. Default 4.
     pub restart_interval: usize,
-    /// Index and filter bytes up to which they are one block each, which an open reader holds in
-    /// memory; beyond, both are cut into partitions that go through the block cache.
-    /// Default 2 MiB.
+    /// Limit in bytes up to which index and filter are one block each, which an open reader holds
+    /// in memory. Above it, both are cut into partitions that go through the block cache. Default 2
+    /// MiB.
     pub pinned_bytes_max: usize,
-    /// Size of an index partition. Default 4 KiB.
+    /// Size of an index partition in bytes. Default 4 KiB.
     pub partition_bytes: usize,
-    /// Unix milliseconds to note as the time of writing. Default 0.
+    /// Time of writing that the table records, in Unix milliseconds. Default 0.
     pub created_unix_ms: u64,
-    /// Column family to note. Default the default one.
+    /// Column family that the table records. Default: the default one.
     pub cf: CfId,
-    /// Its name. Default empty. A file for ingestion that names a family is refused by others.
+    /// Name of the column family. Default empty. If a file for ingestion names a family, other
+    /// families refuse it.
     pub cf_name: String,
-    /// Name of the compaction filter that the records have passed, to note. Default none.
+    /// Name of the compaction filter that the records have passed, which the table records. Default
+    /// none.
     pub compaction_filter: Option<String>,
 }
 
@@ -83,21 +86,21 @@ impl Default for TableOptions {
     }
 }
 
-/// What a job says of a record beside its bytes.
+/// Properties of a record that a job passes to the builder besides its bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecordRole {
     /// Whether the record is the first of its user key: an output may be cut before it.
     pub starts_key: bool,
-    /// Whether users read the block that the record comes from.
+    /// Whether the record comes from a block that users read.
     pub is_warm: bool,
-    /// Whether the record is kept for a snapshot only, because a newer one of its key was written
-    /// before it.
+    /// Whether the record is kept for a snapshot only, because a newer record of its key was
+    /// written before it.
     pub is_shadowed: bool,
 }
 
 /// A file that was written and synced.
 pub(super) struct Finished {
-    /// What the file says of itself.
+    /// Properties of the file.
     pub(super) properties: Properties,
     /// Random id that the file's blocks are bound to.
     pub(super) unique_id: [u8; 16],
@@ -115,18 +118,19 @@ pub struct TableBuilder {
     block: DataBlockBuilder,
     compressor: Compressor,
     index: IndexBuilder,
-    /// The last block, whose separator waits for the next key.
+    /// Handle of the last block, whose separator waits for the next key.
     pending: Option<Handle>,
-    /// The only record of the open block, if its value is large; then that of the last block.
+    /// Head of the only record of the open block, if its value is large; then that of the last
+    /// block.
     large: Option<RecordHead>,
     hashes: Vec<u64>,
-    /// For every block, how many hashes there are once its keys are in.
+    /// Number of hashes after the keys of each block were added.
     hashes_through: Vec<usize>,
     last_key: Vec<u8>,
     last_hash: u64,
     scratch: Vec<u8>,
     tombstones: Vec<RangeTombstone>,
-    /// About what they take in the file.
+    /// Approximate bytes of the tombstones in the file.
     tombstone_bytes: usize,
     properties: Properties,
     content: ContentCounter,
@@ -134,20 +138,21 @@ pub struct TableBuilder {
     warmth: Option<Warmth>,
 }
 
-/// Blocks that people will read go into the block cache as they are written: their records lay in
-/// blocks that were there.
+/// Puts written blocks that users will probably read into the block cache, because their records
+/// come from blocks that were in it.
 struct Warmth {
     cache: Arc<BlockCache>,
-    /// Blocks that the cache had pushed out when the table was begun.
+    /// Number of blocks that the cache had evicted when the table was begun.
     evicted: u64,
-    /// Records of the open block, and how many of them are warm.
+    /// Number of records of the open block. `warm` counts those that are warm.
     records: u32,
     warm: u32,
 }
 
 impl Warmth {
-    /// Whether the block that ends here goes into the cache: with any warm record while there is
-    /// room, else with half of them warm, so that what nobody reads pushes nothing out.
+    /// Whether the block that ends here goes into the cache. While the cache has room, one warm
+    /// record is enough. Else half of the records must be warm, so that blocks without readers
+    /// evict nothing.
     fn ends_block(&mut self) -> bool {
         let (records, warm) = (std::mem::take(&mut self.records), std::mem::take(&mut self.warm));
         let has_room = self.cache.evicted() == self.evicted;
@@ -155,7 +160,7 @@ impl Warmth {
     }
 }
 
-/// The file, its running length and checksum.
+/// The file, its length so far and its checksum.
 pub(super) struct Output {
     file: Box<dyn WritableFile>,
     pub(super) path: PathBuf,
@@ -167,7 +172,7 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// Writes into `file`, which is empty. The buffer has room for `buffer_bytes` at first.
+    /// Writes into the empty file `file`. The buffer has room for `buffer_bytes` at first.
     pub(super) fn new(
         file: Box<dyn WritableFile>,
         path: &Path,
@@ -178,7 +183,7 @@ impl Output {
         Self { file, path: path.to_owned(), unique_id, offset: 0, crc: 0, buffer }
     }
 
-    /// Writes a block and its trailer; the length of the payload fits into 32 bits.
+    /// Writes a block and its trailer. The length of the payload must fit into 32 bits.
     pub(super) fn block(&mut self, payload: &[u8], kind: Compression) -> Result<Handle> {
         let handle = Handle { offset: self.offset, size: payload.len() as u32 };
         self.buffer.clear();
@@ -188,7 +193,7 @@ impl Output {
         Ok(handle)
     }
 
-    /// Writes what is in the buffer.
+    /// Writes the content of the buffer to the file.
     fn write(&mut self) -> Result<()> {
         self.file.append(&self.buffer)?;
         self.crc = crc_append(self.crc, &self.buffer);
@@ -204,8 +209,8 @@ impl std::fmt::Debug for TableBuilder {
 }
 
 impl TableBuilder {
-    /// Writes into `file`, which is empty and lies at `path` (for errors). `unique_id` must be
-    /// fresh: no other file may have it.
+    /// Writes into the empty file `file`, which lies at `path` (for errors). `unique_id` must be
+    /// new: no other file may have it.
     #[must_use]
     pub fn new(
         file: Box<dyn WritableFile>,
@@ -218,7 +223,7 @@ impl TableBuilder {
         Self::after(out, no, options)
     }
 
-    /// Writes the blocks of a table after everything that `out` has.
+    /// Writes the blocks of a table after the bytes that `out` has already.
     pub(super) fn after(out: Output, no: FileNo, options: TableOptions) -> Self {
         let properties = Properties {
             smallest_seq: u64::MAX,
@@ -255,14 +260,14 @@ impl TableBuilder {
         }
     }
 
-    /// Notes that the file is a value file with `area` before the first data block, whose records
-    /// hold handles.
+    /// Marks the file as a value file with `area` before the first data block. Its records hold
+    /// handles.
     pub(super) fn over_values(mut self, area: ValueArea) -> Self {
         self.properties.value_area = Some(area);
         self
     }
 
-    /// Notes that the file is made for ingestion; its records must have sequence number 0.
+    /// Marks the file as made for ingestion; its records must have sequence number 0.
     #[must_use]
     pub fn for_ingestion(mut self) -> Self {
         self.properties.for_ingestion = true;
@@ -277,9 +282,9 @@ impl TableBuilder {
         self
     }
 
-    /// As [`TableBuilder::add`], of a record with a role.
+    /// Adds a record as [`TableBuilder::add`] does, with a role.
     ///
-    /// Panics if a shadowed record is not behind another record of its key.
+    /// Panics if a shadowed record does not follow another record of its key.
     #[inline]
     pub fn add_as(&mut self, internal_key: &[u8], value: &[u8], role: RecordRole) -> Result<()> {
         if role.is_shadowed {
@@ -310,10 +315,10 @@ impl TableBuilder {
         Ok(())
     }
 
-    /// Adds a point record behind all others.
+    /// Adds a point record after all others.
     ///
-    /// Panics if `internal_key` is not behind the last one, or is none: a job that does this
-    /// would write a file that loses records.
+    /// Panics if `internal_key` does not follow the last one, or is no internal key: a job that
+    /// does this would write a file that loses records.
     pub fn add(&mut self, internal_key: &[u8], value: &[u8]) -> Result<()> {
         assert!(internal_key.len() >= KEY_TRAILER_BYTES, "not an internal key");
         if internal_key.len() + value.len() > RECORD_BYTES_MAX {
@@ -381,7 +386,7 @@ impl TableBuilder {
             Some(Kind::Delete) => properties.deletions += 1,
             Some(Kind::Merge) => self.content.add_merge(),
             Some(Kind::PutExpiring) => {
-                // A value that is too short for an expiry is found when it is read.
+                // A read reports a value that is too short for an expiry.
                 let expiry = value.first_chunk().map_or(u64::MAX, |ms| u64::from_le_bytes(*ms));
                 self.content.add_expiring((key_bytes + value.len()) as u64, expiry);
             }
@@ -399,7 +404,7 @@ impl TableBuilder {
         Ok(())
     }
 
-    /// The reference that is the stored value of a record of this table.
+    /// Decodes the reference that is the stored value of a record of this table.
     fn reference(&self, stored: &[u8]) -> Result<Reference> {
         Reference::decode(stored)
             .map_err(|bad| Error::corrupt(&self.out.path, self.out.offset, bad))
@@ -418,7 +423,7 @@ impl TableBuilder {
         Ok(())
     }
 
-    /// About how long the file would be if it ended here.
+    /// Approximate length of the file in bytes if it ended here.
     #[must_use]
     pub fn estimated_bytes(&self) -> u64 {
         let filter = filter::bloom_bytes(self.hashes.len(), self.options.bloom_bits_per_key);
@@ -427,7 +432,7 @@ impl TableBuilder {
         self.out.offset + (open + self.index.estimated_bytes() + filter + tombstones) as u64 + 256
     }
 
-    /// Point records added.
+    /// Number of point records that were added.
     #[must_use]
     pub fn entries(&self) -> u64 {
         self.properties.entries
@@ -466,8 +471,8 @@ impl TableBuilder {
         Ok(())
     }
 
-    /// Names the last block in the index, now that the key behind it is known: `next` is that
-    /// key, and whether it is the same as the last one.
+    /// Adds the last block to the index, after the next key is known: `next` is that key, and
+    /// whether it equals the last one.
     fn index_block(&mut self, handle: Handle, next: Option<(&[u8], bool)>) {
         let last = key::user_key(&self.last_key);
         if let Some(record) = self.large.take() {
@@ -487,14 +492,16 @@ impl TableBuilder {
         }
     }
 
-    /// Writes what is left, syncs the file and tells what the manifest must know.
+    /// Writes the remaining blocks and syncs the file. Returns the file's metadata for the
+    /// manifest.
     pub fn finish(self) -> Result<FileMeta> {
         let no = self.no;
         let Finished { properties, unique_id, size_bytes, checksum } = self.end()?;
         Ok(properties.to_meta(no, unique_id, size_bytes, checksum))
     }
 
-    /// Writes what is left, with the footer of a table or of a value file, and syncs the file.
+    /// Writes the remaining blocks with the footer of a table or of a value file, and syncs the
+    /// file.
     pub(super) fn end(mut self) -> Result<Finished> {
         if !self.block.is_empty() {
             self.cut_block()?;
@@ -560,8 +567,8 @@ impl TableBuilder {
         Ok((index, Handle::default(), true))
     }
 
-    /// The first hash of a partition that begins with block `start`. Where the block before ends
-    /// within the versions of a key, that key belongs to both.
+    /// Index of the first hash of a partition that begins with block `start`. If the previous block
+    /// ends between versions of a key, that key belongs to both.
     fn first_hash(&self, start: usize) -> usize {
         let Some(before) = start.checked_sub(1) else { return 0 };
         let first = self.hashes_through[before];

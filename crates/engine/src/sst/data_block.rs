@@ -3,13 +3,13 @@
 //! Payload: records, then `restarts (u32 each) ++ buckets (u8 each) ++ restart count (u32) ++
 //! bucket count (u32)`. A record is `shared ++ unshared ++ value length` (varints), the last
 //! `unshared` bytes of the encoded internal key, the value. Invariants:
-//! 1. `shared` counts bytes of the *user key* in common with the record before, as many as there
-//!    are; a record's own bytes always hold the whole trailer, so that a search compares without
-//!    putting keys together;
-//! 2. at a restart `shared` is 0 and the offset is listed; the first record is a restart;
-//! 3. bucket `hash · buckets >> 32` (of the low half of the key's hash) holds the restart behind
-//!    which the key's newest version lies, [`COLLISION`] if two keys disagree, [`EMPTY`] if no key
-//!    of the block falls there.
+//! 1. `shared` is the number of leading bytes that the *user key* and the previous one have in
+//!    common. A record's own bytes always hold the whole trailer, so that a search compares without
+//!    assembling keys.
+//! 2. At a restart `shared` is 0 and the offset is listed. The first record is a restart.
+//! 3. The bucket `hash · buckets >> 32` (of the low half of the key's hash) holds the restart after
+//!    which the key's newest version lies. It is [`COLLISION`] if two keys disagree, and [`EMPTY`]
+//!    if no key of the block belongs to it.
 //!
 //! A payload is foreign bytes: a malformed record ends a search with `Err(Damaged)`.
 
@@ -19,20 +19,20 @@ use archipelago_base::codec::{get_varint, put_u32, put_varint};
 
 use crate::key::{self, TRAILER_BYTES};
 
-/// Bucket of several keys behind different restarts.
+/// Bucket value for several keys after different restarts.
 const COLLISION: u8 = 0xfe;
-/// Bucket of no key.
+/// Bucket value for no key.
 const EMPTY: u8 = 0xff;
-/// Most restarts that a bucket can name.
+/// Largest number of restarts that a bucket can name.
 const HASHED_RESTARTS_MAX: usize = 0xfe;
-/// The two counts at the end.
+/// Length in bytes of the two counts at the end.
 const TAIL_BYTES: usize = 8;
 
-/// The payload is not what a builder makes.
+/// Error of a payload that no builder makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Damaged;
 
-/// How many bytes two strings have in common at their start.
+/// Number of leading bytes that two strings have in common.
 #[inline]
 pub(super) fn common_prefix(a: &[u8], b: &[u8]) -> usize {
     let len = a.len().min(b.len());
@@ -52,12 +52,12 @@ pub(super) fn common_prefix(a: &[u8], b: &[u8]) -> usize {
     at
 }
 
-/// Builds one block after another in the same memory.
+/// Builds data blocks one after another in the same memory.
 #[derive(Debug)]
 pub(super) struct DataBlockBuilder {
     out: Vec<u8>,
     restarts: Vec<u32>,
-    /// Low hash half and restart of each user key's newest version.
+    /// Low half of the hash and restart of each user key's newest version.
     hashed: Vec<(u32, u32)>,
     buckets: Vec<u8>,
     interval: usize,
@@ -82,14 +82,14 @@ impl DataBlockBuilder {
         self.entries == 0
     }
 
-    /// Length of the payload if it ended here.
+    /// Length of the payload in bytes if it ended here.
     pub(super) fn payload_bytes(&self) -> usize {
         self.out.len() + self.restarts.len() * 4 + self.hashed.len() * 4 / 3 + 1 + TAIL_BYTES
     }
 
-    /// Adds a record behind all others. `shared` is how many bytes its user key has in common
-    /// with the one before; `new_hash` is the key's hash if it is the key's first record *in this
-    /// block*.
+    /// Adds a record after all others. `shared` is the number of leading bytes that its user key
+    /// and the previous one have in common. `new_hash` is the key's hash if this is the key's first
+    /// record *in this block*.
     #[inline]
     pub(super) fn add(
         &mut self,
@@ -128,7 +128,7 @@ impl DataBlockBuilder {
         self.out.get(record.key_at..record.value_at)
     }
 
-    /// Ends the block and gives its payload; [`DataBlockBuilder::reset`] begins the next.
+    /// Ends the block and returns its payload; [`DataBlockBuilder::reset`] begins the next one.
     pub(super) fn finish(&mut self) -> &[u8] {
         for &restart in &self.restarts {
             put_u32(&mut self.out, restart);
@@ -158,7 +158,7 @@ impl DataBlockBuilder {
         count
     }
 
-    /// Forgets all records.
+    /// Removes all records, to begin the next block.
     pub(super) fn reset(&mut self) {
         self.out.clear();
         self.restarts.clear();
@@ -176,18 +176,18 @@ fn bucket_of(hash: u32, count: usize) -> usize {
 /// Offsets of one record in a payload.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Record {
-    /// Bytes that the key shares with the one before.
+    /// Number of bytes that the key shares with the previous one.
     pub(super) shared: usize,
-    /// Where the key's own bytes begin (trailer included).
+    /// Offset of the key's own bytes (trailer included).
     pub(super) key_at: usize,
-    /// Where they end and the value begins.
+    /// Offset of the value, at the end of the key's bytes.
     pub(super) value_at: usize,
-    /// Where the value ends and the next record begins.
+    /// Offset of the next record, at the end of the value.
     pub(super) end: usize,
 }
 
 impl Record {
-    /// Decodes the record at `at` of `bytes`, all records of which end at `limit`.
+    /// Decodes the record at `at` of `bytes`. The records of `bytes` end at `limit`.
     #[inline]
     pub(super) fn parse(bytes: &[u8], at: usize, limit: usize) -> Result<Self, Damaged> {
         let rest = bytes.get(at..limit).ok_or(Damaged)?;
@@ -238,7 +238,7 @@ pub(super) struct DataBlock {
 }
 
 impl DataBlock {
-    /// Reads a payload; the frame is checked here, each record when it is met.
+    /// Decodes a payload. The frame is checked here, and each record when it is read.
     pub(super) fn parse(bytes: Vec<u8>) -> Result<Self, Damaged> {
         let (body, tail) = bytes.split_last_chunk::<TAIL_BYTES>().ok_or(Damaged)?;
         let word =
@@ -264,17 +264,17 @@ impl DataBlock {
         &self.bytes
     }
 
-    /// Gives the memory back for another block.
+    /// Returns the memory for reuse by another block.
     pub(super) fn into_bytes(self) -> Vec<u8> {
         self.bytes
     }
 
-    /// Bytes of memory held.
+    /// Bytes of memory that the block holds.
     pub(super) fn memory_bytes(&self) -> usize {
         self.bytes.capacity()
     }
 
-    /// Where the records end.
+    /// Offset at which the records end.
     #[inline]
     pub(super) fn limit(&self) -> usize {
         self.restarts_at as usize
@@ -326,7 +326,7 @@ impl DataBlock {
         Ok(low)
     }
 
-    /// The restart whose index lies at or before offset `at` of a record.
+    /// The restart interval that holds the record at offset `at`.
     pub(super) fn restart_of(&self, at: usize) -> usize {
         let (mut low, mut high) = (0, self.restart_count());
         while high - low > 1 {
@@ -340,7 +340,7 @@ impl DataBlock {
         low
     }
 
-    /// Where a search for a key begins; `None` if the hash index knows that it is not here.
+    /// Offset at which a search for a key begins; `None` if the hash index excludes the key.
     #[inline]
     fn search_start(
         &self,
@@ -363,7 +363,7 @@ impl DataBlock {
         Ok(Some(self.restart(self.restart_before(user_key, trailer)?)))
     }
 
-    /// Walks the versions of `user_key` at or behind `trailer`, newest first.
+    /// Iterates over the versions of `user_key` at or after `trailer`, newest first.
     #[inline]
     pub(super) fn versions<'a>(
         &'a self,
@@ -383,15 +383,15 @@ pub(super) struct Versions<'a> {
     block: &'a DataBlock,
     user_key: &'a [u8],
     trailer: u64,
-    /// Offset of the next record; `usize::MAX` when the search is over.
+    /// Offset of the next record; `usize::MAX` after the search has ended.
     next: usize,
-    /// Bytes that the record before has in common with the key searched for.
+    /// Number of bytes that the previous record has in common with the wanted key.
     matched: usize,
 }
 
 impl<'a> Versions<'a> {
     /// The next version: its trailer word and its value. `None` ends the search;
-    /// [`Versions::ran_out`] then tells whether the block ended before the key did.
+    /// [`Versions::ran_out`] then returns whether the block ended before the key did.
     #[inline]
     pub(super) fn next(&mut self) -> Result<Option<(u64, &'a [u8])>, Damaged> {
         let (bytes, limit) = (self.block.bytes.as_slice(), self.block.limit());
@@ -416,13 +416,13 @@ impl<'a> Versions<'a> {
         Ok(None)
     }
 
-    /// Whether the records ended without one of a larger key.
+    /// Whether the records ended before a larger key came.
     pub(super) fn ran_out(&self) -> bool {
         self.next != usize::MAX
     }
 
-    /// How the record's user key compares to the one searched for, given that the record before
-    /// is smaller or equal and shares `matched` bytes with it (invariant 1).
+    /// Compares the record's user key with the wanted key. The previous record is smaller or equal
+    /// and shares `matched` bytes with the wanted key (invariant 1).
     #[inline]
     fn place(&mut self, record: &Record) -> Ordering {
         if record.shared > self.matched {
@@ -439,14 +439,14 @@ impl<'a> Versions<'a> {
     }
 }
 
-/// A cursor over the records of a block, which is passed to every call.
+/// A cursor over the records of a block. Every call takes the block as a parameter.
 #[derive(Debug, Default)]
 pub(super) struct Cursor {
     key: Vec<u8>,
     record: Record,
     at: usize,
-    /// Records of the restart interval that the cursor walks backwards: where each lies, and
-    /// where its key ends in `back_keys`.
+    /// Records of the restart interval that the cursor walks backwards: the offset of each, and the
+    /// end of its key in `back_keys`.
     back: Vec<(usize, Record, usize)>,
     back_keys: Vec<u8>,
     valid: bool,
@@ -464,7 +464,7 @@ impl Cursor {
         &self.key
     }
 
-    /// For a file whose records read with another sequence number: the key's trailer in place.
+    /// Replaces the key's trailer, for a file whose records read with another sequence number.
     pub(super) fn set_trailer(&mut self, trailer: u64) {
         let at = self.key.len().saturating_sub(TRAILER_BYTES);
         self.key[at..].copy_from_slice(&trailer.to_le_bytes());
@@ -480,7 +480,8 @@ impl Cursor {
         self.back.clear();
     }
 
-    /// To the record at `at`; the cursor stands on the one before it, or `at` is a restart.
+    /// Moves to the record at `at`. The cursor must be at the previous record, or `at` must be a
+    /// restart.
     #[inline]
     fn load(&mut self, block: &DataBlock, at: usize) -> Result<(), Damaged> {
         self.valid = false;
@@ -513,7 +514,7 @@ impl Cursor {
         self.load(block, self.record.end)
     }
 
-    /// To the first record at or after `target`.
+    /// Moves to the first record at or after `target`.
     pub(super) fn seek(&mut self, block: &DataBlock, target: &[u8]) -> Result<(), Damaged> {
         self.back.clear();
         let (user_key, trailer) = (key::user_key(target), key::trailer(target));
@@ -529,7 +530,7 @@ impl Cursor {
         self.walk_back(block, block.restart_count() - 1, block.limit())
     }
 
-    /// To the previous record; invalid before the first.
+    /// Moves to the previous record; the cursor becomes invalid before the first one.
     pub(super) fn prev(&mut self, block: &DataBlock) -> Result<(), Damaged> {
         if self.back.is_empty() {
             let restart = block.restart_of(self.at);
@@ -551,7 +552,7 @@ impl Cursor {
         Ok(())
     }
 
-    /// Decodes the records from `restart` up to offset `end` and stands on the last of them.
+    /// Decodes the records from `restart` up to offset `end` and moves to the last of them.
     fn walk_back(&mut self, block: &DataBlock, restart: usize, end: usize) -> Result<(), Damaged> {
         self.back.clear();
         self.back_keys.clear();

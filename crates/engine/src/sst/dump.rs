@@ -1,4 +1,4 @@
-//! A table or a value file as text, for people.
+//! Prints a table or a value file as text for a human reader.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -17,12 +17,12 @@ use crate::iter::InternalIterator;
 use crate::key::{KeyRef, Kind};
 use crate::value_ref::Reference;
 
-/// Bytes at the end of a file that say what it is.
+/// Length in bytes of the magic number at the end of a file.
 const MAGIC_BYTES: u64 = 8;
 /// Bytes of a table that a dump reads at a time.
 const READAHEAD_BYTES: u64 = 1 << 20;
 
-/// What a dump shows besides the properties of a file.
+/// Records that a dump shows besides the properties of a file.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DumpedRecords {
     /// Largest number of records.
@@ -31,9 +31,9 @@ pub struct DumpedRecords {
     pub with_values: bool,
 }
 
-/// The table or value file `file`, which lies at `path`, as text: its properties, its range
-/// tombstones, and the records that `shown` asks for. `context` says for what the file is read.
-/// Errors: `Corrupt` if the file is neither, or is damaged as far as it was read.
+/// Prints the table or value file `file`, which lies at `path`: its properties, its range
+/// tombstones, and the records that `shown` asks for. `context` is the context of the reads.
+/// Errors: `Corrupt` if the file is neither, or if a part that was read is damaged.
 pub fn dump_file(
     file: &Arc<dyn RandomFile>,
     path: &Path,
@@ -54,7 +54,7 @@ pub fn dump_file(
     Ok(text)
 }
 
-/// Whether the magic number of value files ends `file`.
+/// Whether `file` ends with the magic number of value files.
 fn is_value_file(file: &dyn RandomFile, context: IoContext) -> Result<bool> {
     let Some(at) = file.len().checked_sub(MAGIC_BYTES) else { return Ok(false) };
     let mut magic = [0; MAGIC_BYTES as usize];
@@ -67,8 +67,8 @@ fn failed(_: std::fmt::Error) -> Error {
 }
 
 impl TableReader {
-    /// Writes properties and range tombstones, and with `records` at most that many records.
-    /// `out` must not fail for want of space.
+    /// Writes properties and range tombstones, and with `records` at most that many records. A
+    /// failed write to `out` is an error of kind `Io`.
     pub fn dump(
         self: &Arc<Self>,
         out: &mut dyn Write,
@@ -148,7 +148,7 @@ impl TableReader {
     }
 }
 
-/// The stored value of a record of a table, readably.
+/// The stored value of a record of a table, as readable text.
 fn shown_value(key: KeyRef<'_>, stored: &[u8]) -> String {
     if key.kind != Kind::Indirect {
         return format!("\"{}\"", stored.escape_ascii());
@@ -170,8 +170,8 @@ fn shown_value(key: KeyRef<'_>, stored: &[u8]) -> String {
 }
 
 impl ValueTable {
-    /// Writes the properties of the value file, and the keys with their handles that `shown` asks
-    /// for.
+    /// Writes the properties of the value file, and the keys that `shown` asks for, with their
+    /// handles.
     pub(super) fn dump(
         &self,
         out: &mut dyn Write,

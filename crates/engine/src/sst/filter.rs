@@ -1,15 +1,15 @@
-//! A Bloom filter whose every key lies in one 64-byte cache line.
+//! A Bloom filter in which each key uses one 64-byte cache line.
 //!
-//! Reusable: an SST has one (or one per index partition), a sealed memtable shard may have one.
-//! Stored as `lines (64 bytes each) ++ probes (u8)`. A key's hash chooses a line by its upper
-//! half and `probes` bits in it by slices of nine bits of the remixed hash. A query touches one
-//! cache line; about 1 % false positives at 10 bits a key. After Putze, Sanders and Singler,
-//! "Cache-, hash- and space-efficient Bloom filters" (blocked Bloom filters).
+//! An SST has one (or one per index partition). Stored as `lines (64 bytes each) ++ probes (u8)`.
+//! The upper half of a key's hash selects a line. Slices of nine bits of the remixed hash select
+//! `probes` bits in it. A query touches one cache line; about 1 % false positives at 10 bits a key.
+//! Source: Putze, Sanders and Singler, "Cache-, hash- and space-efficient Bloom filters" (blocked
+//! Bloom filters).
 
 const LINE_BYTES: usize = 64;
-/// Spreads a hash again, so that bits in a line do not depend on the choice of the line.
+/// Factor that mixes a hash again, so that bits in a line do not depend on the choice of the line.
 const REMIX: u64 = 0x9e37_79b9_7f4a_7c15;
-/// Slices of nine bits in one remixed hash.
+/// Number of slices of nine bits in one remixed hash.
 const SLICES: u32 = 7;
 
 /// Collects key hashes and writes a filter over them.
@@ -20,7 +20,7 @@ pub struct BloomBuilder {
 }
 
 impl BloomBuilder {
-    /// A filter of `bits_per_key` bits a key; 0 for none at all.
+    /// A builder of filters with `bits_per_key` bits a key; 0 for no filter at all.
     #[must_use]
     pub fn new(bits_per_key: u32) -> Self {
         Self { hashes: Vec::new(), bits_per_key }
@@ -46,25 +46,25 @@ impl BloomBuilder {
         self.hashes.is_empty()
     }
 
-    /// The hashes added.
+    /// The hashes of the keys that were added.
     #[must_use]
     pub fn hashes(&self) -> &[u64] {
         &self.hashes
     }
 
-    /// Length of the filter over the keys added so far.
+    /// Length in bytes of the filter over the keys added so far.
     #[must_use]
     pub fn encoded_bytes(&self) -> usize {
         bloom_bytes(self.hashes.len(), self.bits_per_key)
     }
 
-    /// Appends the filter; nothing if there are no keys or no bits.
+    /// Appends the filter to `out`; nothing if there are no keys or no bits.
     pub fn finish(&self, out: &mut Vec<u8>) {
         build(&self.hashes, self.bits_per_key, out);
     }
 }
 
-/// Length of a filter over `keys` keys.
+/// Length in bytes of a filter over `keys` keys.
 #[must_use]
 pub fn bloom_bytes(keys: usize, bits_per_key: u32) -> usize {
     if keys == 0 || bits_per_key == 0 {
@@ -78,8 +78,8 @@ fn lines_for(keys: usize, bits_per_key: u32) -> usize {
     (bits.div_ceil(LINE_BYTES as u64 * 8)).clamp(1, u64::from(u32::MAX)) as usize
 }
 
-/// Probes that a line of 512 bits takes best: a little under `bits · ln 2`, because keys crowd
-/// some lines.
+/// Best number of probes for a line of 512 bits. It is a little below `bits · ln 2`, because some
+/// lines get more keys than others.
 fn probes_for(bits_per_key: u32) -> u8 {
     (bits_per_key * 6 / 10).clamp(1, 12) as u8
 }
@@ -131,7 +131,7 @@ pub struct BloomRef<'a> {
 }
 
 impl<'a> BloomRef<'a> {
-    /// Reads stored bytes; `None` if they are not a filter.
+    /// Decodes stored bytes; `None` if they are not a filter.
     #[inline]
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> Option<Self> {

@@ -2,14 +2,14 @@
 //!
 //! Layout of a table (`docs/formats/sst.md`): data blocks, then filter, index, range-tombstone and
 //! properties blocks, then the footer. Blocks lie without gaps. A value file
-//! (`docs/formats/value-file.md`) has the same frame behind a value area, and a magic and a version
-//! of its own. Invariants:
-//! 1. a block is `payload ++ compression type (u8) ++ crc (u32)`; the crc covers payload and type
-//!    and is bound to the file's unique id and the block's offset;
-//! 2. a compressed payload is `uncompressed length (u32) ++ compressed bytes`;
-//! 3. the footer has a crc of its own and names the length of the file.
+//! (`docs/formats/value-file.md`) has the same frame after a value area, and a magic number and a
+//! version of its own. Invariants:
+//! 1. A block is `payload ++ compression type (u8) ++ crc (u32)`. The crc covers payload and type,
+//!    and is bound to the file's unique id and the block's offset.
+//! 2. A compressed payload is `uncompressed length (u32) ++ compressed bytes`.
+//! 3. The footer has a crc of its own and names the length of the file.
 //!
-//! Every decoder here takes foreign bytes: it answers with an error that names file and offset.
+//! Failure: every decoder takes foreign bytes, and returns an error that names file and offset.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -28,18 +28,18 @@ pub const FORMAT_VERSION: u32 = 3;
 pub(super) const VALUE_FORMAT_VERSION: u32 = 1;
 /// Bytes of the magic number at the end of every file.
 const MAGIC_BYTES: usize = 8;
-/// Bytes behind every block's payload.
+/// Length in bytes of the trailer after every block's payload.
 pub(super) const TRAILER_BYTES: usize = 5;
-/// Length of the footer.
+/// Length of the footer in bytes.
 pub(super) const FOOTER_BYTES: usize = 92;
 /// Offset of the crc within the footer; it covers all bytes before it.
 const FOOTER_CRC_AT: usize = 80;
-/// Longest record (internal key and value) that a table takes.
+/// Largest length in bytes of a record (internal key and value) in a table.
 pub(super) const RECORD_BYTES_MAX: usize = VALUE_BYTES_MAX + (1 << 19);
-/// Longest uncompressed block that is read: the longest record and room for its frame.
+/// Largest length in bytes of an uncompressed block: the longest record and room for its frame.
 const BLOCK_BYTES_MAX: usize = VALUE_BYTES_MAX + (1 << 20);
 
-/// What a file with this frame is.
+/// Type of a file with this frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Layout {
     /// A table of the levels: its data blocks begin at offset 0.
@@ -73,7 +73,7 @@ impl Layout {
         }
     }
 
-    /// The layout in error texts.
+    /// Name of the layout in error texts.
     fn name(self) -> &'static str {
         match self {
             Self::Table => "SST",
@@ -87,12 +87,12 @@ impl Layout {
     }
 }
 
-/// Where a block lies: `size` counts the payload, without the trailer.
+/// Position of a block. `size` is the length of the payload, without the trailer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Handle {
-    /// First byte in the file.
+    /// Offset of the block's first byte in the file.
     pub(super) offset: u64,
-    /// Length of the payload; 0 where there is no such block.
+    /// Length of the payload; 0 if there is no such block.
     pub(super) size: u32,
 }
 
@@ -102,7 +102,7 @@ impl Handle {
         self.size > 0
     }
 
-    /// First byte behind the block and its trailer; `None` past 2^64.
+    /// Offset of the first byte after the block and its trailer; `None` past 2^64.
     pub(super) fn end(self) -> Option<u64> {
         self.offset.checked_add(u64::from(self.size) + TRAILER_BYTES as u64)
     }
@@ -117,8 +117,8 @@ impl Handle {
     }
 }
 
-/// Closes the block at `start..` of `out`, which will lie at `offset` of the file: appends type
-/// and checksum.
+/// Closes the block at `start..` of `out` by its type and checksum. The block will lie at `offset`
+/// of the file.
 pub(super) fn seal_block(
     out: &mut Vec<u8>,
     start: usize,
@@ -139,7 +139,7 @@ fn type_byte(compression: Compression) -> u8 {
     }
 }
 
-/// Checks a block as read (payload and trailer) and undoes its compression.
+/// Checks a block as read (payload and trailer) and decompresses it.
 pub(super) fn open_block(
     mut raw: Vec<u8>,
     path: &Path,
@@ -157,7 +157,7 @@ pub(super) fn open_block(
     Ok(out)
 }
 
-/// The same from a borrowed slice, into `out` (which is cleared first).
+/// Does the work of [`open_block`] on a borrowed slice, into `out`, which is cleared first.
 pub(super) fn open_block_into(
     raw: &[u8],
     out: &mut Vec<u8>,
@@ -175,7 +175,7 @@ pub(super) fn open_block_into(
     decompress(kind, payload, out).map_err(|what| Error::corrupt(path, offset, what))
 }
 
-/// Checks the checksum of a block with its trailer, and returns how the payload is compressed.
+/// Checks the checksum of a block with its trailer. Returns the compression of the payload.
 pub(super) fn check_block(
     raw: &[u8],
     path: &Path,
@@ -199,7 +199,7 @@ pub(super) fn check_block(
     }
 }
 
-/// Undoes the compression of a payload into `out`, of which earlier bytes are lost.
+/// Decompresses a payload into `out`, whose content is overwritten.
 pub(super) fn decompress(
     kind: Compression,
     payload: &[u8],
@@ -255,12 +255,13 @@ pub(super) struct Compressor {
 }
 
 impl Compressor {
-    /// For one kind of compression.
+    /// A compressor for one kind of compression.
     pub(super) fn new(kind: Compression) -> Self {
         Self { kind, zstd: None, packed: Vec::new() }
     }
 
-    /// The payload to write for `block` and its type: compressed if that saves at least an eighth.
+    /// The payload to write for `block`, and its type. It is compressed if that saves at least an
+    /// eighth.
     pub(super) fn pack<'a>(&'a mut self, block: &'a [u8]) -> Result<(&'a [u8], Compression)> {
         if self.kind == Compression::None || u32::try_from(block.len()).is_err() {
             return Ok((block, Compression::None));
@@ -296,22 +297,22 @@ impl Compressor {
     }
 }
 
-/// The end of the file: where everything else lies.
+/// The end of the file, with the positions of all other parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Footer {
-    /// What the file is.
+    /// Type of the file.
     pub(super) layout: Layout,
-    /// The whole-file filter, if there is one (partitioned ones are named by the top index).
+    /// The whole-file filter, if there is one. The top index names partitions of a filter.
     pub(super) filter: Handle,
-    /// The index, or its top.
+    /// The index block, or the top one of two levels.
     pub(super) index: Handle,
-    /// Range tombstones, if there are any.
+    /// The range tombstones, if there are any.
     pub(super) tombstones: Handle,
-    /// Where the properties block lies.
+    /// The properties block.
     pub(super) properties: Handle,
     /// Whether the index has two levels.
     pub(super) partitioned: bool,
-    /// What all blocks are bound to.
+    /// Unique id to which all blocks are bound.
     pub(super) unique_id: [u8; 16],
     /// Length of the file, footer included.
     pub(super) file_bytes: u64,

@@ -1,22 +1,22 @@
-//! Index blocks: for every block below, a separator key and where the block lies.
+//! Index blocks: a separator key and the position of each block below.
 //!
 //! Payload: `prefix (length-prefixed) ++ entries ++ entry offsets (u32 each) ++ count (u32) ++
 //! level (u32)`. An entry is `key bytes << 1 | continues` (varint), the separator without the
 //! common prefix, the trailer (u64) if `continues`, then offset and size of the block (varints),
 //! and in a top index (`level` 1) offset and size of the filter partition. The entry of a block of
-//! one record with a large value holds the record's key and head as well ([`RecordHead`]), so that
-//! readers of keys need not read the block: its trailer is stored with [`HAS_RECORD`] set, and with
+//! one record with a large value also holds the record's key and head ([`RecordHead`]), so that
+//! readers of keys need not read the block. Its trailer is stored with [`HAS_RECORD`] set, and with
 //! [`RECORD_CONTINUES`] if the next block begins with the same key. Invariants:
-//! 1. separators are user keys, shortened, ascending: not before the last key of their block and
-//!    before the first key of the next;
-//! 2. where versions of one key straddle two blocks, `continues` is set, and separator and trailer
-//!    are the last record's;
-//! 3. the separator of an entry with a record head is the record's key.
+//! 1. Separators are shortened user keys and ascend. A separator is not before the last key of its
+//!    block, and before the first key of the next.
+//! 2. If versions of one key straddle two blocks, `continues` is set, and separator and trailer are
+//!    the last record's.
+//! 3. The separator of an entry with a record head is the record's key.
 //!
-//! In memory the first eight bytes of each separator (behind the prefix), their *heads*, lie in one
-//! array, above it every 16th of them in another and so on: a search looks at one group of 16 (two
-//! cache lines, read at once) per level, and not at the entries. The handles lie in an array of
-//! their own, and so do the slots of the blocks below: 41 bytes per block, counted in
+//! In memory, one array holds the *heads*: the first eight bytes of each separator (after the
+//! prefix). Another array holds every 16th of them, and so on. A search reads one group of 16 (two
+//! cache lines, read together) per level, and not the entries. The handles have an array of their
+//! own, and so do the slots of the blocks below: 41 bytes per block, counted in
 //! [`IndexBlock::memory_bytes`]. Everything is checked when a block is loaded.
 
 use std::cmp::Ordering;
@@ -29,16 +29,16 @@ use super::data_block::{Damaged, common_prefix};
 use super::format::Handle;
 use crate::key::Kind;
 
-/// Set in the stored trailer of an entry that holds the head of its block's only record. No kind
-/// of record has this bit.
+/// Bit in the stored trailer of an entry that holds the head of its block's only record. No kind of
+/// record has this bit.
 const HAS_RECORD: u64 = 0x80;
-/// Set beside it if the next block begins with the same user key.
+/// Second bit of such a trailer, set if the next block begins with the same user key.
 const RECORD_CONTINUES: u64 = 0x40;
 
-/// What an index entry says of a block's only record, besides its key.
+/// Data of a block's only record in an index entry, besides its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RecordHead {
-    /// Sequence number and kind.
+    /// Sequence number and kind of the record.
     pub(super) trailer: u64,
     /// The first eight bytes of the value of an expiring record.
     pub(super) expiry: Option<u64>,
@@ -62,15 +62,15 @@ pub(super) struct Entry<'a> {
     pub(super) suffix: &'a [u8],
     /// The last record's trailer, if the next block begins with the same user key.
     pub(super) continues: Option<u64>,
-    /// The block's only record, if the entry says so.
+    /// Head of the block's only record, if the entry has it.
     pub(super) record: Option<RecordHead>,
-    /// The block below.
+    /// Position of the block below.
     pub(super) handle: Handle,
-    /// Its filter partition, in a top index.
+    /// Position of the block's filter partition, in a top index.
     pub(super) filter: Handle,
 }
 
-/// Separators and handles, before it is known how the file will be indexed.
+/// Separators and handles of a file, before its index is cut into blocks.
 #[derive(Debug, Default)]
 pub(super) struct IndexBuilder {
     keys: Vec<u8>,
@@ -87,7 +87,8 @@ struct Pending {
 }
 
 impl IndexBuilder {
-    /// Appends the entry of a block. `key` ends the block, see the module.
+    /// Appends the entry of a block. `key` is the block's separator, with the trailer if it
+    /// continues.
     pub(super) fn add(
         &mut self,
         key: &[u8],
@@ -128,12 +129,12 @@ impl IndexBuilder {
         self.entries[index].continues
     }
 
-    /// About how many bytes all entries take, stored.
+    /// Approximate length in bytes of all entries, stored.
     pub(super) fn estimated_bytes(&self) -> usize {
         self.keys.len() + self.entries.len() * 12
     }
 
-    /// About how many bytes the entries of `range` take, stored.
+    /// Approximate length in bytes of the entries `start..end`, stored.
     pub(super) fn estimated_bytes_of(&self, start: usize, end: usize) -> usize {
         let first = start.checked_sub(1).map_or(0, |before| self.entries[before].key_end);
         let last = end.checked_sub(1).map_or(0, |last| self.entries[last].key_end);
@@ -185,7 +186,7 @@ impl IndexBuilder {
     }
 }
 
-/// Where the block of an entry lies.
+/// Position of the block of an entry.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Place {
     /// Offset and length of the block.
@@ -201,10 +202,10 @@ pub(super) struct Place {
 pub(super) struct IndexBlock {
     bytes: Vec<u8>,
     heads: Box<[u64]>,
-    /// Largest heads of groups, from the level above `heads` up to one of a single group.
+    /// Largest heads of groups, from the level above `heads` up to a level of a single group.
     guides: Vec<Box<[u64]>>,
     places: Box<[Place]>,
-    /// Of the blocks below; in a top index then of the filter partitions.
+    /// Slots of the blocks below; in a top index the slots of the filter partitions follow.
     slots: Arc<Slots>,
     prefix_at: usize,
     prefix_bytes: usize,
@@ -212,10 +213,10 @@ pub(super) struct IndexBlock {
     top: bool,
 }
 
-/// How many heads a search looks at in one step.
+/// Number of heads that a search compares in one step.
 const GROUP: usize = 16;
 
-/// The levels above `heads`.
+/// Makes the levels above `heads`.
 fn levels_above(heads: &[u64]) -> Vec<Box<[u64]>> {
     let mut levels: Vec<Box<[u64]>> = Vec::new();
     loop {
@@ -229,7 +230,7 @@ fn levels_above(heads: &[u64]) -> Vec<Box<[u64]>> {
     }
 }
 
-/// How many heads of group `group` are smaller than `head`.
+/// Number of heads of group `group` that are smaller than `head`.
 #[inline]
 fn smaller_in(level: &[u64], group: usize, head: u64) -> usize {
     let start = group * GROUP;
@@ -240,7 +241,7 @@ fn smaller_in(level: &[u64], group: usize, head: u64) -> usize {
     }
 }
 
-/// The first eight bytes, as a number that orders like them; shorter keys are padded with zeros.
+/// The first eight bytes as a number that orders like them; shorter keys are padded with zeros.
 #[inline]
 fn head_of(key: &[u8]) -> u64 {
     match key.first_chunk::<8>() {
@@ -254,7 +255,7 @@ fn head_of(key: &[u8]) -> u64 {
 }
 
 impl IndexBlock {
-    /// Reads a payload and checks every entry: order, and blocks within `file_bytes`.
+    /// Decodes a payload and checks every entry: order, and blocks within `file_bytes`.
     pub(super) fn parse(bytes: Vec<u8>, file_bytes: u64) -> Result<Self, Damaged> {
         let (body, tail) = bytes.split_last_chunk::<8>().ok_or(Damaged)?;
         let mut tail = Reader::new(tail);
@@ -314,7 +315,7 @@ impl IndexBlock {
         }
     }
 
-    /// How many entries there are.
+    /// Number of entries in the block.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.heads.len()
@@ -325,7 +326,7 @@ impl IndexBlock {
         self.top
     }
 
-    /// Bytes of memory held.
+    /// Bytes of memory that the block holds.
     pub(super) fn memory_bytes(&self) -> usize {
         self.bytes.capacity()
             + self.heads.len() * (8 + size_of::<Place>())
@@ -333,7 +334,7 @@ impl IndexBlock {
             + self.slots.memory_bytes()
     }
 
-    /// What all separators begin with.
+    /// Prefix that all separators share.
     pub(super) fn prefix(&self) -> &[u8] {
         &self.bytes[self.prefix_at..self.prefix_at + self.prefix_bytes]
     }
@@ -374,7 +375,7 @@ impl IndexBlock {
         Some((Entry { suffix, continues, record, handle, filter }, at + reader.position()))
     }
 
-    /// Where the block of entry `index` lies, which must exist.
+    /// Position of the block of entry `index`, which must exist.
     #[inline]
     pub(super) fn place(&self, index: usize) -> Place {
         self.places[index]
@@ -408,8 +409,8 @@ impl IndexBlock {
         (group * GROUP + smaller_in(&self.heads, group, head)).min(self.len())
     }
 
-    /// The first entry whose block can hold the internal key `(user_key, trailer)` or a later
-    /// one; `len()` if there is none.
+    /// The first entry whose block can hold the internal key `(user_key, trailer)` or a later one;
+    /// `len()` if there is none.
     #[inline]
     pub(super) fn search(&self, user_key: &[u8], trailer: u64) -> usize {
         let prefix = self.prefix();

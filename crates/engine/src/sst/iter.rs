@@ -1,18 +1,18 @@
 //! A cursor over a table's records, forward and backward.
 //!
-//! Owned by one thread at a time. Invariants:
-//! 1. the cursor is valid iff it stands on a record of `block`; `leaf`/`position` name that block
-//!    in the index;
-//! 2. an error is kept in `status` and makes the cursor invalid; a seek begins anew;
-//! 3. with [`TableReadOptions::late_values`], a block of one large record is read when its value is
-//!    asked for: until then the cursor has the key and an expiry alone, from the index. If that
-//!    read fails, `read_value` fails with the error, `value` is empty, and the next move of the
-//!    cursor, also a seek, fails too. So a job of many inputs holds one large value at a time,
-//!    however well it is compressed, and a record that it drops is never decoded. The block comes
-//!    from the block cache, from the readahead buffer if it fits there, or from a read of its own.
+//! One thread at a time owns the cursor. Invariants:
+//! 1. The cursor is valid if and only if it is at a record of `block`; `leaf` and `position` name
+//!    that block in the index.
+//! 2. An error is kept in `status` and makes the cursor invalid. A seek starts again without it.
+//! 3. With [`TableReadOptions::late_values`], a block of one large record is read when its value is
+//!    requested. Before that the cursor has only the key and an expiry, from the index. If that
+//!    read fails, `read_value` returns the error and `value` is empty. The next move of the cursor,
+//!    even a seek, fails too. So a job of many inputs holds one large value at a time, however well
+//!    it is compressed, and a record that it drops is never decoded. The block comes from the block
+//!    cache, from the readahead buffer if it fits there, or from a read of its own.
 //!
-//! Cost: a step within a block copies the record's own key bytes, no allocation; a step back
-//! decodes a restart interval once and then walks what it decoded.
+//! Cost: a step within a block copies the record's own key bytes, without an allocation. A step
+//! back decodes a restart interval once and then walks the decoded records.
 
 use std::cell::{OnceCell, RefCell};
 use std::sync::Arc;
@@ -41,17 +41,17 @@ pub struct TableIter {
     position: usize,
     block: Option<Arc<Block>>,
     handle: Handle,
-    /// The value of a record whose head alone is in `block`, once it was asked for.
+    /// The value of a record of which `block` has the head alone, once it was requested.
     late: Option<OnceCell<Result<LateValue>>>,
-    /// Whether a job found `block` in the block cache.
+    /// Whether `block` was in the block cache when a job loaded it.
     warm: bool,
     cursor: Cursor,
-    /// Borrowed for one block at a time.
+    /// The readahead, which is borrowed for one block at a time.
     readahead: RefCell<Readahead>,
     status: Option<Error>,
 }
 
-/// A block of one large record that was read after the cursor had come to the record.
+/// A block of one large record that was read after the cursor had reached the record.
 #[derive(Debug)]
 struct LateValue {
     block: Arc<Block>,
@@ -79,7 +79,7 @@ impl TableReader {
     }
 }
 
-/// Where in the index a placement begins.
+/// Position in the index at which a placement begins.
 #[derive(Clone, Copy)]
 enum Place<'a> {
     First,
@@ -95,7 +95,7 @@ impl TableIter {
         self.leaf.as_ref()?.index()
     }
 
-    /// Loads the index partition `self.top` names.
+    /// Loads the index partition that entry `self.top` names.
     fn load_leaf(&mut self) -> Result<()> {
         let entry = self.table.index.entry(self.top);
         let spot = self.table.index.spot(self.top);
@@ -108,7 +108,7 @@ impl TableIter {
         Ok(())
     }
 
-    /// Places the index position; false if there is no such block.
+    /// Moves the index position to `place`; false if there is no such block.
     fn place(&mut self, place: Place<'_>) -> Result<bool> {
         self.check_late()?;
         let find = |index: &IndexBlock| match place {
@@ -130,7 +130,7 @@ impl TableIter {
         Ok(position < len)
     }
 
-    /// To the next block; false behind the last.
+    /// Moves to the next block; false after the last.
     fn step_forward(&mut self) -> Result<bool> {
         self.position += 1;
         if self.position < self.index().map_or(0, IndexBlock::len) {
@@ -145,7 +145,7 @@ impl TableIter {
         Ok(self.index().is_some_and(|index| index.len() > 0))
     }
 
-    /// To the block before; false before the first.
+    /// Moves to the previous block; false before the first.
     fn step_back(&mut self) -> Result<bool> {
         if self.position > 0 {
             self.position -= 1;
@@ -192,7 +192,7 @@ impl TableIter {
         Ok(())
     }
 
-    /// The error of a value that could not be read, before the cursor moves on.
+    /// Returns the error of a value that could not be read, before the cursor moves on.
     fn check_late(&self) -> Result<()> {
         match self.late.as_ref().and_then(OnceCell::get) {
             Some(Err(error)) => Err(error.clone()),
@@ -200,7 +200,7 @@ impl TableIter {
         }
     }
 
-    /// Reads the record whose key the cursor has already.
+    /// Reads the record whose key the cursor already has.
     fn read_late(&self) -> Result<LateValue> {
         let (table, handle) = (&self.table, self.handle);
         let block = self.late_block()?;
@@ -213,8 +213,8 @@ impl TableIter {
         Ok(LateValue { block, cursor })
     }
 
-    /// The block of one large record that the cursor stands on. A block that fits into the
-    /// readahead is read through it, so that a table of such blocks is read in large steps.
+    /// The block of one large record at the cursor. A block that fits into the readahead is read
+    /// through it, so that a table of such blocks is read in large steps.
     fn late_block(&self) -> Result<Arc<Block>> {
         let (table, handle) = (&self.table, self.handle);
         if self.warm
@@ -240,7 +240,7 @@ impl TableIter {
         }
     }
 
-    /// The value in `block`: of a late record, what the index has of it.
+    /// The value in `block`. For a late record it is the part that the index has.
     #[inline]
     fn present_value(&self) -> &[u8] {
         match self.block.as_ref().and_then(|block| block.data()) {
@@ -249,12 +249,12 @@ impl TableIter {
         }
     }
 
-    /// Offset of the block that the cursor stands in, for errors.
+    /// Offset of the block at the cursor, for errors.
     pub(super) fn block_offset(&self) -> u64 {
         self.handle.offset
     }
 
-    /// Moves the cursor within the current block.
+    /// Moves the cursor within the current block by `place`.
     #[inline]
     fn in_block(
         &mut self,
@@ -274,7 +274,7 @@ impl TableIter {
         Ok(())
     }
 
-    /// Checks the record's kind and gives it the global sequence number, if there is one.
+    /// Checks the record's kind and applies the global sequence number, if there is one.
     #[inline]
     fn present(&mut self) -> Result<()> {
         let stored = key::trailer(self.cursor.key());
@@ -288,7 +288,7 @@ impl TableIter {
         Ok(())
     }
 
-    /// With the cursor invalid: to the first record of the next block that has one.
+    /// Moves an invalid cursor to the first record of the next block that has one.
     fn forward_to_record(&mut self) -> Result<()> {
         self.check_late()?;
         while !self.cursor.valid() {
@@ -301,7 +301,7 @@ impl TableIter {
         Ok(())
     }
 
-    /// With the cursor invalid: to the last record of the block before.
+    /// Moves an invalid cursor to the last record of the previous block.
     fn back_to_record(&mut self) -> Result<()> {
         self.check_late()?;
         while !self.cursor.valid() {
@@ -391,7 +391,7 @@ impl TableIter {
         self.back_to_record()
     }
 
-    /// Begins a new placement: forgets an earlier error.
+    /// Begins a new placement and forgets an earlier error.
     fn begin(&mut self) {
         self.status = None;
         self.cursor.invalidate();

@@ -1,8 +1,8 @@
 //! Sorted string tables: immutable files of records in internal-key order.
 //!
-//! [`TableBuilder`] writes one, [`TableReader`] answers look-ups and makes cursors
-//! ([`TableIter`]), [`SstWriter`] makes files for ingestion, [`crate::table_cache`] keeps a bounded
-//! number of readers open. The format is described byte by byte in `docs/formats/sst.md`.
+//! [`TableBuilder`] writes a table. [`TableReader`] answers look-ups and makes cursors
+//! ([`TableIter`]). [`SstWriter`] makes files for ingestion. [`crate::table_cache`] keeps a bounded
+//! number of readers open. `docs/formats/sst.md` describes the format byte by byte.
 //!
 //! | module | concept |
 //! | --- | --- |
@@ -11,13 +11,13 @@
 //! | `index` | separators and block handles; one level or two |
 //! | `filter` | the blocked Bloom filter |
 //! | `flat` | the Flat Index Cache: references of a table without its other records |
-//! | `properties` | what a file says of itself |
+//! | `properties` | counts and bounds that a file stores |
 //! | `block` | a block in memory, as the cache holds it |
 //! | `builder`, `writer` | writing |
 //! | `reader`, `multi`, `iter`, `readahead`, `verify`, `dump` | reading |
 //! | `value_file` | files of separated values, whose keys are a table of handles |
 //! | `anchors` | keys at which a compaction of the table may be cut |
-//! | `salvage` | reading what is whole of a damaged table |
+//! | `salvage` | reading the undamaged blocks of a damaged table |
 
 mod anchors;
 mod block;

@@ -1,4 +1,4 @@
-//! Point look-ups of many keys at once: the blocks that are not cached are read in one batch. Keys
+//! Point look-ups of many keys in one batch: the blocks that are not cached are read together. Keys
 //! that the Flat Index Cache answers need no block.
 
 use std::sync::Arc;
@@ -13,24 +13,25 @@ use super::reader::{TableReadOptions, TableReader};
 use crate::cache::BlockKind;
 use crate::lookup::{Found, Lookup, Visit};
 
-/// Most blocks that are held at a time, so that a huge batch does not pin the whole file.
+/// Largest number of blocks that are held at a time, so that a huge batch does not pin the whole
+/// file.
 const BLOCKS_MAX: usize = 256;
 
-/// A key that the filter lets through, and the block it would be in.
+/// A key that the filter does not exclude, and the block that may hold it.
 pub(super) struct Candidate {
     /// Position of the key among the look-ups.
     pub(super) lookup: usize,
     trailer: u64,
     handle: Handle,
-    /// Which entry of its index block names the block.
+    /// The entry of its index block that names the block.
     pub(super) entry: usize,
     continues: bool,
 }
 
 impl TableReader {
-    /// Looks up keys, which are sorted ascending: visits the versions of each, with its position
-    /// in `lookups`, until the visitor breaks for that key. One batch of file reads for all
-    /// blocks that are not cached.
+    /// Looks up keys, which are sorted ascending. Visits the versions of each, with its position in
+    /// `lookups`, until the visitor breaks for that key. All blocks that are not cached are read in
+    /// one batch.
     pub fn multi_lookup(
         &self,
         lookups: &[Lookup<'_>],
@@ -68,7 +69,7 @@ impl TableReader {
     }
 
     /// Answers a key whose data block is not cached from a cached piece of the Flat Index Cache.
-    /// Returns whether one knew the key.
+    /// Returns whether a piece knew the key.
     fn answer_from_piece(
         &self,
         index: &IndexBlock,
@@ -119,9 +120,9 @@ impl TableReader {
         Ok(())
     }
 
-    /// Filters the keys and finds their blocks. Gives `take` each key that the filter lets through,
-    /// in their order, with the index block that names its data block: the partition, or `None` for
-    /// the only index block, and the block itself.
+    /// Filters the keys and finds their blocks. Passes each key that the filter does not exclude to
+    /// `take`, in order. With it come the index partition (`None` for the only index block) and the
+    /// index block that names its data block.
     pub(super) fn for_each_candidate(
         &self,
         lookups: &[Lookup<'_>],
@@ -168,7 +169,7 @@ impl TableReader {
         Ok(())
     }
 
-    /// The blocks at `handles` (with their entries in the index block), from the cache or in one
+    /// The blocks at `handles` (with their entries in the index block), from the cache or from one
     /// batch of reads.
     fn blocks(
         &self,

@@ -1,7 +1,8 @@
-//! What a file says of itself: counts, bounds, and how it was made.
+//! Properties of a file: counts, bounds, and how it was made.
 //!
-//! Stored as fields `tag (u8) ++ length (varint) ++ bytes`, tags ascending; numbers are varints.
-//! Unknown tags from [`TAG_OPTIONAL`] on may be skipped; any other unknown tag is refused.
+//! Stored as fields `tag (u8) ++ length (varint) ++ bytes`, with ascending tags; numbers are
+//! varints. A reader may skip unknown tags from [`TAG_OPTIONAL`] on. It refuses any other unknown
+//! tag.
 
 use std::path::Path;
 
@@ -13,15 +14,15 @@ use crate::file_meta::FileMeta;
 use crate::table_content::TableContent;
 use crate::value_ref::{ValueRef, ValueRefs};
 
-/// The only order of keys there is.
+/// The only order of keys that exists.
 const COMPARATOR: &[u8] = b"bytewise";
-/// Tags from here on may be skipped by a reader that does not know them.
+/// First of the tags that a reader may skip if it does not know them.
 const TAG_OPTIONAL: u8 = 128;
-/// The file was made for ingestion. Absent otherwise.
+/// Tag that marks a file as made for ingestion. Absent otherwise.
 const TAG_FOR_INGESTION: u8 = 128;
-/// References by value file. Absent in a table without references.
+/// Tag of the references by value file. Absent in a table without references.
 const TAG_REFS: u8 = 129;
-/// The value area. In every value file, and in no table.
+/// Tag of the value area. In every value file, and in no table.
 const TAG_VALUE_AREA: u8 = 130;
 
 /// The value area of a value file.
@@ -38,7 +39,7 @@ pub struct ValueArea {
 pub struct Properties {
     /// Number of point records.
     pub entries: u64,
-    /// Point records that delete.
+    /// Number of point records that delete.
     pub deletions: u64,
     /// Number of range tombstones.
     pub range_deletions: u64,
@@ -54,29 +55,30 @@ pub struct Properties {
     pub index_bytes: u64,
     /// Bytes of filter blocks as stored.
     pub filter_bytes: u64,
-    /// As in [`FileMeta`].
+    /// Smallest user key, as in [`FileMeta`].
     pub smallest: Vec<u8>,
-    /// As in [`FileMeta`].
+    /// Largest user key or exclusive end, as in [`FileMeta`].
     pub largest: Vec<u8>,
-    /// As in [`FileMeta`].
+    /// Whether `largest` is exclusive, as in [`FileMeta`].
     pub largest_exclusive: bool,
     /// Smallest sequence number.
     pub smallest_seq: u64,
     /// Largest sequence number.
     pub largest_seq: u64,
-    /// As in [`FileMeta`].
+    /// Key in the middle of the file, as in [`FileMeta`].
     pub median_key: Vec<u8>,
-    /// Bits per key of the filter; 0 without one.
+    /// Bits per key of the filter; 0 without a filter.
     pub bloom_bits_per_key: u32,
-    /// Unix milliseconds when it was written.
+    /// Time at which the file was written, in Unix milliseconds.
     pub created_unix_ms: u64,
-    /// Column family that it was written for.
+    /// Column family for which the file was written.
     pub cf: CfId,
-    /// Name of that column family then.
+    /// Name of that column family at that time.
     pub cf_name: String,
-    /// As in [`FileMeta`].
+    /// Space that a rewrite could free, as in [`FileMeta`].
     pub content: TableContent,
-    /// Made by an `SstWriter`: no database has it, and its records have no sequence numbers.
+    /// Whether an `SstWriter` made the file: it belongs to no database, and its records have no
+    /// sequence numbers.
     pub for_ingestion: bool,
     /// References of the table by value file. None in a value file.
     pub refs: ValueRefs,
@@ -85,7 +87,7 @@ pub struct Properties {
 }
 
 impl Properties {
-    /// What the file is.
+    /// Type of the file.
     pub(super) fn layout(&self) -> Layout {
         if self.value_area.is_some() { Layout::Values } else { Layout::Table }
     }
@@ -120,7 +122,7 @@ impl Properties {
             (66, &self.largest),
             (67, &self.median_key),
             (68, self.cf_name.as_bytes()),
-            // Reserved: how the blocks are encrypted; empty for not at all.
+            // Reserved for the encryption of the blocks; empty for none.
             (69, b""),
             (70, &content),
         ];
@@ -165,7 +167,7 @@ impl Properties {
         ]
     }
 
-    /// Decodes the payload that lies at `offset`.
+    /// Decodes the payload, which lies at `offset` of the file.
     pub(super) fn decode(bytes: &[u8], path: &Path, offset: u64) -> Result<Self> {
         let corrupt = |what: &str| Error::corrupt(path, offset, format!("properties: {what}"));
         let mut out = Self::default();
@@ -282,7 +284,7 @@ impl Properties {
         Some(())
     }
 
-    /// What the manifest should know of the file.
+    /// Metadata of the file for the manifest.
     pub(super) fn to_meta(
         &self,
         no: FileNo,
@@ -313,7 +315,7 @@ impl Properties {
     }
 }
 
-/// The value of the property [`TAG_REFS`].
+/// Encodes the property [`TAG_REFS`].
 fn encoded_refs(refs: &ValueRefs) -> Vec<u8> {
     let mut out = Vec::new();
     for entry in refs.by_file() {
@@ -336,7 +338,7 @@ fn decoded_refs(bytes: &[u8]) -> Option<ValueRefs> {
 
 enum Field {
     Known,
-    /// Known, but not in every file.
+    /// A known field that is not in every file.
     Optional,
     Unknown,
     Damaged,

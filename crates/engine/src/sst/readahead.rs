@@ -1,9 +1,9 @@
-//! Reads ahead for a cursor over a table.
+//! Readahead of a cursor over a table.
 //!
-//! With the block cache: once three blocks in a row were read from the file, the operating system
-//! is asked to read growing windows ahead. Past the cache: one large read fills a buffer that
-//! blocks are taken from, and each block reuses the memory of the one before; the buffer itself
-//! goes to the next cursor ([`archipelago_base::buffers`]). Owned by one cursor.
+//! With the block cache: after three consecutive blocks from the file, it asks the operating system
+//! to read growing windows ahead. Past the cache: one large read fills a buffer from which blocks
+//! are taken. Each block reuses the memory of the previous one. The buffer itself goes to the next
+//! cursor ([`archipelago_base::buffers`]). One cursor owns the value.
 
 use std::sync::Arc;
 
@@ -15,24 +15,24 @@ use super::format::{Handle, TRAILER_BYTES, open_block_into};
 use super::reader::{TableReadOptions, TableReader, read_raw};
 use crate::cache::BlockKind;
 
-/// First window of readahead, doubled at every use.
+/// First window of readahead in bytes, doubled at every use.
 const WINDOW_BYTES_MIN: u64 = 16 << 10;
-/// Largest window, unless the options say otherwise.
+/// Largest window in bytes, unless the options say otherwise.
 const WINDOW_BYTES_MAX: u64 = 256 << 10;
-/// Blocks read from the file in a row before readahead begins.
+/// Number of consecutive blocks from the file before readahead begins.
 const SEQUENTIAL_BLOCKS: u32 = 3;
 
-/// Reads ahead; see the module.
+/// Readahead of one cursor, with the block cache or past it.
 #[derive(Debug, Default)]
 pub(super) struct Readahead {
-    /// Where the last block read from the file ended.
+    /// End of the last block that was read from the file.
     last_end: u64,
     sequential: u32,
     window_bytes: u64,
-    /// How far the operating system was asked to read.
+    /// Offset up to which the operating system was asked to read.
     asked_to: u64,
     buffer: Buffer,
-    /// How much of it holds bytes of the file, those from `buffer_at` on.
+    /// Number of bytes in the buffer that hold the file, from `buffer_at` on.
     buffered: usize,
     buffer_at: u64,
 }
@@ -60,7 +60,8 @@ impl Readahead {
         table.admit(handle, BlockKind::Data, raw, options)
     }
 
-    /// Before a block is read from the file: asks for more behind it if the reads are sequential.
+    /// Called before a block is read from the file. Asks for more bytes after it if the reads are
+    /// sequential.
     fn ask(&mut self, table: &TableReader, handle: Handle, options: &TableReadOptions) {
         let end = handle.end().unwrap_or(u64::MAX);
         self.sequential = if handle.offset == self.last_end { self.sequential + 1 } else { 0 };
@@ -83,7 +84,7 @@ impl Readahead {
         }
     }
 
-    /// The block, from the buffer, which is filled anew if the block is not in it.
+    /// The block from the buffer, which is filled anew if it does not hold the block.
     pub(super) fn block_from_buffer(
         &mut self,
         table: &TableReader,
@@ -109,7 +110,7 @@ impl Readahead {
         Block::parse(BlockKind::Data, payload, &table.path, handle, file_bytes).map(Arc::new)
     }
 
-    /// Where in the buffer the `len` bytes of a block are, if they are.
+    /// Position in the buffer of a block's `len` bytes; `None` if the buffer does not hold them.
     fn find(&self, handle: Handle, len: usize) -> Option<usize> {
         let start = usize::try_from(handle.offset.checked_sub(self.buffer_at)?).ok()?;
         (start.checked_add(len)? <= self.buffered).then_some(start)

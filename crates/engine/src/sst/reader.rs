@@ -1,17 +1,18 @@
 //! An open table: its footer, properties, range tombstones, and the index and filter that stay in
-//! memory; reads blocks through the block cache.
+//! memory. It reads blocks through the block cache.
 //!
-//! Shared by the table cache, versions' readers and iterators. Immutable after opening, so
-//! thread-safe without a lock. Invariants:
-//! 1. every block is checked (checksum, place, frame) before it is used or cached;
-//! 2. what the reader holds is charged to `MemoryClass::TableReader` until it is dropped; data
-//!    blocks and partitions are in the block cache, which counts them;
-//! 3. with a global sequence number every record reads with that number, whatever is stored.
+//! The table cache, readers of versions and iterators share it. It is immutable after opening, and
+//! so thread-safe without a lock. Invariants:
+//! 1. Every block is checked (checksum, position, frame) before it is used or cached.
+//! 2. The memory of the reader is charged to `MemoryClass::TableReader` until it is dropped. Data
+//!    blocks and partitions are in the block cache, which counts them.
+//! 3. With a global sequence number every record reads with that number, whatever is stored.
 //!
-//! Failure: damage is an error that names file and offset; nothing is cached then and the next
-//! read tries again. Cost of a warm point look-up: one filter line, one search of an array of
-//! eight-byte heads, one load of the block's slot, one in-block hash probe and a scan of half a
-//! restart interval; two more slots in a file with partitions. Opening costs three to five reads.
+//! Failure: damage is an error that names file and offset. Nothing is cached then, and the next
+//! read tries again.
+//! Cost: a warm point look-up is one filter line, one search of an array of eight-byte heads, one
+//! load of the block's slot, one in-block hash probe, and a scan of half a restart interval. A file
+//! with partitions costs two more slots. Opening costs three to five reads.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -35,32 +36,34 @@ use crate::key::{self, Kind};
 use crate::lookup::{Found, Lookup, Visit};
 use crate::tombstone::{RangeTombstone, TombstoneAccount, TombstoneSet};
 
-/// How a table is read.
+/// Options for reading a table.
 #[derive(Clone, Copy, Debug)]
 pub struct TableReadOptions {
-    /// Who reads, and for what.
+    /// Context of the reads: the reader and its purpose.
     pub context: IoContext,
-    /// Put blocks that are read into the block cache.
+    /// Whether blocks that are read are put into the block cache.
     pub fill_cache: bool,
-    /// For iterators. With `fill_cache`: how far ahead the operating system is asked to read once
-    /// an iterator moves on sequentially, at most (0: 256 KiB). Without it, and not 0: read this
-    /// many bytes at a time into a buffer of the iterator's own, past the block cache.
+    /// Readahead of iterators in bytes. With `fill_cache` it is the largest window that the
+    /// operating system is asked to read once an iterator moves on sequentially (0: 256 KiB).
+    /// Without `fill_cache`, and not 0, iterators read this many bytes at a time into a buffer of
+    /// their own, past the block cache.
     pub readahead_bytes: u64,
-    /// Fail with `Busy` where I/O would be needed.
+    /// Fail with `Busy` if I/O would be needed.
     pub cache_only: bool,
-    /// The values are not wanted: blocks of one large record are not read, the index has their
-    /// keys. A value that is shown may be cut to its first eight bytes.
+    /// Whether values are not needed. Blocks of one large record are then not read, because the
+    /// index has their keys. A value that is shown may be cut to its first eight bytes.
     pub keys_only: bool,
-    /// For iterators of jobs: a block of one large record is read when its value is asked for. The
-    /// job asks with `InternalIterator::read_value`, which tells an error of that read.
+    /// Read a block of one large record only when its value is requested; for iterators of jobs.
+    /// The job requests it with `InternalIterator::read_value`, which returns an error of that
+    /// read.
     pub late_values: bool,
-    /// Look-ups may use the Flat Index Cache, and those of garbage collection may fill it. Off only
-    /// in tests that compare.
+    /// Whether look-ups may use the Flat Index Cache, and those of garbage collection may fill it.
+    /// Off only in tests that compare.
     pub flat_index: bool,
 }
 
 impl TableReadOptions {
-    /// A user's read: fills the cache, may do I/O.
+    /// Options of a user's read: it fills the cache and may do I/O.
     #[must_use]
     pub fn foreground() -> Self {
         Self {
@@ -74,7 +77,7 @@ impl TableReadOptions {
         }
     }
 
-    /// A job's read: `readahead_bytes` at a time, past the cache.
+    /// Options of a job's read: `readahead_bytes` at a time, past the cache.
     #[must_use]
     pub fn job(context: IoContext, readahead_bytes: u64) -> Self {
         let (fill_cache, cache_only, keys_only) = (false, false, false);
@@ -100,10 +103,10 @@ pub struct TableReader {
     pub(super) tombstones: Arc<TombstoneSet>,
     /// The only index block, or the top one.
     pub(super) index: IndexBlock,
-    /// The whole-file filter.
+    /// The whole-file filter, if the table has one.
     filter: Option<Vec<u8>>,
     pub(super) global_seq: Option<SeqNo>,
-    /// Checksum of the whole file, where the manifest knows it.
+    /// Checksum of the whole file, if the manifest has it.
     pub(super) checksum: Option<u32>,
     pub(super) cache: Arc<BlockCache>,
     _charge: Charge,
@@ -116,7 +119,7 @@ impl std::fmt::Debug for TableReader {
 }
 
 impl TableReader {
-    /// Opens `file`, which lies at `path` (for errors). With `meta` its length and unique id must
+    /// Opens `file`, which lies at `path` (for errors). With `meta`, its length and unique id must
     /// be those of the manifest, and its global sequence number applies.
     pub fn open(
         file: Arc<dyn RandomFile>,
@@ -138,7 +141,7 @@ impl TableReader {
         Self::open_as(file, path, &expected, cache, budget)
     }
 
-    /// Opens a table that has no [`FileMeta`]. It must be the file of `identity`.
+    /// Opens a table without a [`FileMeta`]. It must be the file of `identity`.
     pub(crate) fn open_identified(
         file: Arc<dyn RandomFile>,
         path: &Path,
@@ -167,7 +170,7 @@ impl TableReader {
         }
         let held = [footer.filter, footer.index, footer.tombstones, footer.properties];
         let first = held.iter().filter(|handle| handle.is_some()).map(|handle| handle.offset).min();
-        // Partitions lie before all of these: what goes through the cache is not read here.
+        // Partitions lie before all of these; they go through the cache and are not read here.
         tail.lengthen(first.unwrap_or(footer.properties.offset), context)?;
         let read = |handle: Handle| read_payload(&tail, path, &footer, handle, context);
         let properties =
@@ -221,19 +224,19 @@ impl TableReader {
         }))
     }
 
-    /// Where the file lies.
+    /// Path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What the file says of itself.
+    /// Properties of the file.
     #[must_use]
     pub fn properties(&self) -> &Properties {
         &self.properties
     }
 
-    /// The random id that the file's blocks are bound to.
+    /// Unique id to which the file's blocks are bound.
     #[must_use]
     pub fn unique_id(&self) -> &[u8; 16] {
         &self.footer.unique_id
@@ -257,7 +260,7 @@ impl TableReader {
         self._charge.bytes() + self.tombstones.memory_bytes()
     }
 
-    /// Whether the whole-file filter allows a key with this hash; true where there is none or it
+    /// Whether the whole-file filter allows a key with this hash. True if there is no filter or it
     /// is partitioned. No I/O. Range tombstones are not in the filter.
     #[inline]
     #[must_use]
@@ -275,7 +278,7 @@ impl TableReader {
     }
 
     /// Visits the versions of a key that the look-up's snapshot sees, newest first, until the
-    /// visitor breaks. Range tombstones are not consulted.
+    /// visitor breaks. Range tombstones are not considered.
     pub fn lookup(
         &self,
         lookup: &Lookup<'_>,
@@ -288,7 +291,8 @@ impl TableReader {
         self.lookup_filtered(lookup, options, visit)
     }
 
-    /// [`TableReader::lookup`] of a key that [`TableReader::may_contain`] let through.
+    /// Looks up a key, as [`TableReader::lookup`] does, that [`TableReader::may_contain`] did not
+    /// exclude.
     #[inline]
     pub(crate) fn lookup_filtered(
         &self,
@@ -321,7 +325,7 @@ impl TableReader {
         Ok(())
     }
 
-    /// Looks a key up by one index block; `Continue` if its versions go on in the next one.
+    /// Looks a key up through one index block; `Continue` if its versions go on in the next one.
     fn lookup_in(
         &self,
         index: &IndexBlock,
@@ -332,7 +336,8 @@ impl TableReader {
     ) -> Result<Visit> {
         let start = index.search(lookup.key, trailer);
         for position in start..index.len() {
-            // Nothing below asks for the place of a block that is in its slot: it is a cache miss.
+            // Nothing below reads the position of a block that is in its slot, because that is a
+            // cache miss.
             let handle = || index.place(position).handle;
             let key = || self.key_of(handle());
             if options.keys_only && index.place(position).has_record {
@@ -367,7 +372,7 @@ impl TableReader {
         Ok(Visit::Continue(()))
     }
 
-    /// Goes on with the versions of a key below `seq`, by data blocks alone.
+    /// Visits the remaining versions of a key, below `seq`, from data blocks alone.
     #[cold]
     pub(super) fn lookup_older(
         &self,
@@ -409,7 +414,7 @@ impl TableReader {
         if versions.ran_out() { Ok(Visit::Continue(())) } else { Ok(Visit::Break(())) }
     }
 
-    /// The trailer at which versions that `snapshot` sees begin; `None` if it sees none.
+    /// The trailer at which the versions begin that `snapshot` sees; `None` if it sees none.
     #[inline]
     pub(super) fn seek_trailer(&self, snapshot: SeqNo) -> Option<u64> {
         match self.global_seq {
@@ -419,8 +424,9 @@ impl TableReader {
         }
     }
 
-    /// A block in memory with the only record of the block at `position` of `index`, its value cut
-    /// to the expiry. For readers that want no values; the entry must have the record's head.
+    /// A block in memory with the only record of the block at `position` of `index`, with its value
+    /// cut to the expiry. It serves readers that want no values. The entry must have the record's
+    /// head.
     pub(super) fn head_block(&self, index: &IndexBlock, position: usize) -> Result<Arc<Block>> {
         let entry = index.entry(position);
         let record = entry.record.ok_or_else(|| self.mixed_up(entry.handle))?;
@@ -467,8 +473,8 @@ impl TableReader {
         BlockKey::new(&self.footer.unique_id, handle.offset)
     }
 
-    /// Takes the file's data blocks and pieces of the Flat Index Cache out of the cache, as far as
-    /// their index partitions are there. For a file that is removed.
+    /// Removes the file's data blocks and pieces of the Flat Index Cache from the cache, for a file
+    /// that is removed. It finds only blocks whose index partitions are in the cache.
     pub fn forget_blocks(&self) {
         let forget = |index: &IndexBlock| {
             for at in 0..index.len() {
@@ -485,17 +491,17 @@ impl TableReader {
         forget(&self.index);
     }
 
-    /// Whether the block is in the cache. Nobody's use of it.
+    /// Whether the block is in the cache. Does not count as a use of the block.
     pub(super) fn is_cached(&self, handle: Handle) -> bool {
         self.cache.contains(&self.key_of(handle))
     }
 
-    /// The block, if it is in the cache: for whom does not know its slot.
+    /// The block, if it is in the cache, for callers that do not know its slot.
     pub(super) fn cached_by_key(&self, handle: Handle, kind: BlockKind) -> Option<Arc<Block>> {
         self.cache.get(&self.key_of(handle), kind)
     }
 
-    /// The data block at `handle`, from the cache or the file: for callers that do not know its
+    /// The data block at `handle`, from the cache or the file, for callers that do not know its
     /// slot.
     pub(super) fn block_by_key(
         &self,
@@ -522,7 +528,7 @@ impl TableReader {
         self.admit(handle, kind, raw, options)
     }
 
-    /// Checks a block as read, and caches it if the options say so.
+    /// Checks a block that was read, and caches it if the options say so.
     pub(super) fn admit(
         &self,
         handle: Handle,
@@ -553,7 +559,7 @@ impl TableReader {
         Error::corrupt(&self.path, handle.offset, "block of another kind than the index says")
     }
 
-    /// About how many bytes of the file lie before `user_key`.
+    /// Approximate bytes of the file before `user_key`.
     pub fn approximate_offset(&self, user_key: &[u8]) -> Result<u64> {
         let options = TableReadOptions::foreground();
         let mut position = self.index.search(user_key, u64::MAX);
@@ -574,8 +580,8 @@ impl TableReader {
         })
     }
 
-    /// At most `count` keys that cut the file into about equal parts, ascending, from the index
-    /// that is in memory (for a file with partitions: one key a partition). No I/O.
+    /// At most `count` keys that cut the file into about equal parts, ascending, from the index in
+    /// memory. A file with partitions has one key per partition. No I/O.
     #[must_use]
     pub fn index_keys(&self, count: usize) -> Vec<Vec<u8>> {
         let (prefix, entries) = (self.index.prefix(), self.index.len());
@@ -591,11 +597,11 @@ impl TableReader {
     }
 }
 
-/// What a caller knows of a file that it opens.
+/// Properties that a caller expects of a file that it opens.
 pub(super) struct ExpectedFile {
-    /// What the file is.
+    /// Type of the file.
     pub(super) layout: Layout,
-    /// What the manifest says of the file; `None` for a file that no manifest names.
+    /// Identity of the file in the manifest; `None` for a file that no manifest names.
     pub(super) identity: Option<FileIdentity>,
     /// Sequence number of all records of an ingested table.
     pub(super) global_seq: Option<SeqNo>,
@@ -603,12 +609,12 @@ pub(super) struct ExpectedFile {
     pub(super) lowest: u64,
 }
 
-/// What the manifest says of a file, so that another file is not taken for it.
+/// Identity of a file in the manifest, so that another file is not taken for it.
 #[derive(Clone, Copy)]
 pub(crate) struct FileIdentity {
     /// Length in bytes.
     pub(crate) size_bytes: u64,
-    /// Random id that the blocks are bound to.
+    /// Unique id to which the blocks are bound.
     pub(crate) unique_id: [u8; 16],
     /// CRC-32C of the whole file.
     pub(crate) checksum: u32,
@@ -629,7 +635,7 @@ fn check_identity(footer: &Footer, identity: &FileIdentity, path: &Path) -> Resu
     Ok(())
 }
 
-/// Refuses properties of a table in a value file, and the reverse.
+/// Refuses properties of a table in a value file, and properties of a value file in a table.
 fn check_layout(properties: &Properties, footer: &Footer, path: &Path) -> Result<()> {
     let corrupt = |what| Err(Error::corrupt(path, footer.properties.offset, what));
     if properties.layout() != footer.layout {
@@ -663,7 +669,7 @@ fn read_footer(
     Footer::decode(&bytes, path, len, layout)
 }
 
-/// Reads a block with its trailer, unchecked. The handle lies within the file.
+/// Reads a block with its trailer, without a check. The handle must lie within the file.
 pub(super) fn read_raw(
     file: &dyn RandomFile,
     handle: Handle,
@@ -672,7 +678,7 @@ pub(super) fn read_raw(
     file.read_new(handle.offset, handle.size as usize + TRAILER_BYTES, context)
 }
 
-/// Reads, checks and unpacks a block.
+/// Reads, checks and decompresses a block.
 pub(super) fn read_payload(
     file: &dyn RandomFile,
     path: &Path,

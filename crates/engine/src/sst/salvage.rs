@@ -1,10 +1,10 @@
-//! Reads what is whole of a damaged table, block by block.
+//! Reads the undamaged blocks of a damaged table.
 //!
 //! Each block has a checksum that is bound to the file's unique id and to the block's offset. So a
 //! block that passes is a block of this table, whatever happened to the rest of the file. If the
-//! index is whole, it names every data block. If it is not (a file that was cut has none), the
-//! blocks are found one after the other, because they lie without gaps from offset 0: the end of a
-//! block is where its checksum fits.
+//! index is whole, it names every data block. Without an index (a file that was cut has none) the
+//! blocks are found one after the other, because they lie without gaps from offset 0. The end of a
+//! block is the first offset at which its checksum matches.
 //!
 //! Invariants:
 //! 1. A record is visited only if its whole block passed its checksum, parses, and is in order.
@@ -12,9 +12,9 @@
 //!    ([`TableSalvage::lost`]).
 //! 3. The visited records are in ascending internal-key order.
 //!
-//! A read that fails counts as damage of the block, because a bad sector looks like that. Only an
-//! error of the visitor ends the salvage. Nothing is written. Cost: one read of the file; without
-//! an index one checksum step per byte as well.
+//! A read that fails counts as damage of the block, because a bad sector causes it. Only an error
+//! of the visitor ends the salvage. Nothing is written. Cost: one read of the file; without an
+//! index, one checksum step per byte in addition.
 
 use std::path::Path;
 
@@ -31,29 +31,29 @@ use crate::file_meta::FileMeta;
 use crate::key::{self, KeyRange, Kind};
 use crate::tombstone::RangeTombstone;
 
-/// Bytes that a search for the end of a block reads at a time.
+/// Number of bytes that a search for the end of a block reads at a time.
 const SCAN_BYTES: u64 = 256 << 10;
 
-/// What a damaged table still has.
+/// Result of reading a damaged table.
 #[derive(Clone, Debug, Default)]
 pub struct TableSalvage {
-    /// Records that were visited.
+    /// Number of records that were visited.
     pub records: u64,
     /// Ranges of which records are lost, in key order.
     pub lost: Vec<KeyRange>,
     /// The range tombstones; `None` if they are lost.
     pub tombstones: Option<Vec<RangeTombstone>>,
-    /// What the file says of itself, if that is whole.
+    /// Properties of the file, if they are undamaged.
     pub properties: Option<Properties>,
-    /// Whether the file is another table than the manifest names. Nothing was visited then.
+    /// Whether the file is not the table that the manifest names. Nothing was visited then.
     pub is_foreign: bool,
 }
 
 /// Receives records: encoded internal key and stored value.
 pub type RecordVisitor<'a> = dyn FnMut(&[u8], &[u8]) -> Result<()> + 'a;
 
-/// Visits every record of `file` that is whole. `meta` is what a manifest knows of the table; with
-/// a global sequence number in it records are visited with that number. Errors: those of `visit`.
+/// Visits every undamaged record of `file`. `meta` is the table's metadata from a manifest. If it
+/// has a global sequence number, records are visited with that number. Errors: those of `visit`.
 pub fn salvage_table(
     file: &dyn RandomFile,
     path: &Path,
@@ -89,9 +89,9 @@ struct Salvage<'a> {
     footer: Option<Footer>,
     unique_id: Option<[u8; 16]>,
     global_seq: Option<SeqNo>,
-    /// Smallest and largest key of the table, where they are known.
+    /// Smallest and largest key of the table, if they are known.
     bounds: Option<(Vec<u8>, Vec<u8>)>,
-    /// Point records that the table had.
+    /// Number of point records that the table had.
     entries: Option<u64>,
     /// Whether the table is known to have no range tombstones.
     without_tombstones: bool,
@@ -136,15 +136,15 @@ impl<'a> Salvage<'a> {
         }
     }
 
-    /// Notes that records between two keys, both included, are lost; without a key the bounds of
-    /// the table count.
+    /// Notes that records between two keys, both included, are lost. `None` stands for the bounds
+    /// of the table.
     fn lose(&mut self, from: Option<&[u8]>, through: Option<&[u8]>) {
         let (low, high) = match &self.bounds {
             Some((low, high)) => (Some(low.as_slice()), Some(high.as_slice())),
             None => (None, None),
         };
         let start = from.max(low).unwrap_or_default().to_vec();
-        // The end is exclusive, and the key itself may be lost.
+        // The end is exclusive, but the key itself may be lost.
         let end = match (through, high) {
             (Some(through), Some(high)) => Some(through.min(high)),
             (through, high) => through.or(high),
@@ -174,7 +174,7 @@ impl<'a> Salvage<'a> {
         };
     }
 
-    /// Every data block as the index names it; `None` if a part of the index is damaged.
+    /// Every data block that the index names; `None` if a part of the index is damaged.
     fn index(&self) -> Option<Vec<IndexedBlock>> {
         let footer = self.footer.as_ref()?;
         let read = |handle: Handle| {
@@ -240,8 +240,8 @@ impl<'a> Salvage<'a> {
         Ok(())
     }
 
-    /// The block that begins at `at`, unpacked, and where it ends: at the first place where its
-    /// checksum fits.
+    /// The block that begins at `at`, decompressed, and its end: the first offset at which its
+    /// checksum matches.
     fn next_block(&self, unique_id: &[u8; 16], at: u64) -> Option<(Vec<u8>, u64)> {
         let len = self.file.len();
         let mut bytes: Vec<u8> = Vec::new();
@@ -269,7 +269,7 @@ impl<'a> Salvage<'a> {
         }
     }
 
-    /// Whether every record of a block can be read, is behind the last one that was visited and
+    /// Whether every record of a block can be read, follows the last visited record, and lies
     /// within the bounds of the table.
     fn is_in_order(&self, data: &DataBlock) -> bool {
         let mut last = self.last_key.clone();

@@ -1,8 +1,8 @@
 //! Samples of a table's keys: the newest record of each key in some of its data blocks.
 //!
-//! Owned by nobody; the caller says how many blocks and keys. The blocks lie evenly over the
-//! table. Blocks over [`BLOCK_BYTES_MAX`] are passed over, so that large values are not read.
-//! Cost: a block is read through the block cache; of a file with partitions also a partition.
+//! The caller sets the number of blocks and keys. The blocks are spread evenly over the table.
+//! Blocks over [`BLOCK_BYTES_MAX`] are left out, so that large values are not read. Cost: a block
+//! is read through the block cache; for a file with partitions also a partition.
 
 use archipelago_base::{Result, SeqNo};
 
@@ -13,9 +13,9 @@ use crate::cache::BlockKind;
 use crate::key::{self, Kind};
 use crate::value_ref::Reference;
 
-/// Longest stored block that is read for a sample.
+/// Largest length in bytes of a stored block that is read for a sample.
 const BLOCK_BYTES_MAX: u32 = 64 << 10;
-/// Mean bytes of values in a block from which on no block of the table is read.
+/// Mean bytes of values per block from which on no block of the table is read.
 const RAW_BLOCK_BYTES_MAX: u64 = 256 << 10;
 
 /// The newest record of a key in its table.
@@ -24,8 +24,7 @@ pub(crate) struct SampledKey {
     pub(crate) key: Vec<u8>,
     pub(crate) seq: SeqNo,
     pub(crate) kind: Kind,
-    /// When the record expires (Unix milliseconds), if it does. A separated value is not read for
-    /// it.
+    /// Expiry of the record (Unix milliseconds), if it has one. No separated value is read for it.
     pub(crate) expiry: Option<u64>,
 }
 
@@ -34,12 +33,12 @@ pub(crate) struct SampledKey {
 pub(crate) struct SampledBlock {
     /// Number of different keys in the block.
     pub(crate) keys: u64,
-    /// Some of them, evenly.
+    /// Some of these keys, evenly spread.
     pub(crate) sampled: Vec<SampledKey>,
 }
 
 impl TableReader {
-    /// Samples at most `blocks_max` blocks and of each at most `keys_max` keys.
+    /// Samples at most `blocks_max` blocks, and at most `keys_max` keys of each.
     pub(crate) fn sample(&self, blocks_max: usize, keys_max: usize) -> Result<Vec<SampledBlock>> {
         let raw = self.properties().raw_value_bytes / self.properties().data_blocks.max(1);
         if raw > RAW_BLOCK_BYTES_MAX {
@@ -55,7 +54,7 @@ impl TableReader {
         Ok(out)
     }
 
-    /// At most `most` data blocks, evenly over the table.
+    /// Handles of at most `most` data blocks, evenly spread over the table.
     fn handles(&self, most: usize, options: &TableReadOptions) -> Result<Vec<Handle>> {
         let top = &self.index;
         let picked = picks(top.len(), most);
@@ -104,7 +103,7 @@ impl TableReader {
     }
 }
 
-/// The expiry that the stored value of a record says.
+/// The expiry in the stored value of a record, if it has one.
 pub(crate) fn expiry_of(kind: Kind, stored: &[u8]) -> Option<u64> {
     match kind {
         Kind::PutExpiring => stored.first_chunk().map(|bytes| u64::from_le_bytes(*bytes)),
@@ -113,10 +112,10 @@ pub(crate) fn expiry_of(kind: Kind, stored: &[u8]) -> Option<u64> {
     }
 }
 
-/// At most `most` of the positions below `len`, evenly.
+/// At most `most` of the positions below `len`, evenly spread.
 fn picks(len: usize, most: usize) -> impl Iterator<Item = usize> {
     let count = len.min(most.max(1));
-    // The middle of each part.
+    // The middle of each part is picked.
     (0..count).map(move |part| (2 * part + 1) * len / (2 * count))
 }
 

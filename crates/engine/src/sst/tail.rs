@@ -1,20 +1,20 @@
-//! The end of a table in memory while the table is opened.
+//! The end of a table, in memory while the table is opened.
 //!
-//! Footer, properties, index and filter lie together at the end of a file. Reading each for itself
-//! costs a device with latency four to five operations a file; read together they cost one, or two
-//! where they are longer than [`TAIL_BYTES`]. The memory goes when the table is open.
+//! Footer, properties, index and filter lie together at the end of a file. Separate reads of them
+//! cost four to five operations a file on a device with latency. Read together they cost one, or
+//! two if they are longer than [`TAIL_BYTES`]. The memory is freed when the table is open.
 
 use archipelago_base::Result;
 use archipelago_env::{IoContext, RandomFile};
 
-/// What is read before the footer says where the rest begins.
+/// Number of bytes that are read before the footer gives the positions of the rest.
 const TAIL_BYTES: u64 = 8 << 10;
 
 /// A file whose end is in memory.
 #[derive(Debug)]
 pub(super) struct Tail<'a> {
     file: &'a dyn RandomFile,
-    /// Where `bytes` begin in the file; they reach to its end.
+    /// Offset in the file at which `bytes` begin; they reach to its end.
     at: u64,
     bytes: Vec<u8>,
 }
@@ -28,7 +28,7 @@ impl<'a> Tail<'a> {
         Ok(Self { file, at, bytes })
     }
 
-    /// Makes it reach down to offset `from`.
+    /// Extends the bytes down to offset `from`.
     pub(super) fn lengthen(&mut self, from: u64, context: IoContext) -> Result<()> {
         if from >= self.at {
             return Ok(());

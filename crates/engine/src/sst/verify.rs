@@ -25,20 +25,24 @@ use crate::value_ref::{Reference, ValueFileMeta, ValueHandle};
 const EXPIRY_BYTES: usize = 8;
 /// Bytes of a key that an error shows.
 const KEY_SHOWN_BYTES: usize = 64;
-/// Bytes read at a time for the checksum of the file.
+/// Number of bytes read at a time for the checksum of the file.
 const CHUNK_BYTES: usize = 1 << 20;
 
 impl TableReader {
-    /// Reads the file again, past every cache, and checks: the checksum of the file (where the
-    /// manifest knows it) and of every block; that blocks lie without gaps; the order of records
-    /// and their bounds in the index; that filters know their keys; the counts in the properties,
-    /// and the sums over the references. Of a value file it also checks every value record, and
-    /// that the handles tile the value area. Costs two reads of the whole file.
+    /// Reads the file again, past every cache, and checks all of it:
+    /// - the checksum of the file (if the manifest has it) and of every block,
+    /// - that blocks lie without gaps,
+    /// - the order of records and their bounds in the index,
+    /// - that filters contain their keys,
+    /// - the counts in the properties, and the sums over the references.
+    ///
+    /// For a value file it also checks every value record, and that the handles tile the value
+    /// area. Costs two reads of the whole file.
     pub fn verify(&self, context: IoContext) -> Result<()> {
         self.checked(context).map(drop)
     }
 
-    /// See [`TableReader::verify`], and [`ForeignTable::unfit`].
+    /// Does the work of [`TableReader::verify`]. Returns the text of [`ForeignTable::unfit`].
     fn checked(&self, context: IoContext) -> Result<Option<String>> {
         let mut tail = [0; FOOTER_BYTES];
         let at = self.footer.file_bytes - FOOTER_BYTES as u64;
@@ -82,20 +86,20 @@ fn checksum(file: &dyn RandomFile, context: IoContext) -> Result<u32> {
     Ok(crc)
 }
 
-/// A table that was made elsewhere.
+/// A table that was not written by this database.
 #[derive(Clone, Debug)]
 pub struct ForeignTable {
-    /// What a manifest would know of it. `global_seq` is `None`; whoever ingests it chooses it.
+    /// Metadata as a manifest would have it. `global_seq` is `None`; the ingestion sets it.
     pub meta: FileMeta,
-    /// What it says of itself.
+    /// Properties of the file.
     pub properties: Properties,
-    /// A record that no `SstWriter` writes, if there is one: a second one of its key, one that is
-    /// larger than any may be, one without the expiry that it should have.
+    /// Description of a record that no `SstWriter` writes, if there is one. Such a record is a
+    /// second one of its key, exceeds the largest length, or lacks its expiry.
     pub unfit: Option<String>,
 }
 
-/// Verifies the file at `path` and tells what it is as file `no`: for files that were made
-/// elsewhere. Errors are those of [`TableReader::open`] and [`TableReader::verify`].
+/// Verifies the file at `path`, which was made elsewhere, and derives its metadata as file `no`.
+/// The errors are those of [`TableReader::open`] and [`TableReader::verify`].
 pub fn read_foreign_table(
     file: &Arc<dyn RandomFile>,
     path: &Path,
@@ -112,14 +116,14 @@ pub fn read_foreign_table(
     Ok(ForeignTable { meta, properties, unfit })
 }
 
-/// What the open table says of itself, as metadata with the number and the checksum of `meta`.
+/// Metadata of the open table, from the table itself, with the number and the checksum of `meta`.
 pub(crate) fn opened_meta(table: &TableReader, meta: &FileMeta) -> FileMeta {
     let (footer, no) = (&table.footer, meta.file_no());
     table.properties.to_meta(no, footer.unique_id, footer.file_bytes, meta.checksum)
 }
 
-/// What the value file `file` at `path` says of itself, as metadata with the number, the checksum
-/// and the basis of `meta`. Errors are those of [`TableReader::open`]. Costs the reads of the
+/// Metadata of the value file `file` at `path`, from the file itself, with the number, the checksum
+/// and the basis of `meta`. The errors are those of [`TableReader::open`]. Costs the reads of the
 /// index.
 pub(crate) fn opened_value_meta(
     file: &Arc<dyn RandomFile>,
@@ -132,7 +136,7 @@ pub(crate) fn opened_value_meta(
     Ok(ValueFileMeta { checksum: meta.checksum, basis: meta.basis, ..found })
 }
 
-/// Verifies the value file `file` at `path`, which `meta` describes. Errors are those of
+/// Verifies the value file `file` at `path`, which `meta` describes. The errors are those of
 /// [`TableReader::verify`]. Costs two reads of the file.
 pub fn verify_value_file(
     file: Arc<dyn RandomFile>,
@@ -145,8 +149,8 @@ pub fn verify_value_file(
     ValueTable::open(file, path, meta, &cache, &budget)?.verify(context)
 }
 
-/// Verifies the value file at `path`, which no manifest names, and says what a manifest would know
-/// of it as file `no`. Errors are those of [`TableReader::verify`]. Costs two reads of the file.
+/// Verifies the value file at `path`, which no manifest names, and derives its metadata as file
+/// `no`. The errors are those of [`TableReader::verify`]. Costs two reads of the file.
 pub fn read_foreign_value_file(
     file: &Arc<dyn RandomFile>,
     path: &Path,
@@ -160,20 +164,20 @@ pub fn read_foreign_value_file(
     Ok(ValueFileMeta { checksum: checksum(&**file, context)?, ..found.meta })
 }
 
-/// A check under way.
+/// A check that is in progress.
 struct Check<'a> {
     table: &'a TableReader,
     context: IoContext,
-    /// Where the blocks seen so far end.
+    /// End of the blocks that were checked so far.
     data_end: u64,
-    /// Blocks behind the data, to be checked for gaps.
+    /// Blocks after the data, to be checked for gaps.
     others: Vec<Handle>,
     last_key: Vec<u8>,
     /// First record that no `SstWriter` writes, as in [`ForeignTable::unfit`].
     unfit: Option<String>,
     seen: Properties,
     filter: Option<Vec<u8>>,
-    /// The values of a value file, as far as their handles were seen.
+    /// The values of a value file whose handles were checked so far.
     values: ValueScan,
 }
 
@@ -218,7 +222,7 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    /// Every index block and the data below.
+    /// Checks every index block and the data below.
     fn index(&mut self) -> Result<()> {
         let footer = &self.table.footer;
         let index = self.read_index(footer.index)?;
@@ -262,7 +266,7 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    /// That a block has the one record that its index entry says.
+    /// Checks that a block has the one record that its index entry describes.
     fn check_head(
         &self,
         index: &IndexBlock,
@@ -283,7 +287,8 @@ impl<'a> Check<'a> {
         if has_one { Ok(()) } else { Err(self.corrupt(entry.handle.offset, what)) }
     }
 
-    /// That the separator of a block is not before its last key, and says whether it goes on.
+    /// Checks that the separator of a block is not before its last key and that it says whether the
+    /// key continues.
     fn check_bound(&self, index: &IndexBlock, entry: &Entry<'_>, at: Handle) -> Result<()> {
         let separator = [index.prefix(), entry.suffix].concat();
         let last = key::user_key(&self.last_key);
@@ -333,8 +338,8 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    /// That the handle in a key block names the value record behind the last one, and that the
-    /// record is whole.
+    /// Checks that the handle in a key block names the value record after the last one, and that
+    /// the record is whole.
     fn value(&mut self, stored: &[u8], block: Handle) -> Result<()> {
         let (table, area_bytes) = (self.table, self.table.properties.data_start());
         let seen = self.seen.value_area.get_or_insert(ValueArea { bytes: 0, raw_bytes: 0 });
@@ -350,7 +355,7 @@ impl<'a> Check<'a> {
         value_file::unpack(record, at, &table.path, &table.footer.unique_id).map(drop)
     }
 
-    /// What lies behind the data: tombstones and properties, and that there are no gaps.
+    /// Checks tombstones and properties, and that no gaps lie between the blocks.
     fn rest(&mut self) -> Result<()> {
         let table = self.table;
         let footer = &table.footer;
@@ -440,7 +445,7 @@ impl<'a> Check<'a> {
     }
 }
 
-/// Why a record may not be in a file for ingestion.
+/// Reason for which a record may not be in a file for ingestion; `None` if it may.
 fn unfit(trailer: u64, user_key: &[u8], value: &[u8], repeats: bool) -> Option<&'static str> {
     let kind = Kind::from_byte(trailer as u8);
     if kind == Some(Kind::Indirect) {
@@ -505,12 +510,12 @@ fn count(seen: &mut Properties, trailer: u64, user_key: &[u8], value: &[u8]) -> 
 #[derive(Debug, Default)]
 struct ValueScan {
     bytes: Vec<u8>,
-    /// Where `bytes` begin in the file.
+    /// Offset in the file at which `bytes` begin.
     at: u64,
 }
 
 impl ValueScan {
-    /// The value record at `at`, which lies within the value area of `area_bytes`.
+    /// Returns the value record at `at`, which must lie within the value area of `area_bytes`.
     fn take(
         &mut self,
         file: &dyn RandomFile,

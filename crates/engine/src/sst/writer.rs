@@ -1,4 +1,4 @@
-//! Makes a table for ingestion: a user's sorted keys, outside of any database.
+//! Writes a table for ingestion: a user's sorted keys, outside of any database.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,12 +13,13 @@ use crate::key::{self, KEY_BYTES_MAX, Kind, VALUE_BYTES_MAX};
 use crate::tombstone::RangeTombstone;
 
 /// Writes one file of records with strictly ascending keys, one record a key. Ingesting the file
-/// gives all of them one sequence number. A range delete in it deletes what the database held
-/// before, never a record of the same file. The file says that it was made for ingestion;
-/// `Db::ingest` takes no other, because records of a database's own tables have sequence numbers
-/// that mean nothing elsewhere.
+/// gives all of them one sequence number. A range delete in the file deletes records that the
+/// database held before, never a record of the same file.
 ///
-/// An error leaves a file of no use behind; remove it.
+/// The file is marked as made for ingestion. `Db::ingest` accepts no other file, because records of
+/// a database's own tables have sequence numbers that mean nothing elsewhere.
+///
+/// After an error the file is useless, and the caller should remove it.
 #[derive(Debug)]
 pub struct SstWriter {
     builder: TableBuilder,
@@ -36,7 +37,7 @@ impl SstWriter {
         Ok(Self { builder, path: path.to_owned(), encoded: Vec::new() })
     }
 
-    /// Sets `key` to `value`.
+    /// Sets `key` to `value`. `InvalidArgument` if it does not follow the last key, or is too long.
     pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         self.add(key, Kind::Put, value)
     }
@@ -51,8 +52,8 @@ impl SstWriter {
         self.add(key, Kind::Merge, operand)
     }
 
-    /// Deletes the keys from `start` (inclusive) to `end` (exclusive) that the database held
-    /// before the file is ingested. In any order.
+    /// Deletes the keys from `start` (inclusive) to `end` (exclusive) that the database held before
+    /// the file is ingested. Range deletes may come in any order.
     pub fn delete_range(&mut self, start: &[u8], end: &[u8]) -> Result<()> {
         check_key(start)?;
         check_key(end)?;
@@ -83,13 +84,14 @@ impl SstWriter {
         self.builder.add(&self.encoded, value)
     }
 
-    /// About how long the file would be if it ended here.
+    /// Approximate length of the file in bytes if it ended here.
     #[must_use]
     pub fn estimated_bytes(&self) -> u64 {
         self.builder.estimated_bytes()
     }
 
-    /// Ends and syncs the file (the caller syncs the directory). An empty file is refused.
+    /// Ends and syncs the file; the caller syncs the directory. `InvalidArgument` if nothing was
+    /// added.
     pub fn finish(self) -> Result<FileMeta> {
         if self.builder.is_empty() {
             return Err(Error::invalid(format!("{}: nothing was added", self.path.display())));

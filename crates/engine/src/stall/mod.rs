@@ -1,44 +1,47 @@
-//! Back-pressure: how much slower writers must go so that flushes and compactions keep up.
+//! Write stalls: how much slower writers must go so that flushes and compactions keep up.
 //!
-//! [`stall`] is pure. Each cause has a debt between a *slowdown* and a *stop* threshold; let `d`
-//! be how far it is between the two, from 0 to 1. The allowed rate falls geometrically:
+//! [`stall`] is pure. Each cause has a debt between a *slowdown* and a *stop* threshold. Let `d` be
+//! its position between the two, from 0 to 1. The allowed rate falls geometrically:
 //!
 //! > rate(d) = peak · (low / peak)^d
 //!
-//! from `peak`, the ingest rate measured while nothing was delayed, to `low`, a quarter of the
-//! rate at which background work was measured to drain the debt: compactions for L0 files and for
-//! compaction debt, flushes for memory. So there is no cliff: at the slowdown threshold writers go
-//! as fast as before, each further step of debt costs the same *factor*, and since the rate passes
-//! the drain rate well before `d` = 1 the debt settles there instead of running into the stop. The
-//! slowest cause wins. L0 counts the fullest bucket's files
-//! (as layers), not the total (BucketLSM §V-D). Over the byte budget writers slow down but never
-//! stop: caches give back meanwhile, and a stop could wait for memory that a waiting reader holds.
-//! The space of garbage goes by a drain rate of its own, the speed at which garbage collection and
-//! compactions free space. So writers settle at that speed before the bound on space is reached,
-//! and stop only at the bound itself.
-//! A threshold of compaction debt that is 0 does not exist: without a slowdown threshold writers go
-//! at full speed until they stop, without a stop threshold they slow down over the range from the
-//! slowdown threshold to four times that and then stay at `low`.
+//! It falls from `peak`, the ingest rate measured while nothing was delayed, to `low`. That is a
+//! quarter of the rate at which background work was measured to drain the debt: compactions for L0
+//! files and for compaction debt, flushes for memory. So there is no cliff. At the slowdown
+//! threshold writers go as fast as before, and each further step of debt costs the same *factor*.
+//! The rate falls below the drain rate well before `d` = 1, so the debt settles there and does not
+//! reach the stop. The slowest cause decides.
 //!
-//! Memtables go another way, because what they wait for is foreseeable. While `backlog` bytes of
-//! sealed memtables wait to be flushed at a measured speed `v`, the `space` that is left is spread
-//! over the time that the flush still takes:
+//! L0 counts the fullest bucket's files (as layers), not the total (BucketLSM §V-D). Over the byte
+//! budget writers slow down but never stop. Caches free memory meanwhile, and a stop could wait for
+//! memory that a waiting reader holds. The space of garbage has a drain rate of its own: the speed
+//! at which garbage collection and compactions free space. So writers settle at that speed before
+//! the bound on space is reached, and stop only at the bound itself.
+//!
+//! A threshold of compaction debt that is 0 does not exist. Without a slowdown threshold writers go
+//! at full speed until they stop. Without a stop threshold they slow down over the range from the
+//! slowdown threshold to four times that, and then stay at `low`.
+//!
+//! Memtables have another rule, because the end of a flush is foreseeable. While `backlog` bytes of
+//! sealed memtables wait to be flushed at a measured speed `v`, the remaining `space` is spread
+//! over the remaining time of the flush:
 //!
 //! > rate = space / max(backlog / v − elapsed, backlog / 2v)
 //!
-//! If `v` is right, writers meet the end of the flush as the space ends, and without a wait if
-//! they are slower anyway. If it was too high, the rate decays with the space and never reaches
-//! zero before the flush has taken several times as long as foreseen: many short waits instead of
-//! a long one.
+//! If `v` is right, the space ends when the flush ends, and slower writers do not wait at all. If
+//! `v` was too high, the rate decays with the space. It does not reach zero before the flush has
+//! taken several times the expected time: many short waits instead of a long one.
 //!
 //! With memory nodes for memtable shards there are two such stages, and the slower one decides. The
 //! first is the space here. It drains at the speed of sends while the nodes have room, and else at
-//! that of flushes. The second is the room of the nodes. It counts once so much is there that the
-//! oldest memtables are due ([`StallInput::away_backlog_bytes`]), and drains at the speed of
-//! flushes. Full nodes only delay writers: what does not leave waits here, in the first stage.
+//! that of flushes. The second is the room of the nodes, which drains at the speed of flushes. It
+//! counts once the nodes hold so much that the oldest memtables are due
+//! ([`StallInput::away_backlog_bytes`]). Full nodes only delay writers: shards that are not sent
+//! wait here, in the first stage.
 //!
-//! [`RateMeter`] measures both rates; [`DelayController`] turns decisions into waits: a token
-//! bucket over the clock, one atomic word, thread-safe; without a delay it costs one branch.
+//! [`RateMeter`] measures both rates. [`DelayController`] turns decisions into waits: a token
+//! bucket over the clock, in one atomic word. Thread-safety: any thread may use both. Cost: one
+//! branch without a delay.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,42 +53,45 @@ use parking_lot::Mutex;
 use crate::options::CfOptions;
 use crate::version::Version;
 
-/// No writer is slowed below this many bytes a second, short of a stop.
+/// Smallest rate of a delay, in bytes a second.
 const RATE_BYTES_PER_S_MIN: u64 = 256 << 10;
-/// What counts as the peak before anything was measured.
+/// Peak rate in bytes a second that is assumed before one was measured.
 const PEAK_BYTES_PER_S_DEFAULT: u64 = 64 << 20;
-/// How far the rate falls below the peak when no drain rate was measured.
+/// Ratio of the peak to `low` if no drain rate was measured.
 const UNMEASURED_FALL: u64 = 64;
-/// A flush that takes longer than foreseen is taken to need this part of its time from now on.
+/// Smallest share of a flush's expected time that is assumed to remain, when the flush takes
+/// longer.
 const FLUSH_TIME_LEFT_MIN: f64 = 0.5;
-/// A job of fewer bytes says little about how fast such jobs run.
+/// Smallest job in bytes whose speed is measured. Smaller ones say little about the speed.
 const SPEED_BYTES_MIN: u64 = 256 << 10;
-/// The rate at the end of the slope as a part of the drain rate: 1 / this.
+/// Ratio of the drain rate to the rate at the end of the slope (`low`).
 const DRAIN_SHARE: u64 = 4;
 /// Without a stop threshold the slope ends at this many times the slowdown threshold.
 const UNSTOPPED_RANGE: f64 = 4.0;
 /// The largest debt that is not yet a stop.
 const UNSTOPPED: f64 = 1.0 - f64::EPSILON;
-/// The longest that one write waits before it looks at the state again.
+/// Longest time that one write waits before it checks the state again.
 pub const WAIT_MAX: Duration = Duration::from_secs(1);
-/// Waits shorter than this are saved up: a sleep takes longer than they do.
+/// Shortest wait that is slept. Shorter waits are saved up, because a sleep takes longer than they
+/// do.
 const WAIT_MIN: Duration = Duration::from_millis(1);
 
-/// Over how long a database measures what writers ingest.
+/// Length of the window over which a database measures the rate of ingested bytes.
 pub const INGEST_WINDOW: Duration = Duration::from_millis(100);
-/// Over how long it measures what background work drains: longer, because a flush ends all at once.
+/// Length of the window over which a database measures the rate of drained bytes. It is longer,
+/// because a flush ends in one step.
 pub const DRAIN_WINDOW: Duration = Duration::from_secs(2);
-/// In this time a measured rate that is not reached again falls to 1/e.
+/// Time in seconds in which a measured rate that is not reached again falls to 1/e.
 const RATE_MEMORY_S: f64 = 60.0;
 
-/// Why writers are slowed.
+/// Cause for which writers are slowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StallCause {
     /// The fullest bucket has many L0 files.
     L0Files,
     /// Memtables wait for their flush.
     Memtables,
-    /// Much is to be compacted.
+    /// The compaction debt is large.
     PendingBytes,
     /// Memory is over the byte budget.
     Budget,
@@ -111,26 +117,26 @@ impl StallCause {
     }
 }
 
-/// What a decision is made from: one column family's debt, and measured rates.
+/// Input of a decision: one column family's debt, and measured rates.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StallInput {
     /// L0 files of the fullest bucket, counted as [layers](crate::version::layers).
     pub l0_files: usize,
-    /// Slowdown threshold for them.
+    /// Slowdown threshold for `l0_files`.
     pub l0_slowdown: usize,
-    /// Stop threshold for them.
+    /// Stop threshold for `l0_files`.
     pub l0_stop: usize,
     /// Bytes of sealed memtables that are not in tables yet.
     pub flush_backlog_bytes: u64,
-    /// Bytes that writers may still write before they must wait for a flush: what is left in the
-    /// active memtable and in those that may yet be made.
+    /// Bytes that writers may still write before they must wait for a flush: the rest of the active
+    /// memtable, and the memtables that may still be created.
     pub memtable_space_bytes: u64,
-    /// Speed at which flushes were measured to run; 0 if none was.
+    /// Measured speed of flushes in bytes a second; 0 if none was measured.
     pub flush_bytes_per_s: u64,
-    /// Since the backlog last shrank, or began.
+    /// Time since the backlog last shrank, or began.
     pub flush_elapsed: Duration,
-    /// Speed at which shards of sealed memtables leave for memory nodes that have room, 0 if it was
-    /// not measured; `None` if they do not leave, and wait for their flush.
+    /// Speed in bytes a second at which shards of sealed memtables are sent to memory nodes that
+    /// have room; 0 if it was not measured. `None` if they are not sent, and wait for their flush.
     pub send_bytes_per_s: Option<u64>,
     /// Bytes at memory nodes that are to be flushed so that the nodes keep room.
     pub away_backlog_bytes: u64,
@@ -138,35 +144,36 @@ pub struct StallInput {
     pub away_space_bytes: u64,
     /// Compaction debt in bytes.
     pub pending_bytes: u64,
-    /// Slowdown threshold for it; 0 for none.
+    /// Slowdown threshold for `pending_bytes`; 0 for none.
     pub pending_slowdown: u64,
-    /// Stop threshold for it; 0 for none.
+    /// Stop threshold for `pending_bytes`; 0 for none.
     pub pending_stop: u64,
     /// Bytes charged to the budget.
     pub budget_used: u64,
-    /// The budget; 0 or `u64::MAX` for none.
+    /// Limit of the budget in bytes; 0 or `u64::MAX` for none.
     pub budget_limit: u64,
     /// Bytes of garbage, of unfinished outputs and of memtables, less the debt of events.
     pub space_used: u64,
-    /// Slowdown threshold for them.
+    /// Slowdown threshold for `space_used`.
     pub space_slowdown: u64,
-    /// Stop threshold for them; 0 without a bound on space.
+    /// Stop threshold for `space_used`; 0 without a bound on space.
     pub space_stop: u64,
-    /// Speed at which garbage collection and compactions were measured to free space; 0 if it was
-    /// not measured.
+    /// Measured speed at which garbage collection and compactions free space, in bytes a second; 0
+    /// if it was not measured.
     pub space_freed_bytes_per_s: u64,
-    /// What a [`RateMeter`] of ingested bytes measured while writers were not delayed; 0 if not
+    /// Rate of ingested bytes, from a [`RateMeter`] while writers were not delayed; 0 if not
     /// measured.
     pub peak_bytes_per_s: u64,
-    /// What a [`RateMeter`] of the ingested bytes that flushes wrote into tables measured; 0 if not
+    /// Rate of ingested bytes that flushes write into tables, from a [`RateMeter`]; 0 if not
     /// measured.
     pub drain_bytes_per_s: u64,
-    /// Speed at which compactions were measured to take ingested bytes out of L0; 0 if none was.
+    /// Measured speed at which compactions take ingested bytes out of L0, in bytes a second; 0 if
+    /// none was measured.
     pub compaction_bytes_per_s: u64,
 }
 
 impl StallInput {
-    /// The part that a version and its settings say; the rest is zero.
+    /// The fields that follow from a version and its settings; the others are zero.
     #[must_use]
     pub fn of(version: &Version) -> Self {
         let options: &CfOptions = version.options();
@@ -182,26 +189,26 @@ impl StallInput {
     }
 }
 
-/// What writers are told.
+/// Limit for the writers of a database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StallDecision {
     /// Writers go on at full speed.
     None,
-    /// All writers together at most this fast.
+    /// All writers together may write at most at this speed.
     Delay {
         /// The cause of the delay.
         cause: StallCause,
-        /// Bytes a second.
+        /// Speed in bytes a second.
         bytes_per_s: u64,
     },
-    /// Wait until the state has changed.
+    /// Writers wait until the state has changed.
     Stop {
         /// The cause of the stop.
         cause: StallCause,
     },
 }
 
-/// How far `debt` is between the thresholds: `None` below the first, 1 or more from the second on.
+/// Position of `debt` between the thresholds: `None` below the first, 1 from the second on.
 fn between(debt: f64, slowdown: f64, stop: f64) -> Option<f64> {
     if debt < slowdown {
         None
@@ -212,7 +219,7 @@ fn between(debt: f64, slowdown: f64, stop: f64) -> Option<f64> {
     }
 }
 
-/// How far the compaction debt is between its thresholds, of which either may be 0 for none.
+/// Position of the compaction debt between its thresholds, of which either may be 0 for none.
 fn pending_debt(input: &StallInput) -> Option<f64> {
     let debt = input.pending_bytes as f64;
     match (input.pending_slowdown, input.pending_stop) {
@@ -226,7 +233,7 @@ fn pending_debt(input: &StallInput) -> Option<f64> {
     }
 }
 
-/// The debts of the causes that have one, from 0 to 1.
+/// Position of each cause's debt between its thresholds, from 0 to 1; `None` below them.
 fn debts(input: &StallInput) -> [(StallCause, Option<f64>); 3] {
     let limit = match input.budget_limit {
         0 => f64::INFINITY,
@@ -240,7 +247,7 @@ fn debts(input: &StallInput) -> [(StallCause, Option<f64>); 3] {
     ]
 }
 
-/// How far the used space is between its thresholds; `None` without a bound.
+/// Position of the used space between its thresholds; `None` without a bound.
 fn space_debt(input: &StallInput) -> Option<f64> {
     if input.space_stop == 0 {
         return None;
@@ -262,8 +269,8 @@ fn rate_at(debt: f64, input: &StallInput, drain: u64) -> f64 {
     peak as f64 * (low / peak as f64).powf(debt)
 }
 
-/// The measured speed of the background work that lowers the debt of `cause`. Before the first
-/// compaction of L0 has ended, the speed of flushes is the best guess.
+/// Measured speed of the background work that lowers the debt of `cause`. Before the first
+/// compaction of L0 has ended, the speed of flushes is used instead.
 fn drain_of(cause: StallCause, input: &StallInput) -> u64 {
     match (cause, input.compaction_bytes_per_s) {
         (StallCause::L0Files | StallCause::PendingBytes, speed) if speed > 0 => speed,
@@ -271,8 +278,8 @@ fn drain_of(cause: StallCause, input: &StallInput) -> u64 {
     }
 }
 
-/// The rate that brings writers to the end of the flush as their space ends, by the slower of the
-/// two stages; `None` if nothing waits to be flushed.
+/// The rate at which the space of writers ends together with the flush, by the slower of the two
+/// stages; `None` if nothing waits to be flushed.
 fn memtable_rate(input: &StallInput) -> Option<f64> {
     let leaves_at = input.send_bytes_per_s.unwrap_or(input.flush_bytes_per_s);
     let (backlog, elapsed) = (input.flush_backlog_bytes, input.flush_elapsed);
@@ -282,8 +289,8 @@ fn memtable_rate(input: &StallInput) -> Option<f64> {
     here.into_iter().chain(away).min_by(f64::total_cmp)
 }
 
-/// The rate that brings writers to the end of `backlog` bytes, which drain at `speed`, as `space`
-/// bytes end; `None` without a backlog.
+/// The rate at which `space` bytes end together with `backlog` bytes that drain at `speed`; `None`
+/// without a backlog.
 fn stage_rate(backlog: u64, space: u64, speed: u64, elapsed: Duration) -> Option<f64> {
     if backlog == 0 {
         return None;
@@ -297,8 +304,8 @@ fn stage_rate(backlog: u64, space: u64, speed: u64, elapsed: Duration) -> Option
     Some(space as f64 / left_s)
 }
 
-/// Bytes that are to be flushed from memory nodes that hold `held_bytes` and may hold
-/// `limit_bytes`: when nine tenths are exceeded, all but three quarters.
+/// Bytes to flush from memory nodes that hold `held_bytes` and may hold `limit_bytes`. If nine
+/// tenths are exceeded, all but three quarters are flushed.
 #[must_use]
 pub fn away_excess_bytes(held_bytes: u64, limit_bytes: u64) -> u64 {
     match held_bytes > limit_bytes / 10 * 9 {
@@ -307,9 +314,9 @@ pub fn away_excess_bytes(held_bytes: u64, limit_bytes: u64) -> u64 {
     }
 }
 
-/// The measured speed of flushes (or of compactions of L0) after one of `bytes` took `duration`,
-/// while `at_once` of them ran: its own speed times how many run, smoothed; `before` is the speed
-/// so far, 0 if none was measured. A job of few bytes says little and changes nothing.
+/// Smoothed speed of flushes (or of compactions of L0) after one of `bytes` took `duration`, while
+/// `at_once` of them ran. The measured speed is that of the job times `at_once`. `before` is the
+/// speed so far, 0 if none was measured. A job of few bytes says little and changes nothing.
 #[must_use]
 pub fn job_speed(before: u64, bytes: u64, at_once: usize, duration: Duration) -> u64 {
     if bytes < SPEED_BYTES_MIN && before > 0 {
@@ -320,7 +327,7 @@ pub fn job_speed(before: u64, bytes: u64, at_once: usize, duration: Duration) ->
     if before == 0 { speed } else { before - before / 4 + speed / 4 }
 }
 
-/// How fast writers may go; see the module.
+/// Decides at which rate writers may go; the head of the module has the rules.
 #[must_use]
 pub fn stall(input: &StallInput) -> StallDecision {
     let mut worst: Option<(f64, StallCause)> = None;
@@ -354,9 +361,10 @@ pub fn stall(input: &StallInput) -> StallDecision {
     }
 }
 
-/// Measures what a rate reaches: the largest over a window, slowly forgotten. One for the bytes
-/// that writers ingest while they are not delayed, one for those that flushes drain (with a window
-/// of seconds, because a flush ends all at once). `add` is one relaxed atomic add.
+/// Measures the rate that bytes reach: the largest over a window, which is slowly forgotten. One
+/// meter serves the bytes that writers ingest while they are not delayed. Another one serves the
+/// bytes that flushes drain, with a window of seconds, because a flush ends in one step. `add` is
+/// one relaxed atomic add.
 #[derive(Debug)]
 pub struct RateMeter {
     clock: Arc<dyn Clock>,
@@ -386,13 +394,13 @@ impl RateMeter {
         self.total.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Sets how many bytes were counted in all, where somebody else counts them.
+    /// Sets the number of bytes that were counted in all, for a count that is kept elsewhere.
     pub fn set_total(&self, bytes: u64) {
         self.total.store(bytes, Ordering::Relaxed);
     }
 
-    /// The rate in bytes a second; 0 before the first window has ended. Ends the window if it is
-    /// over, so call it now and then, whenever a decision is made.
+    /// The rate in bytes a second; 0 before the first window has ended. The call ends the window if
+    /// it is over, so it must come from time to time, whenever a decision is made.
     pub fn rate(&self) -> u64 {
         let mut window = self.state.lock();
         let now = self.clock.now_ns();
@@ -408,8 +416,8 @@ impl RateMeter {
         window.bytes_per_s as u64
     }
 
-    /// Forgets what was counted since the window began: call it while writers are delayed, whose
-    /// rate says nothing about what they could do.
+    /// Forgets the bytes that were counted since the window began. Call it while writers are
+    /// delayed, because their rate then does not show their possible rate.
     pub fn restart_window(&self) {
         let mut window = self.state.lock();
         window.since_ns = self.clock.now_ns();
@@ -417,33 +425,33 @@ impl RateMeter {
     }
 }
 
-/// Spreads a rate over writers; see the module.
+/// Spreads a rate over writers: a token bucket in one atomic word.
 #[derive(Debug)]
 pub struct DelayController {
     clock: Arc<dyn Clock>,
-    /// When the bytes admitted so far are paid for, in the clock's nanoseconds.
+    /// Time at which the bytes admitted so far are paid for, in the clock's nanoseconds.
     paid_until_ns: AtomicU64,
 }
 
 impl DelayController {
-    /// A controller that owes nothing.
+    /// A controller without admitted bytes.
     #[must_use]
     pub fn new(clock: Arc<dyn Clock>) -> Self {
         Self { clock, paid_until_ns: AtomicU64::new(0) }
     }
 
-    /// Whether the next write would have to wait for what was admitted before.
+    /// Whether the next write would have to wait for bytes that were admitted before.
     #[must_use]
     pub fn is_owed(&self) -> bool {
         let paid = self.paid_until_ns.load(Ordering::Relaxed);
         Duration::from_nanos(paid.saturating_sub(self.clock.now_ns())) >= WAIT_MIN
     }
 
-    /// Admits a write of `bytes` at `bytes_per_s` (of a [`StallDecision::Delay`]) and says how long
-    /// the writer must wait first: at most [`WAIT_MAX`].
+    /// Admits a write of `bytes` at `bytes_per_s` (of a [`StallDecision::Delay`]). Returns the time
+    /// for which the writer must wait first, at most [`WAIT_MAX`].
     ///
-    /// The cost of what does not fit that bound is forgiven, so that one huge write does not
-    /// hold up everybody for minutes.
+    /// Cost beyond that limit is forgiven, so that one huge write does not delay all writers for
+    /// minutes.
     #[must_use]
     pub fn admit(&self, bytes: u64, bytes_per_s: u64) -> Duration {
         let now = self.clock.now_ns();

@@ -76,7 +76,7 @@ fn threshold_of_zero_is_none() {
     assert_eq!(at(4 * gb - 1, 0, 4 * gb), StallDecision::None);
     assert_eq!(at(4 * gb, 0, 4 * gb), StallDecision::Stop { cause });
     assert_eq!(at(gb - 1, gb, 0), StallDecision::None);
-    // As slow as at the end of the slope, whatever the debt, and never stopped.
+    // Writers go as slowly as at the end of the slope, at any debt, and are never stopped.
     let slowest = at(4 * gb, gb, 0);
     assert!(matches!(slowest, StallDecision::Delay { cause: StallCause::PendingBytes, .. }));
     assert_eq!(at(most, gb, 0), slowest);
@@ -109,8 +109,8 @@ fn writers_settle_at_the_speed_of_garbage_collection() {
     assert!(matches!(stall(&at), StallDecision::Delay { cause: StallCause::Space, .. }));
 }
 
-/// Writes at the allowed rate through one flush that takes `takes_s`; gives what was written
-/// and the longest that one KiB had to wait.
+/// Writes at the allowed rate through one flush that takes `takes_s`. Returns the written bytes and
+/// the longest wait of one KiB.
 fn through_a_flush(flush_bytes_per_s: u64, takes_s: f64, wish_bytes_per_s: f64) -> (f64, f64) {
     let mut at = StallInput { flush_backlog_bytes: 64 << 20, flush_bytes_per_s, ..input() };
     let (mut space, mut longest_s) = (f64::from(64 << 20), 0.0f64);
@@ -129,16 +129,16 @@ fn through_a_flush(flush_bytes_per_s: u64, takes_s: f64, wish_bytes_per_s: f64) 
 #[test]
 fn writers_meet_the_end_of_a_flush_as_their_space_ends() {
     let mb = f64::from(1 << 20);
-    // Foreseen rightly: most of the space is used, nobody waits long.
+    // The speed was right: most of the space is used, and no write waits long.
     let (written, longest_s) = through_a_flush(40 << 20, 1.6, 1e9);
     assert!(written > 50.0 * mb && longest_s < 0.01, "{written} {longest_s}");
     // Writers that are slower than the flush are not slowed at all.
     let (written, _) = through_a_flush(160 << 20, 0.4, 100.0 * mb);
     assert!(written > 39.9 * mb, "{written}");
-    // It takes three times as long as foreseen: slower and slower, but no stop.
+    // The flush takes three times the expected time: writers slow down and do not stop.
     let (_, longest_s) = through_a_flush(120 << 20, 1.6, 1e9);
     assert!(longest_s < 0.01, "{longest_s}");
-    // Never measured.
+    // The speed was never measured.
     let (_, longest_s) = through_a_flush(0, 3.0, 1e9);
     assert!(longest_s < 0.01, "{longest_s}");
     let full = StallInput { flush_backlog_bytes: 1, memtable_space_bytes: 0, ..input() };

@@ -1,14 +1,14 @@
 //! Range tombstones: deletes of a whole key range.
 //!
 //! A [`TombstoneSet`] answers "which is the newest tombstone at or below a sequence number that
-//! covers this key?", however the tombstones overlap. It is immutable. A memtable shard owns one
-//! and replaces it by a longer one that shares its parts ([`TombstoneSet::with`]); a table's reader
-//! owns one that was built when the table was opened.
+//! covers this key?", for any overlap of tombstones. It is immutable. A memtable shard owns a set
+//! and replaces it by a longer one that shares its parts ([`TombstoneSet::with`]). A table's reader
+//! owns a set that was built when the table was opened.
 //!
 //! The set does not cut overlapping tombstones into fragments with a list of versions each: `n`
 //! nested tombstones would have `n²` of those. Its parts are *blocks*. A block holds the skyline of
-//! its tombstones (`skyline`), which alone answers questions about the newest tombstone, and its
-//! history, which answers questions about earlier sequence numbers:
+//! its tombstones (`skyline`), which alone answers questions about the newest tombstone. It also
+//! holds its history, which answers questions about earlier sequence numbers:
 //!
 //! ```text
 //! blocks, oldest first   [   4096 tombstones   ] [ 512 ] [ 64 ] [17]
@@ -22,13 +22,13 @@
 //! 3. The last blocks of a set at least double in size from the right to the left, so a set of `n`
 //!    tombstones has O(log n) blocks. All blocks but the last are full leaves or merges of them.
 //!
-//! Thread-safety: immutable values. Failure: none. Cost: tombstones that are added in any pieces
-//! cost O(n log n) comparisons in all, because a tombstone takes part in O(log n) merges. A set
-//! takes O(n) memory if tombstones do not overlap, else at most 24 bytes for each of O(log n)
-//! levels, of which every second one is kept. A question takes one binary search for each block
-//! and, at an earlier sequence number, up to four for each level of a block. A set of at most 64
-//! tombstones is one block. Blocks charge their memory to a [`TombstoneAccount`] until the last set
-//! that shares them is dropped.
+//! Thread-safety: immutable values. Failure: none.
+//! Cost: tombstones that are added in any pieces cost O(n log n) comparisons in all, because a
+//! tombstone takes part in O(log n) merges. A set takes O(n) memory if tombstones do not overlap.
+//! Else it takes at most 24 bytes per tombstone for each of O(log n) levels, of which every second
+//! one is kept. A question takes one binary search for each block. At an earlier sequence number it
+//! takes up to four for each level of a block. A set of at most 64 tombstones is one block. Blocks
+//! charge their memory to a [`TombstoneAccount`] until the last set that shares them is dropped.
 
 use std::sync::Arc;
 
@@ -43,9 +43,9 @@ mod tests;
 pub(crate) use skyline::Skyline;
 pub use span::TombstoneSpan;
 
-/// Most tombstones of a leaf block.
+/// Largest number of tombstones in a leaf block.
 const LEAF_TOMBSTONES: usize = 64;
-/// Bytes of a shared key beside the key itself: its counters.
+/// Memory of a shared key in bytes, without the key itself: its counters.
 const KEY_OVERHEAD_BYTES: u64 = 16;
 
 /// One delete of the keys from `start` (inclusive) to `end` (exclusive). Cloning it copies no key.
@@ -55,13 +55,13 @@ pub struct RangeTombstone {
     pub start: Arc<[u8]>,
     /// First key that is not deleted.
     pub end: Arc<[u8]>,
-    /// When it was written: older records in the range are deleted.
+    /// Sequence number of the delete: older records in the range are deleted.
     pub seq: SeqNo,
 }
 
 impl RangeTombstone {
-    /// The part within `start..end` (`None`: no end), which shares its keys; `None` if nothing is
-    /// left.
+    /// The part within `start..end` (`None`: no end), which shares the keys of the bounds; `None`
+    /// if nothing is left.
     #[must_use]
     pub fn clipped(mut self, start: &Arc<[u8]>, end: Option<&Arc<[u8]>>) -> Option<Self> {
         if self.start < *start {
@@ -73,19 +73,19 @@ impl RangeTombstone {
         (!self.is_empty()).then_some(self)
     }
 
-    /// Whether it deletes nothing.
+    /// Whether the tombstone deletes no key.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.start >= self.end
     }
 
-    /// Whether it deletes `key`.
+    /// Whether the tombstone deletes keys equal to `key`.
     #[must_use]
     pub fn covers(&self, key: &[u8]) -> bool {
         *self.start <= *key && *key < *self.end
     }
 
-    /// Bytes of memory that a list needs for it, its keys included.
+    /// Bytes of memory that a list needs for the tombstone, its keys included.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         size_of::<Self>() as u64 + key_bytes(&self.start) + key_bytes(&self.end)
@@ -96,7 +96,7 @@ fn key_bytes(key: &[u8]) -> u64 {
     key.len() as u64 + KEY_OVERHEAD_BYTES
 }
 
-/// What the blocks of a set charge their memory to.
+/// Account to which the blocks of a set charge their memory.
 #[derive(Clone, Debug)]
 pub struct TombstoneAccount {
     /// The budget that is charged.
@@ -105,35 +105,35 @@ pub struct TombstoneAccount {
     pub class: MemoryClass,
 }
 
-/// What a block knows of earlier sequence numbers.
+/// Data of a block about earlier sequence numbers.
 #[derive(Debug)]
 enum History {
-    /// The skyline says everything.
+    /// Nothing: the skyline is exact, so it answers every question.
     Exact,
-    /// The tombstones themselves.
+    /// The tombstones of a leaf.
     Leaf(Vec<RangeTombstone>),
-    /// Older blocks first.
+    /// Blocks below this one, older ones first.
     Blocks(Vec<Arc<Block>>),
 }
 
-/// What is known of a block's tombstones.
+/// Summary of a block's tombstones.
 #[derive(Debug)]
 struct Summary {
-    /// How many the block was made of.
+    /// Number of tombstones from which the block was made.
     count: usize,
-    /// 0 for a leaf.
+    /// Height of the block; 0 for a leaf.
     level: u32,
     lowest: SeqNo,
     highest: SeqNo,
 }
 
-/// A part of a set; see the module.
+/// A part of a set: the skyline and the history of some of its tombstones.
 #[derive(Debug)]
 struct Block {
     skyline: Skyline,
     history: History,
     summary: Summary,
-    /// Memory of this block alone.
+    /// Memory of this block alone, in bytes.
     bytes: u64,
     _charge: Option<Charge>,
 }
@@ -179,7 +179,7 @@ impl Block {
         let mut blocks = Vec::new();
         for block in [older, newer] {
             match &block.history {
-                // Of two levels one is kept.
+                // Of every two levels one is kept.
                 History::Blocks(below) if level % 2 == 0 => blocks.extend(below.iter().cloned()),
                 _ => blocks.push(Arc::clone(block)),
             }
@@ -200,7 +200,7 @@ impl Block {
         if newest <= snapshot { Some(newest) } else { self.earlier(key, snapshot) }
     }
 
-    /// As [`Self::newest`], where the newest of all is after the snapshot.
+    /// The newest tombstone at or below `snapshot`, if the newest of all is after the snapshot.
     #[cold]
     fn earlier(&self, key: &[u8], snapshot: SeqNo) -> Option<SeqNo> {
         match &self.history {
@@ -246,7 +246,7 @@ impl Block {
         self.bytes + below
     }
 
-    /// Cuts and tombstones in memory, for tests that count.
+    /// Number of cuts and tombstones in memory, for tests that count.
     #[cfg(test)]
     fn parts(&self) -> usize {
         let below: usize = match &self.history {
@@ -271,7 +271,7 @@ fn newest_of(blocks: &[Arc<Block>], key: &[u8], snapshot: SeqNo) -> Option<SeqNo
 
 fn add_blocks(blocks: &[Arc<Block>], key: &[u8], snapshot: SeqNo, span: &mut TombstoneSpan) {
     for block in blocks.iter().rev() {
-        // What is older than an answer that holds for the whole span changes nothing in it.
+        // Tombstones older than an answer for the whole span change nothing in it.
         if block.summary.lowest <= snapshot && span.newest() < block.summary.highest {
             block.add_to(key, snapshot, span);
         }
@@ -288,16 +288,16 @@ fn add_tombstone(tombstone: &RangeTombstone, key: &[u8], span: &mut TombstoneSpa
     }
 }
 
-/// Range tombstones that can be asked by key and sequence number; see the module.
+/// Range tombstones that answer questions by key and sequence number.
 #[derive(Clone, Debug, Default)]
 pub struct TombstoneSet {
-    /// Older ones first.
+    /// The blocks, older ones first.
     blocks: Vec<Arc<Block>>,
     account: Option<TombstoneAccount>,
 }
 
 impl PartialEq for TombstoneSet {
-    /// Whether both hold the same tombstones.
+    /// Whether both sets hold the same tombstones.
     fn eq(&self, other: &Self) -> bool {
         let sorted = |set: &Self| {
             let mut all = set.list();
@@ -317,14 +317,14 @@ impl TombstoneSet {
         Self::default().with(tombstones.to_vec())
     }
 
-    /// An empty set that charges what is added to it to `account`.
+    /// An empty set that charges later additions to `account`.
     #[must_use]
     pub fn charged_to(account: TombstoneAccount) -> Self {
         Self { blocks: Vec::new(), account: Some(account) }
     }
 
-    /// This set with `more` tombstones, in any order; empty ones are ignored. Both sets share what
-    /// they have in common.
+    /// This set with `more` tombstones, in any order; empty ones are ignored. Both sets share their
+    /// common blocks.
     #[must_use]
     pub fn with(&self, mut more: Vec<RangeTombstone>) -> Self {
         let account = self.account.as_ref();
@@ -353,7 +353,7 @@ impl TombstoneSet {
         Self { blocks, account: self.account.clone() }
     }
 
-    /// Whether there are none.
+    /// Whether the set has no tombstone.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -374,7 +374,7 @@ impl TombstoneSet {
         add_blocks(&self.blocks, key, snapshot, span);
     }
 
-    /// The tombstones. Neighbours of one sequence number may have become one.
+    /// The tombstones. Neighbours with one sequence number may have been joined.
     #[must_use]
     pub fn list(&self) -> Vec<RangeTombstone> {
         let mut all = Vec::with_capacity(self.blocks.iter().map(|block| block.summary.count).sum());
@@ -382,13 +382,13 @@ impl TombstoneSet {
         all
     }
 
-    /// Bytes of memory, those that it shares with other sets included.
+    /// Bytes of memory, including memory that the set shares with other sets.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         self.blocks.iter().map(|block| block.memory_bytes()).sum()
     }
 
-    /// Cuts and tombstones in memory, for tests that count.
+    /// Number of cuts and tombstones in memory, for tests that count.
     #[cfg(test)]
     pub(crate) fn parts(&self) -> usize {
         self.blocks.iter().map(|block| block.parts()).sum()

@@ -2,7 +2,7 @@
 //!
 //! A skyline is a list of cuts. A cut names a key and the newest tombstone that covers all keys
 //! from there to the next cut, or says that no tombstone covers them. `n` tombstones have at most
-//! `2n` cuts, however they overlap, because every cut is a start or an end of a tombstone.
+//! `2n` cuts for any overlap, because every cut is a start or an end of a tombstone.
 //!
 //! Invariants:
 //! 1. Cuts are strictly ascending by key, and neighbours name different tombstones.
@@ -22,7 +22,7 @@ use archipelago_base::SeqNo;
 
 use super::RangeTombstone;
 
-/// A sequence number that has room for "no tombstone" in eight bytes.
+/// A sequence number as eight bytes that leave room for "no tombstone".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Stamp(NonZeroU64);
 
@@ -36,7 +36,7 @@ impl Stamp {
     }
 }
 
-/// Where the newest tombstone changes.
+/// A key at which the newest tombstone changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Cut {
     key: Arc<[u8]>,
@@ -48,7 +48,7 @@ struct Cut {
 pub(crate) struct Piece<'a> {
     /// First key of the range.
     pub(crate) start: &'a [u8],
-    /// First key past it; `None` if it has no end, which is never so for a covered piece.
+    /// First key past the range; `None` if it has no end. A covered piece always has one.
     pub(crate) end: Option<&'a [u8]>,
     /// Sequence number of the newest tombstone; `None` if there is none.
     pub(crate) newest: Option<SeqNo>,
@@ -62,7 +62,7 @@ pub(crate) struct Skyline {
 }
 
 impl Skyline {
-    /// Of `tombstones` in any order; empty ones are ignored.
+    /// The skyline of `tombstones` in any order; empty ones are ignored.
     pub(crate) fn of(tombstones: &[RangeTombstone]) -> Self {
         let mut starts: Vec<&RangeTombstone> =
             tombstones.iter().filter(|tombstone| !tombstone.is_empty()).collect();
@@ -86,7 +86,7 @@ impl Skyline {
         sweep.skyline
     }
 
-    /// Of the tombstones of both.
+    /// The skyline of the tombstones of both.
     pub(crate) fn merged(one: &Self, other: &Self) -> Self {
         let mut merged = Self {
             cuts: Vec::with_capacity(one.cuts.len() + other.cuts.len()),
@@ -121,7 +121,7 @@ impl Skyline {
         }
     }
 
-    /// Whether it says everything that its tombstones say (invariant 3).
+    /// Whether the skyline is exact (invariant 3).
     pub(crate) fn is_exact(&self) -> bool {
         self.exact || self.cuts.is_empty()
     }
@@ -166,7 +166,7 @@ impl Skyline {
         })
     }
 
-    /// How many cuts, for tests that count.
+    /// Number of cuts, for tests that count.
     #[cfg(test)]
     pub(crate) fn cuts(&self) -> usize {
         self.cuts.len()
@@ -183,15 +183,15 @@ impl Skyline {
     }
 }
 
-/// A tombstone that the sweep is inside of; the newest is the greatest.
+/// A tombstone that the sweep is inside of. The newest one is the greatest.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Open<'a> {
     newest: Stamp,
     end: &'a [u8],
 }
 
-/// Goes over the key space from the left to the right and holds the tombstones that it is inside
-/// of, those that have ended only until they come to the top.
+/// A sweep over the key space from left to right. It holds the tombstones that it is inside of. A
+/// tombstone that has ended stays until it is at the top of the heap.
 struct Sweep<'a> {
     open: BinaryHeap<Open<'a>>,
     skyline: Skyline,

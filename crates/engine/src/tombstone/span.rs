@@ -1,4 +1,4 @@
-//! The answer to a question about range tombstones, with the keys for which it is the same.
+//! The answer to a question about range tombstones, with the range of keys for which it holds.
 
 use archipelago_base::SeqNo;
 
@@ -8,7 +8,7 @@ pub struct TombstoneSpan {
     newest: SeqNo,
     start: Vec<u8>,
     end: Vec<u8>,
-    /// `end` says nothing: the span has no end.
+    /// Whether the span has no end; `end` is then not used.
     endless: bool,
 }
 
@@ -20,7 +20,7 @@ impl Default for TombstoneSpan {
 
 impl TombstoneSpan {
     /// Sequence number of the newest delete; [`SeqNo::ZERO`] if there is none. Records with a
-    /// smaller one are deleted.
+    /// smaller number are deleted.
     #[inline]
     #[must_use]
     pub fn newest(&self) -> SeqNo {
@@ -34,21 +34,21 @@ impl TombstoneSpan {
         &self.start
     }
 
-    /// First key past it; `None` if it has no end, which is never so for a covered span.
+    /// First key past the span; `None` if it has no end. A covered span always has one.
     #[must_use]
     pub fn end(&self) -> Option<&[u8]> {
         (!self.endless).then_some(&self.end)
     }
 
-    /// All keys, no delete: what a question starts with.
+    /// Resets the span to all keys without a delete, which is the start of a question.
     pub fn reset(&mut self) {
         self.newest = SeqNo::ZERO;
         self.start.clear();
         self.endless = true;
     }
 
-    /// A source says: from `start` to `end` (`None`: no end), which holds the asked key, my newest
-    /// visible delete is `newest`, if there is one.
+    /// Adds the answer of one source. The range from `start` to `end` (`None`: no end) holds the
+    /// asked key. In it, the source's newest visible delete is `newest`, if there is one.
     pub fn add(&mut self, start: &[u8], end: Option<&[u8]>, newest: Option<SeqNo>) {
         if start > self.start.as_slice() {
             self.start.clear();

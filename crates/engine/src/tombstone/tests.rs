@@ -16,7 +16,7 @@ fn newest(list: &[RangeTombstone], key: &[u8], snapshot: SeqNo) -> Option<SeqNo>
     list.iter().filter(seen).map(|tombstone| tombstone.seq).max()
 }
 
-/// Overlaps that once made a fragment for each pair of tombstones.
+/// Overlaps that once caused a fragment for each pair of tombstones.
 #[derive(Clone, Copy, Debug)]
 enum Shape {
     NestedLeft,
@@ -55,7 +55,7 @@ impl Shape {
     }
 }
 
-/// Sets of the same tombstones that were made in different pieces.
+/// Sets of the same tombstones, built in different pieces.
 fn sets(list: &[RangeTombstone], piece: usize) -> [TombstoneSet; 2] {
     let grown =
         list.chunks(piece).fold(TombstoneSet::default(), |set, more| set.with(more.to_vec()));

@@ -1,13 +1,14 @@
 //! [`Transaction`]: what a user reads, writes, locks and commits with.
 //!
-//! The snapshot is taken by the first read, or by [`Transaction::set_snapshot`]. A read looks at
-//! the own writes first and goes to the snapshot for the rest. A read for update with row locks
-//! looks at the newest state instead, which it can do because nothing but a plain write changes the
-//! row from then on, and the commit notices that.
+//! The first read takes the snapshot, or [`Transaction::set_snapshot`] does. A read looks at the
+//! own writes first and at the snapshot for the rest. A read for update with row locks looks at the
+//! newest state instead, if the transaction has no snapshot yet. From then on only a plain write
+//! can change the row, and the commit notices that.
 //!
 //! Invariants: see the module of transactions. Thread-safety: one thread at a time.
-//! Failure: a call that fails changes nothing, except that row locks which it waited for and got
-//! stay. Cost: see the module of transactions.
+//! Failure: a call that fails changes nothing, except that it keeps the row locks that it was
+//! granted.
+//! Cost: see the module of transactions.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -35,35 +36,35 @@ use crate::pinned::PinnedSlice;
 use crate::stats::Ticker;
 use crate::wal::{BatchMark, WriteBatch};
 
-/// Memory from which on a transaction counts to the byte budget, and the step in which it does.
+/// Step in bytes in which a transaction charges its memory to the byte budget. Less is not charged.
 const CHARGE_STEP_BYTES: u64 = 64 << 10;
 /// Buffers larger than this are given back at the end of a transaction.
 const KEPT_BYTES_MAX: usize = 64 << 10;
-/// Memory of a row lock beside the key.
+/// Memory of a row lock, without the key.
 const LOCK_BYTES: u64 = 128;
-/// Memory of a record in a batch beside key and value.
+/// Memory of a record in a batch, without key and value.
 const OP_BYTES: u64 = 16;
 
 /// A row lock of this transaction.
 struct HeldLock {
     mode: LockMode,
-    /// Its place among all locks that the transaction has ever taken.
+    /// Position of the lock among all locks that the transaction has ever taken.
     serial: u64,
-    /// Calls of `get_for_update` that were not undone.
+    /// Calls of `get_for_update` that were not taken back.
     reads: u32,
 }
 
-/// A point to go back to.
+/// The state to which a rollback to a savepoint returns.
 struct Savepoint {
     writes: BatchMark,
-    /// Locks with this serial or a larger one were taken after it.
+    /// Locks with this serial or a larger one were taken after the savepoint.
     next_serial: u64,
 }
 
-/// Reads and writes that are committed together or not at all; see
-/// [`Db::transaction`].
+/// Reads and writes that are committed together or not at all; made by [`Db::transaction`].
 ///
-/// Dropping it rolls it back. After a commit or a rollback it is empty and can be used again.
+/// A transaction that is dropped is rolled back. After a commit or a rollback it is empty and can
+/// be used again.
 pub struct Transaction {
     db: Db,
     options: TransactionOptions,
@@ -71,7 +72,7 @@ pub struct Transaction {
     /// Holds the snapshot, once there is one.
     read_options: ReadOptions,
     footprint: Footprint,
-    /// What iterators have passed.
+    /// Notes of the keys that iterators have passed.
     passed: Vec<Arc<Mutex<PassedKeys>>>,
     owner: Option<OwnerId>,
     locks: BTreeMap<Arc<RowKey>, HeldLock>,
@@ -115,7 +116,7 @@ impl Db {
         self.transaction_with(TransactionOptions::default())
     }
 
-    /// A transaction with other settings.
+    /// A transaction with the given settings.
     ///
     /// ```
     /// # use archipelago_engine::{db::Db, options::{DbOptions, WriteOptions}};
@@ -176,13 +177,13 @@ impl Transaction {
         self.read(cf, key, is_checked)
     }
 
-    /// [`Transaction::get_entry`] of a key that the transaction means to write: whatever the
-    /// isolation, the commit fails if another write has changed the key since.
+    /// [`Transaction::get_entry`] of a key that the transaction means to write. At any isolation,
+    /// the commit fails if another write has changed the key since.
     ///
-    /// With [`Locking::Pessimistic`] it locks the row, and waits for other transactions that have
-    /// done so in a mode that excludes `mode`. It then sees the newest value, if the transaction
-    /// has no snapshot yet. A plain write takes no lock: it does not wait, and makes the commit
-    /// fail.
+    /// With [`Locking::Pessimistic`] the call locks the row. It waits for other transactions that
+    /// have locked the row in a mode that excludes `mode`. It then reads the newest value, if the
+    /// transaction has no snapshot yet. A plain write takes no lock: it does not wait, and makes
+    /// the commit fail.
     ///
     /// Errors: those of [`Transaction::get`]. `Busy` with a [`Conflict`]: `Deadlock` or
     /// `LockTimeout` if the lock was not granted; `Key` if the key has changed since the snapshot.
@@ -209,9 +210,9 @@ impl Transaction {
         found
     }
 
-    /// Takes back one [`Transaction::get_for_update`] of `key`. After the last one its row lock is
-    /// given back, unless the transaction has written the key. With [`Isolation::Snapshot`] the
-    /// commit does not check the key any more; with [`Isolation::Serializable`] it still does.
+    /// Takes back one [`Transaction::get_for_update`] of `key`. The last call releases the row
+    /// lock, unless the transaction has written the key. With [`Isolation::Snapshot`] the commit
+    /// does not check the key any more; with [`Isolation::Serializable`] it still does.
     pub fn undo_get_for_update(&mut self, cf: &ColumnFamily, key: &[u8]) {
         let row_key = row_key_of(cf, key);
         if let Some(lock) = self.locks.get_mut(&row_key) {
@@ -248,7 +249,7 @@ impl Transaction {
         let bounds = bounds_of(&options);
         let own = self.writes.records(cf.id(), &bounds);
         let iter = scan(self.db.inner.reader(), &cf.family, &options, own);
-        // A family that was dropped meanwhile is empty.
+        // A dropped family reads as empty, so the iterator refuses it.
         cf.family.check_alive()?;
         let passed = (self.options.isolation == Isolation::Serializable).then(|| {
             let passed = PassedKeys::new(cf.id(), self.as_of());
@@ -258,7 +259,7 @@ impl Transaction {
         Ok(TransactionIter::new(iter, bounds, passed))
     }
 
-    /// Lets the commit fail, with [`Conflict::Key`] or [`Conflict::Expired`], if the watched key
+    /// Makes the commit fail, with [`Conflict::Key`] or [`Conflict::Expired`], if the watched key
     /// has changed since the watch was made.
     pub fn expect_unchanged(&mut self, watch: &KeyWatch) -> Result<()> {
         self.db.check_family(watch.family())?;
@@ -268,7 +269,7 @@ impl Transaction {
         Ok(())
     }
 
-    /// Moves what iterators that were dropped have passed into the footprint.
+    /// Moves the notes of dropped iterators into the footprint.
     fn note_ended_iterators(&mut self) {
         let footprint = &mut self.footprint;
         self.passed.retain(|passed| {
@@ -280,12 +281,12 @@ impl Transaction {
         });
     }
 
-    /// Sequence number of the snapshot.
+    /// Sequence number of the snapshot, which the transaction must have.
     fn as_of(&self) -> SeqNo {
         self.read_options.snapshot.as_ref().expect("a read has taken it").seq()
     }
 
-    /// Refuses a key that has changed since the snapshot, if there is one.
+    /// Refuses a key that has changed since the snapshot; accepts every key without a snapshot.
     fn check_unchanged(&self, cf: &ColumnFamily, key: &[u8]) -> Result<()> {
         let Some(snapshot) = &self.read_options.snapshot else { return Ok(()) };
         let since = Since::After(snapshot.seq());
@@ -300,7 +301,7 @@ impl Transaction {
         )))
     }
 
-    /// Reads own writes above the snapshot, or above the newest state without one.
+    /// Reads own writes on top of the snapshot, or on top of the newest state if there is none.
     fn read(&mut self, cf: &ColumnFamily, key: &[u8], is_checked: bool) -> Result<Option<Entry>> {
         let inner = &self.db.inner;
         let own = self.writes.view(cf.id(), key, || inner.context.clock().unix_ms());
@@ -399,7 +400,7 @@ impl Transaction {
         self.len() == 0
     }
 
-    /// Memory of the transaction: what [`TransactionOptions::bytes_max`] limits.
+    /// Memory of the transaction in bytes, which [`TransactionOptions::bytes_max`] limits.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         let passed: u64 = self.passed.iter().map(|passed| passed.lock().bytes()).sum();
@@ -417,7 +418,7 @@ impl Transaction {
         Ok(())
     }
 
-    /// Refuses to grow by `more` bytes beyond the limit, and counts the memory to the byte budget.
+    /// Refuses to grow by `more` bytes beyond the limit, and charges the memory to the byte budget.
     fn check_room(&mut self, more: u64) -> Result<()> {
         let bytes = self.memory_bytes() + more;
         if bytes > self.options.bytes_max {
@@ -443,7 +444,7 @@ impl Transaction {
 
 /// Row locks of the transaction.
 impl Transaction {
-    /// Locks a row, in addition to what is locked.
+    /// Locks a row in `mode`, unless the transaction has locked it in that mode or a stronger one.
     fn lock(&mut self, row_key: &Arc<RowKey>, mode: LockMode) -> Result<()> {
         if self.locks.get(row_key).is_some_and(|held| held.mode >= mode) {
             return Ok(());
@@ -485,7 +486,7 @@ impl Transaction {
         self.db.inner.writes.row_locks().release(owner, [row_key]);
     }
 
-    /// Gives back all locks.
+    /// Releases all row locks of the transaction.
     fn unlock_all(&mut self) {
         let Some(owner) = self.owner.filter(|_| !self.locks.is_empty()) else { return };
         let locks = std::mem::take(&mut self.locks);
@@ -493,7 +494,7 @@ impl Transaction {
         self.db.inner.writes.row_locks().release(owner, locks.keys());
     }
 
-    /// Gives back the locks that were taken as number `serial` of the transaction or later.
+    /// Releases the locks whose serial is `serial` or larger.
     fn unlock_from(&mut self, serial: u64) {
         let later = self.locks.iter().filter(|(_, held)| held.serial >= serial);
         let later: Vec<_> = later.map(|(row_key, _)| Arc::clone(row_key)).collect();
@@ -501,7 +502,7 @@ impl Transaction {
     }
 }
 
-/// The end of a transaction, and points to go back to.
+/// Savepoints, commit and rollback.
 impl Transaction {
     /// Sets a savepoint. Savepoints are a stack.
     pub fn set_savepoint(&mut self) {
@@ -509,10 +510,10 @@ impl Transaction {
         self.savepoints.push(Savepoint { writes, next_serial });
     }
 
-    /// Removes the writes, and gives back the row locks, since the newest savepoint, and removes
-    /// that. The commit still checks the keys and ranges that the transaction has read since,
-    /// because the caller has seen them. A lock that was made exclusive since stays exclusive.
-    /// `NotFound` if there is no savepoint.
+    /// Removes the newest savepoint and the writes since, and releases the row locks taken since.
+    /// The commit still checks the keys and ranges that the transaction has read since, because the
+    /// caller has seen them. A lock that was made exclusive since stays exclusive. `NotFound` if
+    /// there is no savepoint.
     pub fn rollback_to_savepoint(&mut self) -> Result<()> {
         let savepoint = self.savepoints.pop().ok_or_else(no_savepoint)?;
         self.writes.truncate(savepoint.writes);
@@ -526,15 +527,17 @@ impl Transaction {
     }
 
     /// Makes the writes visible to others, all of them at one place of the order of writes, with
-    /// the durability of a write with these options. Returns the sequence number of the last one.
+    /// the durability of a write with these options. Returns the sequence number of the last write.
     /// The transaction is empty afterwards and has no locks.
     ///
-    /// Errors: `Busy` with a [`Conflict`] if what the transaction depends on has changed; `Closed`
-    /// if a column family of it was dropped or the database closed; else those of [`Db::write`].
-    /// After an error nothing was written, and the transaction is as it was: it can be committed
-    /// again, which makes sense if the error is no conflict, or rolled back. Only after an error of
-    /// the log's sync the transaction is empty, because its writes are visible; whether they
-    /// survive power loss is not known then.
+    /// Errors: `Busy` with a [`Conflict`] if anything that the transaction depends on has changed.
+    /// `Closed` if a column family of it was dropped or the database was closed. Else those of
+    /// [`Db::write`].
+    ///
+    /// After an error nothing was written, and the transaction is as it was. It can be rolled back,
+    /// or committed again if the error is no conflict. An error of the log's sync is the exception:
+    /// the transaction is empty, because its writes are visible. Whether they survive power loss is
+    /// not known then.
     pub fn commit(&mut self, options: &WriteOptions) -> Result<SeqNo> {
         let committed = self.commit_writes(options);
         let stats = self.db.inner.observers.stats();
@@ -581,14 +584,15 @@ impl Transaction {
             });
         }
         if self.is_empty() && self.reads_one_moment(&footprint) {
-            // All reads hold at the snapshot, which is the place of the transaction.
+            // All reads hold at the snapshot, which is the transaction's place in the order of
+            // writes.
             inner.context.check_open()?;
             return Ok(footprint.oldest());
         }
         validation::commit(inner, &footprint, self.writes.batch(), options)
     }
 
-    /// What the commit checks.
+    /// The footprint that the commit checks, with the notes of iterators that still exist.
     fn checked_footprint(&self) -> Result<Cow<'_, Footprint>> {
         let mut footprint = Cow::Borrowed(&self.footprint);
         if !self.passed.is_empty() {
@@ -621,7 +625,7 @@ impl Drop for Transaction {
     }
 }
 
-/// Notes the keys and ranges that a batch writes as read at `as_of`.
+/// Notes the keys and ranges that a batch writes, as if the transaction had read them at `as_of`.
 fn note_writes(footprint: &mut Footprint, batch: &WriteBatch, as_of: SeqNo) -> Result<()> {
     for op in batch.iter() {
         let op = op?;

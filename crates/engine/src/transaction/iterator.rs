@@ -8,8 +8,7 @@
 //! 1. They hold every key that the iterator has shown, and every key at which it has shown that the
 //!    database has no record: from where a seek began to where it ended, and each gap between two
 //!    neighbours.
-//! 2. They are shared with the transaction, so it has them at its commit whatever became of the
-//!    iterator.
+//! 2. The transaction shares them, so it has them at its commit even if the iterator was dropped.
 //! 3. More than [`RANGES_MAX`] separate ranges become one range that covers them all. That can only
 //!    make a commit fail that could have succeeded.
 //!
@@ -28,7 +27,7 @@ use crate::concurrency::range_set::RangeSet;
 use crate::db::Iter;
 use crate::key::KeyRange;
 
-/// Most separate ranges that the notes of one iterator keep apart.
+/// Largest number of separate ranges that the notes of one iterator keep apart.
 const RANGES_MAX: usize = 1024;
 
 /// The keys that an iterator has passed.
@@ -50,7 +49,7 @@ impl PassedKeys {
         Self { cf, as_of, passed: RangeSet::default(), current, expires_at_ms: None }
     }
 
-    /// Adds what was passed to a footprint.
+    /// Adds the passed keys to a footprint.
     pub(super) fn add_to(&self, footprint: &mut Footprint) {
         let current = std::iter::once(self.current.clone());
         for range in self.passed.iter().chain(current) {
@@ -64,7 +63,7 @@ impl PassedKeys {
         self.passed.bytes()
     }
 
-    /// Begins anew with the keys of `range`, which a seek has passed.
+    /// Starts a new range with the keys of `range`, which a seek has passed.
     fn seek(&mut self, range: KeyRange) {
         let before = std::mem::replace(&mut self.current, range);
         self.passed.insert(before);
@@ -143,31 +142,31 @@ impl TransactionIter {
         Self { iter, bounds, passed }
     }
 
-    /// To the first key in bounds.
+    /// Moves to the first key within the bounds.
     pub fn seek_to_first(&mut self) {
         self.iter.seek_to_first();
         self.note_seek_forward(&[]);
     }
 
-    /// To the last key in bounds.
+    /// Moves to the last key within the bounds.
     pub fn seek_to_last(&mut self) {
         self.iter.seek_to_last();
         self.note_seek_backward(None);
     }
 
-    /// To the first key at or after `key`.
+    /// Moves to the first key at or after `key`.
     pub fn seek(&mut self, key: &[u8]) {
         self.iter.seek(key);
         self.note_seek_forward(key);
     }
 
-    /// To the last key at or before `key`.
+    /// Moves to the last key at or before `key`.
     pub fn seek_for_prev(&mut self, key: &[u8]) {
         self.iter.seek_for_prev(key);
         self.note_seek_backward(Some(successor(key)));
     }
 
-    /// To the next key. Panics if the cursor is not valid.
+    /// Moves to the next key. Panics if the cursor is not valid.
     #[inline]
     pub fn next(&mut self) {
         self.iter.next();
@@ -184,7 +183,7 @@ impl TransactionIter {
         }
     }
 
-    /// To the previous key. Panics if the cursor is not valid.
+    /// Moves to the previous key. Panics if the cursor is not valid.
     #[inline]
     pub fn prev(&mut self) {
         self.iter.prev();
@@ -201,34 +200,34 @@ impl TransactionIter {
         }
     }
 
-    /// Whether the cursor stands on a key.
+    /// Whether the cursor is at a key.
     #[inline]
     #[must_use]
     pub fn valid(&self) -> bool {
         self.iter.valid()
     }
 
-    /// The key. Panics if the cursor is not valid.
+    /// The key at the cursor. Panics if the cursor is not valid.
     #[inline]
     #[must_use]
     pub fn key(&self) -> &[u8] {
         self.iter.key()
     }
 
-    /// The value. Panics if the cursor is not valid.
+    /// The value at the cursor. Panics if the cursor is not valid.
     #[inline]
     #[must_use]
     pub fn value(&self) -> &[u8] {
         self.iter.value()
     }
 
-    /// When the value expires (Unix milliseconds), if it does.
+    /// Time at which the value expires (Unix milliseconds), if it does.
     #[must_use]
     pub fn expires_at_ms(&self) -> Option<u64> {
         self.iter.expires_at_ms()
     }
 
-    /// The error that made the cursor invalid, if one did.
+    /// The error that made the cursor invalid, if there was one.
     pub fn status(&self) -> Result<()> {
         self.iter.status()
     }

@@ -1,17 +1,17 @@
-//! Watches: whether a key has changed since it was looked at, without a transaction.
+//! Watches: whether a key has changed since an earlier moment, without a transaction.
 //!
-//! A watch is a value: it holds no lock, no snapshot and no memory beside its key, and may be kept
-//! for long. A transaction can be told to commit only if watches still hold
+//! A watch is a value. It holds no lock, no snapshot and no memory besides its key, and may be kept
+//! for long. A transaction can require at its commit that watches still hold
 //! ([`Transaction::expect_unchanged`](super::Transaction::expect_unchanged)).
 //!
-//! A watch of a key with a value sees every change, also one to the same value. A watch of a key
-//! without one sees every change as long as its evidence exists: if the key was set and removed
-//! again, and a compaction has dropped both records, the key counts as unchanged. It has no value,
+//! A watch of a key with a value notices every change, even a change to the same value. A watch of
+//! a key without a value notices a change while its records exist. If the key was set and removed
+//! again, and a compaction has dropped both records, the key counts as unchanged: it has no value,
 //! as before.
 //!
 //! Thread-safety: a value. Failure: that of a read.
-//! Cost: a read without the value to make one. A question costs nothing if nothing was written to
-//! the database since, else a search for the newest record of the key, which reads no value.
+//! Cost: making a watch costs a read without the value. A check costs nothing if nothing was
+//! written to the database since. Else it searches the newest record of the key and reads no value.
 
 use archipelago_base::{Result, SeqNo};
 
@@ -41,12 +41,12 @@ impl KeyWatch {
         &self.key
     }
 
-    /// What is known of the key.
+    /// The record that the watch has found, and its moment.
     pub(super) fn read(&self) -> KeyRead {
         self.read
     }
 
-    /// When the value of the key expires.
+    /// Time at which the value of the key expires (Unix milliseconds), if it does.
     pub(super) fn expires_at_ms(&self) -> Option<u64> {
         self.expires_at_ms
     }
@@ -64,8 +64,8 @@ impl Db {
         Ok(KeyWatch { cf: cf.clone(), key: key.into(), read, expires_at_ms })
     }
 
-    /// Whether the key of `watch` has changed since: by a write of any kind, also of the same
-    /// value, by a range delete, by an ingestion, or because its value has expired.
+    /// Whether the key of `watch` has changed since. A write of any kind is a change, even one of
+    /// the same value. So is a range delete, an ingestion, and the expiry of its value.
     ///
     /// ```
     /// # use archipelago_engine::{db::Db, options::DbOptions};
@@ -92,9 +92,9 @@ impl Db {
         key_has_changed(&self.inner, &watch.cf.family, &watch.key, &watch.read)
     }
 
-    /// Whether a write with a sequence number after `seq` has changed `key`, as far as a record
-    /// tells. A compaction that no snapshot stops may drop the record of a removal; a
-    /// [`Db::watch`] sees that as well.
+    /// Whether a write with a sequence number after `seq` has changed `key`, as far as its records
+    /// tell. A compaction may drop the record of a removal if no snapshot needs it. A [`Db::watch`]
+    /// notices such a removal as well.
     ///
     /// Errors: those of a read; `Closed` if the column family was dropped.
     pub fn changed_since(&self, cf: &ColumnFamily, key: &[u8], seq: SeqNo) -> Result<bool> {

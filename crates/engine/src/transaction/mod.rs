@@ -21,21 +21,21 @@
 //!    range deletes, merges, ingested tables, and dropped column families.
 //! 3. The evidence of a change is not lost while the transaction lives. Its snapshot makes
 //!    compactions keep a record newer than the snapshot for each key that changed after it. A read
-//!    at no snapshot notes the number of the very record that it found.
+//!    without a snapshot notes the sequence number of the record that it found.
 //! 4. A value that expires between its read and the commit has changed.
 //! 5. A transaction that fails to commit has written nothing, except if the error is that of a
 //!    sync: then the writes are visible, and whether they survive power loss is not known.
 //! 6. A lock is granted only if it agrees with all locks of other owners on the row. A request that
-//!    would wait for itself is refused. No wait lasts longer than the transaction's lock timeout.
+//!    would close a deadlock is refused. No wait lasts longer than the transaction's lock timeout.
 //!
 //! Thread-safety: a transaction is used by one thread at a time and may move between threads. The
 //! row locks and the recent writes are shared by all transactions of a database.
 //! Failure: a conflict, a deadlock and a lock timeout are `Busy` errors whose cause is a
 //! [`Conflict`].
 //! Cost: a transaction that only writes copies each operation once into its batch, takes no
-//! snapshot and notes nothing. The index over the batch is built by the first read. A read costs a
-//! plain read, a search in the index and one entry of the footprint. A commit that checks takes the
-//! commit lock once if nothing was written since the reads, else twice, and looks for a newer
+//! snapshot and notes nothing. The first read builds the index over the batch. A read costs a plain
+//! read, a search in the index and one entry of the footprint. A commit takes the commit lock once
+//! if nothing was written since the reads. Otherwise it takes the lock twice, and looks for a newer
 //! record of each key outside of it. A database without transactions pays one branch for each
 //! write.
 
@@ -51,7 +51,7 @@ pub use handle::Transaction;
 pub use iterator::TransactionIter;
 pub use key_watch::KeyWatch;
 
-/// What a transaction is protected from.
+/// Anomalies that a transaction is protected from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Isolation {
     /// The committed transactions could have run one after another, in the order of their commits.
@@ -63,10 +63,10 @@ pub enum Isolation {
     Snapshot,
 }
 
-/// When a transaction meets another one that uses the same rows.
+/// Moment at which a transaction notices another one that uses the same rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Locking {
-    /// At the commit, which then fails. Nothing waits.
+    /// At the commit, which then fails. No call waits.
     #[default]
     Optimistic,
     /// At the first use: writes and [`Transaction::get_for_update`] lock their row and wait for
@@ -78,14 +78,15 @@ pub enum Locking {
 /// Settings of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TransactionOptions {
-    /// What it is protected from. Default serialisable.
+    /// Protection from anomalies. Default: serialisable.
     pub isolation: Isolation,
-    /// When it meets others. Default optimistic.
+    /// Moment at which conflicts are noticed. Default: optimistic.
     pub locking: Locking,
     /// Longest wait for a row lock. Default one second; zero never waits.
     pub lock_timeout: Duration,
-    /// Memory for its writes and for the notes about its reads. A call that would exceed it is
-    /// refused. From 64 KiB on, the memory counts to the byte budget. Default 64 MiB.
+    /// Limit in bytes on the memory of its writes and of the notes about its reads. A call that
+    /// would exceed it is refused. From 64 KiB on, the memory counts to the byte budget. Default 64
+    /// MiB.
     pub bytes_max: u64,
 }
 
@@ -101,13 +102,13 @@ impl Default for TransactionOptions {
 }
 
 impl TransactionOptions {
-    /// The default with row locks.
+    /// The default settings with row locks.
     #[must_use]
     pub fn pessimistic() -> Self {
         Self { locking: Locking::Pessimistic, ..Self::default() }
     }
 
-    /// The default with snapshot isolation.
+    /// The default settings with snapshot isolation.
     #[must_use]
     pub fn snapshot_isolation() -> Self {
         Self { isolation: Isolation::Snapshot, ..Self::default() }

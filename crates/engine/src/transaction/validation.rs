@@ -1,21 +1,22 @@
 //! The check of a commit: whether anything that a transaction depends on has changed.
 //!
 //! 1. Under the commit lock: if nothing got a sequence number since the reads, the write gets its
-//!    own at once. Otherwise an observer is registered
-//!    ([`RecentWrites`](crate::concurrency::RecentWrites)), and the lock is given back.
-//! 2. Without a lock: when all that had a sequence number at step 1 is visible, a newer record is
-//!    looked for, key by key and range by range, in memtables and tables.
-//! 3. Under the commit lock: what got a sequence number since step 1 is compared with the
-//!    footprint, and the write gets its own in the same step.
+//!    own immediately. Otherwise the check registers an observer
+//!    ([`RecentWrites`](crate::concurrency::RecentWrites)) and releases the lock.
+//! 2. Without a lock: the check waits until everything that had a sequence number at step 1 is
+//!    visible. Then it searches memtables and tables for a newer record, key by key and range by
+//!    range.
+//! 3. Under the commit lock: the check compares the writes since step 1 with the footprint, and the
+//!    write gets its sequence number in the same step.
 //!
-//! If too much was written between 1 and 3 for the observer, 2 and 3 are done again, at most
+//! If more was written between 1 and 3 than the observer keeps, 2 and 3 are repeated, at most
 //! [`ROUNDS_MAX`] times.
 //!
 //! Invariants:
 //! 1. Every write with a sequence number below that of the transaction was compared with the
 //!    footprint: in step 2 if it had its number by step 1, else in step 3.
 //! 2. The observer ends with the check, whatever its outcome.
-//! 3. Expiry is looked at under the lock that gives the write its number.
+//! 3. Expiry is checked under the lock that gives the write its number.
 //!
 //! Failure: a [`Conflict`], `Closed` if a column family was dropped, or the error of a table that
 //! could not be read. Nothing was written.
@@ -34,7 +35,7 @@ use crate::wal::WriteBatch;
 /// Most rounds of steps 2 and 3.
 const ROUNDS_MAX: usize = 4;
 
-/// Whether `key` has changed since a read.
+/// Whether `key` has changed since the read that `read` describes.
 pub(super) fn key_has_changed(
     inner: &DbInner,
     family: &Family,
@@ -47,7 +48,7 @@ pub(super) fn key_has_changed(
     }
 }
 
-/// Commits `batch` if nothing in the footprint has changed; its last sequence number.
+/// Commits `batch` if nothing in the footprint has changed. Returns its last sequence number.
 pub(super) fn commit(
     inner: &DbInner,
     footprint: &Footprint,
@@ -67,7 +68,7 @@ pub(super) fn commit(
     })
 }
 
-/// The check of a transaction that writes nothing; the last sequence number that it was made at.
+/// Checks a transaction that writes nothing. Returns the last sequence number at the check.
 fn check_alone(inner: &DbInner, footprint: &Footprint) -> Result<SeqNo> {
     inner.context.check_open()?;
     check(inner, footprint, |check| {
@@ -76,7 +77,7 @@ fn check_alone(inner: &DbInner, footprint: &Footprint) -> Result<SeqNo> {
     })
 }
 
-/// Calls `attempt`, which asks the check under the commit lock, until it has an outcome.
+/// Calls `attempt`, which runs the check under the commit lock, until it has an outcome.
 fn check<T>(
     inner: &DbInner,
     footprint: &Footprint,
@@ -99,7 +100,7 @@ fn check<T>(
     ))
 }
 
-/// A check under way.
+/// A check that is in progress.
 struct Check<'a> {
     inner: &'a DbInner,
     footprint: &'a Footprint,
@@ -107,7 +108,7 @@ struct Check<'a> {
     observer: Option<u64>,
     /// Last sequence number that had been given out when the observer was registered.
     through: SeqNo,
-    /// Why the transaction cannot commit.
+    /// The error that says why the transaction cannot commit.
     refusal: Option<Error>,
 }
 
@@ -146,7 +147,7 @@ impl Check<'_> {
         }
     }
 
-    /// What was written since the observer registered.
+    /// Compares the writes since the observer registered with the footprint.
     fn news(&self, state: &CommitState, position: u64) -> News {
         let Some(mut writes) = state.recent.since(position) else { return News::Unknown };
         let touched = writes.find_map(|touch| Some((touch, self.footprint.touched(touch)?)));
@@ -208,13 +209,13 @@ impl Check<'_> {
     }
 }
 
-/// What an observer tells.
+/// Result of comparing the writes that an observer recorded with the footprint.
 enum News {
-    /// Nothing of the footprint was changed.
+    /// No write changed the footprint.
     Nothing,
-    /// Something was; the error that says so.
+    /// A write changed it; the error for the transaction.
     Touched(Error),
-    /// Too much was written for the observer.
+    /// More was written than the observer keeps.
     Unknown,
 }
 

@@ -63,7 +63,7 @@ impl KeyList {
         self.records[at].seq
     }
 
-    /// Place of the value of record `at`.
+    /// Position and lengths of the value of record `at`.
     #[inline]
     pub(crate) fn handle(&self, at: usize) -> ValueHandle {
         self.records[at].handle

@@ -1,4 +1,4 @@
-//! Handles: the values of the key blocks of a value file, which say where each value record lies.
+//! Handles: the values of the key blocks of a value file, which locate each value record.
 //!
 //! `docs/formats/value-file.md` has the byte table. The functions are pure and do not allocate.
 
@@ -7,7 +7,7 @@ use archipelago_base::codec::{Reader, put_varint};
 use super::{Reference, VALUE_TRAILER_BYTES};
 use crate::key::VALUE_BYTES_MAX;
 
-/// Place and lengths of a value record within one value file.
+/// Position and lengths of a value record within one value file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ValueHandle {
     /// Offset of the first byte of the payload.
@@ -19,8 +19,8 @@ pub struct ValueHandle {
 }
 
 impl ValueHandle {
-    /// The place that `reference` names by its hint; `None` if it has no hint. The hint is true
-    /// only for the file that the reference names.
+    /// The position that `reference` names by its hint; `None` if it has no hint. The hint is
+    /// correct only for the file that the reference names.
     #[must_use]
     pub fn hinted(reference: &Reference) -> Option<Self> {
         let Reference { stored_bytes, raw_bytes, .. } = *reference;
@@ -33,7 +33,7 @@ impl ValueHandle {
         u64::from(self.stored_bytes) + VALUE_TRAILER_BYTES
     }
 
-    /// First byte after the value record; `None` past 2^64.
+    /// Offset of the first byte after the value record; `None` past 2^64.
     #[must_use]
     pub fn end(self) -> Option<u64> {
         self.offset.checked_add(self.record_bytes())
@@ -46,8 +46,8 @@ impl ValueHandle {
         put_varint(out, u64::from(self.raw_bytes));
     }
 
-    /// Decodes the whole of `bytes`. `None` if they are no handle, or if its record does not lie
-    /// within a value area of `value_bytes`.
+    /// Decodes a handle that takes all of `bytes`. `None` if they are no handle, or if its record
+    /// does not lie within a value area of `value_bytes`.
     pub(crate) fn decode(bytes: &[u8], value_bytes: u64) -> Option<Self> {
         let mut reader = Reader::new(bytes);
         let offset = reader.varint()?;

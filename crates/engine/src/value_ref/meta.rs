@@ -14,7 +14,7 @@ pub struct ValueRef {
     /// Number of the value file that the records name. A version resolves it to the file that
     /// holds the values now.
     pub no: u64,
-    /// Records that reference the file.
+    /// Number of records that reference the file.
     pub records: u64,
     /// Bytes of the referenced value records, their trailers included, so that the sum compares
     /// with the bytes of a value area.
@@ -27,8 +27,8 @@ pub struct ValueRef {
 pub struct ValueRefs(Vec<ValueRef>);
 
 impl ValueRefs {
-    /// The references of `refs`. `None` if they are not ascending by number, if a number has no
-    /// record, or if a sum overflows.
+    /// Makes the references of a table from `refs`. `None` if they are not ascending by number, if
+    /// a number has no record, or if a sum overflows.
     #[must_use]
     pub fn new(refs: Vec<ValueRef>) -> Option<Self> {
         let ascending = refs.windows(2).all(|pair| pair[0].no < pair[1].no);
@@ -67,7 +67,7 @@ impl ValueRefs {
         self.0.is_empty()
     }
 
-    /// Records that reference a value file.
+    /// Number of records that reference a value file.
     #[must_use]
     pub fn records(&self) -> u64 {
         self.0.iter().map(|at| at.records).sum()
@@ -80,7 +80,7 @@ impl ValueRefs {
     }
 }
 
-/// A value file as a version sees it. Immutable; all versions that hold the file share it.
+/// The record of a value file in a version. Immutable; all versions that hold the file share it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ValueFileMeta {
     /// Number of the file; its name is `NNNNNN.vsst`.
@@ -103,7 +103,7 @@ pub struct ValueFileMeta {
     pub largest_seq: u64,
     /// Number of value records; at least one.
     pub records: u64,
-    /// Unix milliseconds when the file was written.
+    /// Time at which the file was written, in Unix milliseconds.
     pub created_unix_ms: u64,
     /// Counter of invalid files of the version on which a garbage collection job based validity; 0
     /// for a file that a flush or compaction wrote.
@@ -111,7 +111,7 @@ pub struct ValueFileMeta {
 }
 
 impl ValueFileMeta {
-    /// The number as its type.
+    /// The file number as its type.
     #[must_use]
     pub fn file_no(&self) -> FileNo {
         FileNo(self.no)
@@ -123,7 +123,7 @@ impl ValueFileMeta {
         self.keys_offset
     }
 
-    /// Bytes behind the value area: keys, index, properties and footer.
+    /// Bytes after the value area: keys, index, properties and footer.
     #[must_use]
     pub fn keys_bytes(&self) -> u64 {
         self.size_bytes - self.keys_offset
@@ -136,8 +136,8 @@ impl ValueFileMeta {
     }
 }
 
-/// An invalid file as a version sees it: a table of records that compactions dropped references
-/// to (Terark-DS §4.4.2, Invalid Tree). Immutable.
+/// The record of an invalid file in a version. The file is a table of records to which compactions
+/// dropped references (Terark-DS §4.4.2, Invalid Tree). Immutable.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InvalidFileMeta {
     /// Number of the file; its name is `NNNNNN.inv`.
@@ -158,7 +158,7 @@ pub struct InvalidFileMeta {
 }
 
 impl InvalidFileMeta {
-    /// The number as its type.
+    /// The file number as its type.
     #[must_use]
     pub fn file_no(&self) -> FileNo {
         FileNo(self.no)

@@ -1,8 +1,7 @@
 //! References: the stored value of a record of the kind [`Indirect`](crate::key::Kind::Indirect).
 //!
-//! A reference says in which value file the value of the record lies, how long it is there and how
-//! long it is for the user, and when the record expires. `docs/formats/reference.md` has the byte
-//! table.
+//! A reference names the value file of the record's value, the length of the value there and for
+//! the user, and the expiry of the record. `docs/formats/reference.md` has the byte table.
 //!
 //! Invariants of every value of [`Reference`] that [`Reference::decode`] returns:
 //! 1. The number of the file is not 0, and the stored length is at most the raw length, which is
@@ -10,8 +9,8 @@
 //! 2. With an offset, the end of the value record is at most 2^64 - 1.
 //! 3. [`Reference::encode`] gives the same bytes again: there is one encoding of a reference.
 //!
-//! The file number is authoritative. The offset is a hint that is true only for that very file: a
-//! reader uses it only while that file is live in the reader's version.
+//! The file number is authoritative. The offset is a hint that is correct only for that very file.
+//! A reader uses the hint only while that file is live in the reader's version.
 //!
 //! The functions are pure. Neither encoding nor decoding allocates.
 
@@ -30,7 +29,7 @@ const HAS_OFFSET: u8 = 2;
 /// Bytes of an encoded expiry.
 const EXPIRY_BYTES: usize = 8;
 
-/// Where a separated value lies, and when its record expires.
+/// Position of a separated value, and the expiry of its record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reference {
     /// Number of the value file into which the value was written, or of an ancestor of the file
@@ -69,7 +68,8 @@ impl Reference {
         put_varint(out, u64::from(self.raw_bytes));
     }
 
-    /// Decodes the whole of `stored`. The caller adds file and offset of the record to the error.
+    /// Decodes a reference that takes all of `stored`. The caller adds file and offset of the
+    /// record to the error.
     pub fn decode(stored: &[u8]) -> Result<Self, BadReference> {
         let mut reader = Reader::new(stored);
         let flags = reader.u8().ok_or(BadReference::CutOff)?;
@@ -106,7 +106,7 @@ impl Reference {
         }
     }
 
-    /// Bytes that [`Reference::encode`] appends.
+    /// Number of bytes that [`Reference::encode`] appends.
     #[must_use]
     pub fn encoded_bytes(&self) -> usize {
         let expiry = if self.expiry_unix_ms.is_some() { EXPIRY_BYTES } else { 0 };
@@ -118,7 +118,7 @@ impl Reference {
     }
 }
 
-/// Why bytes are not a reference.
+/// Reason for which bytes are not a reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BadReference {
     /// The bytes end within a field, or a number has more than 64 bits.
@@ -131,9 +131,9 @@ pub enum BadReference {
     NoFile,
     /// The stored length exceeds the raw length, or the raw length exceeds the longest value.
     Lengths {
-        /// Stored length that the bytes say.
+        /// Stored length in the bytes.
         stored_bytes: u64,
-        /// Raw length that the bytes say.
+        /// Raw length in the bytes.
         raw_bytes: u64,
     },
     /// The value record would end past 2^64 - 1.

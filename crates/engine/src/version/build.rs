@@ -1,11 +1,14 @@
-//! From one version to the next.
+//! Builds the next version from one version and its changes.
 //!
-//! A [`VersionBuilder`] collects what an edit (at recovery: what all edits together) changes and
-//! checks that it is possible. Invariants: a removal names a file that is there; an addition has a
-//! number that is not; a number that is removed and added in one edit is the same file at another
-//! level, which keeps its [`LiveFile`] and thus its open reader. Nothing changes until
-//! [`VersionBuilder::finish`], whose cost is one pass over the files and a sort of what changed.
-//! Errors are `Corrupt`: no sound job makes such edits, damaged or foreign manifests do.
+//! A [`VersionBuilder`] collects the changes of an edit (at recovery: of all edits) and checks that
+//! they are possible. Invariants:
+//! 1. A removal names a file that exists, and an addition a number that does not.
+//! 2. A number that is removed and added in one edit is the same file at another level. It keeps
+//!    its [`LiveFile`] and thus its open reader.
+//! 3. Nothing changes until [`VersionBuilder::finish`].
+//!
+//! Failure: errors are `Corrupt`. No correct job makes such edits; damaged or foreign manifests do.
+//! Cost: `finish` is one pass over the files and a sort of the changed ones.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,20 +28,20 @@ use crate::version::{
     reclaimable, total_bytes,
 };
 
-/// What [`VersionBuilder::finish`] makes.
+/// Result of [`VersionBuilder::finish`].
 #[derive(Debug)]
 pub struct Built {
     /// The new version.
     pub version: Arc<Version>,
-    /// Files of the old version that the new one does not hold: to be marked obsolete when the
-    /// edit is durable, and not before.
+    /// Files of the old version that the new one does not hold. They must be marked obsolete once
+    /// the edit is durable, and not before.
     pub removed: Vec<Arc<LiveFile>>,
-    /// Value files of the old version that the new one does not hold, as `removed`.
+    /// Value files of the old version that the new one does not hold; treated as `removed`.
     pub removed_values: Vec<Arc<LiveValueFile>>,
-    /// Invalid files of the old version that the new one does not hold, as `removed`.
+    /// Invalid files of the old version that the new one does not hold; treated as `removed`.
     pub removed_invalid: Vec<Arc<LiveInvalidFile>>,
-    /// Numbers of the removed value files that no change names: no table references them any more.
-    /// The edit must remove them too before it is written.
+    /// Numbers of the removed value files that no change names. They are removed because no table
+    /// references them any more. The edit must name them too before it is written.
     pub unreferenced: Vec<u64>,
 }
 
@@ -50,7 +53,7 @@ pub struct VersionBuilder {
     map: Arc<BucketMap>,
     flushed_through: Option<FlushedThrough>,
     added: HashMap<u64, (usize, FileMeta)>,
-    /// Files of `base`, by number, and the level that they were removed from.
+    /// Level from which each file of `base` was removed, by number.
     removed: HashMap<u64, usize>,
     values: ValueChanges,
 }
@@ -144,7 +147,7 @@ impl VersionBuilder {
         self.options = Arc::new(options);
     }
 
-    /// The settings as changed so far.
+    /// The settings after the changes so far.
     #[must_use]
     pub fn options(&self) -> &Arc<CfOptions> {
         &self.options
@@ -156,12 +159,12 @@ impl VersionBuilder {
         self.flushed_through.get_or_insert_with(|| base.as_ref().clone()).raise(range, seq);
     }
 
-    /// The new version. New files belong to `trash`.
+    /// Builds the new version. New files belong to `trash`.
     pub fn finish(self, trash: &Arc<Trash>) -> Result<Built> {
         self.finish_holding(trash, &HeldNumbers::default())
     }
 
-    /// [`VersionBuilder::finish`] while running jobs hold numbers of value files.
+    /// Does the work of [`VersionBuilder::finish`] while running jobs hold numbers of value files.
     pub fn finish_holding(mut self, trash: &Arc<Trash>, held: &HeldNumbers) -> Result<Built> {
         let mut fresh: [Vec<Arc<LiveFile>>; LEVELS] = Default::default();
         let (mut gone, mut joined) = (Vec::new(), Vec::new());
@@ -201,8 +204,8 @@ impl VersionBuilder {
         Ok(Built { version, removed: gone, removed_values, removed_invalid, unreferenced })
     }
 
-    /// A version for readers: `base` with tables in L0 that no edit names yet. The tables reference
-    /// no separated values.
+    /// A version for readers: `base` with tables in L0 that no edit names yet. These tables
+    /// reference no separated values.
     pub(crate) fn with_unnamed(
         base: &Arc<Version>,
         tables: &[Arc<LiveFile>],
@@ -213,7 +216,7 @@ impl VersionBuilder {
         Self::new(base).assemble(fresh, &touched, Arc::clone(&base.values)).map(Arc::new)
     }
 
-    /// Whether the file stays where `base` has it.
+    /// Whether the file stays at its place in `base`.
     fn stays(&self, level: usize, file: &LiveFile) -> bool {
         self.removed.get(&file.no) != Some(&level)
     }
@@ -299,7 +302,7 @@ fn by_bucket(map: &BucketMap, mut files: Vec<Arc<LiveFile>>) -> Result<Vec<Vec<A
     Ok(buckets)
 }
 
-/// The L0 files in buckets that are due, and the base level's files that they overlap.
+/// The L0 files in due buckets, and the base-level files that they overlap.
 fn l0_due(map: &BucketMap, l0: &[Vec<Arc<LiveFile>>], base: &Level, trigger: usize) -> DueL0 {
     let mut due = DueL0::default();
     for (bucket, files) in l0.iter().enumerate().filter(|(_, files)| layers(files) >= trigger) {

@@ -1,15 +1,21 @@
-//! Through which sequence number each key range has been flushed.
+//! The sequence number through which each key range has been flushed.
 //!
-//! Recovery asks it for every log record: what is covered lies in a table and must not be applied
-//! again. Invariants: (1) the first entry starts at the empty key; (2) starts are strictly
-//! ascending; (3) neighbours have different numbers. `raise` never lowers a number. Immutable
-//! once in a version. A look-up is one binary search; `raise` costs the length of the map.
+//! Recovery asks it for every log record: a covered record lies in a table and must not be applied
+//! again.
+//!
+//! Invariants:
+//! 1. The first entry starts at the empty key.
+//! 2. Starts are strictly ascending.
+//! 3. Neighbours have different numbers.
+//!
+//! `raise` never lowers a number. The map is immutable once it is in a version. Cost: a look-up is
+//! one binary search; `raise` costs the length of the map.
 
 use archipelago_base::SeqNo;
 
 use crate::key::KeyRange;
 
-/// A map from key ranges to sequence numbers; see the module.
+/// A map from key ranges to flushed-through sequence numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlushedThrough {
     /// First key and sequence number of every range. A range ends at the next entry's first key.
@@ -28,14 +34,16 @@ impl FlushedThrough {
         self.entries.partition_point(|(start, _)| start.as_slice() <= key) - 1
     }
 
-    /// The number for `key`: every record of the key with at most it is in a table.
+    /// The number for `key`: every record of the key with at most this sequence number is in a
+    /// table.
     #[inline]
     #[must_use]
     pub fn get(&self, key: &[u8]) -> SeqNo {
         self.entries[self.entry_of(key)].1
     }
 
-    /// The smallest number of all ranges: every record with at most it is in a table.
+    /// The smallest number of all ranges: every record with at most this sequence number is in a
+    /// table.
     #[must_use]
     pub fn min(&self) -> SeqNo {
         self.entries.iter().map(|(_, seq)| *seq).min().unwrap_or(SeqNo::ZERO)
@@ -70,8 +78,8 @@ impl FlushedThrough {
         })
     }
 
-    /// The largest parts of the keys from `start` to `end` (exclusive) whose number is below `seq`:
-    /// where no table has a range delete of that sequence number.
+    /// The largest parts of the keys from `start` to `end` (exclusive) whose number is below `seq`.
+    /// In these parts, no table has a range delete with that sequence number.
     pub fn parts_below<'a>(
         &'a self,
         seq: SeqNo,
@@ -94,7 +102,7 @@ impl FlushedThrough {
         parts
     }
 
-    /// Makes an entry begin at `key`; its index.
+    /// Makes an entry begin at `key`. Returns its index.
     fn cut(&mut self, key: &[u8]) -> usize {
         let at = self.entry_of(key);
         if self.entries[at].0 == key {

@@ -1,11 +1,11 @@
 //! Numbers of value files that running jobs may still install references to.
 //!
 //! The owner of a database has one [`HeldNumbers`]. A job that copies references reads from a
-//! version in which file the values of each number lie now, and its outputs name those files.
-//! Garbage collection may replace such a file while the job runs. The map of heirs must then keep
-//! the entry, although no table names the number before the job is installed. A job therefore
-//! holds its numbers first, and then reads the version again: if it still says the same, an edit
-//! that replaces one of the files sees the hold.
+//! version which file holds the values of each number, and its outputs name those files. Garbage
+//! collection may replace such a file while the job runs. The map of heirs must then keep the
+//! entry, although no table names the number before the job is installed. A job therefore holds its
+//! numbers first, and then reads the version again. If the version is unchanged, an edit that
+//! replaces one of the files sees the hold.
 //!
 //! Thread-safety: any thread may call any method. Cost: one lock and a map operation per number.
 
@@ -35,7 +35,7 @@ impl HeldNumbers {
         Hold { all: self.clone(), numbers }
     }
 
-    /// The numbers that are held now.
+    /// The numbers that are held now; their heirs are not pruned.
     pub(super) fn numbers(&self) -> BTreeSet<u64> {
         if has(Defect::PruningUnderJobs) {
             return BTreeSet::new();

@@ -1,18 +1,18 @@
-//! How many layers of L0 files lie over each other: what a read has to look through, and what
-//! triggers and stalls count.
+//! Counts the layers of L0 files over each other, which a read has to search and which triggers and
+//! stalls count.
 //!
-//! BucketLSM (§V-B, §V-D) counts the files of a bucket. While a split is being prepared a memtable
-//! leaves several files in a bucket, side by side; counted one by one they would make a bucket
-//! urgent, and writers slow, because it is about to be relieved. So files are counted as layers,
-//! the larger of two numbers:
+//! BucketLSM (§V-B, §V-D) counts the files of a bucket. While a split is being prepared, a memtable
+//! leaves several files in a bucket, next to each other. Counted one by one, they would make the
+//! bucket urgent, and writers slow, although its split is near. So files are counted as layers.
+//! Their number is the larger of two:
 //!
-//! - *depth*: how many files may hold one key, at most;
-//! - *runs*: how many groups are left when files whose sequence numbers interleave count once. They
-//!   do if they come from the same memtables. Keys that arrive in order make files that never
-//!   overlap, however many there are: these count one by one, as in the paper.
+//! - *depth*: the largest number of files that may hold one key;
+//! - *runs*: the number of groups, if files with interleaving sequence numbers count once. Such
+//!   files come from the same memtables. Keys that arrive in order make files that never overlap:
+//!   these count one by one, as in the paper.
 //!
-//! Where every memtable left one file over the whole bucket, layers are files.
-//! [`rows`] puts the parts side by side again, for merges.
+//! If every memtable left one file over the whole bucket, layers are files. [`rows`] joins the
+//! parts of a memtable again, for merges.
 //! Cost: O(files) if all of them share a key, else O(files · log files).
 
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use std::sync::Arc;
 use crate::file_meta::FileMeta;
 use crate::live_file::LiveFile;
 
-/// The layers that `files`, L0 files of one bucket, newest first, make.
+/// Number of layers of `files`, which are L0 files of one bucket, newest first.
 #[must_use]
 pub fn layers(files: &[Arc<LiveFile>]) -> usize {
     if files.len() <= 1 || all_share_a_key(files) {
@@ -29,9 +29,9 @@ pub fn layers(files: &[Arc<LiveFile>]) -> usize {
     runs(files).max(depth(files))
 }
 
-/// `files` as the fewest rows of files that share no key, each in key order: a merge of a bucket
-/// then has a cursor for each row and not for each part of a memtable. The result has the order of
-/// the first files.
+/// Distributes `files` over the fewest rows of files that share no key, each in key order. A merge
+/// of a bucket then has a cursor for each row and not for each part of a memtable. The rows have
+/// the order of their first files.
 #[must_use]
 pub fn rows<T>(mut files: Vec<T>, meta: impl Fn(&T) -> &FileMeta) -> Vec<Vec<T>> {
     files.sort_by(|a, b| meta(a).smallest.cmp(&meta(b).smallest));
@@ -53,7 +53,7 @@ fn all_share_a_key(files: &[Arc<LiveFile>]) -> bool {
     start.is_some_and(|start| files.iter().all(|file| !file.ends_before(start)))
 }
 
-/// Groups of files with interleaved sequence numbers.
+/// Number of groups of files with interleaved sequence numbers.
 fn runs(files: &[Arc<LiveFile>]) -> usize {
     let mut runs = 0;
     let mut oldest = u64::MAX;
@@ -70,10 +70,10 @@ fn runs(files: &[Arc<LiveFile>]) -> usize {
     runs
 }
 
-/// The most files that may hold one key: at the first key of one of them, where it is reached.
+/// Largest number of files that may hold one key. It occurs at the first key of one of them.
 fn depth(files: &[Arc<LiveFile>]) -> usize {
     let mut starts: Vec<&[u8]> = files.iter().map(|file| file.smallest.as_slice()).collect();
-    // A file covers the keys up to and with its largest, or without it.
+    // A file covers the keys up to its largest, with it or without it.
     let mut ends: Vec<(&[u8], bool)> =
         files.iter().map(|file| (file.largest.as_slice(), !file.largest_exclusive)).collect();
     starts.sort_unstable();

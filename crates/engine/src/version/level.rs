@@ -1,12 +1,13 @@
 //! One sorted level: files that share no key, and a search that touches one of them.
 //!
-//! Invariants: (1) files are sorted by their smallest key; (2) a file's content ends before the
-//! next file's smallest key ([`FileMeta::ends_before`]).
+//! Invariants:
+//! 1. Files are sorted by their smallest key.
+//! 2. A file's content ends before the next file's smallest key ([`FileMeta::ends_before`]).
 //!
-//! Immutable, shared by all versions between which the level did not change. The search of a key
-//! first goes through a dense array of eight-byte *fences* (each file's largest key past the
-//! prefix that all of them share), so that it misses the cache once or twice instead of twice per
-//! step; only files whose fence equals the key's are looked at. No allocation.
+//! A level is immutable. All versions between which it did not change share it. The search of a key
+//! first goes through a dense array of eight-byte *fences*: each file's largest key past the prefix
+//! that all of them share. So it misses the cache once or twice instead of twice per step. Only
+//! files whose fence equals the key's are compared by key. A search allocates nothing.
 
 use std::sync::Arc;
 
@@ -17,11 +18,11 @@ use crate::key::KeyRange;
 use crate::live_file::LiveFile;
 use crate::version::{compensated_bytes, impossible, total_bytes};
 
-/// The files of one level below L0; see the module.
+/// The files of one level below L0, sorted, with their fences.
 #[derive(Debug, Default)]
 pub struct Level {
     files: Vec<Arc<LiveFile>>,
-    /// Per file: the eight bytes of its largest key past the shared prefix, zero-padded.
+    /// For each file, the eight bytes of its largest key past the shared prefix, zero-padded.
     fences: Vec<u64>,
     /// Length of the prefix that all largest keys share; its bytes are those of any file.
     shared: usize,
@@ -29,8 +30,8 @@ pub struct Level {
     compensated_bytes: u64,
 }
 
-/// The first eight bytes as a big-endian number, zero-padded: orders like the bytes where it
-/// differs.
+/// The first eight bytes as a big-endian number, zero-padded. Different numbers order like the
+/// bytes.
 fn fence(bytes: &[u8]) -> u64 {
     let mut word = [0; 8];
     let len = bytes.len().min(8);
@@ -92,7 +93,7 @@ impl Level {
         match head.cmp(&prefix[..head.len()]) {
             std::cmp::Ordering::Less => return 0,
             std::cmp::Ordering::Greater => return self.files.len(),
-            // A proper prefix of the shared prefix comes before every largest key.
+            // A proper prefix of the shared prefix is before every largest key.
             std::cmp::Ordering::Equal if head.len() < self.shared => return 0,
             std::cmp::Ordering::Equal => {}
         }

@@ -1,9 +1,9 @@
-//! Versions: immutable pictures of a column family's files.
+//! Versions: the immutable sets of a column family's files.
 //!
-//! A [`Version`] is built by a [`VersionBuilder`] from the one before and a manifest edit, owned
-//! by [`crate::manifest::VersionSet`] and shared as `Arc<Version>` by everybody who reads: a
-//! reader that holds one sees a consistent set of files for as long as it wants, without a lock.
-//! A file lives until the last version that holds it is gone (see [`crate::live_file`]).
+//! A [`VersionBuilder`] builds a [`Version`] from the previous one and a manifest edit.
+//! [`crate::manifest::VersionSet`] owns it, and all readers share it as `Arc<Version>`. A reader
+//! that holds a version sees a consistent set of files for as long as it wants, without a lock. A
+//! file lives until the last version that holds it is dropped ([`crate::live_file`]).
 //!
 //! Invariants ([`Version::check`]):
 //! 1. An L0 file lies within exactly one bucket of the map.
@@ -12,12 +12,12 @@
 //! 4. No file number occurs twice.
 //! 5. Levels between L0 and the base level are empty.
 //! 6. Every reference resolves to one live value file (see `values`).
-//! 7. For one key, what lies in a higher level is newer than what lies in a lower one. (Kept by
-//!    whoever writes edits; it cannot be seen from the outside of the files.)
+//! 7. For one key, a record in a higher level is newer than one in a lower level. (The code that
+//!    makes edits guarantees this; the check cannot see it without reading the files.)
 //!
-//! All that pickers and stalls ask for (base level, targets, scores, debt) is computed once, when
-//! the version is built. A look-up is a binary search and allocates nothing. Levels that an edit
-//! does not touch are shared with the version before.
+//! Everything that pickers and stalls ask for (base level, targets, scores, debt) is computed once,
+//! when the version is built. A look-up is a binary search and allocates nothing. A version shares
+//! the levels that its edit did not change with the previous one.
 
 mod build;
 mod flushed;
@@ -52,7 +52,7 @@ pub use running::Running;
 pub use sizes::{LAST_LEVEL, LevelTargets};
 pub use values::{ReferenceSum, ValueFiles};
 
-/// An edit or a version that no sound sequence of jobs can make.
+/// The error for an edit or a version that no correct sequence of jobs can make.
 pub(crate) fn impossible(what: impl Into<String>) -> Error {
     Error::new(ErrorKind::Corrupt, what)
 }
@@ -67,22 +67,22 @@ pub(crate) fn compensated_bytes<'a>(files: impl IntoIterator<Item = &'a Arc<Live
     files.into_iter().fold(0, |sum: u64, file| sum.saturating_add(file.compensated_bytes()))
 }
 
-/// The files of one column family at one moment; see the module.
+/// The files of one column family at one moment, with its map and settings.
 #[derive(Debug)]
 pub struct Version {
     cf: CfId,
     options: Arc<CfOptions>,
     map: Arc<BucketMap>,
-    /// Per bucket of `map`, newest first.
+    /// L0 files by bucket of `map`, newest first.
     l0: Vec<Vec<Arc<LiveFile>>>,
-    /// Levels 1 to 6 at index level − 1.
+    /// Levels 1 to 6, each at the index level − 1.
     levels: [Arc<Level>; LEVELS - 1],
     flushed_through: Arc<FlushedThrough>,
     targets: LevelTargets,
     scores: [f64; LEVELS],
     pending_bytes: u64,
     l0_layers_max: usize,
-    /// Files that may give back space, as [`Version::reclaimable`] returns them.
+    /// Files that may free space, as [`Version::reclaimable`] returns them.
     reclaimable: Vec<(usize, Arc<LiveFile>)>,
     /// Files of separated values.
     values: Arc<ValueFiles>,
@@ -131,13 +131,13 @@ impl Version {
         self.cf
     }
 
-    /// Its settings when this version was made.
+    /// The settings of the column family when this version was made.
     #[must_use]
     pub fn options(&self) -> &Arc<CfOptions> {
         &self.options
     }
 
-    /// Its bucket map.
+    /// The bucket map of the column family.
     #[must_use]
     pub fn map(&self) -> &Arc<BucketMap> {
         &self.map
@@ -157,7 +157,7 @@ impl Version {
         &self.l0[self.map.bucket_of(key)]
     }
 
-    /// Level `level`, from 1 on.
+    /// The level `level`, from 1 on. Panics for L0.
     #[inline]
     #[must_use]
     pub fn level(&self, level: usize) -> &Level {
@@ -178,45 +178,45 @@ impl Version {
         self.level(level).file_for(key)
     }
 
-    /// Through which sequence number each key range lies in tables.
+    /// The sequence number through which each key range lies in tables.
     #[must_use]
     pub fn flushed_through(&self) -> &FlushedThrough {
         &self.flushed_through
     }
 
-    /// The level that L0 compacts to.
+    /// The level that L0 compacts into.
     #[must_use]
     pub fn base_level(&self) -> usize {
         self.targets.base_level
     }
 
-    /// How large each level should be.
+    /// The target size of each level, and the base level.
     #[must_use]
     pub fn targets(&self) -> &LevelTargets {
         &self.targets
     }
 
-    /// How urgent it is to compact `level`: due from 1 on for L0 (the fullest bucket's layers over
-    /// the trigger), over 1 for the others (compensated size over target).
+    /// Urgency of a compaction of `level`. L0 is due from 1 on (the fullest bucket's layers over
+    /// the trigger), the other levels above 1 (compensated size over target).
     #[must_use]
     pub fn score(&self, level: usize) -> f64 {
         self.scores[level]
     }
 
-    /// Compaction debt in bytes: what is to be rewritten until every level is within its target.
+    /// Compaction debt: bytes that compactions must rewrite until every level is within its target.
     #[must_use]
     pub fn pending_compaction_bytes(&self) -> u64 {
         self.pending_bytes
     }
 
-    /// L0 files of the fullest bucket, counted as [`layers`].
+    /// Number of L0 files of the fullest bucket, counted as [`layers`].
     #[must_use]
     pub fn l0_layers_max(&self) -> usize {
         self.l0_layers_max
     }
 
-    /// The files that may ever give back space by themselves, each with its level, in the order of
-    /// [`Version::files`] ([`crate::compaction::pick::reclaim`]).
+    /// The files that may ever free space without a compaction due to size, each with its level, in
+    /// the order of [`Version::files`] ([`crate::compaction::pick::reclaim`]).
     #[must_use]
     pub fn reclaimable(&self) -> &[(usize, Arc<LiveFile>)] {
         &self.reclaimable
@@ -231,7 +231,7 @@ impl Version {
         }
     }
 
-    /// How many files `level` has.
+    /// Number of files of `level`.
     #[must_use]
     pub fn file_count(&self, level: usize) -> usize {
         match level {
@@ -254,14 +254,14 @@ impl Version {
         self.files().map(|(_, file)| file.no).chain(values).chain(invalid)
     }
 
-    /// The deepest level that has files; 0 if there is none below L0.
+    /// The deepest level that has files; 0 if no level below L0 has any.
     #[must_use]
     pub fn last_used_level(&self) -> usize {
         (1..LEVELS).rev().find(|&level| !self.level(level).files().is_empty()).unwrap_or(0)
     }
 
-    /// Checks every invariant that can be seen from here; `Corrupt` names the first that is
-    /// broken.
+    /// Checks every invariant that can be checked without reading files. `Corrupt` names the first
+    /// broken one.
     pub fn check(&self) -> Result<()> {
         let mut seen = HashSet::new();
         if let Some((_, twice)) = self.files().find(|(_, file)| !seen.insert(file.no)) {

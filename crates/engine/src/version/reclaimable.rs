@@ -1,13 +1,13 @@
-//! Tables that may ever give space back: a version lists them when it is built. Pure functions.
+//! Tables that may ever free space, which a version lists when it is built. Pure functions.
 //!
-//! [`crate::compaction::pick::reclaim`] says what becomes of them.
+//! [`crate::compaction::pick::reclaim`] picks the jobs for them.
 
 use super::LAST_LEVEL;
 use crate::file_meta::FileMeta;
 use crate::live_file::LiveFile;
 use crate::options::CfOptions;
 
-/// A rewrite is worth its bytes from this part of the table on: one in so many.
+/// A rewrite is worth its bytes if at least one in this many parts of the table is garbage.
 pub const GARBAGE_SHARE: u64 = 3;
 
 /// Whether a table may ever be dropped, rewritten or taken down for space.
@@ -37,7 +37,7 @@ pub(crate) fn content_bytes(file: &LiveFile) -> u64 {
     file.raw_bytes.saturating_add(referenced)
 }
 
-/// Whether a part of a table is worth the rewrite of all of it.
+/// Whether the garbage in a table is worth the rewrite of all of it.
 pub(crate) fn is_share(part: u64, whole: u64) -> bool {
     part > 0 && part.saturating_mul(GARBAGE_SHARE) >= whole
 }

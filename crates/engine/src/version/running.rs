@@ -1,15 +1,15 @@
-//! A running compaction, as pickers and the choice of bucket boundaries see it.
+//! Running compactions, as pickers and the choice of bucket boundaries see them.
 
 use archipelago_base::CfId;
 
 use crate::key::KeyRange;
 
-/// A compaction that runs: what it reads and where it writes.
+/// A running compaction: its inputs and the level that it writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Running {
-    /// Its column family.
+    /// Column family of the compaction.
     pub cf: CfId,
-    /// Covers every key of its inputs, and so of its outputs
+    /// Range that covers every key of its inputs, and so of its outputs
     /// ([`crate::compaction::pick::Pick::range`]).
     pub range: KeyRange,
     /// The upper level of its inputs.
@@ -21,7 +21,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Whether it writes a level below L0 again, for space.
+    /// Whether it rewrites tables of a level below L0 in their place, for space.
     pub(crate) fn is_rewrite(&self) -> bool {
         self.from == self.to && self.to > 0
     }

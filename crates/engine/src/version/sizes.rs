@@ -1,17 +1,17 @@
-//! How large each level should be, how far over it is, and how much work that is: pure functions.
+//! Target sizes of levels, scores, and compaction debt: pure functions.
 //!
-//! Levels are sized from the bottom up: the largest level sets the scale, each level above it
-//! should hold a multiplier less, and the last that would still hold the base size is the *base
-//! level*, to which L0 compacts. Levels between L0 and the base level stay empty. So the last
-//! level always holds about (multiplier − 1) / multiplier of all data, whatever the size of the
-//! store: space and write amplification do not jump as it grows.
+//! Levels are sized from the last one up. The largest level sets the scale, and each level above it
+//! should be smaller by the multiplier. The last one that would still have the base size is the
+//! *base level*, which L0 compacts into. Levels between L0 and the base level stay empty. So the
+//! last level always holds about (multiplier − 1) / multiplier of all data, for any size of the
+//! store. Space and write amplification do not jump as it grows.
 //!
-//! The idea is that of RocksDB's dynamic level sizes, with two differences. One is stated at
-//! [`level_targets`]. The other: RocksDB adds a level as soon as the last exceeds the base size,
-//! so that the new one holds a tenth of it. A level pays for itself only from the base size on:
-//! bytes that pass through a level of a tenth are rewritten there and then rewrite ten times
-//! themselves below, while a batch from L0 of about the base size rewrites ten times itself only
-//! when the last level has grown to ten base sizes. Until then L0 compacts straight to it.
+//! The idea is that of RocksDB's dynamic level sizes, with two differences. [`level_targets`]
+//! states one. The other: RocksDB adds a level as soon as the last one exceeds the base size, so
+//! that the new one holds a tenth of it. But a level pays for itself only from the base size on.
+//! Bytes that pass through a level of a tenth are rewritten there, and then rewrite ten times
+//! themselves below. A batch from L0 of about the base size rewrites ten times itself only when the
+//! last level has grown to ten base sizes. Until then L0 compacts straight into it.
 
 //!
 //! A table of references to separated values is small, yet each of its records shadows a whole
@@ -24,13 +24,13 @@ use crate::options::LEVELS;
 /// Index of the last level.
 pub const LAST_LEVEL: usize = LEVELS - 1;
 
-/// What the sizes of the levels ask for.
+/// The base level, and the target size of each level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LevelTargets {
-    /// The level that L0 compacts to.
+    /// The level that L0 compacts into.
     pub base_level: usize,
-    /// Bytes that a level should hold at most; `u64::MAX` for L0, which is counted in files, and
-    /// for the last, 0 for the levels between L0 and the base level.
+    /// Target size of each level in bytes. It is `u64::MAX` for L0, which is counted in files, and
+    /// for the last level. It is 0 for the levels between L0 and the base level.
     pub bytes: [u64; LEVELS],
 }
 
@@ -50,15 +50,15 @@ pub struct DueL0 {
     pub real: u64,
     /// Lengths of the files and of the separated values that they reference.
     pub compensated: u64,
-    /// Lengths of the files of the base level that they overlap.
+    /// Lengths of the base-level files that they overlap.
     pub base_share: u64,
 }
 
 /// The base level and the targets for levels of `sizes` compensated bytes.
 ///
-/// The base level is never below the first level that holds files: what lies higher must first
-/// sink. (RocksDB also raises the target of the levels that it no longer needs; here they keep
-/// theirs, and sink when they grow.)
+/// The base level is never below the first level that holds files: files in higher levels must
+/// first sink. (RocksDB also raises the target of the levels that it no longer needs; here they
+/// keep theirs, and sink when they grow.)
 #[must_use]
 pub fn level_targets(sizes: &[u64; LEVELS], base_bytes: u64, multiplier: u64) -> LevelTargets {
     let multiplier = multiplier.max(2);
@@ -77,8 +77,9 @@ pub fn level_targets(sizes: &[u64; LEVELS], base_bytes: u64, multiplier: u64) ->
     LevelTargets { base_level: level, bytes }
 }
 
-/// How urgent it is to compact a level: its compensated size over its target; 0 for the last level,
-/// more than 1 when it is over. L0's is the fullest bucket's file count over the trigger.
+/// Urgency of a compaction of a level: its compensated size divided by its target. It is 0 for L0
+/// and the last level, and more than 1 when the level is over its target. The score of L0 is the
+/// fullest bucket's file count over the trigger.
 #[must_use]
 pub fn score(level: usize, size: u64, targets: &LevelTargets) -> f64 {
     if level == 0 || level >= LAST_LEVEL || size == 0 {
@@ -89,9 +90,9 @@ pub fn score(level: usize, size: u64, targets: &LevelTargets) -> f64 {
 
 /// Bytes that compactions must rewrite until every level is within its target.
 ///
-/// The excess of one level falls into the next and may push that one over. Every byte that falls
-/// rewrites its share of the level below. The excess is measured in compensated bytes, like the
-/// targets. It is then scaled to the real bytes that a compaction moves.
+/// The excess of one level falls into the next and may push that one over its target. Every byte
+/// that falls rewrites its share of the level below. The excess is measured in compensated bytes,
+/// like the targets. It is then scaled to the real bytes that a compaction moves.
 #[must_use]
 pub fn pending_bytes(sizes: &LevelSizes, targets: &LevelTargets, l0: &DueL0) -> u64 {
     let mut pending = if l0.real > 0 { l0.real.saturating_add(l0.base_share) } else { 0 };

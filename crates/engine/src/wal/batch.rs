@@ -1,13 +1,13 @@
-//! [`WriteBatch`]: the operations of one atomic write, kept in the very bytes that go into the
-//! log, so that committing it encodes nothing.
+//! [`WriteBatch`]: the operations of one atomic write. They are kept in the encoding of the log, so
+//! that a commit encodes nothing.
 //!
 //! Encoding: the number of operations (u32, little-endian), then per operation: kind (u8), column
 //! family id, key length, (except for deletes) value length (varints), key, value. The `index`-th
-//! operation has the sequence number `first + index`. A range delete's value is its end key; an
-//! expiring put's begins with the expiry (Unix milliseconds, little-endian u64).
+//! operation has the sequence number `first + index`. The value of a range delete is its end key.
+//! The value of an expiring put begins with the expiry (Unix milliseconds, little-endian u64).
 //!
-//! Not thread-safe by itself; owned by the caller of a write. Appending an operation is one small
-//! and two large copies into a buffer that [`WriteBatch::clear`] keeps.
+//! Thread-safety: none; the caller of a write owns its batch. Cost: appending an operation is one
+//! small and two large copies into a buffer that [`WriteBatch::clear`] keeps.
 
 use archipelago_base::codec::{Reader, VARINT64_BYTES_MAX};
 use archipelago_base::{CfId, Error, Result};
@@ -15,7 +15,7 @@ use archipelago_base::{CfId, Error, Result};
 use crate::key::{KEY_BYTES_MAX, Kind, VALUE_BYTES_MAX};
 
 const COUNT_BYTES: usize = 4;
-/// Kind and three varints.
+/// Largest header of an operation in bytes: kind and three varints.
 const OP_HEADER_BYTES_MAX: usize = 1 + 3 * VARINT64_BYTES_MAX;
 
 /// Operations that take effect together or not at all.
@@ -36,15 +36,16 @@ impl Default for WriteBatch {
 pub struct BatchOp<'a> {
     /// The column family.
     pub cf: CfId,
-    /// What it does.
+    /// What the operation does.
     pub kind: Kind,
-    /// The key; of a range delete the first one.
+    /// The key of the operation; the first key of a range delete.
     pub key: &'a [u8],
     /// The stored value; empty for a delete, the end key (exclusive) for a range delete.
     pub value: &'a [u8],
 }
 
-/// Checks a key and a value against the limits of the data model (64 KiB, 1 GiB).
+/// Checks a key and a value against the limits of the data model (64 KiB, 1 GiB). `InvalidArgument`
+/// if one is too long.
 pub fn check_limits(key: &[u8], value: &[u8]) -> Result<()> {
     if key.len() > KEY_BYTES_MAX {
         return Err(Error::invalid(format!(
@@ -141,12 +142,12 @@ impl WriteBatch {
         self.bytes[..COUNT_BYTES].copy_from_slice(&self.len.to_le_bytes());
     }
 
-    /// Position behind the last operation.
+    /// Position after the last operation.
     pub(crate) fn mark(&self) -> BatchMark {
         BatchMark { bytes: self.bytes.len().saturating_sub(COUNT_BYTES), len: self.len }
     }
 
-    /// Removes every operation behind `mark`, which this batch gave.
+    /// Removes every operation after `mark`, which must be a mark of this batch.
     pub(crate) fn truncate(&mut self, mark: BatchMark) {
         assert!(mark <= self.mark(), "a batch is cut behind its end");
         if mark.len == 0 {
@@ -157,30 +158,31 @@ impl WriteBatch {
         self.bytes[..COUNT_BYTES].copy_from_slice(&self.len.to_le_bytes());
     }
 
-    /// The operations behind `mark`, which this batch gave.
+    /// The operations after `mark`, which must be a mark of this batch.
     pub(crate) fn iter_from(&self, mark: BatchMark) -> BatchIter<'_> {
         let ops = &self.data()[COUNT_BYTES + mark.bytes..];
         BatchIter { reader: Reader::new(ops), left: self.len - mark.len }
     }
 
-    /// The bytes at an offset that [`BatchIter::offset`] gave, counted from the first operation.
+    /// The bytes at an offset that [`BatchIter::offset`] returned, counted from the first
+    /// operation.
     pub(crate) fn bytes_at(&self, at: std::ops::Range<usize>) -> &[u8] {
         &self.data()[COUNT_BYTES..][at]
     }
 
-    /// Forgets every operation; keeps the buffer.
+    /// Removes every operation; keeps the buffer.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.len = 0;
     }
 
-    /// How many operations, which is how many sequence numbers the batch takes.
+    /// Number of operations, which is the number of sequence numbers that the batch takes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Whether there is no operation.
+    /// Whether the batch has no operation.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -192,14 +194,14 @@ impl WriteBatch {
         if self.bytes.is_empty() { &[0; COUNT_BYTES] } else { &self.bytes }
     }
 
-    /// Bytes of the encoded batch.
+    /// Length of the encoded batch in bytes.
     #[must_use]
     pub fn byte_len(&self) -> usize {
         self.data().len()
     }
 
-    /// A batch of what [`WriteBatch::data`] gave; checked as [`BatchView::decode`] does, operation
-    /// by operation.
+    /// Makes a batch from the bytes of [`WriteBatch::data`]. They are checked as
+    /// [`BatchView::decode`] does, operation by operation.
     pub fn from_data(data: &[u8]) -> Result<Self> {
         let view = BatchView::decode(data)?;
         for op in view.iter() {
@@ -214,7 +216,7 @@ impl WriteBatch {
         self.view().iter()
     }
 
-    /// The batch without its buffer.
+    /// A view of the batch without its buffer.
     #[must_use]
     pub fn view(&self) -> BatchView<'_> {
         BatchView { ops: &self.data()[COUNT_BYTES..], len: self.len }
@@ -241,7 +243,7 @@ pub(crate) struct BatchMark {
     pub(crate) len: u32,
 }
 
-/// An encoded batch that lies somewhere else.
+/// An encoded batch in memory of another owner.
 #[derive(Clone, Copy, Debug)]
 pub struct BatchView<'a> {
     ops: &'a [u8],
@@ -249,27 +251,27 @@ pub struct BatchView<'a> {
 }
 
 impl<'a> BatchView<'a> {
-    /// The batch encoded in `payload`; `Corrupt` if it is too short to be one. The operations are
-    /// checked as they are read.
+    /// Decodes the batch in `payload`; `Corrupt` if it is too short to be one. The operations are
+    /// checked when they are read.
     pub fn decode(payload: &'a [u8]) -> Result<Self> {
         let mut reader = Reader::new(payload);
         let len = reader.u32().ok_or_else(|| damaged("it has no operation count"))?;
         Ok(Self { ops: reader.rest(), len })
     }
 
-    /// How many operations the batch says it has.
+    /// Number of operations by the header of the batch.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Whether there is none.
+    /// Whether the batch has no operation.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The operations in order. A damaged one is an error, after which there is no more.
+    /// The operations in order. A damaged operation is an error that ends the iteration.
     #[must_use]
     pub fn iter(&self) -> BatchIter<'a> {
         BatchIter { reader: Reader::new(self.ops), left: self.len }
@@ -288,7 +290,7 @@ fn damaged(what: &str) -> Error {
 }
 
 impl<'a> BatchIter<'a> {
-    /// Offset behind the operation that was read last, from where the iteration began.
+    /// Offset after the operation that was read last, from the start of the iteration.
     pub(crate) fn offset(&self) -> usize {
         self.reader.position()
     }

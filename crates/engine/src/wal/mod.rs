@@ -8,19 +8,22 @@
 //! - [`reader`]: recovery of one segment and of a chain of segments;
 //! - `salvage`: every whole record of a damaged segment, for a repair.
 //!
-//! The log is a chain of segments, each a file of its own, numbered upwards. How an append is
-//! made to survive `kill -9` is the file system's affair
-//! ([`archipelago_env::FileSystem::create_log`]). The format is in `docs/formats/wal.md`.
+//! The log is a chain of segments, each a file of its own, numbered upwards. The file system makes
+//! an append survive `kill -9` ([`archipelago_env::FileSystem::create_log`]). `docs/formats/wal.md`
+//! has the format.
 //!
-//! Invariants: 1. a record is written once all earlier ones are; 2. a record never spans
-//! segments; 3. a segment's *incarnation* is never used twice, and every checksum is bound to it
-//! and to the record's place, so that bytes left by an earlier use of the file never pass;
-//! 4. a segment becomes durable only after every earlier one; 5. a segment's header says how long
-//! the one before it was, so that a lost end is seen; 6. a closed segment ends with a record that
-//! names the next one, written once that exists, so that a lost last segment is seen.
+//! Invariants:
+//! 1. A record is written after all earlier ones.
+//! 2. A record never spans segments.
+//! 3. A segment's *incarnation* is never used twice. Every checksum is bound to it and to the
+//!    record's offset, so that bytes of an earlier use of the file never pass.
+//! 4. A segment becomes durable only after every earlier one.
+//! 5. A segment's header states the length of the previous one, so that a lost end is noticed.
+//! 6. A closed segment ends with a record that names the next one, written once that exists. So a
+//!    lost last segment is noticed.
 //!
-//! Cost of an append: one header of 28 bytes, one CRC over 36 bytes under the commit lock (the
-//! payload's is computed outside), one `LogFile::append`; no allocation.
+//! Cost: an append is one header of 28 bytes, one CRC over 36 bytes under the commit lock (the
+//! payload's is computed outside), and one `LogFile::append`. It allocates nothing.
 
 pub mod batch;
 pub mod reader;

@@ -1,19 +1,19 @@
 //! Recovery: the records of one segment ([`read_segment`]) and of the whole log ([`recover`]).
 //!
-//! A record counts if its checksums hold for this use of the file and this place in it, and every
-//! record before it counts. Where the first one fails, the reader decides:
+//! A record counts if its checksums hold for this use of the file and this offset in it, and every
+//! record before it counts. At the first record that does not count, the reader decides:
 //!
-//! 1. Damage before an offset through which the segment is known to have been synced (any valid
-//!    record of the segment says so, also one behind the damage; any record of a later segment with
-//!    a synced-through offset says it of the whole segment) is corruption.
-//! 2. Damage with a valid record of the same use behind it is corruption, unless the machine has
-//!    restarted since the segment was begun ([`archipelago_env::FileSystem::boot_id`]): a power
+//! 1. Damage before an offset through which the segment is known to have been synced is corruption.
+//!    Any valid record of the segment states such an offset, even one after the damage. Any record
+//!    of a later segment with a synced-through offset proves it for the whole segment.
+//! 2. Damage with a valid record of the same use after it is corruption, unless the machine has
+//!    restarted since the segment was begun ([`archipelago_env::FileSystem::boot_id`]). A power
 //!    failure loses unsynced pages in any order.
-//! 3. A segment that ends before the length that the next segment's header gives has lost its
-//!    end. Under the same boot that is corruption. Otherwise power was lost and what comes after
-//!    is dropped, whole segments included: the log is cut at its first loss, so that writes are
-//!    never applied out of order.
-//! 4. Anything else at the end is a torn tail, dropped.
+//! 3. A segment that ends before the length in the next segment's header has lost its end. Under
+//!    the same boot that is corruption. Otherwise power was lost, and everything after it is
+//!    dropped, whole segments included. The log is cut at its first loss, so that writes are never
+//!    applied out of order.
+//! 4. Anything else at the end is a torn tail, which is dropped.
 //! 5. A closed segment ends with a record that names the next segment. If the last segment of the
 //!    chain has that record, the next segment is missing. Under the same boot that is corruption.
 //!    Otherwise power was lost before the next segment's directory entry was durable.
@@ -22,8 +22,8 @@
 //! [`RecoveryMode::AssumePowerLoss`] treats every segment as if the machine had restarted since.
 //!
 //! Sequence numbers may leave gaps (writes without the log take some) but never go back. Errors
-//! name file and offset. No byte from a file makes it panic. Nothing is written. Cost: one
-//! sequential read of each segment, memory of one window or the largest record.
+//! name file and offset. No byte of a file makes the reader panic. It writes nothing. Cost: one
+//! sequential read of each segment; memory of one window or the largest record.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -43,7 +43,7 @@ use crate::options::RecoveryMode;
 
 const HEADER_BYTES: u64 = SEGMENT_HEADER_BYTES as u64;
 const RECORD_BYTES: u64 = RECORD_HEADER_BYTES as u64;
-/// Bytes that the search for a valid record behind a damage looks at in one piece.
+/// Number of bytes that the search for a valid record after damage reads at a time.
 const SEARCH_BYTES: u64 = 256 << 10;
 
 /// A segment of the log.
@@ -55,62 +55,63 @@ pub struct SegmentFile {
     pub path: PathBuf,
 }
 
-/// How a segment is read.
+/// Parameters for reading a segment.
 #[derive(Clone, Copy, Debug)]
 pub struct ReadRequest {
-    /// What damage is tolerated.
+    /// The damage that is tolerated.
     pub mode: RecoveryMode,
     /// The database that the segment must belong to.
     pub database_id: [u8; 16],
     /// The segment's length as the next segment's header gives it; `None` for the last segment.
     pub known_len: Option<u64>,
-    /// Sequence numbers must be larger than this.
+    /// Sequence number that all records of the segment must exceed.
     pub after: SeqNo,
 }
 
-/// How a segment ended.
+/// The end of a segment, as a reader found it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
-    /// With its last record.
+    /// The segment ended with its last record.
     Clean,
-    /// With something that was not wholly written, or was lost to a power failure; what it is.
+    /// The segment ended with bytes that were not wholly written, or were lost to a power failure.
+    /// The text describes them.
     Torn(String),
 }
 
-/// What [`read_segment`] found.
+/// Result of [`read_segment`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SegmentEnd {
     /// The segment's number.
     pub no: FileNo,
-    /// The segment before it, as its header says.
+    /// The previous segment, as this segment's header states it.
     pub previous: Option<SegmentRef>,
     /// The segment's incarnation; `None` if it has no header.
     pub incarnation: Option<Epoch>,
-    /// Offset behind its last valid record; 0 if it has no header.
+    /// Offset after its last valid record; 0 if it has no header.
     pub end_offset: u64,
-    /// Where the valid records lie that the segment's file does not have whole, but the kept tail
-    /// of the log ([`archipelago_env::LogTail`]) has: ascending, neighbours joined.
+    /// Offsets of the valid records that the segment's file does not have whole, but the kept tail
+    /// of the log ([`archipelago_env::LogTail`]) has. They ascend, and neighbours are joined.
     pub in_tail: Vec<Range<u64>>,
     /// Sequence number of the last operation; `None` if it has no records.
     pub last_seq: Option<SeqNo>,
-    /// How many records were visited.
+    /// Number of records that were visited.
     pub records: u64,
-    /// The largest synced-through offset that a record of it gives.
+    /// The largest synced-through offset that one of its records states.
     pub synced_through: u64,
-    /// The segment that its last record names, if it was closed and that record is there.
+    /// The segment that its last record names, if it was closed and that record exists.
     pub next: Option<FileNo>,
-    /// Whether it was begun under the boot of today; `None` if that is not known.
+    /// Whether it was begun under the present boot; `None` if that is not known.
     pub same_boot: Option<bool>,
-    /// Whether it has everything up to the length that the next segment's header gives.
+    /// Whether it is complete up to the length in the next segment's header.
     pub is_complete: bool,
-    /// How it ended.
+    /// How the segment ended.
     pub end: End,
 }
 
 impl SegmentEnd {
-    /// Offset behind everything valid in the segment, the record that names the next segment
-    /// included. No limit for a segment that is complete: what a sync may have made durable behind
-    /// its length is the rest of a group that failed, which no recovery takes.
+    /// Offset after everything valid in the segment, including the record that names the next
+    /// segment. A complete segment has no limit: bytes after its length that a sync made durable
+    /// are the rest of a failed group, which no recovery takes.
     #[must_use]
     pub fn whole_through(&self) -> u64 {
         if self.is_complete {
@@ -121,7 +122,7 @@ impl SegmentEnd {
     }
 }
 
-/// The header of the segment at `path`; `None` if the file has none that is whole. Errors: I/O
+/// Reads the header of the segment at `path`; `None` if the file has no whole header. Errors: I/O
 /// errors, and `Unsupported` for another version of the format.
 pub fn read_header(fs: &dyn FileSystem, path: &Path) -> Result<Option<SegmentHeader>> {
     let mut source = Source::open(fs, path)?;
@@ -143,9 +144,9 @@ fn unsupported(path: &Path, version: u32) -> Error {
     ))
 }
 
-/// Reads the records of one segment in order and hands each to `visit` with the sequence number
-/// of its first operation. Errors: `Corrupt` and `Unsupported` with file and offset, errors of
-/// `visit`, I/O errors. See the module for what is corruption.
+/// Reads the records of one segment in order, and passes each to `visit` with the sequence number
+/// of its first operation. Errors: `Corrupt` (as the module defines it) and `Unsupported` with file
+/// and offset, errors of `visit`, I/O errors.
 pub fn read_segment(
     fs: &dyn FileSystem,
     file: &SegmentFile,
@@ -159,8 +160,8 @@ pub fn read_segment(
     Ok(SegmentEnd { end, is_complete, ..segment.found })
 }
 
-/// The largest synced-through offset that any valid record of the segment gives, also behind
-/// damage: not 0 means that the log was synced after the segment had been begun.
+/// The largest synced-through offset that any valid record of the segment states, even after
+/// damage. If it is not 0, the log was synced after the segment was begun.
 fn synced_through(fs: &dyn FileSystem, file: &SegmentFile, request: &ReadRequest) -> Result<u64> {
     let mut segment = Segment::open(fs, file, request)?;
     Ok(segment.followers(0)?.synced_through)
@@ -171,7 +172,7 @@ struct Segment<'a> {
     request: &'a ReadRequest,
     source: Source,
     header: Option<SegmentHeader>,
-    /// Why there is no header; empty if there is one.
+    /// Reason for which there is no header; empty if there is one.
     header_problem: &'static str,
     /// Whether a lost header looks like a write that never reached the device.
     header_unwritten: bool,
@@ -180,7 +181,7 @@ struct Segment<'a> {
     found: SegmentEnd,
 }
 
-/// Valid records somewhere behind a damage.
+/// Valid records at any place after damage.
 #[derive(Default)]
 struct Followers {
     first: Option<u64>,
@@ -219,7 +220,8 @@ impl<'a> Segment<'a> {
         if let Some(header) = segment.header {
             segment.seed = segment_seed(header.incarnation);
             let tail = fs.log_tail(&file.path, header.incarnation)?;
-            // Opened anew behind the tail: what has left the tail for the file meanwhile is in it.
+            // The file is opened again after the tail was read: it has all bytes that have left the
+            // tail for it meanwhile.
             segment.source = Source::open(fs, &file.path)?;
             segment.source.set_tail(tail);
             segment.same_boot = match fs.boot_id() {
@@ -262,8 +264,8 @@ impl<'a> Segment<'a> {
         Ok(())
     }
 
-    /// Visits records until one does not count; where, and what is wrong there (`None` if it
-    /// looks like the end of the log).
+    /// Visits records until one does not count. Returns its offset and what is wrong there (`None`
+    /// if it looks like the end of the log).
     fn replay(
         &mut self,
         visit: &mut dyn FnMut(SeqNo, BatchView<'_>) -> Result<()>,
@@ -342,8 +344,8 @@ impl<'a> Segment<'a> {
         self.found.synced_through = self.found.synced_through.max(synced);
     }
 
-    /// The record at `at` in the first view that has it whole. `Err` is what is wrong with the
-    /// best that there is; `Err(None)` if nothing there is a header of this use.
+    /// The record at `at` in the first view that has it whole. `Err` describes what is wrong with
+    /// the best candidate; `Err(None)` means that nothing there is a header of this use.
     fn record_at(&mut self, at: u64) -> Result<Result<(View, RecordHeader), Option<String>>> {
         let mut problem = None;
         for &view in self.source.views() {
@@ -368,7 +370,8 @@ impl<'a> Segment<'a> {
         Ok(Err(problem))
     }
 
-    /// Nothing at `at` is a header of this use: is that how a log ends, or was one there?
+    /// Decides about an offset `at` without a header of this use: `None` if a log ends so, else
+    /// what is wrong.
     fn end_problem(&mut self, header: &SegmentHeader, at: u64) -> Result<Option<String>> {
         let damaged = || Some("record: its header is damaged or cut off".to_owned());
         let len = self.source.file_len();
@@ -388,7 +391,7 @@ impl<'a> Segment<'a> {
         Ok(if ours { damaged() } else { None })
     }
 
-    /// Decides what the end at `at` is; see the module.
+    /// Decides how the segment ended at `at`, by the rules of the module.
     fn judge(&mut self, at: u64, problem: Option<String>) -> Result<End> {
         if self.request.known_len == Some(at) {
             return Ok(End::Clean);
@@ -431,7 +434,7 @@ impl<'a> Segment<'a> {
         self.header.is_none() && self.header_unwritten
     }
 
-    /// Looks for valid headers of this use from `from` on, in both views.
+    /// Searches valid headers of this use from `from` on, in both views.
     fn followers(&mut self, from: u64) -> Result<Followers> {
         let mut found = Followers::default();
         for &view in self.source.views() {
@@ -452,7 +455,7 @@ impl<'a> Segment<'a> {
         Error::corrupt(self.path, at, what)
     }
 
-    /// Adds to a loss that another recovery mode accepts which one that is.
+    /// Adds a hint to a loss that another recovery mode accepts.
     fn with_hint(&self, what: String) -> String {
         match self.request.mode {
             RecoveryMode::TolerateTornTail => what + POWER_LOSS_HINT,
@@ -461,7 +464,7 @@ impl<'a> Segment<'a> {
     }
 }
 
-/// What an error says about a loss that a power failure of the storage alone explains.
+/// Hint in errors about a loss that a power failure of the storage alone explains.
 const POWER_LOSS_HINT: &str = " (if the storage lost power while this machine ran on, \
      recovery_mode = \"assume-power-loss\" drops the writes from there on that were not synced)";
 
@@ -505,33 +508,34 @@ fn search(
     }
 }
 
-/// What the log as a whole held.
+/// Content of the log as a whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecoveredLog {
     /// Each segment that was read, oldest first.
     pub segments: Vec<SegmentEnd>,
-    /// Segments that are no part of the log, because it was cut before them now or by an earlier
-    /// recovery. They may be removed at once, and must be before their numbers could be used again.
+    /// Segments that are no part of the log, because this recovery or an earlier one cut the log
+    /// before them. They may be removed immediately, and must be removed before their numbers could
+    /// be used again.
     pub dropped: Vec<SegmentFile>,
-    /// What was lost, if anything: to be told to the operator.
+    /// Description of the loss, if there is one, for the operator.
     pub lost: Option<String>,
     /// Sequence number of the last operation; `None` if the log has no records.
     pub last_seq: Option<SeqNo>,
-    /// Where the log ends: what the next segment's header must name
-    /// ([`super::LogWriter::create`]). `None` if there was no segment.
+    /// End of the log, which the next segment's header must name ([`super::LogWriter::create`]).
+    /// `None` if there was no segment.
     pub previous: Option<SegmentRef>,
 }
 
-/// The segments of a log and how to read them.
+/// The segments of a log, and the parameters for reading them.
 #[derive(Clone, Copy, Debug)]
 pub struct LogChain<'a> {
     /// Every segment that may still hold needed writes, by number.
     pub segments: &'a [SegmentFile],
-    /// The oldest number that a needed segment may have.
+    /// The smallest number that a needed segment may have.
     pub floor: FileNo,
-    /// What damage is tolerated.
+    /// The damage that is tolerated.
     pub mode: RecoveryMode,
-    /// The database that they must belong to.
+    /// The database that the segments must belong to.
     pub database_id: [u8; 16],
 }
 
@@ -540,8 +544,8 @@ impl LogChain<'_> {
         ReadRequest { mode: self.mode, database_id: self.database_id, known_len, after }
     }
 
-    /// The segment before each one, as the headers say; by position, the last one first. The
-    /// second value: the segments that no later one leads back to.
+    /// The chain of segments by position, oldest first, each with its length in the next segment's
+    /// header. The second value has the segments to which no later one leads back.
     #[expect(clippy::type_complexity, reason = "two lists that only the caller reads")]
     fn links(&self, fs: &dyn FileSystem) -> Result<(Vec<(usize, Option<u64>)>, Vec<SegmentFile>)> {
         let request = self.request(None, SeqNo::ZERO);
@@ -558,7 +562,7 @@ impl LogChain<'_> {
                 return Err(self.missing(wanted));
             }
             chain.push((index, wanted.map(|wanted| wanted.len)));
-            // A segment without a header cannot say what comes before it.
+            // A segment without a header cannot name the previous one.
             let header = Segment::open(fs, file, &request)?.header;
             wanted = match header {
                 Some(header) => match header.previous {
@@ -587,8 +591,9 @@ impl LogChain<'_> {
         Error::corrupt(&directory.join(log_name(wanted.no)), 0, what)
     }
 
-    /// What is to be said of the segment that `last`, the end of the chain, names as the next one,
-    /// if it is missing and a power failure may have taken it. `Corrupt` if none can have.
+    /// Description of the loss of the segment that `last`, the end of the chain, names as the next
+    /// one. `None` if that segment exists. `Corrupt` if it is missing and no power failure can have
+    /// taken it.
     fn lost_next(
         &self,
         fs: &dyn FileSystem,
@@ -614,7 +619,7 @@ impl LogChain<'_> {
     }
 }
 
-/// Reads the log: every record of `chain` in order, across segments. See the module.
+/// Reads the log: every record of `chain` in order, across segments, by the rules of the module.
 pub fn recover(
     fs: &dyn FileSystem,
     chain: &LogChain<'_>,
@@ -623,10 +628,10 @@ pub fn recover(
     recover_beside(fs, chain, visit, &mut |_| Ok(()))
 }
 
-/// [`recover`] while a writer goes on. After each segment, whatever was found in it,
-/// `after_segment` is asked whether the segment still was what it is named for; its error ends the
-/// recovery. Records that the writer appends meanwhile may be visited or not, from some point of
-/// the last segment on.
+/// Reads the log as [`recover`] does, while a writer appends to it. After each segment, with any
+/// result, `after_segment` checks whether the segment is still the one of its name; its error ends
+/// the recovery. Records that the writer appends meanwhile may be visited or not, from some point
+/// of the last segment on.
 pub fn recover_beside(
     fs: &dyn FileSystem,
     chain: &LogChain<'_>,
@@ -636,7 +641,7 @@ pub fn recover_beside(
     let (links, dropped) = chain.links(fs)?;
     let mut log = RecoveredLog { dropped, ..RecoveredLog::default() };
     let mut after = SeqNo::ZERO;
-    // The newest segment with a header. Those after it were never begun.
+    // The newest segment with a header. Later segments were never begun.
     let mut newest = None;
     for (position, &(index, known_len)) in links.iter().enumerate() {
         let request = chain.request(known_len, after);
@@ -675,8 +680,8 @@ struct CutPlace<'a> {
     at: u64,
 }
 
-/// The log is cut at `place` of `file`: drops all `later` segments, unless one proves that nothing
-/// before it can have been lost.
+/// Cuts the log at `place` of `file`: drops all `later` segments, unless one of them proves that
+/// nothing before it can have been lost.
 fn cut<'a>(
     fs: &dyn FileSystem,
     chain: &LogChain<'_>,

@@ -1,34 +1,33 @@
 //! The bytes of a log record and of a segment's header. `docs/formats/wal.md` has the tables.
 //!
-//! A record's header checksum covers, besides the header, the segment's full incarnation and the
-//! record's offset: a record that an earlier use of the file left behind, that a device returned
-//! from another place, or that is itself part of a stored value, does not pass. The payload's
-//! checksum lies in the header and so is bound to the same; it can be computed before the
-//! sequence number is known.
+//! A record's header checksum covers the header, the segment's full incarnation and the record's
+//! offset. So a record does not pass if an earlier use of the file left it, if a device returned it
+//! from another place, or if it is part of a stored value. The payload's checksum lies in the
+//! header and so is bound to the same. It can be computed before the sequence number is known.
 
 use archipelago_base::checksum::{crc, crc_append};
 use archipelago_base::{Epoch, FileNo, SeqNo};
 
-/// Bytes of a record before its payload.
+/// Length in bytes of a record's header, before its payload.
 pub const RECORD_HEADER_BYTES: usize = 28;
-/// Bytes of the header that a segment begins with.
+/// Length in bytes of the header at the start of a segment.
 pub const SEGMENT_HEADER_BYTES: usize = 96;
-/// Largest payload: 2 GiB less a page.
+/// Largest payload in bytes: 2 GiB less a page.
 pub const PAYLOAD_BYTES_MAX: usize = (2 << 30) - 4096;
-/// Version of the format. Others are refused.
+/// Version of the format. Other versions are refused.
 pub const FORMAT_VERSION: u32 = 2;
 
 const MAGIC: &[u8; 8] = b"ARCHWAL\n";
-/// Low bits of an incarnation that are random; the rest is the segment's number.
+/// Number of random low bits of an incarnation; the other bits are the segment's number.
 const SALT_BITS: u32 = 24;
 /// Largest number of a segment: 40 bits.
 pub const SEGMENT_NO_MAX: u64 = (1 << (64 - SALT_BITS)) - 1;
 
-/// What a record holds. The numbers are stored and never reused.
+/// Type of a record. The numbers are stored and never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum RecordType {
-    /// A write batch that is committed by being here.
+    /// A write batch, which is committed by the existence of the record.
     Batch = 1,
     /// Reserved: the first phase of a two-phase commit.
     Prepare = 2,
@@ -39,29 +38,29 @@ pub enum RecordType {
     End = 4,
 }
 
-/// Bytes of the payload of a [`RecordType::End`] record.
+/// Length in bytes of the payload of a [`RecordType::End`] record.
 pub const END_PAYLOAD_BYTES: usize = 8;
 
 /// A manifest and the number of its bytes that were durable at some moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ManifestPosition {
-    /// Number of the manifest; 0: nothing is claimed.
+    /// Number of the manifest; 0 for no claim.
     pub no: FileNo,
     /// Every byte before this offset was durable.
     pub bytes: u64,
 }
 
-/// Payload checksum: what [`Entry::payload_crc`] is.
+/// The checksum of a payload, for [`Entry::payload_crc`].
 #[inline]
 #[must_use]
 pub fn payload_crc(payload: &[u8]) -> u32 {
     crc(payload)
 }
 
-/// A batch on its way into the log.
+/// A batch that is appended to the log.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry<'a> {
-    /// Sequence number of its first operation.
+    /// Sequence number of the batch's first operation.
     pub first_seq: SeqNo,
     /// Encoded operations, from [`super::WriteBatch::data`].
     pub payload: &'a [u8],
@@ -69,8 +68,8 @@ pub struct Entry<'a> {
     pub payload_crc: u32,
 }
 
-/// The incarnation of segment `no`: later segments have larger ones, and two uses of one number
-/// (possible after power loss) differ in the low 24 bits but for one case in 16 million.
+/// The incarnation of segment `no`. Later segments have larger incarnations. Two uses of one number
+/// (possible after power loss) differ in the low 24 bits except in one case in 16 million.
 #[must_use]
 pub fn incarnation_of(no: FileNo, salt: u32) -> Epoch {
     Epoch(no.0 << SALT_BITS | u64::from(salt) & ((1 << SALT_BITS) - 1))
@@ -93,7 +92,7 @@ pub fn segment_seed(incarnation: Epoch) -> u32 {
 pub struct RecordHeader {
     /// Checksum of the payload.
     pub payload_crc: u32,
-    /// Bytes of the payload.
+    /// Length of the payload in bytes.
     pub payload_len: u32,
     /// Sequence number of the batch's first operation.
     pub first_seq: SeqNo,
@@ -101,12 +100,12 @@ pub struct RecordHeader {
     pub kind: u8,
     /// Low half of the segment's incarnation.
     pub incarnation_low: u32,
-    /// The writer knew the segment to be durable through this offset when it wrote the record.
+    /// Offset through which the writer knew the segment to be durable when it wrote the record.
     pub synced_through: u32,
 }
 
 impl RecordHeader {
-    /// The header as it is stored at `offset` of the segment with `seed`.
+    /// Encodes the header for `offset` of the segment with `seed`.
     #[inline]
     #[must_use]
     pub fn encode(&self, seed: u32, offset: u64) -> [u8; RECORD_HEADER_BYTES] {
@@ -126,8 +125,8 @@ impl RecordHeader {
         out
     }
 
-    /// The header in `bytes`, if its checksum says that it was written at `offset` of the segment
-    /// with `seed`.
+    /// Decodes the header in `bytes`; `None` unless its checksum proves that it was written at
+    /// `offset` of the segment with `seed`.
     #[inline]
     #[must_use]
     pub fn decode(bytes: &[u8; RECORD_HEADER_BYTES], seed: u32, offset: u64) -> Option<Self> {
@@ -148,8 +147,8 @@ impl RecordHeader {
         }
     }
 
-    /// The header in `bytes`, if it was written at `offset` of *some* use of segment `no`, and
-    /// that use's incarnation: for a segment whose own header is gone.
+    /// Decodes the header in `bytes` if it was written at `offset` of *any* use of segment `no`.
+    /// Returns it with the incarnation of that use. It serves a segment whose own header is lost.
     #[must_use]
     pub fn decode_any_use(
         bytes: &[u8; RECORD_HEADER_BYTES],
@@ -161,7 +160,7 @@ impl RecordHeader {
         Self::decode(bytes, segment_seed(incarnation), offset)
     }
 
-    /// Header and payload.
+    /// Length of header and payload in bytes.
     #[must_use]
     pub fn record_len(&self) -> u64 {
         RECORD_HEADER_BYTES as u64 + u64::from(self.payload_len)
@@ -178,35 +177,35 @@ fn word64(bytes: &[u8], at: usize) -> u64 {
     u64::from(word32(bytes, at)) | u64::from(word32(bytes, at + 4)) << 32
 }
 
-/// A segment and how much of it belongs to the log.
+/// A segment, and the length of its part that belongs to the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentRef {
     /// The segment's number.
     pub no: FileNo,
-    /// Its length in bytes, its header included.
+    /// Length of the part in bytes, the header included.
     pub len: u64,
 }
 
-/// What a segment begins with.
+/// The header at the start of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentHeader {
-    /// This use of this file.
+    /// Incarnation of this use of the file.
     pub incarnation: Epoch,
     /// The database that the segment belongs to.
     pub database_id: [u8; 16],
     /// The segment before this one and its final length; `None` for the first of all.
     pub previous: Option<SegmentRef>,
-    /// Length of the file when this use of it began: 0 unless it was recycled. What lies before
-    /// that offset and is not a record of this use may be an old one.
+    /// Length of the file when this use of it began: 0 unless it was recycled. Bytes before that
+    /// offset that are not a record of this use may be an old record.
     pub reused_len: u64,
     /// [`archipelago_env::FileSystem::boot_id`] at that time; zero if it was not known.
     pub boot_id: [u8; 16],
-    /// What was durable of the manifest when this use of the file began: evidence for a later
-    /// recovery that a manifest which is shorter, or older, has lost something.
+    /// Durable position of the manifest when this use of the file began. It is evidence for a later
+    /// recovery that a shorter or older manifest has lost something.
     pub manifest: ManifestPosition,
 }
 
-/// Why bytes are not the header of a segment.
+/// Reason for which bytes are not the header of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BadHeader {
     /// Not a header, or damaged.
@@ -216,7 +215,7 @@ pub enum BadHeader {
 }
 
 impl SegmentHeader {
-    /// The header as it is stored.
+    /// Encodes the header of a segment.
     #[must_use]
     pub fn encode(&self) -> [u8; SEGMENT_HEADER_BYTES] {
         let mut bytes = [0; SEGMENT_HEADER_BYTES];
@@ -237,7 +236,7 @@ impl SegmentHeader {
         bytes
     }
 
-    /// Decodes and checks.
+    /// Decodes a header and checks it.
     pub fn decode(bytes: &[u8; SEGMENT_HEADER_BYTES]) -> Result<Self, BadHeader> {
         let mut summed = *bytes;
         summed[12..16].fill(0);

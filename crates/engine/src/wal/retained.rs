@@ -1,8 +1,8 @@
 //! Records of a buffered log that readers may have seen and no acknowledgement covers yet.
 //!
-//! A buffered log publishes a write before its record has left. If the segment then loses the
-//! record, the log writes it again as one of the first records of the next segment, so the log
-//! keeps the payload until then.
+//! A buffered log publishes a write before its record was sent. If the segment then loses the
+//! record, the log writes it again as one of the first records of the next segment. So the log
+//! keeps the payload until the record is acknowledged.
 //!
 //! Invariants: the records are in the order of the log, and all of them may still be lost.
 //!
@@ -27,7 +27,7 @@ pub(super) struct RetainedRecord {
 }
 
 impl RetainedRecord {
-    /// The record as it is appended again.
+    /// The record in the form in which it is appended again.
     pub(super) fn entry(&self) -> Entry<'_> {
         Entry { first_seq: self.first_seq, payload: &self.payload, payload_crc: self.payload_crc }
     }
@@ -56,7 +56,7 @@ impl RetainedRecords {
         });
     }
 
-    /// Forgets the newest records, from the sequence number `first` on: their append failed, and
+    /// Forgets the newest records, from the sequence number `first` on. Their append failed, and
     /// they were not published.
     pub(super) fn forget_from(&mut self, first: SeqNo) {
         while self.0.back().is_some_and(|record| record.first_seq >= first) {
@@ -64,8 +64,8 @@ impl RetainedRecords {
         }
     }
 
-    /// The newest record that ends at or before `end` of the segment `no`: its segment, and where
-    /// it ends there. `None` if there is none that may be lost.
+    /// The newest record that ends at or before `end` of the segment `no`: its segment, and its end
+    /// there. `None` if no such record may be lost.
     pub(super) fn newest_before(&self, no: FileNo, end: u64) -> Option<(&Arc<Segment>, u64)> {
         let is_before =
             |record: &RetainedRecord| (record.segment.no(), record.end_offset) <= (no, end);
@@ -74,7 +74,7 @@ impl RetainedRecords {
         Some((&record.segment, record.end_offset))
     }
 
-    /// Takes the records that are not acknowledged.
+    /// Removes and returns the records that are not acknowledged.
     pub(super) fn take(&mut self) -> VecDeque<RetainedRecord> {
         let mut records = std::mem::take(&mut self.0);
         while records.front().is_some_and(RetainedRecord::is_acknowledged) {
@@ -83,7 +83,7 @@ impl RetainedRecords {
         records
     }
 
-    /// Puts records back that could not be appended again, behind those that could.
+    /// Puts records back that could not be appended again, after those that could.
     pub(super) fn put_back(&mut self, records: VecDeque<RetainedRecord>) {
         self.0.extend(records);
     }

@@ -1,18 +1,18 @@
-//! Reads every whole record of a log segment, also behind damage.
+//! Reads every whole record of a log segment, even after damage.
 //!
-//! Recovery ([`super::recover`]) refuses damage in the middle, because the writes behind it may
-//! depend on what is lost. A repair takes both sides and reports the gap between them.
+//! Recovery ([`super::recover`]) refuses damage in the middle, because later writes may depend on
+//! the lost ones. A repair takes the records on both sides and reports the gap between them.
 //!
 //! Invariants:
 //! 1. A record is visited only if its header and payload pass their checksums for this use of the
 //!    file and this offset, and every operation of its batch can be read.
 //! 2. Sequence numbers of visited records ascend.
-//! 3. What lies between two visited records, or behind the last one, and is not known to be the
-//!    end of the segment, is reported as a gap.
+//! 3. Bytes between two visited records, or after the last one, are reported as a gap, unless they
+//!    are known to be the end of the segment.
 //!
 //! A segment without a whole header is read as well: each record header names the use of the file
 //! that it belongs to. A read that fails ends the segment with a gap. Nothing is written. Cost: one
-//! sequential read; a search behind damage checks every offset.
+//! sequential read; a search after damage checks every offset.
 
 use archipelago_base::checksum::crc;
 use archipelago_base::{Epoch, FileNo, Result, SeqNo};
@@ -27,47 +27,47 @@ use super::record::{
 use super::source::{Source, View};
 
 const RECORD_BYTES: u64 = RECORD_HEADER_BYTES as u64;
-/// Bytes that the search for a record behind damage looks at in one piece.
+/// Number of bytes that the search for a record after damage reads at a time.
 const SEARCH_BYTES: u64 = 256 << 10;
 
 /// A part of a segment that cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogGap {
-    /// Offset at which it begins.
+    /// Offset at which the gap begins.
     pub from: u64,
     /// Offset of the next whole record; `None` if none follows in the segment.
     pub to: Option<u64>,
 }
 
-/// What a segment still has.
+/// Readable content of a segment.
 #[derive(Clone, Debug, Default)]
 pub struct SegmentSalvage {
-    /// Its header, if that is whole.
+    /// Header of the segment, if it is whole.
     pub header: Option<SegmentHeader>,
-    /// Records that were visited.
+    /// Number of records that were visited.
     pub records: u64,
     /// Sequence number of the last visited operation.
     pub last_seq: Option<SeqNo>,
     /// Parts that cannot be read, in order. The last one may be the torn end that a crash leaves.
     pub gaps: Vec<LogGap>,
-    /// Offset behind the last whole record, the record that ends a closed segment included.
+    /// Offset after the last whole record, including the record that ends a closed segment.
     pub whole_through: u64,
-    /// The segment that follows, if this one was closed and says so.
+    /// The next segment, if this one was closed and names it.
     pub next: Option<FileNo>,
 }
 
-/// Receives the records of a log: sequence number of the first operation, and the encoded batch,
-/// whose operations were all checked.
+/// Receives the records of a log: the sequence number of the first operation, and the encoded
+/// batch. All operations of the batch were checked.
 pub type BatchVisitor<'a> = dyn FnMut(SeqNo, &[u8]) -> Result<()> + 'a;
 
-/// Which records of a segment count.
+/// Limits on the records of a segment that count.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SalvageLimits {
-    /// Sequence numbers are larger than this.
+    /// Sequence number that records must exceed.
     pub after: SeqNo,
-    /// Offset at which an earlier recovery has cut the segment, as the next segment's header says.
+    /// Offset at which an earlier recovery has cut the segment, from the next segment's header.
     pub end: Option<u64>,
-    /// Records behind the first gap do not count.
+    /// Whether records after the first gap do not count.
     pub stops: bool,
 }
 
@@ -83,7 +83,7 @@ pub fn salvage_segment(
         Err(error) if error.kind() == archipelago_base::ErrorKind::Io => None,
         header => header?,
     };
-    // A recycled file that was not yet begun anew still has the header of its earlier use.
+    // A recycled file whose new use has not begun still has the header of its earlier use.
     let header = header.filter(|header| number_of(header.incarnation) == file.no);
     let mut source = Source::open(fs, &file.path)?;
     if let Some(header) = header {
@@ -103,7 +103,7 @@ pub fn salvage_segment(
 struct Salvage {
     source: Source,
     no: FileNo,
-    /// This use of the file, once it is known.
+    /// Incarnation of this use of the file, once it is known.
     incarnation: Option<Epoch>,
     limits: SalvageLimits,
     found: SegmentSalvage,
@@ -188,7 +188,7 @@ impl Salvage {
             && BatchView::decode(payload).is_ok_and(|batch| batch.iter().all(|op| op.is_ok()))
     }
 
-    /// The offset of the next whole record from `from` on.
+    /// Offset of the next whole record from `from` on.
     fn search(&mut self, from: u64) -> Option<u64> {
         let views = self.source.views();
         let end = views.iter().map(|&view| self.source.len(view)).max().unwrap_or(0);

@@ -1,18 +1,18 @@
-//! One segment of the log: its file, its durability, and its life before and after it is open.
+//! One segment of the log: its file, its durability, and its states before and after it is open.
 //!
-//! A segment in a network is created ahead of its use ([`PreparedSegment`]). The log then goes on
-//! in it without waiting, and the old segment is closed later, without the commit lock
+//! A segment in a network is created before its use ([`PreparedSegment`]). The log then continues
+//! in it without waiting. The old segment is closed later, without the commit lock
 //! ([`RetiredSegment`]).
 //!
 //! Invariants:
 //! 1. A prepared segment has no header, so no recovery counts it.
-//! 2. No byte of a prepared segment leaves before all records of the segment before it survive
+//! 2. No byte of a prepared segment is sent before all records of the previous segment survive
 //!    `kill -9`, because its header names their end ([`LogFile::follow`]).
 //! 3. The record that names the next segment is written once that segment has its header.
 //!
 //! Thread-safety: a [`Segment`] is shared. The other values have one owner.
-//! Failure: a prepared segment that is not used is removed. A retired one that lost records says
-//! so, and the caller leaves it.
+//! Failure: a prepared segment that is not used is removed. A retired segment that lost records
+//! returns an error, and the caller gives it up.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,14 +25,14 @@ use parking_lot::Mutex;
 
 use super::record::{SEGMENT_HEADER_BYTES, SEGMENT_NO_MAX, SegmentRef, incarnation_of};
 
-/// A segment as its records, waits and syncs know it.
+/// A segment, shared by its records, waits and syncs.
 #[derive(Debug)]
 pub(super) struct Segment {
     no: FileNo,
     path: PathBuf,
     handle: Arc<dyn LogSync>,
     synced_through: AtomicU64,
-    /// Whether the directory entry is durable, or why it will never be known to be.
+    /// Whether the directory entry is durable, or the error because of which that stays unknown.
     entry: Mutex<Result<bool>>,
 }
 
@@ -88,7 +88,7 @@ fn parent(path: &Path) -> &Path {
     }
 }
 
-/// The number and the place of a segment, and what its file is made of.
+/// Number and path of a segment to create, and properties of its file.
 #[derive(Clone, Debug)]
 pub(super) struct SegmentPlan<'a> {
     pub(super) path: &'a Path,
@@ -108,7 +108,7 @@ pub(super) struct SegmentCreation {
     pub(super) reused_len: u64,
 }
 
-/// Creates the file of a segment.
+/// Creates the file of a segment. `InvalidArgument` if the number is out of range.
 pub(super) fn create_file(
     fs: &dyn FileSystem,
     plan: SegmentPlan<'_>,
@@ -126,7 +126,7 @@ pub(super) fn create_file(
     Ok(SegmentCreation { log, incarnation, reused_len })
 }
 
-/// A segment that was created ahead of its use.
+/// A segment that was created before its use.
 #[derive(Debug)]
 pub struct PreparedSegment {
     no: FileNo,
@@ -137,7 +137,7 @@ pub struct PreparedSegment {
 
 impl PreparedSegment {
     /// Creates segment `no` at `path`, for about `segment_bytes`. On return its directory entry is
-    /// durable, so that its first append waits for nothing else. `seed` is as in
+    /// durable, so that its first append waits for nothing else. `seed` serves as
     /// [`LogConfig::seed`](super::LogConfig::seed).
     pub fn create(
         fs: &dyn FileSystem,
@@ -190,31 +190,31 @@ pub struct RetiredSegment {
     pub(super) len: u64,
 }
 
-/// Records that a segment lost after it took them.
+/// Records that a segment has lost after it accepted them.
 #[derive(Clone, Debug)]
 pub struct LostRecords {
     /// Number of the segment.
     pub segment: FileNo,
-    /// Why it lost them.
+    /// The error that caused the loss.
     pub error: Error,
 }
 
-/// Makes the error of `segment` the loss of its records.
+/// Turns the error of `segment` into the loss of its records.
 fn lost(segment: &Segment) -> impl FnOnce(Error) -> LostRecords {
     let segment = segment.no;
     move |error| LostRecords { segment, error }
 }
 
 impl RetiredSegment {
-    /// The segment and the length that the header of the next one names.
+    /// The segment with its length, as the header of the next one names it.
     #[must_use]
     pub fn closed(&self) -> SegmentRef {
         SegmentRef { no: self.segment.no, len: self.len }
     }
 
     /// Closes the segment: waits until all of its records and the header of the next segment
-    /// survive `kill -9`, and names the next one. A record that names no next segment makes a
-    /// recovery notice less, and loses nothing.
+    /// survive `kill -9`, and names the next segment. If that last step fails, nothing is lost, but
+    /// a recovery cannot notice a missing next segment.
     pub fn settle(mut self) -> Result<(), LostRecords> {
         self.log.finish().map_err(lost(&self.segment))?;
         let header = SEGMENT_HEADER_BYTES as u64;

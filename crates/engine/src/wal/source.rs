@@ -1,9 +1,9 @@
-//! The bytes of a segment under recovery: its file, and what the file system kept of its end
+//! The bytes of a segment under recovery: its file, and the end of it that the file system kept
 //! elsewhere (a ring that had not been drained).
 //!
-//! Two views of one segment: the file alone, and the file up to where the kept tail begins
-//! followed by the tail. After `kill -9` the second is the whole truth; after power loss either
-//! may hold what the other lost, and checksums decide record by record.
+//! There are two views of one segment: the file alone, and the file followed by the kept tail from
+//! the tail's offset on. After `kill -9` the second view is complete. After power loss either view
+//! may have bytes that the other lost, and checksums decide record by record.
 //!
 //! Cost: the file is read once, front to back, in windows of 1 MiB (larger for a larger record).
 
@@ -17,7 +17,7 @@ use archipelago_env::{
 
 const WINDOW_BYTES: u64 = 1 << 20;
 
-/// One of the two views.
+/// One of the two views of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum View {
     File,
@@ -52,7 +52,7 @@ impl Source {
         self.file.len()
     }
 
-    /// Where the view ends.
+    /// Length of the view in bytes.
     pub(super) fn len(&self, view: View) -> u64 {
         match (view, &self.tail) {
             (View::Stitched, Some(tail)) => tail.offset.saturating_add(tail.bytes.len() as u64),
@@ -60,7 +60,7 @@ impl Source {
         }
     }
 
-    /// The `len` bytes at `offset`; `None` if the view does not have them all.
+    /// The `len` bytes at `offset`; `None` if the view does not have all of them.
     pub(super) fn get(&mut self, view: View, offset: u64, len: u64) -> Result<Option<&[u8]>> {
         let Some(end) = offset.checked_add(len) else { return Ok(None) };
         if end > self.len(view) {

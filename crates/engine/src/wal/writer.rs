@@ -1,23 +1,24 @@
 //! [`LogWriter`]: the open segment of the log; [`LogSyncer`]: its durability.
 //!
-//! The writer is owned by the commit lock (`&mut`). The syncer is shared: any thread may sync
-//! while appends go on; syncs run one after another, so that one leader serves a group.
+//! The commit lock owns the writer (`&mut`). The syncer is shared: any thread may sync while
+//! appends go on. Syncs run one after another, so that one leader serves a group.
 //!
-//! Invariants: 1. the syncer makes segments durable oldest first, hence a record whose
-//! `synced_through` is not 0 proves that every earlier segment is whole; 2. a sync reports a
-//! segment only when the segment's directory entry is durable too; 3. `synced_through` never
-//! exceeds what a sync has reported.
+//! Invariants:
+//! 1. The syncer makes segments durable oldest first. So a record whose `synced_through` is not 0
+//!    proves that every earlier segment is whole.
+//! 2. A sync reports a segment only when the segment's directory entry is durable too.
+//! 3. `synced_through` never exceeds the offset that a sync has reported.
 //!
-//! A file system in a network acknowledges appends later. Then an append only fixes the place of
+//! A file system in a network acknowledges appends later. Then an append only fixes the position of
 //! its record, and the caller waits for it ([`LogWriter::unacknowledged`]) without the commit lock.
-//! The log goes on in a segment that was prepared ([`LogWriter::rotate_to`]) without waiting. If it
-//! is buffered ([`LogWriter::buffer`]), a record may leave later, and the caller waits only while
-//! many bytes are not acknowledged. What a segment loses of a buffered log is appended again to the
-//! next one.
+//! The log continues in a prepared segment ([`LogWriter::rotate_to`]) without waiting. If the log
+//! is buffered ([`LogWriter::buffer`]), a record may be sent later, and the caller waits only while
+//! many bytes are not acknowledged. Records of a buffered log that a segment loses are appended
+//! again to the next one.
 //!
-//! Failure: after an error an append leaves the segment unusable until [`LogWriter::rotate`]; an
+//! Failure: after an error of an append the segment is unusable until [`LogWriter::rotate`]. An
 //! error of a sync is sticky in its segment ([`archipelago_env::LogSync`]) until that segment's
-//! writes are flushed and [`LogSyncer::forget_before`] lets go of it.
+//! writes are flushed and [`LogSyncer::forget_before`] releases it.
 //!
 //! Cost: an append is one `LogFile::append` and no allocation; a sync is one `LogSync::sync` per
 //! segment since the last, plus one `sync_dir` for each new segment.
@@ -42,50 +43,49 @@ use super::segment::{
     create_file,
 };
 
-/// Records that go into one `LogFile::append` at most.
+/// Largest number of records in one `LogFile::append`.
 const GROUP: usize = 32;
-/// Records that go into one `LogFile::submit` to a network at most.
+/// Largest number of records in one `LogFile::submit` to a network.
 const LATER_GROUP: usize = 4096;
-/// Bytes of records that go into one `LogFile::submit` to a network, unless one record has more
-/// (Terark-DS §4.3.1).
+/// Largest number of bytes of records in one `LogFile::submit` to a network, unless one record has
+/// more (Terark-DS §4.3.1).
 const LATER_GROUP_BYTES: usize = 512 << 10;
-/// Buffers of a buffered log that may be on their way before writers wait.
+/// Number of buffers of a buffered log that may be in transit before writers wait.
 const BUFFERS_UNDER_WAY: u64 = 4;
 
-/// What a log writer needs to know.
+/// Configuration of a log writer.
 #[derive(Clone, Copy, Debug)]
 pub struct LogConfig {
     /// The database's id, which every segment carries.
     pub database_id: [u8; 16],
-    /// Size at which [`LogWriter::should_rotate`] says yes.
+    /// Size in bytes from which on [`LogWriter::should_rotate`] returns true.
     pub segment_bytes: u64,
     /// Seed of the incarnations' random part, from the system's entropy.
     pub seed: u64,
-    /// What is durable of the manifest, for the segments' headers. See
-    /// [`LogWriter::note_manifest`].
+    /// Durable position of the manifest, for the segments' headers ([`LogWriter::note_manifest`]).
     pub manifest: ManifestPosition,
 }
 
-/// Where an append ended.
+/// End of an append in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Appended {
     /// Number of the segment that holds the record.
     pub segment: FileNo,
-    /// The offset in the segment behind the record.
+    /// Offset in the segment after the record.
     pub end_offset: u64,
 }
 
-/// How far the log is durable: every earlier segment, and this one through `offset`.
+/// Durable part of the log: every earlier segment, and this one through `offset`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Durable {
     /// Number of the newest segment that is durable in part.
     pub segment: FileNo,
-    /// Bytes of it.
+    /// Number of durable bytes of this segment.
     pub offset: u64,
 }
 
 impl Durable {
-    /// Whether what `appended` tells of is durable.
+    /// Whether the record of `appended` is durable.
     #[must_use]
     pub fn covers(&self, appended: &Appended) -> bool {
         (appended.segment, appended.end_offset) <= (self.segment, self.offset)
@@ -97,11 +97,11 @@ impl Durable {
 pub struct Closed {
     /// The segment and its length.
     pub segment: SegmentRef,
-    /// Why not everything has reached the segment's file. The bytes are still where they survive
-    /// `kill -9`, but no sync can succeed until the segment's writes are flushed.
+    /// Error because of which some bytes have not reached the segment's file. These bytes still
+    /// survive `kill -9`, but no sync can succeed until the segment's writes are flushed.
     pub unfinished: Option<Error>,
-    /// Whether the header of the open segment was not acknowledged, so that no record of it
-    /// counts. Then `segment` is the one before it, with the end of its acknowledged records.
+    /// Whether the header of the open segment was not acknowledged, so that no record of it counts.
+    /// Then `segment` is the previous one, with the end of its acknowledged records.
     pub is_void: bool,
 }
 
@@ -115,9 +115,9 @@ pub struct Unacknowledged {
 }
 
 impl Unacknowledged {
-    /// Waits until all records through this one survive `kill -9`. After an error none of the
-    /// records behind the acknowledged end counts once the log is rotated. Until then a recovery
-    /// may find any number of them.
+    /// Waits until all records through this one survive `kill -9`. After an error no record after
+    /// the acknowledged end counts once the log is rotated. Until then a recovery may find any
+    /// number of them.
     pub fn wait(&self) -> Result<()> {
         self.segment.handle().wait(self.end_offset)
     }
@@ -129,14 +129,14 @@ impl Unacknowledged {
     }
 
     /// Whether the log is buffered. Then a writer waits after its write is visible, and for older
-    /// records only, so that a bounded number of bytes is under way.
+    /// records only, so that a bounded number of bytes is in transit.
     #[must_use]
     pub fn is_buffered(&self) -> bool {
         self.is_buffered
     }
 }
 
-/// The segment before the open one, whose end the header of the open one names.
+/// The segment before the open one. The header of the open one names its end.
 #[derive(Debug)]
 struct Predecessor {
     segment: Arc<Segment>,
@@ -152,15 +152,16 @@ impl Predecessor {
 #[derive(Debug)]
 struct SyncShared {
     fs: Arc<dyn FileSystem>,
-    /// Held for the whole of a sync.
+    /// Mutex of the sync in progress, held for the whole of a sync.
     leader: Mutex<()>,
     /// Segments that may have unsynced bytes, oldest first; the last one is open.
     segments: Mutex<VecDeque<Arc<Segment>>>,
-    /// What the last sync that succeeded has reported.
+    /// Result of the last sync that succeeded.
     durable: Mutex<Option<Durable>>,
 }
 
-/// Makes the log durable, or has the device take it; a cheap handle that any thread may use.
+/// Makes the log durable, or writes it through to its device. A cheap handle that any thread may
+/// use.
 #[derive(Clone, Debug)]
 pub struct LogSyncer {
     shared: Arc<SyncShared>,
@@ -175,8 +176,8 @@ impl LogSyncer {
     }
 
     /// Makes everything that was appended before this call survive power loss: earlier segments
-    /// first, then the open one. Waits for a sync that is under way. An error says that
-    /// nothing new is known to be durable.
+    /// first, then the open one. Waits for a sync that is in progress. After an error nothing new
+    /// is known to be durable.
     pub fn sync(&self) -> Result<Durable> {
         let _leader = self.shared.leader.lock();
         let segments: Vec<Arc<Segment>> = self.shared.segments.lock().iter().cloned().collect();
@@ -192,33 +193,33 @@ impl LogSyncer {
         Ok(durable)
     }
 
-    /// What the last sync that succeeded has reported; `None` before the first.
+    /// Result of the last sync that succeeded; `None` before the first.
     #[must_use]
     pub fn durable(&self) -> Option<Durable> {
         *self.shared.durable.lock()
     }
 
-    /// Waits until the device has everything that was appended before this call; whether it
-    /// survives power loss is open ([`archipelago_env::LogSync::write_through`]).
+    /// Waits until the device has everything that was appended before this call. The bytes need not
+    /// survive power loss ([`archipelago_env::LogSync::write_through`]).
     pub fn write_through(&self) -> Result<()> {
         let segments: Vec<Arc<Segment>> = self.shared.segments.lock().iter().cloned().collect();
         segments.iter().try_for_each(|segment| segment.handle().write_through().map(drop))
     }
 
-    /// Sends what a buffered log holds back, and waits until every record that was appended before
-    /// this call survives `kill -9`. A local log has nothing to send.
+    /// Sends the records in the buffer of a buffered log. Waits until every record that was
+    /// appended before this call survives `kill -9`. A local log has nothing to send.
     pub fn send(&self) -> Result<(), LostRecords> {
         if !self.acknowledges_later {
             return Ok(());
         }
-        // The newest segment waits for the one before it.
+        // The newest segment waits for the previous one.
         let Some(newest) = self.shared.segments.lock().back().cloned() else { return Ok(()) };
         let sent = newest.handle().send().and_then(|()| newest.handle().write_through());
         sent.map(drop).map_err(|error| LostRecords { segment: newest.no(), error })
     }
 
-    /// Every write of the segments before `no` lies durably elsewhere: they need no sync any
-    /// more, and their errors do not count.
+    /// Releases the segments before `no`, whose writes all lie durably elsewhere. They need no sync
+    /// any more, and their errors do not count.
     pub fn forget_before(&self, no: FileNo) {
         let mut segments = self.shared.segments.lock();
         while segments.len() > 1 && segments.front().is_some_and(|segment| segment.no() < no) {
@@ -232,7 +233,7 @@ impl LogSyncer {
     }
 }
 
-/// The open segment; see the module.
+/// The open segment of the log, which takes the appends.
 #[derive(Debug)]
 pub struct LogWriter {
     config: LogConfig,
@@ -242,13 +243,13 @@ pub struct LogWriter {
     incarnation: Epoch,
     seed: u32,
     len: u64,
-    /// Length at which the segment wants the attention of the log's owner.
+    /// Length in bytes at which the owner of the log should look after the segment.
     attention_bytes: u64,
-    /// Why the segment takes no more appends.
+    /// Error because of which the segment takes no more appends.
     broken: Option<Error>,
-    /// The segment before this one, until the header of this one survives `kill -9`.
+    /// The previous segment, until the header of this one survives `kill -9`.
     predecessor: Option<Predecessor>,
-    /// Bytes that a buffered log may keep back; 0 if it is not buffered.
+    /// Number of bytes that a buffered log may hold back; 0 if it is not buffered.
     buffer_bytes: u64,
     retained: RetainedRecords,
     syncer: LogSyncer,
@@ -261,9 +262,9 @@ struct Opened {
 }
 
 impl LogWriter {
-    /// Creates segment `no` at `path`. `previous` is where the log ended
-    /// ([`super::RecoveredLog::previous`]), `None` for a new database. `no` must be larger than
-    /// that of any earlier segment. `recycle` names an obsolete segment whose space is used again.
+    /// Creates segment `no` at `path`. `previous` is the end of the log
+    /// ([`super::RecoveredLog::previous`]), `None` for a new database. `no` must exceed the number
+    /// of any earlier segment. `recycle` names an obsolete segment whose space is reused.
     pub fn create(
         fs: Arc<dyn FileSystem>,
         config: LogConfig,
@@ -299,8 +300,8 @@ impl LogWriter {
         })
     }
 
-    /// Buffers the log from now on: up to `bytes` of records leave together. It has no effect if
-    /// the log is local, because a local append survives `kill -9` at once.
+    /// Buffers the log from now on: up to `bytes` of records are sent together. It has no effect on
+    /// a local log, because a local append survives `kill -9` immediately.
     pub fn buffer(&mut self, bytes: u64) {
         if self.syncer.acknowledges_later {
             self.buffer_bytes = bytes;
@@ -315,7 +316,7 @@ impl LogWriter {
     }
 
     /// Appends one record. On return it survives `kill -9`, unless [`LogWriter::unacknowledged`]
-    /// has something to wait for.
+    /// returns something to wait for.
     #[inline]
     pub fn append(&mut self, entry: &Entry<'_>) -> Result<Appended> {
         let header = self.header(entry, self.len)?;
@@ -327,9 +328,10 @@ impl LogWriter {
     }
 
     /// Appends the records of a group in order, with as few calls to the file system as possible.
-    /// On return all of them survive `kill -9`, unless [`LogWriter::unacknowledged`] has something
-    /// to wait for. After an error none counts once the log is rotated: the next segment's header
-    /// says that this one ended before them. Until then a recovery may find any number of them.
+    /// On return all of them survive `kill -9`, unless [`LogWriter::unacknowledged`] returns
+    /// something to wait for. After an error none of them counts once the log is rotated, because
+    /// the next segment's header states that this one ended before them. Until then a recovery may
+    /// find any number of them.
     pub fn append_many(&mut self, entries: &[Entry<'_>]) -> Result<Appended> {
         let start = self.len;
         let appended = match self.syncer.acknowledges_later {
@@ -364,7 +366,7 @@ impl LogWriter {
         Ok(appended)
     }
 
-    /// The same for a log in a network, whose groups are as large as pays on several connections.
+    /// Appends a group to a log in a network, in submits as large as pays on several connections.
     fn append_later_groups(&mut self, mut entries: &[Entry<'_>]) -> Result<Appended> {
         let mut appended = Appended { segment: self.segment.no(), end_offset: self.len };
         while !entries.is_empty() {
@@ -423,9 +425,9 @@ impl LogWriter {
         Ok(Appended { segment: self.segment.no(), end_offset: self.len })
     }
 
-    /// Appends a record without operations, after a sync, so that damage of the records before
-    /// it is told from a torn tail. `seq` is larger than that of any operation. Nothing if the
-    /// segment has no records.
+    /// Appends a record without operations after a sync, so that damage of earlier records is
+    /// distinguished from a torn tail. `seq` must exceed the sequence number of any operation. Does
+    /// nothing if the segment has no records.
     pub fn mark_synced(&mut self, seq: SeqNo) -> Result<()> {
         if self.len <= SEGMENT_HEADER_BYTES as u64 {
             return Ok(());
@@ -436,8 +438,8 @@ impl LogWriter {
         self.append(&mark).map(|_| ())
     }
 
-    /// The records that the writer of the last one waits for, if the segment acknowledges them
-    /// later: its own ones, or older ones if the log is buffered.
+    /// The records that the writer of the last one has to wait for, if the segment acknowledges
+    /// them later. They are its own records, or older ones if the log is buffered.
     #[inline]
     #[must_use]
     pub fn unacknowledged(&self) -> Option<Unacknowledged> {
@@ -447,7 +449,8 @@ impl LogWriter {
         let (segment, end_offset) = match self.is_buffered() {
             false => (&self.segment, self.len),
             true => {
-                // A wait decides where the acknowledged records end, so it is for whole records.
+                // A failed wait sets the end of the acknowledged records, so it must be at the end
+                // of a record.
                 let end = self.len.saturating_sub(BUFFERS_UNDER_WAY * self.buffer_bytes);
                 let older = self.retained.newest_before(self.segment.no(), end);
                 older.unwrap_or((&self.segment, 0))
@@ -457,7 +460,8 @@ impl LogWriter {
         Some(Unacknowledged { segment, end_offset, is_buffered })
     }
 
-    /// Notes that the segment lost records that it took. It takes no more until it is rotated.
+    /// Notes that the segment lost records that it had accepted. It takes no more until it is
+    /// rotated.
     pub fn fail(&mut self, error: &Error) {
         self.broken.get_or_insert_with(|| error.clone());
     }
@@ -475,21 +479,22 @@ impl LogWriter {
         self.len >= self.config.segment_bytes
     }
 
-    /// Whether the owner of the log should look after it: it has reached its size, or the next
-    /// segment of a log in a network should be prepared.
+    /// Whether the owner of the log should look after it. The segment has reached its size, or the
+    /// next segment of a log in a network should be prepared.
     #[inline]
     #[must_use]
     pub fn wants_attention(&self) -> bool {
         self.len >= self.attention_bytes
     }
 
-    /// Wants the owner's attention again when the segment has its size, or grows further.
+    /// Asks for the owner's attention again when the segment has its size, or grows further.
     pub fn note_attention(&mut self) {
         let step = (self.config.segment_bytes / 16).max(1);
         self.attention_bytes = self.config.segment_bytes.max(self.len + step);
     }
 
-    /// Whether records of `segment` may be lost whose end the header of the open segment names.
+    /// Whether the header of the open segment names the end of `segment`, and records of `segment`
+    /// may still be lost.
     #[must_use]
     pub fn follows_lossy(&self, segment: FileNo) -> bool {
         let is_open =
@@ -497,8 +502,9 @@ impl LogWriter {
         self.predecessor.as_ref().is_some_and(is_open)
     }
 
-    /// Whether the log can go on in the prepared segment `next`: the header of the open segment
-    /// survives `kill -9`, so that a header can name the open segment as the one before.
+    /// Whether the log can continue in the prepared segment `next`. The header of the open segment
+    /// must survive `kill -9`, so that the next header can name the open segment as the previous
+    /// one.
     #[must_use]
     pub fn can_rotate_to(&mut self, next: FileNo) -> bool {
         if self.has_header() {
@@ -512,10 +518,10 @@ impl LogWriter {
         self.segment.handle().acknowledged() >= SEGMENT_HEADER_BYTES as u64
     }
 
-    /// Goes on in a prepared segment without waiting. Its header says that the old segment ends
-    /// where its records end, so it leaves when all of them survive `kill -9`. The caller settles
-    /// the old segment later. [`LogWriter::can_rotate_to`] said yes. After an error the writer
-    /// takes no appends until a rotation succeeds.
+    /// Continues in a prepared segment without waiting. The header of the prepared segment states
+    /// the end of the old segment's records, so it is sent only when all of them survive `kill -9`.
+    /// The caller settles the old segment later. [`LogWriter::can_rotate_to`] must have returned
+    /// true. After an error the writer takes no appends until a rotation succeeds.
     pub fn rotate_to(&mut self, next: PreparedSegment) -> Result<RetiredSegment> {
         let (no, path, mut log, incarnation) = next.into_parts();
         let previous = SegmentRef { no: self.segment.no(), len: self.len };
@@ -550,8 +556,8 @@ impl LogWriter {
         std::mem::replace(&mut self.log, opened.log)
     }
 
-    /// Closes the segment and goes on in segment `no` at `path`. Does not sync. A log in a network
-    /// waits for its records, and a buffered one appends those again that were lost. After an error
+    /// Closes the segment and continues in segment `no` at `path`. Does not sync. A log in a
+    /// network waits for its records, and a buffered one appends lost records again. After an error
     /// the writer takes no appends until a later rotation succeeds.
     pub fn rotate(&mut self, path: &Path, no: FileNo, recycle: Option<PathBuf>) -> Result<Closed> {
         if no <= self.segment.no() {
@@ -570,7 +576,8 @@ impl LogWriter {
         }
         let (void, void_no) = (self.segment.path().to_owned(), self.segment.no());
         self.predecessor = None;
-        // The old log is dropped only now: what it mapped could be taken over by the new one.
+        // The old log is dropped only now. Until then the new one could take over memory that the
+        // old one has mapped.
         drop(self.go_on(opened));
         if closed.is_void {
             self.syncer.drop_segment(void_no);
@@ -613,8 +620,8 @@ impl LogWriter {
         [&header.encode(self.seed, self.len)[..], &payload].concat()
     }
 
-    /// Ends the finished segment with a record that names the next one. Without it, which a
-    /// failure leaves, a recovery notices less, and nothing is lost.
+    /// Ends the finished segment with a record that names the next one. If that fails, nothing is
+    /// lost, but a recovery cannot notice a missing next segment.
     fn name_next(&mut self, next: FileNo) {
         let record = self.end_record(next);
         if let Err(error) = self.log.append_trailer(&record) {
@@ -622,13 +629,13 @@ impl LogWriter {
         }
     }
 
-    /// Tells what is durable of the manifest now: the header of the next segment says it.
+    /// Sets the durable position of the manifest, which the header of the next segment states.
     pub fn note_manifest(&mut self, position: ManifestPosition) {
         self.config.manifest = position;
     }
 
-    /// Ends the log: everything appended is in the segment's file (not synced). Appends fail
-    /// from now on.
+    /// Ends the log: everything that was appended is in the segment's file, not synced. Later
+    /// appends fail.
     pub fn finish(&mut self) -> Closed {
         let unfinished = self.log.finish().err();
         let name = self.segment.path().display();
@@ -637,14 +644,14 @@ impl LogWriter {
         if let Some(before) = &self.predecessor
             && !self.has_header()
         {
-            // A wait that fails decides where the acknowledged records end. A success means that
-            // the open segment alone has failed.
+            // A failed wait sets the end of the acknowledged records. A success means that only the
+            // open segment has failed.
             let _decided = before.segment.handle().wait(before.end);
             let (no, end) = (before.segment.no(), before.segment.handle().acknowledged());
             let segment = SegmentRef { no, len: end.min(before.end) };
             return Closed { segment, unfinished, is_void: true };
         }
-        // Records behind the acknowledged end were never applied, so they must not count.
+        // Records after the acknowledged end were never applied, so they must not count.
         let len = self.len.min(self.segment.handle().acknowledged());
         let segment = SegmentRef { no: self.segment.no(), len };
         Closed { segment, unfinished, is_void: false }
@@ -662,27 +669,27 @@ impl LogWriter {
         SegmentRef { no: self.segment.no(), len: self.len }
     }
 
-    /// Bytes of the open segment that its file does not hold yet, so that they are not counted as
-    /// occupied.
+    /// Bytes of the open segment that its file does not hold yet, so that the file system does not
+    /// count them as occupied.
     #[must_use]
     pub fn unwritten_bytes(&self) -> u64 {
         self.log.unwritten_bytes()
     }
 
-    /// Through which offset the open segment is known to be durable.
+    /// Offset through which the open segment is known to be durable.
     #[must_use]
     pub fn synced_through(&self) -> u64 {
         self.segment.synced_through()
     }
 }
 
-/// Length at which a fresh segment wants attention: at its half if the next one should then be
-/// prepared.
+/// Length in bytes at which a new segment asks for attention: half of its size, if the next segment
+/// should then be prepared.
 fn attention_bytes(config: &LogConfig, acknowledges_later: bool) -> u64 {
     if acknowledges_later { config.segment_bytes / 2 } else { config.segment_bytes }
 }
 
-/// Number of the first entries that travel to a network together.
+/// Number of the first entries that are sent to a network together.
 fn later_group(entries: &[Entry<'_>]) -> usize {
     let mut bytes = 0;
     let fits = |entry: &&Entry<'_>| {
@@ -712,7 +719,7 @@ fn open(
     let SegmentCreation { mut log, incarnation, reused_len } = create_file(fs, plan, rng)?;
     let header = segment_header(fs, config, incarnation, previous, reused_len);
     if let Err(error) = log.append(&[&header.encode()]) {
-        // A segment without a header counts for nothing, and nobody else would remove it.
+        // A segment without a header counts for nothing, and no other code would remove it.
         drop(log);
         let _empty = fs.remove(path);
         return Err(error);

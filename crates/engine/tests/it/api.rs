@@ -1,5 +1,5 @@
-//! What users and operators are promised beside the data itself: events, figures, extensions,
-//! limits, pinned values, read-only opens, and costs that do not grow.
+//! Promises to users and operators besides the data itself: events, figures, extensions, limits,
+//! pinned values, read-only opens, and costs that do not grow.
 
 use std::sync::Arc;
 
@@ -141,7 +141,7 @@ fn figures_agree_with_what_was_done() {
     assert_eq!(property("archipelago.num-snapshots"), "0");
 }
 
-/// Drops values that begin with `drop`, changes those that begin with `change`.
+/// Drops values that begin with `drop`, and changes those that begin with `change`.
 struct ByPrefix;
 
 impl CompactionFilter for ByPrefix {
@@ -266,7 +266,7 @@ fn the_rate_limit_slows_background_writes_and_no_others() {
 fn compaction_readahead_makes_few_large_reads() {
     let reads = |readahead: u64| -> (u64, u64) {
         let counting = Arc::new(CountingFs::new(Arc::new(MemFs::new())));
-        // Few files: what is read of each to open it counts too.
+        // There are few files, because the bytes that are read to open each file count too.
         let family = CfOptions {
             target_file_bytes: 4 << 20,
             write_buffer_bytes: 256 << 10,
@@ -304,7 +304,7 @@ fn compactions_read_in_pieces_while_users_read_from_a_device() {
         "#,
     )
     .unwrap();
-    // Clock time stands still but for the waits on the device.
+    // The clock stands still except for the waits on the device.
     let largest = |foreground_first: bool, get: bool| -> u64 {
         let clock = Arc::new(ManualClock::new(0));
         let disk = ThrottledFs::new(Arc::new(MemFs::new()), spec.clone(), clock.clone());

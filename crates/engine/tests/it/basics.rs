@@ -17,7 +17,7 @@ fn value(n: u32) -> Vec<u8> {
     format!("value{n:06}-{}", "x".repeat(40)).into_bytes()
 }
 
-/// All keys and values that an iterator shows, forward; checks that backward is the same.
+/// All keys and values that an iterator shows forwards. Checks that backwards shows the same.
 fn contents(db: &Db) -> Vec<(Vec<u8>, Vec<u8>)> {
     let mut iter = db.iter(db.default_family(), &ReadOptions::default()).unwrap();
     let mut forward = Vec::new();

@@ -1,8 +1,8 @@
-//! Background steps on another thread while an ingestion stands between the choice of its levels
-//! and its install, for databases that are stepped by hand.
+//! Runs background steps on another thread while an ingestion is between the choice of its levels
+//! and its install. It serves databases whose background work the test steps.
 //!
 //! The ingestion waits at its fault point until the other thread has picked a job or has found
-//! none. So a job that must not be picked there is picked in every run, and not once in a thousand.
+//! none. So every run picks a job that must not be picked there, and not one run in a thousand.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use parking_lot::Mutex;
 #[derive(Default)]
 pub(crate) struct Beside(Mutex<Option<Ends>>);
 
-/// The ends that the fault points have.
+/// The ends of the channels at the fault points.
 struct Ends {
-    /// Lets the other thread go.
+    /// Lets the other thread begin.
     go: Sender<()>,
-    /// Is told when it has picked a job; closed when it has ended.
+    /// Receives a message when the other thread has picked a job; closed when it has ended.
     picked: Option<Receiver<()>>,
-    /// Tells that a job was picked.
+    /// Reports that a job was picked.
     pick: Option<Sender<()>>,
 }
 
@@ -36,7 +36,7 @@ impl Beside {
         })
     }
 
-    /// What happens at a fault point, for callers with faults of their own.
+    /// Handles a fault point, for callers with faults of their own.
     pub(crate) fn reached(&self, name: &str) {
         if name.ends_with(".picked") {
             let pick = self.0.lock().as_mut().and_then(|ends| ends.pick.take());
@@ -56,7 +56,8 @@ impl Beside {
         }
     }
 
-    /// Ingests, with at most `steps` background steps meanwhile; the first error of these steps.
+    /// Ingests, with at most `steps` background steps meanwhile. Returns the first error of these
+    /// steps.
     pub(crate) fn ingest<P: AsRef<Path>>(
         &self,
         db: &Db,
@@ -82,7 +83,7 @@ impl Beside {
                     }
                 }
             }
-            // Nothing was picked, or nothing waits for it any more.
+            // No job was picked, or no thread waits for one any more.
             let pick = self.0.lock().as_mut().and_then(|ends| ends.pick.take());
             drop(pick);
             result

@@ -25,7 +25,7 @@ fn eight_jobs() -> DbOptions {
     DbOptions { max_background_jobs: 8, ..small_db() }
 }
 
-/// What listeners are told, and the disk at each change of a map.
+/// The events that listeners receive, and the disk at each change of a map.
 #[derive(Default)]
 struct Told {
     reasons: Mutex<Vec<String>>,
@@ -91,17 +91,18 @@ impl World {
         Self { db, told, rng, written: Default::default() }
     }
 
-    /// Writes a key, working only as much as the write needs, so that the load never lets up.
+    /// Writes a key, with only as many background steps as the write needs, so that the load never
+    /// pauses.
     fn put(&mut self, n: u64) {
         while let Err(error) = self.db.put(&key(n), &VALUE) {
             assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
-            // What fails is tried again; the events tell of it.
+            // A failed step is tried again; the events report it.
             let _ = self.db.step_background();
         }
         self.written.insert(n);
     }
 
-    /// `count` keys of `range`, at random, with one background step for every `every` of them.
+    /// Writes `count` random keys of `range`, with one background step for every `every` of them.
     fn load(&mut self, count: u64, range: std::ops::Range<u64>, every: u64) {
         for at in 0..count {
             let n = self.rng.u64(range.clone());
@@ -146,14 +147,15 @@ fn a_hot_bucket_is_split_under_a_load_that_never_lets_up() {
         buckets = buckets.max(world.buckets_in(50_000_000..50_500_000));
     }
     assert_eq!(world.db.statistics().get(Ticker::StallL0Ns), 0, "no writer waits for a change");
-    // It takes the whole load: parts of a temperature of at most 1, but for what samples miss.
+    // The hot range takes the whole load, so its parts have a temperature of at most 1, up to
+    // sampling errors.
     assert!(buckets >= 6, "{buckets} buckets: {:#?}", world.told.reasons.lock());
     let stats = world.db.statistics();
     assert!(stats.get(Ticker::BucketSplits) >= 3 && stats.get(Ticker::BucketMerges) > 0);
     let reasons = world.told.reasons.lock().clone();
     let split = reasons.iter().find(|reason| reason.starts_with("split at")).unwrap();
     assert!(split.contains("temperature") && split.contains("ideal"), "{split}");
-    // What the history and the statistics tell is what the listeners were told.
+    // The history and the statistics must agree with the events.
     let cf = world.db.default_family();
     let history = world.db.bucket_changes(cf).unwrap();
     let newest: Vec<_> = reasons.iter().rev().take(history.len()).rev().collect();
@@ -245,7 +247,7 @@ fn boundaries_stay_where_they_are_to_stay() {
     assert!(world.db.statistics().get(Ticker::BucketSplits) > 0);
 }
 
-/// A database whose hot range is shared out, with `fault` called before every change.
+/// A database whose hot range is being shared out. `fault` is called before every change.
 fn moving(fs: &MemFs, components: Components) -> World {
     let mut world = World::open(components, eight_jobs());
     *world.told.disk.lock() = Some(fs.clone());
@@ -323,10 +325,10 @@ fn a_crash_around_a_change_leaves_all_that_was_synced() {
     let after = std::mem::take(&mut *world.told.left.lock());
     let before = std::mem::take(&mut *before.lock());
     assert!(before.len() >= 6 && after.len() >= before.len());
-    // The first two were taken when the first map was made, with nothing in a table.
+    // The first two disks were cloned when the first map was made, with nothing in a table.
     for left in before.iter().chain(&after[2..]) {
-        // The first memtable made the first map, and no change came before it was in a table. The
-        // rest may be lost with the power, but what is there is whole.
+        // The first memtable made the first map, and no change came before it was in a table. Other
+        // rows may be lost with the power, but a row that exists is whole.
         let db = Db::open_with("/db", small_db(), over(left, family())).unwrap();
         let mut iter = db.iter(db.default_family(), &ReadOptions::default()).unwrap();
         iter.seek_to_first();

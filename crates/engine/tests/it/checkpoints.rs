@@ -1,8 +1,8 @@
-//! Checkpoints while everything else goes on: each must hold a prefix of the order of writes.
+//! Checkpoints during other work: each must hold a prefix of the order of writes.
 //!
-//! The file system calls back before each file of a checkpoint, and the callback writes, ingests,
-//! creates and drops families, flushes and compacts: what other threads may do at that moment, but
-//! the same in every run.
+//! The file system calls back before each file of a checkpoint. The callback writes, ingests,
+//! creates and drops families, flushes and compacts. Other threads may do the same at that moment,
+//! but here it is the same in every run.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ impl Interrupted {
         if !path.starts_with("/copy") {
             return;
         }
-        // What the callback does calls nobody back.
+        // The operations of the callback must not call back themselves.
         let Some(mut callback) = self.callback.lock().take() else { return };
         callback();
         *self.callback.lock() = Some(callback);
@@ -289,7 +289,8 @@ impl Run {
         Self { seed, fs, disk, db, script, model, hashes: vec![0] }
     }
 
-    /// One operation, of one in three kinds that change families or add files, and some upkeep.
+    /// Makes one operation. One in `structural_one_in` changes families or adds files. Some are
+    /// upkeep.
     fn operate(&mut self, structural_one_in: u32) {
         let mut op = match self.script.rng.u32(..structural_one_in) {
             0 => self.script.structural(&self.model),
@@ -316,7 +317,7 @@ impl Run {
     }
 }
 
-/// Makes a checkpoint during which operations go on, and checks which prefix it holds; whether
+/// Makes a checkpoint while operations continue, and checks which prefix it holds. Returns whether
 /// any operation came in between.
 fn check(run: &Arc<Mutex<Run>>, round: u64) -> bool {
     let (fs, db, least) = {

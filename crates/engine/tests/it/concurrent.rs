@@ -1,5 +1,6 @@
-//! Many threads at once, bounded by numbers of operations, under checks that hold at any moment:
-//! what a thread wrote it reads; stamps of a key only grow; a batch is seen whole or not at all.
+//! Many threads in parallel, bounded by numbers of operations, under checks that hold at any
+//! moment. A thread reads its own writes. Stamps of a key only grow. A batch is seen as a whole or
+//! not at all.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,7 +25,7 @@ const BATCHES: u64 = 150;
 /// Keys of each writer in each of two families; every batch writes all of them.
 const KEYS: u64 = 8;
 
-/// Writer `writer`'s key `n`: those of all writers are mixed over the key space.
+/// Key `n` of `writer`. The keys of all writers are mixed over the key space.
 fn key(writer: u64, n: u64) -> Vec<u8> {
     format!("{n:02}-{writer}").into_bytes()
 }
@@ -44,10 +45,10 @@ fn stamp(value: &[u8]) -> u64 {
 struct World {
     db: Db,
     families: [ColumnFamily; 2],
-    /// Tells how far [`World::pair`] is.
+    /// Family that records the progress of [`World::pair`].
     markers: ColumnFamily,
     fs: Arc<dyn FileSystem>,
-    /// The disk, if it is one that can be cloned.
+    /// The disk, if it can be cloned.
     memory: Option<MemFs>,
     scratch: std::path::PathBuf,
     /// The last acknowledged stamp of each writer.
@@ -61,7 +62,7 @@ impl World {
         self.writers_left.load(Ordering::Acquire) > 0 && !self.failed.load(Ordering::Acquire)
     }
 
-    /// One in three batches deletes the range of all keys of the writer in passing.
+    /// Writes batches. One in three batches also deletes the range of all keys of the writer.
     fn write(&self, writer: u64) {
         for stamp in 1..=BATCHES {
             let mut batch = WriteBatch::new();
@@ -72,7 +73,8 @@ impl World {
                         let end = [&key[..], &[0]].concat();
                         batch.delete_range_cf(family.id(), &key, &end);
                     }
-                    // Again and again the first key, later the last one: the load moves.
+                    // The first key is written many times, later the last one, so that the load
+                    // moves.
                     let hot = if stamp < BATCHES / 3 { 0 } else { KEYS - 1 };
                     let times = if n == hot { 16 } else { 1 };
                     for _ in 0..times {
@@ -87,7 +89,7 @@ impl World {
         self.writers_left.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// All stamps that a reader sees must be one per writer, not older than what was
+    /// Checks that a reader sees one stamp per writer, which is not older than the stamp
     /// acknowledged before.
     fn check_picture(&self, seen: &[(u64, u64)], before: &[u64], last: &mut [u64]) {
         for writer in 0..WRITERS {
@@ -131,7 +133,8 @@ impl World {
         }
     }
 
-    /// Iterators, forwards and backwards, and gets, in both families as of one snapshot.
+    /// Reads with iterators, forwards and backwards, and with gets, in both families at one
+    /// snapshot.
     fn read_snapshots(&self) {
         let mut last = vec![0; WRITERS as usize];
         while self.writing() {
@@ -162,8 +165,8 @@ impl World {
         }
     }
 
-    /// Creates families, writes one batch to each and to the markers, then ingests a row into it
-    /// and marks that. The family before goes.
+    /// Creates families, writes one batch to each and to the markers, then ingests a row into the
+    /// family and marks that. Drops the previous family.
     fn pair(&self) {
         let mut before: Option<ColumnFamily> = None;
         for n in 1u64.. {
@@ -189,7 +192,7 @@ impl World {
         }
     }
 
-    /// What the markers of a copy tell of lies in the copy, too.
+    /// Checks that a copy has everything that its markers record.
     fn check_pairs(&self, copy: &Db) {
         let get = |family: &ColumnFamily, key: &[u8]| {
             copy.get_with(family, key, &ReadOptions::default()).unwrap().map(|value| value.to_vec())
@@ -203,7 +206,7 @@ impl World {
         }
     }
 
-    /// Everything that an operator may do meanwhile.
+    /// Performs all operations of an operator meanwhile.
     fn operate(&self) {
         let mut rng = fastrand::Rng::with_seed(3);
         let mut rounds = 0;
@@ -231,7 +234,7 @@ impl World {
         assert!(rounds > 0);
     }
 
-    /// A checkpoint is a picture, too.
+    /// Checks a checkpoint, which must be the state of one moment.
     fn copy(&self, round: u64) -> archipelago_base::Result<()> {
         let before = self.acknowledged();
         let dir = self.scratch.join(format!("copy{round}"));
@@ -240,7 +243,7 @@ impl World {
         self.fs.remove_dir_all(&dir)
     }
 
-    /// And so is what a `kill -9` leaves at any moment.
+    /// Checks the disk after a `kill -9` at any moment.
     fn kill(&self) -> archipelago_base::Result<()> {
         let Some(fs) = &self.memory else { return Ok(()) };
         let before = self.acknowledged();
@@ -266,7 +269,7 @@ impl World {
         copy.close()
     }
 
-    /// Ingests deletes of keys that nobody has, across all buckets' boundaries.
+    /// Ingests deletes of keys that no writer has, across the boundaries of all buckets.
     fn ingest(&self, family: &ColumnFamily, round: u64) -> archipelago_base::Result<()> {
         let path = self.scratch.join(format!("ingest{round}"));
         let mut writer = SstWriter::create(&self.fs, &path, TableOptions::default())?;
@@ -318,7 +321,7 @@ impl EventListener for Moves {
     }
 }
 
-/// Tells the other threads to end when one fails.
+/// Makes the other threads end when one thread fails.
 struct EndAll<'a>(&'a World);
 
 impl Drop for EndAll<'_> {

@@ -1,5 +1,5 @@
-//! Damaged files and directories that are not ours: detected and named, never read as data, never
-//! changed.
+//! Damaged files and foreign directories must be detected and named. They must never be read as
+//! data, and never be changed.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -52,7 +52,7 @@ pub(crate) fn disk(files: &Files) -> MemFs {
     fs
 }
 
-/// A small database with all kinds of files and records, closed; and what it holds.
+/// A small closed database with all kinds of files and records, and its content.
 fn closed_database() -> (Files, Contents) {
     let fs = MemFs::new();
     let shared: Arc<dyn FileSystem> = Arc::new(fs.clone());
@@ -82,7 +82,7 @@ fn closed_database() -> (Files, Contents) {
 }
 
 /// The oldest log segment that the manifest needs. Older ones wait to be overwritten, and their
-/// bytes mean nothing.
+/// bytes do not matter.
 fn log_floor(fs: &MemFs) -> u64 {
     let mut dump = String::new();
     archipelago_engine::manifest::dump(fs, Path::new("/db"), &mut dump).unwrap();
@@ -104,7 +104,8 @@ fn read_all(fs: &MemFs) -> Result<Contents> {
     model::contents(&db)
 }
 
-/// The damage is an error that names the file, or has touched nothing that means anything.
+/// Checks that the damage is an error that names the file, or concerns only bytes that do not
+/// matter.
 fn judge(name: &str, what: &str, result: Result<Contents>, want: &Contents, may_pass: bool) {
     match result {
         Ok(got) => {
@@ -125,16 +126,16 @@ fn judge(name: &str, what: &str, result: Result<Contents>, want: &Contents, may_
     }
 }
 
-/// Whether a changed byte may go unseen (the data is right all the same). The lock file says
-/// nothing. A mark file is evidence, and the database must do without it. The last record of a log
-/// segment and of a manifest says only that the others are durable, or which segment comes next.
+/// Whether a changed byte may stay unnoticed, while the data are still correct. The lock file has
+/// no content. A mark file is evidence that may be lost. The last record of a log segment and of a
+/// manifest says only that the others are durable, or which segment is next.
 fn means_nothing(name: &str, offset: usize, len: usize) -> bool {
     let last_is_a_mark = name.ends_with(".log") || name.starts_with("MANIFEST");
     let is_always_right = name == "LOCK" || name.starts_with("MARK-");
     is_always_right || last_is_a_mark && offset.saturating_add(36) >= len
 }
 
-/// Which offsets of a file to try: all of small files, a sample of large ones, the ends always.
+/// Offsets of a file to try: all of small files, a sample of large ones, and always the ends.
 fn offsets(len: usize, rng: &mut Rng) -> Vec<usize> {
     let full = std::env::var_os("ARCHIPELAGO_CRASH_FULL").is_some();
     if len <= 200 || full {
@@ -154,7 +155,7 @@ fn a_flipped_byte_anywhere_is_named_and_never_read_as_data() {
     let mut rng = Rng::with_seed(5);
     let mut tables = 0;
     for (name, bytes) in &files {
-        // The tables are of one format: some of them stand for all.
+        // The tables have one format, so some of them stand for all.
         tables += usize::from(name.ends_with(".sst"));
         if name.ends_with(".sst") && tables % 4 != 1 {
             continue;
@@ -195,7 +196,7 @@ fn a_shortened_or_missing_file_is_named() {
     }
 }
 
-/// Opening must fail, with all of `says` in its message, and change nothing.
+/// Checks that opening fails with all of `says` in its message, and changes nothing.
 fn refused(
     fs: &MemFs,
     options: DbOptions,

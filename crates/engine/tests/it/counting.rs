@@ -11,7 +11,7 @@ use archipelago_env::mem::MemFs;
 
 use crate::support::over;
 
-/// When values with an expiry expire, in Unix milliseconds.
+/// Time at which values with an expiry expire, in Unix milliseconds.
 const EXPIRY_MS: u64 = 10_000;
 
 struct Bench {
@@ -32,7 +32,7 @@ impl Bench {
         Self { db: Db::open_with("/db", DbOptions::default(), components).unwrap(), clock }
     }
 
-    /// Does `write` and flushes what is sealed.
+    /// Calls `write` for each key, and flushes sealed memtables.
     fn each(&self, keys: impl Iterator<Item = u32>, write: impl Fn(&Db, &[u8])) {
         for key in keys {
             write(&self.db, &key.wrapping_mul(2_654_435_761).to_be_bytes());
@@ -64,8 +64,8 @@ impl Bench {
         self.clock.advance(Duration::from_millis(EXPIRY_MS));
     }
 
-    /// The estimate lies within a tenth of `different` keys of `expected`: now, when all is in
-    /// tables, and when these are compacted.
+    /// Checks that the estimate is within a tenth of `different` keys of `expected`: now, after
+    /// everything is in tables, and after these are compacted.
     fn expect(&self, expected: u64, different: u64) {
         let cf = self.db.default_family();
         let check = |when: &str| {
@@ -106,7 +106,7 @@ fn often_overwritten_key_counts_as_one() {
     bench.expect(5_000, 5_000);
 }
 
-/// Fewer keys than are sampled of a shard, each with many versions there.
+/// There are fewer keys than samples of a shard, and each has many versions there.
 #[test]
 fn few_keys_that_are_overwritten_often_are_counted() {
     for keys in [1, 2, 100, 1_000] {
@@ -123,7 +123,7 @@ fn deleted_keys_are_not_counted() {
     let bench = Bench::new();
     bench.put(0..40_000);
     bench.delete(0..30_000);
-    // Deletes of keys that never were do not count against others.
+    // Deletes of keys that never existed do not count against others.
     bench.delete(100_000..110_000);
     bench.expect(10_000, 50_000);
 }
@@ -183,7 +183,7 @@ fn mixtures_are_counted_within_the_stated_error() {
     bench.put(2_000..8_000);
     bench.delete(35_000..50_000);
     bench.expire();
-    // Live are 2,000 to 20,000; those with an expiry are gone.
+    // The keys 2,000 to 20,000 are live; keys with an expiry have expired.
     bench.expect(18_000, 50_000);
 }
 

@@ -1,9 +1,9 @@
 //! Power loss and `kill -9` over a disk in memory, at the sync points and between the steps of
 //! seeded runs.
 //!
-//! After a power loss the database must hold a prefix of the write order, no shorter than what was
-//! acknowledged as synced; after a kill exactly what was acknowledged. `ARCHIPELAGO_CRASH_FULL=1`
-//! looks at every sync point, with more seeds.
+//! After a power loss the database must hold a prefix of the write order, with at least all
+//! operations that were acknowledged as synced. After a kill it must hold exactly the acknowledged
+//! ones. `ARCHIPELAGO_CRASH_FULL=1` checks every sync point, with more seeds.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +23,7 @@ use crate::crash_model::{self as model, Hooks, Model, Op, Script};
 use crate::separation::{self, Separation};
 use crate::support::{Beneath, over, stepped};
 
-/// A disk after power loss, and which prefixes it may hold.
+/// A disk after power loss, and the prefixes that it may hold.
 struct Crashed {
     disk: MemFs,
     label: String,
@@ -31,12 +31,12 @@ struct Crashed {
     most: usize,
 }
 
-/// What the callback at sync points knows and collects.
+/// State of the callback at sync points.
 #[derive(Default)]
 struct Watch {
-    /// At least so many operations survive.
+    /// Number of operations that certainly survive.
     synced: AtomicU64,
-    /// At most so many (the one under way counts).
+    /// Number of operations that may survive, including the one in progress.
     begun: AtomicU64,
     crashed: Mutex<Vec<Crashed>>,
 }
@@ -46,7 +46,7 @@ struct Run {
     disk: MemFs,
     beneath: Beneath,
     fs: Arc<dyn FileSystem>,
-    /// The same, if tiers lie beneath: their background work is stepped.
+    /// The file system as tiers, if tiers lie beneath; the test steps their background work.
     tiers: Option<Arc<TieredFs>>,
     db: Option<Db>,
     hooks: Hooks,
@@ -63,13 +63,13 @@ struct Run {
     moved: usize,
 }
 
-/// Whole compactions, few parts and many.
+/// Options with whole compactions, few parts or many parts.
 fn options(seed: u64) -> DbOptions {
     model::cut_into([1, 3, 8][seed as usize % 3])
 }
 
-/// Every run but the second of four separates values. (Compactions of references are too small to
-/// be cut into parts.)
+/// Separation of values in every run but the second of four. (Compactions of references are too
+/// small to be cut into parts.)
 fn separation(seed: u64) -> Separation {
     let bytes = [64, 0, 512, 1][seed as usize % 4];
     Separation { bytes, ..Separation::EAGER }
@@ -122,7 +122,7 @@ impl Run {
         self.db.as_ref().expect("open between the steps of a run")
     }
 
-    /// One operation; afterwards everything up to it may count as durable.
+    /// Makes one operation. Afterwards it notes how many operations may be durable.
     fn operate(&mut self) {
         let op = self.script.op(&self.model);
         self.model.apply(&op);
@@ -131,7 +131,7 @@ impl Run {
         self.watch.begun.store(self.ops.len() as u64, Ordering::Relaxed);
         model::perform_stepping(self.db(), &self.fs, &op, &self.hooks)
             .unwrap_or_else(|error| panic!("seed {}: {op:?}: {error}", self.seed));
-        // Creating a family promises the family only.
+        // Creating a family makes only the family durable.
         let unsynced = matches!(op, Op::Write { sync: false, .. } | Op::Ordered { .. });
         let durable = !unsynced && !matches!(op, Op::Create | Op::Flush { .. });
         if durable {
@@ -143,7 +143,7 @@ impl Run {
         self.watch.synced.store(self.ops.len() as u64, Ordering::Relaxed);
     }
 
-    /// Something that changes no contents.
+    /// Makes a change that leaves the contents as they are.
     fn disturb(&mut self) {
         let rng = &mut self.script.rng;
         let (dice, which, at) = (rng.u32(..100), rng.usize(..3), rng.u32(..120));
@@ -186,8 +186,8 @@ impl Run {
         }
     }
 
-    /// A checkpoint holds everything, also after power loss. (The sync points of its making are
-    /// among those that are looked at.)
+    /// Checks that a checkpoint holds everything, even after power loss. (The sync points of its
+    /// creation are among those that are checked.)
     fn check_checkpoint(&self) {
         self.db().checkpoint("/copy").unwrap();
         let fs: Arc<dyn FileSystem> = Arc::new(self.disk.crash_clone(self.seed));
@@ -207,7 +207,7 @@ impl Run {
         self.db = Some(opened.unwrap());
     }
 
-    /// The prefix that the disk holds; panics if it holds none of the allowed ones.
+    /// The prefix that the disk holds. Panics if it holds none of the allowed ones.
     fn check(&self, crashed: &Crashed) {
         let what = |what: &str| {
             format!("seed {}, operation {}, {}: {what}", self.seed, self.ops.len(), crashed.label)
@@ -227,7 +227,7 @@ impl Run {
         }
         let report = db.verify(|_, _| {}).unwrap();
         assert!(report.is_clean(), "{}", what(&format!("{:?}", report.errors)));
-        // A crash right behind the recovery, and a clean reopen, change nothing.
+        // A crash directly after the recovery, and a clean reopen, change nothing.
         for disk in [crashed.disk.crash_clone(self.seed), crashed.disk.kill_clone()] {
             let again = model::contents(&open(&disk)).unwrap();
             assert_eq!(model::hash(&again), hash, "{}", what("a second recovery differs"));
@@ -243,7 +243,7 @@ impl Run {
         assert_eq!(model::hash(&again), hash, "{}", what("compaction or a reopen changed it"));
     }
 
-    /// What a database that was just opened says of separated values is true.
+    /// Checks the statements of a newly opened database about separated values.
     fn audit(&self, db: &Db) {
         match self.tiers {
             None => separation::audit_at_rest(db),
@@ -251,7 +251,7 @@ impl Run {
         };
     }
 
-    /// Panics with the nearest prefix and how it differs.
+    /// Panics with the nearest prefix and the differences from it.
     fn explain(&self, crashed: &Crashed, got: &model::Contents, what: &str) -> ! {
         let mut model = Model::default();
         let mut nearest = (usize::MAX, 0, Vec::new());
@@ -294,8 +294,8 @@ fn full() -> bool {
     std::env::var_os("ARCHIPELAGO_CRASH_FULL").is_some()
 }
 
-/// How many crashes were looked at, how many parts compactions were cut into, and how many bucket
-/// boundaries the load moved.
+/// Numbers of crashes that were checked, of parts that compactions were cut into, and of bucket
+/// boundaries that the load moved.
 fn run(seed: u64, steps: usize, one_in: u64, beneath: Beneath) -> (usize, u64, usize) {
     let (one_in, seeds) = if full() { (1, 3) } else { (one_in, 1) };
     let mut run = Run::new(seed, one_in, seeds, beneath);
@@ -318,7 +318,7 @@ fn run(seed: u64, steps: usize, one_in: u64, beneath: Beneath) -> (usize, u64, u
     (run.checked, run.parts, run.moved)
 }
 
-/// Whether the run did what tiers are for: files on both devices, moves and copies.
+/// Checks that the run used the tiers: files on both devices, moves and copies.
 fn check_tiers(tiers: &TieredFs, seed: u64) {
     let stats = tiers.stats();
     let [fast, slow] = &stats.devices[..] else { panic!("two devices") };
@@ -380,7 +380,7 @@ fn log_segment_is_overwritten_only_once_it_is_not_needed() {
             if n % 10 != 3 {
                 continue;
             }
-            // The rename of a segment that is overwritten is not durable yet.
+            // The rename of a recycled segment is not durable yet.
             for seed in 0..4 {
                 let left = plain(&disk.crash_clone(u64::from(n) * 10 + seed));
                 for key in 0..flushed {
@@ -404,7 +404,7 @@ fn sequence_numbers_that_a_flush_covers_are_not_given_out_again() {
     for n in 0..50u8 {
         db.put(&[n], b"logged, not synced").unwrap();
     }
-    // Covers every number so far, but only the first of them is in its file.
+    // The flush covers every number so far, but only the first of them is in its file.
     db.flush(&other).unwrap();
     let left = (0..64).map(|seed| disk.crash_clone(seed)).find(|disk| {
         let db = plain(&disk.kill_clone());
@@ -421,7 +421,7 @@ fn sequence_numbers_that_a_flush_covers_are_not_given_out_again() {
     }
 }
 
-/// Writes batch `n`: a key in each of four parts of the key space, with values that tell `n`.
+/// Writes batch `n`: a key in each of four parts of the key space, with values that name `n`.
 fn write_batch(db: &Db, n: u32) {
     let mut batch = WriteBatch::new();
     for part in ["a", "h", "p", "w"] {
@@ -463,7 +463,7 @@ fn flush_without_log_sync_leaves_a_prefix_after_power_loss() {
             iter.status().unwrap();
             all
         };
-        // What the database holds after each number of batches.
+        // Content of the database after each number of batches.
         let mut prefixes = vec![Vec::new()];
         let mut model: std::collections::BTreeMap<Vec<u8>, Vec<u8>> = Default::default();
         for n in 0..250u32 {
@@ -483,7 +483,7 @@ fn flush_without_log_sync_leaves_a_prefix_after_power_loss() {
                 let whole = prefixes.contains(&got);
                 assert!(whole, "seed {seed}, batch {n}: {} records are no prefix", got.len());
                 with_tables += usize::from(!got.is_empty());
-                // Later writes are later: what recovery found never covers them.
+                // Later writes get later numbers, which the recovered state does not cover.
                 write_batch(&db, 1_000_000);
                 db.sync().unwrap();
                 let again = contents(&open(&left.crash_clone(seed)));

@@ -1,9 +1,9 @@
-//! What the crash and fault tests share: seeded operations, what the database must hold after
-//! each of them, and how what it holds is read.
+//! Common parts of the crash and fault tests: seeded operations, the expected content after each of
+//! them, and the reading of the actual content.
 //!
-//! The contents after every operation are kept as one hash, so that "the surviving state is some
-//! prefix of the write order" is a search in a list. The hash is the exclusive or of one hash per
-//! entry: an operation changes it in proportion to what it touches.
+//! The content after every operation is kept as one hash. So "the surviving state is some prefix of
+//! the write order" is a search in a list. The hash is the exclusive or of one hash per entry: an
+//! operation changes it in proportion to the entries that it changes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -25,13 +25,13 @@ use crate::fragile::Fragile;
 use crate::separation::Separation;
 use crate::support::{small_db, small_family, stepped};
 
-/// Families that every run has; a fourth comes and goes.
+/// Families that every run has; a fourth one is created and dropped.
 pub(crate) const FAMILIES: [&str; 3] = ["default", "counters", "texts"];
 pub(crate) const GUEST: &str = "guest";
-/// A family of rows in time order that had expired when they were written: it is always empty, and
+/// A family of rows in time order that had expired when they were written. It is always empty, and
 /// a settled database has no table of it.
 pub(crate) const ORDERED: &str = "ordered";
-/// Keys of a family.
+/// Number of different keys of a family.
 const KEYS: u32 = 120;
 
 /// The merge operator of a family.
@@ -50,7 +50,8 @@ pub(crate) fn family_options(family: &str) -> CfOptions {
         "counters" => 16,
         _ => 1,
     };
-    // Small files of one bucket, so that its compactions are worth cutting into parts.
+    // Files are small in the family of one bucket, so that its compactions are worth cutting into
+    // parts.
     let defaults = CfOptions::default();
     let (target_file_bytes, compression, compression_last) = match buckets {
         1 => (4 << 10, Compression::None, Compression::None),
@@ -69,8 +70,8 @@ pub(crate) fn family_options(family: &str) -> CfOptions {
     }
 }
 
-/// What a run does to its database from inside: background steps while an ingestion is installed,
-/// and panics of merge operators.
+/// Disturbances inside the database of a run: background steps while an ingestion is installed, and
+/// panics of merge operators.
 #[derive(Clone, Default)]
 pub(crate) struct Hooks {
     pub(crate) beside: Arc<Beside>,
@@ -79,7 +80,7 @@ pub(crate) struct Hooks {
 }
 
 impl Hooks {
-    /// Hooks of a database whose large values are treated like this.
+    /// Hooks for a database that separates values as given.
     pub(crate) fn of(separation: Separation) -> Self {
         Self { separation, ..Self::default() }
     }
@@ -119,12 +120,12 @@ pub(crate) fn create(fs: Arc<dyn FileSystem>, options: DbOptions, hooks: &Hooks)
     db
 }
 
-/// Small sizes, compactions cut into parts.
+/// Options with small sizes, and with compactions cut into parts.
 pub(crate) fn manual() -> DbOptions {
     cut_into(3)
 }
 
-/// Small sizes, compactions cut into at most so many parts.
+/// Options with small sizes, and with compactions cut into at most the given number of parts.
 pub(crate) fn cut_into(subcompactions_max: usize) -> DbOptions {
     DbOptions { subcompactions_max, ..small_db() }
 }
@@ -133,31 +134,32 @@ pub(crate) fn cut_into(subcompactions_max: usize) -> DbOptions {
 #[derive(Clone, Debug)]
 pub(crate) enum Change {
     Put(Vec<u8>, Vec<u8>),
-    /// A value that has expired: hides older versions and is not there.
+    /// A value that has expired: it hides older versions and is not visible.
     Expired(Vec<u8>, Vec<u8>),
     Delete(Vec<u8>),
     DeleteRange(Vec<u8>, Vec<u8>),
     Merge(Vec<u8>, Vec<u8>),
 }
 
-/// One operation: happens as a whole or not at all.
+/// One operation, which happens as a whole or not at all.
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
-    /// Changes by family; `wal`: through the log.
+    /// Changes by family. `wal` says whether they go through the log.
     Write { changes: Vec<(&'static str, Change)>, sync: bool, wal: bool },
-    /// Rows behind all others of [`ORDERED`], from this one on.
+    /// Rows after all others of [`ORDERED`], from this one on.
     Ordered { first: u64, rows: u64 },
-    /// Files of puts that become part of a family, with so many background steps meanwhile.
+    /// Files of puts that become part of a family, with the given number of background steps
+    /// meanwhile.
     Ingest { family: &'static str, files: Vec<Vec<(Vec<u8>, Vec<u8>)>>, beside: usize },
     /// The memtables of a family become tables, which changes no contents.
     Flush { family: &'static str },
-    /// The guest family comes into being.
+    /// Creates the guest family.
     Create,
-    /// The guest family goes with all that it has.
+    /// Drops the guest family with its content.
     Drop,
 }
 
-/// What each family holds.
+/// Content of each family.
 pub(crate) type Contents = BTreeMap<&'static str, BTreeMap<Vec<u8>, Vec<u8>>>;
 
 fn hash_of(family: &str, key: &[u8], value: &[u8]) -> u64 {
@@ -166,7 +168,7 @@ fn hash_of(family: &str, key: &[u8], value: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// The hash of contents.
+/// The hash of the content of all families.
 pub(crate) fn hash(contents: &Contents) -> u64 {
     contents
         .iter()
@@ -174,7 +176,7 @@ pub(crate) fn hash(contents: &Contents) -> u64 {
         .fold(0, |all, one| all ^ one)
 }
 
-/// What the database must hold.
+/// Expected content of the database.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Model {
     pub(crate) contents: Contents,
@@ -215,7 +217,7 @@ impl Model {
         }
     }
 
-    /// Carries `op` out.
+    /// Applies `op` to the model.
     pub(crate) fn apply(&mut self, op: &Op) {
         match op {
             Op::Write { changes, .. } => {
@@ -254,10 +256,10 @@ pub(crate) struct Script {
     made: u64,
     /// Rows of [`ORDERED`].
     ordered: u64,
-    /// Whether some writes are many range deletes that overlap.
+    /// Whether some writes consist of many overlapping range deletes.
     stormy: bool,
     gaps: u64,
-    /// What comes next in any case.
+    /// Operations that come next in any case.
     queued: VecDeque<Op>,
 }
 
@@ -267,7 +269,7 @@ impl Script {
         Self { rng, made: 0, ordered: 0, stormy: false, gaps: 0, queued }
     }
 
-    /// With writes of many range deletes that overlap.
+    /// A script with writes of many overlapping range deletes.
     pub(crate) fn stormy(seed: u64) -> Self {
         Self { stormy: true, ..Self::new(seed) }
     }
@@ -314,7 +316,7 @@ impl Script {
         }
     }
 
-    /// A write of one to eight changes, or of many range deletes that overlap.
+    /// A write of one to eight changes, or of many overlapping range deletes.
     pub(crate) fn write(&mut self, model: &Model) -> Op {
         if self.stormy && self.rng.u32(..60) == 0 {
             return self.storm(model);
@@ -328,7 +330,7 @@ impl Script {
         Op::Write { changes, sync: self.rng.u32(..100) < 12, wal: true }
     }
 
-    /// The guest family created or dropped, or an ingestion.
+    /// An operation that creates or drops the guest family, or an ingestion.
     pub(crate) fn structural(&mut self, model: &Model) -> Op {
         match self.rng.u32(..3) {
             0 => self.ingest(model),
@@ -362,7 +364,7 @@ impl Script {
                 family => break family,
             }
         };
-        // Few neighbours find gaps below L0.
+        // With few neighbours there are gaps below L0.
         let few = self.rng.bool();
         let first = self.rng.u32(..KEYS);
         let count = if few { 2 } else { self.rng.usize(2..40) };
@@ -378,8 +380,8 @@ impl Script {
         Op::Ingest { family, files: files.collect(), beside: self.rng.usize(..4) }
     }
 
-    /// Brings a compaction about that reaches over a key which none of its files has, and ingests
-    /// that key while it may be picked. Later gaps lie lower, where no file of an earlier one is.
+    /// Causes a compaction over a key that none of its files has, and ingests that key while the
+    /// compaction may be picked. Later gaps lie at lower keys, where no file of an earlier gap is.
     fn fill_gap(&mut self) -> Op {
         self.gaps += 1;
         let (family, gap) = ("default", 999 - self.gaps);
@@ -429,7 +431,7 @@ fn batch_of(db: &Db, changes: &[(&'static str, Change)]) -> Result<WriteBatch> {
     Ok(batch)
 }
 
-/// Carries `op` out on the database; `fs` takes the files to ingest.
+/// Performs `op` on the database; `fs` takes the files to ingest.
 pub(crate) fn perform(db: &Db, fs: &Arc<dyn FileSystem>, op: &Op, hooks: &Hooks) -> Result<()> {
     match op {
         Op::Write { changes, sync, wal } => {
@@ -460,7 +462,7 @@ pub(crate) fn perform(db: &Db, fs: &Arc<dyn FileSystem>, op: &Op, hooks: &Hooks)
             let (cf, options) = (db.family(family)?, IngestOptions::default());
             let (ingested, stepped) = hooks.beside.ingest(db, &cf, &paths, &options, *beside);
             if let Err(error) = stepped {
-                // As a step elsewhere would, it meets the faults of the run, and nothing else.
+                // Like a step on another thread, it meets the faults of the run, and no others.
                 assert_ne!(error.kind(), ErrorKind::Corrupt, "{error}");
             }
             assert_eq!(db.statistics().get(Ticker::EditsRefused), 0, "an edit did not fit");
@@ -472,7 +474,7 @@ pub(crate) fn perform(db: &Db, fs: &Arc<dyn FileSystem>, op: &Op, hooks: &Hooks)
     }
 }
 
-/// Carries `op` out, stepping background work while it has to wait for it.
+/// Performs `op`, and steps background work while the operation has to wait for it.
 pub(crate) fn perform_stepping(
     db: &Db,
     fs: &Arc<dyn FileSystem>,
@@ -516,7 +518,7 @@ fn entries(db: &Db, cf: &ColumnFamily) -> Result<BTreeMap<Vec<u8>, Vec<u8>>> {
     Ok(forward.into_iter().collect())
 }
 
-/// Everything that the database holds, read in both directions.
+/// The content of the database, read in both directions.
 pub(crate) fn contents(db: &Db) -> Result<Contents> {
     let mut all = Contents::new();
     for name in db.list_families() {
@@ -530,7 +532,7 @@ pub(crate) fn contents(db: &Db) -> Result<Contents> {
     Ok(all)
 }
 
-/// The first differences between what is there and what should be.
+/// The first differences between actual and expected content.
 pub(crate) fn differences(got: &Contents, want: &Contents) -> Vec<String> {
     let mut found = Vec::new();
     let none = BTreeMap::new();

@@ -1,5 +1,5 @@
-//! A database in a process with few file descriptors: this test binary, started again with
-//! [`CHILD`] set to what it shall do.
+//! A database in a process with few file descriptors. The process is this test binary, started
+//! again with [`CHILD`] set to its task.
 
 use std::fs::File;
 use std::path::Path;
@@ -14,7 +14,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Environment variable of a child process. It holds `LIMIT:CASE`.
 const CHILD: &str = "ARCHIPELAGO_TEST_DESCRIPTORS";
-/// Keys of a file, which every file has.
+/// Number of keys in a file; all files have the same keys.
 const KEYS: u32 = 20;
 
 /// Runs a case in a child process whose limit of descriptors is `limit`.
@@ -29,7 +29,7 @@ fn run_with_limit(limit: u64, case: &str) {
     assert!(output.status.success() && out.contains("done: "), "{out}\n{err}");
 }
 
-/// What the child process does; nothing when the tests run.
+/// The task of the child process. It does nothing in a run of the tests.
 #[test]
 fn child_process() {
     let Ok(order) = std::env::var(CHILD) else { return };
@@ -47,7 +47,7 @@ fn child_process() {
     println!("done: {case}");
 }
 
-/// Compactions only on request.
+/// Opens a database that compacts only on request.
 fn open(dir: &Path) -> Db {
     let family = CfOptions {
         buckets: 1,
@@ -123,7 +123,7 @@ fn many_files_of_l0(dir: &Path) {
 fn iterators(dir: &Path) {
     let db = open(dir);
     fill(&db, 100);
-    // Each holds all files, and all of them move on in turn.
+    // Each iterator holds all files, and all of them move in turn.
     let mut iters: Vec<_> =
         (0..3).map(|_| db.iter(db.default_family(), &ReadOptions::new()).unwrap()).collect();
     iters.iter_mut().for_each(|iter| iter.seek_to_first());
@@ -148,7 +148,7 @@ fn take_all_descriptors() -> Vec<File> {
     std::iter::from_fn(|| File::open("/dev/null").ok()).collect()
 }
 
-/// Others take every descriptor that is free: the database lives on those of its tables.
+/// Other code takes every free descriptor: the database works with those of its tables.
 fn descriptors_are_used_up(dir: &Path) {
     let db = open(dir);
     fill(&db, 30);

@@ -1,4 +1,4 @@
-//! What becomes of a column family that is dropped while it is in use.
+//! Column families that are dropped while they are in use.
 
 use std::sync::{Arc, OnceLock};
 
@@ -145,7 +145,7 @@ fn writer_that_waits_for_a_dropped_family_gets_an_error() {
             let write = |n| db.put_with(family, &key(n), &[1; 100], &WriteOptions::default());
             (0..).find_map(|n| write(n).err())
         });
-        // The flush is held, so that the writer comes to wait for it.
+        // The flush is held, so that the writer must wait for it.
         let waits = || db.property(family, "archipelago.num-immutable-mem-table").unwrap() != "0";
         while !waits() {
             std::thread::yield_now();

@@ -1,8 +1,8 @@
-//! Devices that fail: every error names its file, reads go on, nothing acknowledged is lost, and
-//! writes go on when the cause is gone.
+//! Devices that fail: every error names its file, reads continue, nothing acknowledged is lost, and
+//! writes continue when the cause is gone.
 //!
-//! The sweep runs the same seeded operations again and again and lets another operation of the
-//! file system fail each time. `ARCHIPELAGO_CRASH_FULL=1` takes every one of them.
+//! The sweep repeats the same seeded operations. Each run lets another operation of the file system
+//! fail. `ARCHIPELAGO_CRASH_FULL=1` lets every one of them fail.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +28,7 @@ use crate::support::stepped;
 /// Operations of a run of the sweep.
 const STEPS: usize = 70;
 
-/// A device that can fail, the database on it and what it must hold.
+/// A device that can fail, the database on it, and the expected content.
 struct Bench {
     label: String,
     options: DbOptions,
@@ -85,9 +85,10 @@ impl Bench {
         );
     }
 
-    /// What the running database holds; the model follows if it is `or`.
+    /// Compares the running database with the model. If the content is that of `or`, the model
+    /// becomes `or`.
     fn compare(&mut self, what: &str, or: Option<&Model>) {
-        // The faults are for the database's own work, not for the look at it.
+        // The faults concern the database's own work, not this comparison.
         self.faults.set_enabled(false);
         self.hooks.fragile.pause(true);
         let got = model::contents(self.db())
@@ -108,7 +109,7 @@ impl Bench {
         );
     }
 
-    /// What is left if the process is killed, or the power fails, now.
+    /// Compares the content after a kill of the process, or a power failure, at this moment.
     fn compare_survivors(&self, what: &str, or: Option<&Model>, seed: u64) {
         let open = |disk: MemFs, how: &str| {
             let hooks = Hooks::of(self.hooks.separation);
@@ -146,7 +147,7 @@ impl Bench {
         }
     }
 
-    /// Like a caller who steps background work and meets its errors.
+    /// Performs an operation as a caller does who steps background work and meets its errors.
     fn perform(&self, op: &Op) -> Result<()> {
         let mut failures = 0;
         loop {
@@ -166,7 +167,7 @@ impl Bench {
     fn after_failure(&mut self, op: &Op, after: &Model, error: &Error) {
         let what = format!("{:?} failed with {error}", kind_of(op));
         self.named(&what, error);
-        // Only a write whose sync or way to the device failed may have happened.
+        // Only a write may have happened whose sync or write-through failed.
         let waited = self.options.log_write_through;
         let may_have = matches!(op, Op::Write { sync, .. } if *sync || waited);
         self.compare(&what, may_have.then_some(after));
@@ -178,7 +179,7 @@ impl Bench {
 
     /// Takes the database out of the read-only state, if it is in it.
     fn mend(&mut self, what: &str) {
-        // A delete of what is not there is a write that changes nothing.
+        // A delete of a missing key is a write that changes nothing.
         let Err(error) = self.db().delete(b"probe") else { return };
         if error.kind() != ErrorKind::ReadOnly {
             self.named(what, &error);
@@ -235,7 +236,7 @@ impl Bench {
         closed
     }
 
-    /// The end of every run: it is in order, and stays so over a reopen.
+    /// Ends a run: checks that the database is in order, also after a reopen.
     fn finish(mut self) {
         self.faults.clear();
         self.hooks.fragile.arm(0);
@@ -386,7 +387,7 @@ fn a_failed_read_is_told_and_later_reads_are_right() {
     bench.finish();
 }
 
-/// Everything that takes space fails.
+/// A rule by which every operation that takes space fails.
 fn full_device() -> Rule {
     let operations = [
         Operation::Create,
@@ -432,7 +433,7 @@ fn writes_resume_when_a_full_device_has_space_again() {
         }
         assert!(refused > 0, "seed {seed}: the device was not full");
         bench.faults.clear();
-        // No resume, no reopen: background work finds out by itself.
+        // Without a resume or reopen, background work notices the end of the fault by itself.
         while bench.db().step_background().unwrap() {}
         let synced = WriteOptions::synced();
         let cf = bench.db().default_family().clone();
@@ -448,7 +449,7 @@ fn writes_resume_when_a_full_device_has_space_again() {
     }
 }
 
-/// Keeps what it is told of background errors.
+/// Collects background errors.
 #[derive(Default)]
 struct Errors(Mutex<Vec<(String, Error)>>);
 
@@ -555,7 +556,7 @@ fn random_errors_under_many_writers_lose_nothing_acknowledged() {
     });
     faults.clear();
     assert!(faults.fired_total() > 0);
-    // A job that met an error before the faults ended may tell of it later; it is tried again.
+    // A job that met an error before the faults ended may report it later; it is tried again.
     eventually("writes resume", || db.resume().is_ok());
     write(9, 100);
     eventually("background work succeeds again", || db.wait_for_background().is_ok());
@@ -609,7 +610,7 @@ fn failed_read_of_a_large_expiring_value_is_tried_again() {
     assert!(failed >= 4, "{failed} failed reads met a background job");
 }
 
-/// A database whose fault point `point` fails as often as the counter says.
+/// A database whose fault point `point` fails as often as the counter demands.
 fn open_armed(disk: &MemFs, point: &'static str, armed: &Arc<Mutex<u32>>) -> Result<Db> {
     let count = Arc::clone(armed);
     let fault_point: FaultPoint = Arc::new(move |name| {
@@ -626,7 +627,7 @@ fn open_armed(disk: &MemFs, point: &'static str, armed: &Arc<Mutex<u32>>) -> Res
     Db::open_with("/db", model::manual(), components)
 }
 
-/// Writes a hundred keys, stepping background work whether it fails or not.
+/// Writes a hundred keys, and steps background work whether it fails or not.
 fn fill(db: &Db, point: &str) {
     for n in 0..100u32 {
         while let Err(error) = db.put(format!("{n:04}").as_bytes(), &[b'v'; 300]) {
@@ -637,7 +638,7 @@ fn fill(db: &Db, point: &str) {
     }
 }
 
-/// Writes a table of which nothing is left for a reader.
+/// Writes a table that has nothing left for a reader.
 fn drop_expired(db: &Db) {
     let (cf, options) = (db.default_family(), Default::default());
     let _ = db.put_expiring(cf, b"expired", b"long ago", 1, &options);

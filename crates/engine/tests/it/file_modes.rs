@@ -1,7 +1,7 @@
 //! Permission bits of everything that a database creates, under several umasks.
 //!
-//! The umask belongs to the whole process. Each case therefore runs in a process of its own, which
-//! a shell starts after it has set the umask.
+//! The umask belongs to the whole process. Each case therefore runs in a process of its own. A
+//! shell sets the umask and starts it.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt as _;
@@ -142,9 +142,9 @@ fn fill(fs: &Arc<dyn FileSystem>, dir: &Path, access: &str) -> Db {
 #[derive(Clone, Copy, PartialEq)]
 enum Bits {
     /// Never looser. A background thread that creates a file gives it the bits of the group only
-    /// after it exists.
+    /// after the file exists.
     AtMost,
-    /// Equal, once nobody creates files any more.
+    /// Equal, once no thread creates files any more.
     Exactly,
 }
 
@@ -156,7 +156,7 @@ fn walk(base: &Path, access: &str, bits: Bits) -> BTreeSet<String> {
     while let Some(path) = left.pop() {
         let metadata = match std::fs::symlink_metadata(&path) {
             Ok(metadata) => metadata,
-            // The open database removes files that it does not need any more.
+            // The open database removes files that it no longer needs.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
             Err(error) => panic!("{}: {error}", path.display()),
         };

@@ -1,5 +1,5 @@
-//! Read-only databases beside a writer: answers are right, as of one moment, whatever the writer
-//! flushes, compacts, overwrites and removes.
+//! Read-only databases in parallel with a writer. Their answers are correct and of one moment,
+//! whatever the writer flushes, compacts, overwrites and removes.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -30,7 +30,7 @@ fn key(n: u32) -> Vec<u8> {
     format!("{n:05}").into_bytes()
 }
 
-/// Writes a round of every key, flushes and compacts, so that older tables go.
+/// Writes a round of every key, flushes and compacts, so that older tables are removed.
 fn rewrite(db: &Db, keys: u32, round: u32) {
     for n in 0..keys {
         let value = format!("{round}:{}", "v".repeat(90));
@@ -72,7 +72,7 @@ fn reads_snapshots_and_iterators_hold_what_they_opened() {
     let mut old = reader.iter(reader.default_family(), &ReadOptions::default()).unwrap();
     rewrite(&writer, 400, 2);
     rewrite(&writer, 400, 3);
-    // What was opened stays as it was, though every file of it is gone.
+    // The opened state stays as it was, although all of its files were removed.
     for n in 0..400 {
         assert_eq!(round_of(&reader.get(&key(n)).unwrap().unwrap()), 1, "key {n}");
     }
@@ -233,7 +233,7 @@ fn busy_components(fs: Arc<dyn FileSystem>) -> Components {
     Components { fs, families, ..Components::default() }
 }
 
-/// Not a test: what the writer process runs. Without the variable it does nothing.
+/// The program of the writer process, and no test. It does nothing without the variable.
 #[test]
 fn writer_process_writes_until_it_is_killed() {
     let Ok(dir) = std::env::var(DIR) else { return };
@@ -278,7 +278,7 @@ fn contents(db: &Db, cf: &ColumnFamily, options: &ReadOptions) -> BTreeMap<Vec<u
     found
 }
 
-/// What both families hold after step `newest`.
+/// Expected content of both families after step `newest`.
 fn expected(newest: u64) -> BTreeMap<Vec<u8>, u64> {
     let last = |slot: u64| newest - (newest + SPREAD - slot) % SPREAD;
     let slots = (0..SPREAD.min(newest + 1)).map(|slot| (format!("key{slot:05}"), last(slot)));
@@ -286,7 +286,7 @@ fn expected(newest: u64) -> BTreeMap<Vec<u8>, u64> {
     slots.chain([newest]).map(|(key, n)| (key.into_bytes(), n)).collect()
 }
 
-/// A process that ends with this value.
+/// A process that ends when this value is dropped.
 struct Process(std::process::Child);
 
 impl Drop for Process {
@@ -296,7 +296,7 @@ impl Drop for Process {
     }
 }
 
-/// Catches up and reads, and checks each answer, until the writer has told of `until` steps.
+/// Catches up and reads, and checks each answer, until the writer has reported `until` steps.
 fn follow(reader: &Db, acknowledged: &AtomicU64, until: u64) -> u32 {
     let second = reader.family("second").unwrap();
     let (mut seen, mut rounds) = (0, 0);
@@ -348,7 +348,7 @@ fn a_reader_beside_a_writer_process_is_never_wrong() {
         follow(&Db::open_with(keep.path(), options, components).unwrap(), acknowledged, 40_000)
     });
     assert!(rounds > 3, "{rounds} rounds");
-    // The writer was killed: what it left is read in the same way.
+    // The writer was killed; its files are read in the same way.
     let options = DbOptions { read_only: true, ..DbOptions::default() };
     let reader = Db::open_with(keep.path(), options, busy_components(LocalFs::shared())).unwrap();
     let all = contents(&reader, reader.default_family(), &ReadOptions::default());
@@ -413,7 +413,7 @@ fn a_write_is_never_shown_without_the_ingestion_before_it() {
     });
 }
 
-/// Everything that changes a file or a directory.
+/// All operations that change a file or a directory.
 const CHANGES: [Operation; 14] = [
     Operation::Create,
     Operation::Append,

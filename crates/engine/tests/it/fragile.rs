@@ -1,4 +1,4 @@
-//! Extensions that do what the built-in ones do, and panic when they are told to.
+//! Extensions that behave like the built-in ones, and panic on request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,12 +9,12 @@ use archipelago_engine::extension::{
     AppendMerge, CompactionFilter, CounterMerge, FilterDecision, MergeOperator, Registry, TtlFilter,
 };
 
-/// Tells the extensions of a database when to panic. Cheap to clone.
+/// Sets when the extensions of a database panic. Cheap to clone.
 #[derive(Clone, Default)]
 pub(crate) struct Fragile {
-    /// Calls of a merge operator or filter until one panics; 0 for never.
+    /// Calls of a merge operator or filter until one panics; 0 disables the panic.
     calls: Arc<AtomicU64>,
-    /// Events until the listener panics; 0 for never.
+    /// Events until the listener panics; 0 disables the panic.
     events: Arc<AtomicU64>,
     seen: Arc<AtomicU64>,
     panicked: Arc<AtomicU64>,
@@ -34,32 +34,32 @@ impl Fragile {
         registry
     }
 
-    /// Has the `nth` call from now on panic; 0 for none.
+    /// Makes the `nth` call from now on panic; 0 disables the panic.
     pub(crate) fn arm(&self, nth: u64) {
         self.calls.store(nth, Ordering::SeqCst);
     }
 
-    /// Has the listener panic at the `nth` event from now on.
+    /// Makes the listener panic at the `nth` event from now on.
     pub(crate) fn arm_listener(&self, nth: u64) {
         self.events.store(nth, Ordering::SeqCst);
     }
 
-    /// While it is paused, calls do not count.
+    /// While `paused` is set, calls do not count.
     pub(crate) fn pause(&self, paused: bool) {
         self.paused.store(paused, Ordering::SeqCst);
     }
 
-    /// How many calls counted so far.
+    /// Number of calls that counted so far.
     pub(crate) fn seen(&self) -> u64 {
         self.seen.load(Ordering::SeqCst)
     }
 
-    /// How often an operator or filter has panicked.
+    /// Number of panics of operators and filters.
     pub(crate) fn panicked(&self) -> u64 {
         self.panicked.load(Ordering::SeqCst)
     }
 
-    /// Whether the error is what such a panic must lead to.
+    /// Whether the error has the form that such a panic must cause.
     pub(crate) fn is_named_in(error: &Error) -> bool {
         let text = error.to_string();
         let named = ["merge operator \"", "compaction filter \""];

@@ -36,7 +36,7 @@ fn family() -> CfOptions {
     }
 }
 
-/// Segments that hold a whole small disk, as the default of 64 MiB does on a disk of 64 MiB.
+/// Segments as large as a whole small disk, as the default of 64 MiB is on a disk of 64 MiB.
 fn options() -> DbOptions {
     DbOptions { wal_segment_bytes: 64 << 20, ..small_db() }
 }
@@ -46,7 +46,7 @@ fn open_over(fs: Arc<dyn FileSystem>, options: DbOptions) -> Result<Db> {
     Db::open_with(DIR, options, Components { fs, families, seed: Some(3), ..stepped() })
 }
 
-/// A database on a small disk, and what it acknowledged.
+/// A database on a small disk, and the writes that it acknowledged.
 struct Small {
     memory: MemFs,
     disk: CapacityFs,
@@ -88,7 +88,8 @@ impl Small {
         Ok(())
     }
 
-    /// Puts until the disk is full, stepping background work; how many were taken, and the error.
+    /// Puts until the disk is full, and steps background work. Returns the number of accepted puts
+    /// and the error.
     fn fill(&mut self, from: u32, options: &WriteOptions) -> (u32, Error) {
         for number in from..1_000_000 {
             if let Err(error) = self.put(number, options) {
@@ -116,12 +117,12 @@ impl Small {
         check(self.db(), &self.acknowledged, what);
     }
 
-    /// What a killed process leaves, opened on a disk that is as full.
+    /// Kills the process, and opens what it left on a disk that is as full.
     fn kill(&mut self) {
         self.kill_and(|_| {});
     }
 
-    /// The same after something has happened to the directory meanwhile.
+    /// Like [`Self::kill`], after `meanwhile` has changed the directory.
     fn kill_and(&mut self, meanwhile: impl FnOnce(&MemFs)) {
         let memory = self.memory.kill_clone();
         meanwhile(&memory);
@@ -253,7 +254,7 @@ fn write_that_frees_space_uses_the_reserve() {
     small.check("larger");
 }
 
-/// Another program takes all that is free at any moment: the reserve carries a flush of all memory.
+/// Another program always takes all free space: the reserve suffices for a flush of all memory.
 #[test]
 fn memory_of_a_small_disk_fits_the_reserve() {
     let mut small = Small::new(16 * MIB, options());
@@ -261,7 +262,7 @@ fn memory_of_a_small_disk_fits_the_reserve() {
     let mut number = 0;
     for round in 0..40 {
         for _ in 0..rng.u32(1..1500) {
-            // A quarter of the disk, again and again.
+            // A quarter of the disk in each round.
             small.put(number % 4000, &WriteOptions::default()).unwrap();
             number += 1;
             if number % 2000 == 0 {
@@ -284,7 +285,7 @@ fn memory_of_a_small_disk_fits_the_reserve() {
     }
 }
 
-/// The same for what a failed sync makes of it: all memory goes to tables, and the log goes on.
+/// Likewise after a failed sync: all memory goes to tables, and the log continues.
 #[test]
 fn synced_delete_on_a_filled_disk_leaves_the_log() {
     let memory = MemFs::new();
@@ -348,7 +349,7 @@ fn open_keeps_the_log_if_its_tables_do_not_fit() {
     for number in 0..5000 {
         small.put(number, &WriteOptions::default()).unwrap();
     }
-    // Another program takes everything.
+    // Another program takes all free space.
     small.disk.occupy(small.disk.free());
     let lose_reserve = |memory: &MemFs| memory.remove(&Path::new(DIR).join("RESERVE")).unwrap();
     small.kill_and(lose_reserve);
@@ -356,7 +357,7 @@ fn open_keeps_the_log_if_its_tables_do_not_fit() {
     small.check("opened without a free block");
     let refused = small.put(1, &WriteOptions::default()).unwrap_err();
     assert!(refused.is_no_space(), "{refused}");
-    // A second kill finds the same.
+    // A second kill leaves the same.
     small.kill();
     small.check("opened again");
     small.disk.set_capacity(64 * MIB);
@@ -458,7 +459,7 @@ fn open_for_sweep(fs: Arc<dyn FileSystem>) -> Result<Db> {
     Db::open_with(DIR, options, components)
 }
 
-/// One run; how many operations of that kind it had.
+/// One run. Returns the number of operations of that kind.
 fn sweep_run(operation: Operation, nth: Option<u64>) -> u64 {
     let memory = MemFs::new();
     let disk = CapacityFs::new(Arc::new(memory.clone()), Path::new(DIR), 3 * MIB).unwrap();
@@ -526,7 +527,7 @@ fn sweep_run(operation: Operation, nth: Option<u64>) -> u64 {
 }
 
 /// Synced writes fill a small disk, and power fails after some of the syncs. Every acknowledged
-/// write must be there afterwards, and the write that was under way may be.
+/// write must be there afterwards, and the write in progress may be.
 #[test]
 fn power_loss_on_a_small_disk_keeps_every_synced_write() {
     let memory = MemFs::new();
@@ -593,7 +594,7 @@ fn contents(db: &Db) -> BTreeMap<Vec<u8>, Vec<u8>> {
     found
 }
 
-/// The tiers have two devices, and both fill.
+/// The tiers have two devices, and both get full.
 #[test]
 fn full_tiers_take_deletes_and_open_again() {
     use archipelago_tier::{DeviceKind, DeviceParts, DeviceSettings, TieredFs};

@@ -1,4 +1,4 @@
-//! Ingestion beside other work, and what it refuses.
+//! Ingestion in parallel with other work, and the files that it refuses.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -58,7 +58,8 @@ fn no_compaction_is_picked_across_an_ingestion() {
         Components { fault_point: Some(beside.fault_point()), ..over(&fs, one_bucket()) };
     let db = Db::open_with("/db", small_db(), components).unwrap();
     for round in 0..6 {
-        // Four files of L0 whose common range, but none of which, has the key in the middle.
+        // Four files of L0. Their common range has the key in the middle, but none of the files has
+        // it.
         for key in ["a", "a", "z", "z"] {
             put_and_flush(&db, &format!("{round:04}{key}"));
         }
@@ -101,7 +102,7 @@ fn ingestion_during_a_compaction_goes_to_l0() {
     assert!(db.verify(|_, _| {}).unwrap().is_clean());
 }
 
-/// The same with threads, as a user would see it.
+/// Likewise with threads, as in a user's program.
 #[test]
 fn ingestions_and_compactions_of_one_range_both_succeed() {
     let fs = MemFs::new();
@@ -126,7 +127,7 @@ fn ingestions_and_compactions_of_one_range_both_succeed() {
     db.close().unwrap();
 }
 
-/// Swaps the sequence numbers of an output once it is told to: no version takes such a file.
+/// Swaps the sequence numbers of an output after a test enables it: no version accepts such a file.
 struct Swapping(AtomicBool);
 
 impl Swapping {
@@ -153,7 +154,7 @@ impl JobExecutor for Swapping {
         LocalExecutor.gc(spec, context)
     }
 
-    /// Yes, so that nobody compares the output with its file.
+    /// Always true, so that no caller compares the output with its file.
     fn runs_here(&self) -> bool {
         true
     }
@@ -191,7 +192,7 @@ fn edit_that_does_not_fit_fails_the_job_alone() {
     assert_eq!(tables as u64, report.files, "outputs that were refused are left");
 }
 
-/// What is refused must change nothing and say why.
+/// Checks that a refused file changes nothing and that the error says why.
 fn refused(db: &Db, fs: &MemFs, family: &str, path: &Path, why: &[&str]) {
     let before = fs.list(Path::new("/db")).unwrap().len();
     let cf = db.family(family).unwrap();

@@ -20,7 +20,7 @@ use crate::support::{in_threads, over, small_db, small_family};
 /// Name of the threads that run compactions for which no caller waits.
 const LOW_PRIORITY: &str = "archi-compact";
 
-/// Keeps everything, and remembers the threads that it was asked on.
+/// Keeps all values, and records the threads that called it.
 #[derive(Default)]
 struct Watch(Mutex<BTreeSet<String>>);
 
@@ -69,7 +69,7 @@ fn compactions_have_low_priority_unless_a_caller_waits() {
     assert!(!threads.contains(LOW_PRIORITY), "its caller waits: {threads:?}");
 }
 
-/// Keeps everything; while it is closed no compaction gets on.
+/// Keeps all values. While it is closed, no compaction continues.
 #[derive(Default)]
 struct Lock {
     closed: AtomicBool,
@@ -90,7 +90,8 @@ impl CompactionFilter for Lock {
     }
 }
 
-/// Opens it at the end, however the test ends: a database is not closed before its compactions are.
+/// Opens the lock at the end, however the test ends, because the database closes only after its
+/// compactions have ended.
 struct OpenAtLast<'a>(&'a Lock);
 
 impl Drop for OpenAtLast<'_> {
@@ -120,7 +121,7 @@ fn writers_do_not_wait_for_compactions_that_take_all_jobs() {
             }
         };
         (0..).take_while(|_| !lock.holds_one.load(Ordering::SeqCst)).for_each(put);
-        // As much as dozens of memtables, while no compaction ends.
+        // The data of dozens of memtables, while no compaction ends.
         (0..10_000).for_each(put);
         assert!(lock.closed.load(Ordering::SeqCst));
         drop(at_last);

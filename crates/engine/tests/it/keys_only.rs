@@ -1,4 +1,4 @@
-//! Reads that want keys and no values: they show what full reads show, and read no large value.
+//! Reads that want keys and no values: they return the rows of full reads, and read no large value.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use archipelago_env::mem::MemFs;
 
 use crate::support::{over, small_db, small_family};
 
-/// When values with an expiry expire, in Unix milliseconds.
+/// Time at which values with an expiry expire, in Unix milliseconds.
 const EXPIRY_MS: u64 = 10_000;
 
 fn open() -> (Db, ColumnFamily, Arc<ManualClock>) {
@@ -65,7 +65,7 @@ fn keys_only_reads_show_what_full_reads_show() {
             6 => batch.put_expiring_cf(cf, key, &7u64.to_le_bytes(), EXPIRY_MS),
             7 => batch.delete_range_cf(cf, key, &[&key[..], b"~"].concat()),
             8 | 9 => batch.delete_cf(cf, key),
-            // Operands stand on small values alone: the operator refuses others.
+            // Operands are written only above small values, because the operator refuses others.
             _ => {
                 batch.delete_cf(cf, key);
                 batch.merge_cf(cf, key, &1u64.to_le_bytes());
@@ -113,7 +113,7 @@ fn keys_only_reads_read_no_block_of_a_large_value() {
     }
     db.flush(&family).unwrap();
     db.compact_range(&family, &KeyRange::all()).unwrap();
-    // Deletes of large values that are in tables: what is below them is not read either.
+    // Deletes of large values that are in tables: the values below them are not read either.
     for n in (0..20).filter(|n| n % 4 == 1) {
         db.delete(&key(n)).unwrap();
     }

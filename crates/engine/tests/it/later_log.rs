@@ -15,7 +15,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::support::{in_threads, open as open_plain, over, small_db, small_family};
 
-/// What the network does with records.
+/// How the network treats records.
 #[derive(Default)]
 struct Weather {
     /// Whether acknowledgements are held back.
@@ -25,7 +25,7 @@ struct Weather {
     acknowledges: Option<u64>,
     /// Whether the next submission fails although the log has the record.
     loses_answer: bool,
-    /// Whether no segment can be begun.
+    /// Whether no segment can be started.
     refuses_segments: bool,
     /// Records that were submitted and not acknowledged.
     waiting: u64,
@@ -101,7 +101,7 @@ struct Group {
     records: u64,
 }
 
-/// Records of a segment on their way.
+/// Records of a segment in transit.
 #[derive(Debug)]
 struct Queue {
     inner: Box<dyn LogFile>,
@@ -124,8 +124,8 @@ impl std::fmt::Debug for LaterSegment {
 }
 
 impl LaterSegment {
-    /// Acknowledges what the weather lets through. Lost records reach the file as well, as they may
-    /// lie on one node of a network.
+    /// Acknowledges the records that the weather lets through. Lost records reach the file as well,
+    /// because one node of a network may hold them.
     fn advance(&self, weather: &mut Weather) {
         let mut queue = self.queue.lock();
         for group in std::mem::take(&mut queue.groups) {

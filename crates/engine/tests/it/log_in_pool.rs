@@ -1,5 +1,5 @@
-//! The log of a database on a storage pool: writers wait for their own records only, whatever else
-//! the pool does, and a buffered log keeps what it promises.
+//! The log of a database on a storage pool. Writers wait only for their own records, whatever else
+//! the pool does, and a buffered log keeps its guarantees.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -48,7 +48,7 @@ fn open(pool: &MemoryPool, options: DbOptions) -> Db {
     open_over(files_of(pool), options, in_threads(Components::default()))
 }
 
-/// A database whose background work nobody runs, so that nothing sends a buffer by itself.
+/// A database whose background work does not run, so that no buffer is sent by itself.
 fn open_stepped(pool: &MemoryPool, options: DbOptions) -> Db {
     open_over(files_of(pool), options, stepped())
 }
@@ -102,7 +102,7 @@ impl Gate {
     }
 }
 
-/// Writes the keys of each range on a thread of its own. Fails if that takes longer than the guard.
+/// Writes the keys of each range on a separate thread. Fails if that takes longer than the guard.
 fn write_in_threads(db: &Db, threads: u64, count: u64, value: &[u8]) {
     let (told, done) = mpsc::channel();
     for thread in 0..threads {
@@ -136,7 +136,7 @@ fn writers_go_on_while_the_pool_creates_and_ends_no_log() {
     let db = open_over(fs.clone(), small_db(), in_threads(Components::default()));
     let gate = Gate::over(&pool);
     gate.hold(&[PoolCall::LogCreate, PoolCall::LogFinish]);
-    // Each thread alone writes several segments.
+    // Each single thread writes several segments.
     write_in_threads(&db, 4, 200, &[7; 1000]);
     gate.wait_for_one();
     assert_eq!(log_segments(&*fs), 1, "no segment could be created");
@@ -236,8 +236,8 @@ fn records_that_are_lost_around_a_rotation_are_never_applied() {
             writers.into_iter().map(|writer| writer.join().unwrap()).collect()
         });
         pool.clear_faults();
-        // The database knows what became of every write once it takes another one. A kill before
-        // that may give a refused record back, and a read-only database may never know.
+        // The database knows the outcome of every write after it accepts another one. A kill before
+        // that may restore a refused record, and a read-only database may never know.
         let is_known = db.put(b"probe", b"1").is_ok();
         let recovered = open_stepped(&pool.kill_clone(seed), small_db());
         for (thread, outcomes) in outcomes.iter().enumerate() {
@@ -255,7 +255,7 @@ fn records_that_are_lost_around_a_rotation_are_never_applied() {
     }
 }
 
-/// A file system that does not answer how much room is left while the gate is held.
+/// A file system that does not report its free space while the gate is held.
 #[derive(Debug)]
 struct SlowRoom {
     inner: Arc<StoreFs>,
@@ -299,7 +299,7 @@ fn writers_go_on_while_the_free_room_is_measured() {
     let options = DbOptions { wal_segment_bytes: 64 << 20, ..small_db() };
     let db = open_over(Arc::new(fs), options, in_threads(Components::default()));
     *is_held.0.lock() = true;
-    // A writer looks at the room after each eight mebibytes.
+    // A writer checks the free space after every eight mebibytes.
     write_in_threads(&db, 2, 200, &vec![9; 64 << 10]);
     *is_held.0.lock() = false;
     is_held.1.notify_all();

@@ -1,5 +1,5 @@
-//! A manifest or a log that lost its end after the fact: noticed from other files, with nothing
-//! changed. A crash never looks like that.
+//! A manifest or a log that lost its end later. An open notices this from other files, and changes
+//! nothing. A crash never leaves this state.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -116,7 +116,7 @@ fn a_manifest_cut_that_loses_an_edit_is_refused_unchanged() {
         let ends = record_ends(manifest);
         assert_eq!(ends.last(), Some(&manifest.len()));
         assert!(ends.len() > 12, "{} records", ends.len());
-        // The last record is the unsynced mark behind the last edit.
+        // The last record is the unsynced mark after the last edit.
         let durable = ends[ends.len() - 2];
         let inside = (0..durable).step_by(if close { 61 } else { 97 });
         for cut in ends.iter().copied().filter(|&end| end < durable).chain(inside) {
@@ -132,7 +132,7 @@ fn a_manifest_cut_that_loses_an_edit_is_refused_unchanged() {
 #[test]
 fn a_log_segment_is_evidence_where_the_mark_file_is_lost() {
     let disk = left(false);
-    // The segment of this open names the manifest that recovery began.
+    // The segment of this open names the manifest that recovery created.
     drop(open(&disk));
     let whole = files(&disk);
     let (name, mark) = (the_file(&whole, "MANIFEST-"), the_file(&whole, "MARK-"));
@@ -214,7 +214,7 @@ fn a_family_that_the_manifest_lost_is_noticed_by_its_writes() {
     let (name, mark) = (the_file(&whole, "MANIFEST-"), the_file(&whole, "MARK-"));
     let manifest = &whole[&name];
     let ends = record_ends(manifest);
-    // The last edit created the family; neither file says so any more.
+    // The last edit created the family; neither file has a trace of it any more.
     write(&disk, &name, &manifest[..ends[ends.len() - 3]]);
     disk.remove(&path(&mark)).unwrap();
     refused(&disk, "a lost family", &[".log", "column family 1"]);
@@ -250,7 +250,7 @@ fn every_power_loss_and_kill_opens_without_an_alarm() {
         let opened = Db::open_with("/db", small_db(), over(disk, small_family()));
         let db = opened.unwrap_or_else(|error| panic!("crash {index}: {error}"));
         assert!(db.verify(|_, _| {}).unwrap().is_clean(), "crash {index}");
-        // And a crash right behind the recovery.
+        // Also a crash directly after the recovery.
         let again = disk.crash_clone(index as u64);
         let opened = Db::open_with("/db", small_db(), over(&again, small_family()));
         opened.unwrap_or_else(|error| panic!("crash {index}, again: {error}"));

@@ -58,7 +58,7 @@ impl Bench {
         Self { fs, budget, seals, db }
     }
 
-    /// Families of `records` records of a kilobyte each, which nobody writes to any more.
+    /// Families of `records` records of a kilobyte each, without any later writes.
     fn idle_families(&self, count: usize, records: usize) -> Vec<ColumnFamily> {
         let family = |at: usize| {
             let options = CfOptions { buckets: 1, ..CfOptions::default() };
@@ -157,7 +157,7 @@ fn idle_small_families_are_flushed_when_memory_is_short() {
     let sealed = bench.seals.0.lock().clone();
     let distinct: std::collections::BTreeSet<u32> = sealed.iter().copied().collect();
     assert_eq!(sealed.len(), distinct.len());
-    // Writers have room again.
+    // Writers have space again.
     for key in 0..2000 {
         bench.put(bench.db.default_family(), key);
     }
@@ -204,7 +204,7 @@ fn log_bound_seals_every_family_that_pins_an_excess_segment() {
         }
     }
     bench.db.step_background().unwrap();
-    // The default family, and all but those whose segments may stay.
+    // The default family, and all families except those whose segments may stay.
     let sealed = bench.seals.0.lock().len();
     assert!((18..=21).contains(&sealed), "{sealed} of 21 families were sealed in one step");
     bench.db.wait_for_background().unwrap();

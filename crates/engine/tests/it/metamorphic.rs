@@ -17,7 +17,7 @@ use crate::support::{small_db, small_family};
 const SEEDS: std::ops::Range<u64> = 1000..1005;
 const STEPS: usize = 280;
 
-/// Compactions out of L0 that are worth cutting into parts.
+/// Compactions out of L0 that are large enough to be cut into parts.
 fn one_bucket_of_small_files() -> CfOptions {
     CfOptions {
         buckets: 1,
@@ -41,7 +41,7 @@ fn over_nodes(setting: Setting, mood: Mood) -> Setting {
     Setting { away: Some(mood), ..setting }
 }
 
-/// Past the page cache, the log too.
+/// The log bypasses the page cache too.
 fn direct_db() -> DbOptions {
     DbOptions {
         direct_reads: true,
@@ -74,7 +74,7 @@ fn threads(setting: Setting) -> Setting {
     Setting { background: BackgroundMode::Threads, ..setting }
 }
 
-/// The settings under which memtable shards leave, each with a name.
+/// The settings under which memtable shards are offloaded, each with a name.
 fn settings_with_nodes() -> Vec<(&'static str, Setting)> {
     vec![
         ("tiny, memory nodes", over_nodes(memory(small_db(), tiny()), Mood::default())),
@@ -184,7 +184,7 @@ fn settings_change_no_answer() {
         let mut first: Option<(&str, Vec<u64>)> = None;
         let (mut by_hand, mut by_load) = (0, 0);
         for (at, (name, mut setting)) in settings(dir.path()).into_iter().enumerate() {
-            // The first setting has none of it, and the others take turns.
+            // The first setting has no separation, and the others use the combinations in turn.
             if at > 0 {
                 setting.separation = Separation::nth(seed * 5 + at as u64);
             }

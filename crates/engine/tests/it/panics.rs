@@ -1,5 +1,5 @@
-//! Extensions that panic: the job or the read fails with an error that names them, nothing stays
-//! claimed, nobody waits for ever, and work goes on when they panic no more.
+//! Extensions that panic. The job or the read fails with an error that names them. No claim
+//! remains, no thread waits for ever, and work continues when they do not panic any more.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,7 +21,7 @@ use archipelago_env::mem::MemFs;
 
 use crate::support::{over, small_db, small_family};
 
-/// Every extension in one; each panics while `on` is set.
+/// All extensions in one; each panics while `on` is set.
 #[derive(Clone, Default)]
 pub(crate) struct Panicking {
     on: Arc<AtomicBool>,
@@ -251,7 +251,7 @@ fn compaction_is_planned_again_after_its_extension_panicked() {
             .map(|w| (mode.clone(), w))
     }) {
         let (fs, fragile) = (MemFs::new(), Panicking::default());
-        // The compaction by hand is the first one: the background has too few files for one.
+        // The requested compaction is the first one: the background has too few files for one.
         let db = open_with_trigger(&fs, mode, which, &fragile, 8);
         let cf = db.default_family();
         fill(&db);
@@ -288,7 +288,7 @@ fn failure_of_work_that_is_gone_is_forgotten() {
     named(&db.wait_for_background().unwrap_err(), PanickingExtension::Executor);
     assert!(health(&db).starts_with("failing"));
     fragile.set(false);
-    // By hand, so that no background job is left that could succeed.
+    // Requested calls only, so that no background job is left that could succeed.
     db.compact_range(db.default_family(), &KeyRange::all()).unwrap();
     db.wait_for_background().unwrap();
     assert_eq!(health(&db), "healthy");
@@ -359,7 +359,7 @@ fn read_with_a_panicking_merge_operator_fails_alone() {
     }
 }
 
-/// Counts what it is told.
+/// Counts the events that it gets.
 #[derive(Default)]
 struct Told(AtomicU64);
 

@@ -1,4 +1,4 @@
-//! Many overlapping range deletes: what they cost is counted, what they delete is compared with a
+//! Many overlapping range deletes: the tests count their cost, and compare their effect with a
 //! naive model.
 
 use std::path::Path;
@@ -53,7 +53,7 @@ impl Store {
         Self { fs, budget, seals, db }
     }
 
-    /// With room for everything in one memtable.
+    /// Has space for all records in one memtable.
     fn roomy() -> Self {
         Self::open(MemFs::new(), roomy(), u64::MAX)
     }

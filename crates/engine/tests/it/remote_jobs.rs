@@ -1,6 +1,6 @@
-//! Flushes and compactions of an open database in other processes: each is given an encoded spec,
-//! the images of its shards and the directory, and nothing else. The process is this test binary,
-//! started again with [`JOB_DIR`] set.
+//! Flushes and compactions of an open database in other processes. Each process gets an encoded
+//! spec, the images of its shards and the directory, and nothing else. The process is this test
+//! binary, started again with [`JOB_DIR`] set.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -32,7 +32,7 @@ use parking_lot::Mutex;
 use crate::separation::{Separation, audit, audit_at_rest};
 use crate::support::{small_db, small_family, stepped};
 
-/// Directory of the job that a child process shall run.
+/// Directory of the job that a child process must run.
 const JOB_DIR: &str = "ARCHIPELAGO_TEST_REMOTE_JOB_DIR";
 const IO: IoContext = IoContext::new(FileClass::Other, IoPurpose::Maintenance);
 
@@ -49,7 +49,7 @@ impl ShardSource for Images {
     }
 }
 
-/// What the child process does; nothing when the tests run.
+/// The program of the child process, and no test. It does nothing without the variable.
 #[test]
 fn child_process() {
     let Some(dir) = std::env::var_os(JOB_DIR).map(PathBuf::from) else { return };
@@ -86,17 +86,17 @@ fn child_process() {
     LocalFs::new().write_atomic(&dir.join("output"), &bytes, IO).unwrap();
 }
 
-/// Sends every job to a process of its own.
+/// Sends every job to a separate process.
 struct Processes {
     scratch: PathBuf,
     jobs: AtomicU64,
-    /// Jobs from this number on have nobody to run them, while it is set.
+    /// While it is set, jobs from this number on get no process.
     nobody: Mutex<bool>,
     /// Outputs are tampered with while it is set.
     forge: Mutex<bool>,
     /// Whether invalid files tell garbage collections what is valid.
     by_invalid_files: bool,
-    /// Garbage collections to which they told it.
+    /// Number of garbage collections that determined the valid records by invalid files.
     gc_by_invalid_files: AtomicU64,
 }
 
@@ -195,7 +195,7 @@ fn key(n: u32) -> Vec<u8> {
     format!("key{n:05}").into_bytes()
 }
 
-/// What the database must hold after all writes of the test.
+/// Expected content of the database after all writes of the test.
 fn check(db: &Db) {
     for n in 0..1500u32 {
         let expected = match n {
@@ -274,7 +274,7 @@ fn large(n: u32, round: u32) -> Vec<u8> {
     format!("{round}:{n};").repeat(40 + n as usize % 100).into_bytes()
 }
 
-/// The error of the next background step that has one.
+/// The error of the next background step that fails.
 fn failing_step(db: &Db) -> Error {
     loop {
         match db.step_background() {

@@ -1,4 +1,4 @@
-//! Damaged databases and what `repair` and `verify_files` make of them.
+//! Damaged databases, and the results of `repair` and `verify_files` for them.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ fn shared(fs: &MemFs) -> Arc<dyn FileSystem> {
     Arc::new(fs.clone())
 }
 
-/// Repairs and checks that the original is as it was.
+/// Repairs, and checks that the original is unchanged.
 fn repaired_with(fs: &MemFs, options: RepairOptions) -> RepairReport {
     let before = files(fs, SOURCE);
     let report =
@@ -46,7 +46,7 @@ fn repaired(fs: &MemFs) -> RepairReport {
 
 type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// Everything in the default family of the repaired database, which must verify clean.
+/// All rows of the default family of the repaired database, which must have no damage.
 fn rows(fs: &MemFs, family: CfOptions) -> Rows {
     let report = verify_files(&shared(fs), Path::new(TARGET), |_| {}).unwrap();
     assert!(report.is_clean(), "{:?}", report.errors);
@@ -81,7 +81,7 @@ fn put(db: &Db, key: &[u8], value: &[u8]) {
     db.put_with(db.default_family(), key, value, &WriteOptions::default()).unwrap();
 }
 
-/// A closed database with tables at the last level, in L0 and a log, and what it holds.
+/// A closed database with tables at the last level, in L0 and a log, and its content.
 fn plain_database() -> (MemFs, Rows) {
     let fs = MemFs::new();
     let db = Db::open_with(SOURCE, small_db(), over(&fs, plain_family())).unwrap();
@@ -352,7 +352,7 @@ fn log_damaged_in_the_middle_keeps_both_sides_or_the_first() {
     let missing: Vec<usize> =
         (0..1500).filter(|&n| got.get(&written[n].0) != Some(&written[n].1)).collect();
     assert!((1..4).contains(&missing.len()), "{missing:?}");
-    // What comes after is dropped on request: a state of the past.
+    // The records after the damage are dropped on request: an earlier state.
     let fs = disk(&files(&fs, SOURCE));
     let options = RepairOptions { log_after_damage: LogAfterDamage::Drop, ..options() };
     repaired_with(&fs, options);
@@ -440,7 +440,7 @@ fn verify_names_every_damaged_file_in_one_run() {
         }
     };
     check(&[&tables[0], &tables[1], &tables[2], &log]);
-    // The same where the database cannot be opened at all. A missing table may have been replaced.
+    // Likewise where the database cannot be opened at all. A missing table may have been replaced.
     overwrite(&fs, &manifest, |bytes| bytes[30] ^= 1);
     fs.remove(&path("IDENTITY")).unwrap();
     check(&[&tables[1], &tables[2], &log, "IDENTITY"]);
@@ -479,7 +479,7 @@ fn model_database() -> (Files, model::Contents, Past) {
     (files(&fs, SOURCE), model.contents, past)
 }
 
-/// Cuts, flips or removes up to three files.
+/// Truncates, changes or removes up to three files.
 fn damage(all: &mut Files, rng: &mut Rng) -> Vec<String> {
     let mut told = Vec::new();
     for _ in 0..rng.usize(1..4) {

@@ -1,4 +1,4 @@
-//! Repairs that fail or are ended half-way, and repairs of arbitrary bytes.
+//! Repairs that fail or are cancelled in the middle, and repairs of arbitrary bytes.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,8 +1,9 @@
 //! Every setting at every value where its meaning changes: it either works or is refused by name.
 //!
-//! The table of settings is made from the settings themselves, so that a new one is covered here
-//! or must be excepted by name. The boundaries of a number are searched for: the smallest and the
-//! largest value that validation accepts, their neighbours, 0, 1 and the default.
+//! The table of settings is derived from the settings themselves, so that a new one is covered here
+//! or must be excepted by name. The tests search for the boundaries of a number: the smallest and
+//! the largest value that validation accepts. They also try the neighbours of both, 0, 1 and the
+//! default.
 
 use std::fmt::Debug;
 
@@ -17,10 +18,10 @@ use serde_json::{Value, json};
 
 use crate::support::over;
 
-/// Settings that say whether an open succeeds at all; `api` and `basics` test them.
+/// Settings that decide whether an open succeeds at all; `api` and `basics` test them.
 const EXCEPTED: &[&str] = &["create_if_missing", "error_if_exists", "read_only"];
 
-/// What settings that are words may be.
+/// Possible values of settings that are words.
 const WORDS: &[(&str, &[&str])] = &[
     ("recovery_mode", &["tolerate-torn-tail", "strict"]),
     ("group_access", &["none", "read", "write"]),
@@ -192,7 +193,7 @@ fn try_every_setting<T: Table>() {
     }
 }
 
-/// Every number at its smallest accepted value at the same time, or at its largest.
+/// All numbers at their smallest accepted value at the same time, or at their largest.
 fn all_at_once<T: Table>(largest: bool) -> T {
     let default = serde_json::to_value(T::default()).unwrap();
     let mut options = T::default();

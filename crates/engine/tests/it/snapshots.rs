@@ -1,5 +1,5 @@
-//! Snapshots that come and go while compaction filters run: reads at one snapshot repeat, filters
-//! go on, and a snapshot of another database is refused.
+//! Snapshots that are taken and dropped while compaction filters run. Reads at one snapshot repeat,
+//! filters continue, and a snapshot of another database is refused.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 
 use crate::support::{in_threads, open, over, small_db, small_family};
 
-/// Removes every value unless it is off, and calls back when it looks at one.
+/// Removes every value unless it is off, and calls back for each value.
 #[derive(Default)]
 struct RemoveAll {
     off: AtomicBool,
@@ -56,7 +56,7 @@ fn key(n: u32) -> Vec<u8> {
     format!("key{n:04}").into_bytes()
 }
 
-/// Everything that a family shows at a snapshot, by every kind of read.
+/// All rows of a family at a snapshot, by every kind of read.
 fn all_reads(db: &Db, cf: &ColumnFamily, snapshot: &Snapshot) -> Vec<Option<Vec<u8>>> {
     let options = ReadOptions::new().snapshot(snapshot);
     let keys: Vec<Vec<u8>> = (0..60).map(key).collect();
@@ -94,10 +94,10 @@ fn fill(db: &Db, from: u32, to: u32) {
     (from..to).for_each(|n| db.put(&key(n), &[n as u8; 40]).unwrap());
 }
 
-/// Snapshots and what each showed when it was taken.
+/// Snapshots, and the rows of each at the time at which it was taken.
 type Taken = Arc<Mutex<Vec<(Snapshot, Vec<Option<Vec<u8>>>)>>>;
 
-/// Takes a snapshot at each call of `name` and notes what it shows then.
+/// Takes a snapshot at each call of `name` and notes its rows.
 fn snapshot_at(name: &'static str, cell: &Arc<OnceLock<Db>>, taken: &Taken) -> FaultPoint {
     let (cell, taken) = (Arc::clone(cell), Arc::clone(taken));
     Arc::new(move |point| {
@@ -214,7 +214,7 @@ fn live_snapshots_do_not_stop_a_filter() {
     let mut held = Vec::new();
     for round in 0..5 {
         fill(&db, 0, 60);
-        // There is a snapshot at any time, and none lives for long.
+        // A snapshot exists at any time, and none exists for long.
         held.push(db.snapshot());
         let seen = all_reads(&db, cf, held.last().unwrap());
         assert_eq!(seen.iter().flatten().count(), 60, "round {round}");

@@ -31,7 +31,7 @@ fn all() -> KeyRange {
     KeyRange::all()
 }
 
-/// A database whose clock the test moves.
+/// A database whose clock the test advances.
 struct Store {
     fs: MemFs,
     clock: Arc<ManualClock>,
@@ -97,7 +97,7 @@ impl Store {
         self.db.statistics().get(ticker)
     }
 
-    /// Writes, stepping background work while a write has to wait for it.
+    /// Writes, and steps background work while a write must wait for it.
     fn write(&self, write: impl Fn() -> Result<()>) {
         while let Err(error) = write() {
             assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
@@ -119,7 +119,7 @@ impl Store {
         self.write(|| self.db.put_expiring(self.cf(), &key(n), &[7; 100], expiry, &options));
     }
 
-    /// Everything is in the last level.
+    /// Moves all records to the last level.
     fn settle(&self) {
         self.db.compact_range(self.cf(), &all()).unwrap();
         let levels = self.db.report(self.cf()).unwrap().levels;
@@ -138,7 +138,7 @@ impl Store {
         rows
     }
 
-    /// Background work settles, and then nothing is left to be picked again and again.
+    /// Waits for background work, and checks that nothing is picked again and again.
     fn wait(&self) {
         self.db.wait_for_background().unwrap();
         let compactions = self.ticker(Ticker::Compactions);
@@ -269,7 +269,7 @@ fn partly_expired_tables_are_rewritten() {
         ..small_family()
     };
     let store = Store::with(small_db(), family);
-    // One record in a hundred lives for ever: no table expires altogether.
+    // One record in a hundred never expires, so no table expires completely.
     for n in 0..5000 {
         if n % 100 == 0 { store.put(n, 1) } else { store.put_for(n, 10 + n % 90) }
     }
@@ -434,7 +434,7 @@ fn idle_threads_drop_what_expires() {
     store.db.wait_for_background().unwrap();
     assert!(store.bytes() > 0);
     store.clock.advance(61 * SECOND);
-    // Nobody writes, waits for the background or wakes it: an idle worker looks by itself.
+    // No call writes, waits for the background or wakes it: an idle worker checks by itself.
     for _ in 0..3000 {
         if store.bytes() == 0 {
             return;
@@ -476,7 +476,7 @@ fn compact_range_ends_while_others_write() {
             SystemSpawn.spawn("writer", Box::new(write)).unwrap()
         };
         for _ in 0..3 {
-            // The writer is at work, and goes on.
+            // The writer works, and continues.
             let before = written.load(Ordering::Relaxed);
             while written.load(Ordering::Relaxed) == before {
                 std::thread::yield_now();

@@ -35,7 +35,7 @@ fn new_pool(seed: u64) -> MemoryPool {
     pool
 }
 
-/// The file system of a process that takes the volume over.
+/// The file system of a process that takes over the volume.
 fn take_over(pool: &MemoryPool) -> Arc<StoreFs> {
     StoreFs::new(Volume::open(&pool.stores(), "db", &volume_options()).unwrap())
 }
@@ -64,7 +64,7 @@ fn stepping<T>(db: &Db, mut work: impl FnMut() -> Result<T>) -> T {
     }
 }
 
-/// Everything that the database has.
+/// All rows of the database.
 fn rows(db: &Db) -> Model {
     let mut rows = Model::new();
     let mut iter = db.iter(db.default_family(), &ReadOptions::default()).unwrap();
@@ -112,7 +112,7 @@ impl Run {
     }
 
     fn write(&mut self, count: usize) {
-        // Replicas fail, so logs go on in new extents.
+        // Replicas fail, so logs continue in new extents.
         for call in [PoolCall::LogWait, PoolCall::LogSync, PoolCall::LogFinish] {
             self.pool.inject(call, self.rng.u64(1..100), Fault::EndExtent);
         }
@@ -153,7 +153,7 @@ impl Run {
         self.fs.remove_dir_all(Path::new("/copy")).unwrap();
     }
 
-    /// Ends the process, and opens the database on what the pool has then.
+    /// Ends the process, and opens the database on the state of the pool at that time.
     fn reopen(&mut self) {
         let seed = self.rng.u64(..);
         let old = self.db.take();

@@ -1,5 +1,5 @@
-//! Compactions that are cut into parts: what is told of them, what one part's failure leaves, and
-//! that scheduling takes them for one job.
+//! Compactions that are cut into parts: their events, the state after the failure of one part, and
+//! that scheduling counts them as one job.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use parking_lot::Mutex;
 use crate::support::{over, small_db, small_family};
 
 const KEYS: u32 = 2000;
-/// How often each key is written, deleted or merged.
+/// Number of times that each key is written, deleted or merged.
 const ROUNDS: u32 = 3;
 
 /// Events of one run.
 #[derive(Default)]
 struct Told {
-    /// Of each compaction out of L0 that wrote: threads, and numbers of its outputs.
+    /// For each compaction out of L0 that wrote: threads, and numbers of its outputs.
     compactions: Mutex<Vec<(usize, Vec<u64>)>>,
     errors: Mutex<Vec<String>>,
 }
@@ -109,8 +109,8 @@ fn tables(disk: &MemFs) -> u64 {
     entries.iter().filter(|entry| entry.name.ends_with(".sst")).count() as u64
 }
 
-/// Everything is readable, and no table is there that nobody needs (threads may be about to remove
-/// some).
+/// Checks that all keys are readable, and that no unneeded table exists (threads may still have to
+/// remove some).
 fn check_clean(db: &Db, disk: &MemFs, background: BackgroundMode) {
     let report = db.verify(|_, _| {}).unwrap();
     assert!(report.is_clean(), "{report:?}");
@@ -134,7 +134,7 @@ fn parts_are_installed_together_and_change_no_answer() {
             let seen = contents(&db);
             let automatic = std::mem::take(&mut *told.compactions.lock());
             assert!(automatic.iter().all(|(threads, _)| *threads <= most), "{automatic:?}");
-            // How much gathers in L0 before threads get at it is up to them.
+            // The number of files in L0 before threads compact them varies.
             let least = if background == BackgroundMode::Manual { most } else { most.min(2) };
             let cut = |(threads, outputs): &(usize, Vec<u64>)| {
                 *threads >= least && outputs.len() >= *threads
@@ -161,7 +161,7 @@ fn a_part_that_fails_ends_the_others_and_the_job_is_tried_again() {
     for background in [BackgroundMode::Manual, BackgroundMode::Threads] {
         for failing in 1..=3 {
             let (disk, told) = (MemFs::new(), Arc::new(Told::default()));
-            // The `failing`th part fails; the job's others are then ended or removed.
+            // The `failing`th part fails; the other parts of the job are then ended or removed.
             let parts = Arc::new(Mutex::new(0));
             let seen = Arc::clone(&parts);
             let fault: FaultPoint = Arc::new(move |name| {
@@ -174,7 +174,7 @@ fn a_part_that_fails_ends_the_others_and_the_job_is_tried_again() {
                     false => Ok(()),
                 }
             });
-            // Nothing runs by itself until everything is in L0.
+            // No job runs by itself until all data is in L0.
             let quiet = options(BackgroundMode::Manual, 1);
             let db = open(&disk, quiet, &told, None);
             fill(&db);
@@ -185,7 +185,7 @@ fn a_part_that_fails_ends_the_others_and_the_job_is_tried_again() {
             let before = tables(&disk);
             let compacted = db.compact_range(db.default_family(), &KeyRange::all());
             let error = compacted.err().map(|error| error.to_string());
-            // A worker may have met it, and may be about to tell.
+            // A worker may have got the error, and may report it soon.
             for _ in 0..10_000 {
                 if error.is_some() || !told.errors.lock().is_empty() {
                     break;

@@ -1,4 +1,4 @@
-//! What the tests share: a database over memory, stepped by hand or in threads.
+//! Shared parts of the tests: a database over memory, stepped by the test or in threads.
 
 use std::sync::Arc;
 
@@ -51,16 +51,17 @@ pub(crate) fn open(fs: &MemFs) -> Db {
     Db::open_with("/db", small_db(), over(fs, small_family())).unwrap()
 }
 
-/// What lies between the database and a disk in memory.
+/// Kind of storage between the database and a disk in memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Beneath {
     Disk,
-    /// Tiers of two directories, the first with room for a part, stepped by hand.
+    /// Tiers of two directories, stepped by the test. The first directory has space for only a
+    /// part.
     Tiers,
 }
 
 impl Beneath {
-    /// The file system for the database; the tiers, if there are some.
+    /// The file system for the database, and the tiers if any.
     pub(crate) fn open(self, disk: &MemFs) -> (Arc<dyn FileSystem>, Option<Arc<TieredFs>>) {
         if matches!(self, Self::Disk) {
             return (Arc::new(disk.clone()), None);

@@ -26,7 +26,7 @@ fn value(n: u32) -> Vec<u8> {
     format!("{n} ").repeat(30).into_bytes()
 }
 
-/// Components of the tiers: L0 belongs to the first device, all else to the second.
+/// Components of the tiers: L0 belongs to the first device, all other levels to the second.
 fn tier_components(outside: &Arc<dyn FileSystem>) -> archipelago_tier::Components {
     archipelago_tier::Components {
         spawn: None,
@@ -94,13 +94,12 @@ fn all_of(db: &Db) -> Vec<(Vec<u8>, Vec<u8>)> {
     all
 }
 
-/// Makes a checkpoint in `copy` on `outside`, and shows that neither database has to do with the
-/// other.
+/// Makes a checkpoint in `copy` on `outside`, and checks that neither database affects the other.
 fn check(tiers: &Arc<TieredFs>, outside: &Arc<dyn FileSystem>, copy: &Path) {
     let db = filled(tiers);
     let expected: Vec<_> = (0..KEYS).map(|n| (key(n), value(n))).collect();
     db.checkpoint(copy).unwrap();
-    // The tables that it was made of go.
+    // The tables of the checkpoint are removed here.
     let family = db.default_family().clone();
     for n in 0..KEYS {
         db.delete(&key(n)).unwrap();

@@ -1,5 +1,5 @@
-//! What people read stays in the block cache when jobs write it anew, and what nobody reads does
-//! not go there.
+//! Data that is read often stays in the block cache when jobs rewrite it. Data that is not read
+//! does not enter the cache.
 
 use std::sync::Arc;
 
@@ -25,8 +25,8 @@ fn key(n: u32) -> Vec<u8> {
     format!("key{n:05}").into_bytes()
 }
 
-/// All keys in one file of the last level, nothing of it read. `read`: as many keys are read while
-/// they are in memory.
+/// All keys in one file of the last level, none of which was read there. `read`: number of keys
+/// that are read while they are in memory.
 fn settled(read: u32) -> Db {
     settled_in(None, read)
 }
@@ -47,7 +47,7 @@ fn settled_in(budget: Option<Arc<ByteBudget>>, read: u32) -> Db {
     let db = Db::open_with("/db", small_db(), components).unwrap();
     (0..KEYS).for_each(|n| db.put(&key(n), &[1; 100]).unwrap());
     for n in 0..read {
-        // Either way of reading counts.
+        // Both kinds of read count.
         match n % 2 {
             0 => assert!(db.get(&key(n)).unwrap().is_some()),
             _ => {
@@ -61,14 +61,15 @@ fn settled_in(budget: Option<Arc<ByteBudget>>, read: u32) -> Db {
     db
 }
 
-/// How many of these keys are read without I/O. The file is opened for that, with its last block.
+/// Number of these keys that are read without I/O. The file is opened for that, with its last
+/// block.
 fn warm(db: &Db, keys: impl Iterator<Item = u32>) -> usize {
     db.get(&key(KEYS - 1)).unwrap();
     let cached = ReadOptions { cache_only: true, ..ReadOptions::default() };
     keys.filter(|n| db.get_with(db.default_family(), &key(*n), &cached).is_ok()).count()
 }
 
-/// Writes every tenth key again, and all that lies with them.
+/// Writes every tenth key again, and compacts all keys.
 fn rewrite(db: &Db) {
     (0..KEYS).step_by(10).for_each(|n| db.put(&key(n), &[2; 100]).unwrap());
     db.compact_range(db.default_family(), &KeyRange::all()).unwrap();

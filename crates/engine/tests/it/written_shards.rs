@@ -1,5 +1,6 @@
-//! Shards of a flush that leave memory one after another: what readers find between two of them,
-//! what a crash leaves, and what becomes of them when the flush fails.
+//! Shards of a flush that are released from memory one after another. The tests check the content
+//! that readers find between two of them, the state after a crash, and the state after a failed
+//! flush.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,14 +23,14 @@ fn key(n: u64) -> Vec<u8> {
     format!("{n:06}").into_bytes()
 }
 
-/// State of the database as of a snapshot, and an iterator that was made before the flush.
+/// State of the database at a snapshot, and an iterator that was made before the flush.
 struct Past {
     snapshot: Snapshot,
     contents: Contents,
     iter: Mutex<Iter>,
 }
 
-/// What the fault points look at and do.
+/// State and actions of the fault points.
 #[derive(Default)]
 struct Watch {
     db: Mutex<Option<Db>>,
@@ -70,7 +71,7 @@ fn scanned(db: &Db, options: &ReadOptions) -> Contents {
     contents
 }
 
-/// Every way to read agrees with `contents`.
+/// Checks that every kind of read agrees with `contents`.
 fn check(db: &Db, contents: &Contents, options: &ReadOptions) {
     assert_eq!(scanned(db, options), *contents);
     let cf = db.default_family();
@@ -162,7 +163,7 @@ impl World {
             let n = self.rng.u64(..KEYS);
             match self.rng.u64(..20) {
                 0 => {
-                    // Over a boundary of buckets, as a rule.
+                    // Usually over a boundary of buckets.
                     let end = n + self.rng.u64(..KEYS / 3);
                     self.db.delete_range(cf, &key(n), &key(end), &options).unwrap();
                     now.retain(|at, _| *at < key(n) || *at >= key(end));
@@ -180,7 +181,7 @@ impl World {
         }
     }
 
-    /// Remembers the present state for readers that began before what follows.
+    /// Keeps the present state for readers that began before the later writes.
     fn remember(&self) {
         let iter = self.db.iter(self.db.default_family(), &ReadOptions::default()).unwrap();
         *self.watch.past.lock() = Some(Past {
@@ -204,7 +205,7 @@ impl World {
         self.check();
     }
 
-    /// Closes the database and gives the disk back, and the contents.
+    /// Closes the database, and returns the disk and the contents.
     fn close(self) -> (MemFs, Contents) {
         *self.watch.db.lock() = None;
         *self.watch.past.lock() = None;
@@ -276,7 +277,7 @@ fn next_attempt_installs_what_a_failed_flush_has_written() {
     for shards in 0..3 {
         let mut world = World::new(20 + shards);
         world.fail_after(shards);
-        // A younger memtable comes along.
+        // A younger memtable is created.
         world.write(200);
         world.check();
         world.db.flush(world.db.default_family()).unwrap();
@@ -350,7 +351,7 @@ fn concurrent_readers_agree_while_shards_leave_memory() {
             scope.spawn(move || {
                 let mut rng = Rng::with_seed(reader);
                 while !done.load(Ordering::Relaxed) {
-                    // The writer counts each key up, the first key first.
+                    // The writer increments every key, in key order.
                     let n = rng.u64(1..KEYS);
                     let number = |key: &[u8], options: &ReadOptions| -> u64 {
                         let value = db.get_with(db.default_family(), key, options).unwrap();

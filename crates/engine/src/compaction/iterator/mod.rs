@@ -1,43 +1,45 @@
 //! `CompactionIterator`: from merged inputs to the records that a flush or compaction writes.
 //!
-//! Owned by one job, used by one thread. It reads a merged cursor once, front to back, and holds
-//! one user key's state. Numbered rules; "stripe" is explained in [`super::stripes`]:
+//! One job owns the iterator and uses it on one thread. It reads a merged cursor once, front to
+//! back, and holds the state of one user key. [`super::stripes`] explains stripes. The rules:
 //!
 //! 1. A record above `visible` is kept as it is.
 //! 2. Within a stripe, only the newest version of a key survives (operands: rule 6).
-//! 3. A record older than a range tombstone of its own stripe is dropped. The tombstones
-//!    themselves go into the outputs, of each stripe the newest over each key, except those of the
-//!    oldest stripe over ranges with nothing older below ([`CompactionIterator::take_tombstones`]).
+//! 3. A record older than a range tombstone of its own stripe is dropped. The outputs get the
+//!    newest tombstone over each key for each stripe. Tombstones of the oldest stripe over ranges
+//!    with nothing older below are dropped ([`CompactionIterator::take_tombstones`]).
 //! 4. A delete is dropped in the oldest stripe if nothing older lies below its key.
-//! 5. A record whose expiry has passed at the job's `now_ms` is a delete, in every stripe: expiry
-//!    goes by the wall clock, so no snapshot sees it either. This is final: if the clock is set
-//!    back afterwards, what a job met stays deleted, what none met becomes visible again.
-//! 6. Merge operands of a key within a stripe are folded: into a value when the base is known (a
-//!    put, a delete, an expired record, a range tombstone, or the end of the key's history), else
-//!    by the operator's partial merge if it has one. A base that has yet to expire is kept under
-//!    its operands: after its expiry, readers see them on no value, whether or not a job ran in
-//!    between. If the operator fails, its operands and a base with a value are kept as they are,
-//!    a base without one is a delete (rules 4 and 5), and the failure is reported.
+//! 5. A record whose expiry has passed at the job's `now_ms` is a delete, in every stripe. Expiry
+//!    goes by the wall clock, so no snapshot sees the record either. This is final if the clock is
+//!    set back afterwards: a record that a job met stays deleted, and a record that no job met is
+//!    visible again.
+//! 6. Merge operands of a key within a stripe are folded into a value if the base is known. Known
+//!    bases are a put, a delete, an expired record, a range tombstone, and the end of the key's
+//!    history. With an unknown base the operator's partial merge folds them, if it has one. A base
+//!    that has yet to expire is kept under its operands. After its expiry, readers see the operands
+//!    on no value, whether or not a job ran in between. If the operator fails, its operands and a
+//!    base with a value are kept as they are. A base without a value becomes a delete (rules 4 and
+//!    5), and the failure is reported.
 //! 7. The compaction filter sees the first version of a key, if that is a live value at or below
-//!    `visible` (not operands, nor what was just folded: the next job shows the filter that).
-//!    Removal is a delete (rule 4). Expired records never get there. The filter may remove what a
-//!    snapshot sees, because a snapshot reads the super version that it holds
+//!    `visible`. It sees neither operands nor values that were just folded; the next job shows it
+//!    those. Removal is a delete (rule 4). Expired records never reach the filter. The filter may
+//!    remove records that a snapshot sees, because a snapshot reads the super version that it holds
 //!    (`db::read::snapshot`).
-//! 8. Sequence numbers stay. Zeroing them at the bottom would compress better, but
+//! 8. Sequence numbers stay. Zeroing them in the last level would compress better, but
 //!    flushed-through numbers and "the latest sequence number of a key" are read from records.
 //! 9. Every input record is either written or counted under a reason
 //!    (`records_in == records_out + dropped`), so that none is lost silently.
 //! 10. These rules treat a reference ([`Kind::Indirect`]) like the value that it names, with the
-//!     expiry inside of it. `super::references` says what is given out for it, and when its value
-//!     is read.
-//! 11. An input may read a value only when it is asked for ([`InternalIterator::read_value`]). What
-//!     is dropped as hidden or expired is not asked for, and a value that could not be read ends
-//!     the iteration before a filter, a merge operator or an output sees it.
+//!     expiry inside of it. `super::references` says what is written for it, and when its value is
+//!     read.
+//! 11. An input may read a value only on request ([`InternalIterator::read_value`]). The iterator
+//!     does not request the value of a record that is dropped as hidden or expired. A value that
+//!     could not be read ends the iteration before a filter, a merge operator or an output sees it.
 //!
-//! Failure: an error of the input, a record that cannot be, or a panic of the merge operator or the
-//! filter ends the iteration with an error.
-//! Cost: no allocation per record, except what a merge operator or filter returns; one copy of
-//! each user key; values are passed on where they lie.
+//! Failure: the iteration ends with an error after an error of the input, an impossible record, or
+//! a panic of the merge operator or the filter.
+//! Cost: no allocation per record, except what a merge operator or filter returns; one copy of each
+//! user key. Values are passed on without a copy.
 
 use std::cmp::Ordering;
 
@@ -58,15 +60,15 @@ use crate::tombstone::RangeTombstone;
 /// Length of the expiry before the value of a [`Kind::PutExpiring`].
 const EXPIRY_BYTES: usize = 8;
 
-/// What a job may forget; resolved from its spec.
+/// Rules of one job: which records it may drop. They are resolved from its spec.
 pub struct Rules<'a> {
     /// The keys of this job: input records outside are not read.
     pub range: &'a KeyRange,
-    /// Where readers look.
+    /// The sequence numbers at which readers look.
     pub stripes: Stripes,
-    /// What lies older below.
+    /// The key ranges with older records below the outputs.
     pub below: &'a Below,
-    /// Unix milliseconds that expiry goes by.
+    /// Time by which records expire, in Unix milliseconds.
     pub now_ms: u64,
     /// The column family's merge operator.
     pub merge_operator: Option<FamilyMerge>,
@@ -77,9 +79,9 @@ pub struct Rules<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Current {
     End,
-    /// The record on which the input stands.
+    /// The record at the input's position.
     Input,
-    /// The record on which the queue stands.
+    /// The record at the queue's position.
     Queue,
 }
 
@@ -87,36 +89,36 @@ enum Current {
 pub struct CompactionIterator<'a, I> {
     pub(super) input: I,
     pub(super) rules: Rules<'a>,
-    /// `None` if the input can have no references.
+    /// Resolves references; `None` if the input can have none.
     pub(super) references: Option<References<'a>>,
     pub(super) cover: Cover,
     pub(super) below: BelowCursor<'a>,
-    /// What the outputs must carry.
+    /// The tombstones that the outputs must carry.
     tombstones: Vec<RangeTombstone>,
     /// The user key that was entered last.
     pub(super) key: Vec<u8>,
-    /// Trailer of the last record of `key` that was looked at; `None` before the first key.
+    /// Trailer of the last record of `key` that was decoded; `None` before the first key.
     pub(super) last_trailer: Option<u64>,
-    /// Whether the record looked at is the first of its key.
+    /// Whether the decoded record is the first of its key.
     first_of_key: bool,
-    /// Whether a record of `key` was given out before the current one.
+    /// Whether a record of `key` was yielded before the current one.
     continues_key: bool,
     given_of_key: bool,
-    /// Whether the current record is there for a snapshot only.
+    /// Whether the current record is kept for a snapshot only.
     is_shadowed: bool,
     /// Stripe of `key` in which all older versions are hidden.
     pub(super) done: Option<usize>,
-    /// Whether a range tombstone hides them.
+    /// Whether a range tombstone hides the older versions of `done`.
     done_by_range: bool,
     current: Current,
-    /// Records to give out before the input goes on.
+    /// Records to yield before the input goes on.
     pub(super) queue: Queue,
     pub(super) counts: Counts,
 }
 
 impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
-    /// An iteration over `input` and its range tombstones, which lie within the range, by `rules`;
-    /// not placed yet.
+    /// An iteration over `input` and its range tombstones, which must lie within the range, by
+    /// `rules`. It is not valid before [`CompactionIterator::start`].
     pub fn new(input: I, tombstones: Vec<RangeTombstone>, rules: Rules<'a>) -> Self {
         let cover = Cover::new(tombstones, &rules.stripes);
         let written = cover.retained(rules.below);
@@ -141,14 +143,14 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
         }
     }
 
-    /// Reads an input with references, which `references` resolves. Without it a reference among
-    /// the records is damage.
+    /// Sets the resolver for references in the input. Without it, a reference among the records is
+    /// damage.
     #[must_use]
     pub(crate) fn with_references(self, references: References<'a>) -> Self {
         Self { references: Some(references), ..self }
     }
 
-    /// To the first record of the range. Called once.
+    /// Moves to the first record of the range. Called once.
     pub fn start(&mut self) -> Result<()> {
         if self.rules.range.start.is_empty() {
             self.input.seek_to_first();
@@ -165,7 +167,7 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
         self.current != Current::End
     }
 
-    /// The record's encoded internal key. It must be valid.
+    /// The record's encoded internal key. The iterator must be valid.
     #[inline]
     pub fn key(&self) -> &[u8] {
         match self.current {
@@ -174,7 +176,7 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
         }
     }
 
-    /// The record's stored value, or why it cannot be read. It must be valid.
+    /// The record's stored value, or why it cannot be read. The iterator must be valid.
     #[inline]
     pub fn value(&self) -> Result<&[u8]> {
         match self.current {
@@ -183,7 +185,8 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
         }
     }
 
-    /// Whether the record comes from where people read ([`InternalIterator::is_warm`]).
+    /// Whether the record comes from a block or memtable that users read
+    /// ([`InternalIterator::is_warm`]).
     #[inline]
     pub fn is_warm(&self) -> bool {
         self.input.valid() && self.input.is_warm()
@@ -195,8 +198,9 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
         !self.continues_key
     }
 
-    /// Whether a newer record of the same key was given out before, in another stripe: this one is
-    /// kept because a snapshot looks between the two (or because the newer one is not published).
+    /// Whether a newer record of the same key, of another stripe, was yielded before. The current
+    /// record is kept because a snapshot looks between the two, or because the newer one is not
+    /// published.
     #[inline]
     pub fn is_shadowed(&self) -> bool {
         self.is_shadowed
@@ -216,18 +220,19 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
         self.cover.memory_bytes() + written
     }
 
-    /// What was done so far; complete once the iterator is not valid any more.
+    /// Counts of the records so far; complete once the iterator is not valid any more.
     #[must_use]
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
 
-    /// Whether the input has no more records, also none past the range.
+    /// Whether the input has no more records, not even past the range.
     pub fn read_to_end(&self) -> bool {
         !self.input.valid()
     }
 
-    /// To the next record. It must be valid. After an error it is not valid any more.
+    /// Moves to the next record. The iterator must be valid. After an error it is not valid any
+    /// more.
     pub fn advance(&mut self) -> Result<()> {
         match self.current {
             Current::End => return Ok(()),
@@ -244,20 +249,20 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
         self.settle()
     }
 
-    /// Moves the input past the record that it stands on.
+    /// Moves the input past its current record.
     #[inline]
     pub(super) fn consume(&mut self) {
         self.counts.records_in += 1;
         self.input.next();
     }
 
-    /// Moves the input past the record that it stands on, which no output gets.
+    /// Moves the input past its current record, which no output gets.
     #[inline]
     pub(super) fn discard(&mut self) -> Result<()> {
         if let Some(references) = &mut self.references
             && references.is_watched(self.input.key())
         {
-            // The value is asked for only here, because an input may have to read it.
+            // The value is requested only here, because an input may have to read it.
             references.note_dropped(self.input.key(), self.input.read_value()?)?;
         }
         self.consume();
@@ -273,7 +278,7 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
         self.current = from;
     }
 
-    /// Gives out the next record at or after the input's position.
+    /// Yields the next record at or after the input's position.
     fn settle(&mut self) -> Result<()> {
         self.current = Current::End;
         while let Some((seq, kind)) = self.look()? {
@@ -307,7 +312,7 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
         Ok(())
     }
 
-    /// Decodes the record that the input stands on and enters its key; `None` at the end.
+    /// Decodes the record at the input's position and enters its key; `None` at the end.
     #[inline]
     fn look(&mut self) -> Result<Option<(SeqNo, Kind)>> {
         loop {
@@ -337,7 +342,7 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
                 }
                 Ordering::Equal => match self.last_trailer.map(|last| trailer.cmp(&last)) {
                     Some(Ordering::Less) => self.first_of_key = false,
-                    // The same record twice: a value that both name stays referenced.
+                    // The input has the same record twice. A value that both name stays referenced.
                     Some(Ordering::Equal) => {
                         self.counts.dropped.shadowed += 1;
                         self.consume();
@@ -352,7 +357,8 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
         }
     }
 
-    /// The newest record of `stripe`, not covered: what is given out for it, if anything.
+    /// Yields the newest record of `stripe`, which no tombstone covers; `None` if nothing is
+    /// written for it.
     #[inline]
     fn take(&mut self, seq: SeqNo, kind: Kind, stripe: usize) -> Result<Option<Current>> {
         match kind {
@@ -382,7 +388,7 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
         }
     }
 
-    /// The expiry of the record that the input stands on.
+    /// The expiry of the record at the input's position, in Unix milliseconds.
     pub(super) fn expiry(&self, kind: Kind) -> Result<Option<u64>> {
         match kind {
             Kind::PutExpiring => expiry_of(&self.key, self.input.expiry_bytes()).map(Some),
@@ -393,8 +399,8 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
         }
     }
 
-    /// Gives out the record that the input stands on. For a reference that is the record with the
-    /// current number, or with the value, `fetched` if it was read before.
+    /// Yields the record at the input's position. A reference is written with the current file
+    /// number, or as the value. `fetched` is the value if it was read before.
     #[inline]
     fn keep(&mut self, seq: SeqNo, kind: Kind, fetched: Option<PinnedSlice>) -> Result<Current> {
         if kind != Kind::Indirect {
@@ -411,7 +417,8 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
         Ok(Current::Queue)
     }
 
-    /// Makes the record a delete; whether it could be dropped altogether. Consumes it.
+    /// Consumes the record and puts a delete in its place. Returns whether not even the delete is
+    /// needed.
     fn hide(&mut self, seq: SeqNo, stripe: usize) -> Result<bool> {
         self.discard()?;
         if stripe == 0 && !self.below.may_hold(&self.key) {
@@ -478,7 +485,7 @@ impl<'a, I: InternalIterator> CompactionIterator<'a, I> {
     }
 }
 
-/// Decodes a key that must be of a kind of this version.
+/// Decodes a key. `Corrupt` if this version does not know its kind.
 #[inline]
 pub(super) fn decode(encoded: &[u8]) -> Result<KeyRef<'_>> {
     KeyRef::decode(encoded)
@@ -493,13 +500,13 @@ pub(super) fn expiry_of(key: &[u8], stored: &[u8]) -> Result<u64> {
     }
 }
 
-/// The error of a reference in an input that can have none.
+/// The error for a reference in an input that cannot have references.
 #[cold]
 pub(super) fn no_reference(key: &[u8]) -> Error {
     corrupt(key, "a reference among records that have their values")
 }
 
-/// An input record that cannot be. The job adds which one it is.
+/// The error for an impossible input record. The job adds which one it is.
 #[cold]
 pub(super) fn corrupt(key: &[u8], what: impl std::fmt::Display) -> Error {
     Error::new(

@@ -1,5 +1,5 @@
-//! The essential property: reading any key at any place where a reader may look gives the same
-//! before and after; and space is reclaimed where nobody looks.
+//! Compactions against a model. Any read at a sequence number at which a reader may look must give
+//! the same result before and after. Space must be reclaimed for records that no reader sees.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -156,7 +156,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Appends, but fails over operand `h`, and combines operands only if it may.
+/// Appends, but fails at the operand `h`. It combines operands only if `partial` allows it.
 struct Fussy {
     partial: bool,
 }
@@ -177,7 +177,7 @@ impl MergeOperator for Fussy {
     }
 }
 
-/// Removes `a` and `b`, turns `c` into `C`.
+/// Removes `a` and `b`, and turns `c` into `C`.
 struct Picky;
 
 impl CompactionFilter for Picky {
@@ -271,7 +271,7 @@ impl Case {
         (out, counts)
     }
 
-    /// Every sequence number at which somebody may read.
+    /// Every sequence number at which a reader may look.
     fn places(&self) -> impl Iterator<Item = u64> + '_ {
         self.snapshots.iter().copied().chain(self.visible..=self.last)
     }

@@ -1,12 +1,14 @@
 //! The compaction job: from input files and a spec to output files.
 //!
-//! See [`crate::job`] for what holds for every job and [`super::iterator`] for what is dropped.
-//! Inputs are read front to back with readahead, past the block cache. Files of L0 are one child
-//! of the merge each; those of another level, which are disjoint, are one child together, so that
-//! a job costs at most one comparison per record and L0 file more than its levels. Only files
-//! with range tombstones are opened before their turn. Values that the inputs reference stay where
-//! they are, except those that a merge operator or a filter needs, and all of them if the family
-//! does not separate values any more (`super::references`).
+//! [`crate::job`] says what holds for every job, and [`super::iterator`] says which records are
+//! dropped. Inputs are read front to back with readahead, past the block cache. Each L0 file is a
+//! child of the merge of its own. The files of another level are disjoint and form one child
+//! together. So a job costs at most one comparison per record and L0 file more than its levels.
+//! Only files with range tombstones are opened before their turn.
+//!
+//! Values that the inputs reference stay in their files. The exceptions are values that a merge
+//! operator or a filter needs, and all values if the family no longer separates them
+//! (`super::references`).
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -49,18 +51,18 @@ pub struct CompactionSpec {
     pub cf: u32,
     /// Level of the upper inputs; the outputs' level is in `output`.
     pub from: u8,
-    /// The files, in the directory of the outputs. L0 files in any order.
+    /// The input files, in the directory of the outputs. L0 files may stand in any order.
     pub inputs: Vec<Input>,
     /// Keys that the job has claimed. Every input lies within them.
     pub range: KeyRange,
-    /// The part of the keys that this job handles, if several share the inputs: each has another
-    /// part, together they cover the range, and the owner installs all outputs in one edit.
+    /// The part of the keys that this job handles, if several jobs share the inputs. Each has
+    /// another part, and together they cover the range. The owner installs all outputs in one edit.
     pub subrange: Option<KeyRange>,
-    /// What may be forgotten.
+    /// Which records the job may drop.
     pub retention: Retention,
-    /// Where and how outputs are written.
+    /// Where and how the job writes its outputs.
     pub output: OutputSpec,
-    /// Bytes that are read ahead of each input.
+    /// Readahead of each input in bytes.
     pub readahead_bytes: u32,
     /// Bypass the page cache when reading.
     pub direct_reads: bool,
@@ -79,13 +81,14 @@ impl CompactionSpec {
         self.subrange.as_ref().unwrap_or(&self.range)
     }
 
-    /// Point records of all inputs, as their metadata tells.
+    /// Number of point records of all inputs, from their metadata.
     #[must_use]
     pub fn input_records(&self) -> u64 {
         self.inputs.iter().map(|input| input.meta.entries).sum()
     }
 
-    /// Inputs that are read at the same time, at most: each L0 file, and one of each other level.
+    /// Largest number of inputs that are read at the same time: each L0 file, and one file of each
+    /// other level.
     #[must_use]
     pub fn open_at_once(&self) -> u64 {
         let deeper: BTreeSet<u8> =
@@ -94,8 +97,8 @@ impl CompactionSpec {
         (l0 + deeper.len()) as u64
     }
 
-    /// The job for people: "compaction of cf 0 from L0 to L6 (4 files)", and of which keys, if it
-    /// is a part of one.
+    /// Text that describes the job: "compaction of cf 0 from L0 to L6 (4 files)". A part of a
+    /// compaction also names its keys.
     #[must_use]
     pub fn describe(&self) -> String {
         let mut text = format!(
@@ -146,7 +149,7 @@ impl CompactionSpec {
     }
 }
 
-/// Runs a compaction. On `Ok` the outputs survive power loss; see [`crate::job`] for failures.
+/// Runs a compaction. On `Ok` the outputs survive power loss. [`crate::job`] lists the failures.
 pub fn run_compaction(spec: &CompactionSpec, context: &JobContext<'_>) -> Result<JobOutput> {
     compact(spec, context).map_err(|error| error.context_at(spec.describe()))
 }
@@ -177,7 +180,7 @@ fn compact(spec: &CompactionSpec, context: &JobContext<'_>) -> Result<JobOutput>
     let writer = OutputWriter::new(&spec.output, CfId(spec.cf), range, kept, io, context)?
         .filtered_by(spec.retention.compaction_filter.as_deref());
     let written = drive(&mut input, writer, context, |input| {
-        // How many of the inputs' records lie in a part is not known; the owner adds them up.
+        // The number of records in a part is not known; the owner adds up all parts.
         if spec.subrange.is_none() {
             check_complete(spec, input.counts().records_in)?;
         }
@@ -198,9 +201,9 @@ impl DroppedReferences for Noting<'_, '_> {
     }
 }
 
-/// Every reference of the inputs must be in an output or in an invalid file: of a job over the
-/// whole range, or of all parts of one together. An entry too many would make a garbage collection
-/// remove a live value.
+/// Checks that every reference of the inputs is in an output or in an invalid file. `output` is
+/// that of a job over the whole range, or of all parts of one job together. A superfluous entry
+/// would make a garbage collection remove a live value.
 pub(crate) fn check_invalid(spec: &CompactionSpec, output: &JobOutput) -> Result<()> {
     let noted: u64 = output.invalid_files.iter().map(|file| file.records).sum();
     if spec.output.values.invalid.count == 0 && noted == 0 {
@@ -222,8 +225,8 @@ pub(crate) fn check_invalid(spec: &CompactionSpec, output: &JobOutput) -> Result
     Ok(())
 }
 
-/// Whole files were given, so all of their records must have come out: of a job over the whole
-/// range, or of all parts of one together. `Corrupt` if they have not.
+/// Checks that all records of the input files were read, by a job over the whole range or by all
+/// parts of one together. `Corrupt` if records are missing.
 pub(crate) fn check_complete(spec: &CompactionSpec, records_in: u64) -> Result<()> {
     let expected = spec.input_records();
     if records_in != expected {
@@ -240,7 +243,7 @@ pub(crate) fn check_complete(spec: &CompactionSpec, records_in: u64) -> Result<(
     Ok(())
 }
 
-/// What opening an input needs; owned, because cursors are.
+/// Everything that opening an input needs. It is owned, because cursors are.
 struct Tables {
     fs: Arc<dyn FileSystem>,
     dir: PathBuf,
@@ -257,7 +260,7 @@ struct InputFile {
     level: u8,
     io: IoContext,
     meta: FileMeta,
-    /// Opened before its turn, because of its range tombstones.
+    /// The reader of an input that is opened before its turn, because of its range tombstones.
     early: Option<Arc<TableReader>>,
     tables: Arc<Tables>,
 }
@@ -282,7 +285,7 @@ impl InputFile {
     }
 }
 
-/// The inputs that have something in `range`, those with range tombstones opened.
+/// The inputs that have keys in `range`. Those with range tombstones are opened.
 fn open_inputs(
     spec: &CompactionSpec,
     range: &KeyRange,

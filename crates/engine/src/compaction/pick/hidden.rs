@@ -3,10 +3,12 @@
 //! A record above the last level shadows an older version further down, whose separated value is
 //! garbage that only a compaction can find. Garbage in a small L0, or in levels within their
 //! targets, would be found late or never. So each family may state a [`SpaceDemand`]: the scores of
-//! its levels rise with hidden garbage over the plan. While its writers are delayed for space, the
-//! picker also takes L0 files below their trigger and levels whose score is below 1. The level with
-//! the most bytes that may shadow something goes first. After these it rewrites tables of the last
-//! level with records that only a snapshot kept, when the snapshot is gone.
+//! its levels rise with the hidden garbage that exceeds the plan.
+//!
+//! While its writers are delayed for space, the picker also takes L0 files below their trigger and
+//! levels whose score is below 1. The level with the most bytes that may shadow something goes
+//! first. After these it rewrites tables of the last level that hold records for a snapshot only,
+//! once the snapshot is gone.
 //!
 //! Every such pick moves records down or loses garbage for certain, so it ends when all records lie
 //! in the last level.
@@ -23,12 +25,12 @@ use super::{Pick, PickInput, Running};
 use crate::live_file::LiveFile;
 use crate::version::LAST_LEVEL;
 
-/// What the bound on space asks of the compactions of one column family.
+/// Demand of the bound on space on the compactions of one column family.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SpaceDemand {
     /// The column family.
     pub cf: CfId,
-    /// Factor for the scores of its levels: estimated hidden garbage over the planned, 1 or more.
+    /// Factor for the scores of the levels, 1 or more: estimated hidden garbage over the planned.
     pub urgency: f64,
     /// Share of records that shadow something when they sink into the last level.
     pub shadow_share: f64,
@@ -49,16 +51,16 @@ impl PickInput<'_> {
     }
 }
 
-/// What is picked while writers are delayed for space.
+/// Picks that run only while writers are delayed for space.
 impl Picker<'_> {
-    /// The job that finds most hidden garbage, although nothing is due; see the module.
+    /// The job that finds most hidden garbage, although no level is due.
     pub(super) fn pick_hidden(&self, input: &PickInput<'_>) -> Option<Pick> {
         let demand = input.space_demand().filter(|demand| demand.is_pressed)?;
         let sinks = if demand.shadow_share > 0.0 { self.pick_shadowing() } else { None };
         sinks.or_else(|| self.pick_unneeded(input))
     }
 
-    /// Bytes that the records of `files` shadow at most.
+    /// Largest number of bytes that the records of `files` may shadow.
     fn shadowing_bytes<'f>(&self, files: impl Iterator<Item = &'f Arc<LiveFile>>) -> u64 {
         let mean = self.version.referenced_mean_bytes();
         files.filter(|file| self.is_idle(file)).fold(0, |sum: u64, file| {
@@ -94,8 +96,8 @@ impl Picker<'_> {
         Some(self.moved_if_possible(job))
     }
 
-    /// The rewrite of the last-level table with the most bytes that only a snapshot kept which is
-    /// gone. One rewrite runs at a time, as for other reasons.
+    /// The rewrite of the last-level table with the most bytes that were kept only for snapshots
+    /// which are gone. At most one rewrite runs at a time, whatever its reason.
     fn pick_unneeded(&self, input: &PickInput<'_>) -> Option<Pick> {
         if input.running.iter().any(Running::is_rewrite) {
             return None;

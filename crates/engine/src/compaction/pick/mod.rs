@@ -1,42 +1,46 @@
-//! Which compaction comes next: a pure function from a version and the running jobs to a
-//! [`Pick`]. No I/O, clock or lock.
+//! Chooses the next compaction: a pure function from a version and the running jobs to a [`Pick`].
+//! No I/O, clock or lock.
 //!
-//! Policy (BucketLSM §V-B). Within L0: buckets by file count (as [`crate::version::layers`])
-//! descending, then by input size (L0 files and what they overlap in the base level) ascending.
-//! Among levels: by score, L0 first when even. Once writes are being slowed down for L0, files that
-//! are already on their way down count in its score too; it still does not go before a level of
-//! whatever score, because a base level that never got its turn would make each L0 job larger than
-//! the last. Within a deeper level: the file that rewrites least of the level below for what it
-//! moves, deletions counting extra, because they free space when they sink.
+//! Policy (BucketLSM §V-B):
+//! - Within L0: buckets go by file count (counted as [`crate::version::layers`]) descending. Equal
+//!   buckets go by input size ascending: L0 files and the base-level files that they overlap.
+//! - Among levels: by score, and L0 first among equal scores. Once writes are slowed down for L0,
+//!   its score also counts the files of running jobs. L0 still does not overtake a level with a
+//!   higher score. A base level that never got its turn would make each L0 job larger than the
+//!   last.
+//! - Within a deeper level: the file with the fewest bytes to rewrite in the level below per byte
+//!   that it moves. Deletions count extra, because they free space when they sink.
+//! - Several families: [`pick_of_all`].
 //!
-//! When the way down from L0 is blocked (another job writes there, or takes files of the base
-//! level away), it is L0's turn all the same: 1. a bucket's newest files are merged within L0, if
-//! that pays; 2. no further job of the base level is started under a bucket that waits, so that
-//! it waits for what runs and not for ever. With one bucket all of this is the classic order: one
-//! job from L0 to the base level at a time, none beside a job that takes base-level files down
-//! from under it. Several families: [`pick_of_all`].
+//! The way down from L0 is blocked if another job writes there or takes files of the base level
+//! away. L0 keeps its turn:
+//! 1. A bucket's newest files are merged within L0, if that pays.
+//! 2. No further job of the base level starts under a bucket that waits. So the bucket waits only
+//!    for jobs that already run.
+//!
+//! With one bucket this is the classic order: one job from L0 to the base level at a time, and none
+//! in parallel with a job that takes base-level files below it away.
 //!
 //! Patience: a bucket is due at `l0_compaction_trigger` files. While a load goes on
-//! ([`PickInput::loading`]) it waits for more as long as its files are smaller than twice what they
-//! would rewrite in the base level, at most until half of the files at which writes slow down: a
-//! batch of twice the base level's size costs one and a half bytes of writing per byte, one of a
-//! quarter costs five. When the load pauses, the trigger alone counts again.
+//! ([`PickInput::loading`]), it waits for more files while they are smaller than twice the bytes
+//! that they would rewrite in the base level. It waits at most until half of the files at which
+//! writes slow down. A batch of twice the base level's size costs one and a half bytes of writing
+//! per byte; a batch of a quarter costs five. When the load pauses, the trigger alone counts again.
 //!
-//! What every pick keeps:
+//! Promises of every pick:
 //! 1. A file is input of at most one running job.
 //! 2. Two running jobs never write overlapping key ranges into the same level.
-//! 3. A job that moves a range from one level past others never passes an older job that writes
-//!    into one of those others: what is newer never ends up below what is older.
-//! 4. An L0 job takes the oldest files of one bucket, all of them from the oldest idle one on with
-//!    no gap by age; so nothing older stays above what it writes.
-//! 5. Jobs of different buckets share nothing and run at once, except where a file of the base
-//!    level straddles a bucket boundary: the first job that meets it holds (and cuts) it, the
-//!    other bucket waits.
+//! 3. A job that moves a range past levels never overtakes an older job that writes into one of
+//!    them. So newer records never end up below older ones.
+//! 4. An L0 job takes the oldest files of one bucket: the oldest idle file and all that follow it
+//!    without a gap by age. So nothing older stays above what the job writes.
+//! 5. Jobs of different buckets share nothing and run in parallel, except if a file of the base
+//!    level straddles a bucket boundary. The first job that meets the file holds it and cuts it;
+//!    the other bucket waits.
 //!
-//! Before all of this, tables that no reader needs are dropped by an edit alone; after it, tables
-//! that are worth it are rewritten or taken down for the space that they give back ([`reclaim`]).
-//! Last come jobs that find hidden garbage of separated values, while writers are delayed for space
-//! (`hidden`).
+//! Before all of this, tables that no reader needs are dropped by an edit alone. After it, tables
+//! are rewritten or taken down for the space that they give back ([`reclaim`]). Last come jobs that
+//! find hidden garbage of separated values, while writers are delayed for space (`hidden`).
 //!
 //! Cost: O(files of the levels that are due, and of the tables that may give space back).
 
@@ -60,34 +64,35 @@ use self::picker::Picker;
 pub use self::reclaim::RangeInput;
 pub use self::share::{compaction_jobs, flush_reserve_ns, is_loading, load_pause_ns, pick_of_all};
 
-/// A job holds at most this many target file sizes of inputs when it widens itself.
+/// Limit on the inputs of a job that widens itself, in target file sizes.
 const WIDEN_FILES_MAX: u64 = 25;
 
-/// What a decision is made from.
+/// Everything that a decision depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct PickInput<'a> {
     /// The newest version of the column family; its settings count.
     pub version: &'a Version,
     /// Every running compaction, of whatever column family.
     pub running: &'a [Running],
-    /// How many compactions may run at once.
+    /// Largest number of compactions that run at the same time.
     pub jobs_max: usize,
     /// The sequence numbers of the live snapshots, ascending.
     pub snapshots: &'a [SeqNo],
     /// Newest published sequence number, as of the moment of `snapshots`.
     pub visible: SeqNo,
-    /// Unix milliseconds that expiry goes by.
+    /// Time by which records expire, in Unix milliseconds.
     pub now_ms: u64,
-    /// Memtables are being sealed one after another: see the module on patience.
+    /// Whether a load goes on: memtables are being sealed one after another. Due buckets then wait
+    /// for larger batches.
     pub loading: bool,
-    /// What the bound on space asks, for each column family that has a demand.
+    /// Demand of the bound on space, for each column family that has one.
     pub space: &'a [SpaceDemand],
 }
 
 /// A compaction to run.
 #[derive(Clone, Debug)]
 pub enum Pick {
-    /// A bucket's L0 files into the base level.
+    /// A job that takes a bucket's L0 files into the base level.
     L0ToBase {
         /// Index of the bucket.
         bucket: usize,
@@ -97,18 +102,18 @@ pub enum Pick {
         base: Vec<Arc<LiveFile>>,
         /// The base level.
         to: usize,
-        /// Numbers of the base-level inputs that reach outside the bucket; the job's outputs are
-        /// cut at the bucket map, so that afterwards none does.
+        /// Numbers of the base-level inputs that reach outside the bucket. The job's outputs are
+        /// cut at the bucket map, so that no file reaches outside it afterwards.
         straddlers: Vec<u64>,
     },
-    /// A bucket's newest L0 files into one, because the way down is blocked.
+    /// A merge of a bucket's newest L0 files into one, because the way down is blocked.
     IntraL0 {
         /// Index of the bucket.
         bucket: usize,
         /// The inputs, newest first; neighbours by age.
         files: Vec<Arc<LiveFile>>,
     },
-    /// Files of a level into the next.
+    /// A job that takes files of a level into the next one.
     Level {
         /// The upper level.
         from: usize,
@@ -119,23 +124,23 @@ pub enum Pick {
         /// The lower level's files that they overlap.
         overlapping: Vec<Arc<LiveFile>>,
     },
-    /// Files that change their level without being rewritten.
+    /// A move of files that changes their level and rewrites nothing.
     TrivialMove {
-        /// Where they are.
+        /// Level that the files leave.
         from: usize,
-        /// Where they go.
+        /// Level that the files enter.
         to: usize,
         /// The files that move.
         files: Vec<Arc<LiveFile>>,
     },
-    /// Neighbours of one level below L0, to be written again without what no reader needs.
+    /// A rewrite of neighbours of one level below L0, without the records that no reader needs.
     Rewrite {
         /// Level of the files.
         level: usize,
         /// The files, in key order.
         files: Vec<Arc<LiveFile>>,
     },
-    /// Files that no reader needs, to be removed by an edit alone.
+    /// A removal, by an edit alone, of files that no reader needs.
     Drop {
         /// The files, each with its level.
         files: Vec<(usize, Arc<LiveFile>)>,
@@ -154,7 +159,7 @@ impl Pick {
         }
     }
 
-    /// The level that is written; of a drop, the level of its first file.
+    /// The level that is written. For a drop it is the level of its first file.
     #[must_use]
     pub fn to(&self) -> usize {
         match self {
@@ -192,8 +197,8 @@ impl Pick {
         total_bytes(self.inputs().map(|(_, file)| file))
     }
 
-    /// A range that covers every key of the inputs; of a drop the empty range, because a drop
-    /// writes nothing and is in nobody's way.
+    /// A range that covers every key of the inputs. For a drop it is the empty range, because a
+    /// drop writes nothing and blocks no job.
     #[must_use]
     pub fn range(&self) -> KeyRange {
         if let Self::Drop { .. } = self {
@@ -232,8 +237,8 @@ fn hull<'a>(files: impl IntoIterator<Item = &'a Arc<LiveFile>>) -> KeyRange {
     KeyRange { start: start.unwrap_or_default().to_vec(), end: Some(end) }
 }
 
-/// The compaction to start now; `None` if nothing is due, everything due is blocked or enough
-/// jobs run. Call again with the pick among the running jobs for the next one.
+/// The compaction to start now. `None` if nothing is due, everything due is blocked, or enough jobs
+/// run. For a further job, call again with this pick among the running jobs.
 #[must_use]
 pub fn pick(input: &PickInput<'_>) -> Option<Pick> {
     if input.running.len() >= input.jobs_max {
@@ -251,7 +256,7 @@ pub fn pick(input: &PickInput<'_>) -> Option<Pick> {
         .filter(|&(score, _)| score > 1.0)
         .collect();
     levels.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-    // L0 takes its turn before the first level that is less urgent.
+    // L0 goes before the first level that is less urgent.
     let l0_score = picker.l0_urgency();
     let (before, after) = levels.split_at(levels.partition_point(|&(score, _)| score > l0_score));
     let deeper = |levels: &[(f64, usize)], waiting: &[KeyRange]| {
@@ -266,27 +271,28 @@ pub fn pick(input: &PickInput<'_>) -> Option<Pick> {
         .or_else(|| picker.pick_hidden(input))
 }
 
-/// What [`pick_range`] says.
+/// Answer of [`pick_range`].
 #[derive(Clone, Debug)]
 pub enum RangePick {
-    /// Run this, then ask again.
+    /// Run this job, then call again.
     Ready(Pick),
-    /// Files in the range are in use: ask again when a job has ended. Until then no background job
-    /// may take the files of the pick or write where it writes, else the wish might never be
-    /// granted beside steady writes. (`None` for L0, from which background jobs take the oldest
-    /// files first.)
+    /// Files in the range are in use: call again when a job has ended. Until then no background job
+    /// may take the files of the pick or write where it writes. Otherwise the request might never
+    /// be served under steady writes. `None` for L0, from which background jobs take the oldest
+    /// files first.
     Blocked(Option<Pick>),
     /// The level has no file in the range that is still to be compacted.
     Done,
 }
 
-/// The next job that brings the files of `level` that a user wants compacted one level down (L0: to
-/// the base level), and those of the last level into new files: go level by level from 0 to the
-/// last, each until it is done. Never a trivial move, so that every record is looked at.
+/// The next job of a compaction that a user requested. It brings files of `level` one level down
+/// (L0: to the base level), and files of the last level into new files. Call it level by level from
+/// 0 to the last, each until it is done. It never returns a trivial move, so that every record is
+/// read.
 ///
-/// This ends beside writers: only files with a record that was there at the beginning count
-/// ([`RangeInput::through`]). Jobs only take such records down, so their bytes above the last level
-/// shrink with each pick; and in the last level each file is written once.
+/// The sequence of jobs ends under concurrent writes. Only files with a record that existed at the
+/// beginning count ([`RangeInput::through`]). Jobs only take such records down, so their bytes
+/// above the last level shrink with each pick. In the last level each file is written once.
 #[must_use]
 pub fn pick_range(wish: &RangeInput<'_>, level: usize) -> RangePick {
     let version = wish.input.version;
@@ -298,7 +304,7 @@ pub fn pick_range(wish: &RangeInput<'_>, level: usize) -> RangePick {
     }
     let due: Vec<Arc<LiveFile>> = wish.due(version, level).cloned().collect();
     let Some(first) = due.first() else { return RangePick::Done };
-    // As many neighbours as fit; the next call takes the rest.
+    // The job takes as many neighbours as fit; the next call takes the rest.
     let most = WIDEN_FILES_MAX.saturating_mul(version.options().target_file_bytes);
     let all = version.level(level).files();
     for first in &due {

@@ -1,5 +1,5 @@
-//! The picker's rules: what is idle, what may be written, which file of a level is best. The
-//! promises that these keep are numbered at [`super`].
+//! The picker's rules: which files are idle, which ranges may be written, which file of a level is
+//! best. [`super`] numbers the promises that these rules keep.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use crate::key::KeyRange;
 use crate::live_file::LiveFile;
 use crate::version::{LAST_LEVEL, Version, compensated_bytes, layers, total_bytes};
 
-/// A file moves down without being rewritten if it overlaps at most this many target file sizes
-/// two levels down: else the later rewrite there would be too large.
+/// Limit, in target file sizes, on the overlap two levels down of a file that moves without a
+/// rewrite. With more overlap, the later rewrite there would be too large.
 const GRANDPARENT_FILES_MAX: u64 = 10;
-/// Idle layers beyond the trigger that make it worth merging a blocked bucket's files in L0.
+/// Idle layers above the trigger from which on a blocked bucket's files are merged in L0.
 const INTRA_L0_EXTRA: usize = 2;
-/// A patient bucket's L0 files are worth their rewrite at this many times what they overlap.
+/// A patient bucket's L0 files are compacted at this many times the bytes that they overlap.
 const BATCH_OVER_BASE: u64 = 2;
-/// A delete weighs like at least this many bytes when files of a level are compared.
+/// Smallest weight of a delete in bytes when files of a level are compared.
 const DELETION_WEIGHT_BYTES_MIN: u64 = 512;
 
 /// The picker's view of one column family.
@@ -26,9 +26,9 @@ pub(super) struct Picker<'a> {
     /// Running jobs of this column family.
     running: Vec<&'a Running>,
     pub(super) in_use: HashSet<u64>,
-    /// See [`super`] on patience.
+    /// Whether due buckets wait for larger batches ([`super`] explains patience).
     patient: bool,
-    /// Factor for scores; see [`super::SpaceDemand`].
+    /// Factor for scores ([`super::SpaceDemand`]).
     urgency: f64,
 }
 
@@ -55,13 +55,14 @@ impl<'a> Picker<'a> {
         files.iter().all(|file| self.is_idle(file))
     }
 
-    /// Whether a job that brings `range` from level `from` to `to` keeps promises 2 and 3.
+    /// Whether a job that takes `range` from level `from` to `to` keeps promises 2 and 3.
     pub(super) fn may_write(&self, from: usize, to: usize, range: &KeyRange) -> bool {
         let in_the_way = |job: &&&Running| job.to == to || (from < job.to && job.to < to);
         !self.running.iter().filter(in_the_way).any(|job| job.range.overlaps(range))
     }
 
-    /// The score of a level without what already leaves it.
+    /// The score of a level, without files that a running job already takes away; 0 if the level is
+    /// not due.
     pub(super) fn idle_score(&self, level: usize) -> f64 {
         if self.version.score(level) * self.urgency <= 1.0 {
             return 0.0;
@@ -71,15 +72,15 @@ impl<'a> Picker<'a> {
         idle as f64 / self.version.targets().bytes[level].max(1) as f64 * self.urgency
     }
 
-    /// The bucket's oldest L0 files, newest first: as many as are idle with no gap by age.
+    /// The bucket's oldest L0 files that are idle without a gap by age, newest first.
     fn oldest_idle(&self, bucket: usize) -> &'a [Arc<LiveFile>] {
         let files = self.version.l0(bucket);
         let from = files.iter().rposition(|file| !self.is_idle(file)).map_or(0, |at| at + 1);
         &files[from..]
     }
 
-    /// The fullest bucket's idle files over the trigger; all of its files while writes are slowed
-    /// down for them.
+    /// Urgency of L0: the idle files of the fullest bucket over the trigger. While writes are
+    /// slowed down for L0, all files of the bucket count.
     pub(super) fn l0_urgency(&self) -> f64 {
         let options = self.version.options();
         let trigger = options.l0_compaction_trigger.max(1) as f64;
@@ -92,7 +93,7 @@ impl<'a> Picker<'a> {
         idle as f64 / trigger * self.urgency
     }
 
-    /// How urgent a pick of this version is, comparable between column families.
+    /// Urgency of a pick of this version, comparable between column families.
     pub(super) fn urgency(&self, pick: &Pick) -> f64 {
         match pick {
             Pick::Rewrite { .. } | Pick::Drop { .. } => 0.0,
@@ -109,7 +110,7 @@ impl<'a> Picker<'a> {
         due.filter(|files| layers(files) >= trigger).map(hull).collect()
     }
 
-    /// The best L0 job: see the module for the order.
+    /// The best L0 job, in the order that the module states.
     pub(super) fn pick_l0(&self) -> Option<Pick> {
         let trigger = self.version.options().l0_compaction_trigger.max(1);
         let mut counts: Vec<(usize, usize)> = (0..self.version.map().len())
@@ -126,7 +127,7 @@ impl<'a> Picker<'a> {
         None
     }
 
-    /// Whether a bucket that is due does better to wait for more files: see [`super`].
+    /// Whether a due bucket should wait for more files ([`super`] explains patience).
     fn may_wait(&self, bucket: usize, count: usize) -> bool {
         if !self.patient || count >= self.version.options().l0_slowdown / 2 {
             return false;
@@ -164,8 +165,8 @@ impl<'a> Picker<'a> {
         })
     }
 
-    /// A trivial move instead of an L0 job whose files overlap neither each other nor the base
-    /// level (a sequential load).
+    /// The trivial move that replaces an L0 job whose files overlap neither each other nor the base
+    /// level. A sequential load makes such files.
     pub(super) fn moved_if_possible(&self, job: Pick) -> Pick {
         let Pick::L0ToBase { l0, base, to, .. } = &job else { return job };
         if !base.is_empty() || !l0.iter().all(|file| self.light_below(*to, file)) {
@@ -179,7 +180,7 @@ impl<'a> Picker<'a> {
         Pick::TrivialMove { from: 0, to: *to, files: sorted }
     }
 
-    /// Whether the file, once in level `to`, would overlap little enough of the level below.
+    /// Whether the file, once in level `to`, would overlap few enough bytes of the level below.
     fn light_below(&self, to: usize, file: &FileMeta) -> bool {
         if to >= LAST_LEVEL {
             return true;
@@ -188,8 +189,8 @@ impl<'a> Picker<'a> {
         total_bytes(self.version.level(to + 1).overlapping_file(file)) <= most
     }
 
-    /// The best job from `level` to the next. None that rewrites files of the base level under
-    /// L0 files that wait to go there, with the keys `waiting`.
+    /// The best job from `level` to the next. It does not rewrite base-level files under L0 files
+    /// that wait to go there; these have the keys `waiting`.
     pub(super) fn pick_level(&self, level: usize, waiting: &[KeyRange]) -> Option<Pick> {
         let waiting = if level == self.version.base_level() { waiting } else { &[] };
         let awaited = |file: &Arc<LiveFile>| waiting.iter().any(|keys| file.overlaps(keys));
@@ -226,8 +227,8 @@ impl<'a> Picker<'a> {
         })
     }
 
-    /// The job that takes `inputs`, neighbours in `level`, one level down; widened by further
-    /// files of `level` where that costs nothing below. `None` if it is blocked.
+    /// The job that takes `inputs`, neighbours in `level`, one level down. Further files of `level`
+    /// join it if they add no file of the level below. `None` if it is blocked.
     pub(super) fn level_job(&self, level: usize, inputs: Vec<Arc<LiveFile>>) -> Option<Pick> {
         let to = level + 1;
         let overlapping = self.version.overlapping(to, &hull(&inputs));
@@ -261,8 +262,8 @@ impl<'a> Picker<'a> {
             .map(|bucket| (layers(newest_idle(bucket)), bucket))
             .filter(|&(count, bucket)| count >= least && !self.may_wait(bucket, count))
             .max_by_key(|&(count, bucket)| (count, std::cmp::Reverse(bucket)))?;
-        // Older files join while they make it cheaper to get rid of a file, so that a large one
-        // is not rewritten for every few small ones, and while the job stays within bounds.
+        // Older files join while they lower the bytes rewritten per file, and while the job stays
+        // within its limit. So a large file is not rewritten for every few small ones.
         let most = WIDEN_FILES_MAX.saturating_mul(self.version.options().target_file_bytes);
         let files = newest_idle(bucket);
         let mut taken = 1;

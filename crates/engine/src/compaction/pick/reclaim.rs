@@ -1,45 +1,47 @@
-//! Space that is given back without a write that asks for it: tables that no reader needs leave by
+//! Jobs that free space without a write that needs it. Tables that no reader needs are removed by
 //! an edit alone, and tables whose garbage is worth a rewrite are written again. Pure functions.
 //!
 //! **Dropped without being read** (`pick_drop`, before any other compaction):
-//! 1. a table of which no reader sees anything: every point record is a delete or has expired. Its
+//! 1. A table in which no reader finds anything: every point record is a delete or has expired. Its
 //!    records still hide older versions of their keys, so nothing may overlap the table in a deeper
-//!    level or in an older L0 file. No live snapshot may be older than its newest record either: a
+//!    level or in an older L0 file. No live snapshot may be older than its newest record either. A
 //!    reader at such a snapshot would find the same values, but [`crate::db::Db::latest_seq`] must
 //!    go on naming writes that came after the snapshot. (Compactions keep a delete for the same
 //!    reason.)
-//! 2. a table whose every key is deleted by newer range tombstones of other tables, when no reader
-//!    looks between the table's oldest record and those tombstones. What is older and below it is
-//!    covered as well, and a compaction keeps the tombstones as long as anything overlaps them
-//!    below.
+//! 2. A table whose every key is deleted by newer range tombstones of other tables, if no reader
+//!    looks between the table's oldest record and those tombstones. Older records below it are
+//!    covered as well, and a compaction keeps the tombstones while anything overlaps them below.
 //!
-//! A drop needs no range of its own beside running jobs. A job that would bring older records below
-//! a table, or newer ones past it, has the table among its inputs (promises 3 and 4 of [`super`]),
-//! and then the table is not idle. A job that carries the tombstones of rule 2 keeps them wherever
-//! anything overlaps them below, and the covered table is part of what it was told to lie there.
+//! A drop claims no key range against running jobs. A job that would bring older records below a
+//! table, or newer ones past it, has the table among its inputs (promises 3 and 4 of [`super`]).
+//! Then the table is not idle. A job that carries the tombstones of rule 2 keeps them wherever
+//! anything overlaps them below. Its spec lists the covered table as such an overlap.
 //!
-//! **Written again** (`pick_rewrite`, after everything else, one at a time in the whole
-//! database): a table of which at least 1/[`GARBAGE_SHARE`] is garbage, by records or by bytes.
-//! Garbage is what the rewrite certainly loses: records that have expired (the value in every
-//! level, the record in the last), shadowed records that no snapshot needs, and in the last level
-//! deletes that no snapshot needs. In the last level a table is also rewritten for range tombstones
-//! that no snapshot needs and, when no load goes on, once if it was written with another
-//! compression or without the family's compaction filter.
+//! **Written again** (`pick_rewrite`, after everything else, one at a time in the whole database):
+//! a table of which at least 1/[`GARBAGE_SHARE`] is garbage, by records or by bytes. Garbage is
+//! what the rewrite certainly removes:
+//! - records that have expired (the value in every level, the record in the last),
+//! - shadowed records that no snapshot needs,
+//! - in the last level, deletes that no snapshot needs.
+//!
+//! A table of the last level is also rewritten for range tombstones that no snapshot needs. While
+//! no load goes on, it is rewritten once if it has another compression or lacks the family's
+//! compaction filter.
 //!
 //! **Taken down a level** (`pick_sink`, when no load goes on): a table whose range
 //! tombstones delete at least 1/[`GARBAGE_SHARE`] of what they overlap in deeper levels. Only
 //! tables that a tombstone covers in part are left for this.
 //!
-//! Nothing repeats: a drop removes its tables, a rewrite loses what it was picked for (so that the
-//! outputs do not qualify before time has passed or a snapshot has gone), and a sink moves its
+//! No job repeats. A drop removes its tables. A rewrite removes the garbage that it was picked for,
+//! so its outputs do not qualify before time has passed or a snapshot has gone. A sink moves its
 //! table closer to the last level, where its tombstones end.
 //!
-//! So in an idle database the last level holds, of data with an expiry, less than the live bytes
-//! times 1 + 1 / ([`GARBAGE_SHARE`] − 1) rounded up to quarters (at most twice), and the tables of
-//! data in key order that have expired are gone altogether.
+//! So the last level of an idle database holds expiring data of less than the live bytes times 1 +
+//! 1 / ([`GARBAGE_SHARE`] − 1), rounded up to quarters (at most twice). Tables of expired data in
+//! key order are removed completely.
 //!
-//! Cost: O(n log n) for `n` tables that may ever qualify, which a version lists when it is built;
-//! while there are range tombstones in tables, a few binary searches for every table besides.
+//! Cost: O(n log n) for `n` tables that may ever qualify, which a version lists when it is built.
+//! While tables have range tombstones, a few binary searches for every table in addition.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -53,8 +55,8 @@ use crate::table_content::CoveredRange;
 use crate::version::reclaimable::{GARBAGE_SHARE, content_bytes, is_share, is_written_otherwise};
 use crate::version::{LAST_LEVEL, Version, total_bytes};
 
-/// Whether all of a table's records are published and none is newer than a live snapshot: a job
-/// over it loses every delete with nothing older below.
+/// Whether all of a table's records are published and older than every live snapshot. A job over
+/// such a table removes every delete with nothing older below.
 fn is_before_readers(file: &FileMeta, input: &PickInput<'_>) -> bool {
     let oldest = input.snapshots.first().copied();
     file.largest_seq() <= input.visible && oldest.is_none_or(|oldest| file.largest_seq() < oldest)
@@ -67,7 +69,7 @@ fn is_void(file: &FileMeta, now_ms: u64) -> bool {
         && (content.expiring == 0 || content.expiry_ms[4] <= now_ms)
 }
 
-/// Whether a rewrite in `level` certainly loses 1/[`GARBAGE_SHARE`] of the table.
+/// Whether a rewrite in `level` certainly removes 1/[`GARBAGE_SHARE`] of the table.
 fn is_worth_rewriting(level: usize, file: &LiveFile, input: &PickInput<'_>) -> bool {
     if file.largest_seq() > input.visible {
         return false;
@@ -90,9 +92,9 @@ fn is_worth_rewriting(level: usize, file: &LiveFile, input: &PickInput<'_>) -> b
         || (last && file.range_deletions > 0)
 }
 
-/// Whether a rewrite would put values to the other place than they lie in now: back inline if the
-/// family does not separate values any more, or into value files if the table is from before. The
-/// latter is known from the mean size of the records, because metadata does not have the largest
+/// Whether a rewrite would move values to another place. They go back inline if the family no
+/// longer separates values, or into value files if the table was written before separation. The
+/// mean size of the records tells the second case, because metadata does not have the largest
 /// value. A table with references was written while values were separated.
 fn has_misplaced_values(file: &FileMeta, options: &CfOptions) -> bool {
     let values = file.entries.saturating_sub(file.deletions);
@@ -102,7 +104,7 @@ fn has_misplaced_values(file: &FileMeta, options: &CfOptions) -> bool {
     }
 }
 
-/// Whether a rewrite in the last level would lose anything at all, or write the table otherwise.
+/// Whether a rewrite in the last level would remove anything, or write the table in another way.
 fn has_gain(file: &FileMeta, input: &PickInput<'_>, options: &CfOptions) -> bool {
     let content = &file.content;
     let deletes = file.deletions > 0 || file.range_deletions > 0;
@@ -113,9 +115,9 @@ fn has_gain(file: &FileMeta, input: &PickInput<'_>, options: &CfOptions) -> bool
         || has_misplaced_values(file, options)
 }
 
-/// What an edit of its own removes, or a rewrite writes again, of one version.
+/// Picks of drops, rewrites and sinks for one version.
 impl Picker<'_> {
-    /// The tables that leave by an edit alone; see the module.
+    /// The tables that an edit alone removes.
     pub(super) fn pick_drop(&self, input: &PickInput<'_>) -> Option<Pick> {
         let candidates = self.version.reclaimable();
         let covers = Covers::of(candidates);
@@ -149,7 +151,7 @@ impl Picker<'_> {
         older.into_iter().any(|older| older.overlaps_file(file))
     }
 
-    /// The table below L0 whose rewrite gives back most; see the module.
+    /// The rewrite of the table below L0 that frees most.
     pub(super) fn pick_rewrite(&self, input: &PickInput<'_>) -> Option<Pick> {
         if input.running.iter().any(Running::is_rewrite) {
             return None;
@@ -171,7 +173,7 @@ impl Picker<'_> {
         Some(Pick::Rewrite { level: *level, files: vec![Arc::clone(file)] })
     }
 
-    /// The job that takes a table down whose range tombstones delete much below it.
+    /// The job that takes down a table whose range tombstones delete much below it.
     pub(super) fn pick_sink(&self, input: &PickInput<'_>) -> Option<Pick> {
         if input.loading {
             return None;
@@ -204,7 +206,8 @@ impl Picker<'_> {
                 for other in self.version.overlapping(below, &range) {
                     overlapped = overlapped.saturating_add(other.size_bytes);
                     if range.contains(&other.median_key) && deletes(&cover, other, input) {
-                        // The median key is among the deleted ones: so is about a half.
+                        // The median key is among the deleted ones, so about a half of the table is
+                        // deleted.
                         deleted = deleted.saturating_add(other.size_bytes / 2);
                     }
                 }
@@ -213,7 +216,7 @@ impl Picker<'_> {
         deleted > 0 && deleted.saturating_mul(GARBAGE_SHARE) >= overlapped
     }
 
-    /// The next tables of the last level to rewrite for a user who compacts a range.
+    /// The next tables of the last level to rewrite for a range compaction of a user.
     pub(super) fn range_last(&self, range: &RangeInput<'_>) -> RangePick {
         let due: Vec<&Arc<LiveFile>> = range.due(self.version, LAST_LEVEL).collect();
         if due.is_empty() {
@@ -224,7 +227,7 @@ impl Picker<'_> {
         for first in &due {
             let from = all.partition_point(|file| file.smallest < first.smallest);
             let mut files: Vec<Arc<LiveFile>> = Vec::new();
-            // Neighbours that are due as well, so that small tables become one.
+            // Due neighbours join, so that small tables become one.
             for file in &all[from..] {
                 let bytes = total_bytes(&files).saturating_add(file.size_bytes);
                 let is_due = due.iter().any(|due| due.no == file.no);
@@ -242,7 +245,7 @@ impl Picker<'_> {
     }
 }
 
-/// A covered range of a table, with the sequence numbers that readers see.
+/// A covered range of a table, with its sequence numbers as readers see them.
 #[derive(Clone, Copy)]
 struct Cover<'a> {
     start: &'a [u8],
@@ -260,15 +263,15 @@ fn covers_of(file: &LiveFile) -> impl Iterator<Item = Cover<'_>> {
     })
 }
 
-/// Whether every record of `file` in the range of `cover` is deleted for every reader that there
-/// is or will be, those at the live snapshots included.
+/// Whether every record of `file` in the range of `cover` is deleted for all present and future
+/// readers, those at live snapshots included.
 fn deletes(cover: &Cover<'_>, file: &FileMeta, input: &PickInput<'_>) -> bool {
     let from = input.snapshots.partition_point(|seq| seq.0 < file.smallest_seq);
     let is_between = input.snapshots.get(from).is_some_and(|seq| seq.0 < cover.newest_seq);
     file.largest_seq < cover.oldest_seq && cover.newest_seq <= input.visible.0 && !is_between
 }
 
-/// What the range tombstones of the tables of one level delete.
+/// The ranges that the range tombstones of one level's tables delete.
 #[derive(Default)]
 struct LevelCovers<'a> {
     /// The tombstones, ordered by their start.
@@ -288,7 +291,7 @@ impl<'a> LevelCovers<'a> {
         Self { covers, reached }
     }
 
-    /// Those that may hold a key of `file`: neighbours by start.
+    /// The covers that may hold a key of `file`; they are neighbours by start.
     fn around(&self, file: &FileMeta) -> &[Cover<'a>] {
         let from = self.reached.partition_point(|end| *end <= file.smallest.as_slice());
         let to = self.covers.partition_point(|cover| cover.start <= file.largest.as_slice());
@@ -296,10 +299,10 @@ impl<'a> LevelCovers<'a> {
     }
 }
 
-/// What the range tombstones of all tables delete.
+/// The ranges that the range tombstones of all tables delete.
 ///
 /// Covers of one level below L0 are disjoint, and those of L0 lie in one bucket each. So a question
-/// looks at few covers that lie beside the file, however many tables have range tombstones.
+/// compares a file with few covers, however many tables have range tombstones.
 pub(super) struct Covers<'a>(Vec<LevelCovers<'a>>);
 
 impl<'a> Covers<'a> {
@@ -311,18 +314,18 @@ impl<'a> Covers<'a> {
         Self(levels.filter(|level| !level.covers.is_empty()).collect())
     }
 
-    /// Those that are looked at for `file`.
+    /// The covers of every level that may hold a key of `file`.
     fn around(&self, file: &FileMeta) -> impl Iterator<Item = &Cover<'a>> {
         self.0.iter().flat_map(|level| level.around(file))
     }
 
-    /// How many are looked at for `file`, for a test that counts.
+    /// Number of covers that are compared with `file`, for a test that counts.
     #[cfg(test)]
     pub(super) fn looks(&self, file: &FileMeta) -> usize {
         self.around(file).count()
     }
 
-    /// Whether together they delete every key of `file`. An adjacent pair of them counts as one, so
+    /// Whether the covers together delete every key of `file`. Adjacent covers count as one, so
     /// that a table across a bucket boundary is found as well.
     fn delete(&self, file: &FileMeta, input: &PickInput<'_>) -> bool {
         let mut deleting: Vec<&Cover<'_>> =
@@ -343,20 +346,20 @@ impl<'a> Covers<'a> {
     }
 }
 
-/// A user's wish to compact a range; see [`super::pick_range`].
+/// A compaction of a range that a user requested; input of [`super::pick_range`].
 #[derive(Clone, Copy, Debug)]
 pub struct RangeInput<'a> {
-    /// What it is decided from. `jobs_max` and `loading` do not count.
+    /// Input of the decision. Its `jobs_max` and `loading` have no effect.
     pub input: PickInput<'a>,
     /// The keys to compact.
     pub range: &'a crate::key::KeyRange,
-    /// What was written later need not be compacted.
+    /// Sequence number of the request: later writes need not be compacted.
     pub through: archipelago_base::SeqNo,
-    /// Files from this number on were made later.
+    /// Files with this number or a larger one were created after the request.
     pub first_new_no: u64,
-    /// Whether tables of the last level are written again that would gain nothing.
+    /// Whether tables of the last level are rewritten even without a gain.
     pub is_forced: bool,
-    /// Numbers of tables of the last level that were written for this wish.
+    /// Numbers of tables of the last level that were written for this request.
     pub written: &'a HashSet<u64>,
 }
 
@@ -382,7 +385,7 @@ impl<'a> RangeInput<'a> {
         version.overlapping(level, self.range).iter().filter(is_due)
     }
 
-    /// Whether the file may hold something that was written before the wish.
+    /// Whether the file may hold a record that was written before the request.
     pub(super) fn is_old(&self, file: &FileMeta) -> bool {
         file.smallest_seq <= self.through.0
     }

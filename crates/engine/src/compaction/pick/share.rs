@@ -1,46 +1,46 @@
-//! How the background jobs are shared: between compactions and flushes, and between the column
+//! How background jobs are divided between compactions and flushes, and between the column
 //! families. Pure functions.
 //!
-//! Flushes come first at every free job, but a running job is not interrupted: with all jobs in
-//! long compactions (a classic L0 takes one job over all its keys) sealed memtables would need the
-//! spare worker (`db/background.rs`), one thread more than was asked for. So while memtables are
-//! being sealed one job is left for flushes: 2 jobs are one flush and one compaction, which is what
-//! RocksDB makes of 2, and 8 are 7 and one, to which flushes add whatever gets free next. Without
-//! writes all of them compact.
+//! Every free job slot serves flushes first, but a running job is not interrupted. With all jobs in
+//! long compactions (a classic L0 takes one job over all its keys), sealed memtables would need the
+//! spare worker (`db/background/scheduler.rs`), one thread more than the setting. So one job is
+//! left for flushes while memtables are being sealed. 2 jobs are one flush and one compaction, as
+//! in RocksDB. 8 jobs are one flush and seven compactions, and flushes also take the next jobs that
+//! end. Without writes all jobs compact.
 //!
-//! Among families the most urgent pick goes first. Urgency counts what is idle, so it falls with
-//! every job that a family is given, and a family that waits becomes more urgent: none starves.
+//! Among families the most urgent pick goes first. Urgency counts idle files only. So it falls with
+//! every job that a family gets and rises for a family that waits: none starves.
 
 use super::picker::Picker;
 use super::{Pick, PickInput, pick, pick_drop};
 use crate::version::{LAST_LEVEL, Version};
 
-/// For how long after a seal a job is left for flushes, at least.
+/// Shortest time after a seal, in nanoseconds, for which a job is left for flushes.
 const RESERVE_NS_MIN: u64 = 1_000_000_000;
-/// And at most: writes that pause longer have ended.
+/// Longest time after a seal, in nanoseconds, for which a job is left for flushes.
 const RESERVE_NS_MAX: u64 = 60 * RESERVE_NS_MIN;
-/// However fast memtables came, a load is not over before this.
+/// Shortest time without a seal, in nanoseconds, after which a load is over.
 const LOAD_PAUSE_NS_MIN: u64 = 1_000_000_000;
-/// A load is over when no memtable was sealed for this long, however slowly they came.
+/// Longest time without a seal, in nanoseconds, for which a load goes on.
 const LOAD_PAUSE_NS_MAX: u64 = 4_000_000_000;
 /// A memtable is expected within this many times the last interval between two seals.
 const RESERVE_INTERVALS: u64 = 2;
 
-/// For how long after a seal jobs are left for flushes, when the seal before it was `interval_ns`
-/// earlier.
+/// Nanoseconds after a seal for which a job is left for flushes, if the seal before was
+/// `interval_ns` earlier.
 #[must_use]
 pub fn flush_reserve_ns(interval_ns: u64) -> u64 {
     interval_ns.saturating_mul(RESERVE_INTERVALS).clamp(RESERVE_NS_MIN, RESERVE_NS_MAX)
 }
 
-/// For how long after a seal a load goes on, when the seal before it was `interval_ns` earlier.
+/// Nanoseconds after a seal for which a load goes on, if the seal before was `interval_ns` earlier.
 #[must_use]
 pub fn load_pause_ns(interval_ns: u64) -> u64 {
     interval_ns.saturating_mul(RESERVE_INTERVALS).clamp(LOAD_PAUSE_NS_MIN, LOAD_PAUSE_NS_MAX)
 }
 
-/// How many compactions may run at once with `jobs` background jobs, when the last memtable was
-/// sealed `since_ns` ago (`None`: never) and the one before it `interval_ns` earlier.
+/// Number of compactions that may run at the same time with `jobs` background jobs. The last
+/// memtable was sealed `since_ns` ago (`None`: never) and the one before it `interval_ns` earlier.
 #[must_use]
 pub fn compaction_jobs(jobs: usize, since_ns: Option<u64>, interval_ns: u64) -> usize {
     match since_ns {
@@ -51,17 +51,17 @@ pub fn compaction_jobs(jobs: usize, since_ns: Option<u64>, interval_ns: u64) -> 
     }
 }
 
-/// Whether a load goes on (see [`PickInput::loading`]), when the last memtable was sealed
-/// `since_ns` ago (`None`: never) and the one before it `interval_ns` earlier.
+/// Whether a load goes on ([`PickInput::loading`]). The last memtable was sealed `since_ns` ago
+/// (`None`: never) and the one before it `interval_ns` earlier.
 #[must_use]
 pub fn is_loading(since_ns: Option<u64>, interval_ns: u64) -> bool {
     since_ns.is_some_and(|since_ns| since_ns <= load_pause_ns(interval_ns))
 }
 
-/// The most urgent compaction of several column families, with the index of its family; `None` if
+/// The most urgent compaction of several column families, with the index of its family. `None` if
 /// no family has one or enough jobs run. Tables that no reader needs are dropped before anything
-/// else. Even ones go to the family with fewer running jobs. `common` says everything but the
-/// version, which is ignored.
+/// else. Among equal picks, the family with fewer running jobs goes first. `common` is the input
+/// for every family, except for its version, which is ignored.
 ///
 /// Cost: that of [`pick`] for the families that may be as urgent as the most urgent pick.
 #[must_use]
@@ -98,7 +98,7 @@ pub fn pick_of_all(families: &[&Version], common: &PickInput<'_>) -> Option<(usi
     best.map(|(_, at, pick)| (at, pick))
 }
 
-/// No pick of the version is more urgent than this.
+/// Upper bound of the urgency of all picks of the version.
 fn urgency_most(input: &PickInput<'_>) -> f64 {
     let (version, urgency) = (input.version, input.space_urgency());
     let deeper = (version.base_level()..LAST_LEVEL).map(|level| version.score(level) * urgency);

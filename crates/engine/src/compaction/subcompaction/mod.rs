@@ -1,33 +1,33 @@
-//! Subcompactions: into which parts of its keys one compaction is cut, a pure function.
+//! Subcompactions: cuts the keys of one compaction into parts. Pure functions.
 //!
-//! Buckets cut L0 before a compaction begins and so make jobs that share nothing; a
-//! subcompaction cuts a job that exists (BucketLSM §IV-B calls this intra-compaction parallelism
-//! and compares with it). The rules are those of RocksDB since its version 7: every input file
-//! names some of its index keys and the bytes between them (its *anchors*, at most
-//! [`ANCHORS_PER_FILE`]); sorted together, their bytes are cut into even parts. Anchors know what
-//! lies in each file, not what survives the merge, so parts take unequal time; that is the
-//! method's known weakness, not a mistake here.
+//! Buckets cut L0 before a compaction begins, and so make jobs that share nothing. A subcompaction
+//! cuts a job that exists (BucketLSM §IV-B calls this intra-compaction parallelism and compares
+//! with it). The rules are those of RocksDB since its version 7. Every input file names some of its
+//! index keys and the bytes between them (its *anchors*, at most [`ANCHORS_PER_FILE`]). The anchors
+//! of all files are sorted, and their bytes are cut into even parts. Anchors describe each file,
+//! not the records that survive the merge. So parts take unequal time, which is a known weakness of
+//! the method.
 //!
 //! Invariants of a plan:
-//! 1. its ranges ascend, touch and together are exactly the job's range; a boundary is an anchor
-//!    strictly inside it, so every version of a user key is in one part;
-//! 2. there are at most as many parts as asked for, and as many as the bytes fill files of the
-//!    least size (the target file size: a smaller part would make small files);
-//! 3. no part holds less than half of that least size by the anchors' account: a boundary that
-//!    would make one is left out.
+//! 1. Its ranges ascend, touch, and together are exactly the job's range. A boundary is an anchor
+//!    strictly inside it, so every version of a user key is in one part.
+//! 2. It has at most `parts_max` parts, and at most as many as the bytes fill files of the least
+//!    size. That is the target file size: a smaller part would make small files.
+//! 3. No part holds less than half of that least size by the anchors' account. A boundary that
+//!    would make such a part is left out.
 //!
-//! Cost: a sort of the anchors. They come from index blocks that open readers hold in memory; a
-//! file whose reader is closed is opened, three to five reads, once per job.
+//! Cost: a sort of the anchors. They come from index blocks that open readers hold in memory. A
+//! file whose reader is closed is opened once per job, with three to five reads.
 
 use crate::key::KeyRange;
 use crate::sst::Anchor;
 
-/// Most anchors that a file names.
+/// Largest number of anchors that a file names.
 pub const ANCHORS_PER_FILE: usize = 128;
 
-/// Cuts `range`, whose inputs have `anchors` (in any order), into at most `parts_max` even parts
-/// of about `part_bytes_min` or more; see the module. One part, the range itself, if it is not
-/// worth cutting.
+/// Cuts `range` into at most `parts_max` even parts of about `part_bytes_min` bytes or more. The
+/// inputs of the range have `anchors`, in any order. The result is the range itself, as one part,
+/// if it is not worth cutting.
 #[must_use]
 pub fn plan_subcompactions(
     mut anchors: Vec<Anchor>,
@@ -67,7 +67,8 @@ pub fn plan_subcompactions(
 pub fn parts_between(range: &KeyRange, cuts: &[Vec<u8>], parts_max: usize) -> Vec<KeyRange> {
     let inside: Vec<&Vec<u8>> = cuts.iter().filter(|cut| inside(range, cut)).collect();
     let parts = (inside.len() + 1).min(parts_max.max(1));
-    // The boundary after each part but the last: of `n + 1` pieces, `part / parts` on its left.
+    // The boundary after each part but the last: `part / parts` of all `n + 1` pieces lie on its
+    // left.
     let boundaries =
         (1..parts).map(|part| inside[part * (inside.len() + 1) / parts - 1].clone()).collect();
     ranges_between(range, boundaries)

@@ -15,7 +15,8 @@ fn even(count: u64, bytes: u64) -> Vec<Anchor> {
     (1..=count).map(|n| Anchor { key: key(n), bytes }).collect()
 }
 
-/// What each part holds, by the anchors: those at its start belong to the part before.
+/// Bytes of each part, by the anchors. An anchor at the start of a part belongs to the previous
+/// part.
 fn bytes_of(parts: &[KeyRange], anchors: &[Anchor]) -> Vec<u64> {
     let holds = |part: &KeyRange, anchor: &Anchor| {
         let first = part.start == parts[0].start;
@@ -38,7 +39,8 @@ fn even_anchors_make_even_parts() {
 
 #[test]
 fn skewed_anchors_make_parts_of_even_bytes_not_of_even_keys() {
-    // Three quarters of the bytes lie within a tenth of the keys; two files, unsorted together.
+    // Three quarters of the bytes lie within a tenth of the keys. There are two files, whose
+    // anchors are unsorted together.
     let weight = |n: u64| if (400..500).contains(&n) { 2700 } else { 100 };
     let file =
         |from: u64| (from..1000).step_by(2).map(move |n| Anchor { key: key(n), bytes: weight(n) });
@@ -65,9 +67,9 @@ fn what_cannot_be_cut_stays_whole() {
     // One key, in one file or in many.
     stays_whole(even(1, 1 << 40), 8, 1, all());
     stays_whole(vec![Anchor { key: key(7), bytes: 1000 }; 50], 8, 1, all());
-    // One part is asked for.
+    // A limit of one part.
     stays_whole(even(1000, 100), 1, 1, all());
-    // Less than two files.
+    // Fewer bytes than two files have.
     stays_whole(even(1000, 100), 8, 50_001, all());
     stays_whole(even(1000, 100), 8, u64::MAX, all());
     // No anchor strictly inside.
@@ -85,7 +87,7 @@ fn fewer_anchors_than_parts_make_as_many_parts_as_they_can() {
 fn parts_are_not_smaller_than_a_file() {
     let parts = plan_subcompactions(even(1000, 100), 64, 30_000, &range(0, 2000));
     assert_eq!(parts.len(), 3, "100,000 bytes fill three files of 30,000");
-    // Nearly everything lies before the last anchor: nothing to cut off behind it.
+    // Nearly all bytes lie before the last anchor, so there is nothing to cut off after it.
     let mut anchors = even(4, 10);
     anchors[3].bytes = 10_000;
     let parts = plan_subcompactions(anchors, 4, 1000, &range(0, 2000));

@@ -1,7 +1,7 @@
-//! How specs and outputs travel to and from an executor. Format: `docs/formats/job.md`.
+//! Messages that carry specs and outputs to and from an executor. Format: `docs/formats/job.md`.
 //!
-//! A message is a version byte, a byte that says what it is, the postcard encoding of the value
-//! and a CRC-32C of all that. Decoding foreign bytes gives an error, never a panic, and never
+//! A message is a version byte, a byte for its type, the postcard encoding of the value, and a
+//! CRC-32C of all that. Decoding foreign bytes may return an error but never panics. It never
 //! allocates more than a small multiple of the message's length.
 
 use archipelago_base::checksum::crc;
@@ -20,11 +20,11 @@ pub const VERSION: u8 = 3;
 const HEADER_BYTES: usize = 2;
 const CRC_BYTES: usize = 4;
 
-/// A value that travels.
+/// A value that a message carries.
 pub trait Message: Serialize + DeserializeOwned {
-    /// What it is, stored in the message and never reused.
+    /// Number of the type, stored in the message and never reused.
     const TAG: u8;
-    /// What it is, for people.
+    /// Name of the type in errors.
     const NAME: &'static str;
 }
 
@@ -48,7 +48,7 @@ impl Message for JobOutput {
     const NAME: &'static str = "job output";
 }
 
-/// The message of `value`. `InvalidArgument` if it has a path that is not UTF-8.
+/// Encodes `value` as a message. `InvalidArgument` if it has a path that is not UTF-8.
 pub fn encode<T: Message>(value: &T) -> Result<Vec<u8>> {
     let mut out = postcard::to_extend(value, vec![VERSION, T::TAG]).map_err(|error| {
         let context = format!("cannot encode a {}", T::NAME);
@@ -58,8 +58,8 @@ pub fn encode<T: Message>(value: &T) -> Result<Vec<u8>> {
     Ok(out)
 }
 
-/// The value of a message. `Unsupported` if its version is another one, `Corrupt` if it is
-/// damaged or not a `T`.
+/// Decodes a message. `Unsupported` if it has another version. `Corrupt` if it is damaged or not a
+/// `T`.
 pub fn decode<T: Message>(message: &[u8]) -> Result<T> {
     let corrupt =
         |what: &str| Error::new(ErrorKind::Corrupt, format!("message of a {}: {what}", T::NAME));

@@ -226,7 +226,7 @@ fn decode_all(message: &[u8]) -> usize {
     .count()
 }
 
-/// Appends a right checksum, so that the damage reaches the decoder of the value.
+/// Appends a correct checksum, so that the damage reaches the decoder of the value.
 fn sealed(mut body: Vec<u8>) -> Vec<u8> {
     let sum = crc(&body);
     body.extend_from_slice(&sum.to_le_bytes());

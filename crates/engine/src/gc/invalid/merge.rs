@@ -10,12 +10,13 @@ use crate::key;
 use crate::sabotage::{Defect, has};
 use crate::value_ref::InvalidFileMeta;
 
-/// Files of a family from which on some are merged.
+/// Number of a family's invalid files from which on some are merged.
 const MERGE_FILES_MIN: usize = 8;
 
-/// The files, as positions in `sizes`, that a merge takes now; empty if there are few. A merge
-/// takes the smaller half of the files at least, and then every file that is at most as large as
-/// all smaller ones together. So an entry is written once for each doubling of the entries.
+/// Selects the files that a merge takes now, as positions in `sizes`; none if there are few. A
+/// merge takes at least the smaller half of the files. Then it takes every file that is at most as
+/// large as all smaller ones together. So an entry is written once for each doubling of the
+/// entries.
 pub(crate) fn files_to_merge(sizes: &[u64]) -> Vec<usize> {
     if sizes.len() < MERGE_FILES_MIN {
         return Vec::new();
@@ -36,7 +37,7 @@ pub(crate) fn files_to_merge(sizes: &[u64]) -> Vec<usize> {
 }
 
 /// Merges `inputs` into one file, each entry with its install number. Entries for which `counts`
-/// (of number and install number) is false are dropped; `None` if none is left.
+/// (of number and install number) returns false are dropped. `None` if no entry is left.
 pub(crate) fn merge_invalid(
     inputs: &[InvalidFileMeta],
     counts: impl Fn(u64, u64) -> bool,

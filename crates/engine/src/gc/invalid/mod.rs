@@ -1,10 +1,10 @@
-//! The Invalid Tree: which records of value files compactions dropped references to (Terark-DS
-//! §4.4.2). A garbage collection that runs without a database finds validity with it. Format:
+//! The Invalid Tree: the records of value files to which compactions dropped references (Terark-DS
+//! §4.4.2). A garbage collection that runs without a database determines validity with it. Format:
 //! `docs/formats/invalid-file.md`.
 //!
-//! A compaction writes an entry for each reference that it dropped ([`InvalidWriter`]); the edit
+//! A compaction writes an entry for each reference that it dropped ([`InvalidWriter`]). The edit
 //! that installs its outputs adds the file and gives its entries an *install number*, a counter of
-//! the family. The owner merges files ([`merge_invalid`]), and a job takes the records without an
+//! the family. The owner merges files ([`merge_invalid`]). A job treats the records without an
 //! entry that counts as valid ([`valid_by_entries`]).
 //!
 //! Invariants:
@@ -14,14 +14,14 @@
 //!    not the older number that the reference may name. So it holds no ancestor's number longer
 //!    than needed.
 //! 3. An entry under a file's own number always counts. An entry under the number of an ancestor
-//!    counts only if its install number is above the file's basis. Below it, the garbage collection
-//!    that wrote the file knew of the entry and left the record out; a record with that key and
-//!    sequence number came from another ancestor and is alive.
+//!    counts only if its install number is above the file's basis. For an entry below the basis,
+//!    the garbage collection that wrote the file knew of it and left the record out. A record with
+//!    that key and sequence number then came from another ancestor and is alive.
 //!
 //! The tree may lack entries: of compactions before it was switched on, and of tables that were
-//! dropped whole. It never has one for a record that is referenced. So a job that counts as many
-//! valid records as the tables reference has found exactly those, and a job that counts more is
-//! made again with a look-up.
+//! dropped whole. It never has an entry for a record that is referenced. So a job whose number of
+//! valid records equals that of the tables' references has found exactly these. A job that counts
+//! more is made again with a look-up.
 //!
 //! Thread-safety: plain values, used by one thread each. Failure: `Corrupt` names the file.
 //! Cost: a compaction holds up to [`BUFFER_BYTES`] of entries and sorts them. A job reads the files
@@ -49,14 +49,14 @@ use crate::key::{self, KeyRef, Kind};
 use crate::sst::{FileIdentity, TableReadOptions, TableReader};
 use crate::value_ref::InvalidFileMeta;
 
-/// Bytes of entries that a compaction holds before it writes a file of them.
+/// Bytes of entries that a compaction buffers before it writes them to a file.
 const BUFFER_BYTES: usize = 4 << 20;
 /// Bytes of an invalid file that are read at a time.
 const READ_BYTES: u64 = 1 << 20;
 /// Length of the value file's number at the start of an entry's key.
 const NUMBER_BYTES: usize = 8;
 
-/// A record that a compaction dropped the reference to.
+/// A record to which a compaction dropped the reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InvalidEntry<'a> {
     /// Number of the value file that held the record.
@@ -69,8 +69,8 @@ pub(crate) struct InvalidEntry<'a> {
     pub(crate) install_no: u64,
 }
 
-/// Appends the key of an entry: the number, the user key, and a trailer of the kind `Put`, because
-/// a table takes the value of the kind `Indirect` for a reference.
+/// Appends the key of an entry: the number, the user key, and a trailer of the kind `Put`. With the
+/// kind `Indirect`, a table would take the value for a reference.
 fn put_key(out: &mut Vec<u8>, no: u64, internal_key: &[u8]) {
     out.extend_from_slice(&no.to_be_bytes());
     let seq = key::trailer_seq(key::trailer(internal_key));
@@ -106,7 +106,7 @@ struct InvalidCursor {
 }
 
 impl InvalidCursor {
-    /// Opens the file of `meta` and stands on its first entry.
+    /// Opens the file of `meta` and moves to its first entry.
     fn open(meta: &InvalidFileMeta, from: &InvalidSource<'_>) -> Result<Self> {
         let context = from.context;
         let path = from.dir.join(invalid_file_name(meta.file_no()));
@@ -126,8 +126,8 @@ impl InvalidCursor {
         Ok(Self { meta: meta.clone(), path, entries, passed: 0 })
     }
 
-    /// The entry on which it stands; `None` at the end. `Corrupt` if the file does not have as many
-    /// entries as the manifest says, or if one cannot be.
+    /// The entry at the cursor; `None` at the end. `Corrupt` if the number of entries differs from
+    /// the manifest's, or if an entry is impossible.
     fn current(&self) -> Result<Option<InvalidEntry<'_>>> {
         if self.entries.valid() {
             let entry = decode(&self.meta, self.entries.key(), self.entries.value());
@@ -143,7 +143,7 @@ impl InvalidCursor {
         Ok(None)
     }
 
-    /// Encoded key of the entry on which it stands.
+    /// Encoded key of the entry at the cursor.
     fn key(&self) -> &[u8] {
         self.entries.key()
     }
@@ -165,7 +165,7 @@ impl InvalidCursor {
     }
 }
 
-/// Where invalid files lie, and how they are read.
+/// Directory of invalid files, and how they are read.
 #[derive(Clone, Copy)]
 pub(crate) struct InvalidSource<'a> {
     /// The column family.

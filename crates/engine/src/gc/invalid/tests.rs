@@ -14,7 +14,7 @@ fn output_spec(executor: &Executor, first: u64) -> OutputSpec {
     spec
 }
 
-/// An entry as tests write it down: number, user key, sequence number.
+/// An entry in the notation of the tests: number, user key, sequence number.
 type Entry<'a> = (u64, &'a str, u64);
 
 /// Writes the entries as a compaction does, with install number `install_no`.

@@ -1,4 +1,4 @@
-//! Which records of value files are valid, by the entries of invalid files.
+//! Determines the valid records of value files from the entries of invalid files.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,20 +13,20 @@ use crate::sabotage::{Defect, has};
 use crate::value::KeyList;
 use crate::value_ref::{InvalidFileMeta, ValueFileMeta};
 
-/// An input of a garbage collection whose validity invalid files tell.
+/// An input of a garbage collection whose validity follows from invalid files.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct InvalidInput<'a> {
     /// The value file. Its basis limits the entries of its ancestors.
     pub(crate) meta: &'a ValueFileMeta,
-    /// Numbers whose values lie in the file now, its own excluded.
+    /// Numbers of files whose values lie in the file now, without its own number.
     pub(crate) ancestors: &'a [u64],
-    /// All of its keys.
+    /// All keys of the value file.
     pub(crate) keys: &'a KeyList,
     /// Number of records that the tables reference.
     pub(crate) records: u64,
 }
 
-/// The invalid files have too few entries for the references of the tables.
+/// Cause of an error: the invalid files have too few entries for the references of the tables.
 #[derive(Debug)]
 pub(super) struct EntriesMissing;
 
@@ -38,12 +38,12 @@ impl fmt::Display for EntriesMissing {
 
 impl std::error::Error for EntriesMissing {}
 
-/// Each number that an input has or inherited from, with the input and the install number above
-/// which entries under that number count; `None` if all do.
+/// Each number that an input has or inherited, with the position of the input. Entries under the
+/// number count if their install number is above the one given here, or all of them for `None`.
 type Numbers = BTreeMap<u64, (usize, Option<u64>)>;
 
 /// For each of `inputs`, the records for which no entry of `files` counts. `NotFound` with
-/// [`EntriesMissing`] if they are not as many as the tables reference.
+/// [`EntriesMissing`] if their number differs from that of the tables' references.
 pub(crate) fn valid_by_entries(
     files: &[InvalidFileMeta],
     inputs: &[InvalidInput<'_>],
@@ -88,8 +88,8 @@ pub(crate) fn valid_by_entries(
     Ok(valid)
 }
 
-/// The input that the entry names by its own or an ancestor's number, and the install number above
-/// which entries under that number count.
+/// The input that the entry names by the input's own or an ancestor's number. The second value is
+/// the install number above which entries under that number count.
 fn counting_for(numbers: &Numbers, entry: &InvalidEntry<'_>) -> Option<(usize, Option<u64>)> {
     let named = numbers.get(&entry.no).copied();
     let (at, basis) = match named {
@@ -99,7 +99,7 @@ fn counting_for(numbers: &Numbers, entry: &InvalidEntry<'_>) -> Option<(usize, O
     Some((at, basis.filter(|_| !has(Defect::EntriesWithoutLimit))))
 }
 
-/// The record of the entry, if the file has it.
+/// Position of the entry's record in the file, if the file has it.
 fn find(keys: &KeyList, entry: &InvalidEntry<'_>) -> Option<usize> {
     let (mut low, mut high) = (0, keys.len());
     while low < high {

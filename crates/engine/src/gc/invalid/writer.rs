@@ -1,4 +1,4 @@
-//! Writing invalid files: those of a compaction, and the bytes of any.
+//! Writing of invalid files, for compactions and for merges.
 
 use archipelago_base::budget::{Charge, MemoryClass};
 use archipelago_base::{CfId, FileNo, Result};
@@ -13,7 +13,7 @@ use crate::sabotage::{Defect, has};
 use crate::sst::{TableBuilder, TableOptions};
 use crate::value_ref::InvalidFileMeta;
 
-/// Bytes that an entry takes in the buffer beside its user key.
+/// Bytes that an entry takes in the buffer, without its user key.
 const ENTRY_BYTES: u64 = (NUMBER_BYTES + key::TRAILER_BYTES + size_of::<(u32, u32)>()) as u64;
 
 /// File numbers that a compaction sets aside for the entries of `records` records with `raw_bytes`
@@ -23,7 +23,8 @@ pub(crate) fn file_numbers_wanted(records: u64, raw_bytes: u64) -> u64 {
     (bytes / BUFFER_BYTES as u64).saturating_add(2)
 }
 
-/// Writes invalid files of a job. Dropping it before [`InvalidFiles::release`] removes them.
+/// Writes the invalid files of a job. If it is dropped before [`InvalidFiles::release`], it removes
+/// them.
 pub(super) struct InvalidFiles<'a> {
     spec: &'a OutputSpec,
     cf: CfId,
@@ -39,7 +40,7 @@ pub(super) struct OpenInvalidFile {
 }
 
 impl OpenInvalidFile {
-    /// Adds an entry behind all others.
+    /// Adds an entry after all others.
     pub(super) fn add(&mut self, no: u64, key: &[u8], value: &[u8]) -> Result<()> {
         if self.names.last() != Some(&no) {
             self.names.push(no);
@@ -87,7 +88,7 @@ impl<'a> InvalidFiles<'a> {
         self.created.settle()
     }
 
-    /// Keeps the files.
+    /// Keeps the files when this value is dropped.
     pub(super) fn release(&mut self) {
         self.created.release();
     }
@@ -98,10 +99,10 @@ pub(crate) struct InvalidWriter<'a> {
     out: InvalidFiles<'a>,
     context: &'a JobContext<'a>,
     keys: Vec<u8>,
-    /// Start and end of each key in `keys`.
+    /// Start and end in `keys` of each key.
     entries: Vec<(u32, u32)>,
     files: Vec<InvalidFileMeta>,
-    /// Memory of the buffer, from the first entry on.
+    /// Charge for the memory of the buffer, from the first entry on.
     held: Option<Charge>,
 }
 
@@ -118,7 +119,7 @@ impl<'a> InvalidWriter<'a> {
         Self { out, context, keys, entries, files, held: None }
     }
 
-    /// Takes the record `internal_key` of value file `no`.
+    /// Notes the record `internal_key` of value file `no` as dropped.
     pub(crate) fn note(&mut self, no: FileNo, internal_key: &[u8]) -> Result<()> {
         let seq = key::trailer_seq(key::trailer(internal_key));
         if has(Defect::DroppedInvalidEntry) && seq.0 % 8 == 3 {
@@ -153,7 +154,7 @@ impl<'a> InvalidWriter<'a> {
         Ok(())
     }
 
-    /// Writes what is left, and makes all files durable.
+    /// Writes the buffered entries, and makes all files durable.
     pub(crate) fn finish(&mut self) -> Result<()> {
         if !self.entries.is_empty() {
             self.write()?;
@@ -161,8 +162,8 @@ impl<'a> InvalidWriter<'a> {
         self.out.settle()
     }
 
-    /// Keeps the files, which [`InvalidWriter::finish`] has ended. Their install numbers are 0
-    /// until the owner installs them.
+    /// Keeps the files that [`InvalidWriter::finish`] has ended. Their install numbers are 0 until
+    /// the owner installs them.
     pub(crate) fn release(mut self) -> Vec<InvalidFileMeta> {
         self.out.release();
         std::mem::take(&mut self.files)

@@ -1,13 +1,13 @@
-//! Which value files the next garbage collection job takes: a pure function from a snapshot of the
-//! value files to a [`GcPick`].
+//! Chooses the value files of the next garbage collection job: a pure function from a snapshot of
+//! the value files to a [`GcPick`].
 //!
 //! A job copies the valid records of its inputs into one new file, the *heir*. A pick has one of
 //! three reasons, in this order:
 //! 1. *Space*: exposed garbage exceeds what the plan allows. The seed is the file with the largest
 //!    garbage share. Neighbours of the seed join in falling order of their share while the valid
-//!    bytes of all inputs fit into one heir. A neighbour joins only if its share is at least
-//!    three quarters of the seed's: the heir would otherwise be filled with files whose rewrite
-//!    frees little for what it copies.
+//!    bytes of all inputs fit into one heir. A neighbour joins only if its share is at least three
+//!    quarters of the seed's. Otherwise files whose rewrite frees little for the bytes that it
+//!    copies would fill the heir.
 //! 2. *Small files*: more than [`SMALL_FILES_MAX`] neighbouring files are smaller than a quarter of
 //!    a full value file. Each file costs an entry in the references of many tables. While the
 //!    references of a family are large, more than [`SMALL_FILES_MAX_CROWDED`] are enough.
@@ -23,15 +23,15 @@
 //! 3. It takes no input of a running job and no file that is left out after failures.
 //! 4. If exposed garbage exceeds what the plan allows, then a pick exists, a job runs, or every
 //!    file with garbage is left out after failures or has an heir without room on the disk.
-//! 5. Its heir has room on the disk. If many files have none together, fewer are taken. Only the
-//!    heir of a pick for space may count on the reserve of the disk.
+//! 5. Its heir has room on the disk. If the heir of many files has no room, fewer are taken. Only
+//!    the heir of a pick for space may use the reserve of the disk.
 //!
 //! Cost: O(n) for `n` files that are given in key order, plus O(n log n) with two allocations per
 //! file if more than [`RUNS_MAX`] files overlap at one key. A family may have 130,000 value files.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-/// More neighbouring small files than this are merged.
+/// Number of neighbouring small files above which they are merged.
 const SMALL_FILES_MAX: usize = 16;
 /// The same limit while the references of the family exceed [`REFS_BYTES_CROWDED`].
 const SMALL_FILES_MAX_CROWDED: usize = 4;
@@ -39,17 +39,18 @@ const SMALL_FILES_MAX_CROWDED: usize = 4;
 const REFS_BYTES_CROWDED: u64 = 4 << 20;
 /// A file with fewer value bytes than a full file divided by this is small.
 const SMALL_FILE_SHARE: u64 = 4;
-/// More files than this that overlap at one key are merged.
+/// Number of files that overlap at one key above which they are merged.
 const RUNS_MAX: usize = 16;
-/// A merge for the sake of scans takes at least this many files.
+/// Smallest number of files of a merge that serves scans.
 const RUNS_MERGED_MIN: usize = 4;
-/// Files that many positions apart in key order are still neighbours.
+/// Largest distance, in positions in key order, of files that are neighbours without an overlap.
 const NEIGHBOURS_APART_MAX: usize = 16;
-/// A neighbour joins a pick for space from this part of the seed's garbage share on.
+/// Smallest garbage share of a neighbour that joins a pick for space, as a part of the seed's
+/// share.
 const NEIGHBOUR_SHARE_MIN: f64 = 0.75;
-/// A job holds at most this many bytes of key blocks in memory, unless its only input has more.
+/// Limit on the bytes of key blocks that a job holds in memory; a single input may have more.
 const KEY_BYTES_MAX: u64 = 64 << 20;
-/// A job has at most this many inputs, because it keeps all of them open.
+/// Limit on the inputs of a job, because it keeps all of them open.
 const INPUTS_MAX: usize = 256;
 
 /// Pause after the first failure of a file, in nanoseconds.
@@ -91,7 +92,7 @@ impl ValueFileState<'_> {
     }
 }
 
-/// The state from which a pick follows.
+/// State of a family's value files from which a pick follows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GcSnapshot<'a> {
     /// Every value file of the family. The cost is lowest if they are in order of their smallest
@@ -151,9 +152,8 @@ pub(crate) struct GcPick {
     pub heir_bytes: u64,
 }
 
-/// The job to start now. The result is `None` if nothing is due, or if everything that is due is
-/// in use or left out. Call again with the inputs of the pick among the running ones for the next
-/// job.
+/// The job to start now. `None` if nothing is due, or if everything that is due is in use or left
+/// out. For a further job, call again with the inputs of this pick among the running ones.
 #[must_use]
 pub(crate) fn pick_gc(snapshot: &GcSnapshot<'_>) -> Option<GcPick> {
     let mut picker = Picker::new(snapshot);
@@ -177,7 +177,7 @@ pub(crate) fn is_due_with_room(snapshot: &GcSnapshot<'_>) -> bool {
     pick_gc(&GcSnapshot { space_room_bytes, merge_room_bytes, ..*snapshot }).is_some()
 }
 
-/// The bytes that the inputs of a job sum up to.
+/// Sums over the inputs of a job.
 #[derive(Clone, Copy, Debug, Default)]
 struct InputSum {
     files: usize,
@@ -202,14 +202,14 @@ impl InputSum {
         }
     }
 
-    /// Whether one job may take all of it.
+    /// Whether one job may take all of the files.
     fn fits(self, value_file_bytes: u64) -> bool {
         self.files <= INPUTS_MAX
             && self.valid_bytes <= value_file_bytes
             && self.key_bytes <= KEY_BYTES_MAX
     }
 
-    /// Bytes that an heir of all of it takes on the disk.
+    /// Bytes that an heir of all of the files takes on the disk.
     fn heir_bytes(self) -> u64 {
         self.valid_bytes.saturating_add(self.key_bytes)
     }
@@ -220,7 +220,7 @@ struct Picker<'a> {
     snapshot: &'a GcSnapshot<'a>,
     /// Indices of the files, by smallest key and then by number.
     order: Vec<usize>,
-    /// Bytes that an heir may take on the disk; they depend on the reason.
+    /// Bytes that an heir may take on the disk, which depend on the reason of the pick.
     room_bytes: u64,
 }
 
@@ -265,14 +265,14 @@ impl<'a> Picker<'a> {
         self.is_free(at) && !self.is_suspect(at)
     }
 
-    /// Whether the two files are neighbours; see the module.
+    /// Whether the two files are neighbours, as the module defines them.
     fn are_neighbours(&self, one: usize, other: usize) -> bool {
         let (one_file, other_file) = (self.file(one), self.file(other));
         one.abs_diff(other) <= NEIGHBOURS_APART_MAX
             || one_file.smallest <= other_file.largest && other_file.smallest <= one_file.largest
     }
 
-    /// Bytes of exposed garbage without what running jobs are about to free.
+    /// Bytes of exposed garbage that no running job is about to free.
     fn exposed_bytes(&self) -> u64 {
         let files = self.snapshot.files.iter();
         let idle = files.filter(|file| !self.snapshot.running.contains(&file.no));
@@ -317,8 +317,8 @@ impl<'a> Picker<'a> {
         Some(inputs)
     }
 
-    /// The inputs of a job that merges small files: of all stretches of neighbours that fit into
-    /// one heir, the one with the most files.
+    /// The inputs of a job that merges small files: the stretch of neighbours with the most files
+    /// among those that fit into one heir.
     fn small_files(&self) -> Option<Vec<usize>> {
         let full = self.snapshot.value_file_bytes;
         let small: Vec<usize> = self
@@ -380,8 +380,8 @@ impl<'a> Picker<'a> {
         &group[best]
     }
 
-    /// The inputs of a job that merges files which overlap at one key: where most of them do, the
-    /// files with the fewest valid bytes.
+    /// The inputs of a job that merges files which overlap at one key. It takes the key with most
+    /// files, and there the files with the fewest valid bytes.
     fn runs(&self) -> Option<Vec<usize>> {
         let start = self.most_runs()?;
         let key = self.file(start).smallest;
@@ -398,8 +398,8 @@ impl<'a> Picker<'a> {
         Some(inputs)
     }
 
-    /// The position at whose smallest key most files overlap, of those where a merge is due and
-    /// [`RUNS_MERGED_MIN`] files fit into one heir.
+    /// The position at whose smallest key most files overlap. Only positions count at which a merge
+    /// is due and [`RUNS_MERGED_MIN`] files fit into one heir.
     fn most_runs(&self) -> Option<usize> {
         if self.order.len() <= RUNS_MAX {
             return None;
@@ -407,12 +407,13 @@ impl<'a> Picker<'a> {
         let mut ends: Vec<usize> = self.positions().collect();
         ends.sort_unstable_by_key(|&at| (self.file(at).largest, at));
         let mut ended = 0;
-        // Files that hold the current key and that a job may take, by valid bytes.
+        // Files that hold the current key and may be taken by a job, by valid bytes.
         let mut mergeable: BTreeSet<(u64, usize)> = BTreeSet::new();
         let mut best: Option<(usize, usize)> = None;
         for at in self.positions() {
             let file = self.file(at);
-            // A file that has not started ends no earlier than it starts, so all of these have.
+            // A file that has not started ends no earlier than it starts, so all files here have
+            // started.
             while self.file(ends[ended]).largest < file.smallest {
                 let end = ends[ended];
                 mergeable.remove(&(self.file(end).valid_bytes(), end));

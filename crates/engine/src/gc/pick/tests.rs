@@ -277,7 +277,7 @@ fn merges_do_not_count_on_the_reserve() {
 #[test]
 fn job_without_room_is_told_from_no_job() {
     let mut family = Family::default();
-    // Larger than a full file, as a file with one large value is.
+    // It is larger than a full file, as a file with one large value is.
     family.add((0, 9), 4 * FULL, 3 * FULL);
     family.occupied_bytes = u64::MAX - 2 * FULL;
     assert_eq!(family.pick(), None);
@@ -297,7 +297,8 @@ fn small_neighbours_are_merged_when_there_are_many() {
     family.add((160, 169), MIB / 4, MIB / 4);
     let pick = family.pick().expect("17 small files");
     assert_eq!((pick.reason, pick.inputs.len()), (GcReason::SmallFiles, 17));
-    // Far from the others: not a neighbour, so only sixteen are.
+    // These files are far from the others and so are not neighbours. Only sixteen neighbours
+    // remain.
     family.files.pop();
     (0..20).for_each(|at| _ = family.add((1000 + at, 1000 + at), FULL, FULL));
     family.add((2000, 2009), MIB / 4, MIB / 4);

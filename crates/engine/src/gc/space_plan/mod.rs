@@ -1,5 +1,5 @@
-//! The bound on space: how garbage is divided between exposed and hidden garbage, how much of it is
-//! left for writers, and what happens when an event exceeds the bound. Pure functions and values.
+//! The bound on space: the division of garbage into exposed and hidden garbage, the share of it
+//! that writers may use, and the events that exceed the bound. Pure functions and values.
 //!
 //! With `A` for `space_amplification_max`, the accounted bytes keep
 //!
@@ -18,19 +18,19 @@
 //!
 //! Invariants:
 //! 1. Debt rises only by a [`SpaceEvent`], and by no more than the event took from the margin.
-//! 2. After an event, a tenth of the allowance is left, or what was left before if that was less.
+//! 2. After an event, a tenth of the allowance is left, or the margin before it if that was less.
 //!    So the event delays writers and does not stop them.
 //! 3. Bytes in memtables count as used, because their flush turns some of them into hidden garbage.
 //!    The slack has room for one set of memtables.
 //! 4. All bytes that a running job may write count as used from its start on, and the slack has
-//!    room for them. So a job can always run to its end, and writers never use the room of a job
-//!    that writes less than it may.
+//!    room for them. So a job can always run to its end. Writers never use the room of a job that
+//!    writes less than it may.
 //!
 //! Cost: a plan solves 64 equations by bisection, about 20 µs. Everything else is a few additions.
 
-/// Steps in which the hidden share of a plan is tried.
+/// Number of hidden shares that a plan tries.
 const HIDDEN_STEPS: u32 = 64;
-/// Least hidden share that a plan tries.
+/// Smallest hidden share that a plan tries.
 const HIDDEN_SHARE_MIN: f64 = 0.01;
 /// Bisections of the valid share; each halves the interval, and a double has 53 bits.
 const BISECTIONS: u32 = 60;
@@ -58,7 +58,7 @@ pub(crate) fn rewritten_per_byte(exposed_share: f64) -> f64 {
     low / (1.0 - low)
 }
 
-/// The facts from which a plan follows.
+/// Settings and measurements from which a plan follows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct PlanInput {
     /// The bound of the family; 0 for none.
@@ -81,14 +81,14 @@ pub(crate) struct SpacePlan {
 }
 
 impl SpacePlan {
-    /// Bytes of exposed garbage that may exist beside `live_bytes`.
+    /// Bytes of exposed garbage that may exist in addition to `live_bytes`.
     #[must_use]
     pub(crate) fn exposed_bytes_max(&self, live_bytes: u64) -> u64 {
         (live_bytes as f64 * self.exposed_share) as u64
     }
 
-    /// How much more urgent the levels above the last are, if `hidden_bytes` are estimated: 1 or
-    /// more.
+    /// Factor for the urgency of the levels above the last, 1 or more, at an estimate of
+    /// `hidden_bytes`.
     #[must_use]
     pub(crate) fn hidden_urgency(&self, hidden_bytes: u64, live_bytes: u64) -> f64 {
         let planned = live_bytes as f64 * self.hidden_share;
@@ -99,8 +99,8 @@ impl SpacePlan {
     }
 }
 
-/// The division of the bound that writes least; `None` without a bound. The shares sum up to the
-/// bound less 1.
+/// The division of the bound with the fewest written bytes; `None` without a bound. The shares add
+/// up to the bound minus 1.
 #[must_use]
 pub(crate) fn space_plan(input: &PlanInput) -> Option<SpacePlan> {
     let garbage = input.amplification_max - 1.0;
@@ -132,8 +132,8 @@ pub(crate) struct SpaceUsage {
     pub in_flight_bytes: u64,
     /// Bytes in memtables, and bytes that delayed writers have paid for in advance.
     pub unflushed_bytes: u64,
-    /// Bytes that the deletes in memtables hide at most: their number times the mean bytes of a
-    /// separated value.
+    /// Largest number of bytes that the deletes in memtables may hide: their number times the mean
+    /// bytes of a separated value.
     pub unflushed_delete_bytes: u64,
 }
 
@@ -169,19 +169,19 @@ impl SpaceSlack {
     }
 }
 
-/// The bound of a family at one moment, and how much of it is used.
+/// The bound of a family at one moment, and the bytes of it that are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Margin {
     /// Bytes of garbage, of unfinished outputs and of memtables.
     pub used_bytes: u64,
-    /// Bytes of these that the bound allows without debt.
+    /// Used bytes that the bound allows without debt.
     pub allowance_bytes: u64,
-    /// Bytes that it allows besides, until they are repaid.
+    /// Further bytes that the bound allows until they are repaid.
     pub debt_bytes: u64,
 }
 
 impl Margin {
-    /// The margin under the bound `amplification_max`, which is at least 1.
+    /// The margin under the bound `amplification_max`, which must be at least 1.
     #[must_use]
     pub(crate) fn new(
         amplification_max: f64,
@@ -210,7 +210,7 @@ impl Margin {
         i64::try_from(left).unwrap_or(if left < 0 { i64::MIN } else { i64::MAX })
     }
 
-    /// Used bytes for which there is no debt.
+    /// Used bytes that no debt covers.
     fn uncovered_bytes(&self) -> u64 {
         self.used_bytes.saturating_sub(self.debt_bytes)
     }
@@ -220,15 +220,15 @@ impl Margin {
         self.allowance_bytes / 100 * percent
     }
 
-    /// Whether so much is used that writers are to be delayed. Compactions then take levels with
-    /// hidden garbage that are not due, and garbage collection takes any file with garbage.
+    /// Whether writers are to be delayed because of the used bytes. Compactions then take levels
+    /// with hidden garbage that are not due, and garbage collection takes any file with garbage.
     #[must_use]
     pub(crate) fn is_pressed(&self) -> bool {
         self.uncovered_bytes() >= self.share_bytes(SLOWDOWN_PERCENT).max(1)
     }
 }
 
-/// An event that may put garbage over the bound, however slow writers are.
+/// An event that may put garbage over the bound, at any speed of writers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum SpaceEvent {
     /// A flush or compaction installed range tombstones.
@@ -281,8 +281,8 @@ impl SpaceDebt {
         self.last_event
     }
 
-    /// Adds what `event` put over 90 % of the allowance. `before` and `after` are the margins
-    /// around the event, both with the present debt.
+    /// Adds the bytes that `event` put over 90 % of the allowance. `before` and `after` are the
+    /// margins around the event, both with the present debt.
     pub(crate) fn note(&mut self, event: SpaceEvent, before: &Margin, after: &Margin) {
         let tenth = after.allowance_bytes - after.share_bytes(EVENT_PERCENT);
         let left = before.bytes().min(i64::try_from(tenth).unwrap_or(i64::MAX));
@@ -292,8 +292,8 @@ impl SpaceDebt {
         }
     }
 
-    /// Repays half of `freed_bytes` that garbage collection or a compaction gave back. The other
-    /// half is room for writers. `after` is the margin behind the job, with the present debt: debt
+    /// Repays half of the `freed_bytes` that garbage collection or a compaction freed. The other
+    /// half is room for writers. `after` is the margin after the job, with the present debt. Debt
     /// that is not needed to keep writers from being delayed lapses.
     pub(crate) fn repay(&mut self, freed_bytes: u64, after: &Margin) {
         let needed = after.used_bytes.saturating_sub(after.share_bytes(SLOWDOWN_PERCENT));
@@ -301,31 +301,31 @@ impl SpaceDebt {
     }
 }
 
-/// Whether anything can lower the used bytes.
+/// Whether any job can lower the used bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SpaceWork {
     /// A job runs, or a pick exists.
     Exists,
-    /// No job runs, and nothing can be picked.
+    /// No job runs, and none can be picked.
     Nothing,
 }
 
-/// What the bound asks of writers.
+/// Limit that the bound sets to writers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WriterLimit {
     /// Writers go on at full speed.
     None,
     /// Writers slow down from `slowdown_bytes` on and stop at `stop_bytes`.
     Graded(SpaceLimit),
-    /// Writers go on, although the bound cannot be kept: nothing can lower the used bytes. Reports
-    /// say so.
+    /// Writers go on, although the bound cannot be kept, because no job can lower the used bytes.
+    /// Reports say so.
     CannotKeep,
 }
 
 /// Used bytes and the thresholds between which writers slow down.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SpaceLimit {
-    /// Used bytes for which there is no debt.
+    /// Used bytes that no debt covers.
     pub used_bytes: u64,
     /// Used bytes from which on writers are delayed.
     pub slowdown_bytes: u64,
@@ -333,7 +333,7 @@ pub(crate) struct SpaceLimit {
     pub stop_bytes: u64,
 }
 
-/// What writers of a family with the given margin do. A writer never waits unless there is work
+/// The limit for writers of a family with the given margin. A writer waits only while there is work
 /// that ends the wait.
 #[must_use]
 pub(crate) fn writer_limit(margin: &Margin, work: SpaceWork) -> WriterLimit {

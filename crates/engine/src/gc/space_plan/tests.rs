@@ -111,7 +111,7 @@ fn event_becomes_debt_above_90_percent() {
     assert_eq!(debt.last_event().map(SpaceEvent::name), Some("range_delete"));
     let left = margin(300, &debt).bytes();
     assert!((left - 10 * MIB as i64).abs() < 1000, "a tenth of the allowance is left");
-    // Writers used the tenth up: the next event adds only its own bytes.
+    // Writers have used the tenth: the next event adds only its own bytes.
     debt.note(SpaceEvent::Ingestion, &margin(310, &debt), &margin(320, &debt));
     assert!((margin(320, &debt).bytes()).abs() < 1000);
 }
@@ -138,7 +138,7 @@ fn half_of_what_is_freed_repays_debt() {
     debt.repay(8 * MIB, &margin(292, &debt));
     assert_eq!(debt.bytes(), owed - 4 * MIB);
     assert_eq!(margin(292, &debt).bytes(), left + 4 * MIB as i64, "the other half is for writers");
-    // Far below the thresholds: the debt lapses instead of loosening the bound for ever.
+    // Far below the thresholds, the debt lapses. Otherwise the bound would stay loosened for ever.
     debt.repay(8 * MIB, &margin(20, &debt));
     assert_eq!(debt.bytes(), 0);
 }
@@ -160,7 +160,7 @@ impl Model {
         Margin::new(self.amplification_max, &self.usage, &self.slack, &self.debt)
     }
 
-    /// Applies an event and accounts for what it puts over the bound.
+    /// Applies an event and adds to the debt what it puts over the bound.
     fn event(&mut self, event: SpaceEvent, apply: impl FnOnce(&mut Self)) {
         let before = self.margin();
         apply(self);

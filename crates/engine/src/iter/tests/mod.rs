@@ -28,20 +28,20 @@ enum Op {
     DeleteRange(Vec<u8>, Vec<u8>),
 }
 
-/// Writes, whose sequence numbers are their positions from 1, dealt to children by age.
+/// Writes, whose sequence numbers are their positions from 1, distributed over children by age.
 #[derive(Clone, Debug)]
 struct World {
     ops: Vec<Op>,
     /// Ends of the children's shares of `ops`, oldest child first.
     cuts: Vec<usize>,
-    /// All children but the newest are levels of files that hold this many user keys each.
+    /// Number of user keys in each file of all children but the newest, which are levels.
     keys_per_file: usize,
-    /// Shortest value that is separated, if any is.
+    /// Length of the shortest value that is separated; `None` if no value is.
     separated_from: Option<usize>,
     prefetch: Prefetch,
 }
 
-/// What the iterator must show: key to value, newest sequence number and expiry.
+/// Expected content of the iterator: key to value, newest sequence number and expiry.
 type Shown = BTreeMap<Vec<u8>, (Vec<u8>, u64, Option<u64>)>;
 
 impl World {
@@ -232,8 +232,8 @@ impl FileOpener for Level {
     }
 }
 
-/// Few keys, so that they meet; of several lengths, so that one is a prefix of another and some
-/// differ only past the eighth byte.
+/// Few keys, so that writes meet. They have several lengths, so that some are prefixes of others
+/// and some differ only after the eighth byte.
 fn key() -> impl Strategy<Value = Vec<u8>> + Clone {
     prop_oneof![
         (0u8..8).prop_map(|n| vec![b'a' + n]),
@@ -260,7 +260,7 @@ fn op(key: impl Strategy<Value = Vec<u8>> + Clone + 'static) -> impl Strategy<Va
     ]
 }
 
-/// Half of them with so few keys that each has many versions.
+/// Worlds of which half have so few keys that each key has many versions.
 fn world() -> impl Strategy<Value = World> {
     let many = prop::collection::vec(op(key()), 1..150);
     let few = (0u8..4).prop_map(|n| vec![b'b' + n]);
@@ -300,7 +300,7 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
     prop::collection::vec(one, 0..40)
 }
 
-/// Checks that `iter` stands where the model says.
+/// Checks that `iter` is at the entry that the model expects.
 fn check(iter: &UserIterator, shown: &Shown, at: Option<&Vec<u8>>) {
     iter.status().expect("nothing fails here");
     let got = iter.valid().then(|| iter.key().to_vec());
@@ -403,7 +403,7 @@ proptest! {
     }
 }
 
-/// Checks that `iter` holds `all` and moves over it rightly.
+/// Checks that `iter` holds `all` and moves correctly.
 fn walk(iter: &mut dyn InternalIterator, all: &[Record], moves: &[Move]) {
     let seek = |key: &[u8]| encode(key, SeqNo(40), Kind::SEEK);
     let mut at: Option<usize> = None;

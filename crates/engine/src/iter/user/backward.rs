@@ -1,5 +1,5 @@
-//! Going backwards: the versions of a key come oldest first, so the one that counts is known only
-//! when they are all passed, and has to be copied.
+//! Backward moves of a user iterator. The versions of a key come oldest first, so the version that
+//! counts is known only after all of them were passed, and it has to be copied.
 
 use archipelago_base::{Result, SeqNo};
 
@@ -9,20 +9,20 @@ use super::{Newest, Place, STEPS_BEFORE_RESEEK, UserIterator, classify, decode, 
 use crate::key::{Kind, encode_into, user_key};
 use crate::value_ref::Reference;
 
-/// What is known of a key after some of its versions, oldest first.
+/// State of a key after some of its versions, oldest first.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Seen {
-    /// No version that counts, or a delete: operands after it have no base.
+    /// The versions have no value, or end in a delete: later operands have no base.
     NoBase,
-    /// Operands of a view that wants keys only: they make a value, which is not folded.
+    /// Operands of a view of keys only: they make a value, which is not folded.
     Operands,
-    /// A value, copied.
+    /// A value, which was copied.
     Base,
     /// A value in a value file, named by a record of this sequence number.
     Separated(SeqNo, Reference),
 }
 
-/// What all versions of a key make of it.
+/// Result of all versions of a key.
 enum Collected {
     /// The key has no value.
     Nothing,
@@ -32,7 +32,7 @@ enum Collected {
 }
 
 impl UserIterator {
-    /// Shows the last entry at or before the merge's position, which must be no position between
+    /// Shows the last entry at or before the merge's position. The position must not lie between
     /// versions of a key.
     pub(super) fn find_prev(&mut self) -> Result<()> {
         self.place = Place::Nowhere;
@@ -56,7 +56,7 @@ impl UserIterator {
         self.merge.status()
     }
 
-    /// Passes all versions of `self.key`, on whose oldest the merge stands. Records older than
+    /// Passes all versions of `self.key`; the merge is at the oldest one. Records older than
     /// `newest_delete` do not count.
     fn collect(&mut self, newest_delete: SeqNo) -> Result<Collected> {
         self.operands.clear();
@@ -115,7 +115,7 @@ impl UserIterator {
         self.conclude(seen)
     }
 
-    /// The result of a key whose versions were all passed.
+    /// The result of a key after all its versions were passed.
     fn conclude(&mut self, seen: Seen) -> Result<Collected> {
         if self.operands.is_empty() {
             return Ok(match seen {
@@ -135,8 +135,8 @@ impl UserIterator {
         Ok(Collected::Value)
     }
 
-    /// Notes the reference of the record `seq`, on which the merge stands, as the base. A view of
-    /// keys only takes an empty value for it.
+    /// Notes the reference of the record `seq`, at the merge's position, as the base. A view of
+    /// keys only takes an empty value instead.
     #[cold]
     fn note_reference(&mut self, seq: SeqNo) -> Result<Seen> {
         self.operands.clear();
@@ -147,7 +147,7 @@ impl UserIterator {
         Ok(Seen::Separated(seq, reference_of(decode(self.merge.key())?, &self.merge)?))
     }
 
-    /// Copies the value under the merge, unless only keys are wanted.
+    /// Copies the value at the merge's position, unless the view shows keys only.
     fn copy_value(&mut self, value_start: usize) {
         self.value.clear();
         if !self.view.keys_only {
@@ -155,7 +155,8 @@ impl UserIterator {
         }
     }
 
-    /// [`UserIterator::collect`] for a key with many versions: finds the newest by a seek.
+    /// Does the work of [`UserIterator::collect`] for a key with many versions: finds the newest by
+    /// a seek.
     fn collect_by_seek(&mut self) -> Result<Collected> {
         self.target.clear();
         encode_into(&mut self.target, &self.key, self.view.snapshot, Kind::SEEK);
@@ -165,7 +166,7 @@ impl UserIterator {
         Ok(found)
     }
 
-    /// What the newest visible version of `self.key`, on which the merge stands, makes of it.
+    /// The result of the newest visible version of `self.key`, at the merge's position.
     fn copy_newest(&mut self) -> Result<Collected> {
         self.merge.status()?;
         if !self.merge.valid() {

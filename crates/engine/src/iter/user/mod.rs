@@ -1,27 +1,28 @@
 //! The user's view of a column family: one value per key, as of a snapshot.
 //!
-//! Owned by the public iterator. Over a [`MergingIterator`] of all shards and levels and a
-//! [`TombstoneSource`] it shows, per user key, the newest visible version: deleted, range-deleted
-//! and expired ones not at all, merge operands folded onto their base. Invariants:
-//! 1. [`Place::Cursor`] (forwards only): the merge stands on the newest visible record of the
-//!    current key, whose value is shown where it lies. Nothing was copied.
-//! 2. [`Place::Copied`]: `key` and `value` hold the current entry. Forwards, the merge stands on
-//!    some record after the one that decided the value, of this key or the next; backwards, on
-//!    the last record before all of this key's.
+//! The public iterator owns this one. It reads a [`MergingIterator`] of all shards and levels and a
+//! [`TombstoneSource`]. For each user key it shows the newest visible version. Deleted,
+//! range-deleted and expired versions are not shown, and merge operands are folded onto their base.
+//! Invariants:
+//! 1. [`Place::Cursor`] (forwards only): the merge is at the newest visible record of the current
+//!    key, and the value is shown without a copy.
+//! 2. [`Place::Copied`]: `key` and `value` hold the current entry. Forwards, the merge is at some
+//!    record after the one that decided the value, of this key or the next. Backwards, it is at the
+//!    last record before all of this key's.
 //! 3. [`Place::Fetched`]: as [`Place::Copied`], but `separated` holds the value, which lies in a
 //!    value file. [`Place::Queued`]: the entry is the front of the queue of `separated`, whose
-//!    values were fetched together, and the merge stands further ahead.
+//!    values were fetched together, and the merge is further ahead.
 //! 4. Both directions, and every mix of them, with and without a queue, show the same entries.
 //!
-//! A record is deleted by a range tombstone that is newer than it, wherever either lies; a chain of
-//! merge operands ends there as at a delete. An expired record is a delete; operands on a base that
-//! expires are folded onto it until then and onto nothing afterwards.
+//! A range tombstone deletes every older record that it covers, wherever either lies. A chain of
+//! merge operands ends there as at a delete. An expired record is a delete. Operands on a base that
+//! expires are folded onto it until then, and onto nothing afterwards.
 //!
-//! Failure: an error of a child, a damaged record or a merge operator that refuses makes the
-//! iterator invalid until the next seek; [`UserIterator::status`] tells it. Cost: forwards a step
-//! is one step of the merge and a copy of the key that is left; backwards it copies key and value.
-//! After [`STEPS_BEFORE_RESEEK`] hidden records of one key a seek jumps over the rest of them.
-//! Separated values cost what [`separated`] says, and nothing if there are none.
+//! Failure: an error of a child, a damaged record, or a merge operator that refuses makes the
+//! iterator invalid until the next seek. [`UserIterator::status`] returns the error.
+//! Cost: forwards a step is one step of the merge and a copy of the key that is left. Backwards it
+//! copies key and value. After [`STEPS_BEFORE_RESEEK`] hidden records of one key a seek skips the
+//! rest of them. [`separated`] states the cost of separated values; without them there is none.
 
 mod backward;
 mod separated;
@@ -42,17 +43,17 @@ use crate::value_ref::Reference;
 
 pub(crate) use self::separated::Prefetch;
 
-/// How many hidden records of one key are stepped over before a seek.
+/// Number of hidden records of one key that are stepped over before a seek.
 const STEPS_BEFORE_RESEEK: u32 = 8;
 /// Bytes of the expiry at the start of a [`Kind::PutExpiring`] value.
 const EXPIRY_BYTES: usize = 8;
 
-/// Where the current entry is.
+/// Location of the current entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
-    /// There is none.
+    /// There is no current entry.
     Nowhere,
-    /// Under the merge; the user's value starts at this offset of the stored one.
+    /// At the merge's position; the user's value starts at this offset of the stored value.
     Cursor { value_start: usize },
     /// In `key` and `value`.
     Copied,
@@ -64,17 +65,17 @@ enum Place {
     Unread,
 }
 
-/// Which records a forward search passes over, besides those after the snapshot.
+/// Records that a forward search passes over, besides those after the snapshot.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Hidden {
     Nothing,
-    /// Those of `self.key`, whose newest version was dealt with.
+    /// Records of `self.key`, whose newest version has been handled.
     OlderVersions,
-    /// None, but `self.key` is the key of the records after the snapshot that were seen last.
+    /// No records. `self.key` is the key of the newer-than-snapshot records that were passed last.
     NewerVersions,
 }
 
-/// What the newest visible version of a key makes of it.
+/// Result of the newest visible version of a key.
 #[derive(Clone, Copy)]
 enum Newest {
     Deleted,
@@ -95,23 +96,24 @@ pub struct UserIterator {
     covering: Covering,
     view: View,
     place: Place,
-    /// The last placement went backwards: the merge stands before the current key.
+    /// Whether the last placement went backwards: then the merge is before the current key.
     backward: bool,
     seq: SeqNo,
     expires_at_ms: Option<u64>,
     key: Vec<u8>,
     value: Vec<u8>,
     operands: Operands,
-    /// `None` if the version has no value file.
+    /// The separated values; `None` if the version has no value file.
     separated: Option<Box<SeparatedValues>>,
-    /// An encoded internal key to seek.
+    /// Buffer for an encoded internal key to seek.
     target: Vec<u8>,
     error: Option<Error>,
 }
 
 impl UserIterator {
-    /// What `view` shows of `merge`, minus what the range tombstones delete. The children of the
-    /// merge may leave out what lies outside the view's bounds. Not valid before the first seek.
+    /// An iterator that shows the records of `merge` in `view` which the range tombstones do not
+    /// delete. The children of the merge may leave out records outside the view's bounds. It is not
+    /// valid before the first seek.
     #[must_use]
     pub fn new(
         merge: MergingIterator,
@@ -135,8 +137,8 @@ impl UserIterator {
         }
     }
 
-    /// The same iterator over records that reference value files. `source` fetches their values.
-    /// The queue of values ahead is charged to `budget`.
+    /// Enables the iterator to show records that reference value files. `source` fetches their
+    /// values. The queue of values ahead is charged to `budget`.
     #[must_use]
     pub(crate) fn with_values(
         mut self,
@@ -148,14 +150,14 @@ impl UserIterator {
         self
     }
 
-    /// Whether the iterator stands on an entry.
+    /// Whether the iterator is at an entry.
     #[inline]
     #[must_use]
     pub fn valid(&self) -> bool {
         self.place != Place::Nowhere
     }
 
-    /// The error that made it invalid, if one did; `Ok` at either end.
+    /// The error that made the iterator invalid, if there was one; `Ok` at either end.
     pub fn status(&self) -> Result<()> {
         self.error.clone().map_or(Ok(()), Err)
     }
@@ -167,7 +169,7 @@ impl UserIterator {
         self.error = Some(error);
     }
 
-    /// The current key; must be valid, as for the following. Holds until the next move.
+    /// The current key, until the next move. The iterator must be valid.
     #[inline]
     #[must_use]
     pub fn key(&self) -> &[u8] {
@@ -178,7 +180,7 @@ impl UserIterator {
         }
     }
 
-    /// The current value; cut or empty if the view wants keys only.
+    /// The current value; cut or empty if the view shows keys only. The iterator must be valid.
     #[inline]
     #[must_use]
     pub fn value(&self) -> &[u8] {
@@ -196,18 +198,18 @@ impl UserIterator {
         self.seq
     }
 
-    /// Until when (Unix milliseconds) the current value holds, if it expires.
+    /// Expiry of the current value (Unix milliseconds), if it has one.
     #[must_use]
     pub fn expires_at_ms(&self) -> Option<u64> {
         self.expires_at_ms
     }
 
-    /// To the first entry within the bounds.
+    /// Moves to the first entry within the bounds.
     pub fn seek_to_first(&mut self) {
         self.seek(&[]);
     }
 
-    /// To the first entry at or after `key`.
+    /// Moves to the first entry at or after `key`.
     pub fn seek(&mut self, key: &[u8]) {
         self.begin(false);
         let from = key.max(self.view.lower.as_slice());
@@ -221,7 +223,7 @@ impl UserIterator {
         self.end(found);
     }
 
-    /// To the last entry within the bounds.
+    /// Moves to the last entry within the bounds.
     pub fn seek_to_last(&mut self) {
         self.begin(true);
         match &self.view.upper {
@@ -237,7 +239,7 @@ impl UserIterator {
         self.end(found);
     }
 
-    /// To the last entry at or before `key`.
+    /// Moves to the last entry at or before `key`.
     pub fn seek_for_prev(&mut self, key: &[u8]) {
         if self.view.upper.as_deref().is_some_and(|upper| upper <= key) {
             return self.seek_to_last();
@@ -253,7 +255,7 @@ impl UserIterator {
         self.end(found);
     }
 
-    /// To the next entry. Stays invalid if it is.
+    /// Moves to the next entry. An invalid iterator stays invalid.
     #[inline]
     pub fn next(&mut self) {
         match self.place {
@@ -278,7 +280,7 @@ impl UserIterator {
         self.end(found);
     }
 
-    /// To the previous entry. Stays invalid if it is.
+    /// Moves to the previous entry. An invalid iterator stays invalid.
     pub fn prev(&mut self) {
         if !self.valid() {
             return;
@@ -299,7 +301,7 @@ impl UserIterator {
         self.end(found);
     }
 
-    /// Forgets the current entry, for a placement that goes forwards or backwards.
+    /// Forgets the current entry, before a placement in the given direction.
     fn begin(&mut self, backward: bool) {
         self.place = Place::Nowhere;
         self.error = None;
@@ -318,14 +320,14 @@ impl UserIterator {
         }
     }
 
-    /// Places the merge after all records of `self.key`, or at the very last of them.
+    /// Moves the merge past all records of `self.key`, or to the very last of them.
     fn seek_past_key(&mut self) {
         self.target.clear();
         encode_into(&mut self.target, &self.key, SeqNo::ZERO, Kind::Delete);
         self.merge.seek(&self.target);
     }
 
-    /// Places the merge at the last record before all those of `self.key`.
+    /// Moves the merge to the last record before all those of `self.key`.
     fn seek_before_key(&mut self) {
         self.target.clear();
         encode_into(&mut self.target, &self.key, SeqNo::MAX, Kind::SEEK);
@@ -391,7 +393,7 @@ impl UserIterator {
         self.merge.status()
     }
 
-    /// Shows the separated value of the record on which the merge stands; a view of keys only shows
+    /// Shows the separated value of the record at the merge's position. A view of keys only shows
     /// an empty value.
     #[cold]
     fn show_reference(&mut self) -> Result<()> {
@@ -406,7 +408,8 @@ impl UserIterator {
         self.show_separated(reference)
     }
 
-    /// Passes over a record after the snapshot; `steps` and the result count those of one key.
+    /// Passes over a record after the snapshot. `steps` and the result count such records of one
+    /// key.
     fn pass_newer(&mut self, hidden: Hidden, steps: u32) -> Result<u32> {
         let key = user_key(self.merge.key());
         if hidden != Hidden::NewerVersions || self.key != key {
@@ -425,8 +428,8 @@ impl UserIterator {
         Ok(steps + 1)
     }
 
-    /// Passes over a record that the range delete `newest` hides, and at the right moment over the
-    /// rest of the deleted range in all children that have nothing newer.
+    /// Passes over a record that the range delete `newest` hides. After several such records it
+    /// skips the rest of the deleted range, in all children that have no newer record.
     fn pass_range_deleted(&mut self, newest: SeqNo) {
         if !self.covering.worth_a_jump() {
             return self.merge.next();
@@ -436,8 +439,8 @@ impl UserIterator {
         self.merge.skip_deleted_to(until, newest);
     }
 
-    /// Folds the operands of `self.key`, on whose newest the merge stands, onto their base and
-    /// shows the result. Records older than `newest_delete` do not count.
+    /// Folds the operands of `self.key`, the newest of which is at the merge's position, onto their
+    /// base and shows the result. Records older than `newest_delete` do not count.
     fn fold_from_newest(&mut self, newest_delete: SeqNo) -> Result<()> {
         self.operands.clear();
         self.expires_at_ms = None;
@@ -483,7 +486,7 @@ impl UserIterator {
     }
 }
 
-/// The internal key, checked.
+/// Decodes the internal key and checks its kind.
 #[inline]
 fn decode(encoded: &[u8]) -> Result<KeyRef<'_>> {
     KeyRef::decode(encoded).ok_or_else(|| {
@@ -492,7 +495,7 @@ fn decode(encoded: &[u8]) -> Result<KeyRef<'_>> {
     })
 }
 
-/// What `record`, on which `merge` stands, makes of its key if it is the newest that counts.
+/// The result for the key of `record`, at the position of `merge`, if it is the newest that counts.
 #[inline]
 fn classify(record: KeyRef<'_>, merge: &MergingIterator, now_ms: u64) -> Result<Newest> {
     match record.kind {
@@ -516,7 +519,7 @@ fn classify(record: KeyRef<'_>, merge: &MergingIterator, now_ms: u64) -> Result<
     }
 }
 
-/// [`classify`] for a record with a reference.
+/// The result of [`classify`] for a record with a reference.
 #[cold]
 fn classify_indirect(record: KeyRef<'_>, merge: &MergingIterator, now_ms: u64) -> Result<Newest> {
     let expires_at_ms = reference_of(record, merge)?.expiry_unix_ms;
@@ -526,7 +529,7 @@ fn classify_indirect(record: KeyRef<'_>, merge: &MergingIterator, now_ms: u64) -
     }
 }
 
-/// The reference that `record`, on which `merge` stands, stores.
+/// The reference that `record`, at the position of `merge`, stores.
 fn reference_of(record: KeyRef<'_>, merge: &MergingIterator) -> Result<Reference> {
     Reference::decode(merge.value()).map_err(|why| damaged(record.user_key, why))
 }

@@ -3,7 +3,7 @@
 //!
 //! The iterator owns one [`SeparatedValues`] if its version has value files. An entry with a
 //! separated value is fetched when the cursor is placed on it, because `value` cannot fail. After
-//! [`PLACEMENTS_BEFORE_PREFETCH`] placements in a row, the iterator runs ahead: it collects the
+//! [`PLACEMENTS_BEFORE_PREFETCH`] placements in a row, the iterator reads ahead. It collects the
 //! next entries, fetches their values in one batch, and shows them from the queue. A batch has 2,
 //! 4, 8, … [`BATCH_ENTRIES_MAX`] entries, the current one included.
 //!
@@ -18,9 +18,9 @@
 //!
 //! Thread-safety: an iterator belongs to one thread at a time.
 //! Failure: an error of the source makes the iterator invalid, as other errors do.
-//! Cost: without a queue one fetch for each entry. With it one batch for up to 64 entries, and a
-//! copy of each key and of each inline value in between. The queue charges the bytes that the block
-//! cache does not count to the byte budget.
+//! Cost: without a queue one fetch for each entry. With a queue one batch for up to 64 entries, and
+//! a copy of each key and of each inline value in between. The queue charges to the byte budget the
+//! bytes that the block cache does not count.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -35,12 +35,12 @@ use crate::key::user_key;
 use crate::pinned::PinnedSlice;
 use crate::value_ref::Reference;
 
-/// Placements on separated values, one after another, that are fetched alone: the entry of a seek,
-/// and the first sequential step.
+/// Number of consecutive placements on separated values that are fetched alone: the entry of a
+/// seek, and the first sequential step.
 const PLACEMENTS_BEFORE_PREFETCH: u32 = 2;
-/// Most entries of a batch.
+/// Largest number of entries of a batch.
 const BATCH_ENTRIES_MAX: usize = 64;
-/// Most bytes of values that a batch holds ahead of the cursor.
+/// Limit on the bytes of values that a batch holds ahead of the cursor.
 const AHEAD_BYTES_MAX: usize = 1 << 20;
 
 /// Whether an iterator fetches values ahead of its cursor.
@@ -55,7 +55,7 @@ pub(crate) enum Prefetch {
 /// The value of an entry in the queue.
 enum AheadValue {
     Known(PinnedSlice),
-    /// It has yet to be fetched, or a batch with it failed.
+    /// The value has yet to be fetched, or a batch with it failed.
     Unread(Reference),
 }
 
@@ -77,7 +77,7 @@ impl AheadEntry {
         }
     }
 
-    /// Bytes of the entry that nothing else counts.
+    /// Bytes of the entry that are not charged elsewhere.
     fn uncounted_bytes(&self) -> usize {
         let value = match &self.value {
             AheadValue::Known(value) if !value.is_pinned() => value.len(),
@@ -95,14 +95,14 @@ pub(super) struct SeparatedValues {
     /// Value of the current entry at [`Place::Fetched`].
     value: PinnedSlice,
     queue: VecDeque<AheadEntry>,
-    /// How the collection of the queue ended, if the merge has no entry after it.
+    /// Result of the collection of the queue, if the merge has no entry after it.
     end: Option<Result<()>>,
-    /// The entry that was found last while the queue is collected, if its value is separated.
+    /// Reference of the entry found last while the queue is collected, if its value is separated.
     unread: Option<Reference>,
     is_collecting: bool,
     /// Placements on separated values outside of the queue since the last seek or turn.
     placements: u32,
-    /// Entries of the next batch.
+    /// Number of entries of the next batch.
     batch_entries: usize,
     charge: Option<Charge>,
 }
@@ -128,7 +128,7 @@ impl SeparatedValues {
         }
     }
 
-    /// Forgets the queue and that the cursor moved sequentially.
+    /// Drops the queue and starts again with fetches of single values.
     pub(super) fn reset(&mut self) {
         self.drop_queue();
         self.restart();
@@ -140,13 +140,13 @@ impl SeparatedValues {
         self.charge = None;
     }
 
-    /// Begins anew with fetches of single values.
+    /// Starts again with fetches of single values.
     fn restart(&mut self) {
         self.placements = 0;
         self.batch_entries = 1;
     }
 
-    /// Value of the entry at [`Place::Fetched`].
+    /// Value of the current entry at [`Place::Fetched`].
     pub(super) fn value(&self) -> &[u8] {
         &self.value
     }
@@ -164,7 +164,7 @@ impl SeparatedValues {
         }
     }
 
-    /// Counts a placement on a separated value; the number of entries to fetch with it.
+    /// Counts a placement on a separated value. Returns the number of entries to fetch with it.
     fn next_batch(&mut self) -> usize {
         self.placements += 1;
         if self.prefetch == Prefetch::On && self.placements > PLACEMENTS_BEFORE_PREFETCH {
@@ -173,7 +173,7 @@ impl SeparatedValues {
         self.batch_entries
     }
 
-    /// Fetches the values of the queue in one batch: that of the front, and those after it within
+    /// Fetches the values of the queue in one batch: the front's, and those of later entries within
     /// the limit of bytes.
     fn fetch_batch(&mut self) {
         let mut ahead_bytes = 0;
@@ -203,7 +203,7 @@ impl SeparatedValues {
 }
 
 impl UserIterator {
-    /// The separated value of the record `seq` of `self.key`, for an operator.
+    /// Fetches the separated value of the record `seq` of `self.key`, for a merge operator.
     pub(super) fn fetch_base(&self, seq: SeqNo, reference: Reference) -> Result<PinnedSlice> {
         match &self.separated {
             Some(separated) => {
@@ -214,7 +214,7 @@ impl UserIterator {
     }
 
     /// Shows the entry of `self.key`, `self.seq` and `self.expires_at_ms` with the value that
-    /// `reference` names. While the queue is collected, only notes the reference.
+    /// `reference` names. While the queue is collected, it only notes the reference.
     #[cold]
     pub(super) fn show_separated(&mut self, reference: Reference) -> Result<()> {
         let Some(separated) = &mut self.separated else { return Err(no_value_files(&self.key)) };
@@ -234,7 +234,7 @@ impl UserIterator {
         Ok(())
     }
 
-    /// Moves off the front of the queue, in the direction in which the queue was collected.
+    /// Leaves the front of the queue, in the direction in which the queue was collected.
     pub(super) fn pass_front(&mut self) -> Result<()> {
         self.place = Place::Nowhere;
         let Some(separated) = &mut self.separated else { return Ok(()) };
@@ -265,8 +265,8 @@ impl UserIterator {
         if self.backward { self.find_prev() } else { self.find_next(Hidden::OlderVersions) }
     }
 
-    /// Fills the queue with the current entry, whose value `first` names, and the entries after it:
-    /// `entries` in all, or fewer if their values exceed the limit of bytes.
+    /// Fills the queue with the current entry, whose value `first` names, and the entries after it.
+    /// The queue gets `entries` in all, or fewer if their values exceed the limit of bytes.
     fn collect_queue(&mut self, first: Reference, entries: usize) {
         let Some(mut separated) = self.separated.take() else { return };
         separated.drop_queue();
@@ -298,8 +298,8 @@ impl UserIterator {
         }
     }
 
-    /// Appends the entry on which the iterator stands to the queue, and keeps its key in
-    /// `self.key`, so that the search can go on after it. Returns the bytes of the value.
+    /// Appends the current entry to the queue, and keeps its key in `self.key`, so that the search
+    /// can go on after it. Returns the bytes of the value.
     fn push_current(&mut self) -> usize {
         let Some(separated) = &mut self.separated else { return 0 };
         let value = match self.place {
@@ -322,7 +322,7 @@ impl UserIterator {
         bytes
     }
 
-    /// Shows the front of the queue. Fetches its value if its batch has not.
+    /// Shows the front of the queue. Fetches its value if the batch has not.
     fn show_front(&mut self) -> Result<()> {
         self.place = Place::Nowhere;
         let Some(separated) = &mut self.separated else { return Ok(()) };

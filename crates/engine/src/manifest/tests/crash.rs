@@ -1,5 +1,5 @@
-//! What the manifest survives: cuts at every byte, flipped bits, power loss at every sync,
-//! failing devices.
+//! Failures that the manifest survives: cuts at every byte, flipped bits, power loss at every sync,
+//! and failing devices.
 
 use archipelago_base::random::Rng;
 use archipelago_env::fault::{Fault, FaultFs, Operation, Rule};
@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use super::*;
 
-/// The bytes of a short life's manifest, and the state after each edit with the length that the
+/// The bytes of a short manifest. It comes with the state after each edit, and the length that the
 /// manifest had then.
 fn history(fs: &Arc<dyn FileSystem>) -> (VersionSet, Vec<(usize, VersionEdit)>) {
     let mut set = create(fs).expect("creates");
@@ -93,7 +93,7 @@ fn every_flipped_bit_is_found_and_its_file_named() {
             }
         }
     }
-    // Only the mark behind the last edit says nothing that is lost.
+    // Only the mark after the last edit can be damaged without a loss.
     assert!(harmless <= 16, "{harmless} flips passed");
     assert!(states.len() > 5);
 }
@@ -131,7 +131,7 @@ fn life(fs: &Arc<dyn FileSystem>, seed: u64, states: &Mutex<Vec<VersionEdit>>) {
             edit.flushed_through(CfId(0), range, SeqNo(u64::from(round) * 10 + 1));
         }
         edit.push(Change::LogFloor(FileNo(u64::from(round) + 1)));
-        // What is attempted may be found after a crash, so it counts as a state too.
+        // An attempted edit may be found after a crash, so its state counts too.
         states.lock().push(attempt(&set, &edit));
         let _ = set.apply(edit);
         states.lock().push(set.snapshot());
@@ -175,7 +175,7 @@ fn power_loss_at_every_sync_keeps_what_was_acknowledged() {
             match recover(&crashed) {
                 Ok(set) => {
                     let found = strip_numbers(&set.snapshot());
-                    // The last that was acknowledged, or the attempt behind it.
+                    // The last acknowledged state, or the attempt after it.
                     let from = acknowledged.saturating_sub(2);
                     let likely = &states[from..(acknowledged + 1).min(states.len())];
                     assert!(likely.iter().any(|s| strip_numbers(s) == found), "seed {seed}");

@@ -39,7 +39,7 @@ fn no_crash_gives_a_number_of_a_job_again() {
                 set.apply(VersionEdit::new()).expect("applies");
             }
         }
-        // No file has the numbers, so only the manifest tells of them.
+        // No file has the numbers, so only the manifest knows them.
         disk = if rng.bool() { disk.kill_clone() } else { disk.crash_clone(rng.u64(..)) };
         set = recover(&(Arc::new(disk.clone()) as Arc<dyn FileSystem>)).expect("recovers");
         assert!(set.file_numbers().next() > last, "round {round}");

@@ -1,4 +1,4 @@
-//! Bytes: golden vectors, and decoders on damaged input.
+//! The encoding: golden vectors, and decoders on damaged input.
 
 use std::path::PathBuf;
 
@@ -179,7 +179,8 @@ fn golden_mark_file_does_not_change() {
     }
     assert_eq!(hex(&bytes), include_str!("golden_mark.txt").trim().replace(['\n', ' '], ""));
     assert_eq!(decode_marks(&bytes).expect("this version"), Some((header, marks.to_vec())));
-    // A damaged record claims nothing and hides none behind it; a record elsewhere counts not.
+    // A damaged record claims nothing, and later records still count. A record at another offset
+    // does not count.
     let mut damaged = bytes.clone();
     damaged[45] ^= 1;
     let (_, left) = decode_marks(&damaged).expect("this version").expect("a whole header");
@@ -205,7 +206,7 @@ fn unknown_tags_and_versions_are_unsupported() {
     assert_eq!(Header::decode(&header).expect_err("refused").kind(), ErrorKind::Unsupported);
 }
 
-/// Whatever the bytes, the decoders give an edit or an error.
+/// Calls the decoders, which must return an edit or an error for any bytes.
 fn decode_anything(bytes: &[u8]) {
     if let Ok(edit) = VersionEdit::decode(bytes) {
         let mut builder = StateBuilder::new(State::default());

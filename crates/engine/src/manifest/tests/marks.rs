@@ -1,8 +1,9 @@
-//! What the durability marks notice, and what they must not: cuts, older manifests, crashes.
+//! Losses that the durability marks must notice, and states that they must accept: cuts, older
+//! manifests, crashes.
 
 use super::*;
 
-/// A manifest with some edits, and where each of them ends in the file.
+/// A manifest with some edits, and the offset at which each of them ends.
 fn history(fs: &Arc<dyn FileSystem>) -> (VersionSet, Vec<u64>) {
     let mut set = create(fs).expect("creates");
     let mut ends = vec![set.marks().position().bytes];

@@ -1,5 +1,5 @@
-//! The manifest as a whole: directories, counters, rotation. Crashes and faults are in `crash`,
-//! random edits in `model`, bytes in `format`, lots and owners in `fencing`.
+//! The manifest as a whole: directories, counters, new manifests. `crash` has crashes and faults,
+//! `model` random edits, `format` the encoding, `fencing` lots and owners.
 
 mod crash;
 mod fencing;
@@ -75,7 +75,8 @@ pub(super) fn mem() -> (MemFs, Arc<dyn FileSystem>) {
     (mem.clone(), Arc::new(mem))
 }
 
-/// Without the next file number, which recovery takes from the directory too.
+/// The changes of an edit without the next file number, which recovery also takes from the
+/// directory.
 pub(super) fn strip_numbers(edit: &VersionEdit) -> Vec<Change> {
     let kept = edit.changes.iter().filter(|change| !matches!(change, Change::NextFileNo(_)));
     kept.cloned().collect()
@@ -251,7 +252,7 @@ fn directories_of_others_are_refused_and_left_alone() {
     put(&mem, &dir().join(IDENTITY_NAME), &newer.encode());
     assert_eq!(text(create(&fs)).0, ErrorKind::Unsupported);
     assert_eq!(mem.list(dir()).expect("lists").len(), 2, "nothing changed");
-    // What an interrupted creation leaves can be created over.
+    // A creation may overwrite the files of an interrupted one.
     put(&mem, &dir().join(IDENTITY_NAME), &Identity { format: FORMAT_VERSION, db_id: ID }.encode());
     put(&mem, &dir().join(manifest_name(FileNo(1))), b"half");
     assert_eq!(text(recover(&fs)).0, ErrorKind::NotFound);

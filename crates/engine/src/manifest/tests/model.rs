@@ -62,7 +62,7 @@ fn change(
             if let Some(&no) = rng.choice(&numbers)
                 && let Some((level, _)) = model.files.remove(&no)
             {
-                // A file that the same edit added may go again.
+                // A file that the same edit added may be removed again.
                 edit.remove_file(cf, level, FileNo(no));
                 edit.changes.retain(|change| match change {
                     Change::AddFile { meta, .. } => meta.no != no,

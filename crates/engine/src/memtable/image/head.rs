@@ -1,8 +1,8 @@
-//! What a database keeps in memory of a shard whose records are elsewhere, read from its image
-//! without the records.
+//! The part of a shard's image that a database keeps in memory while the records are elsewhere. It
+//! is read from the image without the records.
 //!
-//! The header says where the sections lie. Range tombstones and filter are the last two, so a
-//! reader needs two pieces of an image: its first [`ImageHead::BYTES`] bytes, and its tail.
+//! The header contains the positions of the sections. Range tombstones and filter are the last two.
+//! So a reader needs two pieces of an image: its first [`ImageHead::BYTES`] bytes, and its tail.
 //!
 //! Thread-safety: plain values.
 //! Failure: `Corrupt` if a checksum or a length is wrong.
@@ -24,7 +24,7 @@ pub struct ImageHead {
     pub entries: u64,
     /// Number of point records that are deletes.
     pub deletions: u64,
-    /// Bytes of the records and tombstones as the shard counted them.
+    /// Bytes of the records and tombstones, as the shard counted them.
     pub data_bytes: u64,
     /// Smallest sequence number, tombstones included.
     pub smallest_seq: SeqNo,
@@ -43,7 +43,7 @@ impl std::fmt::Debug for ImageHead {
 }
 
 impl ImageHead {
-    /// Bytes at the beginning of an image that say where its tail is.
+    /// Length in bytes of an image's head, from which the position of the tail follows.
     pub const BYTES: usize = HEADER_BYTES;
 
     /// The tail of an image of `image_bytes` that begins with `head`: its range tombstones and its

@@ -1,14 +1,14 @@
 //! The image of a sealed shard: its records, a packed index, its tombstones and its filter, as
 //! bytes that are searched where they land.
 //!
-//! Format: `docs/formats/sealed-shard.md`. [`Shard::write_image`] makes one,
-//! [`SealedImage::open`] checks every byte of one (lengths first, then five checksums) and needs
-//! no fix-up: records keep their references, which are slab numbers and offsets. The checksums of
+//! Format: `docs/formats/sealed-shard.md`. [`Shard::write_image`] makes an image.
+//! [`SealedImage::open`] checks every byte (lengths first, then five checksums) and needs no
+//! fix-up: records keep their references, which are slab numbers and offsets. The checksums of
 //! sections are XXH3-64, because records have CRC-32Cs of their own ([`checksum::hash64`]).
 //!
-//! Invariants: after `open` every section lies inside the image; every access is checked again
-//! against its bounds, so that bytes which were made by somebody hostile, checksums and all, give
-//! wrong or missing records or `Corrupt`, never a panic or an endless loop.
+//! Invariants: after `open` every section lies inside the image. Every access is checked against
+//! its bounds again. So hostile bytes, even with correct checksums, lead to wrong or missing
+//! records or to `Corrupt`, never to a panic or an endless loop.
 //!
 //! Thread-safety: immutable. Cost: opening reads all bytes once; a look-up allocates nothing.
 //! Source: O³-LSM §4.2 and §4.4.
@@ -60,8 +60,8 @@ impl Section {
 impl Shard {
     /// Appends the shard's image to `out`. The shard must be sealed ([`Shard::seal`]).
     ///
-    /// `InvalidArgument` if it is not. Costs two passes over the records (copy and checksum) and
-    /// a walk over their keys.
+    /// `InvalidArgument` if the shard is not sealed, or too large. Costs two passes over the
+    /// records (copy and checksum) and a walk over their keys.
     pub fn write_image(&self, out: &mut Vec<u8>) -> Result<()> {
         if !self.is_sealed() {
             return Err(Error::invalid("a shard must be sealed before its image is written"));
@@ -183,7 +183,7 @@ impl Header {
         Ok(())
     }
 
-    /// Checks the header alone, of an image of `len` bytes that begins with `bytes`.
+    /// Checks only the header of an image of `len` bytes that begins with `bytes`.
     fn decode_alone(bytes: &[u8], len: u64) -> Result<Self> {
         let head = bytes
             .get(..HEADER_BYTES)
@@ -282,12 +282,12 @@ impl<T: AsRef<[u8]> + Send + Sync> PinOwner for Bytes<T> {
     }
 }
 
-/// Where a record lies in an image.
+/// Position of a record in an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordSpan {
     /// Offset of its first byte from the start of the image.
     pub at: u64,
-    /// Its length in bytes, with its checksum and without padding.
+    /// Length of the record in bytes, with its checksum and without padding.
     pub len: u64,
 }
 
@@ -303,7 +303,7 @@ pub fn decode_record(bytes: &[u8]) -> Option<(KeyRef<'_>, &[u8])> {
     Some((decode_key(record.key)?, record.value))
 }
 
-/// A sealed shard as an image of bytes; see the module.
+/// A sealed shard as an image of bytes that is searched in place.
 pub struct SealedImage {
     owner: Arc<dyn PinOwner>,
     header: Header,
@@ -314,7 +314,7 @@ pub struct SealedImage {
     len: usize,
 }
 
-/// The image's parts, borrowed for one operation.
+/// The parts of an image, borrowed for one operation.
 struct Parts<'a> {
     records: &'a [u8],
     slabs: &'a [Span],
@@ -343,7 +343,7 @@ impl Records for Parts<'_> {
     }
 }
 
-/// Pins a value by its place in the image.
+/// Pins a value by its position in the image.
 struct ImagePinner<'a>(&'a Arc<dyn PinOwner>);
 
 impl Pinner for ImagePinner<'_> {
@@ -364,7 +364,7 @@ impl SealedImage {
         Self::open_owner(Arc::new(Bytes(bytes)))
     }
 
-    /// [`SealedImage::open`] for bytes that already have an owner.
+    /// Opens an image as [`SealedImage::open`] does, from bytes that already have an owner.
     pub fn open_owner(owner: Arc<dyn PinOwner>) -> Result<Arc<Self>> {
         let bytes = owner.bytes();
         let header = Header::decode(bytes)?;
@@ -422,15 +422,16 @@ impl SealedImage {
             .ok_or_else(|| self.damaged())
     }
 
-    /// Whether a key with this hash may be in the image. Says nothing about range tombstones.
+    /// Whether a key with this hash may be among the point records. Range tombstones are not
+    /// included.
     #[must_use]
     pub fn may_contain(&self, hash: u64) -> bool {
         may_contain_in(self.parts().filter, hash).unwrap_or(true)
     }
 
     /// Shows `visit` the versions of a key that the snapshot sees, newest first, until it breaks.
-    /// Values can be pinned: they stay where they are in the image. `Corrupt` if a reference
-    /// leads outside the records or a record's kind is unknown.
+    /// Values can be pinned, so that they stay in the image. `Corrupt` if a reference leads outside
+    /// the records or a record's kind is unknown.
     pub fn lookup(
         &self,
         lookup: &Lookup<'_>,
@@ -439,8 +440,8 @@ impl SealedImage {
         self.lookup_records(lookup, |found, _| visit(found))
     }
 
-    /// Does what [`SealedImage::lookup`] does, and also tells where each version's record lies, for
-    /// a reader that fetches it alone ([`decode_record`]).
+    /// Does the work of [`SealedImage::lookup`], and also passes the position of each version's
+    /// record, for a reader that fetches it alone ([`decode_record`]).
     pub fn lookup_records(
         &self,
         lookup: &Lookup<'_>,
@@ -482,19 +483,19 @@ impl SealedImage {
         Arc::clone(&self.tombstones)
     }
 
-    /// How many point records.
+    /// Number of point records.
     #[must_use]
     pub fn entries(&self) -> u64 {
         self.header.entries
     }
 
-    /// How many of them are deletes.
+    /// Number of point records that are deletes.
     #[must_use]
     pub fn deletions(&self) -> u64 {
         self.header.deletions
     }
 
-    /// Bytes of the records and tombstones as the shard counted them.
+    /// Bytes of the records and tombstones, as the shard counted them.
     #[must_use]
     pub fn data_bytes(&self) -> u64 {
         self.header.data_bytes
@@ -523,13 +524,14 @@ impl SealedShard for SealedImage {
     }
 }
 
-/// How many records ahead a cursor asks for; those of a memtable lie in the order of writing.
+/// Number of records that a cursor prefetches. The records of a memtable lie in the order of
+/// writing.
 const AHEAD: usize = 6;
 
 /// A cursor over a [`SealedImage`].
 pub struct ImageIter {
     image: Arc<SealedImage>,
-    /// Position in the index; the number of entries when not valid.
+    /// Position in the index; the number of entries if the cursor is not valid.
     at: usize,
     key: Span,
     value: Span,
@@ -552,7 +554,8 @@ impl ImageIter {
         self.status = Err(error);
     }
 
-    /// Stands on the entry at `at`; invalid at the end or if the record is damaged.
+    /// Moves to the entry at `at`. The cursor becomes invalid at the end or if the record is
+    /// damaged.
     fn settle(&mut self, at: usize) {
         self.at = at;
         self.status = Ok(());

@@ -1,4 +1,4 @@
-//! Images: at another address, in another process, damaged, hostile, and to the byte.
+//! Images at another address, in another process, damaged, hostile, and compared byte by byte.
 
 use std::ops::ControlFlow;
 use std::process::Command;
@@ -50,7 +50,7 @@ fn large_shard() -> Arc<Shard> {
     shard
 }
 
-/// Finds every record by look-up and by cursor; how many there were.
+/// Finds every record by look-up and by cursor. Returns the number of records.
 fn verify_large(image: &Arc<SealedImage>) -> u64 {
     for number in 0..RECORDS {
         let mut found = 0;
@@ -129,7 +129,7 @@ fn the_bytes_of_the_format_do_not_change() {
     assert_eq!(image_of(&small_shard()), GOLDEN);
 }
 
-/// Reads everything there is to read; errors are fine, panics and endless loops are not.
+/// Reads everything in an image. Errors are allowed; panics and endless loops are not.
 fn read_all(bytes: Vec<u8>) -> Result<()> {
     let image = SealedImage::open(bytes)?;
     for probe in [&b""[..], b"key-a", b"key-b", b"zzz"] {
@@ -181,8 +181,8 @@ fn every_flipped_bit_and_every_cut_is_detected() {
     read_all(GOLDEN.to_vec()).unwrap();
 }
 
-/// Two images whose records have the same places and lengths are mixed, as by a late write into
-/// the memory of the newer one. Every record of the mixture has a checksum that fits.
+/// Mixes two images whose records have the same positions and lengths, as a late write into the
+/// memory of the newer one does. Every record of the mixture has a correct checksum.
 #[test]
 fn record_of_another_image_is_noticed() {
     let image_with = |value: &[u8]| {
@@ -202,7 +202,7 @@ fn record_of_another_image_is_noticed() {
     assert_eq!(SealedImage::open(mixed).err().unwrap().kind(), ErrorKind::Corrupt);
 }
 
-/// Makes the checksums fit again, so that damage gets past them.
+/// Corrects the checksums, so that the damage passes them.
 fn forge(bytes: &mut [u8]) {
     for section in 0..5 {
         let at = 72 + section * 24;

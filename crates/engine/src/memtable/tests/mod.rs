@@ -1,4 +1,4 @@
-//! What a user of shards would miss: order, versions, both directions, concurrency, images.
+//! Properties that users of shards need: order, versions, both directions, concurrency, images.
 
 mod model;
 
@@ -62,7 +62,7 @@ fn of_model(entry: Option<(&ModelKey, &Vec<u8>)>) -> Option<(Vec<u8>, Vec<u8>)> 
     entry.map(|(key, value)| (encoded(key), value.clone()))
 }
 
-/// Every way of reading agrees with the model.
+/// Checks that every way of reading agrees with the model.
 fn check_cursor(iter: &mut dyn InternalIterator, model: &Model, probes: &[Vec<u8>]) {
     iter.seek_to_first();
     for entry in model {
@@ -132,7 +132,7 @@ fn image_of(shard: &Shard) -> Vec<u8> {
     bytes.split_off(3)
 }
 
-/// Live, sealed and as an image, the shard says what the model says.
+/// Checks that the shard agrees with the model, live, sealed and as an image.
 fn check_all(shard: &Arc<Shard>, model: &Model, probes: &[Vec<u8>], snapshot: u64) {
     check_cursor(&mut shard.iter(), model, probes);
     assert_eq!(shard.entries(), model.len() as u64);
@@ -429,7 +429,7 @@ fn sampled_keys_stand_for_equal_parts() {
         [125u32, 375, 625, 875].iter().map(|n| n.to_be_bytes().to_vec()).collect();
     assert_eq!(shard.sample_keys(4), expected);
     assert_eq!(shard.sample_keys(5000).len(), 1000);
-    // A key with many versions is told as often as it weighs.
+    // A key with many versions is sampled in proportion to its entries.
     (1000..9000).for_each(|seq| shard.insert(&7u32.to_be_bytes(), SeqNo(seq), Kind::Put, b"v"));
     let sevens = shard.sample_keys(90).iter().filter(|key| **key == 7u32.to_be_bytes()).count();
     assert!((79..=81).contains(&sevens), "{sevens} of 90 for eight ninths");

@@ -1,9 +1,10 @@
 //! The publication protocol of [`crate::memtable::node`] under every interleaving that a model
-//! checker tries, and the proof that it would see the two bugs that the protocol guards against.
+//! checker tries. Tests also prove that the checker would find the two bugs that the protocol
+//! prevents.
 //!
-//! The functions [`publish`] and [`snapshot`] are the ones of production; only the cells are the
-//! checker's. It explores interleavings of sequentially consistent steps; the fences that weaker
-//! memory needs are argued in `node`, not modelled here.
+//! The functions [`publish`] and [`snapshot`] are those of production; only the cells belong to the
+//! checker. It explores interleavings of sequentially consistent steps. `node` gives the reasons
+//! for the fences that weaker memory needs; they are not modelled here.
 
 use std::sync::Arc;
 
@@ -37,7 +38,7 @@ impl Cells for Model {
     }
 }
 
-/// An order that says which publication it is of in every byte.
+/// An order whose every byte names the publication that it belongs to.
 fn marked(publication: usize) -> Order {
     [publication as u8; ORDER_WORDS * 8]
 }
@@ -82,7 +83,7 @@ fn without_the_recheck_a_torn_order_is_seen() {
 /// Child 0 holds keys 1 and 5 and is split into child 1 (key 1) and child 2 (keys 5 and 6).
 const KEYS_OF: [&[u8]; 3] = [&[1, 5], &[1], &[5, 6]];
 
-/// Looks for key 5, which was in child 0 from the start, while the split goes on.
+/// Searches key 5, which was in child 0 from the start, while the split goes on.
 fn acknowledged_keys_are_found(recheck: bool) {
     let parent = Arc::new(Model::default());
     publish(&*parent, &marked(0), 1);

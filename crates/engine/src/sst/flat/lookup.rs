@@ -1,11 +1,11 @@
-//! Look-ups through the Flat Index Cache, and how its pieces are built.
+//! Look-ups through the Flat Index Cache, and the building of its pieces.
 //!
 //! A look-up of many keys goes from piece to piece. A piece that is cached answers its keys without
-//! a read. A piece that is missing is built if the look-up wants at least half of its data blocks,
-//! counting those that are cached: then the missing blocks are read in one batch, neighbours with
-//! one range. They do not enter the block cache, because the piece takes their place. The keys of
-//! all other pieces are looked up in their data blocks. So a look-up reads at most about twice the
-//! blocks that it would read without pieces, and in fewer ranges.
+//! a read. A missing piece is built if the look-up wants at least half of its data blocks, counting
+//! cached ones. Then the missing blocks are read in one batch, with one range for neighbours. They
+//! do not enter the block cache, because the piece takes their place. The keys of all other pieces
+//! are looked up in their data blocks. So a look-up reads at most about twice the blocks that it
+//! would read without pieces, and in fewer ranges.
 //!
 //! A point read builds no piece: it reads one block, and a piece needs many. It uses a cached piece
 //! if the data block is not cached.
@@ -27,17 +27,17 @@ use crate::sst::multi::Candidate;
 use crate::sst::reader::{TableReadOptions, TableReader};
 use crate::value_ref::Reference;
 
-/// Most pieces that are built at a time, which bounds the memory of their data blocks.
+/// Largest number of pieces that are built at a time, which bounds the memory of their data blocks.
 const PIECES_MAX: usize = 16;
 
-/// What [`lookup_references`] tells of a key: its position among the look-ups, the sequence number
-/// of the record that decides it, and the reference of that record; no reference if the record has
-/// another kind than `Indirect`.
+/// Receives the results of [`lookup_references`]. They are the position of a key among the
+/// look-ups, the sequence number of the record that decides it, and that record's reference. The
+/// reference is `None` if the record's kind is not `Indirect`.
 pub(crate) type VisitReference<'a> = &'a mut dyn FnMut(usize, SeqNo, Option<&Reference>);
 
-/// For each of `lookups`, which are sorted by key, visits the newest reference at or below its
-/// snapshot. A record of another kind between the two may be visited instead of the reference, and
-/// also where there is no reference; the caller must not need it.
+/// Visits, for each of `lookups`, the newest reference at or below its snapshot. The look-ups are
+/// sorted by key. A newer record of another kind may be visited instead of the reference, and also
+/// if there is no reference. The caller must be correct either way.
 pub(crate) fn lookup_references(
     table: &TableReader,
     lookups: &[Lookup<'_>],
@@ -64,7 +64,7 @@ pub(crate) fn lookup_references(
     walk.close()?;
     walk.build_missing()?;
     let Walk { visit, mut others, .. } = walk;
-    // Groups are given up in key order, but not always at once.
+    // Groups come in key order, but their keys may be given up later, out of order.
     others.sort_unstable();
     lookup_in_blocks(table, &others, lookups, options, visit)
 }
@@ -112,7 +112,7 @@ struct Group {
     leaf: Option<Arc<Block>>,
     /// Entries of the index whose blocks the piece covers.
     run: Range<usize>,
-    /// Position of each key among the look-ups, and the entry of its block; ascending.
+    /// Position of each key among the look-ups, and the index entry of its block; ascending.
     wanted: Vec<(usize, usize)>,
 }
 
@@ -129,7 +129,7 @@ struct Walk<'a, 'v> {
 }
 
 impl Walk<'_, '_> {
-    /// Takes the next key, whose block is named by an entry of `index`.
+    /// Adds the next key, whose block an entry of `index` names.
     fn add(
         &mut self,
         leaf: Option<&Arc<Block>>,
@@ -178,7 +178,7 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// Reads the blocks of all missing pieces in one batch, builds the pieces and answers from
+    /// Reads the blocks of all missing pieces in one batch, builds the pieces, and answers from
     /// them.
     fn build_missing(&mut self) -> Result<()> {
         let groups = std::mem::take(&mut self.missing);
@@ -211,14 +211,14 @@ impl Walk<'_, '_> {
     }
 }
 
-/// A range of the file that is read at once.
+/// A range of the file that is read in one piece.
 struct Span {
     offset: u64,
     bytes: Vec<u8>,
 }
 
 impl Span {
-    /// Adds a block to the last span if it follows it, to a new one otherwise.
+    /// Adds a block to the last span if it follows that span, else to a new one.
     fn extend(spans: &mut Vec<Self>, handle: Handle) {
         let bytes = handle.size as usize + TRAILER_BYTES;
         match spans.last_mut() {
@@ -229,7 +229,7 @@ impl Span {
         }
     }
 
-    /// The bytes of a block, if a span has them.
+    /// The bytes of a block; `None` if no span has them.
     fn find(spans: &[Self], handle: Handle) -> Option<&[u8]> {
         let after = spans.partition_point(|span| span.offset <= handle.offset);
         let span = &spans[after.checked_sub(1)?];
@@ -249,7 +249,7 @@ fn handle(index: &IndexBlock, group: &Group) -> Handle {
     index.place(group.run.start).handle
 }
 
-/// Which entries share a piece with `entry`.
+/// The entries that share a piece with `entry`.
 fn run_of(index: &IndexBlock, entry: usize) -> Range<usize> {
     let place = |at: usize| index.place(at).handle.offset / PIECE_BYTES;
     let shared = place(entry);
@@ -263,15 +263,15 @@ fn piece_key(table: &TableReader, index: &IndexBlock, first: usize) -> BlockKey 
     BlockKey::new(&table.footer.unique_id, offset | KEY_BIT)
 }
 
-/// Takes the piece that begins at entry `at` out of the cache, if one begins there.
+/// Removes the piece that begins at entry `at` from the cache, if one begins there.
 pub(in crate::sst) fn forget_piece(table: &TableReader, index: &IndexBlock, at: usize) {
     if !table.properties.refs.is_empty() {
         table.cache.remove(&piece_key(table, index, at));
     }
 }
 
-/// Whether the entry tells all that a piece needs of its block: that the only record is no
-/// reference.
+/// Whether the index entry is enough for a piece, because it says that the block's only record is
+/// no reference.
 fn has_head(index: &IndexBlock, at: usize) -> bool {
     let is_other =
         |trailer: u64| Kind::from_byte(trailer as u8).is_some_and(|kind| kind != Kind::Indirect);
@@ -299,8 +299,8 @@ fn is_worth_building(table: &TableReader, index: &IndexBlock, group: &Group) -> 
     at_hand * 2 >= needed
 }
 
-/// The piece of `group`, from the spans that were read and from cached blocks. A block that has
-/// left the cache meanwhile is read.
+/// Builds the piece of `group`, from the spans that were read and from cached blocks. A block that
+/// the cache has evicted meanwhile is read.
 fn build(
     table: &TableReader,
     index: &IndexBlock,
@@ -368,10 +368,10 @@ fn add_records(
     Ok(())
 }
 
-/// For a point read whose data block, at `position` of `index`, is not cached: visits the newest
+/// Serves a point read whose data block, at `position` of `index`, is not cached. Visits the newest
 /// version of the key that the look-up's snapshot sees, if a cached piece knows it. `None`: no
 /// piece knows it, and nothing was visited. `Some(Continue)`: the visitor wants the versions below
-/// the one with the returned sequence number.
+/// the returned sequence number.
 pub(in crate::sst) fn lookup_newest(
     table: &TableReader,
     index: &IndexBlock,

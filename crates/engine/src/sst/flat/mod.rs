@@ -2,9 +2,10 @@
 //! (Terark-DS §4.4.2).
 //!
 //! A *piece* covers the data blocks of one index block that begin in the same aligned 64 KiB of the
-//! file. Its keys lie in one region (heads of eight bytes, then the rest of each key), its entries
-//! of 32 bytes in another. A piece is one block of [`BlockKind::Flat`](crate::cache::BlockKind) in the
-//! block cache, under the offset of its first data block with [`KEY_BIT`] set. Invariants:
+//! file. One region holds its keys: heads of eight bytes, then the rest of each key. Another one
+//! holds its entries of 32 bytes. A piece is one block of
+//! [`BlockKind::Flat`](crate::cache::BlockKind) in the block cache. Its cache key is the offset of
+//! its first data block with [`KEY_BIT`] set. Invariants:
 //! 1. A piece holds exactly the records of the kind `Indirect` of the data blocks that it covers,
 //!    in internal-key order. It holds no record of another kind.
 //! 2. An entry is marked *below another* if the record before it in the blocks of the piece has the
@@ -16,15 +17,16 @@
 //! Invariant 1 is enough for a look-up of garbage collection. It asks whether the tables hold the
 //! record (key, sequence number, `Indirect`), and no two tables of a version hold the same key and
 //! sequence number. A record of another kind ends the search of a key early, because everything
-//! below is older still; without it the search goes on and finds older records only. Invariant 2
-//! is what a point read needs in addition.
+//! below is older still. Without that record the search goes on and finds only older records. A
+//! point read needs invariant 2 in addition.
 //!
 //! Tables with a global sequence number have no pieces: they hold no references.
 //!
-//! Thread-safety: pieces are immutable. Failure: a damaged block, a record of an unknown kind and a
-//! malformed reference are errors that name file and offset; no piece is built then. Cost: a piece
-//! takes 45 bytes and the rest of the key for each reference, and 16 more if it expires. A search
-//! gallops over the heads.
+//! Thread-safety: pieces are immutable.
+//! Failure: a damaged block, a record of an unknown kind and a malformed reference are errors that
+//! name file and offset. No piece is built then.
+//! Cost: a piece takes 45 bytes and the rest of the key for each reference, and 16 more if it
+//! expires. A search is a galloping search over the heads.
 
 mod lookup;
 
@@ -38,16 +40,16 @@ pub(super) use lookup::{forget_piece, lookup_newest, may_have_pieces};
 use super::data_block::common_prefix;
 use crate::value_ref::Reference;
 
-/// Set in the cache key of a piece, so that it differs from the key of its first data block.
+/// Bit in the cache key of a piece, so that it differs from the key of its first data block.
 const KEY_BIT: u64 = 1 << 63;
-/// Data blocks that begin in the same aligned range of so many bytes share a piece.
+/// Data blocks that begin in the same aligned range of this many bytes share a piece.
 const PIECE_BYTES: u64 = 64 << 10;
 
 /// Flag of an entry: the reference has an offset.
 const HAS_OFFSET: u8 = 1;
 /// Flag of an entry: the record expires; the time is in `expiries`.
 const HAS_EXPIRY: u8 = 2;
-/// Flag of an entry: see invariant 2.
+/// Flag of an entry: the record is *below another* (invariant 2).
 const BELOW_ANOTHER: u8 = 4;
 
 /// The entry of one record: its sequence number and its reference without the expiry.
@@ -77,12 +79,12 @@ impl Entry {
 /// A key, cut into the parts that a piece compares one after another.
 #[derive(Clone, Copy)]
 struct CutKey<'a> {
-    /// The first eight bytes as a number that orders like them, padded with zeros.
+    /// The first eight bytes, padded with zeros, as a number that orders like them.
     head: u64,
-    /// How many bytes of the key the head has. A key of fewer than eight bytes is smaller than all
+    /// Number of the key's bytes in the head. A key of fewer than eight bytes is smaller than all
     /// longer keys that have its head.
     head_len: u8,
-    /// What follows the head.
+    /// The bytes after the head.
     rest: &'a [u8],
 }
 
@@ -98,20 +100,20 @@ impl<'a> CutKey<'a> {
 /// A piece in memory.
 #[derive(Debug)]
 pub(super) struct FlatBlock {
-    /// What all keys begin with. The other parts of the keys leave it out.
+    /// Prefix that all keys share. The other parts of the keys leave it out.
     prefix: Box<[u8]>,
     heads: Box<[u64]>,
     head_lens: Box<[u8]>,
-    /// Where the rest of each key ends in `rests`.
+    /// End in `rests` of the rest of each key.
     rest_ends: Box<[u32]>,
     rests: Box<[u8]>,
     entries: Box<[Entry]>,
-    /// Entry and Unix milliseconds of each record that expires, ascending by entry.
+    /// Entry and expiry (Unix milliseconds) of each record that expires, ascending by entry.
     expiries: Box<[(u32, u64)]>,
 }
 
 impl FlatBlock {
-    /// Bytes of memory held.
+    /// Bytes of memory that the piece holds.
     pub(super) fn memory_bytes(&self) -> usize {
         size_of::<Self>()
             + self.prefix.len()
@@ -132,7 +134,7 @@ impl FlatBlock {
             .then_with(|| self.rest(at).cmp(wanted.rest))
     }
 
-    /// The first entry at or behind `from` whose key is not smaller than `wanted`. All entries
+    /// The first entry at or after `from` whose key is not smaller than `wanted`. All entries
     /// before `from` must be smaller.
     fn first_from(&self, from: usize, wanted: &CutKey<'_>) -> usize {
         let is_smaller = |at: usize| self.compare(at, wanted).is_lt();
@@ -155,9 +157,9 @@ impl FlatBlock {
         low
     }
 
-    /// The newest entry of `key` at or below `seq`. Searches from entry `from`, to which all
-    /// smaller keys must lie before, and moves it to the first entry that is not smaller than the
-    /// key: a caller that asks for ascending keys joins the two sequences.
+    /// The newest entry of `key` at or below `seq`. The search begins at entry `from`; all smaller
+    /// keys must lie before it. It moves `from` to the first entry that is not smaller than the
+    /// key. So a caller that asks for ascending keys passes the entries once.
     fn newest(&self, key: &[u8], seq: SeqNo, from: &mut usize) -> Option<usize> {
         let wanted = CutKey::of(key.strip_prefix(&*self.prefix)?);
         *from = self.first_from(*from, &wanted);
@@ -180,19 +182,19 @@ impl FlatBlock {
     }
 }
 
-/// Takes the records of consecutive data blocks and makes their piece.
+/// Collects the records of consecutive data blocks and makes their piece.
 #[derive(Default)]
 struct FlatBuilder {
     keys: Vec<u8>,
     key_ends: Vec<usize>,
     entries: Vec<Entry>,
     expiries: Vec<(u32, u64)>,
-    /// User key of the record before, if its kind is another than `Indirect`.
+    /// User key of the previous record, if its kind is not `Indirect`.
     other_before: Option<Vec<u8>>,
 }
 
 impl FlatBuilder {
-    /// Takes the next record; `reference` is `None` if its kind is another than `Indirect`.
+    /// Adds the next record; `reference` is `None` if its kind is not `Indirect`.
     fn add(&mut self, user_key: &[u8], seq: SeqNo, reference: Option<&Reference>) {
         let Some(reference) = reference else {
             let key = self.other_before.get_or_insert_default();
@@ -225,7 +227,7 @@ impl FlatBuilder {
         &self.keys[start..self.key_ends[at]]
     }
 
-    /// The piece; `None` if its keys have 4 GiB or more.
+    /// Makes the piece; `None` if its keys have 4 GiB or more.
     fn finish(self) -> Option<FlatBlock> {
         u32::try_from(self.keys.len()).ok()?;
         let count = self.entries.len();

@@ -21,7 +21,7 @@ fn sample() -> (Records, Vec<RangeTombstone>) {
     (records, vec![tombstone("a", "c", 5), tombstone("b", "key00000003", 70)])
 }
 
-/// Reads everything every way. What is read must be right; the first error ends it.
+/// Reads everything in every way. Results must be correct; the first error ends the reading.
 fn read_all(table: &Arc<TableReader>, records: &Records) -> Result<()> {
     let mut expected: Vec<_> = records
         .iter()
@@ -69,7 +69,7 @@ fn every_flipped_byte_is_found_and_named() {
         let whole = bytes.lock().clone();
         for (at, &before) in whole.iter().enumerate() {
             bytes.lock()[at] ^= 1 << (at % 8);
-            // With and without what the manifest knows.
+            // With and without the metadata of the manifest.
             for meta in [Some(&meta), None] {
                 let outcome = open_with(&bytes, meta, 1 << 20).and_then(|(table, _)| {
                     let verified = table.verify(context());
@@ -125,7 +125,7 @@ fn another_version_is_unsupported_and_says_so() {
     assert!(error.to_string().contains("version 9"), "{error}");
 }
 
-/// Damage that passes the checksums: what a hostile file would hold.
+/// Damages a file and corrects the checksums, as a hostile file would.
 fn resealed(whole: &[u8], rng: &mut Rng) -> Vec<u8> {
     let mut out = whole.to_vec();
     let len = out.len();
@@ -154,7 +154,7 @@ fn mutate(bytes: &mut [u8], rng: &mut Rng) {
     }
 }
 
-/// Uses whatever opens; nothing may panic.
+/// Uses every file that opens; nothing may panic.
 fn use_all(bytes: &Bytes, keys: &Records) {
     let Ok((table, _)) = open_with(bytes, None, 1 << 20) else { return };
     let _ = table.verify(context());

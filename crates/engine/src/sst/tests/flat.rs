@@ -10,7 +10,7 @@ use super::*;
 use crate::cache::{BlockKind, CacheStats};
 use crate::value_ref::Reference;
 
-/// What [`lookup_references`] said of each look-up.
+/// The results of [`lookup_references`] for each look-up.
 type Answers = Vec<Option<(u64, Option<Reference>)>>;
 
 fn with_pieces() -> TableReadOptions {
@@ -50,7 +50,7 @@ fn stored(reference: &Reference) -> Vec<u8> {
     out
 }
 
-/// Every third record is inline, the others refer to value files.
+/// Records of which every third is inline; the others refer to value files.
 fn mixed(count: u64) -> Records {
     let mut records = numbered(count);
     for (n, (kind, value)) in (0..).zip(records.values_mut()) {

@@ -23,7 +23,7 @@ fn encoded(reference: &Reference) -> Vec<u8> {
     out
 }
 
-/// Every third record is inline, the others refer to the files 4 and 9; one expires.
+/// Records of which every third is inline. The others refer to the files 4 and 9, and one expires.
 fn mixed(count: u64) -> Records {
     let mut records = numbered(count);
     for (n, (kind, value)) in (0..).zip(records.values_mut()) {

@@ -1,4 +1,4 @@
-//! What a table promises besides its records: bounds, I/O, memory, pinning.
+//! Properties of a table besides its records: bounds, I/O, memory, pinning.
 
 use std::cmp::Reverse;
 use std::sync::atomic::Ordering;

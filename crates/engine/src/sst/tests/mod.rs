@@ -1,4 +1,4 @@
-//! Tables in memory, and what all tests of them share.
+//! Tables in memory, and common parts of all their tests.
 
 mod damage;
 mod flat;
@@ -40,7 +40,7 @@ fn plain() -> TableOptions {
     TableOptions { compression: Compression::None, ..TableOptions::default() }
 }
 
-/// Small blocks, small partitions: two index levels for a few hundred records.
+/// Options with small blocks and small partitions: a few hundred records have two index levels.
 fn tiny(compression: Compression) -> TableOptions {
     TableOptions {
         block_bytes: 256,
@@ -129,7 +129,7 @@ pub(in crate::sst) fn file_named(path: &Path, error: &archipelago_base::Error) -
     error.to_string().contains(&path.display().to_string())
 }
 
-/// Inputs that the fuzzer starts from, replayed by tests.
+/// The inputs from which the fuzzer starts; tests replay them.
 pub(in crate::sst) fn corpus(target: &str) -> Vec<Vec<u8>> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
     let entries = std::fs::read_dir(dir).expect("the corpus is there");

@@ -1,4 +1,4 @@
-//! A table says what a sorted map says, under all settings.
+//! A table agrees with a sorted map, under all settings.
 
 use std::cmp::Reverse;
 
@@ -70,7 +70,7 @@ fn here(iter: &TableIter) -> Option<(Vec<u8>, Vec<u8>)> {
     iter.valid().then(|| (iter.key().to_vec(), iter.value().to_vec()))
 }
 
-/// Walks a cursor and a position in the flat list side by side.
+/// Moves a cursor and a position in the flat list in parallel.
 fn walk(iter: &mut TableIter, flat: &Flat, moves: &[(u8, Vec<u8>, u64)]) {
     let mut at: Option<usize> = None;
     for (what, user_key, seq) in moves {

@@ -60,7 +60,7 @@ fn readers_stay_bounded_and_used_ones_stay_open() {
     assert_eq!(tables.open_readers(), 0);
 }
 
-/// A value file with one value, which the file system of `setup` has as file `no`.
+/// A value file with one value, which is file `no` on the file system of `setup`.
 fn value_file(setup: &Setup, no: u64) -> (Arc<LiveValueFile>, Reference) {
     let path = Path::new("/db").join(value_file_name(FileNo(no)));
     let bytes = Bytes::default();
@@ -178,8 +178,8 @@ fn ingest_files_are_checked_and_described() {
     assert!(empty.finish().is_err());
 }
 
-/// Writes records of which those at `warm` are read by people, while the cache is full or not;
-/// blocks that it has afterwards.
+/// Writes records of which those at `warm` are read by users, while the cache is full or not.
+/// Returns counts of the blocks that the cache has afterwards.
 fn warmed(full: bool, warm: impl Fn(u64) -> bool) -> (u64, u64) {
     let budget = ByteBudget::unlimited();
     let cache = BlockCache::new(512 << 10, &budget);

@@ -34,7 +34,7 @@ impl WritableFile for VecWriter {
     }
 }
 
-/// Reads what the vector holds at the moment, and counts.
+/// Reads the present content of the vector, and counts the reads.
 #[derive(Debug)]
 pub(in crate::sst) struct VecFile {
     bytes: Bytes,

@@ -1,7 +1,7 @@
 //! All keys of a value file, for garbage collection and verification.
 //!
-//! Owned by one job. The key part of the file (key blocks, index, properties, footer) is in memory
-//! after one contiguous read. Every block is checked when the walk reaches it.
+//! One job owns the keys. One contiguous read brings the key part of the file (key blocks, index,
+//! properties, footer) into memory. Every block is checked when the walk reaches it.
 
 use std::sync::Arc;
 
@@ -14,14 +14,14 @@ use crate::key::{self, Kind};
 use crate::sst::{TableIter, TableReadOptions, TableReader};
 use crate::value_ref::ValueHandle;
 
-/// Bytes that are taken out of the key part at a time.
+/// Number of bytes that are copied from the key part at a time.
 const STEP_BYTES: u64 = 64 << 10;
 
 /// The end of a value file in memory.
 #[derive(Debug)]
 pub(super) struct KeyPart {
     pub(super) bytes: Vec<u8>,
-    /// Where `bytes` begin in the file; they reach to its end.
+    /// Offset in the file at which `bytes` begin; they reach to its end.
     pub(super) at: u64,
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct ValueKeys {
 }
 
 impl ValueKeys {
-    /// A walk that stands on the first key of `table`, which is in memory with `bytes` bytes.
+    /// A walk that begins at the first key of `table`, which is in memory with `bytes` bytes.
     pub(super) fn new(
         table: &Arc<TableReader>,
         bytes: u64,
@@ -77,8 +77,7 @@ impl ValueKeys {
         self.table.properties().entries
     }
 
-    /// The internal key and the handle of the record on which the walk stands; `None` after the
-    /// last one.
+    /// The internal key and the handle of the current record; `None` after the last one.
     pub(crate) fn current(&self) -> Result<Option<(&[u8], ValueHandle)>> {
         self.iter.status()?;
         if !self.iter.valid() {

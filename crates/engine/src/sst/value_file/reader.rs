@@ -1,20 +1,20 @@
 //! An open value file: values by handle, handles by key.
 //!
 //! The table cache owns it; readers, iterators and jobs share it. Invariants:
-//! 1. Every value record is checked (place, checksum, lengths) before it is used or cached.
-//! 2. The index of the keys is read when a handle is first searched for, and stays in memory,
-//!    charged to `MemoryClass::TableReader`, until the reader is dropped. Key blocks and values are
-//!    in the block cache, which counts them.
+//! 1. Every value record is checked (position, checksum, lengths) before it is used or cached.
+//! 2. The index of the keys is read when a handle is first searched. It stays in memory, charged to
+//!    `MemoryClass::TableReader`, until the reader is dropped. Key blocks and values are in the
+//!    block cache, which counts them.
 //! 3. A value enters the block cache as [`BlockKind::Value`] and is pinned for the caller like a
 //!    data block. A value over a quarter of a shard of the cache does not enter it, because one
-//!    read would evict most of the shard; the budget counts the value until its last holder lets
-//!    go.
+//!    read would evict most of the shard. The budget counts such a value until its last holder
+//!    drops it.
 //!
 //! Thread-safety: any thread may call any method. Failure: damage is an error that names file and
 //! offset. Nothing is cached then, and the next read tries again; other values stay readable.
 //! Cost: opening reads nothing. A value whose offset is known costs one device read, and none if it
-//! is cached. A search for a handle costs the read of a key block if that is not cached; the first
-//! one also reads the index, with one or two reads.
+//! is cached. A search for a handle costs the read of a key block if that is not cached. The first
+//! search also reads the index, with one or two reads.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -36,7 +36,7 @@ use crate::sst::format::{FOOTER_BYTES, Layout, TRAILER_BYTES, check_block, decom
 use crate::sst::reader::{ExpectedFile, FileIdentity, TableReadOptions, TableReader};
 use crate::value_ref::{Reference, ValueFileMeta, ValueHandle};
 
-/// Bytes of a key that an error shows.
+/// Largest number of bytes of a key that an error shows.
 const KEY_SHOWN_BYTES: usize = 64;
 /// Bytes of the raw length before a compressed value.
 const LENGTH_BYTES: usize = 4;
@@ -46,13 +46,13 @@ const LENGTH_BYTES: usize = 4;
 pub(crate) struct StoredValue<'a> {
     /// The stored bytes, without the trailer.
     pub(crate) payload: &'a [u8],
-    /// How the payload is compressed.
+    /// Compression of the payload.
     pub(crate) compression: Compression,
     /// Bytes of the user's value.
     pub(crate) raw_bytes: u32,
 }
 
-/// Which record's value a caller wants.
+/// The record whose value a caller wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ValueKey<'a> {
     /// The user's key.
@@ -67,9 +67,9 @@ pub struct ValueTable {
     path: PathBuf,
     no: FileNo,
     identity: FileIdentity,
-    /// Length of the value area.
+    /// Length of the value area in bytes.
     value_bytes: u64,
-    /// The table of handles, once it was needed.
+    /// The table of handles, once it was opened.
     keys: ArcSwapOption<TableReader>,
     /// Held while `keys` is opened.
     opening: Mutex<()>,
@@ -96,13 +96,13 @@ pub(crate) struct ValueBatch {
 pub(in crate::sst) struct ForeignValueFile {
     /// The open file.
     pub(in crate::sst) table: Arc<ValueTable>,
-    /// What a manifest would know of the file, without its checksum.
+    /// Metadata of the file as a manifest would have it, without the checksum.
     pub(in crate::sst) meta: ValueFileMeta,
     /// The table of handles.
     pub(in crate::sst) keys: Arc<TableReader>,
 }
 
-/// The context of a read of a value file for the purpose of `context`.
+/// The context of a read of a value file, for the purpose of `context`.
 fn value_context(context: IoContext) -> IoContext {
     IoContext { class: Layout::Values.class(), level: None, ..context }
 }
@@ -144,9 +144,9 @@ impl ValueTable {
         }))
     }
 
-    /// Opens a value file that no manifest names, as file `no`, and says what a manifest would know
-    /// of it. The checksum of the whole file is not known without a read of it and stays 0. Costs
-    /// the reads of the index.
+    /// Opens a value file that no manifest names, as file `no`, and derives its metadata. The
+    /// checksum of the whole file is not known without a read of it and stays 0. Costs the reads of
+    /// the index.
     pub(in crate::sst) fn open_foreign(
         file: &Arc<dyn RandomFile>,
         path: &Path,
@@ -210,8 +210,8 @@ impl ValueTable {
         self.admit(at, raw, options)
     }
 
-    /// The values at `wanted`, in that order: those that are not cached come by one
-    /// [`RandomFile::read_many_new`], sorted by offset. All of them are in memory at the same time.
+    /// The values at `wanted`, in that order. One [`RandomFile::read_many_new`], sorted by offset,
+    /// reads those that are not cached. All of them are in memory at the same time.
     pub(crate) fn read_many(
         &self,
         wanted: &[ValueHandle],
@@ -253,8 +253,9 @@ impl ValueTable {
         self.read_at(self.handle_of(reference, key, options)?, options)
     }
 
-    /// Where the value of `reference` lies in this file: by its hint if it names this very file,
-    /// else by [`ValueTable::locate`]. `reference` is the stored value of the record `key`.
+    /// Position of the value of `reference` in this file. It is the hint if the reference names
+    /// this very file, else the result of [`ValueTable::locate`]. `reference` is the stored value
+    /// of the record `key`.
     pub(crate) fn handle_of(
         &self,
         reference: &Reference,
@@ -269,8 +270,8 @@ impl ValueTable {
         self.located(reference, key, options)
     }
 
-    /// [`ValueTable::handle_of`] that does not believe the hint: it compares the hint with the key
-    /// blocks. For verification.
+    /// Position of the value of `reference`, checked: it compares the hint of
+    /// [`ValueTable::handle_of`] with the key blocks. For verification.
     pub(crate) fn checked_handle(
         &self,
         reference: &Reference,
@@ -291,7 +292,7 @@ impl ValueTable {
         Ok(at)
     }
 
-    /// Where the key blocks say that the value of `reference` lies, if its lengths are the same.
+    /// Position of the value of `reference` by the key blocks, if its lengths are the same.
     fn located(
         &self,
         reference: &Reference,
@@ -316,9 +317,10 @@ impl ValueTable {
         Ok(at)
     }
 
-    /// Where the value of the record `key` lies, from the key blocks. Key blocks are cached as
-    /// ordinary blocks. Errors: `Corrupt` if the file has no such record, because every reference
-    /// of a version resolves.
+    /// Position of the value of the record `key`, from the key blocks. Key blocks are cached as
+    /// ordinary blocks.
+    /// Errors: `Corrupt` if the file has no such record, because every reference of a version
+    /// resolves.
     pub(crate) fn locate(
         &self,
         key: ValueKey<'_>,
@@ -353,8 +355,9 @@ impl ValueTable {
         Ok(ValueKeys::new(&table, len as u64, &self.budget, context))
     }
 
-    /// Fills several ranges of the value area, for callers that read windows over many records and
-    /// then take the records out with [`ValueTable::stored`]. One [`RandomFile::read_many`].
+    /// Fills several ranges of the value area with one [`RandomFile::read_many`]. It serves callers
+    /// that read windows over many records and then extract the records with
+    /// [`ValueTable::stored`].
     pub(crate) fn read_ranges(
         &self,
         requests: &mut [(u64, &mut [u8])],
@@ -363,7 +366,7 @@ impl ValueTable {
         self.file.read_many(requests, value_context(context))
     }
 
-    /// Checks a value record as read from `at` and returns its payload as it is stored.
+    /// Checks a value record that was read from `at`, and returns its payload as it is stored.
     pub(crate) fn stored<'a>(&self, at: ValueHandle, record: &'a [u8]) -> Result<StoredValue<'a>> {
         self.check_place(at)?;
         if record.len() as u64 != at.record_bytes() {
@@ -373,15 +376,15 @@ impl ValueTable {
         stored_value(record, at, &self.path, &self.identity.unique_id)
     }
 
-    /// Reads the file past every cache and checks everything that can be checked: the checksum of
-    /// the file and of every block and value record, that the keys are sorted, that the handles
-    /// tile the value area, and that every value has the length that its handle says. Costs two
-    /// reads of the whole file.
+    /// Reads the file past every cache and checks all of it. It checks the checksums of the file
+    /// and of every block and value record, that the keys are sorted, and that the handles tile the
+    /// value area. It checks that every value has the length of its handle. Costs two reads of the
+    /// whole file.
     pub(crate) fn verify(&self, context: IoContext) -> Result<()> {
         self.open_keys(Arc::clone(&self.file))?.verify(value_context(context))
     }
 
-    /// Takes the key blocks and the values of a file that is removed out of the cache.
+    /// Removes the key blocks and the values of the file, which is removed, from the cache.
     pub(crate) fn forget_blocks(&self) {
         if let Some(table) = self.keys.load_full() {
             table.forget_blocks();
@@ -439,7 +442,7 @@ impl ValueTable {
         Err(Error::corrupt(&self.path, at.offset, what))
     }
 
-    /// Checks a value record as read, unpacks it, and caches it if the options say so.
+    /// Checks a value record that was read, decompresses it, and caches it if the options say so.
     fn admit(
         &self,
         at: ValueHandle,
@@ -476,17 +479,17 @@ impl ValueTable {
     }
 }
 
-/// What a value file says of itself.
+/// Properties of a value file, from the file itself.
 #[derive(Clone, Debug)]
 pub(crate) struct DescribedValues {
-    /// What a manifest would know of it, without the checksum of the whole file.
+    /// Metadata as a manifest would have it, without the checksum of the whole file.
     pub(crate) meta: ValueFileMeta,
     /// Column family of its values.
     pub(crate) cf: CfId,
 }
 
-/// What the value file at `path` says of itself. Checks its footer, its properties and its index
-/// alone.
+/// Properties of the value file at `path`, from the file itself. Checks only its footer, its
+/// properties and its index.
 pub(crate) fn described_values(
     file: &Arc<dyn RandomFile>,
     path: &Path,
@@ -502,7 +505,7 @@ fn shown(key: &[u8]) -> String {
     key.get(..KEY_SHOWN_BYTES).unwrap_or(key).escape_ascii().to_string()
 }
 
-/// Checks the value record that lies at `at`: its checksum, and its lengths against the handle.
+/// Checks the value record at `at`: its checksum, and its lengths against the handle.
 pub(in crate::sst) fn stored_value<'a>(
     record: &'a [u8],
     at: ValueHandle,
@@ -522,7 +525,7 @@ pub(in crate::sst) fn stored_value<'a>(
     Ok(StoredValue { payload, compression, raw_bytes: at.raw_bytes })
 }
 
-/// The user's value of the value record `raw` that lies at `at`, after all checks.
+/// The user's value in the value record `raw`, which lies at `at`, after all checks.
 pub(in crate::sst) fn unpack(
     mut raw: Vec<u8>,
     at: ValueHandle,

@@ -81,7 +81,7 @@ fn open_with(
     Ok((table, file, cache))
 }
 
-/// Records of which some compress and some do not, and some keys have two versions.
+/// Records of which some compress and some do not; some keys have two versions.
 fn sample(count: u64) -> Vec<Record> {
     let mut rng = Rng::with_seed(count);
     let mut records = Vec::new();
@@ -320,7 +320,7 @@ fn bytes_are_what_the_format_page_says() {
     assert_eq!((bytes.len(), meta.checksum), (320, 0xd0c5_108d), "golden file changed");
 }
 
-/// Reads all values every way. What is read must be right; the outcome is the first error.
+/// Reads all values in every way. Results must be correct; the outcome is the first error.
 fn read_all(table: &Arc<ValueTable>, records: &[Record], references: &[Reference]) -> Result<()> {
     let mut outcome = Ok(());
     for (record, reference) in records.iter().zip(references) {
@@ -422,8 +422,8 @@ fn another_file_is_not_taken_for_the_one_in_the_manifest() {
     assert!(error.to_string().contains("value area"), "{error}");
 }
 
-/// A value file with two values of three bytes whose key blocks say `handles`, and whose
-/// properties say `area`.
+/// A value file with two values of three bytes. Its key blocks hold `handles`, and its properties
+/// state `area`.
 fn forged(handles: [[u8; 3]; 2], kind: Kind, area: ValueArea) -> Bytes {
     let bytes = Bytes::default();
     let file = Box::new(VecWriter(Arc::clone(&bytes)));

@@ -1,18 +1,18 @@
-//! Writes a value file: value records as they come, then the blocks that find them by key.
+//! Writes a value file: value records as they come, then the blocks that locate them by key.
 //!
-//! Owned by one job. Invariants:
-//! 1. Records come in strictly ascending internal-key order (asserted), so that values and keys lie
-//!    in the same order, and value records lie without gaps from offset 0.
+//! One job owns a builder. Invariants:
+//! 1. Records come in strictly ascending internal-key order (asserted). So values and keys lie in
+//!    the same order, and value records lie without gaps from offset 0.
 //! 2. A value is compressed if that saves at least an eighth, as a block is. The stored length of a
 //!    reference counts the bytes in the file.
 //! 3. [`ValueTableBuilder::finish`] syncs the file. Before that the file is no value file. After an
-//!    error the builder is of no use and the file is garbage, which its owner removes.
+//!    error the builder must be dropped, and its owner removes the file as garbage.
 //!
 //! Failure: errors of the file system, and values over the limit.
 //! Cost: a value is copied once, or compressed and copied, and enters two checksums. The keys stay
-//! in memory until the file is complete, with shared prefixes and without offsets: per record the
-//! part of the key that differs from the last one and 8 to 14 bytes, which for keys of 24 bytes and
-//! values of 16 KiB is about 0.15 % of the file, and for values of 512 bytes about 4 %.
+//! in memory until the file is complete, with shared prefixes and without offsets. A record takes
+//! the part of its key that differs from the last one, and 8 to 14 bytes. For keys of 24 bytes this
+//! is about 0.15 % of the file with values of 16 KiB, and about 4 % with values of 512 bytes.
 //! [`ValueTableBuilder::charged_to`] counts that memory.
 
 use std::path::Path;
@@ -32,7 +32,7 @@ use crate::sst::format::Compressor;
 use crate::sst::properties::ValueArea;
 use crate::value_ref::{Reference, ValueFileMeta, ValueHandle};
 
-/// Steps in which the charge for the keys in memory grows.
+/// Step in bytes by which the charge for the keys in memory grows.
 const CHARGE_BYTES: usize = 64 << 10;
 
 /// Writes one value file, record by record.
@@ -53,9 +53,9 @@ impl std::fmt::Debug for ValueTableBuilder {
 }
 
 impl ValueTableBuilder {
-    /// Writes into `file`, which is empty and lies at `path` (for errors). `unique_id` must be
-    /// fresh: no other file may have it. Of the options the builder uses the compression, the
-    /// column family, the time, and the sizes of blocks; a value file has no filter.
+    /// Writes into the empty file `file`, which lies at `path` (for errors). `unique_id` must be
+    /// new: no other file may have it. The builder uses the options for compression, column family,
+    /// time and sizes of blocks; a value file has no filter.
     pub(crate) fn new(
         file: Box<dyn WritableFile>,
         path: &Path,
@@ -76,17 +76,18 @@ impl ValueTableBuilder {
         }
     }
 
-    /// Counts the memory of the keys in `budget`, as memory of a job, until the builder is dropped.
+    /// Counts the memory of the keys in `budget` as memory of a job, until the builder is dropped.
     #[must_use]
     pub(crate) fn charged_to(mut self, budget: &Arc<ByteBudget>) -> Self {
         self.charge = Some(budget.hold(MemoryClass::Job, 0));
         self
     }
 
-    /// Adds the value of the record `(user_key, seq)` behind all others, compressed if that pays.
-    /// The reference that the caller stores in the levels: with the offset and without an expiry.
+    /// Adds the value of the record `(user_key, seq)` after all others, compressed if that pays.
+    /// Returns the reference that the caller stores in the levels, with the offset and without an
+    /// expiry.
     ///
-    /// Panics if the record is not behind the last one.
+    /// Panics if the record does not follow the last one.
     pub(crate) fn add(&mut self, user_key: &[u8], seq: SeqNo, value: &[u8]) -> Result<Reference> {
         if value.len() > VALUE_BYTES_MAX {
             return Err(Error::invalid(format!(
@@ -104,8 +105,9 @@ impl ValueTableBuilder {
         Ok(self.push(user_key, seq, at))
     }
 
-    /// Adds a value as another value file stores it. The payload is framed anew, because its
-    /// checksum is bound to file and offset. Result and panics as for [`ValueTableBuilder::add`].
+    /// Adds a value in the form in which another value file stores it. The payload gets a new
+    /// frame, because its checksum is bound to file and offset. Result and panics are those of
+    /// [`ValueTableBuilder::add`].
     pub(crate) fn add_stored(
         &mut self,
         user_key: &[u8],
@@ -146,19 +148,21 @@ impl ValueTableBuilder {
         self.out.offset
     }
 
-    /// Records that were added.
+    /// Number of records that were added.
     #[must_use]
     pub(crate) fn records(&self) -> u64 {
         self.keys.records
     }
 
-    /// Bytes of the file if it ended here, about: the value area and the keys before compression.
+    /// Approximate length of the file in bytes if it ended here: the value area and the keys before
+    /// compression.
     #[must_use]
     pub(crate) fn estimated_bytes(&self) -> u64 {
         self.out.offset + self.keys.bytes.len() as u64 + 256
     }
 
-    /// Writes the keys, syncs the file and tells what the manifest must know. The basis is 0.
+    /// Writes the keys and syncs the file. Returns the file's metadata for the manifest, with the
+    /// basis 0.
     /// Errors: `InvalidArgument` if no record was added.
     pub(crate) fn finish(self) -> Result<ValueFileMeta> {
         if self.keys.records == 0 {

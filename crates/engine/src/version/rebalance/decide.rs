@@ -1,28 +1,31 @@
-//! Which map change the window asks for.
+//! Decides which map change the window demands.
 //!
-//! `N` is the number of buckets that the family was first cut into (its setting), not the number
-//! of now: BucketLSM §V-C says that temperatures fall as splits go beyond `N` and rise as merges
-//! go below it, which holds for a fixed `N` only, and makes the count mend itself. A bucket's
-//! temperature is `BT_i = N · F_W(B_i) / Σ F_W`.
+//! `N` is the number of buckets that the family was first cut into (its setting), not the present
+//! number. BucketLSM §V-C says that temperatures fall as splits go beyond `N` and rise as merges go
+//! below it. That holds for a fixed `N` only, and it makes the number of buckets return to `N`. A
+//! bucket's temperature is `BT_i = N · F_W(B_i) / Σ F_W`.
 //!
-//! 1. **Split** every bucket hotter than 2, the hottest first, at the median of the medians, and
-//!    each half that is hotter than 1 again, all at once: a bucket that takes the whole load is to
-//!    become `N` buckets, not two, because a split under load takes as long as a compaction. Below
-//!    `N` buckets already one hotter than 1 is cut (else a family of two, once merged into one
-//!    bucket whose temperature is 2, would stay so for ever).
-//! 2. A split must **share out**: of the bytes that the window saw in the bucket, counted seal by
-//!    seal and without the seal that counts most, at least a quarter must fall on the lesser side
-//!    of the key, and they must be worth more than a temperature of 0.5. So keys that arrive in
-//!    order, and one hot key, are never split.
+//! 1. **Split** every bucket hotter than 2, the hottest first, at the median of the medians. Each
+//!    half that is hotter than 1 is split again, in the same change. A bucket that takes the whole
+//!    load shall become `N` buckets, not two, because a split under load takes as long as a
+//!    compaction. Below `N` buckets a bucket hotter than 1 is split already. Otherwise a family of
+//!    two, once merged into one bucket of temperature 2, would stay so for ever.
+//! 2. A split must **share out**. The window counts the bytes in the bucket seal by seal, without
+//!    the seal that counts most. At least a quarter of them must fall on the lesser side of the
+//!    key, and they must be worth more than a temperature of 0.5. So keys that arrive in order, and
+//!    one hot key, are never split.
 //! 3. **Merge** a bucket with a temperature of at most 0.5, the coldest first, into the colder of
-//!    its neighbours; only if nothing can be split.
-//! 4. At least one bucket, at most `most`; a family whose `N` is 1 is a classic L0 and left alone.
+//!    its neighbours. A merge is made only if nothing can be split.
+//! 4. There is at least one bucket and at most `most`. A family whose `N` is 1 is a classic L0 and
+//!    never changed.
 //!
-//! Why it ends: (a) by rule 2 each half of a split is warmer than 0.5, so the same window does not
-//! merge it again; (b) a merged bucket is hotter than 2 only if the cold half is less than a
-//! quarter of it, so the same window does not cut it there again; (c) the sum of squared
-//! temperatures falls with every split, by at least as much as the merge before it may have raised
-//! it. Cost: one pass over the window for each bucket that is too hot.
+//! The changes end for three reasons. (a) By rule 2 each half of a split is warmer than 0.5, so the
+//! same window does not merge it again. (b) A merged bucket is hotter than 2 only if the cold half
+//! is less than a quarter of it, so the same window does not cut it there again. (c) The sum of
+//! squared temperatures falls with every split, by at least as much as the merge before it may have
+//! raised it.
+//!
+//! Cost: one pass over the window for each bucket that is too hot.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -34,27 +37,28 @@ use super::window::Window;
 use crate::bucket::BucketMap;
 use crate::key::KeyRange;
 
-/// Hotter than this is split.
+/// Temperature above which a bucket is split.
 const HOT: f64 = 2.0;
-/// Hotter than this is split while there are fewer buckets than the family began with.
+/// Temperature above which a bucket is split while there are fewer buckets than the family began
+/// with.
 const WARM: f64 = 1.0;
-/// At most this is merged.
+/// Temperature up to which a bucket is merged.
 const COLD: f64 = 0.5;
-/// The lesser side of a split has at least one part in so many of the bucket's bytes.
+/// The lesser side of a split must have at least one in this many parts of the bucket's bytes.
 const LESSER_PART: u64 = 4;
 
-/// What a decision is made from.
+/// Input of a decision about the bucket map.
 #[derive(Clone, Copy, Debug)]
 pub struct RebalanceInput<'a> {
-    /// The map of now.
+    /// The present map of the family.
     pub map: &'a BucketMap,
-    /// What was written lately.
+    /// The window of recent writes.
     pub window: &'a Window,
-    /// How many buckets the family was first cut into, or was to be (`N`).
+    /// Number of buckets that the family was first cut into, or will be (`N`).
     pub initial: usize,
-    /// Most buckets that there may be.
+    /// Largest number of buckets.
     pub most: usize,
-    /// Keys of splits that are being prepared: each stays while it serves as well as another.
+    /// Keys of splits that are being prepared. Each stays while it serves as well as another key.
     pub planned_cuts: &'a [Vec<u8>],
 }
 
@@ -72,17 +76,17 @@ fn heat(initial: usize, bytes: u64, total: u64) -> f64 {
     initial as f64 * bytes as f64 / total.max(1) as f64
 }
 
-/// What to do to the map.
+/// Type of a change of the map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChangeKind {
-    /// Cut the buckets that hold `keys` there.
+    /// Cuts the buckets that hold `keys` at these keys.
     Split {
         /// First keys of new buckets, ascending.
         keys: Vec<Vec<u8>>,
     },
-    /// Make `left` and its right neighbour one.
+    /// Merges `left` with its right neighbour.
     Merge {
-        /// The left one of the two.
+        /// Index of the left bucket of the two.
         left: usize,
     },
 }
@@ -94,7 +98,7 @@ impl ChangeKind {
         Self::Split { keys: vec![key.to_vec()] }
     }
 
-    /// The buckets of `map` that it changes, and those between them.
+    /// The buckets of `map` that the change affects, and those between them.
     #[must_use]
     pub fn touched(&self, map: &BucketMap) -> Range<usize> {
         match self {
@@ -106,7 +110,7 @@ impl ChangeKind {
         }
     }
 
-    /// The keys of a split.
+    /// The keys of a split; empty for a merge.
     #[must_use]
     pub fn cuts(&self) -> &[Vec<u8>] {
         match self {
@@ -115,7 +119,7 @@ impl ChangeKind {
         }
     }
 
-    /// The map after it.
+    /// The map after the change. `InvalidArgument` if the change does not fit `map`.
     pub fn apply(&self, map: &BucketMap) -> Result<BucketMap> {
         match self {
             Self::Split { keys } => map.split(keys),
@@ -136,20 +140,20 @@ impl fmt::Display for ChangeKind {
     }
 }
 
-/// Why, in figures.
+/// Reason of a change, in figures.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reason {
     /// The bucket that is too hot (the hottest of those that are cut) or too cold.
     pub bucket: usize,
     /// Temperature of that bucket.
     pub temperature: f64,
-    /// Bytes that the window saw in it.
+    /// Bytes of this bucket in the window.
     pub bytes: u64,
-    /// Bytes that it would have seen if all `initial` buckets were alike.
+    /// Bytes that the bucket would have if all `initial` buckets had the same share.
     pub ideal_bytes: u64,
-    /// How many seals the window held.
+    /// Number of seals in the window.
     pub seals: usize,
-    /// How many buckets there were, if there were fewer than the family began with.
+    /// Number of buckets, if there were fewer than the family began with.
     pub too_few: Option<usize>,
 }
 
@@ -165,7 +169,7 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Bytes as people read them.
+/// Bytes in a unit that people read easily.
 struct Size(u64);
 
 impl fmt::Display for Size {
@@ -178,7 +182,7 @@ impl fmt::Display for Size {
     }
 }
 
-/// A change that the window asks for.
+/// A change that the window demands, with its reason.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MapChange {
     /// The change of the map.
@@ -193,7 +197,7 @@ impl fmt::Display for MapChange {
     }
 }
 
-/// The change that is most needed, if one is; see the module.
+/// The most urgent change by the rules of the module; `None` if no change is needed.
 #[must_use]
 pub fn rebalance(input: &RebalanceInput<'_>) -> Option<MapChange> {
     if input.initial <= 1 || !input.window.is_telling() {
@@ -256,9 +260,8 @@ impl Decision<'_> {
         Some(MapChange { kind: ChangeKind::Split { keys }, reason })
     }
 
-    /// Cuts `range` if it is hotter than `bar`, and its halves as far as they are hot, into
-    /// `keys`, as long as there may be more buckets. Broad before deep: each cut goes to the
-    /// hottest part.
+    /// Cuts `range` into `keys` if it is hotter than `bar`, and its hot parts again, while more
+    /// buckets are allowed. Each cut goes to the hottest part.
     fn cut(&self, range: &KeyRange, bar: f64, keys: &mut Vec<Vec<u8>>) {
         let mut parts = vec![(self.input.window.bytes_in(range), range.clone())];
         let mut bar = bar;
@@ -278,8 +281,9 @@ impl Decision<'_> {
         }
     }
 
-    /// Where to cut `range`, which the window saw `bytes` in; `None` if that would not share it
-    /// out. Of the planned cuts that do, the one that shares out most.
+    /// The key at which to cut `range`, of which the window has `bytes`; `None` if no cut would
+    /// share it out. Of the planned cuts that share it out, the result is the one that shares out
+    /// most.
     fn split_key(&self, range: &KeyRange, bytes: u64) -> Option<Vec<u8>> {
         let shared_out = |key: &[u8]| {
             let lesser = self.input.window.bytes_shared_out(range, key);

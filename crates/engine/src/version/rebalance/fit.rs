@@ -1,27 +1,27 @@
-//! When a change that the load asks for may be made: as soon as every L0 file that there is, or
-//! that a running job makes, fits the new map.
+//! Decides when a change that the load demands may be made: as soon as every L0 file, including
+//! those that a running job writes, fits the new map.
 //!
-//! BucketLSM changes "the bucket that has just been compacted", because an L0 file must lie
-//! within one bucket. A bucket that is worth splitting is never without L0 files, though: each
-//! seal brings one, and a compaction takes longer than a seal. To keep its flushes back until
-//! it is empty takes as many memtables as arrive during a compaction, that is, a stall. So a
-//! bucket is made ready instead:
+//! BucketLSM changes "the bucket that has just been compacted", because an L0 file must lie within
+//! one bucket. But a bucket that is worth splitting is never without L0 files: each seal brings
+//! one, and a compaction takes longer than a seal. Holding back its flushes until it is empty would
+//! hold all memtables that arrive during a compaction, which is a stall. So a bucket is made ready
+//! instead:
 //!
-//! 1. From the moment a split is wanted, flushes and merges within L0 cut their files also at the
-//!    wanted keys (the *planned cuts*, fixed when the job is planned), and new memtables have
-//!    shards that end there.
-//! 2. The files from before leave with the bucket's next compaction into the base level.
-//! 3. When none is left that lies on both sides of a key, the split there is an edit of the map
-//!    alone, and may be made with L0 files and jobs in the bucket, whatever becomes of other keys.
+//! 1. When a split is wanted, flushes and merges within L0 also cut their files at the wanted keys
+//!    (the *planned cuts*, fixed when the job is planned). New memtables have shards that end
+//!    there.
+//! 2. The older files leave with the bucket's next compaction into the base level.
+//! 3. When no file lies on both sides of a key, the split there is an edit of the map alone. It may
+//!    be made with L0 files and jobs in the bucket, independently of the other keys.
 //!
-//! A merge needs nothing of the kind: what lies within a bucket lies within the larger one. Jobs
-//! that write the base level or deeper are in nobody's way: a file that they leave across a
-//! boundary is cut by the first job that meets it, as after any change. Two jobs never write the
-//! same keys, whatever the map says (promise 2 of `compaction::pick`).
+//! A merge needs no preparation: a file within a bucket also lies within the larger one. Jobs that
+//! write the base level or deeper do not block a change: the first job that meets a file across a
+//! boundary cuts it, as after any change. Two jobs never write the same keys, for any map (promise
+//! 2 of `compaction::pick`).
 //!
-//! Costs more and smaller L0 files in the bucket until the split is made; pickers and stalls count
-//! them by layers ([`crate::version::layers`]), so that they weigh no more than before. A change by
-//! hand has not been prepared for and goes by `can_change_map`, which wants the buckets idle.
+//! Cost: more and smaller L0 files in the bucket until the split is made. Pickers and stalls count
+//! them by layers ([`crate::version::layers`]), so that they weigh no more than before. A change on
+//! an operator's request is not prepared. It goes by `can_change_map`, which requires idle buckets.
 
 use archipelago_base::{Error, Result};
 
@@ -32,14 +32,14 @@ use crate::version::{Running, Version};
 /// A running flush, as a decision sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunningFlush {
-    /// The keys that it installs.
+    /// The keys whose flush it installs.
     pub range: KeyRange,
-    /// Where it cuts its files beside the boundaries of the map.
+    /// Keys at which it cuts its files besides the boundaries of the map.
     pub planned_cuts: Vec<Vec<u8>>,
 }
 
-/// The part of `change` that may be made now: of a split, the cuts that fit. `Busy`, with the
-/// reason of the first, if none does.
+/// The part of `change` that may be made now: for a split, the cuts that fit. `Busy`, with the
+/// reason of the first cut, if none fits.
 pub fn fitting(
     version: &Version,
     change: &ChangeKind,
@@ -62,7 +62,7 @@ pub fn fitting(
     }
 }
 
-/// `Busy`, with the reason, while a file or job does not fit a boundary at `key`.
+/// Returns `Busy`, with the reason, while a file or job does not fit a boundary at `key`.
 fn cut_fits(
     version: &Version,
     key: &Vec<u8>,

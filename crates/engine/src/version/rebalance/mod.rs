@@ -1,14 +1,14 @@
-//! Moving bucket boundaries: what was written where lately, which map change that asks for, and
-//! when a change may be made. Pure: no I/O, clock or lock (BucketLSM §V-C).
+//! Changes of bucket boundaries: where recent writes went, which map change that demands, and when
+//! a change may be made. Pure: no I/O, clock or lock (BucketLSM §V-C).
 //!
-//! - [`Window`]: what the last [`WINDOW_SEALS`] sealed memtables of a family held, as keys that
-//!   stand for bytes. Owned by `db::background::rebalance`, in memory only: it starts empty at an
-//!   open.
+//! - [`Window`]: the content of the last [`WINDOW_SEALS`] sealed memtables of a family, as keys
+//!   that stand for bytes. `db::background::rebalance` owns it. It exists in memory only and is
+//!   empty after an open.
 //! - [`rebalance`]: from a window and a map to at most one [`MapChange`], with its reason.
-//! - [`fitting`]: whether that change may be made now; how it gets its chance in buckets that are
-//!   written all the time.
-//! - [`can_change_map`]: the same for changes by hand, which nothing was prepared for: they are
-//!   refused while a touched bucket has L0 files, a running flush or a running compaction.
+//! - [`fitting`]: whether that change may be made now, even in buckets that are written all the
+//!   time.
+//! - [`can_change_map`]: the same for changes on an operator's request, which are not prepared.
+//!   They are refused while a touched bucket has L0 files, a running flush or a running compaction.
 
 mod decide;
 mod fit;
@@ -28,9 +28,9 @@ pub use decide::{ChangeKind, MapChange, Reason, RebalanceInput, rebalance};
 pub use fit::{RunningFlush, fitting};
 pub use window::{SealSample, WINDOW_SEALS, Window};
 
-/// `Busy`, with the reason, while the buckets `touched` of `version` cannot be changed. `flushes`
-/// are the key ranges that running flushes of this column family will install, `running` its
-/// compactions.
+/// Returns `Busy`, with the reason, while the buckets `touched` of `version` cannot be changed.
+/// `flushes` are the key ranges that running flushes of this column family will install. `running`
+/// are its compactions.
 pub fn can_change_map(
     version: &Version,
     touched: Range<usize>,

@@ -1,5 +1,5 @@
-//! The rules against loads, seal by seal, without a database. `--nocapture` prints the table of
-//! `docs/decisions/0008-bucket-rebalancing.md`.
+//! Simulates the rules under loads, seal by seal, without a database. `--nocapture` prints the
+//! table of `docs/decisions/0008-bucket-rebalancing.md`.
 
 use archipelago_base::Epoch;
 use archipelago_base::random::Rng;
@@ -7,7 +7,7 @@ use archipelago_base::random::Rng;
 use super::*;
 use crate::bucket::BucketMap;
 
-/// Records of a memtable, all of one size.
+/// Number of records of a memtable, all of one size.
 const RECORDS: usize = 2048;
 const RECORD_BYTES: u64 = 100;
 
@@ -16,18 +16,18 @@ type Load = dyn Fn(&mut Rng, u64) -> Vec<u64>;
 
 struct Sim {
     map: BucketMap,
-    /// The map that the active memtable was born with.
+    /// The map with which the active memtable was created.
     born: BucketMap,
     window: Window,
     initial: usize,
     most: usize,
     rng: Rng,
-    /// Seals from a decision until the change is made.
+    /// Number of seals from a decision until the change is made.
     lag: u64,
     wanted: Option<(u64, MapChange)>,
     splits: usize,
     merges: usize,
-    /// When changes were made.
+    /// Seals at which changes were made.
     changed_at: Vec<u64>,
     most_seen: usize,
     seal: u64,
@@ -83,8 +83,7 @@ impl Sim {
         self.input().temperatures().expect("something was written")
     }
 
-    /// Takes one memtable in, as `db::background::rebalance` does, and makes the change that is
-    /// wanted.
+    /// Adds one memtable, as `db::background::rebalance` does, and makes the wanted change.
     fn step(&mut self, load: &Load) {
         let mut keys = load(&mut self.rng, self.seal);
         keys.sort_unstable();
@@ -136,12 +135,12 @@ impl Sim {
         (0..seals).for_each(|_| self.step(load));
     }
 
-    /// The hottest bucket that could still be shared out, and the coldest that has a neighbour.
+    /// Whether no change is wanted any more.
     fn is_settled(&self) -> bool {
         rebalance(&self.input()).is_none()
     }
 
-    /// The busiest bucket's share over the last seals, as a multiple of an even share.
+    /// Share of the busiest bucket over the last seals, as a multiple of an even share.
     fn hottest(&self) -> f64 {
         self.temperatures().into_iter().fold(0.0, f64::max)
     }
@@ -179,7 +178,7 @@ fn zipf(rng: &mut Rng, _: u64) -> Vec<u64> {
     (0..RECORDS).map(|_| key(rng.f64())).collect()
 }
 
-/// Nine in ten writes to one of the places, each a thousandth of the key space.
+/// Sends nine in ten writes to one of the places, each a thousandth of the key space.
 fn hot_places(rng: &mut Rng, places: &[u64]) -> Vec<u64> {
     let part = u64::MAX / 1000;
     (0..RECORDS)
@@ -253,7 +252,7 @@ fn keys_in_order_are_never_split_and_cold_buckets_go() {
         assert_eq!(sim.splits, 0, "splitting does not share out what comes in order");
         assert!(sim.merges < initial, "at most one merge for each boundary");
         assert_eq!(sim.map.len(), 1);
-        // Other loads find their buckets again.
+        // Other loads restore their buckets.
         let spread = |rng: &mut Rng, _| (0..RECORDS).map(|_| rng.u64(..1 << 42)).collect();
         sim.run((initial + WINDOW_SEALS) as u64 * 2, &spread);
         assert!(sim.map.len() >= initial, "{} of {initial}", sim.map.len());
@@ -332,7 +331,7 @@ fn a_family_of_one_bucket_and_an_unread_window_are_left_alone() {
     assert!(sim.hottest() > 2.0);
 }
 
-/// A load of random hot places, of which some are single keys and some move.
+/// A load of random hot places, some of which are single keys and some of which move.
 fn random_load(seed: u64) -> impl Fn(&mut Rng, u64) -> Vec<u64> {
     move |rng, seal| {
         let mut shape = Rng::with_seed(seed);
@@ -358,7 +357,7 @@ fn still_window_ends_changes_of_a_sound_map() {
         sim.lag = seed % 3;
         sim.run(60, &load);
         // `step` has checked bounds and that there is one change per seal. Now nothing is written
-        // any more: the same window must not ask for changes for ever.
+        // any more, and the same window must not demand changes for ever.
         let mut more = 0;
         while let Some(change) = rebalance(&sim.input()) {
             let before = sim.map.clone();

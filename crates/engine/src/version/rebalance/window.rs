@@ -1,13 +1,14 @@
-//! The sliding window: what the last sealed memtables held, by key.
+//! The sliding window: the content of the last sealed memtables, by key.
 //!
-//! A seal is kept as a few dozen of its keys in order, each standing for an equal share of the
-//! bytes of its shard, rather than as one number per bucket. So a window knows nothing of bucket
-//! maps: after a split or a merge the same keys are counted by the new map (measured, where
-//! BucketLSM lets each half of a split inherit half), a memtable that was born with an older map
-//! counts where its keys belong now, and the median of a bucket is at hand.
+//! A seal is kept as a few dozen of its keys in order, not as one number per bucket. Each key
+//! stands for an equal share of the bytes of its shard. So a window does not depend on bucket maps.
+//! After a split or a merge, the new map counts the same keys. (In BucketLSM each half of a split
+//! inherits half; here it is measured.) A memtable that was created with an older map counts where
+//! its keys belong now. The median of a bucket is available.
 //!
-//! Bytes of a shard are exact, where they lie within the shard is by entries: with values of
-//! different sizes the first split of a bucket may be off the middle, later seals mend it.
+//! The bytes of a shard are exact; their distribution within the shard follows the number of
+//! entries. With values of different sizes the first split of a bucket may miss the middle; later
+//! seals correct it.
 //!
 //! Cost: some hundred keys per seal, [`WINDOW_SEALS`] seals per family; counting is one pass.
 
@@ -16,30 +17,30 @@ use std::collections::VecDeque;
 use crate::bucket::BucketMap;
 use crate::key::KeyRange;
 
-/// How many seals a window remembers; nothing is decided before it has half of them. Chosen by
-/// simulation, see `docs/decisions/0008-bucket-rebalancing.md`: a shorter one chases noise, a
-/// longer one follows a moving load too late.
+/// Number of seals that a window remembers. No decision is made before it has half of them. A
+/// simulation chose the number (`docs/decisions/0008-bucket-rebalancing.md`): a smaller one follows
+/// noise, a larger one follows a moving load too late.
 pub const WINDOW_SEALS: usize = 8;
 
-/// Samples of one seal, over all of its shards: at least, at most, and for each bucket.
+/// Number of samples of one seal, over all of its shards: smallest, largest, and for each bucket.
 const SAMPLES_MIN: usize = 64;
 const SAMPLES_MAX: usize = 1024;
 const SAMPLES_PER_BUCKET: usize = 8;
 
-/// What one sealed memtable held: keys in ascending order, each with the bytes it stands for.
+/// Content of one sealed memtable: keys in ascending order, each with the bytes that it stands for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SealSample {
     keys: Vec<(Vec<u8>, u64)>,
 }
 
 impl SealSample {
-    /// A seal of no bytes.
+    /// A seal without any bytes.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How many keys to take of a shard with `bytes` of the memtable's `total`, when there are
+    /// Number of keys to sample from a shard with `bytes` of the memtable's `total`, if there are
     /// `buckets`.
     #[must_use]
     pub fn keys_wanted(buckets: usize, bytes: u64, total: u64) -> usize {
@@ -48,12 +49,12 @@ impl SealSample {
         (share as usize).clamp(1, SAMPLES_MAX)
     }
 
-    /// Adds a shard of `bytes`, of which each of `keys` (ascending, none smaller than those of the
-    /// shard before) stands for an equal part.
+    /// Adds a shard of `bytes`. Each of `keys` stands for an equal part of them. The keys ascend,
+    /// and none is smaller than those of the previous shard.
     pub fn add_shard(&mut self, keys: Vec<Vec<u8>>, bytes: u64) {
         let count = keys.len() as u64;
         for (index, key) in (0u64..).zip(keys) {
-            // What does not divide goes to the first ones.
+            // The first keys get the remainder.
             let part = bytes / count + u64::from(index < bytes % count);
             self.keys.push((key, part));
         }
@@ -78,7 +79,7 @@ fn sum(keys: &[(Vec<u8>, u64)]) -> u64 {
     keys.iter().map(|(_, bytes)| bytes).sum()
 }
 
-/// The key at which half of the bytes of `weighted` (ascending) have passed.
+/// The key at which half of the bytes of `weighted` (ascending) are reached.
 fn median<'a>(weighted: impl IntoIterator<Item = (&'a [u8], u64)> + Clone) -> Option<&'a [u8]> {
     let total: u64 = weighted.clone().into_iter().map(|(_, bytes)| bytes).sum();
     let mut passed = 0;
@@ -88,7 +89,7 @@ fn median<'a>(weighted: impl IntoIterator<Item = (&'a [u8], u64)> + Clone) -> Op
     })
 }
 
-/// The seals of a family, oldest first; see the module.
+/// The last seals of a family, oldest first.
 #[derive(Clone, Debug)]
 pub struct Window {
     seals: VecDeque<SealSample>,
@@ -108,7 +109,7 @@ impl Window {
         Self { seals: VecDeque::with_capacity(width), width: width.max(1) }
     }
 
-    /// Takes a seal in; the oldest goes. One without bytes is ignored.
+    /// Adds a seal and drops the oldest one beyond the width. A seal without bytes is ignored.
     pub fn push(&mut self, seal: SealSample) {
         if seal.bytes() == 0 {
             return;
@@ -119,13 +120,13 @@ impl Window {
         self.seals.push_back(seal);
     }
 
-    /// How many seals it holds.
+    /// Number of seals in the window.
     #[must_use]
     pub fn seals(&self) -> usize {
         self.seals.len()
     }
 
-    /// Whether it has seen enough to decide from.
+    /// Whether the window has enough seals for a decision.
     #[must_use]
     pub fn is_telling(&self) -> bool {
         self.seals.len() * 2 >= self.width
@@ -149,13 +150,13 @@ impl Window {
         bytes
     }
 
-    /// Bytes of the keys in `range`.
+    /// Bytes of the keys in `range`, over all seals.
     #[must_use]
     pub fn bytes_in(&self, range: &KeyRange) -> u64 {
         self.seals.iter().map(|seal| sum(seal.within(range))).sum()
     }
 
-    /// The median of the medians of the seals in `range`, each counted by its bytes there.
+    /// The median of the medians of the seals in `range`, each weighted by its bytes there.
     #[must_use]
     pub fn median_of_medians(&self, range: &KeyRange) -> Option<&[u8]> {
         let mut medians: Vec<(&[u8], u64)> = self
@@ -171,11 +172,10 @@ impl Window {
         median(medians.iter().copied())
     }
 
-    /// Of the bytes in `range`, those that `key` would share out among two buckets *at the same
-    /// time*: the lesser side of each seal, added up, without the one seal that adds most (keys in
-    /// order cross any key in one seal, which may be larger than the others). Near half of all
-    /// bytes at best; nothing where keys arrive in order, because then every other seal lies on one
-    /// side.
+    /// The bytes in `range` that `key` would share out among two buckets *at the same time*. It is
+    /// the sum of the lesser side of each seal, without the seal that adds most: keys in order
+    /// cross any key in one seal, which may be larger than the others. At best it is near half of
+    /// all bytes. It is 0 if keys arrive in order, because then every other seal lies on one side.
     #[must_use]
     pub fn bytes_shared_out(&self, range: &KeyRange, key: &[u8]) -> u64 {
         let lesser = |seal: &SealSample| {

@@ -1,8 +1,9 @@
-//! Value files of a version: which exist, which file inherited from which, and who references them.
+//! Value files of a version: which exist, which file inherited from which, and which tables
+//! reference them.
 //!
 //! A [`Version`](super::Version) owns one [`ValueFiles`]; versions between which nothing changed
-//! share it. All figures are derived from the references that the tables of the version carry, and
-//! none is counted apart, so that a restart finds the same figures
+//! share it. All figures are derived from the references that the tables of the version carry. None
+//! is counted separately, so that a restart finds the same figures
 //! (`docs/decisions/0066-references-to-separated-values.md`).
 //!
 //! Invariants ([`ValueFiles::check`]):
@@ -10,13 +11,13 @@
 //!    heir. The map of heirs is path-compressed, so that one step resolves a number.
 //! 2. A live value file is no key of the map of heirs.
 //! 3. A live value file has at least one reference, and no more records and bytes are referenced
-//!    than it holds. An edit that takes the last reference removes the file as well.
+//!    than it holds. An edit that removes the last reference removes the file as well.
 //! 4. An entry of the map of heirs is pruned only if no table and no invalid file of the version
 //!    names its key, no running job holds the number ([`HeldNumbers`]), and an earlier edit made
-//!    it. The last condition closes the gap between a job's look at a version and its hold.
+//!    it. The last condition closes the gap between a job's read of a version and its hold.
 //!
-//! Cost: an edit that touches value files copies the maps, which is linear in the number of value
-//! files; one that does not shares them. A look-up is a search in a B-tree.
+//! Cost: an edit that changes value files copies the maps, which is linear in the number of value
+//! files. Any other edit shares the maps. A look-up is a search in a B-tree.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -54,7 +55,7 @@ struct ReferencedFile {
     refs: ReferenceSum,
 }
 
-/// The value files of one version; see the module.
+/// The value files of one version, their heirs, and the references to them.
 #[derive(Clone, Debug, Default)]
 pub struct ValueFiles {
     files: BTreeMap<u64, ReferencedFile>,
@@ -87,7 +88,7 @@ impl ValueFiles {
         self.files.values().map(|at| (&at.file, at.refs))
     }
 
-    /// The live value file of that very number, without its ancestors' numbers.
+    /// The live value file of exactly that number; numbers of ancestors do not count.
     #[must_use]
     pub fn get(&self, no: u64) -> Option<&Arc<LiveValueFile>> {
         self.files.get(&no).map(|at| &at.file)
@@ -119,7 +120,7 @@ impl ValueFiles {
         self.heirs.iter().map(|(&old, &heir)| (old, heir))
     }
 
-    /// The numbers whose values lie in the live file `no` now, `no` itself excluded.
+    /// The numbers whose values lie in the live file `no` now, without `no` itself.
     pub fn ancestors(&self, no: u64) -> impl Iterator<Item = u64> {
         self.heirs().filter(move |&(_, heir)| heir == no).map(|(old, _)| old)
     }
@@ -159,7 +160,7 @@ impl ValueFiles {
         self.named.values().fold(0, |sum: u64, at| sum.saturating_add(at.tables))
     }
 
-    /// Records that tables reference.
+    /// Number of records that tables reference.
     #[must_use]
     pub fn referenced_records(&self) -> u64 {
         self.named.values().fold(0, |sum: u64, at| sum.saturating_add(at.records))
@@ -171,8 +172,7 @@ impl ValueFiles {
         self.named.values().fold(0, |sum: u64, at| sum.saturating_add(at.bytes))
     }
 
-    /// Checks the invariants of the module against `tables`; `Corrupt` names the first that is
-    /// broken.
+    /// Checks the invariants of the module against `tables`. `Corrupt` names the first broken one.
     pub(super) fn check<'a>(&self, tables: impl Iterator<Item = &'a Arc<LiveFile>>) -> Result<()> {
         let mut named = BTreeMap::new();
         tables.for_each(|table| add_refs(&mut named, table));
@@ -188,7 +188,8 @@ impl ValueFiles {
         self.check_references()
     }
 
-    /// Checks that references resolve and that files hold as much as is referenced.
+    /// Checks that references resolve and that files hold at least the referenced records and
+    /// bytes.
     fn check_references(&self) -> Result<()> {
         for (&no, refs) in &self.named {
             if self.resolve(no).is_none() {
@@ -213,7 +214,7 @@ impl ValueFiles {
         Ok(())
     }
 
-    /// Computes what follows from files, heirs and named references.
+    /// Computes the figures that follow from files, heirs and named references.
     fn derive(&mut self) {
         for at in self.files.values_mut() {
             at.refs = ReferenceSum::default();
@@ -260,11 +261,11 @@ fn remove_refs(named: &mut BTreeMap<u64, ReferenceSum>, table: &LiveFile) {
 pub(super) struct RemovedValues {
     pub(super) values: Vec<Arc<LiveValueFile>>,
     pub(super) invalid: Vec<Arc<LiveInvalidFile>>,
-    /// Numbers of those value files of which the last reference went. No change names them yet.
+    /// Numbers of those value files whose last reference was removed. No change names them yet.
     pub(super) unreferenced: Vec<u64>,
 }
 
-/// Collects what edits change in the value files of a version.
+/// Collects the changes of edits to the value files of a version.
 #[derive(Debug, Default)]
 pub(super) struct ValueChanges {
     added: BTreeMap<u64, ValueFileMeta>,
@@ -341,8 +342,8 @@ impl ValueChanges {
             && self.invalid_removed.is_empty()
     }
 
-    /// The value files after the changes, when `gone` tables left the version and `fresh` ones
-    /// joined it. New files belong to `trash`.
+    /// The value files after the changes, if `gone` tables left the version and `fresh` ones joined
+    /// it. New files belong to `trash`.
     pub(super) fn finish(
         self,
         base: &Arc<ValueFiles>,

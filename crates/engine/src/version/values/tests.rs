@@ -24,7 +24,7 @@ fn value_file(no: u64, records: u64) -> ValueFileMeta {
     }
 }
 
-/// A table at its own key with so many references to each value file.
+/// A table of one key with the given numbers of references to each value file.
 fn table(no: u64, key: &[u8], refs: &[(u64, u64)]) -> FileMeta {
     let mut table = meta(no, key, key, (1, 2));
     for &(file, records) in refs {
@@ -191,7 +191,7 @@ fn impossible_changes_are_corrupt() {
     // A reference to a file that does not exist, and more references than the file has records.
     assert!(refused(&|edit| edit.add(1, table(3, b"c", &[(99, 1)]))).contains("does not exist"));
     assert!(refused(&|edit| edit.add(1, table(3, b"c", &[(11, 1)]))).contains("are referenced"));
-    // A file that tables reference cannot go without an heir.
+    // A file that tables reference cannot be removed without an heir.
     assert!(refused(&|edit| edit.remove_value_file(10)).contains("does not exist"));
 }
 

@@ -56,7 +56,7 @@ proptest! {
     }
 }
 
-/// What a decoder of foreign bytes may do: read operations, or say that they are damaged.
+/// Decodes foreign bytes: the decoder may read operations, or report damage.
 fn survives(bytes: &[u8]) {
     match WriteBatch::from_data(bytes) {
         Ok(batch) => assert_eq!(batch.iter().count(), batch.len()),

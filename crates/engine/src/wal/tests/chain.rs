@@ -35,7 +35,8 @@ fn records_come_back_across_segments_and_groups() {
             assert!(closed.unfinished.is_none());
             assert_eq!(closed.segment.no, FileNo(no - 1));
         }
-        // Killed here: the last segment has no records, or some that are in the ring only.
+        // The process is killed here: the last segment has no records, or some that are only in the
+        // ring.
         let (seen, log) = bench.tolerant(&[1, 2, 3, 4, 5]).unwrap();
         assert_eq!(seen, expected);
         assert_eq!(log.previous, Some(writer.position()));
@@ -43,7 +44,7 @@ fn records_come_back_across_segments_and_groups() {
         let (seen, log) = bench.recover(&[1, 2, 3, 4, 5], RecoveryMode::Strict).unwrap();
         assert_eq!((seen.len(), seen.last()), (expected.len(), Some(&seq)));
         assert_eq!((log.lost, log.previous), (None, Some(writer.position())));
-        // The oldest may be gone, one between not.
+        // The oldest segment may be missing, but none between others.
         assert!(bench.tolerant(&[3, 4, 5]).is_ok());
         let error = bench.tolerant(&[1, 2, 4, 5]).unwrap_err();
         assert!(error.context().contains("segment 3 is missing"), "{error}");
@@ -71,7 +72,8 @@ fn log_goes_on_in_a_prepared_segment_and_unused_ones_count_for_nothing() {
         assert_eq!((seen, log.lost), (vec![1, 10], None));
         assert_eq!(log.previous, Some(writer.position()));
     }
-    // The closed segment names the one after it, and a later one without a header hides nothing.
+    // The closed segment names the next one. A later segment without a header does not hide that it
+    // is missing.
     for nos in [&[1][..], &[1, 4]] {
         let error = bench.recover(nos, RecoveryMode::Strict).unwrap_err();
         assert!(error.to_string().contains("segment 3, which follows, is missing"), "{error}");
@@ -108,7 +110,7 @@ fn a_sync_covers_earlier_segments_first() {
     }
 }
 
-/// Two segments of which the first is damaged at its end and not synced.
+/// Two segments, the first of which is damaged at its end and not synced.
 fn torn_first(sync_later: bool) -> (Bench, Vec<(u64, u64)>) {
     let bench = Bench::memory();
     let mut writer = bench.writer(1, None);
@@ -130,7 +132,7 @@ fn the_log_is_cut_at_its_first_loss_unless_it_was_synced_later() {
     for cut_at in [5, 9] {
         let (bench, written) = torn_first(false);
         let bytes = bench.bytes(1);
-        // At a record's end, so that the segment alone looks whole; and within one.
+        // The cut is at a record's end, so that the segment alone looks whole, and within a record.
         for within in [0, 7] {
             bench.overwrite(1, &bytes[..written[cut_at - 1].1 as usize + within]);
             let (seen, log) = bench.tolerant(&[1, 2, 3]).unwrap();
@@ -140,7 +142,7 @@ fn the_log_is_cut_at_its_first_loss_unless_it_was_synced_later() {
             let error = bench.recover(&[1, 2, 3], RecoveryMode::Strict).unwrap_err();
             assert!(error.context().contains("/db/1.log"), "{error}");
         }
-        // The log goes on behind the cut; what was dropped stays out, even if its files remain.
+        // The log goes on after the cut. Dropped records stay dropped, even if their files remain.
         let (_, log) = bench.tolerant(&[1, 2, 3]).unwrap();
         let mut writer = bench.writer(4, log.previous);
         append(&mut writer, 500);
@@ -165,7 +167,7 @@ fn a_segment_whose_header_was_lost_is_a_loss() {
     let (seen, log) = bench.tolerant(&[1, 2, 3]).unwrap();
     assert_eq!(seen, seqs(&written));
     assert_eq!((log.dropped, log.lost.is_some()), (vec![bench.file(3)], true));
-    // The last one was created and never written: nothing is lost.
+    // The last segment was created and never written: nothing is lost.
     let (bench, written) = torn_first(false);
     bench.overwrite(2, &[]);
     let (seen, log) = bench.recover(&[1, 2], RecoveryMode::Strict).unwrap();
@@ -173,8 +175,8 @@ fn a_segment_whose_header_was_lost_is_a_loss() {
     assert_eq!(log.previous.unwrap().no, FileNo(1));
 }
 
-/// Random appends, syncs and rotations with recycling; power fails at random moments, the log
-/// is recovered and goes on.
+/// Makes random appends, syncs and rotations with recycling. Power fails at random moments; then
+/// the log is recovered and goes on.
 #[test]
 fn power_failures_lose_a_suffix_that_was_not_synced() {
     for seed in 0..150 {
@@ -263,7 +265,7 @@ fn a_lost_end_is_corruption_if_the_machine_has_not_restarted() {
     assert!(error.context().contains("1.log"), "{error}");
 }
 
-/// A closed segment and the next one, of which the second is not given to the recovery.
+/// A closed segment and the next one, which the recovery does not get.
 fn without_the_last(bench: &Bench) -> Vec<(u64, u64)> {
     let mut writer = bench.writer(1, None);
     let written = fill(&mut writer, 1, 10);
@@ -322,8 +324,8 @@ fn a_missing_first_segment_above_the_floor_is_corruption() {
     assert_eq!(read(4).unwrap().last_seq, Some(SeqNo(200 + ops_of(200) - 1)));
 }
 
-/// A group of which the device took a part: a sync may have made that part durable, but the next
-/// segment's header says that the segment ended before the group.
+/// The device took a part of a group. A sync may have made that part durable, but the next
+/// segment's header states that the segment ended before the group.
 #[test]
 fn a_segment_is_whole_without_what_a_failed_group_left() {
     let fs = FaultFs::new(Arc::new(MemFs::new()), 1);

@@ -77,7 +77,7 @@ fn every_flipped_bit_of_the_synced_part_is_corruption() {
             assert_corrupt(bench.recover(&[1], mode), &format!("byte {at}"));
         }
     }
-    // The part that was synced is missing altogether, but for the record that says so.
+    // The synced part is missing completely, except for the record that names its end.
     let mut bytes = whole;
     bytes[HEADER..synced as usize].fill(0);
     bench.overwrite(1, &bytes);
@@ -163,7 +163,7 @@ fn records_of_an_earlier_use_are_never_replayed() {
     drop(writer);
     let old = bench.bytes(1);
     let mut writer = bench.recycling_writer(2, None, Some(1));
-    // The same batches, so that the old records lie where new ones would.
+    // The batches are the same, so that old records lie at the offsets of new ones.
     let written = fill(&mut writer, 1, 12);
     drop(writer);
     let end = written.last().unwrap().1 as usize;
@@ -181,7 +181,8 @@ fn records_of_an_earlier_use_are_never_replayed() {
         let same = |end: u64| image[..end as usize] == new[..end as usize];
         let kept = written.iter().filter(|&&(_, end)| same(end)).count();
         let recovered = bench.tolerant(&[2]);
-        // A header that is neither the old nor the new one cannot be told from a damaged one.
+        // A header that is neither the old nor the new one cannot be distinguished from a damaged
+        // one.
         let Ok((seen, _)) = recovered else {
             assert!(cut < HEADER, "cut at {cut}: {recovered:?}");
             continue;
@@ -192,7 +193,7 @@ fn records_of_an_earlier_use_are_never_replayed() {
     assert_eq!(bench.tolerant(&[2]).unwrap().0, [0; 0], "the old use alone");
 }
 
-/// The segment as it would be read after the machine restarted.
+/// Changes the segment so that it reads as after a restart of the machine.
 fn reboot(bench: &Bench, no: u64) {
     let mut bytes = bench.bytes(no);
     let mut header = [0; HEADER];
@@ -228,7 +229,7 @@ fn lost_page_is_corruption_unless_power_failed_or_mode_allows() {
             }
             Err(error) => assert!(synced, "{error}"),
         };
-        // Only the storage lost power: a setting says so.
+        // Only the storage lost power, as the recovery mode says.
         judge(bench.recover(&[1], RecoveryMode::AssumePowerLoss));
         reboot(&bench, 1);
         assert!(bench.recover(&[1], RecoveryMode::Strict).is_err());
@@ -252,7 +253,7 @@ fn a_value_that_is_a_log_is_only_a_value() {
     let entry = Entry { first_seq: SeqNo(50), payload, payload_crc: payload_crc(payload) };
     let end = writer.append(&entry).unwrap().end_offset;
     drop(writer);
-    // Torn within the value: the records in it are not evidence of damage.
+    // The record is torn within its value. Records inside the value are no evidence of damage.
     let bytes = bench.bytes(1);
     for cut in [end - 1, end - 700, end - value.len() as u64 + RECORD_HEADER_BYTES as u64] {
         bench.overwrite(1, &bytes[..cut as usize]);

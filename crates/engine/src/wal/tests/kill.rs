@@ -1,5 +1,5 @@
-//! A child process appends numbered records and reports each over a pipe; it is killed at a
-//! random moment; every reported record must be there.
+//! A child process appends numbered records and reports each over a pipe. It is killed at a random
+//! moment. Every reported record must exist.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -8,7 +8,7 @@ use super::*;
 
 const DIR: &str = "ARCHIPELAGO_WAL_KILL_DIR";
 
-/// Not a test: what the child runs. Without the variable it does nothing.
+/// The program of the child, and no test. It does nothing without the variable.
 #[test]
 fn child_appends_until_it_is_killed() {
     let Ok(dir) = std::env::var(DIR) else { return };

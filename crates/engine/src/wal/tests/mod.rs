@@ -1,5 +1,5 @@
-//! What a log must do for its users: give back every acknowledged write, in order, or say what
-//! is damaged.
+//! Duties of a log to its users: it returns every acknowledged write in order, or reports the
+//! damage.
 
 mod batches;
 mod chain;
@@ -111,12 +111,12 @@ impl Bench {
     }
 }
 
-/// How many operations the test batch at `seq` has.
+/// Number of operations of the test batch at `seq`.
 fn ops_of(seq: u64) -> u64 {
     1 + seq % 3
 }
 
-/// The batch that tests write at `seq`: it can be told from every other.
+/// The batch that tests write at `seq`; it differs from every other.
 fn batch_of(seq: u64) -> WriteBatch {
     let mut rng = Rng::with_seed(seq);
     let mut batch = WriteBatch::new();
@@ -146,8 +146,8 @@ fn append(writer: &mut LogWriter, seq: u64) -> Appended {
     writer.append(&entry).unwrap()
 }
 
-/// Appends test batches from `seq` on, without gaps; the sequence numbers of each, and where
-/// each record ends.
+/// Appends test batches from `seq` on, without gaps. Returns the sequence number and the end offset
+/// of each record.
 fn fill(writer: &mut LogWriter, mut seq: u64, records: usize) -> Vec<(u64, u64)> {
     let mut written = Vec::new();
     for _ in 0..records {
@@ -161,7 +161,7 @@ fn seqs(written: &[(u64, u64)]) -> Vec<u64> {
     written.iter().map(|&(seq, _)| seq).collect()
 }
 
-/// The inputs that the fuzz target of that name starts from.
+/// The inputs from which the fuzz target of that name starts.
 fn corpus(target: &str) -> Vec<Vec<u8>> {
     let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
     let fs = LocalFs::new();

@@ -1,4 +1,4 @@
-//! An executor that runs flushes where the shards are, and misbehaves as its whim says.
+//! An executor that runs flushes at the nodes of the shards, and misbehaves as its [`Whim`] says.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,32 +18,32 @@ use parking_lot::Mutex;
 
 use super::{FakeStore, Mood};
 
-/// How a [`FakeExecutor`] misbehaves; one in so many flushes, 0 for never.
+/// How a [`FakeExecutor`] misbehaves. Each rate is one in this many flushes; 0 is never.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Whim {
     /// Flushes that it takes in parallel.
     pub(crate) room: usize,
-    /// Flushes that end without a word, after all or nothing of their outputs is written. The
-    /// database plans them again.
+    /// Flushes that return nothing, after all or none of their outputs were written. The database
+    /// plans them again.
     pub(crate) silence: u32,
     /// Flushes that fail.
     pub(crate) fail: u32,
-    /// Flushes that say that their input is damaged.
+    /// Flushes that report damaged inputs.
     pub(crate) corrupt: u32,
     /// Flushes whose output is not that of their spec.
     pub(crate) wrong: u32,
-    /// Flushes that run in the process of the database after all.
+    /// Flushes that run in the process of the database instead.
     pub(crate) here: u32,
-    /// Flushes during which a node dies. The database is not told.
+    /// Flushes during which a node dies. The database is not notified.
     pub(crate) node_dies: u32,
     /// Flushes that panic.
     pub(crate) panic: u32,
-    /// Time that each flush takes at least.
+    /// Shortest time that each flush takes.
     pub(crate) delay: Duration,
 }
 
 impl Whim {
-    /// An executor that does as it should.
+    /// A [`Whim`] without any misbehaviour.
     pub(crate) const SOUND: Self = Self {
         room: 8,
         silence: 0,
@@ -55,27 +55,27 @@ impl Whim {
         panic: 0,
         delay: Duration::ZERO,
     };
-    /// An executor that does everything wrong now and then.
+    /// A [`Whim`] with every misbehaviour from time to time.
     pub(crate) const ILL: Self =
         Self { silence: 4, fail: 6, corrupt: 9, wrong: 6, here: 5, panic: 20, ..Self::SOUND };
 }
 
-/// What a [`FakeExecutor`] did.
+/// Counts of what a [`FakeExecutor`] did.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ran {
     pub(crate) away: u64,
     pub(crate) here: u64,
     pub(crate) failed: u64,
     pub(crate) planned_again: u64,
-    /// Most memtables and most shards of one flush.
+    /// Largest number of memtables, and of shards, in one flush.
     pub(crate) memtables_max: usize,
     pub(crate) shards_max: usize,
-    /// Most flushes in parallel, and those that run now.
+    /// Largest number of flushes in parallel; `at_once` counts those that run now.
     pub(crate) at_once_max: usize,
     at_once: usize,
 }
 
-/// Runs flushes whose shards the nodes of a store hold, with the images there and nothing else.
+/// Runs flushes of shards that the nodes of a store hold, from the images there and nothing else.
 pub(crate) struct FakeExecutor {
     store: Arc<FakeStore>,
     whim: Mutex<Whim>,
@@ -84,7 +84,7 @@ pub(crate) struct FakeExecutor {
 }
 
 impl FakeExecutor {
-    /// The executor of a database with that store, if the mood has one.
+    /// The executor of a database with that store; `None` if the mood has none.
     pub(crate) fn of(seed: u64, store: &Arc<FakeStore>, mood: Mood) -> Option<Arc<Self>> {
         let whim = Mutex::new(mood.whim?);
         let rng = Mutex::new(fastrand::Rng::with_seed(seed));
@@ -144,7 +144,7 @@ impl FakeExecutor {
         };
         let mut output = through_wire(&run_flush(&through_wire(spec), &own)?);
         if is_silent {
-            // Whoever runs the job next must not touch these files.
+            // The next execution of the job must not touch these files.
             self.ran.lock().planned_again += 1;
             return Err(Error::busy("the executor says nothing, and has done it all"));
         }
@@ -162,7 +162,7 @@ impl FakeExecutor {
     }
 }
 
-/// What arrives of a message in another process.
+/// A message as it arrives in another process.
 fn through_wire<T: Message>(message: &T) -> T {
     wire::decode(&wire::encode(message).unwrap()).unwrap()
 }

@@ -1,4 +1,4 @@
-//! A store of memtable shards in memory, which misbehaves as its mood says.
+//! A store of memtable shards in memory, which misbehaves as its [`Mood`] says.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -21,10 +21,10 @@ use parking_lot::Mutex;
 
 use super::Whim;
 
-/// Number of questions of one read at most.
+/// Largest number of requests of one read.
 const PATIENCE: u32 = 40;
 
-/// How a [`FakeStore`] misbehaves; one in so many calls, 0 for never.
+/// How a [`FakeStore`] misbehaves. Each rate is one in this many calls; 0 is never.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mood {
     /// Bytes that the nodes may hold.
@@ -35,22 +35,22 @@ pub(crate) struct Mood {
     pub(crate) refuse: u32,
     /// Whether no node has room, although the store says so.
     pub(crate) no_room: bool,
-    /// Calls that a node is lost in.
+    /// Calls during which a node is lost.
     pub(crate) lose: u32,
-    /// Questions of reads that get no answer. The next [`PATIENCE`] get one.
+    /// Requests of reads that get no answer. The next [`PATIENCE`] requests get one.
     pub(crate) silence: u32,
-    /// Records of a page at most; 0 for all.
+    /// Largest number of records of a page; 0 for no limit.
     pub(crate) page_records: usize,
     /// Number of nodes.
     pub(crate) nodes: usize,
-    /// Shards of the owner before that are not listed, whose head is not given, and that are lost
-    /// when they are adopted.
+    /// Shards of the previous owner that are not listed, whose head cannot be read, and that are
+    /// lost when they are adopted.
     pub(crate) unlisted: u32,
     pub(crate) headless: u32,
     pub(crate) unadopted: u32,
     /// Whether a close leaves the shards.
     pub(crate) leaves: bool,
-    /// Whether flushes of what is away run at the nodes, and how their executor misbehaves.
+    /// How the executor of flushes at the nodes misbehaves; `None` if flushes do not run there.
     pub(crate) whim: Option<Whim>,
 }
 
@@ -74,7 +74,7 @@ impl Default for Mood {
     }
 }
 
-/// What a [`FakeStore`] was asked for.
+/// Counts of the calls of a [`FakeStore`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Did {
     pub(crate) sent: u64,
@@ -90,7 +90,7 @@ pub(crate) struct Did {
     pub(crate) silent: u64,
     /// Largest number of bytes held.
     pub(crate) held_max: u64,
-    /// What the writers did at the latest transfer with something to say of them.
+    /// Load of the writers at the latest transfer that had one.
     pub(crate) load: WriteLoad,
 }
 
@@ -107,17 +107,17 @@ struct Nodes {
     epoch: Epoch,
     /// The shards of each node.
     nodes: BTreeMap<u64, BTreeMap<ShardId, Held>>,
-    /// Shards of the owner before, until they are purged.
+    /// Shards of the previous owner, until they are purged.
     left: Vec<Held>,
     is_purged: bool,
     next_node: u64,
-    /// Every shard that was ever taken.
+    /// Every shard that the store has ever accepted.
     taken: BTreeSet<ShardId>,
     released: BTreeSet<ShardId>,
     /// Number of times that no node had room for a shard.
     no_room: BTreeMap<ShardId, u64>,
     oldest: u64,
-    /// Questions that certainly get an answer.
+    /// Number of requests that certainly get an answer.
     answers_due: u32,
     is_hung: bool,
     is_closed: bool,
@@ -155,7 +155,7 @@ impl FakeStore {
         })
     }
 
-    /// The store of the next owner, at the same nodes as they are now.
+    /// The store of the next owner, with the present content of the nodes.
     pub(crate) fn next(&self, seed: u64, mood: Mood) -> Arc<Self> {
         let next = Self::new(seed, mood);
         {
@@ -175,7 +175,7 @@ impl FakeStore {
         change(&mut self.mood.lock());
     }
 
-    /// The image of a shard, for who runs a job at its node.
+    /// The image of a shard, for an execution of a job at its node.
     pub(crate) fn image(&self, shard: &ShardRef) -> Option<Arc<SealedImage>> {
         let id = ShardId { memtable: shard.memtable, shard: shard.shard };
         let nodes = self.nodes.lock();
@@ -188,18 +188,18 @@ impl FakeStore {
         self.nodes.lock().nodes.values().flat_map(|shards| shards.keys().copied()).collect()
     }
 
-    /// Answers no question from now on, or does again.
+    /// Stops answering requests from now on, or starts again.
     pub(crate) fn hang(&self, is_hung: bool) {
         self.nodes.lock().is_hung = is_hung;
     }
 
-    /// Loses all shards of all nodes; `tells` says whether the database is told.
+    /// Loses all shards of all nodes. `tells` says whether the database is notified.
     pub(crate) fn lose_all(&self, tells: bool) {
         let nodes: Vec<u64> = self.nodes.lock().nodes.keys().copied().collect();
         nodes.into_iter().for_each(|node| self.lose(node, tells));
     }
 
-    /// Has room again, and says so.
+    /// Makes room again, and reports it.
     pub(crate) fn make_room(&self) {
         self.set_mood(|mood| mood.no_room = false);
         let watcher = self.watcher.lock().clone();
@@ -208,7 +208,7 @@ impl FakeStore {
         }
     }
 
-    /// Loses one shard, and tells nothing.
+    /// Loses one shard without a report.
     pub(crate) fn lose_one(&self, id: ShardId) {
         let mut nodes = self.nodes.lock();
         let lost = nodes.nodes.values_mut().filter_map(|shards| shards.remove(&id)).count();
@@ -228,12 +228,12 @@ impl FakeStore {
         }
     }
 
-    /// Whether a misbehaviour of one in `n` calls is due.
+    /// Whether a misbehaviour of one in `n` calls is due now.
     fn is_due(&self, n: u32) -> bool {
         n > 0 && self.rng.lock().u32(..n) == 0
     }
 
-    /// Loses a node now and then.
+    /// Loses a node from time to time.
     fn maybe_lose(&self) {
         let lose = self.mood.lock().lose;
         if self.is_due(lose) {
@@ -242,7 +242,7 @@ impl FakeStore {
         }
     }
 
-    /// Loses a node, and does not tell the database.
+    /// Loses a node without a report to the database.
     pub(crate) fn lose_any(&self) {
         self.lose_one_of(false);
     }
@@ -255,7 +255,7 @@ impl FakeStore {
         }
     }
 
-    /// Says nothing now and then, but never twice to one read.
+    /// Gives no answer from time to time, but never twice to one read.
     fn maybe_silent(&self) -> Result<(), AwayError> {
         let silence = self.mood.lock().silence;
         let is_due = self.is_due(silence);
@@ -304,7 +304,7 @@ impl FakeStore {
     }
 }
 
-/// The value as an answer that needs only keys may have it.
+/// The value as an answer for keys only may have it.
 fn cut(kind: Kind, value: PinnedSlice, keys_only: bool) -> PinnedSlice {
     match (keys_only, kind) {
         (false, _) => value,
@@ -470,7 +470,7 @@ impl ShardStore for FakeStore {
             return Err(AwayError::NoRoom(format!("{bytes} bytes")));
         }
         assert!(nodes.taken.insert(shard.id), "shard {} was sent again", shard.id);
-        // Each node has a new number for each life.
+        // Each node has a new number in each life.
         let node = match self.rng.lock().bool() || nodes.nodes.is_empty() {
             true if nodes.nodes.len() < mood.nodes => {
                 nodes.next_node += 1;
@@ -531,7 +531,7 @@ impl ShardStore for FakeStore {
             most => self.rng.lock().usize(..=most),
         };
         if count == 0 && !records.is_empty() {
-            // The node had enough of records that nobody sees.
+            // The node has visited enough records that no reader sees.
             let here = place(&records[0], true);
             if ask.resume != Some(&here) {
                 return Ok(ScanPage { records: Vec::new(), resume: Some(here) });

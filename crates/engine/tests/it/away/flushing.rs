@@ -123,7 +123,7 @@ fn damage_counts_if_this_process_finds_it_too() {
 
 #[test]
 fn flush_that_runs_here_after_all_fetches_within_its_bound() {
-    // While the first flush takes its time, more memtables rest than may be fetched.
+    // During the slow first flush, more memtables rest than may be fetched.
     let whim = Whim { delay: Duration::from_millis(1000), ..SOUND };
     let mut world = World::with(Change {
         mood: with_whim(Mood::default(), whim),
@@ -181,7 +181,7 @@ fn old_reader_outlives_its_node_after_a_flush_that_ran_there() {
     world.write(50, "later");
     world.db.flush(world.db.default_family()).unwrap();
     assert!(world.executor().ran().away > 0);
-    // What the iterator has is fetched for it, and the nodes have their memory back.
+    // The shards that the iterator reads are fetched for it, and the nodes have their memory back.
     assert!(world.ticker(Ticker::AwayShardsHeld) > 0);
     assert!(world.store.held().is_empty());
     world.store.lose_all(true);

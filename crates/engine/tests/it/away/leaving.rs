@@ -1,4 +1,4 @@
-//! Which shards leave, and when they are flushed.
+//! Rules about which shards are sent to nodes, and when they are flushed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -17,7 +17,7 @@ use crate::support::small_db;
 #[test]
 fn memtables_that_are_away_take_no_memory() {
     let mut world = World::new();
-    // Two write buffers are all that may be in memory.
+    // At most two write buffers may be in memory.
     world.send_away(6);
     let immutable =
         world.db.property(world.db.default_family(), "archipelago.num-immutable-mem-table");
@@ -91,7 +91,7 @@ fn what_may_not_leave_stays_and_is_flushed() {
     world.write(600, "a");
     assert_eq!(world.store.did().sent, 0);
     world.check();
-    // Records past the log.
+    // Records that bypass the log are not sent.
     let mut world = World::new();
     let cf = world.db.default_family().clone();
     let unlogged = WriteOptions { wal: false, ..WriteOptions::default() };
@@ -106,7 +106,7 @@ fn what_may_not_leave_stays_and_is_flushed() {
     }
     assert_eq!(world.store.did().sent, 0, "records that no log has");
     world.check();
-    // And nodes that take nothing.
+    // Nodes that accept nothing get no shard.
     let mood = Mood { refuse: 1, ..Mood::default() };
     let mut world = World::with(Change { mood, ..Change::default() });
     world.write(600, "a");
@@ -142,7 +142,7 @@ fn nodes_without_room_are_asked_once_for_each_shard() {
 fn memtables_of_a_family_with_one_bucket_leave() {
     let family = CfOptions { buckets: 1, ..Change::default().family };
     let mut world = World::with(Change { family, ..Change::default() });
-    // Two of them have the bytes of one, and are due.
+    // Two memtables have the bytes of one, and are due.
     world.send_away(1);
     world.check();
     world.store.lose_all(true);
@@ -155,7 +155,7 @@ fn memtables_of_a_family_with_one_bucket_leave() {
 #[test]
 fn each_step_may_fail() {
     let points = ["send.picked", "send.before_send", "send.sent", "flush.shard", "flush.picked"];
-    // A bound that makes memtables due now and then.
+    // A limit that makes memtables due from time to time.
     let mood = Mood { limit_bytes: 80 << 10, ..Mood::default() };
     for point in points {
         let (reached, is_armed) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));

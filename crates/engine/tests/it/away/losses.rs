@@ -1,4 +1,4 @@
-//! Lost shards come back from the log, and reads never take them for empty.
+//! Lost shards are rebuilt from the log, and reads never treat them as empty.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ fn lost_shards_are_rebuilt() {
         assert_eq!(world.ticker(Ticker::AwayShardsLost), lost);
         world.settle();
         assert_eq!(world.ticker(Ticker::AwayShardsRebuilt), lost);
-        // Rebuilt memtables are flushed, and later ones leave again.
+        // Rebuilt memtables are flushed, and later ones are sent again.
         world.check();
         world.send_away(3);
         world.check();
@@ -103,7 +103,7 @@ fn iterators_outlive_their_nodes() {
         let mut fresh = world.db.iter(&cf, &ReadOptions::default()).unwrap();
         world.send_away(6);
         if flushed {
-            // The log has their records no more, and the node may forget them.
+            // The log no longer has their records, and the node may forget them.
             world.db.wait_for_background().unwrap();
             assert!(world.store.held().is_empty());
         }
@@ -178,7 +178,7 @@ fn each_step_of_a_rebuild_may_fail() {
     }
 }
 
-/// Cuts records out of every log segment but the last one, `part` eighths of the way into it.
+/// Cuts records out of every log segment except the last one, at `part` eighths of its length.
 fn damage_log(fs: &MemFs, part: usize) {
     let io = || IoContext::new(FileClass::Other, IoPurpose::Maintenance);
     let mut logs: Vec<(PathBuf, Vec<u8>)> = crate::corruption::files(fs, "/db")
@@ -209,7 +209,7 @@ fn damage_of_the_log_costs_only_the_shards_that_it_hits() {
             let before = world.ticker(Ticker::AwayShardsRebuilt);
             match world.db.step_background() {
                 Ok(true) => {}
-                // No shard needs what is damaged.
+                // No shard needs the damaged part.
                 Ok(false) => break,
                 Err(error) => {
                     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
@@ -251,7 +251,7 @@ fn records_that_the_log_has_lost_are_never_taken_for_empty() {
     assert_eq!(world.db.put(b"a", b"b").unwrap_err().kind(), ErrorKind::ReadOnly);
 }
 
-/// Readers, writers and nodes that are lost and full, in threads.
+/// Readers and writers run in threads, while nodes are lost and full.
 #[test]
 fn readers_in_threads_find_every_write() {
     let mood = Mood { limit_bytes: 300 << 10, refuse: 8, lose: 25, ..Mood::default() };
@@ -265,7 +265,7 @@ fn readers_in_threads_find_every_write() {
         let (db, is_over) = (db.clone(), Arc::clone(&is_over));
         move || {
             let cf = db.default_family().clone();
-            // The rounds that a reader has seen of each key only grow.
+            // The rounds that a reader sees of one key must never decrease.
             let mut seen: BTreeMap<Vec<u8>, u32> = BTreeMap::new();
             let mut check = |key: &[u8], value: &[u8]| {
                 let round: u32 = std::str::from_utf8(&value[..6]).unwrap().parse().unwrap();

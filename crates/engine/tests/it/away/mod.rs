@@ -1,15 +1,15 @@
-//! Memtable shards at memory nodes, which a store in memory plays.
+//! Memtable shards at memory nodes, for which a store in memory stands.
 //!
 //! | module | concept |
 //! | --- | --- |
 //! | `executor` | an executor that flushes shards at the nodes, and how it misbehaves |
 //! | `fake` | the store, and how it misbehaves |
 //! | `flushing` | flushes that the executor runs |
-//! | `leaving` | which shards leave, and when they are flushed |
-//! | `losses` | lost shards come back from the log |
+//! | `leaving` | which shards are sent to nodes, and when they are flushed |
+//! | `losses` | lost shards are rebuilt from the log |
 //! | `operations` | ingestion, checkpoints, close and other calls of an operator |
-//! | `reads` | reads find what they found before |
-//! | `takeover` | an open keeps the shards of the owner before |
+//! | `reads` | reads have the same results as before |
+//! | `takeover` | an open keeps the shards of the previous owner |
 //! | `world` | a database over the store, and its model |
 //!
 //! [`Mood`] is an option of the model and metamorphic runs as well.

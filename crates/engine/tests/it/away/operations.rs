@@ -87,7 +87,7 @@ fn ingestion_leaves_what_it_does_not_touch_where_it_is() {
         keys.iter().for_each(|key| writer.put(key, b"ingested").unwrap());
         writer.finish().unwrap();
     };
-    // Another family, first without a memtable that overlaps, and then with one.
+    // The second family has no overlapping memtable at first, and then one.
     table("/one", &[key(1), key(2)]);
     world.db.ingest(&other, &["/one"], &IngestOptions::default()).unwrap();
     world.db.put_with(&other, &key(3), b"written", &WriteOptions::default()).unwrap();
@@ -97,7 +97,7 @@ fn ingestion_leaves_what_it_does_not_touch_where_it_is() {
     assert_eq!(value.as_deref(), Some(&b"ingested"[..]));
     assert!(world.store.held().len() >= held, "the shards of other families stay away");
     world.check();
-    // A write that comes late overlaps, and goes below the file.
+    // A late write overlaps, and its table goes below the file.
     let cf = world.db.default_family().clone();
     table("/three", &[key(7)]);
     world.db.ingest(&cf, &["/three"], &IngestOptions::default()).unwrap();
@@ -135,7 +135,7 @@ fn dropped_family_releases_its_shards() {
     }
     iter.status().unwrap();
     assert_eq!(rows, KEYS);
-    // Nothing can give them back if they are lost now.
+    // No store could return them if they were lost now.
     world.store.lose_all(true);
     iter.seek_to_first();
     assert!(!iter.valid());
@@ -162,7 +162,7 @@ fn compaction_of_everything_and_changes_of_buckets_go_on() {
     world.db.compact_range(&cf, &KeyRange::all()).unwrap();
     world.check();
     world.send_away(3);
-    // Without files in L0 the map may change, whatever is away.
+    // Without files in L0 the map may change, whatever shards are away.
     world.db.compact_range(&cf, &KeyRange::all()).unwrap();
     world.send_away(3);
     world.db.merge_buckets(&cf, 0).unwrap();

@@ -42,7 +42,7 @@ fn snapshots_and_iterators_keep_their_moment() {
         let found = world.db.get_with(&cf, &key(number), &as_of).unwrap();
         assert_eq!(found.as_deref(), before.get(&key(number)).map(Vec::as_slice));
     }
-    // Once everything is in tables, they still show what they showed.
+    // After everything is in tables, they must still show the same rows.
     world.db.wait_for_background().unwrap();
     assert!(world.store.held().is_empty());
     check_rows(&mut iter, &before);
@@ -117,7 +117,7 @@ fn shards_of_one_node_are_asked_together() {
     let refs: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
     let values = world.db.multi_get(cf, &refs, &ReadOptions::default()).unwrap();
     assert_eq!(values.iter().flatten().count(), world.model.len());
-    // One question for the first shards of all keys, and few for shards behind other homes.
+    // One request for the first shards of all keys, and few requests for shards after other homes.
     let asked = world.store.did().lookups - before;
     assert!((1..=3).contains(&asked), "{asked} questions for one batch");
     let before = world.store.did().pages;

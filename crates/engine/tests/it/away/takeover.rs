@@ -1,4 +1,4 @@
-//! The next open keeps shards at memory nodes, and replays what had not left.
+//! The next open keeps shards at memory nodes, and replays the records that were not sent.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use super::Mood;
 use super::world::{Change, KEYS, World, key};
 use crate::support::small_family;
 
-/// Checks that the shards are kept and everything is there, now and after more work.
+/// Checks that the shards are kept and all rows exist, now and after more work.
 fn kept_and_whole(world: &mut World, least: u64) {
     let kept = world.ticker(Ticker::AwayShardsKept);
     assert!(kept >= least, "{kept} shards are kept, not {least}");
@@ -43,7 +43,7 @@ fn killed_owner_leaves_its_shards_to_the_next_one() {
     assert_eq!(world.ticker(Ticker::Flushes), 0, "nothing was flushed by the open");
     assert_eq!(world.store.held().len() as u64, held);
     kept_and_whole(&mut world, held);
-    // What the next owner sends is kept by the one after it, with what is left of the first one.
+    // The next owner's shards are kept by the one after it, with the rest of the first owner's.
     world.send_away(6);
     let held = world.store.held().len() as u64;
     world.take_over();
@@ -144,7 +144,7 @@ fn nothing_is_kept_of_what_power_loss_took_from_the_log() {
         world.take_over_at(fs, Mood::default(), None);
         beyond += world.ticker(Ticker::AwayDroppedBeyondLog);
         kept += world.ticker(Ticker::AwayShardsKept);
-        // The database has a prefix of what was written; its content is that of the log.
+        // The database has a prefix of the writes; its content is that of the log.
         let cf = world.db.default_family();
         let mut found = std::collections::BTreeMap::new();
         let mut iter = world.db.iter(cf, &ReadOptions::default()).unwrap();
@@ -158,7 +158,7 @@ fn nothing_is_kept_of_what_power_loss_took_from_the_log() {
             assert!(found == synced, "seed {seed}: what was synced is there");
         }
         world.model = found;
-        // A second owner replays the same from the log alone.
+        // A second owner replays the same records from the log alone.
         let alone = world.fs.kill_clone();
         let store = super::FakeStore::new(4, Mood::default());
         let (first, fs) = (world.db.clone(), std::mem::replace(&mut world.fs, alone));
@@ -204,7 +204,7 @@ fn second_takeover_during_the_first_starts_again() {
             let cloned = Arc::new(Mutex::new(None));
             let fault = clone_at(point, fs.clone(), Arc::clone(&cloned));
             world.take_over_at(fs, Mood::default(), Some(fault));
-            // The process died there; the nodes hold what was there before.
+            // The process died at that point; the nodes hold the shards from before.
             let at_point: MemFs = cloned.lock().take().unwrap();
             let at_point = if power { at_point.crash_clone(7) } else { at_point };
             world.fs = at_point;
@@ -298,7 +298,7 @@ fn shards_of_a_dropped_family_and_of_flushed_memtables_are_given_up() {
     world.send_away(5);
     let earlier = Arc::clone(&world.store);
     let stale = earlier.next(3, Mood::default());
-    // Everything is flushed, but the nodes did not hear of it.
+    // Everything is flushed, but the nodes did not receive the releases.
     world.db.flush(world.db.default_family()).unwrap();
     world.fs = world.fs.kill_clone();
     world.open_with(stale, None);

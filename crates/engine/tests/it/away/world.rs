@@ -1,4 +1,4 @@
-//! A database over memory nodes that the test steps, with a model of what it holds.
+//! A database over memory nodes, stepped by the test, with a model of its content.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::support::{over, small_db, small_family};
 /// Number of different keys.
 pub(super) const KEYS: u32 = 400;
 
-/// What a test changes of the usual settings.
+/// Changes of a test to the usual settings.
 pub(super) struct Change {
     pub(super) mood: Mood,
     pub(super) db: DbOptions,
@@ -50,7 +50,7 @@ impl Default for Change {
 
 pub(super) struct World {
     pub(super) fs: MemFs,
-    /// Lies between the database and `fs`.
+    /// The file system between the database and `fs`, which can fail.
     pub(super) faults: FaultFs,
     pub(super) store: Arc<FakeStore>,
     pub(super) db: Db,
@@ -82,7 +82,7 @@ fn components(
     }
 }
 
-/// The same components with an executor for flushes.
+/// The same components, with an executor for flushes.
 pub(crate) fn with_executor(parts: Components, executor: Option<&Arc<FakeExecutor>>) -> Components {
     match executor {
         Some(executor) => Components { executor: Arc::clone(executor) as _, ..parts },
@@ -95,7 +95,7 @@ impl World {
         Self::with(Change::default())
     }
 
-    /// A database whose first bucket map is made: later memtables may leave.
+    /// A database that has its first bucket map, so that later memtables may be sent.
     pub(super) fn with(change: Change) -> Self {
         let Change { mood, db: options, family, fault, clock, background } = change;
         let (fs, store) = (MemFs::new(), FakeStore::new(3, mood));
@@ -140,7 +140,7 @@ impl World {
         self.executor.as_ref().expect("the world has an executor")
     }
 
-    /// Background steps until none is due. Threads run it by themselves.
+    /// Runs background steps until none is due. With background threads it does nothing.
     pub(super) fn settle(&self) {
         if self.background == BackgroundMode::Threads {
             return;
@@ -148,7 +148,7 @@ impl World {
         while self.db.step_background().unwrap() {}
     }
 
-    /// Writes of all kinds over all keys, `count` of them, with background steps in between.
+    /// Makes `count` writes of all kinds over all keys, with background steps in between.
     pub(super) fn write(&mut self, count: u32, what: &str) {
         let cf = self.db.default_family().clone();
         for at in 0..count {
@@ -208,7 +208,7 @@ impl World {
         self.check_iterator(&mut self.db.iter(cf, &options).unwrap());
     }
 
-    /// Compares what an iterator shows with the model.
+    /// Compares the rows of an iterator with the model.
     pub(super) fn check_iterator(&self, iter: &mut archipelago_engine::db::Iter) {
         check_rows(iter, &self.model);
     }
@@ -228,7 +228,7 @@ impl World {
         self.open_with(FakeStore::new(9, self.mood), None);
     }
 
-    /// Opens what there is with another store, and calls `fault` at named points.
+    /// Opens the present files with another store, and calls `fault` at named points.
     pub(super) fn open_with(&mut self, store: Arc<FakeStore>, fault: Option<FaultPoint>) {
         self.faults = FaultFs::new(Arc::new(self.fs.clone()), 1);
         self.executor = FakeExecutor::of(11, &store, self.mood);
@@ -257,13 +257,13 @@ impl World {
         self.model.insert(key(1), b"synced".to_vec());
     }
 
-    /// Kills the process; the next owner finds the nodes as they are.
+    /// Kills the process. The next owner finds the nodes unchanged.
     pub(super) fn take_over(&mut self) {
         let fs = self.fs.kill_clone();
         self.take_over_at(fs, self.mood, None);
     }
 
-    /// The next owner finds these files, and the nodes as they are.
+    /// The next owner finds these files, and the nodes unchanged.
     pub(super) fn take_over_at(&mut self, fs: MemFs, mood: Mood, fault: Option<FaultPoint>) {
         let next = self.store.next(9, mood);
         self.fs = fs;
@@ -271,7 +271,7 @@ impl World {
     }
 }
 
-/// Compares what an iterator shows, forwards, backwards and after seeks, with a model.
+/// Compares the rows of an iterator with a model: forwards, backwards and after seeks.
 pub(super) fn check_rows(
     iter: &mut archipelago_engine::db::Iter,
     model: &BTreeMap<Vec<u8>, Vec<u8>>,

@@ -1,5 +1,6 @@
-//! Files that are safe to share with executors: a job that runs late, for an owner that has died or
-//! has given the job up, touches no file of the database, and what it writes is removed.
+//! Files that are safe to share with executors. A job may run late, for an owner that has died or
+//! has given up the job. It must touch no file of the database, and the files that it writes must
+//! be removed.
 
 mod outputs;
 mod processes;
@@ -38,11 +39,11 @@ use parking_lot::Mutex;
 
 use crate::support::{over, small_db, small_family};
 
-/// Longer than the time between two sweeps.
+/// A time that is longer than the interval of sweeps.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(601);
-/// Longer than the time from a failed job to the next sweep.
+/// A time that is longer than that from a failed job to the next sweep.
 const SWEEP_DELAY: Duration = Duration::from_secs(61);
-/// Longer than the pause after a failed job.
+/// A time that is longer than the pause after a failed job.
 const PAUSE: Duration = Duration::from_secs(2);
 
 /// The shards of a flush that was kept.
@@ -55,13 +56,14 @@ impl ShardSource for Shards {
     }
 }
 
-/// A job that was ordered and not run.
+/// A job that was handed to the executor and not run.
 enum KeptJob {
     Flush(FlushSpec, Shards),
     Compaction(CompactionSpec),
 }
 
-/// Runs jobs here. While it is told to, it keeps them instead, and answers that nobody ran them.
+/// Runs jobs here. While the switch is on, it keeps them instead and answers that no executor ran
+/// them.
 #[derive(Default)]
 struct Keeping {
     is_keeping: AtomicBool,
@@ -140,7 +142,7 @@ impl JobExecutor for Noting {
     }
 }
 
-/// What an executor of its own gives a job.
+/// The job context of a separate executor.
 fn job_context(fs: Arc<dyn FileSystem>, shards: &dyn ShardSource) -> JobContext<'_> {
     let budget = ByteBudget::unlimited();
     JobContext {
@@ -159,7 +161,7 @@ fn job_context(fs: Arc<dyn FileSystem>, shards: &dyn ShardSource) -> JobContext<
     }
 }
 
-/// Runs a kept job on `fs`, as an executor that wakes up late.
+/// Runs a kept job on `fs`, as an executor that resumes late.
 fn run_late(job: &KeptJob, fs: &MemFs) -> Result<JobOutput> {
     let fs = Arc::new(fs.clone());
     match job {
@@ -193,7 +195,7 @@ fn put_round(db: &Db, round: u32) {
     }
 }
 
-/// What the database must hold after the rounds before `rounds`.
+/// Checks the content of the database after the rounds before `rounds`.
 fn check(db: &Db, rounds: u32) {
     for n in 0..400 {
         let round = (1..rounds).rev().find(|round| n % 3 == round % 3).unwrap_or(0);
@@ -210,7 +212,7 @@ fn strays(db: &Db, fs: &dyn FileSystem, dir: &Path) -> u64 {
     tables - db.verify(|_, _| {}).unwrap().files
 }
 
-/// An owner has died after it ordered a flush. The next owner works, and then the flush runs.
+/// An owner has died after it handed out a flush. The next owner works, and then the flush runs.
 fn late_flush_of_a_dead_owner_changes_nothing() {
     let (fs, clock) = (MemFs::new(), Arc::new(ManualClock::new(1_000_000)));
     let executor = Arc::new(Keeping::default());
@@ -236,7 +238,7 @@ fn late_flush_of_a_dead_owner_changes_nothing() {
     check(&db, 4);
     assert_eq!(strays(&db, &disk, Path::new("/db")), written);
 
-    // The next owner sweeps while it runs.
+    // The next owner sweeps while it is open.
     clock.advance(SWEEP_INTERVAL);
     assert!(!db.step_background().unwrap(), "nothing else is due");
     assert_eq!(strays(&db, &disk, Path::new("/db")), 0);
@@ -284,13 +286,13 @@ fn late_compaction_of_a_dead_owner_touches_no_live_file() {
     assert_eq!(strays(&db, &disk, Path::new("/db")), written);
     check(&db, 3);
     db.close().unwrap();
-    // The next open removes what no sweep has met.
+    // The next open removes the files that no sweep has met.
     let db = Db::open_with("/db", small_db(), components(&disk, &clock)).unwrap();
     assert_eq!(strays(&db, &disk, Path::new("/db")), 0);
     check(&db, 3);
 }
 
-/// Many lives of a database, each of which ends with a kill or with power loss.
+/// A database lives many times. Each life ends with a kill or with power loss.
 fn attempts_of_all_lives_have_numbers_of_their_own() {
     let (mut disk, clock) = (MemFs::new(), Arc::new(ManualClock::new(1_000_000)));
     let executor = Arc::new(Noting::default());
@@ -327,7 +329,7 @@ fn attempts_of_all_lives_share_no_number() {
     attempts_of_all_lives_have_numbers_of_their_own();
 }
 
-/// Whether `core` fails if nothing fences files.
+/// Whether `core` fails if files are not fenced.
 fn is_noticed(core: fn()) -> bool {
     catch_unwind(AssertUnwindSafe(|| with_defect(Defect::UnfencedFiles, core))).is_err()
 }
@@ -367,7 +369,7 @@ fn late_output_of_a_job_that_was_given_up_is_swept() {
     clock.advance(SWEEP_DELAY);
     while db.step_background().unwrap() {}
     assert_eq!(strays(&db, &fs, Path::new("/db")), 0);
-    // An attempt that goes on after the sweep is swept again.
+    // An attempt that continues after the sweep is swept again.
     jobs.iter().for_each(|job| drop(run_late(job, &fs).unwrap()));
     clock.advance(SWEEP_INTERVAL);
     while db.step_background().unwrap() {}
@@ -383,7 +385,7 @@ fn iterator_keeps_its_tables_through_a_sweep() {
     put_round(&db, 0);
     db.flush(db.default_family()).unwrap();
     db.close().unwrap();
-    // The tables are those of the recovered version here, and the next ones those of this open.
+    // The first tables are those of the recovered version, and the next ones those of this open.
     let db = Db::open_with("/db", small_db(), components(&fs, &clock)).unwrap();
     let mut iters = Vec::new();
     for round in 1..3 {

@@ -1,4 +1,4 @@
-//! Outputs that are not what their executor says of them are refused before the install.
+//! Outputs that differ from their executor's metadata are refused before the install.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -6,7 +6,7 @@ use archipelago_env::{CreateOptions, FileClass, IoContext, IoPurpose};
 
 use super::*;
 
-/// What is wrong with an output.
+/// Kind of difference between an output and its metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Forgery {
     None,
@@ -72,7 +72,7 @@ impl Forging {
                 self.write(last.no, &bytes[..bytes.len() - 9]);
             }
             Forgery::OtherFile => {
-                // A whole table, as another execution of another job would have written.
+                // A whole table, as an execution of another job would have written it.
                 let other = self.other.lock().clone();
                 self.write(last.no, &other);
             }

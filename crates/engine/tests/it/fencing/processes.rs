@@ -1,7 +1,7 @@
-//! The same with processes: an owner that is killed, and its executor, which wakes up late.
+//! Fencing with processes: an owner that is killed, and its executor, which resumes late.
 //!
 //! The test binary starts itself again, as the owner and as the executor. The executor stops before
-//! or after it has created its first table, and goes on when the next owner has worked.
+//! or after it has created its first table. It continues after the next owner has worked.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -15,11 +15,11 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 use super::*;
 use crate::support::stepped;
 
-/// What a child process shall be: `owner` or `executor`. Nothing when the tests run.
+/// Role of a child process: `owner` or `executor`. It is not set in a run of the tests.
 const ROLE: &str = "ARCHIPELAGO_TEST_FENCING_ROLE";
-/// Directory of the database and of what the processes tell each other.
+/// Directory of the database and of the messages between the processes.
 const DIR: &str = "ARCHIPELAGO_TEST_FENCING_DIR";
-/// When the executor stops: `before` or `after` its first table.
+/// Time at which the executor stops: `before` or `after` its first table.
 const STOP: &str = "ARCHIPELAGO_TEST_FENCING_STOP";
 const IO: IoContext = IoContext::new(FileClass::Other, IoPurpose::Maintenance);
 
@@ -31,7 +31,7 @@ fn has(dir: &Path, what: &str) -> bool {
     LocalFs::new().exists(&dir.join(what)).unwrap()
 }
 
-/// Waits until another process has told `what`, or `is_over`.
+/// Waits until another process has reported `what`, or `is_over` returns true.
 fn wait_for(dir: &Path, what: &str, mut is_over: impl FnMut() -> bool) {
     while !has(dir, what) {
         assert!(!is_over(), "the process ended before it told {what}");
@@ -70,7 +70,7 @@ impl Drop for Process {
     }
 }
 
-/// Hands the first flush to another process, and never gets an answer.
+/// Hands the first flush to another process, and never receives an answer.
 struct Sending(PathBuf);
 
 impl JobExecutor for Sending {
@@ -147,7 +147,7 @@ fn file_components() -> Components {
     Components { families, ..stepped() }
 }
 
-/// The owner that dies: it orders a flush and waits for it.
+/// The owner that dies: it hands out a flush and waits for it.
 fn be_owner(dir: &Path) {
     let executor = Arc::new(Sending(dir.to_owned()));
     let of_owner = Components { executor, ..file_components() };
@@ -156,7 +156,7 @@ fn be_owner(dir: &Path) {
     db.flush(db.default_family()).unwrap();
 }
 
-/// The executor: it runs the flush, with a stop, and tells how that ended.
+/// The executor: it runs the flush, with a stop, and reports the result.
 fn be_executor(dir: &Path, is_before: bool) {
     let message = LocalFs::new().read(&dir.join("spec"), IO).unwrap();
     let spec: FlushSpec = wire::decode(&message).unwrap();
@@ -171,11 +171,11 @@ fn be_executor(dir: &Path, is_before: bool) {
     tell(dir, "output", &wire::encode(&output).unwrap());
 }
 
-/// What a child process does; nothing when the tests run.
+/// The task of a child process. It does nothing in a run of the tests.
 #[test]
 fn child_process() {
     let Some(dir) = std::env::var_os(DIR).map(PathBuf::from) else { return };
-    // It does not outlive a test that is killed.
+    // The child does not outlive a test that is killed.
     set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
     let is_before = std::env::var(STOP).unwrap() == "before";
     match &*std::env::var(ROLE).unwrap() {
@@ -220,7 +220,7 @@ fn late_executor_touches_no_live_file(stop: &str) {
         assert!(!before.contains(&name), "{name} is a table of the next owner");
     }
     check(&db, 4);
-    // The open removed a table that was there, and the executor wrote the others later.
+    // The open removed a table that existed then, and the executor wrote the others later.
     let late = output.files.len() as u64 - u64::from(stop == "after");
     assert_eq!(strays(&db, &LocalFs::new(), &path), late);
     clock.advance(SWEEP_INTERVAL);

@@ -1,4 +1,4 @@
-//! The steps of a case that make files of their own: ingestion and checkpoints.
+//! The steps of a case that create files of their own: ingestion and checkpoints.
 
 use archipelago_base::Result;
 use archipelago_engine::sst::{SstWriter, TableOptions};
@@ -51,8 +51,8 @@ impl Runner {
         }
     }
 
-    /// Brings a compaction about that reaches over a key which none of its files has, and ingests
-    /// that key while it may be picked.
+    /// Causes a compaction whose range includes a key that none of its files has. Ingests that key
+    /// while the compaction may be picked.
     pub(super) fn ingest_into_gap(&mut self, cf: usize, gap: usize, stamp: u64, beside: usize) {
         let low = gap_key(gap, self.keys.len());
         for key in [low, low + 2].repeat(2) {

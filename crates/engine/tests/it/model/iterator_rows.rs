@@ -5,12 +5,12 @@ use archipelago_engine::db::{ColumnFamily, Db, Iter, ReadOptions};
 use super::oracle::Row;
 use super::steps::{KeyNo, Move};
 
-/// An open iterator, its rows and the one that it stands on.
+/// An open iterator, its rows and its current row.
 pub(super) struct Held {
     pub(super) iter: Iter,
     pub(super) rows: Vec<Row>,
     pub(super) at: Option<usize>,
-    /// Whether the rows depend on when a filter ran.
+    /// Whether the rows depend on the time at which a filter ran.
     pub(super) filtered: bool,
 }
 
@@ -57,7 +57,7 @@ pub(super) fn rows_of(iter: &mut Iter) -> Vec<Row> {
 }
 
 impl Held {
-    /// Moves the iterator and compares what it shows after each move.
+    /// Moves the iterator and compares its row after each move.
     pub(super) fn walk(&mut self, moves: &[Move], keys: &[Vec<u8>]) -> Vec<Option<Row>> {
         let mut shown = Vec::new();
         for step in moves {

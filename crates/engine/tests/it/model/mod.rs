@@ -33,7 +33,7 @@ const CASES_OVER_TIERS: u64 = 200;
 const CASES_OF_RANGES: u64 = 100;
 const STEPS: usize = 100;
 
-/// Tells how to see a failed case again.
+/// Prints how to run a failed case again.
 struct OnFailure {
     seed: u64,
     step: usize,
@@ -77,7 +77,7 @@ fn setting(seed: u64, disk: Disk) -> Setting {
         ..DbOptions::default()
     };
     let separation = Separation::nth(seed / 2);
-    // Every third case has memory nodes, which take turns in being small and refusing.
+    // Every third case has memory nodes; their size and their refusals alternate.
     let away = (seed.is_multiple_of(3)).then(|| Mood {
         limit_bytes: one_of(&[64 << 10, 8 << 20]) as u64,
         refuse: one_of(&[0, 4]) as u32,
@@ -92,12 +92,12 @@ fn setting(seed: u64, disk: Disk) -> Setting {
     Setting { background: BackgroundMode::Manual, db, family, separation, disk, away }
 }
 
-/// What happened in a case.
+/// Counts of what happened in a case.
 #[derive(Default)]
 struct Happened {
     /// Parts that compactions were cut into.
     parts: usize,
-    /// Bucket boundaries that moved, by hand and by the load.
+    /// Bucket boundaries that moved, by request or because of the load.
     moved: (usize, usize),
     /// Snapshots that were taken in the middle of jobs.
     midway: usize,
@@ -156,7 +156,7 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-/// The cases to run: `usual`, or fresh ones for as long as the environment says.
+/// The cases to run: `usual`, or fresh ones for the time that the environment sets.
 pub(crate) fn seeds(usual: std::ops::Range<u64>) -> Box<dyn Iterator<Item = u64>> {
     let Some(seconds) = number("ARCHIPELAGO_MODEL_SECONDS") else { return Box::new(usual) };
     let clock = SystemClock::new();

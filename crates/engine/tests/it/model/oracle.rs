@@ -1,4 +1,4 @@
-//! The model: every key's whole history in a `BTreeMap`, read by the rules that users are told.
+//! The model: the whole history of every key in a `BTreeMap`, read by the documented rules.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,7 +7,7 @@ use archipelago_engine::extension::{CompactionFilter, FilterDecision};
 
 use super::steps::universe;
 
-/// What happened to a key.
+/// One kind of change of a key.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Event {
     Put(Vec<u8>),
@@ -25,7 +25,7 @@ pub(crate) struct Version {
     pub(crate) logged: bool,
 }
 
-/// What a reader finds under a key.
+/// Result of a read of a key.
 #[derive(Clone, PartialEq)]
 pub(crate) struct Row {
     pub(crate) key: Vec<u8>,
@@ -47,12 +47,12 @@ impl fmt::Debug for Row {
     }
 }
 
-/// The compaction filter of the family "filtered": of values with a filling, it removes those of
-/// every third stamp, and changes those of the stamps after them. Values that were folded of
+/// The compaction filter of the family "filtered". Among values with a filling, it removes those of
+/// every third stamp, and changes those of the stamps after them. Values that were folded from
 /// operands end like a stamp, and stay. A changed value stays as it is.
 pub(crate) struct RemoveThirds;
 
-/// Byte behind the stamp of a changed value.
+/// Byte after the stamp of a changed value.
 const CHANGED: u8 = b'~';
 
 impl RemoveThirds {
@@ -87,7 +87,7 @@ impl CompactionFilter for RemoveThirds {
     }
 }
 
-/// What a filter leaves of a value.
+/// Result of the filter for a value.
 fn decided(value: &[u8], filter: impl Fn(&[u8]) -> FilterDecision) -> Option<Vec<u8>> {
     match filter(value) {
         FilterDecision::Keep => Some(value.to_vec()),
@@ -100,7 +100,7 @@ fn decided(value: &[u8], filter: impl Fn(&[u8]) -> FilterDecision) -> Option<Vec
 #[derive(Clone, Debug)]
 pub(crate) struct Family {
     pub(crate) name: String,
-    /// Values are counters, merged by adding; else merging appends.
+    /// Values are counters, merged by addition; otherwise a merge appends.
     pub(crate) counter: bool,
     /// [`RemoveThirds`] may remove or change values at any time.
     pub(crate) filtered: bool,
@@ -138,18 +138,18 @@ impl Family {
         }
     }
 
-    /// What a reader as of `at` finds at the time `now_ms`, if the filter has done nothing.
+    /// Result of a read at `at` at the time `now_ms`, if the filter has changed nothing.
     pub(crate) fn read(&self, key: &[u8], at: u64, now_ms: u64) -> Option<Row> {
         self.read_after(key, at, now_ms, |_| FilterDecision::Keep)
     }
 
-    /// The other thing that a reader may find, if the filter may have made a difference.
+    /// The other possible result of a read, if the filter may have changed it.
     pub(crate) fn read_filtered(&self, key: &[u8], at: u64, now_ms: u64) -> Option<Option<Row>> {
         let removed = self.read_after(key, at, now_ms, RemoveThirds::decision);
         (self.filtered && removed != self.read(key, at, now_ms)).then_some(removed)
     }
 
-    /// Whether a reader may find `rows` and nothing else.
+    /// Whether a read may return exactly `rows`.
     pub(crate) fn accepts(&self, rows: &[Row], at: u64, now_ms: u64) -> bool {
         let may_be = |key: &Vec<u8>| {
             let found = rows.iter().find(|row| row.key == *key).cloned();
@@ -201,17 +201,17 @@ impl Family {
         Some(Row { key: key.to_vec(), value, expires_at_ms, seq: newest? })
     }
 
-    /// Everything that a reader as of `at` finds.
+    /// All rows that a reader at `at` finds.
     pub(crate) fn rows(&self, at: u64, now_ms: u64) -> Vec<Row> {
         self.histories.keys().filter_map(|key| self.read(key, at, now_ms)).collect()
     }
 
-    /// The newest thing that happened to a key.
+    /// The newest change of a key.
     pub(crate) fn newest(&self, key: &[u8]) -> Option<u64> {
         Some(self.histories.get(key)?.last()?.seq)
     }
 
-    /// The newest thing that happened to any key.
+    /// The newest change of any key.
     pub(crate) fn newest_of_all(&self) -> u64 {
         self.histories
             .values()
@@ -221,8 +221,8 @@ impl Family {
             .unwrap_or(0)
     }
 
-    /// The family as it would be had the process been killed with memory after `flushed`
-    /// unflushed.
+    /// The family as a kill of the process would leave it, with all memory after `flushed` not
+    /// flushed.
     pub(crate) fn without_unlogged_after(&self, flushed: u64) -> Self {
         let mut left = self.clone();
         for versions in left.histories.values_mut() {
@@ -231,7 +231,7 @@ impl Family {
         left
     }
 
-    /// Notes that everything is in files or the log for good.
+    /// Notes that all records are in files or the log permanently.
     pub(crate) fn settle(&mut self) {
         self.seals.clear();
         self.histories.values_mut().flatten().for_each(|version| version.logged = true);

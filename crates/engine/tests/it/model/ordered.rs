@@ -1,7 +1,7 @@
-//! Rows in time order that expire, in a family of their own: what logs and measurements look like.
+//! Rows in time order that expire, in a separate family, as logs and measurements have them.
 //!
-//! Nothing is written there but new keys behind all others. So tables of rows that have expired
-//! have nothing older below, and no reader of a settled database needs them.
+//! The family gets only new keys after all others. Tables of expired rows therefore have nothing
+//! older below, and no reader of a settled database needs them.
 
 use archipelago_engine::db::ColumnFamily;
 use archipelago_engine::wal::WriteBatch;
@@ -14,7 +14,7 @@ pub(super) const NAME: &str = "ordered";
 /// Bytes of a row's value.
 const VALUE_BYTES: usize = 100;
 
-/// The family, its model, and how many rows it got.
+/// The family, its model, and the number of its rows.
 pub(super) struct Ordered {
     pub(super) model: Family,
     pub(super) handle: ColumnFamily,
@@ -45,7 +45,8 @@ impl Runner {
         }
     }
 
-    /// Once all rows have expired and nobody reads, background work alone leaves no table of them.
+    /// After all rows have expired, and without readers, background work alone removes all of their
+    /// tables.
     pub(crate) fn check_ordered_space(&mut self) {
         self.forget_readers();
         self.clock.advance(std::time::Duration::from_millis(4000));

@@ -1,4 +1,4 @@
-//! Carries steps out on a database and on the model, and compares what both show.
+//! Runs steps on a database and on the model, and compares their results.
 
 use std::collections::hash_map::DefaultHasher;
 use std::fmt::Debug;
@@ -33,7 +33,7 @@ use crate::beside::Beside;
 use crate::fragile::Fragile;
 use crate::separation::Separation;
 
-/// Where a case's database lies.
+/// Directory of a case's database.
 #[derive(Clone)]
 pub(crate) enum Disk {
     Memory(MemFs),
@@ -41,7 +41,7 @@ pub(crate) enum Disk {
     Tiers(Tiered),
 }
 
-/// What a case runs under.
+/// Settings of one run of a case.
 #[derive(Clone)]
 pub(crate) struct Setting {
     pub(crate) background: BackgroundMode,
@@ -64,14 +64,15 @@ pub(super) struct Seals {
     parts: AtomicUsize,
     /// Garbage collections that were installed.
     pub(super) collected: AtomicU64,
-    /// When extensions panic.
+    /// Controls when extensions panic.
     pub(super) fragile: Fragile,
-    /// Background steps while an ingestion is installed.
+    /// Background steps during the installation of an ingestion.
     beside: Arc<Beside>,
 }
 
 impl Seals {
-    /// Lets ingestions and snapshots meet jobs. (The reads of `taker` are for it, not for panics.)
+    /// Makes ingestions and snapshots coincide with jobs. (The reads of `taker` are only for that,
+    /// and not for panics.)
     fn fault_point(&self, taker: &Arc<MidwayTaker>, separation: Separation) -> FaultPoint {
         let (beside, fragile) = (Arc::clone(&self.beside), self.fragile.clone());
         let take = taker.fault_point();
@@ -119,8 +120,8 @@ pub(crate) struct Runner {
     pub(super) seals: Arc<Seals>,
     pub(super) keys: Vec<Vec<u8>>,
     snapshots: Vec<Taken>,
-    /// Those that were taken in the middle of jobs. (Apart, as how many there are depends on the
-    /// settings.)
+    /// Snapshots that were taken in the middle of jobs. (Kept separately, because their number
+    /// depends on the settings.)
     midway: Vec<Taken>,
     midway_count: usize,
     taker: Arc<MidwayTaker>,
@@ -239,17 +240,17 @@ impl Runner {
         runner
     }
 
-    /// Has snapshots be taken in the middle of jobs, where these run on this thread.
+    /// Makes jobs on this thread take snapshots in their middle.
     fn begin_midway(&self) {
         self.taker.set(self.setting.is_manual().then(|| self.db.clone()));
     }
 
-    /// How many snapshots were taken in the middle of jobs.
+    /// Number of snapshots that were taken in the middle of jobs.
     pub(crate) fn midway(&self) -> usize {
         self.midway_count
     }
 
-    /// Takes over the snapshots of the middle of jobs, and reads at each of them again.
+    /// Takes over the snapshots of the middle of jobs, and repeats the reads at each of them.
     fn check_midway(&mut self) {
         let (db, now_ms) = (&self.db, self.now_ms());
         let of = |cf: CfId| self.families.iter().find(move |(_, handle)| handle.id() == cf);
@@ -275,12 +276,12 @@ impl Runner {
         }
     }
 
-    /// How many parts compactions were cut into, where they were.
+    /// Number of parts that compactions were cut into, where they were.
     pub(crate) fn parts(&self) -> usize {
         self.seals.parts.load(Ordering::Relaxed)
     }
 
-    /// How often a merge operator or filter has panicked.
+    /// Number of panics of merge operators and filters.
     pub(crate) fn panicked(&self) -> u64 {
         self.seals.fragile.panicked()
     }
@@ -309,7 +310,7 @@ impl Runner {
         self.clock.unix_ms()
     }
 
-    /// Does one step.
+    /// Executes one step.
     pub(crate) fn run(&mut self, step: &Step) {
         let before = self.seq;
         match step {
@@ -369,7 +370,7 @@ impl Runner {
         (self.sent.0 + did.sent, self.sent.1 + did.lost)
     }
 
-    /// What the tiers did, if the case is over some.
+    /// Counts of the tiers' work, if the case is over tiers.
     pub(crate) fn tiers_did(&self) -> Did {
         match &self.setting.disk {
             Disk::Tiers(tiered) => tiered.did(),
@@ -431,7 +432,7 @@ impl Runner {
         }
     }
 
-    /// Background steps until an extension panics, or none is due; then until all is well again.
+    /// Runs background steps until an extension panics or none is due, then until no error is left.
     fn panic_in_background(&self, nth: u64) {
         if !self.setting.is_manual() {
             return;
@@ -455,9 +456,10 @@ impl Runner {
         }
     }
 
-    /// Reads fail with an error that names the operator, or are right; and then they are right.
+    /// Reads fail with an error that names the operator, or are right. After the panic they are
+    /// right.
     fn panic_in_read(&mut self, cf: usize, key: KeyNo, nth: u64) {
-        // Threads of the database could meet the panic as well.
+        // Threads of the database could get the panic as well.
         self.seals.fragile.arm(if self.setting.is_manual() { nth } else { 0 });
         let handle = self.handle(cf);
         if let Err(error) = self.db.get(self.key(key)) {
@@ -476,7 +478,7 @@ impl Runner {
         self.get(cf, key, None);
     }
 
-    /// Ingests, in manual mode with background steps meanwhile.
+    /// Ingests; in manual mode, background steps run meanwhile.
     pub(super) fn ingest_beside(&self, cf: usize, paths: &[PathBuf], link: bool, beside: usize) {
         let (handle, options) = (self.handle(cf), IngestOptions { link });
         let steps = if self.setting.is_manual() { beside } else { 0 };
@@ -488,7 +490,8 @@ impl Runner {
         });
     }
 
-    /// Changes a bucket; if it is in use, clears it and its right neighbour and tries once more.
+    /// Changes a bucket. If the bucket is in use, clears it and its right neighbour and tries
+    /// again.
     fn cleared(&self, cf: &ColumnFamily, index: usize, change: impl Fn() -> Result<()>) {
         match change() {
             Err(error) if error.kind() == ErrorKind::Busy => {
@@ -503,7 +506,7 @@ impl Runner {
         }
     }
 
-    /// How many bucket boundaries have moved so far, by hand and by the load.
+    /// Number of bucket boundaries that moved so far, by request or because of the load.
     pub(crate) fn moved(&self) -> (usize, usize) {
         let Seals { by_hand, by_load, .. } = &*self.seals;
         (by_hand.load(Ordering::Relaxed), by_load.load(Ordering::Relaxed))
@@ -536,7 +539,7 @@ impl Runner {
         self.seq
     }
 
-    /// Repeats what is refused as long as background work is due that nobody else does.
+    /// Repeats a refused call as long as background work is due that no thread does.
     pub(super) fn patiently<T>(&self, what: impl Fn() -> Result<T>) -> T {
         loop {
             match what() {
@@ -588,7 +591,7 @@ impl Runner {
         self.snapshots.push(Taken::new(snapshot));
     }
 
-    /// Background work is done in between: writers that it slows down advance the clock.
+    /// Background work runs in between: writers that it slows down advance the clock.
     fn storm(&mut self, cf: usize, batches: &[Vec<(usize, Record)>], snapshots: &[usize]) {
         for (at, records) in batches.iter().enumerate() {
             self.write(records, true, false);
@@ -596,7 +599,7 @@ impl Runner {
             if snapshots.contains(&at) {
                 self.take_snapshot();
             }
-            // A read in between has the memtable sort what is new.
+            // A read in between makes the memtable sort its new entries.
             if at % 16 == 0 {
                 self.get(cf, at % self.keys.len(), None);
             }
@@ -643,7 +646,7 @@ impl Runner {
         (options, Read { model, cf: handle.id(), taken, at, now_ms: self.now_ms() })
     }
 
-    /// Whether what a family shows depends on when its filter ran.
+    /// Whether the rows of a family depend on the time at which its filter ran.
     fn is_filtered(&self, cf: usize) -> bool {
         self.families[cf % self.families.len()].0.filtered
     }
@@ -660,7 +663,7 @@ impl Runner {
         });
         read.check(self.key(key), |row| row == found.as_ref());
         let contains = self.db.contains(handle, self.key(key), &options).unwrap();
-        // The filter may run between two reads of the newest.
+        // The filter may run between two reads of the newest state.
         let may_differ = self.is_filtered(cf) && read.taken.is_none();
         assert!(contains == found.is_some() || may_differ, "contains");
         if read.is_settled(self.key(key)) {
@@ -681,8 +684,8 @@ impl Runner {
         self.tell(&settled);
     }
 
-    /// The newest write of a live key is known; that of a dead one at least to whoever has a
-    /// snapshot from before it.
+    /// The newest write of a live key is known. That of a deleted key is known at least to the
+    /// holder of a snapshot from before it.
     fn latest_seq(&mut self, cf: usize, key: KeyNo) {
         let (model, handle) = &self.families[cf % self.families.len()];
         let found = self.db.latest_seq(handle, self.key(key)).unwrap().map(|seq| seq.0);
@@ -755,7 +758,7 @@ impl Runner {
         }
     }
 
-    /// Every family, whole, in both directions, now and as of every snapshot.
+    /// Compares all families completely, in both directions, now and at every snapshot.
     pub(crate) fn check_all(&mut self) {
         for snapshot in std::iter::once(None).chain((0..self.snapshots.len()).map(Some)) {
             for cf in 0..self.families.len() {
@@ -853,9 +856,9 @@ impl Runner {
         self.check_all();
     }
 
-    /// After an open: numbers are as they were, but for the mark that a close appends, which takes
-    /// one; unless there were writes past the log, which may be lost or (range deletes of nothing)
-    /// leave no trace.
+    /// Checks the numbers after an open. They are as before, except for the mark that a close
+    /// appends, which takes one. Writes past the log are another exception: they may be lost, or
+    /// leave no trace (range deletes of nothing).
     fn adopt_seq(&mut self) {
         let newest = self.families.iter().map(|(model, _)| model.newest_of_all()).max();
         let newest = newest.max(Some(self.ordered.model.newest_of_all()));

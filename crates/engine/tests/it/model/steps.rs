@@ -1,4 +1,4 @@
-//! What a case does: steps made from a seed alone, so that the same seed does the same under any
+//! Steps of a case. They depend only on a seed, so that the same seed does the same under any
 //! settings.
 
 /// A key of the universe, by its index.
@@ -13,8 +13,8 @@ pub(crate) fn gap_key(gap: usize, universe: usize) -> KeyNo {
     universe - 3 * (gap % GAPS + 1)
 }
 
-/// All keys that cases use, ascending: some share prefixes, one is empty, one is all ones. Behind
-/// them, for gaps, keys that no other step chooses.
+/// All keys that cases use, ascending: some share prefixes, one is empty, one consists of bytes
+/// `0xff`. After them come keys for gaps that no other step chooses.
 pub(crate) fn universe() -> Vec<Vec<u8>> {
     let mut keys: Vec<Vec<u8>> = vec![Vec::new(), vec![0], vec![0xff, 0xff]];
     for prefix in ["a", "reef:", "reef:1:", "z"] {
@@ -49,7 +49,7 @@ pub(crate) enum Move {
     Prev,
 }
 
-/// What an iterator shows.
+/// Kind of an iterator.
 #[derive(Clone, Debug)]
 pub(crate) struct Bounds {
     pub(crate) lower: Option<KeyNo>,
@@ -141,7 +141,7 @@ pub(crate) enum Step {
         cf: usize,
         bucket: usize,
     },
-    /// With so many background steps on another thread while it is installed.
+    /// With this number of background steps on another thread during the installation.
     Ingest {
         cf: usize,
         tables: Vec<Table>,
@@ -186,9 +186,9 @@ pub(crate) struct Generator {
     keys: usize,
     gaps: usize,
     next_stamp: u64,
-    /// Whether some writes go past the log.
+    /// Whether some writes bypass the log.
     unlogged: bool,
-    /// Whether range deletes are what most writes are.
+    /// Whether most writes are range deletes.
     ranges: bool,
 }
 
@@ -223,7 +223,7 @@ impl Generator {
 
     fn span(&mut self) -> (KeyNo, KeyNo) {
         let (a, b) = (self.key(), self.key());
-        // Short ones more often, so that not everything is always deleted.
+        // Short ranges more often, so that not all keys are deleted all the time.
         if self.one_in(3) { (a.min(b), a.max(b)) } else { (a, (a + b % 5).min(self.keys - 1)) }
     }
 
@@ -360,7 +360,7 @@ impl Generator {
         let (a, b) = (self.key(), self.key());
         let (start, end) = (a.min(b), (a.max(b) + 2).min(self.keys));
         let start = start.min(end - 2);
-        // Small ones find gaps below L0.
+        // Small files find gaps below L0.
         let end = if self.rng.bool() { start + 2 } else { end };
         let mut tables = Vec::new();
         let middle = (start + end) / 2;

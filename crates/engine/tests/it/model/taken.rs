@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use super::iterator_rows::contents;
 use super::oracle::{Family, Row};
 
-/// One in so many fault points of jobs takes a snapshot.
+/// One of this number of fault points of jobs takes a snapshot.
 const MIDWAY_ONE_IN: u64 = 3;
 
 /// A snapshot of a case.
@@ -40,7 +40,7 @@ impl Taken {
     }
 }
 
-/// What a read was made of.
+/// Circumstances of a read.
 pub(super) struct Read<'a> {
     pub(super) model: &'a Family,
     pub(super) cf: CfId,
@@ -51,12 +51,12 @@ pub(super) struct Read<'a> {
 }
 
 impl Read<'_> {
-    /// Whether what the read finds of `key` does not depend on when the filter ran.
+    /// Whether the result for `key` does not depend on the time at which the filter ran.
     pub(super) fn is_settled(&self, key: &[u8]) -> bool {
         self.model.read_filtered(key, self.at, self.now_ms).is_none()
     }
 
-    /// Checks what was found of `key`; `is` compares it with a row that may have been found.
+    /// Checks the result for `key`; `is` compares it with a possible row.
     pub(super) fn check(&self, key: &[u8], is: impl Fn(Option<&Row>) -> bool) {
         let kept = self.model.read(key, self.at, self.now_ms);
         let Some(removed) = self.model.read_filtered(key, self.at, self.now_ms) else {
@@ -84,7 +84,7 @@ impl Read<'_> {
     }
 }
 
-/// A snapshot of the middle of a job, and the rows that it showed then.
+/// A snapshot of the middle of a job, and its rows at that time.
 pub(super) struct Midway {
     pub(super) snapshot: Snapshot,
     pub(super) cf: CfId,
@@ -100,8 +100,8 @@ pub(super) struct MidwayTaker {
 }
 
 impl MidwayTaker {
-    /// From now on of this database. (Of one that is stepped by hand: the last handle must not be
-    /// dropped by a worker.)
+    /// Takes snapshots of this database from now on. (Only for a database that the test steps: a
+    /// worker must not drop the last handle.)
     pub(super) fn set(&self, db: Option<Db>) {
         *self.db.lock() = db;
         self.taken.lock().clear();

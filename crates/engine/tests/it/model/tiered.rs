@@ -1,9 +1,9 @@
 //! Cases over tiers: a small fast device and a middle one, so that files move and copies are made
 //! while a case runs.
 //!
-//! The tiers bring no threads: every step of a case is one of theirs too, half a second later. A
-//! reopening and a kill both go on with a copy of the disk, the first after the tiers were closed
-//! in order.
+//! The tiers bring no threads: every step of a case is also one of theirs, half a second later. A
+//! reopening and a kill both continue with a copy of the disk; a reopening closes the tiers in
+//! order first.
 
 use std::ops::AddAssign;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use archipelago_tier::{
     CacheBy, Components, DeviceKind, DeviceParts, DeviceSettings, Policy, TieredFs,
 };
 
-/// What tiers did in their background.
+/// Counts of the background work of tiers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Did {
     pub(crate) moves: u64,
@@ -41,7 +41,7 @@ pub(crate) struct Tiered {
     disk: MemFs,
     clock: Arc<ManualClock>,
     tiers: Arc<TieredFs>,
-    /// What tiers did that are closed by now.
+    /// Counts of tiers that are closed by now.
     before: Did,
 }
 
@@ -61,13 +61,13 @@ impl Tiered {
         Arc::clone(&self.tiers) as Arc<dyn FileSystem>
     }
 
-    /// Half a second later: looks, moves, copies.
+    /// Advances by half a second: checks, moves, copies.
     pub(super) fn step(&self) {
         self.clock.advance(Duration::from_millis(500));
         self.tiers.step();
     }
 
-    /// What was done so far. Nothing of it may have failed, and no copy been damaged.
+    /// Counts of the work so far. No part of it may have failed, and no copy may be damaged.
     pub(crate) fn did(&self) -> Did {
         let stats = self.tiers.stats();
         assert_eq!(stats.failed_jobs, 0, "{stats}");

@@ -7,12 +7,12 @@ use super::runner::Runner;
 use crate::separation;
 
 impl Runner {
-    /// How often garbage was collected.
+    /// Number of garbage collections so far.
     pub(crate) fn collected(&self) -> u64 {
         self.seals.collected.load(Ordering::Relaxed)
     }
 
-    /// What versions say of separated values is what a full scan finds.
+    /// Checks that the figures of versions about separated values agree with a full scan.
     pub(super) fn check_values(&self) {
         self.seals.fragile.pause(true);
         separation::audit(&self.db);
@@ -31,7 +31,8 @@ impl Runner {
         lookups
     }
 
-    /// The same, and no value file is left over. Nobody reads, and no background work is due.
+    /// Like the check above, and no value file is left over. No reader is active, and no background
+    /// work is due.
     pub(crate) fn check_values_at_rest(&self) {
         if !self.setting.is_manual() {
             return self.check_values();
@@ -40,7 +41,7 @@ impl Runner {
             drop(separation::audit_at_rest(&self.db));
             return;
         }
-        // An executor that says nothing may still write, so its files stay until the sweep.
+        // An executor that does not answer may still write, so its files stay until the sweep.
         let audit = separation::audit(&self.db);
         let accounted: BTreeSet<u64> = audit.live.union(&audit.given_up).copied().collect();
         let strays: Vec<_> = audit.on_disk.difference(&accounted).collect();

@@ -1,4 +1,4 @@
-//! Checkpoints, verification, repair, ingestion, reports and the switch of separation.
+//! Checkpoints, verification, repair, ingestion, reports and changes of the separation threshold.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -230,7 +230,7 @@ fn repair_prefers_an_inline_copy_to_a_reference() {
         db.compact_range(db.default_family(), &KeyRange::all()).unwrap();
         db.close().unwrap();
         assert!(names(&fs, DIR, ".vsst").is_empty());
-        // The tables with references are back, and their value files are not.
+        // The repair restores the tables with references, but not their value files.
         for (name, bytes) in referring {
             fs.write_atomic(&Path::new(DIR).join(name), &bytes, context).unwrap();
         }

@@ -1,4 +1,4 @@
-//! Defects that the suite must notice, so that a silent suite means something.
+//! Defects that the suite must find, so that its success means something.
 //!
 //! Each test runs the core of another one with one defect and expects it to fail. The cores pass
 //! without a defect in their own tests.
@@ -57,7 +57,7 @@ fn suite_notices_hints_that_are_used_after_garbage_collection() {
     assert!(is_noticed(Defect::StaleHints, collect_and_read));
 }
 
-/// Writes and audits, without reading a value.
+/// Writes and audits, without reads of values.
 fn write_and_audit() {
     let mut world = World::new(|_| ());
     world.fill(0, |_| true);

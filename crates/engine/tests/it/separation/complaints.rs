@@ -171,7 +171,7 @@ fn last_reference_takes_its_value_file_along_without_a_job() {
     assert_eq!(world.collections(), 0);
     let again = world.on(world.fs.crash_clone(4));
     assert_eq!(audit_at_rest(&again.db).on_disk, BTreeSet::new());
-    // The same after a restart in between.
+    // Likewise after a restart in between.
     let again = world.on(fs);
     again.hook.starve(true);
     delete_all(&again.db);
@@ -330,7 +330,7 @@ fn one_live_value_pins_no_value_file() {
     world.finish();
 }
 
-/// Lets a job go on when it is dropped, also if the test fails.
+/// Lets a job continue when it is dropped, also if the test fails.
 #[derive(Default)]
 struct Release(Arc<AtomicBool>);
 
@@ -377,7 +377,7 @@ fn garbage_is_collected_while_all_workers_compact() {
     };
     let options = DbOptions { max_background_jobs: 1, ..small_db() };
     let db = Db::open_with("/db", options, components).unwrap();
-    // The job goes on before the database is closed, also if the test fails.
+    // The job continues before the database is closed, also if the test fails.
     let blocked = end;
     let cf = db.default_family();
     let mut is_written = false;

@@ -56,7 +56,7 @@ fn resume_writes_value_files_with_its_tables() {
     audit_at_rest(&left);
 }
 
-/// Points at which a crash is looked at.
+/// Points at which a crash is tested.
 const POINTS: [&str; 6] = [
     "flush.value_file",
     "gc.picked",
@@ -66,14 +66,14 @@ const POINTS: [&str; 6] = [
     "inherit.before_prune",
 ];
 
-/// A disk after a crash, and what it must hold.
+/// A disk after a crash, and its expected content.
 struct Crashed {
     disk: MemFs,
     model: Model,
     label: String,
 }
 
-/// What the fault points of a run collect.
+/// Results that the fault points of a run collect.
 #[derive(Default)]
 struct Crashes {
     model: Mutex<Model>,
@@ -153,7 +153,7 @@ fn crash_at_every_point_keeps_synced_values_and_leaves_no_strays() {
     }
 }
 
-/// The operations of the file system that a garbage collection may do.
+/// The file system operations that a garbage collection may use.
 const OPERATIONS: [Operation; 9] = [
     Operation::Open,
     Operation::Read,
@@ -166,7 +166,7 @@ const OPERATIONS: [Operation; 9] = [
     Operation::Stat,
 ];
 
-/// Opens a world with garbage and lets the collector meet `rule`; whether the rule was met.
+/// Opens a world with garbage and applies `rule` to the collector. Returns whether the rule fired.
 fn collect_with(world: &World, rule: Rule, label: &str) -> bool {
     let memory = world.fs.kill_clone();
     let faults = FaultFs::new(Arc::new(memory.clone()), 3);
@@ -192,7 +192,7 @@ fn collect_with(world: &World, rule: Rule, label: &str) -> bool {
     left.check();
     audit_at_rest(&left.db);
     drop(left);
-    // The inputs of a job that failed wait.
+    // The inputs of a failed job wait.
     world.clock.sleep(Duration::from_secs(7200));
     db.wait_for_background().unwrap();
     check_at(&db, db.default_family(), &Default::default(), &world.model);
@@ -225,7 +225,7 @@ fn failed_operation_of_a_garbage_collection_loses_nothing() {
                     break;
                 }
                 fired += 1;
-                // Every one of the first, then some.
+                // All of the first operations, then a selection.
                 nth += if nth < 6 { 1 } else { 7 };
             }
         }

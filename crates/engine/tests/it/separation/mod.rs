@@ -26,18 +26,18 @@ use archipelago_base::{Error, Result};
 use archipelago_engine::db::{Db, ValueAudit, audit_values};
 use archipelago_engine::options::CfOptions;
 
-/// How often garbage is collected.
+/// Frequency of garbage collections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Collection {
     /// Garbage has no bound, and value files are large.
     Off,
     /// The bound is as tight as it may be, and value files are small.
     Eager,
-    /// As eager, but no worker takes a job.
+    /// As tight as `Eager`, but no worker takes a job.
     Starved,
 }
 
-/// How a run treats large values.
+/// Treatment of large values in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Separation {
     /// Smallest separated value; 0 for none.
@@ -67,7 +67,7 @@ impl Separation {
         Self { bytes, collection, flat_index }
     }
 
-    /// `family` with this treatment.
+    /// Returns `family` with this treatment.
     pub(crate) fn of(self, family: CfOptions) -> CfOptions {
         let (value_file_bytes, space_amplification_max) = match self.collection {
             Collection::Off => (256 << 20, 0.0),
@@ -77,7 +77,7 @@ impl Separation {
         CfOptions { value_separation_bytes, value_file_bytes, space_amplification_max, ..family }
     }
 
-    /// What a fault point answers: the collector gets no job where it starves.
+    /// Answer of a fault point: the collector gets no job where it starves.
     pub(crate) fn reached(self, name: &str) -> Result<()> {
         match self.collection {
             Collection::Starved if name == "gc.pick" => Err(Error::busy("the collector starves")),

@@ -1,4 +1,4 @@
-//! Garbage collection in the middle of everything else, and everything else in the middle of a
+//! Garbage collection in the middle of all other jobs, and all other jobs in the middle of a
 //! garbage collection.
 //!
 //! Fault points choose the interleaving, so that each case happens in each run. A last test lets
@@ -59,7 +59,7 @@ const ALL: [Meanwhile; 11] = [
 ];
 
 impl Meanwhile {
-    /// Does it. The model of the caller follows with [`Meanwhile::apply`].
+    /// Executes it. The model of the caller follows with [`Meanwhile::apply`].
     fn act(self, db: &Db, fs: &MemFs, model: &Model) -> Result<()> {
         let (cf, all) = (db.default_family(), KeyRange::all());
         match self {
@@ -115,7 +115,7 @@ impl Meanwhile {
         if matches!(self, Self::DeleteAll) { (0, KEYS) } else { (20, 90) }
     }
 
-    /// What the database holds afterwards.
+    /// Applies the same change to the model.
     fn apply(self, model: &mut Model) {
         match self {
             Self::Update => {
@@ -131,7 +131,7 @@ impl Meanwhile {
     }
 }
 
-/// A bucket that cannot be changed now stays as it is.
+/// Accepts the refusal of a change to a bucket that cannot be changed now.
 fn tolerate(result: Result<()>) -> Result<()> {
     use archipelago_base::ErrorKind::{Busy, InvalidArgument};
     result.or_else(|error| match error.kind() {
@@ -140,7 +140,7 @@ fn tolerate(result: Result<()>) -> Result<()> {
     })
 }
 
-/// Readers that were there before, and what they must go on to see.
+/// Readers that were there before, and the rows that they must continue to see.
 struct Readers {
     model: Model,
     snapshot: archipelago_engine::db::Snapshot,
@@ -159,7 +159,7 @@ impl Readers {
         Self { model, snapshot, forwards, backwards }
     }
 
-    /// Moves the iterators over half of the rows that are left, and reads as of the snapshot.
+    /// Moves the iterators over half of the remaining rows, and reads at the snapshot.
     fn check_half(&mut self, world: &World) {
         let half = self.model.len() / 2;
         let Self { model, forwards, backwards, .. } = self;
@@ -175,7 +175,7 @@ impl Readers {
         check_at(&world.db, world.cf(), &options, &self.model);
     }
 
-    /// Moves the iterators over the rest.
+    /// Moves the iterators over the remaining rows.
     fn check_rest(mut self, world: &World) {
         let half = self.model.len() / 2;
         let Self { model, forwards, backwards, .. } = &mut self;
@@ -222,7 +222,7 @@ fn everything_else_may_happen_during_a_garbage_collection() {
     }
 }
 
-/// Steps of other jobs at which garbage is collected, and what brings the job about.
+/// Steps of other jobs at which garbage is collected, and the action that causes the job.
 const OTHERS: [(&str, Meanwhile); 8] = [
     ("flush.picked", Meanwhile::Update),
     ("flush.shard", Meanwhile::Update),
@@ -250,7 +250,7 @@ fn garbage_collection_may_happen_during_everything_else() {
                 if !point.starts_with("ingest") {
                     return step_all(&db);
                 }
-                // The ingestion holds the manifest, so the collector goes on behind it.
+                // The ingestion holds the manifest, so the collector continues after it.
                 let ended = Arc::new(Mutex::new(None));
                 let result = Arc::clone(&ended);
                 let body = Box::new(move || *result.lock() = Some(step_all(&db)));
@@ -266,7 +266,7 @@ fn garbage_collection_may_happen_during_everything_else() {
             }
             assert!(world.collections() > before, "{point}: nothing was collected");
             job.apply(&mut world.model);
-            // A crash just behind it.
+            // A crash directly after it.
             let left = world.on(world.fs.kill_clone());
             left.check();
             drop(left);
@@ -400,7 +400,7 @@ fn note_first_half(model: &mut Model, round: u32) {
     model.extend(HALVES[0].clone().map(|n| (key(n), value(n, round))));
 }
 
-/// A few writes that let the tables of the second half be rewritten. The first one is small.
+/// A few writes that cause a rewrite of the second half's tables. The first one is small.
 fn touch_second_half(world: &mut World) {
     for n in [30, 38, 46] {
         world.put(n, 2);

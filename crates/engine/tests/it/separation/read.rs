@@ -1,4 +1,4 @@
-//! Reads of separated values show what reads of the same writes show without separation.
+//! Reads of separated values return the results of the same reads without separation.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +20,7 @@ const START_MS: u64 = 1_000_000;
 /// Length of the values that [`rewrite`] puts.
 const VALUE_BYTES: usize = 600;
 
-/// A wall clock that a test sets; the other time stands still.
+/// A wall clock that a test sets; the monotonic time does not advance.
 #[derive(Debug)]
 struct WallClock(AtomicU64);
 
@@ -274,7 +274,7 @@ fn separated_values_read_as_inline_values_do() {
                 pair.check(Some(snapshot));
             }
             held = Some(pair.snapshot());
-            // Reads before and after expiry; nothing is compacted until the clock is set back.
+            // Reads before and after expiry; no compaction runs until the clock is set back.
             let now_ms = pair.clock.unix_ms();
             for later_ms in [150, 1000, 0] {
                 pair.clock.set(now_ms + later_ms);
@@ -327,7 +327,8 @@ fn reads_of_the_cache_alone_are_busy_or_right() {
     }
 }
 
-/// Writes a round of every key, flushes and compacts, so that older tables and value files go.
+/// Writes a round of every key, flushes and compacts, so that older tables and value files are
+/// removed.
 fn rewrite(db: &Db, keys: u32, round: u8) {
     for n in 0..keys {
         while db.step_background().unwrap() {}
@@ -393,7 +394,7 @@ fn value_file_that_is_not_held_makes_a_read_catch_up() {
         }
     }
     assert!(refused > 0, "every value file was held");
-    // The same reads of the newest state are repeated on a newer picture.
+    // Reads of the newest state are repeated on a newer catalog.
     for n in (0..keys).rev() {
         let value = reader.get(&key_of(n)).unwrap().unwrap();
         assert!(value == [1; VALUE_BYTES] || value == [2; VALUE_BYTES], "key {n}");

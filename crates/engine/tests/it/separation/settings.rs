@@ -1,4 +1,4 @@
-//! Settings of separated values: they are refused by name, kept, and take effect at the open.
+//! Settings of separated values: an open refuses them by name, keeps them, and applies them.
 
 use archipelago_base::ErrorKind;
 use archipelago_engine::db::Db;
@@ -113,7 +113,7 @@ fn size_of_value_files_takes_effect_at_the_open() {
     let db = open(&fs, large);
     overwrite(&db, 2, |_| true);
     step_all(&db).unwrap();
-    // A file is closed behind the record that fills it.
+    // A file is closed after the record that fills it.
     let most = (64 << 10) + VALUE_BYTES as u64 + 100;
     assert!(largest(&db) <= most, "{} bytes", largest(&db));
     db.close().unwrap();

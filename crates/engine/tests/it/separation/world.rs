@@ -1,4 +1,4 @@
-//! A database with separated values and garbage, stepped by the test, and what it must hold.
+//! A database with separated values and garbage, stepped by the test, and its expected content.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,12 +22,12 @@ use crate::support::{over, small_db, small_family};
 /// Keys of a world.
 pub(super) const KEYS: u32 = 160;
 
-/// What a family must hold.
+/// Expected content of a family.
 pub(super) type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
 type Action = Box<dyn FnOnce() -> Result<()> + Send>;
 
-/// Does something once when a job reaches a fault point, and may starve the collector.
+/// Runs an action once when a job reaches a fault point, and may starve the collector.
 #[derive(Default)]
 pub(super) struct Hook {
     armed: Mutex<Option<(&'static str, Action)>>,
@@ -35,7 +35,7 @@ pub(super) struct Hook {
 }
 
 impl Hook {
-    /// Does `action` the next time that a job reaches `point`.
+    /// Runs `action` the next time that a job reaches `point`.
     pub(super) fn at(
         &self,
         point: &'static str,
@@ -44,12 +44,12 @@ impl Hook {
         *self.armed.lock() = Some((point, Box::new(action)));
     }
 
-    /// Whether the action was not done yet.
+    /// Whether the action has not run yet.
     pub(super) fn is_armed(&self) -> bool {
         self.armed.lock().is_some()
     }
 
-    /// Whether the collector gets no job.
+    /// Sets whether the collector gets no job.
     pub(super) fn starve(&self, starves: bool) {
         self.starves.store(starves, Ordering::Relaxed);
     }
@@ -96,8 +96,8 @@ impl Clock for WallClock {
     }
 }
 
-/// A filter that wants values. It appends a tilde to values of keys that end with 7, and does
-/// something at one of its calls.
+/// A filter that wants values. It appends a tilde to values of keys that end with 7, and runs an
+/// action at one of its calls.
 #[derive(Default)]
 pub(super) struct Tilde {
     paused: AtomicBool,
@@ -106,18 +106,18 @@ pub(super) struct Tilde {
 }
 
 impl Tilde {
-    /// Whether every value stays as it is.
+    /// Sets whether every value stays as it is.
     pub(super) fn pause(&self, paused: bool) {
         self.paused.store(paused, Ordering::Relaxed);
     }
 
-    /// Does `action` at the call after `calls` others from now on.
+    /// Runs `action` at the call after `calls` others from now on.
     pub(super) fn after(&self, calls: u64, action: impl FnOnce() -> Result<()> + Send + 'static) {
         let at = self.calls.load(Ordering::Relaxed) + calls;
         *self.action.lock() = Some((at, Box::new(action)));
     }
 
-    /// What the filter leaves of a value.
+    /// Result of the filter for a value.
     pub(super) fn applied(key: &[u8], value: &[u8]) -> Vec<u8> {
         let is_changed = key.ends_with(b"7") && !value.ends_with(b"~");
         [value, if is_changed { b"~" } else { b"" }].concat()
@@ -169,7 +169,7 @@ pub(super) struct World {
 }
 
 impl World {
-    /// An empty one, whose settings are small but for those of `change`.
+    /// An empty world with small settings, except those that `change` sets.
     pub(super) fn new(change: impl FnOnce(&mut CfOptions)) -> Self {
         let mut family = Separation::EAGER.of(CfOptions {
             level_base_bytes: 16 << 10,
@@ -194,14 +194,14 @@ impl World {
         Self { fs, db, hook, clock, filter, model, family, options, background }
     }
 
-    /// Opens what is left on another disk.
+    /// Opens the remaining files on another disk.
     pub(super) fn on(&self, fs: MemFs) -> Self {
         let mut world = Self::over(fs, self.family.clone(), self.background);
         world.model.clone_from(&self.model);
         world
     }
 
-    /// Opens what is left on another disk, through a file system over it.
+    /// Opens the remaining files on another disk, through a file system over it.
     pub(super) fn open_through(&self, fs: &Arc<dyn FileSystem>) -> Result<Db> {
         let (hook, clock, filter) = (&self.hook, &self.clock, &self.filter);
         let background = self.background;
@@ -251,21 +251,21 @@ impl World {
         self.db.wait_for_background().unwrap();
     }
 
-    /// Does what is due besides garbage collection.
+    /// Runs all due work except garbage collection.
     pub(super) fn settle_with_starved_collector(&self) {
         self.hook.starve(true);
         self.settle();
         self.hook.starve(false);
     }
 
-    /// What the database holds is what the model holds.
+    /// Checks that the content of the database is that of the model.
     pub(super) fn check(&self) {
         check_at(&self.db, self.cf(), &ReadOptions::default(), &self.model);
         audit(&self.db);
     }
 
-    /// The end of a case without readers: everything is right, and remains so through a
-    /// compaction, a power loss and a reopening.
+    /// Ends a case without readers: the content is right, and stays so through a compaction, a
+    /// power loss and a reopening.
     pub(super) fn finish(self) {
         self.check();
         self.settle();
@@ -328,7 +328,7 @@ pub(super) fn step_all(db: &Db) -> Result<()> {
     Ok(())
 }
 
-/// Every kind of read agrees with the model.
+/// Checks that every kind of read agrees with the model.
 pub(super) fn check_at(db: &Db, cf: &ColumnFamily, options: &ReadOptions, model: &Model) {
     let keys: Vec<&[u8]> = model.keys().map(Vec::as_slice).collect();
     let many = db.multi_get(cf, &keys, options).unwrap();

@@ -94,8 +94,8 @@ const CHANGES: [(&str, Change); 9] = [
 
 type Use = fn(&mut Transaction, &ColumnFamily) -> Result<()>;
 
-/// Every way to use the key "m" so that a change of it is a conflict, and the key that lies in
-/// what was used although nothing was there.
+/// Every use after which a change of the key is a conflict. The key is "m", or an absent key that
+/// the use covers.
 const USES: [(&str, TransactionOptions, Use, &[u8]); 7] = [
     ("get", SERIALIZABLE, |txn, cf| txn.get(cf, b"m").map(drop), b"m"),
     ("get of nothing", SERIALIZABLE, |txn, cf| txn.get(cf, b"mm").map(drop), b"mm"),
@@ -146,7 +146,7 @@ fn scan_to_m(txn: &mut Transaction, cf: &ColumnFamily) -> Result<()> {
     iter.status()
 }
 
-/// Uses a key, lets something happen, writes beside and commits.
+/// Uses a key, runs an action, writes another key and commits.
 fn outcome(
     bench: &Bench,
     options: TransactionOptions,
@@ -165,7 +165,7 @@ fn outcome(
     conflict
 }
 
-/// Moves everything into tables, as deep as it goes.
+/// Moves all records into tables, as deep as possible.
 fn settle(db: &Db) {
     db.flush(db.default_family()).unwrap();
     db.compact_range(db.default_family(), &archipelago_engine::key::KeyRange::all()).unwrap();
@@ -229,7 +229,7 @@ fn change_between_the_steps_of_the_check_is_a_conflict() {
                     clock: bench.clock.clone(),
                     db: bench.db.clone(),
                 };
-                // Once only: the other transaction comes here as well.
+                // Only once: the other transaction comes here as well.
                 if other.db.get(b"once").unwrap().is_none() {
                     let write = move || {
                         other.db.put(b"once", b"1").unwrap();
@@ -241,7 +241,7 @@ fn change_between_the_steps_of_the_check_is_a_conflict() {
             });
             assert!(cell.set(bench_with(Some(at_check))).is_ok());
             let bench = cell.get().unwrap();
-            // Something beside, so that there is a second step.
+            // A write of another key, so that a second step exists.
             let found = outcome(bench, options, used, || bench.db.put(b"x", b"1").unwrap());
             let is_conflict = matches!(found, Some(Conflict::Key | Conflict::Range));
             assert!(is_conflict, "{use_name}, {change_name}: {found:?}");

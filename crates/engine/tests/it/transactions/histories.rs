@@ -1,8 +1,9 @@
 //! Histories of concurrent transactions, judged by [`super::judge`].
 //!
-//! One thread interleaves the calls of several clients as a seed says, over a small database whose
-//! memtables fill, flush and compact meanwhile; and threads run them in parallel. Left out parts of
-//! the isolation are sabotage that the judge must notice.
+//! One thread interleaves the calls of several clients in an order that a seed decides. The
+//! database is small, and its memtables get full, are flushed and compacted meanwhile. Other tests
+//! run the clients on parallel threads. Sabotaged runs leave out parts of the isolation, which the
+//! judge must notice.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,7 +23,7 @@ use crate::support::{in_threads, over, small_db, small_family};
 
 const KEYS: Key = 8;
 
-/// What a run leaves out.
+/// The part of the isolation that a run leaves out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sabotage {
     Nothing,
@@ -55,7 +56,7 @@ impl Moments {
     }
 }
 
-/// A client: what it is in the middle of, and what it has committed.
+/// A client: its current transaction, and its committed ones.
 struct Client {
     rng: Rng,
     sabotage: Sabotage,
@@ -192,7 +193,7 @@ impl Client {
     }
 
     fn commit(&mut self, db: &Db, moments: &Moments) -> archipelago_base::Result<()> {
-        // Some writes are plain ones beside the transactions.
+        // Some writes are plain ones, outside the transactions.
         if let [Call::Put(key, value)] = self.calls.as_slice()
             && self.rng.bool()
         {
@@ -303,7 +304,7 @@ fn parallel_transactions_are_serializable() {
     for (round, locking) in
         (0..10).flat_map(|round| [Locking::Optimistic, Locking::Pessimistic].map(|l| (round, l)))
     {
-        // Others go on between the two steps of a check, also where there are few processors.
+        // Other threads run between the two steps of a check, even with few processors.
         let step_aside: FaultPoint = Arc::new(|point| {
             let is_check = point == "transaction.checked";
             (0..if is_check { 3 } else { 0 }).for_each(|_| std::thread::yield_now());

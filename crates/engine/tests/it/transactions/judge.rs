@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, HashSet};
 pub(crate) type Key = u8;
 pub(crate) type Value = u64;
 
-/// What a client called, and what it was answered.
+/// A call of a client, and its answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     Get(Key, Option<Value>),
@@ -32,12 +32,12 @@ pub(crate) struct Committed {
     pub(crate) calls: Vec<Call>,
 }
 
-/// What each client committed, in its order.
+/// Committed transactions of each client, in its order.
 pub(crate) type History = Vec<Vec<Committed>>;
 
 type Map = BTreeMap<Key, Value>;
 
-/// Runs a transaction alone; the map afterwards, if all its answers are those that it got.
+/// Runs a transaction alone. Returns the map afterwards, if all answers are those of the history.
 fn replay(map: &Map, calls: &[Call]) -> Option<Map> {
     let mut map = map.clone();
     for call in calls {
@@ -73,7 +73,7 @@ pub(crate) fn is_serializable(history: &History) -> bool {
             return true;
         }
         let next = |client: usize| history[client].get(done[client]);
-        // A transaction can only come next if none that is left ended before it began.
+        // A transaction can come next only if no remaining one ended before it began.
         let first_end = (0..history.len()).filter_map(|client| Some(next(client)?.ended)).min();
         for client in 0..history.len() {
             let Some(transaction) = next(client) else { continue };

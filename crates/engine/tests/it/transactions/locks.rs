@@ -15,7 +15,7 @@ use archipelago_env::mem::MemFs;
 
 use crate::support::{in_threads, open, over, small_db, small_family};
 
-/// Locks rows and never waits.
+/// Options that lock rows and never wait.
 fn impatient(isolation: Isolation) -> TransactionOptions {
     let lock_timeout = Duration::ZERO;
     TransactionOptions { isolation, lock_timeout, ..TransactionOptions::pessimistic() }
@@ -259,7 +259,7 @@ fn in_thread(body: impl FnOnce() + Send + 'static) -> Joiner {
     SystemSpawn.spawn("test", Box::new(body)).unwrap()
 }
 
-/// What a lock is shared by may not be exclusive in between.
+/// Several owners may share a lock, and none may hold it exclusively at the same time.
 #[test]
 fn shared_locks_exclude_writers_alone() {
     let db = Arc::new(open(&MemFs::new()));

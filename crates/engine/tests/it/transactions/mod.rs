@@ -1,4 +1,4 @@
-//! Transactions: what they see, what makes them fail, what they leave behind.
+//! Transactions: the state that they read, the causes of failed commits, and the state after them.
 
 mod conflicts;
 mod histories;

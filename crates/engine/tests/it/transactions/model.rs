@@ -21,7 +21,7 @@ const NOW_MS: u64 = 1_000_000;
 /// A value and its expiry, by family and key.
 type Values = BTreeMap<(usize, Vec<u8>), (Vec<u8>, Option<u64>)>;
 
-/// What a write does; the same to the model, the database and the transaction.
+/// A write, applied in the same way to the model, the database and the transaction.
 #[derive(Clone, Debug)]
 enum Write {
     Put(Vec<u8>, Vec<u8>),
@@ -242,7 +242,7 @@ fn run(seed: u64) {
                 let popped = transaction.pop_savepoint();
                 assert_eq!(popped.is_ok(), savepoints.pop().is_some());
             }
-            // Beside the transaction: nothing that it reads.
+            // Outside the transaction: keys that it does not read.
             17 => bench.db.put(b"z", b"beside").unwrap(),
             18 => bench.db.flush(&bench.families[0]).unwrap(),
             _ => bench.db.compact_range(&bench.families[1], &KeyRange::all()).unwrap(),

@@ -1,4 +1,4 @@
-//! What a commit does, and what a failed one leaves behind.
+//! Effects of a commit, and the state after a failed one.
 
 use std::sync::Arc;
 
@@ -96,7 +96,7 @@ fn failed_append_leaves_the_transaction_as_it_was() {
     let mut transaction = db.transaction();
     transaction.get(cf, b"k").unwrap();
     transaction.put(cf, b"k", b"1").unwrap();
-    // The append, and the next segment in which it is tried once more.
+    // The append, and the next segment in which it is tried again.
     faults.add(Rule::on(Operation::LogAppend).fault(Fault::NoSpace).times(2));
     let error = transaction.commit(&WriteOptions::default()).unwrap_err();
     assert!(error.is_no_space(), "{error}");

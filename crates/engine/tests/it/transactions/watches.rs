@@ -96,7 +96,7 @@ fn watch_sees_an_expiry() {
     assert!(db.has_changed(&watch).unwrap());
     let error = transaction.commit(&WriteOptions::default()).unwrap_err();
     assert_eq!(Conflict::of(&error), Some(Conflict::Expired));
-    // What has expired before does not expire again.
+    // A value that has expired before does not expire again.
     let late = db.watch(cf, b"k").unwrap();
     clock.advance(Duration::from_secs(60));
     db.put(b"other", b"1").unwrap();

@@ -8,7 +8,7 @@ use crate::extension::{CompactionFilter, FilterDecision, MergeOperator};
 /// Values that are read with the readahead, and values that exceed it.
 const SIZES: [usize; 2] = [40_000, 100_000];
 
-/// Keeps all, joins all, and insists on whole values.
+/// Keeps and joins all records, and fails if a value is not whole.
 struct Whole {
     bytes: usize,
     calls: AtomicUsize,
@@ -85,8 +85,8 @@ fn expected(bytes: usize) -> Vec<Record> {
     ]
 }
 
-/// Runs a compaction of large values with the `nth` read failing, if there are so many; whether
-/// one failed. Then runs it again without a fault.
+/// Runs a compaction of large values in which the `nth` read fails, if there are that many. Returns
+/// whether a read failed. Then runs the compaction again without a fault.
 fn run(bytes: usize, nth: u64) -> bool {
     let fs = Arc::new(FaultFs::new(Arc::new(MemFs::new()), 1));
     let mut executor = Executor::over(Arc::clone(&fs) as _);
@@ -96,7 +96,7 @@ fn run(bytes: usize, nth: u64) -> bool {
         let shard = executor.memtable(no, records, &[]);
         let mut spec = executor.flush_spec(vec![shard]);
         spec.retention.merge_operator = None;
-        // The flush keeps what has expired by the time of the compaction.
+        // The flush keeps records that will have expired at the time of the compaction.
         (spec.retention.now_ms, spec.retention.snapshots) = (0, (0..30).collect());
         let output = run_flush(&spec, &executor.context()).unwrap();
         files.extend(inputs(0, &output.files));

@@ -208,7 +208,7 @@ fn a_failed_compaction_names_the_file_and_leaves_its_inputs() {
     }
 }
 
-/// What a history of puts, deletes and range deletes leaves, as of `at`.
+/// The result of a history of puts, deletes and range deletes, as of `at`.
 fn model(history: &[(u8, u8, Option<u8>)], at: u64) -> BTreeMap<Vec<u8>, u64> {
     let mut map = BTreeMap::new();
     for (&(key, len, op), seq) in history.iter().zip(1..=at) {

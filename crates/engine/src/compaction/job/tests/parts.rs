@@ -1,4 +1,4 @@
-//! A compaction in parts shows what the whole one shows.
+//! A compaction in parts has the same result as the whole one.
 
 use super::*;
 use crate::compaction::subcompaction::plan_subcompactions;
@@ -48,7 +48,8 @@ fn flush(executor: &mut Executor, no: u64, first: u64, steps: &[Step], kept: &[u
     inputs(0, &output.files).collect()
 }
 
-/// Runs the parts of a job; the files of all of them and the records that they have read.
+/// Runs the parts of a job. Returns the files of all of them and the number of records that they
+/// have read.
 fn run_parts(
     executor: &Executor,
     whole: &CompactionSpec,
@@ -66,8 +67,8 @@ fn run_parts(
     (files, records_in)
 }
 
-/// What a reader as of `at` meets at each key: the records that no tombstone covers, and whether
-/// one covers what lies `below` (where something does).
+/// The view of a reader at `at` for each key: the records that no tombstone covers, and whether a
+/// tombstone covers the records `below` (if there are any).
 fn shown(
     contents: &(Vec<Record>, Vec<RangeTombstone>),
     below: &Below,

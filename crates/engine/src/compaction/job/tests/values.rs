@@ -46,7 +46,7 @@ fn run(executor: &Executor, spec: &CompactionSpec) -> JobOutput {
     output
 }
 
-/// All records of an output, and the same with their values.
+/// All records of an output, first as stored and then with their values.
 fn both(executor: &Executor, spec: &CompactionSpec, output: &JobOutput) -> [Vec<Record>; 2] {
     let (stored, _) = all(executor, &output.files);
     let files: Vec<ValueFileMeta> =
@@ -224,7 +224,7 @@ fn operands_are_folded_over_referenced_bases() {
     assert_eq!(resolved[resolved.len() - 2..], [new[2].clone(), old[2].clone()]);
 }
 
-/// Acts by the first byte of the key: keeps, removes or changes.
+/// Acts by the first byte of the key: keeps, removes or changes the record.
 struct ByKey {
     wants_value: bool,
 }

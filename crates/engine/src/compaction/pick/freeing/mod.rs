@@ -1,10 +1,10 @@
 //! Compactions that free space on a disk that is nearly full: pure functions.
 //!
-//! A compaction needs room for its outputs before its inputs go. Therefore the jobs are as small
-//! as they can be: the L0 files of a bucket are grouped into *parts* whose keys do not overlap, and
-//! each part goes down alone; deeper levels go file by file. The length of the outputs is
-//! estimated from the deletions ([`output_estimate`]), and the job with the smallest outputs that
-//! fit comes first.
+//! A compaction needs room for its outputs before its inputs are removed. Therefore the jobs are as
+//! small as possible. The L0 files of a bucket are grouped into *parts* whose keys do not overlap,
+//! and each part moves down alone. Deeper levels move file by file. [`output_estimate`] estimates
+//! the length of the outputs from the deletions. Among the jobs that fit, the one with the smallest
+//! outputs goes first.
 //!
 //! The promises of [`super`] hold: a part takes all L0 files of the bucket that overlap its keys,
 //! so nothing older stays above what the job writes. Cost: O(files · log files).
@@ -18,16 +18,17 @@ use super::{Pick, PickInput};
 use crate::live_file::LiveFile;
 use crate::version::{LAST_LEVEL, layers};
 
-/// Length up to which a table is tiny.
+/// Length in bytes up to which a table is tiny.
 const TINY_BYTES: u64 = 64 << 10;
-/// So many layers of tiny tables are merged on a disk that is nearly full.
+/// Number of layers of tiny tables from which on they are merged on a nearly full disk.
 const TINY_LAYERS_MIN: usize = 8;
-/// Most L0 records beside a range tombstone for its bounds to be taken for those of the file.
+/// Largest number of point records in a file whose bounds are taken for those of its range
+/// tombstone.
 const BARE_ENTRIES_MAX: u64 = 1;
 
-/// Length of what a compaction writes, as far as the inputs tell: each point deletion removes one
-/// older record, and a file that holds hardly more than range tombstones covers its own range.
-/// It is too short if deletions met nothing.
+/// Estimated length of a compaction's outputs in bytes, from the inputs' metadata. Each point
+/// deletion removes one older record. A file that holds hardly more than range tombstones covers
+/// its own range. The estimate is too short if deletions met nothing.
 fn output_estimate(pick: &Pick) -> u64 {
     if writes_nothing(pick) {
         return 0;
@@ -59,7 +60,7 @@ struct Cover<'a> {
     seq: u64,
 }
 
-/// What the files of the upper level that hold hardly more than range tombstones cover.
+/// The key ranges that files of the upper level with hardly more than range tombstones cover.
 fn covers_of(pick: &Pick) -> Vec<Cover<'_>> {
     let upper = pick.inputs().filter(|(level, file)| *level < pick.to() && is_bare(file));
     let mut bare: Vec<&Arc<LiveFile>> = upper.map(|(_, file)| file).collect();
@@ -95,21 +96,21 @@ fn has_deletions(file: &Arc<LiveFile>) -> bool {
     file.deletions > 0 || file.range_deletions > 0
 }
 
-/// How much room a job may take, and how far its estimate is believed.
+/// Room that a job may take, and how far estimates of its outputs are trusted.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
     /// Bytes that its outputs may take.
     pub bytes: u64,
-    /// Estimates that proved too short since the last one that held.
+    /// Number of estimates that proved too short since the last one that held.
     pub misjudged: u8,
 }
 
-/// After so many estimates that were too short, a job is expected to write all that it reads.
+/// After this many estimates that were too short, a job is expected to write all that it reads.
 const MISJUDGED_MAX: u8 = 4;
 
 impl Room {
-    /// Length of what the job is expected to write: the estimate, or more after estimates that were
-    /// too short.
+    /// Expected length of the job's outputs in bytes: the estimate, or more after estimates that
+    /// were too short.
     #[must_use]
     pub fn expected(&self, pick: &Pick) -> u64 {
         if writes_nothing(pick) {
@@ -142,8 +143,8 @@ pub fn pick_freeing(input: &PickInput<'_>, room: &Room) -> Option<Pick> {
         .min_by_key(output_estimate)
 }
 
-/// The compaction with the fewest inputs that takes L0 files down and fits into `room`: for a
-/// bucket that is due and whose own job is too large for the disk.
+/// The compaction with the fewest inputs that takes L0 files down and fits into `room`. It serves a
+/// due bucket whose regular job is too large for the disk.
 #[must_use]
 pub fn pick_part(input: &PickInput<'_>, room: &Room) -> Option<Pick> {
     if input.running.len() >= input.jobs_max {
@@ -157,8 +158,9 @@ pub fn pick_part(input: &PickInput<'_>, room: &Room) -> Option<Pick> {
         .min_by_key(Pick::input_bytes)
 }
 
-/// A merge within L0 whose outputs end at `cuts`, for a bucket with a file that reaches across one
-/// of them and with a part that does not fit into `room`: afterwards its parts are smaller.
+/// A merge within L0 whose outputs end at `cuts`, after which the parts of the bucket are smaller.
+/// It serves a bucket with a file that reaches across a cut and with a part that does not fit into
+/// `room`.
 #[must_use]
 pub fn pick_recut(input: &PickInput<'_>, cuts: &[Vec<u8>], room: &Room) -> Option<Pick> {
     if input.running.len() >= input.jobs_max {
@@ -182,9 +184,9 @@ pub fn pick_recut(input: &PickInput<'_>, cuts: &[Vec<u8>], room: &Room) -> Optio
     (merge.input_bytes() <= room.bytes).then_some(merge)
 }
 
-/// A merge within L0 of the newest tables of a bucket that are tiny: each occupies whole blocks,
-/// and a few deletes at a time make many of them. Layers count, so that what the merge cuts is not
-/// merged again.
+/// A merge within L0 of the newest tables of a bucket that are tiny. Each occupies whole blocks,
+/// and a few deletes at a time make many of them. The function counts layers, so that the outputs
+/// of a merge that were cut are not merged again.
 #[must_use]
 pub fn pick_tiny(input: &PickInput<'_>, room: &Room) -> Option<Pick> {
     if input.running.len() >= input.jobs_max {
@@ -202,7 +204,7 @@ pub fn pick_tiny(input: &PickInput<'_>, room: &Room) -> Option<Pick> {
     })
 }
 
-/// Bytes that the largest job reads of those that take deletions down.
+/// Input bytes of the largest job among those that take deletions down.
 #[must_use]
 pub fn largest_job_bytes(input: &PickInput<'_>) -> u64 {
     let picker = Picker::new(input.version, &[]);
@@ -253,7 +255,7 @@ fn parts_of(files: &[Arc<LiveFile>]) -> Vec<Vec<Arc<LiveFile>>> {
     let mut order: Vec<usize> = (0..files.len()).collect();
     order.sort_by(|&a, &b| files[a].smallest.cmp(&files[b].smallest));
     let mut groups: Vec<Vec<usize>> = Vec::new();
-    // The file of the last group that reaches furthest.
+    // The file of the last group whose keys reach furthest.
     let mut furthest: Option<usize> = None;
     for at in order {
         let apart = furthest.is_none_or(|other| files[other].ends_before(&files[at].smallest));

@@ -8,7 +8,7 @@ use crate::options::CfOptions;
 use crate::version::tests::meta;
 use crate::version::{Version, VersionBuilder};
 
-/// A version of the files, of 10 records and 1,000 bytes each if they are not changed.
+/// A version of the files, which have 10 records and 1,000 bytes each unless a test changes them.
 fn version(files: Vec<(usize, FileMeta)>) -> Arc<Version> {
     let empty = Version::empty(CfId(1), Arc::new(CfOptions::default()));
     let mut builder = VersionBuilder::new(&empty);

@@ -1,5 +1,5 @@
-//! The picker on a simulated store: jobs run in any order and overlap; what a key's versions look
-//! like by level is checked after each step, and at the end everything must have drained.
+//! The picker on a simulated store. Jobs run in any order and overlap. After each step the versions
+//! of every key are checked by level, and at the end all due work must be done.
 
 mod hidden;
 mod space;
@@ -28,7 +28,7 @@ fn options() -> CfOptions {
     }
 }
 
-/// What a decision over `version` is made from, without snapshots and at the beginning of time.
+/// Input of a decision over `version`, without snapshots and at time 0.
 fn input<'a>(version: &'a Version, running: &'a [Running], jobs_max: usize) -> PickInput<'a> {
     PickInput {
         version,
@@ -42,7 +42,7 @@ fn input<'a>(version: &'a Version, running: &'a [Running], jobs_max: usize) -> P
     }
 }
 
-/// The wish to compact what is in `range` now.
+/// The request to compact the content of `range` now.
 fn wish<'a>(
     input: &PickInput<'a>,
     range: &'a KeyRange,
@@ -103,7 +103,7 @@ impl Sim {
         }
     }
 
-    /// Adds the records as files of at most `most` keys, cut at the bucket map.
+    /// Adds the records as files of at most `most` keys, which are cut at the bucket map.
     fn write(&mut self, builder: &mut VersionBuilder, level: usize, most: usize, records: Records) {
         let map = Arc::clone(self.version.map());
         let mut files: Vec<BTreeMap<Vec<u8>, u64>> = Vec::new();
@@ -178,7 +178,7 @@ impl Sim {
         }
     }
 
-    /// Ends a running job: its outputs take its inputs' place.
+    /// Ends a running job: its outputs replace its inputs.
     fn end(&mut self, at: usize) {
         let (_, pick) = self.running.swap_remove(at);
         let mut builder = VersionBuilder::new(&self.version);
@@ -402,8 +402,8 @@ fn compacting_a_range_by_hand_brings_it_to_the_last_level() {
 
 #[test]
 fn a_job_neither_writes_where_another_does_nor_passes_it() {
-    // Files at hand share nothing with the running jobs; only the ranges speak (as with an
-    // ingested file, or one that a change of the base level left behind).
+    // The idle files share no key with the running jobs; only the ranges of the jobs overlap them.
+    // This happens with an ingested file, or with a file that a change of the base level left.
     let mut options = options();
     options.l0_compaction_trigger = 1;
     let mut builder = VersionBuilder::new(&Version::empty(CF, Arc::new(options)));

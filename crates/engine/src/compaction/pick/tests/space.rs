@@ -1,4 +1,4 @@
-//! Tables that are dropped, rewritten or taken down for the space that they give back.
+//! Tables that are dropped, rewritten or taken down for the space that they free.
 
 use super::*;
 use crate::compaction::pick::reclaim::Covers;
@@ -17,7 +17,7 @@ fn version(files: Vec<(usize, FileMeta)>, boundaries: &[&[u8]]) -> Arc<Version> 
     builder.finish(&Arc::default()).expect("possible").version
 }
 
-/// A file all of whose records expire at `latest_ms` or before.
+/// A file whose records all expire at `latest_ms` or before.
 fn expiring(no: u64, keys: (&str, &str), seqs: (u64, u64), latest_ms: u64) -> FileMeta {
     let mut file = meta(no, keys.0.as_bytes(), keys.1.as_bytes(), seqs);
     file.content.expiring = file.entries;
@@ -241,7 +241,8 @@ fn dropped_tables_are_those_of_which_a_reader_sees_nothing() {
         for (_, file) in version.files().filter(|(_, file)| file.range_deletions == 0) {
             let number = |key: &[u8]| u64::from(key[0] - b'a');
             let is_gone = (number(&file.smallest)..=number(&file.largest)).all(|at| {
-                // A reader at each snapshot, or now, that may see the table sees a delete of it.
+                // A reader at each snapshot, or now, that may see the table also sees a delete of
+                // the record.
                 let readers = snapshots.iter().map(|seq| seq.0).chain([input.visible.0]);
                 readers.filter(|reader| *reader >= file.smallest_seq).all(|reader| {
                     deletes.iter().any(|(keys, seq)| {

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Where a test's files lie: number, level, first and last key, bytes.
+/// Position of a test's files: number, level, first and last key, bytes.
 type Files<'a> = &'a [(u64, usize, u64, u64, u64)];
 
 fn version(cf: CfId, boundaries: &[u64], files: Files<'_>) -> Arc<Version> {
@@ -44,7 +44,7 @@ fn picked(version: &Version, running: &[Running]) -> Option<Pick> {
     pick(&input(version, running, 9))
 }
 
-/// The base level's first file on its way down.
+/// A running job that takes the base level's first file down.
 fn going_down(version: &Version) -> Running {
     let inputs = vec![Arc::clone(&version.level(LAST_LEVEL - 1).files()[0])];
     let overlapping = version.overlapping(LAST_LEVEL, &hull(&inputs)).to_vec();

@@ -28,7 +28,6 @@ pub mod db;
 pub mod disk_space;
 pub mod executor;
 pub mod flush;
-#[cfg_attr(not(test), expect(dead_code, reason = "jobs that collect garbage use it later"))]
 pub mod gc;
 pub(crate) mod indexed_batch;
 pub mod job;

@@ -254,10 +254,7 @@ impl TableCache {
     }
 
     /// The reader of a value file, which the caller may keep.
-    #[cfg_attr(
-        not(any(test, feature = "fault-points")),
-        expect(dead_code, reason = "iterators and jobs with separated values will use it")
-    )]
+    #[cfg(any(test, feature = "fault-points"))]
     pub(crate) fn get_values(&self, file: &Arc<LiveValueFile>) -> Result<Arc<ValueTable>> {
         touch(&file.used);
         match file.reader.load_full() {

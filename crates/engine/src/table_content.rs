@@ -18,6 +18,8 @@
 //! Cost: a few integer operations for each record that is added, and one array of 2 KiB for a table
 //! that has an expiring record.
 
+use std::cmp::Reverse;
+
 use archipelago_base::SeqNo;
 use archipelago_base::codec::{Reader, put_bytes, put_u8, put_varint};
 
@@ -230,11 +232,10 @@ pub(crate) fn covered_ranges(tombstones: &Skyline) -> Vec<CoveredRange> {
         let width = |range: &CoveredRange| {
             head(&range.end, shared).saturating_sub(head(&range.start, shared))
         };
-        let mut widths: Vec<u64> = ranges.iter().map(width).collect();
-        widths.sort_unstable();
-        let least = widths[widths.len() - COVERED_RANGES_MAX];
-        ranges.retain(|range| width(range) >= least);
+        // A stable sort: of ranges with equal widths, the first ones in key order stay.
+        ranges.sort_by_key(|range| Reverse(width(range)));
         ranges.truncate(COVERED_RANGES_MAX);
+        ranges.sort_by(|one, other| one.start.cmp(&other.start));
     }
     ranges
 }

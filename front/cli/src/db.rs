@@ -471,13 +471,14 @@ fn values_json(report: &ValuesReport) -> String {
         |space| {
             format!(
                 "{{\"live_bytes\":{},\"hidden_bytes\":{},\"hidden_bytes_max\":{},\
-                 \"shadow_share\":{:.6},\"debt_bytes\":{},\"allowed_bytes\":{},\
-                 \"cannot_keep_bound\":{}}}",
+                 \"shadow_share\":{:.6},\"debt_bytes\":{},\"debt_event\":{},\
+                 \"allowed_bytes\":{},\"cannot_keep_bound\":{}}}",
                 space.live_bytes,
                 space.hidden_bytes,
                 space.hidden_bytes_max,
                 space.shadow_share,
                 space.debt_bytes,
+                space.debt_event.map_or_else(|| "null".to_owned(), |event| format!("\"{event}\"")),
                 space.allowed_bytes.map_or_else(|| "null".to_owned(), |bytes| bytes.to_string()),
                 space.cannot_keep_bound
             )

@@ -246,7 +246,7 @@ pub struct Gate(Mutex<Waiting>);
 
 /// The right to be inside a [`Gate`]. Dropping it opens the gate for another task.
 #[derive(Debug)]
-#[must_use = "dropped at once it keeps nobody out"]
+#[must_use = "a pass that is dropped immediately lets the next task in"]
 pub struct Pass<'a>(&'a Gate);
 
 impl Gate {

@@ -36,7 +36,6 @@ mod reader;
 mod salvage;
 mod sampling;
 mod tail;
-#[cfg_attr(not(test), expect(dead_code, reason = "flushes, compactions and reads will use it"))]
 pub(crate) mod value_file;
 mod verify;
 mod warm;

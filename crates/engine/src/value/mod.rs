@@ -7,8 +7,5 @@
 
 mod key_list;
 
-#[expect(unused_imports, reason = "flushes, compactions and reads will use them")]
-pub(crate) use crate::sst::value_file::{
-    StoredValue, ValueBatch, ValueKey, ValueKeys, ValueTable, ValueTableBuilder,
-};
+pub(crate) use crate::sst::value_file::{ValueBatch, ValueKey, ValueTable, ValueTableBuilder};
 pub(crate) use key_list::KeyList;

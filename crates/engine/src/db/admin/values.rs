@@ -14,6 +14,7 @@ use std::sync::Arc;
 use archipelago_base::{Result, SeqNo};
 
 use crate::db::{ColumnFamily, Db};
+use crate::gc::space_plan::SpaceEvent;
 use crate::live_file::PinnedFile;
 use crate::lock_order::Order;
 
@@ -68,6 +69,9 @@ pub struct SpaceInfo {
     pub live_bytes: u64,
     /// Bytes of garbage that events put over the bound and that are not repaid yet.
     pub debt_bytes: u64,
+    /// The event that raised the debt last: `range_delete`, `ingestion`, `garbage_found`,
+    /// `snapshot_released` or `opened`. `None` if none did since the open.
+    pub debt_event: Option<&'static str>,
     /// Bytes of garbage and unfinished outputs that the bound allows, debt included; `None` without
     /// a bound.
     pub allowed_bytes: Option<u64>,
@@ -203,9 +207,10 @@ impl ValuesReport {
                 Some(allowed) => writeln!(
                     out,
                     "Bound: space_amplification_max {} allows {allowed} bytes of garbage and \
-                     unfinished outputs, {} of them debt{}",
+                     unfinished outputs, {} of them debt{}{}",
                     self.space_amplification_max,
                     space.debt_bytes,
+                    space.debt_event.map_or(String::new(), |event| format!(" (by {event})")),
                     match space.cannot_keep_bound {
                         true => "; it cannot be kept: nothing is left to collect or compact",
                         false => "",
@@ -365,6 +370,7 @@ fn space_info(db: &Db, cf: &ColumnFamily) -> Option<SpaceInfo> {
         hidden_bytes: view.usage.hidden_bytes,
         live_bytes: view.usage.live_bytes(),
         debt_bytes: space.debt().bytes(),
+        debt_event: space.debt().last_event().map(SpaceEvent::name),
         allowed_bytes: view.bound.map(|(_, margin)| margin.allowance_bytes + margin.debt_bytes),
         cannot_keep_bound: space.is_pressed() && space.has_no_work(),
     })

@@ -239,9 +239,7 @@ pub(crate) enum SpaceEvent {
     GarbageFound,
     /// A snapshot was released that had kept records of the last level.
     SnapshotReleased,
-    /// The settings lowered the bound.
-    BoundLowered,
-    /// The database was opened with a bound for the first time, or without a known estimate.
+    /// The database was opened with a bound, which its earlier settings need not have had.
     Opened,
 }
 
@@ -254,7 +252,6 @@ impl SpaceEvent {
             Self::Ingestion => "ingestion",
             Self::GarbageFound => "garbage_found",
             Self::SnapshotReleased => "snapshot_released",
-            Self::BoundLowered => "bound_lowered",
             Self::Opened => "opened",
         }
     }

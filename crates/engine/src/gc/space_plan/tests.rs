@@ -123,7 +123,6 @@ fn every_event_has_a_name_of_its_own() {
         SpaceEvent::Ingestion,
         SpaceEvent::GarbageFound,
         SpaceEvent::SnapshotReleased,
-        SpaceEvent::BoundLowered,
         SpaceEvent::Opened,
     ];
     let names: std::collections::HashSet<&str> = events.iter().map(|event| event.name()).collect();
@@ -133,7 +132,7 @@ fn every_event_has_a_name_of_its_own() {
 #[test]
 fn half_of_what_is_freed_repays_debt() {
     let mut debt = SpaceDebt::default();
-    debt.note(SpaceEvent::BoundLowered, &margin(0, &debt), &margin(300, &debt));
+    debt.note(SpaceEvent::Opened, &margin(0, &debt), &margin(300, &debt));
     let (owed, left) = (debt.bytes(), margin(300, &debt).bytes());
     debt.repay(8 * MIB, &margin(292, &debt));
     assert_eq!(debt.bytes(), owed - 4 * MIB);
@@ -173,7 +172,7 @@ impl Model {
             0 => self.event(SpaceEvent::RangeDelete, |model| {
                 model.usage.hidden_bytes += model.usage.live_bytes() / 3;
             }),
-            1 => self.event(SpaceEvent::BoundLowered, |model| {
+            1 => self.event(SpaceEvent::Opened, |model| {
                 model.amplification_max = [1.1, 1.25, 1.5][rng.usize(0..3)];
             }),
             2 => self.event(SpaceEvent::GarbageFound, |model| {

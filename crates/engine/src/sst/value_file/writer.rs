@@ -148,19 +148,6 @@ impl ValueTableBuilder {
         self.out.offset
     }
 
-    /// Number of records that were added.
-    #[must_use]
-    pub(crate) fn records(&self) -> u64 {
-        self.keys.records
-    }
-
-    /// Approximate length of the file in bytes if it ended here: the value area and the keys before
-    /// compression.
-    #[must_use]
-    pub(crate) fn estimated_bytes(&self) -> u64 {
-        self.out.offset + self.keys.bytes.len() as u64 + 256
-    }
-
     /// Writes the keys and syncs the file. Returns the file's metadata for the manifest, with the
     /// basis 0.
     /// Errors: `InvalidArgument` if no record was added.

@@ -223,7 +223,8 @@ fn round(arguments: &Arguments, effort: Effort) -> Result<Round> {
     Ok(Round { raw, bare_ns, providers: providers.collect::<Result<_>>()? })
 }
 
-/// Rounds take turns, so that other work of the machine affects all providers.
+/// Runs all rounds. The measurements take turns, so that other work of the machine affects all
+/// providers.
 fn run(arguments: &Arguments) -> Result<()> {
     let effort = Effort { samples: arguments.samples, block: arguments.block };
     let rounds = (0..arguments.rounds).map(|_| round(arguments, effort));
@@ -252,7 +253,7 @@ fn run(arguments: &Arguments) -> Result<()> {
 /// Index of `tcp` in [`columns`].
 const TCP_COLUMN: usize = 1;
 
-/// In virtual time every sample is as good as any.
+/// Effort in virtual time, in which every sample is as good as any other.
 const SIMULATED: Effort = Effort { samples: 101, block: 1 };
 
 /// Times of two hosts of the modelled cluster, in virtual time, as a table. Every time of the model

@@ -36,7 +36,7 @@ pub(crate) const DEPTH: usize = 16;
 /// Length of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Effort {
-    /// Values that a median is of.
+    /// Number of values from which a median is computed.
     pub samples: usize,
     /// Operations that are timed as one, where they take less than a microsecond. Short enough that
     /// on a busy machine most blocks are not interrupted.
@@ -64,13 +64,13 @@ pub(crate) struct Figures {
     pub request_ns: f64,
     /// READs of [`SMALL_BYTES`] per second, one at a time.
     pub reads_depth_1_per_s: f64,
-    /// The same with [`DEPTH`] in flight, each a batch of its own.
+    /// READs of [`SMALL_BYTES`] per second with [`DEPTH`] in flight, each a batch of its own.
     pub reads_depth_16_per_s: f64,
-    /// The same in batches of [`DEPTH`], one batch at a time.
+    /// READs of [`SMALL_BYTES`] per second in batches of [`DEPTH`], one batch at a time.
     pub reads_batched_per_s: f64,
     /// Packets that 1,000 READs take, one at a time.
     pub packets_single: f64,
-    /// The same in batches of [`DEPTH`].
+    /// Packets that 1,000 READs take in batches of [`DEPTH`].
     pub packets_batched: f64,
 }
 
@@ -159,7 +159,8 @@ fn median_ns(
     block: usize,
     mut operation: impl FnMut() -> Result<()>,
 ) -> Result<f64> {
-    // To warm up: caches, the other side's thread, how long it is worth to spin.
+    // These operations warm up the caches and the other side's thread, and let it learn how long
+    // spinning is useful.
     for _ in 0..block.max(samples / 2) {
         operation()?;
     }

@@ -5,20 +5,21 @@ use std::time::Duration;
 
 use archipelago_base::clock::{Clock, SystemClock};
 
-/// A number of operations, or a time. It reads the clock only once per `check_every` operations.
+/// A limit: a number of operations, or a time. It reads the clock only once per `check_every`
+/// operations.
 #[derive(Debug)]
 pub(crate) struct Limit<'a> {
     clock: &'a SystemClock,
     ops: u64,
     ops_max: u64,
-    /// 0: no time is set.
+    /// Time at which the limit ends, in nanoseconds. 0 if no time is set.
     ends_at_ns: u64,
     check_every: u64,
     next_check: u64,
 }
 
 impl<'a> Limit<'a> {
-    /// `ops_max` operations; or `seconds` of time, if that is not 0.
+    /// A limit of `ops_max` operations, or of `seconds` of time if that is not 0.
     pub(crate) fn new(
         clock: &'a SystemClock,
         ops_max: u64,
@@ -55,13 +56,13 @@ pub(crate) struct Rate {
     free_at_ns: AtomicU64,
 }
 
-/// Debt below which a worker does not sleep yet, because sleeping is not that exact.
+/// Debt of time below which a worker does not sleep yet, because sleeping is not that exact.
 const SLEEP_NS_MIN: u64 = 1_000_000;
-/// Time that was not used is not saved up beyond this.
+/// Largest unused time that is saved up, in nanoseconds.
 const SAVED_NS_MAX: u64 = 100_000_000;
 
 impl Rate {
-    /// `per_second` units; 0: without limit.
+    /// A rate of `per_second` units. 0 means no limit.
     pub(crate) fn new(per_second: u64) -> Self {
         Self { per_second: AtomicU64::new(per_second), free_at_ns: AtomicU64::new(0) }
     }

@@ -393,8 +393,8 @@ impl Runner {
         })
     }
 
-    /// Completes the last write benchmark's entry, now that nothing is left to compact; a line
-    /// that says so.
+    /// Completes the last write benchmark's entry, now that nothing is left to compact. Returns a
+    /// line that says so.
     fn note_settled(&mut self) -> Option<String> {
         let unsettled = self.unsettled.take()?;
         let after = self.written().ok()?;

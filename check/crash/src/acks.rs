@@ -23,7 +23,7 @@ pub(crate) struct AckWriter {
 }
 
 impl AckWriter {
-    /// Opens the file, which must be there.
+    /// Opens the file, which must exist.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let file = OpenOptions::new()
             .append(true)
@@ -32,7 +32,7 @@ impl AckWriter {
         Ok(Self { file, path: path.to_owned() })
     }
 
-    /// Operation `number` of `thread` was acknowledged.
+    /// Records that operation `number` of `thread` was acknowledged.
     pub(crate) fn acknowledge(&self, thread: u64, number: u64) -> Result<()> {
         let mut record = [0; RECORD_BYTES];
         record[..8].copy_from_slice(&thread.to_le_bytes());
@@ -46,7 +46,7 @@ pub(crate) fn create(path: &Path) -> Result<()> {
     LocalFs::new().write_atomic(path, &[], context())
 }
 
-/// By thread: how many operations are acknowledged, given how many were before the file began.
+/// Number of acknowledged operations by thread. `first` has the numbers before the file began.
 pub(crate) fn read(path: &Path, first: &[u64]) -> Result<Vec<u64>> {
     let bytes = LocalFs::new().read(path, context())?;
     let mut done = first.to_vec();

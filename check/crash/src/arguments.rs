@@ -27,9 +27,9 @@ usage: archipelago-crash [--cycles N] [--seed S] [--dir D] [--ops-per-cycle N] [
 
 /// Task of the program.
 pub(crate) enum Command {
-    /// Say how it is used.
+    /// Print the usage text.
     Help,
-    /// Kill and check.
+    /// Kill writers, and check the database.
     Parent(Arguments),
     /// Write until killed.
     Child(ChildArguments),
@@ -64,14 +64,15 @@ const LOSSES_MIN: usize = 6;
 pub(crate) struct ChildArguments {
     pub(crate) dir: PathBuf,
     pub(crate) seed: u64,
-    /// Decides the settings of the open.
+    /// Seed of the settings of the open.
     pub(crate) open_seed: u64,
     pub(crate) ops_per_thread: u64,
     pub(crate) tiers: bool,
     pub(crate) full_disk: bool,
-    /// A thread whose write is refused for want of room says that it was done, and ends.
+    /// Whether a thread whose write is refused for lack of room says that the write was done, and
+    /// ends.
     pub(crate) lies: bool,
-    /// By thread: the number of its first operation.
+    /// Number of the first operation of each thread.
     pub(crate) first: Vec<u64>,
 }
 

@@ -7,13 +7,13 @@ use archipelago::{Db, ReadOptions, Result};
 use crate::plan::{self, Contents, Model, Operation};
 use crate::settings::{COUNTERS, family_name};
 
-/// Everything that the database holds: by owning thread, and the shared counters.
+/// Everything that the database holds: the data by owning thread, and the shared counters.
 pub(crate) struct Found {
     own: Vec<Contents>,
     shared: BTreeMap<Vec<u8>, u64>,
 }
 
-/// A violation, told in a sentence.
+/// A result, or the violation as a sentence.
 pub(crate) type Verdict<T> = std::result::Result<T, String>;
 
 type Entries = Vec<(Vec<u8>, Vec<u8>)>;
@@ -77,7 +77,7 @@ pub(crate) fn read(db: &Db, threads: usize) -> Result<Verdict<Found>> {
 /// The state of every thread, as far as it is settled.
 pub(crate) struct Progress {
     pub(crate) seed: u64,
-    /// By thread: how many operations are carried out.
+    /// Number of operations of each thread that are carried out.
     pub(crate) done: Vec<u64>,
     pub(crate) models: Vec<Model>,
 }
@@ -88,8 +88,8 @@ impl Progress {
         Self { seed, done: vec![0; threads], models: vec![Model::default(); threads] }
     }
 
-    /// Takes what was found for the truth of one more cycle, if it is allowed: of each thread
-    /// everything acknowledged, and at most the next operation, whole.
+    /// Accepts what was found as the state after one more cycle, if it is allowed. Each thread must
+    /// have everything acknowledged, and at most the next operation as a whole.
     pub(crate) fn settle(&mut self, acknowledged: &[u64], found: &Found) -> Verdict<()> {
         for (thread, &acknowledged) in acknowledged.iter().enumerate() {
             while self.done[thread] < acknowledged {

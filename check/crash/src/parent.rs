@@ -35,12 +35,12 @@ struct Session<'a> {
     dir: PathBuf,
     rng: Rng,
     progress: Progress,
-    /// Operations acknowledged and kills that hit while the writer ran.
+    /// Number of acknowledged operations, and of kills that hit while the writer ran.
     operations: u64,
     kills: u64,
     /// The first key of every bucket of every family, as the last check found them.
     boundaries: Vec<Vec<u8>>,
-    /// Checks that found others than the check before.
+    /// Number of checks that found other boundaries than the check before.
     moves: u64,
 }
 
@@ -141,7 +141,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Write, kill, check.
+    /// Runs one cycle: writes, kills and checks.
     fn cycle(&mut self, sabotage: Option<Sabotage>, lies: bool) -> Result<(), String> {
         let text = |error: Error| error.to_string();
         acks::create(&acks_path(&self.dir)).map_err(text)?;
@@ -206,7 +206,7 @@ impl Session<'_> {
             .stderr(Stdio::piped())
             .spawn()
             .map_err(|error| format!("cannot start the writer: {error}"))?;
-        // Often early, to hit recovery; sometimes late, to hit compactions.
+        // The kill is often early, to hit recovery, and sometimes late, to hit compactions.
         let most = self.arguments.kill_after_ms_max.max(1);
         let most = if self.rng.u32(..4) == 0 { most / 10 + 1 } else { most };
         let wait = Duration::from_micros(self.rng.u64(..most * 1000));
@@ -222,7 +222,7 @@ impl Session<'_> {
             self.kills += 1;
         }
         let status = child.wait().map_err(text)?;
-        // By this process, or over tiers by itself at a fault point.
+        // This process killed the writer, or over tiers the writer killed itself at a fault point.
         if status.success() || status.signal() == Some(Signal::KILL.as_raw()) {
             return Ok(());
         }

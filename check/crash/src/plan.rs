@@ -1,8 +1,8 @@
 //! The operations of each thread, as a pure function of the seed, the thread and the operation's
 //! number. So the acknowledged numbers alone determine the contents of the database.
 //!
-//! A thread writes only keys of its own. The exception are the shared counters, to which all
-//! threads add, and only in operations that also change the thread's own keys. The keys of a thread
+//! A thread writes only keys of its own. The only exceptions are the shared counters. All threads
+//! add to them, but only in operations that also change the thread's own keys. The keys of a thread
 //! are spread over the key space, so that its batches span buckets. Most of its writes go to one
 //! place that moves, so that the load moves the boundaries of buckets.
 
@@ -17,15 +17,15 @@ use archipelago::{
 
 use crate::settings::{COUNTERS, FAMILIES, Rng};
 
-/// Places in the key space that each thread has keys in.
+/// Number of places in the key space in which each thread has keys.
 const SLOTS: u64 = 16;
-/// Keys of a thread in a slot.
+/// Number of keys of a thread in a slot.
 const KEYS: u64 = 40;
-/// After so many operations of a thread the place that most of them go to moves.
+/// Number of operations of a thread after which the place of most of them moves.
 const STAY: u64 = 1500;
-/// Counters that all threads add to.
+/// Number of counters to which all threads add.
 const SHARED: u64 = 4;
-/// One operation in so many is an ingestion, which waits for a flush.
+/// One operation in this number is an ingestion, which waits for a flush.
 const INGEST_ONE_IN: u32 = 200;
 
 /// One change of a database.
@@ -37,12 +37,12 @@ pub(crate) enum Change {
     Add { key: Vec<u8>, count: u64 },
 }
 
-/// One operation: all of it or nothing.
+/// One operation, of which all or nothing must be found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Operation {
     pub(crate) changes: Vec<Change>,
     pub(crate) sync: bool,
-    /// The changes, puts of one family, come as a table that is ingested.
+    /// Whether the changes, which are puts of one family, arrive as a table that is ingested.
     pub(crate) ingest: bool,
 }
 
@@ -50,7 +50,7 @@ fn key(slot: u64, thread: u64, n: u64) -> Vec<u8> {
     format!("{slot:02}/t{thread:02}/{n:03}").into_bytes()
 }
 
-/// The thread whose key it is; `None` for a shared counter.
+/// Thread to which the key belongs; `None` for a shared counter.
 pub(crate) fn owner(key: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(key).ok()?;
     text.get(4..6)?.parse().ok()
@@ -94,7 +94,8 @@ pub(crate) fn operation(seed: u64, thread: u64, n: u64) -> Operation {
     Operation { changes, sync: rng.u32(..100) == 0, ingest: false }
 }
 
-/// The same stamp under several keys, over families and buckets, and some counting.
+/// Changes of one batch: the same stamp under several keys, over families and buckets, and
+/// additions to counters.
 fn batch(rng: &mut Rng, thread: u64, stamp: &str) -> Vec<Change> {
     let value = filled(rng, stamp, 200);
     let first = key(rng.u64(..SLOTS), thread, rng.u64(..KEYS));
@@ -149,7 +150,7 @@ fn ingest(place: &Place<'_>, thread: u64, operation: &Operation) -> Result<()> {
     db.ingest(cf, &[&path], &IngestOptions::default())
 }
 
-/// Carries an operation of a thread out.
+/// Carries out an operation of a thread.
 pub(crate) fn perform(place: &Place<'_>, thread: u64, operation: &Operation) -> Result<()> {
     let Place { db, families, .. } = place;
     if operation.ingest {
@@ -185,7 +186,7 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    /// Carries an operation out.
+    /// Carries out an operation.
     pub(crate) fn apply(&mut self, operation: &Operation) {
         for change in &operation.changes {
             match change {

@@ -17,8 +17,8 @@ pub(crate) enum Sabotage {
 pub(crate) const SABOTAGES: [Sabotage; 3] =
     [Sabotage::LostWrite, Sabotage::HalfBatch, Sabotage::MergedTwice];
 
-/// Does to the database what the engine must never do. `seed` is that of its operations, of which
-/// `acknowledged` are acknowledged by thread.
+/// Damages the database in a way that the engine never may. `seed` is that of its operations, and
+/// `acknowledged` has the number of acknowledged operations by thread.
 pub(crate) fn damage(db: &Db, how: Sabotage, seed: u64, acknowledged: &[u64]) -> Result<()> {
     let mut expected = Progress::new(seed, acknowledged.len() as u64);
     let found = read(db, acknowledged.len())?.map_err(Error::invalid)?;
@@ -33,7 +33,7 @@ pub(crate) fn damage(db: &Db, how: Sabotage, seed: u64, acknowledged: &[u64]) ->
             db.delete_with(&db.family(family_name(*family))?, key, &options)
         }
         Sabotage::HalfBatch => {
-            // One key of a multi-key stamp goes back to what it could never be: another stamp.
+            // One key of a multi-key stamp gets a value that it could never have: another stamp.
             let ((family, key), _) = model
                 .own
                 .iter()

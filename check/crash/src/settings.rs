@@ -15,9 +15,9 @@ pub(crate) use archipelago::Rng;
 
 use crate::shared_disk::SharedDisk;
 
-/// The column families for everything but counting.
+/// Column families for everything but counters.
 pub(crate) const FAMILIES: [&str; 3] = ["default", "wide", "plain"];
-/// Index of the family of counters, behind those.
+/// Index of the family of counters, which follows the other families.
 pub(crate) const COUNTERS: usize = FAMILIES.len();
 /// Name of the column family with counters.
 pub(crate) const COUNTERS_NAME: &str = "counters";
@@ -49,8 +49,8 @@ fn family_options(seed: u64, index: usize) -> CfOptions {
     }
 }
 
-/// Three small devices beside the database's directory, so that files have to move and copies are
-/// made; how small they are is decided by the database's seed.
+/// Three small devices next to the database's directory, so that files have to move and copies are
+/// made. The database's seed decides how small they are.
 fn devices(dir: &Path, seed: u64) -> Vec<DeviceSettings> {
     let mut rng = Rng::with_seed(seed ^ 0x71e5);
     let base = dir.parent().unwrap_or(dir);
@@ -58,7 +58,7 @@ fn devices(dir: &Path, seed: u64) -> Vec<DeviceSettings> {
     let device = |name: &str, rng: &mut Rng, mib: u64| DeviceSettings {
         name: name.to_owned(),
         capacity_bytes: mib << 20,
-        // Few, so that tables wait for their turns.
+        // The number is small, so that tables wait for write slots.
         writers_max: rng.u32(..4),
         ..DeviceSettings::new(base.join(name), kinds[rng.usize(..3)]).creating()
     };
@@ -70,7 +70,7 @@ fn devices(dir: &Path, seed: u64) -> Vec<DeviceSettings> {
     ]
 }
 
-/// The tiers of the database, which look around much more often than usual.
+/// The tiers of the database, whose control loop runs much more often than usual.
 fn storage(dir: &Path, seed: u64, open_seed: u64, dies: bool) -> Result<Storage> {
     let mut rng = Rng::with_seed(open_seed ^ 0x71e5);
     let policy = Policy {
@@ -85,8 +85,7 @@ fn storage(dir: &Path, seed: u64, open_seed: u64, dies: bool) -> Result<Storage>
     Storage::open_with(dir, &devices(dir, seed), components)
 }
 
-/// Ends the process on the spot at the step of a move, copy or sync that comes after so many
-/// others.
+/// Fault point that kills the process at a step of a move, copy or sync, after `after` other steps.
 fn death(after: u64) -> FaultPoint {
     let steps = AtomicU64::new(0);
     Arc::new(move |_| {
@@ -118,9 +117,9 @@ pub(crate) enum Over<'a> {
     Volume(&'a Arc<dyn FileSystem>),
 }
 
-/// Opens the database of `seed`, over tiers or not; `open_seed` decides what may differ from open
-/// to open. Creates what is missing, families included (a kill may have come between them). A
-/// shared disk has its room back on return.
+/// Opens the database of `seed`, over tiers or not. `open_seed` decides what may differ between
+/// opens. Creates everything that is missing. Families may be missing, because a kill may have come
+/// between their creations. On return, the room of a shared disk has been given back.
 pub(crate) fn open(dir: &Path, seed: u64, open_seed: u64, over: Over<'_>) -> Result<Db> {
     let mut rng = Rng::with_seed(open_seed);
     let options = DbOptions {
@@ -133,7 +132,7 @@ pub(crate) fn open(dir: &Path, seed: u64, open_seed: u64, over: Over<'_>) -> Res
         ..DbOptions::default()
     };
     let options = match over {
-        // Storage nodes keep room themselves.
+        // Storage nodes keep a reserve themselves.
         Over::Volume(_) => DbOptions { disk_reserve_bytes: 0, ..options },
         Over::Plain | Over::Tiers { .. } | Over::Disk(_) => options,
     };

@@ -19,15 +19,17 @@ use archipelago::env::local::LocalFs;
 use archipelago::{Joiner, Result, Rng, Spawn as _, SystemClock, SystemSpawn};
 use archipelago_env::capacity::CapacityFs;
 
-/// Bytes that the database may take beside what it has at the open.
+/// Bytes that the database may take in addition to what it has at the open.
 const ROOM_BYTES: u64 = 24 << 20;
-/// The same for a storage node, which keeps a reserve of 16 MiB for its metadata.
+/// Bytes that a storage node may take in addition to what it has. It keeps a reserve of 16 MiB for
+/// its metadata.
 const NODE_ROOM_BYTES: u64 = 96 << 20;
-/// Most bytes that a full disk has left.
+/// Largest number of bytes that a full disk has left.
 const REST_BYTES: u64 = 256 << 10;
 /// Longest time in microseconds that the disk stays full, or has room.
 const STAY_US: u64 = 50_000;
-/// The same for the disk of a storage node, whose fullness clients learn from its beats.
+/// Longest time in microseconds that the disk of a storage node stays full, or has room. Clients
+/// learn that from the node's beats.
 const NODE_STAY_US: u64 = 600_000;
 
 /// Disk of the database, which other files fill for random times.
@@ -64,7 +66,7 @@ impl SharedDisk {
         Arc::new(self.fs.clone())
     }
 
-    /// Other programs take all of the room, or nearly all, or any part.
+    /// Lets other programs take all of the room, nearly all of it, or any part.
     fn occupy(&self, rng: &mut Rng) {
         let free = self.fs.free();
         let left = match rng.u8(..4) {
@@ -75,7 +77,7 @@ impl SharedDisk {
         self.fs.occupy(free - left);
     }
 
-    /// Other programs give their room back.
+    /// Lets other programs give their room back.
     pub(crate) fn leave(&self) {
         self.fs.occupy(0);
     }

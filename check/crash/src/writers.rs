@@ -60,13 +60,13 @@ pub(crate) struct WriterPlan {
 /// Reaction of a thread to a write that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reaction {
-    /// The disk is full: the same again.
+    /// The disk is full, so the thread tries the write again.
     Retry,
-    /// The write may be there, and once more would be twice: nothing more.
+    /// The write may exist, and a repetition would apply it twice. So the thread ends.
     End,
-    /// Claim that it was done, and nothing more.
+    /// The thread claims that the write was done, and ends.
     Lie,
-    /// This must not happen.
+    /// The error must not happen, and fails the run.
     Fail,
 }
 

@@ -1,19 +1,20 @@
 //! Ownership: a node sends each request to the owner of the key, which executes all of it.
 //!
 //! The owner of a key is the node that serves its partition. An [`OwnershipNode`] wraps a compute
-//! node and the handler of its requests. It has two messages of its own, which no message of FlexKV
-//! or of the pool begins like. An owner that does not execute a request answers with FlexKV's
-//! *declined*. A request has a number of the session with the owner, and the sender repeats it
-//! under that number until the owner answers. So the owner executes it once.
+//! node and the handler of its requests. It has two messages of its own, whose first byte no
+//! message of FlexKV or of the pool has. An owner that does not execute a request answers with
+//! FlexKV's *declined*. A request has a number of the session with the owner, and the sender
+//! repeats it under that number until the owner answers. So the owner executes it once.
 //!
-//! Invariants: 1. a node executes a request only while it is the owner, or as the product would.
+//! Invariants:
+//! 1. A node executes a request only while it is the owner, or as the product would.
 //! 2. The sessions of this module differ from those of the compute node, because two sessions of
-//! one client at one node must differ.
+//!    one client at one node must differ.
 //!
 //! Thread-safety: any thread may call any method; one lock guards the routes.
 //! Failure: a request ends as busy if the owner does not answer within the settings' patience. An
 //! owner that dies takes the outcome of its requests with it.
-//! Cost: a round trip with key and value, and what the owner's write costs.
+//! Cost: a round trip with key and value, and the cost of the owner's write.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -36,12 +37,12 @@ use crate::StoredValue;
 /// Version of the messages; the first byte of each. The messages of FlexKV have the highest bit,
 /// and those of the pool count from 1.
 const VERSION: u8 = 0x7f;
-/// A node repeats a request after this time without an answer.
+/// Time without an answer after which a node repeats a request.
 const REQUEST: Duration = Duration::from_millis(50);
 /// Makes the sessions of this module differ from those of the compute node.
 const SESSION_SALT: u64 = 0x94d0_49bb_1331_11eb;
 
-/// What an owner is to do with a key.
+/// Operation that an owner executes for a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     Get,

@@ -7,7 +7,7 @@ use archipelago_base::Result;
 use archipelago_fabric::{Batch, Promise};
 use archipelago_flexkv::{SlotAccess, SlotChange, SlotOutcome};
 
-/// How a swap on every copy ended.
+/// Outcome of a swap on every copy.
 pub(crate) struct SwappedCopies {
     pub(crate) outcome: SlotOutcome,
     /// Whether the winner of the slot superseded this change, which had reached some copies.

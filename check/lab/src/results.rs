@@ -41,7 +41,7 @@ pub(crate) struct ResultEntry {
     /// Bytes that crossed the emulated device and the link to memory nodes, until the benchmark
     /// ended.
     pub(crate) moved: Option<MovedBytes>,
-    /// Counters of what left the process, since the database was opened.
+    /// Counters of the work that left the process, since the database was opened.
     #[serde(default)]
     pub(crate) offload: BTreeMap<String, u64>,
     pub(crate) gc: Option<GcFigures>,
@@ -53,9 +53,11 @@ pub(crate) struct ResultEntry {
 pub(crate) struct SettledEntry {
     pub(crate) write_amplification: Option<f64>,
     pub(crate) cpu_seconds: Option<f64>,
-    /// Messages to and from storage nodes, from the start of the benchmark until then.
+    /// Messages to and from storage nodes, from the start of the benchmark until the store had
+    /// settled.
     pub(crate) network: Vec<NetworkEntry>,
-    /// Bytes that crossed the emulated device and the link to memory nodes until then.
+    /// Bytes that crossed the emulated device and the link to memory nodes until the store had
+    /// settled.
     pub(crate) moved: Option<MovedBytes>,
 }
 

@@ -4,7 +4,7 @@
 use crate::claim::{Target, median};
 use crate::page::{Ratio, RowTarget, Verdict};
 
-/// What must hold for a row that compares rounds of two sides.
+/// Goal of a row that compares rounds of two sides.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Goal {
     /// The ratio of the medians.
@@ -24,7 +24,7 @@ pub(crate) struct Sides {
     pub(crate) theirs: Vec<(u64, f64)>,
 }
 
-/// What the figures of both sides say about a goal.
+/// Judgement of the figures of both sides about a goal.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Judgement {
     /// Median of the own side.

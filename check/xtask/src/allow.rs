@@ -1,7 +1,7 @@
 //! Allow-lists: the findings of a check that stood in the tree when the check was added.
 //!
-//! A list has one entry a line: the key of a finding, and behind it the number of findings with
-//! that key if there is more than one. Blank lines and lines that start with `#` are comments.
+//! A list has one entry a line: the key of a finding, and after it the number of findings with that
+//! key if there is more than one. Blank lines and lines that start with `#` are comments.
 //!
 //! Invariants:
 //! 1. A finding that no entry covers fails the check.
@@ -31,7 +31,7 @@ impl Keyed {
     }
 }
 
-/// What is left to report after `list`, the text of the file at `path`, has covered `found`.
+/// Findings that remain after `list`, the text of the file at `path`, has covered `found`.
 pub(crate) fn compare(found: &[Keyed], list: &str, path: &str) -> Vec<Finding> {
     let mut findings = Vec::new();
     let groups = by_key(found);

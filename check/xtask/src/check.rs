@@ -13,16 +13,16 @@ use crate::cargo_env::as_from_shell;
 use crate::source_checks::{CHECKS, Project};
 use crate::workspace::Workspace;
 
-/// Which steps run.
+/// Steps that run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Steps {
-    /// All of them.
+    /// All of the steps.
     All,
-    /// Those that run no tests.
+    /// Steps that run no tests.
     Fast,
-    /// Those that read sources and pages.
+    /// Steps that read sources and pages.
     Sources,
-    /// As [`Steps::Sources`], after the allow-lists have lost what nothing needs.
+    /// As [`Steps::Sources`], after the allow-lists have lost the entries that nothing needs.
     Bless,
 }
 
@@ -31,9 +31,9 @@ struct CargoStep {
     name: &'static str,
     args: &'static [&'static str],
     env: &'static [(&'static str, &'static str)],
-    /// What to do when it fails.
+    /// Instruction for the case that the step fails.
     hint: &'static str,
-    /// Left out by `--fast`.
+    /// Whether `--fast` leaves the step out.
     slow: bool,
 }
 
@@ -53,7 +53,8 @@ const BUILDING: &[CargoStep] = &[
         hint: "mend what clippy says above; an exception is `#[expect(lint, reason = \"…\")]`",
         slow: false,
     },
-    // Alone, as a release builds it: the workspace has the hooks of its checkers turned on.
+    // This step checks the product alone, as a release builds it, because the workspace has the
+    // hooks of its checkers turned on.
     CargoStep {
         name: "clippy, as shipped",
         args: &["clippy", "--locked", "--package=archipelago-cli", "--", "-D", "warnings"],
@@ -145,7 +146,7 @@ const BUILDING: &[CargoStep] = &[
     },
 ];
 
-/// The fabric over libfabric: where its headers are.
+/// Steps for the fabric over libfabric. They run if its headers are installed.
 const OVER_LIBFABRIC: &[CargoStep] = &[
     CargoStep {
         name: "clippy, feature ofi",
@@ -180,7 +181,8 @@ const OVER_LIBFABRIC: &[CargoStep] = &[
     },
 ];
 
-/// RocksDB over the tiers: where its headers are. Make builds the C library with cargo.
+/// Name of the step for RocksDB over the tiers, which runs if the headers of RocksDB are installed.
+/// Make builds the C library with cargo.
 const OVER_ROCKSDB: &str = "RocksDB over tiers";
 
 /// Whether a program in C (`cc`) or C++ (`c++`) finds a header.
@@ -218,7 +220,8 @@ pub(crate) fn run(steps: Steps) -> Result<(), String> {
     Err(format!("check: FAILED: {}", failed.join(", ")))
 }
 
-/// Runs what builds the workspace, unless something failed before; returns what was skipped.
+/// Runs the steps that build the workspace, unless a step failed before. Returns the names of
+/// skipped parts.
 fn build(root: &Path, steps: Steps, times: &mut Times, failed: &mut Vec<&str>) -> Vec<String> {
     let fast = steps == Steps::Fast;
     let libfabric = has_header("cc", "c", "rdma/fabric.h");
@@ -252,7 +255,7 @@ fn build(root: &Path, steps: Steps, times: &mut Times, failed: &mut Vec<&str>) -
     skipped
 }
 
-/// Runs the checks that read sources and pages; returns the names of those that found something.
+/// Runs the checks that read sources and pages. Returns the names of those that found something.
 fn check_sources(
     workspace: Workspace,
     bless: bool,
@@ -330,7 +333,7 @@ fn timed<T>(work: impl FnOnce() -> T) -> (Duration, T) {
     (start.elapsed(), value)
 }
 
-/// What each step took, for the table at the end.
+/// Time that each step took, for the table at the end.
 #[derive(Default)]
 struct Times(Vec<(&'static str, Duration)>);
 

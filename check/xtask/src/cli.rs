@@ -1,6 +1,6 @@
 //! The command line of `xtask`.
 
-/// What `cargo xtask` answers to a question about itself.
+/// Usage text of `cargo xtask`.
 pub(crate) const USAGE: &str = "\
 usage: cargo xtask check [--fast | --sources | --bless]
            everything that .ci/run checks; --fast leaves out the tests and the crash run
@@ -16,12 +16,12 @@ use crate::check::Steps;
 pub(crate) enum Command {
     /// Run the checks.
     Check {
-        /// Which of them.
+        /// Steps of the check that run.
         steps: Steps,
     },
     /// Run fuzz targets.
     Fuzz {
-        /// One target by name, or all.
+        /// One target by name, or all targets if there is none.
         target: Option<String>,
         /// Seconds for each target.
         seconds: u64,

@@ -10,7 +10,7 @@ use crate::links::tidy;
 use crate::report::Finding;
 use crate::sources::Source;
 
-/// Checks the comments of all sources; `exists` answers for a path relative to the root.
+/// Checks the comments of all sources. `exists` says whether a path relative to the root exists.
 pub(crate) fn check(sources: &[Source], exists: &dyn Fn(&Path) -> bool) -> Vec<Finding> {
     let mut findings = Vec::new();
     for source in sources {

@@ -23,7 +23,7 @@ impl Comment {
         marker.map_or(text, |marker| &text[marker.len()..])
     }
 
-    /// Which doc comment it belongs to, if it belongs to one.
+    /// Kind of the doc comment that the line belongs to, if it belongs to one.
     pub(crate) fn doc(&self) -> Option<Doc> {
         if self.text.starts_with("//!") {
             Some(Doc::Inner)
@@ -68,7 +68,7 @@ struct Reader<'a> {
     chars: std::iter::Peekable<std::str::CharIndices<'a>>,
     text: &'a str,
     line: usize,
-    /// Where the current line starts.
+    /// Position at which the current line starts.
     start: usize,
 }
 

@@ -12,7 +12,7 @@ use crate::pages::Page;
 use crate::report::Finding;
 use crate::sources::Source;
 
-/// Where the records lie.
+/// Folder of the decision records.
 const FOLDER: &str = "docs/decisions";
 /// The title cell of a number that no record has.
 const UNUSED: &str = "never used";

@@ -14,11 +14,11 @@ use crate::workspace::{Kind, Member, Workspace};
 
 /// The package that is shipped.
 const PACKAGE: &str = "archipelago-cli";
-/// Where its manifest lies.
+/// Path of the package's manifest.
 const MANIFEST: &str = "front/cli/Cargo.toml";
 /// The feature that one package alone turns on, and that package.
 const ALONE: (&str, &str) = ("index-protocol", "archipelago-flexkv-rivals");
-/// Features that its tree must not hold, and what each one opens.
+/// Features that the package's tree must not hold, and what each feature opens.
 const FORBIDDEN: &[(&str, &str)] = &[
     ("sabotage", "it lets a caller switch leases and fencing off"),
     ("fuzzing", "it opens decoders to fuzz targets"),

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use crate::pages::Page;
 use crate::report::Finding;
 
-/// Where the glossary lies.
+/// Path of the glossary.
 const PATH: &str = "docs/GLOSSARY.md";
 
 /// Checks the order and the words of the glossary.

@@ -58,7 +58,8 @@ impl<'a> Files<'a> {
         below.cloned().collect()
     }
 
-    /// What names stand for in `parent` that are not its children: re-exports and exported macros.
+    /// Names in `parent` that are not its children: re-exports and exported macros, each with its
+    /// path.
     fn names(&self, parent: &[String]) -> BTreeMap<String, ModulePath> {
         let roots = self.0.iter().filter(|(module, _)| module == parent);
         let mut names: BTreeMap<_, _> = roots.flat_map(|(m, source)| uses(source, m)).collect();

@@ -62,7 +62,7 @@ fn in_crate(dir: &Path, sources: &[Source]) -> Vec<Keyed> {
     found
 }
 
-/// By defining file and name: the files with impl blocks, each with the line of the first one.
+/// The files with impl blocks by defining file and name, each with the line of the first one.
 fn places<'a>(files: &'a [File<'a>]) -> BTreeMap<(usize, &'a str), BTreeSet<(usize, usize)>> {
     let mut defined: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
     for (at, file) in files.iter().enumerate() {

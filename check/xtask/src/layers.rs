@@ -116,7 +116,7 @@ fn edge(member: &Member, from: u32, on: &Member) -> Result<(), String> {
     Err(format!("`{}` (layer {from}) depends on `{}` (layer {to}); {hint}", member.name, on.name))
 }
 
-/// Whether a crate stands beside the layers.
+/// Whether a crate stands outside the layers.
 fn has_no_layer(member: &Member) -> bool {
     member.dir.starts_with("check") || member.dir.starts_with("examples")
 }

@@ -17,14 +17,14 @@ use crate::pages::Page;
 use crate::report::Finding;
 use crate::sources::{Source, for_tests_only};
 
-/// Lines of a test module inside a file.
+/// Largest number of lines of a test module inside a file.
 const INLINE_TESTS_LINES_MAX: usize = 150;
-/// Lines of an example.
+/// Largest number of lines of an example.
 const EXAMPLE_LINES_MAX: usize = 60;
-/// Lines of the README of the root.
+/// Largest number of lines of the README of the root.
 const README_LINES_MAX: usize = 90;
 
-/// What breaks a rule in all sources and pages.
+/// Everything that breaks a rule in all sources and pages.
 pub(crate) fn check(sources: &[Source], pages: &[Page]) -> Vec<Keyed> {
     let folders: BTreeSet<&Path> =
         sources.iter().flat_map(|s| s.path.ancestors().skip(1)).collect();

@@ -1,4 +1,4 @@
-//! Links in Markdown pages: a relative link names a file that exists, and a heading that is there.
+//! Links in Markdown pages: a relative link names a file and a heading that exist.
 
 use std::path::{Component, Path, PathBuf};
 

@@ -5,9 +5,9 @@
 //!   checks of sources and pages, and `--bless` shortens their allow-lists before.
 //! - `cargo xtask fuzz [TARGET] [--seconds N]` runs the fuzz targets with cargo-fuzz.
 //!
-//! One thread, no state: each check is a function from the workspace and its parsed sources to a
-//! list of [`Finding`](report::Finding)s; a step that calls cargo is a command line. What a check
-//! says must let the reader act without opening the check.
+//! One thread runs everything, without state. Each check is a function from the workspace and its
+//! parsed sources to a list of [`Finding`](report::Finding)s. A step that calls cargo is a command
+//! line. The message of a finding must let the reader act without opening the check.
 
 mod allow;
 mod cargo_env;

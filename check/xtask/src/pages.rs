@@ -7,7 +7,7 @@ use crate::sources::{ROOTS, files};
 /// A page in Markdown.
 #[derive(Debug, Clone)]
 pub(crate) struct Page {
-    /// Relative to the root.
+    /// Path of the page, relative to the root.
     pub(crate) path: PathBuf,
     /// Text of the page.
     pub(crate) text: String,

@@ -16,11 +16,11 @@ pub(crate) type ModulePath = Vec<String>;
 /// A reference from a module to a path of the same crate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Reference {
-    /// The module that it stands in.
+    /// The module in which the reference stands.
     pub(crate) from: ModulePath,
-    /// What it names.
+    /// The path that the reference names.
     pub(crate) to: ModulePath,
-    /// The line of its first word.
+    /// The line of the reference's first word.
     pub(crate) line: usize,
 }
 
@@ -150,7 +150,7 @@ impl Walk<'_> {
         self.is_separator(at + 1) && !visibility && !continues
     }
 
-    /// Reads the path that starts at `at`; returns the place behind it.
+    /// Reads the path that starts at `at`. Returns the place after it.
     fn path(&mut self, at: usize) -> usize {
         let line = self.tokens[at].line;
         let mut base = self.module.clone();
@@ -169,7 +169,7 @@ impl Walk<'_> {
         self.rest(base, next, line)
     }
 
-    /// Reads `::a::b`, `::{a, b::c}` or `::*` behind `base`.
+    /// Reads `::a::b`, `::{a, b::c}` or `::*` after `base`.
     fn rest(&mut self, mut path: ModulePath, mut at: usize, line: usize) -> usize {
         while self.is_separator(at) {
             match self.text(at + 2) {

@@ -1,4 +1,4 @@
-//! What a check found.
+//! Findings of the checks.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 pub(crate) struct Finding {
     /// The file, relative to the workspace's root.
     pub(crate) path: PathBuf,
-    /// The line, from 1; 0 where the whole file is meant.
+    /// The line, from 1; 0 if the finding is about the whole file.
     pub(crate) line: usize,
-    /// What is wrong and what to do.
+    /// Text that says what is wrong and what to do.
     pub(crate) message: String,
 }
 

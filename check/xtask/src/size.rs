@@ -9,9 +9,10 @@ use crate::allow::Keyed;
 use crate::report::Finding;
 use crate::sources::Source;
 
-/// Lines of code of a file: without comments, blank lines and `#[cfg(test)]` modules.
+/// Largest number of lines of code of a file, without comments, blank lines and `#[cfg(test)]`
+/// modules.
 pub(crate) const FILE_CODE_LINES_MAX: usize = 800;
-/// Lines of a function, signature and braces counted; attributes and docs not.
+/// Largest number of lines of a function. Signature and braces count; attributes and docs do not.
 pub(crate) const FUNCTION_LINES_MAX: usize = 70;
 
 /// The files and functions over a limit.

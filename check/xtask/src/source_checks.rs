@@ -1,8 +1,8 @@
 //! The checks that read sources and pages, as one list.
 //!
 //! All of them run and report before the first failure ends the command. A check either allows
-//! nothing, or has an allow-list (`allow.rs`) in `check/xtask/`. Reading and parsing is the dearest
-//! part and happens once.
+//! nothing, or has an allow-list (`allow.rs`) in `check/xtask/`. Reading and parsing takes most of
+//! the time, and happens once.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use crate::{
     impls, layers, layout, links, names, parameters, size, unsafety, width,
 };
 
-/// What checks read.
+/// The project as checks read it.
 pub(crate) struct Project {
     workspace: Workspace,
     sources: Vec<Source>,
@@ -31,7 +31,7 @@ impl Project {
         Ok(Self { workspace, sources, pages })
     }
 
-    /// Where the root `Cargo.toml` lies.
+    /// Folder of the root `Cargo.toml`.
     pub(crate) fn root(&self) -> &Path {
         &self.workspace.root
     }
@@ -39,16 +39,16 @@ impl Project {
 
 /// A check of sources and pages.
 pub(crate) struct SourceCheck {
-    /// Its name in the output.
+    /// Name of the check in the output.
     pub(crate) name: &'static str,
     rule: Rule,
 }
 
-/// How a check decides.
+/// Way in which a check decides.
 enum Rule {
     /// Everything that it finds fails.
     Strict(fn(&Project) -> Result<Vec<Finding>, String>),
-    /// A list covers what stood in the tree when the check was added.
+    /// A list covers the findings that existed when the check was added.
     Listed(fn(&Project) -> Vec<Keyed>, &'static str),
 }
 

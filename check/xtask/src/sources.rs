@@ -19,17 +19,17 @@ pub(crate) const ROOTS: &[&str] = &["crates", "roles", "front", "check", "exampl
 
 /// One `.rs` file.
 pub(crate) struct Source {
-    /// Relative to the root.
+    /// Path of the file, relative to the root.
     pub(crate) path: PathBuf,
-    /// The file's text.
+    /// Text of the file.
     pub(crate) text: String,
-    /// All tokens, flattened: (kind, first line, last line). Doc comments are left out.
+    /// All tokens in order, flattened. Doc comments are left out.
     pub(crate) tokens: Vec<Token>,
     /// The syntax tree, with positions.
     pub(crate) tree: syn::File,
     /// All comments, doc comments too.
     pub(crate) comments: Vec<Comment>,
-    /// Lines of what stands under `#[cfg(test)]`.
+    /// Lines of the items under `#[cfg(test)]`.
     pub(crate) test_lines: Vec<RangeInclusive<usize>>,
     /// Whether a module declaration under `#[cfg(test)]` brings the file in. Only [`load`] knows.
     pub(crate) declared_for_tests: bool,
@@ -38,7 +38,7 @@ pub(crate) struct Source {
 /// A token and the lines that it covers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Token {
-    /// Its text, for identifiers; one character for punctuation and brackets; empty for literals.
+    /// Text of an identifier; one character for punctuation and brackets; empty for literals.
     pub(crate) text: String,
     /// The line of its first character, from 1.
     pub(crate) line: usize,
@@ -85,7 +85,7 @@ impl Source {
         self.is_test_file() || self.test_lines.iter().any(|lines| lines.contains(&line))
     }
 
-    /// How many lines hold code: no comments, no blank lines, nothing under `#[cfg(test)]`.
+    /// Number of lines that hold code: no comments, no blank lines, nothing under `#[cfg(test)]`.
     pub(crate) fn code_lines(&self) -> usize {
         let lines: BTreeSet<usize> = self.tokens.iter().flat_map(|t| t.line..=t.line_end).collect();
         lines.iter().filter(|line| !self.test_lines.iter().any(|t| t.contains(line))).count()

@@ -9,7 +9,7 @@ use crate::pages::{Page, outside_fences};
 use crate::report::Finding;
 use crate::sources::Source;
 
-/// Characters of a line.
+/// Largest number of columns of a line.
 pub(crate) const COLUMNS_MAX: usize = 100;
 
 /// The wide lines of all sources and pages.

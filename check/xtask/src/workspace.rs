@@ -24,7 +24,7 @@ pub(crate) struct Dependency {
     pub(crate) package: String,
     /// The name that the sources use.
     pub(crate) ident: String,
-    /// Which table it stands in.
+    /// Table of the manifest in which the entry stands.
     pub(crate) kind: Kind,
     /// Features that it turns on.
     pub(crate) features: Vec<String>,
@@ -35,26 +35,26 @@ pub(crate) struct Dependency {
 pub(crate) struct Member {
     /// The package's name.
     pub(crate) name: String,
-    /// Its folder, relative to the root: `crates/engine`.
+    /// Folder of the package, relative to the root: `crates/engine`.
     pub(crate) dir: PathBuf,
-    /// What its manifest names.
+    /// Dependencies that the crate's manifest names.
     pub(crate) dependencies: Vec<Dependency>,
 }
 
 /// All crates of the workspace and the graph of everything that they need.
 #[derive(Debug, Default)]
 pub(crate) struct Workspace {
-    /// Where the root `Cargo.toml` lies.
+    /// Folder of the root `Cargo.toml`.
     pub(crate) root: PathBuf,
     /// The crates, by folder.
     pub(crate) members: Vec<Member>,
-    /// By package name: the packages that it needs at run time, foreign ones too.
+    /// Packages that each package needs at run time, by package name, foreign packages included.
     pub(crate) needs: BTreeMap<String, BTreeSet<String>>,
 }
 
 impl Workspace {
-    /// Asks cargo. Uses the committed lock file and changes nothing; packages that only other
-    /// platforms need are neither downloaded nor seen.
+    /// Asks cargo for the workspace. Uses the committed lock file and changes nothing. Packages
+    /// that only other platforms need are neither downloaded nor seen.
     pub(crate) fn load() -> Result<Self, String> {
         let output = Command::new(env!("CARGO"))
             .args(["metadata", "--format-version", "1", "--locked"])

@@ -41,20 +41,22 @@ impl Ballast {
         fs.len(&self.path).unwrap_or(0)
     }
 
-    /// Writes a ballast of `bytes` under the temporary name. It counts after [`put`](Self::put).
-    /// [`put`](Self::put).
+    /// Writes a ballast of `bytes` bytes, durably, under the temporary name. It counts after
+    /// [`put`](Self::put). Errors: those of the file system. After an error no incomplete file is
+    /// left.
     pub fn write(&self, fs: &dyn FileSystem, bytes: u64) -> Result<()> {
         fs.allocate(&self.temporary, bytes)
     }
 
-    /// Replaces the current ballast with the written one.
+    /// Replaces the current ballast with the written one. The caller syncs the directory to make
+    /// that durable. Errors: those of the file system, after which the written ballast is removed.
     pub fn put(&self, fs: &dyn FileSystem) -> Result<()> {
         fs.rename(&self.temporary, &self.path).inspect_err(|_| {
             let _unused = fs.remove(&self.temporary);
         })
     }
 
-    /// Removes the ballast. Its space is free on return.
+    /// Removes the ballast. Its space is free on return. Errors: those of the file system.
     pub fn give_up(&self, fs: &dyn FileSystem) -> Result<()> {
         fs.remove(&self.path)
     }

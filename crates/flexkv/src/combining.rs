@@ -311,8 +311,9 @@ mod tests {
         let combining = Arc::<Combining>::default();
         let first = combining.enter(HASH, REEF).expect("nobody leads");
         let mut waiting: Vec<Waiting> = (0..4).map(|_| wait(&combining, REEF)).collect();
-        // The last in line is gone before its turn, the one before it once it leads, unseen and
-        // seen.
+        // The last write in line is dropped before its turn. The write before it is dropped while
+        // it leads, without having seen the lead. The next write is dropped after it has seen the
+        // lead.
         drop(waiting.pop());
         drop(first);
         drop(waiting.pop());

@@ -191,8 +191,8 @@ impl Membership {
         state.directory = directory;
         let map = Map { version, geometry, entries: map, members };
         let joined = Joined::new(number, map, self.lends.get())?;
-        // Under the lock of `state`. So an answer to *recall* says that this node takes part, or
-        // this node never takes part by this map.
+        // This happens under the lock of `state`. So an answer to *recall* says that this node
+        // takes part, or this node never takes part by this map.
         Ok(self.node.set_joined(joined))
     }
 
@@ -269,8 +269,8 @@ impl Membership {
     }
 
     /// Makes the index: a subtable for each partition, and the entries of the directory. New blocks
-    /// hold zeroes, which are slots that were never used. Parts of the
-    /// index that another node has already made stay as they are.
+    /// hold zeroes, which are slots that were never used. Parts of the index that another node has
+    /// already made stay as they are.
     async fn create(
         &self,
         partition_bits: u32,

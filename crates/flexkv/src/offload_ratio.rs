@@ -293,7 +293,7 @@ mod tests {
 
     use super::*;
 
-    /// Unimodal: rises to its best at `peak` (permille), falls behind it.
+    /// A throughput with a single maximum, at the ratio `peak` in permille.
     fn curve(peak: u16, rise: f64, fall: f64) -> impl Fn(Ratio) -> f64 {
         move |ratio| {
             let off = f64::from(ratio.permille()) - f64::from(peak);
@@ -301,7 +301,7 @@ mod tests {
         }
     }
 
-    /// Samples until the knob is steady, at most 40.
+    /// Number of samples until the controller is steady, at most 40.
     fn settle(controller: &mut RatioController, reads: f64, load: &dyn Fn(Ratio) -> f64) -> u32 {
         for sample in 1..=40 {
             controller.on_sample(load(controller.ratio()), reads, false);
@@ -324,8 +324,8 @@ mod tests {
         }
         let samples = settle(&mut controller, 0.5, &a);
         assert_eq!((samples, controller.ratio()), (6, Ratio::from_permille(600)));
-        // The switch falls into an interval: whatever its mixture, six intervals behind it are
-        // enough, and eight if the last round ended going down.
+        // The load changes during an interval. Six further intervals are enough, whatever the share
+        // of the new load in that interval. Eight are enough if the last round ended going down.
         for (start, most) in [(0, 6), (300, 8)] {
             for percent in (0..=100).step_by(5) {
                 let mut controller =
@@ -370,7 +370,7 @@ mod tests {
         );
         assert!(!controller.is_steady());
         assert!(controller.on_sample(load(controller.ratio()), 0.9, false).is_some());
-        // One that comes during the round waits for its end.
+        // A reassignment during the round waits for the end of the round.
         controller.on_sample(load(controller.ratio()), 0.9, true);
         let rounds = controller.rounds();
         settle(&mut controller, 0.9, &load);

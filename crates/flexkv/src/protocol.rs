@@ -7,8 +7,9 @@
 //! the laboratory. Nothing else may turn the feature on, because a protocol other than the
 //! product's survives no failures.
 //!
-//! Invariants: 1. a node keeps its protocol for its whole life. 2. The answers of a protocol,
-//! except [`IndexProtocol::is_written`], never change.
+//! Invariants:
+//! 1. A node keeps its protocol for its whole life.
+//! 2. The answers of a protocol, except [`IndexProtocol::is_written`], never change.
 //!
 //! Thread-safety: any thread may ask.
 //! Failure: a question has no failure; a change of a slot ends with an error whose effect is

@@ -256,9 +256,9 @@ pub const READ_MOSTLY: f64 = 0.95;
 #[derive(Clone, Debug)]
 pub struct Follower {
     current: u8,
-    /// Number of levels that the last intervals wanted instead.
+    /// Number of levels that the last intervals wanted instead of `current`.
     wanted: u8,
-    /// Number of consecutive intervals that wanted it.
+    /// Number of consecutive intervals that wanted `wanted` levels.
     times: u32,
 }
 

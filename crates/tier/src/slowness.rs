@@ -15,7 +15,7 @@ use crate::scheme::Point;
 
 /// Fraction of the profile's throughput below which a device is slow.
 const SLOW_PART: f64 = 0.5;
-/// Fraction above which a slow device is no longer slow.
+/// Fraction of the profile's throughput above which a slow device is no longer slow.
 const FINE_PART: f64 = 0.75;
 /// Number of consecutive intervals from which a change is concluded.
 const INTERVALS_MIN: u32 = 6;
@@ -39,7 +39,7 @@ pub(crate) struct Watch {
     part: f64,
     /// Number of consecutive intervals that contradict the present state.
     row: u32,
-    /// Best fraction reached in these intervals.
+    /// Best fraction of the profile's throughput in the intervals that `row` counts.
     best: f64,
 }
 

@@ -60,7 +60,7 @@ pub struct DeviceReport {
     pub pace_percent: u32,
     /// Number of reads.
     pub reads: u64,
-    /// Number of foreground reads among them.
+    /// Number of foreground reads among `reads`.
     pub foreground_reads: u64,
     /// Number of bytes read.
     pub read_bytes: u64,

@@ -37,7 +37,7 @@ use crate::harness::twitter::{self, Stream};
 use flags::{Arguments, Cache, Place, Provider};
 use work::{Kind, Measured, Naming, Run, Source};
 
-/// Whether these arguments ask for this bench.
+/// Whether these arguments select this benchmark.
 pub(crate) fn is_asked(args: &[OsString]) -> bool {
     let is_flexkv = |word: &OsString| word == "flexkv" || word == "flex";
     let is_pair = |pair: &[OsString]| pair[0] == "--engine" && is_flexkv(&pair[1]);

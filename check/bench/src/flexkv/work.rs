@@ -31,7 +31,7 @@ pub(crate) struct Mix {
 /// A benchmark, by its name.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Kind {
-    /// YCSB's, or any share of updates, over the keys that all of these share.
+    /// YCSB's mix or any share of updates, over the keys that all mixes share.
     Mix(Mix),
     /// Requests like those of one of Twitter's clusters, with keys of their own.
     Cluster(Cluster),
@@ -75,12 +75,12 @@ pub(super) struct Naming {
     bytes: usize,
 }
 
-/// The least bytes of a key: a prefix of two and eight digits.
+/// Least bytes of a key: a prefix of two bytes and eight digits.
 const KEY_BYTES_MIN: usize = 10;
-/// A key may have more; benchmarks' keys have not.
+/// Largest bytes of a key of a benchmark. Other keys may be longer.
 const KEY_BYTES_MAX: usize = 256;
 
-/// A key in place.
+/// A key in an array, and its length.
 pub(super) struct Key([u8; KEY_BYTES_MAX], usize);
 
 impl std::ops::Deref for Key {
@@ -97,10 +97,10 @@ impl Naming {
         Self { prefix: "user".to_owned(), bytes: 16 }
     }
 
-    /// Keys of a cluster's size; of no other cluster's names.
+    /// Keys of a cluster's size, which no other cluster uses.
     pub(super) fn of_cluster(cluster: &Cluster) -> Self {
         let bytes = cluster.key_bytes.clamp(KEY_BYTES_MIN, KEY_BYTES_MAX);
-        // One character for each of the 54.
+        // Each of the 54 clusters has a character of its own.
         let letter = char::from(b'A' + (cluster.number % 58) as u8);
         Self { prefix: format!("t{letter}"), bytes }
     }

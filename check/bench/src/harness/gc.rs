@@ -36,7 +36,7 @@ pub struct GcFigures {
 }
 
 impl GcFigures {
-    /// Figures since `db` was opened, of which `freed` heard.
+    /// Figures since `db` was opened. `freed` has the garbage of the collected files.
     pub(crate) fn of(db: &Db, freed: &FreedBytes) -> Self {
         let get = |ticker| db.statistics().get(ticker);
         let seconds = |ticker| get(ticker) as f64 / 1e9;

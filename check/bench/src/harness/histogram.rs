@@ -103,7 +103,8 @@ impl Histogram {
         self.fine_ns.add(&other.fine_ns).expect("both have the same bounds");
     }
 
-    /// The duration below which `percent` of all lie, by even spread inside a bucket.
+    /// The duration below which `percent` of all durations lie, if they are spread evenly inside a
+    /// bucket.
     fn percentile(&self, percent: f64) -> f64 {
         let wanted = self.num as f64 * (percent / 100.0);
         let mut below = 0u64;

@@ -58,7 +58,7 @@ pub(crate) struct Outcome {
     /// Seconds from the end of a write benchmark to the end of the last flush or compaction. Only
     /// set if `waitforcompaction` followed.
     pub(crate) settle_seconds: Option<f64>,
-    /// The same figures from the start of the benchmark until then.
+    /// Figures of the benchmark from its start until nothing was left to compact.
     pub(crate) settled: Option<Settled>,
     /// Reads and writes of files, with `--io_statistics`: until the store had settled, if
     /// `waitforcompaction` followed.
@@ -67,7 +67,8 @@ pub(crate) struct Outcome {
     pub(crate) network: Vec<NetworkEntry>,
     /// Bytes that crossed the emulated device and the link to memory nodes during the benchmark.
     pub(crate) moved: Option<MovedBytes>,
-    /// Counters of what left the process since the database was opened, with `--offload_mode`.
+    /// Counters of the work that left the process since the database was opened, with
+    /// `--offload_mode`.
     pub(crate) offload: BTreeMap<String, u64>,
     /// Garbage collection of value files, until the store had settled.
     pub(crate) gc: Option<GcFigures>,

@@ -1,6 +1,6 @@
 //! Counters of the kernel for a process: bytes written, reads, and the most memory.
 //!
-//! They come from `/proc`. Where it does not exist, figures are missing and not wrong. The files
+//! They come from `/proc`. If it does not exist, figures are missing and not wrong. The files
 //! belong to the kernel and not to the store, so they do not go through a `FileSystem`.
 
 /// Figures of one process.
@@ -19,7 +19,7 @@ pub struct Io {
     /// Bytes that it caused to be written to storage; on a file system without storage (tmpfs),
     /// bytes that it passed to `write`.
     pub bytes_written: Option<u64>,
-    /// Calls of `read`, `pread` and their like.
+    /// Number of calls of `read`, `pread` and similar functions.
     pub read_calls: Option<u64>,
     /// Bytes that the process caused to be read from storage. Reads that the page cache served do
     /// not count.

@@ -88,7 +88,7 @@ pub struct Sample {
     pub t_s: f64,
     /// Operations of the benchmark so far.
     pub ops: u64,
-    /// Number for each bucket, in key order.
+    /// Number of L0 files of each bucket, in key order.
     pub l0_files: Vec<usize>,
     /// Stall times since the benchmark began.
     pub stall_s: Stalls,
@@ -132,7 +132,7 @@ pub struct MapChange {
     pub(crate) reason: String,
 }
 
-/// Writes since some moment, or the failure to read them.
+/// A text, such as a stall state or an error, and the time at which it was reported.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Told {
     pub(crate) t_s: f64,
@@ -150,7 +150,7 @@ pub struct Series {
     pub jobs: Vec<Job>,
     /// Changes of bucket boundaries.
     pub map_changes: Vec<MapChange>,
-    /// Writes since some moment.
+    /// Changes of the stall state, each with the new state.
     pub stall_states: Vec<Told>,
     /// Errors of background jobs.
     pub errors: Vec<Told>,
@@ -329,7 +329,7 @@ impl Series {
             });
             busy.sum::<f64>()
         };
-        // Not `sum`, which of nothing is -0.0.
+        // `sum` of no values would be -0.0.
         self.jobs.iter().map(of).fold(0.0, |all, busy| all + busy)
     }
 
@@ -338,8 +338,8 @@ impl Series {
         self.busy_s(from_s, to_s) / (to_s - from_s)
     }
 
-    /// The same over time: the mean of each of `parts` equal parts of `window`, as (seconds since
-    /// its start, threads).
+    /// Mean number of busy background threads in each of `parts` equal parts of `window`, as
+    /// (seconds since its start, threads).
     pub fn threads_busy_over(&self, window: &Window, parts: u32) -> Vec<(f64, f64)> {
         let each = (window.end_s - window.start_s) / f64::from(parts);
         let part = |at: u32| {

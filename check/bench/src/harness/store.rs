@@ -161,12 +161,12 @@ pub(crate) struct Opened {
     pub(crate) io: Option<CountingFs>,
     /// The emulated device, with `--device`.
     device: Option<Arc<ThrottledFs>>,
-    /// What leaves the process, with `--offload_mode`.
+    /// The part of the database's work that leaves the process, with `--offload_mode`.
     offloaded: Offloaded,
 }
 
 impl Opened {
-    /// What the card of this process has sent and received. `None` without `--store`.
+    /// Messages that the card of this process has sent and received. `None` without `--store`.
     pub(crate) fn network(&self) -> Option<CardStats> {
         self.volume.as_ref()?.pool_report().card
     }
@@ -183,7 +183,7 @@ impl Opened {
         })
     }
 
-    /// The counters of what leaves the process.
+    /// Counters of the work that leaves the process.
     pub(crate) fn offload_counters(&self) -> BTreeMap<String, u64> {
         self.offloaded.counters()
     }
@@ -248,7 +248,7 @@ fn file_system(flags: &Flags, device: Option<&Arc<ThrottledFs>>) -> Arc<dyn File
 
 /// Time within which a memory node must take memtables.
 const NODES_MAX: Duration = Duration::from_secs(10);
-/// Pause between two looks whether there is a memory node.
+/// Pause between two checks for a memory node.
 const NODES_EVERY: Duration = Duration::from_millis(10);
 
 /// Waits until a memory node takes memtables, if they leave. A benchmark that began before would
@@ -269,7 +269,7 @@ fn wait_for_nodes(offloaded: &Offloaded) -> Result<()> {
     Ok(())
 }
 
-/// Starts what sends parts of the database in `dir` away.
+/// Starts the components that offload parts of the database in `dir`.
 fn offloaded(dir: &Path, fs: &Arc<dyn FileSystem>, flags: &Flags) -> Result<Offloaded> {
     let Some(mode) = flags.offload.offload_mode.mode() else { return Ok(Offloaded::default()) };
     let settings = OwnerSettings {

@@ -45,7 +45,7 @@ pub(crate) struct Counts {
     pub(crate) updates: u64,
     pub(crate) inserts: u64,
     pub(crate) seeks: u64,
-    /// Bytes of values written, where their size varies.
+    /// Bytes of values written, if their sizes vary.
     pub(crate) value_bytes: u64,
     /// Entries that scans read.
     pub(crate) scan_entries: u64,
@@ -117,7 +117,7 @@ impl<'a> Tally<'a> {
     #[inline]
     pub(crate) fn finished(&mut self, ops: u64, kind: OpKind) {
         self.done += ops;
-        // Only this worker writes it.
+        // Only this worker writes the counter.
         self.progress.0.store(self.done, Ordering::Relaxed);
         if self.timed {
             self.time(kind);

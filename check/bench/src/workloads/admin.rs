@@ -4,7 +4,7 @@ use super::Worker;
 use crate::harness::report::say;
 use crate::harness::store::{Db, KeyRange, Result};
 
-/// `compact`: the whole key space; the first worker's.
+/// Runs `compact` over the whole key space, in the first worker only.
 pub(super) fn compact(worker: &mut Worker<'_>) -> Result<()> {
     if worker.index > 0 {
         return Ok(());

@@ -30,7 +30,7 @@ pub(super) fn unique(worker: &mut Worker<'_>) -> Result<()> {
     ycsb::load_with(worker, |_, rng| sizes.next(rng))
 }
 
-/// `fillsync`'s message: how large its key space is.
+/// Message of `fillsync`: the size of its key space.
 pub(super) fn ops_message(counts: &Counts) -> String {
     format!("({} ops)", counts.looked)
 }

@@ -9,7 +9,7 @@ pub(super) fn read_while_writing(worker: &mut Worker<'_>) -> Result<()> {
     if worker.is_writer() { write_on(worker) } else { read::random(worker) }
 }
 
-/// `seekrandomwhilewriting`: the same with seeks.
+/// `seekrandomwhilewriting`: readers that seek and are counted, and a writer that is not counted.
 pub(super) fn seek_while_writing(worker: &mut Worker<'_>) -> Result<()> {
     if worker.is_writer() { write_on(worker) } else { scan::seek(worker) }
 }

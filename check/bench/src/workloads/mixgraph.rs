@@ -55,8 +55,9 @@ pub(super) struct KeyRanges {
 }
 
 impl KeyRanges {
-    /// `num` keys in `count` ranges, which hotness is dealt out to in an order that `seed` gives
-    /// (`None`: always the same); `None` if no range has any hotness.
+    /// Divides `num` keys into `count` ranges of equal size, and distributes the hotness over them
+    /// in an order that `seed` gives. Without a seed the order is always the same. `None` if no
+    /// range has any hotness.
     pub(super) fn new(num: u64, count: u64, flags: &Mixgraph, seed: Option<u64>) -> Option<Self> {
         let count = count.min(num);
         let mut units: Vec<KeyRangeUnit> = Vec::with_capacity(count as usize);
@@ -90,8 +91,8 @@ impl KeyRanges {
         self.units.len()
     }
 
-    /// A key of a range picked by hotness, the keys of the range alike: two draws of their own,
-    /// unlike [`Self::key`], which makes both of one as db_bench does.
+    /// Draws a range by hotness, and then a key of the range with equal probability. These are two
+    /// draws, unlike [`Self::key`], which derives both from one draw as db_bench does.
     pub(super) fn draw(&self, rng: &mut Rng) -> u64 {
         let at = below(rng, self.weights);
         let range = self.units.partition_point(|unit| unit.start <= at) - 1;
@@ -141,7 +142,8 @@ impl KeyModel {
         KeyRanges::new(num, flags.keyrange_num, flags, None).map_or(without, Self::Ranges)
     }
 
-    /// The key of `draw`, a uniform number below the count of keys, of which it is the share `u`.
+    /// The key of `draw`, a uniform number below the number of keys. `u` is its share of that
+    /// number.
     fn key(&self, draw: u64, u: f64, flags: &Mixgraph) -> u64 {
         match self {
             Self::Uniform => draw,

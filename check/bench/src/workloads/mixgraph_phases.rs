@@ -30,7 +30,7 @@ enum Op {
     Scan,
 }
 
-/// Operations of ten.
+/// Numbers of operations of each kind in ten operations.
 #[derive(Clone, Copy, Debug)]
 struct Mix {
     gets: u64,

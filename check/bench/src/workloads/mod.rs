@@ -95,30 +95,31 @@ pub(crate) type Message = fn(&Counts) -> String;
 /// Way in which a benchmark runs.
 #[derive(Clone, Copy)]
 pub(crate) enum Run {
-    /// On `--threads` threads.
+    /// Runs on `--threads` threads.
     Workers(Body, Message),
-    /// Once, on the main thread.
+    /// Runs once, on the main thread.
     Action(fn(&Db) -> Result<()>),
 }
 
-/// Benchmark: its name, and how it runs.
+/// A benchmark: its name, and the way in which it runs.
 #[derive(Clone, Copy)]
 pub(crate) struct Spec {
     pub(crate) name: &'static str,
     pub(crate) run: Run,
-    /// Starts with an empty database.
+    /// Whether the benchmark starts with an empty database.
     pub(crate) fresh: bool,
     /// Whether the benchmark writes, so that compaction may continue after it.
     pub(crate) writes: bool,
-    /// Returns when the background work is done, so that the last result can be settled.
+    /// Whether the benchmark returns only when background work is done, so that the last result can
+    /// be settled.
     pub(crate) settles: bool,
     /// Whether one more worker writes in parallel with the others.
     pub(crate) with_writer: bool,
     /// Bytes that keys have beyond `--key_size`.
     pub(crate) longer_keys: usize,
-    /// The key space is a thousandth, and every write is synced.
+    /// Whether the key space is a thousandth, and every write is synced.
     pub(crate) synced: bool,
-    /// Needs the YCSB records.
+    /// Whether the benchmark needs the YCSB records.
     pub(crate) ycsb: bool,
 }
 
@@ -209,7 +210,7 @@ pub(crate) struct Bench<'a> {
     pub(crate) clock: &'a SystemClock,
     pub(crate) pool: &'a ValuePool,
     pub(crate) progress: &'a [Progress],
-    /// Bytes of writes.
+    /// Rate of writes, in bytes.
     pub(crate) write_rate: Rate,
     /// Rate of read operations.
     pub(crate) read_rate: Rate,
@@ -265,7 +266,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// At most `ops` operations, or `--duration` seconds.
+    /// A limit of at most `ops` operations, or of `--duration` seconds.
     fn limit(&self, ops: u64) -> Limit<'a> {
         let load = &self.bench.flags.load;
         Limit::new(self.bench.clock, ops, load.duration, load.ops_between_duration_checks)
@@ -291,7 +292,7 @@ impl<'a> Worker<'a> {
         self.bench.write_rate.request(self.bench.clock, bytes);
     }
 
-    /// Whether counted workers are still at it.
+    /// Whether counted workers still run.
     fn others_work(&self) -> bool {
         self.bench.working.load(Ordering::Relaxed) > 0
     }

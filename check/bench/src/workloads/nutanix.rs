@@ -50,7 +50,7 @@ fn value_bytes(rng: &mut Rng) -> usize {
     (low * (high / low).powf(part)).round() as usize
 }
 
-/// Writes the records that the workload starts from, with values of such lengths.
+/// Benchmark that writes the records from which the workload starts, with values of these lengths.
 pub(super) fn load_spec() -> Spec {
     let body = |worker: &mut Worker<'_>| ycsb::load_with(worker, |_, rng| value_bytes(rng));
     Spec::new("nutanixload", super::Run::Workers(body, super::quiet)).writing()

@@ -10,7 +10,7 @@ pub(super) fn random(worker: &mut Worker<'_>) -> Result<()> {
     random_of(worker, worker.bench.flags.reads())
 }
 
-/// The same with `ops` reads.
+/// Runs `ops` random reads in one thread.
 pub(super) fn random_of(worker: &mut Worker<'_>, ops: u64) -> Result<()> {
     let mut limit = worker.limit(ops);
     let (mut read, mut found) = (0, 0);
@@ -56,7 +56,7 @@ pub(super) fn found(counts: &Counts) -> String {
     format!("({} of {} found)", counts.found, counts.looked)
 }
 
-/// The same and an empty line.
+/// Message of the result line, such as "(63 of 100 found)", and an empty line.
 pub(super) fn found_line(counts: &Counts) -> String {
     found(counts) + "\n"
 }

@@ -16,7 +16,7 @@ pub(super) fn backward(worker: &mut Worker<'_>) -> Result<()> {
     walk(worker, true)
 }
 
-/// At most `--reads` entries, from one end.
+/// Reads at most `--reads` entries from one end.
 fn walk(worker: &mut Worker<'_>, reverse: bool) -> Result<()> {
     let reads = worker.bench.flags.reads();
     let mut iter = worker.db.iter(worker.cf, &worker.read_options)?;

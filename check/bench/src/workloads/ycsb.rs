@@ -1,8 +1,10 @@
 //! The YCSB core workloads (Cooper et al., "Benchmarking cloud serving systems with YCSB", SoCC
-//! 2010): a update-heavy, b read-mostly, c read-only, d read-latest, e short ranges, f
-//! read-modify-write; and two write-heavy mixes of BucketLSM's evaluation (§VI-A): `ycsbget`, seven
-//! puts to three gets, and `ycsbscan`, nine puts to one scan; and `ycsbput`, puts only (W100 of
-//! O³-LSM's evaluation, §5.2).
+//! 2010): a update-heavy, b read-mostly, c read-only, d read-latest, e short ranges, and f
+//! read-modify-write.
+//!
+//! Two write-heavy mixes are from BucketLSM's evaluation (§VI-A): `ycsbget` has seven puts to three
+//! gets, and `ycsbscan` has nine puts to one scan. `ycsbput` only puts (W100 of O³-LSM's
+//! evaluation, §5.2).
 //!
 //! A record is one key and one value of `--value_size`. Records are loaded in scattered order.
 //! `--benchmark_write_rate_limit` limits the writes of the workload, but not the load. The time
@@ -72,7 +74,8 @@ fn load(worker: &mut Worker<'_>) -> Result<()> {
     load_with(worker, |_, _| bytes)
 }
 
-/// The same with values as long as `value_bytes` says, which gets the record's number.
+/// Loads the records as `load` does, with values of the length that `value_bytes` gives for the
+/// record's number.
 pub(super) fn load_with(
     worker: &mut Worker<'_>,
     value_bytes: impl Fn(u64, &mut Rng) -> usize,
@@ -142,8 +145,8 @@ fn run(worker: &mut Worker<'_>, mix: Mix) -> Result<()> {
     Ok(())
 }
 
-/// `warmup`: reads each of `--num` records once, each worker its part, so that the block cache
-/// holds what fits.
+/// `warmup`: reads each of `--num` records once, so that the block cache holds what fits. Each
+/// worker reads a part.
 pub(super) fn warm_up(worker: &mut Worker<'_>) -> Result<()> {
     let (num, threads) = (worker.bench.flags.load.num, worker.bench.flags.load.threads);
     let index = worker.index as u64;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use serde_json::Value;
 
-/// Runs `archipelago bench` in `dir`; the results of its JSON file.
+/// Runs `archipelago bench` in `dir`. Returns the results of its JSON file.
 fn bench(dir: &Path, words: &[&str]) -> Vec<Value> {
     let json = dir.join("result.json");
     let mut args: Vec<OsString> = words.iter().map(OsString::from).collect();

@@ -98,7 +98,7 @@ impl Deck {
     }
 }
 
-/// How often a case was tried, and how often its fault hit the step.
+/// Number of tries of a case, and of tries in which its fault hit the step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct CaseCount {
     tried: u64,
@@ -110,7 +110,7 @@ struct CaseCount {
 pub(super) struct Tally(BTreeMap<Case, CaseCount>);
 
 impl Tally {
-    /// A cycle has tried `case`; `hit` says whether the fault came at the step.
+    /// Notes that a cycle has tried `case`. `hit` says whether the fault hit at the step.
     pub(super) fn note(&mut self, case: Case, hit: bool) {
         let count = self.0.entry(case).or_default();
         count.tried += 1;
@@ -122,7 +122,7 @@ impl Tally {
         self.0.values().map(|count| count.tried).sum()
     }
 
-    /// Number of cycles whose fault came at its step.
+    /// Number of cycles whose fault hit at its step.
     pub(super) fn hit(&self) -> u64 {
         self.0.values().map(|count| count.hit).sum()
     }

@@ -26,15 +26,15 @@ use super::servers::{ManagerRole, NodeRole, READY};
 
 /// Time in which a process must start, and in which the cluster must be whole again.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
-/// Pause between two looks at the members.
+/// Pause between two checks of the members.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
 /// Way in which a fault takes a process away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Fault {
-    /// It is killed with SIGKILL.
+    /// The process is killed with SIGKILL.
     Kill,
-    /// It is stopped with SIGSTOP, and goes on later.
+    /// The process is stopped with SIGSTOP, and continues later.
     Stop,
 }
 

@@ -29,14 +29,14 @@ pub(super) const COPIED: &str = "all copies are there";
 const SCRATCH: &str = "/scratch";
 /// Time for which an owner or a check tries to open a volume whose nodes have full disks.
 const FULL_PATIENCE: Duration = Duration::from_secs(60);
-/// An owner whose lease has ended waits this long for the answer of the register.
+/// Time for which an owner whose lease has ended waits for the answer of the register.
 const LEASE_PATIENCE: Duration = Duration::from_secs(30);
-/// Pause between two such attempts.
+/// Pause between two attempts to open a volume whose nodes have full disks.
 const FULL_PAUSE: Duration = Duration::from_millis(100);
-/// Pause between two looks at the copies of logs.
+/// Pause between two checks of the copies of logs.
 const LOOK_PAUSE: Duration = Duration::from_millis(5);
 
-/// The volume of a run, and how it is opened.
+/// The volume of a run, and the way in which it is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct VolumePlan {
     /// Address of the manager: `HOST:PORT`.

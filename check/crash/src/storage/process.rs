@@ -1,8 +1,8 @@
 //! A child process as its parent handles it: its lines, its signals and its end.
 //!
-//! A [`Process`] runs this program in a role. A thread reads the lines that the child prints. What
-//! the child writes to standard error goes to a file, whose end belongs to the error if the child
-//! fails.
+//! A [`Process`] runs this program in a role. A thread reads the lines that the child prints. The
+//! standard error of the child goes to a file. If the child fails, the error has the end of that
+//! file.
 //!
 //! Invariants:
 //! 1. No child outlives its [`Process`], and the system ends it if this program is killed.
@@ -25,19 +25,19 @@ use archipelago::env::{FileClass, FileSystem as _, IoContext, IoPurpose};
 use archipelago::{Spawn as _, SystemClock, SystemSpawn};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
-/// Pause between two looks at whether a process has ended.
+/// Pause between two checks whether a process has ended.
 const LOOK_PAUSE: Duration = Duration::from_millis(2);
 /// Most bytes of the messages of a process that an error shows.
 const MESSAGES_SHOWN_MAX: usize = 4000;
 
-/// What a process did within a time.
+/// Event of a process within a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Heard {
-    /// It printed a line.
+    /// The process printed a line.
     Line(String),
-    /// It has closed its output, because it has ended.
+    /// The process has closed its output, because it has ended.
     End,
-    /// It printed nothing.
+    /// The process printed nothing.
     Silence,
 }
 

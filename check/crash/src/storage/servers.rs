@@ -72,7 +72,7 @@ pub(super) struct NodeRole {
     pub(super) manager: String,
     /// Whether other programs fill the node's disk at random moments.
     pub(super) full_disk: bool,
-    /// Decides when the disk is full.
+    /// Seed that decides when the disk is full.
     pub(super) seed: u64,
 }
 

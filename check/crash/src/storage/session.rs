@@ -47,14 +47,14 @@ const LOSS_WRITES: u64 = 800;
 /// Longest time for which a first owner writes before a second one opens the volume.
 const FIRST_OWNER_MS_MAX: u64 = 300;
 
-/// Where an owner was when it came to the step.
+/// State of an owner when it came to the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AtStepSeen {
-    /// It was opening the volume or the database.
+    /// The owner was opening the volume or the database.
     Opening,
-    /// Its database was open.
+    /// The owner's database was open.
     Open,
-    /// It did not come there in time.
+    /// The owner did not come to the step in time.
     Never,
 }
 
@@ -62,7 +62,7 @@ enum AtStepSeen {
 #[derive(Debug)]
 struct LeftOwner {
     process: Process,
-    /// Whether its database was open, so that another owner must have fenced it.
+    /// Whether the owner's database was open, so that another owner must have fenced it.
     is_open: bool,
 }
 
@@ -108,7 +108,7 @@ pub(super) struct Session<'a> {
     deck: Deck,
     cluster: Cluster,
     progress: Progress,
-    /// By thread: number of the first operation of the cycle.
+    /// Number of the first operation of the cycle, by thread.
     first: Vec<u64>,
     /// Number of databases so far, each in a volume of its own.
     databases: u64,
@@ -287,7 +287,7 @@ impl<'a> Session<'a> {
         Ok(false)
     }
 
-    /// An owner with all threads comes to the step, and the fault hits.
+    /// Lets an owner with all threads come to the step, where the fault hits.
     fn fault_under_load(&mut self, case: Case, left: &mut Vec<LeftOwner>) -> Result<bool, String> {
         let moment = self.moment(case);
         let mut owner = self.start_owner(Share::All, moment)?;
@@ -296,8 +296,8 @@ impl<'a> Session<'a> {
         Ok(seen != AtStepSeen::Never)
     }
 
-    /// A second owner takes the volume over from a first one, which lives, is stopped or is killed,
-    /// and the fault hits during its opening.
+    /// Lets a second owner take the volume over from a first one, which lives, is stopped or is
+    /// killed. The fault hits during the opening of the second owner.
     fn fault_at_take_over(
         &mut self,
         case: Case,
@@ -322,7 +322,7 @@ impl<'a> Session<'a> {
         Ok(seen == AtStepSeen::Opening)
     }
 
-    /// A second owner takes the volume over while the first one is at the step.
+    /// Lets a second owner take the volume over while the first one is at the step.
     fn second_owner(&mut self, case: Case, left: &mut Vec<LeftOwner>) -> Result<bool, String> {
         let moment = self.moment(case);
         let mut first = self.start_owner(Share::FirstHalf, moment)?;
@@ -341,7 +341,7 @@ impl<'a> Session<'a> {
         Ok(seen != AtStepSeen::Never)
     }
 
-    /// The moment of the step, and what the owner does there.
+    /// The moment of the step, and the owner's action there.
     fn moment(&mut self, case: Case) -> StepMoment {
         let reaction = match (case.victim, case.fault) {
             (Victim::Owner, Fault::Kill) => AtStep::Die,
@@ -393,7 +393,7 @@ impl<'a> Session<'a> {
                     let status = owner.wait(PATIENCE)?;
                     let said = owner.messages();
                     return match status.success() {
-                        // It has done all of its operations.
+                        // The owner has done all of its operations.
                         true => Ok(AtStepSeen::Never),
                         false => Err(format!("an owner ended by itself ({status}): {said}")),
                     };
@@ -402,7 +402,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// The fault of the case. Afterwards no owner runs, except those that are left.
+    /// Makes the fault of the case. Afterwards no owner runs, except those that are left.
     fn strike(
         &mut self,
         case: Case,
@@ -454,7 +454,7 @@ impl<'a> Session<'a> {
 
     /// Kills an owner, which must not have ended by itself.
     fn kill_healthy(&self, owner: &mut Process) -> Result<(), String> {
-        // It may have done all of its operations.
+        // The owner may have done all of its operations.
         match owner.kill()? || owner.has_succeeded()? {
             true => Ok(()),
             false => Err(format!("the owner failed with the fault: {}", owner.messages())),
@@ -498,7 +498,7 @@ impl<'a> Session<'a> {
         self.check(CheckPlan { take_over: false, ..CheckPlan::TAKE_OVER }).map(drop)
     }
 
-    /// Brings everything that the log has into tables, so that the log has nothing of its own.
+    /// Flushes everything that only the log has, so that the log has nothing of its own.
     pub(super) fn flush(&mut self) -> Result<(), String> {
         let opened = self.volume(true).open(|fs| fs).map_err(text)?;
         for index in 0..=COUNTERS {
@@ -540,7 +540,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// An owner that a fault hits, and where it was.
+/// An owner that a fault hits, and its state at that time.
 struct StruckOwner {
     process: Process,
     seen: AtStepSeen,

@@ -82,14 +82,14 @@ impl fmt::Display for Step {
     }
 }
 
-/// What a process does at the step.
+/// Action of a process at the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AtStep {
     /// Nothing, at no step.
     Nothing,
-    /// It kills itself.
+    /// The process kills itself.
     Die,
-    /// It stops itself, until its parent lets it go on.
+    /// The process stops itself, until its parent lets it continue.
     Halt,
     /// The thread at the step waits until the parent has acted.
     Ask,
@@ -100,7 +100,7 @@ impl AtStep {
     pub(super) const ALL: [Self; 4] = [Self::Nothing, Self::Die, Self::Halt, Self::Ask];
 }
 
-/// Moment that a run chose: the step, and how many moments of it pass before.
+/// Moment that a run chose: the step, and the number of its moments that pass before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StepMoment {
     pub(super) step: Step,
@@ -125,7 +125,7 @@ impl StepTrigger {
         self.moment
     }
 
-    /// One moment of `step`. It reacts if it is the chosen one.
+    /// Notes one moment of `step`, and reacts if it is the chosen one.
     pub(super) fn note(&self, step: Step) {
         let StepMoment { step: chosen, after, reaction } = self.moment;
         if step == chosen
@@ -136,7 +136,7 @@ impl StepTrigger {
         }
     }
 
-    /// The chosen moment is now, whatever was seen.
+    /// Reacts now, whatever moments were noted.
     pub(super) fn fire(&self) {
         if self.moment.reaction != AtStep::Nothing {
             react(self.moment.reaction);

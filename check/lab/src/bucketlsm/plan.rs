@@ -289,8 +289,8 @@ pub(super) fn measured(
     words
 }
 
-/// Benchmarks of the process before it, which makes the database that the workload starts from.
-/// This process runs on the disk without emulation.
+/// Benchmarks of the process that makes the database from which the workload starts. It runs before
+/// the measured process, on the disk without emulation.
 pub(super) fn prepared(workload: Workload) -> Option<Vec<String>> {
     workload.is_ycsb().then(|| vec!["--benchmarks=ycsbload,waitforcompaction".to_owned()])
 }

@@ -30,7 +30,7 @@ pub(super) struct Figures {
     pub(super) stall_s: Stalls,
     /// Seconds from the end of the workload to the end of the last flush or compaction.
     pub(super) settle_s: Option<f64>,
-    /// Write amplification until then.
+    /// Write amplification until the end of the last flush or compaction.
     pub(super) write_amplification: Option<f64>,
     /// Average number of busy background threads.
     pub(super) threads_busy: f64,

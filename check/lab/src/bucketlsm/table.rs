@@ -8,7 +8,7 @@ use super::run::{Figures, Run};
 use crate::claim::{Target, median};
 use crate::page::{self, Grid, Ratio, RowTarget, Section, Verdict};
 
-/// One line: a figure of buckets, divided by the same of another mode.
+/// A row: a figure of buckets, divided by the same figure of another mode.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Row {
     pub(super) section: &'static str,

@@ -152,7 +152,7 @@ fn directory(flags: &CompareFlags) -> PathBuf {
 fn shared_args(given: &[String]) -> Vec<(String, String)> {
     let command = CompareFlags::command();
     let args = std::iter::once("compare".to_owned()).chain(given.iter().cloned());
-    // They were parsed before; whatever is wrong with them was said then.
+    // The flags were parsed before, and an error was reported then.
     let Ok(matches) = command.clone().try_get_matches_from(args) else { return Vec::new() };
     let long = |arg: &clap::Arg| Some((arg.get_id().clone(), arg.get_long()?.to_owned()));
     command

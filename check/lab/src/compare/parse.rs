@@ -82,8 +82,8 @@ pub(crate) fn result_line(line: &str) -> Option<ResultLine> {
     })
 }
 
-/// Bytes of keys and values that the benchmark of `line` wrote; `None` where the line does not
-/// say.
+/// Bytes of keys and values that the benchmark of `line` wrote; `None` if the line does not say
+/// them.
 pub(crate) fn user_bytes(line: &ResultLine, key_bytes: u64, value_bytes: u64) -> Option<u64> {
     let entry = key_bytes + value_bytes;
     match line.name.as_str() {
@@ -94,12 +94,12 @@ pub(crate) fn user_bytes(line: &ResultLine, key_bytes: u64, value_bytes: u64) ->
         "readrandomwriterandom" => Some(number_after(&line.message, "writes:")? as u64 * entry),
         "mixgraph" => {
             let puts = number_after(&line.message, "Puts:")?;
-            // Without puts db_bench's average is "-nan".
+            // Without puts, the average of db_bench is "-nan".
             let average = number_after(&line.message, "avg size: ").unwrap_or(0.0);
             Some((puts * (key_bytes as f64 + average)) as u64)
         }
         "readwhilewriting" => None,
-        // The workloads whose records have lengths of their own.
+        // In these workloads, the length of a value follows from its record.
         name if is_of_lengths(name) => None,
         _ => Some(0),
     }

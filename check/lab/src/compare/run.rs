@@ -81,10 +81,11 @@ pub(crate) struct SideRun {
     pub(crate) settled_bytes: u64,
     /// Seconds from the end of the last write benchmark to the end of the last flush or compaction.
     pub(crate) settle_seconds: Option<f64>,
-    /// The process's calls of `read` and its like, and the bytes that they took from storage.
+    /// The process's calls of `read` and similar functions, and the bytes that they took from
+    /// storage.
     pub(crate) read_calls: Option<u64>,
     pub(crate) bytes_read: Option<u64>,
-    /// Whether it says that its assertions are on, which slow it down.
+    /// Whether the program says that its assertions are on, which slow it down.
     pub(crate) asserts: bool,
 }
 
@@ -172,8 +173,8 @@ fn watch(mut child: Child, program: &Program, onlooker: Onlooker<'_>) -> Result<
         ended.store(true, Ordering::Release);
         (seen, complaint.join().unwrap_or_default())
     });
-    // It has closed its output: it has ended, or is about to; the counter outlives it until it is
-    // waited for.
+    // The process has closed its output, so it has ended or is about to end. Its counters exist
+    // until the caller waits for it.
     let io = settled_counters(&pid, &clock);
     let status = child.wait().map_err(unreadable)?;
     if !status.success() {

@@ -224,7 +224,7 @@ impl Workload for Synthesised {
     }
 }
 
-/// Keys of a cluster, which are few because each cluster needs a testbed per system.
+/// Number of keys of a cluster. It is small because each cluster needs a testbed per system.
 const CLUSTER_KEYS: u64 = 4000;
 
 fn clusters(setup: &Setup) -> Result<Figure> {
@@ -238,7 +238,8 @@ fn clusters(setup: &Setup) -> Result<Figure> {
             // 5 % of keys and values, and the size of an empty cache.
             memory_bytes: CLUSTER_KEYS * bytes / 20 + (64 << 10),
             partition_bits: 5,
-            // 2 ms are enough where a card carries thousands of records in one.
+            // The usual 2 ms are enough only if a card carries thousands of records per
+            // millisecond.
             stretch: 1 + (bytes / 2048) as u32,
             ..setup.clone()
         };

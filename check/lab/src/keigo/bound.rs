@@ -12,9 +12,9 @@ pub(super) struct Served<'a> {
     pub(super) bytes: u64,
 }
 
-/// Operations a second that `clients` could have done if nothing but these reads, of `ops`
-/// operations, took time: each client waits for one read at a time, and no device gives more than
-/// its bandwidth. None without reads.
+/// Highest rate of `clients`, in operations a second, if only these reads took time. The reads
+/// belong to `ops` operations. Each client waits for one read at a time, and no device gives more
+/// than its bandwidth. `None` without reads.
 pub(super) fn bound(clients: u64, ops: u64, served: &[Served<'_>]) -> Option<f64> {
     let per_op = |count: u64| count as f64 / ops.max(1) as f64;
     let rate = |spec: &DeviceSpec| spec.direction_rate(Direction::Read, 0).min(spec.total_rate());
@@ -38,9 +38,9 @@ const RECOVERED: f64 = 0.9;
 /// Seconds over which the speed is averaged.
 const AVERAGED_S: f64 = 1.0;
 
-/// Seconds from the begin of a phase until its speed, averaged over a second, first reached nine
-/// tenths of the median of its last third. `samples`: seconds since the begin, operations since
-/// then. None if the phase is too short, or never got there.
+/// Seconds from the beginning of a phase until it reached its speed: nine tenths of the median of
+/// its last third. Speeds are averaged over a second. `samples` are seconds since the beginning,
+/// and operations since then. `None` if the phase is too short, or never reached the speed.
 pub(super) fn recovered_s(samples: &[(f64, u64)]) -> Option<f64> {
     let end_s = samples.last()?.0;
     let rates: Vec<(f64, f64)> = samples

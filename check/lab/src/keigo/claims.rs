@@ -109,7 +109,8 @@ impl Measured<'_> {
         }
     }
 
-    /// The ratio of the medians of a figure, and of each round's.
+    /// The row of the ratio of two sides: of the medians of a figure, and of the figures of each
+    /// round.
     fn ratio(
         &self,
         ours: Side,
@@ -131,7 +132,8 @@ impl Measured<'_> {
         Some(Row { unit: "ops/s", ..row })
     }
 
-    /// Throughput as a fraction of the bound, and hits as a fraction of the oracle's.
+    /// Rows of the throughput as a fraction of the bound, and of the hits as a fraction of the
+    /// oracle's.
     fn copies(&self, side: Side) -> Vec<Row> {
         let mut rows = Vec::new();
         let of_bound = |figures: &Figures| Some(figures.ops_per_s / figures.bound_ops_per_s?);

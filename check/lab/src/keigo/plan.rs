@@ -431,7 +431,8 @@ fn words(flags: &KeigoFlags, group: &Group, round: u64) -> Vec<String> {
     if matches!(group.part, Part::Single | Part::Instructions) {
         return words;
     }
-    // Direct I/O. The emulation charges tables' reads and writes as they are made anyway.
+    // Appends are written through, so that no log stays in memory. The emulation charges reads and
+    // writes of tables in any case.
     if group.part != Part::Buffered {
         words.push("--log_write_through".to_owned());
     }
@@ -454,8 +455,8 @@ pub(super) fn measured_words(flags: &KeigoFlags, group: &Group, round: u64) -> V
     let (list, seconds) = match group.part {
         Part::Threads => (name.to_owned(), flags.seconds()),
         Part::Switch => ("ycsbc,ycsba,ycsbc".to_owned(), flags.phase_seconds()),
-        // Copies are measured after the files that they replace had ten seconds in which to prove
-        // cold.
+        // Copies are measured only after ten seconds, in which the files that they replace can
+        // prove to be cold.
         _ if group.workload.is_read_mostly() => {
             (format!("{name},{name},{name}"), flags.read_seconds())
         }

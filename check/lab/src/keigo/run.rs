@@ -81,7 +81,7 @@ pub(super) struct Stage<'a> {
     pub(super) program: PathBuf,
     /// Directory of the run on the fast or only medium, which must not exist yet.
     pub(super) dir: PathBuf,
-    /// The same on the disk, with `--real`.
+    /// Directory of the run on the disk, with `--real`.
     pub(super) disk: Option<PathBuf>,
 }
 
@@ -168,8 +168,8 @@ impl Stage<'_> {
         bound(group.clients, entry.ops, &served.collect::<Vec<_>>())
     }
 
-    /// Words that say where the database lies; makes the files that they name. While it is loaded
-    /// nothing is emulated.
+    /// Returns the words that say where the database lies, and makes the files that they name.
+    /// Nothing is emulated while the database is loaded.
     fn place(&self, layout: &Layout, measured: bool) -> Result<Vec<String>> {
         let on_disk = |medium: Medium| match &self.disk {
             Some(disk) if medium != Medium::Nvmm => disk,
@@ -214,7 +214,7 @@ impl Stage<'_> {
                     });
                 }
                 let (threads_fixed, fast_levels) = (*threads_fixed, *fast_levels);
-                // Everything on the fast device is without regard to writers.
+                // If everything lies on the fast device, writers do not wait for one another.
                 let in_turn = fast_levels.map(|_| false);
                 TierPlan { threads_fixed, fast_levels, in_turn, tiers }
             }

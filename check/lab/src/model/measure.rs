@@ -1,8 +1,8 @@
 //! `--measure`: the cost profile of the machine that this runs on.
 //!
 //! Everything happens on one thread and on files in memory, so that no device and no other core is
-//! in the figures. A cost is the time that the thread was on a core, the least of [`ROUNDS`]
-//! rounds: other load adds to a round, nothing takes from it.
+//! in the figures. A cost is the time that the thread was on a core, and the least of [`ROUNDS`]
+//! rounds counts. Other load can only add to a round.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -40,11 +40,11 @@ const RECORDS: u64 = 48_000;
 /// Repetitions of a short operation between two readings of the clock, because the kernel counts in
 /// ticks of some milliseconds.
 const REPEATS: usize = 400;
-/// The same number for even shorter work.
+/// Repetitions of an even shorter operation between two readings of the clock.
 const INSTALLS: usize = 8000;
 const KEY_BYTES: u64 = 16;
 const VALUE_BYTES: usize = 1024;
-/// Number of files that are so small that they only cost opening and making them.
+/// Number of records of a file that is so small that it costs only its opening and making.
 const TINY_RECORDS: u64 = 8;
 /// Number of files of a version, for the cost of an install with many files.
 const MANY_FILES: u64 = 2000;
@@ -54,7 +54,8 @@ pub(super) fn measure(measured_on: String) -> Result<CostProfile> {
     let mut flush_ns = f64::INFINITY;
     let mut merge_ns = [f64::INFINITY; 3];
     let mut bytes_per_record = 0.0;
-    // The same records in two, four and eight runs: only the comparisons differ.
+    // All merges have the same number of records, in two, four or eight runs. Only the number of
+    // comparisons differs.
     for (least, runs) in merge_ns.iter_mut().zip([2, 4, 8]) {
         let bench = Bench::new(runs, RECORDS / runs);
         for _ in 0..ROUNDS {

@@ -153,8 +153,9 @@ impl Machine {
     }
 }
 
-/// Data sheet: 7,450 MB/s read, 6,900 MB/s write into a cache of 114 GB, then 1,400 MB/s. A file's
-/// stream has few operations in flight and a sync waits for the cells: assumed.
+/// The drive by its data sheet: 7,450 MB/s of reads, 6,900 MB/s of writes into a cache of 114 GB,
+/// and then 1,400 MB/s. Two figures are assumed. The stream of a file has few operations in flight,
+/// and a sync waits for the cells.
 fn samsung_990_pro() -> DeviceSpec {
     DeviceSpec {
         name: "Samsung 990 PRO 1 TB".to_owned(),

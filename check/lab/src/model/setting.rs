@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::profile::{CostProfile, Machine};
 
-/// Records that the paper writes.
+/// Bytes of keys and values that the paper writes.
 pub(crate) const DATA_BYTES: u64 = 100_000_000_000;
 /// Memtable size of the paper.
 const WRITE_BUFFER_BYTES: u64 = 256 << 20;

@@ -333,7 +333,8 @@ impl Sim {
         self.may_start |= self.patience_ends().into_iter().any(|due| before < due && due <= now);
     }
 
-    /// Time at which jobs kept for flushes are free again, and at which the load counts as over.
+    /// Times at which jobs that are kept for flushes are free again, and at which the load counts
+    /// as over.
     fn patience_ends(&self) -> Vec<u64> {
         let interval_ns = self.seal_interval_ns;
         let Some(sealed) = self.sealed_ns else { return Vec::new() };

@@ -226,7 +226,8 @@ impl Store {
     }
 }
 
-/// Records of a shard: keys are even, so its share of the key space.
+/// Number of records of a shard. Keys are spread evenly, so it follows from the shard's part of the
+/// key space.
 fn shard_records(sealed: &Sealed, shard: usize, space: u64) -> u64 {
     let (lo, hi) = keyspace::numbers(&sealed.map.range(shard), space);
     let before = |number: u64| {

@@ -63,7 +63,7 @@ fn one_job_writes_as_fast_as_its_costs_add_up_to() {
     let busy_s = outcome.work_s + outcome.install_s;
     let ratio = outcome.seconds / busy_s;
     assert!((0.95..1.05).contains(&ratio), "{} s for {busy_s} s of work", outcome.seconds);
-    // The same from the totals: every byte is flushed and merged at the measured cost.
+    // The totals give the same time: every byte is flushed and merged at the measured cost.
     let cost = CostProfile::frozen().expect("a profile");
     let record_s = |ns: f64| ns / 1e9 + cost.file_bytes_per_record / 1.4e9;
     let records = outcome.seconds * outcome.ops_per_s;

@@ -61,7 +61,8 @@ impl Writer {
         }
     }
 
-    /// A flush has written out `records` from `started_ns` to `now_ns`, `at_once` of them at work.
+    /// Notes that a flush has written out `records` from `started_ns` to `now_ns`, while `at_once`
+    /// flushes ran.
     pub(super) fn drained(&mut self, records: u64, at_once: usize, started_ns: u64, now_ns: u64) {
         let bytes = (records as f64 * self.record_bytes) as u64;
         self.drain.add(bytes);
@@ -70,15 +71,15 @@ impl Writer {
         self.backlog_since_ns = now_ns;
     }
 
-    /// A compaction has taken `records` out of L0 from `started_ns` to `now_ns`, `at_once` of them
-    /// at work.
+    /// Notes that a compaction has taken `records` out of L0 from `started_ns` to `now_ns`, while
+    /// `at_once` compactions ran.
     pub(super) fn compacted(&mut self, records: u64, at_once: usize, started_ns: u64, now_ns: u64) {
         let bytes = (records as f64 * self.record_bytes) as u64;
         let duration = Duration::from_nanos(now_ns - started_ns);
         self.compaction_speed = job_speed(self.compaction_speed, bytes, at_once, duration);
     }
 
-    /// Records that the first memtable that waits for its flush was sealed.
+    /// Notes that the first memtable that waits for its flush was sealed.
     pub(super) fn backlog_begins(&mut self, now_ns: u64) {
         self.backlog_since_ns = now_ns;
     }

@@ -1,5 +1,5 @@
-//! What arithmetic allows: bounds of the throughput of each way to offload, and of the ratios that
-//! the paper states. The functions are pure, and nothing in them was measured by this command.
+//! Bounds by arithmetic: of the throughput of each way to offload, and of the ratios that the paper
+//! states. The functions are pure, and nothing in them was measured by this command.
 //!
 //! Rates are in MB/s of user bytes (keys and values) at full speed. [`SCALE`] is the share of it at
 //! which the command runs. docs/design/offload.md says what leaves in each mode. The factors are
@@ -109,7 +109,7 @@ impl StorageLink {
     }
 }
 
-/// What a mode sends away, as far as its bound follows from it.
+/// Work that a mode offloads, as far as the mode's bound depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Offloaded {
     Nothing,
@@ -120,7 +120,8 @@ pub(super) enum Offloaded {
     Flushes,
     /// Memtables, flushes and compactions. Compactions run on the storage executors only.
     AllAtStorage,
-    /// The same on any executor, with this number of compute nodes.
+    /// Memtables, flushes and compactions. Compactions run on any executor, with this number of
+    /// compute nodes.
     All {
         compute_nodes: u32,
     },

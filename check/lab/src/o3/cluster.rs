@@ -1,4 +1,5 @@
-//! The processes of a run beside its owner: executors, memory nodes, and a manager in this process.
+//! The processes of a run in addition to its owner: executors, memory nodes, and a manager in this
+//! process.
 //!
 //! A run owns one [`Cluster`]. Invariants:
 //! 1. A process ends with the cluster ([`RoleProcess`]).
@@ -24,7 +25,7 @@ use crate::role::RoleProcess;
 
 /// Time within which memory nodes must be known to the manager.
 const START_MAX: Duration = Duration::from_secs(30);
-/// Pause between two looks at them.
+/// Pause between two checks of the memory nodes.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Time for executors to announce themselves: two of their beats.
 const ANNOUNCED: Duration = Duration::from_millis(400);
@@ -38,7 +39,7 @@ pub(super) struct Devices {
     pub(super) local: PathBuf,
 }
 
-/// How a cluster is started.
+/// Parameters of the start of a cluster.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ClusterSpec<'a> {
     /// Program that runs a role.
@@ -49,7 +50,7 @@ pub(super) struct ClusterSpec<'a> {
     pub(super) devices: &'a Devices,
     /// Factor on the rates of the links.
     pub(super) speed: f64,
-    /// Directory of sockets for shared memory, if the owner reaches memory nodes so.
+    /// Directory of sockets for shared memory, if the owner reaches memory nodes through it.
     pub(super) sockets: Option<&'a Path>,
 }
 
@@ -164,7 +165,7 @@ impl Cluster {
         let roles = std::mem::take(&mut *self.roles.lock());
         let mut result = Ok(());
         for (_, role) in roles {
-            // Every role is told to end, also after the failure of another one.
+            // Every role is notified to end, also after the failure of another one.
             let closed = role.close();
             result = result.and(closed);
         }

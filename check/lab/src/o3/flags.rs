@@ -48,7 +48,8 @@ Examples:
   archipelago-lab o3 --only=ablation --runs=1 --out=ablation
   archipelago-lab o3 --page docs/benchmarks/o3.md";
 
-/// Memtables of a run of random writes: enough that the debt of a classic L0 is not half of it.
+/// Memtables of a run of random writes. With these, the debt of a classic L0 is less than half of
+/// the run.
 const MEMTABLES: u64 = 150;
 const MEMTABLES_QUICK: u64 = 60;
 /// Bytes of records that reads choose from: the paper's 4 GB at a sixteenth.

@@ -14,7 +14,8 @@
 //! | `rows`, `claims` | the rows |
 //! | `report`, `plots` | sections and charts |
 //!
-//! The owner is the program `archipelago bench`, so that the program is measured that people run.
+//! The owner is the program `archipelago bench`, so that the measured program is the one that
+//! people run.
 //! Other roles are processes of the laboratory, because only they have emulated links.
 //!
 //! Invariants:

@@ -7,7 +7,7 @@ use super::bounds::{LevelZero, Offloaded, StorageLink};
 
 /// Local memtables of a mode whose memtables stay, as in the paper (§5.1).
 const LOCAL_MEMTABLES: u32 = 8;
-/// The same of a mode whose memtables leave.
+/// Local memtables of a mode whose memtables leave.
 const KEPT_MEMTABLES: u32 = 2;
 /// Memtables at memory nodes, unless a cell says otherwise.
 const REMOTE_MEMTABLES: u32 = 6;
@@ -52,7 +52,7 @@ pub(super) enum Mode {
     AllBurst,
 }
 
-/// What a mode needs.
+/// Description of a mode: the work that leaves, and its memtables and processes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct ModeSpec {
     pub(super) mode: Mode,
@@ -60,7 +60,7 @@ pub(super) struct ModeSpec {
     pub(super) name: &'static str,
     /// Value of `--offload_mode`, which is that of `archipelago serve --offload-mode`.
     pub(super) offload: &'static str,
-    /// What its bound follows from.
+    /// Offloaded work from which the bound of the mode follows.
     pub(super) offloaded: Offloaded,
     pub(super) level: LevelZero,
     /// Memtables at the owner, the active one included.
@@ -72,7 +72,7 @@ pub(super) struct ModeSpec {
     pub(super) nodes: Nodes,
 }
 
-/// Processes of a mode beside the owner and the manager.
+/// Processes of a mode in addition to the owner and the manager.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Nodes {
     /// Executors on storage nodes, without a link.
@@ -182,7 +182,7 @@ const TABLE: [ModeSpec; 13] = [
 ];
 
 impl Mode {
-    /// What the mode needs.
+    /// Description of the mode.
     pub(super) fn spec(self) -> &'static ModeSpec {
         // The test below shows that each mode has its row; the first row would be wrong.
         TABLE.iter().find(|spec| spec.mode == self).unwrap_or(&TABLE[0])
@@ -213,7 +213,7 @@ impl ModeSpec {
     }
 }
 
-/// What the program at hand can do, by its help.
+/// Abilities of the measured program, as its help states them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Abilities {
     /// Values of `--offload_mode`.
@@ -248,7 +248,7 @@ impl Abilities {
         Self { modes, has_offset_cache: help.contains(OFFSET_CACHE_FLAG) }
     }
 
-    /// Why the program refuses a mode; `None` if it takes it.
+    /// Reason for which the program refuses a mode; `None` if it takes the mode.
     pub(super) fn refusal(&self, mode: Mode) -> Option<String> {
         let spec = mode.spec();
         if !self.modes.iter().any(|known| known == spec.offload) {

@@ -226,7 +226,7 @@ impl RespLoad {
     }
 }
 
-/// What a run does to its database.
+/// Load of a run on its database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Load {
@@ -266,7 +266,7 @@ impl Load {
     }
 }
 
-/// What is measured together.
+/// Mode, link and load that are measured together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub(super) struct Cell {
     pub(super) mode: Mode,
@@ -284,12 +284,12 @@ impl Cell {
         Self { mode, link, load, remote_memtables: None, local_memtables: None, shm: false }
     }
 
-    /// The same with this number of memtables at memory nodes.
+    /// This cell with this number of memtables at memory nodes.
     pub(super) const fn with_remote(self, count: u32) -> Self {
         Self { remote_memtables: Some(count), ..self }
     }
 
-    /// The same with this number of local memtables, of `all` together.
+    /// This cell with this number of local memtables, of `all` together.
     pub(super) const fn with_local(self, count: u32, all: u32) -> Self {
         Self { local_memtables: Some(count), remote_memtables: Some(all - count), ..self }
     }

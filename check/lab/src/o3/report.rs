@@ -16,7 +16,7 @@ use crate::page::{Grid, Section};
 const BUSY_MAX: f64 = 2.0 / 3.0;
 const MIB: f64 = 1_048_576.0;
 
-/// What the report shows beside the facts.
+/// Parts of the report in addition to the facts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shown<'a> {
     pub(super) rows: &'a [Row],
@@ -81,7 +81,7 @@ fn number(value: Option<f64>, decimals: usize) -> String {
     value.map_or_else(|| "—".to_owned(), |value| format!("{value:.decimals$}"))
 }
 
-/// Bounds of all modes beside what was measured.
+/// Bounds of all modes next to the measured figures.
 fn arithmetic(facts: &Facts<'_>) -> Grid {
     let mut grid = Grid::new([
         "mode",
@@ -231,7 +231,8 @@ fn links(facts: &Facts<'_>) -> Grid {
     grid
 }
 
-/// Whether processors were the limit of each run, and what left the owner.
+/// The figures that show whether processors were the limit of each run, and the work that left the
+/// owner.
 fn validity(facts: &Facts<'_>) -> Section {
     let mut grid = Grid::new([
         "load",

@@ -20,7 +20,7 @@ use super::plan::RespLoad;
 /// Commands of a pipeline that loads records.
 const LOAD_PIPELINE: u64 = 64;
 
-/// What clients do.
+/// Load of the clients, and its parameters.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RespPlan<'a> {
     /// Address of the server.
@@ -33,12 +33,12 @@ pub(super) struct RespPlan<'a> {
     pub(super) seed: u64,
 }
 
-/// What clients have measured.
+/// Figures that clients have measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(super) struct RespFigures {
     pub(super) commands: u64,
     pub(super) seconds: f64,
-    /// Of the time from a pipeline's first byte to its last reply, in milliseconds.
+    /// 99th percentile of the time from a pipeline's first byte to its last reply, in milliseconds.
     pub(super) p99_ms: f64,
 }
 

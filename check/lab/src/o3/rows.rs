@@ -10,7 +10,7 @@ use crate::claim::{Target, median};
 use crate::page::{self, Verdict};
 use crate::sides::{Goal, Judgement, Sides};
 
-/// All that rows follow from.
+/// Facts from which rows follow.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Facts<'a> {
     pub(super) flags: &'a O3Flags,
@@ -50,7 +50,7 @@ pub(super) struct Row {
     pub(super) page_row: page::Row,
 }
 
-/// A row that was not measured, and why.
+/// A row that was not measured, and the reason.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Unmeasured {
     pub(super) group: Group,
@@ -129,7 +129,7 @@ impl Claim {
         let load = format!("{}, {}", own.load.name(), own.link.name());
         match &self.peer {
             None => format!("{name}, {}", own.name()),
-            // Only the names of modes differ, or the whole names do.
+            // If only the modes differ, the row names the rest once.
             Some((peer, _)) if Cell { mode: own.mode, ..*peer } == *own => {
                 let shm = if own.shm { ", shm" } else { "" };
                 format!("{name}, {load}{shm}: {} / {}", own.mode.name(), peer.mode.name())
@@ -186,7 +186,7 @@ impl Facts<'_> {
         self.plan.cells.contains(cell)
     }
 
-    /// The rows of the groups that were asked for and whose cells were planned.
+    /// The rows of the requested groups whose cells were planned.
     pub(super) fn rows(&self, claims: &[Claim]) -> Vec<Row> {
         let groups = self.flags.groups();
         let planned = |claim: &&Claim| {
@@ -223,7 +223,7 @@ impl Facts<'_> {
         Row { group: claim.group, what, paper, measured, peer, ratio, bound, verdict, page_row }
     }
 
-    /// The rows of the groups that were asked for whose modes the program refuses.
+    /// The rows of the requested groups whose modes the program refuses.
     pub(super) fn refused(&self, claims: &[Claim]) -> Vec<Unmeasured> {
         let groups = self.flags.groups();
         let why = |claim: &Claim| {

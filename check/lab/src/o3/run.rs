@@ -49,7 +49,7 @@ pub(super) struct Run {
     pub(super) record_bytes: u64,
     /// Share of the machine's processor time that was used.
     pub(super) busy_share: Option<f64>,
-    /// Counters of what left the owner.
+    /// Counters of the work that left the owner.
     pub(super) offload: std::collections::BTreeMap<String, u64>,
 }
 

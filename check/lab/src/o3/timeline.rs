@@ -1,4 +1,4 @@
-//! What the samples of a run say: rates over time, stops, flushes, bytes by level, and peaks of
+//! Figures from the samples of a run: rates over time, stops, flushes, bytes by level, and peaks of
 //! links. The functions are pure.
 
 use archipelago_bench::harness::samples::{Sample, Series, Window};
@@ -42,7 +42,7 @@ pub(super) struct Flushes {
     pub(super) span_s: f64,
 }
 
-/// What the samples of a run say.
+/// Figures from the samples of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(super) struct Timeline {
     /// Operations of each whole second of the benchmark.

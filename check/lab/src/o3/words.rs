@@ -35,7 +35,7 @@ const DELEGATED_THREADS: u64 = 2;
 /// Values of Redis clients.
 pub(super) const RESP_VALUE: Value = Value::Large;
 
-/// What the words of a process follow from.
+/// Parameters from which the words of a process follow.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Case<'a> {
     pub(super) flags: &'a O3Flags,
@@ -45,7 +45,7 @@ pub(super) struct Case<'a> {
     pub(super) baseline_bytes_per_s: Option<f64>,
 }
 
-/// Where a process finds its database and its cluster.
+/// Places of an owner's database and of its cluster.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OwnerPlaces<'a> {
     pub(super) db: &'a Path,

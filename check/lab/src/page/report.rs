@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::{Page, Section, Style, write};
 
-/// What the runs of a command have shown.
+/// Results of the runs of a command.
 pub(crate) struct Report<'a> {
     /// Title of the report and of the page.
     pub(crate) title: &'a str,

@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::Grid;
 use crate::claim::Target;
 
-/// A figure, what it is compared with, and what it must reach.
+/// A figure, the figure that it is compared with, and its target.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Row {
     pub(crate) name: String,
@@ -19,7 +19,7 @@ pub(crate) struct Row {
     /// Median of the side that it is compared with.
     pub(crate) peer: Option<f64>,
     pub(crate) ratio: Option<Ratio>,
-    /// What arithmetic allows, as text. Empty if there is no such bound.
+    /// Bound by arithmetic, as text. Empty if there is no such bound.
     pub(crate) bound: String,
     /// Statement of the paper, in its own words. Empty if it says nothing.
     pub(crate) paper: String,

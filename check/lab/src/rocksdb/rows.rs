@@ -28,7 +28,8 @@ pub(crate) const NAMES: &[&str] = &[
 pub(super) enum Metric {
     /// Operations per second of the last benchmark of that name.
     Rate(&'static str),
-    /// The same rate if the time until nothing is left to compact counts, too.
+    /// Operations per second of the last benchmark of that name, including the time until nothing
+    /// is left to compact.
     SettledRate(&'static str),
     /// 99th percentile of a kind of operation of a benchmark, in microseconds.
     P99(&'static str, &'static str),

@@ -1,8 +1,8 @@
 //! Runs the steps of the plan, in rounds: each step here, then in db_bench, then the next step.
 //!
-//! Owned by the main thread; a thread of its own waits for SIGINT and SIGTERM and ends the process
-//! that runs. A failed step becomes an entry of the journal, and the following steps still run. A
-//! step that needs the loaded database loads it again if it is missing.
+//! The main thread owns the session. Another thread waits for SIGINT and SIGTERM, and then ends the
+//! running process. A failed step becomes an entry of the journal, and the following steps still
+//! run. A step that needs the loaded database loads it again if it is missing.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -164,7 +164,7 @@ fn figures_come_from_the_run() {
     assert!((per_get - 1000.0 / 799.0).abs() < 1e-9, "{per_get}");
     run.settle_seconds = None;
     assert_eq!(Metric::SettledRate("fillrandom").of(&run, None), None);
-    // The first of a name warmed the cache.
+    // The first result of a name warmed the cache.
     let later = side_run(Side::RocksDb, "fillrandom", 900, 0).lines;
     run.lines.extend(later);
     assert_eq!(Metric::Rate("fillrandom").of(&run, None), Some(900.0));

@@ -1,4 +1,4 @@
-//! What arithmetic allows: device writes per user byte, the price of garbage collection, and the
+//! Bounds by arithmetic: device writes per user byte, the price of garbage collection, and the
 //! shares of a workload's bytes. The functions are pure.
 //!
 //! The model is that of an engine that writes each user byte once to the log and once when it

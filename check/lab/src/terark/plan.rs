@@ -95,7 +95,7 @@ impl Part {
     }
 }
 
-/// How a run stores values.
+/// Way in which a run stores values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Mode {
@@ -109,7 +109,7 @@ pub(super) enum Mode {
     AsBlobDb,
     /// Separated, with a bound of 1.25 that includes the slack.
     Bound125,
-    /// The same with 1.5.
+    /// Separated, with a bound of 1.5 that includes the slack.
     Bound150,
     /// RocksDB with blob files and their garbage collection.
     BlobDb,
@@ -153,7 +153,7 @@ pub(super) enum StepKind {
     Read,
     /// The load and the updates of a workload of the paper.
     Prepare(Paper),
-    /// The reads and scans of such a workload.
+    /// The reads and scans of a workload of the paper.
     Serve(Paper),
     /// Some scans of Fixed-16K.
     Scan,
@@ -289,7 +289,7 @@ pub(super) fn share_in_levels() -> f64 {
     bounds::share_in_levels(KEY_BYTES, std::iter::once(VALUE_BYTES), SEPARATION_BYTES)
 }
 
-/// What the words of a process follow from.
+/// Parameters from which the words of a process follow.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Case<'a> {
     pub(super) flags: &'a TerarkFlags,

@@ -119,7 +119,7 @@ fn figures_of(
     ])
 }
 
-/// What garbage collection did in the part `gc`.
+/// Figures of garbage collection in the part `gc`.
 fn collections(facts: &Facts<'_>) -> Grid {
     let mut grid = Grid::new([
         "round",

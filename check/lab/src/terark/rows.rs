@@ -20,11 +20,11 @@ const CALLS_PER_RECORD_MAX: f64 = 0.02;
 /// files.
 const READ_VALID_FACTOR: f64 = 1.25;
 const READ_KEYS_SHARE: f64 = 0.005;
-/// Why collection needs more calls than its target says.
+/// Reason for which collection needs more calls than its target says.
 const SMALL_FILES: &str = "Each file costs a call for its keys and one for its values, and a flush \
                            of a memtable of 4 MiB writes files with few records.";
 
-/// All that rows follow from.
+/// Facts from which the rows follow.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Facts<'a> {
     pub(super) flags: &'a TerarkFlags,
@@ -38,7 +38,7 @@ type Figure = fn(&Facts<'_>, &Run) -> Option<f64>;
 /// Function that computes a bound, as text.
 type Bound = fn(&Facts<'_>) -> Option<String>;
 
-/// What must hold for a row.
+/// Goal of a row.
 #[derive(Clone, Copy)]
 enum Goal {
     /// The ratio of the medians.
@@ -356,7 +356,7 @@ fn prefetch_bound(facts: &Facts<'_>) -> Option<String> {
     Some(times(alone / (together / in_flight)))
 }
 
-/// Space of tables without any garbage. Keys and references come to the live bytes.
+/// Space of tables without any garbage. Keys and references are added to the live bytes.
 fn least_space(_: &Facts<'_>) -> Option<String> {
     Some("≥ 1.0".to_owned())
 }

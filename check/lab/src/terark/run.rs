@@ -104,7 +104,7 @@ impl Run {
         Some(line.ops as f64 / seconds.max(1e-9))
     }
 
-    /// Seconds from the end of the writes until then.
+    /// Seconds from the end of the writes until compaction and garbage collection had settled.
     pub(super) fn settle_s(&self, kind: StepKind) -> Option<f64> {
         self.step(kind)?.side.settle_seconds
     }
@@ -138,7 +138,7 @@ impl Run {
         samples.iter().map(|sample| sample.log_bytes as f64 / MIB).reduce(f64::max)
     }
 
-    /// Garbage collection during the updates. None if no file was collected.
+    /// Garbage collection during the updates. `None` if no file was collected.
     pub(super) fn collection(&self) -> Option<Collection> {
         Collection::of(self.step(StepKind::Update)?.result(Step::SAMPLED)?)
     }
@@ -150,7 +150,7 @@ impl Run {
     }
 }
 
-/// What garbage collection did during the updates, until the store had settled.
+/// Figures of garbage collection during the updates, until the store had settled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Collection {
     pub(crate) jobs: f64,

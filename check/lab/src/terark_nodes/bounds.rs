@@ -1,4 +1,4 @@
-//! What arithmetic allows: bytes on the client's card per user byte, the cost of a mode at the
+//! Bounds by arithmetic: bytes on the client's card per user byte, the cost of a mode at the
 //! paper's prices, and the paper's model of redundancy (§4.2.3). The functions are pure.
 //!
 //! A run whose card is the only full resource sends as many user bytes as the card allows. So the
@@ -54,7 +54,8 @@ pub(super) struct Prices {
 
 pub(super) const PRICES: Prices = Prices { storage: 0.3788, put: 0.5760, get: 0.0364 };
 
-/// What a mode uses, each as a multiple of the mode without separation and with three replicas.
+/// Use of resources by a mode, each as a multiple of the mode without separation and with three
+/// replicas.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Usage {
     pub(super) storage: f64,
@@ -63,7 +64,7 @@ pub(super) struct Usage {
 }
 
 impl Usage {
-    /// Its cost at the paper's prices, in dollars.
+    /// Cost of the resources at the paper's prices, in dollars.
     pub(super) fn cost(self) -> f64 {
         let Prices { storage, put, get } = PRICES;
         storage * self.storage + put * self.put_cpu + get * self.get_cpu
@@ -92,8 +93,9 @@ pub(super) fn mixed_over_coded(latencies: Latencies, tables: f64, small: f64) ->
     (latencies.small_coded + large) / (1.0 + large) * (1.0 + tables) / (1.0 + 2.0 * tables)
 }
 
-/// The same over replicated tables and values, if large reads of both kinds take the same time
-/// (equation 3).
+/// Reads per second and unit of storage of replicated tables with coded values, over those of
+/// replicated tables and values (equation 3). The model assumes that large reads of both kinds take
+/// the same time.
 pub(super) fn mixed_over_replicated(tables: f64) -> f64 {
     (2.0 + 2.0 * tables) / (1.0 + 2.0 * tables)
 }

@@ -22,12 +22,12 @@ use crate::role::RoleProcess;
 
 /// Time within which nodes must have founded their cluster.
 const FOUNDING_MAX: Duration = Duration::from_secs(60);
-/// Pause between two looks at the members.
+/// Pause between two checks of the members.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Time for which the nodes of a new cluster must have been up.
 const SETTLE: Duration = Duration::from_millis(500);
 
-/// How a cluster is started.
+/// Parameters of the start of a cluster.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ClusterSpec<'a> {
     /// Program that runs a node.
@@ -77,9 +77,9 @@ pub(super) struct ClusterState {
 /// Bytes of one class of files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Bytes {
-    /// With copies and parity.
+    /// Bytes with copies and parity.
     pub(super) stored: u64,
-    /// Without copies and parity.
+    /// Bytes without copies and parity.
     pub(super) logical: u64,
 }
 
@@ -106,7 +106,7 @@ impl ClusterState {
         self.tables.stored + self.values.stored
     }
 
-    /// The same without copies and parity.
+    /// Bytes of tables and value files without copies and parity.
     pub(super) fn logical_bytes(&self) -> u64 {
         self.tables.logical + self.values.logical
     }

@@ -14,18 +14,18 @@ use serde::Serialize;
 use super::cluster::Cluster;
 use crate::program::run_to_end;
 
-/// Pause between two looks at the nodes.
+/// Pause between two checks of the nodes.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Time within which the owner must have written a quarter of its load.
 const LOAD_MAX: Duration = Duration::from_secs(120);
 
-/// Time of an event, and what it was about.
+/// Time of an event, and the bytes that it was about.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct EventFigures {
     /// Seconds of the event; `None` if it did not end in time.
     pub(super) seconds: Option<f64>,
-    /// Seconds of the same without the event: an opening of a volume that was given up. 0 for a
-    /// repair.
+    /// Seconds of the same work without the event: the opening of a volume that its owner gave up.
+    /// 0 for a repair.
     pub(super) usual_seconds: f64,
     /// Bytes that the lost node had, or that the owner had written.
     pub(super) bytes: u64,

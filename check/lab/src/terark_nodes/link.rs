@@ -66,7 +66,7 @@ impl Link {
         })
     }
 
-    /// The words with which `archipelago bench` emulates it.
+    /// The words with which `archipelago bench` emulates the network.
     pub(super) fn words(&self) -> [String; 3] {
         [
             format!("--network_bytes_per_s={:.0}", self.card_bytes_per_s),
@@ -105,7 +105,7 @@ pub(super) fn device(stretch: f64) -> Result<DeviceSpec> {
     stretched(DeviceSpec::from_toml(STORAGE_NODE)?, stretch)
 }
 
-/// The same device with stretched times.
+/// The given device with times stretched by `stretch`.
 pub(super) fn stretched(mut device: DeviceSpec, stretch: f64) -> Result<DeviceSpec> {
     device.scale = 1.0 / stretch;
     device.validate()?;

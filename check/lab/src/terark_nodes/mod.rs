@@ -14,7 +14,8 @@
 //! | `rows`, `claims` | the rows |
 //! | `report`, `plots` | sections and charts |
 //!
-//! The client is the program `archipelago bench`, so that the program is measured that people run.
+//! The client is the program `archipelago bench`, so that the measured program is the one that
+//! people run.
 //! Storage nodes are processes of the laboratory, because only they have emulated devices.
 //!
 //! Invariants:

@@ -10,7 +10,7 @@ pub(super) const KEY_BYTES: u64 = 24;
 pub(super) const SEPARATION_BYTES: u64 = 512;
 /// Length of the values of YCSB and of the group `loopback`.
 pub(super) const VALUE_BYTES: u64 = 16 << 10;
-/// Most records whose lengths are looked at for the share in the levels.
+/// Largest number of records whose lengths are read for the share in the levels.
 const SHARE_RECORDS_MAX: u64 = 100_000;
 
 /// A workload of the paper (§5.1).
@@ -35,7 +35,7 @@ impl Workload {
         }
     }
 
-    /// One of three things, for this workload.
+    /// The element for this workload, in the order Fixed-16K, Mixed-8K, Pareto-1K.
     pub(super) fn pick<T>(self, [fixed, mixed, pareto]: [T; 3]) -> T {
         match self {
             Self::Fixed16k => fixed,
@@ -74,7 +74,7 @@ impl Workload {
     }
 }
 
-/// How a run stores bytes. Modes without `local` in their name lie on storage nodes.
+/// Way in which a run stores bytes. Modes without `local` in their name lie on storage nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]

@@ -61,9 +61,9 @@ pub(super) struct ClassSpace {
     pub(super) class: String,
     /// Number of chunks and extents.
     pub(super) objects: u64,
-    /// Bytes of their files.
+    /// Bytes of the files of these chunks and extents.
     pub(super) bytes: u64,
-    /// Their share of the lengths of files, without copies and parity.
+    /// Share of these chunks and extents in the lengths of files, without copies and parity.
     pub(super) logical_bytes: u64,
 }
 

@@ -79,13 +79,13 @@ impl Group {
 pub(super) enum Step {
     /// Each record once into an empty database, measured.
     Load,
-    /// The same, to prepare another step.
+    /// Each record once into an empty database, to prepare another step.
     Prepare,
     /// Three updates per record, and then point reads by the same process.
     Update,
     /// Point reads by a new process. The first ones fill the cache.
     Read,
-    /// The same after a storage node was killed.
+    /// Point reads by a new process after a storage node was killed.
     DegradedRead,
     Scan,
     /// Updates at a limited rate.
@@ -106,7 +106,7 @@ pub(super) enum Step {
     Repair,
     /// The owner is killed, and another process takes the volume over.
     TakeOver,
-    /// The load and the updates of that owner, which go on until it is killed.
+    /// The load and the updates of the owner of a take-over, which continue until it is killed.
     Owner,
 }
 
@@ -150,7 +150,7 @@ impl Course {
     }
 }
 
-/// What is measured together.
+/// Mode, workload, card and course that are measured together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub(super) struct Cell {
     pub(super) workload: Workload,

@@ -144,7 +144,7 @@ fn validity(facts: &Facts<'_>) -> Section {
     }
 }
 
-/// What limited a run.
+/// The limit of a run, as text.
 pub(super) fn limit(card: Option<f64>, busy: Option<f64>) -> &'static str {
     match (card, busy) {
         (_, Some(busy)) if busy >= BUSY_MAX => "processors",

@@ -15,7 +15,7 @@ use crate::page::{self, Verdict};
 use crate::sides::{Goal, Judgement, Sides};
 use crate::terark::bounds::collected_per_byte;
 
-/// All that rows follow from.
+/// Facts from which the rows follow.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Facts<'a> {
     pub(super) flags: &'a NodesFlags,
@@ -248,7 +248,7 @@ impl Facts<'_> {
         Some(usage.cost())
     }
 
-    /// The rows of the groups that are asked for and whose runs exist.
+    /// The rows of the requested groups whose runs exist.
     pub(super) fn rows(&self, claims: &[Claim]) -> Vec<Row> {
         let groups = self.flags.groups();
         let ran = |claim: &&Claim| {

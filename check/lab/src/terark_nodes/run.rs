@@ -25,7 +25,7 @@ use crate::results::{self, ResultEntry, ResultFile};
 const SAMPLE_EVERY: Duration = Duration::from_millis(500);
 /// Silence after which a node counts as lost, if the run is about a repair.
 const LOST_AFTER: Duration = Duration::from_secs(5);
-/// The same of other runs: longer than they take.
+/// Silence after which a node counts as lost in other runs, which is longer than they take.
 const LOST_NEVER: Duration = Duration::from_secs(24 * 3600);
 /// Points of a timeline that a run keeps.
 const TIMELINE_POINTS: usize = 120;
@@ -37,7 +37,7 @@ pub(super) struct SpaceSample {
     pub(super) t_s: f64,
     /// Bytes of tables and value files, with copies and parity.
     pub(super) stored_bytes: u64,
-    /// The same without them.
+    /// Bytes of tables and value files, without copies and parity.
     pub(super) logical_bytes: u64,
     pub(super) log_bytes: u64,
 }
@@ -61,7 +61,7 @@ pub(super) struct StepRun {
     pub(super) busy_share: Option<f64>,
     pub(super) space: Vec<SpaceSample>,
     pub(super) sent: Vec<SentSample>,
-    /// What a step without benchmarks measured.
+    /// Measurement of a step without benchmarks.
     pub(super) event: Option<events::EventFigures>,
 }
 
@@ -91,7 +91,7 @@ impl StepRun {
         self.results.iter().rfind(|result| result.name == benchmark)
     }
 
-    /// The result of the benchmark that the step is about.
+    /// The result of the benchmark that the step measures.
     pub(super) fn main(&self, workload: Workload) -> Option<&ResultEntry> {
         let name = workload.name();
         let phase = match self.step {
@@ -112,7 +112,7 @@ impl Run {
         self.steps.iter().find(|found| found.step == step)
     }
 
-    /// The result of the benchmark that a step is about.
+    /// The result of the benchmark that a step measures.
     pub(super) fn main(&self, step: Step) -> Option<&ResultEntry> {
         self.step(step)?.main(self.cell.workload)
     }

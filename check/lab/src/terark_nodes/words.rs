@@ -51,7 +51,7 @@ pub(super) fn throttled_bytes_per_s(flags: &NodesFlags, workload: Workload) -> u
     (full * workload.pick([1.0, 1.0, 0.5])) as u64
 }
 
-/// What the words of a process follow from.
+/// Parameters from which the words of a process follow.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Case<'a> {
     pub(super) flags: &'a NodesFlags,

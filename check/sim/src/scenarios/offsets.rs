@@ -44,11 +44,11 @@ use crate::run::{RunOutcome, RunRequest, Scenario, Step, Trace};
 use crate::scenarios::figures;
 
 const MIB: u64 = 1 << 20;
-/// Operations of a run.
+/// Number of operations of a run.
 const ROUNDS: usize = 160;
-/// Keys of a run.
+/// Number of keys of a run.
 const KEYS: u64 = 24;
-/// Shards that the owner has away at most.
+/// Largest number of shards that the owner has away.
 const SHARDS_MAX: usize = 4;
 
 const STEPS: [Step; 2] = [
@@ -76,7 +76,7 @@ impl Handler for Inline {
     }
 }
 
-/// The list of nodes, as a pool would tell it.
+/// The list of nodes that a pool would return.
 #[derive(Debug, Default)]
 struct Listed(Mutex<Vec<MemoryNode>>);
 
@@ -143,7 +143,7 @@ fn key_of(number: u64) -> Vec<u8> {
     format!("key-{number:02}").into_bytes()
 }
 
-/// What a search of these shards, newest first, must find.
+/// The versions that a search of these shards, newest first, must find.
 fn expected(samples: &[&Sample], key: &[u8], snapshot: SeqNo) -> Versions {
     let (mut versions, mut is_decided) = (Vec::new(), false);
     for sample in samples {
@@ -221,7 +221,7 @@ impl World {
         wait_for(&self.owner, Runtime::sleep(&self.owner, time));
     }
 
-    /// Begins the next life of the node, which the pool tells the owner.
+    /// Begins the next life of the node. The list of the pool names it from now on.
     fn begin_node(&mut self) {
         self.counted.lives += 1;
         let life = Epoch(self.counted.lives);
@@ -259,7 +259,7 @@ impl World {
         }
     }
 
-    /// A cut for some seconds, or the end of the node's life.
+    /// Cuts the link for some seconds, or ends the node's life.
     fn break_something(&mut self) {
         if self.rng.bool() {
             self.network.cut(&self.owner, &self.memory);
@@ -311,7 +311,7 @@ impl World {
                     _ => (Kind::Put, self.rng.usize(8..300)),
                 };
                 let mut value = vec![self.rng.u8(..); bytes];
-                // Each value is another one.
+                // Every value is different.
                 let stamp = self.seq.to_le_bytes();
                 value.iter_mut().zip(stamp).for_each(|(byte, stamp)| *byte = stamp);
                 shard.insert(&key_of(number), SeqNo(self.seq), kind, &value);

@@ -30,7 +30,7 @@ impl Cluster {
         Self::of(manager("tcp:127.0.0.1:0"))
     }
 
-    /// The same with proxies for `offload` of a thousand partitions.
+    /// Starts the cluster with proxies for `offload` of a thousand partitions.
     pub(crate) fn with_proxies(offload: u32) -> Self {
         Self::of(start_manager("tcp:127.0.0.1:0", 0, offload, true))
     }

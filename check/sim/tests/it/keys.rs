@@ -101,12 +101,12 @@ fn value_is_never_lost_by_moves_of_two_nodes() {
     cluster.compute[0].set(b"here", &token, 0).expect("room");
     let moves = [AtomicU32::new(0), AtomicU32::new(0)];
     let move_often = |node: &FlexKvNode, (from, to): (&[u8], &[u8]), mine: &AtomicU32| {
-        // Each needs the other one to move the value back.
+        // Each node needs the other one to move the value back.
         while moves.iter().any(|moves| moves.load(Ordering::SeqCst) < 20) {
             match node.rename(from, to, Destination::Overwritten) {
                 Ok(Renamed::Moved) => _ = mine.fetch_add(1, Ordering::SeqCst),
                 Ok(_) => {
-                    // The other one moves the value only once before this one moves it back.
+                    // The other node moves the value only once before this node moves it back.
                     let absent = |key: &[u8]| node.get(key).expect("readable").is_none();
                     let is_lost = (0..3).all(|_| absent(from) && absent(to));
                     assert!(!is_lost, "the value is lost");

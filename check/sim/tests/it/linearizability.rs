@@ -61,9 +61,8 @@ fn write_that_commits_before_the_copies_is_noticed() {
     assert!(is_noticed_with("flexkv", 0..60, &["copies-first"], NOT_LINEARIZABLE));
 }
 
-/// In these seeds a session sent a number that it had used up again and again: a node that was
-/// notified of another node before the map named it forgot that node, and began a new session as
-/// the same client.
+/// In these seeds, a session sent a used number again and again. A node was notified of another
+/// node before the map named it. It forgot that node, and began a new session as the same client.
 #[test]
 fn seeds_that_once_failed_are_sound() {
     let store = find("flexkv").expect("a scenario");
@@ -74,7 +73,8 @@ fn seeds_that_once_failed_are_sound() {
     }
 }
 
-/// One of some 80 seeds notices it, because the node's lease alone prevents nearly all harm.
+/// About one of 80 seeds notices the omission, because the node's lease alone prevents nearly all
+/// harm.
 #[test]
 fn deposed_owner_with_late_writes_is_noticed() {
     assert!(is_noticed("flexkv", 800..1400, &["eviction"]));

@@ -340,8 +340,8 @@ fn histories_are_linearizable_while_processes_are_killed() {
         progress("with everybody there");
         for round in 0..9 {
             if round % 3 == 2 {
-                // It starts at the same address. The nodes report everything that it must know,
-                // also what the store's coordinator must know.
+                // The manager starts at the same address. The nodes report everything that the
+                // manager and the store's coordinator must know.
                 manager.kill();
                 manager = Process::start(&format!("manager 0 {at} 0"));
             } else if round % 3 == 0 {
@@ -352,7 +352,8 @@ fn histories_are_linearizable_while_processes_are_killed() {
                 *world.addresses.lock().expect("nobody panics with it") = addresses(&compute);
             } else {
                 let killed = rng.usize(..memory.len());
-                // The others have copies of everything, or it would be the pool that waits.
+                // The next step removes a node. The other nodes must have copies of every block
+                // before that, or the pool would wait.
                 until("every block is whole", || is_whole(&at));
                 drop(memory.remove(killed));
                 progress("without a memory node");

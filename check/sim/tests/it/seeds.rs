@@ -25,7 +25,8 @@ pub(crate) fn is_noticed(scenario: &str, seeds: Range<u64>, without: &[&'static 
     is_noticed_with(scenario, seeds, without, "")
 }
 
-/// The same with a violation that contains `text`.
+/// Whether some seed notices, by a violation that contains `text`, that steps are left out. A panic
+/// does not count.
 pub(crate) fn is_noticed_with(
     scenario: &str,
     mut seeds: Range<u64>,

@@ -27,8 +27,8 @@ pub enum Direction {
     Write,
 }
 
-/// A device; see the module. Rates are in bytes (operations) per second of the device at full
-/// size; the functions below apply [`DeviceSpec::scale`].
+/// The description of a device. Rates are in bytes or operations per second of the device at full
+/// size. The functions below apply [`DeviceSpec::scale`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceSpec {
@@ -36,7 +36,7 @@ pub struct DeviceSpec {
     pub name: String,
     /// Source of the figures: data sheets, vendors' pages.
     pub source: String,
-    /// Every rate is multiplied by this and every latency divided. More than 0; default 1.
+    /// Factor that multiplies every rate and divides every latency. More than 0; default 1.
     #[serde(default = "one")]
     pub scale: f64,
     /// Bytes per second of readers and writers together.
@@ -51,19 +51,21 @@ pub struct DeviceSpec {
     /// Operations per second, reads and writes together; 0 for no limit (the default).
     #[serde(default)]
     pub operations_per_s: u64,
-    /// A larger operation counts as several of this size. Default 256 KiB.
+    /// Largest number of bytes of one operation. A larger operation counts as several of this size.
+    /// Default 256 KiB.
     #[serde(default = "io_bytes_max")]
     pub io_bytes_max: u64,
     /// Time from the end of the transfer until a reader has its bytes, in microseconds. Default 0.
     #[serde(default)]
     pub read_latency_us: u64,
-    /// The same of a writer.
+    /// Time from the end of the transfer until a writer continues, in microseconds. Default 0.
     #[serde(default)]
     pub write_latency_us: u64,
-    /// Time of a sync beyond the bytes that it waits for.
+    /// Time of a sync beyond the bytes that it waits for, in microseconds. Default 0.
     #[serde(default)]
     pub sync_latency_us: u64,
-    /// Time of creating, renaming, removing or listing files, and of syncing a directory.
+    /// Time of creating, renaming, removing or listing files, and of syncing a directory, in
+    /// microseconds. Default 0.
     #[serde(default)]
     pub metadata_latency_us: u64,
     /// Points (writers, factor of the write bandwidth), ascending. The factor is interpolated
@@ -224,8 +226,8 @@ impl DeviceSpec {
         bytes.div_ceil(self.io_bytes_max).max(1)
     }
 
-    /// Bytes per second of **one** stream in `direction` while `readers` and `writers` streams
-    /// (this one among them) all move bytes without pause; latency and operation rate aside.
+    /// Bytes per second of one stream in `direction`, without latency and the limit of operations.
+    /// `readers` and `writers` streams, including this one, move bytes without pause.
     #[must_use]
     pub fn rate(&self, direction: Direction, readers: usize, writers: usize) -> f64 {
         let (readers, writers) = match direction {

@@ -41,20 +41,21 @@ pub const PIECE_BYTES: usize = 256 << 10;
 /// Shortest duration of a foreground read that came from a device, in nanoseconds.
 pub const DEVICE_READ_NS_MIN: u64 = 50_000;
 
-/// Time after such a read for which the device counts as being read, so that compactions issue
-/// pieces.
+/// Time after a foreground read from a device for which the device counts as being read, so that
+/// compactions issue pieces. In nanoseconds.
 pub const ACTIVE_NS: u64 = 1_000_000_000;
 
-/// Time after such a read in which the next one is expected, because a scan computes between reads.
+/// Time after a foreground read from a device in which the next read is expected, because a scan
+/// computes between reads. In nanoseconds.
 pub const GRACE_NS: u64 = 100_000;
 
-/// Time that a yielding operation waits before it checks again.
+/// Time that a yielding operation waits before it checks again, in nanoseconds.
 pub const STEP_NS: u64 = 100_000;
 
-/// Limit of one operation's wait, whatever time the operations before it took.
+/// Limit of one operation's wait in nanoseconds, whatever time the operations before it took.
 pub const WAIT_NS_MAX: u64 = 10_000_000;
 
-/// Duration of the effect of [`Foreground::mark_urgent`].
+/// Duration of the effect of [`Foreground::mark_urgent`], in nanoseconds.
 pub const URGENT_NS: u64 = 200_000_000;
 
 /// Whether background work for `purpose` yields to foreground reads.
@@ -105,7 +106,7 @@ pub fn yielding(input: &YieldInput) -> YieldDecision {
 pub struct YieldStats {
     /// Number of operations that waited.
     pub yields: u64,
-    /// Duration of these waits in nanoseconds.
+    /// Duration of the waits of these operations, in nanoseconds.
     pub waited_ns: u64,
 }
 

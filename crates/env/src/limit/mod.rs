@@ -65,7 +65,7 @@ pub struct PriorityStats {
     pub bytes: u64,
     /// Number of requests that had to wait.
     pub waits: u64,
-    /// Sum of their waits in nanoseconds.
+    /// Sum of the waits of these requests, in nanoseconds.
     pub waited_ns: u64,
 }
 

@@ -25,7 +25,7 @@ use crate::fs::{RandomFile, WritableFile};
 
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// A range of at least so many bytes gets a `pread` of its own, because zeroing its memory would
+/// Length in bytes from which a range gets a `pread` of its own, because zeroing its memory would
 /// cost more than the call.
 const OWN_READ_BYTES: usize = 4096;
 

@@ -1,9 +1,10 @@
 //! The lock file: an exclusive `flock` on a file that also names its holder.
 //!
-//! The lock belongs to the open file. Therefore a second open in the same process does not get it,
-//! and it ends with the process. The file stays when the lock is dropped. The drop unlocks the file
-//! before it is closed: a process that another thread is starting has a copy of the descriptor
-//! until its program begins, and would keep the lock for so long.
+//! The lock belongs to the open file. Therefore a second open in the same process does not get the
+//! lock, and the lock ends with the process. The file stays when the lock is dropped. The drop
+//! unlocks the file before it is closed. A process that another thread is starting has a copy of
+//! the descriptor until its program begins. Without the unlock, that copy would keep the lock until
+//! then.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};

@@ -101,7 +101,8 @@ impl Inode {
         image.dirty.end
     }
 
-    /// Called after the writer was dropped. A synced file needs only one image.
+    /// Drops the live image of a completely synced file, because it equals the durable one. The
+    /// drop of the writer calls this.
     pub(super) fn close(&self) {
         let image = &mut *self.image.write();
         if image.dirty.is_empty() && image.live.len() == image.durable.len() && !image.truncated {

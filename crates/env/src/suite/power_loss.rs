@@ -31,9 +31,10 @@ const NAMES: u8 = 4;
 pub trait CrashTested: Sized {
     /// The file system.
     fn fs(&self) -> &dyn FileSystem;
-    /// Another one with the state after `kill -9` of the process now.
+    /// A clone of the file system with the state after `kill -9` of the process now.
     fn kill_clone(&self) -> Self;
-    /// Another one with the state after power loss now. The same `seed` gives the same one.
+    /// A clone of the file system with the state after power loss now. The same `seed` gives the
+    /// same clone.
     fn crash_clone(&self, seed: u64) -> Self;
 }
 
@@ -54,10 +55,11 @@ impl CrashTested for crate::mem::MemFs {
 /// The moment at which a created file gets its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Naming {
-    /// At its creation. It takes appends after a sync.
+    /// A file gets its name at its creation, and takes appends after a sync.
     AtCreation,
-    /// At its first sync, which ends the file. The name survives a crash as any creation does. A
-    /// file that was not synced is not found. Tables on a storage pool are such files.
+    /// A file gets its name at its first sync, which ends the file. The name survives a crash as
+    /// any creation does. A file that was not synced is not found. Tables on a storage pool are
+    /// such files.
     AtSync,
 }
 
@@ -79,7 +81,7 @@ pub struct Guarantees {
 }
 
 impl Guarantees {
-    /// Those of a local disk.
+    /// Guarantees of a local disk.
     pub const LOCAL: Self = Self {
         class: FileClass::Other,
         naming: Naming::AtCreation,
@@ -155,13 +157,14 @@ pub struct PowerLossModel<F> {
     guarantees: Guarantees,
     files: Vec<KnownFile>,
     names: Namespace,
-    /// Names of open files that get them at their first sync.
+    /// Open files, by the names that they get at their first sync.
     unnamed: Namespace,
-    /// Every state of the names since the last sync of the directory, which is the first.
+    /// Every state of the names since the last sync of the directory. The first element is the
+    /// synced state.
     states: Vec<Namespace>,
     /// Number of the first of `states`, counted from the beginning.
     first_state: usize,
-    /// Number of the first state that a kill may leave, where kills leave several.
+    /// Number of the first state that a kill may leave, if a kill may leave several.
     first_left: usize,
     writers: BTreeMap<usize, Box<dyn WritableFile>>,
     next_byte: u8,

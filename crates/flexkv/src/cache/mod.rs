@@ -409,7 +409,8 @@ impl LocalCache {
         while self.used_bytes() + bytes > self.limit_bytes && self.evict() {}
     }
 
-    /// Evicts until one more entry fits, with a piece of `piece` bytes. It fits an empty cache.
+    /// Evicts until one more entry fits, with a piece of `piece` bytes. The caller guarantees that
+    /// the entry fits an empty cache.
     fn make_room_for_entry(&mut self, piece: u64) {
         while self.used_bytes() + self.nodes.push_bytes() + piece > self.limit_bytes && self.evict()
         {

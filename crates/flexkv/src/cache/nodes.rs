@@ -267,8 +267,8 @@ impl Nodes {
         self.node_mut(before).chain = next;
     }
 
-    /// Fills the new bucket `new` with the nodes of its parent that belong there. All but `new`
-    /// itself are in chains.
+    /// Fills the new bucket `new` with the nodes of its parent that belong there. Every node except
+    /// `new` itself is in a chain already.
     fn split(&mut self, new: u32) {
         if new == 0 {
             return;
@@ -282,7 +282,7 @@ impl Nodes {
         }
     }
 
-    /// Bucket `last` goes: its chain goes to its parent's.
+    /// Removes bucket `last`, and adds the nodes of its chain to the chain of its parent bucket.
     fn join(&mut self, last: u32) {
         let mut at = std::mem::replace(&mut self.node_mut(last).head, NONE);
         while at != NONE {

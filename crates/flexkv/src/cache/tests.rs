@@ -1,4 +1,4 @@
-//! The cache against a list and an account of its own.
+//! Compares the cache with a model, which is a list of entries and an account of their bytes.
 
 use archipelago_base::random::Rng;
 use proptest::prelude::*;
@@ -135,7 +135,8 @@ fn rewritten_entry_keeps_its_turn_and_refuses_fetch() {
     let (mut found, used) = (Vec::new(), cache.used_bytes());
     cache.seek(&hashes, &mut found);
     let fetch = cache.begin_fetch(hashes[7]);
-    // A pair takes more than a slot: a new entry. Then it fits where it is.
+    // A pair takes more bytes than a slot, so the first pair needs a new entry. The second pair
+    // overwrites it in place.
     for (word, value) in [(4, b"coral"), (5, b"algae")] {
         let key = HashedKey { hash: hashes[7], key: &keys[7] };
         let new = place(1, 2, word);

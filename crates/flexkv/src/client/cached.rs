@@ -36,8 +36,8 @@ pub(super) enum CachedRead {
     Nothing { reads: u32 },
 }
 
-/// The proxy's lease under which something was learned. Without an owner for this node's partitions
-/// and for those without a proxy.
+/// The proxy's lease under which an answer was learned. The default, without an owner, is for
+/// partitions without a proxy.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Source {
     pub(super) owner: Option<ComputeId>,
@@ -136,7 +136,8 @@ impl Client {
         let seen_ns = self.node.now_ns();
         let heard_us = self.heard_of(entry)?.unwrap_or(0);
         if self.node.table().protocol().reads_buckets_with_record() {
-            // In case that the address is old: a round trip less then, and two READs more always.
+            // If the address is old, reading the buckets now saves a round trip. The price is two
+            // more READs for each read.
             self.node.table().candidates(FromCopy::First, entry.shape, hash, until_ns).await?;
         }
         let read = self.read_records(&[place.word], key, until_ns).await?.pop();
@@ -169,7 +170,8 @@ impl Client {
         entry: Assigned,
         write: &Write<'_>,
     ) -> Result<Option<KeyLocation>> {
-        // Before the look into the cache, so that the entry was valid at this time or later.
+        // The clock is read before the look into the cache, so that the entry was valid at this
+        // time or later.
         let heard_us = self.heard_of(entry)?.unwrap_or(0);
         let asker = self.asker(entry)?;
         let Some((place, expires_ms)) = self.node.caching().place(write.hash, write.key, &asker)

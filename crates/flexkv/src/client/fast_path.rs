@@ -162,7 +162,8 @@ impl Client {
             && table.held_lease(now_ns)
     }
 
-    /// Reads the first of `keys` from the cache, as far as it may serve them. Returns their number.
+    /// Reads the first keys of `keys`, as far as the cache may serve them. Returns the number of
+    /// keys that it served.
     pub(crate) fn read_many_fast(
         &self,
         keys: &[&[u8]],
@@ -270,7 +271,7 @@ impl Client {
         }
     }
 
-    /// The sets that may take the fast path: of each key the last.
+    /// The sets that may take the fast path. Of several sets of one key, only the last one counts.
     fn wanted<'a>(
         &self,
         call: FastCall<'_>,

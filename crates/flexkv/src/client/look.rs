@@ -212,7 +212,7 @@ impl Client {
         until_ns: u64,
     ) -> Result<Option<KeyLocation>> {
         let same = if self.node.table().protocol().hides_index_at_proxy() {
-            // The index is with its server alone.
+            // Only the partition's proxy has the index.
             let Some((slots, _)) = self.ask_proxy(entry, hash, 0).await? else { return Ok(None) };
             places(&slots)
         } else {

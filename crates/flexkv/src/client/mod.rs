@@ -218,7 +218,8 @@ impl Client {
         when: If,
     ) -> Result<bool, WriteError> {
         self.node.stats().add(Stat::Writes);
-        // Before the write is combined with others, which would end with its error.
+        // The limits are checked before the write is combined with others, because the others would
+        // end with its error.
         self.check_limits(key, value).map_err(WriteError::without_effect)?;
         let write = Write { key, hash: key_hash(key), value, when, delegated: false };
         self.write_in_line(write).await.map(|(done, _)| done)
@@ -415,8 +416,8 @@ impl Client {
                 let place = done.source.place(entry, done.index, record.slot);
                 let keep = match done.cache {
                     true => Keep::Pair(value, expires_ms),
-                    // The proxy does not know that this node has the address, so it must not be
-                    // read by.
+                    // The proxy does not know that this node has the address. So no read may follow
+                    // it.
                     _ if entry.offloaded
                         && self.node.table().protocol().caches_slots_for_writes() =>
                     {
@@ -565,7 +566,8 @@ impl rename::Keys for Client {
     }
 }
 
-/// The kind of error of a write that has sent `unsettled` and nothing else that could take effect.
+/// Chooses the constructor for the error of a write that has sent `unsettled`, and nothing else
+/// that could take effect.
 fn effect_of(unsettled: &Option<Unsettled>) -> fn(Error) -> WriteError {
     match unsettled {
         Some(_) => WriteError::of_unknown_effect,

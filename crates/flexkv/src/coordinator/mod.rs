@@ -74,7 +74,7 @@ pub enum Action {
 /// Progress of the start of a coordinator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Phase {
-    /// It has no term yet.
+    /// The coordinator has no term yet.
     Starting,
     /// These clients may act on the index and have not reported their knowledge yet.
     Recalling(BTreeSet<ClientId>),
@@ -228,8 +228,9 @@ impl Coordinator {
     }
 
     /// Members that the coordinator tells nodes about. While the map changes, these are the members
-    /// of the change. A later member is told with the next change only. If a node knew a member
-    /// that the change it pauses for does not name, it would take that member for gone at the end.
+    /// of the change. Nodes learn of a later member only with the next change. If a node knew a
+    /// member that the change it pauses for does not name, it would treat that member as gone at
+    /// the end.
     pub(super) fn told_of(&self) -> Vec<Member> {
         let mut members = self.members();
         if let Some(change) = &self.change {

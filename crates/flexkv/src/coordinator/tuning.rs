@@ -320,7 +320,8 @@ mod tests {
         Counts { reads, writes, accesses: accesses.to_vec() }
     }
 
-    /// Two nodes, eight partitions, of which `hot` get nearly everything.
+    /// The counts of each of two nodes after `round` intervals. Of eight partitions, `hot` and the
+    /// next one get nearly all accesses.
     fn counted(round: u64, hot: u32) -> Counts {
         let accesses = |p: u32| if p == hot || p == hot + 1 { 1000 } else { 10 };
         let accesses: Vec<u32> = (0..8).map(|p| accesses(p) * round as u32).collect();
@@ -370,7 +371,8 @@ mod tests {
         tuner.end(0, 1, false);
         let mut ratios = Vec::new();
         for round in 1..8 {
-            // Fewer and fewer reads, and less and less done: nothing to go by.
+            // Reads and throughput fall slowly in every round, so nothing tells the controller to
+            // move.
             tuner.read(1, 1, &counts(1000 - 10 * round, 5 * round, &[1; 8]));
             ratios.push(tuner.end(round * SECOND, if round < 6 { 1 } else { 2 }, false).ratio);
         }

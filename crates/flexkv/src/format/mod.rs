@@ -1,4 +1,4 @@
-//! What lies in the pool: slots, records, subtables and the directory of partitions
+//! Formats of the data in the pool: slots, records, subtables and the directory of partitions
 //! (`docs/formats/flexkv.md`).
 //!
 //! Everything is little-endian. The decoders take any bytes that a one-sided read may bring, torn

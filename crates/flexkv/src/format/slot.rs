@@ -160,7 +160,8 @@ impl Slot {
     #[must_use]
     pub fn deleted(now_us: u64, tag: u16) -> Self {
         let word = (now_us & TIME_MASK) << 16 | u64::from(tag);
-        // Not the word of a slot that was never used; a microsecond more of waiting.
+        // A deletion never gives the word of a slot that was never used. The other word delays the
+        // slot's reuse by a microsecond.
         Self(if word == 0 { 1 << 16 } else { word })
     }
 

@@ -79,7 +79,7 @@ impl KeyHash {
         if mask == 0 {
             return [0, 0];
         }
-        // 1 to n-1 buckets behind the first, each equally often.
+        // The second bucket lies 1 to n−1 buckets after the first. Each distance is equally likely.
         let behind =
             1 + (((self.0 >> BUCKET_BITS & ((1 << BUCKET_BITS) - 1)) * mask) >> BUCKET_BITS);
         [first as u32, ((first + behind) & mask) as u32]
@@ -115,7 +115,8 @@ impl Geometry {
     #[inline]
     #[must_use]
     pub fn partition(self, hash: KeyHash) -> PartitionId {
-        // A shift by 64 is none.
+        // A store with one partition would shift by 64 bits, for which `checked_shr` returns
+        // `None`.
         PartitionId(hash.0.checked_shr(64 - self.partition_bits).unwrap_or(0) as u32)
     }
 }
@@ -292,7 +293,7 @@ mod tests {
         assert_eq!(hash.fingerprint(), 0xab);
         assert_eq!(hash.buckets(0), [0, 0]);
         assert_eq!(hash.buckets(1), [0, 1]);
-        // 0x12345 of 2^20 of the 255 others is 18.1: 19 behind.
+        // The distance is 1 + ⌊255 · 0x12345 / 2^20⌋ = 19.
         assert_eq!(hash.buckets(8), [0x9a, 0x9a + 19]);
         assert_eq!(SlotIndex::new(3, 5).offset(), 3 * 64 + 40);
     }

@@ -88,8 +88,9 @@ impl Ranking {
         let scale = if before > 0.0 { total / before } else { 0.0 };
         let hotness = counts.iter().zip(&self.hotness).map(|(&count, &old)| {
             let (count, expected) = (count as f64, old * scale);
-            // Counts vary by their root; the old one was a sample too, blown up by the scale. An
-            // absent access says little: one at least.
+            // The variance of a count is its mean. The old count is a sample as well, and the scale
+            // enlarges its variance. A zero count says little, so the variance is that of one
+            // access at least.
             let variance = expected.max(1.0) * (1.0 + scale);
             let off = count - expected;
             if off * off <= noise_sigmas * noise_sigmas * variance { expected } else { count }
@@ -165,7 +166,7 @@ fn baseline(partitions: u64, nodes: u64) -> (u128, u128) {
     }
     let (p, c) = (u128::from(partitions), u128::from(nodes));
     let r = p.div_ceil(c);
-    // C·R(R−1)·(3P − C(2R−1)) / 3P; the bracket is positive: C(R−1) < P, so C(2R−1) < 2P + C, and C
-    // ≤ P unless R is 1.
+    // B = C·R(R−1)·(3P − C(2R−1)) / 3P. The bracket is positive: C(R−1) < P, so C(2R−1) < 2P + C,
+    // and C ≤ P unless R is 1.
     if r == 1 { (0, 1) } else { (c * r * (r - 1) * (3 * p - c * (2 * r - 1)), 3 * p) }
 }

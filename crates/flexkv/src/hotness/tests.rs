@@ -1,4 +1,4 @@
-//! Ranks, displacement, assignment: against brute force and over seeds.
+//! Tests of ranks, displacement and assignment, by brute force and over seeds.
 
 use archipelago_base::random::Rng;
 use proptest::prelude::*;
@@ -191,7 +191,7 @@ fn same_load_moves_nothing_and_cold_ones_go_by_number() {
     let flat = assign(&Ranking::flat(1024), &nodes(7), &Assignment::none(1024));
     let sizes: Vec<usize> = nodes(7).iter().map(|&node| flat.list(node).len()).collect();
     assert!(sizes.iter().all(|size| (146..=147).contains(size)), "{sizes:?}");
-    // All accesses to one partition: the rest is not one node's.
+    // All accesses go to one partition. No single node may get all the others.
     let mut counts = vec![0; 1024];
     counts[77] = 1_000_000;
     let one = assign(&Ranking::first(&counts), &nodes(7), &Assignment::none(1024));
@@ -260,7 +260,7 @@ proptest! {
         let (least, most) = loads.iter().fold((f64::MAX, 0f64), |(a, b), &l| (a.min(l), b.max(l)));
         let hottest = *counts.iter().max().unwrap() as f64;
         let total: f64 = loads.iter().sum();
-        // Cold ones weigh a sixteenth of the mean at least, whatever they count.
+        // Cold partitions weigh at least a sixteenth of the mean, whatever their counts are.
         let slack = total / f64::from(count) / 16.0 + total / f64::from(partitions) / 16.0 * most_partitions as f64;
         prop_assert!(full || most - least <= hottest + slack, "{} to {}, hottest {}", least, most, hottest);
     }

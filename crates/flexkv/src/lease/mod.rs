@@ -1,4 +1,4 @@
-//! How long cached knowledge may be believed.
+//! Leases: how long cached knowledge is valid.
 //!
 //! Two things are cached, and each has a lease of its own:
 //!

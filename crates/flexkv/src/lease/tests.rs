@@ -1,4 +1,5 @@
-//! Leases under clocks that run apart and a network that does what it likes.
+//! Tests of leases under clocks that drift, and a network that loses, delays, repeats and reorders
+//! messages.
 
 use std::collections::BinaryHeap;
 
@@ -27,7 +28,7 @@ fn a_stamp_is_fresh_for_a_lease_and_a_slot_is_reused_only_after() {
 fn a_new_owner_waits_a_lease_before_it_reuses_slots() {
     let owner = SlotLease::new(2, 1_000, SLOT_LEASE_US);
     assert!(owner.may_reuse(Slot::EMPTY, 1_000));
-    // The forerunner's clock was hours ahead or behind.
+    // The clock of the former owner was hours ahead or behind.
     for deleted_us in [0, 1, 999, 7_200_000_000] {
         let slot = Slot::deleted(deleted_us, 1);
         assert!(!owner.may_reuse(slot, 1_000 + SLOT_LEASE_US));
@@ -86,7 +87,7 @@ fn a_hostile_length_is_not_believed() {
     assert!(!holder.may_serve(1_000, 1));
 }
 
-/// A clock: rate in parts per billion off, an offset, a tick.
+/// A clock with an error of its rate in parts per billion, an offset and a tick.
 struct Clock {
     ppb: i64,
     offset: u64,
@@ -109,8 +110,9 @@ enum Event {
     GiveUp,
 }
 
-/// Counts: a holder believed in a session that its granter had given up; the granter gave up; the
-/// holder could serve.
+/// Events of one run: `wrong` counts the times that a holder believed in a session that its granter
+/// had given up. `lapses` counts the sessions that the granter gave up, and `served` the moments at
+/// which the holder could serve.
 struct Seen {
     wrong: u32,
     lapses: u32,
@@ -171,7 +173,8 @@ impl Model {
                     }
                 }
                 Event::GiveUp => match granter.give_up(g) {
-                    // As soon as it may, by its clock.
+                    // The granter gives up as soon as it may by its own clock, or asks again
+                    // earlier.
                     Waiting::Until(until) => {
                         let pause = until.saturating_sub(g).max(1);
                         let again =

@@ -58,7 +58,7 @@ use stats::Stats;
 pub(crate) const REQUEST: Duration = Duration::from_millis(50);
 /// Least time between two tries of a request that was refused.
 pub(crate) const PAUSE: Duration = Duration::from_micros(100);
-/// Sweeps in a row that may find records held before the node stops to sweep for them.
+/// Number of consecutive sweeps that may find held records before the node stops sweeping for them.
 const SWEEPS_MAX: u32 = 3;
 
 /// The map at one version.

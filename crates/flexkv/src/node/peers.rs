@@ -170,7 +170,7 @@ impl Asked {
         Self { bytes: message.encode(), class: Class::of(message), number: None, sent_ns: 0 }
     }
 
-    /// The same question as a new one, after the old one was answered.
+    /// A new question with the same content, for use after the old one was answered.
     pub(crate) fn anew(&self) -> Self {
         Self { bytes: self.bytes.clone(), class: self.class, number: None, sent_ns: 0 }
     }

@@ -1,4 +1,5 @@
-//! What a node counts for people: `cluster status`, INFO and benchmarks. No decision reads it.
+//! Counters of a node for people: `cluster status`, INFO and benchmarks show them. No decision
+//! depends on them.
 
 use archipelago_base::metrics::Counters;
 

@@ -113,7 +113,8 @@ impl Proxy {
         if put == SlotOutcome::Done {
             self.node.free_later(unfinished.change.old);
         }
-        // If the new record was never in the index, its writer did not hear so. A sweep finds it.
+        // If the new record was never in the index, its writer does not know that. A sweep finds
+        // it.
         self.node.want_sweep();
     }
 

@@ -268,8 +268,8 @@ impl Scanner {
         }
     }
 
-    /// Reads slots of the partition of `at` and of those behind it in parallel, and takes buckets
-    /// in their order until they name `wanted` records.
+    /// Reads slots of the partition of `at` and of the following partitions in parallel, and takes
+    /// buckets in their order until they name `wanted` records.
     async fn visit(
         &self,
         at: ScanPosition,
@@ -305,7 +305,8 @@ impl Scanner {
         Ok(visited)
     }
 
-    /// The slots of at most `buckets_max` buckets from a position on, all of its partition.
+    /// The slots of at most `buckets_max` buckets from a position on, within the position's
+    /// partition.
     async fn window(&self, at: ScanPosition, buckets_max: u32, until_ns: u64) -> Result<Window> {
         let (partition, bits) = (at.partition(), self.node.joined()?.geometry().partition_bits());
         // Any hash of the partition serves to enter its gate.

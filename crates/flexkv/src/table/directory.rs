@@ -44,8 +44,8 @@ impl Table {
             let batch = promise.await;
             let refused = match (batch.refusal(), batch.word(word)) {
                 (None, Some(was)) if was == expect || was == new => {
-                    // Over the same opening, so no other client can have swapped another first copy
-                    // in between.
+                    // The WRITE uses the opening of the swap, so no other client can have swapped
+                    // another first copy in between.
                     match open.post_write_from(1, address.offset, &new.to_le_bytes()).await {
                         Ok(()) => return Ok(expect),
                         Err(refusal) => refusal,

@@ -65,10 +65,10 @@ pub(crate) enum FromCopy {
     /// The first copy of the configuration, which decides where clients swap. Other copies are
     /// ahead of it while a write is in progress. A client that does not reach it waits.
     First,
-    /// Any copy in turn, so that a hot key does not burden one network card. For slots, if a proxy
-    /// compares them with its own afterwards. For records, because they are on all copies before a
-    /// slot names them, and lose their valid bit on all copies before the write that supersedes
-    /// them is committed.
+    /// Any copy in turn, so that a hot key does not burden one network card. Slots may be read so
+    /// if a proxy compares them with its own afterwards. Records may be read so because they are on
+    /// all copies before a slot names them. They lose their valid bit on all copies before the
+    /// write that supersedes them is committed.
     Any,
 }
 
@@ -237,7 +237,7 @@ impl Table {
         if ranges.iter().map(|range| range.bytes).sum::<u64>() <= MAX {
             return self.read_batches(which, ranges, until_ns).await;
         }
-        // Longer than a batch may be: part after part.
+        // The ranges exceed a batch, so they are read one after another.
         let mut all = Vec::with_capacity(ranges.len());
         for Range { address, bytes } in ranges {
             let mut read = Vec::new();
@@ -252,7 +252,7 @@ impl Table {
         Ok(all)
     }
 
-    /// The same of at most [`BATCH_BYTES_MAX`] in all.
+    /// Reads ranges of at most [`BATCH_BYTES_MAX`] in total, in one batch per block.
     async fn read_batches(
         &self,
         which: FromCopy,

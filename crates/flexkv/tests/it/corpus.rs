@@ -43,7 +43,7 @@ fn records_are_read_or_refused() {
         }
         Err(refused) => {
             assert!(!refused.to_string().is_empty());
-            // Whose it is may be told all the same, or not: never of another key.
+            // The head may still be readable. Then its key has the hash that its header names.
             if let Ok(Some(head)) = Head::decode(bytes) {
                 assert_eq!(key_hash(head.key).0, head.header.hash);
             }

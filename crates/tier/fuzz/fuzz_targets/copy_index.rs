@@ -1,4 +1,5 @@
-//! The index of a copy: any bytes, and any with a checksum that is right.
+//! Fuzzes the decoder of a copy's index, with any bytes and with any bytes that have a right
+//! checksum.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,5 @@
-//! The namespace: any bytes, and any records with checksums that are right.
+//! Fuzzes the decoder of the namespace, with any bytes and with any records that have right
+//! checksums.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

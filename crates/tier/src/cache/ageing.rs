@@ -40,11 +40,12 @@ const DRIFT_READS_MIN: f64 = 8.0;
 /// would have if each file had kept its share, as a fraction of the latter. It is 0 for a load that
 /// does not change, and 0 while there are hardly any reads.
 ///
-/// Chance also makes these differ, and its part is subtracted. The reads since the baseline vary by
-/// their number. The expected reads vary as the accesses at the baseline do: `variance` (their
-/// variance-to-mean ratio, times the scale of the file) for each time that there are as many reads
-/// as accesses then. Both are multiplied by `dispersion` ([`super::dispersion::Dispersion`]). Then
-/// [`SURE`] standard deviations of the sum are subtracted as well.
+/// Chance also makes these differ, and its part is subtracted. Reads since the baseline vary by
+/// their expected number. The expected number varies as the accesses at the baseline do, scaled to
+/// the reads since then. `variance` is the variance-to-mean ratio of those accesses before the
+/// scale of the file. Both variances are multiplied by `dispersion`
+/// ([`super::dispersion::Dispersion`]). Then [`SURE`] standard deviations of the sum are subtracted
+/// as well.
 pub(crate) fn drift(
     files: impl Iterator<Item = Baseline> + Clone,
     variance: f64,
@@ -74,9 +75,9 @@ pub(crate) fn drift(
 pub(crate) struct Baseline {
     /// Aged accesses of the file when the baseline was taken, scaled.
     pub(crate) before: f64,
-    /// Factor by which they were scaled ([`Look::scale`]).
+    /// Factor by which `before` was scaled ([`Look::scale`]).
     pub(crate) scale: f64,
-    /// Reads of the file since then.
+    /// Reads of the file since the baseline was taken.
     pub(crate) since: f64,
 }
 
@@ -136,17 +137,17 @@ impl Look {
 pub(crate) struct Ageing {
     /// Time of the last ageing, or of the first iteration.
     at_ms: Option<u64>,
-    /// Foreground reads since then.
+    /// Foreground reads since the last ageing.
     reads: u64,
-    /// Foreground reads since then that copies served.
+    /// Foreground reads since the last ageing that copies served.
     hits: u64,
-    /// Foreground reads since then that copies were expected to serve.
+    /// Foreground reads since the last ageing that copies were expected to serve.
     expected: f64,
     /// Fraction of the reads that copies are expected to serve.
     share: f64,
     /// Sum of the weights of all accesses.
     weights: f64,
-    /// Sum of the squares of those weights.
+    /// Sum of the squares of the weights of all accesses.
     squares: f64,
     /// Variance-to-mean ratio at the last baseline; `None` before the first one.
     baseline: Option<f64>,

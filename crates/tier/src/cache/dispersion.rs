@@ -25,7 +25,7 @@ const COUNTED_MIN: f64 = 1e-3;
 pub(crate) struct Dispersion {
     /// Squared differences between the counts of consecutive intervals, normalised and decayed.
     apart: f64,
-    /// The same sum as independent reads would make it.
+    /// Value that `apart` would have for independent reads.
     chance: f64,
 }
 
@@ -76,7 +76,7 @@ pub(crate) struct Cohort {
     mean: f64,
     /// Variance of the accesses per byte from file to file, beyond chance.
     differs: f64,
-    /// Variance of the mean by chance, as a fraction of its square.
+    /// Variance of the mean by chance, as a fraction of the square of the mean.
     doubt: f64,
 }
 
@@ -87,7 +87,7 @@ pub(crate) struct Expected {
     pub(crate) own: f64,
     /// Mean accesses per byte of the cohort.
     pub(crate) mean: f64,
-    /// Variance of that mean by chance, as a fraction of its square.
+    /// Variance of the cohort's mean by chance, as a fraction of the square of the mean.
     pub(crate) doubt: f64,
 }
 

@@ -8,9 +8,9 @@
 //!   device gets the hottest ranges of files (`hot_ranges/`).
 //! - When: while the device serves less than its target share of the foreground reads that it could
 //!   serve.
-//! - How many in parallel: as many as the device takes writers beside its other writers
-//!   ([`crate::migrate::threads`]). More copies go into free room if copies win back their cost
-//!   (`payback.rs`).
+//! - How many in parallel: the number of writers that the device takes in addition to its other
+//!   writers ([`crate::migrate::threads`]). More copies go into free room if copies win back their
+//!   cost (`payback.rs`).
 //! - What is dropped: copies that are clearly colder than a new one, tables of the device's own
 //!   levels below L0, and every copy whose room files need.
 //!

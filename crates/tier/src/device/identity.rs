@@ -38,9 +38,10 @@ pub(crate) struct Identity {
     pub(crate) no: u8,
     /// Whether the namespace's log lies on this device.
     pub(crate) home: Home,
-    /// Name of the home device when this was written, for the error if it is missing.
+    /// Name of the home device when this identity was written, for the error if that device is
+    /// missing.
     pub(crate) home_name: String,
-    /// Path of the home device at that time.
+    /// Path of the home device when this identity was written.
     pub(crate) home_path: String,
 }
 

@@ -43,7 +43,7 @@ const ERRORS_IN_A_ROW: u32 = 3;
 /// First pause, in nanoseconds, after which a failing device is tried again. Each further error
 /// doubles it.
 const RETRY_NS_MIN: u64 = 1_000_000_000;
-/// Longest such pause, in nanoseconds.
+/// Longest pause, in nanoseconds, after which a failing device is tried again.
 const RETRY_NS_MAX: u64 = 60_000_000_000;
 /// Pause, in nanoseconds, after which a full device is tried again.
 const FULL_NS: u64 = 500_000_000;
@@ -82,7 +82,7 @@ pub(crate) enum Count {
     WriteBusyNs,
     /// Tables that waited for a write slot.
     TurnsWaited,
-    /// Sum of their waits in nanoseconds.
+    /// Sum of the waits of tables for a write slot, in nanoseconds.
     TurnsWaitedNs,
 }
 
@@ -99,11 +99,12 @@ pub(crate) struct Device {
     pub(crate) name: String,
     pub(crate) kind: DeviceKind,
     pub(crate) fs: Arc<dyn FileSystem>,
-    /// Whether its file system is the one outside of the tiers, so that files can be linked out.
+    /// Whether the device's file system is the one outside of the tiers, so that files can be
+    /// linked out.
     pub(crate) is_local: bool,
     pub(crate) root: PathBuf,
     pub(crate) cache_share: f64,
-    /// Number of writers of the settings. 0 if the scheme decides.
+    /// Number of writers that the settings give the device. 0 if the scheme decides.
     pub(crate) writers_set: u32,
     /// Bytes that the device may hold.
     pub(crate) capacity: AtomicU64,

@@ -52,7 +52,7 @@ pub(crate) struct Accesses {
     ranges: OnceLock<RangeReads>,
     /// Aged accesses whose place in the file is not known.
     inherited: AtomicU64,
-    /// Aged accesses among them that the file took over from other files.
+    /// Aged accesses among `inherited` that the file took over from other files.
     taken_over: AtomicU64,
     /// All aged accesses at the last iteration.
     heat: AtomicU64,

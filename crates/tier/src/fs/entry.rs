@@ -115,14 +115,14 @@ pub(crate) struct Entry {
     pub(crate) writers: AtomicU32,
     /// Whether a move or a copy of the file is queued or running.
     pub(crate) busy: AtomicBool,
-    /// Whether that job is a copy, so that the file stays where it is.
+    /// Whether the queued or running job of the file is a copy, so that the file stays where it is.
     pub(crate) copying: AtomicBool,
     /// Whether the file was removed from the namespace.
     pub(crate) gone: AtomicBool,
     /// Earliest time, in milliseconds, of the next attempt to move the file after a change of
     /// level. 0 if no move is pending.
     pub(crate) move_owed_ms: AtomicU64,
-    /// Number of failed attempts at that move.
+    /// Number of failed attempts to move the file after a change of level.
     pub(crate) move_tries: AtomicU32,
     /// Read counts of the file.
     pub(crate) accesses: Accesses,

@@ -44,9 +44,9 @@ pub(crate) enum JobKind {
 #[derive(Debug, Default)]
 pub(crate) struct JobQueue {
     jobs: Mutex<VecDeque<Job>>,
-    /// Number of jobs that write to each device.
+    /// Number of running jobs that write to each device.
     running: [AtomicUsize; DEVICES_MAX],
-    /// Number of moves among them.
+    /// Number of running moves to each device.
     moving: [AtomicUsize; DEVICES_MAX],
     /// Number of jobs that failed.
     pub(crate) failed: AtomicU64,

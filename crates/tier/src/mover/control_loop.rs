@@ -46,7 +46,7 @@ pub(super) struct Pace {
     at_ms: u64,
     /// Time at which access counts were last recorded in the namespace, in milliseconds.
     kept_ms: u64,
-    /// Foreground reads since then.
+    /// Foreground reads since access counts were last recorded.
     reads_unkept: u64,
     ageing: Ageing,
     dispersion: Dispersion,
@@ -85,7 +85,7 @@ struct DevicePayback {
 struct DeviceWrites {
     /// Bytes of timed writes until the last iteration.
     bytes: u64,
-    /// Time, in nanoseconds, that these writes took.
+    /// Time, in nanoseconds, that timed writes took until the last iteration.
     busy_ns: u64,
     watch: Watch,
 }

@@ -36,9 +36,9 @@ const LEAVE_MAX: usize = 2;
 
 /// Bytes that copies may still take on a device.
 struct CacheRoom {
-    /// By the device's share for copies.
+    /// Bytes that the device's share for copies allows. Negative if copies take more than that.
     by_share: i64,
-    /// By the room that files leave.
+    /// Bytes that the room which files leave allows. Negative if files need room of copies.
     by_files: i64,
 }
 

@@ -117,7 +117,7 @@ fn move_now(shared: &Arc<OpenTiers>, entry: &Arc<Entry>, to: usize, reason: Reas
 /// Pause, in milliseconds, after which a failed move is decided on again. The pause doubles after
 /// each further attempt.
 const MOVE_PAUSE_MS: u64 = 10_000;
-/// Longest such pause, in milliseconds.
+/// Longest pause, in milliseconds, after which a failed move is decided on again.
 const MOVE_PAUSE_MS_MAX: u64 = 3_600_000;
 
 /// Notes the next attempt at a move that is decided on now. A successful move clears it.
@@ -254,7 +254,8 @@ fn run_control_loop(shared: &Arc<OpenTiers>) {
     }
 }
 
-/// Bytes that must be free on the home device beside the ballast before the ballast is written.
+/// Bytes that must be free on the home device, in addition to the ballast's, before the ballast is
+/// written.
 const FREE_BESIDE_BALLAST_BYTES: u64 = 1 << 20;
 /// Pause, in milliseconds, after a failure to write the ballast.
 const BALLAST_PAUSE_MS: u64 = 60_000;

@@ -6,8 +6,11 @@
 //!
 //! The ballast is longer than the next generation may get. A generation has at most one record for
 //! each record of the log, so the length of the log decides. A new ballast is written beside the
-//! present one, and replaces it when it is whole. Failure: without a ballast everything but this
-//! works. Cost: one allocation each time that the namespace has doubled or the ballast was used.
+//! present one, and replaces it when it is whole.
+//!
+//! Failure: without a ballast, removed files may keep the space of a full home device. Everything
+//! else works. Cost: one allocation each time that the namespace has doubled or the ballast was
+//! used.
 
 use std::path::Path;
 
@@ -16,7 +19,7 @@ use archipelago_env::ballast::Ballast;
 
 /// File name of the ballast.
 const NAME: &str = "ballast";
-/// Smallest length, in bytes; it exceeds by far what a generation has beside its records.
+/// Smallest length, in bytes. The parts of a generation other than its records are far smaller.
 const BYTES_MIN: u64 = 256 << 10;
 
 /// Length, in bytes, for a generation that may get `generation` bytes long. It is a power of two,

@@ -70,7 +70,7 @@ pub(crate) struct Moment {
 pub(crate) struct Committed {
     /// Physical files that the change made superfluous.
     pub(crate) gone: Vec<Gone>,
-    /// Position up to which the namespace must be settled before they are removed.
+    /// Position up to which the namespace must be settled before the files of `gone` are removed.
     pub(crate) at: Moment,
     /// Whether the change was recorded.
     pub(crate) recorded: Result<()>,

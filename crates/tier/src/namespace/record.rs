@@ -68,8 +68,8 @@ pub(crate) enum Record {
     /// A file was created. In a snapshot the record has all names of the file. Otherwise it has one
     /// name, which the file may take over from another one.
     File(FileRecord),
-    /// A file got another name, which it may take over from another file. Or a directory did, with
-    /// all files in it.
+    /// A file got another name, which it may take over from another file. The same record renames a
+    /// directory with all files in it.
     Rename { from: PathBuf, to: PathBuf },
     /// A file got one more name.
     Link { from: PathBuf, to: PathBuf },

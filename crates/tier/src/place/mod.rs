@@ -4,8 +4,8 @@
 //! - The log, small bookkeeping files and the levels of the scheme go to the fastest device.
 //! - Other levels go to the first of the other devices that has room. A deep level passes over a
 //!   device that is about to migrate its own files of that level.
-//! - Value files go there as well: they hold most of the bytes of a database, and belong to no
-//!   level. Ranges of them that are read often are copied to faster devices.
+//! - Value files go to these devices as well: they hold most of the bytes of a database, and belong
+//!   to no level. Ranges of them that are read often are copied to faster devices.
 //! - Tables leave the log as much room on the fastest device as it took recently. The log may also
 //!   use the reserve, because on a slower device every write would wait for it.
 //! - A device that fails or is full is passed over. If all devices are, the best of them is tried

@@ -2,9 +2,9 @@
 //!
 //! Each [`crate::device::Device`] owns one [`WriteSlots`]. Beyond the number of writers that a
 //! device takes, all of its writers together get slower (Keigo §3.1). So flushes, compactions and
-//! garbage collections wait for a slot before they begin a table or a value file, both called table
-//! below. Copies and moves do not take slots: the number of
-//! their threads follows the same limit ([`crate::migrate::threads`]).
+//! garbage collections wait for a slot before they begin a table or a value file. Below, a table
+//! means either of them. Copies and moves do not take slots: the number of their threads follows
+//! the same limit ([`crate::migrate::threads`]).
 //!
 //! Invariants:
 //! 1. A flush begins a table only while fewer files are written than the device takes, or while no

@@ -22,7 +22,7 @@ pub use known::OURS_ONLY;
 pub use offload::Offload;
 pub use spelling::{Spelled, with_underscores};
 
-/// Why there is nothing to run.
+/// Reason for which there is nothing to run.
 #[derive(Debug)]
 pub enum Stop {
     /// `--help` or a usage error: to print, and how to exit.

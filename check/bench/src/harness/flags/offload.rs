@@ -1,4 +1,4 @@
-//! Flags of what leaves the process of a benchmark for the nodes of a cluster.
+//! Flags of the work that leaves the process of a benchmark for the nodes of a cluster.
 
 use archipelago_offload::net::OffloadMode;
 use clap::{Args, ValueEnum};

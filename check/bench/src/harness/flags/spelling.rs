@@ -17,7 +17,8 @@ pub struct Spelled {
     pub ignored: Vec<String>,
 }
 
-/// `--skip-plain` is as good as `--skip_plain`, for flags that are clap's own otherwise.
+/// Turns dashes in a flag's name into underscores, for flags that only clap reads: `--skip-plain`
+/// becomes `--skip_plain`.
 pub fn with_underscores(arg: &OsString) -> OsString {
     let Some(flag) = arg.to_str().and_then(|arg| arg.strip_prefix("--")) else {
         return arg.clone();

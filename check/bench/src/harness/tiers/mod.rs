@@ -69,7 +69,7 @@ pub struct DeviceOutcome {
     pub moved_in: u64,
     /// Fraction of the reads that this device and the faster ones served.
     pub hit_ratio: f64,
-    /// The same fractions for an oracle ([`oracle::Oracle`]).
+    /// Hit ratios of an oracle on the same reads ([`oracle::Oracle`]).
     pub oracle: oracle::Oracle,
 }
 

@@ -15,7 +15,7 @@ pub(crate) struct TableUse {
     pub(crate) len: u64,
     /// Fraction of the measured time in which the table existed.
     pub(crate) seconds: f64,
-    /// Foreground reads, dealt out to two halves at random.
+    /// Foreground reads, each assigned at random to one of two halves.
     pub(crate) reads: [u64; 2],
 }
 

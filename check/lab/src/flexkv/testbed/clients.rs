@@ -137,7 +137,8 @@ impl Testbed {
         self.offload()
     }
 
-    /// Clients work for `warm_up`, and for `counted` so that it counts. Then they stop.
+    /// Runs the clients for `warm_up` and then for `counted`, of which only the second time is
+    /// measured. Then the clients stop.
     pub fn measure(
         &self,
         workload: Arc<dyn Workload>,

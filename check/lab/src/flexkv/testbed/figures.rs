@@ -15,7 +15,7 @@ use archipelago_flexkv_rivals::Rival;
 
 use super::{Measured, Setup, Testbed, Workload, Ycsb, side_by_side};
 
-/// Δ while a ratio is sought. The paper's is 1 s; a change takes some milliseconds in both.
+/// Δ while a ratio is sought. The paper's Δ is 1 s. A change takes some milliseconds in both cases.
 const DELTA: Duration = Duration::from_millis(1);
 /// Time in which caches fill, and time that is measured.
 const WARM_UP: Duration = Duration::from_millis(2);
@@ -37,11 +37,11 @@ pub enum System {
     Ownership,
     /// The store without proxies and pairs, with which the ablation begins.
     Bare,
-    /// The same with a fifth of the partitions proxied, chosen by number.
+    /// The store with addresses cached and a fifth of the partitions proxied, chosen by number.
     Proxy,
-    /// The same with the hottest fifth of the partitions proxied.
+    /// The store with addresses cached and the hottest fifth of the partitions proxied.
     Rank,
-    /// The same with cached pairs.
+    /// The store with pairs cached and the hottest fifth of the partitions proxied.
     Pairs,
 }
 
@@ -204,7 +204,7 @@ impl Bed {
         Ok(Self { system, testbed: Testbed::start(&setup)?, loads })
     }
 
-    /// Its coordinator observes the load.
+    /// Lets the coordinator observe the load, if the system adapts. Returns the ratio.
     fn adapt(&self, load: &Arc<dyn Workload>) -> u32 {
         match self.system.tuning() {
             Some(tuning) => {
@@ -242,7 +242,7 @@ fn mops(measured: &Measured) -> f64 {
     measured.per_s() / 1e6
 }
 
-/// Every system of `systems` under YCSB A to D: a place each.
+/// Measures every system of `systems` under YCSB A to D, each of which gets a place on the x axis.
 fn four_loads(
     figure: &mut Figure,
     systems: &[System],
@@ -467,11 +467,11 @@ fn variation(values: &[u64]) -> f64 {
     mean(values.iter().map(|value| (value - average).powi(2))).sqrt() / average
 }
 
-/// Draws of where the hottest keys are: numbers of keys, in percent of the setup's. The static
-/// fifth is hot or cold by chance.
+/// Numbers of keys, in percent of the setup's. Each number puts the hottest keys elsewhere. So the
+/// static fifth is hot or cold by chance.
 const DRAWS: [u64; 9] = [92, 94, 96, 98, 100, 102, 104, 106, 108];
 
-/// Figure 19's keys, partitions and memory over those of others.
+/// Factor of keys, partitions and memory in Figure 19, relative to the other figures.
 const NEARER: u64 = 4;
 
 fn balance(setup: &Setup) -> Result<Figure> {

@@ -1,6 +1,7 @@
-//! The memory-disaggregated store on FlexKV's testbed, in virtual time: its compute nodes, memory
-//! nodes, manager and coordinator as they run in production, over the fabric's model of network
-//! cards (decision 0012, unscaled), with clients that send one request after another.
+//! The memory-disaggregated store on FlexKV's testbed, in virtual time.
+//!
+//! Compute nodes, memory nodes, manager and coordinator run as in production, over the fabric's
+//! model of network cards (decision 0012, unscaled). Clients send one request after another.
 //!
 //! | part | in |
 //! | --- | --- |
@@ -59,7 +60,7 @@ const LABEL: u64 = 1;
 const BLOCK_BYTES: u64 = 4 << 20;
 /// Blocks of a memory node. No run needs more, and a block that was never written takes no memory.
 const BLOCKS_MAX: u64 = 4096;
-/// A metadata server has the whole index.
+/// Bytes of a metadata server's memory, which holds the whole index.
 const SERVER_BYTES: u64 = 256 << 20;
 /// Virtual time after which loading fails.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -67,29 +68,29 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// The testbed and what runs on it.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// Compute nodes. The paper's 20.
+    /// Number of compute nodes; 20 in the paper.
     pub compute: usize,
-    /// Memory nodes. The paper's 3.
+    /// Number of memory nodes; 3 in the paper.
     pub memory: usize,
-    /// Copies of everything. The paper's 3.
+    /// Number of copies of everything; 3 in the paper.
     pub copies: u32,
-    /// Clients of a compute node. The paper's 10.
+    /// Number of clients of a compute node; 10 in the paper.
     pub clients: usize,
-    /// Requests that each client has in flight. The paper's 8.
+    /// Number of requests that each client has in flight; 8 in the paper.
     pub coroutines: usize,
-    /// Threads of a proxy. The paper's 2.
+    /// Number of threads of a proxy; 2 in the paper.
     pub proxy_threads: usize,
-    /// Keys that are loaded. The paper's 10,000,000.
+    /// Number of keys that are loaded; 10,000,000 in the paper.
     pub keys: u64,
-    /// Bytes of a key. With those of its value the paper's 128.
+    /// Bytes of a key. In the paper, a key and its value have 128 bytes together.
     pub key_bytes: usize,
     /// Bytes of a value.
     pub value_bytes: usize,
-    /// Bytes of a compute node's memory. The paper's 64 MB: 5 % of keys and values.
+    /// Bytes of a compute node's memory; 64 MB in the paper, which is 5 % of keys and values.
     pub memory_bytes: u64,
-    /// 2^this partitions. The paper's 13.
+    /// Base-2 logarithm of the number of partitions; 13 in the paper.
     pub partition_bits: u32,
-    /// 2^this buckets of eight slots in each.
+    /// Base-2 logarithm of the number of buckets, of eight slots each, in each partition.
     pub log2_buckets: u32,
     /// Time after which a refused attempt is not repeated, and the call ends as busy. In the paper,
     /// a write that meets another write of its key fails immediately, in every system. A short
@@ -284,7 +285,7 @@ impl Testbed {
         let starting = start_coordinator(join(COORDINATOR), plan, Arc::clone(&coordinator));
         simulation.block_on(starting)?;
         let mut machines = Vec::new();
-        // The server is a machine more, and joins first; all its threads serve.
+        // The metadata server is an additional machine, and joins first. All its threads serve.
         for number in 0..setup.compute + servers {
             let sim = join(&format!("compute{number}"));
             let threads = if number < servers { setup.clients } else { setup.proxy_threads };
@@ -340,8 +341,8 @@ impl Testbed {
         Ok(())
     }
 
-    /// From now on nothing passes between this compute node and this memory node, both counted from
-    /// 0; all others reach both.
+    /// Cuts this compute node off from this memory node, both counted from 0. All other nodes reach
+    /// both.
     pub fn cut_off(&self, compute: usize, memory: usize) {
         self.network.cut(self.machines[compute].sim.host(), &self.memory[memory].0);
     }
@@ -370,7 +371,7 @@ impl Testbed {
         self.coordinator().look(Coordinator::offload)
     }
 
-    /// Sets this number, which then stays.
+    /// Sets the number of proxied partitions in a thousand, which then stays.
     pub fn set_offload(&self, share: u32) -> Result<()> {
         self.coordinator().set_offload(share);
         self.settle()

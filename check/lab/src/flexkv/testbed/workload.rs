@@ -77,7 +77,7 @@ impl Workload for Ycsb {
         }
         let rank = self.skew.next(rng);
         if self.latest {
-            // The newest first; those that are being inserted now may not be there yet.
+            // The newest keys are drawn most often. Keys that are being inserted may not exist yet.
             let newest = self.keys.load(Ordering::Relaxed) - 1;
             return Request::Read(newest.saturating_sub(rank));
         }

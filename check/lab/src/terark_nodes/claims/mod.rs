@@ -44,8 +44,8 @@ fn rates(subject: Subject, peer: Mode, name: &str, step: Step) -> Claim {
     Claim::new(subject, name, "ops/s", rate).over(peer, rate)
 }
 
-/// The same with the time until compaction and garbage collection had settled, and with the bound
-/// of the card.
+/// A row about rates of two modes in one step, with the bound of the card. The rates include the
+/// time until compaction and garbage collection had settled.
 fn settled(subject: Subject, peer: Mode, name: &str, step: Step) -> Claim {
     let Subject { workload, mode, .. } = subject;
     let rate = move |_: &Facts<'_>, run: &Run| run.settled_rate(step);

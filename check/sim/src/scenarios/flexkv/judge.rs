@@ -1,4 +1,4 @@
-//! Linearizability of histories, by a checker that was not written here.
+//! Linearizability of histories, as an independent checker judges it.
 //!
 //! **Porcupine** is a Go program that runs as a child of this process (`porcupine/main.go`). It
 //! judges histories of hundreds of calls, because it remembers which sets of calls cannot be
@@ -104,8 +104,8 @@ pub fn judge(keys: &BTreeMap<u64, Vec<Event>>) -> Verdict {
 
 /// Facts about calls that never returned. They narrow the search and change no verdict.
 ///
-/// Such a read can be left out. Such a write did happen if its value was seen, and it happened
-/// before the first call that saw the value got its answer.
+/// A read that never returned can be left out. A write that never returned did happen if its value
+/// was seen, and it happened before the first call that saw the value got its answer.
 #[derive(Debug, Default)]
 struct Loose {
     /// Threads whose last call was a read without an answer.
@@ -335,8 +335,8 @@ mod tests {
         assert!(!history(&twice));
     }
 
-    /// Stateright's tester would take minutes: hundreds of calls, four at a time, and a few of them
-    /// without an answer.
+    /// A history of hundreds of calls, four at a time, of which a few have no answer. Stateright's
+    /// tester would take minutes for it.
     #[test]
     fn porcupine_judges_a_long_history() {
         if weaker().is_some() {

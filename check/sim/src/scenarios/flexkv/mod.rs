@@ -1,6 +1,8 @@
-//! The store over remote memory: compute nodes, memory nodes, the pool's manager and the store's
-//! coordinator over the fabric in virtual time, with crashes, restarts, cuts, stops, clocks that
-//! run apart, loss, delay and doubled messages, all from one seed.
+//! The store over remote memory in virtual time: compute nodes, memory nodes, the pool's manager
+//! and the store's coordinator over the fabric.
+//!
+//! Hosts crash, restart and stop, and their clocks run apart. Links are cut, and messages are lost,
+//! late and doubled. Everything follows from one seed.
 //!
 //! The runs execute the code of the product; only the threads and clocks belong to the simulation.
 //! The run records every answer that a client gets (`history.rs`), and an independent

@@ -35,7 +35,7 @@ const WORKERS: usize = 2;
 const READERS: usize = 1;
 /// Time after which other keys become hot.
 const HOT_FOR: Duration = Duration::from_millis(50);
-/// Length of a rush, which ends each such time.
+/// Length of a rush, which ends each period of [`HOT_FOR`].
 const RUSH: Duration = Duration::from_millis(2);
 /// Number of hot keys at a time. They get half of the calls.
 const HOT_KEYS: u64 = 2;
@@ -62,7 +62,8 @@ pub(crate) fn pace() -> Pace {
 }
 
 pub(crate) fn settings(rng: &mut Rng) -> FlexKvSettings {
-    // Memory for everything; for the index and some entries; or for a few partitions and no entry.
+    // The limit suffices for everything, for the index and some entries, or for a few partitions
+    // and no entry.
     let memory_limit = [1 << 20, 32 << 10, 19 << 10][rng.usize(..3)];
     FlexKvSettings {
         memory_limit,

@@ -17,7 +17,7 @@ pub(crate) struct RunState {
     /// Whether clients still call.
     pub(crate) working: Arc<Mutex<bool>>,
     pub(crate) errors: Arc<Mutex<u64>>,
-    /// Number of calls that one client makes at most.
+    /// Largest number of calls of one client.
     pub(crate) calls_max: u64,
     pub(crate) sabotage: Sabotage,
     pub(crate) cached: Arc<Mutex<CacheFigures>>,
@@ -64,7 +64,7 @@ impl RunState {
         }
     }
 
-    /// The same for a run with scans.
+    /// State of a run with scans in which nothing has happened yet.
     pub(crate) fn with_scans(self) -> Self {
         Self { scans: Some(Arc::default()), ..self }
     }

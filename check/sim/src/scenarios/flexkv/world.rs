@@ -29,7 +29,8 @@ pub(super) enum Scanning {
 
 /// Virtual time in which faults happen.
 const TROUBLE: Duration = Duration::from_millis(300);
-/// Calls of one client in a run with scans, at most. Such a run is about the scans.
+/// Largest number of calls of one client in a run with scans. It is small, because such a run tests
+/// the scans.
 const CALLS_WITH_SCANS: u64 = 40;
 const BLOCK_BYTES: u64 = 64 << 10;
 /// Blocks of a memory node that soon is full: one for the directory and a few per compute node.

@@ -15,16 +15,16 @@ use super::storage::WriterId;
 pub(super) struct Run {
     pub(super) numbers: NumberRange,
     pub(super) item: u64,
-    /// Life of the memory that its package names; 0 for a job without an image.
+    /// Life of the memory node whose image the job's package names; 0 for a job without an image.
     pub(super) image: u64,
-    /// Life of the memory that it has read.
+    /// Life of the memory node whose image the run has read.
     pub(super) read: Option<u64>,
     pub(super) writer: WriterId,
     pub(super) written: Vec<u64>,
     pub(super) is_stopped: bool,
 }
 
-/// What the world does for an executor.
+/// Action that the world carries out for an executor.
 #[derive(Clone, Debug)]
 pub(super) enum ExecutorDeed {
     Send {
@@ -46,7 +46,7 @@ pub(super) struct ExecutorHost {
     pub(super) machine: Executor,
     pub(super) stopped_until_ns: u64,
     pub(super) runs: BTreeMap<AttemptId, Run>,
-    /// Memory node in whose process it runs.
+    /// Memory node in whose process the executor runs; `None` for a process of its own.
     pub(super) home: Option<usize>,
     next_writer: u64,
 }
@@ -61,7 +61,7 @@ impl ExecutorHost {
     ) -> Self {
         let offer = ExecutorOffer { slots, names: BTreeSet::new() };
         let mut machine = Executor::new(id, offer, schedulers);
-        // Every third process is an executor alone.
+        // Every third process is an executor without a memory node.
         let home = Some(id.0 as usize % 3).filter(|memory| *memory < MEMORIES);
         let life = home.map(|memory| memory_life(memory, memories[memory]));
         machine.note_reach(InputReach { home: life, ..InputReach::default() });

@@ -15,7 +15,7 @@
 //!
 //! Invariants that the run checks at each step:
 //! 1. An item is installed at most once.
-//! 2. Nobody removes or replaces a file that the manifest names, and a file number is created
+//! 2. No machine removes or replaces a file that the manifest names, and a file number is created
 //!    at most once.
 //! 3. Outputs that are installed come from the image that the owner named.
 //! 4. First offers of jobs of one queue follow the order of their arrival.

@@ -14,17 +14,17 @@ use archipelago_offload::wire::OffloadMessage;
 use super::Omitted;
 use super::storage::{Database, WriterId};
 
-/// Files that each job writes.
+/// Number of files that each job writes.
 pub(super) const FILES: u64 = 2;
-/// Jobs that an owner has at a time.
+/// Largest number of jobs that an owner has at a time.
 const JOBS_MAX: usize = 4;
 
-/// Memory nodes that hold images of flushes.
+/// Number of memory nodes that hold images of flushes.
 pub(super) const MEMORIES: usize = 2;
 
 /// The memory node with the image of an item.
 pub(super) fn memory_of(item: u64) -> usize {
-    // Kinds of jobs go by the item as well.
+    // The kind of a job follows from its item as well.
     (item / 3) as usize % MEMORIES
 }
 
@@ -60,7 +60,7 @@ impl Output {
     }
 }
 
-/// What the world does for an owner, later or now.
+/// Action that the world carries out for an owner, now or later.
 #[derive(Clone, Debug)]
 pub(super) enum OwnerDeed {
     Send {
@@ -85,11 +85,11 @@ pub(super) struct OwnerHost {
     pub(super) db: usize,
     pub(super) machine: Owner,
     pub(super) life: u64,
-    /// Until then, the process neither receives nor does anything.
+    /// Time in nanoseconds until which the process neither receives nor does anything.
     pub(super) stopped_until_ns: u64,
-    /// Items of jobs that have not ended.
+    /// Items of jobs that have not ended, by job.
     items: BTreeMap<u64, u64>,
-    /// Lives of the memories with the images of these jobs.
+    /// Lives of the memory nodes that hold the images of these jobs, by job.
     images: BTreeMap<u64, u64>,
     next_no: u64,
     lot_end: u64,
@@ -250,7 +250,7 @@ impl OwnerHost {
         (numbers.count == FILES).then_some((item, numbers))
     }
 
-    /// A job has ended.
+    /// Notes that a job has ended.
     pub(super) fn end(&mut self, job: u64) {
         self.items.remove(&job);
         self.images.remove(&job);
@@ -296,7 +296,7 @@ impl OwnerHost {
         violations
     }
 
-    /// Whether nothing waits.
+    /// Whether the owner has no job that has not ended.
     pub(super) fn is_idle(&self) -> bool {
         self.machine.jobs() == 0 && self.items.is_empty()
     }

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use archipelago_offload::ids::NumberRange;
 
-/// Numbers that one edit of the manifest makes durable.
+/// Number of file numbers that one edit of the manifest makes durable.
 const LOT: u64 = 64;
 
-/// The writer of a file: an executor's attempt, or an owner's own run. No two are equal.
+/// The writer of a file: an executor's attempt, or an owner's own run. No two writers are equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct WriterId(pub(super) u64);
 
@@ -26,12 +26,12 @@ pub(super) struct Database {
     pub(super) epoch: u64,
     /// End of the numbers that the manifest has given out.
     lot_end: u64,
-    /// Items that there are.
+    /// Number of items to install.
     pub(super) items: u64,
 }
 
 impl Database {
-    /// An empty database with that many items to install.
+    /// An empty database with `items` items to install.
     pub(super) fn new(items: u64) -> Self {
         Self { items, lot_end: 1, ..Self::default() }
     }
@@ -62,8 +62,8 @@ impl Database {
         Ok(again.map(|before| format!("file {number} of {before:?} was created by {writer:?}")))
     }
 
-    /// Removes the files of these numbers; those that one writer wrote, if it is given. A live file
-    /// is a violation.
+    /// Removes the files of these numbers. If `by` is given, removes only the files of that writer.
+    /// Returns a violation for each live file.
     pub(super) fn remove(&mut self, numbers: NumberRange, by: Option<WriterId>) -> Vec<String> {
         let is_chosen = |number: &u64, writer: &WriterId| {
             numbers.contains(*number) && by.is_none_or(|by| by == *writer)
@@ -113,7 +113,7 @@ impl Database {
         self.done.len() as u64
     }
 
-    /// Everything that must not be left at rest.
+    /// Stray files, and live files that are missing, as violations.
     pub(super) fn leftovers(&self) -> Vec<String> {
         let stray = self.files.keys().filter(|number| !self.live.contains(number));
         let lost = self.live.iter().filter(|number| !self.files.contains_key(number));

@@ -24,9 +24,9 @@ const TICK_NS: u64 = 50 * MS;
 const TROUBLE_NS: u64 = 20_000 * MS;
 /// Time without faults within which everything must end.
 const PEACE_NS: u64 = 60_000 * MS;
-/// Events of a run at most, so that an endless exchange ends as a violation.
+/// Largest number of events of a run, so that an endless exchange ends as a violation.
 const EVENTS_MAX: u64 = 400_000;
-/// Messages that take long, out of a hundred.
+/// Percentage of messages that take long.
 const SLOW_PERCENT: u32 = 5;
 
 /// Counters of a run.
@@ -114,7 +114,7 @@ pub(super) struct World {
     queue: BinaryHeap<Reverse<(u64, u64)>>,
     events: BTreeMap<u64, Event>,
     databases: Vec<Database>,
-    /// Living owners. An old one may live beside its successor for a while.
+    /// Living owners. An old owner may live in parallel with its successor for a while.
     owners: Vec<OwnerHost>,
     schedulers: Vec<SchedulerHost>,
     executors: Vec<ExecutorHost>,
@@ -345,7 +345,8 @@ impl World {
         }
     }
 
-    /// The owner of that life, unless it has ended. A stopped one does everything later.
+    /// Index of the owner of that life; `None` if it has ended. A stopped owner does everything
+    /// later.
     fn owner_at(&self, life: u64) -> Option<usize> {
         self.owners.iter().position(|owner| owner.life == life)
     }
@@ -532,7 +533,7 @@ impl World {
         }
     }
 
-    /// A run creates its next file, or ends.
+    /// Lets a run create its next file, or end.
     fn go(&mut self, executor: ExecutorId, at: AttemptId) {
         let place = self.executors.iter().position(|host| host.machine.id() == executor);
         let Some(place) = place else { return };

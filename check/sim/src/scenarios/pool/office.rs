@@ -73,7 +73,7 @@ struct ManagerHost {
     office: Office,
     me: ClientId,
     clock: SkewedClock,
-    /// Until then, the manager neither receives nor sends anything.
+    /// Time in nanoseconds until which the manager neither receives nor sends anything.
     stopped_until_ns: u64,
     last_term: u64,
 }

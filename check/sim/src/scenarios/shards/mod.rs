@@ -3,8 +3,8 @@
 //! The runs execute the shard host of the product over the fabric in virtual time: its queue, its
 //! state machine, its copies and its searches, with the keys and the memory of the fabric's node.
 //! Owners are tasks that know what each shard holds. Packets are lost, doubled, delayed and torn,
-//! links are cut, one-sided writes come after the registration, messages come again, the node
-//! restarts empty, and new owners begin while old ones go on.
+//! and links are cut. One-sided writes arrive after the registration, and messages arrive again.
+//! The node restarts empty, and new owners begin while old owners continue.
 //!
 //! | part | file |
 //! | --- | --- |

@@ -1,7 +1,6 @@
-//! What shards hold, and in which state the owners believe them.
+//! Model of the shards: their contents, and their states as the newest owner knows them.
 //!
-//! The contents of a shard never change. Its state is that of the newest owner: only that owner
-//! changes it.
+//! The contents of a shard never change. Only the newest owner changes its state.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,10 +13,10 @@ use archipelago_engine::memtable::{Shard, SlabPool};
 use archipelago_offload::wire::shard::{ShardInfo, ShardName, ShardPlace};
 use parking_lot::Mutex;
 
-/// Different keys of all shards.
+/// Number of different keys in all shards.
 pub(super) const KEYS: usize = 12;
-/// Records of a shard. All shards have as many, so that most images have one length, and a late
-/// write of one may replace another as a whole.
+/// Number of records of a shard. It is the same for all shards, so that most images have one
+/// length. A late write of one image may then replace another image as a whole.
 const RECORDS: usize = 24;
 const VALUE_BYTES: usize = 24;
 
@@ -68,7 +67,7 @@ impl Contents {
     }
 }
 
-/// What a search of shards, newest first, must find.
+/// The versions that a search of shards, newest first, must find.
 pub(super) fn expected(
     shards: &[Arc<Contents>],
     key: &[u8],
@@ -90,15 +89,15 @@ pub(super) fn expected(
 /// The state of a shard, as the newest owner knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ShardState {
-    /// The owner sends it, and may never learn the end.
+    /// The owner sends the shard, and may never learn the outcome.
     Sending,
-    /// It is registered in this life of the node.
+    /// The shard is registered in this life of the node.
     Away { life: Epoch, place: ShardPlace },
-    /// The owner wants it to be released, or lets the host purge it.
+    /// The owner wants the shard to be released, or lets the host purge it.
     Leaving,
     /// The host has confirmed the release in this life of the node.
     Released { life: Epoch },
-    /// The node has restarted, or may have dropped it because the owner was silent.
+    /// The node has restarted, or may have dropped the shard because the owner was silent.
     Lost,
 }
 
@@ -112,9 +111,9 @@ pub(super) struct DatabaseBook {
     /// Time at which the newest owner sent the last message that was accepted.
     pub(super) contact_ns: u64,
     pub(super) shards: BTreeMap<ShardName, (Arc<Contents>, ShardState)>,
-    /// Epoch of the last owner that asked to adopt a shard, and of the last one that was told that
-    /// it has.
+    /// Epoch of the last owner that asked to adopt each shard.
     pub(super) adopting: BTreeMap<ShardName, u64>,
+    /// Epoch of the last owner that was told that it has adopted each shard.
     pub(super) adopted: BTreeMap<ShardName, u64>,
     pub(super) last_seq: u64,
     /// Whether the newest owner has released everything, in the time of peace.
@@ -138,8 +137,8 @@ impl DatabaseBook {
         self.shards.get(&name).map(|(_, state)| *state)
     }
 
-    /// Whether the owner of `epoch`, or the one directly before it, has sent a shard or is in `by`
-    /// as the last one that adopted it. Only such shards are listed.
+    /// Whether the node may list a shard to the owner of `epoch`. That owner, or the one directly
+    /// before it, must have sent the shard, or must be in `by` as the last owner that adopted it.
     pub(super) fn is_recent(name: ShardName, by: &BTreeMap<ShardName, u64>, epoch: u64) -> bool {
         let holder = by.get(&name).copied().unwrap_or(0).max(name.epoch.0);
         holder + 1 >= epoch
@@ -157,8 +156,8 @@ impl DatabaseBook {
         }
     }
 
-    /// Changes the state of all shards that the host may have forgotten, by the life of the node,
-    /// to lost: it knows neither that they are registered nor that they were released.
+    /// Marks shards as lost that the host may have forgotten, by the life of the node. The host
+    /// then knows neither a registration nor a release of them.
     pub(super) fn lose(&mut self, is_gone: impl Fn(Epoch) -> bool) {
         for (_, state) in self.shards.values_mut() {
             match state {

@@ -20,19 +20,19 @@ use super::world::{LANDING_BYTES, ORPHANS};
 
 /// Time after which a message counts as lost.
 const REQUEST: Duration = Duration::from_millis(4);
-/// Shards of a database that are registered at most.
+/// Largest number of registered shards of a database.
 const SHARDS_MAX: usize = 6;
-/// Messages that an owner remembers, to send them again.
+/// Number of messages that an owner remembers, to send them again.
 const SENT_MAX: usize = 32;
 
-/// Why a session with the node ended; only for notes.
+/// Reason for which a session with the node ended; only for notes.
 pub(super) type Ended = String;
 
 pub(super) fn text(error: impl std::fmt::Display) -> Ended {
     error.to_string()
 }
 
-/// What the tasks of an owner share: its way to the node, and the book.
+/// State that the tasks of an owner share: its way to the node, and the book.
 #[derive(Clone)]
 pub(super) struct Way {
     pub(super) db: usize,
@@ -195,7 +195,7 @@ impl Owner {
             self.take_over(&way).await?;
             self.has_taken_over = true;
         }
-        // Nothing is known of what an earlier session sent last.
+        // The outcome of the last messages of an earlier session is unknown.
         way.change(|database| {
             for name in database.names(|state| *state == ShardState::Sending) {
                 database.set(name, ShardState::Leaving);
@@ -324,7 +324,7 @@ impl Owner {
         }
     }
 
-    /// Sends a new shard, as far as that goes.
+    /// Sends a new shard, or ends at the first step that fails.
     async fn send(&mut self, way: &Way) -> Result<(), Ended> {
         let name = ShardName { epoch: self.owner.epoch, memtable: self.next_memtable, shard: 0 };
         let rng = &mut self.rng;
@@ -457,7 +457,7 @@ impl Owner {
         });
     }
 
-    /// Releases a registered shard, and what was given up before.
+    /// Releases a registered shard, and the shards that were given up before.
     async fn release(&mut self, way: &Way) -> Result<(), Ended> {
         let pick = self.rng.usize(..SHARDS_MAX);
         let epoch = self.owner.epoch;
@@ -526,7 +526,8 @@ impl Owner {
                 ShardMessage::Registered { place: now } => *now == place,
                 ShardMessage::Refused { refusal } => match refusal.why {
                     ShardWhy::Busy => true,
-                    // A restart that the owner does not know yet, or a long silence.
+                    // The node restarted without the owner's knowledge, or the owner was silent for
+                    // long.
                     ShardWhy::NotBegun => self.is_lost(way, place, contact_ns),
                     _ => false,
                 },
@@ -544,7 +545,7 @@ impl Owner {
         place.key.epoch != self.book.lock().life || way.may_be_dropped(contact_ns)
     }
 
-    /// Searches, sometimes beside the next steps of the owner.
+    /// Searches, sometimes in parallel with the next steps of the owner.
     async fn read(&mut self, way: &Way) -> Result<(), Ended> {
         let reader = Reader::new(way.clone(), &mut self.rng);
         if self.rng.bool() {

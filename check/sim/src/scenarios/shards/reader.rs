@@ -14,7 +14,7 @@ use archipelago_offload::wire::shard::{
 use super::model::{Contents, KEYS, ModelVersion, ShardState, expected, key_of};
 use super::owner::{Ended, Way, snapshot};
 
-/// Pages and parts of answers that one search asks for at most.
+/// Largest number of pages and parts of answers that one search requests.
 const PARTS_MAX: usize = 400;
 
 /// One search, with everything that its answers depend on.
@@ -37,9 +37,9 @@ enum Plan {
     Scan(KeyRange, Direction),
 }
 
-/// Why the answer to a search says nothing about the contents.
+/// Reason for which the answer to a search says nothing about the contents.
 enum Excuse {
-    /// Another owner, another life of the node, a release, or too much silence.
+    /// There is another owner, another life of the node, a release, or too much silence.
     Good,
     /// The host is busy.
     Later,

@@ -22,15 +22,16 @@ use crate::scenarios::figures;
 pub(super) const ORPHANS: Duration = Duration::from_millis(60);
 /// Bytes of a landing zone: room for a few images.
 pub(super) const LANDING_BYTES: u64 = 12 << 10;
-/// Bytes of the host at most, one of these: few enough to be used up, and enough for all.
+/// Limits of the host's bytes, of which a run draws one. They are small enough to be used up, and
+/// large enough for all owners.
 const BYTES_MAX: [u64; 3] = [32 << 10, 48 << 10, 96 << 10];
 /// Bytes of the whole node.
 const NODE_BYTES: u64 = 160 << 10;
 /// Bytes of a block of the pool, which uses the same memory.
 const BLOCK_BYTES: u64 = 32 << 10;
-/// Machines of a database: an old owner may go on beside the new one.
+/// Number of machines of a database. An old owner may continue in parallel with the new one.
 const MACHINES: usize = 2;
-/// Faults of a run.
+/// Number of faults of a run.
 const ROUNDS: usize = 16;
 
 struct ToHost(Arc<ShardHost>);
@@ -133,7 +134,7 @@ impl World {
         self.life = Some(life);
     }
 
-    /// The worker of the host: one request after another.
+    /// Starts the worker of the host, which executes one request after another.
     fn work(&self, shards: &Arc<ShardHost>, life: Epoch) {
         let (shards, scheduler) = (Arc::clone(shards), self.memory.scheduler().clone());
         let mut rng = scheduler.rng(&format!("worker {life}"));
@@ -145,7 +146,8 @@ impl World {
         });
     }
 
-    /// The timer of the node, the check of its bytes, and the blocks of the pool beside it.
+    /// Starts the timer of the node. It also checks the node's bytes, and takes and returns blocks
+    /// of the pool.
     fn tick(&self, shards: &Arc<ShardHost>, bytes: &Arc<NodeBytes>, life: Epoch) {
         let (shards, bytes) = (Arc::clone(shards), Arc::clone(bytes));
         let (scheduler, book) = (self.memory.scheduler().clone(), Arc::clone(&self.book));

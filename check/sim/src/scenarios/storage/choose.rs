@@ -15,7 +15,7 @@ use super::owner::{DIR, OpenPaths, Operation};
 pub(crate) struct OperationSource {
     /// Number that makes names and bytes unique.
     next: u64,
-    /// Number of blobs of more than a mebibyte, which are coded, that are left to draw.
+    /// Number of large blobs that may still be drawn. A blob of more than a mebibyte is coded.
     large_left: u32,
     /// Whether appends are long enough to be striped.
     has_long_appends: bool,
@@ -41,7 +41,7 @@ impl OperationSource {
     }
 
     /// An operation on the volume as `model` knows it, by a process that has `open` files. `None`
-    /// if the drawn one is not possible.
+    /// if the drawn operation is not possible.
     pub(crate) fn draw(
         &mut self,
         rng: &mut Rng,
@@ -52,7 +52,7 @@ impl OperationSource {
             0 | 1 => {
                 let path = format!("{DIR}/CURRENT{}", rng.u8(..3));
                 model.certain(&path)?;
-                // The longer ones do not fit into a record.
+                // Longer contents do not fit into a record.
                 let len_max = if rng.u8(..4) == 0 { 9_000 } else { 200 };
                 Operation::Replace { path, bytes: Arc::new(self.bytes(rng, len_max)) }
             }

@@ -29,11 +29,11 @@ const AWAY_MAX: usize = 2;
 /// Largest error of a clock's rate, in millionths. A lease tolerates an eighth.
 const CLOCK_ERROR_PPM: i32 = 10_000;
 
-/// Time after which a lost packet is sent again. Hosts that are cut off ask for connections again
-/// and again, and these questions would be most events of a run if they came each millisecond.
+/// Time after which a lost packet is sent again. Hosts that are cut off request connections again
+/// and again. At an interval of a millisecond, these requests would be most events of a run.
 const AGAIN_NS: u64 = 5_000_000;
 
-/// What a run may lose besides processes.
+/// Losses that a run allows in addition to killed processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Losses {
     /// The sealed chunks of one machine are damaged, as by bit rot.
@@ -44,12 +44,12 @@ pub(crate) enum Losses {
     Power,
 }
 
-/// What a cluster is made of.
+/// Settings of a cluster.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ClusterSettings {
     /// Number of storage nodes, each in a domain of its own.
     pub(crate) nodes: usize,
-    /// What the run may lose.
+    /// Losses that the run allows.
     pub(crate) losses: Losses,
     /// Settings of the nodes.
     pub(crate) node: NodeSettings,
@@ -195,12 +195,12 @@ impl Cluster {
         &self.nodes
     }
 
-    /// What the run may lose.
+    /// Losses that the run allows.
     pub(crate) fn losses(&self) -> Losses {
         self.settings.losses
     }
 
-    /// Whether two machines at least have lost memory, so that a recovery may miss unsynced bytes.
+    /// Whether at least two machines have lost memory, so that a recovery may miss unsynced bytes.
     pub(crate) fn may_miss_unsynced(&self) -> bool {
         self.forgetful.iter().filter(|it| **it).count() >= 2
     }
@@ -306,14 +306,14 @@ impl Cluster {
         !self.nodes[n].is_up() || self.stopped.contains(&n) || self.cut.contains(&n)
     }
 
-    /// A node that something may happen to: one that is away, or one that may go away.
+    /// Draws a node for the next fault: a node that is away, or a node that may go away.
     fn draw_victim(&mut self) -> Option<usize> {
         let n = self.rng.usize(..self.nodes.len());
         let away = (0..self.nodes.len()).filter(|n| self.is_away(*n)).count();
         (self.is_away(n) || away < AWAY_MAX).then_some(n)
     }
 
-    /// One fault of a node, or the end of one.
+    /// Begins a fault of a node, or ends one.
     pub(crate) fn disturb_node(&mut self) {
         let Some(n) = self.draw_victim() else { return };
         self.faults += 1;
@@ -329,7 +329,7 @@ impl Cluster {
         match self.rng.u8(..9) {
             0 | 1 => self.end_node(n, NodeEnd::Kill),
             2 => {
-                // A process that starts again immediately.
+                // The process starts again immediately.
                 self.end_node(n, NodeEnd::Kill);
                 self.nodes[n].start();
             }
@@ -378,7 +378,7 @@ impl Cluster {
         }
     }
 
-    /// A loss that the run may have.
+    /// Lets the node lose something that the run allows.
     fn lose(&mut self, n: usize) {
         match self.settings.losses {
             Losses::Damage => self.damage_chunks(),
@@ -406,8 +406,8 @@ impl Cluster {
 
     fn lose_one_machine(&mut self) {
         let n = self.weak;
-        // A disk is lost at most once, and only while every other node is there: a root member that
-        // is lost before it has its copy blocks the replacement for good.
+        // A disk is lost at most once, and only while every other node is up. A root member that is
+        // lost before it has its copy blocks the replacement permanently.
         let all_up = (0..self.nodes.len()).all(|n| !self.is_away(n));
         let may_wipe = all_up && self.manager.is_some() && !self.has_wiped;
         if may_wipe && self.rng.u8(..3) == 0 {

@@ -193,7 +193,7 @@ struct DbRun {
     promised: BTreeMap<(usize, u32), u64>,
     /// Owner that wrote each number.
     writers: BTreeMap<u64, usize>,
-    /// What each owner found.
+    /// Numbers that each owner found, one for each key.
     found: BTreeMap<usize, Vec<u64>>,
     violations: Vec<String>,
     writes: u64,
@@ -366,7 +366,7 @@ impl DbRun {
         }
     }
 
-    /// A read while a write is under way.
+    /// Begins a read, mostly of the key that a write in progress changes.
     fn read(&mut self) {
         let Some(owner) = &mut self.owner else { return };
         let may_read = owner.read.is_none() && owner.flush.is_none();
@@ -386,7 +386,7 @@ impl DbRun {
         }
         if let Some(mut owner) = self.owner.take() {
             self.cluster.kill_client(&owner.host);
-            // Nobody hears what the dead process still does.
+            // No other process sees what the dead process still does.
             owner.is_dead = true;
             owner.close();
             self.old.push(owner);
@@ -426,7 +426,7 @@ impl DbRun {
         self.check_promises()
     }
 
-    /// From now on the key has at least this number for every later owner.
+    /// Notes that every later owner must find at least this number at the key.
     fn promise(&mut self, key: u32, number: u64) -> Result<(), String> {
         if number == 0 {
             return Ok(());
@@ -543,7 +543,7 @@ impl DbOwner {
             }
         }
         if self.is_dead {
-            // Nobody hears what a dead process still does.
+            // No other process sees what a dead process still does.
             return EndedWork::default();
         }
         ended

@@ -34,7 +34,7 @@ use crate::run::RunRequest;
 const NODE_BYTES_PER_S: u64 = 2 << 20;
 /// Bytes per second of a client's card, in each direction.
 const CLIENT_BYTES_PER_S: u64 = 16 << 20;
-/// Way of a message.
+/// Time that a message takes.
 const LATENCY: Duration = Duration::from_micros(50);
 /// Length of a table.
 const TABLE_BYTES: usize = 64 << 10;

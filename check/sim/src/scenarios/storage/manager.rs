@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 
 /// Host and address of the manager.
 pub(crate) const MANAGER: &str = "manager";
-/// Time between two looks at the clock.
+/// Time between two readings of the clock.
 const TICK: Duration = Duration::from_millis(100);
 
 /// A running manager.

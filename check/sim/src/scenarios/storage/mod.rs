@@ -24,7 +24,7 @@
 //!   power (2, 3, 4). Unsynced bytes are missing only if two machines have lost memory, and then
 //!   the boot id of the volume changes.
 //! - An operation of an old owner that succeeds has had its effect before a new owner reads (1).
-//!   Nothing changes behind the back of a new owner.
+//!   Afterwards, old owners change nothing.
 //! - Blobs are readable without two nodes and recovered logs without one, and no read returns wrong
 //!   bytes (7, 8).
 //! - Objects of pending files stay, removed ones leave nothing on the nodes, and a take-over brings
@@ -84,11 +84,11 @@ const STEPS: [Step; 10] = [
     Step { name: "root-copy", about: "a new root member has all values before it counts" },
 ];
 
-/// Tells the generator of a run's shape from its other ones.
+/// Value that separates the generator of a run's shape from the run's other generators.
 const SHAPE: u64 = 0x5107_a6e5;
-/// Number of bytes that a node may use, if it is not one of the small ones.
+/// Number of bytes that a node may use in an ordinary run.
 const DEVICE_BYTES: u64 = 1 << 30;
-/// The same of the nodes of a run with full disks.
+/// Number of bytes that a node may use in a run with full disks.
 const SMALL_DEVICE_BYTES: u64 = 6 << 20;
 
 pub(crate) fn scenario() -> Scenario {
@@ -139,7 +139,8 @@ fn client_settings(
     }
 }
 
-/// The generator of what a run is made of, apart from everything that happens in it.
+/// The generator of a run's settings. It is independent of the generators of everything that
+/// happens in the run.
 fn shape_of(request: &RunRequest) -> Rng {
     Rng::with_seed(request.seed ^ SHAPE)
 }

@@ -1,4 +1,4 @@
-//! What a volume may have: the model that the files of each new owner are compared with.
+//! Model of a volume: the contents that the files of each new owner are compared with.
 //!
 //! A path that was written as a whole has one content, or several possible ones while the outcome
 //! of an operation is unknown. A file that grows has a prefix of what was submitted, with
@@ -41,12 +41,12 @@ pub(crate) struct Marks {
 }
 
 impl Marks {
-    /// Everything before `end` is acknowledged.
+    /// Notes that everything before `end` is acknowledged.
     pub(crate) fn acknowledge(&self, end: u64) {
         self.acknowledged.fetch_max(end, Ordering::Relaxed);
     }
 
-    /// Everything before `end` is synced.
+    /// Notes that everything before `end` is synced.
     pub(crate) fn sync(&self, end: u64) {
         self.acknowledge(end);
         self.synced.fetch_max(end, Ordering::Relaxed);
@@ -95,7 +95,7 @@ struct FileMove {
     to: String,
 }
 
-/// What a volume may have.
+/// The possible contents of a volume.
 #[derive(Debug, Default)]
 pub(crate) struct Model {
     whole: BTreeMap<String, Vec<Content>>,
@@ -147,7 +147,7 @@ impl Model {
         }
     }
 
-    /// An operation succeeded: from now on its effect must be found.
+    /// Notes that an operation succeeded: from now on its effect must be found.
     pub(crate) fn succeed(&mut self, changes: &[Change]) {
         for Change { path, after } in changes {
             self.whole.insert(path.clone(), vec![after.clone()]);
@@ -159,7 +159,7 @@ impl Model {
         self.moves.push(FileMove { from: from.to_owned(), to: to.to_owned() });
     }
 
-    /// A rename has succeeded.
+    /// Notes that a rename has succeeded.
     pub(crate) fn end_move(&mut self, from: &str) {
         self.moves.retain(|it| it.from != from);
     }
@@ -182,7 +182,7 @@ impl Model {
         torn
     }
 
-    /// There is no file at a path any more.
+    /// Notes that there is no file at a path any more.
     pub(crate) fn forget(&mut self, path: &str) {
         self.growing.remove(path);
         self.whole.insert(path.to_owned(), vec![None]);
@@ -202,7 +202,7 @@ impl Model {
         marks
     }
 
-    /// The creation of a growing file succeeded.
+    /// Notes that the creation of a growing file succeeded.
     pub(crate) fn growth_exists(&mut self, path: &str) {
         if let Some(growth) = self.growing.get_mut(path) {
             growth.must_exist = true;
@@ -216,12 +216,13 @@ impl Model {
         }
     }
 
-    /// A take-over may have missed unsynced bytes.
+    /// Notes that a take-over may have missed unsynced bytes.
     pub(crate) fn note_power_loss(&mut self) {
         self.growing.values_mut().for_each(|growth| growth.may_miss_unsynced = true);
     }
 
-    /// Compares what a new owner finds at a path. After it, nothing else may be found there.
+    /// Compares the content that a new owner finds at a path with the model. Afterwards, nothing
+    /// else may be found there.
     pub(crate) fn settle(&mut self, path: &str, found: Content) -> Result<(), String> {
         if self.growing.contains_key(path) {
             return self.settle_growth(path, found);
@@ -267,7 +268,8 @@ impl Model {
         Ok(())
     }
 
-    /// Acknowledgements that came after the end of a file was found, and lie behind it.
+    /// Acknowledgements that arrived after the end of a file was found, and that lie after that
+    /// end.
     pub(crate) fn late_acknowledgements(&self) -> Vec<String> {
         let late = self.ended.iter().filter_map(|ended| {
             let acknowledged = ended.marks.acknowledged();

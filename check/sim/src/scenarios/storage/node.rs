@@ -86,7 +86,7 @@ pub(crate) enum NodeEnd {
     Wipe,
 }
 
-/// What a node is made of.
+/// Settings of a node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NodeSettings {
     /// Steps that the node leaves out.
@@ -258,7 +258,7 @@ impl NodePlace {
         }
     }
 
-    /// What the node reports; nothing if it does not run.
+    /// The report of the node; empty if it does not run.
     pub(crate) fn report(&self) -> StorageReport {
         let Some(running) = &self.running else { return StorageReport::default() };
         match running.beats.beat(0) {

@@ -3,8 +3,8 @@
 //! 1. Every call returns, also those of processes that were killed or cut off.
 //! 2. A process takes the volume over and reads everything.
 //! 3. Operations of the owner succeed.
-//! 4. Everything is readable without any node, and files that were written as a whole without any
-//!    two. A node that the run has damaged counts as lost.
+//! 4. Everything is readable while any single node is down. Files that were written as a whole are
+//!    readable while any two are down. A node that the run has damaged counts as one of them.
 //! 5. When all files are removed, the nodes hold no chunk, and no extent but those of the
 //!    namespace.
 
@@ -31,8 +31,8 @@ const RELEASES_MAX: usize = 5;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SettledFiles {
     All,
-    /// Those that were written as a whole. A recovery leaves the bytes of a log on two nodes, and
-    /// no manager repairs them in a run.
+    /// Files that were written as a whole. Logs are not among them: a recovery leaves the bytes of
+    /// a log on two nodes, and no manager repairs them in a run.
     Whole,
 }
 
@@ -61,7 +61,7 @@ impl Run {
         self.owner.as_ref().is_some_and(|owner| owner.running.is_some())
     }
 
-    /// Lets time pass while something is under way. Errors: it does not end; a violation.
+    /// Lets time pass while `is_busy` holds. Errors: it holds for too long; a violation.
     fn pass_while(
         &mut self,
         step: Duration,
@@ -105,7 +105,7 @@ impl Run {
         self.pass_while(Duration::from_millis(200), |run| {
             run.old().iter().any(|process| !process.thread.has_ended())
         })?;
-        // What has ended in the last step is taken.
+        // Calls that ended in the last step are taken here.
         self.pass(Duration::from_micros(1));
         self.has_violations()
     }
@@ -153,7 +153,8 @@ impl Run {
         Ok(())
     }
 
-    /// Reads everything while one node is down, and then what has more copies while two are.
+    /// Reads everything while one node is down, and then files with more copies while two nodes are
+    /// down.
     fn check_losses(&mut self) -> Result<(), String> {
         self.read_settled(SettledFiles::All, "with all nodes")?;
         let count = self.cluster.nodes().len();
@@ -208,7 +209,8 @@ impl Run {
         released.map_err(|error| format!("the release of strays failed: {error}"))
     }
 
-    /// What the nodes hold beyond the log of the namespace. Empty if that is nothing.
+    /// Everything that the nodes hold beyond the log of the namespace, as text. Empty if there is
+    /// nothing.
     fn held(&self) -> String {
         let reports = self.cluster.nodes().iter().map(|node| node.report());
         let (mut chunks, mut unsealed, mut extents) = (0, 0, 0);

@@ -22,7 +22,7 @@ pub(crate) struct RunningOperation {
     pub(crate) call: Call<Result<()>>,
     /// Whether a later owner had the volume when the operation began.
     pub(crate) is_stale: bool,
-    /// What a later owner has read at the paths of the operation meanwhile.
+    /// Contents that a later owner has read meanwhile at the paths of the operation.
     pub(crate) found: BTreeMap<String, Content>,
 }
 

@@ -24,19 +24,19 @@ use super::thread::{Call, SimThread};
 
 /// Number of processes.
 const PROCESSES: usize = 2;
-/// Time between two looks at threads that end.
+/// Time between two checks whether threads have ended.
 const LOOK: Duration = Duration::from_millis(100);
-/// Number of looks before a thread counts as stuck.
+/// Number of such checks before a thread counts as stuck.
 const LOOKS_MAX: u32 = 1_000;
 /// Number of names.
 const NAMES: u8 = 2;
 
-/// What an operation saw and did.
+/// Result of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Seen {
-    /// The value that it found.
+    /// The operation found this value.
     Found(Option<Versioned>),
-    /// The version that it made from the expected one.
+    /// The operation made this version from the expected one.
     Made { expected: u64, version: u64 },
 }
 
@@ -166,7 +166,7 @@ impl RegisterClients {
         }
     }
 
-    /// Everything that is wrong with the history.
+    /// Violations, among them those of the history.
     pub(crate) fn violations(&self) -> Vec<String> {
         let mut violations = self.violations.clone();
         violations.extend(judge(&self.history).err());

@@ -1,5 +1,5 @@
-//! A run: a volume with owners that come and go, processes that use the register, a time of faults,
-//! and a time of peace.
+//! A run: a volume with one owner after the other, processes that use the register, a time of
+//! faults, and a time of peace.
 //!
 //! One [`Run`] owns everything. In each step it draws one event: an operation, a fault, the kill of
 //! a process, or a take-over. Then it lets time pass and takes what has ended. Everything follows
@@ -22,7 +22,7 @@ use super::thread::Call;
 
 /// Number of steps of a run.
 const STEPS: usize = 110;
-/// Number of processes of a run, at most, that own the volume one after the other.
+/// Largest number of processes that own the volume one after the other in a run.
 const OWNERS_MAX: usize = 10;
 /// Virtual time after which a call that has not returned counts as stuck.
 const CALL_MAX: Duration = Duration::from_secs(180);
@@ -36,7 +36,7 @@ const APPENDS_MAX: usize = 300;
 type DrawOperation =
     fn(&mut OperationSource, &mut Rng, &mut Model, &OpenPaths) -> Option<Operation>;
 
-/// What the run counted.
+/// Counters of the run.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counts {
     pub(super) operations: u64,
@@ -45,7 +45,7 @@ pub(super) struct Counts {
     pub(super) reads: u64,
 }
 
-/// What happens in a run, besides what always may.
+/// Kinds of events that only some runs have.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RunOptions {
     /// Whether nodes may be full, and then refuse blobs.
@@ -57,7 +57,7 @@ pub(super) struct RunOptions {
 /// A path and what a new owner has read there.
 type ReadFile = (String, Result<Content>);
 
-/// What a new owner finds.
+/// Files that a new owner finds.
 #[derive(Debug)]
 struct FoundFiles {
     names: Result<Vec<String>>,
@@ -83,7 +83,7 @@ pub(super) struct Run {
     source: OperationSource,
     settings: ClientSettings,
     taker: Option<TakeOver>,
-    /// What the present owner is reading.
+    /// Read of all files by the present owner, while it is in progress.
     reading: Option<Call<FoundFiles>>,
     /// Processes that were killed, or lost the volume, or failed to take it.
     old: Vec<Process>,
@@ -173,7 +173,7 @@ impl Run {
         Ok(())
     }
 
-    /// The time of faults.
+    /// Runs the time of faults.
     pub(super) fn trouble(&mut self) {
         self.cluster.draw_weather();
         for _ in 0..STEPS {
@@ -470,12 +470,12 @@ impl Run {
         self.owner = Some(process);
     }
 
-    /// Whether the present owner has still to read what it found.
+    /// Whether a take-over is in progress, or the present owner still reads all files.
     pub(super) fn is_settling(&self) -> bool {
         self.taker.is_some() || self.reading.is_some()
     }
 
-    /// Takes what a new owner has read, and compares it.
+    /// Takes the files that a new owner has read, and compares them with the model.
     fn take_read_files(&mut self) {
         let Some(found) = self.reading.as_ref().and_then(Call::take) else { return };
         self.reading = None;
@@ -515,7 +515,7 @@ impl Run {
         &self.old
     }
 
-    /// From now on nothing fails.
+    /// Notes that nothing fails from now on.
     pub(super) fn note_peace(&mut self) {
         self.is_peace = true;
     }
@@ -526,7 +526,7 @@ impl Run {
     }
 }
 
-/// Whether a read that fails so has lost its bytes.
+/// Whether a read that ends with this kind of error has lost its bytes.
 pub(super) fn is_loss(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::Corrupt | ErrorKind::NotFound | ErrorKind::Internal)
 }

@@ -21,11 +21,11 @@ use super::thread::{Call, SimThread};
 
 /// The volumes that share blobs. The first one writes them.
 const VOLUMES: [VolumeId; 2] = [VolumeId([0xa1; 16]), VolumeId([0xb2; 16])];
-/// Epoch of both.
+/// Epoch of both volumes.
 const EPOCH: Epoch = Epoch(1);
 /// Length of the longest blob.
 const BLOB_BYTES_MAX: usize = 10_000;
-/// Time between two looks at a thread that ends, and the number of looks.
+/// Time between two checks whether a thread has ended.
 const LOOK: Duration = Duration::from_millis(100);
 const LOOKS_MAX: u32 = 1_000;
 
@@ -55,7 +55,7 @@ impl SharedBlob {
     }
 }
 
-/// What the process does with a blob.
+/// Action of the process on a blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SharingAction {
     Read,
@@ -233,7 +233,7 @@ impl SharedBlobs {
         self.running.is_some()
     }
 
-    /// Takes what was wrong.
+    /// Takes the violations.
     pub(crate) fn take_violations(&mut self) -> Vec<String> {
         std::mem::take(&mut self.violations)
     }

@@ -110,7 +110,8 @@ pub(crate) async fn rename(
         }
         let read = keys.read_key(from).await.map_err(|error| half_done(&error))?;
         let Some(newer) = read else { return Ok(Renamed::Moved) };
-        // Also if it is the same value: it may be there because the destination was moved here.
+        // The value is written again even if it has not changed. It may be in the source because
+        // another move brought it back from the destination.
         let change = SourceChange { written: &source, newer: &newer };
         write_again(keys, to, change, destination).await?;
         source = newer;

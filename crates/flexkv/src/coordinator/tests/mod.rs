@@ -110,7 +110,7 @@ fn death_restarts_change_at_larger_epochs() {
 #[test]
 fn a_number_is_not_given_again_while_the_map_names_it() {
     let mut cluster = settled(2);
-    // Its partitions are still its own on the map while the change waits for the first node.
+    // The map still gives the dead node its partitions while the change waits for the first node.
     cluster.die(2);
     let third = cluster.join();
     cluster.deliver_all("Join");
@@ -365,8 +365,8 @@ fn new_coordinator_waits_for_every_client_in_the_roster() {
 
 #[test]
 fn gone_client_that_answers_takes_no_number() {
-    // Number 2 went to the third client when the second was gone. Their answers arrive in both
-    // orders, and the news of the second's death before and after.
+    // The third client got number 2 after the second client was gone. The test delivers their
+    // answers in both orders, and the news of the second client's death before and after them.
     for (first, second) in [(2, 3), (3, 2)] {
         let mut cluster = settled(2);
         cluster.die(2);

@@ -22,8 +22,8 @@
 //!    anything for a position, so it holds on every node, after a move and after a restart.
 //!
 //! Thread-safety: values.
-//! Cost: shifts.
-//! Failure: a number that no scan of the store gives out is `None`.
+//! Failure: a number that no scan of the store gives out decodes to `None`.
+//! Cost: a few shifts.
 
 use super::partition::LOG2_BUCKETS_MAX;
 use super::table::{Geometry, PARTITION_BITS_MAX};
@@ -68,7 +68,7 @@ impl ScanPosition {
         self.partition
     }
 
-    /// The bucket, in a subtable of the generation that it was told of.
+    /// The bucket, in a subtable of the generation for which the position was made.
     #[must_use]
     pub fn bucket(self) -> u32 {
         self.bucket

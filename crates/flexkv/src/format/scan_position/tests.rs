@@ -1,4 +1,5 @@
-//! Positions, and a model of scans of tables that grow: keys that stay are found.
+//! Tests of scan positions, with a model of scans over tables that grow: every key that stays is
+//! found.
 
 use std::collections::BTreeSet;
 
@@ -46,9 +47,9 @@ fn position_of_another_generation_means_the_first_bucket() {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     Nothing,
-    /// It goes on at its bucket in a table that has grown.
+    /// The scan continues at its old bucket in a table that has grown.
     NoRescan,
-    /// It skips the bucket at which a step begins.
+    /// The scan skips the bucket at which a step begins.
     SkipsBucket,
 }
 
@@ -92,8 +93,8 @@ impl Table {
     }
 }
 
-/// Scans a table of which other clients insert and delete keys between the steps. Whether every key
-/// that stayed was found; and how often the table grew.
+/// Scans a table of which other clients insert and delete keys between the steps. Returns whether
+/// every key that stayed was found, and how often the table grew.
 fn scan_while_keys_change(seed: u64, fault: Fault) -> (bool, u32) {
     let mut rng = Rng::with_seed(seed);
     let mut table = Table { buckets: vec![Bucket::default(); 2], generation: 1, log2_buckets: 1 };
@@ -127,7 +128,8 @@ fn scan_while_keys_change(seed: u64, fault: Fault) -> (bool, u32) {
         }
         at = ScanPosition::at_bucket(PartitionId(0), table.generation, end);
         at = ScanPosition::decode(at.encode(), Geometry::default()).expect("as it was given out");
-        // A scan ends when writers stop to double the table, and a real one doubles 20 times.
+        // A scan ends once the writers stop doubling the table. A real table doubles at most 20
+        // times.
         for _ in 0..rng.u32(4..14).min(400_u32.saturating_sub(all.len() as u32)) {
             churning.push(insert(&mut table, &mut all, &mut rng));
         }

@@ -127,7 +127,8 @@ const STATS: usize = CacheStat::PartitionsRefused as usize + 1;
 struct Held {
     client: ClientId,
     holder: Holder,
-    /// Whether anything was served under the lease since its last renewal on that account.
+    /// Whether anything was served under the lease since this node last asked to renew it for that
+    /// reason.
     used: bool,
 }
 

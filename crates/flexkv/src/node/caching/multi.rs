@@ -57,8 +57,8 @@ impl Caching {
 }
 
 impl LockedCache<'_> {
-    /// The pair of key number `nth`, if it may be served: value, expiry, place. ReadReport, but for
-    /// the partition of this node's own.
+    /// The pair of key number `nth` and its place, if the pair may be served. The read is counted
+    /// for the key's proxy, unless the partition is one of this node's own.
     pub(crate) fn pair(
         &mut self,
         nth: usize,

@@ -317,8 +317,8 @@ impl Node {
         self.runtime.spawn("flex-release", Box::pin(task));
     }
 
-    /// Has a node swept that may have lent room without an answer. Best effort: if this node dies
-    /// first, every node sweeps.
+    /// Asks a node to sweep that may have lent memory, although no answer arrived. If this node
+    /// dies before the request arrives, every node sweeps.
     fn request_sweep_of(self: &Arc<Self>, peer: &Arc<Peer>) {
         let (node, peer) = (Arc::clone(self), Arc::clone(peer));
         let task = async move {

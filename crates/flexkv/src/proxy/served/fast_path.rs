@@ -62,7 +62,7 @@ pub(crate) struct OldSlot {
 /// Destination of a new word.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Target {
-    /// This slot, if it holds this word.
+    /// The slot with this index, if it holds the given word.
     Slot(SlotIndex, Slot),
     /// Any free slot of the key's buckets, if the key has none.
     Free(KeyHash),

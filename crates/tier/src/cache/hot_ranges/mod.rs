@@ -263,9 +263,9 @@ pub(crate) struct Worth {
     /// Least accesses per byte. 0 if all candidates fit, so that they can be copied whole.
     pub(crate) density: f64,
     /// Accesses per byte from which on a range is always taken. Of the ranges between `density` and
-    /// this, only a part fits.
+    /// this threshold, only a part fits.
     pub(crate) above: f64,
-    /// The fraction of those ranges that is taken of each file, 0 to 1.
+    /// Fraction of the ranges between `density` and `above` that is taken of each file, 0 to 1.
     pub(crate) part: f64,
     /// Room of all copies of the device, in bytes.
     pub(crate) room: u64,

@@ -324,8 +324,8 @@ fn changes_during_a_sync_are_not_settled_by_it() {
             Ok(())
         }));
         let fs = world.open();
-        // In another directory than the new one: power loss may take the one change and not the
-        // other.
+        // The old file lies in another directory than the new one. So a power loss may undo one of
+        // the two changes alone.
         write(&fs, "old", 0, &filled(1, 100));
         fs.sync_dir(Path::new(ROOT)).unwrap();
         write(&fs, "other", 5, &filled(3, 100));
@@ -348,8 +348,8 @@ fn number_of_a_lost_record_is_not_used_again() {
     let disk: Arc<dyn FileSystem> = Arc::new(MemFs::new());
     let world = World::new(Arc::clone(&disk), &[1 << 30, 1 << 30]);
     world.open().close().unwrap();
-    // Logs whose records a power loss took, but not their files. Twice, because a power loss may
-    // also undo the removal of files without a record.
+    // A power loss took the records of these logs, but not their files. The test leaves the files
+    // twice, because a power loss may also undo the removal of files without a record.
     let leave_strays = || {
         let dir = Path::new("/dev0/logs-00000000000000aa");
         disk.create_dir_all(dir).unwrap();

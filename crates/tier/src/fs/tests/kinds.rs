@@ -64,7 +64,7 @@ impl Real {
         assert_eq!(fs.shared.devices[0].kind, kind);
         assert_eq!([0, 1].map(|index| stats.devices[index].limit), [writers_max, 16], "{stats}");
         assert_eq!(stats.devices.iter().map(|device| device.errors).sum::<u64>(), 0, "{stats}");
-        // Its tables move like those of any other device.
+        // Tables of this device move like those of any other device.
         fs.reassign(&path("2.sst"), table(5));
         fs.settle();
         assert_eq!(fs.stats().devices[1].moved.0, 1, "{}", fs.stats());

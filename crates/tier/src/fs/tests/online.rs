@@ -81,7 +81,7 @@ fn levels_that_no_longer_fit_leave_the_fastest_device() {
     let _writer = writer(&fs, 0);
     look(&world, &fs, PATIENCE);
     assert_eq!((changes(&fs).len(), placed(&fs, 4)), (1, 0), "all of nothing fits");
-    // 5 % stay free: 996,147 bytes.
+    // 5 % of the device stay free, so files may take 996,147 bytes.
     for (level, bytes) in [(1, 100_000), (2, 300_000), (3, 400_000), (4, 900_000)] {
         write(&fs, &format!("{level}.sst"), level, &filled(u64::from(level), bytes));
     }

@@ -143,7 +143,7 @@ fn check_any_devices(world: &World, disk: &MemFs, model: &Model, at: &str) {
             index += 1;
             chosen & (1 << (index - 1)) != 0
         });
-        // As a server that is restarted several times.
+        // The open is repeated, as by a server that is restarted several times.
         for _ in 0..3 {
             if let Ok(fs) = some.try_open() {
                 assert!(&contents(&fs) == model, "{chosen:b} {at}");

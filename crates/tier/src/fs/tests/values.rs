@@ -99,7 +99,8 @@ fn reads_of_garbage_collection_make_no_file_hot() {
     assert_eq!(copies(&fs, "1.vsst"), 0);
 }
 
-/// A collection looks keys up in tables, whose heat is none of the values'.
+/// A garbage collection looks keys up in tables. The heat of these tables does not pass to the
+/// value files.
 #[test]
 fn heir_inherits_heat_of_the_value_files_only() {
     let world = World::new(Arc::new(MemFs::new()), &[200 * KIB, 1 << 20]);

@@ -63,6 +63,9 @@ pub struct InputPlace {
 }
 wire_struct!(InputPlace { at, bytes });
 
+/// Begin of the name of a build among the names of an executor.
+pub(crate) const BUILD: &str = "build ";
+
 /// Everything that the choice of an executor needs to know about a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JobOrder {
@@ -131,6 +134,8 @@ pub enum LocalWhy {
     InProcess,
     /// Other jobs have the slots of all executors.
     Busy,
+    /// The rate limit of the database leaves too little for one more job.
+    RateLimit,
 }
 wire_enum!(LocalWhy {
     Mode = 1,
@@ -144,11 +149,12 @@ wire_enum!(LocalWhy {
     Files = 9,
     InProcess = 10,
     Busy = 11,
+    RateLimit = 12,
 });
 
 impl LocalWhy {
     /// All reasons, in the order of their codes.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Mode,
         Self::NoExecutor,
         Self::Unknown,
@@ -160,6 +166,7 @@ impl LocalWhy {
         Self::Files,
         Self::InProcess,
         Self::Busy,
+        Self::RateLimit,
     ];
 
     /// The reason as a part of the name of a counter.
@@ -177,6 +184,7 @@ impl LocalWhy {
             Self::Files => "files",
             Self::InProcess => "in_process",
             Self::Busy => "busy",
+            Self::RateLimit => "rate_limit",
         }
     }
 
@@ -195,6 +203,7 @@ impl LocalWhy {
             Self::Files => "a file of the job cannot be granted to another process",
             Self::InProcess => "a memtable of the flush lies in this process",
             Self::Busy => "other jobs have the slots of all executors",
+            Self::RateLimit => "the rate limit leaves too little for one more job",
         }
     }
 }

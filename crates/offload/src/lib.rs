@@ -12,7 +12,7 @@
 //! | queues, attempts and executors of a scheduler | [`scheduler`] |
 //! | attempts of an executor | [`executor`] |
 //! | pure decisions | [`decide`] |
-//! | messages | [`wire`] |
+//! | messages, and why attempts fail in them | [`wire`], [`failure`] |
 //! | what owner and executor tell each other in them | [`parcel`] |
 //! | threads, mail and the seams of the engine | [`net`] |
 //! | memtable shards on a memory node | [`shard_host`] |
@@ -33,6 +33,7 @@
 
 pub mod decide;
 pub mod executor;
+pub mod failure;
 pub mod ids;
 pub mod job;
 pub mod net;

@@ -15,5 +15,7 @@ archipelago_base::fault_switches! {
         no_term_check,
         /// A scheduler serves the youngest job of a queue first.
         no_order,
+        /// A scheduler gives up attempts that wait for something bounded.
+        no_wait,
     }
 }

@@ -125,6 +125,11 @@ pub(crate) struct ServeArgs {
     /// (needs --offload-mode memtables, flushes or all)
     #[arg(long, value_name = "MIB", default_value_t = 0)]
     remote_memtables_mib: u64,
+    /// Memory in MiB that memory nodes guarantee this server, whatever other servers use; each node
+    /// guarantees an equal part. 0 for an equal part of what other servers leave (needs
+    /// --offload-mode memtables, flushes or all)
+    #[arg(long, value_name = "MIB", default_value_t = 0)]
+    offload_guaranteed_mib: u64,
     /// Memory in MiB of the key-offset cache, which has the places of hot records at memory nodes.
     /// 0 for none. Default: 64 (needs --offload-mode memtables, flushes or all)
     #[arg(long, value_name = "MIB")]
@@ -231,6 +236,19 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
              them, or leave it out",
         ));
     }
+    if args.offload_guaranteed_mib > 0 && !args.offload_mode.mode().sends_memtables() {
+        return Err(Error::invalid(
+            "--offload-guaranteed-mib is for --offload-mode memtables, flushes and all: add one of \
+             them, or leave it out",
+        ));
+    }
+    let (most, guaranteed) = (args.remote_memtables_mib, args.offload_guaranteed_mib);
+    if most > 0 && guaranteed > most {
+        return Err(Error::invalid(format!(
+            "--offload-guaranteed-mib {guaranteed} is more than --remote-memtables-mib {most}, \
+             which this server may use: lower the first or raise the second"
+        )));
+    }
     if args.key_offset_cache_mib.is_some() && !args.offload_mode.mode().sends_memtables() {
         return Err(Error::invalid(
             "--key-offset-cache-mib is for --offload-mode memtables, flushes and all: add one of \
@@ -314,8 +332,16 @@ fn offload(args: &ServeArgs) -> Result<Option<OwnerSettings>> {
     }
     let (managers, secret) = (managers(args.manager())?, args.secret.read()?);
     let memtable_bytes_max = args.remote_memtables_mib.saturating_mul(1 << 20);
+    let memtable_bytes_guaranteed = args.offload_guaranteed_mib.saturating_mul(1 << 20);
     let key_offset_cache_bytes = args.key_offset_cache_mib.map(|mib| mib.saturating_mul(1 << 20));
-    Ok(Some(OwnerSettings { managers, mode, secret, memtable_bytes_max, key_offset_cache_bytes }))
+    Ok(Some(OwnerSettings {
+        managers,
+        mode,
+        secret,
+        memtable_bytes_max,
+        memtable_bytes_guaranteed,
+        key_offset_cache_bytes,
+    }))
 }
 
 /// Serves the database of an open node. Returns why that ended.

@@ -317,6 +317,7 @@ fn offloaded(storage: &Storage, offload: OwnerSettings) -> Result<Offloaded> {
         if offload.memtable_bytes_max > 0 {
             terms.bytes_max = offload.memtable_bytes_max;
         }
+        terms.guaranteed_bytes = offload.memtable_bytes_guaranteed;
         if let Some(bytes) = offload.key_offset_cache_bytes {
             terms.key_offset_cache_bytes = bytes;
         }

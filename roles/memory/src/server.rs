@@ -458,7 +458,7 @@ mod tests {
     #[test]
     fn node_hosts_shards_out_of_its_memory() {
         let owner = OwnerStamp::default();
-        let begin = ShardMessage::Begin { owner, landing_bytes: 100_000 };
+        let begin = ShardMessage::Begin { owner, landing_bytes: 100_000, guaranteed_bytes: 0 };
         let (begun, figures) = ask(512 << 10, &begin);
         assert!(matches!(begun, ShardMessage::Begun { landing_bytes: 99_968, .. }), "{begun:?}");
         assert_eq!((figures.shards.databases, figures.shards.region_bytes), (1, 99_968));

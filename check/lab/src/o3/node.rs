@@ -197,6 +197,7 @@ fn server(flags: &NodeFlags, managers: Vec<String>, link: &Arc<ThrottledFs>) -> 
         mode,
         secret: None,
         memtable_bytes_max: flags.remote_memtables_bytes,
+        memtable_bytes_guaranteed: 0,
         key_offset_cache_bytes: None,
     });
     let node = ComputeNode::open_over(storage, &settings, offload)?;

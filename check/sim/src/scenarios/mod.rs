@@ -7,6 +7,7 @@ mod offload;
 mod offsets;
 pub mod pool;
 mod shards;
+mod shares;
 pub mod storage;
 mod words;
 
@@ -36,6 +37,7 @@ pub static SCENARIOS: LazyLock<Vec<(Scenario, Expect)>> = LazyLock::new(|| {
         (offload::scenario(), Expect::Holds),
         (shards::scenario(), Expect::Holds),
         (offsets::scenario(), Expect::Holds),
+        (shares::scenario(), Expect::Holds),
         (storage::scenario(), Expect::Holds),
         (storage::database_scenario(), Expect::Holds),
         (words::lost_update(), Expect::Fails),

@@ -13,5 +13,6 @@ mod scans;
 mod scenarios;
 mod seeds;
 mod shards;
+mod shares;
 mod standby;
 mod storage;

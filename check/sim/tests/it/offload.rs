@@ -16,6 +16,7 @@ fn every_job_is_installed_once_in_every_seed() {
     assert!(sum("executors that ended") > SEEDS);
     assert!(sum("memory nodes that ended") > SEEDS);
     assert!(sum("images that were gone") > SEEDS / 10);
+    assert!(sum("jobs that waited long") > SEEDS);
 }
 
 #[test]
@@ -51,6 +52,11 @@ fn scheduler_that_gives_out_attempts_of_another_life_is_noticed() {
 #[test]
 fn scheduler_that_serves_a_queue_from_its_end_is_noticed() {
     assert!(is_noticed("offload", 0..SEEDS, &["order"]));
+}
+
+#[test]
+fn scheduler_that_gives_up_jobs_that_wait_is_noticed() {
+    assert!(is_noticed("offload", 0..SEEDS, &["wait"]));
 }
 
 #[test]

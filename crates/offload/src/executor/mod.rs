@@ -25,6 +25,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::decide::{InputReach, Load};
+use crate::failure::ShortText;
 use crate::ids::{AttemptId, ExecutorId, NumberRange, SchedulerId, SchedulerLife};
 use crate::job::{DeclineWhy, JobOrder, Payload, Verdict};
 use crate::wire::{OffloadMessage, Running};
@@ -49,6 +50,8 @@ pub struct ExecutorOffer {
     /// Names that the executor has ([`JobOrder::needs`]): its build, the places of files that it
     /// reaches, its merge operators and its filters.
     pub names: BTreeSet<String>,
+    /// Host and process, for logs and operators.
+    pub address: ShortText,
 }
 
 /// Step that the driver of an executor takes.
@@ -92,9 +95,9 @@ pub enum ExecutorStep {
 #[derive(Clone, Debug)]
 enum State {
     Offered { until_ns: u64 },
-    Running { progress_bytes: u64 },
+    Running { progress_bytes: u64, waits: bool },
     Committed { output: Payload, repeat: Repeat },
-    Failed { reason: String, repeat: Repeat },
+    Failed { reason: ShortText, repeat: Repeat },
 }
 
 /// Repetition of a message until it is answered.
@@ -189,12 +192,12 @@ impl Executor {
         self.reach = reach;
     }
 
-    /// Sets the progress of a running attempt, in bytes.
-    pub fn note_progress(&mut self, at: AttemptId, bytes: u64) {
-        if let Some(Held { state: State::Running { progress_bytes }, .. }) =
-            self.attempts.get_mut(&at)
+    /// Notes how far a running attempt is, and whether it waits for something that is bounded.
+    pub fn note_progress(&mut self, now: Running) {
+        if let Some(Held { state: State::Running { progress_bytes, waits }, .. }) =
+            self.attempts.get_mut(&now.at)
         {
-            *progress_bytes = bytes;
+            (*progress_bytes, *waits) = (now.progress_bytes, now.waits);
         }
     }
 
@@ -204,7 +207,7 @@ impl Executor {
         &mut self,
         now_ns: u64,
         at: AttemptId,
-        result: Result<Payload, String>,
+        result: Result<Payload, ShortText>,
     ) -> Vec<ExecutorStep> {
         if let Some(held) = self.attempts.get_mut(&at)
             && matches!(held.state, State::Running { .. })
@@ -288,12 +291,15 @@ impl Executor {
 
     fn beat(&self) -> OffloadMessage {
         let running = self.attempts.iter().filter_map(|(at, held)| match held.state {
-            State::Running { progress_bytes } => Some(Running { at: *at, progress_bytes }),
+            State::Running { progress_bytes, waits } => {
+                Some(Running { at: *at, progress_bytes, waits })
+            }
             _ => None,
         });
         OffloadMessage::Beat {
             executor: self.me,
             names: self.offer.names.iter().cloned().collect(),
+            address: self.offer.address.clone(),
             slots: if self.is_leaving { 0 } else { self.offer.slots },
             load: self.load,
             reach: self.reach,
@@ -360,7 +366,7 @@ impl Executor {
         let mut steps =
             vec![ExecutorStep::Send { to, message: OffloadMessage::Started { at, by } }];
         if matches!(held.state, State::Offered { .. }) {
-            held.state = State::Running { progress_bytes: 0 };
+            held.state = State::Running { progress_bytes: 0, waits: false };
             held.numbers = numbers;
             steps.push(ExecutorStep::Run { at, numbers, spec });
         }

@@ -15,7 +15,8 @@ fn at(number: u64) -> AttemptId {
 
 fn executor() -> Executor {
     let names = BTreeSet::from(["add".to_owned()]);
-    let mut executor = Executor::new(ME, ExecutorOffer { slots: 1, names }, &[S]);
+    let mut executor =
+        Executor::new(ME, ExecutorOffer { slots: 1, names, ..ExecutorOffer::default() }, &[S]);
     let beats = executor.on_timer(0);
     assert!(matches!(sent(&beats)[..], [OffloadMessage::Beat { slots: 1, .. }]), "{beats:?}");
     executor
@@ -129,8 +130,8 @@ fn a_failed_job_is_reported_until_it_is_noted() {
     pack(&mut executor, 1);
     let cancel = OffloadMessage::Cancel { at: at(1), life: LIFE };
     assert_eq!(executor.on_message(0, S, cancel), [ExecutorStep::Stop { at: at(1) }]);
-    let abort = OffloadMessage::Abort { at: at(1), by: ME, reason: "stopped".to_owned() };
-    let reported = executor.ended(1, at(1), Err("stopped".to_owned()));
+    let abort = OffloadMessage::Abort { at: at(1), by: ME, reason: ShortText::new("stopped") };
+    let reported = executor.ended(1, at(1), Err(ShortText::new("stopped")));
     assert!(sent(&reported).contains(&abort));
     assert!(sent(&executor.on_timer(REPEAT_NS + 1)).contains(&abort));
     executor.on_message(2, S, OffloadMessage::Noted { at: at(1) });
@@ -139,7 +140,7 @@ fn a_failed_job_is_reported_until_it_is_noted() {
 
 #[test]
 fn a_commit_goes_to_other_schedulers_when_the_first_is_silent() {
-    let offer = ExecutorOffer { slots: 1, names: BTreeSet::new() };
+    let offer = ExecutorOffer { slots: 1, ..ExecutorOffer::default() };
     let mut executor = Executor::new(ME, offer, &[S, SchedulerId(2)]);
     assign(&mut executor, 1, &[]);
     pack(&mut executor, 1);

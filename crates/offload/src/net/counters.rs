@@ -1,16 +1,17 @@
 //! Counters of the jobs that a database sends to executors.
 //!
 //! Thread-safety: any thread may call any method.
-//! Cost: a relaxed atomic operation for each count.
+//! Cost: a relaxed atomic operation for each count, and a short lock for a failure.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use archipelago_engine::job::JobOutput;
+use parking_lot::Mutex;
 
+use super::files::AcceptedOutput;
+use crate::failure::FailedAttempt;
 use crate::job::{JobKind, LocalWhy};
-use crate::parcel::ImageUse;
 
 /// Counters of the jobs of one open of a database.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,11 +20,17 @@ pub struct OffloadCounters {
     pub ran_away: u64,
     /// Bytes that executors read and wrote for these jobs.
     pub bytes_away: u64,
+    /// Bytes that executors wrote within the database's rate limit.
+    pub limited_bytes_away: u64,
     /// Jobs that ran in this process although the mode sends them away, by [`LocalWhy::key`].
     pub ran_here: BTreeMap<&'static str, u64>,
     /// Jobs that ended without outputs after an executor may have begun them. The engine plans them
     /// again.
     pub planned_again: u64,
+    /// Attempts that failed in executors, as far as schedulers have told.
+    pub failed_away: u64,
+    /// The latest of these attempts.
+    pub last_failure: Option<FailedAttempt>,
     /// Flushes among these jobs.
     pub flushes: FlushFigures,
 }
@@ -60,8 +67,11 @@ pub struct FlushFigures {
 pub(super) struct Tally {
     ran_away: AtomicU64,
     bytes_away: AtomicU64,
+    limited_bytes_away: AtomicU64,
     ran_here: [AtomicU64; LocalWhy::ALL.len()],
     planned_again: AtomicU64,
+    failed_away: AtomicU64,
+    last_failure: Mutex<Option<FailedAttempt>>,
     flushes_in_place: AtomicU64,
     flushes_remote: AtomicU64,
     flushes_here: [AtomicU64; LocalWhy::ALL.len()],
@@ -103,6 +113,12 @@ impl Tally {
         add(&self.planned_again, 1);
     }
 
+    /// An attempt has failed in an executor.
+    pub(super) fn failed_away(&self, failure: &FailedAttempt) {
+        add(&self.failed_away, 1);
+        *self.last_failure.lock() = Some(failure.clone());
+    }
+
     /// Counts the package of a job that leaves the process.
     pub(super) fn package(&self, kind: JobKind, bytes: usize) {
         if kind == JobKind::Flush {
@@ -112,8 +128,10 @@ impl Tally {
     }
 
     /// Counts a job that an executor has ended, `whole_ns` nanoseconds after the engine's call.
-    pub(super) fn away(&self, output: &JobOutput, images: Option<ImageUse>, whole_ns: u64) {
+    pub(super) fn away(&self, accepted: &AcceptedOutput, whole_ns: u64) {
+        let AcceptedOutput { output, images, limited_bytes } = accepted;
         add(&self.ran_away, 1);
+        add(&self.limited_bytes_away, *limited_bytes);
         add(&self.bytes_away, output.bytes_read + output.bytes_written);
         let Some(used) = images else { return };
         let place = if used.fetched > 0 { &self.flushes_remote } else { &self.flushes_in_place };
@@ -132,8 +150,11 @@ impl Tally {
         OffloadCounters {
             ran_away: read(&self.ran_away),
             bytes_away: read(&self.bytes_away),
+            limited_bytes_away: read(&self.limited_bytes_away),
             ran_here: by_why(&self.ran_here),
             planned_again: read(&self.planned_again),
+            failed_away: read(&self.failed_away),
+            last_failure: self.last_failure.lock().clone(),
             flushes: FlushFigures {
                 in_place: read(&self.flushes_in_place),
                 remote: read(&self.flushes_remote),
@@ -156,9 +177,14 @@ impl OffloadCounters {
     #[must_use]
     pub fn facts(&self) -> String {
         let mut text = format!(
-            "offload_jobs_away:{}\noffload_bytes_away:{}\noffload_planned_again:{}\n",
-            self.ran_away, self.bytes_away, self.planned_again
+            "offload_jobs_away:{}\noffload_bytes_away:{}\noffload_limited_bytes_away:{}\n\
+             offload_planned_again:{}\n",
+            self.ran_away, self.bytes_away, self.limited_bytes_away, self.planned_again
         );
+        let _text_takes_all = writeln!(text, "offload_failed_away:{}", self.failed_away);
+        if let Some(failure) = &self.last_failure {
+            let _text_takes_all = writeln!(text, "offload_last_failure:{failure}");
+        }
         for (why, count) in &self.ran_here {
             text += &format!("offload_here_{why}:{count}\n");
         }

@@ -77,7 +77,9 @@ impl SchedulerDesk {
                 state.post(self.clock.now_ns(), from, wait_ms, &mail, reply);
             }
             Ok(OffloadMessage::Status {}) => {
-                let status = state.scheduler.as_ref().map(Scheduler::status).unwrap_or_default();
+                let now_ns = self.clock.now_ns();
+                let status = state.scheduler.as_ref().map(|scheduler| scheduler.status(now_ns));
+                let status = status.unwrap_or_default();
                 reply.send(OffloadMessage::StatusIs { status }.encode());
             }
             Ok(other) => {

@@ -6,6 +6,7 @@
 //!    that the owner of the volume granted.
 //! 2. Outputs of a committed job are removed only on the owner's verdict, by the names in the
 //!    output of the job.
+//! 3. A job writes no faster than its package allows.
 //!
 //! Thread-safety: any thread may call any method. One lock guards the state machine; jobs run
 //! without it.
@@ -35,24 +36,26 @@ use archipelago_engine::job::spec::OutputSpec;
 use archipelago_engine::job::{JobContext, JobOutput, KnownKeys, NoShards, Progress, ShardSource};
 use archipelago_engine::sst::BlockCache;
 use archipelago_env::FileSystem;
+use archipelago_env::limit::{Priority, RateLimiter};
 use archipelago_env::local::LocalFs;
 use archipelago_fabric::{Endpoints, Secret};
 use archipelago_store::{BlobGrant, GrantedFs};
 use parking_lot::{Condvar, Mutex};
 
 use super::courier::{Courier, Outbox, Resident};
-use super::files::{DIRECTORIES, DecodedSpec, VolumePool, volumes_of};
+use super::files::{DIRECTORIES, DecodedSpec, OpenedPackage, VolumePool, volumes_of};
 use super::images::{FetchProgress, ImageReader};
 use super::owning::build_name;
 use super::{PAYLOAD_BYTES_MAX, SCHEDULER};
 use crate::decide::Load;
 use crate::executor::{Executor, ExecutorOffer, ExecutorStep};
+use crate::failure::ShortText;
 use crate::ids::{AttemptId, ExecutorId};
 use crate::job::Payload;
 use crate::parcel::{ImageUse, JobParcel};
 use crate::shard_host::ShardHost;
 use crate::shard_owner::{ImageFetcher, Waits};
-use crate::wire::{Correspondent, OffloadMessage};
+use crate::wire::{Correspondent, OffloadMessage, Running};
 
 /// Size in bytes of the block cache that the jobs of one executor share.
 const CACHE_BYTES: u64 = 8 << 20;
@@ -73,21 +76,29 @@ pub struct ExecutorSettings {
     pub hosted: Option<Arc<ShardHost>>,
     /// The cluster's secret, if its managers require one.
     pub secret: Option<Secret>,
+    /// Host and process for logs and `archipelago cluster status`. The executor listens nowhere.
+    pub address: String,
 }
 
 /// Figures of an executor.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExecutorFigures {
+    /// Jobs that run at the same time at most.
+    pub slots: u64,
     /// Jobs that run now.
     pub running: u64,
     /// Jobs that have ended with outputs.
     pub succeeded: u64,
     /// Jobs that have failed.
     pub failed: u64,
+    /// Jobs that have failed, by the kind of their error.
+    pub failed_by: BTreeMap<&'static str, u64>,
     /// Bytes that the jobs have read.
     pub bytes_read: u64,
     /// Bytes that the jobs have written.
     pub bytes_written: u64,
+    /// Bytes of these that were charged to parts of rate limits.
+    pub limited_bytes: u64,
     /// Flushes among the jobs that have ended with outputs.
     pub flushes: u64,
     /// Memtable shards that these flushes read in place.
@@ -115,6 +126,29 @@ struct Job {
     progress: Arc<Progress>,
     /// The flag that cancels the job, and the bytes of fetched images.
     fetch: FetchProgress,
+    /// What the writes of the job are charged to. It has no limit before the package is read.
+    limiter: Arc<RateLimiter>,
+}
+
+impl Job {
+    /// How far it is, and whether it waits for something bounded.
+    fn now(&self) -> Running {
+        let fetched = self.fetch.bytes.load(Ordering::Relaxed);
+        let is_limited = |priority| self.limiter.waiting(priority) > 0;
+        Running {
+            at: self.at,
+            progress_bytes: fetched + self.progress.bytes_read() + self.progress.bytes_written(),
+            waits: self.fetch.waits.load(Ordering::Relaxed)
+                || is_limited(Priority::Flush)
+                || is_limited(Priority::Compaction),
+        }
+    }
+
+    /// Bytes that were charged to its limiter.
+    fn limited_bytes(&self) -> u64 {
+        let charged = |priority| self.limiter.stats(priority).bytes;
+        charged(Priority::Flush) + charged(Priority::Compaction)
+    }
 }
 
 /// The files of a job, and how this process reaches them.
@@ -206,7 +240,8 @@ impl ExecutorServer {
         names.insert(build_name());
         names.extend((!settings.shares.is_empty()).then(|| DIRECTORIES.to_owned()));
         names.extend(settings.volumes.iter().map(|pool| volumes_of(&pool.cluster)));
-        let offer = ExecutorOffer { slots: settings.slots, names };
+        let address = ShortText::new(&settings.address);
+        let offer = ExecutorOffer { slots: settings.slots, names, address };
         let endpoints = Arc::new(Endpoints::new().with_secret(settings.secret.clone()));
         let runtime = ThreadRuntime::shared()?;
         let fetcher = ImageFetcher::new(Arc::clone(&endpoints) as _, runtime, Waits::Receiving);
@@ -217,7 +252,7 @@ impl ExecutorServer {
                 queue: VecDeque::new(),
                 jobs: BTreeMap::new(),
                 outputs: BTreeMap::new(),
-                figures: ExecutorFigures::default(),
+                figures: ExecutorFigures { slots: settings.slots.into(), ..Default::default() },
                 is_stopped: false,
             }),
             changed: Condvar::new(),
@@ -245,7 +280,31 @@ impl ExecutorServer {
     /// The figures of the executor.
     #[must_use]
     pub fn figures(&self) -> ExecutorFigures {
-        self.shared.state.lock().figures
+        self.shared.state.lock().figures.clone()
+    }
+
+    /// A handle for the figures, which does not keep the executor alive.
+    #[must_use]
+    pub fn monitor(&self) -> ExecutorMonitor {
+        ExecutorMonitor(Arc::downgrade(&self.shared))
+    }
+}
+
+/// The figures of an executor, for as long as it lives.
+#[derive(Clone)]
+pub struct ExecutorMonitor(Weak<Shared>);
+
+impl fmt::Debug for ExecutorMonitor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ExecutorMonitor")
+    }
+}
+
+impl ExecutorMonitor {
+    /// The figures; `None` after the end of the executor.
+    #[must_use]
+    pub fn figures(&self) -> Option<ExecutorFigures> {
+        self.0.upgrade().map(|shared| shared.state.lock().figures.clone())
     }
 }
 
@@ -308,6 +367,7 @@ impl Shared {
                 state.figures.succeeded += 1;
                 state.figures.bytes_read += output.bytes_read;
                 state.figures.bytes_written += output.bytes_written;
+                state.figures.limited_bytes += job.limited_bytes();
                 if let ReachedFiles::Directory(dir) = files {
                     state.outputs.insert(job.at, (dir, output));
                 }
@@ -316,7 +376,8 @@ impl Shared {
             Err(error) => {
                 tracing::warn!(%error, job = %job.at, "an offloaded job failed");
                 state.figures.failed += 1;
-                Err(error.to_string())
+                *state.figures.failed_by.entry(error.kind().name()).or_insert(0) += 1;
+                Err(ShortText::new(&error.to_string()))
             }
         };
         self.note_load(&mut state);
@@ -327,7 +388,8 @@ impl Shared {
     }
 
     fn run(&self, job: &Job) -> Result<EndedJob> {
-        let (spec, grant) = DecodedSpec::of(&job.package)?;
+        let OpenedPackage { spec, grant, bytes_per_s } = DecodedSpec::of(&job.package)?;
+        job.limiter.set_bytes_per_second(bytes_per_s);
         let files = self.reach(spec.output(), grant)?;
         let opened = match &spec {
             DecodedSpec::Flush(spec, images) => {
@@ -353,7 +415,9 @@ impl Shared {
             ReachedFiles::Granted(granted) => Some(granted.written()),
         };
         let encoded = wire::encode(&output)?;
-        let returned = JobParcel::Return { output: encoded.into(), written, images }.encode();
+        let (output_bytes, limited_bytes) = (encoded.into(), job.limited_bytes());
+        let returned =
+            JobParcel::Return { output: output_bytes, written, images, limited_bytes }.encode();
         if returned.len() > PAYLOAD_BYTES_MAX {
             if let ReachedFiles::Directory(dir) = &files {
                 self.remove(dir, &output);
@@ -377,7 +441,7 @@ impl Shared {
             },
             registry: self.registry.clone(),
             clock: Arc::clone(&self.clock),
-            limiter: None,
+            limiter: Some(Arc::clone(&job.limiter)),
             cancel: job.fetch.cancel.clone(),
             shards,
             cache: BlockCache::new(CACHE_BYTES, &self.budget),
@@ -447,7 +511,8 @@ impl Shared {
                 ExecutorStep::Send { message, .. } => messages.push(message),
                 ExecutorStep::Run { at, spec: package, .. } => {
                     let (progress, fetch) = (Arc::default(), FetchProgress::default());
-                    let job = Job { at, package, progress, fetch };
+                    let limiter = Arc::new(RateLimiter::new(0));
+                    let job = Job { at, package, progress, fetch, limiter };
                     state.jobs.insert(at, job.clone());
                     state.queue.push_back(job);
                     self.changed.notify_one();
@@ -487,14 +552,9 @@ impl Resident for Shared {
         let now_ns = self.clock.now_ns();
         let mut state = self.state.lock();
         self.note_load(&mut state);
-        let moved = |job: &Job| {
-            let progress = &job.progress;
-            let fetched = job.fetch.bytes.load(Ordering::Relaxed);
-            (job.at, fetched + progress.bytes_read() + progress.bytes_written())
-        };
-        let progress: Vec<(AttemptId, u64)> = state.jobs.values().map(moved).collect();
-        for (at, bytes) in progress {
-            state.machine.note_progress(at, bytes);
+        let running: Vec<Running> = state.jobs.values().map(Job::now).collect();
+        for now in running {
+            state.machine.note_progress(now);
         }
         let steps = state.machine.on_timer(now_ns);
         self.step(&mut state, steps)

@@ -135,17 +135,19 @@ pub(super) struct PreparedJob {
 }
 
 impl PreparedJob {
-    /// Prepares an attempt of the job `spec`, and returns the package for its executor. Errors:
-    /// those of [`StoreFs::grant`].
+    /// Prepares an attempt of the job `spec`, which may write `bytes_per_s` (0 for no limit), and
+    /// returns the package for its executor. Errors: those of [`StoreFs::grant`].
     pub(super) fn new(
         files: JobFiles,
         spec: Vec<u8>,
         images: Option<JobImages>,
+        bytes_per_s: u64,
         volume: Option<&VolumeFiles>,
     ) -> Result<(Self, Payload)> {
         let granted = volume.map(|of| of.files.grant(&files.dir, &files.inputs, files.outputs()));
         let (grant, pending) = granted.transpose()?.unzip();
-        let package = JobParcel::Package { spec: spec.into(), grant, images }.encode();
+        let package = JobParcel::Package { spec: spec.into(), grant, images, bytes_per_s };
+        let package = package.encode();
         Ok((Self { files, pending }, package.into()))
     }
 
@@ -158,16 +160,16 @@ impl PreparedJob {
 
     /// Decodes what an executor has returned, and names its outputs durably. Errors: `Fenced`, and
     /// `Io` for everything else. After an error the outputs are given up.
-    pub(super) fn accept(self, returned: &Payload) -> Result<(JobOutput, Option<ImageUse>)> {
+    pub(super) fn accept(self, returned: &Payload) -> Result<AcceptedOutput> {
         self.try_accept(returned).map_err(|error| match error.kind() {
             ErrorKind::Fenced => error,
             _ => trouble(error),
         })
     }
 
-    fn try_accept(self, returned: &Payload) -> Result<(JobOutput, Option<ImageUse>)> {
+    fn try_accept(self, returned: &Payload) -> Result<AcceptedOutput> {
         let parcel = JobParcel::decode(&returned.0);
-        let Ok(JobParcel::Return { output, written, images }) = parcel else {
+        let Ok(JobParcel::Return { output, written, images, limited_bytes }) = parcel else {
             return Err(Error::new(ErrorKind::Io, "an executor returned something else"));
         };
         let output: JobOutput = wire::decode(&output.0)?;
@@ -182,7 +184,7 @@ impl PreparedJob {
                 return Err(Error::new(ErrorKind::Io, what));
             }
         }
-        Ok((output, images))
+        Ok(AcceptedOutput { output, images, limited_bytes })
     }
 }
 
@@ -190,6 +192,28 @@ impl PreparedJob {
 fn trouble(error: Error) -> Error {
     let context = "the output of an offloaded job cannot be used";
     Error::with_source(ErrorKind::Io, context, error)
+}
+
+/// What an owner takes from a return.
+#[derive(Debug)]
+pub(super) struct AcceptedOutput {
+    /// What the job gave back.
+    pub(super) output: JobOutput,
+    /// How the executor got the images of a flush.
+    pub(super) images: Option<ImageUse>,
+    /// Bytes that the executor has charged to the job's part of the rate limit.
+    pub(super) limited_bytes: u64,
+}
+
+/// A package as an executor reads it.
+#[derive(Debug)]
+pub(super) struct OpenedPackage {
+    /// Spec of the job.
+    pub(super) spec: DecodedSpec,
+    /// Files of the job, if they lie in a volume.
+    pub(super) grant: Option<BlobGrant>,
+    /// Bytes a second that the job may write; 0 for no limit.
+    pub(super) bytes_per_s: u64,
 }
 
 /// The spec of a job that an executor got.
@@ -206,9 +230,9 @@ pub(super) enum DecodedSpec {
 impl DecodedSpec {
     /// Decodes the package of an attempt. Errors: `Unsupported` for a package or a kind of job that
     /// this build does not know; `Corrupt` for a damaged spec.
-    pub(super) fn of(package: &Payload) -> Result<(Self, Option<BlobGrant>)> {
+    pub(super) fn of(package: &Payload) -> Result<OpenedPackage> {
         let parcel = JobParcel::decode(&package.0);
-        let Ok(JobParcel::Package { spec, grant, images }) = parcel else {
+        let Ok(JobParcel::Package { spec, grant, images, bytes_per_s }) = parcel else {
             return Err(Error::unsupported("the package of the job cannot be read"));
         };
         let decoded = match spec.0.get(1) {
@@ -222,7 +246,7 @@ impl DecodedSpec {
                 return Err(Error::unsupported("this executor does not know the kind of the job"));
             }
         };
-        Ok((decoded, grant))
+        Ok(OpenedPackage { spec: decoded, grant, bytes_per_s })
     }
 
     /// How the job writes its outputs.

@@ -21,7 +21,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use archipelago_base::clock::Clock;
 use archipelago_base::{Error, ErrorKind, Result};
@@ -64,18 +64,23 @@ pub(super) struct FetchProgress {
     pub(super) cancel: Cancel,
     /// Bytes that were fetched so far.
     pub(super) bytes: Arc<AtomicU64>,
+    /// Whether the job waits for room. The thread that watches it takes that for a sign of life.
+    pub(super) waits: Arc<AtomicBool>,
 }
 
 /// Reserves memory for the images that a job fetches, and waits until other jobs leave enough.
 /// Errors: `Unsupported` if `bytes` exceed [`IMAGE_BYTES_MAX`]; `Closed` if the job was cancelled.
-fn take_room(room: &Arc<FetchRoom>, bytes: u64, cancel: &Cancel) -> Result<FetchPermit> {
+fn take_room(room: &Arc<FetchRoom>, bytes: u64, progress: &FetchProgress) -> Result<FetchPermit> {
     if bytes > IMAGE_BYTES_MAX {
         return Err(Error::unsupported(format!(
             "the images of the flush have {bytes} bytes, and this executor fetches at most \
              {IMAGE_BYTES_MAX} for all of its jobs"
         )));
     }
-    room.take(bytes, IMAGE_BYTES_MAX, cancel)
+    progress.waits.store(true, Ordering::Relaxed);
+    let taken = room.take(bytes, IMAGE_BYTES_MAX, &progress.cancel);
+    progress.waits.store(false, Ordering::Relaxed);
+    taken
 }
 
 /// Opens the images of flushes in this process or over the fabric.
@@ -137,7 +142,7 @@ impl ImageReader {
                 }
             });
         }
-        let room = take_room(&self.room, far_bytes, &progress.cancel)?;
+        let room = take_room(&self.room, far_bytes, progress)?;
         let started_ns = clock.now_ns();
         for (at, indexes) in far {
             let wanted: Vec<ImagePlace> =
@@ -189,17 +194,32 @@ mod tests {
 
     #[test]
     fn images_of_all_jobs_have_a_bound() {
-        let (room, cancel) = (Arc::default(), Cancel::default());
-        let too_large = take_room(&room, IMAGE_BYTES_MAX + 1, &cancel).expect_err("too large");
+        let (room, free) = (Arc::default(), FetchProgress::default());
+        let too_large = take_room(&room, IMAGE_BYTES_MAX + 1, &free).expect_err("too large");
         assert_eq!(too_large.kind(), ErrorKind::Unsupported);
         assert!(too_large.to_string().contains("1073741825 bytes"), "{too_large}");
-        let all = take_room(&room, IMAGE_BYTES_MAX, &cancel).expect("room");
-        let _nothing = take_room(&room, 0, &cancel).expect("all images are read in place");
-        let stopped = Cancel::default();
-        stopped.cancel();
+        let all = take_room(&room, IMAGE_BYTES_MAX, &free).expect("room");
+        let _nothing = take_room(&room, 0, &free).expect("all images are read in place");
+        let stopped = FetchProgress::default();
+        stopped.cancel.cancel();
         let error = take_room(&room, 1, &stopped).expect_err("no room, and cancelled");
         assert_eq!(error.kind(), ErrorKind::Closed);
         drop(all);
         assert!(take_room(&room, 1, &stopped).is_ok(), "a job that need not wait");
+    }
+    #[test]
+    fn job_that_waits_for_room_says_so() {
+        let (room, waiting) = (Arc::default(), FetchProgress::default());
+        let all = take_room(&room, IMAGE_BYTES_MAX, &FetchProgress::default()).expect("room");
+        std::thread::scope(|scope| {
+            let job = scope.spawn(|| take_room(&room, 1, &waiting).map(drop));
+            while !waiting.waits.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+            assert!(!job.is_finished());
+            drop(all);
+            job.join().expect("no panic").expect("room");
+        });
+        assert!(!waiting.waits.load(Ordering::Relaxed));
     }
 }

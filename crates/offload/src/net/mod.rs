@@ -13,6 +13,7 @@
 //! | memtable shards of flushes, in place or fetched | `images.rs` |
 //! | an executor: it runs jobs on threads of its own | `executing.rs` |
 //! | the executor seam of the engine, which sends jobs away | `owning.rs` |
+//! | the rate limit of a database, and the parts of its jobs | `rates.rs` |
 //! | counters of these jobs | `counters.rs` |
 //!
 //! Thread-safety: any thread may call any method.
@@ -27,12 +28,13 @@ mod executing;
 mod files;
 mod images;
 mod owning;
+mod rates;
 
 use crate::ids::SchedulerId;
 
 pub use counters::{FlushFigures, OffloadCounters};
 pub use desk::SchedulerDesk;
-pub use executing::{ExecutorFigures, ExecutorServer, ExecutorSettings};
+pub use executing::{ExecutorFigures, ExecutorMonitor, ExecutorServer, ExecutorSettings};
 pub use files::{VolumeFiles, VolumePool};
 pub use owning::{OffloadExecutor, OffloadMode, OwnerSettings};
 

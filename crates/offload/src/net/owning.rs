@@ -12,7 +12,9 @@
 //! 1. Numbers that an executor may have used are never used here.
 //! 2. Once a call has returned outputs, the engine is responsible for them: it installs them, or
 //!    its sweep removes them. So no executor removes them (docs/design/offload.md, rule 4).
-//! 3. In a volume, the outputs have their names durably when the call returns them, and the blobs
+//! 3. A job takes a part of the database's rate limit along. The limiter of this process has that
+//!    part less until the call ends ([`super::rates`]).
+//! 4. In a volume, the outputs have their names durably when the call returns them, and the blobs
 //!    of every other attempt are given up ([`super::files`]).
 //!
 //! Thread-safety: many background threads call the executor in parallel. One lock guards the state
@@ -47,9 +49,11 @@ use parking_lot::{Condvar, Mutex};
 use super::counters::{OffloadCounters, Tally};
 use super::courier::{Courier, Outbox, Resident};
 use super::files::{DIRECTORIES, JobFiles, PreparedJob, VolumeFiles, volumes_of};
+use super::rates::RateDivider;
 use super::{PAYLOAD_BYTES_MAX, SCHEDULER};
+use crate::failure::FailedAttempt;
 use crate::ids::{NumberRange, OffloadDb, OwnerStamp, Token};
-use crate::job::{JobAsk, JobKind, LocalWhy, Payload};
+use crate::job::{BUILD, JobAsk, JobKind, LocalWhy, Payload};
 use crate::owner::{Owner, OwnerStep, OwnerTerms};
 use crate::parcel::{self, JobImages};
 use crate::shard_owner::RemoteShards;
@@ -114,6 +118,9 @@ pub struct OwnerSettings {
     pub secret: Option<Secret>,
     /// Largest number of bytes of memtables at memory nodes; 0 for no limit of the owner's.
     pub memtable_bytes_max: u64,
+    /// Bytes of memory that all memory nodes together guarantee the database; 0 for an equal part
+    /// of what other databases leave.
+    pub memtable_bytes_guaranteed: u64,
     /// Bytes of the key-offset cache; 0 turns it off. `None` for the default of
     /// [`OwnerTerms`](crate::shard_owner::OwnerTerms).
     pub key_offset_cache_bytes: Option<u64>,
@@ -123,7 +130,14 @@ pub struct OwnerSettings {
 #[derive(Debug)]
 enum Ending {
     Output(Payload),
-    Here { why: LocalWhy, is_untouched: bool },
+    Here { why: LocalWhy, is_untouched: bool, failure: Option<FailedAttempt> },
+}
+
+impl Ending {
+    /// The job must run here with other numbers.
+    fn here(why: LocalWhy) -> Self {
+        Self::Here { why, is_untouched: false, failure: None }
+    }
 }
 
 #[derive(Debug)]
@@ -161,6 +175,8 @@ pub struct OffloadExecutor {
     here_next: [AtomicU64; KINDS],
     /// Time until which jobs run here.
     quiet_ns: AtomicU64,
+    /// The parts of the rate limit that jobs have taken along.
+    rates: Arc<RateDivider>,
     link: OnceLock<Link>,
 }
 
@@ -223,6 +239,7 @@ impl OffloadExecutor {
             tally: Tally::default(),
             here_next: Default::default(),
             quiet_ns: AtomicU64::new(0),
+            rates: Arc::default(),
             link: OnceLock::new(),
         })
     }
@@ -277,7 +294,11 @@ impl OffloadExecutor {
         {
             return Ok(self.count_here(kind, why));
         }
-        let (prepared, package) = match self.prepare(&ask, wire::encode(spec)?)? {
+        let Some(part) = self.rates.take(context.limiter.as_ref()) else {
+            return Ok(self.count_here(kind, LocalWhy::RateLimit));
+        };
+        let prepared = self.prepare(&ask, wire::encode(spec)?, part.bytes_per_s())?;
+        let (prepared, package) = match prepared {
             Ok(prepared) => prepared,
             Err(why) => return Ok(self.count_here(kind, why)),
         };
@@ -286,14 +307,16 @@ impl OffloadExecutor {
         link.outbox.send(messages);
         let ending = link.desk.wait(job, context);
         link.outbox.send(link.desk.forget(job));
+        drop(part);
         match ending? {
             Ending::Output(returned) => {
-                let (output, images) = prepared.accept(&returned)?;
+                let accepted = prepared.accept(&returned)?;
                 let whole_ns = self.clock.now_ns().saturating_sub(started_ns);
-                self.tally.away(&output, images, whole_ns);
-                Ok(Some(output))
+                self.tally.away(&accepted, whole_ns);
+                Ok(Some(accepted.output))
             }
-            Ending::Here { why, is_untouched } => {
+            Ending::Here { why, is_untouched, failure } => {
+                self.note_failure(failure.as_ref());
                 if matches!(why, LocalWhy::Silent | LocalWhy::NoExecutor) {
                     let until_ns = self.clock.now_ns() + QUIET_NS;
                     self.quiet_ns.store(until_ns, Ordering::Relaxed);
@@ -314,8 +337,10 @@ impl OffloadExecutor {
         &self,
         ask: &Ask,
         spec: Vec<u8>,
+        bytes_per_s: u64,
     ) -> Result<std::result::Result<(PreparedJob, Payload), LocalWhy>> {
-        match PreparedJob::new(ask.files.clone(), spec, ask.images.clone(), self.volume.as_ref()) {
+        let (files, images) = (ask.files.clone(), ask.images.clone());
+        match PreparedJob::new(files, spec, images, bytes_per_s, self.volume.as_ref()) {
             Ok((prepared, package)) if package.0.len() > PAYLOAD_BYTES_MAX => {
                 prepared.unused();
                 Ok(Err(LocalWhy::TooLarge))
@@ -343,6 +368,19 @@ impl OffloadExecutor {
                 why.text()
             ),
         )
+    }
+
+    /// Notes the failed attempt that made a job come back. A call has one attempt, so each one is
+    /// noted once.
+    fn note_failure(&self, failure: Option<&FailedAttempt>) {
+        let Some(failure) = failure else { return };
+        tracing::warn!(
+            job = %failure.at,
+            executor = %failure.address,
+            reason = %failure.reason,
+            "an offloaded job failed in its executor"
+        );
+        self.tally.failed_away(failure);
     }
 
     /// The places of the shards of a flush that may leave, or why it stays here. `None` if the mode
@@ -389,7 +427,7 @@ fn numbers_of(output: &OutputSpec) -> NumberRange {
 /// Name of the build, by its version and by those of specs and parcels.
 pub(super) fn build_name() -> String {
     let (version, specs, parcels) = (env!("CARGO_PKG_VERSION"), wire::VERSION, parcel::VERSION);
-    format!("build {version} with specs {specs} and parcels {parcels}")
+    format!("{BUILD}{version} with specs {specs} and parcels {parcels}")
 }
 
 impl JobExecutor for OffloadExecutor {
@@ -551,11 +589,11 @@ impl Desk {
                         }
                         // Another life of the scheduler needs other file numbers, and this call has
                         // only one range.
-                        None => self.end(state, job, LocalWhy::Failed, false),
+                        None => self.end(state, job, Ending::here(LocalWhy::Failed)),
                     }
                 }
-                OwnerStep::RunHere { job, why, is_untouched } => {
-                    self.end(state, job, why, is_untouched);
+                OwnerStep::RunHere { job, why, is_untouched, failure } => {
+                    self.end(state, job, Ending::Here { why, is_untouched, failure });
                 }
                 OwnerStep::Check { at, output, .. } => {
                     if let Some(waiting) = state.waiting.get_mut(&at.job.number) {
@@ -575,9 +613,9 @@ impl Desk {
         messages
     }
 
-    fn end(&self, state: &mut OwnerState, job: u64, why: LocalWhy, is_untouched: bool) {
+    fn end(&self, state: &mut OwnerState, job: u64, ending: Ending) {
         if let Some(waiting) = state.waiting.get_mut(&job) {
-            waiting.ending = Some(Ending::Here { why, is_untouched });
+            waiting.ending = Some(ending);
             self.ended.notify_all();
         }
     }

@@ -32,6 +32,7 @@ use std::collections::BTreeMap;
 
 use archipelago_base::Epoch;
 
+use crate::failure::FailedAttempt;
 use crate::ids::{Attempt, AttemptId, JobId, NumberRange, OwnerStamp, SchedulerId, SchedulerLife};
 use crate::job::{JobAsk, JobKind, JobOrder, LocalWhy, Payload, PreparedAttempt, Verdict};
 use crate::sabotage::Sabotage;
@@ -90,6 +91,8 @@ pub enum OwnerStep {
         /// Whether no executor can have used the numbers of the prepared attempts. If false, this
         /// process must use other numbers.
         is_untouched: bool,
+        /// The latest attempt that has failed, if the scheduler knows one.
+        failure: Option<FailedAttempt>,
     },
     /// Check the outputs, install them if they pass the checks, and call [`Owner::checked`].
     Check {
@@ -134,6 +137,14 @@ struct Job {
     newest: Attempt,
     refusals: u32,
     state: State,
+}
+
+/// A job that a scheduler gives back.
+struct GivenBack {
+    job: JobId,
+    why: LocalWhy,
+    is_untouched: bool,
+    failure: Option<FailedAttempt>,
 }
 
 /// The offloaded jobs of one open of a database.
@@ -305,7 +316,7 @@ impl Owner {
         let numbers = job.live.remove(&attempt).unwrap_or_default();
         let mut steps = vec![decided(Verdict::Discard), OwnerStep::Abandon { numbers }];
         if is_enough {
-            steps.extend(self.bring_here(number, LocalWhy::Refused, false));
+            steps.extend(self.bring_here(number, LocalWhy::Refused, false, None));
         }
         steps
     }
@@ -336,14 +347,15 @@ impl Owner {
                 }
                 Vec::new()
             }
-            OffloadMessage::GiveBack { job, why, is_untouched } => {
-                self.given_back(from, job, why, is_untouched)
+            OffloadMessage::GiveBack { job, why, is_untouched, failure } => {
+                let given = GivenBack { job, why, is_untouched, failure };
+                self.given_back(from, given)
             }
             OffloadMessage::Done { at, output } => self.done(from, at, output),
             OffloadMessage::Stale { newest } if newest.db == self.me.db => {
                 self.is_superseded |= newest != self.me && newest.epoch >= self.me.epoch;
                 let away: Vec<u64> = self.jobs.keys().copied().collect();
-                let here = |number| self.bring_here(number, LocalWhy::Superseded, false);
+                let here = |number| self.bring_here(number, LocalWhy::Superseded, false, None);
                 away.into_iter().flat_map(here).collect()
             }
             _ => Vec::new(),
@@ -380,7 +392,7 @@ impl Owner {
         if *heard_ns + self.terms.silent_ns <= now_ns {
             job.tried += 1;
             if job.tried >= self.schedulers.len() {
-                return self.bring_here(number, LocalWhy::Silent, false);
+                return self.bring_here(number, LocalWhy::Silent, false, None);
             }
             job.scheduler = (job.scheduler + 1) % self.schedulers.len();
             (*heard_ns, *next_ns) = (now_ns, now_ns);
@@ -424,13 +436,8 @@ impl Owner {
         steps
     }
 
-    fn given_back(
-        &mut self,
-        from: SchedulerId,
-        job: JobId,
-        why: LocalWhy,
-        is_untouched: bool,
-    ) -> Vec<OwnerStep> {
+    fn given_back(&mut self, from: SchedulerId, given: GivenBack) -> Vec<OwnerStep> {
+        let GivenBack { job, why, is_untouched, failure } = given;
         let number = job.number;
         if job.epoch > self.me.epoch {
             // The job belongs to a newer owner, so this owner decides nothing about it.
@@ -444,7 +451,8 @@ impl Owner {
         let mut steps = match known {
             Some(State::Checking { .. }) => return Vec::new(),
             Some(State::Away { .. }) if is_from_its_scheduler(self) => {
-                self.bring_here(number, why, is_untouched)
+                let failure = failure.filter(|failed| failed.at.job == job);
+                self.bring_here(number, why, is_untouched, failure)
             }
             _ => Vec::new(),
         };
@@ -489,7 +497,13 @@ impl Owner {
 
     /// Takes a job back: its attempts are abandoned, and this process runs it. `is_unpacked` says
     /// that the scheduler's present life gave no package to an executor.
-    fn bring_here(&mut self, number: u64, why: LocalWhy, is_unpacked: bool) -> Vec<OwnerStep> {
+    fn bring_here(
+        &mut self,
+        number: u64,
+        why: LocalWhy,
+        is_unpacked: bool,
+        failure: Option<FailedAttempt>,
+    ) -> Vec<OwnerStep> {
         let Some(job) = self.jobs.get_mut(&number) else { return Vec::new() };
         if !matches!(job.state, State::Away { .. }) {
             return Vec::new();
@@ -503,7 +517,7 @@ impl Owner {
             .map(|numbers| OwnerStep::Abandon { numbers })
             .collect();
         let is_untouched = job.lives == 0 || (job.lives == 1 && is_unpacked);
-        steps.push(OwnerStep::RunHere { job: number, why, is_untouched });
+        steps.push(OwnerStep::RunHere { job: number, why, is_untouched, failure });
         steps
     }
 

@@ -1,6 +1,7 @@
 //! An owner with single messages.
 
 use super::*;
+use crate::failure::ShortText;
 use crate::ids::{OffloadDb, Token};
 
 const S: SchedulerId = SchedulerId(1);
@@ -115,9 +116,9 @@ fn a_job_that_comes_back_runs_here_and_its_attempts_are_abandoned() {
     let mut owner = with_job();
     let job = at(1, 1).job;
     let (why, is_untouched) = (LocalWhy::NoExecutor, true);
-    let back = OffloadMessage::GiveBack { job, why, is_untouched };
+    let back = OffloadMessage::GiveBack { job, why, is_untouched, failure: None };
     let steps = owner.on_message(0, S, back.clone());
-    assert!(steps.contains(&OwnerStep::RunHere { job: 1, why, is_untouched }));
+    assert!(steps.contains(&OwnerStep::RunHere { job: 1, why, is_untouched, failure: None }));
     let count = steps.iter().filter(|step| matches!(step, OwnerStep::Abandon { .. })).count();
     assert_eq!(count, ATTEMPTS);
     assert_eq!(verdict(&done(&mut owner, at(1, 1))), Verdict::Discard);
@@ -127,6 +128,24 @@ fn a_job_that_comes_back_runs_here_and_its_attempts_are_abandoned() {
     owner.ran_here(1);
     assert_eq!(owner.jobs(), 0);
     assert_eq!(verdict(&done(&mut owner, at(1, 2))), Verdict::Discard);
+}
+
+#[test]
+fn reason_of_a_failed_attempt_comes_with_its_job() {
+    for (failed, is_told) in [(at(1, 1), true), (at(9, 1), false)] {
+        let mut owner = with_job();
+        let (job, why, is_untouched) = (at(1, 1).job, LocalWhy::Failed, false);
+        let reason = ShortText::new("full");
+        let failure = Some(FailedAttempt { at: failed, reason, ..FailedAttempt::default() });
+        let back = OffloadMessage::GiveBack { job, why, is_untouched, failure: failure.clone() };
+        let steps = owner.on_message(0, S, back.clone());
+        let failure = failure.filter(|_| is_told);
+        let here = OwnerStep::RunHere { job: 1, why, is_untouched, failure };
+        assert!(steps.contains(&here), "{steps:?}");
+        // The scheduler repeats the message.
+        let steps = owner.on_message(0, S, back);
+        assert!(!steps.iter().any(|step| matches!(step, OwnerStep::RunHere { .. })));
+    }
 }
 
 #[test]
@@ -141,6 +160,7 @@ fn a_job_runs_here_when_no_scheduler_answers() {
         job: 1,
         why: LocalWhy::Silent,
         is_untouched: true,
+        failure: None,
     }));
 }
 
@@ -151,7 +171,12 @@ fn outputs_that_are_refused_twice_end_the_offload() {
         done(&mut owner, at(1, attempt));
         let steps = owner.checked(0, at(1, attempt), false);
         assert_eq!(verdict(&steps), Verdict::Discard);
-        let here = OwnerStep::RunHere { job: 1, why: LocalWhy::Refused, is_untouched: false };
+        let here = OwnerStep::RunHere {
+            job: 1,
+            why: LocalWhy::Refused,
+            is_untouched: false,
+            failure: None,
+        };
         assert_eq!(steps.contains(&here), attempt == 2, "{steps:?}");
     }
 }
@@ -175,6 +200,7 @@ fn an_owner_that_was_replaced_takes_its_jobs_back() {
         job: 1,
         why: LocalWhy::Superseded,
         is_untouched: false,
+        failure: None,
     }));
 }
 
@@ -185,9 +211,14 @@ fn numbers_of_an_earlier_life_are_never_untouched() {
     owner.on_message(0, S, OffloadMessage::Lives { life: next, slots: 0 });
     owner.prepared(0, 1, &ranges(200));
     let (job, why) = (at(1, 1).job, LocalWhy::NoExecutor);
-    let back = OffloadMessage::GiveBack { job, why, is_untouched: true };
+    let back = OffloadMessage::GiveBack { job, why, is_untouched: true, failure: None };
     let steps = owner.on_message(0, S, back);
-    assert!(steps.contains(&OwnerStep::RunHere { job: 1, why, is_untouched: false }));
+    assert!(steps.contains(&OwnerStep::RunHere {
+        job: 1,
+        why,
+        is_untouched: false,
+        failure: None
+    }));
 }
 
 #[test]
@@ -195,10 +226,10 @@ fn an_old_owner_cancels_nothing_of_a_newer_one() {
     let mut owner = with_job();
     let (mut job, why, is_untouched) = (at(1, 1).job, LocalWhy::NoExecutor, true);
     job.epoch = Epoch(8);
-    let back = OffloadMessage::GiveBack { job, why, is_untouched };
+    let back = OffloadMessage::GiveBack { job, why, is_untouched, failure: None };
     assert_eq!(owner.on_message(0, S, back), []);
     job.epoch = Epoch(6);
-    let back = OffloadMessage::GiveBack { job, why, is_untouched };
+    let back = OffloadMessage::GiveBack { job, why, is_untouched, failure: None };
     let cancel = OffloadMessage::CancelJob { job };
     assert_eq!(owner.on_message(0, S, back), [OwnerStep::Send { to: S, message: cancel }]);
 }
@@ -220,7 +251,8 @@ fn room_is_what_executors_have_less_other_jobs() {
     owner.on_message(1, S, queued(2));
     assert_eq!((owner.room(JobKind::Flush), owner.room(JobKind::Compaction)), (3, 3));
     let (job, is_untouched) = (at(2, 1).job, true);
-    let message = OffloadMessage::GiveBack { job, why: LocalWhy::NoExecutor, is_untouched };
+    let message =
+        OffloadMessage::GiveBack { job, why: LocalWhy::NoExecutor, is_untouched, failure: None };
     owner.on_message(2, S, message);
     assert_eq!(owner.room(JobKind::Compaction), 0, "the executors are gone");
 }
@@ -240,8 +272,9 @@ fn flushes_have_no_room_while_other_jobs_have_all_slots() {
     let (number, _) = owner.submit(1, ask(JobKind::Flush), Payload::default());
     owner.prepared(1, number, &ranges(200));
     let (job, why, is_untouched) = (at(number, 1).job, LocalWhy::Busy, true);
-    let steps = owner.on_message(2, S, OffloadMessage::GiveBack { job, why, is_untouched });
-    assert!(steps.contains(&OwnerStep::RunHere { job: number, why, is_untouched }));
+    let steps =
+        owner.on_message(2, S, OffloadMessage::GiveBack { job, why, is_untouched, failure: None });
+    assert!(steps.contains(&OwnerStep::RunHere { job: number, why, is_untouched, failure: None }));
     owner.ran_here(number);
     assert_eq!(owner.lacks_room(JobKind::Flush), None);
 }

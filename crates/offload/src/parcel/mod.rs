@@ -5,7 +5,8 @@
 //! volume of a storage cluster, the package also has the grant of the attempt ([`BlobGrant`]). The
 //! return then has the blobs that the attempt has written ([`WrittenBlobs`]). A flush has the
 //! places of its memtable shards at memory nodes ([`JobImages`]), and its return says how the
-//! executor got them.
+//! executor got them. A package also has the part of the database's rate limit that the job may
+//! use.
 //!
 //! Invariant: the decoder returns a parcel or an error for every input.
 //!
@@ -24,7 +25,7 @@ mod images;
 pub use images::{ImageNode, ImagePlace, ImageUse, JobImages};
 
 /// Version of the parcels, which is the first byte of each.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 
 wire_messages! {
     /// The part of a message that only the owner and the executor read.
@@ -37,6 +38,8 @@ wire_messages! {
         grant: Option<BlobGrant>,
         /// Memtable shards at memory nodes, if the job is a flush.
         images: Option<JobImages>,
+        /// Bytes a second that the job may write; 0 for no limit.
+        bytes_per_s: u64,
     }
     /// Executor → owner, in COMMIT: the job has ended.
     Return = 2 {
@@ -46,6 +49,8 @@ wire_messages! {
         written: Option<WrittenBlobs>,
         /// How the executor got the images, if the package had some.
         images: Option<ImageUse>,
+        /// Bytes that were charged to the limiter of the job.
+        limited_bytes: u64,
     }
     }
 }

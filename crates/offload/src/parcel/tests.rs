@@ -31,12 +31,22 @@ fn samples() -> Vec<JobParcel> {
     let (spec, output): (Payload, Payload) = (vec![1, 2, 3].into(), vec![4].into());
     let used = ImageUse { in_place: 1, fetched: 2, fetched_bytes: 3, open_ns: 4, run_ns: 5 };
     vec![
-        JobParcel::Package { spec: spec.clone(), grant: None, images: None },
-        JobParcel::Package { spec: spec.clone(), grant: Some(grant), images: None },
-        JobParcel::Return { output: output.clone(), written: None, images: None },
-        JobParcel::Return { output: output.clone(), written: Some(written), images: None },
-        JobParcel::Package { spec, grant: None, images: Some(images()) },
-        JobParcel::Return { output, written: None, images: Some(used) },
+        JobParcel::Package { spec: spec.clone(), grant: None, images: None, bytes_per_s: 0 },
+        JobParcel::Package {
+            spec: spec.clone(),
+            grant: Some(grant),
+            images: None,
+            bytes_per_s: 0x13,
+        },
+        JobParcel::Return { output: output.clone(), written: None, images: None, limited_bytes: 0 },
+        JobParcel::Return {
+            output: output.clone(),
+            written: Some(written),
+            images: None,
+            limited_bytes: 0x14,
+        },
+        JobParcel::Package { spec, grant: None, images: Some(images()), bytes_per_s: 0 },
+        JobParcel::Return { output, written: None, images: Some(used), limited_bytes: 0 },
     ]
 }
 
@@ -63,13 +73,17 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+fn word(low: &str) -> String {
+    format!("{low:0<16}")
+}
+
 #[test]
 fn parcels_have_golden_bytes() {
     let [bare, package, bare_return, returned, ..] = &samples()[..] else { panic!("samples") };
-    assert_eq!(hex(&bare.encode()), "0201030102030000");
+    assert_eq!(hex(&bare.encode()), ["0301030102030000", &word("")].concat());
     let blob = |byte: &str| [&byte.repeat(16), "0201000000000000", "020708"].concat();
     let expected = [
-        "0201",
+        "0301",
         "03010203",
         "01",
         &"a0".repeat(16),
@@ -81,24 +95,34 @@ fn parcels_have_golden_bytes() {
         &"c1".repeat(16),
         &"c2".repeat(16),
         "00",
+        &word("13"),
     ];
     assert_eq!(hex(&package.encode()), expected.concat());
-    assert_eq!(hex(&bare_return.encode()), "020201040000");
+    assert_eq!(hex(&bare_return.encode()), ["030201040000", &word("")].concat());
     let class = format!("{:02x}", FileClass::Sst.code());
-    let expected =
-        ["0202", "0104", "01", "02000000", "01", "05322e737374", &class, &blob("c1"), "00"]
-            .concat();
+    let expected = [
+        "0302",
+        "0104",
+        "01",
+        "02000000",
+        "01",
+        "05322e737374",
+        &class,
+        &blob("c1"),
+        "00",
+        &word("14"),
+    ]
+    .concat();
     assert_eq!(hex(&returned.encode()), expected);
 }
 
 #[test]
 fn parcels_of_flushes_have_golden_bytes() {
     let [.., package, returned] = &samples()[..] else { panic!("samples") };
-    let word = |low: &str| format!("{low:0<16}");
     let mut key = Vec::new();
     Wire::put(&images().images[0].place.key, &mut key);
     let expected = [
-        "0201",
+        "0301",
         "0301020300",
         "01",
         &"d0".repeat(16),
@@ -114,10 +138,11 @@ fn parcels_of_flushes_have_golden_bytes() {
         &word("10"),
         &word("11"),
         &word("12"),
+        &word(""),
     ];
     assert_eq!(hex(&package.encode()), expected.concat());
-    let times = [word("03"), word("04"), word("05")].concat();
-    let expected = ["0202", "010400", "01", "0100000002000000", &times].concat();
+    let times = [word("03"), word("04"), word("05"), word("")].concat();
+    let expected = ["0302", "010400", "01", "0100000002000000", &times].concat();
     assert_eq!(hex(&returned.encode()), expected);
     let places = images().places();
     assert_eq!((places.len(), places[0].bytes, images().bytes()), (1, 0x11, 0x11));

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use super::jobs::Head;
 use crate::decide::{Candidate, InputReach, Load};
+use crate::failure::ShortText;
 use crate::ids::ExecutorId;
+use crate::job::BUILD;
 use crate::wire::ExecutorStanding;
 
 /// The content of a beat.
@@ -12,6 +14,8 @@ use crate::wire::ExecutorStanding;
 pub(super) struct Offer {
     /// Names that the executor has ([`crate::job::JobOrder::needs`]).
     pub(super) names: Vec<String>,
+    /// Host and process.
+    pub(super) address: ShortText,
     /// Number of jobs that it runs at the same time.
     pub(super) slots: u32,
     /// Load of the executor.
@@ -21,6 +25,12 @@ pub(super) struct Offer {
 }
 
 impl Offer {
+    /// The name of the build among its names.
+    fn build(&self) -> ShortText {
+        let named = self.names.iter().find(|name| name.starts_with(BUILD));
+        named.map(|name| ShortText::new(name)).unwrap_or_default()
+    }
+
     fn has(&self, needs: &[String]) -> bool {
         needs.iter().all(|name| self.names.contains(name))
     }
@@ -44,21 +54,30 @@ impl Executors {
         self.known.insert(executor, Known { offer, heard_ns: now_ns });
     }
 
-    /// Removes and returns the executors that have been silent for too long.
-    pub(super) fn drop_gone(&mut self, now_ns: u64, gone_ns: u64) -> Vec<ExecutorId> {
+    /// The executors that have been silent for too long.
+    pub(super) fn gone(&self, now_ns: u64, gone_ns: u64) -> Vec<ExecutorId> {
         let is_gone = |known: &Known| now_ns.saturating_sub(known.heard_ns) >= gone_ns;
         let gone = self.known.iter().filter(|(_, known)| is_gone(known));
-        let gone: Vec<ExecutorId> = gone.map(|(executor, _)| *executor).collect();
-        gone.iter().for_each(|executor| {
-            self.known.remove(executor);
-        });
-        gone
+        gone.map(|(executor, _)| *executor).collect()
+    }
+
+    /// Forgets an executor.
+    pub(super) fn remove(&mut self, executor: ExecutorId) {
+        self.known.remove(&executor);
+    }
+
+    /// Host and process of an executor; empty if it is not known.
+    pub(super) fn address(&self, executor: ExecutorId) -> ShortText {
+        let known = self.known.get(&executor);
+        known.map(|known| known.offer.address.clone()).unwrap_or_default()
     }
 
     /// The executors, for operators. `taken` has the slots that attempts hold.
     pub(super) fn standings(&self, taken: &BTreeMap<ExecutorId, u32>) -> Vec<ExecutorStanding> {
         let of = |(executor, known): (&ExecutorId, &Known)| ExecutorStanding {
             executor: *executor,
+            address: known.offer.address.clone(),
+            build: known.offer.build(),
             slots: known.offer.slots,
             taken: taken.get(executor).copied().unwrap_or(0),
             load: known.offer.load,

@@ -13,9 +13,10 @@ use archipelago_base::Epoch;
 
 use super::SchedulerTerms;
 use crate::decide::Candidate;
+use crate::failure::FailedAttempt;
 use crate::ids::{Attempt, AttemptId, ExecutorId, JobId, OffloadDb, SchedulerLife};
 use crate::job::{InputPlace, JobKind, JobOrder, LocalWhy, Payload, PreparedAttempt};
-use crate::wire::OffloadMessage;
+use crate::wire::{OffloadMessage, Running};
 
 /// A queue of jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,10 +61,22 @@ pub(super) struct Prepared {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Queued,
-    Offered { until_ns: u64 },
-    Running { is_started: bool, packed_ns: u64, moved_ns: u64, progress_bytes: u64 },
+    Offered {
+        until_ns: u64,
+    },
+    Running {
+        is_started: bool,
+        packed_ns: u64,
+        moved_ns: u64,
+        progress_bytes: u64,
+        /// Time of the first beat since the last progress that said that the job waits.
+        waits_since_ns: Option<u64>,
+    },
     Committed,
-    GivenBack { why: LocalWhy, next_ns: u64 },
+    GivenBack {
+        why: LocalWhy,
+        next_ns: u64,
+    },
 }
 
 #[derive(Clone, Debug)]
@@ -78,11 +91,15 @@ struct Job {
     /// The attempt that an executor has, unless the job waits.
     given: Option<(PreparedAttempt, ExecutorId)>,
     state: State,
+    /// Time at which it arrived in this life of the scheduler.
+    arrived_ns: u64,
     /// Time at which the timer first found the job in its queue after its last package.
     waits_since_ns: Option<u64>,
     was_offered: bool,
     /// Whether an executor got a package.
     was_packed: bool,
+    /// The latest attempt that has failed.
+    failure: Option<FailedAttempt>,
 }
 
 impl Job {
@@ -141,7 +158,7 @@ impl Jobs {
     }
 
     /// Enters a job, or adds attempts to a known one. Returns whether the job is new.
-    pub(super) fn prepare(&mut self, prepared: Prepared) -> bool {
+    pub(super) fn prepare(&mut self, now_ns: u64, prepared: Prepared) -> bool {
         let Prepared { order, attempts, oldest, spec } = prepared;
         let id = order.id;
         self.raise_floor(id, oldest);
@@ -158,9 +175,11 @@ impl Jobs {
             excluded: BTreeSet::new(),
             given: None,
             state: State::Queued,
+            arrived_ns: now_ns,
             waits_since_ns: None,
             was_offered: false,
             was_packed: false,
+            failure: None,
         });
         for attempt in attempts {
             if attempt.attempt > job.newest {
@@ -207,6 +226,13 @@ impl Jobs {
     /// Number of jobs that wait in a queue.
     pub(super) fn waiting(&self, queue: Queue) -> u32 {
         u32::try_from(self.queues[queue as usize].len()).unwrap_or(u32::MAX)
+    }
+
+    /// Milliseconds since the oldest of the jobs that wait in a queue arrived.
+    pub(super) fn oldest_ms(&self, now_ns: u64, queue: Queue) -> u64 {
+        let jobs = self.queues[queue as usize].iter().filter_map(|id| self.jobs.get(id));
+        let oldest = jobs.map(|job| now_ns.saturating_sub(job.arrived_ns)).max();
+        oldest.unwrap_or(0) / 1_000_000
     }
 
     /// Slots that attempts hold, by executor.
@@ -265,6 +291,7 @@ impl Jobs {
                 packed_ns: now_ns,
                 moved_ns: now_ns,
                 progress_bytes: 0,
+                waits_since_ns: None,
             };
         }
         job.was_packed = true;
@@ -299,18 +326,28 @@ impl Jobs {
 
     /// Notes that an executor has begun the attempt.
     pub(super) fn started(&mut self, now_ns: u64, at: AttemptId, by: ExecutorId) {
-        self.progress(now_ns, at, by, 0);
+        self.progress(now_ns, by, Running { at, ..Running::default() }, 0);
     }
 
-    /// Notes the progress of an attempt, in bytes.
-    pub(super) fn progress(&mut self, now_ns: u64, at: AttemptId, by: ExecutorId, bytes: u64) {
+    /// Notes how far an attempt is. A job that waits counts as one that moves, for `wait_ns` since
+    /// the first beat that said so after its last progress.
+    pub(super) fn progress(&mut self, now_ns: u64, by: ExecutorId, now: Running, wait_ns: u64) {
+        let Running { at, progress_bytes: bytes, waits } = now;
         let Some(job) = self.jobs.get_mut(&at.job) else { return };
         if job.holder_of(at) != Some(by) {
             return;
         }
-        if let State::Running { is_started, moved_ns, progress_bytes, .. } = &mut job.state {
+        if let State::Running { is_started, moved_ns, progress_bytes, waits_since_ns, .. } =
+            &mut job.state
+        {
             if !*is_started || bytes > *progress_bytes {
-                *moved_ns = now_ns;
+                (*moved_ns, *waits_since_ns) = (now_ns, None);
+            }
+            if waits {
+                let since_ns = *waits_since_ns.get_or_insert(now_ns);
+                if now_ns.saturating_sub(since_ns) < wait_ns {
+                    *moved_ns = now_ns;
+                }
             }
             *is_started = true;
             *progress_bytes = bytes.max(*progress_bytes);
@@ -334,13 +371,15 @@ impl Jobs {
     }
 
     /// Ends an attempt without outputs. Returns whether it was the present attempt of the job.
-    pub(super) fn failed(&mut self, at: AttemptId, by: ExecutorId) -> bool {
+    pub(super) fn failed(&mut self, failure: &FailedAttempt) -> bool {
+        let (at, by) = (failure.at, failure.executor);
         let Some(job) = self.jobs.get_mut(&at.job) else { return false };
         let is_out = job.is_out() || job.state == State::Committed;
         if job.holder_of(at) != Some(by) || !is_out {
             return false;
         }
         job.given = None;
+        job.failure = Some(failure.clone());
         job.excluded.insert(by);
         self.wait_again(at.job);
         true
@@ -353,12 +392,10 @@ impl Jobs {
         self.queues[queue as usize].push_front(id);
     }
 
-    /// Fails the attempts of an executor that is gone, except for those that it has committed.
-    /// Returns their number.
-    pub(super) fn fail_all_of(&mut self, executor: ExecutorId) -> u64 {
+    /// The attempts of an executor. What it has committed is not among them.
+    pub(super) fn attempts_of(&self, executor: ExecutorId) -> Vec<AttemptId> {
         let of = |job: &Job| job.at().filter(|(_, by)| *by == executor && job.is_out());
-        let lost: Vec<(AttemptId, ExecutorId)> = self.jobs.values().filter_map(of).collect();
-        lost.into_iter().map(|(at, by)| u64::from(self.failed(at, by))).sum()
+        self.jobs.values().filter_map(of).map(|(at, _)| at).collect()
     }
 
     /// Attempts whose executor has not answered in time, or whose job makes no progress.
@@ -429,7 +466,8 @@ impl Jobs {
             {
                 *next_ns = now_ns + answer_ns;
                 let is_untouched = !job.was_packed;
-                found.push(OffloadMessage::GiveBack { job: *id, why: *why, is_untouched });
+                let (job, why, failure) = (*id, *why, job.failure.clone());
+                found.push(OffloadMessage::GiveBack { job, why, is_untouched, failure });
             }
         }
         found

@@ -24,9 +24,10 @@
 //!
 //! Thread-safety: none; the driver holds a lock.
 //! Failure: an executor that is silent for a second loses its attempts. A job without progress for
-//! five seconds is cancelled. A job whose attempts are used up goes back to its owner. So does a
-//! flush that no executor has a slot for within a second. The scheduler logs the reason of each
-//! attempt that an executor gave up.
+//! five seconds is cancelled. One that waits for a bounded resource is cancelled after a minute. A
+//! job whose attempts are used up goes back to its owner. So does a flush that no executor has a
+//! slot for within a second. The scheduler logs the reason of each failed attempt, and the owner
+//! gets that of the latest one with the job.
 //! Cost: O(jobs + executors) for each call of the timer.
 
 mod executors;
@@ -39,10 +40,11 @@ use std::collections::BTreeMap;
 use self::executors::Executors;
 use self::jobs::{Jobs, Prepared};
 use crate::decide::{Choice, choose};
+use crate::failure::{FailedAttempt, ShortText};
 use crate::ids::{AttemptId, ExecutorId, JobId, OffloadDb, OwnerStamp, SchedulerLife};
 use crate::job::{LocalWhy, Payload, Verdict};
 use crate::sabotage::Sabotage;
-use crate::wire::{OffloadMessage, SchedulerStatus};
+use crate::wire::{OffloadMessage, RecentFailure, SchedulerStatus};
 
 const MS: u64 = 1_000_000;
 
@@ -58,6 +60,9 @@ pub struct SchedulerTerms {
     pub answer_ns: u64,
     /// Time without progress after which an attempt is given up. Default: 5 s.
     pub progress_ns: u64,
+    /// Time since its last progress for which an attempt that waits for something bounded is not
+    /// given up: room for images, or its part of a rate limit.
+    pub wait_ns: u64,
     /// Longest time that a flush waits for a slot. Then its owner runs it, because writers may wait
     /// for it. Default: 1 s.
     pub queue_ns: u64,
@@ -70,6 +75,7 @@ impl Default for SchedulerTerms {
             gone_ns: 1_000 * MS,
             answer_ns: 500 * MS,
             progress_ns: 5_000 * MS,
+            wait_ns: 60_000 * MS,
             queue_ns: 1_000 * MS,
         }
     }
@@ -129,6 +135,8 @@ pub struct Scheduler {
     executors: Executors,
     commits: BTreeMap<AttemptId, Commit>,
     counters: SchedulerCounters,
+    /// The latest failed attempt, and its time.
+    last_failure: Option<(FailedAttempt, u64)>,
     sabotage: Sabotage,
     /// Time until which this life waits for beats before it gives a job back for lack of an
     /// executor.
@@ -150,6 +158,7 @@ impl Scheduler {
             executors: Executors::default(),
             commits: BTreeMap::new(),
             counters: SchedulerCounters::default(),
+            last_failure: None,
             sabotage: Sabotage::default(),
             settled_ns: now_ns + terms.gone_ns,
             started: Vec::new(),
@@ -176,14 +185,21 @@ impl Scheduler {
 
     /// The executors and the jobs of this life, for operators.
     #[must_use]
-    pub fn status(&self) -> SchedulerStatus {
+    pub fn status(&self, now_ns: u64) -> SchedulerStatus {
+        let last_failure = self.last_failure.clone().map(|(attempt, at_ns)| RecentFailure {
+            attempt,
+            age_ms: now_ns.saturating_sub(at_ns) / MS,
+        });
         SchedulerStatus {
             executors: self.executors.standings(&self.jobs.slots_taken()),
             flushes_waiting: self.jobs.waiting(jobs::Queue::Flush),
             others_waiting: self.jobs.waiting(jobs::Queue::Other),
+            flushes_oldest_ms: self.jobs.oldest_ms(now_ns, jobs::Queue::Flush),
+            others_oldest_ms: self.jobs.oldest_ms(now_ns, jobs::Queue::Other),
             installed: self.counters.installed,
             failed: self.counters.failed,
             given_back: self.counters.given_back,
+            last_failure,
         }
     }
 
@@ -228,7 +244,7 @@ impl Scheduler {
                 let job = order.id;
                 let slots = self.executors.slots(&order.needs);
                 let prepared = Prepared { order, attempts, oldest, spec };
-                self.counters.arrived += u64::from(self.jobs.prepare(prepared));
+                self.counters.arrived += u64::from(self.jobs.prepare(now_ns, prepared));
                 sent.push(Sent { to, message: OffloadMessage::Queued { job, slots } });
                 sent.extend(self.dispatch(now_ns));
                 sent.extend(self.given_back(now_ns));
@@ -253,11 +269,12 @@ impl Scheduler {
         message: OffloadMessage,
     ) -> Vec<Sent> {
         let mut sent = match message {
-            OffloadMessage::Beat { executor, names, slots, load, reach, running } => {
-                let offer = executors::Offer { names, slots, load, reach };
+            OffloadMessage::Beat { executor, names, address, slots, load, reach, running } => {
+                let offer = executors::Offer { names, address, slots, load, reach };
                 self.executors.beat(now_ns, executor, offer);
-                running.iter().for_each(|one| {
-                    self.jobs.progress(now_ns, one.at, executor, one.progress_bytes);
+                let wait_ns = if self.sabotage.no_wait() { 0 } else { self.terms.wait_ns };
+                running.into_iter().for_each(|one| {
+                    self.jobs.progress(now_ns, executor, one, wait_ns);
                 });
                 let next_ms = (self.terms.beat_ns / MS) as u32;
                 let message = OffloadMessage::Heard { life: self.life, next_ms };
@@ -273,16 +290,13 @@ impl Scheduler {
                 Vec::new()
             }
             OffloadMessage::NotMine { at, by } => {
-                self.counters.failed += u64::from(self.jobs.failed(at, by));
+                self.fail(now_ns, at, by, "the executor has forgotten the attempt");
                 Vec::new()
             }
             OffloadMessage::Commit { at, by, output } => self.committed(now_ns, at, by, output),
             OffloadMessage::Abort { at, by, reason } => {
                 // ABORT is repeated until it is noted, and fails the attempt only once.
-                if self.jobs.failed(at, by) {
-                    self.counters.failed += 1;
-                    tracing::warn!(job = %at, executor = by.0, %reason, "an executor gave a job up");
-                }
+                self.fail(now_ns, at, by, reason.as_str());
                 let message = OffloadMessage::Noted { at };
                 vec![Sent { to: Party::Executor(from), message }]
             }
@@ -296,11 +310,14 @@ impl Scheduler {
     /// repeats messages.
     pub fn on_timer(&mut self, now_ns: u64) -> Vec<Sent> {
         let mut sent = Vec::new();
-        for executor in self.executors.drop_gone(now_ns, self.terms.gone_ns) {
-            self.counters.failed += self.jobs.fail_all_of(executor);
+        for executor in self.executors.gone(now_ns, self.terms.gone_ns) {
+            for at in self.jobs.attempts_of(executor) {
+                self.fail(now_ns, at, executor, "the executor has sent no beat for too long");
+            }
+            self.executors.remove(executor);
         }
         for (at, executor) in self.jobs.overdue(now_ns, &self.terms) {
-            self.counters.failed += u64::from(self.jobs.failed(at, executor));
+            self.fail(now_ns, at, executor, "the executor did not answer, or the job did not move");
             let message = OffloadMessage::Cancel { at, life: self.life };
             sent.push(Sent { to: Party::Executor(executor), message });
         }
@@ -320,6 +337,17 @@ impl Scheduler {
         }
         sent.extend(self.given_back(now_ns));
         sent
+    }
+
+    /// An attempt has ended without outputs. Nothing happens if the job does not wait for it.
+    fn fail(&mut self, now_ns: u64, at: AttemptId, executor: ExecutorId, reason: &str) {
+        let (address, reason) = (self.executors.address(executor), ShortText::new(reason));
+        let failure = FailedAttempt { at, executor, address, reason };
+        if self.jobs.failed(&failure) {
+            self.counters.failed += 1;
+            tracing::warn!(%failure, "an offloaded job failed");
+            self.last_failure = Some((failure, now_ns));
+        }
     }
 
     /// Repeats to owners which jobs they must run themselves.
@@ -406,7 +434,7 @@ impl Scheduler {
                 sent.extend(self.cancel(at.job));
             }
             Verdict::Discard => {
-                self.counters.failed += u64::from(self.jobs.failed(at, commit.by));
+                self.fail(now_ns, at, commit.by, "the owner has refused the outputs");
             }
             Verdict::Forget => sent.extend(self.cancel(at.job)),
         }

@@ -33,6 +33,7 @@ fn beat(scheduler: &mut Scheduler, now_ns: u64, executor: ExecutorId) -> Vec<Sen
     let message = OffloadMessage::Beat {
         executor,
         names: vec!["add".to_owned()],
+        address: ShortText::new("reef:7"),
         slots: 1,
         load: Load::default(),
         reach: InputReach::default(),
@@ -171,12 +172,8 @@ fn a_job_without_progress_is_cancelled_and_one_with_progress_is_not() {
     prepare(&mut scheduler, 0, 1, JobKind::Flush);
     scheduler.on_executor(0, X, OffloadMessage::Accept { at: at(1, 1), by: X });
     let step_ns = 400 * MS;
-    let tell = |scheduler: &mut Scheduler, now_ns: u64, progress_bytes: u64| {
-        let running = vec![Running { at: at(1, 1), progress_bytes }];
-        let (names, load, reach) = (Vec::new(), Load::default(), InputReach::default());
-        let beat = OffloadMessage::Beat { executor: X, names, slots: 1, load, reach, running };
-        scheduler.on_executor(now_ns, X, beat);
-        scheduler.on_timer(now_ns)
+    let tell = |scheduler: &mut Scheduler, now_ns, progress_bytes| {
+        tell_of(scheduler, now_ns, Running { at: at(1, 1), progress_bytes, waits: false })
     };
     let cancel = OffloadMessage::Cancel { at: at(1, 1), life: LIFE };
     for turn in 1..30 {
@@ -191,12 +188,61 @@ fn a_job_without_progress_is_cancelled_and_one_with_progress_is_not() {
     assert!(is_cancelled);
 }
 
+/// A beat of the executor that runs an attempt, and the timer.
+fn tell_of(scheduler: &mut Scheduler, now_ns: u64, now: Running) -> Vec<Sent> {
+    let (names, load, reach, running) =
+        (Vec::new(), Load::default(), InputReach::default(), vec![now]);
+    let (executor, address) = (X, ShortText::default());
+    let beat = OffloadMessage::Beat { executor, names, address, slots: 1, load, reach, running };
+    scheduler.on_executor(now_ns, X, beat);
+    scheduler.on_timer(now_ns)
+}
+
+#[test]
+fn a_job_that_waits_for_something_bounded_lives_for_a_bounded_time() {
+    let mut scheduler = scheduler();
+    beat(&mut scheduler, 0, X);
+    prepare(&mut scheduler, 0, 1, JobKind::Flush);
+    scheduler.on_executor(0, X, OffloadMessage::Accept { at: at(1, 1), by: X });
+    let cancel = OffloadMessage::Cancel { at: at(1, 1), life: LIFE };
+    let (step_ns, wait_ns) = (400 * MS, SchedulerTerms::default().wait_ns);
+    let mut now_ns = 0;
+    let mut tell = |progress_bytes, waits| {
+        now_ns += step_ns;
+        let now = Running { at: at(1, 1), progress_bytes, waits };
+        has(&tell_of(&mut scheduler, now_ns, now), Party::Executor(X), &cancel)
+    };
+    // Each wait may take a minute. A wait without bytes in between is the same one.
+    for round in 1..=2 {
+        for turn in 1..wait_ns / step_ns {
+            assert!(!tell(round, turn % 3 > 0), "round {round}, turn {turn}");
+        }
+    }
+    let progress_ns = SchedulerTerms::default().progress_ns;
+    assert!((0..=progress_ns / step_ns + 1).any(|_| tell(2, true)), "it waits for ever");
+}
+
+#[test]
+fn status_shows_executors_and_the_age_of_the_queues() {
+    let mut scheduler = scheduler();
+    beat(&mut scheduler, LATER_NS, X);
+    for (number, kind) in [(1, JobKind::Gc), (2, JobKind::Gc), (3, JobKind::Flush)] {
+        prepare(&mut scheduler, LATER_NS + number * MS, number, kind);
+    }
+    let status = scheduler.status(LATER_NS + 10 * MS);
+    let [standing] = &status.executors[..] else { panic!("{status:?}") };
+    assert_eq!((standing.address.as_str(), standing.taken), ("reef:7", 1));
+    assert_eq!((status.flushes_waiting, status.flushes_oldest_ms), (1, 7));
+    assert_eq!((status.others_waiting, status.others_oldest_ms), (1, 8));
+}
+
 #[test]
 fn jobs_that_nobody_can_run_go_back() {
     let mut scheduler = scheduler();
     prepare(&mut scheduler, 0, 1, JobKind::Flush);
     let back = |sent: &[Sent], number, why| {
-        let message = OffloadMessage::GiveBack { job: job(number), why, is_untouched: true };
+        let message =
+            OffloadMessage::GiveBack { job: job(number), why, is_untouched: true, failure: None };
         has(sent, Party::Owner(DB), &message)
     };
     let sent = scheduler.on_timer(1);
@@ -225,7 +271,11 @@ fn a_flush_waits_for_a_slot_for_a_second() {
     accept(&mut scheduler, at(1, 1), X);
     let back = |sent: &[Sent], number, is_untouched| {
         let (job, why) = (job(number), LocalWhy::Busy);
-        has(sent, Party::Owner(DB), &OffloadMessage::GiveBack { job, why, is_untouched })
+        has(
+            sent,
+            Party::Owner(DB),
+            &OffloadMessage::GiveBack { job, why, is_untouched, failure: None },
+        )
     };
     let step_ns = 250 * MS;
     for turn in 0..=4 {
@@ -251,7 +301,7 @@ fn a_flush_waits_for_a_slot_for_a_second() {
     assert_eq!(assigned(&sent), [(at(4, 1), X)]);
     accept(&mut scheduler, at(4, 1), X);
     let now_ns = now_ns + 4 * step_ns;
-    let reason = "full".to_owned();
+    let reason = ShortText::new("full");
     let abort = OffloadMessage::Abort { at: at(4, 1), by: X, reason };
     beat(&mut scheduler, now_ns, X);
     scheduler.on_executor(now_ns, X, abort);
@@ -269,7 +319,8 @@ fn a_job_goes_back_when_its_attempts_are_used_up() {
     for attempt in 1..=3 {
         assert_eq!(assigned(&sent), [(at(1, attempt), X)]);
         scheduler.on_executor(now_ns, X, OffloadMessage::Accept { at: at(1, attempt), by: X });
-        let abort = OffloadMessage::Abort { at: at(1, attempt), by: X, reason: "full".to_owned() };
+        let abort =
+            OffloadMessage::Abort { at: at(1, attempt), by: X, reason: ShortText::new("full") };
         scheduler.on_executor(now_ns, X, abort);
         now_ns += 100 * MS;
         sent = beat(&mut scheduler, now_ns, X);
@@ -277,8 +328,13 @@ fn a_job_goes_back_when_its_attempts_are_used_up() {
     assert_eq!(assigned(&sent), []);
     sent = scheduler.on_timer(now_ns);
     let (why, is_untouched) = (LocalWhy::Failed, false);
-    let back = OffloadMessage::GiveBack { job: job(1), why, is_untouched };
+    let (address, reason) = (ShortText::new("reef:7"), ShortText::new("full"));
+    let last = FailedAttempt { at: at(1, 3), executor: X, address, reason };
+    let failure = Some(last.clone());
+    let back = OffloadMessage::GiveBack { job: job(1), why, is_untouched, failure };
     assert!(has(&sent, Party::Owner(DB), &back));
+    let shown = scheduler.status(now_ns).last_failure;
+    assert_eq!(shown, Some(RecentFailure { attempt: last, age_ms: 100 }));
 }
 
 #[test]
@@ -325,6 +381,7 @@ fn a_flush_goes_where_its_images_lie_unless_that_is_busy() {
     let beat = |executor, home| OffloadMessage::Beat {
         executor,
         names: Vec::new(),
+        address: ShortText::default(),
         slots: 2,
         load: Load::default(),
         reach: InputReach { home, fetch: 100 },

@@ -203,7 +203,7 @@ impl ShardHost {
         }
         let state = self.state.lock().take();
         if let Some(HostState { core, memory }) = state {
-            let bytes = core.figures().region_bytes;
+            let bytes = core.figures(&memory).region_bytes;
             drop((core, memory));
             self.bytes.give_back(bytes);
         }
@@ -425,7 +425,7 @@ impl ShardHost {
     /// The figures of the host; `None` while it is closed.
     #[must_use]
     pub fn figures(&self) -> Option<HostFigures> {
-        self.state.lock().as_ref().map(|state| state.core.figures())
+        self.state.lock().as_ref().map(|state| state.core.figures(&state.memory))
     }
 }
 

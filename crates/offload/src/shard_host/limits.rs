@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::wire::shard::ShardWhy;
+use crate::wire::shard::{DatabaseAccount, ShardWhy};
 
 /// Size of a region of an arena in bytes, unless the host is small or an image is larger.
 const ARENA_BYTES: u64 = 64 << 20;
 /// Time after which the shards of a silent owner are dropped.
 const ORPHANS: Duration = Duration::from_secs(600);
+/// Time for which a database that was refused room claims memory. An owner asks again within it.
+const CLAIMS: Duration = Duration::from_secs(5);
 
 /// Limits of a shard host: memory, databases, and the silence of owners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +24,9 @@ pub struct ShardLimits {
     pub databases_max: usize,
     /// Silence of an owner after which its shards are dropped. Default: 600 s.
     pub orphans: Duration,
+    /// Time for which a database claims memory after it was refused room. The shares of the others
+    /// are smaller for as long.
+    pub claims: Duration,
 }
 
 impl ShardLimits {
@@ -29,7 +34,7 @@ impl ShardLimits {
     #[must_use]
     pub fn new(bytes_max: u64) -> Self {
         let arena_bytes = ARENA_BYTES.min(bytes_max / 4);
-        Self { bytes_max, arena_bytes, databases_max: 256, orphans: ORPHANS }
+        Self { bytes_max, arena_bytes, databases_max: 256, orphans: ORPHANS, claims: CLAIMS }
     }
 
     /// Size in bytes of the largest image, and of the largest landing zone of a database. It is a
@@ -64,6 +69,8 @@ pub struct HostCounters {
     pub pages: u64,
     /// Requests whose deadline passed in the queue.
     pub expired: u64,
+    /// Times that a database began to claim memory, because it was refused room.
+    pub claims: u64,
     /// Refusals by reason.
     pub refusals: BTreeMap<ShardWhy, u64>,
 }
@@ -83,6 +90,8 @@ pub struct HostFigures {
     pub region_bytes: u64,
     /// Regions that wait to be unmapped, because a search or another process still uses them.
     pub retired_regions: u64,
+    /// Memory of each database that has an owner here, by its name.
+    pub accounts: Vec<DatabaseAccount>,
     /// Counters since the life of the host began.
     pub counters: HostCounters,
 }

@@ -86,13 +86,31 @@ impl Regions {
         self.bytes_max.saturating_sub(self.bytes).min(memory.left())
     }
 
-    /// Bytes of images that a database could still get: free ranges of its arenas, and new arenas.
-    pub(super) fn room(&self, memory: &dyn HostMemory, db: OffloadDb) -> u64 {
-        let arenas = self.regions.iter().filter(|(number, region)| {
-            region.db == db && region.purpose == Purpose::Arena && !self.retired.contains(number)
-        });
-        let free: u64 = arenas.map(|(_, region)| region.ranges.free_bytes()).sum();
-        free.saturating_add(self.left(memory))
+    /// Bytes of the arenas of a database, and their free bytes.
+    pub(super) fn arenas(&self, db: OffloadDb) -> (u64, u64) {
+        let arenas = || {
+            self.regions.iter().filter(|(number, region)| {
+                let is_arena = region.purpose == Purpose::Arena;
+                region.db == db && is_arena && !self.retired.contains(number)
+            })
+        };
+        let free = arenas().map(|(_, region)| region.ranges.free_bytes()).sum();
+        (arenas().map(|(_, region)| region.bytes).sum(), free)
+    }
+
+    /// Bytes of the regions of each database, those that are being made included, and without
+    /// those that wait to be unmapped.
+    pub(super) fn bytes_by_database(&self) -> BTreeMap<OffloadDb, u64> {
+        let mut bytes: BTreeMap<OffloadDb, u64> = BTreeMap::new();
+        for (number, region) in &self.regions {
+            if !self.retired.contains(number) {
+                *bytes.entry(region.db).or_default() += region.bytes;
+            }
+        }
+        for order in self.making.values() {
+            *bytes.entry(order.db).or_default() += order.bytes;
+        }
+        bytes
     }
 
     /// Reserves bytes for a region. `None` if the host has fewer bytes left.

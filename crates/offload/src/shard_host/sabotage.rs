@@ -19,5 +19,7 @@ archipelago_base::fault_switches! {
         no_orphan_end,
         /// The host registers a shard again when a message comes twice.
         no_idempotence,
+        /// The host gives memory to the database that asks first, whatever others are guaranteed.
+        no_guarantees,
     }
 }

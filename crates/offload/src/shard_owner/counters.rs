@@ -37,6 +37,10 @@ pub(super) struct StateFigures {
     pub(super) nodes: u64,
     pub(super) shards: u64,
     pub(super) room: StoreRoom,
+    /// Bytes of memory that nodes guarantee.
+    pub(super) guaranteed_bytes: u64,
+    /// Bytes that nodes have beyond the shares of the database.
+    pub(super) surplus_bytes: u64,
     /// Entries of the key-offset cache.
     pub(super) entries: u64,
     pub(super) flow: FlowFigures,
@@ -56,6 +60,12 @@ pub struct OwnerFigures {
     pub shards: u64,
     /// Bytes of images that the nodes hold, including those of unconfirmed releases.
     pub held_bytes: u64,
+    /// Bytes of images that the database may have at all nodes together.
+    pub limit_bytes: u64,
+    /// Bytes of memory that the nodes guarantee.
+    pub guaranteed_bytes: u64,
+    /// Bytes that nodes have beyond the shares of the database, and want back.
+    pub surplus_bytes: u64,
     /// Shards that were sent.
     pub sent: u64,
     /// Bytes of the images of these shards.
@@ -111,6 +121,9 @@ impl Tally {
             nodes: state.nodes,
             shards: state.shards,
             held_bytes: state.room.held_bytes,
+            limit_bytes: state.room.limit_bytes,
+            guaranteed_bytes: state.guaranteed_bytes,
+            surplus_bytes: state.surplus_bytes,
             written_bytes: state.flow.written_bytes,
             peak_bytes: state.flow.peak_bytes,
             cache_entries: state.entries,
@@ -139,11 +152,14 @@ impl Tally {
 
 impl OwnerFigures {
     /// The figures by name.
-    fn named(&self) -> [(&'static str, u64); 25] {
+    fn named(&self) -> [(&'static str, u64); 28] {
         [
             ("nodes", self.nodes),
             ("shards", self.shards),
             ("held_bytes", self.held_bytes),
+            ("limit_bytes", self.limit_bytes),
+            ("guaranteed_bytes", self.guaranteed_bytes),
+            ("surplus_bytes", self.surplus_bytes),
             ("sent", self.sent),
             ("sent_bytes", self.sent_bytes),
             ("no_room", self.no_room),

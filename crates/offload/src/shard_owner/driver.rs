@@ -165,7 +165,8 @@ impl OwnerDriver {
         if !news.lost.is_empty() {
             watcher.lost(&news.lost);
         }
-        if news.has_more_room {
+        // A database looks at the whole room then, also at a limit that has fallen.
+        if news.has_more_room || news.must_flush {
             watcher.has_more_room();
         }
     }

@@ -45,13 +45,14 @@ const VALUE_BYTES: u64 = 128 << 10;
 /// Largest buffer, in bytes, that a read allocates before the first bytes have arrived. A length
 /// from another process may be wrong, and no image is longer than this.
 const RESERVED_BYTES_MAX: u64 = 80 << 20;
-/// Time for which look-ups use requests only, after a READ without an answer.
+/// Time for which look-ups use requests only, after a READ or a WRITE without an answer.
 const READ_PAUSE: Duration = Duration::from_secs(1);
 
 /// A burst: writes without a pause between them.
 #[derive(Default)]
 struct WriteBurst {
-    in_flight: VecDeque<Promise<Batch>>,
+    /// The writes that have no outcome, oldest first, with the times at which they were posted.
+    in_flight: VecDeque<(u64, Promise<Batch>)>,
     /// Time at which the first write was posted.
     begin_ns: u64,
     bytes: u64,
@@ -156,7 +157,7 @@ pub(super) struct NodeLinks {
     is_shared: AtomicBool,
     /// Time of the latest successful one-sided operation.
     moved_ns: AtomicU64,
-    /// Time until which look-ups use requests only, because a READ got no answer.
+    /// Time until which look-ups use requests only, because a READ or a WRITE got no answer.
     paused_until_ns: AtomicU64,
 }
 
@@ -346,12 +347,12 @@ impl NodeLinks {
                 _ => (1, BurstPace::Paced),
             };
             while burst.in_flight.len() >= window {
-                self.complete(&mut burst).await?;
+                self.complete(&*link, &mut burst).await?;
             }
             let wait_ns = flow.turn(self.runtime.now_ns(), len as u64, limit);
             if wait_ns > 0 {
                 while !burst.in_flight.is_empty() {
-                    self.complete(&mut burst).await?;
+                    self.complete(&*link, &mut burst).await?;
                 }
                 self.runtime.sleep(Duration::from_nanos(wait_ns)).await;
             }
@@ -361,23 +362,31 @@ impl NodeLinks {
             let mut batch = Batch::new();
             batch.set_deadline(self.transfer);
             batch.write(zone, at + next as u64, &image[next..next + len]);
-            burst.in_flight.push_back(link.post(batch));
+            burst.in_flight.push_back((self.runtime.now_ns(), link.post(batch)));
             burst.bytes += len as u64;
             burst.pace = pace;
             next += len;
         }
         link.flush();
         while !burst.in_flight.is_empty() {
-            self.complete(&mut burst).await?;
+            self.complete(&*link, &mut burst).await?;
         }
         Ok(())
     }
 
     /// Waits for the oldest write in flight. The last write of a burst updates the measured speed
     /// of the link.
-    async fn complete(&self, burst: &mut WriteBurst) -> Result<(), OneSidedFailure> {
-        let Some(first) = burst.in_flight.pop_front() else { return Ok(()) };
-        self.placed(&first.await)?;
+    async fn complete(
+        &self,
+        link: &dyn Link,
+        burst: &mut WriteBurst,
+    ) -> Result<(), OneSidedFailure> {
+        let Some((posted_ns, first)) = burst.in_flight.pop_front() else { return Ok(()) };
+        let batch = first.await;
+        if self.close_if_silent(link, &batch, posted_ns) {
+            self.pause_reads();
+        }
+        self.placed(&batch)?;
         if burst.in_flight.is_empty() {
             let ns = self.runtime.now_ns().saturating_sub(burst.begin_ns);
             self.meter.write(burst.bytes, ns, burst.pace);
@@ -520,25 +529,32 @@ impl NodeLinks {
         self.moved_ns.fetch_max(self.runtime.now_ns(), Ordering::Relaxed);
     }
 
-    /// Closes the link of a READ that got no answer in time, if no other operation has succeeded
-    /// since `posted_ns`. Such a link may have died silently. The next operation makes a new link,
-    /// and the attached regions end with the old one. A link on which other operations succeed is
-    /// only slow.
-    fn close_if_silent(&self, link: &dyn Link, batch: &Batch, posted_ns: u64) {
+    /// Closes the link of a READ or a WRITE that got no answer in time, if no other operation has
+    /// succeeded since `posted_ns`: it may have died silently. The next operation makes it anew,
+    /// and the regions end with it. A link on which others move bytes is only slow. Returns whether
+    /// it has closed the link.
+    fn close_if_silent(&self, link: &dyn Link, batch: &Batch, posted_ns: u64) -> bool {
         let is_late = |refusal: Refusal| refusal.reason == Reason::Deadline;
         let is_silent = self.moved_ns.load(Ordering::Relaxed) <= posted_ns;
-        if is_silent && batch.refusal().is_some_and(|(_, refusal)| is_late(refusal)) {
+        let closes = is_silent && batch.refusal().is_some_and(|(_, refusal)| is_late(refusal));
+        if closes {
             link.close();
         }
+        closes
     }
 
     /// Notes the outcome of a READ of a record. After a READ without an answer, look-ups use
     /// requests only for [`READ_PAUSE`].
     fn note_read(&self, failure: Option<&OneSidedFailure>) {
         if matches!(failure, Some(OneSidedFailure::NoAnswer(_))) {
-            let until_ns = self.runtime.now_ns() + READ_PAUSE.as_nanos() as u64;
-            self.paused_until_ns.fetch_max(until_ns, Ordering::Relaxed);
+            self.pause_reads();
         }
+    }
+
+    /// Makes look-ups ask the node for [`READ_PAUSE`].
+    fn pause_reads(&self) {
+        let until_ns = self.runtime.now_ns() + READ_PAUSE.as_nanos() as u64;
+        self.paused_until_ns.fetch_max(until_ns, Ordering::Relaxed);
     }
 }
 
@@ -552,6 +568,9 @@ fn end_within(key: &RemoteKey, at: u64, len: u64) -> Result<u64, OneSidedFailure
 #[cfg(test)]
 mod tests {
     use archipelago_base::Epoch;
+    use archipelago_base::runtime::wait_for;
+    use archipelago_base::simulation::Simulation;
+    use archipelago_fabric::sim::{Model, Network, Transport};
     use archipelago_fabric::{AtomicPath, Connect, Node, NodeId, Provider, Rights, Session, Tcp};
 
     use super::*;
@@ -601,5 +620,41 @@ mod tests {
             let failure = OneSidedFailure::from(Refusal::new(reason));
             assert!(matches!(failure, OneSidedFailure::Refused(_)), "{failure:?}");
         }
+    }
+    #[test]
+    fn unanswered_read_or_write_leads_to_a_new_link() {
+        let simulation = Simulation::new(1);
+        let network = Network::new(&simulation);
+        // The transport itself does not notice the cut.
+        network.set_transport(Transport { tries: u32::MAX, ..Transport::default() });
+        let (owner, host) = (simulation.host("owner"), simulation.host("memory"));
+        let reach: Arc<dyn Reach> = Arc::new(network.join(&owner, Model::quick()));
+        let provider = network.join(&host, Model::quick());
+        let node = network.node(NodeId(1), Epoch(1), None).expect("a node");
+        let _listener = provider.serve(&node, host.name()).expect("an endpoint");
+        let memory = node.allocate(4096, AtomicPath::Processor).expect("memory");
+        let key = memory.grant(Rights::READ.and(Rights::WRITE)).expect("a key");
+        let endpoints = vec![host.name().to_owned()];
+        let peer = MemoryNode { node: NodeId(1), life: Epoch(1), endpoints, is_up: true };
+        let runtime: Arc<dyn Runtime> = Arc::new(owner.clone());
+        let links = NodeLinks::new(&reach, &runtime, &peer, &OwnerTerms::default());
+        let (flow, image) = (Flow::default(), [7; 100]);
+        let write = || {
+            let (key, flow, image) = (&key, &flow, &image[..]);
+            let order = WriteOrder { key, at: 0, image, flow, speed: |_| u64::MAX };
+            wait_for(&owner, links.write(order))
+        };
+        let read = || wait_for(&owner, links.read(&key, 0, 100)).map(drop);
+        let both: [&dyn Fn() -> Result<(), OneSidedFailure>; 2] = [&write, &read];
+        for operate in both {
+            operate().expect("the node is there");
+            let link = wait_for(&owner, links.link(&links.images)).expect("it is up");
+            network.cut(&owner, &host);
+            let failure = operate().expect_err("nobody answers");
+            assert!(matches!(failure, OneSidedFailure::NoAnswer(_)), "{failure:?}");
+            assert!(link.closed().is_some() && links.figures().is_unanswered);
+            network.heal_all();
+        }
+        write().expect("a new link");
     }
 }

@@ -142,10 +142,12 @@ impl OwnerDriver {
                 return Err(transfer.stopped());
             }
             step = match step {
-                TransferStep::Ask(message) => self.ask_step(&links, &mut transfer, &message).await,
+                TransferStep::Ask(message) => {
+                    self.ask_step(node, &links, &mut transfer, &message).await
+                }
                 TransferStep::AskLater(message) => {
                     self.pause().await;
-                    self.ask_step(&links, &mut transfer, &message).await
+                    self.ask_step(node, &links, &mut transfer, &message).await
                 }
                 TransferStep::Write(grant) => {
                     let write = links.write(WriteOrder {
@@ -186,11 +188,16 @@ impl OwnerDriver {
 
     async fn ask_step(
         &self,
+        node: StoreNode,
         links: &NodeLinks,
         transfer: &mut Transfer,
         message: &ShardMessage,
     ) -> TransferStep {
         let answer = links.ask(Way::Asks, message, ANSWER_BYTES_MAX).await.ok();
+        if let Some(ShardMessage::Landing { share, .. }) = &answer {
+            self.state.lock().on_share(node, share);
+            self.tell_news();
+        }
         transfer.on_answer(self.now_ns(), answer.as_ref())
     }
 }

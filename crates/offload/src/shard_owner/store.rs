@@ -60,13 +60,20 @@ impl RemoteShards {
     #[must_use]
     pub fn figures(&self) -> OwnerFigures {
         let Some(driver) = self.driver.get() else { return OwnerFigures::default() };
-        let (counts, room, entries) = {
+        let figures = {
             let mut state = driver.state.lock();
-            (state.counts(), state.room(driver.now_ns()), state.offsets().len())
+            let (nodes, shards) = state.counts();
+            StateFigures {
+                nodes,
+                shards,
+                room: state.room(driver.now_ns()),
+                guaranteed_bytes: state.guaranteed_bytes(),
+                surplus_bytes: state.surplus_bytes(),
+                entries: state.offsets().len(),
+                flow: driver.flow.figures(),
+            }
         };
-        let flow = driver.flow.figures();
-        let (nodes, shards) = counts;
-        driver.tally.figures(&StateFigures { nodes, shards, room, entries, flow })
+        driver.tally.figures(&figures)
     }
 
     /// Places of these shards at memory nodes, in their order. `None` if one of them is not at a

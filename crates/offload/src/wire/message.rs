@@ -9,6 +9,7 @@ use archipelago_fabric::RouteMessage;
 
 use super::{SchedulerStatus, VERSION};
 use crate::decide::{InputReach, Load};
+use crate::failure::{FailedAttempt, ShortText};
 use crate::ids::{AttemptId, ExecutorId, JobId, NumberRange, OwnerStamp, SchedulerLife};
 use crate::job::{DeclineWhy, JobOrder, LocalWhy, Payload, PreparedAttempt, Verdict};
 
@@ -19,8 +20,10 @@ pub struct Running {
     pub at: AttemptId,
     /// Bytes that the job has read and written so far.
     pub progress_bytes: u64,
+    /// Whether the job waits for room for its images or for its part of a rate limit.
+    pub waits: bool,
 }
-wire_struct!(Running { at, progress_bytes });
+wire_struct!(Running { at, progress_bytes, waits });
 
 /// An owner or an executor, as the sender of mail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -104,6 +107,8 @@ wire_messages! {
         /// Whether no executor got a package of the job in this life of the scheduler. The owner
         /// may then use the numbers itself.
         is_untouched: bool,
+        /// The latest attempt that has failed, if one has.
+        failure: Option<FailedAttempt>,
     }
     /// Owner → scheduler: the job has ended for its owner. Stop its attempts.
     CancelJob = 6 {
@@ -178,6 +183,8 @@ wire_messages! {
         executor: ExecutorId,
         /// Names that the executor has ([`JobOrder::needs`]).
         names: Vec<String>,
+        /// Host and process of the executor.
+        address: ShortText,
         /// Number of jobs that it can run at the same time.
         slots: u32,
         /// Load of the executor.
@@ -212,7 +219,7 @@ wire_messages! {
         /// Executor that ran it.
         by: ExecutorId,
         /// Error of the job.
-        reason: String,
+        reason: ShortText,
     }
     /// Scheduler → executor: answer to [`OffloadMessage::Abort`].
     Noted = 42 {

@@ -15,7 +15,7 @@ pub mod shard;
 mod status;
 
 pub use message::{Correspondent, OffloadMessage, Running};
-pub use status::{ExecutorStanding, SchedulerStatus};
+pub use status::{ExecutorStanding, RecentFailure, SchedulerStatus};
 
 /// The three highest bits of the first byte of every message of this protocol. Messages of the pool
 /// have none of these bits, those of FlexKV have 0x80, and those of storage nodes have 0x40 alone.
@@ -23,7 +23,7 @@ pub use status::{ExecutorStanding, SchedulerStatus};
 const MARK: u8 = 0x60;
 
 /// Version of the messages, which is the first byte of each.
-pub const VERSION: u8 = MARK | 3;
+pub const VERSION: u8 = MARK | 4;
 
 /// Whether the body of a request is a message of this protocol, of any version.
 #[must_use]

@@ -5,10 +5,11 @@ use archipelago_base::random::Rng;
 use archipelago_fabric::NodeId;
 
 use super::{
-    Correspondent, ExecutorStanding, OffloadMessage, Running, SchedulerStatus, VERSION,
-    is_offload_message,
+    Correspondent, ExecutorStanding, OffloadMessage, RecentFailure, Running, SchedulerStatus,
+    VERSION, is_offload_message,
 };
 use crate::decide::{InputReach, Load};
+use crate::failure::{FailedAttempt, ShortText};
 use crate::ids::{
     Attempt, AttemptId, ExecutorId, JobId, NodeLife, NumberRange, OffloadDb, OwnerStamp,
     SchedulerId, SchedulerLife, Token,
@@ -48,8 +49,34 @@ fn home() -> NodeLife {
     NodeLife { node: NodeId(11), life: Epoch(12) }
 }
 
+fn failure() -> FailedAttempt {
+    FailedAttempt {
+        at: at(),
+        executor: ExecutorId(9),
+        address: ShortText::new("reef:7"),
+        reason: ShortText::new("full"),
+    }
+}
+
 fn payload() -> Payload {
     vec![1, 2, 3].into()
+}
+
+/// The state of a scheduler with one executor.
+fn status(executor: ExecutorId, load: Load, reach: InputReach) -> SchedulerStatus {
+    let (address, build) = (ShortText::new("reef:7"), ShortText::new("build 1"));
+    let standing = ExecutorStanding { executor, address, build, slots: 4, taken: 1, load, reach };
+    SchedulerStatus {
+        executors: vec![standing],
+        flushes_waiting: 2,
+        others_waiting: 3,
+        flushes_oldest_ms: 8,
+        others_oldest_ms: 9,
+        installed: 4,
+        failed: 5,
+        given_back: 6,
+        last_failure: Some(RecentFailure { attempt: failure(), age_ms: 7 }),
+    }
 }
 
 /// One message of each kind.
@@ -57,19 +84,12 @@ fn samples() -> Vec<OffloadMessage> {
     let (at, job, by) = (at(), job(), ExecutorId(9));
     let numbers = NumberRange { first: 0x10, count: 4 };
     let attempts = vec![PreparedAttempt { attempt: Attempt(5), numbers }];
-    let running = vec![Running { at, progress_bytes: 77 }];
+    let running = vec![Running { at, progress_bytes: 77, waits: true }];
     let names = vec!["add".to_owned(), "build 1".to_owned()];
+    let address = ShortText::new("reef:7");
     let load = Load { cpu: 1, io: 2, queue: 3 };
     let reach = InputReach { home: Some(home()), fetch: 250 };
-    let standing = ExecutorStanding { executor: by, slots: 4, taken: 1, load, reach };
-    let status = SchedulerStatus {
-        executors: vec![standing],
-        flushes_waiting: 2,
-        others_waiting: 3,
-        installed: 4,
-        failed: 5,
-        given_back: 6,
-    };
+    let status = status(by, load, reach);
     vec![
         OffloadMessage::Greet { owner: stamp(), needs: vec!["add".to_owned()] },
         OffloadMessage::Lives { life: life(), slots: 6 },
@@ -81,7 +101,13 @@ fn samples() -> Vec<OffloadMessage> {
             spec: payload(),
         },
         OffloadMessage::Queued { job, slots: 6 },
-        OffloadMessage::GiveBack { job, why: LocalWhy::Failed, is_untouched: true },
+        OffloadMessage::GiveBack {
+            job,
+            why: LocalWhy::Failed,
+            is_untouched: true,
+            failure: Some(failure()),
+        },
+        OffloadMessage::GiveBack { job, why: LocalWhy::Busy, is_untouched: true, failure: None },
         OffloadMessage::CancelJob { job },
         OffloadMessage::Stale { newest: stamp() },
         OffloadMessage::Assign { at, life: life(), order: order() },
@@ -91,10 +117,10 @@ fn samples() -> Vec<OffloadMessage> {
         OffloadMessage::Started { at, by },
         OffloadMessage::NotMine { at, by },
         OffloadMessage::Cancel { at, life: life() },
-        OffloadMessage::Beat { executor: by, names, slots: 4, load, reach, running },
+        OffloadMessage::Beat { executor: by, names, address, slots: 4, load, reach, running },
         OffloadMessage::Heard { life: life(), next_ms: 200 },
         OffloadMessage::Commit { at, by, output: payload() },
-        OffloadMessage::Abort { at, by, reason: "full".to_owned() },
+        OffloadMessage::Abort { at, by, reason: ShortText::new("full") },
         OffloadMessage::Noted { at },
         OffloadMessage::Done { at, output: payload() },
         OffloadMessage::Decided { at, verdict: Verdict::Forget },
@@ -122,10 +148,13 @@ fn messages_have_golden_bytes() {
     let db = "d0".repeat(16);
     let job = [db.as_str(), &word("02"), &word("0403")].concat();
     let decided = OffloadMessage::Decided { at: at(), verdict: Verdict::Discard };
-    assert_eq!(hex(&decided.encode()), ["632c", &job, "05000000", "02"].concat());
+    assert_eq!(hex(&decided.encode()), ["642c", &job, "05000000", "02"].concat());
+    let failed = [&job, "05000000", &word("09"), "06726565663a37", "0466756c6c"].concat();
+    let back = [&["6405", &job, "040101"].concat(), failed.as_str()].concat();
+    assert_eq!(hex(&samples()[4].encode()), back);
     let prepare = samples().swap_remove(2);
     let expected = [
-        "6303",
+        "6403",
         &job,
         &"aa".repeat(16),
         "02",
@@ -177,7 +206,7 @@ fn damaged_messages_are_refused_or_read_as_others() {
 
 #[test]
 fn first_byte_tells_the_protocols_apart() {
-    assert_eq!(VERSION, 0x63);
+    assert_eq!(VERSION, 0x64);
     // First bytes of the pool, of storage nodes, of FlexKV, and of no protocol.
     for first in [0x03, 0x41, 0x42, 0x81, 0xe1] {
         assert!(!is_offload_message(&[first, 1]), "{first:#x}");

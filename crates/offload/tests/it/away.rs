@@ -82,7 +82,7 @@ pub(crate) struct Memory {
 
 /// The list of nodes, as a pool would report it.
 #[derive(Debug, Default)]
-struct Listed(Mutex<Option<Vec<MemoryNode>>>);
+pub(crate) struct Listed(Mutex<Option<Vec<MemoryNode>>>);
 
 impl NodeList for Listed {
     fn nodes(&self) -> Option<Vec<MemoryNode>> {
@@ -112,7 +112,7 @@ pub(crate) struct World {
     pub(crate) network: Arc<Network>,
     pub(crate) owner: Host,
     pub(crate) nodes: Vec<Memory>,
-    listed: Arc<Listed>,
+    pub(crate) listed: Arc<Listed>,
     pub(crate) heard: Arc<Heard>,
     pub(crate) store: Arc<RemoteShards>,
     bytes: u64,

@@ -19,16 +19,22 @@ fn executor(office: &Office, shares: &[&Path]) -> ExecutorServer {
         volumes: None,
         hosted: None,
         secret: None,
+        address: "reef:7".to_owned(),
     };
     ExecutorServer::start(settings).unwrap()
 }
 
 /// Opens the database of `base`, whose jobs leave the process.
 fn open(base: &TempDir, managers: Vec<String>) -> Loaded {
+    open_limited(base, managers, 0)
+}
+
+/// The same with a limit of background writes; 0 for none.
+fn open_limited(base: &TempDir, managers: Vec<String>, bytes_per_s: u64) -> Loaded {
     let settings =
         OwnerSettings { managers, mode: OffloadMode::Compactions, ..OwnerSettings::default() };
     let jobs = OffloadExecutor::new(settings);
-    Loaded::open(&dir_of(base), jobs, Components::default())
+    Loaded::open_limited(&dir_of(base), jobs, Components::default(), bytes_per_s)
 }
 
 fn dir_of(base: &TempDir) -> PathBuf {
@@ -51,6 +57,50 @@ fn compactions_run_in_an_executor() {
     assert!(away.jobs.counters().bytes_away > 0);
     assert!(executor.figures().succeeded >= away.away());
     assert!(office.counters().installed > 0);
+    away.db.close().unwrap();
+}
+
+#[test]
+fn rate_limit_of_the_database_travels_with_its_jobs() {
+    let base = tempfile::tempdir().unwrap();
+    let office = Office::start();
+    let share = base.path().to_path_buf();
+    let first = executor(&office, &[&share]);
+    let mut rounds = 0;
+    let mut load = |away: &Loaded| {
+        while away.away() < 2 {
+            away.write(rounds);
+            away.compact();
+            rounds += 1;
+            assert!(rounds < 100, "{:?}", away.jobs.counters());
+        }
+        away.check(rounds);
+    };
+    let away = open(&base, office.managers());
+    load(&away);
+    assert_eq!(away.jobs.counters().limited_bytes_away, 0);
+    away.db.close().unwrap();
+    assert_eq!(first.figures().limited_bytes, 0);
+    drop(first);
+
+    let executor = executor(&office, &[&share]);
+    let away = open_limited(&base, office.managers(), 1 << 30);
+    load(&away);
+    // Every byte that an executor wrote for the database was charged.
+    let (figures, counters) = (executor.figures(), away.jobs.counters());
+    assert_eq!(figures.limited_bytes, figures.bytes_written);
+    assert!(counters.limited_bytes_away > 0, "{counters:?}");
+    away.db.close().unwrap();
+
+    // A limit that leaves nothing for others keeps the jobs here.
+    let base = tempfile::tempdir().unwrap();
+    let away = open_limited(&base, office.managers(), 64 << 10);
+    wait_until(|| {
+        away.db.put(b"key", b"value").unwrap();
+        away.compact();
+        away.jobs.counters().ran_here.contains_key("rate_limit")
+    });
+    assert_eq!(away.away(), 0);
     away.db.close().unwrap();
 }
 
@@ -92,6 +142,12 @@ fn an_executor_refuses_directories_that_are_not_shared() {
     assert_eq!(counters.ran_away, 0, "{counters:?}");
     assert!(executor.figures().failed > 0, "{counters:?}");
     assert!(counters.planned_again > 0, "{counters:?}");
+    // The owner has the reason and the executor.
+    assert!(counters.failed_away > 0, "{counters:?}");
+    let failure = counters.last_failure.expect("a reason");
+    assert_eq!(failure.address.as_str(), "reef:7");
+    assert!(failure.reason.as_str().contains("is not below a shared directory"), "{failure}");
+    assert!(away.jobs.facts().contains("offload_last_failure:attempt "), "{}", away.jobs.facts());
     away.db.close().unwrap();
 }
 

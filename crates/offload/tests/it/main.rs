@@ -13,5 +13,6 @@ mod memories;
 mod office;
 mod rounds;
 mod shards;
+mod shares;
 mod takeover;
 mod volumes;

@@ -23,6 +23,16 @@ pub(crate) struct Loaded {
 impl Loaded {
     /// Opens the database in `dir` on the file system of `components`.
     pub(crate) fn open(dir: &Path, jobs: Arc<OffloadExecutor>, components: Components) -> Self {
+        Self::open_limited(dir, jobs, components, 0)
+    }
+
+    /// The same with a limit of background writes; 0 for none.
+    pub(crate) fn open_limited(
+        dir: &Path,
+        jobs: Arc<OffloadExecutor>,
+        components: Components,
+        rate_limit_bytes_per_s: u64,
+    ) -> Self {
         let family = CfOptions {
             merge_operator: Some("u64-counter".to_owned()),
             write_buffer_bytes: 64 << 10,
@@ -31,12 +41,13 @@ impl Loaded {
             value_file_bytes: 64 << 10,
             ..CfOptions::default()
         };
+        let options = DbOptions { rate_limit_bytes_per_s, ..DbOptions::default() };
         let components = Components {
             families: [("default".to_owned(), family)].into_iter().collect(),
             executor: Arc::clone(&jobs) as _,
             ..components
         };
-        let db = Db::open_with(dir, DbOptions::default(), components).unwrap();
+        let db = Db::open_with(dir, options, components).unwrap();
         Self { db, jobs }
     }
 

@@ -47,6 +47,7 @@ fn hosted_executor(
         volumes: Some(VolumePool { stores: pool.stores(), cluster: cluster.to_owned() }),
         hosted,
         secret: None,
+        address: String::new(),
     };
     ExecutorServer::start(settings).unwrap()
 }

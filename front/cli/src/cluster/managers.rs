@@ -11,6 +11,8 @@ use archipelago_base::runtime::block_on;
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_fabric::{Call, ClientId, Endpoints, Line, Reach, Route, RouteMessage, Secret};
 use archipelago_flexkv::wire::{Message as FlexKvMessage, StoreStatus};
+use archipelago_offload::wire::shard::ShardMessage;
+use archipelago_pool::wire::Member;
 use archipelago_store::nodes::wire::{StorageMember, StoreMessage};
 
 use crate::managers::{MANAGER, managers};
@@ -94,6 +96,13 @@ impl Managers {
             }
         }
         Err(other_version("no manager knows the status of the store, or its answer"))
+    }
+
+    /// Asks a memory node for the memory of databases. An error says that it does not answer.
+    pub(super) fn ask_accounts(&self, member: &Member) -> Result<ShardMessage> {
+        let peer = Some((member.node, member.life));
+        let line = Line::new(&self.endpoints, member.endpoints.clone(), new_client(), peer);
+        line.ask(&ShardMessage::Accounts {}, DEADLINE)
     }
 
     /// Asks a storage node.

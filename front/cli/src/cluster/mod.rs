@@ -4,6 +4,7 @@
 mod children;
 mod executors;
 mod managers;
+mod shares;
 mod storage;
 mod storage_text;
 mod up;
@@ -45,7 +46,8 @@ pub(crate) enum ClusterCommand {
                             archipelago serve --store 127.0.0.1:7700 --volume reef"
     )]
     Up(Box<up::UpArgs>),
-    /// Show the members of a cluster: memory nodes with their free memory, clients, blocks with
+    /// Show the members of a cluster: memory nodes with their free memory, databases with their
+    /// shares of it, clients, blocks with
     /// their copies, the store over it with its compute nodes, storage nodes with their space,
     /// volumes and missing copies, and executors with the jobs that wait for them.
     #[command(after_help = "Example:\n  archipelago cluster status --manager 127.0.0.1:7700")]
@@ -152,6 +154,7 @@ fn show_status(managers: &Managers, blocks: bool) -> Result<()> {
     // A cluster of storage nodes alone has no pool.
     if storage.is_none() || !is_unused(&pool) {
         print!("{}", status::show(&pool, blocks));
+        print!("{}", shares::text(managers, &pool));
         let store = managers.ask_flexkv()?;
         if store.version > 0 || !store.nodes.is_empty() {
             print!("{}", status::show_store(&store));

@@ -105,8 +105,9 @@ pub(crate) struct UpArgs {
     node_lease_ms: u64,
     /// Address at which Prometheus finds the figures of the first manager, as
     /// http://HOST:PORT/metrics. The other processes use the following ports: managers, memory
-    /// nodes, storage nodes and compute nodes, in this order. With port 0 the system chooses free
-    /// ports. There is no TLS and no password. Without the flag there are no such ports
+    /// nodes, storage nodes, executors and compute nodes, in this order. With port 0 the
+    /// system chooses free ports. There is no TLS and no password. Without the flag there are no
+    /// such ports
     #[arg(long, value_name = "HOST:PORT")]
     metrics: Option<String>,
     /// Transport between compute nodes and memory nodes
@@ -146,12 +147,13 @@ impl UpArgs {
         self.managers.unwrap_or(if self.memory() > 0 { 2 } else { 1 })
     }
 
-    /// Number of processes before the memory nodes, the storage nodes and the compute nodes, in the
-    /// order of their ports for metrics.
-    fn processes_before(&self) -> [u64; 3] {
+    /// Number of processes before the memory nodes, the storage nodes, the executors and the
+    /// compute nodes, in the order of their ports for metrics.
+    fn processes_before(&self) -> [u64; 4] {
         let managers = u64::from(self.managers());
         let memory = managers + self.memory();
-        [managers, memory, memory + self.storage]
+        let storage = memory + self.storage;
+        [managers, memory, storage, storage + u64::from(self.executors())]
     }
 
     /// The flag for writers on fewer storage nodes than a cluster should have, which are a trial.
@@ -296,7 +298,7 @@ fn start_nodes(
         storage::wait_until_founded(join.manager, join.secret)?;
     }
     for node in 1..=args.executors() {
-        let part = start_executor(join, node)?;
+        let part = start_executor(args, join, node)?;
         print_line!("Executor {node:<7} {}  (process {})", part.address, part.id());
         parts.insert(0, part);
     }
@@ -433,11 +435,11 @@ fn executor_words(args: &UpArgs, managers: &str) -> Result<Vec<String>> {
     Ok(words)
 }
 
-fn start_executor(join: &JoinArgs<'_>, node: u16) -> Result<ChildProcess> {
+fn start_executor(args: &UpArgs, join: &JoinArgs<'_>, node: u16) -> Result<ChildProcess> {
     let secret = join.secret.words();
-    let words =
-        [&["node", "executor", "--manager", join.manager][..], &strs(join.reach), &strs(&secret)]
-            .concat();
+    let metrics = args.metrics_words(args.processes_before()[2] + u64::from(node) - 1)?;
+    let node_words = ["node", "executor", "--manager", join.manager];
+    let words = [&node_words[..], &strs(join.reach), &strs(&secret), &strs(&metrics)].concat();
     ChildProcess::start(&format!("Executor {node}"), &words, " runs ")
 }
 
@@ -486,7 +488,7 @@ fn check_ports(args: &UpArgs) -> Result<()> {
         });
     }
     if args.metrics.is_some() {
-        let [_, _, before_compute] = args.processes_before();
+        let [.., before_compute] = args.processes_before();
         for place in 0..before_compute + u64::from(args.compute) {
             let words = args.metrics_words(place)?;
             let Some(address) = words.get(1) else { continue };
@@ -536,7 +538,7 @@ fn start_compute(
     let (listen, path) = (resp_address(args, node)?, socket.display().to_string());
     let (shared, mut flags) = (["--shm", &path], args.password.words());
     flags.extend(join.secret.words());
-    flags.extend(args.metrics_words(args.processes_before()[2] + u64::from(node) - 1)?);
+    flags.extend(args.metrics_words(args.processes_before()[3] + u64::from(node) - 1)?);
     if args.engine == Engine::Lsm {
         let words = lsm_words(args, join, node, &listen)?;
         let words = [&strs(&words)[..], &strs(&flags)].concat();

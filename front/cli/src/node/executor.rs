@@ -2,11 +2,13 @@
 
 use archipelago_base::{Error, Result};
 use archipelago_env::descriptors::raise_limit;
+use archipelago_metrics::sources;
 use archipelago_offload::net::{ExecutorServer, ExecutorSettings};
 
 use super::reach::ReachArgs;
 use crate::console::print_line;
 use crate::managers::{MANAGER, managers};
+use crate::metrics::{self, MetricsArgs};
 use crate::secret::SecretArgs;
 use crate::stop::Stop;
 
@@ -20,10 +22,18 @@ pub(crate) struct ExecutorArgs {
     manager: Option<String>,
     #[command(flatten)]
     secret: SecretArgs,
+    #[command(flatten)]
+    metrics: MetricsArgs,
     /// Stop when standard input ends. A program that starts the node as a child process uses it, so
     /// that the node does not outlive the program
     #[arg(long)]
     stop_with_stdin: bool,
+}
+
+/// Host and process, which logs and `archipelago cluster status` show.
+pub(super) fn process_address() -> String {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    format!("{host} (process {})", std::process::id())
 }
 
 /// Runs an executor until the process is told to stop.
@@ -44,14 +54,22 @@ pub(crate) fn run(args: &ExecutorArgs) -> Result<()> {
         volumes: args.reach.volumes(&args.secret)?,
         hosted: None,
         secret: args.secret.read()?,
+        address: process_address(),
     };
     // Every input of a job takes a descriptor.
     raise_limit();
     let stop = Stop::watch(args.stop_with_stdin)?;
+    let metrics = args.metrics.listen()?;
     let server = ExecutorServer::start(settings)?;
+    let monitor = server.monitor();
+    let all =
+        vec![sources::process("executor", None), sources::executor(move || monitor.figures())];
+    let metrics = metrics::serve(metrics, all)?;
     print_line!("Executor with {slots} slots runs jobs of databases {what}");
     print_line!("It asks the manager at {manager} for jobs");
+    metrics::print_url(metrics.as_ref());
     stop.wait(|| false)?;
+    drop(metrics);
     let figures = server.figures();
     drop(server);
     print_line!("Stopped; {} jobs succeeded and {} failed", figures.succeeded, figures.failed);

@@ -54,6 +54,12 @@ impl HostedExecutor {
         Ok(Self { state, thread: Some(thread) })
     }
 
+    /// Reads the figures of the executor; `None` before it runs and after its end.
+    pub(super) fn monitor(&self) -> impl Fn() -> Option<ExecutorFigures> + Send + Sync + 'static {
+        let state = Arc::clone(&self.state);
+        move || state.lock().server.as_ref().map(ExecutorServer::figures)
+    }
+
     /// Ends the executor. Returns its figures.
     pub(super) fn stop(mut self) -> ExecutorFigures {
         self.state.lock().is_stopped = true;

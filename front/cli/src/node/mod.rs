@@ -240,8 +240,10 @@ fn memory(args: &MemoryArgs) -> Result<()> {
     let stop = Stop::watch(args.stop_with_stdin)?;
     let metrics = args.metrics.listen()?;
     let server = MemoryServer::start(settings)?;
-    let all =
+    let hosted = executor.map(|executor| host_executor(args, executor, &server)).transpose()?;
+    let mut all =
         vec![sources::process("memory", Some(args.id)), sources::memory_node(server.monitor())];
+    all.extend(hosted.as_ref().map(|(hosted, _)| sources::executor(hosted.monitor())));
     let metrics = metrics::serve(metrics, all)?;
     print_line!(
         "Memory node {} lends {} in {} blocks of {} on {}",
@@ -257,11 +259,13 @@ fn memory(args: &MemoryArgs) -> Result<()> {
     );
     metrics::print_url(metrics.as_ref());
     args.secret.print_audience();
-    let hosted = executor.map(|executor| host_executor(args, executor, &server)).transpose()?;
+    if let Some((_, what)) = &hosted {
+        print_line!("{what}");
+    }
     stop.wait(|| false)?;
     drop(metrics);
     // Jobs read the memory of the node, so they end first.
-    if let Some(figures) = hosted.map(HostedExecutor::stop) {
+    if let Some(figures) = hosted.map(|(hosted, _)| hosted.stop()) {
         print_line!("{} jobs succeeded and {} failed here", figures.succeeded, figures.failed);
     }
     print_line!("Stopped; {} blocks had a copy here", server.blocks_used());
@@ -280,22 +284,22 @@ fn hosted_settings(args: &MemoryArgs, node: &MemorySettings) -> Result<Option<Ex
         slots: args.reach.slots(),
         shares: args.reach.shares()?,
         secret: node.secret.clone(),
+        address: args.advertise.as_ref().unwrap_or(&args.listen).clone(),
         ..ExecutorSettings::default()
     };
     Ok(args.reach.is_given().then_some(settings))
 }
 
-/// Starts an executor in the process of a memory node.
+/// Starts an executor in the process of a memory node. The text says what it does.
 fn host_executor(
     args: &MemoryArgs,
     settings: ExecutorSettings,
     server: &MemoryServer,
-) -> Result<HostedExecutor> {
+) -> Result<(HostedExecutor, String)> {
     let (slots, what) = (settings.slots, args.reach.describe(&settings.shares));
     let settings = ExecutorSettings { hosted: Some(server.shard_host()), ..settings };
     let hosted = HostedExecutor::start(settings, &args.reach, &args.secret)?;
-    print_line!("It runs jobs of databases {what} in {slots} slots");
-    Ok(hosted)
+    Ok((hosted, format!("It runs jobs of databases {what} in {slots} slots")))
 }
 
 fn manager(args: &ManagerArgs) -> Result<()> {

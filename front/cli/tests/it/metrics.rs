@@ -291,6 +291,31 @@ fn nodes_of_a_cluster_are_scraped_during_load() {
     assert!(office.end().contains("Stopped"));
 }
 
+#[test]
+fn executor_is_scraped_and_listed_with_its_address_and_build() {
+    let share = tempfile::tempdir().unwrap();
+    let (mut office, manager_at, _) = manager();
+    let mut executor = Process::start(
+        archipelago()
+            .args(["node", "executor", "--slots", "3", "--manager", &manager_at])
+            .args(["--metrics", "127.0.0.1:0", "--share"])
+            .arg(share.path()),
+    );
+    let metrics = metrics_of(&mut executor);
+    let now = scrape(&metrics);
+    assert_described(&now);
+    assert_complete(&now, &["Executors"], "executor", &["archipelago_executor_jobs_failed"]);
+    assert_eq!(now.value("archipelago_executor_slots", &[]), Some(3.0));
+    assert_eq!(now.value("archipelago_executor_jobs_done_total", &[]), Some(0.0));
+    until("the manager lists the executor", || {
+        let asked = archipelago().args(["cluster", "status", "--manager", &manager_at]).output();
+        let text = String::from_utf8_lossy(&asked.unwrap().stdout).into_owned();
+        text.contains("(process ") && text.contains(", build ")
+    });
+    assert!(executor.end().contains("0 jobs succeeded"));
+    assert!(office.end().contains("Stopped"));
+}
+
 /// A storage node with its data below `root`, and the address of its metrics.
 fn storage(number: u64, manager: &str, root: &std::path::Path) -> (Process, String) {
     let (id, domain) = (number.to_string(), format!("rack{number}"));

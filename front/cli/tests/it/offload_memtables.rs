@@ -203,13 +203,40 @@ fn server_that_stops_in_order_leaves_its_shards_to_the_next_start() {
 }
 
 #[test]
+fn servers_share_a_memory_node_by_guarantees() {
+    let base = tempfile::tempdir().unwrap();
+    let (_manager, at) = manager();
+    // Half of the node is for shards.
+    let _node = memory(1, &at);
+    let flags = ["--offload-mode", "memtables", "--offload-guaranteed-mib", "24"];
+    let mut servers = Vec::new();
+    for (name, guaranteed_mib) in [("first", 24), ("second", 8)] {
+        let (process, address) = serve(&base.path().join(name), &at, &flags);
+        let mut redis = Redis::connect(&address).unwrap();
+        nodes_are(&mut redis, 1);
+        until("the node says what it guarantees", || {
+            figure(&mut redis, "offload_shards_guaranteed_bytes") == guaranteed_mib << 20
+        });
+        servers.push((process, redis));
+    }
+    let status = archipelago().args(["cluster", "status", "--manager", &at]).output().unwrap();
+    let status = text(&status);
+    let table = status.lines().skip_while(|line| !line.starts_with("DATABASE"));
+    let rows: Vec<&str> = table.skip(1).take_while(|line| !line.is_empty()).collect();
+    let guarantees = ["24 MiB", "8 MiB"]
+        .map(|guarantee| rows.iter().filter(|row| row.contains(guarantee)).count() > 0);
+    assert!(rows.len() == 2 && guarantees == [true, true], "{status}");
+}
+
+#[test]
 fn settings_of_remote_memtables_need_the_mode() {
     let refused = |words: &[&str]| {
         let output = archipelago().args(words).output().unwrap();
         assert!(!output.status.success());
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
-    for setting in ["--remote-memtables-mib", "--key-offset-cache-mib"] {
+    for setting in ["--remote-memtables-mib", "--offload-guaranteed-mib", "--key-offset-cache-mib"]
+    {
         let said = refused(&["serve", setting, "5"]);
         assert!(said.contains("--offload-mode memtables"), "{said}");
     }

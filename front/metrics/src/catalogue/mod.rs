@@ -8,6 +8,7 @@
 //! at the end of a counter, which the encoder appends.
 
 pub(crate) mod engine;
+pub(crate) mod executors;
 pub(crate) mod flexkv;
 pub(crate) mod offload_jobs;
 pub(crate) mod pool;
@@ -117,7 +118,7 @@ pub struct Group {
 
 /// Every group, in the order of the page.
 #[must_use]
-pub fn groups() -> [Group; 9] {
+pub fn groups() -> [Group; 10] {
     [
         Group {
             title: "Process and endpoint",
@@ -151,6 +152,12 @@ pub fn groups() -> [Group; 9] {
             offered_by: "`archipelago serve` offers these if its --offload-mode is compactions, \
                          flushes or all.",
             metrics: offload_jobs::ALL,
+        },
+        Group {
+            title: "Executors",
+            offered_by: "`archipelago node executor` offers these, and `archipelago node memory` with \
+                         --share or --store.",
+            metrics: executors::ALL,
         },
         Group {
             title: "Pool of memory",

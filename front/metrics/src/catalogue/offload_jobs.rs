@@ -7,9 +7,14 @@ metrics! {
     AWAY: Counter "archipelago_offload_jobs_away" [];
     /// Bytes that executors read and wrote for these jobs.
     BYTES: Counter "archipelago_offload_bytes_away" [];
+    /// Bytes that executors wrote within the database's rate limit.
+    LIMITED_BYTES: Counter "archipelago_offload_limited_bytes" [];
     /// Number of jobs that an executor may have begun and that ended without outputs. The database
     /// planned them again.
     PLANNED_AGAIN: Counter "archipelago_offload_jobs_planned_again" [];
+    /// Number of attempts that failed in executors, as far as the scheduler has told. `INFO` has
+    /// the latest reason.
+    FAILED_AWAY: Counter "archipelago_offload_attempts_failed" [];
     /// Number of jobs that ran in the process although its mode sends them away, by `reason`.
     HERE: Counter "archipelago_offload_jobs_here" ["reason"];
     /// Number of flushes that executors ran, by `place`: in the process of the memory node that

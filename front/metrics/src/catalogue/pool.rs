@@ -29,6 +29,11 @@ metrics! {
     SHARD_BYTES: Gauge "archipelago_memory_node_shard_bytes" [];
     /// Bytes of memory for shards, with the zones in which they arrive.
     SHARD_REGION_BYTES: Gauge "archipelago_memory_node_shard_region_bytes" [];
+    /// Bytes of memory for the shards of each `database` by `account`: used, guaranteed, borrowed
+    /// (used beyond the guarantee) and share (what it may use now).
+    SHARD_ACCOUNTS: Gauge "archipelago_memory_node_database_bytes" ["database", "account"];
+    /// Number of times that a database began to claim memory, because it was refused room.
+    SHARD_CLAIMS: Counter "archipelago_memory_node_shard_claims" [];
     /// Number of memtable shards by `event`: registered, released by their owner, or purged without
     /// a release.
     SHARD_EVENTS: Counter "archipelago_memory_node_shard_events" ["event"];

@@ -33,6 +33,15 @@ pub fn memory_node(monitor: MemoryMonitor) -> Source {
         samples.set(&metric::SHARDS, &[], shards.shards);
         samples.set(&metric::SHARD_BYTES, &[], shards.shard_bytes);
         samples.set(&metric::SHARD_REGION_BYTES, &[], shards.region_bytes);
+        for account in &shards.accounts {
+            let db = account.db.to_string();
+            let mut set = |name, bytes| samples.set(&metric::SHARD_ACCOUNTS, &[&db, name], bytes);
+            set("used", account.used_bytes);
+            set("guaranteed", account.guaranteed_bytes);
+            set("borrowed", account.borrowed_bytes);
+            set("share", account.share_bytes);
+        }
+        samples.set(&metric::SHARD_CLAIMS, &[], shards.counters.claims);
         samples.set(&metric::SHARD_EVENTS, &["registered"], shards.counters.registered);
         samples.set(&metric::SHARD_EVENTS, &["released"], shards.counters.released);
         samples.set(&metric::SHARD_EVENTS, &["purged"], shards.counters.purged);

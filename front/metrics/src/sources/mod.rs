@@ -9,6 +9,7 @@
 //! Cost: that of the figures, which each function states.
 
 mod engine;
+mod executor;
 mod flexkv;
 mod manager;
 mod memory_node;
@@ -21,6 +22,7 @@ mod tiers;
 mod volume;
 
 pub use engine::engine;
+pub use executor::executor;
 pub use flexkv::flexkv;
 pub use manager::manager;
 pub use memory_node::memory_node;

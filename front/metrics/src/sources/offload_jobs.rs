@@ -14,7 +14,9 @@ pub fn offload_jobs(jobs: Arc<OffloadExecutor>) -> Source {
         let counters = jobs.counters();
         samples.set(&metric::AWAY, &[], counters.ran_away);
         samples.set(&metric::BYTES, &[], counters.bytes_away);
+        samples.set(&metric::LIMITED_BYTES, &[], counters.limited_bytes_away);
         samples.set(&metric::PLANNED_AGAIN, &[], counters.planned_again);
+        samples.set(&metric::FAILED_AWAY, &[], counters.failed_away);
         for (why, count) in counters.ran_here {
             samples.set(&metric::HERE, &[why], count);
         }

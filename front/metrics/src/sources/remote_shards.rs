@@ -15,6 +15,9 @@ pub fn remote_shards(shards: Arc<RemoteShards>) -> Source {
         samples.set(&metric::NODES, &[], figures.nodes);
         samples.set(&metric::SHARDS, &[], figures.shards);
         samples.set(&metric::HELD, &[], figures.held_bytes);
+        samples.set(&metric::LIMIT, &[], figures.limit_bytes);
+        samples.set(&metric::GUARANTEED, &[], figures.guaranteed_bytes);
+        samples.set(&metric::SURPLUS, &[], figures.surplus_bytes);
         samples.set(&metric::SENT, &[], figures.sent);
         samples.set(&metric::SENT_BYTES, &[], figures.sent_bytes);
         samples.set(&metric::NOT_SENT, &["no_room"], figures.no_room);

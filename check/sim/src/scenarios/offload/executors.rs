@@ -1,6 +1,6 @@
 //! Executors: the driver of [`Executor`], which writes the files of a job one after another.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use archipelago_offload::decide::InputReach;
 use archipelago_offload::executor::{Executor, ExecutorOffer, ExecutorStep};
@@ -22,6 +22,10 @@ pub(super) struct Run {
     pub(super) writer: WriterId,
     pub(super) written: Vec<u64>,
     pub(super) is_stopped: bool,
+    /// Time at which it began to wait for something bounded.
+    pub(super) waits_since_ns: Option<u64>,
+    /// Whether it has begun to wait, which it does once.
+    pub(super) has_waited: bool,
 }
 
 /// Action that the world carries out for an executor.
@@ -59,7 +63,7 @@ impl ExecutorHost {
         schedulers: &[SchedulerId],
         memories: &[u64; MEMORIES],
     ) -> Self {
-        let offer = ExecutorOffer { slots, names: BTreeSet::new() };
+        let offer = ExecutorOffer { slots, ..ExecutorOffer::default() };
         let mut machine = Executor::new(id, offer, schedulers);
         // Every third process is an executor without a memory node.
         let home = Some(id.0 as usize % 3).filter(|memory| *memory < MEMORIES);
@@ -88,6 +92,8 @@ impl ExecutorHost {
                         writer,
                         written: Vec::new(),
                         is_stopped: false,
+                        waits_since_ns: None,
+                        has_waited: false,
                     };
                     self.runs.insert(at, run);
                     deeds.push(ExecutorDeed::Go { at });

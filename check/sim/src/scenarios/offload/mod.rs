@@ -19,10 +19,11 @@
 //!    at most once.
 //! 3. Outputs that are installed come from the image that the owner named.
 //! 4. First offers of jobs of one queue follow the order of their arrival.
+//! 5. Without faults, no scheduler gives up a job that waits for something bounded.
 //!
 //! At the end, in a time without faults:
-//! 5. All items are installed within a bound.
-//! 6. Nothing is left over: the files are those of the manifest, and no machine holds a job.
+//! 6. All items are installed within a bound.
+//! 7. Nothing is left over: the files are those of the manifest, and no machine holds a job.
 //!
 //! Cost: some milliseconds per seed.
 
@@ -38,12 +39,13 @@ use crate::scenarios::figures;
 use world::World;
 
 /// Steps of the protocol that a run can leave out.
-const STEPS: [Step; 7] = [
+const STEPS: [Step; 8] = [
     Step { name: "forget", about: "an owner discards nothing that it does not know" },
     Step { name: "attempt", about: "an owner installs outputs of live attempts only" },
     Step { name: "epoch", about: "an owner decides about jobs of its own epoch only" },
     Step { name: "term", about: "a scheduler gives out attempts of its own life only" },
     Step { name: "order", about: "a scheduler serves each queue from its head" },
+    Step { name: "wait", about: "a scheduler takes a job that waits for a living one" },
     Step { name: "image", about: "an executor reads only the image that its package names" },
     Step { name: "lots", about: "an owner makes file numbers durable before it uses them" },
 ];
@@ -69,6 +71,7 @@ fn run(request: &RunRequest) -> RunOutcome {
             no_epoch_check: request.leaves_out("epoch"),
             no_term_check: request.leaves_out("term"),
             no_order: request.leaves_out("order"),
+            no_wait: request.leaves_out("wait"),
         },
         lots: request.leaves_out("lots"),
         image: request.leaves_out("image"),
@@ -88,6 +91,7 @@ fn run(request: &RunRequest) -> RunOutcome {
             ("executors that ended", counted.executors_ended),
             ("memory nodes that ended", counted.memories_ended),
             ("images that were gone", counted.images_gone),
+            ("jobs that waited long", counted.waits),
         ]),
         notes: world.take_notes(),
         trace: world.trace(),

@@ -5,13 +5,14 @@ use std::collections::{BTreeMap, BinaryHeap};
 
 use archipelago_base::random::Rng;
 use archipelago_offload::executor::ExecutorStep;
+use archipelago_offload::failure::ShortText;
 use archipelago_offload::ids::{
     AttemptId, ExecutorId, JobId, NumberRange, OffloadDb, SchedulerId, SchedulerLife,
 };
 use archipelago_offload::job::JobKind;
 use archipelago_offload::owner::OwnerStep;
 use archipelago_offload::scheduler::{Party, Scheduler, SchedulerTerms, Sent};
-use archipelago_offload::wire::{Correspondent, OffloadMessage};
+use archipelago_offload::wire::{Correspondent, OffloadMessage, Running};
 
 use super::Omitted;
 use super::executors::{ExecutorDeed, ExecutorHost};
@@ -23,9 +24,13 @@ const MS: u64 = 1_000_000;
 const TICK_NS: u64 = 50 * MS;
 const TROUBLE_NS: u64 = 20_000 * MS;
 /// Time without faults within which everything must end.
-const PEACE_NS: u64 = 60_000 * MS;
+const PEACE_NS: u64 = 120_000 * MS;
 /// Largest number of events of a run, so that an endless exchange ends as a violation.
 const EVENTS_MAX: u64 = 400_000;
+/// Wait of a job for something bounded.
+const WAIT_NS: std::ops::Range<u64> = 6_000 * MS..9_000 * MS;
+/// Time after which a scheduler knows that a job waits.
+const TOLD_NS: u64 = 1_000 * MS;
 /// Percentage of messages that take long.
 const SLOW_PERCENT: u32 = 5;
 
@@ -41,6 +46,8 @@ pub(super) struct Counted {
     pub(super) memories_ended: u64,
     /// Steps of executors that found another image than that of their package.
     pub(super) images_gone: u64,
+    /// Jobs that waited for longer than a scheduler waits for progress.
+    pub(super) waits: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -397,6 +404,7 @@ impl World {
         for place in 0..self.schedulers.len() {
             if self.schedulers[place].stopped_until_ns <= now_ns {
                 let sent = self.schedulers[place].machine.on_timer(now_ns);
+                self.check_waits(&sent);
                 self.send_all(place, sent);
             }
         }
@@ -486,6 +494,38 @@ impl World {
         }
     }
 
+    /// Checks that a scheduler does not give up a job that waits, when it must know that. Before
+    /// the time without faults, beats may have been lost.
+    fn check_waits(&mut self, sent: &[Sent]) {
+        for Sent { to, message } in sent {
+            let (Party::Executor(to), OffloadMessage::Cancel { at, .. }) = (to, message) else {
+                continue;
+            };
+            let host = self.executors.iter().find(|host| host.machine.id() == *to);
+            let run = host.and_then(|host| host.runs.get(at));
+            let since_ns = run.and_then(|run| run.waits_since_ns);
+            if since_ns.is_some_and(|since| {
+                since >= TROUBLE_NS && since + TOLD_NS <= self.now_ns && self.is_peace
+            }) {
+                self.violations.push(format!("attempt {at} was given up while it waited"));
+            }
+        }
+    }
+
+    /// Whether a run begins to wait now, before its first file.
+    fn begins_to_wait(&mut self, place: usize, at: AttemptId) -> bool {
+        let begins = self.rng.u32(..8) == 0;
+        let host = &mut self.executors[place];
+        let Some(run) = host.runs.get_mut(&at) else { return false };
+        if !begins || !run.written.is_empty() || run.is_stopped || run.has_waited {
+            return false;
+        }
+        (run.waits_since_ns, run.has_waited) = (Some(self.now_ns), true);
+        host.machine.note_progress(Running { at, progress_bytes: 0, waits: true });
+        self.counted.waits += 1;
+        true
+    }
+
     /// Checks that first offers follow the order of arrival.
     fn check_order(&mut self, place: usize) {
         let host = &mut self.schedulers[place];
@@ -541,8 +581,13 @@ impl World {
         if stopped_ns > self.now_ns {
             return self.after(stopped_ns - self.now_ns, Event::Go { executor, at });
         }
+        if self.begins_to_wait(place, at) {
+            let delay_ns = self.rng.u64(WAIT_NS);
+            return self.after(delay_ns, Event::Go { executor, at });
+        }
         let host = &mut self.executors[place];
         let Some(run) = host.runs.get_mut(&at) else { return };
+        run.waits_since_ns = None;
         let database = &mut self.databases[usize::from(at.job.db.0[0])];
         let number = run.numbers.first + run.written.len() as u64;
         let life = if run.image > 0 { self.memories[memory_of(run.item)] } else { 0 };
@@ -550,16 +595,17 @@ impl World {
         self.counted.images_gone += u64::from(is_gone);
         let fails = is_gone || run.is_stopped || (!self.is_peace && self.rng.u32(..40) == 0);
         let result = if fails {
-            Some(Err("the job has failed".to_owned()))
+            Some(Err(ShortText::new("the job has failed")))
         } else if run.numbers.contains(number) {
             match database.create(number, run.writer) {
                 Ok(again) => {
                     self.violations.extend(again);
                     run.written.push(number);
-                    host.machine.note_progress(at, run.written.len() as u64);
+                    let progress_bytes = run.written.len() as u64;
+                    host.machine.note_progress(Running { at, progress_bytes, waits: false });
                     None
                 }
-                Err(()) => Some(Err(format!("file {number} exists"))),
+                Err(()) => Some(Err(ShortText::new(&format!("file {number} exists")))),
             }
         } else {
             let (image, files) = (run.read.unwrap_or(0), run.written.clone());

@@ -222,7 +222,8 @@ impl Owner {
         if way.may_be_dropped(way.contact_ns()) {
             way.change(|database| database.lose(|_| true));
         }
-        let begin = ShardMessage::Begin { owner: self.owner, landing_bytes: LANDING_BYTES };
+        let (owner, landing_bytes) = (self.owner, LANDING_BYTES);
+        let begin = ShardMessage::Begin { owner, landing_bytes, guaranteed_bytes: 0 };
         match way.ask(&begin, 256).await? {
             ShardMessage::Begun { life, .. } => {
                 way.change(|database| {
@@ -310,7 +311,7 @@ impl Owner {
         self.book.lock().databases[self.db].adopting.extend(asked);
         let names = adopted.clone();
         let adopt = ShardMessage::Adopt { owner: self.owner, shards: adopted };
-        let ShardMessage::Done { shards } = way.ask(&adopt, 256).await? else {
+        let ShardMessage::Done { shards, .. } = way.ask(&adopt, 256).await? else {
             return Err("nothing was adopted".to_owned());
         };
         {

@@ -20,6 +20,8 @@ use crate::scenarios::figures;
 
 /// Time after which the host drops the shards of a silent owner.
 pub(super) const ORPHANS: Duration = Duration::from_millis(60);
+/// Time for which a database claims memory after it was refused room.
+const CLAIMS: Duration = Duration::from_millis(2);
 /// Bytes of a landing zone: room for a few images.
 pub(super) const LANDING_BYTES: u64 = 12 << 10;
 /// Limits of the host's bytes, of which a run draws one. They are small enough to be used up, and
@@ -118,6 +120,7 @@ impl World {
             arena_bytes: 16 << 10,
             databases_max: 8,
             orphans: ORPHANS,
+            claims: CLAIMS,
         };
         let bytes = NodeBytes::new(NODE_BYTES);
         let scheduler = self.memory.scheduler();

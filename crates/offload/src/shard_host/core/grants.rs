@@ -43,7 +43,7 @@ impl HostCore {
             return match &grant.step {
                 GrantStep::Open { landing: lease, .. } if granted == bytes => {
                     let at = lease.at();
-                    self.landing(landing, (number, at, bytes))
+                    self.landing(memory, owner, landing, (number, at, bytes))
                 }
                 GrantStep::Open { .. } => Err(ShardRefusal::at(ShardWhy::HasGrant, granted)),
                 GrantStep::Copying => Err(ShardWhy::Busy.into()),
@@ -62,6 +62,9 @@ impl HostCore {
             // Other images of the owner are in the landing zone, and leave it soon.
             return Err(ShardRefusal::at(ShardWhy::Busy, longest));
         }
+        if self.is_above_share(memory, owner.db) {
+            return Err(self.refuse_room(memory, owner.db, bytes));
+        }
         let Some(place) = self.regions.lease_arena(owner.db, bytes) else {
             return self.grow(memory, owner, bytes);
         };
@@ -71,19 +74,23 @@ impl HostCore {
         self.counters.grants += 1;
         let step = GrantStep::Open { landing: lease, place };
         self.owned(owner)?.grants.insert(shard, Grant { number, bytes, step });
-        self.landing(landing, (number, at, bytes))
+        self.landing(memory, owner, landing, (number, at, bytes))
     }
 
     /// The answer that describes a grant: its number, its offset and its bytes.
     fn landing(
         &self,
+        memory: &dyn HostMemory,
+        owner: OwnerStamp,
         region: super::RegionNo,
         grant: (u64, u64, u64),
     ) -> Result<NextStep, ShardRefusal> {
         let (key, _) = self.regions.key(region).ok_or(ShardWhy::NotBegun)?;
         let (grant, at, bytes) = grant;
         let credit_bytes = self.regions.longest(region);
-        Ok(NextStep::Answer(ShardMessage::Landing { grant, key, at, bytes, credit_bytes }))
+        let share = self.node_share(memory, owner.db);
+        let landing = ShardMessage::Landing { grant, key, at, bytes, credit_bytes, share };
+        Ok(NextStep::Answer(landing))
     }
 
     /// Orders a new arena for an image of `bytes`.
@@ -97,14 +104,18 @@ impl HostCore {
             return Err(ShardWhy::Busy.into());
         }
         let least = bytes.next_multiple_of(ALIGN_BYTES);
-        if self.regions.left(memory) < least {
+        if self.room(memory, owner.db) < least {
             self.regions.retire_empty(memory, false);
             self.regions.settle(memory);
         }
-        let left = self.regions.left(memory);
-        let wanted = self.limits.arena_bytes.min(left / ALIGN_BYTES * ALIGN_BYTES).max(least);
+        let room = self.room(memory, owner.db);
+        if room < least {
+            return Err(self.refuse_room(memory, owner.db, bytes));
+        }
+        let wanted = self.limits.arena_bytes.min(room / ALIGN_BYTES * ALIGN_BYTES).max(least);
         let order = self.regions.order(memory, owner.db, Purpose::Arena, wanted);
-        order.map(NextStep::Allocate).ok_or(ShardRefusal::at(ShardWhy::Full, left))
+        let order = order.map(NextStep::Allocate);
+        order.ok_or_else(|| self.refuse_room(memory, owner.db, bytes))
     }
 
     pub(super) fn register(
@@ -195,6 +206,7 @@ impl HostCore {
 
     pub(super) fn release(
         &mut self,
+        memory: &mut dyn HostMemory,
         owner: OwnerStamp,
         shards: &[ShardName],
         oldest: u64,
@@ -223,6 +235,18 @@ impl HostCore {
             database.used_up = database.used_up.max(database.released.pop_first());
         }
         self.counters.released += u64::from(released);
-        Ok(NextStep::Answer(ShardMessage::Done { shards: released }))
+        // The ranges of the shards come back now, so that the answer tells the room they leave.
+        self.regions.settle(memory);
+        if self.is_above_share(memory, owner.db) {
+            self.regions.retire_empty(memory, false);
+            self.regions.settle(memory);
+        }
+        Ok(self.done(memory, owner, released))
+    }
+
+    /// The answer to a request that has changed this number of shards.
+    pub(super) fn done(&self, memory: &dyn HostMemory, owner: OwnerStamp, shards: u32) -> NextStep {
+        let share = self.node_share(memory, owner.db);
+        NextStep::Answer(ShardMessage::Done { shards, share })
     }
 }

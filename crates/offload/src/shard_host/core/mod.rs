@@ -16,7 +16,9 @@
 //! 5. The answer to a search of a shard that the host does not have is a refusal, never "no
 //!    versions".
 //! 6. The host holds at most its limit of bytes ([`Regions`]).
-//! 7. A database is dropped as a whole when its owner was silent for [`ShardLimits::orphans`]. A
+//! 7. A database that is refused room below its guarantee lowers the shares of the others, and no
+//!    other one gets the memory that becomes free (`shares.rs`). No shard is dropped for it.
+//! 8. A database is dropped as a whole when its owner was silent for [`ShardLimits::orphans`]. A
 //!    database without shards gives its memory back after ten seconds of silence.
 //!
 //! Thread-safety: none; the caller holds a lock.
@@ -39,8 +41,10 @@ use crate::ids::{OffloadDb, OwnerStamp};
 use crate::wire::shard::{
     ListedShard, Piece, ShardInfo, ShardMessage, ShardName, ShardPlace, ShardRefusal, ShardWhy,
 };
+use shares::RoomClaim;
 
 mod grants;
+mod shares;
 mod takeover;
 
 /// Number of dropped databases whose last owners the host remembers, so that an earlier owner
@@ -96,6 +100,10 @@ struct Database {
     /// Shards up to this name get no grant any more, because some of them were released and
     /// forgotten.
     used_up: Option<ShardName>,
+    /// Guarantee of the database as far as it was admitted; `None` if it has stated none.
+    admitted_bytes: Option<u64>,
+    /// The latest refusal for want of room.
+    claim: Option<RoomClaim>,
 }
 
 /// An order to copy an image from the landing zone into the arena and to check it there.
@@ -174,6 +182,8 @@ impl Database {
             shards: BTreeMap::new(),
             released: BTreeSet::new(),
             used_up: None,
+            admitted_bytes: None,
+            claim: None,
         }
     }
 }
@@ -222,10 +232,9 @@ impl HostCore {
     /// Gives back the memory of silent owners without shards, which have probably closed. If such
     /// an owner goes on after all, its next beat makes a landing zone again.
     fn retire_idle(&mut self, memory: &mut dyn HostMemory) {
-        let (now_ns, idle_ns) = (self.now_ns, IDLE.as_nanos() as u64);
+        let now_ns = self.now_ns;
         for (db, database) in &mut self.databases {
-            let is_empty = database.shards.is_empty() && database.grants.is_empty();
-            if is_empty && now_ns.saturating_sub(database.heard_ns) >= idle_ns {
+            if database.is_idle(now_ns) {
                 database.landing = None;
                 self.regions.retire_all(memory, *db);
             }
@@ -252,22 +261,23 @@ impl HostCore {
     ) -> NextStep {
         self.regions.settle(memory);
         let next = match message {
-            ShardMessage::Begin { owner, landing_bytes } => {
-                self.begin(memory, *owner, *landing_bytes)
+            ShardMessage::Begin { owner, landing_bytes, guaranteed_bytes } => {
+                self.begin(memory, *owner, *landing_bytes, *guaranteed_bytes)
             }
             ShardMessage::Land { owner, shard, bytes } => self.land(memory, *owner, *shard, *bytes),
             ShardMessage::Register { owner, shard, grant, info, pieces } => {
                 self.register(*owner, *shard, *grant, (info, pieces))
             }
             ShardMessage::Release { owner, shards, oldest } => {
-                self.release(*owner, shards, *oldest)
+                self.release(memory, *owner, shards, *oldest)
             }
             ShardMessage::Get { owner, shards, .. }
             | ShardMessage::MultiGet { owner, shards, .. }
             | ShardMessage::Scan { owner, shards, .. } => self.read(*owner, shards, message),
             ShardMessage::List { owner, after } => self.list(*owner, *after),
-            ShardMessage::Adopt { owner, shards } => self.adopt(*owner, shards),
-            ShardMessage::Purge { owner } => self.purge(*owner),
+            ShardMessage::Adopt { owner, shards } => self.adopt(memory, *owner, shards),
+            ShardMessage::Purge { owner } => self.purge(memory, *owner),
+            ShardMessage::Accounts {} => Ok(NextStep::Answer(self.accounted(memory))),
             _ => Err(ShardWhy::Malformed.into()),
         };
         next.unwrap_or_else(|refusal| NextStep::Answer(self.refuse(refusal)))
@@ -299,7 +309,7 @@ impl HostCore {
     }
 
     /// The state of the host, for statistics and checks.
-    pub(super) fn figures(&self) -> HostFigures {
+    pub(super) fn figures(&self, memory: &dyn HostMemory) -> HostFigures {
         let databases = self.databases.values();
         let shards = databases.clone().flat_map(|database| database.shards.values());
         HostFigures {
@@ -309,6 +319,7 @@ impl HostCore {
             grants: databases.map(|database| database.grants.len() as u64).sum(),
             region_bytes: self.regions.bytes(),
             retired_regions: self.regions.retired() as u64,
+            accounts: self.accounts(memory),
             counters: self.counters.clone(),
         }
     }

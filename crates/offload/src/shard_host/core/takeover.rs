@@ -21,8 +21,11 @@ impl HostCore {
         memory: &mut dyn HostMemory,
         owner: OwnerStamp,
         landing_bytes: u64,
+        guaranteed_bytes: u64,
     ) -> Result<NextStep, ShardRefusal> {
         self.admit(memory, owner)?;
+        self.owned(owner)?;
+        self.state_guarantee(owner.db, guaranteed_bytes);
         let database = self.owned(owner)?;
         let shards = database.shards.len() as u32;
         let Some((_, zone_bytes)) = database.landing.and_then(|zone| self.regions.key(zone)) else {
@@ -32,7 +35,7 @@ impl HostCore {
             life: self.life,
             landing_bytes: zone_bytes,
             image_bytes_max: self.limits.image_bytes_max().min(zone_bytes),
-            room_bytes: self.regions.room(memory, owner.db),
+            share: self.node_share(memory, owner.db),
             shards,
         }))
     }
@@ -87,13 +90,14 @@ impl HostCore {
         }
         let bytes = bytes.clamp(ALIGN_BYTES, self.limits.image_bytes_max().max(ALIGN_BYTES));
         let bytes = bytes / ALIGN_BYTES * ALIGN_BYTES;
-        if self.regions.left(memory) < bytes {
+        if self.room(memory, owner.db) < bytes {
             self.regions.retire_empty(memory, false);
             self.regions.settle(memory);
         }
-        let left = self.regions.left(memory);
+        // Every owner needs a landing zone, also one whose guarantee is smaller than that.
         let order = self.regions.order(memory, owner.db, Purpose::Landing, bytes);
-        order.map(NextStep::Allocate).ok_or(ShardRefusal::at(ShardWhy::Full, left))
+        let order = order.map(NextStep::Allocate);
+        order.ok_or_else(|| self.refuse_room(memory, owner.db, bytes))
     }
 
     /// Ends an order to make a region. If the system gave no memory, returns the answer to the
@@ -149,6 +153,7 @@ impl HostCore {
 
     pub(super) fn adopt(
         &mut self,
+        memory: &dyn HostMemory,
         owner: OwnerStamp,
         shards: &[ShardName],
     ) -> Result<NextStep, ShardRefusal> {
@@ -165,10 +170,14 @@ impl HostCore {
             }
         }
         self.counters.adopted += u64::from(adopted);
-        Ok(NextStep::Answer(ShardMessage::Done { shards: adopted }))
+        Ok(self.done(memory, owner, adopted))
     }
 
-    pub(super) fn purge(&mut self, owner: OwnerStamp) -> Result<NextStep, ShardRefusal> {
+    pub(super) fn purge(
+        &mut self,
+        memory: &dyn HostMemory,
+        owner: OwnerStamp,
+    ) -> Result<NextStep, ShardRefusal> {
         let database = self.owned(owner)?;
         let before = database.shards.len();
         database
@@ -176,6 +185,6 @@ impl HostCore {
             .retain(|name, held| name.epoch == owner.epoch || held.adopted_by == Some(owner.epoch));
         let purged = before - database.shards.len();
         self.counters.purged += purged as u64;
-        Ok(NextStep::Answer(ShardMessage::Done { shards: purged as u32 }))
+        Ok(self.done(memory, owner, purged as u32))
     }
 }

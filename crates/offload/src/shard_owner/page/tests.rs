@@ -4,7 +4,7 @@ use archipelago_engine::memtable::{SealedImage, Shard, SlabPool};
 use archipelago_engine::remote::{ShardId, StoreNode};
 
 use super::*;
-use crate::wire::shard::Version;
+use crate::wire::shard::{NodeShare, Version};
 
 const SHARDS: [ShardId; 2] = [ShardId { memtable: 2, shard: 0 }, ShardId { memtable: 1, shard: 0 }];
 
@@ -124,7 +124,10 @@ fn contradicting_pages_are_errors() {
         assert!(PageReader::new(&ask, page(records, end)).is_err(), "case {number}");
     }
     let first = ask(&keys, None, ScanDirection::Forward);
-    assert!(PageReader::new(&first, ShardMessage::Done { shards: 0 }).is_err());
+    assert!(
+        PageReader::new(&first, ShardMessage::Done { shards: 0, share: NodeShare::default() })
+            .is_err()
+    );
 }
 
 #[test]

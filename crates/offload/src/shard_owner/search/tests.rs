@@ -5,7 +5,7 @@ use archipelago_engine::memtable::{RecordSpan, SealedImage, Shard, SlabPool};
 use archipelago_engine::remote::{KeyAsk, ShardId, StoreNode};
 
 use super::*;
-use crate::wire::shard::Version;
+use crate::wire::shard::{NodeShare, Version};
 
 fn names() -> Vec<ShardName> {
     [30, 20, 10].map(|memtable| ShardName { epoch: Epoch(1), memtable, shard: 0 }).to_vec()
@@ -252,7 +252,7 @@ fn contradicting_answers_are_errors() {
         (one(Vec::new(), Some(50)), "goes on without versions"),
         (one(vec![by_place(9, Kind::Put, 2, span)], None), "a shard of another key"),
         (ShardMessage::ManyVersions { found: vec![found(Vec::new(), None)] }, "another kind"),
-        (ShardMessage::Done { shards: 1 }, "another kind"),
+        (ShardMessage::Done { shards: 1, share: NodeShare::default() }, "another kind"),
     ] {
         let mut search = Search::new(OwnerStamp::default(), &ask, &names, 50, false);
         search.next_request();

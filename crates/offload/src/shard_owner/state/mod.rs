@@ -26,6 +26,9 @@
 //! 6. No shard is sent to a node before the shards of earlier owners are purged there, nor after a
 //!    newer owner was seen there. The purge follows when the open has adopted the shards that it
 //!    keeps ([`earlier`]).
+//! 7. While a node has more of the database than its share, [`OwnerState::room`] has a limit that
+//!    makes flushes due, whatever room other nodes have. The limit stays above the bytes that the
+//!    nodes hold, so that writers slow down and do not stop.
 //!
 //! Thread-safety: none; the driver holds a lock.
 //! Failure: every failure of a node ends in lost shards, which the database rebuilds.
@@ -58,12 +61,15 @@ use super::offsets::KeyOffsets;
 use crate::decide::place;
 use crate::ids::OwnerStamp;
 use crate::parcel::{ImageNode, ImagePlace, JobImages};
-use crate::wire::shard::{ShardMessage, ShardName, ShardRefusal, ShardWhy};
+use crate::wire::shard::{NodeShare, ShardMessage, ShardName, ShardRefusal, ShardWhy};
 
 /// Pause after a request that the node has refused.
 const REFUSED_PAUSE: Duration = Duration::from_millis(50);
 /// Largest number of shards that one release names.
 const RELEASES_MAX: usize = 4096;
+/// Part of the held bytes that the limit exceeds them by while a node wants memory back: a
+/// sixteenth. Then flushes of about a fifth of the held bytes are due.
+const SURPLUS_SPACE: u64 = 16;
 /// A memory node as the pool knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryNode {
@@ -94,6 +100,8 @@ pub(super) enum NextAsk {
 pub(super) struct News {
     pub(super) lost: Vec<ShardId>,
     pub(super) has_more_room: bool,
+    /// Whether a node wants memory back, so that flushes are due.
+    pub(super) must_flush: bool,
 }
 
 /// The node for a transfer.
@@ -264,7 +272,7 @@ impl OwnerState {
 
     /// The next request for a node.
     pub(super) fn next_ask(&mut self, now_ns: u64, node: StoreNode) -> NextAsk {
-        let owner = self.owner;
+        let (owner, guaranteed_bytes) = (self.owner, self.guarantee_of_each());
         if self.is_closed {
             return NextAsk::Over;
         }
@@ -286,7 +294,8 @@ impl OwnerState {
             NodeTask::Begin => {
                 state.beat_ns = now_ns + self.terms.beat.as_nanos() as u64;
                 state.beat_shards = state.shards.away().count() as u64;
-                ShardMessage::Begin { owner, landing_bytes: self.terms.landing_bytes }
+                let landing_bytes = self.terms.landing_bytes;
+                ShardMessage::Begin { owner, landing_bytes, guaranteed_bytes }
             }
             NodeTask::Purge => ShardMessage::Purge { owner },
             NodeTask::Release(ids) => {
@@ -333,19 +342,20 @@ impl OwnerState {
         task: &NodeTask,
         answer: &ShardMessage,
     ) {
+        let stated_bytes = self.guarantee_of_each();
         let Some(state) = self.nodes.get_mut(&node) else { return };
         state.heard();
         let (free_before, mut lost) = (state.free_bytes(now_ns), Vec::new());
         match (task, answer) {
             (
                 NodeTask::Begin,
-                ShardMessage::Begun { landing_bytes, image_bytes_max, room_bytes, shards, .. },
+                ShardMessage::Begun { landing_bytes, image_bytes_max, share, shards, .. },
             ) => {
                 let (landing_bytes, image_bytes_max) = (*landing_bytes, *image_bytes_max);
-                let limit_bytes = state.used_bytes().saturating_add(*room_bytes);
                 // The first answer counts only shards of earlier owners.
                 state.needs_purge |= state.begun.is_none() && *shards > 0;
-                state.begun = Some(BegunFacts { landing_bytes, image_bytes_max, limit_bytes });
+                state.note_guarantee(share, stated_bytes);
+                state.begun = Some(BegunFacts { landing_bytes, image_bytes_max, share: *share });
                 state.is_lost = false;
                 // The node has dropped the database since the last beat, and begun it again with
                 // this beat. No release arrives between a beat and its answer.
@@ -355,8 +365,12 @@ impl OwnerState {
                     lost = state.lose();
                 }
             }
-            (NodeTask::Purge, ShardMessage::Done { .. }) => state.needs_purge = false,
-            (NodeTask::Release(ids), ShardMessage::Done { .. }) => {
+            (NodeTask::Purge, ShardMessage::Done { share, .. }) => {
+                state.needs_purge = false;
+                state.set_share(share);
+            }
+            (NodeTask::Release(ids), ShardMessage::Done { share, .. }) => {
+                state.set_share(share);
                 ids.iter().for_each(|id| state.released(*id, self.oldest));
                 self.earlier.released(ids);
                 state.full = None;
@@ -379,7 +393,21 @@ impl OwnerState {
         let is_more = state.free_bytes(now_ns) > free_before;
         let was_little = state.begun.is_some_and(|begun| free_before < begun.image_bytes_max);
         self.news.has_more_room |= is_more && was_little;
+        self.news.must_flush |= state.surplus_bytes() > 0;
         self.note_lost(lost);
+    }
+
+    /// Takes what a node says of the memory of the database in the answer to a transfer.
+    pub(super) fn on_share(&mut self, node: StoreNode, share: &NodeShare) {
+        let Some(state) = self.nodes.get_mut(&node) else { return };
+        state.set_share(share);
+        self.news.must_flush |= state.surplus_bytes() > 0;
+    }
+
+    /// Bytes that each node is to guarantee: an equal part at each one that is up.
+    fn guarantee_of_each(&self) -> u64 {
+        let up = self.nodes.values().filter(|state| state.is_up).count() as u64;
+        self.terms.guaranteed_bytes.div_ceil(up.max(1))
     }
 
     /// Handles a refusal of any request by a node.
@@ -572,7 +600,11 @@ impl OwnerState {
         let nodes = || self.nodes.values();
         let sending_bytes: u64 = nodes().map(|node| node.shards.sending_bytes()).sum();
         let held_bytes: u64 = nodes().map(|node| node.shards.held_bytes()).sum();
-        let limit = nodes().map(|node| node.limit_bytes(now_ns)).fold(0, u64::saturating_add);
+        let limit = nodes().map(NodeState::limit_bytes).fold(0, u64::saturating_add);
+        let limit = match self.surplus_bytes() {
+            0 => limit,
+            _ => limit.min(held_bytes + held_bytes / SURPLUS_SPACE),
+        };
         let left = self.terms.bytes_max.saturating_sub(held_bytes + sending_bytes);
         let free = nodes().map(|node| node.free_bytes(now_ns)).fold(0, u64::saturating_add);
         let largest = nodes().filter_map(NodeState::usable).map(|begun| begun.image_bytes_max);
@@ -584,6 +616,17 @@ impl OwnerState {
             image_bytes_max: largest.max().unwrap_or(0),
             link_bytes_per_s: 0,
         }
+    }
+
+    /// Bytes that nodes have beyond the shares of the database.
+    pub(super) fn surplus_bytes(&self) -> u64 {
+        self.nodes.values().map(NodeState::surplus_bytes).sum()
+    }
+
+    /// Bytes of memory that nodes guarantee now.
+    pub(super) fn guaranteed_bytes(&self) -> u64 {
+        let begun = self.nodes.values().filter_map(NodeState::usable);
+        begun.map(|begun| begun.share.guaranteed_bytes).fold(0, u64::saturating_add)
     }
 
     /// Number of nodes that take shards, and number of shards that can be read.

@@ -8,6 +8,7 @@ use archipelago_fabric::NodeId;
 
 use super::shards::{NodeShards, ShardStage};
 use super::terms::OwnerTerms;
+use crate::wire::shard::NodeShare;
 
 /// Largest number of released names that the owner remembers for a node.
 const USED_UP_MAX: usize = 1 << 16;
@@ -28,9 +29,8 @@ pub(in crate::shard_owner) enum NodeTask {
 pub(super) struct BegunFacts {
     pub(super) landing_bytes: u64,
     pub(super) image_bytes_max: u64,
-    /// Bytes of images that the owner may have here: those that it had, plus the room that the host
-    /// reported.
-    pub(super) limit_bytes: u64,
+    /// Memory of the database there, as the latest answer said.
+    pub(super) share: NodeShare,
 }
 
 /// Facts from a refusal for lack of room.
@@ -72,6 +72,8 @@ pub(super) struct NodeState {
     /// Names up to this one are not sent here any more, because some of them were released.
     used_up_to: Option<ShardId>,
     pub(super) full: Option<FullNotice>,
+    /// Guarantee of the node that was smaller than the stated one, and is logged.
+    logged_guarantee: Option<u64>,
 }
 
 /// Times of a beat that got no answer.
@@ -105,6 +107,7 @@ impl NodeState {
             used_up: BTreeSet::new(),
             used_up_to: None,
             full: None,
+            logged_guarantee: None,
         }
     }
 
@@ -112,6 +115,31 @@ impl NodeState {
     pub(super) fn usable(&self) -> Option<BegunFacts> {
         let is_usable = self.is_up && !self.is_fenced && !self.is_lost && !self.needs_purge;
         self.begun.filter(|_| is_usable)
+    }
+
+    /// The node has said what the database has and may have there.
+    pub(super) fn set_share(&mut self, share: &NodeShare) {
+        if let Some(begun) = &mut self.begun {
+            begun.share = *share;
+        }
+    }
+
+    /// Logs a guarantee that is smaller than the `stated_bytes`, once for each such value.
+    pub(super) fn note_guarantee(&mut self, share: &NodeShare, stated_bytes: u64) {
+        let guaranteed_bytes = share.guaranteed_bytes;
+        let is_less = guaranteed_bytes < stated_bytes;
+        let logged = is_less.then_some(guaranteed_bytes);
+        if is_less && self.logged_guarantee != logged {
+            let node = self.node;
+            tracing::warn!(
+                %node,
+                stated_bytes,
+                guaranteed_bytes,
+                "a memory node guarantees less than wanted: other databases have the rest, so \
+                 lower the guarantees or add memory"
+            );
+        }
+        self.logged_guarantee = logged;
     }
 
     /// Whether the node executes requests of this owner, as far as is known.
@@ -132,15 +160,24 @@ impl NodeState {
     pub(super) fn free_bytes(&self, now_ns: u64) -> u64 {
         let Some(begun) = self.usable() else { return 0 };
         let zone = begun.landing_bytes.saturating_sub(self.shards.sending_bytes());
-        zone.min(self.limit_bytes(now_ns).saturating_sub(self.used_bytes()))
+        zone.min(self.left_bytes(now_ns))
     }
 
-    /// Bytes of images that the owner may have here, as far as it knows.
-    pub(super) fn limit_bytes(&self, now_ns: u64) -> u64 {
-        let Some(begun) = self.usable() else { return self.shards.held_bytes() };
-        let full = self.full_at(now_ns);
-        let limit = full.map(|full| self.used_bytes().saturating_add(full.left_bytes));
-        limit.map_or(begun.limit_bytes, |limit| limit.min(begun.limit_bytes))
+    /// Bytes of images that the owner may have here, those included that it has. If another
+    /// database holds some of them, the node is full now and has room later.
+    pub(super) fn limit_bytes(&self) -> u64 {
+        self.usable().map_or(self.shards.held_bytes(), |begun| begun.share.limit_bytes)
+    }
+
+    /// Bytes of images that the owner has here beyond its share.
+    pub(super) fn surplus_bytes(&self) -> u64 {
+        self.shards.held_bytes().saturating_sub(self.limit_bytes())
+    }
+
+    /// Bytes of images for which the node has room, as far as the owner knows.
+    fn left_bytes(&self, now_ns: u64) -> u64 {
+        let left = self.limit_bytes().saturating_sub(self.used_bytes());
+        self.full_at(now_ns).map_or(left, |full| full.left_bytes.min(left))
     }
 
     /// Whether an image of `bytes` may be sent here: now, when other transfers have ended, or not.
@@ -148,8 +185,7 @@ impl NodeState {
         let Some(begun) = self.usable() else { return Takes::Never };
         let is_used_up = self.used_up.contains(&id) || self.used_up_to >= Some(id);
         let is_known = self.shards.contains(id) || is_used_up;
-        let left = self.limit_bytes(now_ns).saturating_sub(self.used_bytes());
-        let is_full = left < bytes;
+        let is_full = self.left_bytes(now_ns) < bytes;
         if is_known || is_full || bytes > begun.image_bytes_max {
             return Takes::Never;
         }

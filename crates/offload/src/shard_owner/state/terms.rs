@@ -42,6 +42,9 @@ pub struct OwnerTerms {
     pub landing_bytes: u64,
     /// Largest sum of the bytes of images at all nodes. Default: no limit.
     pub bytes_max: u64,
+    /// Bytes of memory that all nodes together are to guarantee the database, an equal part each. 0
+    /// for an equal part of what other databases leave at each node.
+    pub guaranteed_bytes: u64,
     /// Bytes of the key-offset cache; 0 turns it off.
     pub key_offset_cache_bytes: u64,
     /// Steps that a checker leaves out.
@@ -63,6 +66,7 @@ impl Default for OwnerTerms {
             leaves_shards: false,
             landing_bytes: 80 << 20,
             bytes_max: UNLIMITED_BYTES,
+            guaranteed_bytes: 0,
             key_offset_cache_bytes: 64 << 20,
             sabotage: OwnerSabotage::default(),
         }

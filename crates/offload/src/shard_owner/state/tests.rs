@@ -1,9 +1,10 @@
 use archipelago_base::SeqNo;
+use archipelago_engine::stall::away_excess_bytes;
 use archipelago_fabric::{RegionId, Rights};
 
 use super::*;
 use crate::ids::{OffloadDb, Token};
-use crate::wire::shard::ShardPlace;
+use crate::wire::shard::{NodeShare, ShardPlace};
 
 const SECOND: u64 = 1_000_000_000;
 const LIFE: Epoch = Epoch(7);
@@ -27,8 +28,23 @@ fn readable() -> ReadableShard {
 }
 
 fn begun(shards: u32) -> ShardMessage {
-    let (landing_bytes, image_bytes_max, room_bytes) = (1000, 400, 5000);
-    ShardMessage::Begun { life: LIFE, landing_bytes, image_bytes_max, room_bytes, shards }
+    begun_with(shards, 5000)
+}
+
+/// The same with this limit of bytes.
+fn begun_with(shards: u32, limit_bytes: u64) -> ShardMessage {
+    let (landing_bytes, image_bytes_max) = (1000, 400);
+    let share = share(limit_bytes);
+    ShardMessage::Begun { life: LIFE, landing_bytes, image_bytes_max, share, shards }
+}
+
+fn share(limit_bytes: u64) -> NodeShare {
+    NodeShare { limit_bytes, ..NodeShare::default() }
+}
+
+/// The answer about a change of this number of shards.
+fn done(shards: u32) -> ShardMessage {
+    ShardMessage::Done { shards, share: share(5000) }
 }
 
 fn refused(why: ShardWhy) -> ShardMessage {
@@ -245,7 +261,7 @@ fn lost_shard_is_released_and_never_read_again() {
     let (task, _) = world.ask(node);
     assert_eq!(task, NodeTask::Release(vec![id(1), id(2)]));
     assert!(!world.state.is_settled());
-    world.answer(node, &ShardMessage::Done { shards: 2 });
+    world.answer(node, &done(2));
     assert!(world.state.is_settled());
     assert_eq!(world.state.room(world.now_ns).held_bytes, 0);
     // The node does not take the name again. Another life of it would.
@@ -295,13 +311,13 @@ fn release_names_no_memtable_that_is_in_use() {
     let (_, message) = world.ask(node);
     let shards = vec![world.state.name(id(7))];
     assert_eq!(message, ShardMessage::Release { owner: owner(), shards, oldest: 3 });
-    world.answer(node, &ShardMessage::Done { shards: 1 });
+    world.answer(node, &done(1));
     let failed = NotSent { may_be_known: true, ..NotSent::default() };
     world.state.not_sent(world.now_ns, node, id(3), failed);
-    let message = world.answer(node, &ShardMessage::Done { shards: 0 });
+    let message = world.answer(node, &done(0));
     assert!(matches!(message, ShardMessage::Release { oldest: 5, .. }), "{message:?}");
     world.state.release(&[id(5)], 9);
-    let message = world.answer(node, &ShardMessage::Done { shards: 1 });
+    let message = world.answer(node, &done(1));
     assert!(matches!(message, ShardMessage::Release { oldest: 9, .. }), "{message:?}");
     assert!(matches!(world.begin(8, 100), Pick::NoRoom(_)), "the memtable is retired");
 }
@@ -317,7 +333,7 @@ fn names_that_were_released_take_a_bounded_memory() {
             while let NextAsk::Ask(NodeTask::Release(_), _) =
                 world.state.next_ask(world.now_ns, node)
             {
-                world.answer(node, &ShardMessage::Done { shards: 1 });
+                world.answer(node, &done(1));
             }
         }
     }
@@ -344,7 +360,7 @@ fn release_is_repeated_until_the_node_has_it() {
     assert_eq!(first, second);
     assert!(matches!(world.state.next_ask(world.now_ns, node), NextAsk::Wait(_)), "a pause");
     world.now_ns += SECOND / 10;
-    assert_eq!(world.answer(node, &ShardMessage::Done { shards: 1 }), first);
+    assert_eq!(world.answer(node, &done(1)), first);
     assert!(matches!(world.state.next_ask(world.now_ns, node), NextAsk::Wait(_)));
 }
 
@@ -356,10 +372,7 @@ fn shards_of_earlier_owners_go_before_anything_is_sent() {
     assert!(matches!(world.begin(1, 100), Pick::NoRoom(_)));
     assert_eq!(world.state.room(world.now_ns).image_bytes_max, 0);
     assert!(!world.state.take_news().has_more_room);
-    assert_eq!(
-        world.answer(node, &ShardMessage::Done { shards: 3 }),
-        ShardMessage::Purge { owner: owner() }
-    );
+    assert_eq!(world.answer(node, &done(3)), ShardMessage::Purge { owner: owner() });
     assert!(world.state.take_news().has_more_room);
     world.send(1);
     // Later beats count shards of this owner.
@@ -440,14 +453,7 @@ fn room_is_what_nodes_have_promised() {
     assert_eq!(room.limit_bytes, 10_000, "what was sent since the last beat is within the limit");
     // Other databases have taken most of the node meanwhile.
     world.now_ns += SECOND;
-    let little = ShardMessage::Begun {
-        life: LIFE,
-        landing_bytes: 1000,
-        image_bytes_max: 400,
-        room_bytes: 300,
-        shards: 1,
-    };
-    world.answer(node, &little);
+    world.answer(node, &begun_with(1, 700));
     let room = world.state.room(world.now_ns);
     assert_eq!((room.free_bytes, room.limit_bytes), (1300, 5700));
     world.state.take_news();
@@ -464,12 +470,12 @@ fn full_node_gets_no_image_until_it_has_room() {
     let full = NotSent { left_bytes: Some(60), ..NotSent::default() };
     world.state.not_sent(world.now_ns, node, id(2), full);
     let room = world.state.room(world.now_ns);
-    assert_eq!((room.free_bytes, room.held_bytes, room.limit_bytes), (60, 100, 160));
+    assert_eq!((room.free_bytes, room.held_bytes, room.limit_bytes), (60, 100, 5000));
     assert!(matches!(world.begin(2, 61), Pick::NoRoom(_)));
     // A release frees some.
     world.state.release(&[id(1)], 0);
     world.state.take_news();
-    world.answer(node, &ShardMessage::Done { shards: 1 });
+    world.answer(node, &done(1));
     assert!(world.state.take_news().has_more_room);
     let Pick::Node { .. } = world.begin(2, 100) else { panic!("the name was not used up") };
     // Other databases may free some, too.
@@ -502,4 +508,45 @@ fn limit_of_the_database_holds_over_all_nodes() {
     let room = world.state.room(world.now_ns);
     assert_eq!((room.limit_bytes, room.free_bytes), (250, 50));
     assert!(matches!(world.begin(3, 50), Pick::Node { .. }));
+}
+
+#[test]
+fn limit_follows_the_shares_of_several_nodes() {
+    let mut world = World::new(2);
+    let node = world.send(1);
+    world.state.take_news();
+    // The other node has much room, and this one wants memory back.
+    world.now_ns += SECOND;
+    world.answer(node, &begun_with(1, 60));
+    assert!(world.state.take_news().must_flush);
+    let room = world.state.room(world.now_ns);
+    assert_eq!((room.held_bytes, room.limit_bytes, world.state.surplus_bytes()), (100, 106, 40));
+    assert!(away_excess_bytes(room.held_bytes, room.limit_bytes) > 0, "flushes are due");
+    assert!(room.limit_bytes > room.held_bytes, "writers go on");
+    world.now_ns += SECOND;
+    world.answer(node, &begun_with(1, 100));
+    let room = world.state.room(world.now_ns);
+    assert_eq!((room.limit_bytes, world.state.surplus_bytes()), (5100, 0));
+    // An answer to a transfer tells the share as well.
+    world.state.take_news();
+    world.state.on_share(node, &share(99));
+    assert!(world.state.take_news().must_flush);
+    assert_eq!(world.state.surplus_bytes(), 1);
+}
+
+#[test]
+fn each_node_guarantees_its_part() {
+    let mut world = World::new(2);
+    world.state.terms.guaranteed_bytes = 901;
+    let node = world.send(1);
+    world.now_ns += SECOND;
+    let NextAsk::Ask(NodeTask::Begin, ShardMessage::Begin { guaranteed_bytes, .. }) =
+        world.state.next_ask(world.now_ns, node)
+    else {
+        panic!("a beat")
+    };
+    assert_eq!(guaranteed_bytes, 451);
+    let share = NodeShare { guaranteed_bytes: 300, ..share(5000) };
+    world.state.on_share(node, &share);
+    assert_eq!(world.state.guaranteed_bytes(), 300);
 }

@@ -2,6 +2,7 @@ use archipelago_base::Epoch;
 use archipelago_fabric::{NodeId, RegionId, Rights};
 
 use super::*;
+use crate::wire::shard::NodeShare;
 
 const PATIENCE: u64 = 1000;
 const END: u64 = 10 * PATIENCE;
@@ -26,7 +27,8 @@ fn key() -> RemoteKey {
 }
 
 fn landing(bytes: u64) -> ShardMessage {
-    ShardMessage::Landing { grant: 17, key: key(), at: 640, bytes, credit_bytes: 0 }
+    let share = NodeShare::default();
+    ShardMessage::Landing { grant: 17, key: key(), at: 640, bytes, credit_bytes: 0, share }
 }
 
 fn refused(why: ShardWhy, number: u64) -> ShardMessage {

@@ -1,11 +1,14 @@
 //! The messages, one variant each.
 
-use archipelago_base::{Epoch, SeqNo, wire_messages};
-use archipelago_fabric::RemoteKey;
+use std::fmt;
+
+use archipelago_base::wire::Malformed;
+use archipelago_base::{Epoch, Error, SeqNo, wire_messages};
+use archipelago_fabric::{RemoteKey, RouteMessage};
 
 use super::values::{
-    Direction, KeyAsk, KeySpan, KeyVersions, ListedShard, PageEnd, PageRecord, Piece, ResumeAt,
-    ShardInfo, ShardName, ShardPlace,
+    DatabaseAccount, Direction, KeyAsk, KeySpan, KeyVersions, ListedShard, NodeShare, PageEnd,
+    PageRecord, Piece, ResumeAt, ShardInfo, ShardName, ShardPlace,
 };
 use super::{SHARD_VERSION, ShardRefusal};
 use crate::ids::OwnerStamp;
@@ -14,9 +17,9 @@ use crate::job::Payload;
 /// Codes of the messages that only read.
 pub(super) const READS: [u8; 3] = [5, 6, 7];
 
-/// Codes of the messages about an owner and its names: begin, release, list, adopt and purge. The
-/// host answers them without a search or a copy.
-pub(super) const NOTICES: [u8; 5] = [1, 4, 8, 9, 10];
+/// Codes of the messages about an owner and its names, which take no time at the host: begin,
+/// release, list, adopt, purge and accounts.
+pub(super) const NOTICES: [u8; 6] = [1, 4, 8, 9, 10, 11];
 
 wire_messages! {
     /// A message between an owner and a shard host (O³-LSM §4.2 and §4.5).
@@ -29,6 +32,9 @@ wire_messages! {
         owner: OwnerStamp,
         /// Size in bytes that the owner wants for its landing zone.
         landing_bytes: u64,
+        /// Bytes of the node's memory that the database is to be guaranteed. 0 for an equal part
+        /// of what others leave.
+        guaranteed_bytes: u64,
     }
     /// Owner → host: give room for the whole image of a shard. A shard has one grant at a time.
     Land = 2 {
@@ -134,6 +140,9 @@ wire_messages! {
         /// Owner in question.
         owner: OwnerStamp,
     }
+    /// Operator → host: how much memory does each database use?
+    Accounts = 11 {
+    }
     /// Host → owner: answer to [`ShardMessage::Begin`].
     Begun = 32 {
         /// Life of the node. A node in another life has none of the shards.
@@ -142,8 +151,8 @@ wire_messages! {
         landing_bytes: u64,
         /// Size in bytes of the largest image that the host takes.
         image_bytes_max: u64,
-        /// Bytes of images that the host could take now, in addition to those that it has.
-        room_bytes: u64,
+        /// Memory that the database has, and may have.
+        share: NodeShare,
         /// Number of shards of the database that the host has, of all epochs.
         shards: u32,
     }
@@ -159,6 +168,8 @@ wire_messages! {
         bytes: u64,
         /// Bytes of the longest grant that the landing zone can still give.
         credit_bytes: u64,
+        /// Memory that the database has, and may have.
+        share: NodeShare,
     }
     /// Host → owner: answer to [`ShardMessage::Register`]. The shard can be read.
     Registered = 34 {
@@ -170,6 +181,8 @@ wire_messages! {
     Done = 35 {
         /// Number of shards that the request changed.
         shards: u32,
+        /// Memory that the database has, and may have.
+        share: NodeShare,
     }
     /// Host → owner: answer to [`ShardMessage::Get`].
     Versions = 36 {
@@ -201,5 +214,27 @@ wire_messages! {
         /// Reason of the host.
         refusal: ShardRefusal,
     }
+    /// Host → operator: answer to [`ShardMessage::Accounts`].
+    Accounted = 41 {
+        /// Bytes of memory that shards may use now.
+        limit_bytes: u64,
+        /// Accounts by the names of the databases, 256 at most.
+        databases: Vec<DatabaseAccount>,
+    }
+    }
+}
+
+impl RouteMessage for ShardMessage {
+    fn encode(&self) -> Vec<u8> {
+        Self::encode(self)
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        Self::decode(bytes)
+    }
+
+    /// A memory node never stands by.
+    fn standby(&self, _: &dyn fmt::Display) -> Option<Error> {
+        None
     }
 }

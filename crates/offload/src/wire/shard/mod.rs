@@ -20,8 +20,9 @@ mod values;
 pub use message::ShardMessage;
 pub use refusal::{ShardRefusal, ShardWhy};
 pub use values::{
-    Direction, KeyAsk, KeySpan, KeyVersions, ListedShard, PageEnd, PageRecord, Piece, RecordPlace,
-    ResumeAt, ShardInfo, ShardName, ShardPlace, StoredValue, Version,
+    DatabaseAccount, Direction, KeyAsk, KeySpan, KeyVersions, ListedShard, NodeShare, PageEnd,
+    PageRecord, Piece, RecordPlace, ResumeAt, ShardInfo, ShardName, ShardPlace, StoredValue,
+    Version,
 };
 
 /// The four highest bits of the first byte of every message of this protocol, of any version.
@@ -29,7 +30,7 @@ pub use values::{
 const MARK: u8 = 0x70;
 
 /// Version of the messages, which is the first byte of each.
-pub const SHARD_VERSION: u8 = MARK | 3;
+pub const SHARD_VERSION: u8 = MARK | 4;
 
 /// Longest value, in bytes, of an answer to a reader that wants keys only. It has room for the
 /// expiry of a record. A page with such a limit does not count the values that it names by their

@@ -58,6 +58,22 @@ fn placed() -> Version {
     Version { seq: SeqNo(6), kind: Kind::Put, value }
 }
 
+fn share() -> NodeShare {
+    NodeShare { used_bytes: 0x2000, guaranteed_bytes: 0x5000, limit_bytes: 0x3000 }
+}
+
+fn account() -> DatabaseAccount {
+    DatabaseAccount {
+        db: OffloadDb([0xd0; 16]),
+        image_bytes: 1,
+        used_bytes: 2,
+        guaranteed_bytes: 3,
+        borrowed_bytes: 4,
+        share_bytes: 5,
+        claimed_bytes: 6,
+    }
+}
+
 fn resume() -> ResumeAt {
     ResumeAt { key: bytes("k"), seq: Some(SeqNo(6)) }
 }
@@ -83,6 +99,15 @@ fn name_bytes() -> String {
 fn place_bytes() -> String {
     let key = [word("01"), word("09"), half("07"), word("2211"), word("40"), "01".to_owned()];
     [key.concat(), word("40"), word("30")].concat()
+}
+
+fn share_bytes() -> String {
+    [word("0020"), word("0050"), word("0030")].concat()
+}
+
+fn account_bytes() -> String {
+    let fields = ["01", "02", "03", "04", "05", "06"].map(word);
+    "d0".repeat(16) + &fields.concat()
 }
 
 fn info_bytes() -> String {
@@ -116,15 +141,19 @@ fn changes() -> Vec<Golden> {
     let (owner, shard, shards) = (owner(), name(), vec![name()]);
     let piece = Piece { at: 0x10, len: 0x20, sum: 0x01020304 };
     vec![
-        (ShardMessage::Begin { owner, landing_bytes: 0x1000 }, "7301", vec![word("0010")]),
+        (
+            ShardMessage::Begin { owner, landing_bytes: 0x1000, guaranteed_bytes: 0x5000 },
+            "7401",
+            vec![word("0010"), word("0050")],
+        ),
         (
             ShardMessage::Land { owner, shard, bytes: 0x2000 },
-            "7302",
+            "7402",
             vec![name_bytes(), word("0020")],
         ),
         (
             ShardMessage::Register { owner, shard, grant: 11, info: info(), pieces: vec![piece] },
-            "7303",
+            "7403",
             vec![
                 name_bytes(),
                 word("0b"),
@@ -137,12 +166,12 @@ fn changes() -> Vec<Golden> {
         ),
         (
             ShardMessage::Release { owner, shards: shards.clone(), oldest: 3 },
-            "7304",
+            "7404",
             vec![names(), word("03")],
         ),
-        (ShardMessage::List { owner, after: Some(shard) }, "7308", vec!["01".into(), name_bytes()]),
-        (ShardMessage::Adopt { owner, shards }, "7309", vec![names()]),
-        (ShardMessage::Purge { owner }, "730a", Vec::new()),
+        (ShardMessage::List { owner, after: Some(shard) }, "7408", vec!["01".into(), name_bytes()]),
+        (ShardMessage::Adopt { owner, shards }, "7409", vec![names()]),
+        (ShardMessage::Purge { owner }, "740a", Vec::new()),
     ]
 }
 
@@ -162,7 +191,7 @@ fn searches() -> Vec<Golden> {
                 inline_max,
                 wants_place: true,
             },
-            "7305",
+            "7405",
             vec![names(), "016b".into(), word("04"), word("09"), half("0002"), "01".into()],
         ),
         (
@@ -174,7 +203,7 @@ fn searches() -> Vec<Golden> {
                 inline_max,
                 wants_place: false,
             },
-            "7306",
+            "7406",
             vec![
                 names(),
                 "01".into(),
@@ -199,7 +228,7 @@ fn searches() -> Vec<Golden> {
                 bytes_max: 0x100,
                 inline_max,
             },
-            "7307",
+            "7407",
             vec![
                 names(),
                 "016101016d".into(),
@@ -225,7 +254,7 @@ fn answers() -> Vec<Golden> {
         life: Epoch(9),
         landing_bytes: 0x1000,
         image_bytes_max: 0x800,
-        room_bytes: 0x3000,
+        share: share(),
         shards: 2,
     };
     let landing = ShardMessage::Landing {
@@ -234,31 +263,36 @@ fn answers() -> Vec<Golden> {
         at: 0x40,
         bytes: 0x30,
         credit_bytes: 0x90,
+        share: share(),
     };
     let refusal = ShardRefusal::at(ShardWhy::Full, 12).of(name());
     vec![
-        (begun, "7320", vec![word("09"), word("0010"), word("0008"), word("0030"), half("02")]),
-        (landing, "7321", vec![word("0b"), place_of_key, word("40"), word("30"), word("90")]),
-        (ShardMessage::Registered { place: place() }, "7322", vec![place_bytes()]),
-        (ShardMessage::Done { shards: 3 }, "7323", vec![half("03")]),
+        (begun, "7420", vec![word("09"), word("0010"), word("0008"), share_bytes(), half("02")]),
+        (
+            landing,
+            "7421",
+            vec![word("0b"), place_of_key, word("40"), word("30"), word("90"), share_bytes()],
+        ),
+        (ShardMessage::Registered { place: place() }, "7422", vec![place_bytes()]),
+        (ShardMessage::Done { shards: 3, share: share() }, "7423", vec![half("03"), share_bytes()]),
         (
             ShardMessage::Versions { found: found.clone() },
-            "7324",
+            "7424",
             vec!["01".into(), inline_bytes(), "01".into(), word("05")],
         ),
         (
             ShardMessage::Versions { found: whole },
-            "7324",
+            "7424",
             vec!["01".into(), placed_bytes(), "00".into()],
         ),
         (
             ShardMessage::ManyVersions { found: vec![found, KeyVersions::default()] },
-            "7325",
+            "7425",
             vec!["02".into(), "01".into(), inline_bytes(), "01".into(), word("05"), "0000".into()],
         ),
         (
             ShardMessage::Page { records: vec![record], end: PageEnd::At(resume()) },
-            "7326",
+            "7426",
             vec![
                 "01".into(),
                 "016b".into(),
@@ -270,15 +304,22 @@ fn answers() -> Vec<Golden> {
         ),
         (
             ShardMessage::Listed { shards: vec![listed], more: true },
-            "7327",
+            "7427",
             vec!["01".into(), name_bytes(), info_bytes(), place_bytes(), "01".into()],
         ),
         (
             ShardMessage::Refused { refusal },
-            "7328",
+            "7428",
             vec!["02".into(), word("0c"), "01".into(), name_bytes()],
         ),
     ]
+}
+
+/// The answer to an operator.
+fn accounted() -> Golden {
+    let databases = vec![account()];
+    let message = ShardMessage::Accounted { limit_bytes: 0x7000, databases };
+    (message, "7429", vec![word("0070"), "01".into(), account_bytes()])
 }
 
 fn samples() -> Vec<ShardMessage> {
@@ -286,8 +327,9 @@ fn samples() -> Vec<ShardMessage> {
         ShardMessage::Page { records: Vec::new(), end: PageEnd::Finished },
         ShardMessage::Page { records: Vec::new(), end: PageEnd::AfterLast },
         ShardMessage::List { owner: owner(), after: None },
+        ShardMessage::Accounts {},
     ];
-    let all = changes().into_iter().chain(searches()).chain(answers());
+    let all = changes().into_iter().chain(searches()).chain(answers()).chain([accounted()]);
     all.map(|(message, ..)| message).chain(more).collect()
 }
 
@@ -304,8 +346,13 @@ fn requests_have_golden_bytes() {
 }
 
 #[test]
+fn question_of_an_operator_has_golden_bytes() {
+    assert_eq!(hex(&ShardMessage::Accounts {}.encode()), "740b");
+}
+
+#[test]
 fn answers_have_golden_bytes() {
-    for (message, head, fields) in answers() {
+    for (message, head, fields) in answers().into_iter().chain([accounted()]) {
         let expected = [head.to_owned(), fields.concat()].concat();
         assert_eq!(hex(&message.encode()), expected, "{}", message.name());
     }
@@ -342,7 +389,8 @@ fn damaged_messages_are_refused_or_read_as_others() {
 #[test]
 fn searches_and_notices_are_told_apart() {
     for message in samples() {
-        let notices = ["Begin", "Release", "List", "Adopt", "Purge"].contains(&message.name());
+        let notices = ["Begin", "Release", "List", "Adopt", "Purge", "Accounts"];
+        let notices = notices.contains(&message.name());
         assert_eq!(is_shard_notice(&message.encode()), notices, "{}", message.name());
         let searches = ["Get", "MultiGet", "Scan"].contains(&message.name());
         assert_eq!(is_shard_read(&message.encode()), searches, "{}", message.name());
@@ -352,7 +400,7 @@ fn searches_and_notices_are_told_apart() {
 
 #[test]
 fn first_byte_tells_shards_from_other_protocols() {
-    assert_eq!(SHARD_VERSION, 0x73);
+    assert_eq!(SHARD_VERSION, 0x74);
     // First bytes of the pool, of storage nodes, of jobs, of FlexKV, and of no protocol.
     for first in [0x03, 0x41, 0x61, 0x81, 0xf1] {
         assert!(!is_shard_message(&[first, 1]), "{first:#x}");

@@ -8,6 +8,7 @@ use archipelago_base::{CfId, Epoch, SeqNo, wire_enum, wire_struct};
 use archipelago_engine::key::{KeyRange, Kind};
 use archipelago_fabric::RemoteKey;
 
+use crate::ids::OffloadDb;
 use crate::job::Payload;
 
 /// A sealed memtable shard of a database. No name is used twice.
@@ -104,6 +105,47 @@ pub struct ListedShard {
     pub place: ShardPlace,
 }
 wire_struct!(ListedShard { name, info, place });
+
+/// The memory of a node that a database has, and may have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeShare {
+    /// Bytes of memory that it uses: its landing zone and its arenas.
+    pub used_bytes: u64,
+    /// Bytes of memory that it is guaranteed.
+    pub guaranteed_bytes: u64,
+    /// Bytes of images that it may have, those included that it has. If it has more, it must flush
+    /// some of them, because another database wants its guarantee back.
+    pub limit_bytes: u64,
+}
+wire_struct!(NodeShare { used_bytes, guaranteed_bytes, limit_bytes });
+
+/// The account of one database at a node, in bytes of memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DatabaseAccount {
+    /// Database in question.
+    pub db: OffloadDb,
+    /// Bytes of the images of its registered shards.
+    pub image_bytes: u64,
+    /// Bytes that it uses: its landing zone and its arenas.
+    pub used_bytes: u64,
+    /// Bytes that it is guaranteed.
+    pub guaranteed_bytes: u64,
+    /// Bytes that it uses beyond its guarantee.
+    pub borrowed_bytes: u64,
+    /// Bytes that it may use now.
+    pub share_bytes: u64,
+    /// Bytes that it has asked for in vain, beyond those that it uses.
+    pub claimed_bytes: u64,
+}
+wire_struct!(DatabaseAccount {
+    db,
+    image_bytes,
+    used_bytes,
+    guaranteed_bytes,
+    borrowed_bytes,
+    share_bytes,
+    claimed_bytes,
+});
 
 /// A key of a request for several keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

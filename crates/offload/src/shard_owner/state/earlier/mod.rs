@@ -143,9 +143,6 @@ impl OwnerState {
         state.shards.begin(id, held.place.bytes);
         let HeldShard { place, last_seq, .. } = held;
         state.shards.set(id, ShardStage::Away(ReadableShard { place, head_sum, last_seq }));
-        if let Some(begun) = &mut state.begun {
-            begun.limit_bytes = begun.limit_bytes.saturating_add(held.place.bytes);
-        }
         self.earlier.names.insert(id, name);
         self.homes.insert(id, node);
         self.offsets.open(id, last_seq);
@@ -158,6 +155,10 @@ impl OwnerState {
         self.earlier.is_decided = true;
         for ((node, name), held) in std::mem::take(&mut self.earlier.held) {
             let Some(state) = self.nodes.get_mut(&node) else { continue };
+            if state.is_fenced {
+                // The other owner purges what is there, and no release is sent.
+                continue;
+            }
             let id = ShardId { memtable: 0, shard: self.earlier.given_up };
             self.earlier.given_up += 1;
             self.earlier.names.insert(id, name);

@@ -8,7 +8,7 @@ use super::super::{MemoryNode, NextAsk, NodeTask, OwnerTerms};
 use super::*;
 use crate::ids::{OffloadDb, OwnerStamp, Token};
 use crate::shard_owner::offsets::CachedOffset;
-use crate::wire::shard::{ShardInfo, ShardMessage};
+use crate::wire::shard::{NodeShare, ShardInfo, ShardMessage, ShardRefusal, ShardWhy};
 
 const LIFE: Epoch = Epoch(7);
 
@@ -48,7 +48,7 @@ fn unconfirmed() -> (OwnerState, StoreNode) {
         life: LIFE,
         landing_bytes: 1000,
         image_bytes_max: 400,
-        room_bytes: 0,
+        share: NodeShare::default(),
         shards: 3,
     };
     state.on_answer(1, node, &NodeTask::Begin, &answer);
@@ -63,7 +63,12 @@ fn asked(state: &mut OwnerState, node: StoreNode) -> Vec<ShardMessage> {
     state.nodes.values_mut().for_each(|node| node.beat_ns = u64::MAX);
     let mut asked = Vec::new();
     while let NextAsk::Ask(task, message) = state.next_ask(2, node) {
-        state.on_answer(2, node, &task, &ShardMessage::Done { shards: 1 });
+        state.on_answer(
+            2,
+            node,
+            &task,
+            &ShardMessage::Done { shards: 1, share: NodeShare::default() },
+        );
         asked.push(message);
     }
     asked
@@ -104,6 +109,19 @@ fn unconfirmed_shards_are_released_after_the_purge() {
         panic!("{messages:?}");
     };
     assert_eq!(shards[..], [name(1), name(2), name(3)]);
+}
+
+#[test]
+fn shards_at_a_node_of_another_owner_are_not_held() {
+    let (mut state, node) = opening();
+    state.note_head(node, name(2), 5);
+    state.adopt(id(8), node, name(2)).expect("the node holds it");
+    assert_eq!(state.room(2).held_bytes, 100);
+    state.on_refused(2, node, &ShardRefusal::at(ShardWhy::OldEpoch, 5));
+    state.purge();
+    assert_eq!(state.room(2).held_bytes, 0, "the other owner purges them");
+    assert!(asked(&mut state, node).is_empty());
+    assert!(state.is_settled());
 }
 
 #[test]

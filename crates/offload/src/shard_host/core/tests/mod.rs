@@ -13,6 +13,9 @@ use archipelago_fabric::{NodeId, RegionId, RemoteKey, Rights};
 
 use super::*;
 use crate::ids::Token;
+use crate::wire::shard::NodeShare;
+
+mod shares;
 
 const LIMIT: u64 = 64 << 10;
 const LANDING: u64 = 8 << 10;
@@ -116,13 +119,14 @@ impl Host {
     }
 
     fn begin(&mut self, owner: OwnerStamp) -> ShardMessage {
-        self.tell(&ShardMessage::Begin { owner, landing_bytes: LANDING })
+        self.tell(&ShardMessage::Begin { owner, landing_bytes: LANDING, guaranteed_bytes: 0 })
     }
 
     /// Executes a message to its end.
     fn tell(&mut self, message: &ShardMessage) -> ShardMessage {
         for _ in 0..4 {
             match self.core.on_message(&mut self.memory, message) {
+                NextStep::Answer(ShardMessage::Done { shards, .. }) => return done(shards),
                 NextStep::Answer(answer) => return answer,
                 NextStep::Allocate(order) => {
                     let made = match self.memory.exhausted {
@@ -138,7 +142,7 @@ impl Host {
                 NextStep::Copy(order) => return self.copied(*order),
                 NextStep::Read(read) => {
                     let found = read.images.iter().flatten().count() as u32;
-                    return ShardMessage::Done { shards: found };
+                    return done(found);
                 }
             }
         }
@@ -164,7 +168,7 @@ impl Host {
     }
 
     fn check(&self) {
-        let figures = self.core.figures();
+        let figures = self.core.figures(&self.memory);
         assert!(figures.region_bytes <= LIMIT, "{figures:?}");
         assert_eq!(figures.region_bytes, self.memory.reserved);
     }
@@ -223,6 +227,11 @@ fn register(shard: ShardName, grant: u64) -> ShardMessage {
     ShardMessage::Register { owner: owner(1), shard, grant, info: ShardInfo::default(), pieces }
 }
 
+/// An answer about this number of shards, without the memory that it tells.
+fn done(shards: u32) -> ShardMessage {
+    ShardMessage::Done { shards, share: NodeShare::default() }
+}
+
 fn why(answer: &ShardMessage) -> Option<ShardWhy> {
     match answer {
         ShardMessage::Refused { refusal } => Some(refusal.why),
@@ -233,21 +242,19 @@ fn why(answer: &ShardMessage) -> Option<ShardWhy> {
 #[test]
 fn owner_hears_how_much_room_is_left() {
     let mut host = Host::begun();
-    let room = |host: &mut Host| match host.begin(owner(1)) {
-        ShardMessage::Begun { room_bytes, .. } => room_bytes,
+    let limit = |host: &mut Host| match host.begin(owner(1)) {
+        ShardMessage::Begun { share, .. } => share.limit_bytes,
         other => panic!("{other:?}"),
     };
-    assert_eq!(room(&mut host), LIMIT - LANDING);
+    assert_eq!(limit(&mut host), LIMIT - LANDING);
     host.registered(name(1));
-    let image =
-        (image_bytes().len() as u64).next_multiple_of(crate::shard_host::ranges::ALIGN_BYTES);
-    assert_eq!(room(&mut host), LIMIT - LANDING - image, "an arena has room besides the image");
+    assert_eq!(limit(&mut host), LIMIT - LANDING, "images that it has are within the limit");
     // Blocks of the pool reserve bytes of the same limit.
     host.memory.others = 2 * LIMIT - host.memory.reserved - 100;
-    assert_eq!(room(&mut host), (16 << 10) - image + 100);
+    assert_eq!(limit(&mut host), (16 << 10) + 100);
     host.memory.others = 0;
     host.release(&[name(1)], 2);
-    assert_eq!(room(&mut host), LIMIT - LANDING);
+    assert_eq!(limit(&mut host), LIMIT - LANDING);
 }
 
 #[test]
@@ -282,7 +289,7 @@ fn new_owner_voids_grants_and_revokes_the_landing_zone() {
     let order = host.order(&register(name(1), grant));
     // A process of the old owner has the zone mapped.
     host.memory.held.insert(key.tag);
-    let zones = |host: &Host| host.core.figures().region_bytes;
+    let zones = |host: &Host| host.core.figures(&host.memory).region_bytes;
     let before = zones(&host);
     assert!(matches!(host.begin(owner(2)), ShardMessage::Begun { shards: 0, .. }));
     assert!(!host.memory.valid.contains_key(&key.tag), "its key is not valid");
@@ -292,7 +299,7 @@ fn new_owner_voids_grants_and_revokes_the_landing_zone() {
     assert_eq!(why(&host.tell(&register(name(1), grant))), Some(ShardWhy::OldEpoch));
     host.memory.held.clear();
     host.core.on_timer(&mut host.memory);
-    assert_eq!((zones(&host), host.core.figures().retired_regions), (before, 0));
+    assert_eq!((zones(&host), host.core.figures(&host.memory).retired_regions), (before, 0));
 }
 
 #[test]
@@ -306,7 +313,7 @@ fn repeated_grant_is_the_same() {
         why(&host.land(ShardName { epoch: Epoch(0), ..name(2) }, 9)),
         Some(ShardWhy::Malformed)
     );
-    assert_eq!(host.core.figures().grants, 1);
+    assert_eq!(host.core.figures(&host.memory).grants, 1);
 }
 
 #[test]
@@ -345,8 +352,8 @@ fn shard_is_registered_once() {
     assert!(matches!(first, ShardMessage::Registered { .. }));
     assert_eq!(host.tell(&register(name(1), grant)), first, "the message came again");
     assert_eq!(host.land(name(1), 1000), first, "a late request for a grant");
-    assert_eq!(host.search(owner(1), &[name(1)]), ShardMessage::Done { shards: 1 });
-    assert_eq!(host.core.figures().counters.registered, 1);
+    assert_eq!(host.search(owner(1), &[name(1)]), done(1));
+    assert_eq!(host.core.figures(&host.memory).counters.registered, 1);
 }
 
 #[test]
@@ -383,7 +390,7 @@ fn owner_may_write_damaged_pieces_again() {
     let order = host.order(&register(name(1), grant));
     assert_eq!(why(&host.failed(order, ShardWhy::BadImage, false)), Some(ShardWhy::BadImage));
     assert_eq!(why(&host.tell(&register(name(1), grant))), Some(ShardWhy::UnknownGrant));
-    assert_eq!(host.core.figures().shards, 0);
+    assert_eq!(host.core.figures(&host.memory).shards, 0);
 }
 
 #[test]
@@ -393,15 +400,15 @@ fn released_shard_does_not_come_back() {
     let order = host.order(&register(name(2), copying));
     host.registered(name(3));
     let names = [name(1), name(2), name(3), name(4)];
-    assert_eq!(host.release(&names, 0), ShardMessage::Done { shards: 1 });
-    assert_eq!(host.release(&names, 0), ShardMessage::Done { shards: 0 }, "it came again");
+    assert_eq!(host.release(&names, 0), done(1));
+    assert_eq!(host.release(&names, 0), done(0), "it came again");
     assert_eq!(why(&host.copied(order)), Some(ShardWhy::UnknownGrant));
     assert_eq!(why(&host.tell(&register(name(1), open))), Some(ShardWhy::UnknownGrant));
     for name in names {
         assert_eq!(why(&host.land(name, 1000)), Some(ShardWhy::Retired));
         assert_eq!(why(&host.search(owner(1), &[name])), Some(ShardWhy::UnknownShard));
     }
-    let figures = host.core.figures();
+    let figures = host.core.figures(&host.memory);
     assert_eq!((figures.shards, figures.grants), (0, 0));
 }
 
@@ -411,11 +418,11 @@ fn retired_memtables_leave_nothing() {
     host.registered(name(1));
     host.granted(name(2), 1000);
     host.registered(name(3));
-    assert_eq!(host.release(&[], 3), ShardMessage::Done { shards: 1 });
-    let figures = host.core.figures();
+    assert_eq!(host.release(&[], 3), done(1));
+    let figures = host.core.figures(&host.memory);
     assert_eq!((figures.shards, figures.grants), (1, 0));
     assert_eq!(why(&host.land(name(2), 1000)), Some(ShardWhy::Retired));
-    assert_eq!(host.search(owner(1), &[name(3)]), ShardMessage::Done { shards: 1 });
+    assert_eq!(host.search(owner(1), &[name(3)]), done(1));
 }
 
 #[test]
@@ -435,12 +442,12 @@ fn bytes_stay_within_the_limit_and_come_back() {
         assert!(memtable < 1000, "no limit");
     };
     assert_eq!(why(&last), Some(ShardWhy::Full));
-    let full = host.core.figures();
+    let full = host.core.figures(&host.memory);
     assert!(full.shards > 6, "{full:?}");
     let names: Vec<ShardName> = (1..memtable).map(name).collect();
     host.release(&names, 0);
     host.core.on_timer(&mut host.memory);
-    let figures = host.core.figures();
+    let figures = host.core.figures(&host.memory);
     assert_eq!(figures.shard_bytes, 0);
     assert!(figures.region_bytes <= LANDING + (16 << 10), "one empty region is kept: {figures:?}");
 }
@@ -513,13 +520,13 @@ fn silent_owner_loses_its_shards() {
     host.registered(name(1));
     host.core.on_time(599 * SECOND_NS);
     host.core.on_timer(&mut host.memory);
-    assert_eq!(host.search(owner(1), &[name(1)]), ShardMessage::Done { shards: 1 });
+    assert_eq!(host.search(owner(1), &[name(1)]), done(1));
     host.core.on_time(1198 * SECOND_NS);
     host.core.on_timer(&mut host.memory);
-    assert_eq!(host.core.figures().shards, 1, "each message begins the time anew");
+    assert_eq!(host.core.figures(&host.memory).shards, 1, "each message begins the time anew");
     host.core.on_time(1199 * SECOND_NS);
     host.core.on_timer(&mut host.memory);
-    let figures = host.core.figures();
+    let figures = host.core.figures(&host.memory);
     assert_eq!((figures.databases, figures.shards, figures.region_bytes), (0, 0, 0));
     assert_eq!((figures.counters.purged, host.memory.reserved), (1, 0));
     assert_eq!(why(&host.search(owner(1), &[name(1)])), Some(ShardWhy::NotBegun));
@@ -533,7 +540,7 @@ fn owner_that_has_closed_leaves_no_memory() {
         host.core.on_time(seconds * SECOND_NS);
         host.core.on_timer(&mut host.memory);
         host.check();
-        host.core.figures().region_bytes
+        host.core.figures(&host.memory).region_bytes
     };
     let mut host = Host::begun();
     host.registered(name(1));
@@ -545,7 +552,11 @@ fn owner_that_has_closed_leaves_no_memory() {
     host.release(&[name(2)], 0);
     assert!(bytes_after(&mut host, 31) > 0, "it was heard nine seconds ago");
     assert_eq!(bytes_after(&mut host, 33), 0);
-    assert_eq!(host.core.figures().databases, 1, "its epoch and its names are remembered");
+    assert_eq!(
+        host.core.figures(&host.memory).databases,
+        1,
+        "its epoch and its names are remembered"
+    );
     // An owner that goes on after all begins again.
     assert_eq!(why(&host.land(name(3), 1000)), Some(ShardWhy::NotBegun));
     assert!(matches!(host.begin(owner(1)), ShardMessage::Begun { .. }));
@@ -574,19 +585,19 @@ fn new_owner_adopts_shards_and_purges_the_others() {
         ShardMessage::Adopt { owner, shards }
     };
     assert_eq!(why(&host.tell(&adopt(owner(2), &[2, 9]))), Some(ShardWhy::UnknownShard));
-    assert_eq!(host.tell(&adopt(owner(2), &[1, 2])), ShardMessage::Done { shards: 2 });
-    assert_eq!(host.tell(&adopt(owner(2), &[1, 2])), ShardMessage::Done { shards: 0 });
+    assert_eq!(host.tell(&adopt(owner(2), &[1, 2])), done(2));
+    assert_eq!(host.tell(&adopt(owner(2), &[1, 2])), done(0));
     let purge = |owner| ShardMessage::Purge { owner };
-    assert_eq!(host.tell(&purge(owner(2))), ShardMessage::Done { shards: 1 });
+    assert_eq!(host.tell(&purge(owner(2))), done(1));
     assert_eq!(list(&mut host, owner(2), None), [1, 2]);
     host.begin(owner(3));
     host.tell(&adopt(owner(3), &[2]));
-    assert_eq!(host.tell(&purge(owner(3))), ShardMessage::Done { shards: 1 });
+    assert_eq!(host.tell(&purge(owner(3))), done(1));
     assert_eq!(list(&mut host, owner(3), None), [2], "each owner adopts for itself");
-    assert_eq!(host.search(owner(3), &[name(2)]), ShardMessage::Done { shards: 1 });
+    assert_eq!(host.search(owner(3), &[name(2)]), done(1));
     host.begin(owner(5));
     assert_eq!(list(&mut host, owner(5), None), [0u64; 0], "the fourth owner did not hold it");
-    assert_eq!(host.tell(&purge(owner(5))), ShardMessage::Done { shards: 1 });
+    assert_eq!(host.tell(&purge(owner(5))), done(1));
 }
 
 #[test]
@@ -596,7 +607,7 @@ fn search_of_an_unknown_shard_names_it() {
     let answer = host.search(owner(1), &[name(1), name(2)]);
     let refusal = ShardRefusal::from(ShardWhy::UnknownShard).of(name(2));
     assert_eq!(answer, ShardMessage::Refused { refusal });
-    assert_eq!(host.core.figures().counters.refusals[&ShardWhy::UnknownShard], 1);
+    assert_eq!(host.core.figures(&host.memory).counters.refusals[&ShardWhy::UnknownShard], 1);
 }
 
 #[test]

@@ -1,0 +1,31 @@
+//! Seeds of databases that share memory nodes, and proof that the check notices a fault.
+
+use archipelago_sim::{RunRequest, find, same_twice};
+
+use crate::seeds::{is_noticed, sums};
+
+const SEEDS: u64 = 60;
+
+#[test]
+fn guarantees_hold_in_every_seed() {
+    let sum = sums("shares", 0..SEEDS);
+    // Runs in which no memory is lent and given back prove nothing.
+    assert!(sum("shards sent") > 100 * SEEDS);
+    assert!(sum("shards flushed") > 50 * SEEDS);
+    assert!(sum("guarantees given back") > SEEDS);
+}
+
+#[test]
+fn share_runs_of_one_seed_are_the_same() {
+    let shares = find("shares").expect("a scenario");
+    let trace = |seed| match same_twice(shares, &RunRequest::new(seed)) {
+        Ok(outcome) => outcome.trace,
+        Err(failure) => panic!("{failure}"),
+    };
+    assert_ne!(trace(3), trace(11));
+}
+
+#[test]
+fn host_that_ignores_guarantees_is_noticed() {
+    assert!(is_noticed("shares", 0..SEEDS, &["guarantees"]));
+}

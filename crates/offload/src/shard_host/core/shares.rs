@@ -1,0 +1,201 @@
+//! Accounts: which database uses how much memory of the node, and how much it may use.
+//!
+//! The decision is [`share`]. A database that was refused room **claims** memory for a while: its
+//! guarantee, or the bytes of one image if it has its guarantee. The shares of the others fall, and
+//! every answer to an owner that carries room tells its share. The owner flushes what is above it.
+//! The host never drops a shard for another database.
+//!
+//! Memory is counted by regions, which is what the node really uses: an arena with one image counts
+//! as a whole, and so does the landing zone. Regions that wait to be unmapped count for nobody.
+//!
+//! Invariants:
+//! 1. The guarantees of all databases sum up to at most what shards may use at the node.
+//! 2. Memory that a database claims within its guarantee is given to no database beyond its own.
+//!
+//! Thread-safety: as that of [`HostCore`].
+//! Failure: an owner that does not flush, because it has ended, keeps what it uses until the host
+//! drops its database.
+//! Cost: O(regions + databases · log databases) for an answer that tells a share.
+
+use super::{Database, HostCore, HostMemory, IDLE};
+use crate::decide::{Claim, admitted, guarantees, share};
+use crate::ids::OffloadDb;
+use crate::wire::shard::{DatabaseAccount, NodeShare, ShardMessage, ShardRefusal, ShardWhy};
+
+/// Accounts of one answer at most: the usual limit of databases.
+const ACCOUNTS_MAX: usize = 256;
+
+/// A refusal for want of room.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RoomClaim {
+    bytes: u64,
+    until_ns: u64,
+}
+
+/// Claims of all databases, by their order.
+struct Claims {
+    total_bytes: u64,
+    databases: Vec<(OffloadDb, Claim)>,
+}
+
+impl Claims {
+    fn of(&self, db: OffloadDb) -> Claim {
+        let found = self.databases.iter().find(|(other, _)| *other == db);
+        found.map(|(_, claim)| *claim).unwrap_or_default()
+    }
+
+    fn others(&self, db: OffloadDb) -> Vec<Claim> {
+        let others = self.databases.iter().filter(|(other, _)| *other != db);
+        others.map(|(_, claim)| *claim).collect()
+    }
+}
+
+impl Database {
+    /// Whether the owner has closed, so that nothing is guaranteed to it any more.
+    pub(super) fn is_idle(&self, now_ns: u64) -> bool {
+        let is_empty = self.shards.is_empty() && self.grants.is_empty();
+        is_empty && now_ns.saturating_sub(self.heard_ns) >= IDLE.as_nanos() as u64
+    }
+}
+
+impl HostCore {
+    /// Takes the guarantee that an owner states. What others were promised before stays theirs, so
+    /// a beat after their end may admit more.
+    pub(super) fn state_guarantee(&mut self, db: OffloadDb, stated_bytes: u64) {
+        let now_ns = self.now_ns;
+        let others = self
+            .databases
+            .iter()
+            .filter(|(other, database)| **other != db && !database.is_idle(now_ns));
+        let promised = others.map(|(_, other)| other.admitted_bytes.unwrap_or(0));
+        let promised = promised.fold(0, u64::saturating_add);
+        let total_bytes = self.limits.bytes_max;
+        if let Some(database) = self.databases.get_mut(&db) {
+            let stated = (stated_bytes > 0).then_some(stated_bytes);
+            database.admitted_bytes = stated.map(|stated| admitted(stated, total_bytes, promised));
+        }
+    }
+
+    fn claims(&self, memory: &dyn HostMemory) -> Claims {
+        let now_ns = self.now_ns;
+        let total_bytes = self.regions.bytes().saturating_add(self.regions.left(memory));
+        let live = |database: &Database| !database.is_idle(now_ns);
+        let databases = || self.databases.iter().filter(|(_, database)| live(database));
+        // No owner gives its landing zone back, so each has its zone, and the rest is promised.
+        let zone = |database: &Database| {
+            let zone = database.landing.and_then(|zone| self.regions.key(zone));
+            zone.map_or(0, |(_, bytes)| bytes)
+        };
+        let zones: u64 = databases().map(|(_, database)| zone(database)).sum();
+        let beyond_zone = |database: &Database| {
+            database.admitted_bytes.map(|admitted| admitted.saturating_sub(zone(database)))
+        };
+        let admitted: Vec<Option<u64>> =
+            databases().map(|(_, database)| beyond_zone(database)).collect();
+        let guaranteed = guarantees(total_bytes.saturating_sub(zones), &admitted);
+        let used = self.regions.bytes_by_database();
+        let claim = |(entry, guaranteed_bytes): ((&OffloadDb, &Database), u64)| {
+            let (db, database) = entry;
+            let guaranteed_bytes = guaranteed_bytes.saturating_add(zone(database));
+            let used_bytes = used.get(db).copied().unwrap_or(0);
+            let refused = database.claim.filter(|claim| now_ns < claim.until_ns);
+            let missing = guaranteed_bytes.saturating_sub(used_bytes);
+            let wanted_bytes = refused.map_or(0, |refused| refused.bytes.max(missing));
+            (*db, Claim { used_bytes, guaranteed_bytes, wanted_bytes })
+        };
+        Claims { total_bytes, databases: databases().zip(guaranteed).map(claim).collect() }
+    }
+
+    /// Bytes of memory that a database may still get now, beyond its regions: its share, as far as
+    /// the node has memory that no other database claims by its guarantee.
+    pub(super) fn room(&self, memory: &dyn HostMemory, db: OffloadDb) -> u64 {
+        let left = self.regions.left(memory);
+        if self.sabotage.no_guarantees() {
+            return left;
+        }
+        let claims = self.claims(memory);
+        let (own, others) = (claims.of(db), claims.others(db));
+        let owed = others.iter().map(Claim::owed_bytes).fold(0, u64::saturating_add);
+        let share = share(claims.total_bytes, own.guaranteed_bytes, &others);
+        let borrows = left.saturating_sub(owed).min(share.saturating_sub(own.used_bytes));
+        let own_bytes = own.guaranteed_bytes.saturating_sub(own.used_bytes).min(left);
+        own_bytes.max(borrows)
+    }
+
+    /// Whether a database must give memory back before it gets any, also in its own arenas.
+    pub(super) fn is_above_share(&self, memory: &dyn HostMemory, db: OffloadDb) -> bool {
+        let claims = self.claims(memory);
+        let own = claims.of(db);
+        let share = share(claims.total_bytes, own.guaranteed_bytes, &claims.others(db));
+        own.used_bytes > share && !self.sabotage.no_guarantees()
+    }
+
+    /// What an answer tells a database of its memory.
+    pub(super) fn node_share(&self, memory: &dyn HostMemory, db: OffloadDb) -> NodeShare {
+        let claims = self.claims(memory);
+        let own = claims.of(db);
+        let share = match self.sabotage.no_guarantees() {
+            true => claims.total_bytes,
+            false => share(claims.total_bytes, own.guaranteed_bytes, &claims.others(db)),
+        };
+        let (arena_bytes, free_bytes) = self.regions.arenas(db);
+        let (used_bytes, guaranteed_bytes) = (own.used_bytes, own.guaranteed_bytes);
+        let limit_bytes = match used_bytes.checked_sub(share) {
+            // What it gives back must empty whole arenas, so every byte counts.
+            Some(surplus) if surplus > 0 => (arena_bytes - free_bytes).saturating_sub(surplus),
+            _ => {
+                // It is told its guarantee also while others still hold it: its claim begins with
+                // a request.
+                let owed = guaranteed_bytes.saturating_sub(used_bytes);
+                arena_bytes.saturating_add(self.room(memory, db).max(owed))
+            }
+        };
+        NodeShare { used_bytes, guaranteed_bytes, limit_bytes }
+    }
+
+    /// A refusal for want of room, from which a claim follows.
+    pub(super) fn refuse_room(
+        &mut self,
+        memory: &dyn HostMemory,
+        db: OffloadDb,
+        bytes: u64,
+    ) -> ShardRefusal {
+        let until_ns = self.now_ns.saturating_add(self.limits.claims.as_nanos() as u64);
+        let is_new = self.databases.get_mut(&db).is_some_and(|database| {
+            let is_new = database.claim.is_none_or(|claim| claim.until_ns <= self.now_ns);
+            database.claim = Some(RoomClaim { bytes, until_ns });
+            is_new
+        });
+        self.counters.claims += u64::from(is_new);
+        ShardRefusal::at(ShardWhy::Full, self.room(memory, db))
+    }
+
+    /// The answer to an operator who asks for the accounts.
+    pub(super) fn accounted(&self, memory: &dyn HostMemory) -> ShardMessage {
+        let mut databases = self.accounts(memory);
+        databases.truncate(ACCOUNTS_MAX);
+        let limit_bytes = self.regions.bytes().saturating_add(self.regions.left(memory));
+        ShardMessage::Accounted { limit_bytes, databases }
+    }
+
+    /// The accounts of all databases, by their names.
+    pub(super) fn accounts(&self, memory: &dyn HostMemory) -> Vec<DatabaseAccount> {
+        let claims = self.claims(memory);
+        let account = |(db, claim): &(OffloadDb, Claim)| {
+            let share = share(claims.total_bytes, claim.guaranteed_bytes, &claims.others(*db));
+            let image_bytes = self.databases.get(db).map_or(0, |database| {
+                database.shards.values().map(|shard| shard.place.bytes).sum()
+            });
+            DatabaseAccount {
+                db: *db,
+                image_bytes,
+                used_bytes: claim.used_bytes,
+                guaranteed_bytes: claim.guaranteed_bytes,
+                borrowed_bytes: claim.used_bytes.saturating_sub(claim.guaranteed_bytes),
+                share_bytes: share,
+                claimed_bytes: claim.wanted_bytes,
+            }
+        };
+        claims.databases.iter().map(account).collect()
+    }
+}

@@ -98,11 +98,18 @@ impl Managers {
         Err(other_version("no manager knows the status of the store, or its answer"))
     }
 
-    /// Asks a memory node for the memory of databases. An error says that it does not answer.
-    pub(super) fn ask_accounts(&self, member: &Member) -> Result<ShardMessage> {
+    /// Asks the shard host of a memory node. An error says that the node does not answer.
+    pub(super) fn ask_shards(
+        &self,
+        member: &Member,
+        message: &ShardMessage,
+    ) -> Result<ShardMessage> {
         let peer = Some((member.node, member.life));
         let line = Line::new(&self.endpoints, member.endpoints.clone(), new_client(), peer);
-        line.ask(&ShardMessage::Accounts {}, DEADLINE)
+        line.ask(message, DEADLINE).map_err(|error| {
+            let endpoints = member.endpoints.join(" ");
+            error.context_at(format!("memory node {} at {endpoints} does not answer", member.node))
+        })
     }
 
     /// Asks a storage node.

@@ -4,6 +4,7 @@
 mod children;
 mod executors;
 mod managers;
+mod memory;
 mod shares;
 mod storage;
 mod storage_text;
@@ -58,16 +59,21 @@ pub(crate) enum ClusterCommand {
         #[arg(long)]
         blocks: bool,
     },
-    /// Empty a storage node, so that it can be removed.
+    /// Empty a storage node, or with --memory a memory node, so that it can be removed.
     ///
-    /// The node gets no new files, and other nodes make copies of those that it has. The command
-    /// shows what is left until the node can be stopped. A file that no other node can take is
-    /// named, and keeps no other file back.
+    /// A storage node gets no new files, and other nodes make copies of those that it has. A file
+    /// that no other node can take is named, and keeps no other file back. A memory node takes no
+    /// memtables, and the servers flush those that it has. The command shows what is left until the
+    /// node can be stopped.
     #[command(after_help = "Examples:\n  archipelago cluster drain 3\n  \
-                            archipelago cluster drain 3 --cancel")]
+                            archipelago cluster drain 3 --cancel\n  \
+                            archipelago cluster drain --memory 2")]
     Drain {
         #[command(flatten)]
         node: NodeArgs,
+        /// The node is a memory node
+        #[arg(long)]
+        memory: bool,
         #[command(flatten)]
         managers: ManagersArgs,
         /// End after the start of the drain, and do not wait until the node is empty
@@ -120,13 +126,17 @@ pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
     match command {
         ClusterCommand::Up(args) => up::up(args),
         ClusterCommand::Status { managers, blocks } => show_status(&managers.managers()?, *blocks),
-        ClusterCommand::Drain { node, managers, no_wait, cancel } => {
+        ClusterCommand::Drain { node, memory, managers, no_wait, cancel } => {
             let drain = match (cancel, no_wait) {
                 (true, _) => Drain::Cancel,
                 (_, true) => Drain::Begin,
                 _ => Drain::Wait,
             };
-            storage::drain(&managers.managers()?, node, drain)
+            let managers = managers.managers()?;
+            match memory {
+                true => memory::drain(&managers, &pool_status(&managers)?, node.memory()?, drain),
+                false => storage::drain(&managers, node, drain),
+            }
         }
         ClusterCommand::Scrub { node, managers } => storage::scrub(&managers.managers()?, node),
         ClusterCommand::Secret { file } => {
@@ -143,13 +153,18 @@ pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
     }
 }
 
+/// The status of the memory nodes.
+fn pool_status(managers: &Managers) -> Result<PoolStatus> {
+    match managers.ask(&Message::Status {})? {
+        Message::StatusIs { status } => Ok(status),
+        Message::Refuse { refused } => Err(refused.error("the status")),
+        _ => Err(other_version("the manager's answer")),
+    }
+}
+
 /// Shows the parts of a cluster that exist.
 fn show_status(managers: &Managers, blocks: bool) -> Result<()> {
-    let pool = match managers.ask(&Message::Status {})? {
-        Message::StatusIs { status } => status,
-        Message::Refuse { refused } => return Err(refused.error("the status")),
-        _ => return Err(other_version("the manager's answer")),
-    };
+    let pool = pool_status(managers)?;
     let storage = storage::status(managers)?;
     // A cluster of storage nodes alone has no pool.
     if storage.is_none() || !is_unused(&pool) {

@@ -19,7 +19,7 @@ type NodeAccounts = (NodeId, Result<Vec<DatabaseAccount>, String>);
 pub(super) fn text(managers: &Managers, pool: &PoolStatus) -> String {
     let up = pool.nodes.iter().map(|node| &node.member).filter(|member| member.up);
     let asked = up.map(|member| {
-        let accounts = match managers.ask_accounts(member) {
+        let accounts = match managers.ask_shards(member, &ShardMessage::Accounts {}) {
             Ok(ShardMessage::Accounted { databases, .. }) => Ok(databases),
             Ok(_) => Err("its answer is of another version".to_owned()),
             Err(error) => Err(error.to_string()),

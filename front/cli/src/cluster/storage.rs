@@ -303,7 +303,7 @@ fn ask_report(managers: &Managers, member: &StorageMember) -> Result<StorageRepo
 }
 
 /// Calls `look` once a second until it says that the command is done.
-fn watch(mut look: impl FnMut() -> Result<bool>) -> Result<()> {
+pub(super) fn watch(mut look: impl FnMut() -> Result<bool>) -> Result<()> {
     let clock = SystemClock::new();
     while !look()? {
         clock.sleep(LOOK);

@@ -284,7 +284,6 @@ fn hosted_settings(args: &MemoryArgs, node: &MemorySettings) -> Result<Option<Ex
         slots: args.reach.slots(),
         shares: args.reach.shares()?,
         secret: node.secret.clone(),
-        address: args.advertise.as_ref().unwrap_or(&args.listen).clone(),
         ..ExecutorSettings::default()
     };
     Ok(args.reach.is_given().then_some(settings))
@@ -297,7 +296,8 @@ fn host_executor(
     server: &MemoryServer,
 ) -> Result<(HostedExecutor, String)> {
     let (slots, what) = (settings.slots, args.reach.describe(&settings.shares));
-    let settings = ExecutorSettings { hosted: Some(server.shard_host()), ..settings };
+    let address = server.addresses().join(" ");
+    let settings = ExecutorSettings { hosted: Some(server.shard_host()), address, ..settings };
     let hosted = HostedExecutor::start(settings, &args.reach, &args.secret)?;
     Ok((hosted, format!("It runs jobs of databases {what} in {slots} slots")))
 }

@@ -265,7 +265,7 @@ fn nodes_of_a_cluster_are_scraped_during_load() {
     assert_eq!(node.value("archipelago_process_info", &labels), Some(1.0));
     assert_eq!(node.value("archipelago_memory_node_blocks_limit", &[]), Some(64.0));
     assert!(node.sum("archipelago_fabric_links") >= 1.0);
-    let optional = ["archipelago_memory_node_refusals"];
+    let optional = ["archipelago_memory_node_refusals", "archipelago_memory_node_database_bytes"];
     assert_complete(&node, &["Pool of memory"], "memory_node", &optional);
     assert_complete(&node, &["Pool of memory"], "fabric", &[]);
     let pool = scrape_until(&manager_metrics, "two nodes are up", |now| {

@@ -229,6 +229,47 @@ fn servers_share_a_memory_node_by_guarantees() {
 }
 
 #[test]
+fn memory_node_is_drained_while_a_server_uses_it() {
+    let base = tempfile::tempdir().unwrap();
+    let (_manager, at) = manager();
+    let mut nodes = [memory(1, &at), memory(2, &at)];
+    let (_server, mut redis) = away(&base.path().join("db"), &at);
+    nodes_are(&mut redis, 2);
+    let round = load_until(&mut redis, 0, "offload_shards_sent", 20);
+    let round = load_until_shards_rest(&mut redis, round);
+    let drain = |more: &[&str]| {
+        let mut command = archipelago();
+        command.args(["cluster", "drain", "--memory", "1", "--manager", &at]).args(more);
+        text(&command.output().unwrap())
+    };
+    let said = drain(&[]);
+    assert!(said.contains("Memory node 1 has no memtables: it can be stopped"), "{said}");
+    // The server goes on with the other node, and loses nothing with the drained one.
+    let round = load_until(&mut redis, round + 1, "offload_shards_sent", 10);
+    nodes[0].kill();
+    nodes_are(&mut redis, 1);
+    check_all(&mut redis, round);
+    assert_eq!(figure(&mut redis, "offload_shards_lost"), 0);
+    // A node that is not drained any more gets shards again.
+    let said = text(
+        &archipelago()
+            .args(["cluster", "drain", "--memory", "2", "--no-wait", "--manager", &at])
+            .output()
+            .unwrap(),
+    );
+    assert!(said.contains("Memory node 2 is being emptied"), "{said}");
+    let said = text(
+        &archipelago()
+            .args(["cluster", "drain", "--memory", "2", "--cancel", "--manager", &at])
+            .output()
+            .unwrap(),
+    );
+    assert!(said.contains("Memory node 2 takes memtables again"), "{said}");
+    let round = load_until(&mut redis, round + 1, "offload_shards_sent", 5);
+    check_all(&mut redis, round);
+}
+
+#[test]
 fn settings_of_remote_memtables_need_the_mode() {
     let refused = |words: &[&str]| {
         let output = archipelago().args(words).output().unwrap();

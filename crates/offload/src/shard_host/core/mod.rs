@@ -168,6 +168,8 @@ pub(super) struct HostCore {
     ended: VecDeque<OwnerStamp>,
     regions: Regions,
     counters: HostCounters,
+    /// Whether an operator drains the node: no database gets memory.
+    is_draining: bool,
     sabotage: HostSabotage,
 }
 
@@ -200,6 +202,7 @@ impl HostCore {
             ended: VecDeque::new(),
             regions: Regions::new(bytes_max),
             counters: HostCounters::default(),
+            is_draining: false,
             sabotage,
         }
     }
@@ -278,6 +281,10 @@ impl HostCore {
             ShardMessage::Adopt { owner, shards } => self.adopt(memory, *owner, shards),
             ShardMessage::Purge { owner } => self.purge(memory, *owner),
             ShardMessage::Accounts {} => Ok(NextStep::Answer(self.accounted(memory))),
+            ShardMessage::Drain { is_draining } => {
+                self.is_draining = *is_draining;
+                Ok(NextStep::Answer(self.accounted(memory)))
+            }
             _ => Err(ShardWhy::Malformed.into()),
         };
         next.unwrap_or_else(|refusal| NextStep::Answer(self.refuse(refusal)))

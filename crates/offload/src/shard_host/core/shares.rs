@@ -11,6 +11,8 @@
 //! Invariants:
 //! 1. The guarantees of all databases sum up to at most what shards may use at the node.
 //! 2. Memory that a database claims within its guarantee is given to no database beyond its own.
+//! 3. While an operator drains the node, the share of every database is zero. So their owners flush
+//!    all shards that the node has, and it gets no others.
 //!
 //! Thread-safety: as that of [`HostCore`].
 //! Failure: an owner that does not flush, because it has ended, keeps what it uses until the host
@@ -106,17 +108,28 @@ impl HostCore {
         Claims { total_bytes, databases: databases().zip(guaranteed).map(claim).collect() }
     }
 
+    /// Bytes of memory that a database may use at most, beside what the others use and claim.
+    fn share_of(&self, claims: &Claims, db: OffloadDb) -> u64 {
+        match self.is_draining {
+            true => 0,
+            false => share(claims.total_bytes, claims.of(db).guaranteed_bytes, &claims.others(db)),
+        }
+    }
+
     /// Bytes of memory that a database may still get now, beyond its regions: its share, as far as
     /// the node has memory that no other database claims by its guarantee.
     pub(super) fn room(&self, memory: &dyn HostMemory, db: OffloadDb) -> u64 {
         let left = self.regions.left(memory);
+        if self.is_draining {
+            return 0;
+        }
         if self.sabotage.no_guarantees() {
             return left;
         }
         let claims = self.claims(memory);
         let (own, others) = (claims.of(db), claims.others(db));
         let owed = others.iter().map(Claim::owed_bytes).fold(0, u64::saturating_add);
-        let share = share(claims.total_bytes, own.guaranteed_bytes, &others);
+        let share = self.share_of(&claims, db);
         let borrows = left.saturating_sub(owed).min(share.saturating_sub(own.used_bytes));
         let own_bytes = own.guaranteed_bytes.saturating_sub(own.used_bytes).min(left);
         own_bytes.max(borrows)
@@ -125,24 +138,24 @@ impl HostCore {
     /// Whether a database must give memory back before it gets any, also in its own arenas.
     pub(super) fn is_above_share(&self, memory: &dyn HostMemory, db: OffloadDb) -> bool {
         let claims = self.claims(memory);
-        let own = claims.of(db);
-        let share = share(claims.total_bytes, own.guaranteed_bytes, &claims.others(db));
-        own.used_bytes > share && !self.sabotage.no_guarantees()
+        let is_above = claims.of(db).used_bytes > self.share_of(&claims, db);
+        is_above && (self.is_draining || !self.sabotage.no_guarantees())
     }
 
     /// What an answer tells a database of its memory.
     pub(super) fn node_share(&self, memory: &dyn HostMemory, db: OffloadDb) -> NodeShare {
         let claims = self.claims(memory);
         let own = claims.of(db);
-        let share = match self.sabotage.no_guarantees() {
+        let share = match self.sabotage.no_guarantees() && !self.is_draining {
             true => claims.total_bytes,
-            false => share(claims.total_bytes, own.guaranteed_bytes, &claims.others(db)),
+            false => self.share_of(&claims, db),
         };
         let (arena_bytes, free_bytes) = self.regions.arenas(db);
         let (used_bytes, guaranteed_bytes) = (own.used_bytes, own.guaranteed_bytes);
         let limit_bytes = match used_bytes.checked_sub(share) {
             // What it gives back must empty whole arenas, so every byte counts.
             Some(surplus) if surplus > 0 => (arena_bytes - free_bytes).saturating_sub(surplus),
+            _ if self.is_draining => 0,
             _ => {
                 // It is told its guarantee also while others still hold it: its claim begins with
                 // a request.
@@ -174,7 +187,10 @@ impl HostCore {
     pub(super) fn accounted(&self, memory: &dyn HostMemory) -> ShardMessage {
         let mut databases = self.accounts(memory);
         databases.truncate(ACCOUNTS_MAX);
-        let limit_bytes = self.regions.bytes().saturating_add(self.regions.left(memory));
+        let limit_bytes = match self.is_draining {
+            true => 0,
+            false => self.regions.bytes().saturating_add(self.regions.left(memory)),
+        };
         ShardMessage::Accounted { limit_bytes, databases }
     }
 
@@ -182,7 +198,7 @@ impl HostCore {
     pub(super) fn accounts(&self, memory: &dyn HostMemory) -> Vec<DatabaseAccount> {
         let claims = self.claims(memory);
         let account = |(db, claim): &(OffloadDb, Claim)| {
-            let share = share(claims.total_bytes, claim.guaranteed_bytes, &claims.others(*db));
+            let share = self.share_of(&claims, *db);
             let image_bytes = self.databases.get(db).map_or(0, |database| {
                 database.shards.values().map(|shard| shard.place.bytes).sum()
             });

@@ -18,8 +18,8 @@ use crate::job::Payload;
 pub(super) const READS: [u8; 3] = [5, 6, 7];
 
 /// Codes of the messages about an owner and its names, which take no time at the host: begin,
-/// release, list, adopt, purge and accounts.
-pub(super) const NOTICES: [u8; 6] = [1, 4, 8, 9, 10, 11];
+/// release, list, adopt, purge, accounts and drain.
+pub(super) const NOTICES: [u8; 7] = [1, 4, 8, 9, 10, 11, 12];
 
 wire_messages! {
     /// A message between an owner and a shard host (O³-LSM §4.2 and §4.5).
@@ -143,6 +143,12 @@ wire_messages! {
     /// Operator → host: how much memory does each database use?
     Accounts = 11 {
     }
+    /// Operator → host: from now on, give no database memory, so that all shards leave by flushes.
+    /// `false` ends that. The next life of the node does not know of it.
+    Drain = 12 {
+        /// Whether the shards are to leave.
+        is_draining: bool,
+    }
     /// Host → owner: answer to [`ShardMessage::Begin`].
     Begun = 32 {
         /// Life of the node. A node in another life has none of the shards.
@@ -214,9 +220,9 @@ wire_messages! {
         /// Reason of the host.
         refusal: ShardRefusal,
     }
-    /// Host → operator: answer to [`ShardMessage::Accounts`].
+    /// Host → operator: answer to [`ShardMessage::Accounts`] and [`ShardMessage::Drain`].
     Accounted = 41 {
-        /// Bytes of memory that shards may use now.
+        /// Bytes of memory that shards may use now; 0 while the node is drained.
         limit_bytes: u64,
         /// Accounts by the names of the databases, 256 at most.
         databases: Vec<DatabaseAccount>,

@@ -328,6 +328,7 @@ fn samples() -> Vec<ShardMessage> {
         ShardMessage::Page { records: Vec::new(), end: PageEnd::AfterLast },
         ShardMessage::List { owner: owner(), after: None },
         ShardMessage::Accounts {},
+        ShardMessage::Drain { is_draining: true },
     ];
     let all = changes().into_iter().chain(searches()).chain(answers()).chain([accounted()]);
     all.map(|(message, ..)| message).chain(more).collect()
@@ -346,8 +347,10 @@ fn requests_have_golden_bytes() {
 }
 
 #[test]
-fn question_of_an_operator_has_golden_bytes() {
+fn messages_of_an_operator_have_golden_bytes() {
     assert_eq!(hex(&ShardMessage::Accounts {}.encode()), "740b");
+    assert_eq!(hex(&ShardMessage::Drain { is_draining: true }.encode()), "740c01");
+    assert_eq!(hex(&ShardMessage::Drain { is_draining: false }.encode()), "740c00");
 }
 
 #[test]
@@ -389,7 +392,7 @@ fn damaged_messages_are_refused_or_read_as_others() {
 #[test]
 fn searches_and_notices_are_told_apart() {
     for message in samples() {
-        let notices = ["Begin", "Release", "List", "Adopt", "Purge", "Accounts"];
+        let notices = ["Begin", "Release", "List", "Adopt", "Purge", "Accounts", "Drain"];
         let notices = notices.contains(&message.name());
         assert_eq!(is_shard_notice(&message.encode()), notices, "{}", message.name());
         let searches = ["Get", "MultiGet", "Scan"].contains(&message.name());

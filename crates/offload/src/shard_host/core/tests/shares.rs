@@ -184,3 +184,34 @@ fn operator_sees_the_accounts() {
         databases.iter().map(|account| (account.db.0[0], account.guaranteed_bytes)).collect();
     assert_eq!(shown, [(BUSY, LIMIT / 4 * 3), (QUIET, LIMIT / 4)]);
 }
+
+#[test]
+fn drained_node_gives_no_memory_until_that_ends() {
+    let mut host = Host::new();
+    host.begin_with(BUSY, LIMIT / 4);
+    for memtable in 1..=3 {
+        assert!(host.send(BUSY, memtable));
+    }
+    let drain = |host: &mut Host, is_draining| match host.tell(&ShardMessage::Drain { is_draining })
+    {
+        ShardMessage::Accounted { limit_bytes, databases } => (limit_bytes, databases),
+        other => panic!("{other:?}"),
+    };
+    let (limit_bytes, databases) = drain(&mut host, true);
+    assert_eq!((limit_bytes, databases[0].share_bytes), (0, 0));
+    assert_eq!(databases[0].image_bytes, 3 * IMAGE);
+    // No database gets room, and the owner of the shards is told to flush all of them.
+    assert!(!host.send(BUSY, 4));
+    assert_eq!(host.begin_with(BUSY, LIMIT / 4).limit_bytes, 0);
+    // Another database is known, so that it can take its earlier shards over, and gets no room.
+    assert_eq!(host.begin_with(QUIET, 0).limit_bytes, 0);
+    assert!(!host.send(QUIET, 1));
+    for memtable in 1..=3 {
+        assert_eq!(host.drop_shard(BUSY, memtable).limit_bytes, 0);
+    }
+    let (_, databases) = drain(&mut host, true);
+    assert_eq!(databases[0].image_bytes, 0);
+    let (limit_bytes, _) = drain(&mut host, false);
+    assert!(limit_bytes > 0);
+    assert!(host.send(BUSY, 5));
+}

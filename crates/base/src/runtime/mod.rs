@@ -93,14 +93,21 @@ impl Runtime for Host {
 
     /// Runs the simulation until `future` completes. Code outside the simulation calls it. Several
     /// threads may wait, and a future may wait for another thread's future. So a thread runs no
-    /// step while another thread can go on, and it keeps its turn for a limited number of steps.
+    /// step while another thread can go on or polls its future, and it keeps its turn for a limited
+    /// number of steps.
     fn block_on(&self, mut future: Boxed<'_, ()>) {
         let caller = Arc::new(OutsideCaller::new(self.scheduler()));
         let waker = Waker::from(Arc::clone(&caller));
         let mut context = Context::from_waker(&waker);
         let _no_later_wake_counts = OutsideCallEnd(&caller);
-        while future.as_mut().poll(&mut context).is_pending() {
-            while !caller.take_wake() {
+        loop {
+            let polling = PollingCaller::count(&caller);
+            if future.as_mut().poll(&mut context).is_ready() {
+                return;
+            }
+            drop(polling);
+            // The count of a wake-up ends with the next poll, which has a count of its own by then.
+            while !caller.is_woken() {
                 let steps_left = Cell::new(STEPS_OF_A_TURN);
                 let ended = self.scheduler().run_until(|| {
                     steps_left.set(steps_left.get() - 1);
@@ -131,17 +138,34 @@ impl OutsideCaller {
         Self { scheduler: scheduler.clone(), state: AtomicU8::new(IDLE) }
     }
 
-    /// Whether the future was woken since the last call.
-    fn take_wake(&self) -> bool {
-        self.replace(IDLE)
+    /// Whether the future was woken since the last poll began.
+    fn is_woken(&self) -> bool {
+        self.state.load(Ordering::Acquire) == WOKEN
     }
 
-    fn replace(&self, next: u8) -> bool {
-        let was_woken = self.state.swap(next, Ordering::AcqRel) == WOKEN;
-        if was_woken {
+    /// Takes the wake-up, and with it its count.
+    fn replace(&self, next: u8) {
+        if self.state.swap(next, Ordering::AcqRel) == WOKEN {
             self.scheduler.callers_ready().fetch_sub(1, Ordering::AcqRel);
         }
-        was_woken
+    }
+}
+
+/// A caller that polls its future. It counts as one that can go on until the drop, because the
+/// future may hold what other threads wait for, and the system may suspend the thread.
+struct PollingCaller<'a>(&'a OutsideCaller);
+
+impl<'a> PollingCaller<'a> {
+    fn count(caller: &'a OutsideCaller) -> Self {
+        caller.scheduler.callers_ready().fetch_add(1, Ordering::AcqRel);
+        caller.replace(IDLE);
+        Self(caller)
+    }
+}
+
+impl Drop for PollingCaller<'_> {
+    fn drop(&mut self) {
+        self.0.scheduler.callers_ready().fetch_sub(1, Ordering::AcqRel);
     }
 }
 

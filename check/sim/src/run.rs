@@ -61,6 +61,17 @@ pub struct Trace {
     pub virtual_ns: u64,
 }
 
+impl Trace {
+    /// The fingerprint of a simulation as it is now.
+    pub(crate) fn of(simulation: &Simulation) -> Self {
+        Self {
+            hash: simulation.trace_hash(),
+            events: simulation.events(),
+            virtual_ns: simulation.now_ns(),
+        }
+    }
+}
+
 /// Something that a run counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Figure {
@@ -136,11 +147,7 @@ impl Scenario {
                 violations: ended.err().into_iter().collect(),
                 figures: Vec::new(),
                 notes: simulation.notes(),
-                trace: Trace {
-                    hash: simulation.trace_hash(),
-                    events: simulation.events(),
-                    virtual_ns: simulation.now_ns(),
-                },
+                trace: Trace::of(&simulation),
             }
         })
     }

@@ -6,6 +6,7 @@ pub mod flexkv;
 mod offload;
 mod offsets;
 pub mod pool;
+mod shard_parts;
 mod shards;
 mod shares;
 pub mod storage;

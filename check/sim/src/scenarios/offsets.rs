@@ -30,18 +30,17 @@ use archipelago_engine::lookup::Lookup;
 use archipelago_engine::memtable::{SealedImage, Shard, SlabPool};
 use archipelago_engine::remote::{
     AwayError, KeyAsk, KeyVersions, LookupAsk, NewShard, ShardId, ShardStore, StoreNode,
-    StoreWatcher,
 };
 use archipelago_fabric::sim::{Faults, Model, Network, Sim};
-use archipelago_fabric::{Handler, Listener, Node, NodeId, Provider, Reply, Request};
+use archipelago_fabric::{Listener, Node, NodeId, Provider};
 use archipelago_offload::shard_host::{HostThreads, NodeBytes, ShardHost, ShardLimits};
 use archipelago_offload::shard_owner::{
-    MemoryNode, NodeList, OwnerParts, OwnerSabotage, OwnerTerms, RemoteShards, Waits,
+    MemoryNode, OwnerParts, OwnerSabotage, OwnerTerms, RemoteShards, Waits,
 };
-use parking_lot::Mutex;
 
 use crate::run::{RunOutcome, RunRequest, Scenario, Step, Trace};
 use crate::scenarios::figures;
+use crate::scenarios::shard_parts::{InlineHost, KnownNodes, LostShards};
 
 const MIB: u64 = 1 << 20;
 /// Number of operations of a run.
@@ -64,37 +63,6 @@ pub(super) fn scenario() -> Scenario {
         world.peace();
         world.outcome()
     })
-}
-
-/// Executes each request when it arrives.
-struct Inline(Arc<ShardHost>);
-
-impl Handler for Inline {
-    fn handle(&self, request: Request<'_>, reply: Reply) {
-        self.0.handle(&request, reply);
-        while self.0.work() {}
-    }
-}
-
-/// The list of nodes that a pool would return.
-#[derive(Debug, Default)]
-struct Listed(Mutex<Vec<MemoryNode>>);
-
-impl NodeList for Listed {
-    fn nodes(&self) -> Option<Vec<MemoryNode>> {
-        Some(self.0.lock().clone())
-    }
-}
-
-/// Shards that were reported as lost.
-#[derive(Default)]
-struct Heard(Mutex<Vec<ShardId>>);
-
-impl StoreWatcher for Heard {
-    fn lost(&self, shards: &[ShardId]) {
-        self.0.lock().extend_from_slice(shards);
-    }
-    fn has_more_room(&self) {}
 }
 
 /// A life of the node.
@@ -128,8 +96,8 @@ struct World {
     memory: Host,
     there: Sim,
     life: Option<NodeLife>,
-    listed: Arc<Listed>,
-    heard: Arc<Heard>,
+    listed: Arc<KnownNodes>,
+    heard: Arc<LostShards>,
     store: Arc<RemoteShards>,
     away: Vec<Sample>,
     memtable: u64,
@@ -176,7 +144,7 @@ impl World {
         let reach = network.join(&owner, Model::quick());
         let there = network.join(&memory, Model::quick());
         let rng = simulation.rng("world");
-        let listed = Arc::new(Listed::default());
+        let listed = Arc::new(KnownNodes::default());
         let sabotage = OwnerSabotage {
             no_offset_check: request.leaves_out("offsets"),
             no_newest_check: request.leaves_out("newest"),
@@ -192,8 +160,8 @@ impl World {
         });
         let identity = OwnerIdentity { database: [9; 16], epoch: Epoch(1), token: [1; 16] };
         store.owner_is(&identity).expect("the first owner");
-        let heard: Arc<Heard> = Arc::default();
-        let weak: Weak<Heard> = Arc::downgrade(&heard);
+        let heard: Arc<LostShards> = Arc::default();
+        let weak: Weak<LostShards> = Arc::downgrade(&heard);
         store.watch(weak);
         let mut world = Self {
             simulation,
@@ -229,13 +197,13 @@ impl World {
         let clock = self.simulation.clock();
         let bytes = NodeBytes::new(16 * MIB);
         let shards = ShardHost::new(limits, bytes, clock, HostThreads::Caller);
-        let handler = Box::new(Inline(Arc::clone(&shards)));
+        let handler = Box::new(InlineHost(Arc::clone(&shards)));
         let node = self.network.node(NodeId(1), life, Some(handler)).expect("a node");
         shards.open(&node);
         let listener = self.there.serve(&node, "memory").expect("a host serves at its name");
         self.life = Some(NodeLife { shards, _node: node, _listener: listener });
         let endpoints = vec!["memory".to_owned()];
-        *self.listed.0.lock() = vec![MemoryNode { node: NodeId(1), life, endpoints, is_up: true }];
+        *self.listed.lock() = vec![MemoryNode { node: NodeId(1), life, endpoints, is_up: true }];
     }
 
     fn trouble(&mut self) {
@@ -279,7 +247,7 @@ impl World {
 
     /// Drops shards that were reported as lost. They must not answer any more.
     fn drop_lost(&mut self) {
-        let lost = std::mem::take(&mut *self.heard.0.lock());
+        let lost = self.heard.take();
         let dropped = self.away.extract_if(.., |sample| lost.contains(&sample.id));
         let dropped: Vec<Sample> = dropped.collect();
         for Sample { id, node, .. } in dropped {
@@ -435,11 +403,7 @@ impl World {
                 ("lives of the node", self.counted.lives),
             ]),
             notes: self.simulation.notes(),
-            trace: Trace {
-                hash: self.simulation.trace_hash(),
-                events: self.simulation.events(),
-                virtual_ns: self.simulation.now_ns(),
-            },
+            trace: Trace::of(&self.simulation),
         }
     }
 }

@@ -27,22 +27,20 @@ use archipelago_base::{CfId, Epoch, FileNo, SeqNo};
 use archipelago_engine::executor::OwnerIdentity;
 use archipelago_engine::key::{KeyRange, Kind};
 use archipelago_engine::memtable::{Shard, SlabPool};
-use archipelago_engine::remote::{NewShard, ShardId, ShardStore, StoreWatcher};
+use archipelago_engine::remote::{NewShard, ShardId, ShardStore};
 use archipelago_engine::stall::away_excess_bytes;
 use archipelago_fabric::sim::{Faults, Model, Network, Sim};
-use archipelago_fabric::{Handler, Listener, Node, NodeId, Provider, Reply, Request};
+use archipelago_fabric::{Listener, Node, NodeId, Provider};
 use archipelago_offload::ids::OffloadDb;
 use archipelago_offload::shard_host::{
     HostFigures, HostSabotage, HostThreads, NodeBytes, ShardHost, ShardLimits,
 };
-use archipelago_offload::shard_owner::{
-    MemoryNode, NodeList, OwnerParts, OwnerTerms, RemoteShards, Waits,
-};
+use archipelago_offload::shard_owner::{MemoryNode, OwnerParts, OwnerTerms, RemoteShards, Waits};
 use archipelago_offload::wire::shard::DatabaseAccount;
-use parking_lot::Mutex;
 
 use crate::run::{RunOutcome, RunRequest, Scenario, Step, Trace};
 use crate::scenarios::figures;
+use crate::scenarios::shard_parts::{InlineHost, KnownNodes, LostShards};
 
 const KIB: u64 = 1 << 10;
 /// Bytes of the shards of a node.
@@ -75,37 +73,6 @@ pub(super) fn scenario() -> Scenario {
     })
 }
 
-/// Executes each request when it arrives.
-struct Inline(Arc<ShardHost>);
-
-impl Handler for Inline {
-    fn handle(&self, request: Request<'_>, reply: Reply) {
-        self.0.handle(&request, reply);
-        while self.0.work() {}
-    }
-}
-
-/// The list of nodes, as a pool would tell it.
-#[derive(Debug, Default)]
-struct Listed(Mutex<Vec<MemoryNode>>);
-
-impl NodeList for Listed {
-    fn nodes(&self) -> Option<Vec<MemoryNode>> {
-        Some(self.0.lock().clone())
-    }
-}
-
-/// Shards that were reported as lost.
-#[derive(Default)]
-struct Heard(Mutex<Vec<ShardId>>);
-
-impl StoreWatcher for Heard {
-    fn lost(&self, shards: &[ShardId]) {
-        self.0.lock().extend_from_slice(shards);
-    }
-    fn has_more_room(&self) {}
-}
-
 struct Memory {
     machine: Host,
     provider: Sim,
@@ -119,7 +86,7 @@ struct Memory {
 struct Database {
     db: OffloadDb,
     host: Host,
-    heard: Arc<Heard>,
+    heard: Arc<LostShards>,
     store: Arc<RemoteShards>,
     /// Its shards and their bytes, oldest first.
     held: VecDeque<ShardId>,
@@ -145,7 +112,7 @@ struct World {
     simulation: Simulation,
     network: Arc<Network>,
     nodes: Vec<Memory>,
-    listed: Arc<Listed>,
+    listed: Arc<KnownNodes>,
     databases: Vec<Database>,
     image: Vec<u8>,
     sabotage: HostSabotage,
@@ -184,8 +151,8 @@ impl Database {
         let identity = OwnerIdentity { database, epoch: Epoch(1), token: [1; 16] };
         store.owner_is(&identity).expect("the first owner");
         store.purge();
-        let heard: Arc<Heard> = Arc::default();
-        let weak: Weak<Heard> = Arc::downgrade(&heard);
+        let heard: Arc<LostShards> = Arc::default();
+        let weak: Weak<LostShards> = Arc::downgrade(&heard);
         store.watch(weak);
         Self {
             db: OffloadDb(database),
@@ -200,7 +167,7 @@ impl Database {
     }
 
     fn drop_lost(&mut self) {
-        let lost = std::mem::take(&mut *self.heard.0.lock());
+        let lost = self.heard.take();
         self.held.retain(|id| !lost.contains(id));
     }
 
@@ -302,14 +269,14 @@ impl World {
         let (clock, bytes) = (self.simulation.clock(), NodeBytes::new(NODE_BYTES));
         let threads = HostThreads::Caller;
         let shards = ShardHost::sabotaged(limits, bytes, clock, threads, self.sabotage);
-        let handler = Box::new(Inline(Arc::clone(&shards)));
+        let handler = Box::new(InlineHost(Arc::clone(&shards)));
         let id = NodeId(number);
         let node = self.network.node(id, Epoch(life), Some(handler)).expect("a node");
         shards.open(&node);
         let name = format!("memory-{number}");
         let listener = provider.serve(&node, &name).expect("a host serves at its name");
         let endpoints = vec![name];
-        let mut listed = self.listed.0.lock();
+        let mut listed = self.listed.lock();
         listed.retain(|member| member.node != id);
         listed.push(MemoryNode { node: id, life: Epoch(life), endpoints, is_up: true });
         let listener = Some(listener);
@@ -480,11 +447,7 @@ impl World {
                 ("lives of nodes", counted.lives),
             ]),
             notes: self.simulation.notes(),
-            trace: Trace {
-                hash: self.simulation.trace_hash(),
-                events: self.simulation.events(),
-                virtual_ns: self.simulation.now_ns(),
-            },
+            trace: Trace::of(&self.simulation),
         }
     }
 }

@@ -1,9 +1,7 @@
 //! Seeds of the protocol by which one of several managers acts, and proof that the check notices
 //! faults.
 
-use archipelago_sim::{RunRequest, find, same_twice};
-
-use crate::seeds::{is_noticed, sums};
+use crate::seeds::{assert_seed_decides, is_noticed, sums};
 
 const SEEDS: u64 = 400;
 
@@ -16,12 +14,7 @@ fn one_manager_at_a_time_holds_office_in_every_seed() {
 
 #[test]
 fn office_runs_of_one_seed_are_the_same() {
-    let office = find("office").expect("a scenario");
-    let trace = |seed| match same_twice(office, &RunRequest::new(seed)) {
-        Ok(outcome) => outcome.trace,
-        Err(failure) => panic!("{failure}"),
-    };
-    assert_ne!(trace(3), trace(11));
+    assert_seed_decides("office");
 }
 
 #[test]

@@ -1,8 +1,6 @@
 //! Seeds of the protocol of offloaded jobs, and proof that the check notices faults.
 
-use archipelago_sim::{RunRequest, find, same_twice};
-
-use crate::seeds::{is_noticed, sums};
+use crate::seeds::{assert_seed_decides, is_noticed, sums};
 
 const SEEDS: u64 = 300;
 
@@ -21,12 +19,7 @@ fn every_job_is_installed_once_in_every_seed() {
 
 #[test]
 fn offload_runs_of_one_seed_are_the_same() {
-    let offload = find("offload").expect("a scenario");
-    let trace = |seed| match same_twice(offload, &RunRequest::new(seed)) {
-        Ok(outcome) => outcome.trace,
-        Err(failure) => panic!("{failure}"),
-    };
-    assert_ne!(trace(3), trace(11));
+    assert_seed_decides("offload");
 }
 
 #[test]

@@ -1,8 +1,6 @@
 //! Seeds of look-ups with the key-offset cache, and proof that the check notices faults.
 
-use archipelago_sim::{RunRequest, find, same_twice};
-
-use crate::seeds::{is_noticed, sums};
+use crate::seeds::{assert_seed_decides, is_noticed, sums};
 
 const SEEDS: u64 = 60;
 
@@ -19,12 +17,7 @@ fn look_ups_with_cached_offsets_hold_in_every_seed() {
 
 #[test]
 fn look_up_runs_of_one_seed_are_the_same() {
-    let offsets = find("offsets").expect("a scenario");
-    let trace = |seed| match same_twice(offsets, &RunRequest::new(seed)) {
-        Ok(outcome) => outcome.trace,
-        Err(failure) => panic!("{failure}"),
-    };
-    assert_ne!(trace(3), trace(11));
+    assert_seed_decides("offsets");
 }
 
 #[test]

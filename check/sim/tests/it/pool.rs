@@ -1,8 +1,6 @@
 //! A few hundred seeds of the pool's protocol, and proof that the check notices faults.
 
-use archipelago_sim::{RunRequest, find, same_twice};
-
-use crate::seeds::{is_noticed, sums};
+use crate::seeds::{assert_seed_decides, is_noticed, sums};
 
 #[test]
 fn pool_loses_nothing_and_leaks_nothing() {
@@ -15,12 +13,7 @@ fn pool_loses_nothing_and_leaks_nothing() {
 
 #[test]
 fn pool_runs_of_one_seed_are_the_same() {
-    let pool = find("pool").expect("a scenario");
-    let trace = |seed| match same_twice(pool, &RunRequest::new(seed)) {
-        Ok(outcome) => outcome.trace,
-        Err(failure) => panic!("{failure}"),
-    };
-    assert_ne!(trace(3), trace(11));
+    assert_seed_decides("pool");
 }
 
 #[test]

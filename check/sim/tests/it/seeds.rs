@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use archipelago_sim::{RunRequest, find, run_seeds};
+use archipelago_sim::{RunRequest, find, run_seeds, same_twice};
 
 /// Sums of the figures over the seeds, by name. A failure panics with the command that repeats it.
 pub(crate) fn sums(scenario: &str, seeds: Range<u64>) -> impl Fn(&str) -> u64 + use<> {
@@ -12,6 +12,16 @@ pub(crate) fn sums(scenario: &str, seeds: Range<u64>) -> impl Fn(&str) -> u64 + 
         let sum = summary.figures.iter().find(|figure| figure.name == name);
         sum.unwrap_or_else(|| panic!("no figure {name} in {summary:?}")).count
     }
+}
+
+/// Asserts that two runs of one seed are the same, and that runs of two seeds differ.
+pub(crate) fn assert_seed_decides(scenario: &str) {
+    let found = find(scenario).expect("a scenario");
+    let trace = |seed| match same_twice(found, &RunRequest::new(seed)) {
+        Ok(outcome) => outcome.trace,
+        Err(failure) => panic!("{failure}"),
+    };
+    assert_ne!(trace(3), trace(11), "{scenario}");
 }
 
 /// Violations of one run without some steps. A panic is one of them.

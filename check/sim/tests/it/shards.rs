@@ -1,8 +1,6 @@
 //! Seeds of the shard host, and proof that the check notices faults.
 
-use archipelago_sim::{RunRequest, find, same_twice};
-
-use crate::seeds::{is_noticed, sums};
+use crate::seeds::{assert_seed_decides, is_noticed, sums};
 
 const SEEDS: u64 = 100;
 
@@ -24,12 +22,7 @@ fn searches_of_shards_hold_in_every_seed() {
 
 #[test]
 fn shard_runs_of_one_seed_are_the_same() {
-    let shards = find("shards").expect("a scenario");
-    let trace = |seed| match same_twice(shards, &RunRequest::new(seed)) {
-        Ok(outcome) => outcome.trace,
-        Err(failure) => panic!("{failure}"),
-    };
-    assert_ne!(trace(3), trace(11));
+    assert_seed_decides("shards");
 }
 
 #[test]

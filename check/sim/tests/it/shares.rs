@@ -1,8 +1,6 @@
 //! Seeds of databases that share memory nodes, and proof that the check notices a fault.
 
-use archipelago_sim::{RunRequest, find, same_twice};
-
-use crate::seeds::{is_noticed, sums};
+use crate::seeds::{assert_seed_decides, is_noticed, sums};
 
 const SEEDS: u64 = 60;
 
@@ -17,12 +15,7 @@ fn guarantees_hold_in_every_seed() {
 
 #[test]
 fn share_runs_of_one_seed_are_the_same() {
-    let shares = find("shares").expect("a scenario");
-    let trace = |seed| match same_twice(shares, &RunRequest::new(seed)) {
-        Ok(outcome) => outcome.trace,
-        Err(failure) => panic!("{failure}"),
-    };
-    assert_ne!(trace(3), trace(11));
+    assert_seed_decides("shares");
 }
 
 #[test]

@@ -231,11 +231,7 @@ impl Cluster {
 
     /// Fingerprint of the run so far.
     pub(crate) fn trace(&self) -> Trace {
-        Trace {
-            hash: self.simulation.trace_hash(),
-            events: self.simulation.events(),
-            virtual_ns: self.simulation.now_ns(),
-        }
+        Trace::of(&self.simulation)
     }
 
     /// Configurations of the blocks that are ready, by the manager.

@@ -300,11 +300,7 @@ impl World {
                 ("lives of the node", counted.lives),
             ]),
             notes: self.simulation.notes(),
-            trace: Trace {
-                hash: self.simulation.trace_hash(),
-                events: self.simulation.events(),
-                virtual_ns: self.simulation.now_ns(),
-            },
+            trace: Trace::of(&self.simulation),
         }
     }
 }

@@ -54,5 +54,5 @@ impl StoreWatcher for LostShards {
     fn lost(&self, shards: &[ShardId]) {
         self.0.lock().extend_from_slice(shards);
     }
-    fn has_more_room(&self) {}
+    fn room_has_changed(&self) {}
 }

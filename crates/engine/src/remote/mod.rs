@@ -172,8 +172,9 @@ pub trait StoreWatcher: Send + Sync + 'static {
     /// named more than once, and also after its release.
     fn lost(&self, shards: &[ShardId]);
 
-    /// Reports that [`ShardStore::room`] has grown.
-    fn has_more_room(&self);
+    /// Reports that [`ShardStore::room`] has changed: it has grown, or its limit has fallen, so
+    /// that flushes are due.
+    fn room_has_changed(&self);
 
     /// The present load of the database's writers. The store calls it during [`ShardStore::send`],
     /// for each part that it sends. So images are sent as fast as writers need it and no faster.

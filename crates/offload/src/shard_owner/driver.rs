@@ -167,7 +167,7 @@ impl OwnerDriver {
         }
         // A database looks at the whole room then, also at a limit that has fallen.
         if news.has_more_room || news.must_flush {
-            watcher.has_more_room();
+            watcher.room_has_changed();
         }
     }
 

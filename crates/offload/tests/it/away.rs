@@ -101,7 +101,7 @@ impl StoreWatcher for Heard {
     fn lost(&self, shards: &[ShardId]) {
         self.lost.lock().extend_from_slice(shards);
     }
-    fn has_more_room(&self) {}
+    fn room_has_changed(&self) {}
     fn write_load(&self) -> WriteLoad {
         *self.load.lock()
     }

@@ -12,8 +12,8 @@
 //!    it overlaps were cached. So blocks without readers do not push others out.
 //!
 //! Thread-safety: a plan belongs to one job. All jobs share the limit on the speed of the reads.
-//! Failure: a read that fails ends the work and is counted as nothing else than a cold block; the
-//! next user who reads that block gets the error.
+//! Failure: a read that fails ends the work with a warning in the log. The block stays cold, and
+//! the next user read of it reports the error.
 //! Cost: one separator in memory for each data block of the inputs, and one pass over the index of
 //! each output.
 

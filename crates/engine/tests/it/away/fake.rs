@@ -204,7 +204,7 @@ impl FakeStore {
         self.set_mood(|mood| mood.no_room = false);
         let watcher = self.watcher.lock().clone();
         if let Some(watcher) = watcher.and_then(|watcher| watcher.upgrade()) {
-            watcher.has_more_room();
+            watcher.room_has_changed();
         }
     }
 

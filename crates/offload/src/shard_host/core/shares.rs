@@ -183,7 +183,7 @@ impl HostCore {
         ShardRefusal::at(ShardWhy::Full, self.room(memory, db))
     }
 
-    /// The answer to an operator who asks for the accounts.
+    /// Answer to [`ShardMessage::Accounts`] and [`ShardMessage::Drain`]: the accounts of the node.
     pub(super) fn accounted(&self, memory: &dyn HostMemory) -> ShardMessage {
         let mut databases = self.accounts(memory);
         databases.truncate(ACCOUNTS_MAX);

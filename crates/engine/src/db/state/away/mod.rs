@@ -24,39 +24,29 @@
 //! Failure: `Busy` if a shard cannot be read in time. A shard whose records are lost for good keeps
 //! the error that says so.
 //! Cost: about 300 bytes for a shard, ten bits for each of its records, its range tombstones and at
-//! most [`SAMPLED_KEYS_MAX`] of its keys.
+//! most 256 of its keys.
+
+mod copy;
+mod remainder;
+mod shard;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use archipelago_base::budget::{ByteBudget, Charge, MemoryClass};
+use archipelago_base::budget::ByteBudget;
 use archipelago_base::clock::Clock;
-use archipelago_base::{CfId, Error, ErrorKind, Result, SeqNo};
+use archipelago_base::{CfId, Result};
 use parking_lot::{Condvar, Mutex};
 
 use crate::executor::OwnerIdentity;
-use crate::iter::InternalIterator;
-use crate::key::{self, Kind, split_expiry};
-use crate::lookup::{Found, Lookup, Visit};
-use crate::memtable::{ImageHead, SealedImage, SealedShard, Shard, ShardFilter};
-use crate::remote::{
-    AwayError, ShardId, ShardStore, StoreNode, StoreRoom, StoreWatcher, WriteLoad,
-};
-use crate::sst::SampledKey;
+use crate::remote::{ShardId, ShardStore, StoreNode, StoreRoom, StoreWatcher, WriteLoad};
 use crate::stats::{Statistics, Ticker};
-use crate::tombstone::TombstoneSet;
 
-/// Largest number of keys of a shard that stay as a sample.
-const SAMPLED_KEYS_MAX: usize = 256;
-/// One wait of a read for the copy of a lost shard.
-const COPY_WAIT: Duration = Duration::from_millis(20);
-/// Longest time that a read waits for the copy of a lost shard, by the clock of the database.
-const COPY_PATIENCE: Duration = Duration::from_secs(10);
-/// Number of waits without a notification after which a read fails, in case that clock stands
-/// still.
-const COPY_WAITS_MAX: u32 = 500;
+pub(crate) use copy::ShardCopy;
+pub(crate) use remainder::Remainder;
+pub(crate) use shard::AwayShard;
 
 /// Pause of sends after an image for which no node had room.
 const NO_ROOM_PAUSE: Duration = Duration::from_secs(1);
@@ -284,9 +274,9 @@ impl StoreLink {
     pub(crate) fn sums(&self) -> AwaySums {
         let mut sums = AwaySums::default();
         for shard in self.shards() {
-            if shard.copy.get().is_none() {
+            if !shard.has_copy() {
                 sums.shards += 1;
-                sums.bytes += shard.figures.image_bytes;
+                sums.bytes += shard.figures().image_bytes;
             }
         }
         sums
@@ -375,28 +365,10 @@ impl StoreLink {
         node: StoreNode,
         rest: Remainder,
     ) -> Arc<AwayShard> {
-        let filter_bytes = rest.filter.as_ref().map_or(0, ShardFilter::bytes) as u64;
-        let keys: usize = rest.sample.iter().map(|sampled| sampled.key.capacity()).sum();
-        let sample_bytes = rest.sample.capacity() * size_of::<SampledKey>() + keys;
-        let bytes = filter_bytes + sample_bytes as u64 + size_of::<AwayShard>() as u64;
-        let shard = Arc::new(AwayShard {
-            id,
-            node,
-            figures: rest.figures,
-            filter: rest.filter,
-            tombstones: rest.tombstones,
-            sample: rest.sample,
-            copy: OnceLock::new(),
-            is_lost: Arc::default(),
-            is_released: AtomicBool::new(false),
-            link: Arc::clone(self),
-            charge: self.parts.budget.hold(MemoryClass::Memtable, bytes),
-        });
-        let registered = RegisteredShard {
-            shard: Arc::downgrade(&shard),
-            is_lost: Arc::clone(&shard.is_lost),
-            is_settled: false,
-        };
+        let is_lost: Arc<AtomicBool> = Arc::default();
+        let shard = Arc::new(AwayShard::new(id, node, rest, Arc::clone(&is_lost), self));
+        let registered =
+            RegisteredShard { shard: Arc::downgrade(&shard), is_lost, is_settled: false };
         let before = self.registry.lock().shards.insert(id, registered);
         debug_assert!(before.is_none(), "the name of a shard is used twice");
         shard
@@ -446,7 +418,7 @@ impl StoreWatcher for StoreLink {
         self.mark_lost(shards, "its node is lost");
     }
 
-    fn has_more_room(&self) {
+    fn room_has_changed(&self) {
         self.registry.lock().no_room = None;
         self.wake_workers();
     }
@@ -465,401 +437,5 @@ impl StoreWatcher for StoreLink {
             space_bytes: sum.space_bytes.min(load.space_bytes),
             fill_bytes_per_s: sum.fill_bytes_per_s.max(load.fill_bytes_per_s),
         })
-    }
-}
-
-/// Figures of a shard that left.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct AwayFigures {
-    /// Number of point records.
-    pub(crate) entries: u64,
-    /// Number of point records that are deletes.
-    pub(crate) deletions: u64,
-    /// Number of different user keys. For a shard that an earlier open sent, it is the number of
-    /// point records.
-    pub(crate) user_keys: u64,
-    /// Bytes of the records as stored, tombstones included.
-    pub(crate) data_bytes: u64,
-    /// Smallest sequence number, tombstones included.
-    pub(crate) smallest_seq: SeqNo,
-    /// Largest sequence number, tombstones included.
-    pub(crate) largest_seq: SeqNo,
-    /// Bytes of the image.
-    pub(crate) image_bytes: u64,
-}
-
-/// The parts that stay in memory of a shard that leaves.
-pub(crate) struct Remainder {
-    figures: AwayFigures,
-    filter: Option<ShardFilter>,
-    tombstones: Arc<TombstoneSet>,
-    sample: Vec<SampledKey>,
-}
-
-impl Remainder {
-    /// The remainder of a sealed shard whose image has `image_bytes` bytes. Costs a walk over the
-    /// keys.
-    pub(crate) fn of(shard: &Arc<Shard>, image_bytes: u64) -> Self {
-        let (user_keys, sample) = sample_of(shard);
-        let figures = AwayFigures {
-            entries: shard.entries(),
-            deletions: shard.deletions(),
-            user_keys,
-            data_bytes: shard.data_bytes(),
-            smallest_seq: shard.smallest_seq(),
-            largest_seq: shard.largest_seq(),
-            image_bytes,
-        };
-        let filter = shard.filter().cloned();
-        Self { figures, filter, tombstones: shard.tombstones(), sample }
-    }
-
-    /// The remainder of a shard that an earlier open sent, whose image has `image_bytes` bytes. Its
-    /// keys are not sampled, because that would need the whole image.
-    pub(crate) fn of_head(head: ImageHead, image_bytes: u64) -> Self {
-        let figures = AwayFigures {
-            entries: head.entries,
-            deletions: head.deletions,
-            user_keys: head.entries,
-            data_bytes: head.data_bytes,
-            smallest_seq: head.smallest_seq,
-            largest_seq: head.largest_seq,
-            image_bytes,
-        };
-        Self { figures, filter: head.filter, tombstones: head.tombstones, sample: Vec::new() }
-    }
-}
-
-/// The number of user keys, and some keys at even distances, each with its newest record.
-fn sample_of(shard: &Arc<Shard>) -> (u64, Vec<SampledKey>) {
-    let distance = shard.entries().div_ceil(SAMPLED_KEYS_MAX as u64).max(1);
-    let (mut user_keys, mut at, mut wanted_at) = (0, 0, 0);
-    let mut sample = Vec::new();
-    let mut last: Option<Vec<u8>> = None;
-    let mut iter = shard.iter();
-    iter.seek_to_first();
-    while iter.valid() {
-        let user_key = key::user_key(iter.key());
-        if last.as_deref() != Some(user_key) {
-            user_keys += 1;
-            if at >= wanted_at
-                && let Some(record) = key::KeyRef::decode(iter.key())
-            {
-                wanted_at = at + distance;
-                let expires = record.kind == Kind::PutExpiring;
-                let expiry = expires.then(|| split_expiry(iter.value())).flatten();
-                sample.push(SampledKey {
-                    key: user_key.to_vec(),
-                    seq: record.seq,
-                    kind: record.kind,
-                    expiry: expiry.map(|(at_ms, _)| at_ms),
-                });
-            }
-            let last = last.get_or_insert_default();
-            last.clear();
-            last.extend_from_slice(user_key);
-        }
-        at += 1;
-        iter.next();
-    }
-    (user_keys, sample)
-}
-
-/// A memtable shard at a memory node, with the parts of it that stay in memory.
-pub(crate) struct AwayShard {
-    id: ShardId,
-    node: StoreNode,
-    figures: AwayFigures,
-    filter: Option<ShardFilter>,
-    tombstones: Arc<TombstoneSet>,
-    sample: Vec<SampledKey>,
-    /// The records in memory, or the reason for which they are lost for good.
-    copy: OnceLock<Result<ShardCopy>>,
-    /// Whether the store has lost it.
-    is_lost: Arc<AtomicBool>,
-    is_released: AtomicBool,
-    link: Arc<StoreLink>,
-    /// Memory charge of everything here except the range tombstones, which have a charge of their
-    /// own.
-    charge: Charge,
-}
-
-impl Drop for AwayShard {
-    fn drop(&mut self) {
-        {
-            let mut registry = self.link.registry.lock();
-            registry.shards.remove(&self.id);
-            registry.lost.remove(&self.id);
-        }
-        self.release();
-    }
-}
-
-impl AwayShard {
-    pub(crate) fn id(&self) -> ShardId {
-        self.id
-    }
-
-    /// The node that has it.
-    pub(crate) fn node(&self) -> StoreNode {
-        self.node
-    }
-
-    pub(crate) fn link(&self) -> &Arc<StoreLink> {
-        &self.link
-    }
-
-    pub(crate) fn figures(&self) -> &AwayFigures {
-        &self.figures
-    }
-
-    /// Bytes of memory of the parts that stay here, without a copy.
-    pub(crate) fn kept_bytes(&self) -> u64 {
-        self.charge.bytes() + self.tombstones.memory_bytes()
-    }
-
-    /// Some of its keys at even distances, each with its newest record.
-    pub(crate) fn sample(&self) -> &[SampledKey] {
-        &self.sample
-    }
-
-    pub(crate) fn tombstones(&self) -> &Arc<TombstoneSet> {
-        &self.tombstones
-    }
-
-    /// Whether a key with this hash may be in the shard. Says nothing about range tombstones.
-    #[inline]
-    pub(crate) fn may_contain(&self, hash: u64) -> bool {
-        self.figures.entries > 0
-            && self.filter.as_ref().is_none_or(|filter| filter.may_contain(hash))
-    }
-
-    /// The copy in memory, if the shard has one. Fails if the records are lost for good.
-    pub(crate) fn copy(&self) -> Result<Option<&ShardCopy>> {
-        match self.copy.get() {
-            None => Ok(None),
-            Some(Ok(copy)) => Ok(Some(copy)),
-            Some(Err(gone)) => Err(gone.clone()),
-        }
-    }
-
-    /// Whether the shard has its copy, or its records are lost for good. Then no request goes to
-    /// the node any more.
-    pub(crate) fn has_copy(&self) -> bool {
-        self.copy.get().is_some()
-    }
-
-    /// Whether the store has lost the shard or is closed. Then no request goes to the store.
-    pub(crate) fn is_lost(&self) -> bool {
-        self.is_lost.load(Ordering::Acquire) || self.link.is_closed.load(Ordering::Acquire)
-    }
-
-    /// Gives every reader the records in memory, or the reason for which they are lost for good.
-    pub(crate) fn set_copy(&self, copy: Result<ShardCopy>) {
-        // A copy that another thread set first has the same records.
-        let _same = self.copy.set(copy);
-        self.link.settle(self.id);
-        self.link.copied.notify_all();
-    }
-
-    /// Notes that the store has lost it, so that background work rebuilds it.
-    pub(crate) fn note_lost(&self, why: &str) {
-        self.link.mark_lost(&[self.id], why);
-    }
-
-    /// Waits until a lost shard has its copy. Errors: `Busy` if that takes longer than a read may.
-    pub(crate) fn wait_for_copy(&self) -> Result<()> {
-        let link = &self.link;
-        if !link.parts.may_wait
-            && let Some(rebuild) = link.rebuilder.get()
-        {
-            let rebuilt = rebuild();
-            if !self.has_copy() {
-                // The log may have failed to give another shard.
-                rebuilt?;
-            }
-        }
-        let clock = &link.parts.clock;
-        let mut patience = Patience::from(clock.now_ns());
-        let mut registry = link.registry.lock();
-        while patience.lasts(clock.now_ns()) {
-            if self.has_copy() {
-                return Ok(());
-            }
-            if link.is_closed.load(Ordering::Acquire) {
-                return Err(Error::closed(
-                    "the database is closed, and a memtable shard that the reader needs is at a \
-                     memory node",
-                ));
-            }
-            if !link.parts.may_wait {
-                break;
-            }
-            let wait = link.copied.wait_for(&mut registry, COPY_WAIT);
-            patience.waits_left -= u32::from(wait.timed_out());
-        }
-        drop(registry);
-        Err(self.not_now(AwayError::Lost("it is being rebuilt from the log".to_owned())))
-    }
-
-    /// The error of a read that cannot have the shard now.
-    pub(crate) fn not_now(&self, error: AwayError) -> Error {
-        self.link.stats().add(Ticker::AwayReadsBusy, 1);
-        let text = format!(
-            "memtable shard {} is at a memory node and cannot be read now: try again",
-            self.id
-        );
-        Error::with_source(ErrorKind::Busy, text, error)
-    }
-
-    /// The records in memory, fetched from the node if they are not there yet.
-    pub(crate) fn fetch(&self) -> Result<ShardCopy> {
-        if let Some(copy) = self.copy()? {
-            return Ok(copy.clone());
-        }
-        let fetched = match self.is_lost() {
-            true => Err(AwayError::Lost("it is being rebuilt from the log".to_owned())),
-            false => self.link.store().fetch(self.id).and_then(|image| self.check_image(image)),
-        };
-        let image = match fetched {
-            Ok(image) => image,
-            Err(error) => {
-                // Another thread may have fetched or rebuilt the shard meanwhile.
-                if let Some(copy) = self.copy()? {
-                    return Ok(copy.clone());
-                }
-                if let AwayError::Lost(why) = &error {
-                    self.note_lost(why);
-                }
-                return Err(self.not_now(error));
-            }
-        };
-        self.link.stats().add(Ticker::AwayShardsFetched, 1);
-        self.link.stats().add(Ticker::AwayBytesFetched, self.figures.image_bytes);
-        let charge = self.link.parts.budget.hold(MemoryClass::Memtable, self.figures.image_bytes);
-        self.set_copy(Ok(ShardCopy::Image(Arc::new(FetchedImage { image, _charge: charge }))));
-        match self.copy()? {
-            Some(copy) => Ok(copy.clone()),
-            None => Err(Error::internal("a copy that was set is gone")),
-        }
-    }
-
-    /// Whether a fetched image is that of this shard.
-    fn check_image(&self, image: Arc<SealedImage>) -> Result<Arc<SealedImage>, AwayError> {
-        let own = &self.figures;
-        let is_own = image.entries() == own.entries
-            && image.deletions() == own.deletions
-            && image.data_bytes() == own.data_bytes
-            && image.seq_range() == (own.smallest_seq, own.largest_seq);
-        match is_own {
-            true => Ok(image),
-            false => Err(AwayError::Lost(format!("what came for shard {} is not it", self.id))),
-        }
-    }
-
-    /// Leaves the shard at its node for the next open of the database.
-    fn leave(&self) {
-        self.is_released.store(true, Ordering::Release);
-        self.link.settle(self.id);
-    }
-
-    /// Releases the shard at the node, once. Before the store is open, the link keeps the release
-    /// until it opens.
-    pub(crate) fn release(&self) {
-        if self.is_released.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        self.link.settle(self.id);
-        {
-            let mut registry = self.link.registry.lock();
-            if !self.link.is_open.load(Ordering::Acquire) {
-                registry.unreleased.push(self.id);
-                return;
-            }
-        }
-        self.link.store().release(&[self.id], self.link.oldest.load(Ordering::Relaxed));
-    }
-}
-
-/// Limit on the wait of a read for a copy. Copies of other shards wake the read as well, and such
-/// wake-ups do not count against the limit.
-struct Patience {
-    until_ns: u64,
-    waits_left: u32,
-}
-
-impl Patience {
-    fn from(now_ns: u64) -> Self {
-        let until_ns = now_ns.saturating_add(COPY_PATIENCE.as_nanos() as u64);
-        Self { until_ns, waits_left: COPY_WAITS_MAX }
-    }
-
-    fn lasts(&self, now_ns: u64) -> bool {
-        self.waits_left > 0 && now_ns < self.until_ns
-    }
-}
-
-/// The image of a shard in memory.
-pub(crate) struct FetchedImage {
-    image: Arc<SealedImage>,
-    _charge: Charge,
-}
-
-/// The records of an away shard in memory.
-#[derive(Clone)]
-pub(crate) enum ShardCopy {
-    /// A shard that was rebuilt from the log.
-    Rebuilt(Arc<Shard>),
-    /// The image that was sent.
-    Image(Arc<FetchedImage>),
-}
-
-impl ShardCopy {
-    /// Passes the versions of a key that the snapshot sees to `visit`, newest first, until `visit`
-    /// breaks.
-    pub(crate) fn lookup(
-        &self,
-        lookup: &Lookup<'_>,
-        visit: impl FnMut(&Found<'_>) -> Visit,
-    ) -> Result<()> {
-        match self {
-            Self::Rebuilt(shard) => {
-                shard.lookup(lookup, visit);
-                Ok(())
-            }
-            Self::Image(fetched) => fetched.image.lookup(lookup, visit),
-        }
-    }
-
-    /// A cursor over all point records.
-    pub(crate) fn iter(&self) -> Box<dyn InternalIterator> {
-        match self {
-            Self::Rebuilt(shard) => Box::new(shard.iter()),
-            Self::Image(fetched) => Box::new(fetched.image.iter()),
-        }
-    }
-
-    /// The shard as a job reads it.
-    pub(crate) fn sealed(&self) -> Arc<dyn SealedShard> {
-        match self {
-            Self::Rebuilt(shard) => Arc::clone(shard) as _,
-            Self::Image(fetched) => Arc::clone(&fetched.image) as _,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn copies_of_other_shards_do_not_end_the_wait_of_a_read() {
-        let mut patience = Patience::from(7);
-        let end = 7 + COPY_PATIENCE.as_nanos() as u64;
-        // A wake-up does not shorten the patience. Only time, and waits that timed out, do.
-        assert!(patience.lasts(7) && patience.lasts(end - 1));
-        assert!(!patience.lasts(end));
-        patience.waits_left = 0;
-        assert!(!patience.lasts(7));
     }
 }

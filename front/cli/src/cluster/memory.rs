@@ -8,7 +8,7 @@
 
 use archipelago_base::{Error, ErrorKind, Result, size};
 use archipelago_fabric::NodeId;
-use archipelago_offload::wire::shard::{DatabaseAccount, ShardMessage};
+use archipelago_offload::wire::shard::ShardMessage;
 use archipelago_pool::wire::{Member, PoolStatus};
 
 use super::managers::{Managers, other_version};
@@ -18,18 +18,19 @@ use crate::console::print_line;
 /// Number of looks without progress after which a drain says so.
 const LOOKS_WITHOUT_PROGRESS: u32 = 10;
 
-/// Images that databases have at a node.
-fn image_bytes(databases: &[DatabaseAccount]) -> u64 {
-    databases.iter().map(|account| account.image_bytes).sum()
+/// State of a drain, as the node reports it.
+#[derive(Clone, Copy, Debug)]
+struct DrainState {
+    is_draining: bool,
+    /// Bytes of images that the node has, and of those that are arriving.
+    image_bytes: u64,
 }
 
-fn ask(
-    managers: &Managers,
-    member: &Member,
-    message: &ShardMessage,
-) -> Result<Vec<DatabaseAccount>> {
+fn ask(managers: &Managers, member: &Member, message: &ShardMessage) -> Result<DrainState> {
     match managers.ask_shards(member, message)? {
-        ShardMessage::Accounted { databases, .. } => Ok(databases),
+        ShardMessage::Accounted { is_draining, image_bytes, .. } => {
+            Ok(DrainState { is_draining, image_bytes })
+        }
         _ => Err(other_version("the memory node's answer")),
     }
 }
@@ -43,20 +44,22 @@ fn member(pool: &PoolStatus, node: NodeId) -> Result<&Member> {
         ))),
         Some(member) if !member.up => Err(Error::new(
             ErrorKind::Busy,
-            format!("memory node {node} is down, so it holds no memtables any more"),
+            format!("memory node {node} is silent, so it cannot be drained now"),
         )),
         Some(member) => Ok(member),
     }
 }
 
-/// Has all memtable shards leave a memory node, or lets it take shards again.
+/// Has all memtable shards leave a memory node, or lets it take shards again. `pool` returns the
+/// status of the memory nodes.
 pub(super) fn drain(
     managers: &Managers,
-    pool: &PoolStatus,
+    pool: impl Fn() -> Result<PoolStatus>,
     node: NodeId,
     drain: Drain,
 ) -> Result<()> {
-    let member = member(pool, node)?;
+    let status = pool()?;
+    let member = member(&status, node)?;
     let is_draining = drain != Drain::Cancel;
     ask(managers, member, &ShardMessage::Drain { is_draining })?;
     match drain {
@@ -65,7 +68,9 @@ pub(super) fn drain(
             return Ok(());
         }
         Drain::Begin => {
-            print_line!("Memory node {node} is being emptied: archipelago cluster status");
+            print_line!(
+                "Memory node {node} is being emptied: archipelago cluster status shows what is left"
+            );
             return Ok(());
         }
         Drain::Wait => {}
@@ -73,29 +78,52 @@ pub(super) fn drain(
     print_line!(
         "Memory node {node} takes no memtables; Ctrl-C ends this command, and not the drain"
     );
+    wait_until_empty(managers, member)?;
+    print_line!("{}", empty_words(&pool()?, node));
+    Ok(())
+}
+
+/// Shows the progress of a drain until the node has no images. Errors: `Busy` if the drain was
+/// cancelled meanwhile.
+fn wait_until_empty(managers: &Managers, member: &Member) -> Result<()> {
+    let node = member.node;
     let (mut left, mut looks) = (u64::MAX, 0);
     watch(|| {
-        let databases = ask(managers, member, &ShardMessage::Accounts {})?;
-        let now = image_bytes(&databases);
-        if now < left {
-            (left, looks) = (now, 0);
-            print_line!("Memory node {node}: {} of memtables left", size::show(now));
+        let now = ask(managers, member, &ShardMessage::Accounts {})?;
+        if !now.is_draining {
+            return Err(Error::new(
+                ErrorKind::Busy,
+                format!("memory node {node} takes memtables again: its drain was cancelled"),
+            ));
+        }
+        if now.image_bytes < left {
+            (left, looks) = (now.image_bytes, 0);
+            print_line!("Memory node {node}: {} of memtables left", size::show(left));
         } else {
             looks += 1;
             if looks % LOOKS_WITHOUT_PROGRESS == 0 {
                 print_line!(
-                    "Memory node {node}: no progress for {looks} s; the memtables of a server that \
-                     has ended stay for ten minutes"
+                    "Memory node {node}: no progress for {looks} s; a server has ended (its \
+                     memtables stay for ten minutes), or cannot flush (see its log)"
                 );
             }
         }
-        Ok(now == 0)
-    })?;
-    print_line!(
-        "Memory node {node} has no memtables: it can be stopped. Blocks of the pool have copies at \
-         other nodes, which archipelago cluster status lists"
-    );
-    Ok(())
+        Ok(now.image_bytes == 0)
+    })
+}
+
+/// Text about a node without memtables: whether it can be stopped without a loss of blocks.
+fn empty_words(pool: &PoolStatus, node: NodeId) -> String {
+    let used = pool.nodes.iter().find(|status| status.member.node == node);
+    let blocks = used.map_or(0, |status| status.blocks_used);
+    if blocks == 0 {
+        return format!("Memory node {node} has no memtables and no blocks: it can be stopped");
+    }
+    format!(
+        "Memory node {node} has no memtables. It still has {blocks} blocks of the pool, of which \
+         each should have {} copies: see archipelago cluster status --blocks before you stop it",
+        pool.copies
+    )
 }
 
 #[cfg(test)]
@@ -133,8 +161,13 @@ mod tests {
         };
         assert_eq!(member(&pool, NodeId(1)).unwrap().node, NodeId(1));
         let error = member(&pool, NodeId(2)).unwrap_err();
-        assert!(error.to_string().contains("memory node 2 is down"), "{error}");
+        assert!(error.to_string().contains("memory node 2 is silent"), "{error}");
         let error = member(&pool, NodeId(3)).unwrap_err();
         assert!(error.to_string().contains("no memory node has the number 3"), "{error}");
+        assert!(empty_words(&pool, NodeId(1)).ends_with("no blocks: it can be stopped"));
+        let mut pool = pool;
+        pool.nodes[0].blocks_used = 7;
+        let words = empty_words(&pool, NodeId(1));
+        assert!(words.contains("It still has 7 blocks") && words.contains("1 copies"), "{words}");
     }
 }

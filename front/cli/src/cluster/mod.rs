@@ -67,7 +67,8 @@ pub(crate) enum ClusterCommand {
     /// node can be stopped.
     #[command(after_help = "Examples:\n  archipelago cluster drain 3\n  \
                             archipelago cluster drain 3 --cancel\n  \
-                            archipelago cluster drain --memory 2")]
+                            archipelago cluster drain --memory 2\n  \
+                            archipelago cluster drain --memory 2 --cancel")]
     Drain {
         #[command(flatten)]
         node: NodeArgs,
@@ -134,7 +135,10 @@ pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
             };
             let managers = managers.managers()?;
             match memory {
-                true => memory::drain(&managers, &pool_status(&managers)?, node.memory()?, drain),
+                true => {
+                    let pool = || pool_status(&managers);
+                    memory::drain(&managers, pool, node.memory("leave out --memory")?, drain)
+                }
                 false => storage::drain(&managers, node, drain),
             }
         }
@@ -148,7 +152,7 @@ pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
             storage::forget(&managers.managers()?, node)
         }
         ClusterCommand::Forget { node, storage: false, managers } => {
-            forget_memory(&managers.managers()?, node.memory()?)
+            forget_memory(&managers.managers()?, node.memory("give --storage")?)
         }
     }
 }

@@ -12,15 +12,24 @@ use archipelago_pool::wire::PoolStatus;
 
 use super::managers::Managers;
 
-/// What a memory node says of the databases that use it.
-type NodeAccounts = (NodeId, Result<Vec<DatabaseAccount>, String>);
+/// Accounts that a memory node reports.
+#[derive(Debug, Default)]
+struct Reported {
+    is_draining: bool,
+    databases: Vec<DatabaseAccount>,
+}
+
+/// A memory node and its report, or the reason for which there is none.
+type NodeAccounts = (NodeId, Result<Reported, String>);
 
 /// Asks the nodes of a pool. The text is empty if no database uses them.
 pub(super) fn text(managers: &Managers, pool: &PoolStatus) -> String {
     let up = pool.nodes.iter().map(|node| &node.member).filter(|member| member.up);
     let asked = up.map(|member| {
         let accounts = match managers.ask_shards(member, &ShardMessage::Accounts {}) {
-            Ok(ShardMessage::Accounted { databases, .. }) => Ok(databases),
+            Ok(ShardMessage::Accounted { is_draining, databases, .. }) => {
+                Ok(Reported { is_draining, databases })
+            }
             Ok(_) => Err("its answer is of another version".to_owned()),
             Err(error) => Err(error.to_string()),
         };
@@ -30,9 +39,9 @@ pub(super) fn text(managers: &Managers, pool: &PoolStatus) -> String {
 }
 
 fn show(nodes: &[NodeAccounts]) -> String {
-    let is_used = |(_, accounts): &NodeAccounts| !accounts.as_ref().is_ok_and(Vec::is_empty);
+    let is_plain = |report: &Reported| report.databases.is_empty() && !report.is_draining;
     let mut out = String::new();
-    if nodes.iter().any(is_used) {
+    if nodes.iter().any(|(_, report)| !report.as_ref().is_ok_and(is_plain)) {
         // Writing to a string does not fail.
         let _infallible = write(&mut out, nodes);
     }
@@ -47,8 +56,11 @@ fn write(out: &mut String, nodes: &[NodeAccounts]) -> std::fmt::Result {
     )?;
     for (node, accounts) in nodes {
         match accounts {
-            Ok(accounts) => {
-                for account in accounts {
+            Ok(Reported { is_draining, databases }) => {
+                if *is_draining {
+                    writeln!(out, "(memory node {node} is drained: it takes no memtables)")?;
+                }
+                for account in databases {
                     let columns = [
                         account.used_bytes,
                         account.guaranteed_bytes,
@@ -74,7 +86,8 @@ mod tests {
 
     #[test]
     fn text_shows_accounts_and_nodes_without_an_answer() {
-        assert_eq!(show(&[(NodeId(1), Ok(Vec::new()))]), "", "nothing is offloaded");
+        let nothing = [(NodeId(1), Ok(Reported::default()))];
+        assert_eq!(show(&nothing), "", "nothing is offloaded");
         let account = DatabaseAccount {
             db: OffloadDb([0xab; 16]),
             used_bytes: 96 << 20,
@@ -84,11 +97,14 @@ mod tests {
             ..DatabaseAccount::default()
         };
         let silent = (NodeId(2), Err("no answer".to_owned()));
-        let text = show(&[(NodeId(1), Ok(vec![account])), silent]);
+        let report = Reported { is_draining: false, databases: vec![account] };
+        let drained = (NodeId(3), Ok(Reported { is_draining: true, ..Reported::default() }));
+        let text = show(&[(NodeId(1), Ok(report)), silent, drained]);
         let lines: Vec<&str> = text.lines().collect();
         let words: Vec<&str> = lines[2].split_whitespace().collect();
         let bytes = ["96", "MiB", "64", "MiB", "32", "MiB", "128", "MiB"];
         assert_eq!(words, [&["abababab", "1"][..], &bytes].concat(), "{text}");
         assert_eq!(lines[3], "(memory node 2 does not say: no answer)");
+        assert_eq!(lines[4], "(memory node 3 is drained: it takes no memtables)");
     }
 }

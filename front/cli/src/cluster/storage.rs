@@ -43,11 +43,11 @@ pub(crate) struct NodeArgs {
 }
 
 impl NodeArgs {
-    /// The number of a memory node.
-    pub(super) fn memory(&self) -> Result<NodeId> {
+    /// The number of a memory node. `hint` says how the command takes a storage node.
+    pub(super) fn memory(&self, hint: &str) -> Result<NodeId> {
         self.node.parse().map(NodeId).map_err(|_| {
             Error::invalid(format!(
-                "{} is no number of a memory node: for a storage node give --storage",
+                "{} is no number of a memory node: for a storage node {hint}",
                 self.node
             ))
         })

@@ -74,6 +74,7 @@ impl HostCore {
         self.counters.grants += 1;
         let step = GrantStep::Open { landing: lease, place };
         self.owned(owner)?.grants.insert(shard, Grant { number, bytes, step });
+        self.end_claim(memory, owner.db);
         self.landing(memory, owner, landing, (number, at, bytes))
     }
 

@@ -23,7 +23,8 @@
 //!
 //! Thread-safety: none; the caller holds a lock.
 //! Failure: a restart loses everything. Owners rebuild their shards from their logs.
-//! Cost: O(log shards) for a message, and O(regions of its database) for a grant.
+//! Cost: O(log shards) for a search. Other messages take O(regions + databases · log databases),
+//! and the accounts O(shards + databases² · log databases).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -168,7 +169,7 @@ pub(super) struct HostCore {
     ended: VecDeque<OwnerStamp>,
     regions: Regions,
     counters: HostCounters,
-    /// Whether an operator drains the node: no database gets memory.
+    /// Whether an operator drains the node: no database gets room for shards.
     is_draining: bool,
     sabotage: HostSabotage,
 }

@@ -10,14 +10,16 @@
 //!
 //! Invariants:
 //! 1. The guarantees of all databases sum up to at most what shards may use at the node.
-//! 2. Memory that a database claims within its guarantee is given to no database beyond its own.
+//! 2. Memory that a database claims within its guarantee is given to no database beyond its own,
+//!    except for landing zones.
 //! 3. While an operator drains the node, the share of every database is zero. So their owners flush
-//!    all shards that the node has, and it gets no others.
+//!    all shards that the node has, and those that were arriving when the drain began.
 //!
 //! Thread-safety: as that of [`HostCore`].
 //! Failure: an owner that does not flush, because it has ended, keeps what it uses until the host
 //! drops its database.
-//! Cost: O(regions + databases · log databases) for an answer that tells a share.
+//! Cost: O(regions + databases · log databases) for an answer that tells a share, and O(shards +
+//! databases² · log databases) for the accounts.
 
 use super::{Database, HostCore, HostMemory, IDLE};
 use crate::decide::{Claim, admitted, guarantees, share};
@@ -53,6 +55,13 @@ impl Claims {
 }
 
 impl Database {
+    /// Bytes of the images that the host has, and of those that are arriving.
+    fn image_bytes(&self) -> u64 {
+        let held: u64 = self.shards.values().map(|shard| shard.place.bytes).sum();
+        let arriving: u64 = self.grants.values().map(|grant| grant.bytes).sum();
+        held + arriving
+    }
+
     /// Whether the owner has closed, so that nothing is guaranteed to it any more.
     pub(super) fn is_idle(&self, now_ns: u64) -> bool {
         let is_empty = self.shards.is_empty() && self.grants.is_empty();
@@ -166,6 +175,16 @@ impl HostCore {
         NodeShare { used_bytes, guaranteed_bytes, limit_bytes }
     }
 
+    /// Ends the claim of a database that has its guarantee: the others need not make room for more.
+    pub(super) fn end_claim(&mut self, memory: &dyn HostMemory, db: OffloadDb) {
+        let own = self.claims(memory).of(db);
+        if own.used_bytes >= own.guaranteed_bytes
+            && let Some(database) = self.databases.get_mut(&db)
+        {
+            database.claim = None;
+        }
+    }
+
     /// A refusal for want of room, from which a claim follows.
     pub(super) fn refuse_room(
         &mut self,
@@ -187,11 +206,10 @@ impl HostCore {
     pub(super) fn accounted(&self, memory: &dyn HostMemory) -> ShardMessage {
         let mut databases = self.accounts(memory);
         databases.truncate(ACCOUNTS_MAX);
-        let limit_bytes = match self.is_draining {
-            true => 0,
-            false => self.regions.bytes().saturating_add(self.regions.left(memory)),
-        };
-        ShardMessage::Accounted { limit_bytes, databases }
+        let limit_bytes = self.regions.bytes().saturating_add(self.regions.left(memory));
+        let image_bytes = self.databases.values().map(Database::image_bytes).sum();
+        let is_draining = self.is_draining;
+        ShardMessage::Accounted { limit_bytes, is_draining, image_bytes, databases }
     }
 
     /// The accounts of all databases, by their names.
@@ -199,9 +217,7 @@ impl HostCore {
         let claims = self.claims(memory);
         let account = |(db, claim): &(OffloadDb, Claim)| {
             let share = self.share_of(&claims, *db);
-            let image_bytes = self.databases.get(db).map_or(0, |database| {
-                database.shards.values().map(|shard| shard.place.bytes).sum()
-            });
+            let image_bytes = self.databases.get(db).map_or(0, Database::image_bytes);
             DatabaseAccount {
                 db: *db,
                 image_bytes,

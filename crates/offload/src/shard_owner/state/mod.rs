@@ -27,8 +27,10 @@
 //!    newer owner was seen there. The purge follows when the open has adopted the shards that it
 //!    keeps ([`earlier`]).
 //! 7. While a node has more of the database than its share, [`OwnerState::room`] has a limit that
-//!    makes flushes due, whatever room other nodes have. The limit stays above the bytes that the
-//!    nodes hold, so that writers slow down and do not stop.
+//!    makes flushes due, whatever room this node and others have. The limit stays above the bytes
+//!    that the nodes hold, so that writers slow down and do not stop.
+//! 8. Nodes that do not answer, or that another owner has taken, count neither in the held bytes
+//!    nor in the limit of [`OwnerState::room`]: the database has no shard there that it can flush.
 //!
 //! Thread-safety: none; the driver holds a lock.
 //! Failure: every failure of a node ends in lost shards, which the database rebuilds.
@@ -67,9 +69,9 @@ use crate::wire::shard::{NodeShare, ShardMessage, ShardName, ShardRefusal, Shard
 const REFUSED_PAUSE: Duration = Duration::from_millis(50);
 /// Largest number of shards that one release names.
 const RELEASES_MAX: usize = 4096;
-/// Part of the held bytes that the limit exceeds them by while a node wants memory back: a
-/// sixteenth. Then flushes of about a fifth of the held bytes are due.
-const SURPLUS_SPACE: u64 = 16;
+/// Divisor of the bytes of readable shards: while a node wants memory back, the limit exceeds the
+/// held bytes by this part of them. Then flushes of about a fifth of them are due.
+const SURPLUS_SLACK_PART: u64 = 16;
 /// A memory node as the pool knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryNode {
@@ -452,7 +454,7 @@ impl OwnerState {
         if id.memtable < self.oldest || self.homes.contains_key(&id) {
             return Pick::NoRoom("the shard has been sent or released before");
         }
-        let used: u64 = self.nodes.values().map(NodeState::used_bytes).sum();
+        let used: u64 = self.obeying().map(NodeState::used_bytes).sum();
         if used.saturating_add(bytes) > self.terms.bytes_max {
             return Pick::NoRoom("the database has its limit of bytes at memory nodes");
         }
@@ -596,14 +598,19 @@ impl OwnerState {
         !self.nodes.values().any(waits)
     }
 
+    /// The nodes that execute requests of this owner, as far as is known.
+    fn obeying(&self) -> impl Iterator<Item = &NodeState> {
+        self.nodes.values().filter(|node| node.obeys())
+    }
+
     pub(super) fn room(&self, now_ns: u64) -> StoreRoom {
-        let nodes = || self.nodes.values();
+        let nodes = || self.obeying();
         let sending_bytes: u64 = nodes().map(|node| node.shards.sending_bytes()).sum();
         let held_bytes: u64 = nodes().map(|node| node.shards.held_bytes()).sum();
-        let limit = nodes().map(NodeState::limit_bytes).fold(0, u64::saturating_add);
+        let away_bytes: u64 = nodes().map(|node| node.shards.away_bytes()).sum();
         let limit = match self.surplus_bytes() {
-            0 => limit,
-            _ => limit.min(held_bytes + held_bytes / SURPLUS_SPACE),
+            0 => nodes().map(NodeState::limit_bytes).fold(0, u64::saturating_add),
+            _ => held_bytes + away_bytes / SURPLUS_SLACK_PART,
         };
         let left = self.terms.bytes_max.saturating_sub(held_bytes + sending_bytes);
         let free = nodes().map(|node| node.free_bytes(now_ns)).fold(0, u64::saturating_add);
@@ -620,7 +627,7 @@ impl OwnerState {
 
     /// Bytes that nodes have beyond the shares of the database.
     pub(super) fn surplus_bytes(&self) -> u64 {
-        self.nodes.values().map(NodeState::surplus_bytes).sum()
+        self.obeying().map(NodeState::surplus_bytes).sum()
     }
 
     /// Bytes of memory that nodes guarantee now.

@@ -124,22 +124,26 @@ impl NodeState {
         }
     }
 
-    /// Logs a guarantee that is smaller than the `stated_bytes`, once for each such value.
+    /// Logs that the node guarantees less than the `stated_bytes`, and again when it guarantees an
+    /// eighth less than in the last line of the log.
     pub(super) fn note_guarantee(&mut self, share: &NodeShare, stated_bytes: u64) {
         let guaranteed_bytes = share.guaranteed_bytes;
-        let is_less = guaranteed_bytes < stated_bytes;
-        let logged = is_less.then_some(guaranteed_bytes);
-        if is_less && self.logged_guarantee != logged {
-            let node = self.node;
-            tracing::warn!(
-                %node,
-                stated_bytes,
-                guaranteed_bytes,
-                "a memory node guarantees less than wanted: other databases have the rest, so \
-                 lower the guarantees or add memory"
-            );
+        if guaranteed_bytes >= stated_bytes {
+            self.logged_guarantee = None;
+            return;
         }
-        self.logged_guarantee = logged;
+        if self.logged_guarantee.is_some_and(|logged| guaranteed_bytes > logged / 8 * 7) {
+            return;
+        }
+        let node = self.node;
+        tracing::warn!(
+            %node,
+            stated_bytes,
+            guaranteed_bytes,
+            "a memory node guarantees less than wanted: lower --offload-guaranteed-mib of the \
+             servers, or give the node more memory"
+        );
+        self.logged_guarantee = Some(guaranteed_bytes);
     }
 
     /// Whether the node executes requests of this owner, as far as is known.
@@ -169,9 +173,10 @@ impl NodeState {
         self.usable().map_or(self.shards.held_bytes(), |begun| begun.share.limit_bytes)
     }
 
-    /// Bytes of images that the owner has here beyond its share.
+    /// Bytes of images that the owner has here beyond its share. Unconfirmed releases do not count:
+    /// they lower the use of the node without another flush.
     pub(super) fn surplus_bytes(&self) -> u64 {
-        self.shards.held_bytes().saturating_sub(self.limit_bytes())
+        self.shards.away_bytes().saturating_sub(self.limit_bytes())
     }
 
     /// Bytes of images for which the node has room, as far as the owner knows.

@@ -40,7 +40,8 @@ struct NodeShard {
 pub(super) struct NodeShards {
     shards: BTreeMap<ShardId, NodeShard>,
     sending_bytes: u64,
-    held_bytes: u64,
+    away_bytes: u64,
+    released_bytes: u64,
 }
 
 impl NodeShards {
@@ -49,13 +50,22 @@ impl NodeShards {
         self.sending_bytes
     }
 
-    /// Bytes of images that the node may hold.
+    /// Bytes of images that can be read.
+    pub(super) fn away_bytes(&self) -> u64 {
+        self.away_bytes
+    }
+
+    /// Bytes of images that the node may hold, those of unconfirmed releases included.
     pub(super) fn held_bytes(&self) -> u64 {
-        self.held_bytes
+        self.away_bytes + self.released_bytes
     }
 
     fn sum(&mut self, stage: ShardStage) -> &mut u64 {
-        if stage == ShardStage::Sending { &mut self.sending_bytes } else { &mut self.held_bytes }
+        match stage {
+            ShardStage::Sending => &mut self.sending_bytes,
+            ShardStage::Away(_) => &mut self.away_bytes,
+            ShardStage::Released => &mut self.released_bytes,
+        }
     }
 
     pub(super) fn contains(&self, id: ShardId) -> bool {

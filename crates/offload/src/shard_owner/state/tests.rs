@@ -106,7 +106,12 @@ impl World {
     }
 
     fn send(&mut self, memtable: u64) -> StoreNode {
-        match self.begin(memtable, 100) {
+        self.send_from(memtable, b"")
+    }
+
+    /// Sends a shard whose bucket begins at `boundary`, which chooses its node.
+    fn send_from(&mut self, memtable: u64, boundary: &[u8]) -> StoreNode {
+        match self.state.begin_send(self.now_ns, id(memtable), 100, boundary) {
             Pick::Node { node, losses } => {
                 self.state.sent(node, id(memtable), losses, readable()).expect("the node is there");
                 node
@@ -532,6 +537,52 @@ fn limit_follows_the_shares_of_several_nodes() {
     world.state.on_share(node, &share(99));
     assert!(world.state.take_news().must_flush);
     assert_eq!(world.state.surplus_bytes(), 1);
+}
+
+/// The engine counts the images of shards that it can flush, and not those of a lost node.
+fn is_due(world: &World, engine_bytes: u64) -> bool {
+    let room = world.state.room(world.now_ns);
+    away_excess_bytes(engine_bytes, room.limit_bytes) > 0
+}
+
+#[test]
+fn one_node_that_wants_all_back_does_not_stop_writers() {
+    let mut world = World::new(1);
+    let node = world.send(1);
+    world.send(2);
+    world.now_ns += SECOND;
+    world.answer(node, &begun_with(2, 0));
+    let room = world.state.room(world.now_ns);
+    assert_eq!((room.held_bytes, room.limit_bytes), (200, 212));
+    let excess = away_excess_bytes(room.held_bytes, room.limit_bytes);
+    assert!((1..=50).contains(&excess), "a part is flushed at a time: {excess}");
+    // The release of a shard is under way. It lowers the use of the node without another flush.
+    world.state.release(&[id(1)], 1);
+    let room = world.state.room(world.now_ns);
+    assert_eq!((room.held_bytes, room.limit_bytes), (200, 206));
+    world.answer(node, &begun_with(2, 100));
+    assert_eq!(world.state.surplus_bytes(), 0);
+}
+
+#[test]
+fn lost_node_does_not_keep_a_drained_one_from_being_emptied() {
+    let mut world = World::new(2);
+    let nodes: Vec<StoreNode> = (1..=20).map(|at| world.send_from(at, &[at as u8])).collect();
+    let lost = nodes[0];
+    let drained = *nodes.iter().find(|node| **node != lost).expect("shards at both nodes");
+    world.miss(lost, 6);
+    world.now_ns += SECOND;
+    let kept: Vec<u64> =
+        (1..).zip(&nodes).filter(|(_, node)| **node == drained).map(|at| at.0).collect();
+    world.answer(drained, &begun_with(kept.len() as u32, 0));
+    for (done_before, memtable) in kept.iter().enumerate() {
+        let left = (kept.len() - done_before) as u64;
+        assert!(is_due(&world, left * 100), "{left} shards are left");
+        world.state.release(&[id(*memtable)], 1);
+        world.answer(drained, &ShardMessage::Done { shards: 1, share: share(0) });
+    }
+    let room = world.state.room(world.now_ns);
+    assert_eq!((room.held_bytes, world.state.surplus_bytes()), (0, 0));
 }
 
 #[test]

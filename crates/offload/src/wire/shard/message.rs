@@ -143,8 +143,8 @@ wire_messages! {
     /// Operator → host: how much memory does each database use?
     Accounts = 11 {
     }
-    /// Operator → host: from now on, give no database memory, so that all shards leave by flushes.
-    /// `false` ends that. The next life of the node does not know of it.
+    /// Operator → host: from now on, give no database room for shards, so that all shards leave by
+    /// flushes. `false` ends that. The next life of the node does not know of it.
     Drain = 12 {
         /// Whether the shards are to leave.
         is_draining: bool,
@@ -222,8 +222,12 @@ wire_messages! {
     }
     /// Host → operator: answer to [`ShardMessage::Accounts`] and [`ShardMessage::Drain`].
     Accounted = 41 {
-        /// Bytes of memory that shards may use now; 0 while the node is drained.
+        /// Bytes of memory that shards may use now.
         limit_bytes: u64,
+        /// Whether an operator drains the node.
+        is_draining: bool,
+        /// Bytes of the images of all databases, those that are arriving included.
+        image_bytes: u64,
         /// Accounts by the names of the databases, 256 at most.
         databases: Vec<DatabaseAccount>,
     }

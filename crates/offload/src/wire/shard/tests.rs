@@ -143,17 +143,17 @@ fn changes() -> Vec<Golden> {
     vec![
         (
             ShardMessage::Begin { owner, landing_bytes: 0x1000, guaranteed_bytes: 0x5000 },
-            "7401",
+            "7501",
             vec![word("0010"), word("0050")],
         ),
         (
             ShardMessage::Land { owner, shard, bytes: 0x2000 },
-            "7402",
+            "7502",
             vec![name_bytes(), word("0020")],
         ),
         (
             ShardMessage::Register { owner, shard, grant: 11, info: info(), pieces: vec![piece] },
-            "7403",
+            "7503",
             vec![
                 name_bytes(),
                 word("0b"),
@@ -166,12 +166,12 @@ fn changes() -> Vec<Golden> {
         ),
         (
             ShardMessage::Release { owner, shards: shards.clone(), oldest: 3 },
-            "7404",
+            "7504",
             vec![names(), word("03")],
         ),
-        (ShardMessage::List { owner, after: Some(shard) }, "7408", vec!["01".into(), name_bytes()]),
-        (ShardMessage::Adopt { owner, shards }, "7409", vec![names()]),
-        (ShardMessage::Purge { owner }, "740a", Vec::new()),
+        (ShardMessage::List { owner, after: Some(shard) }, "7508", vec!["01".into(), name_bytes()]),
+        (ShardMessage::Adopt { owner, shards }, "7509", vec![names()]),
+        (ShardMessage::Purge { owner }, "750a", Vec::new()),
     ]
 }
 
@@ -191,7 +191,7 @@ fn searches() -> Vec<Golden> {
                 inline_max,
                 wants_place: true,
             },
-            "7405",
+            "7505",
             vec![names(), "016b".into(), word("04"), word("09"), half("0002"), "01".into()],
         ),
         (
@@ -203,7 +203,7 @@ fn searches() -> Vec<Golden> {
                 inline_max,
                 wants_place: false,
             },
-            "7406",
+            "7506",
             vec![
                 names(),
                 "01".into(),
@@ -228,7 +228,7 @@ fn searches() -> Vec<Golden> {
                 bytes_max: 0x100,
                 inline_max,
             },
-            "7407",
+            "7507",
             vec![
                 names(),
                 "016101016d".into(),
@@ -267,32 +267,32 @@ fn answers() -> Vec<Golden> {
     };
     let refusal = ShardRefusal::at(ShardWhy::Full, 12).of(name());
     vec![
-        (begun, "7420", vec![word("09"), word("0010"), word("0008"), share_bytes(), half("02")]),
+        (begun, "7520", vec![word("09"), word("0010"), word("0008"), share_bytes(), half("02")]),
         (
             landing,
-            "7421",
+            "7521",
             vec![word("0b"), place_of_key, word("40"), word("30"), word("90"), share_bytes()],
         ),
-        (ShardMessage::Registered { place: place() }, "7422", vec![place_bytes()]),
-        (ShardMessage::Done { shards: 3, share: share() }, "7423", vec![half("03"), share_bytes()]),
+        (ShardMessage::Registered { place: place() }, "7522", vec![place_bytes()]),
+        (ShardMessage::Done { shards: 3, share: share() }, "7523", vec![half("03"), share_bytes()]),
         (
             ShardMessage::Versions { found: found.clone() },
-            "7424",
+            "7524",
             vec!["01".into(), inline_bytes(), "01".into(), word("05")],
         ),
         (
             ShardMessage::Versions { found: whole },
-            "7424",
+            "7524",
             vec!["01".into(), placed_bytes(), "00".into()],
         ),
         (
             ShardMessage::ManyVersions { found: vec![found, KeyVersions::default()] },
-            "7425",
+            "7525",
             vec!["02".into(), "01".into(), inline_bytes(), "01".into(), word("05"), "0000".into()],
         ),
         (
             ShardMessage::Page { records: vec![record], end: PageEnd::At(resume()) },
-            "7426",
+            "7526",
             vec![
                 "01".into(),
                 "016b".into(),
@@ -304,12 +304,12 @@ fn answers() -> Vec<Golden> {
         ),
         (
             ShardMessage::Listed { shards: vec![listed], more: true },
-            "7427",
+            "7527",
             vec!["01".into(), name_bytes(), info_bytes(), place_bytes(), "01".into()],
         ),
         (
             ShardMessage::Refused { refusal },
-            "7428",
+            "7528",
             vec!["02".into(), word("0c"), "01".into(), name_bytes()],
         ),
     ]
@@ -318,8 +318,9 @@ fn answers() -> Vec<Golden> {
 /// The answer to an operator.
 fn accounted() -> Golden {
     let databases = vec![account()];
-    let message = ShardMessage::Accounted { limit_bytes: 0x7000, databases };
-    (message, "7429", vec![word("0070"), "01".into(), account_bytes()])
+    let (limit_bytes, is_draining, image_bytes) = (0x7000, true, 0x900);
+    let message = ShardMessage::Accounted { limit_bytes, is_draining, image_bytes, databases };
+    (message, "7529", vec![word("0070"), "01".into(), word("0009"), "01".into(), account_bytes()])
 }
 
 fn samples() -> Vec<ShardMessage> {
@@ -348,9 +349,9 @@ fn requests_have_golden_bytes() {
 
 #[test]
 fn messages_of_an_operator_have_golden_bytes() {
-    assert_eq!(hex(&ShardMessage::Accounts {}.encode()), "740b");
-    assert_eq!(hex(&ShardMessage::Drain { is_draining: true }.encode()), "740c01");
-    assert_eq!(hex(&ShardMessage::Drain { is_draining: false }.encode()), "740c00");
+    assert_eq!(hex(&ShardMessage::Accounts {}.encode()), "750b");
+    assert_eq!(hex(&ShardMessage::Drain { is_draining: true }.encode()), "750c01");
+    assert_eq!(hex(&ShardMessage::Drain { is_draining: false }.encode()), "750c00");
 }
 
 #[test]
@@ -403,7 +404,7 @@ fn searches_and_notices_are_told_apart() {
 
 #[test]
 fn first_byte_tells_shards_from_other_protocols() {
-    assert_eq!(SHARD_VERSION, 0x74);
+    assert_eq!(SHARD_VERSION, 0x75);
     // First bytes of the pool, of storage nodes, of jobs, of FlexKV, and of no protocol.
     for first in [0x03, 0x41, 0x61, 0x81, 0xf1] {
         assert!(!is_shard_message(&[first, 1]), "{first:#x}");

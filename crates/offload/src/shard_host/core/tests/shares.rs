@@ -172,7 +172,8 @@ fn operator_sees_the_accounts() {
     host.begin_with(QUIET, LIMIT / 4);
     host.begin_with(BUSY, 0);
     host.send(BUSY, 1);
-    let ShardMessage::Accounted { limit_bytes, databases } = host.tell(&ShardMessage::Accounts {})
+    let ShardMessage::Accounted { limit_bytes, databases, .. } =
+        host.tell(&ShardMessage::Accounts {})
     else {
         panic!("accounts")
     };
@@ -185,21 +186,25 @@ fn operator_sees_the_accounts() {
     assert_eq!(shown, [(BUSY, LIMIT / 4 * 3), (QUIET, LIMIT / 4)]);
 }
 
+/// Drains the host, or ends that. Returns the bytes of images that it has or gets.
+fn drain(host: &mut Host, wanted: bool) -> u64 {
+    match host.tell(&ShardMessage::Drain { is_draining: wanted }) {
+        ShardMessage::Accounted { is_draining, image_bytes, .. } => {
+            assert_eq!(is_draining, wanted);
+            image_bytes
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
 #[test]
-fn drained_node_gives_no_memory_until_that_ends() {
+fn drained_node_gives_no_room_until_that_ends() {
     let mut host = Host::new();
     host.begin_with(BUSY, LIMIT / 4);
     for memtable in 1..=3 {
         assert!(host.send(BUSY, memtable));
     }
-    let drain = |host: &mut Host, is_draining| match host.tell(&ShardMessage::Drain { is_draining })
-    {
-        ShardMessage::Accounted { limit_bytes, databases } => (limit_bytes, databases),
-        other => panic!("{other:?}"),
-    };
-    let (limit_bytes, databases) = drain(&mut host, true);
-    assert_eq!((limit_bytes, databases[0].share_bytes), (0, 0));
-    assert_eq!(databases[0].image_bytes, 3 * IMAGE);
+    assert_eq!(drain(&mut host, true), 3 * IMAGE);
     // No database gets room, and the owner of the shards is told to flush all of them.
     assert!(!host.send(BUSY, 4));
     assert_eq!(host.begin_with(BUSY, LIMIT / 4).limit_bytes, 0);
@@ -209,9 +214,36 @@ fn drained_node_gives_no_memory_until_that_ends() {
     for memtable in 1..=3 {
         assert_eq!(host.drop_shard(BUSY, memtable).limit_bytes, 0);
     }
-    let (_, databases) = drain(&mut host, true);
-    assert_eq!(databases[0].image_bytes, 0);
-    let (limit_bytes, _) = drain(&mut host, false);
-    assert!(limit_bytes > 0);
+    assert_eq!(drain(&mut host, true), 0);
+    assert_eq!(drain(&mut host, false), 0);
     assert!(host.send(BUSY, 5));
+}
+
+#[test]
+fn image_that_is_arriving_counts_for_a_drain() {
+    let mut host = Host::new();
+    host.begin_with(BUSY, 0);
+    let (owner, shard) = (of(BUSY), name(1));
+    let land = ShardMessage::Land { owner, shard, bytes: IMAGE };
+    assert!(matches!(host.tell(&land), ShardMessage::Landing { .. }));
+    assert_eq!(drain(&mut host, true), IMAGE);
+    host.drop_shard(BUSY, 1);
+    assert_eq!(drain(&mut host, true), 0);
+}
+
+#[test]
+fn claim_ends_as_soon_as_the_guarantee_is_used() {
+    let mut host = Host::new();
+    host.begin_with(BUSY, 0);
+    host.begin_with(QUIET, LANDING + 2 * IMAGE);
+    let next = host.fill(BUSY, 1);
+    assert!(!host.send(QUIET, 1));
+    assert!(host.account(QUIET).claimed_bytes > 0);
+    for memtable in 1..next {
+        host.drop_shard(BUSY, memtable);
+    }
+    assert!(host.send(QUIET, 2));
+    let quiet = host.account(QUIET);
+    assert!(quiet.used_bytes >= quiet.guaranteed_bytes, "an arena is larger: {quiet:?}");
+    assert_eq!(quiet.claimed_bytes, 0, "the borrower need not make room for more");
 }

@@ -78,16 +78,32 @@ pub struct FailedAttempt {
 }
 wire_struct!(FailedAttempt { at, executor, address, reason });
 
+/// The address stands after the number of the executor, if it is known.
 impl fmt::Display for FailedAttempt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { at, executor, address, reason } = self;
-        write!(f, "attempt {at} in executor {:x} at {address}: {reason}", executor.0)
+        write!(f, "attempt {at} in executor {:x}", executor.0)?;
+        if !address.as_str().is_empty() {
+            write!(f, " at {address}")?;
+        }
+        write!(f, ": {reason}")
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn failed_attempt_names_its_executor_and_the_known_address() {
+        let (address, reason) = (ShortText::new("reef:7"), ShortText::new("full"));
+        let executor = ExecutorId(0xab);
+        let known = FailedAttempt { executor, address, reason, ..FailedAttempt::default() };
+        let unknown = FailedAttempt { address: ShortText::default(), ..known.clone() };
+        let at = AttemptId::default();
+        assert_eq!(known.to_string(), format!("attempt {at} in executor ab at reef:7: full"));
+        assert_eq!(unknown.to_string(), format!("attempt {at} in executor ab: full"));
+    }
 
     #[test]
     fn text_of_another_process_is_a_short_line() {

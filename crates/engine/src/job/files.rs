@@ -1,5 +1,6 @@
 //! Files of a job. Their bytes are counted, their writes are charged to the rate limiter, and a
-//! cancelled job stops at its next read or write.
+//! cancelled job stops at its next read or write. A large write is divided into pieces, because it
+//! may wait long for the limiter.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,6 +11,10 @@ use archipelago_env::limit::{LimitedFile, Priority};
 use archipelago_env::{IoContext, IoPurpose, RandomFile, WritableFile};
 
 use super::{Cancel, JobContext, Progress};
+
+/// Largest number of bytes that a job writes between two checks of its cancel flag. At the smallest
+/// part of a rate limit, 64 KiB a second, such a write takes up to 17 seconds.
+const PIECE_BYTES: usize = 1 << 20;
 
 /// An output that is being written.
 pub(crate) struct MeteredWrite {
@@ -46,10 +51,17 @@ impl fmt::Debug for MeteredWrite {
 
 impl WritableFile for MeteredWrite {
     fn append(&mut self, data: &[u8]) -> Result<()> {
-        self.cancel.check()?;
-        self.file.append(data)?;
-        self.progress.bytes_written.fetch_add(data.len() as u64, Ordering::Relaxed);
-        Ok(())
+        let mut rest = data;
+        loop {
+            self.cancel.check()?;
+            let (piece, later) = rest.split_at(rest.len().min(PIECE_BYTES));
+            self.file.append(piece)?;
+            self.progress.bytes_written.fetch_add(piece.len() as u64, Ordering::Relaxed);
+            if later.is_empty() {
+                return Ok(());
+            }
+            rest = later;
+        }
     }
 
     archipelago_env::forward_writer!(file);
@@ -111,5 +123,59 @@ impl RandomFile for MeteredRead {
 
     fn len(&self) -> u64 {
         self.file.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use archipelago_base::ErrorKind;
+    use parking_lot::Mutex;
+
+    use super::*;
+
+    /// A file that keeps its pieces, and cancels its job when it gets the second one.
+    #[derive(Debug)]
+    struct Cancelling {
+        cancel: Cancel,
+        pieces: Arc<Mutex<Vec<Vec<u8>>>>,
+    }
+
+    impl WritableFile for Cancelling {
+        fn append(&mut self, data: &[u8]) -> Result<()> {
+            let mut pieces = self.pieces.lock();
+            pieces.push(data.to_vec());
+            if pieces.len() == 2 {
+                self.cancel.cancel();
+            }
+            Ok(())
+        }
+
+        fn flush(&mut self) -> Result<()> {
+            Ok(())
+        }
+
+        fn sync(&mut self) -> Result<()> {
+            Ok(())
+        }
+
+        fn len(&self) -> u64 {
+            self.pieces.lock().iter().map(|piece| piece.len() as u64).sum()
+        }
+    }
+
+    #[test]
+    fn cancelled_job_stops_between_two_pieces_of_a_large_write() {
+        let (cancel, progress) = (Cancel::default(), Arc::new(Progress::default()));
+        let pieces = Arc::default();
+        let file = Box::new(Cancelling { cancel: cancel.clone(), pieces: Arc::clone(&pieces) });
+        let mut written = MeteredWrite { file, cancel, progress: Arc::clone(&progress) };
+        let bytes: Vec<u8> = (0..3 * PIECE_BYTES).map(|at| (at % 251) as u8).collect();
+        written.append(&bytes[..PIECE_BYTES]).expect("one piece, and no empty one after it");
+        let error = written.append(&bytes[PIECE_BYTES..]).expect_err("cancelled");
+        assert_eq!(error.kind(), ErrorKind::Closed);
+        let lengths: Vec<usize> = pieces.lock().iter().map(Vec::len).collect();
+        assert_eq!(lengths, [PIECE_BYTES; 2]);
+        assert_eq!(pieces.lock().concat(), bytes[..2 * PIECE_BYTES]);
+        assert_eq!(progress.bytes_written(), written.len());
     }
 }

@@ -16,7 +16,8 @@
 //!
 //! Thread-safety: none; the driver holds a lock.
 //! Failure: an executor that ends forgets its attempts. Its successor has another number, and its
-//! beats do not name the attempts. So the scheduler gives them to other executors.
+//! beats do not name the attempts. So the scheduler gives them to other executors. An attempt that
+//! its scheduler has given up ends on the answer to the next beat.
 //! Cost: O(attempts) for each call of the timer, and O(log attempts) for each message.
 
 #[cfg(test)]
@@ -50,7 +51,7 @@ pub struct ExecutorOffer {
     /// Names that the executor has ([`JobOrder::needs`]): its build, the places of files that it
     /// reaches, its merge operators and its filters.
     pub names: BTreeSet<String>,
-    /// Host and process, for logs and operators.
+    /// Host and process, or the endpoints of its memory node, for logs and operators.
     pub address: ShortText,
 }
 
@@ -284,14 +285,16 @@ impl Executor {
         let due: Vec<SchedulerId> = due.map(|(scheduler, _)| *scheduler).collect();
         for to in due {
             self.beats.insert(to, now_ns + BEAT_NS);
-            steps.push(ExecutorStep::Send { to, message: self.beat() });
+            steps.push(ExecutorStep::Send { to, message: self.beat(to) });
         }
         steps
     }
 
-    fn beat(&self) -> OffloadMessage {
+    /// The beat for one scheduler. It names only the attempts of this scheduler, because a job that
+    /// has ended there may have moved to another one.
+    fn beat(&self, to: SchedulerId) -> OffloadMessage {
         let running = self.attempts.iter().filter_map(|(at, held)| match held.state {
-            State::Running { progress_bytes, waits } => {
+            State::Running { progress_bytes, waits } if held.scheduler == to => {
                 Some(Running { at: *at, progress_bytes, waits })
             }
             _ => None,

@@ -139,6 +139,34 @@ fn a_failed_job_is_reported_until_it_is_noted() {
 }
 
 #[test]
+fn beat_names_the_attempts_of_its_scheduler_until_they_end() {
+    let offer = ExecutorOffer { slots: 1, ..ExecutorOffer::default() };
+    let mut executor = Executor::new(ME, offer, &[S, SchedulerId(2)]);
+    assign(&mut executor, 1, &[]);
+    pack(&mut executor, 1);
+    let named = |executor: &mut Executor, now_ns| -> Vec<(SchedulerId, usize)> {
+        let beat = |step: ExecutorStep| match step {
+            ExecutorStep::Send { to, message: OffloadMessage::Beat { running, .. } } => {
+                Some((to, running.len()))
+            }
+            _ => None,
+        };
+        executor.on_timer(now_ns).into_iter().filter_map(beat).collect()
+    };
+    assert_eq!(named(&mut executor, 0), [(S, 1), (SchedulerId(2), 0)]);
+    // The answer to each beat repeats CANCEL, until the job has stopped.
+    let cancel = OffloadMessage::Cancel { at: at(1), life: LIFE };
+    for turn in 1..=2 {
+        let stop = [ExecutorStep::Stop { at: at(1) }];
+        assert_eq!(executor.on_message(0, S, cancel.clone()), stop);
+        assert_eq!(named(&mut executor, turn * BEAT_NS)[0], (S, 1));
+    }
+    executor.ended(2 * BEAT_NS, at(1), Err(ShortText::new("stopped")));
+    assert_eq!(executor.on_message(0, S, cancel), [], "a late one");
+    assert_eq!(named(&mut executor, 3 * BEAT_NS)[0], (S, 0));
+}
+
+#[test]
 fn a_commit_goes_to_other_schedulers_when_the_first_is_silent() {
     let offer = ExecutorOffer { slots: 1, ..ExecutorOffer::default() };
     let mut executor = Executor::new(ME, offer, &[S, SchedulerId(2)]);

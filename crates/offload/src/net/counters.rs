@@ -27,7 +27,7 @@ pub struct OffloadCounters {
     /// Jobs that ended without outputs after an executor may have begun them. The engine plans them
     /// again.
     pub planned_again: u64,
-    /// Attempts that failed in executors, as far as schedulers have told.
+    /// Attempts that executors got and that gave no outputs, as far as schedulers have told.
     pub failed_away: u64,
     /// The latest of these attempts.
     pub last_failure: Option<FailedAttempt>,
@@ -54,7 +54,9 @@ pub struct FlushFigures {
     pub images_fetched: u64,
     /// Bytes of the fetched shards.
     pub image_bytes_fetched: u64,
-    /// Nanoseconds that ended flushes waited for an executor and for messages.
+    /// Nanoseconds of flushes that executors have ended, without `open_ns` and `run_ns`. The time
+    /// goes into packages, messages, waits for an executor and for room there, and the names of
+    /// outputs in a volume.
     pub wait_ns: u64,
     /// Nanoseconds in which executors opened or fetched the shards of ended flushes.
     pub open_ns: u64,
@@ -113,7 +115,7 @@ impl Tally {
         add(&self.planned_again, 1);
     }
 
-    /// An attempt has failed in an executor.
+    /// Counts an attempt that an executor got and that gave no outputs.
     pub(super) fn failed_away(&self, failure: &FailedAttempt) {
         add(&self.failed_away, 1);
         *self.last_failure.lock() = Some(failure.clone());

@@ -6,7 +6,8 @@
 //!    that the owner of the volume granted.
 //! 2. Outputs of a committed job are removed only on the owner's verdict, by the names in the
 //!    output of the job.
-//! 3. A job writes no faster than its package allows.
+//! 3. A job writes no faster than its package allows, or than the smallest part of a rate limit
+//!    ([`super::rates`]).
 //!
 //! Thread-safety: any thread may call any method. One lock guards the state machine; jobs run
 //! without it.
@@ -46,6 +47,7 @@ use super::courier::{Courier, Outbox, Resident};
 use super::files::{DIRECTORIES, DecodedSpec, OpenedPackage, VolumePool, volumes_of};
 use super::images::{FetchProgress, ImageReader};
 use super::owning::build_name;
+use super::rates::rate_of_package;
 use super::{PAYLOAD_BYTES_MAX, SCHEDULER};
 use crate::decide::Load;
 use crate::executor::{Executor, ExecutorOffer, ExecutorStep};
@@ -76,7 +78,8 @@ pub struct ExecutorSettings {
     pub hosted: Option<Arc<ShardHost>>,
     /// The cluster's secret, if its managers require one.
     pub secret: Option<Secret>,
-    /// Host and process for logs and `archipelago cluster status`. The executor listens nowhere.
+    /// Host and process, or the endpoints of its memory node, for logs and
+    /// `archipelago cluster status`. The executor itself listens nowhere.
     pub address: String,
 }
 
@@ -389,7 +392,7 @@ impl Shared {
 
     fn run(&self, job: &Job) -> Result<EndedJob> {
         let OpenedPackage { spec, grant, bytes_per_s } = DecodedSpec::of(&job.package)?;
-        job.limiter.set_bytes_per_second(bytes_per_s);
+        job.limiter.set_bytes_per_second(rate_of_package(bytes_per_s));
         let files = self.reach(spec.output(), grant)?;
         let opened = match &spec {
             DecodedSpec::Flush(spec, images) => {

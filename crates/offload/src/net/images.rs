@@ -190,7 +190,14 @@ fn in_place(host: &ShardHost, images: &JobImages, image: &ImagePlace) -> Result<
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use archipelago_base::clock::SystemClock;
+
     use super::*;
+
+    /// Milliseconds for which a test waits for another thread.
+    const WAITS_MAX: u32 = 60_000;
 
     #[test]
     fn images_of_all_jobs_have_a_bound() {
@@ -207,18 +214,23 @@ mod tests {
         drop(all);
         assert!(take_room(&room, 1, &stopped).is_ok(), "a job that need not wait");
     }
+
     #[test]
     fn job_that_waits_for_room_says_so() {
         let (room, waiting) = (Arc::default(), FetchProgress::default());
         let all = take_room(&room, IMAGE_BYTES_MAX, &FetchProgress::default()).expect("room");
         std::thread::scope(|scope| {
             let job = scope.spawn(|| take_room(&room, 1, &waiting).map(drop));
-            while !waiting.waits.load(Ordering::Relaxed) {
-                std::thread::yield_now();
-            }
-            assert!(!job.is_finished());
+            let clock = SystemClock::new();
+            let says_so = (0..WAITS_MAX).any(|_| {
+                clock.sleep(Duration::from_millis(1));
+                waiting.waits.load(Ordering::Relaxed)
+            });
+            let is_finished = job.is_finished();
+            // A failed assertion before this would leave the job waiting for ever.
             drop(all);
             job.join().expect("no panic").expect("room");
+            assert!(says_so && !is_finished, "the job did not say that it waits");
         });
         assert!(!waiting.waits.load(Ordering::Relaxed));
     }

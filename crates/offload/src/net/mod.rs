@@ -13,6 +13,7 @@
 //! | memtable shards of flushes, in place or fetched | `images.rs` |
 //! | an executor: it runs jobs on threads of its own | `executing.rs` |
 //! | the executor seam of the engine, which sends jobs away | `owning.rs` |
+//! | the time for which no job leaves, and its cause | `quiet.rs` |
 //! | the rate limit of a database, and the parts of its jobs | `rates.rs` |
 //! | counters of these jobs | `counters.rs` |
 //!
@@ -28,6 +29,7 @@ mod executing;
 mod files;
 mod images;
 mod owning;
+mod quiet;
 mod rates;
 
 use crate::ids::SchedulerId;

@@ -20,9 +20,9 @@
 //! Thread-safety: many background threads call the executor in parallel. One lock guards the state
 //! machine.
 //! Failure: after a job found no scheduler or no executor, all jobs run here for two seconds
-//! without asking. A flush runs here immediately if no executor has a slot left for this database.
-//! It runs here after a second if jobs of other databases hold all slots. Every job that runs here
-//! for such a reason is counted.
+//! without asking, and are counted under the same reason ([`super::quiet`]). A flush runs here
+//! immediately if no executor has a slot left for this database. It runs here after a second if
+//! jobs of other databases hold all slots. Every job that runs here for such a reason is counted.
 //! Cost: a thread of the engine waits for each job.
 
 use std::collections::BTreeMap;
@@ -49,6 +49,7 @@ use parking_lot::{Condvar, Mutex};
 use super::counters::{OffloadCounters, Tally};
 use super::courier::{Courier, Outbox, Resident};
 use super::files::{DIRECTORIES, JobFiles, PreparedJob, VolumeFiles, volumes_of};
+use super::quiet::QuietTime;
 use super::rates::RateDivider;
 use super::{PAYLOAD_BYTES_MAX, SCHEDULER};
 use crate::failure::FailedAttempt;
@@ -61,8 +62,6 @@ use crate::wire::{Correspondent, OffloadMessage};
 
 /// Interval at which a waiting call checks whether its job was cancelled.
 const LOOK: Duration = Duration::from_millis(50);
-/// Time, in nanoseconds, for which jobs run here after a job found no scheduler or no executor.
-const QUIET_NS: u64 = 2_000_000_000;
 
 /// What leaves the process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -173,8 +172,8 @@ pub struct OffloadExecutor {
     tally: Tally,
     /// Number of next calls of each kind that run here, because a job was planned again.
     here_next: [AtomicU64; KINDS],
-    /// Time until which jobs run here.
-    quiet_ns: AtomicU64,
+    /// Time for which jobs run here, because one found no scheduler or no executor.
+    quiet: QuietTime,
     /// The parts of the rate limit that jobs have taken along.
     rates: Arc<RateDivider>,
     link: OnceLock<Link>,
@@ -238,7 +237,7 @@ impl OffloadExecutor {
             clock: SystemClock::shared(),
             tally: Tally::default(),
             here_next: Default::default(),
-            quiet_ns: AtomicU64::new(0),
+            quiet: QuietTime::default(),
             rates: Arc::default(),
             link: OnceLock::new(),
         })
@@ -285,8 +284,8 @@ impl OffloadExecutor {
             return Ok(self.count_here(kind, LocalWhy::Failed));
         }
         let started_ns = self.clock.now_ns();
-        if started_ns < self.quiet_ns.load(Ordering::Relaxed) {
-            return Ok(self.count_here(kind, LocalWhy::Silent));
+        if let Some(why) = self.quiet.cause(started_ns) {
+            return Ok(self.count_here(kind, why));
         }
         // Writers may wait for a flush, so a flush without a free slot runs here immediately.
         if kind == JobKind::Flush
@@ -317,10 +316,7 @@ impl OffloadExecutor {
             }
             Ending::Here { why, is_untouched, failure } => {
                 self.note_failure(failure.as_ref());
-                if matches!(why, LocalWhy::Silent | LocalWhy::NoExecutor) {
-                    let until_ns = self.clock.now_ns() + QUIET_NS;
-                    self.quiet_ns.store(until_ns, Ordering::Relaxed);
-                }
+                self.quiet.begin(self.clock.now_ns(), why);
                 if is_untouched {
                     prepared.unused();
                     return Ok(self.count_here(kind, why));
@@ -374,12 +370,7 @@ impl OffloadExecutor {
     /// noted once.
     fn note_failure(&self, failure: Option<&FailedAttempt>) {
         let Some(failure) = failure else { return };
-        tracing::warn!(
-            job = %failure.at,
-            executor = %failure.address,
-            reason = %failure.reason,
-            "an offloaded job failed in its executor"
-        );
+        tracing::warn!(%failure, "an offloaded job failed in its executor");
         self.tally.failed_away(failure);
     }
 
@@ -441,7 +432,7 @@ impl JobExecutor for OffloadExecutor {
             EngineJobKind::Compaction => JobKind::Compaction,
             EngineJobKind::Gc => JobKind::Gc,
         };
-        let is_quiet = self.clock.now_ns() < self.quiet_ns.load(Ordering::Relaxed);
+        let is_quiet = self.quiet.cause(self.clock.now_ns()).is_some();
         match self.link.get() {
             Some(link) if !is_quiet && self.settings.mode.sends(kind) => {
                 link.desk.rooms[kind_index(kind)].load(Ordering::Relaxed)

@@ -7,6 +7,8 @@
 //! Invariants:
 //! 1. The rate of the owner's limiter and all parts together are the limit of the database.
 //! 2. A job without a part has no limit, because its database has none.
+//! 3. An executor writes for each job at [`SHARE_BYTES_PER_S_MIN`] at least, whatever its package
+//!    says. No owner gives a smaller part, and a job with one would not end.
 //!
 //! Thread-safety: any thread may call any method. There is one lock.
 //! Failure: a job that gets no part runs in the owner's process, which counts it. An executor that
@@ -18,7 +20,7 @@ use std::sync::Arc;
 use archipelago_env::limit::RateLimiter;
 use parking_lot::Mutex;
 
-use crate::decide::{ShareInput, rate_share};
+use crate::decide::{SHARE_BYTES_PER_S_MIN, ShareInput, rate_share};
 
 #[derive(Debug, Default)]
 struct Lent {
@@ -27,8 +29,18 @@ struct Lent {
     lent_bytes_per_s: u64,
     /// Jobs that have a part.
     jobs: u64,
-    /// The most jobs that had a part at the same time. It halves when the last one ends.
+    /// The most jobs that had a part at the same time. It halves when a job takes a part while no
+    /// other job has one.
     most_jobs: u64,
+}
+
+/// Bytes a second that an executor lets a job write whose package says `bytes_per_s`; 0 for no
+/// limit.
+pub(super) fn rate_of_package(bytes_per_s: u64) -> u64 {
+    match bytes_per_s {
+        0 => 0,
+        part => part.max(SHARE_BYTES_PER_S_MIN),
+    }
 }
 
 /// Divides the rate limit of one open of a database.
@@ -114,6 +126,26 @@ mod tests {
         assert_eq!((third.bytes_per_s(), limiter.bytes_per_second()), (4 * MB, 5 * MB));
         drop((second, third));
         assert_eq!(limiter.bytes_per_second(), 12 * MB);
+    }
+
+    #[test]
+    fn number_of_jobs_halves_at_the_next_job_that_begins_alone() {
+        let divider = Arc::new(RateDivider::default());
+        let limiter = Arc::new(RateLimiter::new(12 * MB));
+        let take = || divider.take(Some(&limiter)).expect("a part");
+        drop([take(), take(), take()]);
+        assert_eq!(divider.0.lock().most_jobs, 3, "all jobs have ended");
+        let alone = take();
+        assert_eq!((alone.bytes_per_s(), divider.0.lock().most_jobs), (6 * MB, 1));
+        let _second = take();
+        assert_eq!(divider.0.lock().most_jobs, 2);
+    }
+
+    #[test]
+    fn package_with_a_tiny_rate_gets_the_smallest_part() {
+        let least = SHARE_BYTES_PER_S_MIN;
+        let rates = [0, 1, least - 1, least, MB].map(rate_of_package);
+        assert_eq!(rates, [0, least, least, least, MB]);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::wire::ExecutorStanding;
 pub(super) struct Offer {
     /// Names that the executor has ([`crate::job::JobOrder::needs`]).
     pub(super) names: Vec<String>,
-    /// Host and process.
+    /// Host and process, or the endpoints of its memory node.
     pub(super) address: ShortText,
     /// Number of jobs that it runs at the same time.
     pub(super) slots: u32,
@@ -66,7 +66,7 @@ impl Executors {
         self.known.remove(&executor);
     }
 
-    /// Host and process of an executor; empty if it is not known.
+    /// Address of an executor; empty if the executor is not known.
     pub(super) fn address(&self, executor: ExecutorId) -> ShortText {
         let known = self.known.get(&executor);
         known.map(|known| known.offer.address.clone()).unwrap_or_default()

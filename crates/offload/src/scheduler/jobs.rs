@@ -5,7 +5,7 @@
 //! 2. The package of an attempt goes to at most one executor. An attempt that an executor declined
 //!    had no package yet, and may be offered again.
 //! 3. A job that has ended is not entered again. The scheduler remembers it until the owner's
-//!    oldest job is younger.
+//!    oldest job is younger. This holds also for a job that only an earlier life has known.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -85,6 +85,9 @@ struct Job {
     spec: Payload,
     /// Attempts that were not given out yet.
     unused: VecDeque<PreparedAttempt>,
+    /// The smallest attempt number that the owner has prepared for this life. Smaller ones belong
+    /// to earlier lives.
+    first: Attempt,
     /// The largest attempt number that the owner has named.
     newest: Attempt,
     excluded: BTreeSet<ExecutorId>,
@@ -94,7 +97,7 @@ struct Job {
     /// Time at which it arrived in this life of the scheduler.
     arrived_ns: u64,
     /// Time at which the timer first found the job in its queue after its last package.
-    waits_since_ns: Option<u64>,
+    queued_since_ns: Option<u64>,
     was_offered: bool,
     /// Whether an executor got a package.
     was_packed: bool,
@@ -119,6 +122,14 @@ impl Job {
     fn at(&self) -> Option<(AttemptId, ExecutorId)> {
         let (given, executor) = self.given?;
         Some((AttemptId { job: self.order.id, attempt: given.attempt }, executor))
+    }
+
+    /// Whether `by` runs this attempt in vain: another executor or another attempt has the job, or
+    /// the job waits although this life gave the attempt out. An attempt of an earlier life goes on
+    /// while nobody else has the job.
+    fn has_given_up(&self, at: AttemptId, by: ExecutorId) -> bool {
+        let is_held = self.holder_of(at) == Some(by);
+        !is_held && (self.given.is_some() || at.attempt >= self.first)
     }
 
     /// Whether an executor has the job and has not committed it.
@@ -162,8 +173,7 @@ impl Jobs {
         let Prepared { order, attempts, oldest, spec } = prepared;
         let id = order.id;
         self.raise_floor(id, oldest);
-        let is_over = self.floors.get(&id.db).is_some_and(|(_, floor)| id.number < *floor);
-        if is_over || self.ended.contains(&id) {
+        if self.has_ended(id) {
             return false;
         }
         let is_new = !self.jobs.contains_key(&id);
@@ -171,12 +181,13 @@ impl Jobs {
             order,
             spec,
             unused: VecDeque::new(),
+            first: attempts.iter().map(|one| one.attempt).min().unwrap_or_default(),
             newest: Attempt::default(),
             excluded: BTreeSet::new(),
             given: None,
             state: State::Queued,
             arrived_ns: now_ns,
-            waits_since_ns: None,
+            queued_since_ns: None,
             was_offered: false,
             was_packed: false,
             failure: None,
@@ -194,6 +205,26 @@ impl Jobs {
         is_new
     }
 
+    /// Whether a job has ended for its owner, as far as this life knows.
+    fn has_ended(&self, id: JobId) -> bool {
+        self.is_below_floor(id) || self.ended.contains(&id)
+    }
+
+    /// Whether a job is older than the oldest one that its owner may still name.
+    fn is_below_floor(&self, id: JobId) -> bool {
+        let is_older = |floor: &(Epoch, u64)| (id.epoch, id.number) < *floor;
+        self.floors.get(&id.db).is_some_and(is_older)
+    }
+
+    /// Whether the attempt that `by` runs was given up. An attempt of a job that this life does not
+    /// know was not: an earlier life gave it out, and its outputs may still be installed.
+    pub(super) fn has_given_up(&self, at: AttemptId, by: ExecutorId) -> bool {
+        match self.jobs.get(&at.job) {
+            Some(job) => job.has_given_up(at, by),
+            None => self.has_ended(at.job),
+        }
+    }
+
     /// Forgets the jobs of the owner that are older than its oldest one.
     fn raise_floor(&mut self, id: JobId, oldest: u64) {
         let floor = self.floors.entry(id.db).or_insert((id.epoch, oldest));
@@ -201,7 +232,7 @@ impl Jobs {
             return;
         }
         *floor = (id.epoch, oldest);
-        let is_old = |job: &JobId| job.db == id.db && job.number < oldest;
+        let is_old = |job: &JobId| job.db == id.db && (job.epoch, job.number) < (id.epoch, oldest);
         let old: Vec<JobId> = self.jobs.keys().filter(|job| is_old(job)).copied().collect();
         old.into_iter().for_each(|job| {
             self.settle(job);
@@ -283,7 +314,7 @@ impl Jobs {
         if job.holder_of(at) != Some(by) || !job.is_out() {
             return None;
         }
-        job.waits_since_ns = None;
+        job.queued_since_ns = None;
         let numbers = job.given?.0.numbers;
         if matches!(job.state, State::Offered { .. }) {
             job.state = State::Running {
@@ -418,7 +449,7 @@ impl Jobs {
         let mut found = Vec::new();
         for id in &self.queues[Queue::Flush as usize] {
             let Some(job) = self.jobs.get_mut(id) else { continue };
-            let since_ns = *job.waits_since_ns.get_or_insert(now_ns);
+            let since_ns = *job.queued_since_ns.get_or_insert(now_ns);
             if since_ns.saturating_add(queue_ns) <= now_ns {
                 found.push(*id);
             }
@@ -473,11 +504,14 @@ impl Jobs {
         found
     }
 
-    /// Ends a job. Returns its attempt if an executor may still run it.
+    /// Ends a job, which this life need not know. Returns its attempt if an executor may still run
+    /// it.
     pub(super) fn settle(&mut self, id: JobId) -> Option<(AttemptId, ExecutorId)> {
+        if !self.is_below_floor(id) {
+            self.ended.insert(id);
+        }
         let job = self.jobs.remove(&id)?;
         self.queues.iter_mut().for_each(|queue| queue.retain(|waiting| *waiting != id));
-        self.ended.insert(id);
         job.at().filter(|_| job.is_out())
     }
 }

@@ -21,13 +21,16 @@
 //!    2).
 //! 4. The scheduler never decides about outputs. It forwards COMMIT until the owner's verdict
 //!    comes, also for jobs that it does not know.
+//! 5. Each beat that names an attempt which this life has given up is answered with CANCEL. So an
+//!    executor that was silent, or that missed a CANCEL, soon ends the attempt.
 //!
 //! Thread-safety: none; the driver holds a lock.
 //! Failure: an executor that is silent for a second loses its attempts. A job without progress for
-//! five seconds is cancelled. One that waits for a bounded resource is cancelled after a minute. A
-//! job whose attempts are used up goes back to its owner. So does a flush that no executor has a
-//! slot for within a second. The scheduler logs the reason of each failed attempt, and the owner
-//! gets that of the latest one with the job.
+//! five seconds is cancelled. One that waits for a bounded resource counts as one that moves for a
+//! minute after the first beat that says so since its last byte, and is cancelled five seconds
+//! later. A job whose attempts are used up goes back to its owner. So does a flush that no executor
+//! has a slot for within a second. The scheduler logs the reason of each failed attempt, and the
+//! owner gets that of the latest one with the job.
 //! Cost: O(jobs + executors) for each call of the timer.
 
 mod executors;
@@ -44,7 +47,7 @@ use crate::failure::{FailedAttempt, ShortText};
 use crate::ids::{AttemptId, ExecutorId, JobId, OffloadDb, OwnerStamp, SchedulerLife};
 use crate::job::{LocalWhy, Payload, Verdict};
 use crate::sabotage::Sabotage;
-use crate::wire::{OffloadMessage, RecentFailure, SchedulerStatus};
+use crate::wire::{OffloadMessage, RecentFailure, Running, SchedulerStatus};
 
 const MS: u64 = 1_000_000;
 
@@ -60,8 +63,9 @@ pub struct SchedulerTerms {
     pub answer_ns: u64,
     /// Time without progress after which an attempt is given up. Default: 5 s.
     pub progress_ns: u64,
-    /// Time since its last progress for which an attempt that waits for something bounded is not
-    /// given up: room for images, or its part of a rate limit.
+    /// Time for which beats of an attempt that waits count as progress, from the first such beat
+    /// since its last byte. It waits for something bounded: room for images, or its part of a rate
+    /// limit. After the time, `progress_ns` passes before it is given up. Default: 60 s.
     pub wait_ns: u64,
     /// Longest time that a flush waits for a slot. Then its owner runs it, because writers may wait
     /// for it. Default: 1 s.
@@ -272,13 +276,7 @@ impl Scheduler {
             OffloadMessage::Beat { executor, names, address, slots, load, reach, running } => {
                 let offer = executors::Offer { names, address, slots, load, reach };
                 self.executors.beat(now_ns, executor, offer);
-                let wait_ns = if self.sabotage.no_wait() { 0 } else { self.terms.wait_ns };
-                running.into_iter().for_each(|one| {
-                    self.jobs.progress(now_ns, executor, one, wait_ns);
-                });
-                let next_ms = (self.terms.beat_ns / MS) as u32;
-                let message = OffloadMessage::Heard { life: self.life, next_ms };
-                vec![Sent { to: Party::Executor(executor), message }]
+                self.heard(now_ns, executor, &running)
             }
             OffloadMessage::Accept { at, by } => self.accepted(now_ns, at, by),
             OffloadMessage::Decline { at, by, .. } => {
@@ -303,6 +301,23 @@ impl Scheduler {
             _ => Vec::new(),
         };
         sent.extend(self.dispatch(now_ns));
+        sent
+    }
+
+    /// Answers a beat: notes how far the attempts of an executor are, and cancels those that were
+    /// given up.
+    fn heard(&mut self, now_ns: u64, executor: ExecutorId, running: &[Running]) -> Vec<Sent> {
+        let (life, to) = (self.life, Party::Executor(executor));
+        let next_ms = (self.terms.beat_ns / MS) as u32;
+        let mut sent = vec![Sent { to, message: OffloadMessage::Heard { life, next_ms } }];
+        let wait_ns = if self.sabotage.no_wait() { 0 } else { self.terms.wait_ns };
+        for one in running {
+            if self.has_given_up(one.at, executor) {
+                sent.push(Sent { to, message: OffloadMessage::Cancel { at: one.at, life } });
+            } else {
+                self.jobs.progress(now_ns, executor, *one, wait_ns);
+            }
+        }
         sent
     }
 
@@ -366,6 +381,16 @@ impl Scheduler {
     #[must_use]
     pub fn owner_of(&self, db: OffloadDb) -> Option<OwnerStamp> {
         self.owners.get(&db).copied()
+    }
+
+    /// Whether an attempt that `by` runs was given up: its job has ended, its owner has a
+    /// successor, or the job is with another executor or waits again. It is false for an attempt of
+    /// a job that this life does not know, because its outputs may still be installed.
+    #[must_use]
+    pub fn has_given_up(&self, at: AttemptId, by: ExecutorId) -> bool {
+        let newest = self.owners.get(&at.job.db);
+        let has_successor = newest.is_some_and(|newest| newest.epoch > at.job.epoch);
+        has_successor || self.jobs.has_given_up(at, by)
     }
 
     fn lives(&self, needs: &[String]) -> OffloadMessage {

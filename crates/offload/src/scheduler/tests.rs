@@ -7,7 +7,6 @@ use super::*;
 use crate::decide::{InputReach, Load};
 use crate::ids::{Attempt, NodeLife, NumberRange, SchedulerId, Token};
 use crate::job::{InputPlace, JobKind, JobOrder, PreparedAttempt};
-use crate::wire::Running;
 
 const LIFE: SchedulerLife = SchedulerLife { scheduler: SchedulerId(1), term: 5 };
 const DB: OffloadDb = OffloadDb([3; 16]);
@@ -30,16 +29,20 @@ fn scheduler() -> Scheduler {
 }
 
 fn beat(scheduler: &mut Scheduler, now_ns: u64, executor: ExecutorId) -> Vec<Sent> {
-    let message = OffloadMessage::Beat {
+    scheduler.on_executor(now_ns, executor, beat_of(executor, Vec::new()))
+}
+
+/// A beat of an executor with one slot.
+fn beat_of(executor: ExecutorId, running: Vec<Running>) -> OffloadMessage {
+    OffloadMessage::Beat {
         executor,
         names: vec!["add".to_owned()],
         address: ShortText::new("reef:7"),
         slots: 1,
         load: Load::default(),
         reach: InputReach::default(),
-        running: Vec::new(),
-    };
-    scheduler.on_executor(now_ns, executor, message)
+        running,
+    }
 }
 
 fn prepare_for(number: u64, kind: JobKind, needs: &[&str], life: SchedulerLife) -> OffloadMessage {
@@ -151,6 +154,96 @@ fn an_executor_that_is_silent_loses_its_attempt_to_another() {
     assert!(has(&sent, Party::Owner(DB), &forwarded), "the owner decides");
 }
 
+/// Whether the answer to a beat of an executor that runs an attempt ends this attempt.
+fn is_ended_by_beat(scheduler: &mut Scheduler, now_ns: u64, at: AttemptId, by: ExecutorId) -> bool {
+    let now = Running { at, ..Running::default() };
+    let sent = scheduler.on_executor(now_ns, by, beat_of(by, vec![now]));
+    has(&sent, Party::Executor(by), &OffloadMessage::Cancel { at, life: LIFE })
+}
+
+#[test]
+fn beat_of_an_executor_that_lost_its_attempt_is_answered_with_cancel() {
+    let mut scheduler = scheduler();
+    let ended = |scheduler: &mut Scheduler, now_ns, attempt, by| {
+        is_ended_by_beat(scheduler, now_ns, at(1, attempt), by)
+    };
+    beat(&mut scheduler, LATER_NS, X);
+    prepare(&mut scheduler, LATER_NS, 1, JobKind::Compaction);
+    accept(&mut scheduler, at(1, 1), X);
+    assert!(!ended(&mut scheduler, LATER_NS, 1, X), "it has the job");
+    // Without another executor the job goes back to its owner.
+    let gone_ns = LATER_NS + SchedulerTerms::default().gone_ns;
+    scheduler.on_timer(gone_ns);
+    assert!(ended(&mut scheduler, gone_ns, 1, X), "nobody has the job");
+    // Another executor gets the second attempt of another job.
+    let of_two = |scheduler: &mut Scheduler, attempt, by| {
+        is_ended_by_beat(scheduler, gone_ns, at(2, attempt), by)
+    };
+    let sent = prepare(&mut scheduler, gone_ns, 2, JobKind::Compaction);
+    assert_eq!(assigned(&sent), [(at(2, 1), X)]);
+    scheduler.on_executor(gone_ns, X, OffloadMessage::Accept { at: at(2, 1), by: X });
+    beat(&mut scheduler, gone_ns, Y);
+    let reason = ShortText::new("full");
+    let abort = OffloadMessage::Abort { at: at(2, 1), by: X, reason };
+    assert_eq!(assigned(&scheduler.on_executor(gone_ns, X, abort)), [(at(2, 2), Y)]);
+    assert!(of_two(&mut scheduler, 1, X) && !of_two(&mut scheduler, 2, Y));
+    assert!(of_two(&mut scheduler, 2, X), "it is with another executor");
+    // The executor has committed. A beat from before that is late.
+    let output = Payload::default();
+    let commit = OffloadMessage::Commit { at: at(2, 2), by: Y, output };
+    scheduler.on_executor(gone_ns, Y, commit);
+    assert!(!of_two(&mut scheduler, 2, Y), "the owner decides");
+}
+
+#[test]
+fn beat_that_names_an_attempt_of_an_ended_job_is_answered_with_cancel() {
+    let mut scheduler = scheduler();
+    let ended =
+        |scheduler: &mut Scheduler, number| is_ended_by_beat(scheduler, LATER_NS, at(number, 1), X);
+    beat(&mut scheduler, LATER_NS, X);
+    prepare(&mut scheduler, LATER_NS, 1, JobKind::Compaction);
+    accept(&mut scheduler, at(1, 1), X);
+    assert!(!ended(&mut scheduler, 9), "an earlier life may have given it out");
+    // The second job is one of an earlier life.
+    for number in [1, 2] {
+        assert!(!ended(&mut scheduler, number), "job {number}");
+        scheduler.on_owner(LATER_NS, ME, OffloadMessage::CancelJob { job: job(number) });
+        assert!(ended(&mut scheduler, number), "job {number}, whose first CANCEL was lost");
+    }
+    // The owner has ended all jobs before the fifth.
+    let mut message = prepare_for(5, JobKind::Compaction, &[], LIFE);
+    let OffloadMessage::Prepare { oldest, .. } = &mut message else { panic!("{message:?}") };
+    *oldest = 5;
+    scheduler.on_owner(LATER_NS, ME, message);
+    for number in 1..5 {
+        assert!(ended(&mut scheduler, number), "job {number}");
+    }
+    assert!(!ended(&mut scheduler, 5) && !ended(&mut scheduler, 9));
+    let newer = OwnerStamp { epoch: Epoch(8), ..ME };
+    scheduler.on_owner(LATER_NS, newer, OffloadMessage::Greet { owner: newer, needs: Vec::new() });
+    for number in [1, 5, 9] {
+        assert!(ended(&mut scheduler, number), "job {number} of an earlier owner");
+    }
+}
+
+#[test]
+fn attempt_of_an_earlier_life_goes_on_until_another_one_has_the_job() {
+    let mut scheduler = scheduler();
+    let mut message = prepare_for(1, JobKind::Compaction, &[], LIFE);
+    let OffloadMessage::Prepare { attempts, .. } = &mut message else { panic!("{message:?}") };
+    attempts.remove(0);
+    scheduler.on_owner(0, ME, message);
+    let ended = |scheduler: &mut Scheduler| is_ended_by_beat(scheduler, 0, at(1, 1), Y);
+    let mut full = beat_of(Y, vec![Running { at: at(1, 1), ..Running::default() }]);
+    let OffloadMessage::Beat { slots, .. } = &mut full else { panic!("{full:?}") };
+    *slots = 0;
+    let sent = scheduler.on_executor(0, Y, full);
+    let cancel = OffloadMessage::Cancel { at: at(1, 1), life: LIFE };
+    assert!(!has(&sent, Party::Executor(Y), &cancel), "the job waits");
+    assert_eq!(assigned(&beat(&mut scheduler, 0, X)), [(at(1, 2), X)]);
+    assert!(ended(&mut scheduler), "{X:?} has the job");
+}
+
 #[test]
 fn a_declined_attempt_goes_to_another_executor() {
     let mut scheduler = scheduler();
@@ -190,11 +283,7 @@ fn a_job_without_progress_is_cancelled_and_one_with_progress_is_not() {
 
 /// A beat of the executor that runs an attempt, and the timer.
 fn tell_of(scheduler: &mut Scheduler, now_ns: u64, now: Running) -> Vec<Sent> {
-    let (names, load, reach, running) =
-        (Vec::new(), Load::default(), InputReach::default(), vec![now]);
-    let (executor, address) = (X, ShortText::default());
-    let beat = OffloadMessage::Beat { executor, names, address, slots: 1, load, reach, running };
-    scheduler.on_executor(now_ns, X, beat);
+    scheduler.on_executor(now_ns, X, beat_of(X, vec![now]));
     scheduler.on_timer(now_ns)
 }
 

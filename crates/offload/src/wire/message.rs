@@ -170,7 +170,8 @@ wire_messages! {
         /// Executor that answers.
         by: ExecutorId,
     }
-    /// Scheduler → executor: end this attempt if it runs.
+    /// Scheduler → executor: end this attempt if it runs. Repeated with the answer to each beat
+    /// that names the attempt.
     Cancel = 26 {
         /// Attempt in question.
         at: AttemptId,
@@ -183,7 +184,7 @@ wire_messages! {
         executor: ExecutorId,
         /// Names that the executor has ([`JobOrder::needs`]).
         names: Vec<String>,
-        /// Host and process of the executor.
+        /// Host and process of the executor, or the endpoints of its memory node.
         address: ShortText,
         /// Number of jobs that it can run at the same time.
         slots: u32,
@@ -191,7 +192,8 @@ wire_messages! {
         load: Load,
         /// Memory node whose images it reads in place, and the cost of a fetch from others.
         reach: InputReach,
-        /// Attempts that it runs.
+        /// Attempts of the receiving scheduler that it runs. The scheduler answers those that it
+        /// has given up with a [`OffloadMessage::Cancel`] each.
         running: Vec<Running>,
     }
     /// Scheduler → executor: answer to [`OffloadMessage::Beat`].

@@ -17,18 +17,19 @@ mod status;
 pub use message::{Correspondent, OffloadMessage, Running};
 pub use status::{ExecutorStanding, RecentFailure, SchedulerStatus};
 
-/// The three highest bits of the first byte of every message of this protocol. Messages of the pool
-/// have none of these bits, those of FlexKV have 0x80, and those of storage nodes have 0x40 alone.
-/// So a manager tells the protocols apart.
+/// The four highest bits of the first byte of every message of this protocol. Messages of shards
+/// have 0x70 there, those of FlexKV have 0x80 or more, and those of storage nodes 0x40 or 0x50.
+/// Those of the pool have none of the three highest bits. So a manager tells the protocols apart.
 const MARK: u8 = 0x60;
 
 /// Version of the messages, which is the first byte of each.
 pub const VERSION: u8 = MARK | 4;
 
-/// Whether the body of a request is a message of this protocol, of any version.
+/// Whether the body of a request is a message of this protocol, of any version. A message of shards
+/// is none, although it has the three highest bits in common ([`shard::is_shard_message`]).
 #[must_use]
 pub fn is_offload_message(body: &[u8]) -> bool {
-    body.first().is_some_and(|first| first & 0xe0 == MARK)
+    body.first().is_some_and(|first| first & 0xf0 == MARK)
 }
 
 #[cfg(test)]

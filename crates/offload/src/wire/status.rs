@@ -11,7 +11,7 @@ use crate::ids::ExecutorId;
 pub struct ExecutorStanding {
     /// Executor in question.
     pub executor: ExecutorId,
-    /// Host and process of it.
+    /// Host and process of it, or the endpoints of its memory node.
     pub address: ShortText,
     /// Build of it, with the versions of specs and parcels.
     pub build: ShortText,

@@ -6,7 +6,7 @@ use archipelago_fabric::NodeId;
 
 use super::{
     Correspondent, ExecutorStanding, OffloadMessage, RecentFailure, Running, SchedulerStatus,
-    VERSION, is_offload_message,
+    VERSION, is_offload_message, shard,
 };
 use crate::decide::{InputReach, Load};
 use crate::failure::{FailedAttempt, ShortText};
@@ -207,10 +207,12 @@ fn damaged_messages_are_refused_or_read_as_others() {
 #[test]
 fn first_byte_tells_the_protocols_apart() {
     assert_eq!(VERSION, 0x64);
-    // First bytes of the pool, of storage nodes, of FlexKV, and of no protocol.
-    for first in [0x03, 0x41, 0x42, 0x81, 0xe1] {
-        assert!(!is_offload_message(&[first, 1]), "{first:#x}");
+    // All first bytes but those of versions of these messages: those of the pool, of storage nodes,
+    // of shards, of FlexKV, and of no protocol.
+    for first in 0..=u8::MAX {
+        let is_ours = (0x60..=0x6f).contains(&first);
+        assert_eq!(is_offload_message(&[first, 1]), is_ours, "{first:#x}");
+        assert!(!is_ours || !shard::is_shard_message(&[first, 1]), "{first:#x}");
     }
     assert!(!is_offload_message(&[]));
-    assert!(is_offload_message(&[0x7f]), "another version of these messages");
 }

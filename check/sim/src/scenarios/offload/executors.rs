@@ -10,9 +10,16 @@ use archipelago_offload::wire::OffloadMessage;
 use super::owners::{MEMORIES, Output, memory_life};
 use super::storage::WriterId;
 
+/// Time within which an attempt that was given up stops: five beats, with their answers.
+const STOP_NS: u64 = 1_000_000_000;
+
 /// A job that an executor runs.
 #[derive(Clone, Debug)]
 pub(super) struct Run {
+    /// Scheduler whose package began it.
+    pub(super) scheduler: SchedulerId,
+    /// Time since which the scheduler has given it up, as the world saw it.
+    pub(super) given_up_ns: Option<u64>,
     pub(super) numbers: NumberRange,
     pub(super) item: u64,
     /// Life of the memory node whose image the job's package names; 0 for a job without an image.
@@ -72,8 +79,12 @@ impl ExecutorHost {
         Self { machine, stopped_until_ns: 0, runs: BTreeMap::new(), home, next_writer: 1 }
     }
 
-    /// Takes the steps of the machine.
-    pub(super) fn take(&mut self, steps: Vec<ExecutorStep>) -> Vec<ExecutorDeed> {
+    /// Takes the steps of the machine. Only a message of the scheduler `from` begins runs.
+    pub(super) fn take(
+        &mut self,
+        from: Option<SchedulerId>,
+        steps: Vec<ExecutorStep>,
+    ) -> Vec<ExecutorDeed> {
         let mut deeds = Vec::new();
         for step in steps {
             match step {
@@ -85,6 +96,8 @@ impl ExecutorHost {
                     self.next_writer += 1;
                     let Output { item, image, .. } = Output::decode(&spec);
                     let run = Run {
+                        scheduler: from.unwrap_or_default(),
+                        given_up_ns: None,
                         numbers,
                         item,
                         image,
@@ -110,6 +123,28 @@ impl ExecutorHost {
             }
         }
         deeds
+    }
+
+    /// Violations of runs that go on for long after their scheduler has given them up.
+    /// `is_given_up` says whether it has.
+    pub(super) fn check_given_up(
+        &mut self,
+        now_ns: u64,
+        is_given_up: impl Fn(SchedulerId, AttemptId, ExecutorId) -> bool,
+    ) -> Vec<String> {
+        let me = self.machine.id();
+        let mut violations = Vec::new();
+        for (at, run) in &mut self.runs {
+            if run.is_stopped || !is_given_up(run.scheduler, *at, me) {
+                run.given_up_ns = None;
+                continue;
+            }
+            let since_ns = *run.given_up_ns.get_or_insert(now_ns);
+            if since_ns + STOP_NS <= now_ns {
+                violations.push(format!("attempt {at} was given up and goes on"));
+            }
+        }
+        violations
     }
 
     /// Whether nothing runs and no verdict is missing.

@@ -20,10 +20,12 @@
 //! 3. Outputs that are installed come from the image that the owner named.
 //! 4. First offers of jobs of one queue follow the order of their arrival.
 //! 5. Without faults, no scheduler gives up a job that waits for something bounded.
+//! 6. Without faults, no executor runs an attempt for more than five beats after its scheduler gave
+//!    the attempt up.
 //!
 //! At the end, in a time without faults:
-//! 6. All items are installed within a bound.
-//! 7. Nothing is left over: the files are those of the manifest, and no machine holds a job.
+//! 7. All items are installed within a bound.
+//! 8. Nothing is left over: the files are those of the manifest, and no machine holds a job.
 //!
 //! Cost: some milliseconds per seed.
 
@@ -39,13 +41,14 @@ use crate::scenarios::figures;
 use world::World;
 
 /// Steps of the protocol that a run can leave out.
-const STEPS: [Step; 8] = [
+const STEPS: [Step; 9] = [
     Step { name: "forget", about: "an owner discards nothing that it does not know" },
     Step { name: "attempt", about: "an owner installs outputs of live attempts only" },
     Step { name: "epoch", about: "an owner decides about jobs of its own epoch only" },
     Step { name: "term", about: "a scheduler gives out attempts of its own life only" },
     Step { name: "order", about: "a scheduler serves each queue from its head" },
     Step { name: "wait", about: "a scheduler takes a job that waits for a living one" },
+    Step { name: "cancel", about: "a scheduler answers beats of attempts that it has given up" },
     Step { name: "image", about: "an executor reads only the image that its package names" },
     Step { name: "lots", about: "an owner makes file numbers durable before it uses them" },
 ];
@@ -61,6 +64,7 @@ struct Omitted {
     protocol: Sabotage,
     lots: bool,
     image: bool,
+    cancel: bool,
 }
 
 fn run(request: &RunRequest) -> RunOutcome {
@@ -75,6 +79,7 @@ fn run(request: &RunRequest) -> RunOutcome {
         },
         lots: request.leaves_out("lots"),
         image: request.leaves_out("image"),
+        cancel: request.leaves_out("cancel"),
     };
     let mut world = World::new(request, omitted);
     world.trouble();
@@ -95,5 +100,19 @@ fn run(request: &RunRequest) -> RunOutcome {
         ]),
         notes: world.take_notes(),
         trace: world.trace(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scheduler_that_does_not_answer_beats_of_given_up_attempts_is_noticed() {
+        let is_noticed = |seed| {
+            let violations = run(&RunRequest::new(seed).without(&["cancel"])).violations;
+            violations.iter().any(|violation| violation.contains("was given up and goes on"))
+        };
+        assert!((0..300).any(is_noticed));
     }
 }

@@ -411,9 +411,10 @@ impl World {
         for place in 0..self.executors.len() {
             if self.executors[place].stopped_until_ns <= now_ns {
                 let steps = self.executors[place].machine.on_timer(now_ns);
-                self.take_executor(place, steps);
+                self.take_executor(place, None, steps);
             }
         }
+        self.check_given_up();
     }
 
     fn sweep(&mut self, place: usize) {
@@ -468,8 +469,9 @@ impl World {
             }
             _ => None,
         };
+        let is_unanswered = self.omitted.cancel && matches!(message, OffloadMessage::Beat { .. });
         let arrived = host.machine.counters().arrived;
-        let sent = match from {
+        let mut sent = match from {
             Correspondent::Owner(owner) => host.machine.on_owner(self.now_ns, owner, message),
             Correspondent::Executor(executor) => {
                 host.machine.on_executor(self.now_ns, executor, message)
@@ -477,6 +479,9 @@ impl World {
         };
         if host.machine.counters().arrived > arrived {
             host.arrivals.extend(prepared);
+        }
+        if is_unanswered {
+            sent.retain(|one| !matches!(one.message, OffloadMessage::Cancel { .. }));
         }
         self.send_all(place, sent);
     }
@@ -509,6 +514,22 @@ impl World {
             }) {
                 self.violations.push(format!("attempt {at} was given up while it waited"));
             }
+        }
+    }
+
+    /// Checks that executors soon stop what their schedulers have given up. Before the time without
+    /// faults, beats and their answers may have been lost.
+    fn check_given_up(&mut self) {
+        if !self.is_peace {
+            return;
+        }
+        let schedulers = &self.schedulers;
+        let is_given_up = |scheduler: SchedulerId, at: AttemptId, by: ExecutorId| {
+            let host = schedulers.iter().find(|host| host.machine.life().scheduler == scheduler);
+            host.is_some_and(|host| host.machine.has_given_up(at, by))
+        };
+        for host in &mut self.executors {
+            self.violations.extend(host.check_given_up(self.now_ns, is_given_up));
         }
     }
 
@@ -549,11 +570,12 @@ impl World {
             return;
         }
         let steps = self.executors[place].machine.on_message(self.now_ns, from, message);
-        self.take_executor(place, steps);
+        self.take_executor(place, Some(from), steps);
     }
 
-    fn take_executor(&mut self, place: usize, steps: Vec<ExecutorStep>) {
-        let deeds = self.executors[place].take(steps);
+    /// Carries out the steps of an executor. `from` is the scheduler whose message caused them.
+    fn take_executor(&mut self, place: usize, from: Option<SchedulerId>, steps: Vec<ExecutorStep>) {
+        let deeds = self.executors[place].take(from, steps);
         let executor = self.executors[place].machine.id();
         for deed in deeds {
             match deed {
@@ -622,7 +644,7 @@ impl World {
         }
         host.runs.remove(&at);
         let steps = host.machine.ended(self.now_ns, at, result);
-        self.take_executor(place, steps);
+        self.take_executor(place, None, steps);
     }
 
     fn fault(&mut self) {

@@ -411,7 +411,7 @@ fn first_byte_tells_shards_from_other_protocols() {
     }
     assert!(!is_shard_message(&[]));
     assert!(is_shard_message(&[0x7f]), "another version of these messages");
-    assert!(is_offload_message(&[0x72]), "a manager refuses a message that went astray");
+    assert!(!is_offload_message(&[0x72]), "a manager refuses it as a message of the pool");
 }
 
 #[test]

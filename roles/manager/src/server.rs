@@ -7,12 +7,13 @@
 //! Invariants: 1. the term of every start is larger than the one before, by the wall clock.
 //!
 //! Thread-safety: any thread may call any method.
-//! Failure: an order without an answer is sent again later. Dropping the server ends the threads.
+//! Failure: an order without an answer is sent again later. A thread of a node that has ended, also
+//! by a panic, starts again while the node needs one. Dropping the server ends the threads.
 //! Nodes and clients continue without the manager as long as nothing changes.
 //! Cost: one thread, and one thread per memory node. If several managers run, two threads per
 //! memory node.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -109,7 +110,50 @@ struct ServerState {
     is_one_of_several: bool,
     store: Weak<Store>,
     stop: AtomicBool,
-    threads: Mutex<Vec<Joiner>>,
+    threads: NodeThreads,
+}
+
+/// What a thread does, as the name of the thread, and the life of a node that it serves.
+type Served = (&'static str, NodeId, Epoch);
+
+/// The threads that serve nodes, at most one for each work and life of a node.
+#[derive(Default)]
+struct NodeThreads(Mutex<HashMap<Served, Joiner>>);
+
+impl NodeThreads {
+    /// Whether a thread serves the node, which may have ended since [`NodeThreads::join_ended`].
+    fn has(&self, served: &Served) -> bool {
+        self.0.lock().contains_key(served)
+    }
+
+    /// Starts a thread. Errors: those of starting threads.
+    fn start(&self, served: Served, work: impl FnOnce() + Send + 'static) -> Result<()> {
+        let (name, ..) = served;
+        let thread = SystemSpawn.spawn(name, Box::new(work))?;
+        self.0.lock().insert(served, thread);
+        Ok(())
+    }
+
+    /// Joins and forgets the threads that have ended. A node that needs one again gets a new one.
+    fn join_ended(&self) {
+        let mut threads = self.0.lock();
+        for (_, thread) in threads.extract_if(|_, thread| thread.is_finished()) {
+            join(thread);
+        }
+    }
+
+    /// Waits until all threads have ended.
+    fn join_all(&self) {
+        let threads = std::mem::take(&mut *self.0.lock());
+        threads.into_values().for_each(join);
+    }
+}
+
+/// Waits for the end of a thread, and logs its panic.
+fn join(thread: Joiner) {
+    if let Err(error) = thread.join() {
+        tracing::error!(%error, "a thread of the manager panicked");
+    }
 }
 
 /// Figures of a manager at one moment.
@@ -160,6 +204,8 @@ impl ManagerMonitor {
 /// A running manager. Dropping the value ends it, and nodes and clients continue without it.
 pub struct ManagerServer {
     shared: Arc<ServerState>,
+    /// The thread that ticks and starts the threads of nodes.
+    ticker: Option<Joiner>,
     listeners: Vec<Box<dyn Listener>>,
     addresses: Vec<String>,
     /// The only reference to the coordinator's host. Without it, compute nodes get no answers.
@@ -217,7 +263,7 @@ impl ManagerServer {
         }
         store.reached_at(addresses.clone());
         storage.reached_at(addresses.clone());
-        let (stop, threads) = (AtomicBool::new(false), Mutex::new(Vec::new()));
+        let (stop, threads) = (AtomicBool::new(false), NodeThreads::default());
         let (is_one_of_several, of_store) = (nodes > 0, Arc::downgrade(&store));
         let shared = Arc::new(ServerState {
             rpc,
@@ -233,9 +279,8 @@ impl ManagerServer {
             threads,
         });
         let ticking = Arc::clone(&shared);
-        let thread = SystemSpawn.spawn("manager-tick", Box::new(move || ticking.tick()))?;
-        shared.threads.lock().push(thread);
-        Ok(Self { shared, listeners, addresses, _store: store })
+        let ticker = Some(SystemSpawn.spawn("manager-tick", Box::new(move || ticking.tick()))?);
+        Ok(Self { shared, ticker, listeners, addresses, _store: store })
     }
 
     /// Endpoints of the manager.
@@ -270,12 +315,9 @@ impl Drop for ManagerServer {
         self.shared.stop.store(true, Ordering::SeqCst);
         self.listeners.clear();
         self.shared.rpc.close();
-        let threads: Vec<Joiner> = self.shared.threads.lock().drain(..).collect();
-        for thread in threads {
-            if let Err(error) = thread.join() {
-                tracing::error!(%error, "a thread of the manager panicked");
-            }
-        }
+        // After the end of the ticker no other thread starts.
+        self.ticker.take().into_iter().for_each(join);
+        self.shared.threads.join_all();
     }
 }
 
@@ -285,7 +327,6 @@ impl ServerState {
     }
 
     fn tick(self: &Arc<Self>) {
-        let (mut served, mut asked) = (HashSet::new(), HashSet::new());
         while !self.stopped() {
             self.rpc.tick();
             self.storage.tick();
@@ -295,8 +336,9 @@ impl ServerState {
             {
                 store.retire();
             }
-            self.spawn_for(self.rpc.waiting(), &mut served, "manager-orders", Self::order);
-            self.spawn_for(self.rpc.to_be_asked(), &mut asked, "manager-office", Self::ask);
+            self.threads.join_ended();
+            self.spawn_for(self.rpc.waiting(), "manager-orders", Self::order);
+            self.spawn_for(self.rpc.to_be_asked(), "manager-office", Self::ask);
             self.clock.sleep(TICK);
         }
     }
@@ -305,27 +347,18 @@ impl ServerState {
     fn spawn_for(
         self: &Arc<Self>,
         nodes: Vec<NodeId>,
-        served: &mut HashSet<(NodeId, Epoch)>,
         name: &'static str,
         work: fn(&Self, NodeId, Epoch, Vec<String>),
     ) {
-        // A life with a successor never comes back, and its thread ends.
-        served.retain(|(node, life)| {
-            self.rpc.endpoints(*node).is_none_or(|(present, _)| present == *life)
-        });
-        self.threads.lock().retain(|thread| !thread.is_finished());
         for node in nodes {
             let Some((life, ways)) = self.rpc.endpoints(node) else { continue };
-            if ways.is_empty() || !served.insert((node, life)) {
+            let served = (name, node, life);
+            if ways.is_empty() || self.threads.has(&served) {
                 continue;
             }
             let me = Arc::clone(self);
-            match SystemSpawn.spawn(name, Box::new(move || work(&me, node, life, ways))) {
-                Ok(thread) => self.threads.lock().push(thread),
-                Err(error) => {
-                    served.remove(&(node, life));
-                    tracing::error!(%error, %node, "no thread started for a node, and its orders wait");
-                }
+            if let Err(error) = self.threads.start(served, move || work(&me, node, life, ways)) {
+                tracing::error!(%error, %node, "no thread started for a node, and its orders wait");
             }
         }
     }
@@ -370,5 +403,60 @@ impl ServerState {
                 self.rpc.on_answer(node, &message, answer.as_ref().ok());
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+
+    use super::*;
+
+    /// Milliseconds for which a test waits for another thread.
+    const WAITS_MAX: u32 = 60_000;
+
+    #[test]
+    fn thread_that_has_ended_is_joined_and_starts_again() {
+        let (threads, clock) = (NodeThreads::default(), SystemClock::new());
+        let begun = Arc::new(AtomicU32::new(0));
+        let served = ("manager-orders", NodeId(1), Epoch(2));
+        for round in 1..=3 {
+            let counted = Arc::clone(&begun);
+            let work = move || {
+                counted.fetch_add(1, Ordering::SeqCst);
+                assert!(round != 2, "a panic on purpose");
+            };
+            threads.start(served, work).expect("a thread");
+            assert!(threads.has(&served), "also after it has ended");
+            let has_ended = |_| {
+                clock.sleep(Duration::from_millis(1));
+                threads.join_ended();
+                !threads.has(&served)
+            };
+            assert!((0..WAITS_MAX).any(has_ended), "round {round}");
+            assert_eq!(begun.load(Ordering::SeqCst), round);
+        }
+    }
+
+    #[test]
+    fn threads_that_run_stay_and_are_joined_at_the_end() {
+        let (threads, stop) = (NodeThreads::default(), Arc::new(AtomicBool::new(false)));
+        // Two works for one node, and one work for two of its lives.
+        let works = [("manager-orders", 1), ("manager-office", 1), ("manager-orders", 2)];
+        let works = works.map(|(name, life)| (name, NodeId(1), Epoch(life)));
+        for served in works {
+            let stop = Arc::clone(&stop);
+            let work = move || {
+                while !stop.load(Ordering::SeqCst) {
+                    SystemClock::new().sleep(LOOK);
+                }
+            };
+            threads.start(served, work).expect("a thread");
+        }
+        threads.join_ended();
+        assert!(works.iter().all(|served| threads.has(served)));
+        stop.store(true, Ordering::SeqCst);
+        threads.join_all();
+        assert!(!works.iter().any(|served| threads.has(served)));
     }
 }

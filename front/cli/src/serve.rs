@@ -126,8 +126,9 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "MIB", default_value_t = 0)]
     remote_memtables_mib: u64,
     /// Memory in MiB that memory nodes guarantee this server, whatever other servers use; each node
-    /// guarantees an equal part. 0 for an equal part of what other servers leave (needs
-    /// --offload-mode memtables, flushes or all)
+    /// guarantees an equal part. It includes the zone in which memtables arrive, up to 80 MiB at
+    /// each node. 0 for an equal part of what other servers leave (needs --offload-mode memtables,
+    /// flushes or all)
     #[arg(long, value_name = "MIB", default_value_t = 0)]
     offload_guaranteed_mib: u64,
     /// Memory in MiB of the key-offset cache, which has the places of hot records at memory nodes.

@@ -1,17 +1,30 @@
 //! Parts around the shard store and the shard host of the product: a handler that executes requests
-//! when they arrive, a list of memory nodes, and a watcher.
+//! when they arrive, a list of memory nodes, a watcher, and an operator.
 //!
-//! Thread-safety: any thread may call any method.
-//! Failure: none.
-//! Cost: one lock for each call.
+//! Thread-safety: any thread may call any method. The operator runs the simulation, so tasks must
+//! not call it.
+//! Failure: an operator gets no answer from a node that is dead. The other parts do not fail.
+//! Cost: one lock for each call; the operator connects for each message.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use archipelago_base::runtime::wait_for;
+use archipelago_base::simulation::{Host, Simulation};
 use archipelago_engine::remote::{ShardId, StoreWatcher};
-use archipelago_fabric::{Handler, Reply, Request};
+use archipelago_fabric::sim::{Model, Network, Sim};
+use archipelago_fabric::{Call, Connect, Handler, Provider, Reply, Request};
 use archipelago_offload::shard_host::ShardHost;
 use archipelago_offload::shard_owner::{MemoryNode, NodeList};
+use archipelago_offload::wire::shard::ShardMessage;
 use parking_lot::{Mutex, MutexGuard};
+
+/// Time after which a connection or a message of the operator counts as lost.
+const REQUEST: Duration = Duration::from_secs(1);
+/// Number of times that the operator sends a message at most.
+const TRIES: usize = 20;
+/// Largest answer to the operator, in bytes.
+const ANSWER_BYTES_MAX: usize = 64 << 10;
 
 /// Executes each request of a host when it arrives.
 pub(super) struct InlineHost(pub(super) Arc<ShardHost>);
@@ -55,4 +68,35 @@ impl StoreWatcher for LostShards {
         self.0.lock().extend_from_slice(shards);
     }
     fn room_has_changed(&self) {}
+}
+
+/// An operator who sends messages to memory nodes.
+pub(super) struct Operator {
+    host: Host,
+    provider: Sim,
+    network: Arc<Network>,
+}
+
+impl Operator {
+    pub(super) fn new(simulation: &Simulation, network: &Arc<Network>) -> Self {
+        let host = simulation.host("operator");
+        let provider = network.join(&host, Model::quick());
+        Self { host, provider, network: Arc::clone(network) }
+    }
+
+    /// Sends a message to the node at an address, and repeats it until the node answers. `None` if
+    /// it does not answer.
+    pub(super) fn ask(&self, address: &str, message: &ShardMessage) -> Option<ShardMessage> {
+        (0..TRIES).find_map(|_| wait_for(&self.host, self.ask_once(address, message)))
+    }
+
+    async fn ask_once(&self, address: &str, message: &ShardMessage) -> Option<ShardMessage> {
+        let mut to = Connect::to(address, &self.network.session());
+        to.deadline = REQUEST;
+        let link = self.provider.connect(to).await.ok()?;
+        let body = message.encode();
+        let call = Call::new(&body, REQUEST).idempotent().answer_bytes_max(ANSWER_BYTES_MAX);
+        let answer = link.request(call).await.ok()?;
+        ShardMessage::decode(&answer).ok()
+    }
 }

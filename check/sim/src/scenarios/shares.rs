@@ -3,19 +3,23 @@
 //! The runs execute the shard store of the product (`RemoteShards`) of two or three databases
 //! against one or two shard hosts of the product, over the fabric in virtual time. The first
 //! database writes all the time, and the others in bursts. Each one flushes its oldest shards by
-//! the rule of the engine. Messages are lost, doubled and delayed, and a node restarts empty.
+//! the rule of the engine. Messages are lost, doubled and delayed. A node restarts empty, or is
+//! dead for some seconds. An operator drains a node, and ends the drain when the node is empty.
 //!
 //! Invariants that the run checks in each round:
 //! 1. The memory of all databases at a node, and their guarantees, are at most that of the node.
-//! 2. A database that is refused room, and that uses less than its guarantee at each node, is
-//!    given room within [`BOUND`].
+//! 2. A database that is refused room, and that uses less than its guarantee at each node that is
+//!    up, is given room within [`BOUND`]. Time in which a node is drained does not count.
+//! 3. Nodes have every image that a database can flush, and none that its owner does not know.
+//! 4. A node that is drained has no image after [`DRAIN_BOUND`].
 //!
 //! At the end, in a time without faults:
-//! 3. The hosts have exactly the shards that the databases have, and after the close none.
+//! 5. The hosts have exactly the shards that the databases have, and after the close none.
 //!
 //! Cost: some ten milliseconds per seed.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -36,11 +40,11 @@ use archipelago_offload::shard_host::{
     HostFigures, HostSabotage, HostThreads, NodeBytes, ShardHost, ShardLimits,
 };
 use archipelago_offload::shard_owner::{MemoryNode, OwnerParts, OwnerTerms, RemoteShards, Waits};
-use archipelago_offload::wire::shard::DatabaseAccount;
+use archipelago_offload::wire::shard::{DatabaseAccount, ShardMessage};
 
 use crate::run::{RunOutcome, RunRequest, Scenario, Step, Trace};
 use crate::scenarios::figures;
-use crate::scenarios::shard_parts::{InlineHost, KnownNodes, LostShards};
+use crate::scenarios::shard_parts::{InlineHost, KnownNodes, LostShards, Operator};
 
 const KIB: u64 = 1 << 10;
 /// Bytes of the shards of a node.
@@ -52,13 +56,19 @@ const ARENA_BYTES: u64 = 64 * KIB;
 /// Bytes of the value in each image.
 const VALUE_BYTES: usize = 14 << 10;
 /// Rounds of a run.
-const ROUNDS: usize = 240;
+const ROUNDS: usize = 300;
 /// Longest time between two rounds in milliseconds.
 const PAUSE_MS: u64 = 400;
 /// Shards that a database flushes in one round at most.
 const FLUSHES: usize = 8;
 /// Time within which a database below its guarantee must get room.
 const BOUND: Duration = Duration::from_secs(15);
+/// Time within which a node that is drained must be empty.
+const DRAIN_BOUND: Duration = Duration::from_secs(60);
+/// Time after which the owners know that a node has died, and that its shards are lost.
+const SETTLE: Duration = Duration::from_secs(10);
+/// Milliseconds for which a node that has died stays dead.
+const DEAD_MS: Range<u64> = 3_000..15_000;
 
 const STEPS: [Step; 1] =
     [Step { name: "guarantees", about: "the host gives borrowed memory back to its lenders" }];
@@ -79,7 +89,14 @@ struct Memory {
     life: u64,
     shards: Arc<ShardHost>,
     _node: Arc<Node>,
+    /// `None` while the node is dead.
     listener: Option<Box<dyn Listener>>,
+}
+
+impl Memory {
+    fn is_up(&self) -> bool {
+        self.listener.is_some()
+    }
 }
 
 /// A database, as far as memory nodes see it.
@@ -88,7 +105,7 @@ struct Database {
     host: Host,
     heard: Arc<LostShards>,
     store: Arc<RemoteShards>,
-    /// Its shards and their bytes, oldest first.
+    /// Names of its shards that nodes have, oldest first. All images have the same size.
     held: VecDeque<ShardId>,
     memtable: u64,
     /// Shards of the burst that are still to be sent.
@@ -106,12 +123,36 @@ struct Counted {
     given_back: u64,
     waited_ms_max: u64,
     lives: u64,
+    /// Times that a node died and stayed dead for a while.
+    deaths: u64,
+    /// Drains that ended with an empty node.
+    drains: u64,
+    drain_ms_max: u64,
+}
+
+/// A node that is dead, as an index.
+#[derive(Clone, Copy)]
+struct DeadNode {
+    at: usize,
+    until_ns: u64,
+}
+
+/// A node that is drained, as an index.
+#[derive(Clone, Copy)]
+struct DrainedNode {
+    at: usize,
+    since_ns: u64,
 }
 
 struct World {
     simulation: Simulation,
     network: Arc<Network>,
     nodes: Vec<Memory>,
+    dead: Option<DeadNode>,
+    drained: Option<DrainedNode>,
+    /// Time from which the owners know the lives of all nodes.
+    settled_ns: u64,
+    operator: Operator,
     listed: Arc<KnownNodes>,
     databases: Vec<Database>,
     image: Vec<u8>,
@@ -119,6 +160,11 @@ struct World {
     rng: Rng,
     counted: Counted,
     violations: Vec<String>,
+}
+
+/// Name and address of a node.
+fn address(number: u64) -> String {
+    format!("memory-{number}")
 }
 
 fn image() -> Vec<u8> {
@@ -171,11 +217,17 @@ impl Database {
         self.held.retain(|id| !lost.contains(id));
     }
 
+    /// Bytes of the images that it can flush. The engine counts these, and not those that the
+    /// store has lost or whose release is not confirmed yet.
+    fn held_bytes(&self, image_bytes: u64) -> u64 {
+        self.held.len() as u64 * image_bytes
+    }
+
     /// Flushes the oldest shards by the rule of the engine, some in each round. Returns their
     /// number.
     fn flush(&mut self, image_bytes: u64) -> u64 {
-        let room = self.store.room();
-        let excess = away_excess_bytes(room.held_bytes, room.limit_bytes);
+        let limit_bytes = self.store.room().limit_bytes;
+        let excess = away_excess_bytes(self.held_bytes(image_bytes), limit_bytes);
         let count = excess.div_ceil(image_bytes).min(FLUSHES as u64);
         let count = (count as usize).min(self.held.len());
         let flushed: Vec<ShardId> = self.held.drain(..count).collect();
@@ -218,12 +270,17 @@ impl World {
             simulation.keep_notes();
         }
         let network = Network::new(&simulation);
+        let operator = Operator::new(&simulation, &network);
         let rng = simulation.rng("world");
         let no_guarantees = request.leaves_out("guarantees");
         let mut world = Self {
             simulation,
             network,
             nodes: Vec::new(),
+            dead: None,
+            drained: None,
+            settled_ns: 0,
+            operator,
             listed: Arc::default(),
             databases: Vec::new(),
             image: image(),
@@ -238,7 +295,7 @@ impl World {
         let all_bytes = NODE_BYTES * world.nodes.len() as u64;
         let count = world.rng.u8(2..=3);
         for number in 0..count {
-            // Half of the databases state no guarantee.
+            // Two thirds of the databases state no guarantee.
             let part = [0, 0, world.rng.u64(1..=2 * u64::from(count))][world.rng.usize(..3)];
             let guaranteed_bytes = all_bytes / (2 * u64::from(count)) * part;
             let database = Database::start(number, &world, guaranteed_bytes);
@@ -256,7 +313,7 @@ impl World {
     }
 
     fn add_node(&mut self, number: u64) {
-        let machine = self.simulation.host(&format!("memory-{number}"));
+        let machine = self.simulation.host(&address(number));
         let provider = self.network.join(&machine, Model::quick());
         let node = self.begin_node(number, 1, machine, provider);
         self.nodes.push(node);
@@ -273,7 +330,7 @@ impl World {
         let id = NodeId(number);
         let node = self.network.node(id, Epoch(life), Some(handler)).expect("a node");
         shards.open(&node);
-        let name = format!("memory-{number}");
+        let name = address(number);
         let listener = provider.serve(&node, &name).expect("a host serves at its name");
         let endpoints = vec![name];
         let mut listed = self.listed.lock();
@@ -283,19 +340,118 @@ impl World {
         Memory { machine, provider, life, shards, _node: node, listener }
     }
 
-    fn restart_node(&mut self) {
-        let at = self.rng.usize(..self.nodes.len());
-        let mut node = self.nodes.remove(at);
+    /// Ends the life of a node. The pool reports that.
+    fn kill_node(&mut self, at: usize) {
+        let node = &mut self.nodes[at];
         node.shards.close();
         node.listener = None;
         node.machine.crash();
-        node.machine.restart();
-        let Memory { machine, provider, life, .. } = node;
+        let id = NodeId(at as u64 + 1);
+        for member in self.listed.lock().iter_mut() {
+            member.is_up &= member.node != id;
+        }
+        // The next life of the node does not know of the drain.
+        self.drained = self.drained.filter(|drained| drained.at != at);
+        self.note_change();
+    }
+
+    /// Begins the next life of a dead node.
+    fn revive_node(&mut self, at: usize) {
+        let Memory { machine, provider, life, .. } = self.nodes.remove(at);
+        machine.restart();
         let node = self.begin_node(at as u64 + 1, life + 1, machine, provider);
         self.nodes.insert(at, node);
+        self.dead = None;
         self.wait(Duration::from_secs(2));
-        // A new life of a node is another memory.
+        self.note_change();
+    }
+
+    /// Another number of nodes, or another life of a node, is another memory. So all waits for
+    /// guarantees begin anew.
+    fn note_change(&mut self) {
+        self.settled_ns = self.simulation.now_ns() + SETTLE.as_nanos() as u64;
+        self.forget_waits();
+    }
+
+    fn forget_waits(&mut self) {
         self.databases.iter_mut().for_each(|database| database.waits_since_ns = None);
+    }
+
+    /// Kills a node from time to time, and begins its next life immediately or later.
+    fn change_nodes(&mut self) {
+        if let Some(DeadNode { at, until_ns }) = self.dead {
+            if self.simulation.now_ns() >= until_ns {
+                self.revive_node(at);
+            }
+        } else if self.rng.u32(..150) == 0 {
+            let at = self.rng.usize(..self.nodes.len());
+            self.kill_node(at);
+            if self.rng.bool() {
+                return self.revive_node(at);
+            }
+            self.counted.deaths += 1;
+            let until_ns = self.simulation.now_ns() + self.rng.u64(DEAD_MS) * 1_000_000;
+            self.dead = Some(DeadNode { at, until_ns });
+            // The pool hears of the death, and nothing more is sent to the node.
+            self.wait(Duration::from_secs(1));
+        }
+    }
+
+    /// Drains a node from time to time.
+    fn begin_drain(&mut self) {
+        if self.drained.is_some() || self.rng.u32(..200) > 0 {
+            return;
+        }
+        let at = self.rng.usize(..self.nodes.len());
+        if self.nodes[at].is_up() {
+            self.set_drain(at, true);
+            let since_ns = self.simulation.now_ns();
+            self.drained = Some(DrainedNode { at, since_ns });
+        }
+    }
+
+    /// Begins or ends a drain on an operator's request. Returns the bytes of images that the node
+    /// reports.
+    fn set_drain(&mut self, at: usize, wanted: bool) -> u64 {
+        let message = ShardMessage::Drain { is_draining: wanted };
+        let answer = self.operator.ask(&address(at as u64 + 1), &message);
+        self.forget_waits();
+        match answer {
+            Some(ShardMessage::Accounted { is_draining, image_bytes, .. })
+                if is_draining == wanted =>
+            {
+                image_bytes
+            }
+            other => {
+                self.violations.push(format!("a node answers an operator {other:?}"));
+                0
+            }
+        }
+    }
+
+    /// Ends a drain when the node is empty.
+    fn check_drain(&mut self) {
+        let Some(DrainedNode { at, since_ns }) = self.drained else { return };
+        let images = |account: &DatabaseAccount| account.image_bytes;
+        let left: u64 = Self::figures_of(&self.nodes[at]).accounts.iter().map(images).sum();
+        let waited_ns = self.simulation.now_ns() - since_ns;
+        if left > 0 && waited_ns <= DRAIN_BOUND.as_nanos() as u64 {
+            return;
+        }
+        self.drained = None;
+        if left > 0 {
+            let what = format!("a node that is drained since {since_ns} ns has {left} bytes");
+            let rooms: Vec<_> =
+                self.databases.iter().map(|database| database.store.room()).collect();
+            self.violations.push(format!("{what}: its owners see {rooms:?}"));
+        } else {
+            self.counted.drains += 1;
+            self.counted.drain_ms_max = self.counted.drain_ms_max.max(waited_ns / 1_000_000);
+        }
+        let reported = self.set_drain(at, false);
+        if reported != left {
+            self.violations.push(format!("an empty node reports {reported} bytes, not {left}"));
+        }
     }
 
     fn trouble(&mut self) {
@@ -309,13 +465,14 @@ impl World {
                 };
                 self.network.set_faults(faults);
             }
-            if self.rng.u32(..150) == 0 {
-                self.restart_node();
-            }
+            self.change_nodes();
+            self.begin_drain();
             for at in 0..self.databases.len() {
                 self.step(at);
             }
             self.check_nodes();
+            self.check_owners();
+            self.check_drain();
             let pause = Duration::from_millis(self.rng.u64(1..PAUSE_MS));
             self.wait(pause);
         }
@@ -383,29 +540,65 @@ impl World {
         self.nodes.iter().flat_map(|node| Self::figures_of(node).accounts).collect()
     }
 
-    /// Whether a database has room for another arena within its guarantee at each node.
+    /// Whether a database has room for another arena within its guarantee at each node that is up.
+    /// While a node is drained, flushes for the drain go first, and the answer is no.
     fn is_below_guarantee(&self, at: usize) -> bool {
         let db = self.databases[at].db;
-        self.nodes.iter().all(|node| {
+        let is_below = |node: &Memory| {
             let accounts = Self::figures_of(node).accounts;
             let account = accounts.into_iter().find(|account| account.db == db);
             account.is_some_and(|account| {
                 account.used_bytes.max(LANDING_BYTES) + ARENA_BYTES <= account.guaranteed_bytes
             })
-        })
+        };
+        let has_node = self.nodes.iter().any(Memory::is_up);
+        let mut up = self.nodes.iter().filter(|node| node.is_up());
+        self.drained.is_none() && has_node && up.all(is_below)
     }
 
     fn check_nodes(&mut self) {
         for node in &self.nodes {
             let figures = Self::figures_of(node);
-            let used: u64 = figures.accounts.iter().map(|account| account.used_bytes).sum();
             let guaranteed: u64 =
                 figures.accounts.iter().map(|account| account.guaranteed_bytes).sum();
-            if figures.region_bytes > NODE_BYTES || used > figures.region_bytes {
+            if figures.region_bytes > NODE_BYTES {
                 self.violations.push(format!("a node holds too much: {figures:?}"));
             }
             if guaranteed > NODE_BYTES {
                 self.violations.push(format!("a node guarantees too much: {figures:?}"));
+            }
+            // All images lie in arenas, or have room there.
+            let is_short = |account: &DatabaseAccount| account.image_bytes > account.used_bytes;
+            if figures.accounts.iter().any(is_short) {
+                self.violations.push(format!("a node counts too little: {figures:?}"));
+            }
+        }
+    }
+
+    /// Compares the images at nodes with those that the owners know. No transfer is in progress and
+    /// all figures are of one moment, so there is no slack, except after the death of a node.
+    fn check_owners(&mut self) {
+        let up = self.nodes.iter().filter(|node| node.is_up()).count() as u64;
+        let (accounts, image_bytes) = (self.accounts(), self.image.len() as u64);
+        let is_settled = self.simulation.now_ns() >= self.settled_ns;
+        for database in &mut self.databases {
+            database.drop_lost();
+            let figures = database.store.figures();
+            if figures.nodes != up {
+                // It does not know a new life yet, or has missed answers.
+                continue;
+            }
+            let own = accounts.iter().filter(|account| account.db == database.db);
+            let there: u64 = own.map(|account| account.image_bytes).sum();
+            let (db, held) = (database.db, figures.held_bytes);
+            if there > held {
+                let what = format!("nodes have {there} bytes of database {db}");
+                self.violations.push(format!("{what}, and its owner knows of {held}"));
+            }
+            let needed = database.held_bytes(image_bytes);
+            if is_settled && there < needed {
+                let what = format!("nodes have {there} bytes of database {db}");
+                self.violations.push(format!("{what}, which needs {needed}"));
             }
         }
     }
@@ -413,6 +606,18 @@ impl World {
     /// Ends the faults, and checks that no shard is missing or left over.
     fn peace(&mut self) {
         self.network.set_faults(Faults::default());
+        if let Some(DeadNode { at, .. }) = self.dead {
+            self.revive_node(at);
+        }
+        while self.drained.is_some() {
+            let image_bytes = self.image.len() as u64;
+            for database in &mut self.databases {
+                database.drop_lost();
+                self.counted.flushed += database.flush(image_bytes);
+            }
+            self.wait(Duration::from_millis(PAUSE_MS));
+            self.check_drain();
+        }
         self.wait(Duration::from_secs(20));
         self.databases.iter_mut().for_each(Database::drop_lost);
         let held: u64 = self.databases.iter().map(|database| database.held.len() as u64).sum();
@@ -445,6 +650,9 @@ impl World {
                 ("guarantees given back", counted.given_back),
                 ("longest wait for a guarantee in ms", counted.waited_ms_max),
                 ("lives of nodes", counted.lives),
+                ("times that a node was dead for a while", counted.deaths),
+                ("nodes drained", counted.drains),
+                ("longest drain in ms", counted.drain_ms_max),
             ]),
             notes: self.simulation.notes(),
             trace: Trace::of(&self.simulation),

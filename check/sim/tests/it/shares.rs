@@ -11,6 +11,8 @@ fn guarantees_hold_in_every_seed() {
     assert!(sum("shards sent") > 100 * SEEDS);
     assert!(sum("shards flushed") > 50 * SEEDS);
     assert!(sum("guarantees given back") > SEEDS);
+    assert!(sum("nodes drained") > SEEDS / 2);
+    assert!(sum("times that a node was dead for a while") > 0);
 }
 
 #[test]

@@ -309,7 +309,8 @@ fn stage_rate(backlog: u64, space: u64, speed: u64, elapsed: Duration) -> Option
 #[must_use]
 pub fn away_excess_bytes(held_bytes: u64, limit_bytes: u64) -> u64 {
     match held_bytes > limit_bytes / 10 * 9 {
-        true => held_bytes - limit_bytes / 4 * 3,
+        // A limit of a few bytes is rounded down more here than above.
+        true => held_bytes.saturating_sub(limit_bytes / 4 * 3),
         false => 0,
     }
 }

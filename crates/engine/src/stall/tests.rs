@@ -288,3 +288,20 @@ fn full_nodes_delay_and_never_stop() {
     let none_away = StallInput { away_backlog_bytes: 0, ..at(0) };
     assert_eq!(stall(&none_away), StallDecision::None);
 }
+
+#[test]
+fn nodes_that_are_nearly_full_are_emptied_to_three_quarters() {
+    let cases = [(90, 100, 0), (91, 100, 16), (100, 106, 22), (5, 0, 5), (0, 0, 0)];
+    for (held, limit, excess) in cases {
+        assert_eq!(away_excess_bytes(held, limit), excess, "{held} of {limit} bytes");
+    }
+    // Limits of a few bytes are rounded.
+    for limit in 0..100 {
+        for held in 0..100 {
+            let excess = away_excess_bytes(held, limit);
+            let left = held.checked_sub(excess).expect("an excess is a part of what is held");
+            let left_max = (limit / 10 * 9).max(limit / 4 * 3);
+            assert!(left <= left_max, "{held} of {limit} bytes: {excess}");
+        }
+    }
+}

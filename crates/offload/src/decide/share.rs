@@ -80,7 +80,9 @@ pub fn share(total_bytes: u64, guaranteed_bytes: u64, others: &[Claim]) -> u64 {
     let beyond = |claim: &Claim| claim.demand_bytes().saturating_sub(claim.guaranteed_bytes);
     let mut loans: Vec<u64> = others.iter().map(beyond).filter(|loan| *loan > 0).collect();
     loans.sort_unstable();
-    // Borrowers that want less than an equal part leave the rest to the others.
+    // The smallest loans come first. A loan within an equal part of what is left is served, and the
+    // rest of its part goes to the others. From the first larger loan on, all loans that remain and
+    // that of this database are equal.
     for (served, loan) in loans.iter().enumerate() {
         let equal = lent / (loans.len() - served + 1) as u64;
         if *loan > equal {

@@ -39,7 +39,7 @@ pub(super) struct StateFigures {
     pub(super) room: StoreRoom,
     /// Bytes of memory that nodes guarantee.
     pub(super) guaranteed_bytes: u64,
-    /// Bytes that nodes have beyond the shares of the database.
+    /// Bytes of shards that nodes have beyond the shares of the database.
     pub(super) surplus_bytes: u64,
     /// Entries of the key-offset cache.
     pub(super) entries: u64,
@@ -60,11 +60,13 @@ pub struct OwnerFigures {
     pub shards: u64,
     /// Bytes of images that the nodes hold, including those of unconfirmed releases.
     pub held_bytes: u64,
-    /// Bytes of images that the database may have at all nodes together.
+    /// Bytes of images that the database may have at all nodes together. While nodes want memory
+    /// back, it is `held_bytes` and a sixteenth of the bytes of the shards that can be read.
     pub limit_bytes: u64,
     /// Bytes of memory that the nodes guarantee.
     pub guaranteed_bytes: u64,
-    /// Bytes that nodes have beyond the shares of the database, and want back.
+    /// Bytes of shards that nodes have beyond the shares of the database. The nodes want them back,
+    /// because other databases claim memory, or the node is drained.
     pub surplus_bytes: u64,
     /// Shards that were sent.
     pub sent: u64,

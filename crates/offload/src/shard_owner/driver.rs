@@ -165,7 +165,8 @@ impl OwnerDriver {
         if !news.lost.is_empty() {
             watcher.lost(&news.lost);
         }
-        // A database looks at the whole room then, also at a limit that has fallen.
+        // The database then plans sends and flushes anew, by the room of all nodes. So a limit that
+        // has fallen makes flushes due immediately, and not only with the next write.
         if news.has_more_room || news.must_flush {
             watcher.room_has_changed();
         }

@@ -14,8 +14,8 @@
 //!    byte ever leaves.
 //! 3. After the first error nothing leaves, and bytes that have not left still count as submitted,
 //!    so that no wait for them succeeds.
-//! 4. A wait fails exactly if its bytes lie beyond the acknowledged end that the log has decided
-//!    ([`WrittenLog`]). Else a write would be refused whose record the next recovery applies.
+//! 4. A wait returns an error only for bytes beyond the acknowledged end that the log has decided
+//!    ([`WrittenLog`]). Otherwise a write could be refused although recovery applies its record.
 //!
 //! Thread-safety: one lock guards the writer and the bytes. It is not held over a wait.
 //! Failure: errors name the path, are sticky, and end the acknowledgements of the log.

@@ -14,18 +14,22 @@ pub(super) fn text(status: &SchedulerStatus) -> Option<String> {
 }
 
 fn write(out: &mut String, status: &SchedulerStatus) -> std::fmt::Result {
+    let addresses = status.executors.iter().map(|executor| executor.address.as_str());
+    let width = addresses.chain(["ADDRESS"]).map(|address| address.chars().count()).max();
+    let width = width.unwrap_or(0);
     writeln!(
         out,
-        "{:<18} {:>6} {:>8} {:>6} {:>6}  {:<14}  ADDRESS, BUILD",
-        "EXECUTOR", "SLOTS", "RUNNING", "LOAD", "QUEUE", "IN MEMORY NODE"
+        "{:<18} {:>6} {:>8} {:>6} {:>6}  {:<14}  {:<width$}  BUILD",
+        "EXECUTOR", "SLOTS", "RUNNING", "LOAD", "QUEUE", "IN MEMORY NODE", "ADDRESS"
     )?;
     for executor in &status.executors {
         let ExecutorStanding { executor: id, address, build, slots, taken, load, reach } = executor;
         let home = reach.home.map_or_else(|| "-".to_owned(), |home| home.node.to_string());
-        let (busy, queue) = (load.cpu / 10, load.queue / 10);
+        let (busy, queue, address) = (load.cpu / 10, load.queue / 10, address.as_str());
         writeln!(
             out,
-            "{:<18x} {slots:>6} {taken:>8} {busy:>4} % {queue:>4} %  {home:<14}  {address}, {build}",
+            "{:<18x} {slots:>6} {taken:>8} {busy:>4} % {queue:>4} %  {home:<14}  \
+             {address:<width$}  {build}",
             id.0
         )?;
     }
@@ -80,8 +84,9 @@ mod tests {
             ..ExecutorStanding::default()
         };
         let reach = InputReach { home, ..InputReach::default() };
-        let hosted =
-            ExecutorStanding { executor: ExecutorId(0xcd), taken: 1, reach, ..alone.clone() };
+        let address = ShortText::new("reef (process 10)");
+        let executor = ExecutorId(0xcd);
+        let hosted = ExecutorStanding { executor, address, taken: 1, reach, ..alone.clone() };
         let executors = vec![alone, hosted];
         let reason = ShortText::new("full");
         let attempt = FailedAttempt { reason, ..FailedAttempt::default() };
@@ -95,8 +100,10 @@ mod tests {
         };
         let text = text(&status).unwrap();
         let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[0].ends_with("  ADDRESS            BUILD"), "{text}");
         assert!(lines[1].starts_with("ab ") && lines[1].contains("50 %    0 %  - "), "{text}");
-        assert!(lines[1].ends_with("  reef (process 7), build 1"), "{text}");
+        assert!(lines[1].ends_with("  reef (process 7)   build 1"), "{text}");
+        assert!(lines[2].ends_with("  reef (process 10)  build 1"), "{text}");
         assert!(lines[2].starts_with("cd ") && lines[2].contains(" 0 %  3 "), "{text}");
         let jobs = "Jobs: 7 flushes (the oldest for 80 ms) and 0 others wait; 0 installed";
         assert!(lines[3].starts_with(jobs), "{text}");

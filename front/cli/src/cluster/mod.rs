@@ -48,9 +48,9 @@ pub(crate) enum ClusterCommand {
     )]
     Up(Box<up::UpArgs>),
     /// Show the members of a cluster: memory nodes with their free memory, databases with their
-    /// shares of it, clients, blocks with
-    /// their copies, the store over it with its compute nodes, storage nodes with their space,
-    /// volumes and missing copies, and executors with the jobs that wait for them.
+    /// shares of it, clients, blocks with their copies, the store over it with its compute nodes,
+    /// storage nodes with their space, volumes and missing copies, and executors with the jobs that
+    /// wait for them.
     #[command(after_help = "Example:\n  archipelago cluster status --manager 127.0.0.1:7700")]
     Status {
         #[command(flatten)]

@@ -105,9 +105,9 @@ pub(crate) struct UpArgs {
     node_lease_ms: u64,
     /// Address at which Prometheus finds the figures of the first manager, as
     /// http://HOST:PORT/metrics. The other processes use the following ports: managers, memory
-    /// nodes, storage nodes, executors and compute nodes, in this order. With port 0 the
-    /// system chooses free ports. There is no TLS and no password. Without the flag there are no
-    /// such ports
+    /// nodes, storage nodes, executors and compute nodes, in this order. With port 0 the system
+    /// chooses free ports. There is no TLS and no password. Without the flag there are no such
+    /// ports
     #[arg(long, value_name = "HOST:PORT")]
     metrics: Option<String>,
     /// Transport between compute nodes and memory nodes

@@ -310,7 +310,7 @@ fn executor_is_scraped_and_listed_with_its_address_and_build() {
     until("the manager lists the executor", || {
         let asked = archipelago().args(["cluster", "status", "--manager", &manager_at]).output();
         let text = String::from_utf8_lossy(&asked.unwrap().stdout).into_owned();
-        text.contains("(process ") && text.contains(", build ")
+        text.contains("(process ") && text.contains("  build ")
     });
     assert!(executor.end().contains("0 jobs succeeded"));
     assert!(office.end().contains("Stopped"));

@@ -12,8 +12,8 @@ metrics! {
     /// Number of jobs that an executor may have begun and that ended without outputs. The database
     /// planned them again.
     PLANNED_AGAIN: Counter "archipelago_offload_jobs_planned_again" [];
-    /// Number of attempts that failed in executors, as far as the scheduler has told. `INFO` has
-    /// the latest reason.
+    /// Attempts that executors got and that gave no outputs, as far as the scheduler has told.
+    /// `INFO` has the latest reason.
     FAILED_AWAY: Counter "archipelago_offload_attempts_failed" [];
     /// Number of jobs that ran in the process although its mode sends them away, by `reason`.
     HERE: Counter "archipelago_offload_jobs_here" ["reason"];
@@ -31,7 +31,7 @@ metrics! {
     IMAGES: Counter "archipelago_offload_flush_shards" ["place"];
     /// Bytes of the shards that executors fetched for flushes.
     IMAGE_BYTES: Counter "archipelago_offload_flush_fetched_bytes" [];
-    /// Seconds of flushes in executors, by `phase`: the wait for an executor and for messages, the
-    /// opening or the fetch of shards, and the writing of tables.
+    /// Seconds of flushes in executors, by `phase`: waits for an executor, for room and for
+    /// messages, the opening or the fetch of shards, and the writing of tables.
     PHASES: Counter "archipelago_offload_flush_seconds" ["phase"];
 }

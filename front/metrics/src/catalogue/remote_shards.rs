@@ -9,11 +9,13 @@ metrics! {
     SHARDS: Gauge "archipelago_remote_shards" [];
     /// Bytes of these shards, and of those whose release is not confirmed yet.
     HELD: Gauge "archipelago_remote_shards_held_bytes" [];
-    /// Bytes of shards that the database may have at all memory nodes together.
+    /// Bytes of shards that the database may have at all memory nodes together. While nodes want
+    /// memory back, this is little more than the database has there.
     LIMIT: Gauge "archipelago_remote_shards_limit_bytes" [];
     /// Bytes of memory that memory nodes guarantee the database.
     GUARANTEED: Gauge "archipelago_remote_shards_guaranteed_bytes" [];
-    /// Bytes of shards that memory nodes want back, because another database claims its guarantee.
+    /// Bytes of shards that memory nodes want back, because other databases claim memory or the
+    /// node is drained.
     SURPLUS: Gauge "archipelago_remote_shards_surplus_bytes" [];
     /// Number of shards that were sent to memory nodes.
     SENT: Counter "archipelago_remote_shards_sent" [];

@@ -560,7 +560,7 @@ fn one_node_that_wants_all_back_does_not_stop_writers() {
     world.state.release(&[id(1)], 1);
     let room = world.state.room(world.now_ns);
     assert_eq!((room.held_bytes, room.limit_bytes), (200, 206));
-    world.answer(node, &begun_with(2, 100));
+    world.state.on_share(node, &share(100));
     assert_eq!(world.state.surplus_bytes(), 0);
 }
 

@@ -222,11 +222,12 @@ wire_messages! {
     }
     /// Host → operator: answer to [`ShardMessage::Accounts`] and [`ShardMessage::Drain`].
     Accounted = 41 {
-        /// Bytes of memory that shards may use now.
+        /// Bytes of memory that shards may use now, also while the node is drained.
         limit_bytes: u64,
         /// Whether an operator drains the node.
         is_draining: bool,
-        /// Bytes of the images of all databases, those that are arriving included.
+        /// Bytes of the images of all databases, those included that are arriving. The node is
+        /// empty if there are none.
         image_bytes: u64,
         /// Accounts by the names of the databases, 256 at most.
         databases: Vec<DatabaseAccount>,

@@ -114,7 +114,7 @@ pub struct NodeShare {
     /// Bytes of memory that it is guaranteed.
     pub guaranteed_bytes: u64,
     /// Bytes of images that it may have, those included that it has. If it has more, it must flush
-    /// some of them, because another database wants its guarantee back.
+    /// some of them: the limit falls because other databases claim memory, or the node is drained.
     pub limit_bytes: u64,
 }
 wire_struct!(NodeShare { used_bytes, guaranteed_bytes, limit_bytes });
@@ -124,7 +124,7 @@ wire_struct!(NodeShare { used_bytes, guaranteed_bytes, limit_bytes });
 pub struct DatabaseAccount {
     /// Database in question.
     pub db: OffloadDb,
-    /// Bytes of the images of its registered shards.
+    /// Bytes of the images of its registered shards, and of those that are arriving.
     pub image_bytes: u64,
     /// Bytes that it uses: its landing zone and its arenas.
     pub used_bytes: u64,
@@ -132,7 +132,7 @@ pub struct DatabaseAccount {
     pub guaranteed_bytes: u64,
     /// Bytes that it uses beyond its guarantee.
     pub borrowed_bytes: u64,
-    /// Bytes that it may use now.
+    /// Bytes that it may use now; 0 while the node is drained.
     pub share_bytes: u64,
     /// Bytes that it has asked for in vain, beyond those that it uses.
     pub claimed_bytes: u64,

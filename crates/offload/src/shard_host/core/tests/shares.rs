@@ -114,17 +114,25 @@ fn lender_gets_its_guarantee_back_when_the_borrower_has_flushed() {
 fn what_comes_free_is_kept_for_a_guarantee() {
     let mut host = Host::new();
     let other = 3;
-    [BUSY, QUIET, other].into_iter().for_each(|db| _ = host.begin_with(db, 0));
+    // The guarantees of two databases are their landing zones, and a part of the node is lent.
+    for (db, guaranteed_bytes) in [(BUSY, LANDING), (QUIET, 3 * LANDING), (other, LANDING)] {
+        assert_eq!(host.begin_with(db, guaranteed_bytes).guaranteed_bytes, guaranteed_bytes);
+    }
     host.fill(BUSY, 1);
     assert!(!host.send(QUIET, 1));
-    // Memory comes free, and the first to ask is a database that has its guarantee.
+    // An arena comes free, and the first to ask is a database that may borrow.
     for memtable in 1..=4 {
         host.drop_shard(BUSY, memtable);
     }
-    let guaranteed = host.account(BUSY).guaranteed_bytes;
-    assert!(host.account(BUSY).used_bytes > guaranteed);
-    assert!(!host.send(BUSY, 100), "the memory is for the lender");
+    assert_eq!(LIMIT - host.core.figures(&host.memory).region_bytes, 16 << 10);
+    let borrower = host.account(other);
+    assert!(borrower.used_bytes >= borrower.guaranteed_bytes, "{borrower:?}");
+    assert!(borrower.used_bytes + IMAGE <= borrower.share_bytes, "{borrower:?}");
+    assert!(!host.send(other, 1), "the memory is for the guarantee of another database");
+    assert!(!host.send(BUSY, 100), "it is above its share");
     assert!(host.send(QUIET, 1));
+    let quiet = host.account(QUIET);
+    assert_eq!((quiet.used_bytes, quiet.borrowed_bytes), (3 * LANDING, 0));
 }
 
 #[test]
@@ -227,7 +235,9 @@ fn image_that_is_arriving_counts_for_a_drain() {
     let land = ShardMessage::Land { owner, shard, bytes: IMAGE };
     assert!(matches!(host.tell(&land), ShardMessage::Landing { .. }));
     assert_eq!(drain(&mut host, true), IMAGE);
-    host.drop_shard(BUSY, 1);
+    // A release ends the grant. It counts no shard, since none was registered.
+    let release = ShardMessage::Release { owner, shards: vec![shard], oldest: 0 };
+    assert!(matches!(host.tell(&release), ShardMessage::Done { shards: 0, .. }));
     assert_eq!(drain(&mut host, true), 0);
 }
 

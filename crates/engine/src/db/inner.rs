@@ -13,6 +13,7 @@
 //! | [`LogSegments`] | closed segments of the log |
 //! | [`Disk`] | room on the disk and the reserve |
 //! | [`ReadView`] | families, snapshots, tables, the visible sequence number |
+//! | [`WarmPasses`] | the thread and the limits of warm passes |
 //! | [`WritePath`] | commit order, active memtables, row locks |
 //!
 //! Invariants:
@@ -29,6 +30,7 @@
 //! Failure: see the owners.
 //! Cost: all owners lie in one allocation.
 
+use crate::db::background::warm_outputs::WarmPasses;
 use crate::db::read::{ReadView, Reader};
 use crate::db::state::context::Context;
 use crate::db::state::jobs::Jobs;
@@ -49,6 +51,7 @@ pub(crate) struct DbInner {
     pub(crate) logs: LogSegments,
     pub(crate) disk: Disk,
     pub(crate) view: ReadView,
+    pub(crate) warm_passes: WarmPasses,
     pub(crate) writes: WritePath,
 }
 

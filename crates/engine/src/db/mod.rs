@@ -358,7 +358,8 @@ impl Db {
         scheduler::step(&self.inner)
     }
 
-    /// Waits until no background work is due or running. In manual mode: steps until there is
+    /// Waits until no background work is due or running, and no warm pass after a compaction that
+    /// ran in another process. In manual mode: steps until there is
     /// none. Fails with the error of background work that fails.
     pub fn wait_for_background(&self) -> Result<()> {
         if self.inner.context.is_manual() {

@@ -7,7 +7,8 @@
 //! Thread-safety: any thread may call any function.
 //! Failure: a read error ends [`TableBlocks::warm`]; blocks that it has read stay in the cache.
 //! Cost: [`TableBlocks::spans`] does no I/O and holds one separator for each data block.
-//! [`TableBlocks::warm`] reads adjacent blocks in steps of at most [`READ_BYTES_MAX`].
+//! [`TableBlocks::warm`] reads adjacent blocks in steps of at most [`READ_BYTES_MAX`]. It also
+//! reads each index partition that is not in memory and may name wanted blocks.
 
 use archipelago_base::Result;
 use archipelago_env::{FileClass, IoContext, IoPurpose};
@@ -17,7 +18,7 @@ use super::index::IndexBlock;
 use super::reader::{TableReadOptions, TableReader};
 use crate::cache::BlockKind;
 
-/// Bytes of one read of adjacent blocks, if the first of them is not larger.
+/// Largest number of bytes of one read. A block that is larger is read alone.
 const READ_BYTES_MAX: u64 = 256 << 10;
 
 /// Data blocks of a table with neighbouring keys.
@@ -35,12 +36,13 @@ pub(crate) struct BlockSpan {
 
 /// Decisions of the caller of [`TableBlocks::warm`].
 pub(crate) trait WarmChoice {
-    /// Whether any block with keys above `after` and up to `last` may be wanted. `after` is `None`
-    /// at the start of the table.
-    fn may_want(&self, after: Option<&[u8]>, last: &[u8]) -> bool;
+    /// Whether any block with keys above `after` and up to `last` may be wanted. At the start of
+    /// the table, `after` is the bound that the caller gave.
+    fn may_want(&mut self, after: Option<&[u8]>, last: &[u8]) -> bool;
     /// Whether a block of `bytes` with such keys is wanted. The blocks come in key order.
     fn wants(&mut self, after: Option<&[u8]>, last: &[u8], bytes: u64) -> bool;
-    /// Waits until `bytes` may be read; `false` ends the call without an error.
+    /// Waits until `bytes` of data blocks, or of an index partition, may be read; `false` ends the
+    /// call without an error.
     fn waits_for(&mut self, bytes: u64) -> bool;
 }
 
@@ -115,20 +117,27 @@ impl TableBlocks<'_> {
     }
 
     /// Reads the data blocks that `choice` wants, and that are not there, into the block cache.
-    /// Returns their number and their bytes in the file.
-    pub(crate) fn warm(&self, choice: &mut dyn WarmChoice) -> Result<(u64, u64)> {
+    /// `after` is a key below all keys of the table, if the caller knows one. Returns the number of
+    /// the blocks and their bytes in the file.
+    pub(crate) fn warm(
+        &self,
+        mut after: Option<Vec<u8>>,
+        choice: &mut dyn WarmChoice,
+    ) -> Result<(u64, u64)> {
         let context = IoContext::new(FileClass::Sst, IoPurpose::Maintenance);
         let options = TableReadOptions { context, ..TableReadOptions::foreground() };
         let mut read = (0, 0);
         if !self.0.footer.partitioned {
-            self.warm_leaf(&self.0.index, None, choice, &options, &mut read)?;
+            self.warm_leaf(&self.0.index, after, choice, &options, &mut read)?;
             return Ok(read);
         }
-        let mut after: Option<Vec<u8>> = None;
         for position in 0..self.0.index.len() {
             let last = key_at(&self.0.index, position);
             if choice.may_want(after.as_deref(), &last) {
                 let handle = self.0.index.place(position).handle;
+                if !self.0.is_cached(handle) && !choice.waits_for(u64::from(handle.size)) {
+                    break;
+                }
                 let spot = self.0.index.spot(position);
                 let block = self.0.block(spot, handle, BlockKind::Index, &options)?;
                 let leaf = block.index().ok_or_else(|| self.0.mixed_up(handle))?;

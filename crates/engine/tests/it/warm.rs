@@ -1,23 +1,24 @@
 //! Data that is read often stays in the block cache when jobs rewrite it. Data that is not read
 //! does not enter the cache.
 
-use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, OnceLock};
 
-use archipelago_base::Result;
 use archipelago_base::budget::{ByteBudget, MemoryClass};
+use archipelago_base::{ErrorKind, Result};
 use archipelago_engine::compaction::job::CompactionSpec;
-use archipelago_engine::db::{Components, Db, ReadOptions};
+use archipelago_engine::db::{CompactRangeOptions, Components, Db, FaultPoint, ReadOptions};
 use archipelago_engine::executor::{JobExecutor, LocalExecutor};
 use archipelago_engine::flush::FlushSpec;
 use archipelago_engine::gc::job::GcSpec;
-use archipelago_engine::job::{JobContext, JobOutput, KnownKeys};
+use archipelago_engine::job::{Cancel, JobContext, JobOutput, KnownKeys};
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::CfOptions;
 use archipelago_engine::sst::BlockCache;
 use archipelago_engine::stats::Ticker;
 use archipelago_env::mem::MemFs;
 
-use crate::support::{over, small_db, small_family};
+use crate::support::{in_threads, over, small_db, small_family};
 
 const KEYS: u32 = 1000;
 
@@ -110,7 +111,11 @@ fn blocks_of_files_that_are_gone_leave_the_cache() {
 }
 
 /// Runs jobs without the database's block cache, as a process elsewhere does.
-struct Elsewhere;
+#[derive(Default)]
+struct Elsewhere {
+    /// Flag that is set at the end of each compaction, if there is one.
+    cancelled_at_end: Arc<OnceLock<Cancel>>,
+}
 
 impl Elsewhere {
     fn context<'a>(context: &'a JobContext<'a>) -> JobContext<'a> {
@@ -137,7 +142,9 @@ impl JobExecutor for Elsewhere {
     }
 
     fn compact(&self, spec: &CompactionSpec, context: &JobContext<'_>) -> Result<JobOutput> {
-        LocalExecutor.compact(spec, &Self::context(context))
+        let output = LocalExecutor.compact(spec, &Self::context(context))?;
+        self.cancelled_at_end.get().into_iter().for_each(Cancel::cancel);
+        Ok(output)
     }
 
     fn gc(&self, spec: &GcSpec, context: &JobContext<'_>) -> Result<JobOutput> {
@@ -145,12 +152,22 @@ impl JobExecutor for Elsewhere {
     }
 }
 
-#[test]
-fn what_was_read_is_still_in_the_cache_when_it_was_compacted_elsewhere() {
-    let components = |fs: &MemFs| Components { executor: Arc::new(Elsewhere), ..one_file(fs) };
-    let db = Db::open_with("/db", small_db(), components(&MemFs::new())).unwrap();
+/// Components of a database whose jobs `executor` runs.
+fn run_by(executor: Elsewhere) -> Components {
+    Components { executor: Arc::new(executor), ..one_file(&MemFs::new()) }
+}
+
+/// All keys in files that the executor of `components` wrote, and none of them read.
+fn settled_by(components: Components) -> Db {
+    let db = Db::open_with("/db", small_db(), components).unwrap();
     (0..KEYS).for_each(|n| db.put(&key(n), &[1; 100]).unwrap());
     db.compact_range(db.default_family(), &KeyRange::all()).unwrap();
+    db
+}
+
+#[test]
+fn what_was_read_is_still_in_the_cache_when_it_was_compacted_elsewhere() {
+    let db = settled_by(run_by(Elsewhere::default()));
     let warmed = || db.statistics().get(Ticker::BlocksWarmed);
     assert_eq!(warmed(), 0, "nobody has read anything");
     (0..100).for_each(|n| assert!(db.get(&key(n)).unwrap().is_some()));
@@ -162,4 +179,67 @@ fn what_was_read_is_still_in_the_cache_when_it_was_compacted_elsewhere() {
         assert!(warm(&db, 200..900) < 50, "nobody read these");
         assert!(warmed() > before);
     }
+}
+
+#[test]
+fn cancelled_compaction_elsewhere_warms_nothing() {
+    let cancelled_at_end = Arc::new(OnceLock::new());
+    let db = settled_by(run_by(Elsewhere { cancelled_at_end: Arc::clone(&cancelled_at_end) }));
+    (0..100).for_each(|n| assert!(db.get(&key(n)).unwrap().is_some()));
+    (0..KEYS).step_by(10).for_each(|n| db.put(&key(n), &[2; 100]).unwrap());
+    let compactions = || db.statistics().get(Ticker::Compactions);
+    let before = compactions();
+    let cancel = Cancel::default();
+    assert!(cancelled_at_end.set(cancel.clone()).is_ok());
+    let options = CompactRangeOptions { cancel, ..CompactRangeOptions::default() };
+    let compacted = db.compact_range_with(db.default_family(), &KeyRange::all(), &options);
+    assert_eq!(compacted.unwrap_err().kind(), ErrorKind::Closed);
+    assert!(compactions() > before, "the compaction that was cancelled is installed");
+    assert_eq!(db.statistics().get(Ticker::BlocksWarmed), 0);
+    assert_eq!(db.get(&key(KEYS - 10)).unwrap().unwrap()[..], [2; 100]);
+}
+
+/// A database with threads whose warm passes wait until the sender is dropped. Some of its keys
+/// were read.
+fn with_held_passes() -> (Db, Sender<()>) {
+    let (go_on, may_go_on) = channel::<()>();
+    let may_go_on = Mutex::new(may_go_on);
+    let hold: FaultPoint = Arc::new(move |name| {
+        if name == "warm_pass.begun" {
+            assert!(may_go_on.lock().unwrap().recv().is_err(), "the sender is only dropped");
+        }
+        Ok(())
+    });
+    let components = Components { fault_point: Some(hold), ..run_by(Elsewhere::default()) };
+    let db = settled_by(in_threads(components));
+    (0..100).for_each(|n| assert!(db.get(&key(n)).unwrap().is_some()));
+    (db, go_on)
+}
+
+#[test]
+fn compaction_of_a_range_does_not_wait_for_its_warm_pass() {
+    let (db, go_on) = with_held_passes();
+    rewrite(&db);
+    let warmed = || db.statistics().get(Ticker::BlocksWarmed);
+    assert_eq!(warmed(), 0, "the pass has not begun");
+    drop(go_on);
+    db.wait_for_background().unwrap();
+    assert!(warmed() > 0, "the end of background work includes the pass");
+    assert!(warm(&db, 0..100) >= 90, "{} are warm", warm(&db, 0..100));
+}
+
+#[test]
+fn close_waits_for_the_end_of_a_warm_pass() {
+    let (db, go_on) = with_held_passes();
+    rewrite(&db);
+    let handle = db.clone();
+    std::thread::scope(|scope| {
+        let closing = scope.spawn(move || handle.close());
+        while db.catch_up().is_ok() {
+            std::thread::yield_now();
+        }
+        assert!(!closing.is_finished(), "the thread of the pass has not ended");
+        drop(go_on);
+        closing.join().unwrap().unwrap();
+    });
 }

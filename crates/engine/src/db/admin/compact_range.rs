@@ -28,7 +28,8 @@ use archipelago_base::{Error, Result, SeqNo};
 use crate::border::Border;
 use crate::compaction::pick::{Pick, PickInput, RangeInput, RangePick, pick_drop, pick_range};
 use crate::db::ColumnFamily;
-use crate::db::background::{compaction, scheduler};
+use crate::db::background::compaction::{self, CompactionEnd};
+use crate::db::background::scheduler;
 use crate::db::inner::DbInner;
 use crate::db::state::context::Context;
 use crate::job::Cancel;
@@ -200,23 +201,27 @@ fn compact_step(db: &DbInner, wish: &mut Wish<'_>, level: Option<usize>) -> Resu
             task.cancel = wish.options.cancel.clone();
             drop(state);
             let callback = Border::new("callback", "on_progress", Some(wish.cf.name()));
-            let result = match callback.call(|| wish.report(due_bytes)) {
-                Ok(()) => compaction::run_compaction_task(db, &task),
-                Err(error) => {
-                    compaction::end_compaction(db, &task);
-                    Err(error)
-                }
-            };
+            let CompactionEnd { written, warm_pass } =
+                match callback.call(|| wish.report(due_bytes)) {
+                    Ok(()) => compaction::run_compaction_task(db, &task),
+                    Err(error) => {
+                        compaction::end_compaction(db, &task);
+                        CompactionEnd { written: Err(error), warm_pass: None }
+                    }
+                };
             drop(task);
+            if let Some(pass) = warm_pass {
+                pass.start(db);
+            }
             scheduler::remove_obsolete(&db.storage, &db.observers, &db.view);
             wish.check_cancelled()?;
             // A job that ended because its family was dropped or the database closes is no
             // failure.
             let is_moot = wish.cf.family.check_alive().is_err() || db.context.is_closing();
-            if let (Err(error), false) = (&result, is_moot) {
+            if let (Err(error), false) = (&written, is_moot) {
                 db.observers.tell_failure("compaction of a range by hand", error);
             }
-            let written = result?;
+            let written = written?;
             wish.written.extend(written.into_iter().filter(|_| is_last));
             Ok(true)
         }

@@ -31,7 +31,8 @@ use crate::compaction::pick::{
 use crate::db::background::job_numbers::JobNumbers;
 use crate::db::background::space;
 use crate::db::background::subcompaction::{self, Compacted};
-use crate::db::background::warm_outputs::{self, WarmPlan};
+use crate::db::background::warm_outputs::{self, WarmPass};
+use crate::db::background::warm_plan::WarmPlan;
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
 use crate::db::state::context::Context;
@@ -236,11 +237,19 @@ fn pick_that_fits(disk: &Disk, view: &ReadView, from: &Candidates<'_>) -> Option
     found
 }
 
-/// Runs a picked compaction and installs it. Afterwards it is not running any more. Returns the
-/// numbers of the files that it wrote.
-pub(crate) fn run_compaction_task(db: &DbInner, task: &CompactionTask) -> Result<Vec<u64>> {
+/// End of a picked compaction.
+pub(crate) struct CompactionEnd {
+    /// Numbers of the files that it wrote.
+    pub(crate) written: Result<Vec<u64>>,
+    /// Pass over these files. The caller starts it after it has dropped the task, because the task
+    /// holds the files that the compaction replaced.
+    pub(crate) warm_pass: Option<WarmPass>,
+}
+
+/// Runs a picked compaction and installs it. Afterwards it is not running any more.
+pub(crate) fn run_compaction_task(db: &DbInner, task: &CompactionTask) -> CompactionEnd {
     let mut plan = None;
-    let result = contained(&format!("a compaction of \"{}\"", task.family.name), || {
+    let written = contained(&format!("a compaction of \"{}\"", task.family.name), || {
         db.context.fault_point("compaction.picked")?;
         executor::planning_again(
             &**db.jobs.executor(),
@@ -248,11 +257,13 @@ pub(crate) fn run_compaction_task(db: &DbInner, task: &CompactionTask) -> Result
             || compact_and_install(db, task, &mut plan),
         )
     });
+    // A caller that waits for background work must not find the time between the two idle.
+    let warm_pass = match (&written, plan) {
+        (Ok(files), Some(plan)) => WarmPass::new(db, task, files, plan),
+        _ => None,
+    };
     end_compaction(db, task);
-    if let (Ok(files), Some(plan)) = (&result, plan) {
-        warm_outputs::warm_outputs(db, &task.family, task.pick.to(), files, plan);
-    }
-    result
+    CompactionEnd { written, warm_pass }
 }
 
 /// Takes a compaction that has ended off the running jobs.
@@ -306,7 +317,7 @@ fn compact_and_install(
     if has(Defect::EntriesAheadOfTheirEdit) {
         install_entries_early(db, task, &compacted.output)?;
     }
-    *plan = WarmPlan::of(db, &task.pick);
+    *plan = warm_outputs::plan(db, task);
     let installed = db
         .context
         .fault_point("compaction.before_install")

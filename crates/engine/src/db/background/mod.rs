@@ -27,4 +27,5 @@ pub(crate) mod subcompaction;
 pub(crate) mod sweep;
 pub(crate) mod taken;
 pub(crate) mod warm_outputs;
+pub(crate) mod warm_plan;
 pub(crate) mod written_shards;

@@ -17,6 +17,8 @@
 //!    ([`JobExecutor::room`](crate::executor::JobExecutor::room)). Such **extra** jobs are picked by
 //!    a thread of their own, and each has a thread that waits for it. They take no slot of the
 //!    workers.
+//! 5. A warm pass takes no slot of the workers either, and is none of the running jobs
+//!    ([`crate::db::background::warm_outputs`]).
 //!
 //! Thread-safety: any number of workers.
 //! Failure: a failed job is counted and reported. Nothing is picked until a pause is over, which
@@ -42,6 +44,7 @@ use crate::db::background::rebalance::{self, MapTask};
 use crate::db::background::rebuild::{self, RebuildMemory, RebuildTask};
 use crate::db::background::send::{self, SendTask};
 use crate::db::background::taken::FetchRefused;
+use crate::db::background::warm_outputs::{self, WarmPass};
 use crate::db::background::{kept_shards, leave_log, log_keeper, memory_pressure, space, sweep};
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
@@ -166,8 +169,20 @@ impl Workers {
             let body = Box::new(move || pick_extra_jobs(&inner, &threads));
             workers.joiners.lock().push(SystemSpawn.spawn("archi-bg-away", body)?);
         }
+        workers.start_warm_thread(inner)?;
         workers.start_log_threads(inner)?;
         Ok(workers)
+    }
+
+    /// Starts the thread that reads outputs of other processes into the block cache.
+    fn start_warm_thread(&self, inner: &Arc<DbInner>) -> Result<()> {
+        if inner.jobs.executor().runs_here() {
+            return Ok(());
+        }
+        let (passes, inner) = (inner.warm_passes.open(), Arc::clone(inner));
+        let body = Box::new(move || warm_outputs::run_passes(&inner, &passes));
+        self.joiners.lock().push(SystemSpawn.spawn("archi-warm", body)?);
+        Ok(())
     }
 
     /// Starts the threads that keep a log in a network.
@@ -228,10 +243,7 @@ pub(crate) fn step(db: &DbInner) -> Result<bool> {
         remove_obsolete(&db.storage, &db.observers, &db.view);
         return Ok(false);
     };
-    let result = run_task(db, &task);
-    note_result(db, &task, &result);
-    // The task holds the version that it was picked from, and so the files that it replaced.
-    drop(task);
+    let result = run_and_release(db, task);
     kept_shards::keep_for_readers(db);
     remove_obsolete(&db.storage, &db.observers, &db.view);
     match result {
@@ -302,10 +314,8 @@ fn work_until_closed(db: &DbInner, role: Role) {
             }
         };
         db.jobs.wake();
-        let result = run_task(db, &task);
-        note_result(db, &task, &result);
-        // The task holds the version that it was picked from, and so the files that it replaced.
-        drop(task);
+        // The result was noted, and the next iteration picks another task.
+        let _noted = run_and_release(db, task);
         keep_bounds(db);
     }
 }
@@ -348,9 +358,7 @@ impl ExtraTask {
     fn run_once(&mut self) {
         let Some(task) = self.0.take() else { return };
         let db = &self.1;
-        let result = run_task(db, &task);
-        note_result(db, &task, &result);
-        drop(task);
+        let _noted = run_and_release(db, task);
         keep_bounds(db);
         db.jobs.wake();
     }
@@ -545,7 +553,22 @@ fn has_work(db: &DbInner, state: &mut JobState) -> bool {
     }
 }
 
-fn run_task(db: &DbInner, task: &Task) -> Result<()> {
+/// Runs a task, notes its result and drops the task. Then starts the warm pass over the outputs of
+/// a compaction.
+fn run_and_release(db: &DbInner, task: Task) -> Result<()> {
+    let mut warm_pass = None;
+    let result = run_task(db, &task, &mut warm_pass);
+    note_result(db, &task, &result);
+    // The task holds the version that it was picked from, and so the files that it replaced.
+    drop(task);
+    if let Some(pass) = warm_pass {
+        pass.start(db);
+    }
+    result
+}
+
+/// Runs a task. `warm_pass` gets the pass over the outputs of a compaction.
+fn run_task(db: &DbInner, task: &Task, warm_pass: &mut Option<WarmPass>) -> Result<()> {
     match task {
         Task::Ready(cf, memtable) => {
             let result = contained("readying a memtable", || {
@@ -558,7 +581,9 @@ fn run_task(db: &DbInner, task: &Task) -> Result<()> {
         Task::ChangeMap(task) => unless_dropped(&task.family, rebalance::run_map_task(db, task)),
         Task::Flush(task) => unless_dropped(&task.family, flush::run_flush_task(db, task)),
         Task::Compact(task) => {
-            unless_dropped(&task.family, compaction::run_compaction_task(db, task).map(drop))
+            let end = compaction::run_compaction_task(db, task);
+            *warm_pass = end.warm_pass;
+            unless_dropped(&task.family, end.written.map(drop))
         }
         Task::Gc(task) => unless_dropped(&task.family, gc::run_gc_task(db, task)),
         Task::MergeInvalid(task) => unless_dropped(&task.family, invalid::run_merge_task(db, task)),
@@ -717,7 +742,8 @@ pub(crate) fn wait_until_idle(db: &DbInner) -> Result<()> {
         if let Some(error) = db.observers.health().failing() {
             return Err(error);
         }
-        if state.running().is_empty() && !has_work(db, &mut state) {
+        let is_idle = state.running().is_empty() && !db.warm_passes.has_pass();
+        if is_idle && !has_work(db, &mut state) {
             return Ok(());
         }
         db.jobs.wake();

@@ -3,154 +3,171 @@
 //! A compaction in this process puts blocks of its outputs into the block cache as it writes them
 //! ([`crate::sst::TableBuilder::warming`]). A compaction elsewhere cannot, and so every offloaded
 //! job would make the next reads of its keys slower. Before the install, the owner therefore notes
-//! which blocks of the inputs are cached. After the install, it reads the blocks of the outputs
-//! that hold the same keys.
+//! which blocks of the inputs are cached ([`plan`]). After the install, a *warm pass* reads the
+//! blocks of the outputs that hold the same keys ([`WarmPass`]). The module
+//! [`crate::db::background::warm_plan`] chooses the blocks.
+//!
+//! The passes of a database run on a thread of their own, because a pass may take minutes. On a
+//! worker it would keep flushes waiting, and on the thread of a caller of `compact_range` it would
+//! keep that caller waiting. In manual mode a pass runs on the thread that ran the compaction.
 //!
 //! Invariants:
-//! 1. The blocks that are read have at most the bytes that the cached blocks of the inputs had.
-//! 2. While the cache evicts blocks, a block is read only if at least half of the input blocks that
-//!    it overlaps were cached. So blocks without readers do not push others out.
+//! 1. The data blocks that a pass reads have at most the bytes in their files that the cached data
+//!    blocks of the inputs had. In addition the pass opens the outputs that may have such blocks,
+//!    and reads their index partitions. It reads each partition at most once, and only while it may
+//!    read further data blocks.
+//! 2. While the cache evicts blocks, a data block is read only if at least half of the input blocks
+//!    that it overlaps were cached. So blocks without readers do not push others out.
+//! 3. A database has at most one pass ([`WarmPermit`]). The pass of a compaction that is installed
+//!    meanwhile is dropped, and its blocks stay cold.
+//! 4. A pass holds neither a version nor a task. It holds a file only while it reads that file.
+//! 5. A pass ends before its next read when its job is cancelled, when the database closes, or when
+//!    the memory budget is exceeded. It ends before its next file when the family is dropped.
+//! 6. A pass counts as background work from before the end of its compaction until its own end. So
+//!    [`scheduler::wait_until_idle`] waits for it.
 //!
-//! Thread-safety: a plan belongs to one job. All jobs share the limit on the speed of the reads.
-//! Failure: a read that fails ends the work with a warning in the log. The block stays cold, and
-//! the next user read of it reports the error.
-//! Cost: one separator in memory for each data block of the inputs, and one pass over the index of
-//! each output.
+//! Thread-safety: a pass belongs to one thread. Any thread may start one.
+//! Failure: a read that fails, or a panic, ends the pass with a warning in the log. The block stays
+//! cold, and the next user read of it reports the error.
+//! Cost: the plan's memory ([`crate::db::background::warm_plan`]), and one pass over the index of
+//! each output that may have wanted blocks. All reads together are limited to
+//! [`WARM_BYTES_PER_S`]; those of an open are charged after it, because their length is not known
+//! before. One thread, which is idle without a pass.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 
+use archipelago_base::Result;
+use archipelago_base::budget::{ByteBudget, Pressure};
 use archipelago_base::clock::Clock;
 use archipelago_env::limit::{Priority, RateLimiter};
+use parking_lot::Mutex;
 
-use crate::compaction::pick::Pick;
+use crate::border::contained;
+use crate::db::background::compaction::CompactionTask;
+use crate::db::background::scheduler;
+use crate::db::background::warm_plan::{InputSpans, WarmPlan};
 use crate::db::inner::DbInner;
 use crate::db::state::family::Family;
+use crate::file_meta::FileMeta;
 use crate::job::Cancel;
 use crate::live_file::LiveFile;
 use crate::sst::{BlockCache, BlockSpan, TableBlocks, WarmChoice};
 use crate::stats::Ticker;
 use crate::version::Version;
 
-/// Cached keys of the inputs of one compaction.
-pub(crate) struct WarmPlan {
-    inputs: Vec<InputSpans>,
-    /// Bytes that may still be read.
-    bytes_left: u64,
+/// Speed of the reads that keep the block cache of a database warm, in bytes a second.
+const WARM_BYTES_PER_S: u64 = 32 << 20;
+
+/// The warm passes of an open database.
+pub(crate) struct WarmPasses {
+    /// Whether a pass waits or runs.
+    has_pass: Arc<AtomicBool>,
+    /// The way to the thread; `None` if there is none, as in manual mode.
+    thread: Mutex<Option<Sender<WarmPass>>>,
+    limiter: RateLimiter,
 }
 
-/// Data blocks of one input in key order.
-struct InputSpans {
-    smallest: Vec<u8>,
-    spans: Vec<BlockSpan>,
-    /// First span that the keys of the next output block can reach.
-    at: usize,
-}
-
-/// Input blocks that an output block overlaps.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Overlap {
-    cached: u64,
-    all: u64,
-}
-
-impl InputSpans {
-    /// Largest key before the span at `position`; `None` if it is the first one.
-    fn before(&self, position: usize) -> Option<&[u8]> {
-        position.checked_sub(1).map(|previous| &*self.spans[previous].last)
-    }
-
-    /// Whether the span at `position` begins at or below `last`.
-    fn begins_by(&self, position: usize, last: &[u8]) -> bool {
-        match self.before(position) {
-            Some(before) => before < last,
-            None => &*self.smallest <= last,
-        }
-    }
-
-    /// Adds the blocks from `from` on that reach into the keys above `after` and up to `last`.
-    fn add_overlap(&self, from: usize, after: Option<&[u8]>, last: &[u8], sum: &mut Overlap) {
-        let reaches = |span: &BlockSpan| after.is_none_or(|after| &*span.last > after);
-        for position in from..self.spans.len() {
-            if !self.begins_by(position, last) {
-                break;
-            }
-            let span = &self.spans[position];
-            if reaches(span) {
-                sum.all += span.blocks;
-                sum.cached += if span.is_cached { span.blocks } else { 0 };
-            }
-        }
-    }
-
-    /// Steps over the spans that end at or below `after`.
-    fn advance(&mut self, after: Option<&[u8]>) {
-        let Some(after) = after else { return };
-        while self.spans.get(self.at).is_some_and(|span| &*span.last <= after) {
-            self.at += 1;
-        }
+impl Default for WarmPasses {
+    fn default() -> Self {
+        let limiter = RateLimiter::new(WARM_BYTES_PER_S);
+        Self { has_pass: Arc::default(), thread: Mutex::default(), limiter }
     }
 }
 
-impl WarmPlan {
-    /// The plan of a compaction that is about to be installed; `None` if its executor runs in this
-    /// process, or if no block of its inputs is cached.
-    pub(crate) fn of(db: &DbInner, pick: &Pick) -> Option<Self> {
-        if db.jobs.executor().runs_here() {
-            return None;
-        }
-        let inputs = pick.inputs().filter_map(|(_, file)| {
+impl WarmPasses {
+    /// Permission for a pass; `None` if there is one already.
+    fn permit(&self) -> Option<WarmPermit> {
+        let had_pass = self.has_pass.swap(true, Ordering::AcqRel);
+        (!had_pass).then(|| WarmPermit(Arc::clone(&self.has_pass)))
+    }
+
+    /// Whether a pass waits or runs.
+    pub(crate) fn has_pass(&self) -> bool {
+        self.has_pass.load(Ordering::Acquire)
+    }
+
+    /// The passes from now on, for the thread that calls [`run_passes`].
+    pub(crate) fn open(&self) -> Receiver<WarmPass> {
+        let (sender, passes) = channel();
+        *self.thread.lock() = Some(sender);
+        passes
+    }
+
+    /// Ends the thread after the pass that waits or runs.
+    pub(crate) fn close(&self) {
+        drop(self.thread.lock().take());
+    }
+}
+
+/// Permission for a warm pass. The drop ends it.
+struct WarmPermit(Arc<AtomicBool>);
+
+impl Drop for WarmPermit {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+/// Runs warm passes until [`WarmPasses::close`].
+pub(crate) fn run_passes(db: &DbInner, passes: &Receiver<WarmPass>) {
+    while let Ok(pass) = passes.recv() {
+        pass.run(db);
+        db.jobs.notify_progress();
+    }
+}
+
+/// The plan of a compaction that is about to be installed; `None` if its executor runs in this
+/// process, or if no block of its inputs is cached.
+pub(crate) fn plan(db: &DbInner, task: &CompactionTask) -> Option<WarmPlan> {
+    if db.jobs.executor().runs_here() {
+        return None;
+    }
+    let block_bytes = task.family.options.block_bytes as u64;
+    let inputs = task.pick.inputs().map(|(_, file)| {
+        let spans = match file.reader.load_full() {
+            Some(table) => TableBlocks(&table).spans(),
             // A table that is not open has no blocks that a user read lately.
-            let table = file.reader.load_full()?;
-            Some((file.meta().smallest.clone(), TableBlocks(&table).spans()))
-        });
-        Self::over(inputs.collect())
-    }
+            None => vec![closed_span(file.meta(), block_bytes)],
+        };
+        InputSpans::new(file.meta().smallest.clone(), spans)
+    });
+    WarmPlan::over(inputs.collect())
+}
 
-    /// The plan for inputs with these smallest keys and data blocks.
-    fn over(inputs: Vec<(Vec<u8>, Vec<BlockSpan>)>) -> Option<Self> {
-        let cached = inputs.iter().flat_map(|input| &input.1).filter(|span| span.is_cached);
-        let bytes_left: u64 = cached.map(|span| span.bytes).sum();
-        let inputs = inputs.into_iter();
-        let inputs = inputs.map(|(smallest, spans)| InputSpans { smallest, spans, at: 0 });
-        (bytes_left > 0).then(|| Self { inputs: inputs.collect(), bytes_left })
-    }
-
-    /// Whether a block with keys above `after` and up to `last` is read. `has_room`: the cache has
-    /// evicted nothing since the work began.
-    fn wants(&mut self, after: Option<&[u8]>, last: &[u8], bytes: u64, has_room: bool) -> bool {
-        let mut sum = Overlap::default();
-        for input in &mut self.inputs {
-            input.advance(after);
-            input.add_overlap(input.at, after, last, &mut sum);
-        }
-        let is_warm = sum.cached > 0 && (has_room || 2 * sum.cached >= sum.all);
-        if !is_warm || bytes > self.bytes_left {
-            return false;
-        }
-        self.bytes_left -= bytes;
-        true
-    }
-
-    fn may_want(&self, after: Option<&[u8]>, last: &[u8]) -> bool {
-        let mut sum = Overlap::default();
-        self.inputs.iter().for_each(|input| input.add_overlap(input.at, after, last, &mut sum));
-        sum.cached > 0 && self.bytes_left > 0
+/// All data blocks of a table that is not open. Their number is an estimate.
+fn closed_span(meta: &FileMeta, block_bytes: u64) -> BlockSpan {
+    BlockSpan {
+        last: meta.largest.clone(),
+        bytes: meta.size_bytes,
+        blocks: meta.size_bytes.div_ceil(block_bytes.max(1)),
+        is_cached: false,
     }
 }
 
 /// A plan at work.
 struct Warming<'a> {
-    plan: WarmPlan,
+    plan: &'a mut WarmPlan,
     cache: &'a BlockCache,
     /// Blocks that the cache had evicted when the work began.
     evicted: u64,
+    budget: &'a ByteBudget,
     limiter: &'a RateLimiter,
     clock: &'a dyn Clock,
-    cancel: Cancel,
+    cancel: &'a Cancel,
+}
+
+impl Warming<'_> {
+    /// Whether the pass may go on. While the budget is exceeded, the cache shrinks, and each block
+    /// that is read pushes another one out.
+    fn may_go_on(&self) -> bool {
+        !self.cancel.is_cancelled() && self.budget.pressure() != Pressure::Over
+    }
 }
 
 impl WarmChoice for Warming<'_> {
-    fn may_want(&self, after: Option<&[u8]>, last: &[u8]) -> bool {
+    fn may_want(&mut self, after: Option<&[u8]>, last: &[u8]) -> bool {
         self.plan.may_want(after, last)
     }
 
@@ -160,46 +177,131 @@ impl WarmChoice for Warming<'_> {
     }
 
     fn waits_for(&mut self, bytes: u64) -> bool {
+        if !self.may_go_on() {
+            return false;
+        }
         self.limiter.request(bytes, Priority::Compaction, self.clock);
-        self.cancel.check().is_ok()
+        self.may_go_on()
     }
 }
 
-/// Reads the blocks of the outputs that `plan` wants. The outputs have these numbers, in key order,
-/// and are installed in `level`.
-pub(crate) fn warm_outputs(
-    db: &DbInner,
-    family: &Family,
-    level: usize,
-    files: &[u64],
+/// A warm pass over the outputs of one compaction. It names the files by number, so that it keeps
+/// none alive before it runs.
+pub(crate) struct WarmPass {
     plan: WarmPlan,
-) {
-    let cache = db.view.cache();
-    let mut warming = Warming {
-        plan,
-        cache,
-        evicted: cache.evicted(),
-        limiter: db.jobs.warm_limiter(),
-        clock: &**db.context.clock(),
-        cancel: Cancel::under(db.context.closing()),
-    };
-    let version = Arc::clone(&family.current.load().version);
-    for file in files {
-        // A later job may have replaced the file already.
-        let Some(file) = file_at(&version, level, *file) else { continue };
-        let warmed =
-            db.view.tables().get(file).and_then(|table| TableBlocks(&table).warm(&mut warming));
-        match warmed {
-            Ok((blocks, bytes)) => {
-                db.observers.stats().add(Ticker::BlocksWarmed, blocks);
-                db.observers.stats().add(Ticker::BytesWarmed, bytes);
-            }
-            Err(error) => {
-                tracing::warn!(%error, file = file.meta().no, "the block cache stays cold");
-                return;
-            }
+    family: Arc<Family>,
+    /// Level in which the outputs were installed.
+    level: usize,
+    /// Numbers of the outputs, in key order.
+    files: Vec<u64>,
+    /// Set when the job is cancelled or the database closes.
+    cancel: Cancel,
+    _permit: WarmPermit,
+}
+
+impl WarmPass {
+    /// The pass over the outputs `files` of a compaction that was installed; `None` if the database
+    /// has a pass already. The files are in key order.
+    pub(crate) fn new(
+        db: &DbInner,
+        task: &CompactionTask,
+        files: &[u64],
+        plan: WarmPlan,
+    ) -> Option<Self> {
+        let Some(permit) = db.warm_passes.permit() else {
+            tracing::debug!(
+                family = task.family.name.as_str(),
+                level = task.pick.to(),
+                files = files.len(),
+                bytes_max = plan.bytes_left(),
+                "the outputs of a compaction stay cold, because another warm pass runs"
+            );
+            return None;
+        };
+        Some(Self {
+            plan,
+            family: Arc::clone(&task.family),
+            level: task.pick.to(),
+            files: files.to_vec(),
+            cancel: Cancel::under(db.context.closing()).linked_to(&task.cancel),
+            _permit: permit,
+        })
+    }
+
+    /// Gives the pass to the thread of the database, and does not wait for it. Without such a
+    /// thread the pass runs here. The caller has dropped the task, which holds the files that the
+    /// compaction replaced.
+    pub(crate) fn start(self, db: &DbInner) {
+        let thread = db.warm_passes.thread.lock().clone();
+        let Some(thread) = thread else { return self.run(db) };
+        if thread.send(self).is_err() {
+            tracing::warn!("the thread of the warm passes has ended: the block cache stays cold");
         }
     }
+
+    fn run(mut self, db: &DbInner) {
+        // The blocks of the files that the compaction replaced leave the cache first.
+        scheduler::remove_obsolete(&db.storage, &db.observers, &db.view);
+        if let Err(error) = contained("a warm pass", || self.read_outputs(db)) {
+            let family = self.family.name.as_str();
+            tracing::warn!(%error, family, "the block cache stays cold");
+        }
+        // A job that replaced a file while the pass held it could not remove that file.
+        scheduler::remove_obsolete(&db.storage, &db.observers, &db.view);
+    }
+
+    fn read_outputs(&mut self, db: &DbInner) -> Result<()> {
+        db.context.fault_point("warm_pass.begun")?;
+        let Self { plan, family, level, files, cancel, .. } = self;
+        let cache = db.view.cache();
+        let mut warming = Warming {
+            plan,
+            cache,
+            evicted: cache.evicted(),
+            budget: db.context.budget(),
+            limiter: &db.warm_passes.limiter,
+            clock: &**db.context.clock(),
+            cancel,
+        };
+        // Largest key of the file before.
+        let mut after: Option<Vec<u8>> = None;
+        for no in files.iter() {
+            if !warming.may_go_on() || family.check_alive().is_err() {
+                break;
+            }
+            // A later job may have replaced the file already.
+            let Some(file) = current_file(family, *level, *no) else { continue };
+            let largest = file.meta().largest.clone();
+            if warming.may_want(after.as_deref(), &largest) {
+                warm_file(db, &file, after, &mut warming)?;
+            }
+            after = Some(largest);
+        }
+        Ok(())
+    }
+}
+
+/// Reads the wanted blocks of a file, whose keys are above `after`.
+fn warm_file(
+    db: &DbInner,
+    file: &Arc<LiveFile>,
+    after: Option<Vec<u8>>,
+    warming: &mut Warming<'_>,
+) -> Result<()> {
+    let was_open = file.reader.load().is_some();
+    let table = db.view.tables().get(file)?;
+    if !was_open && !warming.waits_for(table.memory_bytes()) {
+        return Ok(());
+    }
+    let (blocks, bytes) = TableBlocks(&table).warm(after, warming)?;
+    db.observers.stats().add(Ticker::BlocksWarmed, blocks);
+    db.observers.stats().add(Ticker::BytesWarmed, bytes);
+    Ok(())
+}
+
+/// The file `no` of `level`, if the newest version of the family has it.
+fn current_file(family: &Family, level: usize, no: u64) -> Option<Arc<LiveFile>> {
+    file_at(&family.current.load().version, level, no).cloned()
 }
 
 fn file_at(version: &Version, level: usize, no: u64) -> Option<&Arc<LiveFile>> {
@@ -212,59 +314,68 @@ fn file_at(version: &Version, level: usize, no: u64) -> Option<&Arc<LiveFile>> {
 
 #[cfg(test)]
 mod tests {
+    use archipelago_base::budget::MemoryClass;
+    use archipelago_base::clock::SystemClock;
+
     use super::*;
 
-    fn spans(rows: &[(&str, bool)]) -> (Vec<u8>, Vec<BlockSpan>) {
-        let span = |row: &(&str, bool)| BlockSpan {
-            last: row.0.as_bytes().to_vec(),
-            bytes: 10,
-            blocks: 1,
-            is_cached: row.1,
+    /// Answers of a pass that may wait for a read before and after `event`.
+    fn waits_around(event: impl FnOnce(&Cancel, &Arc<ByteBudget>)) -> [bool; 2] {
+        let (clock, limiter) = (SystemClock::shared(), RateLimiter::new(0));
+        let budget = ByteBudget::new(1 << 30);
+        let cache = BlockCache::new(0, &budget);
+        let job = Cancel::default();
+        let cancel = Cancel::default().linked_to(&job);
+        let span = BlockSpan { last: b"z".to_vec(), bytes: 10, blocks: 1, is_cached: true };
+        let mut plan = WarmPlan::over(vec![InputSpans::new(b"a".to_vec(), vec![span])]).unwrap();
+        let mut warming = Warming {
+            plan: &mut plan,
+            cache: &cache,
+            evicted: cache.evicted(),
+            budget: &budget,
+            limiter: &limiter,
+            clock: &*clock,
+            cancel: &cancel,
         };
-        (b"a".to_vec(), rows.iter().map(span).collect())
+        let before = warming.waits_for(10);
+        event(&job, &budget);
+        [before, warming.waits_for(10)]
     }
 
-    /// Last keys of the output blocks that are read. `has_room`: the cache evicts nothing.
-    fn read(inputs: &[&[(&str, bool)]], outputs: &[&str], has_room: bool) -> Vec<String> {
-        let inputs = inputs.iter().map(|rows| spans(rows)).collect();
-        let Some(mut plan) = WarmPlan::over(inputs) else { return Vec::new() };
-        let mut after: Option<&str> = None;
-        let mut read = Vec::new();
-        for last in outputs {
-            let may_want = plan.may_want(after.map(str::as_bytes), last.as_bytes());
-            if plan.wants(after.map(str::as_bytes), last.as_bytes(), 10, has_room) {
-                assert!(may_want, "{last}");
-                read.push((*last).to_owned());
-            }
-            after = Some(last);
+    #[test]
+    fn pass_waits_for_no_read_after_the_cancel_of_its_job() {
+        assert_eq!(waits_around(|job, _| job.cancel()), [true, false]);
+    }
+
+    #[test]
+    fn pass_waits_for_no_read_while_the_budget_is_exceeded() {
+        let charge = |budget: &Arc<ByteBudget>| budget.charge(MemoryClass::Job, 1 << 30);
+        assert_eq!(waits_around(|_, budget| charge(budget)), [true, false]);
+    }
+
+    #[test]
+    fn pass_is_permitted_only_without_another_pass() {
+        let passes = WarmPasses::default();
+        for _ in 0..2 {
+            assert!(!passes.has_pass());
+            let _permit = passes.permit().unwrap();
+            assert!(passes.permit().is_none() && passes.has_pass());
         }
-        read
+        // A pass that panics gives its permission back.
+        let panicked = contained("a pass", || -> Result<()> {
+            let _permit = passes.permit();
+            panic!("on purpose");
+        });
+        assert!(panicked.is_err());
+        assert!(passes.permit().is_some());
     }
 
     #[test]
-    fn blocks_with_the_keys_of_cached_blocks_are_read() {
-        let input = [("c", false), ("f", true), ("k", false), ("p", true)];
-        assert_eq!(read(&[&input], &["c", "f", "k", "p"], false), ["f", "p"]);
-        // Nothing was cached: nothing is read.
-        assert!(read(&[&[("c", false), ("f", false)]], &["c", "f"], true).is_empty());
-        // Keys outside of all inputs.
-        assert!(read(&[&[("c", true)]], &["A", "d"], true).iter().eq(["d"].iter()));
-        assert!(read(&[&[("c", true)]], &["A"], true).is_empty());
-    }
-
-    #[test]
-    fn a_full_cache_takes_only_blocks_that_were_cached_by_half() {
-        let (hot, cold) = ([("m", true)], [("c", false), ("f", false), ("m", true)]);
-        // The first block overlaps one cached and two other blocks, the second one two cached ones.
-        assert_eq!(read(&[&hot, &cold], &["f", "m"], false), ["m"]);
-        assert_eq!(read(&[&hot, &cold], &["f", "m"], true), ["f", "m"]);
-    }
-
-    #[test]
-    fn no_more_bytes_are_read_than_were_cached() {
-        let input = [("z", true)];
-        assert_eq!(read(&[&input], &["c", "f", "k", "p"], true), ["c"]);
-        let input = [("f", true), ("z", true)];
-        assert_eq!(read(&[&input], &["c", "f", "k", "p"], true), ["c", "f"]);
+    fn closed_passes_end_their_thread() {
+        let passes = WarmPasses::default();
+        let receiver = passes.open();
+        passes.close();
+        assert!(receiver.recv().is_err());
+        passes.close();
     }
 }

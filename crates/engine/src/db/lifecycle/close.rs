@@ -39,6 +39,7 @@ pub(crate) fn shut_down(db: &DbInner, workers: &scheduler::Workers) -> Result<()
         if db.context.options().log_buffer_bytes > 0 { write::flush_log(db) } else { Ok(()) };
     db.context.close();
     db.logs.ahead().close();
+    db.warm_passes.close();
     db.jobs.wake();
     db.jobs.notify_progress();
     let joined = workers.join();

@@ -55,6 +55,7 @@ const FIRST_MEMTABLE_BYTES_MIN: u64 = 1 << 20;
 ///   too late.
 /// - `checkpoint.before_manifest`: before the manifest of a checkpoint is written.
 /// - `transaction.checked`: between the two steps of a commit's check. Its thread must not write.
+/// - `warm_pass.begun`: before a pass reads outputs of another process into the block cache.
 /// - `reserve.written`: before a new reserve for a full disk replaces the present one.
 /// - `strays.sweep`: before the sweep of stray tables.
 /// - `send.before_send`: before an image is sent, and `send.sent`: before readers use the shard at

@@ -684,13 +684,8 @@ pub(crate) struct Jobs {
     /// The threads that help with jobs.
     threads: JobThreads,
     limiter: Arc<RateLimiter>,
-    /// Bounds the reads that keep the block cache warm.
-    warm_limiter: RateLimiter,
     fetch_room: Arc<FetchRoom>,
 }
-
-/// Speed of the reads that keep the block cache of a database warm, in bytes a second.
-const WARM_BYTES_PER_S: u64 = 32 << 20;
 
 /// Counts a caller that waits until no background work is due. The drop ends the count.
 pub(crate) struct IdleWaiter<'a>(&'a Jobs);
@@ -711,7 +706,6 @@ impl Jobs {
             executor,
             threads: JobThreads::default(),
             limiter: Arc::new(limiter),
-            warm_limiter: RateLimiter::new(WARM_BYTES_PER_S),
             fetch_room: Arc::default(),
         }
     }
@@ -780,10 +774,5 @@ impl Jobs {
 
     pub(crate) fn limiter(&self) -> &Arc<RateLimiter> {
         &self.limiter
-    }
-
-    /// The limit on reads of outputs that other processes wrote into the block cache.
-    pub(crate) fn warm_limiter(&self) -> &RateLimiter {
-        &self.warm_limiter
     }
 }

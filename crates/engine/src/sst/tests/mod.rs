@@ -8,6 +8,7 @@ mod many;
 mod model;
 mod readers;
 pub(in crate::sst) mod stub;
+mod warming;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -54,6 +54,7 @@ use archipelago_env::limit::RateLimiter;
 use archipelago_env::{FileLock, FileSystem};
 
 use crate::cache::BlockKind;
+use crate::db::background::warm_outputs::WarmPasses;
 use crate::db::background::{rebuild, scheduler, space};
 use crate::db::inner::DbInner;
 use crate::db::lifecycle::catch_up::{self, Unusable, while_changing};
@@ -236,6 +237,7 @@ fn assemble(
         pacing: Pacing::new(&components.clock, foreground),
         jobs,
         view: ReadView::new(last_seq, tables, value_readers, pictures),
+        warm_passes: WarmPasses::default(),
         writes: WritePath::new(last_seq, &budget),
         logs: LogSegments::new(log_buffer),
         disk: Disk::new(dir),

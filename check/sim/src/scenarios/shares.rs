@@ -10,11 +10,13 @@
 //! 1. The memory of all databases at a node, and their guarantees, are at most that of the node.
 //! 2. A database that is refused room, and that uses less than its guarantee at each node that is
 //!    up, is given room within [`BOUND`]. Time in which a node is drained does not count.
-//! 3. Nodes have every image that a database can flush, and none that its owner does not know.
+//! 3. Nodes have every image that a database can flush, and none that its owner does not know, but
+//!    for unused grants. Such a grant ends after [`ShardLimits::grants`].
 //! 4. A node that is drained has no image after [`DRAIN_BOUND`].
 //!
 //! At the end, in a time without faults:
-//! 5. The hosts have exactly the shards that the databases have, and after the close none.
+//! 5. The hosts have exactly the shards that the databases have, and after the close none. They
+//!    have no grants.
 //!
 //! Cost: some ten milliseconds per seed.
 
@@ -70,8 +72,10 @@ const SETTLE: Duration = Duration::from_secs(10);
 /// Milliseconds for which a node that has died stays dead.
 const DEAD_MS: Range<u64> = 3_000..15_000;
 
-const STEPS: [Step; 1] =
-    [Step { name: "guarantees", about: "the host gives borrowed memory back to its lenders" }];
+const STEPS: [Step; 2] = [
+    Step { name: "guarantees", about: "the host gives borrowed memory back to its lenders" },
+    Step { name: "unused", about: "the host ends grants that no owner uses" },
+];
 
 pub(super) fn scenario() -> Scenario {
     let about = "databases of different burstiness that share the memory of memory nodes";
@@ -165,6 +169,10 @@ struct World {
 /// Name and address of a node.
 fn address(number: u64) -> String {
     format!("memory-{number}")
+}
+
+fn limits() -> ShardLimits {
+    ShardLimits { arena_bytes: ARENA_BYTES, ..ShardLimits::new(NODE_BYTES) }
 }
 
 fn image() -> Vec<u8> {
@@ -272,7 +280,8 @@ impl World {
         let network = Network::new(&simulation);
         let operator = Operator::new(&simulation, &network);
         let rng = simulation.rng("world");
-        let no_guarantees = request.leaves_out("guarantees");
+        let (no_guarantees, no_grant_end) =
+            (request.leaves_out("guarantees"), request.leaves_out("unused"));
         let mut world = Self {
             simulation,
             network,
@@ -284,7 +293,7 @@ impl World {
             listed: Arc::default(),
             databases: Vec::new(),
             image: image(),
-            sabotage: HostSabotage { no_guarantees, ..HostSabotage::default() },
+            sabotage: HostSabotage { no_guarantees, no_grant_end, ..HostSabotage::default() },
             rng,
             counted: Counted::default(),
             violations: Vec::new(),
@@ -308,7 +317,11 @@ impl World {
     fn wait(&mut self, time: Duration) {
         let host = &self.databases[0].host;
         wait_for(host, Runtime::sleep(host, time));
-        // Memory nodes look for memory that is free a few times a second.
+        self.tick();
+    }
+
+    /// Memory nodes look for memory that is free a few times a second.
+    fn tick(&self) {
         self.nodes.iter().for_each(|node| node.shards.tick());
     }
 
@@ -322,7 +335,7 @@ impl World {
     /// A life of a node, which the pool tells the owners.
     fn begin_node(&mut self, number: u64, life: u64, machine: Host, provider: Sim) -> Memory {
         self.counted.lives += 1;
-        let limits = ShardLimits { arena_bytes: ARENA_BYTES, ..ShardLimits::new(NODE_BYTES) };
+        let limits = limits();
         let (clock, bytes) = (self.simulation.clock(), NodeBytes::new(NODE_BYTES));
         let threads = HostThreads::Caller;
         let shards = ShardHost::sabotaged(limits, bytes, clock, threads, self.sabotage);
@@ -557,6 +570,8 @@ impl World {
     }
 
     fn check_nodes(&mut self) {
+        let (now_ns, patience_ns) = (self.simulation.now_ns(), limits().grants.as_nanos() as u64);
+        self.tick();
         for node in &self.nodes {
             let figures = Self::figures_of(node);
             let guaranteed: u64 =
@@ -567,6 +582,10 @@ impl World {
             if guaranteed > NODE_BYTES {
                 self.violations.push(format!("a node guarantees too much: {figures:?}"));
             }
+            // No transfer is in progress.
+            if figures.oldest_grant_ns.is_some_and(|asked_ns| now_ns - asked_ns >= patience_ns) {
+                self.violations.push(format!("a node has an old grant: {figures:?}"));
+            }
             // All images lie in arenas, or have room there.
             let is_short = |account: &DatabaseAccount| account.image_bytes > account.used_bytes;
             if figures.accounts.iter().any(is_short) {
@@ -576,10 +595,12 @@ impl World {
     }
 
     /// Compares the images at nodes with those that the owners know. No transfer is in progress and
-    /// all figures are of one moment, so there is no slack, except after the death of a node.
+    /// all figures are of one moment, so there is no slack, except after the death of a node, and
+    /// except for grants: a copy of a refused request, which arrived late, has got them.
     fn check_owners(&mut self) {
         let up = self.nodes.iter().filter(|node| node.is_up()).count() as u64;
         let (accounts, image_bytes) = (self.accounts(), self.image.len() as u64);
+        let grants: u64 = self.nodes.iter().map(|node| Self::figures_of(node).grants).sum();
         let is_settled = self.simulation.now_ns() >= self.settled_ns;
         for database in &mut self.databases {
             database.drop_lost();
@@ -591,7 +612,7 @@ impl World {
             let own = accounts.iter().filter(|account| account.db == database.db);
             let there: u64 = own.map(|account| account.image_bytes).sum();
             let (db, held) = (database.db, figures.held_bytes);
-            if there > held {
+            if there > held + grants * image_bytes {
                 let what = format!("nodes have {there} bytes of database {db}");
                 self.violations.push(format!("{what}, and its owner knows of {held}"));
             }
@@ -618,7 +639,7 @@ impl World {
             self.wait(Duration::from_millis(PAUSE_MS));
             self.check_drain();
         }
-        self.wait(Duration::from_secs(20));
+        self.wait(limits().grants);
         self.databases.iter_mut().for_each(Database::drop_lost);
         let held: u64 = self.databases.iter().map(|database| database.held.len() as u64).sum();
         let at_nodes = |world: &Self| -> u64 {
@@ -627,6 +648,10 @@ impl World {
         let there = at_nodes(self);
         if there != held {
             self.violations.push(format!("the nodes have {there} shards of {held}"));
+        }
+        let grants: u64 = self.nodes.iter().map(|node| Self::figures_of(node).grants).sum();
+        if grants != 0 {
+            self.violations.push(format!("{grants} grants are left"));
         }
         for database in &mut self.databases {
             let ids: Vec<ShardId> = database.held.drain(..).collect();

@@ -24,3 +24,8 @@ fn share_runs_of_one_seed_are_the_same() {
 fn host_that_ignores_guarantees_is_noticed() {
     assert!(is_noticed("shares", 0..SEEDS, &["guarantees"]));
 }
+
+#[test]
+fn host_that_keeps_unused_grants_is_noticed() {
+    assert!(is_noticed("shares", 0..SEEDS, &["unused"]));
+}

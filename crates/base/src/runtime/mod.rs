@@ -15,6 +15,8 @@
 //! 2. It takes time and seeds only from its [`Runtime`].
 //! 3. Its behaviour does not depend on the order of a `HashMap`.
 //! 4. It may be dropped at any await, and leaves its state consistent then.
+//! 5. A poll neither waits for another future nor takes a lock that a caller of [`wait_for`] holds.
+//!    In the simulation virtual time stands while a thread polls, so both would wait for ever.
 //!
 //! Thread-safety: any thread may call any method.
 //! Cost: one allocation per task and per sleep.

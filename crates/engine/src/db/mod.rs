@@ -161,7 +161,14 @@ impl Db {
             .family(archipelago_base::CfId::DEFAULT)
             .ok_or_else(|| Error::not_found("the default column family is missing"))?;
         let default_family = ColumnFamily { family: default, db_token: opened.context.token() };
-        let workers = Workers::start(&opened)?;
+        let workers = Workers::default();
+        if let Err(error) = workers.start(&opened) {
+            // The threads that have started own the database, and its lock with it.
+            if let Err(closing) = close::shut_down(&opened, &workers) {
+                tracing::warn!(%closing, "the database could not be closed after a failed open");
+            }
+            return Err(error);
+        }
         let handle = Arc::new(Handle { inner: Arc::clone(&opened), default_family, workers });
         Ok(Self { inner: opened, handle })
     }
@@ -358,9 +365,9 @@ impl Db {
         scheduler::step(&self.inner)
     }
 
-    /// Waits until no background work is due or running, and no warm pass after a compaction that
-    /// ran in another process. In manual mode: steps until there is
-    /// none. Fails with the error of background work that fails.
+    /// Waits until no background work is due or running, and then for the warm pass after a
+    /// compaction that ran in another process. In manual mode: steps until there is none. Fails
+    /// with the error of background work that fails.
     pub fn wait_for_background(&self) -> Result<()> {
         if self.inner.context.is_manual() {
             // While a caller waits, shards at memory nodes are due for a flush.
@@ -368,8 +375,11 @@ impl Db {
             while self.step_background()? {}
             return Ok(());
         }
-        let _waiting = self.inner.jobs.wait_idle();
-        scheduler::wait_until_idle(&self.inner)
+        let waiting = self.inner.jobs.wait_idle();
+        scheduler::wait_until_idle(&self.inner)?;
+        // A waiter makes all flushes due and keeps shards from leaving. A pass may take minutes.
+        drop(waiting);
+        scheduler::wait_for_warm_pass(&self.inner)
     }
 
     /// Brings a database that was opened read only to the state that its writer has reached. Every

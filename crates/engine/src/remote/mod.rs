@@ -253,7 +253,8 @@ pub struct StoreRoom {
     pub sending_bytes: u64,
     /// Bytes of images that the nodes hold for the database, those of unanswered releases included.
     pub held_bytes: u64,
-    /// Bytes of images that the database may have at all nodes together.
+    /// Bytes of images that the database may have at all nodes together. While a node wants memory
+    /// back, it is so close to `held_bytes` that flushes are due.
     pub limit_bytes: u64,
     /// Bytes of the largest image that a node takes. 0 if no node takes any: then nothing is sent.
     pub image_bytes_max: u64,

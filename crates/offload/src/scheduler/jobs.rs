@@ -125,11 +125,12 @@ impl Job {
     }
 
     /// Whether `by` runs this attempt in vain: another executor or another attempt has the job, or
-    /// the job waits although this life gave the attempt out. An attempt of an earlier life goes on
-    /// while nobody else has the job.
+    /// this life gave the attempt out and took it back. An attempt of an earlier life goes on until
+    /// an executor has accepted the job, because an executor may decline an offer.
     fn has_given_up(&self, at: AttemptId, by: ExecutorId) -> bool {
         let is_held = self.holder_of(at) == Some(by);
-        !is_held && (self.given.is_some() || at.attempt >= self.first)
+        let is_taken = matches!(self.state, State::Running { .. } | State::Committed);
+        !is_held && (is_taken || at.attempt >= self.first)
     }
 
     /// Whether an executor has the job and has not committed it.

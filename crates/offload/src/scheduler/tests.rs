@@ -241,6 +241,8 @@ fn attempt_of_an_earlier_life_goes_on_until_another_one_has_the_job() {
     let cancel = OffloadMessage::Cancel { at: at(1, 1), life: LIFE };
     assert!(!has(&sent, Party::Executor(Y), &cancel), "the job waits");
     assert_eq!(assigned(&beat(&mut scheduler, 0, X)), [(at(1, 2), X)]);
+    assert!(!ended(&mut scheduler), "{X:?} may decline the offer");
+    scheduler.on_executor(0, X, OffloadMessage::Accept { at: at(1, 2), by: X });
     assert!(ended(&mut scheduler), "{X:?} has the job");
 }
 

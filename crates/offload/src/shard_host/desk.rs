@@ -391,8 +391,8 @@ impl ShardHost {
         Some(Step::Answer(core.on_copied(memory, end)))
     }
 
-    /// Drops databases whose owners were silent for too long, and gives memory back. The memory
-    /// node calls this a few times a second.
+    /// Drops databases whose owners were silent for too long, ends unused grants, and gives memory
+    /// back. The memory node calls this a few times a second.
     pub fn tick(&self) {
         if let Some(HostState { core, memory }) = self.state.lock().as_mut() {
             core.on_time(self.clock.now_ns());

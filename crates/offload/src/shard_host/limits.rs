@@ -11,6 +11,9 @@ const ARENA_BYTES: u64 = 64 << 20;
 const ORPHANS: Duration = Duration::from_secs(600);
 /// Time for which a database that was refused room claims memory. An owner asks again within it.
 const CLAIMS: Duration = Duration::from_secs(5);
+/// Time after which an unused grant ends. It is longer than any transfer: an owner stops a transfer
+/// of the largest image, 80 MiB, 20 s after its begin, and then waits for one answer for 2 s.
+const GRANTS: Duration = Duration::from_secs(30);
 
 /// Limits of a shard host: memory, databases, and the silence of owners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +30,8 @@ pub struct ShardLimits {
     /// Time for which a database claims memory after it was refused room. The shares of the others
     /// are smaller for as long.
     pub claims: Duration,
+    /// Time after which a grant ends that its owner neither uses nor requests again. Default: 30 s.
+    pub grants: Duration,
 }
 
 impl ShardLimits {
@@ -34,7 +39,8 @@ impl ShardLimits {
     #[must_use]
     pub fn new(bytes_max: u64) -> Self {
         let arena_bytes = ARENA_BYTES.min(bytes_max / 4);
-        Self { bytes_max, arena_bytes, databases_max: 256, orphans: ORPHANS, claims: CLAIMS }
+        let (orphans, claims, grants) = (ORPHANS, CLAIMS, GRANTS);
+        Self { bytes_max, arena_bytes, databases_max: 256, orphans, claims, grants }
     }
 
     /// Size in bytes of the largest image, and of the largest landing zone of a database. It is a
@@ -52,6 +58,8 @@ pub struct HostCounters {
     pub owners: u64,
     /// Grants that were given.
     pub grants: u64,
+    /// Grants that ended because their owners did not use them.
+    pub unused: u64,
     /// Shards that were registered.
     pub registered: u64,
     /// Bytes of the images of registered shards.
@@ -86,6 +94,8 @@ pub struct HostFigures {
     pub shard_bytes: u64,
     /// Grants that were not used yet.
     pub grants: u64,
+    /// Time of the latest request for the grant that was not requested for the longest time.
+    pub oldest_grant_ns: Option<u64>,
     /// Bytes of all landing zones and arenas, including those that wait to be unmapped.
     pub region_bytes: u64,
     /// Regions that wait to be unmapped, because a search or another process still uses them.

@@ -17,6 +17,8 @@ archipelago_base::fault_switches! {
         no_limit,
         /// The host keeps databases whose owner is gone.
         no_orphan_end,
+        /// The host keeps grants that no owner uses.
+        no_grant_end,
         /// The host registers a shard again when a message comes twice.
         no_idempotence,
         /// The host gives memory to the database that asks first, whatever others are guaranteed.

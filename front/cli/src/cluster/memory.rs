@@ -112,17 +112,20 @@ fn wait_until_empty(managers: &Managers, member: &Member) -> Result<()> {
     })
 }
 
-/// Text about a node without memtables: whether it can be stopped without a loss of blocks.
+/// Text about a node without memtables: whether it can be stopped without a loss of blocks. The
+/// used blocks of a node also hold the memory that it keeps for further memtables, so that they say
+/// nothing about the pool.
 fn empty_words(pool: &PoolStatus, node: NodeId) -> String {
-    let used = pool.nodes.iter().find(|status| status.member.node == node);
-    let blocks = used.map_or(0, |status| status.blocks_used);
-    if blocks == 0 {
-        return format!("Memory node {node} has no memtables and no blocks: it can be stopped");
+    if pool.blocks_total == 0 {
+        return format!(
+            "Memory node {node} has no memtables, and the pool has no blocks: it can be stopped"
+        );
     }
     format!(
-        "Memory node {node} has no memtables. It still has {blocks} blocks of the pool, of which \
-         each should have {} copies: see archipelago cluster status --blocks before you stop it",
-        pool.copies
+        "Memory node {node} has no memtables. It may have some of the {} blocks of the pool, of \
+         which each should have {} copies: see archipelago cluster status --blocks before you \
+         stop it",
+        pool.blocks_total, pool.copies
     )
 }
 
@@ -165,9 +168,7 @@ mod tests {
         let error = member(&pool, NodeId(3)).unwrap_err();
         assert!(error.to_string().contains("no memory node has the number 3"), "{error}");
         assert!(empty_words(&pool, NodeId(1)).ends_with("no blocks: it can be stopped"));
-        let mut pool = pool;
-        pool.nodes[0].blocks_used = 7;
-        let words = empty_words(&pool, NodeId(1));
-        assert!(words.contains("It still has 7 blocks") && words.contains("1 copies"), "{words}");
+        let words = empty_words(&PoolStatus { blocks_total: 7, ..pool }, NodeId(1));
+        assert!(words.contains("the 7 blocks") && words.contains("1 copies"), "{words}");
     }
 }

@@ -259,7 +259,7 @@ fn memory_node_is_drained_while_a_server_uses_it() {
         text(&command.output().unwrap())
     };
     let said = drain(&[]);
-    let empty = "Memory node 1 has no memtables and no blocks: it can be stopped";
+    let empty = "Memory node 1 has no memtables, and the pool has no blocks: it can be stopped";
     assert!(said.contains(empty), "{said}");
     // The server goes on with the other node, and loses nothing with the drained one.
     let round = load_until(&mut redis, round + 1, "offload_shards_sent", 10);

@@ -65,6 +65,7 @@ fn run(request: &RunRequest) -> RunOutcome {
         no_limit: request.leaves_out("limit"),
         no_orphan_end: request.leaves_out("orphans"),
         no_idempotence: request.leaves_out("idempotence"),
+        no_grant_end: false,
         no_guarantees: false,
     };
     let mut world = World::new(request, sabotage);

@@ -116,11 +116,11 @@ impl World {
             book.life
         };
         let limits = ShardLimits {
-            bytes_max: self.bytes_max,
             arena_bytes: 16 << 10,
             databases_max: 8,
             orphans: ORPHANS,
             claims: CLAIMS,
+            ..ShardLimits::new(self.bytes_max)
         };
         let bytes = NodeBytes::new(NODE_BYTES);
         let scheduler = self.memory.scheduler();

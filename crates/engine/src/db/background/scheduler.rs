@@ -147,11 +147,11 @@ impl Default for Workers {
 }
 
 impl Workers {
-    /// Starts the threads, unless the database is in manual mode or read only.
-    pub(crate) fn start(inner: &Arc<DbInner>) -> Result<Self> {
-        let workers = Self::default();
+    /// Starts the threads, unless the database is in manual mode or read only. After an error some
+    /// threads may run: the caller closes the database.
+    pub(crate) fn start(&self, inner: &Arc<DbInner>) -> Result<()> {
         if inner.context.is_manual() || inner.context.options().read_only {
-            return Ok(workers);
+            return Ok(());
         }
         let jobs = inner.context.options().max_background_jobs;
         for index in 0..=jobs + 1 {
@@ -162,16 +162,15 @@ impl Workers {
             };
             let inner = Arc::clone(inner);
             let body = Box::new(move || work_until_closed(&inner, role));
-            workers.joiners.lock().push(SystemSpawn.spawn(&format!("archi-bg-{index}"), body)?);
+            self.joiners.lock().push(SystemSpawn.spawn(&format!("archi-bg-{index}"), body)?);
         }
         if !inner.jobs.executor().runs_here() {
-            let (inner, threads) = (Arc::clone(inner), Arc::clone(&workers.extra));
+            let (inner, threads) = (Arc::clone(inner), Arc::clone(&self.extra));
             let body = Box::new(move || pick_extra_jobs(&inner, &threads));
-            workers.joiners.lock().push(SystemSpawn.spawn("archi-bg-away", body)?);
+            self.joiners.lock().push(SystemSpawn.spawn("archi-bg-away", body)?);
         }
-        workers.start_warm_thread(inner)?;
-        workers.start_log_threads(inner)?;
-        Ok(workers)
+        self.start_warm_thread(inner)?;
+        self.start_log_threads(inner)
     }
 
     /// Starts the thread that reads outputs of other processes into the block cache.
@@ -742,11 +741,20 @@ pub(crate) fn wait_until_idle(db: &DbInner) -> Result<()> {
         if let Some(error) = db.observers.health().failing() {
             return Err(error);
         }
-        let is_idle = state.running().is_empty() && !db.warm_passes.has_pass();
-        if is_idle && !has_work(db, &mut state) {
+        if state.running().is_empty() && !has_work(db, &mut state) {
             return Ok(());
         }
         db.jobs.wake();
         db.jobs.wait_for_progress(&mut state, Duration::from_millis(20));
     }
+}
+
+/// Waits until no warm pass waits or runs.
+pub(crate) fn wait_for_warm_pass(db: &DbInner) -> Result<()> {
+    let mut state = db.jobs.lock(Order::none());
+    while db.warm_passes.has_pass() {
+        db.context.check_open()?;
+        db.jobs.wait_for_progress(&mut state, Duration::from_millis(20));
+    }
+    Ok(())
 }

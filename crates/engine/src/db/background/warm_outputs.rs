@@ -23,8 +23,9 @@
 //! 4. A pass holds neither a version nor a task. It holds a file only while it reads that file.
 //! 5. A pass ends before its next read when its job is cancelled, when the database closes, or when
 //!    the memory budget is exceeded. It ends before its next file when the family is dropped.
-//! 6. A pass counts as background work from before the end of its compaction until its own end. So
-//!    [`scheduler::wait_until_idle`] waits for it.
+//! 6. A pass has its permit from before the end of its compaction until its own end. So a caller
+//!    that waits for the end of all compactions and then for the pass misses none
+//!    ([`scheduler::wait_for_warm_pass`]).
 //!
 //! Thread-safety: a pass belongs to one thread. Any thread may start one.
 //! Failure: a read that fails, or a panic, ends the pass with a warning in the log. The block stays
@@ -59,6 +60,9 @@ use crate::version::Version;
 
 /// Speed of the reads that keep the block cache of a database warm, in bytes a second.
 const WARM_BYTES_PER_S: u64 = 32 << 20;
+/// Largest number of bytes of one wait for the limiter. A pass that is cancelled ends its wait
+/// after one piece.
+const PIECE_BYTES: u64 = 1 << 20;
 
 /// The warm passes of an open database.
 pub(crate) struct WarmPasses {
@@ -119,9 +123,9 @@ pub(crate) fn run_passes(db: &DbInner, passes: &Receiver<WarmPass>) {
 }
 
 /// The plan of a compaction that is about to be installed; `None` if its executor runs in this
-/// process, or if no block of its inputs is cached.
+/// process, if a pass waits or runs, or if no block of its inputs is cached.
 pub(crate) fn plan(db: &DbInner, task: &CompactionTask) -> Option<WarmPlan> {
-    if db.jobs.executor().runs_here() {
+    if db.jobs.executor().runs_here() || db.warm_passes.has_pass() {
         return None;
     }
     let block_bytes = task.family.options.block_bytes as u64;
@@ -177,10 +181,12 @@ impl WarmChoice for Warming<'_> {
     }
 
     fn waits_for(&mut self, bytes: u64) -> bool {
-        if !self.may_go_on() {
-            return false;
+        let mut left = bytes;
+        while left > 0 && self.may_go_on() {
+            let piece = left.min(PIECE_BYTES);
+            self.limiter.request(piece, Priority::Compaction, self.clock);
+            left -= piece;
         }
-        self.limiter.request(bytes, Priority::Compaction, self.clock);
         self.may_go_on()
     }
 }
@@ -240,14 +246,18 @@ impl WarmPass {
     }
 
     fn run(mut self, db: &DbInner) {
-        // The blocks of the files that the compaction replaced leave the cache first.
-        scheduler::remove_obsolete(&db.storage, &db.observers, &db.view);
-        if let Err(error) = contained("a warm pass", || self.read_outputs(db)) {
+        let passed = contained("a warm pass", || {
+            // The blocks of the files that the compaction replaced leave the cache first.
+            scheduler::remove_obsolete(&db.storage, &db.observers, &db.view);
+            let read = self.read_outputs(db);
+            // A job that replaced a file while the pass held it could not remove that file.
+            scheduler::remove_obsolete(&db.storage, &db.observers, &db.view);
+            read
+        });
+        if let Err(error) = passed {
             let family = self.family.name.as_str();
             tracing::warn!(%error, family, "the block cache stays cold");
         }
-        // A job that replaced a file while the pass held it could not remove that file.
-        scheduler::remove_obsolete(&db.storage, &db.observers, &db.view);
     }
 
     fn read_outputs(&mut self, db: &DbInner) -> Result<()> {
@@ -349,7 +359,8 @@ mod tests {
 
     #[test]
     fn pass_waits_for_no_read_while_the_budget_is_exceeded() {
-        let charge = |budget: &Arc<ByteBudget>| budget.charge(MemoryClass::Job, 1 << 30);
+        let charge =
+            |budget: &Arc<ByteBudget>| budget.charge(MemoryClass::Job, budget.limit_bytes() + 1);
         assert_eq!(waits_around(|_, budget| charge(budget)), [true, false]);
     }
 

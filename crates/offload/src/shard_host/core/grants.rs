@@ -26,7 +26,7 @@ impl HostCore {
         shard: ShardName,
         bytes: u64,
     ) -> Result<NextStep, ShardRefusal> {
-        let image_bytes_max = self.limits.image_bytes_max();
+        let (image_bytes_max, now_ns) = (self.limits.image_bytes_max(), self.now_ns);
         let database = self.owned(owner)?;
         let landing = database.landing.ok_or(ShardWhy::NotBegun)?;
         if shard.epoch != owner.epoch || bytes == 0 {
@@ -38,8 +38,9 @@ impl HostCore {
         if let Some(held) = database.shards.get(&shard) {
             return Ok(NextStep::Answer(ShardMessage::Registered { place: held.place }));
         }
-        if let Some(grant) = database.grants.get(&shard) {
+        if let Some(grant) = database.grants.get_mut(&shard) {
             let (number, granted) = (grant.number, grant.bytes);
+            grant.asked_ns = now_ns;
             return match &grant.step {
                 GrantStep::Open { landing: lease, .. } if granted == bytes => {
                     let at = lease.at();
@@ -73,9 +74,32 @@ impl HostCore {
         self.next_grant += 1;
         self.counters.grants += 1;
         let step = GrantStep::Open { landing: lease, place };
-        self.owned(owner)?.grants.insert(shard, Grant { number, bytes, step });
-        self.end_claim(memory, owner.db);
+        let grant = Grant { number, bytes, asked_ns: now_ns, step };
+        self.owned(owner)?.grants.insert(shard, grant);
+        self.end_claim(memory, owner.db, bytes);
         self.landing(memory, owner, landing, (number, at, bytes))
+    }
+
+    /// Ends the grants that no owner has used or requested for too long. Their ranges come back
+    /// with the next [`Regions::settle`](super::Regions::settle).
+    pub(super) fn end_unused_grants(&mut self) {
+        if self.sabotage.no_grant_end() {
+            return;
+        }
+        let (now_ns, patience_ns) = (self.now_ns, self.limits.grants.as_nanos() as u64);
+        let is_unused = |grant: &Grant| {
+            let is_open = matches!(grant.step, GrantStep::Open { .. });
+            is_open && now_ns.saturating_sub(grant.asked_ns) >= patience_ns
+        };
+        for (db, database) in &mut self.databases {
+            let before = database.grants.len();
+            database.grants.retain(|_, grant| !is_unused(grant));
+            let unused = before - database.grants.len();
+            if unused > 0 {
+                tracing::info!(%db, unused, "an owner did not use its grants");
+            }
+            self.counters.unused += unused as u64;
+        }
     }
 
     /// The answer that describes a grant: its number, its offset and its bytes.

@@ -20,6 +20,8 @@
 //!    other one gets the memory that becomes free (`shares.rs`). No shard is dropped for it.
 //! 8. A database is dropped as a whole when its owner was silent for [`ShardLimits::orphans`]. A
 //!    database without shards gives its memory back after ten seconds of silence.
+//! 9. A grant that its owner neither uses nor requests again ends after [`ShardLimits::grants`]. A
+//!    copy of a refused request may arrive late and get a grant, of which its owner does not know.
 //!
 //! Thread-safety: none; the caller holds a lock.
 //! Failure: a restart loses everything. Owners rebuild their shards from their logs.
@@ -84,6 +86,8 @@ enum GrantStep {
 struct Grant {
     number: u64,
     bytes: u64,
+    /// Time of the latest request for it.
+    asked_ns: u64,
     step: GrantStep,
 }
 
@@ -214,8 +218,8 @@ impl HostCore {
         self.now_ns = self.now_ns.max(now_ns);
     }
 
-    /// Drops databases whose owners were silent for too long, and gives memory back. The caller
-    /// does this a few times a second.
+    /// Drops databases whose owners were silent for too long, ends unused grants, and gives memory
+    /// back. The caller does this a few times a second.
     pub(super) fn on_timer(&mut self, memory: &mut dyn HostMemory) {
         let patience_ns = self.limits.orphans.as_nanos() as u64;
         let is_silent =
@@ -227,6 +231,7 @@ impl HostCore {
                 self.end(memory, db);
             }
         }
+        self.end_unused_grants();
         self.retire_idle(memory);
         self.regions.settle(memory);
         self.regions.retire_empty(memory, true);
@@ -320,11 +325,13 @@ impl HostCore {
     pub(super) fn figures(&self, memory: &dyn HostMemory) -> HostFigures {
         let databases = self.databases.values();
         let shards = databases.clone().flat_map(|database| database.shards.values());
+        let grants = databases.flat_map(|database| database.grants.values());
         HostFigures {
             databases: self.databases.len() as u64,
             shards: shards.clone().count() as u64,
             shard_bytes: shards.map(|shard| shard.place.bytes).sum(),
-            grants: databases.map(|database| database.grants.len() as u64).sum(),
+            grants: grants.clone().count() as u64,
+            oldest_grant_ns: grants.map(|grant| grant.asked_ns).min(),
             region_bytes: self.regions.bytes(),
             retired_regions: self.regions.retired() as u64,
             accounts: self.accounts(memory),

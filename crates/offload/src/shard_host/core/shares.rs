@@ -175,13 +175,14 @@ impl HostCore {
         NodeShare { used_bytes, guaranteed_bytes, limit_bytes }
     }
 
-    /// Ends the claim of a database that has its guarantee: the others need not make room for more.
-    pub(super) fn end_claim(&mut self, memory: &dyn HostMemory, db: OffloadDb) {
+    /// Ends the claim of a database that has its guarantee and has got `bytes`: the others need not
+    /// make room for more. A claim of more bytes stays.
+    pub(super) fn end_claim(&mut self, memory: &dyn HostMemory, db: OffloadDb, bytes: u64) {
         let own = self.claims(memory).of(db);
         if own.used_bytes >= own.guaranteed_bytes
             && let Some(database) = self.databases.get_mut(&db)
         {
-            database.claim = None;
+            database.claim = database.claim.filter(|claim| claim.bytes > bytes);
         }
     }
 

@@ -13,7 +13,8 @@
 //!
 //! Invariants:
 //! 1. A failed transfer says whether the node may have a grant or the shard. If so, the caller
-//!    releases the name.
+//!    releases the name. A refusal proves that there is none. If a copy of the refused request
+//!    arrives later and gets a grant, the node ends that grant, because nobody uses it.
 //! 2. A place is accepted only if it has the length of the image.
 //!
 //! Thread-safety: none; one task owns a transfer.

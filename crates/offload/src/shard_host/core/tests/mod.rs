@@ -316,6 +316,41 @@ fn repeated_grant_is_the_same() {
     assert_eq!(host.core.figures(&host.memory).grants, 1);
 }
 
+/// A request that was refused for lack of room arrives again after a release, and gets a grant of
+/// which its owner does not know.
+#[test]
+fn grant_that_nobody_uses_ends() {
+    let mut host = Host::begun();
+    let patience_ns = host.core.limits.grants.as_nanos() as u64;
+    let at = |host: &mut Host, now_ns: u64| {
+        host.core.on_time(now_ns);
+        host.core.on_timer(&mut host.memory);
+        let figures = host.core.figures(&host.memory);
+        // A database without shards and grants is not listed after a while.
+        let image_bytes: u64 = figures.accounts.iter().map(|account| account.image_bytes).sum();
+        assert_eq!(image_bytes > 0, figures.grants > 0);
+        (figures.grants, figures.oldest_grant_ns, figures.counters.unused)
+    };
+    host.memory.others = 2 * LIMIT - host.memory.reserved;
+    assert_eq!(why(&host.land(name(1), 1000)), Some(ShardWhy::Full));
+    host.memory.others = 0;
+    host.granted(name(1), 1000);
+    assert_eq!(at(&mut host, patience_ns - 1), (1, Some(0), 0));
+    // Another request for it begins the time anew.
+    let grant = host.granted(name(1), 1000);
+    assert_eq!(at(&mut host, 2 * patience_ns - 2), (1, Some(patience_ns - 1), 0));
+    assert_eq!(at(&mut host, 2 * patience_ns - 1), (0, None, 1));
+    assert_eq!(why(&host.tell(&register(name(1), grant))), Some(ShardWhy::UnknownGrant));
+    // The owner may send the shard after all. A grant that is used does not end. The host has given
+    // the landing zone back meanwhile, because the owner was silent.
+    host.begin(owner(1));
+    let grant = host.granted(name(1), image_bytes().len() as u64);
+    let order = host.order(&register(name(1), grant));
+    assert_eq!(at(&mut host, 4 * patience_ns), (1, Some(2 * patience_ns - 1), 1));
+    assert!(matches!(host.copied(order), ShardMessage::Registered { .. }));
+    assert_eq!(host.core.figures(&host.memory).shards, 1);
+}
+
 #[test]
 fn grants_of_a_zone_do_not_overlap_and_end_with_it() {
     let mut host = Host::begun();

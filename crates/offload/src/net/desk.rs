@@ -69,18 +69,20 @@ impl SchedulerDesk {
     pub fn handle(&self, term: Option<u64>, request: &Request<'_>, reply: Reply) {
         let mut state = self.state.lock();
         state.follow(term, self.clock.now_ns());
-        if state.scheduler.is_none() {
+        let Some(scheduler) = &state.scheduler else {
             return reply.send(OffloadMessage::Standby {}.encode());
-        }
+        };
         match OffloadMessage::decode(request.body) {
             Ok(OffloadMessage::Post { from, wait_ms, mail }) => {
                 state.post(self.clock.now_ns(), from, wait_ms, &mail, reply);
             }
             Ok(OffloadMessage::Status {}) => {
-                let now_ns = self.clock.now_ns();
-                let status = state.scheduler.as_ref().map(|scheduler| scheduler.status(now_ns));
-                let status = status.unwrap_or_default();
+                let status = scheduler.status(self.clock.now_ns());
                 reply.send(OffloadMessage::StatusIs { status }.encode());
+            }
+            Ok(OffloadMessage::Jobs {}) => {
+                let jobs = scheduler.job_list(self.clock.now_ns());
+                reply.send(OffloadMessage::JobsAre { jobs }.encode());
             }
             Ok(other) => {
                 tracing::warn!(message = other.name(), "a message came without an envelope");

@@ -12,11 +12,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use archipelago_base::Epoch;
 
 use super::SchedulerTerms;
+use super::listing::JobTrack;
 use crate::decide::Candidate;
 use crate::failure::FailedAttempt;
 use crate::ids::{Attempt, AttemptId, ExecutorId, JobId, OffloadDb, SchedulerLife};
 use crate::job::{InputPlace, JobKind, JobOrder, LocalWhy, Payload, PreparedAttempt};
-use crate::wire::{OffloadMessage, Running};
+use crate::wire::{JobPhase, JobStanding, OffloadMessage, Running};
 
 /// A queue of jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,8 +95,8 @@ struct Job {
     /// The attempt that an executor has, unless the job waits.
     given: Option<(PreparedAttempt, ExecutorId)>,
     state: State,
-    /// Time at which it arrived in this life of the scheduler.
-    arrived_ns: u64,
+    /// Times and progress, for operators.
+    track: JobTrack,
     /// Time at which the timer first found the job in its queue after its last package.
     queued_since_ns: Option<u64>,
     was_offered: bool,
@@ -131,6 +132,31 @@ impl Job {
         let is_held = self.holder_of(at) == Some(by);
         let is_taken = matches!(self.state, State::Running { .. } | State::Committed);
         !is_held && (is_taken || at.attempt >= self.first)
+    }
+
+    /// The job for operators, without the address of its executor.
+    fn standing(&self, now_ns: u64) -> JobStanding {
+        let (phase, why) = match self.state {
+            State::Queued => (JobPhase::Queued, None),
+            State::Offered { .. } => (JobPhase::Offered, None),
+            State::Running { .. } => (JobPhase::Running, None),
+            State::Committed => (JobPhase::Committed, None),
+            State::GivenBack { why, .. } => (JobPhase::GivenBack, Some(why)),
+        };
+        let next = self.unused.front().filter(|_| phase == JobPhase::Queued);
+        let attempt = self.given.as_ref().map(|(given, _)| given).or(next);
+        let attempt = attempt.map(|prepared| prepared.attempt).unwrap_or_default();
+        let job = JobStanding {
+            at: AttemptId { job: self.order.id, attempt },
+            kind: Some(self.order.kind),
+            phase,
+            input_bytes: self.order.bytes,
+            executor: self.given.map(|(_, executor)| executor),
+            why,
+            failure: self.failure.as_ref().map(|failure| self.track.recent(now_ns, failure)),
+            ..JobStanding::default()
+        };
+        self.track.complete(now_ns, job)
     }
 
     /// Whether an executor has the job and has not committed it.
@@ -187,7 +213,7 @@ impl Jobs {
             excluded: BTreeSet::new(),
             given: None,
             state: State::Queued,
-            arrived_ns: now_ns,
+            track: JobTrack::new(now_ns),
             queued_since_ns: None,
             was_offered: false,
             was_packed: false,
@@ -263,8 +289,17 @@ impl Jobs {
     /// Milliseconds since the oldest of the jobs that wait in a queue arrived.
     pub(super) fn oldest_ms(&self, now_ns: u64, queue: Queue) -> u64 {
         let jobs = self.queues[queue as usize].iter().filter_map(|id| self.jobs.get(id));
-        let oldest = jobs.map(|job| now_ns.saturating_sub(job.arrived_ns)).max();
-        oldest.unwrap_or(0) / 1_000_000
+        jobs.map(|job| job.track.age_ms(now_ns)).max().unwrap_or(0)
+    }
+
+    /// All jobs for operators, without the addresses of executors.
+    pub(super) fn standings(&self, now_ns: u64) -> Vec<JobStanding> {
+        self.jobs.values().map(|job| job.standing(now_ns)).collect()
+    }
+
+    /// Whether this life knows the job, and it has not ended.
+    pub(super) fn has(&self, id: JobId) -> bool {
+        self.jobs.contains_key(&id)
     }
 
     /// Slots that attempts hold, by executor.
@@ -318,6 +353,7 @@ impl Jobs {
         job.queued_since_ns = None;
         let numbers = job.given?.0.numbers;
         if matches!(job.state, State::Offered { .. }) {
+            job.track.accepted(now_ns);
             job.state = State::Running {
                 is_started: false,
                 packed_ns: now_ns,
@@ -383,6 +419,7 @@ impl Jobs {
             }
             *is_started = true;
             *progress_bytes = bytes.max(*progress_bytes);
+            job.track.beat(now_ns, bytes, waits);
         }
     }
 
@@ -403,7 +440,7 @@ impl Jobs {
     }
 
     /// Ends an attempt without outputs. Returns whether it was the present attempt of the job.
-    pub(super) fn failed(&mut self, failure: &FailedAttempt) -> bool {
+    pub(super) fn failed(&mut self, now_ns: u64, failure: &FailedAttempt) -> bool {
         let (at, by) = (failure.at, failure.executor);
         let Some(job) = self.jobs.get_mut(&at.job) else { return false };
         let is_out = job.is_out() || job.state == State::Committed;
@@ -412,6 +449,7 @@ impl Jobs {
         }
         job.given = None;
         job.failure = Some(failure.clone());
+        job.track.failed(now_ns);
         job.excluded.insert(by);
         self.wait_again(at.job);
         true
@@ -459,10 +497,11 @@ impl Jobs {
     }
 
     /// Notes that an executor has committed an attempt.
-    pub(super) fn has_committed(&mut self, at: AttemptId, by: ExecutorId) {
+    pub(super) fn has_committed(&mut self, now_ns: u64, at: AttemptId, by: ExecutorId) {
         let Some(job) = self.jobs.get_mut(&at.job) else { return };
         if job.holder_of(at) == Some(by) && job.is_out() {
             job.state = State::Committed;
+            job.track.ended(now_ns);
         }
     }
 
@@ -482,8 +521,9 @@ impl Jobs {
     }
 
     /// Gives a job back to its owner.
-    pub(super) fn give_back(&mut self, id: JobId, why: LocalWhy) {
+    pub(super) fn give_back(&mut self, now_ns: u64, id: JobId, why: LocalWhy) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
+        job.track.ended(now_ns);
         job.state = State::GivenBack { why, next_ns: 0 };
         let queue = job.queue();
         self.queues[queue as usize].retain(|waiting| *waiting != id);

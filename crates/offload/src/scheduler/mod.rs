@@ -10,6 +10,7 @@
 //! | messages of owners and executors, and time | `mod.rs` |
 //! | executors and their beats | `executors.rs` |
 //! | jobs, their attempts and the queues | `jobs.rs` |
+//! | the list of jobs for operators | `listing.rs` |
 //!
 //! Invariants:
 //! 1. The scheduler gives out an attempt only if the attempt was prepared for this life, and each
@@ -35,6 +36,7 @@
 
 mod executors;
 mod jobs;
+mod listing;
 #[cfg(test)]
 mod tests;
 
@@ -47,7 +49,10 @@ use crate::failure::{FailedAttempt, ShortText};
 use crate::ids::{AttemptId, ExecutorId, JobId, OffloadDb, OwnerStamp, SchedulerLife};
 use crate::job::{LocalWhy, Payload, Verdict};
 use crate::sabotage::Sabotage;
-use crate::wire::{OffloadMessage, RecentFailure, Running, SchedulerStatus};
+use crate::wire::{
+    JobList, JobPhase, JobStanding, OffloadMessage, QueueStanding, RecentFailure, Running,
+    SchedulerStatus,
+};
 
 const MS: u64 = 1_000_000;
 
@@ -108,7 +113,18 @@ pub struct Sent {
 struct Commit {
     by: ExecutorId,
     output: Payload,
+    arrived_ns: u64,
     next_ns: u64,
+}
+
+impl Commit {
+    /// The job of these outputs for operators, if this life does not know it. The address of its
+    /// executor is missing.
+    fn standing(&self, now_ns: u64, at: AttemptId) -> JobStanding {
+        let (phase, executor) = (JobPhase::Committed, Some(self.by));
+        let age_ms = now_ns.saturating_sub(self.arrived_ns) / MS;
+        JobStanding { at, phase, executor, age_ms, idle_ms: age_ms, ..JobStanding::default() }
+    }
 }
 
 /// Counters of a scheduler.
@@ -204,6 +220,30 @@ impl Scheduler {
             failed: self.counters.failed,
             given_back: self.counters.given_back,
             last_failure,
+        }
+    }
+
+    /// The jobs of this life and the outputs that wait for a verdict, for operators. The list has
+    /// at most 1,000 of them.
+    #[must_use]
+    pub fn job_list(&self, now_ns: u64) -> JobList {
+        let mut jobs = self.jobs.standings(now_ns);
+        // An earlier life gave out the jobs that this one does not know.
+        let unknown = self.commits.iter().filter(|(at, _)| !self.jobs.has(at.job));
+        jobs.extend(unknown.map(|(at, commit)| commit.standing(now_ns, *at)));
+        for job in &mut jobs {
+            let address = job.executor.map(|executor| self.executors.address(executor));
+            job.address = address.unwrap_or_default();
+        }
+        let queue = |queue| QueueStanding {
+            waiting: self.jobs.waiting(queue),
+            oldest_ms: self.jobs.oldest_ms(now_ns, queue),
+        };
+        JobList {
+            jobs_total: jobs.len() as u64,
+            jobs: listing::bounded(jobs),
+            flushes: queue(jobs::Queue::Flush),
+            others: queue(jobs::Queue::Other),
         }
     }
 
@@ -348,7 +388,7 @@ impl Scheduler {
         }
         sent.extend(self.dispatch(now_ns));
         for job in self.jobs.long_waiting(now_ns, self.terms.queue_ns) {
-            self.give_back(job, LocalWhy::Busy);
+            self.give_back(now_ns, job, LocalWhy::Busy);
         }
         sent.extend(self.given_back(now_ns));
         sent
@@ -358,7 +398,7 @@ impl Scheduler {
     fn fail(&mut self, now_ns: u64, at: AttemptId, executor: ExecutorId, reason: &str) {
         let (address, reason) = (self.executors.address(executor), ShortText::new(reason));
         let failure = FailedAttempt { at, executor, address, reason };
-        if self.jobs.failed(&failure) {
+        if self.jobs.failed(now_ns, &failure) {
             self.counters.failed += 1;
             tracing::warn!(%failure, "an offloaded job failed");
             self.last_failure = Some((failure, now_ns));
@@ -439,12 +479,13 @@ impl Scheduler {
         by: ExecutorId,
         output: Payload,
     ) -> Vec<Sent> {
-        self.jobs.has_committed(at, by);
+        self.jobs.has_committed(now_ns, at, by);
         if self.commits.contains_key(&at) {
             return Vec::new();
         }
         let next_ns = now_ns + self.terms.answer_ns;
-        self.commits.insert(at, Commit { by, output: output.clone(), next_ns });
+        let commit = Commit { by, output: output.clone(), arrived_ns: now_ns, next_ns };
+        self.commits.insert(at, commit);
         let message = OffloadMessage::Done { at, output };
         vec![Sent { to: Party::Owner(at.job.db), message }]
     }
@@ -490,19 +531,19 @@ impl Scheduler {
                         break;
                     }
                     Choice::Unknown | Choice::Nobody if now_ns < self.settled_ns => break,
-                    Choice::Unknown => self.give_back(head.id, LocalWhy::Unknown),
-                    Choice::Nobody => self.give_back(head.id, LocalWhy::NoExecutor),
+                    Choice::Unknown => self.give_back(now_ns, head.id, LocalWhy::Unknown),
+                    Choice::Nobody => self.give_back(now_ns, head.id, LocalWhy::NoExecutor),
                 }
             }
         }
         for job in self.jobs.take_exhausted() {
-            self.give_back(job, LocalWhy::Failed);
+            self.give_back(now_ns, job, LocalWhy::Failed);
         }
         sent
     }
 
-    fn give_back(&mut self, job: JobId, why: LocalWhy) {
+    fn give_back(&mut self, now_ns: u64, job: JobId, why: LocalWhy) {
         self.counters.given_back += 1;
-        self.jobs.give_back(job, why);
+        self.jobs.give_back(now_ns, job, why);
     }
 }

@@ -7,7 +7,7 @@ use archipelago_base::wire::{Malformed, Wire};
 use archipelago_base::{Error, ErrorKind, wire_messages, wire_struct};
 use archipelago_fabric::RouteMessage;
 
-use super::{SchedulerStatus, VERSION};
+use super::{JobList, SchedulerStatus, VERSION};
 use crate::decide::{InputReach, Load};
 use crate::failure::{FailedAttempt, ShortText};
 use crate::ids::{AttemptId, ExecutorId, JobId, NumberRange, OwnerStamp, SchedulerLife};
@@ -261,6 +261,13 @@ wire_messages! {
     StatusIs = 65 {
         /// State of the scheduler.
         status: SchedulerStatus,
+    }
+    /// Operator → scheduler: list the jobs.
+    Jobs = 66 {}
+    /// Scheduler → operator: answer to [`OffloadMessage::Jobs`].
+    JobsAre = 67 {
+        /// Jobs of the scheduler.
+        jobs: JobList,
     }
     /// Owner → scheduler → executor: the decision about the outputs of the attempt.
     Decided = 44 {

@@ -10,10 +10,12 @@
 //! Failure: the frames of the fabric have checksums, so a malformed message means a faulty sender.
 //! Cost: O(bytes); decoding copies a payload once.
 
+mod jobs;
 mod message;
 pub mod shard;
 mod status;
 
+pub use jobs::{JobList, JobPhase, JobStanding, QueueStanding};
 pub use message::{Correspondent, OffloadMessage, Running};
 pub use status::{ExecutorStanding, RecentFailure, SchedulerStatus};
 
@@ -23,7 +25,7 @@ pub use status::{ExecutorStanding, RecentFailure, SchedulerStatus};
 const MARK: u8 = 0x60;
 
 /// Version of the messages, which is the first byte of each.
-pub const VERSION: u8 = MARK | 4;
+pub const VERSION: u8 = MARK | 5;
 
 /// Whether the body of a request is a message of this protocol, of any version. A message of shards
 /// is none, although it has the three highest bits in common ([`shard::is_shard_message`]).

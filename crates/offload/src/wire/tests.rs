@@ -5,8 +5,8 @@ use archipelago_base::random::Rng;
 use archipelago_fabric::NodeId;
 
 use super::{
-    Correspondent, ExecutorStanding, OffloadMessage, RecentFailure, Running, SchedulerStatus,
-    VERSION, is_offload_message, shard,
+    Correspondent, ExecutorStanding, JobList, JobPhase, JobStanding, OffloadMessage, QueueStanding,
+    RecentFailure, Running, SchedulerStatus, VERSION, is_offload_message, shard,
 };
 use crate::decide::{InputReach, Load};
 use crate::failure::{FailedAttempt, ShortText};
@@ -79,6 +79,52 @@ fn status(executor: ExecutorId, load: Load, reach: InputReach) -> SchedulerStatu
     }
 }
 
+/// A job that runs, one that was given back, and one of an earlier life of the scheduler.
+fn job_list() -> JobList {
+    let runs = JobStanding {
+        at: at(),
+        kind: Some(JobKind::Compaction),
+        phase: JobPhase::Running,
+        input_bytes: 0x0900,
+        executor: Some(ExecutorId(9)),
+        address: ShortText::new("reef:7"),
+        age_ms: 10,
+        queued_ms: 11,
+        running_ms: 12,
+        idle_ms: 13,
+        progress_bytes: 14,
+        waits: true,
+        why: None,
+        failure: Some(RecentFailure { attempt: failure(), age_ms: 7 }),
+    };
+    let back = JobStanding {
+        kind: Some(JobKind::Flush),
+        phase: JobPhase::GivenBack,
+        executor: None,
+        address: ShortText::default(),
+        running_ms: 0,
+        progress_bytes: 0,
+        waits: false,
+        why: Some(LocalWhy::NoExecutor),
+        failure: None,
+        ..runs
+    };
+    let unknown = JobStanding {
+        at: at(),
+        phase: JobPhase::Committed,
+        executor: Some(ExecutorId(9)),
+        age_ms: 10,
+        idle_ms: 10,
+        ..JobStanding::default()
+    };
+    JobList {
+        jobs: vec![runs, back, unknown],
+        jobs_total: 4,
+        flushes: QueueStanding { waiting: 2, oldest_ms: 15 },
+        others: QueueStanding { waiting: 1, oldest_ms: 16 },
+    }
+}
+
 /// One message of each kind.
 fn samples() -> Vec<OffloadMessage> {
     let (at, job, by) = (at(), job(), ExecutorId(9));
@@ -133,6 +179,8 @@ fn samples() -> Vec<OffloadMessage> {
         OffloadMessage::Mail { mail: vec![payload(), Payload::default()] },
         OffloadMessage::Status {},
         OffloadMessage::StatusIs { status },
+        OffloadMessage::Jobs {},
+        OffloadMessage::JobsAre { jobs: job_list() },
         OffloadMessage::Standby {},
         OffloadMessage::Malformed {},
     ]
@@ -148,13 +196,13 @@ fn messages_have_golden_bytes() {
     let db = "d0".repeat(16);
     let job = [db.as_str(), &word("02"), &word("0403")].concat();
     let decided = OffloadMessage::Decided { at: at(), verdict: Verdict::Discard };
-    assert_eq!(hex(&decided.encode()), ["642c", &job, "05000000", "02"].concat());
+    assert_eq!(hex(&decided.encode()), ["652c", &job, "05000000", "02"].concat());
     let failed = [&job, "05000000", &word("09"), "06726565663a37", "0466756c6c"].concat();
-    let back = [&["6405", &job, "040101"].concat(), failed.as_str()].concat();
+    let back = [&["6505", &job, "040101"].concat(), failed.as_str()].concat();
     assert_eq!(hex(&samples()[4].encode()), back);
     let prepare = samples().swap_remove(2);
     let expected = [
-        "6403",
+        "6503",
         &job,
         &"aa".repeat(16),
         "02",
@@ -174,6 +222,30 @@ fn messages_have_golden_bytes() {
         "03010203",
     ];
     assert_eq!(hex(&prepare.encode()), expected.concat());
+}
+
+#[test]
+fn list_of_jobs_has_golden_bytes() {
+    assert_eq!(hex(&OffloadMessage::Jobs {}.encode()), "6542");
+    let word = |low: &str| format!("{low:0<16}");
+    let at = [&"d0".repeat(16), &word("02"), &word("0403"), "05000000"].concat();
+    let (address, input) = ("06726565663a37", word("0009"));
+    let (ten, nine, zero) = (word("0a"), word("09"), word("00"));
+    let failure = [&at, &nine, address, "0466756c6c", &word("07")].concat();
+    let expected = [
+        ["6543", "03"].concat(),
+        [&at, "0102", "03", &input, "01", &nine, address].concat(),
+        [ten.as_str(), &word("0b"), &word("0c"), &word("0d"), &word("0e"), "01"].concat(),
+        ["00", "01", &failure].concat(),
+        [&at, "0101", "05", &input, "00", "00"].concat(),
+        [ten.as_str(), &word("0b"), &zero, &word("0d"), &zero, "00"].concat(),
+        "010200".to_owned(),
+        [&at, "00", "04", &zero, "01", &nine, "00"].concat(),
+        [ten.as_str(), &zero, &zero, &ten, &zero, "00", "0000"].concat(),
+        word("04"),
+        ["02000000", &word("0f"), "01000000", &word("10")].concat(),
+    ];
+    assert_eq!(hex(&OffloadMessage::JobsAre { jobs: job_list() }.encode()), expected.concat());
 }
 
 #[test]
@@ -206,7 +278,7 @@ fn damaged_messages_are_refused_or_read_as_others() {
 
 #[test]
 fn first_byte_tells_the_protocols_apart() {
-    assert_eq!(VERSION, 0x64);
+    assert_eq!(VERSION, 0x65);
     // All first bytes but those of versions of these messages: those of the pool, of storage nodes,
     // of shards, of FlexKV, and of no protocol.
     for first in 0..=u8::MAX {

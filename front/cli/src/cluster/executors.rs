@@ -54,7 +54,7 @@ fn write(out: &mut String, status: &SchedulerStatus) -> std::fmt::Result {
 }
 
 /// A queue with the age of its oldest job.
-fn waiting(count: u32, what: &str, oldest_ms: u64) -> String {
+pub(super) fn waiting(count: u32, what: &str, oldest_ms: u64) -> String {
     match count {
         0 => format!("0 {what}"),
         _ => format!("{count} {what} (the oldest for {oldest_ms} ms)"),

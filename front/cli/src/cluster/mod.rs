@@ -3,6 +3,7 @@
 
 mod children;
 mod executors;
+mod jobs;
 mod managers;
 mod memory;
 mod shares;
@@ -58,6 +59,25 @@ pub(crate) enum ClusterCommand {
         /// List every block. Without the flag only blocks with too few copies are listed
         #[arg(long)]
         blocks: bool,
+    },
+    /// List the flushes, compactions and garbage collections that servers have handed to the
+    /// cluster, as the scheduler in the acting manager knows them.
+    ///
+    /// Running jobs come first, older ones before younger ones. A row has the job (database, owner
+    /// epoch and number, as in the logs), its kind and state, the attempt, its executor, the time
+    /// since the job arrived (AGE), the times for which the attempt waited and runs (QUEUED,
+    /// RUNNING), the time without progress (IDLE), bytes read and written so far, and bytes of
+    /// input. `running, waits` means: for room for memtables, or for its part of a rate limit.
+    #[command(after_help = "Examples:\n  archipelago cluster jobs\n  \
+                            archipelago cluster jobs --watch\n  \
+                            archipelago cluster jobs --manager 10.0.0.1:7700,10.0.0.2:7700 \
+                            --secret-file ./secret")]
+    Jobs {
+        #[command(flatten)]
+        managers: ManagersArgs,
+        /// Show the list each second, until Ctrl-C
+        #[arg(long)]
+        watch: bool,
     },
     /// Empty a storage node, or with --memory a memory node, so that it can be removed.
     ///
@@ -127,6 +147,7 @@ pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
     match command {
         ClusterCommand::Up(args) => up::up(args),
         ClusterCommand::Status { managers, blocks } => show_status(&managers.managers()?, *blocks),
+        ClusterCommand::Jobs { managers, watch } => jobs::show(&managers.managers()?, *watch),
         ClusterCommand::Drain { node, memory, managers, no_wait, cancel } => {
             let drain = match (cancel, no_wait) {
                 (true, _) => Drain::Cancel,

@@ -1,0 +1,103 @@
+//! The list of the jobs of a scheduler, for operators.
+
+use archipelago_base::{wire_enum, wire_struct};
+
+use super::RecentFailure;
+use crate::failure::ShortText;
+use crate::ids::{AttemptId, ExecutorId};
+use crate::job::{JobKind, LocalWhy};
+
+/// Phase of a job at its scheduler. The order is that of the list.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum JobPhase {
+    /// An executor has accepted the job.
+    Running,
+    /// An executor has committed outputs, and the owner has not decided about them.
+    Committed,
+    /// The scheduler has offered the job to an executor, which has not answered.
+    Offered,
+    /// The job waits in its queue.
+    #[default]
+    Queued,
+    /// The owner must run the job, and has not confirmed this.
+    GivenBack,
+}
+wire_enum!(JobPhase { Queued = 1, Offered = 2, Running = 3, Committed = 4, GivenBack = 5 });
+
+/// A job as its scheduler sees it. All times refer to the present life of the scheduler.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct JobStanding {
+    /// The job with its present attempt, or with the next one if the job waits. The attempt is 0 if
+    /// there is none.
+    pub at: AttemptId,
+    /// Kind of the job. `None` if only its outputs are known, because an earlier life of the
+    /// scheduler gave it out.
+    pub kind: Option<JobKind>,
+    /// Phase of the job.
+    pub phase: JobPhase,
+    /// Bytes that the job reads, as its owner has told; 0 if they are not known.
+    pub input_bytes: u64,
+    /// Executor that has the present attempt.
+    pub executor: Option<ExecutorId>,
+    /// Address of that executor; empty if it is not known.
+    pub address: ShortText,
+    /// Milliseconds since the job arrived.
+    pub age_ms: u64,
+    /// Milliseconds for which the job waited for the present attempt, or waits now.
+    pub queued_ms: u64,
+    /// Milliseconds from the acceptance of the present attempt until now, or until the commit.
+    pub running_ms: u64,
+    /// Milliseconds since the last progress in bytes, since the commit, or since the job was given
+    /// back. 0 while the job waits for an executor.
+    pub idle_ms: u64,
+    /// Bytes that the present attempt has read and written, as of its last beat.
+    pub progress_bytes: u64,
+    /// Whether the present attempt waits for room for its images or for its part of a rate limit,
+    /// as of its last beat.
+    pub waits: bool,
+    /// Reason for which the job was given back.
+    pub why: Option<LocalWhy>,
+    /// The latest attempt of the job that has failed.
+    pub failure: Option<RecentFailure>,
+}
+wire_struct!(JobStanding {
+    at,
+    kind,
+    phase,
+    input_bytes,
+    executor,
+    address,
+    age_ms,
+    queued_ms,
+    running_ms,
+    idle_ms,
+    progress_bytes,
+    waits,
+    why,
+    failure
+});
+
+/// A queue of a scheduler.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueStanding {
+    /// Jobs that wait for an executor.
+    pub waiting: u32,
+    /// Milliseconds since the oldest of them arrived; 0 if none waits.
+    pub oldest_ms: u64,
+}
+wire_struct!(QueueStanding { waiting, oldest_ms });
+
+/// The jobs of one life of a scheduler.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct JobList {
+    /// The first jobs, by phase and then from the oldest to the youngest. The list is bounded, so
+    /// that it fits into a message.
+    pub jobs: Vec<JobStanding>,
+    /// Number of all jobs, also of those that are not listed.
+    pub jobs_total: u64,
+    /// Queue of the flushes.
+    pub flushes: QueueStanding,
+    /// Queue of all other jobs.
+    pub others: QueueStanding,
+}
+wire_struct!(JobList { jobs, jobs_total, flushes, others });

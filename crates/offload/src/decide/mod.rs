@@ -40,7 +40,7 @@ const PART_MAX: u32 = 1_000_000;
 pub struct Load {
     /// Busy job threads over all job threads.
     pub cpu: u32,
-    /// Write rate over the highest measured write rate. Executors of this crate report 0.
+    /// Write rate over the highest measured write rate.
     pub io: u32,
     /// Waiting jobs over the slots of the executor.
     pub queue: u32,

@@ -48,6 +48,7 @@ use super::files::{DIRECTORIES, DecodedSpec, OpenedPackage, VolumePool, volumes_
 use super::images::{FetchProgress, ImageReader};
 use super::owning::build_name;
 use super::rates::rate_of_package;
+use super::write_rate::WriteRate;
 use super::{PAYLOAD_BYTES_MAX, SCHEDULER};
 use crate::decide::Load;
 use crate::executor::{Executor, ExecutorOffer, ExecutorStep};
@@ -183,6 +184,7 @@ struct State {
     /// blobs up.
     outputs: BTreeMap<AttemptId, (PathBuf, JobOutput)>,
     figures: ExecutorFigures,
+    writes: WriteRate,
     is_stopped: bool,
 }
 
@@ -256,6 +258,7 @@ impl ExecutorServer {
                 jobs: BTreeMap::new(),
                 outputs: BTreeMap::new(),
                 figures: ExecutorFigures { slots: settings.slots.into(), ..Default::default() },
+                writes: WriteRate::default(),
                 is_stopped: false,
             }),
             changed: Condvar::new(),
@@ -361,6 +364,7 @@ impl Shared {
         let mut state = self.state.lock();
         state.figures.running -= 1;
         state.jobs.remove(&job.at);
+        state.writes.job_ended(job.progress.bytes_written());
         let result = match result {
             Ok(EndedJob { files, output, images, returned }) => {
                 if let Some(used) = &images {
@@ -496,13 +500,14 @@ impl Shared {
         }
     }
 
-    /// Reports load and reach to the state machine, for the next beat. The write rate is not
-    /// measured.
+    /// Reports load and reach to the state machine, for the next beat.
     fn note_load(&self, state: &mut State) {
         let slots = u64::from(self.settings.slots);
         let share = |count: u64| (1000 * count / slots).min(u64::from(u32::MAX)) as u32;
         let (cpu, queue) = (share(state.figures.running), share(state.queue.len() as u64));
-        state.machine.note_load(Load { cpu, io: 0, queue });
+        let written = state.jobs.values().map(|job| job.progress.bytes_written()).sum();
+        let io = state.writes.load(self.clock.now_ns(), written);
+        state.machine.note_load(Load { cpu, io, queue });
         state.machine.note_reach(self.images.reach());
     }
 

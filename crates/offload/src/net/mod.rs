@@ -31,6 +31,7 @@ mod images;
 mod owning;
 mod quiet;
 mod rates;
+mod write_rate;
 
 use crate::ids::SchedulerId;
 

@@ -123,6 +123,9 @@ pub struct OwnerSettings {
     /// Bytes of the key-offset cache; 0 turns it off. `None` for the default of
     /// [`OwnerTerms`](crate::shard_owner::OwnerTerms).
     pub key_offset_cache_bytes: Option<u64>,
+    /// Number of memory nodes that get each memtable shard, 1 or 2. `None` for the default of
+    /// [`OwnerTerms`](crate::shard_owner::OwnerTerms).
+    pub shard_copies: Option<u32>,
 }
 
 /// The result that a waiting call gets.

@@ -135,6 +135,11 @@ pub(crate) struct ServeArgs {
     /// 0 for none. Default: 64 (needs --offload-mode memtables, flushes or all)
     #[arg(long, value_name = "MIB")]
     key_offset_cache_mib: Option<u64>,
+    /// Number of memory nodes that get a copy of each full memtable, 1 or 2. With 2 nothing is
+    /// rebuilt when one of them is lost. Default: 1 (needs --offload-mode memtables, flushes or
+    /// all)
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=2))]
+    shard_copies: Option<u32>,
     /// Directory of the database. The server creates it if it does not exist (engine lsm)
     #[arg(
         long,
@@ -256,6 +261,12 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
              them, or leave it out",
         ));
     }
+    if args.shard_copies.is_some() && !args.offload_mode.mode().sends_memtables() {
+        return Err(Error::invalid(
+            "--shard-copies is for --offload-mode memtables, flushes and all: add one of them, or \
+             leave it out",
+        ));
+    }
     match args.engine {
         Engine::Lsm => database(args),
         Engine::FlexKv if args.offload_mode != Offload::Off => Err(Error::invalid(
@@ -342,6 +353,7 @@ fn offload(args: &ServeArgs) -> Result<Option<OwnerSettings>> {
         memtable_bytes_max,
         memtable_bytes_guaranteed,
         key_offset_cache_bytes,
+        shard_copies: args.shard_copies,
     }))
 }
 

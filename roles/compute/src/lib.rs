@@ -321,6 +321,9 @@ fn offloaded(storage: &Storage, offload: OwnerSettings) -> Result<Offloaded> {
         if let Some(bytes) = offload.key_offset_cache_bytes {
             terms.key_offset_cache_bytes = bytes;
         }
+        if let Some(copies) = offload.shard_copies {
+            terms.copies = copies;
+        }
         let (managers, secret) = (offload.managers.clone(), offload.secret.clone());
         shards = Some(RemoteShards::in_cluster(managers, secret, terms)?);
     }

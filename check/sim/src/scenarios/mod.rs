@@ -1,5 +1,6 @@
 //! The scenarios that tests and the program know.
 
+mod copies;
 mod election;
 mod fabric;
 pub mod flexkv;
@@ -39,6 +40,7 @@ pub static SCENARIOS: LazyLock<Vec<(Scenario, Expect)>> = LazyLock::new(|| {
         (shards::scenario(), Expect::Holds),
         (offsets::scenario(), Expect::Holds),
         (shares::scenario(), Expect::Holds),
+        (copies::scenario(), Expect::Holds),
         (storage::scenario(), Expect::Holds),
         (storage::database_scenario(), Expect::Holds),
         (words::lost_update(), Expect::Fails),

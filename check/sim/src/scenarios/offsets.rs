@@ -40,13 +40,13 @@ use archipelago_offload::shard_owner::{
 
 use crate::run::{RunOutcome, RunRequest, Scenario, Step, Trace};
 use crate::scenarios::figures;
-use crate::scenarios::shard_parts::{InlineHost, KnownNodes, LostShards};
+use crate::scenarios::shard_parts::{InlineHost, KnownNodes, LostShards, OpenHost};
 
 const MIB: u64 = 1 << 20;
 /// Number of operations of a run.
 const ROUNDS: usize = 160;
 /// Number of keys of a run.
-const KEYS: u64 = 24;
+pub(super) const KEYS: u64 = 24;
 /// Largest number of shards that the owner has away.
 const SHARDS_MAX: usize = 4;
 
@@ -67,19 +67,19 @@ pub(super) fn scenario() -> Scenario {
 
 /// A life of the node.
 struct NodeLife {
-    shards: Arc<ShardHost>,
+    shards: OpenHost,
     _node: Arc<Node>,
     _listener: Box<dyn Listener>,
 }
 
 /// A shard that can be read.
-struct Sample {
-    id: ShardId,
-    node: StoreNode,
-    image: Arc<SealedImage>,
+pub(super) struct Sample {
+    pub(super) id: ShardId,
+    pub(super) node: StoreNode,
+    pub(super) image: Arc<SealedImage>,
 }
 
-type Versions = Vec<(u64, Kind, Vec<u8>)>;
+pub(super) type Versions = Vec<(u64, Kind, Vec<u8>)>;
 
 #[derive(Default)]
 struct Counted {
@@ -107,12 +107,37 @@ struct World {
     violations: Vec<String>,
 }
 
-fn key_of(number: u64) -> Vec<u8> {
+pub(super) fn key_of(number: u64) -> Vec<u8> {
     format!("key-{number:02}").into_bytes()
 }
 
+/// The image of a shard with some versions of many keys.
+pub(super) fn image_of(rng: &mut Rng, seq: &mut u64) -> Vec<u8> {
+    let shard = Shard::new(&SlabPool::new(ByteBudget::unlimited()));
+    for number in 0..KEYS {
+        for _ in 0..rng.u64(..3) {
+            *seq += 1;
+            let (kind, bytes) = match rng.u32(..10) {
+                0 => (Kind::Delete, 0),
+                1 | 2 => (Kind::Merge, 9),
+                3 => (Kind::Put, 20_000),
+                _ => (Kind::Put, rng.usize(8..300)),
+            };
+            let mut value = vec![rng.u8(..); bytes];
+            // Every value is different.
+            let stamp = seq.to_le_bytes();
+            value.iter_mut().zip(stamp).for_each(|(byte, stamp)| *byte = stamp);
+            shard.insert(&key_of(number), SeqNo(*seq), kind, &value);
+        }
+    }
+    shard.seal();
+    let mut bytes = Vec::new();
+    shard.write_image(&mut bytes).expect("a sealed shard");
+    bytes
+}
+
 /// The versions that a search of these shards, newest first, must find.
-fn expected(samples: &[&Sample], key: &[u8], snapshot: SeqNo) -> Versions {
+pub(super) fn expected(samples: &[&Sample], key: &[u8], snapshot: SeqNo) -> Versions {
     let (mut versions, mut is_decided) = (Vec::new(), false);
     for sample in samples {
         let visited = sample.image.lookup(&Lookup::new(key, snapshot), |found| {
@@ -128,7 +153,7 @@ fn expected(samples: &[&Sample], key: &[u8], snapshot: SeqNo) -> Versions {
     versions
 }
 
-fn versions(found: &KeyVersions) -> Versions {
+pub(super) fn versions(found: &KeyVersions) -> Versions {
     let of = found.versions.iter();
     of.map(|at| (at.seq.0, at.kind, at.value.as_ref().to_vec())).collect()
 }
@@ -149,6 +174,7 @@ impl World {
             no_offset_check: request.leaves_out("offsets"),
             no_newest_check: request.leaves_out("newest"),
             short_hashes: true,
+            ..OwnerSabotage::default()
         };
         let terms = OwnerTerms { landing_bytes: MIB, sabotage, ..OwnerTerms::default() };
         let store = RemoteShards::new(OwnerParts {
@@ -201,7 +227,7 @@ impl World {
         let node = self.network.node(NodeId(1), life, Some(handler)).expect("a node");
         shards.open(&node);
         let listener = self.there.serve(&node, "memory").expect("a host serves at its name");
-        self.life = Some(NodeLife { shards, _node: node, _listener: listener });
+        self.life = Some(NodeLife { shards: OpenHost(shards), _node: node, _listener: listener });
         let endpoints = vec!["memory".to_owned()];
         *self.listed.lock() = vec![MemoryNode { node: NodeId(1), life, endpoints, is_up: true }];
     }
@@ -268,26 +294,7 @@ impl World {
             return self.release();
         }
         self.memtable += 1;
-        let shard = Shard::new(&SlabPool::new(ByteBudget::unlimited()));
-        for number in 0..KEYS {
-            for _ in 0..self.rng.u64(..3) {
-                self.seq += 1;
-                let (kind, bytes) = match self.rng.u32(..10) {
-                    0 => (Kind::Delete, 0),
-                    1 | 2 => (Kind::Merge, 9),
-                    3 => (Kind::Put, 20_000),
-                    _ => (Kind::Put, self.rng.usize(8..300)),
-                };
-                let mut value = vec![self.rng.u8(..); bytes];
-                // Every value is different.
-                let stamp = self.seq.to_le_bytes();
-                value.iter_mut().zip(stamp).for_each(|(byte, stamp)| *byte = stamp);
-                shard.insert(&key_of(number), SeqNo(self.seq), kind, &value);
-            }
-        }
-        shard.seal();
-        let mut bytes = Vec::new();
-        shard.write_image(&mut bytes).expect("a sealed shard");
+        let bytes = image_of(&mut self.rng, &mut self.seq);
         let id = ShardId { memtable: self.memtable, shard: 0 };
         let keys = KeyRange { start: b"k".to_vec(), end: Some(b"l".to_vec()) };
         let new = NewShard {

@@ -6,6 +6,7 @@
 //! Failure: an operator gets no answer from a node that is dead. The other parts do not fail.
 //! Cost: one lock for each call; the operator connects for each message.
 
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,6 +34,24 @@ impl Handler for InlineHost {
     fn handle(&self, request: Request<'_>, reply: Reply) {
         self.0.handle(&request, reply);
         while self.0.work() {}
+    }
+}
+
+/// A shard host of a run, which is closed when it is dropped. A host and its fabric node hold each
+/// other until the close, so without it the memory and the files of each run would stay.
+pub(super) struct OpenHost(pub(super) Arc<ShardHost>);
+
+impl Deref for OpenHost {
+    type Target = ShardHost;
+
+    fn deref(&self) -> &ShardHost {
+        &self.0
+    }
+}
+
+impl Drop for OpenHost {
+    fn drop(&mut self) {
+        self.0.close();
     }
 }
 

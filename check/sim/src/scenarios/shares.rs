@@ -46,7 +46,7 @@ use archipelago_offload::wire::shard::{DatabaseAccount, ShardMessage};
 
 use crate::run::{RunOutcome, RunRequest, Scenario, Step, Trace};
 use crate::scenarios::figures;
-use crate::scenarios::shard_parts::{InlineHost, KnownNodes, LostShards, Operator};
+use crate::scenarios::shard_parts::{InlineHost, KnownNodes, LostShards, OpenHost, Operator};
 
 const KIB: u64 = 1 << 10;
 /// Bytes of the shards of a node.
@@ -91,7 +91,7 @@ struct Memory {
     machine: Host,
     provider: Sim,
     life: u64,
-    shards: Arc<ShardHost>,
+    shards: OpenHost,
     _node: Arc<Node>,
     /// `None` while the node is dead.
     listener: Option<Box<dyn Listener>>,
@@ -350,7 +350,7 @@ impl World {
         listed.retain(|member| member.node != id);
         listed.push(MemoryNode { node: id, life: Epoch(life), endpoints, is_up: true });
         let listener = Some(listener);
-        Memory { machine, provider, life, shards, _node: node, listener }
+        Memory { machine, provider, life, shards: OpenHost(shards), _node: node, listener }
     }
 
     /// Ends the life of a node. The pool reports that.

@@ -1,5 +1,6 @@
 //! Seeded runs of every scenario, and real processes that are killed and cut off.
 
+mod copies;
 mod cuts;
 mod full_memory;
 mod keys;

@@ -120,7 +120,8 @@ pub trait ShardStore: Send + Sync + 'static {
     fn send(&self, shard: &NewShard<'_>, image: &[u8]) -> Result<StoreNode, AwayError>;
 
     /// Looks up keys in shards. The result has one entry for each element of `asks`, in their
-    /// order. Asks of different nodes run in parallel.
+    /// order. Asks of different nodes run in parallel. The store asks for a shard at the node that
+    /// it is read at now ([`StoreWatcher::moved`]), which may not be the node of the ask.
     ///
     /// The answer has the versions of each key that the snapshot sees, from all shards of the ask
     /// together. They are ordered newest first, and end with the first version that is not a merge
@@ -135,7 +136,8 @@ pub trait ShardStore: Send + Sync + 'static {
 
     /// A page of the merged records of one node's shards, in either direction.
     ///
-    /// Errors: as those of [`ShardStore::lookup`].
+    /// Errors: as those of [`ShardStore::lookup`]. If the shards are read at several nodes by now,
+    /// the store reports that ([`StoreWatcher::moved`]) and then returns [`AwayError::Busy`].
     fn scan(&self, ask: &ScanAsk<'_>) -> Result<ScanPage, AwayError>;
 
     /// The whole image of a shard, opened and thereby checked.
@@ -171,6 +173,14 @@ pub trait StoreWatcher: Send + Sync + 'static {
     /// life, so that the database rebuilds the shards before a read needs them. A shard may be
     /// named more than once, and also after its release.
     fn lost(&self, shards: &[ShardId]);
+
+    /// Reports that these shards are read at `node` from now on. A store with two copies of a shard
+    /// uses the other copy if a node is lost, does not answer, or wants memory back. Nothing is
+    /// lost, and the store still answers asks that name the earlier node. A shard may be named more
+    /// than once, and also after its release. Default: nothing happens, for stores with one copy.
+    fn moved(&self, shards: &[ShardId], node: StoreNode) {
+        let _one_copy = (shards, node);
+    }
 
     /// Reports that [`ShardStore::room`] has changed: it has grown, or its limit has fallen, so
     /// that flushes are due.
@@ -253,8 +263,12 @@ pub struct StoreRoom {
     pub sending_bytes: u64,
     /// Bytes of images that the nodes hold for the database, those of unanswered releases included.
     pub held_bytes: u64,
-    /// Bytes of images that the database may have at all nodes together. While a node wants memory
-    /// back, it is so close to `held_bytes` that flushes are due.
+    /// Bytes of second copies, which are a part of `held_bytes`. The store releases them when an
+    /// image needs their room.
+    pub spare_bytes: u64,
+    /// Bytes of images that the database may have at all nodes together, without second copies.
+    /// While a node wants memory back, it is so close to `held_bytes - spare_bytes` that flushes
+    /// are due.
     pub limit_bytes: u64,
     /// Bytes of the largest image that a node takes. 0 if no node takes any: then nothing is sent.
     pub image_bytes_max: u64,

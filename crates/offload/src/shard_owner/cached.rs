@@ -27,7 +27,7 @@ use archipelago_engine::remote::{
 
 use super::counters::count;
 use super::driver::OwnerDriver;
-use super::links::{NodeLinks, RecordRead};
+use super::links::{NodeLinks, OneSidedFailure, RecordRead};
 use super::offsets::{CachedOffset, key_hash};
 use super::sabotage::OwnerSabotage;
 use super::search::NewestPut;
@@ -89,6 +89,9 @@ impl OwnerDriver {
 
     /// Looks keys up: reads known records, and requests the other keys from the node.
     pub(super) async fn look_up_one(&self, ask: &LookupAsk<'_>) -> Result<LookupAnswer, AwayError> {
+        let node = self.state.lock().common_node(&ask.shards).unwrap_or(ask.node);
+        let moved = (node != ask.node).then(|| LookupAsk { node, ..ask.clone() });
+        let ask = moved.as_ref().unwrap_or(ask);
         let links = self.links(ask.node).filter(|_| self.has_offsets());
         let Some(links) = links else { return self.ask_node(ask).await };
         let plan = self.plan(ask, &links);
@@ -182,6 +185,15 @@ impl OwnerDriver {
         let results = links.read_records(&records).await;
         count(&self.tally.cache_reads, records.len() as u64);
         let mut versions = Vec::with_capacity(reads.len());
+        let silent = reads.iter().zip(&results).filter_map(|(known, result)| {
+            matches!(result, Err(OneSidedFailure::NoAnswer(_))).then_some(known.shard)
+        });
+        let silent: Vec<ShardId> = silent.collect();
+        if !silent.is_empty() {
+            // The request that follows goes to the other copies, if there are any.
+            self.state.lock().avoid(ask.node, &silent);
+            self.tell_news();
+        }
         for (known, result) in reads.iter().zip(results) {
             let Ok(bytes) = result else {
                 count(&self.tally.cache_unread, 1);

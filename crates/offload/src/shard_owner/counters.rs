@@ -22,6 +22,12 @@ pub(super) struct Tally {
     pub(super) repeated: AtomicU64,
     pub(super) busy: AtomicU64,
     pub(super) lost: AtomicU64,
+    pub(super) copied: AtomicU64,
+    pub(super) copies_used: AtomicU64,
+    pub(super) copies_given_up: AtomicU64,
+    pub(super) copies_no_room: AtomicU64,
+    pub(super) copies_not_sent: AtomicU64,
+    pub(super) copies_not_queued: AtomicU64,
     pub(super) cache_hits: AtomicU64,
     pub(super) cache_misses: AtomicU64,
     pub(super) cache_passed: AtomicU64,
@@ -36,10 +42,14 @@ pub(super) struct Tally {
 pub(super) struct StateFigures {
     pub(super) nodes: u64,
     pub(super) shards: u64,
+    /// Shards that two nodes have.
+    pub(super) doubled: u64,
+    /// Bytes of images that wait for their second copy.
+    pub(super) copy_bytes: u64,
     pub(super) room: StoreRoom,
     /// Bytes of memory that nodes guarantee.
     pub(super) guaranteed_bytes: u64,
-    /// Bytes of shards that nodes have beyond the shares of the database.
+    /// Bytes of first copies that nodes have beyond the shares of the database.
     pub(super) surplus_bytes: u64,
     /// Entries of the key-offset cache.
     pub(super) entries: u64,
@@ -60,13 +70,17 @@ pub struct OwnerFigures {
     pub shards: u64,
     /// Bytes of images that the nodes hold, including those of unconfirmed releases.
     pub held_bytes: u64,
-    /// Bytes of images that the database may have at all nodes together. While nodes want memory
-    /// back, it is `held_bytes` and a sixteenth of the bytes of the shards that can be read.
+    /// Bytes of second copies, which are a part of these.
+    pub spare_bytes: u64,
+    /// Bytes of first copies that the database may have at all nodes together. While nodes want
+    /// memory back, it is the held bytes of first copies, and a sixteenth of those that can be
+    /// read.
     pub limit_bytes: u64,
     /// Bytes of memory that the nodes guarantee.
     pub guaranteed_bytes: u64,
     /// Bytes of shards that nodes have beyond the shares of the database. The nodes want them back,
-    /// because other databases claim memory, or the node is drained.
+    /// because other databases claim memory, or the node is drained. Second copies, and shards
+    /// whose release is under way, do not count.
     pub surplus_bytes: u64,
     /// Shards that were sent.
     pub sent: u64,
@@ -92,6 +106,24 @@ pub struct OwnerFigures {
     pub busy: u64,
     /// Shards that were lost.
     pub lost: u64,
+    /// Shards that two nodes have now.
+    pub copies: u64,
+    /// Bytes of images that wait in this process for their second copy.
+    pub copy_queue_bytes: u64,
+    /// Second copies that were sent.
+    pub copied: u64,
+    /// Number of times that reads of a shard changed to its other copy, because its node was lost
+    /// or did not answer.
+    pub copies_used: u64,
+    /// Copies that were released because a first copy needed the room, or because a node had more
+    /// of the database than its share.
+    pub copies_given_up: u64,
+    /// Shards that got no second copy because no other node had room.
+    pub copies_no_room: u64,
+    /// Shards that got no second copy because the transfer failed.
+    pub copies_not_sent: u64,
+    /// Shards that got no second copy because too many images waited for theirs.
+    pub copies_not_queued: u64,
     /// Bytes of images that were written to nodes, including transfers in progress.
     pub written_bytes: u64,
     /// Most bytes of images that were written within 100 ms.
@@ -123,6 +155,7 @@ impl Tally {
             nodes: state.nodes,
             shards: state.shards,
             held_bytes: state.room.held_bytes,
+            spare_bytes: state.room.spare_bytes,
             limit_bytes: state.room.limit_bytes,
             guaranteed_bytes: state.guaranteed_bytes,
             surplus_bytes: state.surplus_bytes,
@@ -148,17 +181,26 @@ impl Tally {
             repeated: read(&self.repeated),
             busy: read(&self.busy),
             lost: read(&self.lost),
+            copies: state.doubled,
+            copy_queue_bytes: state.copy_bytes,
+            copied: read(&self.copied),
+            copies_used: read(&self.copies_used),
+            copies_given_up: read(&self.copies_given_up),
+            copies_no_room: read(&self.copies_no_room),
+            copies_not_sent: read(&self.copies_not_sent),
+            copies_not_queued: read(&self.copies_not_queued),
         }
     }
 }
 
 impl OwnerFigures {
     /// The figures by name.
-    fn named(&self) -> [(&'static str, u64); 28] {
+    fn named(&self) -> [(&'static str, u64); 37] {
         [
             ("nodes", self.nodes),
             ("shards", self.shards),
             ("held_bytes", self.held_bytes),
+            ("spare_bytes", self.spare_bytes),
             ("limit_bytes", self.limit_bytes),
             ("guaranteed_bytes", self.guaranteed_bytes),
             ("surplus_bytes", self.surplus_bytes),
@@ -174,6 +216,14 @@ impl OwnerFigures {
             ("repeated", self.repeated),
             ("busy", self.busy),
             ("lost", self.lost),
+            ("copies", self.copies),
+            ("copy_queue_bytes", self.copy_queue_bytes),
+            ("copied", self.copied),
+            ("copies_used", self.copies_used),
+            ("copies_given_up", self.copies_given_up),
+            ("copies_no_room", self.copies_no_room),
+            ("copies_not_sent", self.copies_not_sent),
+            ("copies_not_queued", self.copies_not_queued),
             ("written_bytes", self.written_bytes),
             ("peak_bytes", self.peak_bytes),
             ("cache_entries", self.cache_entries),

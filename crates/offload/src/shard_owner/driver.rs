@@ -1,16 +1,20 @@
 //! The driver of an owner: the state machine, the links to nodes, and the tasks that serve them.
 //!
 //! One task per memory node sends beats, purges and releases. Another task polls the list of nodes.
-//! Transfers and reads run on the threads of their callers.
+//! A third kind of task sends second copies. Transfers of first copies and reads run on the threads
+//! of their callers.
 //!
 //! Invariants:
 //! 1. The lock of the state is never held across an await, nor while the database is notified.
-//! 2. The tasks end with the owner, because they hold no reference to it while they sleep.
+//! 2. The tasks end with the owner, because they hold no reference to it while they sleep. The task
+//!    of second copies holds one, and ends when its queue is empty.
+//! 3. The database gets news in the order in which they happened.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: the modules of the parts say how each operation fails.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -20,6 +24,7 @@ use archipelago_fabric::{self as fabric, Reach};
 use parking_lot::Mutex;
 
 use super::bell::Bell;
+use super::copies::CopyQueue;
 use super::counters::{Tally, count};
 use super::flow::Flow;
 use super::links::{NodeLinks, OneSidedFailure, Way};
@@ -71,6 +76,15 @@ pub(super) struct OwnerDriver {
     pub(super) state: Mutex<OwnerState>,
     pub(super) tally: Tally,
     pub(super) flow: Flow,
+    /// Flow of second copies. It is separate, so that it does not slow first copies down.
+    pub(super) copy_flow: Flow,
+    pub(super) copies: Mutex<CopyQueue>,
+    /// Number of transfers of first copies that are under way.
+    pub(super) sends: AtomicUsize,
+    /// Number of these that wait for room.
+    pub(super) sends_waiting: AtomicUsize,
+    /// Held while the database is notified.
+    notifying: Mutex<()>,
     nodes: Mutex<BTreeMap<StoreNode, NodeEntry>>,
     watcher: OnceLock<Weak<dyn StoreWatcher>>,
 }
@@ -84,6 +98,11 @@ impl OwnerDriver {
             state: Mutex::new(state),
             tally: Tally::default(),
             flow: Flow::default(),
+            copy_flow: Flow::default(),
+            copies: Mutex::default(),
+            sends: AtomicUsize::new(0),
+            sends_waiting: AtomicUsize::new(0),
+            notifying: Mutex::default(),
             nodes: Mutex::default(),
             watcher: OnceLock::new(),
         });
@@ -159,9 +178,18 @@ impl OwnerDriver {
     pub(super) fn tell_news(&self) {
         // While the database is opening, the news are kept for it.
         let Some(watcher) = self.watcher.get() else { return };
+        let _in_order = self.notifying.lock();
         let news = self.state.lock().take_news();
         count(&self.tally.lost, news.lost.len() as u64);
+        count(&self.tally.copies_used, news.copies_used);
+        count(&self.tally.copies_given_up, news.copies_given_up);
+        news.given_up_at.iter().for_each(|node| self.ring(*node));
         let Some(watcher) = watcher.upgrade() else { return };
+        let mut moved: BTreeMap<StoreNode, Vec<ShardId>> = BTreeMap::new();
+        for (shard, node) in BTreeMap::from_iter(news.moved) {
+            moved.entry(node).or_default().push(shard);
+        }
+        moved.iter().for_each(|(node, shards)| watcher.moved(shards, *node));
         if !news.lost.is_empty() {
             watcher.lost(&news.lost);
         }
@@ -210,7 +238,10 @@ impl OwnerDriver {
     /// ends the tasks.
     pub(super) fn close(&self) {
         let until_ns = self.now_ns() + self.terms().farewell.as_nanos() as u64;
-        while !self.state.lock().is_settled() && self.now_ns() < until_ns {
+        self.copies.lock().clear();
+        self.state.lock().end_copies();
+        let is_settled = || !self.copies.lock().is_running() && self.state.lock().is_settled();
+        while !is_settled() && self.now_ns() < until_ns {
             self.wait(self.pause());
         }
         self.end();
@@ -218,6 +249,7 @@ impl OwnerDriver {
 
     /// Ends the tasks and the links.
     pub(super) fn end(&self) {
+        self.copies.lock().clear();
         self.state.lock().close();
         let entries = std::mem::take(&mut *self.nodes.lock());
         for entry in entries.into_values() {

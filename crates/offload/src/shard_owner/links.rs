@@ -173,7 +173,7 @@ pub(super) struct RecordRead {
 }
 
 /// An image to write: its destination, its bytes and its speed.
-pub(super) struct WriteOrder<'a, F> {
+pub(super) struct WriteOrder<'a, F, W> {
     /// Key of the landing zone.
     pub(super) key: &'a RemoteKey,
     /// Offset of the image within the region.
@@ -183,6 +183,8 @@ pub(super) struct WriteOrder<'a, F> {
     /// Computes the speed of the transfer from the measured speed of the link, both in bytes a
     /// second. `u64::MAX` means no limit.
     pub(super) speed: F,
+    /// Whether the node is still to get the image. If not, the write fails.
+    pub(super) is_wanted: W,
 }
 
 impl NodeLinks {
@@ -332,13 +334,19 @@ impl NodeLinks {
     /// Writes an image into the range of a grant. Returns when all of it is placed.
     pub(super) async fn write(
         &self,
-        order: WriteOrder<'_, impl Fn(u64) -> u64>,
+        order: WriteOrder<'_, impl Fn(u64) -> u64, impl Fn() -> bool>,
     ) -> Result<(), OneSidedFailure> {
-        let WriteOrder { key, at, image, flow, speed } = order;
+        let WriteOrder { key, at, image, flow, speed, is_wanted } = order;
         let (link, zone) = self.region(key).await?;
         let mut burst = WriteBurst::default();
         let mut next = 0;
         while next < image.len() {
+            if !is_wanted() {
+                while !burst.in_flight.is_empty() {
+                    self.complete(&*link, &mut burst).await?;
+                }
+                return Err(OneSidedFailure::NoAnswer(NoAnswer::of(&"the transfer was stopped")));
+            }
             let limit = speed(self.meter.write_bytes_per_s());
             let len = (slice_bytes(limit) as usize).min(image.len() - next);
             // At full speed several slices are in flight. At a limited speed only the latest is.
@@ -641,7 +649,8 @@ mod tests {
         let (flow, image) = (Flow::default(), [7; 100]);
         let write = || {
             let (key, flow, image) = (&key, &flow, &image[..]);
-            let order = WriteOrder { key, at: 0, image, flow, speed: |_| u64::MAX };
+            let (speed, is_wanted) = (|_| u64::MAX, || true);
+            let order = WriteOrder { key, at: 0, image, flow, speed, is_wanted };
             wait_for(&owner, links.write(order))
         };
         let read = || wait_for(&owner, links.read(&key, 0, 100)).map(drop);

@@ -9,6 +9,7 @@
 //! | look-ups and pages, as state machines | `search/`, `page/` |
 //! | shards of the previous owner | `takeover.rs` |
 //! | the key-offset cache, and look-ups by it | `offsets/`, `cached.rs` |
+//! | second copies | `copies.rs` |
 //! | links to a node: requests, and one-sided reads and writes | `links.rs`, `within.rs` |
 //! | the speed of links, and that of transfers | `meter.rs`, `flow.rs` |
 //! | the tasks of an owner, transfers and reads over the links | `driver.rs`, `sends.rs`, `reads.rs` |
@@ -23,6 +24,7 @@
 
 mod bell;
 mod cached;
+mod copies;
 mod counters;
 mod driver;
 mod flow;

@@ -2,10 +2,16 @@
 //! images.
 //!
 //! A read that gets no answer, or is refused as busy, is repeated until its shards are lost or
-//! [`OwnerTerms::patience`](super::OwnerTerms::patience) has passed. If the node does not know one
-//! shard, only that shard is lost. The read then ends as busy, and the database repeats it for the
-//! other shards. If a node returns wrong bytes, the read is repeated once. After a second wrong
-//! answer the shards are lost, because the database can rebuild them.
+//! [`OwnerTerms::patience`](super::OwnerTerms::patience) has passed. If a node does not answer, and
+//! another one has a copy of a shard, the repetition and later reads go to that node, with a
+//! patience of its own. A look-up may go to several nodes, and
+//! the owner merges their answers. A page comes from one node. If the shards of a page lie at
+//! several nodes by now, the owner notifies the database, which requests one page for each node.
+//!
+//! If the node does not know one shard, only that shard is lost there. The read then ends as busy,
+//! and the database repeats it for the other shards. If a node returns wrong bytes, the read is
+//! repeated once. After a second wrong answer the shards are lost at that node, because the
+//! database can rebuild them.
 //!
 //! The node names values longer than [`inline_max`] by their places, and the owner reads them
 //! one-sided.
@@ -15,9 +21,10 @@
 use std::sync::Arc;
 
 use archipelago_base::runtime::join_all;
+use archipelago_engine::key::Kind;
 use archipelago_engine::memtable::SealedImage;
 use archipelago_engine::remote::{
-    AwayError, LookupAnswer, LookupAsk, ScanAsk, ScanPage, ShardId, StoreNode,
+    AwayError, KeyAsk, KeyVersions, LookupAnswer, LookupAsk, ScanAsk, ScanPage, ShardId,
 };
 use archipelago_fabric::MESSAGE_BYTES_MAX;
 
@@ -27,7 +34,7 @@ use super::links::{NoAnswer, NodeLinks, OneSidedFailure, Way};
 use super::page::{self, PageReader};
 use super::search::{Contradiction, Search};
 use super::sends::head_sum;
-use super::state::{ReadTarget, ReadableShard};
+use super::state::{ReadRoute, ReadTarget, ReadableShard};
 use crate::decide::inline_max;
 use crate::wire::shard::{ShardMessage, ShardRefusal, ShardWhy};
 
@@ -73,44 +80,123 @@ impl From<OneSidedFailure> for ReadFailure {
 
 /// The repetitions of one read.
 struct ReadAttempts {
-    node: StoreNode,
     until_ns: u64,
     wrong: u32,
+    /// Whether the read has changed to the other copy of a shard.
+    has_moved: bool,
 }
 
-/// The node and the shards of a read.
-struct ReadScope<'a> {
-    node: StoreNode,
-    shards: &'a [ShardId],
+/// A node that answers for shards of a read, and the links to it.
+struct LinkedRoute {
+    route: ReadRoute,
+    links: Arc<NodeLinks>,
+}
+
+/// The part of a look-up that one node answers.
+struct AskPart<'a> {
+    ask: LookupAsk<'a>,
+    /// Positions of its keys in the whole look-up.
+    keys: Vec<usize>,
+}
+
+/// Makes the part of a look-up that the node of `route` answers.
+fn part_at<'a>(ask: &LookupAsk<'a>, route: &ReadRoute) -> AskPart<'a> {
+    let mut part = AskPart {
+        ask: LookupAsk {
+            node: route.node,
+            shards: route.shards.clone(),
+            keys: Vec::new(),
+            snapshot: ask.snapshot,
+            keys_only: ask.keys_only,
+        },
+        keys: Vec::new(),
+    };
+    for (position, asked) in ask.keys.iter().enumerate() {
+        let here = asked.within.iter().filter_map(|at| {
+            let shard = ask.shards.get(*at as usize)?;
+            route.shards.iter().position(|known| known == shard)
+        });
+        let within: Vec<u32> = here.map(|at| at as u32).collect();
+        if !within.is_empty() {
+            part.ask.keys.push(KeyAsk { within, ..asked.clone() });
+            part.keys.push(position);
+        }
+    }
+    part
+}
+
+/// The versions of several shards, newest first, through the first that is no merge operand.
+fn merged(mut found: KeyVersions) -> KeyVersions {
+    found.versions.sort_by_key(|version| std::cmp::Reverse(version.seq));
+    let last = found.versions.iter().position(|version| version.kind != Kind::Merge);
+    found.versions.truncate(last.map_or(found.versions.len(), |last| last + 1));
+    found
 }
 
 impl OwnerDriver {
-    fn attempts(&self, node: StoreNode) -> ReadAttempts {
+    fn attempts(&self) -> ReadAttempts {
         let until_ns = self.now_ns() + self.terms().patience.as_nanos() as u64;
-        ReadAttempts { node, until_ns, wrong: 0 }
+        ReadAttempts { until_ns, wrong: 0, has_moved: false }
     }
 
-    /// The names of the shards and the links to their node.
-    fn target(&self, scope: &ReadScope<'_>) -> Result<(ReadTarget, Arc<NodeLinks>), AwayError> {
-        let target = self.state.lock().target(scope.node, scope.shards)?;
-        let over = || AwayError::Lost("the life of their memory node is over".to_owned());
-        Ok((target, self.links(scope.node).ok_or_else(over)?))
+    /// The nodes that answer for these shards, and the links to them.
+    fn routes(&self, shards: &[ShardId]) -> Result<Vec<LinkedRoute>, AwayError> {
+        let linked = |route: ReadRoute| {
+            let links = self.links(route.node)?;
+            Some(LinkedRoute { route, links })
+        };
+        // The life of a node may end between the two look-ups. The state then knows the other
+        // copies already.
+        for _ in 0..2 {
+            let routes = self.state.lock().routes(shards)?;
+            let linked: Option<Vec<LinkedRoute>> = routes.into_iter().map(linked).collect();
+            if let Some(routes) = linked {
+                return Ok(routes);
+            }
+        }
+        Err(AwayError::Lost("the life of their memory node is over".to_owned()))
+    }
+
+    /// The node that answers for one shard.
+    fn route(&self, shard: ShardId) -> Result<LinkedRoute, AwayError> {
+        let gone = || AwayError::Lost(format!("no memory node has shard {shard} any more"));
+        self.routes(&[shard])?.pop().ok_or_else(gone)
+    }
+
+    /// Notes that a node did not answer a read. Returns whether the read changes to other copies of
+    /// its shards for the first time. It then has a new patience.
+    fn has_moved(&self, attempts: &mut ReadAttempts, scope: &ReadRoute) -> bool {
+        let has_moved = self.state.lock().avoid(scope.node, &scope.shards);
+        self.tell_news();
+        if !has_moved || attempts.has_moved {
+            return false;
+        }
+        *attempts = ReadAttempts { has_moved: true, ..self.attempts() };
+        true
     }
 
     /// Decides whether a read is repeated. An error ends it.
     async fn after(
         &self,
         attempts: &mut ReadAttempts,
-        scope: &ReadScope<'_>,
+        scope: &ReadRoute,
         failure: ReadFailure,
     ) -> Result<(), AwayError> {
         let lost = |why: String| {
-            self.state.lock().lose(scope.node, scope.shards);
+            self.state.lock().lose(scope.node, &scope.shards);
             self.tell_news();
-            Err(AwayError::Lost(why))
+            // Another node may have all of them.
+            let is_elsewhere = self.state.lock().routes(&scope.shards).is_ok();
+            if is_elsewhere { Ok(()) } else { Err(AwayError::Lost(why)) }
         };
         let why = match failure {
-            ReadFailure::NoAnswer(none) => none.why,
+            ReadFailure::NoAnswer(none) => {
+                if self.has_moved(attempts, scope) {
+                    count(&self.tally.repeated, 1);
+                    return Ok(());
+                }
+                none.why
+            }
             ReadFailure::Refused(ShardRefusal { why: ShardWhy::UnknownShard, shard, .. }) => {
                 let named = shard.and_then(|name| self.state.lock().id_of(name));
                 let Some(id) = named.filter(|id| scope.shards.contains(id)) else {
@@ -141,9 +227,10 @@ impl OwnerDriver {
                 refusal.to_string()
             }
             ReadFailure::Wrong(what) => {
-                tracing::error!(node = %attempts.node, what, "a memory node gave a wrong answer");
+                tracing::error!(node = %scope.node, what, "a memory node gave a wrong answer");
                 attempts.wrong += 1;
                 if attempts.wrong >= WRONG_MAX {
+                    attempts.wrong = 0;
                     return lost(format!("a memory node gave {what}"));
                 }
                 what.to_owned()
@@ -171,18 +258,46 @@ impl OwnerDriver {
 
     /// Requests all keys from the node.
     pub(super) async fn ask_node(&self, ask: &LookupAsk<'_>) -> Result<LookupAnswer, AwayError> {
-        let scope = ReadScope { node: ask.node, shards: &ask.shards };
-        let mut attempts = self.attempts(ask.node);
+        let mut attempts = self.attempts();
         loop {
-            let (target, links) = self.target(&scope)?;
-            match self.try_lookup(ask, &target, &links).await {
+            let routes = self.routes(&ask.shards)?;
+            let tried = match &routes[..] {
+                [LinkedRoute { route, links }] => {
+                    let tried = self.try_lookup(ask, &route.target, links).await;
+                    tried.map_err(|failure| (route, failure))
+                }
+                routes => self.try_parts(ask, routes).await,
+            };
+            match tried {
                 Ok(answer) => {
                     count(&self.tally.keys, ask.keys.len() as u64);
                     return Ok(answer);
                 }
-                Err(failure) => self.after(&mut attempts, &scope, failure).await?,
+                Err((route, failure)) => self.after(&mut attempts, route, failure).await?,
             }
         }
+    }
+
+    /// Looks keys up at several nodes, and merges their answers. A failure names its route.
+    async fn try_parts<'a>(
+        &self,
+        ask: &LookupAsk<'_>,
+        routes: &'a [LinkedRoute],
+    ) -> Result<LookupAnswer, (&'a ReadRoute, ReadFailure)> {
+        let parts: Vec<AskPart<'_>> = routes.iter().map(|at| part_at(ask, &at.route)).collect();
+        let asks = routes.iter().zip(&parts).map(async |(at, part)| match part.keys.is_empty() {
+            true => Ok(LookupAnswer::default()),
+            false => self.try_lookup(&part.ask, &at.route.target, &at.links).await,
+        });
+        let answers = join_all(asks).await;
+        let mut found = vec![KeyVersions::default(); ask.keys.len()];
+        for ((at, part), answer) in routes.iter().zip(&parts).zip(answers) {
+            let answer = answer.map_err(|failure| (&at.route, failure))?;
+            for (key, versions) in part.keys.iter().zip(answer.keys) {
+                found[*key].versions.extend(versions.versions);
+            }
+        }
+        Ok(LookupAnswer { keys: found.into_iter().map(merged).collect() })
     }
 
     async fn try_lookup(
@@ -243,16 +358,21 @@ impl OwnerDriver {
 
     /// A page of a scan.
     pub(super) async fn scan(&self, ask: &ScanAsk<'_>) -> Result<ScanPage, AwayError> {
-        let scope = ReadScope { node: ask.node, shards: ask.shards };
-        let mut attempts = self.attempts(ask.node);
+        let mut attempts = self.attempts();
         loop {
-            let (target, links) = self.target(&scope)?;
-            match self.try_page(ask, &target, &links).await {
+            let routes = self.routes(ask.shards)?;
+            let [LinkedRoute { route, links }] = &routes[..] else {
+                self.state.lock().tell_places(ask.shards);
+                self.tell_news();
+                let why = "the shards are read at several memory nodes by now";
+                return Err(AwayError::Busy(why.to_owned()));
+            };
+            match self.try_page(ask, &route.target, links).await {
                 Ok(page) => {
                     count(&self.tally.pages, 1);
                     return Ok(page);
                 }
-                Err(failure) => self.after(&mut attempts, &scope, failure).await?,
+                Err(failure) => self.after(&mut attempts, route, failure).await?,
             }
         }
     }
@@ -290,24 +410,19 @@ impl OwnerDriver {
 
     /// The whole image of a shard.
     pub(super) async fn fetch(&self, id: ShardId) -> Result<Arc<SealedImage>, AwayError> {
-        let home = self.state.lock().home(id);
-        let gone = || AwayError::Lost(format!("no memory node has shard {id} any more"));
-        let node = home.ok_or_else(gone)?;
-        let shards = [id];
-        let scope = ReadScope { node, shards: &shards };
-        let mut attempts = self.attempts(node);
+        let mut attempts = self.attempts();
         let begin_ns = self.now_ns();
         loop {
-            let (target, links) = self.target(&scope)?;
-            let bytes: u64 = target.shards.iter().map(|shard| shard.place.bytes).sum();
+            let LinkedRoute { route, links } = self.route(id)?;
+            let bytes: u64 = route.target.shards.iter().map(|shard| shard.place.bytes).sum();
             let end_ns = begin_ns + self.terms().image(bytes).as_nanos() as u64;
-            match self.fetch_image(&target, &links, end_ns).await {
+            match self.fetch_image(&route.target, &links, end_ns).await {
                 Ok(image) => {
                     count(&self.tally.fetched, 1);
                     count(&self.tally.fetched_bytes, bytes);
                     return Ok(image);
                 }
-                Err(failure) => self.after(&mut attempts, &scope, failure).await?,
+                Err(failure) => self.after(&mut attempts, &route, failure).await?,
             }
         }
     }

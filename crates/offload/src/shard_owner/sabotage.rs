@@ -9,6 +9,10 @@ archipelago_base::fault_switches! {
         /// Every reply makes an entry of the key-offset cache, even if its reader does not see the
         /// newest version.
         no_newest_check,
+        /// A release goes to the first place of a shard only.
+        no_second_release,
+        /// The loss of the first place of a shard loses the shard, although another node has it.
+        no_promotion,
         /// Hashes of keys have three bits, so that many keys share an entry. This is no fault. It
         /// makes collisions frequent, which are otherwise very rare.
         short_hashes,

@@ -4,11 +4,16 @@
 //! the node whatever the transfer may have left there.
 //! Cost: two requests, a WRITE for each slice ([`super::flow`]), and a checksum over the image.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use archipelago_base::checksum;
 use archipelago_engine::remote::{AwayError, NewShard, ShardId, StoreNode};
 
+use super::copies::CopyOrder;
 use super::counters::count;
 use super::driver::OwnerDriver;
+use super::flow::Flow;
 use super::links::{NodeLinks, OneSidedFailure, Way, WriteOrder};
 use super::state::{NotSent, Pick, ReadableShard};
 use super::transfer::{Transfer, TransferFailure, TransferOrder, TransferStep, pieces};
@@ -25,19 +30,82 @@ pub(super) fn head_sum(image: &[u8]) -> u64 {
     checksum::hash64(&image[..image.len().min(HEAD_BYTES)])
 }
 
+/// The image of a transfer, and the rules for its speed and its end.
+pub(super) struct Sending<'a, S, W> {
+    pub(super) image: &'a [u8],
+    pub(super) flow: &'a Flow,
+    /// Speed of the transfer in bytes a second, from the speed of the link.
+    pub(super) speed: S,
+    /// Whether the node is still to get the image.
+    pub(super) is_wanted: W,
+}
+
+/// Counts one in a number until it is dropped.
+struct Counted<'a>(&'a AtomicUsize);
+
+impl<'a> Counted<'a> {
+    fn new(number: &'a AtomicUsize) -> Self {
+        number.fetch_add(1, Ordering::Relaxed);
+        Self(number)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl TransferFailure {
+    /// The end of the transfer of `bytes`, for the state.
+    fn end_of(&self, bytes: u64) -> NotSent {
+        // The next choice leaves this node out, whatever room the node reports.
+        let left_bytes = self.end.left_bytes.map(|left| left.min(bytes.saturating_sub(1)));
+        NotSent { left_bytes, ..self.end }
+    }
+
+    /// Whether another node may take the image.
+    fn may_try_another(&self) -> bool {
+        let why = self.refusal.map(|refusal| refusal.why);
+        matches!(
+            why,
+            Some(ShardWhy::Full | ShardWhy::TooLarge | ShardWhy::Retired | ShardWhy::HasGrant)
+        )
+    }
+}
+
 impl OwnerDriver {
     /// Sends an image to the node that [`place`](crate::decide::place) chooses, or to another node
-    /// if that one has no room.
+    /// if that one has no room. With two copies, the image then waits for its second transfer.
     pub(super) async fn send(
-        &self,
+        self: &Arc<Self>,
         shard: &NewShard<'_>,
         image: &[u8],
     ) -> Result<StoreNode, AwayError> {
+        let (node, order) = {
+            let _counted = Counted::new(&self.sends);
+            self.send_first(shard, image).await?
+        };
+        self.copy_later(order.bytes, || CopyOrder {
+            id: shard.id,
+            boundary: shard.keys.start.clone(),
+            last_seq: shard.last_seq,
+            order,
+            image: image.to_vec(),
+        });
+        Ok(node)
+    }
+
+    async fn send_first(
+        &self,
+        shard: &NewShard<'_>,
+        image: &[u8],
+    ) -> Result<(StoreNode, TransferOrder), AwayError> {
         let (id, bytes) = (shard.id, image.len() as u64);
         let patience_ns = self.terms().patience.as_nanos() as u64;
         let until_ns = self.now_ns() + patience_ns;
         let end_ns = self.now_ns() + self.terms().image(bytes).as_nanos() as u64;
-        let mut order = None;
+        let (mut order, mut waiting) = (None, None);
         loop {
             let boundary = &shard.keys.start;
             let pick = self.state.lock().begin_send(self.now_ns(), id, bytes, boundary);
@@ -52,14 +120,21 @@ impl OwnerDriver {
                     return Err(AwayError::NoRoom("other transfers fill the nodes".to_owned()));
                 }
                 Pick::Later => {
+                    // Second copies take no room meanwhile. Nodes may have to release some first.
+                    waiting.get_or_insert_with(|| Counted::new(&self.sends_waiting));
+                    self.tell_news();
                     self.pause().await;
                     continue;
                 }
             };
+            waiting = None;
             let order = order.get_or_insert_with(|| self.order(shard, image));
             let transfer = Transfer::new(order.clone(), self.now_ns(), patience_ns, end_ns);
             let is_wanted = || self.state.lock().is_sending(node, id, losses);
-            match self.transfer(node, transfer, image, is_wanted).await {
+            let half_ns = transfer.half_ns();
+            let speed = |link| self.send_speed(link, half_ns);
+            let sending = Sending { image, flow: &self.flow, speed, is_wanted };
+            match self.transfer(node, transfer, sending).await {
                 Ok(place) => {
                     let head_sum = head_sum(image);
                     let at = ReadableShard { place, head_sum, last_seq: shard.last_seq };
@@ -69,7 +144,7 @@ impl OwnerDriver {
                     count(&self.tally.sent, 1);
                     count(&self.tally.sent_bytes, bytes);
                     self.fill_hot(id, image);
-                    return Ok(node);
+                    return Ok((node, order.clone()));
                 }
                 Err(failure) => self.on_failure(node, id, bytes, &failure, until_ns)?,
             }
@@ -100,23 +175,10 @@ impl OwnerDriver {
         until_ns: u64,
     ) -> Result<(), AwayError> {
         let now_ns = self.now_ns();
-        {
-            let mut state = self.state.lock();
-            // The next choice must leave this node out, whatever room it reports.
-            let left = failure.end.left_bytes.map(|left| left.min(bytes.saturating_sub(1)));
-            state.not_sent(now_ns, node, id, NotSent { left_bytes: left, ..failure.end });
-            if let Some(refusal) = &failure.refusal {
-                state.on_refused(now_ns, node, refusal);
-            }
-        }
-        self.ring(node);
-        self.tell_news();
-        let why = failure.refusal.map(|refusal| refusal.why);
-        let may_try_another = matches!(
-            why,
-            Some(ShardWhy::Full | ShardWhy::TooLarge | ShardWhy::Retired | ShardWhy::HasGrant)
-        );
-        if may_try_another && now_ns < until_ns {
+        let end = failure.end_of(bytes);
+        self.state.lock().not_sent(now_ns, node, id, end);
+        self.note_refusal(node, failure);
+        if failure.may_try_another() && now_ns < until_ns {
             return Ok(());
         }
         count(&self.tally.not_sent, 1);
@@ -125,14 +187,36 @@ impl OwnerDriver {
         Err(AwayError::Busy(said))
     }
 
+    /// Handles a failed transfer of a second copy. Returns whether another node may take the copy.
+    pub(super) fn note_copy_failure(
+        &self,
+        node: StoreNode,
+        id: ShardId,
+        bytes: u64,
+        failure: &TransferFailure,
+    ) -> bool {
+        let end = failure.end_of(bytes);
+        let was_stopped = self.state.lock().not_copied(self.now_ns(), node, id, end);
+        self.note_refusal(node, failure);
+        was_stopped || failure.may_try_another()
+    }
+
+    fn note_refusal(&self, node: StoreNode, failure: &TransferFailure) {
+        if let Some(refusal) = &failure.refusal {
+            self.state.lock().on_refused(self.now_ns(), node, refusal);
+        }
+        self.ring(node);
+        self.tell_news();
+    }
+
     /// Sends an image to one node. Stops if the node is lost or the shard is released meanwhile.
-    async fn transfer(
+    pub(super) async fn transfer(
         &self,
         node: StoreNode,
         mut transfer: Transfer,
-        image: &[u8],
-        is_wanted: impl Fn() -> bool,
+        sending: Sending<'_, impl Fn(u64) -> u64, impl Fn() -> bool>,
     ) -> Result<ShardPlace, TransferFailure> {
+        let Sending { image, flow, speed, is_wanted } = sending;
         let Some(links) = self.links(node) else {
             return Err(TransferFailure { end: NotSent::default(), refusal: None });
         };
@@ -154,8 +238,9 @@ impl OwnerDriver {
                         key: &grant.key,
                         at: grant.at,
                         image,
-                        flow: &self.flow,
-                        speed: |link| self.send_speed(link, transfer.half_ns()),
+                        flow,
+                        speed: &speed,
+                        is_wanted: &is_wanted,
                     });
                     let written = self.until(transfer.end_ns(), write).await;
                     let written = written.map_err(|failure| match failure {

@@ -60,17 +60,22 @@ impl RemoteShards {
     #[must_use]
     pub fn figures(&self) -> OwnerFigures {
         let Some(driver) = self.driver.get() else { return OwnerFigures::default() };
+        let copy_bytes = driver.copies.lock().bytes();
         let figures = {
             let mut state = driver.state.lock();
             let (nodes, shards) = state.counts();
+            let (mut flow, copies) = (driver.flow.figures(), driver.copy_flow.figures());
+            flow.written_bytes += copies.written_bytes;
             StateFigures {
                 nodes,
                 shards,
+                doubled: state.doubled(),
+                copy_bytes,
                 room: state.room(driver.now_ns()),
                 guaranteed_bytes: state.guaranteed_bytes(),
                 surplus_bytes: state.surplus_bytes(),
                 entries: state.offsets().len(),
-                flow: driver.flow.figures(),
+                flow,
             }
         };
         driver.tally.figures(&figures)

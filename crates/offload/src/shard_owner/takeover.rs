@@ -5,14 +5,17 @@
 //! this open counts all listed shards as held. When it has decided, it releases those that it does
 //! not keep. It reads and keeps only shards that the node has confirmed.
 //!
+//! A shard of which two nodes have a copy is found once. Its head is read at either node, and the
+//! shard is adopted at both.
+//!
 //! Cost: a request to each node for about 500 shards, and one request that holds them. Two reads
 //! for each shard that may be kept.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use archipelago_base::FileNo;
 use archipelago_base::runtime::join_all;
+use archipelago_base::{FileNo, checksum};
 use archipelago_engine::memtable::ImageHead;
 use archipelago_engine::remote::{AwayError, EarlierShard, FoundShard, ShardId, StoreNode};
 use archipelago_fabric::MESSAGE_BYTES_MAX;
@@ -50,6 +53,19 @@ fn found(node: StoreNode, listed: &ListedShard) -> FoundShard {
     }
 }
 
+/// Whether two found shards are copies of the same one.
+fn is_copy(one: &FoundShard, other: &FoundShard) -> bool {
+    (one.name, one.family, one.last_seq) == (other.name, other.family, other.last_seq)
+        && one.keys == other.keys
+        && one.image_bytes == other.image_bytes
+}
+
+/// The head of an image, and the nodes that did not answer when it was read.
+struct HeadRead {
+    head: Result<ImageHead, AwayError>,
+    silent: Vec<StoreNode>,
+}
+
 impl OwnerDriver {
     /// Lists the shards of the previous owner at all nodes that answer in time, and requests the
     /// nodes to hold them.
@@ -66,7 +82,7 @@ impl OwnerDriver {
         let nodes = self.state.lock().begun_nodes();
         let lists = nodes.iter().map(|node| self.find_at(*node, patience));
         let lists = join_all(lists).await;
-        let mut shards = Vec::new();
+        let mut shards: Vec<FoundShard> = Vec::new();
         for (node, listed) in nodes.into_iter().zip(lists) {
             let Some(listed) = listed else {
                 tracing::warn!(%node, "a memory node did not list its shards in time");
@@ -74,6 +90,18 @@ impl OwnerDriver {
             };
             shards.extend(listed.iter().map(|shard| found(node, shard)));
         }
+        let state = self.state.lock();
+        let is_confirmed =
+            |shard: &FoundShard| state.held(shard.node, name_of(&shard.name)).is_some();
+        // Of two copies, the list has the one whose node has confirmed it, if there is one. If both
+        // have, a hash chooses, so that both nodes are read.
+        shards.sort_by_key(|shard| {
+            let ShardName { epoch, memtable, shard: number } = name_of(&shard.name);
+            let parts = [epoch.0, memtable, number.into(), shard.node.0].map(u64::to_le_bytes);
+            let rank = checksum::hash64(parts.as_flattened());
+            (name_of(&shard.name), !is_confirmed(shard), rank)
+        });
+        shards.dedup_by(|later, first| is_copy(later, first));
         shards
     }
 
@@ -150,25 +178,42 @@ impl OwnerDriver {
         let mut heads = Vec::with_capacity(shards.len());
         let mut silent: Vec<StoreNode> = Vec::new();
         for some in shards.chunks(HEADS_IN_PARALLEL) {
-            let reads = some.iter().map(|shard| {
-                let is_silent = silent.contains(&shard.node);
-                self.head(shard, is_silent)
-            });
-            let read = join_all(reads).await;
-            for (shard, head) in some.iter().zip(&read) {
-                if matches!(head, Err(AwayError::Busy(_))) && !silent.contains(&shard.node) {
-                    silent.push(shard.node);
-                }
+            let known = silent.clone();
+            let reads = some.iter().map(|shard| self.head(shard, &known));
+            for read in join_all(reads).await {
+                silent.extend(read.silent);
+                heads.push(read.head);
             }
-            heads.extend(read);
         }
         heads
     }
 
-    /// Reads the head of an image. If the node was silent before, the result is `Busy` without a
-    /// read.
-    async fn head(&self, shard: &FoundShard, is_silent: bool) -> Result<ImageHead, AwayError> {
-        let (node, name) = (shard.node, name_of(&shard.name));
+    /// Reads the head of an image, from the node that has the other copy if the first node does not
+    /// give it. Nodes that were `silent` before are not read.
+    async fn head(&self, shard: &FoundShard, silent: &[StoreNode]) -> HeadRead {
+        let other = self.state.lock().other_holder(shard.node, name_of(&shard.name));
+        let mut found_silent = Vec::new();
+        let mut head = Err(AwayError::Lost("no memory node has the shard".to_owned()));
+        for node in std::iter::once(shard.node).chain(other) {
+            head = self.head_at(node, shard, silent.contains(&node)).await;
+            match &head {
+                Ok(_) => break,
+                Err(AwayError::Busy(_)) => found_silent.push(node),
+                Err(_) => {}
+            }
+        }
+        HeadRead { head, silent: found_silent }
+    }
+
+    /// Reads the head of an image at a node. If the node was silent before, the result is `Busy`
+    /// without a read.
+    async fn head_at(
+        &self,
+        node: StoreNode,
+        shard: &FoundShard,
+        is_silent: bool,
+    ) -> Result<ImageHead, AwayError> {
+        let name = name_of(&shard.name);
         let busy = || AwayError::Busy("its memory node does not answer".to_owned());
         let lost = |why: &str| AwayError::Lost(why.to_owned());
         if is_silent {

@@ -93,13 +93,17 @@ impl NodeList for Listed {
 /// News that a database would get.
 #[derive(Default)]
 pub(crate) struct Heard {
-    lost: Mutex<Vec<ShardId>>,
+    pub(crate) lost: Mutex<Vec<ShardId>>,
+    pub(crate) moved: Mutex<Vec<(ShardId, StoreNode)>>,
     pub(crate) load: Mutex<WriteLoad>,
 }
 
 impl StoreWatcher for Heard {
     fn lost(&self, shards: &[ShardId]) {
         self.lost.lock().extend_from_slice(shards);
+    }
+    fn moved(&self, shards: &[ShardId], node: StoreNode) {
+        self.moved.lock().extend(shards.iter().map(|id| (*id, node)));
     }
     fn room_has_changed(&self) {}
     fn write_load(&self) -> WriteLoad {
@@ -115,7 +119,8 @@ pub(crate) struct World {
     pub(crate) listed: Arc<Listed>,
     pub(crate) heard: Arc<Heard>,
     pub(crate) store: Arc<RemoteShards>,
-    bytes: u64,
+    /// Bytes of a node for shards, and copies of each shard.
+    sizes: (u64, u32),
     garbles: Arc<AtomicBool>,
     mutes: Arc<AtomicU8>,
 }
@@ -125,8 +130,9 @@ pub(crate) fn identity(epoch: u64) -> OwnerIdentity {
 }
 
 /// Terms for nodes with this number of bytes for shards.
-fn terms(bytes: u64) -> OwnerTerms {
-    OwnerTerms { landing_bytes: (bytes / 16).max(MIB), ..OwnerTerms::default() }
+fn terms(sizes: (u64, u32)) -> OwnerTerms {
+    let (bytes, copies) = sizes;
+    OwnerTerms { landing_bytes: (bytes / 16).max(MIB), copies, ..OwnerTerms::default() }
 }
 
 impl Memory {
@@ -148,22 +154,32 @@ impl World {
         Self::over(&Model::quick(), seed, nodes, bytes)
     }
 
+    /// An owner that sends two copies of each shard, and nodes with this number of bytes for
+    /// shards.
+    pub(crate) fn with_copies(seed: u64, nodes: u64, bytes: u64) -> Self {
+        Self::build(&Model::quick(), seed, nodes, (bytes, 2))
+    }
+
     /// The same over links of this model.
     pub(crate) fn over(model: &Model, seed: u64, nodes: u64, bytes: u64) -> Self {
+        Self::build(model, seed, nodes, (bytes, 1))
+    }
+
+    fn build(model: &Model, seed: u64, nodes: u64, sizes: (u64, u32)) -> Self {
         let simulation = Simulation::new(seed);
         let network = Network::new(&simulation);
         let owner = simulation.host("owner");
         let listed = Arc::new(Listed::default());
         let reach = network.join(&owner, model.clone());
         let mut world = Self {
-            store: Self::store(&owner, &reach, &listed, bytes, 1),
+            store: Self::store(&owner, &reach, &listed, sizes, 1),
             simulation,
             network,
             owner,
             nodes: Vec::new(),
             listed,
             heard: Arc::default(),
-            bytes,
+            sizes,
             garbles: Arc::default(),
             mutes: Arc::default(),
         };
@@ -184,10 +200,10 @@ impl World {
         owner: &Host,
         reach: &Sim,
         listed: &Arc<Listed>,
-        bytes: u64,
+        sizes: (u64, u32),
         epoch: u64,
     ) -> Arc<RemoteShards> {
-        let store = Self::opening_store(owner, reach, listed, bytes);
+        let store = Self::opening_store(owner, reach, listed, sizes);
         store.owner_is(&identity(epoch)).unwrap();
         store.purge();
         store
@@ -197,21 +213,21 @@ impl World {
         owner: &Host,
         reach: &Sim,
         listed: &Arc<Listed>,
-        bytes: u64,
+        sizes: (u64, u32),
     ) -> Arc<RemoteShards> {
         RemoteShards::new(OwnerParts {
             nodes: Arc::clone(listed) as _,
             reach: Arc::new(reach.clone()),
             runtime: Arc::new(owner.clone()),
             waits: Waits::InRuntime,
-            terms: terms(bytes),
+            terms: terms(sizes),
         })
     }
 
     /// A store that has no owner yet.
     pub(crate) fn unnamed_store(&self) -> Arc<RemoteShards> {
         let reach = self.network.join(&self.owner, Model::quick());
-        Self::opening_store(&self.owner, &reach, &self.listed, self.bytes)
+        Self::opening_store(&self.owner, &reach, &self.listed, self.sizes)
     }
 
     /// The store of an owner whose open has not decided what it keeps.
@@ -224,16 +240,16 @@ impl World {
     /// The next owner of the database.
     fn next_owner(&self, epoch: u64) -> Arc<RemoteShards> {
         let reach = self.network.join(&self.owner, Model::quick());
-        let store = Self::store(&self.owner, &reach, &self.listed, self.bytes, epoch);
+        let store = Self::store(&self.owner, &reach, &self.listed, self.sizes, epoch);
         self.wait(SECOND);
         store
     }
 
     /// Starts a new life of a node.
     fn start(&self, number: u64, host: &Host, provider: &Sim, life: u64) -> Memory {
-        let limits = ShardLimits { arena_bytes: MIB, ..ShardLimits::new(self.bytes) };
+        let limits = ShardLimits { arena_bytes: MIB, ..ShardLimits::new(self.sizes.0) };
         let clock = self.simulation.clock();
-        let bytes = NodeBytes::new(self.bytes);
+        let bytes = NodeBytes::new(self.sizes.0);
         let shards = ShardHost::new(limits, bytes, clock, HostThreads::Caller);
         let garbles = Arc::clone(&self.garbles);
         let mute = Mute {
@@ -293,7 +309,7 @@ impl World {
         wait_for(&self.owner, Runtime::sleep(&self.owner, time));
     }
 
-    fn figures(&self, index: usize) -> HostFigures {
+    pub(crate) fn figures(&self, index: usize) -> HostFigures {
         self.nodes[index].figures()
     }
 
@@ -306,7 +322,7 @@ impl World {
     }
 
     /// The index of the node that has the shards of this number.
-    fn index(&self, node: StoreNode) -> usize {
+    pub(crate) fn index(&self, node: StoreNode) -> usize {
         // The first lives have the first numbers, in the order of the list.
         usize::try_from(node.0).unwrap() - 1
     }
@@ -473,7 +489,13 @@ fn scan_all(
 }
 
 /// Compares all reads of some shards at one node with a search of their images.
-fn reads_are_right(world: &World, rng: &mut Rng, node: StoreNode, samples: &[&Sample], keys: u64) {
+pub(crate) fn reads_are_right(
+    world: &World,
+    rng: &mut Rng,
+    node: StoreNode,
+    samples: &[&Sample],
+    keys: u64,
+) {
     let ids: Vec<ShardId> = samples.iter().map(|sample| sample.id).collect();
     for round in 0..6 {
         let all: Vec<Vec<u8>> = (0..keys + 1).map(key_of).collect();

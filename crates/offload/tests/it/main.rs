@@ -6,6 +6,7 @@ mod away;
 mod away_database;
 mod away_images;
 mod away_offsets;
+mod copies;
 mod corpus;
 mod databases;
 mod flushes;

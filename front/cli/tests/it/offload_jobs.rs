@@ -83,7 +83,7 @@ fn jobs_are_listed_until_their_server_has_installed_them() {
     });
     assert!(shown.starts_with("JOB "), "{shown}");
     let job = shown.lines().find(|line| line.contains("  installing  ")).unwrap();
-    assert!(job.contains("  compaction  ") && job.contains(" KiB  "), "{job}");
+    assert!(job.contains("  compaction  ") && job.contains("iB  "), "{job}");
     assert!(job.trim_end().ends_with(&format!("(process {})", executor.id())), "{job}");
     assert!(shown.trim_end().ends_with(" wait"), "{shown}");
     server.signal(Signal::CONT);

@@ -155,6 +155,38 @@ fn memtables_of_a_server_rest_at_memory_nodes_that_are_killed() {
 }
 
 #[test]
+fn kill_of_one_of_two_memory_nodes_rebuilds_nothing_with_two_copies() {
+    let base = tempfile::tempdir().unwrap();
+    let (_manager, at) = manager();
+    let mut nodes = [memory(1, &at), memory(2, &at)];
+    let dir = base.path().join("db");
+    let more = ["--offload-mode", "memtables", "--shard-copies", "2"];
+    let (server, address) = serve(&dir, &at, &more);
+    let mut redis = Redis::connect(&address).unwrap();
+    nodes_are(&mut redis, 2);
+    let round = load_until(&mut redis, 0, "offload_shards_copied", 20);
+    let round = load_until_shards_rest(&mut redis, round);
+    until("all shards have two copies", || {
+        figure(&mut redis, "offload_shards_copies") == figure(&mut redis, "offload_shards_shards")
+    });
+    nodes[0].kill();
+    check_all(&mut redis, round);
+    nodes_are(&mut redis, 1);
+    check_all(&mut redis, round);
+    // Each shard had a copy at the killed node.
+    until("the copies are gone", || figure(&mut redis, "offload_shards_copies") == 0);
+    assert_eq!(figure(&mut redis, "offload_shards_lost"), 0, "nothing is rebuilt");
+    // The node comes back empty, and gets second copies again.
+    nodes[0] = memory(1, &at);
+    nodes_are(&mut redis, 2);
+    let round = load_until(&mut redis, round + 1, "offload_shards_copied", 10);
+    check_all(&mut redis, round);
+    drop(server);
+    let verified = db(&dir, &["verify"]);
+    assert!(verified.status.success(), "{}", text(&verified));
+}
+
+#[test]
 fn server_without_memory_nodes_keeps_its_memtables() {
     let base = tempfile::tempdir().unwrap();
     let dir = base.path().join("db");
@@ -301,4 +333,8 @@ fn settings_of_remote_memtables_need_the_mode() {
         let said = refused(&["serve", setting, "5"]);
         assert!(said.contains("--offload-mode memtables"), "{said}");
     }
+    let said = refused(&["serve", "--shard-copies", "2"]);
+    assert!(said.contains("--offload-mode memtables"), "{said}");
+    let said = refused(&["serve", "--shard-copies", "3", "--offload-mode", "memtables"]);
+    assert!(said.contains("--shard-copies"), "{said}");
 }

@@ -7,15 +7,17 @@ metrics! {
     NODES: Gauge "archipelago_remote_shards_nodes" [];
     /// Number of memtable shards that memory nodes hold and search for the database.
     SHARDS: Gauge "archipelago_remote_shards" [];
-    /// Bytes of these shards, and of those whose release is not confirmed yet.
+    /// Bytes of all copies of these shards, and of those whose release is not confirmed yet.
     HELD: Gauge "archipelago_remote_shards_held_bytes" [];
-    /// Bytes of shards that the database may have at all memory nodes together. While nodes want
-    /// memory back, this is little more than the database has there.
+    /// Bytes of second copies of shards.
+    SPARE: Gauge "archipelago_remote_shards_spare_bytes" [];
+    /// Bytes of first copies that the database may have at all memory nodes together. While nodes
+    /// want memory back, this is little more than the database has there.
     LIMIT: Gauge "archipelago_remote_shards_limit_bytes" [];
     /// Bytes of memory that memory nodes guarantee the database.
     GUARANTEED: Gauge "archipelago_remote_shards_guaranteed_bytes" [];
-    /// Bytes of shards that memory nodes want back, because other databases claim memory or the
-    /// node is drained.
+    /// Bytes of first copies that memory nodes want back, because other databases claim memory or
+    /// the node is drained.
     SURPLUS: Gauge "archipelago_remote_shards_surplus_bytes" [];
     /// Number of shards that were sent to memory nodes.
     SENT: Counter "archipelago_remote_shards_sent" [];
@@ -47,4 +49,17 @@ metrics! {
     BUSY: Counter "archipelago_remote_shards_busy_reads" [];
     /// Number of shards that were lost with a memory node. The database rebuilds them from its log.
     LOST: Counter "archipelago_remote_shards_lost" [];
+    /// Number of shards of which two memory nodes have a copy.
+    COPIES: Gauge "archipelago_remote_shards_copies" [];
+    /// Bytes of shards that wait in the process for the transfer of their second copy.
+    COPY_QUEUE: Gauge "archipelago_remote_shards_copy_queue_bytes" [];
+    /// Number of second copies of shards that were sent to memory nodes.
+    COPIED: Counter "archipelago_remote_shards_copied" [];
+    /// Number of times that reads of a shard changed to its other copy, because the memory node was
+    /// lost or did not answer.
+    COPIES_USED: Counter "archipelago_remote_shards_copies_used" [];
+    /// Number of shards with one copy instead of two, by `reason`: no other memory node had room,
+    /// the transfer failed, too many waited for theirs, or a copy was released for another shard or
+    /// another database.
+    COPIES_MISSING: Counter "archipelago_remote_shards_copies_missing" ["reason"];
 }

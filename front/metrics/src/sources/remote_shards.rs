@@ -15,6 +15,7 @@ pub fn remote_shards(shards: Arc<RemoteShards>) -> Source {
         samples.set(&metric::NODES, &[], figures.nodes);
         samples.set(&metric::SHARDS, &[], figures.shards);
         samples.set(&metric::HELD, &[], figures.held_bytes);
+        samples.set(&metric::SPARE, &[], figures.spare_bytes);
         samples.set(&metric::LIMIT, &[], figures.limit_bytes);
         samples.set(&metric::GUARANTEED, &[], figures.guaranteed_bytes);
         samples.set(&metric::SURPLUS, &[], figures.surplus_bytes);
@@ -39,5 +40,13 @@ pub fn remote_shards(shards: Arc<RemoteShards>) -> Source {
         samples.set(&metric::REPEATED, &[], figures.repeated);
         samples.set(&metric::BUSY, &[], figures.busy);
         samples.set(&metric::LOST, &[], figures.lost);
+        samples.set(&metric::COPIES, &[], figures.copies);
+        samples.set(&metric::COPY_QUEUE, &[], figures.copy_queue_bytes);
+        samples.set(&metric::COPIED, &[], figures.copied);
+        samples.set(&metric::COPIES_USED, &[], figures.copies_used);
+        samples.set(&metric::COPIES_MISSING, &["no_room"], figures.copies_no_room);
+        samples.set(&metric::COPIES_MISSING, &["failed"], figures.copies_not_sent);
+        samples.set(&metric::COPIES_MISSING, &["queue_full"], figures.copies_not_queued);
+        samples.set(&metric::COPIES_MISSING, &["given_up"], figures.copies_given_up);
     })
 }

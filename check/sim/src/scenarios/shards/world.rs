@@ -17,6 +17,7 @@ use super::model::{Book, DatabaseBook, SharedBook};
 use super::owner::Owner;
 use crate::run::{RunOutcome, RunRequest, Trace};
 use crate::scenarios::figures;
+use crate::scenarios::shard_parts::OpenHost;
 
 /// Time after which the host drops the shards of a silent owner.
 pub(super) const ORPHANS: Duration = Duration::from_millis(60);
@@ -46,7 +47,7 @@ impl Handler for ToHost {
 
 /// A life of the node.
 struct NodeLife {
-    shards: Arc<ShardHost>,
+    shards: OpenHost,
     bytes: Arc<NodeBytes>,
     _node: Arc<Node>,
     _listener: Box<dyn Listener>,
@@ -133,7 +134,7 @@ impl World {
         let listener = self.there.serve(&node, "memory").expect("a host serves at its name");
         self.work(&shards, life);
         self.tick(&shards, &bytes, life);
-        let life = NodeLife { shards, bytes, _node: node, _listener: listener };
+        let life = NodeLife { shards: OpenHost(shards), bytes, _node: node, _listener: listener };
         self.life = Some(life);
     }
 

@@ -16,7 +16,8 @@
 //! pass over them anyway.
 //!
 //! Once a shard has its copy in memory ([`crate::db::state::away`]), the cursor goes on in the
-//! copy, from the edge at which it needed a page. The cursor waits for a lost shard while that is
+//! copy, from the edge at which it needed a page. If the shards lie at several nodes by then, the
+//! cursor goes on with one cursor for each node. The cursor waits for a lost shard while that is
 //! rebuilt. The node may lack one of several shards. Then the cursor asks for each shard alone,
 //! because only one of them may be lost. A shard that was released meanwhile is not lost.
 //!
@@ -31,6 +32,7 @@
 //! Cost: one request for a window. Windows grow from [`PAGE_BYTES_MIN`] to [`PAGE_BYTES_MAX`] while
 //! a scan goes on.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use archipelago_base::{Error, Result, SeqNo};
@@ -135,24 +137,28 @@ impl AwayCursor {
         Self::new(shard.node(), vec![part], keys, scan)
     }
 
-    /// Switches the cursor to the copies in memory if a shard has one. Returns the source of its
-    /// records.
+    /// Switches the cursor to the copies in memory if a shard has one, and to cursors of several
+    /// nodes if the shards lie at several by now. Returns the source of its records.
     fn look_for_copies(&mut self) -> Result<Source> {
         if self.local.is_some() {
             return Ok(Source::Local);
         }
-        if !self.parts.iter().any(|part| part.shard.has_copy()) {
+        let mut nodes = self.parts.iter().map(|part| part.shard.node());
+        let first = nodes.next().unwrap_or(self.node);
+        let is_together = nodes.all(|node| node == first);
+        if is_together && !self.parts.iter().any(|part| part.shard.has_copy()) {
+            self.node = first;
             return Ok(Source::Window);
         }
-        let (mut children, mut apart) = (Vec::new(), Vec::new());
+        let (mut children, mut apart) = (Vec::new(), BTreeMap::<StoreNode, Vec<AwayPart>>::new());
         for part in &self.parts {
             match part.shard.copy()? {
                 Some(copy) => children.push(Child::new(copy.iter(), SeqNo::MAX)),
-                None => apart.push(part.clone()),
+                None => apart.entry(part.shard.node()).or_default().push(part.clone()),
             }
         }
-        if !apart.is_empty() {
-            let rest = Self::new(self.node, apart, self.bounds.clone(), self.scan);
+        for (node, parts) in apart {
+            let rest = Self::new(node, parts, self.bounds.clone(), self.scan);
             children.push(Child::new(Box::new(rest), SeqNo::MAX));
         }
         let local: Box<dyn InternalIterator> = match children.len() {

@@ -79,13 +79,14 @@ fn stall_input(
     };
     let flush_bytes_per_s = pacing.flush_speed().min(limit);
     let nodes = context.away().map(|away| away.room()).unwrap_or_default();
+    let nodes_held = nodes.held_bytes.saturating_sub(nodes.spare_bytes);
     let takes_shards = nodes.free_bytes > 0 && nodes.image_bytes_max > 0;
     // Sends that are slow because writers need no more say nothing about the speed of the link.
     let send_bytes_per_s = || pacing.send_speed().max(nodes.link_bytes_per_s);
     StallInput {
         send_bytes_per_s: takes_shards.then(send_bytes_per_s),
-        away_backlog_bytes: away_excess_bytes(nodes.held_bytes, nodes.limit_bytes),
-        away_space_bytes: nodes.limit_bytes.saturating_sub(nodes.held_bytes),
+        away_backlog_bytes: away_excess_bytes(nodes_held, nodes.limit_bytes),
+        away_space_bytes: nodes.limit_bytes.saturating_sub(nodes_held),
         flush_backlog_bytes: here.map(|shard| shard.data_bytes()).sum(),
         memtable_space_bytes: buffer
             .saturating_mul(spare as u64)

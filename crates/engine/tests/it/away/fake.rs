@@ -29,6 +29,8 @@ const PATIENCE: u32 = 40;
 pub(crate) struct Mood {
     /// Bytes that the nodes may hold.
     pub(crate) limit_bytes: u64,
+    /// Number of copies of each shard that the store reports.
+    pub(crate) copies: u64,
     /// Bytes of the largest image.
     pub(crate) image_bytes_max: u64,
     /// Sends that fail.
@@ -58,6 +60,7 @@ impl Default for Mood {
     fn default() -> Self {
         Self {
             limit_bytes: 8 << 20,
+            copies: 1,
             image_bytes_max: 1 << 20,
             refuse: 0,
             no_room: false,
@@ -88,6 +91,8 @@ pub(crate) struct Did {
     pub(crate) listed: u64,
     pub(crate) adopted: u64,
     pub(crate) silent: u64,
+    /// Number of asks that named the node of a shard before it moved.
+    pub(crate) astray: u64,
     /// Largest number of bytes held.
     pub(crate) held_max: u64,
     /// Load of the writers at the latest transfer that had one.
@@ -113,6 +118,8 @@ struct Nodes {
     next_node: u64,
     /// Every shard that the store has ever accepted.
     taken: BTreeSet<ShardId>,
+    /// Shards that have moved to another node since they were sent.
+    moved: BTreeSet<ShardId>,
     released: BTreeSet<ShardId>,
     /// Number of times that no node had room for a shard.
     no_room: BTreeMap<ShardId, u64>,
@@ -130,9 +137,29 @@ impl Nodes {
         held.map(|held| held.found.image_bytes).sum()
     }
 
-    fn find(&self, node: StoreNode, id: ShardId) -> Result<Arc<SealedImage>, AwayError> {
-        let found = self.nodes.get(&node.0).and_then(|shards| shards.get(&id));
-        found.map(|held| Arc::clone(&held.image)).ok_or_else(|| AwayError::Lost(format!("{id}")))
+    /// The image of a shard at a node, or at another node if the shard has moved.
+    fn find(&mut self, node: StoreNode, id: ShardId) -> Result<Arc<SealedImage>, AwayError> {
+        let at =
+            |shards: &BTreeMap<ShardId, Held>| shards.get(&id).map(|held| Arc::clone(&held.image));
+        let mut found = self.nodes.get(&node.0).and_then(at);
+        if found.is_none() && self.moved.contains(&id) {
+            self.did.astray += 1;
+            found = self.nodes.values().find_map(at);
+        }
+        found.ok_or_else(|| AwayError::Lost(format!("{id}")))
+    }
+
+    /// Whether no node has one of these shards.
+    fn lacks_some(&self, ids: &[ShardId]) -> bool {
+        let is_here = |id: &ShardId| self.nodes.values().any(|shards| shards.contains_key(id));
+        !ids.iter().all(is_here)
+    }
+
+    /// Whether these shards are at one node.
+    fn are_together(&self, ids: &[ShardId]) -> bool {
+        let has_all =
+            |shards: &BTreeMap<ShardId, Held>| ids.iter().all(|id| shards.contains_key(id));
+        self.nodes.values().any(has_all)
     }
 }
 
@@ -205,6 +232,42 @@ impl FakeStore {
         let watcher = self.watcher.lock().clone();
         if let Some(watcher) = watcher.and_then(|watcher| watcher.upgrade()) {
             watcher.room_has_changed();
+        }
+    }
+
+    /// Moves every second shard of each node to a new node. `tells` says whether the database is
+    /// notified now. A scan of shards at several nodes notifies it in any case.
+    pub(crate) fn move_some(&self, tells: bool) {
+        {
+            let mut nodes = self.nodes.lock();
+            let mut moved: BTreeMap<ShardId, Held> = BTreeMap::new();
+            for shards in nodes.nodes.values_mut() {
+                let ids: Vec<ShardId> = shards.keys().step_by(2).copied().collect();
+                moved.extend(ids.iter().filter_map(|id| shards.remove_entry(id)));
+            }
+            nodes.moved.extend(moved.keys());
+            nodes.next_node += 1;
+            let next = nodes.next_node;
+            nodes.nodes.insert(next, moved);
+        }
+        if tells {
+            self.tell_moved();
+        }
+    }
+
+    /// Notifies the database of the nodes of all shards.
+    fn tell_moved(&self) {
+        let watcher = self.watcher.lock().clone().and_then(|watcher| watcher.upgrade());
+        let Some(watcher) = watcher else { return };
+        let nodes: Vec<(u64, Vec<ShardId>)> = {
+            let nodes = self.nodes.lock();
+            let at = |(node, shards): (&u64, &BTreeMap<ShardId, Held>)| {
+                (*node, shards.keys().copied().collect())
+            };
+            nodes.nodes.iter().map(at).collect()
+        };
+        for (node, shards) in nodes {
+            watcher.moved(&shards, StoreNode(node));
         }
     }
 
@@ -427,7 +490,8 @@ impl ShardStore for FakeStore {
         StoreRoom {
             free_bytes: mood.limit_bytes.saturating_sub(held_bytes),
             sending_bytes: 0,
-            held_bytes,
+            held_bytes: held_bytes * mood.copies,
+            spare_bytes: held_bytes * (mood.copies - 1),
             limit_bytes: mood.limit_bytes,
             image_bytes_max: mood.image_bytes_max,
             link_bytes_per_s: 0,
@@ -513,6 +577,14 @@ impl ShardStore for FakeStore {
         let images: Vec<Arc<SealedImage>> = {
             let mut nodes = self.nodes.lock();
             nodes.did.pages += 1;
+            if ask.shards.iter().any(|id| nodes.moved.contains(id))
+                && !nodes.are_together(ask.shards)
+                && !nodes.lacks_some(ask.shards)
+            {
+                drop(nodes);
+                self.tell_moved();
+                return Err(AwayError::Busy("the shards are at several nodes".to_owned()));
+            }
             ask.shards.iter().map(|id| nodes.find(ask.node, *id)).collect::<Result<_, _>>()?
         };
         if let Some(resume) = ask.resume {

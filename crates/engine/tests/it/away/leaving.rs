@@ -153,6 +153,21 @@ fn memtables_of_a_family_with_one_bucket_leave() {
 }
 
 #[test]
+fn second_copies_make_no_flush_due() {
+    let held_max = [1, 2].map(|copies| {
+        let mood = Mood { limit_bytes: 160 << 10, copies, ..Mood::default() };
+        let mut world = World::with(Change { mood, ..Change::default() });
+        for number in 0..2000 {
+            world.put(number % KEYS, "value");
+            while !matches!(world.db.step_background(), Ok(false)) {}
+        }
+        world.check();
+        world.store.did().held_max
+    });
+    assert!(held_max[0] > 0 && held_max[0] == held_max[1], "{held_max:?}");
+}
+
+#[test]
 fn each_step_may_fail() {
     let points = ["send.picked", "send.before_send", "send.sent", "flush.shard", "flush.picked"];
     // A limit that makes memtables due from time to time.

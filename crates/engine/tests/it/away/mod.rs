@@ -19,6 +19,7 @@ mod fake;
 mod flushing;
 mod leaving;
 mod losses;
+mod moves;
 mod operations;
 mod reads;
 mod takeover;

@@ -15,8 +15,8 @@
 //! a process that was stopped finds many of its other requests late when it goes on.
 //!
 //! Invariants:
-//! 1. A shard can be read at one node at most, and only between its registration and its loss or
-//!    release. A lost shard is never read again.
+//! 1. A shard can be read at two nodes at most ([`places`], [`copies`]), and only between its
+//!    registration and its loss or release. A lost shard is never read again.
 //! 2. If a node may have seen a name in a transfer that failed, the name is released there. It is
 //!    not sent to that life of the node again.
 //! 3. The oldest memtable that a release names is at most that of any shard which is being sent or
@@ -26,9 +26,9 @@
 //! 6. No shard is sent to a node before the shards of earlier owners are purged there, nor after a
 //!    newer owner was seen there. The purge follows when the open has adopted the shards that it
 //!    keeps ([`earlier`]).
-//! 7. While a node has more of the database than its share, [`OwnerState::room`] has a limit that
-//!    makes flushes due, whatever room this node and others have. The limit stays above the bytes
-//!    that the nodes hold, so that writers slow down and do not stop.
+//! 7. While a node has more first copies of the database than its share, [`OwnerState::room`] has a
+//!    limit that makes flushes due, whatever room this node and others have. The limit stays above
+//!    the bytes of first copies that the nodes hold, so that writers slow down and do not stop.
 //! 8. Nodes that do not answer, or that another owner has taken, count neither in the held bytes
 //!    nor in the limit of [`OwnerState::room`]: the database has no shard there that it can flush.
 //!
@@ -36,8 +36,10 @@
 //! Failure: every failure of a node ends in lost shards, which the database rebuilds.
 //! Cost: O(nodes + log shards) for each call, and O(shards of the node) for a loss and for figures.
 
+mod copies;
 mod earlier;
 mod node;
+mod places;
 mod shards;
 mod terms;
 #[cfg(test)]
@@ -50,11 +52,14 @@ use archipelago_base::Epoch;
 use archipelago_engine::remote::{AwayError, ShardId, StoreNode, StoreRoom};
 use archipelago_fabric::{NodeId, RemoteKey};
 
+use copies::CopyUnderWay;
 use earlier::EarlierShards;
 use node::{BegunFacts, FullNotice, MissedBeat, NodeState, Takes};
+use places::Places;
 use shards::ShardStage;
 use terms::UNLIMITED_BYTES;
 
+pub(super) use copies::ReadRoute;
 pub(super) use node::NodeTask;
 pub(super) use shards::ReadableShard;
 pub use terms::OwnerTerms;
@@ -69,9 +74,11 @@ use crate::wire::shard::{NodeShare, ShardMessage, ShardName, ShardRefusal, Shard
 const REFUSED_PAUSE: Duration = Duration::from_millis(50);
 /// Largest number of shards that one release names.
 const RELEASES_MAX: usize = 4096;
-/// Divisor of the bytes of readable shards: while a node wants memory back, the limit exceeds the
-/// held bytes by this part of them. Then flushes of about a fifth of them are due.
+/// Divisor of the bytes of first copies that can be read: while a node wants memory back, the limit
+/// exceeds the held bytes of first copies by this part of them. Then flushes of about a fifth of
+/// them are due.
 const SURPLUS_SLACK_PART: u64 = 16;
+
 /// A memory node as the pool knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryNode {
@@ -101,6 +108,16 @@ pub(super) enum NextAsk {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct News {
     pub(super) lost: Vec<ShardId>,
+    /// Shards that are read at another node from now on.
+    pub(super) moved: Vec<(ShardId, StoreNode)>,
+    /// Number of times that reads of a shard changed to its other copy, because its node was lost
+    /// or did not answer.
+    pub(super) copies_used: u64,
+    /// Copies that were released because a first copy needed the room, or because a node had more
+    /// of the database than its share.
+    pub(super) copies_given_up: u64,
+    /// Nodes at which these copies were released. Their tasks send the releases.
+    pub(super) given_up_at: BTreeSet<StoreNode>,
     pub(super) has_more_room: bool,
     /// Whether a node wants memory back, so that flushes are due.
     pub(super) must_flush: bool,
@@ -154,8 +171,11 @@ pub(super) struct OwnerState {
     terms: OwnerTerms,
     nodes: BTreeMap<StoreNode, NodeState>,
     next_node: u64,
-    /// Node of each shard that can be read.
-    homes: BTreeMap<ShardId, StoreNode>,
+    /// Nodes of each shard that can be read.
+    places: Places,
+    copying: Option<CopyUnderWay>,
+    /// Whether the owner begins no transfer of a second copy any more.
+    takes_no_copies: bool,
     /// Number of the oldest memtable of which shards may still be sent.
     oldest: u64,
     earlier: EarlierShards,
@@ -172,7 +192,9 @@ impl OwnerState {
             terms,
             nodes: BTreeMap::new(),
             next_node: 1,
-            homes: BTreeMap::new(),
+            places: Places::default(),
+            copying: None,
+            takes_no_copies: false,
             oldest: 0,
             earlier: EarlierShards::default(),
             news: News::default(),
@@ -232,7 +254,7 @@ impl OwnerState {
         for node in over {
             if let Some(mut state) = self.nodes.remove(&node) {
                 let lost = state.lose();
-                self.note_lost(lost);
+                self.note_lost(node, lost);
             }
         }
         let mut new = Vec::new();
@@ -262,14 +284,6 @@ impl OwnerState {
             state.endpoints.clone_from(&member.endpoints);
         }
         new
-    }
-
-    fn note_lost(&mut self, lost: Vec<ShardId>) {
-        for id in &lost {
-            self.homes.remove(id);
-            self.offsets.forget(*id);
-        }
-        self.news.lost.extend(lost);
     }
 
     /// The next request for a node.
@@ -333,7 +347,7 @@ impl OwnerState {
             let (node, shards) = (state.node, lost.len());
             tracing::warn!(%node, shards, "a memory node is silent: its shards are lost");
         }
-        self.note_lost(lost);
+        self.note_lost(node, lost);
     }
 
     /// Takes the answer to a request of a node's task.
@@ -374,9 +388,13 @@ impl OwnerState {
             (NodeTask::Release(ids), ShardMessage::Done { share, .. }) => {
                 state.set_share(share);
                 ids.iter().for_each(|id| state.released(*id, self.oldest));
-                self.earlier.released(ids);
                 state.full = None;
                 self.news.has_more_room = true;
+                let nodes = &self.nodes;
+                let is_left = |id: &&ShardId| nodes.values().any(|at| at.shards.contains(**id));
+                let gone: Vec<ShardId> = ids.iter().filter(|id| !is_left(id)).copied().collect();
+                self.earlier.released(&gone);
+                return self.give_back(node);
             }
             (_, ShardMessage::Refused { refusal }) => {
                 let again_ns = now_ns + REFUSED_PAUSE.as_nanos() as u64;
@@ -395,15 +413,15 @@ impl OwnerState {
         let is_more = state.free_bytes(now_ns) > free_before;
         let was_little = state.begun.is_some_and(|begun| free_before < begun.image_bytes_max);
         self.news.has_more_room |= is_more && was_little;
-        self.news.must_flush |= state.surplus_bytes() > 0;
-        self.note_lost(lost);
+        self.note_lost(node, lost);
+        self.give_back(node);
     }
 
     /// Takes what a node says of the memory of the database in the answer to a transfer.
     pub(super) fn on_share(&mut self, node: StoreNode, share: &NodeShare) {
         let Some(state) = self.nodes.get_mut(&node) else { return };
         state.set_share(share);
-        self.news.must_flush |= state.surplus_bytes() > 0;
+        self.give_back(node);
     }
 
     /// Bytes that each node is to guarantee: an equal part at each one that is up.
@@ -430,7 +448,7 @@ impl OwnerState {
             _ => return,
         }
         let lost = state.lose();
-        self.note_lost(lost);
+        self.note_lost(node, lost);
     }
 
     /// Declares shards lost, because the node does not know them or returned wrong bytes.
@@ -439,7 +457,7 @@ impl OwnerState {
         let mut lost = ids.to_vec();
         lost.retain(|id| state.shards.readable(*id).is_some());
         lost.iter().for_each(|id| state.give_up(*id));
-        self.note_lost(lost);
+        self.note_lost(node, lost);
     }
 
     /// Chooses the node for the image of a shard whose bucket begins at `boundary`, and begins the
@@ -451,12 +469,18 @@ impl OwnerState {
         bytes: u64,
         boundary: &[u8],
     ) -> Pick {
-        if id.memtable < self.oldest || self.homes.contains_key(&id) {
+        if id.memtable < self.oldest || self.places.contains(id) {
             return Pick::NoRoom("the shard has been sent or released before");
         }
         let used: u64 = self.obeying().map(NodeState::used_bytes).sum();
         if used.saturating_add(bytes) > self.terms.bytes_max {
-            return Pick::NoRoom("the database has its limit of bytes at memory nodes");
+            let second_bytes = self.places.spare_bytes() + self.coming_bytes(|_| true);
+            let first_bytes = used.saturating_sub(second_bytes);
+            let is_spare = first_bytes.saturating_add(bytes) <= self.terms.bytes_max;
+            return match is_spare && self.make_room(now_ns, id, bytes) {
+                true => Pick::Later,
+                false => Pick::NoRoom("the database has its limit of bytes at memory nodes"),
+            };
         }
         let takes = |wanted: Takes| {
             let nodes = self.nodes.iter();
@@ -465,9 +489,15 @@ impl OwnerState {
         let chosen = place(self.owner.db, boundary, takes(Takes::Now).map(|(_, at)| at.node));
         let found = takes(Takes::Now).find(|(_, state)| Some(state.node) == chosen);
         let Some(number) = found.map(|(number, _)| *number) else {
-            return match takes(Takes::Later).next() {
-                Some(_) => Pick::Later,
-                None => Pick::NoRoom("no node that answers takes an image of this size now"),
+            let later: Vec<StoreNode> = takes(Takes::Later).map(|(node, _)| *node).collect();
+            if !later.is_empty() {
+                // A first copy does not wait for the transfer of a second one.
+                self.stop_copying(|to| later.contains(&to));
+                return Pick::Later;
+            }
+            return match self.make_room(now_ns, id, bytes) {
+                true => Pick::Later,
+                false => Pick::NoRoom("no node that answers takes an image of this size now"),
             };
         };
         let Some(state) = self.nodes.get_mut(&number) else { return Pick::Later };
@@ -497,7 +527,7 @@ impl OwnerState {
             state.give_up(id);
             return Err(gone());
         }
-        self.homes.insert(id, node);
+        self.places.set_first(id, node, state.shards.bytes(id));
         self.offsets.open(id, at.last_seq);
         Ok(())
     }
@@ -550,7 +580,7 @@ impl OwnerState {
     pub(super) fn images(&self, ids: &[ShardId]) -> Option<JobImages> {
         let mut images = JobImages { db: self.owner.db, ..JobImages::default() };
         for id in ids {
-            let state = self.nodes.get(self.homes.get(id)?)?;
+            let state = self.nodes.get(&self.places.first(*id)?)?;
             let ReadableShard { place, head_sum, .. } = state.shards.readable(*id)?;
             let image = ImagePlace { name: self.name(*id), place, head_sum };
             if images.nodes.iter().all(|node| node.at != image.at()) {
@@ -563,8 +593,9 @@ impl OwnerState {
     }
 
     /// The node of a shard that can be read.
+    #[cfg(test)]
     pub(super) fn home(&self, id: ShardId) -> Option<StoreNode> {
-        self.homes.get(&id).copied()
+        self.places.first(id)
     }
 
     /// Keys of the arenas of a node with shards that can be read, or that an open may still read.
@@ -582,11 +613,16 @@ impl OwnerState {
         }
         let mut nodes = BTreeSet::new();
         for id in ids {
-            let Some(node) = self.homes.remove(id) else { continue };
             self.offsets.forget(*id);
-            if let Some(state) = self.nodes.get_mut(&node) {
-                state.give_up(*id);
-                nodes.insert(node);
+            let mut places = self.places.remove(*id);
+            if self.terms.sabotage.no_second_release() {
+                places.truncate(1);
+            }
+            for node in places {
+                if let Some(state) = self.nodes.get_mut(&node) {
+                    state.give_up(*id);
+                    nodes.insert(node);
+                }
             }
         }
         nodes
@@ -605,29 +641,41 @@ impl OwnerState {
 
     pub(super) fn room(&self, now_ns: u64) -> StoreRoom {
         let nodes = || self.obeying();
+        let spare_bytes = self.places.spare_bytes();
         let sending_bytes: u64 = nodes().map(|node| node.shards.sending_bytes()).sum();
         let held_bytes: u64 = nodes().map(|node| node.shards.held_bytes()).sum();
         let away_bytes: u64 = nodes().map(|node| node.shards.away_bytes()).sum();
+        let first_bytes = held_bytes.saturating_sub(spare_bytes);
         let limit = match self.surplus_bytes() {
-            0 => nodes().map(NodeState::limit_bytes).fold(0, u64::saturating_add),
-            _ => held_bytes + away_bytes / SURPLUS_SLACK_PART,
+            0 => self.sum_of_nodes(NodeState::first_limit_bytes),
+            _ => first_bytes + away_bytes.saturating_sub(spare_bytes) / SURPLUS_SLACK_PART,
         };
-        let left = self.terms.bytes_max.saturating_sub(held_bytes + sending_bytes);
-        let free = nodes().map(|node| node.free_bytes(now_ns)).fold(0, u64::saturating_add);
+        let left = self.terms.bytes_max.saturating_sub(first_bytes + sending_bytes);
+        let free = self.sum_of_nodes(|state, spare| state.free_bytes_with(now_ns, spare));
         let largest = nodes().filter_map(NodeState::usable).map(|begun| begun.image_bytes_max);
         StoreRoom {
             free_bytes: free.min(left),
             sending_bytes,
             held_bytes,
+            spare_bytes,
             limit_bytes: limit.min(self.terms.bytes_max).min(UNLIMITED_BYTES),
             image_bytes_max: largest.max().unwrap_or(0),
             link_bytes_per_s: 0,
         }
     }
 
-    /// Bytes that nodes have beyond the shares of the database.
+    /// Sum of a figure over the nodes that execute requests of this owner. `figure` gets a node,
+    /// and the bytes of second copies there.
+    fn sum_of_nodes(&self, figure: impl Fn(&NodeState, u64) -> u64) -> u64 {
+        let nodes = self.nodes.iter().filter(|(_, state)| state.obeys());
+        let figures = nodes.map(|(node, state)| figure(state, self.places.spare_bytes_at(*node)));
+        figures.fold(0, u64::saturating_add)
+    }
+
+    /// Bytes of first copies that nodes have beyond the shares of the database. Second copies do
+    /// not count, because the owner gives them up without a flush.
     pub(super) fn surplus_bytes(&self) -> u64 {
-        self.obeying().map(NodeState::surplus_bytes).sum()
+        self.sum_of_nodes(NodeState::surplus_bytes)
     }
 
     /// Bytes of memory that nodes guarantee now.
@@ -639,6 +687,11 @@ impl OwnerState {
     /// Number of nodes that take shards, and number of shards that can be read.
     pub(super) fn counts(&self) -> (u64, u64) {
         let usable = self.nodes.values().filter(|state| state.usable().is_some());
-        (usable.count() as u64, self.homes.len() as u64)
+        (usable.count() as u64, self.places.len() as u64)
+    }
+
+    /// Number of shards that two nodes have.
+    pub(super) fn doubled(&self) -> u64 {
+        self.places.doubled() as u64
     }
 }

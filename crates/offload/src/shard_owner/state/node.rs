@@ -146,6 +146,11 @@ impl NodeState {
         self.logged_guarantee = Some(guaranteed_bytes);
     }
 
+    /// Whether the node takes shards, and has answered the latest request of its task.
+    pub(super) fn answers(&self) -> bool {
+        self.usable().is_some() && self.missed == 0
+    }
+
     /// Whether the node executes requests of this owner, as far as is known.
     pub(super) fn obeys(&self) -> bool {
         self.begun.is_some() && !self.is_fenced && !self.is_lost
@@ -162,9 +167,21 @@ impl NodeState {
 
     /// Bytes of images that the node would take at `now_ns`.
     pub(super) fn free_bytes(&self, now_ns: u64) -> u64 {
+        self.free_bytes_with(now_ns, 0)
+    }
+
+    /// Bytes of images that the node would take at `now_ns` after a release of `spare_bytes`.
+    pub(super) fn free_bytes_with(&self, now_ns: u64, spare_bytes: u64) -> u64 {
         let Some(begun) = self.usable() else { return 0 };
         let zone = begun.landing_bytes.saturating_sub(self.shards.sending_bytes());
-        zone.min(self.left_bytes(now_ns))
+        zone.min(self.left_bytes(now_ns, spare_bytes))
+    }
+
+    /// Whether an image of `bytes` may be sent here as soon as there is room.
+    pub(super) fn can_have(&self, id: ShardId, bytes: u64) -> bool {
+        let is_used_up = self.used_up.contains(&id) || self.used_up_to >= Some(id);
+        let is_known = self.shards.contains(id) || is_used_up;
+        self.usable().is_some_and(|begun| !is_known && bytes <= begun.image_bytes_max)
     }
 
     /// Bytes of images that the owner may have here, those included that it has. If another
@@ -173,25 +190,49 @@ impl NodeState {
         self.usable().map_or(self.shards.held_bytes(), |begun| begun.share.limit_bytes)
     }
 
-    /// Bytes of images that the owner has here beyond its share. Unconfirmed releases do not count:
-    /// they lower the use of the node without another flush.
-    pub(super) fn surplus_bytes(&self) -> u64 {
-        self.shards.away_bytes().saturating_sub(self.limit_bytes())
+    /// Bytes of first copies that the owner may have here, if the node has `spare_bytes` of second
+    /// copies. They count for a node that takes no images now: their release frees no room there.
+    pub(super) fn first_limit_bytes(&self, spare_bytes: u64) -> u64 {
+        match self.usable() {
+            Some(begun) => begun.share.limit_bytes,
+            None => self.shards.held_bytes().saturating_sub(spare_bytes),
+        }
     }
 
-    /// Bytes of images for which the node has room, as far as the owner knows.
-    fn left_bytes(&self, now_ns: u64) -> u64 {
-        let left = self.limit_bytes().saturating_sub(self.used_bytes());
-        self.full_at(now_ns).map_or(left, |full| full.left_bytes.min(left))
+    /// Bytes of images that the owner has here beyond its share, after a release of `spare_bytes`.
+    /// Unconfirmed releases do not count: they lower the use of the node without another flush.
+    pub(super) fn surplus_bytes(&self, spare_bytes: u64) -> u64 {
+        self.shards.away_bytes().saturating_sub(spare_bytes).saturating_sub(self.limit_bytes())
+    }
+
+    /// Whether the images here, with those that are being sent, have more bytes than the share of
+    /// the owner.
+    pub(super) fn exceeds_share(&self) -> bool {
+        self.shards.away_bytes() + self.shards.sending_bytes() > self.limit_bytes()
+    }
+
+    /// Bytes of images for which the node has room after a release of `freed_bytes`, as far as the
+    /// owner knows.
+    fn left_bytes(&self, now_ns: u64, freed_bytes: u64) -> u64 {
+        let used = self.used_bytes().saturating_sub(freed_bytes);
+        let left = self.limit_bytes().saturating_sub(used);
+        let full = self.full_at(now_ns).map(|full| full.left_bytes.saturating_add(freed_bytes));
+        full.map_or(left, |full| full.min(left))
+    }
+
+    /// Bytes that must be released here, in addition to `freed_bytes`, before the node has room for
+    /// an image of `bytes`.
+    pub(super) fn missing_bytes(&self, now_ns: u64, bytes: u64, freed_bytes: u64) -> u64 {
+        let used = self.used_bytes().saturating_sub(freed_bytes);
+        let over = used.saturating_add(bytes).saturating_sub(self.limit_bytes());
+        let full = self.full_at(now_ns).map(|full| full.left_bytes.saturating_add(freed_bytes));
+        over.max(full.map_or(0, |left| bytes.saturating_sub(left)))
     }
 
     /// Whether an image of `bytes` may be sent here: now, when other transfers have ended, or not.
     pub(super) fn takes(&self, now_ns: u64, id: ShardId, bytes: u64) -> Takes {
         let Some(begun) = self.usable() else { return Takes::Never };
-        let is_used_up = self.used_up.contains(&id) || self.used_up_to >= Some(id);
-        let is_known = self.shards.contains(id) || is_used_up;
-        let is_full = self.left_bytes(now_ns) < bytes;
-        if is_known || is_full || bytes > begun.image_bytes_max {
+        if self.missing_bytes(now_ns, bytes, 0) > 0 || !self.can_have(id, bytes) {
             return Takes::Never;
         }
         let in_zone = self.shards.sending_bytes().saturating_add(bytes);

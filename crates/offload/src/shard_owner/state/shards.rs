@@ -60,6 +60,16 @@ impl NodeShards {
         self.away_bytes + self.released_bytes
     }
 
+    /// Bytes of a shard; 0 if the node has none of this name.
+    pub(super) fn bytes(&self, id: ShardId) -> u64 {
+        self.shards.get(&id).map_or(0, |shard| shard.bytes)
+    }
+
+    /// Bytes of the shards whose release the node has not confirmed.
+    pub(super) fn released_bytes(&self) -> u64 {
+        self.released_bytes
+    }
+
     fn sum(&mut self, stage: ShardStage) -> &mut u64 {
         match stage {
             ShardStage::Sending => &mut self.sending_bytes,

@@ -45,6 +45,12 @@ pub struct OwnerTerms {
     /// Bytes of memory that all nodes together are to guarantee the database, an equal part each. 0
     /// for an equal part of what other databases leave at each node.
     pub guaranteed_bytes: u64,
+    /// Number of memory nodes that get each shard, 1 or 2. A second copy is sent when the first one
+    /// can be read, and only if a node has room for it. Default: 1.
+    pub copies: u32,
+    /// Limit of the bytes of images that wait in this process for the transfer of their second
+    /// copies. Default: 64 MiB.
+    pub copy_queue_bytes: u64,
     /// Bytes of the key-offset cache; 0 turns it off.
     pub key_offset_cache_bytes: u64,
     /// Steps that a checker leaves out.
@@ -67,6 +73,8 @@ impl Default for OwnerTerms {
             landing_bytes: 80 << 20,
             bytes_max: UNLIMITED_BYTES,
             guaranteed_bytes: 0,
+            copies: 1,
+            copy_queue_bytes: 64 << 20,
             key_offset_cache_bytes: 64 << 20,
             sabotage: OwnerSabotage::default(),
         }

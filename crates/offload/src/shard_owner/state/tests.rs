@@ -65,7 +65,11 @@ struct World {
 impl World {
     /// An owner that has begun at these nodes.
     fn new(nodes: u64) -> Self {
-        let mut state = OwnerState::new(owner(), OwnerTerms::default());
+        Self::with(nodes, OwnerTerms::default())
+    }
+
+    fn with(nodes: u64, terms: OwnerTerms) -> Self {
+        let mut state = OwnerState::new(owner(), terms);
         assert!(state.purge().is_empty());
         let mut world = Self { state, now_ns: SECOND };
         let list: Vec<MemoryNode> = (1..=nodes).map(|node| member(node, LIFE)).collect();
@@ -600,4 +604,175 @@ fn each_node_guarantees_its_part() {
     let share = NodeShare { guaranteed_bytes: 300, ..share(5000) };
     world.state.on_share(node, &share);
     assert_eq!(world.state.guaranteed_bytes(), 300);
+}
+
+/// An owner with two nodes, whose shards have two copies.
+fn doubling() -> World {
+    World::with(2, OwnerTerms { copies: 2, ..OwnerTerms::default() })
+}
+
+/// Sends both copies of a shard. Returns their nodes.
+fn send_both(world: &mut World, memtable: u64) -> (StoreNode, StoreNode) {
+    let first = world.send(memtable);
+    let pick = world.state.begin_copy(world.now_ns, id(memtable), 100, b"");
+    let Pick::Node { node, losses } = pick else { panic!("{pick:?}") };
+    world.state.copied(node, id(memtable), losses, readable()).expect("the node is there");
+    (first, node)
+}
+
+#[test]
+fn release_goes_to_both_nodes_and_stops_a_copy_that_is_on_its_way() {
+    let mut world = doubling();
+    let (first, second) = send_both(&mut world, 1);
+    assert_ne!(first, second);
+    assert_eq!(world.state.release(&[id(1)], 1), [first, second].into());
+    let first = world.send(2);
+    let pick = world.state.begin_copy(world.now_ns, id(2), 100, b"");
+    let Pick::Node { node, losses } = pick else { panic!("{pick:?}") };
+    assert!(world.state.is_copying(node, id(2), losses));
+    assert_eq!(world.state.release(&[id(2)], 1), [first].into());
+    assert!(!world.state.is_copying(node, id(2), losses));
+    assert!(world.state.copied(node, id(2), losses, readable()).is_err());
+    let (task, _) = world.ask(node);
+    assert_eq!(task, NodeTask::Release(vec![id(1), id(2)]));
+}
+
+#[test]
+fn other_copy_is_read_when_a_node_is_lost_or_silent() {
+    let mut world = doubling();
+    let (first, second) = send_both(&mut world, 1);
+    world.state.avoid(second, &[id(1)]);
+    assert_eq!(world.state.home(id(1)), Some(first), "another node was silent");
+    world.state.avoid(first, &[id(1)]);
+    let news = world.state.take_news();
+    assert_eq!((news.moved, news.copies_used), (vec![(id(1), second)], 1));
+    // Now the node that is read is lost.
+    world.miss(second, 6);
+    let news = world.state.take_news();
+    assert_eq!((news.moved, news.lost), (vec![(id(1), first)], vec![]));
+    assert_eq!(world.state.routes(&[id(1)]).expect("a copy")[0].node, first);
+    assert_eq!((world.state.counts().1, world.state.doubled()), (1, 0));
+    world.state.lose(first, &[id(1)]);
+    assert_eq!(world.state.take_news().lost, [id(1)]);
+}
+
+#[test]
+fn second_copies_are_released_when_a_first_one_needs_the_room() {
+    let terms = OwnerTerms { copies: 2, bytes_max: 400, ..OwnerTerms::default() };
+    let mut world = World::with(2, terms);
+    let nodes = [send_both(&mut world, 1), send_both(&mut world, 2)];
+    let room = world.state.room(world.now_ns);
+    assert_eq!((room.held_bytes, room.spare_bytes, room.free_bytes), (400, 200, 200));
+    assert!(matches!(world.state.begin_copy(world.now_ns, id(2), 100, b""), Pick::NoRoom(_)));
+    assert_eq!(world.begin(3, 100), Pick::Later, "the oldest second copy is given up");
+    assert_eq!((world.state.doubled(), world.state.take_news().copies_given_up), (1, 1));
+    let (task, _) = world.ask(nodes[0].1);
+    assert_eq!(task, NodeTask::Release(vec![id(1)]));
+    world.answer(nodes[0].1, &done(1));
+    world.send(3);
+    assert!(matches!(world.begin(4, 201), Pick::NoRoom(_)), "no second copy is that large");
+}
+
+#[test]
+fn second_copies_are_given_up_before_flushes_are_due() {
+    let mut world = doubling();
+    let (first, second) = send_both(&mut world, 1);
+    assert_eq!(send_both(&mut world, 2), (first, second));
+    world.state.take_news();
+    world.state.on_share(second, &share(120));
+    let news = world.state.take_news();
+    assert_eq!((news.copies_given_up, news.must_flush), (1, false));
+    assert_eq!(news.given_up_at, [second].into());
+    assert_eq!((world.state.doubled(), world.state.surplus_bytes()), (1, 0));
+    let room = world.state.room(world.now_ns);
+    assert_eq!((room.held_bytes, room.spare_bytes, room.limit_bytes), (400, 100, 5120));
+    // The release is under way, so the next answer changes nothing.
+    world.state.on_share(second, &share(120));
+    assert_eq!(world.state.take_news(), News::default());
+    let (task, _) = world.ask(second);
+    assert_eq!(task, NodeTask::Release(vec![id(1)]));
+    // An operator drains the node.
+    let drained = ShardMessage::Done { shards: 1, share: share(0) };
+    world.answer(second, &drained);
+    let news = world.state.take_news();
+    assert_eq!((news.copies_given_up, news.must_flush, world.state.doubled()), (1, false, 0));
+    assert!(world.is_readable(first, 1) && world.is_readable(first, 2));
+    assert!(matches!(world.state.begin_copy(world.now_ns, id(1), 100, b""), Pick::NoRoom(_)));
+}
+
+#[test]
+fn first_copies_leave_a_drained_node_without_a_flush_if_another_node_has_them() {
+    let mut world = doubling();
+    let (first, second) = send_both(&mut world, 1);
+    assert_eq!(world.send(2), first);
+    world.state.take_news();
+    world.state.on_share(first, &share(0));
+    let news = world.state.take_news();
+    assert_eq!((news.moved, news.copies_given_up), (vec![(id(1), second)], 1));
+    assert!(news.must_flush, "the other shard has one copy");
+    assert_eq!((world.state.home(id(1)), world.state.surplus_bytes()), (Some(second), 100));
+    assert!(world.is_readable(second, 1) && !world.is_readable(first, 1));
+    // A second copy that would exceed the share is stopped on its way.
+    let pick = world.state.begin_copy(world.now_ns, id(2), 100, b"");
+    let Pick::Node { node, losses } = pick else { panic!("{pick:?}") };
+    assert_eq!(node, second);
+    world.state.on_share(second, &share(200));
+    assert!(world.state.is_copying(node, id(2), losses));
+    world.state.on_share(second, &share(199));
+    assert!(!world.state.is_copying(node, id(2), losses));
+    assert_eq!(world.state.take_news().copies_given_up, 0);
+}
+
+#[test]
+fn second_copies_at_a_node_that_does_not_answer_leave_no_room() {
+    let mut world = doubling();
+    let (_, second) = send_both(&mut world, 1);
+    let silent = MemoryNode { is_up: false, ..member(second.0, LIFE) };
+    world.state.on_members(world.now_ns, &[silent]);
+    let room = world.state.room(world.now_ns);
+    assert_eq!((room.held_bytes, room.spare_bytes, room.limit_bytes), (200, 100, 5000));
+}
+
+#[test]
+fn copy_is_kept_while_the_node_of_the_other_one_is_silent() {
+    let terms = OwnerTerms { copies: 2, bytes_max: 400, ..OwnerTerms::default() };
+    let mut world = World::with(2, terms);
+    let (first, second) = send_both(&mut world, 1);
+    assert_eq!(send_both(&mut world, 2), (first, second));
+    world.miss(first, 1);
+    world.state.take_news();
+    assert!(matches!(world.begin(3, 100), Pick::NoRoom(_)), "the copies may be the last ones");
+    world.state.on_share(second, &share(120));
+    assert_eq!((world.state.doubled(), world.state.take_news().copies_given_up), (2, 0));
+    world.now_ns += SECOND;
+    world.answer(first, &begun(2));
+    assert_eq!(world.begin(3, 100), Pick::Later);
+    assert_eq!(world.state.doubled(), 1);
+}
+
+#[test]
+fn room_of_a_stopped_copy_counts_until_its_transfer_has_ended() {
+    let mut world = doubling();
+    let first = world.send(1);
+    let pick = world.state.begin_copy(world.now_ns, id(1), 100, b"");
+    let Pick::Node { node: second, losses } = pick else { panic!("{pick:?}") };
+    world.state.on_share(first, &share(100));
+    world.state.on_share(second, &share(150));
+    for _ in 0..2 {
+        assert_eq!(world.begin(2, 100), Pick::Later);
+        assert!(!world.state.is_copying(second, id(1), losses));
+    }
+    let end = NotSent::default();
+    assert!(world.state.not_copied(world.now_ns, second, id(1), end), "it was stopped");
+    assert_eq!(world.send(2), second);
+}
+
+#[test]
+fn owner_that_closes_begins_no_second_copy() {
+    let mut world = doubling();
+    world.send(1);
+    assert!(world.state.needs_copy(id(1)));
+    world.state.end_copies();
+    assert!(!world.state.needs_copy(id(1)));
+    assert!(matches!(world.state.begin_copy(world.now_ns, id(1), 100, b""), Pick::NoRoom(_)));
 }

@@ -47,6 +47,7 @@ use crate::stats::{Statistics, Ticker};
 pub(crate) use copy::ShardCopy;
 pub(crate) use remainder::Remainder;
 pub(crate) use shard::AwayShard;
+use shard::ShardNews;
 
 /// Pause of sends after an image for which no node had room.
 const NO_ROOM_PAUSE: Duration = Duration::from_secs(1);
@@ -123,7 +124,7 @@ struct NoRoom {
 /// An away shard to which a reference exists.
 struct RegisteredShard {
     shard: Weak<AwayShard>,
-    is_lost: Arc<AtomicBool>,
+    news: Arc<ShardNews>,
     /// Whether the shard has its copy or was released, so that a loss does not matter any more.
     is_settled: bool,
 }
@@ -365,10 +366,9 @@ impl StoreLink {
         node: StoreNode,
         rest: Remainder,
     ) -> Arc<AwayShard> {
-        let is_lost: Arc<AtomicBool> = Arc::default();
-        let shard = Arc::new(AwayShard::new(id, node, rest, Arc::clone(&is_lost), self));
-        let registered =
-            RegisteredShard { shard: Arc::downgrade(&shard), is_lost, is_settled: false };
+        let news = Arc::new(ShardNews::new(node));
+        let shard = Arc::new(AwayShard::new(id, rest, Arc::clone(&news), self));
+        let registered = RegisteredShard { shard: Arc::downgrade(&shard), news, is_settled: false };
         let before = self.registry.lock().shards.insert(id, registered);
         debug_assert!(before.is_none(), "the name of a shard is used twice");
         shard
@@ -386,7 +386,7 @@ impl StoreLink {
                 if registered.is_settled {
                     continue;
                 }
-                if !registered.is_lost.swap(true, Ordering::AcqRel) {
+                if !registered.news.set_lost() {
                     tracing::warn!(shard = %id, why, "a memtable shard is lost and is rebuilt");
                     news += 1;
                 }
@@ -416,6 +416,13 @@ impl StoreLink {
 impl StoreWatcher for StoreLink {
     fn lost(&self, shards: &[ShardId]) {
         self.mark_lost(shards, "its node is lost");
+    }
+
+    fn moved(&self, shards: &[ShardId], node: StoreNode) {
+        let registry = self.registry.lock();
+        for registered in shards.iter().filter_map(|id| registry.shards.get(id)) {
+            registered.news.set_node(node);
+        }
     }
 
     fn room_has_changed(&self) {

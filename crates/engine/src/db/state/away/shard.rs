@@ -6,7 +6,7 @@
 //! keeps the error that says so.
 //! Cost: a reference to the link, and the parts that [`Remainder`] has.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -30,18 +30,41 @@ const COPY_PATIENCE: Duration = Duration::from_secs(10);
 /// still.
 const COPY_WAITS_MAX: u32 = 500;
 
+/// Latest news of the store about a shard. The shard and the registry of the link share it.
+pub(super) struct ShardNews {
+    /// Number of the node at which the shard is read.
+    node: AtomicU64,
+    /// Whether the store has lost the shard.
+    is_lost: AtomicBool,
+}
+
+impl ShardNews {
+    pub(super) fn new(node: StoreNode) -> Self {
+        Self { node: AtomicU64::new(node.0), is_lost: AtomicBool::new(false) }
+    }
+
+    /// Notes that the shard is read at `node` from now on.
+    pub(super) fn set_node(&self, node: StoreNode) {
+        self.node.store(node.0, Ordering::Release);
+    }
+
+    /// Notes that the store has lost the shard. Returns whether it was lost before.
+    pub(super) fn set_lost(&self) -> bool {
+        self.is_lost.swap(true, Ordering::AcqRel)
+    }
+}
+
 /// A memtable shard at a memory node, with the parts of it that stay in memory.
 pub(crate) struct AwayShard {
     id: ShardId,
-    node: StoreNode,
     figures: AwayFigures,
     filter: Option<ShardFilter>,
     tombstones: Arc<TombstoneSet>,
     sample: Vec<SampledKey>,
     /// The records in memory, or the reason for which they are lost for good.
     copy: OnceLock<Result<ShardCopy>>,
-    /// Whether the store has lost it.
-    is_lost: Arc<AtomicBool>,
+    /// The node of the shard, and whether the store has lost it.
+    news: Arc<ShardNews>,
     is_released: AtomicBool,
     link: Arc<StoreLink>,
     /// Memory charge of everything here except the range tombstones, which have a charge of their
@@ -61,12 +84,11 @@ impl Drop for AwayShard {
 }
 
 impl AwayShard {
-    /// The shard `id` at `node`. The registry of the link shares `is_lost`.
+    /// The shard `id`. The registry of the link shares `news`.
     pub(super) fn new(
         id: ShardId,
-        node: StoreNode,
         rest: Remainder,
-        is_lost: Arc<AtomicBool>,
+        news: Arc<ShardNews>,
         link: &Arc<StoreLink>,
     ) -> Self {
         let bytes = rest.bytes() + size_of::<Self>() as u64;
@@ -74,13 +96,12 @@ impl AwayShard {
         let Remainder { figures, filter, tombstones, sample } = rest;
         Self {
             id,
-            node,
             figures,
             filter,
             tombstones,
             sample,
             copy: OnceLock::new(),
-            is_lost,
+            news,
             is_released: AtomicBool::new(false),
             link: Arc::clone(link),
             charge,
@@ -91,9 +112,9 @@ impl AwayShard {
         self.id
     }
 
-    /// The node that has it.
+    /// The node at which the shard is read. It may change if another node has a copy.
     pub(crate) fn node(&self) -> StoreNode {
-        self.node
+        StoreNode(self.news.node.load(Ordering::Acquire))
     }
 
     pub(crate) fn link(&self) -> &Arc<StoreLink> {
@@ -142,7 +163,7 @@ impl AwayShard {
 
     /// Whether the store has lost the shard or is closed. Then no request goes to the store.
     pub(crate) fn is_lost(&self) -> bool {
-        self.is_lost.load(Ordering::Acquire) || self.link.is_closed.load(Ordering::Acquire)
+        self.news.is_lost.load(Ordering::Acquire) || self.link.is_closed.load(Ordering::Acquire)
     }
 
     /// Gives every reader the records in memory, or the reason for which they are lost for good.

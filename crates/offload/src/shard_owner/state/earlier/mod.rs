@@ -60,7 +60,9 @@ impl EarlierShards {
     }
 
     pub(super) fn id_of(&self, name: ShardName) -> Option<ShardId> {
-        self.names.iter().find(|(_, known)| **known == name).map(|(id, _)| *id)
+        // A shard that was adopted at one node may be given up at another one, under an id of
+        // memtable 0. Only the adopted one can be read.
+        self.names.iter().rev().find(|(_, known)| **known == name).map(|(id, _)| *id)
     }
 
     pub(super) fn may_purge(&self) -> bool {
@@ -118,15 +120,42 @@ impl OwnerState {
         held.map(|held| held.place)
     }
 
-    /// Notes the checksum of the header of an image that a node holds.
+    /// Another node that has confirmed to hold the same shard.
+    pub(in crate::shard_owner) fn other_holder(
+        &self,
+        node: StoreNode,
+        name: ShardName,
+    ) -> Option<StoreNode> {
+        self.holders(node, name).into_iter().find(|at| *at != node)
+    }
+
+    /// The nodes that have confirmed to hold the shard that `node` has listed. `node` comes first.
+    fn holders(&self, node: StoreNode, name: ShardName) -> Vec<StoreNode> {
+        let Some(known) = self.earlier.held.get(&(node, name)) else { return Vec::new() };
+        let same = self.earlier.held.iter().filter(|((at, held_name), held)| {
+            let obeys = self.nodes.get(at).is_some_and(super::NodeState::obeys);
+            let is_same = *held_name == name
+                && (held.place.bytes, held.last_seq) == (known.place.bytes, known.last_seq);
+            is_same && held.is_confirmed && obeys
+        });
+        let mut nodes: Vec<StoreNode> = same.map(|((at, _), _)| *at).collect();
+        nodes.sort_by_key(|at| *at != node);
+        nodes
+    }
+
+    /// Notes the checksum of the header of an image that a node holds, also for its copies.
     pub(in crate::shard_owner) fn note_head(&mut self, node: StoreNode, name: ShardName, sum: u64) {
-        if let Some(held) = self.earlier.held.get_mut(&(node, name)) {
-            held.head_sum = Some(sum);
+        for at in self.holders(node, name) {
+            if let Some(held) = self.earlier.held.get_mut(&(at, name)) {
+                held.head_sum = Some(sum);
+            }
         }
     }
 
-    /// Adopts a shard that a node holds. It can be read as `id` from now on. Errors: `Lost` if the
-    /// node was lost or has not confirmed the shard.
+    /// Adopts a shard that a node holds. It can be read as `id` from now on. If another node has
+    /// confirmed that it holds the same shard, that node is its second place, or its first place if
+    /// `node` is gone. Returns the node at which the shard is read. Errors: `Lost` if no node that
+    /// obeys has confirmed the shard, or if its head was not read.
     pub(in crate::shard_owner) fn adopt(
         &mut self,
         id: ShardId,
@@ -134,19 +163,27 @@ impl OwnerState {
         name: ShardName,
     ) -> Result<StoreNode, AwayError> {
         let gone = || AwayError::Lost("its memory node was lost during the takeover".to_owned());
+        let known = self.earlier.held.get(&(node, name)).copied().ok_or_else(gone)?;
+        let mut nodes = self.holders(node, name);
+        let mut sums = nodes.iter().filter_map(|at| self.earlier.held.get(&(*at, name))?.head_sum);
+        let head_sum = known.head_sum.or(sums.next()).ok_or_else(gone)?;
         // A shard that cannot be adopted stays among those that are given up.
-        let held = self.earlier.held.get(&(node, name)).filter(|held| held.is_confirmed);
-        let held = *held.ok_or_else(gone)?;
-        let state = self.nodes.get_mut(&node).filter(|state| state.obeys()).ok_or_else(gone)?;
-        let head_sum = held.head_sum.ok_or_else(gone)?;
-        self.earlier.held.remove(&(node, name));
-        state.shards.begin(id, held.place.bytes);
-        let HeldShard { place, last_seq, .. } = held;
-        state.shards.set(id, ShardStage::Away(ReadableShard { place, head_sum, last_seq }));
+        nodes.truncate(self.terms.copies as usize);
+        let first = *nodes.first().ok_or_else(gone)?;
+        for at in nodes {
+            let Some(state) = self.nodes.get_mut(&at) else { continue };
+            let Some(held) = self.earlier.held.remove(&(at, name)) else { continue };
+            let HeldShard { place, last_seq, .. } = held;
+            state.shards.begin(id, place.bytes);
+            state.shards.set(id, ShardStage::Away(ReadableShard { place, head_sum, last_seq }));
+            match at == first {
+                true => self.places.set_first(id, at, place.bytes),
+                false => _ = self.places.set_second(id, at),
+            }
+        }
         self.earlier.names.insert(id, name);
-        self.homes.insert(id, node);
-        self.offsets.open(id, last_seq);
-        Ok(node)
+        self.offsets.open(id, known.last_seq);
+        Ok(first)
     }
 
     /// Ends the takeover: the open has adopted the shards that it keeps, and the nodes must drop

@@ -1,12 +1,14 @@
-/* libfabric for `ffi.rs`: its calls are inline functions, which Rust cannot name.
+/* Wraps the calls of libfabric for `ffi.rs`. They are inline functions, which Rust cannot call.
  *
- * Everything is asked for that the promises of a link need, and refused at the start where a provider does not
- * have it: reliable unconnected endpoints, messages in order, one-sided operations and atomics, progress without the
- * target's help, waiting on a descriptor. What the provider says about memory registration is honoured: keys and
- * addresses are its own choice or ours.
+ * The wrapper requests all features that the guarantees of a link need: reliable unconnected
+ * endpoints, messages in order, one-sided operations and atomics, progress without calls at the
+ * target, and completions that wake a file descriptor. A provider that lacks one of them is refused
+ * when its domain is opened. The provider decides whether the keys and addresses of registered
+ * memory are its own or those that the caller proposes.
  *
- * Buffers are ranges of an endpoint's staging memory, given as offsets and checked here. A token (a small number) joins an
- * operation and its completion. Results below 0 are negative libfabric error codes.
+ * A buffer is a range of an endpoint's staging memory. Callers pass its offset and length, which
+ * the functions below check. A token is a small number that identifies an operation and its
+ * completion. A result below 0 is a negative error code of libfabric.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -52,7 +54,7 @@ struct apo_completion {
     uint64_t bytes;
 };
 
-/* What `ffi.rs` wants to know of a provider; the same layout there. */
+/* Properties of a provider. `ffi.rs` has a struct with the same layout. */
 struct apo_facts {
     uint64_t message_bytes_max;
     uint32_t read_after_read;
@@ -107,7 +109,7 @@ void apo_domain_close(struct apo_domain *domain) {
     free(domain);
 }
 
-/* `local` is the address of the interface, in digits. */
+/* Opens a domain of `provider`. `local` is the numeric address of the network interface. */
 int apo_domain_open(const char *provider, const char *local, struct apo_domain **out, struct apo_facts *facts,
                     char *text, uint64_t text_bytes) {
     struct apo_domain *domain = calloc(1, sizeof *domain);
@@ -119,8 +121,8 @@ int apo_domain_open(const char *provider, const char *local, struct apo_domain *
     fi_freeinfo(hints);
     hints = NULL;
     if (code) {
-        failed("libfabric has no such provider at this address, or not with atomics, ordered messages and progress "
-               "by itself",
+        failed("libfabric has no provider of this name at this address, or the provider lacks atomics, ordered "
+               "messages or automatic progress",
                code, text, text_bytes);
         goto close;
     }
@@ -145,8 +147,9 @@ close:
     return code;
 }
 
-/* Registers `bytes` at `base` for others; bits of `rights`: 1 READ, 2 WRITE, 4 atomics (which libfabric
- * knows as both). `wanted` is the key where the provider does not choose. */
+/* Registers `bytes` at `base`, so that peers can access them. The bits of `rights` permit READ (1),
+ * WRITE (2) and atomics (4). libfabric has no right for atomics alone, so they imply the other two.
+ * The region gets the key `wanted` unless the provider chooses keys itself. */
 int apo_region_open(struct apo_domain *domain, void *base, uint64_t bytes, uint32_t rights, uint64_t wanted,
                     struct fid_mr **out, uint64_t *key, uint64_t *address) {
     uint64_t access = 0;
@@ -226,7 +229,7 @@ static int end_parts(struct apo_end *end, const char **what) {
     return 0;
 }
 
-/* An endpoint for one peer, with completions for `tokens` operations in flight. */
+/* Opens an endpoint for one peer. At most `tokens` operations may be in flight at the same time. */
 int apo_end_open(struct apo_domain *domain, void *staging, uint64_t staging_bytes, uint32_t tokens,
                  struct apo_end **out, char *text, uint64_t text_bytes) {
     struct apo_end *end = calloc(1, sizeof *end);
@@ -248,7 +251,8 @@ int apo_end_open(struct apo_domain *domain, void *staging, uint64_t staging_byte
     return failed(what, code, text, text_bytes);
 }
 
-/* The endpoint's name for its peer; `bytes` is the room, then the length. */
+/* Writes the name of the endpoint, which its peer needs, to `name`. `bytes` is the size of that
+ * buffer, and after the call the length of the name. */
 int apo_end_name(struct apo_end *end, unsigned char *name, uint64_t *bytes) {
     size_t length = *bytes;
     int code = fi_getname(&end->ep->fid, name, &length);
@@ -256,14 +260,16 @@ int apo_end_name(struct apo_end *end, unsigned char *name, uint64_t *bytes) {
     return code;
 }
 
-/* Makes the peer known. The name's length is checked against what names look like here. */
+/* Sets the peer of the endpoint to the one with this name. Returns an error if the name does not
+ * have the length of the endpoint's own name. */
 int apo_end_join(struct apo_end *end, const unsigned char *name, uint64_t bytes) {
     unsigned char own[256];
     uint64_t own_bytes = sizeof own;
     int code = apo_end_name(end, own, &own_bytes);
     if (code)
         return code;
-    /* The first two bytes of a socket's name are its family: another would be read past its end. */
+    /* The first two bytes of a socket address are its family. With a longer family, libfabric would
+     * read past the end of the name, so the family must be that of this endpoint. */
     if (own_bytes != bytes || (bytes >= 2 && memcmp(own, name, 2) != 0 &&
                                (end->owner->info->addr_format == FI_SOCKADDR ||
                                 end->owner->info->addr_format == FI_SOCKADDR_IN ||
@@ -277,7 +283,8 @@ int apo_end_join(struct apo_end *end, const unsigned char *name, uint64_t bytes)
 
 int apo_end_fd(const struct apo_end *end) { return end->fd; }
 
-/* Whether one may sleep on the descriptor now: 0 yes, -FI_EAGAIN no. */
+/* Returns 0 if the caller may wait for the file descriptor now, and -FI_EAGAIN if completions are
+ * ready, so that a wait could miss them. */
 int apo_end_may_sleep(struct apo_end *end) {
     struct fid *fids[1] = {&end->cq->fid};
     return fi_trywait(end->owner->fabric, fids, 1);
@@ -309,7 +316,8 @@ int apo_write(struct apo_end *end, uint32_t token, uint64_t at, uint64_t bytes, 
     return (int)fi_writemsg(end->ep, &message, FI_COMPLETION | FI_DELIVERY_COMPLETE);
 }
 
-/* At `at`: the new word, the expected word, room for the old word. */
+/* Compares and swaps a word at the peer. The buffer at `at` has three words: the new value, the
+ * expected value, and space for the value that the peer had. */
 int apo_compare_swap(struct apo_end *end, uint32_t token, uint64_t at, uint64_t address, uint64_t key) {
     if (bad(end, token, at, 24))
         return -FI_EINVAL;
@@ -318,7 +326,8 @@ int apo_compare_swap(struct apo_end *end, uint32_t token, uint64_t at, uint64_t 
                                   end->peer, address, key, FI_UINT64, FI_CSWAP, &end->contexts[token]);
 }
 
-/* At `at`: what to add, 8 bytes unused, room for the old word. */
+/* Adds to a word at the peer. The buffer at `at` has three words: the number to add, a word that is
+ * not used, and space for the value that the peer had. */
 int apo_fetch_add(struct apo_end *end, uint32_t token, uint64_t at, uint64_t address, uint64_t key) {
     if (bad(end, token, at, 24))
         return -FI_EINVAL;
@@ -327,7 +336,8 @@ int apo_fetch_add(struct apo_end *end, uint32_t token, uint64_t at, uint64_t add
                                 FI_UINT64, FI_SUM, &end->contexts[token]);
 }
 
-/* 0: a completion will come; 1: sent without one (it was small enough to be copied). */
+/* Sends a message. Returns 0 if a completion will follow, and 1 if the provider has copied the
+ * message, which then has no completion. */
 int apo_send(struct apo_end *end, uint32_t token, uint64_t at, uint64_t bytes) {
     if (bad(end, token, at, bytes))
         return -FI_EINVAL;
@@ -353,7 +363,8 @@ static int token_of(const struct apo_end *end, const void *context, uint32_t *to
     return 0;
 }
 
-/* Reads completions: how many, at most `room` (64). Makes progress. */
+/* Reads at most `room` completions, and at most 64, to `out`. Returns their number. The call also
+ * makes progress for providers that need it. */
 int apo_poll(struct apo_end *end, struct apo_completion *out, uint32_t room) {
     struct fi_cq_msg_entry entries[64];
     ssize_t count = fi_cq_read(end->cq, entries, room < 64 ? room : 64);
@@ -367,7 +378,8 @@ int apo_poll(struct apo_end *end, struct apo_completion *out, uint32_t room) {
             return 0;
         if (count < 0)
             return (int)count;
-        /* Some providers report an error of no operation beside that of the operation. */
+        /* Some providers report another error, without an operation, in addition to the error of
+         * the operation. */
         if (!error.op_context)
             out[0].token = UINT32_MAX;
         else if ((code = token_of(end, error.op_context, &out[0].token)))
@@ -387,5 +399,5 @@ int apo_poll(struct apo_end *end, struct apo_completion *out, uint32_t room) {
     return (int)count;
 }
 
-/* In words. */
+/* Describes an error code. */
 const char *apo_error_text(int code) { return fi_strerror(code < 0 ? -code : code); }

@@ -226,10 +226,9 @@ pub(crate) fn run_rebuild_task(db: &DbInner, task: &RebuildTask) -> Result<()> {
                 sealed.set_rebuilt(*shard, Arc::clone(here));
             }
         }
-        let mut families: Vec<&Arc<Family>> = task.lost.iter().map(|lost| &lost.family).collect();
-        families.dedup_by_key(|family| family.id);
-        for family in families {
-            if is_any && state.flushes().contains_key(&family.id) {
+        let families = task.lost.iter().map(|lost| (lost.family.id, &lost.family));
+        for (id, family) in BTreeMap::from_iter(families) {
+            if is_any && state.flushes().contains_key(&id) {
                 db.view.republish(&mut state, family, None);
             }
         }

@@ -140,6 +140,9 @@ tickers! {
     AwaySendsRefused = "away.sends.refused",
     /// Sends that failed because a memory node did not answer or was lost.
     AwaySendsFailed = "away.sends.failed",
+    /// Number of times that memtables which stayed in memory by choice had to leave, because memory
+    /// was short.
+    AwayStaysEnded = "away.stays.ended",
     /// Memtable shards that were fetched from a memory node to be flushed here.
     AwayShardsFetched = "away.shards.fetched",
     /// Bytes of the images of fetched shards.

@@ -24,7 +24,7 @@ use archipelago_fabric::endpoint;
 use archipelago_metrics::endpoint::{MetricsListener, MetricsServer};
 use archipelago_metrics::sources;
 use archipelago_offload::net::{OffloadMode, OwnerSettings};
-use archipelago_offload::shard_owner::takeover_facts;
+use archipelago_offload::shard_owner::{StayingMemtables, takeover_facts};
 use archipelago_resp::engine_store::EngineStore;
 use archipelago_resp::figures::ServerMonitor;
 use archipelago_resp::flexkv_store::FlexKvStore;
@@ -140,6 +140,11 @@ pub(crate) struct ServeArgs {
     /// all)
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=2))]
     shard_copies: Option<u32>,
+    /// Number of the newest full memtables that stay in the process, up to 16, or auto for the
+    /// number with which reads take the least time. They leave when memory is short. Default: 0
+    /// (needs --offload-mode memtables, flushes or all)
+    #[arg(long, value_name = "auto|COUNT")]
+    local_memtables: Option<StayingMemtables>,
     /// Directory of the database. The server creates it if it does not exist (engine lsm)
     #[arg(
         long,
@@ -267,6 +272,12 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
              leave it out",
         ));
     }
+    if args.local_memtables.is_some() && !args.offload_mode.mode().sends_memtables() {
+        return Err(Error::invalid(
+            "--local-memtables is for --offload-mode memtables, flushes and all: add one of them, \
+             or leave it out",
+        ));
+    }
     match args.engine {
         Engine::Lsm => database(args),
         Engine::FlexKv if args.offload_mode != Offload::Off => Err(Error::invalid(
@@ -354,6 +365,7 @@ fn offload(args: &ServeArgs) -> Result<Option<OwnerSettings>> {
         memtable_bytes_guaranteed,
         key_offset_cache_bytes,
         shard_copies: args.shard_copies,
+        staying: args.local_memtables,
     }))
 }
 

@@ -324,6 +324,9 @@ fn offloaded(storage: &Storage, offload: OwnerSettings) -> Result<Offloaded> {
         if let Some(copies) = offload.shard_copies {
             terms.copies = copies;
         }
+        if let Some(staying) = offload.staying {
+            terms.staying = staying;
+        }
         let (managers, secret) = (offload.managers.clone(), offload.secret.clone());
         shards = Some(RemoteShards::in_cluster(managers, secret, terms)?);
     }

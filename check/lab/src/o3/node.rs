@@ -200,6 +200,7 @@ fn server(flags: &NodeFlags, managers: Vec<String>, link: &Arc<ThrottledFs>) -> 
         memtable_bytes_guaranteed: 0,
         key_offset_cache_bytes: None,
         shard_copies: None,
+        staying: None,
     });
     let node = ComputeNode::open_over(storage, &settings, offload)?;
     let store = Arc::new(EngineStore::new(node.db().clone(), WriteOptions::default())?);

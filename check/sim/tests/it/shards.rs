@@ -17,6 +17,7 @@ fn searches_of_shards_hold_in_every_seed() {
     assert!(sum("shards adopted") > SEEDS);
     assert!(sum("messages repeated") > 10 * SEEDS);
     assert!(sum("grants refused") > SEEDS);
+    assert!(sum("shards written ahead") > 2 * SEEDS && sum("grants given back") > SEEDS / 2);
     assert!(sum("owners") > 3 * SEEDS && sum("lives of the node") > 2 * SEEDS);
 }
 
@@ -38,6 +39,11 @@ fn host_that_takes_damaged_pieces_is_noticed() {
 #[test]
 fn host_that_keeps_grants_of_released_shards_is_noticed() {
     assert!(is_noticed("shards", 0..SEEDS, &["void"]));
+}
+
+#[test]
+fn host_that_keeps_grants_that_nobody_uses_is_noticed() {
+    assert!(is_noticed("shards", 0..SEEDS, &["grants"]));
 }
 
 #[test]

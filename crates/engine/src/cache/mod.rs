@@ -24,18 +24,21 @@
 //! Thread-safety: any thread may call any method. A hit by key takes a shard's read lock and clones
 //! an `Arc`, without an allocation. Eviction is quick_cache's CLOCK-Pro. Failure: none.
 
+mod meter;
 mod slots;
 
 use std::hash::{BuildHasher, Hash, Hasher};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use archipelago_base::budget::{ByteBudget, Charge, MemoryClass, Pressure};
+use archipelago_base::clock::Clock;
 use archipelago_base::metrics::Counters;
 use parking_lot::Mutex;
 use quick_cache::sync::Cache;
 use quick_cache::{Lifecycle, OptionsBuilder, Weighter};
 
+pub(crate) use meter::{BlockReads, CacheMeter, TimedRead};
 pub use slots::{BlockGuard, Home, Slots, Spot};
 
 /// Smallest shard in bytes: a smaller cache has fewer shards.
@@ -179,6 +182,7 @@ fn counter(kind: BlockKind, event: Event) -> usize {
 struct Evictions {
     events: Arc<Events>,
     evicted: Arc<AtomicU64>,
+    meter: Arc<OnceLock<CacheMeter>>,
 }
 
 /// Blocks that the cache evicted. Dropping this value empties their slots and drops them.
@@ -200,9 +204,12 @@ impl<B: CachedBlock> Lifecycle<BlockKey, Arc<B>> for Evictions {
         Evicted(Vec::new())
     }
 
-    fn on_evict(&self, state: &mut Self::RequestState, _key: BlockKey, block: Arc<B>) {
+    fn on_evict(&self, state: &mut Self::RequestState, key: BlockKey, block: Arc<B>) {
         self.events.add(counter(block.kind(), Event::Evict), 1);
-        self.evicted.fetch_add(1, Ordering::Relaxed);
+        let number = self.evicted.fetch_add(1, Ordering::Relaxed);
+        if let Some(meter) = self.meter.get() {
+            meter.note_eviction(&key, number);
+        }
         state.0.push(block);
     }
 }
@@ -232,6 +239,8 @@ pub struct BlockCache<B: CachedBlock> {
     epoch_bits: u32,
     /// The kind of blocks that the cache does not keep, if there is one.
     refused: Option<BlockKind>,
+    /// Measures reads from storage, once it is turned on.
+    meter: Arc<OnceLock<CacheMeter>>,
 }
 
 impl<B: CachedBlock> BlockCache<B> {
@@ -262,7 +271,12 @@ impl<B: CachedBlock> BlockCache<B> {
             .build()
             .expect("both capacities are given");
         let evicted = Arc::new(AtomicU64::new(0));
-        let evictions = Evictions { events: Arc::clone(&events), evicted: Arc::clone(&evicted) };
+        let meter = Arc::new(OnceLock::new());
+        let evictions = Evictions {
+            events: Arc::clone(&events),
+            evicted: Arc::clone(&evicted),
+            meter: Arc::clone(&meter),
+        };
         let cache = Cache::with_options(options, ByMemory, Passing::default(), evictions);
         Arc::new(Self {
             cache,
@@ -272,7 +286,19 @@ impl<B: CachedBlock> BlockCache<B> {
             evicted,
             epoch_bits: (items / EPOCHS_PER_TURN).max(1).ilog2(),
             refused,
+            meter,
         })
+    }
+
+    /// Turns the meter of reads from storage on. Later calls do nothing.
+    pub(crate) fn measure(&self, clock: &Arc<dyn Clock>) {
+        self.meter.get_or_init(|| CacheMeter::new(Arc::clone(clock), self.epoch_bits));
+    }
+
+    /// The meter of reads from storage, if it is on.
+    #[inline]
+    pub(crate) fn meter(&self) -> Option<&CacheMeter> {
+        self.meter.get()
     }
 
     /// Whether the cache keeps blocks of this kind.

@@ -20,9 +20,15 @@
 //! 2. Below [`KvSlab::end`] of a slab there are only reserved records, without gaps.
 //! 3. A record over [`OWN_SLAB_BYTES`] has a slab to itself, so that at most a quarter of a slab is
 //!    left unused when the next one is begun.
+//! 4. A slab is *closed* when no reservation in it can succeed any more. A closed slab is
+//!    *complete* when the index has published all of its records. No byte of a complete slab
+//!    changes before the block is dropped, so it may leave while the shard still takes writes
+//!    (O³-LSM §4.2).
 //!
 //! Thread-safety: any thread may call any method. Cost: a record costs one atomic add, one copy and
-//! one CRC; a lock only for a new slab. Source: O³-LSM §4.2.
+//! one CRC; a lock only for a new slab. The counts of published bytes are kept per slab in place of
+//! one count per shard. An insert has the same atomic operations as with one count, and dirties one
+//! cache line more. Source: O³-LSM §4.2.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
@@ -30,6 +36,7 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use archipelago_base::checksum;
 use archipelago_base::codec::{VARINT64_BYTES_MAX, get_varint, varint_len};
 use archipelago_base::prefetch::prefetch;
+use crossbeam_utils::CachePadded;
 use parking_lot::Mutex;
 
 use super::slab::{SLAB_BYTES_MAX, SlabPool, SlabTable};
@@ -110,8 +117,31 @@ pub(super) struct KvSlab {
     capacity: usize,
     /// Bytes reserved, and more once a reservation has failed.
     reserved: AtomicUsize,
-    /// Start of the first failed reservation; `usize::MAX` before one fails.
+    /// Bytes of records at which the slab was closed: the start of the first failed reservation, or
+    /// the length of the only record. `usize::MAX` before the slab is closed.
     closed_at: AtomicUsize,
+    /// Bytes of records that the index has published. The holder of the index's lock changes it,
+    /// and writers that only reserve do not touch its cache line.
+    published: CachePadded<AtomicUsize>,
+}
+
+/// A record that was appended and is not published yet.
+pub(super) struct Appended<'a> {
+    pub(super) record: RecordRef,
+    /// Length of the record without the padding.
+    pub(super) len: usize,
+    padded: usize,
+    slab: &'a KvSlab,
+}
+
+impl Appended<'_> {
+    /// Counts the record as published. The caller has put it into the index, and holds the lock of
+    /// the index.
+    #[inline(always)]
+    pub(super) fn note_published(&self) {
+        let published = self.slab.published.load(Ordering::Relaxed) + self.padded;
+        self.slab.published.store(published, Ordering::Release);
+    }
 }
 
 // SAFETY: the memory behind `base` is shared by the rules of the module's invariant 1.
@@ -123,6 +153,17 @@ impl KvSlab {
     /// Bytes that hold records; final once no append is in flight and the shard is sealed.
     fn end(&self) -> usize {
         self.closed_at.load(Ordering::Acquire).min(self.reserved.load(Ordering::Acquire))
+    }
+
+    /// Whether the index has published every record that was reserved.
+    fn is_published(&self) -> bool {
+        self.published.load(Ordering::Acquire) == self.end()
+    }
+
+    /// Length of a complete slab; `None` if the slab is not complete.
+    fn complete_len(&self) -> Option<usize> {
+        let closed_at = self.closed_at.load(Ordering::Acquire);
+        (self.published.load(Ordering::Acquire) == closed_at).then_some(closed_at)
     }
 
     /// Reserves `len` bytes; `None` if the slab is full.
@@ -166,15 +207,9 @@ impl KvBlock {
         self.table.bytes()
     }
 
-    /// Appends a record. Returns its reference, its length without the padding, and its length with
-    /// it.
+    /// Appends a record, which no reader finds before the index has it.
     #[inline]
-    pub(super) fn append(
-        &self,
-        key: &[u8],
-        trailer: u64,
-        value: &[u8],
-    ) -> (RecordRef, usize, usize) {
+    pub(super) fn append(&self, key: &[u8], trailer: u64, value: &[u8]) -> Appended<'_> {
         let len = varint_len(key.len() as u64)
             + key.len()
             + TRAILER_BYTES
@@ -188,7 +223,8 @@ impl KvBlock {
             write_record(slab.base.add(at), padded, key, trailer, value);
         }
         let unit = (at / UNIT_BYTES) as u32;
-        (((slab.number as u32) << UNIT_BITS) | unit, len, padded)
+        let record = ((slab.number as u32) << UNIT_BITS) | unit;
+        Appended { record, len, padded, slab }
     }
 
     #[inline]
@@ -210,7 +246,8 @@ impl KvBlock {
     fn reserve_in_new(&self, len: usize) -> (&KvSlab, usize) {
         let mut slabs = self.slabs.lock();
         if len > OWN_SLAB_BYTES {
-            let slab = self.add_slab(&mut slabs, len);
+            // No other record gets into the slab, so it is closed from the beginning.
+            let slab = self.add_slab(&mut slabs, len, len);
             let at = slab.reserve(len).expect("the slab was made for this record");
             return (slab, at);
         }
@@ -221,30 +258,46 @@ impl KvBlock {
             return (slab, at);
         }
         let bytes = self.table.next_bytes().max((len * 4).next_power_of_two()).min(SLAB_BYTES_MAX);
-        let slab = self.add_slab(&mut slabs, bytes);
+        let slab = self.add_slab(&mut slabs, bytes, usize::MAX);
         let at = slab.reserve(len).expect("a record is at most a quarter of the largest slab");
         self.current.store(std::ptr::from_ref(slab).cast_mut(), Ordering::Release);
         (slab, at)
     }
 
-    fn add_slab(&self, slabs: &mut Vec<*mut KvSlab>, bytes: usize) -> &KvSlab {
+    fn add_slab(&self, slabs: &mut Vec<*mut KvSlab>, bytes: usize, closed_at: usize) -> &KvSlab {
         let (number, base, capacity) = self.table.add(bytes, KV_SLABS_MAX);
         let slab = Box::into_raw(Box::new(KvSlab {
             base: base.as_ptr(),
             number,
             capacity,
             reserved: AtomicUsize::new(0),
-            closed_at: AtomicUsize::new(usize::MAX),
+            closed_at: AtomicUsize::new(closed_at),
+            published: CachePadded::new(AtomicUsize::new(0)),
         }));
         slabs.push(slab);
         // SAFETY: just made, freed only by the block's drop, never borrowed mutably.
         unsafe { &*slab }
     }
 
-    /// Bytes of all reservations that succeeded, padding included.
-    pub(super) fn reserved_bytes(&self) -> u64 {
+    /// Whether the index has published every record that was reserved.
+    pub(super) fn is_published(&self) -> bool {
         // SAFETY: descriptors live as long as the block.
-        self.slabs.lock().iter().map(|&slab| unsafe { (*slab).end() } as u64).sum()
+        self.slabs.lock().iter().all(|&slab| unsafe { (*slab).is_published() })
+    }
+
+    /// The bytes of complete slabs, from the slab with the number `from` up to the first one that
+    /// is not complete. The records section of an image begins with the bytes of slab 0.
+    pub(super) fn complete(&self, from: usize) -> Vec<&[u8]> {
+        let slabs = self.slabs.lock();
+        let complete = slabs.iter().skip(from).map_while(|&slab| {
+            // SAFETY: descriptors live as long as the block.
+            let slab = unsafe { &*slab };
+            // SAFETY: the memory lives as long as the block. A complete slab takes no reservation,
+            // every byte below its length was written before it was published, and the acquiring
+            // load has seen the last publication. No byte is written again.
+            slab.complete_len().map(|len| unsafe { std::slice::from_raw_parts(slab.base, len) })
+        });
+        complete.collect()
     }
 
     /// The filled bytes of every slab, by number.

@@ -53,9 +53,6 @@ struct Counters {
     entries: AtomicU64,
     deletions: AtomicU64,
     data_bytes: AtomicU64,
-    /// Bytes of indexed records with padding. It equals the reserved bytes when no insert is in
-    /// flight.
-    indexed_bytes: AtomicU64,
     smallest_seq: AtomicU64,
     largest_seq: AtomicU64,
 }
@@ -111,7 +108,6 @@ impl Shard {
                 entries: AtomicU64::new(0),
                 deletions: AtomicU64::new(0),
                 data_bytes: AtomicU64::new(0),
-                indexed_bytes: AtomicU64::new(0),
                 smallest_seq: AtomicU64::new(u64::MAX),
                 largest_seq: AtomicU64::new(0),
             },
@@ -135,11 +131,11 @@ impl Shard {
         debug_assert!(!self.is_sealed(), "insert into a sealed shard");
         debug_assert!(kind.is_writable() && kind != Kind::RangeDelete);
         let trailer = key::pack(seq, kind);
-        let (record, len, padded) = self.kv.append(key, trailer, value);
-        self.tree.insert(&Target::new(key, trailer), record, &self.kv, || {
+        let appended = self.kv.append(key, trailer, value);
+        self.tree.insert(&Target::new(key, trailer), appended.record, &self.kv, || {
             let counters = &self.counters;
             add(&counters.entries, 1);
-            add(&counters.data_bytes, len as u64);
+            add(&counters.data_bytes, appended.len as u64);
             if kind == Kind::Delete {
                 add(&counters.deletions, 1);
             }
@@ -149,8 +145,7 @@ impl Shard {
             if seq.0 > counters.largest_seq.load(Ordering::Relaxed) {
                 counters.largest_seq.store(seq.0, Ordering::Relaxed);
             }
-            let indexed = counters.indexed_bytes.load(Ordering::Relaxed) + padded as u64;
-            counters.indexed_bytes.store(indexed, Ordering::Release);
+            appended.note_published();
         });
     }
 
@@ -358,10 +353,19 @@ impl Shard {
     pub fn seal(&self) {
         self.sealed.store(true, Ordering::Release);
         let backoff = Backoff::new();
-        while self.counters.indexed_bytes.load(Ordering::Acquire) != self.kv.reserved_bytes() {
+        while !self.kv.is_published() {
             backoff.snooze();
         }
         self.filter.get_or_init(|| self.build_filter());
+    }
+
+    /// The bytes of complete slabs of records, from the slab with the number `from` up to the first
+    /// one that is not complete. They do not change any more, also while inserts go on. The records
+    /// of the shard's image begin with slab 0 and have the slabs in this order
+    /// ([`ImageHead::records_at`](super::ImageHead::records_at)). Costs a short lock.
+    #[must_use]
+    pub fn complete_slabs(&self, from: usize) -> Vec<&[u8]> {
+        self.kv.complete(from)
     }
 
     /// Whether [`Shard::seal`] was called.

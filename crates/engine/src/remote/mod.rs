@@ -18,6 +18,11 @@
 //! 4. Every call ends within a bound that the store states to its users (seconds), even if the node
 //!    hangs. A node that has been silent for longer than the store's limit has lost its shards.
 //!
+//! A store may take records before the seal: the database offers it each active shard
+//! ([`ShardStore::offer`]), whose complete slabs of records do not change any more. Records that
+//! have left early are no shard. No read finds them before [`ShardStore::send`] has returned, and
+//! if they are lost the shard is sent as a whole.
+//!
 //! The calls block, because every caller in the engine does. A store that is asynchronous inside
 //! drives its own events while it waits.
 //!
@@ -27,12 +32,14 @@
 //!
 //! Thread-safety: many threads may call every method in parallel, with these exceptions. The thread
 //! that opens the database calls [`ShardStore::owner_is`], the four methods of an open and
-//! [`ShardStore::watch`] before the others. The database holds none of its locks during `send`,
-//! `lookup`, `scan`, `fetch` and the methods of an open. It may hold any lock during `room` and
-//! `release`. Therefore these two neither block nor call back.
+//! [`ShardStore::watch`] before the others. The database holds none of its locks during `offer`,
+//! `send`, `lookup`, `scan`, `fetch` and the methods of an open. It may hold any lock during
+//! `room`, `staying` and `release`. Therefore these three neither block nor call back.
 
+mod active;
 mod ask;
 mod earlier;
+mod staying;
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -43,11 +50,13 @@ use crate::executor::OwnerIdentity;
 use crate::key::KeyRange;
 use crate::memtable::{ImageHead, SealedImage};
 
+pub use active::ActiveShard;
 pub use ask::{
     KeyAsk, KeyVersions, LookupAnswer, LookupAsk, ResumeAt, ScanAsk, ScanDirection, ScanPage,
     ScanRecord, ShardVersion,
 };
 pub use earlier::{EarlierShard, FoundShard};
+pub use staying::SealedReads;
 
 /// Keeps sealed memtable shards outside the memory of the database.
 pub trait ShardStore: Send + Sync + 'static {
@@ -105,6 +114,26 @@ pub trait ShardStore: Send + Sync + 'static {
     /// Room of the store, as far as the store knows it now. Decisions about sending shards and
     /// about write stalls use it. The call may be frequent, and under locks: it must not block.
     fn room(&self) -> StoreRoom;
+
+    /// Number of the newest sealed memtables of each column family that should stay in memory.
+    /// `reads` has the figures of the window that has just ended. `None` asks for the present
+    /// number, at the open of the database. The call comes at most once a second, under a lock: it
+    /// must not block. Default: none stay.
+    ///
+    /// The database may send a memtable earlier if memory is short, and keeps at most 16.
+    fn staying(&self, reads: Option<&SealedReads<'_>>) -> usize {
+        let _none_stays = reads;
+        0
+    }
+
+    /// Offers an active shard, whose complete slabs of records the store may write to a node while
+    /// the shard fills (O³-LSM §4.2). The call does not block. The database offers a shard once,
+    /// and may never send it: because a record of it is not logged, because its memtable is
+    /// flushed, or because the family is dropped. The store notices by [`ActiveShard::records`]
+    /// that the shard is gone. Default: nothing leaves before the seal.
+    fn offer(&self, shard: ActiveShard) {
+        let _sent_as_a_whole = shard;
+    }
 
     /// Sends the image of a shard to a node and returns when the node can answer for the shard.
     ///
@@ -191,6 +220,12 @@ pub trait StoreWatcher: Send + Sync + 'static {
     /// Default: nothing is known, and images are sent as fast as possible.
     fn write_load(&self) -> WriteLoad {
         WriteLoad::default()
+    }
+
+    /// Speed at which writers fill memtables now, in bytes a second; 0 if it is not known. The
+    /// store writes records of active shards ahead at about this speed. Default: it is not known.
+    fn fill_bytes_per_s(&self) -> u64 {
+        0
     }
 }
 

@@ -194,6 +194,10 @@ impl TableReader {
                 .iter()
                 .map(|(_, handle)| (handle.offset, handle.size as usize + TRAILER_BYTES))
                 .collect();
+            for (_, handle) in &missing {
+                // The time of a batch is not that of a read.
+                let _untimed = self.begin_read(*handle, options);
+            }
             let raws = self.file.read_many_new(&ranges, options.context)?;
             for (&(index, handle), raw) in missing.iter().zip(raws) {
                 found[index] = Some(self.admit(handle, BlockKind::Data, raw, options)?);

@@ -56,7 +56,11 @@ impl Readahead {
             return Err(table.would_need_io(handle));
         }
         self.ask(table, handle, options);
+        let timed = table.begin_read(handle, options);
         let raw = read_raw(&*table.file, handle, options.context)?;
+        if let Some(timed) = timed {
+            timed.end();
+        }
         table.admit(handle, BlockKind::Data, raw, options)
     }
 

@@ -30,7 +30,7 @@ use super::format::{FOOTER_BYTES, Footer, Handle, Layout, TRAILER_BYTES, open_bl
 use super::index::IndexBlock;
 use super::properties::Properties;
 use super::tail::Tail;
-use crate::cache::{BlockKey, BlockKind};
+use crate::cache::{BlockKey, BlockKind, TimedRead};
 use crate::file_meta::FileMeta;
 use crate::key::{self, Kind};
 use crate::lookup::{Found, Lookup, Visit};
@@ -524,8 +524,24 @@ impl TableReader {
         if options.cache_only {
             return Err(self.would_need_io(handle));
         }
+        let timed = self.begin_read(handle, options);
         let raw = read_raw(&*self.file, handle, options.context)?;
+        if let Some(timed) = timed {
+            timed.end();
+        }
         self.admit(handle, kind, raw, options)
+    }
+
+    /// Notes that a block is read from the file, if the cache measures such reads.
+    #[inline]
+    pub(super) fn begin_read(
+        &self,
+        handle: Handle,
+        options: &TableReadOptions,
+    ) -> Option<TimedRead<'_>> {
+        let meter = self.cache.meter()?;
+        let is_for_user = options.context.purpose == IoPurpose::ForegroundRead;
+        is_for_user.then(|| meter.begin(&self.key_of(handle), self.cache.evicted()))
     }
 
     /// Checks a block that was read, and caches it if the options say so.

@@ -240,6 +240,9 @@ fn bad_calls_are_refused_and_change_nothing() {
     let bad = DbOptions { max_background_jobs: 0, ..small_db() };
     let error = Db::open_with("/bad", bad, over(&fs, small_family())).unwrap_err();
     assert!(error.to_string().contains("max_background_jobs is 0"), "{error}");
+    let long = vec![0; (64 << 10) + 1];
+    assert_eq!(kind(db.get(&long).map(drop)), ErrorKind::InvalidArgument);
     db.clone().close().unwrap();
     assert_eq!(kind(db.put(b"a", b"b")), ErrorKind::Closed);
+    assert_eq!(kind(db.get(b"a").map(drop)), ErrorKind::Closed);
 }

@@ -9,7 +9,7 @@ use archipelago_engine::options::{CfOptions, Compression, DbOptions};
 use archipelago_env::local::LocalFs;
 use archipelago_env::mem::MemFs;
 
-use crate::away::{Mood, Whim};
+use crate::away::{Mood, Stays, Whim};
 use crate::model::{Disk, Generator, Runner, Setting, Tiered, seeds};
 use crate::separation::Separation;
 use crate::support::{small_db, small_family};
@@ -96,7 +96,7 @@ fn settings_with_nodes() -> Vec<(&'static str, Setting)> {
             "tiny, an executor at the nodes",
             over_nodes(
                 memory(small_db(), tiny()),
-                Mood { whim: Some(Whim::SOUND), ..Mood::default() },
+                Mood { whim: Some(Whim::SOUND), stays: Stays::Count(2), ..Mood::default() },
             ),
         ),
         (

@@ -19,7 +19,7 @@ use archipelago_fabric::NodeId;
 
 pub use pace::{PaceInput, pace};
 pub use rate::{SHARE_BYTES_PER_S_MIN, ShareInput, rate_share};
-pub use ratio::{RatioInput, ReadTimes, ratio};
+pub use ratio::{RatioInput, ReadTimes, SettledRatio, ratio};
 pub use reads::{KeyLookup, KnownRecord, LinkFigures, ReadPath, inline_max, read_path};
 pub use share::{Claim, admitted, guarantees, share};
 

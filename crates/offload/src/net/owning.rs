@@ -57,7 +57,7 @@ use crate::ids::{NumberRange, OffloadDb, OwnerStamp, Token};
 use crate::job::{BUILD, JobAsk, JobKind, LocalWhy, Payload};
 use crate::owner::{Owner, OwnerStep, OwnerTerms};
 use crate::parcel::{self, JobImages};
-use crate::shard_owner::RemoteShards;
+use crate::shard_owner::{RemoteShards, StayingMemtables};
 use crate::wire::{Correspondent, OffloadMessage};
 
 /// Interval at which a waiting call checks whether its job was cancelled.
@@ -126,6 +126,9 @@ pub struct OwnerSettings {
     /// Number of memory nodes that get each memtable shard, 1 or 2. `None` for the default of
     /// [`OwnerTerms`](crate::shard_owner::OwnerTerms).
     pub shard_copies: Option<u32>,
+    /// How many of the newest full memtables stay in the process. `None` for the default of
+    /// [`OwnerTerms`](crate::shard_owner::OwnerTerms).
+    pub staying: Option<StayingMemtables>,
 }
 
 /// The result that a waiting call gets.

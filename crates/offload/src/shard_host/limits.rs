@@ -60,6 +60,8 @@ pub struct HostCounters {
     pub grants: u64,
     /// Grants that ended because their owners did not use them.
     pub unused: u64,
+    /// Grants that their owners have given back.
+    pub given_back: u64,
     /// Shards that were registered.
     pub registered: u64,
     /// Bytes of the images of registered shards.

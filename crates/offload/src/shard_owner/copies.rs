@@ -116,13 +116,15 @@ impl OwnerDriver {
                     return self.count_missing(id, &self.tally.copies_no_room);
                 }
             };
-            let transfer = Transfer::new(copy.order.clone(), self.now_ns(), patience_ns, end_ns);
+            let now_ns = self.now_ns();
+            let mut transfer = Transfer::new(copy.order.clone(), now_ns, patience_ns, end_ns);
             let is_wanted = || self.state.lock().is_copying(node, id, losses);
             let half_ns = transfer.half_ns();
             let speed = |link| self.copy_speed(link, half_ns);
             let (image, flow) = (&copy.image[..], &self.copy_flow);
-            let sending = Sending { image, flow, speed, is_wanted };
-            let place = match self.transfer(node, transfer, sending).await {
+            let records_at = copy.order.records_at;
+            let sending = Sending { image, records_at, flow, speed, is_wanted };
+            let place = match self.transfer(node, &mut transfer, sending).await {
                 Ok(place) => place,
                 Err(failure) => {
                     let may_try_another = self.note_copy_failure(node, id, bytes, &failure);
@@ -153,7 +155,7 @@ impl OwnerDriver {
     /// Speed of a second copy over a link of this speed, in bytes a second. Without a first copy
     /// under way, before the link is measured, and after `half_ns`, there is no limit.
     fn copy_speed(&self, link_bytes_per_s: u64, half_ns: u64) -> u64 {
-        let is_alone = self.sends.load(Ordering::Relaxed) == 0;
+        let is_alone = !self.is_sending();
         if is_alone || link_bytes_per_s == 0 || self.now_ns() >= half_ns {
             return u64::MAX;
         }

@@ -6,6 +6,7 @@ use archipelago_engine::remote::StoreRoom;
 use archipelago_engine::stats::{Statistics, Ticker};
 
 use super::flow::FlowFigures;
+use super::staying::{NodeLookups, StayFigures};
 
 /// Counters since the open of the database.
 #[derive(Debug, Default)]
@@ -28,6 +29,13 @@ pub(super) struct Tally {
     pub(super) copies_no_room: AtomicU64,
     pub(super) copies_not_sent: AtomicU64,
     pub(super) copies_not_queued: AtomicU64,
+    pub(super) ahead_bytes: AtomicU64,
+    pub(super) ahead_used: AtomicU64,
+    pub(super) ahead_used_bytes: AtomicU64,
+    pub(super) ahead_outgrown: AtomicU64,
+    pub(super) ahead_no_room: AtomicU64,
+    pub(super) ahead_failed: AtomicU64,
+    pub(super) ahead_unneeded: AtomicU64,
     pub(super) cache_hits: AtomicU64,
     pub(super) cache_misses: AtomicU64,
     pub(super) cache_passed: AtomicU64,
@@ -53,7 +61,11 @@ pub(super) struct StateFigures {
     pub(super) surplus_bytes: u64,
     /// Entries of the key-offset cache.
     pub(super) entries: u64,
+    /// Active shards that have room at a node.
+    pub(super) active: u64,
     pub(super) flow: FlowFigures,
+    /// Memtables that stay in the process.
+    pub(super) staying: StayFigures,
 }
 
 /// Adds to a counter.
@@ -124,9 +136,27 @@ pub struct OwnerFigures {
     pub copies_not_sent: u64,
     /// Shards that got no second copy because too many images waited for theirs.
     pub copies_not_queued: u64,
+    /// Active shards, which still take writes and have room at a node for their records.
+    pub active: u64,
+    /// Bytes of records that were written to nodes while their shard still took writes.
+    pub ahead_bytes: u64,
+    /// Shards of which some records had been written ahead, and were not written again.
+    pub ahead_used: u64,
+    /// Bytes of these records.
+    pub ahead_used_bytes: u64,
+    /// Active shards that gave their room back because they were larger than expected.
+    pub ahead_outgrown: u64,
+    /// Active shards that gave their room back because a sealed shard needed it, because the node
+    /// wanted memory back, or because the owner closed.
+    pub ahead_no_room: u64,
+    /// Active shards that had room at a node, which was lost or did not take their records.
+    pub ahead_failed: u64,
+    /// Active shards that gave their room back because they were not sent, or not soon.
+    pub ahead_unneeded: u64,
     /// Bytes of images that were written to nodes, including transfers in progress.
     pub written_bytes: u64,
-    /// Most bytes of images that were written within 100 ms.
+    /// Most bytes that were written within 100 ms: of images of first copies, or of records that
+    /// were written ahead, whichever is more.
     pub peak_bytes: u64,
     /// Entries of the key-offset cache.
     pub cache_entries: u64,
@@ -145,9 +175,26 @@ pub struct OwnerFigures {
     pub cache_unread: u64,
     /// Entries that were made for hot keys after the transfer of their shard.
     pub cache_filled: u64,
+    /// Number of the newest sealed memtables of each family that stay in this process.
+    pub staying: u64,
+    /// Number for which reads would take the least time, by the last measurements.
+    pub staying_best: u64,
+    /// Number of times that one more memtable has stayed.
+    pub staying_raised: u64,
+    /// Number of times that one memtable less has stayed.
+    pub staying_lowered: u64,
 }
 
 impl Tally {
+    /// Counters of the keys that were looked up at nodes.
+    pub(super) fn lookups(&self) -> NodeLookups {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let known = read(&self.cache_hits);
+        let others =
+            [&self.cache_misses, &self.cache_passed, &self.cache_mismatches, &self.cache_unread];
+        NodeLookups { known, keys: known + others.map(read).iter().sum::<u64>() }
+    }
+
     /// The figures, with those of the state.
     pub(super) fn figures(&self, state: &StateFigures) -> OwnerFigures {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -161,6 +208,14 @@ impl Tally {
             surplus_bytes: state.surplus_bytes,
             written_bytes: state.flow.written_bytes,
             peak_bytes: state.flow.peak_bytes,
+            active: state.active,
+            ahead_bytes: read(&self.ahead_bytes),
+            ahead_used: read(&self.ahead_used),
+            ahead_used_bytes: read(&self.ahead_used_bytes),
+            ahead_outgrown: read(&self.ahead_outgrown),
+            ahead_no_room: read(&self.ahead_no_room),
+            ahead_failed: read(&self.ahead_failed),
+            ahead_unneeded: read(&self.ahead_unneeded),
             cache_entries: state.entries,
             cache_hits: read(&self.cache_hits),
             cache_misses: read(&self.cache_misses),
@@ -189,13 +244,17 @@ impl Tally {
             copies_no_room: read(&self.copies_no_room),
             copies_not_sent: read(&self.copies_not_sent),
             copies_not_queued: read(&self.copies_not_queued),
+            staying: state.staying.staying,
+            staying_best: state.staying.best,
+            staying_raised: state.staying.raised,
+            staying_lowered: state.staying.lowered,
         }
     }
 }
 
 impl OwnerFigures {
     /// The figures by name.
-    fn named(&self) -> [(&'static str, u64); 37] {
+    fn named(&self) -> [(&'static str, u64); 49] {
         [
             ("nodes", self.nodes),
             ("shards", self.shards),
@@ -224,6 +283,14 @@ impl OwnerFigures {
             ("copies_no_room", self.copies_no_room),
             ("copies_not_sent", self.copies_not_sent),
             ("copies_not_queued", self.copies_not_queued),
+            ("active", self.active),
+            ("ahead_bytes", self.ahead_bytes),
+            ("ahead_used", self.ahead_used),
+            ("ahead_used_bytes", self.ahead_used_bytes),
+            ("ahead_outgrown", self.ahead_outgrown),
+            ("ahead_no_room", self.ahead_no_room),
+            ("ahead_failed", self.ahead_failed),
+            ("ahead_unneeded", self.ahead_unneeded),
             ("written_bytes", self.written_bytes),
             ("peak_bytes", self.peak_bytes),
             ("cache_entries", self.cache_entries),
@@ -234,6 +301,10 @@ impl OwnerFigures {
             ("cache_mismatches", self.cache_mismatches),
             ("cache_unread", self.cache_unread),
             ("cache_filled", self.cache_filled),
+            ("staying", self.staying),
+            ("staying_best", self.staying_best),
+            ("staying_raised", self.staying_raised),
+            ("staying_lowered", self.staying_lowered),
         ]
     }
 

@@ -1,8 +1,8 @@
 //! The driver of an owner: the state machine, the links to nodes, and the tasks that serve them.
 //!
 //! One task per memory node sends beats, purges and releases. Another task polls the list of nodes.
-//! A third kind of task sends second copies. Transfers of first copies and reads run on the threads
-//! of their callers.
+//! A third kind of task sends second copies, and a fourth one the records of one active shard.
+//! Transfers of first copies and reads run on the threads of their callers.
 //!
 //! Invariants:
 //! 1. The lock of the state is never held across an await, nor while the database is notified.
@@ -14,7 +14,7 @@
 //! Failure: the modules of the parts say how each operation fails.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -23,6 +23,7 @@ use archipelago_engine::remote::{ShardId, StoreNode, StoreWatcher, WriteLoad};
 use archipelago_fabric::{self as fabric, Reach};
 use parking_lot::Mutex;
 
+use super::ahead::AheadShards;
 use super::bell::Bell;
 use super::copies::CopyQueue;
 use super::counters::{Tally, count};
@@ -30,7 +31,9 @@ use super::flow::Flow;
 use super::links::{NodeLinks, OneSidedFailure, Way};
 use super::nodes::NodeList;
 use super::state::{MissedAnswer, NextAsk, NodeTask, OwnerState, OwnerTerms};
+use super::staying::{LinkTimes, StayControl};
 use super::within::within;
+use crate::decide::LinkFigures;
 use crate::ids::OwnerStamp;
 
 /// Interval at which the list of nodes is polled.
@@ -79,6 +82,10 @@ pub(super) struct OwnerDriver {
     /// Flow of second copies. It is separate, so that it does not slow first copies down.
     pub(super) copy_flow: Flow,
     pub(super) copies: Mutex<CopyQueue>,
+    pub(super) staying: StayControl,
+    /// Flow of the records of active shards, which does not slow sealed shards down.
+    pub(super) ahead_flow: Flow,
+    pub(super) ahead: AheadShards,
     /// Number of transfers of first copies that are under way.
     pub(super) sends: AtomicUsize,
     /// Number of these that wait for room.
@@ -93,6 +100,7 @@ impl OwnerDriver {
     /// Starts the tasks of an owner.
     pub(super) fn start(parts: OwnerParts, state: OwnerState) -> Arc<Self> {
         let driver = Arc::new(Self {
+            staying: StayControl::new(parts.terms.staying),
             parts,
             owner: state.owner(),
             state: Mutex::new(state),
@@ -100,6 +108,8 @@ impl OwnerDriver {
             flow: Flow::default(),
             copy_flow: Flow::default(),
             copies: Mutex::default(),
+            ahead_flow: Flow::default(),
+            ahead: AheadShards::default(),
             sends: AtomicUsize::new(0),
             sends_waiting: AtomicUsize::new(0),
             notifying: Mutex::default(),
@@ -122,6 +132,17 @@ impl OwnerDriver {
     pub(super) fn write_load(&self) -> WriteLoad {
         let watcher = self.watcher.get().and_then(Weak::upgrade);
         watcher.map(|watcher| watcher.write_load()).unwrap_or_default()
+    }
+
+    /// Speed at which writers fill memtables, in bytes a second; 0 if it is not known.
+    pub(super) fn fill_bytes_per_s(&self) -> u64 {
+        let watcher = self.watcher.get().and_then(Weak::upgrade);
+        watcher.map_or(0, |watcher| watcher.fill_bytes_per_s())
+    }
+
+    /// Whether transfers of first copies are under way.
+    pub(super) fn is_sending(&self) -> bool {
+        self.sends.load(Ordering::Relaxed) > 0
     }
 
     pub(super) fn terms(&self) -> &OwnerTerms {
@@ -164,6 +185,19 @@ impl OwnerDriver {
         let nodes = self.nodes.lock();
         let speeds = nodes.values().map(|entry| entry.links.meter().write_bytes_per_s());
         speeds.max().unwrap_or(0)
+    }
+
+    /// Mean times of the links to nodes, over those that were measured.
+    pub(super) fn link_times(&self) -> LinkTimes {
+        let figures: Vec<LinkFigures> = {
+            let nodes = self.nodes.lock();
+            nodes.values().map(|entry| entry.links.meter().figures(false)).collect()
+        };
+        let mean = |time: fn(&LinkFigures) -> u64| {
+            let measured: Vec<u64> = figures.iter().map(time).filter(|ns| *ns > 0).collect();
+            measured.iter().sum::<u64>() / measured.len().max(1) as u64
+        };
+        LinkTimes { read_ns: mean(|link| link.read_ns), request_ns: mean(|link| link.request_ns) }
     }
 
     /// Wakes the task of a node, so that it looks for work.
@@ -234,12 +268,17 @@ impl OwnerDriver {
         concerned.into_iter().for_each(|node| self.ring(node));
     }
 
-    /// Waits until the nodes have confirmed all releases, but at most [`OwnerTerms::farewell`], and
-    /// ends the tasks.
+    /// Waits until the nodes have confirmed all releases and have all grants back, but at most
+    /// [`OwnerTerms::farewell`], and ends the tasks.
     pub(super) fn close(&self) {
         let until_ns = self.now_ns() + self.terms().farewell.as_nanos() as u64;
         self.copies.lock().clear();
-        self.state.lock().end_copies();
+        {
+            let mut state = self.state.lock();
+            state.end_copies();
+            state.stop_all_ahead();
+        }
+        self.ahead.ring();
         let is_settled = || !self.copies.lock().is_running() && self.state.lock().is_settled();
         while !is_settled() && self.now_ns() < until_ns {
             self.wait(self.pause());

@@ -9,7 +9,9 @@
 //! | look-ups and pages, as state machines | `search/`, `page/` |
 //! | shards of the previous owner | `takeover.rs` |
 //! | the key-offset cache, and look-ups by it | `offsets/`, `cached.rs` |
+//! | records of shards that still fill | `ahead.rs` |
 //! | second copies | `copies.rs` |
+//! | the number of memtables that stay in the process | `staying.rs` |
 //! | links to a node: requests, and one-sided reads and writes | `links.rs`, `within.rs` |
 //! | the speed of links, and that of transfers | `meter.rs`, `flow.rs` |
 //! | the tasks of an owner, transfers and reads over the links | `driver.rs`, `sends.rs`, `reads.rs` |
@@ -22,6 +24,7 @@
 //! Failure: nothing here must survive. A shard that is lost is rebuilt from the log.
 //! Cost: an idle owner sends each memory node one small request a second.
 
+mod ahead;
 mod bell;
 mod cached;
 mod copies;
@@ -39,6 +42,7 @@ mod sabotage;
 mod search;
 mod sends;
 mod state;
+mod staying;
 mod store;
 mod takeover;
 mod transfer;
@@ -49,5 +53,5 @@ pub use driver::{OwnerParts, Waits};
 pub use images::ImageFetcher;
 pub use nodes::{NodeList, PoolNodes};
 pub use sabotage::OwnerSabotage;
-pub use state::{MemoryNode, OwnerTerms};
+pub use state::{MemoryNode, OwnerTerms, StayingMemtables};
 pub use store::RemoteShards;

@@ -3,11 +3,13 @@
 //! Failure: a transfer that fails leaves the shard with the database. The state machine releases at
 //! the node whatever the transfer may have left there.
 //! Cost: two requests, a WRITE for each slice ([`super::flow`]), and a checksum over the image.
+//! Bytes that were written while the shard filled ([`super::ahead`]) are not written again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use archipelago_base::checksum;
+use archipelago_engine::memtable::ImageHead;
 use archipelago_engine::remote::{AwayError, NewShard, ShardId, StoreNode};
 
 use super::copies::CopyOrder;
@@ -21,7 +23,7 @@ use crate::decide::{PaceInput, pace};
 use crate::wire::shard::{KeySpan, ShardInfo, ShardMessage, ShardPlace, ShardWhy};
 
 /// Largest answer to a request of a transfer, in bytes.
-const ANSWER_BYTES_MAX: usize = 4096;
+pub(super) const ANSWER_BYTES_MAX: usize = 4096;
 /// Length in bytes of the header of an image, which has the checksums of all sections.
 pub(super) const HEAD_BYTES: usize = 200;
 
@@ -33,6 +35,8 @@ pub(super) fn head_sum(image: &[u8]) -> u64 {
 /// The image of a transfer, and the rules for its speed and its end.
 pub(super) struct Sending<'a, S, W> {
     pub(super) image: &'a [u8],
+    /// Bytes of the image that lie after all others in a grant ([`TransferOrder::records_at`]).
+    pub(super) records_at: u64,
     pub(super) flow: &'a Flow,
     /// Speed of the transfer in bytes a second, from the speed of the link.
     pub(super) speed: S,
@@ -102,15 +106,61 @@ impl OwnerDriver {
         image: &[u8],
     ) -> Result<(StoreNode, TransferOrder), AwayError> {
         let (id, bytes) = (shard.id, image.len() as u64);
+        let records_at = ImageHead::records_at(image, bytes).ok();
+        let mut ahead = match records_at {
+            Some(_) => self.ahead.take(self, id, bytes).await,
+            None => None,
+        };
+        let records_at = ahead.and(records_at).unwrap_or(0);
         let patience_ns = self.terms().patience.as_nanos() as u64;
         let until_ns = self.now_ns() + patience_ns;
         let end_ns = self.now_ns() + self.terms().image(bytes).as_nanos() as u64;
-        let (mut order, mut waiting) = (None, None);
+        let mut order = None;
+        loop {
+            let begun = ahead.take();
+            let (node, losses) = match &begun {
+                Some(taken) => (taken.node, taken.losses),
+                None => self.node_for(shard, bytes, until_ns).await?,
+            };
+            let order = order.get_or_insert_with(|| self.order(shard, image, records_at));
+            let mut transfer = Transfer::new(order.clone(), self.now_ns(), patience_ns, end_ns);
+            if let Some(taken) = &begun {
+                transfer = transfer.after(&taken.ahead);
+            }
+            let is_wanted = || self.state.lock().is_sending(node, id, losses);
+            let half_ns = transfer.half_ns();
+            let speed = |link| self.send_speed(link, half_ns);
+            let sending = Sending { image, records_at, flow: &self.flow, speed, is_wanted };
+            match self.transfer(node, &mut transfer, sending).await {
+                Ok(place) => {
+                    let head_sum = head_sum(image);
+                    let at = ReadableShard { place, head_sum, last_seq: shard.last_seq };
+                    let sent = self.state.lock().sent(node, id, losses, at);
+                    self.ring(node);
+                    sent.inspect_err(|_| count(&self.tally.not_sent, 1))?;
+                    self.count_sent(bytes, transfer.ahead_bytes());
+                    self.fill_hot(id, image);
+                    return Ok((node, order.clone()));
+                }
+                Err(failure) => self.on_failure(node, id, bytes, &failure, until_ns)?,
+            }
+        }
+    }
+
+    /// The node for the transfer of an image of `bytes`, which begins there, and the number of
+    /// times that its shards were lost so far. Waits for room that becomes free soon.
+    async fn node_for(
+        &self,
+        shard: &NewShard<'_>,
+        bytes: u64,
+        until_ns: u64,
+    ) -> Result<(StoreNode, u64), AwayError> {
+        let mut waiting = None;
         loop {
             let boundary = &shard.keys.start;
-            let pick = self.state.lock().begin_send(self.now_ns(), id, bytes, boundary);
-            let (node, losses) = match pick {
-                Pick::Node { node, losses } => (node, losses),
+            let pick = self.state.lock().begin_send(self.now_ns(), shard.id, bytes, boundary);
+            match pick {
+                Pick::Node { node, losses } => return Ok((node, losses)),
                 Pick::NoRoom(why) => {
                     count(&self.tally.no_room, 1);
                     return Err(AwayError::NoRoom(why.to_owned()));
@@ -120,38 +170,29 @@ impl OwnerDriver {
                     return Err(AwayError::NoRoom("other transfers fill the nodes".to_owned()));
                 }
                 Pick::Later => {
-                    // Second copies take no room meanwhile. Nodes may have to release some first.
+                    // Second copies take no room meanwhile. Nodes may have to release some first,
+                    // and to end grants.
                     waiting.get_or_insert_with(|| Counted::new(&self.sends_waiting));
                     self.tell_news();
+                    self.ahead.ring();
                     self.pause().await;
-                    continue;
                 }
-            };
-            waiting = None;
-            let order = order.get_or_insert_with(|| self.order(shard, image));
-            let transfer = Transfer::new(order.clone(), self.now_ns(), patience_ns, end_ns);
-            let is_wanted = || self.state.lock().is_sending(node, id, losses);
-            let half_ns = transfer.half_ns();
-            let speed = |link| self.send_speed(link, half_ns);
-            let sending = Sending { image, flow: &self.flow, speed, is_wanted };
-            match self.transfer(node, transfer, sending).await {
-                Ok(place) => {
-                    let head_sum = head_sum(image);
-                    let at = ReadableShard { place, head_sum, last_seq: shard.last_seq };
-                    let sent = self.state.lock().sent(node, id, losses, at);
-                    self.ring(node);
-                    sent.inspect_err(|_| count(&self.tally.not_sent, 1))?;
-                    count(&self.tally.sent, 1);
-                    count(&self.tally.sent_bytes, bytes);
-                    self.fill_hot(id, image);
-                    return Ok((node, order.clone()));
-                }
-                Err(failure) => self.on_failure(node, id, bytes, &failure, until_ns)?,
             }
         }
     }
 
-    fn order(&self, shard: &NewShard<'_>, image: &[u8]) -> TransferOrder {
+    /// Counts a shard that was sent. `ahead_bytes` of it had left before, and were not written
+    /// again.
+    fn count_sent(&self, bytes: u64, ahead_bytes: u64) {
+        count(&self.tally.sent, 1);
+        count(&self.tally.sent_bytes, bytes);
+        if ahead_bytes > 0 {
+            count(&self.tally.ahead_used, 1);
+            count(&self.tally.ahead_used_bytes, ahead_bytes);
+        }
+    }
+
+    fn order(&self, shard: &NewShard<'_>, image: &[u8], records_at: u64) -> TransferOrder {
         let info = ShardInfo {
             family: shard.family,
             keys: KeySpan(shard.keys.clone()),
@@ -161,7 +202,8 @@ impl OwnerDriver {
             seal_log: shard.seal_log.0,
         };
         let (owner, shard) = (self.owner, self.state.lock().name(shard.id));
-        TransferOrder { owner, shard, info, bytes: image.len() as u64, pieces: pieces(image) }
+        let (bytes, pieces) = (image.len() as u64, pieces(image, records_at));
+        TransferOrder { owner, shard, info, bytes, records_at, pieces }
     }
 
     /// Handles a transfer that failed. An error ends the send; otherwise another node may take the
@@ -213,10 +255,11 @@ impl OwnerDriver {
     pub(super) async fn transfer(
         &self,
         node: StoreNode,
-        mut transfer: Transfer,
+        transfer: &mut Transfer,
         sending: Sending<'_, impl Fn(u64) -> u64, impl Fn() -> bool>,
     ) -> Result<ShardPlace, TransferFailure> {
-        let Sending { image, flow, speed, is_wanted } = sending;
+        let Sending { image, records_at, flow, speed, is_wanted } = sending;
+        let (first, records) = image.split_at(records_at as usize);
         let Some(links) = self.links(node) else {
             return Err(TransferFailure { end: NotSent::default(), refusal: None });
         };
@@ -226,23 +269,29 @@ impl OwnerDriver {
                 return Err(transfer.stopped());
             }
             step = match step {
-                TransferStep::Ask(message) => {
-                    self.ask_step(node, &links, &mut transfer, &message).await
-                }
+                TransferStep::Ask(message) => self.ask_step(node, &links, transfer, &message).await,
                 TransferStep::AskLater(message) => {
                     self.pause().await;
-                    self.ask_step(node, &links, &mut transfer, &message).await
+                    self.ask_step(node, &links, transfer, &message).await
                 }
-                TransferStep::Write(grant) => {
-                    let write = links.write(WriteOrder {
-                        key: &grant.key,
-                        at: grant.at,
-                        image,
-                        flow,
-                        speed: &speed,
-                        is_wanted: &is_wanted,
-                    });
-                    let written = self.until(transfer.end_ns(), write).await;
+                TransferStep::Write { grant, written } => {
+                    let key = &grant.key;
+                    let write = |at: u64, image| {
+                        links.write(WriteOrder {
+                            key,
+                            at: grant.at + at,
+                            image,
+                            flow,
+                            speed: &speed,
+                            is_wanted: &is_wanted,
+                        })
+                    };
+                    let rest = &records[(written as usize).min(records.len())..];
+                    let both = async {
+                        write(written, rest).await?;
+                        write(records.len() as u64, first).await
+                    };
+                    let written = self.until(transfer.end_ns(), both).await;
                     let written = written.map_err(|failure| match failure {
                         OneSidedFailure::NoAnswer(_) => None,
                         OneSidedFailure::Refused(refusal) => Some(refusal),

@@ -12,8 +12,8 @@ use archipelago_base::{Error, Result};
 use archipelago_engine::executor::OwnerIdentity;
 use archipelago_engine::memtable::{ImageHead, SealedImage};
 use archipelago_engine::remote::{
-    AwayError, FoundShard, LookupAnswer, LookupAsk, NewShard, ScanAsk, ScanPage, ShardId,
-    ShardStore, StoreNode, StoreRoom, StoreWatcher,
+    ActiveShard, AwayError, FoundShard, LookupAnswer, LookupAsk, NewShard, ScanAsk, ScanPage,
+    SealedReads, ShardId, ShardStore, StoreNode, StoreRoom, StoreWatcher,
 };
 use archipelago_fabric::{Endpoints, Reach, Secret};
 
@@ -65,7 +65,9 @@ impl RemoteShards {
             let mut state = driver.state.lock();
             let (nodes, shards) = state.counts();
             let (mut flow, copies) = (driver.flow.figures(), driver.copy_flow.figures());
-            flow.written_bytes += copies.written_bytes;
+            let ahead_flow = driver.ahead_flow.figures();
+            flow.written_bytes += copies.written_bytes + ahead_flow.written_bytes;
+            flow.peak_bytes = flow.peak_bytes.max(ahead_flow.peak_bytes);
             StateFigures {
                 nodes,
                 shards,
@@ -75,7 +77,9 @@ impl RemoteShards {
                 guaranteed_bytes: state.guaranteed_bytes(),
                 surplus_bytes: state.surplus_bytes(),
                 entries: state.offsets().len(),
+                active: state.ahead_count(),
                 flow,
+                staying: driver.staying.figures(),
             }
         };
         driver.tally.figures(&figures)
@@ -154,6 +158,17 @@ impl ShardStore for RemoteShards {
         let Some(driver) = self.driver.get() else { return StoreRoom::default() };
         let link_bytes_per_s = driver.link_bytes_per_s();
         StoreRoom { link_bytes_per_s, ..driver.state.lock().room(driver.now_ns()) }
+    }
+
+    fn staying(&self, reads: Option<&SealedReads<'_>>) -> usize {
+        let Some(driver) = self.driver.get() else { return 0 };
+        driver.staying.after(reads, driver.link_times(), driver.tally.lookups())
+    }
+
+    fn offer(&self, shard: ActiveShard) {
+        if let Some(driver) = self.driver.get() {
+            driver.ahead.offer(driver, shard);
+        }
     }
 
     fn send(&self, shard: &NewShard<'_>, image: &[u8]) -> Result<StoreNode, AwayError> {

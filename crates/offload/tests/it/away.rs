@@ -11,23 +11,22 @@ use archipelago_base::budget::ByteBudget;
 use archipelago_base::random::Rng;
 use archipelago_base::runtime::{Runtime, wait_for};
 use archipelago_base::simulation::{Host, Simulation};
-use archipelago_base::{CfId, Epoch, ErrorKind, FileNo, SeqNo};
+use archipelago_base::{CfId, Epoch, FileNo, SeqNo};
 use archipelago_engine::executor::OwnerIdentity;
 use archipelago_engine::key::{self, KeyRange, KeyRef, Kind};
 use archipelago_engine::lookup::Lookup;
-use archipelago_engine::memtable::{SealedImage, SealedShard, Shard, SlabPool};
+use archipelago_engine::memtable::{SealedImage, Shard, SlabPool};
 use archipelago_engine::remote::{
     AwayError, KeyAsk, LookupAnswer, LookupAsk, NewShard, ResumeAt, ScanAsk, ScanDirection,
     ShardId, ShardStore, StoreNode, StoreWatcher, WriteLoad,
 };
 use archipelago_fabric::sim::{Faults, Model, Network, Sim};
 use archipelago_fabric::{Handler, Listener, Node, NodeId, Reply, Request};
-use archipelago_offload::parcel::ImagePlace;
 use archipelago_offload::shard_host::{
     HostFigures, HostThreads, NodeBytes, ShardHost, ShardLimits,
 };
 use archipelago_offload::shard_owner::{
-    ImageFetcher, MemoryNode, NodeList, OwnerParts, OwnerTerms, RemoteShards, Waits,
+    MemoryNode, NodeList, OwnerParts, OwnerTerms, RemoteShards, StayingMemtables, Waits,
 };
 use parking_lot::Mutex;
 
@@ -74,7 +73,7 @@ impl Handler for Inline {
 pub(crate) struct Memory {
     pub(crate) host: Host,
     provider: Sim,
-    shards: Arc<ShardHost>,
+    pub(crate) shards: Arc<ShardHost>,
     life: u64,
     listener: Option<Box<dyn Listener>>,
     _node: Arc<Node>,
@@ -108,6 +107,9 @@ impl StoreWatcher for Heard {
     fn room_has_changed(&self) {}
     fn write_load(&self) -> WriteLoad {
         *self.load.lock()
+    }
+    fn fill_bytes_per_s(&self) -> u64 {
+        self.load.lock().fill_bytes_per_s
     }
 }
 
@@ -203,7 +205,7 @@ impl World {
         sizes: (u64, u32),
         epoch: u64,
     ) -> Arc<RemoteShards> {
-        let store = Self::opening_store(owner, reach, listed, sizes);
+        let store = Self::opening_store(owner, reach, listed, terms(sizes));
         store.owner_is(&identity(epoch)).unwrap();
         store.purge();
         store
@@ -213,21 +215,28 @@ impl World {
         owner: &Host,
         reach: &Sim,
         listed: &Arc<Listed>,
-        sizes: (u64, u32),
+        terms: OwnerTerms,
     ) -> Arc<RemoteShards> {
         RemoteShards::new(OwnerParts {
             nodes: Arc::clone(listed) as _,
             reach: Arc::new(reach.clone()),
             runtime: Arc::new(owner.clone()),
             waits: Waits::InRuntime,
-            terms: terms(sizes),
+            terms,
         })
     }
 
     /// A store that has no owner yet.
     pub(crate) fn unnamed_store(&self) -> Arc<RemoteShards> {
         let reach = self.network.join(&self.owner, Model::quick());
-        Self::opening_store(&self.owner, &reach, &self.listed, self.sizes)
+        Self::opening_store(&self.owner, &reach, &self.listed, terms(self.sizes))
+    }
+
+    /// A store that has no owner yet, and lets so many memtables stay.
+    pub(crate) fn staying_store(&self, staying: StayingMemtables) -> Arc<RemoteShards> {
+        let reach = self.network.join(&self.owner, Model::quick());
+        let terms = OwnerTerms { staying, ..terms(self.sizes) };
+        Self::opening_store(&self.owner, &reach, &self.listed, terms)
     }
 
     /// The store of an owner whose open has not decided what it keeps.
@@ -311,6 +320,11 @@ impl World {
 
     pub(crate) fn figures(&self, index: usize) -> HostFigures {
         self.nodes[index].figures()
+    }
+
+    /// Runs the timers of all hosts.
+    pub(crate) fn tick(&self) {
+        self.nodes.iter().for_each(|node| node.shards.tick());
     }
 
     pub(crate) fn held(&self) -> u64 {
@@ -849,66 +863,4 @@ fn late_lost_and_doubled_messages_change_no_answer() {
         let grants: u64 = (0..2).map(|index| world.figures(index).grants).sum();
         assert_eq!(grants, 0, "seed {seed}");
     }
-}
-
-/// Whether two images have the same records.
-fn are_equal(one: &Arc<SealedImage>, other: &Arc<SealedImage>) -> bool {
-    let records = |image: &Arc<SealedImage>| {
-        let mut iter = SealedShard::verified_iter(Arc::clone(image));
-        let mut records = Vec::new();
-        iter.seek_to_first();
-        while iter.valid() {
-            records.push((iter.key().to_vec(), iter.value().to_vec()));
-            iter.next();
-        }
-        iter.status().map(|()| records)
-    };
-    records(one).unwrap() == records(other).unwrap()
-}
-
-#[test]
-fn image_for_another_process_is_the_one_that_was_sent_or_an_error() {
-    let mut rng = Rng::with_seed(12);
-    let mut world = World::new(12, 1, 4 * MIB);
-    let all = samples(&mut rng, 6, 200, 5_000);
-    let ids: Vec<ShardId> = all.iter().map(|sample| sample.id).collect();
-    assert!(world.store.images(&ids[..1]).is_none(), "nothing was sent");
-    send_all(&world, &all[..3]);
-    assert!(world.store.images(&ids).is_none(), "half of them were not sent");
-    let images = world.store.images(&ids[..3]).unwrap();
-    let [node] = &images.nodes[..] else { panic!("one node") };
-    let reach = world.network.join(&world.owner, Model::quick());
-    let runtime = Arc::new(world.owner.clone());
-    let fetcher = ImageFetcher::new(Arc::new(reach), runtime, Waits::InRuntime);
-    let fetch = |places: &[ImagePlace]| fetcher.fetch(node, places, &|_| Ok(()));
-    for (fetched, sample) in fetch(&images.images).unwrap().iter().zip(&all) {
-        assert!(are_equal(fetched, &sample.image));
-    }
-    let wrong = ImagePlace { head_sum: 7, ..images.images[0] };
-    assert_eq!(fetch(&[wrong]).err().unwrap().kind(), ErrorKind::Io);
-    // An executor in the process of the node keeps the bytes that it reads, also after the release.
-    let host = Arc::clone(&world.nodes[0].shards);
-    let in_place = |place: &ImagePlace| host.image(images.db, place.name, &place.place);
-    assert_eq!(host.life().unwrap(), node.at);
-    let elsewhere = ImagePlace { place: images.images[1].place, ..images.images[0] };
-    assert!(in_place(&elsewhere).is_none(), "the place is that of another image");
-    let kept = in_place(&images.images[0]).unwrap();
-    world.store.release(&ids[..3], 4);
-    world.wait(SECOND);
-    assert!(images.images.iter().all(|place| in_place(place).is_none()), "they were released");
-    // Other images take the place of unused ones.
-    send_all(&world, &all[3..]);
-    let later = world.store.images(&ids[3..]).unwrap();
-    assert_eq!(later.images.len(), 3);
-    for (place, sample) in images.images.iter().zip(&all) {
-        if let Ok(fetched) = fetch(&[*place]) {
-            assert!(are_equal(&fetched[0], &sample.image), "{}", place.name);
-        }
-    }
-    assert!(are_equal(&kept, &all[0].image));
-    world.kill(0);
-    world.revive(0);
-    world.list();
-    let failed = fetch(&images.images[..1]).err().unwrap();
-    assert_eq!(failed.kind(), ErrorKind::Io, "the life of the node is over: {failed}");
 }

@@ -3,12 +3,15 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use archipelago_base::random::Rng;
 use archipelago_base::{Error, ErrorKind};
+use archipelago_engine::memtable::{SealedImage, SealedShard};
+use archipelago_engine::remote::{ShardId, ShardStore};
 use archipelago_fabric::sim::Model;
 use archipelago_offload::parcel::{ImageNode, ImagePlace};
 use archipelago_offload::shard_owner::{ImageFetcher, Waits};
 
-use crate::away::{MIB, SECOND, Sample, World};
+use crate::away::{MIB, SECOND, Sample, World, samples};
 
 /// A fetcher of another process on the owner's machine.
 fn fetcher(world: &World) -> ImageFetcher {
@@ -88,4 +91,71 @@ fn fetch_after_a_cut_makes_the_link_anew() {
     world.network.heal_all();
     // The owner has given up the life of the node, but the node still has the image.
     fetcher.fetch(&node, &[image], &|_| Ok(())).unwrap();
+}
+
+/// Whether two images have the same records.
+fn are_equal(one: &Arc<SealedImage>, other: &Arc<SealedImage>) -> bool {
+    let records = |image: &Arc<SealedImage>| {
+        let mut iter = SealedShard::verified_iter(Arc::clone(image));
+        let mut records = Vec::new();
+        iter.seek_to_first();
+        while iter.valid() {
+            records.push((iter.key().to_vec(), iter.value().to_vec()));
+            iter.next();
+        }
+        iter.status().map(|()| records)
+    };
+    records(one).unwrap() == records(other).unwrap()
+}
+
+/// Sends samples, the last one first.
+fn send_all(world: &World, samples: &[Sample]) {
+    for sample in samples.iter().rev() {
+        world.send(sample).unwrap();
+    }
+}
+
+#[test]
+fn image_for_another_process_is_the_one_that_was_sent_or_an_error() {
+    let mut rng = Rng::with_seed(12);
+    let mut world = World::new(12, 1, 4 * MIB);
+    let all = samples(&mut rng, 6, 200, 5_000);
+    let ids: Vec<ShardId> = all.iter().map(|sample| sample.id).collect();
+    assert!(world.store.images(&ids[..1]).is_none(), "nothing was sent");
+    send_all(&world, &all[..3]);
+    assert!(world.store.images(&ids).is_none(), "half of them were not sent");
+    let images = world.store.images(&ids[..3]).unwrap();
+    let [node] = &images.nodes[..] else { panic!("one node") };
+    let fetcher = fetcher(&world);
+    let fetch = |places: &[ImagePlace]| fetcher.fetch(node, places, &|_| Ok(()));
+    for (fetched, sample) in fetch(&images.images).unwrap().iter().zip(&all) {
+        assert!(are_equal(fetched, &sample.image));
+    }
+    let wrong = ImagePlace { head_sum: 7, ..images.images[0] };
+    assert_eq!(fetch(&[wrong]).err().unwrap().kind(), ErrorKind::Io);
+    // An executor in the process of the node keeps the bytes that it reads, also after the release.
+    let host = Arc::clone(&world.nodes[0].shards);
+    let in_place = |place: &ImagePlace| host.image(images.db, place.name, &place.place);
+    assert_eq!(host.life().unwrap(), node.at);
+    let elsewhere = ImagePlace { place: images.images[1].place, ..images.images[0] };
+    assert!(in_place(&elsewhere).is_none(), "the place is that of another image");
+    let kept = in_place(&images.images[0]).unwrap();
+    world.store.release(&ids[..3], 4);
+    world.wait(SECOND);
+    assert!(images.images.iter().all(|place| in_place(place).is_none()), "they were released");
+    // Other images take the place of unused ones.
+    send_all(&world, &all[3..]);
+    let later = world.store.images(&ids[3..]).unwrap();
+    assert_eq!(later.images.len(), 3);
+    for (place, sample) in images.images.iter().zip(&all) {
+        if let Ok(fetched) = fetch(&[*place]) {
+            assert!(are_equal(&fetched[0], &sample.image), "{}", place.name);
+        }
+    }
+    assert!(are_equal(&kept, &all[0].image));
+    world.kill(0);
+    world.revive(0);
+    world.list();
+    let failed = fetch(&images.images[..1]).err().unwrap();
+    assert_eq!(failed.kind(), ErrorKind::Io, "the life of the node is over: {failed}");
 }

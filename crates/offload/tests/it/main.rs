@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should say where")]
 
+mod ahead;
 mod away;
 mod away_database;
 mod away_images;
@@ -15,5 +16,6 @@ mod office;
 mod rounds;
 mod shards;
 mod shares;
+mod staying;
 mod takeover;
 mod volumes;

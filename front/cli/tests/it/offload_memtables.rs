@@ -337,4 +337,8 @@ fn settings_of_remote_memtables_need_the_mode() {
     assert!(said.contains("--offload-mode memtables"), "{said}");
     let said = refused(&["serve", "--shard-copies", "3", "--offload-mode", "memtables"]);
     assert!(said.contains("--shard-copies"), "{said}");
+    let said = refused(&["serve", "--local-memtables", "auto"]);
+    assert!(said.contains("--offload-mode memtables"), "{said}");
+    let said = refused(&["serve", "--local-memtables", "17", "--offload-mode", "memtables"]);
+    assert!(said.contains("a number up to 16"), "{said}");
 }

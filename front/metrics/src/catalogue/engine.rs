@@ -45,6 +45,9 @@ metrics! {
     /// in the log), beyond_log (a power failure took the end of the log), unusable, or no_memory
     /// (the rest of the log does not fit).
     AWAY_SHARDS: Counter "archipelago_engine_away_shards" ["event"];
+    /// Number of times that memtables which stayed in memory by choice had to leave, because memory
+    /// was short.
+    AWAY_STAYS_ENDED: Counter "archipelago_engine_away_stays_ended" [];
     /// Number of records of the log that the open did not replay, because memory nodes have them.
     AWAY_SPARED: Counter "archipelago_engine_away_records_spared" [];
     /// Seconds that the open took to keep the memtable shards of the owner before.

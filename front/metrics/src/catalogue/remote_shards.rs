@@ -31,8 +31,27 @@ metrics! {
     READS: Counter "archipelago_remote_shards_reads" ["kind"];
     /// Bytes of shards that were written to memory nodes, those of transfers in progress included.
     WRITTEN_BYTES: Counter "archipelago_remote_shards_written_bytes" [];
+    /// Number of shards that still take writes and have room at a memory node for their records.
+    ACTIVE: Gauge "archipelago_remote_shards_active" [];
+    /// Bytes of records that were written to memory nodes while their shard still took writes.
+    AHEAD_BYTES: Counter "archipelago_remote_shards_ahead_bytes" [];
+    /// Bytes of these records whose shard was then sent without writing them again.
+    AHEAD_USED_BYTES: Counter "archipelago_remote_shards_ahead_used_bytes" [];
+    /// Number of active shards whose records were given up at a memory node, by `reason`: the shard
+    /// outgrew its room, the room was needed elsewhere, the node failed, or the shard was not sent
+    /// soon. Such a shard is sent as a whole.
+    AHEAD_GIVEN_UP: Counter "archipelago_remote_shards_ahead_given_up" ["reason"];
     /// Most bytes of shards that were written to memory nodes within 100 ms.
     PEAK_BYTES: Gauge "archipelago_remote_shards_peak_bytes" [];
+    /// Number of the newest sealed memtables of each column family that the database keeps in the
+    /// process, although memory nodes could take them. While memory is short, none stays.
+    STAYING: Gauge "archipelago_remote_shards_staying_memtables" [];
+    /// Number of staying memtables for which reads would take the least time, by the last
+    /// measurements.
+    STAYING_BEST: Gauge "archipelago_remote_shards_staying_memtables_best" [];
+    /// Number of times that the automatic number of staying memtables changed, by `direction`:
+    /// raised or lowered.
+    STAYING_CHANGES: Counter "archipelago_remote_shards_staying_changes" ["direction"];
     /// Number of entries of the key-offset cache.
     CACHE_ENTRIES: Gauge "archipelago_remote_shards_cache_entries" [];
     /// Number of entries that were made of hot keys when their shard left.

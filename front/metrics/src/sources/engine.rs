@@ -114,6 +114,7 @@ static TICKERS: [(Ticker, &Metric, Option<&str>); Ticker::ALL.len()] = [
     (Ticker::AwayDroppedBeyondLog, &metric::AWAY_SHARDS, Some("beyond_log")),
     (Ticker::AwayDroppedUnusable, &metric::AWAY_SHARDS, Some("unusable")),
     (Ticker::AwayDroppedNoMemory, &metric::AWAY_SHARDS, Some("no_memory")),
+    (Ticker::AwayStaysEnded, &metric::AWAY_STAYS_ENDED, None),
     (Ticker::AwayRecordsSpared, &metric::AWAY_SPARED, None),
     (Ticker::AwayTakeoverNs, &metric::AWAY_TAKEOVER, None),
     (Ticker::AwayBytesSent, &metric::AWAY_BYTES, Some("sent")),

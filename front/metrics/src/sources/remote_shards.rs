@@ -28,7 +28,18 @@ pub fn remote_shards(shards: Arc<RemoteShards>) -> Source {
         samples.set(&metric::READS, &["long_values"], figures.records);
         samples.set(&metric::READS, &["images"], figures.fetched);
         samples.set(&metric::WRITTEN_BYTES, &[], figures.written_bytes);
+        samples.set(&metric::ACTIVE, &[], figures.active);
+        samples.set(&metric::AHEAD_BYTES, &[], figures.ahead_bytes);
+        samples.set(&metric::AHEAD_USED_BYTES, &[], figures.ahead_used_bytes);
+        samples.set(&metric::AHEAD_GIVEN_UP, &["outgrown"], figures.ahead_outgrown);
+        samples.set(&metric::AHEAD_GIVEN_UP, &["no_room"], figures.ahead_no_room);
+        samples.set(&metric::AHEAD_GIVEN_UP, &["failed"], figures.ahead_failed);
+        samples.set(&metric::AHEAD_GIVEN_UP, &["unneeded"], figures.ahead_unneeded);
         samples.set(&metric::PEAK_BYTES, &[], figures.peak_bytes);
+        samples.set(&metric::STAYING, &[], figures.staying);
+        samples.set(&metric::STAYING_BEST, &[], figures.staying_best);
+        samples.set(&metric::STAYING_CHANGES, &["raised"], figures.staying_raised);
+        samples.set(&metric::STAYING_CHANGES, &["lowered"], figures.staying_lowered);
         samples.set(&metric::CACHE_ENTRIES, &[], figures.cache_entries);
         samples.set(&metric::CACHE_FILLED, &[], figures.cache_filled);
         samples.set(&metric::CACHE_READS, &[], figures.cache_reads);

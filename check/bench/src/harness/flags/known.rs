@@ -288,6 +288,7 @@ pub const OURS_ONLY: &[&str] = &[
     "json",
     "keyrange_random",
     "local_log",
+    "local_memtables",
     "log_writing",
     "manager",
     "network_bytes_per_s",

@@ -1,6 +1,7 @@
 //! Flags of the work that leaves the process of a benchmark for the nodes of a cluster.
 
 use archipelago_offload::net::OffloadMode;
+use archipelago_offload::shard_owner::StayingMemtables;
 use clap::{Args, ValueEnum};
 
 use super::groups::truth;
@@ -24,6 +25,10 @@ pub(crate) struct OffloadFlags {
     /// serve` (not in db_bench)
     #[arg(long, value_name = "N")]
     pub(crate) offset_cache_bytes: Option<u64>,
+    /// Number of the newest full memtables that stay in this process, or auto. Default: as for
+    /// `archipelago serve` (not in db_bench)
+    #[arg(long, value_name = "auto|N")]
+    pub(crate) local_memtables: Option<StayingMemtables>,
     /// The log does not lie on the emulated device but on the real disk, as that of a compute node
     /// with a disk of its own (needs --device; not in db_bench)
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",

@@ -184,6 +184,9 @@ pub(super) struct Counted {
     pub(super) owners: u64,
     pub(super) lives: u64,
     pub(super) full: u64,
+    /// Shards whose first records were written ahead, and grants that were given back.
+    pub(super) ahead: u64,
+    pub(super) given_back: u64,
 }
 
 /// What is known outside of the network.

@@ -99,7 +99,7 @@ impl Way {
     }
 
     /// Changes the book of the database, if this is the newest owner.
-    fn change<T>(&self, change: impl FnOnce(&mut DatabaseBook) -> T) -> Option<T> {
+    pub(super) fn change<T>(&self, change: impl FnOnce(&mut DatabaseBook) -> T) -> Option<T> {
         let mut book = self.book.lock();
         let database = &mut book.databases[self.db];
         (database.newest == self.owner.epoch.0).then(|| change(database))
@@ -127,15 +127,38 @@ impl Way {
     }
 }
 
+/// A grant for an image.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Granted {
+    pub(super) number: u64,
+    pub(super) key: RemoteKey,
+    /// Offset within the landing zone.
+    pub(super) at: u64,
+}
+
+/// Order of the bytes of an image in its grant.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Layout {
+    /// Bytes at the beginning of the image that lie behind the others.
+    pub(super) records_at: usize,
+    /// Bytes that lie in the grant already.
+    pub(super) written: usize,
+}
+
+/// The bytes of an image in the order of its grant.
+pub(super) fn rotated(image: &[u8], records_at: usize) -> Vec<u8> {
+    [&image[records_at..], &image[..records_at]].concat()
+}
+
 /// An owner that a host runs.
 pub(super) struct Owner {
     db: usize,
-    owner: OwnerStamp,
+    pub(super) owner: OwnerStamp,
     host: Host,
     provider: Sim,
     session: Arc<Session>,
-    book: SharedBook,
-    rng: Rng,
+    pub(super) book: SharedBook,
+    pub(super) rng: Rng,
     next_memtable: u64,
     has_taken_over: bool,
     /// Messages that were sent, with the place that a registration got.
@@ -205,8 +228,9 @@ impl Owner {
             if self.book.lock().is_peace {
                 return self.clean(&way).await;
             }
-            match self.rng.u32(..12) {
+            match self.rng.u32(..13) {
                 0..=2 => self.send(&way).await?,
+                12 => self.send_ahead(&way).await?,
                 3 => self.release(&way).await?,
                 4 => self.repeat(&way).await?,
                 5 => self.begin(&way).await?,
@@ -325,8 +349,8 @@ impl Owner {
         }
     }
 
-    /// Sends a new shard, or ends at the first step that fails.
-    async fn send(&mut self, way: &Way) -> Result<(), Ended> {
+    /// Makes a new shard; `None` if the database has enough of them.
+    pub(super) fn make(&mut self, way: &Way) -> Option<Arc<Contents>> {
         let name = ShardName { epoch: self.owner.epoch, memtable: self.next_memtable, shard: 0 };
         let rng = &mut self.rng;
         let made = way.change(|database| {
@@ -339,25 +363,58 @@ impl Owner {
             database.shards.insert(name, (Arc::clone(&contents), ShardState::Sending));
             Some(contents)
         });
-        let Some(contents) = made.flatten() else { return Ok(()) };
+        let contents = made.flatten()?;
         self.next_memtable += 1;
-        let bytes = contents.image.len() as u64;
+        Some(contents)
+    }
+
+    /// Asks for a grant; `None` if the host refuses it.
+    pub(super) async fn land(
+        &mut self,
+        way: &Way,
+        name: ShardName,
+        bytes: u64,
+    ) -> Result<Option<Granted>, Ended> {
         let land = ShardMessage::Land { owner: self.owner, shard: name, bytes };
         let landing = way.ask(&land, 256).await?;
         let ShardMessage::Landing { grant, key, at, .. } = landing else {
             way.change(|database| database.set(name, ShardState::Leaving));
             self.book.lock().counted.full += 1;
-            return Ok(());
+            return Ok(None);
         };
         self.remember(land, name, None);
+        Ok(Some(Granted { number: grant, key, at }))
+    }
+
+    /// Sends a new shard, or ends at the first step that fails.
+    async fn send(&mut self, way: &Way) -> Result<(), Ended> {
+        let Some(contents) = self.make(way) else { return Ok(()) };
+        let bytes = contents.image.len() as u64;
+        let Some(granted) = self.land(way, contents.name, bytes).await? else { return Ok(()) };
+        let layout = Layout { records_at: 0, written: 0 };
+        self.register(way, &contents, granted, layout).await
+    }
+
+    /// Writes the image of a shard into a grant, except for what lies there already, and registers
+    /// it.
+    pub(super) async fn register(
+        &mut self,
+        way: &Way,
+        contents: &Arc<Contents>,
+        granted: Granted,
+        layout: Layout,
+    ) -> Result<(), Ended> {
+        let (name, Granted { number: grant, key, at }) = (contents.name, granted);
+        let Layout { records_at, mut written } = layout;
         for _ in 0..3 {
-            self.write(way, &contents, (key, at)).await?;
-            let pieces = self.pieces(&contents.image);
+            self.write(way, &rotated(&contents.image, records_at), written, granted).await?;
+            written = 0;
+            let pieces = self.pieces(&contents.image, records_at);
             let info = contents.info.clone();
             let owner = self.owner;
             let register = ShardMessage::Register { owner, shard: name, grant, info, pieces };
             let answer = way.ask(&register, 256).await;
-            self.write_late(way, &contents, (key, at));
+            self.write_late(way, contents, (key, at));
             match answer {
                 Ok(ShardMessage::Registered { place }) => {
                     self.remember(register, name, Some(place));
@@ -397,45 +454,62 @@ impl Owner {
         }
     }
 
-    fn remember(&mut self, message: ShardMessage, name: ShardName, place: Option<ShardPlace>) {
+    pub(super) fn remember(
+        &mut self,
+        message: ShardMessage,
+        name: ShardName,
+        place: Option<ShardPlace>,
+    ) {
         if self.sent.len() == SENT_MAX {
             self.sent.remove(0);
         }
         self.sent.push((message, name, place));
     }
 
-    /// Writes an image into its grant, in one to three parts in any order.
+    /// Writes the bytes from `written` on into a grant, in one to three parts in any order.
     async fn write(
         &mut self,
         way: &Way,
-        contents: &Contents,
-        grant: (RemoteKey, u64),
+        bytes: &[u8],
+        written: usize,
+        granted: Granted,
     ) -> Result<(), Ended> {
-        let (key, at) = grant;
-        let mut parts = self.pieces(&contents.image);
-        self.rng.shuffle(&mut parts);
+        if written == bytes.len() {
+            return Ok(());
+        }
+        let mut cuts = self.cuts(written, bytes.len());
+        self.rng.shuffle(&mut cuts);
         let fill = |batch: &mut Batch, zone| {
-            for part in &parts {
-                let range = part.at as usize..(part.at + part.len) as usize;
-                batch.write(zone, at + part.at, &contents.image[range]);
+            for (from, to) in &cuts {
+                batch.write(zone, granted.at + *from as u64, &bytes[*from..*to]);
             }
         };
-        way.post(&key, fill).await.map(|_| ())
+        way.post(&granted.key, fill).await.map(|_| ())
     }
 
-    /// Cuts an image into one to three pieces.
-    fn pieces(&mut self, image: &[u8]) -> Vec<Piece> {
+    /// Cuts a range into one to three parts.
+    fn cuts(&mut self, from: usize, to: usize) -> Vec<(usize, usize)> {
         let mut cuts: Vec<usize> =
-            (0..self.rng.usize(..3)).map(|_| self.rng.usize(1..image.len())).collect();
-        cuts.extend([0, image.len()]);
+            (0..self.rng.usize(..3)).map(|_| self.rng.usize(from..to)).collect();
+        cuts.extend([from, to]);
         cuts.sort_unstable();
         cuts.dedup();
-        let piece = |ends: &[usize]| Piece {
-            at: ends[0] as u64,
-            len: (ends[1] - ends[0]) as u64,
-            sum: checksum::hash64(&image[ends[0]..ends[1]]),
+        cuts.windows(2).map(|ends| (ends[0], ends[1])).collect()
+    }
+
+    /// Cuts an image into pieces. In the grant, the bytes before `records_at` lie behind the
+    /// others.
+    fn pieces(&mut self, image: &[u8], records_at: usize) -> Vec<Piece> {
+        let mut parts = self.cuts(records_at, image.len());
+        if records_at > 0 {
+            parts.insert(0, (0, records_at));
+        }
+        let piece = |(from, to): (usize, usize)| Piece {
+            at: ((from + image.len() - records_at) % image.len()) as u64,
+            len: (to - from) as u64,
+            sum: checksum::hash64(&image[from..to]),
         };
-        cuts.windows(2).map(piece).collect()
+        parts.into_iter().map(piece).collect()
     }
 
     /// Writes the image, or garbage, once more after a while, as a late packet would.

@@ -21,6 +21,8 @@ use crate::scenarios::shard_parts::OpenHost;
 
 /// Time after which the host drops the shards of a silent owner.
 pub(super) const ORPHANS: Duration = Duration::from_millis(60);
+/// Time after which the host ends a grant that its owner neither uses nor requests again.
+const GRANTS: Duration = Duration::from_millis(25);
 /// Time for which a database claims memory after it was refused room.
 const CLAIMS: Duration = Duration::from_millis(2);
 /// Bytes of a landing zone: room for a few images.
@@ -121,6 +123,7 @@ impl World {
             databases_max: 8,
             orphans: ORPHANS,
             claims: CLAIMS,
+            grants: GRANTS,
             ..ShardLimits::new(self.bytes_max)
         };
         let bytes = NodeBytes::new(NODE_BYTES);
@@ -162,8 +165,13 @@ impl World {
             loop {
                 scheduler.sleep(Duration::from_micros(500)).await;
                 shards.tick();
-                let held = shards.figures().map_or(0, |figures| figures.region_bytes);
+                let figures = shards.figures().unwrap_or_default();
+                let held = figures.region_bytes;
                 let mut book = book.lock();
+                let age_ns = |asked_ns: u64| scheduler.now_ns().saturating_sub(asked_ns);
+                if figures.oldest_grant_ns.map_or(0, age_ns) > GRANTS.as_nanos() as u64 {
+                    book.violations.push("a grant that nobody uses stays".to_owned());
+                }
                 if held > bytes_max {
                     book.violations.push(format!("the host holds {held} bytes"));
                 }
@@ -297,6 +305,8 @@ impl World {
                 ("shards adopted", counted.adopted),
                 ("messages repeated", counted.repeated),
                 ("grants refused", counted.full),
+                ("shards written ahead", counted.ahead),
+                ("grants given back", counted.given_back),
                 ("owners", counted.owners),
                 ("lives of the node", counted.lives),
             ]),

@@ -32,6 +32,7 @@ use archipelago_base::{CfId, FileNo};
 
 use crate::db::background::flush_plan::needs::RangeFigures;
 use crate::db::background::rebalance;
+use crate::db::background::staying;
 use crate::db::inner::DbInner;
 use crate::db::state::family::Family;
 use crate::db::state::jobs::{FlushTracker, JobState, RunningKind, Sealed, ShardState};
@@ -204,7 +205,9 @@ pub(crate) struct DueInput {
     /// Families with memtables whose keys are yet to cut the first bucket map.
     uncut: Vec<CfId>,
     /// Families of which everything is due.
-    staying: Vec<CfId>,
+    wholly_due: Vec<CfId>,
+    /// Number of the newest sealed memtables of each family that stay here by choice.
+    staying: usize,
 }
 
 impl DueInput {
@@ -217,6 +220,9 @@ impl DueInput {
         if is_hurried {
             return None;
         }
+        let staying = staying::staying_now(db, state, away);
+        // Memtables that must leave because memory is short leave at full speed.
+        away.note_hurry(staying < away.staying());
         let budget = db.context.budget();
         let mut bounds = RestBounds {
             limit_bytes: away.limit_bytes(),
@@ -243,7 +249,8 @@ impl DueInput {
             is_flushing: state.flushes_running() > 0,
             bounds,
             uncut: uncut_families(db, state),
-            staying: away.staying(),
+            wholly_due: away.wholly_due(),
+            staying,
         })
     }
 
@@ -260,6 +267,21 @@ impl DueInput {
                 room: self.room,
             })
         })
+    }
+
+    /// Number of the newest memtables of a queue that flushes leave out, because they stay here by
+    /// choice. `is_wanted` says whether the memtable at a position must be flushed.
+    pub(crate) fn left_out(
+        &self,
+        tracker: &FlushTracker,
+        is_wanted: impl Fn(usize) -> bool,
+    ) -> usize {
+        staying::left_out(tracker, self.staying, self.bounds.excess_log, is_wanted)
+    }
+
+    /// Whether the memtable at `position` of the queue stays here by choice.
+    pub(crate) fn stays(&self, tracker: &FlushTracker, position: usize) -> bool {
+        position.saturating_add(self.staying) >= tracker.queue.len()
     }
 
     /// Whether a shard cannot rest. A shard without room at the nodes waits for running sends and
@@ -283,7 +305,7 @@ impl DueInput {
 
     /// The number below which memtables of a family do not rest, and are not sent.
     pub(crate) fn due_below(&self, cf: CfId, tracker: &FlushTracker) -> u64 {
-        if self.staying.contains(&cf) {
+        if self.wholly_due.contains(&cf) {
             return u64::MAX;
         }
         let written = tracker.written.iter().flat_map(|written| &written.memtables).max();

@@ -77,6 +77,19 @@ pub(crate) struct MemoryUse {
     pub(crate) cache_capacity_bytes: u64,
 }
 
+impl MemoryUse {
+    /// The present use of a database.
+    pub(crate) fn of(db: &DbInner) -> Self {
+        Self {
+            used_bytes: db.context.budget().total_bytes(),
+            limit_bytes: db.context.budget().limit_bytes(),
+            spare_bytes: db.writes.slabs().free_bytes(),
+            cached_bytes: db.view.cache().usage_bytes(),
+            cache_capacity_bytes: db.view.cache().capacity_bytes(),
+        }
+    }
+}
+
 /// Measures against memory pressure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Relief {
@@ -173,14 +186,7 @@ pub(crate) fn relieve_pressure(db: &DbInner) {
     {
         db.writes.slabs().trim();
     }
-    let relief = relief(&MemoryUse {
-        used_bytes: db.context.budget().total_bytes(),
-        limit_bytes: db.context.budget().limit_bytes(),
-        spare_bytes: db.writes.slabs().free_bytes(),
-        cached_bytes: db.view.cache().usage_bytes(),
-        cache_capacity_bytes: db.view.cache().capacity_bytes(),
-    });
-    match relief {
+    match relief(&MemoryUse::of(db)) {
         Relief::Relax => return db.view.cache().relax(),
         Relief::Shrink { cache_bytes, seal_bytes } => {
             db.writes.slabs().trim();

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use archipelago_base::CfId;
 
-use crate::db::background::due::{DueInput, DueRange, DueReason, flush_due};
+use crate::db::background::due::{DueInput, DueRange, DueReason, Leave, flush_due};
 use crate::db::background::flush;
 use crate::db::background::flush_plan::SealedView;
 use crate::db::background::flush_plan::needs::{needed_shards, range_figures};
@@ -101,7 +101,13 @@ fn offers_of(
     let states: Vec<_> =
         tracker.queue.iter().map(|sealed| flush::states_for_flush(sealed, has_lost)).collect();
     let figures = figures_of(family, tracker, input);
-    let views = tracker.queue.iter().zip(states.iter().zip(&figures));
+    let is_wanted = |position: usize| {
+        let figures: &Vec<ShardFigures> = &figures[position];
+        figures.iter().any(|shard| shard.is_wanted)
+    };
+    let left_out = input.map_or(0, |input| input.left_out(tracker, is_wanted));
+    let views = tracker.queue.iter().take(tracker.queue.len() - left_out);
+    let views = views.zip(states.iter().zip(&figures));
     let queue: Vec<RestingView<'_>> = views
         .map(|(sealed, (states, figures))| RestingView {
             id: sealed.info.id,
@@ -144,10 +150,19 @@ fn figures_of(
 ) -> Vec<Vec<ShardFigures>> {
     let is_crowded = !seal::may_seal(family);
     let due_below = input.map_or(u64::MAX, |input| input.due_below(family.id, tracker));
-    let of_shard = |sealed: &Sealed, shard: usize| {
+    // A memtable that stays by choice needs no room at the nodes.
+    let waits = |input: &DueInput, position: usize, shard: usize| {
+        let verdict = input.may_leave(family.id, &tracker.queue[position], shard);
+        input.stays(tracker, position) && verdict == Some(Leave::NoRoom)
+    };
+    let of_shard = |position: usize, sealed: &Sealed, shard: usize| {
         let is_due = sealed.info.id < due_below;
-        let is_stuck =
-            || input.is_some_and(|input| input.is_stuck(family.id, sealed, shard, is_crowded));
+        let is_stuck = || {
+            input.is_some_and(|input| {
+                input.is_stuck(family.id, sealed, shard, is_crowded)
+                    && !waits(input, position, shard)
+            })
+        };
         let home = sealed.view.homes[shard].as_ref();
         let apart = home.filter(|home| home.is_apart()).and_then(ShardHome::away);
         let figures = sealed.info.shards().get(shard);
@@ -159,9 +174,10 @@ fn figures_of(
             is_wanted: is_due || is_stuck(),
         }
     };
-    let of_memtable =
-        |sealed: &Sealed| (0..sealed.shards.len()).map(|at| of_shard(sealed, at)).collect();
-    tracker.queue.iter().map(of_memtable).collect()
+    let of_memtable = |(position, sealed): (usize, &Sealed)| {
+        (0..sealed.shards.len()).map(|shard| of_shard(position, sealed, shard)).collect()
+    };
+    tracker.queue.iter().enumerate().map(of_memtable).collect()
 }
 
 /// Marks the shards of a plan as running.

@@ -45,7 +45,9 @@ use crate::db::background::rebuild::{self, RebuildMemory, RebuildTask};
 use crate::db::background::send::{self, SendTask};
 use crate::db::background::taken::FetchRefused;
 use crate::db::background::warm_outputs::{self, WarmPass};
-use crate::db::background::{kept_shards, leave_log, log_keeper, memory_pressure, space, sweep};
+use crate::db::background::{
+    kept_shards, leave_log, log_keeper, memory_pressure, offer, space, sweep,
+};
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
 use crate::db::state::context::Context;
@@ -572,6 +574,7 @@ fn run_task(db: &DbInner, task: &Task, warm_pass: &mut Option<WarmPass>) -> Resu
         Task::Ready(cf, memtable) => {
             let result = contained("readying a memtable", || {
                 flush::ready_memtable(db, *cf, memtable, Order::none());
+                offer::offer_active(db, *cf, memtable);
                 Ok(())
             });
             db.jobs.lock(Order::none()).end_readying(memtable.id);

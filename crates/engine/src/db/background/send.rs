@@ -1,7 +1,8 @@
 //! Sends memtable shards to memory nodes (O³-LSM §4.2).
 //!
-//! A job sends one shard, of a sealed memtable that is ready and not due
-//! ([`crate::db::background::due`]):
+//! A job sends one shard, of a sealed memtable that is ready, not due
+//! ([`crate::db::background::due`]), and not one of the newest that stay by choice
+//! ([`crate::db::background::staying`]):
 //!
 //! 1. The pick marks the shard as running, so that no flush takes it.
 //! 2. The image is built, and the store sends it to a node. The shard stays here meanwhile.
@@ -80,7 +81,9 @@ fn candidate_of(state: &JobState, input: &DueInput, cf: CfId) -> Option<Candidat
     let tracker = state.flushes().get(&cf)?;
     let due_below = input.due_below(cf, tracker);
     let queue = tracker.queue.iter().enumerate();
-    let mut resting = queue.filter(|(_, sealed)| sealed.is_ready() && sealed.info.id >= due_below);
+    let mut resting = queue.filter(|(position, sealed)| {
+        sealed.is_ready() && sealed.info.id >= due_below && !input.stays(tracker, *position)
+    });
     resting.find_map(|(position, sealed)| {
         let mut shards = (0..sealed.shards.len()).filter_map(|shard| {
             let verdict = input.may_leave(cf, sealed, shard)?;

@@ -16,6 +16,9 @@
 //! Thread-safety: any thread may read. No locks are taken. Failure: errors of the tables that are
 //! read, and of memtable shards at memory nodes ([`away`]).
 //!
+//! A database that measures look-ups ([`crate::db::state::read_watch`]) runs another instance of
+//! the same code, with a [`GetObserver`]. The usual instance measures nothing.
+//!
 //! Cost: one filter probe for each sealed memtable and for each table on the way, and one block
 //! search in the table that has the key. A read that meets no away shard pays one match for each
 //! sealed memtable. A value in a cached block is pinned, not copied. A separated value that is not
@@ -36,6 +39,7 @@ use crate::db::read::values::ValueReads;
 use crate::db::state::away::AwayShard;
 use crate::db::state::family::{Family, SuperVersion};
 use crate::db::state::memtable::ShardHome;
+use crate::db::state::read_watch::{DecidedSearch, ReadWatch};
 use crate::iter::WantedValue;
 use crate::key::{Kind, check_key, split_expiry};
 use crate::live_file::LiveFile;
@@ -342,14 +346,92 @@ pub(crate) fn get(
 ) -> Result<Option<Entry>> {
     reader.context.check_open()?;
     check_key(key)?;
-    let started =
-        reader.context.options().latency_histograms.then(|| reader.context.clock().now_ns());
+    match reader.context.read_watch() {
+        None => observed_get(reader, family, key, options, Unobserved),
+        Some(watch) => watched_get(reader, family, key, options, watch),
+    }
+}
+
+/// Measures one look-up.
+trait GetObserver {
+    /// Called before the search.
+    fn begin(&mut self, lookup: &Lookup<'_>);
+    /// Called when the memtables have decided the result.
+    fn note_decided(&self, search: &DecidedSearch<'_>);
+    /// Called when the look-up has its result.
+    fn end(&self);
+}
+
+/// An observer that measures nothing.
+struct Unobserved;
+
+impl GetObserver for Unobserved {
+    #[inline]
+    fn begin(&mut self, _lookup: &Lookup<'_>) {}
+
+    #[inline]
+    fn note_decided(&self, _search: &DecidedSearch<'_>) {}
+
+    #[inline]
+    fn end(&self) {}
+}
+
+/// Measures what the watch of the database wants.
+struct WatchedGet<'a> {
+    reader: Reader<'a>,
+    watch: &'a ReadWatch,
+    /// Time of the call, if there is a histogram.
+    started_ns: Option<u64>,
+    /// Time of the search, if its answer is timed.
+    sampled_ns: Option<u64>,
+}
+
+impl GetObserver for WatchedGet<'_> {
+    fn begin(&mut self, lookup: &Lookup<'_>) {
+        self.sampled_ns = self.watch.sample(self.reader.context.clock(), lookup);
+    }
+
+    fn note_decided(&self, search: &DecidedSearch<'_>) {
+        self.watch.note_answer(search, self.reader.context.clock(), self.sampled_ns);
+    }
+
+    fn end(&self) {
+        let Some(started_ns) = self.started_ns else { return };
+        let taken_ns = self.reader.context.clock().now_ns() - started_ns;
+        self.reader.observers.stats().record(Timer::Get, taken_ns);
+    }
+}
+
+#[inline(never)]
+fn watched_get(
+    reader: Reader<'_>,
+    family: &Arc<Family>,
+    key: &[u8],
+    options: &ReadOptions,
+    watch: &ReadWatch,
+) -> Result<Option<Entry>> {
+    let started_ns = watch.has_histogram().then(|| reader.context.clock().now_ns());
+    let observer = WatchedGet { reader, watch, started_ns, sampled_ns: None };
+    observed_get(reader, family, key, options, observer)
+}
+
+#[inline]
+fn observed_get(
+    reader: Reader<'_>,
+    family: &Arc<Family>,
+    key: &[u8],
+    options: &ReadOptions,
+    mut observer: impl GetObserver,
+) -> Result<Option<Entry>> {
     let (current, seq) = picture(reader, family, options);
     let lookup = Lookup::new(key, seq);
+    observer.begin(&lookup);
     let mut gather = gather(reader, family, &lookup, options);
-    search_memtables(&current, &lookup, options, &mut gather)?;
+    let end = search_memtables(&current, &lookup, options, &mut gather)?;
     if gather.is_decided() {
         reader.observers.stats().add(Ticker::GetsMemtable, 1);
+        let newest = gather.newest;
+        observer.note_decided(&DecidedSearch { current: &current, key, end, newest });
     } else {
         search_tables(&reader, &current, &lookup, options, &mut gather)?;
     }
@@ -359,9 +441,7 @@ pub(crate) fn get(
     if result.is_some() {
         reader.observers.stats().add(Ticker::GetsFound, 1);
     }
-    if let Some(started) = started {
-        reader.observers.stats().record(Timer::Get, reader.context.clock().now_ns() - started);
-    }
+    observer.end();
     Ok(result)
 }
 
@@ -376,19 +456,20 @@ fn gather<'a>(
     gather
 }
 
+/// Searches the memtables. Returns the position after the last sealed one that was searched.
 #[inline]
 fn search_memtables(
     current: &SuperVersion,
     lookup: &Lookup<'_>,
     options: &ReadOptions,
     gather: &mut Gather<'_>,
-) -> Result<()> {
+) -> Result<usize> {
     search_shard(current.active_shard(lookup.key), lookup, gather);
     let mut at = 0;
     while search_sealed(current, lookup, gather, &mut at)? {
         search_run(current, lookup, options, gather, &mut at)?;
     }
-    Ok(())
+    Ok(at)
 }
 
 #[inline]
@@ -452,13 +533,14 @@ fn search_run(
 }
 
 /// Searches the memtables for all keys of a batch. One request for each node asks for the runs of
-/// all undecided keys.
+/// all undecided keys. Returns for each key the position after the last sealed memtable that was
+/// searched.
 fn multi_search_memtables(
     current: &SuperVersion,
     lookups: &[Lookup<'_>],
     options: &ReadOptions,
     gathers: &mut [Gather<'_>],
-) -> Result<()> {
+) -> Result<Vec<usize>> {
     for (lookup, gather) in lookups.iter().zip(&mut *gathers) {
         search_shard(current.active_shard(lookup.key), lookup, gather);
     }
@@ -477,7 +559,7 @@ fn multi_search_memtables(
             }
         }
         if asks.is_empty() {
-            return Ok(());
+            return Ok(positions);
         }
         for (owner, versions) in owners.into_iter().zip(away::ask_runs(&asks, options)?) {
             away::visit_versions(&versions, |found| gathers[owner].visit(found));
@@ -485,6 +567,7 @@ fn multi_search_memtables(
     }
 }
 
+#[inline]
 fn search_tables(
     reader: &Reader<'_>,
     current: &SuperVersion,
@@ -502,6 +585,7 @@ fn search_tables(
     Ok(())
 }
 
+#[inline]
 fn search_table(
     reader: &Reader<'_>,
     file: &Arc<LiveFile>,
@@ -538,7 +622,16 @@ pub(crate) fn multi_get(
         order.iter().map(|&index| Lookup::new(keys[index], seq)).collect();
     let mut gathers: Vec<Gather<'_>> =
         lookups.iter().map(|lookup| gather(reader, family, lookup, options)).collect();
-    multi_search_memtables(&current, &lookups, options, &mut gathers)?;
+    let ends = multi_search_memtables(&current, &lookups, options, &mut gathers)?;
+    if let Some(watch) = reader.context.read_watch() {
+        for ((lookup, gather), &end) in lookups.iter().zip(&gathers).zip(&ends) {
+            let (key, newest) = (lookup.key, gather.newest);
+            let search = DecidedSearch { current: &current, key, end, newest };
+            if gather.is_decided() {
+                watch.note_answer(&search, reader.context.clock(), None);
+            }
+        }
+    }
     multi_search_tables(&reader, &current, &lookups, options, &mut gathers)?;
     reader.observers.stats().add(Ticker::Gets, keys.len() as u64);
     let wanted: Vec<WantedValue<'_>> = gathers.iter().filter_map(Gather::separated).collect();

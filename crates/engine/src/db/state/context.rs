@@ -24,6 +24,7 @@ use parking_lot::Mutex;
 
 use crate::db::state::away::StoreLink;
 use crate::db::state::background_mode::BackgroundMode;
+use crate::db::state::read_watch::ReadWatch;
 use crate::extension::Registry;
 use crate::memory_shares::MemoryShares;
 use crate::options::{CfOptions, DbOptions};
@@ -105,6 +106,8 @@ pub(crate) struct Context {
     lease: Option<Arc<dyn ReadLease>>,
     /// The store of memtable shards; `None` if all of them stay here.
     away: Option<Arc<StoreLink>>,
+    /// What look-ups measure; `None` for nothing.
+    read_watch: Option<Box<ReadWatch>>,
     rng: Mutex<Rng>,
     /// Set when background work must end. Jobs share it as their cancellation.
     closing: Arc<AtomicBool>,
@@ -117,6 +120,7 @@ impl Context {
         Self {
             token: NEXT_TOKEN.fetch_add(1, Ordering::Relaxed),
             opened_ns: parts.clock.now_ns(),
+            read_watch: ReadWatch::of(&parts.options, parts.away.as_ref()),
             options: parts.options,
             background: parts.background,
             clock: parts.clock,
@@ -199,6 +203,12 @@ impl Context {
     #[inline]
     pub(crate) fn away(&self) -> Option<&Arc<StoreLink>> {
         self.away.as_ref()
+    }
+
+    /// What look-ups measure; `None` for nothing.
+    #[inline]
+    pub(crate) fn read_watch(&self) -> Option<&ReadWatch> {
+        self.read_watch.as_deref()
     }
 
     /// Whether calls of users are refused.

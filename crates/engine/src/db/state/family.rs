@@ -16,7 +16,7 @@
 //! Cost: a read loads one pointer. A healthy family costs a write one relaxed load of its throttle.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use arc_swap::ArcSwap;
 use archipelago_base::{CfId, Error, Result};
@@ -168,6 +168,9 @@ pub(crate) struct Family {
     /// Time, in nanoseconds of the clock, at which the bytes that wait for a flush last became
     /// fewer, or at which the first of them arrived.
     pub(crate) backlog_since_ns: AtomicU64,
+    /// Number of the newest sealed memtables that do not count against the limit on memtables,
+    /// because they stay in memory by choice ([`crate::db::background::staying`]).
+    pub(crate) stay_allowance: AtomicUsize,
 }
 
 impl Family {
@@ -192,6 +195,7 @@ impl Family {
             delayed_rate: AtomicU64::new(u64::MAX),
             credit: DelayCredit::default(),
             backlog_since_ns: AtomicU64::new(0),
+            stay_allowance: AtomicUsize::new(0),
         }))
     }
 
@@ -213,6 +217,11 @@ impl Family {
     /// Whether it has a compaction filter.
     pub(crate) fn has_filter(&self) -> bool {
         self.options.compaction_filter.is_some()
+    }
+
+    /// Number of the newest sealed memtables that do not count against the limit on memtables.
+    pub(crate) fn stay_allowance(&self) -> usize {
+        self.stay_allowance.load(Ordering::Relaxed)
     }
 
     /// Whether its writers are delayed or stopped now.

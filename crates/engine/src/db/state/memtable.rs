@@ -79,6 +79,8 @@ pub(crate) struct Memtable {
     last_seq: AtomicU64,
     /// Whether users read in memory while it filled; set when it is sealed.
     was_read: AtomicBool,
+    /// Whether its shards were offered to the store of shards while it filled.
+    was_offered: AtomicBool,
 }
 
 /// Properties that are fixed when a memtable is made.
@@ -112,6 +114,7 @@ impl Memtable {
             unlogged: AtomicBool::new(false),
             last_seq: AtomicU64::new(0),
             was_read: AtomicBool::new(false),
+            was_offered: AtomicBool::new(false),
         })
     }
 
@@ -124,6 +127,11 @@ impl Memtable {
 
     pub(crate) fn was_read(&self) -> bool {
         self.was_read.load(Ordering::Relaxed)
+    }
+
+    /// Notes that its shards are offered. Returns false if they were offered before.
+    pub(crate) fn begin_offer(&self) -> bool {
+        !self.was_offered.swap(true, Ordering::Relaxed)
     }
 
     /// Counts a writer that will insert `bytes`, logged in the segment `log` (commit lock held).

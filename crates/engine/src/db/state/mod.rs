@@ -17,6 +17,7 @@ pub(crate) mod jobs;
 pub(crate) mod memtable;
 pub(crate) mod observers;
 pub(crate) mod pacing;
+pub(crate) mod read_watch;
 pub(crate) mod storage;
 pub(crate) mod strays;
 pub(crate) mod thread_group;

@@ -26,14 +26,15 @@ use crate::stats::Ticker;
 use crate::version::Version;
 
 /// Whether the family has room for one more immutable memtable. Memtables whose shards are all at
-/// memory nodes do not count.
+/// memory nodes do not count, and neither do those that stay in memory by choice.
 pub(crate) fn may_seal(family: &Family) -> bool {
-    immutables_here(&family.current.load()) + 1 < family.options.write_buffers_max
+    immutables_here(family, &family.current.load()) + 1 < family.options.write_buffers_max
 }
 
-/// Number of immutable memtables that have shards in memory.
-pub(crate) fn immutables_here(current: &SuperVersion) -> usize {
-    current.immutables.iter().filter(|immutable| immutable.is_here()).count()
+/// Number of immutable memtables that have shards in memory, without those that stay by choice.
+pub(crate) fn immutables_here(family: &Family, current: &SuperVersion) -> usize {
+    let counted = current.immutables.iter().skip(family.stay_allowance());
+    counted.filter(|immutable| immutable.is_here()).count()
 }
 
 /// Seals the active memtable (commit lock held). Nothing happens if it is empty.
@@ -54,8 +55,12 @@ pub(crate) fn seal_active(db: &DbInner, commit: &mut CommitGuard<'_>, family: &A
     {
         let mut state = db.jobs.lock(commit.order());
         let current = family.current.load_full();
-        if immutables_here(&current) == 0 {
+        if immutables_here(family, &current) == 0 {
             family.backlog_since_ns.store(db.context.clock().now_ns(), Ordering::Relaxed);
+        }
+        if let Some(link) = db.context.away() {
+            // The next pick would raise the allowance only after writers have met the limit.
+            family.stay_allowance.fetch_max(link.staying_now(), Ordering::Relaxed);
         }
         let cuts = state.memtable_cuts(&current.version);
         let next = db.writes.new_memtable(&db.context, &current.version, &cuts);

@@ -67,10 +67,11 @@ fn stall_input(
 ) -> StallInput {
     let current = family.current.load();
     pacing.ingest().set_total(observers.stats().get(Ticker::UserBytesWritten));
-    let sealed = current.immutables.iter().flat_map(|immutable| immutable.homes());
-    let here = sealed.filter_map(ShardHome::here);
+    // Memtables that stay by choice are no backlog, and take none of the writers' space.
+    let counted = current.immutables.iter().skip(family.stay_allowance());
+    let here = counted.flat_map(|immutable| immutable.homes()).filter_map(ShardHome::here);
     let buffer = context.memtable_bytes_max(&family.options);
-    let immutables = seal::immutables_here(&current);
+    let immutables = seal::immutables_here(family, &current);
     let spare = family.options.write_buffers_max.saturating_sub(1 + immutables);
     let since_ns = family.backlog_since_ns.load(Ordering::Relaxed);
     let limit = match context.options().rate_limit_bytes_per_s {
@@ -116,12 +117,16 @@ fn note_load(
 ) {
     let Some(link) = context.away() else { return };
     let last = pacing.last_seal(context.clock().now_ns());
-    let active_bytes = family.current.load().active.charged_bytes();
+    let current = family.current.load();
+    let active_bytes = current.active.charged_bytes();
     let buffer_bytes = context.memtable_bytes_max(&family.options);
     let fill_bytes_per_s = fill_rate(buffer_bytes, active_bytes, last);
     // Writers that are slowed down by any cause have no space to lose.
     let space_bytes = if is_slowed(throttle) { 0 } else { input.memtable_space_bytes };
-    let backlog_bytes = input.flush_backlog_bytes;
+    // Memtables that have ceased to stay must leave, although they take none of the space.
+    let leaving = current.immutables.iter().skip(link.staying_now());
+    let leaving = leaving.flat_map(|immutable| immutable.homes()).filter_map(ShardHome::here);
+    let backlog_bytes = leaving.map(|shard| shard.data_bytes()).sum();
     link.note_load(family.id, WriteLoad { backlog_bytes, space_bytes, fill_bytes_per_s });
 }
 

@@ -46,6 +46,13 @@ impl ImageHead {
     /// Length in bytes of an image's head, from which the position of the tail follows.
     pub const BYTES: usize = HEADER_BYTES;
 
+    /// Offset of the records within an image of `image_bytes` that begins with `head`. `Corrupt` if
+    /// the head is damaged.
+    pub fn records_at(head: &[u8], image_bytes: u64) -> Result<u64> {
+        let header = Header::decode_alone(head, image_bytes)?;
+        Ok(header.span(Section::Records).at as u64)
+    }
+
     /// The tail of an image of `image_bytes` that begins with `head`: its range tombstones and its
     /// filter, as a range of bytes of the image. `Corrupt` if the head is damaged.
     pub fn tail(head: &[u8], image_bytes: u64) -> Result<Range<u64>> {

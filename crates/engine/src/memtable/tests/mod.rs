@@ -1,5 +1,6 @@
 //! Properties that users of shards need: order, versions, both directions, concurrency, images.
 
+mod complete_slabs;
 mod model;
 
 use std::collections::BTreeMap;

@@ -10,12 +10,12 @@ use archipelago_engine::iter::InternalIterator;
 use archipelago_engine::job::ShardRef;
 use archipelago_engine::key::{KeyRef, Kind};
 use archipelago_engine::lookup::Lookup;
-use archipelago_engine::memtable::{ImageHead, SealedImage};
+use archipelago_engine::memtable::{ImageHead, SealedImage, Shard};
 use archipelago_engine::pinned::PinnedSlice;
 use archipelago_engine::remote::{
-    AwayError, EarlierShard, FoundShard, KeyVersions, LookupAnswer, LookupAsk, NewShard, ResumeAt,
-    ScanAsk, ScanDirection, ScanPage, ScanRecord, ShardId, ShardStore, ShardVersion, StoreNode,
-    StoreRoom, StoreWatcher, WriteLoad,
+    ActiveShard, AwayError, EarlierShard, FoundShard, KeyVersions, LookupAnswer, LookupAsk,
+    NewShard, ResumeAt, ScanAsk, ScanDirection, ScanPage, ScanRecord, SealedReads, ShardId,
+    ShardStore, ShardVersion, StoreNode, StoreRoom, StoreWatcher, WriteLoad,
 };
 use parking_lot::Mutex;
 
@@ -54,6 +54,17 @@ pub(crate) struct Mood {
     pub(crate) leaves: bool,
     /// How the executor of flushes at the nodes misbehaves; `None` if flushes do not run there.
     pub(crate) whim: Option<Whim>,
+    /// Memtables that stay in the process.
+    pub(crate) stays: Stays,
+}
+
+/// Rule by which a [`FakeStore`] lets memtables stay in the process.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Stays {
+    /// A fixed number of memtables stays.
+    Count(usize),
+    /// The newest ones that each answer at least this share of the reads.
+    Share(f64),
 }
 
 impl Default for Mood {
@@ -73,6 +84,7 @@ impl Default for Mood {
             unadopted: 0,
             leaves: false,
             whim: None,
+            stays: Stays::Count(0),
         }
     }
 }
@@ -93,10 +105,20 @@ pub(crate) struct Did {
     pub(crate) silent: u64,
     /// Number of asks that named the node of a shard before it moved.
     pub(crate) astray: u64,
+    /// Number of active shards that were offered, and of those that were sent afterwards.
+    pub(crate) offered: u64,
+    pub(crate) offered_sent: u64,
+    /// Bytes of the records of these that had left before the seal, and bytes of their images.
+    pub(crate) ahead_bytes: u64,
+    pub(crate) ahead_image_bytes: u64,
     /// Largest number of bytes held.
     pub(crate) held_max: u64,
     /// Load of the writers at the latest transfer that had one.
     pub(crate) load: WriteLoad,
+    /// Windows of reads that the database has reported.
+    pub(crate) windows: u64,
+    /// Memtables that stay in the process.
+    pub(crate) staying: usize,
 }
 
 /// A shard at a node.
@@ -163,8 +185,28 @@ impl Nodes {
     }
 }
 
+/// An active shard, and a copy of its complete slabs.
+struct Copied {
+    records: Weak<Shard>,
+    slabs: usize,
+    bytes: Vec<u8>,
+    image_bytes: u64,
+}
+
+impl Copied {
+    /// Copies the slabs that are complete by now.
+    fn copy_more(&mut self) {
+        let Some(shard) = self.records.upgrade().filter(|shard| !shard.is_sealed()) else { return };
+        for slab in shard.complete_slabs(self.slabs) {
+            self.bytes.extend_from_slice(slab);
+            self.slabs += 1;
+        }
+    }
+}
+
 /// A store of memtable shards in memory.
 pub(crate) struct FakeStore {
+    active: Mutex<BTreeMap<ShardId, Copied>>,
     mood: Mutex<Mood>,
     rng: Mutex<fastrand::Rng>,
     nodes: Mutex<Nodes>,
@@ -175,6 +217,7 @@ impl FakeStore {
     pub(crate) fn new(seed: u64, mood: Mood) -> Arc<Self> {
         let nodes = Nodes { next_node: 1, ..Nodes::default() };
         Arc::new(Self {
+            active: Mutex::default(),
             mood: Mutex::new(mood),
             rng: Mutex::new(fastrand::Rng::with_seed(seed)),
             nodes: Mutex::new(nodes),
@@ -200,6 +243,25 @@ impl FakeStore {
 
     pub(crate) fn set_mood(&self, change: impl FnOnce(&mut Mood)) {
         change(&mut self.mood.lock());
+    }
+
+    /// Copies the complete slabs of all active shards.
+    fn copy_ahead(&self) {
+        let mut active = self.active.lock();
+        active.values_mut().for_each(Copied::copy_more);
+        active.retain(|_, copied| copied.records.strong_count() > 0);
+    }
+
+    /// Compares the image of a shard with what had left before its seal.
+    fn check_ahead(&self, id: ShardId, image: &[u8]) {
+        let Some(copied) = self.active.lock().remove(&id) else { return };
+        let records_at = ImageHead::records_at(image, image.len() as u64).unwrap() as usize;
+        assert!(image[records_at..].starts_with(&copied.bytes), "records of {id} have changed");
+        assert!(image.len() as u64 <= 2 * copied.image_bytes, "{id} is larger than expected");
+        let mut nodes = self.nodes.lock();
+        nodes.did.offered_sent += 1;
+        nodes.did.ahead_bytes += copied.bytes.len() as u64;
+        nodes.did.ahead_image_bytes += image.len() as u64;
     }
 
     /// The image of a shard, for an execution of a job at its node.
@@ -484,7 +546,16 @@ impl ShardStore for FakeStore {
         assert!(self.watcher.lock().replace(watcher).is_none(), "a second watcher");
     }
 
+    fn offer(&self, shard: ActiveShard) {
+        let ActiveShard { id, records, image_bytes, .. } = shard;
+        self.nodes.lock().did.offered += 1;
+        let copied = Copied { records, slabs: 0, bytes: Vec::new(), image_bytes };
+        let before = self.active.lock().insert(id, copied);
+        assert!(before.is_none(), "shard {id} is offered twice");
+    }
+
     fn room(&self) -> StoreRoom {
+        self.copy_ahead();
         let mood = *self.mood.lock();
         let held_bytes = self.nodes.lock().held_bytes();
         StoreRoom {
@@ -518,6 +589,7 @@ impl ShardStore for FakeStore {
             nodes.did.refused += 1;
             return Err(AwayError::NoRoom("there was some a moment ago".to_owned()));
         }
+        self.check_ahead(shard.id, image);
         let opened = SealedImage::open(image.to_vec()).unwrap();
         assert!(opened.entries() > 0 || !opened.tombstones().is_empty());
         assert!(shard.after_seq < shard.last_seq && shard.oldest_log <= shard.seal_log);
@@ -569,6 +641,24 @@ impl ShardStore for FakeStore {
     fn lookup(&self, asks: &[LookupAsk<'_>]) -> Vec<Result<LookupAnswer, AwayError>> {
         self.maybe_lose();
         asks.iter().map(|ask| self.answer(ask)).collect()
+    }
+
+    fn staying(&self, reads: Option<&SealedReads<'_>>) -> usize {
+        let stays = self.mood.lock().stays;
+        let mut nodes = self.nodes.lock();
+        if let Some(reads) = reads {
+            assert_eq!(reads.misses.len(), reads.answered.len() + 1);
+            assert!(reads.answered.iter().all(|share| (0.0..=1.0).contains(share)), "{reads:?}");
+            nodes.did.windows += 1;
+        }
+        nodes.did.staying = match (stays, reads) {
+            (Stays::Count(count), _) => count,
+            (Stays::Share(_), None) => nodes.did.staying,
+            (Stays::Share(least), Some(reads)) => {
+                reads.answered.iter().take_while(|share| **share >= least).count()
+            }
+        };
+        nodes.did.staying
     }
 
     fn scan(&self, ask: &ScanAsk<'_>) -> Result<ScanPage, AwayError> {

@@ -37,6 +37,60 @@ fn store_hears_what_writers_do() {
 }
 
 #[test]
+fn records_can_be_read_by_the_store_before_the_seal() {
+    let family =
+        CfOptions { write_buffer_bytes: 256 << 10, buckets: 2, ..Change::default().family };
+    let mut world = World::with(Change { family, ..Change::default() });
+    for round in 0..40 {
+        world.write(500, &format!("r{round}-"));
+    }
+    let did = world.store.did();
+    assert!(did.offered_sent >= 4 && did.offered >= did.offered_sent, "{did:?}");
+    // Each image has an index and a filter as well.
+    assert!(did.ahead_bytes > did.ahead_image_bytes / 2, "{did:?}");
+    world.check();
+}
+
+#[test]
+fn memtable_is_offered_once_after_several_seals() {
+    let family = CfOptions {
+        write_buffer_bytes: 256 << 10,
+        write_buffers_max: 6,
+        buckets: 2,
+        ..Change::default().family
+    };
+    let mut world = World::with(Change { family, ..Change::default() });
+    for round in 0..4 {
+        // Some memtables are sealed before the first of them is readied. The store notices a shard
+        // that is offered again.
+        for number in 0..6000 {
+            world.put(number % KEYS, &format!("r{round}"));
+        }
+        world.settle();
+    }
+    assert!(world.store.did().offered > 0, "{:?}", world.store.did());
+    world.check();
+}
+
+#[test]
+fn offered_shard_with_unlogged_records_is_not_sent() {
+    let family =
+        CfOptions { write_buffer_bytes: 256 << 10, buckets: 2, ..Change::default().family };
+    let mut world = World::with(Change { family, ..Change::default() });
+    let cf = world.db.default_family().clone();
+    let unlogged = WriteOptions { wal: false, ..WriteOptions::default() };
+    for number in 0..12_000 {
+        let number = number % KEYS;
+        world.db.put_with(&cf, &key(number), &[b'u'; 100], &unlogged).unwrap();
+        world.model.insert(key(number), vec![b'u'; 100]);
+        world.settle();
+    }
+    let did = world.store.did();
+    assert_eq!(did.offered_sent, 0, "{did:?}");
+    world.check();
+}
+
+#[test]
 fn full_nodes_make_the_oldest_memtables_due() {
     let mood = Mood { limit_bytes: 160 << 10, ..Mood::default() };
     let mut world = World::with(Change { mood, ..Change::default() });

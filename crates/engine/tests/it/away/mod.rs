@@ -9,6 +9,7 @@
 //! | `losses` | lost shards are rebuilt from the log |
 //! | `operations` | ingestion, checkpoints, close and other calls of an operator |
 //! | `reads` | reads have the same results as before |
+//! | `staying` | the newest memtables stay as long as the store wants it and memory suffices |
 //! | `takeover` | an open keeps the shards of the previous owner |
 //! | `world` | a database over the store, and its model |
 //!
@@ -22,9 +23,10 @@ mod losses;
 mod moves;
 mod operations;
 mod reads;
+mod staying;
 mod takeover;
 mod world;
 
 pub(crate) use executor::{FakeExecutor, Whim};
-pub(crate) use fake::{FakeStore, Mood};
+pub(crate) use fake::{FakeStore, Mood, Stays};
 pub(crate) use world::with_executor;

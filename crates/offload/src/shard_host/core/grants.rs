@@ -229,6 +229,27 @@ impl HostCore {
         ShardMessage::Registered { place }
     }
 
+    /// Ends an open grant that its owner gives back. Its ranges come back immediately, and the
+    /// shard may get another grant.
+    pub(super) fn take_back(
+        &mut self,
+        memory: &mut dyn HostMemory,
+        owner: OwnerStamp,
+        shard: ShardName,
+        number: u64,
+    ) -> Result<NextStep, ShardRefusal> {
+        let grants = &mut self.owned(owner)?.grants;
+        let is_open = grants.get(&shard).is_some_and(|grant| {
+            grant.number == number && matches!(grant.step, GrantStep::Open { .. })
+        });
+        if is_open {
+            grants.remove(&shard);
+            self.counters.given_back += 1;
+        }
+        self.settle_share(memory, owner);
+        Ok(self.done(memory, owner, u32::from(is_open)))
+    }
+
     pub(super) fn release(
         &mut self,
         memory: &mut dyn HostMemory,
@@ -260,13 +281,18 @@ impl HostCore {
             database.used_up = database.used_up.max(database.released.pop_first());
         }
         self.counters.released += u64::from(released);
-        // The ranges of the shards come back now, so that the answer tells the room they leave.
+        self.settle_share(memory, owner);
+        Ok(self.done(memory, owner, released))
+    }
+
+    /// Takes back the ranges of ended grants and shards now, so that the answer tells the room that
+    /// they leave. Empty arenas of an owner above its share go back to the node.
+    fn settle_share(&mut self, memory: &mut dyn HostMemory, owner: OwnerStamp) {
         self.regions.settle(memory);
         if self.is_above_share(memory, owner.db) {
             self.regions.retire_empty(memory, false);
             self.regions.settle(memory);
         }
-        Ok(self.done(memory, owner, released))
     }
 
     /// The answer to a request that has changed this number of shards.

@@ -22,6 +22,7 @@
 //!    database without shards gives its memory back after ten seconds of silence.
 //! 9. A grant that its owner neither uses nor requests again ends after [`ShardLimits::grants`]. A
 //!    copy of a refused request may arrive late and get a grant, of which its owner does not know.
+//!    Owners request the grant of a shard that still fills again while they write into it.
 //!
 //! Thread-safety: none; the caller holds a lock.
 //! Failure: a restart loses everything. Owners rebuild their shards from their logs.
@@ -279,6 +280,9 @@ impl HostCore {
             }
             ShardMessage::Release { owner, shards, oldest } => {
                 self.release(memory, *owner, shards, *oldest)
+            }
+            ShardMessage::GiveBack { owner, shard, grant } => {
+                self.take_back(memory, *owner, *shard, *grant)
             }
             ShardMessage::Get { owner, shards, .. }
             | ShardMessage::MultiGet { owner, shards, .. }

@@ -7,8 +7,9 @@
 //! other one answers.
 //!
 //! A node may have more of the database than its share, because another database claims memory or
-//! an operator drains the node. Then the owner gives up copies there before it makes flushes due:
-//! first second copies, and then first copies of shards that another node has.
+//! an operator drains the node. Then the owner gives back what active shards have there, and gives
+//! up copies before it makes flushes due: first second copies, and then first copies of shards that
+//! another node has.
 //!
 //! Invariants:
 //! 1. At most one second copy is on its way.
@@ -243,8 +244,12 @@ impl OwnerState {
         let Some(state) = state else { return };
         let surplus = state.surplus_bytes(0);
         let first_surplus = state.surplus_bytes(self.places.spare_bytes_at(node));
+        let has_too_much_ahead = state.exceeds_share_with_ahead();
         if state.exceeds_share() {
             self.stop_copying(|to| to == node);
+        }
+        if has_too_much_ahead {
+            self.stop_ahead_at(node);
         }
         if surplus == 0 {
             return;

@@ -2,6 +2,7 @@
 //!
 //! | state of a shard at a node | next state and its cause |
 //! | --- | --- |
+//! | ahead | sending, when its image is sent; forgotten, when its room was given back ([`ahead`]) |
 //! | sending | away, when the node has registered it; released, when the transfer was given up |
 //! | away | released, when the owner needs it no more, or when it is lost |
 //! | released | forgotten, when the node has confirmed the release, or when its life is over |
@@ -36,6 +37,7 @@
 //! Failure: every failure of a node ends in lost shards, which the database rebuilds.
 //! Cost: O(nodes + log shards) for each call, and O(shards of the node) for a loss and for figures.
 
+mod ahead;
 mod copies;
 mod earlier;
 mod node;
@@ -52,6 +54,7 @@ use archipelago_base::Epoch;
 use archipelago_engine::remote::{AwayError, ShardId, StoreNode, StoreRoom};
 use archipelago_fabric::{NodeId, RemoteKey};
 
+use ahead::AheadRoom;
 use copies::CopyUnderWay;
 use earlier::EarlierShards;
 use node::{BegunFacts, FullNotice, MissedBeat, NodeState, Takes};
@@ -59,10 +62,11 @@ use places::Places;
 use shards::ShardStage;
 use terms::UNLIMITED_BYTES;
 
+pub(super) use ahead::{AheadNode, AheadVerdict};
 pub(super) use copies::ReadRoute;
 pub(super) use node::NodeTask;
 pub(super) use shards::ReadableShard;
-pub use terms::OwnerTerms;
+pub use terms::{OwnerTerms, StayingMemtables};
 
 use super::offsets::KeyOffsets;
 use crate::decide::place;
@@ -176,6 +180,12 @@ pub(super) struct OwnerState {
     copying: Option<CopyUnderWay>,
     /// Whether the owner begins no transfer of a second copy any more.
     takes_no_copies: bool,
+    /// Active shards that have room at a node.
+    aheads: BTreeMap<ShardId, AheadRoom>,
+    /// Whether no active shard gets room any more.
+    takes_no_ahead: bool,
+    /// Time before which no active shard gets room.
+    ahead_rest_ns: u64,
     /// Number of the oldest memtable of which shards may still be sent.
     oldest: u64,
     earlier: EarlierShards,
@@ -195,6 +205,9 @@ impl OwnerState {
             places: Places::default(),
             copying: None,
             takes_no_copies: false,
+            aheads: BTreeMap::new(),
+            takes_no_ahead: false,
+            ahead_rest_ns: 0,
             oldest: 0,
             earlier: EarlierShards::default(),
             news: News::default(),
@@ -482,6 +495,10 @@ impl OwnerState {
                 false => Pick::NoRoom("the database has its limit of bytes at memory nodes"),
             };
         }
+        let with_ahead = used.saturating_add(self.ahead_bytes()).saturating_add(bytes);
+        if with_ahead > self.terms.bytes_max && self.stop_ahead(now_ns, NodeState::obeys) {
+            return Pick::Later;
+        }
         let takes = |wanted: Takes| {
             let nodes = self.nodes.iter();
             nodes.filter(move |(_, state)| state.takes(now_ns, id, bytes) == wanted)
@@ -491,8 +508,16 @@ impl OwnerState {
         let Some(number) = found.map(|(number, _)| *number) else {
             let later: Vec<StoreNode> = takes(Takes::Later).map(|(node, _)| *node).collect();
             if !later.is_empty() {
-                // A first copy does not wait for the transfer of a second one.
+                // A first copy does not wait for the transfer of a second one, nor for the records
+                // of a shard that still fills.
                 self.stop_copying(|to| later.contains(&to));
+                self.stop_ahead(now_ns, |state| {
+                    state.takes(now_ns, id, bytes) == Takes::Later && state.fits_zone(bytes)
+                });
+                return Pick::Later;
+            }
+            // The node has no room for the image, but its share has.
+            if self.stop_ahead(now_ns, |at| at.can_have(id, bytes) && at.fits_share(bytes)) {
                 return Pick::Later;
             }
             return match self.make_room(now_ns, id, bytes) {
@@ -628,8 +653,11 @@ impl OwnerState {
         nodes
     }
 
-    /// Whether every node that answers has confirmed all releases.
+    /// Whether every node that answers has confirmed all releases, and no active shard has room.
     pub(super) fn is_settled(&self) -> bool {
+        if !self.aheads.is_empty() {
+            return false;
+        }
         let waits = |state: &NodeState| state.obeys() && state.shards.released().next().is_some();
         !self.nodes.values().any(waits)
     }

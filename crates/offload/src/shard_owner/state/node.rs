@@ -13,6 +13,10 @@ use crate::wire::shard::NodeShare;
 /// Largest number of released names that the owner remembers for a node.
 const USED_UP_MAX: usize = 1 << 16;
 
+/// Divisor of a landing zone: active shards leave this part of it to sealed shards and second
+/// copies.
+const KEPT_PART: u64 = 4;
+
 /// A request of a node's task; transfers and reads are other requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::shard_owner) enum NodeTask {
@@ -72,6 +76,8 @@ pub(super) struct NodeState {
     /// Names up to this one are not sent here any more, because some of them were released.
     used_up_to: Option<ShardId>,
     pub(super) full: Option<FullNotice>,
+    /// Time before which no active shard gets room, because the node refused one.
+    pub(super) full_ahead_ns: u64,
     /// Guarantee of the node that was smaller than the stated one, and is logged.
     logged_guarantee: Option<u64>,
 }
@@ -107,6 +113,7 @@ impl NodeState {
             used_up: BTreeSet::new(),
             used_up_to: None,
             full: None,
+            full_ahead_ns: 0,
             logged_guarantee: None,
         }
     }
@@ -208,7 +215,16 @@ impl NodeState {
     /// Whether the images here, with those that are being sent, have more bytes than the share of
     /// the owner.
     pub(super) fn exceeds_share(&self) -> bool {
-        self.shards.away_bytes() + self.shards.sending_bytes() > self.limit_bytes()
+        self.exceeds_share_with(0)
+    }
+
+    /// The same with the room of active shards.
+    pub(super) fn exceeds_share_with_ahead(&self) -> bool {
+        self.exceeds_share_with(self.shards.ahead_bytes())
+    }
+
+    fn exceeds_share_with(&self, more: u64) -> bool {
+        self.shards.away_bytes() + self.shards.sending_bytes() + more > self.limit_bytes()
     }
 
     /// Bytes of images for which the node has room after a release of `freed_bytes`, as far as the
@@ -229,14 +245,42 @@ impl NodeState {
         over.max(full.map_or(0, |left| bytes.saturating_sub(left)))
     }
 
-    /// Whether an image of `bytes` may be sent here: now, when other transfers have ended, or not.
+    /// Whether an image of `bytes` may be sent here: now, when other transfers have ended or active
+    /// shards have given their room back, or not.
     pub(super) fn takes(&self, now_ns: u64, id: ShardId, bytes: u64) -> Takes {
         let Some(begun) = self.usable() else { return Takes::Never };
         if self.missing_bytes(now_ns, bytes, 0) > 0 || !self.can_have(id, bytes) {
             return Takes::Never;
         }
+        let more = self.shards.ahead_bytes().saturating_add(bytes);
+        let in_zone = self.shards.sending_bytes().saturating_add(more);
+        let is_over = self.used_bytes().saturating_add(more) > self.limit_bytes();
+        if is_over || in_zone > begun.landing_bytes { Takes::Later } else { Takes::Now }
+    }
+
+    /// Whether the landing zone has room for an image of `bytes`, without that of active shards.
+    pub(super) fn fits_zone(&self, bytes: u64) -> bool {
         let in_zone = self.shards.sending_bytes().saturating_add(bytes);
-        if in_zone > begun.landing_bytes { Takes::Later } else { Takes::Now }
+        self.usable().is_some_and(|begun| in_zone <= begun.landing_bytes)
+    }
+
+    /// Whether the share of the owner has room for an image of `bytes`, without that of active
+    /// shards.
+    pub(super) fn fits_share(&self, bytes: u64) -> bool {
+        self.used_bytes().saturating_add(bytes) <= self.limit_bytes()
+    }
+
+    /// Whether the records of an active shard with an expected image of `bytes` may be written
+    /// here.
+    pub(super) fn takes_ahead(&self, now_ns: u64, id: ShardId, bytes: u64) -> bool {
+        let Some(begun) = self.usable() else { return false };
+        let more = self.shards.ahead_bytes().saturating_add(bytes);
+        let in_zone = self.shards.sending_bytes().saturating_add(more);
+        self.can_have(id, bytes)
+            && self.full_at(now_ns).is_none()
+            && now_ns >= self.full_ahead_ns
+            && self.used_bytes().saturating_add(more) <= self.limit_bytes()
+            && in_zone <= begun.landing_bytes - begun.landing_bytes / KEPT_PART
     }
 
     /// Gives up a shard that the owner does not need any more.
@@ -334,7 +378,7 @@ impl NodeState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Takes {
     Now,
-    /// Other transfers of this owner fill the landing zone.
+    /// Other transfers of this owner fill the landing zone, or active shards have the room.
     Later,
     Never,
 }

@@ -21,6 +21,8 @@ pub(in crate::shard_owner) struct ReadableShard {
 /// Stage of a shard of this open at a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ShardStage {
+    /// It still takes writes, and some of its records may have left. No read finds it.
+    Ahead,
     /// Its image is on the way.
     Sending,
     /// It can be read.
@@ -39,12 +41,18 @@ struct NodeShard {
 #[derive(Debug, Default)]
 pub(super) struct NodeShards {
     shards: BTreeMap<ShardId, NodeShard>,
+    ahead_bytes: u64,
     sending_bytes: u64,
     away_bytes: u64,
     released_bytes: u64,
 }
 
 impl NodeShards {
+    /// Bytes of the room of active shards.
+    pub(super) fn ahead_bytes(&self) -> u64 {
+        self.ahead_bytes
+    }
+
     /// Bytes of images that are on their way.
     pub(super) fn sending_bytes(&self) -> u64 {
         self.sending_bytes
@@ -72,6 +80,7 @@ impl NodeShards {
 
     fn sum(&mut self, stage: ShardStage) -> &mut u64 {
         match stage {
+            ShardStage::Ahead => &mut self.ahead_bytes,
             ShardStage::Sending => &mut self.sending_bytes,
             ShardStage::Away(_) => &mut self.away_bytes,
             ShardStage::Released => &mut self.released_bytes,
@@ -84,9 +93,18 @@ impl NodeShards {
 
     /// A shard begins its transfer.
     pub(super) fn begin(&mut self, id: ShardId, bytes: u64) {
+        self.add(id, NodeShard { bytes, stage: ShardStage::Sending });
+    }
+
+    /// An active shard gets room for an image of `bytes`.
+    pub(super) fn begin_ahead(&mut self, id: ShardId, bytes: u64) {
+        self.add(id, NodeShard { bytes, stage: ShardStage::Ahead });
+    }
+
+    fn add(&mut self, id: ShardId, shard: NodeShard) {
         self.remove(id);
-        self.shards.insert(id, NodeShard { bytes, stage: ShardStage::Sending });
-        self.sending_bytes += bytes;
+        *self.sum(shard.stage) += shard.bytes;
+        self.shards.insert(id, shard);
     }
 
     /// Sets the stage of a shard. Returns false if the node has no such shard.

@@ -1,6 +1,9 @@
 //! Times and limits of an owner.
 
+use std::str::FromStr;
 use std::time::Duration;
+
+use archipelago_base::Error;
 
 use crate::shard_owner::sabotage::OwnerSabotage;
 
@@ -10,6 +13,39 @@ pub(super) const UNLIMITED_BYTES: u64 = 1 << 60;
 
 /// Speed of the slowest link that a transfer must survive, in bytes a second.
 const SLOWEST_BYTES: u64 = 8 << 20;
+
+/// Largest number of sealed memtables that stay in the process.
+const STAYING_MAX: u32 = 16;
+
+/// How many of the newest sealed memtables of each column family stay in the process. The text form
+/// is a number, or `auto`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StayingMemtables {
+    /// This number, at most 16.
+    Fixed(u32),
+    /// The number for which reads take the least time, by measurements. It is 0 at first.
+    Auto,
+}
+
+impl Default for StayingMemtables {
+    fn default() -> Self {
+        Self::Fixed(0)
+    }
+}
+
+impl FromStr for StayingMemtables {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        match (text, text.parse()) {
+            ("auto", _) => Ok(Self::Auto),
+            (_, Ok(count)) if count <= STAYING_MAX => Ok(Self::Fixed(count)),
+            _ => Err(Error::invalid(format!(
+                "\"{text}\" is no number of memtables: give auto, or a number up to {STAYING_MAX}"
+            ))),
+        }
+    }
+}
 
 /// Times and limits of an owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +89,8 @@ pub struct OwnerTerms {
     pub copy_queue_bytes: u64,
     /// Bytes of the key-offset cache; 0 turns it off.
     pub key_offset_cache_bytes: u64,
+    /// How many of the newest sealed memtables stay in the process. Default: none.
+    pub staying: StayingMemtables,
     /// Steps that a checker leaves out.
     pub sabotage: OwnerSabotage,
 }
@@ -76,6 +114,7 @@ impl Default for OwnerTerms {
             copies: 1,
             copy_queue_bytes: 64 << 20,
             key_offset_cache_bytes: 64 << 20,
+            staying: StayingMemtables::default(),
             sabotage: OwnerSabotage::default(),
         }
     }
@@ -85,5 +124,19 @@ impl OwnerTerms {
     /// Time after which the transfer of an image of `bytes` ends, even if it makes progress.
     pub(in crate::shard_owner) fn image(&self, bytes: u64) -> Duration {
         2 * self.patience + Duration::from_millis(bytes.saturating_mul(1000) / SLOWEST_BYTES)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn number_of_staying_memtables_is_a_number_or_auto() {
+        let of = |text: &str| text.parse::<StayingMemtables>().ok();
+        assert_eq!(of("auto"), Some(StayingMemtables::Auto));
+        assert_eq!(of("0"), Some(StayingMemtables::default()));
+        assert_eq!(of("16"), Some(StayingMemtables::Fixed(16)));
+        assert_eq!((of("17"), of("-1"), of("all"), of("")), (None, None, None, None));
     }
 }

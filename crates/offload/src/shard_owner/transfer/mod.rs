@@ -11,6 +11,17 @@
 //! progress for [`OwnerTerms::patience`](super::OwnerTerms::patience), and when the time for the
 //! whole image has passed.
 //!
+//! A transfer may begin with a grant in which the first records lie already, because they were
+//! written while the shard filled ([`Transfer::after`]). It asks for the grant again first, so the
+//! host keeps it. If the host names another grant, or finds other bytes, the whole image is
+//! written. A grant that the owner has lost track of is used for the whole image as well, if it is
+//! large enough: the refusal [`ShardWhy::HasGrant`] tells its bytes.
+//!
+//! Within a grant the records come first, and what precedes them in the image comes last
+//! ([`TransferOrder::records_at`]). The place of a record in the grant then does not depend on the
+//! length of the slab directory, which is known only at the seal. The pieces of the registration
+//! restore the order of the image.
+//!
 //! Invariants:
 //! 1. A failed transfer says whether the node may have a grant or the shard. If so, the caller
 //!    releases the name. A refusal proves that there is none. If a copy of the refused request
@@ -54,7 +65,20 @@ pub(super) struct TransferOrder {
     pub(super) shard: ShardName,
     pub(super) info: ShardInfo,
     pub(super) bytes: u64,
+    /// Bytes of the image that lie after all others in a grant: those before its records, or none
+    /// if the grant has the image in its own order.
+    pub(super) records_at: u64,
     pub(super) pieces: Vec<Piece>,
+}
+
+/// A grant with the first records of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct AheadGrant {
+    pub(super) grant: LandingGrant,
+    /// Bytes of the grant.
+    pub(super) bytes: u64,
+    /// Bytes of records that lie at its beginning.
+    pub(super) written: u64,
 }
 
 /// The next step of a transfer.
@@ -64,8 +88,14 @@ pub(super) enum TransferStep {
     Ask(ShardMessage),
     /// Send the message after a pause.
     AskLater(ShardMessage),
-    /// Write all pieces into the grant, and call [`Transfer::on_written`].
-    Write(LandingGrant),
+    /// Write all pieces into the grant, except for the bytes that lie at its beginning already, and
+    /// call [`Transfer::on_written`].
+    Write {
+        /// Room for the image.
+        grant: LandingGrant,
+        /// Bytes that lie there already.
+        written: u64,
+    },
     /// The node has the shard.
     Registered(ShardPlace),
     /// The transfer has failed.
@@ -107,11 +137,25 @@ pub(super) struct Transfer {
     end_ns: u64,
     /// Whether a request may have left a grant or the shard at the node.
     may_be_known: bool,
+    /// Whether the node may have the grant with the first records.
+    may_have_ahead: bool,
     rewrites: u32,
+    /// Bytes of the grant.
+    grant_bytes: u64,
+    /// Number of the grant with the first records, and their bytes.
+    ahead: Option<(u64, u64)>,
 }
 
-/// The pieces of an image, with their checksums.
-pub(super) fn pieces(image: &[u8]) -> Vec<Piece> {
+/// The pieces of an image, with their checksums. The bytes from `records_at` on lie at the
+/// beginning of the grant, and the others after them.
+pub(super) fn pieces(image: &[u8], records_at: u64) -> Vec<Piece> {
+    let (first, records) = image.split_at(records_at as usize);
+    let (at, len) = (records.len() as u64, first.len() as u64);
+    let first = (len > 0).then(|| Piece { at, len, sum: checksum::hash64(first) });
+    first.into_iter().chain(chunks(records)).collect()
+}
+
+fn chunks(image: &[u8]) -> Vec<Piece> {
     let least = (image.len() as u64).div_ceil(PIECES_MAX);
     let piece_bytes = PIECE_BYTES.max(least);
     let chunks = image.chunks(usize::try_from(piece_bytes).unwrap_or(usize::MAX));
@@ -126,6 +170,7 @@ pub(super) fn pieces(image: &[u8]) -> Vec<Piece> {
 impl Transfer {
     /// A transfer that ends without progress for `patience_ns`, and at `end_ns` at the latest.
     pub(super) fn new(order: TransferOrder, now_ns: u64, patience_ns: u64, end_ns: u64) -> Self {
+        let grant_bytes = order.bytes;
         Self {
             order,
             begin_ns: now_ns,
@@ -134,7 +179,20 @@ impl Transfer {
             until_ns: end_ns.min(now_ns + patience_ns),
             end_ns,
             may_be_known: false,
+            may_have_ahead: false,
             rewrites: 0,
+            grant_bytes,
+            ahead: None,
+        }
+    }
+
+    /// The same transfer with a grant that has the first records of the image.
+    pub(super) fn after(self, ahead: &AheadGrant) -> Self {
+        Self {
+            may_have_ahead: true,
+            grant_bytes: ahead.bytes,
+            ahead: Some((ahead.grant.number, ahead.written)),
+            ..self
         }
     }
 
@@ -150,8 +208,14 @@ impl Transfer {
 
     /// The failure of a transfer that the owner has stopped.
     pub(super) fn stopped(&self) -> TransferFailure {
-        let end = NotSent { may_be_known: self.may_be_known, ..NotSent::default() };
+        let may_be_known = self.may_be_known || self.may_have_ahead;
+        let end = NotSent { may_be_known, ..NotSent::default() };
         TransferFailure { end, refusal: None }
+    }
+
+    /// Bytes of records that were written ahead and are not written again.
+    pub(super) fn ahead_bytes(&self) -> u64 {
+        self.ahead.map_or(0, |(_, bytes)| bytes)
     }
 
     /// The first step.
@@ -161,10 +225,10 @@ impl Transfer {
 
     /// The request of the present state.
     fn message(&self) -> ShardMessage {
-        let TransferOrder { owner, shard, info, bytes, pieces } = &self.order;
+        let TransferOrder { owner, shard, info, pieces, .. } = &self.order;
         match self.stage {
             Stage::Landing | Stage::Writing(_) => {
-                ShardMessage::Land { owner: *owner, shard: *shard, bytes: *bytes }
+                ShardMessage::Land { owner: *owner, shard: *shard, bytes: self.grant_bytes }
             }
             Stage::Registering(grant) => ShardMessage::Register {
                 owner: *owner,
@@ -181,8 +245,15 @@ impl Transfer {
         self.until_ns = self.end_ns.min(now_ns + self.patience_ns);
     }
 
+    /// Writes what does not lie in the grant yet.
+    fn write(&mut self, grant: LandingGrant) -> TransferStep {
+        self.ahead = self.ahead.filter(|(number, _)| *number == grant.number);
+        TransferStep::Write { grant, written: self.ahead_bytes() }
+    }
+
     fn fail(&self, refusal: Option<ShardRefusal>, end: NotSent) -> TransferStep {
-        let end = NotSent { may_be_known: self.may_be_known || end.may_be_known, ..end };
+        let may_be_known = self.may_be_known || self.may_have_ahead || end.may_be_known;
+        let end = NotSent { may_be_known, ..end };
         TransferStep::Failed(TransferFailure { end, refusal })
     }
 
@@ -203,12 +274,12 @@ impl Transfer {
         };
         match (self.stage, answer) {
             (Stage::Landing, ShardMessage::Landing { grant, key, at, bytes, .. })
-                if *bytes == self.order.bytes =>
+                if *bytes == self.grant_bytes =>
             {
                 self.may_be_known = true;
                 let grant = LandingGrant { number: *grant, key: *key, at: *at };
                 self.move_to(now_ns, Stage::Writing(grant));
-                TransferStep::Write(grant)
+                self.write(grant)
             }
             (Stage::Registering(_), ShardMessage::Registered { place })
                 if place.bytes == self.order.bytes =>
@@ -232,11 +303,27 @@ impl Transfer {
             {
                 // A late write of an earlier transfer may have changed the bytes.
                 self.rewrites += 1;
+                self.ahead = None;
                 self.move_to(now_ns, Stage::Writing(grant));
-                return TransferStep::Write(grant);
+                return self.write(grant);
             }
-            (_, ShardWhy::Full) => end.left_bytes = Some(refusal.number),
-            (_, ShardWhy::TooLarge) => end.image_bytes_max = Some(refusal.number),
+            // The owner has lost track of a grant, for example of one of a request whose answer was
+            // lost. The registration checks all bytes, so the grant may have any.
+            (Stage::Landing, ShardWhy::HasGrant) if self.can_use(now_ns, refusal.number) => {
+                self.may_be_known = true;
+                self.ahead = None;
+                self.grant_bytes = refusal.number;
+                return TransferStep::Ask(self.message());
+            }
+            // A node looks for a grant of the shard before it looks for room.
+            (_, ShardWhy::Full) => {
+                self.may_have_ahead = false;
+                end.left_bytes = Some(refusal.number);
+            }
+            (_, ShardWhy::TooLarge) => {
+                self.may_have_ahead = false;
+                end.image_bytes_max = Some(refusal.number);
+            }
             // The node already knows the name from earlier requests.
             (_, ShardWhy::Retired | ShardWhy::HasGrant) => end.may_be_known = true,
             (_, ShardWhy::BadImage | ShardWhy::OtherRecords) => {
@@ -245,6 +332,11 @@ impl Transfer {
             _ => {}
         }
         self.fail(Some(refusal), end)
+    }
+
+    /// Whether the image may be written into another grant than the requested one, of `bytes`.
+    fn can_use(&self, now_ns: u64, bytes: u64) -> bool {
+        bytes >= self.order.bytes && bytes != self.grant_bytes && now_ns < self.until_ns
     }
 
     /// Takes the outcome of the writes: all pieces were placed, the node refused a write, or it did

@@ -17,7 +17,8 @@ fn order(image: &[u8]) -> TransferOrder {
         shard: ShardName { epoch: Epoch(1), memtable: 2, shard: 3 },
         info: ShardInfo::default(),
         bytes: image.len() as u64,
-        pieces: pieces(image),
+        records_at: 0,
+        pieces: pieces(image, 0),
     }
 }
 
@@ -46,7 +47,10 @@ fn registering() -> (Transfer, u64) {
     let mut transfer = Transfer::new(order(&image), 0, PATIENCE, END);
     assert!(matches!(transfer.begin(), TransferStep::Ask(ShardMessage::Land { .. })));
     let grant = LandingGrant { number: 17, key: key(), at: 640 };
-    assert_eq!(transfer.on_answer(1, Some(&landing(bytes))), TransferStep::Write(grant));
+    assert_eq!(
+        transfer.on_answer(1, Some(&landing(bytes))),
+        TransferStep::Write { grant, written: 0 }
+    );
     let step = transfer.on_written(2, Ok(()));
     let TransferStep::Ask(ShardMessage::Register { grant: 17, pieces, .. }) = step else {
         panic!("{step:?}");
@@ -66,14 +70,14 @@ fn failure(step: TransferStep) -> NotSent {
 fn pieces_are_the_image() {
     let image = image();
     let mut next = 0;
-    for piece in pieces(&image) {
+    for piece in pieces(&image, 0) {
         assert_eq!(piece.at, next);
         let bytes = &image[piece.at as usize..][..piece.len as usize];
         assert_eq!(piece.sum, checksum::hash64(bytes));
         next += piece.len;
     }
     assert_eq!(next, image.len() as u64);
-    assert_eq!(pieces(&image).len(), 5);
+    assert_eq!(pieces(&image, 0).len(), 5);
 }
 
 #[test]
@@ -131,7 +135,7 @@ fn transfer_that_always_moves_ends_as_well() {
         }
         tries += 1;
         assert!(tries < 20, "it ends after the time for the image");
-        assert!(matches!(transfer.on_answer(now_ns, Some(&granted)), TransferStep::Write(_)));
+        assert!(matches!(transfer.on_answer(now_ns, Some(&granted)), TransferStep::Write { .. }));
     }
     assert!((END..END + PATIENCE).contains(&now_ns), "{now_ns}");
 }
@@ -158,7 +162,7 @@ fn other_bytes_at_the_node_are_written_again_a_few_times() {
     let (mut transfer, _) = registering();
     for _ in 0..REWRITES_MAX {
         let step = transfer.on_answer(3, Some(&refused(ShardWhy::BadPiece, 0)));
-        assert!(matches!(step, TransferStep::Write(grant) if grant.number == 17), "{step:?}");
+        assert!(matches!(step, TransferStep::Write { written: 0, .. }), "{step:?}");
         assert!(matches!(transfer.on_written(4, Ok(())), TransferStep::Ask(_)));
     }
     assert!(failure(transfer.on_answer(5, Some(&refused(ShardWhy::BadPiece, 0)))).may_be_known);
@@ -172,7 +176,96 @@ fn write_without_an_outcome_asks_for_the_grant_again() {
     let step = transfer.on_written(2, Err(None));
     assert!(matches!(step, TransferStep::AskLater(ShardMessage::Land { .. })), "{step:?}");
     let step = transfer.on_answer(3, Some(&landing(image.len() as u64)));
-    assert!(matches!(step, TransferStep::Write(_)), "{step:?}");
+    assert!(matches!(step, TransferStep::Write { .. }), "{step:?}");
     let revoked = Some(Refusal::new(archipelago_fabric::Reason::Revoked));
     assert!(failure(transfer.on_written(4, Err(revoked))).may_be_known);
+}
+
+#[test]
+fn records_lie_first_in_the_grant_and_the_rest_after_them() {
+    let image = image();
+    let records_at = 4320;
+    let mut next = 0;
+    let all = pieces(&image, records_at);
+    for piece in &all {
+        // The place in the grant, and the place in the image.
+        let expected = (next + image.len() as u64 - records_at) % image.len() as u64;
+        assert_eq!(piece.at, expected);
+        assert_eq!(piece.sum, checksum::hash64(&image[next as usize..][..piece.len as usize]));
+        next += piece.len;
+    }
+    assert_eq!((next, all.len()), (image.len() as u64, 6));
+}
+
+/// A transfer whose first 1000 bytes of records lie in grant 17 of 6,000,000 bytes.
+fn after_ahead() -> (Transfer, LandingGrant) {
+    let grant = LandingGrant { number: 17, key: key(), at: 640 };
+    let ahead = AheadGrant { grant, bytes: 6_000_000, written: 1000 };
+    (Transfer::new(order(&image()), 0, PATIENCE, END).after(&ahead), grant)
+}
+
+#[test]
+fn records_that_were_written_ahead_are_not_written_again() {
+    let (mut transfer, grant) = after_ahead();
+    let step = transfer.begin();
+    assert!(matches!(step, TransferStep::Ask(ShardMessage::Land { bytes: 6_000_000, .. })));
+    let step = transfer.on_answer(1, Some(&landing(6_000_000)));
+    assert_eq!(step, TransferStep::Write { grant, written: 1000 });
+    let step = transfer.on_written(2, Ok(()));
+    assert!(matches!(step, TransferStep::Ask(ShardMessage::Register { grant: 17, .. })));
+    // The node has found other bytes than those of the image.
+    let step = transfer.on_answer(3, Some(&refused(ShardWhy::BadPiece, 0)));
+    assert_eq!(step, TransferStep::Write { grant, written: 0 });
+}
+
+#[test]
+fn another_grant_has_none_of_the_records() {
+    let (mut transfer, _) = after_ahead();
+    let other = match landing(6_000_000) {
+        ShardMessage::Landing { key, at, bytes, credit_bytes, share, .. } => {
+            ShardMessage::Landing { grant: 18, key, at, bytes, credit_bytes, share }
+        }
+        other => other,
+    };
+    let step = transfer.on_answer(1, Some(&other));
+    assert!(matches!(step, TransferStep::Write { written: 0, .. }), "{step:?}");
+    assert_eq!(transfer.ahead_bytes(), 0);
+    // A refusal for lack of room proves that the first grant has ended.
+    for why in [ShardWhy::Full, ShardWhy::TooLarge] {
+        let (mut transfer, _) = after_ahead();
+        assert!(transfer.stopped().end.may_be_known);
+        let step = transfer.on_answer(1, Some(&refused(why, 9)));
+        assert!(!failure(step).may_be_known);
+        let (mut transfer, _) = after_ahead();
+        transfer.on_answer(1, None);
+        let step = transfer.on_answer(2, Some(&refused(why, 9)));
+        assert!(failure(step).may_be_known, "the first request may arrive late");
+    }
+}
+
+#[test]
+fn grant_that_the_owner_has_lost_track_of_is_used() {
+    let bytes = image().len() as u64;
+    let has_grant = |bytes| refused(ShardWhy::HasGrant, bytes);
+    let mut transfer = Transfer::new(order(&image()), 0, PATIENCE, END);
+    let step = transfer.on_answer(1, Some(&has_grant(bytes + 5)));
+    let TransferStep::Ask(ShardMessage::Land { bytes: asked, .. }) = step else {
+        panic!("{step:?}");
+    };
+    assert_eq!(asked, bytes + 5);
+    let step = transfer.on_answer(2, Some(&landing(bytes + 5)));
+    assert!(matches!(step, TransferStep::Write { written: 0, .. }), "{step:?}");
+    let step = transfer.on_written(3, Ok(()));
+    assert!(matches!(step, TransferStep::Ask(ShardMessage::Register { grant: 17, .. })));
+    // A smaller one must be released, and so must one that the node does not give.
+    for granted in [bytes - 1, bytes] {
+        let mut transfer = Transfer::new(order(&image()), 0, PATIENCE, END);
+        assert!(failure(transfer.on_answer(1, Some(&has_grant(granted)))).may_be_known);
+    }
+    // The records of another grant are written again.
+    let (mut transfer, _) = after_ahead();
+    let step = transfer.on_answer(1, Some(&has_grant(bytes)));
+    assert!(matches!(step, TransferStep::Ask(ShardMessage::Land { .. })), "{step:?}");
+    let step = transfer.on_answer(2, Some(&landing(bytes)));
+    assert!(matches!(step, TransferStep::Write { written: 0, .. }), "{step:?}");
 }

@@ -18,8 +18,8 @@ use crate::job::Payload;
 pub(super) const READS: [u8; 3] = [5, 6, 7];
 
 /// Codes of the messages about an owner and its names, which take no time at the host: begin,
-/// release, list, adopt, purge, accounts and drain.
-pub(super) const NOTICES: [u8; 7] = [1, 4, 8, 9, 10, 11, 12];
+/// release, list, adopt, purge, accounts, drain and give back.
+pub(super) const NOTICES: [u8; 8] = [1, 4, 8, 9, 10, 11, 12, 13];
 
 wire_messages! {
     /// A message between an owner and a shard host (O³-LSM §4.2 and §4.5).
@@ -36,7 +36,8 @@ wire_messages! {
         /// of what others leave.
         guaranteed_bytes: u64,
     }
-    /// Owner → host: give room for the whole image of a shard. A shard has one grant at a time.
+    /// Owner → host: give room for the whole image of a shard, which may still be growing. A shard
+    /// has one grant at a time.
     Land = 2 {
         /// Owner of the shard.
         owner: OwnerStamp,
@@ -149,6 +150,16 @@ wire_messages! {
         /// Whether the shards are to leave.
         is_draining: bool,
     }
+    /// Owner → host: this grant of a shard is void. The shard may get another grant, unlike after a
+    /// release. Nothing happens if the shard has no such grant, or if its image is being copied.
+    GiveBack = 13 {
+        /// Owner of the shard.
+        owner: OwnerStamp,
+        /// Shard of the owner's epoch.
+        shard: ShardName,
+        /// Number of the grant.
+        grant: u64,
+    }
     /// Host → owner: answer to [`ShardMessage::Begin`].
     Begun = 32 {
         /// Life of the node. A node in another life has none of the shards.
@@ -182,10 +193,10 @@ wire_messages! {
         /// Place of the image.
         place: ShardPlace,
     }
-    /// Host → owner: answer to [`ShardMessage::Release`], [`ShardMessage::Adopt`] and
-    /// [`ShardMessage::Purge`].
+    /// Host → owner: answer to [`ShardMessage::Release`], [`ShardMessage::Adopt`],
+    /// [`ShardMessage::Purge`] and [`ShardMessage::GiveBack`].
     Done = 35 {
-        /// Number of shards that the request changed.
+        /// Number of shards that the request changed, or of grants that it has ended.
         shards: u32,
         /// Memory that the database has, and may have.
         share: NodeShare,

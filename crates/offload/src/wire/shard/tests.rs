@@ -143,17 +143,17 @@ fn changes() -> Vec<Golden> {
     vec![
         (
             ShardMessage::Begin { owner, landing_bytes: 0x1000, guaranteed_bytes: 0x5000 },
-            "7501",
+            "7601",
             vec![word("0010"), word("0050")],
         ),
         (
             ShardMessage::Land { owner, shard, bytes: 0x2000 },
-            "7502",
+            "7602",
             vec![name_bytes(), word("0020")],
         ),
         (
             ShardMessage::Register { owner, shard, grant: 11, info: info(), pieces: vec![piece] },
-            "7503",
+            "7603",
             vec![
                 name_bytes(),
                 word("0b"),
@@ -166,12 +166,17 @@ fn changes() -> Vec<Golden> {
         ),
         (
             ShardMessage::Release { owner, shards: shards.clone(), oldest: 3 },
-            "7504",
+            "7604",
             vec![names(), word("03")],
         ),
-        (ShardMessage::List { owner, after: Some(shard) }, "7508", vec!["01".into(), name_bytes()]),
-        (ShardMessage::Adopt { owner, shards }, "7509", vec![names()]),
-        (ShardMessage::Purge { owner }, "750a", Vec::new()),
+        (ShardMessage::List { owner, after: Some(shard) }, "7608", vec!["01".into(), name_bytes()]),
+        (ShardMessage::Adopt { owner, shards }, "7609", vec![names()]),
+        (ShardMessage::Purge { owner }, "760a", Vec::new()),
+        (
+            ShardMessage::GiveBack { owner, shard, grant: 11 },
+            "760d",
+            vec![name_bytes(), word("0b")],
+        ),
     ]
 }
 
@@ -191,7 +196,7 @@ fn searches() -> Vec<Golden> {
                 inline_max,
                 wants_place: true,
             },
-            "7505",
+            "7605",
             vec![names(), "016b".into(), word("04"), word("09"), half("0002"), "01".into()],
         ),
         (
@@ -203,7 +208,7 @@ fn searches() -> Vec<Golden> {
                 inline_max,
                 wants_place: false,
             },
-            "7506",
+            "7606",
             vec![
                 names(),
                 "01".into(),
@@ -228,7 +233,7 @@ fn searches() -> Vec<Golden> {
                 bytes_max: 0x100,
                 inline_max,
             },
-            "7507",
+            "7607",
             vec![
                 names(),
                 "016101016d".into(),
@@ -267,32 +272,32 @@ fn answers() -> Vec<Golden> {
     };
     let refusal = ShardRefusal::at(ShardWhy::Full, 12).of(name());
     vec![
-        (begun, "7520", vec![word("09"), word("0010"), word("0008"), share_bytes(), half("02")]),
+        (begun, "7620", vec![word("09"), word("0010"), word("0008"), share_bytes(), half("02")]),
         (
             landing,
-            "7521",
+            "7621",
             vec![word("0b"), place_of_key, word("40"), word("30"), word("90"), share_bytes()],
         ),
-        (ShardMessage::Registered { place: place() }, "7522", vec![place_bytes()]),
-        (ShardMessage::Done { shards: 3, share: share() }, "7523", vec![half("03"), share_bytes()]),
+        (ShardMessage::Registered { place: place() }, "7622", vec![place_bytes()]),
+        (ShardMessage::Done { shards: 3, share: share() }, "7623", vec![half("03"), share_bytes()]),
         (
             ShardMessage::Versions { found: found.clone() },
-            "7524",
+            "7624",
             vec!["01".into(), inline_bytes(), "01".into(), word("05")],
         ),
         (
             ShardMessage::Versions { found: whole },
-            "7524",
+            "7624",
             vec!["01".into(), placed_bytes(), "00".into()],
         ),
         (
             ShardMessage::ManyVersions { found: vec![found, KeyVersions::default()] },
-            "7525",
+            "7625",
             vec!["02".into(), "01".into(), inline_bytes(), "01".into(), word("05"), "0000".into()],
         ),
         (
             ShardMessage::Page { records: vec![record], end: PageEnd::At(resume()) },
-            "7526",
+            "7626",
             vec![
                 "01".into(),
                 "016b".into(),
@@ -304,12 +309,12 @@ fn answers() -> Vec<Golden> {
         ),
         (
             ShardMessage::Listed { shards: vec![listed], more: true },
-            "7527",
+            "7627",
             vec!["01".into(), name_bytes(), info_bytes(), place_bytes(), "01".into()],
         ),
         (
             ShardMessage::Refused { refusal },
-            "7528",
+            "7628",
             vec!["02".into(), word("0c"), "01".into(), name_bytes()],
         ),
     ]
@@ -320,7 +325,7 @@ fn accounted() -> Golden {
     let databases = vec![account()];
     let (limit_bytes, is_draining, image_bytes) = (0x7000, true, 0x900);
     let message = ShardMessage::Accounted { limit_bytes, is_draining, image_bytes, databases };
-    (message, "7529", vec![word("0070"), "01".into(), word("0009"), "01".into(), account_bytes()])
+    (message, "7629", vec![word("0070"), "01".into(), word("0009"), "01".into(), account_bytes()])
 }
 
 fn samples() -> Vec<ShardMessage> {
@@ -349,9 +354,9 @@ fn requests_have_golden_bytes() {
 
 #[test]
 fn messages_of_an_operator_have_golden_bytes() {
-    assert_eq!(hex(&ShardMessage::Accounts {}.encode()), "750b");
-    assert_eq!(hex(&ShardMessage::Drain { is_draining: true }.encode()), "750c01");
-    assert_eq!(hex(&ShardMessage::Drain { is_draining: false }.encode()), "750c00");
+    assert_eq!(hex(&ShardMessage::Accounts {}.encode()), "760b");
+    assert_eq!(hex(&ShardMessage::Drain { is_draining: true }.encode()), "760c01");
+    assert_eq!(hex(&ShardMessage::Drain { is_draining: false }.encode()), "760c00");
 }
 
 #[test]
@@ -393,7 +398,8 @@ fn damaged_messages_are_refused_or_read_as_others() {
 #[test]
 fn searches_and_notices_are_told_apart() {
     for message in samples() {
-        let notices = ["Begin", "Release", "List", "Adopt", "Purge", "Accounts", "Drain"];
+        let notices =
+            ["Begin", "Release", "List", "Adopt", "Purge", "Accounts", "Drain", "GiveBack"];
         let notices = notices.contains(&message.name());
         assert_eq!(is_shard_notice(&message.encode()), notices, "{}", message.name());
         let searches = ["Get", "MultiGet", "Scan"].contains(&message.name());
@@ -404,7 +410,7 @@ fn searches_and_notices_are_told_apart() {
 
 #[test]
 fn first_byte_tells_shards_from_other_protocols() {
-    assert_eq!(SHARD_VERSION, 0x75);
+    assert_eq!(SHARD_VERSION, 0x76);
     // First bytes of the pool, of storage nodes, of jobs, of FlexKV, and of no protocol.
     for first in [0x03, 0x41, 0x61, 0x81, 0xf1] {
         assert!(!is_shard_message(&[first, 1]), "{first:#x}");

@@ -269,10 +269,15 @@ fn table_cache(
     let refused = (!components.flat_index).then_some(BlockKind::Flat);
     let shares = MemoryShares { budget_bytes: budget.limit_bytes() };
     shares.log_lowered(options);
+    let cache_bytes = shares.cache_bytes(options.block_cache_bytes);
+    let cache = BlockCache::refusing(refused, cache_bytes, budget);
+    if components.shard_store.is_some() {
+        cache.measure(&components.clock);
+    }
     let tables = TableCache::new(
         Arc::clone(&components.fs),
         dir.to_owned(),
-        BlockCache::refusing(refused, shares.cache_bytes(options.block_cache_bytes), budget),
+        cache,
         Arc::clone(budget),
         options.table_readers_max,
         options.direct_reads,

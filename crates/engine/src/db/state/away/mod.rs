@@ -29,9 +29,10 @@
 mod copy;
 mod remainder;
 mod shard;
+mod stay_figures;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -48,6 +49,7 @@ pub(crate) use copy::ShardCopy;
 pub(crate) use remainder::Remainder;
 pub(crate) use shard::AwayShard;
 use shard::ShardNews;
+pub(crate) use stay_figures::{AGES, ReadTotals, StayAverages, StayFigures};
 
 /// Pause of sends after an image for which no node had room.
 const NO_ROOM_PAUSE: Duration = Duration::from_secs(1);
@@ -82,8 +84,14 @@ pub(crate) struct StoreLink {
     is_open: AtomicBool,
     /// Whether the store is closed for good.
     is_closed: AtomicBool,
-    /// Whether a caller waits for background work, so that sends hurry.
+    /// Whether a caller waits for background work, or memory is short, so that sends hurry.
     is_hurried: AtomicBool,
+    stay_figures: StayFigures,
+    /// Number of the newest sealed memtables of each family that stay in memory, as the store wants
+    /// it.
+    staying: AtomicUsize,
+    /// The number that stays now. It is 0 while memory is short.
+    staying_now: AtomicUsize,
 }
 
 /// The state that the lock of a link guards.
@@ -170,6 +178,9 @@ impl StoreLink {
             is_open: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
             is_hurried: AtomicBool::new(false),
+            stay_figures: StayFigures::default(),
+            staying: AtomicUsize::new(0),
+            staying_now: AtomicUsize::new(0),
         })
     }
 
@@ -198,6 +209,8 @@ impl StoreLink {
         let weak: Weak<Self> = Arc::downgrade(self);
         self.store().purge();
         self.store().watch(weak as Weak<dyn StoreWatcher>);
+        self.set_staying(self.store().staying(None));
+        self.set_staying_now(self.staying());
         let unreleased = {
             let mut registry = self.registry.lock();
             self.is_open.store(true, Ordering::Release);
@@ -229,7 +242,32 @@ impl StoreLink {
         self.registry.lock().loads.insert(family, load);
     }
 
-    /// Notes whether a caller waits for background work.
+    /// Measured reads of sealed memtables.
+    #[inline]
+    pub(crate) fn stay_figures(&self) -> &StayFigures {
+        &self.stay_figures
+    }
+
+    /// Number of the newest sealed memtables of each family that the store wants to stay.
+    pub(crate) fn staying(&self) -> usize {
+        self.staying.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_staying(&self, count: usize) {
+        self.staying.store(count.min(AGES), Ordering::Relaxed);
+    }
+
+    /// Number of the newest sealed memtables of each family that stay now.
+    pub(crate) fn staying_now(&self) -> usize {
+        self.staying_now.load(Ordering::Relaxed)
+    }
+
+    /// Sets the number of memtables that stay now. Returns the number before.
+    pub(crate) fn set_staying_now(&self, count: usize) -> usize {
+        self.staying_now.swap(count, Ordering::Relaxed)
+    }
+
+    /// Notes whether a caller waits for background work, or memory is short.
     pub(crate) fn note_hurry(&self, is_hurried: bool) {
         self.is_hurried.store(is_hurried, Ordering::Relaxed);
     }
@@ -254,7 +292,7 @@ impl StoreLink {
     }
 
     /// The families whose shards must not leave and whose sealed memtables are all due for a flush.
-    pub(crate) fn staying(&self) -> Vec<CfId> {
+    pub(crate) fn wholly_due(&self) -> Vec<CfId> {
         self.registry.lock().stays.keys().copied().collect()
     }
 
@@ -444,5 +482,11 @@ impl StoreWatcher for StoreLink {
             space_bytes: sum.space_bytes.min(load.space_bytes),
             fill_bytes_per_s: sum.fill_bytes_per_s.max(load.fill_bytes_per_s),
         })
+    }
+
+    fn fill_bytes_per_s(&self) -> u64 {
+        let registry = self.registry.lock();
+        let fills = registry.loads.values().map(|load| load.fill_bytes_per_s);
+        fills.fold(0, u64::saturating_add)
     }
 }

@@ -658,3 +658,21 @@ fn databases_are_bounded() {
     host.core.on_timer(&mut host.memory);
     assert!(matches!(host.begin(stamp(3)), ShardMessage::Begun { .. }));
 }
+
+#[test]
+fn grant_that_is_given_back_leaves_the_name_usable() {
+    let mut host = Host::begun();
+    let grant = host.granted(name(1), 1000);
+    let give_back = |grant| ShardMessage::GiveBack { owner: owner(1), shard: name(1), grant };
+    assert_eq!(host.tell(&give_back(grant + 1)), done(0), "another grant");
+    assert_eq!(host.tell(&give_back(grant)), done(1));
+    assert_eq!(why(&host.tell(&register(name(1), grant))), Some(ShardWhy::UnknownGrant));
+    let next = host.granted(name(1), image_bytes().len() as u64);
+    assert_eq!(host.tell(&give_back(grant)), done(0), "a late message");
+    let order = host.order(&register(name(1), next));
+    assert_eq!(host.tell(&give_back(next)), done(0), "its image is being copied");
+    assert!(matches!(host.copied(order), ShardMessage::Registered { .. }));
+    let figures = host.core.figures(&host.memory);
+    assert_eq!((figures.shards, figures.grants, figures.counters.given_back), (1, 0, 1));
+    host.check();
+}

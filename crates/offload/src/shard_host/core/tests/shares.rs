@@ -111,6 +111,29 @@ fn lender_gets_its_guarantee_back_when_the_borrower_has_flushed() {
 }
 
 #[test]
+fn grant_that_a_borrower_gives_back_frees_its_arena() {
+    let mut host = Host::new();
+    host.begin_with(BUSY, 0);
+    host.begin_with(QUIET, 0);
+    let (owner, shard) = (of(BUSY), name(100));
+    let grant = match host.tell(&ShardMessage::Land { owner, shard, bytes: IMAGE }) {
+        ShardMessage::Landing { grant, .. } => grant,
+        other => panic!("{other:?}"),
+    };
+    host.fill(BUSY, 1);
+    assert!(!host.send(QUIET, 1), "the borrower has the memory");
+    // Only the grant is left in its arena, which has room for four images.
+    for memtable in 1..=3 {
+        host.drop_shard(BUSY, memtable);
+    }
+    let before = host.core.figures(&host.memory).region_bytes;
+    let give_back = ShardMessage::GiveBack { owner, shard, grant };
+    assert_eq!(host.tell(&give_back), done(1));
+    assert_eq!(before - host.core.figures(&host.memory).region_bytes, 16 << 10);
+    host.check();
+}
+
+#[test]
 fn what_comes_free_is_kept_for_a_guarantee() {
     let mut host = Host::new();
     let other = 3;

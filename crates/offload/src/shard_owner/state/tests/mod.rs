@@ -1,3 +1,5 @@
+mod ahead;
+
 use archipelago_base::SeqNo;
 use archipelago_engine::stall::away_excess_bytes;
 use archipelago_fabric::{RegionId, Rights};

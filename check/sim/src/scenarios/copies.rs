@@ -471,11 +471,7 @@ impl World {
                 ("shards lost", self.counted.lost),
             ]),
             notes: self.simulation.notes(),
-            trace: Trace {
-                hash: self.simulation.trace_hash(),
-                events: self.simulation.events(),
-                virtual_ns: self.simulation.now_ns(),
-            },
+            trace: Trace::of(&self.simulation),
         }
     }
 }

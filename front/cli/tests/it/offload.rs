@@ -33,13 +33,24 @@ fn executor(manager: &str, share: &Path) -> Process {
 
 /// Serves `dir` with small memtables. Returns the process and its address for Redis clients.
 fn serve(dir: &Path, manager: &str) -> (Process, String) {
-    let config = dir.parent().unwrap().join("settings.toml");
     let settings = "[families.default]\nwrite_buffer_bytes = 65536\ntarget_file_bytes = 65536\n\
                     value_separation_bytes = 0\n";
+    serve_with(dir, manager, "compactions", settings)
+}
+
+/// Serves `dir` in an offload mode with these settings. Returns the process and its address for
+/// Redis clients.
+pub(crate) fn serve_with(
+    dir: &Path,
+    manager: &str,
+    mode: &str,
+    settings: &str,
+) -> (Process, String) {
+    let config = dir.parent().unwrap().join("settings.toml");
     write(&config, settings);
     let mut process = Process::start(
         archipelago()
-            .args(["serve", "--listen", "127.0.0.1:0", "--offload-mode", "compactions"])
+            .args(["serve", "--listen", "127.0.0.1:0", "--offload-mode", mode])
             .args(["--manager", manager, "--dir"])
             .arg(dir)
             .arg("--config")

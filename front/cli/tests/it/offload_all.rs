@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use crate::cluster::{Process, until};
-use crate::offload::{check, figure, load, manager, value, write};
+use crate::offload::{check, figure, load, manager, serve_with, value};
 use crate::store::Redis;
 use crate::{archipelago, db, text};
 
@@ -35,21 +35,9 @@ fn executor(manager: &str, share: &Path) -> Process {
 
 /// Serves `dir` with small memtables.
 fn serve(dir: &Path, manager: &str, mode: &str) -> (Process, Redis) {
-    let config = dir.parent().unwrap().join("settings.toml");
     let settings = "[families.default]\nwrite_buffer_bytes = 131072\ntarget_file_bytes = 131072\n\
                     value_separation_bytes = 0\n";
-    write(&config, settings);
-    let mut process = Process::start(
-        archipelago()
-            .args(["serve", "--listen", "127.0.0.1:0", "--manager", manager])
-            .args(["--offload-mode", mode, "--dir"])
-            .arg(dir)
-            .arg("--config")
-            .arg(&config),
-    );
-    let said = process.line();
-    assert!(said.starts_with("Archipelago serves "), "{said}");
-    let address = said.rsplit(' ').next().unwrap().to_owned();
+    let (process, address) = serve_with(dir, manager, mode, settings);
     (process, Redis::connect(&address).unwrap())
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use rustix::process::Signal;
 
 use crate::cluster::{Process, until};
-use crate::offload::{load, manager, write};
+use crate::offload::{load, manager, serve_with};
 use crate::store::Redis;
 use crate::{archipelago, text};
 
@@ -32,23 +32,11 @@ fn executor(manager: &str, share: &Path) -> Process {
 /// Serves `dir` with small memtables, and with a rate limit that keeps each compaction in its
 /// executor for seconds.
 fn serve(dir: &Path, manager: &str) -> (Process, Redis) {
-    let config = dir.parent().unwrap().join("settings.toml");
     let settings = "[database]\nrate_limit_bytes_per_s = 131072\n\n[families.default]\n\
                     write_buffer_bytes = 65536\ntarget_file_bytes = 65536\n\
                     value_separation_bytes = 0\ncompression = \"none\"\n\
                     compression_last = \"none\"\n";
-    write(&config, settings);
-    let mut process = Process::start(
-        archipelago()
-            .args(["serve", "--listen", "127.0.0.1:0", "--offload-mode", "compactions"])
-            .args(["--manager", manager, "--dir"])
-            .arg(dir)
-            .arg("--config")
-            .arg(&config),
-    );
-    let said = process.line();
-    assert!(said.starts_with("Archipelago serves "), "{said}");
-    let address = said.rsplit(' ').next().unwrap().to_owned();
+    let (process, address) = serve_with(dir, manager, "compactions", settings);
     (process, Redis::connect(&address).unwrap())
 }
 

@@ -22,9 +22,10 @@
 //! 1. Memtables that stay make no writer wait. They take nothing of the space that the limit on
 //!    memtables gives (`Family::stay_allowance`), and are no backlog of stall decisions.
 //! 2. A memtable that has ceased to stay is late by the transfers of those before it. The allowance
-//!    therefore falls as these memtables leave ([`allowance`]). So a family never has fewer free
-//!    memtables than without staying ones. While memory is short, the allowance also falls by one
-//!    for each window of measurements, because the budget then slows writers in any case.
+//!    therefore falls as these memtables leave ([`allowance`]). So a family has no fewer free
+//!    memtables than without staying ones. There is one exception: while memory is short, the
+//!    allowance also falls by one for each window of measurements, because the budget then slows
+//!    writers in any case.
 //! 3. If memory is short, staying memtables leave immediately and at full speed, the oldest first.
 //!    Memory is short if the cache cannot give back what the next memtable will need, or if the
 //!    budget is spent to nineteen twentieths. It ceases to be short when the next two memtables fit

@@ -75,7 +75,7 @@ impl OwnerState {
         if now_ns < self.ahead_rest_ns {
             return None;
         }
-        let used: u64 = self.obeying().map(NodeState::used_bytes).sum();
+        let used = self.used_bytes();
         if used.saturating_add(self.ahead_bytes()).saturating_add(bytes) > self.terms.bytes_max {
             return None;
         }

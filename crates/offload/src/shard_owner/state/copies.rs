@@ -81,7 +81,7 @@ impl OwnerState {
         if id.memtable < self.oldest {
             return Pick::NoRoom("the shard is not needed much longer");
         }
-        let used: u64 = self.obeying().map(NodeState::used_bytes).sum();
+        let used = self.used_bytes();
         if used.saturating_add(bytes) > self.terms.bytes_max {
             return Pick::NoRoom("the database has its limit of bytes at memory nodes");
         }
@@ -206,7 +206,7 @@ impl OwnerState {
             let has_room = state.can_have(id, bytes) && missing <= spare.saturating_add(coming);
             (has_room && state.answers()).then_some((missing, *node))
         };
-        let used: u64 = self.obeying().map(NodeState::used_bytes).sum();
+        let used = self.used_bytes();
         let released: u64 = self.obeying().map(|state| state.shards.released_bytes()).sum();
         let over = (used - released).saturating_add(bytes).saturating_sub(self.terms.bytes_max);
         let Some((missing, node)) = self.nodes.iter().filter_map(room).min() else { return false };

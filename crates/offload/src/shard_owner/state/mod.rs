@@ -485,7 +485,7 @@ impl OwnerState {
         if id.memtable < self.oldest || self.places.contains(id) {
             return Pick::NoRoom("the shard has been sent or released before");
         }
-        let used: u64 = self.obeying().map(NodeState::used_bytes).sum();
+        let used = self.used_bytes();
         if used.saturating_add(bytes) > self.terms.bytes_max {
             let second_bytes = self.places.spare_bytes() + self.coming_bytes(|_| true);
             let first_bytes = used.saturating_sub(second_bytes);
@@ -665,6 +665,11 @@ impl OwnerState {
     /// The nodes that execute requests of this owner, as far as is known.
     fn obeying(&self) -> impl Iterator<Item = &NodeState> {
         self.nodes.values().filter(|node| node.obeys())
+    }
+
+    /// Bytes of images that these nodes hold and that are being sent to them.
+    fn used_bytes(&self) -> u64 {
+        self.obeying().map(NodeState::used_bytes).sum()
     }
 
     pub(super) fn room(&self, now_ns: u64) -> StoreRoom {

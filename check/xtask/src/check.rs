@@ -2,14 +2,16 @@
 //!
 //! The cheap steps run first. The checks of sources and pages (`source_checks.rs`) take a few
 //! seconds, so all of them run and report before the first failure ends the command. A cargo step
-//! that fails ends the command immediately. The output of cargo and of the tests goes straight to
-//! the terminal.
+//! that fails ends the command immediately. The output of cargo and of the tests goes to the
+//! terminal as it comes, and the end repeats the failures of the tests.
 
+use std::io::{self, BufRead, BufReader};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::cargo_env::as_from_shell;
+use crate::failures::Failures;
 use crate::source_checks::{CHECKS, Project};
 use crate::workspace::Workspace;
 
@@ -73,7 +75,7 @@ const BUILDING: &[CargoStep] = &[
         name: "tests",
         args: &["test", "--locked", "--workspace", "--no-fail-fast"],
         env: &[],
-        hint: "the names of the failed tests stand above; `cargo test -p CRATE NAME` runs one",
+        hint: "the failed tests stand at the end; `cargo test -p CRATE NAME` runs one",
         slow: true,
     },
     CargoStep {
@@ -189,7 +191,7 @@ const OVER_ROCKSDB: &str = "RocksDB over tiers";
 fn has_header(compiler: &str, language: &str, header: &str) -> bool {
     let mut command = Command::new(compiler);
     command.args(["-x", language, "-fsyntax-only", "-include", header, "/dev/null"]);
-    command.stderr(std::process::Stdio::null());
+    command.stderr(Stdio::null());
     command.status().is_ok_and(|status| status.success())
 }
 
@@ -197,19 +199,19 @@ fn has_header(compiler: &str, language: &str, header: &str) -> bool {
 pub(crate) fn run(steps: Steps) -> Result<(), String> {
     let workspace = Workspace::load()?;
     let root = workspace.root.clone();
-    let mut times = Times::default();
+    let mut log = Log::default();
     let mut failed: Vec<&str> = Vec::new();
 
     let sources_only = matches!(steps, Steps::Sources | Steps::Bless);
-    if !sources_only && run_cargo(&root, &FORMAT, &mut times).is_err() {
+    if !sources_only && run_cargo(&root, &FORMAT, &mut log).is_err() {
         failed.push(FORMAT.name);
     }
-    failed.extend(check_sources(workspace, steps == Steps::Bless, &mut times)?);
+    failed.extend(check_sources(workspace, steps == Steps::Bless, &mut log.times)?);
     let mut skipped = Vec::new();
     if !sources_only {
-        skipped = build(&root, steps, &mut times, &mut failed);
+        skipped = build(&root, steps, &mut log, &mut failed);
     }
-    times.print();
+    log.times.print();
     for message in skipped {
         println!("check: SKIPPED: {message}");
     }
@@ -217,25 +219,26 @@ pub(crate) fn run(steps: Steps) -> Result<(), String> {
         println!("check: all passed");
         return Ok(());
     }
+    log.failures.into_lines().iter().for_each(|line| println!("{line}"));
     Err(format!("check: FAILED: {}", failed.join(", ")))
 }
 
 /// Runs the steps that build the workspace, unless a step failed before. Returns the names of
 /// skipped parts.
-fn build(root: &Path, steps: Steps, times: &mut Times, failed: &mut Vec<&str>) -> Vec<String> {
+fn build(root: &Path, steps: Steps, log: &mut Log, failed: &mut Vec<&str>) -> Vec<String> {
     let fast = steps == Steps::Fast;
     let libfabric = has_header("cc", "c", "rdma/fabric.h");
     let rocksdb = has_header("c++", "c++", "rocksdb/db.h");
     if failed.is_empty() {
         let ofi = OVER_LIBFABRIC.iter().filter(|_| libfabric);
         for step in BUILDING.iter().chain(ofi).filter(|step| !(fast && step.slow)) {
-            if run_cargo(root, step, times).is_err() {
+            if run_cargo(root, step, log).is_err() {
                 failed.push(step.name);
                 break;
             }
         }
     }
-    if failed.is_empty() && rocksdb && !fast && check_rocksdb(root, times).is_err() {
+    if failed.is_empty() && rocksdb && !fast && check_rocksdb(root, &mut log.times).is_err() {
         failed.push(OVER_ROCKSDB);
     }
     let mut skipped = Vec::new();
@@ -288,11 +291,33 @@ fn outcome(findings: usize) -> String {
     }
 }
 
-fn run_cargo(root: &Path, step: &CargoStep, times: &mut Times) -> Result<(), ()> {
+fn run_cargo(root: &Path, step: &CargoStep, log: &mut Log) -> Result<(), ()> {
     println!("==> {}: cargo {}", step.name, step.args.join(" "));
     let mut command = Command::new(env!("CARGO"));
     command.args(step.args).envs(step.env.iter().copied()).current_dir(root);
-    run_command(step.name, step.hint, &mut command, times)
+    as_from_shell(&mut command);
+    let (took, status) = timed(|| match step.args.first() {
+        Some(&"test") => run_watched(&mut command, &mut log.failures),
+        _ => command.status(),
+    });
+    log.times.add(step.name, took);
+    conclude(step.name, step.hint, took, status)
+}
+
+/// Runs a command, prints its output as it comes, and looks for failures in it. Returns when all
+/// processes that inherited the output have ended.
+fn run_watched(command: &mut Command, failures: &mut Failures) -> io::Result<ExitStatus> {
+    let mut child = command.stdout(Stdio::piped()).spawn()?;
+    if let Some(output) = child.stdout.take() {
+        // A test may print bytes that are not UTF-8.
+        for line in BufReader::new(output).split(b'\n') {
+            let line = line?;
+            let line = String::from_utf8_lossy(&line);
+            println!("{line}");
+            failures.read_line(&line);
+        }
+    }
+    child.wait()
 }
 
 /// Builds the plugin against the installed RocksDB and runs RocksDB over tiers.
@@ -301,22 +326,18 @@ fn check_rocksdb(root: &Path, times: &mut Times) -> Result<(), ()> {
     println!("==> {OVER_ROCKSDB}: make {}", args.join(" "));
     let mut command = Command::new("make");
     command.args(args).current_dir(root);
-    run_command(
-        OVER_ROCKSDB,
-        "mend what the compiler or the program says above",
-        &mut command,
-        times,
-    )
+    let (took, status) = timed(|| as_from_shell(&mut command).status());
+    times.add(OVER_ROCKSDB, took);
+    conclude(OVER_ROCKSDB, "mend what the compiler or the program says above", took, status)
 }
 
-fn run_command(
-    name: &'static str,
+/// Prints how a step ended.
+fn conclude(
+    name: &str,
     hint: &str,
-    command: &mut Command,
-    times: &mut Times,
+    took: Duration,
+    status: io::Result<ExitStatus>,
 ) -> Result<(), ()> {
-    let (took, status) = timed(|| as_from_shell(command).status());
-    times.add(name, took);
     let status = status.map_err(|e| println!("==> {name}: it does not start: {e}"))?;
     if status.success() {
         println!("==> {name}: ok, {:.1} s", took.as_secs_f64());
@@ -331,6 +352,13 @@ fn timed<T>(work: impl FnOnce() -> T) -> (Duration, T) {
     let start = Instant::now();
     let value = work();
     (start.elapsed(), value)
+}
+
+/// What the end of the check prints about its steps.
+#[derive(Default)]
+struct Log {
+    times: Times,
+    failures: Failures,
 }
 
 /// Time that each step took, for the table at the end.
@@ -356,22 +384,28 @@ impl Times {
 mod tests {
     use std::path::Path;
 
-    use super::{BUILDING, CargoStep, FORMAT, Times, run_cargo};
+    use super::{BUILDING, CargoStep, Command, FORMAT, Failures, Log, run_cargo, run_watched};
 
     #[test]
     fn a_cargo_step_that_fails_is_a_failure() {
         let step = |args| CargoStep { name: "sample", args, env: &[], hint: "none", slow: false };
-        let mut times = Times::default();
-        assert!(run_cargo(Path::new("."), &step(&["--version"]), &mut times).is_ok());
-        assert!(
-            run_cargo(
-                Path::new("."),
-                &step(&["--quiet", "fmt", "--check", "--", "no-such-file.rs"]),
-                &mut times
-            )
-            .is_err()
-        );
-        assert_eq!(times.0.len(), 2);
+        let mut log = Log::default();
+        let mut run = |args| run_cargo(Path::new("."), &step(args), &mut log);
+        assert!(run(&["--version"]).is_ok());
+        assert!(run(&["--quiet", "fmt", "--check", "--", "no-such-file.rs"]).is_err());
+        assert_eq!(log.times.0.len(), 2);
+    }
+
+    #[test]
+    fn failures_in_the_output_of_a_command_are_found() {
+        let mut command = Command::new("sh");
+        let print =
+            r"printf 'noise \377\nfailures:\n    reef\ntest result: FAILED. 1 failed'; exit 7";
+        let mut failures = Failures::default();
+        let status = run_watched(command.args(["-c", print]), &mut failures).expect("sh starts");
+        assert_eq!(status.code(), Some(7));
+        let found = failures.into_lines();
+        assert_eq!(found, ["failures:", "    reef", "test result: FAILED. 1 failed"]);
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod dead_items;
 mod decisions;
 mod dependencies;
 mod doc_comments;
+mod failures;
 mod features;
 mod fuzz;
 mod glossary;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use archipelago_base::metrics::Counters;
+use archipelago_base::random::{Rng, entropy_seed};
 use archipelago_base::{Error, Result};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -108,7 +109,7 @@ impl ServerState {
         commands: &'static [&'static Command],
     ) -> Self {
         let started_ms = options.clock.unix_ms();
-        let mut random = fastrand::Rng::new();
+        let mut random = Rng::with_seed(entropy_seed());
         let run_id = (0..40).map(|_| char::from(b"0123456789abcdef"[random.usize(..16)])).collect();
         let memory = Shares::of(&options.budget, options.memory_wait);
         // A larger reply could never be sent.

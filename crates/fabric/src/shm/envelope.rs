@@ -6,6 +6,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use archipelago_base::wire::Malformed;
+use rustix::io::retry_on_intr;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -47,13 +48,15 @@ pub(super) fn send(socket: impl AsFd, frame: &[u8], fds: &[BorrowedFd<'_>]) -> i
     if sent == frame.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
-/// Receives one message; `None` at the end. The call blocks if the socket does.
+/// Receives one message; `None` at the end. The call blocks if the socket does. If
+/// a stop of the process interrupts the call, it starts again with its whole time limit.
 pub(super) fn receive(socket: impl AsFd) -> io::Result<Option<Envelope>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut envelope = Envelope { bytes: [0; MESSAGE_BYTES_MAX], len: 0, descriptors: Vec::new() };
     let mut parts = [IoSliceMut::new(&mut envelope.bytes)];
-    let got = recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let got = retry_on_intr(|| recvmsg(&socket, &mut parts, &mut control, flags))?;
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(fds) = message {
             envelope.descriptors.extend(fds);

@@ -14,6 +14,7 @@ use arc_swap::ArcSwap;
 use archipelago_base::prefetch::prefetch_value;
 use archipelago_base::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
+use rustix::io::retry_on_intr;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
@@ -268,7 +269,7 @@ fn dial(address: &str, deadline: Duration) -> Result<OwnedFd> {
     let socket = socket_with(family, kind, SocketFlags::CLOEXEC, None).map_err(fail)?;
     set_socket_timeout(&socket, Timeout::Recv, Some(deadline)).map_err(fail)?;
     set_socket_timeout(&socket, Timeout::Send, Some(deadline)).map_err(fail)?;
-    connect(&socket, &path).map_err(fail)?;
+    retry_on_intr(|| connect(&socket, &path)).map_err(fail)?;
     Ok(socket)
 }
 

@@ -92,12 +92,15 @@ pub(crate) fn next_frame<T>(
             return Ok(value);
         }
         let left_ns = end_ns.saturating_sub(clock.now_ns());
-        if left_ns == 0 {
-            return Err(Reason::Deadline.into());
+        if left_ns > 0 {
+            stream.wait(true, false, Some(Duration::from_nanos(left_ns)));
         }
-        stream.wait(true, false, Some(Duration::from_nanos(left_ns)));
-        if incoming.fill(stream) == Arrived::End {
-            return Err(Reason::Disconnected.into());
+        // A frame that arrived in time counts, even if this thread was paused beyond the deadline.
+        match incoming.fill(stream) {
+            Arrived::Bytes => {}
+            Arrived::Nothing if left_ns == 0 => return Err(Reason::Deadline.into()),
+            Arrived::Nothing => {}
+            Arrived::End => return Err(Reason::Disconnected.into()),
         }
     }
 }
@@ -107,5 +110,59 @@ pub(crate) fn send(stream: &impl Stream, bytes: &[u8]) -> Result<(), Refusal> {
     match stream.try_write(bytes) {
         Ok(count) if count == bytes.len() => Ok(()),
         _ => Err(Reason::Disconnected.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::Mutex;
+
+    use archipelago_base::clock::ManualClock;
+
+    use super::*;
+    use crate::wire::{Kind, put_frame};
+
+    /// A stream with bytes that have arrived.
+    struct Arriving(Mutex<Vec<u8>>);
+
+    impl Stream for Arriving {
+        fn try_read(&self, into: &mut [u8]) -> io::Result<usize> {
+            let mut left = self.0.lock().expect("no thread panics");
+            if left.is_empty() {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            let count = left.len().min(into.len());
+            into[..count].copy_from_slice(&left[..count]);
+            left.drain(..count);
+            Ok(count)
+        }
+
+        fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+            Ok(bytes.len())
+        }
+
+        fn wait(&self, _read: bool, _write: bool, _timeout: Option<Duration>) {}
+
+        fn nudge(&self) {}
+
+        fn shut(&self) {}
+    }
+
+    /// Reads a frame after the deadline has passed.
+    fn read_late(arrived: &[u8]) -> Result<Vec<u8>, Refusal> {
+        let stream = Arriving(Mutex::new(arrived.to_vec()));
+        let (clock, mut incoming) = (ManualClock::new(0), Incoming::new());
+        next_frame(&stream, &clock, Duration::ZERO, &mut incoming, |frame| Ok(frame.body.to_vec()))
+    }
+
+    #[test]
+    fn frame_that_arrived_before_a_pause_is_read() {
+        let mut frame = Vec::new();
+        put_frame(&mut frame, Kind::Welcome, 0, |body| body.extend_from_slice(b"coral"));
+        assert_eq!(read_late(&frame), Ok(b"coral".to_vec()));
+        let late = Err(Refusal::new(Reason::Deadline));
+        assert_eq!(read_late(&frame[..frame.len() - 1]), late);
+        assert_eq!(read_late(&[]), late);
     }
 }

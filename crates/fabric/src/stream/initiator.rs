@@ -8,15 +8,16 @@
 //! 1. Every operation in flight is in `pending` and has a deadline, so the leader's work ends.
 //! 2. Once `is_down` is set, `pending` is empty and stays empty.
 //! 3. The reservations of the requests in `pending` are at most [`RESERVED_BYTES_MAX`].
-//! 4. Locks are taken in the order leader → incoming → pending → out. None is held while a task is
-//!    woken.
+//! 4. Locks are taken in the order leader → incoming → pending → out. Only `incoming` may be held
+//!    while a task is woken, so the code that a completion runs must not wait for the link.
 //!
 //! Thread-safety: any thread may call any method.
-//! Failure: the link goes down if the stream ends or a frame is malformed. Everything in flight
-//! completes as disconnected.
+//! Failure: the link goes down if the stream ends or a frame is malformed, with the reason that the
+//! node sent before. Everything in flight completes as disconnected.
 //! Cost: one system call sends all queued frames, and one receives all frames that have arrived.
 
 use std::collections::HashMap;
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -24,7 +25,7 @@ use std::time::Duration;
 use archipelago_base::clock::Clock;
 use archipelago_base::spawn::{Spawn, SystemSpawn};
 use archipelago_base::wire::Malformed;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{Arrived, Incoming, Outgoing, Stream, Taken};
 use crate::batch::{Attached, Batch};
@@ -44,6 +45,9 @@ const OUT_BYTES_MAX: usize = 32 << 20;
 /// Longest interval in which the leader checks deadlines. A post may have an earlier deadline than
 /// those that the leader knows.
 const TICK: Duration = Duration::from_millis(20);
+
+/// Limit of the reads from a stream that accepts no writes any more.
+const LAST_READS_MAX: usize = 64;
 
 pub(crate) struct Initiator<S> {
     stream: S,
@@ -279,13 +283,37 @@ impl<S: Stream> Initiator<S> {
     }
 
     pub(crate) fn flush(&self) {
-        let failed = {
-            let mut out = self.out.lock();
-            out.flush(&self.stream, &self.taken).is_err()
-        };
-        if failed {
-            self.fail(Reason::Disconnected.into());
+        if self.send_queued().is_ok() {
+            return;
         }
+        match self.incoming.try_lock() {
+            Some(incoming) => self.fail_broken(incoming),
+            // The thread that receives, or the next one that does, finds the broken stream.
+            None => self.stream.nudge(),
+        }
+    }
+
+    /// Sends the queued bytes that the stream accepts now. Fails if the stream is broken.
+    fn send_queued(&self) -> io::Result<()> {
+        self.out.lock().flush(&self.stream, &self.taken)
+    }
+
+    /// Takes the link down after a write that failed. The node may have sent answers, and the
+    /// reason for the end, before it closed the stream.
+    fn fail_broken(&self, mut incoming: MutexGuard<'_, Incoming>) {
+        let mut reason = None;
+        for _ in 0..LAST_READS_MAX {
+            if let Err(refusal) = self.complete_all(&mut incoming) {
+                reason = Some(refusal);
+                break;
+            }
+            if incoming.fill(&self.stream) != Arrived::Bytes {
+                break;
+            }
+        }
+        drop(incoming);
+        let reason = reason.or_else(|| self.stream.last_words());
+        self.fail(reason.unwrap_or(Reason::Disconnected.into()));
     }
 
     /// Sends the queued bytes. The leader sends those that the stream does not accept now.
@@ -370,24 +398,26 @@ impl<S: Stream> Initiator<S> {
 
     fn receive(&self) {
         let mut incoming = self.incoming.lock();
-        self.flush();
+        if self.send_queued().is_err() {
+            return self.fail_broken(incoming);
+        }
         let timeout = self.expire();
         if self.is_down.load(Ordering::Acquire) {
             return;
         }
         let unsent = self.out.lock().waiting() > 0;
         self.stream.wait(true, unsent, Some(timeout));
-        if incoming.fill(&self.stream) == Arrived::End {
-            drop(incoming);
-            self.fail(self.stream.last_words().unwrap_or(Reason::Disconnected.into()));
-            return;
-        }
+        let is_ended = incoming.fill(&self.stream) == Arrived::End;
+        // A goodbye stays in the buffer, so every thread that finds the end also finds the reason.
         let outcome = self.complete_all(&mut incoming);
         drop(incoming);
         match outcome {
+            Err(refusal) => self.fail(refusal),
+            Ok(_) if is_ended => {
+                self.fail(self.stream.last_words().unwrap_or(Reason::Disconnected.into()));
+            }
             Ok(0) => {}
             Ok(_) => self.leader.tell(),
-            Err(refusal) => self.fail(refusal),
         }
     }
 

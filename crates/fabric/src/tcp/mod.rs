@@ -57,6 +57,13 @@ impl Tcp {
         Self { report: RefusalReport::new(&clock), clock, secret: None }
     }
 
+    /// Sets the clock of the time limits of greetings and operations. The default is the system's
+    /// clock.
+    #[must_use]
+    pub fn with_clock(self, clock: Arc<dyn Clock>) -> Self {
+        Self { report: RefusalReport::new(&clock), clock, ..self }
+    }
+
     /// Sets the secret of the cluster. With a secret, links exist only to and from processes that
     /// know it as well.
     #[must_use]

@@ -48,6 +48,10 @@ use crate::wire::{
 pub(crate) const GREETING_DEADLINE: Duration = Duration::from_secs(5);
 /// Limit of the connections without a greeting. A new one replaces the oldest.
 const GUESTS_MAX: usize = 256;
+/// Limit of the connections that the kernel keeps for the accepting thread. The standard library's
+/// limit is below [`GUESTS_MAX`], and a client whose connection the kernel drops tries again only
+/// after a second.
+const BACKLOG: i32 = 1024;
 /// Limit of the reads of bytes that a refused client has sent.
 const GUEST_PARTS_MAX: usize = 128;
 /// Limit of the links that have greeted and have sent no frame.
@@ -87,6 +91,7 @@ pub(crate) fn listen(
     }
     let listen = || -> io::Result<_> {
         let listener = TcpListener::bind(&addresses[..])?;
+        rustix::net::listen(&listener, BACKLOG)?;
         listener.set_nonblocking(true)?;
         let bound = listener.local_addr()?;
         Ok((listener, bound))

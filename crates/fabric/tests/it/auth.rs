@@ -8,11 +8,10 @@ use std::sync::Arc;
 use archipelago_base::{Epoch, ErrorKind};
 use archipelago_fabric::wire::{Hello, Kind, frame_at, put_frame};
 use archipelago_fabric::{
-    Call, ClientId, Connect, Link, Listener, Node, NodeId, Provider, Reason, Secret, Session, Shm,
-    Tcp,
+    Call, ClientId, Link, Listener, Node, NodeId, Provider, Reason, Secret, Session, Shm, Tcp,
 };
 
-use crate::world::{Backwards, LONG, ask, fresh_address, until};
+use crate::world::{Backwards, LONG, ask, fresh_address, to, until};
 
 const LINE: &str = "archipelago-secret 1 000102030405060708090a0b0c0d0e0f \
                     101112131415161718191a1b1c1d1e1f202122232425262728292a2b2c2d2e2f";
@@ -60,9 +59,7 @@ impl Served {
     }
 
     fn connect(&self, secret: Option<Secret>) -> archipelago_base::Result<Arc<dyn Link>> {
-        let mut to = Connect::to(self.listener.address(), &Session::fresh());
-        to.deadline = LONG;
-        provider(self.name, secret).connect(to).wait()
+        provider(self.name, secret).connect(to(self.listener.address(), &Session::fresh())).wait()
     }
 }
 
@@ -135,7 +132,7 @@ fn node_listens_for_other_machines_only_with_a_secret() {
     let tcp = Tcp::new().with_secret(Some(secret()));
     let listener = tcp.serve(&node, "0.0.0.0:0").unwrap();
     let address = listener.address().replace("0.0.0.0", "127.0.0.1");
-    let link = tcp.connect(Connect::to(address, &Session::fresh())).wait().unwrap();
+    let link = tcp.connect(to(&address, &Session::fresh())).wait().unwrap();
     assert_eq!(&*ask(&*link, b"abc").unwrap(), b"cba");
 }
 
@@ -193,7 +190,7 @@ fn recorded_link_cannot_be_replayed() {
         sent
     });
     let tcp = provider("tcp", Some(secret()));
-    let link = tcp.connect(Connect::to(via, &Session::fresh())).wait().unwrap();
+    let link = tcp.connect(to(&via, &Session::fresh())).wait().unwrap();
     assert_eq!(&*ask(&*link, b"abc").unwrap(), b"cba");
     link.close();
     let sent = recording.unwrap().join().unwrap();

@@ -9,7 +9,7 @@ use archipelago_fabric::{
     Session,
 };
 
-use crate::world::{REGION_BYTES, World, block_on, read, refused, until, write};
+use crate::world::{REGION_BYTES, World, block_on, read, refused, to, until, write};
 
 macro_rules! tests_over {
     ($provider:literal: $($test:ident)*) => { $(#[test] fn $test() { super::$test($provider); })* };
@@ -298,7 +298,7 @@ fn another_epoch_ends_keys_and_links(name: &str) {
 
 fn a_client_may_insist_on_node_and_epoch(name: &str) {
     let world = World::new(name);
-    let to = || Connect::to(world.listener.address(), &Session::fresh());
+    let to = || to(world.listener.address(), &Session::fresh());
     let error = world.provider.connect(Connect { node: Some(NodeId(9)), ..to() }).wait();
     assert_eq!(error.unwrap_err().kind(), ErrorKind::InvalidArgument);
     let error = world.provider.connect(Connect { epoch: Some(Epoch(4)), ..to() }).wait();
@@ -321,7 +321,7 @@ fn closed_listener_takes_its_links_down(name: &str) {
     });
     let (_, reason) = refused(&*link, |b| _ = b.read(region, 0, 1)).unwrap();
     assert_eq!(reason, Reason::Disconnected);
-    let to = Connect::to(address, &Session::fresh());
+    let to = to(&address, &Session::fresh());
     assert!(provider.connect(to).wait().is_err());
 }
 

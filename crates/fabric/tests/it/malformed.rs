@@ -11,13 +11,13 @@ use archipelago_fabric::wire::{
     Ask, FRAME_BODY_MAX, FRAME_HEADER_BYTES, Hello, Kind, Welcome, frame_at, put_frame,
 };
 use archipelago_fabric::{
-    BULK_BYTES_MAX, Batch, ClientId, Connect, Handler, MESSAGE_BYTES_MAX, NodeId, Provider,
+    BULK_BYTES_MAX, Batch, ClientId, Handler, MESSAGE_BYTES_MAX, NodeId, Provider,
     RESERVED_BYTES_MAX, Reason, RemoteKey, Reply, Request, Session, Tcp,
 };
 use parking_lot::Mutex;
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketType, connect, send, socket};
 
-use crate::world::{LONG, World, ask, read, refused, until, write};
+use crate::world::{LONG, World, ask, read, refused, to, until, write};
 
 fn hello() -> Vec<u8> {
     let hello =
@@ -260,18 +260,24 @@ fn malformed_shm_client_is_cut_off_and_others_continue() {
     }
 }
 
+/// Accepts a client and answers its greeting correctly.
+fn accept(listener: &TcpListener) -> TcpStream {
+    let (mut stream, _) = listener.accept().unwrap();
+    let mut greeting = vec![0; hello().len()];
+    stream.read_exact(&mut greeting).unwrap();
+    let welcome = Welcome { node: NodeId(1), epoch: archipelago_base::Epoch(1), proof: None };
+    let mut out = Vec::new();
+    put_frame(&mut out, Kind::Welcome, 0, |body| welcome.encode(body));
+    stream.write_all(&out).unwrap();
+    stream
+}
+
 /// A node that answers a greeting correctly and then sends `bytes`.
 fn false_node(bytes: Vec<u8>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let thread = std::thread::Builder::new().spawn(move || {
-        let (mut stream, _) = listener.accept().unwrap();
-        let mut greeting = vec![0; hello().len()];
-        stream.read_exact(&mut greeting).unwrap();
-        let welcome = Welcome { node: NodeId(1), epoch: archipelago_base::Epoch(1), proof: None };
-        let mut out = Vec::new();
-        put_frame(&mut out, Kind::Welcome, 0, |body| welcome.encode(body));
-        stream.write_all(&out).unwrap();
+        let mut stream = accept(&listener);
         let mut question = [0; 1024];
         let _asked = stream.read(&mut question).unwrap();
         stream.write_all(&bytes).unwrap();
@@ -298,7 +304,7 @@ fn malformed_node_costs_the_client_only_its_link() {
         framed(Kind::Attached, &[77; 9]),
         framed(Kind::Hello, &[]),
     ] {
-        let to = Connect::to(false_node(bytes), &Session::fresh());
+        let to = to(&false_node(bytes), &Session::fresh());
         let link = Tcp::new().connect(to).wait().unwrap();
         let refusal = link.attach(&good).wait().unwrap_err();
         let expected = [Reason::Protocol, Reason::Disconnected];
@@ -309,7 +315,7 @@ fn malformed_node_costs_the_client_only_its_link() {
     for done in [vec![], vec![0], vec![0, 8, 0, 0, 0, 1], vec![99], vec![0, 9, 0, 0, 0]] {
         let mut bytes = opened.clone();
         put_frame(&mut bytes, Kind::Done, 2, |body| body.extend_from_slice(&done));
-        let to = Connect::to(false_node(bytes), &Session::fresh());
+        let to = to(&false_node(bytes), &Session::fresh());
         let link = Tcp::new().connect(to).wait().unwrap();
         let region = {
             // The answer to the batch arrives before the batch is posted. It belongs to no
@@ -327,4 +333,26 @@ fn malformed_node_costs_the_client_only_its_link() {
     let world = World::new("tcp");
     let (link, region) = world.attached();
     assert_eq!(refused(&*link, |batch| _ = batch.read(region, 0, 1)), None);
+}
+
+#[test]
+fn reason_of_the_end_is_kept_if_writes_fail_first() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let node = std::thread::Builder::new().spawn(move || {
+        let mut stream = accept(&listener);
+        stream.peek(&mut [0]).unwrap();
+        let body: Vec<u8> = [Reason::StaleEpoch.code()].into_iter().chain([2; 8]).collect();
+        stream.write_all(&framed(Kind::Goodbye, &body)).unwrap();
+        // The request was not read, so the system resets the connection.
+    });
+    let link = Tcp::new().connect(to(&address, &Session::fresh())).wait().unwrap();
+    let first = link.request(archipelago_fabric::Call::new(b"unread", LONG));
+    link.flush();
+    node.unwrap().join().unwrap();
+    // The connection accepts no bytes any more, and the goodbye has arrived.
+    let second = ask(&*link, b"refused by the system");
+    assert_eq!(second, Err(Reason::Disconnected));
+    assert_eq!(first.wait().map_err(|refusal| refusal.reason), Err(Reason::Disconnected));
+    assert_eq!(link.closed().map(|refusal| refusal.reason), Some(Reason::StaleEpoch));
 }

@@ -8,7 +8,7 @@ use archipelago_base::ErrorKind;
 use archipelago_fabric::wire::{FRAME_HEADER_BYTES, Hello, Kind, frame_at, put_frame};
 use archipelago_fabric::{Batch, ClientId, Connect, Ofi, Provider, Reason, Rights, Session, Tcp};
 
-use crate::world::{LONG, World, ask, read, refused, until, write};
+use crate::world::{LONG, World, ask, read, refused, to, until, write};
 
 #[test]
 fn threads_of_the_node_execute_no_one_sided_operation() {
@@ -36,7 +36,7 @@ fn node_has_one_card() {
     let World { node, region: memory, key, provider, listener, .. } = first;
     drop(listener);
     let second = provider.serve(&node, "127.0.0.1:0").unwrap();
-    let link = provider.connect(Connect::to(second.address(), &Session::fresh())).wait().unwrap();
+    let link = provider.connect(to(second.address(), &Session::fresh())).wait().unwrap();
     let region = link.attach(&key).wait().unwrap();
     assert_eq!(read(&*link, region, 0, 9), b"the first");
     drop(memory);

@@ -11,12 +11,12 @@ use archipelago_base::{Epoch, Result};
 use archipelago_fabric::paced::{Card, CardSettings, Paced};
 use archipelago_fabric::sim::{Model, Sim};
 use archipelago_fabric::{
-    Call, Connect, Handler, Link, Node, NodeId, Promise, Provider, Reach, Reason, Reply, Request,
-    Session, Tcp, TrafficClass,
+    Call, Handler, Link, Node, NodeId, Promise, Provider, Reach, Reason, Reply, Request, Session,
+    Tcp, TrafficClass,
 };
 use parking_lot::Mutex;
 
-use crate::world::{LONG, Virtual, World, until};
+use crate::world::{LONG, Virtual, World, to, until};
 
 const MIB: u64 = 1 << 20;
 const RATE: u64 = 10_000_000;
@@ -237,8 +237,7 @@ impl Bounded {
             CardSettings { background_in_flight_bytes: MIB / 2, ..CardSettings::default() };
         let card = Card::on_thread(&settings).unwrap();
         let paced = Paced::new(Arc::new(Tcp::new()), &card);
-        let mut to = Connect::to(world.listener.address(), &Session::fresh());
-        to.deadline = LONG;
+        let to = to(world.listener.address(), &Session::fresh());
         let link = Provider::connect(&paced, to).wait().unwrap();
         Self { patient, card, link, _world: world }
     }

@@ -6,6 +6,7 @@ use std::net::TcpStream;
 
 use archipelago_fabric::wire::{Hello, Kind, frame_at, put_frame};
 use archipelago_fabric::{ClientId, Reason};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::world::{LONG, World, ask};
 
@@ -13,6 +14,14 @@ use crate::world::{LONG, World, ask};
 const GUESTS: usize = 256;
 /// Limit of the links without a frame.
 const STRANGERS: usize = 64;
+
+/// A node for which no time passes. The limit of open files is raised, because a test opens
+/// hundreds of connections.
+fn world() -> World {
+    let files = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files }).unwrap();
+    World::timeless()
+}
 
 fn dial(world: &World) -> TcpStream {
     let stream = TcpStream::connect(world.listener.address()).unwrap();
@@ -48,7 +57,7 @@ fn next_frame(mut stream: &TcpStream) -> (Kind, Option<Reason>) {
 
 #[test]
 fn connection_without_greeting_is_replaced_by_a_later_one() {
-    let world = World::new("tcp");
+    let world = world();
     let silent: Vec<TcpStream> = (0..GUESTS + 8).map(|_| dial(&world)).collect();
     for ended in &silent[..8] {
         assert_eq!(next_frame(ended), (Kind::Goodbye, Some(Reason::Exhausted)));
@@ -63,7 +72,7 @@ fn connection_without_greeting_is_replaced_by_a_later_one() {
 
 #[test]
 fn link_without_a_frame_is_replaced_by_a_later_one() {
-    let world = World::new("tcp");
+    let world = world();
     let (link, _) = world.attached();
     assert_eq!(&*ask(&*link, b"abc").unwrap(), b"cba");
     let mut strangers = Vec::new();

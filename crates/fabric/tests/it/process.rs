@@ -6,10 +6,10 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use archipelago_base::Epoch;
 use archipelago_base::codec::Reader;
-use archipelago_fabric::{Batch, Connect, Node, NodeId, RemoteKey, Rights, Session};
+use archipelago_fabric::{Batch, Node, NodeId, RemoteKey, Rights, Session};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
-use crate::world::{Backwards, LONG, REGION_BYTES, provider, read, write};
+use crate::world::{Backwards, REGION_BYTES, provider, read, to, write};
 
 const VARIABLE: &str = "ARCHIPELAGO_FABRIC_HELPER";
 
@@ -141,9 +141,7 @@ fn serve(name: &str, address: &str, epoch: u64) {
 /// many compare-and-swaps found a value that this process did not write: other processes were
 /// faster.
 fn count(name: &str, address: &str, key: &str, rounds: u64) {
-    let mut to = Connect::to(address, &Session::fresh());
-    to.deadline = LONG;
-    let link = provider(name).connect(to).wait().unwrap();
+    let link = provider(name).connect(to(address, &Session::fresh())).wait().unwrap();
     let region = link.attach(&key_of(key)).wait().unwrap();
     tell("ready");
     let mut line = String::new();
@@ -173,9 +171,7 @@ fn count(name: &str, address: &str, key: &str, rounds: u64) {
 
 /// Writes until the process is killed.
 fn write_for_ever(name: &str, address: &str, key: &str) {
-    let mut to = Connect::to(address, &Session::fresh());
-    to.deadline = LONG;
-    let link = provider(name).connect(to).wait().unwrap();
+    let link = provider(name).connect(to(address, &Session::fresh())).wait().unwrap();
     let region = link.attach(&key_of(key)).wait().unwrap();
     for round in 0_u64.. {
         write(&*link, region, 64, &[round as u8; 4096]);
@@ -187,7 +183,7 @@ fn write_for_ever(name: &str, address: &str, key: &str) {
 
 /// Attaches, and detaches on request.
 fn hold(name: &str, address: &str, key: &str) {
-    let link = provider(name).connect(Connect::to(address, &Session::fresh())).wait().unwrap();
+    let link = provider(name).connect(to(address, &Session::fresh())).wait().unwrap();
     let region = link.attach(&key_of(key)).wait().unwrap();
     read(&*link, region, 0, 8);
     tell("attached");

@@ -2,13 +2,14 @@
 //! stop and restart of either side. `sim.rs` has hosts instead.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use archipelago_base::{Epoch, ErrorKind};
 use archipelago_fabric::{AtomicPath, Attached, Batch, Connect, Link, Reason, RemoteKey, Session};
 
 use crate::process::{Helper, hex_of, node};
-use crate::world::{LONG, World, ask, fresh_address, provider, read, refused, until, write};
+use crate::world::{World, ask, fresh_address, provider, read, refused, to, until, write};
 
 macro_rules! every_provider {
     ($($test:ident)*) => {
@@ -29,9 +30,7 @@ every_provider! {
 }
 
 fn link_to(name: &str, address: &str) -> Arc<dyn Link> {
-    let mut to = Connect::to(address, &Session::fresh());
-    to.deadline = LONG;
-    provider(name).connect(to).wait().unwrap()
+    provider(name).connect(to(address, &Session::fresh())).wait().unwrap()
 }
 
 fn link(name: &str, address: &str, key: &RemoteKey) -> (Arc<dyn Link>, Attached) {
@@ -72,18 +71,23 @@ fn atomics_of_several_processes_lose_nothing(name: &str) {
     for helper in &mut helpers {
         assert_eq!(helper.hear(), "ready");
     }
-    for helper in &mut helpers {
-        helper.say("go");
-    }
-    let mut added = 0;
+    let added = AtomicU64::new(0);
     let failed: Vec<u64> = std::thread::scope(|scope| {
-        let done = scope.spawn(|| helpers.iter_mut().map(failed_swaps).collect());
+        let done = scope.spawn(|| {
+            let (last, others) = helpers.split_last_mut().unwrap();
+            others.iter_mut().for_each(|helper| helper.say("go"));
+            // The node adds before the last helper does.
+            until("the node adds", || added.load(Ordering::SeqCst) > 0 || !on_processors);
+            last.say("go");
+            helpers.iter_mut().map(failed_swaps).collect()
+        });
         while on_processors && !done.is_finished() {
             world.region.fetch_add(0, 1).unwrap();
-            added += 1;
+            added.fetch_add(1, Ordering::SeqCst);
         }
         done.join().unwrap()
     });
+    let added = added.into_inner();
     let word = |offset| {
         let mut word = [0; 8];
         world.region.read(offset, &mut word).unwrap();
@@ -118,7 +122,7 @@ fn a_killed_node_is_noticed_and_its_next_life_refuses_old_keys(name: &str) {
     assert_eq!(refusal.reason, Reason::Disconnected);
     // The second node has the same address and the next epoch.
     let (_second, address, fresh) = node(name, &address, 2);
-    let insists = Connect { epoch: Some(Epoch(1)), ..Connect::to(&address, &Session::fresh()) };
+    let insists = Connect { epoch: Some(Epoch(1)), ..to(&address, &Session::fresh()) };
     let error = provider(name).connect(insists).wait().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Fenced, "{error}");
     let (new, anew) = link(name, &address, &fresh);

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use archipelago_fabric::{
-    BULK_BYTES_MAX, Body, Call, Connect, Handler, INLINE_BYTES_MAX, Link, MESSAGE_BYTES_MAX,
-    Promise, REQUESTS_MAX, RESERVED_BYTES_MAX, Reason, Refusal, Reply, Request, Session,
+    BULK_BYTES_MAX, Body, Call, Handler, INLINE_BYTES_MAX, Link, MESSAGE_BYTES_MAX, Promise,
+    REQUESTS_MAX, RESERVED_BYTES_MAX, Reason, Refusal, Reply, Request, Session,
 };
 use parking_lot::Mutex;
 
@@ -166,9 +166,7 @@ fn a_retry_that_the_node_forgot_is_refused(name: &str) {
     assert_eq!(reason(first.wait()), Err(Reason::Disconnected), "the link was dropped");
     // The other node does not know this client's requests.
     let other = World::new(name);
-    let mut to = Connect::to(other.listener.address(), &session);
-    to.deadline = LONG;
-    let link = other.provider.connect(to).wait().unwrap();
+    let link = other.link_as(&session);
     let again = send(&*link, Call::new(b"?", LONG).again(number)).wait();
     assert_eq!(reason(again), Err(Reason::Forgotten));
     assert_eq!(&*ask(&*link, b"ab").unwrap(), b"ba", "new requests are executed");

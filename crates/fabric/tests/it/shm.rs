@@ -3,7 +3,7 @@
 use archipelago_fabric::{Connect, Provider, Session, Shm};
 
 use crate::process::{Helper, hex_of, node};
-use crate::world::{World, read, until, write};
+use crate::world::{World, read, to, until, write};
 
 #[test]
 fn owner_knows_which_processes_can_still_reach_a_region() {
@@ -50,8 +50,7 @@ fn socket_of_a_killed_node_is_replaced() {
     assert!(error.to_string().contains("another node listens"), "{error}");
     first.kill();
     let listener = taken.provider.serve(&taken.node, &path).unwrap();
-    let link =
-        Shm::new().connect(Connect::to(listener.address(), &Session::fresh())).wait().unwrap();
+    let link = Shm::new().connect(to(listener.address(), &Session::fresh())).wait().unwrap();
     let region = link.attach(&taken.key).wait().unwrap();
     assert_eq!(read(&*link, region, 0, 8), [0; 8]);
 }

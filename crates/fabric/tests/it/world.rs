@@ -7,10 +7,12 @@
 use std::cell::RefCell;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use archipelago_base::Epoch;
+use archipelago_base::clock::{Clock, ManualClock, SystemClock};
 use archipelago_base::simulation::{Host, Life, Scheduler, Simulation};
 use archipelago_fabric::paced::{Card, CardSettings, Paced};
 use archipelago_fabric::sim::{Faults, Model, Network, Sim};
@@ -97,12 +99,24 @@ pub(crate) fn provider(name: &str) -> Box<dyn Provider> {
     }
 }
 
-/// A new address, which is a path in `dir` for `shm`.
+/// A new address, which is a path in `dir` for `shm`. Each node over TCP has a loopback address of
+/// its own, so that no parallel test gets the port that a test has freed and uses again.
 pub(crate) fn fresh_address(name: &str, dir: &tempfile::TempDir) -> String {
+    static NODES: AtomicU16 = AtomicU16::new(0);
     match name {
         "shm" => dir.path().join("node").display().to_string(),
-        _ => "127.0.0.1:0".to_owned(),
+        // A card serves the address of an interface.
+        "ofi" => "127.0.0.1:0".to_owned(),
+        _ => {
+            let [high, low] = NODES.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+            format!("127.1.{high}.{low}:0")
+        }
     }
+}
+
+/// The parameters of a connection that has time enough on a busy machine.
+pub(crate) fn to(address: &str, session: &Arc<Session>) -> Connect {
+    Connect { deadline: LONG, ..Connect::to(address, session) }
 }
 
 /// Answers with the reversed body: `late` later from another thread, and `drop` never.
@@ -149,8 +163,6 @@ impl World {
         if name == "sim" {
             return Self::simulated(Virtual::new(1, &Model::CONNECTX3), handler);
         }
-        let provider = provider(name);
-        let dir = tempfile::tempdir().unwrap();
         let handler = match name {
             "emulated" => {
                 let card = Card::on_thread(&emulated_card()).unwrap();
@@ -158,6 +170,17 @@ impl World {
             }
             _ => handler,
         };
+        Self::over(name, provider(name), handler)
+    }
+
+    /// A world of `tcp` in which no time passes, so a pause of the machine exceeds no limit.
+    pub(crate) fn timeless() -> Self {
+        let tcp = Tcp::new().with_clock(Arc::new(ManualClock::new(0)));
+        Self::over("tcp", Box::new(tcp), Some(Box::new(Backwards)))
+    }
+
+    fn over(name: &str, provider: Box<dyn Provider>, handler: Option<Box<dyn Handler>>) -> Self {
+        let dir = tempfile::tempdir().unwrap();
         let node = Node::new(NodeId(1), Epoch(1), handler).unwrap();
         let region = node.allocate(REGION_BYTES, provider.atomic_path()).unwrap();
         let key = region.grant(Rights::ALL).unwrap();
@@ -187,9 +210,7 @@ impl World {
     }
 
     pub(crate) fn link_as(&self, session: &Arc<Session>) -> Arc<dyn Link> {
-        let mut to = Connect::to(self.listener.address(), session);
-        to.deadline = LONG;
-        self.provider.connect(to).wait().unwrap()
+        self.provider.connect(to(self.listener.address(), session)).wait().unwrap()
     }
 
     pub(crate) fn attached(&self) -> (Arc<dyn Link>, Attached) {
@@ -232,7 +253,6 @@ pub(crate) fn ask(link: &dyn Link, body: &[u8]) -> Result<Body, Reason> {
 
 /// Loops until `done`, for an event that another thread or the kernel causes soon.
 pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
-    use archipelago_base::clock::{Clock, SystemClock};
     let clock = SystemClock::new();
     while !done() {
         assert!(clock.now_ns() < LONG.as_nanos() as u64, "it never came to: {what}");

@@ -2,6 +2,8 @@
 
 use std::ops::{Bound, ControlFlow};
 
+use archipelago_base::random::{Rng, entropy_seed};
+
 use super::help::{self, unknown_subcommand};
 use crate::args::Args;
 use crate::numbers::parse_i64;
@@ -109,7 +111,7 @@ pub(super) fn randomkey(session: &Session, _: Args<'_>, reply: &mut Reply) -> Ha
         reply.null();
         return Ok(());
     };
-    let mut random = fastrand::Rng::new();
+    let mut random = Rng::with_seed(entropy_seed());
     let from = key_between(&first, &last, random.f64());
     let mut near: Vec<Vec<u8>> = Vec::with_capacity(2 * NEIGHBOURS);
     for reverse in [false, true] {

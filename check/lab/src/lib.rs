@@ -85,6 +85,7 @@ fn help() -> String {
 pub fn main(args: Vec<OsString>) -> ExitCode {
     let word = args.first().and_then(|word| word.to_str()).unwrap_or_default();
     if let Some((_, _, command)) = COMMANDS.iter().find(|(name, ..)| *name == word) {
+        page::remember_commit();
         return archipelago_bench::exit_code(command(&args[1..]));
     }
     if word == terark_nodes::NODE_COMMAND {

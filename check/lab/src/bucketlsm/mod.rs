@@ -89,7 +89,7 @@ fn bucketlsm(flags: &ReproduceFlags, args: &[OsString]) -> Result<()> {
         runs: &runner.runs,
     };
     let (settings, plots) = (settings.as_str(), plots::all(&runner.runs, &flags.jobs));
-    let appendix = None;
+    let appendix = Some(runner.runs.figures());
     page::Report { title: TITLE, command: "bucketlsm", args, settings, sections, appendix, plots }
         .publish(&flags.out, flags.page.as_deref(), &data)?;
     result

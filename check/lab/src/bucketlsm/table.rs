@@ -269,13 +269,16 @@ impl Runs {
                 ..Section::default()
             }
         };
-        let mut sections: Vec<Section> = titles.into_iter().map(of).collect();
-        sections.push(Section {
+        titles.into_iter().map(of).collect()
+    }
+
+    /// The section with every figure.
+    pub(super) fn figures(&self) -> Section {
+        Section {
             title: "The figures of the ratios (medians)".to_owned(),
             grids: vec![self.absolute()],
             ..Section::default()
-        });
-        sections
+        }
     }
 
     fn absolute(&self) -> Grid {

@@ -5,6 +5,7 @@
 
 use std::ffi::OsString;
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 
 use archipelago_base::clock::{Clock, SystemClock};
 
@@ -57,7 +58,7 @@ impl Head {
     pub(super) fn look(title: &str, name: &str, args: &[OsString]) -> Self {
         Self {
             title: title.to_owned(),
-            commit: commit(),
+            commit: COMMIT.get_or_init(commit).clone(),
             command: command(name, args),
             machine: Machine::look().text(),
             date: date(SystemClock::new().unix_ms()),
@@ -84,6 +85,14 @@ impl Head {
              | date | {date} |"
         )
     }
+}
+
+/// The commit at the start of the command. Another commit may be checked out before the end.
+static COMMIT: OnceLock<String> = OnceLock::new();
+
+/// Remembers the commit for the heads of all pages.
+pub(crate) fn remember_commit() {
+    COMMIT.get_or_init(commit);
 }
 
 /// The commit of the working directory, and whether files other than benchmark pages differ from

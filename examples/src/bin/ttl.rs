@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let options = WriteOptions::default();
 
     // An expiry is a time in Unix milliseconds, not a duration.
-    let soon_ms = unix_ms()? + 200;
+    let soon_ms = unix_ms()? + 2_000;
     db.put_expiring(family, b"session:1", b"alice", soon_ms, &options)?;
     db.put_expiring(family, b"session:2", b"bob", unix_ms()? + 3_600_000, &options)?;
     db.put(b"session:3", b"carol")?;

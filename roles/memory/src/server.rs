@@ -440,6 +440,9 @@ mod tests {
 
     use super::*;
 
+    /// Generous time limit for a busy machine. A test that needs all of it has failed.
+    const LONG: Duration = Duration::from_secs(30);
+
     /// Answer of a node to one message, and its figures after that.
     fn ask(shard_bytes_max: u64, message: &ShardMessage) -> (ShardMessage, MemoryFigures) {
         // Nobody listens at the manager's address.
@@ -448,9 +451,10 @@ mod tests {
         (settings.block_bytes, settings.shard_bytes_max) = (64 << 10, shard_bytes_max);
         let server = MemoryServer::start(settings).unwrap();
         let address = server.addresses()[0].trim_start_matches("tcp:");
-        let link = Tcp::new().connect(Connect::to(address, &Session::fresh())).wait().unwrap();
+        let to = Connect { deadline: LONG, ..Connect::to(address, &Session::fresh()) };
+        let link = Tcp::new().connect(to).wait().unwrap();
         let call = message.encode();
-        let call = Call::new(&call, Duration::from_secs(30));
+        let call = Call::new(&call, LONG);
         let answer = link.request(call).wait().unwrap();
         (ShardMessage::decode(&answer).unwrap(), server.monitor().figures().unwrap())
     }

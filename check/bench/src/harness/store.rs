@@ -247,7 +247,7 @@ fn file_system(flags: &Flags, device: Option<&Arc<ThrottledFs>>) -> Arc<dyn File
 }
 
 /// Time within which a memory node must take memtables.
-const NODES_MAX: Duration = Duration::from_secs(10);
+const NODES_MAX: Duration = Duration::from_secs(60);
 /// Pause between two checks for a memory node.
 const NODES_EVERY: Duration = Duration::from_millis(10);
 

@@ -207,7 +207,7 @@ fn the_interval_report_has_a_line_per_interval() {
         &[
             "--benchmarks=fillrandom",
             "--num=1000",
-            "--duration=2",
+            "--duration=6",
             "--report_interval_seconds=1",
             "--benchmark_write_rate_limit=1160000",
             &format!("--report_file={}", csv.display()),
@@ -216,8 +216,13 @@ fn the_interval_report_has_a_line_per_interval() {
     let text = std::fs::read_to_string(csv).expect("the report");
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines[0], "secs_elapsed,interval_qps");
-    let rate: f64 = lines[1].split_once(',').expect("two fields").1.parse().expect("a number");
-    assert!((5_000.0..20_000.0).contains(&rate), "10,000 writes a second are allowed: {rate}");
+    let rate = |line: &&str| -> f64 {
+        line.split_once(',').expect("two fields").1.parse().expect("a number")
+    };
+    // 10,000 writes a second are allowed. A machine that pauses has fewer in some intervals.
+    let rates: Vec<f64> = lines[1..].iter().map(rate).collect();
+    assert!(rates.iter().all(|rate| *rate < 20_000.0), "{rates:?}");
+    assert!(rates.iter().any(|rate| *rate >= 5_000.0), "{rates:?}");
 }
 
 #[test]

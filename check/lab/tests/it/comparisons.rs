@@ -6,20 +6,16 @@ use std::process::ExitCode;
 
 use serde_json::Value;
 
+use crate::scripts::{self, script};
+
 /// A program that prints what `lines` says, as a side of a comparison.
 fn side(dir: &Path, name: &str, lines: &str) -> String {
-    use std::os::unix::fs::PermissionsExt as _;
-    let path = dir.join(name);
     // Each run makes its directory, as a database does, with a table of ten bytes.
-    let script = format!(
+    let text = format!(
         "#!/bin/sh\nfor arg; do case $arg in --db=*) mkdir -p ${{arg#--db=}}; \
          printf 0123456789 > ${{arg#--db=}}/1.sst;; esac; done\ncat <<'END'\n{lines}END\n"
     );
-    #[expect(clippy::disallowed_methods, reason = "a script, no database file")]
-    std::fs::write(&path, script).expect("a script");
-    let mode = std::fs::Permissions::from_mode(0o755);
-    std::fs::set_permissions(&path, mode).expect("an executable script");
-    path.display().to_string()
+    script(dir, name, &text).display().to_string()
 }
 
 #[test]
@@ -75,18 +71,8 @@ pub(crate) const WORDS: &str = "ARCHIPELAGO_BENCH_TEST_WORDS";
 
 #[test]
 fn a_reproduction_runs_from_end_to_end() {
-    use std::os::unix::fs::PermissionsExt as _;
     let dir = tempfile::tempdir().expect("a directory");
-    let own = std::env::current_exe().expect("this program");
-    let program = dir.path().join("archipelago");
-    let script = format!(
-        "#!/bin/sh\nexport {WORDS}=\"$(printf '%s\\n' \"$@\")\"\nexec {} --exact comparisons::program\n",
-        own.display()
-    );
-    #[expect(clippy::disallowed_methods, reason = "a script, no database file")]
-    std::fs::write(&program, script).expect("a script");
-    let mode = std::fs::Permissions::from_mode(0o755);
-    std::fs::set_permissions(&program, mode).expect("an executable script");
+    let program = scripts::program(dir.path(), "");
     let (out, db) = (dir.path().join("out"), dir.path().join("runs"));
     let args = [
         "bucketlsm".to_owned(),

@@ -1,27 +1,12 @@
 //! `archipelago-lab keigo` from end to end, small and fast.
 
 use std::ffi::OsString;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
 use serde_json::Value;
 
-/// A script that runs this program as `archipelago`.
-fn program(dir: &Path) -> PathBuf {
-    let own = std::env::current_exe().expect("this program");
-    let program = dir.join("archipelago");
-    let script = format!(
-        "#!/bin/sh\nexport {}=\"$(printf '%s\\n' \"$@\")\"\nexec {} --exact comparisons::program\n",
-        crate::comparisons::WORDS,
-        own.display()
-    );
-    #[expect(clippy::disallowed_methods, reason = "a script, no database file")]
-    std::fs::write(&program, script).expect("a script");
-    let mode = std::fs::Permissions::from_mode(0o755);
-    std::fs::set_permissions(&program, mode).expect("an executable script");
-    program
-}
+use crate::scripts::program;
 
 fn make(dir: &Path) {
     #[expect(clippy::disallowed_methods, reason = "where runs are made, no database file")]
@@ -36,7 +21,7 @@ fn reproduce(dir: &Path, words: &[&str]) -> (Value, String, Vec<String>) {
     let mut args: Vec<OsString> =
         ["keigo", "--quick", "--records=16000", "--seconds=1"].map(Into::into).into();
     args.extend(words.iter().map(OsString::from));
-    args.push(format!("--archipelago={}", program(dir).display()).into());
+    args.push(format!("--archipelago={}", program(dir, "").display()).into());
     args.push(format!("--out={}", out.display()).into());
     args.push(format!("--fast={}", fast.display()).into());
     assert_eq!(archipelago_lab::main(args), ExitCode::SUCCESS, "{words:?}");

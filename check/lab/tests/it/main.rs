@@ -6,6 +6,7 @@ mod keigo;
 mod o3;
 mod pages;
 mod rocksdb;
+mod scripts;
 mod terark;
 mod terark_nodes;
 mod verbs;

@@ -26,7 +26,7 @@ fn role(dir: &Path) -> PathBuf {
          --nocapture\n",
         own.display()
     );
-    crate::terark::script(dir, "role", &text)
+    crate::scripts::script(dir, "role", &text)
 }
 
 /// Runs the tiny form with `words`, and returns its report, its text and the names of its charts.
@@ -35,7 +35,7 @@ fn report(words: &[&str]) -> (Value, String, Vec<String>) {
     let (out, base) = (dir.path().join("out"), dir.path().join("runs"));
     let mut args: Vec<OsString> =
         ["o3", "--tiny"].into_iter().chain(words.iter().copied()).map(Into::into).collect();
-    let program = crate::terark::program(dir.path());
+    let program = crate::scripts::program(dir.path(), "--nocapture");
     args.push(format!("--archipelago={}", program.display()).into());
     args.push(format!("--node_program={}", role(dir.path()).display()).into());
     args.push(format!("--out={}", out.display()).into());

@@ -8,14 +8,14 @@ use std::sync::Mutex;
 
 use serde_json::Value;
 
+use crate::scripts::script;
+
 /// A side: prints a result line of `rate` operations per second and a distribution for each
 /// benchmark, makes the database's directory with a table of ten bytes, notes each of its runs in a
 /// file, and fails if a file named after a benchmark lies next to it.
 fn side(dir: &Path, name: &str, rate: u64) -> PathBuf {
-    use std::os::unix::fs::PermissionsExt as _;
-    let path = dir.join(name);
     let (noted, here) = (dir.join(format!("{name}.runs")), dir.display());
-    let script = format!(
+    let text = format!(
         r#"#!/bin/sh
 reads=1000
 for arg; do case $arg in
@@ -45,18 +45,7 @@ done
 "#,
         noted = noted.display(),
     );
-    #[expect(clippy::disallowed_methods, reason = "a script, no database file")]
-    std::fs::write(path.with_extension("text"), script).expect("a script");
-    // Another process makes the script. If this process wrote it, a thread that forks meanwhile
-    // would keep it open, and a file that is open for writing cannot be run ("text file busy").
-    let copied = std::process::Command::new("cp")
-        .args([&path.with_extension("text"), &path])
-        .status()
-        .expect("cp");
-    assert!(copied.success());
-    let mode = std::fs::Permissions::from_mode(0o755);
-    std::fs::set_permissions(&path, mode).expect("an executable script");
-    path
+    script(dir, name, &text)
 }
 
 /// Only one of these tests runs at a time, because they inspect the processes of the machine.

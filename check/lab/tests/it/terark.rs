@@ -1,33 +1,12 @@
 //! `archipelago-lab terark-engine` from end to end, small and fast.
 
 use std::ffi::OsString;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use serde_json::Value;
 
-/// A script at `dir/name`.
-pub(crate) fn script(dir: &Path, name: &str, text: &str) -> PathBuf {
-    let path = dir.join(name);
-    #[expect(clippy::disallowed_methods, reason = "a script, no database file")]
-    std::fs::write(&path, text).expect("a script");
-    let mode = std::fs::Permissions::from_mode(0o755);
-    std::fs::set_permissions(&path, mode).expect("an executable script");
-    path
-}
-
-/// A script that runs this program as `archipelago`.
-pub(crate) fn program(dir: &Path) -> PathBuf {
-    let own = std::env::current_exe().expect("this program");
-    let text = format!(
-        "#!/bin/sh\nexport {}=\"$(printf '%s\\n' \"$@\")\"\nexec {} --exact comparisons::program \
-         --nocapture\n",
-        crate::comparisons::WORDS,
-        own.display()
-    );
-    script(dir, "archipelago", &text)
-}
+use crate::scripts::{program, script};
 
 /// A stand-in for db_bench: it prints a result line for each benchmark, and its database has a
 /// table and a blob file.
@@ -57,7 +36,7 @@ fn rows_of_all_kinds_come_from_small_runs() {
     ]
     .map(Into::into)
     .into();
-    args.push(format!("--archipelago={}", program(dir.path()).display()).into());
+    args.push(format!("--archipelago={}", program(dir.path(), "--nocapture").display()).into());
     args.push(format!("--db_bench={}", db_bench(dir.path()).display()).into());
     args.push(format!("--out={}", out.display()).into());
     args.push(format!("--db={}", db.display()).into());

@@ -26,7 +26,7 @@ fn node(dir: &Path) -> PathBuf {
          terark_nodes::node_program --nocapture\n",
         own.display()
     );
-    crate::terark::script(dir, "node", &text)
+    crate::scripts::script(dir, "node", &text)
 }
 
 /// Runs the command with `words`, and returns its report and its text.
@@ -38,7 +38,7 @@ fn report(words: &[&str]) -> (Value, String) {
         .chain(words.iter().copied())
         .map(Into::into)
         .collect();
-    let program = crate::terark::program(dir.path());
+    let program = crate::scripts::program(dir.path(), "--nocapture");
     args.push(format!("--archipelago={}", program.display()).into());
     args.push(format!("--node_program={}", node(dir.path()).display()).into());
     args.push(format!("--out={}", out.display()).into());

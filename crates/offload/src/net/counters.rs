@@ -1,7 +1,7 @@
 //! Counters of the jobs that a database sends to executors.
 //!
 //! Thread-safety: any thread may call any method.
-//! Cost: a relaxed atomic operation for each count, and a short lock for a failure.
+//! Cost: an atomic operation for each count, and a short lock for a failure.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -65,6 +65,9 @@ pub struct FlushFigures {
 }
 
 /// The counters while they grow.
+///
+/// A flush is counted among the jobs before it is counted among the flushes, and
+/// [`Tally::counters`] reads them in the opposite order. So no snapshot has more flushes than jobs.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     ran_away: AtomicU64,
@@ -87,13 +90,19 @@ pub(super) struct Tally {
     run_ns: AtomicU64,
 }
 
+/// Adds to a counter. Who reads the sum with [`read`] also sees the earlier additions of this
+/// thread.
 fn add(counter: &AtomicU64, more: u64) {
-    counter.fetch_add(more, Ordering::Relaxed);
+    counter.fetch_add(more, Ordering::Release);
+}
+
+fn read(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Acquire)
 }
 
 fn by_why(counters: &[AtomicU64; LocalWhy::ALL.len()]) -> BTreeMap<&'static str, u64> {
     let of = |(why, counter): (LocalWhy, &AtomicU64)| {
-        let count = counter.load(Ordering::Relaxed);
+        let count = read(counter);
         (count > 0).then(|| (why.key(), count))
     };
     LocalWhy::ALL.into_iter().zip(counters).filter_map(of).collect()
@@ -148,7 +157,20 @@ impl Tally {
 
     /// The counters as of now.
     pub(super) fn counters(&self) -> OffloadCounters {
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        // The flushes are read first.
+        let flushes = FlushFigures {
+            in_place: read(&self.flushes_in_place),
+            remote: read(&self.flushes_remote),
+            here: by_why(&self.flushes_here),
+            packages: read(&self.packages),
+            package_bytes: read(&self.package_bytes),
+            images_in_place: read(&self.images_in_place),
+            images_fetched: read(&self.images_fetched),
+            image_bytes_fetched: read(&self.image_bytes_fetched),
+            wait_ns: read(&self.wait_ns),
+            open_ns: read(&self.open_ns),
+            run_ns: read(&self.run_ns),
+        };
         OffloadCounters {
             ran_away: read(&self.ran_away),
             bytes_away: read(&self.bytes_away),
@@ -157,19 +179,7 @@ impl Tally {
             planned_again: read(&self.planned_again),
             failed_away: read(&self.failed_away),
             last_failure: self.last_failure.lock().clone(),
-            flushes: FlushFigures {
-                in_place: read(&self.flushes_in_place),
-                remote: read(&self.flushes_remote),
-                here: by_why(&self.flushes_here),
-                packages: read(&self.packages),
-                package_bytes: read(&self.package_bytes),
-                images_in_place: read(&self.images_in_place),
-                images_fetched: read(&self.images_fetched),
-                image_bytes_fetched: read(&self.image_bytes_fetched),
-                wait_ns: read(&self.wait_ns),
-                open_ns: read(&self.open_ns),
-                run_ns: read(&self.run_ns),
-            },
+            flushes,
         }
     }
 }

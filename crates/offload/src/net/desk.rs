@@ -6,6 +6,7 @@
 //! 2. Mail for the owner of a database goes to the newest owner. Only the refusal of an older owner
 //!    goes to that older owner.
 //! 3. A correspondent has at most one request that waits for mail.
+//! 4. A pause of this process makes no executor look silent and no job late ([`AwakeTime`]).
 //!
 //! Thread-safety: any thread may call any method. One lock guards all.
 //! Failure: mail of a correspondent that does not fetch it is dropped after a minute.
@@ -18,6 +19,7 @@ use archipelago_base::clock::Clock;
 use archipelago_fabric::{Reply, Request};
 use parking_lot::Mutex;
 
+use super::awake::AwakeTime;
 use super::{MAIL_BYTES_MAX, SCHEDULER};
 use crate::ids::SchedulerLife;
 use crate::job::Payload;
@@ -42,6 +44,7 @@ struct Mailbox {
 
 #[derive(Default)]
 struct State {
+    time: AwakeTime,
     scheduler: Option<Scheduler>,
     boxes: BTreeMap<Correspondent, Mailbox>,
 }
@@ -68,20 +71,21 @@ impl SchedulerDesk {
     /// Answers a request. `term` is that of the manager; `None` while it stands by.
     pub fn handle(&self, term: Option<u64>, request: &Request<'_>, reply: Reply) {
         let mut state = self.state.lock();
-        state.follow(term, self.clock.now_ns());
+        let now_ns = state.time.until(self.clock.now_ns());
+        state.follow(term, now_ns);
         let Some(scheduler) = &state.scheduler else {
             return reply.send(OffloadMessage::Standby {}.encode());
         };
         match OffloadMessage::decode(request.body) {
             Ok(OffloadMessage::Post { from, wait_ms, mail }) => {
-                state.post(self.clock.now_ns(), from, wait_ms, &mail, reply);
+                state.post(now_ns, from, wait_ms, &mail, reply);
             }
             Ok(OffloadMessage::Status {}) => {
-                let status = scheduler.status(self.clock.now_ns());
+                let status = scheduler.status(now_ns);
                 reply.send(OffloadMessage::StatusIs { status }.encode());
             }
             Ok(OffloadMessage::Jobs {}) => {
-                let jobs = scheduler.job_list(self.clock.now_ns());
+                let jobs = scheduler.job_list(now_ns);
                 reply.send(OffloadMessage::JobsAre { jobs }.encode());
             }
             Ok(other) => {
@@ -97,8 +101,8 @@ impl SchedulerDesk {
 
     /// Handles the passing of time. The driver calls it in short intervals.
     pub fn tick(&self, term: Option<u64>) {
-        let now_ns = self.clock.now_ns();
         let mut state = self.state.lock();
+        let now_ns = state.time.until(self.clock.now_ns());
         state.follow(term, now_ns);
         let Some(scheduler) = &mut state.scheduler else { return };
         let sent = scheduler.on_timer(now_ns);
@@ -226,5 +230,55 @@ impl Mailbox {
         if !self.mail.is_empty() {
             self.answer();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use archipelago_base::clock::ManualClock;
+
+    use super::*;
+    use crate::decide::{InputReach, Load};
+    use crate::failure::ShortText;
+    use crate::ids::ExecutorId;
+
+    const EXECUTOR: ExecutorId = ExecutorId(10);
+    const TERM: Option<u64> = Some(5);
+
+    fn executors(desk: &SchedulerDesk) -> usize {
+        let mut state = desk.state.lock();
+        let now_ns = state.time.until(desk.clock.now_ns());
+        state.scheduler.as_ref().map_or(0, |scheduler| scheduler.status(now_ns).executors.len())
+    }
+
+    #[test]
+    fn only_silence_while_the_process_is_awake_counts() {
+        let clock = Arc::new(ManualClock::new(0));
+        let shared: Arc<dyn Clock> = Arc::clone(&clock) as Arc<dyn Clock>;
+        let desk = SchedulerDesk::new(&shared);
+        desk.tick(TERM);
+        let beat = OffloadMessage::Beat {
+            executor: EXECUTOR,
+            names: vec!["add".to_owned()],
+            address: ShortText::new("reef:7"),
+            slots: 1,
+            load: Load::default(),
+            reach: InputReach::default(),
+            running: Vec::new(),
+        };
+        desk.state.lock().receive(0, Correspondent::Executor(EXECUTOR), beat);
+        assert_eq!(executors(&desk), 1);
+        // The process stands still for an hour.
+        clock.advance(Duration::from_secs(3600));
+        desk.tick(TERM);
+        assert_eq!(executors(&desk), 1);
+        let gone = Duration::from_nanos(SchedulerTerms::default().gone_ns);
+        for _ in 0..100 {
+            clock.advance(gone / 100);
+            desk.tick(TERM);
+        }
+        assert_eq!(executors(&desk), 0, "the executor is silent while the process is awake");
     }
 }

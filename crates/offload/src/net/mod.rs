@@ -22,6 +22,7 @@
 //! answered.
 //! Cost: an idle owner or executor costs ten small requests a second.
 
+mod awake;
 mod counters;
 mod courier;
 mod desk;

@@ -590,7 +590,8 @@ mod tests {
         let listener = provider.serve(&node, "127.0.0.1:0").expect("a port");
         let link = || {
             let to = Connect::to(listener.address(), &Session::fresh());
-            provider.connect(to).wait().expect("a link")
+            let deadline = Duration::from_secs(30);
+            provider.connect(Connect { deadline, ..to }).wait().expect("a link")
         };
         let memory = node.allocate(4096, AtomicPath::Processor).expect("memory");
         let key = memory.grant(Rights::READ).expect("a key");

@@ -47,16 +47,19 @@ fn compactions_run_in_an_executor() {
     let office = Office::start();
     let executor = executor(&office, &[base.path()]);
     let away = open(&base, office.managers());
-    for round in 0..4 {
-        away.write(round);
+    let mut rounds = 0;
+    while away.away() == 0 || rounds < 4 {
+        away.write(rounds);
         away.compact();
+        rounds += 1;
+        assert!(rounds < 1_000, "{:?}", away.jobs.counters());
     }
-    away.check(4);
-    wait_until(|| away.away() > 0 || !away.jobs.counters().ran_here.is_empty());
-    assert!(away.away() > 0, "{:?}", away.jobs.counters());
+    away.check(rounds);
+    // The figures below belong together while no job runs.
+    away.db.wait_for_background().unwrap();
     assert!(away.jobs.counters().bytes_away > 0);
     assert!(executor.figures().succeeded >= away.away());
-    assert!(office.counters().installed > 0);
+    wait_until(|| office.counters().installed > 0);
     away.db.close().unwrap();
 }
 
@@ -72,7 +75,7 @@ fn rate_limit_of_the_database_travels_with_its_jobs() {
             away.write(rounds);
             away.compact();
             rounds += 1;
-            assert!(rounds < 100, "{:?}", away.jobs.counters());
+            assert!(rounds < 1_000, "{:?}", away.jobs.counters());
         }
         away.check(rounds);
     };
@@ -133,12 +136,21 @@ fn an_executor_refuses_directories_that_are_not_shared() {
     let office = Office::start();
     let executor = executor(&office, &[other.path()]);
     let away = open(&base, office.managers());
-    for round in 0..3 {
-        away.write(round);
+    let mut rounds = 0;
+    // An attempt of a busy machine may fail for another reason.
+    let counters = loop {
+        away.write(rounds);
         away.compact();
-    }
-    away.check(3);
-    let counters = away.jobs.counters();
+        away.db.wait_for_background().unwrap();
+        rounds += 1;
+        let counters = away.jobs.counters();
+        let reason = counters.last_failure.as_ref().map_or("", |failure| failure.reason.as_str());
+        if reason.contains("is not below a shared directory") {
+            break counters;
+        }
+        assert!(rounds < 1_000, "{counters:?}");
+    };
+    away.check(rounds);
     assert_eq!(counters.ran_away, 0, "{counters:?}");
     assert!(executor.figures().failed > 0, "{counters:?}");
     assert!(counters.planned_again > 0, "{counters:?}");
@@ -146,7 +158,6 @@ fn an_executor_refuses_directories_that_are_not_shared() {
     assert!(counters.failed_away > 0, "{counters:?}");
     let failure = counters.last_failure.expect("a reason");
     assert_eq!(failure.address.as_str(), "reef:7");
-    assert!(failure.reason.as_str().contains("is not below a shared directory"), "{failure}");
     assert!(away.jobs.facts().contains("offload_last_failure:attempt "), "{}", away.jobs.facts());
     away.db.close().unwrap();
 }
@@ -158,7 +169,7 @@ fn executors_and_schedulers_end_while_jobs_run() {
     let steady = executor(&office, &[base.path()]);
     let away = open(&base, office.managers());
     let mut rounds = 0;
-    while away.away() < 3 || rounds < 8 {
+    while away.away() < 3 || rounds < 8 || steady.figures().succeeded == 0 {
         let executor = executor(&office, &[base.path()]);
         away.write(rounds);
         rounds += 1;
@@ -175,10 +186,11 @@ fn executors_and_schedulers_end_while_jobs_run() {
         assert!(rounds < 200, "executors run nothing: {:?}", away.jobs.counters());
     }
     away.check(rounds);
-    assert!(steady.figures().succeeded > 0);
     away.db.close().unwrap();
     let away = open(&base, office.managers());
     away.check(rounds);
+    // No later job changes the number of tables.
+    away.db.wait_for_background().unwrap();
     // Each table of the directory is one of the database.
     let named = away.db.verify(|_, _| {}).unwrap().files;
     let tables = || {

@@ -10,10 +10,10 @@ use archipelago_engine::executor::{JobExecutor, JobKind};
 use archipelago_engine::options::{CfOptions, DbOptions};
 use archipelago_engine::stats::Ticker;
 use archipelago_offload::net::{
-    ExecutorServer, ExecutorSettings, OffloadExecutor, OffloadMode, OwnerSettings,
+    ExecutorServer, ExecutorSettings, OffloadCounters, OffloadExecutor, OffloadMode, OwnerSettings,
 };
 use archipelago_offload::shard_host::ShardHost;
-use archipelago_offload::shard_owner::RemoteShards;
+use archipelago_offload::shard_owner::{OwnerFigures, RemoteShards};
 use tempfile::TempDir;
 
 use crate::memories::{Listed, Listening, Memory, shard_store, shard_store_that};
@@ -21,7 +21,7 @@ use crate::office::Office;
 use crate::rounds::{Loaded, key, wait_until};
 
 /// Number of rounds after which a test gives up, because no job leaves.
-const ROUNDS_MAX: u32 = 300;
+const ROUNDS_MAX: u32 = 1000;
 
 /// A cluster and a database in a directory.
 struct World {
@@ -157,9 +157,12 @@ fn fetches_images(listening: impl Fn(&Path) -> Listening) {
     assert!(flushes.images_fetched >= 3 && flushes.image_bytes_fetched > 0, "{flushes:?}");
     assert!(executor.figures().image_bytes_fetched >= flushes.image_bytes_fetched);
     // Compactions leave as well.
-    world.away.compact();
-    let counters = world.away.jobs.counters();
-    assert!(counters.ran_away > counters.flushes.remote, "{counters:?}");
+    world.write_until(|world| {
+        world.away.compact();
+        world.away.db.wait_for_background().unwrap();
+        let counters = world.away.jobs.counters();
+        counters.ran_away > counters.flushes.remote
+    });
     world.finish();
 }
 
@@ -193,6 +196,14 @@ fn executor_elsewhere_flushes_shards_of_the_open_before() {
     flushes_kept_shards(false);
 }
 
+/// Whether a busy machine has brought a flush back or has cost shards of a node.
+fn was_late(counters: &OffloadCounters, shards: &OwnerFigures) -> bool {
+    let came_back = |why: &&str| counters.flushes.here.contains_key(*why);
+    counters.planned_again > 0
+        || shards.lost > 0
+        || ["no_executor", "silent", "failed", "busy"].iter().any(came_back)
+}
+
 fn flushes_kept_shards(is_hosted: bool) {
     let (base, office) = (tempfile::tempdir().unwrap(), Office::start());
     let node = Memory::start(&Listening::Tcp, 1, 1);
@@ -202,7 +213,7 @@ fn flushes_kept_shards(is_hosted: bool) {
     let executor = executor(&office, base.path(), hosted);
     let open = |mode| open_leaving(&base, &office, &listed, mode);
     let (mut rng, mut written, mut tries) = (Rng::with_seed(7), BTreeMap::new(), 0);
-    let (db, jobs, shards) = loop {
+    let (db, counters, sent) = loop {
         let (db, _jobs, shards) = open(OffloadMode::Memtables);
         wait_until(|| shards.figures().nodes == 1);
         while shards.figures().shards < 4 {
@@ -211,25 +222,28 @@ fn flushes_kept_shards(is_hosted: bool) {
             written.insert(key, value);
         }
         db.close().unwrap();
+        let failed_before = executor.figures().failed;
         let (db, jobs, shards) = open(OffloadMode::Flushes);
         // A flush of the first open may have taken all of them before its end.
         if db.statistics().get(Ticker::AwayShardsKept) > 0 {
-            break (db, jobs, shards);
+            wait_until(|| jobs.room(JobKind::Flush) > 0);
+            db.flush(db.default_family()).unwrap();
+            let (counters, figures) = (jobs.counters(), shards.figures());
+            let has_failed = executor.figures().failed > failed_before;
+            if !has_failed && !was_late(&counters, &figures) {
+                break (db, counters, figures.sent);
+            }
         }
         db.close().unwrap();
         tries += 1;
-        assert!(tries < 20, "{:?}", shards.figures());
+        assert!(tries < 20, "{:?}, {:?}", jobs.counters(), shards.figures());
     };
-    wait_until(|| jobs.room(JobKind::Flush) > 0);
-    db.flush(db.default_family()).unwrap();
-    let (counters, sent) = (jobs.counters(), shards.figures().sent);
     let flushes = &counters.flushes;
     let (used, other) = match is_hosted {
         true => (flushes.images_in_place, flushes.images_fetched),
         false => (flushes.images_fetched, flushes.images_in_place),
     };
     assert!(used > sent && other == 0, "{counters:?}, {sent} sent");
-    assert_eq!((counters.planned_again, executor.figures().failed), (0, 0), "{counters:?}");
     for (key, value) in &written {
         assert_eq!(db.get(key).unwrap().as_deref(), Some(&value[..]));
     }

@@ -114,6 +114,8 @@ pub(crate) fn shard_store_that(listed: &Arc<Listed>, leaves_shards: bool) -> Arc
     let terms = OwnerTerms {
         beat: Duration::from_millis(50),
         silence: Duration::from_millis(500),
+        // A close waits for every node that is not lost, also on a busy machine.
+        farewell: Duration::from_secs(60),
         landing_bytes: MIB,
         leaves_shards,
         ..OwnerTerms::default()

@@ -68,7 +68,7 @@ impl World {
             _ => "127.0.0.1:0".to_owned(),
         };
         let listener = provider.serve(&node, &address).unwrap();
-        let to = Connect::to(listener.address(), &Session::fresh());
+        let to = Connect { deadline: LONG, ..Connect::to(listener.address(), &Session::fresh()) };
         let link = provider.connect(to).wait().unwrap();
         Self { host, bytes, link, got, _listener: listener, _dir: dir }
     }

@@ -4,7 +4,9 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
+use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::{ErrorKind, Result};
 use archipelago_env::{FileClass, FileSystem};
 use archipelago_store::memory::{Fault, MemoryPool, PoolCall};
@@ -279,11 +281,33 @@ fn removal_that_failed_is_completed() {
     }
 }
 
+/// A clock that stands still, so that no lease ends. Its sleeps take their time.
+#[derive(Debug, Default)]
+struct StandingClock(SystemClock);
+
+impl Clock for StandingClock {
+    fn now_ns(&self) -> u64 {
+        0
+    }
+
+    fn unix_ms(&self) -> u64 {
+        self.0.unix_ms()
+    }
+
+    fn sleep(&self, duration: Duration) {
+        self.0.sleep(duration);
+    }
+}
+
 #[test]
 fn owner_that_lives_is_not_removed() {
     let pool = MemoryPool::new(1);
-    let lease = std::time::Duration::from_secs(3);
-    let options = |owner: &str| VolumeOptions { lease, ..VolumeOptions::new(owner) };
+    let (lease, clock) = (Duration::from_secs(3), Arc::new(StandingClock::default()));
+    // Only a renewal, by a thread that keeps real time, ends the watch of the remover.
+    let options = |owner: &str| {
+        let clock: Arc<dyn Clock> = Arc::clone(&clock) as _;
+        VolumeOptions { lease, clock, ..VolumeOptions::new(owner) }
+    };
     Volume::create(&pool.stores(), ORIGINAL, &options("nobody")).unwrap();
     let volume = Volume::open(&pool.stores(), ORIGINAL, &options("process 7")).unwrap();
     let fs = StoreFs::new(volume);

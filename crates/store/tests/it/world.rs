@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use archipelago_base::{Epoch, Error};
 use archipelago_env::{
@@ -14,6 +15,9 @@ use archipelago_store::volume::{Volume, VolumeOptions};
 
 /// Directory of the files of all tests.
 pub(crate) const DIR: &str = "/db";
+
+/// Length of a lease that outlives every test.
+const LEASE: Duration = Duration::from_secs(3600);
 
 /// All classes of files that [`FileSystem::create`] takes.
 pub(crate) const CLASSES: [FileClass; 5] =
@@ -38,7 +42,8 @@ pub(crate) fn new_world(seed: u64) -> (MemoryPool, Arc<StoreFs>) {
 
 /// The file system of a process that takes the volume over.
 pub(crate) fn take_over(pool: &MemoryPool) -> Arc<StoreFs> {
-    let options = VolumeOptions { take_over: true, ..VolumeOptions::new("the tests") };
+    let options =
+        VolumeOptions { lease: LEASE, take_over: true, ..VolumeOptions::new("the tests") };
     StoreFs::new(Volume::open(&pool.stores(), "db", &options).unwrap())
 }
 

@@ -15,7 +15,9 @@ struct World {
 impl World {
     fn new() -> Self {
         let (tell, told) = mpsc::channel();
-        let slots = Arc::new(WriteSlots::new(Arc::default()));
+        // A machine that pauses must not end a wait.
+        let patience = Duration::from_secs(3600);
+        let slots = Arc::new(WriteSlots { patience, ..WriteSlots::new(Arc::default()) });
         Self { slots, tell, told, threads: Vec::new() }
     }
 
@@ -63,11 +65,17 @@ const LIMIT: u32 = 4;
 fn flushes_begin_before_compactions_in_order_of_level() {
     let mut world = World::new();
     let log = world.slots.begin(SlotKind::Urgent, LIMIT);
-    for level in [6, 5, 6, 4] {
-        world.ask(SlotKind::Compaction(level), LIMIT);
-    }
     let (deep, next) = (SlotKind::Compaction(6), SlotKind::Compaction(5));
-    let mut first = world.began(&[deep, next], 2);
+    let mut first = Vec::new();
+    for kind in [deep, next] {
+        // One begins before the next asks, because two threads may send their slots in any order.
+        world.ask(kind, LIMIT);
+        first.extend(world.began(&[kind], 0));
+    }
+    for kind in [deep, SlotKind::Compaction(4)] {
+        world.ask(kind, LIMIT);
+    }
+    assert_eq!(world.slots.waiting(), 2);
     for _ in 0..3 {
         world.ask(SlotKind::Flush, LIMIT);
     }

@@ -14,6 +14,7 @@ use archipelago_pool::wire::{BlockState, Message, Why};
 use archipelago_pool::{Address, BlockId, Owned, Pool, PoolOptions, Sharing};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
+use crate::held_port::HeldPort;
 use crate::{archipelago, text};
 
 const VARIABLE: &str = "ARCHIPELAGO_CLUSTER_HELPER";
@@ -93,12 +94,13 @@ impl Drop for Process {
     }
 }
 
-/// Starts a manager with short leases. Returns its address.
+/// Starts a manager. It declares members dead only after seconds, because a busy machine may stop
+/// one for long. Returns its address.
 fn manager(at: &str, copies: u32) -> (Process, String) {
     let mut process = Process::start(
         archipelago()
             .args(["node", "manager", "--listen", at, "--copies", &copies.to_string()])
-            .args(["--lease-ms", "600", "--node-lease-ms", "400"]),
+            .args(["--lease-ms", "3000", "--node-lease-ms", "2000"]),
     );
     let said = process.line();
     let address = said.rsplit("tcp:").next().unwrap().to_owned();
@@ -220,9 +222,9 @@ fn cluster_starts_shows_its_status_and_stops() {
         "--manager",
         "127.0.0.1:0",
         "--lease-ms",
-        "600",
+        "3000",
         "--node-lease-ms",
-        "400",
+        "2000",
     ]));
     let lines: Vec<String> = (0..4).map(|_| cluster.line()).collect();
     assert!(
@@ -301,13 +303,13 @@ fn cluster_of_one_node_has_whole_blocks_of_one_copy() {
 
 #[test]
 fn node_starts_without_a_manager_and_prints_its_blocks() {
-    // No program listens there, because the port was free a moment ago.
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    // No program listens there.
+    let port = HeldPort::take();
     let mut node =
         Process::start(
             archipelago()
                 .args(["node", "memory", "--size", "4GiB", "--listen", "127.0.0.1:0"])
-                .args(["--stop-with-stdin", "--manager", &free.to_string()]),
+                .args(["--stop-with-stdin", "--manager", &port.address()]),
         );
     let said = node.line();
     let expected = "Memory node 1 lends 4 GiB in 256 blocks of 16 MiB on tcp:127.0.0.1:";
@@ -354,7 +356,8 @@ fn killed_node_is_replaced_and_filled_after_its_restart() {
 
 #[test]
 fn manager_asks_the_nodes_after_a_kill() {
-    let (mut first, address) = manager("127.0.0.1:0", 2);
+    let port = HeldPort::take();
+    let (mut first, address) = manager(&port.address(), 2);
     let _nodes: Vec<Process> = (1..=2).map(|id| memory(id, &address, &[])).collect();
     let pool = join(&address);
     until("two nodes are up", || up(&pool) == 2);

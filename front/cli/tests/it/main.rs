@@ -5,6 +5,7 @@
 mod cluster;
 mod descriptors;
 mod full_disk;
+mod held_port;
 mod memory;
 mod metrics;
 mod offload;

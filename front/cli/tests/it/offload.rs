@@ -14,8 +14,14 @@ const KEYS: usize = 2000;
 
 /// A manager, with its address.
 pub(crate) fn manager() -> (Process, String) {
-    let mut process =
-        Process::start(archipelago().args(["node", "manager", "--listen", "127.0.0.1:0"]));
+    manager_with(&[])
+}
+
+/// A manager with these further flags, and its address.
+pub(crate) fn manager_with(more: &[&str]) -> (Process, String) {
+    let mut process = Process::start(
+        archipelago().args(["node", "manager", "--listen", "127.0.0.1:0"]).args(more),
+    );
     let said = process.line();
     assert!(said.starts_with("Manager listens on tcp:"), "{said}");
     let address = said.rsplit("tcp:").next().unwrap().to_owned();

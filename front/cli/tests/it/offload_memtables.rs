@@ -8,12 +8,18 @@ use rustix::process::Signal;
 
 use crate::cluster::{Process, until};
 use crate::metrics::{metrics_of, scrape};
-use crate::offload::{figure, load, manager, value, write};
+use crate::offload::{figure, load, manager, manager_with, value, write};
 use crate::store::Redis;
 use crate::{archipelago, db, text};
 
 /// Keys that each round writes.
 const KEYS: usize = 2000;
+/// Flags of a manager that declares a memory node dead only after seconds, because a busy machine
+/// may stop one for long. A server does so after five seconds anyway.
+const PATIENT: [&str; 2] = ["--node-lease-ms", "4000"];
+/// Number of kills of which one must meet shards at the nodes. A pause of a process at the wrong
+/// time costs the shards of one kill.
+const TRIES: usize = 5;
 
 fn memory(id: u64, manager: &str) -> Process {
     let mut process = Process::start(
@@ -75,20 +81,74 @@ fn load_until(redis: &mut Redis, round: usize, name: &str, more: u64) -> usize {
     last
 }
 
-/// Writes rounds after `round`, which was the last one, until shards rest at the nodes and no flush
-/// takes them. Returns the last round.
+/// Writes rounds after `round`, which was the last one, until shards rest at the nodes and no job
+/// of the server, such as a flush that takes them, runs. Returns the last round.
 fn load_until_shards_rest(redis: &mut Redis, round: usize) -> usize {
     let (mut last, mut steady) = (round, 0);
     until("shards rest at the nodes", || {
-        if figure(redis, "offload_shards_shards") > 0 {
-            steady += 1;
-        } else {
-            (last, steady) = (last + 1, 0);
+        let is_idle = figure(redis, "num_running_jobs") == 0;
+        let has_shards = figure(redis, "offload_shards_shards") > 0;
+        steady = if is_idle && has_shards { steady + 1 } else { 0 };
+        if is_idle && !has_shards {
+            last += 1;
             load(redis, last);
         }
         steady == 20
     });
     last
+}
+
+/// Kills both nodes, one after the other, while shards rest there, until shards were lost. Every
+/// acknowledged write is read meanwhile. Returns the last round.
+fn kill_nodes_with_shards(
+    nodes: &mut [Process; 2],
+    manager: &str,
+    redis: &mut Redis,
+    round: usize,
+) -> usize {
+    let mut last = round;
+    for _ in 0..TRIES {
+        last = load_until_shards_rest(redis, last);
+        check_all(redis, last);
+        for node in nodes.iter_mut() {
+            node.kill();
+            check_all(redis, last);
+        }
+        nodes_are(redis, 0);
+        check_all(redis, last);
+        if figure(redis, "offload_shards_lost") > 0 {
+            return last;
+        }
+        *nodes = [memory(1, manager), memory(2, manager)];
+        nodes_are(redis, 2);
+    }
+    panic!("no shard was lost by {TRIES} kills of both nodes");
+}
+
+/// A server whose memtables rest at memory nodes, and the last round that was written.
+struct Loaded<'a> {
+    dir: &'a Path,
+    manager: &'a str,
+    server: Process,
+    redis: Redis,
+    round: usize,
+}
+
+impl Loaded<'_> {
+    /// Ends the server by `end` while shards rest at the nodes, and opens the database again, until
+    /// an open has kept shards. Every acknowledged write is read after each open.
+    fn reopen_with_shards(&mut self, mut end: impl FnMut(&mut Process)) {
+        for _ in 0..TRIES {
+            self.round = load_until_shards_rest(&mut self.redis, self.round);
+            end(&mut self.server);
+            (self.server, self.redis) = away(self.dir, self.manager);
+            check_all(&mut self.redis, self.round);
+            if figure(&mut self.redis, "offload_takeover_kept") > 0 {
+                return;
+            }
+        }
+        panic!("none of {TRIES} opens has kept shards");
+    }
 }
 
 fn nodes_are(redis: &mut Redis, count: u64) {
@@ -101,20 +161,11 @@ fn memtables_of_a_server_rest_at_memory_nodes_that_are_killed() {
     let (_manager, at) = manager();
     let mut nodes = [memory(1, &at), memory(2, &at)];
     let dir = base.path().join("db");
-    let (mut server, mut redis) = away(&dir, &at);
+    let (server, mut redis) = away(&dir, &at);
     nodes_are(&mut redis, 2);
     let round = load_until(&mut redis, 0, "offload_shards_sent", 20);
-    let round = load_until_shards_rest(&mut redis, round);
-    check_all(&mut redis, round);
+    let round = kill_nodes_with_shards(&mut nodes, &at, &mut redis, round);
     assert!(figure(&mut redis, "offload_shards_keys") > 0, "nodes have searched keys");
-    // Both nodes are killed, one after the other. Every acknowledged write is read meanwhile.
-    for node in &mut nodes {
-        node.kill();
-        check_all(&mut redis, round);
-    }
-    nodes_are(&mut redis, 0);
-    check_all(&mut redis, round);
-    assert!(figure(&mut redis, "offload_shards_lost") > 0);
     // Without nodes the server flushes itself.
     load(&mut redis, round + 1);
     check_all(&mut redis, round + 1);
@@ -131,20 +182,19 @@ fn memtables_of_a_server_rest_at_memory_nodes_that_are_killed() {
     let round = load_until(&mut redis, round + 1, "offload_shards_sent", 5);
     check_all(&mut redis, round);
     // The server is killed while shards are away. The next server keeps them.
-    let mut round = load_until(&mut redis, round + 1, "offload_shards_sent", 20);
+    let round = load_until(&mut redis, round + 1, "offload_shards_sent", 20);
+    let mut loaded = Loaded { dir: &dir, manager: &at, server, redis, round };
     for _ in 0..2 {
-        round = load_until_shards_rest(&mut redis, round);
-        server.kill();
-        (server, redis) = away(&dir, &at);
-        check_all(&mut redis, round);
-        assert!(figure(&mut redis, "offload_takeover_kept") > 0, "shards are kept");
-        assert!(figure(&mut redis, "offload_takeover_records_spared") > 0);
-        nodes_are(&mut redis, 2);
-        round = load_until(&mut redis, round + 1, "offload_shards_sent", 20);
-        check_all(&mut redis, round);
+        loaded.reopen_with_shards(Process::kill);
+        let Loaded { redis, round, .. } = &mut loaded;
+        assert!(figure(redis, "offload_takeover_records_spared") > 0);
+        nodes_are(redis, 2);
+        *round = load_until(redis, *round + 1, "offload_shards_sent", 20);
+        check_all(redis, *round);
     }
     // The nodes end as well, and the server reads the kept shards from its log.
-    round = load_until_shards_rest(&mut redis, round);
+    let Loaded { mut server, mut redis, round, .. } = loaded;
+    let round = load_until_shards_rest(&mut redis, round);
     server.kill();
     let (server, mut redis) = away(&dir, &at);
     drop(nodes);
@@ -157,7 +207,7 @@ fn memtables_of_a_server_rest_at_memory_nodes_that_are_killed() {
 #[test]
 fn kill_of_one_of_two_memory_nodes_rebuilds_nothing_with_two_copies() {
     let base = tempfile::tempdir().unwrap();
-    let (_manager, at) = manager();
+    let (_manager, at) = manager_with(&PATIENT);
     let mut nodes = [memory(1, &at), memory(2, &at)];
     let dir = base.path().join("db");
     let more = ["--offload-mode", "memtables", "--shard-copies", "2"];
@@ -211,17 +261,17 @@ fn server_that_stops_in_order_leaves_its_shards_to_the_next_start() {
     let figures = metrics_of(&mut node);
     let shards = || scrape(&figures).value("archipelago_memory_node_shards", &[]);
     let dir = base.path().join("db");
-    let (mut server, mut redis) = away(&dir, &at);
+    let (server, mut redis) = away(&dir, &at);
     nodes_are(&mut redis, 1);
     let round = load_until(&mut redis, 0, "offload_shards_sent", 5);
-    let round = load_until_shards_rest(&mut redis, round);
-    until("the node has shards", || shards().is_some_and(|count| count > 0.0));
-    drop(redis);
-    assert!(server.end().contains("Stopped"));
-    assert!(shards().is_some_and(|count| count > 0.0), "the node keeps them for ten minutes");
-    let (mut server, mut redis) = away(&dir, &at);
-    check_all(&mut redis, round);
-    assert!(figure(&mut redis, "offload_takeover_kept") > 0);
+    let mut loaded = Loaded { dir: &dir, manager: &at, server, redis, round };
+    let mut left = None;
+    loaded.reopen_with_shards(|server| {
+        assert!(server.end().contains("Stopped"));
+        left = shards();
+    });
+    assert!(left.is_some_and(|count| count > 0.0), "the node keeps them for ten minutes");
+    let Loaded { mut server, redis, round, .. } = loaded;
     drop(redis);
     assert!(server.end().contains("Stopped"));
     // A server without the mode reads everything from tables and log.
@@ -279,7 +329,7 @@ fn servers_share_a_memory_node_by_guarantees() {
 #[test]
 fn memory_node_is_drained_while_a_server_uses_it() {
     let base = tempfile::tempdir().unwrap();
-    let (_manager, at) = manager();
+    let (_manager, at) = manager_with(&PATIENT);
     let mut nodes = [memory(1, &at), memory(2, &at)];
     let (_server, mut redis) = away(&base.path().join("db"), &at);
     nodes_are(&mut redis, 2);

@@ -66,7 +66,7 @@ fn members_with_the_secret_find_each_other_and_others_get_a_reason() {
         Process::start(
             archipelago()
                 .args(["node", "manager", "--listen", "0.0.0.0:0", "--copies", "1"])
-                .args(["--lease-ms", "600", "--node-lease-ms", "400", "--secret-file", &ours]),
+                .args(["--lease-ms", "3000", "--node-lease-ms", "2000", "--secret-file", &ours]),
         );
     let said = manager.line();
     let port = said.rsplit(':').next().unwrap().to_owned();

@@ -8,19 +8,26 @@ use std::process::{Command, Output};
 use rustix::process::Signal;
 
 use crate::cluster::{Process, until};
+use crate::held_port::HeldPort;
 use crate::store::Redis;
 use crate::{archipelago, text};
 
-/// Length of the leases of the tests, in milliseconds. A busy machine may stop an owner for long.
-const LEASE_MS: &str = "4000";
+/// Length of the leases of owners, in milliseconds. A busy machine may stop an owner for long.
+const LEASE_MS: &str = "10000";
+/// Length of the lease of an owner whose end a test waits for.
+const SHORT_LEASE_MS: &str = "4000";
 
 /// A manager and its storage nodes. All are killed when this is dropped.
 pub(crate) struct StorageCluster {
     manager: Process,
+    /// The port of the manager, which stays with the cluster while no manager runs.
+    port: HeldPort,
     pub(crate) address: String,
     nodes: Vec<Process>,
     pub(crate) dir: tempfile::TempDir,
     secret: Vec<String>,
+    /// Length of the lease of the owners that start from now on.
+    lease_ms: &'static str,
 }
 
 impl StorageCluster {
@@ -33,9 +40,11 @@ impl StorageCluster {
     }
 
     fn without_nodes(secret: &[String]) -> Self {
-        let (manager, address) = manager("127.0.0.1:0", secret);
-        let dir = tempfile::tempdir().unwrap();
-        Self { manager, address, nodes: Vec::new(), dir, secret: secret.to_vec() }
+        let port = HeldPort::take();
+        let (manager, address) = manager(&port.address(), secret);
+        let (nodes, dir) = (Vec::new(), tempfile::tempdir().unwrap());
+        let (secret, lease_ms) = (secret.to_vec(), LEASE_MS);
+        Self { manager, port, address, nodes, dir, secret, lease_ms }
     }
 
     fn start_nodes(&mut self, count: u64) {
@@ -91,7 +100,7 @@ impl StorageCluster {
         let mut process = Process::start(
             program
                 .args(["serve", "--listen", "127.0.0.1:0", "--store", &self.address])
-                .args(["--volume", volume, "--volume-lease-ms", LEASE_MS])
+                .args(["--volume", volume, "--volume-lease-ms", self.lease_ms])
                 .args(more)
                 .args(&self.secret),
         );
@@ -194,6 +203,7 @@ fn volume_survives_kills_of_nodes_owner_and_everything() {
     // The owner is killed, and another one takes over without waiting for the lease.
     owner.kill();
     let forms = ["--take-over", "--log-writing", "striped", "--redundancy", "coded"];
+    cluster.lease_ms = SHORT_LEASE_MS;
     let (mut owner, at) = cluster.serve("reef", &[&config[..], &forms].concat());
     let mut redis = Redis::connect(&at).unwrap();
     SMALL.check(&mut redis, 700);
@@ -204,11 +214,12 @@ fn volume_survives_kills_of_nodes_owner_and_everything() {
         cluster.kill(number);
     }
     cluster.manager.kill();
-    cluster.manager = manager(&cluster.address, &[]).0;
+    cluster.manager = manager(&cluster.port.address(), &[]).0;
     for number in 1..=6 {
         cluster.revive(number);
     }
     // This owner waits for the end of the lease.
+    cluster.lease_ms = LEASE_MS;
     let (mut owner, at) = cluster.serve("reef", &config);
     let mut redis = Redis::connect(&at).unwrap();
     SMALL.check(&mut redis, 800);
@@ -281,13 +292,15 @@ fn second_owner_is_refused_until_it_takes_over() {
 
 #[test]
 fn stopped_owner_answers_no_old_read_after_its_lease() {
-    let cluster = StorageCluster::start(3);
+    let mut cluster = StorageCluster::start(3);
+    cluster.lease_ms = SHORT_LEASE_MS;
     let (mut first, at) = cluster.serve("reef", &[]);
     let mut old = Redis::connect(&at).unwrap();
     assert_eq!(old.ask_long(&["SET", "a", "old"]).unwrap(), "+OK");
     first.stop();
     // The next owner waits for the end of the lease, because it cannot know that the first owner is
     // stopped.
+    cluster.lease_ms = LEASE_MS;
     let (mut second, at) = cluster.serve("reef", &[]);
     let mut new = Redis::connect(&at).unwrap();
     assert_eq!(new.ask_long(&["GET", "a"]).unwrap(), "old");
@@ -306,6 +319,7 @@ fn stopped_owner_answers_no_old_read_after_its_lease() {
 #[test]
 fn owner_without_a_majority_of_the_root_set_answers_no_read() {
     let mut cluster = StorageCluster::start(3);
+    cluster.lease_ms = SHORT_LEASE_MS;
     let (mut owner, at) = cluster.serve("reef", &[]);
     let mut redis = Redis::connect(&at).unwrap();
     assert_eq!(redis.ask_long(&["SET", "a", "1"]).unwrap(), "+OK");
@@ -374,9 +388,8 @@ fn wrong_starts_say_what_is_missing() {
     #[expect(clippy::disallowed_methods, reason = "an operator's file")]
     std::fs::write(&file, "[[tiers]]\npath = \"device\"\ncreate = true\n").unwrap();
     // A port on which nothing listens.
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = free.local_addr().unwrap().to_string();
-    drop(free);
+    let port = HeldPort::take();
+    let address = port.address();
     let serve = |more: &[&str]| {
         let output = archipelago().args(["serve", "--listen", "127.0.0.1:0"]).args(more).output();
         refused(&output.unwrap())

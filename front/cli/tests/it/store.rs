@@ -27,6 +27,16 @@ impl Redis {
         self.reply()
     }
 
+    /// Sends a command like `ask`, again while the reply is that the client may try again.
+    fn ask_again(&mut self, command: &str) -> String {
+        let mut told = String::new();
+        until(command, || {
+            told = self.ask(command).unwrap();
+            !told.starts_with("-TRYAGAIN ")
+        });
+        told
+    }
+
     /// Sends commands in one write.
     fn send(&mut self, commands: &[String]) -> io::Result<()> {
         let mut all = commands.join("\r\n");
@@ -44,16 +54,17 @@ impl Redis {
         self.reply()
     }
 
-    /// Sends a command and reads a reply that is a list of what `ask` reads.
+    /// Sends a command like `ask_again`, and reads a reply that is a list of what `ask` reads.
     fn list(&mut self, command: &str) -> Vec<String> {
-        let head = self.ask(command).unwrap();
+        let head = self.ask_again(command);
         let count: usize = head.strip_prefix('*').expect(&head).parse().unwrap();
         (0..count).map(|_| self.reply().unwrap()).collect()
     }
 
-    /// The next cursor and the keys of a step of SCAN, or its error.
+    /// The next cursor and the keys of a step of SCAN, or its error. The command is sent like
+    /// `ask_again`.
     fn scan(&mut self, command: &str) -> Result<(String, Vec<String>), String> {
-        let head = self.ask(command).unwrap();
+        let head = self.ask_again(command);
         if head != "*2" {
             return Err(head);
         }
@@ -99,53 +110,37 @@ fn kill(pid: i32) {
     kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
 }
 
-/// Sizes and leases of a test cluster.
+/// Sizes of a test cluster.
 struct ClusterShape {
     compute: usize,
     memory: usize,
     /// Memory of each memory node.
     size: &'static str,
     block: &'static str,
-    lease_ms: &'static str,
-    node_lease_ms: &'static str,
 }
 
 impl Default for ClusterShape {
     fn default() -> Self {
-        let (size, block) = ("48MiB", "1MiB");
-        Self { compute: 1, memory: 1, size, block, lease_ms: "2000", node_lease_ms: "1500" }
+        Self { compute: 1, memory: 1, size: "48MiB", block: "1MiB" }
     }
 }
 
 impl Cluster {
-    /// Starts a cluster that declares nodes dead only after seconds, because a busy machine may
-    /// stop one for long.
     fn up(compute: usize, memory: usize) -> Self {
         Self::sized(&ClusterShape { compute, memory, ..ClusterShape::default() })
     }
 
-    /// Starts a cluster that soon declares silent nodes dead.
-    fn quick(compute: usize, memory: usize) -> Self {
-        let (lease_ms, node_lease_ms) = ("600", "400");
-        Self::sized(&ClusterShape {
-            compute,
-            memory,
-            lease_ms,
-            node_lease_ms,
-            ..ClusterShape::default()
-        })
-    }
-
-    /// Starts a cluster of the given shape.
+    /// Starts a cluster of the given shape. It declares nodes dead only after seconds, because a
+    /// busy machine may stop one for long.
     fn sized(shape: &ClusterShape) -> Self {
-        let ClusterShape { compute, memory, size, block, lease_ms, node_lease_ms } = *shape;
+        let ClusterShape { compute, memory, size, block } = *shape;
         let mut process = Process::start(
             archipelago()
                 .args(["cluster", "up", "--size", size, "--block", block])
                 .args(["--partitions", "64", "--offload", "500"])
                 .args(["--memory", &memory.to_string(), "--compute", &compute.to_string()])
                 .args(["--manager", "127.0.0.1:0", "--resp", "127.0.0.1:0"])
-                .args(["--lease-ms", lease_ms, "--node-lease-ms", node_lease_ms]),
+                .args(["--lease-ms", "2000", "--node-lease-ms", "1500"]),
         );
         let word = |line: &str, at: usize| line.split_whitespace().nth(at).unwrap().to_owned();
         let manager = word(&process.line(), 1);
@@ -189,6 +184,15 @@ impl Cluster {
     }
 }
 
+/// Whether a reply to TTL lies in a range of seconds such as "90 to 100". A busy machine may stop
+/// the test for seconds after the expiry was set.
+fn has_ttl(answered: &str, range: &str) -> bool {
+    let Some((least, most)) = range.split_once(" to ") else { return false };
+    let (least, most): (u64, u64) = (least.parse().unwrap(), most.parse().unwrap());
+    let seconds: Option<u64> = answered.strip_prefix(':').and_then(|left| left.parse().ok());
+    seconds.is_some_and(|seconds| (least..=most).contains(&seconds))
+}
+
 #[test]
 fn value_set_at_one_compute_node_is_read_at_another() {
     let mut cluster = Cluster::up(2, 3);
@@ -208,7 +212,7 @@ fn value_set_at_one_compute_node_is_read_at_another() {
         ("STRLEN a", ":3"),
         ("GETRANGE a 1 -1", "45"),
         ("EXPIRE a 100", ":1"),
-        ("TTL a", ":100"),
+        ("TTL a", "90 to 100"),
         ("PERSIST a", ":1"),
         ("TTL a", ":-1"),
         ("GETEX a PX 100000", "345"),
@@ -220,7 +224,8 @@ fn value_set_at_one_compute_node_is_read_at_another() {
         ("DEL b c e", ":2"),
         ("SET short lived PX 1", "+OK"),
     ] {
-        assert_eq!(one.ask(command).unwrap(), told, "{command}");
+        let answered = one.ask(command).unwrap();
+        assert!(answered == told || has_ttl(&answered, told), "{command}: {answered}, not {told}");
     }
     until("what has expired is gone on every node", || other.ask("GET short").unwrap() == "nil");
     for command in ["RANGE - +", "DELRANGE [a +", "MSETNX x 1"] {
@@ -272,7 +277,7 @@ fn keys_of_all_partitions_are_counted_and_flushed() {
 
 #[test]
 fn scan_continues_at_another_node_after_a_kill() {
-    let mut cluster = Cluster::quick(2, 3);
+    let mut cluster = Cluster::up(2, 3);
     let [mut one, mut other] = [0, 1].map(|at| Redis::connect(&cluster.compute[at].0).unwrap());
     let mut all: Vec<String> = (0..600).map(|number| format!("key:{number}")).collect();
     for key in &all {
@@ -299,14 +304,10 @@ fn scan_continues_at_another_node_after_a_kill() {
         until("writes go on", || one.ask(&set).unwrap() == "+OK");
     }
     until("the iteration ends", || {
-        // Commands on partitions of the dead node wait, and fail in the end.
-        match one.scan(&format!("SCAN {cursor} MATCH key:* COUNT 50")) {
-            Ok(step) => {
-                found.extend(step.1);
-                cursor = step.0;
-            }
-            Err(told) => assert!(told.starts_with("-TRYAGAIN "), "{told}"),
-        }
+        // Commands on partitions of the dead node wait, and fail in the end. They are repeated.
+        let step = one.scan(&format!("SCAN {cursor} MATCH key:* COUNT 50")).unwrap();
+        found.extend(step.1);
+        cursor = step.0;
         cursor == "0"
     });
     found.sort_unstable();
@@ -321,8 +322,8 @@ fn scan_continues_at_another_node_after_a_kill() {
     assert_eq!(some, (10..20).map(|number| format!("key:{number}")).collect::<Vec<_>>());
     assert_eq!(one.list("KEYS nothing*"), [""; 0]);
     assert_eq!(one.list("KEYS *").len(), 1200);
-    assert!(one.ask("RANDOMKEY").unwrap().contains(':'));
-    let told = one.ask("INFO keyspace").unwrap();
+    assert!(one.ask_again("RANDOMKEY").contains(':'));
+    let told = one.ask_again("INFO keyspace");
     // Beyond 1,000 records the figures are those of a sample, within 5 %.
     let keys = told.split("db0:keys=").nth(1).and_then(|rest| rest.split(',').next());
     let keys: u64 = keys.unwrap_or_else(|| panic!("{told}")).parse().unwrap();
@@ -346,7 +347,7 @@ fn values_are_renamed_and_copied_with_their_expiry() {
         ("RENAME a b", "+OK"),
         ("EXISTS a", ":0"),
         ("GET b", "1"),
-        ("TTL b", ":1000"),
+        ("TTL b", "990 to 1000"),
         ("RENAMENX b c", ":1"),
         ("EXISTS a b", ":0"),
         ("RENAME c c", "+OK"),
@@ -354,15 +355,14 @@ fn values_are_renamed_and_copied_with_their_expiry() {
         ("COPY c c", "-ERR source and destination objects are the same"),
         ("COPY nothing d", ":0"),
         ("COPY c d", ":1"),
-        ("TTL d", ":1000"),
+        ("TTL d", "990 to 1000"),
         ("SET d 5", "+OK"),
         ("COPY c d", ":0"),
         ("COPY c d REPLACE", ":1"),
         ("MGET c d", "*2"),
     ] {
         let answered = one.ask(command).unwrap();
-        let near = told == ":1000" && answered == ":999";
-        assert!(answered == told || near, "{command}: {answered}");
+        assert!(answered == told || has_ttl(&answered, told), "{command}: {answered}, not {told}");
     }
     assert_eq!((one.reply().unwrap(), one.reply().unwrap()), ("1".into(), "1".into()));
     assert_eq!(other.ask("GET d").unwrap(), "1");
@@ -507,7 +507,7 @@ fn read(redis: &mut Redis, key: usize, counted: &Counted) -> bool {
 #[test]
 fn acknowledged_writes_survive_kills_and_are_not_read_stale() {
     const KEYS: usize = 6;
-    let mut cluster = Cluster::quick(2, 3);
+    let mut cluster = Cluster::up(2, 3);
     let (killed, stays) = (cluster.compute[0].clone(), cluster.compute[1].0.clone());
     let keys: Vec<Counted> = (0..KEYS).map(|_| Counted::default()).collect();
     let (keys, end) = (&keys[..], &AtomicBool::new(false));

@@ -12,6 +12,9 @@
 //! 3. A request has at most 8 KiB.
 //! 4. Figures are collected by one thread at a time, and at most ten times a second. Scrapes in
 //!    between get the text of the last collection.
+//! 5. A thread that serves a connection releases the state, with its sources, before the connection
+//!    no longer counts as open. So the drop of a [`MetricsServer`], which waits until no connection
+//!    is open, returns when no thread holds a source.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: a port that is taken is an error of the bind. Later failures are logged.
@@ -22,7 +25,7 @@ mod request;
 use std::io::{ErrorKind as IoErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use archipelago_base::clock::{Clock, SystemClock};
@@ -65,11 +68,46 @@ struct EndpointState {
     sources: Vec<Source>,
     collection: Mutex<Collection>,
     stop: AtomicBool,
-    /// Number of connections that are being served.
-    open: AtomicUsize,
-    closed: (Mutex<()>, Condvar),
+    open: Arc<OpenConnections>,
     answers: [AtomicU64; Status::ALL.len()],
     refused: AtomicU64,
+}
+
+/// The connections that are being served. It is separate from the state, because the thread of a
+/// connection uses it after it has released the state.
+#[derive(Default)]
+struct OpenConnections {
+    count: Mutex<usize>,
+    closed: Condvar,
+}
+
+impl OpenConnections {
+    fn count(&self) -> usize {
+        *self.count.lock()
+    }
+
+    /// Counts one more connection until the returned guard is dropped.
+    fn add(self: &Arc<Self>) -> Counted {
+        *self.count.lock() += 1;
+        Counted(Arc::clone(self))
+    }
+
+    fn wait_until_none(&self) {
+        let mut count = self.count.lock();
+        while *count > 0 {
+            self.closed.wait(&mut count);
+        }
+    }
+}
+
+/// Counts an open connection until it is dropped.
+struct Counted(Arc<OpenConnections>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        *self.0.count.lock() -= 1;
+        self.0.closed.notify_all();
+    }
 }
 
 /// A port that is open and does not serve yet.
@@ -133,14 +171,18 @@ impl MetricsListener {
     /// # Errors
     /// `Io` if the system starts no thread.
     pub fn serve(self, sources: Vec<Source>) -> Result<MetricsServer> {
+        self.serve_by(SystemClock::shared(), sources)
+    }
+
+    /// Serves the figures of `sources`. `clock` measures deadlines and the age of a collection.
+    fn serve_by(self, clock: Arc<dyn Clock>, sources: Vec<Source>) -> Result<MetricsServer> {
         let state = Arc::new(EndpointState {
             listener: self.listener,
-            clock: SystemClock::shared(),
+            clock,
             sources,
             collection: Mutex::default(),
             stop: AtomicBool::new(false),
-            open: AtomicUsize::new(0),
-            closed: (Mutex::new(()), Condvar::new()),
+            open: Arc::default(),
             answers: Default::default(),
             refused: AtomicU64::new(0),
         });
@@ -174,27 +216,20 @@ impl Drop for MetricsServer {
         if let Some(Err(error)) = self.accepting.take().map(Joiner::join) {
             tracing::error!(%error, "the thread of the metrics ended early");
         }
-        let (lock, closed) = &self.state.closed;
-        let mut guard = lock.lock();
-        while self.state.open.load(Ordering::SeqCst) > 0 {
-            closed.wait_for(&mut guard, LOOK);
-        }
+        self.state.open.wait_until_none();
     }
 }
 
-/// Counts an open connection until it is dropped.
-struct OpenConnection(Arc<EndpointState>);
+/// An open connection, as its thread holds it. Rust drops the fields in their order, so the state
+/// is released before the connection no longer counts (invariant 5).
+struct OpenConnection {
+    state: Arc<EndpointState>,
+    _counted: Counted,
+}
 
 impl OpenConnection {
     fn serve(&self, stream: &TcpStream) {
-        self.0.serve(stream);
-    }
-}
-
-impl Drop for OpenConnection {
-    fn drop(&mut self) {
-        self.0.open.fetch_sub(1, Ordering::SeqCst);
-        self.0.closed.1.notify_all();
+        self.state.serve(stream);
     }
 }
 
@@ -225,7 +260,7 @@ impl EndpointState {
     /// Serves a connection on a thread of its own, or refuses it.
     fn admit(self: &Arc<Self>, stream: TcpStream) {
         // Only this thread adds connections.
-        if self.open.load(Ordering::SeqCst) >= CONNECTIONS_MAX {
+        if self.open.count() >= CONNECTIONS_MAX {
             self.refused.fetch_add(1, Ordering::Relaxed);
             self.count(Status::Unavailable);
             // The answer fits into the buffer of the socket, so that nothing waits.
@@ -234,8 +269,7 @@ impl EndpointState {
                 .and_then(|()| (&stream).write_all(&request::refusal(Status::Unavailable, true)));
             return;
         }
-        self.open.fetch_add(1, Ordering::SeqCst);
-        let connection = OpenConnection(Arc::clone(self));
+        let connection = OpenConnection { state: Arc::clone(self), _counted: self.open.add() };
         let body = Box::new(move || connection.serve(&stream));
         if let Err(error) = SystemSpawn.spawn("metrics-scrape", body) {
             tracing::warn!(%error, "a scrape of the metrics was refused");

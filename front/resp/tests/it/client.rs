@@ -61,6 +61,14 @@ pub(crate) fn over_engine_with(
 
 /// Starts the server of [`start`] with other settings.
 pub(crate) fn start_with(change: impl FnOnce(&mut ServerOptions)) -> (Server, Arc<ManualClock>) {
+    start_at("127.0.0.1:0", change)
+}
+
+/// The same at another address.
+pub(crate) fn start_at(
+    listen: &str,
+    change: impl FnOnce(&mut ServerOptions),
+) -> (Server, Arc<ManualClock>) {
     let clock = Arc::new(ManualClock::new(START_MS));
     let shared: Arc<dyn Clock> = Arc::clone(&clock) as _;
     let mut options = ServerOptions {
@@ -71,7 +79,7 @@ pub(crate) fn start_with(change: impl FnOnce(&mut ServerOptions)) -> (Server, Ar
     };
     change(&mut options);
     let store = Arc::new(MemStore::new(shared));
-    (Server::start("127.0.0.1:0", store, options).unwrap(), clock)
+    (Server::start(listen, store, options).unwrap(), clock)
 }
 
 /// A socket, or TLS over one.
@@ -174,6 +182,15 @@ impl Client {
     pub(crate) fn expect(&mut self, script: &[(&str, &str)]) {
         for (line, expected) in script {
             assert_eq!(self.ask(line), *expected, "{line}");
+        }
+    }
+
+    /// Waits until each of `count` clients has a reply of GET that does not fit into the buffers of
+    /// its socket.
+    pub(crate) fn await_stuck(&mut self, count: usize) {
+        let is_stuck = |line: &str| line.contains(" cmd=get ") && !line.contains(" omem=0 ");
+        while self.ask("CLIENT LIST").lines().filter(|line| is_stuck(line)).count() < count {
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 }

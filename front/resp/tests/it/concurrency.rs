@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use archipelago_env::descriptors::raise_limit;
+
 use crate::client::{Client, encode, on_each_store, start};
 
 #[test]
@@ -112,6 +114,9 @@ fn flushdb_runs_in_parallel_with_increments() {
 
 #[test]
 fn two_thousand_connections() {
+    // Both ends of each connection are in this process, and other tests may run in it, too.
+    let limit = raise_limit();
+    assert!(limit >= 5000, "5000 descriptors are needed, not {limit}: raise `ulimit -n`");
     let (server, _clock) = start();
     let mut clients: Vec<Client> = (0..2000).map(|_| Client::connect(&server)).collect();
     for (n, client) in clients.iter_mut().enumerate() {

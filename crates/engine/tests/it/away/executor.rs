@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use super::{FakeStore, Mood};
 
 /// How a [`FakeExecutor`] misbehaves. Each rate is one in this many flushes; 0 is never.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Whim {
     /// Flushes that it takes in parallel.
     pub(crate) room: usize,
@@ -38,8 +38,9 @@ pub(crate) struct Whim {
     pub(crate) node_dies: u32,
     /// Flushes that panic.
     pub(crate) panic: u32,
-    /// Shortest time that each flush takes.
-    pub(crate) delay: Duration,
+    /// Condition that each flush waits for before it begins, but at most for `wait_max`.
+    pub(crate) waits_for: fn(&Ran) -> bool,
+    pub(crate) wait_max: Duration,
 }
 
 impl Whim {
@@ -53,7 +54,8 @@ impl Whim {
         here: 0,
         node_dies: 0,
         panic: 0,
-        delay: Duration::ZERO,
+        waits_for: |_| true,
+        wait_max: Duration::ZERO,
     };
     /// A [`Whim`] with every misbehaviour from time to time.
     pub(crate) const ILL: Self =
@@ -73,6 +75,8 @@ pub(crate) struct Ran {
     /// Largest number of flushes in parallel; `at_once` counts those that run now.
     pub(crate) at_once_max: usize,
     at_once: usize,
+    /// Whether the test has called [`FakeExecutor::release`].
+    pub(crate) is_released: bool,
 }
 
 /// Runs flushes of shards that the nodes of a store hold, from the images there and nothing else.
@@ -100,13 +104,26 @@ impl FakeExecutor {
         *self.whim.lock() = whim;
     }
 
+    /// Lets the flushes go on that wait for this.
+    pub(crate) fn release(&self) {
+        self.ran.lock().is_released = true;
+    }
+
+    fn wait(&self, whim: &Whim) {
+        let clock = SystemClock::new();
+        let is_over = || u128::from(clock.now_ns()) >= whim.wait_max.as_nanos();
+        while !is_over() && !(whim.waits_for)(&self.ran()) {
+            clock.sleep(Duration::from_millis(1));
+        }
+    }
+
     fn is_due(&self, n: u32) -> bool {
         n > 0 && self.rng.lock().u32(..n) == 0
     }
 
     fn flush_away(&self, spec: &FlushSpec, context: &JobContext<'_>) -> Result<JobOutput> {
         let whim = *self.whim.lock();
-        SystemClock::new().sleep(whim.delay);
+        self.wait(&whim);
         let fails = |kind, text: &'static str| {
             self.ran.lock().failed += 1;
             Err(Error::new(kind, text))

@@ -123,8 +123,9 @@ fn damage_counts_if_this_process_finds_it_too() {
 
 #[test]
 fn flush_that_runs_here_after_all_fetches_within_its_bound() {
-    // During the slow first flush, more memtables rest than may be fetched.
-    let whim = Whim { delay: Duration::from_millis(1000), ..SOUND };
+    // During the first flush, which waits for the test, more memtables rest than may be fetched.
+    let minutes = Duration::from_secs(120);
+    let whim = Whim { waits_for: |ran| ran.is_released, wait_max: minutes, ..SOUND };
     let mut world = World::with(Change {
         mood: with_whim(Mood::default(), whim),
         family: CfOptions { buckets: 2, ..Change::default().family },
@@ -133,6 +134,7 @@ fn flush_that_runs_here_after_all_fetches_within_its_bound() {
     });
     world.send_away(12);
     world.executor().set_whim(Whim { here: 1, ..SOUND });
+    world.executor().release();
     world.db.flush(world.db.default_family()).unwrap();
     assert!(world.ticker(Ticker::AwayFlushesTooLarge) > 0, "{:?}", world.executor().ran());
     assert!(world.store.did().fetched > 0);
@@ -227,7 +229,9 @@ fn log_keeps_its_bound_while_an_executor_flushes() {
 #[test]
 fn more_flushes_run_away_than_there_are_workers() {
     let db = DbOptions { max_background_jobs: 1, ..small_db() };
-    let whim = Whim { delay: Duration::from_millis(30), ..SOUND };
+    // A flush that runs alone waits for another one.
+    let wait_max = Duration::from_secs(2);
+    let whim = Whim { waits_for: |ran| ran.at_once_max > 1, wait_max, ..SOUND };
     let mut world = World::with(Change {
         db,
         background: BackgroundMode::Threads,

@@ -1,5 +1,5 @@
-//! Compactions that are cut into parts: their events, the state after the failure of one part, and
-//! that scheduling counts them as one job.
+//! Compactions that are cut into parts: their events, the state after the failure of one part, that
+//! scheduling counts them as one job, and which bucket's compaction is cut without a setting.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -70,8 +70,18 @@ fn options(background: BackgroundMode, subcompactions_max: usize) -> Opened {
 }
 
 fn open(disk: &MemFs, opened: Opened, told: &Arc<Told>, fault: Option<FaultPoint>) -> Db {
+    open_with(disk, family(), opened, told, fault)
+}
+
+fn open_with(
+    disk: &MemFs,
+    family: CfOptions,
+    opened: Opened,
+    told: &Arc<Told>,
+    fault: Option<FaultPoint>,
+) -> Db {
     let Opened { background, options } = opened;
-    let mut components = Components { background, fault_point: fault, ..over(disk, family()) };
+    let mut components = Components { background, fault_point: fault, ..over(disk, family) };
     components.listeners.add(Arc::clone(told) as _);
     Db::open_with("/db", options, components).unwrap()
 }
@@ -209,4 +219,43 @@ fn a_part_that_fails_ends_the_others_and_the_job_is_tried_again() {
             check_clean(&db, &disk, background);
         }
     }
+}
+
+/// Writes `keys` into each of six memtables after a memtable of all keys, and compacts. Returns the
+/// largest number of parts of a compaction.
+fn most_parts(jobs: usize, buckets_dynamic: bool, keys: &[u32]) -> usize {
+    let (disk, told) = (MemFs::new(), Arc::new(Told::default()));
+    let mut opened = options(BackgroundMode::Manual, 1);
+    opened.options.max_background_jobs = jobs;
+    let family = CfOptions { buckets: 4, buckets_dynamic, ..family() };
+    let db = open_with(&disk, family, opened, &told, None);
+    let cf = db.default_family();
+    for n in 0..KEYS / 4 {
+        db.put(&key(4 * n), b"of the first map").unwrap();
+    }
+    db.flush(cf).unwrap();
+    for round in 0..6 {
+        for &n in keys {
+            db.put(&key(n), format!("{round} {n} {}", "v".repeat(60)).as_bytes()).unwrap();
+        }
+        db.flush(cf).unwrap();
+    }
+    db.wait_for_background().unwrap();
+    for &n in keys {
+        let value = db.get(&key(n)).unwrap().unwrap();
+        assert!(value.starts_with(format!("5 {n} ").as_bytes()));
+    }
+    check_clean(&db, &disk, BackgroundMode::Manual);
+    let compactions = told.compactions.lock();
+    compactions.iter().map(|(threads, _)| *threads).max().unwrap()
+}
+
+#[test]
+fn compaction_of_a_hot_bucket_uses_the_idle_jobs() {
+    let hot: Vec<u32> = (0..200).collect();
+    let spread: Vec<u32> = (0..KEYS).step_by(4).collect();
+    assert!((2..=4).contains(&most_parts(4, true, &hot)), "one bucket takes all of the load");
+    assert_eq!(most_parts(4, true, &spread), 1, "no bucket is hot");
+    assert_eq!(most_parts(1, true, &hot), 1, "no job is idle");
+    assert_eq!(most_parts(4, false, &hot), 1, "boundaries that stay have no temperature");
 }

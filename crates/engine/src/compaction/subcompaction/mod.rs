@@ -61,19 +61,6 @@ pub fn plan_subcompactions(
     ranges_between(range, boundaries)
 }
 
-/// Cuts `range` at those of `cuts` (ascending) that lie inside it, evenly thinned out to at most
-/// `parts_max` parts.
-#[must_use]
-pub fn parts_between(range: &KeyRange, cuts: &[Vec<u8>], parts_max: usize) -> Vec<KeyRange> {
-    let inside: Vec<&Vec<u8>> = cuts.iter().filter(|cut| inside(range, cut)).collect();
-    let parts = (inside.len() + 1).min(parts_max.max(1));
-    // The boundary after each part but the last: `part / parts` of all `n + 1` pieces lie on its
-    // left.
-    let boundaries =
-        (1..parts).map(|part| inside[part * (inside.len() + 1) / parts - 1].clone()).collect();
-    ranges_between(range, boundaries)
-}
-
 /// A key where the range may be cut.
 struct Point {
     key: Vec<u8>,

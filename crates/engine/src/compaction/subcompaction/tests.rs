@@ -144,21 +144,3 @@ proptest! {
         }
     }
 }
-
-#[test]
-fn planned_cuts_are_thinned_out_evenly() {
-    let cuts: Vec<Vec<u8>> = ["b", "d", "f", "h", "j"].map(|key| key.as_bytes().to_vec()).into();
-    let range = KeyRange { start: b"c".to_vec(), end: Some(b"k".to_vec()) };
-    let starts = |parts: usize| -> Vec<String> {
-        let parts = parts_between(&range, &cuts, parts);
-        assert_eq!(parts.first().expect("one").start, range.start);
-        assert_eq!(parts.last().expect("one").end, range.end);
-        assert!(parts.windows(2).all(|pair| pair[0].end.as_ref() == Some(&pair[1].start)));
-        parts[1..].iter().map(|part| String::from_utf8_lossy(&part.start).into_owned()).collect()
-    };
-    assert_eq!(starts(9), ["d", "f", "h", "j"], "what lies outside is left out");
-    assert_eq!(starts(5), ["d", "f", "h", "j"]);
-    assert_eq!(starts(3), ["d", "h"]);
-    assert_eq!(starts(2), ["f"]);
-    assert!(starts(1).is_empty() && starts(0).is_empty());
-}

@@ -376,7 +376,8 @@ fn compaction_spec(numbers: &JobNumbers<'_>, task: &CompactionTask) -> Result<Co
             cuts.dedup();
             cuts
         }
-        to if to == version.base_level() => version.map().boundaries().to_vec(),
+        // No file of the base level lies across a bucket boundary that is planned.
+        to if to == version.base_level() => db.jobs.lock(Order::none()).l0_cuts(version),
         _ => Vec::new(),
     };
     let below = match pick {

@@ -32,6 +32,7 @@ use archipelago_base::{CfId, Epoch, Error, ErrorKind, Result};
 
 use crate::border::contained;
 use crate::bucket::{BUCKETS_MAX, BucketMap};
+use crate::db::background::compaction::CompactionTask;
 use crate::db::background::scheduler::Task;
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
@@ -119,6 +120,21 @@ pub(crate) fn note_seal(db: &DbInner, state: &mut JobState, family: &Family, sea
             ..rebalance_input(&db.context, family, &version, window)
         })
     });
+}
+
+/// Whether the window demands that the bucket of `key` be split, or would if its keys permitted it
+/// (jobs lock held).
+pub(crate) fn is_hot(context: &Context, state: &JobState, task: &CompactionTask) -> bool {
+    let CompactionTask { family, version, pick, .. } = task;
+    let range = pick.range();
+    let is_cut = |cut: &Vec<u8>| *cut > range.start && range.contains(cut);
+    if !family.options.buckets_dynamic || version.map().epoch() == Epoch(0) {
+        return false;
+    }
+    let bucket = version.map().bucket_of(&range.start);
+    let window = state.balances().get(&family.id).map(Balance::window);
+    let is_hot = |window| rebalance_input(context, family, version, window).is_hot(bucket);
+    window.is_some_and(is_hot) || state.planned_cuts(version).iter().any(is_cut)
 }
 
 /// A wanted change that may be made now.

@@ -5,10 +5,9 @@
 //! and those that they overlap, and many of them run in parallel anyway. Merges within L0 make one
 //! file. [`crate::compaction::subcompaction`] decides where the cuts are.
 //!
-//! Independent of that setting, a job out of L0 is cut if its bucket is about to be split
-//! ([`crate::db::background::rebalance`]). The cuts are keys of the split, and the number of parts
-//! follows from the number of idle jobs. The split waits for this job. If the bucket takes most of
-//! the load, the other jobs would have no work.
+//! Independent of that setting, a job out of L0 is cut if its bucket is hot or about to be split
+//! ([`crate::db::background::rebalance`]), into one part for each idle job. A split waits for this
+//! job. If the bucket takes most of the load, the other jobs would have no work.
 //!
 //! Invariants:
 //! 1. Each part is a job of its own for the database's executor. It has its own file numbers, seed
@@ -30,10 +29,11 @@ use archipelago_base::budget::MemoryClass;
 use crate::border::Border;
 use crate::compaction::job::{CompactionSpec, check_complete, check_invalid};
 use crate::compaction::pick::Pick;
-use crate::compaction::subcompaction::{ANCHORS_PER_FILE, parts_between, plan_subcompactions};
+use crate::compaction::subcompaction::{ANCHORS_PER_FILE, plan_subcompactions};
 use crate::db::background::compaction::{self, CompactionTask, output_bytes};
 use crate::db::background::job_numbers::JobNumbers;
 use crate::db::background::parallel_job::{self, Work};
+use crate::db::background::rebalance;
 use crate::db::inner::DbInner;
 use crate::db::state::context::Context;
 use crate::db::state::job_threads::JobPriority;
@@ -99,18 +99,10 @@ fn priority_of(
 }
 
 fn plan_parts(db: &DbInner, task: &CompactionTask, spec: &CompactionSpec) -> Result<Vec<KeyRange>> {
-    if let Some(parts) = planned_parts(db, task, spec) {
-        return Ok(parts);
-    }
-    let most = db.context.options().subcompactions_max;
-    let may_be_cut = match &task.pick {
-        Pick::L0ToBase { .. } => true,
-        Pick::Level { .. } | Pick::Rewrite { .. } => task.by_hand,
-        Pick::IntraL0 { .. } | Pick::TrivialMove { .. } | Pick::Drop { .. } => false,
-    };
+    let most = parts_max(db, task);
     let least = spec.output.target_file_bytes;
     let mut anchors = Vec::new();
-    if most > 1 && may_be_cut && spec.input_bytes() / 2 >= least {
+    if most > 1 && spec.input_bytes() / 2 >= least {
         for (_, file) in task.pick.inputs() {
             anchors.extend(anchors_of(&*db.view.tables().get(file)?, ANCHORS_PER_FILE));
         }
@@ -118,25 +110,24 @@ fn plan_parts(db: &DbInner, task: &CompactionTask, spec: &CompactionSpec) -> Res
     Ok(plan_subcompactions(anchors, most, least, &spec.range))
 }
 
-/// The parts of a job that empties the L0 of a bucket for a split. `None` if no split is planned
-/// there, no job is idle, or the inputs are too small to share.
-fn planned_parts(
-    db: &DbInner,
-    task: &CompactionTask,
-    spec: &CompactionSpec,
-) -> Option<Vec<KeyRange>> {
-    if !matches!(task.pick, Pick::L0ToBase { .. }) {
-        return None;
+/// Largest number of parts of a job.
+fn parts_max(db: &DbInner, task: &CompactionTask) -> usize {
+    let set = db.context.options().subcompactions_max;
+    match &task.pick {
+        Pick::L0ToBase { .. } => set.max(parts_of_hot_bucket(db, task)),
+        Pick::Level { .. } | Pick::Rewrite { .. } if task.by_hand => set,
+        _ => 1,
     }
-    let (cuts, running) = {
-        let state = db.jobs.lock(Order::none());
-        (state.planned_cuts(&task.version), state.compactions().len())
-    };
-    let idle = compaction::compactions_max(db).saturating_sub(running);
-    let worth = spec.input_bytes() / spec.output.target_file_bytes.max(1);
-    let most = (idle + 1).min(usize::try_from(worth).unwrap_or(usize::MAX));
-    let parts = parts_between(&spec.range, &cuts, most);
-    (parts.len() > 1).then_some(parts)
+}
+
+/// Number of parts of a job that empties the L0 of a hot bucket: one for each idle job, and its
+/// own. The result is 1 if the bucket is not hot.
+fn parts_of_hot_bucket(db: &DbInner, task: &CompactionTask) -> usize {
+    let state = db.jobs.lock(Order::none());
+    if !rebalance::is_hot(&db.context, &state, task) {
+        return 1;
+    }
+    compaction::compactions_max(db).saturating_sub(state.compactions().len()) + 1
 }
 
 fn run_works(

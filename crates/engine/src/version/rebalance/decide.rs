@@ -70,6 +70,14 @@ impl RebalanceInput<'_> {
         let total: u64 = bytes.iter().sum();
         (total > 0).then(|| bytes.iter().map(|&own| heat(self.initial, own, total)).collect())
     }
+
+    /// Whether a bucket takes so much of the load that it is to be split, if its keys permit.
+    #[must_use]
+    pub fn is_hot(&self, bucket: usize) -> bool {
+        let is_decided = self.initial > 1 && self.window.is_telling();
+        let temperatures = self.temperatures().filter(|_| is_decided);
+        temperatures.and_then(|all| all.get(bucket).copied()).is_some_and(|own| own > HOT)
+    }
 }
 
 fn heat(initial: usize, bytes: u64, total: u64) -> f64 {

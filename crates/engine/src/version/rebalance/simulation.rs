@@ -141,6 +141,10 @@ impl Sim {
     }
 
     /// Share of the busiest bucket over the last seals, as a multiple of an even share.
+    fn hot_buckets(&self) -> usize {
+        (0..self.map.len()).filter(|&bucket| self.input().is_hot(bucket)).count()
+    }
+
     fn hottest(&self) -> f64 {
         self.temperatures().into_iter().fold(0.0, f64::max)
     }
@@ -239,6 +243,7 @@ fn a_uniform_load_moves_nothing() {
         let mut sim = Sim::new(initial, WINDOW_SEALS, &uniform);
         sim.run(1000, &uniform);
         assert_eq!((sim.splits, sim.merges), (0, 0), "{initial} buckets");
+        assert_eq!(sim.hot_buckets(), 0);
     }
 }
 
@@ -316,6 +321,7 @@ fn one_hot_key_is_left_alone() {
     sim.run(100, &one_key);
     let changes = sim.changed_at.len();
     assert!(sim.hottest() > 5.0 && sim.is_settled());
+    assert_eq!(sim.hot_buckets(), 1, "no cut shares the bucket out, and it is hot nevertheless");
     sim.run(300, &one_key);
     assert_eq!(sim.changed_at.len(), changes, "no loop");
 }
@@ -329,6 +335,7 @@ fn a_family_of_one_bucket_and_an_unread_window_are_left_alone() {
     sim.run(WINDOW_SEALS as u64 / 2 - 1, &zipf);
     assert!(sim.is_settled(), "nothing is decided before half of the window is known");
     assert!(sim.hottest() > 2.0);
+    assert_eq!(sim.hot_buckets(), 0);
 }
 
 /// A load of random hot places, some of which are single keys and some of which move.

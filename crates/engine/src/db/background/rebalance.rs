@@ -122,8 +122,8 @@ pub(crate) fn note_seal(db: &DbInner, state: &mut JobState, family: &Family, sea
     });
 }
 
-/// Whether the window demands that the bucket of `key` be split, or would if its keys permitted it
-/// (jobs lock held).
+/// Whether the bucket of a compaction out of L0 takes so much of the load that it is to be split,
+/// or a split is wanted among the keys of the compaction (jobs lock held).
 pub(crate) fn is_hot(context: &Context, state: &JobState, task: &CompactionTask) -> bool {
     let CompactionTask { family, version, pick, .. } = task;
     let range = pick.range();

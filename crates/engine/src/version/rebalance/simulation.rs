@@ -140,11 +140,11 @@ impl Sim {
         rebalance(&self.input()).is_none()
     }
 
-    /// Share of the busiest bucket over the last seals, as a multiple of an even share.
     fn hot_buckets(&self) -> usize {
         (0..self.map.len()).filter(|&bucket| self.input().is_hot(bucket)).count()
     }
 
+    /// Share of the busiest bucket over the last seals, as a multiple of an even share.
     fn hottest(&self) -> f64 {
         self.temperatures().into_iter().fold(0.0, f64::max)
     }

@@ -354,7 +354,7 @@ fn timed<T>(work: impl FnOnce() -> T) -> (Duration, T) {
     (start.elapsed(), value)
 }
 
-/// What the end of the check prints about its steps.
+/// Times and failures of the steps, which the end of the check prints.
 #[derive(Default)]
 struct Log {
     times: Times,

@@ -48,8 +48,8 @@ pub(super) fn send(socket: impl AsFd, frame: &[u8], fds: &[BorrowedFd<'_>]) -> i
     if sent == frame.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
-/// Receives one message; `None` at the end. The call blocks if the socket does. If
-/// a stop of the process interrupts the call, it starts again with its whole time limit.
+/// Receives one message; `None` at the end. The call blocks if the socket does. If a stop of the
+/// process interrupts the call, it starts again with its whole time limit.
 pub(super) fn receive(socket: impl AsFd) -> io::Result<Option<Envelope>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -90,8 +90,8 @@ pub(super) struct Tally {
     run_ns: AtomicU64,
 }
 
-/// Adds to a counter. Who reads the sum with [`read`] also sees the earlier additions of this
-/// thread.
+/// Adds to a counter. A thread that reads the sum with [`read`] also sees everything that this
+/// thread added before.
 fn add(counter: &AtomicU64, more: u64) {
     counter.fetch_add(more, Ordering::Release);
 }

@@ -8,9 +8,9 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, soc
 
 /// A port of 127.0.0.1 with a socket that is bound to it and does not listen.
 ///
-/// The system gives the port to nobody who asks for any free port. Connections to it are refused
-/// until a process listens on it by its number. Such a process can end and start again, because
-/// its listener and this socket both allow the reuse of the address.
+/// The system never chooses this port for a program that asks for any free port. It refuses
+/// connections to the port until a process listens on it by its number. Such a process can end and
+/// start again, because its listener and this socket both allow the reuse of the address.
 pub(crate) struct HeldPort {
     address: SocketAddr,
     _socket: OwnedFd,

@@ -13,7 +13,7 @@ use archipelago_engine::flush::FlushSpec;
 use archipelago_engine::gc::job::GcSpec;
 use archipelago_engine::job::{Cancel, JobContext, JobOutput, KnownKeys};
 use archipelago_engine::key::KeyRange;
-use archipelago_engine::options::CfOptions;
+use archipelago_engine::options::{CfOptions, WriteOptions};
 use archipelago_engine::sst::BlockCache;
 use archipelago_engine::stats::Ticker;
 use archipelago_env::mem::MemFs;
@@ -226,6 +226,32 @@ fn compaction_of_a_range_does_not_wait_for_its_warm_pass() {
     db.wait_for_background().unwrap();
     assert!(warmed() > 0, "the end of background work includes the pass");
     assert!(warm(&db, 0..100) >= 90, "{} are warm", warm(&db, 0..100));
+}
+
+#[test]
+fn compactions_that_end_during_a_warm_pass_are_warmed_after_it() {
+    let (db, go_on) = with_held_passes();
+    let family = CfOptions { buckets: 1, target_file_bytes: 4 << 20, ..small_family() };
+    let second = db.create_family("second", family).unwrap();
+    let fill = |value: u8| {
+        let put = |n| db.put_with(&second, &key(n), &[value; 100], &WriteOptions::default());
+        (0..KEYS).for_each(|n| put(n).unwrap());
+        db.compact_range(&second, &KeyRange::all()).unwrap();
+    };
+    fill(1);
+    for n in 0..100 {
+        assert!(db.get_with(&second, &key(n), &ReadOptions::default()).unwrap().is_some());
+    }
+    rewrite(&db);
+    fill(2);
+    assert_eq!(db.statistics().get(Ticker::BlocksWarmed), 0, "no pass has begun");
+    drop(go_on);
+    db.wait_for_background().unwrap();
+    assert!(warm(&db, 0..100) >= 90, "{} are warm", warm(&db, 0..100));
+    let cached = ReadOptions { cache_only: true, ..ReadOptions::default() };
+    let is_warm = |n: &u32| db.get_with(&second, &key(*n), &cached).is_ok();
+    let count = (0..100).filter(is_warm).count();
+    assert!(count >= 90, "{count} of the second family are warm");
 }
 
 #[test]

@@ -753,9 +753,9 @@ pub(crate) fn wait_until_idle(db: &DbInner) -> Result<()> {
 }
 
 /// Waits until no warm pass waits or runs.
-pub(crate) fn wait_for_warm_pass(db: &DbInner) -> Result<()> {
+pub(crate) fn wait_for_warm_passes(db: &DbInner) -> Result<()> {
     let mut state = db.jobs.lock(Order::none());
-    while db.warm_passes.has_pass() {
+    while db.warm_passes.has_any() {
         db.context.check_open()?;
         db.jobs.wait_for_progress(&mut state, Duration::from_millis(20));
     }

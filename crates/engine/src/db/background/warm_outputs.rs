@@ -18,25 +18,25 @@
 //!    read further data blocks.
 //! 2. While the cache evicts blocks, a data block is read only if at least half of the input blocks
 //!    that it overlaps were cached. So blocks without readers do not push others out.
-//! 3. A database has at most one pass ([`WarmPermit`]). The pass of a compaction that is installed
-//!    meanwhile is dropped, and its blocks stay cold.
+//! 3. A database has at most [`PASSES_MAX`] passes ([`WarmPermit`]), of which one runs and the others
+//!    wait. The blocks of a compaction that is installed beyond them stay cold.
 //! 4. A pass holds neither a version nor a task. It holds a file only while it reads that file.
 //! 5. A pass ends before its next read when its job is cancelled, when the database closes, or when
 //!    the memory budget is exceeded. It ends before its next file when the family is dropped.
 //! 6. A pass has its permit from before the end of its compaction until its own end. So a caller
-//!    that waits for the end of all compactions and then for the pass misses none
-//!    ([`scheduler::wait_for_warm_pass`]).
+//!    that waits for the end of all compactions and then for the passes misses none
+//!    ([`scheduler::wait_for_warm_passes`]).
 //!
 //! Thread-safety: a pass belongs to one thread. Any thread may start one.
 //! Failure: a read that fails, or a panic, ends the pass with a warning in the log. The block stays
 //! cold, and the next user read of it reports the error.
-//! Cost: the plan's memory ([`crate::db::background::warm_plan`]), and one pass over the index of
-//! each output that may have wanted blocks. All reads together are limited to
+//! Cost: the memory of [`PASSES_MAX`] plans ([`crate::db::background::warm_plan`]), and one pass over
+//! the index of each output that may have wanted blocks. All reads together are limited to
 //! [`WARM_BYTES_PER_S`]; those of an open are charged after it, because their length is not known
 //! before. One thread, which is idle without a pass.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use archipelago_base::Result;
@@ -60,14 +60,17 @@ use crate::version::Version;
 
 /// Speed of the reads that keep the block cache of a database warm, in bytes a second.
 const WARM_BYTES_PER_S: u64 = 32 << 20;
+/// Largest number of passes that wait or run. Jobs of one database end together, so passes wait for
+/// each other. The bound limits the memory of their plans.
+const PASSES_MAX: usize = 4;
 /// Largest number of bytes of one wait for the limiter. A pass that is cancelled ends its wait
 /// after one piece.
 const PIECE_BYTES: u64 = 1 << 20;
 
 /// The warm passes of an open database.
 pub(crate) struct WarmPasses {
-    /// Whether a pass waits or runs.
-    has_pass: Arc<AtomicBool>,
+    /// Number of passes that wait or run.
+    count: Arc<AtomicUsize>,
     /// The way to the thread; `None` if there is none, as in manual mode.
     thread: Mutex<Option<Sender<WarmPass>>>,
     limiter: RateLimiter,
@@ -76,20 +79,26 @@ pub(crate) struct WarmPasses {
 impl Default for WarmPasses {
     fn default() -> Self {
         let limiter = RateLimiter::new(WARM_BYTES_PER_S);
-        Self { has_pass: Arc::default(), thread: Mutex::default(), limiter }
+        Self { count: Arc::default(), thread: Mutex::default(), limiter }
     }
 }
 
 impl WarmPasses {
-    /// Permission for a pass; `None` if there is one already.
+    /// Permission for a pass; `None` if as many wait or run as may.
     fn permit(&self) -> Option<WarmPermit> {
-        let had_pass = self.has_pass.swap(true, Ordering::AcqRel);
-        (!had_pass).then(|| WarmPermit(Arc::clone(&self.has_pass)))
+        let one_more = |count| (count < PASSES_MAX).then_some(count + 1);
+        self.count.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).ok()?;
+        Some(WarmPermit(Arc::clone(&self.count)))
     }
 
     /// Whether a pass waits or runs.
-    pub(crate) fn has_pass(&self) -> bool {
-        self.has_pass.load(Ordering::Acquire)
+    pub(crate) fn has_any(&self) -> bool {
+        self.count.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether no further pass is permitted.
+    fn is_full(&self) -> bool {
+        self.count.load(Ordering::Acquire) >= PASSES_MAX
     }
 
     /// The passes from now on, for the thread that calls [`run_passes`].
@@ -99,18 +108,18 @@ impl WarmPasses {
         passes
     }
 
-    /// Ends the thread after the pass that waits or runs.
+    /// Ends the thread after the passes that wait or run.
     pub(crate) fn close(&self) {
         drop(self.thread.lock().take());
     }
 }
 
 /// Permission for a warm pass. The drop ends it.
-struct WarmPermit(Arc<AtomicBool>);
+struct WarmPermit(Arc<AtomicUsize>);
 
 impl Drop for WarmPermit {
     fn drop(&mut self) {
-        self.0.store(false, Ordering::Release);
+        self.0.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -123,9 +132,9 @@ pub(crate) fn run_passes(db: &DbInner, passes: &Receiver<WarmPass>) {
 }
 
 /// The plan of a compaction that is about to be installed; `None` if its executor runs in this
-/// process, if a pass waits or runs, or if no block of its inputs is cached.
+/// process, if no further pass is permitted, or if no block of its inputs is cached.
 pub(crate) fn plan(db: &DbInner, task: &CompactionTask) -> Option<WarmPlan> {
-    if db.jobs.executor().runs_here() || db.warm_passes.has_pass() {
+    if db.jobs.executor().runs_here() || db.warm_passes.is_full() {
         return None;
     }
     let block_bytes = task.family.options.block_bytes as u64;
@@ -206,8 +215,8 @@ pub(crate) struct WarmPass {
 }
 
 impl WarmPass {
-    /// The pass over the outputs `files` of a compaction that was installed; `None` if the database
-    /// has a pass already. The files are in key order.
+    /// The pass over the outputs `files` of a compaction that was installed; `None` if no further
+    /// pass is permitted. The files are in key order.
     pub(crate) fn new(
         db: &DbInner,
         task: &CompactionTask,
@@ -220,7 +229,7 @@ impl WarmPass {
                 level = task.pick.to(),
                 files = files.len(),
                 bytes_max = plan.bytes_left(),
-                "the outputs of a compaction stay cold, because another warm pass runs"
+                "the outputs of a compaction stay cold, because other warm passes are due"
             );
             return None;
         };
@@ -365,12 +374,16 @@ mod tests {
     }
 
     #[test]
-    fn pass_is_permitted_only_without_another_pass() {
+    fn few_passes_are_permitted_at_a_time() {
         let passes = WarmPasses::default();
         for _ in 0..2 {
-            assert!(!passes.has_pass());
-            let _permit = passes.permit().unwrap();
-            assert!(passes.permit().is_none() && passes.has_pass());
+            assert!(!passes.has_any());
+            let mut permits: Vec<_> = (0..PASSES_MAX).map(|_| passes.permit().unwrap()).collect();
+            assert!(passes.permit().is_none() && passes.is_full() && passes.has_any());
+            permits.pop();
+            assert!(!passes.is_full() && passes.has_any());
+            permits.push(passes.permit().unwrap());
+            assert!(passes.permit().is_none());
         }
         // A pass that panics gives its permission back.
         let panicked = contained("a pass", || -> Result<()> {
@@ -378,7 +391,7 @@ mod tests {
             panic!("on purpose");
         });
         assert!(panicked.is_err());
-        assert!(passes.permit().is_some());
+        assert!(!passes.has_any());
     }
 
     #[test]

@@ -7,7 +7,7 @@ pub(crate) const USAGE: &str = "\
 usage: archipelago-crash [--cycles N] [--seed S] [--dir D] [--ops-per-cycle N] [--threads N]
                          [--kill-after-ms-max N] [--cycles-per-database N]
                          [--tiers | --full-disk] [--sabotage]
-                         [--storage N [--losses N]]
+                         [--storage N [--losses N] | --offload]
 
   --cycles N               number of kills, each followed by a check (default 20)
   --seed S                 seed of operations, settings and kill times (default: random, printed)
@@ -15,7 +15,8 @@ usage: archipelago-crash [--cycles N] [--seed S] [--dir D] [--ops-per-cycle N] [
   --ops-per-cycle N        largest number of operations of a cycle, over all threads (default 40000)
   --threads N              number of writing threads (default 4)
   --kill-after-ms-max N    largest time until the kill, in milliseconds (default 600); with
-                           --storage, the largest time for which an owner goes on after a fault
+                           --storage and --offload, the largest time for which an owner goes on
+                           after a fault
   --cycles-per-database N  cycles after which a new database with other settings begins (default 10)
   --tiers                  use three devices, between which files are moved and copied
   --full-disk              fill the disk at random moments, also before an open; with --storage,
@@ -23,7 +24,9 @@ usage: archipelago-crash [--cycles N] [--seed S] [--dir D] [--ops-per-cycle N] [
   --sabotage               damage the database before the check, which must notice it
   --storage N              use N storage nodes, and kill and stop owner, nodes and manager
   --losses N               after the cycles, lose N pairs of nodes, which the seed chooses; six
-                           nodes have 15 pairs (needs --storage 6 or more)";
+                           nodes have 15 pairs (needs --storage 6 or more)
+  --offload                send memtables, flushes and compactions to two memory nodes and two
+                           executors, and kill and stop owner, nodes, executors and manager";
 
 /// Task of the program.
 pub(crate) enum Command {
@@ -52,6 +55,8 @@ pub(crate) struct Arguments {
     pub(crate) storage: usize,
     /// Number of pairs of nodes that are lost.
     pub(crate) losses: usize,
+    /// Whether memtables and jobs leave the process that writes.
+    pub(crate) offload: bool,
 }
 
 /// Fewest storage nodes of a run, so that one of them may fail.
@@ -121,6 +126,7 @@ impl Default for Arguments {
             sabotage: false,
             storage: 0,
             losses: 0,
+            offload: false,
         }
     }
 }
@@ -146,6 +152,7 @@ impl Arguments {
                 "--full-disk" => parsed.full_disk = true,
                 "--sabotage" => parsed.sabotage = true,
                 "--storage" => parsed.storage = number(&name, &value()?)? as usize,
+                "--offload" => parsed.offload = true,
                 "--losses" => parsed.losses = number(&name, &value()?)? as usize,
                 _ => return Err(format!("unknown argument {name}")),
             }
@@ -156,8 +163,14 @@ impl Arguments {
         if parsed.tiers && parsed.full_disk {
             return Err("--tiers and --full-disk exclude each other".to_owned());
         }
+        if parsed.offload && parsed.threads < 2 {
+            return Err("--threads is 1: with --offload, two owners share the threads".to_owned());
+        }
         if parsed.cycles_per_database == 0 {
             return Err("--cycles-per-database is 0: it must be at least 1".to_owned());
+        }
+        if parsed.offload && (parsed.tiers || parsed.full_disk || parsed.storage > 0) {
+            return Err("--offload excludes --tiers, --full-disk and --storage".to_owned());
         }
         parsed.check_storage()?;
         Ok(Command::Parent(parsed))
@@ -188,7 +201,7 @@ impl Arguments {
     pub(crate) fn replay(&self, seed: u64) -> String {
         format!(
             "archipelago-crash --seed {seed} --cycles {} --ops-per-cycle {} --threads {} \
-             --kill-after-ms-max {} --cycles-per-database {}{}{}{}{}{}",
+             --kill-after-ms-max {} --cycles-per-database {}{}{}{}{}{}{}",
             self.cycles,
             self.ops_per_cycle,
             self.threads,
@@ -204,7 +217,8 @@ impl Arguments {
             match self.losses {
                 0 => String::new(),
                 pairs => format!(" --losses {pairs}"),
-            }
+            },
+            if self.offload { " --offload" } else { "" },
         )
     }
 }
@@ -242,6 +256,10 @@ mod tests {
             panic!("parent arguments")
         };
         assert_eq!(again, Arguments { seed: Some(3), ..first });
+        let Ok(Command::Parent(first)) = parse("--offload --cycles 9") else {
+            panic!("parent arguments")
+        };
+        assert!(first.replay(3).ends_with(" --offload"));
     }
 
     #[test]
@@ -272,6 +290,7 @@ mod tests {
         assert!(problem("--threads 0").contains("--threads is 0"));
         assert!(problem("--tiers --full-disk").contains("exclude each other"));
         assert!(problem("--tiers --storage 6").contains("exclude each other"));
+        assert!(problem("--offload --storage 6").contains("--offload excludes"));
         assert!(problem("--storage 2").contains("at least 3 nodes"));
         assert!(problem("--storage 5 --losses 1").contains("--storage 6 or more"));
     }

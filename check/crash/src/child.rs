@@ -9,6 +9,7 @@ use archipelago::env::local::LocalFs;
 use crate::acks::AckWriter;
 use crate::arguments::ChildArguments;
 use crate::parent;
+use crate::reads::Reads;
 use crate::settings::{Over, open};
 use crate::shared_disk::SharedDisk;
 use crate::writers::{Refusals, ThreadStart, WriterPlan, Writers};
@@ -27,6 +28,7 @@ fn plan(arguments: &ChildArguments) -> WriterPlan {
         },
         fs: Arc::new(LocalFs::new()),
         scratch: arguments.dir.clone(),
+        reads: Reads::None,
     }
 }
 

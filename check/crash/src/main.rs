@@ -18,15 +18,20 @@
 //! With `--full-disk`, other programs fill the disk at random moments ([`shared_disk`]). The fourth
 //! sabotage then acknowledges a write that the full disk refused.
 //!
-//! With `--storage N`, the database lies on storage nodes. Then the faults hit every role of the
-//! cluster at every step ([`storage`]).
+//! With `--storage N`, the database lies on storage nodes. With `--offload`, its memtables and jobs
+//! leave the process that writes. Then the faults hit every role of the cluster at every step
+//! ([`storage`], [`offload`]).
 
 mod acks;
 mod arguments;
 mod check;
 mod child;
+mod children;
+mod offload;
 mod parent;
 mod plan;
+mod reads;
+mod roles;
 mod sabotage;
 mod settings;
 mod shared_disk;
@@ -39,9 +44,9 @@ use arguments::{Arguments, Command};
 
 fn main() -> ExitCode {
     let mut words = std::env::args().skip(1).peekable();
-    if words.next_if(|word| word == storage::ROLE).is_some() {
+    if words.next_if(|word| word == children::ROLE).is_some() {
         let role = words.next().unwrap_or_default();
-        return storage::run_role(&role, words);
+        return roles::run(&role, words);
     }
     let result = match Arguments::parse(words) {
         Ok(Command::Help) => {
@@ -50,6 +55,7 @@ fn main() -> ExitCode {
         }
         Ok(Command::Child(child)) => child::run(&child).map_err(|error| error.to_string()),
         Ok(Command::Parent(arguments)) if arguments.storage > 0 => storage::run(&arguments),
+        Ok(Command::Parent(arguments)) if arguments.offload => offload::run(&arguments),
         Ok(Command::Parent(arguments)) => parent::run(&arguments),
         Err(problem) => Err(format!("{problem}\n\n{}", arguments::USAGE)),
     };

@@ -50,6 +50,11 @@ fn key(slot: u64, thread: u64, n: u64) -> Vec<u8> {
     format!("{slot:02}/t{thread:02}/{n:03}").into_bytes()
 }
 
+/// A key of `thread`, which exists or not.
+pub(crate) fn any_key(rng: &mut Rng, thread: u64) -> Vec<u8> {
+    key(rng.u64(..SLOTS), thread, rng.u64(..KEYS))
+}
+
 /// Thread to which the key belongs; `None` for a shared counter.
 pub(crate) fn owner(key: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(key).ok()?;

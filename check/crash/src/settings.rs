@@ -1,6 +1,7 @@
 //! Settings with which the database opens. A seed chooses them, and they are small, so that seconds
 //! of writing cause flushes, compactions and log rotations.
 
+use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,6 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use archipelago::env::FileSystem;
 use archipelago::tier::{self, DeviceKind, DeviceSettings, Policy};
 use archipelago::{CfOptions, Components, Compression, Db, DbOptions, Result, Storage};
+use archipelago_compute::Offloaded;
+use archipelago_engine::db::FaultPoint as FaultPoints;
 use archipelago_tier::FaultPoint;
 use rustix::process::{Signal, getpid, kill_process};
 
@@ -115,6 +118,22 @@ pub(crate) enum Over<'a> {
     Disk(&'a SharedDisk),
     /// The file system of a volume on storage nodes.
     Volume(&'a Arc<dyn FileSystem>),
+    /// A directory whose database offloads.
+    Offloading(&'a Offloading),
+}
+
+/// A directory, and what leaves the process of its database.
+pub(crate) struct Offloading {
+    pub(crate) storage: Storage,
+    pub(crate) offloaded: Offloaded,
+    /// Invoked at named points of background work.
+    pub(crate) points: FaultPoints,
+}
+
+impl fmt::Debug for Offloading {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Offloading").field("offloaded", &self.offloaded).finish_non_exhaustive()
+    }
 }
 
 /// Opens the database of `seed`, over tiers or not. `open_seed` decides what may differ between
@@ -134,7 +153,7 @@ pub(crate) fn open(dir: &Path, seed: u64, open_seed: u64, over: Over<'_>) -> Res
     let options = match over {
         // Storage nodes keep a reserve themselves.
         Over::Volume(_) => DbOptions { disk_reserve_bytes: 0, ..options },
-        Over::Plain | Over::Tiers { .. } | Over::Disk(_) => options,
+        Over::Plain | Over::Tiers { .. } | Over::Disk(_) | Over::Offloading(_) => options,
     };
     let families = [("default".to_owned(), family_options(seed, 0))].into_iter().collect();
     let Storage { fs, dir, .. } = match over {
@@ -142,8 +161,13 @@ pub(crate) fn open(dir: &Path, seed: u64, open_seed: u64, over: Over<'_>) -> Res
         Over::Plain => Storage::open(dir, &[])?,
         Over::Disk(disk) => on(disk.file_system(), dir),
         Over::Volume(fs) => on(Arc::clone(fs), dir),
+        Over::Offloading(parts) => on(Arc::clone(&parts.storage.fs), dir),
     };
-    let components = Components { families, fs, ..Components::default() };
+    let mut components = Components { families, fs, ..Components::default() };
+    if let Over::Offloading(parts) = over {
+        parts.offloaded.join(&mut components);
+        components.fault_point = Some(Arc::clone(&parts.points));
+    }
     let db = Db::open_with(&dir, options, components)?;
     if let Over::Disk(disk) = over {
         disk.leave();

@@ -6,6 +6,7 @@
 //! is that of the run.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use archipelago::{
 
 use crate::acks::AckWriter;
 use crate::plan::{self, Change, Operation, Place};
+use crate::reads::{ReadCheck, Reads};
 use crate::settings::{COUNTERS, family_name};
 
 /// Pause before a write that a full disk refused is tried again.
@@ -42,6 +44,27 @@ pub(crate) struct ThreadStart {
     pub(crate) first: u64,
 }
 
+impl ThreadStart {
+    /// Writes threads for a command line.
+    pub(crate) fn words(threads: &[Self]) -> String {
+        let words: Vec<String> =
+            threads.iter().map(|start| format!("{}:{}", start.thread, start.first)).collect();
+        words.join(",")
+    }
+
+    /// Reads threads from a command line.
+    pub(crate) fn parse(words: &str) -> std::result::Result<Vec<Self>, String> {
+        words.split(',').map(Self::parse_one).collect()
+    }
+
+    fn parse_one(text: &str) -> std::result::Result<Self, String> {
+        let parsed = text.split_once(':').and_then(|(thread, first)| {
+            Some(Self { thread: thread.parse().ok()?, first: first.parse().ok()? })
+        });
+        parsed.ok_or_else(|| format!("\"{text}\" names no thread with its first operation"))
+    }
+}
+
 /// Operations of the threads, and the way in which they are written.
 #[derive(Clone, Debug)]
 pub(crate) struct WriterPlan {
@@ -55,6 +78,7 @@ pub(crate) struct WriterPlan {
     pub(crate) fs: Arc<dyn FileSystem>,
     /// Directory for the tables that are ingested.
     pub(crate) scratch: PathBuf,
+    pub(crate) reads: Reads,
 }
 
 /// Reaction of a thread to a write that failed.
@@ -78,6 +102,8 @@ pub(crate) struct Writers {
     plan: WriterPlan,
     /// Invoked before each operation.
     observer: Box<dyn Fn() + Send + Sync>,
+    /// Number of reads that were compared.
+    reads: AtomicU64,
 }
 
 impl Writers {
@@ -90,7 +116,12 @@ impl Writers {
     ) -> Result<Arc<Self>> {
         let families = (0..=COUNTERS).map(|index| db.family(family_name(index)));
         let families = families.collect::<Result<Vec<_>>>()?;
-        Ok(Arc::new(Self { db, families, acks, plan, observer }))
+        Ok(Arc::new(Self { db, families, acks, plan, observer, reads: AtomicU64::new(0) }))
+    }
+
+    /// Number of reads that were compared so far.
+    pub(crate) fn reads(&self) -> u64 {
+        self.reads.load(Ordering::Relaxed)
     }
 
     /// Runs all threads to their ends.
@@ -117,6 +148,10 @@ impl Writers {
         let ThreadStart { thread, first } = start;
         let WriterPlan { fs, scratch, seed, .. } = &self.plan;
         let place = Place { db: &self.db, families: &self.families, fs, scratch };
+        let mut check = match self.plan.reads {
+            Reads::None => None,
+            Reads::Compared { limit } => Some(ReadCheck::new(*seed, thread, first, limit)),
+        };
         for number in first..first + self.plan.ops_per_thread {
             (self.observer)();
             let operation = plan::operation(*seed, thread, number);
@@ -132,6 +167,12 @@ impl Writers {
                 }
             }
             self.acks.acknowledge(thread, number)?;
+            if let Some(check) = &mut check {
+                let read = check.note(&self.db, &self.families, number, &operation);
+                let what = || format!("after operation {number} of thread {thread}");
+                let read = read.map_err(|error| error.context_at(what()))?;
+                self.reads.fetch_add(read, Ordering::Relaxed);
+            }
         }
         Ok(())
     }

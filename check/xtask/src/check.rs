@@ -146,6 +146,23 @@ const BUILDING: &[CargoStep] = &[
         hint: "the output above names the seed and the cycle: the same seed has the same faults",
         slow: true,
     },
+    CargoStep {
+        name: "crash run, offload",
+        args: &[
+            "run",
+            "--locked",
+            "--quiet",
+            "-p",
+            "archipelago-crash",
+            "--",
+            "--offload",
+            "--cycles",
+            "12",
+        ],
+        env: &[],
+        hint: "the output above names the seed and the cycle: the same seed has the same faults",
+        slow: true,
+    },
 ];
 
 /// Steps for the fabric over libfabric. They run if its headers are installed.

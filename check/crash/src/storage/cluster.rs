@@ -9,7 +9,7 @@
 //! Failure: every error names the process, or says what the manager did not see in time.
 //! Cost: one process per node, and one for the manager.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,77 +21,11 @@ use archipelago_fabric::{Endpoints, Reach};
 use archipelago_store::nodes::client::NodeClient;
 use archipelago_store::nodes::wire::{MemberState, Members};
 
-use super::process::Process;
-use super::servers::{ManagerRole, NodeRole, READY};
+use super::servers::{ManagerRole, NodeRole};
+use crate::children::{Fault, PATIENCE, Server};
 
-/// Time in which a process must start, and in which the cluster must be whole again.
-pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 /// Pause between two checks of the members.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
-
-/// Way in which a fault takes a process away.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Fault {
-    /// The process is killed with SIGKILL.
-    Kill,
-    /// The process is stopped with SIGSTOP, and continues later.
-    Stop,
-}
-
-impl Fault {
-    /// Both faults, in the order of the summary.
-    pub(super) const ALL: [Self; 2] = [Self::Kill, Self::Stop];
-}
-
-impl std::fmt::Display for Fault {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Kill => "kill",
-            Self::Stop => "stop",
-        })
-    }
-}
-
-/// State of a process that a fault may take away.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Presence {
-    Runs,
-    Killed,
-    Stopped,
-}
-
-/// A process and its state.
-#[derive(Debug)]
-struct Server {
-    process: Process,
-    presence: Presence,
-    /// Time of the start in milliseconds since 1970. The life of a node is not smaller.
-    started_ms: u64,
-}
-
-impl Server {
-    fn start(name: &str, words: &[String], dir: &Path) -> Result<(Self, String), String> {
-        let started_ms = SystemClock::shared().unix_ms();
-        let mut process = Process::start(name, words, dir)?;
-        let addresses = process.expect(READY, PATIENCE)?;
-        Ok((Self { process, presence: Presence::Runs, started_ms }, addresses))
-    }
-
-    fn suffer(&mut self, fault: Fault) -> Result<(), String> {
-        let ran = match fault {
-            Fault::Kill => self.process.kill()?,
-            Fault::Stop => self.process.stop()?,
-        };
-        if !ran && self.presence == Presence::Runs {
-            return Err(format!("a server ended by itself: {}", self.process.messages()));
-        }
-        self.presence = match fault {
-            Fault::Kill => Presence::Killed,
-            Fault::Stop => Presence::Stopped,
-        };
-        Ok(())
-    }
-}
 
 /// A manager and its storage nodes.
 #[derive(Debug)]
@@ -191,16 +125,9 @@ impl Cluster {
 
     /// Brings the manager back.
     pub(super) fn restore_manager(&mut self) -> Result<(), String> {
-        match self.manager.presence {
-            Presence::Runs => {}
-            Presence::Stopped => {
-                self.manager.process.go_on();
-                self.manager.presence = Presence::Runs;
-            }
-            Presence::Killed => {
-                let role = ManagerRole { listen: self.address.clone() };
-                self.manager = Server::start("manager", &role.words(), &self.dir)?.0;
-            }
+        if self.manager.restore()? {
+            let role = ManagerRole { listen: self.address.clone() };
+            self.manager = Server::start("manager", &role.words(), &self.dir)?.0;
         }
         Ok(())
     }
@@ -209,18 +136,8 @@ impl Cluster {
     pub(super) fn restore(&mut self) -> Result<(), String> {
         self.restore_manager()?;
         for index in 0..self.nodes.len() {
-            let presence = self.nodes[index].presence;
-            match presence {
-                Presence::Runs if self.nodes[index].process.has_ended()? => {
-                    let said = self.nodes[index].process.messages();
-                    return Err(format!("node {} ended by itself: {said}", index + 1));
-                }
-                Presence::Runs => {}
-                Presence::Stopped => {
-                    self.nodes[index].process.go_on();
-                    self.nodes[index].presence = Presence::Runs;
-                }
-                Presence::Killed => self.nodes[index] = self.start_node(index)?,
+            if self.nodes[index].restore()? {
+                self.nodes[index] = self.start_node(index)?;
             }
         }
         self.wait_until_whole()

@@ -7,8 +7,8 @@
 //! 3. The first of them, with an owner that is killed during its writes: the log has every
 //!    acknowledged write.
 
-use super::cluster::Fault;
 use super::session::{LastWrites, Session};
+use crate::children::Fault;
 
 /// Tries the losses of at most `pairs_max` pairs of nodes, which the seed chooses. Returns the
 /// number of pairs.

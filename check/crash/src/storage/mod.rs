@@ -3,13 +3,11 @@
 //!
 //! | module | purpose |
 //! | --- | --- |
-//! | `words` | the command line of a child process |
 //! | `steps` | steps of an owner, and the file system that notes them |
-//! | `process` | a child process: its lines, its signals and its end |
 //! | `servers` | the manager and the storage nodes, as child processes |
 //! | `owner` | the owner of a volume, as a child process, and opening a volume |
 //! | `cluster` | the processes of a cluster, taken away and brought back |
-//! | `cases` | the faults of a run, and how often each was hit |
+//! | `cases` | the faults of a run |
 //! | `session` | the cycles: write, fault, check |
 //! | `losses` | the loss of each pair of nodes |
 //!
@@ -19,28 +17,22 @@ mod cases;
 mod cluster;
 mod losses;
 mod owner;
-mod process;
 mod servers;
 mod session;
 mod steps;
-mod words;
 
 use std::path::Path;
-use std::process::ExitCode;
 
+use archipelago::SystemClock;
 use archipelago::env::FileSystem as _;
 use archipelago::env::local::LocalFs;
-use archipelago::{ErrorKind, SystemClock};
-use rustix::process::{Signal, set_parent_process_death_signal};
 
 use self::owner::OwnerRole;
 use self::servers::{ManagerRole, NodeRole};
-use self::session::{BUSY, FENCED, Session};
-use self::words::Words;
+use self::session::Session;
 use crate::arguments::Arguments;
-use crate::sabotage::SABOTAGES;
-
-pub(crate) use self::words::ROLE;
+use crate::children::Words;
+use crate::sabotage::{SABOTAGES, is_of_damage};
 
 /// Runs all cycles. `Err` tells of the violation, and how to repeat the run.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), String> {
@@ -105,41 +97,16 @@ fn run_in(arguments: &Arguments, seed: u64, dir: &Path) -> Result<String, String
     Ok(summary + &session.end()?)
 }
 
-/// Whether a check found that the database does not hold what was acknowledged.
-fn is_of_damage(problem: &str) -> bool {
-    problem.contains("operations acknowledged") || problem.contains("shared counters")
-}
-
-/// Runs a child process in its role.
-pub(crate) fn run_role(role: &str, words: impl Iterator<Item = String>) -> ExitCode {
-    // A stopped process notices the end of its parent by this signal only.
-    if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
-        eprintln!("cannot ask for the end of this process with its parent: {error}");
-        return ExitCode::FAILURE;
-    }
-    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
-    let parsed = Words::parse(words);
-    let ended = match role {
-        ManagerRole::NAME => {
-            parsed.and_then(|words| ManagerRole::parse(&words)).map(|role| role.run())
-        }
-        NodeRole::NAME => parsed.and_then(|words| NodeRole::parse(&words)).map(|role| role.run()),
-        OwnerRole::NAME => parsed.and_then(|words| OwnerRole::parse(&words)).map(|role| role.run()),
-        _ => Err(format!("{ROLE}: there is no role \"{role}\"")),
-    };
-    match ended {
-        Ok(Ok(())) => ExitCode::SUCCESS,
-        Ok(Err(error)) => {
-            eprintln!("{error}");
-            match error.kind() {
-                ErrorKind::Fenced => ExitCode::from(FENCED),
-                ErrorKind::Busy => ExitCode::from(BUSY),
-                _ => ExitCode::FAILURE,
-            }
-        }
-        Err(problem) => {
-            eprintln!("{problem}");
-            ExitCode::FAILURE
-        }
+/// Runs a child process in a role of this module, and returns how it ended; `None` for a role of
+/// another module. An error text tells of wrong words.
+pub(crate) fn run_role(
+    role: &str,
+    words: &Words,
+) -> Option<Result<archipelago::Result<()>, String>> {
+    match role {
+        ManagerRole::NAME => Some(ManagerRole::parse(words).map(|role| role.run())),
+        NodeRole::NAME => Some(NodeRole::parse(words).map(|role| role.run())),
+        OwnerRole::NAME => Some(OwnerRole::parse(words).map(|role| role.run())),
+        _ => None,
     }
 }

@@ -12,9 +12,10 @@ use archipelago::env::FileSystem;
 use archipelago::volume::{VolumeSettings, VolumeStorage};
 use archipelago::{Db, Error, ErrorKind, Result, Rng, Spawn as _, SystemClock, SystemSpawn};
 
-use super::steps::{AtStep, Step, StepFs, StepMoment, StepTrigger, say};
-use super::words::Words;
+use super::steps::{Step, StepFs};
 use crate::acks::AckWriter;
+use crate::children::{AtStep, StepMoment, StepTrigger, Words, chosen, say};
+use crate::reads::Reads;
 use crate::settings::{Over, open};
 use crate::writers::{Refusals, ThreadStart, WriterPlan, Writers};
 
@@ -156,7 +157,7 @@ pub(super) struct OwnerRole {
     pub(super) acks: PathBuf,
     pub(super) ops_per_thread: u64,
     pub(super) threads: Vec<ThreadStart>,
-    pub(super) moment: StepMoment,
+    pub(super) moment: StepMoment<Step>,
     /// Whether the owner keeps the volume open after its last operation, until it is killed.
     pub(super) stays: bool,
 }
@@ -166,8 +167,6 @@ impl OwnerRole {
 
     pub(super) fn words(&self) -> Vec<String> {
         let VolumePlan { manager, volume, seed, open_seed, lease_ms, .. } = &self.volume;
-        let threads: Vec<String> =
-            self.threads.iter().map(|start| format!("{}:{}", start.thread, start.first)).collect();
         let index = |all: usize, found: Option<usize>| found.unwrap_or(all);
         let step = Step::ALL.iter().position(|step| *step == self.moment.step);
         let reaction = AtStep::ALL.iter().position(|way| *way == self.moment.reaction);
@@ -182,7 +181,7 @@ impl OwnerRole {
             .with("accept_loss", u64::from(self.volume.accept_loss))
             .with("acks", self.acks.display())
             .with("ops", self.ops_per_thread)
-            .with("threads", threads.join(","))
+            .with("threads", ThreadStart::words(&self.threads))
             .with("step", index(Step::ALL.len(), step))
             .with("after", self.moment.after)
             .with("reaction", index(AtStep::ALL.len(), reaction))
@@ -206,12 +205,11 @@ impl OwnerRole {
             after: words.number("after")?,
             reaction: chosen(&AtStep::ALL, words.number("reaction")?)?,
         };
-        let threads = words.text("threads")?.split(',').map(thread_start);
         Ok(Self {
             volume,
             acks: words.path("acks")?,
             ops_per_thread: words.number("ops")?,
-            threads: threads.collect::<Result<_, _>>()?,
+            threads: ThreadStart::parse(words.text("threads")?)?,
             moment,
             stays: words.switch("stays")?,
         })
@@ -241,6 +239,7 @@ impl OwnerRole {
             },
             fs: Arc::clone(opened.volume.files()) as _,
             scratch: PathBuf::from(SCRATCH),
+            reads: Reads::None,
         };
         let observer = Box::new(move || trigger.note(Step::Write));
         let writers = Writers::new(opened.db.clone(), acks, plan, observer)?;
@@ -282,7 +281,7 @@ fn reason(volume: &VolumeStorage, error: Error) -> Error {
 }
 
 /// Fires a trigger after its number of milliseconds.
-fn fire_later(trigger: &Arc<StepTrigger>) -> Result<()> {
+fn fire_later(trigger: &Arc<StepTrigger<Step>>) -> Result<()> {
     let trigger = Arc::clone(trigger);
     let body = Box::new(move || {
         let mut rng = Rng::with_seed(trigger.moment().after);
@@ -292,18 +291,6 @@ fn fire_later(trigger: &Arc<StepTrigger>) -> Result<()> {
     });
     // The thread ends by itself.
     SystemSpawn.spawn("fire-later", body).map(drop)
-}
-
-fn chosen<T: Copy>(all: &[T], number: u64) -> Result<T, String> {
-    let found = usize::try_from(number).ok().and_then(|number| all.get(number));
-    found.copied().ok_or_else(|| format!("there is no choice {number} of {}", all.len()))
-}
-
-fn thread_start(text: &str) -> Result<ThreadStart, String> {
-    let parsed = text.split_once(':').and_then(|(thread, first)| {
-        Some(ThreadStart { thread: thread.parse().ok()?, first: first.parse().ok()? })
-    });
-    parsed.ok_or_else(|| format!("\"{text}\" names no thread with its first operation"))
 }
 
 #[cfg(test)]

@@ -14,12 +14,8 @@ use archipelago_manager::core::Terms;
 use archipelago_manager::{ManagerServer, ManagerSettings, MemberTerms, StorePlan};
 use archipelago_storage::{NodeOptions, StorageServer, StorageSettings};
 
-use super::steps::say;
-use super::words::Words;
+use crate::children::{READY, Words, say, wait_for_end_of_input};
 use crate::shared_disk::SharedDisk;
-
-/// Begin of the line that a server prints when it serves.
-pub(super) const READY: &str = "serves at ";
 
 /// A manager of storage nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -129,13 +125,6 @@ fn serve(server: StorageServer) -> Result<()> {
     say(&format!("{READY}{}", server.addresses().join(" ")));
     wait_for_end_of_input();
     server.close()
-}
-
-fn wait_for_end_of_input() {
-    let mut line = String::new();
-    while std::io::stdin().read_line(&mut line).is_ok_and(|bytes| bytes > 0) {
-        line.clear();
-    }
 }
 
 #[cfg(test)]

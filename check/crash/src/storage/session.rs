@@ -17,22 +17,20 @@ use std::time::Duration;
 
 use archipelago::{Error, Rng, SystemClock};
 
-use super::cases::{Case, Deck, Tally, Victim};
-use super::cluster::{Cluster, ClusterPlan, Fault, PATIENCE};
+use super::cases::{Case, Victim};
+use super::cluster::{Cluster, ClusterPlan};
 use super::owner::{COPIED, OPENED, OpenVolume, OwnerRole, VolumePlan};
-use super::process::{Heard, Process};
-use super::steps::{AT_STEP, AtStep, GO_ON, Step, StepMoment};
+use super::steps::Step;
 use crate::acks;
 use crate::arguments::Arguments;
 use crate::check::{Found, Progress, read};
+use crate::children::{
+    AT_STEP, AtStep, Deck, Fault, GO_ON, Heard, PATIENCE, Process, StepMoment, Tally,
+};
+use crate::roles::{BUSY, FENCED};
 use crate::sabotage::{Sabotage, damage};
 use crate::settings::{COUNTERS, family_name};
 use crate::writers::ThreadStart;
-
-/// Exit code of an owner that has lost its volume.
-pub(super) const FENCED: u8 = 3;
-/// Exit code of an owner that found the volume in use, or whose call had to wait for too long.
-pub(super) const BUSY: u8 = 4;
 
 /// Length of the lease of an owner that writes.
 const OWNER_LEASE_MS: u64 = 2000;
@@ -105,14 +103,14 @@ pub(super) struct Session<'a> {
     seeds: Rng,
     /// Choices of the present cycle.
     rng: Rng,
-    deck: Deck,
+    deck: Deck<Case>,
     cluster: Cluster,
     progress: Progress,
     /// Number of the first operation of the cycle, by thread.
     first: Vec<u64>,
     /// Number of databases so far, each in a volume of its own.
     databases: u64,
-    tally: Tally,
+    tally: Tally<Case>,
     operations: u64,
     /// Owners that ended as fenced.
     fenced: u64,
@@ -342,7 +340,7 @@ impl<'a> Session<'a> {
     }
 
     /// The moment of the step, and the owner's action there.
-    fn moment(&mut self, case: Case) -> StepMoment {
+    fn moment(&mut self, case: Case) -> StepMoment<Step> {
         let reaction = match (case.victim, case.fault) {
             (Victim::Owner, Fault::Kill) => AtStep::Die,
             (Victim::Owner, Fault::Stop) => AtStep::Halt,
@@ -351,14 +349,14 @@ impl<'a> Session<'a> {
         StepMoment { step: case.step, after: self.rng.u64(..case.step.moments()), reaction }
     }
 
-    fn start_owner(&mut self, share: Share, moment: StepMoment) -> Result<Process, String> {
+    fn start_owner(&mut self, share: Share, moment: StepMoment<Step>) -> Result<Process, String> {
         let role = self.owner(share, moment);
         let name = if share == Share::SecondHalf { "second owner" } else { "owner" };
         Process::start(name, &role.words(), &self.dir)
     }
 
     /// An owner that runs a share of the threads. The second owner takes the volume over.
-    fn owner(&mut self, share: Share, moment: StepMoment) -> OwnerRole {
+    fn owner(&mut self, share: Share, moment: StepMoment<Step>) -> OwnerRole {
         let half = self.first.len() / 2;
         let threads = match share {
             Share::All => 0..self.first.len(),

@@ -1,33 +1,22 @@
 //! Steps of an owner at which a fault hits, and the file system that notes them.
 //!
 //! [`StepFs`] decorates the file system of a volume. It tells from the context of a file whether a
-//! flush, a compaction, a garbage collection or a rotation of the log is at work. The
-//! [`StepTrigger`] counts the moments of one step. At the moment that it waits for, the process
-//! ends, stops, or lets its parent act.
+//! flush, a compaction, a garbage collection or a rotation of the log is at work. A
+//! [`StepTrigger`] counts the moments.
 //!
-//! Invariants:
-//! 1. A trigger fires at most once.
-//! 2. The process prints [`AT_STEP`] before it ends, stops or waits.
-//!
-//! Thread-safety: any thread may note a step. Only the thread at the step waits for the parent.
-//! Failure: a parent that has ended lets the waiting thread go on.
-//! Cost: a comparison and an atomic addition per moment of the step.
+//! Thread-safety: any thread may use the file system.
+//! Failure: that of the file system below.
+//! Cost: that of the trigger.
 
 use std::fmt;
-use std::io::Write as _;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use archipelago::Result;
 use archipelago::env::{FileClass, FileSystem, IoContext, IoPurpose};
 use archipelago_env::{CreateOptions, LogFile, LogOptions, WritableFile};
-use rustix::process::{Signal, getpid, kill_process};
 
-/// Line that a process prints when it is at the step.
-pub(super) const AT_STEP: &str = "at the step";
-/// Line with which the parent lets a waiting thread go on.
-pub(super) const GO_ON: &str = "go on";
+use crate::children::StepTrigger;
 
 /// Work of an owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -82,107 +71,15 @@ impl fmt::Display for Step {
     }
 }
 
-/// Action of a process at the step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum AtStep {
-    /// Nothing, at no step.
-    Nothing,
-    /// The process kills itself.
-    Die,
-    /// The process stops itself, until its parent lets it continue.
-    Halt,
-    /// The thread at the step waits until the parent has acted.
-    Ask,
-}
-
-impl AtStep {
-    /// All reactions, by their numbers on a command line.
-    pub(super) const ALL: [Self; 4] = [Self::Nothing, Self::Die, Self::Halt, Self::Ask];
-}
-
-/// Moment that a run chose: the step, and the number of its moments that pass before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct StepMoment {
-    pub(super) step: Step,
-    pub(super) after: u64,
-    pub(super) reaction: AtStep,
-}
-
-/// Waits for the chosen moment, and reacts.
-#[derive(Debug)]
-pub(super) struct StepTrigger {
-    moment: StepMoment,
-    seen: AtomicU64,
-}
-
-impl StepTrigger {
-    pub(super) fn new(moment: StepMoment) -> Arc<Self> {
-        Arc::new(Self { moment, seen: AtomicU64::new(0) })
-    }
-
-    /// The moment that the trigger waits for.
-    pub(super) fn moment(&self) -> StepMoment {
-        self.moment
-    }
-
-    /// Notes one moment of `step`, and reacts if it is the chosen one.
-    pub(super) fn note(&self, step: Step) {
-        let StepMoment { step: chosen, after, reaction } = self.moment;
-        if step == chosen
-            && reaction != AtStep::Nothing
-            && self.seen.fetch_add(1, Ordering::Relaxed) == after
-        {
-            react(reaction);
-        }
-    }
-
-    /// Reacts now, whatever moments were noted.
-    pub(super) fn fire(&self) {
-        if self.moment.reaction != AtStep::Nothing {
-            react(self.moment.reaction);
-        }
-    }
-}
-
-fn react(reaction: AtStep) {
-    say(AT_STEP);
-    match reaction {
-        AtStep::Nothing => {}
-        AtStep::Die => {
-            // The process kills itself as the parent does, so no other exit passes for a kill.
-            let _dead = kill_process(getpid(), Signal::KILL);
-            loop {
-                std::thread::park();
-            }
-        }
-        AtStep::Halt => {
-            // The call returns when the parent lets the process go on.
-            let _stopped = kill_process(getpid(), Signal::STOP);
-        }
-        AtStep::Ask => {
-            let mut answer = String::new();
-            // The end of the input means that the parent has ended.
-            let _read = std::io::stdin().read_line(&mut answer);
-        }
-    }
-}
-
-/// Prints a line for the parent.
-pub(super) fn say(line: &str) {
-    let mut out = std::io::stdout().lock();
-    // A parent that has ended reads nothing.
-    let _told = writeln!(out, "{line}").and_then(|()| out.flush());
-}
-
 /// The file system of a volume, which notes the steps of its owner.
 #[derive(Debug)]
 pub(super) struct StepFs {
     inner: Arc<dyn FileSystem>,
-    trigger: Arc<StepTrigger>,
+    trigger: Arc<StepTrigger<Step>>,
 }
 
 impl StepFs {
-    pub(super) fn new(inner: Arc<dyn FileSystem>, trigger: Arc<StepTrigger>) -> Self {
+    pub(super) fn new(inner: Arc<dyn FileSystem>, trigger: Arc<StepTrigger<Step>>) -> Self {
         Self { inner, trigger }
     }
 
@@ -230,7 +127,7 @@ impl FileSystem for StepFs {
 struct StepFile {
     inner: Box<dyn WritableFile>,
     step: Step,
-    trigger: Arc<StepTrigger>,
+    trigger: Arc<StepTrigger<Step>>,
 }
 
 impl WritableFile for StepFile {

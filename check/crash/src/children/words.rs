@@ -5,16 +5,16 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// First argument of a child process of a storage run.
+/// First argument of a child process of a run over a cluster.
 pub(crate) const ROLE: &str = "--role";
 
 /// The named values of a command line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Words(BTreeMap<String, String>);
+pub(crate) struct Words(BTreeMap<String, String>);
 
 impl Words {
     /// Reads words of the form `name=value`.
-    pub(super) fn parse(words: impl Iterator<Item = String>) -> Result<Self, String> {
+    pub(crate) fn parse(words: impl Iterator<Item = String>) -> Result<Self, String> {
         let mut values = BTreeMap::new();
         for word in words {
             let Some((name, value)) = word.split_once('=') else {
@@ -27,37 +27,43 @@ impl Words {
 
     /// Adds a value.
     #[expect(clippy::needless_pass_by_value, reason = "callers pass numbers and texts alike")]
-    pub(super) fn with(mut self, name: &str, value: impl ToString) -> Self {
+    pub(crate) fn with(mut self, name: &str, value: impl ToString) -> Self {
         self.0.insert(name.to_owned(), value.to_string());
         self
     }
 
     /// The command line of a process of `role` with these values.
-    pub(super) fn command_line(&self, role: &str) -> Vec<String> {
+    pub(crate) fn command_line(&self, role: &str) -> Vec<String> {
         let values = self.0.iter().map(|(name, value)| format!("{name}={value}"));
         [ROLE.to_owned(), role.to_owned()].into_iter().chain(values).collect()
     }
 
     /// The text of a value.
-    pub(super) fn text(&self, name: &str) -> Result<&str, String> {
+    pub(crate) fn text(&self, name: &str) -> Result<&str, String> {
         self.0.get(name).map(String::as_str).ok_or_else(|| format!("{ROLE}: {name} is missing"))
     }
 
     /// A value that is a path.
-    pub(super) fn path(&self, name: &str) -> Result<PathBuf, String> {
+    pub(crate) fn path(&self, name: &str) -> Result<PathBuf, String> {
         self.text(name).map(PathBuf::from)
     }
 
     /// A value that is a number.
-    pub(super) fn number(&self, name: &str) -> Result<u64, String> {
+    pub(crate) fn number(&self, name: &str) -> Result<u64, String> {
         let text = self.text(name)?;
         text.parse().map_err(|_| format!("{ROLE}: {name} is \"{text}\", which is not a number"))
     }
 
     /// A value that is 0 or 1.
-    pub(super) fn switch(&self, name: &str) -> Result<bool, String> {
+    pub(crate) fn switch(&self, name: &str) -> Result<bool, String> {
         self.number(name).map(|number| number > 0)
     }
+}
+
+/// The value of a choice by its number on a command line.
+pub(crate) fn chosen<T: Copy>(all: &[T], number: u64) -> Result<T, String> {
+    let found = usize::try_from(number).ok().and_then(|number| all.get(number));
+    found.copied().ok_or_else(|| format!("there is no choice {number} of {}", all.len()))
 }
 
 #[cfg(test)]

@@ -32,7 +32,7 @@ const MESSAGES_SHOWN_MAX: usize = 4000;
 
 /// Event of a process within a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Heard {
+pub(crate) enum Heard {
     /// The process printed a line.
     Line(String),
     /// The process has closed its output, because it has ended.
@@ -43,7 +43,7 @@ pub(super) enum Heard {
 
 /// A child process. It is killed when this is dropped.
 #[derive(Debug)]
-pub(super) struct Process {
+pub(crate) struct Process {
     name: String,
     child: Child,
     input: Option<ChildStdin>,
@@ -57,7 +57,7 @@ fn failed(name: &str, doing: &str, error: impl std::fmt::Display) -> String {
 
 impl Process {
     /// Starts this program with `words`. Its messages go to a file in `dir`.
-    pub(super) fn start(name: &str, words: &[String], dir: &Path) -> Result<Self, String> {
+    pub(crate) fn start(name: &str, words: &[String], dir: &Path) -> Result<Self, String> {
         let messages = dir.join(format!("{}.log", name.replace(' ', "-")));
         let open = OpenOptions::new().create(true).append(true).open(&messages);
         let stderr = open.map_err(|error| failed(name, "open its messages", error))?;
@@ -89,7 +89,7 @@ impl Process {
     }
 
     /// Waits for the next line.
-    pub(super) fn hear(&self, patience: Duration) -> Heard {
+    pub(crate) fn hear(&self, patience: Duration) -> Heard {
         match self.lines.recv_timeout(patience) {
             Ok(line) => Heard::Line(line),
             Err(RecvTimeoutError::Timeout) => Heard::Silence,
@@ -98,7 +98,7 @@ impl Process {
     }
 
     /// Waits for a line that begins with `start`, and returns the rest of it. Other lines pass.
-    pub(super) fn expect(&mut self, start: &str, patience: Duration) -> Result<String, String> {
+    pub(crate) fn expect(&mut self, start: &str, patience: Duration) -> Result<String, String> {
         let clock = SystemClock::shared();
         let until_ns = clock.now_ns() + patience.as_nanos() as u64;
         loop {
@@ -125,7 +125,7 @@ impl Process {
     }
 
     /// Sends a line to the input of the process. A process that has ended reads nothing.
-    pub(super) fn tell(&mut self, line: &str) {
+    pub(crate) fn tell(&mut self, line: &str) {
         if let Some(input) = &mut self.input {
             let _told = writeln!(input, "{line}").and_then(|()| input.flush());
         }
@@ -137,13 +137,13 @@ impl Process {
     }
 
     /// Whether the process has ended.
-    pub(super) fn has_ended(&mut self) -> Result<bool, String> {
+    pub(crate) fn has_ended(&mut self) -> Result<bool, String> {
         let status = self.child.try_wait();
         status.map(|status| status.is_some()).map_err(|error| failed(&self.name, "look at", error))
     }
 
     /// Kills the process with SIGKILL, and waits for its end. Returns whether it ran until then.
-    pub(super) fn kill(&mut self) -> Result<bool, String> {
+    pub(crate) fn kill(&mut self) -> Result<bool, String> {
         let ran = !self.has_ended()?;
         let killed = self.child.kill().and_then(|()| self.child.wait());
         killed.map(|_| ran).map_err(|error| failed(&self.name, "kill", error))
@@ -151,7 +151,7 @@ impl Process {
 
     /// Stops the process with SIGSTOP. On return it does not run. Returns whether it ran until
     /// then.
-    pub(super) fn stop(&mut self) -> Result<bool, String> {
+    pub(crate) fn stop(&mut self) -> Result<bool, String> {
         if self.has_ended()? {
             return Ok(false);
         }
@@ -161,7 +161,7 @@ impl Process {
 
     /// Waits until the process, which stops itself, does not run. Returns whether it is stopped and
     /// has not ended.
-    pub(super) fn wait_until_stopped(&mut self) -> Result<bool, String> {
+    pub(crate) fn wait_until_stopped(&mut self) -> Result<bool, String> {
         let pid = Pid::from_child(&self.child);
         match waitpid(Some(pid), WaitOptions::UNTRACED) {
             Ok(Some((_, status))) if status.stopped() => Ok(true),
@@ -171,17 +171,17 @@ impl Process {
     }
 
     /// Lets a stopped process go on.
-    pub(super) fn go_on(&self) {
+    pub(crate) fn go_on(&self) {
         self.signal(Signal::CONT);
     }
 
     /// Ends the input of the process, which then ends in order.
-    pub(super) fn end_input(&mut self) {
+    pub(crate) fn end_input(&mut self) {
         drop(self.input.take());
     }
 
     /// Waits for the end of the process.
-    pub(super) fn wait(&mut self, patience: Duration) -> Result<ExitStatus, String> {
+    pub(crate) fn wait(&mut self, patience: Duration) -> Result<ExitStatus, String> {
         let clock = SystemClock::shared();
         let until_ns = clock.now_ns() + patience.as_nanos() as u64;
         loop {
@@ -198,12 +198,12 @@ impl Process {
     }
 
     /// Whether the process, which has ended, succeeded.
-    pub(super) fn has_succeeded(&mut self) -> Result<bool, String> {
+    pub(crate) fn has_succeeded(&mut self) -> Result<bool, String> {
         self.wait(LOOK_PAUSE).map(|status| status.success())
     }
 
     /// Waits for the end of a process that kills itself.
-    pub(super) fn wait_for_death(&mut self, patience: Duration) -> Result<(), String> {
+    pub(crate) fn wait_for_death(&mut self, patience: Duration) -> Result<(), String> {
         let status = self.wait(patience)?;
         match status.signal() == Some(Signal::KILL.as_raw()) {
             true => Ok(()),
@@ -212,7 +212,7 @@ impl Process {
     }
 
     /// The end of what the process has written to standard error.
-    pub(super) fn messages(&self) -> String {
+    pub(crate) fn messages(&self) -> String {
         let context = IoContext::new(FileClass::Other, IoPurpose::Maintenance);
         let bytes = LocalFs::new().read(&self.messages, context).unwrap_or_default();
         let shown = &bytes[bytes.len().saturating_sub(MESSAGES_SHOWN_MAX)..];

@@ -1,0 +1,21 @@
+//! Child processes of a run over a cluster. Each is this program again, in a role.
+//!
+//! | module | purpose |
+//! | --- | --- |
+//! | `words` | the command line of a child process |
+//! | `process` | a child process: its lines, its signals and its end |
+//! | `server` | a server as a child process, taken away and brought back |
+//! | `trigger` | the moment of a step at which a child process meets a fault |
+//! | `cases` | the faults of a run, and how often each was hit |
+
+mod cases;
+mod process;
+mod server;
+mod trigger;
+mod words;
+
+pub(crate) use cases::{Deck, FaultCase, Tally};
+pub(crate) use process::{Heard, Process};
+pub(crate) use server::{Fault, PATIENCE, READY, Server, wait_for_end_of_input};
+pub(crate) use trigger::{AT_STEP, AtStep, GO_ON, StepMoment, StepTrigger, say};
+pub(crate) use words::{ROLE, Words, chosen};

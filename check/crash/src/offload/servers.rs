@@ -1,0 +1,171 @@
+//! The manager, the memory nodes and the executors of a run, each in a process of its own.
+//!
+//! A memory node has an executor in its process, which reads the images of flushes in place.
+
+use std::path::PathBuf;
+
+use archipelago::Result;
+use archipelago_fabric::NodeId;
+use archipelago_manager::core::Terms;
+use archipelago_manager::{ManagerServer, ManagerSettings, MemberTerms, StorePlan};
+use archipelago_memory::{MemoryServer, MemorySettings};
+use archipelago_offload::net::{ExecutorServer, ExecutorSettings};
+
+use crate::children::{READY, Words, say, wait_for_end_of_input};
+
+/// Memory that a node lends.
+const MEMORY_BYTES: u64 = 64 << 20;
+/// Size of a block of that memory.
+const BLOCK_BYTES: u64 = 1 << 20;
+/// Jobs that an executor runs at the same time.
+const SLOTS: u32 = 2;
+
+/// The manager, which gives out jobs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ManagerRole {
+    /// Address at which it listens: `HOST:PORT`.
+    pub(super) listen: String,
+}
+
+impl ManagerRole {
+    pub(super) const NAME: &str = "offload-manager";
+
+    pub(super) fn words(&self) -> Vec<String> {
+        Words::default().with("listen", &self.listen).command_line(Self::NAME)
+    }
+
+    pub(super) fn parse(words: &Words) -> std::result::Result<Self, String> {
+        Ok(Self { listen: words.text("listen")?.to_owned() })
+    }
+
+    /// Serves until the input ends.
+    pub(super) fn run(&self) -> Result<()> {
+        let server = ManagerServer::start(&ManagerSettings {
+            listen: vec![format!("tcp:{}", self.listen)],
+            terms: Terms::default(),
+            store: StorePlan::default(),
+            memory_nodes: 0,
+            standby: false,
+            storage: MemberTerms::default(),
+            secret: None,
+        })?;
+        say(&format!("{READY}{}", server.addresses().join(" ")));
+        wait_for_end_of_input();
+        Ok(())
+    }
+}
+
+/// A memory node, with an executor of jobs of databases below `share`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct MemoryRole {
+    pub(super) number: u64,
+    /// Address of the manager: `HOST:PORT`.
+    pub(super) manager: String,
+    pub(super) share: PathBuf,
+}
+
+impl MemoryRole {
+    pub(super) const NAME: &str = "memory";
+
+    pub(super) fn words(&self) -> Vec<String> {
+        Words::default()
+            .with("number", self.number)
+            .with("manager", &self.manager)
+            .with("share", self.share.display())
+            .command_line(Self::NAME)
+    }
+
+    pub(super) fn parse(words: &Words) -> std::result::Result<Self, String> {
+        Ok(Self {
+            number: words.number("number")?,
+            manager: words.text("manager")?.to_owned(),
+            share: words.path("share")?,
+        })
+    }
+
+    /// Serves until the input ends.
+    pub(super) fn run(&self) -> Result<()> {
+        let manager = format!("tcp:{}", self.manager);
+        let listen = "tcp:127.0.0.1:0".to_owned();
+        let mut settings =
+            MemorySettings::new(NodeId(self.number), MEMORY_BYTES, listen, manager.clone());
+        settings.block_bytes = BLOCK_BYTES;
+        let server = MemoryServer::start(settings)?;
+        let executor = ExecutorServer::start(ExecutorSettings {
+            hosted: Some(server.shard_host()),
+            address: server.addresses().join(" "),
+            ..executor_settings(manager, self.share.clone())
+        })?;
+        say(&format!("{READY}{}", server.addresses().join(" ")));
+        wait_for_end_of_input();
+        // Jobs read the memory of the node, so they end first.
+        drop(executor);
+        Ok(())
+    }
+}
+
+/// An executor of jobs of databases below `share`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ExecutorRole {
+    /// Address of the manager: `HOST:PORT`.
+    pub(super) manager: String,
+    pub(super) share: PathBuf,
+}
+
+impl ExecutorRole {
+    pub(super) const NAME: &str = "executor";
+
+    pub(super) fn words(&self) -> Vec<String> {
+        Words::default()
+            .with("manager", &self.manager)
+            .with("share", self.share.display())
+            .command_line(Self::NAME)
+    }
+
+    pub(super) fn parse(words: &Words) -> std::result::Result<Self, String> {
+        Ok(Self { manager: words.text("manager")?.to_owned(), share: words.path("share")? })
+    }
+
+    /// Runs jobs until the input ends.
+    pub(super) fn run(&self) -> Result<()> {
+        let manager = format!("tcp:{}", self.manager);
+        let executor = ExecutorServer::start(ExecutorSettings {
+            address: format!("process {}", std::process::id()),
+            ..executor_settings(manager, self.share.clone())
+        })?;
+        // It listens nowhere.
+        say(READY);
+        wait_for_end_of_input();
+        drop(executor);
+        Ok(())
+    }
+}
+
+fn executor_settings(manager: String, share: PathBuf) -> ExecutorSettings {
+    ExecutorSettings {
+        managers: vec![manager],
+        slots: SLOTS,
+        shares: vec![share],
+        ..ExecutorSettings::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: Vec<String>) -> Words {
+        Words::parse(line.into_iter().skip(2)).unwrap()
+    }
+
+    #[test]
+    fn servers_get_every_argument() {
+        let manager = "127.0.0.1:7".to_owned();
+        let memory = MemoryRole { number: 2, manager: manager.clone(), share: "/tmp/x".into() };
+        assert_eq!(MemoryRole::parse(&parsed(memory.words())).unwrap(), memory);
+        let executor = ExecutorRole { manager, share: "/tmp/x".into() };
+        assert_eq!(ExecutorRole::parse(&parsed(executor.words())).unwrap(), executor);
+        let manager = ManagerRole { listen: "127.0.0.1:0".to_owned() };
+        assert_eq!(ManagerRole::parse(&parsed(manager.words())).unwrap(), manager);
+    }
+}

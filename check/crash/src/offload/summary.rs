@@ -1,0 +1,103 @@
+//! Figures that show what left the owners of a run, so that a run in which nothing left does not
+//! pass for one that survived its faults.
+//!
+//! An owner prints its figures many times, because it is killed in the end. The parent keeps the
+//! last ones of each owner.
+
+use std::fmt;
+use std::ops::AddAssign;
+
+/// Begin of the line with the figures of an owner.
+const FIGURES: &str = "figures ";
+
+/// What has left owners, and what their successors kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Figures {
+    /// Compactions, garbage collections and flushes that other processes ran.
+    pub(super) jobs_away: u64,
+    /// Shards that went to memory nodes.
+    pub(super) shards_sent: u64,
+    /// Shards that a next owner kept at memory nodes.
+    pub(super) shards_kept: u64,
+    /// Lost shards that were made again from the log.
+    pub(super) shards_rebuilt: u64,
+    /// Reads of writing threads that were compared with what was acknowledged.
+    pub(super) reads: u64,
+}
+
+impl Figures {
+    /// The line that an owner prints.
+    pub(super) fn line(&self) -> String {
+        let Self { jobs_away, shards_sent, shards_kept, shards_rebuilt, reads } = self;
+        format!("{FIGURES}{jobs_away} {shards_sent} {shards_kept} {shards_rebuilt} {reads}")
+    }
+
+    /// The figures of a line; `None` for another line.
+    pub(super) fn parse(line: &str) -> Option<Self> {
+        let words = line.strip_prefix(FIGURES)?.split(' ').map(|word| word.parse().ok());
+        let [jobs_away, shards_sent, shards_kept, shards_rebuilt, reads] =
+            words.collect::<Option<Vec<u64>>>()?.try_into().ok()?;
+        Some(Self { jobs_away, shards_sent, shards_kept, shards_rebuilt, reads })
+    }
+
+    /// What a run with this many cycles must have done; `None` if it has.
+    pub(super) fn lacks(&self, cycles: u64) -> Option<&'static str> {
+        /// Fewest cycles after which something of everything has left an owner.
+        const CYCLES_MIN: u64 = 60;
+        let figures = [
+            (self.jobs_away, "no job ran in another process"),
+            (self.shards_sent, "no shard went to a memory node"),
+            (self.shards_kept, "no owner kept the shards of another one"),
+            (self.shards_rebuilt, "no lost shard was made again"),
+            (self.reads, "no read was compared"),
+        ];
+        let lacking = figures.into_iter().find(|(figure, _)| *figure == 0);
+        lacking.filter(|_| cycles >= CYCLES_MIN).map(|(_, what)| what)
+    }
+}
+
+impl AddAssign for Figures {
+    fn add_assign(&mut self, other: Self) {
+        self.jobs_away += other.jobs_away;
+        self.shards_sent += other.shards_sent;
+        self.shards_kept += other.shards_kept;
+        self.shards_rebuilt += other.shards_rebuilt;
+        self.reads += other.reads;
+    }
+}
+
+impl fmt::Display for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { jobs_away, shards_sent, shards_kept, shards_rebuilt, reads } = self;
+        write!(
+            f,
+            "{jobs_away} jobs in other processes, {shards_sent} shards sent to memory nodes, \
+             {shards_kept} kept by the next owner, {shards_rebuilt} made again, {reads} reads \
+             compared"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_return_from_their_line() {
+        let figures =
+            Figures { jobs_away: 1, shards_sent: 2, shards_kept: 3, shards_rebuilt: 4, reads: 5 };
+        assert_eq!(Figures::parse(&figures.line()), Some(figures));
+        assert_eq!(Figures::parse("opened"), None);
+        assert_eq!(Figures::parse("figures 1 2"), None);
+    }
+
+    #[test]
+    fn long_run_must_have_offloaded() {
+        let mut figures = Figures { jobs_away: 1, ..Figures::default() };
+        assert_eq!(figures.lacks(3), None, "a short run");
+        assert_eq!(figures.lacks(500), Some("no shard went to a memory node"));
+        figures +=
+            Figures { shards_sent: 1, shards_kept: 1, shards_rebuilt: 1, reads: 1, jobs_away: 0 };
+        assert_eq!(figures.lacks(500), None);
+    }
+}

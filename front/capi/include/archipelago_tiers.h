@@ -15,8 +15,8 @@
  *  - Any thread may make any call at any time, also on the same file.
  *  - A pointer is valid for its use during the call, or NULL if the description allows it. The library keeps no pointer
  *    that is passed in.
- *  - Paths are bytes that end with a zero. They begin with the root with which the tiers were opened, by default
- *    "tiers:". An example is "tiers:/db/000001.log". There is no current directory, and no "..".
+ *  - Paths are bytes that end with a zero. They need not be UTF-8. They begin with the root with which the tiers were
+ *    opened, by default "tiers:". An example is "tiers:/db/000001.log". There is no current directory, and no "..".
  *  - One process has tiers open at a time.
  *  - Never call the library from a signal handler, or in a child between fork and exec.
  *
@@ -303,7 +303,7 @@ typedef struct archipelago_dirent {
   uint64_t size; /* bytes; 0 for a directory */
   int is_directory;
   int reserved;
-  char name[256]; /* name within the directory, which ends with a zero */
+  char name[256]; /* name within the directory, byte for byte, which ends with a zero */
 } archipelago_dirent;
 
 /* Opens a directory for reading. Its current entries are sorted by name. Returns the number of the directory. */

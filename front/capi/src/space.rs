@@ -24,10 +24,12 @@ use std::sync::{Arc, LazyLock, Weak};
 use archipelago_base::Error;
 use archipelago_env::local::LocalFs;
 use archipelago_env::{
-    CreateOptions, DirEntry, FileLock, FileSystem, IoContext, IoPurpose, OpenOptions, RandomFile,
+    CreateOptions, FileLock, FileSystem, IoContext, IoPurpose, OpenOptions, RandomFile,
     WritableFile,
 };
-use archipelago_tier::{Components, DeviceSettings, FileInfo, Policy, TierFile, TieredFs};
+use archipelago_tier::{
+    Components, DeviceSettings, FileInfo, Policy, TierDirEntry, TierFile, TieredFs,
+};
 use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 use serde::Deserialize;
@@ -157,7 +159,7 @@ pub(crate) struct OpenedFile {
 /// A directory that C reads.
 #[derive(Debug)]
 pub(crate) struct Listing {
-    pub(crate) left: Mutex<std::vec::IntoIter<DirEntry>>,
+    pub(crate) left: Mutex<std::vec::IntoIter<TierDirEntry>>,
     _held: HeldBySpace,
 }
 
@@ -379,7 +381,7 @@ impl Space {
     }
 
     pub(crate) fn list(self: &Arc<Self>, path: &Path) -> CallResult<i32> {
-        let mut entries = self.tiers.list(self.own(path)?)?;
+        let mut entries = self.tiers.dir_entries(path)?;
         for entry in entries.iter_mut().filter(|entry| !entry.is_dir) {
             // A file that was removed meanwhile is listed as it was. A file that was closed
             // meanwhile has its current length.

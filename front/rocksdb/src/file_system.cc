@@ -175,10 +175,11 @@ int TierFileSystem::TellLevelsLocked(rocksdb::DB* db) {
 std::string TierFileSystem::Report() const {
   const int64_t length = archipelago_stats(tiers_->handle(), nullptr, 0);
   if (length < 0) return archipelago_last_error();
-  // The text may have grown by a line meanwhile. That line is cut off.
+  // The second text may have another length than the first. What a longer text has more is cut off.
   std::string text(static_cast<size_t>(length) + 1, '\0');
-  (void)archipelago_stats(tiers_->handle(), text.data(), text.size());
-  text.pop_back();
+  const int64_t written = archipelago_stats(tiers_->handle(), text.data(), text.size());
+  if (written < 0) return archipelago_last_error();
+  text.resize(static_cast<size_t>(std::min(written, length)));
   return text;
 }
 

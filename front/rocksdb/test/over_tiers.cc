@@ -338,7 +338,8 @@ void WithListener() {
   Write(open.db.get(), &model, 11, 5'000);
   OK(open.db->CompactRange({}, nullptr, nullptr));
   ReadAll(open.db.get(), model);
-  CHECK(open.fs->Report().find("slow") != std::string::npos);
+  const std::string report = open.fs->Report();
+  CHECK(report.find("slow") != std::string::npos && report.find('\0') == std::string::npos);
   rocksdb::DB* again = nullptr;
   OK(rocksdb::DB::Open(options, within, &again));
   std::unique_ptr<rocksdb::DB> of_then(again);

@@ -14,7 +14,8 @@
 //! Invariants:
 //! 1. After a failed write or sync a writer fails permanently. An fsync is never repeated, because
 //!    the kernel reports a lost page only once.
-//! 2. A created directory is durable, because its parent is synced.
+//! 2. A created directory is durable, because its parent is synced. So is a directory that existed,
+//!    unless its parent cannot be opened or synced (`durable_dirs`).
 //! 3. This process buffers nothing after `flush` or `sync`.
 //!
 //! Thread-safety: as the traits say.
@@ -27,6 +28,7 @@ mod aligned;
 mod batch_read;
 mod buffered;
 mod direct;
+mod durable_dirs;
 mod lock;
 pub mod log;
 pub mod mapped;
@@ -291,12 +293,13 @@ impl FileSystem for LocalFs {
 
     fn create_dir_all(&self, dir: &Path) -> Result<()> {
         let dir = dir_or_here(dir);
+        let parent = dir.parent().unwrap_or(Path::new("/"));
         let failed = |source| Error::io("create directory", dir, source);
         match self.modes.create_dir(dir) {
             Ok(()) => (),
-            Err(_) if dir.is_dir() => return Ok(()),
+            Err(_) if dir.is_dir() => return durable_dirs::settle(dir, parent),
             Err(missing) if missing.kind() == io::ErrorKind::NotFound => {
-                self.create_dir_all(dir.parent().unwrap_or(Path::new("/")))?;
+                self.create_dir_all(parent)?;
                 match self.modes.create_dir(dir) {
                     Err(_) if dir.is_dir() => (),
                     other => other.map_err(failed)?,
@@ -304,7 +307,7 @@ impl FileSystem for LocalFs {
             }
             Err(other) => return Err(failed(other)),
         }
-        self.sync_dir(dir.parent().unwrap_or(Path::new("/")))
+        self.sync_dir(parent)
     }
 
     fn remove_dir_all(&self, dir: &Path) -> Result<()> {

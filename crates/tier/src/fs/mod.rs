@@ -45,7 +45,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use self::entry::{Entry, passes_heat_on};
 pub use self::exclusive::ExclusiveDevices;
-pub use self::inspect::{FileInfo, TierFile};
+pub use self::inspect::{FileInfo, TierDirEntry, TierFile};
 pub use self::open::{Components, DeviceParts};
 use self::physical::{Physical, Role};
 pub use self::removal::{Emptied, forget_device};
@@ -480,23 +480,14 @@ impl FileSystem for TieredFs {
     }
 
     fn list(&self, dir: &Path) -> Result<Vec<DirEntry>> {
-        let Some(dir) = self.logical(dir) else { return self.shared.outside.list(dir) };
-        let names = self.shared.names.lock();
-        let Some(entries) = names.space.state.list(&dir) else {
-            return Err(Error::io("list", &dir, std::io::ErrorKind::NotFound.into()));
-        };
-        let mut listed = Vec::with_capacity(entries.len());
-        for (name, id) in entries {
-            let entry = id.and_then(|id| names.entries.get(&id)).cloned();
-            let name = name.to_string_lossy().into_owned();
-            listed.push((name, id.is_none(), entry));
+        if self.logical(dir).is_none() {
+            return self.shared.outside.list(dir);
         }
-        drop(names);
-        let file = |(name, is_dir, entry): (String, bool, Option<Arc<Entry>>)| {
-            let len = entry.map_or(Ok(0), |entry| file_len(&self.shared, &entry))?;
-            Ok(DirEntry { name, is_dir, len })
+        let as_text = |entry: TierDirEntry| {
+            let TierDirEntry { name, is_dir, len } = entry;
+            DirEntry { name: name.to_string_lossy().into_owned(), is_dir, len }
         };
-        listed.into_iter().map(file).collect()
+        Ok(self.dir_entries(dir)?.into_iter().map(as_text).collect())
     }
 
     fn len(&self, path: &Path) -> Result<u64> {
@@ -613,13 +604,20 @@ impl FileSystem for TieredFs {
 }
 
 /// The length of a file. A device is asked for the length of a file that is being written. The
-/// length of a missing file comes from a whole copy, if there is one.
+/// length of a missing file comes from a whole copy, if there is one. The length of a lost file is
+/// the number of bytes that its device is charged with for it, which is 0 if the file was missing
+/// at the open.
 fn file_len(shared: &Arc<OpenTiers>, entry: &Arc<Entry>) -> Result<u64> {
-    let (physical, from_copy) = {
+    let (physical, is_missing, is_lost) = {
         let inside = entry.inside.lock();
-        (Arc::clone(&inside.main), inside.missing && !inside.is_lost())
+        (Arc::clone(&inside.main), inside.missing, inside.is_lost())
     };
-    if from_copy {
+    if is_lost {
+        // The device has no such file. If it were asked, one lost file would make the listing of
+        // its whole directory fail.
+        return Ok(physical.len());
+    }
+    if is_missing {
         let context = IoContext::new(entry.class, IoPurpose::Maintenance);
         // A listing of a directory succeeds even if no copy can be opened.
         let opened = entry.open(shared, &physical.path, context, OpenOptions::default());

@@ -1,10 +1,11 @@
 //! Calls on names: files, directories, locks.
 
 use std::ffi::{c_char, c_int};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
-use archipelago_env::{DirEntry, FileClass, FileSystem as _, IoContext, IoPurpose};
-use archipelago_tier::FileInfo;
+use archipelago_env::{FileClass, FileSystem as _, IoContext, IoPurpose};
+use archipelago_tier::{FileInfo, TierDirEntry};
 use rustix::io::Errno;
 
 use crate::context::{RawContext, class_number, level_of};
@@ -85,10 +86,11 @@ pub(crate) struct RawEntry {
 const _: () = assert!(size_of::<RawEntry>() == 272);
 
 impl RawEntry {
-    fn of(entry: &DirEntry) -> CallResult<Self> {
+    fn of(entry: &TierDirEntry) -> CallResult<Self> {
         let bytes = entry.name.as_bytes();
         if bytes.len() > NAME_BYTES_MAX {
-            let message = format!("{} is longer than {NAME_BYTES_MAX} bytes", entry.name);
+            let name = Path::new(&entry.name).display();
+            let message = format!("{name} is longer than {NAME_BYTES_MAX} bytes");
             return Err(Failure::new(FailureKind::InvalidArgument, Errno::NAMETOOLONG, message));
         }
         let mut name = [0; NAME_BYTES_MAX + 1];

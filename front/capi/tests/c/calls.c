@@ -122,7 +122,7 @@ static void opening(const char *base) {
 static void directories(int tiers) {
   archipelago_stat_t stat;
   archipelago_dirent entry;
-  int dir;
+  int dir, file;
 
   IS(archipelago_mkdir(tiers, "tiers:/db/inner") == 0);
   FAILS(archipelago_mkdir(tiers, "tiers:/db"), EEXIST, ARCHIPELAGO_ERROR_IO, "tiers:/db");
@@ -149,6 +149,15 @@ static void directories(int tiers) {
   FAILS(archipelago_closedir(dir), EBADF, INVALID, "not an open directory");
   FAILS(archipelago_opendir(tiers, "tiers:/none"), ENOENT, ARCHIPELAGO_ERROR_NOT_FOUND, "none");
   IS(archipelago_rmdir(tiers, "tiers:/db/inner") == 0);
+
+  /* A listing has the bytes of each name, also if they are not UTF-8. */
+  file = archipelago_open(tiers, "tiers:/db/\xff", O_WRONLY | O_CREAT, NULL);
+  IS(file > 0 && archipelago_write(file, "ab", 2) == 2 && archipelago_close(file) == 0);
+  dir = archipelago_opendir(tiers, "tiers:/db");
+  IS(dir > 0 && archipelago_readdir(dir, &entry) == 1);
+  IS(strcmp(entry.name, "\xff") == 0 && entry.is_directory == 0 && entry.size == 2);
+  IS(archipelago_readdir(dir, &entry) == 0 && archipelago_closedir(dir) == 0);
+  IS(archipelago_unlink(tiers, "tiers:/db/\xff") == 0);
 }
 
 /* A renamed directory keeps its contents, also a file that is being written, and open handles go

@@ -7,6 +7,7 @@
 //! 1. A ring serves one open segment at a time.
 //! 2. A ring with bytes that no file has (after a failed drain or a killed process) serves no
 //!    segment until [`clear`] was called. The next segment gets another ring file.
+//! 3. A drainer that sleeps has made its handle known, and is woken when the ring is dropped.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -33,13 +34,23 @@ const RINGS_MAX: usize = 64;
 /// almost full device the space is needed for other files.
 const ROOM_SHARE: u64 = 8;
 
+/// What the drainer thread has to do.
+#[derive(Clone, Debug)]
+enum DrainerTask {
+    /// The ring serves no segment, so there is nothing to drain.
+    Wait,
+    /// The complete chunks of this segment must be written.
+    Drain(Arc<Open>),
+    /// The ring is dropped, so the thread must end.
+    Stop,
+}
+
 /// State that the drainer thread and the appender share.
 #[derive(Debug)]
 pub(super) struct RingState {
     pub(super) mapping: Mapping,
-    open: Mutex<Option<Arc<Open>>>,
+    task: Mutex<DrainerTask>,
     drainer: OnceLock<Thread>,
-    stop: AtomicBool,
 }
 
 impl RingState {
@@ -52,15 +63,29 @@ impl RingState {
     }
 
     fn drain_until_stopped(&self) {
-        // A notification before this store meets a thread that does not sleep yet.
+        // The handle is known before the first look at the task. So a thread that changes the task
+        // later, under the same lock, finds the handle and wakes this one, and a change that came
+        // earlier is seen here. A full chunk whose notification comes before this store may stay in
+        // the ring until the next notification or the next sync.
         let _set = self.drainer.set(std::thread::current());
-        while !self.stop.load(Ordering::Acquire) {
-            let open = self.open.lock().clone();
-            let busy = open.is_some_and(|open| open.drain_chunk());
-            if !busy {
+        loop {
+            let task = self.task.lock().clone();
+            let is_busy = match task {
+                DrainerTask::Stop => return,
+                DrainerTask::Wait => false,
+                DrainerTask::Drain(open) => open.drain_chunk(),
+            };
+            if !is_busy {
                 std::thread::park();
             }
         }
+    }
+
+    /// Ends the drainer thread after the chunk that it is writing.
+    fn stop(&self) {
+        // The wake-up must come after the change of the task, which `drain_until_stopped` explains.
+        *self.task.lock() = DrainerTask::Stop;
+        self.wake();
     }
 }
 
@@ -78,9 +103,8 @@ impl Ring {
         let mapping = Mapping::new(file).map_err(|error| Error::io("map", &path, error))?;
         let shared = Arc::new(RingState {
             mapping,
-            open: Mutex::new(None),
+            task: Mutex::new(DrainerTask::Wait),
             drainer: OnceLock::new(),
-            stop: AtomicBool::new(false),
         });
         let drained = Arc::clone(&shared);
         let body = Box::new(move || drained.drain_until_stopped());
@@ -91,12 +115,12 @@ impl Ring {
     /// Gives the ring, which the caller has claimed, to a segment.
     pub(super) fn serve(&self, open: Arc<Open>) {
         self.shared.mapping.assign(open.incarnation().0);
-        *self.shared.open.lock() = Some(open);
+        *self.shared.task.lock() = DrainerTask::Drain(open);
     }
 
     /// Ends the segment's use of the ring. A ring that was not drained completely keeps its state.
     pub(super) fn release(&self, whole: bool) {
-        *self.shared.open.lock() = None;
+        *self.shared.task.lock() = DrainerTask::Wait;
         if whole {
             self.serving.store(false, Ordering::Release);
         }
@@ -109,8 +133,7 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Release);
-        self.shared.wake();
+        self.shared.stop();
         if let Some(joiner) = self.joiner.take() {
             // A panic of the drainer has left an incomplete drain, which is handled already.
             let _joined = joiner.join();

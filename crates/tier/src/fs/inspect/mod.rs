@@ -1,4 +1,5 @@
-//! Queries about single files of the tiers, for front ends of other engines and for tests.
+//! Queries about single files and directories of the tiers, for front ends of other engines and for
+//! tests.
 //!
 //! Thread-safety: any thread may call any method. The namespace is read under its lock.
 //! Failure: errors name the file. A failed change of a name or level leaves the state as it was.
@@ -6,6 +7,7 @@
 //! that is being written. Other queries do none.
 
 use std::collections::HashSet;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -31,7 +33,7 @@ pub struct FileInfo {
     pub class: FileClass,
     /// Level of the file, if it is a table that has one.
     pub level: Option<u8>,
-    /// Length in bytes.
+    /// Length in bytes; 0 for a file that its device lost, if there is no whole copy.
     pub len: u64,
     /// Time at which the file was written to its present device, in milliseconds since 1970. A move
     /// writes the file again. `None` if the device does not know, or cannot be asked.
@@ -42,6 +44,18 @@ pub struct FileInfo {
     pub copies: Vec<usize>,
     /// Whether a writer has the file open.
     pub is_written: bool,
+}
+
+/// An entry of a directory of the tiers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TierDirEntry {
+    /// Name within the directory, byte for byte. It need not be UTF-8.
+    pub name: OsString,
+    /// Whether the entry is a directory.
+    pub is_dir: bool,
+    /// Length in bytes; 0 for a directory, and for a file that its device lost, if there is no
+    /// whole copy.
+    pub len: u64,
 }
 
 /// A file of the tiers. Its bytes are kept while this is held, even if the file is removed or
@@ -62,7 +76,8 @@ impl TierFile {
     }
 
     /// Length of the file in bytes. A device is asked for the length of a file that is being
-    /// written. Errors: those of the device.
+    /// written. A file that its device lost has length 0, if there is no whole copy. Errors: those
+    /// of the device.
     pub fn length(&self) -> Result<u64> {
         file_len(&self.shared, &self.entry)
     }
@@ -166,6 +181,30 @@ impl TieredFs {
     pub fn is_dir(&self, path: &Path) -> Result<bool> {
         let path = self.own(path)?;
         Ok(self.shared.names.lock().space.state.is_dir(&path))
+    }
+
+    /// Entries of the directory at `path`, a path below the root, sorted by name. Unlike
+    /// [`archipelago_env::FileSystem::list`], this method returns every name byte for byte. A file
+    /// that its device lost has an entry as well. Errors: `NotFound`; those of a device that is
+    /// asked for a length.
+    pub fn dir_entries(&self, path: &Path) -> Result<Vec<TierDirEntry>> {
+        let path = self.own(path)?;
+        let names = self.shared.names.lock();
+        let Some(found) = names.space.state.list(&path) else {
+            return Err(Error::io("list", &path, std::io::ErrorKind::NotFound.into()));
+        };
+        let mut listed = Vec::with_capacity(found.len());
+        for (name, id) in found {
+            let entry = id.and_then(|id| names.entries.get(&id)).cloned();
+            listed.push((name, id.is_none(), entry));
+        }
+        drop(names);
+        let mut entries = Vec::with_capacity(listed.len());
+        for (name, is_dir, entry) in listed {
+            let len = entry.map_or(Ok(0), |entry| file_len(&self.shared, &entry))?;
+            entries.push(TierDirEntry { name, is_dir, len });
+        }
+        Ok(entries)
     }
 
     /// Removes the empty directory at `path`, a path below the root. The removal is as durable as

@@ -1,4 +1,4 @@
-//! Files that their device lost while a whole copy exists.
+//! Files that their device lost, with a whole copy on another device and without one.
 
 use super::*;
 use crate::settings::CacheBy;
@@ -62,6 +62,41 @@ fn lost_file_is_served_and_restored_from_its_copy() {
     fs.close().unwrap();
     drop(fs);
     assert_eq!(contents(&world.open()), expected);
+}
+
+#[test]
+fn lost_log_is_listed_but_not_opened() {
+    let disk = MemFs::new();
+    let world = World::new(Arc::new(disk.clone()), &[1 << 20, 1 << 20]);
+    let (fs, bytes) = (world.open(), filled(1, 5000));
+    let context = IoContext::new(FileClass::Wal, IoPurpose::ForegroundWrite);
+    let options = LogOptions { incarnation: Epoch(1), size_hint_bytes: 0, recycle: None };
+    let mut log = fs.create_log(&path("1.log"), context, options).unwrap();
+    log.append(&[b"one"]).unwrap();
+    log.finish().unwrap();
+    drop(log);
+    write(&fs, "2.sst", 5, &bytes);
+    fs.close().unwrap();
+    drop(fs);
+    let device = Path::new("/dev0");
+    let found = disk.list(device).unwrap();
+    let logs = found.iter().find(|entry| entry.name.starts_with("logs-")).unwrap();
+    let logs = device.join(&logs.name);
+    for entry in disk.list(&logs).unwrap() {
+        disk.remove(&logs.join(entry.name)).unwrap();
+    }
+    disk.sync_dir(&logs).unwrap();
+
+    let fs = world.open();
+    let listed = fs.list(Path::new(ROOT)).unwrap();
+    let listed: Vec<_> = listed.iter().map(|entry| (entry.name.as_str(), entry.len)).collect();
+    assert_eq!(listed, [("1.log", 0), ("2.sst", 5000)]);
+    assert_eq!(fs.len(&path("1.log")).unwrap(), 0);
+    assert_eq!(fs.read(&path("2.sst"), READ).unwrap(), bytes, "the other file is not concerned");
+    let refused = fs.open(&path("1.log"), context, OpenOptions::default()).unwrap_err();
+    assert_eq!(refused.kind(), archipelago_base::ErrorKind::NotFound);
+    let refused = refused.to_string();
+    assert!(refused.contains("1.log") && refused.contains("\"dev0\""), "{refused}");
 }
 
 #[test]

@@ -36,9 +36,9 @@ pub trait MergeOperator: Send + Sync + 'static {
 pub enum FilterDecision {
     /// The record stays as it is.
     Keep,
-    /// Remove it; older versions stay hidden.
-    Remove,
     /// Remove the record; older versions of the key stay hidden.
+    Remove,
+    /// Replace the value with these bytes. The record keeps its sequence number and its expiry.
     Change(Vec<u8>),
 }
 

@@ -12,6 +12,8 @@
 //! Thread-safety: any thread may call any method. Failure: a failed open leaves nothing behind, and
 //! the next read tries again. The list of open files holds them weakly: a file that is dropped
 //! takes its reader along.
+//! Cost: an open at the limit moves the clock hand past the files that were used since it passed
+//! them, so O(1) steps for each use of a file.
 
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
@@ -32,6 +34,9 @@ use crate::value::ValueTable;
 const SHARDS: usize = 16;
 /// Largest number of readers that an open closes while the budget is under pressure.
 const CLOSE_UNDER_PRESSURE: usize = 2;
+/// Smallest number of steps of the clock hand at an open. They find readers that were dropped with
+/// their file.
+const STEPS_MIN: usize = 2;
 
 /// The table cache: bounds the number of open table readers.
 pub struct TableCache {
@@ -349,20 +354,22 @@ type Closed = Vec<(Option<Arc<dyn Send + Sync>>, Arc<dyn ReadableFile>)>;
 
 impl OpenList {
     /// Moves the hand until at most `most` files are open and `extra` more were closed, at most
-    /// twice around. `spared` has just been opened and stays open.
+    /// twice around. `spared` has just been opened and stays open. A call moves the hand by the
+    /// number of files that were used since it passed them, and a few steps more.
     fn close_beyond(&mut self, most: usize, extra: usize, spared: FileNo) -> Closed {
         let mut closed = Closed::new();
         let mut extra = extra;
-        // Two steps at every open find readers that were dropped with their file.
-        let mut steps = if self.files.len() > most || extra > 0 { self.files.len() * 2 } else { 2 };
-        while steps > 0 && !self.files.is_empty() {
-            steps -= 1;
+        let around_twice = self.files.len() * 2;
+        for step in 0..around_twice {
+            let wanted = self.files.len() > most || extra > 0;
+            if self.files.is_empty() || !wanted && step >= STEPS_MIN {
+                break;
+            }
             self.hand %= self.files.len();
             let Some(file) = self.files[self.hand].upgrade() else {
                 self.files.swap_remove(self.hand);
                 continue;
             };
-            let wanted = self.files.len() > most || extra > 0;
             let reader = match wanted && file.no() != spared {
                 true if !file.used().swap(false, Ordering::Relaxed) => file.close(),
                 _ => None,
@@ -378,5 +385,95 @@ impl OpenList {
             closed.push((reader, file));
         }
         closed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file with a reader that it can lose once.
+    struct TestFile {
+        no: u64,
+        used: AtomicBool,
+        has_reader: AtomicBool,
+    }
+
+    impl ReadableFile for TestFile {
+        fn no(&self) -> FileNo {
+            FileNo(self.no)
+        }
+
+        fn used(&self) -> &AtomicBool {
+            &self.used
+        }
+
+        fn close(&self) -> Option<Arc<dyn Send + Sync>> {
+            let had_reader = self.has_reader.swap(false, Ordering::Relaxed);
+            had_reader.then(|| Arc::new(()) as Arc<dyn Send + Sync>)
+        }
+    }
+
+    /// Adds a file that was just opened.
+    fn opened(list: &mut OpenList, no: u64) -> Arc<TestFile> {
+        let (used, has_reader) = (AtomicBool::new(true), AtomicBool::new(true));
+        let file = Arc::new(TestFile { no, used, has_reader });
+        let weak = Arc::downgrade(&file);
+        list.files.push(weak);
+        file
+    }
+
+    /// Numbers of the files whose readers were closed.
+    fn closed_numbers(closed: Closed) -> Vec<u64> {
+        let closed = closed.into_iter().filter(|(reader, _)| reader.is_some());
+        closed.map(|(_, file)| file.no().0).collect()
+    }
+
+    #[test]
+    fn open_at_the_limit_closes_the_next_unused_reader_and_visits_few() {
+        let mut list = OpenList::default();
+        let old: Vec<_> = (0..1000).map(|no| opened(&mut list, no)).collect();
+        old.iter().for_each(|file| file.used.store(false, Ordering::Relaxed));
+        let mut new = Vec::new();
+        for at in 0..1000 {
+            let file = opened(&mut list, 1000 + at);
+            let closed = list.close_beyond(1000, 0, file.no());
+            new.push(file);
+            assert!(closed.len() <= STEPS_MIN, "{} files were visited", closed.len());
+            assert_eq!(closed_numbers(closed), [at]);
+            assert_eq!(list.files.len(), 1000);
+        }
+        assert!(new.iter().all(|file| file.has_reader.load(Ordering::Relaxed)));
+    }
+
+    #[test]
+    fn used_readers_get_a_second_chance() {
+        let mut list = OpenList::default();
+        let old: Vec<_> = (0..100).map(|no| opened(&mut list, no)).collect();
+        let file = opened(&mut list, 100);
+        // The hand passes all files once, and closes the first one that it meets again.
+        let closed = list.close_beyond(100, 0, file.no());
+        assert_eq!((closed.len(), closed_numbers(closed)), (102, vec![0]));
+        old[1].used.store(true, Ordering::Relaxed);
+        let last = opened(&mut list, 101);
+        let closed = list.close_beyond(100, 0, last.no());
+        assert!(closed.len() < 6, "{} files were visited", closed.len());
+        assert_eq!(closed_numbers(closed), [2]);
+    }
+
+    #[test]
+    fn readers_are_closed_under_pressure_and_dropped_files_leave() {
+        let mut list = OpenList::default();
+        let old: Vec<_> = (0..10).map(|no| opened(&mut list, no)).collect();
+        old.iter().for_each(|file| file.used.store(false, Ordering::Relaxed));
+        let file = opened(&mut list, 10);
+        let closed = list.close_beyond(100, CLOSE_UNDER_PRESSURE, file.no());
+        assert_eq!(closed_numbers(closed).len(), CLOSE_UNDER_PRESSURE);
+        assert_eq!(list.files.len(), 9);
+        drop(old);
+        for _ in 0..9 {
+            drop(list.close_beyond(100, 0, file.no()));
+        }
+        assert_eq!(list.files.len(), 1, "only the last file has a reader");
     }
 }

@@ -52,6 +52,8 @@ const EPOCHS_PER_TURN: u64 = 16;
 const VALUES_PER_SHARD_MIN: u64 = 4;
 /// Expected weight of a block in bytes, to size the memory of evicted keys.
 const BLOCK_BYTES_EXPECTED: u64 = 4 << 10;
+/// Divisor of the capacity: under memory pressure the cache may still hold this share of it.
+pub(crate) const PRESSED_SHARE: u64 = 16;
 
 /// Purpose of a block in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -428,10 +430,15 @@ impl<B: CachedBlock> BlockCache<B> {
         self.cache.set_capacity(bytes / shards * shards);
     }
 
-    /// Under pressure: evicts until at most `bytes` are cached. The capacity comes back with
-    /// [`BlockCache::set_capacity`] or once the budget has room again ([`BlockCache::relax`]).
+    /// Under pressure: evicts until at most `bytes` are cached, or a sixteenth of the capacity if
+    /// that is more. The capacity comes back with [`BlockCache::set_capacity`] or once the budget
+    /// has room again ([`BlockCache::relax`]).
     pub fn shrink_to(&self, bytes: u64) {
-        self.apply(bytes.min(self.capacity_bytes()));
+        let (capacity, shards) = (self.capacity_bytes(), self.cache.num_shards() as u64);
+        // quick_cache scales the number of evicted keys that it remembers by the ratio of the
+        // capacities, and rounds down. A number that has become 0 stays 0 at every later capacity.
+        let least = (capacity / shards).div_ceil(PRESSED_SHARE) * shards;
+        self.apply(bytes.max(least).min(capacity));
     }
 
     /// Restores the capacity that [`BlockCache::shrink_to`] lowered, if the budget is under no

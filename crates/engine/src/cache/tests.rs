@@ -42,6 +42,56 @@ fn the_capacity_is_never_exceeded() {
     }
 }
 
+/// Hits of a loop over 40 blocks of which only three fit in the part of a full cache for new
+/// blocks. A block stays in the cache only if the cache remembers that it has evicted the block.
+fn loop_hits(cache: &crate::sst::BlockCache) -> u64 {
+    let read = |n: u64| {
+        if cache.get(&key(n), BlockKind::Data).is_none() {
+            cache.insert(key(n), block(4000));
+        }
+    };
+    for n in 1000..1200 {
+        read(n);
+    }
+    for n in (0..10).flat_map(|_| 0..40) {
+        read(n);
+    }
+    cache.stats(BlockKind::Data).hits
+}
+
+#[test]
+fn evicted_blocks_are_remembered_after_pressure_on_an_empty_cache() {
+    let budget = ByteBudget::unlimited();
+    let without_pressure = loop_hits(&BlockCache::new(1 << 19, &budget));
+    assert!(without_pressure > 200, "{without_pressure} hits");
+    for bytes in [0, 1, 10_000] {
+        let cache = BlockCache::new(1 << 19, &budget);
+        for _ in 0..10 {
+            cache.shrink_to(bytes);
+            cache.relax();
+        }
+        let hits = loop_hits(&cache);
+        assert!(hits > without_pressure * 9 / 10, "{hits} hits after {bytes} bytes");
+    }
+}
+
+#[test]
+fn pressure_leaves_a_share_of_the_capacity() {
+    let budget = ByteBudget::unlimited();
+    for capacity in [1u64 << 20, 5_000_001] {
+        let cache = BlockCache::new(capacity, &budget);
+        (0..2000).for_each(|n| drop(cache.insert(key(n), block(4000))));
+        assert!(cache.usage_bytes() > capacity * 3 / 4);
+        cache.shrink_to(0);
+        let left = cache.usage_bytes();
+        assert!(left > 0 && left <= capacity / PRESSED_SHARE + 16, "{left} of {capacity}");
+    }
+    let none = BlockCache::new(0, &budget);
+    none.shrink_to(0);
+    drop(none.insert(key(1), block(10)));
+    assert!(none.is_empty());
+}
+
 #[test]
 fn a_capacity_of_zero_works_and_can_grow() {
     let budget = ByteBudget::unlimited();

@@ -9,8 +9,8 @@
 //! 1. An executor returns `Ok` only when the outputs survive power loss where the database's file
 //!    system finds them, under the file numbers and in the directory of the spec.
 //! 2. The database checks every output (`check`). It also opens every file of an executor that does
-//!    not run here ([`JobExecutor::runs_here`]). A wrong output is an error of the job, which is
-//!    tried again.
+//!    not run here ([`JobExecutor::runs_here`]). If it refuses an output, the job runs in this
+//!    process once before the failure counts.
 //! 3. One call is one attempt. The numbers of its spec are durably reserved and serve this attempt
 //!    alone. An executor that begins a job anew returns an error, and gets other numbers with the
 //!    next call. A job creates its files exclusively, so no execution writes into a file of another
@@ -25,6 +25,7 @@
 //! Therefore an executor must report trouble in transport as another kind (`Io`).
 
 mod examine;
+mod place;
 pub mod wire;
 
 use std::collections::{BTreeMap, HashSet};
@@ -37,6 +38,8 @@ use crate::gc::job::{GcSpec, run_gc};
 use crate::job::spec::{FileNumbers, OutputSpec};
 use crate::job::{JobContext, JobOutput};
 use crate::key::KeyRange;
+
+pub(crate) use place::{JobPlace, run_planned};
 
 /// Number of times that a job is planned before its failure counts.
 const PLANS_MAX: u32 = 8;
@@ -80,6 +83,9 @@ pub trait JobExecutor: Send + Sync + 'static {
     fn plans_again(&self, _error: &Error) -> bool {
         false
     }
+    /// Notifies the executor that the database refused an output of a compaction or of a garbage
+    /// collection, and that the job runs in this process now. Default: does nothing.
+    fn output_refused(&self, _kind: JobKind) {}
     /// Notifies the executor of the open database's owner. The call comes once, before the first
     /// job, and never for a database that is open for reading only. An error ends the open.
     /// Default: does nothing.
@@ -188,7 +194,9 @@ pub(crate) fn check_gc(output: &JobOutput, spec: &GcSpec, valid_bytes: u64) -> R
     let [heir] = output.value_files.as_slice() else {
         return Err(unusable(&format!("{} value files, not one", output.value_files.len())));
     };
-    if !output.files.is_empty() || heir.file_no() != spec.heir() || heir.basis != spec.basis {
+    // A file that the job did not order may have the name of a live one.
+    let has_others = !output.files.is_empty() || !output.invalid_files.is_empty();
+    if has_others || heir.file_no() != spec.heir() || heir.basis != spec.basis {
         return Err(unusable("the heir is not the one that was ordered"));
     }
     let (records, bytes) = (heir.records, heir.value_bytes());

@@ -9,6 +9,8 @@
 //!    another one.
 //! 3. Until [`CreatedFiles::keep`] or [`CreatedFiles::release`], dropping the value removes every
 //!    file that it has created. A file that cannot be removed is logged and left as garbage.
+//! 4. The owner ends a file early only if [`CreatedFiles::has_spare`] allows it. So the numbers
+//!    suffice if the spec has one for each table that its cuts demand, and one for a value file.
 //!
 //! Failure: errors of the file system, and `InvalidArgument` if the numbers are used up.
 
@@ -43,19 +45,33 @@ pub(crate) struct CreatedFiles<'a> {
     numbers: FileNumbers,
     context: &'a JobContext<'a>,
     numbers_used: u64,
+    /// Number of file numbers that are kept for the tables after the cuts to come.
+    kept_back: u64,
     paths: Vec<PathBuf>,
 }
 
 impl<'a> CreatedFiles<'a> {
     /// No file yet, for the job of `spec`.
     pub(crate) fn new(spec: &'a OutputSpec, context: &'a JobContext<'a>) -> Self {
-        Self { spec, numbers: spec.file_numbers, context, numbers_used: 0, paths: Vec::new() }
+        let (numbers, paths) = (spec.file_numbers, Vec::new());
+        Self { spec, numbers, context, numbers_used: 0, kept_back: 0, paths }
     }
 
     /// The same value with other file numbers.
     pub(crate) fn numbered(mut self, numbers: FileNumbers) -> Self {
         self.numbers = numbers;
         self
+    }
+
+    /// Keeps `count` numbers for the tables after the cuts to come.
+    pub(super) fn keep_back(&mut self, count: u64) {
+        self.kept_back = count;
+    }
+
+    /// Whether `count` more files may be created without the numbers that are kept back.
+    pub(super) fn has_spare(&self, count: u64) -> bool {
+        let left = self.numbers.count.saturating_sub(self.numbers_used);
+        self.context.more_file_numbers.is_some() || left >= self.kept_back.saturating_add(count)
     }
 
     /// Creates the next file. `name` makes the name of its number.

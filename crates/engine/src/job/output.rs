@@ -10,9 +10,12 @@
 //!    when the output has its target size or would overlap more than [`GRANDPARENT_TARGETS`] target
 //!    sizes of the level below. It ends at the start of a tombstone, when the tombstones that start
 //!    in it have brought it to its target size.
-//! 4. Large values go to value files if the spec says so (`super::separate`). A value file may
+//! 4. If only the numbers of the tables that `cuts` demand are left, an interval ends at a boundary
+//!    of `cuts` alone. So a job that writes more than its owner expected makes larger outputs, and
+//!    does not fail. A table may have any size: outputs in L0 end at `cuts` alone in any case.
+//! 5. Large values go to value files if the spec says so (`super::separate`). A value file may
 //!    span several outputs, and is synced before them.
-//! 5. Until [`OutputWriter::finish`] has returned `Ok`, dropping the writer removes every file
+//! 6. Until [`OutputWriter::finish`] has returned `Ok`, dropping the writer removes every file
 //!    that it has created; a file that cannot be removed is logged and left as garbage.
 //!
 //! Cost: per record nothing beyond the table builder; per user key two comparisons. One sync per
@@ -79,6 +82,8 @@ pub struct OutputWriter<'a> {
     /// End of the job's keys.
     end: Option<&'a [u8]>,
     next_cut: usize,
+    /// Index after the last cut before the end of the job's keys.
+    cuts_end: usize,
     next_grandparent: usize,
     overlap_bytes: u64,
     files: Vec<FileMeta>,
@@ -98,8 +103,16 @@ impl<'a> OutputWriter<'a> {
         context: &'a JobContext<'a>,
     ) -> Result<Self> {
         spec.validate()?;
+        let next_cut = spec.cuts.partition_point(|cut| *cut <= range.start);
+        let cuts_end = match &range.end {
+            Some(end) => spec.cuts.partition_point(|cut| cut < end),
+            None => spec.cuts.len(),
+        };
+        let mut created = CreatedFiles::new(spec, context);
+        created.keep_back(cuts_end.saturating_sub(next_cut) as u64);
         Ok(Self {
-            next_cut: spec.cuts.partition_point(|cut| *cut <= range.start),
+            next_cut,
+            cuts_end,
             spec,
             cf,
             io,
@@ -117,7 +130,7 @@ impl<'a> OutputWriter<'a> {
             next_grandparent: 0,
             overlap_bytes: 0,
             files: Vec::new(),
-            created: CreatedFiles::new(spec, context),
+            created,
         })
     }
 
@@ -167,10 +180,20 @@ impl<'a> OutputWriter<'a> {
             table.builder.estimated_bytes() + self.started_bytes >= spec.target_file_bytes
                 || self.overlap_bytes > spec.target_file_bytes.saturating_mul(GRANDPARENT_TARGETS)
         });
-        if full {
+        if full && self.may_end_early() {
             self.end_interval(Some(key))?;
         }
         Ok(())
+    }
+
+    /// Whether the file numbers suffice to end the interval before the next cut. The table of the
+    /// following interval takes a number. The table of this interval takes one if it does not exist
+    /// yet, and so does a value file.
+    fn may_end_early(&self) -> bool {
+        let table = u64::from(self.open.is_none());
+        let has_no_value_file = |separator: &Separator<'_>| !separator.has_open_file();
+        let value_file = u64::from(self.separator.as_ref().is_some_and(has_no_value_file));
+        self.created.has_spare(1 + table + value_file)
     }
 
     /// Ends the intervals at the cuts up to `key`.
@@ -178,10 +201,16 @@ impl<'a> OutputWriter<'a> {
     fn pass_cuts(&mut self, key: &[u8]) -> Result<()> {
         let spec = self.spec;
         while let Some(cut) = spec.cuts.get(self.next_cut).filter(|cut| cut.as_slice() <= key) {
-            self.next_cut += 1;
-            self.end_interval(Some(cut))?;
+            self.end_at_cut(cut)?;
         }
         Ok(())
+    }
+
+    /// Ends the interval at `cut`, the next one of the spec.
+    fn end_at_cut(&mut self, cut: &[u8]) -> Result<()> {
+        self.next_cut += 1;
+        self.created.keep_back(self.cuts_end.saturating_sub(self.next_cut) as u64);
+        self.end_interval(Some(cut))
     }
 
     /// Counts the tombstones that start at or before `key` (`None`: all that are left). Ends
@@ -197,7 +226,7 @@ impl<'a> OutputWriter<'a> {
             self.pass_cuts(&start)?;
             let open = self.open.as_ref().map_or(0, |table| table.builder.estimated_bytes());
             let is_full = open + self.started_bytes + bytes > self.spec.target_file_bytes;
-            if is_full && self.started_bytes > 0 && *start > *self.low {
+            if is_full && self.started_bytes > 0 && *start > *self.low && self.may_end_early() {
                 self.end_interval(Some(&start))?;
             }
             self.started_bytes += bytes;
@@ -209,12 +238,8 @@ impl<'a> OutputWriter<'a> {
     pub fn finish(mut self) -> Result<Written> {
         let spec = self.spec;
         self.pass_tombstones(None)?;
-        while let Some(cut) = spec.cuts.get(self.next_cut) {
-            if self.end.is_some_and(|end| end <= cut.as_slice()) {
-                break;
-            }
-            self.next_cut += 1;
-            self.end_interval(Some(cut))?;
+        while self.next_cut < self.cuts_end {
+            self.end_at_cut(&spec.cuts[self.next_cut])?;
         }
         self.end_interval(self.end)?;
         let value_files = match &mut self.separator {
@@ -237,7 +262,7 @@ impl<'a> OutputWriter<'a> {
         if let Some(OpenTable { builder, late }) = self.open.take() {
             let meta = builder.finish()?;
             if let (Some(late), Some(separator)) = (late, &mut self.separator) {
-                separator.sync_table(&meta, late)?;
+                separator.sync_table(&meta, late, &self.created)?;
             }
             self.files.push(meta);
         }

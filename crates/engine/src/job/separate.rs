@@ -7,14 +7,14 @@
 //!    `Indirect` record. Its reference names a file of this job, with the offset and the expiry.
 //!    All other records stay as they are.
 //! 2. A value file is closed when it has `value_file_bytes`, between two records. It has at least
-//!    one record.
+//!    one record. It grows beyond that size if the job has no number for another file.
 //! 3. A table that references a value file is synced after that file: the sync of a table that ends
 //!    while the file is open waits until the file is closed. A closed value file is synced.
 //!
 //! Failure: errors of the file system. The owner removes the files.
 //! Cost: one comparison per record of a family with separation. A separated value costs that of
 //! [`ValueTableBuilder`]. One sync for each file. A table whose sync waits keeps its file open, at
-//! most [`WAITING_TABLES_MAX`] tables at a time.
+//! most [`WAITING_TABLES_MAX`] tables at a time unless file numbers are scarce.
 
 use std::fmt;
 use std::sync::Arc;
@@ -35,7 +35,8 @@ use crate::value_ref::ValueFileMeta;
 const EXPIRY_BYTES: usize = 8;
 
 /// Largest number of tables whose sync waits for the open value file. With more, the value file is
-/// closed early, so that the number of open files is bounded.
+/// closed early, so that the number of open files is bounded. More tables wait only if the job has
+/// no file number for another value file.
 const WAITING_TABLES_MAX: usize = 64;
 
 /// A value file that is being written.
@@ -110,7 +111,9 @@ impl<'a> Separator<'a> {
         };
         let mut reference = builder.add(record.user_key, record.seq, value)?;
         reference.expiry_unix_ms = expiry;
-        if builder.value_bytes() >= self.spec.values.value_file_bytes {
+        let is_full = builder.value_bytes() >= self.spec.values.value_file_bytes;
+        // The table of the record exists. The next value file needs a number.
+        if is_full && created.has_spare(1) {
             self.close()?;
         }
         self.reference.clear();
@@ -134,15 +137,29 @@ impl<'a> Separator<'a> {
         Ok(self.open.insert(OpenValueFile { no: new.no, builder }))
     }
 
+    /// Whether a value file is open. If not, the next separated value takes a file number.
+    pub(super) fn has_open_file(&self) -> bool {
+        self.open.is_some()
+    }
+
     /// Syncs the finished table `meta`, which was written through `file`, as soon as the value
-    /// files that it references are synced.
-    pub(super) fn sync_table(&mut self, meta: &FileMeta, file: LateSync) -> Result<()> {
+    /// files that it references are synced. `created` has the file numbers that are left.
+    pub(super) fn sync_table(
+        &mut self,
+        meta: &FileMeta,
+        file: LateSync,
+        created: &CreatedFiles<'_>,
+    ) -> Result<()> {
         let names = |open: &OpenValueFile| meta.refs.by_file().iter().any(|at| at.no == open.no.0);
         if !self.open.as_ref().is_some_and(names) {
             return file.sync_now();
         }
         self.waiting.push(file);
-        if self.waiting.len() >= WAITING_TABLES_MAX { self.close() } else { Ok(()) }
+        // The next table and the next value file need a number each.
+        if self.waiting.len() >= WAITING_TABLES_MAX && created.has_spare(2) {
+            return self.close();
+        }
+        Ok(())
     }
 
     /// Ends and syncs the open value file, and then syncs the tables that waited for it.

@@ -8,6 +8,7 @@ use archipelago_base::{CfId, Error, FileNo, Result};
 use serde::{Deserialize, Serialize};
 
 use super::below::Below;
+use super::output::GRANDPARENT_TARGETS;
 use crate::options::{Compression, LEVELS};
 use crate::sst::TableOptions;
 use crate::value_ref::ValueFileMeta;
@@ -59,12 +60,12 @@ pub struct OutputSpec {
     /// Level of the outputs.
     pub level: u8,
     /// File numbers of the outputs. If they run out, [`super::JobContext::more_file_numbers`] is
-    /// called.
+    /// called. Without that source, outputs end only at `cuts` when the other numbers are used up.
     pub file_numbers: FileNumbers,
     /// Random number of the job. The outputs' unique ids follow from it and their numbers.
     pub unique_seed: u64,
     /// Size in bytes at which an output is closed, before the next user key. So an output may be
-    /// larger.
+    /// larger. It is also larger if `file_numbers` are scarce.
     pub target_file_bytes: u64,
     /// Keys, ascending, that no output may straddle: the boundaries of the bucket map for outputs
     /// in L0 and in the base level.
@@ -152,12 +153,25 @@ impl ValueSpec {
 }
 
 impl OutputSpec {
-    /// Upper estimate of the number of file numbers of a job whose inputs have `input_bytes`. It is
-    /// twice the files that the bytes fill, one per cut, and some for grandparent overlap.
+    /// Upper estimate of the number of tables of a job that writes `written_bytes` before
+    /// compression. It is twice the tables that the bytes fill, one per cut, and one per overlap
+    /// with `grandparents` that ends a table. 64 more are for short tables.
     #[must_use]
-    pub fn file_numbers_wanted(input_bytes: u64, target_file_bytes: u64, cuts: usize) -> u64 {
-        let full = input_bytes / target_file_bytes.max(1);
-        full.saturating_mul(2).saturating_add(cuts as u64).saturating_add(64)
+    pub fn file_numbers_wanted(
+        written_bytes: u64,
+        target_file_bytes: u64,
+        cuts: usize,
+        grandparents: &[Grandparent],
+    ) -> u64 {
+        let target = target_file_bytes.max(1);
+        let full = written_bytes / target;
+        // A table that ends for its overlap has passed more than this many bytes of files, at
+        // least one. No other table counts the same file.
+        let overlap = target.saturating_mul(GRANDPARENT_TARGETS);
+        let below = grandparents.iter().map(|file| file.bytes).fold(0, u64::saturating_add);
+        let overlaps = (below / overlap).min(grandparents.len() as u64);
+        let cuts = (cuts as u64).saturating_add(overlaps);
+        full.saturating_mul(2).saturating_add(cuts).saturating_add(64)
     }
 
     /// Checks the conditions that the writer relies on.

@@ -7,7 +7,7 @@
 use std::path::Path;
 
 use archipelago_base::checksum::crc;
-use archipelago_base::{Error, ErrorKind, FileNo, Result};
+use archipelago_base::{Error, FileNo, Result};
 use archipelago_env::{FileSystem, IoContext, IoPurpose};
 
 use crate::file_meta::{CURRENT_NAME, IDENTITY_NAME, LOCK_NAME, manifest_name};
@@ -123,14 +123,18 @@ pub fn current(fs: &dyn FileSystem, dir: &Path) -> Result<FileNo> {
     })
 }
 
-/// Determines the content of `dir`. Changes nothing. `InvalidArgument` if it is neither empty nor
-/// an Archipelago database, `Unsupported` for another format version, `Corrupt` if the database
-/// lost its `IDENTITY` or `CURRENT`.
+/// Determines the content of `dir`. Changes nothing. A directory that does not exist is `Absent`.
+/// `InvalidArgument` if it is neither empty nor an Archipelago database, `Unsupported` for another
+/// format version, `Corrupt` if the database lost its `IDENTITY` or `CURRENT`; errors of the
+/// listing.
 pub fn inspect(fs: &dyn FileSystem, dir: &Path) -> Result<DirectoryState> {
-    let entries = match fs.list(dir) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(DirectoryState::Absent),
-        entries => entries?,
-    };
+    // A listing that fails says nothing about the directory, whatever its error is. An error of
+    // the kind `NotFound` may be about one file of a database, over which a creation would write a
+    // new one.
+    if !fs.exists(dir)? {
+        return Ok(DirectoryState::Absent);
+    }
+    let entries = fs.list(dir)?;
     let has = |name: &str| entries.iter().any(|entry| entry.name == name);
     let data = entries.iter().find(|entry| {
         // A mark file is created only after CURRENT exists.

@@ -46,6 +46,8 @@ pub struct VersionSet {
     dir: PathBuf,
     db_id: [u8; 16],
     read_only: bool,
+    /// Whether the database was closed.
+    closed: bool,
     trash: Arc<Trash>,
     numbers: Arc<FileNumbers>,
     held: HeldNumbers,
@@ -112,6 +114,7 @@ impl VersionSet {
             dir: dir.to_owned(),
             db_id,
             read_only: false,
+            closed: false,
             trash,
             numbers: Arc::new(FileNumbers::new(state.next_file_no, state.next_file_no)),
             held: HeldNumbers::default(),
@@ -171,11 +174,18 @@ impl VersionSet {
     ///
     /// Errors: `Internal` (with `ImpossibleEdit` as its cause) if the edit does not fit the state.
     /// It was found before anything was written, and nothing changed. `InvalidArgument` if a name
-    /// or setting in the edit is wrong; nothing changed. Any other error comes from a write or
+    /// or setting in the edit is wrong; nothing changed. `Closed` after [`VersionSet::close`], and
+    /// `ReadOnly` if the set was read only; nothing changed. Any other error comes from a write or
     /// sync. Nothing changed in memory, but **the next open may or may not find the edit**. So its
     /// files must stay until a later edit has succeeded. Any later edit starts a new manifest,
     /// which settles that the failed edit did not happen.
     pub fn apply(&mut self, mut edit: VersionEdit) -> Result<Vec<(CfId, Arc<Version>)>> {
+        if self.closed {
+            return Err(Error::closed(format!(
+                "the database in {} was closed before the change was installed",
+                self.dir.display()
+            )));
+        }
         if self.read_only {
             return Err(Error::new(
                 ErrorKind::ReadOnly,
@@ -207,6 +217,12 @@ impl VersionSet {
         self.numbers.note_lot(self.state.next_file_no);
         applied.removed.mark_obsolete();
         Ok(applied.published)
+    }
+
+    /// Refuses every later edit, because another open may own the directory from now on. An edit
+    /// to the manifest of this open would be lost.
+    pub fn close(&mut self) {
+        self.closed = true;
     }
 
     /// Makes `edit` durable. `state` is the state after it.

@@ -7,7 +7,7 @@
 //! Invariants of the notes:
 //! 1. They hold every key that the iterator has shown, and every key at which it has shown that the
 //!    database has no record: from where a seek began to where it ended, and each gap between two
-//!    neighbours.
+//!    neighbours. The range of a seek only grows, also if the iterator turns.
 //! 2. The transaction shares them, so it has them at its commit even if the iterator was dropped.
 //! 3. More than [`RANGES_MAX`] separate ranges become one range that covers them all. That can only
 //!    make a commit fail that could have succeeded.
@@ -72,16 +72,23 @@ impl PassedKeys {
         }
     }
 
+    /// Extends the current range to its right, so that it has `key`.
     fn end_after(&mut self, key: &[u8]) {
-        let end = self.current.end.get_or_insert_default();
-        end.clear();
-        end.extend_from_slice(key);
-        end.push(0);
+        if let Some(end) = &mut self.current.end
+            && end.as_slice() <= key
+        {
+            end.clear();
+            end.extend_from_slice(key);
+            end.push(0);
+        }
     }
 
+    /// Extends the current range to its left, so that it has `key`.
     fn start_at(&mut self, key: &[u8]) {
-        self.current.start.clear();
-        self.current.start.extend_from_slice(key);
+        if key < self.current.start.as_slice() {
+            self.current.start.clear();
+            self.current.start.extend_from_slice(key);
+        }
     }
 
     fn note_expiry(&mut self, expires_at_ms: Option<u64>) {

@@ -48,4 +48,5 @@ pub use record::{
 };
 pub use salvage::{BatchVisitor, LogGap, SalvageLimits, SegmentSalvage, salvage_segment};
 pub use segment::{LostRecords, PreparedSegment, RetiredSegment};
+pub(crate) use writer::check_payload_len;
 pub use writer::{Appended, Closed, Durable, LogConfig, LogSyncer, LogWriter, Unacknowledged};

@@ -331,14 +331,19 @@ impl LogWriter {
     /// On return all of them survive `kill -9`, unless [`LogWriter::unacknowledged`] returns
     /// something to wait for. After an error none of them counts once the log is rotated, because
     /// the next segment's header states that this one ended before them. Until then a recovery may
-    /// find any number of them.
+    /// find any number of them. If a part of them reached the segment, it takes no more appends.
     pub fn append_many(&mut self, entries: &[Entry<'_>]) -> Result<Appended> {
         let start = self.len;
         let appended = match self.syncer.acknowledges_later {
             true => self.append_later_groups(entries),
             false => self.append_groups(entries),
         };
-        if appended.is_err() {
+        if let Err(error) = &appended {
+            if self.log.len() != start {
+                // The next record would be encoded for an offset that an earlier part of the group
+                // occupies.
+                self.fail(error);
+            }
             self.len = start;
             if let Some(first) = entries.first() {
                 self.retained.forget_from(first.first_seq);
@@ -395,9 +400,7 @@ impl LogWriter {
 
     #[inline]
     fn header(&self, entry: &Entry<'_>, offset: u64) -> Result<[u8; RECORD_HEADER_BYTES]> {
-        if entry.payload.len() > PAYLOAD_BYTES_MAX {
-            return Err(too_large(entry.payload.len()));
-        }
+        check_payload_len(entry.payload.len())?;
         let header = RecordHeader {
             payload_crc: entry.payload_crc,
             payload_len: entry.payload.len() as u32,
@@ -460,8 +463,8 @@ impl LogWriter {
         Some(Unacknowledged { segment, end_offset, is_buffered })
     }
 
-    /// Notes that the segment lost records that it had accepted. It takes no more until it is
-    /// rotated.
+    /// Notes that the segment lost records that it had accepted, or that it has records of a group
+    /// that was refused. It takes no more until it is rotated.
     pub fn fail(&mut self, error: &Error) {
         self.broken.get_or_insert_with(|| error.clone());
     }
@@ -697,6 +700,15 @@ fn later_group(entries: &[Entry<'_>]) -> usize {
         bytes <= LATER_GROUP_BYTES
     };
     entries.iter().take(LATER_GROUP).take_while(fits).count().max(1)
+}
+
+/// `InvalidArgument` if a payload of `bytes` does not fit a record.
+#[inline]
+pub(crate) fn check_payload_len(bytes: usize) -> Result<()> {
+    if bytes > PAYLOAD_BYTES_MAX {
+        return Err(too_large(bytes));
+    }
+    Ok(())
 }
 
 #[cold]

@@ -5,9 +5,14 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
 
 use archipelago_base::ErrorKind;
-use archipelago_engine::db::{ColumnFamily, Components, Db, IngestOptions, ReadOptions};
+use archipelago_base::clock::{Clock, SystemClock};
+use archipelago_engine::db::{
+    ColumnFamily, Components, Db, FaultPoint, IngestOptions, ReadOptions,
+};
 use archipelago_engine::event::{Event, EventListener};
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
@@ -17,8 +22,9 @@ use archipelago_engine::wal::WriteBatch;
 use archipelago_env::FileSystem;
 use archipelago_env::local::LocalFs;
 use archipelago_env::mem::MemFs;
+use parking_lot::Mutex;
 
-use crate::support::{in_threads, small_db, small_family, stepped};
+use crate::support::{in_threads, over, small_db, small_family, stepped};
 
 const WRITERS: u64 = 3;
 const BATCHES: u64 = 150;
@@ -413,7 +419,7 @@ fn synced_writes_of_many_threads_survive_kill_and_power_loss() {
     const THREADS: u64 = 8;
     const WRITES: u64 = 150;
     let fs = MemFs::new();
-    let components = in_threads(crate::support::over(&fs, small_family()));
+    let components = in_threads(over(&fs, small_family()));
     let db = Db::open_with("/db", small_db(), components).unwrap();
     std::thread::scope(|threads| {
         for thread in 0..THREADS {
@@ -430,11 +436,104 @@ fn synced_writes_of_many_threads_survive_kill_and_power_loss() {
     assert_eq!(db.statistics().get(Ticker::Writes), THREADS * WRITES);
     assert!(db.statistics().get(Ticker::WritesGrouped) < THREADS * WRITES);
     for left in [fs.kill_clone(), fs.crash_clone(1), fs.crash_clone(2)] {
-        let db = Db::open_with("/db", small_db(), crate::support::over(&left, small_family()));
+        let db = Db::open_with("/db", small_db(), over(&left, small_family()));
         let db = db.unwrap();
         for (thread, n) in (0..THREADS).flat_map(|t| (0..WRITES).map(move |n| (t, n))) {
             let got = db.get(format!("{thread}-{n:04}").as_bytes()).unwrap();
             assert_eq!(stamp(&got.unwrap()), n);
         }
     }
+}
+
+/// A database whose flushes wait before their install.
+struct HeldFlushes {
+    db: Db,
+    /// Receives a message when a flush has reached its install.
+    begun: Receiver<()>,
+    /// Its drop lets all flushes go on.
+    go_on: Sender<()>,
+}
+
+impl HeldFlushes {
+    fn open(fs: &MemFs) -> Self {
+        let (begin, begun) = channel();
+        let (go_on, end) = channel();
+        let end: Mutex<Receiver<()>> = Mutex::new(end);
+        let fault_point: FaultPoint = Arc::new(move |name| {
+            if name == "flush.before_install" {
+                // An error: no thread waits for the message any more.
+                let _ = begin.send(());
+                let _ = end.lock().recv();
+            }
+            Ok(())
+        });
+        let components = Components { fault_point: Some(fault_point), ..over(fs, small_family()) };
+        let db = Db::open_with("/db", small_db(), in_threads(components)).unwrap();
+        Self { db, begun, go_on }
+    }
+}
+
+#[test]
+fn close_keeps_every_acknowledged_write_without_the_log() {
+    let fs = MemFs::new();
+    let HeldFlushes { db, begun, go_on } = HeldFlushes::open(&fs);
+    let put = |db: &Db, n: u64| {
+        let options = WriteOptions { wal: false, ..WriteOptions::default() };
+        db.put_with(db.default_family(), &key(0, n), &value(n), &options)
+    };
+    put(&db, 0).unwrap();
+    let other = db.clone();
+    let written = std::thread::scope(|scope| {
+        let writer = scope.spawn(move || {
+            // The flush of the close waits until this thread ends.
+            let _go_on = go_on;
+            let mut written = vec![0];
+            for n in 1..100 {
+                if n == 20 {
+                    begun.recv().unwrap();
+                }
+                if let Err(error) = put(&other, n) {
+                    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+                    break;
+                }
+                written.push(n);
+            }
+            written
+        });
+        db.close().unwrap();
+        writer.join().unwrap()
+    });
+    let db = Db::open_with("/db", small_db(), over(&fs, small_family())).unwrap();
+    for n in &written {
+        let got = db.get(&key(0, *n)).unwrap();
+        let got = got.unwrap_or_else(|| panic!("key {n} of {} is lost", written.len()));
+        assert_eq!(stamp(&got), *n);
+    }
+}
+
+#[test]
+fn second_close_waits_for_the_end_of_the_first() {
+    let fs = MemFs::new();
+    let HeldFlushes { db, begun, go_on } = HeldFlushes::open(&fs);
+    db.put(b"a", &value(1)).unwrap();
+    db.start_flush(db.default_family()).unwrap();
+    begun.recv().unwrap();
+    let (first, second) = (db.clone(), db.clone());
+    std::thread::scope(|scope| {
+        let first = scope.spawn(move || first.close());
+        // The first close refuses calls, and then waits for the flush.
+        while db.get(b"a").is_ok() {
+            std::thread::yield_now();
+        }
+        let second = scope.spawn(move || second.close());
+        SystemClock::new().sleep(Duration::from_millis(20));
+        let is_early = second.is_finished();
+        drop(go_on);
+        second.join().unwrap().unwrap();
+        // The directory is free when the second close returns.
+        let next = Db::open_with("/db", small_db(), over(&fs, small_family())).unwrap();
+        assert_eq!(stamp(&next.get(b"a").unwrap().unwrap()), 1);
+        first.join().unwrap().unwrap();
+        assert!(!is_early, "the flush has not ended");
+    });
 }

@@ -2,11 +2,14 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock};
 
 use archipelago_base::{ErrorKind, Result};
 use archipelago_engine::compaction::job::CompactionSpec;
-use archipelago_engine::db::{Components, Db, IngestOptions, ReadOptions};
+use archipelago_engine::db::{
+    CompactRangeOptions, Components, Db, IngestOptions, LastLevel, ReadOptions,
+};
 use archipelago_engine::executor::{JobExecutor, LocalExecutor};
 use archipelago_engine::flush::FlushSpec;
 use archipelago_engine::gc::job::GcSpec;
@@ -17,6 +20,7 @@ use archipelago_engine::sst::{SstWriter, TableOptions};
 use archipelago_engine::stats::Ticker;
 use archipelago_env::FileSystem;
 use archipelago_env::mem::MemFs;
+use parking_lot::Mutex;
 
 use crate::beside::Beside;
 use crate::support::{in_threads, over, small_db, small_family};
@@ -100,6 +104,105 @@ fn ingestion_during_a_compaction_goes_to_l0() {
     check_round(db, 0);
     assert_eq!(health(db), "healthy");
     assert!(db.verify(|_, _| {}).unwrap().is_clean());
+}
+
+#[test]
+fn file_across_buckets_is_cut_while_its_range_is_compacted() {
+    let (fs, shared) = (MemFs::new(), Arc::new(OnceLock::<Db>::new()));
+    let (disk, of) = (fs.clone(), Arc::clone(&shared));
+    let has_ingested = AtomicBool::new(false);
+    let fault_point: archipelago_engine::db::FaultPoint = Arc::new(move |name| {
+        if name == "compaction.before_install" && !has_ingested.swap(true, Ordering::SeqCst) {
+            let db = of.get().expect("open");
+            // The inputs of the compaction lie on both sides of the file, and no table overlaps it.
+            let path = table(&disk, "across", &["0000f", "0000p"]);
+            db.ingest(db.default_family(), &[path], &IngestOptions::default())?;
+            assert_eq!(db.report(db.default_family())?.levels[0].files, 2);
+        }
+        Ok(())
+    });
+    let family = CfOptions { buckets_dynamic: false, ..one_bucket() };
+    let components = Components { fault_point: Some(fault_point), ..over(&fs, family) };
+    let db = shared.get_or_init(|| Db::open_with("/db", small_db(), components).unwrap());
+    let cf = db.default_family();
+    db.split_bucket(cf, 0, Some(b"0000m")).unwrap();
+    for key in ["0000a", "0000z"] {
+        db.ingest(cf, &[table(&fs, key, &[key])], &IngestOptions::default()).unwrap();
+    }
+    let last = db.report(cf).unwrap().levels.last().map(|level| level.files);
+    assert_eq!(last, Some(2), "each table lies alone in the last level");
+    let options = CompactRangeOptions { last_level: LastLevel::Always, ..Default::default() };
+    db.compact_range_with(cf, &KeyRange::all(), &options).unwrap();
+    let compactions = db.statistics().get(Ticker::Compactions);
+    assert_eq!(compactions, 1, "one compaction has taken both tables");
+    for key in ["0000a", "0000f", "0000p", "0000z"] {
+        let got = db.get(key.as_bytes()).unwrap();
+        assert_eq!(got.as_deref(), Some(&b"ingested"[..]), "{key}");
+    }
+    assert_eq!(health(db), "healthy");
+    assert!(db.verify(|_, _| {}).unwrap().is_clean());
+}
+
+/// A file system that holds its first link until a test lets it go on.
+#[derive(Debug)]
+struct HeldLink {
+    inner: MemFs,
+    ends: Mutex<Option<LinkEnds>>,
+}
+
+/// The ends of the channels at a held link.
+#[derive(Debug)]
+struct LinkEnds {
+    /// Reports that the link has begun.
+    begin: Sender<()>,
+    /// Closed when the link may go on.
+    go_on: Receiver<()>,
+}
+
+impl FileSystem for HeldLink {
+    fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        self.inner.rename(from, to)
+    }
+
+    fn link(&self, from: &Path, to: &Path) -> Result<()> {
+        let ends = self.ends.lock().take();
+        if let Some(LinkEnds { begin, go_on }) = ends {
+            begin.send(()).unwrap();
+            let _ = go_on.recv();
+        }
+        self.inner.link(from, to)
+    }
+
+    archipelago_env::forward_fs!(
+        inner: create, open, create_log, remove, logs, looks, dirs, host, figures
+    );
+}
+
+#[test]
+fn ingestion_that_a_close_overtakes_is_refused() {
+    let fs = MemFs::new();
+    let (begin, begun) = channel();
+    let (let_go, go_on) = channel();
+    let held = HeldLink { inner: fs.clone(), ends: Mutex::new(Some(LinkEnds { begin, go_on })) };
+    let components = Components { fs: Arc::new(held), ..over(&fs, one_bucket()) };
+    let db = Db::open_with("/db", small_db(), components).unwrap();
+    let files = [table(&fs, "table", &["m"])];
+    let options = IngestOptions { link: true };
+    let (ingested, next) = std::thread::scope(|scope| {
+        let ingesting = scope.spawn(|| db.ingest(db.default_family(), &files, &options));
+        // The ingestion has found the database open.
+        begun.recv().unwrap();
+        db.clone().close().unwrap();
+        let next = Db::open_with("/db", small_db(), over(&fs, one_bucket())).unwrap();
+        drop(let_go);
+        (ingesting.join().unwrap(), next)
+    });
+    assert_eq!(ingested.unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(next.get(b"m").unwrap(), None);
+    next.ingest(next.default_family(), &files, &options).unwrap();
+    assert_eq!(next.get(b"m").unwrap().as_deref(), Some(&b"ingested"[..]));
+    assert!(next.verify(|_, _| {}).unwrap().is_clean());
+    next.close().unwrap();
 }
 
 /// Likewise with threads, as in a user's program.

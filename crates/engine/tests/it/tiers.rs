@@ -1,17 +1,18 @@
 //! A database whose tables lie on two devices: its checkpoint into a directory outside of the
-//! tiers, and where the levels of its column families lie.
+//! tiers, where the levels of its column families lie, and the loss of its log.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use archipelago_base::{ErrorKind, Result};
 use archipelago_engine::db::{Components, Db, ReadOptions};
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{DbOptions, WriteOptions};
 use archipelago_engine::wal::WriteBatch;
-use archipelago_env::FileSystem;
 use archipelago_env::local::LocalFs;
 use archipelago_env::mem::MemFs;
+use archipelago_env::{FileSystem, IoContext, IoPurpose};
 use archipelago_tier::{DeviceKind, DeviceParts, DeviceSettings, Policy, TieredFs};
 
 use crate::support::{small_db, small_family, stepped};
@@ -37,9 +38,8 @@ fn tier_components(outside: &Arc<dyn FileSystem>) -> archipelago_tier::Component
     }
 }
 
-/// Two devices in memory; copies may take `cache_share` of the first.
-fn two_in_memory(cache_share: f64) -> Vec<DeviceParts> {
-    let disk = MemFs::new();
+/// Two devices on a disk in memory; copies may take `cache_share` of the first.
+fn two_in_memory(disk: &MemFs, cache_share: f64) -> Vec<DeviceParts> {
     let device = |path: &str| DeviceParts {
         settings: DeviceSettings {
             capacity_bytes: 64 << 20,
@@ -53,12 +53,16 @@ fn two_in_memory(cache_share: f64) -> Vec<DeviceParts> {
 }
 
 fn open(fs: &Arc<dyn FileSystem>, dir: &Path, create_if_missing: bool) -> Db {
+    try_open(fs, dir, create_if_missing).unwrap()
+}
+
+fn try_open(fs: &Arc<dyn FileSystem>, dir: &Path, create_if_missing: bool) -> Result<Db> {
     let components = Components {
         fs: Arc::clone(fs),
         families: [("default".to_owned(), small_family())].into_iter().collect(),
         ..stepped()
     };
-    Db::open_with(dir, DbOptions { create_if_missing, ..small_db() }, components).unwrap()
+    Db::open_with(dir, DbOptions { create_if_missing, ..small_db() }, components)
 }
 
 /// A database with a third of its records in deep tables, a third in L0 and a third in the log.
@@ -151,9 +155,65 @@ fn checkpoint_of_two_directories_shares_their_tables() {
 #[test]
 fn checkpoint_copies_tables_that_cannot_be_linked() {
     let outside: Arc<dyn FileSystem> = Arc::new(MemFs::new());
-    let devices = two_in_memory(1.0);
+    let devices = two_in_memory(&MemFs::new(), 1.0);
     let tiers = TieredFs::open_over("/tiers", devices, tier_components(&outside)).unwrap();
     check(&tiers, &outside, &PathBuf::from("/copy"));
+}
+
+/// Moves all files of one directory of the disk to another one.
+fn move_files(disk: &MemFs, from: &Path, to: &Path) {
+    let files = disk.list(from).unwrap();
+    assert!(!files.is_empty());
+    for file in files {
+        disk.rename(&from.join(&file.name), &to.join(&file.name)).unwrap();
+    }
+}
+
+#[test]
+fn lost_log_file_fails_the_open_and_changes_nothing() {
+    let disk = MemFs::new();
+    let outside: Arc<dyn FileSystem> = Arc::new(MemFs::new());
+    let open_tiers = || {
+        let devices = two_in_memory(&disk, 0.0);
+        TieredFs::open_over("/tiers", devices, tier_components(&outside)).unwrap()
+    };
+    let dir = Path::new("/tiers/db");
+    let pointers = |tiers: &TieredFs| {
+        let context = IoContext::manifest(IoPurpose::Recovery);
+        ["IDENTITY", "CURRENT"].map(|name| tiers.read(&dir.join(name), context).unwrap())
+    };
+    let tiers = open_tiers();
+    filled(&tiers).close().unwrap();
+    let before = pointers(&tiers);
+    let found = disk.list(Path::new("/fast")).unwrap();
+    let logs = found.iter().find(|entry| entry.name.starts_with("logs-")).unwrap();
+    let (logs, away) = (Path::new("/fast").join(&logs.name), Path::new("/away"));
+    disk.create_dir_all(away).unwrap();
+    move_files(&disk, &logs, away);
+
+    let refuse = |tiers: &Arc<TieredFs>| {
+        let fs = Arc::clone(tiers) as Arc<dyn FileSystem>;
+        let refused = try_open(&fs, dir, true).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::NotFound, "{refused}");
+        assert!(pointers(tiers) == before, "the database is no longer the same");
+        refused.to_string()
+    };
+    // Tiers that were open during the loss do not know of it, so the listing itself fails.
+    refuse(&tiers);
+    tiers.close().unwrap();
+    drop(tiers);
+    let tiers = open_tiers();
+    let refused = refuse(&tiers);
+    assert!(refused.contains(".log should lie on device \"tier0\""), "{refused}");
+    tiers.close().unwrap();
+    drop(tiers);
+    move_files(&disk, away, &logs);
+
+    let tiers = open_tiers();
+    let db = open(&(Arc::clone(&tiers) as Arc<dyn FileSystem>), dir, true);
+    let expected: Vec<_> = (0..KEYS).map(|n| (key(n), value(n))).collect();
+    assert!(all_of(&db) == expected, "the database has other records");
+    db.close().unwrap();
 }
 
 #[test]
@@ -161,7 +221,8 @@ fn each_family_counts_levels_from_its_own_base() {
     let outside: Arc<dyn FileSystem> = Arc::new(MemFs::new());
     let mut components = tier_components(&outside);
     components.policy.fast_levels = Some(2);
-    let tiers = TieredFs::open_over("/tiers", two_in_memory(0.0), components).unwrap();
+    let devices = two_in_memory(&MemFs::new(), 0.0);
+    let tiers = TieredFs::open_over("/tiers", devices, components).unwrap();
     let db = open(&(Arc::clone(&tiers) as Arc<dyn FileSystem>), Path::new("/tiers/db"), true);
     let large = db.default_family().clone();
     let small = db.create_family("small", small_family()).unwrap();

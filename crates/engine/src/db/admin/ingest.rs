@@ -28,6 +28,7 @@
 //! Failure: nothing is visible before the manifest edit. Files that were taken and not installed
 //! are removed, and so are files that were cut, after a success. If the edit could not be written,
 //! the next open may find it. Then the files stay, and the sequence number is not given out again.
+//! An ingestion that a close overtakes fails with `Closed`.
 //! Cost: two reads of each file, a copy where it cannot be linked, a flush of the family if a
 //! memtable overlaps, one log sync and one edit.
 
@@ -165,7 +166,7 @@ fn take_file(
     Ok(table.meta)
 }
 
-/// Cuts files that would lie in several buckets of L0. The other files stay as they are.
+/// Cuts files that would lie in several buckets of L0 now. The other files stay as they are.
 fn cut_at_buckets(
     numbers: &JobNumbers<'_>,
     family: &Arc<Family>,
@@ -174,15 +175,17 @@ fn cut_at_buckets(
     taken: &mut Vec<FileNo>,
 ) -> Result<Vec<FileMeta>> {
     let db = numbers.db();
-    let map = version.map();
+    let compactions = db.jobs.lock(Order::none()).compactions();
     let mut pieces = Vec::with_capacity(metas.len());
     for meta in metas {
-        let range = range_of(meta);
-        if map.buckets_of(&range).len() == 1 || deepest_level(version, &range).is_some() {
+        // With any other condition than that of the install, the caller would repeat the cut
+        // without an end while a compaction runs.
+        if place(version, &compactions, family, meta).is_some() {
             pieces.push(meta.clone());
             continue;
         }
-        let cuts = map.boundaries().to_vec();
+        let range = range_of(meta);
+        let cuts = version.map().boundaries().to_vec();
         let plan = OutputPlan::l0(cuts, meta.size_bytes);
         let output = compaction::output_spec(numbers, family, plan)?;
         // A cut writes the same records again. A later compaction separates their values.

@@ -45,8 +45,8 @@ use crate::db::write::disk_room::{self, Disk};
 use crate::db::write::stalling;
 use crate::disk_space::{SpaceState, SpaceUse};
 use crate::event::Event;
-use crate::executor::{self, JobKind};
-use crate::file_meta::sst_name;
+use crate::executor::{self, JobKind, JobPlace};
+use crate::file_meta::{FileMeta, sst_name};
 use crate::gc::invalid;
 use crate::gc::space_plan::SpaceEvent;
 use crate::job::below::{Below, range_of};
@@ -74,9 +74,16 @@ pub(crate) fn output_bytes(threads: usize, input_bytes: u64) -> u64 {
     input_bytes.saturating_add(least).min(JOB_OUTPUT_BYTES * threads)
 }
 
-/// Largest ratio of the raw bytes of values to the bytes of their tables for which a job reserves
-/// file numbers. Tables that are compressed more would need more numbers than the job has.
+/// Assumed ratio of the raw bytes of values to the bytes that a job reads, if the job does not know
+/// the raw bytes. If the ratio is higher, the last value file of the job becomes larger.
 const RAW_SHARE_MAX: u64 = 64;
+/// Assumed ratio of the raw bytes of separated values to their bytes in value files, for a job that
+/// puts them back into tables. If the ratio is more than twice as high, the last table of the job
+/// becomes larger.
+const INLINED_SHARE: u64 = 4;
+/// Bytes that a record takes in a table in addition to its key and its value. They are its trailer,
+/// its lengths, and its shares of the index and of the filter.
+const RECORD_OVERHEAD_BYTES: u64 = 32;
 
 /// Largest number of compactions that a pick examines to find one whose outputs fit the disk.
 const PICKS_MAX: usize = 8;
@@ -251,11 +258,9 @@ pub(crate) fn run_compaction_task(db: &DbInner, task: &CompactionTask) -> Compac
     let mut plan = None;
     let written = contained(&format!("a compaction of \"{}\"", task.family.name), || {
         db.context.fault_point("compaction.picked")?;
-        executor::planning_again(
-            &**db.jobs.executor(),
-            |_| false,
-            || compact_and_install(db, task, &mut plan),
-        )
+        executor::run_planned(db.jobs.executor(), JobKind::Compaction, |place| {
+            compact_and_install(db, task, place, &mut plan)
+        })
     });
     // A caller that waits for background work must not find the time between the two idle.
     let warm_pass = match (&written, plan) {
@@ -276,11 +281,12 @@ pub(crate) fn end_compaction(db: &DbInner, task: &CompactionTask) {
     db.jobs.notify_progress();
 }
 
-/// Runs and installs the compaction, and returns the numbers of its outputs. `plan` gets the blocks
-/// that were cached just before the install.
+/// Runs the compaction at `place` and installs it. Returns the numbers of its outputs. `plan` gets
+/// the blocks that were cached just before the install.
 fn compact_and_install(
     db: &DbInner,
     task: &CompactionTask,
+    place: &JobPlace,
     plan: &mut Option<WarmPlan>,
 ) -> Result<Vec<u64>> {
     if let Pick::Drop { files } = &task.pick {
@@ -311,7 +317,7 @@ fn compact_and_install(
     let mut spec = compaction_spec(&numbers, task)?;
     spec.output.values.clone_from(&values.spec);
     spec.output.values.invalid = invalid_numbers(&numbers, &spec)?;
-    let compacted = subcompaction::run_compaction(&numbers, task, &spec);
+    let compacted = subcompaction::run_compaction(&numbers, task, &spec, place);
     disk_room::note_estimate(&db.disk, compacted.as_ref().err());
     let compacted = compacted?;
     if has(Defect::EntriesAheadOfTheirEdit) {
@@ -405,7 +411,9 @@ fn compaction_spec(numbers: &JobNumbers<'_>, task: &CompactionTask) -> Result<Co
         .inputs()
         .map(|(level, file)| Input { level: level as u8, meta: file.meta().clone() })
         .collect();
-    let plan = OutputPlan { level: to, cuts, grandparents, input_bytes: handled_bytes(pick) };
+    let written_bytes = uncompressed_bytes(&family.options, pick);
+    let value_bytes = written_bytes;
+    let plan = OutputPlan { level: to, cuts, grandparents, written_bytes, value_bytes };
     Ok(CompactionSpec {
         cf: family.id.0,
         from: pick.from() as u8,
@@ -419,10 +427,18 @@ fn compaction_spec(numbers: &JobNumbers<'_>, task: &CompactionTask) -> Result<Co
     })
 }
 
-/// Bytes of the inputs and of the values that they reference, which the job may put into tables.
-fn handled_bytes(pick: &Pick) -> u64 {
-    let referenced = pick.inputs().map(|(_, file)| file.refs.bytes());
-    referenced.fold(pick.input_bytes(), u64::saturating_add)
+/// Upper estimate of the bytes that a compaction writes before compression, if it drops no record.
+/// It includes the values that the inputs reference, which the job may put into tables.
+fn uncompressed_bytes(options: &CfOptions, pick: &Pick) -> u64 {
+    let share = if options.value_separation_bytes == 0 { INLINED_SHARE } else { 1 };
+    let of_file = |file: &FileMeta| {
+        let overhead = file.entries.saturating_mul(RECORD_OVERHEAD_BYTES);
+        let referenced = file.refs.bytes().saturating_mul(share);
+        // A table with range tombstones may be larger than its raw bytes.
+        let inline = file.raw_bytes.saturating_add(overhead).max(file.size_bytes);
+        inline.saturating_add(referenced)
+    };
+    pick.inputs().map(|(_, file)| of_file(file.meta())).fold(0, u64::saturating_add)
 }
 
 /// Readahead of each of `inputs` files, in bytes.
@@ -650,14 +666,19 @@ pub(crate) struct OutputPlan {
     pub(crate) level: usize,
     pub(crate) cuts: Vec<Vec<u8>>,
     pub(crate) grandparents: Vec<Grandparent>,
-    /// Bytes that the job reads.
-    pub(crate) input_bytes: u64,
+    /// Upper estimate of the bytes that the job writes into tables, before compression.
+    pub(crate) written_bytes: u64,
+    /// Upper estimate of the bytes that the job writes into value files, before compression.
+    pub(crate) value_bytes: u64,
 }
 
 impl OutputPlan {
-    /// Outputs in L0, which are cut at `cuts`.
+    /// Outputs in L0, which are cut at `cuts`, of a job that reads `input_bytes`.
     pub(crate) fn l0(cuts: Vec<Vec<u8>>, input_bytes: u64) -> Self {
-        Self { level: 0, cuts, grandparents: Vec::new(), input_bytes }
+        // Value files hold values as users wrote them, and inputs may be compressed to a fraction.
+        let value_bytes = input_bytes.saturating_mul(RAW_SHARE_MAX);
+        let (written_bytes, grandparents) = (input_bytes, Vec::new());
+        Self { level: 0, cuts, grandparents, written_bytes, value_bytes }
     }
 }
 
@@ -668,7 +689,7 @@ pub(crate) fn output_spec<Held: Before<ManifestLock>>(
     plan: OutputPlan,
 ) -> Result<OutputSpec> {
     let db = numbers.db();
-    let OutputPlan { level, cuts, grandparents, input_bytes } = plan;
+    let OutputPlan { level, cuts, grandparents, written_bytes, value_bytes } = plan;
     let options = &family.options;
     let on_disk = db.disk.table_bytes(options.target_file_bytes);
     // Tables of L0 are cut by size only on small disks.
@@ -677,10 +698,9 @@ pub(crate) fn output_spec<Held: Before<ManifestLock>>(
         0 => on_disk,
         _ => db.context.memory_shares().table_bytes(on_disk),
     };
-    // Value files hold values as users wrote them, and inputs may be compressed to a fraction.
-    let raw_bytes = input_bytes.saturating_mul(RAW_SHARE_MAX);
-    let count = OutputSpec::file_numbers_wanted(input_bytes, table_bytes, cuts.len())
-        .saturating_add(value_numbers_wanted(options, raw_bytes));
+    let tables =
+        OutputSpec::file_numbers_wanted(written_bytes, table_bytes, cuts.len(), &grandparents);
+    let count = tables.saturating_add(value_numbers_wanted(options, value_bytes));
     let target_file_bytes = if is_whole { u64::MAX } else { table_bytes };
     Ok(OutputSpec {
         dir: db.storage.dir().to_owned(),

@@ -661,7 +661,8 @@ pub(crate) fn start_flush(db: &DbInner, family: &Arc<Family>) -> Result<()> {
     flush_family(db, family)
 }
 
-/// Flushes memtables with records that no log has.
+/// Flushes memtables with records that no log has. Records that are written during the call may
+/// stay in memory, so the close refuses writes first.
 pub(crate) fn flush_unlogged(db: &DbInner) -> Result<()> {
     if db.context.options().read_only || db.observers.health().is_read_only() {
         return Ok(());

@@ -5,8 +5,8 @@
 //! they are idle. It has two pure parts. [`relief`] compares the budget with the memory that is
 //! charged to it. Freed memtable memory that is kept for reuse is given back first. Then the block
 //! cache gives back the bytes over nine tenths of the budget, down to a sixteenth of its capacity.
-//! The rest must come from memtables. [`victims`] chooses the active memtables to seal, of any
-//! size:
+//! A cache that holds less may grow to that share. The rest must come from memtables. [`victims`]
+//! chooses the active memtables to seal, of any size:
 //!
 //! 1. Memory of sealed memtables counts as freed, because a flush is about to free it.
 //! 2. A memtable counts with all memory that it holds, also the unused part of its slabs, because
@@ -40,6 +40,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::cache::PRESSED_SHARE;
 use crate::db::background::compaction;
 use crate::db::inner::DbInner;
 use crate::db::state::family::Family;
@@ -47,8 +48,6 @@ use crate::db::state::memtable::ShardHome;
 use crate::db::write::{seal, stalling};
 use crate::lock_order::Order;
 
-/// Divisor of the block cache's capacity: the cache keeps at least this share of it.
-const CACHE_SHARE_MIN: u64 = 16;
 /// Divisor of the budget: active memtables together keep at least this share of it.
 const KEPT_SHARE: u64 = 16;
 /// Age, in milliseconds, from which on a memtable counts as idle. Among idle memtables the age does
@@ -112,9 +111,10 @@ pub(crate) fn relief(memory: &MemoryUse) -> Relief {
         return Relief::Relax;
     }
     let over = over.saturating_sub(memory.spare_bytes);
-    let least = (memory.cache_capacity_bytes / CACHE_SHARE_MIN).min(memory.cached_bytes);
-    let from_cache = over.min(memory.cached_bytes - least);
-    Relief::Shrink { cache_bytes: memory.cached_bytes - from_cache, seal_bytes: over - from_cache }
+    let share = memory.cache_capacity_bytes / PRESSED_SHARE;
+    let from_cache = over.min(memory.cached_bytes.saturating_sub(share));
+    let cache_bytes = (memory.cached_bytes - from_cache).max(share);
+    Relief::Shrink { cache_bytes, seal_bytes: over - from_cache }
 }
 
 /// An active memtable as the decision sees it.
@@ -268,7 +268,10 @@ mod tests {
         assert_eq!(at(100, 20, 50), Relief::Shrink { cache_bytes: 50, seal_bytes: 0 });
         assert_eq!(at(100, 4, 50), Relief::Shrink { cache_bytes: 44, seal_bytes: 0 });
         assert_eq!(at(200, 0, 50), Relief::Shrink { cache_bytes: 4, seal_bytes: 64 });
-        assert_eq!(at(200, 0, 0), Relief::Shrink { cache_bytes: 0, seal_bytes: 110 });
+        // A cache with less than its share may fill it. A capacity of 0 would make it forget the
+        // keys of evicted blocks.
+        assert_eq!(at(200, 0, 2), Relief::Shrink { cache_bytes: 4, seal_bytes: 110 });
+        assert_eq!(at(200, 0, 0), Relief::Shrink { cache_bytes: 4, seal_bytes: 110 });
         let unlimited =
             MemoryUse { used_bytes: 1 << 40, limit_bytes: u64::MAX, ..Default::default() };
         assert_eq!(relief(&unlimited), Relief::Relax);

@@ -14,7 +14,8 @@
 //! 2. A shard is sent a bounded number of times. Then it stays, and its memtable is due. A shard
 //!    also stays if a node has taken it and the send failed afterwards, because a name is used
 //!    once. A node without room costs no attempt: no image of that size is sent until the store has
-//!    more room, or a pause is over.
+//!    more room, or a pause is over. Younger shards wait meanwhile. So a store answers as busy, and
+//!    not for want of room, if it will never take a shard.
 //! 3. No lock is held while an image is built or sent.
 //!
 //! Thread-safety: any number of sends run in parallel, each for another shard.

@@ -17,11 +17,10 @@
 //!
 //! Thread-safety: the parts run as [`crate::db::background::parallel_job`] says.
 //! Failure: if a part fails, nothing is installed, and the outputs of the other parts are removed.
+//! So are outputs that the database refused, if all of their numbers belong to the job.
 //! Cost in addition to a whole job: index, filter and range tombstones of an input are read once
 //! for each part that it reaches into. A data block on a boundary is read twice. Each part ends in
 //! a file that may be short. Readahead and output buffers of each part are held from the budget.
-
-use std::sync::Arc;
 
 use archipelago_base::Result;
 use archipelago_base::budget::MemoryClass;
@@ -32,7 +31,7 @@ use crate::compaction::pick::Pick;
 use crate::compaction::subcompaction::{ANCHORS_PER_FILE, plan_subcompactions};
 use crate::db::background::compaction::{self, CompactionTask, output_bytes};
 use crate::db::background::job_numbers::JobNumbers;
-use crate::db::background::parallel_job::{self, Work};
+use crate::db::background::parallel_job::{self, ParallelRun, Work};
 use crate::db::background::rebalance;
 use crate::db::inner::DbInner;
 use crate::db::state::context::Context;
@@ -41,7 +40,7 @@ use crate::db::state::jobs::Jobs;
 use crate::db::state::observers::Observers;
 use crate::db::state::pacing::Pacing;
 use crate::db::write::stalling;
-use crate::executor;
+use crate::executor::{self, JobPlace};
 use crate::job::{Cancel, JobContext, JobOutput, NoShards};
 use crate::key::KeyRange;
 use crate::lock_order::Order;
@@ -54,11 +53,18 @@ pub(crate) struct Compacted {
     pub(crate) threads_ns: Vec<u64>,
 }
 
-/// Runs the compaction of `spec`, in parts if it is worth it.
+/// Executor of the works of one compaction, and the flag that cancels all of them.
+struct WorkTerms<'a> {
+    place: &'a JobPlace,
+    cancel: &'a Cancel,
+}
+
+/// Runs the compaction of `spec` at `place`, in parts if it is worth it.
 pub(crate) fn run_compaction(
     numbers: &JobNumbers<'_>,
     task: &CompactionTask,
     spec: &CompactionSpec,
+    place: &JobPlace,
 ) -> Result<Compacted> {
     let db = numbers.db();
     let ranges = plan_parts(db, task, spec)?;
@@ -68,20 +74,21 @@ pub(crate) fn run_compaction(
     let bytes = readahead + output_bytes(threads, spec.input_bytes());
     let _held = db.context.budget().hold(MemoryClass::Job, bytes);
     let cancel = Cancel::under(db.context.closing()).linked_to(&task.cancel);
+    let terms = WorkTerms { place, cancel: &cancel };
     let works = match ranges.len() {
-        0 | 1 => vec![compaction_work(db, spec.clone(), &cancel)],
+        0 | 1 => vec![compaction_work(db, spec.clone(), &terms)],
         _ => {
-            let work = |range| part_work(numbers, spec, range, &cancel);
+            let work = |range| part_work(numbers, spec, range, &terms);
             ranges.into_iter().map(work).collect::<Result<_>>()?
         }
     };
-    run_works(
-        db,
-        spec,
-        works,
-        cancel,
-        priority_of(&db.context, &db.observers, &db.pacing, &db.jobs, task),
-    )
+    let kind = priority_of(&db.context, &db.observers, &db.pacing, &db.jobs, task);
+    let run = ParallelRun { kind, cancel, threads: works.len() };
+    let compacted = run_works(db, spec, works, run, place);
+    for refused in place.take_removable() {
+        db.storage.discard(&refused, Order::none());
+    }
+    compacted
 }
 
 /// Priority of the threads that run a compaction: low, unless a caller or a writer waits for it.
@@ -134,28 +141,28 @@ fn run_works(
     db: &DbInner,
     spec: &CompactionSpec,
     works: Vec<Work>,
-    cancel: Cancel,
-    kind: JobPriority,
+    run: ParallelRun,
+    place: &JobPlace,
 ) -> Result<Compacted> {
     let started_ns = db.context.clock().now_ns();
     let threads = works.len();
     // The works have about the same size, so their order does not matter.
     let works = works.into_iter().map(|work| (0, work)).collect();
-    let ended = {
-        let run = parallel_job::ParallelRun { kind, cancel, threads };
-        parallel_job::run_parallel(db, run, works, || Ok(()), |_, _| Ok(()))
-    };
+    let ended = parallel_job::run_parallel(db, run, works, || Ok(()), |_, _| Ok(()));
     let (outputs, failed) = ended.into_parts();
     let threads_ns = outputs.iter().map(|output| output.duration_ns).collect();
     let duration_ns = db.context.clock().now_ns().saturating_sub(started_ns);
     let output = JobOutput::joined(outputs, duration_ns);
+    let whole = |output: &JobOutput| match threads {
+        // A single job over all keys has checked its records itself.
+        1 => check_invalid(spec, output),
+        _ => check_complete(spec, output.counts.records_in)
+            .map_err(|error| error.context_at(spec.describe()))
+            .and_then(|()| check_invalid(spec, output)),
+    };
     let complete = match failed {
         Some(error) => Err(error),
-        // A single job over all keys has checked its records itself.
-        None if threads == 1 => check_invalid(spec, &output),
-        None => check_complete(spec, output.counts.records_in)
-            .map_err(|error| error.context_at(spec.describe()))
-            .and_then(|()| check_invalid(spec, &output)),
+        None => whole(&output).inspect_err(|_| place.note_refused()),
     };
     if let Err(error) = complete {
         db.storage.discard(&output, Order::none());
@@ -169,7 +176,7 @@ fn part_work(
     numbers: &JobNumbers<'_>,
     spec: &CompactionSpec,
     range: KeyRange,
-    cancel: &Cancel,
+    terms: &WorkTerms<'_>,
 ) -> Result<Work> {
     let db = numbers.db();
     let mut spec = CompactionSpec { subrange: Some(range), ..spec.clone() };
@@ -178,7 +185,7 @@ fn part_work(
     spec.output.file_numbers = numbers.reserve(spec.output.file_numbers.count)?;
     spec.output.values.invalid = compaction::invalid_numbers(numbers, &spec)?;
     spec.output.unique_seed = db.context.unique_seed();
-    let (work, fault) = (compaction_work(db, spec, cancel), db.context.fault());
+    let (work, fault) = (compaction_work(db, spec, terms), db.context.fault());
     Ok(Box::new(move || {
         fault.as_ref().map_or(Ok(()), |fault| fault("compaction.part"))?;
         work()
@@ -186,17 +193,16 @@ fn part_work(
 }
 
 /// A job for the executor.
-fn compaction_work(db: &DbInner, spec: CompactionSpec, cancel: &Cancel) -> Work {
+fn compaction_work(db: &DbInner, spec: CompactionSpec, terms: &WorkTerms<'_>) -> Work {
     let context = JobContext {
-        cancel: cancel.clone(),
+        cancel: terms.cancel.clone(),
         ..compaction::job_context(&db.context, &db.storage, &db.jobs, &db.view, &NoShards)
     };
-    let executor = Arc::clone(db.jobs.executor());
-    let border = Border::new("job executor", executor.name(), Some(&spec.output.cf_name));
+    let place = terms.place.clone();
+    let border = Border::new("job executor", place.executor().name(), Some(&spec.output.cf_name));
     Box::new(move || {
-        let output = border.call(|| executor.compact(&spec, &context))??;
-        executor::check_compaction(&output, &spec)?;
-        executor::examine(&*executor, &output, &spec.output, &context)?;
-        Ok(output)
+        let output = border.call(|| place.executor().compact(&spec, &context))??;
+        let checked = executor::check_compaction(&output, &spec);
+        place.accept(output, checked, &spec.output, &context)
     })
 }

@@ -18,8 +18,8 @@
 //!    read further data blocks.
 //! 2. While the cache evicts blocks, a data block is read only if at least half of the input blocks
 //!    that it overlaps were cached. So blocks without readers do not push others out.
-//! 3. A database has at most [`PASSES_MAX`] passes ([`WarmPermit`]), of which one runs and the others
-//!    wait. The blocks of a compaction that is installed beyond them stay cold.
+//! 3. A database has at most [`PASSES_MAX`] passes ([`WarmPermit`]), of which one runs and the
+//!    others wait. The blocks of a compaction that is installed beyond them stay cold.
 //! 4. A pass holds neither a version nor a task. It holds a file only while it reads that file.
 //! 5. A pass ends before its next read when its job is cancelled, when the database closes, or when
 //!    the memory budget is exceeded. It ends before its next file when the family is dropped.
@@ -30,8 +30,8 @@
 //! Thread-safety: a pass belongs to one thread. Any thread may start one.
 //! Failure: a read that fails, or a panic, ends the pass with a warning in the log. The block stays
 //! cold, and the next user read of it reports the error.
-//! Cost: the memory of [`PASSES_MAX`] plans ([`crate::db::background::warm_plan`]), and one pass over
-//! the index of each output that may have wanted blocks. All reads together are limited to
+//! Cost: the memory of [`PASSES_MAX`] plans ([`crate::db::background::warm_plan`]), and one pass
+//! over the index of each output that may have wanted blocks. All reads together are limited to
 //! [`WARM_BYTES_PER_S`]; those of an open are charged after it, because their length is not known
 //! before. One thread, which is idle without a pass.
 

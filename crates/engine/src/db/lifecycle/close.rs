@@ -1,17 +1,23 @@
 //! Closing a database: background work ends, the log becomes durable, the directory is released.
 //!
 //! Steps:
-//! 1. If the log is not whole, it is left. Memtables with records that no log has are flushed. The
-//!    buffer of a log in a network is sent.
-//! 2. Calls of users are refused, and background work ends.
+//! 1. Writes are refused. If the log is not whole, it is left. Memtables with records that no log
+//!    has are flushed. The buffer of a log in a network is sent.
+//! 2. All calls of users are refused, and background work ends.
 //! 3. Memtable shards at memory nodes are released, or left for the next open. The log has their
 //!    records. The log is synced and marked as whole.
-//! 4. The lock of the directory is released.
+//! 4. The manifest is closed, and the lock of the directory is released.
 //!
-//! Invariants: the lock is released last, when no install is under way and no install can begin.
+//! Invariants:
+//! 1. No write is granted after step 1 has begun to flush. So the flush finds every record that no
+//!    log has.
+//! 2. The lock is released last, when no install is under way and no install can begin. Another
+//!    open may own the directory from then on, and would lose an edit of this one.
 //!
-//! Thread-safety: the first call closes; later calls return immediately.
-//! Failure: the steps go on after an error, and the first error is returned.
+//! Thread-safety: any thread may call. The first call closes. A second call that arrives during the
+//! first one waits for its end, and later calls return immediately.
+//! Failure: the steps go on after an error, and the first error is returned. Only the first call
+//! returns an error.
 //! Cost: one log sync, and the flushes of step 1.
 
 use archipelago_base::Result;
@@ -23,12 +29,22 @@ use crate::db::write::{self, WritePath};
 use crate::lock_order::Order;
 use crate::manifest::LogMark;
 
-/// Closes the database: stops background work, makes all writes durable, releases the lock. Later
-/// calls do nothing.
+/// Closes the database: stops background work, makes all writes durable, releases the lock. A call
+/// during another one waits for its end and does nothing else. Later calls do nothing.
 pub(crate) fn shut_down(db: &DbInner, workers: &scheduler::Workers) -> Result<()> {
+    let mut closed = Ok(());
+    // If a call has panicked, the next one closes.
+    db.writes.close_once().call_once_force(|_| closed = carry_out(db, workers));
+    closed
+}
+
+/// Carries out the steps of the module.
+fn carry_out(db: &DbInner, workers: &scheduler::Workers) -> Result<()> {
     if db.context.is_closed() {
+        // A call has panicked after this point.
         return Ok(());
     }
+    write::refuse_writes(&db.writes);
     let left = match db.observers.health().is_read_only() {
         true => Ok(()),
         false => leave_log::leave_log_before_sync(db),
@@ -51,9 +67,9 @@ pub(crate) fn shut_down(db: &DbInner, workers: &scheduler::Workers) -> Result<()
     }
     let ended = end_log(&db.storage, &db.writes);
     scheduler::remove_obsolete(&db.storage, &db.observers, &db.view);
-    // The lock shows that an install of a user's thread that began before has ended. No install
-    // begins any more.
-    drop(db.storage.lock_manifest(Order::none()));
+    // The manifest lock shows that an install of a user's thread that began before has ended. Later
+    // ones are refused.
+    db.storage.lock_manifest(Order::none()).close();
     db.storage.release_lock();
     flushed.and(sent).and(joined).and(ended)
 }

@@ -153,6 +153,7 @@ impl Iter {
     #[inline]
     #[must_use]
     pub fn key(&self) -> &[u8] {
+        assert!(self.cursor.valid(), "key() of a cursor that stands on no key");
         self.cursor.key()
     }
 
@@ -161,6 +162,7 @@ impl Iter {
     #[inline]
     #[must_use]
     pub fn value(&self) -> &[u8] {
+        assert!(self.cursor.valid(), "value() of a cursor that stands on no key");
         self.cursor.value()
     }
 

@@ -85,6 +85,8 @@ pub(crate) struct CommitState {
     pub(crate) freeing_credit_bytes: u64,
     /// Whether a write that frees space arrived since the last seal that was made for want of room.
     pub(crate) has_freed: bool,
+    /// Whether the close has begun: every write is refused, and no credit is given.
+    pub(crate) is_closing: bool,
 }
 
 impl CommitState {
@@ -121,7 +123,7 @@ pub(crate) struct Submission<'a> {
 
 impl Submission<'_> {
     /// Bytes that the write takes in memory. The write takes no more bytes than that in the log.
-    fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.shares.iter().map(|share| share.bytes).sum()
     }
 }
@@ -296,6 +298,7 @@ impl Committer {
             credit_bytes: 0,
             freeing_credit_bytes: 0,
             has_freed: false,
+            is_closing: false,
         };
         Self {
             state: CachePadded::new(OrderedMutex::new(state)),
@@ -484,10 +487,7 @@ impl Committer {
             self.tickets.fetch_sub(tickets.len() as u64, Ordering::AcqRel);
             match tickets.as_slice() {
                 [] => break,
-                [one] => match grant_one(&mut state, db, &one.submission()) {
-                    Ok(Answer::Granted(grant)) => hand_over(one, grant, &mut claimed),
-                    other => one.finish(other),
-                },
+                [one] => grant_ticket(&mut state, db, one, &mut claimed),
                 many => grant_group(&mut state, db, many, &mut claimed),
             }
         }
@@ -659,27 +659,11 @@ fn prepare(
         }
     }
     // The disk is checked last, because a new memtable needs room for tables of its own.
-    Ok(match admit(state, db, write) {
+    Ok(match disk_room::admit(state, db, write)? {
         Admission::Admitted => None,
         Admission::Waits => Some(Held::Flush),
         Admission::Full => Some(Held::Disk),
     })
-}
-
-/// Whether the disk takes the write. A measurement decides if the credit does not cover the write.
-#[inline]
-fn admit(state: &mut CommitGuard<'_>, db: &DbInner, write: &Submission<'_>) -> Admission {
-    let bytes = write.bytes();
-    state.has_freed |= write.space_use == SpaceUse::Frees;
-    let credit = match write.space_use {
-        SpaceUse::Frees if state.credit_bytes < bytes => &mut state.freeing_credit_bytes,
-        _ => &mut state.credit_bytes,
-    };
-    if bytes <= *credit {
-        *credit -= bytes;
-        return Admission::Admitted;
-    }
-    disk_room::admit_by_measure(db, state, write, bytes)
 }
 
 /// Appends to the log. If the disk is full, the reserve is given up and the append is tried once
@@ -721,6 +705,19 @@ fn grant_one(state: &mut CommitGuard<'_>, db: &DbInner, write: &Submission<'_>) 
     Ok(Answer::Granted(take_grant(state, write)))
 }
 
+/// Grants the write of one ticket. If the write is not granted now, its owner gets the answer.
+fn grant_ticket(
+    state: &mut CommitGuard<'_>,
+    db: &DbInner,
+    ticket: &Arc<Ticket>,
+    claimed: &mut Claimed,
+) {
+    match grant_one(state, db, &ticket.submission()) {
+        Ok(Answer::Granted(grant)) => hand_over(ticket, grant, claimed),
+        other => ticket.finish(other),
+    }
+}
+
 /// Gives the grant to the ticket's owner, or adds the write to `claimed` if the owner sleeps.
 fn hand_over(ticket: &Arc<Ticket>, grant: Grant, claimed: &mut Claimed) {
     if ticket.turn(ASLEEP, CLAIMED) {
@@ -730,13 +727,16 @@ fn hand_over(ticket: &Arc<Ticket>, grant: Grant, claimed: &mut Claimed) {
     }
 }
 
-/// Appends a group with one call. A write that must wait is left out of the group.
+/// Appends a group with one call, unless it is too large. A write that must wait is left out of it.
 fn grant_group(
     state: &mut CommitGuard<'_>,
     db: &DbInner,
     tickets: &[Arc<Ticket>],
     claimed: &mut Claimed,
 ) {
+    if tickets.iter().map(|one| one.payload.len()).sum::<usize>() > log_segments::GROUP_BYTES_MAX {
+        return tickets.iter().for_each(|ticket| grant_ticket(state, db, ticket, claimed));
+    }
     let mut group: Vec<&Arc<Ticket>> = Vec::with_capacity(tickets.len());
     for ticket in tickets {
         match prepare(state, db, &ticket.submission()) {

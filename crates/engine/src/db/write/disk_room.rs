@@ -284,10 +284,35 @@ fn measure(db: &DbInner, free_bytes: u64) -> SpaceInput {
     input
 }
 
+/// Whether the disk takes a write (commit lock held). A measurement decides if the credit does not
+/// cover the write. `Closed` once the close has begun.
+#[inline]
+pub(crate) fn admit(
+    commit: &mut CommitGuard<'_>,
+    db: &DbInner,
+    write: &Submission<'_>,
+) -> Result<Admission> {
+    let bytes = write.bytes();
+    commit.has_freed |= write.space_use == SpaceUse::Frees;
+    let credit = match write.space_use {
+        SpaceUse::Frees if commit.credit_bytes < bytes => &mut commit.freeing_credit_bytes,
+        _ => &mut commit.credit_bytes,
+    };
+    if bytes <= *credit {
+        *credit -= bytes;
+        return Ok(Admission::Admitted);
+    }
+    // The close has taken all credit, so every write of a closing database gets here.
+    if commit.is_closing {
+        return Err(Error::closed("the database is being closed, and takes no more writes"));
+    }
+    Ok(admit_by_measure(db, commit, write, bytes))
+}
+
 /// Whether the disk has room for a write that the last credit does not cover (commit lock
 /// held). Gives the next credit.
 #[cold]
-pub(crate) fn admit_by_measure(
+fn admit_by_measure(
     db: &DbInner,
     commit: &mut CommitGuard<'_>,
     write: &Submission<'_>,

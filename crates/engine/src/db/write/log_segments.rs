@@ -64,6 +64,9 @@ const GROWTH_BYTES_MAX: u64 = 64 << 20;
 /// Length that no segment exceeds by more than its last record, because records have offsets of 32
 /// bits.
 const LENGTH_BYTES_MAX: u64 = 2 << 30;
+/// Largest number of bytes of a group of records that is appended with one call. The group follows
+/// at most about [`LENGTH_BYTES_MAX`], so all of its offsets have 32 bits.
+pub(crate) const GROUP_BYTES_MAX: usize = 1 << 30;
 /// Longest wait for the commit lock. The lock may be held by an ingestion that waits for a flush,
 /// so a background worker must not wait for it without end.
 const LOCK_WAIT: Duration = Duration::from_millis(20);
@@ -555,12 +558,10 @@ pub(crate) fn begin_log(
     writes: &WritePath,
     commit: &mut CommitGuard<'_>,
 ) -> Result<()> {
+    // A thread may get the commit lock after the close has taken the log away.
+    context.check_open()?;
     let mut late = logs.late.lock();
-    let Some(previous) = *late else {
-        // A writer may get the lock after the close has taken the log away.
-        context.check_open()?;
-        return context.refuse_read_only();
-    };
+    let Some(previous) = *late else { return context.refuse_read_only() };
     let no = storage.file_numbers().allocate();
     let log = create_log(context, storage, no, previous)?;
     writes.committer().set_syncer(log.syncer());

@@ -25,8 +25,8 @@ pub(crate) mod seal;
 pub(crate) mod stalling;
 
 use std::cell::RefCell;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Once};
 
 use archipelago_base::budget::ByteBudget;
 use archipelago_base::checksum::crc;
@@ -51,7 +51,7 @@ use crate::memtable::SlabPool;
 use crate::options::WriteOptions;
 use crate::stats::{Ticker, Timer};
 use crate::version::Version;
-use crate::wal::WriteBatch;
+use crate::wal::{WriteBatch, check_payload_len};
 
 /// Number of segments in a row that may lose records before a flush of the log fails.
 const FLUSH_LOG_ATTEMPTS: u32 = 3;
@@ -64,6 +64,8 @@ pub(crate) struct WritePath {
     next_memtable_id: AtomicU64,
     /// Row locks of transactions. No other lock is taken while its lock is held.
     row_locks: RowLocks,
+    /// Runs the close of the database once.
+    close_once: Once,
 }
 
 impl WritePath {
@@ -73,6 +75,7 @@ impl WritePath {
             slabs: SlabPool::new(Arc::clone(budget)),
             next_memtable_id: AtomicU64::new(1),
             row_locks: RowLocks::default(),
+            close_once: Once::new(),
         }
     }
 
@@ -92,6 +95,12 @@ impl WritePath {
 
     pub(crate) fn row_locks(&self) -> &RowLocks {
         &self.row_locks
+    }
+
+    /// Runs the close of the database once. A second thread waits until the first one has closed
+    /// the database. No thread that holds a lock may call it.
+    pub(crate) fn close_once(&self) -> &Once {
+        &self.close_once
     }
 
     /// A memtable for a family, with a shard for each bucket and for each part between `cuts`.
@@ -155,6 +164,8 @@ pub(crate) fn commit_batch(
         if shares.is_empty() {
             return Ok(db.view.visible());
         }
+        // A write without the log meets no later check that would refuse it.
+        db.context.refuse_read_only()?;
         let options = &WriteOptions { space_use: checked.space_use, ..*options };
         let user_bytes = checked.user_bytes;
         stalling::stall_writer(db, shares, options)?;
@@ -175,6 +186,10 @@ fn check_batch(
 ) -> Result<Checked> {
     db.context.check_open()?;
     db.observers.health().check_writable()?;
+    if options.wal {
+        // The error concerns this batch alone. Later it would fail the whole group of the batch.
+        check_payload_len(batch.byte_len())?;
+    }
     if options.sync && !options.wal {
         return Err(Error::invalid(
             "a write without the log cannot be synced: set wal, or flush afterwards",
@@ -233,6 +248,14 @@ fn commit_checked(
             Outcome::MustFlush => stalling::wait_for_flush(db, options)?,
         }
     }
+}
+
+/// Refuses all later writes with `Closed`. Every earlier one has its memtable on return.
+pub(crate) fn refuse_writes(writes: &WritePath) {
+    let mut commit = writes.committer().lock(Order::none());
+    commit.is_closing = true;
+    // Only writes without a credit are tested for the close ([`disk_room::admit`]).
+    (commit.credit_bytes, commit.freeing_credit_bytes) = (0, 0);
 }
 
 /// Makes the log durable through `seq`. The caller may hold the locks that `order` names.

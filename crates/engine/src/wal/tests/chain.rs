@@ -1,6 +1,7 @@
 use archipelago_base::ErrorKind;
 use archipelago_env::fault::{FaultFs, Operation, Rule};
 
+use super::super::record::PAYLOAD_BYTES_MAX;
 use super::*;
 
 #[test]
@@ -351,4 +352,38 @@ fn a_segment_is_whole_without_what_a_failed_group_left() {
     let (seen, log) = bench.tolerant(&[1, 2]).unwrap();
     assert_eq!(seen, seqs(&written));
     assert!(log.segments[0].whole_through() >= durable.offset, "a false alarm: {log:?}");
+}
+
+/// A record of a group is refused when earlier records of the group are in the segment already.
+#[test]
+fn refused_group_leaves_no_record_in_the_log() {
+    let bench = Bench::memory();
+    let mut writer = bench.writer(1, None);
+    let written = fill(&mut writer, 1, 5);
+    let batches: Vec<(u64, WriteBatch)> =
+        (0..32).map(|n| (100 + 3 * n, batch_of(100 + 3 * n))).collect();
+    let small = batches.iter().map(|(seq, batch)| Entry {
+        first_seq: SeqNo(*seq),
+        payload: batch.data(),
+        payload_crc: payload_crc(batch.data()),
+    });
+    // The allocator maps zeroed pages, and only their number is read.
+    let oversize = vec![0u8; PAYLOAD_BYTES_MAX + 1];
+    let refused = Entry { first_seq: SeqNo(300), payload: &oversize, payload_crc: 0 };
+    let entries: Vec<Entry<'_>> = small.chain([refused]).collect();
+    // The segment has nothing of a group whose first part is refused, and goes on.
+    let error = writer.append_many(&entries[32..]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(!writer.is_broken());
+    let (seq, end_offset) = (50, append(&mut writer, 50).end_offset);
+    // A local log takes 32 records with one append, so the first ones are in the segment.
+    let error = writer.append_many(&entries).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert_eq!(writer.position(), SegmentRef { no: FileNo(1), len: end_offset });
+    assert!(writer.is_broken());
+    writer.append(&entries[0]).unwrap_err();
+    writer.rotate(&bench.path(2), FileNo(2), None).unwrap();
+    append(&mut writer, 100);
+    let (seen, _) = bench.recover(&[1, 2], RecoveryMode::Strict).unwrap();
+    assert_eq!(seen, [seqs(&written), vec![seq, 100]].concat());
 }

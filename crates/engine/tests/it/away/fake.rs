@@ -96,6 +96,8 @@ pub(crate) struct Did {
     pub(crate) refused: u64,
     /// Largest number of times that no node had room for one shard.
     pub(crate) no_room_max: u64,
+    /// Number of times that the shard was sent whose name is used up ([`FakeStore::use_up_next`]).
+    pub(crate) used_up_sends: u64,
     pub(crate) lookups: u64,
     pub(crate) pages: u64,
     pub(crate) fetched: u64,
@@ -145,6 +147,10 @@ struct Nodes {
     released: BTreeSet<ShardId>,
     /// Number of times that no node had room for a shard.
     no_room: BTreeMap<ShardId, u64>,
+    /// Whether the name of the next shard is used up when it is sent.
+    uses_up_next: bool,
+    /// The shard whose name is used up.
+    used_up: Option<ShardId>,
     oldest: u64,
     /// Number of requests that certainly get an answer.
     answers_due: u32,
@@ -286,6 +292,33 @@ impl FakeStore {
     pub(crate) fn lose_all(&self, tells: bool) {
         let nodes: Vec<u64> = self.nodes.lock().nodes.keys().copied().collect();
         nodes.into_iter().for_each(|node| self.lose(node, tells));
+    }
+
+    /// From now on, no node takes the shard that is sent next.
+    pub(crate) fn use_up_next(&self) {
+        self.nodes.lock().uses_up_next = true;
+    }
+
+    /// Refuses a shard for want of room, and counts how often it was refused so.
+    fn without_room(&self, shard: ShardId) -> AwayError {
+        let mut nodes = self.nodes.lock();
+        let times = nodes.no_room.entry(shard).or_default();
+        *times += 1;
+        let times = *times;
+        nodes.did.no_room_max = nodes.did.no_room_max.max(times);
+        nodes.did.refused += 1;
+        AwayError::NoRoom("there was some a moment ago".to_owned())
+    }
+
+    /// Whether no node takes this shard, which is sent now.
+    fn is_used_up(&self, id: ShardId) -> bool {
+        let mut nodes = self.nodes.lock();
+        if std::mem::take(&mut nodes.uses_up_next) {
+            nodes.used_up = Some(id);
+        }
+        let is_used_up = nodes.used_up == Some(id);
+        nodes.did.used_up_sends += u64::from(is_used_up);
+        is_used_up
     }
 
     /// Makes room again, and reports it.
@@ -581,13 +614,10 @@ impl ShardStore for FakeStore {
             });
         }
         if mood.no_room {
-            let mut nodes = self.nodes.lock();
-            let times = nodes.no_room.entry(shard.id).or_default();
-            *times += 1;
-            let times = *times;
-            nodes.did.no_room_max = nodes.did.no_room_max.max(times);
-            nodes.did.refused += 1;
-            return Err(AwayError::NoRoom("there was some a moment ago".to_owned()));
+            return Err(self.without_room(shard.id));
+        }
+        if self.is_used_up(shard.id) {
+            return Err(AwayError::Busy("the name of the shard is used up".to_owned()));
         }
         self.check_ahead(shard.id, image);
         let opened = SealedImage::open(image.to_vec()).unwrap();

@@ -192,6 +192,22 @@ fn nodes_without_room_are_asked_once_for_each_shard() {
     world.check();
 }
 
+/// The nodes that answer may all have the name of a shard from a transfer that failed.
+#[test]
+fn later_shards_leave_although_one_is_refused_for_ever() {
+    let mut world = World::new();
+    world.store.use_up_next();
+    world.send_away(4);
+    let did = world.store.did();
+    assert!((1..=3).contains(&did.used_up_sends), "a bounded number of times: {did:?}");
+    assert_eq!(world.ticker(Ticker::AwaySendsFailed), did.used_up_sends);
+    assert_eq!(world.ticker(Ticker::BackgroundErrors), 0);
+    world.check();
+    world.db.flush(world.db.default_family()).unwrap();
+    assert!(world.store.held().is_empty());
+    world.check();
+}
+
 #[test]
 fn memtables_of_a_family_with_one_bucket_leave() {
     let family = CfOptions { buckets: 1, ..Change::default().family };

@@ -250,6 +250,43 @@ fn change_between_the_steps_of_the_check_is_a_conflict() {
 }
 
 #[test]
+fn iterator_that_turns_remembers_what_it_has_passed() {
+    let forward: Use = |txn, cf| {
+        let mut iter = txn.iter(cf, &ReadOptions::new())?;
+        iter.seek_to_first();
+        iter.next();
+        iter.next();
+        iter.prev();
+        assert_eq!(iter.key(), b"m");
+        iter.status()
+    };
+    let backward: Use = |txn, cf| {
+        let mut iter = txn.iter(cf, &ReadOptions::new())?;
+        iter.seek_to_last();
+        iter.prev();
+        iter.prev();
+        iter.next();
+        assert_eq!(iter.key(), b"n");
+        iter.status()
+    };
+    // The first key and the gap before it, the last key and the gap after it, and keys beyond the
+    // place of the turn.
+    let cases: [(Use, &[u8], Option<Conflict>); 6] = [
+        (forward, b"a", Some(Conflict::Range)),
+        (forward, b"0", Some(Conflict::Range)),
+        (forward, b"x", None),
+        (backward, b"z", Some(Conflict::Range)),
+        (backward, b"zz", Some(Conflict::Range)),
+        (backward, b"b", None),
+    ];
+    for (used, key, expected) in cases {
+        let bench = bench_with(None);
+        let found = outcome(&bench, SERIALIZABLE, used, || bench.db.put(key, b"new").unwrap());
+        assert_eq!(found, expected, "{}", key.escape_ascii());
+    }
+}
+
+#[test]
 fn expired_value_is_a_conflict_for_those_who_read_it() {
     let reads: [Use; 2] = [
         |txn, cf| txn.get(cf, b"n").map(drop),

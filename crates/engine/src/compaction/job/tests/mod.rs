@@ -1,4 +1,5 @@
 mod late;
+mod numbers;
 mod parts;
 mod values;
 

@@ -15,8 +15,9 @@
 //!
 //! Thread-safety: any number of jobs may run. One thread is reserved for them, so that they never
 //! wait behind compactions; idle workers run further ones while too much garbage is exposed.
-//! Failure: the heir of a job that fails is removed, and its inputs stay. The inputs are left out
-//! for a time that doubles with every failure. If the look-up contradicts the references twice on
+//! Failure: the heir of a job that fails is removed, and its inputs stay. A job whose heir the
+//! database refused runs in this process before it counts as failed. The inputs are left out for a
+//! time that doubles with every failure. If the look-up contradicts the references twice on
 //! one version, the database takes no more writes.
 //! Cost: see [`crate::gc::lookup`] and [`crate::gc::job`]. A pick is linear in the value files of a
 //! family. If it finds nothing, a second one ignores the room on the disk. If that finds nothing
@@ -44,7 +45,7 @@ use crate::db::state::jobs::{GcWorker, JobState, RunningKind};
 use crate::db::write::{disk_room, stalling};
 use crate::disk_space::SpaceUse;
 use crate::event::Event;
-use crate::executor;
+use crate::executor::{self, JobKind, JobPlace};
 use crate::file_meta::value_file_name;
 use crate::gc::job::{GcInput, GcSpec, Validity};
 use crate::gc::lookup::{LookupInput, valid_records};
@@ -97,6 +98,13 @@ impl GcTask {
         let values = self.version.values();
         self.inputs.iter().map(|input| values.refs(input.no).bytes).sum()
     }
+}
+
+/// One plan of a garbage collection, and the executor that runs it.
+struct GcAttempt<'a> {
+    db: &'a DbInner,
+    task: &'a GcTask,
+    place: &'a JobPlace,
 }
 
 /// Urgency of a pick. The fields are compared in their order.
@@ -245,7 +253,9 @@ pub(crate) fn run_gc_task(db: &DbInner, task: &GcTask) -> Result<()> {
     });
     let result = contained(&task.name(), || {
         db.context.fault_point("gc.picked")?;
-        executor::planning_again(&**db.jobs.executor(), |_| false, || collect_and_install(db, task))
+        executor::run_planned(db.jobs.executor(), JobKind::Gc, |place| {
+            collect_and_install(&GcAttempt { db, task, place })
+        })
     });
     let now_ns = db.context.clock().now_ns();
     disk_room::return_room(&db.disk, task.room_bytes);
@@ -266,22 +276,24 @@ pub(crate) fn run_gc_task(db: &DbInner, task: &GcTask) -> Result<()> {
     result
 }
 
-fn collect_and_install(db: &DbInner, task: &GcTask) -> Result<()> {
+fn collect_and_install(attempt: &GcAttempt<'_>) -> Result<()> {
+    let GcAttempt { db, task, .. } = *attempt;
     disk_room::ensure_room(db, task.valid_bytes(), "a garbage collection of value files")?;
     if db.jobs.executor().prefers_invalid_files() {
-        match collect_by_invalid_files(db, task) {
+        match collect_by_invalid_files(attempt) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 tracing::info!(%error, "the garbage collection runs again with a look-up");
             }
             ended => return ended,
         }
     }
-    collect_by_look_up(db, task)
+    collect_by_look_up(attempt)
 }
 
 /// Lets the executor determine validity by the invalid files of the version. Fails with `NotFound`
 /// if they do not list all garbage.
-fn collect_by_invalid_files(db: &DbInner, task: &GcTask) -> Result<()> {
+fn collect_by_invalid_files(attempt: &GcAttempt<'_>) -> Result<()> {
+    let GcAttempt { db, task, .. } = *attempt;
     let values = task.version.values();
     let valid = task.inputs.iter().map(|input| Validity::Invalid {
         ancestors: values.ancestors(input.no).collect(),
@@ -292,11 +304,12 @@ fn collect_by_invalid_files(db: &DbInner, task: &GcTask) -> Result<()> {
     let is_wanted = |no: &u64| spec.inputs.iter().any(|input| input.meta.no == values.current(*no));
     let files = values.invalid_files().filter(|file| file.names.iter().any(is_wanted));
     spec.invalid = files.map(|file| file.meta().clone()).collect();
-    let collected = run_spec(db, task, &spec, Vec::new())?;
+    let collected = run_spec(attempt, &spec, Vec::new())?;
     install_or_discard(&numbers, task, &spec, collected)
 }
 
-fn collect_by_look_up(db: &DbInner, task: &GcTask) -> Result<()> {
+fn collect_by_look_up(attempt: &GcAttempt<'_>) -> Result<()> {
+    let GcAttempt { db, task, .. } = *attempt;
     let mut output = JobOutput::default();
     let keys = read_keys(db, task, &mut output)?;
     let memory = keys.iter().map(|list| list.memory_bytes()).sum();
@@ -306,7 +319,7 @@ fn collect_by_look_up(db: &DbInner, task: &GcTask) -> Result<()> {
     let lookup_ns = db.context.clock().now_ns().saturating_sub(started_ns);
     let numbers = JobNumbers::new(db, Order::none());
     let spec = gc_spec(&numbers, task, valid.into_iter().map(Validity::Bits).collect())?;
-    let mut collected = run_spec(db, task, &spec, keys)?;
+    let mut collected = run_spec(attempt, &spec, keys)?;
     collected.gc.lookup_ns = lookup_ns;
     collected.gc.key_reads += output.gc.key_reads;
     collected.gc.key_bytes_read += output.gc.key_bytes_read;
@@ -417,26 +430,22 @@ fn gc_spec(numbers: &JobNumbers<'_>, task: &GcTask, valid: Vec<Validity>) -> Res
 }
 
 /// Runs the job on the executor, at the priority of compactions.
-fn run_spec(
-    db: &DbInner,
-    task: &GcTask,
-    spec: &GcSpec,
-    keys: Vec<Arc<KeyList>>,
-) -> Result<JobOutput> {
+fn run_spec(attempt: &GcAttempt<'_>, spec: &GcSpec, keys: Vec<Arc<KeyList>>) -> Result<JobOutput> {
+    let GcAttempt { db, task, place } = *attempt;
     let cancel = Cancel::under(db.context.closing());
     let context = JobContext {
         cancel: cancel.clone(),
         value_keys: KnownKeys::of(keys),
         ..compaction::job_context(&db.context, &db.storage, &db.jobs, &db.view, &NoShards)
     };
-    let executor = Arc::clone(db.jobs.executor());
-    let border = Border::new("job executor", executor.name(), Some(&task.family.name));
+    let executor_place = place.clone();
+    let executor_name = place.executor().name();
+    let border = Border::new("job executor", executor_name, Some(&task.family.name));
     let (owned, valid_bytes) = (spec.clone(), task.valid_bytes());
     let work: Work = Box::new(move || {
-        let output = border.call(|| executor.gc(&owned, &context))??;
-        executor::check_gc(&output, &owned, valid_bytes)?;
-        executor::examine(&*executor, &output, &owned.output, &context)?;
-        Ok(output)
+        let output = border.call(|| executor_place.executor().gc(&owned, &context))??;
+        let checked = executor::check_gc(&output, &owned, valid_bytes);
+        executor_place.accept(output, checked, &owned.output, &context)
     });
     let is_urgent = task.reason == GcReason::Space || db.jobs.is_awaited();
     let priority = if is_urgent { JobPriority::Normal } else { JobPriority::Low };
@@ -445,6 +454,9 @@ fn run_spec(
         let run = parallel_job::ParallelRun { kind: priority, cancel, threads: 1 };
         parallel_job::run_parallel(db, run, works, || Ok(()), |_, _| Ok(()))
     };
+    for refused in place.take_removable() {
+        db.storage.discard(&refused, Order::none());
+    }
     let (outputs, failed) = ended.into_parts();
     match (failed, outputs.into_iter().next()) {
         (None, Some(output)) => Ok(output),

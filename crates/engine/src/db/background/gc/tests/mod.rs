@@ -3,6 +3,7 @@
 #[cfg(feature = "sabotage")]
 mod canaries;
 mod invalid_tree;
+mod refused;
 mod space;
 
 use std::collections::BTreeMap;

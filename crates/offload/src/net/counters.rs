@@ -16,7 +16,7 @@ use crate::job::{JobKind, LocalWhy};
 /// Counters of the jobs of one open of a database.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OffloadCounters {
-    /// Jobs whose outputs came from executors.
+    /// Jobs whose outputs came from executors. The database may have refused the outputs.
     pub ran_away: u64,
     /// Bytes that executors read and wrote for these jobs.
     pub bytes_away: u64,

@@ -106,6 +106,8 @@ impl SchedulerDesk {
         state.follow(term, now_ns);
         let Some(scheduler) = &mut state.scheduler else { return };
         let sent = scheduler.on_timer(now_ns);
+        // Only checkers read the list of starts, which would grow for the whole term.
+        drop(scheduler.take_started());
         state.deliver(None, sent);
         for mailbox in state.boxes.values_mut() {
             if matches!(mailbox.waiting, Some((_, until_ns)) if until_ns <= now_ns) {
@@ -237,26 +239,21 @@ impl Mailbox {
 mod tests {
     use std::time::Duration;
 
+    use archipelago_base::Epoch;
     use archipelago_base::clock::ManualClock;
 
     use super::*;
     use crate::decide::{InputReach, Load};
     use crate::failure::ShortText;
-    use crate::ids::ExecutorId;
+    use crate::ids::{Attempt, ExecutorId, JobId, NumberRange, OffloadDb, OwnerStamp, Token};
+    use crate::job::{JobKind, JobOrder, PreparedAttempt};
 
     const EXECUTOR: ExecutorId = ExecutorId(10);
     const TERM: Option<u64> = Some(5);
 
-    fn executors(desk: &SchedulerDesk) -> usize {
-        let mut state = desk.state.lock();
-        let now_ns = state.time.until(desk.clock.now_ns());
-        state.scheduler.as_ref().map_or(0, |scheduler| scheduler.status(now_ns).executors.len())
-    }
-
-    #[test]
-    fn only_silence_while_the_process_is_awake_counts() {
-        let clock = Arc::new(ManualClock::new(0));
-        let shared: Arc<dyn Clock> = Arc::clone(&clock) as Arc<dyn Clock>;
+    /// A desk with one executor, which has one slot.
+    fn desk_with_executor(clock: &Arc<ManualClock>) -> SchedulerDesk {
+        let shared: Arc<dyn Clock> = Arc::clone(clock) as Arc<dyn Clock>;
         let desk = SchedulerDesk::new(&shared);
         desk.tick(TERM);
         let beat = OffloadMessage::Beat {
@@ -269,6 +266,19 @@ mod tests {
             running: Vec::new(),
         };
         desk.state.lock().receive(0, Correspondent::Executor(EXECUTOR), beat);
+        desk
+    }
+
+    fn executors(desk: &SchedulerDesk) -> usize {
+        let mut state = desk.state.lock();
+        let now_ns = state.time.until(desk.clock.now_ns());
+        state.scheduler.as_ref().map_or(0, |scheduler| scheduler.status(now_ns).executors.len())
+    }
+
+    #[test]
+    fn only_silence_while_the_process_is_awake_counts() {
+        let clock = Arc::new(ManualClock::new(0));
+        let desk = desk_with_executor(&clock);
         assert_eq!(executors(&desk), 1);
         // The process stands still for an hour.
         clock.advance(Duration::from_secs(3600));
@@ -280,5 +290,32 @@ mod tests {
             desk.tick(TERM);
         }
         assert_eq!(executors(&desk), 0, "the executor is silent while the process is awake");
+    }
+
+    #[test]
+    fn started_jobs_leave_nothing_behind() {
+        const JOBS: u64 = 50;
+        let desk = desk_with_executor(&Arc::new(ManualClock::new(0)));
+        let owner = OwnerStamp { db: OffloadDb([3; 16]), epoch: Epoch(7), token: Token([1; 16]) };
+        for number in 1..=JOBS {
+            let id = JobId { db: owner.db, epoch: owner.epoch, number };
+            let numbers = NumberRange { first: number, count: 1 };
+            let prepare = OffloadMessage::Prepare {
+                order: JobOrder { id, kind: JobKind::Compaction, bytes: 1, ..JobOrder::default() },
+                life: SchedulerLife { scheduler: SCHEDULER, term: 5 },
+                attempts: vec![PreparedAttempt { attempt: Attempt(1), numbers }],
+                oldest: 1,
+                spec: Payload::default(),
+            };
+            let mut state = desk.state.lock();
+            state.receive(0, Correspondent::Owner(owner), prepare);
+            let cancel = OffloadMessage::CancelJob { job: id };
+            state.receive(0, Correspondent::Owner(owner), cancel);
+            drop(state);
+            desk.tick(TERM);
+        }
+        assert_eq!(desk.counters().map(|counters| counters.assigned), Some(JOBS));
+        let started = desk.state.lock().scheduler.as_mut().map(Scheduler::take_started);
+        assert_eq!(started, Some(Vec::new()), "each tick has emptied the list");
     }
 }

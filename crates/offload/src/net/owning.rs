@@ -19,10 +19,12 @@
 //!
 //! Thread-safety: many background threads call the executor in parallel. One lock guards the state
 //! machine.
-//! Failure: after a job found no scheduler or no executor, all jobs run here for two seconds
-//! without asking, and are counted under the same reason ([`super::quiet`]). A flush runs here
-//! immediately if no executor has a slot left for this database. It runs here after a second if
-//! jobs of other databases hold all slots. Every job that runs here for such a reason is counted.
+//! Failure: outputs that the engine refuses, or that cannot be named here, are not used: the job
+//! runs here with other numbers. After a job found no scheduler or no executor, all jobs run here
+//! for two seconds without asking, and are counted under the same reason ([`super::quiet`]). A
+//! flush runs here immediately if no executor has a slot left for this database. It runs here after
+//! a second if jobs of other databases hold all slots. Every job that runs here for such a reason
+//! is counted.
 //! Cost: a thread of the engine waits for each job.
 
 use std::collections::BTreeMap;
@@ -48,7 +50,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::counters::{OffloadCounters, Tally};
 use super::courier::{Courier, Outbox, Resident};
-use super::files::{DIRECTORIES, JobFiles, PreparedJob, VolumeFiles, volumes_of};
+use super::files::{AcceptedOutput, DIRECTORIES, JobFiles, PreparedJob, VolumeFiles, volumes_of};
 use super::quiet::QuietTime;
 use super::rates::RateDivider;
 use super::{PAYLOAD_BYTES_MAX, SCHEDULER};
@@ -211,6 +213,14 @@ struct Ask {
 /// Number of the kinds of jobs.
 const KINDS: usize = JobKind::ALL.len();
 
+fn kind_of(kind: EngineJobKind) -> JobKind {
+    match kind {
+        EngineJobKind::Flush => JobKind::Flush,
+        EngineJobKind::Compaction => JobKind::Compaction,
+        EngineJobKind::Gc => JobKind::Gc,
+    }
+}
+
 fn kind_index(kind: JobKind) -> usize {
     match kind {
         JobKind::Flush => 0,
@@ -315,7 +325,7 @@ impl OffloadExecutor {
         drop(part);
         match ending? {
             Ending::Output(returned) => {
-                let accepted = prepared.accept(&returned)?;
+                let accepted = self.accept(kind, prepared, &returned)?;
                 let whole_ns = self.clock.now_ns().saturating_sub(started_ns);
                 self.tally.away(&accepted, whole_ns);
                 Ok(Some(accepted.output))
@@ -332,6 +342,22 @@ impl OffloadExecutor {
                 Err(self.planned_again(kind, why))
             }
         }
+    }
+
+    /// Takes what an executor has returned. If that cannot be used, the job is planned again.
+    fn accept(
+        &self,
+        kind: JobKind,
+        prepared: PreparedJob,
+        returned: &Payload,
+    ) -> Result<AcceptedOutput> {
+        prepared.accept(returned).map_err(|error| match error.kind() {
+            ErrorKind::Fenced => error,
+            _ => {
+                tracing::warn!(%error, "the outputs of an offloaded job were refused");
+                self.planned_again(kind, LocalWhy::Refused)
+            }
+        })
     }
 
     /// Prepares a job for an executor, or says why it runs here.
@@ -433,11 +459,7 @@ impl JobExecutor for OffloadExecutor {
     }
 
     fn room(&self, kind: EngineJobKind) -> usize {
-        let kind = match kind {
-            EngineJobKind::Flush => JobKind::Flush,
-            EngineJobKind::Compaction => JobKind::Compaction,
-            EngineJobKind::Gc => JobKind::Gc,
-        };
+        let kind = kind_of(kind);
         let is_quiet = self.quiet.cause(self.clock.now_ns()).is_some();
         match self.link.get() {
             Some(link) if !is_quiet && self.settings.mode.sends(kind) => {
@@ -449,6 +471,10 @@ impl JobExecutor for OffloadExecutor {
 
     fn plans_again(&self, error: &Error) -> bool {
         error.kind() == ErrorKind::Busy
+    }
+
+    fn output_refused(&self, kind: EngineJobKind) {
+        self.tally.here(kind_of(kind), LocalWhy::Refused);
     }
 
     fn owner_is(&self, owner: &OwnerIdentity) -> Result<()> {

@@ -253,7 +253,8 @@ impl Scheduler {
         self.jobs.is_idle() && self.commits.is_empty()
     }
 
-    /// Takes the jobs that have started since the last call, in the order of their starts.
+    /// Takes the jobs that have started since the last call, in the order of their starts. A driver
+    /// calls it in short intervals, because the list grows until then.
     pub fn take_started(&mut self) -> Vec<JobId> {
         std::mem::take(&mut self.started)
     }

@@ -4,13 +4,16 @@
 //! of the fabric's providers only queue the requests, so that a search or a copy delays no other
 //! request of the node. Notices of owners, such as beats and releases, go first. They take little
 //! time, and an owner whose beats get no answer declares its shards lost. Searches come next.
-//! Copies and grants never occupy the last free thread.
+//! Copies and grants never occupy the last free thread. If searches come without a pause, a copy or
+//! a grant still gets its turn, because a shard that cannot leave makes writers wait.
 //!
 //! Invariants:
 //! 1. The queues have at most [`QUEUE_MAX`] requests and [`QUEUE_BYTES_MAX`] bytes. A request that
 //!    finds them full is answered with `Busy` immediately.
 //! 2. No thread waits, copies, searches or allocates under the lock of the core.
 //! 3. Threads start with the first request, so a node without offloaded memtables has none.
+//! 4. While no copy and no grant is executed, at most [`READS_AHEAD_MAX`] searches go before the
+//!    oldest one that waits.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: a request after [`ShardHost::close`] gets no answer. If a thread cannot start, the host
@@ -43,6 +46,10 @@ use crate::wire::shard::{
 const QUEUE_MAX: usize = 1024;
 /// Bytes of the requests in the queues at most.
 const QUEUE_BYTES_MAX: usize = 8 << 20;
+/// Largest number of searches that go before a copy or a grant that waits, if none is executed. A
+/// search takes from some microseconds to about a millisecond, so the wait is bounded by tens of
+/// milliseconds.
+const READS_AHEAD_MAX: usize = 64;
 /// Number of times that an idle worker polls the queue before it sleeps: about ten microseconds.
 const SPINS: usize = 300;
 /// Largest number of regions that one request makes before it is answered with `Busy`.
@@ -83,6 +90,8 @@ struct Queue {
     bytes: usize,
     /// Number of changes that are being executed.
     changing: usize,
+    /// Number of reads that went before a change that waits, since the latest change was taken.
+    reads_ahead: usize,
     threads: Vec<Joiner>,
     has_started: bool,
     is_closed: bool,
@@ -103,11 +112,17 @@ impl Queue {
 
     /// Takes the next request for a thread of a host that has `threads` threads.
     fn take(&mut self, threads: usize) -> Option<Work> {
-        let work = match self.notices.pop_front().or_else(|| self.reads.pop_front()) {
+        let is_overdue = self.changing == 0 && self.reads_ahead >= READS_AHEAD_MAX;
+        let short = match self.notices.pop_front() {
+            None if !is_overdue => self.take_read(),
+            notice => notice,
+        };
+        let work = match short {
             Some(short) => Work::Short(short),
             None if self.changing + 1 < threads => {
                 let change = self.changes.pop_front()?;
                 self.changing += 1;
+                self.reads_ahead = 0;
                 Work::Change(change)
             }
             None => return None,
@@ -115,6 +130,14 @@ impl Queue {
         let (Work::Short(asked) | Work::Change(asked)) = &work;
         self.bytes -= asked.body.len();
         Some(work)
+    }
+
+    fn take_read(&mut self) -> Option<Asked> {
+        let read = self.reads.pop_front()?;
+        if !self.changes.is_empty() {
+            self.reads_ahead += 1;
+        }
+        Some(read)
     }
 }
 

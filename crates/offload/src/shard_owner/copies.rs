@@ -112,7 +112,7 @@ impl OwnerDriver {
                     self.pause().await;
                     continue;
                 }
-                Pick::Later | Pick::NoRoom(_) => {
+                Pick::Later | Pick::NoRoom(_) | Pick::UsedUp => {
                     return self.count_missing(id, &self.tally.copies_no_room);
                 }
             };

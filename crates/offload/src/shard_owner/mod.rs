@@ -12,7 +12,7 @@
 //! | records of shards that still fill | `ahead.rs` |
 //! | second copies | `copies.rs` |
 //! | the number of memtables that stay in the process | `staying.rs` |
-//! | links to a node: requests, and one-sided reads and writes | `links.rs`, `within.rs` |
+//! | links to a node: requests, and one-sided reads and writes | `links/`, `within.rs` |
 //! | the speed of links, and that of transfers | `meter.rs`, `flow.rs` |
 //! | the tasks of an owner, transfers and reads over the links | `driver.rs`, `sends.rs`, `reads.rs` |
 //! | the memory nodes of a cluster | `nodes.rs` |

@@ -165,6 +165,13 @@ impl OwnerDriver {
                     count(&self.tally.no_room, 1);
                     return Err(AwayError::NoRoom(why.to_owned()));
                 }
+                Pick::UsedUp => {
+                    // The database tries a few times and keeps the shard. After an answer for want
+                    // of room it would try for ever, and send no later shard meanwhile.
+                    count(&self.tally.not_sent, 1);
+                    let why = "the name of the shard is used up at the memory nodes that answer";
+                    return Err(AwayError::Busy(why.to_owned()));
+                }
                 Pick::Later if self.now_ns() >= until_ns => {
                     count(&self.tally.no_room, 1);
                     return Err(AwayError::NoRoom("other transfers fill the nodes".to_owned()));

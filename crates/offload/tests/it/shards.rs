@@ -325,6 +325,40 @@ fn notices_go_before_searches_and_searches_before_grants() {
 }
 
 #[test]
+fn searches_without_a_pause_do_not_starve_a_grant() {
+    let land = ShardMessage::Land { owner: owner(), shard: name(1), bytes: 1000 };
+    let begin = ShardMessage::Begin { owner: owner(), landing_bytes: MIB, guaranteed_bytes: 0 };
+    let (world, _posted) = queued(SystemClock::shared(), &[begin, land]);
+    let search = ShardMessage::Get {
+        owner: owner(),
+        shards: vec![],
+        key: b"k".to_vec().into(),
+        floor: SeqNo::ZERO,
+        snapshot: SeqNo::MAX,
+        inline_max: 0,
+        wants_place: false,
+    };
+    let mut searches = Vec::new();
+    while world.host.figures().unwrap().grants == 0 {
+        assert!(searches.len() < 100, "the grant waits for ever");
+        let before = world.got.load(Ordering::SeqCst);
+        searches.push(world.post(&search));
+        world.link.flush();
+        while world.got.load(Ordering::SeqCst) == before {
+            std::thread::yield_now();
+        }
+        assert!(world.host.work(), "a search is queued");
+    }
+    // The first turn was that of the beat, and the last one that of the grant.
+    assert_eq!(searches.len(), 66);
+    while world.host.work() {}
+    for answer in searches {
+        let answer = ShardMessage::decode(&answer.wait().unwrap()).unwrap();
+        assert!(matches!(answer, ShardMessage::Versions { .. }), "{answer:?}");
+    }
+}
+
+#[test]
 fn grant_that_nobody_waits_for_is_not_given() {
     let clock = Arc::new(ManualClock::new(0));
     let land = ShardMessage::Land { owner: owner(), shard: name(1), bytes: 1000 };

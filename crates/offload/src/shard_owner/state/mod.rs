@@ -19,7 +19,7 @@
 //! 1. A shard can be read at two nodes at most ([`places`], [`copies`]), and only between its
 //!    registration and its loss or release. A lost shard is never read again.
 //! 2. If a node may have seen a name in a transfer that failed, the name is released there. It is
-//!    not sent to that life of the node again.
+//!    not sent to that life of the node again. If no other node takes it, the shard stays here.
 //! 3. The oldest memtable that a release names is at most that of any shard which is being sent or
 //!    can be read at the node. So a late release frees no shard in use.
 //! 4. Releases are repeated until the node confirms them or its life is over.
@@ -137,6 +137,8 @@ pub(super) enum Pick {
     Later,
     /// No node takes the image.
     NoRoom(&'static str),
+    /// No node that answers will ever take the image, because its name is used up there.
+    UsedUp,
 }
 
 /// The node and the names of shards that are read.
@@ -485,6 +487,9 @@ impl OwnerState {
         if id.memtable < self.oldest || self.places.contains(id) {
             return Pick::NoRoom("the shard has been sent or released before");
         }
+        if self.is_used_up(id, bytes) {
+            return Pick::UsedUp;
+        }
         let used = self.used_bytes();
         if used.saturating_add(bytes) > self.terms.bytes_max {
             let second_bytes = self.places.spare_bytes() + self.coming_bytes(|_| true);
@@ -528,6 +533,14 @@ impl OwnerState {
         let Some(state) = self.nodes.get_mut(&number) else { return Pick::Later };
         state.shards.begin(id, bytes);
         Pick::Node { node: number, losses: state.losses }
+    }
+
+    /// Whether no node that takes shards will ever take an image of `bytes` with this name, and the
+    /// name is used up at one of them. A node that begins a new life takes it again.
+    fn is_used_up(&self, id: ShardId, bytes: u64) -> bool {
+        let usable = || self.nodes.values().filter(|state| state.usable().is_some());
+        usable().any(|state| state.has_used_up(id))
+            && usable().all(|state| state.never_takes(id, bytes))
     }
 
     /// Whether a transfer that began when `losses` were counted can still end with a shard that can

@@ -186,9 +186,21 @@ impl NodeState {
 
     /// Whether an image of `bytes` may be sent here as soon as there is room.
     pub(super) fn can_have(&self, id: ShardId, bytes: u64) -> bool {
-        let is_used_up = self.used_up.contains(&id) || self.used_up_to >= Some(id);
-        let is_known = self.shards.contains(id) || is_used_up;
-        self.usable().is_some_and(|begun| !is_known && bytes <= begun.image_bytes_max)
+        let is_known = self.shards.contains(id) || self.has_used_up(id);
+        !is_known && self.usable().is_some_and(|begun| bytes <= begun.image_bytes_max)
+    }
+
+    /// Whether this life of the node takes no image of this name any more, because the name was
+    /// released here, or is about to be.
+    pub(super) fn has_used_up(&self, id: ShardId) -> bool {
+        let is_confirmed = self.used_up.contains(&id) || self.used_up_to >= Some(id);
+        is_confirmed || self.shards.is_released(id)
+    }
+
+    /// Whether the node takes no image of `bytes` with this name, whatever room it gets.
+    pub(super) fn never_takes(&self, id: ShardId, bytes: u64) -> bool {
+        let is_too_large = self.usable().is_some_and(|begun| bytes > begun.image_bytes_max);
+        is_too_large || self.has_used_up(id)
     }
 
     /// Bytes of images that the owner may have here, those included that it has. If another

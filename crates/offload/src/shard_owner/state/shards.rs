@@ -122,6 +122,11 @@ impl NodeShards {
         }
     }
 
+    /// Whether the owner does not need the shard any more, and the node has not confirmed that.
+    pub(super) fn is_released(&self, id: ShardId) -> bool {
+        self.shards.get(&id).is_some_and(|shard| shard.stage == ShardStage::Released)
+    }
+
     /// A shard, if it can be read.
     pub(super) fn readable(&self, id: ShardId) -> Option<ReadableShard> {
         match self.shards.get(&id)?.stage {

@@ -276,7 +276,7 @@ fn lost_shard_is_released_and_never_read_again() {
     assert!(world.state.is_settled());
     assert_eq!(world.state.room(world.now_ns).held_bytes, 0);
     // The node does not take the name again. Another life of it would.
-    assert!(matches!(world.begin(1, 100), Pick::NoRoom(_)));
+    assert_eq!(world.begin(1, 100), Pick::UsedUp);
     world.send(3);
 }
 
@@ -310,6 +310,33 @@ fn loss_of_one_shard_is_not_that_of_the_others() {
     world.state.lose(node, &[id(2)]);
     let all = world.state.target(node, &both);
     assert!(matches!(all, Err(AwayError::Lost(_))), "{all:?}");
+}
+
+/// An answer for want of room lets the database send the shard again and again, and keeps all later
+/// shards from leaving.
+#[test]
+fn name_that_is_used_up_at_each_node_is_not_refused_for_want_of_room() {
+    let mut world = World::new(1);
+    let Pick::Node { node, .. } = world.begin(1, 100) else { panic!("room") };
+    let failed = NotSent { may_be_known: true, ..NotSent::default() };
+    world.state.not_sent(world.now_ns, node, id(1), failed);
+    assert_eq!(world.begin(1, 100), Pick::UsedUp, "the release is under way");
+    let message = world.answer(node, &done(1));
+    assert!(matches!(message, ShardMessage::Release { .. }), "{message:?}");
+    assert_eq!(world.begin(1, 100), Pick::UsedUp);
+    assert_eq!(world.send(2), node, "later shards leave");
+    // A second node takes the name, unless the image is too large for it.
+    let list = [member(1, LIFE), member(2, LIFE)];
+    let other = world.state.on_members(world.now_ns, &list)[0];
+    assert_eq!(world.begin(1, 100), Pick::UsedUp, "the other node has not answered yet");
+    world.answer(other, &begun(0));
+    assert_eq!(world.begin(1, 401), Pick::UsedUp);
+    assert!(matches!(world.begin(1, 100), Pick::Node { node, .. } if node == other));
+    // Without a node that takes shards, nothing is known about the name.
+    world.state.not_sent(world.now_ns, other, id(1), NotSent::default());
+    let silent = list.map(|member| MemoryNode { is_up: false, ..member });
+    world.state.on_members(world.now_ns, &silent);
+    assert!(matches!(world.begin(1, 100), Pick::NoRoom(_)));
 }
 
 #[test]
@@ -349,7 +376,7 @@ fn names_that_were_released_take_a_bounded_memory() {
         }
     }
     for memtable in [1, 3, 69_000] {
-        assert!(matches!(world.begin(memtable, 100), Pick::NoRoom(_)), "{memtable} is used up");
+        assert_eq!(world.begin(memtable, 100), Pick::UsedUp, "{memtable}");
     }
     assert!(world.is_readable(node, 2), "it was not released");
     world.send(70_000);

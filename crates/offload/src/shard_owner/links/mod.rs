@@ -2,7 +2,9 @@
 //!
 //! A node has three links: one for beats and releases, one for searches and transfers, and one for
 //! the bytes of images and long values. So a search does not wait for megabytes, and a beat waits
-//! for no other request. The next request replaces a link that is down.
+//! for no other request. The next request replaces a link that is down. A link may also die without
+//! a sign. So a request or a one-sided operation that got no answer in time closes its link, unless
+//! another one over the same link has succeeded meanwhile: then the node is only slow.
 //!
 //! Invariants:
 //! 1. Every request is idempotent, so the node does not remember requests.
@@ -137,17 +139,44 @@ pub(super) enum Way {
     Asks,
 }
 
+/// A route for requests, and the time of the latest answer over it.
+#[derive(Debug)]
+struct RequestRoute {
+    route: Route,
+    heard_ns: AtomicU64,
+}
+
+impl RequestRoute {
+    fn new(route: Route) -> Self {
+        Self { route, heard_ns: AtomicU64::new(0) }
+    }
+
+    fn heard_ns(&self) -> u64 {
+        self.heard_ns.load(Ordering::Relaxed)
+    }
+
+    fn note_heard(&self, now_ns: u64) {
+        self.heard_ns.fetch_max(now_ns, Ordering::Relaxed);
+    }
+
+    /// Closes the link of a request of this time that has failed, if the request got no answer in
+    /// time, and none of the others over the route has got one since.
+    fn close_if_silent(&self, link: &dyn Link, refusal: Refusal, sent_ns: u64) {
+        if refusal.reason == Reason::Deadline && self.heard_ns() <= sent_ns {
+            link.close();
+        }
+    }
+}
+
 /// The links to one life of a node.
 #[derive(Debug)]
 pub(super) struct NodeLinks {
     runtime: Arc<dyn Runtime>,
     endpoints: Mutex<Vec<String>>,
-    beats: Route,
-    asks: Route,
+    beats: RequestRoute,
+    asks: RequestRoute,
     images: Route,
     attached: Mutex<AttachedRegions>,
-    /// Time of the latest answer.
-    heard_ns: AtomicU64,
     /// Time after which an unanswered request counts as lost.
     request: Duration,
     /// Time after which a one-sided operation counts as lost.
@@ -199,11 +228,10 @@ impl NodeLinks {
         Self {
             runtime: Arc::clone(runtime),
             endpoints: Mutex::new(peer.endpoints.clone()),
-            beats: route(),
-            asks: route(),
+            beats: RequestRoute::new(route()),
+            asks: RequestRoute::new(route()),
             images: route(),
             attached: Mutex::default(),
-            heard_ns: AtomicU64::new(0),
             request: terms.request,
             transfer: terms.patience,
             meter: LinkMeter::default(),
@@ -216,7 +244,7 @@ impl NodeLinks {
     /// Time of the latest answer of the node to any request; 0 before the first answer. One-sided
     /// operations do not count, because they may succeed while the process of the node hangs.
     pub(super) fn heard_ns(&self) -> u64 {
-        self.heard_ns.load(Ordering::Relaxed)
+        self.beats.heard_ns().max(self.asks.heard_ns())
     }
 
     /// Figures for the choice between a READ and a request.
@@ -228,10 +256,6 @@ impl NodeLinks {
 
     pub(super) fn meter(&self) -> &LinkMeter {
         &self.meter
-    }
-
-    fn note_heard(&self) {
-        self.heard_ns.fetch_max(self.runtime.now_ns(), Ordering::Relaxed);
     }
 
     /// Sets the endpoints at which the node answers.
@@ -263,12 +287,15 @@ impl NodeLinks {
             Way::Beats => &self.beats,
             Way::Asks => &self.asks,
         };
-        let link = self.link(route).await?;
+        let link = self.link(&route.route).await?;
         let body = message.encode();
         let begin_ns = self.runtime.now_ns();
         let call = Call::new(&body, self.request).idempotent().answer_bytes_max(answer_bytes_max);
-        let answer = link.request(call).await.map_err(|refusal| NoAnswer::of(&refusal))?;
-        self.note_heard();
+        let answer = link.request(call).await.map_err(|refusal| {
+            route.close_if_silent(&*link, refusal, begin_ns);
+            NoAnswer::of(&refusal)
+        })?;
+        route.note_heard(self.runtime.now_ns());
         if matches!(message, ShardMessage::Get { .. } | ShardMessage::MultiGet { .. }) {
             let ns = self.runtime.now_ns().saturating_sub(begin_ns);
             self.meter.request(answer.len() as u64, ns);
@@ -281,15 +308,15 @@ impl NodeLinks {
 
     /// Closes all links to a node that does not answer. The next request makes new ones.
     pub(super) fn hang_up(&self) {
-        self.beats.hang_up();
-        self.asks.hang_up();
+        self.beats.route.hang_up();
+        self.asks.route.hang_up();
         self.images.hang_up();
         *self.attached.lock() = AttachedRegions::default();
     }
 
     /// Closes only the link for beats, because the node answers other requests.
     pub(super) fn hang_up_beats(&self) {
-        self.beats.hang_up();
+        self.beats.route.hang_up();
     }
 
     /// The link for images, and the region of a key on it.
@@ -574,97 +601,4 @@ fn end_within(key: &RemoteKey, at: u64, len: u64) -> Result<u64, OneSidedFailure
 }
 
 #[cfg(test)]
-mod tests {
-    use archipelago_base::Epoch;
-    use archipelago_base::runtime::wait_for;
-    use archipelago_base::simulation::Simulation;
-    use archipelago_fabric::sim::{Model, Network, Transport};
-    use archipelago_fabric::{AtomicPath, Connect, Node, NodeId, Provider, Rights, Session, Tcp};
-
-    use super::*;
-
-    #[test]
-    fn regions_of_a_link_that_is_down_do_not_replace_those_of_the_next_one() {
-        let node = Node::new(NodeId(1), Epoch(3), None).expect("a node");
-        let provider = Tcp::new();
-        let listener = provider.serve(&node, "127.0.0.1:0").expect("a port");
-        let link = || {
-            let to = Connect::to(listener.address(), &Session::fresh());
-            let deadline = Duration::from_secs(30);
-            provider.connect(Connect { deadline, ..to }).wait().expect("a link")
-        };
-        let memory = node.allocate(4096, AtomicPath::Processor).expect("memory");
-        let key = memory.grant(Rights::READ).expect("a key");
-        let (first, next) = (link(), link());
-        let mut attached = AttachedRegions::default();
-        assert!(attached.of(&first).is_some_and(|regions| regions.is_empty()));
-        first.close();
-        let region = next.attach(&key).wait().expect("the region");
-        attached.of(&next).expect("it is up").insert(key, region);
-        assert!(attached.of(&first).is_none(), "a task that still uses the first link");
-        assert_eq!(attached.of(&next).expect("it is up").get(&key), Some(&region));
-        next.close();
-    }
-
-    #[test]
-    fn range_of_another_process_lies_within_its_region() {
-        let node = Node::new(NodeId(1), Epoch(3), None).expect("a node");
-        let memory = node.allocate(4096, AtomicPath::Processor).expect("memory");
-        let key = memory.grant(Rights::READ).expect("a key");
-        assert_eq!(end_within(&key, 96, 4000), Ok(4096));
-        assert_eq!(end_within(&key, 4096, 0), Ok(4096));
-        for (at, len) in [(97, 4000), (0, u64::MAX), (u64::MAX, 1), (u64::MAX, u64::MAX)] {
-            let outside = end_within(&key, at, len).expect_err("outside");
-            assert!(matches!(outside, OneSidedFailure::Refused(_)), "{outside:?}");
-        }
-    }
-
-    #[test]
-    fn only_a_refusal_that_stays_counts_against_a_node() {
-        for reason in [Reason::Exhausted, Reason::Full, Reason::Deadline, Reason::NotAttached] {
-            let failure = OneSidedFailure::from(Refusal::new(reason));
-            assert!(matches!(failure, OneSidedFailure::NoAnswer(_)), "{failure:?}");
-        }
-        for reason in [Reason::Revoked, Reason::UnknownKey, Reason::OutOfRange] {
-            let failure = OneSidedFailure::from(Refusal::new(reason));
-            assert!(matches!(failure, OneSidedFailure::Refused(_)), "{failure:?}");
-        }
-    }
-    #[test]
-    fn unanswered_read_or_write_leads_to_a_new_link() {
-        let simulation = Simulation::new(1);
-        let network = Network::new(&simulation);
-        // The transport itself does not notice the cut.
-        network.set_transport(Transport { tries: u32::MAX, ..Transport::default() });
-        let (owner, host) = (simulation.host("owner"), simulation.host("memory"));
-        let reach: Arc<dyn Reach> = Arc::new(network.join(&owner, Model::quick()));
-        let provider = network.join(&host, Model::quick());
-        let node = network.node(NodeId(1), Epoch(1), None).expect("a node");
-        let _listener = provider.serve(&node, host.name()).expect("an endpoint");
-        let memory = node.allocate(4096, AtomicPath::Processor).expect("memory");
-        let key = memory.grant(Rights::READ.and(Rights::WRITE)).expect("a key");
-        let endpoints = vec![host.name().to_owned()];
-        let peer = MemoryNode { node: NodeId(1), life: Epoch(1), endpoints, is_up: true };
-        let runtime: Arc<dyn Runtime> = Arc::new(owner.clone());
-        let links = NodeLinks::new(&reach, &runtime, &peer, &OwnerTerms::default());
-        let (flow, image) = (Flow::default(), [7; 100]);
-        let write = || {
-            let (key, flow, image) = (&key, &flow, &image[..]);
-            let (speed, is_wanted) = (|_| u64::MAX, || true);
-            let order = WriteOrder { key, at: 0, image, flow, speed, is_wanted };
-            wait_for(&owner, links.write(order))
-        };
-        let read = || wait_for(&owner, links.read(&key, 0, 100)).map(drop);
-        let both: [&dyn Fn() -> Result<(), OneSidedFailure>; 2] = [&write, &read];
-        for operate in both {
-            operate().expect("the node is there");
-            let link = wait_for(&owner, links.link(&links.images)).expect("it is up");
-            network.cut(&owner, &host);
-            let failure = operate().expect_err("nobody answers");
-            assert!(matches!(failure, OneSidedFailure::NoAnswer(_)), "{failure:?}");
-            assert!(link.closed().is_some() && links.figures().is_unanswered);
-            network.heal_all();
-        }
-        write().expect("a new link");
-    }
-}
+mod tests;

@@ -169,6 +169,13 @@ impl Tombstones {
         }
     }
 
+    /// Whether the volume has removed an object in this way, under whatever epoch.
+    pub(crate) fn contains(&self, volume: VolumeId, grave: Grave, id: ObjectId) -> bool {
+        let volumes = self.volumes.lock();
+        let row = volumes.get(&volume).and_then(|graveyard| graveyard.rows.get(&grave));
+        row.is_some_and(|row| row.numbers.contains_key(&id))
+    }
+
     /// Refuses to create an object under `stamp` that was removed under this epoch or a later one.
     /// `what` names the object.
     pub(crate) fn refuse(

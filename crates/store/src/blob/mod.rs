@@ -89,14 +89,14 @@ pub trait BlobStore: Send + Sync + fmt::Debug + 'static {
     fn create(&self, id: BlobId, options: BlobOptions) -> Result<Box<dyn BlobWriter>>;
     /// Opens a sealed blob. Errors: `NotFound` if it was given up.
     fn open(&self, blob: &BlobRef, context: IoContext) -> Result<Arc<dyn BlobReader>>;
-    /// Adds `volume` to the set of a sealed blob. On return every holder that is up has done so.
-    /// Errors: `NotFound` if the blob was given up.
-    fn retain(&self, blob: &BlobRef, volume: VolumeId) -> Result<()>;
-    /// Retains several blobs as [`Self::retain`] does, which a backend with a network does for many
-    /// of them at the same time. After an error, some of them may be retained. The default retains
-    /// one after the other.
-    fn retain_all(&self, blobs: &[BlobRef], volume: VolumeId) -> Result<()> {
-        blobs.iter().try_for_each(|blob| self.retain(blob, volume))
+    /// Adds `volume` to the sets of sealed blobs. On return every holder that is not lost has done
+    /// so. After an error, some of them may be retained until the caller releases them. Errors:
+    /// `NotFound` if a blob was given up; `Fenced` for an old epoch of `volume`; `Busy` with the
+    /// holder that does not answer.
+    fn retain_all(&self, blobs: &[BlobRef], volume: VolumeId, epoch: Epoch) -> Result<()>;
+    /// Retains one blob for a volume in its first epoch, as [`Self::retain_all`] does.
+    fn retain(&self, blob: &BlobRef, volume: VolumeId) -> Result<()> {
+        self.retain_all(std::slice::from_ref(blob), volume, Epoch(1))
     }
     /// Takes `volume` out of the set of a blob, sealed or not. The pool deletes the blob when its
     /// set is empty. A blob that does not exist is no error. Afterwards, no request of the same
@@ -122,7 +122,7 @@ pub trait BlobStore: Send + Sync + fmt::Debug + 'static {
     /// Takes `volume` out of the sets of all its blobs, because the volume is being removed, and
     /// returns their number. Unlike [`Self::release_strays`], it fails if a node may still hold a
     /// blob, because no later owner would release it. Errors: `Busy` with the node that does not
-    /// answer; `Fenced` for an old epoch.
+    /// answer, or if the pool may not know all nodes yet; `Fenced` for an old epoch.
     fn release_volume(&self, volume: VolumeId, epoch: Epoch) -> Result<u64>;
     /// Bytes that the pool writes for each byte of a blob of `class`: 3 with three replicas, 1.5
     /// with four data and two parity cells.

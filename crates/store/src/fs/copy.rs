@@ -11,7 +11,8 @@
 //! 4. Say in the register that the target is whole. Until then no process can open it to use it.
 //!
 //! Invariants:
-//! 1. A blob is named in the target only when every holder that is up retains it for the target.
+//! 1. A blob is named in the target only when every holder that is not lost retains it for the
+//!    target.
 //! 2. A copy that is interrupted anywhere leaves a volume that the next copy or a removal removes
 //!    with all that it retained.
 //! 3. A volume retains a blob of another one at most once. So no release that is repeated later can

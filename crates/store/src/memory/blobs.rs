@@ -93,6 +93,20 @@ impl PoolState {
     }
 }
 
+/// Adds `volume` to the set of one blob.
+fn retain(pool: &MemoryPool, blob: &BlobRef, volume: VolumeId, epoch: Epoch) -> Result<()> {
+    let name = BlobName(blob.id);
+    let answer = pool.reach(PoolCall::BlobRetain, &name)?;
+    let mut pool = pool.shared.pool.lock();
+    pool.admit(volume, epoch)?;
+    pool.sealed(blob.id)?;
+    let retention = Retention { epoch, begun: pool.next_begun() };
+    if let Some(stored) = pool.blobs.get_mut(&blob.id) {
+        stored.volumes.entry(volume).or_insert(retention);
+    }
+    answer.of(PoolCall::BlobRetain, &name, ())
+}
+
 impl BlobStore for MemoryPool {
     fn create(&self, id: BlobId, options: BlobOptions) -> Result<Box<dyn BlobWriter>> {
         let name = BlobName(id);
@@ -127,17 +141,8 @@ impl BlobStore for MemoryPool {
         answer.of(PoolCall::BlobOpen, &name, Arc::new(reader) as Arc<dyn BlobReader>)
     }
 
-    fn retain(&self, blob: &BlobRef, volume: VolumeId) -> Result<()> {
-        let name = BlobName(blob.id);
-        let answer = self.reach(PoolCall::BlobRetain, &name)?;
-        let mut pool = self.shared.pool.lock();
-        pool.sealed(blob.id)?;
-        let epoch = pool.epochs.get(&volume).copied().unwrap_or_default();
-        let retention = Retention { epoch, begun: pool.next_begun() };
-        if let Some(stored) = pool.blobs.get_mut(&blob.id) {
-            stored.volumes.entry(volume).or_insert(retention);
-        }
-        answer.of(PoolCall::BlobRetain, &name, ())
+    fn retain_all(&self, blobs: &[BlobRef], volume: VolumeId, epoch: Epoch) -> Result<()> {
+        blobs.iter().try_for_each(|blob| retain(self, blob, volume, epoch))
     }
 
     fn release(&self, id: BlobId, volume: VolumeId, epoch: Epoch) -> Result<()> {

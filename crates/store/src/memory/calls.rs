@@ -23,7 +23,7 @@ pub enum PoolCall {
     BlobOpen,
     /// A read of a blob, of one range or of several.
     BlobRead,
-    /// A call of [`BlobStore::retain`](crate::BlobStore::retain).
+    /// A blob of a call of [`BlobStore::retain_all`](crate::BlobStore::retain_all).
     BlobRetain,
     /// A call of [`BlobStore::release`](crate::BlobStore::release).
     BlobRelease,

@@ -248,6 +248,8 @@ fn older_epoch_is_fenced(bench: &mut Bench<'_>) {
     assert_fails(outcome, ErrorKind::Fenced, "a release under an old epoch");
     let outcome = bench.blobs.release_strays(volume, Epoch(1), &|_| false);
     assert_fails(outcome, ErrorKind::Fenced, "a release of strays under an old epoch");
+    let outcome = bench.blobs.retain_all(std::slice::from_ref(&named), volume, Epoch(1));
+    assert_fails(outcome, ErrorKind::Fenced, "a retain under an old epoch");
     assert_fails(late.seal(), ErrorKind::Fenced, "a seal under an old epoch");
     bench.assert_gone(&BlobRef { id: old, len_bytes: 4, hint: Vec::new() });
     assert_eq!(bench.read(&named), b"named");

@@ -179,7 +179,8 @@ impl Volume {
     /// removal leaves a volume that cannot be opened, and the next call completes it.
     ///
     /// Errors: `NotFound` if there is no such volume; `Busy` with the name of an owner that lives,
-    /// or of a node that does not answer and is not lost; those of the pool.
+    /// or of a node that does not answer and is not lost, or if the manager may not know all nodes
+    /// yet; those of the pool.
     pub fn destroy(stores: &Stores, name: &str, options: &VolumeOptions) -> Result<()> {
         destroy::destroy(stores, name, options, Opening::Remove)
     }
@@ -409,8 +410,12 @@ impl Volume {
             let mut core = self.core.lock();
             blobs.iter().for_each(|blob| core.pending.add_blob(blob.id));
         }
-        let retained = self.observe(self.stores.blobs.retain_all(blobs, self.id()));
-        retained.inspect_err(|_| blobs.iter().for_each(|blob| self.give_up(blob.id)))
+        let retained = self.stores.blobs.retain_all(blobs, self.id(), self.epoch());
+        let retained = self.observe(retained);
+        retained.inspect_err(|_| {
+            let ids: Vec<BlobId> = blobs.iter().map(|blob| blob.id).collect();
+            self.give_up_all(&ids);
+        })
     }
 
     /// Gives up a pending blob. No commit names it afterwards. A blob that is not pending is no

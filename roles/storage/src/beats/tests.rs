@@ -54,7 +54,9 @@ fn answer(beats: &Beats, number: u64, state: MemberState) -> StoreMessage {
         space: NodeSpace::default(),
     };
     let root_set = RootSet { number, members: vec![storage, StorageId(2), StorageId(3)] };
-    let members = Members { version: 70, cluster: Some(CLUSTER), root_set, members: vec![member] };
+    let cluster = Some(CLUSTER);
+    let members =
+        Members { version: 70, cluster, root_set, members: vec![member], is_complete: true };
     StoreMessage::MembersAre { members: Some(members), beat_ms: 250 }
 }
 

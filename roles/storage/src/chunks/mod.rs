@@ -23,8 +23,10 @@
 //!    stay with them. So a damaged byte is noticed by the client, by the scrub, or by a report.
 //! 4. A removal is durable in the metadata before the file is removed, so no power loss brings a
 //!    deleted chunk back.
-//! 5. A write of a fenced owner leaves no chunk that the new owner's list does not show.
-//! 6. A put that arrives after the removal of its blob creates no chunk.
+//! 5. A write or a retain of a fenced owner leaves no chunk that the new owner's list does not
+//!    show.
+//! 6. A put that arrives after the removal of its blob creates no chunk. A repair that ends after
+//!    the blob's writer has released it here keeps the chunk for other volumes only.
 //!
 //! Thread-safety: any thread may call any method. Locks are taken in this order: that of one
 //! unsealed chunk, `changes`, `unsealed`, `index`. The last two are never held over I/O.
@@ -112,7 +114,7 @@ impl Chunks {
             StoreMessage::ReadChunk { chunk, ranges } => self.read(chunk, &ranges),
             StoreMessage::Describe { blob } => self.describe(blob),
             StoreMessage::Redescribe { descriptor } => self.redescribe(&descriptor),
-            StoreMessage::Retain { blobs, volume } => self.retain(&blobs, volume),
+            StoreMessage::Retain { blobs, stamp } => self.retain(&blobs, stamp),
             StoreMessage::Release { blobs, stamp } => self.release(&blobs, stamp),
             StoreMessage::AbandonBlob { blob, stamp } => self.abandon(blob, stamp),
             StoreMessage::ListBlobs { volume, after } => Ok(self.list(volume, after)),

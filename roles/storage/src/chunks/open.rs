@@ -266,8 +266,12 @@ impl Chunks {
     }
 
     /// Whether the blob of a chunk was abandoned or released. A file of it without a record is left
-    /// from a seal that failed.
+    /// from a seal that failed. A repair fills its chunk for all volumes that keep the blob, so its
+    /// file is given up only if none of them is left.
     fn is_given_up(&self, descriptor: &ChunkDescriptor) -> bool {
+        if descriptor.placement.is_repair() {
+            return self.has_released(descriptor);
+        }
         let graves = [Grave::Abandoned, Grave::Released];
         let blob = descriptor.chunk.blob;
         self.parts.tombstones.refuse(descriptor.written, &graves, blob.0, blob).is_err()

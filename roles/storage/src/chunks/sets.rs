@@ -110,16 +110,21 @@ impl Chunks {
         Ok(StoreMessage::Descriptors { descriptors }.into())
     }
 
-    /// Adds a volume to the sets of blobs. Refused, without a change, if a blob has no chunk here.
-    pub(super) fn retain(&self, blobs: &[BlobId], volume: VolumeId) -> Outcome {
+    /// Adds the volume of the stamp to the sets of blobs. Refused, without a change of a set, if a
+    /// blob has no chunk here.
+    pub(super) fn retain(&self, blobs: &[BlobId], stamp: Stamp) -> Outcome {
         check_count(blobs)?;
-        self.add_to_sets(blobs, volume)?;
+        self.promise(Some(stamp))?;
+        self.add_to_sets(blobs, stamp)?;
         self.sync_records()?;
         done()
     }
 
-    fn add_to_sets(&self, blobs: &[BlobId], volume: VolumeId) -> Result<(), Refusal> {
+    fn add_to_sets(&self, blobs: &[BlobId], stamp: Stamp) -> Result<(), Refusal> {
+        let volume = stamp.volume;
         let changes = self.changes.lock();
+        // A fence that comes after this check finds the blobs in its list, which takes the lock.
+        self.parts.epochs.of(volume).check(stamp)?;
         let mut changed = Vec::new();
         for blob in blobs {
             let chunks = self.chunks_of(*blob);
@@ -166,6 +171,22 @@ impl Chunks {
         self.sync_records()?;
         self.remove_files(removed)?;
         done()
+    }
+
+    /// The volumes of a descriptor's set that keep the blob, as far as this node knows. The volume
+    /// that wrote the blob never keeps it again after its release, so its tombstone counts. Another
+    /// volume may have retained the blob after a release, and only the holders know.
+    pub(super) fn keeping(&self, blob: &ChunkDescriptor) -> Vec<VolumeId> {
+        let writer = blob.written.volume;
+        let id = blob.chunk.blob.0;
+        let is_released = self.parts.tombstones.contains(writer, Grave::Released, id);
+        let keeping = blob.retaining.iter().filter(|volume| !is_released || **volume != writer);
+        keeping.copied().collect()
+    }
+
+    /// Whether a set has volumes, none of which keeps the blob any more.
+    pub(crate) fn has_released(&self, blob: &ChunkDescriptor) -> bool {
+        !blob.retaining.is_empty() && self.keeping(blob).is_empty()
     }
 
     /// Takes volumes out of the set of one chunk, because other holders have released the blob for
@@ -269,6 +290,8 @@ impl Chunks {
     /// The blobs after `after` that a volume retains or writes.
     pub(super) fn list(&self, volume: VolumeId, after: Option<BlobId>) -> Answer {
         let mut sealed: BTreeMap<BlobId, BlobEntry> = BTreeMap::new();
+        // A retain that has passed its check of the epoch is in the index when it ends.
+        let changes = self.changes.lock();
         let index = self.index.lock();
         let from = after.map(|blob| ChunkId { blob, index: u8::MAX });
         for (chunk, entry) in index.after(from) {
@@ -284,6 +307,7 @@ impl Chunks {
             }
         }
         drop(index);
+        drop(changes);
         let mut blobs = sealed;
         let unsealed = self.unsealed.of_volume(volume, after);
         blobs.extend(unsealed.into_iter().map(|entry| (entry.blob, entry)));

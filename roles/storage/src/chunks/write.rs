@@ -3,8 +3,9 @@
 //! 1. The first put chooses the device with most room and begins the chunk.
 //! 2. Each put checks its bytes against their checksums, checks space, and appends to the file.
 //! 3. The seal appends the tail, syncs the file and its directory, and applies the record. The file
-//!    describes itself, so the record needs no sync: an opening finds the chunk without it. Only a
-//!    record that replaces another one is synced, because an opening would obey the older one.
+//!    describes itself, so the record needs no sync: an opening finds the chunk without it. A
+//!    record that replaces another one is synced, because an opening would obey the older one. So
+//!    is that of a repair, whose file an opening could take for one of a blob that was given up.
 
 use std::sync::Arc;
 
@@ -350,6 +351,10 @@ impl Chunks {
         }
         writing.check_open(chunk)?;
         descriptor.retaining.retain(|volume| !writing.released.contains(volume));
+        if stamp.is_none() {
+            // The other holders may have missed a release.
+            descriptor.retaining = self.keeping(&descriptor);
+        }
         check_seal(&descriptor, &unsealed, &writing)?;
         let tail_bytes = match self.seal_file(&descriptor, &unsealed, &mut writing) {
             Ok(tail_bytes) => tail_bytes,
@@ -375,7 +380,10 @@ impl Chunks {
         };
         self.end_writing(&unsealed, &mut writing);
         drop(writing);
-        self.settle_replaced(chunk, &replaced)?;
+        if replaced.has_record || stamp.is_none() {
+            self.sync_records()?;
+        }
+        self.remove_replaced(chunk, &replaced);
         done()
     }
 
@@ -463,19 +471,14 @@ impl Chunks {
         self.unsealed.remove(unsealed, pieces);
     }
 
-    /// Makes the record of a sealed chunk durable if an opening would obey an older one, and
-    /// removes a damaged file that the chunk replaces.
-    fn settle_replaced(&self, chunk: ChunkId, replaced: &Replaced) -> Result<()> {
-        if replaced.has_record {
-            self.sync_records()?;
-        }
+    /// Removes a damaged file that a sealed chunk replaces.
+    fn remove_replaced(&self, chunk: ChunkId, replaced: &Replaced) {
         let damaged = replaced.entry.as_ref().filter(|old| old.presence == Presence::Damaged);
         if let Some((_, path)) = damaged.and_then(|old| self.file_of(chunk, old))
             && let Err(error) = self.fs().remove(&path)
         {
             tracing::warn!(%error, %chunk, "the damaged file of a repaired chunk was not removed");
         }
-        Ok(())
     }
 
     /// Keeps the file of a chunk open that was just sealed, because its reader comes soon.

@@ -1,7 +1,7 @@
 //! The node as a repair sees it: what an order of the manager does on the node itself.
 //!
 //! The protocol of repairs is in the crate of the store (`nodes::repairs`). The node answers the
-//! requests of a repair like those of other processes. It also offers a repair three calls that no
+//! requests of a repair like those of other processes. It also offers a repair four calls that no
 //! message has, because no other process may make them.
 //!
 //! Thread-safety: any thread may call any method.
@@ -12,7 +12,7 @@ use archipelago_base::{Epoch, Result};
 use archipelago_fabric::ClientId;
 use archipelago_store::VolumeId;
 use archipelago_store::nodes::repairs::RepairHost;
-use archipelago_store::nodes::wire::{ChunkId, StoreMessage};
+use archipelago_store::nodes::wire::{ChunkDescriptor, ChunkId, StoreMessage};
 
 use crate::node::StorageNode;
 
@@ -28,6 +28,10 @@ impl RepairHost for StorageNode {
 
     fn abandon_repair(&self, chunk: ChunkId) {
         self.chunks().abandon_repair(chunk);
+    }
+
+    fn has_released(&self, blob: &ChunkDescriptor) -> bool {
+        self.chunks().has_released(blob)
     }
 
     fn promised_epoch(&self, volume: VolumeId) -> Epoch {

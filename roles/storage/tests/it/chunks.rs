@@ -233,7 +233,8 @@ impl Model {
 
     fn retain(&mut self) {
         let Some(id) = self.pick(|_| true) else { return };
-        let message = StoreMessage::Retain { blobs: vec![id.blob], volume: CHECKPOINT };
+        let stamp = Stamp { volume: CHECKPOINT, epoch: self.epoch };
+        let message = StoreMessage::Retain { blobs: vec![id.blob], stamp };
         let answer = tell(&self.node, message, &[]);
         let chunk = self.chunks.get_mut(&id).unwrap();
         match chunk.is_sealed {

@@ -305,6 +305,45 @@ fn release_beside_a_repair_leaves_no_chunk() {
 }
 
 #[test]
+fn node_that_returns_brings_no_released_blob_back() {
+    for seed in 0..4 {
+        let mut pool = Pool::new(9, 100 + seed);
+        pool.fill();
+        let away = pool.fullest();
+        pool.world.kill(away);
+        pool.world.run_for(Duration::from_secs(4));
+        for (blob, _) in &pool.blobs {
+            pool.stores.blobs.release(blob.id, VOLUME, Epoch(1)).unwrap();
+        }
+        pool.world.start(away);
+        pool.world.run_for(Duration::from_secs(120));
+        let status = pool.world.repairs();
+        assert_eq!((status.chunks_repaired, status.failed), (0, 0), "seed {seed}: {status:?}");
+        // The nodes that were asked to repair have forwarded the release.
+        let stored = pool.world.stored_objects();
+        assert_eq!((stored.chunks, stored.chunks_unsealed), (0, 0), "seed {seed}");
+    }
+}
+
+#[test]
+fn drain_of_a_node_with_released_blobs_ends() {
+    let mut pool = Pool::new(9, 110);
+    pool.fill();
+    let away = pool.fullest();
+    pool.world.kill(away);
+    pool.world.run_for(Duration::from_secs(4));
+    for (blob, _) in &pool.blobs {
+        pool.stores.blobs.release(blob.id, VOLUME, Epoch(1)).unwrap();
+    }
+    pool.world.start(away);
+    let storage = pool.world.storage(away);
+    pool.world.run_for(Duration::from_secs(1));
+    pool.world.drain(storage);
+    pool.wait("the drain", |pool| pool.world.report(away).chunks == 0);
+    assert_eq!(pool.world.repairs().chunks_repaired, 0);
+}
+
+#[test]
 fn damaged_chunk_is_made_again_in_its_place() {
     let mut pool = Pool::new(6, 70);
     pool.write(FileClass::ValueSst, MIB + 500);

@@ -38,8 +38,9 @@ const CLIENT_BYTES_PER_S: u64 = 16 << 20;
 const LATENCY: Duration = Duration::from_micros(50);
 /// Length of a table.
 const TABLE_BYTES: usize = 64 << 10;
-/// Number of writers per node.
-const WRITERS_PER_NODE: usize = 2;
+/// Number of writers per node. With fewer writers, chance leaves cards idle, and the more so the
+/// more nodes there are.
+const WRITERS_PER_NODE: usize = 4;
 /// Virtual time before the window, in which the queues fill.
 const WARM_UP: Duration = Duration::from_millis(500);
 /// Length of the window.

@@ -14,6 +14,7 @@ use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
+use archipelago_base::Result;
 use archipelago_base::runtime::Boxed;
 use archipelago_env::FileClass;
 use archipelago_fabric::TrafficClass;
@@ -53,6 +54,11 @@ impl NodeFailure {
     /// Whether the same call may succeed at the same node a little later.
     pub(crate) fn may_pass(&self) -> bool {
         matches!(self, Self::Busy(_) | Self::OutOfOrder | Self::Unanswered(_))
+    }
+
+    /// Whether the node has promised a later epoch of the volume.
+    pub(crate) fn is_fence(&self) -> bool {
+        matches!(self, Self::Fenced(_))
     }
 
     /// Whether the node did not answer.
@@ -138,9 +144,11 @@ pub(crate) trait ChunkNodes: Send + Sync + fmt::Debug + 'static {
     fn reports(&self) -> Boxed<'_, Vec<NodeReport>>;
 
     /// The nodes whose answers a removal of everything needs: those that are not lost for good.
-    fn awaited(&self) -> Boxed<'_, Vec<StorageId>> {
-        Box::pin(async { self.reports().await.iter().map(|report| report.id).collect() })
-    }
+    /// Errors: `Busy` if no manager answers, or if the manager may not know all nodes yet.
+    fn awaited(&self) -> Boxed<'_, Result<Vec<StorageId>>>;
+
+    /// Those of `nodes` that are lost for good, as the managers say. Empty if no manager answers.
+    fn lost<'a>(&'a self, nodes: &'a [StorageId]) -> Boxed<'a, Vec<StorageId>>;
 
     /// Appends bytes to a chunk. Bytes at offset 0 create it. Calls for one chunk that are begun
     /// one after the other arrive in that order.
@@ -175,14 +183,9 @@ pub(crate) trait ChunkNodes: Send + Sync + fmt::Debug + 'static {
         terms: CallTerms,
     ) -> Called<'_, Vec<ChunkDescriptor>>;
 
-    /// Adds a volume to the set of a sealed blob.
-    fn retain(
-        &self,
-        at: StorageId,
-        blob: BlobId,
-        volume: VolumeId,
-        terms: CallTerms,
-    ) -> Called<'_, ()>;
+    /// Adds the volume of the stamp to the set of a sealed blob.
+    fn retain(&self, at: StorageId, blob: BlobId, stamp: Stamp, terms: CallTerms)
+    -> Called<'_, ()>;
 
     /// Takes a volume out of the sets of blobs, sealed or not.
     fn release<'a>(

@@ -9,6 +9,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use archipelago_base::Result;
 use archipelago_base::runtime::Boxed;
 
 use super::super::StorageId;
@@ -101,12 +102,16 @@ impl ChunkNodes for ClientNodes {
         })
     }
 
-    fn awaited(&self) -> Boxed<'_, Vec<StorageId>> {
-        Box::pin(async {
+    fn awaited(&self) -> Boxed<'_, Result<Vec<StorageId>>> {
+        Box::pin(async { self.0.refresh().await?.awaited() })
+    }
+
+    fn lost<'a>(&'a self, nodes: &'a [StorageId]) -> Boxed<'a, Vec<StorageId>> {
+        Box::pin(async move {
             match self.0.refresh().await {
-                Ok(members) => members.awaited(),
+                Ok(members) => members.lost(nodes),
                 Err(error) => {
-                    tracing::warn!(%error, "the members of the storage pool are not known");
+                    tracing::warn!(%error, "the lost nodes of the storage pool are not known");
                     Vec::new()
                 }
             }
@@ -182,10 +187,10 @@ impl ChunkNodes for ClientNodes {
         &self,
         at: StorageId,
         blob: BlobId,
-        volume: VolumeId,
+        stamp: Stamp,
         terms: CallTerms,
     ) -> Called<'_, ()> {
-        self.ask_done(at, &StoreMessage::Retain { blobs: vec![blob], volume }, terms)
+        self.ask_done(at, &StoreMessage::Retain { blobs: vec![blob], stamp }, terms)
     }
 
     fn release<'a>(

@@ -188,12 +188,9 @@ impl BlobStore for NodeBlobs {
         Ok(Arc::new(NodeBlobReader::open(&self.0, blob, context)?))
     }
 
-    fn retain(&self, blob: &BlobRef, volume: VolumeId) -> Result<()> {
-        wait_for(&*self.0.runtime, retention::retain(&self.0, blob, volume))
-    }
-
-    fn retain_all(&self, blobs: &[BlobRef], volume: VolumeId) -> Result<()> {
-        wait_for(&*self.0.runtime, retention::retain_all(&self.0, blobs, volume))
+    fn retain_all(&self, blobs: &[BlobRef], volume: VolumeId, epoch: Epoch) -> Result<()> {
+        let stamp = Stamp { volume, epoch };
+        wait_for(&*self.0.runtime, retention::retain_all(&self.0, blobs, stamp))
     }
 
     fn release(&self, id: BlobId, volume: VolumeId, epoch: Epoch) -> Result<()> {

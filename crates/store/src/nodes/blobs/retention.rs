@@ -1,13 +1,18 @@
 //! The sets of volumes that keep blobs: retain, release, and the release of strays.
 //!
-//! A *retain* goes to every holder. It then asks for the holders once more, because a repair may
-//! have added a holder meanwhile. Such a holder merges the sets of its peers only later. A
-//! *release* goes to all nodes, because only they know which of them holds a chunk of the blob. A
-//! node that does not answer gets the release later, with another release of this client
-//! ([`MissedReleases`]), or when strays are released.
+//! A *retain* goes to every holder, also to one that the managers call down. A holder that missed
+//! it would delete its chunk at a later release of another volume. The retain then asks for the
+//! holders once more, because a repair may have added a holder meanwhile. Such a holder merges the
+//! sets of its peers only later. A retain carries the epoch of its volume, so a late one changes
+//! nothing after the removal of the volume.
 //!
-//! The removal of a volume releases everything in the same way. It needs the answers of all nodes
-//! that are not lost, because no later owner would release the rest.
+//! A *release* goes to all nodes that are up, because only they know which of them holds a chunk of
+//! the blob. A node that is down or does not answer gets the release later, with another release of
+//! this client ([`MissedReleases`]), or when strays are released.
+//!
+//! The removal of a volume needs the answers of all nodes that are not lost, because no later owner
+//! would release the rest. Each of them gets the release of all blobs that any of them lists,
+//! because it may be making a copy for a repair. The removal ends when no node lists a blob.
 //!
 //! The release of strays makes the nodes promise the epoch first, and lists their blobs then. So
 //! the list of such a node has every blob that a writer of an older epoch has begun there. On a
@@ -15,10 +20,12 @@
 //! blob, and a later call finds it.
 //!
 //! Thread-safety: any thread may call the functions.
-//! Failure: a retain fails as `Busy` if a holder that the managers call up does not answer. The
-//! other calls fail as `Busy` if no node answers, and as `Fenced` if any node says so.
+//! Failure: a retain fails as `Busy` if a holder does not answer, unless the managers call it lost.
+//! A removal does so for every node. The other calls fail as `Busy` if no node answers. All of them
+//! fail as `Fenced` if any node says so.
 //! Cost: retain: three round trips. Release: one. Strays: a round trip for the promise, one per
-//! 4,096 blobs of a node, and one per 4,096 strays.
+//! 4,096 blobs of a node, and one per 4,096 strays. Removal: twice the same, and two more
+//! promises and lists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -30,6 +37,7 @@ use archipelago_env::{FileClass, IoContext, IoPurpose};
 use parking_lot::Mutex;
 
 use super::super::StorageId;
+use super::super::placement::NodeReport;
 use super::super::wire::Stamp;
 use super::chunk_nodes::{CallTerms, NodeFailure};
 use super::core::{BlobsCore, CallTime, blob_name};
@@ -47,6 +55,8 @@ const BLOBS_MAX: usize = 4096;
 const RETAINS_MAX: usize = 32;
 /// Number of rounds in which a retain follows changes of the holders of a blob.
 const HOLDERS_ROUNDS_MAX: usize = 8;
+/// Number of passes in which the removal of a volume follows repairs that make copies meanwhile.
+const PASSES_MAX: usize = 8;
 /// Number of calls to a node before it counts as not answering.
 const CALLS_MAX: u32 = 3;
 /// Pause before a call that may succeed later is repeated.
@@ -81,8 +91,21 @@ impl MissedReleases {
         }
     }
 
+    /// Forgets all missed releases of a blob, because the volume retains it from now on.
+    fn forget_blob(&self, volume: VolumeId, blob: BlobId) {
+        self.0.lock().retain(|(_, releasing), blobs| {
+            if *releasing == volume {
+                blobs.remove(&blob);
+            }
+            !blobs.is_empty()
+        });
+    }
+
     /// Notes that `node` has missed the release of these blobs.
     fn add(&self, node: StorageId, volume: VolumeId, blobs: &[BlobId]) {
+        if blobs.is_empty() {
+            return;
+        }
         let mut missed = self.0.lock();
         let of_node = missed.entry((node, volume)).or_default();
         let room = MISSED_MAX.saturating_sub(of_node.len());
@@ -95,38 +118,23 @@ fn terms(core: &BlobsCore) -> CallTerms {
     CallTerms { deadline: DEADLINE, ..read_terms(core, context) }
 }
 
-/// Adds a volume to the set of a blob on every holder that is up. Errors: as of the module head.
-pub(super) async fn retain(core: &Arc<BlobsCore>, blob: &BlobRef, volume: VolumeId) -> Result<()> {
+/// Adds the volume of the stamp to the set of a blob on every holder.
+async fn retain(core: &Arc<BlobsCore>, blob: &BlobRef, stamp: Stamp) -> Result<()> {
+    core.missed.forget_blob(stamp.volume, blob.id);
     let hint = decode_hint(blob.id, &blob.hint);
     let hinted = hint.iter().flat_map(|hint| &hint.holders);
     let mut known: Vec<StorageId> = hinted.map(|holder| holder.storage).collect();
     for _ in 0..HOLDERS_ROUNDS_MAX {
         let before = look_up(core, blob.id, &known, terms(core)).await.descriptor(blob.id)?;
         known = before.holders.iter().map(|holder| holder.storage).collect();
-        let up = nodes_up(core).await;
-        let holders: Vec<StorageId> =
-            known.iter().copied().filter(|node| up.contains(node)).collect();
-        let calls = holders.iter().map(|node| {
-            let retain = |node| core.nodes.retain(node, blob.id, volume, terms(core));
+        let calls = known.iter().map(|node| {
+            let retain = |node| core.nodes.retain(node, blob.id, stamp, terms(core));
             repeated(core, *node, retain)
         });
         let outcomes = join_all(calls).await;
         let after = look_up(core, blob.id, &known, terms(core)).await.descriptor(blob.id)?;
-        if after.placement != before.placement {
-            continue;
-        }
-        let mut kept = 0;
-        for (node, outcome) in holders.iter().zip(outcomes) {
-            match outcome {
-                Ok(()) => kept += 1,
-                // The holder lost its chunk, and a repair makes another copy.
-                Err(NodeFailure::NotThere) => {}
-                Err(failure) => {
-                    return Err(refused("retain", &blob_name(blob.id), *node, &failure));
-                }
-            }
-        }
-        if kept > 0 {
+        let is_same = after.placement == before.placement;
+        if is_same && have_retained(core, blob.id, &known, &outcomes).await? {
             return Ok(());
         }
     }
@@ -136,14 +144,48 @@ pub(super) async fn retain(core: &Arc<BlobsCore>, blob: &BlobRef, volume: Volume
     )))
 }
 
-/// Adds a volume to the sets of several blobs, a number of them at a time.
+/// Whether the holders that have their chunks of a blob have retained it, and there is one. Errors:
+/// the failure of a holder that is not lost, a fence before others.
+async fn have_retained(
+    core: &Arc<BlobsCore>,
+    blob: BlobId,
+    holders: &[StorageId],
+    outcomes: &[Result<(), NodeFailure>],
+) -> Result<bool> {
+    let mut failed: Vec<(StorageId, &NodeFailure)> = Vec::new();
+    for (node, outcome) in holders.iter().zip(outcomes) {
+        match outcome {
+            // A holder that lost its chunk gets another copy by a repair.
+            Ok(()) | Err(NodeFailure::NotThere) => {}
+            Err(failure) => failed.push((*node, failure)),
+        }
+    }
+    if !failed.is_empty() {
+        let lost = core.nodes.lost(holders).await;
+        failed.retain(|(node, failure)| failure.is_fence() || !lost.contains(node));
+    }
+    let Some((node, failure)) = failed.iter().min_by_key(|(_, failure)| !failure.is_fence()) else {
+        return Ok(outcomes.iter().any(|outcome| outcome.is_ok()));
+    };
+    let error = refused("retain", &blob_name(blob), *node, failure);
+    if failure.is_fence() {
+        return Err(error);
+    }
+    Err(error.context_at(
+        "every holder of a shared blob must answer: start the node, or give it up if it never \
+         returns (`archipelago cluster forget --storage`), and repeat the call",
+    ))
+}
+
+/// Adds the volume of the stamp to the sets of blobs, a number of them at a time. Errors: those of
+/// the module head.
 pub(super) async fn retain_all(
     core: &Arc<BlobsCore>,
     blobs: &[BlobRef],
-    volume: VolumeId,
+    stamp: Stamp,
 ) -> Result<()> {
     for part in blobs.chunks(RETAINS_MAX) {
-        let retained = join_all(part.iter().map(|blob| retain(core, blob, volume))).await;
+        let retained = join_all(part.iter().map(|blob| retain(core, blob, stamp))).await;
         retained.into_iter().collect::<Result<()>>()?;
     }
     Ok(())
@@ -168,7 +210,7 @@ pub(super) async fn release_all(core: &Arc<BlobsCore>, ids: &[BlobId], stamp: St
 }
 
 /// Takes a volume out of the sets of all its blobs, and returns their number. Every node that is
-/// not lost answers, or the call fails.
+/// not lost answers, or the call fails. On success none of these nodes has a blob of the volume.
 pub(super) async fn release_volume(core: &Arc<BlobsCore>, stamp: Stamp) -> Result<u64> {
     let what = format!("the blobs of volume {}", stamp.volume);
     for (id, writer) in core.writers() {
@@ -176,28 +218,64 @@ pub(super) async fn release_volume(core: &Arc<BlobsCore>, stamp: Stamp) -> Resul
             give_up(id, &writer).await;
         }
     }
-    let nodes = core.nodes.awaited().await;
-    if nodes.is_empty() {
-        let text = format!("cannot release {what}: no storage node is known; look at the managers");
-        return Err(Error::busy(text));
+    let mut released: BTreeSet<BlobId> = BTreeSet::new();
+    // Whether the release was repeated after no node listed a blob any more. A repair that looked
+    // at a holder before its release may seal its copy after the last list, and the repeated
+    // release reaches that copy. Later repairs find the volume in no set.
+    let mut is_repeated = false;
+    for _ in 0..PASSES_MAX {
+        let nodes = core.nodes.awaited().await;
+        let nodes = nodes.map_err(|error| error.context_at(format!("cannot release {what}")))?;
+        if nodes.is_empty() {
+            let text =
+                format!("cannot release {what}: no storage node is known; look at the managers");
+            return Err(Error::busy(text));
+        }
+        let blobs = list_awaited(core, &nodes, stamp, &what).await?;
+        if blobs.is_empty() && (is_repeated || released.is_empty()) {
+            core.counters.add(BlobEvent::Release, released.len() as u64);
+            return Ok(released.len() as u64);
+        }
+        is_repeated = blobs.is_empty();
+        released.extend(blobs);
+        let ids: Vec<BlobId> = released.iter().copied().collect();
+        // A node that lists none of them may be making a copy, which its seal would keep.
+        let calls = nodes.iter().map(|node| release_parts(core, *node, &ids, stamp));
+        check_each("release", &what, &nodes, join_all(calls).await)?;
     }
+    Err(Error::busy(format!(
+        "cannot release {what}: repairs make copies of them meanwhile; repeat the call"
+    )))
+}
+
+/// Makes all of these nodes promise the epoch, and lists the blobs that they have of the volume.
+async fn list_awaited(
+    core: &Arc<BlobsCore>,
+    nodes: &[StorageId],
+    stamp: Stamp,
+    what: &str,
+) -> Result<BTreeSet<BlobId>> {
     // No writer of an older epoch begins a blob after the promise.
     let promise = |node| core.nodes.promise(node, stamp, terms(core));
     let promised = join_all(nodes.iter().map(|node| repeated(core, *node, promise))).await;
-    check_each("promise an epoch for", &what, &nodes, promised)?;
+    check_each("promise an epoch for", what, nodes, promised)?;
     let lists = join_all(nodes.iter().map(|node| list(core, *node, stamp.volume))).await;
-    let lists = check_each("list", &what, &nodes, lists)?;
-    let calls = nodes.iter().zip(&lists).map(|(node, blobs)| async move {
-        for part in blobs.chunks(BLOBS_MAX) {
-            let release = |node| core.nodes.release(node, part, stamp, terms(core));
-            repeated(core, *node, release).await?;
-        }
-        Ok::<(), NodeFailure>(())
-    });
-    check_each("release", &what, &nodes, join_all(calls).await)?;
-    let blobs: BTreeSet<BlobId> = lists.into_iter().flatten().collect();
-    core.counters.add(BlobEvent::Release, blobs.len() as u64);
-    Ok(blobs.len() as u64)
+    let lists = check_each("list", what, nodes, lists)?;
+    Ok(lists.into_iter().flatten().collect())
+}
+
+/// Takes the volume out of the sets of blobs on one node.
+async fn release_parts(
+    core: &Arc<BlobsCore>,
+    node: StorageId,
+    blobs: &[BlobId],
+    stamp: Stamp,
+) -> Result<(), NodeFailure> {
+    for part in blobs.chunks(BLOBS_MAX) {
+        let release = |node| core.nodes.release(node, part, stamp, terms(core));
+        repeated(core, node, release).await?;
+    }
+    Ok(())
 }
 
 /// The answers of all nodes. Errors: the first failure, a fence before others.
@@ -209,7 +287,7 @@ fn check_each<T>(
 ) -> Result<Vec<T>> {
     let failed = nodes.iter().zip(&outcomes);
     let failed = failed.filter_map(|(node, outcome)| Some((*node, outcome.as_ref().err()?)));
-    let first = failed.min_by_key(|(_, failure)| !matches!(failure, NodeFailure::Fenced(_)));
+    let first = failed.min_by_key(|(_, failure)| !failure.is_fence());
     if let Some((node, failure)) = first {
         return Err(refused(doing, what, node, failure).context_at(
             "all storage nodes must answer: start the node, or give it up if it never returns \
@@ -231,7 +309,12 @@ async fn release_on_all(
     stamp: Stamp,
     what: &str,
 ) -> Result<()> {
-    let nodes = nodes_up(core).await;
+    let reports = core.nodes.reports().await;
+    let (up, down): (Vec<NodeReport>, Vec<NodeReport>) =
+        reports.into_iter().partition(|node| node.is_up);
+    // A node that returns with a released blob would let its holders make their chunks again.
+    down.iter().for_each(|node| core.missed.add(node.id, stamp.volume, blobs));
+    let nodes: Vec<StorageId> = up.iter().map(|node| node.id).collect();
     let calls = nodes.iter().map(|node| release_on(core, *node, blobs, stamp));
     let outcomes = join_all(calls).await;
     check_all("release", what, &nodes, &outcomes)
@@ -378,8 +461,7 @@ fn check_all<T>(
     let failed = nodes.iter().zip(outcomes);
     let failed: Vec<(StorageId, &NodeFailure)> =
         failed.filter_map(|(node, outcome)| Some((*node, outcome.as_ref().err()?))).collect();
-    let is_fence = |failure: &NodeFailure| matches!(failure, NodeFailure::Fenced(_));
-    let fence = failed.iter().find(|(_, failure)| is_fence(failure));
+    let fence = failed.iter().find(|(_, failure)| failure.is_fence());
     let refusal = failed.iter().find(|(_, failure)| !failure.is_silence());
     if let Some((node, failure)) = fence.or(refusal) {
         return Err(refused(doing, what, *node, failure));

@@ -65,7 +65,7 @@ impl LogNodes for ClientNodes {
 
     fn awaited(&self) -> Boxed<'static, Result<Vec<StorageId>>> {
         let client = Arc::clone(&self.0);
-        Box::pin(async move { Ok(client.refresh().await?.awaited()) })
+        Box::pin(async move { client.refresh().await?.awaited() })
     }
 
     fn stats(&self) -> Option<&ClientStats> {

@@ -130,7 +130,7 @@ pub(super) trait LogNodes: Send + Sync + fmt::Debug + 'static {
     fn reports(&self) -> Boxed<'static, Result<Vec<NodeReport>>>;
 
     /// The nodes whose answers a removal of everything needs: those that are not lost for good.
-    /// Errors: `Busy` if no manager answers.
+    /// Errors: `Busy` if no manager answers, or if the manager may not know all nodes yet.
     fn awaited(&self) -> Boxed<'static, Result<Vec<StorageId>>> {
         let reports = self.reports();
         Box::pin(async move { Ok(reports.await?.iter().map(|report| report.id).collect()) })

@@ -190,6 +190,8 @@ impl MemberTable {
         }
         let (cluster, root_set) = (founding.cluster, founding.root_set.clone());
         tracing::info!(%cluster, "the cluster of storage nodes is founded");
+        // No node has kept anything in the cluster before this manager founded it.
+        self.is_complete |= founding.founder == Founder::ThisManager;
         self.exists(cluster, root_set);
     }
 

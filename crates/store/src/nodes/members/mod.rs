@@ -24,6 +24,8 @@
 //! 1. The version of the list grows with every change that a reader of the list sees.
 //! 2. A cluster or a root set that a node reports is never replaced by an older or another one.
 //! 3. A manager that stands by decides nothing, and names no members.
+//! 4. A list that says that it is complete has every node that is not lost. The manager has founded
+//!    the cluster since it acts, or it has listened for [`MemberTerms::lost_after`] since then.
 //!
 //! Thread-safety: none; the owner holds a lock.
 //! Failure: a request that cannot be served is refused with the reason.
@@ -238,6 +240,8 @@ pub struct MemberTable {
     root_set: RootSet,
     founding: Option<Founding>,
     version: u64,
+    /// Whether every node that is not lost is in `nodes`.
+    is_complete: bool,
     /// Repairs, as the owner of the table noted them last.
     repair: RepairStatus,
     rng: Rng,
@@ -259,6 +263,7 @@ impl MemberTable {
             root_set: RootSet::default(),
             founding: None,
             version: u64::from(rng.u32(1..)) << VERSION_BITS,
+            is_complete: false,
             repair: RepairStatus::default(),
             rng,
         }
@@ -289,7 +294,8 @@ impl MemberTable {
     pub fn members(&self) -> Members {
         let members = self.nodes.values().map(|entry| entry.member.clone()).collect();
         let (cluster, root_set) = (self.cluster, self.root_set.clone());
-        Members { version: self.version, cluster, root_set, members }
+        let is_complete = self.is_complete;
+        Members { version: self.version, cluster, root_set, members, is_complete }
     }
 
     fn take_part(&mut self, now_ns: u64, part: ManagerPart) {
@@ -299,6 +305,9 @@ impl MemberTable {
         }
         self.part = part;
         self.since_ns = now_ns;
+        if std::mem::take(&mut self.is_complete) {
+            self.version += 1;
+        }
         // The beats show what another manager has founded meanwhile.
         self.founding = None;
     }
@@ -509,6 +518,12 @@ impl MemberTable {
                 MemberState::Up | MemberState::Draining => {}
             }
             entry.member.state = state;
+            self.version += 1;
+        }
+        let listened = Duration::from_nanos(now_ns.saturating_sub(self.since_ns));
+        if !self.is_complete && listened > self.terms.lost_after {
+            // A node that the manager has not heard of by now is lost.
+            self.is_complete = true;
             self.version += 1;
         }
     }

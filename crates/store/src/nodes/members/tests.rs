@@ -1,8 +1,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use archipelago_base::Epoch;
 use archipelago_base::random::Rng;
+use archipelago_base::{Epoch, ErrorKind};
 use archipelago_fabric::{ClusterId, NodeId};
 
 use super::super::StorageId;
@@ -557,6 +557,29 @@ fn version_grows_with_every_change_that_readers_see() {
     let members = world.members();
     assert!(members.version > version);
     assert_eq!(members.member(StorageId(1)).unwrap().space.used_bytes, 1 << 26);
+}
+
+#[test]
+fn list_is_complete_when_no_node_can_be_unknown() {
+    let mut world = founded(4);
+    let all = world.members().awaited().unwrap();
+    assert_eq!(all, ids(&[1, 2, 3, 4]), "this manager has founded the cluster");
+    world.down.insert(4);
+    world.restart_manager();
+    world.run(seconds(5));
+    let early = world.members();
+    assert!(early.member(StorageId(4)).is_none());
+    let error = early.awaited().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    world.run(seconds(600));
+    let late = world.members();
+    assert!(late.version > early.version);
+    assert_eq!(late.awaited().unwrap(), ids(&[1, 2, 3]), "node 4 counts as lost");
+    world.part = ManagerPart::StandsBy;
+    world.run(seconds(1));
+    world.part = ManagerPart::Acts;
+    world.run(seconds(1));
+    assert!(!world.members().is_complete, "another manager may have acted meanwhile");
 }
 
 #[test]

@@ -13,11 +13,15 @@
 //! If the blob needs no further chunk, steps 2 to 4 are left out. The other steps then update
 //! holders that have missed an earlier repair. A node that returns runs these steps as well.
 //!
+//! If this node knows that no volume keeps the blob any more, the repair ends before step 4. The
+//! other holders have missed the release.
+//!
 //! Invariants:
 //! 1. A chunk is dropped only if the newest placement does not list its node. Every listed node has
 //!    confirmed that placement before, with a chunk that it can read.
 //! 2. The descriptor for another holder has an empty set, so that it changes no set there.
-//! 3. A volume is taken out of the new chunk's set only if a holder that had it has released it.
+//! 3. A volume is taken out of the new chunk's set only if a holder that had it has released it, or
+//!    if this node knows that the volume, which wrote the blob, has.
 //!
 //! Failure: the machine ends with [`RepairEnd::Failed`] and may be run again from the start.
 //! Cost: five round trips and the copy.
@@ -41,7 +45,8 @@ pub enum RepairAction {
     Begin,
     /// Copy or compute the bytes of the chunk from these holders.
     Copy {
-        /// The newest descriptor, with the index of the wanted chunk.
+        /// The newest descriptor, with the index of the wanted chunk and with all volumes that keep
+        /// the blob, as the holders say.
         descriptor: ChunkDescriptor,
         /// Holders that have described their chunks.
         sources: Vec<Holder>,
@@ -77,7 +82,7 @@ pub enum RepairEnd {
         /// Holders that answer and lack their chunk.
         missing: Vec<StorageId>,
     },
-    /// No holder has the blob: it was released.
+    /// No holder has the blob, or this node knows that it was released.
     Gone,
     /// Another repair won.
     Superseded,
@@ -97,6 +102,9 @@ pub enum RepairInput {
     },
     /// The action succeeded. For actions on several nodes: it was tried.
     Done,
+    /// The action was not carried out, because this node knows that no volume keeps the blob any
+    /// more.
+    Released,
     /// The action failed, for this reason.
     Failed(String),
 }
@@ -197,6 +205,7 @@ impl ChunkRepair {
             (Phase::Redescribe, _) => self.describe(Phase::LookBack),
             (Phase::LookBack, RepairInput::Described(answers)) => self.looked_back(answers),
             (Phase::FixSet, RepairInput::Done) => self.drop_surplus(),
+            (Phase::Copy | Phase::Seal, RepairInput::Released) => self.abandon(RepairEnd::Gone),
             (Phase::Copy | Phase::Seal, RepairInput::Failed(why)) => {
                 self.abandon(RepairEnd::Failed(why))
             }
@@ -326,8 +335,9 @@ impl ChunkRepair {
             descriptors.iter().map(move |it| Holder { storage: *node, chunk: it.chunk.index })
         });
         let sources: Vec<Holder> = sources.collect();
+        let descriptor = ChunkDescriptor { retaining: self.union_before(), ..self.newest.clone() };
         self.phase = Phase::Copy;
-        RepairAction::Copy { descriptor: self.newest.clone(), sources }
+        RepairAction::Copy { descriptor, sources }
     }
 
     /// Keeps the sets of the other nodes that describe a chunk.

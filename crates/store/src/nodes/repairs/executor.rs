@@ -7,8 +7,9 @@
 //! Invariant: an order that is answered as done is durable on this node.
 //!
 //! Thread-safety: any thread may call any method. Two orders for one chunk exclude each other.
-//! Failure: an order that fails is refused as busy, with the reason, and the manager repeats it.
-//! Cost: that of [`ChunkRepair`] and of the copy.
+//! Failure: an order that fails is refused as busy, with the reason, and the manager repeats it. An
+//! order for a blob that no volume keeps is refused as *not there*, and is not repeated.
+//! Cost: a question for the members, and that of [`ChunkRepair`] and of the copy.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -30,8 +31,8 @@ use super::super::client::{CallOptions, Lane, NodeClient};
 use super::super::code::Rs42;
 use super::super::placement::WritePurpose;
 use super::super::wire::{
-    ChunkDescriptor, ChunkId, HeldChunk, MissingChunk, RefusalWhy, Refused, SealedExtent,
-    StorageMember, StoreMessage,
+    ChunkDescriptor, ChunkId, HeldChunk, Holder, MissingChunk, RefusalWhy, Refused, SealedExtent,
+    Stamp, StorageMember, StoreMessage,
 };
 use super::chunk::{ChunkRepair, RepairAction, RepairEnd, RepairInput};
 use super::copying::{ChunkCopy, copy_extent};
@@ -139,10 +140,12 @@ impl RepairExecutor {
     }
 
     async fn carry_out_alone(&self, order: StoreMessage) -> StoreMessage {
-        if self.node.client.members().members.is_empty()
-            && let Err(error) = self.node.client.refresh().await
-        {
-            return Refused::new(RefusalWhy::Busy, error.to_string()).into();
+        // An order follows a change of the members, which this node may not know yet.
+        if let Err(error) = self.node.client.refresh().await {
+            if self.node.client.members().members.is_empty() {
+                return Refused::new(RefusalWhy::Busy, error.to_string()).into();
+            }
+            tracing::debug!(%error, "an order is carried out with the last known members");
         }
         let done = match order {
             StoreMessage::RepairChunk { descriptor, replaces, bytes_per_s } => {
@@ -171,7 +174,11 @@ impl RepairExecutor {
         let repair = ChunkRepair::new(self.node.storage, descriptor, replaces);
         match self.run(repair, chunk, class, bytes_per_s).await? {
             // A later comparison informs a holder that has not confirmed.
-            RepairEnd::Whole { .. } | RepairEnd::Gone => Ok(StoreMessage::Done {}),
+            RepairEnd::Whole { .. } => Ok(StoreMessage::Done {}),
+            RepairEnd::Gone => {
+                let text = format!("chunk {chunk}: no volume keeps the blob any more");
+                Ok(Refused::new(RefusalWhy::NotThere, text).into())
+            }
             RepairEnd::Superseded => {
                 Err(Error::busy(format!("chunk {chunk}: another repair of the blob was faster")))
             }
@@ -243,18 +250,9 @@ impl RepairExecutor {
                         crcs: Vec::new(),
                     }),
                     RepairAction::Copy { descriptor, sources } => {
-                        let copy = ChunkCopy {
-                            node: &self.node,
-                            descriptor: &descriptor,
-                            sources,
-                            bytes_per_s,
-                        };
-                        outcome(copy.run().await)
+                        self.copy(&descriptor, sources, bytes_per_s).await
                     }
-                    RepairAction::Seal(descriptor) => {
-                        let seal = StoreMessage::SealChunk { stamp: None, descriptor };
-                        outcome(self.node.ask(seal, &[]).map(|_| ()))
-                    }
+                    RepairAction::Seal(descriptor) => self.seal(&descriptor),
                     RepairAction::Redescribe(told) => {
                         self.tell(told.into_iter().map(|(node, descriptor)| {
                             (node, StoreMessage::Redescribe { descriptor })
@@ -304,6 +302,44 @@ impl RepairExecutor {
             None => RepairInput::Begun { is_sealed: false },
             Some((RefusalWhy::Sealed, _)) => RepairInput::Begun { is_sealed: true },
             Some((_, error)) => RepairInput::Failed(error.to_string()),
+        }
+    }
+
+    /// Copies the bytes of a chunk, unless this node knows that the blob was released.
+    async fn copy(
+        &self,
+        descriptor: &ChunkDescriptor,
+        sources: Vec<Holder>,
+        bytes_per_s: u64,
+    ) -> RepairInput {
+        if self.node.host.has_released(descriptor) {
+            return match self.forward_release(descriptor, &sources).await {
+                Ok(()) => RepairInput::Released,
+                Err(error) => RepairInput::Failed(error.to_string()),
+            };
+        }
+        let copy = ChunkCopy { node: &self.node, descriptor, sources, bytes_per_s };
+        outcome(copy.run().await)
+    }
+
+    /// Forwards the release of a blob to holders that have missed it, so that they do not bring it
+    /// back. The volume that wrote a blob never keeps it again after its release. Errors: the
+    /// first refusal. A holder that knows a later owner refuses, and that owner finds its chunk
+    /// among the strays.
+    async fn forward_release(&self, released: &ChunkDescriptor, holders: &[Holder]) -> Result<()> {
+        let volume = released.written.volume;
+        let stamp = Stamp { volume, epoch: self.node.host.promised_epoch(volume) };
+        let release = StoreMessage::Release { blobs: vec![released.chunk.blob], stamp };
+        let told = join_all(holders.iter().map(|holder| self.ask(holder.storage, &release))).await;
+        told.into_iter().try_for_each(|answer| answer.map(drop))
+    }
+
+    /// Seals the chunk of this node. A release that arrived during the copy refuses the seal.
+    fn seal(&self, descriptor: &ChunkDescriptor) -> RepairInput {
+        let seal = StoreMessage::SealChunk { stamp: None, descriptor: descriptor.clone() };
+        match self.node.ask(seal, &[]) {
+            Err(_) if self.node.host.has_released(descriptor) => RepairInput::Released,
+            sealed => outcome(sealed.map(|_| ())),
         }
     }
 

@@ -4,13 +4,13 @@ use std::fmt;
 
 use archipelago_base::{Epoch, Result};
 
-use super::super::wire::{ChunkId, StoreMessage};
+use super::super::wire::{ChunkDescriptor, ChunkId, StoreMessage};
 use crate::ids::VolumeId;
 
 /// The storage node that becomes a holder. Its methods may block on its disks, so the tasks of a
 /// repair run on threads of their own.
 ///
-/// The last three methods are no messages, because no other process may ask for them.
+/// The last four methods are no messages, because no other process may ask for them.
 pub trait RepairHost: Send + Sync + fmt::Debug + 'static {
     /// Answers a request as it would answer one from the network.
     fn answer(&self, request: StoreMessage, payload: &[u8]) -> (StoreMessage, Vec<u8>);
@@ -21,6 +21,10 @@ pub trait RepairHost: Send + Sync + fmt::Debug + 'static {
 
     /// Drops a chunk that a repair has begun and not sealed.
     fn abandon_repair(&self, chunk: ChunkId);
+
+    /// Whether the node knows that no volume of the descriptor's set keeps the blob any more: the
+    /// set has only the volume that wrote the blob, which has released it on this node.
+    fn has_released(&self, blob: &ChunkDescriptor) -> bool;
 
     /// The epoch that the node has promised for a volume. A copy of an extent is written under it,
     /// which fences no writer.

@@ -30,7 +30,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use archipelago_base::runtime::Boxed;
-use archipelago_base::{Epoch, Error, Result};
+use archipelago_base::{Epoch, Error, ErrorKind, Result};
 use archipelago_fabric::TrafficClass;
 use parking_lot::Mutex;
 
@@ -448,6 +448,10 @@ impl RepairManager {
                 };
                 *repaired += 1;
                 status.bytes_repaired += debt.chunk_bytes;
+            }
+            // No volume keeps the blob any more, so there is nothing to make.
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                tracing::debug!(%error, blob = %debt.blob, "a repair is not needed any more");
             }
             Err(error) => {
                 status.failed += 1;

@@ -76,13 +76,14 @@ wire_messages! {
     /// The chunk keeps the descriptor with the larger placement epoch, and the volumes of both. The
     /// answer is *done* when that is durable.
     Redescribe = 7 { /** The new descriptor. */ descriptor: ChunkDescriptor }
-    /// Client → node: add a volume to the sets of these blobs. It needs no fence, because it only
-    /// keeps. The answer is *done* when it is durable for all of them.
+    /// Client → node: add the volume of the stamp to the sets of these blobs. A request that
+    /// arrives after the removal of that volume is fenced, so it keeps no blob for ever. The answer
+    /// is *done* when the sets are durable for all of them.
     Retain = 8 {
         /// Blobs to keep, at most 4,096.
         blobs: Vec<BlobId>,
-        /// Volume that keeps them.
-        volume: VolumeId,
+        /// Volume that keeps them, and the epoch of its owner.
+        stamp: Stamp,
     }
     /// Client → node: take the volume of the stamp out of the sets of these blobs, sealed or not,
     /// and delete those that have none left. A blob that the node does not have is no error.
@@ -350,7 +351,8 @@ wire_messages! {
         next: Option<ChunkId>,
     }
     /// Manager → node: make this chunk from the other chunks of its blob, and become its holder.
-    /// The answer is *done* when the chunk is durable, or if the blob does not need it.
+    /// The answer is *done* when the chunk is durable, or if the blob does not need it. The order
+    /// is refused as *not there* if no volume keeps the blob any more.
     RepairChunk = 69 {
         /// The newest known descriptor of the blob, with the index of the wanted chunk.
         descriptor: ChunkDescriptor,

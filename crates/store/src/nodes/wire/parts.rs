@@ -6,7 +6,7 @@ use std::fmt;
 
 use archipelago_base::codec::Reader;
 use archipelago_base::wire::Wire;
-use archipelago_base::{Epoch, Error, ErrorKind, wire_enum, wire_struct};
+use archipelago_base::{Epoch, Error, ErrorKind, Result, wire_enum, wire_struct};
 use archipelago_env::FileClass;
 use archipelago_fabric::{ClusterId, NodeId};
 
@@ -152,6 +152,12 @@ wire_struct!(PlacementEpoch { counter, repairer });
 impl PlacementEpoch {
     /// The epoch of the holders that the writer of a blob has chosen.
     pub const WRITTEN: Self = Self { counter: 1, repairer: StorageId(0) };
+
+    /// Whether a repair has chosen the holders, and not the writer of the blob.
+    #[must_use]
+    pub fn is_repair(self) -> bool {
+        self.repairer != Self::WRITTEN.repairer
+    }
 }
 
 /// Description of a sealed chunk and of its blob, which the chunk's node stores with the chunk.
@@ -370,8 +376,11 @@ pub struct Members {
     pub root_set: RootSet,
     /// All nodes, by identity.
     pub members: Vec<StorageMember>,
+    /// Whether the list has every node that is not lost. A manager has such a list when it has
+    /// listened for as long as a node may be silent, or if it has founded the cluster itself.
+    pub is_complete: bool,
 }
-wire_struct!(Members { version, cluster, root_set, members });
+wire_struct!(Members { version, cluster, root_set, members, is_complete });
 
 impl Members {
     /// The node with this identity.
@@ -380,11 +389,27 @@ impl Members {
         self.members.iter().find(|member| member.storage == storage)
     }
 
-    /// The nodes that may still hold something: all that are not lost.
-    #[must_use]
-    pub fn awaited(&self) -> Vec<StorageId> {
+    /// The nodes that may still hold something: all that are not lost. Errors: `Busy` if the list
+    /// may lack such a node.
+    pub fn awaited(&self) -> Result<Vec<StorageId>> {
+        if !self.is_complete {
+            return Err(Error::busy(
+                "the manager was started lately and may not know all storage nodes yet: repeat \
+                 this when it has run for as long as a node may be silent (--lost-after)",
+            ));
+        }
         let members = self.members.iter().filter(|member| member.state != MemberState::Lost);
-        members.map(|member| member.storage).collect()
+        Ok(members.map(|member| member.storage).collect())
+    }
+
+    /// Those of `nodes` that are lost. A node that is missing in a complete list is lost.
+    #[must_use]
+    pub fn lost(&self, nodes: &[StorageId]) -> Vec<StorageId> {
+        let is_lost = |node: &StorageId| match self.member(*node) {
+            Some(member) => member.state == MemberState::Lost,
+            None => self.is_complete,
+        };
+        nodes.iter().copied().filter(is_lost).collect()
     }
 
     /// Figures of all nodes on which placement depends.

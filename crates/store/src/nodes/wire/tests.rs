@@ -117,7 +117,7 @@ fn chunk_messages() -> Vec<StoreMessage> {
         StoreMessage::Describe { blob: BLOB },
         StoreMessage::Descriptors { descriptors: vec![descriptor()] },
         StoreMessage::Redescribe { descriptor: descriptor() },
-        StoreMessage::Retain { blobs: blobs.clone(), volume: VOLUME },
+        StoreMessage::Retain { blobs: blobs.clone(), stamp: STAMP },
         StoreMessage::Release { blobs, stamp: STAMP },
         StoreMessage::AbandonBlob { blob: BLOB, stamp: STAMP },
         StoreMessage::ListBlobs { volume: VOLUME, after: None },
@@ -206,7 +206,13 @@ fn repair_messages() -> Vec<StoreMessage> {
 fn node_messages() -> Vec<StoreMessage> {
     let (storage, life, domain) = (StorageId(0x21), Epoch(5), "r".to_owned());
     let (cluster, root) = (Some(CLUSTER), Some(root_set()));
-    let members = Members { version: 6, cluster, root_set: root_set(), members: vec![member()] };
+    let members = Members {
+        version: 6,
+        cluster,
+        root_set: root_set(),
+        members: vec![member()],
+        is_complete: true,
+    };
     let standing = NodeStanding { member: member(), silent_ms: 1, report: report() };
     let status = StorageClusterStatus {
         cluster,
@@ -283,7 +289,7 @@ fn encoded(message: &StoreMessage) -> String {
 fn golden_bytes_of_chunk_messages() {
     let stamp = [id("70"), word("0201")].concat();
     let golden = [
-        "4201",
+        "4301",
         &id("b0"),
         "05",
         "01",
@@ -315,11 +321,13 @@ fn golden_bytes_of_chunk_messages() {
         &id("71"),
     ]
     .concat();
-    assert_eq!(encoded(&messages[1]), ["420200", &descriptor].concat());
-    let read = ["4203", &id("b0"), "05", "01", &word("0010"), &word("1010")];
+    assert_eq!(encoded(&messages[1]), ["430200", &descriptor].concat());
+    let read = ["4303", &id("b0"), "05", "01", &word("0010"), &word("1010")];
     assert_eq!(encoded(&messages[2]), read.concat());
-    assert_eq!(encoded(&messages[5]), ["420601", &descriptor].concat());
-    let release = ["4209", "01", &id("b0"), &stamp];
+    assert_eq!(encoded(&messages[5]), ["430601", &descriptor].concat());
+    let retain = ["4308", "01", &id("b0"), &stamp];
+    assert_eq!(encoded(&messages[7]), retain.concat());
+    let release = ["4309", "01", &id("b0"), &stamp];
     assert_eq!(encoded(&messages[8]), release.concat());
 }
 
@@ -327,17 +335,17 @@ fn golden_bytes_of_chunk_messages() {
 fn golden_bytes_of_log_messages() {
     let stamp = [id("70"), word("0201")].concat();
     let at = ["", &id("10"), "03000000"].concat();
-    let append = ["4214", &at, &stamp, "01", &word("10"), &word("20"), "01"];
+    let append = ["4314", &at, &stamp, "01", &word("10"), &word("20"), "01"];
     let messages = log_messages();
     assert_eq!(encoded(&messages[0]), append.concat());
-    assert_eq!(encoded(&messages[1]), ["4215", &word("30"), &word("20")].concat());
-    let seal = ["4217", &at, &stamp, "01", &word("10"), &word("30")];
+    assert_eq!(encoded(&messages[1]), ["4315", &word("30"), &word("20")].concat());
+    let seal = ["4317", &at, &stamp, "01", &word("10"), &word("30")];
     assert_eq!(encoded(&messages[3]), seal.concat());
-    let replica = ["421a", &word("01"), &word("02"), "01", &word("03"), "01"];
+    let replica = ["431a", &word("01"), &word("02"), "01", &word("03"), "01"];
     assert_eq!(encoded(&messages[6]), replica.concat());
-    let put = ["421d", &at, &stamp, "01", &word("10"), &word("20")];
+    let put = ["431d", &at, &stamp, "01", &word("10"), &word("20")];
     assert_eq!(encoded(&messages[9]), put.concat());
-    let damaged = ["425f", &word("01"), &word("02"), "01", &word("03")];
+    let damaged = ["435f", &word("01"), &word("02"), "01", &word("03")];
     assert_eq!(encoded(&messages[13]), damaged.concat());
 }
 
@@ -346,14 +354,14 @@ fn golden_bytes_of_register_and_refusals() {
     let ballot = [word("01"), word("02"), word("03")].concat();
     let value = ["", &word("05"), &word("03"), &word("04"), "01", "02aabb"].concat();
     let messages = register_messages();
-    assert_eq!(encoded(&messages[0]), ["422801", "016e", &ballot].concat());
-    assert_eq!(encoded(&messages[1]), ["422802", "016e", &ballot, &value].concat());
-    assert_eq!(encoded(&messages[6]), ["422901", &ballot, "01", &ballot, &value].concat());
+    assert_eq!(encoded(&messages[0]), ["432801", "016e", &ballot].concat());
+    assert_eq!(encoded(&messages[1]), ["432802", "016e", &ballot, &value].concat());
+    assert_eq!(encoded(&messages[6]), ["432901", &ballot, "01", &ballot, &value].concat());
     let fenced: StoreMessage = Refused::fenced(Epoch(9), "a").into();
-    assert_eq!(encoded(&fenced), ["424701", &word("09"), "0161"].concat());
+    assert_eq!(encoded(&fenced), ["434701", &word("09"), "0161"].concat());
     let order: StoreMessage = Refused::new(RefusalWhy::OutOfOrder { len: 0x44 }, "").into();
-    assert_eq!(encoded(&order), ["424707", &word("44"), &word(""), "00"].concat());
-    assert_eq!(encoded(&StoreMessage::Done {}), "4246");
+    assert_eq!(encoded(&order), ["434707", &word("44"), &word(""), "00"].concat());
+    assert_eq!(encoded(&StoreMessage::Done {}), "4346");
 }
 
 #[test]
@@ -370,7 +378,8 @@ fn golden_bytes_of_members() {
     ]
     .concat();
     let set = [word("02"), "03".into(), word("01"), word("02"), word("03")].concat();
-    let golden = ["423d", "01", &word("06"), "01", &id("c0"), &set, "01", &member, &word("07")];
+    let golden =
+        ["433d", "01", &word("06"), "01", &id("c0"), &set, "01", &member, "01", &word("07")];
     let messages = node_messages();
     assert_eq!(encoded(&messages[6]), golden.concat());
 }
@@ -379,21 +388,21 @@ fn golden_bytes_of_members() {
 fn golden_bytes_of_repairs() {
     let (chunk, at) = ([id("b0"), "05".into()].concat(), [id("10"), "03000000".into()].concat());
     let messages = repair_messages();
-    let list = ["4243", "02", &word("21"), &word("22"), "01", &word("21"), "00", "01", &chunk];
+    let list = ["4343", "02", &word("21"), &word("22"), "01", &word("21"), "00", "01", &chunk];
     assert_eq!(encoded(&messages[0]), list.concat());
     let mut described = Vec::new();
     archipelago_base::wire::Wire::put(&descriptor(), &mut described);
     let described = hex(&described);
-    assert_eq!(encoded(&messages[1]), ["4244", "01", &described, "01", "00"].concat());
-    let order = ["4245", &described, "01", &word("22"), &word("40")];
+    assert_eq!(encoded(&messages[1]), ["4344", "01", &described, "01", "00"].concat());
+    let order = ["4345", &described, "01", &word("22"), &word("40")];
     assert_eq!(encoded(&messages[2]), order.concat());
-    assert_eq!(encoded(&messages[3]), ["4248", "01", &at].concat());
+    assert_eq!(encoded(&messages[3]), ["4348", "01", &at].concat());
     let extent = [&at, &id("70"), "01", &word("10"), &word("30")].concat();
-    assert_eq!(encoded(&messages[4]), ["4249", "01", &extent, "01"].concat());
-    let order = ["424a", &extent, "01", &word("22"), &word("40")];
+    assert_eq!(encoded(&messages[4]), ["4349", "01", &extent, "01"].concat());
+    let order = ["434a", &extent, "01", &word("22"), &word("40")];
     assert_eq!(encoded(&messages[5]), order.concat());
-    assert_eq!(encoded(&messages[6]), "424b00");
-    let checked = ["424c", "01", &word("21"), &described, "01", &chunk];
+    assert_eq!(encoded(&messages[6]), "434b00");
+    let checked = ["434c", "01", &word("21"), &described, "01", &chunk];
     assert_eq!(encoded(&messages[7]), checked.concat());
 }
 
@@ -401,7 +410,7 @@ fn golden_bytes_of_repairs() {
 fn golden_bytes_of_an_envelope() {
     let message = StoreMessage::LogBytes {};
     let body = envelope::seal(&message, b"coral");
-    assert_eq!(hex(&body), ["42", "02000000", "421c", "636f72616c"].concat());
+    assert_eq!(hex(&body), ["43", "02000000", "431c", "636f72616c"].concat());
     assert_eq!(envelope::open(&body), Ok((message, &b"coral"[..])));
     assert!(is_store_message(&body));
     assert!(!is_store_message(&[3]) && !is_store_message(&[0x86]) && !is_store_message(&[]));
@@ -559,4 +568,19 @@ fn silent_member_is_down_for_placement() {
     assert!(report(MemberState::Up).is_up && !report(MemberState::Up).is_draining);
     assert!(report(MemberState::Draining).is_up && report(MemberState::Draining).is_draining);
     assert!(!report(MemberState::Silent).is_up && !report(MemberState::Lost).is_up);
+}
+
+#[test]
+fn node_that_only_a_complete_list_lacks_is_lost() {
+    let known = member();
+    let asked = [known.storage, StorageId(77)];
+    let list = |state, is_complete| {
+        let members = vec![StorageMember { state, ..known.clone() }];
+        Members { members, is_complete, ..Members::default() }
+    };
+    assert_eq!(list(MemberState::Up, true).lost(&asked), [StorageId(77)]);
+    assert_eq!(list(MemberState::Silent, false).lost(&asked), []);
+    assert_eq!(list(MemberState::Lost, false).lost(&asked), [known.storage]);
+    assert_eq!(list(MemberState::Silent, true).awaited().unwrap(), [known.storage]);
+    assert_eq!(list(MemberState::Silent, false).awaited().unwrap_err().kind(), ErrorKind::Busy);
 }

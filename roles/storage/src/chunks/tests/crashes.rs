@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use archipelago_base::random::Rng;
 use parking_lot::Mutex;
 
+use super::repairs::{begin, seal_for};
 use super::*;
 
 #[test]
@@ -129,7 +130,8 @@ fn write_and_release(node: &StorageNode, promised: &mut Promised) {
         }
     }
     let blobs = vec![chunk(3).blob, chunk(4).blob];
-    let _refused = tell(node, StoreMessage::Retain { blobs, volume: OTHER });
+    let stamp = Stamp { volume: OTHER, ..STAMP };
+    let _refused = tell(node, StoreMessage::Retain { blobs, stamp });
     for number in [0, 2, 4] {
         promised.sealed.remove(&number);
         if release(node, number, STAMP).is_ok() && number != 4 {
@@ -208,6 +210,28 @@ fn damage_and_repair_hold_at_every_power_loss() {
                 assert!(!is_repaired, "crash {at}: {why:?}");
                 assert!(matches!(why, RefusalWhy::Damaged | RefusalWhy::NotThere), "{why:?}");
             }
+        }
+    }
+}
+
+#[test]
+fn repaired_chunk_survives_power_loss_beside_a_tombstone() {
+    let give_up: [fn(&StorageNode); 2] = [
+        |node| release(node, 1, STAMP).unwrap(),
+        |node| {
+            let (blob, stamp) = (chunk(1).blob, STAMP);
+            tell(node, StoreMessage::AbandonBlob { blob, stamp }).unwrap();
+        },
+    ];
+    for (case, give_up) in give_up.iter().enumerate() {
+        let fs = MemFs::new();
+        let node = open(&fs);
+        give_up(&node);
+        begin(&node, chunk(1), &bytes(1, LEN));
+        seal_for(&node, chunk(1), LEN, &[OTHER]).unwrap();
+        for seed in 0..20 {
+            let node = open(&fs.crash_clone(seed));
+            assert!(is_whole(&node, 1, LEN), "case {case}, seed {seed}");
         }
     }
 }

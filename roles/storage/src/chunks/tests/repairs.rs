@@ -8,7 +8,7 @@ use archipelago_store::nodes::wire::HeldChunk;
 use super::*;
 
 /// A put of a repair.
-fn begin(node: &StorageNode, chunk: ChunkId, payload: &[u8]) {
+pub(super) fn begin(node: &StorageNode, chunk: ChunkId, payload: &[u8]) {
     let put = StoreMessage::PutChunk {
         chunk,
         stamp: None,
@@ -20,14 +20,26 @@ fn begin(node: &StorageNode, chunk: ChunkId, payload: &[u8]) {
     done(ask(node, put, payload).0).unwrap();
 }
 
-fn seal_for(
+/// The descriptor of a chunk that a repair makes on the node.
+fn repaired(
+    node: &StorageNode,
+    chunk: ChunkId,
+    len: usize,
+    retaining: &[VolumeId],
+) -> ChunkDescriptor {
+    let placement = PlacementEpoch { counter: 2, repairer: node.storage() };
+    let retaining = retaining.to_vec();
+    ChunkDescriptor { placement, retaining, ..descriptor(node, chunk, len) }
+}
+
+/// Seals a chunk as a repair does.
+pub(super) fn seal_for(
     node: &StorageNode,
     chunk: ChunkId,
     len: usize,
     retaining: &[VolumeId],
 ) -> Result<(), RefusalWhy> {
-    let retaining = retaining.to_vec();
-    let descriptor = ChunkDescriptor { retaining, ..descriptor(node, chunk, len) };
+    let descriptor = repaired(node, chunk, len, retaining);
     tell(node, StoreMessage::SealChunk { stamp: None, descriptor })
 }
 
@@ -68,6 +80,24 @@ fn release_during_a_repair_is_not_undone_by_its_seal() {
     node.abandon_repair(chunk(2));
     assert!(describe(&node, chunk(2).blob).is_empty());
     assert_eq!(files(&fs, "/n").len(), 1);
+}
+
+#[test]
+fn repair_does_not_bring_back_what_its_writer_released() {
+    let fs = MemFs::new();
+    let node = open(&fs);
+    let payload = bytes(1, LEN);
+    release(&node, 1, STAMP).unwrap();
+    begin(&node, chunk(1), &payload);
+    // The holder that is copied has missed the release.
+    assert!(node.has_released(&repaired(&node, chunk(1), LEN, &[VOLUME])));
+    assert!(seal_for(&node, chunk(1), LEN, &[VOLUME]).is_err());
+    node.abandon_repair(chunk(1));
+    assert!(files(&fs, "/n").is_empty());
+    begin(&node, chunk(1), &payload);
+    assert!(!node.has_released(&repaired(&node, chunk(1), LEN, &[VOLUME, OTHER])));
+    seal_for(&node, chunk(1), LEN, &[VOLUME, OTHER]).unwrap();
+    assert_eq!(describe(&node, chunk(1).blob)[0].retaining, [OTHER]);
 }
 
 #[test]

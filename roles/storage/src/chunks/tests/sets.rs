@@ -3,7 +3,7 @@
 use super::*;
 
 fn retain(node: &StorageNode, number: u8, volume: VolumeId) -> Result<(), RefusalWhy> {
-    tell(node, StoreMessage::Retain { blobs: vec![chunk(number).blob], volume })
+    tell(node, StoreMessage::Retain { blobs: vec![chunk(number).blob], stamp: stamp(volume) })
 }
 
 fn stamp(volume: VolumeId) -> Stamp {
@@ -51,7 +51,7 @@ fn retain_of_a_missing_blob_changes_nothing() {
     let node = open(&MemFs::new());
     write(&node, 1, LEN);
     let blobs = vec![chunk(1).blob, chunk(2).blob];
-    let refused = tell(&node, StoreMessage::Retain { blobs, volume: OTHER });
+    let refused = tell(&node, StoreMessage::Retain { blobs, stamp: stamp(OTHER) });
     assert_eq!(refused, Err(RefusalWhy::NotThere));
     assert_eq!(retaining(&node, 1), [VOLUME]);
 }
@@ -66,6 +66,17 @@ fn release_of_a_fenced_owner_is_refused() {
     assert!(is_whole(&node, 1, LEN));
     release(&node, 1, newer).unwrap();
     assert!(!is_whole(&node, 1, LEN));
+}
+
+#[test]
+fn retain_of_a_fenced_owner_is_refused() {
+    let node = open(&MemFs::new());
+    write(&node, 1, LEN);
+    let newer = Stamp { epoch: Epoch(9), ..stamp(OTHER) };
+    tell(&node, StoreMessage::PromiseEpoch { stamp: newer }).unwrap();
+    assert_eq!(retain(&node, 1, OTHER), Err(RefusalWhy::Fenced));
+    assert_eq!(retaining(&node, 1), [VOLUME]);
+    assert_eq!(list(&node, OTHER), []);
 }
 
 #[test]

@@ -18,7 +18,9 @@ use archipelago_store::VolumeId;
 use archipelago_store::nodes::StorageId;
 use archipelago_store::nodes::client::NodeClient;
 use archipelago_store::nodes::repairs::{RepairExecutor, RepairHost};
-use archipelago_store::nodes::wire::{ChunkId, StorageReport, StoreMessage, envelope};
+use archipelago_store::nodes::wire::{
+    ChunkDescriptor, ChunkId, StorageReport, StoreMessage, envelope,
+};
 
 use super::worker::Worker;
 use super::{MANAGER, Machine, World};
@@ -117,6 +119,10 @@ impl RepairHost for NodeAsHost {
     fn abandon_repair(&self, chunk: ChunkId) {
         let node = Arc::clone(&self.node);
         self.worker.run(move || node.abandon_repair(chunk));
+    }
+
+    fn has_released(&self, blob: &ChunkDescriptor) -> bool {
+        self.node.has_released(blob)
     }
 
     fn promised_epoch(&self, volume: VolumeId) -> Epoch {

@@ -9,8 +9,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use archipelago_base::Epoch;
 use archipelago_base::runtime::{Boxed, Runtime};
+use archipelago_base::{Epoch, Result};
 use parking_lot::Mutex;
 
 use super::super::super::StorageId;
@@ -164,7 +164,9 @@ impl FakeNode {
         own.filter_map(|(_, chunk)| chunk.descriptor.clone()).collect()
     }
 
-    fn retain(&mut self, blob: BlobId, volume: VolumeId) -> Result<(), NodeFailure> {
+    fn retain(&mut self, blob: BlobId, stamp: Stamp) -> Result<(), NodeFailure> {
+        self.admit(stamp)?;
+        let volume = stamp.volume;
         let sealed = self.chunks.iter_mut().filter(|(id, _)| id.blob == blob);
         let sealed: Vec<_> = sealed.filter_map(|(_, chunk)| chunk.descriptor.as_mut()).collect();
         if sealed.is_empty() {
@@ -230,6 +232,8 @@ pub(super) struct FakeNodes {
     card: Mutex<FakeCard>,
     /// Nodes that the managers call down.
     down: Mutex<BTreeSet<StorageId>>,
+    /// Nodes that the managers call lost for good.
+    lost: Mutex<BTreeSet<StorageId>>,
 }
 
 /// The client's card, which sends one message after the other.
@@ -254,6 +258,7 @@ impl FakeNodes {
             stats: ClientStats::default(),
             card: Mutex::default(),
             down: Mutex::default(),
+            lost: Mutex::default(),
         })
     }
 
@@ -278,6 +283,11 @@ impl FakeNodes {
     /// Lets the managers call exactly these nodes down.
     pub(super) fn set_down(&self, down: &[StorageId]) {
         *self.down.lock() = down.iter().copied().collect();
+    }
+
+    /// Lets the managers call exactly these nodes lost for good.
+    pub(super) fn set_lost(&self, lost: &[StorageId]) {
+        *self.lost.lock() = lost.iter().copied().collect();
     }
 
     /// The nodes with chunks of a blob.
@@ -376,6 +386,20 @@ impl ChunkNodes for FakeNodes {
         Box::pin(std::future::ready(reports))
     }
 
+    fn awaited(&self) -> Boxed<'_, Result<Vec<StorageId>>> {
+        let lost = self.lost.lock().clone();
+        let mut awaited: Vec<StorageId> = self.ids();
+        awaited.retain(|id| !lost.contains(id));
+        Box::pin(async move { Ok(awaited) })
+    }
+
+    fn lost<'a>(&'a self, nodes: &'a [StorageId]) -> Boxed<'a, Vec<StorageId>> {
+        let lost = self.lost.lock();
+        let lost: Vec<StorageId> =
+            nodes.iter().copied().filter(|node| lost.contains(node)).collect();
+        Box::pin(std::future::ready(lost))
+    }
+
     fn put<'a>(&'a self, to: StorageId, put: ChunkPut<'a>, terms: CallTerms) -> Called<'a, ()> {
         let bytes = (put.bytes.len() + 4 * put.crcs.len()) as u64;
         self.call(to, bytes, terms, move |node| node.put(&put))
@@ -418,10 +442,10 @@ impl ChunkNodes for FakeNodes {
         &self,
         at: StorageId,
         blob: BlobId,
-        volume: VolumeId,
+        stamp: Stamp,
         terms: CallTerms,
     ) -> Called<'_, ()> {
-        self.call(at, 0, terms, move |node| node.retain(blob, volume))
+        self.call(at, 0, terms, move |node| node.retain(blob, stamp))
     }
 
     fn release<'a>(

@@ -608,6 +608,35 @@ fn empty_log_leaves_nothing_on_its_nodes_when_it_is_removed() {
 }
 
 #[test]
+fn removal_of_a_volume_removes_copies_that_repairs_make() {
+    // A message takes 100 µs. The copy is made between list and removal, and after the removal.
+    for at_us in [550, 650] {
+        let world = World::new(19, 4);
+        let store = world.store(quick());
+        let mut writer = world.create(&store, log(1), FileClass::Wal);
+        append(&mut *writer, 1000).expect("acknowledged");
+        let _layout = writer.finish().expect("finished");
+        drop(writer);
+        world.sleep(10);
+        let at = ExtentAt { log: log(1), extent: 1 };
+        let held: Vec<StorageId> =
+            world.pool.holders(at).into_iter().map(|(node, ..)| node).collect();
+        let new = world.pool.nodes().into_iter().find(|node| !held.contains(node)).expect("one");
+        let extent = world.pool.extent(at, held[0]);
+        world.pool.set_delay(100_000..100_001);
+        let (pool, host) = (world.pool.clone(), world.host.clone());
+        let _repair = world.host.spawn("repair", async move {
+            let runtime: &dyn Runtime = &host;
+            runtime.sleep(Duration::from_micros(at_us)).await;
+            pool.give(at, extent, new);
+        });
+        assert_eq!(store.release_volume(VOLUME, Epoch(2)).expect("removed"), 1);
+        world.sleep(10);
+        assert_eq!(world.pool.holders(at), [], "a copy was made after {at_us} µs");
+    }
+}
+
+#[test]
 fn another_process_reads_what_is_acknowledged() {
     let world = World::new(18, 3);
     let (store, other) = (world.store(quick()), world.store(quick()));

@@ -33,8 +33,9 @@ pub(super) enum Health {
     Refusing(RefusalWhy),
 }
 
+/// An extent on a node.
 #[derive(Clone, Debug)]
-struct ModelExtent {
+pub(super) struct ModelExtent {
     volume: VolumeId,
     epoch: Epoch,
     start: u64,
@@ -190,6 +191,16 @@ impl ModelPool {
     /// The requests that a node has received.
     pub(super) fn received(&self, node: StorageId) -> Vec<StoreMessage> {
         self.state.lock().node(node).received.clone()
+    }
+
+    /// The extent of a node.
+    pub(super) fn extent(&self, at: ExtentAt, node: StorageId) -> ModelExtent {
+        self.state.lock().node(node).extents.get(&at).cloned().expect("an extent of the node")
+    }
+
+    /// Gives a node an extent, as a repair does.
+    pub(super) fn give(&self, at: ExtentAt, extent: ModelExtent, node: StorageId) {
+        self.state.lock().node(node).extents.insert(at, extent);
     }
 
     /// The nodes that have an extent, with its number of bytes and whether it is sealed.

@@ -508,3 +508,24 @@ fn steps_that_are_left_out_are_noticed() {
         assert!(is_noticed, "{sabotage:?}");
     }
 }
+
+#[test]
+fn blob_that_was_released_on_the_node_is_not_copied() {
+    let model = Model::new(1, None);
+    let (other, me) = (StorageId(1), StorageId(2));
+    let held = model.nodes[&other].sealed.values().next().expect("a chunk").clone();
+    let holder = held.holders.iter().find(|holder| holder.storage == me).expect("a holder");
+    let chunk = ChunkId { blob: BLOB, index: holder.chunk };
+    let mut repair = ChunkRepair::new(me, ChunkDescriptor { chunk, ..held.clone() }, None);
+    let look = RepairInput::Described(vec![(other, vec![held]), (me, Vec::new())]);
+    assert!(matches!(repair.start(), RepairAction::Describe(_)));
+    assert_eq!(repair.step(look.clone()), RepairAction::Begin);
+    let begun = repair.step(RepairInput::Begun { is_sealed: false });
+    assert!(matches!(begun, RepairAction::Describe(_)));
+    let RepairAction::Copy { descriptor, .. } = repair.step(look) else {
+        panic!("the sets are known")
+    };
+    assert_eq!(descriptor.retaining, [WRITER]);
+    assert_eq!(repair.step(RepairInput::Released), RepairAction::Abandon);
+    assert_eq!(repair.step(RepairInput::Done), RepairAction::Done(RepairEnd::Gone));
+}

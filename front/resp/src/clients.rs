@@ -96,7 +96,7 @@ pub(crate) struct Client {
     pub(crate) commands: AtomicU64,
     /// Size of the input buffer in bytes.
     pub(crate) input_bytes: AtomicU64,
-    /// Bytes received of requests that are not complete.
+    /// Bytes received that were not executed.
     pub(crate) unread_bytes: AtomicU64,
     /// Size of the output buffer when the last replies were sent, in bytes.
     pub(crate) reply_bytes: AtomicU64,

@@ -4,16 +4,23 @@
 //! If the store answers within a microsecond, the other connections of the thread run what they
 //! have received before anything is sent.
 //!
+//! A client may send its whole pipeline before it reads a reply. Therefore the task also receives
+//! while the client takes no output, up to a limit ([`Pipeline::make_room_ahead`]). At the limit it
+//! waits for the client to read, or for memory.
+//!
 //! The task ends when the client closes the connection or asks for it, after a protocol error,
-//! after the idle timeout, or when the server stops. When the server stops, the task first runs the
-//! commands that the client has sent. It closes the connection of three kinds of clients without
-//! sending all replies:
+//! after the idle timeout, or when it is asked to stop. Then it first runs the commands that it has
+//! received, and those that it reads within [`STALL`] after that without a pause. It drops what
+//! arrives or waits later. It closes the connection of four kinds of clients without sending all
+//! replies:
 //!
 //! 1. A client that was asked to stop and takes no byte of its replies for [`STALL`].
-//! 2. A client that holds memory of a [share](crate::memory) that other clients wait for, and makes
+//! 2. A client that was asked to stop and has commands left after
+//!    [`ServerOptions::shutdown_grace`](crate::ServerOptions::shutdown_grace).
+//! 3. A client that holds memory of a [share](crate::memory) that other clients wait for, and makes
 //!    no progress.
-//! 3. A client that makes no progress for the idle timeout. Progress is a command, [`FREE_BYTES`]
-//!    of one, or any part of a reply that the client takes.
+//! 4. A client that makes no progress for the idle timeout. Progress is a command, [`FREE_BYTES`]
+//!    of input, or any part of a reply that the client takes.
 //!
 //! Failure: an error of the socket ends this connection and nothing else. Cost: the stream is a
 //! socket, or TLS over a socket ([`serve_tls`]). The compiler generates the code for each, so TLS
@@ -44,8 +51,18 @@ use crate::session::Session;
 /// Pause before the task reads more of a large request while memory is short.
 const PRESSURE_PAUSE: Duration = Duration::from_millis(5);
 
-/// Time after which a connection that is to end is closed, although its client takes no reply.
+/// Pause before the task checks again whether there is memory for more of a pipeline whose client
+/// takes no reply.
+const AHEAD_PAUSE: Duration = Duration::from_millis(100);
+
+/// Time after which a connection that is to end is closed, although its client takes no reply. It
+/// is also the time for which such a connection still reads what arrives without a pause, and the
+/// time for which it drops what arrives after that.
 const STALL: Duration = Duration::from_millis(500);
+
+/// Size in bytes of the buffer for input that a connection drops before it is closed. A shutdown
+/// may need one for each client.
+const DROPPED_BYTES: usize = 4 << 10;
 
 /// Time limit of the TLS handshake.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
@@ -83,14 +100,29 @@ where
     let session = Session::new(shared, client, commands::table());
     let pipeline = Pipeline::new(&session);
     let sends_late = session.shared.store.overlaps_reads();
-    let mut connection =
-        Connection { session, pipeline, stream, sends_late, since: None, received: 0 };
+    let mut connection = Connection {
+        session,
+        pipeline,
+        stream,
+        sends_late,
+        is_ahead: false,
+        stopping_since: None,
+        stop_noticed: None,
+        leaves_input: false,
+        input_error: None,
+        since: None,
+        received: 0,
+    };
     if let Err(error) = connection.converse().await {
         tracing::debug!(client = connection.session.client.id, %error, "connection failed");
     }
     // This also sends the end of a TLS session, for which a client that does not read would make
     // the task wait.
     let _ = timeout(STALL, connection.stream.shutdown()).await;
+    if connection.leaves_input {
+        // A close with unread bytes would discard replies that were sent.
+        let _ = timeout(STALL, drop_input(&mut connection.stream, DROPPED_BYTES)).await;
+    }
 }
 
 /// Serves TLS over `stream` until the connection ends.
@@ -119,6 +151,17 @@ struct Connection<S> {
     stream: S,
     /// Whether replies wait until the other connections of the thread have run their commands.
     sends_late: bool,
+    /// Whether input has arrived while replies were sent. It runs before the next read.
+    is_ahead: bool,
+    /// Time from which the task has read only what arrives without a pause, because it is to stop.
+    stopping_since: Option<Instant>,
+    /// Time at which the task has noticed that it is to stop. Commands may be left then.
+    stop_noticed: Option<Instant>,
+    /// Whether the task ends before it has read all input.
+    leaves_input: bool,
+    /// Error of the input that occurred while replies were sent. It ends the task after the
+    /// commands that arrived before it.
+    input_error: Option<io::Error>,
     /// Time from which the task has waited for the client; `None` after progress of the client.
     since: Option<Instant>,
     /// Bytes received since that time.
@@ -130,6 +173,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         loop {
             self.pipeline.push_invalidations(&self.session);
             let late = self.sends_late && self.session.shared.clients.are_several();
+            self.is_ahead = false;
             let ran = self.pipeline.run(&self.session, late);
             if self.pipeline.has_consumed() {
                 (self.since, self.received) = (None, 0);
@@ -142,6 +186,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             if self.session.closing.get() {
                 return Ok(());
             }
+            if self.is_grace_over() {
+                self.leaves_input = true;
+                self.session.shared.cut_off.fetch_add(1, Ordering::Relaxed);
+                return Ok(());
+            }
             match ran {
                 PipelineProgress::All => {}
                 PipelineProgress::Early => continue,
@@ -151,6 +200,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
                 }
             }
             self.pipeline.tidy();
+            if self.is_ahead {
+                continue;
+            }
             if let Err(refusal) = self.wait_to_receive().await {
                 return self.refuse_request(&refusal).await;
             }
@@ -160,23 +212,40 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
                 sleep(PRESSURE_PAUSE).await;
             }
             self.send_invalidations().await?;
+            if self.is_ahead {
+                continue;
+            }
+            if let Some(error) = self.input_error.take() {
+                return Err(error);
+            }
             let stopping = self.session.client.is_stopping();
             let goes_on =
                 if stopping { self.take_what_is_there().await? } else { self.receive().await? };
             if !goes_on {
                 return Ok(());
             }
-            let unread_bytes = self.pipeline.input.len() as u64;
+            let unread_bytes = self.pipeline.unread_bytes();
             self.session.client.unread_bytes.store(unread_bytes, Ordering::Relaxed);
             self.pipeline.widen();
         }
+    }
+
+    /// Whether the connection ends although commands may be left, because
+    /// [`ServerOptions::shutdown_grace`](crate::ServerOptions::shutdown_grace) has passed since the
+    /// first call that noticed that it is to stop.
+    fn is_grace_over(&mut self) -> bool {
+        if !self.session.client.is_stopping() {
+            return false;
+        }
+        let grace = self.session.shared.options.shutdown_grace;
+        self.stop_noticed.get_or_insert_with(Instant::now).elapsed() > grace
     }
 
     /// Notes the sizes of the buffers, for CLIENT LIST and INFO.
     fn note_buffers(&self) {
         let (client, pipeline) = (&self.session.client, &self.pipeline);
         client.input_bytes.store(pipeline.input.capacity() as u64, Ordering::Relaxed);
-        client.unread_bytes.store(pipeline.input.len() as u64, Ordering::Relaxed);
+        client.unread_bytes.store(pipeline.unread_bytes(), Ordering::Relaxed);
         client.reply_bytes.store(pipeline.reply.capacity() as u64, Ordering::Relaxed);
     }
 
@@ -238,9 +307,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         self.session.shared.add(Stat::ErrorReplies, 1);
         self.pipeline.reply.error(&refusal.line());
         self.send().await?;
-        let mut dropped = vec![0; FREE_BYTES as usize];
-        let rest =
-            async { while self.stream.read(&mut dropped).await.is_ok_and(|read| read > 0) {} };
+        let rest = drop_input(&mut self.stream, FREE_BYTES as usize);
         tokio::select! {
             _ = timeout(LINGER, rest) => {}
             () = self.session.client.stopped() => {}
@@ -251,47 +318,81 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     /// Sends the output, if there is any.
     async fn send(&mut self) -> io::Result<()> {
         let bytes = self.pipeline.reply.bytes();
-        if bytes.is_empty() {
+        let len = bytes.len();
+        if len == 0 {
             return Ok(());
         }
-        let (client, shared) = (&self.session.client, &self.session.shared);
-        client.output_bytes.store(bytes.len() as u64, Ordering::Relaxed);
+        let client = &self.session.client;
+        client.output_bytes.store(len as u64, Ordering::Relaxed);
         // No other task writes this counter.
-        if bytes.len() as u64 > client.reply_bytes_peak.load(Ordering::Relaxed) {
-            client.reply_bytes_peak.store(bytes.len() as u64, Ordering::Relaxed);
+        if len as u64 > client.reply_bytes_peak.load(Ordering::Relaxed) {
+            client.reply_bytes_peak.store(len as u64, Ordering::Relaxed);
         }
         // A socket takes almost every reply immediately. Therefore the first attempt prepares
         // nothing for a client that does not read.
         let sent = poll_once(|context| Pin::new(&mut self.stream).poll_write(context, bytes)).await;
-        let (mut left, mut since) = (&bytes[taken(sent)?..], None);
-        let holds = self.pipeline.outgoing.is_some();
-        while !left.is_empty() {
-            let sent = tokio::select! {
-                biased;
-                sent = self.stream.write(left) => sent?,
-                failed = hindered(client, shared, holds, &mut since) => {
-                    failed?;
-                    continue;
-                }
-            };
-            if sent == 0 {
-                return Err(io::ErrorKind::WriteZero.into());
-            }
-            (left, since) = (&left[sent..], None);
-        }
+        let sent = taken(sent)?;
         // TLS may still hold the last record. A socket holds nothing.
-        match poll_once(|context| Pin::new(&mut self.stream).poll_flush(context)).await {
+        let flushed = match sent < len {
+            true => None,
+            false => poll_once(|context| Pin::new(&mut self.stream).poll_flush(context)).await,
+        };
+        match flushed {
             Some(flushed) => flushed?,
-            None => tokio::select! {
-                biased;
-                flushed = self.stream.flush() => flushed?,
-                () = stalled(client) => return Err(cut_off(shared)),
-            },
+            None => self.send_rest(sent).await?,
         }
-        client.output_bytes.store(0, Ordering::Relaxed);
-        shared.add(Stat::OutputBytes, bytes.len() as u64);
+        self.session.client.output_bytes.store(0, Ordering::Relaxed);
+        self.session.shared.add(Stat::OutputBytes, len as u64);
         self.pipeline.reply.truncate(0);
         Ok(())
+    }
+
+    /// Sends the output after its first `sent` bytes, which the stream has taken already. While the
+    /// client takes nothing, the task receives what the client sends. Otherwise a client that sends
+    /// its whole pipeline first would wait for the server, and the server for the client.
+    async fn send_rest(&mut self, mut sent: usize) -> io::Result<()> {
+        let (client, shared) = (&self.session.client, &self.session.shared);
+        let (mut since, mut received, mut has_input) = (None, 0, self.input_error.is_none());
+        loop {
+            let wants_input = has_input && !client.is_stopping();
+            let receives = wants_input && self.pipeline.make_room_ahead(&self.session);
+            let held = HeldShares {
+                incoming: self.pipeline.incoming.is_some(),
+                outgoing: self.pipeline.outgoing.is_some(),
+            };
+            let (stream, pipeline) = (&mut self.stream, &mut self.pipeline);
+            let mut duplex = Duplex { stream, pipeline, sent, receives };
+            let transfer = tokio::select! {
+                biased;
+                transfer = poll_fn(|context| duplex.poll(context)) => transfer?,
+                checked = hindered(client, shared, held, &mut since) => {
+                    checked?;
+                    continue;
+                }
+                () = sleep(AHEAD_PAUSE), if wants_input && !receives => continue,
+            };
+            match transfer {
+                Transfer::Flushed => return Ok(()),
+                Transfer::Sent(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Transfer::Sent(bytes) => {
+                    sent += bytes;
+                    (since, received) = (None, 0);
+                }
+                Transfer::Received(bytes) => {
+                    self.is_ahead = true;
+                    shared.add(Stat::InputBytes, bytes as u64);
+                    self.note_buffers();
+                    received += bytes as u64;
+                    if received > FREE_BYTES {
+                        (since, received) = (None, 0);
+                    }
+                }
+                Transfer::InputEnded(error) => {
+                    has_input = false;
+                    self.input_error = error;
+                }
+            }
+        }
     }
 
     /// Waits for input, or until the connection is woken. It returns `false` at the end of the
@@ -323,8 +424,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     }
 
     /// Reads the bytes that have arrived, without waiting, because the connection is to stop. It
-    /// returns `false` if nothing has arrived.
+    /// returns `false` if nothing has arrived. It also does so when [`STALL`] has passed since the
+    /// first call, because a client that sends without a pause would never be closed otherwise.
     async fn take_what_is_there(&mut self) -> io::Result<bool> {
+        if self.stopping_since.get_or_insert_with(Instant::now).elapsed() > STALL {
+            self.leaves_input = true;
+            return Ok(false);
+        }
         // Without `unconstrained`, a task that has used up its budget would see no input.
         let read = tokio::task::unconstrained(self.stream.read_buf(&mut self.pipeline.input));
         let mut read = pin!(read);
@@ -333,6 +439,58 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             None => Ok(false),
         }
     }
+}
+
+/// Progress of a connection in one of its two directions.
+enum Transfer {
+    /// The stream has taken this number of bytes of the output.
+    Sent(usize),
+    /// The stream holds no bytes of the output back.
+    Flushed,
+    /// This number of bytes of input has arrived.
+    Received(usize),
+    /// No more input arrives, because it has ended, or because of this error. A later read would
+    /// not return the error again in every case.
+    InputEnded(Option<io::Error>),
+}
+
+/// Both directions of a connection whose client does not take all output immediately.
+struct Duplex<'a, S> {
+    stream: &'a mut S,
+    pipeline: &'a mut Pipeline,
+    /// Bytes of the output that the stream has taken.
+    sent: usize,
+    /// Whether input is received. The caller has made room for it.
+    receives: bool,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Duplex<'_, S> {
+    /// Sends output. It receives input only if the stream takes no output now.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Transfer>> {
+        let left = &self.pipeline.reply.bytes()[self.sent..];
+        let stream = Pin::new(&mut *self.stream);
+        let sent = match left.is_empty() {
+            true => stream.poll_flush(context).map_ok(|()| Transfer::Flushed),
+            false => stream.poll_write(context, left).map_ok(Transfer::Sent),
+        };
+        if sent.is_ready() || !self.receives {
+            return sent;
+        }
+        let read = pin!(self.stream.read_buf(&mut self.pipeline.input));
+        read.poll(context).map(|read| {
+            Ok(match read {
+                Ok(0) => Transfer::InputEnded(None),
+                Ok(bytes) => Transfer::Received(bytes),
+                Err(error) => Transfer::InputEnded(Some(error)),
+            })
+        })
+    }
+}
+
+/// Reads and drops input until it ends or fails.
+async fn drop_input<S: AsyncRead + Unpin>(stream: &mut S, buffer_bytes: usize) {
+    let mut dropped = vec![0; buffer_bytes];
+    while stream.read(&mut dropped).await.is_ok_and(|read| read > 0) {}
 }
 
 /// Polls once and returns the result, or `None` if there is none yet. Then the caller has to poll
@@ -365,13 +523,20 @@ fn timed_out(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, why)
 }
 
+/// Shares of which a connection holds memory while its client takes no output.
+#[derive(Clone, Copy)]
+struct HeldShares {
+    incoming: bool,
+    outgoing: bool,
+}
+
 /// Returns an error when a client that takes no output has to be closed. It returns without an
 /// error when the connection is woken, and then the caller checks everything again. `since` is the
 /// time of the client's last progress, or the time from which it was waited for.
 async fn hindered(
     client: &Client,
     shared: &ServerState,
-    holds: bool,
+    held: HeldShares,
     since: &mut Option<Instant>,
 ) -> io::Result<()> {
     let since = *since.get_or_insert_with(Instant::now);
@@ -379,12 +544,16 @@ async fn hindered(
         sleep(STALL).await;
         return Err(cut_off(shared));
     }
+    let (memory, wait) = (&shared.memory, shared.options.memory_wait);
     tokio::select! {
         () = client.woken() => Ok(()),
         () = idle(shared.settings.idle_timeout(), Some(since)) => Err(timed_out("it was idle")),
-        () = kept_waiting(&shared.memory.outgoing, holds, shared.options.memory_wait, Some(since)) => {
+        () = kept_waiting(&memory.outgoing, held.outgoing, wait, Some(since)) => {
             shared.add(Stat::OutputLimit, 1);
             Err(timed_out("it does not read, and others need memory for replies"))
+        }
+        () = kept_waiting(&memory.incoming, held.incoming, wait, Some(since)) => {
+            Err(timed_out("it does not read, and others need memory for requests"))
         }
     }
 }
@@ -408,10 +577,4 @@ async fn kept_waiting(share: &Share, holds: bool, wait: Duration, since: Option<
     while !share.is_wanted() {
         sleep(wait / 8).await;
     }
-}
-
-/// Returns when the client was asked to stop and [`STALL`] has passed since.
-async fn stalled(client: &Client) {
-    client.stopped().await;
-    sleep(STALL).await;
 }

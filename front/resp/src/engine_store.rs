@@ -167,7 +167,11 @@ impl EngineStore {
     fn write_with(&self, ops: &[Op<'_>], options: &WriteOptions) -> Result<()> {
         self.write_batch(options, |batch| {
             ops.iter().try_for_each(|op| self.encode(batch, self.index, op))
-        })
+        })?;
+        if ops.iter().any(removes_all) {
+            self.give_space_back(self.index);
+        }
+        Ok(())
     }
 
     /// Fills a batch with `encode` and writes it.
@@ -383,7 +387,8 @@ impl Databases for EngineStore {
             ops.into_iter().try_for_each(|(index, op)| self.encode(batch, index, op))
         };
         if change.order == Order::IDENTITY {
-            self.write_batch(&self.write_options, encode)?;
+            let options = WriteOptions { space_use: change.space_use, ..self.write_options };
+            self.write_batch(&options, encode)?;
         } else {
             databases.holding_writers(|| self.write_with_order(change, encode))?;
         }
@@ -464,11 +469,7 @@ impl Store for EngineStore {
     }
 
     fn write(&self, ops: &[Op<'_>]) -> Result<()> {
-        self.write_with(ops, &self.write_options)?;
-        if ops.iter().any(removes_all) {
-            self.give_space_back(self.index);
-        }
-        Ok(())
+        self.write_with(ops, &self.write_options)
     }
 
     fn version(&self, key: &[u8]) -> Result<Option<u64>> {

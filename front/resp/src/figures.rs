@@ -121,8 +121,10 @@ impl ServerMonitor {
     }
 
     /// Closes the connections of the clients that track keys, after the commands that they have
-    /// sent, and returns their number. A server that may not answer reads any more calls it,
-    /// because it cannot tell these clients which of their cached values change.
+    /// sent, and returns their number. Commands that are left after
+    /// [`ServerOptions::shutdown_grace`](crate::ServerOptions::shutdown_grace) are dropped. A
+    /// server that may not answer reads any more calls it, because it cannot tell these clients
+    /// which of their cached values change.
     pub fn close_tracking_clients(&self) -> usize {
         let clients = self.0.clients.all();
         let tracking = clients

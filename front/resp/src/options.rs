@@ -44,7 +44,8 @@ pub struct ServerOptions {
     /// Settings of TLS. Default `None`: connections are plain.
     pub tls: Option<TlsOptions>,
     /// Time that a shutdown waits for running commands and for slow readers. It does not wait for
-    /// clients that take nothing. Default 10 s.
+    /// clients that take nothing. After this time, a connection that was asked to stop, for example
+    /// by CLIENT KILL, executes no more of the commands that it has received. Default 10 s.
     pub shutdown_grace: Duration,
     /// Limits of a request.
     pub limits: Limits,

@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use crate::databases::{DATABASES, Order};
 use crate::options::ServerOptions;
 use crate::overlay::Overlay;
-use crate::store::{JointWrite, Store};
+use crate::store::{JointWrite, SpaceUse, Store};
 
 /// Overlays of one transaction, and the order that it gives the databases.
 pub(crate) struct Overlays {
@@ -75,6 +75,10 @@ impl Overlays {
         let used: Vec<_> = used.collect();
         let writes = used.iter().map(|(number, changes)| (*number, changes.ops()));
         let writes = writes.filter(|(_, ops)| !ops.is_empty()).collect();
-        write(&JointWrite { writes, order: *self.order.lock() })
+        let space_use = match used.iter().all(|(_, one)| one.space_use() == SpaceUse::Frees) {
+            true => SpaceUse::Frees,
+            false => SpaceUse::Takes,
+        };
+        write(&JointWrite { writes, order: *self.order.lock(), space_use })
     }
 }

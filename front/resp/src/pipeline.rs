@@ -11,7 +11,9 @@
 //!    them, and the group is counted as one. A few plain commands at the end of the input may join
 //!    those of other connections ([`crate::connection_batch`]).
 //! 3. Output does not grow beyond [`REPLY_FLUSH_BYTES`] plus one reply before it is sent. So a
-//!    client that does not read delays only itself.
+//!    client that does not read delays only itself. Meanwhile its input may grow up to a quarter of
+//!    the share for requests, but not beyond the size of the largest request. It holds its bytes
+//!    beyond [`FREE_BYTES`] of that share.
 //! 4. Output of more than [`FREE_BYTES`] holds its bytes of the share for replies. If a command
 //!    only reads and its reply does not fit, the reply is dropped, and the command runs again when
 //!    there is memory.
@@ -103,8 +105,12 @@ pub(crate) struct Pipeline {
     /// Bytes that the incomplete command still needs.
     wanted: usize,
     charge: Charge,
-    /// Memory that the incomplete command holds of the share for requests.
+    /// Memory that the incomplete command, or a pipeline that has arrived ahead, holds of the share
+    /// for requests.
     pub(crate) incoming: Held,
+    /// Whether the input buffer may be larger than its incomplete command needs, because input has
+    /// arrived while the output was sent.
+    may_be_oversized: bool,
     /// Memory that the output holds of the share for replies.
     pub(crate) outgoing: Held,
     blocked: Option<Blocked>,
@@ -127,6 +133,7 @@ impl Pipeline {
             wanted: 0,
             charge: options.budget.hold(MemoryClass::Request, 0),
             incoming: Held::default(),
+            may_be_oversized: false,
             outgoing: Held::default(),
             blocked: None,
         }
@@ -395,19 +402,87 @@ impl Pipeline {
         self.outgoing.shrink(0);
     }
 
+    /// Bytes of the input that were not executed.
+    pub(crate) fn unread_bytes(&self) -> u64 {
+        (self.input.len() - self.consumed) as u64
+    }
+
     /// Moves an incomplete command to the front of the input, and frees the memory of a large one.
     /// The caller has sent the output.
     pub(crate) fn tidy(&mut self) {
         self.sent();
         self.parser.shrink();
+        let is_one_command = self.consumed == 0 && !self.may_be_oversized;
         if self.consumed == self.input.len() {
             self.input.clear();
-            self.input.shrink_to(INPUT_BYTES_USUAL);
             self.wanted = 0;
         } else if self.consumed > 0 {
             self.input.drain(..self.consumed);
         }
-        self.consumed = 0;
+        if self.input.is_empty() || !is_one_command {
+            self.input.shrink_to(INPUT_BYTES_USUAL);
+            let bytes = self.input.capacity() as u64;
+            self.incoming.shrink(if bytes > FREE_BYTES { bytes } else { 0 });
+        }
+        (self.consumed, self.may_be_oversized) = (0, false);
+    }
+
+    /// Makes room for input that arrives while the client takes no output. What the buffer takes
+    /// beyond [`FREE_BYTES`] it holds of the share for requests, without waiting for it. Returns
+    /// `false` if the input may not grow now: it has the largest size for one client, memory is
+    /// short, or the client has not logged in.
+    pub(crate) fn make_room_ahead(&mut self, session: &Session) -> bool {
+        self.drop_executed();
+        let (len, capacity) = (self.input.len(), self.input.capacity());
+        if len < capacity {
+            return true;
+        }
+        let bytes = match capacity < INPUT_BYTES_USUAL {
+            true => Some(INPUT_BYTES_USUAL),
+            false => self.hold_ahead(session),
+        };
+        let Some(bytes) = bytes else { return false };
+        self.input.reserve_exact(bytes - len);
+        self.may_be_oversized = true;
+        self.charge_memory();
+        true
+    }
+
+    /// Holds memory for a larger input buffer. Returns the new size of the buffer in bytes. If the
+    /// share has too little left to double the buffer, the buffer grows by a smaller part. Each
+    /// part is so large that the copies of a growing buffer stay cheap.
+    fn hold_ahead(&mut self, session: &Session) -> Option<usize> {
+        if !session.is_authenticated() || self.should_wait(session) {
+            return None;
+        }
+        let (capacity, shared) = (self.input.capacity(), &session.shared);
+        let share = &shared.memory.incoming;
+        let request_bytes_max = shared.options.limits.request_bytes_max as u64;
+        // The rest of the share remains for requests of other clients.
+        let most = request_bytes_max.min(share.limit_bytes() / 4) as usize;
+        let sizes = [1, 2, 4, 8].map(|part| {
+            let growth = (capacity / part).max(INPUT_BYTES_USUAL);
+            capacity.saturating_add(growth).min(most)
+        });
+        let incoming = &mut self.incoming;
+        sizes.into_iter().find(|&size| size > capacity && share.try_hold(incoming, size as u64))
+    }
+
+    /// Removes the executed commands from the input, if that moves at most as many bytes as it
+    /// removes. The command that waits for its reply remains. No span of a pending command exists,
+    /// because the output is being sent.
+    fn drop_executed(&mut self) {
+        assert!(self.pending.is_empty(), "some commands are not answered");
+        let executed = self.blocked.map_or(self.consumed, |blocked| blocked.start);
+        if executed == 0 || executed < self.input.len() - executed {
+            return;
+        }
+        self.input.drain(..executed);
+        self.may_be_oversized = true;
+        self.consumed -= executed;
+        if let Some(blocked) = &mut self.blocked {
+            blocked.start -= executed;
+        }
     }
 
     /// Makes room for the next read, and more room for a command that needs it. The caller has

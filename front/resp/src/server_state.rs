@@ -25,7 +25,7 @@ use crate::options::ServerOptions;
 use crate::prefixes::{MemoryPrefixes, PrefixTable};
 use crate::settings::Settings;
 use crate::slowlog::SlowLog;
-use crate::store::{JointWrite, Op, Store};
+use crate::store::{JointWrite, Op, SpaceUse, Store};
 use crate::tracking::Tracking;
 use crate::watches::Watches;
 
@@ -172,7 +172,10 @@ impl ServerState {
     pub(crate) fn write_joint(&self, change: &JointWrite<'_>, writer: u64) -> Result<()> {
         let written = match (&change.writes[..], change.order) {
             ([], Order::IDENTITY) => return Ok(()),
-            ([(database, ops)], Order::IDENTITY) => self.databases[*database].write(ops),
+            ([(database, ops)], Order::IDENTITY) => match change.space_use {
+                SpaceUse::Takes => self.databases[*database].write(ops),
+                SpaceUse::Frees => self.databases[*database].write_freeing(ops),
+            },
             _ => match self.store.databases() {
                 Some(databases) => databases.write_joint(change),
                 None => Err(Error::unsupported("this store has one database only")),

@@ -26,6 +26,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use archipelago_base::{Error, Result};
+pub use archipelago_engine::disk_space::SpaceUse;
 pub use archipelago_engine::pinned::PinnedSlice;
 
 use crate::databases::Order;
@@ -89,6 +90,10 @@ pub struct JointWrite<'a> {
     pub writes: Vec<(usize, Vec<Op<'a>>)>,
     /// After the change, database `index` shows what database `order.at(index)` has shown.
     pub order: Order,
+    /// Effect of the writes on the space of the store, as far as the caller knows. With
+    /// [`SpaceUse::Frees`], a store on a full disk accepts them while it refuses other writes.
+    /// Another order takes space in any case.
+    pub space_use: SpaceUse,
 }
 
 /// The databases of a store: keyspaces that change together in one write.

@@ -229,10 +229,15 @@ fn set_reply_mode(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handl
         reply.ok();
     } else if args.is(2, "off") {
         session.reply_mode.set(ReplyMode::Off);
-    } else if !args.is(2, "skip") {
+    } else if args.is(2, "skip") {
+        session.reply_mode.set(match session.reply_mode.get() {
+            // SKIP within EXEC concerns the command after EXEC, however often it occurs.
+            ReplyMode::SkipNext if !session.is_inside() => ReplyMode::SkipAgain,
+            ReplyMode::On => ReplyMode::SkipNext,
+            mode => mode,
+        });
+    } else {
         return Err(Refusal::SYNTAX);
-    } else if session.reply_mode.get() == ReplyMode::On {
-        session.reply_mode.set(ReplyMode::SkipNext);
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use archipelago_env::mem::MemFs;
 
 use super::*;
 use crate::engine_store::EngineStore;
-use crate::store::{Databases, JointWrite, Op, Store};
+use crate::store::{Databases, JointWrite, Op, SpaceUse, Store};
 
 fn open(fs: Arc<dyn FileSystem>) -> Db {
     let components = Components { fs, ..Components::default() };
@@ -21,7 +21,7 @@ fn put(key: &'static [u8], value: &'static [u8]) -> Vec<Op<'static>> {
 
 fn swap(store: &EngineStore, a: usize, b: usize) -> Result<()> {
     let order = Order::IDENTITY.swapped(a, b);
-    store.write_joint(&JointWrite { writes: Vec::new(), order })
+    store.write_joint(&JointWrite { writes: Vec::new(), order, space_use: SpaceUse::Takes })
 }
 
 fn value(store: &EngineStore, index: usize, key: &[u8]) -> String {
@@ -229,7 +229,7 @@ fn joint_write_with_a_swap_is_one_write() {
     let store = filled(Arc::clone(&fs) as _);
     let order = Order::IDENTITY.swapped(0, 1).swapped(1, 9);
     let writes = vec![(0, put(b"k", b"new")), (1, vec![Op::Delete { key: b"k" }])];
-    store.write_joint(&JointWrite { writes, order }).unwrap();
+    store.write_joint(&JointWrite { writes, order, space_use: SpaceUse::Takes }).unwrap();
     for store in [store, reopened(fs.crash_clone(3))] {
         let values = [0, 1, 9].map(|index| value(&store, index, b"k"));
         assert_eq!(values, ["", "", "new"]);

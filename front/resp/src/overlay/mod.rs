@@ -11,6 +11,8 @@
 //! 2. The ranges of `cleared` are disjoint and do not touch.
 //! 3. The caller holds the stripes of all keys that the commands read or write, so the store below
 //!    does not change meanwhile.
+//! 4. The changes free space ([`Changes::space_use`]) if they only remove keys, and give records of
+//!    the store below another expiry. A store on a full disk accepts them.
 //!
 //! Cost: a copy of each written value. A scan merges the written keys of its range with those of
 //! the store below. Memory is charged to the byte budget and bounded. A transaction that writes
@@ -26,7 +28,8 @@ use archipelago_base::{Error, Result};
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 
 use crate::store::{
-    Head, KEY_BYTES_MAX, KeyRange, Keyspace, Op, PinnedSlice, Store, StoredValue, Visit, VisitKey,
+    Head, KEY_BYTES_MAX, KeyRange, Keyspace, Op, PinnedSlice, SpaceUse, Store, StoredValue, Visit,
+    VisitKey,
 };
 
 /// Bytes that a change takes besides its key and value.
@@ -36,6 +39,7 @@ const ENTRY_BYTES: u64 = 96;
 struct Written {
     value: Vec<u8>,
     expires_at_ms: Option<u64>,
+    space_use: SpaceUse,
 }
 
 /// The changes of a transaction to one database.
@@ -93,13 +97,33 @@ impl Changes {
         }
         for (key, point) in &self.points {
             ops.push(match point {
-                Some(Written { value, expires_at_ms }) => {
+                Some(Written { value, expires_at_ms, .. }) => {
                     Op::Put { key, value, expires_at_ms: *expires_at_ms }
                 }
                 None => Op::Delete { key },
             });
         }
         ops
+    }
+
+    /// Effect of all changes on the space of the store below.
+    pub(crate) fn space_use(&self) -> SpaceUse {
+        let mut written = self.points.values().flatten();
+        match written.any(|written| written.space_use == SpaceUse::Takes) {
+            true => SpaceUse::Takes,
+            false => SpaceUse::Frees,
+        }
+    }
+
+    /// Effect of a write of `key`, which would have the effect `alone` without the changes before
+    /// it. A value that is not in the store below takes space, also with another expiry.
+    fn space_use_at(&self, key: &[u8], alone: SpaceUse) -> SpaceUse {
+        let is_below = match self.points.get(key) {
+            Some(Some(written)) => written.space_use == SpaceUse::Frees,
+            Some(None) => false,
+            None => !self.is_cleared(key),
+        };
+        if is_below { alone } else { SpaceUse::Takes }
     }
 
     fn put(&mut self, key: &[u8], written: Option<Written>) {
@@ -171,6 +195,42 @@ impl Overlay {
             Some(written) => Some(self.shown(written)),
             None => changes.is_cleared(key).then_some(None),
         }
+    }
+
+    /// Notes `ops`, whose effect on the space of the store below is `space_use`.
+    fn change(&self, ops: &[Op<'_>], space_use: SpaceUse) -> Result<()> {
+        for op in ops {
+            // The store below would refuse the whole transaction for such a key.
+            if let Op::Put { key, .. } | Op::Delete { key } = op
+                && key.len() > KEY_BYTES_MAX
+            {
+                let len = key.len();
+                return Err(Error::invalid(format!(
+                    "a key of {len} bytes is too long: at most {KEY_BYTES_MAX}"
+                )));
+            }
+        }
+        let mut changes = self.changes.lock();
+        let (changes, charge) = &mut *changes;
+        for op in ops {
+            match *op {
+                Op::Put { key, value, expires_at_ms } => {
+                    let space_use = changes.space_use_at(key, space_use);
+                    let value = value.to_vec();
+                    changes.put(key, Some(Written { value, expires_at_ms, space_use }));
+                }
+                Op::Delete { key } => changes.put(key, None),
+                Op::DeleteRange { start, end } => changes.clear(start, end),
+            }
+        }
+        charge.resize(changes.bytes);
+        if changes.bytes > self.bytes_max {
+            return Err(Error::invalid(format!(
+                "the transaction writes more than {} bytes",
+                self.bytes_max
+            )));
+        }
+        Ok(())
     }
 
     /// Number of keys of the store below in a range.
@@ -272,36 +332,11 @@ impl Store for Overlay {
     }
 
     fn write(&self, ops: &[Op<'_>]) -> Result<()> {
-        for op in ops {
-            // The store below would refuse the whole transaction for such a key.
-            if let Op::Put { key, .. } | Op::Delete { key } = op
-                && key.len() > KEY_BYTES_MAX
-            {
-                let len = key.len();
-                return Err(Error::invalid(format!(
-                    "a key of {len} bytes is too long: at most {KEY_BYTES_MAX}"
-                )));
-            }
-        }
-        let mut changes = self.changes.lock();
-        let (changes, charge) = &mut *changes;
-        for op in ops {
-            match *op {
-                Op::Put { key, value, expires_at_ms } => {
-                    changes.put(key, Some(Written { value: value.to_vec(), expires_at_ms }));
-                }
-                Op::Delete { key } => changes.put(key, None),
-                Op::DeleteRange { start, end } => changes.clear(start, end),
-            }
-        }
-        charge.resize(changes.bytes);
-        if changes.bytes > self.bytes_max {
-            return Err(Error::invalid(format!(
-                "the transaction writes more than {} bytes",
-                self.bytes_max
-            )));
-        }
-        Ok(())
+        self.change(ops, SpaceUse::Takes)
+    }
+
+    fn write_freeing(&self, ops: &[Op<'_>]) -> Result<()> {
+        self.change(ops, SpaceUse::Frees)
     }
 
     fn version(&self, key: &[u8]) -> Result<Option<u64>> {

@@ -6,6 +6,7 @@ use archipelago_base::random::Rng;
 
 use super::*;
 use crate::mem_store::MemStore;
+use crate::store::Change;
 
 const NOW_MS: u64 = 1_000_000;
 
@@ -136,4 +137,50 @@ fn transaction_that_writes_too_much_is_refused() {
     assert!(overlay.bytes() <= 1 << 20, "a value that was overwritten does not count");
     assert!(put(b"b").unwrap_err().to_string().contains("1048576 bytes"));
     assert!(overlay.bytes() > 1 << 20);
+}
+
+#[test]
+fn changes_free_space_unless_they_write_values() {
+    let clock = Arc::new(ManualClock::new(NOW_MS));
+    let below = Arc::new(MemStore::new(Arc::clone(&clock) as _));
+    let put = |store: &dyn Store, key: &[u8]| {
+        store.write(&[Op::Put { key, value: b"v", expires_at_ms: None }]).unwrap();
+    };
+    let expire = |overlay: &Overlay| {
+        overlay.modify(b"k", &mut |_| Change::Expire(Some(NOW_MS + 50))).unwrap();
+    };
+    let delete = |overlay: &Overlay, key: &[u8]| overlay.write(&[Op::Delete { key }]).unwrap();
+    let space_use = |act: &dyn Fn(&Overlay)| {
+        let overlay = over(&below, &clock);
+        act(&overlay);
+        overlay.changes().space_use()
+    };
+    put(&*below, b"k");
+    let expire_twice_and_delete = |overlay: &Overlay| {
+        expire(overlay);
+        expire(overlay);
+        delete(overlay, b"other");
+    };
+    let put_and_delete = |overlay: &Overlay| {
+        put(overlay, b"k");
+        delete(overlay, b"k");
+    };
+    assert_eq!(space_use(&expire_twice_and_delete), SpaceUse::Frees);
+    assert_eq!(space_use(&put_and_delete), SpaceUse::Frees);
+    let expire_and_put = |overlay: &Overlay| {
+        expire(overlay);
+        put(overlay, b"other");
+    };
+    // The expiry of a value that the transaction has written is no change of a stored record.
+    let put_and_expire = |overlay: &Overlay| {
+        put(overlay, b"k");
+        expire(overlay);
+    };
+    let clear_put_and_expire = |overlay: &Overlay| {
+        overlay.write(&[Op::DeleteRange { start: b"", end: None }]).unwrap();
+        put_and_expire(overlay);
+    };
+    assert_eq!(space_use(&expire_and_put), SpaceUse::Takes);
+    assert_eq!(space_use(&put_and_expire), SpaceUse::Takes);
+    assert_eq!(space_use(&clear_put_and_expire), SpaceUse::Takes);
 }

@@ -35,7 +35,9 @@ use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::server_state::{ServerState, Stat};
 use crate::slowlog::{self, SlowCommand};
-use crate::store::{Change, Head, JointWrite, KEY_BYTES_MAX, Moved, Op, Store, StoredValue};
+use crate::store::{
+    Change, Head, JointWrite, KEY_BYTES_MAX, Moved, Op, SpaceUse, Store, StoredValue,
+};
 
 /// Whether replies are sent (CLIENT REPLY).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +46,9 @@ pub(crate) enum ReplyMode {
     Off,
     /// The next command is not answered.
     SkipNext,
+    /// The running command, which is CLIENT REPLY SKIP, is not answered, and neither is the next
+    /// one.
+    SkipAgain,
 }
 
 /// Number of keys of a command, or of records of a scan, above which it leaves the worker threads
@@ -226,7 +231,8 @@ impl Session {
     pub(crate) fn write_joint(&self, writes: Vec<(usize, Vec<Op<'_>>)>) -> Handled {
         match &self.overlays {
             None => {
-                let change = JointWrite { writes, order: Order::IDENTITY };
+                let (order, space_use) = (Order::IDENTITY, SpaceUse::Takes);
+                let change = JointWrite { writes, order, space_use };
                 self.shared.write_joint(&change, self.client.id)?;
             }
             Some(overlays) => {
@@ -243,7 +249,8 @@ impl Session {
         match &self.overlays {
             None => {
                 let order = Order::IDENTITY.swapped(a, b);
-                let change = JointWrite { writes: Vec::new(), order };
+                let (writes, space_use) = (Vec::new(), SpaceUse::Takes);
+                let change = JointWrite { writes, order, space_use };
                 self.shared.write_joint(&change, self.client.id)?;
             }
             Some(overlays) => overlays.swap(a, b),
@@ -530,6 +537,10 @@ impl Session {
         // Only CLIENT REPLY changes the mode, and then only CLIENT REPLY ON is answered.
         match (mode, self.reply_mode.get()) {
             (ReplyMode::On, _) | (_, ReplyMode::On) => {}
+            (_, ReplyMode::SkipAgain) => {
+                reply.truncate(mark);
+                self.reply_mode.set(ReplyMode::SkipNext);
+            }
             (ReplyMode::SkipNext, ReplyMode::SkipNext) => {
                 reply.truncate(mark);
                 self.reply_mode.set(ReplyMode::On);

@@ -18,7 +18,9 @@
 //!    database counts as a write of every key that one of the two databases has. If clients watch
 //!    very many absent keys, it counts as a write of every watched key of both
 //!    ([`crate::watches`]).
-//! 4. If the write at the end fails, the reply is one error for all commands.
+//! 4. If the write at the end fails, the reply is one error for all commands: that of the store.
+//!    It does not begin with `EXECABORT`, because the store may have applied the write, for example
+//!    if only its sync failed. `EXECABORT` means that the transaction had no effect.
 //!
 //! The connection owns the transaction. Cost: a queued command is copied once, and its writes once
 //! more. The bytes of the queue, and those that EXEC writes, are each bounded by
@@ -310,8 +312,7 @@ fn execute(session: &Session, queue: &Queue, watches: &[Watch], reply: &mut Repl
     }
     let writer = session.client.id;
     let write = |change: &JointWrite<'_>| shared.write_joint(change, writer);
-    let committed = overlays.map_or(Ok(()), |overlays| overlays.commit(write));
-    committed.map_err(|error| abort(&Refusal::Store(error).line()))?;
+    overlays.map_or(Ok(()), |overlays| overlays.commit(write))?;
     session.adopt(&inside);
     Ok(())
 }
@@ -324,10 +325,11 @@ fn is_silent(at_exec: ReplyMode, now: ReplyMode) -> bool {
     match now {
         ReplyMode::On => false,
         ReplyMode::Off => true,
-        ReplyMode::SkipNext => at_exec == ReplyMode::SkipNext,
+        ReplyMode::SkipNext | ReplyMode::SkipAgain => at_exec == ReplyMode::SkipNext,
     }
 }
 
+/// Refuses a transaction that had no effect.
 fn abort(why: &str) -> Refusal {
     Refusal::said(format!("EXECABORT Transaction discarded because of: {why}"))
 }

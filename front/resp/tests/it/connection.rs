@@ -94,6 +94,14 @@ fn reply_modes() {
     }
     assert_eq!(client.reply(), "$1 1");
     client.expect(&[("CLIENT REPLY ON", "+OK"), ("GET k", "$1 v")]);
+    // Each SKIP concerns the command after it, so two in a row skip one command besides themselves.
+    send_all(&mut client, &["CLIENT REPLY SKIP", "CLIENT REPLY SKIP", "PING", "ECHO 2"]);
+    assert_eq!(client.reply(), "$1 2");
+    send_all(&mut client, &["CLIENT REPLY SKIP", "CLIENT REPLY SKIP", "CLIENT REPLY ON", "ECHO 3"]);
+    assert_eq!([client.reply(), client.reply()], ["+OK", "$1 3"]);
+    // OFF lasts until ON.
+    send_all(&mut client, &["CLIENT REPLY OFF", "CLIENT REPLY SKIP", "PING", "ECHO 4"]);
+    client.expect(&[("CLIENT REPLY ON", "+OK"), ("ECHO 5", "$1 5")]);
 }
 
 #[test]
@@ -295,4 +303,7 @@ fn reply_modes_said_in_a_transaction_follow_redis() {
     queue(&mut client, &["CLIENT REPLY SKIP", "ECHO 1"]);
     send_all(&mut client, &["EXEC", "ECHO 2", "ECHO 3", "ECHO 4"]);
     assert_eq!([client.reply(), client.reply()], ["*2 $1 1 $1 3", "$1 4"]);
+    queue(&mut client, &["CLIENT REPLY SKIP", "CLIENT REPLY SKIP", "ECHO 1"]);
+    send_all(&mut client, &["EXEC", "ECHO 2", "ECHO 3", "ECHO 4", "ECHO 5"]);
+    assert_eq!([client.reply(), client.reply()], ["*3 $1 1 $1 3 $1 4", "$1 5"]);
 }

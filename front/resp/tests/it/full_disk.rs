@@ -53,6 +53,7 @@ fn clients_of_a_full_disk_can_delete_expire_and_go_on() {
         ("DEL k000003 k000004", ":2"),
         ("GETDEL none", "$-1"),
     ]);
+    expect_transaction_that_frees_space(&mut client, &long);
     expect_full(&mut client, &long);
     client.expect(&[("FLUSHALL", "+OK"), ("DBSIZE", ":0")]);
     db.wait_for_background().unwrap();
@@ -69,6 +70,32 @@ fn clients_of_a_full_disk_can_delete_expire_and_go_on() {
     }
     client.expect(&[("RESUME", "+OK"), ("STRLEN again", &format!(":{}", long.len()))]);
     assert!(server.shutdown());
+}
+
+/// On a full disk, a transaction that writes a value is refused, even if it sets the expiry of that
+/// value. A transaction that only deletes and changes expiry is executed after that.
+fn expect_transaction_that_frees_space(client: &mut Client, value: &str) {
+    // Background work may free space at any moment. Then the disk is filled again.
+    let refusal = (0..100_000).find_map(|number| {
+        client.expect(&[
+            ("MULTI", "+OK"),
+            (&format!("SET large{number} {value}"), "+QUEUED"),
+            (&format!("EXPIRE large{number} 1000"), "+QUEUED"),
+        ]);
+        Some(client.ask("EXEC")).filter(|reply| reply != "*2 +OK :1")
+    });
+    let refusal = refusal.expect("a full disk");
+    assert!(refusal.starts_with("-MISCONF"), "{refusal}");
+    client.expect(&[
+        ("MULTI", "+OK"),
+        ("EXPIRE k000005 1000", "+QUEUED"),
+        ("PERSIST k000005", "+QUEUED"),
+        ("GETEX k000006 EX 1000", "+QUEUED"),
+        ("DEL k000007", "+QUEUED"),
+    ]);
+    let reply = client.ask("EXEC");
+    assert!(reply.starts_with("*4 :1 :1 $700 ") && reply.ends_with(" :1"), "{reply}");
+    client.expect(&[("PERSIST k000006", ":1"), ("EXISTS k000005 k000007", ":1")]);
 }
 
 /// After a refusal INFO says that the disk is full. Background work may free space at any moment.

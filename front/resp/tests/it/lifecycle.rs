@@ -1,6 +1,7 @@
 //! Start and shutdown of a server, and limits on connections.
 
-use std::net::TcpStream;
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use archipelago_resp::mem_store::MemStore;
 use archipelago_resp::{Server, ServerOptions};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::client::{Client, encode, start, start_at, start_with};
+use crate::client::{Client, encode, socket, start, start_at, start_with};
 
 #[test]
 fn shutdown_finishes_what_was_received_and_closes() {
@@ -112,6 +113,72 @@ fn clients_that_do_not_read_do_not_hold_up_a_shutdown() {
     }
     client.await_stuck(deaf.len());
     assert!(!server.shutdown(), "they were cut off");
+}
+
+/// Shuts a stream down when it is dropped. Then the threads that use the stream end, even if the
+/// server has not closed the connection.
+struct ShutOnDrop<'a>(&'a TcpStream);
+
+impl Drop for ShutOnDrop<'_> {
+    fn drop(&mut self) {
+        let _is_open = self.0.shutdown(Shutdown::Both).is_ok();
+    }
+}
+
+/// Calls `act` while a client of the server at `addr` sends PING without a pause and reads all
+/// replies.
+fn while_flooded<T>(addr: SocketAddr, act: impl FnOnce() -> T) -> T {
+    let stream = socket(addr);
+    let pings = b"PING\r\n".repeat(10_000);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut stream = &stream;
+            while stream.write_all(&pings).is_ok() {}
+        });
+        scope.spawn(|| {
+            let (mut stream, mut buffer) = (&stream, vec![0; 1 << 20]);
+            while stream.read(&mut buffer).is_ok_and(|read| read > 0) {}
+        });
+        // The scope waits for the threads, also if `act` panics.
+        let _shut = ShutOnDrop(&stream);
+        act()
+    })
+}
+
+fn await_ping(client: &mut Client) {
+    while !client.ask("CLIENT LIST").contains(" cmd=ping ") {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn killed_client_is_closed_although_it_sends_without_a_pause() {
+    let (server, _clock) = start();
+    let mut other = Client::connect(&server);
+    let (killed, is_closed) = while_flooded(server.local_addr(), || {
+        await_ping(&mut other);
+        let killed = other.ask("CLIENT KILL TYPE normal");
+        let is_closed = (0..3000).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            server.clients() == 1
+        });
+        (killed, is_closed)
+    });
+    assert_eq!((&killed[..], is_closed), (":1", true));
+    other.expect(&[("PING", "+PONG")]);
+}
+
+#[test]
+fn client_that_sends_without_a_pause_does_not_hold_up_a_shutdown() {
+    // A shutdown that waited for the client would take an hour.
+    let hour = Duration::from_secs(3600);
+    let (server, _clock) = start_with(|options| options.shutdown_grace = hour);
+    let mut other = Client::connect(&server);
+    while_flooded(server.local_addr(), || {
+        await_ping(&mut other);
+        // On a slow machine the client may read too slowly, and is cut off.
+        let _is_orderly = server.shutdown();
+    });
 }
 
 /// The keepalive timer of the server's end of a connection, from the kernel: whether it runs, and

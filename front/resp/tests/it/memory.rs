@@ -1,13 +1,15 @@
 //! Hostile and slow clients take no more than their part of the memory budget.
 
+use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use archipelago_base::budget::{ByteBudget, MemoryClass};
 use archipelago_resp::{Server, ServerOptions};
+use socket2::SockRef;
 
-use crate::client::{Client, encode, start, start_with};
+use crate::client::{Client, encode, socket, start, start_with};
 
 /// Each of the three shares of the budget of [`bounded`].
 const SHARE_BYTES: u64 = 4 << 20;
@@ -146,6 +148,41 @@ fn unread_replies_are_bounded_and_others_are_served() {
     }
     let line = "request_memory_outgoing_max:4194304";
     assert!(other.ask("INFO memory").contains(line));
+}
+
+#[test]
+fn unread_pipelines_are_bounded_and_others_are_served() {
+    let (server, budget) = bounded(|options| options.memory_wait = Duration::from_millis(200));
+    let mut other = Client::connect(&server);
+    let key = "k".repeat(1000);
+    other.expect(&[(&format!("SETRANGE {key} 9999 x"), ":10000")]);
+    let pipeline = encode(&["GET", &key]).repeat(1 << 16);
+    // These clients read nothing, and send until the server receives no more.
+    let deaf = [socket(server.local_addr()), socket(server.local_addr())];
+    std::thread::scope(|scope| {
+        for mut stream in &deaf {
+            let pipeline = &pipeline;
+            stream.set_write_timeout(Some(Duration::from_millis(500))).unwrap();
+            SockRef::from(stream).set_send_buffer_size(64 << 10).unwrap();
+            scope.spawn(move || assert!(stream.write_all(pipeline).is_err(), "it is received"));
+        }
+    });
+    assert!(request_bytes(&budget) <= SHARE_BYTES + SLACK_BYTES);
+    other.expect(&[("PING", "+PONG")]);
+    // Each of these clients holds at most a quarter of the share, so a request of another quarter
+    // does not wait until they are closed.
+    assert_eq!(other.call(&[&b"SET"[..], b"medium", &vec![b'v'; 1 << 20]]), "+OK");
+    assert_eq!(server.clients(), 3);
+    // A large request runs after the clients that do not read were closed.
+    let request = encode(&[b"SET", &b"large"[..], &vec![b'v'; 3 << 20]]);
+    let is_set = (0..50).any(|_| {
+        let mut client = Client::connect(&server);
+        let _is_sent = client.try_send(&request);
+        client.try_reply().as_deref() == Some("+OK")
+    });
+    assert!(is_set, "large requests are refused for ever");
+    other.expect(&[("STRLEN large", ":3145728")]);
+    drop(deaf);
 }
 
 #[test]

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use archipelago_base::budget::{ByteBudget, MemoryClass};
+use socket2::SockRef;
 
-use crate::client::{Client, encode, start, start_with};
+use crate::client::{Client, encode, socket, start, start_with};
 
 #[test]
 fn a_pipeline_is_answered_in_order() {
@@ -68,6 +69,34 @@ fn large_values_come_back() {
     assert!(held > 0 && held <= 256 << 10, "{held}");
     drop((client, server));
     assert_eq!(budget.used_bytes(MemoryClass::Request), 0);
+}
+
+#[test]
+fn whole_pipeline_may_be_sent_before_a_reply_is_read() {
+    let budget = ByteBudget::new(256 << 20);
+    let shared = std::sync::Arc::clone(&budget);
+    let (server, _clock) = start_with(move |options| options.budget = shared);
+    let stream = socket(server.local_addr());
+    // If the server did not receive while its replies wait, this client would fail to send.
+    stream.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
+    SockRef::from(&stream).set_send_buffer_size(64 << 10).unwrap();
+    let mut client = Client::over(stream);
+    // The buffers of the sockets hold neither 16 MB of commands nor 64 MB of replies.
+    let (key, value) = ("k".repeat(4000), "v".repeat(16_000));
+    assert_eq!(client.call(&["SET", &key, &value]), "+OK");
+    let count = 4000;
+    let pipeline = [encode(&["GET", &key]).repeat(count), encode(&["INCR", "n"])].concat();
+    client.send(&pipeline);
+    let expected = format!("$16000 {value}");
+    for n in 0..count {
+        assert!(client.reply() == expected, "{n}");
+    }
+    assert_eq!(client.reply(), ":1");
+    client.expect(&[("INCR n", ":2"), ("PING", "+PONG")]);
+    // The memory of the pipeline is freed.
+    assert!(client.ask("INFO memory").contains("request_memory_incoming:0 "));
+    let held = budget.used_bytes(MemoryClass::Request);
+    assert!(held <= 256 << 10, "{held}");
 }
 
 #[test]

@@ -78,6 +78,24 @@ fn clients_of_tls_are_served() {
 }
 
 #[test]
+fn client_of_tls_may_send_a_pipeline_before_it_reads() {
+    let server = start(None);
+    let stream = secure(&server, false);
+    // If the server did not receive while its replies wait, this client would fail to send.
+    stream.sock.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
+    let mut client = Client::over(stream);
+    let (key, value) = ("k".repeat(4000), "v".repeat(8000));
+    assert_eq!(client.call(&["SET", &key, &value]), "+OK");
+    let count = 4000;
+    client.send(&encode(&["GET", &key]).repeat(count));
+    let expected = format!("$8000 {value}");
+    for n in 0..count {
+        assert!(client.reply() == expected, "{n}");
+    }
+    client.expect(&[("PING", "+PONG")]);
+}
+
+#[test]
 fn redis_cli_speaks_tls_where_it_is_installed() {
     let help = Command::new("redis-cli").arg("--help").output();
     let help = help.map(|output| [output.stdout, output.stderr].concat()).unwrap_or_default();

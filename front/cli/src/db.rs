@@ -53,7 +53,8 @@ pub(crate) struct Db {
     volume: VolumeArgs,
     #[command(flatten)]
     secret: SecretArgs,
-    /// Column family of the keys. Database 0 of the Redis server is the family `default`.
+    /// Column family of the keys. The family `default` is keyspace 0: Redis database 0 until a
+    /// SWAPDB.
     #[arg(long, value_name = "NAME", default_value = "default", global = true)]
     family: String,
     /// Access of the file group to files that a tool creates: none, read or write. Use the value of

@@ -30,6 +30,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::console::warn_line;
+
 /// An ordered key-value store for disaggregated data centres.
 ///
 /// Start a server with `archipelago serve`, and connect to it with any Redis client. `archipelago
@@ -88,8 +90,14 @@ impl Command {
 fn main() -> ExitCode {
     let level = tracing_subscriber::EnvFilter::try_from_env("ARCHIPELAGO_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(level).with_writer(std::io::stderr).init();
-    panics::name_extensions(|text| eprintln!("{text}"));
+    tracing_subscriber::fmt()
+        .with_env_filter(level)
+        // By default, `eprintln!` reports a log line that cannot be written. It panics for the same
+        // reason, for example if the log is a file on a full disk.
+        .log_internal_errors(false)
+        .with_writer(std::io::stderr)
+        .init();
+    panics::name_extensions(|text| warn_line!("{text}"));
     let command = Arguments::parse().command;
     if command.frees_in_bursts() {
         allocator::return_freed_pages_immediately();
@@ -105,7 +113,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("archipelago: {error}");
+            warn_line!("archipelago: {error}");
             ExitCode::FAILURE
         }
     }

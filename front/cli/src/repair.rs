@@ -10,7 +10,7 @@ use archipelago::{Components, Db, DbOptions, Error, ErrorKind, Result, Storage};
 use clap::Args;
 use indicatif::ProgressBar;
 
-use crate::console::{byte_bar, print, show_progress};
+use crate::console::{byte_bar, print, show_progress, warn_line};
 
 /// Flags of `archipelago db repair`.
 #[derive(Debug, Args)]
@@ -37,17 +37,17 @@ pub(crate) fn run_verify(storage: &Storage) -> Result<()> {
     let checked = verify_files(&storage.fs, &storage.dir, |progress| show_progress(&bar, progress));
     let report = match checked {
         Err(error) if error.kind() == ErrorKind::Busy => {
-            eprintln!("{error}; this command checks the state that the database has now");
+            warn_line!("{error}; this command checks the state that the database has now");
             verify_open_database(storage, &bar)?
         }
         checked => checked?,
     };
     bar.finish_and_clear();
     for error in &report.errors {
-        eprintln!("{error}");
+        warn_line!("{error}");
     }
     for note in &report.notes {
-        eprintln!("note: {note}");
+        warn_line!("note: {note}");
     }
     let result = match report.errors.len() {
         0 => "all undamaged".to_owned(),

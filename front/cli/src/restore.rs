@@ -6,7 +6,7 @@ use std::sync::Arc;
 use archipelago::repair::verify_files;
 use archipelago::{Components, Db, DbOptions, Error, ErrorKind, GroupAccess, Result, Storage};
 
-use crate::console::{byte_bar, print, show_progress};
+use crate::console::{byte_bar, print, show_progress, warn_line};
 
 /// Makes the database of `target` from `checkpoint`. The last file that it writes turns the
 /// directory into a database, so an interrupted restore leaves no database behind.
@@ -23,7 +23,7 @@ pub(crate) fn run_restore(checkpoint: &Path, target: &Path, access: GroupAccess)
     let report = verify_files(&storage.fs, &storage.dir, |progress| show_progress(&bar, progress))?;
     bar.finish_and_clear();
     if !report.is_clean() {
-        report.errors.iter().for_each(|error| eprintln!("{error}"));
+        report.errors.iter().for_each(|error| warn_line!("{error}"));
         return Err(Error::new(
             ErrorKind::Corrupt,
             format!(

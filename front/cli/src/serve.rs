@@ -31,7 +31,7 @@ use archipelago_resp::flexkv_store::FlexKvStore;
 use archipelago_resp::{Listening, Server, ServerOptions};
 
 use crate::access::{PasswordArgs, TlsArgs};
-use crate::console::print_line;
+use crate::console::{print, print_line};
 use crate::managers::{MANAGER, managers};
 use crate::metrics::{self, MetricsArgs};
 use crate::secret::SecretArgs;
@@ -310,8 +310,7 @@ fn refuse_flags_of_redis(args: &ServeArgs) -> Result<()> {
 fn database(args: &ServeArgs) -> Result<()> {
     let settings = settings(args)?;
     if args.print_settings {
-        print!("{}", settings.to_toml()?);
-        return Ok(());
+        return print(&settings.to_toml()?);
     }
     // Invariant 1: flags and the port come before the database.
     let checkpoints = args.checkpoints.as_deref().map(|dir| checkpoints_in(dir, &args.dir));

@@ -3,7 +3,6 @@
 //! A process watches them before it prints that it is ready. A program that reads this line may
 //! send a signal immediately, and the signal is not lost.
 
-use std::io::Read;
 use std::time::Duration;
 
 use archipelago::{Error, Result};
@@ -82,9 +81,9 @@ pub(crate) fn stdin_ended(watched: bool) -> Result<Receiver<()>> {
     let (ended, told) = channel::<()>(1);
     if watched {
         let body = Box::new(move || {
-            let mut rest = Vec::new();
-            // An error ends the input as well.
-            let _read = std::io::stdin().read_to_end(&mut rest);
+            // The bytes are dropped, so that a long input takes no memory. An error ends the input
+            // as well.
+            let _ended = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
             drop(ended);
         });
         // Runs until the process ends.

@@ -26,6 +26,8 @@ use archipelago::{
 use clap::{Args, Subcommand, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::console::{print, print_line};
+
 /// Measure the devices of a database on tiers, or remove a device from the tiers.
 #[derive(Debug, Args)]
 pub(crate) struct Tier {
@@ -139,7 +141,7 @@ impl Remove {
         let named = |(place, device): (usize, &DeviceSettings)| device.name_at(place) == self.name;
         let place = devices.iter().enumerate().position(named);
         if let Some(at) = place {
-            println!(
+            print_line!(
                 "moving the files of {} ({}) to the other devices",
                 self.name,
                 devices[at].path.display()
@@ -155,25 +157,26 @@ impl Remove {
                 bar.set_position(done.bytes);
             })?;
         bar.finish_and_clear();
-        println!(
-            "{} is removed from the tiers: {} files ({} bytes) were moved to the other devices, and its directory{} is empty",
+        let left = devices.iter().enumerate().filter(|(at, _)| Some(*at) != place);
+        let left: Vec<_> = left.map(|(at, device)| device.name_at(at)).collect();
+        let mut result = format!(
+            "{} is removed from the tiers: {} files ({} bytes) were moved to the other devices, \
+             and its directory{} is empty\n\
+             remove it from [[tiers]] in the settings, or it joins again; the other devices are \
+             called {} there\n",
             self.name,
             emptied.files,
             emptied.bytes,
-            place.map_or_else(String::new, |at| format!(" {}", devices[at].path.display()))
-        );
-        let left = devices.iter().enumerate().filter(|(at, _)| Some(*at) != place);
-        let left: Vec<_> = left.map(|(at, device)| device.name_at(at)).collect();
-        println!(
-            "remove it from [[tiers]] in the settings, or it joins again; the other devices are called {} there",
+            place.map_or_else(String::new, |at| format!(" {}", devices[at].path.display())),
             left.join(", ")
         );
         if place == Some(0) {
-            println!(
-                "it was the fastest device: run `archipelago tier profile` for a new placement scheme"
+            result.push_str(
+                "it was the fastest device: run `archipelago tier profile` for a new placement \
+                 scheme\n",
             );
         }
-        Ok(())
+        print(&result)
     }
 }
 
@@ -188,12 +191,15 @@ impl Profile {
             for (what, points) in [("write", &profile.writes), ("read", &profile.reads)] {
                 for point in points {
                     let mib = point.bytes_per_s / f64::from(1 << 20);
-                    println!("{}: {what}, {} threads: {mib:.1} MiB/s", profile.name, point.threads);
+                    let (name, threads) = (&profile.name, point.threads);
+                    print_line!("{name}: {what}, {threads} threads: {mib:.1} MiB/s");
                 }
             }
-            println!(
+            print_line!(
                 "{}: fastest with {} writers and {} readers",
-                profile.name, profile.writers_max, profile.readers_max
+                profile.name,
+                profile.writers_max,
+                profile.readers_max
             );
             profiles.push(profile);
         }
@@ -203,7 +209,6 @@ impl Profile {
             bytes => bytes,
         };
         let scheme = Scheme::of_profile(profiles, &observed, capacity);
-        println!("{}", scheme.reason);
         let path = self.out.clone().unwrap_or_else(|| held.scheme_path().to_owned());
         let text = format!(
             "# Placement scheme, written by `archipelago tier profile`. You may change it: files are \
@@ -212,8 +217,9 @@ impl Profile {
         );
         let context = IoContext::manifest(IoPurpose::ForegroundWrite);
         LocalFs::new().write_atomic(&path, text.as_bytes(), context)?;
-        println!("written to {}", path.display());
-        Ok(())
+        // The scheme took minutes to measure. It is in its file before a write to standard output
+        // can fail.
+        print(&format!("{}\nwritten to {}\n", scheme.reason, path.display()))
     }
 
     /// The reason why the devices must have tiers already, if the directory of the database names
@@ -250,7 +256,7 @@ impl Profile {
             }
             Tool::Fio => true,
         };
-        println!("{name}: measuring with {}", if by_fio { "fio" } else { "the built-in probe" });
+        print_line!("{name}: measuring with {}", if by_fio { "fio" } else { "the built-in probe" });
         let dir = device.path.join("profile");
         if by_fio {
             return probe_with_fio(&dir, &name, &options);
@@ -314,9 +320,11 @@ impl Profile {
         };
         let options = DbOptions { max_background_jobs: self.load_jobs, ..DbOptions::default() };
         let db = Db::open_with(Path::new(archipelago::storage::DATABASE), options, components)?;
-        println!(
+        print_line!(
             "writing for {} s with {} threads and {} background jobs",
-            self.load_seconds, self.load_threads, self.load_jobs
+            self.load_seconds,
+            self.load_threads,
+            self.load_jobs
         );
         let until_ns = clock.now_ns() + self.load_seconds * 1_000_000_000;
         let before = tiers.observe_begin();
@@ -324,10 +332,10 @@ impl Profile {
         let observed = tiers.observe_end(&before);
         db.close()?;
         tiers.close()?;
-        println!("writers on average: log {:.2}", observed.log_writers);
+        print_line!("writers on average: log {:.2}", observed.log_writers);
         for (level, writers) in observed.level_writers.iter().enumerate() {
             if *writers > 0.0 {
-                println!("writers on average: {level} levels below L0 {writers:.2}");
+                print_line!("writers on average: {level} levels below L0 {writers:.2}");
             }
         }
         Ok(observed)

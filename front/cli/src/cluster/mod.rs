@@ -20,6 +20,7 @@ use archipelago_pool::wire::{Message, PoolStatus};
 
 use self::managers::{Managers, ManagersArgs, other_version};
 use self::storage::{Drain, NodeArgs};
+use crate::console::{print, print_line};
 use crate::status;
 
 /// Commands about a cluster.
@@ -166,8 +167,11 @@ pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
         ClusterCommand::Scrub { node, managers } => storage::scrub(&managers.managers()?, node),
         ClusterCommand::Secret { file } => {
             let made = Secret::create(file)?;
-            println!("{} has the secret of the new cluster {}", file.display(), made.cluster());
-            Ok(())
+            print(&format!(
+                "{} has the secret of the new cluster {}\n",
+                file.display(),
+                made.cluster()
+            ))
         }
         ClusterCommand::Forget { node, storage: true, managers } => {
             storage::forget(&managers.managers()?, node)
@@ -193,23 +197,23 @@ fn show_status(managers: &Managers, blocks: bool) -> Result<()> {
     let storage = storage::status(managers)?;
     // A cluster of storage nodes alone has no pool.
     if storage.is_none() || !is_unused(&pool) {
-        print!("{}", status::show(&pool, blocks));
-        print!("{}", shares::text(managers, &pool));
+        print(&status::show(&pool, blocks))?;
+        print(&shares::text(managers, &pool))?;
         let store = managers.ask_flexkv()?;
         if store.version > 0 || !store.nodes.is_empty() {
-            print!("{}", status::show_store(&store));
+            print(&status::show_store(&store))?;
         }
         if storage.is_some() {
-            println!();
+            print("\n")?;
         }
     }
     if let Some(storage) = storage {
-        print!("{}", storage::text(managers, &storage));
+        print(&storage::text(managers, &storage))?;
     }
     if let OffloadMessage::StatusIs { status } = managers.ask(&OffloadMessage::Status {})?
         && let Some(text) = executors::text(&status)
     {
-        print!("\n{text}");
+        print(&format!("\n{text}"))?;
     }
     Ok(())
 }
@@ -226,7 +230,7 @@ fn forget_memory(managers: &Managers, node: NodeId) -> Result<()> {
                 .error(format!("node {node} cannot be given up while it is up: stop it first")))
         }
         _ => {
-            println!("Node {node} is given up; for the state see: archipelago cluster status");
+            print_line!("Node {node} is given up; for the state see: archipelago cluster status");
             Ok(())
         }
     }

@@ -15,6 +15,7 @@ use archipelago_pool::{Address, BlockId, Owned, Pool, PoolOptions, Sharing};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use crate::held_port::HeldPort;
+use crate::memory::peak_bytes;
 use crate::{archipelago, text};
 
 const VARIABLE: &str = "ARCHIPELAGO_CLUSTER_HELPER";
@@ -319,6 +320,24 @@ fn node_starts_without_a_manager_and_prints_its_blocks() {
     node.output.read_to_string(&mut rest).unwrap();
     assert!(rest.ends_with("Stopped; 0 blocks had a copy here\n"), "{rest}");
     assert!(node.child.wait().unwrap().success());
+}
+
+#[test]
+fn input_that_a_node_watches_takes_no_memory() {
+    let mut manager = Process::start(
+        archipelago().args(["node", "manager", "--listen", "127.0.0.1:0"]).arg("--stop-with-stdin"),
+    );
+    manager.line();
+    let before = peak_bytes(manager.id());
+    let part = vec![0_u8; 1 << 20];
+    let input = manager.input.as_mut().unwrap();
+    for _part in 0..128 {
+        input.write_all(&part).unwrap();
+    }
+    let after = peak_bytes(manager.id());
+    assert!(after < before + (64 << 20), "{before} bytes before, {after} after");
+    manager.input = None;
+    assert!(manager.wait().success());
 }
 
 #[test]

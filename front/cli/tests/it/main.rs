@@ -91,6 +91,11 @@ pub(crate) fn text(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
+/// A standard output or standard error on which every write fails for lack of space.
+pub(crate) fn full_output() -> Stdio {
+    std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap().into()
+}
+
 #[test]
 fn acknowledged_writes_survive_kill_9() {
     let root = tempfile::tempdir().unwrap();
@@ -170,6 +175,42 @@ fn wrong_flags_are_explained_and_change_nothing() {
     let why = String::from_utf8_lossy(&wrong.stderr).into_owned();
     assert!(why.contains("max_background_jobs is 0: it must be at least 1"), "{why}");
     assert!(!nothing.exists());
+}
+
+#[test]
+fn tool_that_cannot_print_its_result_fails() {
+    let root = tempfile::tempdir().unwrap();
+    let secret = root.path().join("secret");
+    let tools: [&[&str]; 2] =
+        [&["serve", "--print-settings"], &["cluster", "secret", secret.to_str().unwrap()]];
+    for tool in tools {
+        let output = archipelago().args(tool).stdout(full_output()).output().unwrap();
+        let why = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{tool:?}: {why}");
+        assert!(why.contains("cannot write to standard output"), "{tool:?}: {why}");
+    }
+    assert!(secret.exists());
+}
+
+#[test]
+fn exit_code_is_1_if_the_error_cannot_be_printed() {
+    let root = tempfile::tempdir().unwrap();
+    let output = archipelago()
+        .args(["db", "get", "reef", "--dir"])
+        .arg(root.path().join("nothing"))
+        .stderr(full_output())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1), "{:?}", output.status);
+}
+
+#[test]
+fn help_of_db_names_the_keyspace_of_the_default_family() {
+    let help = text(&archipelago().args(["db", "--help"]).output().unwrap());
+    // The width of the terminal decides where the lines of the text end.
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    let said = "The family `default` is keyspace 0: Redis database 0 until a SWAPDB";
+    assert!(help.contains(said), "{help}");
 }
 
 #[test]

@@ -6,8 +6,8 @@ use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use crate::archipelago;
 use crate::cluster::Process;
+use crate::{archipelago, full_output};
 
 /// A command `serve` of a database in `dir`, which does not exist.
 fn serve(dir: &Path, args: &[&str]) -> Command {
@@ -188,4 +188,19 @@ fn http_is_logged_once_in_a_storm() {
     let log = String::from_utf8_lossy(&ended.stderr).into_owned();
     assert_eq!(log.lines().count(), 1, "{log}");
     assert!(log.contains("HTTP was refused"), "{log}");
+}
+
+#[test]
+fn server_runs_on_if_its_log_cannot_be_written() {
+    let root = tempfile::tempdir().unwrap();
+    let mut command = serve(&root.path().join("data"), &["--listen", "127.0.0.1:0"]);
+    let (mut process, address) = started(command.stderr(full_output()));
+    // The server logs this request.
+    let mut scanner = TcpStream::connect(&address).unwrap();
+    scanner.write_all(b"POST / HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    let mut reply = String::new();
+    scanner.read_to_string(&mut reply).unwrap();
+    assert!(reply.contains("not HTTP"), "{reply}");
+    assert_eq!(ask(&address, "PING\r\nQUIT\r\n"), "+PONG\r\n+OK\r\n");
+    process.end();
 }

@@ -2,7 +2,7 @@
 //! missing device.
 
 use std::path::{Path, PathBuf};
-use std::process::{Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use archipelago::Rng;
@@ -13,7 +13,7 @@ use archipelago_base::clock::{Clock, SystemClock};
 
 use crate::cluster::{Process, until};
 use crate::store::Redis;
-use crate::{archipelago, db, text};
+use crate::{archipelago, db, full_output, text};
 
 /// Number of keys, of a kilobyte each.
 const KEYS: u64 = 2000;
@@ -45,15 +45,20 @@ impl TestDir {
         self.base.path().join(name)
     }
 
-    /// Runs the shortest possible `archipelago tier profile`.
-    fn profile(&self, args: &[&str]) -> Output {
-        archipelago()
+    /// The shortest possible `archipelago tier profile`.
+    fn profile_command(&self, args: &[&str]) -> Command {
+        let mut command = archipelago();
+        command
             .args(["tier", "profile", "--tool", "own", "--point-ms", "5", "--threads-max", "2"])
             .arg("--dir")
             .arg(self.of("data"))
-            .args(args)
-            .output()
-            .unwrap()
+            .args(args);
+        command
+    }
+
+    /// Runs the shortest possible `archipelago tier profile`.
+    fn profile(&self, args: &[&str]) -> Output {
+        self.profile_command(args).output().unwrap()
     }
 
     /// The scheme on the device with the namespace.
@@ -254,6 +259,18 @@ fn profile_finds_devices_by_the_directory_and_obeys_out() {
         let refused = place.refused();
         assert!(refused.contains("quick-dir/scheme.toml"), "{refused}");
     }
+}
+
+#[test]
+fn scheme_is_written_if_the_profile_cannot_be_printed() {
+    let place = TestDir::new();
+    let settings = place.of("settings.toml");
+    let args = ["--load-seconds", "0", "--config", settings.to_str().unwrap()];
+    let output = place.profile_command(&args).stdout(full_output()).output().unwrap();
+    let refused = why(&output);
+    assert_eq!(output.status.code(), Some(1), "{refused}");
+    assert!(refused.contains("cannot write to standard output"), "{refused}");
+    assert_eq!(place.scheme().devices.len(), 2);
 }
 
 #[test]

@@ -82,7 +82,7 @@ impl Bounded {
 }
 
 /// Highest resident memory of a process, including the pages of its program.
-fn peak_bytes(pid: u32) -> u64 {
+pub(crate) fn peak_bytes(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     line.split_whitespace().next().unwrap().parse::<u64>().unwrap() * 1024

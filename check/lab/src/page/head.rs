@@ -115,7 +115,11 @@ fn git(args: &[&str]) -> Option<String> {
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// The command line, without the flag that names the page.
+/// Flags that name where results go. They do not change the results, and name directories of a
+/// machine.
+const PLACES: [&str; 2] = ["--page", "--out"];
+
+/// The command line, without the flags that name where results go.
 pub(super) fn command(name: &str, args: &[OsString]) -> String {
     let mut line = format!("archipelago-lab {name}");
     let mut is_value = false;
@@ -124,9 +128,10 @@ pub(super) fn command(name: &str, args: &[OsString]) -> String {
         if std::mem::take(&mut is_value) {
             continue;
         }
-        if word == "--page" {
-            is_value = true;
-        } else if !word.starts_with("--page=") {
+        let (flag, has_value) = word.split_once('=').map_or((&*word, false), |(f, _)| (f, true));
+        if PLACES.contains(&flag) {
+            is_value = !has_value;
+        } else {
             line.push(' ');
             line += &if word.contains(' ') { format!("'{word}'") } else { word.into_owned() };
         }

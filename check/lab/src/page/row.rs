@@ -117,7 +117,9 @@ impl Row {
     }
 
     fn rounds_cell(&self) -> String {
-        let range = self.ratio.filter(|ratio| ratio.min.is_finite() && ratio.max.is_finite());
+        // A single round has no range.
+        let has_range = |ratio: &Ratio| ratio.min.is_finite() && ratio.min < ratio.max;
+        let range = self.ratio.filter(has_range);
         range.map_or_else(String::new, |ratio| format!("{:.2}× – {:.2}×", ratio.min, ratio.max))
     }
 

@@ -93,7 +93,7 @@ fn figures_that_are_no_numbers_are_empty() {
 
 #[test]
 fn page_states_commit_command_machine_and_verdict() {
-    let words = ["--page", "rocksdb.md", "--quick", "--page=x", "--flags=a b"];
+    let words = ["--page", "a.md", "--quick", "--page=x", "--out", "o", "--out=o", "--flags=a b"];
     let args: Vec<OsString> = words.iter().map(OsString::from).collect();
     let section = Section {
         title: "Loads".to_owned(),

@@ -19,18 +19,24 @@ pub(super) fn wrapped(text: &str) -> String {
 }
 
 fn wrap_line(line: &str, out: &mut String) {
+    let text = line.trim_start_matches(' ');
+    let before = &line[..line.len() - text.len()];
     // The further lines of a list's item are indented like its text.
-    let indent = if line.starts_with("- ") { "  " } else { "" };
+    let indent = format!("{before}{}", if text.starts_with("- ") { "  " } else { "" });
+    *out += before;
     let mut columns = 0;
-    for word in line.split(' ') {
+    for word in text.split(' ') {
         let width = word.chars().count();
         if columns > 0 && columns + 1 + width > COLUMNS {
             out.push('\n');
-            *out += indent;
+            *out += &indent;
             columns = indent.len();
         } else if columns > 0 {
             out.push(' ');
             columns += 1;
+        }
+        if columns == 0 {
+            columns = before.len();
         }
         *out += word;
         columns += width;
@@ -51,5 +57,15 @@ mod tests {
         assert!(text.contains(&format!("| {long} |\nshort")), "{text}");
         assert_eq!(text.matches("\n  coral").count(), 2, "an item has three lines: {text}");
         assert_eq!(text.matches(word).count(), 120);
+    }
+
+    #[test]
+    fn items_of_an_inner_list_keep_their_indentation() {
+        let long = ["coral"; 30].join(" ");
+        let text = wrapped(&format!("- outer\n  - {long}"));
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[1].starts_with("  - coral"), "{text}");
+        assert!(lines[2..].iter().all(|line| line.starts_with("    coral")), "{text}");
+        assert!(lines.iter().all(|line| line.chars().count() <= COLUMNS));
     }
 }

@@ -5,13 +5,8 @@ use std::process::ExitCode;
 use archipelago::ErrorKind;
 use rustix::process::{Signal, set_parent_process_death_signal};
 
-use crate::children::{ROLE, Words};
+use crate::children::{BUSY, FENCED, ROLE, Words};
 use crate::{offload, storage};
-
-/// Exit code of an owner that has lost its volume.
-pub(crate) const FENCED: u8 = 3;
-/// Exit code of an owner that found the volume in use, or whose call had to wait for too long.
-pub(crate) const BUSY: u8 = 4;
 
 /// Runs a child process in its role.
 pub(crate) fn run(role: &str, words: impl Iterator<Item = String>) -> ExitCode {

@@ -19,3 +19,8 @@ pub(crate) use process::{Heard, Process};
 pub(crate) use server::{Fault, PATIENCE, READY, Server, wait_for_end_of_input};
 pub(crate) use trigger::{AT_STEP, AtStep, GO_ON, StepMoment, StepTrigger, say};
 pub(crate) use words::{ROLE, Words, chosen};
+
+/// Exit code of an owner that has lost its volume.
+pub(crate) const FENCED: u8 = 3;
+/// Exit code of an owner that found the volume in use, or whose call had to wait for too long.
+pub(crate) const BUSY: u8 = 4;

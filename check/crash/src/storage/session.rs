@@ -25,9 +25,8 @@ use crate::acks;
 use crate::arguments::Arguments;
 use crate::check::{Found, Progress, read};
 use crate::children::{
-    AT_STEP, AtStep, Deck, Fault, GO_ON, Heard, PATIENCE, Process, StepMoment, Tally,
+    AT_STEP, AtStep, BUSY, Deck, FENCED, Fault, GO_ON, Heard, PATIENCE, Process, StepMoment, Tally,
 };
-use crate::roles::{BUSY, FENCED};
 use crate::sabotage::{Sabotage, damage};
 use crate::settings::{COUNTERS, family_name};
 use crate::writers::ThreadStart;

@@ -7,7 +7,7 @@
 //! slow, and no figure depends on how slow they are.
 //!
 //! Failure: a write that fails ends the measurement with its error.
-//! Cost: about 4 MB of memory per node, and a few seconds of real time.
+//! Cost: about 10 MB of memory per node, and a few seconds of real time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,11 +40,14 @@ const LATENCY: Duration = Duration::from_micros(50);
 const TABLE_BYTES: usize = 64 << 10;
 /// Number of writers per node. With fewer writers, chance leaves cards idle, and the more so the
 /// more nodes there are.
-const WRITERS_PER_NODE: usize = 4;
+const WRITERS_PER_NODE: usize = 6;
+/// Largest number of writers on one host. They end their tables at about the same time if the card
+/// of the host is full, so more of them would make the window count few long rounds.
+const WRITERS_PER_CLIENT_MAX: usize = 32;
 /// Virtual time before the window, in which the queues fill.
-const WARM_UP: Duration = Duration::from_millis(500);
+const WARM_UP: Duration = Duration::from_secs(2);
 /// Length of the window.
-const WINDOW: Duration = Duration::from_secs(2);
+const WINDOW: Duration = Duration::from_secs(4);
 /// Virtual time after the window in which all writes end.
 const DRAIN: Duration = Duration::from_secs(20);
 /// Number of bytes on the wire for each byte of a table.
@@ -104,7 +107,8 @@ pub fn growth(nodes: usize, clients: usize) -> Result<GrowthRow, String> {
     let begins_ns = cluster.simulation.now_ns() + WARM_UP.as_nanos() as u64;
     let ends_ns = begins_ns + WINDOW.as_nanos() as u64;
     progress.ends_ns.store(ends_ns, Ordering::Relaxed);
-    let writers: Vec<_> = (0..nodes * WRITERS_PER_NODE)
+    let writers = (nodes * WRITERS_PER_NODE).min(clients * WRITERS_PER_CLIENT_MAX);
+    let writers: Vec<_> = (0..writers)
         .map(|number| {
             let sim = &hosts[number % clients];
             let thread = SimThread::start(sim.host(), ClientProcess::new(sim, settings));

@@ -407,13 +407,13 @@ struct ReadVolume {
 impl TierReader {
     /// Reads the original and counts the reads on its device.
     #[inline]
-    fn read_main(
+    fn read_main<T>(
         &self,
         route: &Route,
         volume: ReadVolume,
         foreground: bool,
-        read: impl FnOnce(&dyn RandomFile) -> Result<()>,
-    ) -> Result<()> {
+        read: impl FnOnce(&dyn RandomFile) -> Result<T>,
+    ) -> Result<T> {
         let device = &self.shared.devices[route.device];
         let (reads, bytes) = (volume.reads as u64, volume.bytes);
         device.add(Count::ReadsBegun, reads);
@@ -432,13 +432,26 @@ impl TierReader {
     /// Counts a read of the only device. No other count is kept, because nothing is decided from
     /// it.
     #[inline]
-    fn read_only_device(&self, outcome: Result<()>) -> Result<()> {
+    fn read_only_device<T>(&self, outcome: Result<T>) -> Result<T> {
         let device = &self.shared.devices[0];
         device.add(Count::ReadsEnded, 1);
         if outcome.is_err() {
             device.note(&outcome, self.shared.now_ns());
         }
         outcome
+    }
+
+    /// Counts a read for the temperature of its file, or carries heat on. Returns whether a user
+    /// waits for the read.
+    #[inline]
+    fn note_read(&self, read: ReadSpan, context: IoContext) -> bool {
+        let foreground = context.purpose == IoPurpose::ForegroundRead;
+        if foreground {
+            self.entry.count_read(read, &self.shared, self.len);
+        } else if passes_heat_on(self.entry.class, context.purpose) {
+            carry(&self.shared, &self.entry, read.len, self.len);
+        }
+        foreground
     }
 
     /// Reads from a copy on a faster device. `false` if no copy serves the bytes.
@@ -651,18 +664,45 @@ impl RandomFile for TierReader {
             }
             Way::Now(route) => route.load(),
         };
-        let foreground = context.purpose == IoPurpose::ForegroundRead;
-        if foreground {
-            let read = ReadSpan { offset, len: buf.len() as u64 };
-            self.entry.count_read(read, &self.shared, self.len);
-        } else if passes_heat_on(self.entry.class, context.purpose) {
-            carry(&self.shared, &self.entry, buf.len() as u64, self.len);
-        }
+        let foreground = self.note_read(ReadSpan { offset, len: buf.len() as u64 }, context);
         if !route.cached.is_empty() && self.read_cached(&route, offset, buf, context, foreground) {
             return Ok(());
         }
         let volume = ReadVolume { reads: 1, bytes: buf.len() as u64 };
         self.read_main(&route, volume, foreground, |file| file.read_exact_at(offset, buf, context))
+    }
+
+    /// A read without copies is forwarded, so that the device need not zero the memory.
+    fn read_new(&self, offset: u64, len: usize, context: IoContext) -> Result<Vec<u8>> {
+        let route = match &self.way {
+            Way::Only(route) => {
+                let outcome = route.main.read_new(offset, len, context);
+                return self.read_only_device(outcome);
+            }
+            Way::Now(route) => route.load(),
+        };
+        let foreground = self.note_read(ReadSpan { offset, len: len as u64 }, context);
+        if !route.cached.is_empty() {
+            let mut bytes = vec![0; len];
+            if self.read_cached(&route, offset, &mut bytes, context, foreground) {
+                return Ok(bytes);
+            }
+        }
+        let volume = ReadVolume { reads: 1, bytes: len as u64 };
+        self.read_main(&route, volume, foreground, |file| file.read_new(offset, len, context))
+    }
+
+    fn read_many_new(&self, ranges: &[(u64, usize)], context: IoContext) -> Result<Vec<Vec<u8>>> {
+        if let Way::Only(route) = &self.way {
+            let outcome = route.main.read_many_new(ranges, context);
+            return self.read_only_device(outcome);
+        }
+        let mut found: Vec<Vec<u8>> = ranges.iter().map(|&(_, len)| vec![0; len]).collect();
+        let offsets = ranges.iter().map(|&(offset, _)| offset);
+        let mut requests: Vec<(u64, &mut [u8])> =
+            offsets.zip(found.iter_mut().map(Vec::as_mut_slice)).collect();
+        self.read_many(&mut requests, context)?;
+        Ok(found)
     }
 
     fn read_many(&self, requests: &mut [(u64, &mut [u8])], context: IoContext) -> Result<()> {

@@ -381,6 +381,28 @@ fn batch_reads_the_slow_device_only_without_a_copy() {
 }
 
 #[test]
+fn reads_into_new_memory_take_the_same_ways() {
+    let (_world, fs, bytes) = one_hot_part(CacheBy::Range);
+    let file = fs.open(&path("1.sst"), READ, OpenOptions::default()).unwrap();
+    let before = fs.stats();
+    // A copy has the first one, and the slow device the second one.
+    for at in [16_384u64, 200_000] {
+        let found = file.read_new(at, 60, READ).unwrap();
+        assert_eq!(found, bytes[at as usize..at as usize + 60]);
+    }
+    let found = file.read_many_new(&[(20_000, 60), (250_000, 60)], READ).unwrap();
+    assert_eq!(found, [&bytes[20_000..20_060], &bytes[250_000..250_060]]);
+    let after = fs.stats();
+    let device = |pick: fn(&crate::stats::DeviceReport) -> u64, index: usize| {
+        pick(&after.devices[index]) - pick(&before.devices[index])
+    };
+    assert_eq!(device(|device| device.copy_reads, 0), 2);
+    assert_eq!(device(|device| device.foreground_reads, 1), 2);
+    assert_eq!(device(|device| device.read_bytes, 1), 120);
+    assert!(file.read_new(bytes.len() as u64, 1, READ).is_err(), "past the end");
+}
+
+#[test]
 fn facts_list_files_and_events_with_reasons() {
     let world = World::new(Arc::new(MemFs::new()), &[200 * KIB, 1 << 20]);
     let (fs, _) = hot_world(&world);

@@ -117,6 +117,18 @@ impl Progress {
         Ok(())
     }
 
+    /// Reads a database, settles what was acknowledged, and verifies all files. Returns what was
+    /// found.
+    pub(crate) fn compare(&mut self, db: &Db, acknowledged: &[u64]) -> Verdict<Found> {
+        let found = read(db, acknowledged.len()).map_err(|error| error.to_string())??;
+        self.settle(acknowledged, &found)?;
+        let report = db.verify(|_, _| {}).map_err(|error| error.to_string())?;
+        match report.errors.first() {
+            Some(error) => Err(format!("verification: {error}")),
+            None => Ok(found),
+        }
+    }
+
     fn advance(&mut self, thread: usize) -> Operation {
         let operation = plan::operation(self.seed, thread as u64, self.done[thread]);
         self.models[thread].apply(&operation);

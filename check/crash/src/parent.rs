@@ -12,7 +12,7 @@ use rustix::process::Signal;
 
 use crate::acks;
 use crate::arguments::{Arguments, ChildArguments};
-use crate::check::{Progress, read};
+use crate::check::Progress;
 use crate::sabotage::{SABOTAGES, Sabotage, damage};
 use crate::settings::{COUNTERS, Over, Rng, family_name, open};
 use crate::shared_disk::SharedDisk;
@@ -174,12 +174,7 @@ impl Session<'_> {
         if let Some(sabotage) = sabotage {
             damage(&db, sabotage, self.progress.seed, &acknowledged).map_err(text)?;
         }
-        let found = read(&db, acknowledged.len()).map_err(text)??;
-        self.progress.settle(&acknowledged, &found)?;
-        let report = db.verify(|_, _| {}).map_err(text)?;
-        if let Some(error) = report.errors.first() {
-            return Err(format!("verification: {error}"));
-        }
+        self.progress.compare(&db, &acknowledged)?;
         self.note_boundaries(&db).map_err(text)?;
         db.close().map_err(text)?;
         self.operations += self.progress.done.iter().sum::<u64>() - before;

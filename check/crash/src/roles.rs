@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use archipelago::ErrorKind;
 use rustix::process::{Signal, set_parent_process_death_signal};
 
-use crate::children::{BUSY, FENCED, ROLE, Words};
+use crate::children::{BUSY, FENCED, ManagerRole, ROLE, Words};
 use crate::{offload, storage};
 
 /// Runs a child process in its role.
@@ -17,7 +17,11 @@ pub(crate) fn run(role: &str, words: impl Iterator<Item = String>) -> ExitCode {
     }
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
     let ended = Words::parse(words).and_then(|words| {
-        let ran = storage::run_role(role, &words).or_else(|| offload::run_role(role, &words));
+        let manager = (role == ManagerRole::NAME).then(|| ManagerRole::parse(&words));
+        let ran = manager
+            .map(|role| role.map(|role| role.run()))
+            .or_else(|| storage::run_role(role, &words))
+            .or_else(|| offload::run_role(role, &words));
         ran.unwrap_or_else(|| Err(format!("{ROLE}: there is no role \"{role}\"")))
     });
     match ended {

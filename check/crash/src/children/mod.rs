@@ -5,19 +5,25 @@
 //! | `words` | the command line of a child process |
 //! | `process` | a child process: its lines, its signals and its end |
 //! | `server` | a server as a child process, taken away and brought back |
+//! | `manager` | the manager of a cluster |
+//! | `owner` | an owner as a child process that comes to a step |
 //! | `trigger` | the moment of a step at which a child process meets a fault |
 //! | `cases` | the faults of a run, and how often each was hit |
 
 mod cases;
+mod manager;
+mod owner;
 mod process;
 mod server;
 mod trigger;
 mod words;
 
 pub(crate) use cases::{Deck, FaultCase, Tally};
+pub(crate) use manager::ManagerRole;
+pub(crate) use owner::{AtStepSeen, OPENED, OPENING, Owner, Share, await_step, stop_at};
 pub(crate) use process::{Heard, Process};
 pub(crate) use server::{Fault, PATIENCE, READY, Server, wait_for_end_of_input};
-pub(crate) use trigger::{AT_STEP, AtStep, GO_ON, StepMoment, StepTrigger, say};
+pub(crate) use trigger::{AtStep, GO_ON, StepMoment, StepTrigger, say};
 pub(crate) use words::{ROLE, Words, chosen};
 
 /// Exit code of an owner that has lost its volume.

@@ -149,6 +149,15 @@ impl Process {
         killed.map(|_| ran).map_err(|error| failed(&self.name, "kill", error))
     }
 
+    /// Kills the process, which must not have failed by itself before. It may have done all of its
+    /// work.
+    pub(crate) fn kill_healthy(&mut self) -> Result<(), String> {
+        match self.kill()? || self.has_succeeded()? {
+            true => Ok(()),
+            false => Err(format!("the {} failed with the fault: {}", self.name, self.messages())),
+        }
+    }
+
     /// Stops the process with SIGSTOP. On return it does not run. Returns whether it ran until
     /// then.
     pub(crate) fn stop(&mut self) -> Result<bool, String> {
@@ -198,7 +207,7 @@ impl Process {
     }
 
     /// Whether the process, which has ended, succeeded.
-    pub(crate) fn has_succeeded(&mut self) -> Result<bool, String> {
+    fn has_succeeded(&mut self) -> Result<bool, String> {
         self.wait(LOOK_PAUSE).map(|status| status.success())
     }
 

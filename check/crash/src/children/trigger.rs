@@ -17,6 +17,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::process::{Signal, getpid, kill_process};
 
+use super::words::{Words, chosen};
+
 /// Line that a process prints when it is at the step.
 pub(crate) const AT_STEP: &str = "at the step";
 /// Line with which the parent lets a waiting thread go on.
@@ -46,6 +48,27 @@ pub(crate) struct StepMoment<S> {
     pub(crate) step: S,
     pub(crate) after: u64,
     pub(crate) reaction: AtStep,
+}
+
+impl<S: Copy + PartialEq> StepMoment<S> {
+    /// Adds the moment to a command line. `all` has all steps.
+    pub(crate) fn add_to(self, words: Words, all: &[S]) -> Words {
+        let step = all.iter().position(|step| *step == self.step);
+        let reaction = AtStep::ALL.iter().position(|way| *way == self.reaction);
+        words
+            .with("step", step.unwrap_or(all.len()))
+            .with("after", self.after)
+            .with("reaction", reaction.unwrap_or(AtStep::ALL.len()))
+    }
+
+    /// Reads the moment from a command line.
+    pub(crate) fn parse(words: &Words, all: &[S]) -> Result<Self, String> {
+        Ok(Self {
+            step: chosen(all, words.number("step")?)?,
+            after: words.number("after")?,
+            reaction: chosen(&AtStep::ALL, words.number("reaction")?)?,
+        })
+    }
 }
 
 /// Waits for the chosen moment, and reacts.

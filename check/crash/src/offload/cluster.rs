@@ -10,18 +10,22 @@
 //! Cost: one process per server.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use archipelago::Rng;
 use archipelago::env::FileSystem as _;
 use archipelago::env::local::LocalFs;
+use archipelago::{Rng, SystemClock};
 
-use super::servers::{ExecutorRole, ManagerRole, MemoryRole};
-use crate::children::{Fault, PATIENCE, Server};
+use super::servers::{ExecutorRole, LEFT, MemoryRole, TELL_LEFT};
+use crate::children::{Fault, ManagerRole, PATIENCE, Server};
 
 /// Number of memory nodes. Each has an executor in its process.
 const MEMORY_NODES: usize = 2;
 /// Number of executors with processes of their own.
 const EXECUTORS: usize = 2;
+
+/// Pause between two questions what memory nodes have.
+const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
 /// A server by its role and its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,6 +142,34 @@ impl Cluster {
             }
         }
         Ok(())
+    }
+
+    /// Number of shards that the memory nodes have, with unused grants for further ones. Every
+    /// server runs.
+    pub(super) fn shards_left(&mut self) -> Result<u64, String> {
+        let mut sum = 0;
+        for server in &mut self.memory {
+            server.process.tell(TELL_LEFT);
+            let left = server.process.expect(LEFT, PATIENCE)?;
+            sum += left.parse::<u64>().map_err(|error| format!("{LEFT}{left}: {error}"))?;
+        }
+        Ok(sum)
+    }
+
+    /// Waits until no memory node has a shard or a grant for one. Every server runs.
+    pub(super) fn await_no_shards(&mut self) -> Result<(), String> {
+        let clock = SystemClock::shared();
+        let until_ns = clock.now_ns() + PATIENCE.as_nanos() as u64;
+        loop {
+            let left = self.shards_left()?;
+            if left == 0 {
+                return Ok(());
+            }
+            if clock.now_ns() > until_ns {
+                return Err(format!("memory nodes have {left} shards of a closed database"));
+            }
+            clock.sleep(LOOK_PAUSE);
+        }
     }
 
     /// Ends all servers in order: the manager last.

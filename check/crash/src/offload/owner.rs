@@ -18,15 +18,10 @@ use archipelago_offload::shard_owner::StayingMemtables;
 use super::steps::Step;
 use super::summary::Figures;
 use crate::acks::AckWriter;
-use crate::children::{AtStep, StepMoment, StepTrigger, Words, chosen, say};
+use crate::children::{AtStep, OPENED, OPENING, StepMoment, StepTrigger, Words, chosen, say};
 use crate::reads::Reads;
 use crate::settings::{Offloading, Over, open};
 use crate::writers::{Refusals, ThreadStart, WriterPlan, Writers};
-
-/// Line of an owner that begins to open its database.
-pub(super) const OPENING: &str = "opening";
-/// Line of an owner whose database is open.
-pub(super) const OPENED: &str = "opened";
 
 /// Longest time of a read while processes are away.
 const READ_LIMIT: Duration = Duration::from_secs(20);
@@ -133,6 +128,7 @@ impl OpenDatabase {
             shards_sent: counter("offload_shards_sent"),
             shards_kept: statistics.get(Ticker::AwayShardsKept),
             shards_rebuilt: statistics.get(Ticker::AwayShardsRebuilt),
+            shards_left: 0,
             reads,
         }
     }
@@ -178,8 +174,6 @@ impl OwnerRole {
 
     pub(super) fn words(&self) -> Vec<String> {
         let DatabasePlan { dir, manager, seed, open_seed, leaving } = &self.database;
-        let step = Step::ALL.iter().position(|step| *step == self.moment.step);
-        let reaction = AtStep::ALL.iter().position(|way| *way == self.moment.reaction);
         let words = Words::default()
             .with("dir", dir.display())
             .with("manager", manager)
@@ -187,11 +181,8 @@ impl OwnerRole {
             .with("open_seed", open_seed)
             .with("acks", self.acks.display())
             .with("ops", self.ops_per_thread)
-            .with("threads", ThreadStart::words(&self.threads))
-            .with("step", step.unwrap_or(Step::ALL.len()))
-            .with("after", self.moment.after)
-            .with("reaction", reaction.unwrap_or(AtStep::ALL.len()));
-        leaving.add_to(words).command_line(Self::NAME)
+            .with("threads", ThreadStart::words(&self.threads));
+        self.moment.add_to(leaving.add_to(words), &Step::ALL).command_line(Self::NAME)
     }
 
     pub(super) fn parse(words: &Words) -> std::result::Result<Self, String> {
@@ -202,11 +193,7 @@ impl OwnerRole {
             open_seed: words.number("open_seed")?,
             leaving: Leaving::parse(words)?,
         };
-        let moment = StepMoment {
-            step: chosen(&Step::ALL, words.number("step")?)?,
-            after: words.number("after")?,
-            reaction: chosen(&AtStep::ALL, words.number("reaction")?)?,
-        };
+        let moment = StepMoment::parse(words, &Step::ALL)?;
         Ok(Self {
             database,
             acks: words.path("acks")?,

@@ -1,4 +1,4 @@
-//! The manager, the memory nodes and the executors of a run, each in a process of its own.
+//! The memory nodes and the executors of a run, each in a process of its own.
 //!
 //! A memory node has an executor in its process, which reads the images of flushes in place.
 
@@ -6,8 +6,6 @@ use std::path::PathBuf;
 
 use archipelago::Result;
 use archipelago_fabric::NodeId;
-use archipelago_manager::core::Terms;
-use archipelago_manager::{ManagerServer, ManagerSettings, MemberTerms, StorePlan};
 use archipelago_memory::{MemoryServer, MemorySettings};
 use archipelago_offload::net::{ExecutorServer, ExecutorSettings};
 
@@ -20,40 +18,11 @@ const BLOCK_BYTES: u64 = 1 << 20;
 /// Jobs that an executor runs at the same time.
 const SLOTS: u32 = 2;
 
-/// The manager, which gives out jobs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ManagerRole {
-    /// Address at which it listens: `HOST:PORT`.
-    pub(super) listen: String,
-}
-
-impl ManagerRole {
-    pub(super) const NAME: &str = "offload-manager";
-
-    pub(super) fn words(&self) -> Vec<String> {
-        Words::default().with("listen", &self.listen).command_line(Self::NAME)
-    }
-
-    pub(super) fn parse(words: &Words) -> std::result::Result<Self, String> {
-        Ok(Self { listen: words.text("listen")?.to_owned() })
-    }
-
-    /// Serves until the input ends.
-    pub(super) fn run(&self) -> Result<()> {
-        let server = ManagerServer::start(&ManagerSettings {
-            listen: vec![format!("tcp:{}", self.listen)],
-            terms: Terms::default(),
-            store: StorePlan::default(),
-            memory_nodes: 0,
-            standby: false,
-            storage: MemberTerms::default(),
-            secret: None,
-        })?;
-        say(&format!("{READY}{}", server.addresses().join(" ")));
-        wait_for_end_of_input();
-        Ok(())
-    }
-}
+/// Begin of the line with which a memory node tells the number of its shards, and of the grants for
+/// shards that were not used yet.
+pub(super) const LEFT: &str = "left: ";
+/// Line that asks a memory node for that number.
+pub(super) const TELL_LEFT: &str = "what is left?";
 
 /// A memory node, with an executor of jobs of databases below `share`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,7 +52,7 @@ impl MemoryRole {
         })
     }
 
-    /// Serves until the input ends.
+    /// Serves until the input ends, and answers [`TELL_LEFT`].
     pub(super) fn run(&self) -> Result<()> {
         let manager = format!("tcp:{}", self.manager);
         let listen = "tcp:127.0.0.1:0".to_owned();
@@ -97,7 +66,14 @@ impl MemoryRole {
             ..executor_settings(manager, self.share.clone())
         })?;
         say(&format!("{READY}{}", server.addresses().join(" ")));
-        wait_for_end_of_input();
+        // Each line asks for what is left.
+        let mut line = String::new();
+        while std::io::stdin().read_line(&mut line).is_ok_and(|bytes| bytes > 0) {
+            let figures = server.shard_host().figures();
+            let left = figures.map_or(0, |figures| figures.shards + figures.grants);
+            say(&format!("{LEFT}{left}"));
+            line.clear();
+        }
         // Jobs read the memory of the node, so they end first.
         drop(executor);
         Ok(())
@@ -165,7 +141,5 @@ mod tests {
         assert_eq!(MemoryRole::parse(&parsed(memory.words())).unwrap(), memory);
         let executor = ExecutorRole { manager, share: "/tmp/x".into() };
         assert_eq!(ExecutorRole::parse(&parsed(executor.words())).unwrap(), executor);
-        let manager = ManagerRole { listen: "127.0.0.1:0".to_owned() };
-        assert_eq!(ManagerRole::parse(&parsed(manager.words())).unwrap(), manager);
     }
 }

@@ -16,25 +16,24 @@ use std::time::Duration;
 
 use archipelago::env::FileSystem as _;
 use archipelago::env::local::LocalFs;
-use archipelago::{Db, Error, Rng, SystemClock};
+use archipelago::{Db, Rng, SystemClock};
 
 use super::cases::{Case, Victim};
 use super::cluster::{Cluster, Place};
-use super::owner::{DatabasePlan, Leaving, OPENED, OwnerRole};
+use super::owner::{DatabasePlan, Leaving, OwnerRole};
 use super::steps::Step;
 use super::summary::Figures;
 use crate::acks;
 use crate::arguments::Arguments;
-use crate::check::{Progress, read};
+use crate::check::Progress;
 use crate::children::{
-    AT_STEP, AtStep, Deck, Fault, GO_ON, Heard, PATIENCE, Process, StepMoment, Tally,
+    AtStep, AtStepSeen, Deck, Fault, GO_ON, Heard, OPENED, Owner, PATIENCE, Process, Share,
+    StepMoment, Tally, await_step, stop_at,
 };
+use crate::cycles::{Session, sleep_ms, text};
 use crate::sabotage::{Sabotage, damage};
 use crate::settings::{COUNTERS, Over, family_name, open};
-use crate::writers::ThreadStart;
 
-/// Time in which an owner under load must come to the step. Afterwards the fault hits anyway.
-const STEP_PATIENCE: Duration = Duration::from_secs(3);
 /// Longest time for which an owner writes before the fault that precedes a rebuild or a take-over.
 const FIRST_WRITES_MS_MAX: u64 = 500;
 /// Longest time for which an owner is stopped. It is longer than the leases of the servers.
@@ -42,26 +41,28 @@ const STOPPED_MS_MAX: u64 = 3000;
 /// Longest time between the step and the fault of a server, if the owner goes on first.
 const LATE_MS_MAX: u64 = 30;
 
-/// State of an owner when it came to the step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum AtStepSeen {
-    /// The owner was opening the database.
-    Opening,
-    /// The owner's database was open.
-    Open,
-    /// The owner did not come to the step in time.
-    Never,
-}
-
 /// An owner's process, and the last figures that it printed.
 #[derive(Debug)]
-struct Owner {
+struct WatchedOwner {
     process: Process,
     figures: Figures,
 }
 
-impl Owner {
-    /// The next event that is no line with figures.
+impl WatchedOwner {
+    /// Waits until the database is open.
+    fn await_open(&mut self) -> Result<(), String> {
+        self.process.expect(OPENED, PATIENCE).map(drop)
+    }
+
+    /// Reads what the owner, which has ended, printed at last.
+    fn last_figures(&mut self) -> Figures {
+        while self.hear(PATIENCE) != Heard::End {}
+        self.figures
+    }
+}
+
+impl Owner for WatchedOwner {
+    /// The next line without figures.
     fn hear(&mut self, patience: Duration) -> Heard {
         let clock = SystemClock::shared();
         let until_ns = clock.now_ns() + patience.as_nanos() as u64;
@@ -74,43 +75,16 @@ impl Owner {
                 },
                 other => return other,
             }
-            if clock.now_ns() > until_ns {
-                return Heard::Silence;
-            }
         }
     }
 
-    /// Reads what the owner, which has ended, printed at last.
-    fn last_figures(&mut self) -> Figures {
-        while self.hear(PATIENCE) != Heard::End {}
-        self.figures
+    fn process(&mut self) -> &mut Process {
+        &mut self.process
     }
-
-    /// Waits until the database is open.
-    fn await_open(&mut self) -> Result<(), String> {
-        loop {
-            match self.hear(PATIENCE) {
-                Heard::Line(line) if line == OPENED => return Ok(()),
-                Heard::Line(_) => {}
-                Heard::Silence | Heard::End => {
-                    let said = self.process.messages();
-                    return Err(format!("an owner did not open in {PATIENCE:?}: {said}"));
-                }
-            }
-        }
-    }
-}
-
-/// Part of the threads that an owner runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Share {
-    All,
-    FirstHalf,
-    SecondHalf,
 }
 
 /// The state of a run with offloading.
-pub(super) struct Session<'a> {
+pub(super) struct OffloadSession<'a> {
     arguments: &'a Arguments,
     dir: PathBuf,
     /// Seeds of databases and cycles, so that no cycle depends on what the last one had to choose.
@@ -127,9 +101,10 @@ pub(super) struct Session<'a> {
     figures: Figures,
 }
 
-impl<'a> Session<'a> {
-    /// Starts the servers in `dir`. `seed` decides everything but the times of processes.
-    pub(super) fn start(arguments: &'a Arguments, seed: u64, dir: &Path) -> Result<Self, String> {
+impl<'a> Session<'a> for OffloadSession<'a> {
+    type Case = Case;
+
+    fn start(arguments: &'a Arguments, seed: u64, dir: &Path) -> Result<Self, String> {
         let mut seeds = Rng::with_seed(seed);
         Ok(Self {
             arguments,
@@ -146,8 +121,84 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Ends the servers in order. Returns what the run has done.
-    pub(super) fn end(self) -> Result<String, String> {
+    fn begin_database(&mut self) -> Result<(), String> {
+        let (fs, dir) = (LocalFs::new(), self.database_dir());
+        if fs.exists(&dir).map_err(text)? {
+            fs.remove_dir_all(&dir).map_err(text)?;
+        }
+        self.progress = Progress::new(self.seeds.u64(..), self.arguments.threads);
+        self.begin_cycle()
+    }
+
+    fn cycle(&mut self) -> Result<(Case, bool), String> {
+        let case = self.deck.draw();
+        let told = |problem: String| format!("{case}: {problem}");
+        self.begin_cycle()?;
+        let before: u64 = self.first.iter().sum();
+        let hit = match case.step {
+            Step::TakeOver => self.fault_at_take_over(case),
+            Step::Rebuild => self.fault_at_rebuild(case),
+            _ => self.fault_under_load(case),
+        };
+        let hit = hit.map_err(told)?;
+        if self.rng.bool() {
+            self.cluster.restore().map_err(told)?;
+        }
+        self.check(None).map_err(told)?;
+        self.cluster.restore().map_err(told)?;
+        self.tally.note(case, hit);
+        self.operations += self.progress.done.iter().sum::<u64>() - before;
+        Ok((case, hit))
+    }
+
+    fn damaged_cycle(&mut self, sabotage: Sabotage) -> Result<(), String> {
+        self.begin_cycle()?;
+        let moment = StepMoment { step: Step::Write, after: 1500, reaction: AtStep::Die };
+        let mut owner = self.start_owner(moment, Share::All, |leaving| leaving)?;
+        await_step(&mut owner, AtStepSeen::Opening)?;
+        self.kill(owner)?;
+        self.check(Some(sabotage))
+    }
+
+    // Checks that nothing is left behind. An owner that sends everything moves all records into
+    // tables and ends in order. Then no memory node has a shard of the database, and each table and
+    // value file in the directory is one that the database has.
+    fn end_database(&mut self) -> Result<(), String> {
+        self.begin_cycle()?;
+        let mut database = self.database();
+        database.leaving = database.leaving.with_one_copy();
+        let opened = database.open(|_| {}).map_err(text)?;
+        for index in 0..=COUNTERS {
+            let flushed = opened.db.family(family_name(index)).and_then(|cf| opened.db.flush(&cf));
+            flushed.map_err(text)?;
+        }
+        opened.db.wait_for_background().map_err(text)?;
+        opened.db.close().map_err(text)?;
+        self.cluster.await_no_shards()?;
+        let db = self.open_plain().map_err(text)?;
+        db.wait_for_background().map_err(text)?;
+        let report = db.verify(|_, _| {}).map_err(text)?;
+        db.close().map_err(text)?;
+        let entries = LocalFs::new().list(&self.database_dir()).map_err(text)?;
+        let count = |ending: &str| {
+            entries.iter().filter(|entry| entry.name.ends_with(ending)).count() as u64
+        };
+        let (tables, values) = (count(".sst"), count(".vsst"));
+        if (tables, values) != (report.files, report.value_files) {
+            return Err(format!(
+                "the directory has {tables} tables and {values} value files, and the database has \
+                 {} and {}",
+                report.files, report.value_files
+            ));
+        }
+        Ok(())
+    }
+
+    fn after_cycles(&mut self) -> Result<String, String> {
+        Ok(String::new())
+    }
+
+    fn end(self) -> Result<String, String> {
         self.cluster.end()?;
         let tried = self.tally.tried();
         if let Some(lacks) = self.figures.lacks(tried) {
@@ -161,17 +212,9 @@ impl<'a> Session<'a> {
             self.tally.table()
         ))
     }
+}
 
-    /// Begins a new database with other settings.
-    pub(super) fn begin_database(&mut self) -> Result<(), String> {
-        let (fs, dir) = (LocalFs::new(), self.database_dir());
-        if fs.exists(&dir).map_err(text)? {
-            fs.remove_dir_all(&dir).map_err(text)?;
-        }
-        self.progress = Progress::new(self.seeds.u64(..), self.arguments.threads);
-        self.begin_cycle()
-    }
-
+impl OffloadSession<'_> {
     fn begin_cycle(&mut self) -> Result<(), String> {
         self.rng = Rng::with_seed(self.seeds.u64(..));
         self.first = self.progress.done.clone();
@@ -196,43 +239,11 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Writes, makes a fault, and checks. Returns the case, and whether the fault hit the step.
-    pub(super) fn cycle(&mut self) -> Result<(Case, bool), String> {
-        let case = self.deck.draw();
-        let told = |problem: String| format!("{case}: {problem}");
-        self.begin_cycle()?;
-        let before: u64 = self.first.iter().sum();
-        let hit = match case.step {
-            Step::TakeOver => self.fault_at_take_over(case),
-            Step::Rebuild => self.fault_at_rebuild(case),
-            _ => self.fault_under_load(case),
-        };
-        let hit = hit.map_err(told)?;
-        if self.rng.bool() {
-            self.cluster.restore().map_err(told)?;
-        }
-        self.check(None).map_err(told)?;
-        self.cluster.restore().map_err(told)?;
-        self.tally.note(case, hit);
-        self.operations += self.progress.done.iter().sum::<u64>() - before;
-        Ok((case, hit))
-    }
-
-    /// Writes until an owner is killed, damages the database, and checks. The check must fail.
-    pub(super) fn damaged_cycle(&mut self, sabotage: Sabotage) -> Result<(), String> {
-        self.begin_cycle()?;
-        let moment = StepMoment { step: Step::Write, after: 1500, reaction: AtStep::Die };
-        let mut owner = self.start_owner(moment, Share::All, |leaving| leaving)?;
-        self.await_step(&mut owner)?;
-        self.kill(owner)?;
-        self.check(Some(sabotage))
-    }
-
     /// Lets an owner come to the step, where the fault hits.
     fn fault_under_load(&mut self, case: Case) -> Result<bool, String> {
         let moment = self.moment(case);
         let mut owner = self.start_owner(moment, Share::All, |leaving| leaving)?;
-        let seen = self.await_step(&mut owner)?;
+        let seen = await_step(&mut owner, AtStepSeen::Opening)?;
         self.strike(case, StruckOwner { owner, seen })?;
         Ok(seen != AtStepSeen::Never)
     }
@@ -245,9 +256,10 @@ impl<'a> Session<'a> {
         first.await_open()?;
         sleep_ms(self.rng.u64(..FIRST_WRITES_MS_MAX));
         self.kill_healthy(first)?;
+        self.figures.shards_left += self.cluster.shards_left()?;
         let moment = self.moment(case);
         let mut second = self.start_owner(moment, Share::SecondHalf, Leaving::with_one_copy)?;
-        let seen = self.await_step(&mut second)?;
+        let seen = await_step(&mut second, AtStepSeen::Opening)?;
         let hit = seen == AtStepSeen::Opening;
         self.strike(case, StruckOwner { owner: second, seen })?;
         Ok(hit)
@@ -261,7 +273,7 @@ impl<'a> Session<'a> {
         sleep_ms(self.rng.u64(..FIRST_WRITES_MS_MAX));
         let lost = Cluster::any_memory(&mut self.rng);
         self.cluster.take(lost, Fault::Kill)?;
-        let seen = self.await_step_from(&mut owner, AtStepSeen::Open)?;
+        let seen = await_step(&mut owner, AtStepSeen::Open)?;
         if case.victim == Victim::Memory {
             // The fault may hit the same node.
             self.cluster.restore()?;
@@ -272,11 +284,8 @@ impl<'a> Session<'a> {
 
     /// The moment of the step, and the owner's action there.
     fn moment(&mut self, case: Case) -> StepMoment<Step> {
-        let reaction = match (case.victim, case.fault) {
-            (Victim::Owner, Fault::Kill) => AtStep::Die,
-            (Victim::Owner, Fault::Stop) => AtStep::Halt,
-            _ => AtStep::Ask,
-        };
+        let own = (case.victim == Victim::Owner).then_some(case.fault);
+        let reaction = AtStep::of_owner(own);
         StepMoment { step: case.step, after: self.rng.u64(..case.step.moments()), reaction }
     }
 
@@ -286,57 +295,18 @@ impl<'a> Session<'a> {
         moment: StepMoment<Step>,
         share: Share,
         adjust: impl Fn(Leaving) -> Leaving,
-    ) -> Result<Owner, String> {
+    ) -> Result<WatchedOwner, String> {
         let mut database = self.database();
         database.leaving = adjust(database.leaving);
-        let half = self.first.len() / 2;
-        let threads = match share {
-            Share::All => 0..self.first.len(),
-            Share::FirstHalf => 0..half,
-            Share::SecondHalf => half..self.first.len(),
-        };
-        let start =
-            |thread: usize| ThreadStart { thread: thread as u64, first: self.first[thread] };
         let role = OwnerRole {
             database,
             acks: self.acks_path(),
             ops_per_thread: self.arguments.ops_per_cycle.div_ceil(self.arguments.threads),
-            threads: threads.map(start).collect(),
+            threads: share.threads(&self.first),
             moment,
         };
         let process = Process::start("owner", &role.words(), &self.dir)?;
-        Ok(Owner { process, figures: Figures::default() })
-    }
-
-    /// Waits until an owner is at the step. An owner that opens has more time for it.
-    fn await_step(&self, owner: &mut Owner) -> Result<AtStepSeen, String> {
-        self.await_step_from(owner, AtStepSeen::Opening)
-    }
-
-    fn await_step_from(&self, owner: &mut Owner, from: AtStepSeen) -> Result<AtStepSeen, String> {
-        let mut seen = from;
-        loop {
-            let patience = if seen == AtStepSeen::Open { STEP_PATIENCE } else { PATIENCE };
-            match owner.hear(patience) {
-                Heard::Line(line) if line == AT_STEP => return Ok(seen),
-                Heard::Line(line) if line == OPENED => seen = AtStepSeen::Open,
-                Heard::Line(_) => {}
-                Heard::Silence if seen == AtStepSeen::Open => return Ok(AtStepSeen::Never),
-                Heard::Silence => {
-                    let said = owner.process.messages();
-                    return Err(format!("an owner did not open in {PATIENCE:?}: {said}"));
-                }
-                Heard::End => {
-                    let status = owner.process.wait(PATIENCE)?;
-                    let said = owner.process.messages();
-                    return match status.success() {
-                        // The owner has done all of its operations.
-                        true => Ok(AtStepSeen::Never),
-                        false => Err(format!("an owner ended by itself ({status}): {said}")),
-                    };
-                }
-            }
-        }
+        Ok(WatchedOwner { process, figures: Figures::default() })
     }
 
     /// Makes the fault of the case. Afterwards no owner runs.
@@ -350,11 +320,7 @@ impl<'a> Session<'a> {
             }
             (Victim::Owner, Fault::Kill) => return self.kill(owner),
             (Victim::Owner, Fault::Stop) => {
-                let is_stopped = match seen {
-                    AtStepSeen::Never => owner.process.stop()?,
-                    AtStepSeen::Opening | AtStepSeen::Open => owner.process.wait_until_stopped()?,
-                };
-                if is_stopped {
+                if stop_at(&mut owner.process, seen)? {
                     sleep_ms(self.rng.u64(..STOPPED_MS_MAX));
                     owner.process.go_on();
                 }
@@ -389,7 +355,12 @@ impl<'a> Session<'a> {
     }
 
     /// Takes a server away while the owner waits at the step, or soon after it went on.
-    fn strike_server(&mut self, case: Case, place: Place, owner: &mut Owner) -> Result<(), String> {
+    fn strike_server(
+        &mut self,
+        case: Case,
+        place: Place,
+        owner: &mut WatchedOwner,
+    ) -> Result<(), String> {
         let is_late = self.rng.bool();
         if is_late {
             owner.process.tell(GO_ON);
@@ -401,21 +372,17 @@ impl<'a> Session<'a> {
     }
 
     /// Kills an owner, whatever it does.
-    fn kill(&mut self, mut owner: Owner) -> Result<(), String> {
+    fn kill(&mut self, mut owner: WatchedOwner) -> Result<(), String> {
         owner.process.kill()?;
         self.figures += owner.last_figures();
         Ok(())
     }
 
     /// Kills an owner, which must not have ended by itself.
-    fn kill_healthy(&mut self, mut owner: Owner) -> Result<(), String> {
-        // The owner may have done all of its operations.
-        let is_healthy = owner.process.kill()? || owner.process.has_succeeded()?;
+    fn kill_healthy(&mut self, mut owner: WatchedOwner) -> Result<(), String> {
+        let healthy = owner.process.kill_healthy();
         self.figures += owner.last_figures();
-        match is_healthy {
-            true => Ok(()),
-            false => Err(format!("the owner failed with the fault: {}", owner.process.messages())),
-        }
+        healthy
     }
 
     /// Lets the owner work with the fault for some time.
@@ -436,12 +403,7 @@ impl<'a> Session<'a> {
         if let Some(sabotage) = sabotage {
             damage(&db, sabotage, self.progress.seed, &acknowledged).map_err(text)?;
         }
-        let found = read(&db, acknowledged.len()).map_err(text)??;
-        self.progress.settle(&acknowledged, &found)?;
-        let report = db.verify(|_, _| {}).map_err(text)?;
-        if let Some(error) = report.errors.first() {
-            return Err(format!("verification: {error}"));
-        }
+        self.progress.compare(&db, &acknowledged)?;
         db.close().map_err(text)
     }
 
@@ -449,50 +411,10 @@ impl<'a> Session<'a> {
     fn open_plain(&mut self) -> archipelago::Result<Db> {
         open(&self.database_dir(), self.progress.seed, self.rng.u64(..), Over::Plain)
     }
-
-    /// Checks that nothing is left behind when the database is closed: each of its tables and value
-    /// files is one that the database has. An owner that offloads moves everything into tables and
-    /// ends in order before.
-    pub(super) fn check_rest(&mut self) -> Result<(), String> {
-        self.begin_cycle()?;
-        let opened = self.database().open(|_| {}).map_err(text)?;
-        for index in 0..=COUNTERS {
-            let flushed = opened.db.family(family_name(index)).and_then(|cf| opened.db.flush(&cf));
-            flushed.map_err(text)?;
-        }
-        opened.db.wait_for_background().map_err(text)?;
-        opened.db.close().map_err(text)?;
-        let db = self.open_plain().map_err(text)?;
-        db.wait_for_background().map_err(text)?;
-        let report = db.verify(|_, _| {}).map_err(text)?;
-        db.close().map_err(text)?;
-        let entries = LocalFs::new().list(&self.database_dir()).map_err(text)?;
-        let count = |ending: &str| {
-            entries.iter().filter(|entry| entry.name.ends_with(ending)).count() as u64
-        };
-        let (tables, values) = (count(".sst"), count(".vsst"));
-        if (tables, values) != (report.files, report.value_files) {
-            return Err(format!(
-                "the directory has {tables} tables and {values} value files, and the database has \
-                 {} and {}",
-                report.files, report.value_files
-            ));
-        }
-        Ok(())
-    }
 }
 
 /// An owner that a fault hits, and its state at that time.
 struct StruckOwner {
-    owner: Owner,
+    owner: WatchedOwner,
     seen: AtStepSeen,
-}
-
-fn sleep_ms(ms: u64) {
-    SystemClock::shared().sleep(Duration::from_millis(ms));
-}
-
-#[expect(clippy::needless_pass_by_value, reason = "it is given to map_err")]
-fn text(error: Error) -> String {
-    error.to_string()
 }

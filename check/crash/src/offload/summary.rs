@@ -21,6 +21,8 @@ pub(super) struct Figures {
     pub(super) shards_kept: u64,
     /// Lost shards that were made again from the log.
     pub(super) shards_rebuilt: u64,
+    /// Shards at memory nodes after the kill of their owner. The parent counts them.
+    pub(super) shards_left: u64,
     /// Reads of writing threads that were compared with what was acknowledged.
     pub(super) reads: u64,
 }
@@ -28,7 +30,7 @@ pub(super) struct Figures {
 impl Figures {
     /// The line that an owner prints.
     pub(super) fn line(&self) -> String {
-        let Self { jobs_away, shards_sent, shards_kept, shards_rebuilt, reads } = self;
+        let Self { jobs_away, shards_sent, shards_kept, shards_rebuilt, reads, .. } = self;
         format!("{FIGURES}{jobs_away} {shards_sent} {shards_kept} {shards_rebuilt} {reads}")
     }
 
@@ -37,7 +39,8 @@ impl Figures {
         let words = line.strip_prefix(FIGURES)?.split(' ').map(|word| word.parse().ok());
         let [jobs_away, shards_sent, shards_kept, shards_rebuilt, reads] =
             words.collect::<Option<Vec<u64>>>()?.try_into().ok()?;
-        Some(Self { jobs_away, shards_sent, shards_kept, shards_rebuilt, reads })
+        let shards_left = 0;
+        Some(Self { jobs_away, shards_sent, shards_kept, shards_rebuilt, shards_left, reads })
     }
 
     /// What a run with this many cycles must have done; `None` if it has.
@@ -49,6 +52,7 @@ impl Figures {
             (self.shards_sent, "no shard went to a memory node"),
             (self.shards_kept, "no owner kept the shards of another one"),
             (self.shards_rebuilt, "no lost shard was made again"),
+            (self.shards_left, "no memory node had a shard of a killed owner"),
             (self.reads, "no read was compared"),
         ];
         let lacking = figures.into_iter().find(|(figure, _)| *figure == 0);
@@ -62,18 +66,19 @@ impl AddAssign for Figures {
         self.shards_sent += other.shards_sent;
         self.shards_kept += other.shards_kept;
         self.shards_rebuilt += other.shards_rebuilt;
+        self.shards_left += other.shards_left;
         self.reads += other.reads;
     }
 }
 
 impl fmt::Display for Figures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { jobs_away, shards_sent, shards_kept, shards_rebuilt, reads } = self;
+        let Self { jobs_away, shards_sent, shards_kept, shards_rebuilt, shards_left, reads } = self;
         write!(
             f,
             "{jobs_away} jobs in other processes, {shards_sent} shards sent to memory nodes, \
-             {shards_kept} kept by the next owner, {shards_rebuilt} made again, {reads} reads \
-             compared"
+             {shards_left} there after kills, {shards_kept} kept by the next owner, \
+             {shards_rebuilt} made again, {reads} reads compared"
         )
     }
 }
@@ -84,8 +89,10 @@ mod tests {
 
     #[test]
     fn figures_return_from_their_line() {
+        let (jobs_away, shards_sent, shards_kept) = (1, 2, 3);
+        let (shards_rebuilt, shards_left, reads) = (4, 0, 5);
         let figures =
-            Figures { jobs_away: 1, shards_sent: 2, shards_kept: 3, shards_rebuilt: 4, reads: 5 };
+            Figures { jobs_away, shards_sent, shards_kept, shards_rebuilt, shards_left, reads };
         assert_eq!(Figures::parse(&figures.line()), Some(figures));
         assert_eq!(Figures::parse("opened"), None);
         assert_eq!(Figures::parse("figures 1 2"), None);
@@ -96,8 +103,9 @@ mod tests {
         let mut figures = Figures { jobs_away: 1, ..Figures::default() };
         assert_eq!(figures.lacks(3), None, "a short run");
         assert_eq!(figures.lacks(500), Some("no shard went to a memory node"));
-        figures +=
-            Figures { shards_sent: 1, shards_kept: 1, shards_rebuilt: 1, reads: 1, jobs_away: 0 };
+        figures += Figures { shards_sent: 1, shards_kept: 1, shards_rebuilt: 1, ..figures };
+        assert_eq!(figures.lacks(500), Some("no memory node had a shard of a killed owner"));
+        figures += Figures { shards_left: 1, reads: 1, ..figures };
         assert_eq!(figures.lacks(500), None);
     }
 }

@@ -21,8 +21,8 @@ use archipelago_fabric::{Endpoints, Reach};
 use archipelago_store::nodes::client::NodeClient;
 use archipelago_store::nodes::wire::{MemberState, Members};
 
-use super::servers::{ManagerRole, NodeRole};
-use crate::children::{Fault, PATIENCE, Server};
+use super::servers::NodeRole;
+use crate::children::{Fault, ManagerRole, PATIENCE, Server};
 
 /// Pause between two checks of the members.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);

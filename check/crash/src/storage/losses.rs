@@ -7,12 +7,15 @@
 //! 3. The first of them, with an owner that is killed during its writes: the log has every
 //!    acknowledged write.
 
-use super::session::{LastWrites, Session};
+use super::session::{LastWrites, StorageSession};
 use crate::children::Fault;
 
 /// Tries the losses of at most `pairs_max` pairs of nodes, which the seed chooses. Returns the
 /// number of pairs.
-pub(super) fn try_pairs(session: &mut Session<'_>, pairs_max: usize) -> Result<usize, String> {
+pub(super) fn try_pairs(
+    session: &mut StorageSession<'_>,
+    pairs_max: usize,
+) -> Result<usize, String> {
     let nodes = session.cluster().node_count();
     let mut pairs: Vec<[usize; 2]> =
         (0..nodes).flat_map(|one| (one + 1..nodes).map(move |other| [one, other])).collect();
@@ -28,7 +31,7 @@ pub(super) fn try_pairs(session: &mut Session<'_>, pairs_max: usize) -> Result<u
     Ok(pairs.len())
 }
 
-fn try_pair(session: &mut Session<'_>, pair: [usize; 2]) -> Result<(), String> {
+fn try_pair(session: &mut StorageSession<'_>, pair: [usize; 2]) -> Result<(), String> {
     session.flush()?;
     for node in pair {
         session.cluster().take_node(node, Fault::Kill)?;

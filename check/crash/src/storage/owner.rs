@@ -14,15 +14,11 @@ use archipelago::{Db, Error, ErrorKind, Result, Rng, Spawn as _, SystemClock, Sy
 
 use super::steps::{Step, StepFs};
 use crate::acks::AckWriter;
-use crate::children::{AtStep, StepMoment, StepTrigger, Words, chosen, say};
+use crate::children::{OPENED, OPENING, StepMoment, StepTrigger, Words, say};
 use crate::reads::Reads;
 use crate::settings::{Over, open};
 use crate::writers::{Refusals, ThreadStart, WriterPlan, Writers};
 
-/// Line of an owner that begins to open its volume.
-pub(super) const OPENING: &str = "opening";
-/// Line of an owner whose database is open.
-pub(super) const OPENED: &str = "opened";
 /// Line of an owner that has done all operations, and whose logs lack no copy.
 pub(super) const COPIED: &str = "all copies are there";
 
@@ -167,10 +163,7 @@ impl OwnerRole {
 
     pub(super) fn words(&self) -> Vec<String> {
         let VolumePlan { manager, volume, seed, open_seed, lease_ms, .. } = &self.volume;
-        let index = |all: usize, found: Option<usize>| found.unwrap_or(all);
-        let step = Step::ALL.iter().position(|step| *step == self.moment.step);
-        let reaction = AtStep::ALL.iter().position(|way| *way == self.moment.reaction);
-        Words::default()
+        let words = Words::default()
             .with("manager", manager)
             .with("volume", volume)
             .with("seed", seed)
@@ -182,11 +175,8 @@ impl OwnerRole {
             .with("acks", self.acks.display())
             .with("ops", self.ops_per_thread)
             .with("threads", ThreadStart::words(&self.threads))
-            .with("step", index(Step::ALL.len(), step))
-            .with("after", self.moment.after)
-            .with("reaction", index(AtStep::ALL.len(), reaction))
-            .with("stays", u64::from(self.stays))
-            .command_line(Self::NAME)
+            .with("stays", u64::from(self.stays));
+        self.moment.add_to(words, &Step::ALL).command_line(Self::NAME)
     }
 
     pub(super) fn parse(words: &Words) -> Result<Self, String> {
@@ -200,11 +190,7 @@ impl OwnerRole {
             full_disk: words.switch("full_disk")?,
             accept_loss: words.switch("accept_loss")?,
         };
-        let moment = StepMoment {
-            step: chosen(&Step::ALL, words.number("step")?)?,
-            after: words.number("after")?,
-            reaction: chosen(&AtStep::ALL, words.number("reaction")?)?,
-        };
+        let moment = StepMoment::parse(words, &Step::ALL)?;
         Ok(Self {
             volume,
             acks: words.path("acks")?,
@@ -296,6 +282,7 @@ fn fire_later(trigger: &Arc<StepTrigger<Step>>) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::children::AtStep;
 
     #[test]
     fn owner_gets_every_argument() {

@@ -1,4 +1,4 @@
-//! The manager and the storage nodes of a run, each in a process of its own.
+//! The storage nodes of a run, each in a process of its own.
 //!
 //! A server runs until its input ends. It prints one line, [`READY`] and its address, when it
 //! serves.
@@ -6,57 +6,13 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use archipelago::Result;
 use archipelago_fabric::NodeId;
-use archipelago_manager::core::Terms;
-use archipelago_manager::{ManagerServer, ManagerSettings, MemberTerms, StorePlan};
 use archipelago_storage::{NodeOptions, StorageServer, StorageSettings};
 
 use crate::children::{READY, Words, say, wait_for_end_of_input};
 use crate::shared_disk::SharedDisk;
-
-/// A manager of storage nodes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ManagerRole {
-    /// Address at which it listens: `HOST:PORT`.
-    pub(super) listen: String,
-}
-
-impl ManagerRole {
-    pub(super) const NAME: &str = "manager";
-
-    pub(super) fn words(&self) -> Vec<String> {
-        Words::default().with("listen", &self.listen).command_line(Self::NAME)
-    }
-
-    pub(super) fn parse(words: &Words) -> Result<Self, String> {
-        Ok(Self { listen: words.text("listen")?.to_owned() })
-    }
-
-    /// Serves until the input ends.
-    pub(super) fn run(&self) -> Result<()> {
-        let storage = MemberTerms {
-            // Short, so that a cluster is founded soon and a node that returns is seen soon.
-            beat: Duration::from_millis(200),
-            settle: Duration::from_millis(500),
-            ..MemberTerms::default()
-        };
-        let server = ManagerServer::start(&ManagerSettings {
-            listen: vec![format!("tcp:{}", self.listen)],
-            terms: Terms::default(),
-            store: StorePlan::default(),
-            memory_nodes: 0,
-            standby: false,
-            storage,
-            secret: None,
-        })?;
-        say(&format!("{READY}{}", server.addresses().join(" ")));
-        wait_for_end_of_input();
-        Ok(())
-    }
-}
 
 /// A storage node with one directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn servers_get_every_argument() {
+    fn node_gets_every_argument() {
         let node = NodeRole {
             number: 3,
             dir: "/tmp/x".into(),
@@ -142,8 +98,5 @@ mod tests {
         };
         let words = Words::parse(node.words().into_iter().skip(2)).unwrap();
         assert_eq!(NodeRole::parse(&words).unwrap(), node);
-        let manager = ManagerRole { listen: "127.0.0.1:0".to_owned() };
-        let words = Words::parse(manager.words().into_iter().skip(2)).unwrap();
-        assert_eq!(ManagerRole::parse(&words).unwrap(), manager);
     }
 }

@@ -15,28 +15,28 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use archipelago::{Error, Rng, SystemClock};
+use archipelago::{Rng, SystemClock};
 
 use super::cases::{Case, Victim};
 use super::cluster::{Cluster, ClusterPlan};
-use super::owner::{COPIED, OPENED, OpenVolume, OwnerRole, VolumePlan};
+use super::losses;
+use super::owner::{COPIED, OwnerRole, VolumePlan};
 use super::steps::Step;
 use crate::acks;
 use crate::arguments::Arguments;
-use crate::check::{Found, Progress, read};
+use crate::check::{Found, Progress};
 use crate::children::{
-    AT_STEP, AtStep, BUSY, Deck, FENCED, Fault, GO_ON, Heard, PATIENCE, Process, StepMoment, Tally,
+    AtStep, AtStepSeen, BUSY, Deck, FENCED, Fault, GO_ON, Heard, OPENED, PATIENCE, Process, Share,
+    StepMoment, Tally, await_step, stop_at,
 };
+use crate::cycles::{Session, sleep_ms, text};
 use crate::sabotage::{Sabotage, damage};
 use crate::settings::{COUNTERS, family_name};
-use crate::writers::ThreadStart;
 
 /// Length of the lease of an owner that writes.
 const OWNER_LEASE_MS: u64 = 2000;
 /// Length of the lease of the check, which nothing disturbs.
 const CHECK_LEASE_MS: u64 = 20_000;
-/// Time in which an owner under load must come to the step. Afterwards the fault hits anyway.
-const STEP_PATIENCE: Duration = Duration::from_secs(3);
 /// Pause between two attempts to let an owner go on.
 const GO_ON_PAUSE: Duration = Duration::from_millis(50);
 /// Number of writes after which nodes are lost.
@@ -44,31 +44,12 @@ const LOSS_WRITES: u64 = 800;
 /// Longest time for which a first owner writes before a second one opens the volume.
 const FIRST_OWNER_MS_MAX: u64 = 300;
 
-/// State of an owner when it came to the step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum AtStepSeen {
-    /// The owner was opening the volume or the database.
-    Opening,
-    /// The owner's database was open.
-    Open,
-    /// The owner did not come to the step in time.
-    Never,
-}
-
 /// An owner that is left at the end of a cycle, alive or stopped.
 #[derive(Debug)]
 struct LeftOwner {
     process: Process,
     /// Whether the owner's database was open, so that another owner must have fenced it.
     is_open: bool,
-}
-
-/// Part of the threads that an owner runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Share {
-    All,
-    FirstHalf,
-    SecondHalf,
 }
 
 /// Choices of the next check.
@@ -95,7 +76,7 @@ pub(super) enum LastWrites {
 }
 
 /// The state of a run over storage nodes.
-pub(super) struct Session<'a> {
+pub(super) struct StorageSession<'a> {
     arguments: &'a Arguments,
     dir: PathBuf,
     /// Seeds of databases and cycles, so that no cycle depends on what the last one had to choose.
@@ -115,9 +96,10 @@ pub(super) struct Session<'a> {
     fenced: u64,
 }
 
-impl<'a> Session<'a> {
-    /// Starts a cluster in `dir`. `seed` decides everything but the times of processes.
-    pub(super) fn start(arguments: &'a Arguments, seed: u64, dir: &Path) -> Result<Self, String> {
+impl<'a> Session<'a> for StorageSession<'a> {
+    type Case = Case;
+
+    fn start(arguments: &'a Arguments, seed: u64, dir: &Path) -> Result<Self, String> {
         let mut rng = Rng::with_seed(seed);
         let plan = ClusterPlan {
             dir: dir.join("cluster"),
@@ -141,31 +123,8 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// The cluster, for losses outside cycles.
-    pub(super) fn cluster(&mut self) -> &mut Cluster {
-        &mut self.cluster
-    }
-
-    /// The choices of the run.
-    pub(super) fn rng(&mut self) -> &mut Rng {
-        &mut self.rng
-    }
-
-    /// Ends the cluster in order. Returns what the run has done.
-    pub(super) fn end(self) -> Result<String, String> {
-        self.cluster.end()?;
-        Ok(format!(
-            "{} cycles, {} faults at their steps, {} acknowledged operations, {} owners fenced\n{}",
-            self.tally.tried(),
-            self.tally.hit(),
-            self.operations,
-            self.fenced,
-            self.tally.table()
-        ))
-    }
-
-    /// Begins a new database with other settings in a new volume, and empties the last volume.
-    pub(super) fn begin_database(&mut self) -> Result<(), String> {
+    // A new database lies in a new volume, and the last volume is emptied.
+    fn begin_database(&mut self) -> Result<(), String> {
         if self.databases > 0 {
             self.volume(true).remove_database().map_err(text)?;
         }
@@ -174,31 +133,7 @@ impl<'a> Session<'a> {
         self.begin_cycle()
     }
 
-    fn begin_cycle(&mut self) -> Result<(), String> {
-        self.rng = Rng::with_seed(self.seeds.u64(..));
-        self.first = self.progress.done.clone();
-        acks::create(&self.acks_path()).map_err(text)
-    }
-
-    fn acks_path(&self) -> PathBuf {
-        self.dir.join("acks")
-    }
-
-    fn volume(&mut self, take_over: bool) -> VolumePlan {
-        VolumePlan {
-            manager: self.cluster.address().to_owned(),
-            volume: format!("database{}", self.databases),
-            seed: self.progress.seed,
-            open_seed: self.rng.u64(..),
-            take_over,
-            lease_ms: CHECK_LEASE_MS,
-            full_disk: self.arguments.full_disk,
-            accept_loss: false,
-        }
-    }
-
-    /// Writes, makes a fault, and checks. Returns the case, and whether the fault hit the step.
-    pub(super) fn cycle(&mut self) -> Result<(Case, bool), String> {
+    fn cycle(&mut self) -> Result<(Case, bool), String> {
         let case = self.deck.draw();
         let told = |problem: String| format!("{case}: {problem}");
         self.begin_cycle()?;
@@ -225,14 +160,76 @@ impl<'a> Session<'a> {
         Ok((case, hit))
     }
 
-    /// Writes until an owner is killed, damages the database, and checks. The check must fail.
-    pub(super) fn damaged_cycle(&mut self, sabotage: Sabotage) -> Result<(), String> {
+    fn damaged_cycle(&mut self, sabotage: Sabotage) -> Result<(), String> {
         self.begin_cycle()?;
         let moment = StepMoment { step: Step::Write, after: 1500, reaction: AtStep::Die };
         let mut owner = self.start_owner(Share::All, moment)?;
-        self.await_step(&mut owner)?;
+        await_step(&mut owner, AtStepSeen::Opening)?;
         owner.kill()?;
         self.check(CheckPlan { sabotage: Some(sabotage), ..CheckPlan::TAKE_OVER }).map(drop)
+    }
+
+    fn end_database(&mut self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn after_cycles(&mut self) -> Result<String, String> {
+        let Arguments { cycles, losses, .. } = *self.arguments;
+        if losses == 0 {
+            return Ok(String::new());
+        }
+        if cycles == 0 {
+            self.begin_database()?;
+        }
+        let pairs = losses::try_pairs(self, losses)?;
+        Ok(format!("{pairs} pairs of nodes lost, "))
+    }
+
+    fn end(self) -> Result<String, String> {
+        self.cluster.end()?;
+        Ok(format!(
+            "{} cycles, {} faults at their steps, {} acknowledged operations, {} owners fenced\n{}",
+            self.tally.tried(),
+            self.tally.hit(),
+            self.operations,
+            self.fenced,
+            self.tally.table()
+        ))
+    }
+}
+
+impl StorageSession<'_> {
+    /// The cluster, for losses outside cycles.
+    pub(super) fn cluster(&mut self) -> &mut Cluster {
+        &mut self.cluster
+    }
+
+    /// The choices of the run.
+    pub(super) fn rng(&mut self) -> &mut Rng {
+        &mut self.rng
+    }
+
+    fn begin_cycle(&mut self) -> Result<(), String> {
+        self.rng = Rng::with_seed(self.seeds.u64(..));
+        self.first = self.progress.done.clone();
+        acks::create(&self.acks_path()).map_err(text)
+    }
+
+    fn acks_path(&self) -> PathBuf {
+        self.dir.join("acks")
+    }
+
+    fn volume(&mut self, take_over: bool) -> VolumePlan {
+        VolumePlan {
+            manager: self.cluster.address().to_owned(),
+            volume: format!("database{}", self.databases),
+            seed: self.progress.seed,
+            open_seed: self.rng.u64(..),
+            take_over,
+            lease_ms: CHECK_LEASE_MS,
+            full_disk: self.arguments.full_disk,
+            accept_loss: false,
+        }
     }
 
     /// Ends the owners that another one must have fenced, and compares what they acknowledged with
@@ -288,7 +285,7 @@ impl<'a> Session<'a> {
     fn fault_under_load(&mut self, case: Case, left: &mut Vec<LeftOwner>) -> Result<bool, String> {
         let moment = self.moment(case);
         let mut owner = self.start_owner(Share::All, moment)?;
-        let seen = self.await_step(&mut owner)?;
+        let seen = await_step(&mut owner, AtStepSeen::Opening)?;
         self.strike(case, StruckOwner { process: owner, seen }, left)?;
         Ok(seen != AtStepSeen::Never)
     }
@@ -314,7 +311,7 @@ impl<'a> Session<'a> {
         }
         let moment = self.moment(case);
         let mut second = self.start_owner(Share::SecondHalf, moment)?;
-        let seen = self.await_step(&mut second)?;
+        let seen = await_step(&mut second, AtStepSeen::Opening)?;
         self.strike(case, StruckOwner { process: second, seen }, left)?;
         Ok(seen == AtStepSeen::Opening)
     }
@@ -323,7 +320,7 @@ impl<'a> Session<'a> {
     fn second_owner(&mut self, case: Case, left: &mut Vec<LeftOwner>) -> Result<bool, String> {
         let moment = self.moment(case);
         let mut first = self.start_owner(Share::FirstHalf, moment)?;
-        let seen = self.await_step(&mut first)?;
+        let seen = await_step(&mut first, AtStepSeen::Opening)?;
         let goes_on_early = self.rng.bool();
         if goes_on_early {
             first.tell(GO_ON);
@@ -334,17 +331,14 @@ impl<'a> Session<'a> {
         first.tell(GO_ON);
         left.push(LeftOwner { process: first, is_open: true });
         self.run_on();
-        self.kill_healthy(&mut second)?;
+        second.kill_healthy()?;
         Ok(seen != AtStepSeen::Never)
     }
 
     /// The moment of the step, and the owner's action there.
     fn moment(&mut self, case: Case) -> StepMoment<Step> {
-        let reaction = match (case.victim, case.fault) {
-            (Victim::Owner, Fault::Kill) => AtStep::Die,
-            (Victim::Owner, Fault::Stop) => AtStep::Halt,
-            _ => AtStep::Ask,
-        };
+        let own = (case.victim == Victim::Owner).then_some(case.fault);
+        let reaction = AtStep::of_owner(own);
         StepMoment { step: case.step, after: self.rng.u64(..case.step.moments()), reaction }
     }
 
@@ -356,47 +350,11 @@ impl<'a> Session<'a> {
 
     /// An owner that runs a share of the threads. The second owner takes the volume over.
     fn owner(&mut self, share: Share, moment: StepMoment<Step>) -> OwnerRole {
-        let half = self.first.len() / 2;
-        let threads = match share {
-            Share::All => 0..self.first.len(),
-            Share::FirstHalf => 0..half,
-            Share::SecondHalf => half..self.first.len(),
-        };
-        let start =
-            |thread: usize| ThreadStart { thread: thread as u64, first: self.first[thread] };
-        let threads = threads.map(start).collect();
+        let threads = share.threads(&self.first);
         let ops_per_thread = self.arguments.ops_per_cycle.div_ceil(self.arguments.threads);
         let take_over = share == Share::SecondHalf;
         let volume = VolumePlan { lease_ms: OWNER_LEASE_MS, ..self.volume(take_over) };
         OwnerRole { volume, acks: self.acks_path(), ops_per_thread, threads, moment, stays: false }
-    }
-
-    /// Waits until an owner is at the step. An owner that opens has more time for it.
-    fn await_step(&self, owner: &mut Process) -> Result<AtStepSeen, String> {
-        let (mut patience, mut seen) = (PATIENCE, AtStepSeen::Opening);
-        loop {
-            match owner.hear(patience) {
-                Heard::Line(line) if line == AT_STEP => return Ok(seen),
-                Heard::Line(line) if line == OPENED => {
-                    (patience, seen) = (STEP_PATIENCE, AtStepSeen::Open);
-                }
-                Heard::Line(_) => {}
-                Heard::Silence if seen == AtStepSeen::Open => return Ok(AtStepSeen::Never),
-                Heard::Silence => {
-                    let said = owner.messages();
-                    return Err(format!("an owner did not open in {PATIENCE:?}: {said}"));
-                }
-                Heard::End => {
-                    let status = owner.wait(PATIENCE)?;
-                    let said = owner.messages();
-                    return match status.success() {
-                        // The owner has done all of its operations.
-                        true => Ok(AtStepSeen::Never),
-                        false => Err(format!("an owner ended by itself ({status}): {said}")),
-                    };
-                }
-            }
-        }
     }
 
     /// Makes the fault of the case. Afterwards no owner runs, except those that are left.
@@ -413,11 +371,7 @@ impl<'a> Session<'a> {
             }
             (Victim::Owner, Fault::Kill) => return owner.kill().map(drop),
             (Victim::Owner, Fault::Stop) => {
-                let is_stopped = match seen {
-                    AtStepSeen::Never => owner.stop()?,
-                    AtStepSeen::Opening | AtStepSeen::Open => owner.wait_until_stopped()?,
-                };
-                if is_stopped {
+                if stop_at(&mut owner, seen)? {
                     left.push(LeftOwner { process: owner, is_open: seen != AtStepSeen::Opening });
                 }
                 return Ok(());
@@ -446,16 +400,7 @@ impl<'a> Session<'a> {
             owner.expect(OPENED, PATIENCE)?;
         }
         self.run_on();
-        self.kill_healthy(&mut owner)
-    }
-
-    /// Kills an owner, which must not have ended by itself.
-    fn kill_healthy(&self, owner: &mut Process) -> Result<(), String> {
-        // The owner may have done all of its operations.
-        match owner.kill()? || owner.has_succeeded()? {
-            true => Ok(()),
-            false => Err(format!("the owner failed with the fault: {}", owner.messages())),
-        }
+        owner.kill_healthy()
     }
 
     /// Lets the owner work with the fault for some time.
@@ -474,19 +419,9 @@ impl<'a> Session<'a> {
         if let Some(sabotage) = plan.sabotage {
             damage(&opened.db, sabotage, self.progress.seed, &acknowledged).map_err(text)?;
         }
-        let found = self.compare(&opened, &acknowledged)?;
+        let found = self.progress.compare(&opened.db, &acknowledged)?;
         opened.close().map_err(text)?;
         Ok(found)
-    }
-
-    fn compare(&mut self, opened: &OpenVolume, acknowledged: &[u64]) -> Result<Found, String> {
-        let found = read(&opened.db, acknowledged.len()).map_err(text)??;
-        self.progress.settle(acknowledged, &found)?;
-        let report = opened.db.verify(|_, _| {}).map_err(text)?;
-        match report.errors.first() {
-            Some(error) => Err(format!("verification: {error}")),
-            None => Ok(found),
-        }
     }
 
     /// Opens the volume and compares it, as after a fault without writes.
@@ -525,7 +460,7 @@ impl<'a> Session<'a> {
         let mut owner = Process::start("owner", &role.words(), &self.dir)?;
         match is_copied {
             true => drop(owner.expect(COPIED, PATIENCE)?),
-            false => drop(self.await_step(&mut owner)?),
+            false => drop(await_step(&mut owner, AtStepSeen::Opening)?),
         }
         owner.kill()?;
         for node in nodes {
@@ -541,13 +476,4 @@ impl<'a> Session<'a> {
 struct StruckOwner {
     process: Process,
     seen: AtStepSeen,
-}
-
-fn sleep_ms(ms: u64) {
-    SystemClock::shared().sleep(Duration::from_millis(ms));
-}
-
-#[expect(clippy::needless_pass_by_value, reason = "it is given to map_err")]
-fn text(error: Error) -> String {
-    error.to_string()
 }

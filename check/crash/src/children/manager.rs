@@ -1,0 +1,64 @@
+//! The manager of a cluster, in a process of its own.
+
+use std::time::Duration;
+
+use archipelago::Result;
+use archipelago_manager::core::Terms;
+use archipelago_manager::{ManagerServer, ManagerSettings, MemberTerms, StorePlan};
+
+use super::server::{READY, wait_for_end_of_input};
+use super::trigger::say;
+use super::words::Words;
+
+/// A manager of storage nodes, memory nodes and executors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ManagerRole {
+    /// Address at which it listens: `HOST:PORT`.
+    pub(crate) listen: String,
+}
+
+impl ManagerRole {
+    pub(crate) const NAME: &str = "manager";
+
+    pub(crate) fn words(&self) -> Vec<String> {
+        Words::default().with("listen", &self.listen).command_line(Self::NAME)
+    }
+
+    pub(crate) fn parse(words: &Words) -> Result<Self, String> {
+        Ok(Self { listen: words.text("listen")?.to_owned() })
+    }
+
+    /// Serves until the input ends.
+    pub(crate) fn run(&self) -> Result<()> {
+        let storage = MemberTerms {
+            // Short, so that a cluster is founded soon and a node that returns is seen soon.
+            beat: Duration::from_millis(200),
+            settle: Duration::from_millis(500),
+            ..MemberTerms::default()
+        };
+        let server = ManagerServer::start(&ManagerSettings {
+            listen: vec![format!("tcp:{}", self.listen)],
+            terms: Terms::default(),
+            store: StorePlan::default(),
+            memory_nodes: 0,
+            standby: false,
+            storage,
+            secret: None,
+        })?;
+        say(&format!("{READY}{}", server.addresses().join(" ")));
+        wait_for_end_of_input();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn manager_gets_its_address() {
+        let manager = ManagerRole { listen: "127.0.0.1:0".to_owned() };
+        let words = Words::parse(manager.words().into_iter().skip(2)).unwrap();
+        assert_eq!(ManagerRole::parse(&words).unwrap(), manager);
+    }
+}

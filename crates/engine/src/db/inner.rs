@@ -30,6 +30,8 @@
 //! Failure: see the owners.
 //! Cost: all owners lie in one allocation.
 
+use std::sync::Once;
+
 use crate::db::background::warm_outputs::WarmPasses;
 use crate::db::read::{ReadView, Reader};
 use crate::db::state::context::Context;
@@ -53,6 +55,9 @@ pub(crate) struct DbInner {
     pub(crate) view: ReadView,
     pub(crate) warm_passes: WarmPasses,
     pub(crate) writes: WritePath,
+    /// Runs the close once. A second thread waits until the first one has closed the database. No
+    /// thread that holds a lock may use it.
+    pub(crate) close_once: Once,
 }
 
 impl DbInner {

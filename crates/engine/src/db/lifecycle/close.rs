@@ -34,7 +34,7 @@ use crate::manifest::LogMark;
 pub(crate) fn shut_down(db: &DbInner, workers: &scheduler::Workers) -> Result<()> {
     let mut closed = Ok(());
     // If a call has panicked, the next one closes.
-    db.writes.close_once().call_once_force(|_| closed = carry_out(db, workers));
+    db.close_once.call_once_force(|_| closed = carry_out(db, workers));
     closed
 }
 

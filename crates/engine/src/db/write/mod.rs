@@ -25,8 +25,8 @@ pub(crate) mod seal;
 pub(crate) mod stalling;
 
 use std::cell::RefCell;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Once};
 
 use archipelago_base::budget::ByteBudget;
 use archipelago_base::checksum::crc;
@@ -64,8 +64,6 @@ pub(crate) struct WritePath {
     next_memtable_id: AtomicU64,
     /// Row locks of transactions. No other lock is taken while its lock is held.
     row_locks: RowLocks,
-    /// Runs the close of the database once.
-    close_once: Once,
 }
 
 impl WritePath {
@@ -75,7 +73,6 @@ impl WritePath {
             slabs: SlabPool::new(Arc::clone(budget)),
             next_memtable_id: AtomicU64::new(1),
             row_locks: RowLocks::default(),
-            close_once: Once::new(),
         }
     }
 
@@ -95,12 +92,6 @@ impl WritePath {
 
     pub(crate) fn row_locks(&self) -> &RowLocks {
         &self.row_locks
-    }
-
-    /// Runs the close of the database once. A second thread waits until the first one has closed
-    /// the database. No thread that holds a lock may call it.
-    pub(crate) fn close_once(&self) -> &Once {
-        &self.close_once
     }
 
     /// A memtable for a family, with a shard for each bucket and for each part between `cuts`.

@@ -44,7 +44,7 @@ mod takeover;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use archipelago_base::budget::{ByteBudget, MemoryClass};
 use archipelago_base::random::{Rng, entropy_seed, unique_id};
@@ -239,6 +239,7 @@ fn assemble(
         view: ReadView::new(last_seq, tables, value_readers, pictures),
         warm_passes: WarmPasses::default(),
         writes: WritePath::new(last_seq, &budget),
+        close_once: Once::new(),
         logs: LogSegments::new(log_buffer),
         disk: Disk::new(dir),
         observers,

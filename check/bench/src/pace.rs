@@ -49,22 +49,45 @@ impl<'a> Limit<'a> {
 }
 
 /// A rate that all workers share: units (bytes or operations) a second.
+///
+/// [`Rate::request`] returns the time from which the latency of the operation counts, so that the
+/// time for which a worker waits for its turn is not part of it.
 #[derive(Debug)]
 pub(crate) struct Rate {
     per_second: AtomicU64,
-    /// Time at which the units that were granted so far are used up.
+    /// Time at which the units that were granted so far are used up. 0 before the first request.
     free_at_ns: AtomicU64,
+    delays: Delays,
 }
 
-/// Debt of time below which a worker does not sleep yet, because sleeping is not that exact.
-const SLEEP_NS_MIN: u64 = 1_000_000;
+/// What becomes of the time in which a slow operation kept the workers from their rate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Delays {
+    /// A closed loop, as writes have it in db_bench: time beyond [`SAVED_NS_MAX`] is lost, and
+    /// latency begins when an operation starts.
+    Forgotten,
+    /// An open loop: workers make up for all of the time, and latency begins when an operation
+    /// should have started. So a stall counts for all operations that it delays.
+    MadeUp,
+}
+
+impl Delays {
+    /// Delays of a benchmark that is an open loop or not.
+    pub(crate) fn of(open_loop: bool) -> Self {
+        if open_loop { Self::MadeUp } else { Self::Forgotten }
+    }
+}
+
+/// Time by which an operation may start too early, because sleeping is not exact. A worker sleeps
+/// for half of it at least, so that it is not late when it wakes.
+const EARLY_NS_MAX: u64 = 1_000_000;
 /// Largest unused time that is saved up, in nanoseconds.
 const SAVED_NS_MAX: u64 = 100_000_000;
 
 impl Rate {
     /// A rate of `per_second` units. 0 means no limit.
-    pub(crate) fn new(per_second: u64) -> Self {
-        Self { per_second: AtomicU64::new(per_second), free_at_ns: AtomicU64::new(0) }
+    pub(crate) fn new(per_second: u64, delays: Delays) -> Self {
+        Self { per_second: AtomicU64::new(per_second), free_at_ns: AtomicU64::new(0), delays }
     }
 
     /// Changes the rate.
@@ -72,26 +95,36 @@ impl Rate {
         self.per_second.store(per_second, Ordering::Relaxed);
     }
 
-    /// Waits until `units` more may be used.
+    /// Waits until `units` more may be used. The result is the time from which the latency of the
+    /// operation counts, in nanoseconds, or `None` if there is no limit.
     #[inline]
-    pub(crate) fn request(&self, clock: &dyn Clock, units: u64) {
-        let per_second = self.per_second.load(Ordering::Relaxed);
-        if per_second != 0 {
-            self.wait(clock, units, per_second);
+    pub(crate) fn request(&self, clock: &dyn Clock, units: u64) -> Option<u64> {
+        match self.per_second.load(Ordering::Relaxed) {
+            0 => None,
+            per_second => Some(self.wait(clock, units, per_second)),
         }
     }
 
     #[cold]
-    fn wait(&self, clock: &dyn Clock, units: u64, per_second: u64) {
+    fn wait(&self, clock: &dyn Clock, units: u64, per_second: u64) -> u64 {
         let cost_ns = (u128::from(units) * 1_000_000_000 / u128::from(per_second)) as u64;
         let now = clock.now_ns();
-        let take = |free_at: u64| {
-            Some(free_at.max(now.saturating_sub(SAVED_NS_MAX)).saturating_add(cost_ns))
+        let due = |free_at: u64| match (self.delays, free_at) {
+            (Delays::MadeUp, 0) => now,
+            (Delays::MadeUp, _) => free_at,
+            (Delays::Forgotten, _) => free_at.max(now.saturating_sub(SAVED_NS_MAX)),
         };
+        let take = |free_at: u64| Some(due(free_at).saturating_add(cost_ns));
         let before = self.free_at_ns.fetch_update(Ordering::AcqRel, Ordering::Acquire, take);
-        let free_at = before.unwrap_or_default();
-        if free_at > now + SLEEP_NS_MIN {
-            clock.sleep(Duration::from_nanos(free_at - now));
+        let due = due(before.unwrap_or_default());
+        let mut starts = now;
+        if due > now + EARLY_NS_MAX {
+            clock.sleep(Duration::from_nanos(due - now - EARLY_NS_MAX / 2));
+            starts = clock.now_ns();
+        }
+        match self.delays {
+            Delays::Forgotten => starts,
+            Delays::MadeUp => starts.min(due),
         }
     }
 }
@@ -126,16 +159,47 @@ mod tests {
     #[test]
     fn a_rate_is_kept() {
         let clock = ManualClock::new(0);
-        let rate = Rate::new(1000);
+        let rate = Rate::new(1000, Delays::Forgotten);
         let started = clock.now_ns();
         for _ in 0..500 {
-            rate.request(&clock, 10);
+            let starts = rate.request(&clock, 10).expect("a limit");
+            assert_eq!(starts, clock.now_ns(), "the wait is not part of the latency");
         }
         let seconds = (clock.now_ns() - started) as f64 / 1e9;
         assert!((4.8..5.2).contains(&seconds), "{seconds}");
         rate.set(0);
         let before = clock.now_ns();
-        rate.request(&clock, 1 << 40);
+        assert_eq!(rate.request(&clock, 1 << 40), None);
         assert_eq!(clock.now_ns(), before);
+    }
+
+    /// Operations of a millisecond each at half of that load, with one of a second among them. The
+    /// result has their latencies in milliseconds, and the time that all took.
+    fn with_a_stall(delays: Delays) -> (Vec<u64>, u64) {
+        const MS: u64 = 1_000_000;
+        let clock = ManualClock::new(7);
+        let rate = Rate::new(500, delays);
+        let began = clock.now_ns();
+        let latency = |number| {
+            let starts = rate.request(&clock, 1).expect("a limit");
+            clock.advance(Duration::from_millis(if number == 1000 { 1000 } else { 1 }));
+            (clock.now_ns() - starts) / MS
+        };
+        let latencies = (0..4000).map(latency).collect();
+        (latencies, (clock.now_ns() - began) / MS)
+    }
+
+    #[test]
+    fn an_open_loop_counts_a_stall_for_all_operations_that_it_delays() {
+        let (latencies, took) = with_a_stall(Delays::MadeUp);
+        let above = |ms| latencies.iter().filter(|&&latency| latency > ms).count();
+        // Each operation after the stall makes up for a millisecond of the second.
+        assert!((990..1010).contains(&above(1)), "{}", above(1));
+        assert!((490..510).contains(&above(500)), "{}", above(500));
+        assert!((7990..8010).contains(&took), "the rate is kept: {took}");
+
+        let (latencies, took) = with_a_stall(Delays::Forgotten);
+        assert_eq!(latencies.iter().filter(|&&latency| latency > 1).count(), 1);
+        assert!((8880..8910).contains(&took), "all but 100 ms are lost: {took}");
     }
 }

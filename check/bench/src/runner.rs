@@ -30,7 +30,7 @@ use crate::harness::store::{
 };
 use crate::harness::tally::{Progress, Total};
 use crate::harness::tiers::Tiers;
-use crate::pace::Rate;
+use crate::pace::{Delays, Rate};
 use crate::values::{ValuePool, ValueSizes};
 use crate::workloads::{self, Bench, Run, Spec, Worker};
 
@@ -280,6 +280,7 @@ impl Runner {
         let all = threads + u64::from(spec.with_writer);
         let progress: Vec<Progress> = (0..all).map(|_| Progress::default()).collect();
         let load = &self.flags.load;
+        let delays = Delays::of(load.open_loop);
         let bench = Bench {
             flags: &self.flags,
             spec,
@@ -287,8 +288,8 @@ impl Runner {
             clock: &self.clock,
             pool: &self.pool,
             progress: &progress,
-            write_rate: Rate::new(load.benchmark_write_rate_limit),
-            read_rate: Rate::new(load.benchmark_read_rate_limit),
+            write_rate: Rate::new(load.benchmark_write_rate_limit, delays),
+            read_rate: Rate::new(load.benchmark_read_rate_limit, Delays::Forgotten),
             working: AtomicU64::new(threads),
             records: &self.records,
             seed: self.seed,

@@ -128,8 +128,15 @@ impl<'a> Tally<'a> {
         let now = self.clock.now_ns();
         let histogram = &mut self.histograms[kind as usize];
         let histogram = histogram.get_or_insert_with(|| Box::new(Histogram::new()));
-        histogram.record_ns(now - self.last_ns);
+        histogram.record_ns(now.saturating_sub(self.last_ns));
         self.last_ns = now;
+    }
+
+    /// Sets the time from which the latency of the next operation counts, if it is not the end of
+    /// the one before it.
+    #[inline]
+    pub(crate) fn starts(&mut self, at_ns: Option<u64>) {
+        self.last_ns = at_ns.unwrap_or(self.last_ns);
     }
 
     /// Counts bytes of keys and values.

@@ -51,7 +51,8 @@ fn put(
             let key = worker.keys.set(number);
             let value = worker.values.take(sizes.next(&mut worker.rng));
             let entry_bytes = key_bytes + value.len();
-            worker.bench.write_rate.request(worker.bench.clock, entry_bytes as u64);
+            let turn = worker.bench.write_rate.request(worker.bench.clock, entry_bytes as u64);
+            worker.tally.starts(turn);
             worker.db.put_with(worker.cf, key, value, &worker.write_options)?;
             worker.tally.add_bytes(entry_bytes);
             worker.tally.finished(1, OpKind::Write);

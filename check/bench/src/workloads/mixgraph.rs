@@ -15,7 +15,7 @@ use std::hint::black_box;
 
 use archipelago_base::random::Rng;
 
-use super::Worker;
+use super::{PACED_AT_ONCE, Worker};
 use crate::harness::flags::Mixgraph;
 use crate::harness::store::Result;
 use crate::harness::tally::{Counts, OpKind};
@@ -24,8 +24,6 @@ use crate::zipf::below;
 
 /// Bytes of the smallest value.
 const VALUE_BYTES_MIN: u64 = 10;
-/// Number of operations that request units of the rate limit in one batch.
-const PACED_AT_ONCE: u64 = 100;
 
 /// The value below which a share `u` of a generalised Pareto distribution lies above.
 pub(super) fn pareto(u: f64, theta: f64, k: f64, sigma: f64) -> u64 {
@@ -232,16 +230,13 @@ pub(super) fn get(worker: &mut Worker<'_>) -> Result<()> {
         worker.tally.counts.found += 1;
         worker.tally.add_bytes(key.len() + value.len());
     }
-    pace_reads(worker);
     worker.tally.finished(1, OpKind::Read);
+    pace_reads(worker);
     Ok(())
 }
 
-fn pace_reads(worker: &Worker<'_>) {
-    let counts = &worker.tally.counts;
-    if (counts.reads + counts.seeks).is_multiple_of(PACED_AT_ONCE) {
-        worker.bench.read_rate.request(worker.bench.clock, PACED_AT_ONCE);
-    }
+fn pace_reads(worker: &mut Worker<'_>) {
+    worker.pace_read(worker.tally.counts.reads + worker.tally.counts.seeks);
 }
 
 fn put(worker: &mut Worker<'_>, u: f64, flags: &Mixgraph) -> Result<()> {
@@ -251,10 +246,10 @@ fn put(worker: &mut Worker<'_>, u: f64, flags: &Mixgraph) -> Result<()> {
     worker.tally.counts.writes += 1;
     worker.tally.counts.value_bytes += size;
     worker.tally.add_bytes(worker.keys.get().len() + value.len());
-    if worker.tally.counts.writes.is_multiple_of(PACED_AT_ONCE) {
-        worker.bench.write_rate.request(worker.bench.clock, PACED_AT_ONCE);
-    }
     worker.tally.finished(1, OpKind::Write);
+    if worker.tally.counts.writes.is_multiple_of(PACED_AT_ONCE) {
+        worker.pace_write(PACED_AT_ONCE);
+    }
     Ok(())
 }
 
@@ -280,8 +275,8 @@ pub(super) fn seek(worker: &mut Worker<'_>, u: f64, flags: &Mixgraph) -> Result<
     }
     iter.status()?;
     worker.tally.counts.scan_entries += read;
-    pace_reads(worker);
     worker.tally.finished(1, OpKind::Seek);
+    pace_reads(worker);
     Ok(())
 }
 

@@ -31,6 +31,9 @@ use crate::keys::{KeyMaker, KeyPicker};
 use crate::pace::{Limit, Rate};
 use crate::values::{ValuePool, ValueSizes, Values};
 
+/// Number of operations that request units of a rate limit in one batch.
+const PACED_AT_ONCE: u64 = 100;
+
 /// Names of all benchmarks.
 pub(crate) const NAMES: &[&str] = &[
     "fillseq",
@@ -277,19 +280,24 @@ impl<'a> Worker<'a> {
         self.bench.spec.with_writer && self.index as u64 == self.bench.flags.load.threads
     }
 
-    /// Waits for a read's turn. It requests a hundred reads in one batch, as db_bench does.
+    /// Waits for a read's turn. It requests a hundred reads in one batch.
     #[inline]
-    fn pace_read(&self, reads: u64) {
-        const AT_ONCE: u64 = 100;
-        if reads.is_multiple_of(AT_ONCE) {
-            self.bench.read_rate.request(self.bench.clock, AT_ONCE);
+    fn pace_read(&mut self, reads: u64) {
+        if reads.is_multiple_of(PACED_AT_ONCE) {
+            self.pace_reads(PACED_AT_ONCE);
         }
     }
 
-    /// Waits until `bytes` more may be written.
+    /// Waits until `reads` more may be made.
     #[inline]
-    fn pace_write(&self, bytes: u64) {
-        self.bench.write_rate.request(self.bench.clock, bytes);
+    fn pace_reads(&mut self, reads: u64) {
+        self.tally.starts(self.bench.read_rate.request(self.bench.clock, reads));
+    }
+
+    /// Waits until `units` more may be written: bytes, or operations in `mixgraph`.
+    #[inline]
+    fn pace_write(&mut self, units: u64) {
+        self.tally.starts(self.bench.write_rate.request(self.bench.clock, units));
     }
 
     /// Whether counted workers still run.

@@ -45,8 +45,8 @@ pub(super) fn many(worker: &mut Worker<'_>) -> Result<()> {
             worker.tally.add_bytes(slices[0].len() + value.len());
         }
         worker.tally.counts.looked += at_once;
-        worker.bench.read_rate.request(worker.bench.clock, at_once);
         worker.tally.finished(at_once, OpKind::Read);
+        worker.pace_reads(at_once);
     }
     Ok(())
 }

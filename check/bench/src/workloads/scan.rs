@@ -27,10 +27,10 @@ fn walk(worker: &mut Worker<'_>, reverse: bool) -> Result<()> {
     }
     let mut read = 0;
     while read < reads && iter.valid() {
-        worker.pace_read(read);
         worker.tally.add_bytes(iter.key().len() + iter.value().len());
         worker.tally.finished(1, OpKind::Read);
         read += 1;
+        worker.pace_read(read);
         if reverse { iter.prev() } else { iter.next() }
     }
     iter.status()
@@ -58,8 +58,8 @@ pub(super) fn seek(worker: &mut Worker<'_>) -> Result<()> {
             if reverse { iter.prev() } else { iter.next() }
         }
         iter.status()?;
-        worker.pace_read(read);
         worker.tally.finished(1, OpKind::Seek);
+        worker.pace_read(read);
     }
     worker.tally.counts.looked += read;
     Ok(())

@@ -7,8 +7,7 @@
 //! evaluation, §5.2).
 //!
 //! A record is one key and one value of `--value_size`. Records are loaded in scattered order.
-//! `--benchmark_write_rate_limit` limits the writes of the workload, but not the load. The time
-//! that a write waits for its turn counts as its own.
+//! `--benchmark_write_rate_limit` limits the writes of the workload, but not the load.
 
 use std::sync::atomic::Ordering;
 
@@ -132,13 +131,14 @@ fn run(worker: &mut Worker<'_>, mix: Mix) -> Result<()> {
             read(worker)?;
             worker.tally.finished(1, OpKind::Read);
         } else if dice < mix.reads + mix.updates {
-            update(worker)?;
+            update_with(worker, flags.load.value_size)?;
             worker.tally.finished(1, OpKind::Update);
         } else if dice < mix.reads + mix.updates + mix.scans {
             scan(worker)?;
         } else {
+            pace_record(worker);
             read(worker)?;
-            update(worker)?;
+            update(worker, flags.load.value_size)?;
             worker.tally.finished(1, OpKind::Other);
         }
     }
@@ -169,13 +169,18 @@ pub(super) fn read(worker: &mut Worker<'_>) -> Result<()> {
     Ok(())
 }
 
-fn update(worker: &mut Worker<'_>) -> Result<()> {
-    update_with(worker, worker.bench.flags.load.value_size)
+fn pace_record(worker: &mut Worker<'_>) {
+    let load = &worker.bench.flags.load;
+    worker.pace_write((load.key_size + load.value_size) as u64);
 }
 
-/// Writes `value_bytes` to the key that was set.
+/// Writes `value_bytes` to the key that was set, when the rate of writes permits it.
 pub(super) fn update_with(worker: &mut Worker<'_>, value_bytes: usize) -> Result<()> {
     worker.pace_write((worker.bench.flags.load.key_size + value_bytes) as u64);
+    update(worker, value_bytes)
+}
+
+fn update(worker: &mut Worker<'_>, value_bytes: usize) -> Result<()> {
     let key = worker.keys.get();
     let value = worker.values.take(value_bytes);
     worker.db.put_with(worker.cf, key, value, &worker.write_options)?;
@@ -185,8 +190,7 @@ pub(super) fn update_with(worker: &mut Worker<'_>, value_bytes: usize) -> Result
 }
 
 fn insert(worker: &mut Worker<'_>) -> Result<()> {
-    let load = &worker.bench.flags.load;
-    worker.pace_write((load.key_size + load.value_size) as u64);
+    pace_record(worker);
     let number = worker.bench.records.fetch_add(1, Ordering::Relaxed);
     let key = worker.keys.set(number);
     let value = worker.values.take(worker.bench.flags.load.value_size);

@@ -189,6 +189,7 @@ impl Case<'_> {
             set("benchmark_write_rate_limit", rate);
         }
         match self.cell.load {
+            Load::Paced(_) => words.push("--open_loop".to_owned()),
             Load::Mixed(_) => set("readwritepercent", 50),
             Load::Range(records) => set("seek_nexts", u64::from(records)),
             Load::Read(keys, _) | Load::Ycsb(_, keys) | Load::Delegated(keys) => {

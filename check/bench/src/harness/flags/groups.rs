@@ -185,6 +185,12 @@ pub struct Load {
     /// Limit on reads of all threads, operations a second; 0: none
     #[arg(long, default_value_t = 0)]
     pub(crate) benchmark_read_rate_limit: u64,
+    /// With --benchmark_write_rate_limit: make up for all time that slow operations took, and count
+    /// the latency of a write from the time at which it should have started (not in db_bench, which
+    /// counts it from the start and forgets what was not written)
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          default_value = "false", value_parser = truth, action = clap::ArgAction::Set)]
+    pub(crate) open_loop: bool,
     /// Every write survives power loss when it returns
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           default_value = "false", value_parser = truth, action = clap::ArgAction::Set)]
@@ -549,6 +555,16 @@ impl Flags {
         }
         if load.disable_wal && load.sync {
             return Err("--sync needs the log that --disable_wal takes away".to_owned());
+        }
+        if load.open_loop && load.benchmark_write_rate_limit == 0 {
+            return Err("--open_loop needs a rate: give --benchmark_write_rate_limit".to_owned());
+        }
+        if load.open_loop && self.benchmarks.iter().any(|name| name == "mixgraph") {
+            return Err(
+                "--open_loop is not for mixgraph, which waits for a hundred operations in \
+                        one piece"
+                    .to_owned(),
+            );
         }
         Ok(())
     }

@@ -296,6 +296,7 @@ pub const OURS_ONLY: &[&str] = &[
     "network_stream_bytes_per_s",
     "offload_mode",
     "offset_cache_bytes",
+    "open_loop",
     "redundancy",
     "remote_memtables_bytes",
     "samples",

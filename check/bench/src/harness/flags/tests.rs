@@ -78,6 +78,9 @@ fn errors_name_the_flag_and_its_value() {
     assert!(refusal(&["--mix_get_ratio=0"]).contains("one must be above 0"));
     assert!(refusal(&["--sync", "--disable_wal"]).contains("--disable_wal"));
     assert!(refusal(&["--ycsb_theta=1"]).contains("between 0 and 1"));
+    assert!(refusal(&["--open_loop"]).contains("--benchmark_write_rate_limit"));
+    let open = ["--open_loop", "--benchmark_write_rate_limit=1", "--benchmarks=mixgraph"];
+    assert!(refusal(&open).contains("mixgraph"));
 }
 
 #[test]

@@ -8,6 +8,8 @@
 //! ([`foreground::ForegroundFs`]), an emulated device ([`device::ThrottledFs`]) and a limited
 //! capacity ([`capacity::CapacityFs`]).
 //!
+//! [`huge`] has memory in huge pages, the engine's only other need of the operating system.
+//!
 //! The crate is layer 1. The engine runs unchanged over a local disk, tiers and storage nodes,
 //! because it uses only this trait.
 
@@ -23,6 +25,7 @@ pub mod foreground;
 mod forward;
 pub mod fs;
 pub mod host;
+pub mod huge;
 pub mod limit;
 pub mod local;
 pub mod mem;

@@ -37,6 +37,7 @@ mod image;
 mod kv;
 mod node;
 mod packed;
+mod regions;
 mod search;
 mod shard;
 mod slab;

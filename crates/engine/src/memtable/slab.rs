@@ -11,7 +11,9 @@
 //!    longer copy replaces it. The old array is kept until the table is dropped, so that a reader
 //!    may use either.
 //! 3. The pool has charged the budget ([`MemoryClass::Memtable`]) for every byte that is in a shard
-//!    or kept for reuse.
+//!    or kept for reuse. Slabs of at least [`UNIT_BYTES`] that records share lie in
+//!    [`regions`](super::regions) of 2 MiB, which are charged as a whole. A small process has no
+//!    regions, because 2 MiB are much of its budget and it has no huge pages.
 //!
 //! Thread-safety: any thread may use the pool and [`SlabTable::base`]; slabs are added to a table
 //! under its lock.
@@ -25,7 +27,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use archipelago_base::budget::{ByteBudget, MemoryClass, Pressure};
+use archipelago_env::huge::{HUGE_BYTES, HugeRegion};
 use parking_lot::Mutex;
+
+use super::regions::{Regions, UNIT_BYTES};
 
 /// Smallest slab in bytes. An almost empty shard takes one for its index and one for its records.
 pub const SLAB_BYTES_MIN: usize = 4 << 10;
@@ -70,11 +75,16 @@ impl Slab {
 /// Makes slabs, keeps the freed ones for the next shard, and charges the budget for both.
 ///
 /// Kept memory is at most the limit set by [`SlabPool::set_keep_bytes`] (default 64 MiB), and
-/// nothing is kept while the budget is under pressure.
+/// nothing is kept while the budget is under pressure. The free parts of a region with a slab in
+/// use are kept in any case.
 pub struct SlabPool {
     budget: Arc<ByteBudget>,
+    /// Free slabs that lie in no region, by size.
     free: [Mutex<Vec<Slab>>; CLASSES],
-    free_bytes: AtomicU64,
+    /// Bytes of the free slabs that lie in no region.
+    single_bytes: AtomicU64,
+    /// Regions of the large slabs, or `None` if the pool has none.
+    regions: Option<Mutex<Regions>>,
     keep_bytes: AtomicU64,
 }
 
@@ -82,10 +92,13 @@ impl SlabPool {
     /// An empty pool that charges `budget`.
     #[must_use]
     pub fn new(budget: Arc<ByteBudget>) -> Arc<Self> {
+        // Miri finds accesses beyond a slab if each slab is an allocation of its own.
+        let has_regions = !budget.is_small() && !cfg!(miri);
         Arc::new(Self {
             budget,
             free: Default::default(),
-            free_bytes: AtomicU64::new(0),
+            single_bytes: AtomicU64::new(0),
+            regions: has_regions.then(Mutex::default),
             keep_bytes: AtomicU64::new(KEEP_BYTES_DEFAULT),
         })
     }
@@ -101,19 +114,24 @@ impl SlabPool {
         self.keep_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes that are kept for reuse now.
+    /// Bytes that [`SlabPool::trim`] would free now.
     #[must_use]
     pub fn free_bytes(&self) -> u64 {
-        self.free_bytes.load(Ordering::Relaxed)
+        let empty = self.regions.as_ref().map_or(0, |regions| regions.lock().empty_bytes());
+        self.single_bytes.load(Ordering::Relaxed) + empty
     }
 
-    /// Frees all memory that is kept for reuse.
+    /// Frees the memory that is kept for reuse, except in regions with a slab in use.
     pub fn trim(&self) {
         for class in &self.free {
             for slab in std::mem::take(&mut *class.lock()) {
-                self.free_bytes.fetch_sub(slab.bytes as u64, Ordering::Relaxed);
+                self.single_bytes.fetch_sub(slab.bytes as u64, Ordering::Relaxed);
                 self.free_slab(&slab);
             }
+        }
+        if let Some(regions) = &self.regions {
+            let surplus = regions.lock().trim(0);
+            self.free_regions(surplus);
         }
     }
 
@@ -124,21 +142,47 @@ impl SlabPool {
             return self.allocate(bytes.next_multiple_of(ALIGN_BYTES));
         }
         let bytes = bytes.max(SLAB_BYTES_MIN).next_power_of_two();
+        if let Some(regions) = self.regions_of(bytes) {
+            return Slab { base: self.take_of(regions, bytes), bytes };
+        }
         if let Some(slab) = self.free[class_of(bytes)].lock().pop() {
-            self.free_bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
+            self.single_bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
             return slab;
         }
         self.allocate(bytes)
     }
 
+    /// The regions, if slabs of `bytes` lie in them.
+    fn regions_of(&self, bytes: usize) -> Option<&Mutex<Regions>> {
+        let regions = self.regions.as_ref()?;
+        (UNIT_BYTES..=SLAB_BYTES_MAX).contains(&bytes).then_some(regions)
+    }
+
+    fn take_of(&self, regions: &Mutex<Regions>, bytes: usize) -> NonNull<u8> {
+        loop {
+            if let Some(base) = regions.lock().take(bytes) {
+                return base;
+            }
+            let Ok(region) = HugeRegion::map() else { handle_alloc_error(layout(HUGE_BYTES)) };
+            self.budget.charge(MemoryClass::Memtable, HUGE_BYTES as u64);
+            regions.lock().add(region);
+        }
+    }
+
     /// Takes a slab back. Nothing may access its memory any more.
     pub(super) fn give(&self, slab: Slab) {
+        let keep = match self.budget.pressure() {
+            Pressure::None => self.keep_bytes.load(Ordering::Relaxed),
+            _ => 0,
+        };
+        let single = self.single_bytes.load(Ordering::Relaxed);
+        if let Some(regions) = self.regions_of(slab.bytes) {
+            let surplus = regions.lock().give(slab.base, slab.bytes, keep.saturating_sub(single));
+            return self.free_regions(surplus);
+        }
         let bytes = slab.bytes as u64;
-        let keep = slab.bytes <= SLAB_BYTES_MAX
-            && self.free_bytes() + bytes <= self.keep_bytes.load(Ordering::Relaxed)
-            && self.budget.pressure() == Pressure::None;
-        if keep {
-            self.free_bytes.fetch_add(bytes, Ordering::Relaxed);
+        if slab.bytes <= SLAB_BYTES_MAX && single + bytes <= keep {
+            self.single_bytes.fetch_add(bytes, Ordering::Relaxed);
             self.free[class_of(slab.bytes)].lock().push(slab);
         } else {
             self.free_slab(&slab);
@@ -154,6 +198,13 @@ impl SlabPool {
         Slab { base, bytes }
     }
 
+    fn free_regions(&self, regions: Vec<HugeRegion>) {
+        let bytes = (regions.len() * HUGE_BYTES) as u64;
+        drop(regions);
+        self.budget.release(MemoryClass::Memtable, bytes);
+    }
+
+    /// Frees a slab that lies in no region.
     fn free_slab(&self, slab: &Slab) {
         self.budget.release(MemoryClass::Memtable, slab.bytes as u64);
         // SAFETY: `allocate` made it with this layout, and the caller gives it up.
@@ -298,9 +349,37 @@ mod tests {
         assert_eq!(used(), 40 << 20, "no new memory");
         pool.set_keep_bytes(0);
         pool.give(again);
-        assert_eq!(used(), 39 << 20);
+        assert_eq!(used(), 0, "all regions are empty, and none is kept");
         pool.trim();
         assert_eq!((used(), pool.free_bytes()), (0, 0));
+    }
+
+    #[test]
+    fn memory_of_a_region_with_a_slab_in_use_is_charged_and_not_free() {
+        let budget = ByteBudget::unlimited();
+        let pool = SlabPool::new(Arc::clone(&budget));
+        let used = || budget.used_bytes(MemoryClass::Memtable);
+        let (small, large) = (pool.take(UNIT_BYTES), pool.take(SLAB_BYTES_MAX));
+        assert_eq!((used(), pool.free_bytes()), (HUGE_BYTES as u64, 0));
+        pool.give(large);
+        pool.trim();
+        assert_eq!((used(), pool.free_bytes()), (HUGE_BYTES as u64, 0), "the small one is in use");
+        pool.give(small);
+        assert_eq!((used(), pool.free_bytes()), (HUGE_BYTES as u64, HUGE_BYTES as u64), "kept");
+        pool.trim();
+        assert_eq!((used(), pool.free_bytes()), (0, 0));
+    }
+
+    #[test]
+    fn small_process_has_no_regions() {
+        let budget = ByteBudget::new(64 << 20);
+        let pool = SlabPool::new(Arc::clone(&budget));
+        let slab = pool.take(UNIT_BYTES);
+        assert_eq!(budget.used_bytes(MemoryClass::Memtable), UNIT_BYTES as u64);
+        pool.give(slab);
+        assert_eq!(pool.free_bytes(), UNIT_BYTES as u64);
+        pool.trim();
+        assert_eq!((budget.total_bytes(), pool.free_bytes()), (0, 0));
     }
 
     #[test]

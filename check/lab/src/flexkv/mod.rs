@@ -174,6 +174,7 @@ fn section(figure: &Figure) -> Section {
         }
         grids.push(values);
     }
+    grids.extend(figure.tables.iter().cloned());
     let stated = figure.stated.iter().map(|stated| {
         let target = stated.at_least.map(Target::AtLeast);
         Row {

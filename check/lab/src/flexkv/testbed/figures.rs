@@ -14,6 +14,7 @@ use archipelago_flexkv::coordinator::Tuning;
 use archipelago_flexkv_rivals::Rival;
 
 use super::{Measured, Setup, Testbed, Workload, Ycsb, side_by_side};
+use crate::page::Grid;
 
 /// Δ while a ratio is sought. The paper's Δ is 1 s. A change takes some milliseconds in both cases.
 const DELTA: Duration = Duration::from_millis(1);
@@ -120,6 +121,8 @@ pub struct Figure {
     pub lines: Vec<(String, Vec<(f64, f64)>)>,
     /// Figures next to those of the paper's text.
     pub stated: Vec<Stated>,
+    /// Tables of figures that no line has.
+    pub(crate) tables: Vec<Grid>,
     /// Notes for readers.
     pub notes: Vec<String>,
 }
@@ -274,30 +277,37 @@ fn clients(setup: &Setup) -> Result<Figure> {
     let found = side_by_side(&System::RIVALS, |&system| {
         let bed = Bed::start(system, setup, &LOADS, Ycsb::ALPHA)?;
         let mut of = Figure::default();
+        let mut limits =
+            Grid::new(["", "index proxied, %", "writes that met another, %", "busiest"]);
         for (name, load) in &bed.loads {
             let line = format!("{}, {name}", system.name());
             let ratio = bed.adapt(load);
-            if system == System::FlexKv {
-                of.notes.push(format!("{name}: {} % of the index proxied", ratio as f64 / 10.0));
-            }
+            let proxied = match system {
+                System::FlexKv => format!("{}", ratio as f64 / 10.0),
+                _ => String::new(),
+            };
             for clients in counts {
                 let measured = bed.run(load, clients);
                 of.add(&line, (clients * setup.compute) as f64, mops(&measured));
                 if clients == setup.clients {
                     let met = measured.met as f64 / measured.operations as f64 * 100.0;
-                    let busiest = busiest(&measured);
-                    of.notes.push(format!(
-                        "{line}: {met:.1} % of requests were writes that met another; busiest: {busiest}"
-                    ));
+                    let met = format!("{met:.1}");
+                    limits.push([line.clone(), proxied.clone(), met, busiest(&measured)]);
                 }
             }
         }
+        of.tables.push(limits);
         Ok(of)
     })?;
+    let mut limits = Grid::default();
     for of in found {
         figure.lines.extend(of.lines);
-        figure.notes.extend(of.notes);
+        for of in of.tables {
+            limits.header = of.header;
+            limits.rows.extend(of.rows);
+        }
     }
+    figure.tables.push(limits);
     // The target is the paper's ratio less a quarter.
     let papers = [("2.31", 1.73), ("1.34", 1.01), ("1.37", 1.03), ("1.31", 0.98)];
     for (load, (paper, at_least)) in LOADS.iter().zip(papers) {
@@ -342,10 +352,13 @@ fn latency(setup: &Setup) -> Result<Figure> {
             (1.0 - mine / best) * 100.0,
         );
     }
+    let loads = LOADS.iter().map(|load| load.to_ascii_uppercase().to_string());
+    let mut ends = Grid::new(std::iter::once("P50 / P99 in µs by YCSB".to_owned()).chain(loads));
     for (system, of) in &tails {
-        let of: Vec<String> = of.iter().map(|(p50, p99)| format!("{p50:.1}/{p99:.1}")).collect();
-        figure.notes.push(format!("{}: P50/P99 in µs, A to D: {}", system.name(), of.join("  ")));
+        let of = of.iter().map(|(p50, p99)| format!("{p50:.1} / {p99:.1}"));
+        ends.push(std::iter::once(system.name().to_owned()).chain(of));
     }
+    figure.tables.push(ends);
     Ok(figure)
 }
 
@@ -376,9 +389,10 @@ fn shares(setup: &Setup) -> Result<Figure> {
 fn uniform(setup: &Setup) -> Result<Figure> {
     let mut figure = Figure::new("Throughput under uniform loads (Figure 14)", "YCSB", "Mops/s");
     four_loads(&mut figure, &System::RIVALS, setup, 0.0, mops)?;
-    for place in 0..4 {
-        let here = figure.over_rivals(System::FlexKv.name(), f64::from(place));
-        figure.state(format!("over the best rival, place {place}"), "no figure in the text", here);
+    for (place, load) in LOADS.iter().enumerate() {
+        let here = figure.over_rivals(System::FlexKv.name(), place as f64);
+        let what = format!("over the best rival, YCSB {}", load.to_ascii_uppercase());
+        figure.state(what, "no figure in the text", here);
     }
     Ok(figure)
 }

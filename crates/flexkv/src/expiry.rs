@@ -2,9 +2,9 @@
 //!
 //! Each node visits the pieces of its own blocks in rounds. It reads the heads of the records
 //! one-sided and deletes the keys of those that have expired, as a client would. A deletion applies
-//! only to the very word that names the record, so a key that was written again stays. This node
-//! also visits records that other nodes wrote into memory that it lent. The node that adopts the
-//! blocks of a dead node visits those.
+//! only to the very word that names the record, and only if the record has expired, so a key that
+//! was written again stays. This node also visits records that other nodes wrote into memory that
+//! it lent. The node that adopts the blocks of a dead node visits those.
 //!
 //! A round takes place only if a record with an expiry may lie in this node's blocks. That is so
 //! when this node wrote one or lent memory for one, when it adopted a block, or when the last round
@@ -12,7 +12,11 @@
 //!
 //! Invariants:
 //! 1. One round runs at a time.
-//! 2. A head that was overwritten meanwhile leads to a word that no slot holds. It deletes nothing.
+//! 2. Only keys whose records have expired are deleted. The memory of a head that was read may hold
+//!    another record by now, even one of the same key under the same word. So the look-up of each
+//!    deletion reads the record that the slot names, and the expiry of that record decides. The
+//!    deletion applies only within the address lease of that look-up. The heads that were read
+//!    before only save look-ups.
 //!
 //! Thread-safety: one task per node.
 //! Failure: a record that cannot be read or deleted is left for the next round.
@@ -109,8 +113,10 @@ impl Expirer {
         }
     }
 
-    /// Reads the heads of records, and deletes the keys of those that have expired.
+    /// Reads the heads of records, and deletes the keys of those that have expired. Stops when the
+    /// time for which the addresses may be used is over, and leaves the rest for the next round.
     async fn expire_slice(&self, slice: &[Address]) -> Result<SliceCounts> {
+        let use_until_ns = self.node.now_ns().saturating_add(self.node.settings().address_use_ns());
         let range = |address: &Address| Range { address: *address, bytes: UNIT_BYTES };
         let ranges: Vec<Range> = slice.iter().map(range).collect();
         let heads = self.node.table().read_named(&ranges, self.node.until_ns()).await?;
@@ -133,7 +139,13 @@ impl Expirer {
             let key = Range { address: *address, bytes: Head::bytes(header.key_bytes.into()) };
             expired.extend(word.map(|word| (word, key)));
         }
+        let mut left = expired.len();
         for some in expired.chunks(DELETIONS_IN_PARALLEL) {
+            if self.node.now_ns() >= use_until_ns {
+                looked.lasting += left;
+                break;
+            }
+            left -= some.len();
             let deleting = some.iter().map(|(word, key)| self.expire(*word, *key));
             for deleted in join_all(deleting).await {
                 looked.expired += 1;
@@ -150,11 +162,41 @@ impl Expirer {
     /// is the range from the record's beginning to the key's end.
     async fn expire(&self, word: Slot, key: Range) -> Result<()> {
         let read = self.node.table().read_named(&[key], self.node.until_ns()).await?.pop();
-        let Ok(Some(head)) = Head::decode(read.as_deref().unwrap_or_default()) else {
-            // The record was overwritten since it was read.
-            return Ok(());
-        };
-        self.client.delete_expired(head.key, word).await.map_err(WriteError::into_error)?;
+        let read = read.unwrap_or_default();
+        if let Some(key) = expired_key(&read, self.node.unix_ms()) {
+            self.client.delete_expired(key, word).await.map_err(WriteError::into_error)?;
+        }
         Ok(())
+    }
+}
+
+/// The key of the record that begins with these bytes, if the record has expired at `now_ms`.
+/// `None` if the record was overwritten by another one since its address was found.
+fn expired_key(bytes: &[u8], now_ms: u64) -> Option<&[u8]> {
+    let Head { header, key } = Head::decode(bytes).ok()??;
+    (header.expires_ms != 0 && header.expires_ms <= now_ms).then_some(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::Record;
+
+    #[test]
+    fn address_that_holds_a_record_that_lasts_names_no_expired_key() {
+        let head = |expires_ms: u64| {
+            let mut bytes = vec![0; 2 * UNIT_BYTES as usize];
+            let record = Record { expires_ms, ..Record::new(b"key", b"value") };
+            record.encode(&mut bytes).expect("fits");
+            bytes.truncate(Head::bytes(b"key".len()) as usize);
+            bytes
+        };
+        assert_eq!(expired_key(&head(1000), 1000), Some(&b"key"[..]));
+        assert_eq!(expired_key(&head(1000), 999), None, "it was written again and lasts longer");
+        assert_eq!(expired_key(&head(0), u64::MAX), None, "it was written again without expiry");
+        let mut torn = head(1000);
+        torn[48] ^= 1;
+        assert_eq!(expired_key(&torn, 1000), None, "another record lies there");
+        assert_eq!(expired_key(&[], 1000), None);
     }
 }

@@ -27,8 +27,8 @@
 //!    sharers.
 //! 7. If a partition is offloaded to this node and does not fit the memory limit, the node takes it
 //!    without its slots and tells the coordinator so with *prepare*.
-//! 8. A partition that should grow and gets no memory keeps its subtable. Growth never keeps a
-//!    partition closed.
+//! 8. A partition that should grow keeps its subtable if it gets no memory, or if a larger one
+//!    makes no room or is not possible. Growth never keeps a partition closed.
 //!
 //! Thread-safety: any thread may call any method. One mutex guards the term, the directory and the
 //! staged change. A gate lets one task at a time take partitions.
@@ -47,7 +47,9 @@ use archipelago_fabric::Node as FabricNode;
 use archipelago_pool::{BlockId, ClientId, Sharing};
 use parking_lot::Mutex;
 
-use crate::format::{Access, BUCKET_BYTES, Geometry, Owner, PartitionEntry, Shape, entry_offset};
+use crate::format::{
+    Access, BUCKET_BYTES, Geometry, Owner, PartitionEntry, Shape, Slot, entry_offset, growth_sizes,
+};
 use crate::ids::{ComputeId, PartitionId};
 use crate::lease::SlotLease;
 use crate::node::caching::{CacheStat, Charge};
@@ -545,7 +547,8 @@ impl Membership {
         Ok(self.node.joined()?.geometry())
     }
 
-    /// Moves a partition to a larger subtable.
+    /// Moves a partition to a larger subtable. Unsupported if a larger one would make no room, or
+    /// is not possible.
     async fn grow(
         &self,
         partition: PartitionId,
@@ -553,8 +556,14 @@ impl Membership {
         image: &Image,
         until_ns: u64,
     ) -> Result<(Shaped, Image)> {
+        let (now_us, lease_us) = (self.node.now_us(), self.node.settings().lease_us());
+        let is_used = |word: &&u64| !Slot(**word).is_reusable(now_us, lease_us);
+        let used = image.words.iter().filter(is_used).count() as u64;
+        let sizes = growth_sizes(used, shape.log2_buckets, self.node.pool().block_bytes());
+        let sizes = sizes
+            .map_err(|refused| Error::unsupported(format!("{partition} cannot grow: {refused}")))?;
         let (log2_buckets, bytes) =
-            self.node.table().regrown(shape, image, partition, until_ns).await?;
+            self.node.table().regrown(image, sizes, partition, until_ns).await?;
         let shape = self.new_table(shape.generation + 1, log2_buckets, bytes.len() as u64).await?;
         if let Err(error) = self.fill_table(shape, &bytes, until_ns).await {
             // No other node knows of the new subtable.

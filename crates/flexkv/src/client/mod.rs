@@ -115,13 +115,19 @@ pub(crate) enum If {
     Present,
     /// The key has this version, and the version's time is not over.
     Version(Version),
-    /// The key has this version, which may have expired.
+    /// The key has this version, which has expired.
     Expired(Slot),
 }
 
 impl If {
-    /// Whether a write with this condition may replace `there`, the slot of a record that has not
-    /// expired. The caller read the slot before `now_ns`.
+    /// Whether a record exists for a write with this condition. An expired record exists only for
+    /// the write that removes it, and no other record exists for that write.
+    pub(crate) fn counts(self, is_expired: bool) -> bool {
+        matches!(self, Self::Expired(_)) == is_expired
+    }
+
+    /// Whether a write with this condition may replace `there`, the slot of a record that
+    /// [counts](Self::counts) for it. The caller read the slot before `now_ns`.
     pub(crate) fn applies(self, there: Option<Slot>, now_ns: u64) -> bool {
         match self {
             Self::Always => true,
@@ -225,8 +231,8 @@ impl Client {
         self.write_in_line(write).await.map(|(done, _)| done)
     }
 
-    /// Deletes a key whose slot still holds `word`, whatever its expiry. It does not count as a
-    /// client's call.
+    /// Deletes a key whose slot still holds `word`, if the record there has expired. It does not
+    /// count as a client's call.
     pub(crate) async fn delete_expired(&self, key: &[u8], word: Slot) -> Result<bool, WriteError> {
         let (hash, when) = (key_hash(key), If::Expired(word));
         let write = Write { key, hash, value: None, when, delegated: true };
@@ -439,7 +445,7 @@ impl Client {
     }
 
     /// Asks the coordinator for more room in a partition, and waits for a moment. Busy if a recent
-    /// change found no memory for it.
+    /// change found no memory for it, or if a larger subtable would make no room.
     async fn ask_to_grow(&self, entry: Assigned, until_ns: u64) -> Result<()> {
         let grow = Message::Grow { partition: entry.partition, epoch: entry.epoch };
         let coordinator = Arc::clone(self.node.peers().coordinator());
@@ -447,7 +453,7 @@ impl Client {
             Ok(Message::Declined { why: Why::Full, .. }) => {
                 let partition = entry.partition;
                 return Err(Error::busy(format!(
-                    "the memory nodes are full: partition {partition} takes no further key before others are deleted"
+                    "the memory nodes are full, or too many keys share their slots: partition {partition} takes no further key there before others are deleted"
                 )));
             }
             Ok(_) => {}
@@ -523,7 +529,7 @@ impl Client {
 
     /// Whether a record with this expiry exists for `write`.
     fn counts_for(&self, write: &Write<'_>, expires_ms: u64) -> bool {
-        matches!(write.when, If::Expired(_)) || !self.node.is_expired(expires_ms)
+        write.when.counts(self.node.is_expired(expires_ms))
     }
 
     /// Refuses a write that exceeds a limit of the format.
@@ -572,5 +578,23 @@ fn effect_of(unsettled: &Option<Unsettled>) -> fn(Error) -> WriteError {
     match unsettled {
         Some(_) => WriteError::of_unknown_effect,
         None => WriteError::without_effect,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn removal_of_an_expired_record_applies_to_no_record_that_lasts() {
+        let word = Slot::live(1, 64, 2).expect("fits");
+        let applies = |when: If, is_expired: bool| {
+            when.applies(Some(word).filter(|_| when.counts(is_expired)), 0)
+        };
+        assert!(applies(If::Expired(word), true));
+        assert!(!applies(If::Expired(word), false), "the key was written again under the word");
+        assert!(!applies(If::Expired(Slot::EMPTY), true));
+        assert!(applies(If::Present, false) && !applies(If::Present, true));
+        assert!(applies(If::Absent, true) && !applies(If::Absent, false));
     }
 }

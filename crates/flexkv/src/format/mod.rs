@@ -4,6 +4,7 @@
 //! Everything is little-endian. The decoders take any bytes that a one-sided read may bring, torn
 //! or hostile, and answer with a value or a reason. They never panic and allocate nothing.
 
+mod growth;
 mod load_counters;
 mod partition;
 mod record;
@@ -12,6 +13,7 @@ mod scan_position;
 mod slot;
 mod table;
 
+pub(crate) use growth::growth_sizes;
 pub use load_counters::{Counts, counters_bytes};
 pub(crate) use load_counters::{READS_OFFSET, WRITES_OFFSET, counter_place, counters_magic};
 pub use partition::{

@@ -9,10 +9,11 @@
 //! | 39–20 | second bucket: its distance after the first |
 //! | 19–0 | first bucket: the low bits |
 //!
-//! A subtable is one piece of the pool, with slot `i` at byte `8·i`. It grows by doubling.
-//! [`regrow`] places every key again, because a slot has too few bits of the hash to tell where its
-//! key goes. The second bucket is no function of the old one. An insert prefers the emptier bucket.
-//! This fills a subtable to some nine tenths before a key finds no place.
+//! A subtable is one piece of the pool, with slot `i` at byte `8·i`. It grows by doubling, unless
+//! few of its slots are in use (`growth.rs`). [`regrow`] places every key again, because a slot has
+//! too few bits of the hash to tell where its key goes. The second bucket is no function of the old
+//! one. An insert prefers the emptier bucket. This fills a subtable to some nine tenths before a
+//! key finds no place.
 //!
 //! Invariants:
 //! 1. The three uses share no bit. So the keys of one partition spread over its buckets, and over

@@ -189,10 +189,15 @@ impl Proxy {
     ) -> Result<Result<Message, Why>> {
         let (index, _locked) = match write.kind {
             WriteKind::Insert => {
+                // The key is locked before its slots are read. So a word with its fingerprint is
+                // among the candidates, or it comes in after this write.
+                let Some(inserting) = served.insert(write.hash) else {
+                    return Ok(Err(Why::Busy));
+                };
                 let Some(candidates) = served.candidates(write.hash) else {
                     return Ok(Err(Why::Moved));
                 };
-                match self.place_for(served, write, &candidates) {
+                match self.place_for(served, write, &candidates, inserting) {
                     Ok(placed) => placed,
                     Err(why) => return Ok(Err(why)),
                 }
@@ -340,7 +345,7 @@ impl Proxy {
                     .table()
                     .candidates(FromCopy::First, shape, write.hash, until_ns)
                     .await?;
-                match self.place_for_locked(served, write, &candidates, inserting) {
+                match self.place_for(served, write, &candidates, inserting) {
                     Ok((index, locked)) => {
                         let held = candidates.all().find(|(at, _)| *at == index);
                         let old = held.map_or(Slot::EMPTY, |(_, slot)| slot);
@@ -371,20 +376,10 @@ impl Proxy {
         }
     }
 
-    /// Locks the key against other inserts, and finds a slot for it.
+    /// Finds a slot for a key that is inserted. `inserting` has the key, and `candidates` were read
+    /// after it was locked. A slot with the key's fingerprint must not hold a word that the client
+    /// did not see, because that word may name a record of the key.
     fn place_for<'a>(
-        &self,
-        served: &'a Arc<ServedPartition>,
-        write: IndexWrite<'_>,
-        candidates: &Candidates,
-    ) -> Result<(SlotIndex, Locked<'a>), Why> {
-        let inserting = served.insert(write.hash).ok_or(Why::Busy)?;
-        self.place_for_locked(served, write, candidates, inserting)
-    }
-
-    /// Finds a slot for a key that is inserted. A slot with the key's fingerprint must not hold a
-    /// word that the client did not see, because that word may name a record of the key.
-    fn place_for_locked<'a>(
         &self,
         served: &'a Arc<ServedPartition>,
         write: IndexWrite<'_>,
@@ -405,7 +400,7 @@ impl Proxy {
         let mut full = true;
         for (index, slot) in candidates.reusable(now_us, self.node.settings().lease_us()) {
             full = false;
-            if served.may_reuse(slot, now_us) && inserting.add(index) {
+            if served.may_reuse(slot, now_us) && inserting.add(index, slot) {
                 return Ok((index, inserting));
             }
         }

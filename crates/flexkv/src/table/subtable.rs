@@ -6,6 +6,8 @@
 //!
 //! Cost: READs and WRITEs of 64 KiB over the subtable, and some round trips per slot that differs.
 
+use std::ops::RangeInclusive;
+
 use archipelago_base::{Error, Result};
 use archipelago_fabric::Batch;
 use archipelago_pool::Address;
@@ -20,8 +22,6 @@ use crate::wire::Shaped;
 
 /// Largest number of bytes of one READ or WRITE.
 const PART: u64 = 64 << 10;
-/// Number of doublings that are tried when a subtable grows.
-const DOUBLINGS: u32 = 3;
 
 /// The slots of a subtable.
 #[derive(Clone, Debug, Default)]
@@ -188,11 +188,11 @@ impl Table {
     }
 
     /// A larger subtable with the same keys, as bytes, and the base-2 logarithm of its buckets.
-    /// Fails if too many keys share their buckets.
+    /// `sizes` are the logarithms to try. Fails if too many keys share their buckets.
     pub(crate) async fn regrown(
         &self,
-        shape: Shaped,
         image: &Image,
+        sizes: RangeInclusive<u32>,
         partition: PartitionId,
         until_ns: u64,
     ) -> Result<(u32, Vec<u8>)> {
@@ -204,8 +204,7 @@ impl Table {
             };
             entries.push((hash, slot));
         }
-        for more in 1..=DOUBLINGS {
-            let log2 = shape.log2_buckets + more;
+        for log2 in sizes {
             if let Some(buckets) = regrow(entries.iter().copied(), log2) {
                 return Ok((log2, buckets.iter().flat_map(Bucket::to_bytes).collect()));
             }

@@ -11,6 +11,8 @@
 //! 2. Nodes that read a slot's address without being sharers are noted up to the commit.
 //!    [`ServedPartition::commit`] refuses to supersede a valid record that such a node may read by.
 //! 3. At most one write has a slot, and at most one insert has a key.
+//! 4. Words change under the mutex only. An insert gets a slot ([`Locked::add`]) only if the slot
+//!    still holds the word that the insert read, because it reads the slots without the mutex.
 //!
 //! Thread-safety: any thread may call any method. Slots are atomic words. One mutex guards the
 //! locks of slots and keys, and the metadata.
@@ -420,9 +422,14 @@ impl ServedPartition {
 }
 
 impl Locked<'_> {
-    /// Locks one more slot. Returns `false` if another write has it.
-    pub(crate) fn add(&mut self, index: SlotIndex) -> bool {
-        let free = self.served.locks.lock().add(index);
+    /// Locks one more slot, which held `word` when it was read. Returns `false` if another write
+    /// has the slot, or has changed it since. The slots of a partition that is not offloaded are
+    /// compared when they are swapped.
+    pub(crate) fn add(&mut self, index: SlotIndex, word: Slot) -> bool {
+        let mut locks = self.served.locks.lock();
+        let same = self.served.load(index).is_none_or(|now| now == word);
+        let free = same && locks.add(index);
+        drop(locks);
         if free {
             self.slots.push(index);
         }

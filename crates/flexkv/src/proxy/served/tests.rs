@@ -226,7 +226,7 @@ fn uncommitted_slot_stays_locked_until_copies_are_restored() {
     assert!(!drained(), "who takes the partition waits");
     drop(kept);
     assert!(drained() && served.incoming().is_empty());
-    assert!(served.insert(other).is_some_and(|mut inserting| inserting.add(free)));
+    assert!(served.insert(other).is_some_and(|mut inserting| inserting.add(free, Slot::EMPTY)));
     assert!(matches!(at_once(&served, 1, 3), (FastOutcome::Committed { index: SLOT, .. }, _)));
 }
 
@@ -262,4 +262,40 @@ fn fast_insert_needs_no_record_with_same_fingerprint() {
     assert_eq!(served.load(SlotIndex(1)), Some(two[0].new));
     let told = served.take_readers(SlotIndex(1));
     assert!(told.has_untracked && told.sharers.may_have(ASKER), "as of every insert");
+}
+
+#[test]
+fn insert_takes_no_slot_that_was_written_since_it_read_the_slots() {
+    let served = served();
+    let [first, second, third] =
+        [0xcd, 0xef, 0x12].map(|fingerprint: u64| KeyHash(fingerprint << 40));
+    let new = |hash: KeyHash| Slot::live(hash.0 >> 40, 64, hash.fingerprint()).expect("fits");
+    let insert_into = |hash: KeyHash, index: SlotIndex, old: Slot| {
+        let mut inserting = served.insert(hash).expect("no other key has its fingerprint");
+        let added = inserting.add(index, old);
+        if added {
+            let change = SlotWrite { index, old, new: new(hash), kind: WriteKind::Insert };
+            assert_ne!(served.commit(change, CLEARED), CommitOutcome::Refused);
+        }
+        added
+    };
+    let free = |hash: KeyHash| {
+        let candidates = served.candidates(hash).expect("offloaded");
+        candidates.free(|slot| slot == Slot::EMPTY).next().expect("seven are free")
+    };
+    // All three keys find the same slot free.
+    let (index, old) = free(second);
+    assert_eq!([free(first), free(third)], [(index, old); 2]);
+    let comes_in = Overwrite { served: &served, target: Target::Free(first), new: new(first) };
+    let came = overwrite(&[comes_in], writer(true), || true, |_| true);
+    assert!(matches!(came[0], FastOutcome::Committed { index: at, .. } if at == index), "{came:?}");
+    assert!(!insert_into(second, index, old), "the fast path wrote it");
+    let (next, old) = free(second);
+    assert_eq!(free(third), (next, old));
+    assert!(insert_into(second, next, old));
+    assert!(!insert_into(third, next, old), "another insert wrote it, and holds no lock any more");
+    let (last, old) = free(third);
+    assert!(insert_into(third, last, old));
+    let words = [index, next, last].map(|at| served.load(at));
+    assert_eq!(words, [first, second, third].map(|hash| Some(new(hash))), "no key is lost");
 }

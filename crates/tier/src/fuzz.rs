@@ -56,7 +56,7 @@ pub fn namespace(bytes: &[u8]) {
     let again = decode(path, GENERATION, &bytes, &[]).expect("own bytes");
     let mut same = NamespaceState::default();
     for (_, record) in &again.records {
-        same.apply(record).unwrap_or_else(|why| panic!("{why}: {record:?} of an own snapshot"));
+        same.apply(record).unwrap_or_else(|no| panic!("{no:?}: {record:?} of an own snapshot"));
     }
     assert_eq!((same.snapshot(), same.next), (records, next));
 }

@@ -30,8 +30,8 @@ pub mod stats;
 mod write_slots;
 
 pub use fs::{
-    Components, DeviceParts, Emptied, ExclusiveDevices, FaultPoint, FileInfo, TierDirEntry,
-    TierFile, TieredFs, forget_device,
+    Components, DeviceParts, Emptied, ExclusiveDevices, ExistingFile, FaultPoint, FileInfo,
+    TierDirEntry, TierFile, TieredFs, forget_device,
 };
 pub use history::{Event, Reason};
 pub use settings::{CacheBy, DeviceKind, DeviceSettings, Policy};

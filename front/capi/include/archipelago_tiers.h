@@ -17,6 +17,7 @@
  *    that is passed in.
  *  - Paths are bytes that end with a zero. They need not be UTF-8. They begin with the root with which the tiers were
  *    opened, by default "tiers:". An example is "tiers:/db/000001.log". There is no current directory, and no "..".
+ *    A name in a path has at most 255 bytes. A call that would create a longer one fails with ENAMETOOLONG.
  *  - One process has tiers open at a time.
  *  - Never call the library from a signal handler, or in a child between fork and exec.
  *
@@ -132,9 +133,9 @@ int archipelago_tiers_open(const archipelago_device *devices, size_t count, cons
  * settings of the file have no effect. Relative paths of devices begin at the current directory of the process. */
 int archipelago_tiers_open_file(const char *settings, const archipelago_options *options);
 
-/* Closes the tiers. While files, directories or locks of them are open it fails with EBUSY, and the tiers stay open.
- * After any other error the tiers are closed nevertheless, as with the system's close(2). Bytes that were not synced
- * then survive a kill of the process, but possibly not power loss. */
+/* Closes the tiers. While files, directories or locks of them are open, or another thread is in a call on them, it
+ * fails with EBUSY, and the tiers stay open. After any other error the tiers are closed nevertheless, as with the
+ * system's close(2). Bytes that were not synced then survive a kill of the process, but possibly not power loss. */
 int archipelago_tiers_close(int tiers);
 
 /* Writes a report for people: devices with their files by level, copies, and moves with their reasons. It writes at
@@ -193,9 +194,11 @@ int archipelago_thread_context(const archipelago_context *context);
 
 /* Opens a file as open(2) does, with the same flags (O_RDONLY, O_WRONLY, O_RDWR, O_CREAT, O_EXCL, O_TRUNC, O_APPEND,
  * O_DIRECT, O_SYNC, O_DSYNC). O_CLOEXEC and O_NOATIME have no effect, and other flags are refused. A file that is
- * opened for writing must be new, or replaced by O_TRUNC, or have length 0. If `context` is NULL, the context of the
- * thread applies, or else one of ARCHIPELAGO_CLASS_OTHER. The context of a new file decides its device. Returns the
- * number of the file. */
+ * opened for writing must be new, or replaced by O_TRUNC, or have length 0. An empty file that no handle writes is
+ * replaced by a new file with another file_id, also without O_TRUNC. If a handle writes it, the open fails with EBUSY.
+ * O_CREAT | O_EXCL fails with EEXIST whenever something has the name, whatever other threads do. If `context` is NULL,
+ * the context of the thread applies, or else one of ARCHIPELAGO_CLASS_OTHER. The context of a new file decides its
+ * device. Returns the number of the file. */
 int archipelago_open(int tiers, const char *path, int flags, const archipelago_context *context);
 
 /* Closes a file without a sync. Running calls of other threads on it complete. Closing the handle that created a file

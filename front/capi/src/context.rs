@@ -43,14 +43,20 @@ pub(crate) const UNKNOWN: Context =
 const LEVELS: c_int = 64;
 
 impl RawContext {
+    /// Checks the field `size`. The other fields exist only if it is right.
+    pub(crate) fn check_size(size: u32) -> CallResult<()> {
+        if size as usize == CONTEXT_BYTES {
+            return Ok(());
+        }
+        Err(Failure::invalid(format!(
+            "archipelago_context.size is {size}, not {CONTEXT_BYTES}: begin with \
+             ARCHIPELAGO_CONTEXT_INIT"
+        )))
+    }
+
     /// Checks the context. Errors: a wrong size, and an unknown class, level or reason.
     pub(crate) fn check(&self) -> CallResult<Context> {
-        if self.size as usize != CONTEXT_BYTES {
-            return Err(Failure::invalid(format!(
-                "archipelago_context.size is {}, not {CONTEXT_BYTES}: begin with ARCHIPELAGO_CONTEXT_INIT",
-                self.size
-            )));
-        }
+        Self::check_size(self.size)?;
         let class = class_of(self.file_class).ok_or_else(|| {
             Failure::invalid(format!("there is no file class {}", self.file_class))
         })?;

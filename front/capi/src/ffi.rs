@@ -1,7 +1,9 @@
 //! Pointers that C passes: strings, buffers and structures.
 //!
 //! The functions are `unsafe`, because a pointer can only be checked for null. They rely on what
-//! the header promises for every argument. They check lengths, text and numbers.
+//! the header promises for every argument. They check lengths, text and numbers. Of a structure
+//! they read the field `size` first, because a program that was built with another header may pass
+//! a shorter one.
 
 use std::ffi::{CStr, OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt as _;
@@ -31,6 +33,17 @@ pub(crate) struct RawDevice {
 /// Size of the structure in bytes, which every caller states.
 const DEVICE_BYTES: usize = 56;
 const _: () = assert!(size_of::<RawDevice>() == DEVICE_BYTES);
+
+/// Refuses a device whose field `size` is wrong. The other fields exist only if it is right.
+fn check_device_size(place: usize, size: u32) -> CallResult<()> {
+    if size as usize == DEVICE_BYTES {
+        return Ok(());
+    }
+    Err(Failure::invalid(format!(
+        "archipelago_device.size of device {place} is {size}, not {DEVICE_BYTES}: begin with \
+         ARCHIPELAGO_DEVICE_INIT"
+    )))
+}
 
 /// Default root of all paths.
 const ROOT: &str = "tiers:";
@@ -153,7 +166,10 @@ pub(crate) unsafe fn context(given: *const RawContext) -> CallResult<Context> {
     if given.is_null() {
         return Ok(carried().unwrap_or(UNKNOWN));
     }
-    // SAFETY: the pointer is not null, and the caller promises the rest.
+    // SAFETY: the pointer is not null, and every version of the structure has its size here.
+    RawContext::check_size(unsafe { (&raw const (*given).size).read() })?;
+    // SAFETY: the pointer is not null, the structure is as long as it must be, and the caller
+    // promises the rest.
     unsafe { given.read() }.check()
 }
 
@@ -171,14 +187,17 @@ pub(crate) unsafe fn options<'a>(given: *const RawOptions) -> CallResult<Options
     if given.is_null() {
         return Ok(options);
     }
-    // SAFETY: the pointer is not null, and the caller promises the rest.
-    let raw = unsafe { given.read() };
-    if raw.size as usize != OPTIONS_BYTES {
+    // SAFETY: the pointer is not null, and every version of the structure has its size here.
+    let size = unsafe { (&raw const (*given).size).read() };
+    if size as usize != OPTIONS_BYTES {
         return Err(Failure::invalid(format!(
-            "archipelago_options.size is {}, not {OPTIONS_BYTES}: begin with ARCHIPELAGO_OPTIONS_INIT",
-            raw.size
+            "archipelago_options.size is {size}, not {OPTIONS_BYTES}: begin with \
+             ARCHIPELAGO_OPTIONS_INIT"
         )));
     }
+    // SAFETY: the pointer is not null, the structure is as long as it must be, and the caller
+    // promises the rest.
+    let raw = unsafe { given.read() };
     options.fast_levels = level_of(raw.fast_levels)?;
     options.must_exist = raw.must_exist != 0;
     options.group_access = match raw.group_access {
@@ -218,7 +237,13 @@ pub(crate) unsafe fn devices(
     }
     let mut settings = Vec::with_capacity(count);
     for place in 0..count {
-        // SAFETY: the caller promises that the array has more than `place` devices.
+        // SAFETY: the caller promises that the array has more than `place` devices. Those before
+        // this one are as long as they must be, and every version of the structure has its size
+        // here.
+        let size = unsafe { (&raw const (*given.add(place)).size).read() };
+        check_device_size(place, size)?;
+        // SAFETY: the caller promises that the array has more than `place` devices, and this one is
+        // as long as it must be.
         let raw = unsafe { given.add(place).read() };
         // SAFETY: the caller promises that the strings meet the requirements.
         settings.push(unsafe { device(place, &raw) }?);
@@ -231,13 +256,6 @@ pub(crate) unsafe fn devices(
 /// # Safety
 /// The strings of `raw` meet the requirements of [`path`].
 unsafe fn device(place: usize, raw: &RawDevice) -> CallResult<DeviceSettings> {
-    if raw.size as usize != DEVICE_BYTES {
-        return Err(Failure::invalid(format!(
-            "archipelago_device.size of device {place} is {}, not {DEVICE_BYTES}: begin with \
-             ARCHIPELAGO_DEVICE_INIT",
-            raw.size
-        )));
-    }
     let kind = match raw.kind {
         0 => DeviceKind::Directory,
         1 => DeviceKind::Direct,
@@ -292,6 +310,24 @@ mod tests {
             assert_eq!(out, 7);
             assert!(devices(std::ptr::null(), 2).unwrap_err().message.contains("NULL"));
             assert!(devices(std::ptr::null(), 17).unwrap_err().message.contains("at most 16"));
+        }
+    }
+
+    #[test]
+    fn nothing_but_the_size_is_read_of_a_structure_of_another_size() {
+        // The box is shorter than every structure, so a tool that checks memory accesses sees a
+        // read beyond it.
+        let short = Box::new(4_u64);
+        let given: *const u64 = &raw const *short;
+        let refused = |failure: &Failure, word: &str| {
+            assert!(failure.message.contains("size"), "{}", failure.message);
+            assert!(failure.message.contains(word), "{}", failure.message);
+        };
+        // SAFETY: the functions read the size only, because it is wrong.
+        unsafe {
+            refused(&context(given.cast()).unwrap_err(), "ARCHIPELAGO_CONTEXT_INIT");
+            refused(&options(given.cast()).unwrap_err(), "ARCHIPELAGO_OPTIONS_INIT");
+            refused(&devices(given.cast(), 1).unwrap_err(), "ARCHIPELAGO_DEVICE_INIT");
         }
     }
 }

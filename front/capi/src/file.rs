@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
 use archipelago_env::{CreateOptions, IoContext, OpenOptions, RandomFile};
-use archipelago_tier::{FileInfo, TierFile};
+use archipelago_tier::{ExistingFile, FileInfo, TierFile};
 use parking_lot::{Mutex, RwLock};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use crate::context::{Context, carried};
 use crate::failure::{CallResult, Failure, FailureKind};
 use crate::handles::Handles;
-use crate::space::{ExistingFile, GrowingFile, HeldBySpace, OpenedFile, Space};
+use crate::space::{GrowingFile, HeldBySpace, OpenedFile, Space};
 
 /// The files that C holds.
 pub(crate) static FILES: LazyLock<Handles<File>> = LazyLock::new(|| Handles::new("file", 2));
@@ -124,9 +124,6 @@ impl File {
         flags: OFlags,
         context: Context,
     ) -> CallResult<Arc<GrowingFile>> {
-        if !flags.contains(OFlags::CREATE) {
-            space.file_info(path)?;
-        }
         let direct = flags.contains(OFlags::DIRECT);
         let options = CreateOptions {
             direct,
@@ -135,12 +132,12 @@ impl File {
         };
         let existing = if flags.contains(OFlags::CREATE | OFlags::EXCL) {
             ExistingFile::Refuse
-        } else if flags.contains(OFlags::TRUNC) {
+        } else if flags.contains(OFlags::CREATE) {
             ExistingFile::Replace
         } else {
-            ExistingFile::ReplaceEmpty
+            ExistingFile::Require
         };
-        space.create(path, context.io, options, existing)
+        space.create(path, context.io, options, existing, flags.contains(OFlags::TRUNC))
     }
 
     fn space(&self) -> &Arc<Space> {

@@ -58,6 +58,17 @@ impl<T> Handles<T> {
         found.ok_or_else(|| Failure::bad_handle(self.what, handle))
     }
 
+    /// Removes the object with a number, unless somebody else holds it. Then it stays, and the
+    /// result is `None`.
+    pub(crate) fn remove_unused(&self, handle: i32) -> CallResult<Option<Arc<T>>> {
+        let mut part = self.part(handle).write();
+        match part.get_mut(&handle).map(|found| Arc::get_mut(found).is_some()) {
+            Some(true) => Ok(part.remove(&handle)),
+            Some(false) => Ok(None),
+            None => Err(Failure::bad_handle(self.what, handle)),
+        }
+    }
+
     /// Removes the object with a number.
     pub(crate) fn remove(&self, handle: i32) -> CallResult<Arc<T>> {
         let found = self.part(handle).write().remove(&handle);
@@ -81,5 +92,17 @@ mod tests {
         assert!(files.get(first).is_err() && files.remove(first).is_err());
         assert!(files.get(-1).is_err());
         assert_ne!(files.insert(Arc::new("d")), first);
+    }
+
+    #[test]
+    fn object_in_use_is_not_removed() {
+        let files = Handles::new("file", 1);
+        let file = files.insert(Arc::new("a"));
+        let used = files.get(file).unwrap();
+        assert_eq!(files.remove_unused(file).unwrap(), None);
+        assert_eq!(*files.get(file).unwrap(), "a");
+        drop(used);
+        assert_eq!(files.remove_unused(file).unwrap().as_deref(), Some(&"a"));
+        assert!(files.remove_unused(file).unwrap_err().message.contains("not an open file"));
     }
 }

@@ -9,14 +9,20 @@
 //! 2. Its length covers what was appended and handed to the operating system. No reader that knows
 //!    it reads beyond that length, because the file itself may be longer while it is written.
 //! 3. The writer ends with the handle that writes, even if other handles still read the file.
-//! 4. A name stands in `creating` from the check whether it exists to its creation, and no other
-//!    caller creates it meanwhile. So `O_EXCL` is exact among callers of this library. No other
-//!    process has the tiers open.
+//! 4. A name stands in `creating` while a caller gives it to a file or directory: from the check of
+//!    what has the name, through the wait for a write slot, to the change. Nothing else gets the
+//!    name meanwhile, so what was checked is what is replaced. The tiers decide under their own
+//!    lock whether a name is free (`O_EXCL`), and return the file that they created. So whoever
+//!    takes a name away (a removal, a rename of it) does not wait for a creation. It may hold the
+//!    write slot that the creation waits for. No other process has the tiers open.
+//! 5. The tiers are closed only if nothing else holds their [`Space`]: no open file, directory or
+//!    lock, and no call that is under way.
 //!
 //! Thread-safety: any thread may call any method. Failure: the caller gets the error, and nothing
 //! has changed unless the header says otherwise.
 
 use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
@@ -28,7 +34,7 @@ use archipelago_env::{
     WritableFile,
 };
 use archipelago_tier::{
-    Components, DeviceSettings, FileInfo, Policy, TierDirEntry, TierFile, TieredFs,
+    Components, DeviceSettings, ExistingFile, FileInfo, Policy, TierDirEntry, TierFile, TieredFs,
 };
 use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
@@ -185,18 +191,19 @@ pub(crate) fn devices_of(path: &Path) -> CallResult<Vec<DeviceSettings>> {
     Ok(file.tiers)
 }
 
-/// Treatment of an existing file by [`Space::create`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ExistingFile {
-    /// An existing file is an error: `O_CREAT | O_EXCL`.
-    Refuse,
-    /// The new file replaces an existing one: `O_TRUNC`.
-    Replace,
-    /// The new file replaces an existing one that has no bytes.
-    ReplaceEmpty,
+/// Longest name that a directory entry of the header has room for, in bytes.
+pub(crate) const NAME_BYTES_MAX: usize = 255;
+
+/// Refuses a name that a directory entry of the header has no room for.
+pub(crate) fn check_name(name: &OsStr) -> CallResult<()> {
+    if name.len() <= NAME_BYTES_MAX {
+        return Ok(());
+    }
+    let message = format!("{} is longer than {NAME_BYTES_MAX} bytes", Path::new(name).display());
+    Err(Failure::new(FailureKind::InvalidArgument, Errno::NAMETOOLONG, message))
 }
 
-/// The right to create one name, which [`Space::claim_name`] gives.
+/// The right to give one name to a file or directory, from [`Space::claim_name`].
 struct ClaimedName<'a> {
     space: &'a Space,
     path: PathBuf,
@@ -238,21 +245,32 @@ impl Space {
     }
 
     /// Closes the tiers of this number. Errors: `EBUSY` while C holds files, directories or locks
-    /// of them, and then they stay open. After any other error they are closed nevertheless.
+    /// of them, or another call is under way, and then they stay open. After any other error they
+    /// are closed nevertheless.
     pub(crate) fn close(handle: i32) -> CallResult<()> {
-        let space = SPACES.get(handle)?;
-        let held = space.held.load(Ordering::Acquire);
+        let busy = |message: String| Failure::new(FailureKind::Busy, Errno::BUSY, message);
+        let held = SPACES.get(handle)?.held.load(Ordering::Acquire);
         if held > 0 {
             let message = format!("{held} files, directories or locks of the tiers are still open");
-            return Err(Failure::new(FailureKind::Busy, Errno::BUSY, message));
+            return Err(busy(message));
         }
-        SPACES.remove(handle)?.tiers.close().map_err(Failure::from)
+        // A call that is under way may open a file.
+        let Some(space) = SPACES.remove_unused(handle)? else {
+            return Err(busy("another call on the tiers is still running".to_owned()));
+        };
+        space.tiers.close().map_err(Failure::from)
     }
 
     /// Refuses a path that does not lie in the tiers.
     pub(crate) fn own<'a>(&self, path: &'a Path) -> CallResult<&'a Path> {
         self.tiers.is_dir(path)?;
         Ok(path)
+    }
+
+    /// Refuses a path with a name below the root that no directory could list.
+    fn check_names(&self, path: &Path) -> CallResult<()> {
+        let below = path.strip_prefix(self.tiers.root()).unwrap_or(path);
+        below.components().try_for_each(|part| check_name(part.as_os_str()))
     }
 
     /// Facts about a file. Its length covers what was appended to it.
@@ -294,9 +312,9 @@ impl Space {
         self.growing.lock().get(&id).and_then(Weak::upgrade)
     }
 
-    /// Waits until no other thread creates a file or directory of this name. Threads with other
-    /// names go on, because a table may wait for a write slot, and the log must not wait for the
-    /// table.
+    /// Waits until no other thread gives this name to a file or directory. Threads with other names
+    /// go on, because a table may wait for a write slot, and the log must not wait for the table.
+    /// A thread claims one name at a time, so claims do not wait for each other in a circle.
     fn claim_name(&self, path: &Path) -> ClaimedName<'_> {
         // Different spellings of a path must be equal.
         let path: PathBuf = path.components().collect();
@@ -308,30 +326,50 @@ impl Space {
         ClaimedName { space: self, path }
     }
 
-    /// Creates a new file, or replaces an old one as `existing` says. Errors: `EEXIST` if the file
-    /// must be new, and `EOPNOTSUPP` if it has bytes and must not be replaced.
+    /// Refuses a file that has bytes, or that a handle writes.
+    fn refuse_used(&self, path: &Path) -> CallResult<()> {
+        let (file, growing) = match self.find(path) {
+            Err(failure) if failure.kind == FailureKind::NotFound => return Ok(()),
+            found => found?,
+        };
+        // The length is asked for afterwards, so it is the final one if nobody writes the file.
+        let is_written = file.is_written();
+        let len = match growing {
+            Some(growing) => growing.len(),
+            None => file.length()?,
+        };
+        let name = path.display();
+        if len > 0 {
+            return Err(Failure::unsupported(format!(
+                "{name} has bytes already: files are written once, front to back (O_TRUNC replaces it)"
+            )));
+        }
+        if is_written {
+            let message =
+                format!("{name} is being written by another handle (O_TRUNC replaces it)");
+            return Err(Failure::new(FailureKind::Busy, Errno::BUSY, message));
+        }
+        Ok(())
+    }
+
+    /// Creates a new file, or replaces an old one as `existing` says. Without `truncates`, it
+    /// replaces only an empty file that no handle writes. Errors: `EEXIST` if the file must be new,
+    /// `ENOENT` if it must exist, and without `truncates` `EOPNOTSUPP` if it has bytes, and `EBUSY`
+    /// if a handle writes it.
     pub(crate) fn create(
         &self,
         path: &Path,
         context: IoContext,
         options: CreateOptions,
         existing: ExistingFile,
+        truncates: bool,
     ) -> CallResult<Arc<GrowingFile>> {
+        self.check_names(self.own(path)?)?;
         let _claimed = self.claim_name(path);
-        if self.tiers.exists(self.own(path)?)? && !self.tiers.is_dir(path)? {
-            let failed = |kind: std::io::ErrorKind| Error::io("create", path, kind.into());
-            if existing == ExistingFile::Refuse {
-                return Err(failed(std::io::ErrorKind::AlreadyExists).into());
-            }
-            if existing != ExistingFile::Replace && self.tiers.len(path)? > 0 {
-                return Err(Failure::unsupported(format!(
-                    "{} has bytes already: files are written once, front to back (O_TRUNC replaces it)",
-                    path.display()
-                )));
-            }
+        if !truncates && existing != ExistingFile::Refuse {
+            self.refuse_used(path)?;
         }
-        let writer = self.tiers.create(path, context, options)?;
-        let file = self.tiers.file(path)?;
+        let (writer, file) = self.tiers.create_file(path, context, options, existing)?;
         let id = file.id();
         let growing = Arc::new(GrowingFile {
             file,
@@ -351,7 +389,8 @@ impl Space {
     /// Renames a file, or a directory with its contents.
     pub(crate) fn rename(&self, from: &Path, to: &Path) -> CallResult<()> {
         let (from, to) = (self.own(from)?, self.own(to)?);
-        // A thread that creates a file of that name looks for it by name.
+        self.check_names(to)?;
+        // A thread that creates a file of that name has checked what it replaces.
         if !self.tiers.is_dir(from)? {
             let _claimed = self.claim_name(to);
             return Ok(self.tiers.rename(from, to)?);
@@ -366,14 +405,23 @@ impl Space {
         Ok(self.tiers.rename_dir(from, to)?)
     }
 
+    /// Gives a file one more name, which may lie outside the tiers.
+    pub(crate) fn link(&self, from: &Path, to: &Path) -> CallResult<()> {
+        let from = self.own(from)?;
+        self.check_names(to)?;
+        let _claimed = self.claim_name(to);
+        Ok(self.tiers.link(from, to)?)
+    }
+
     pub(crate) fn remove(&self, path: &Path) -> CallResult<()> {
         Ok(self.tiers.remove(self.own(path)?)?)
     }
 
     /// Creates a directory and its missing parents.
     pub(crate) fn make_dir(&self, path: &Path) -> CallResult<()> {
+        self.check_names(self.own(path)?)?;
         let _claimed = self.claim_name(path);
-        if self.tiers.exists(self.own(path)?)? {
+        if self.tiers.exists(path)? {
             let kind = std::io::ErrorKind::AlreadyExists;
             return Err(Error::io("create directory", path, kind.into()).into());
         }
@@ -396,7 +444,101 @@ impl Space {
     }
 
     pub(crate) fn lock(self: &Arc<Self>, path: &Path) -> CallResult<i32> {
-        let lock = self.tiers.lock(self.own(path)?)?;
+        self.check_names(self.own(path)?)?;
+        // The tiers create a file of this name if there is none.
+        let _claimed = self.claim_name(path);
+        let lock = self.tiers.lock(path)?;
         Ok(LOCKS.insert(Arc::new(Lock { _lock: lock, _held: HeldBySpace::by(self) })))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use archipelago_env::GroupAccess;
+    use archipelago_tier::DeviceKind;
+
+    use super::*;
+    use crate::context::UNKNOWN;
+
+    fn opened(dir: &Path) -> i32 {
+        let options = Options {
+            root: Path::new("tiers:"),
+            fast_levels: None,
+            must_exist: false,
+            group_access: GroupAccess::None,
+        };
+        let device = DeviceSettings::new(dir.join("only"), DeviceKind::Directory).creating();
+        Space::open(&[device], options).unwrap()
+    }
+
+    fn created(space: &Space, path: &Path, existing: ExistingFile) -> CallResult<()> {
+        let options = CreateOptions::default();
+        let growing = space.create(path, UNKNOWN.io, options, existing, false)?;
+        space.end(&growing);
+        Ok(())
+    }
+
+    #[test]
+    fn name_is_given_once_by_creations_and_links() {
+        let dir = tempfile::tempdir().unwrap();
+        let handle = opened(dir.path());
+        let space = SPACES.get(handle).unwrap();
+        let other = Path::new("tiers:/other");
+        created(&space, other, ExistingFile::Refuse).unwrap();
+        for round in 0..100 {
+            let path = PathBuf::from(format!("tiers:/{round}"));
+            let create = || created(&space, &path, ExistingFile::Refuse).is_ok();
+            let (one, two, linked) = std::thread::scope(|scope| {
+                let one = scope.spawn(create);
+                let two = scope.spawn(create);
+                let linked = scope.spawn(|| space.link(other, &path).is_ok());
+                (one.join().unwrap(), two.join().unwrap(), linked.join().unwrap())
+            });
+            let given = [one, two, linked].map(usize::from).iter().sum::<usize>();
+            assert_eq!(given, 1, "round {round}: {one} {two} {linked}");
+            assert_eq!(
+                space.file_info(&path).unwrap().id == space.file_info(other).unwrap().id,
+                linked
+            );
+        }
+        drop(space);
+        Space::close(handle).unwrap();
+    }
+
+    #[test]
+    fn creation_succeeds_although_its_name_is_taken_away() {
+        let dir = tempfile::tempdir().unwrap();
+        let handle = opened(dir.path());
+        let space = SPACES.get(handle).unwrap();
+        let (path, renamed) = (Path::new("tiers:/a"), Path::new("tiers:/b"));
+        for round in 0..100 {
+            let result = std::thread::scope(|scope| {
+                let creation = scope.spawn(|| created(&space, path, ExistingFile::Refuse));
+                scope.spawn(|| space.remove(path).is_ok());
+                scope.spawn(|| space.rename(path, renamed).is_ok());
+                creation.join().unwrap()
+            });
+            assert!(result.is_ok(), "round {round}: {result:?}");
+            // The other threads came first, or one of them took the name.
+            let _taken = space.remove(path);
+        }
+        let missing = created(&space, path, ExistingFile::Require).unwrap_err();
+        assert_eq!(missing.errno, Errno::NOENT);
+        drop(space);
+        Space::close(handle).unwrap();
+    }
+
+    #[test]
+    fn tiers_stay_open_while_a_call_is_under_way() {
+        let dir = tempfile::tempdir().unwrap();
+        let handle = opened(dir.path());
+        let call = SPACES.get(handle).unwrap();
+        let refused = Space::close(handle).unwrap_err();
+        assert_eq!((refused.kind, refused.errno), (FailureKind::Busy, Errno::BUSY));
+        assert!(refused.message.contains("still running"), "{}", refused.message);
+        created(&call, Path::new("tiers:/a"), ExistingFile::Refuse).unwrap();
+        drop(call);
+        Space::close(handle).unwrap();
+        assert_eq!(Space::close(handle).unwrap_err().errno, Errno::BADF);
     }
 }

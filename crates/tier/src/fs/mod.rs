@@ -65,11 +65,28 @@ pub struct TieredFs {
     pub(crate) threads: Mutex<Vec<Joiner>>,
 }
 
-/// What a creation does with a file that has its name already.
+/// What a creation does with a file that has its name already. It is decided when the name is
+/// given, so it is exact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ExistingFile {
+pub enum ExistingFile {
+    /// The new file replaces it, if there is one.
     Replace,
+    /// The creation fails with [`AlreadyExists`](std::io::ErrorKind::AlreadyExists).
     Refuse,
+    /// The new file replaces it. Without one, the creation fails with
+    /// [`NotFound`](std::io::ErrorKind::NotFound).
+    Require,
+}
+
+impl ExistingFile {
+    /// The error of a creation whose name has a file or has none.
+    fn refusal(self, exists: bool) -> Option<std::io::ErrorKind> {
+        match (self, exists) {
+            (Self::Refuse, true) => Some(std::io::ErrorKind::AlreadyExists),
+            (Self::Require, false) => Some(std::io::ErrorKind::NotFound),
+            _ => None,
+        }
+    }
 }
 
 /// A new physical file, and the slot in which it is written.
@@ -95,8 +112,8 @@ impl TieredFs {
             std::io::ErrorKind::IsADirectory
         } else if path.parent().is_none_or(|dir| !state.is_dir(dir)) {
             std::io::ErrorKind::NotFound
-        } else if existing == ExistingFile::Refuse && state.id(path).is_some() {
-            std::io::ErrorKind::AlreadyExists
+        } else if let Some(cause) = existing.refusal(state.id(path).is_some()) {
+            cause
         } else {
             return Ok(());
         };
@@ -181,14 +198,14 @@ impl TieredFs {
         let writing = self.writing(&entry, Arc::clone(&physical), context, slot);
         let mut names = shared.names.lock();
         let id = entry.id;
-        if existing == ExistingFile::Refuse && names.space.state.id(path).is_some() {
-            // Another creation of the path came first.
+        if let Some(cause) = existing.refusal(names.space.state.id(path).is_some()) {
+            // Another creation or removal of the path came first.
             drop(names);
             physical.device().note_superfluous(&physical.path, id);
             if let Err(error) = physical.device().fs.remove(&physical.path) {
                 tracing::warn!(%error, "a file without a name stays until the next open");
             }
-            return Err(Error::io("create", path, std::io::ErrorKind::AlreadyExists.into()));
+            return Err(Error::io("create", path, cause.into()));
         }
         names.entries.insert(id, Arc::clone(&entry));
         if let Err(error) = shared.commit(&mut names, &Record::File(record)) {
@@ -201,6 +218,34 @@ impl TieredFs {
             return Err(error.context_at(format!("cannot create {}", path.display())));
         }
         Ok(writing)
+    }
+
+    /// Creates a file at a normalised path, and returns its writer and its entry.
+    fn create_entry(
+        &self,
+        path: &Path,
+        context: IoContext,
+        options: CreateOptions,
+        existing: ExistingFile,
+    ) -> Result<(Box<dyn WritableFile>, Arc<Entry>)> {
+        self.check_target("create", path, existing)?;
+        let shared = &self.shared;
+        shared.base_levels.lock().note(context);
+        let (inner, file) =
+            self.make(path, context, options.size_hint_bytes, |device, physical| {
+                let size_hint_bytes = options.size_hint_bytes;
+                let own = shared.create_options(device, context.class, size_hint_bytes);
+                let options = CreateOptions {
+                    direct: options.direct || own.direct,
+                    io_bytes_max: shorter(options.io_bytes_max, own.io_bytes_max),
+                    ..own
+                };
+                device.fs.create(physical, context, options)
+            })?;
+        let writing = self.enter(path, context, file, existing)?;
+        let entry = Arc::clone(&writing.entry);
+        let writer: Box<dyn WritableFile> = Box::new(TierWriter::new(inner, writing));
+        Ok((writer, entry))
     }
 
     /// Begins to write a file: counts the writer on its device and its level.
@@ -337,22 +382,7 @@ impl FileSystem for TieredFs {
             return self.shared.outside.create(path, context, options);
         };
         let existing = if options.exclusive { ExistingFile::Refuse } else { ExistingFile::Replace };
-        self.check_target("create", &path, existing)?;
-        let shared = &self.shared;
-        shared.base_levels.lock().note(context);
-        let (inner, file) =
-            self.make(&path, context, options.size_hint_bytes, |device, physical| {
-                let size_hint_bytes = options.size_hint_bytes;
-                let own = shared.create_options(device, context.class, size_hint_bytes);
-                let options = CreateOptions {
-                    direct: options.direct || own.direct,
-                    io_bytes_max: shorter(options.io_bytes_max, own.io_bytes_max),
-                    ..own
-                };
-                device.fs.create(physical, context, options)
-            })?;
-        let writing = self.enter(&path, context, file, existing)?;
-        Ok(Box::new(TierWriter::new(inner, writing)))
+        self.create_entry(&path, context, options, existing).map(|(writer, _)| writer)
     }
 
     fn open(

@@ -245,7 +245,7 @@ fn replay(
         }
         state
             .apply(record)
-            .map_err(|why| Error::corrupt(dir, *offset, format!("the namespace: {why}")))?;
+            .map_err(|no| Error::corrupt(dir, *offset, format!("the namespace: {}", no.why)))?;
     }
     if lost {
         tracing::info!("changes of names that were not synced were lost");
@@ -284,7 +284,7 @@ fn join_devices(
         let one = &mut found[index];
         let path = one.parts.settings.path.display().to_string();
         let record = DeviceRecord { no, name: one.name.clone(), path };
-        state.apply(&Record::Device(record)).map_err(Error::invalid)?;
+        state.apply(&Record::Device(record))?;
         one.identity.get_or_insert_with(|| Identity {
             namespace: id,
             no,

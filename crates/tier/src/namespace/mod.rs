@@ -182,10 +182,10 @@ impl Namespace {
     }
 
     /// Carries out a change and appends its record. A change that could not be recorded is part of
-    /// the next generation ([`Namespace::renew`]). Errors: `InvalidArgument` for a change that
-    /// contradicts the state, which stays as it was.
+    /// the next generation ([`Namespace::renew`]). Errors: the refusal of a change that contradicts
+    /// the state, which stays as it was.
     pub(crate) fn commit(&mut self, record: &Record) -> Result<Committed> {
-        let gone = self.state.apply(record).map_err(Error::invalid)?;
+        let gone = self.state.apply(record)?;
         let recorded = if self.log.has_failed() {
             Err(Error::new(ErrorKind::Io, "the namespace's log failed before"))
         } else {

@@ -14,6 +14,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use archipelago_env::names::{NameTree, Refusal};
@@ -29,6 +30,15 @@ pub(crate) enum Gone {
     Moved(u64, FilePlace),
     /// A copy was dropped: the id of its file, and its number.
     Copy(u64, u64),
+}
+
+/// The refusal of a record that contradicts the state in another way than by its names.
+fn contradiction(why: String) -> Refusal {
+    Refusal { kind: ErrorKind::InvalidInput, why }
+}
+
+fn no_file(id: u64) -> Refusal {
+    contradiction(format!("there is no file {id}"))
 }
 
 /// The state of the namespace.
@@ -49,7 +59,7 @@ pub(crate) struct NamespaceState {
 impl NamespaceState {
     /// Carries out a change. Returns the physical files that it made superfluous, or the reason why
     /// it is refused.
-    pub(crate) fn apply(&mut self, record: &Record) -> Result<Vec<Gone>, String> {
+    pub(crate) fn apply(&mut self, record: &Record) -> Result<Vec<Gone>, Refusal> {
         let mut gone = Vec::new();
         match record {
             Record::Device(device) => {
@@ -64,26 +74,25 @@ impl NamespaceState {
                 self.lose_name(id, path, &mut gone);
             }
             Record::Move { file, to } => {
-                let found =
-                    self.files.get_mut(file).ok_or_else(|| format!("there is no file {file}"))?;
+                let found = self.files.get_mut(file).ok_or_else(|| no_file(*file))?;
                 gone.push(Gone::Moved(*file, found.place));
                 found.place = *to;
                 self.use_number(to.number);
             }
             Record::Level { file, level } => {
-                let found =
-                    self.files.get_mut(file).ok_or_else(|| format!("there is no file {file}"))?;
+                let found = self.files.get_mut(file).ok_or_else(|| no_file(*file))?;
                 found.level = Some(*level);
             }
             Record::CopyAdded(copy) => {
                 if !self.files.contains_key(&copy.file) {
-                    return Err(format!("there is no file {}", copy.file));
+                    return Err(no_file(copy.file));
                 }
                 self.use_number(copy.number);
                 self.copies.insert(copy.number, copy.clone());
             }
             Record::CopyDropped { number } => {
-                let copy = self.copies.remove(number).ok_or_else(|| format!("no copy {number}"))?;
+                let none = || contradiction(format!("no copy {number}"));
+                let copy = self.copies.remove(number).ok_or_else(none)?;
                 gone.push(Gone::Copy(copy.file, *number));
             }
             Record::MakeDir { path } => drop(self.names.make_dirs(path)?),
@@ -97,12 +106,12 @@ impl NamespaceState {
         self.next = self.next.max(number.saturating_add(1));
     }
 
-    fn add_file(&mut self, file: &FileRecord, gone: &mut Vec<Gone>) -> Result<(), String> {
+    fn add_file(&mut self, file: &FileRecord, gone: &mut Vec<Gone>) -> Result<(), Refusal> {
         if self.files.contains_key(&file.id) {
-            return Err(format!("there is a file {} already", file.id));
+            return Err(contradiction(format!("there is a file {} already", file.id)));
         }
         if file.names.is_empty() {
-            return Err(format!("file {} has no name", file.id));
+            return Err(contradiction(format!("file {} has no name", file.id)));
         }
         file.names.iter().try_for_each(|name| self.names.check_target(name))?;
         self.use_number(file.id.max(file.place.number));
@@ -131,7 +140,7 @@ impl NamespaceState {
         }
     }
 
-    fn rename(&mut self, from: &Path, to: &Path, gone: &mut Vec<Gone>) -> Result<(), String> {
+    fn rename(&mut self, from: &Path, to: &Path, gone: &mut Vec<Gone>) -> Result<(), Refusal> {
         if self.names.is_dir(from) {
             return self.rename_dir(from, to);
         }
@@ -152,7 +161,7 @@ impl NamespaceState {
 
     /// Renames a directory with all files in it. It may replace an empty directory. Cost: linear in
     /// the names below it.
-    fn rename_dir(&mut self, from: &Path, to: &Path) -> Result<(), String> {
+    fn rename_dir(&mut self, from: &Path, to: &Path) -> Result<(), Refusal> {
         for moved in self.names.rename_dir(from, to)? {
             let file = self.files.get_mut(&moved.id);
             let held =
@@ -169,11 +178,11 @@ impl NamespaceState {
         self.names.check_dir_target(from, to)
     }
 
-    fn link(&mut self, from: &Path, to: &Path) -> Result<(), String> {
+    fn link(&mut self, from: &Path, to: &Path) -> Result<(), Refusal> {
         let id = self.names.find(from)?;
         self.names.check_target(to)?;
         if self.names.id(to).is_some() {
-            return Err(format!("{} exists already", to.display()));
+            return Err(Refusal::of(ErrorKind::AlreadyExists, to, "exists already"));
         }
         self.names.insert(to, id);
         if let Some(file) = self.files.get_mut(&id) {
@@ -182,7 +191,7 @@ impl NamespaceState {
         Ok(())
     }
 
-    fn remove_tree(&mut self, path: &Path, gone: &mut Vec<Gone>) -> Result<(), String> {
+    fn remove_tree(&mut self, path: &Path, gone: &mut Vec<Gone>) -> Result<(), Refusal> {
         let removed = self.names.remove_tree(path)?;
         for (name, id) in removed.names() {
             self.lose_name(id, &name, gone);

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
+use std::io::ErrorKind as IoKind;
 use std::path::{Path, PathBuf};
 
 use archipelago_base::ErrorKind;
@@ -168,21 +169,25 @@ fn snapshot_rebuilds_the_state() {
     assert_eq!(format!("{:?}", again.snapshot()), format!("{:?}", state.snapshot()));
     assert_eq!(state.next, 9);
     let before = format!("{:?}", state.snapshot());
-    for refused in [
-        Record::Remove { path: "/db/none".into() },
-        Record::Rename { from: "/db/none".into(), to: "/db/x".into() },
-        Record::Rename { from: "/db/linked".into(), to: "/none/x".into() },
-        Record::Rename { from: "/db".into(), to: "/db/x".into() },
-        Record::Rename { from: "/db".into(), to: "/none/x".into() },
-        Record::Rename { from: "/".into(), to: "/db2".into() },
-        Record::Rename { from: "/db".into(), to: "/db/..".into() },
-        Record::Link { from: "/db/linked".into(), to: "/db/renamed".into() },
-        Record::MakeDir { path: "/db/linked/x".into() },
-        Record::Level { file: 99, level: 1 },
-        Record::CopyDropped { number: 99 },
-        made(1),
+    let rename = |from: &str, to: &str| Record::Rename { from: from.into(), to: to.into() };
+    for (refused, kind) in [
+        (Record::Remove { path: "/db/none".into() }, IoKind::NotFound),
+        (rename("/db/none", "/db/x"), IoKind::NotFound),
+        (rename("/db/linked", "/none/x"), IoKind::NotFound),
+        (rename("/db", "/db/x"), IoKind::InvalidInput),
+        (rename("/db", "/none/x"), IoKind::NotFound),
+        (rename("/", "/db2"), IoKind::InvalidInput),
+        (rename("/db", "/db/.."), IoKind::InvalidInput),
+        (
+            Record::Link { from: "/db/linked".into(), to: "/db/renamed".into() },
+            IoKind::AlreadyExists,
+        ),
+        (Record::MakeDir { path: "/db/linked/x".into() }, IoKind::NotADirectory),
+        (Record::Level { file: 99, level: 1 }, IoKind::InvalidInput),
+        (Record::CopyDropped { number: 99 }, IoKind::InvalidInput),
+        (made(1), IoKind::InvalidInput),
     ] {
-        assert!(state.apply(&refused).is_err(), "{refused:?}");
+        assert_eq!(state.apply(&refused).unwrap_err().kind, kind, "{refused:?}");
         assert_eq!(format!("{:?}", state.snapshot()), before);
     }
     let gone = state.apply(&Record::Remove { path: "/db/linked".into() }).unwrap();

@@ -6,12 +6,11 @@ use std::path::Path;
 
 use archipelago_env::{FileClass, FileSystem as _, IoContext, IoPurpose};
 use archipelago_tier::{FileInfo, TierDirEntry};
-use rustix::io::Errno;
 
 use crate::context::{RawContext, class_number, level_of};
-use crate::failure::{CallResult, Failure, FailureKind, guard};
+use crate::failure::{CallResult, Failure, guard};
 use crate::ffi::{context, give, path};
-use crate::space::{DIRS, LOCKS, SPACES};
+use crate::space::{DIRS, LOCKS, NAME_BYTES_MAX, SPACES, check_name};
 
 /// `archipelago_stat_t` of the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,9 +69,6 @@ impl RawStat {
     }
 }
 
-/// Longest name that a directory entry has room for.
-const NAME_BYTES_MAX: usize = 255;
-
 /// `archipelago_dirent` of the header.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -87,12 +83,8 @@ const _: () = assert!(size_of::<RawEntry>() == 272);
 
 impl RawEntry {
     fn of(entry: &TierDirEntry) -> CallResult<Self> {
+        check_name(&entry.name)?;
         let bytes = entry.name.as_bytes();
-        if bytes.len() > NAME_BYTES_MAX {
-            let name = Path::new(&entry.name).display();
-            let message = format!("{name} is longer than {NAME_BYTES_MAX} bytes");
-            return Err(Failure::new(FailureKind::InvalidArgument, Errno::NAMETOOLONG, message));
-        }
         let mut name = [0; NAME_BYTES_MAX + 1];
         name[..bytes.len()].copy_from_slice(bytes);
         Ok(Self { size: entry.len, is_directory: c_int::from(entry.is_dir), reserved: 0, name })
@@ -176,11 +168,9 @@ pub(crate) unsafe extern "C" fn archipelago_link(
     to: *const c_char,
 ) -> c_int {
     guard(-1, || {
-        let space = SPACES.get(tiers)?;
         // SAFETY: the caller obeys the contract of `crate::calls`.
         let (from, to) = unsafe { (path("from", from)?, path("to", to)?) };
-        space.tiers.link(space.own(from)?, to)?;
-        Ok(0)
+        SPACES.get(tiers)?.link(from, to).map(|()| 0)
     })
 }
 

@@ -283,6 +283,52 @@ static void a_log(int tiers) {
   is_closed_though_read(tiers, reader);
 }
 
+/* Without O_TRUNC an open replaces a file only if it is empty and no handle writes it. */
+static void empty_files(int tiers) {
+  archipelago_stat_t before, after;
+  int other, writer = archipelago_open(tiers, "tiers:/db/empty", O_WRONLY | O_CREAT, NULL);
+  IS(writer > 0 && archipelago_stat(tiers, "tiers:/db/empty", &before) == 0);
+  FAILS(archipelago_open(tiers, "tiers:/db/empty", O_WRONLY | O_CREAT, NULL), EBUSY, ARCHIPELAGO_ERROR_BUSY,
+        "being written");
+  FAILS(archipelago_open(tiers, "tiers:/db/empty", O_WRONLY, NULL), EBUSY, ARCHIPELAGO_ERROR_BUSY, "being written");
+  IS(archipelago_stat(tiers, "tiers:/db/empty", &after) == 0 && after.file_id == before.file_id);
+  write_all(writer, "x");
+  FAILS(archipelago_open(tiers, "tiers:/db/empty", O_WRONLY, NULL), EOPNOTSUPP, ARCHIPELAGO_ERROR_UNSUPPORTED,
+        "O_TRUNC");
+  other = archipelago_open(tiers, "tiers:/db/empty", O_WRONLY | O_TRUNC, NULL);
+  IS(other > 0 && archipelago_close(writer) == 0 && archipelago_close(other) == 0);
+  IS(archipelago_stat(tiers, "tiers:/db/empty", &before) == 0 && before.size == 0);
+  writer = archipelago_open(tiers, "tiers:/db/empty", O_WRONLY, NULL);
+  IS(writer > 0 && archipelago_stat(tiers, "tiers:/db/empty", &after) == 0 && after.file_id != before.file_id);
+  IS(archipelago_close(writer) == 0 && archipelago_unlink(tiers, "tiers:/db/empty") == 0);
+  FAILS(archipelago_open(tiers, "tiers:/db/empty", O_WRONLY | O_TRUNC, NULL), ENOENT, ARCHIPELAGO_ERROR_NOT_FOUND,
+        "empty");
+}
+
+/* A name has at most the 255 bytes that an entry of a directory has room for. */
+static void long_names(int tiers) {
+  char longest[300] = "tiers:/long/", too_long[400], below[500];
+  archipelago_dirent entry;
+  int file, dir;
+  memset(longest + strlen(longest), 'n', 255);
+  snprintf(too_long, sizeof too_long, "%sn", longest);
+  snprintf(below, sizeof below, "%s/x", too_long);
+  IS(archipelago_mkdir(tiers, "tiers:/long") == 0);
+  file = archipelago_open(tiers, longest, O_WRONLY | O_CREAT, NULL);
+  IS(file > 0 && archipelago_close(file) == 0);
+  FAILS(archipelago_open(tiers, too_long, O_WRONLY | O_CREAT, NULL), ENAMETOOLONG, INVALID, "longer than 255");
+  FAILS(archipelago_rename(tiers, longest, too_long), ENAMETOOLONG, INVALID, "longer than 255");
+  FAILS(archipelago_rename(tiers, "tiers:/long", too_long), ENAMETOOLONG, INVALID, "longer than 255");
+  FAILS(archipelago_link(tiers, longest, too_long), ENAMETOOLONG, INVALID, "longer than 255");
+  FAILS(archipelago_mkdir(tiers, too_long), ENAMETOOLONG, INVALID, "longer than 255");
+  FAILS(archipelago_mkdir(tiers, below), ENAMETOOLONG, INVALID, "longer than 255");
+  FAILS(archipelago_lock(tiers, too_long), ENAMETOOLONG, INVALID, "longer than 255");
+  dir = archipelago_opendir(tiers, "tiers:/long");
+  IS(dir > 0 && archipelago_readdir(dir, &entry) == 1 && strcmp(entry.name, strrchr(longest, '/') + 1) == 0);
+  IS(archipelago_readdir(dir, &entry) == 0 && archipelago_closedir(dir) == 0);
+  IS(archipelago_unlink(tiers, longest) == 0 && archipelago_rmdir(tiers, "tiers:/long") == 0);
+}
+
 static void not_opened(int tiers) {
   archipelago_context context = ARCHIPELAGO_CONTEXT_INIT;
   context.file_class = ARCHIPELAGO_CLASS_LOG;
@@ -293,6 +339,7 @@ static void not_opened(int tiers) {
   FAILS(archipelago_open(tiers, "tiers:/db", O_RDONLY, NULL), EISDIR, ARCHIPELAGO_ERROR_IO, "tiers:/db");
   FAILS(archipelago_open(tiers, "tiers:/no/dir", O_WRONLY | O_CREAT, NULL), ENOENT, ARCHIPELAGO_ERROR_NOT_FOUND,
         "dir");
+  FAILS(archipelago_mkdir(tiers, "tiers:/db/2.log/x"), ENOTDIR, ARCHIPELAGO_ERROR_IO, "is a file");
   FAILS(archipelago_open(tiers, "/etc/passwd", O_RDONLY, NULL), EINVAL, INVALID, "begin with tiers:");
   FAILS(archipelago_open(tiers, "tiers:/x", O_RDONLY | O_TRUNC, NULL), EINVAL, INVALID, "O_TRUNC");
   FAILS(archipelago_open(tiers, "tiers:/x", O_WRONLY | O_CREAT | O_NONBLOCK, NULL), EINVAL, INVALID, "open flags");
@@ -599,6 +646,8 @@ int main(int count, char **arguments) {
   renamed_directories(tiers);
   a_log(tiers);
   not_opened(tiers);
+  empty_files(tiers);
+  long_names(tiers);
   without_a_name(tiers);
   tables(tiers);
   locks_and_reports(tiers);

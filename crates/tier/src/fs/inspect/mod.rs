@@ -14,11 +14,11 @@ use std::sync::atomic::Ordering;
 
 use archipelago_base::{Error, Result};
 use archipelago_env::names::Refusal;
-use archipelago_env::{FileClass, IoContext, OpenOptions, RandomFile};
+use archipelago_env::{CreateOptions, FileClass, IoContext, OpenOptions, RandomFile, WritableFile};
 
 use super::entry::Entry;
 use super::shared::{Names, OpenTiers, is_direct};
-use super::{TieredFs, file_len, modified_ms};
+use super::{ExistingFile, TieredFs, file_len, modified_ms};
 use crate::namespace::record::Record;
 use crate::settings::DeviceKind;
 
@@ -147,6 +147,23 @@ impl TieredFs {
         let path = self.own(path)?;
         let entry = self.shared.entry("find", &path)?;
         Ok(TierFile { shared: Arc::clone(&self.shared), entry, path })
+    }
+
+    /// Creates a file at `path`, a path below the root, as
+    /// [`archipelago_env::FileSystem::create`] does, and returns its writer and the file itself,
+    /// whatever name it has by then. `existing` has the place of [`CreateOptions::exclusive`].
+    /// Errors: those of `existing`; `NotFound` without the directory; `Io` for a directory; those
+    /// of the devices.
+    pub fn create_file(
+        &self,
+        path: &Path,
+        context: IoContext,
+        options: CreateOptions,
+        existing: ExistingFile,
+    ) -> Result<(Box<dyn WritableFile>, TierFile)> {
+        let path = self.own(path)?;
+        let (writer, entry) = self.create_entry(&path, context, options, existing)?;
+        Ok((writer, TierFile { shared: Arc::clone(&self.shared), entry, path }))
     }
 
     /// Place and properties of the file at `path`, a path below the root. Errors: `NotFound`; `Io`

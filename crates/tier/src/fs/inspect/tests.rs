@@ -233,3 +233,47 @@ fn only_an_empty_directory_is_removed() {
     let upwards = tiers.create_dir_all(Path::new("tiers:/a/..")).unwrap_err();
     assert_eq!(upwards.kind(), ErrorKind::InvalidArgument);
 }
+
+#[test]
+fn refused_change_of_names_keeps_its_error() {
+    let tiers = tiers();
+    tiers.create_dir_all(tiers.root()).unwrap();
+    let path = Path::new("tiers:/file");
+    let context = IoContext::manifest(IoPurpose::ForegroundWrite);
+    drop(tiers.create(path, context, CreateOptions::default()).unwrap());
+    let refused = |dir: &str| {
+        let error = tiers.create_dir_all(Path::new(dir)).unwrap_err();
+        (error.kind(), error.io_kind())
+    };
+    let io = |kind| (ErrorKind::Io, Some(kind));
+    assert_eq!(refused("tiers:/file/x"), io(std::io::ErrorKind::NotADirectory));
+    assert_eq!(refused("tiers:/file"), io(std::io::ErrorKind::AlreadyExists));
+}
+
+#[test]
+fn created_file_is_returned_and_what_had_its_name_decides() {
+    let tiers = tiers();
+    tiers.create_dir_all(tiers.root()).unwrap();
+    let (path, other) = (Path::new("tiers:/7.sst"), Path::new("tiers:/8.sst"));
+    let context = IoContext::sst(IoPurpose::Flush, 0);
+    let create = |existing: ExistingFile| {
+        tiers.create_file(path, context, CreateOptions::default(), existing)
+    };
+    let refused = |existing: ExistingFile| create(existing).unwrap_err().io_kind();
+    assert_eq!(refused(ExistingFile::Require), Some(std::io::ErrorKind::NotFound));
+    let (writer, first) = create(ExistingFile::Refuse).unwrap();
+    assert_eq!(refused(ExistingFile::Refuse), Some(std::io::ErrorKind::AlreadyExists));
+    assert_eq!(first.id(), tiers.file_info(path).unwrap().id);
+    assert!(first.is_written());
+    tiers.rename(path, other).unwrap();
+    drop(writer);
+    assert_eq!((first.id(), first.is_written()), (tiers.file_info(other).unwrap().id, false));
+    let (_, second) = create(ExistingFile::Replace).unwrap();
+    let (_, third) = create(ExistingFile::Require).unwrap();
+    assert_ne!(second.id(), third.id());
+    assert_eq!(tiers.file_info(path).unwrap().id, third.id());
+    let elsewhere = Path::new("/elsewhere");
+    let options = CreateOptions::default();
+    let outside = tiers.create_file(elsewhere, context, options, ExistingFile::Replace);
+    assert_eq!(outside.unwrap_err().kind(), ErrorKind::InvalidArgument);
+}

@@ -33,7 +33,7 @@ use std::time::Duration;
 
 use archipelago_base::runtime::Runtime;
 use archipelago_base::{Epoch, Error, Result};
-use archipelago_fabric::{Batch, ClientId, NodeId, Reach, Reason, Refusal, Route};
+use archipelago_fabric::{ClientId, NodeId, Reach, Reason, Refusal, Route};
 use parking_lot::{Mutex, RwLock};
 
 use crate::address::{Address, BlockId};
@@ -236,10 +236,15 @@ impl PoolClient {
             return Err(Refused::from(Why::NotOwner).error(format!("release of block {block}")));
         };
         shared.forget(block);
-        match shared.ask_manager(&message, shared.until_ns()).await? {
+        let answer = shared.ask_manager(&message, shared.until_ns()).await?;
+        match &answer {
             // A manager that collects reports refuses the release, and the renewals repeat it.
-            Message::Done {} | Message::Refuse { .. } => Ok(()),
-            other => Err(unexpected(&other)),
+            Message::Done {} | Message::Refuse { .. } => {
+                let now_ns = shared.now_ns();
+                shared.membership.lock().on_released(now_ns, block, &answer);
+                Ok(())
+            }
+            other => Err(unexpected(other)),
         }
     }
 
@@ -305,7 +310,8 @@ impl PoolClient {
         }
     }
 
-    /// Reads `len` bytes from the first copy that answers.
+    /// Reads `len` bytes from the first copy that answers. A range beyond the limit of a batch
+    /// (8 MiB) is read in parts, all of them from that copy.
     pub async fn read(&self, address: Address, len: u32) -> Result<Vec<u8>> {
         let shared = self.shared();
         let until_ns = shared.until_ns();
@@ -313,13 +319,9 @@ impl PoolClient {
             let open = shared.open(address.block, until_ns, false).await?;
             let mut last = None;
             for copy in &open.copies {
-                let mut batch = Batch::new();
-                batch.set_deadline(shared.options.pace.request);
-                batch.read(copy.region, address.offset, len);
-                let batch = copy.link.post(batch).await;
-                match batch.refusal() {
-                    None => return Ok(batch.data(0).to_vec()),
-                    Some((_, refusal)) => last = Some(refusal),
+                match copy.read(address.offset, len, shared.options.pace.request).await {
+                    Ok(bytes) => return Ok(bytes),
+                    Err(refusal) => last = Some(refusal),
                 }
             }
             let refusal = last.unwrap_or(Refusal::new(Reason::Disconnected));
@@ -524,11 +526,10 @@ impl ClientState {
         {
             return Err(refused.error("renewal of the lease"));
         }
-        let (left, evicted, again) = {
+        let (left, evicted) = {
             let mut membership = self.membership.lock();
             membership.on_renewed(sent_ns, &answer);
-            let left = membership.take_left();
-            (left, membership.is_evicted(), membership.to_release())
+            (membership.take_left(), membership.is_evicted())
         };
         if evicted {
             self.close();
@@ -539,17 +540,28 @@ impl ClientState {
             self.leave_node(place);
         }
         self.leave_revoked();
-        for message in again {
-            let Message::Release { block, .. } = message else { continue };
-            if let Message::Refuse { refused } = self.ask_once(&message).await?
-                && matches!(refused.why, Why::UnknownBlock | Why::NotOwner)
-            {
-                self.membership.lock().released(block);
+        self.release_again().await
+    }
+
+    /// Repeats releases, until the next renewal is due at the latest.
+    async fn release_again(&self) -> Result<()> {
+        let (again, renew_ns) = {
+            let membership = self.membership.lock();
+            (membership.to_release(self.now_ns()), membership.renew_ns())
+        };
+        for (block, message) in again {
+            if self.now_ns() >= renew_ns {
+                break;
             }
+            let answer = self.ask_once(&message).await?;
+            let now_ns = self.now_ns();
+            self.membership.lock().on_released(now_ns, block, &answer);
         }
         Ok(())
     }
 
+    /// Renews the lease until the client was evicted or has left. Then it detaches all blocks,
+    /// because over shared memory other members wait for that.
     async fn keep_renewing(&self) {
         while !self.is_over() {
             let renew_ns = self.membership.lock().renew_ns();
@@ -561,11 +573,12 @@ impl ClientState {
             while let Err(error) = self.renew().await {
                 tracing::debug!(%error, "the lease was not renewed");
                 if self.is_over() {
-                    return;
+                    break;
                 }
                 self.runtime.sleep(self.options.pace.renewal).await;
             }
         }
+        self.close();
     }
 
     async fn leave(&self) {

@@ -8,12 +8,14 @@
 //! 2. The client acts on a new version of the members before its next renewal confirms the version.
 //! 3. An evicted client stays evicted. Its process joins again under a new id.
 //! 4. A released block is not reported as adopted, even if a manager has forgotten the release.
+//! 5. A release is repeated until the manager says that the block is gone. A manager that promised
+//!    to free the block gets a lease for that. So outstanding releases do not delay renewals.
 //!
 //! Thread-safety: none; [`Published`] holds a copy that is read without the client's lock.
 //! Failure: none. An answer of an older term is ignored.
 //! Cost: O(number of members and owned blocks) for an answer that brings them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -26,6 +28,8 @@ use crate::wire::{BlockAt, Member, Message, Why};
 
 /// Renewals per lease.
 const RENEWALS: u64 = 3;
+/// Limit of the releases that one renewal repeats.
+const RELEASES_MAX: usize = 16;
 
 /// A change of the blocks that a client owns, which another member caused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +60,16 @@ impl Published {
     }
 }
 
+/// What a client knows of a release that it must repeat.
+#[derive(Clone, Copy, Debug, Default)]
+struct Release {
+    /// Time of the latest answer, in nanoseconds; 0 without one.
+    heard_ns: u64,
+    /// Term in which the manager promised to free the block, and the time of the first such answer
+    /// in that term.
+    promised: Option<(u64, u64)>,
+}
+
 /// The membership of one client, as a state machine.
 #[derive(Debug)]
 pub struct Membership {
@@ -71,7 +85,7 @@ pub struct Membership {
     block_bytes: u64,
     members: BTreeMap<NodeId, Member>,
     owned: BTreeMap<BlockId, Epoch>,
-    released: BTreeSet<BlockId>,
+    released: BTreeMap<BlockId, Release>,
     changes: Vec<Owned>,
     left: Vec<Place>,
     renew_ns: u64,
@@ -99,7 +113,7 @@ impl Membership {
             block_bytes: 0,
             members: BTreeMap::new(),
             owned: BTreeMap::new(),
-            released: BTreeSet::new(),
+            released: BTreeMap::new(),
             changes: Vec::new(),
             left: Vec::new(),
             renew_ns: 0,
@@ -272,7 +286,7 @@ impl Membership {
 
     fn take_owned(&mut self, blocks: &[BlockAt], as_of: Epoch) {
         let now: BTreeMap<BlockId, Epoch> = blocks.iter().map(|at| (at.block, at.epoch)).collect();
-        for (block, epoch) in now.iter().filter(|(block, _)| !self.released.contains(block)) {
+        for (block, epoch) in now.iter().filter(|(block, _)| !self.released.contains_key(block)) {
             if self.owned.insert(*block, *epoch).is_none() {
                 self.changes.push(Owned::Adopted(*block));
             }
@@ -317,18 +331,137 @@ impl Membership {
     /// answered.
     pub fn release(&mut self, block: BlockId) -> Option<Message> {
         self.owned.remove(&block)?;
-        self.released.insert(block);
+        self.released.insert(block, Release::default());
         Some(Message::Release { client: self.client, block })
     }
 
-    /// Requests to release again the blocks that a manager still counts as this client's.
-    pub fn to_release(&self) -> Vec<Message> {
-        let again = |block: &BlockId| Message::Release { client: self.client, block: *block };
-        self.released.iter().map(again).collect()
+    /// Blocks to release again at `now_ns`, with the requests: a bounded number, those first whose
+    /// latest answer is the oldest. A block is left out for a lease after the manager of this term
+    /// promised to free it.
+    #[must_use]
+    pub fn to_release(&self, now_ns: u64) -> Vec<(BlockId, Message)> {
+        let is_due = |release: &Release| {
+            let promised = release.promised.filter(|(term, _)| *term == self.term);
+            promised.is_none_or(|(_, since_ns)| now_ns >= since_ns + self.lease_ns)
+        };
+        let due = self.released.iter().filter(|(_, release)| is_due(release));
+        let mut due: Vec<(u64, BlockId)> =
+            due.map(|(block, release)| (release.heard_ns, *block)).collect();
+        due.sort_unstable();
+        due.truncate(RELEASES_MAX);
+        let again = |block| (block, Message::Release { client: self.client, block });
+        due.into_iter().map(|(_, block)| again(block)).collect()
     }
 
-    /// Notes that the manager has confirmed the release of a block.
-    pub fn released(&mut self, block: BlockId) {
-        self.released.remove(&block);
+    /// Takes the manager's answer to the release of a block, at `now_ns`. If the answer is that of
+    /// an earlier manager, the present one learns of the release a lease later.
+    pub fn on_released(&mut self, now_ns: u64, block: BlockId, answer: &Message) {
+        let Some(release) = self.released.get_mut(&block) else { return };
+        release.heard_ns = now_ns;
+        match answer {
+            Message::Refuse { refused }
+                if matches!(refused.why, Why::UnknownBlock | Why::NotOwner) =>
+            {
+                self.released.remove(&block);
+            }
+            Message::Done {} if release.promised.is_none_or(|(term, _)| term != self.term) => {
+                release.promised = Some((self.term, now_ns));
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEASE_NS: u64 = 2_000_000_000;
+
+    /// A member in `term` that has released `blocks` blocks.
+    fn member(term: u64, blocks: u32) -> Membership {
+        let mut member = Membership::new(ClientId(1), 0);
+        renewed(&mut member, term);
+        for number in 0..blocks {
+            member.allocated(block(number), Epoch(number.into()));
+            assert!(member.release(block(number)).is_some());
+        }
+        member
+    }
+
+    fn renewed(member: &mut Membership, term: u64) {
+        let answer = Message::Renewed {
+            term,
+            lease_ms: LEASE_NS / 1_000_000,
+            block_bytes: 4096,
+            view: 0,
+            members: None,
+            owned: 0,
+            blocks: None,
+            as_of: Epoch(0),
+        };
+        member.on_renewed(0, &answer);
+    }
+
+    fn block(number: u32) -> BlockId {
+        BlockId { home: NodeId(1), number }
+    }
+
+    fn numbers(member: &Membership, now_ns: u64) -> Vec<u32> {
+        member.to_release(now_ns).into_iter().map(|(block, _)| block.number).collect()
+    }
+
+    #[test]
+    fn renewals_repeat_a_bounded_number_of_releases_in_turn() {
+        let blocks = RELEASES_MAX as u32 * 2 + 3;
+        let mut member = member(1, blocks);
+        let changing = Message::refuse(Why::Changing);
+        let mut asked = Vec::new();
+        for now_ns in 1..=3 {
+            let again = numbers(&member, now_ns);
+            assert_eq!(again.len(), RELEASES_MAX);
+            again.iter().for_each(|number| member.on_released(now_ns, block(*number), &changing));
+            asked.extend(again);
+        }
+        assert!(asked.starts_with(&(0..blocks).collect::<Vec<_>>()), "every block once: {asked:?}");
+        // A renewal that ended early leaves its last blocks to the next one.
+        let again = numbers(&member, 4);
+        member.on_released(4, block(again[0]), &changing);
+        assert_eq!(numbers(&member, 5)[0], again[1]);
+    }
+
+    #[test]
+    fn promised_release_is_repeated_after_a_lease_or_for_a_new_manager() {
+        let mut member = member(1, 2);
+        member.on_released(10, block(0), &Message::Done {});
+        assert_eq!(numbers(&member, 9 + LEASE_NS), [1], "no answer about the second");
+        // A late copy of the answer does not begin the lease again.
+        member.on_released(11, block(0), &Message::Done {});
+        member.on_released(12, block(1), &Message::refuse(Why::Rebuilding));
+        assert_eq!(numbers(&member, 10 + LEASE_NS), [0, 1]);
+        assert_eq!(numbers(&member, 20), [1]);
+        renewed(&mut member, 2);
+        assert_eq!(numbers(&member, 20), [0, 1], "a new manager knows of no release");
+        member.on_released(30, block(0), &Message::refuse(Why::UnknownBlock));
+        member.on_released(30, block(1), &Message::refuse(Why::NotOwner));
+        assert!(numbers(&member, 10 * LEASE_NS).is_empty());
+    }
+
+    #[test]
+    fn released_block_is_not_adopted_while_its_release_is_outstanding() {
+        let mut member = member(1, 1);
+        member.on_released(10, block(0), &Message::Done {});
+        let listed = Message::Renewed {
+            term: 2,
+            lease_ms: LEASE_NS / 1_000_000,
+            block_bytes: 4096,
+            view: 0,
+            members: None,
+            owned: 7,
+            blocks: Some(vec![BlockAt { block: block(0), epoch: Epoch(5) }]),
+            as_of: Epoch(9),
+        };
+        member.on_renewed(20, &listed);
+        assert!(member.take_changes().is_empty() && member.owned().next().is_none());
     }
 }

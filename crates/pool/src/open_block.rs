@@ -12,6 +12,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use archipelago_fabric::{
     Attached, BATCH_BYTES_MAX, Batch, Link, Promise, Reason, Refusal, Rights,
@@ -30,6 +31,72 @@ pub struct OpenCopy {
     pub region: Attached,
     /// Rights of this client.
     pub rights: Rights,
+}
+
+impl OpenCopy {
+    /// Posts the READ of a part of a range ([`parts`]), as a batch of its own.
+    fn post_read(&self, part: Part, deadline: Duration) -> Promise<Batch> {
+        let mut batch = Batch::new();
+        batch.set_deadline(deadline);
+        batch.read(self.region, part.offset, part.len);
+        self.link.post(batch)
+    }
+
+    /// Reads a range, one part after another. Returns the first refusal.
+    pub(crate) async fn read(
+        &self,
+        offset: u64,
+        len: u32,
+        deadline: Duration,
+    ) -> Result<Vec<u8>, Refusal> {
+        let mut bytes = Vec::new();
+        for part in parts(offset, len) {
+            take_part(&self.post_read(part, deadline).await, &mut bytes)?;
+        }
+        Ok(bytes)
+    }
+
+    /// Reads a range like [`OpenCopy::read`], and waits on the calling thread.
+    pub(crate) fn read_and_wait(
+        &self,
+        offset: u64,
+        len: u32,
+        deadline: Duration,
+    ) -> Result<Vec<u8>, Refusal> {
+        let mut bytes = Vec::new();
+        for part in parts(offset, len) {
+            take_part(&self.post_read(part, deadline).wait(), &mut bytes)?;
+        }
+        Ok(bytes)
+    }
+}
+
+/// A part of a range that is read, small enough for one batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Part {
+    offset: u64,
+    len: u32,
+}
+
+/// Splits a range into parts. An empty range is one part, so that its offset and the rights are
+/// checked.
+fn parts(offset: u64, len: u32) -> impl Iterator<Item = Part> {
+    let most = BATCH_BYTES_MAX as u32;
+    (0..len.div_ceil(most).max(1)).map(move |nth| {
+        let before = nth * most;
+        Part { offset: offset + u64::from(before), len: (len - before).min(most) }
+    })
+}
+
+/// Appends the bytes of a part that was read.
+fn take_part(batch: &Batch, bytes: &mut Vec<u8>) -> Result<(), Refusal> {
+    match batch.refusal() {
+        None => {
+            bytes.extend_from_slice(batch.data(0));
+            Ok(())
+        }
+        Some((_, refusal)) => Err(refusal),
+    }
 }
 
 /// A block at one epoch, ready for operations. When the block gets a new epoch, its copies refuse
@@ -170,5 +237,26 @@ impl Future for Writing {
             self.note(&batch);
         }
         Poll::Ready(self.refusal.map_or(Ok(()), Err))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_a_read_cover_the_range_and_fit_batches() {
+        let most = BATCH_BYTES_MAX as u32;
+        let split = |offset, len| {
+            parts(offset, len).map(|part| (part.offset, part.len)).collect::<Vec<_>>()
+        };
+        assert_eq!(split(7, 0), [(7, 0)], "the offset is checked all the same");
+        assert_eq!(split(7, most), [(7, most)]);
+        let second = 64 + u64::from(most);
+        assert_eq!(split(64, most + 1), [(64, most), (second, 1)]);
+        assert_eq!(split(64, 2 * most), [(64, most), (second, most)]);
+        let largest = split(0, u32::MAX);
+        let sum: u64 = largest.iter().map(|(_, len)| u64::from(*len)).sum();
+        assert_eq!(sum, u64::from(u32::MAX));
     }
 }

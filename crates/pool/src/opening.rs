@@ -127,8 +127,8 @@ impl ClientState {
         Ok(self.keep_open(open, view, doubt, all, why))
     }
 
-    /// Publishes an opened block, unless it has too few copies, or the members or the doubts
-    /// changed.
+    /// Publishes an opened block, unless it has too few copies, the members or the doubts changed,
+    /// or the client was evicted or has left.
     fn keep_open(&self, open: OpenBlock, view: u64, doubt: Doubt, all: bool, why: String) -> Tried {
         let (block, enough) = (open.config.block, !all || open.is_complete());
         let mut blocks = self.open.write();
@@ -139,11 +139,12 @@ impl ClientState {
             open.detach();
             return Tried::Not(why);
         }
-        // Renewals remove blocks on silent nodes under this lock. So do doubts for their blocks. So
-        // no such block is inserted after its removal.
+        // Renewals remove blocks on silent nodes under this lock. So do doubts for their blocks,
+        // and the end of the client for all blocks. So no such block is inserted after its removal.
+        let over = self.is_over();
         let mut doubts = self.doubts.lock();
         let now = doubts.get(&block).copied().unwrap_or_default();
-        if self.membership.lock().view() != view || now.needed != doubt.needed {
+        if over || self.membership.lock().view() != view || now.needed != doubt.needed {
             drop((doubts, blocks));
             open.detach();
             return Tried::Overtaken;
@@ -191,6 +192,7 @@ impl ClientState {
             Message::Refuse { refused } => {
                 if refused.why == Why::Evicted {
                     self.membership.lock().evict();
+                    self.close();
                 }
                 return Err(refused.error(who));
             }

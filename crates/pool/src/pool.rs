@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use archipelago_base::Result;
 use archipelago_base::runtime::{ThreadRuntime, block_on};
-use archipelago_fabric::{Batch, ClientId, Endpoints, NodeId, Refusal};
+use archipelago_fabric::{ClientId, Endpoints, NodeId, Refusal};
 
 use crate::address::{Address, BlockId};
 use crate::client::PoolClient;
@@ -135,12 +135,9 @@ impl Pool {
     pub fn read(&self, address: Address, len: u32) -> Result<Vec<u8>> {
         let open = self.open(address.block)?;
         if let Some(copy) = open.copies.first() {
-            let mut batch = Batch::new();
-            batch.set_deadline(self.0.request_max());
-            batch.read(copy.region, address.offset, len);
-            let batch = copy.link.post(batch).wait();
-            if batch.refusal().is_none() {
-                return Ok(batch.data(0).to_vec());
+            let deadline = self.0.request_max();
+            if let Ok(bytes) = copy.read_and_wait(address.offset, len, deadline) {
+                return Ok(bytes);
             }
         }
         // The client tries all copies, and opens the block again if none of them answers.

@@ -30,8 +30,8 @@
 //! Thread-safety: none, as for the state machine.
 //! Failure: the invariants do not cover a block that no node has reported to this manager, nor the
 //! clients that died before the latest 4,096.
-//! Cost: a renewal visits all blocks if the client's list of its blocks is old, else none. New
-//! deaths take a request to each node.
+//! Cost: a renewal visits all blocks if the client's list of its blocks is old or incomplete, else
+//! none. New deaths take a request to each node.
 
 use archipelago_base::Epoch;
 use archipelago_fabric::{ClientId, NodeId};
@@ -44,6 +44,14 @@ use crate::core::{Action, ClientInfo, ManagerCore, NodeInfo};
 const REMEMBERED_MAX: usize = 1 << 16;
 /// Number of ids in one message.
 const TOLD_MAX: usize = 4096;
+
+/// The list of a client's blocks, as an answer to a renewal has it.
+struct OwnedList {
+    version: u64,
+    /// Largest epoch up to which the list is complete; `None` if it is complete.
+    bound: Option<Epoch>,
+    blocks: Vec<BlockAt>,
+}
 
 impl ManagerCore {
     /// Renews a client's lease. `first` means that the client never had one, and `view` 0 that it
@@ -66,7 +74,7 @@ impl ManagerCore {
             return Err(Why::Changing.into());
         }
         let info = self.client(now_ns, client);
-        *info = ClientInfo { label: Some(label), heard_ns: now_ns, view, owned: info.owned };
+        *info = ClientInfo { label: Some(label), heard_ns: now_ns, view, ..*info };
         if !known {
             self.advance_all(now_ns, false);
         }
@@ -84,7 +92,7 @@ impl ManagerCore {
 
     /// The answer to a renewal, with the members and the client's blocks if the client's versions
     /// are old.
-    pub(crate) fn renewed(&self, client: ClientId, view: u64, owned: u64) -> Message {
+    pub(crate) fn renewed(&mut self, client: ClientId, view: u64, owned: u64) -> Message {
         let members = (view != self.view).then(|| {
             self.nodes
                 .iter()
@@ -97,24 +105,57 @@ impl ManagerCore {
                 })
                 .collect()
         });
-        let version = self.clients.get(&client).map_or(0, |info| info.owned);
-        let blocks = (owned != version && self.is_active()).then(|| {
-            let mine = self.blocks.values().filter(|block| block.config.owner == Some(client));
-            // A block that is being made may fail.
-            mine.filter(|block| block.free_ns.is_none() && block.used)
-                .map(|block| BlockAt { block: block.config.block, epoch: block.config.epoch })
-                .collect()
-        });
+        let list = self.list(client, owned);
+        let version = list.as_ref().map_or(owned, |list| list.version);
+        let as_of = list.as_ref().and_then(|list| list.bound).unwrap_or(Epoch(self.epochs));
         Message::Renewed {
             term: self.term,
             lease_ms: self.terms.lease.as_millis() as u64,
             block_bytes: self.nodes.values().map(|info| info.block_bytes).next().unwrap_or(0),
             view: self.view,
             members,
-            owned: if blocks.is_some() { version } else { owned },
-            blocks,
-            as_of: Epoch(self.epochs),
+            owned: version,
+            blocks: list.map(|list| list.blocks),
+            as_of,
         }
+    }
+
+    /// The list of a client's blocks, if the client's version `owned` is old, or if its list lacked
+    /// blocks and more of them are decided now.
+    fn list(&mut self, client: ClientId, owned: u64) -> Option<OwnedList> {
+        let info = self.clients.get(&client).copied().filter(|_| self.is_active())?;
+        if owned == info.owned && info.bound.is_none() {
+            return None;
+        }
+        let bound = self.bound(client);
+        if owned == info.owned && bound == info.bound {
+            return None;
+        }
+        // The client may get an earlier list of this version, and takes no second one.
+        let version = info.owned + u64::from(bound != info.bound);
+        if let Some(info) = self.clients.get_mut(&client) {
+            (info.owned, info.bound) = (version, bound);
+        }
+        let mine = self.blocks.values().filter(|block| block.config.owner == Some(client));
+        // A block that is being made may fail.
+        let blocks = mine
+            .filter(|block| block.free_ns.is_none() && block.used)
+            .map(|block| BlockAt { block: block.config.block, epoch: block.config.epoch })
+            .collect();
+        Some(OwnedList { version, bound, blocks })
+    }
+
+    /// An epoch below those of all blocks that may be the client's and are not in its list: blocks
+    /// that are being made, and blocks that too few nodes have reported. The answer that says that
+    /// such a block is made may overtake the list. `None` if there is no such block.
+    fn bound(&self, client: ClientId) -> Option<Epoch> {
+        let mine = self.blocks.values().filter(|block| block.config.owner == Some(client));
+        let unborn = mine.filter(|block| !block.used).map(|block| block.config.born);
+        let reports = self.reports.values().flat_map(|records| records.values());
+        let unconfirmed = reports
+            .filter(|(_, report)| report.config.owner == Some(client))
+            .map(|(_, report)| report.config.born);
+        unborn.chain(unconfirmed).min().map(|born| Epoch(born.0.saturating_sub(1)))
     }
 
     /// Declares the clients dead whose leases have ended.
@@ -140,7 +181,8 @@ impl ManagerCore {
 
     /// The entry of a living client; a new client gets an entry without a label.
     fn client(&mut self, now_ns: u64, client: ClientId) -> &mut ClientInfo {
-        let info = ClientInfo { label: None, heard_ns: now_ns, view: 0, owned: self.term };
+        let (view, owned, bound) = (0, self.term, None);
+        let info = ClientInfo { label: None, heard_ns: now_ns, view, owned, bound };
         self.clients.entry(client).or_insert(info)
     }
 }

@@ -48,7 +48,8 @@ wire_messages! {
         owned: u64,
         /// The list of the client's blocks, if the client's version differs.
         blocks: Option<Vec<BlockAt>>,
-        /// Blocks with a later first epoch are not in the list yet.
+        /// The list may lack blocks with a later epoch: those that the manager makes, or that too
+        /// few nodes have reported to it.
         as_of: Epoch,
     }
     /// Client → manager: the client leaves, and other clients adopt its blocks.

@@ -180,6 +180,8 @@ pub(crate) struct ClientInfo {
     pub(crate) view: u64,
     /// Version of the list of the client's blocks.
     pub(crate) owned: u64,
+    /// Epoch up to which the latest list was complete; `None` if it lacked no block.
+    pub(crate) bound: Option<Epoch>,
 }
 
 /// The protocol of the manager, as a state machine.
@@ -537,7 +539,12 @@ impl ManagerCore {
     fn release(&mut self, now_ns: u64, client: ClientId, id: BlockId) -> Result<(), Refused> {
         let lease_ns = self.terms.lease.as_nanos() as u64;
         let Some(block) = self.blocks.get_mut(&id) else {
-            return self.ready(now_ns).and(Err(Why::UnknownBlock.into()));
+            self.ready(now_ns)?;
+            // After *unknown block* the client would not repeat the release, and would get the
+            // block back when the nodes have confirmed it.
+            let unconfirmed = self.reports.contains_key(&id);
+            let why = if unconfirmed { Why::Changing } else { Why::UnknownBlock };
+            return Err(why.into());
         };
         if block.config.owner != Some(client) {
             return Err(Why::NotOwner.into());

@@ -3,7 +3,7 @@
 use archipelago_base::Epoch;
 use archipelago_fabric::{ClientId, NodeId};
 use archipelago_pool::wire::{CopyReport, CopyStep, Message, NodeCounters, Refused, Why};
-use archipelago_pool::{BlockId, Config, Place, Sharing};
+use archipelago_pool::{BlockId, Config, Membership, Owned, Place, Sharing};
 
 use super::{Action, ManagerCore, Terms};
 
@@ -346,6 +346,108 @@ fn find_lists_unreleased_blocks_oldest_first() {
     let mut starting = Cluster::starting(1, &[4]);
     let answer = starting.ask(&Message::Find { label: 0 });
     assert!(matches!(answer, Message::Refuse { refused } if refused.why == Why::Rebuilding));
+}
+
+/// The answer to a renewal of the client whose list of blocks has the version `owned`.
+fn renewed(cluster: &mut Cluster, owned: u64) -> Message {
+    let (first, view) = (true, u64::MAX);
+    cluster.ask(&Message::Renew { client: CLIENT, label: 0, first, view, owned })
+}
+
+/// Version, blocks and bound of the list in an answer to a renewal.
+fn list(answer: &Message) -> (u64, Option<Vec<BlockId>>, Epoch) {
+    let Message::Renewed { owned, blocks, as_of, .. } = answer else { panic!("{answer:?}") };
+    let ids = blocks.as_ref().map(|blocks| blocks.iter().map(|at| at.block).collect());
+    (*owned, ids, *as_of)
+}
+
+#[test]
+fn list_that_a_new_block_overtakes_does_not_end_the_block() {
+    let mut cluster = Cluster::new(1, &[4]);
+    let mut member = Membership::new(CLIENT, 0);
+    cluster.deaf = Some(NodeId(1));
+    let request = member.next_request();
+    let (client, sharing) = (CLIENT, Sharing::Owner);
+    let allocate = Message::Allocate { client, request, sharing, copies: 0 };
+    cluster.core.on_message(cluster.now_ns, 7, &allocate);
+    cluster.settle();
+    let slow = renewed(&mut cluster, 0);
+    assert_eq!(list(&slow).1, Some(Vec::new()), "the block may still fail");
+    cluster.deaf = None;
+    cluster.pass(STEP_NS);
+    let located = cluster.answers.iter().find(|(ticket, _)| *ticket == 7);
+    let Some((_, Message::Located { config })) = located else { panic!("{located:?}") };
+    let config = config.clone();
+    member.allocated(config.block, config.epoch);
+    member.on_renewed(0, &slow);
+    assert!(member.take_changes().is_empty());
+    assert_eq!(member.owned().collect::<Vec<_>>(), [config.block]);
+    let (version, ids, as_of) = list(&renewed(&mut cluster, list(&slow).0));
+    assert_eq!(ids, Some(vec![config.block]));
+    assert!(as_of >= config.epoch, "the list is complete");
+    assert_eq!(list(&renewed(&mut cluster, version)), (version, None, as_of), "and is sent once");
+}
+
+#[test]
+fn list_is_sent_again_after_a_new_block_was_given_up() {
+    let mut cluster = Cluster::new(1, &[4]);
+    cluster.deaf = Some(NodeId(1));
+    let (client, sharing) = (CLIENT, Sharing::Owner);
+    let allocate = Message::Allocate { client, request: 1, sharing, copies: 0 };
+    cluster.core.on_message(cluster.now_ns, 7, &allocate);
+    cluster.settle();
+    let (version, _, incomplete) = list(&renewed(&mut cluster, 0));
+    assert_eq!(list(&renewed(&mut cluster, version)).1, None, "nothing has changed");
+    cluster.silent = Some(NodeId(1));
+    for _ in 0..20 {
+        cluster.pass(STEP_NS);
+    }
+    let given_up = cluster.answers.iter().any(|(ticket, _)| *ticket == 7);
+    assert!(given_up, "no node is left");
+    let (now, ids, as_of) = list(&renewed(&mut cluster, version));
+    assert!(now > version && as_of > incomplete, "{now} {version} {as_of} {incomplete}");
+    assert_eq!(ids, Some(Vec::new()));
+}
+
+#[test]
+fn unconfirmed_block_is_neither_gone_nor_unknown() {
+    let block = BlockId { home: NodeId(1), number: 7 };
+    let life = Epoch(5);
+    let config = Config {
+        block,
+        epoch: Epoch(41),
+        born: Epoch(40),
+        owner: Some(CLIENT),
+        label: 0,
+        request: 1,
+        sharing: Sharing::Owner,
+        wanted: 2,
+        copies: [1, 2].map(|node| Place { node: NodeId(node), life }).to_vec(),
+    };
+    let report = CopyReport { config, promised: Epoch(41), whole: true, installed: true };
+    let mut cluster = Cluster::starting(2, &[4, 4]);
+    cluster.reported = vec![(NodeId(1), report.clone()), (NodeId(2), report)];
+    cluster.silent = Some(NodeId(1));
+    cluster.wait_until_active();
+    let lost = BlockId { home: NodeId(1), number: 8 };
+    let mut member = Membership::new(CLIENT, 0);
+    member.allocated(block, Epoch(41));
+    member.allocated(lost, Epoch(50));
+    let answer = renewed(&mut cluster, 0);
+    member.on_renewed(0, &answer);
+    assert!(member.take_changes().is_empty(), "which blocks exist is not known yet");
+    assert_eq!(list(&renewed(&mut cluster, list(&answer).0)).1, None, "nothing has changed");
+    let release = Message::Release { client: CLIENT, block };
+    assert_eq!(cluster.ask(&release), Message::refuse(Why::Changing));
+    assert_eq!(cluster.ask(&Message::Locate { block }), Message::refuse(Why::Changing));
+    // The manager hears the other copy.
+    cluster.silent = None;
+    cluster.pass(STEP_NS);
+    cluster.pass(STEP_NS);
+    member.on_renewed(0, &renewed(&mut cluster, list(&answer).0));
+    assert_eq!(member.take_changes(), [Owned::Gone(lost)]);
+    assert_eq!(member.owned().collect::<Vec<_>>(), [block]);
+    assert_eq!(cluster.ask(&release), Message::Done {});
 }
 
 const VICTIM: ClientId = ClientId(2);

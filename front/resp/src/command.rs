@@ -1,4 +1,5 @@
-//! Description of a command: its name, arguments, keys and properties, without its function.
+//! Description of a command: its name, arguments, subcommands, keys and properties, without its
+//! function.
 //!
 //! Static data that the whole server reads. [`crate::commands`] has the table of all commands, and
 //! [`crate::session::command_table::CommandTable`] pairs each description with its function.
@@ -9,6 +10,7 @@
 //! Thread-safety: immutable. Failure: none. Cost: no allocation.
 
 use crate::args::Args;
+use crate::refusal::{Handled, Refusal};
 
 /// Properties of a command, as bits.
 pub(crate) mod flag {
@@ -72,6 +74,16 @@ impl KeyPositions {
     }
 }
 
+/// A subcommand, such as GET of CONFIG GET.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Subcommand {
+    /// Name in lower case.
+    pub(crate) name: &'static str,
+    /// Exact number of arguments with the names of command and subcommand. A negative number is a
+    /// minimum.
+    pub(crate) arity: i32,
+}
+
 /// What the server knows of a command, besides its function.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Command {
@@ -84,6 +96,8 @@ pub(crate) struct Command {
     /// Bits of [`flag`].
     pub(crate) flags: u16,
     pub(crate) keys: KeyPositions,
+    /// All subcommands of a command with [`flag::CONTAINER`]; empty for others.
+    pub(crate) subcommands: &'static [Subcommand],
     /// Group under which COMMAND DOCS lists the command.
     pub(crate) group: &'static str,
     /// Description of one sentence.
@@ -104,7 +118,33 @@ impl Command {
     /// Whether the command can have `count` arguments, its name included.
     #[inline]
     pub(crate) fn takes(&self, count: usize) -> bool {
-        let wanted = self.arity.unsigned_abs() as usize;
-        if self.arity >= 0 { count == wanted } else { count >= wanted }
+        fits(self.arity, count)
     }
+
+    /// Refuses a number of arguments or a subcommand that the command does not have, with the error
+    /// of Redis.
+    #[inline]
+    pub(crate) fn check(&self, args: Args<'_>) -> Handled {
+        if !self.takes(args.len()) {
+            return Err(Refusal::arity(self.name));
+        }
+        if self.subcommands.is_empty() { Ok(()) } else { self.check_subcommand(args) }
+    }
+
+    fn check_subcommand(&self, args: Args<'_>) -> Handled {
+        let Some(word) = args.try_get(1) else { return Ok(()) };
+        let is_it = |it: &&Subcommand| it.name.as_bytes().eq_ignore_ascii_case(word);
+        match self.subcommands.iter().find(is_it) {
+            None => Err(Refusal::unknown_subcommand(&args.text(1), self.name)),
+            Some(it) if fits(it.arity, args.len()) => Ok(()),
+            Some(it) => Err(Refusal::arity(&format!("{}|{}", self.name, it.name))),
+        }
+    }
+}
+
+/// Whether `arity` allows `count` arguments.
+#[inline]
+fn fits(arity: i32, count: usize) -> bool {
+    let wanted = arity.unsigned_abs() as usize;
+    if arity >= 0 { count == wanted } else { count >= wanted }
 }

@@ -188,7 +188,8 @@ fn class_of(class: &[u8]) -> ([u64; 4], usize) {
                 add(*escaped, *escaped);
                 at += 2;
             }
-            [low, b'-', high, ..] if *high != b']' => {
+            // As in Redis, the end of a range may be the bracket that would end the class.
+            [low, b'-', high, ..] => {
                 add(*low.min(high), *low.max(high));
                 at += 3;
             }
@@ -255,7 +256,10 @@ mod tests {
             ("*a*b*c", "xxaxxbxxc"),
             ("a[b", "ab"),
             ("a\\", "a\\"),
-            ("[a-]x", "-x"),
+            ("[a-]", "^"),
+            ("[a-]x", "x"),
+            ("[a-]]", "]"),
+            ("[a-", "-"),
             ("", ""),
         ] {
             assert!(fits(pattern, text), "{pattern} {text}");
@@ -270,6 +274,8 @@ mod tests {
             ("abc", "ab"),
             ("ab", "abc"),
             ("[", "["),
+            ("[a-]x", "-x"),
+            ("[a-]", "-"),
         ] {
             assert!(!fits(pattern, text), "{pattern} {text}");
         }

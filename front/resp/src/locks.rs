@@ -15,19 +15,49 @@
 //!
 //! Thread-safety: any thread may call any method. Cost: one mutex per stripe, usually uncontended,
 //! and a thousand for a range. A holder may wait for the store (a stall, a sync). Then the writers
-//! of the same stripe wait as well.
+//! of the same stripe wait as well. They leave the worker threads of the runtime while they wait,
+//! so that other connections go on.
 
 use archipelago_base::checksum::hash64;
 use parking_lot::{Mutex, MutexGuard};
+use tokio::runtime::{Handle, RuntimeFlavor};
 
 /// Number of stripes, a power of two.
 const STRIPES: usize = 1024;
 const WORDS: usize = STRIPES / 64;
 
+/// Number of further attempts before a thread leaves the worker threads of the runtime. A holder
+/// that does not wait usually ends within them.
+const ATTEMPTS: u32 = 6;
+
 /// A mutex on a cache line of its own.
 #[repr(align(64))]
 #[derive(Default)]
 struct Stripe(Mutex<()>);
+
+impl Stripe {
+    #[inline]
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        self.0.try_lock().unwrap_or_else(|| self.lock_contended())
+    }
+
+    /// Locks a stripe that another thread holds, which may wait for long. If this is a worker
+    /// thread of a runtime, another thread runs its other tasks meanwhile.
+    #[cold]
+    fn lock_contended(&self) -> MutexGuard<'_, ()> {
+        for attempt in 0..ATTEMPTS {
+            (0..1 << attempt).for_each(|_| std::hint::spin_loop());
+            if let Some(guard) = self.0.try_lock() {
+                return guard;
+            }
+        }
+        let flavor = Handle::try_current().map(|handle| handle.runtime_flavor());
+        match flavor {
+            Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(|| self.0.lock()),
+            _ => self.0.lock(),
+        }
+    }
+}
 
 /// The key locks of one server.
 pub(crate) struct KeyLocks {
@@ -60,7 +90,7 @@ impl KeyLocks {
     /// Locks one key.
     #[inline]
     pub(crate) fn lock(&self, key: &[u8]) -> KeyGuard<'_> {
-        KeyGuard::One(self.stripes[stripe_of(key)].0.lock())
+        KeyGuard::One(self.stripes[stripe_of(key)].lock())
     }
 
     /// Locks a key for a write that does not read it.
@@ -83,7 +113,7 @@ impl KeyLocks {
         for (word, mut bits) in wanted.into_iter().enumerate() {
             while bits != 0 {
                 let stripe = word * 64 + bits.trailing_zeros() as usize;
-                guards.push(self.stripes[stripe].0.lock());
+                guards.push(self.stripes[stripe].lock());
                 bits &= bits - 1;
             }
         }
@@ -92,7 +122,7 @@ impl KeyLocks {
 
     /// Locks every key.
     pub(crate) fn lock_all(&self) -> KeyGuard<'_> {
-        KeyGuard::Many(self.stripes.iter().map(|stripe| stripe.0.lock()).collect())
+        KeyGuard::Many(self.stripes.iter().map(Stripe::lock).collect())
     }
 }
 
@@ -119,6 +149,47 @@ mod tests {
         assert!(matches!(locks.lock_plain(b"k"), KeyGuard::None));
         let keys: [&[u8]; 2] = [b"k", b"l"];
         assert!(matches!(locks.lock_many(keys.into_iter()), KeyGuard::None));
+    }
+
+    #[test]
+    fn contended_stripe_keeps_no_worker_thread() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build();
+        let runtime = runtime.unwrap();
+        let locks = std::sync::Arc::new(KeyLocks::new(true));
+        let held = locks.lock_all();
+        let (begun, has_begun) = std::sync::mpsc::channel();
+        let waiting = [0, 1, 2].map(|kind| {
+            let (locks, begun) = (std::sync::Arc::clone(&locks), begun.clone());
+            runtime.spawn(async move {
+                begun.send(()).unwrap();
+                match kind {
+                    0 => drop(locks.lock(b"k")),
+                    1 => drop(locks.lock_many([&b"k"[..], b"l"].into_iter())),
+                    _ => drop(locks.lock_all()),
+                }
+            })
+        });
+        // All three tasks wait, and the only worker runs another one.
+        (0..3).for_each(|_| has_begun.recv().unwrap());
+        runtime.block_on(runtime.spawn(async {})).unwrap();
+        drop(held);
+        waiting.into_iter().for_each(|task| runtime.block_on(task).unwrap());
+    }
+
+    #[tokio::test]
+    async fn contended_stripe_may_wait_in_a_runtime_of_one_thread() {
+        let locks = KeyLocks::new(true);
+        std::thread::scope(|scope| {
+            let (locked, is_locked) = std::sync::mpsc::channel();
+            let locks = &locks;
+            scope.spawn(move || {
+                let held = locks.lock(b"k");
+                locked.send(()).unwrap();
+                drop(held);
+            });
+            is_locked.recv().unwrap();
+            drop(locks.lock(b"k"));
+        });
     }
 
     #[test]

@@ -49,6 +49,12 @@ impl Refusal {
         Self::said(format!("ERR wrong number of arguments for '{command}' command"))
     }
 
+    /// Refuses the subcommand `word`, which `command` does not have.
+    pub(crate) fn unknown_subcommand(word: &str, command: &str) -> Self {
+        let command = command.to_ascii_uppercase();
+        Self::said(format!("ERR unknown subcommand '{word}'. Try {command} HELP."))
+    }
+
     /// Refuses an expiry that is not in the future, or that does not fit.
     pub(crate) fn expire_time(command: &str) -> Self {
         Self::said(format!("ERR invalid expire time in '{command}' command"))

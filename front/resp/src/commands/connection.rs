@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::help::{self, unknown_subcommand};
-use super::tracking;
+use super::{help, tracking};
 use crate::args::Args;
 use crate::clients::{Client, Names};
 use crate::numbers::parse_i64;
@@ -59,14 +58,10 @@ pub(super) fn acl(_: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     if help::answers(args, "ACL", reply) {
         return Ok(());
     }
-    if args.is(1, "whoami") && args.len() == 2 {
-        reply.bulk(DEFAULT_USER);
-    } else if args.is(1, "users") && args.len() == 2 {
+    if args.is(1, "users") {
         reply.array(1);
-        reply.bulk(DEFAULT_USER);
-    } else {
-        return Err(unknown_subcommand(args, "ACL"));
     }
+    reply.bulk(DEFAULT_USER);
     Ok(())
 }
 
@@ -201,12 +196,7 @@ pub(super) fn client(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
         ("caching", 3) => tracking::caching(session, args, reply)?,
         ("trackinginfo", 2) => tracking::tracking_info(session, reply),
         ("getredir", 2) => reply.integer(if session.tracking.get().is_on() { 0 } else { -1 }),
-        (
-            "id" | "getname" | "setname" | "setinfo" | "info" | "no-evict" | "no-touch" | "reply"
-            | "kill" | "tracking" | "caching" | "trackinginfo" | "getredir",
-            _,
-        ) => return Err(Refusal::arity(&format!("client|{word}"))),
-        _ => return Err(unknown_subcommand(args, "CLIENT")),
+        _ => return Err(Refusal::unknown_subcommand(&word, "client")),
     }
     Ok(())
 }

@@ -1,7 +1,6 @@
 //! Answers of HELP for the commands that have subcommands.
 
 use crate::args::Args;
-use crate::refusal::Refusal;
 use crate::reply::Reply;
 
 /// A command, and the lines that describe its subcommands.
@@ -86,12 +85,6 @@ pub(super) fn answers(args: Args<'_>, name: &str, reply: &mut Reply) -> bool {
     true
 }
 
-/// The refusal of a subcommand that `command` does not have.
-pub(super) fn unknown_subcommand(args: Args<'_>, command: &str) -> Refusal {
-    let word = args.text(1);
-    Refusal::said(format!("ERR unknown subcommand '{word}'. Try {command} HELP."))
-}
-
 #[cfg(test)]
 mod tests {
     use super::TOPICS;
@@ -104,5 +97,23 @@ mod tests {
         let mut names: Vec<String> = names.map(|it| it.name.to_ascii_uppercase()).collect();
         names.sort();
         assert_eq!(names, TOPICS.map(|(name, _)| name));
+    }
+
+    #[test]
+    fn help_names_every_subcommand() {
+        for command in list() {
+            let has_some = !command.subcommands.is_empty();
+            assert_eq!(command.has(flag::CONTAINER), has_some, "{}", command.name);
+            let name = command.name.to_ascii_uppercase();
+            let lines = TOPICS.iter().filter(|(topic, _)| *topic == name).flat_map(|(_, it)| *it);
+            let text: Vec<&str> = lines.copied().collect();
+            let text = text.join(" ");
+            let is_letter = |letter: char| letter.is_ascii_alphanumeric() || letter == '-';
+            let words: Vec<&str> = text.split(|letter: char| !is_letter(letter)).collect();
+            for subcommand in command.subcommands {
+                let word = subcommand.name.to_ascii_uppercase();
+                assert!(word == "HELP" || words.contains(&&word[..]), "{name} {word}");
+            }
+        }
     }
 }

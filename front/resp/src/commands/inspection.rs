@@ -4,7 +4,7 @@ use std::ops::{Bound, ControlFlow};
 
 use archipelago_base::random::{Rng, entropy_seed};
 
-use super::help::{self, unknown_subcommand};
+use super::help;
 use crate::args::Args;
 use crate::numbers::parse_i64;
 use crate::refusal::{Handled, Refusal};
@@ -35,12 +35,6 @@ pub(super) fn object(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
         return Ok(());
     }
     let word = args.text(1).to_ascii_lowercase();
-    if !["encoding", "refcount", "idletime", "freq"].contains(&&word[..]) {
-        return Err(unknown_subcommand(args, "OBJECT"));
-    }
-    if args.len() != 3 {
-        return Err(Refusal::arity(&format!("object|{word}")));
-    }
     let key = args.get(2);
     if word == "encoding" {
         let entry = session.store().get(key)?;
@@ -75,9 +69,6 @@ fn encoding(value: &[u8]) -> &'static [u8] {
 pub(super) fn memory(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     if help::answers(args, "MEMORY", reply) {
         return Ok(());
-    }
-    if !args.is(1, "usage") {
-        return Err(unknown_subcommand(args, "MEMORY"));
     }
     match args.len() {
         3 => {}

@@ -1,7 +1,6 @@
 //! COMMAND and its subcommands, which describe the table of commands to clients.
 
-use super::help::{self, unknown_subcommand};
-use super::{find, list as all};
+use super::{find, help, list as all};
 use crate::args::Args;
 use crate::command::{Command, flag};
 use crate::glob::Pattern;
@@ -14,7 +13,7 @@ pub(super) fn command(_: &Session, args: Args<'_>, reply: &mut Reply) -> Handled
         reply.array(all().len());
         all().iter().for_each(|command| describe(command, reply));
     } else if help::answers(args, "COMMAND", reply) {
-    } else if args.is(1, "count") && args.len() == 2 {
+    } else if args.is(1, "count") {
         reply.count(all().len());
     } else if args.is(1, "info") {
         info(args, reply);
@@ -22,10 +21,10 @@ pub(super) fn command(_: &Session, args: Args<'_>, reply: &mut Reply) -> Handled
         docs(args, reply);
     } else if args.is(1, "list") {
         list(args, reply)?;
-    } else if args.is(1, "getkeys") && args.len() > 2 {
+    } else if args.is(1, "getkeys") {
         get_keys(args, reply)?;
     } else {
-        return Err(unknown_subcommand(args, "COMMAND"));
+        return Err(Refusal::unknown_subcommand(&args.text(1), "command"));
     }
     Ok(())
 }

@@ -1,9 +1,9 @@
 //! The commands: a table that describes them ([`table`]), and their functions by group.
 //!
-//! A function is synchronous. It gets the session, the arguments, whose number is checked already,
-//! and the output. It writes a whole reply, or it returns a refusal. Then the session removes what
-//! the function wrote. The session calls functions through the table only, so nothing below this
-//! module depends on it.
+//! A function is synchronous. It gets the session, the arguments, whose number and subcommand are
+//! checked already, and the output. It writes a whole reply, or it returns a refusal. Then the
+//! session removes what the function wrote. The session calls functions through the table only, so
+//! nothing below this module depends on it.
 
 mod bitmaps;
 mod connection;
@@ -22,6 +22,7 @@ mod scan;
 mod server;
 mod set;
 mod strings;
+mod subcommands;
 mod table;
 mod tracking;
 mod transactions;

@@ -1,7 +1,6 @@
 //! SLOWLOG and LATENCY: which commands took long.
 
-use super::find;
-use super::help::{self, unknown_subcommand};
+use super::{find, help};
 use crate::args::Args;
 use crate::command_stats::BUCKETS;
 use crate::refusal::{Handled, Refusal};
@@ -46,10 +45,8 @@ pub(super) fn slowlog(session: &Session, args: Args<'_>, reply: &mut Reply) -> H
                 reply.bulk(entry.client_name.as_bytes());
             }
         }
-        ("len" | "reset" | "get", _) => {
-            return Err(Refusal::arity(&format!("slowlog|{}", args.text(1).to_ascii_lowercase())));
-        }
-        _ => return Err(unknown_subcommand(args, "SLOWLOG")),
+        ("get", _) => return Err(Refusal::arity("slowlog|get")),
+        (word, _) => return Err(Refusal::unknown_subcommand(word, "slowlog")),
     }
     Ok(())
 }
@@ -60,14 +57,11 @@ pub(super) fn latency(session: &Session, args: Args<'_>, reply: &mut Reply) -> H
     if help::answers(args, "LATENCY", reply) {
         return Ok(());
     }
-    match (&args.text(1).to_ascii_lowercase()[..], args.len()) {
-        ("latest", 2) | ("history", 3) => reply.array(0),
-        ("reset", _) => reply.integer(0),
-        ("histogram", _) => histogram(session, args, reply),
-        ("latest" | "history", _) => {
-            return Err(Refusal::arity(&format!("latency|{}", args.text(1).to_ascii_lowercase())));
-        }
-        _ => return Err(unknown_subcommand(args, "LATENCY")),
+    match &args.text(1).to_ascii_lowercase()[..] {
+        "latest" | "history" => reply.array(0),
+        "reset" => reply.integer(0),
+        "histogram" => histogram(session, args, reply),
+        word => return Err(Refusal::unknown_subcommand(word, "latency")),
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use archipelago_env::descriptors;
 
-use super::help::{self, unknown_subcommand};
+use super::help;
 use crate::args::Args;
 use crate::glob::Pattern;
 use crate::numbers::parse_i64;
@@ -162,9 +162,6 @@ pub(super) fn config(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
         return Ok(());
     }
     if args.is(1, "get") {
-        if args.len() < 3 {
-            return Err(Refusal::arity("config|get"));
-        }
         let mut shown = settings(session);
         let mut is_asked_for = vec![false; shown.len()];
         for pattern in args.from(2) {
@@ -182,7 +179,7 @@ pub(super) fn config(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
         }
         return Ok(());
     }
-    if args.is(1, "resetstat") && args.len() == 2 {
+    if args.is(1, "resetstat") {
         session.shared.stats.reset();
         session.shared.command_stats.reset();
         session.shared.last_look.lock().1 = 0;
@@ -195,7 +192,7 @@ pub(super) fn config(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
     if args.is(1, "rewrite") {
         return Err(Refusal::fixed("ERR The server is running without a config file"));
     }
-    Err(unknown_subcommand(args, "CONFIG"))
+    Err(Refusal::unknown_subcommand(&args.text(1), "config"))
 }
 
 /// A setting that CONFIG SET can change, with its new value.
@@ -213,9 +210,6 @@ enum NewSetting {
 /// `CONFIG SET name value…`. It changes all settings or none, because it checks every value before
 /// it uses the first one. Every setting accepts the value that it has.
 fn set_config(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
-    if args.len() < 4 {
-        return Err(Refusal::arity("config|set"));
-    }
     if !args.len().is_multiple_of(2) {
         return Err(Refusal::SYNTAX);
     }

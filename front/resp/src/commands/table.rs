@@ -3,12 +3,12 @@
 
 use super::{
     bitmaps, connection, counters, databases, expiry, info, inspection, introspection, keyspace,
-    lcs, monitoring, ordered, scan, server, set, strings, transactions,
+    lcs, monitoring, ordered, scan, server, set, strings, subcommands, transactions,
 };
 use crate::command::flag::{
     ADMIN, CONTAINER, DENYOOM, FAST, LONG, NO_AUTH, NO_MULTI, NO_TOUCH, READONLY, WRITE,
 };
-use crate::command::{Command, KeyPositions};
+use crate::command::{Command, KeyPositions, Subcommand};
 use crate::session::command_table::{CommandRow, Handler};
 
 const NONE: KeyPositions = KeyPositions::NONE;
@@ -42,7 +42,15 @@ const fn command(
     summary: &'static str,
 ) -> CommandRow {
     // `numbered` sets the number.
-    CommandRow { command: Command { name, number: 0, arity, flags, keys, group, summary }, handler }
+    let subcommands: &[Subcommand] = &[];
+    let command = Command { name, number: 0, arity, flags, keys, subcommands, group, summary };
+    CommandRow { command, handler }
+}
+
+/// The row of a command with these subcommands.
+const fn with(subcommands: &'static [Subcommand], mut row: CommandRow) -> CommandRow {
+    row.command.subcommands = subcommands;
+    row
 }
 
 /// Gives each row its position as number.
@@ -62,9 +70,9 @@ pub(super) static ROWS: &[CommandRow] = &numbered([
     command("echo", 2, FAST, NONE, connection::echo, CONNECTION, "Answers the message."),
     command("hello", -1, FAST | NO_AUTH, NONE, connection::hello, CONNECTION, "Chooses the protocol version."),
     command("auth", -2, FAST | NO_AUTH | NO_MULTI, NONE, connection::auth, CONNECTION, "Logs in with the password."),
-    command("acl", -2, ADMIN | CONTAINER, NONE, connection::acl, SERVER, "Shows the user of the connection, and all users."),
+    with(subcommands::ACL, command("acl", -2, ADMIN | CONTAINER, NONE, connection::acl, SERVER, "Shows the user of the connection, and all users.")),
     command("select", 2, FAST, NONE, databases::select, CONNECTION, "Selects one of the databases 0 to 15."),
-    command("client", -2, CONTAINER, NONE, connection::client, CONNECTION, "Names, lists and sets up connections."),
+    with(subcommands::CLIENT, command("client", -2, CONTAINER, NONE, connection::client, CONNECTION, "Names, lists and sets up connections.")),
     command("quit", -1, FAST | NO_AUTH, NONE, connection::quit, CONNECTION, "Closes the connection."),
     command("reset", 1, FAST | NO_AUTH, NONE, connection::reset, CONNECTION, "Resets the connection to its initial state."),
 
@@ -107,7 +115,7 @@ pub(super) static ROWS: &[CommandRow] = &numbered([
     command("copy", -3, WRITE | DENYOOM, TWO, keyspace::copy, GENERIC, "Copies a value to another key, optionally of another database."),
     command("move", 3, WRITE | FAST, ONE, databases::move_key, GENERIC, "Moves a key to another database."),
     command("randomkey", 1, READONLY | LONG, NONE, inspection::randomkey, GENERIC, "Returns some key."),
-    command("object", -2, READONLY | CONTAINER | NO_TOUCH, AFTER_SUBCOMMAND, inspection::object, GENERIC, "Shows facts about the value of a key."),
+    with(subcommands::OBJECT, command("object", -2, READONLY | CONTAINER | NO_TOUCH, AFTER_SUBCOMMAND, inspection::object, GENERIC, "Shows facts about the value of a key.")),
     command("keys", 2, READONLY | LONG, NONE, scan::keys, GENERIC, "Returns every key that matches a pattern."),
     command("scan", -2, READONLY | LONG, NONE, scan::scan, GENERIC, "Returns some keys, and a cursor for the next step."),
     command("expire", -3, WRITE | FAST, ONE, expiry::expire, GENERIC, "Sets the expiry of a key in seconds from now."),
@@ -131,11 +139,11 @@ pub(super) static ROWS: &[CommandRow] = &numbered([
     command("resume", 1, ADMIN | LONG | NO_MULTI, NONE, server::resume, SERVER, "Accepts writes again after an error whose cause is gone."),
     command("time", 1, FAST, NONE, server::time, SERVER, "Returns the time of the server in seconds and microseconds."),
     command("info", -1, LONG, NONE, info::info, SERVER, "Shows facts and figures about the server."),
-    command("memory", -2, READONLY | CONTAINER | NO_TOUCH, AFTER_SUBCOMMAND, inspection::memory, SERVER, "Shows the memory that a key takes."),
-    command("slowlog", -2, ADMIN | CONTAINER, NONE, monitoring::slowlog, SERVER, "Shows commands that took long."),
-    command("latency", -2, ADMIN | CONTAINER, NONE, monitoring::latency, SERVER, "Shows how long commands took."),
-    command("config", -2, ADMIN | CONTAINER, NONE, server::config, SERVER, "Shows and changes settings."),
-    command("command", -1, CONTAINER, NONE, introspection::command, SERVER, "Describes the commands."),
+    with(subcommands::MEMORY, command("memory", -2, READONLY | CONTAINER | NO_TOUCH, AFTER_SUBCOMMAND, inspection::memory, SERVER, "Shows the memory that a key takes.")),
+    with(subcommands::SLOWLOG, command("slowlog", -2, ADMIN | CONTAINER, NONE, monitoring::slowlog, SERVER, "Shows commands that took long.")),
+    with(subcommands::LATENCY, command("latency", -2, ADMIN | CONTAINER, NONE, monitoring::latency, SERVER, "Shows how long commands took.")),
+    with(subcommands::CONFIG, command("config", -2, ADMIN | CONTAINER, NONE, server::config, SERVER, "Shows and changes settings.")),
+    with(subcommands::COMMAND, command("command", -1, CONTAINER, NONE, introspection::command, SERVER, "Describes the commands.")),
     command("save", 1, ADMIN | LONG | NO_MULTI, NONE, server::save, SERVER, "Makes all acknowledged writes survive power loss."),
     command("bgsave", -1, ADMIN | LONG | NO_MULTI, NONE, server::bgsave, SERVER, "Makes all acknowledged writes survive power loss, as SAVE does."),
     command("lastsave", 1, FAST, NONE, server::lastsave, SERVER, "Returns the Unix time of the last successful SAVE or BGSAVE."),

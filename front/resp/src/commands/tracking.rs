@@ -9,9 +9,13 @@ use crate::invalidations::TrackingMode;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::{Reply, Version};
 use crate::session::Session;
+use crate::store::KEY_BYTES_MAX;
 
 /// Highest number of prefixes of one client.
 const PREFIXES_MAX: usize = 1024;
+
+/// Highest number of bytes of all prefixes of one client. The tracking table cannot evict prefixes.
+const PREFIXES_BYTES_MAX: usize = 128 << 10;
 
 /// Options of CLIENT TRACKING.
 struct TrackingOptions<'a> {
@@ -81,6 +85,20 @@ impl<'a> TrackingOptions<'a> {
         if old.len() + self.prefixes.len() > PREFIXES_MAX {
             return Err(Refusal::said(format!(
                 "ERR a client can track at most {PREFIXES_MAX} prefixes"
+            )));
+        }
+        if let Some(longest) = self.prefixes.iter().map(|prefix| prefix.len()).max()
+            && longest > KEY_BYTES_MAX
+        {
+            return Err(Refusal::said(format!(
+                "ERR a prefix of {longest} bytes is longer than any key: at most {KEY_BYTES_MAX}"
+            )));
+        }
+        let of_old: usize = old.iter().map(|prefix| prefix.len()).sum();
+        let of_new: usize = self.prefixes.iter().map(|prefix| prefix.len()).sum();
+        if of_old + of_new > PREFIXES_BYTES_MAX {
+            return Err(Refusal::said(format!(
+                "ERR the prefixes of a client can have at most {PREFIXES_BYTES_MAX} bytes together"
             )));
         }
         let overlap = |a: &[u8], b: &[u8]| a.starts_with(b) || b.starts_with(a);
@@ -194,4 +212,27 @@ pub(super) fn tracking_info(session: &Session, reply: &mut Reply) {
     let prefixes = session.shared.tracking.prefixes_of(session.client.id);
     reply.array(prefixes.len());
     prefixes.iter().for_each(|prefix| reply.bulk(prefix));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prefixes_are_no_longer_than_keys_and_have_a_bound_together() {
+        let check = |old: &[Box<[u8]>], prefixes: &[&[u8]]| {
+            let mode = TrackingMode::ON.with(TrackingMode::BCAST);
+            let options = TrackingOptions { mode, prefixes: prefixes.to_vec() };
+            let checked = options.check(mode, old);
+            checked.err().map(|refusal| refusal.line().into_owned()).unwrap_or_default()
+        };
+        let [a, b, c] = [b'a', b'b', b'c'].map(|byte| vec![byte; KEY_BYTES_MAX]);
+        let too_long = vec![b'd'; KEY_BYTES_MAX + 1];
+        assert_eq!(check(&[], &[&a]), "");
+        assert!(check(&[], &[b"z", &too_long]).contains("bytes is longer than any key: at most"));
+        assert_eq!(check(&[a.clone().into()], &[&b]), "");
+        let together = "can have at most 131072 bytes together";
+        assert!(check(&[], &[&a, &b, &c]).contains(together));
+        assert!(check(&[a.into(), b.into()], &[&c]).contains(together));
+    }
 }

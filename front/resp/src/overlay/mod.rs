@@ -189,10 +189,22 @@ impl Overlay {
         }
     }
 
-    /// The value of `key` according to the overlay. `None`: only the store below knows it.
+    /// The record at `key` according to the overlay. `None`: only the store below knows it.
     fn known(&self, changes: &Changes, key: &[u8]) -> Option<Option<StoredValue>> {
         match changes.points.get(key) {
             Some(written) => Some(self.shown(written)),
+            None => changes.is_cleared(key).then_some(None),
+        }
+    }
+
+    /// The value of `key` according to the overlay, without a copy. `None`: only the store below
+    /// knows it.
+    fn known_value<'c>(&self, changes: &'c Changes, key: &[u8]) -> Option<Option<&'c [u8]>> {
+        match changes.points.get(key) {
+            Some(written) => {
+                let written = written.as_ref().filter(|written| self.is_live(written));
+                Some(written.map(|written| &written.value[..]))
+            }
             None => changes.is_cleared(key).then_some(None),
         }
     }
@@ -329,6 +341,36 @@ impl Store for Overlay {
             None => below.next().flatten(),
         };
         Ok(known.into_iter().map(value).collect())
+    }
+
+    /// The values of each run of keys that only the store below knows come from one call. All calls
+    /// show one moment, because the stripes of the keys are held.
+    fn multi_get_each(
+        &self,
+        keys: &[&[u8]],
+        take: &mut dyn FnMut(Option<&[u8]>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        let changes = self.changes.lock();
+        let changes = &changes.0;
+        let is_unknown = |key: &&[u8]| self.known_value(changes, key).is_none();
+        let (mut rest, mut flow) = (keys, ControlFlow::Continue(()));
+        while flow.is_continue()
+            && let Some((key, others)) = rest.split_first()
+        {
+            if let Some(value) = self.known_value(changes, key) {
+                flow = take(value);
+                rest = others;
+                continue;
+            }
+            let run = rest.iter().take_while(|key| is_unknown(key)).count();
+            let (unknown, others) = rest.split_at(run);
+            self.below.multi_get_each(unknown, &mut |value| {
+                flow = take(value);
+                flow
+            })?;
+            rest = others;
+        }
+        Ok(())
     }
 
     fn write(&self, ops: &[Op<'_>]) -> Result<()> {

@@ -1,4 +1,7 @@
+//! Tests of overlays: agreement with a store that has applied the changes, and bounds.
+
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use archipelago_base::budget::{ByteBudget, MemoryClass};
 use archipelago_base::clock::ManualClock;
@@ -79,6 +82,13 @@ fn overlay_shows_and_commits_what_the_store_would_have() {
                 values.into_iter().map(|value| value.map(|v| v.to_vec())).collect()
             };
             assert_eq!(values(&overlay), values(&twin), "{run}");
+            let mut each = Vec::new();
+            let mut take = |value: Option<&[u8]>| {
+                each.push(value.map(<[u8]>::to_vec));
+                ControlFlow::Continue(())
+            };
+            overlay.multi_get_each(&keys, &mut take).unwrap();
+            assert_eq!(each, values(&twin), "{run}");
             for key in &keys {
                 let entry = |store: &dyn Store| store.get(key).unwrap().map(|e| e.expires_at_ms);
                 assert_eq!(entry(&overlay), entry(&twin), "{run}");
@@ -98,6 +108,91 @@ fn overlay_shows_and_commits_what_the_store_would_have() {
         assert_eq!(all(&*below), untouched, "seed {seed}: nothing is written before the commit");
         below.write(&overlay.changes().ops()).unwrap();
         assert_eq!(all(&*below), all(&twin), "seed {seed}");
+    }
+}
+
+/// A store in memory that counts the values that it reads, and reads only one at a time.
+#[derive(Default)]
+struct Counting {
+    records: MemStore,
+    reads: AtomicUsize,
+}
+
+impl Store for Counting {
+    fn get(&self, key: &[u8]) -> Result<Option<StoredValue>> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.records.get(key)
+    }
+
+    fn multi_get(&self, keys: &[&[u8]]) -> Result<Vec<Option<PinnedSlice>>> {
+        self.reads.fetch_add(keys.len(), Ordering::Relaxed);
+        self.records.multi_get(keys)
+    }
+
+    fn multi_get_each(
+        &self,
+        keys: &[&[u8]],
+        take: &mut dyn FnMut(Option<&[u8]>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        for key in keys {
+            let value = self.get(key)?.map(|entry| entry.value);
+            if take(value.as_deref()).is_break() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, ops: &[Op<'_>]) -> Result<()> {
+        self.records.write(ops)
+    }
+
+    fn scan(&self, range: KeyRange<'_>, reverse: bool, visit: &mut Visit<'_>) -> Result<()> {
+        self.records.scan(range, reverse, visit)
+    }
+
+    fn approximate_count(&self) -> Result<u64> {
+        self.records.approximate_count()
+    }
+
+    fn keyspace(&self) -> Result<Keyspace> {
+        self.records.keyspace()
+    }
+
+    fn expired_keys(&self) -> u64 {
+        0
+    }
+
+    fn info(&self) -> String {
+        String::new()
+    }
+}
+
+#[test]
+fn values_are_read_only_until_the_reader_ends() {
+    let below = Arc::new(Counting::default());
+    let clock = Arc::new(ManualClock::new(NOW_MS));
+    let charge = ByteBudget::unlimited().hold(MemoryClass::Request, 0);
+    let overlay = Overlay::new(Arc::clone(&below) as _, clock as _, 1 << 20, charge);
+    let keys: Vec<[u8; 2]> = (0..1000u16).map(u16::to_be_bytes).collect();
+    let keys: Vec<&[u8]> = keys.iter().map(|key| &key[..]).collect();
+    for key in &keys {
+        below.write(&[Op::Put { key, value: b"below", expires_at_ms: None }]).unwrap();
+    }
+    overlay.write(&[Op::Put { key: keys[1], value: b"above", expires_at_ms: None }]).unwrap();
+    for (values, reads) in [(2, 1), (3, 2), (1000, 999)] {
+        let mut shown = Vec::new();
+        let mut take = |value: Option<&[u8]>| {
+            shown.push(value.unwrap().to_vec());
+            match shown.len() < values {
+                true => ControlFlow::Continue(()),
+                false => ControlFlow::Break(()),
+            }
+        };
+        overlay.multi_get_each(&keys, &mut take).unwrap();
+        assert_eq!(shown.len(), values);
+        assert_eq!(shown[..2], [b"below", b"above"]);
+        assert_eq!(below.reads.swap(0, Ordering::Relaxed), reads, "{values} values");
     }
 }
 

@@ -18,8 +18,9 @@ const SLOTS: usize = 512;
 /// Longest name of a command in bytes.
 const NAME_BYTES_MAX: usize = 24;
 
-/// Function of a command. The number of arguments is checked already. The function writes a whole
-/// reply, or it returns a refusal. Then the session removes what the function wrote.
+/// Function of a command. The number of arguments and the subcommand are checked already. The
+/// function writes a whole reply, or it returns a refusal. Then the session removes what the
+/// function wrote.
 pub(crate) type Handler = fn(&Session, Args<'_>, &mut Reply) -> Handled;
 
 /// A command and its function.

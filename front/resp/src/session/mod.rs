@@ -433,19 +433,21 @@ impl Session {
             None => Err(unknown_command(args)),
             Some(row) => {
                 let command = &row.command;
-                let rejected = if !command.takes(args.len()) {
-                    Err(Refusal::arity(command.name))
+                let runs = !queues || Transaction::runs_while_queueing(command);
+                if runs && command.has(flag::CONTAINER) && command.takes(args.len()) {
+                    self.client.last_command.note_with_subcommand(command, &args.text(1));
+                }
+                let checked = command.check(args);
+                let rejected = if checked.is_err() {
+                    checked
                 } else if !self.is_authenticated() && !command.has(flag::NO_AUTH) {
                     Err(Refusal::NO_AUTH)
-                } else if queues && !Transaction::runs_while_queueing(command) {
+                } else if !runs {
                     self.transaction.queue(self, command, args, reply)
                 } else {
                     // A refusal of EXEC, DISCARD and similar commands does not spoil the
                     // transaction.
                     let started_ns = self.start_ns();
-                    if command.has(flag::CONTAINER) {
-                        self.client.last_command.note_with_subcommand(command, &args.text(1));
-                    }
                     let done = self.run(row, args, reply, started_ns);
                     self.note_time(command, 1, started_ns, || slow_args(command, args));
                     if done.is_err() {

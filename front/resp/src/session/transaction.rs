@@ -12,7 +12,7 @@
 //!    returns.
 //! 2. As in Redis, a command that fails while EXEC runs it (INCR of a text) has its error among the
 //!    replies, and the other commands are executed. A command that cannot be queued makes EXEC
-//!    refuse the transaction.
+//!    refuse the transaction. That includes a subcommand that does not exist.
 //! 3. EXEC does nothing and answers null if any client has written or removed a watched key since
 //!    WATCH, or if the key has expired, even if it has the same value again. A SWAPDB of its
 //!    database counts as a write of every key that one of the two databases has. If clients watch
@@ -24,9 +24,15 @@
 //!
 //! The connection owns the transaction. Cost: a queued command is copied once, and its writes once
 //! more. The bytes of the queue, and those that EXEC writes, are each bounded by
-//! [`Limits::request_bytes_max`](crate::request::Limits) and charged to the byte budget.
+//! [`Limits::request_bytes_max`](crate::request::Limits) and charged to the byte budget. A queue
+//! larger than [`FREE_BYTES`] also holds its bytes of the share for requests
+//! ([`crate::memory::Shares::incoming`]) until EXEC returns. A command for which no memory is free
+//! is refused, and that spoils the transaction. Watched keys are charged as well. A watch costs one
+//! search among those of the connection.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::atomic::Ordering;
 
 use archipelago_base::budget::{Charge, MemoryClass};
@@ -34,7 +40,7 @@ use archipelago_base::budget::{Charge, MemoryClass};
 use crate::args::Args;
 use crate::command::{Command, flag};
 use crate::locks::KeyGuard;
-use crate::memory::FREE_BYTES;
+use crate::memory::{FREE_BYTES, Held};
 use crate::overlays::Overlays;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
@@ -78,25 +84,70 @@ enum WatchedState {
     Absent(AbsentWatch),
 }
 
-/// A watched key.
+/// What is known of a watched key since WATCH.
 struct Watch {
-    database: usize,
-    key: Box<[u8]>,
     /// Number of swaps of its database before WATCH.
     swaps: u64,
     was: WatchedState,
 }
 
 impl Watch {
-    /// Whether the key is unchanged. Its stripe is held.
-    fn is_same(&self, session: &Session) -> Result<bool, Refusal> {
-        let version = session.store_of(self.database).version(&self.key)?;
+    /// Whether `key` of `database` is unchanged. Its stripe is held.
+    fn is_same(&self, session: &Session, database: usize, key: &[u8]) -> Result<bool, Refusal> {
+        let version = session.store_of(database).version(key)?;
         Ok(match &self.was {
             WatchedState::Present(was) => {
-                version == Some(*was) && session.shared.watches.swaps(self.database) == self.swaps
+                version == Some(*was) && session.shared.watches.swaps(database) == self.swaps
             }
             WatchedState::Absent(watch) => version.is_none() && !watch.was_put(),
         })
+    }
+
+    /// Approximate bytes of the watch of `key`.
+    fn memory_bytes(&self, key: &[u8]) -> u64 {
+        let copies = match self.was {
+            WatchedState::Present(_) => 1,
+            // The registry of absent keys has the other two.
+            WatchedState::Absent(_) => 3,
+        };
+        (size_of::<(WatchedKey, Self)>() + copies * key.len()) as u64
+    }
+}
+
+/// Database and name of a watched key.
+type WatchedKey = (usize, Box<[u8]>);
+
+/// The watched keys of one connection, each once.
+#[derive(Default)]
+struct WatchedKeys {
+    by_key: BTreeMap<WatchedKey, Watch>,
+    bytes: u64,
+    /// `None` before the first watch.
+    charge: Option<Charge>,
+}
+
+impl WatchedKeys {
+    /// Watches `keys` of the selected database, whose stripes are held.
+    fn add<'k>(&mut self, session: &Session, keys: impl Iterator<Item = &'k [u8]>) -> Handled {
+        let (store, database) = (session.store(), session.database());
+        let registry = &session.shared.watches;
+        for key in keys {
+            let Entry::Vacant(free) = self.by_key.entry((database, key.into())) else { continue };
+            let was = match store.version(key)? {
+                Some(version) => WatchedState::Present(version),
+                None => WatchedState::Absent(registry.enter(database, key)),
+            };
+            let watch = Watch { swaps: registry.swaps(database), was };
+            self.bytes += watch.memory_bytes(key);
+            free.insert(watch);
+        }
+        Ok(())
+    }
+
+    /// Charges the bytes of all watches to the byte budget.
+    fn charge(&mut self, session: &Session) {
+        let hold = || session.shared.options.budget.hold(MemoryClass::Request, 0);
+        self.charge.get_or_insert_with(hold).resize(self.bytes);
     }
 }
 
@@ -107,6 +158,8 @@ struct Queue {
     /// Whether a command could not be queued.
     is_spoilt: bool,
     charge: Charge,
+    /// Memory of the share for requests.
+    held: Held,
 }
 
 /// The transaction of one connection.
@@ -115,7 +168,7 @@ pub(crate) struct Transaction {
     /// Whether there is a queue. This copy costs nothing to read.
     is_queueing: Cell<bool>,
     queue: RefCell<Option<Queue>>,
-    watches: RefCell<Vec<Watch>>,
+    watches: RefCell<WatchedKeys>,
 }
 
 impl Transaction {
@@ -123,6 +176,15 @@ impl Transaction {
     #[inline]
     pub(crate) fn is_queueing(&self) -> bool {
         self.is_queueing.get()
+    }
+
+    /// Bytes of the share for requests that the queue holds.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        if !self.is_queueing() {
+            return 0;
+        }
+        let queue = self.queue.borrow();
+        queue.as_ref().filter(|queue| queue.held.is_some()).map_or(0, |queue| queue.bytes)
     }
 
     /// Whether `command` runs immediately although a transaction is being queued.
@@ -137,7 +199,7 @@ impl Transaction {
         }
     }
 
-    /// Queues a command whose number of arguments is right.
+    /// Queues a command whose number of arguments and subcommand are right.
     pub(crate) fn queue(
         &self,
         session: &Session,
@@ -160,6 +222,10 @@ impl Transaction {
                 limits.request_bytes_max, limits.args_max
             )));
         }
+        let share = &session.shared.memory.incoming;
+        if bytes > FREE_BYTES && !share.try_hold(&mut queue.held, bytes) {
+            return Err(share.refusal(bytes));
+        }
         queue.bytes = bytes;
         queue.charge.resize(bytes);
         queue.commands.push(queued);
@@ -176,7 +242,8 @@ impl Transaction {
     }
 
     fn note_watches(&self, session: &Session) {
-        session.client.watched.store(self.watches.borrow().len(), Ordering::Relaxed);
+        let watched = self.watches.borrow().by_key.len();
+        session.client.watched.store(watched, Ordering::Relaxed);
     }
 
     /// Begins a transaction (MULTI).
@@ -190,7 +257,8 @@ impl Transaction {
             return Err(Refusal::Store(error));
         }
         let charge = session.shared.options.budget.hold(MemoryClass::Request, 0);
-        let queue = Queue { commands: Vec::new(), bytes: 0, is_spoilt: false, charge };
+        let (commands, held) = (Vec::new(), Held::default());
+        let queue = Queue { commands, bytes: 0, is_spoilt: false, charge, held };
         self.note(session, Some(&queue));
         *self.queue.borrow_mut() = Some(queue);
         self.is_queueing.set(true);
@@ -214,7 +282,7 @@ impl Transaction {
 
     /// Drops all watches (UNWATCH).
     pub(crate) fn unwatch(&self, session: &Session) {
-        self.watches.borrow_mut().clear();
+        drop(self.watches.take());
         self.note_watches(session);
     }
 
@@ -229,28 +297,19 @@ impl Transaction {
         if self.is_queueing() {
             return Err(Refusal::fixed("ERR WATCH inside MULTI is not allowed"));
         }
-        let store = session.store();
-        store.joint_writes()?;
+        session.store().joint_writes()?;
         let most = session.shared.options.limits.args_max;
-        if self.watches.borrow().len() + args.len() > most {
+        if self.watches.borrow().by_key.len() + args.len() > most {
             return Err(Refusal::said(format!("ERR a client can watch at most {most} keys")));
         }
-        let _guard = session.lock_many(args.from(1));
-        let (mut watches, database) = (self.watches.borrow_mut(), session.database());
-        let registry = &session.shared.watches;
-        for key in args.from(1) {
-            if watches.iter().any(|watch| watch.database == database && *watch.key == *key) {
-                continue;
-            }
-            let was = match store.version(key)? {
-                Some(version) => WatchedState::Present(version),
-                None => WatchedState::Absent(registry.enter(database, key)),
-            };
-            watches.push(Watch { database, key: key.into(), swaps: registry.swaps(database), was });
-        }
+        let guard = session.lock_many(args.from(1));
+        let mut watches = self.watches.borrow_mut();
+        let added = watches.add(session, args.from(1));
+        drop(guard);
+        watches.charge(session);
         drop(watches);
         self.note_watches(session);
-        Ok(())
+        added
     }
 
     /// Executes the queued commands (EXEC).
@@ -259,7 +318,7 @@ impl Transaction {
             return Err(Refusal::fixed("ERR EXEC without MULTI"));
         }
         let queue = self.end(session);
-        let watches = std::mem::take(&mut *self.watches.borrow_mut());
+        let watches = self.watches.take();
         self.note_watches(session);
         let Some(queue) = queue.filter(|queue| !queue.is_spoilt) else {
             return Err(Refusal::fixed(
@@ -276,15 +335,15 @@ impl Transaction {
     }
 }
 
-fn execute(session: &Session, queue: &Queue, watches: &[Watch], reply: &mut Reply) -> Handled {
+fn execute(session: &Session, queue: &Queue, watches: &WatchedKeys, reply: &mut Reply) -> Handled {
     let shared = &session.shared;
     // EXEC waits for no memory while it holds locks, because other clients wait for the locks.
     if queue.bytes > FREE_BYTES {
         session.hold_for_write(queue.bytes).map_err(|refusal| abort(&refusal.line()))?;
     }
     let _guard = lock(session, queue, watches);
-    for watch in watches {
-        if !watch.is_same(session)? {
+    for ((database, key), watch) in &watches.by_key {
+        if !watch.is_same(session, *database, key)? {
             reply.null_array();
             return Ok(());
         }
@@ -335,7 +394,7 @@ fn abort(why: &str) -> Refusal {
 }
 
 /// Locks every key that a queued command may read or write, and every watched key.
-fn lock<'s>(session: &'s Session, queue: &Queue, watches: &[Watch]) -> KeyGuard<'s> {
+fn lock<'s>(session: &'s Session, queue: &Queue, watches: &WatchedKeys) -> KeyGuard<'s> {
     let uses_keyspace = |queued: &Queued| {
         queued.command.has(flag::WRITE | flag::READONLY) && queued.command.keys.first == 0
     };
@@ -344,5 +403,5 @@ fn lock<'s>(session: &'s Session, queue: &Queue, watches: &[Watch]) -> KeyGuard<
     }
     let of_commands =
         queue.commands.iter().flat_map(|queued| queued.command.keys_of(queued.args()));
-    session.lock_many(of_commands.chain(watches.iter().map(|watch| &*watch.key)))
+    session.lock_many(of_commands.chain(watches.by_key.keys().map(|(_, key)| &**key)))
 }

@@ -20,6 +20,8 @@ use crate::client::{Client, encode};
 struct Faulty {
     records: MemStore,
     stalled: AtomicBool,
+    /// Whether writes wait although [`Store::would_stall`] has not said so.
+    writes_wait: AtomicBool,
     /// Whether every call that reads many keys waits.
     scans_stalled: AtomicBool,
     /// Whether a write or a scan has begun to wait.
@@ -53,6 +55,7 @@ impl Store for Faulty {
 
     fn write(&self, ops: &[Op<'_>]) -> Result<()> {
         self.wait_while(&self.stalled);
+        self.wait_while(&self.writes_wait);
         if ops.iter().any(|op| matches!(op, Op::DeleteRange { .. })) {
             self.wait_while(&self.scans_stalled);
         }
@@ -122,6 +125,42 @@ fn stalled_writes_do_not_hold_up_other_connections() {
         let expected = if n % 2 == 0 { ["+OK", "+OK"] } else { [":1", ":2"] };
         assert_eq!([writer.reply(), writer.reply()], expected);
     }
+    assert!(server.shutdown());
+}
+
+#[test]
+fn writes_of_a_contended_key_hold_up_no_other_connection() {
+    let (server, store) = start();
+    let mut other = Client::connect(&server);
+    other.expect(&[("SET there v", "+OK")]);
+    store.writes_wait.store(true, Ordering::SeqCst);
+    // A large write leaves the only worker, and waits in the store with the stripe of its key.
+    let mut first = Client::connect(&server);
+    first.send(&encode(&[&b"SET"[..], b"k", &vec![b'v'; 1 << 20]]));
+    while !store.is_waiting.load(Ordering::SeqCst) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let words: [&[&str]; 4] = [
+        &["SET", "k", "small"],
+        &["APPEND", "k", "x"],
+        &["MSET", "k", "1", "l", "2"],
+        &["DELRANGE", "[k", "(l"],
+    ];
+    let mut waiting = words.map(|words| {
+        let mut client = Client::connect(&server);
+        client.send_words(words);
+        client
+    });
+    for _ in 0..100 {
+        other.expect(&[("PING", "+PONG"), ("GET there", "$1 v")]);
+    }
+    store.writes_wait.store(false, Ordering::SeqCst);
+    assert_eq!(first.reply(), "+OK");
+    for client in &mut waiting {
+        let reply = client.reply();
+        assert!(!reply.starts_with('-'), "{reply}");
+    }
+    other.expect(&[("PING", "+PONG")]);
     assert!(server.shutdown());
 }
 

@@ -68,7 +68,23 @@ fn commands_of_a_transaction_see_each_other() {
 fn command_that_cannot_be_queued_aborts_the_transaction() {
     on_each_store(|server, _clock| {
         let mut client = Client::connect(server);
-        for wrong in ["NOPE", "GET", "SHUTDOWN"] {
+        for wrong in [
+            "NOPE",
+            "GET",
+            "SHUTDOWN",
+            "CONFIG FOO",
+            "CONFIG GET",
+            "CLIENT SETNAME",
+            "CLIENT ID 1",
+            "OBJECT ENCODING",
+            "OBJECT FREQ k l",
+            "MEMORY USAGE",
+            "SLOWLOG LEN 1",
+            "LATENCY FOO",
+            "COMMAND GETKEYS",
+            "ACL WHOAMI k",
+            "ACL HELP k",
+        ] {
             client.expect(&[("MULTI", "+OK"), ("SET k v", "+QUEUED")]);
             assert!(client.ask(wrong).starts_with("-ERR "), "{wrong}");
             client.expect(&[
@@ -240,6 +256,28 @@ fn watch_sees_what_other_transactions_and_pipelines_write() {
             assert_eq!([other.reply(), other.reply()], ["+OK", "+OK"]);
             client.expect(&[("MULTI", "+OK"), ("PING", "+QUEUED"), ("EXEC", "*-1")]);
         }
+    });
+}
+
+#[test]
+fn many_keys_are_watched_once_each() {
+    on_each_store(|server, _clock| {
+        let (mut client, mut other) = (Client::connect(server), Client::connect(server));
+        let keys: Vec<String> = (0..20_000).map(|n| format!("k{n}")).collect();
+        let words = |keys: &[String]| format!("WATCH {}", keys.join(" "));
+        client.expect(&[("SET k7 v", "+OK")]);
+        client.expect(&[(&words(&keys), "+OK"), (&words(&keys[..9000]), "+OK")]);
+        client.expect(&[("WATCH k1 k1 other other", "+OK")]);
+        let info = client.ask("CLIENT INFO");
+        assert!(info.contains(" watch=20001"), "{info}");
+        // Another client changes one of them, which two commands have named.
+        for (change, expected) in [("SET k7 w", "*-1"), ("SET k8 w", "*-1"), ("GET k7", "*1 +PONG")]
+        {
+            client.expect(&[(&words(&keys), "+OK"), (&words(&keys[..9]), "+OK")]);
+            other.ask(change);
+            client.expect(&[("MULTI", "+OK"), ("PING", "+QUEUED"), ("EXEC", expected)]);
+        }
+        assert!(client.ask("CLIENT INFO").contains(" watch=0"));
     });
 }
 

@@ -11,6 +11,7 @@ use archipelago_engine::event::{Event, EventListener, Listeners};
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::sst::{BlockCache, TableReader};
+use archipelago_env::fault::{FaultFs, Operation, Rule};
 use archipelago_env::mem::MemFs;
 use archipelago_env::{FileSystem, IoContext, IoPurpose, OpenOptions};
 
@@ -223,4 +224,45 @@ fn a_memtable_is_sealed_at_the_most_range_deletes_of_a_shard() {
         store.delete_range(at, 50_000);
     }
     assert_eq!(store.seals.count.load(Ordering::Relaxed), 1);
+}
+
+/// The table of the range delete waits for the one edit that leaves the log. A bucket map by the
+/// keys of the next memtable would cut through it.
+#[test]
+fn log_is_left_after_a_range_delete_that_comes_before_the_first_map() {
+    const COUNT: u64 = 1000;
+    let disk = MemFs::new();
+    let family = CfOptions { buckets: 4, write_buffer_bytes: 8 << 20, ..small_family() };
+    let faults = FaultFs::new(Arc::new(disk.clone()), 1);
+    let components = Components { fs: Arc::new(faults.clone()), ..over(&disk, family.clone()) };
+    let db = Db::open_with("/db", small_db(), components).unwrap();
+    let cf = db.default_family();
+    db.delete_range(cf, &key(0), &key(COUNT), &WriteOptions::default()).unwrap();
+    db.start_flush(cf).unwrap();
+    for n in 0..COUNT {
+        db.put(&key(n), b"value").unwrap();
+    }
+    let rule = faults.add(Rule::on(Operation::LogSync).nth(1));
+    let sync = WriteOptions { sync: true, ..WriteOptions::default() };
+    db.put_with(cf, &key(0), b"value", &sync).unwrap_err();
+    assert_eq!(faults.fired_by(rule), 1);
+    db.resume().unwrap();
+    let check = |db: &Db| {
+        let mut iter = db.iter(db.default_family(), &ReadOptions::default()).unwrap();
+        iter.seek_to_first();
+        for n in 0..COUNT {
+            assert!(iter.valid(), "key {n}: {:?}", iter.status());
+            assert_eq!((iter.key(), iter.value()), (&key(n)[..], &b"value"[..]));
+            iter.next();
+        }
+        assert!(!iter.valid());
+        iter.status().unwrap();
+        assert!(db.verify(|_, _| {}).unwrap().is_clean());
+    };
+    check(&db);
+    db.close().unwrap();
+    let db = Db::open_with("/db", small_db(), over(&disk, family)).unwrap();
+    check(&db);
+    db.wait_for_background().unwrap();
+    check(&db);
 }

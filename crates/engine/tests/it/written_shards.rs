@@ -5,13 +5,17 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
+use archipelago_base::clock::ManualClock;
 use archipelago_base::random::Rng;
 use archipelago_base::{Error, ErrorKind};
-use archipelago_engine::db::{Components, Db, Iter, ReadOptions, Snapshot};
+use archipelago_engine::db::{ColumnFamily, Components, Db, Iter, ReadOptions, Snapshot};
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, WriteOptions};
+use archipelago_engine::stats::Ticker;
 use archipelago_env::FileSystem;
+use archipelago_env::fault::{FaultFs, Operation, Rule};
 use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
 
@@ -44,6 +48,12 @@ struct Watch {
     /// Number of shards that may be written before the flush fails; none fails at first.
     fails_after: AtomicU64,
     fails: AtomicBool,
+    /// Whether the install fails.
+    fails_install: AtomicBool,
+    /// A family that is dropped before its install.
+    dropped: Mutex<Option<ColumnFamily>>,
+    /// An iterator that was made just before the drop, and has no position yet.
+    reader: Mutex<Option<Iter>>,
 }
 
 fn memtable_bytes(db: &Db) -> u64 {
@@ -86,6 +96,10 @@ fn check(db: &Db, contents: &Contents, options: &ReadOptions) {
 }
 
 const KEYS: u64 = 300;
+/// A time that is longer than the interval of sweeps.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(601);
+/// A time that is longer than that from a failed job to the next sweep.
+const SWEEP_DELAY: Duration = Duration::from_secs(61);
 
 impl Watch {
     fn look(&self, point: &str) -> archipelago_base::Result<()> {
@@ -99,7 +113,20 @@ impl Watch {
             }
             self.fails_after.store(left - 1, Ordering::Relaxed);
         }
+        if point == "flush.before_install" {
+            self.drop_family_with_a_reader()?;
+            if self.fails_install.load(Ordering::Relaxed) {
+                return Err(Error::new(ErrorKind::Io, "injected"));
+            }
+        }
         Ok(())
+    }
+
+    fn drop_family_with_a_reader(&self) -> archipelago_base::Result<()> {
+        let (db, family) = (self.db.lock().clone(), self.dropped.lock().take());
+        let (Some(db), Some(family)) = (db, family) else { return Ok(()) };
+        *self.reader.lock() = Some(db.iter(&family, &ReadOptions::default())?);
+        db.drop_family(&family)
     }
 
     fn look_between_shards(&self) {
@@ -138,12 +165,18 @@ fn family() -> CfOptions {
 
 impl World {
     fn new(seed: u64) -> Self {
+        Self::with(seed, |components, _| components)
+    }
+
+    /// A database with other components, which may be made of those of [`World::new`] and the disk.
+    fn with(seed: u64, change: impl FnOnce(Components, &MemFs) -> Components) -> Self {
         let (disk, watch) = (MemFs::new(), Arc::new(Watch::default()));
         let looking = Arc::clone(&watch);
         let components = Components {
             fault_point: Some(Arc::new(move |point| looking.look(point))),
             ..over(&disk, family())
         };
+        let components = change(components, &disk);
         let db = Db::open_with("/db", small_db(), components).unwrap();
         let mut world = Self { disk, db, watch, rng: Rng::with_seed(seed) };
         // The first memtable makes the bucket map, and the second one was made before the map.
@@ -338,6 +371,75 @@ fn family_that_is_dropped_takes_its_written_shards_along() {
     world.db.wait_for_background().unwrap();
     world.check();
     assert_eq!(tables(&world.disk), named_tables(&world.db));
+}
+
+#[test]
+fn reader_of_a_dropped_family_keeps_the_shards_that_its_flush_wrote() {
+    let clock = Arc::new(ManualClock::new(1_000_000));
+    let of_world = Arc::clone(&clock);
+    let world = World::with(60, |components, _| Components { clock: of_world as _, ..components });
+    let own = world.db.create_family("own", family()).unwrap();
+    for round in 0..3 {
+        for n in 0..KEYS {
+            world.db.put_with(&own, &key(n), &[round; 20], &WriteOptions::default()).unwrap();
+        }
+        if round < 2 {
+            world.db.flush(&own).unwrap();
+        }
+    }
+    assert_eq!(world.db.buckets(&own).unwrap().len(), 4);
+    *world.watch.dropped.lock() = Some(own.clone());
+    world.db.flush(&own).unwrap_err();
+    drop(own);
+    let mut iter = world.watch.reader.lock().take().expect("the flush reached its install");
+    // The sweep after failed jobs leaves the tables as well.
+    for _ in 0..2 {
+        clock.advance(SWEEP_INTERVAL);
+        while world.db.step_background().unwrap() {}
+    }
+    assert_eq!(world.db.statistics().get(Ticker::StraysRemoved), 0);
+    iter.seek_to_first();
+    for n in 0..KEYS {
+        assert!(iter.valid(), "key {n}: {:?}", iter.status());
+        assert_eq!((iter.key(), iter.value()), (&key(n)[..], &[2; 20][..]));
+        iter.next();
+    }
+    assert!(!iter.valid());
+    iter.status().unwrap();
+    assert!(tables(&world.disk) > named_tables(&world.db), "the iterator holds tables");
+    drop(iter);
+    while world.db.step_background().unwrap() {}
+    assert_eq!(tables(&world.disk), named_tables(&world.db), "a table of the family is left");
+    world.check();
+}
+
+#[test]
+fn table_that_a_failed_flush_could_not_remove_is_swept() {
+    let clock = Arc::new(ManualClock::new(1_000_000));
+    let (of_world, mut faults) = (Arc::clone(&clock), None);
+    let mut world = World::with(70, |components, disk| {
+        let fs = faults.insert(FaultFs::new(Arc::new(disk.clone()), 1)).clone();
+        Components { clock: of_world as _, fs: Arc::new(fs), ..components }
+    });
+    let faults = faults.expect("the world has them");
+    world.db.wait_for_background().unwrap();
+    world.write(300);
+    world.watch.fails_install.store(true, Ordering::Relaxed);
+    let rule = faults.add(Rule::on(Operation::Remove).path(".sst"));
+    world.db.flush(world.db.default_family()).unwrap_err();
+    assert_eq!(faults.fired_by(rule), 1, "readers use the tables of the other shards");
+    faults.clear();
+    world.watch.fails_install.store(false, Ordering::Relaxed);
+    world.check();
+    // The next edit installs the published tables, and the sweep removes the other one.
+    world.db.flush(world.db.default_family()).unwrap();
+    world.db.wait_for_background().unwrap();
+    assert_eq!(tables(&world.disk), named_tables(&world.db) + 1);
+    clock.advance(SWEEP_DELAY);
+    while world.db.step_background().unwrap() {}
+    assert_eq!(tables(&world.disk), named_tables(&world.db));
+    assert_eq!(world.db.statistics().get(Ticker::StraysRemoved), 1);
+    world.check();
 }
 
 #[test]

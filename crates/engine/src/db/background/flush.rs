@@ -285,8 +285,7 @@ fn flush_and_install(db: &DbInner, task: &FlushTask, place: &FlushPlace) -> Resu
         set_first_map(db, &task.family, &shard, Order::none())?;
     }
     let numbers = JobNumbers::new(db, Order::none());
-    let output = write_shards(task, &numbers, place);
-    let output = output.inspect_err(|_| keep_published_numbers(db, task, &numbers))?;
+    let output = write_shards(task, &numbers, place)?;
     let installed = db
         .context
         .fault_point("flush.before_install")
@@ -294,10 +293,7 @@ fn flush_and_install(db: &DbInner, task: &FlushTask, place: &FlushPlace) -> Resu
         .and_then(|()| install_flush(db, task, &output));
     match &installed {
         Ok(()) => numbers.note_installed(),
-        Err(_) => {
-            written_shards::discard_unpublished(db, task, &output);
-            keep_published_numbers(db, task, &numbers);
-        }
+        Err(_) => written_shards::discard_unpublished(&numbers, &output),
     }
     installed
 }
@@ -307,14 +303,6 @@ fn only_shard(db: &DbInner, task: &FlushTask) -> Option<Arc<Shard>> {
     let is_only = task.memtables.first().is_some_and(|taken| taken.info.map.len() == 1);
     let state = is_only.then(|| db.jobs.lock(Order::none()))?;
     Taken::of_task(&state, task, FlushPart::Whole).first().cloned()
-}
-
-/// Keeps the sweep of strays from removing tables that readers use after a failed attempt. The edit
-/// of the next attempt names them.
-fn keep_published_numbers(db: &DbInner, task: &FlushTask, numbers: &JobNumbers<'_>) {
-    if !db.jobs.lock(Order::none()).written_of(task.family.id).is_empty() {
-        numbers.note_installed();
-    }
 }
 
 /// Writes the files of a flush: its shards in parallel, on at most `max_background_jobs` threads.
@@ -348,7 +336,7 @@ fn write_shards(
         left -= 1;
         match parts[work] {
             // The edit follows the last shard.
-            FlushPart::Shard(at) if left > 0 => written_shards::publish(db, task, at, output),
+            FlushPart::Shard(at) if left > 0 => written_shards::publish(numbers, task, at, output),
             _ => Ok(()),
         }
     };
@@ -362,7 +350,7 @@ fn write_shards(
         outputs.extend(earlier);
         return Ok(JobOutput::joined(outputs, duration_ns));
     };
-    written_shards::discard_unpublished(db, task, &JobOutput::joined(outputs, duration_ns));
+    written_shards::discard_unpublished(numbers, &JobOutput::joined(outputs, duration_ns));
     Err(error)
 }
 
@@ -548,6 +536,11 @@ pub(crate) fn add_output(edit: &mut VersionEdit, cf: CfId, output: &JobOutput) {
     }
 }
 
+/// Whether the edit adds a table of the family.
+pub(crate) fn adds_table(edit: &VersionEdit, of: CfId) -> bool {
+    edit.changes.iter().any(|change| matches!(change, Change::AddFile { cf, .. } if *cf == of))
+}
+
 /// Marks the shards of a flush as installed and takes them from the view. Returns those that are at
 /// nodes and have no copy.
 fn mark_installed(state: &mut JobState, task: &FlushTask) -> Vec<Arc<AwayShard>> {
@@ -573,6 +566,8 @@ fn mark_installed(state: &mut JobState, task: &FlushTask) -> Vec<Arc<AwayShard>>
 /// Cuts the key space by the keys of the first memtable, once (BucketLSM §V-C). The parts have
 /// equal numbers of records, because the index knows records and not bytes. If values differ in
 /// size, later map changes correct the parts, because bucket temperatures are measured in bytes.
+/// Only installed tables are checked: a caller whose edit has tables of the family already
+/// ([`adds_table`]) must not call this function, because the map might cut through them.
 pub(crate) fn set_first_map<Held: Before<ManifestLock> + Before<JobsLock>>(
     db: &DbInner,
     family: &Family,

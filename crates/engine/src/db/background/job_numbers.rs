@@ -9,6 +9,9 @@
 //! 2. [`JobNumbers::note_installed`] follows the edit that installs the outputs. After a drop
 //!    without it, no edit installs a file with one of the numbers. A drop during a panic is an
 //!    exception, because the outcome of the job is then unknown.
+//! 3. [`JobNumbers::keep`] precedes the first reader of a table that no edit names. The numbers of
+//!    such tables are no strays: a later edit names them, or the trash removes them with their last
+//!    reader.
 //!
 //! Thread-safety: one thread owns the numbers of a job.
 //! Failure: a reservation fails if its edit fails, for example on a full disk. The job fails then,
@@ -55,6 +58,31 @@ impl<Held> JobNumbers<'_, Held> {
     pub(crate) fn note_installed(&self) {
         self.reserved.borrow_mut().clear();
     }
+
+    /// Takes a number out of the reserved ones, because readers use its table from now on.
+    pub(crate) fn keep(&self, no: u64) {
+        let mut reserved = self.reserved.borrow_mut();
+        *reserved = reserved.iter().flat_map(|row| without(*row, no)).collect();
+    }
+
+    /// Whether the number is reserved, and neither kept nor installed.
+    pub(crate) fn contains(&self, no: u64) -> bool {
+        self.reserved.borrow().iter().any(|row| has_number(*row, no))
+    }
+}
+
+fn has_number(row: FileNumbers, no: u64) -> bool {
+    no.checked_sub(row.first).is_some_and(|at| at < row.count)
+}
+
+/// The numbers of `row` before and after `no`.
+fn without(row: FileNumbers, no: u64) -> Vec<FileNumbers> {
+    if !has_number(row, no) {
+        return vec![row];
+    }
+    let before = FileNumbers { first: row.first, count: no - row.first };
+    let after = FileNumbers { first: no + 1, count: row.count - before.count - 1 };
+    [before, after].into_iter().filter(|row| row.count > 0).collect()
 }
 
 impl<Held> Drop for JobNumbers<'_, Held> {
@@ -66,6 +94,25 @@ impl<Held> Drop for JobNumbers<'_, Held> {
         let now_ns = self.db.context.clock().now_ns();
         for numbers in self.reserved.take() {
             self.db.storage.strays().note_ended(numbers, now_ns);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn row_without_a_number_has_all_others() {
+        let row = FileNumbers { first: 10, count: 4 };
+        for no in 8..16 {
+            let left = without(row, no);
+            assert!(left.iter().all(|row| row.count > 0), "an empty row: {left:?}");
+            for other in 8..16 {
+                let is_left = left.iter().any(|row| has_number(*row, other));
+                let was_there = (10..14).contains(&other);
+                assert_eq!(is_left, was_there && other != no, "{other} in {left:?}");
+            }
         }
     }
 }

@@ -244,6 +244,9 @@ fn flush_memory(
         }
         for memtable in sealed_memtables(&db.jobs, order, &family) {
             for shards in pending_runs(&db.jobs, order, &family, &memtable) {
+                if memtable.map.len() == 1 && !flush::adds_table(edit, family.id) {
+                    set_first_map(db, order, &family, &memtable)?;
+                }
                 let output = flush_run(numbers, order, &family, &memtable, shards)?;
                 flush::add_output(edit, family.id, &output);
                 outputs.push(output);
@@ -291,6 +294,37 @@ fn pending_runs(
     runs
 }
 
+/// The homes of shards of a memtable.
+fn taken_of(
+    jobs: &Jobs,
+    order: Order<CommitLock>,
+    family: &Family,
+    memtable: &SealedInfo,
+    shards: &std::ops::Range<usize>,
+) -> Taken {
+    let state = jobs.lock(order);
+    let found = state.sealed_of(family.id).find(|sealed| sealed.info.id == memtable.id);
+    let view = found.map(|sealed| Arc::clone(&sealed.view));
+    let all = view.iter().flat_map(|view| view.homes.iter().enumerate());
+    let own = all.filter(|(at, _)| shards.contains(at));
+    Taken::of_memtable(memtable.id, own.filter_map(|(at, home)| Some((at, home.clone()?))))
+}
+
+/// Makes the first bucket map by the keys of a memtable that has one shard. No table of the family
+/// may wait for the edit, because the map might cut through it.
+fn set_first_map(
+    db: &DbInner,
+    order: Order<CommitLock>,
+    family: &Family,
+    memtable: &SealedInfo,
+) -> Result<()> {
+    let taken = taken_of(&db.jobs, order, family, memtable, &(0..1));
+    match taken.first() {
+        Some(shard) => flush::set_first_map(db, family, shard, order),
+        None => Ok(()),
+    }
+}
+
 fn flush_run(
     numbers: &JobNumbers<'_, CommitLock>,
     order: Order<CommitLock>,
@@ -299,14 +333,7 @@ fn flush_run(
     shards: std::ops::Range<usize>,
 ) -> Result<JobOutput> {
     let db = numbers.db();
-    let taken = {
-        let state = db.jobs.lock(order);
-        let found = state.sealed_of(family.id).find(|sealed| sealed.info.id == memtable.id);
-        let view = found.map(|sealed| Arc::clone(&sealed.view));
-        let all = view.iter().flat_map(|view| view.homes.iter().enumerate());
-        let own = all.filter(|(at, _)| shards.contains(at));
-        Taken::of_memtable(memtable.id, own.filter_map(|(at, home)| Some((at, home.clone()?))))
-    };
+    let taken = taken_of(&db.jobs, order, family, memtable, &shards);
     let task = FlushTask {
         job_id: 0,
         family: Arc::clone(family),
@@ -315,11 +342,6 @@ fn flush_run(
         cut: FlushCut::Uncut,
         planned_cuts: Vec::new(),
     };
-    if memtable.map.len() == 1
-        && let Some(shard) = taken.first()
-    {
-        flush::set_first_map(db, family, shard, order)?;
-    }
     run_flush(
         &flush::flush_spec(numbers, &task, FlushPart::Whole, taken.refs())?,
         &compaction::job_context(&db.context, &db.storage, &db.jobs, &db.view, &taken),

@@ -12,7 +12,7 @@
 //!    memtable waits for that: an additional worker, the **spare** one, takes a flush when all
 //!    other workers run other jobs.
 //! 3. Garbage collection of value files has a worker of its own and waits for no other job. After
-//!    its failure only its inputs wait.
+//!    its failure only its inputs wait. The same holds for merges of invalid files.
 //! 4. An executor may take more jobs than this process has threads for
 //!    ([`JobExecutor::room`](crate::executor::JobExecutor::room)). Such **extra** jobs are picked by
 //!    a thread of their own, and each has a thread that waits for it. They take no slot of the
@@ -109,6 +109,11 @@ impl Task {
             Self::Gc(task) => Some(task.job_id()),
             _ => None,
         }
+    }
+
+    /// Whether its failures are kept by input file, so that nothing else waits after one.
+    fn fails_by_file(&self) -> bool {
+        matches!(self, Self::Gc(_) | Self::MergeInvalid(_))
     }
 
     fn name(&self) -> String {
@@ -602,9 +607,9 @@ fn note_result(db: &DbInner, task: &Task, result: &Result<()>) {
                 disk_room::renew_patience(&db.disk);
             }
             let mut state = db.jobs.lock(Order::none());
-            // These tasks do not end a failure. Failures of garbage collections are kept by file,
-            // and the success of a collection says nothing about other work.
-            let is_other = matches!(task, Task::Ready(..) | Task::Gc(_) | Task::Send(_));
+            // These tasks do not end a failure. Failures of garbage collections and of merges of
+            // invalid files are kept by file, and their success says nothing about other work.
+            let is_other = matches!(task, Task::Ready(..) | Task::Send(_)) || task.fails_by_file();
             if state.has_failed() && !is_other {
                 state.forget_failures();
                 db.observers.health().clear_failing();
@@ -628,9 +633,9 @@ fn note_result(db: &DbInner, task: &Task, result: &Result<()>) {
             tracing::debug!(job = task.name(), %error, "a flush is planned again for this process");
             db.jobs.lock(Order::none()).plan_for_here();
         }
-        // Only the inputs of the collection wait. No necessary work has failed.
-        Err(error) if matches!(task, Task::Gc(_)) && !is_fatal_to_gc(error) => {
-            tracing::warn!(job = task.name(), %error, "its value files are left out for a time");
+        // Only the inputs of the job wait. No necessary work has failed.
+        Err(error) if task.fails_by_file() && !is_fatal_to_gc(error) => {
+            tracing::warn!(job = task.name(), %error, "its files are left out for a time");
             db.observers.tell_failure(&task.name(), error);
         }
         Err(error) => {
@@ -653,7 +658,8 @@ fn note_result(db: &DbInner, task: &Task, result: &Result<()>) {
     }
 }
 
-/// Whether a garbage collection failed in a way that concerns the whole database.
+/// Whether a garbage collection or a merge of invalid files failed in a way that concerns the whole
+/// database.
 fn is_fatal_to_gc(error: &Error) -> bool {
     error.cause::<ReferenceMismatch>().is_some() || error.cause::<EnginePanic>().is_some()
 }

@@ -20,7 +20,10 @@
 //!    attempt writes the remaining shards, and its edit installs both. That attempt takes all
 //!    memtables whose records the tables have. Otherwise its edit would cover fewer records than it
 //!    installs, and the others would come a second time from memory or the log.
-//! 5. The bucket map does not change in the range of a written shard
+//! 5. No failed flush removes a table that was published, even if its family was dropped meanwhile,
+//!    because readers may not have opened it yet. The drop marks the table obsolete, and the trash
+//!    removes it with its last reader.
+//! 6. The bucket map does not change in the range of a written shard
 //!    ([`JobState::running_flushes`](crate::db::state::jobs::JobState::running_flushes)).
 //!
 //! Shards with separated values stay in memory until the edit, because no version has their value
@@ -35,7 +38,7 @@ use std::sync::atomic::Ordering;
 use archipelago_base::{Error, Result};
 
 use crate::db::background::flush_task::{FlushPart, FlushTask};
-use crate::db::inner::DbInner;
+use crate::db::background::job_numbers::JobNumbers;
 use crate::db::state::jobs::{JobState, WrittenShard};
 use crate::db::write::stalling;
 use crate::job::JobOutput;
@@ -48,12 +51,14 @@ const SHARE_MIN: u64 = 64;
 
 /// Publishes the shard `shard` of `task`. Readers find its records in the tables of `output` from
 /// now on, and its memory is freed. Small shards and shards with separated values stay in memory.
+/// `numbers` keeps the numbers of published tables.
 pub(crate) fn publish(
-    db: &DbInner,
+    numbers: &JobNumbers<'_>,
     task: &FlushTask,
     shard: usize,
     output: &JobOutput,
 ) -> Result<()> {
+    let db = numbers.db();
     let is_separated = !output.value_files.is_empty() || !output.invalid_files.is_empty();
     let (own, whole) = (task.data_bytes(FlushPart::Shard(shard)), task.whole_bytes());
     if is_separated || own.saturating_mul(SHARE_MIN) < whole {
@@ -75,6 +80,7 @@ pub(crate) fn publish(
     };
     let mut state = db.jobs.lock(Order::none());
     let Some(tracker) = state.flushes_mut().get_mut(&family.id) else { return Ok(()) };
+    output.files.iter().for_each(|meta| numbers.keep(meta.no));
     for sealed in &mut tracker.queue {
         // Memtables without records in this shard are left out, because they may be installed and
         // forgotten before the others.
@@ -119,16 +125,10 @@ pub(crate) fn earlier_outputs(
     Ok(earlier)
 }
 
-/// Removes the files of a failed flush, except those that readers use. Returns whether readers use
-/// any.
-pub(crate) fn discard_unpublished(db: &DbInner, task: &FlushTask, output: &JobOutput) -> bool {
-    let used: Vec<u64> = {
-        let state = db.jobs.lock(Order::none());
-        let written = state.written_of(task.family.id).iter();
-        written.flat_map(|shard| &shard.output.files).map(|meta| meta.no).collect()
-    };
+/// Removes the files of a failed flush, except tables that this attempt or an earlier one has
+/// published. Readers may use those also after their family was dropped.
+pub(crate) fn discard_unpublished(numbers: &JobNumbers<'_>, output: &JobOutput) {
     let mut left = output.clone();
-    left.files.retain(|meta| !used.contains(&meta.no));
-    db.storage.discard(&left, Order::none());
-    !used.is_empty()
+    left.files.retain(|meta| numbers.contains(meta.no));
+    numbers.db().storage.discard(&left, Order::none());
 }

@@ -36,6 +36,8 @@ pub(crate) struct SpaceView {
 pub(crate) struct FamilySpace {
     /// Inputs of garbage collections that failed.
     failures: FailureLeave,
+    /// Inputs of merges of invalid files that failed.
+    merge_failures: FailureLeave,
     /// The version in which the last pick found nothing to collect.
     at_rest: Weak<Version>,
     /// Time from which on a file that was left out after failures may be taken again, in
@@ -69,6 +71,11 @@ impl FamilySpace {
 
     pub(crate) fn failures_mut(&mut self) -> &mut FailureLeave {
         &mut self.failures
+    }
+
+    /// Inputs of merges of invalid files that failed.
+    pub(crate) fn merge_failures_mut(&mut self) -> &mut FailureLeave {
+        &mut self.merge_failures
     }
 
     /// Whether nothing was to be collected in exactly this version.

@@ -6,7 +6,8 @@
 //!
 //! A table is a stray in exactly two cases:
 //!
-//! - A job of this open got its number and ended without an install.
+//! - A job of this open got its number and ended without an install, and no reader has used the
+//!   table meanwhile ([`crate::db::background::written_shards`]).
 //! - Its number lies below the first lot of this open, and the version that the open recovered does
 //!   not name it.
 //!
@@ -14,7 +15,7 @@
 //! 1. No edit of this open names the number of a stray, because a number serves one attempt of one
 //!    job.
 //! 2. A file that an old version or an iterator holds was named by an edit or by the recovered
-//!    version, so it is no stray.
+//!    version, or it was published before its edit. So it is no stray.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: if too many jobs have failed, the oldest numbers are forgotten. The next open removes
@@ -91,8 +92,8 @@ impl Strays {
         Self { first_lot, recovered, ended: Mutex::default(), due_ns: AtomicU64::new(u64::MAX) }
     }
 
-    /// Notes that the job with these numbers has ended at `now_ns`, and that no edit installs a
-    /// file with one of them.
+    /// Notes that the job with these numbers has ended at `now_ns`, and that no edit installs and
+    /// no reader uses a file with one of them.
     pub(crate) fn note_ended(&self, numbers: FileNumbers, now_ns: u64) {
         self.ended.lock().add(numbers);
         self.due_ns.fetch_min(now_ns.saturating_add(SWEEP_DELAY_NS), Ordering::Relaxed);

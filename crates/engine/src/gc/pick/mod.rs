@@ -436,8 +436,8 @@ impl<'a> Picker<'a> {
     }
 }
 
-/// Value files that jobs leave out for a while, because a job with them failed. A plain value: the
-/// caller passes the time.
+/// Value files or invalid files that jobs leave out for a while, because a job with them failed. A
+/// plain value: the caller passes the time.
 ///
 /// The pause of a file doubles with each failure, from one second to one hour, so that one damaged
 /// file does not hold up all the others.
@@ -462,7 +462,7 @@ impl FailureLeave {
         self.files.insert(no, FileFailures { pause_ns, until_ns });
     }
 
-    /// Keeps only files for which `is_live` holds. Call it with the value files of a new version.
+    /// Keeps only files for which `is_live` holds. Call it with the files of a new version.
     pub(crate) fn retain(&mut self, is_live: impl Fn(u64) -> bool) {
         self.files.retain(|&no, _| is_live(no));
     }

@@ -7,12 +7,13 @@
 //! 2. The edit changes no entry that counts, so a job may read the old files or the new one.
 //!
 //! Thread-safety: one merge of a family runs at a time.
-//! Failure: the new file is removed, and the old files stay.
+//! Failure: the new file is removed, and the old files stay. They are left out for a time that
+//! doubles with every failure, so that a damaged file holds up no other work.
 //! Cost: see [`files_to_merge`].
 
 use std::sync::Arc;
 
-use archipelago_base::{Error, FileNo, Result};
+use archipelago_base::{CfId, Error, FileNo, Result};
 
 use crate::border::contained;
 use crate::db::background::compaction;
@@ -49,10 +50,13 @@ impl MergeTask {
 pub(crate) fn next_merge(db: &DbInner, state: &mut JobState) -> Option<MergeTask> {
     let (family, version, inputs) = db.view.live_families().into_iter().find_map(|family| {
         let version = Arc::clone(&family.current.load().version);
-        let files: Vec<_> = version.values().invalid_files().cloned().collect();
+        if state.is_collecting(family.id) {
+            return None;
+        }
+        let files = files_not_left_out(db, state, family.id, &version);
         let sizes: Vec<u64> = files.iter().map(|file| file.size_bytes).collect();
         let chosen = files_to_merge(&sizes);
-        if chosen.is_empty() || state.is_collecting(family.id) {
+        if chosen.is_empty() {
             return None;
         }
         let inputs = chosen.into_iter().map(|at| Arc::clone(&files[at])).collect();
@@ -61,6 +65,23 @@ pub(crate) fn next_merge(db: &DbInner, state: &mut JobState) -> Option<MergeTask
     let job_id =
         state.start(RunningKind::Gc { cf: family.id, inputs: Vec::new(), by: GcWorker::Reserved });
     Some(MergeTask { job_id, family, version, inputs })
+}
+
+/// The invalid files of a version that are not left out after failures now.
+fn files_not_left_out(
+    db: &DbInner,
+    state: &mut JobState,
+    cf: CfId,
+    version: &Version,
+) -> Vec<Arc<LiveInvalidFile>> {
+    let mut files: Vec<_> = version.values().invalid_files().cloned().collect();
+    if !files.is_empty() {
+        let failures = state.space_mut(cf).merge_failures_mut();
+        failures.retain(|no| files.iter().any(|file| file.no == no));
+        let left_out = failures.left_out(db.context.clock().now_ns());
+        files.retain(|file| !left_out.contains(&file.no));
+    }
+    files
 }
 
 /// Whether a merge is due, without taking it.
@@ -77,7 +98,14 @@ pub(crate) fn is_merge_due(db: &DbInner, state: &mut JobState) -> bool {
 /// Runs a picked merge and installs it. Afterwards it is not running any more.
 pub(crate) fn run_merge_task(db: &DbInner, task: &MergeTask) -> Result<()> {
     let result = contained(&task.name(), || merge_and_install(db, task));
-    db.jobs.lock(Order::none()).end(task.job_id);
+    let now_ns = db.context.clock().now_ns();
+    let mut state = db.jobs.lock(Order::none());
+    state.end(task.job_id);
+    if result.is_err() && task.family.check_alive().is_ok() {
+        let failures = state.space_mut(task.family.id).merge_failures_mut();
+        task.inputs.iter().for_each(|input| failures.note_failure(input.no, now_ns));
+    }
+    drop(state);
     db.jobs.notify_progress();
     result
 }

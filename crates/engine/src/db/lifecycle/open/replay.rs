@@ -34,7 +34,7 @@ use crate::flush::run_flush;
 use crate::job::JobOutput;
 use crate::key::KeyRange;
 use crate::lock_order::Order;
-use crate::manifest::{Change, VersionEdit};
+use crate::manifest::VersionEdit;
 use crate::wal::{LogChain, RecoveredLog};
 
 /// Number of records after which recovery checks the byte budget again.
@@ -330,10 +330,8 @@ impl<'a> Replay<'a> {
         };
         // A file that waits for the final edit lies in the only bucket of its time, so the map must
         // stay.
-        let waits =
-            |change: &Change| matches!(change, Change::AddFile { cf, .. } if *cf == family.id);
         if let [shard] = &*memtable.shards
-            && !self.outputs.changes.iter().any(waits)
+            && !flush::adds_table(&self.outputs, family.id)
         {
             flush::set_first_map(self.inner, family, shard, Order::none())?;
         }

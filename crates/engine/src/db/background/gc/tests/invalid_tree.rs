@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use super::*;
 use crate::compaction::job::CompactionSpec;
 use crate::db::background::compaction;
-use crate::db::background::gc::{GcTask, look_up, read_keys};
+use crate::db::background::gc::{GcTask, invalid, look_up, read_keys};
 use crate::db::{CompactRangeOptions, FaultPoint, LastLevel};
 use crate::executor::{JobExecutor, LocalExecutor};
 use crate::extension::{CompactionFilter, FilterDecision, Registry};
@@ -380,4 +380,65 @@ pub(super) fn entries_before_their_edit_are_never_visible() {
     tree.check();
     tree.store.compact();
     tree.check();
+}
+
+/// Writes and steps until a step fails.
+fn first_failure(tree: &mut TreeStore) -> Option<Error> {
+    for round in 0..60_u8 {
+        tree.marks.0.store(100 + round, Ordering::Relaxed);
+        for at in 0..150 {
+            let (key, value) = (format!("key{:05}", at % 100).into_bytes(), vec![round; 400]);
+            tree.store.db.put(&key, &value).expect("writes");
+            tree.store.model.insert(key, value);
+            let mut steps = at % 8 == 0;
+            while steps {
+                match tree.store.db.step_background() {
+                    Ok(has_worked) => steps = has_worked,
+                    Err(error) => return Some(error),
+                }
+            }
+        }
+    }
+    None
+}
+
+#[test]
+fn merge_that_meets_a_damaged_file_holds_up_nothing_else() {
+    let is_armed = Arc::new(AtomicBool::new(true));
+    let armed = Arc::clone(&is_armed);
+    let fault: FaultPoint = Arc::new(move |point: &str| match point {
+        "invalid.before_install" if armed.load(Ordering::Relaxed) => {
+            Err(Error::new(ErrorKind::Corrupt, "an invalid file is damaged"))
+        }
+        _ => Ok(()),
+    });
+    let mut tree = TreeStore::new(MemFs::new(), filtered_family(), Some(fault));
+    let error = first_failure(&mut tree).expect("a merge fails");
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    let db = tree.store.db.clone();
+    let (inner, cf) = (&db.inner, db.default_family().id());
+    assert!(inner.observers.health().failing().is_none(), "the database stays healthy");
+    {
+        let mut state = inner.jobs.lock(Order::none());
+        let now_ns = inner.context.clock().now_ns();
+        let failures = state.space_mut(cf).merge_failures_mut();
+        let known = failures.known();
+        assert!(known.len() >= 4, "{known:?}");
+        // Enough failures for a pause of half an hour.
+        known.iter().for_each(|no| (0..12).for_each(|_| failures.note_failure(*no, now_ns)));
+        assert!(!invalid::is_merge_due(inner, &mut state), "its inputs are left out");
+        assert!(!state.has_failed(), "no other job waits");
+    }
+    // The file is whole again, and the pause is over.
+    is_armed.store(false, Ordering::Relaxed);
+    {
+        let mut state = inner.jobs.lock(Order::none());
+        state.space_mut(cf).merge_failures_mut().retain(|_| false);
+        assert!(invalid::is_merge_due(inner, &mut state));
+    }
+    let before = tree.store.version().values().invalid_files().count();
+    tree.store.settle();
+    assert!(tree.store.version().values().invalid_files().count() < before);
+    tree.check();
+    tree.check_reads();
 }

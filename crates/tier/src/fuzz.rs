@@ -25,8 +25,8 @@ const GENERATION: u64 = 3;
 
 /// Decodes `bytes` as the log of a namespace: as a snapshot, as the records after one, and as
 /// payloads of records that follow their lengths of one byte each. Applies the decoded records. A
-/// refused record must change nothing, and the snapshot of the final state must decode to the same
-/// state.
+/// refused or undone record must change nothing, and the snapshot of the final state must decode to
+/// the same state.
 pub fn namespace(bytes: &[u8]) {
     let path = Path::new("names-000003.log");
     // Any result is accepted.
@@ -47,8 +47,15 @@ pub fn namespace(bytes: &[u8]) {
         record.encode(&mut encoded);
         assert_eq!(Record::decode(&encoded).as_ref(), Some(record));
         let before = (state.snapshot(), state.next);
-        if state.apply(record).is_err() {
-            assert_eq!((state.snapshot(), state.next), before, "refused: {record:?}");
+        match state.change(record) {
+            Ok(change) => {
+                state.undo(change.undo);
+                assert_eq!(state.snapshot(), before.0, "undone: {record:?}");
+                state.apply(record).unwrap_or_else(|why| panic!("{}: undone {record:?}", why.why));
+            }
+            Err(_) => {
+                assert_eq!((state.snapshot(), state.next), before, "refused: {record:?}");
+            }
         }
     }
     let (records, next) = (state.snapshot(), state.next);

@@ -31,7 +31,9 @@
  *
  * Durability: written bytes survive a kill of the process when the call returns, and power loss after
  * archipelago_fsync() of the file has returned. Changes of names (creations, renames, links, removals) survive a kill
- * when the call returns, and power loss after archipelago_fsync_dir() of any directory has returned.
+ * when the call returns, and power loss after archipelago_fsync_dir() of any directory has returned. A change of names
+ * that failed because of a device (EIO, ENOSPC) may be found whole after a crash, unless a later change of names or
+ * archipelago_fsync_dir() has succeeded before.
  */
 #ifndef ARCHIPELAGO_TIERS_H
 #define ARCHIPELAGO_TIERS_H

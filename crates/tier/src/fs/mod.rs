@@ -9,9 +9,11 @@
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: a change of names survives `kill -9` when the call returns, and power loss after
-//! [`FileSystem::sync_dir`] of any directory of the tiers. A file that one device refuses is
-//! created on the next best device. Cost: a change of names appends to a log. A read costs three
-//! counters and an atomic load, in addition to the read of the device.
+//! [`FileSystem::sync_dir`] of any directory of the tiers. A change of names that fails changes
+//! nothing. If the home device failed, a crash may bring the change back whole until a later change
+//! or sync succeeds. A file that one device refuses is created on the next best device. Cost: a
+//! change of names appends to a log. A read costs three counters and an atomic load, in addition to
+//! the read of the device.
 
 pub(crate) mod accesses;
 mod discovery;
@@ -212,7 +214,6 @@ impl TieredFs {
             // The record may have been written despite the error. So the physical file stays, and
             // the next open either finds the record or removes the file.
             names.entries.remove(&id);
-            let _undone = names.space.state.apply(&Record::Remove { path: path.to_owned() });
             drop(names);
             physical.device().note_superfluous(&physical.path, id);
             return Err(error.context_at(format!("cannot create {}", path.display())));
@@ -331,6 +332,37 @@ impl TieredFs {
         self.shared.tidy();
         done.and_then(|_| self.shared.fault_point("names.changed"))
             .map_err(|error| error.context_at(format!("{doing} {}", path.display())))
+    }
+
+    /// Creates a directory and those above it durably. If they cannot be synced, those that are new
+    /// are removed again, unless something else lies in them by then. Fault point: `names.changed`.
+    fn make_dir(&self, dir: &Path) -> Result<()> {
+        let shared = &self.shared;
+        let mut names = shared.names.lock();
+        let is_new = |part: &&Path| !names.space.state.is_dir(part);
+        let Some(uppermost) = dir.ancestors().take_while(is_new).last() else { return Ok(()) };
+        let made = shared.commit(&mut names, &Record::MakeDir { path: dir.to_owned() });
+        drop(names);
+        let named = |error: Error| error.context_at(format!("create directory {}", dir.display()));
+        let at = made.map_err(named)?;
+        shared.fault_point("names.changed").map_err(named)?;
+        let Err(error) = shared.sync() else { return Ok(()) };
+        let mut names = shared.names.lock();
+        if names.space.settled() >= at {
+            // Another thread has synced it.
+            return Ok(());
+        }
+        let is_alone = |part: &Path| {
+            let listed = names.space.state.list(part);
+            listed.is_some_and(|entries| entries.len() <= usize::from(part != dir))
+        };
+        if dir.ancestors().take_while(|part| part.starts_with(uppermost)).all(is_alone) {
+            let record = Record::RemoveDir { path: uppermost.to_owned() };
+            if let Err(error) = shared.commit_anyway(&mut names, &record) {
+                tracing::warn!(%error, "a crash may bring a directory back that was not synced");
+            }
+        }
+        Err(named(error))
     }
 
     /// Links a file of the tiers to a name outside, if its device is a local directory. Errors:
@@ -547,8 +579,7 @@ impl FileSystem for TieredFs {
         if below.components().any(|part| part == Component::ParentDir) {
             return Err(Error::invalid(format!("{} contains \"..\"", dir.display())));
         }
-        self.change("create directory", &dir, &Record::MakeDir { path: dir.clone() })?;
-        self.shared.sync()
+        self.make_dir(&dir)
     }
 
     fn remove_dir_all(&self, dir: &Path) -> Result<()> {

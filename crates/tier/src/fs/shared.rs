@@ -9,7 +9,8 @@
 //! namespace's log, but not over its sync, except when a new generation begins.
 //!
 //! Failure: an error of a device is noted for the device. A change of names that cannot be recorded
-//! is recorded by a new generation, or fails.
+//! is recorded by a new generation, or fails and is undone. After that, a crash before the next
+//! successful change or sync may bring it back whole ([`crate::namespace`]).
 //! Cost: a change of names costs an append to a log.
 
 use std::collections::{HashMap, HashSet};
@@ -35,7 +36,7 @@ use crate::device::{Count, Device, Unsynced};
 use crate::history::{History, Reason};
 use crate::namespace::record::Record;
 use crate::namespace::state::Gone;
-use crate::namespace::{Moment, Namespace};
+use crate::namespace::{Committed, Moment, Namespace};
 use crate::place::{DeviceView, PlaceInput, place};
 use crate::settings::{DeviceKind, Policy};
 use crate::write_slots::{self, WriteSlot};
@@ -374,27 +375,43 @@ impl OpenTiers {
     /// Carries out a change of names and records it. The change survives `kill -9` when this
     /// returns, and power loss after [`OpenTiers::sync`]. Files that it made superfluous are
     /// condemned. Errors: those of the home device, if neither the log nor a new generation takes
-    /// the change.
+    /// the change. After an error, names, entries and files are as before.
     pub(crate) fn commit(&self, names: &mut Names, record: &Record) -> Result<Moment> {
-        let committed = names.space.commit(record)?;
-        for gone in committed.gone {
-            if let Gone::File(id) = gone
-                && let Some(entry) = names.entries.remove(&id)
-            {
-                self.forget(&entry, committed.at);
-            }
-        }
-        match committed.recorded {
-            Ok(()) => Ok(committed.at),
+        let Committed { gone, undo, recorded } = names.space.commit(record)?;
+        let entry_of = |gone: &Gone| match gone {
+            Gone::File(id) => names.entries.get(id).cloned(),
+            Gone::Moved(..) | Gone::Copy(..) => None,
+        };
+        let gone: Vec<Arc<Entry>> = gone.iter().filter_map(entry_of).collect();
+        let at = match recorded {
+            Ok(at) => at,
             // The log takes no more records. A new generation with the present state may succeed.
-            Err(error) => match self.renew(names, true) {
-                Ok(()) => Ok(names.space.settled()),
+            Err(error) => match self.renew_without(names, &gone, true) {
+                Ok(()) => names.space.settled(),
                 Err(again) => {
                     tracing::error!(%again, "no new generation of the tier namespace");
-                    Err(error)
+                    names.space.undo(undo);
+                    return Err(error);
                 }
             },
+        };
+        for entry in &gone {
+            names.entries.remove(&entry.id);
+            self.forget(entry, at);
         }
+        Ok(at)
+    }
+
+    /// Carries out a change that removes no file, and that holds even if it cannot be recorded.
+    /// After an error, the next generation has the change, and a crash before that undoes it.
+    /// Errors: those of [`OpenTiers::commit`].
+    pub(crate) fn commit_anyway(&self, names: &mut Names, record: &Record) -> Result<()> {
+        let recorded = self.commit(names, record).map(|_| ());
+        if recorded.is_err() {
+            // The log takes no more records, so it has none that contradicts the state.
+            let _refused = names.space.state.apply(record);
+        }
+        recorded
     }
 
     /// Condemns a file that was removed from the namespace, and its copies.
@@ -415,12 +432,29 @@ impl OpenTiers {
     /// names are made durable before, also those that another thread is syncing at the moment.
     /// `must` has the meaning of [`Namespace::renew`].
     fn renew(&self, names: &mut Names, must: bool) -> Result<()> {
+        self.renew_without(names, &[], must)
+    }
+
+    /// Begins a new generation as [`OpenTiers::renew`] does. The files of `gone`, which the
+    /// namespace does not name any more, need not be durable.
+    fn renew_without(&self, names: &mut Names, gone: &[Arc<Entry>], must: bool) -> Result<()> {
         for (id, entry) in &names.entries {
             if let Some(file) = names.space.state.files.get_mut(id) {
                 file.heat = entry.accesses.heat() as u64 + 1;
             }
         }
-        let unsynced: Vec<Unsynced> = self.devices.iter().map(Device::unsynced).collect();
+        let mut unsynced: Vec<Unsynced> = self.devices.iter().map(Device::unsynced).collect();
+        for entry in gone {
+            let main = Arc::clone(&entry.inside.lock().main);
+            let of_device = &mut unsynced[main.device];
+            if let Some(dir) = main.path.parent()
+                && let Some(files) = of_device.get_mut(dir)
+                && files.remove(&main.number)
+                && files.is_empty()
+            {
+                of_device.remove(dir);
+            }
+        }
         self.sync_names(&unsynced)?;
         names.space.renew(must)
     }
@@ -547,7 +581,7 @@ impl OpenTiers {
         }
         drop(inside);
         let record = Record::CopyDropped { number: copy.physical.number };
-        let recorded = self.commit(&mut names, &record).map(|_| ());
+        let recorded = self.commit_anyway(&mut names, &record);
         drop(names);
         if let Err(error) = recorded.and_then(|()| self.fault_point("drop.recorded")) {
             // The next open finds the copy's file missing, or a sound copy. It accepts both.

@@ -368,20 +368,9 @@ fn publish_move(
     if !names.entries.contains_key(&entry.id) {
         return Err(Trouble::Obsolete(Obsolete::Removed));
     }
-    let before = names.space.state.files.get(&entry.id).map(|file| file.place);
+    // The record may be written despite an error. So the target stays from here on.
     target.finished = true;
-    let at = match shared.commit(&mut names, &Record::Move { file: entry.id, to: moved.place }) {
-        Ok(at) => at,
-        Err(error) => {
-            // Neither the log nor a new generation has the record, so the next generation must have
-            // the source.
-            if let (Some(before), Some(file)) = (before, names.space.state.files.get_mut(&entry.id))
-            {
-                file.place = before;
-            }
-            return Err(error.into());
-        }
-    };
+    let at = shared.commit(&mut names, &Record::Move { file: entry.id, to: moved.place })?;
     let mut inside = entry.inside.lock();
     inside.main = Arc::clone(moved.physical);
     from.condemn(at);
@@ -588,7 +577,11 @@ fn publish_copy(
     };
     shared.commit(&mut names, &Record::CopyAdded(record))?;
     for held in &old {
-        shared.commit(&mut names, &Record::CopyDropped { number: held.physical.number })?;
+        let record = Record::CopyDropped { number: held.physical.number };
+        if let Err(error) = shared.commit_anyway(&mut names, &record) {
+            // The next open finds the copy's file missing, or a sound copy. It accepts both.
+            tracing::warn!(%error, "the end of a copy was not recorded");
+        }
         held.physical.condemn(Moment::default());
         held.physical.device().add(Count::CopiesDropped, 1);
     }

@@ -373,8 +373,12 @@ impl NamespaceLog {
     }
 
     /// Appends a record, which survives `kill -9` when this returns. Returns the offset of its end.
-    /// Errors: those of the home device. After an error, the generation takes no more records.
+    /// Errors: those of the home device; `Io` if the log failed before. After an error, the
+    /// generation takes no more records, and may have this one or a part of it.
     pub(crate) fn append(&mut self, record: &Record) -> Result<u64> {
+        if self.failed {
+            return Err(Error::new(ErrorKind::Io, "the namespace's log failed before"));
+        }
         let offset = self.end();
         self.scratch.clear();
         frame(&self.id, offset, record, &mut self.scratch);

@@ -18,7 +18,11 @@
 //!
 //! Thread-safety: the owner's lock guards all methods. No read takes it. It is held over an append
 //! to the log, but not over a sync.
-//! Failure: a log that failed takes no more records, and a new generation replaces it.
+//! Failure: a log that failed takes no more records, and a new generation replaces it. If that
+//! fails as well, the change is undone in memory. The device may have it nevertheless: as the last
+//! record of the log, or in a generation that failed after its rename. So a crash before the next
+//! generation may bring the change back whole, because all files of before and after it are still
+//! there. The next generation is without the change, and no record is appended before that.
 //! Cost: a change costs an append, which is a copy into memory on a local device.
 
 pub(crate) mod ballast;
@@ -31,12 +35,12 @@ pub(crate) mod tests;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_base::Result;
 use archipelago_env::{FileSystem, LogSync};
 
 use self::log::{Generation, NamespaceLog, encode_generation};
 use self::record::Record;
-use self::state::{Gone, NamespaceState};
+use self::state::{Gone, NamespaceState, Undo};
 
 /// Growth of the log, in bytes, after which a new generation begins.
 const LOG_BYTES_MAX: u64 = 4 << 20;
@@ -70,10 +74,11 @@ pub(crate) struct Moment {
 pub(crate) struct Committed {
     /// Physical files that the change made superfluous.
     pub(crate) gone: Vec<Gone>,
-    /// Position up to which the namespace must be settled before the files of `gone` are removed.
-    pub(crate) at: Moment,
-    /// Whether the change was recorded.
-    pub(crate) recorded: Result<()>,
+    /// What undoes the change.
+    pub(crate) undo: Undo,
+    /// Position up to which the namespace must be settled before the files of `gone` are removed,
+    /// or the reason why the change was not recorded.
+    pub(crate) recorded: Result<Moment>,
 }
 
 /// A sync of the namespace that was prepared under the lock and runs without it.
@@ -182,24 +187,24 @@ impl Namespace {
     }
 
     /// Carries out a change and appends its record. A change that could not be recorded is part of
-    /// the next generation ([`Namespace::renew`]). Errors: the refusal of a change that contradicts
-    /// the state, which stays as it was.
+    /// the next generation ([`Namespace::renew`]), unless the caller undoes it
+    /// ([`Namespace::undo`]). Errors: the refusal of a change that contradicts the state,
+    /// which stays as it was.
     pub(crate) fn commit(&mut self, record: &Record) -> Result<Committed> {
-        let gone = self.state.apply(record)?;
-        let recorded = if self.log.has_failed() {
-            Err(Error::new(ErrorKind::Io, "the namespace's log failed before"))
-        } else {
-            self.log.append(record).map(|_| ())
-        };
-        let at = match &recorded {
-            Ok(()) => self.moment(),
-            Err(_) => Moment { generation: self.log.generation() + 1, offset: 0 },
-        };
-        Ok(Committed { gone, at, recorded })
+        let change = self.state.change(record)?;
+        let recorded = self.log.append(record).map(|_| self.moment());
+        Ok(Committed { gone: change.gone, undo: change.undo, recorded })
+    }
+
+    /// Undoes the latest change, which could not be recorded, so that the next generation is
+    /// without it.
+    pub(crate) fn undo(&mut self, undo: Undo) {
+        self.state.undo(undo);
     }
 
     /// Appends the mark of a sync: the names of all records before `names_through` are durable or
-    /// superfluous. Returns a ticket that syncs the log. Errors: those of the home device.
+    /// superfluous. Returns a ticket that syncs the log. Errors: those of the home device; `Io` if
+    /// the log failed before.
     pub(crate) fn mark(&mut self, names_through: u64) -> Result<SyncTicket> {
         let (next, at) = (self.state.next, self.log.end());
         let mark = Record::Mark { bytes_through: self.durable, names_through, next };

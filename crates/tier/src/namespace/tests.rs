@@ -198,6 +198,44 @@ fn snapshot_rebuilds_the_state() {
 }
 
 #[test]
+fn undone_record_leaves_the_state_as_it_was() {
+    let mut state = NamespaceState::default();
+    let records = every_record();
+    let (build, changes) = records.split_at(10);
+    let undone = |state: &mut NamespaceState, record: &Record| {
+        let before = state.snapshot();
+        let change = state.change(record).unwrap();
+        state.undo(change.undo);
+        assert_eq!(state.snapshot(), before, "{record:?}");
+    };
+    for record in build {
+        undone(&mut state, record);
+        state.apply(record).unwrap();
+    }
+    let Record::File(file) = made(9) else { unreachable!() };
+    let rename = |from: &str, to: &str| Record::Rename { from: from.into(), to: to.into() };
+    let more = [
+        Record::Device(DeviceRecord { no: 0, name: "new".into(), path: "/mnt/new".into() }),
+        // The files that are replaced have other names, copies, or neither.
+        Record::File(FileRecord { names: vec!["/db/linked".into()], ..file.clone() }),
+        Record::File(FileRecord { names: vec!["/db/000003.vsst".into()], ..file }),
+        rename("/db/000003.vsst", "/db/000001.sst"),
+        rename("/db/000001.sst", "/db/linked"),
+        rename("/db", "/elsewhere"),
+        Record::MakeDir { path: "/db/in/side".into() },
+        Record::MakeDir { path: "/db".into() },
+        Record::Remove { path: "/db/000001.sst".into() },
+    ];
+    changes.iter().chain(&more).for_each(|record| undone(&mut state, record));
+    state.apply(&Record::Remove { path: "/db/linked".into() }).unwrap();
+    undone(&mut state, &Record::Remove { path: "/db/000001.sst".into() });
+    state.apply(&Record::MakeDir { path: "/empty".into() }).unwrap();
+    undone(&mut state, &rename("/db", "/empty"));
+    assert_eq!(state.copies.len(), 1);
+    assert_eq!(state.id(Path::new("/db/000001.sst")), Some(1));
+}
+
+#[test]
 fn merge_takes_each_record_from_the_view_that_has_it() {
     let (id, path) = ([7; 16], Path::new("names"));
     let snapshot = encode_generation(&id, 1, &[], 1);
@@ -325,6 +363,11 @@ fn state_equals_a_plain_map_after_random_changes() {
                 }
             };
             let renamed = plain.renames_dir(&record);
+            let before = state.snapshot();
+            if let Ok(change) = state.change(&record) {
+                state.undo(change.undo);
+            }
+            assert_eq!(state.snapshot(), before, "{record:?} is undone");
             let outcome = state.apply(&record);
             if let Some(possible) = renamed {
                 assert_eq!(outcome.is_ok(), possible, "{record:?}: {outcome:?}");

@@ -343,15 +343,7 @@ fn record_level(shared: &OpenTiers, entry: &Entry, level: u8) -> Result<bool> {
     if !names.entries.contains_key(&entry.id) {
         return Ok(false);
     }
-    let before = names.space.state.files.get(&entry.id).and_then(|file| file.level);
-    if let Err(error) = shared.commit(&mut names, &Record::Level { file: entry.id, level }) {
-        // Neither the log nor a new generation has the record, so the next generation must have the
-        // previous level.
-        if let Some(file) = names.space.state.files.get_mut(&entry.id) {
-            file.level = before;
-        }
-        return Err(error);
-    }
+    shared.commit(&mut names, &Record::Level { file: entry.id, level })?;
     entry.set_level(level);
     Ok(true)
 }

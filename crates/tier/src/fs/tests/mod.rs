@@ -12,6 +12,7 @@ mod make_room;
 mod moving;
 mod online;
 mod removal;
+mod unrecorded;
 mod values;
 
 use std::collections::BTreeMap;

@@ -24,8 +24,24 @@ const MEMORY_NODES: usize = 2;
 /// Number of executors with processes of their own.
 const EXECUTORS: usize = 2;
 
-/// Pause between two questions what memory nodes have.
+/// Pause between two questions to the memory nodes.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
+
+/// What memory nodes have of databases.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct LeftAtNodes {
+    pub(super) shards: u64,
+    /// Grants for shards that have not come.
+    pub(super) grants: u64,
+}
+
+impl LeftAtNodes {
+    /// What the line of a node says after [`LEFT`].
+    fn parse(line: &str) -> Option<Self> {
+        let (shards, grants) = line.split_once(' ')?;
+        Some(Self { shards: shards.parse().ok()?, grants: grants.parse().ok()? })
+    }
+}
 
 /// A server by its role and its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,14 +160,16 @@ impl Cluster {
         Ok(())
     }
 
-    /// Number of shards that the memory nodes have, with unused grants for further ones. Every
-    /// server runs.
-    pub(super) fn shards_left(&mut self) -> Result<u64, String> {
-        let mut sum = 0;
+    /// What is left at all memory nodes. Every server runs.
+    pub(super) fn left(&mut self) -> Result<LeftAtNodes, String> {
+        let mut sum = LeftAtNodes::default();
         for server in &mut self.memory {
             server.process.tell(TELL_LEFT);
-            let left = server.process.expect(LEFT, PATIENCE)?;
-            sum += left.parse::<u64>().map_err(|error| format!("{LEFT}{left}: {error}"))?;
+            let line = server.process.expect(LEFT, PATIENCE)?;
+            let left =
+                LeftAtNodes::parse(&line).ok_or_else(|| format!("{LEFT}{line}: two numbers"))?;
+            sum.shards += left.shards;
+            sum.grants += left.grants;
         }
         Ok(sum)
     }
@@ -161,12 +179,16 @@ impl Cluster {
         let clock = SystemClock::shared();
         let until_ns = clock.now_ns() + PATIENCE.as_nanos() as u64;
         loop {
-            let left = self.shards_left()?;
-            if left == 0 {
+            let left = self.left()?;
+            if left == LeftAtNodes::default() {
                 return Ok(());
             }
             if clock.now_ns() > until_ns {
-                return Err(format!("memory nodes have {left} shards of a closed database"));
+                let LeftAtNodes { shards, grants } = left;
+                return Err(format!(
+                    "memory nodes have {shards} shards and {grants} unused grants of a closed \
+                     database"
+                ));
             }
             clock.sleep(LOOK_PAUSE);
         }

@@ -70,8 +70,9 @@ impl MemoryRole {
         let mut line = String::new();
         while std::io::stdin().read_line(&mut line).is_ok_and(|bytes| bytes > 0) {
             let figures = server.shard_host().figures();
-            let left = figures.map_or(0, |figures| figures.shards + figures.grants);
-            say(&format!("{LEFT}{left}"));
+            let (shards, grants) =
+                figures.map_or((0, 0), |figures| (figures.shards, figures.grants));
+            say(&format!("{LEFT}{shards} {grants}"));
             line.clear();
         }
         // Jobs read the memory of the node, so they end first.

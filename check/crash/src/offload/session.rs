@@ -256,7 +256,7 @@ impl OffloadSession<'_> {
         first.await_open()?;
         sleep_ms(self.rng.u64(..FIRST_WRITES_MS_MAX));
         self.kill_healthy(first)?;
-        self.figures.shards_left += self.cluster.shards_left()?;
+        self.figures.shards_left += self.cluster.left()?.shards;
         let moment = self.moment(case);
         let mut second = self.start_owner(moment, Share::SecondHalf, Leaving::with_one_copy)?;
         let seen = await_step(&mut second, AtStepSeen::Opening)?;

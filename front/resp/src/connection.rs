@@ -230,12 +230,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         }
     }
 
-    /// Whether the connection holds memory of the share for requests: for its input, or for the
-    /// queue of a transaction.
-    fn holds_incoming(&self) -> bool {
-        self.pipeline.incoming.is_some() || self.session.transaction.held_bytes() > 0
-    }
-
     /// Whether the connection ends although commands may be left, because
     /// [`ServerOptions::shutdown_grace`](crate::ServerOptions::shutdown_grace) has passed since the
     /// first call that noticed that it is to stop.
@@ -300,11 +294,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             return Ok(());
         }
         let share = &self.session.shared.memory.incoming;
-        // The queue of a transaction keeps its memory until EXEC, so the wait would be in vain.
-        let with_queue = bytes.saturating_add(self.session.transaction.held_bytes());
-        if with_queue > share.limit_bytes() {
-            return Err(share.refusal(with_queue));
-        }
         tokio::select! {
             biased;
             held = share.hold(&mut self.pipeline.incoming, bytes) => held,
@@ -368,7 +357,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             let wants_input = has_input && !client.is_stopping();
             let receives = wants_input && self.pipeline.make_room_ahead(&self.session);
             let held = HeldShares {
-                incoming: self.holds_incoming(),
+                incoming: self.pipeline.incoming.is_some(),
                 outgoing: self.pipeline.outgoing.is_some(),
             };
             let (stream, pipeline) = (&mut self.stream, &mut self.pipeline);
@@ -410,7 +399,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     /// input.
     async fn receive(&mut self) -> io::Result<bool> {
         let (client, shared) = (&self.session.client, &self.session.shared);
-        let (idle_timeout, holds) = (shared.settings.idle_timeout(), self.holds_incoming());
+        let (idle_timeout, holds) =
+            (shared.settings.idle_timeout(), self.pipeline.incoming.is_some());
         if idle_timeout.is_some() || holds {
             self.since.get_or_insert_with(Instant::now);
         }
@@ -428,7 +418,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             () = client.woken() => Ok(true),
             () = idle(idle_timeout, self.since) => Ok(false),
             () = kept_waiting(&shared.memory.incoming, holds, shared.options.memory_wait, self.since) => {
-                Err(timed_out("it completes no request or transaction, and others need memory"))
+                Err(timed_out("it does not send the rest of a request, and others need memory"))
             }
         }
     }

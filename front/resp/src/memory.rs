@@ -10,8 +10,7 @@
 //!    immediately. One that waits longer than
 //!    [`ServerOptions::memory_wait`](crate::ServerOptions::memory_wait) is refused then. The error
 //!    names the share and its limit.
-//! 3. The queue of a transaction holds memory for requests without waiting for it.
-//! 4. A command that has taken effect is answered, whether its reply fits or not.
+//! 3. A command that has taken effect is answered, whether its reply fits or not.
 //!
 //! Thread-safety: a share is a fair semaphore that counts KiB. Cost: nothing for small objects and
 //! for a budget without a limit, and one short lock otherwise.
@@ -38,7 +37,7 @@ const SHARE_BYTES_MIN: u64 = 1 << 20;
 
 /// The shares of one server.
 pub(crate) struct Shares {
-    /// Requests that are being received, and those that wait for EXEC.
+    /// Requests that are being received.
     pub(crate) incoming: Share,
     /// Values that running commands build, and their copies on the way to the store.
     pub(crate) working: Share,

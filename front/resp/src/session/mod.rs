@@ -434,13 +434,15 @@ impl Session {
             Some(row) => {
                 let command = &row.command;
                 let runs = !queues || Transaction::runs_while_queueing(command);
-                if runs && command.has(flag::CONTAINER) && command.takes(args.len()) {
+                let may_run = self.is_authenticated() || command.has(flag::NO_AUTH);
+                let is_container = command.has(flag::CONTAINER) && command.takes(args.len());
+                if runs && may_run && is_container {
                     self.client.last_command.note_with_subcommand(command, &args.text(1));
                 }
                 let checked = command.check(args);
                 let rejected = if checked.is_err() {
                     checked
-                } else if !self.is_authenticated() && !command.has(flag::NO_AUTH) {
+                } else if !may_run {
                     Err(Refusal::NO_AUTH)
                 } else if !runs {
                     self.transaction.queue(self, command, args, reply)
@@ -462,7 +464,7 @@ impl Session {
             }
         };
         if queues && done.is_err() {
-            self.transaction.spoil();
+            self.transaction.spoil(self);
         }
         self.answered(done, mark, mode, reply);
     }

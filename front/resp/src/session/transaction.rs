@@ -24,11 +24,10 @@
 //!
 //! The connection owns the transaction. Cost: a queued command is copied once, and its writes once
 //! more. The bytes of the queue, and those that EXEC writes, are each bounded by
-//! [`Limits::request_bytes_max`](crate::request::Limits) and charged to the byte budget. A queue
-//! larger than [`FREE_BYTES`] also holds its bytes of the share for requests
-//! ([`crate::memory::Shares::incoming`]) until EXEC returns. A command for which no memory is free
-//! is refused, and that spoils the transaction. Watched keys are charged as well. A watch costs one
-//! search among those of the connection.
+//! [`Limits::request_bytes_max`](crate::request::Limits) and charged to the byte budget. EXEC holds
+//! the bytes of its queue in the share [`crate::memory::Shares::working`]. So a command is refused
+//! if the queue would exceed that share, and a transaction that EXEC will refuse keeps no memory.
+//! Watched keys are charged as well. A watch costs one search among those of the connection.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -40,7 +39,7 @@ use archipelago_base::budget::{Charge, MemoryClass};
 use crate::args::Args;
 use crate::command::{Command, flag};
 use crate::locks::KeyGuard;
-use crate::memory::{FREE_BYTES, Held};
+use crate::memory::FREE_BYTES;
 use crate::overlays::Overlays;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
@@ -72,8 +71,10 @@ impl Queued {
         Args::new(&self.bytes, &self.spans)
     }
 
-    fn memory_bytes(&self) -> u64 {
-        (size_of::<Self>() + self.bytes.len() + size_of_val(&*self.spans)) as u64
+    /// Bytes of a command with these arguments.
+    fn memory_bytes(args: Args<'_>) -> u64 {
+        let texts: usize = args.from(0).map(<[u8]>::len).sum();
+        (size_of::<Self>() + texts + args.len() * size_of::<Span>()) as u64
     }
 }
 
@@ -158,8 +159,6 @@ struct Queue {
     /// Whether a command could not be queued.
     is_spoilt: bool,
     charge: Charge,
-    /// Memory of the share for requests.
-    held: Held,
 }
 
 /// The transaction of one connection.
@@ -178,24 +177,20 @@ impl Transaction {
         self.is_queueing.get()
     }
 
-    /// Bytes of the share for requests that the queue holds.
-    pub(crate) fn held_bytes(&self) -> u64 {
-        if !self.is_queueing() {
-            return 0;
-        }
-        let queue = self.queue.borrow();
-        queue.as_ref().filter(|queue| queue.held.is_some()).map_or(0, |queue| queue.bytes)
-    }
-
     /// Whether `command` runs immediately although a transaction is being queued.
     pub(crate) fn runs_while_queueing(command: &Command) -> bool {
         ["multi", "exec", "discard", "watch", "quit", "reset"].contains(&command.name)
     }
 
-    /// Notes that a command could not be queued.
-    pub(crate) fn spoil(&self) {
+    /// Notes that a command could not be queued. The queue is dropped, because EXEC will refuse the
+    /// transaction.
+    pub(crate) fn spoil(&self, session: &Session) {
         if let Some(queue) = &mut *self.queue.borrow_mut() {
             queue.is_spoilt = true;
+            queue.commands = Vec::new();
+            queue.bytes = 0;
+            queue.charge.resize(0);
+            self.note(session, Some(queue));
         }
     }
 
@@ -212,9 +207,12 @@ impl Transaction {
         }
         let mut queue = self.queue.borrow_mut();
         let Some(queue) = &mut *queue else { return Ok(()) };
+        if queue.is_spoilt {
+            reply.simple("QUEUED");
+            return Ok(());
+        }
         let limits = &session.shared.options.limits;
-        let queued = Queued::new(command, args);
-        let bytes = queue.bytes + queued.memory_bytes();
+        let bytes = queue.bytes + Queued::memory_bytes(args);
         if bytes > limits.request_bytes_max as u64 || queue.commands.len() >= limits.args_max {
             return Err(Refusal::said(format!(
                 "ERR the transaction would exceed {} bytes or {} commands: send fewer commands \
@@ -222,13 +220,13 @@ impl Transaction {
                 limits.request_bytes_max, limits.args_max
             )));
         }
-        let share = &session.shared.memory.incoming;
-        if bytes > FREE_BYTES && !share.try_hold(&mut queue.held, bytes) {
+        let share = &session.shared.memory.working;
+        if bytes > share.limit_bytes() {
             return Err(share.refusal(bytes));
         }
         queue.bytes = bytes;
         queue.charge.resize(bytes);
-        queue.commands.push(queued);
+        queue.commands.push(Queued::new(command, args));
         self.note(session, Some(queue));
         reply.simple("QUEUED");
         Ok(())
@@ -257,8 +255,7 @@ impl Transaction {
             return Err(Refusal::Store(error));
         }
         let charge = session.shared.options.budget.hold(MemoryClass::Request, 0);
-        let (commands, held) = (Vec::new(), Held::default());
-        let queue = Queue { commands, bytes: 0, is_spoilt: false, charge, held };
+        let queue = Queue { commands: Vec::new(), bytes: 0, is_spoilt: false, charge };
         self.note(session, Some(&queue));
         *self.queue.borrow_mut() = Some(queue);
         self.is_queueing.set(true);

@@ -113,8 +113,9 @@ impl Expirer {
         }
     }
 
-    /// Reads the heads of records, and deletes the keys of those that have expired. Stops when the
-    /// time for which the addresses may be used is over, and leaves the rest for the next round.
+    /// Reads the heads of records, and deletes the keys of those that have expired. Stops an
+    /// address lease after the heads were read, because most of what they say may be old by then,
+    /// and leaves the rest for the next round.
     async fn expire_slice(&self, slice: &[Address]) -> Result<SliceCounts> {
         let use_until_ns = self.node.now_ns().saturating_add(self.node.settings().address_use_ns());
         let range = |address: &Address| Range { address: *address, bytes: UNIT_BYTES };

@@ -543,7 +543,7 @@ impl ClientState {
         self.release_again().await
     }
 
-    /// Repeats releases, until the next renewal is due at the latest.
+    /// Repeats releases. It begins none after the next renewal is due.
     async fn release_again(&self) -> Result<()> {
         let (again, renew_ns) = {
             let membership = self.membership.lock();

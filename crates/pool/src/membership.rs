@@ -8,8 +8,9 @@
 //! 2. The client acts on a new version of the members before its next renewal confirms the version.
 //! 3. An evicted client stays evicted. Its process joins again under a new id.
 //! 4. A released block is not reported as adopted, even if a manager has forgotten the release.
-//! 5. A release is repeated until the manager says that the block is gone. A manager that promised
-//!    to free the block gets a lease for that. So outstanding releases do not delay renewals.
+//! 5. A release is repeated until the manager says that the block is gone. After a promise, the
+//!    client waits a lease before it asks again, and a renewal repeats a bounded number of
+//!    releases. So outstanding releases do not delay renewals.
 //!
 //! Thread-safety: none; [`Published`] holds a copy that is read without the client's lock.
 //! Failure: none. An answer of an older term is ignored.

@@ -55,20 +55,6 @@ impl OpenCopy {
         }
         Ok(bytes)
     }
-
-    /// Reads a range like [`OpenCopy::read`], and waits on the calling thread.
-    pub(crate) fn read_and_wait(
-        &self,
-        offset: u64,
-        len: u32,
-        deadline: Duration,
-    ) -> Result<Vec<u8>, Refusal> {
-        let mut bytes = Vec::new();
-        for part in parts(offset, len) {
-            take_part(&self.post_read(part, deadline).wait(), &mut bytes)?;
-        }
-        Ok(bytes)
-    }
 }
 
 /// A part of a range that is read, small enough for one batch.

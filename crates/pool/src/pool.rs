@@ -136,7 +136,7 @@ impl Pool {
         let open = self.open(address.block)?;
         if let Some(copy) = open.copies.first() {
             let deadline = self.0.request_max();
-            if let Ok(bytes) = copy.read_and_wait(address.offset, len, deadline) {
+            if let Ok(bytes) = block_on(copy.read(address.offset, len, deadline)) {
                 return Ok(bytes);
             }
         }

@@ -10,11 +10,12 @@
 //!    it reads beyond that length, because the file itself may be longer while it is written.
 //! 3. The writer ends with the handle that writes, even if other handles still read the file.
 //! 4. A name stands in `creating` while a caller gives it to a file or directory: from the check of
-//!    what has the name, through the wait for a write slot, to the change. Nothing else gets the
-//!    name meanwhile, so what was checked is what is replaced. The tiers decide under their own
-//!    lock whether a name is free (`O_EXCL`), and return the file that they created. So whoever
-//!    takes a name away (a removal, a rename of it) does not wait for a creation. It may hold the
-//!    write slot that the creation waits for. No other process has the tiers open.
+//!    the file that has the name, through the wait for a write slot, to the change. No other caller
+//!    can give the name to a file meanwhile. So the creation replaces the file that was checked.
+//!    The tiers decide under their own lock whether a name is free (`O_EXCL`), and return the file
+//!    that they created. So a removal or a rename of the name need not wait for the creation, and
+//!    it must not: its caller may hold the write slot for which the creation waits. No other
+//!    process has the tiers open.
 //! 5. The tiers are closed only if nothing else holds their [`Space`]: no open file, directory or
 //!    lock, and no call that is under way.
 //!

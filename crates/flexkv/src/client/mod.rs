@@ -120,8 +120,8 @@ pub(crate) enum If {
 }
 
 impl If {
-    /// Whether a record exists for a write with this condition. An expired record exists only for
-    /// the write that removes it, and no other record exists for that write.
+    /// Whether a record exists for a write with this condition. The write that removes expired
+    /// records sees only those. Every other write sees only records that have not expired.
     pub(crate) fn counts(self, is_expired: bool) -> bool {
         matches!(self, Self::Expired(_)) == is_expired
     }

@@ -153,7 +153,8 @@ pub struct Coordinator {
     tuner: Tuner,
     /// Whether a change that spoils the sample was in progress since the interval began.
     disturbed: bool,
-    /// Partitions that found no memory to grow, and the time until which they need not try again.
+    /// Partitions that could not grow, for lack of memory or because it would make no room, and the
+    /// time until which they need not try again.
     stuck: BTreeMap<u32, u64>,
     /// Decides which nodes get partitions.
     protocol: Protocol,

@@ -2,9 +2,11 @@
 //!
 //! Keys whose hashes agree in the bits for buckets share their two buckets at every size. A client
 //! that chooses its keys so would double the subtable with each write, and none of the doublings
-//! would make room. So a subtable in which few slots are in use does not grow. A subtable of keys
-//! that were not chosen fills to more than half before a key finds no place. A key that finds no
-//! place in a sparse subtable is refused instead.
+//! would make room. So a subtable in which few slots are in use does not grow, and a key that finds
+//! no place there is refused. Keys that were not chosen practically never crowd two buckets of such
+//! a subtable: on average, their buckets have one key together. Slots that were deleted shortly
+//! before count as used, so a subtable of the smallest usual size (256 slots) may grow as soon as
+//! two buckets are full.
 //!
 //! Invariant: a subtable that grows has at most 2^[`DOUBLINGS`] · [`SLOTS_PER_USE_MAX`] slots for
 //! each slot that was in use, so its memory follows from its keys.
@@ -21,7 +23,7 @@ use super::table::{BUCKET_BYTES, BUCKET_SLOTS};
 /// Number of doublings that are tried when a subtable grows.
 const DOUBLINGS: u32 = 3;
 /// A subtable with more slots for each slot that is in use does not grow.
-const SLOTS_PER_USE_MAX: u64 = 4;
+const SLOTS_PER_USE_MAX: u64 = 16;
 
 /// The reason for which a subtable may not grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -88,7 +90,7 @@ mod tests {
                 Err(refused) => break refused,
             }
         };
-        assert_eq!((log2, refused), (4, GrowthRefused::Sparse { used: 16, slots: 128 }));
+        assert_eq!((log2, refused), (6, GrowthRefused::Sparse { used: 16, slots: 512 }));
         assert!(refused.to_string().contains("share their buckets"), "{refused}");
     }
 
@@ -96,8 +98,8 @@ mod tests {
     fn subtable_in_use_doubles_up_to_the_sizes_that_are_possible() {
         let full = |log2: u32| 8_u64 << log2;
         assert_eq!(growth_sizes(full(5), 5, BLOCK), Ok(6..=8));
-        assert_eq!(growth_sizes(full(5) / 4, 5, BLOCK), Ok(6..=8), "a quarter suffices");
-        assert!(growth_sizes(full(5) / 4 - 1, 5, BLOCK).is_err());
+        assert_eq!(growth_sizes(16, 5, BLOCK), Ok(6..=8), "two full buckets suffice");
+        assert!(growth_sizes(15, 5, BLOCK).is_err());
         assert_eq!(growth_sizes(full(17), 17, BLOCK), Ok(18..=18), "2^18 buckets fill a block");
         let largest = |log2_buckets: u32| GrowthRefused::Largest { log2_buckets };
         assert_eq!(growth_sizes(full(18), 18, BLOCK), Err(largest(18)));

@@ -337,6 +337,8 @@ static void not_opened(int tiers) {
   FAILS(archipelago_open(tiers, "tiers:/db/none", O_RDONLY, NULL), ENOENT, ARCHIPELAGO_ERROR_NOT_FOUND, "none");
   FAILS(archipelago_open(tiers, "tiers:/db/none", O_WRONLY, NULL), ENOENT, ARCHIPELAGO_ERROR_NOT_FOUND, "none");
   FAILS(archipelago_open(tiers, "tiers:/db", O_RDONLY, NULL), EISDIR, ARCHIPELAGO_ERROR_IO, "tiers:/db");
+  FAILS(archipelago_open(tiers, "tiers:/db", O_WRONLY | O_CREAT | O_EXCL, NULL), EEXIST, ARCHIPELAGO_ERROR_IO,
+        "tiers:/db");
   FAILS(archipelago_open(tiers, "tiers:/no/dir", O_WRONLY | O_CREAT, NULL), ENOENT, ARCHIPELAGO_ERROR_NOT_FOUND,
         "dir");
   FAILS(archipelago_mkdir(tiers, "tiers:/db/2.log/x"), ENOTDIR, ARCHIPELAGO_ERROR_IO, "is a file");

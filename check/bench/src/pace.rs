@@ -78,8 +78,8 @@ impl Delays {
     }
 }
 
-/// Time by which an operation may start too early, because sleeping is not exact. A worker sleeps
-/// for half of it at least, so that it is not late when it wakes.
+/// Longest time by which an operation may start before its turn. A worker that sleeps wakes half of
+/// this time before its turn, because a sleep may take too long.
 const EARLY_NS_MAX: u64 = 1_000_000;
 /// Largest unused time that is saved up, in nanoseconds.
 const SAVED_NS_MAX: u64 = 100_000_000;

@@ -68,6 +68,21 @@ pub trait WritableFile: Send + fmt::Debug {
     }
 }
 
+/// Reads several ranges, given by offset and length, into new memory that is zeroed first, by one
+/// [`RandomFile::read_many`].
+pub fn read_many_zeroed<F: RandomFile + ?Sized>(
+    file: &F,
+    ranges: &[(u64, usize)],
+    context: IoContext,
+) -> Result<Vec<Vec<u8>>> {
+    let mut found: Vec<Vec<u8>> = ranges.iter().map(|&(_, len)| vec![0; len]).collect();
+    let offsets = ranges.iter().map(|&(offset, _)| offset);
+    let mut requests: Vec<(u64, &mut [u8])> =
+        offsets.zip(found.iter_mut().map(Vec::as_mut_slice)).collect();
+    file.read_many(&mut requests, context)?;
+    Ok(found)
+}
+
 /// An immutable file that many threads read at any offset.
 pub trait RandomFile: Send + Sync + fmt::Debug {
     /// Fills `buf` from `offset`. A read past the end is an error that says so.
@@ -89,12 +104,7 @@ pub trait RandomFile: Send + Sync + fmt::Debug {
     /// Reads several ranges, given by offset and length, as [`RandomFile::read_new`] does. The
     /// default is one [`RandomFile::read_many`].
     fn read_many_new(&self, ranges: &[(u64, usize)], context: IoContext) -> Result<Vec<Vec<u8>>> {
-        let mut found: Vec<Vec<u8>> = ranges.iter().map(|&(_, len)| vec![0; len]).collect();
-        let offsets = ranges.iter().map(|&(offset, _)| offset);
-        let mut requests: Vec<(u64, &mut [u8])> =
-            offsets.zip(found.iter_mut().map(Vec::as_mut_slice)).collect();
-        self.read_many(&mut requests, context)?;
-        Ok(found)
+        read_many_zeroed(self, ranges, context)
     }
     /// Announces that `len` bytes at `offset` will be read soon. The file system may ignore the
     /// hint.

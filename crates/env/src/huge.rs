@@ -4,8 +4,8 @@
 //! else it uses small pages, and the program runs slower. The caller decides what shares a region,
 //! so that no small piece keeps a whole huge page resident.
 //!
-//! Cost: two or three system calls to map a region and one to return it. The first access to the
-//! region faults all of it in.
+//! Cost: three or four system calls to map a region and one to return it. With a huge page, the
+//! first access faults all of the region in.
 
 use std::io;
 use std::ptr::NonNull;
@@ -136,5 +136,24 @@ mod tests {
             let last = unsafe { region.at(HUGE_BYTES - 1).read() };
             assert_eq!(usize::from(last), at + 1);
         }
+    }
+
+    #[test]
+    fn regions_ask_for_huge_pages() {
+        if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
+            return;
+        }
+        let region = HugeRegion::map().expect("memory for a region");
+        let address = region.at(0).as_ptr().addr();
+        let smaps = std::fs::read_to_string("/proc/self/smaps").expect("the mappings");
+        let hex = |text: &str| usize::from_str_radix(text, 16).ok();
+        let range = |line: &str| {
+            let (from, to) = line.split_whitespace().next()?.split_once('-')?;
+            Some(hex(from)?..hex(to)?)
+        };
+        let mut lines = smaps.lines();
+        lines.by_ref().find(|line| range(line).is_some_and(|range| range.contains(&address)));
+        let flags = lines.find(|line| line.starts_with("VmFlags:")).expect("a mapping with flags");
+        assert!(flags.split_whitespace().any(|flag| flag == "hg"), "{flags}");
     }
 }

@@ -8,7 +8,7 @@
 //! ([`foreground::ForegroundFs`]), an emulated device ([`device::ThrottledFs`]) and a limited
 //! capacity ([`capacity::CapacityFs`]).
 //!
-//! [`huge`] has memory in huge pages, the engine's only other need of the operating system.
+//! [`huge`] gives memory in huge pages, which memtables use.
 //!
 //! The crate is layer 1. The engine runs unchanged over a local disk, tiers and storage nodes,
 //! because it uses only this trait.

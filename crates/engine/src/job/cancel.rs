@@ -26,8 +26,9 @@ impl Cancel {
         Self { own: Arc::default(), followed: vec![Arc::clone(above)] }
     }
 
-    /// The same flag, which is also set once `other` or a flag that `other` follows now is. `other`
-    /// does not follow it. Several links add up. Clones that were made before do not have the link.
+    /// The same flag, which from now on also follows `other` and all flags that `other` follows at
+    /// this moment. `other` does not follow it. Several links add up. Clones that were made before
+    /// do not have the link.
     #[must_use]
     pub fn linked_to(mut self, other: &Self) -> Self {
         for flag in std::iter::once(&other.own).chain(&other.followed) {

@@ -89,8 +89,8 @@ impl Regions {
         debug_assert!(before.is_none(), "two regions at one address");
     }
 
-    /// Takes a slab back. If its region is empty then, the result has the empty regions beyond
-    /// `keep` free bytes, which the caller drops.
+    /// Takes a slab back. If that leaves its region empty, empty regions are taken out until at
+    /// most `keep` bytes are free. The caller drops them.
     pub(super) fn give(&mut self, slab: NonNull<u8>, bytes: usize, keep: u64) -> Vec<HugeRegion> {
         let (address, count) = (slab.as_ptr().addr(), bytes / UNIT_BYTES);
         let region = self.by_address.get_mut(&(address & !(HUGE_BYTES - 1)));

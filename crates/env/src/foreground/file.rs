@@ -8,7 +8,9 @@ use archipelago_base::Result;
 
 use super::{Foreground, PIECE_BYTES, yields};
 use crate::context::{IoContext, IoPurpose};
-use crate::fs::{CreateOptions, FileSystem, OpenOptions, RandomFile, WritableFile};
+use crate::fs::{
+    CreateOptions, FileSystem, OpenOptions, RandomFile, WritableFile, read_many_zeroed,
+};
 
 /// A file system that keeps a [`Foreground`] gauge and obeys it.
 #[derive(Clone, Debug)]
@@ -179,12 +181,7 @@ impl RandomFile for SharedReader {
         if context.purpose == IoPurpose::ForegroundRead {
             return self.gauge.read(|| self.inner.read_many_new(ranges, context));
         }
-        let mut found: Vec<Vec<u8>> = ranges.iter().map(|&(_, len)| vec![0; len]).collect();
-        let offsets = ranges.iter().map(|&(offset, _)| offset);
-        let mut requests: Vec<(u64, &mut [u8])> =
-            offsets.zip(found.iter_mut().map(Vec::as_mut_slice)).collect();
-        self.read_many(&mut requests, context)?;
-        Ok(found)
+        read_many_zeroed(self, ranges, context)
     }
 
     crate::forward_reader!(inner);

@@ -24,6 +24,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use arc_swap::ArcSwap;
 use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_env::fs::read_many_zeroed;
 use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions, RandomFile};
 use parking_lot::Mutex;
 
@@ -697,12 +698,7 @@ impl RandomFile for TierReader {
             let outcome = route.main.read_many_new(ranges, context);
             return self.read_only_device(outcome);
         }
-        let mut found: Vec<Vec<u8>> = ranges.iter().map(|&(_, len)| vec![0; len]).collect();
-        let offsets = ranges.iter().map(|&(offset, _)| offset);
-        let mut requests: Vec<(u64, &mut [u8])> =
-            offsets.zip(found.iter_mut().map(Vec::as_mut_slice)).collect();
-        self.read_many(&mut requests, context)?;
-        Ok(found)
+        read_many_zeroed(self, ranges, context)
     }
 
     fn read_many(&self, requests: &mut [(u64, &mut [u8])], context: IoContext) -> Result<()> {

@@ -67,8 +67,8 @@ pub struct TieredFs {
     pub(crate) threads: Mutex<Vec<Joiner>>,
 }
 
-/// What a creation does with a file that has its name already. It is decided when the name is
-/// given, so it is exact.
+/// What a creation does with a file that has its name already. The creation decides this in the
+/// same step in which the new file gets the name, so no other change of names can come between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExistingFile {
     /// The new file replaces it, if there is one.
@@ -111,7 +111,10 @@ impl TieredFs {
         let names = self.shared.names.lock();
         let state = &names.space.state;
         let cause = if state.is_dir(path) {
-            std::io::ErrorKind::IsADirectory
+            match existing {
+                ExistingFile::Refuse => std::io::ErrorKind::AlreadyExists,
+                ExistingFile::Replace | ExistingFile::Require => std::io::ErrorKind::IsADirectory,
+            }
         } else if path.parent().is_none_or(|dir| !state.is_dir(dir)) {
             std::io::ErrorKind::NotFound
         } else if let Some(cause) = existing.refusal(state.id(path).is_some()) {

@@ -7,8 +7,8 @@
 //! Invariants:
 //! 1. Numbers are durably reserved before the job may use them.
 //! 2. [`JobNumbers::note_installed`] follows the edit that installs the outputs. After a drop
-//!    without it, no edit installs a file with one of the numbers. A drop during a panic is an
-//!    exception, because the outcome of the job is then unknown.
+//!    without it, no edit installs a file with one of the numbers that were not kept. A drop during
+//!    a panic is an exception, because the outcome of the job is then unknown.
 //! 3. [`JobNumbers::keep`] precedes the first reader of a table that no edit names. The numbers of
 //!    such tables are no strays: a later edit names them, or the trash removes them with their last
 //!    reader.

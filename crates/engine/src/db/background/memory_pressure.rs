@@ -10,7 +10,8 @@
 //!
 //! 1. Memory of sealed memtables counts as freed, because a flush is about to free it.
 //! 2. A memtable counts with all memory that it holds, also the unused part of its slabs, because
-//!    the flush frees that too.
+//!    the flush frees that too. Slabs in a region with a slab in use are an exception: they are
+//!    free for other memtables, and stay charged.
 //! 3. Memtables are taken by memory × age, the age limited to [`AGE_MS_MAX`], until enough is
 //!    freed. If a memtable fills slowly, it takes longest until its family has to be flushed again.
 //!    So this order makes the fewest files for the memory that it frees. Memtables that are not

@@ -424,7 +424,7 @@ fn merge_that_meets_a_damaged_file_holds_up_nothing_else() {
         let failures = state.space_mut(cf).merge_failures_mut();
         let known = failures.known();
         assert!(known.len() >= 4, "{known:?}");
-        // Enough failures for a pause of half an hour.
+        // Enough failures for the longest pause, an hour.
         known.iter().for_each(|no| (0..12).for_each(|_| failures.note_failure(*no, now_ns)));
         assert!(!invalid::is_merge_due(inner, &mut state), "its inputs are left out");
         assert!(!state.has_failed(), "no other job waits");

@@ -27,6 +27,7 @@ mod arguments;
 mod check;
 mod child;
 mod children;
+mod course;
 mod cycles;
 mod offload;
 mod parent;

@@ -23,13 +23,12 @@ use super::cluster::{Cluster, Place};
 use super::owner::{DatabasePlan, Leaving, OwnerRole};
 use super::steps::Step;
 use super::summary::Figures;
-use crate::acks;
 use crate::arguments::Arguments;
-use crate::check::Progress;
 use crate::children::{
     AtStep, AtStepSeen, Deck, Fault, GO_ON, Heard, OPENED, Owner, PATIENCE, Process, Share,
     StepMoment, Tally, await_step, stop_at,
 };
+use crate::course::Course;
 use crate::cycles::{Session, sleep_ms, text};
 use crate::sabotage::{Sabotage, damage};
 use crate::settings::{COUNTERS, Over, family_name, open};
@@ -85,19 +84,10 @@ impl Owner for WatchedOwner {
 
 /// The state of a run with offloading.
 pub(super) struct OffloadSession<'a> {
-    arguments: &'a Arguments,
-    dir: PathBuf,
-    /// Seeds of databases and cycles, so that no cycle depends on what the last one had to choose.
-    seeds: Rng,
-    /// Choices of the present cycle.
-    rng: Rng,
+    course: Course<'a>,
     deck: Deck<Case>,
     cluster: Cluster,
-    progress: Progress,
-    /// Number of the first operation of the cycle, by thread.
-    first: Vec<u64>,
     tally: Tally<Case>,
-    operations: u64,
     figures: Figures,
 }
 
@@ -107,17 +97,11 @@ impl<'a> Session<'a> for OffloadSession<'a> {
     fn start(arguments: &'a Arguments, seed: u64, dir: &Path) -> Result<Self, String> {
         let mut seeds = Rng::with_seed(seed);
         Ok(Self {
-            arguments,
-            dir: dir.to_owned(),
             deck: Deck::new(seeds.u64(..)),
             cluster: Cluster::start(&dir.join("servers"), &dir.join("share"))?,
-            progress: Progress::new(0, arguments.threads),
-            first: Vec::new(),
             tally: Tally::default(),
-            operations: 0,
             figures: Figures::default(),
-            rng: Rng::with_seed(seeds.u64(..)),
-            seeds,
+            course: Course::new(arguments, dir, seeds),
         })
     }
 
@@ -126,33 +110,31 @@ impl<'a> Session<'a> for OffloadSession<'a> {
         if fs.exists(&dir).map_err(text)? {
             fs.remove_dir_all(&dir).map_err(text)?;
         }
-        self.progress = Progress::new(self.seeds.u64(..), self.arguments.threads);
-        self.begin_cycle()
+        self.course.begin_database()
     }
 
     fn cycle(&mut self) -> Result<(Case, bool), String> {
         let case = self.deck.draw();
         let told = |problem: String| format!("{case}: {problem}");
-        self.begin_cycle()?;
-        let before: u64 = self.first.iter().sum();
+        self.course.begin_cycle()?;
         let hit = match case.step {
             Step::TakeOver => self.fault_at_take_over(case),
             Step::Rebuild => self.fault_at_rebuild(case),
             _ => self.fault_under_load(case),
         };
         let hit = hit.map_err(told)?;
-        if self.rng.bool() {
+        if self.course.rng().bool() {
             self.cluster.restore().map_err(told)?;
         }
         self.check(None).map_err(told)?;
         self.cluster.restore().map_err(told)?;
         self.tally.note(case, hit);
-        self.operations += self.progress.done.iter().sum::<u64>() - before;
+        self.course.count_cycle();
         Ok((case, hit))
     }
 
     fn damaged_cycle(&mut self, sabotage: Sabotage) -> Result<(), String> {
-        self.begin_cycle()?;
+        self.course.begin_cycle()?;
         let moment = StepMoment { step: Step::Write, after: 1500, reaction: AtStep::Die };
         let mut owner = self.start_owner(moment, Share::All, |leaving| leaving)?;
         await_step(&mut owner, AtStepSeen::Opening)?;
@@ -164,7 +146,7 @@ impl<'a> Session<'a> for OffloadSession<'a> {
     // tables and ends in order. Then no memory node has a shard of the database, and each table and
     // value file in the directory is one that the database has.
     fn end_database(&mut self) -> Result<(), String> {
-        self.begin_cycle()?;
+        self.course.begin_cycle()?;
         let mut database = self.database();
         database.leaving = database.leaving.with_one_copy();
         let opened = database.open(|_| {}).map_err(text)?;
@@ -207,7 +189,7 @@ impl<'a> Session<'a> for OffloadSession<'a> {
         Ok(format!(
             "{tried} cycles, {} faults at their steps, {} acknowledged operations\n  {}\n{}",
             self.tally.hit(),
-            self.operations,
+            self.course.operations(),
             self.figures,
             self.tally.table()
         ))
@@ -215,27 +197,17 @@ impl<'a> Session<'a> for OffloadSession<'a> {
 }
 
 impl OffloadSession<'_> {
-    fn begin_cycle(&mut self) -> Result<(), String> {
-        self.rng = Rng::with_seed(self.seeds.u64(..));
-        self.first = self.progress.done.clone();
-        acks::create(&self.acks_path()).map_err(text)
-    }
-
-    fn acks_path(&self) -> PathBuf {
-        self.dir.join("acks")
-    }
-
     fn database_dir(&self) -> PathBuf {
-        self.dir.join("share").join("db")
+        self.course.dir().join("share").join("db")
     }
 
     fn database(&mut self) -> DatabasePlan {
         DatabasePlan {
             dir: self.database_dir(),
             manager: self.cluster.address().to_owned(),
-            seed: self.progress.seed,
-            open_seed: self.rng.u64(..),
-            leaving: Leaving::choose(&mut self.rng),
+            seed: self.course.seed(),
+            open_seed: self.course.rng().u64(..),
+            leaving: Leaving::choose(self.course.rng()),
         }
     }
 
@@ -254,7 +226,7 @@ impl OffloadSession<'_> {
         let nothing = StepMoment { step: Step::Write, after: 0, reaction: AtStep::Nothing };
         let mut first = self.start_owner(nothing, Share::FirstHalf, Leaving::with_one_copy)?;
         first.await_open()?;
-        sleep_ms(self.rng.u64(..FIRST_WRITES_MS_MAX));
+        sleep_ms(self.course.rng().u64(..FIRST_WRITES_MS_MAX));
         self.kill_healthy(first)?;
         self.figures.shards_left += self.cluster.left()?.shards;
         let moment = self.moment(case);
@@ -270,8 +242,8 @@ impl OffloadSession<'_> {
         let moment = self.moment(case);
         let mut owner = self.start_owner(moment, Share::All, Leaving::with_one_copy)?;
         owner.await_open()?;
-        sleep_ms(self.rng.u64(..FIRST_WRITES_MS_MAX));
-        let lost = Cluster::any_memory(&mut self.rng);
+        sleep_ms(self.course.rng().u64(..FIRST_WRITES_MS_MAX));
+        let lost = Cluster::any_memory(self.course.rng());
         self.cluster.take(lost, Fault::Kill)?;
         let seen = await_step(&mut owner, AtStepSeen::Open)?;
         if case.victim == Victim::Memory {
@@ -286,7 +258,11 @@ impl OffloadSession<'_> {
     fn moment(&mut self, case: Case) -> StepMoment<Step> {
         let own = (case.victim == Victim::Owner).then_some(case.fault);
         let reaction = AtStep::of_owner(own);
-        StepMoment { step: case.step, after: self.rng.u64(..case.step.moments()), reaction }
+        StepMoment {
+            step: case.step,
+            after: self.course.rng().u64(..case.step.moments()),
+            reaction,
+        }
     }
 
     /// Starts an owner that runs a share of the threads.
@@ -300,12 +276,12 @@ impl OffloadSession<'_> {
         database.leaving = adjust(database.leaving);
         let role = OwnerRole {
             database,
-            acks: self.acks_path(),
-            ops_per_thread: self.arguments.ops_per_cycle.div_ceil(self.arguments.threads),
-            threads: share.threads(&self.first),
+            acks: self.course.acks_path(),
+            ops_per_thread: self.course.ops_per_thread(),
+            threads: self.course.threads(share),
             moment,
         };
-        let process = Process::start("owner", &role.words(), &self.dir)?;
+        let process = Process::start("owner", &role.words(), self.course.dir())?;
         Ok(WatchedOwner { process, figures: Figures::default() })
     }
 
@@ -321,23 +297,23 @@ impl OffloadSession<'_> {
             (Victim::Owner, Fault::Kill) => return self.kill(owner),
             (Victim::Owner, Fault::Stop) => {
                 if stop_at(&mut owner.process, seen)? {
-                    sleep_ms(self.rng.u64(..STOPPED_MS_MAX));
+                    sleep_ms(self.course.rng().u64(..STOPPED_MS_MAX));
                     owner.process.go_on();
                 }
             }
             (Victim::Everything, _) => {
-                if self.rng.bool() {
+                if self.course.rng().bool() {
                     owner.process.kill()?;
                 }
-                self.cluster.take_all(case.fault, &mut self.rng)?;
+                self.cluster.take_all(case.fault, self.course.rng())?;
                 return self.kill(owner);
             }
             (Victim::Memory, _) => {
-                let place = Cluster::any_memory(&mut self.rng);
+                let place = Cluster::any_memory(self.course.rng());
                 self.strike_server(case, place, &mut owner)?;
             }
             (Victim::Executor, _) => {
-                let place = Cluster::any_executor(&mut self.rng);
+                let place = Cluster::any_executor(self.course.rng());
                 self.strike_server(case, place, &mut owner)?;
             }
             (Victim::Manager, _) => self.strike_server(case, Place::Manager, &mut owner)?,
@@ -345,11 +321,11 @@ impl OffloadSession<'_> {
         if seen == AtStepSeen::Opening {
             owner.await_open()?;
         }
-        self.run_on();
-        if case.fault == Fault::Stop && self.rng.bool() {
+        self.course.run_on();
+        if case.fault == Fault::Stop && self.course.rng().bool() {
             // What was stopped goes on beside what has replaced it.
             self.cluster.restore()?;
-            self.run_on();
+            self.course.run_on();
         }
         self.kill_healthy(owner)
     }
@@ -361,10 +337,10 @@ impl OffloadSession<'_> {
         place: Place,
         owner: &mut WatchedOwner,
     ) -> Result<(), String> {
-        let is_late = self.rng.bool();
+        let is_late = self.course.rng().bool();
         if is_late {
             owner.process.tell(GO_ON);
-            sleep_ms(self.rng.u64(..LATE_MS_MAX));
+            sleep_ms(self.course.rng().u64(..LATE_MS_MAX));
         }
         self.cluster.take(place, case.fault)?;
         owner.process.tell(GO_ON);
@@ -385,31 +361,26 @@ impl OffloadSession<'_> {
         healthy
     }
 
-    /// Lets the owner work with the fault for some time.
-    fn run_on(&mut self) {
-        sleep_ms(self.rng.u64(..self.arguments.kill_after_ms_max.max(1)));
-    }
-
     /// Opens the database as its next owner, with offloading or without, and compares it with the
     /// acknowledged operations.
     fn check(&mut self, sabotage: Option<Sabotage>) -> Result<(), String> {
-        let db = match self.rng.bool() {
+        let db = match self.course.rng().bool() {
             true => self.database().open(|_| {}).map(|opened| opened.db),
             false => self.open_plain(),
         };
         let db =
             db.map_err(|error| format!("cannot open the database after the fault: {error}"))?;
-        let acknowledged = acks::read(&self.acks_path(), &self.first).map_err(text)?;
+        let acknowledged = self.course.acknowledged()?;
         if let Some(sabotage) = sabotage {
-            damage(&db, sabotage, self.progress.seed, &acknowledged).map_err(text)?;
+            damage(&db, sabotage, self.course.seed(), &acknowledged).map_err(text)?;
         }
-        self.progress.compare(&db, &acknowledged)?;
+        self.course.progress().compare(&db, &acknowledged)?;
         db.close().map_err(text)
     }
 
     /// Opens the database without offloading.
     fn open_plain(&mut self) -> archipelago::Result<Db> {
-        open(&self.database_dir(), self.progress.seed, self.rng.u64(..), Over::Plain)
+        open(&self.database_dir(), self.course.seed(), self.course.rng().u64(..), Over::Plain)
     }
 }
 

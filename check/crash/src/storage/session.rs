@@ -12,7 +12,7 @@
 //! 3. A second owner that was stopped while it opened the volume either owns it afterwards, or ends
 //!    because the volume belongs to another one.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use archipelago::{Rng, SystemClock};
@@ -22,13 +22,13 @@ use super::cluster::{Cluster, ClusterPlan};
 use super::losses;
 use super::owner::{COPIED, OwnerRole, VolumePlan};
 use super::steps::Step;
-use crate::acks;
 use crate::arguments::Arguments;
-use crate::check::{Found, Progress};
+use crate::check::Found;
 use crate::children::{
     AtStep, AtStepSeen, BUSY, Deck, FENCED, Fault, GO_ON, Heard, OPENED, PATIENCE, Process, Share,
     StepMoment, Tally, await_step, stop_at,
 };
+use crate::course::Course;
 use crate::cycles::{Session, sleep_ms, text};
 use crate::sabotage::{Sabotage, damage};
 use crate::settings::{COUNTERS, family_name};
@@ -77,21 +77,12 @@ pub(super) enum LastWrites {
 
 /// The state of a run over storage nodes.
 pub(super) struct StorageSession<'a> {
-    arguments: &'a Arguments,
-    dir: PathBuf,
-    /// Seeds of databases and cycles, so that no cycle depends on what the last one had to choose.
-    seeds: Rng,
-    /// Choices of the present cycle.
-    rng: Rng,
+    course: Course<'a>,
     deck: Deck<Case>,
     cluster: Cluster,
-    progress: Progress,
-    /// Number of the first operation of the cycle, by thread.
-    first: Vec<u64>,
     /// Number of databases so far, each in a volume of its own.
     databases: u64,
     tally: Tally<Case>,
-    operations: u64,
     /// Owners that ended as fenced.
     fenced: u64,
 }
@@ -100,26 +91,20 @@ impl<'a> Session<'a> for StorageSession<'a> {
     type Case = Case;
 
     fn start(arguments: &'a Arguments, seed: u64, dir: &Path) -> Result<Self, String> {
-        let mut rng = Rng::with_seed(seed);
+        let mut seeds = Rng::with_seed(seed);
         let plan = ClusterPlan {
             dir: dir.join("cluster"),
             nodes: arguments.storage,
             full_disk: arguments.full_disk,
-            seed: rng.u64(..),
+            seed: seeds.u64(..),
         };
         Ok(Self {
-            arguments,
-            dir: dir.to_owned(),
-            deck: Deck::new(rng.u64(..)),
+            deck: Deck::new(seeds.u64(..)),
             cluster: Cluster::start(&plan)?,
-            progress: Progress::new(0, arguments.threads),
-            first: Vec::new(),
             databases: 0,
             tally: Tally::default(),
-            operations: 0,
             fenced: 0,
-            rng: Rng::with_seed(rng.u64(..)),
-            seeds: rng,
+            course: Course::new(arguments, dir, seeds),
         })
     }
 
@@ -129,15 +114,13 @@ impl<'a> Session<'a> for StorageSession<'a> {
             self.volume(true).remove_database().map_err(text)?;
         }
         self.databases += 1;
-        self.progress = Progress::new(self.seeds.u64(..), self.arguments.threads);
-        self.begin_cycle()
+        self.course.begin_database()
     }
 
     fn cycle(&mut self) -> Result<(Case, bool), String> {
         let case = self.deck.draw();
         let told = |problem: String| format!("{case}: {problem}");
-        self.begin_cycle()?;
-        let before: u64 = self.first.iter().sum();
+        self.course.begin_cycle()?;
         let mut left = Vec::new();
         let hit = match (case.step, case.victim) {
             (Step::TakeOver, _) => self.fault_at_take_over(case, &mut left),
@@ -145,23 +128,23 @@ impl<'a> Session<'a> for StorageSession<'a> {
             _ => self.fault_under_load(case, &mut left),
         };
         let hit = hit.map_err(told)?;
-        match case.victim == Victim::Everything || self.rng.bool() {
+        match case.victim == Victim::Everything || self.course.rng().bool() {
             true => self.cluster.restore().map_err(told)?,
             // A volume cannot be opened without a manager.
             false => self.cluster.restore_manager().map_err(told)?,
         }
-        let take_over = !left.is_empty() || self.rng.u8(..8) > 0;
+        let take_over = !left.is_empty() || self.course.rng().u8(..8) > 0;
         let plan = CheckPlan { take_over, ..CheckPlan::TAKE_OVER };
         let found = self.check(plan).map_err(told)?;
         self.cluster.restore().map_err(told)?;
         self.finish(left, &found).map_err(told)?;
         self.tally.note(case, hit);
-        self.operations += self.progress.done.iter().sum::<u64>() - before;
+        self.course.count_cycle();
         Ok((case, hit))
     }
 
     fn damaged_cycle(&mut self, sabotage: Sabotage) -> Result<(), String> {
-        self.begin_cycle()?;
+        self.course.begin_cycle()?;
         let moment = StepMoment { step: Step::Write, after: 1500, reaction: AtStep::Die };
         let mut owner = self.start_owner(Share::All, moment)?;
         await_step(&mut owner, AtStepSeen::Opening)?;
@@ -174,7 +157,7 @@ impl<'a> Session<'a> for StorageSession<'a> {
     }
 
     fn after_cycles(&mut self) -> Result<String, String> {
-        let Arguments { cycles, losses, .. } = *self.arguments;
+        let Arguments { cycles, losses, .. } = *self.course.arguments();
         if losses == 0 {
             return Ok(String::new());
         }
@@ -191,7 +174,7 @@ impl<'a> Session<'a> for StorageSession<'a> {
             "{} cycles, {} faults at their steps, {} acknowledged operations, {} owners fenced\n{}",
             self.tally.tried(),
             self.tally.hit(),
-            self.operations,
+            self.course.operations(),
             self.fenced,
             self.tally.table()
         ))
@@ -206,28 +189,18 @@ impl StorageSession<'_> {
 
     /// The choices of the run.
     pub(super) fn rng(&mut self) -> &mut Rng {
-        &mut self.rng
-    }
-
-    fn begin_cycle(&mut self) -> Result<(), String> {
-        self.rng = Rng::with_seed(self.seeds.u64(..));
-        self.first = self.progress.done.clone();
-        acks::create(&self.acks_path()).map_err(text)
-    }
-
-    fn acks_path(&self) -> PathBuf {
-        self.dir.join("acks")
+        self.course.rng()
     }
 
     fn volume(&mut self, take_over: bool) -> VolumePlan {
         VolumePlan {
             manager: self.cluster.address().to_owned(),
             volume: format!("database{}", self.databases),
-            seed: self.progress.seed,
-            open_seed: self.rng.u64(..),
+            seed: self.course.seed(),
+            open_seed: self.course.rng().u64(..),
             take_over,
             lease_ms: CHECK_LEASE_MS,
-            full_disk: self.arguments.full_disk,
+            full_disk: self.course.arguments().full_disk,
             accept_loss: false,
         }
     }
@@ -242,8 +215,8 @@ impl StorageSession<'_> {
         if is_taken_again {
             return self.check(CheckPlan::TAKE_OVER).map(drop);
         }
-        let acknowledged = acks::read(&self.acks_path(), &self.first).map_err(text)?;
-        self.progress.settle(&acknowledged, found).map_err(|problem| {
+        let acknowledged = self.course.acknowledged()?;
+        self.course.progress().settle(&acknowledged, found).map_err(|problem| {
             format!("after its take-over, an old owner acknowledged what is lost: {problem}")
         })
     }
@@ -259,7 +232,7 @@ impl StorageSession<'_> {
             owner.process.tell(GO_ON);
             match owner.process.hear(GO_ON_PAUSE) {
                 Heard::Line(line) if line == OPENED && !owner.is_open => {
-                    self.run_on();
+                    self.course.run_on();
                     owner.process.kill()?;
                     return Ok(true);
                 }
@@ -300,8 +273,8 @@ impl StorageSession<'_> {
         let nothing = StepMoment { step: Step::Write, after: 0, reaction: AtStep::Nothing };
         let mut first = self.start_owner(Share::FirstHalf, nothing)?;
         first.expect(OPENED, PATIENCE)?;
-        sleep_ms(self.rng.u64(..FIRST_OWNER_MS_MAX));
-        let is_left = match self.rng.u8(..3) {
+        sleep_ms(self.course.rng().u64(..FIRST_OWNER_MS_MAX));
+        let is_left = match self.course.rng().u8(..3) {
             0 => true,
             1 => first.stop()?,
             _ => !first.kill()?,
@@ -321,7 +294,7 @@ impl StorageSession<'_> {
         let moment = self.moment(case);
         let mut first = self.start_owner(Share::FirstHalf, moment)?;
         let seen = await_step(&mut first, AtStepSeen::Opening)?;
-        let goes_on_early = self.rng.bool();
+        let goes_on_early = self.course.rng().bool();
         if goes_on_early {
             first.tell(GO_ON);
         }
@@ -330,7 +303,7 @@ impl StorageSession<'_> {
         second.expect(OPENED, PATIENCE)?;
         first.tell(GO_ON);
         left.push(LeftOwner { process: first, is_open: true });
-        self.run_on();
+        self.course.run_on();
         second.kill_healthy()?;
         Ok(seen != AtStepSeen::Never)
     }
@@ -339,22 +312,33 @@ impl StorageSession<'_> {
     fn moment(&mut self, case: Case) -> StepMoment<Step> {
         let own = (case.victim == Victim::Owner).then_some(case.fault);
         let reaction = AtStep::of_owner(own);
-        StepMoment { step: case.step, after: self.rng.u64(..case.step.moments()), reaction }
+        StepMoment {
+            step: case.step,
+            after: self.course.rng().u64(..case.step.moments()),
+            reaction,
+        }
     }
 
     fn start_owner(&mut self, share: Share, moment: StepMoment<Step>) -> Result<Process, String> {
         let role = self.owner(share, moment);
         let name = if share == Share::SecondHalf { "second owner" } else { "owner" };
-        Process::start(name, &role.words(), &self.dir)
+        Process::start(name, &role.words(), self.course.dir())
     }
 
     /// An owner that runs a share of the threads. The second owner takes the volume over.
     fn owner(&mut self, share: Share, moment: StepMoment<Step>) -> OwnerRole {
-        let threads = share.threads(&self.first);
-        let ops_per_thread = self.arguments.ops_per_cycle.div_ceil(self.arguments.threads);
+        let threads = self.course.threads(share);
+        let ops_per_thread = self.course.ops_per_thread();
         let take_over = share == Share::SecondHalf;
         let volume = VolumePlan { lease_ms: OWNER_LEASE_MS, ..self.volume(take_over) };
-        OwnerRole { volume, acks: self.acks_path(), ops_per_thread, threads, moment, stays: false }
+        OwnerRole {
+            volume,
+            acks: self.course.acks_path(),
+            ops_per_thread,
+            threads,
+            moment,
+            stays: false,
+        }
     }
 
     /// Makes the fault of the case. Afterwards no owner runs, except those that are left.
@@ -377,7 +361,7 @@ impl StorageSession<'_> {
                 return Ok(());
             }
             (Victim::Everything, _) => {
-                let is_owner_first = self.rng.bool();
+                let is_owner_first = self.course.rng().bool();
                 if is_owner_first {
                     owner.kill()?;
                 }
@@ -385,7 +369,7 @@ impl StorageSession<'_> {
                 return owner.kill().map(drop);
             }
             (Victim::Node, fault) => {
-                let index = self.rng.usize(..self.cluster.node_count());
+                let index = self.course.rng().usize(..self.cluster.node_count());
                 self.cluster.take_node(index, fault)?;
             }
             (Victim::Manager, fault) => self.cluster.take_manager(fault)?,
@@ -394,18 +378,13 @@ impl StorageSession<'_> {
         owner.tell(GO_ON);
         if seen == AtStepSeen::Opening {
             if case.victim == Victim::Manager {
-                self.run_on();
+                self.course.run_on();
                 self.cluster.restore_manager()?;
             }
             owner.expect(OPENED, PATIENCE)?;
         }
-        self.run_on();
+        self.course.run_on();
         owner.kill_healthy()
-    }
-
-    /// Lets the owner work with the fault for some time.
-    fn run_on(&mut self) {
-        sleep_ms(self.rng.u64(..self.arguments.kill_after_ms_max.max(1)));
     }
 
     /// Opens the volume as its next owner, and compares it with the acknowledged operations.
@@ -415,18 +394,18 @@ impl StorageSession<'_> {
         let opened = volume.open(|fs| fs);
         let opened =
             opened.map_err(|error| format!("cannot open the volume after the fault: {error}"))?;
-        let acknowledged = acks::read(&self.acks_path(), &self.first).map_err(text)?;
+        let acknowledged = self.course.acknowledged()?;
         if let Some(sabotage) = plan.sabotage {
-            damage(&opened.db, sabotage, self.progress.seed, &acknowledged).map_err(text)?;
+            damage(&opened.db, sabotage, self.course.seed(), &acknowledged).map_err(text)?;
         }
-        let found = self.progress.compare(&opened.db, &acknowledged)?;
+        let found = self.course.progress().compare(&opened.db, &acknowledged)?;
         opened.close().map_err(text)?;
         Ok(found)
     }
 
     /// Opens the volume and compares it, as after a fault without writes.
     pub(super) fn check_at_rest(&mut self) -> Result<(), String> {
-        self.begin_cycle()?;
+        self.course.begin_cycle()?;
         self.check(CheckPlan { take_over: false, ..CheckPlan::TAKE_OVER }).map(drop)
     }
 
@@ -447,17 +426,16 @@ impl StorageSession<'_> {
         nodes: &[usize],
         writes: LastWrites,
     ) -> Result<(), String> {
-        self.begin_cycle()?;
-        let before: u64 = self.first.iter().sum();
+        self.course.begin_cycle()?;
         let is_copied = writes == LastWrites::Copied;
         let reaction = if is_copied { AtStep::Nothing } else { AtStep::Die };
         let moment = StepMoment { step: Step::Write, after: LOSS_WRITES, reaction };
         let mut role = self.owner(Share::All, moment);
         role.stays = is_copied;
         if is_copied {
-            role.ops_per_thread = LOSS_WRITES / self.arguments.threads;
+            role.ops_per_thread = LOSS_WRITES / self.course.arguments().threads;
         }
-        let mut owner = Process::start("owner", &role.words(), &self.dir)?;
+        let mut owner = Process::start("owner", &role.words(), self.course.dir())?;
         match is_copied {
             true => drop(owner.expect(COPIED, PATIENCE)?),
             false => drop(await_step(&mut owner, AtStepSeen::Opening)?),
@@ -467,7 +445,7 @@ impl StorageSession<'_> {
             self.cluster.take_node(*node, Fault::Kill)?;
         }
         self.check(CheckPlan { accept_loss: is_copied, ..CheckPlan::TAKE_OVER })?;
-        self.operations += self.progress.done.iter().sum::<u64>() - before;
+        self.course.count_cycle();
         self.cluster.restore()
     }
 }

@@ -1,9 +1,11 @@
 //! Shared parts of the tests: a database over memory, stepped by the test or in threads.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use archipelago_engine::db::{BackgroundMode, Components, Db};
 use archipelago_engine::options::{CfOptions, DbOptions};
+use archipelago_engine::sabotage::{Defect, with_defect};
 use archipelago_env::FileSystem;
 use archipelago_env::mem::MemFs;
 use archipelago_tier::{DeviceKind, DeviceParts, DeviceSettings, Policy, TieredFs};
@@ -49,6 +51,16 @@ pub(crate) fn over(fs: &MemFs, family: CfOptions) -> Components {
 /// A small database in memory.
 pub(crate) fn open(fs: &MemFs) -> Db {
     Db::open_with("/db", small_db(), over(fs, small_family())).unwrap()
+}
+
+/// Runs a check that passes without defects, on a database that this thread steps. Returns whether
+/// the check fails with `defect`.
+pub(crate) fn is_noticed(defect: Defect, core: fn()) -> bool {
+    let failed = catch_unwind(AssertUnwindSafe(|| with_defect(defect, core)));
+    let Err(panic) = failed else { return false };
+    let text = panic.downcast_ref::<String>().map_or("", String::as_str);
+    eprintln!("{defect:?} was noticed: {text}");
+    true
 }
 
 /// Kind of storage between the database and a disk in memory.

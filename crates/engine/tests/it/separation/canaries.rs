@@ -3,20 +3,11 @@
 //! Each test runs the core of another one with one defect and expects it to fail. The cores pass
 //! without a defect in their own tests.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
-use archipelago_engine::sabotage::{Defect, with_defect};
+use archipelago_engine::sabotage::Defect;
 
 use super::world::World;
 use super::{audit, races};
-
-fn is_noticed(defect: Defect, core: fn()) -> bool {
-    let failed = catch_unwind(AssertUnwindSafe(|| with_defect(defect, core)));
-    let Err(panic) = failed else { return false };
-    let text = panic.downcast_ref::<String>().map_or("", String::as_str);
-    eprintln!("{defect:?} was noticed: {text}");
-    true
-}
+use crate::support::is_noticed;
 
 #[test]
 fn suite_notices_validity_by_key_alone() {

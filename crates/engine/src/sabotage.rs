@@ -1,5 +1,6 @@
 //! Fault switches of the engine: steps that a test leaves out, to prove that the suite notices.
-//! Most belong to separated values; the others belong to file fencing and to the commit path.
+//! Most belong to separated values. The others belong to file fencing, to the commit path, to
+//! flushes, and to memtable shards at memory nodes.
 //!
 //! Only a build with the cargo feature `sabotage` can switch one on. Without the feature every
 //! query is a constant function that returns `false`, so the compiler removes the branch. A switch
@@ -42,6 +43,19 @@ pub enum Defect {
     /// A write whose log lies in a network is inserted and published before its record is
     /// acknowledged.
     InsertionBeforeQuorum,
+    /// A memtable shard is released at its node when its tables are installed, although readers may
+    /// still need it there.
+    ReleaseBeforeLastReader,
+    /// Memtable shards at nodes pin no segment of the log.
+    UnpinnedAwayShards,
+    /// A memtable shard goes to a node as if no older record of its keys were outside of tables.
+    ForgottenAfterSeq,
+    /// A job does not sync the tables and value files that it writes.
+    UnsyncedOutputs,
+    /// A flush is installed before the log durably has its records.
+    InstallBeforeLogSync,
+    /// A flush takes keys of which an older memtable has records that are not installed.
+    InstallsOutOfOrder,
 }
 
 #[cfg(feature = "sabotage")]

@@ -11,6 +11,7 @@ use archipelago_env::limit::{LimitedFile, Priority};
 use archipelago_env::{IoContext, IoPurpose, RandomFile, WritableFile};
 
 use super::{Cancel, JobContext, Progress};
+use crate::sabotage::{Defect, has};
 
 /// Largest number of bytes that a job writes between two checks of its cancel flag. At the smallest
 /// part of a rate limit, 64 KiB a second, such a write takes up to 17 seconds.
@@ -64,7 +65,24 @@ impl WritableFile for MeteredWrite {
         }
     }
 
-    archipelago_env::forward_writer!(file);
+    fn flush(&mut self) -> Result<()> {
+        self.file.flush()
+    }
+
+    fn submit(&mut self) -> Result<()> {
+        self.file.submit()
+    }
+
+    fn sync(&mut self) -> Result<()> {
+        match has(Defect::UnsyncedOutputs) {
+            true => self.file.flush(),
+            false => self.file.sync(),
+        }
+    }
+
+    fn len(&self) -> u64 {
+        self.file.len()
+    }
 }
 
 /// An input that is being read. All reads of it, those of its index too, count for the job.

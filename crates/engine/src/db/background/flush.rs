@@ -60,6 +60,7 @@ use crate::lock_order::{Before, JobsLock, ManifestLock, Order};
 use crate::manifest::{Change, VersionEdit};
 use crate::memtable::Shard;
 use crate::remote::AwayError;
+use crate::sabotage::{Defect, has};
 use crate::stats::{Ticker, Timer};
 use crate::version::rebalance::RunningFlush;
 
@@ -424,7 +425,8 @@ fn sync_before_install(db: &DbInner, task: &FlushTask) -> Result<()> {
     // A job that may have run elsewhere must not skip the sync, because only this process knows for
     // sure which records it took.
     let may_skip = db.context.away().is_none() || db.jobs.executor().runs_here();
-    if is_logged && !(may_skip && leaves_a_prefix(&db.jobs, &db.view, task)) {
+    let is_needed = is_logged && !(may_skip && leaves_a_prefix(&db.jobs, &db.view, task));
+    if is_needed && !has(Defect::InstallBeforeLogSync) {
         write::sync_log(db, task.through(), Order::none())?;
     }
     Ok(())

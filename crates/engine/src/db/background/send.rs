@@ -41,6 +41,7 @@ use crate::key::KeyRange;
 use crate::lock_order::Order;
 use crate::memtable::Shard;
 use crate::remote::{AwayError, NewShard, ShardId};
+use crate::sabotage::{Defect, has};
 use crate::stats::Ticker;
 
 /// A shard that is to leave; it is marked running.
@@ -109,7 +110,10 @@ pub(crate) fn next_send(db: &DbInner, state: &mut JobState) -> Option<SendTask> 
     let family = db.view.family(cf)?;
     let tracker = state.flushes_mut().get_mut(&cf)?;
     let keys = tracker.queue[position].info.map.range(shard);
-    let after_seq = after_seq(tracker.queue.range(..position), &keys);
+    let after_seq = match has(Defect::ForgottenAfterSeq) {
+        true => SeqNo::ZERO,
+        false => after_seq(tracker.queue.range(..position), &keys),
+    };
     let sealed = &mut tracker.queue[position];
     let here = Arc::clone(sealed.view.homes[shard].as_ref().and_then(ShardHome::here)?);
     let memtable = Arc::clone(&sealed.info);

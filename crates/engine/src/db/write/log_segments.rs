@@ -41,7 +41,7 @@ use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
 use crate::db::state::context::Context;
 use crate::db::state::jobs::{JobState, Sealed, ShardState};
-use crate::db::state::memtable::{Memtable, SealedInfo};
+use crate::db::state::memtable::{Memtable, SealedInfo, ShardHome};
 use crate::db::state::observers::Observers;
 use crate::db::state::storage::Storage;
 use crate::db::write::commit::{CommitGuard, Share};
@@ -51,6 +51,7 @@ use crate::disk_space::SpaceState;
 use crate::file_meta::log_name;
 use crate::lock_order::Order;
 use crate::manifest::{LogMark, file_number};
+use crate::sabotage::{Defect, has};
 use crate::stats::Ticker;
 use crate::wal::{LogConfig, LogWriter, SegmentFile, SegmentRef};
 
@@ -390,9 +391,16 @@ pub(crate) fn log_floor(
         }
     }
     for (&cf, tracker) in state.flushes() {
-        for Sealed { info, shards, .. } in &tracker.queue {
-            let stays =
-                |shard: usize| shards[shard] != ShardState::Installed && !leaves(cf, info, shard);
+        for sealed in &tracker.queue {
+            let Sealed { info, shards, .. } = sealed;
+            let home = |shard: usize| sealed.view.homes[shard].as_ref();
+            let is_unpinned = |shard: usize| {
+                has(Defect::UnpinnedAwayShards) && home(shard).and_then(ShardHome::away).is_some()
+            };
+            let stays = |shard: usize| {
+                let is_left = shards[shard] != ShardState::Installed && !leaves(cf, info, shard);
+                is_left && !is_unpinned(shard)
+            };
             if let Some(no) = info.pinned_log(stays) {
                 floor = floor.min(no);
             }

@@ -2,6 +2,7 @@
 //!
 //! | module | concept |
 //! | --- | --- |
+//! | `canaries` | defects that reads and recoveries must notice |
 //! | `executor` | an executor that flushes shards at the nodes, and how it misbehaves |
 //! | `fake` | the store, and how it misbehaves |
 //! | `flushing` | flushes that the executor runs |
@@ -15,6 +16,7 @@
 //!
 //! [`Mood`] is an option of the model and metamorphic runs as well.
 
+mod canaries;
 mod executor;
 mod fake;
 mod flushing;

@@ -43,6 +43,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::executor::OwnerIdentity;
 use crate::remote::{ShardId, ShardStore, StoreNode, StoreRoom, StoreWatcher, WriteLoad};
+use crate::sabotage::{Defect, has};
 use crate::stats::{Statistics, Ticker};
 
 pub(crate) use copy::ShardCopy;
@@ -343,6 +344,9 @@ impl StoreLink {
     pub(crate) fn retire(&self, shards: Vec<Arc<AwayShard>>) {
         if shards.is_empty() {
             return;
+        }
+        if has(Defect::ReleaseBeforeLastReader) {
+            shards.iter().for_each(|shard| shard.release());
         }
         let since_ns = self.parts.clock.now_ns();
         let retired = shards.into_iter().map(|shard| Retired { shard, since_ns });

@@ -26,6 +26,7 @@ use crate::bucket::BucketMap;
 use crate::db::background::flush_plan::SealedView;
 use crate::db::state::jobs::ShardState;
 use crate::key::KeyRange;
+use crate::sabotage::{Defect, has};
 
 /// Largest number of buckets of a range, as a multiple of those of its first shard.
 const GROWTH_MAX: usize = 2;
@@ -152,6 +153,9 @@ pub fn range_plans(queue: &[RestingView<'_>], bounds: &JoinBounds<'_>) -> Vec<Ra
                     plans.push(join(queue, position, shard, bounds));
                 }
             }
+        }
+        if has(Defect::InstallsOutOfOrder) {
+            continue;
         }
         for shard in resting.waiting_in(&KeyRange::all()) {
             take_from(&mut free, &resting.sealed.map.range(shard));

@@ -6,9 +6,14 @@
 //! therefore drives the first link that the future waits for ([`Driver::drive`]) until the future
 //! is woken. The other links of the same poll get attendance ([`Driver::attend`]).
 //!
+//! A thread of a server has other work: other connections wait for it. [`block_on_with`] therefore
+//! waits on such a thread for a short time only, which is enough for the usual answer. After that
+//! it calls [`LongWait::run`] for the rest of the wait.
+//!
 //! Invariants:
 //! 1. A driver is offered and driven within one poll.
 //! 2. A future that runs within the poll of another future has a waker of its own.
+//! 3. A future is polled again only after it was woken, also when its wait becomes a long one.
 //!
 //! A future that waits for a link and for another event in parallel may notice the other event
 //! late. The thread drives the link until the link completes something, which happens at its
@@ -16,17 +21,21 @@
 //!
 //! Thread-safety: the state belongs to the thread.
 //! Failure: none of its own.
-//! Cost: that of the promise, and one allocation per thread.
+//! Cost: that of the promise, and one allocation per thread. [`block_on_with`] also reads the clock
+//! a few times for each wait.
 
 use std::cell::RefCell;
 use std::future::Future;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
+use std::time::Duration;
 
-use crate::driver::Driver;
+use archipelago_base::clock::SystemClock;
+
+use crate::driver::{Driver, time_left};
 
 /// The driver that the calling thread will drive.
 #[derive(Default)]
@@ -102,28 +111,113 @@ impl Drop for Within {
     }
 }
 
-/// Runs `future` on the calling thread, which receives the completions of the link that the future
-/// awaits. Tasks and simulated code must not call it.
-pub fn block_on<T>(future: impl Future<Output = T>) -> T {
-    let mut future = pin!(future);
-    let nested = OFFER.with_borrow(|offer| !matches!(offer, Offer::Closed));
-    let parked = if nested { Parked::new() } else { PARKED.with(Arc::clone) };
-    let waker = Waker::from(Arc::clone(&parked));
-    let mut context = Context::from_waker(&waker);
-    loop {
+/// A future that the calling thread runs.
+struct Running<'f, F> {
+    future: Pin<&'f mut F>,
+    parked: Arc<Parked>,
+    waker: Waker,
+    /// The driver that the last poll has offered.
+    driver: Option<Arc<dyn Driver>>,
+}
+
+impl<'f, F: Future> Running<'f, F> {
+    fn new(future: Pin<&'f mut F>) -> Self {
+        let nested = OFFER.with_borrow(|offer| !matches!(offer, Offer::Closed));
+        let parked = if nested { Parked::new() } else { PARKED.with(Arc::clone) };
+        let waker = Waker::from(Arc::clone(&parked));
+        Self { future, parked, waker, driver: None }
+    }
+
+    fn poll(&mut self) -> Poll<F::Output> {
         let within = Within::enter();
-        let polled = future.as_mut().poll(&mut context);
-        let taken = within.leave();
-        if let Poll::Ready(value) = polled {
-            return value;
+        let polled = self.future.as_mut().poll(&mut Context::from_waker(&self.waker));
+        self.driver = match within.leave() {
+            Offer::Taken(driver) => Some(driver),
+            Offer::Open | Offer::Closed => None,
+        };
+        polled
+    }
+
+    /// Waits until the future is woken.
+    fn wait(&mut self) {
+        if let Some(driver) = self.driver.take() {
+            driver.drive(&|| self.parked.woken.load(Ordering::Acquire));
         }
-        if let Offer::Taken(driver) = taken {
-            driver.drive(&|| parked.woken.load(Ordering::Acquire));
-        }
-        while !parked.woken.swap(false, Ordering::Acquire) {
+        while !self.parked.woken.swap(false, Ordering::Acquire) {
             std::thread::park();
         }
     }
+
+    /// Waits until the future is woken, or until `left`, the time that is left for it, becomes
+    /// zero. Returns whether the future is woken. If not, the caller waits again.
+    fn wait_while(&self, left: &dyn Fn() -> Duration) -> bool {
+        if let Some(driver) = &self.driver {
+            let limit = left();
+            if !limit.is_zero() {
+                driver.drive_for(&|| self.parked.woken.load(Ordering::Acquire), limit);
+            }
+        }
+        loop {
+            if self.parked.woken.swap(false, Ordering::Acquire) {
+                return true;
+            }
+            let limit = left();
+            if limit.is_zero() {
+                return false;
+            }
+            std::thread::park_timeout(limit);
+        }
+    }
+
+    /// Runs the future to its end.
+    fn finish(&mut self) -> F::Output {
+        loop {
+            if let Poll::Ready(value) = self.poll() {
+                return value;
+            }
+            self.wait();
+        }
+    }
+}
+
+/// Runs `future` on the calling thread, which receives the completions of the link that the future
+/// awaits. Tasks and simulated code must not call it.
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let future = pin!(future);
+    Running::new(future).finish()
+}
+
+/// Treatment of long waits on a thread that has other work, such as a worker thread of a server.
+#[derive(Clone, Copy, Debug)]
+pub struct LongWait {
+    /// Time of waiting after which the rest of the wait counts as long.
+    pub after: Duration,
+    /// Calls its argument once, on the calling thread, and lets another thread do the other work of
+    /// this thread meanwhile.
+    pub run: fn(&mut dyn FnMut()),
+}
+
+/// Runs `future` like [`block_on`]. If it is pending for longer than [`LongWait::after`], the rest
+/// runs within [`LongWait::run`].
+pub fn block_on_with<T>(future: impl Future<Output = T>, long_wait: LongWait) -> T {
+    let future = pin!(future);
+    let mut running = Running::new(future);
+    if let Poll::Ready(value) = running.poll() {
+        return value;
+    }
+    let clock = SystemClock::new();
+    let left = time_left(&clock, long_wait.after);
+    while running.wait_while(&left) {
+        if let Poll::Ready(value) = running.poll() {
+            return value;
+        }
+    }
+    let mut value = None;
+    (long_wait.run)(&mut || {
+        running.wait();
+        value = Some(running.finish());
+    });
+    value.expect("a long wait runs to its end")
 }
 
 #[cfg(test)]
@@ -201,5 +295,27 @@ mod tests {
         let (_, outside) = Filler::promise(4);
         assert_eq!(outside.wait(), 4);
         assert!(!takes(&(first as Arc<dyn Driver>)), "no future runs any more");
+    }
+
+    static LONG_WAITS: AtomicUsize = AtomicUsize::new(0);
+
+    fn count_and_run(rest: &mut dyn FnMut()) {
+        LONG_WAITS.fetch_add(1, Ordering::Relaxed);
+        rest();
+    }
+
+    #[test]
+    fn only_a_long_wait_leaves_the_thread_to_other_work() {
+        let long_after = |after| LongWait { after, run: count_and_run };
+        let (filler, promise) = Filler::promise(5);
+        assert_eq!(block_on_with(promise, long_after(Duration::from_secs(3600))), 5);
+        assert_eq!(block_on_with(async { 6 }, long_after(Duration::ZERO)), 6);
+        assert_eq!(LONG_WAITS.load(Ordering::Relaxed), 0);
+        assert_eq!(filler.driven.load(Ordering::Relaxed), 1);
+        // Each of the two waits is long, and both run in one call.
+        let (_, one) = Filler::promise(1);
+        let (_, two) = Filler::promise(2);
+        let sum = block_on_with(async { one.await + two.await }, long_after(Duration::ZERO));
+        assert_eq!((sum, LONG_WAITS.load(Ordering::Relaxed)), (3, 1));
     }
 }

@@ -25,6 +25,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use archipelago_base::Error;
 use archipelago_base::spawn::{Spawn, SystemSpawn};
@@ -306,6 +307,14 @@ impl Driver for Elsewhere {
         let mut lock = self.lock.lock();
         while !done() {
             self.changed.wait(&mut lock);
+        }
+    }
+
+    fn drive_for(&self, done: &dyn Fn() -> bool, limit: Duration) {
+        let mut lock = self.lock.lock();
+        // One wait is enough, because the completer notifies this driver once.
+        if !done() {
+            let _in_time_or_late = self.changed.wait_for(&mut lock, limit);
         }
     }
 

@@ -10,21 +10,30 @@
 //!
 //! Thread-safety: any thread may call any method. Cost: cached keys are read, and keys that this
 //! node proxies are set, without waiting and several in one call ([`Store::get_now`],
-//! [`Store::write_now`]). Every other call waits on its thread. Failure: the text and the cause of
-//! a write's error ([`archipelago_flexkv::WriteEffect`]) say whether the write may have happened.
+//! [`Store::write_now`]). Every other call waits on its thread. A wait for a node that does not
+//! answer soon leaves the worker threads of the runtime. Failure: the text and the cause of a
+//! write's error ([`archipelago_flexkv::WriteEffect`]) say whether the write may have happened.
 
 use std::collections::{HashMap, hash_map};
 use std::sync::Arc;
+use std::time::Duration;
 
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::{Error, Result};
-use archipelago_compute::flexkv::{Destination, FlexKvNode, KeyWrite, Renamed, ScanLimits, Set};
+use archipelago_compute::flexkv::{
+    Destination, FlexKvNode, KeyWrite, LongWait, Renamed, ScanLimits, Set,
+};
 use archipelago_flexkv::{Value, WriteError};
 
 use crate::store::{
     Change, Decide, KeyRange, Keyspace, Moved, Op, PinnedSlice, StepLimits, Store, StoredValue,
     Unexecuted, UnorderedKeys, Visit, VisitKey,
 };
+use crate::worker_threads::off_the_workers;
+
+/// Time for which a call waits on a worker thread of the runtime before it leaves it. The answer of
+/// another node usually takes microseconds, and a dead node is noticed after seconds.
+const SHORT_WAIT: Duration = Duration::from_millis(1);
 
 /// A compute node's store.
 #[derive(Debug)]
@@ -85,10 +94,16 @@ fn last_of_each<'a>(ops: &[Op<'a>]) -> Result<Vec<KeyWrite<'a>>> {
     Ok(writes)
 }
 
+fn run_off_the_workers(wait: &mut dyn FnMut()) {
+    off_the_workers(wait);
+}
+
 impl FlexKvStore {
-    /// A store over `node`.
+    /// A store over `node`. Long waits of its calls, on any thread, leave the worker threads of the
+    /// runtime from now on.
     #[must_use]
     pub fn new(node: Arc<FlexKvNode>) -> Self {
+        node.set_long_wait(LongWait { after: SHORT_WAIT, run: run_off_the_workers });
         Self { node, clock: SystemClock::shared() }
     }
 

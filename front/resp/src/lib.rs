@@ -11,7 +11,9 @@
 //! when all connections that have received something have run it (`connection`). An idle connection
 //! holds 4 KiB and its task. Store calls run on the worker threads of the runtime, because most of
 //! them answer from memory within microseconds. Commands that may take long (many keys, whole
-//! ranges, stalled writes) first leave the worker threads, so that other connections go on.
+//! ranges, stalled writes) first leave the worker threads, so that other connections go on
+//! (`worker_threads`). A call of the store over remote memory leaves them if another node does not
+//! answer soon.
 //!
 //! A server may require a password ([`access`]) and may speak TLS. A plain connection pays for
 //! neither.
@@ -61,6 +63,7 @@ pub mod store;
 mod tls;
 mod tracking;
 mod watches;
+mod worker_threads;
 
 pub use options::ServerOptions;
 pub use server::{Listening, Server, ShutdownHandle};

@@ -15,13 +15,13 @@
 //!
 //! Thread-safety: any thread may call any method. Cost: one mutex per stripe, usually uncontended,
 //! and a thousand for a range. A holder may wait for the store (a stall, a sync). Then the writers
-//! of the same stripe wait as well. They leave the worker threads of the runtime while they wait,
-//! so that other connections go on. The runtime has about 500 threads for that; if more commands
-//! wait, all connections do.
+//! of the same stripe wait as well. They leave the worker threads of the runtime while they wait
+//! ([`crate::worker_threads`]), so that other connections go on.
 
 use archipelago_base::checksum::hash64;
 use parking_lot::{Mutex, MutexGuard};
-use tokio::runtime::{Handle, RuntimeFlavor};
+
+use crate::worker_threads::off_the_workers;
 
 /// Number of stripes, a power of two.
 const STRIPES: usize = 1024;
@@ -52,15 +52,6 @@ impl Stripe {
             }
         }
         off_the_workers(|| self.0.lock())
-    }
-}
-
-/// Runs `wait`, which may take long. If this is a worker thread of a runtime, another thread runs
-/// its other tasks meanwhile.
-fn off_the_workers<T>(wait: impl FnOnce() -> T) -> T {
-    match Handle::try_current().map(|handle| handle.runtime_flavor()) {
-        Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(wait),
-        _ => wait(),
     }
 }
 
@@ -179,11 +170,6 @@ mod tests {
         runtime.block_on(runtime.spawn(async {})).unwrap();
         drop(held);
         waiting.into_iter().for_each(|task| runtime.block_on(task).unwrap());
-    }
-
-    #[tokio::test]
-    async fn runtime_of_one_thread_waits_in_place() {
-        assert_eq!(off_the_workers(|| 7), 7);
     }
 
     #[test]

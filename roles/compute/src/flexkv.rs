@@ -1,9 +1,12 @@
 //! A compute node of FlexKV as a process runs it, for callers with threads.
 //!
 //! [`FlexKvNode`] joins the pool, listens for other nodes, and blocks the threads of its callers
-//! until their requests end. A node that the cluster declared dead, because its process was stopped
-//! or cut off, cannot continue. A thread notices that, ends this **life**, and begins another one
-//! under another id. Calls of the old life end as fenced. Calls between two lives end as busy.
+//! until their requests end. A caller whose threads have other work, such as a server, gives it a
+//! [`LongWait`] for requests that another node does not answer soon.
+//!
+//! A node that the cluster declared dead, because its process was stopped or cut off, cannot
+//! continue. A thread notices that, ends this **life**, and begins another one under another id.
+//! Calls of the old life end as fenced. Calls between two lives end as busy.
 //!
 //! Invariants:
 //! 1. At most one life exists at a time.
@@ -26,7 +29,9 @@ use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::runtime::{ThreadRuntime, join_all};
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_base::{Error, ErrorKind, Result};
-use archipelago_fabric::{Endpoints, Handler, Listener, Node, Reply, Request, Secret, block_on};
+use archipelago_fabric::{
+    Endpoints, Handler, Listener, Node, Reply, Request, Secret, block_on, block_on_with,
+};
 use archipelago_flexkv::wire::Figure;
 use archipelago_flexkv::{
     ComputeNode, FAST_KEYS_MAX, ScanStep, ScannedKey, Surroundings, Value, WriteEffect, WriteError,
@@ -35,6 +40,7 @@ use archipelago_flexkv::{
 use archipelago_pool::{PoolClient, PoolOptions};
 use parking_lot::RwLock;
 
+pub use archipelago_fabric::LongWait;
 pub use archipelago_flexkv::{CacheMode, Destination, FlexKvSettings, Renamed, ScanLimits, Set};
 
 /// Time between two checks whether the cluster declared the node dead.
@@ -129,6 +135,8 @@ struct NodeState {
     runtime: Arc<ThreadRuntime>,
     clock: Arc<dyn Clock>,
     life: RwLock<Option<Life>>,
+    /// Treatment of long waits on the threads of callers. Without one they wait in place.
+    long_wait: OnceLock<LongWait>,
     stop: AtomicBool,
 }
 
@@ -164,6 +172,7 @@ impl FlexKvNode {
             runtime: ThreadRuntime::shared()?,
             clock: SystemClock::shared(),
             life: RwLock::new(None),
+            long_wait: OnceLock::new(),
             stop: AtomicBool::new(false),
         });
         shared.begin_first()?;
@@ -185,6 +194,20 @@ impl FlexKvNode {
         self.shared.life.read().as_ref().map_or_else(Vec::new, |life| life.addresses.clone())
     }
 
+    /// Makes the calls of all threads treat long waits by `long_wait`. Only the first call of this
+    /// method has an effect.
+    pub fn set_long_wait(&self, long_wait: LongWait) {
+        let _is_first = self.shared.long_wait.set(long_wait);
+    }
+
+    /// Blocks the calling thread until `future` completes.
+    fn wait_for<T>(&self, future: impl Future<Output = T>) -> T {
+        match self.shared.long_wait.get() {
+            Some(long_wait) => block_on_with(future, *long_wait),
+            None => block_on(future),
+        }
+    }
+
     /// Whether a call may wait for longer than an exchange with another node takes.
     #[must_use]
     pub fn may_wait(&self) -> bool {
@@ -203,12 +226,12 @@ impl FlexKvNode {
         if let Some(value) = self.shared.life.read().as_ref().and_then(at_once) {
             return Ok(value);
         }
-        block_on(self.node()?.get(key))
+        self.wait_for(self.node()?.get(key))
     }
 
     /// Sets a key; see [`ComputeNode::set`].
     pub fn set(&self, key: &[u8], value: &[u8], expires_ms: u64) -> Result<(), WriteError> {
-        block_on(self.writer()?.set(key, value, expires_ms))
+        self.wait_for(self.writer()?.set(key, value, expires_ms))
     }
 
     /// The compute node for a write. Without one, the write has no effect.
@@ -235,7 +258,7 @@ impl FlexKvNode {
                 }
                 read.push(value);
             }
-            let answers = block_on(join_all(asked.iter().map(|at| node.get(keys[*at]))));
+            let answers = self.wait_for(join_all(asked.iter().map(|at| node.get(keys[*at]))));
             let (mut answers, start) = (answers.into_iter(), values.len());
             for (at, read) in read.into_iter().enumerate() {
                 let value = match read {
@@ -292,7 +315,7 @@ impl FlexKvNode {
         };
         let mut done = 0;
         for writes in writes.chunks(TOGETHER) {
-            let written = block_on(join_all(writes.iter().map(|some| write(*some))));
+            let written = self.wait_for(join_all(writes.iter().map(|some| write(*some))));
             done += all_done(written, done)?.len();
         }
         Ok(())
@@ -304,7 +327,7 @@ impl FlexKvNode {
         let node = self.writer()?;
         let (mut done, mut there) = (0, 0);
         for keys in keys.chunks(TOGETHER) {
-            let deleted = block_on(join_all(keys.iter().map(|key| node.delete(key))));
+            let deleted = self.wait_for(join_all(keys.iter().map(|key| node.delete(key))));
             let deleted = all_done(deleted, done)?;
             done += deleted.len();
             there += deleted.into_iter().filter(|there| *there).count();
@@ -322,7 +345,7 @@ impl FlexKvNode {
         let all: Vec<u32> = (0..node.partitions()?).collect();
         for some in all.chunks(TOGETHER) {
             let listing = some.iter().map(|partition| node.keys_in(*partition));
-            for keys in block_on(join_all(listing)) {
+            for keys in self.wait_for(join_all(listing)) {
                 if take(keys?)?.is_break() {
                     return Ok(());
                 }
@@ -337,7 +360,7 @@ impl FlexKvNode {
         let (all, mut keys): (Vec<u32>, _) = ((0..node.partitions()?).collect(), 0);
         for some in all.chunks(TOGETHER) {
             let counting = some.iter().map(|partition| node.count_in(*partition));
-            for counted in block_on(join_all(counting)) {
+            for counted in self.wait_for(join_all(counting)) {
                 keys += counted?;
             }
         }
@@ -346,12 +369,12 @@ impl FlexKvNode {
 
     /// Executes one step of a scan; see [`ComputeNode::scan`].
     pub fn scan(&self, cursor: u64, limits: ScanLimits) -> Result<Option<ScanStep>> {
-        block_on(self.node()?.scan(cursor, limits))
+        self.wait_for(self.node()?.scan(cursor, limits))
     }
 
     /// A random key; see [`ComputeNode::random_key`].
     pub fn random_key(&self) -> Result<Option<Vec<u8>>> {
-        block_on(self.node()?.random_key())
+        self.wait_for(self.node()?.random_key())
     }
 
     /// Statistics over all keys. If the store has at most 1,000 records, the call reads all of
@@ -360,12 +383,12 @@ impl FlexKvNode {
     pub fn key_figures(&self, now_ms: u64) -> Result<KeyFigures> {
         let (node, records) = (self.node()?, self.count()?);
         if records <= SAMPLE_RECORDS {
-            let few = list_few(|from, limits| block_on(node.scan(from, limits)))?;
+            let few = list_few(|from, limits| self.wait_for(node.scan(from, limits)))?;
             if let Some(all) = few {
                 return Ok(figures_of(&all, records, now_ms));
             }
         }
-        let step = block_on(node.sample(SAMPLE_RECORDS as usize))?;
+        let step = self.wait_for(node.sample(SAMPLE_RECORDS as usize))?;
         // Many records may have been added since the count.
         let records = if records <= SAMPLE_RECORDS { self.count()? } else { records };
         Ok(figures_of(&step, records, now_ms))
@@ -378,7 +401,7 @@ impl FlexKvNode {
         to: &[u8],
         destination: Destination,
     ) -> Result<Renamed, WriteError> {
-        block_on(self.writer()?.rename(from, to, destination))
+        self.wait_for(self.writer()?.rename(from, to, destination))
     }
 
     /// Removes every key that exists during the whole call. Errors are those of
@@ -409,17 +432,17 @@ impl FlexKvNode {
         value: &[u8],
         expires_ms: u64,
     ) -> Result<bool, WriteError> {
-        block_on(self.writer()?.compare_and_set(key, read, value, expires_ms))
+        self.wait_for(self.writer()?.compare_and_set(key, read, value, expires_ms))
     }
 
     /// Deletes a key that still has a read value; see [`ComputeNode::compare_and_delete`].
     pub fn compare_and_delete(&self, key: &[u8], read: &Value) -> Result<bool, WriteError> {
-        block_on(self.writer()?.compare_and_delete(key, read))
+        self.wait_for(self.writer()?.compare_and_delete(key, read))
     }
 
     /// Deletes a key; see [`ComputeNode::delete`].
     pub fn delete(&self, key: &[u8]) -> Result<bool, WriteError> {
-        block_on(self.writer()?.delete(key))
+        self.wait_for(self.writer()?.delete(key))
     }
 }
 

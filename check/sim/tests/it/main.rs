@@ -17,3 +17,4 @@ mod shards;
 mod shares;
 mod standby;
 mod storage;
+mod unanswered;

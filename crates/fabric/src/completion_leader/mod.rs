@@ -10,6 +10,7 @@
 //! 2. Every sleeping thread is notified after each round that completed an operation, and when the
 //!    leader stops.
 //! 3. The operations of a sleeping thread were handed over before it went to sleep.
+//! 4. A leader whose time is over stops. The other threads choose a new leader.
 //!
 //! The trait [`Room`] hides lock and condition variable, so that the same code runs under a model
 //! checker (`tests`).
@@ -22,13 +23,15 @@
 mod tests;
 
 use std::ops::DerefMut;
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// The link, as the leader uses it.
 pub(crate) trait Receive {
-    /// Receives once. Returns after a completion, and from time to time without one.
-    fn round(&self);
+    /// Receives once. Returns after a completion, after about `limit` at the latest, and from time
+    /// to time before that.
+    fn round(&self, limit: Duration);
     /// Whether no operation is in flight.
     fn idle(&self) -> bool;
     /// Sends the queued operations, or notifies the sleeping leader to send them.
@@ -50,8 +53,9 @@ pub(crate) trait Room {
     where
         Self: 'a;
     fn lock(&self) -> Self::Guard<'_>;
-    /// Sleeps without the lock until [`Room::tell_all`].
-    fn sleep<'a>(&'a self, guard: Self::Guard<'a>) -> Self::Guard<'a>;
+    /// Sleeps without the lock until [`Room::tell_all`], or for `limit`. `Duration::MAX` is no
+    /// limit.
+    fn sleep<'a>(&'a self, guard: Self::Guard<'a>, limit: Duration) -> Self::Guard<'a>;
     fn tell_all(&self);
 }
 
@@ -69,8 +73,16 @@ impl Room for Locked {
         self.state.lock()
     }
 
-    fn sleep<'a>(&'a self, mut guard: MutexGuard<'a, LeaderState>) -> MutexGuard<'a, LeaderState> {
-        self.changed.wait(&mut guard);
+    fn sleep<'a>(
+        &'a self,
+        mut guard: MutexGuard<'a, LeaderState>,
+        limit: Duration,
+    ) -> MutexGuard<'a, LeaderState> {
+        if limit == Duration::MAX {
+            self.changed.wait(&mut guard);
+        } else {
+            let _in_time_or_late = self.changed.wait_for(&mut guard, limit);
+        }
         guard
     }
 
@@ -86,11 +98,18 @@ pub(crate) struct CompletionLeader<R = Locked> {
 }
 
 impl<R: Room> CompletionLeader<R> {
-    /// Receives on the calling thread until `done`, or sleeps while another thread leads.
-    pub(crate) fn drive(&self, link: &impl Receive, done: &dyn Fn() -> bool) {
+    /// Receives on the calling thread until `done`, or sleeps while another thread leads. Returns
+    /// earlier if `left`, the time that is left for it, becomes zero. `Duration::MAX` is no limit.
+    pub(crate) fn drive(
+        &self,
+        link: &impl Receive,
+        done: &dyn Fn() -> bool,
+        left: &dyn Fn() -> Duration,
+    ) {
+        let is_over = || done() || left().is_zero();
         let mut state = self.room.lock();
         loop {
-            if done() {
+            if is_over() {
                 return;
             }
             if !state.leading {
@@ -101,13 +120,13 @@ impl<R: Room> CompletionLeader<R> {
             link.hand_over();
             state = self.room.lock();
             if state.leading && !done() {
-                state = self.room.sleep(state);
+                state = self.room.sleep(state, left());
             }
         }
         state.leading = true;
         drop(state);
-        while !done() {
-            link.round();
+        while !is_over() {
+            link.round(left());
         }
         self.room.lock().leading = false;
         self.room.tell_all();
@@ -136,13 +155,13 @@ impl<R: Room> CompletionLeader<R> {
                 state.attend = false;
             }
             if !state.attend || state.leading {
-                state = self.room.sleep(state);
+                state = self.room.sleep(state, Duration::MAX);
                 continue;
             }
             state.leading = true;
             drop(state);
             while !link.idle() {
-                link.round();
+                link.round(Duration::MAX);
             }
             state = self.room.lock();
             state.leading = false;

@@ -3,12 +3,16 @@
 //! [`crate::promise`]), with the locks and cells of the checker. The checker reports a lost wake-up
 //! as a deadlock.
 
+use std::cell::Cell;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
+use archipelago_base::clock::{Clock, SystemClock};
 use shuttle::sync::{Condvar, Mutex, MutexGuard};
 use shuttle::thread;
 
-use super::{CompletionLeader, LeaderState, Receive, Room};
+use super::{CompletionLeader, LeaderState, Locked, Receive, Room};
 
 #[derive(Default)]
 struct Checked {
@@ -23,7 +27,11 @@ impl Room for Checked {
         self.state.lock().unwrap()
     }
 
-    fn sleep<'a>(&'a self, guard: MutexGuard<'a, LeaderState>) -> MutexGuard<'a, LeaderState> {
+    fn sleep<'a>(
+        &'a self,
+        guard: MutexGuard<'a, LeaderState>,
+        _limit: Duration,
+    ) -> MutexGuard<'a, LeaderState> {
         self.changed.wait(guard).unwrap()
     }
 
@@ -44,6 +52,8 @@ struct Link {
     forget_to_tell: bool,
     /// Omits the handover before a sleep. The checker must find that.
     forget_to_hand_over: bool,
+    /// Whether each thread drives the link for a limited time first, and may lead meanwhile.
+    leaves_early: bool,
 }
 
 #[derive(Default)]
@@ -74,14 +84,22 @@ impl Link {
     }
 
     fn wait(&self, item: usize) {
-        self.leader.drive(self, &|| self.is_done(item));
+        if self.leaves_early {
+            let checks = Cell::new(0);
+            let left = || {
+                checks.set(checks.get() + 1);
+                if checks.get() < 3 { Duration::MAX } else { Duration::ZERO }
+            };
+            self.leader.drive(self, &|| self.is_done(item), &left);
+        }
+        self.leader.drive(self, &|| self.is_done(item), &|| Duration::MAX);
         assert!(self.is_done(item));
     }
 }
 
 impl Receive for Link {
     /// Sends the queued items, and then sleeps on the network until an answer arrives.
-    fn round(&self) {
+    fn round(&self, _limit: Duration) {
         let mut items = self.items.lock().unwrap();
         assert!(!std::mem::replace(&mut items.receiving, true), "two leaders");
         let queued = std::mem::take(&mut items.queued);
@@ -165,6 +183,50 @@ fn tasks_are_attended() {
 fn every_thread_is_answered_with_one_leader() {
     shuttle::check_random(|| everybody_is_answered(Link::default()), 3000);
     shuttle::check_pct(|| everybody_is_answered(Link::default()), 2000, 3);
+}
+
+#[test]
+fn threads_that_stop_early_leave_no_other_without_a_leader() {
+    let link = || Link { leaves_early: true, ..Link::default() };
+    shuttle::check_random(move || everybody_is_answered(link()), 3000);
+    shuttle::check_pct(move || everybody_is_answered(link()), 2000, 3);
+}
+
+/// A link that never completes anything.
+#[derive(Default)]
+struct Silent {
+    is_driven: AtomicBool,
+    is_over: AtomicBool,
+}
+
+impl Receive for Silent {
+    fn round(&self, _limit: Duration) {
+        self.is_driven.store(true, Ordering::SeqCst);
+        std::thread::yield_now();
+    }
+
+    fn idle(&self) -> bool {
+        false
+    }
+
+    fn hand_over(&self) {}
+}
+
+#[test]
+fn thread_with_a_limit_does_not_sleep_until_the_leader_stops() {
+    let (leader, link) = (CompletionLeader::<Locked>::default(), Silent::default());
+    let clock = SystemClock::new();
+    let is_over = || link.is_over.load(Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        scope.spawn(|| leader.drive(&link, &is_over, &|| Duration::MAX));
+        while !link.is_driven.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        let until_ns = clock.now_ns() + 1_000_000;
+        let left = || Duration::from_nanos(until_ns.saturating_sub(clock.now_ns()));
+        leader.drive(&link, &|| false, &left);
+        link.is_over.store(true, Ordering::SeqCst);
+    });
 }
 
 #[test]

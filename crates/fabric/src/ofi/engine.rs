@@ -43,7 +43,7 @@ use super::messages::Messages;
 use super::order::{Flying, Order, Ring, Sort};
 use crate::batch::{Batch, Op};
 use crate::completion_leader::{CompletionLeader, Receive};
-use crate::driver::Driver;
+use crate::driver::{Driver, time_left};
 use crate::ids::RemoteKey;
 use crate::link::IN_FLIGHT_MAX;
 use crate::memory::{self, Mapping};
@@ -532,7 +532,7 @@ fn deliver(mut state: MutexGuard<'_, State>) {
 }
 
 impl Receive for Engine {
-    fn round(&self) {
+    fn round(&self, limit: Duration) {
         for _ in 0..LOOKS {
             if self.progress() {
                 return;
@@ -550,7 +550,7 @@ impl Receive for Engine {
         if late {
             return self.leader.tell();
         }
-        self.control.sleep(&end, false, Some(timeout));
+        self.control.sleep(&end, false, Some(timeout.min(limit)));
         if self.control.known_ended() || self.control.ended() {
             let why = self.control.last_words().unwrap_or(Reason::Disconnected.into());
             return self.both_down(why);
@@ -571,7 +571,11 @@ impl Receive for Engine {
 
 impl Driver for Engine {
     fn drive(&self, done: &dyn Fn() -> bool) {
-        self.leader.drive(self, done);
+        self.leader.drive(self, done, &|| Duration::MAX);
+    }
+
+    fn drive_for(&self, done: &dyn Fn() -> bool, limit: Duration) {
+        self.leader.drive(self, done, &time_left(&*self.clock, limit));
     }
 
     fn attend(&self) {

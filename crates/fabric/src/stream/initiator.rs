@@ -31,7 +31,7 @@ use super::{Arrived, Incoming, Outgoing, Stream, Taken};
 use crate::batch::{Attached, Batch};
 use crate::body::Body;
 use crate::completion_leader::{CompletionLeader, Receive};
-use crate::driver::Driver;
+use crate::driver::{Driver, time_left};
 use crate::link::{Call, IN_FLIGHT_MAX, LinkStats, Repeats, Session};
 use crate::node::RESERVED_BYTES_MAX;
 use crate::promise::{Promise, Slot};
@@ -396,12 +396,13 @@ impl<S: Stream> Initiator<S> {
         }
     }
 
-    fn receive(&self) {
+    /// Waits for `limit` at most.
+    fn receive(&self, limit: Duration) {
         let mut incoming = self.incoming.lock();
         if self.send_queued().is_err() {
             return self.fail_broken(incoming);
         }
-        let timeout = self.expire();
+        let timeout = self.expire().min(limit);
         if self.is_down.load(Ordering::Acquire) {
             return;
         }
@@ -536,8 +537,8 @@ pub(crate) fn farewell(body: &[u8]) -> Refusal {
 impl<S: Stream> Receive for Initiator<S> {
     /// Sends the queued bytes, waits, and completes the operations that were answered or are too
     /// late.
-    fn round(&self) {
-        self.receive();
+    fn round(&self, limit: Duration) {
+        self.receive(limit);
     }
 
     fn idle(&self) -> bool {
@@ -551,7 +552,11 @@ impl<S: Stream> Receive for Initiator<S> {
 
 impl<S: Stream> Driver for Initiator<S> {
     fn drive(&self, done: &dyn Fn() -> bool) {
-        self.leader.drive(self, done);
+        self.leader.drive(self, done, &|| Duration::MAX);
+    }
+
+    fn drive_for(&self, done: &dyn Fn() -> bool, limit: Duration) {
+        self.leader.drive(self, done, &time_left(&*self.clock, limit));
     }
 
     fn attend(&self) {

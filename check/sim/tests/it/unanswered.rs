@@ -1,0 +1,126 @@
+//! A server over FlexKV answers its clients while another compute node does not answer.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use archipelago_compute::flexkv::{FlexKvNode, FlexKvNodeSettings, FlexKvSettings};
+use archipelago_fabric::NodeId;
+use archipelago_manager::core::Terms;
+use archipelago_manager::{ManagerServer, ManagerSettings, MemberTerms, StorePlan};
+use archipelago_memory::{MemoryServer, MemorySettings};
+use archipelago_resp::flexkv_store::FlexKvStore;
+use archipelago_resp::{Server, ServerOptions};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::processes::{Process, Redis, until};
+
+const BLOCK_BYTES: u64 = 1 << 20;
+/// Number of clients that write, each another key. It is so large that some of the keys belong to
+/// partitions of the other node.
+const WRITERS: usize = 64;
+/// Smallest number of the 32 partitions whose proxy is the other node.
+const PROXIED_MIN: usize = 8;
+
+/// A manager whose leases are so long that a node which is stopped briefly is not declared dead.
+/// Every partition has a proxy.
+fn start_manager() -> ManagerServer {
+    ManagerServer::start(&ManagerSettings {
+        listen: vec!["tcp:127.0.0.1:0".to_owned()],
+        terms: Terms::default(),
+        store: StorePlan { partition_bits: 5, offload: 1000, fixed: true, ..StorePlan::default() },
+        memory_nodes: 0,
+        standby: false,
+        storage: MemberTerms::default(),
+        secret: None,
+    })
+    .expect("a manager")
+}
+
+fn start_memory(id: u64, manager: &str) -> MemoryServer {
+    let (listen, manager) = ("tcp:127.0.0.1:0".to_owned(), manager.to_owned());
+    let mut settings = MemorySettings::new(NodeId(id), 64 * BLOCK_BYTES, listen, manager);
+    settings.block_bytes = BLOCK_BYTES;
+    MemoryServer::start(settings).expect("a memory node")
+}
+
+fn start_compute(manager: &str) -> Arc<FlexKvNode> {
+    let node = FlexKvNode::start(FlexKvNodeSettings {
+        manager: vec![manager.to_owned()],
+        listen: vec!["tcp:127.0.0.1:0".to_owned()],
+        advertise: Vec::new(),
+        secret: None,
+        store: FlexKvSettings::default(),
+    });
+    Arc::new(node.expect("a compute node"))
+}
+
+/// Number of partitions whose proxy is another node than `node`.
+fn proxied_elsewhere(node: &FlexKvNode) -> usize {
+    let map = node.node().ok().and_then(|node| node.map_status());
+    map.map_or(0, |map| {
+        let entries = map.entries.iter();
+        entries.filter(|entry| entry.offloaded && entry.node != map.number).count()
+    })
+}
+
+fn signal(process: &Process, signal: Signal) {
+    kill_process(Pid::from_child(&process.child), signal).expect("it exists");
+}
+
+/// Whether the server has sent a byte that the client has not read.
+fn is_answered(client: &TcpStream) -> bool {
+    client.set_nonblocking(true).expect("a socket");
+    let peeked = client.peek(&mut [0]);
+    client.set_nonblocking(false).expect("a socket");
+    !peeked.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+}
+
+#[test]
+fn silent_compute_node_delays_only_commands_that_need_it() {
+    let manager = start_manager();
+    let at = manager.addresses()[0].clone();
+    let _memory = [1, 2].map(|id| start_memory(id, &at));
+    let node = start_compute(&at);
+    let socket = format!("archipelago-unanswered-{}.sock", std::process::id());
+    let socket = std::env::temp_dir().join(socket);
+    let other = Process::start(&format!("compute 1 {at} {}", socket.display()));
+    until("the other node is a proxy", || proxied_elsewhere(&node) >= PROXIED_MIN);
+    let options = ServerOptions { worker_threads: 1, ..ServerOptions::default() };
+    let store = Arc::new(FlexKvStore::new(node));
+    let server = Server::start("127.0.0.1:0", store, options).expect("a server");
+    let address = server.local_addr().to_string();
+    let mut reader = Redis::connect(&address).expect("the server listens");
+    for number in 0..WRITERS {
+        let told = reader.ask(&format!("SET key{number} old")).expect("both nodes answer");
+        assert_eq!(told.as_deref(), Some("OK"));
+    }
+    signal(&other, Signal::STOP);
+    let mut writers: Vec<TcpStream> = (0..WRITERS)
+        .map(|number| {
+            let mut writer = TcpStream::connect(&address).expect("the server accepts");
+            writer.set_read_timeout(Some(Duration::from_secs(30))).expect("a socket");
+            let command = match number % 2 {
+                0 => format!("SET key{number} new\r\n"),
+                _ => format!("APPEND key{number} new\r\n"),
+            };
+            writer.write_all(command.as_bytes()).expect("the server receives");
+            writer
+        })
+        .collect();
+    // The only worker thread has begun the writes before it answers the last of these.
+    for _ in 0..100 {
+        assert_eq!(reader.ask("PING").expect("an answer").as_deref(), Some("PONG"));
+    }
+    let unanswered = writers.iter().filter(|writer| !is_answered(writer)).count();
+    signal(&other, Signal::CONT);
+    assert!(unanswered > 0, "every write ended before the other client was answered");
+    for writer in &mut writers {
+        assert!(writer.read(&mut [0; 64]).expect("the write ends") > 0);
+    }
+    drop((server, other));
+    // Best effort: the socket belongs to a process that was killed.
+    #[expect(clippy::disallowed_methods, reason = "a socket of a process, not a file of a store")]
+    let _removed = std::fs::remove_file(&socket);
+}

@@ -255,6 +255,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         while self.session.has_invalidations() && !self.session.closing.get() {
             self.pipeline.push_invalidations(&self.session);
             self.send().await?;
+            self.pipeline.sent();
             (self.since, self.received) = (None, 0);
         }
         Ok(())
@@ -281,7 +282,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             () = self.session.client.stopped() => Err(share.refusal(bytes)),
         };
         if let Err(refusal) = held {
-            self.pipeline.give_up(&refusal);
+            self.pipeline.give_up(&self.session, &refusal);
         }
     }
 

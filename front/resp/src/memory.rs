@@ -10,7 +10,9 @@
 //!    immediately. One that waits longer than
 //!    [`ServerOptions::memory_wait`](crate::ServerOptions::memory_wait) is refused then. The error
 //!    names the share and its limit.
-//! 3. A command that has taken effect is answered, whether its reply fits or not.
+//! 3. A command that has taken effect is answered, whether its reply fits or not. A reply that does
+//!    not fit overdraws the share ([`Share::overdraw`]). Bytes that are released settle the
+//!    overdraft before other objects get them.
 //!
 //! Thread-safety: a share is a fair semaphore that counts KiB. Cost: nothing for small objects and
 //! for a budget without a limit, and one short lock otherwise.
@@ -21,7 +23,7 @@ use std::time::Duration;
 
 use archipelago_base::budget::{ByteBudget, Pressure};
 use tokio::runtime::Handle;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
 use crate::refusal::Refusal;
@@ -62,13 +64,42 @@ impl Shares {
     }
 }
 
-/// A part of the budget that is never exceeded.
+/// The memory of a share that has a limit.
+#[derive(Debug)]
+struct ShareMemory {
+    /// Number of free KiB.
+    free: Semaphore,
+    /// Number of KiB that are held beyond the limit.
+    overdraft_kib: AtomicUsize,
+}
+
+impl ShareMemory {
+    /// Takes `kib` of the free memory. The part that is not free becomes overdraft.
+    fn overdraw(&self, kib: usize) {
+        let taken = self.free.forget_permits(kib);
+        self.overdraft_kib.fetch_add(kib - taken, Ordering::AcqRel);
+    }
+
+    /// Settles the overdraft with `kib`, and frees the rest.
+    fn release(&self, kib: usize) {
+        let mut settled = 0;
+        let settle = |overdraft: usize| {
+            settled = overdraft.min(kib);
+            (settled > 0).then(|| overdraft - settled)
+        };
+        let _is_overdrawn =
+            self.overdraft_kib.fetch_update(Ordering::AcqRel, Ordering::Acquire, settle);
+        self.free.add_permits(kib - settled);
+    }
+}
+
+/// A part of the budget, which only replies of commands that have taken effect exceed.
 pub(crate) struct Share {
     /// Purpose of the share, for error texts.
     name: &'static str,
     limit_bytes: u64,
-    /// Number of free KiB; `None` without a limit.
-    free: Option<Arc<Semaphore>>,
+    /// `None` without a limit.
+    memory: Option<Arc<ShareMemory>>,
     waiting: AtomicUsize,
     wait_max: Duration,
 }
@@ -76,7 +107,9 @@ pub(crate) struct Share {
 /// Bytes of a share that are held until this is dropped.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
-    permit: Option<OwnedSemaphorePermit>,
+    kib: u32,
+    /// The memory to which the bytes belong; `None` if it has never held any.
+    memory: Option<Arc<ShareMemory>>,
 }
 
 /// The number of KiB that the semaphore counts for `bytes`.
@@ -85,28 +118,37 @@ fn kib(bytes: u64) -> u32 {
 }
 
 impl Held {
-    fn kib(&self) -> u32 {
-        self.permit.as_ref().map_or(0, |permit| permit.num_permits() as u32)
-    }
-
     /// Whether it holds anything.
     pub(crate) fn is_some(&self) -> bool {
-        self.kib() > 0
+        self.kib > 0
     }
 
-    fn add(&mut self, more: OwnedSemaphorePermit) {
-        match &mut self.permit {
-            Some(permit) => permit.merge(more),
-            None => self.permit = Some(more),
-        }
+    /// Number of KiB that are missing to `bytes`.
+    fn missing_kib(&self, bytes: u64) -> u32 {
+        kib(bytes).saturating_sub(self.kib)
+    }
+
+    /// Adds `kib` that the caller has taken from `memory`.
+    fn add(&mut self, memory: &Arc<ShareMemory>, kib: u32) {
+        self.kib += kib;
+        self.memory.get_or_insert_with(|| Arc::clone(memory));
     }
 
     /// Releases the held memory beyond `bytes`.
     pub(crate) fn shrink(&mut self, bytes: u64) {
-        let surplus = self.kib().saturating_sub(kib(bytes));
-        if surplus > 0 {
-            drop(self.permit.as_mut().and_then(|permit| permit.split(surplus as usize)));
+        let surplus = self.kib.saturating_sub(kib(bytes));
+        if surplus > 0
+            && let Some(memory) = &self.memory
+        {
+            memory.release(surplus as usize);
+            self.kib -= surplus;
         }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.shrink(0);
     }
 }
 
@@ -121,11 +163,12 @@ impl Drop for Waiting<'_> {
 
 impl Share {
     fn new(name: &'static str, limit_bytes: u64, wait_max: Duration) -> Self {
-        let free = (limit_bytes < u64::MAX).then(|| {
+        let memory = (limit_bytes < u64::MAX).then(|| {
             let kib = usize::try_from(limit_bytes / 1024).unwrap_or(usize::MAX);
-            Arc::new(Semaphore::new(kib.min(Semaphore::MAX_PERMITS)))
+            let free = Semaphore::new(kib.min(Semaphore::MAX_PERMITS));
+            Arc::new(ShareMemory { free, overdraft_kib: AtomicUsize::new(0) })
         });
-        Self { name, limit_bytes, free, waiting: AtomicUsize::new(0), wait_max }
+        Self { name, limit_bytes, memory, waiting: AtomicUsize::new(0), wait_max }
     }
 
     /// The limit in bytes; `u64::MAX` for none.
@@ -133,10 +176,30 @@ impl Share {
         self.limit_bytes
     }
 
-    /// Number of held bytes; 0 without a limit.
+    /// Number of held bytes, which exceeds the limit while the share is overdrawn; 0 without a
+    /// limit.
     pub(crate) fn held_bytes(&self) -> u64 {
-        let free = self.free.as_ref().map(|free| free.available_permits() as u64 * 1024);
-        free.map_or(0, |free| self.limit_bytes.saturating_sub(free))
+        let Some(memory) = &self.memory else { return 0 };
+        let free = memory.free.available_permits() as u64 * 1024;
+        let overdraft = memory.overdraft_kib.load(Ordering::Acquire) as u64 * 1024;
+        self.limit_bytes.saturating_sub(free) + overdraft
+    }
+
+    /// Whether more is held than the limit allows.
+    #[inline]
+    pub(crate) fn is_overdrawn(&self) -> bool {
+        let memory = self.memory.as_ref();
+        memory.is_some_and(|memory| memory.overdraft_kib.load(Ordering::Acquire) > 0)
+    }
+
+    /// Makes `held` hold at least `bytes`, whether they are free or not.
+    pub(crate) fn overdraw(&self, held: &mut Held, bytes: u64) {
+        let Some(memory) = &self.memory else { return };
+        let more = held.missing_kib(bytes);
+        if more > 0 {
+            memory.overdraw(more as usize);
+            held.add(memory, more);
+        }
     }
 
     /// Whether an object waits for memory of this share.
@@ -156,14 +219,15 @@ impl Share {
 
     /// Makes `held` hold at least `bytes` without waiting. Returns whether it does.
     pub(crate) fn try_hold(&self, held: &mut Held, bytes: u64) -> bool {
-        let Some(free) = &self.free else { return true };
-        let more = kib(bytes).saturating_sub(held.kib());
+        let Some(memory) = &self.memory else { return true };
+        let more = held.missing_kib(bytes);
         if more == 0 {
             return true;
         }
-        match Arc::clone(free).try_acquire_many_owned(more) {
+        match memory.free.try_acquire_many(more) {
             Ok(permit) => {
-                held.add(permit);
+                permit.forget();
+                held.add(memory, more);
                 true
             }
             Err(_) => false,
@@ -178,13 +242,14 @@ impl Share {
         if self.try_hold(held, bytes) {
             return Ok(());
         }
-        let Some(free) = &self.free else { return Ok(()) };
+        let Some(memory) = &self.memory else { return Ok(()) };
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let _waiting = Waiting(&self.waiting);
-        let more = kib(bytes) - held.kib();
-        match timeout(self.wait_max, Arc::clone(free).acquire_many_owned(more)).await {
+        let more = held.missing_kib(bytes);
+        match timeout(self.wait_max, memory.free.acquire_many(more)).await {
             Ok(Ok(permit)) => {
-                held.add(permit);
+                permit.forget();
+                held.add(memory, more);
                 Ok(())
             }
             _ => Err(self.refusal(bytes)),
@@ -246,6 +311,33 @@ mod tests {
     }
 
     #[test]
+    fn overdraft_is_settled_before_memory_becomes_free() {
+        let shares = Shares::of(&ByteBudget::new(64 << 20), WAIT);
+        let share = &shares.outgoing;
+        let (mut first, mut second, mut third) =
+            (Held::default(), Held::default(), Held::default());
+        assert!(share.try_hold(&mut first, 10 << 20));
+        share.overdraw(&mut second, 6 << 20);
+        assert!(!share.is_overdrawn());
+        share.overdraw(&mut third, 8 << 20);
+        assert!(share.is_overdrawn() && third.is_some());
+        assert_eq!(share.held_bytes(), 24 << 20);
+        second.shrink(1 << 20);
+        assert_eq!(share.held_bytes(), 19 << 20);
+        assert!(share.is_overdrawn() && !share.try_hold(&mut second, 2 << 20));
+        // The owner of the overdraft returns what others have settled meanwhile.
+        drop(third);
+        assert!(!share.is_overdrawn());
+        assert_eq!(share.held_bytes(), 11 << 20);
+        assert!(share.try_hold(&mut second, 6 << 20));
+        assert!(!share.try_hold(&mut second, (6 << 20) + 1));
+        drop((first, second));
+        assert_eq!(share.held_bytes(), 0);
+        let mut whole = Held::default();
+        assert!(share.try_hold(&mut whole, share.limit_bytes()));
+    }
+
+    #[test]
     fn share_of_an_odd_budget_can_be_held_as_a_whole() {
         let shares = Shares::of(&ByteBudget::new((64 << 20) + 4095), WAIT);
         let (share, mut held) = (&shares.working, Held::default());
@@ -257,6 +349,7 @@ mod tests {
     fn unlimited_budget_has_unlimited_shares() {
         let shares = Shares::of(&ByteBudget::unlimited(), WAIT);
         let mut held = Held::default();
+        shares.incoming.overdraw(&mut held, u64::MAX);
         assert!(shares.incoming.try_hold(&mut held, u64::MAX));
         assert_eq!((shares.incoming.held_bytes(), shares.incoming.is_wanted()), (0, false));
     }

@@ -16,7 +16,11 @@
 //!    beyond [`FREE_BYTES`] of that share.
 //! 4. Output of more than [`FREE_BYTES`] holds its bytes of the share for replies. If a command
 //!    only reads and its reply does not fit, the reply is dropped, and the command runs again when
-//!    there is memory.
+//!    there is memory. A reply of any other command overdraws the share, because the command has
+//!    taken effect. While the share is overdrawn, a command that may have a large reply of this
+//!    kind waits before it runs. So the overdraft has at most one reply for each running command.
+//! 5. Output that exceeds the limit of one client is dropped, and the connection closes. No command
+//!    runs after that.
 
 use archipelago_base::budget::{Charge, MemoryClass, Pressure};
 
@@ -54,6 +58,10 @@ const BATCH_GETS_MAX: usize = 32;
 const JOINED_MAX: usize = 8;
 const JOINED_BYTES_MAX: usize = 2 << 10;
 
+/// Bytes of the share for replies that a command holds before it runs, if it has to wait until the
+/// overdraft of the share is settled. They become free after that.
+const SETTLED_BYTES: u64 = 2 * FREE_BYTES;
+
 /// Result of [`Pipeline::run`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PipelineProgress {
@@ -61,8 +69,8 @@ pub(crate) enum PipelineProgress {
     All,
     /// The output has grown large. The caller sends it and runs the pipeline again.
     Early,
-    /// With one more reply the output would be as large as this, which does not fit into the share
-    /// for replies. The caller sends the output, waits for the share and runs the pipeline again.
+    /// The next command needs this number of bytes of the share for replies, which are not free.
+    /// The caller sends the output, waits for the share and runs the pipeline again.
     WaitsFor(u64),
 }
 
@@ -145,7 +153,7 @@ impl Pipeline {
     pub(crate) fn run(&mut self, session: &Session, joins_batch: bool) -> PipelineProgress {
         session.begin_piece();
         let mut ran = match self.blocked.take() {
-            Some(Blocked { start, len }) => self.execute(session, start, len),
+            Some(Blocked { start, len }) => self.execute_with_memory(session, start, len),
             None => PipelineProgress::All,
         };
         while ran == PipelineProgress::All
@@ -168,6 +176,9 @@ impl Pipeline {
                 }
                 Err(error) => {
                     self.flush(session);
+                    if session.closing.get() {
+                        break;
+                    }
                     self.reply.error(&format!("ERR {error}"));
                     session.shared.add(Stat::ProtocolErrors, 1);
                     if error.is_http() {
@@ -211,11 +222,7 @@ impl Pipeline {
         }
         assert!(self.pending.is_empty() && self.joined.is_none(), "some reads are not answered");
         session.client.invalidations.write_to(&mut self.reply);
-        let bytes = self.reply.len() as u64;
-        if session.is_over_output_limit(bytes) {
-            self.reply.truncate(0);
-            session.cut_off(bytes);
-        }
+        self.count_output(session);
     }
 
     /// Answers the commands that joined a batch of several connections.
@@ -252,6 +259,7 @@ impl Pipeline {
         }
         self.pending.clear();
         self.pending_bytes = 0;
+        self.count_output(session);
         session.settle();
         self.charge_memory();
     }
@@ -273,6 +281,9 @@ impl Pipeline {
             }
             if self.pending.first().is_some_and(|first| first.value.is_none() != is_get) {
                 self.flush(session);
+                if session.closing.get() {
+                    return PipelineProgress::All;
+                }
             }
             self.pending_bytes += len;
             self.pending.push(plain);
@@ -283,6 +294,9 @@ impl Pipeline {
             return PipelineProgress::All;
         }
         self.flush(session);
+        if session.closing.get() {
+            return PipelineProgress::All;
+        }
         self.execute(session, start, len)
     }
 
@@ -297,6 +311,9 @@ impl Pipeline {
     ) -> PipelineProgress {
         if !self.pending.is_empty() {
             self.flush(session);
+            if session.closing.get() {
+                return PipelineProgress::All;
+            }
         }
         if self.answered_gets.count == 0 {
             self.answered_gets =
@@ -318,8 +335,33 @@ impl Pipeline {
         }
     }
 
-    /// Runs the command at `start`. The parser has its spans.
+    /// Runs the command at `start`, unless it has to wait until the share for replies is not
+    /// overdrawn. The parser has its spans.
     fn execute(&mut self, session: &Session, start: usize, len: usize) -> PipelineProgress {
+        let share = &session.shared.memory.outgoing;
+        let args = Args::new(&self.input[start..start + len], self.parser.spans());
+        if share.is_overdrawn() && session.may_answer_much(args) {
+            self.blocked = Some(Blocked { start, len });
+            return PipelineProgress::WaitsFor(SETTLED_BYTES);
+        }
+        self.run_command(session, start, len)
+    }
+
+    /// Runs the command at `start`, which has waited for memory, and releases what the output does
+    /// not need.
+    fn execute_with_memory(
+        &mut self,
+        session: &Session,
+        start: usize,
+        len: usize,
+    ) -> PipelineProgress {
+        let ran = self.execute(session, start, len);
+        let bytes = self.reply.len() as u64;
+        self.outgoing.shrink(if bytes > FREE_BYTES { bytes } else { 0 });
+        ran
+    }
+
+    fn run_command(&mut self, session: &Session, start: usize, len: usize) -> PipelineProgress {
         let mark = self.reply.len();
         let args = Args::new(&self.input[start..start + len], self.parser.spans());
         session.execute(args, &mut self.reply);
@@ -342,28 +384,46 @@ impl Pipeline {
         let args = Args::new(&self.input[start..start + len], self.parser.spans());
         let bytes = self.reply.len() as u64;
         let share = &session.shared.memory.outgoing;
-        if session.is_over_output_limit(bytes) {
-            self.reply.truncate(0);
-            session.cut_off(bytes);
-        } else if !share.try_hold(&mut self.outgoing, bytes) && session.only_reads(args) {
-            // The command waits for its reply alone, because the output before it is sent first.
-            let alone = bytes - mark as u64;
-            self.reply.take_back(mark);
-            if alone > share.limit_bytes() {
-                self.reply.error(&share.refusal(alone).line());
-            } else {
-                self.blocked = Some(Blocked { start, len });
-                session.will_repeat();
-                return PipelineProgress::WaitsFor(alone);
-            }
+        let is_sent = session.is_over_output_limit(bytes)
+            || share.try_hold(&mut self.outgoing, bytes)
+            || !session.only_reads(args);
+        if is_sent {
+            self.count_output(session);
+            return PipelineProgress::All;
         }
+        // The command waits for its reply alone, because the output before it is sent first.
+        let alone = bytes - mark as u64;
+        self.reply.take_back(mark);
+        if alone <= share.limit_bytes() {
+            self.blocked = Some(Blocked { start, len });
+            session.will_repeat();
+            return PipelineProgress::WaitsFor(alone);
+        }
+        self.reply.error(&share.refusal(alone).line());
+        self.count_output(session);
         PipelineProgress::All
     }
 
+    /// Holds memory for the output, whether it is free or not, because the commands have run. If
+    /// the output exceeds the limit of one client, drops it and closes the connection.
+    fn count_output(&mut self, session: &Session) {
+        let bytes = self.reply.len() as u64;
+        if bytes <= FREE_BYTES {
+            return;
+        }
+        if session.is_over_output_limit(bytes) {
+            self.reply.truncate(0);
+            session.cut_off(bytes);
+        } else {
+            session.shared.memory.outgoing.overdraw(&mut self.outgoing, bytes);
+        }
+    }
+
     /// Answers the command that waits for memory with `refusal`.
-    pub(crate) fn give_up(&mut self, refusal: &Refusal) {
-        if self.blocked.take().is_some() {
-            self.reply.error(&refusal.line());
+    pub(crate) fn give_up(&mut self, session: &Session, refusal: &Refusal) {
+        if let Some(Blocked { start, len }) = self.blocked.take() {
+            let args = Args::new(&self.input[start..start + len], self.parser.spans());
+            self.reply.error(&session.give_up(args, refusal));
         }
     }
 
@@ -389,6 +449,7 @@ impl Pipeline {
         }
         self.pending.clear();
         self.pending_bytes = 0;
+        self.count_output(session);
     }
 
     /// Whether a command was executed since [`Pipeline::tidy`].

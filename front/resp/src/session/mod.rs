@@ -591,6 +591,34 @@ impl Session {
         !queues && self.table.find(args.get(0)).is_some_and(|row| row.command.has(flag::READONLY))
     }
 
+    /// Whether a command may have a large reply and does not run again if the reply does not fit.
+    pub(crate) fn may_answer_much(&self, args: Args<'_>) -> bool {
+        let Some(row) = self.table.find(args.get(0)) else { return false };
+        let command = &row.command;
+        let runs = !self.transaction.is_queueing() || Transaction::runs_while_queueing(command);
+        if !runs || !self.is_authenticated() || !command.has(flag::LARGE_REPLY) {
+            return false;
+        }
+        match command.name {
+            "set" => args.from(3).any(|arg| arg.eq_ignore_ascii_case(b"get")),
+            "client" => args.is(1, "list"),
+            "slowlog" => args.is(1, "get"),
+            // Their replies are parts of their requests.
+            "ping" | "echo" => args.byte_len() as u64 > FREE_BYTES,
+            _ => true,
+        }
+    }
+
+    /// Ends a command that has not run, because its reply gets no memory. Returns the error line.
+    /// EXEC ends its transaction.
+    pub(crate) fn give_up(&self, args: Args<'_>, refusal: &Refusal) -> String {
+        if args.is(0, "exec") && self.transaction.is_queueing() {
+            self.transaction.forget(self);
+            return transaction::abort(&refusal.line()).line().into_owned();
+        }
+        refusal.line().into_owned()
+    }
+
     /// Whether output of `bytes` exceeds the limit of one client.
     pub(crate) fn is_over_output_limit(&self, bytes: u64) -> bool {
         let most = self.shared.settings.output_bytes_max();

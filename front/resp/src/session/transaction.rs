@@ -386,7 +386,7 @@ fn is_silent(at_exec: ReplyMode, now: ReplyMode) -> bool {
 }
 
 /// Refuses a transaction that had no effect.
-fn abort(why: &str) -> Refusal {
+pub(super) fn abort(why: &str) -> Refusal {
     Refusal::said(format!("EXECABORT Transaction discarded because of: {why}"))
 }
 

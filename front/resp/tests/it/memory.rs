@@ -5,7 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use archipelago_base::Result;
 use archipelago_base::budget::{ByteBudget, MemoryClass};
+use archipelago_resp::mem_store::MemStore;
+use archipelago_resp::store::{Op, PinnedSlice, Store, StoredValue};
 use archipelago_resp::{Server, ServerOptions};
 use socket2::SockRef;
 
@@ -225,6 +228,118 @@ fn reply_that_changes_something_is_sent_without_memory() {
     }
     let reply = client.ask("MGET a b c");
     assert_eq!(reply, "-ERR the reply would exceed 4194304 bytes: ask for fewer keys at once");
+}
+
+/// Bytes of unread replies, according to INFO.
+fn outgoing_bytes(client: &mut Client) -> u64 {
+    let info = client.ask("INFO memory");
+    let mut fields = info.split(' ');
+    let bytes = fields.find_map(|field| field.strip_prefix("request_memory_outgoing:"));
+    bytes.unwrap().parse().unwrap()
+}
+
+/// A transaction that answers the value of `big`.
+fn reading_transaction() -> Vec<u8> {
+    let commands: [&[&str]; 3] = [&["MULTI"], &["GET", "big"], &["EXEC"]];
+    commands.map(encode).concat()
+}
+
+#[test]
+fn reply_of_a_command_that_changes_something_counts() {
+    let (server, _budget) = bounded_for_ever();
+    let mut other = Client::connect(&server);
+    assert_eq!(other.ask("SETRANGE big 1572863 x"), ":1572864");
+    // These clients read nothing. Two of the replies fit into the share.
+    let pipelines = [encode(&["GETEX", "big"]), reading_transaction(), encode(&["GETEX", "big"])];
+    let _deaf = pipelines.map(|pipeline| {
+        let mut client = Client::connect(&server);
+        client.send(&pipeline.repeat(40));
+        client
+    });
+    let counts = (0..1000).any(|_| {
+        std::thread::sleep(Duration::from_millis(5));
+        outgoing_bytes(&mut other) > 3 * 1_572_864
+    });
+    assert!(counts, "{} bytes are counted", outgoing_bytes(&mut other));
+    other.expect(&[("PING", "+PONG"), ("SET k v", "+OK"), ("SET k w EX 10", "+OK")]);
+}
+
+#[test]
+fn unread_replies_of_transactions_are_bounded() {
+    let (server, budget) = bounded(|options| options.memory_wait = Duration::from_millis(200));
+    let mut other = Client::connect(&server);
+    assert_eq!(other.ask("SETRANGE big 1572863 x"), ":1572864");
+    let mut deaf: Vec<Client> = (0..24).map(|_| Client::connect(&server)).collect();
+    for (nth, client) in deaf.iter_mut().enumerate() {
+        let command = if nth % 2 == 0 { encode(&["GETEX", "big"]) } else { reading_transaction() };
+        client.send(&command.repeat(40));
+    }
+    for _ in 0..300 {
+        other.expect(&[("PING", "+PONG"), ("SET k v", "+OK")]);
+        let bytes = request_bytes(&budget);
+        assert!(bytes <= SHARE_BYTES + SLACK_BYTES, "{bytes} bytes of requests");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // A command that waits until those clients are closed runs, or is refused as a whole.
+    let is_removed = (0..50).any(|_| {
+        let reply = other.ask("GETDEL k");
+        assert!(reply == "$1 v" || reply.starts_with("-OOM "), "{reply}");
+        other.expect(&[("EXISTS k", if reply == "$1 v" { ":0" } else { ":1" })]);
+        reply == "$1 v"
+    });
+    assert!(is_removed, "GETDEL is refused for ever");
+    let is_done = (0..50).any(|_| {
+        other.expect(&[("MULTI", "+OK"), ("APPEND done x", "+QUEUED")]);
+        let reply = other.ask("EXEC");
+        let refusal = "-EXECABORT Transaction discarded because of: OOM ";
+        assert!(reply == "*1 :1" || reply.starts_with(refusal), "{reply}");
+        other.expect(&[("EXEC", "-ERR EXEC without MULTI")]);
+        reply == "*1 :1"
+    });
+    assert!(is_done, "EXEC is refused for ever");
+}
+
+/// A store in memory, which reads the keys of a pipeline together.
+#[derive(Default)]
+struct Overlapping {
+    records: MemStore,
+}
+
+impl Store for Overlapping {
+    fn get(&self, key: &[u8]) -> Result<Option<StoredValue>> {
+        self.records.get(key)
+    }
+
+    fn multi_get(&self, keys: &[&[u8]]) -> Result<Vec<Option<PinnedSlice>>> {
+        self.records.multi_get(keys)
+    }
+
+    fn write(&self, ops: &[Op<'_>]) -> Result<()> {
+        self.records.write(ops)
+    }
+
+    crate::records::pass_scans_to_records!();
+
+    fn overlaps_reads(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn batches_of_reads_obey_the_output_limit() {
+    let options = ServerOptions { output_bytes_max: 1 << 20, ..ServerOptions::default() };
+    let store = Arc::new(Overlapping::default());
+    let server = Server::start("127.0.0.1:0", store, options).unwrap();
+    let mut other = Client::connect(&server);
+    assert_eq!(other.ask("SETRANGE big 599999 x"), ":600000");
+    // A few reads join those of other connections, and many are a batch of their own.
+    for reads in [4, 12] {
+        let mut client = Client::connect(&server);
+        client.send(&encode(&["GET", "big"]).repeat(reads));
+        assert_eq!(client.try_reply(), None, "{reads} reads");
+    }
+    let stats = other.ask("INFO stats");
+    assert!(stats.contains("client_output_buffer_limit_disconnections:2"), "{stats}");
 }
 
 #[test]

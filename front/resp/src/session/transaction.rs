@@ -27,7 +27,8 @@
 //! [`Limits::request_bytes_max`](crate::request::Limits) and charged to the byte budget. EXEC holds
 //! the bytes of its queue in the share [`crate::memory::Shares::working`]. So a command is refused
 //! if the queue would exceed that share, and a transaction that EXEC will refuse keeps no memory.
-//! Watched keys are charged as well. A watch costs one search among those of the connection.
+//! Watched keys are charged as well, and their bytes have the same limits as those of the queue. A
+//! watch costs one search among those of the connection.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -115,6 +116,12 @@ impl Watch {
     }
 }
 
+/// Refuses `bytes` of one transaction that would exceed the whole share for values.
+fn check_fits(session: &Session, bytes: u64) -> Handled {
+    let share = &session.shared.memory.working;
+    if bytes > share.limit_bytes() { Err(share.refusal(bytes)) } else { Ok(()) }
+}
+
 /// Database and name of a watched key.
 type WatchedKey = (usize, Box<[u8]>);
 
@@ -128,21 +135,51 @@ struct WatchedKeys {
 }
 
 impl WatchedKeys {
-    /// Watches `keys` of the selected database, whose stripes are held.
+    /// Watches `keys` of the selected database, whose stripes are held. After an error it watches
+    /// the same keys as before.
     fn add<'k>(&mut self, session: &Session, keys: impl Iterator<Item = &'k [u8]>) -> Handled {
-        let (store, database) = (session.store(), session.database());
-        let registry = &session.shared.watches;
+        let mut new_keys = Vec::new();
         for key in keys {
-            let Entry::Vacant(free) = self.by_key.entry((database, key.into())) else { continue };
-            let was = match store.version(key)? {
-                Some(version) => WatchedState::Present(version),
-                None => WatchedState::Absent(registry.enter(database, key)),
-            };
-            let watch = Watch { swaps: registry.swaps(database), was };
-            self.bytes += watch.memory_bytes(key);
-            free.insert(watch);
+            match self.add_one(session, key) {
+                Ok(is_new) => new_keys.extend(is_new.then_some(key)),
+                Err(refusal) => {
+                    let database = session.database();
+                    new_keys.into_iter().for_each(|key| self.remove(database, key));
+                    return Err(refusal);
+                }
+            }
         }
         Ok(())
+    }
+
+    /// Watches `key`. Returns whether it was not watched before.
+    fn add_one(&mut self, session: &Session, key: &[u8]) -> Result<bool, Refusal> {
+        let (database, registry) = (session.database(), &session.shared.watches);
+        let Entry::Vacant(free) = self.by_key.entry((database, key.into())) else {
+            return Ok(false);
+        };
+        let was = match session.store().version(key)? {
+            Some(version) => WatchedState::Present(version),
+            None => WatchedState::Absent(registry.enter(database, key)),
+        };
+        let watch = Watch { swaps: registry.swaps(database), was };
+        let bytes = self.bytes + watch.memory_bytes(key);
+        let most = session.shared.options.limits.request_bytes_max;
+        if bytes > most as u64 {
+            return Err(Refusal::said(format!(
+                "ERR the watched keys would take more than {most} bytes: watch fewer keys"
+            )));
+        }
+        check_fits(session, bytes)?;
+        self.bytes = bytes;
+        free.insert(watch);
+        Ok(true)
+    }
+
+    fn remove(&mut self, database: usize, key: &[u8]) {
+        if let Some(watch) = self.by_key.remove(&(database, key.into())) {
+            self.bytes -= watch.memory_bytes(key);
+        }
     }
 
     /// Charges the bytes of all watches to the byte budget.
@@ -220,10 +257,7 @@ impl Transaction {
                 limits.request_bytes_max, limits.args_max
             )));
         }
-        let share = &session.shared.memory.working;
-        if bytes > share.limit_bytes() {
-            return Err(share.refusal(bytes));
-        }
+        check_fits(session, bytes)?;
         queue.bytes = bytes;
         queue.charge.resize(bytes);
         queue.commands.push(Queued::new(command, args));

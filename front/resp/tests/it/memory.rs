@@ -126,6 +126,29 @@ fn queue_beyond_its_share_is_refused_and_dropped() {
 }
 
 #[test]
+fn watched_keys_beyond_their_share_are_refused() {
+    let (server, budget) = bounded(|_| {});
+    let (mut client, mut other) = (Client::connect(&server), Client::connect(&server));
+    let words = |from: usize| {
+        let keys = (from..from + 10).map(|nth| format!("{nth:060000}"));
+        ["WATCH".to_owned()].into_iter().chain(keys).collect::<Vec<_>>()
+    };
+    assert_eq!(client.call(&words(0)), "+OK");
+    assert_eq!(client.call(&words(10)), "+OK");
+    let reply = client.call(&words(20));
+    let limit = "may take 4194304 bytes, so this can never be done; raise --memory-mib";
+    assert!(reply.starts_with("-OOM 4") && reply.contains(limit), "{reply:.200}");
+    assert!(client.ask("CLIENT INFO").contains(" watch=20 "));
+    assert!(request_bytes(&budget) <= SHARE_BYTES + SLACK_BYTES);
+    // The keys of the refused command are not watched, and the others are.
+    assert_eq!(other.call(&["SET", &words(20)[1], "v"]), "+OK");
+    client.expect(&[("MULTI", "+OK"), ("PING", "+QUEUED"), ("EXEC", "*1 +PONG")]);
+    assert_eq!(client.call(&words(20)), "+OK");
+    assert_eq!(other.call(&["DEL", &words(20)[1]]), ":1");
+    client.expect(&[("MULTI", "+OK"), ("PING", "+QUEUED"), ("EXEC", "*-1")]);
+}
+
+#[test]
 fn values_beyond_their_share_are_not_built() {
     let (server, budget) = bounded(|_| {});
     let mut client = Client::connect(&server);

@@ -399,6 +399,14 @@ fn transactions_are_bounded() {
     (0..6).for_each(|_| assert_eq!(client.ask("GET a"), "+QUEUED"));
     assert!(client.ask("EXEC").contains("answers with more than 200000"));
     client.expect(&[("PING", "+PONG")]);
+    // The server keeps three copies of an absent key.
+    let keys: Vec<String> = (0..4).map(|nth| format!("{nth:010000}")).collect();
+    assert_eq!(client.call(&["WATCH", &keys[0], &keys[1], &keys[2]]), "+OK");
+    let refusal = "-ERR the watched keys would take more than 100000 bytes: watch fewer keys";
+    assert_eq!(client.call(&["WATCH", "k", &keys[3]]), refusal);
+    assert!(client.ask("CLIENT INFO").contains(" watch=3 "));
+    client.expect(&[("UNWATCH", "+OK")]);
+    assert_eq!(client.call(&["WATCH", &keys[3]]), "+OK");
 }
 
 #[test]

@@ -62,10 +62,14 @@ impl Overlays {
         *order = order.swapped(a, b);
     }
 
-    /// Whether the transaction has written more than is allowed.
+    /// Bytes that the transaction has written.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.by_number.iter().filter_map(OnceLock::get).map(Overlay::bytes).sum()
+    }
+
+    /// Whether the transaction has written more than the largest request.
     pub(crate) fn is_too_large(&self) -> bool {
-        let bytes: u64 = self.by_number.iter().filter_map(OnceLock::get).map(Overlay::bytes).sum();
-        bytes > self.bytes_max
+        self.bytes() > self.bytes_max
     }
 
     /// Calls `write` with all changes of the databases, which it applies atomically.

@@ -16,11 +16,13 @@
 //!
 //! Cost: a copy of each written value. A scan merges the written keys of its range with those of
 //! the store below. Memory is charged to the byte budget and bounded. A transaction that writes
-//! more than `bytes_max` ([`Overlay::bytes`]) is too large and must not be committed.
+//! more than `bytes_max` ([`Overlay::bytes`]), or more than the share for values has room for, is
+//! too large and must not be committed.
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, ControlFlow};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use archipelago_base::budget::Charge;
 use archipelago_base::clock::Clock;
@@ -141,6 +143,8 @@ pub(crate) struct Overlay {
     clock: Arc<dyn Clock>,
     bytes_max: u64,
     changes: Mutex<(Changes, Charge)>,
+    /// Bytes of the changes, for readers that may not wait for their lock.
+    bytes: AtomicU64,
 }
 
 impl Overlay {
@@ -151,12 +155,13 @@ impl Overlay {
         bytes_max: u64,
         charge: Charge,
     ) -> Self {
-        Self { below, clock, bytes_max, changes: Mutex::new((Changes::default(), charge)) }
+        let changes = Mutex::new((Changes::default(), charge));
+        Self { below, clock, bytes_max, changes, bytes: AtomicU64::new(0) }
     }
 
     /// Bytes that the transaction has written here.
     pub(crate) fn bytes(&self) -> u64 {
-        self.changes.lock().0.bytes
+        self.bytes.load(Ordering::Relaxed)
     }
 
     /// The changes of the transaction. They are locked while the result is held.
@@ -236,6 +241,7 @@ impl Overlay {
             }
         }
         charge.resize(changes.bytes);
+        self.bytes.store(changes.bytes, Ordering::Relaxed);
         if changes.bytes > self.bytes_max {
             return Err(Error::invalid(format!(
                 "the transaction writes more than {} bytes",

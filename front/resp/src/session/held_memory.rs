@@ -3,12 +3,14 @@
 //! The session owns the part of the share for values ([`crate::memory::Shares::working`]) that its
 //! command holds, until the command ends. Invariant: a session never waits for memory of that share
 //! while it holds some of it. If it cannot enlarge its part immediately, it gives all of it back
-//! before it waits. A command of a transaction does not wait at all, because EXEC holds locks.
+//! before it waits. A command of a transaction does not wait at all, because EXEC holds locks. Its
+//! memory adds to that of what the transaction has written before.
 //! Cost: nothing for commands that build small values.
 
 use super::Session;
 use crate::growing_reply::GrowingReply;
 use crate::memory::{FREE_BYTES, Held};
+use crate::overlays::Overlays;
 use crate::refusal::{Handled, Refusal};
 use crate::store::VALUE_BYTES_MAX;
 
@@ -31,7 +33,34 @@ impl Session {
         self.hold(bytes)
     }
 
+    /// Bytes that the commands of a transaction have written.
+    fn written_bytes(&self) -> u64 {
+        self.overlays.as_ref().map_or(0, Overlays::bytes)
+    }
+
+    /// The bytes of a command with those that its transaction has written. Together they may take
+    /// the whole share.
+    fn with_written(&self, bytes: u64) -> u64 {
+        let both = bytes.saturating_add(self.written_bytes());
+        bytes.max(both.min(self.shared.memory.working.limit_bytes()))
+    }
+
+    /// Makes the session hold all that the commands of a transaction have written, without waiting.
+    /// It is refused if that exceeds the share, or if other commands hold the memory.
+    pub(crate) fn hold_written(&self) -> Handled {
+        self.hold_now(self.written_bytes())
+    }
+
+    fn hold_now(&self, bytes: u64) -> Handled {
+        let working = &self.shared.memory.working;
+        if bytes <= FREE_BYTES || working.try_hold(&mut self.held.borrow_mut(), bytes) {
+            return Ok(());
+        }
+        Err(working.refusal(bytes))
+    }
+
     fn hold(&self, bytes: u64) -> Handled {
+        let bytes = self.with_written(bytes);
         let working = &self.shared.memory.working;
         if working.try_hold(&mut self.held.borrow_mut(), bytes) {
             return Ok(());
@@ -74,7 +103,7 @@ impl Session {
     /// calls [`Session::hold_all`] and starts again, and the bytes fit. Bytes that can never fit
     /// are refused, and so are bytes for which a transaction would have to wait.
     pub(crate) fn try_build(&self, bytes: u64) -> Result<bool, Refusal> {
-        let working = &self.shared.memory.working;
+        let (bytes, working) = (self.with_written(bytes), &self.shared.memory.working);
         if bytes <= FREE_BYTES || working.try_hold(&mut self.held.borrow_mut(), bytes) {
             return Ok(true);
         }
@@ -101,10 +130,6 @@ impl Session {
 
     /// Makes the session hold at least `bytes` of that share, without waiting.
     pub(crate) fn build_more(&self, bytes: u64) -> Handled {
-        let working = &self.shared.memory.working;
-        if bytes <= FREE_BYTES || working.try_hold(&mut self.held.borrow_mut(), bytes) {
-            return Ok(());
-        }
-        Err(working.refusal(bytes))
+        self.hold_now(self.with_written(bytes))
     }
 }

@@ -27,6 +27,8 @@
 //! [`Limits::request_bytes_max`](crate::request::Limits) and charged to the byte budget. EXEC holds
 //! the bytes of its queue in the share [`crate::memory::Shares::working`]. So a command is refused
 //! if the queue would exceed that share, and a transaction that EXEC will refuse keeps no memory.
+//! EXEC also holds the bytes that its commands write, such as many copies of one value, and does
+//! nothing if they do not fit. It notices that after the command that exceeds the limit.
 //! Watched keys are charged as well, and their bytes have the same limits as those of the queue. A
 //! watch costs one search among those of the connection.
 
@@ -399,6 +401,7 @@ fn execute(session: &Session, queue: &Queue, watches: &WatchedKeys, reply: &mut 
                 shared.options.limits.request_bytes_max, shared.options.reply_bytes_max
             )));
         }
+        inside.hold_written().map_err(|refusal| abort(&refusal.line()))?;
     }
     let writer = session.client.id;
     let write = |change: &JointWrite<'_>| shared.write_joint(change, writer);

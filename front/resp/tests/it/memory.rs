@@ -451,6 +451,50 @@ fn transaction_uses_the_memory_that_exec_holds() {
 }
 
 #[test]
+fn transaction_that_writes_more_than_its_share_does_nothing() {
+    let (server, budget) = bounded_for_ever();
+    let mut client = Client::connect(&server);
+    assert_eq!(client.ask("SETRANGE big 1048575 x"), ":1048576");
+    let copies = |client: &mut Client, count: usize| {
+        client.expect(&[("MULTI", "+OK")]);
+        for nth in 0..count {
+            // Both databases count.
+            let line = format!("COPY big copy{nth} DB {}", nth % 2);
+            assert_eq!(client.ask(&line), "+QUEUED");
+        }
+        client.ask("EXEC")
+    };
+    let reply = copies(&mut client, 40);
+    assert!(reply.starts_with("-EXECABORT Transaction discarded because of: OOM 41"), "{reply}");
+    let limit = "values that running commands build may take 4194304 bytes, so this can never";
+    assert!(reply.contains(limit), "{reply}");
+    assert!(request_bytes(&budget) < SHARE_BYTES, "{} bytes", request_bytes(&budget));
+    assert!(client.ask("INFO memory").contains("request_memory_working:0 "));
+    client.expect(&[("EXISTS copy0 copy2", ":0"), ("SELECT 1", "+OK"), ("DBSIZE", ":0")]);
+    client.expect(&[("SELECT 0", "+OK")]);
+    assert_eq!(copies(&mut client, 3), "*3 :1 :1 :1");
+    client.expect(&[("STRLEN copy2", ":1048576"), ("EXISTS copy0 copy1", ":1")]);
+}
+
+#[test]
+fn transaction_builds_values_after_it_has_written_others() {
+    let (server, _budget) = bounded_for_ever();
+    let mut client = Client::connect(&server);
+    assert_eq!(client.ask("SETRANGE big 1048575 x"), ":1048576");
+    // The second value that is built takes the whole share alone, and it is built nevertheless.
+    client.expect(&[
+        ("MULTI", "+OK"),
+        ("COPY big copy", "+QUEUED"),
+        ("SETRANGE built 1048575 x", "+QUEUED"),
+        ("EXEC", "*2 :1 :1048576"),
+        ("MULTI", "+OK"),
+        ("COPY big copy REPLACE", "+QUEUED"),
+        ("SETRANGE built 2097151 x", "+QUEUED"),
+        ("EXEC", "*2 :1 :2097152"),
+    ]);
+}
+
+#[test]
 fn commands_that_need_most_of_the_memory_take_turns() {
     let (server, _budget) = bounded_for_ever();
     let (patch, word) = ("p".repeat(1 << 20), "w".repeat(900));

@@ -264,6 +264,7 @@ fn transaction_waits_for_no_memory_while_it_holds_locks() {
     };
     let server = Server::start("127.0.0.1:0", Arc::clone(&store) as _, options).unwrap();
     let (mut writer, mut client) = (Client::connect(&server), Client::connect(&server));
+    client.expect(&[("SETRANGE medium 99999 x", ":100000")]);
     // A stalled write holds all memory for values.
     store.stalled.store(true, Ordering::SeqCst);
     writer.send(&encode(&[&b"SET"[..], b"large", &vec![b'v'; 3 << 19]]));
@@ -273,12 +274,18 @@ fn transaction_waits_for_no_memory_while_it_holds_locks() {
     client.expect(&[("MULTI", "+OK"), ("GET k", "+QUEUED"), ("SETRANGE k 1000000 x", "+QUEUED")]);
     let reply = client.ask("EXEC");
     assert!(reply.starts_with("*2 $-1 -OOM "), "{reply}");
+    client.expect(&[("MULTI", "+OK"), ("COPY medium copy", "+QUEUED")]);
+    let reply = client.ask("EXEC");
+    assert!(reply.starts_with("-EXECABORT Transaction discarded because of: OOM "), "{reply}");
+    assert!(reply.contains("which others hold; try again"), "{reply}");
     store.stalled.store(false, Ordering::SeqCst);
     assert_eq!(writer.reply(), "+OK");
     client.expect(&[
+        ("EXISTS copy", ":0"),
         ("MULTI", "+OK"),
         ("SETRANGE k 1000000 x", "+QUEUED"),
-        ("EXEC", "*1 :1000001"),
+        ("COPY medium copy", "+QUEUED"),
+        ("EXEC", "*2 :1000001 :1"),
     ]);
 }
 

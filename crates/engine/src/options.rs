@@ -161,7 +161,9 @@ impl DbOptions {
         at_least("table_readers_max", self.table_readers_max as u64, 16)?;
         at_most("compaction_readahead_bytes", self.compaction_readahead_bytes, 1 << 30)?;
         if self.read_only && self.error_if_exists {
-            return Err(Error::invalid("read_only needs a database, error_if_exists refuses one"));
+            return Err(Error::invalid(
+                "read_only and error_if_exists contradict each other: set only one of them",
+            ));
         }
         Ok(())
     }

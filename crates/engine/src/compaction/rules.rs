@@ -20,7 +20,9 @@ impl Retention {
     ) -> Result<Rules<'a>> {
         self.below.validate()?;
         if self.visible_seq > SeqNo::MAX.0 {
-            return Err(Error::invalid("job spec: visible_seq is past the largest there is"));
+            return Err(Error::invalid(
+                "job spec: visible_seq exceeds the largest sequence number",
+            ));
         }
         let registry = &context.registry;
         let operator = self.merge_operator.as_deref().map(|name| registry.merge_operator(name));

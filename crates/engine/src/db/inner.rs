@@ -21,7 +21,10 @@
 //!    log, active memtables), the **manifest lock** (`db::state::storage`: installs, one at a time,
 //!    held over the manifest's I/O), the **jobs lock** (`db::state::jobs`: sealed memtables and
 //!    running jobs, never held over I/O), the **log lock** (`db::write::log_segments`: closed log
-//!    segments).
+//!    segments, never held over I/O) and, last, the **lock of the reserve**
+//!    (`db::write::disk_room`: the reserve for a full disk, held while it is written or removed).
+//!    [`lock_order`](crate::lock_order) lets the compiler check the first three. The log lock and
+//!    the lock of the reserve are leaves: a thread that holds one of them takes none of the others.
 //! 2. Reads take none of these locks. They load a family's
 //!    [`SuperVersion`](crate::db::state::family::SuperVersion) and the visible sequence number.
 //! 3. A log segment is removed only when no unflushed record lies in it.

@@ -316,7 +316,7 @@ impl TableIter {
 
     fn try_seek(&mut self, target: &[u8]) -> Result<()> {
         if target.len() < key::TRAILER_BYTES {
-            return Err(Error::invalid("seek to what is no internal key"));
+            return Err(Error::invalid("the seek target is shorter than an internal key"));
         }
         let Some(global) = self.table.global_seq else { return self.seek_stored(target) };
         // All records are stored with sequence number 0 and one version per key.

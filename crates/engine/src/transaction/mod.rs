@@ -66,12 +66,12 @@ pub enum Isolation {
 /// Moment at which a transaction notices another one that uses the same rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Locking {
-    /// At the commit, which then fails. No call waits.
+    /// The commit notices the conflict and fails. No call waits.
     #[default]
     Optimistic,
-    /// At the first use: writes and [`Transaction::get_for_update`] lock their row and wait for
-    /// transactions that have locked it before. Range deletes, iterators and plain reads lock
-    /// nothing.
+    /// The first use of a row notices the conflict: writes and [`Transaction::get_for_update`] lock
+    /// their row and wait for transactions that have locked it before. Range deletes, iterators and
+    /// plain reads lock nothing.
     Pessimistic,
 }
 

@@ -219,7 +219,7 @@ fn compact_step(db: &DbInner, wish: &mut Wish<'_>, level: Option<usize>) -> Resu
             // failure.
             let is_moot = wish.cf.family.check_alive().is_err() || db.context.is_closing();
             if let (Err(error), false) = (&written, is_moot) {
-                db.observers.tell_failure("compaction of a range by hand", error);
+                db.observers.tell_failure("compaction of a range on request", error);
             }
             let written = written?;
             wish.written.extend(written.into_iter().filter(|_| is_last));

@@ -223,20 +223,49 @@ impl Db {
         report::stats_text(self)
     }
 
-    /// A property by name, as text; `None` if there is no such property. Names, each also with
-    /// `rocksdb.` instead of `archipelago.`: `archipelago.stats`, `.levelstats`, `.bucketstats`,
-    /// `.num-files-at-levelN`, `.estimate-num-keys`, `.num-immutable-mem-table`,
-    /// `.num-away-shards`, `.away-shard-bytes`, `.cur-size-all-mem-tables`, `.mem-table-bytes-max`,
-    /// `.estimate-pending-compaction-bytes`, `.num-snapshots`, `.snapshot-table-bytes`,
-    /// `.snapshot-mem-table-bytes`, `.total-sst-files-size`, `.num-running-jobs`,
-    /// `.running-jobs-bytes-max`, `.block-cache-usage`, `.block-cache-capacity`, `.block-cache-hit`
-    /// and `-miss` (of data, index, filter, value and flat blocks also `.block-cache-data-hit` and
-    /// so on), `.num-value-files`, `.value-file-bytes`, `.value-valid-bytes`,
-    /// `.value-exposed-bytes`, `.value-hidden-bytes`, `.value-stats` (see [`Db::values`]),
-    /// `.space-live-bytes` (tables and value files without garbage), `.space-in-flight-bytes` (of
-    /// running compactions and garbage collections), `.pinned-file-bytes` (tables and value files
-    /// that only old versions hold), `.background-errors`, `.health`, `.latest-sequence-number`,
-    /// `.disk-state` (roomy, tight, low or critical), `.disk-free-bytes`, `.disk-reserve-bytes`.
+    /// A property by name, as text; `None` if there is none. `rocksdb.` may stand in place of
+    /// `archipelago.`.
+    ///
+    /// | property, after `archipelago.` | meaning |
+    /// | --- | --- |
+    /// | `stats` | [`Db::stats_text`] |
+    /// | `levelstats` | table of the levels, as in the statistics |
+    /// | `bucketstats` | table of the buckets, and the latest changes of their boundaries |
+    /// | `num-files-at-levelN` | number of tables in level N |
+    /// | `estimate-num-keys` | [`Db::estimate_keys`] |
+    /// | `num-immutable-mem-table` | number of immutable memtables |
+    /// | `num-away-shards` | number of memtable shards of all families at memory nodes |
+    /// | `away-shard-bytes` | bytes of the images of these shards |
+    /// | `cur-size-all-mem-tables` | bytes of the memtables of all families |
+    /// | `mem-table-bytes-max` | bytes that all memtables of the family may take |
+    /// | `estimate-pending-compaction-bytes` | compaction debt in bytes |
+    /// | `num-snapshots` | number of open snapshots |
+    /// | `snapshot-table-bytes` | bytes of tables and value files that only snapshots keep |
+    /// | `snapshot-mem-table-bytes` | bytes of records in memtables that only snapshots keep |
+    /// | `total-sst-files-size` | bytes of all tables |
+    /// | `num-running-jobs` | number of running background jobs |
+    /// | `running-jobs-bytes-max` | bytes that all background jobs may take together |
+    /// | `block-cache-usage` | bytes of the blocks that count as block cache |
+    /// | `block-cache-capacity` | capacity of the block cache in bytes |
+    /// | `block-cache-hit` | number of look-ups that found their block in the cache |
+    /// | `block-cache-miss` | number of look-ups that did not |
+    /// | `block-cache-KIND-hit` | hits of one kind of block: data, index, filter, value or flat |
+    /// | `block-cache-KIND-miss` | misses of that kind |
+    /// | `num-value-files` | number of value files |
+    /// | `value-file-bytes` | bytes of the value files |
+    /// | `value-valid-bytes` | bytes of separated values that tables refer to |
+    /// | `value-exposed-bytes` | bytes of separated values that no table refers to |
+    /// | `value-hidden-bytes` | estimated bytes of separated values that newer records shadow |
+    /// | `value-stats` | [`Db::values`] as text |
+    /// | `space-live-bytes` | bytes of tables and value files without garbage |
+    /// | `space-in-flight-bytes` | bytes that running compactions and collections may write |
+    /// | `pinned-file-bytes` | bytes of tables and value files that only old versions hold |
+    /// | `background-errors` | number of background jobs that failed |
+    /// | `health` | health of the database, as text |
+    /// | `latest-sequence-number` | newest visible sequence number |
+    /// | `disk-state` | state of the room on the disk: roomy, tight, low or critical |
+    /// | `disk-free-bytes` | free bytes of the disk, if the file system reports them |
+    /// | `disk-reserve-bytes` | bytes of the reserve for a full disk |
     #[must_use]
     pub fn property(&self, cf: &ColumnFamily, name: &str) -> Option<String> {
         report::property(self, cf, name)

@@ -5,12 +5,17 @@
 //! ([`crate::db::background::flush_plan::ranges`]). A range is due if one of these holds
 //! ([`flush_due`], O³-LSM §4.4):
 //!
-//! 1. It is *wanted*. A caller waits for the flush of one of its memtables, or for the end of all
-//!    background work. Or no shard of its family may leave. Or one of its shards cannot rest: it
-//!    has records that no log has, its keys cut the first bucket map, its image is too large, its
-//!    sends have failed several times, or no node has room. Or a memtable of the family must be
-//!    flushed as a whole. Or a failed flush has written a part of its memtables. Or such a shard of
-//!    other keys waits for it ([`crate::db::background::flush_plan::needs`]).
+//! 1. It is *wanted*, for one of these reasons:
+//!    - A caller waits for the flush of one of its memtables, or for the end of all background
+//!      work.
+//!    - No shard of its family may leave.
+//!    - One of its shards cannot rest: it has records that no log has, its keys cut the first
+//!      bucket map, its image is too large, its sends have failed several times, or no node has
+//!      room.
+//!    - A memtable of the family must be flushed as a whole.
+//!    - A failed flush has written a part of its memtables.
+//!    - A shard of other keys that is wanted waits for it
+//!      ([`crate::db::background::flush_plan::needs`]).
 //! 2. Its shards have the bytes of one memtable, or younger shards that have them wait for it.
 //! 3. It pins a log segment that must be removed so that the log keeps its bound.
 //! 4. All images together exceed nine tenths of the bytes that the nodes may hold, and it has the
@@ -64,7 +69,7 @@ pub(crate) enum Leave {
 /// A sealed shard in memory, as [`may_leave`] sees it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LeaveInput {
-    /// Whether its memtable has records that no log has.
+    /// Whether the memtable of the shard has records that no log has.
     pub(crate) unlogged: bool,
     /// Whether its keys are to cut the first bucket map.
     pub(crate) cuts_map: bool,
@@ -138,9 +143,9 @@ impl RestBounds {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DueReason {
     Wanted,
-    /// It has the bytes of a memtable.
+    /// The range has the bytes of a memtable.
     Full,
-    /// It pins a log segment that must be removed.
+    /// The range pins a log segment that must be removed.
     Log,
     /// Memory nodes are nearly full.
     Nodes,

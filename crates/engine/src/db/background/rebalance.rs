@@ -229,11 +229,11 @@ pub(crate) fn change_map(
             let kind = decide(version.map())?;
             let (running, flushes) = (state.compactions(), state.flush_ranges(family.id));
             can_change_map(version, kind.touched(version.map()), &running, &flushes)?;
-            let reason = format!("{kind}: by hand");
+            let reason = format!("{kind}: on request");
             Ok((kind, reason))
         })
     };
-    let result = contained("a change of the bucket map by hand", install);
+    let result = contained("a change of the bucket map on request", install);
     let mut state = db.jobs.lock(Order::none());
     state.end(job_id);
     state.unpause();

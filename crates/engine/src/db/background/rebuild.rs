@@ -422,7 +422,7 @@ impl<'a> LostReplay<'a> {
     fn apply(&mut self, first: SeqNo, batch: BatchView<'_>) -> Result<()> {
         self.is_past = first > self.last;
         if self.is_done() {
-            return Err(Error::busy("the rest of the log is of no interest"));
+            return Err(Error::busy("the rest of the log has no record of a lost shard"));
         }
         let mut seq = first;
         for op in batch.iter() {

@@ -148,7 +148,7 @@ impl Sealed {
 /// A shard that a running flush has written. Readers find it in its tables, although no edit names
 /// them yet: see [`crate::db::background::written_shards`].
 pub(crate) struct WrittenShard {
-    /// Numbers of the memtables whose shard it is.
+    /// Numbers of the memtables whose records the shard has.
     pub(crate) memtables: Vec<u64>,
     /// Position in the map of the memtables.
     pub(crate) shard: usize,

@@ -74,7 +74,7 @@ pub(crate) struct Memtable {
     oldest_log: AtomicU64,
     /// Log segment that was open at the seal.
     seal_log: AtomicU64,
-    /// Whether it has records that no log has.
+    /// Whether the memtable has records that no log has.
     unlogged: AtomicBool,
     last_seq: AtomicU64,
     /// Whether users read in memory while it filled; set when it is sealed.
@@ -156,7 +156,7 @@ impl Memtable {
         charged == 0 || (charged + bytes <= self.limit_bytes && !self.is_crowded())
     }
 
-    /// Whether it has so many range deletes that the next write to it must seal it.
+    /// Whether the memtable has so many range deletes that the next write to it must seal it.
     pub(crate) fn is_crowded(&self) -> bool {
         self.is_crowded.load(Ordering::Relaxed)
     }
@@ -290,7 +290,7 @@ pub(crate) struct ShardInfo {
     pub(crate) data_bytes: u64,
     /// The oldest log segment that must stay until the shard is installed.
     pub(crate) oldest_log: Option<FileNo>,
-    /// Whether it holds a record or a range tombstone.
+    /// Whether the shard holds a record or a range tombstone.
     pub(crate) is_filled: bool,
 }
 
@@ -311,7 +311,7 @@ pub(crate) struct SealedInfo {
     pub(crate) map: Arc<BucketMap>,
     /// Everything of the family up to this number lies in the memtable or in an older one.
     pub(crate) last_seq: SeqNo,
-    /// Whether it has records that no log has.
+    /// Whether the memtable has records that no log has.
     pub(crate) unlogged: bool,
     /// Whether users read in memory while it filled.
     pub(crate) was_read: bool,
@@ -446,7 +446,7 @@ impl ShardHome {
         }
     }
 
-    /// Whether it has a record or a range tombstone.
+    /// Whether the shard has a record or a range tombstone.
     pub(crate) fn is_filled(&self) -> bool {
         self.entries() > 0 || self.has_tombstones()
     }

@@ -311,7 +311,8 @@ pub(crate) fn wait_for_room(db: &DbInner, options: &WriteOptions) -> Result<()> 
     }
     if db.context.is_manual() {
         return Err(Error::busy(
-            "the disk is full until background work gives room, and it is stepped by hand",
+            "the disk is full until background work gives room, and in manual mode only \
+             `Db::step_background` runs it",
         ));
     }
     db.context.check_open()?;
@@ -333,10 +334,16 @@ pub(crate) fn wait_for_flush(db: &DbInner, options: &WriteOptions) -> Result<()>
         });
     }
     if options.no_slowdown {
-        return Err(Error::busy("memory has to be flushed first, because the disk is small"));
+        return Err(Error::busy(
+            "the write would wait for a flush of memory, because the disk is small: try again \
+             later",
+        ));
     }
     if db.context.is_manual() {
-        return Err(Error::busy("the write has to wait for a flush, which is stepped by hand"));
+        return Err(Error::busy(
+            "the write has to wait for a flush, and in manual mode only `Db::step_background` runs \
+             it",
+        ));
     }
     wait_once(&db.context, &db.observers, &db.jobs);
     Ok(())
@@ -371,7 +378,8 @@ fn wait_for_progress(db: &DbInner, family: &str) -> Result<()> {
     }
     if db.context.is_manual() {
         return Err(Error::busy(
-            "the write has to wait for background work, which is stepped by hand",
+            "the write has to wait for background work, and in manual mode only \
+             `Db::step_background` runs it",
         ));
     }
     db.jobs.wake();

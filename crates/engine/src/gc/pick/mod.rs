@@ -443,7 +443,7 @@ impl<'a> Picker<'a> {
 /// file does not hold up all the others.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FailureLeave {
-    /// By number of the file.
+    /// Failures of each file, by its number.
     files: BTreeMap<u64, FileFailures>,
 }
 

@@ -53,15 +53,17 @@ const EXPIRY_BYTES: usize = 8;
 enum Place {
     /// There is no current entry.
     Nowhere,
-    /// At the merge's position; the user's value starts at this offset of the stored value.
+    /// The entry is at the merge's position. The user's value starts at this offset of the stored
+    /// value.
     Cursor { value_start: usize },
-    /// In `key` and `value`.
+    /// The entry is in `key` and `value`.
     Copied,
-    /// In `key` and the value of `separated`.
+    /// The entry is in `key` and in the value of `separated`.
     Fetched,
-    /// At the front of the queue of `separated`.
+    /// The entry is at the front of the queue of `separated`.
     Queued,
-    /// In `key`, without its value: only while a queue is collected.
+    /// The key of the entry is in `key`, and its value was not read. This happens only while a
+    /// queue is collected.
     Unread,
 }
 

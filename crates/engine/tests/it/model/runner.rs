@@ -97,7 +97,7 @@ impl EventListener for Seals {
             Told::GcInstalled { .. } => {
                 self.collected.fetch_add(1, Ordering::Relaxed);
             }
-            Told::BucketMapChanged { reason, .. } if reason.ends_with("by hand") => {
+            Told::BucketMapChanged { reason, .. } if reason.ends_with("on request") => {
                 self.by_hand.fetch_add(1, Ordering::Relaxed);
             }
             Told::BucketMapChanged { reason, .. } if reason.contains("temperature") => {

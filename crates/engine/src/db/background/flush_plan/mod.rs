@@ -27,9 +27,9 @@ pub struct SealedView<'a> {
     pub map: &'a BucketMap,
     /// Progress of each shard of `map`.
     pub shards: &'a [ShardState],
-    /// Whether it has its filters and gets no more writes.
+    /// Whether the memtable has its filters and gets no more writes.
     pub ready: bool,
-    /// Whether it has records that no log has.
+    /// Whether the memtable has records that no log has.
     pub unlogged: bool,
 }
 

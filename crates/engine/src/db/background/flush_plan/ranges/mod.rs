@@ -124,7 +124,7 @@ pub struct RangePlan {
     pub shards: Vec<Range<usize>>,
     /// The keys that are flushed.
     pub range: KeyRange,
-    /// Whether it is one memtable with records that no log has.
+    /// Whether the plan takes one memtable alone, which has records that no log has.
     pub is_unlogged: bool,
     /// Whether all of its shards are at memory nodes.
     pub is_apart: bool,

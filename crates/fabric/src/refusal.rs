@@ -49,17 +49,17 @@ reasons! {
     /// The key was valid, and is not valid any more.
     Revoked = 2, Fenced, "the key was revoked";
     /// The key or the link belongs to an earlier life of the node.
-    StaleEpoch = 3, Fenced, "it belongs to another epoch of the node";
+    StaleEpoch = 3, Fenced, "the key or link belongs to another epoch of the node";
     /// The key belongs to another node.
     WrongNode = 4, InvalidArgument, "the key belongs to another node";
     /// The range does not lie within the region.
     OutOfRange = 5, InvalidArgument, "the range is not within the region";
     /// The key does not permit this operation.
-    NoRight = 6, InvalidArgument, "the key does not allow it";
+    NoRight = 6, InvalidArgument, "the key does not permit this operation";
     /// The offset of an atomic operation is not a multiple of 8.
     Misaligned = 7, InvalidArgument, "an atomic operation needs an offset that is a multiple of 8";
     /// The batch has too many operations or bytes, or the message is too long.
-    TooLarge = 8, InvalidArgument, "it is larger than one batch or message may be";
+    TooLarge = 8, InvalidArgument, "the batch or message exceeds the size limit";
     /// An earlier operation of the batch was refused. This operation was not tried.
     Skipped = 9, InvalidArgument, "an earlier operation of the batch was refused";
     /// The link is down. It is not known whether the operation happened.

@@ -178,11 +178,17 @@ impl Membership {
         let Message::Joined { term, number, version, partition_bits, map, members, directory } =
             answer
         else {
-            return Err(Error::unsupported("an answer that does not fit the question"));
+            return Err(Error::unsupported(
+                "the coordinator answered the join with another message",
+            ));
         };
         let geometry = Geometry::new(partition_bits)
             .filter(|geometry| map.len() == geometry.partitions() as usize)
-            .ok_or_else(|| Error::unsupported("a map of another size than it says"))?;
+            .ok_or_else(|| {
+                Error::unsupported(
+                    "the coordinator's map does not have the stated number of partitions",
+                )
+            })?;
         self.node.table().enroll(directory, self.node.client(), until_ns).await?;
         let newest = self.node.table().roster(directory, until_ns).await?.term;
         let mut state = self.state.lock();

@@ -144,8 +144,9 @@ impl Sweeper {
         let head = Range { bytes: UNIT_BYTES, ..range };
         let read = self.node.table().read(&[head], self.node.until_ns()).await?;
         let header = read.first().and_then(|bytes| Header::read(bytes).ok().flatten());
-        let header =
-            header.ok_or_else(|| Error::busy("a record that is referred to is not there"))?;
+        let header = header.ok_or_else(|| {
+            Error::busy("the index or a node names a record that the pool does not have")
+        })?;
         Ok(header.record_bytes())
     }
 
@@ -190,7 +191,9 @@ impl Sweeper {
             let peer = self.node.peers().peer(member);
             match self.node.ask(&peer, &holds, self.node.until_ns()).await {
                 Ok(Message::Referred { words }) => held.extend(words),
-                Ok(_) => return Err(Error::busy("a node does not say what it holds")),
+                Ok(_) => {
+                    return Err(Error::busy("a node did not answer which records it refers to"));
+                }
                 Err(_) if self.node.pool().is_gone(member.client).await? => {}
                 Err(error) => return Err(error),
             }

@@ -317,8 +317,8 @@ pub fn peak(points: &[Point]) -> u32 {
     good.map_or(1, |point| point.threads)
 }
 
-/// Whether it is worth measuring with more threads. It is not once the throughput has fallen 10 %
-/// below the best, or has grown by less than 5 % over the last two steps.
+/// Whether a measurement with more threads is worthwhile. It is not if the throughput has fallen
+/// 10 % below the best, or has grown by less than 5 % over the last two steps.
 #[must_use]
 pub fn goes_on(points: &[Point]) -> bool {
     let Some(last) = points.last() else { return true };

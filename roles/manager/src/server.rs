@@ -358,7 +358,12 @@ impl ServerState {
             }
             let me = Arc::clone(self);
             if let Err(error) = self.threads.start(served, move || work(&me, node, life, ways)) {
-                tracing::error!(%error, %node, "no thread started for a node, and its orders wait");
+                tracing::error!(
+                    %error,
+                    %node,
+                    "the thread for a node could not be started; its orders wait for the next \
+                     attempt"
+                );
             }
         }
     }

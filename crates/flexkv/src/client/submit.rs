@@ -148,7 +148,7 @@ impl Client {
             let answer = self.proxy.write_index(self.node.client(), &message).await;
             return match self.submitted(&answer, entry, seen_ns)? {
                 Submitted::Fenced => {
-                    Err(unknown("this node, which serves the key's partition, gave up"))
+                    Err(unknown("this node lost its lease, or could not change the key's slot"))
                 }
                 other => Ok(other),
             };

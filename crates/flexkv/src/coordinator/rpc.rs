@@ -353,10 +353,15 @@ impl CoordinatorRpc {
             found = self.pool.find(self.pool.label()).await?;
         }
         let Some((directory, _)) = found.first().copied() else {
-            return Err(Error::busy("the directory's block is not there yet"));
+            return Err(Error::busy(
+                "the pool does not list the directory's block yet; the coordinator tries again",
+            ));
         };
         if told.is_some_and(|told| told != directory) {
-            return Err(Error::busy("compute nodes work by another directory than is found"));
+            return Err(Error::busy(
+                "compute nodes use another directory block than the pool names; the coordinator \
+                 tries again",
+            ));
         }
         for block in self.pool.owned().into_iter().filter(|block| *block != directory) {
             self.pool.release(block).await?;

@@ -4,10 +4,10 @@
 //! An **interval** of Δ gives a sample. The accesses by partition go to [`hotness`](crate::hotness)
 //! (Algorithm 1: which node serves which partition). The operations per second and the share of
 //! reads go to the [`RatioController`] (Algorithm 2: how many partitions are offloaded). Both
-//! decisions together make one change of the map. An interval gives no sample if such a change was
-//! in progress, or one for a node that joined or died, because the sample would belong to no map.
-//! Growing subtables disturb nothing. So a round takes Δ per sample and the durations of its
-//! changes.
+//! decisions together make one change of the map. An interval gives no sample if the members, the
+//! ranking or the ratio changed in it, because the sample would belong to no map. An interval in
+//! which only subtables grew gives a sample (`Cause::disturbs`). So a round takes Δ per sample
+//! and the durations of its changes.
 //!
 //! A single node has no request to send: it reads and writes the partitions that it proxies in its
 //! own memory. So it becomes the proxy of everything that fits. The controller has nothing to find

@@ -156,7 +156,7 @@ impl Node {
             return Ok(());
         }
         if !self.is_member(owner) {
-            return Err(Error::busy("the block's owner is no member, or not yet"));
+            return Err(Error::busy("the owner of the block is no member of the store now"));
         }
         let again = self.reclaim.hold(Slot(held.word));
         let begins = {

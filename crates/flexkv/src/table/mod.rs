@@ -91,7 +91,9 @@ pub(crate) struct Range {
 
 /// The error of a record whose version this program cannot read.
 pub(crate) fn unsupported_record(version: u8) -> Error {
-    Error::unsupported(format!("a record of version {version} lies in the pool"))
+    Error::unsupported(format!(
+        "a record in the pool has format version {version}, which this program cannot read"
+    ))
 }
 
 fn unusable(refusal: Refusal) -> bool {

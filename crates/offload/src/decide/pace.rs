@@ -3,8 +3,8 @@
 //!
 //! Cost: O(1).
 
-/// A transfer has at least one part in this many of the link's speed. Otherwise it would stand
-/// still while writers pause.
+/// Smallest speed of a transfer, as the divisor of the link's speed: 20 means a twentieth. Without
+/// it a transfer would stand still while writers pause.
 const LINK_SHARE: u64 = 20;
 
 /// Transfers aim at this part of the space that writers still have. The last image of a memtable

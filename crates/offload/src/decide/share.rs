@@ -1,10 +1,10 @@
 //! Shares of the memory of a node between databases: guarantees, and loans of free memory.
 //!
-//! Max-min in two steps. Each database has its guarantee as far as it wants it, and the rest is
-//! lent in equal steps to the databases that want more. A share is a limit for one database: it
-//! gets so much if it wants everything, while the others keep what they use and get what they
-//! claim. So a database alone at a node may use all of it, and its share falls as soon as another
-//! one claims its guarantee.
+//! The rule is max-min fairness in two steps. First each database gets its guarantee, as far as it
+//! wants it. Then the rest is lent in equal steps to databases that want more. A database's share
+//! is what it would get if it wanted everything, while the others keep what they use and get what
+//! they claim. So a database alone at a node may use all of it, and its share falls as soon as
+//! another one claims its guarantee.
 //!
 //! Invariants:
 //! 1. The guarantees of [`guarantees`] sum up to at most the total.

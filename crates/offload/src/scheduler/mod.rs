@@ -27,11 +27,11 @@
 //!
 //! Thread-safety: none; the driver holds a lock.
 //! Failure: an executor that is silent for a second loses its attempts. A job without progress for
-//! five seconds is cancelled. One that waits for a bounded resource counts as one that moves for a
-//! minute after the first beat that says so since its last byte, and is cancelled five seconds
-//! later. A job whose attempts are used up goes back to its owner. So does a flush that no executor
-//! has a slot for within a second. The scheduler logs the reason of each failed attempt, and the
-//! owner gets that of the latest one with the job.
+//! five seconds is cancelled. If a job waits for a bounded resource, its wait counts as progress
+//! for one minute. The minute begins at the first beat that reports the wait after the job's last
+//! byte. Five seconds after it, the job is cancelled. A job whose attempts are used up goes back to
+//! its owner. So does a flush that no executor has a slot for within a second. The scheduler logs
+//! the reason of each failed attempt, and the owner gets that of the latest one with the job.
 //! Cost: O(jobs + executors) for each call of the timer.
 
 mod executors;

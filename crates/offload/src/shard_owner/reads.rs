@@ -364,7 +364,7 @@ impl OwnerDriver {
             let [LinkedRoute { route, links }] = &routes[..] else {
                 self.state.lock().tell_places(ask.shards);
                 self.tell_news();
-                let why = "the shards are read at several memory nodes by now";
+                let why = "the shards now lie at several memory nodes: request one page for each";
                 return Err(AwayError::Busy(why.to_owned()));
             };
             match self.try_page(ask, &route.target, links).await {

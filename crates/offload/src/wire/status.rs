@@ -47,7 +47,7 @@ pub struct SchedulerStatus {
     pub others_waiting: u32,
     /// Milliseconds since the oldest of the waiting flushes arrived; 0 if none waits.
     pub flushes_oldest_ms: u64,
-    /// The same of the other jobs.
+    /// Milliseconds since the oldest of the other waiting jobs arrived; 0 if none waits.
     pub others_oldest_ms: u64,
     /// Jobs whose outputs were installed.
     pub installed: u64,

@@ -314,7 +314,8 @@ impl Registration {
                 Err(error) => failed = Some(error),
             }
         }
-        let unanswered = || Error::busy("each removal met a renewal of this owner; try again");
+        let unanswered =
+            || Error::busy("other swaps of this owner were faster in every attempt; try again");
         Err(failed.unwrap_or_else(unanswered).context_at(format!("volume {}", self.name)))
     }
 
@@ -359,7 +360,8 @@ impl Registration {
                 Err(error) => failed = Some(error),
             }
         }
-        let unanswered = || Error::busy("each swap met another one of this owner; try again");
+        let unanswered =
+            || Error::busy("other swaps of this owner were faster in every attempt; try again");
         let error = failed.unwrap_or_else(unanswered);
         self.end.observe(Err(error.context_at(format!("volume {}", self.name))))
     }

@@ -97,11 +97,11 @@ impl CallKind {
 /// End of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallEnd {
-    /// With an answer of this length.
+    /// The call ended with an answer of this length.
     Answered(u64),
-    /// With a refusal.
+    /// The call ended with a refusal.
     Refused,
-    /// Without an answer.
+    /// The call ended without an answer.
     Unanswered,
 }
 

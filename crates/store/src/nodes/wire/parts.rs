@@ -528,10 +528,12 @@ impl fmt::Display for RefusalWhy {
             Self::OutOfOrder { len } => write!(f, "it has the bytes before offset {len} only"),
             Self::Damaged => f.write_str("bytes do not have their checksums"),
             Self::WrongCluster => f.write_str(
-                "it belongs to another cluster: correct the addresses, or start it with an empty \
-                 directory",
+                "the node belongs to another cluster: correct the addresses, or start the node \
+                 with an empty directory",
             ),
-            Self::Unsupported => f.write_str("it cannot do this: it may have another version"),
+            Self::Unsupported => {
+                f.write_str("the node cannot do this: it may have another version")
+            }
             Self::Failed => f.write_str("its disk failed: look at the node's own messages"),
             Self::Standby => f.write_str("this manager stands by, and another one acts"),
             Self::Malformed => f.write_str("the message cannot be read, or is not for this role"),

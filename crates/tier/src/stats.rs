@@ -243,11 +243,15 @@ impl TierStats {
             let files: u64 = device.files.values().map(|count| count.files).sum();
             let bytes: u64 = device.files.values().map(|count| count.bytes).sum();
             let ratio = device.hit_ratio().map_or_else(|| "-".to_owned(), |r| format!("{r:.3}"));
+            // The waits have two names each: an old one, and that of the metrics.
+            let (slots, (waits, wait_ms)) = (device.turns_waiting, device.turns_waited);
             text.push_str(&format!(
                 "tier{index}:name={},kind={},capacity={},free={},files={files},bytes={bytes},copies={},\
                  copy_bytes={},writers={},limit={},readers={},hit_ratio={ratio},moved_in={},\
                  moved_out={},waiting={},errors={},failing={},\
-                 pace_percent={},turns_waiting={},turns_waited={},turns_waited_ms={}\n",
+                 pace_percent={},turns_waiting={slots},turns_waited={waits},\
+                 turns_waited_ms={wait_ms},write_slots_waiting={slots},write_slot_waits={waits},\
+                 write_slot_wait_ms={wait_ms}\n",
                 device.name,
                 device.kind,
                 device.capacity,
@@ -262,10 +266,7 @@ impl TierStats {
                 device.waiting.0 + device.waiting.1,
                 device.errors,
                 u8::from(device.failing),
-                device.pace_percent,
-                device.turns_waiting,
-                device.turns_waited.0,
-                device.turns_waited.1
+                device.pace_percent
             ));
             let (made, dropped, damaged) = device.copies_made;
             text.push_str(&format!(

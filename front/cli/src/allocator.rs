@@ -2,19 +2,18 @@
 //!
 //! mimalloc keeps freed pages for 10 ms, and for ten times as long in its arenas. It checks what is
 //! due when the same thread allocates again. Background jobs of a database free megabytes when they
-//! end, and then their threads wait, so the freed pages would stay resident. The peak of a load
-//! with 64 MiB memtables falls from 208 to 172 MiB without the delay, at the same processor time
-//! (`archipelago bench --benchmarks=fillrandom`, 3 million keys, medians of four alternating runs).
+//! end, and then their threads wait, so the freed pages would stay resident. Without the delay, the
+//! peak of a load is lower at the same processor time.
 //!
 //! A compute node of the store over remote memory keeps the delay, because it allocates and frees
-//! small pieces all the time. Without the delay it spent a sixth of its time in `madvise`, in
-//! interrupts of other processors and in page faults (16 SETs in a pipeline: 55,000 to 60,000
-//! instead of 84,000 to 116,000 per second).
+//! small pieces all the time. Without the delay it would spend much of its time in `madvise`, in
+//! interrupts of other processors and in page faults, and would serve fewer requests.
 //!
 //! The environment variable `MIMALLOC_PURGE_DELAY` replaces the default of both.
 //!
 //! mimalloc asks for huge pages for all of its memory, unless it is built with the feature
-//! `no_thp`, as here. A small piece that stays would keep 2 MiB resident.
+//! `no_thp`, as here. A small piece that stays would keep 2 MiB resident
+//! (`docs/decisions/0096-huge-pages-for-memtables-alone.md`).
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

@@ -53,11 +53,12 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     Serve(Box<serve::ServeArgs>),
-    /// Run one role of a cluster in this process: a manager, a memory node or a storage node.
+    /// Run one role of a cluster in this process: a manager, a memory node, a storage node or an
+    /// executor.
     #[command(subcommand)]
     Node(node::NodeCommand),
-    /// Start a cluster on this machine, show the status of any cluster, and empty, check or give up
-    /// its nodes.
+    /// Start a cluster on this machine; for any cluster, show its status and jobs, empty, check or
+    /// give up its nodes, or make a secret.
     #[command(subcommand)]
     Cluster(cluster::ClusterCommand),
     Db(db::Db),

@@ -37,7 +37,7 @@ pub(crate) struct VolumeArgs {
         global = true
     )]
     volume_lease_ms: u64,
-    /// Redundancy of new files: by their class, or the same for all, to compare (needs --store)
+    /// Redundancy of new files. Use `by-class`; the other values serve comparisons (needs --store)
     #[arg(long, value_enum, default_value_t = Redundancy::ByClass, global = true)]
     redundancy: Redundancy,
     /// How the log is sent to the storage nodes (needs --store)

@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn the_result_line_is_db_bench_s_to_the_letter() {
-        // The example: a million operations of 116 bytes in 6.956 seconds.
+        // A million operations of 116 bytes in 6.956 seconds.
         let total = Total::of(1_000_000, 116_000_000, 6_955_600_000);
         assert_eq!(
             result_line("fillrandom", &total, ""),

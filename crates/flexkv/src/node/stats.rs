@@ -49,6 +49,8 @@ impl Node {
     /// Everything that this node counts, by name.
     pub(crate) fn figures(&self) -> Vec<Figure> {
         let counted = NAMES.iter().enumerate().map(|(at, name)| (*name, self.stats.0.get(at)));
+        // The metrics say `fast_set`. Programs may still read the old name, `set_at_once`.
+        let fast_sets = ("fast_sets", self.stats.0.get(Stat::FastSets as usize));
         let heap = self.records.stats();
         let bytes = [
             ("record_bytes", heap.used_bytes),
@@ -75,6 +77,6 @@ impl Node {
             ("partitions_refused", cache.partitions_refused),
         ];
         let figure = |(name, value): (&str, u64)| Figure { name: name.to_owned(), value };
-        counted.chain(bytes).chain(cached).map(figure).collect()
+        counted.chain([fast_sets]).chain(bytes).chain(cached).map(figure).collect()
     }
 }

@@ -38,9 +38,9 @@ fn write(out: &mut String, status: &SchedulerStatus) -> std::fmt::Result {
     }
     writeln!(
         out,
-        "Jobs: {} and {} wait; {} installed, {} attempts failed, {} given back",
-        waiting(status.flushes_waiting, "flushes", status.flushes_oldest_ms),
-        waiting(status.others_waiting, "others", status.others_oldest_ms),
+        "{}; {}; all jobs: {} installed, {} attempts failed, {} given back",
+        waiting("Flushes", status.flushes_waiting, status.flushes_oldest_ms),
+        waiting("other jobs", status.others_waiting, status.others_oldest_ms),
         status.installed,
         status.failed,
         status.given_back
@@ -53,11 +53,12 @@ fn write(out: &mut String, status: &SchedulerStatus) -> std::fmt::Result {
     }
 }
 
-/// A queue with the age of its oldest job.
-pub(super) fn waiting(count: u32, what: &str, oldest_ms: u64) -> String {
+/// A queue with the number of its jobs and the age of the oldest one.
+pub(super) fn waiting(queue: &str, count: u32, oldest_ms: u64) -> String {
     match count {
-        0 => format!("0 {what}"),
-        _ => format!("{count} {what} (the oldest for {oldest_ms} ms)"),
+        0 => format!("{queue}: 0 wait"),
+        1 => format!("{queue}: 1 waits (the oldest for {oldest_ms} ms)"),
+        _ => format!("{queue}: {count} wait (the oldest for {oldest_ms} ms)"),
     }
 }
 
@@ -70,6 +71,14 @@ mod tests {
     use archipelago_offload::ids::{ExecutorId, NodeLife};
 
     use super::*;
+
+    #[test]
+    fn verb_of_a_queue_agrees_with_the_number_of_jobs() {
+        assert_eq!(waiting("flushes", 0, 0), "flushes: 0 wait");
+        let one = "other jobs: 1 waits (the oldest for 20012 ms)";
+        assert_eq!(waiting("other jobs", 1, 20_012), one);
+        assert_eq!(waiting("flushes", 2, 7), "flushes: 2 wait (the oldest for 7 ms)");
+    }
 
     #[test]
     fn status_names_executors_and_the_memory_nodes_that_host_them() {
@@ -105,8 +114,9 @@ mod tests {
         assert!(lines[1].ends_with("  reef (process 7)   build 1"), "{text}");
         assert!(lines[2].ends_with("  reef (process 10)  build 1"), "{text}");
         assert!(lines[2].starts_with("cd ") && lines[2].contains(" 0 %  3 "), "{text}");
-        let jobs = "Jobs: 7 flushes (the oldest for 80 ms) and 0 others wait; 0 installed";
-        assert!(lines[3].starts_with(jobs), "{text}");
+        let queues = "Flushes: 7 wait (the oldest for 80 ms); other jobs: 0 wait; ";
+        let ended = "all jobs: 0 installed, 0 attempts failed, 0 given back";
+        assert_eq!(lines[3], [queues, ended].concat());
         assert!(lines[4].starts_with("Last failure, 3 s ago: attempt"), "{text}");
         assert!(lines[4].ends_with(": full"), "{text}");
     }

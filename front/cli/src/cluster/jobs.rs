@@ -82,9 +82,9 @@ fn write(out: &mut String, list: &JobList) -> std::fmt::Result {
     }
     writeln!(
         out,
-        "Queues: {} and {} wait",
-        waiting(list.flushes.waiting, "flushes", list.flushes.oldest_ms),
-        waiting(list.others.waiting, "others", list.others.oldest_ms)
+        "{}; {}",
+        waiting("Flushes", list.flushes.waiting, list.flushes.oldest_ms),
+        waiting("other jobs", list.others.waiting, list.others.oldest_ms)
     )
 }
 
@@ -198,7 +198,7 @@ mod tests {
         let expected = ["abababab/7/12", "compaction", "running", "2", "cd", "61 s", "40 ms"];
         let rest = ["9999 ms", "250 ms", "3 MiB", "64 MiB", "reef (process 7)"];
         assert_eq!(columns(lines[1]), [&expected[..], &rest].concat(), "{text}");
-        assert_eq!(lines[2], "Queues: 0 flushes and 0 others wait");
+        assert_eq!(lines[2], "Flushes: 0 wait; other jobs: 0 wait");
         // Numbers end where their title ends.
         let end = |line: &str, part: &str| line.find(part).map(|at| at + part.len());
         assert_eq!(end(lines[0], "  QUEUED"), end(lines[1], "  40 ms"), "{text}");
@@ -249,6 +249,6 @@ mod tests {
         );
         assert!(lines[3].ends_with(": full"), "{text}");
         assert_eq!(lines[4], "(the first 1 of 5000 jobs)");
-        assert_eq!(lines[5], "Queues: 7 flushes (the oldest for 80 ms) and 0 others wait");
+        assert_eq!(lines[5], "Flushes: 7 wait (the oldest for 80 ms); other jobs: 0 wait");
     }
 }

@@ -68,7 +68,8 @@ pub(crate) enum ClusterCommand {
     /// epoch and number, as in the logs), its kind and state, the attempt, its executor, the time
     /// since the job arrived (AGE), the times for which the attempt waited and runs (QUEUED,
     /// RUNNING), the time without progress (IDLE), bytes read and written so far, and bytes of
-    /// input. `running, waits` means: for room for memtables, or for its part of a rate limit.
+    /// input. `running, waits` means that the job waits for room for memtables, or for its part of
+    /// a rate limit.
     #[command(after_help = "Examples:\n  archipelago cluster jobs\n  \
                             archipelago cluster jobs --watch\n  \
                             archipelago cluster jobs --manager 10.0.0.1:7700,10.0.0.2:7700 \

@@ -286,6 +286,8 @@ fn nodes_of_a_cluster_are_scraped_during_load() {
     let writes = [("operation", "write")];
     let counted = store.value("archipelago_flexkv_node_operations_total", &writes);
     assert!(counted.is_some_and(|counted| counted > 0.0), "{counted:?}");
+    let fast_sets = [("operation", "fast_set")];
+    assert!(store.value("archipelago_flexkv_node_operations_total", &fast_sets).is_some());
     // The manager notices that a node is gone, and the figures say so.
     first.kill();
     scrape_until(&manager_metrics, "node 1 alone is silent", |now| {

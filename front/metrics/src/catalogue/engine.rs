@@ -34,16 +34,16 @@ metrics! {
     AWAY_LOOKUPS: Counter "archipelago_engine_away_lookups" [];
     /// Number of look-ups of memory nodes that found nothing, because a filter was wrong.
     AWAY_LOOKUPS_EMPTY: Counter "archipelago_engine_away_lookups_empty" [];
-    /// Number of pages of records that iterators had from memory nodes.
+    /// Number of pages of records that iterators fetched from memory nodes.
     AWAY_PAGES: Counter "archipelago_engine_away_pages" [];
-    /// Number of reads that ended as busy because a memtable shard could not be had.
+    /// Number of reads that ended as busy because a memtable shard could not be read.
     AWAY_READS_BUSY: Counter "archipelago_engine_away_reads_busy" [];
     /// Number of memtable shards by `event`: sent to a memory node, refused (no node had room),
     /// failed (a node did not answer), fetched for a flush, lost with a node, rebuilt from the log,
-    /// held (fetched for a reader after their flush), or kept from the owner before. Those of the
-    /// owner before that were not kept are flushed (tables have them), gap (older records are only
-    /// in the log), beyond_log (a power failure took the end of the log), unusable, or no_memory
-    /// (the rest of the log does not fit).
+    /// held (fetched for a reader after their flush), or kept from the owner before. For shards of
+    /// the owner before that were not kept, `event` is the reason: flushed (tables have them), gap
+    /// (older records are only in the log), beyond_log (a power failure took the end of the log),
+    /// unusable, or no_memory (the rest of the log does not fit).
     AWAY_SHARDS: Counter "archipelago_engine_away_shards" ["event"];
     /// Number of times that memtables which stayed in memory by choice had to leave, because memory
     /// was short.

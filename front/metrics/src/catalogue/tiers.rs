@@ -61,7 +61,8 @@ metrics! {
     ERRORS: Counter "archipelago_tier_errors" ["device"];
     /// Whether the tiers avoid a `device` after several errors: 1 if they do.
     FAILING: Gauge "archipelago_tier_failing" ["device"];
-    /// Number of levels, the log and L0 first, that belong to the fastest device.
+    /// Number of levels, from L0 on, that belong to the fastest device. The log always belongs to
+    /// it.
     FAST_LEVELS: Gauge "archipelago_tier_fast_levels" [];
     /// Number of moves and copies that failed.
     FAILED_JOBS: Counter "archipelago_tier_failed_jobs" [];

@@ -16,7 +16,7 @@ static FIGURES: &[(&Metric, &[&str], &str)] = &[
     (&metric::OPERATIONS, &["served"], "served"),
     (&metric::OPERATIONS, &["combined"], "combined"),
     (&metric::OPERATIONS, &["delegated"], "delegated"),
-    (&metric::OPERATIONS, &["fast_set"], "set_at_once"),
+    (&metric::OPERATIONS, &["fast_set"], "fast_sets"),
     (&metric::RETRIES, &[], "retries"),
     (&metric::RESTORED, &[], "set_back"),
     (&metric::RECORD_BYTES, &["used"], "record_bytes"),

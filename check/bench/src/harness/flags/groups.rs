@@ -17,12 +17,12 @@ Benchmarks, comma-separated, run in order on one database:
   fillseq, fillrandom   write --num values in sequential or random key order, fresh database
   fillsync              the same, each write synced (keys below num/1000), fresh database
   filluniquerandom      write each of --num keys once in random order, fresh database
-  overwrite             write --num values in random key order into what is there
+  overwrite             write --num values in random key order over existing keys
   deleterandom          delete --num keys in random order
-  readrandom            read random keys; readmissing: keys that are not there
+  readrandom            read random keys; readmissing: keys that do not exist
   readseq, readreverse  walk over the keys forward or backward
-  seekrandom            seek random keys, then --seek_nexts entries on
-  multireadrandom       read --batch_size random keys at once
+  seekrandom            seek random keys, and read the next --seek_nexts entries
+  multireadrandom       read --batch_size random keys in one batch
   readwhilewriting      --threads readers beside one writer
   seekrandomwhilewriting  seekrandom beside one writer
   readrandomwriterandom --readwritepercent reads among writes
@@ -143,7 +143,7 @@ pub struct Load {
     pub value_size: usize,
     /// Bytes of values: fixed, which is --value_size, or uniform (fill and overwrite benchmarks,
     /// readwhilewriting, readrandomwriterandom)
-    #[arg(long, value_enum, default_value_t = SizeDistribution::Fixed)]
+    #[arg(long, value_enum, value_name = "NAME", default_value_t = SizeDistribution::Fixed)]
     pub(crate) value_size_distribution_type: SizeDistribution,
     /// Bytes of the smallest value of a uniform distribution
     #[arg(long, default_value_t = 100)]
@@ -244,7 +244,8 @@ pub struct Storage {
           default_value = "false", value_parser = truth, action = clap::ArgAction::Set)]
     pub use_existing_db: bool,
     /// Compression of every level: none, lz4 or zstd
-    #[arg(long, default_value = "lz4", ignore_case = true, value_parser = compression)]
+    #[arg(long, value_name = "NAME", default_value = "lz4", ignore_case = true,
+          value_parser = compression)]
     pub compression_type: CompressionType,
     /// Bytes of a memtable
     #[arg(long, default_value_t = 64 << 20)]
@@ -310,7 +311,7 @@ pub struct Storage {
     #[arg(long, default_value_t = 0)]
     pub(crate) buckets: usize,
     /// Whether bucket boundaries move with the keys that are written (not in db_bench)
-    #[arg(long, value_enum, default_value_t = BucketBoundaries::Dynamic)]
+    #[arg(long, value_enum, value_name = "NAME", default_value_t = BucketBoundaries::Dynamic)]
     pub(crate) bucket_boundaries: BucketBoundaries,
     /// Threads that may share one compaction
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=64))]

@@ -40,7 +40,7 @@ pub(crate) struct Separation {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) blob_file_size: Option<u64>,
     /// Compression of separated values, which must be that of --compression_type
-    #[arg(long, ignore_case = true, value_parser = compression)]
+    #[arg(long, value_name = "NAME", ignore_case = true, value_parser = compression)]
     pub(crate) blob_compression_type: Option<CompressionType>,
     /// With --enable_blob_files: collect garbage, within --space_amplification_max; there is no
     /// bound without it

@@ -161,6 +161,21 @@ fn help_teaches_every_benchmark() {
 }
 
 #[test]
+fn help_says_which_flags_take_a_name() {
+    let help = refusal(&["--help"]);
+    let named = [
+        "--compression_type",
+        "--blob_compression_type",
+        "--bucket_boundaries",
+        "--value_size_distribution_type",
+    ];
+    for flag in named {
+        assert!(help.contains(&format!("{flag} <NAME>")), "{flag}: {help}");
+    }
+    assert!(help.contains("--num <N>"), "{help}");
+}
+
+#[test]
 fn compare_takes_the_flags_of_both() {
     let args: Vec<OsString> =
         ["--runs=3", "--num=10", "--markdown", "--db_bench_flags=--cache_index_and_filter_blocks"]

@@ -418,3 +418,24 @@ fn facts_list_files_and_events_with_reasons() {
     assert!(facts.contains("copied to dev0: too many reads went past the device\n"), "{facts}");
     assert!(facts.lines().all(|line| line.split_once(':').is_some()), "{facts}");
 }
+
+#[test]
+fn facts_name_waits_for_write_slots_as_the_metrics_do() {
+    let world = World::new(Arc::new(MemFs::new()), &[200 * KIB, 1 << 20]);
+    let (fs, _) = hot_world(&world);
+    let facts = fs.stats().facts();
+    let line = facts.lines().find(|line| line.starts_with("tier0:")).unwrap();
+    let value = |name: &str| {
+        let mut fields = line.split(',').filter_map(|field| field.split_once('='));
+        fields.find(|field| field.0 == name).map(|field| field.1.to_owned())
+    };
+    let names = [
+        ("turns_waiting", "write_slots_waiting"),
+        ("turns_waited", "write_slot_waits"),
+        ("turns_waited_ms", "write_slot_wait_ms"),
+    ];
+    for (old, new) in names {
+        assert!(value(new).is_some(), "{new}: {line}");
+        assert_eq!(value(old), value(new), "{new}: {line}");
+    }
+}

@@ -51,7 +51,7 @@ pub use fs::{
 pub use ids::{BlobId, LogId, VolumeId};
 pub use log::{
     Layout, LayoutKeeper, LogPosition, LogRead, LogSetReader, LogStore, LogToRecover, LogWriter,
-    NewLog, RecoveredLog,
+    LossKeeper, NewLog, NewOwner, RecoveredLog,
 };
 pub use register::{Register, Swap, Versioned};
 pub use sabotage::Sabotage;

@@ -15,9 +15,13 @@
 //! 3. [`LogStore::recover`] fences: from its return on, no writer of an older epoch appends.
 //! 4. Two recoveries of one log agree about its bytes. Bytes behind the end that a recovery
 //!    recorded do not exist.
-//! 5. A backend calls [`LayoutKeeper::keep`] without a lock of its own, and never from
-//!    [`LogWriter::submit`]. So a keeper may append to another log and wait for it.
+//! 5. A backend calls [`LayoutKeeper::keep`] and [`LossKeeper::keep_loss`] without a lock of its
+//!    own, outside its tasks, and never from [`LogWriter::submit`]. So a keeper may append to
+//!    another log and wait for it.
 //! 6. A backend never gives up a log by itself.
+//! 7. A recovery that may miss acknowledged bytes has this fact kept before it changes anything by
+//!    which a later recovery would see the same ([`LossKeeper`]). So the fact survives an owner
+//!    that dies at any point of the recovery.
 //!
 //! Thread-safety: any thread may call a store or a position. A writer has one owner.
 //! Failure: after an error the writer takes no more appends, and the errors of later calls name the
@@ -41,6 +45,24 @@ pub trait LayoutKeeper: Send + Sync + fmt::Debug {
     /// Replaces the layout of `log`. On return it survives everything that the namespace survives.
     /// Errors: `Fenced` if another owner took over.
     fn keep(&self, log: LogId, layout: &Layout) -> Result<()>;
+}
+
+/// Keeps durably that recovered logs may miss acknowledged bytes. The owner of a volume keeps it in
+/// the register.
+pub trait LossKeeper: Send + Sync + fmt::Debug {
+    /// Notes that acknowledged bytes without a sync may be missing at the ends of logs. On return
+    /// the fact survives everything that the namespace survives. A repeated call changes nothing.
+    /// Errors: `Fenced` if another owner took over.
+    fn keep_loss(&self) -> Result<()>;
+}
+
+/// The owner that recovers logs.
+#[derive(Clone, Copy, Debug)]
+pub struct NewOwner<'a> {
+    /// Epoch of the owner. Writers of older ones are fenced.
+    pub epoch: Epoch,
+    /// Keeps the fact of a loss before the backend destroys the evidence of it.
+    pub losses: &'a dyn LossKeeper,
 }
 
 /// Parameters of a new log.
@@ -93,7 +115,8 @@ pub struct RecoveredLog {
     /// Length in bytes.
     pub len_bytes: u64,
     /// Whether acknowledged bytes without a sync may be missing at the end, because machines lost
-    /// power. The engine must then treat the end as that of a power failure.
+    /// power. The engine must then treat the end as that of a power failure. A repeated recovery
+    /// may not know this any more, so the [`LossKeeper`] has the fact already.
     pub may_miss_unsynced: bool,
 }
 
@@ -154,21 +177,25 @@ pub trait LogStore: Send + Sync + fmt::Debug + 'static {
     fn create_all(&self, new: Vec<NewLog>) -> Vec<Result<(Box<dyn LogWriter>, Layout)>> {
         new.into_iter().map(|new| self.create(new)).collect()
     }
-    /// Fences all writers of epochs below `epoch` and decides which bytes the log has. It may be
-    /// repeated, also by another process. A log that ended by [`LogWriter::finish`] or by an
+    /// Fences all writers of epochs below that of `owner` and decides which bytes the log has. It
+    /// may be repeated, also by another process. A log that ended by [`LogWriter::finish`] or by an
     /// earlier recovery keeps its length. Errors: `Busy` if too few nodes answer, `Fenced` for an
-    /// old epoch.
+    /// old epoch, and those of the [`LossKeeper`].
     fn recover(
         &self,
         id: LogId,
         class: FileClass,
         layout: &Layout,
-        epoch: Epoch,
+        owner: NewOwner<'_>,
     ) -> Result<RecoveredLog>;
     /// Recovers several logs as [`Self::recover`] does, and returns the outcomes in the given
     /// order. The default recovers one after the other.
-    fn recover_all(&self, logs: &[LogToRecover<'_>], epoch: Epoch) -> Vec<Result<RecoveredLog>> {
-        let recover = |log: &LogToRecover<'_>| self.recover(log.id, log.class, log.layout, epoch);
+    fn recover_all(
+        &self,
+        logs: &[LogToRecover<'_>],
+        owner: NewOwner<'_>,
+    ) -> Vec<Result<RecoveredLog>> {
+        let recover = |log: &LogToRecover<'_>| self.recover(log.id, log.class, log.layout, owner);
         logs.iter().map(recover).collect()
     }
     /// Opens a log for reading, through the end that its layout has. If its layout has no end, the

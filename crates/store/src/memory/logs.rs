@@ -9,6 +9,8 @@
 //! 2. A log that has ended takes no more bytes, and all of its bytes are synced.
 //! 3. A new extent begins at the acknowledged end. Bytes of the previous extent behind this end are
 //!    sent again.
+//! 4. The end of a log forgets that bytes may be missing, as the seals of storage nodes do. So only
+//!    the recovery that ends it tells of the loss.
 //!
 //! Thread-safety: as for the pool. Failure: as the script and the trait say.
 
@@ -24,7 +26,7 @@ use super::layout::ExtentMap;
 use super::writer::MemoryLogWriter;
 use super::{MemoryPool, PoolCall, PoolState};
 use crate::ids::{LogId, VolumeId};
-use crate::log::{Layout, LogStore, LogWriter, NewLog, RecoveredLog};
+use crate::log::{Layout, LogStore, LogToRecover, LogWriter, NewLog, NewOwner, RecoveredLog};
 
 /// A log as the nodes have it.
 #[derive(Clone, Debug)]
@@ -43,7 +45,8 @@ pub(super) struct StoredLog {
     acknowledged: usize,
     synced: usize,
     has_ended: bool,
-    /// Whether the nodes lost power while it was open and had bytes that needed no sync.
+    /// Whether the nodes lost power while it was open and had bytes that needed no sync. Only an
+    /// open log is marked so.
     may_miss_unsynced: bool,
 }
 
@@ -144,6 +147,7 @@ impl StoredLog {
         self.starts.truncate(map.starts.len());
         (self.acknowledged, self.synced) = (self.bytes.len(), self.bytes.len());
         self.has_ended = true;
+        self.may_miss_unsynced = false;
     }
 }
 
@@ -216,6 +220,28 @@ impl PoolState {
         Ok(ExtentMap { end: Some(through), ..map }.encode())
     }
 
+    /// Checks that an owner of `epoch` may recover a log with the extents of `map`. Returns whether
+    /// acknowledged bytes of the log may be missing.
+    fn check_recovery(
+        &self,
+        log: &LogToRecover<'_>,
+        map: &ExtentMap,
+        epoch: Epoch,
+    ) -> Result<bool> {
+        let name = LogName(log.id);
+        let removed = self.logs_removed.get(&log.id).copied();
+        let stored = self.logs.get(&log.id).ok_or_else(|| missing(name, epoch, removed))?;
+        stored.check_epoch(name, epoch)?;
+        stored.check_map(name, map)?;
+        if stored.class != log.class {
+            let created = stored.class;
+            return Err(Error::invalid(format!(
+                "{name} was created with the class {created:?}; recover it with that class"
+            )));
+        }
+        Ok(map.end.is_none() && stored.may_miss_unsynced)
+    }
+
     fn remove_log(&mut self, id: LogId, epoch: Epoch) -> bool {
         let was_there = self.logs.remove(&id).is_some();
         if was_there {
@@ -278,24 +304,22 @@ impl LogStore for MemoryPool {
         id: LogId,
         class: FileClass,
         layout: &Layout,
-        epoch: Epoch,
+        owner: NewOwner<'_>,
     ) -> Result<RecoveredLog> {
-        let name = LogName(id);
+        let (name, epoch) = (LogName(id), owner.epoch);
         let answer = self.reach(PoolCall::LogRecover, &name)?;
         let map = ExtentMap::decode(layout, &name)?;
+        let wanted = LogToRecover { id, class, layout };
+        let may_miss_unsynced = self.shared.pool.lock().check_recovery(&wanted, &map, epoch)?;
+        if may_miss_unsynced {
+            // The keeper may call the pool, so the lock is not held.
+            owner.losses.keep_loss()?;
+        }
         let mut pool = self.shared.pool.lock();
+        pool.check_recovery(&wanted, &map, epoch)?;
         let PoolState { logs, logs_removed, rng, .. } = &mut *pool;
         let removed = logs_removed.get(&id).copied();
         let log = logs.get_mut(&id).ok_or_else(|| missing(name, epoch, removed))?;
-        log.check_epoch(name, epoch)?;
-        log.check_map(name, &map)?;
-        if log.class != class {
-            let created = log.class;
-            return Err(Error::invalid(format!(
-                "{name} was created with the class {created:?}; recover it with that class"
-            )));
-        }
-        let may_miss_unsynced = map.end.is_none() && log.may_miss_unsynced;
         let end = map.end.map_or_else(
             || {
                 let visible = log.visible(&map);

@@ -26,8 +26,8 @@
 //! 2. A clone shares nothing with its origin.
 //! 3. The same calls in the same order and the same seed give the same clone.
 //!
-//! Thread-safety: any thread may call any method. One lock guards the state. Hooks and
-//! [`LayoutKeeper`](crate::LayoutKeeper)s run without it.
+//! Thread-safety: any thread may call any method. One lock guards the state. Hooks,
+//! [`LayoutKeeper`](crate::LayoutKeeper)s and [`LossKeeper`](crate::LossKeeper)s run without it.
 //! Failure: calls fail as the script says, as the traits say, and for lack of room.
 //! Cost: one lock and one copy of the bytes per call; a clone copies the bytes of all logs.
 
@@ -169,7 +169,8 @@ impl MemoryPool {
 
     /// A pool with the state after power loss of all nodes and clients now. The same `seed` gives
     /// the same clone. It has no faults, no hook, no calls and the same capacity. Everything in it
-    /// is synced. Recoveries of its open write-ahead logs report that bytes may be missing.
+    /// is synced. The first recovery of each of its open write-ahead logs reports that bytes may be
+    /// missing.
     #[must_use]
     pub fn crash_clone(&self, seed: u64) -> Self {
         let pool = self.shared.pool.lock().after(seed, StoredLog::after_power_loss);

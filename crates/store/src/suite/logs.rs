@@ -11,7 +11,9 @@ use parking_lot::Mutex;
 
 use super::{assert_fails, context, pattern};
 use crate::ids::{LogId, VolumeId};
-use crate::log::{Layout, LayoutKeeper, LogStore, LogWriter, NewLog, RecoveredLog};
+use crate::log::{
+    Layout, LayoutKeeper, LogStore, LogWriter, LossKeeper, NewLog, NewOwner, RecoveredLog,
+};
 
 /// Classes whose logs are acknowledged in different ways.
 const CLASSES: [FileClass; 2] = [FileClass::Wal, FileClass::Manifest];
@@ -41,10 +43,36 @@ impl LayoutKeeper for KeptLayouts {
     }
 }
 
+/// Counts the losses that recoveries report.
+#[derive(Debug, Default)]
+pub struct CountedLosses(AtomicU64);
+
+impl CountedLosses {
+    /// The owner of `epoch`, whose recoveries report their losses here.
+    #[must_use]
+    pub fn owner(&self, epoch: u64) -> NewOwner<'_> {
+        NewOwner { epoch: Epoch(epoch), losses: self }
+    }
+
+    /// Number of reports so far.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+impl LossKeeper for CountedLosses {
+    fn keep_loss(&self) -> Result<()> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
 /// A store under test, and what its logs have in common.
 struct Bench<'a> {
     logs: &'a dyn LogStore,
     kept: Arc<KeptLayouts>,
+    losses: CountedLosses,
     rng: Rng,
     volume: VolumeId,
     class: FileClass,
@@ -71,7 +99,7 @@ impl Bench<'_> {
     }
 
     fn try_recover(&self, id: LogId, epoch: u64) -> Result<RecoveredLog> {
-        self.logs.recover(id, self.class, &self.kept.newest(id), Epoch(epoch))
+        self.logs.recover(id, self.class, &self.kept.newest(id), self.losses.owner(epoch))
     }
 
     fn read(&self, id: LogId) -> Vec<u8> {
@@ -119,7 +147,10 @@ pub fn logs_conform(logs: &dyn LogStore, seed: u64) {
             let volume = VolumeId::random(&mut rng);
             let kept = Arc::new(KeptLayouts::default());
             let rng = rng.fork();
-            check(&mut Bench { logs, kept, rng, volume, class });
+            let losses = CountedLosses::default();
+            let mut bench = Bench { logs, kept, losses, rng, volume, class };
+            check(&mut bench);
+            assert_eq!(bench.losses.count(), 0, "no machine lost its power");
         }
     }
 }
@@ -223,7 +254,8 @@ fn finished_log_has_its_length(bench: &mut Bench<'_>) {
     drop((writer, position));
     assert_eq!(bench.read_at(id, &layout).unwrap(), b"all of it");
     for (epoch, layout) in [(1, layout.clone()), (2, bench.kept.newest(id)), (3, layout)] {
-        let recovered = bench.logs.recover(id, bench.class, &layout, Epoch(epoch)).unwrap();
+        let owner = bench.losses.owner(epoch);
+        let recovered = bench.logs.recover(id, bench.class, &layout, owner).unwrap();
         assert_eq!((recovered.len_bytes, recovered.may_miss_unsynced), (9, false));
         assert_eq!(bench.read_at(id, &recovered.layout).unwrap(), b"all of it");
     }
@@ -275,7 +307,8 @@ fn recoveries_agree(bench: &mut Bench<'_>) {
         let recovered = bench.recover(id, epoch + 1);
         let bytes = bench.read(id);
         for (later, layout) in [(1, &first), (2, &recovered.layout), (3, &first)] {
-            let again = bench.logs.recover(id, bench.class, layout, Epoch(epoch + later)).unwrap();
+            let owner = bench.losses.owner(epoch + later);
+            let again = bench.logs.recover(id, bench.class, layout, owner).unwrap();
             assert_eq!(again.len_bytes, recovered.len_bytes);
             assert!(bench.read_at(id, &again.layout).unwrap() == bytes, "recoveries differ");
         }

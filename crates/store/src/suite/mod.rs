@@ -18,7 +18,7 @@ mod logs;
 mod register;
 
 pub use blobs::blobs_conform;
-pub use logs::{KeptLayouts, logs_conform};
+pub use logs::{CountedLosses, KeptLayouts, logs_conform};
 pub use register::register_conforms;
 
 use archipelago_base::{Error, ErrorKind, Result};

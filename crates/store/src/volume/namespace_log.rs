@@ -325,7 +325,7 @@ impl Volume {
         let position = writer.position();
         let snapshot = self.exchange_logs(id, writer)?;
         position.wait(snapshot.offset)?;
-        let replaced = self.registration.install(id, self.boot_id)?;
+        let replaced = self.registration.install(id)?;
         let mut core = self.core.lock();
         core.note_wait(snapshot, &Ok(()));
         if let Some(log) = core.open_log().filter(|log| log.number == snapshot.generation) {

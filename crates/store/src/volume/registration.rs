@@ -11,6 +11,8 @@
 //! 2. The lease is counted from the sending of a swap that was answered as done.
 //! 3. A log of the namespace is given up only when a swap that succeeded names a later one. An
 //!    unanswered swap may name the earlier one still.
+//! 4. The boot id of the volume is the random number of the last opening that found a loss, or that
+//!    of the creation. So an opening changes it at most once.
 //!
 //! Thread-safety: one lock orders the swaps and is held over them. Another one guards the layouts
 //! and is never held over a call of the pool. [`Registration::check_lease`] takes neither.
@@ -30,7 +32,7 @@ use parking_lot::Mutex;
 use super::lease::owner_until_ns;
 use super::record::{VolumeRecord, VolumeStage};
 use crate::ids::{LogId, VolumeId};
-use crate::log::{Layout, LayoutKeeper};
+use crate::log::{Layout, LayoutKeeper, LossKeeper};
 use crate::register::{Register, Swap, Versioned};
 
 /// Number of times that a change is tried while the register does not answer.
@@ -251,16 +253,13 @@ impl Registration {
         })
     }
 
-    /// Makes `log` the log of the namespace, with `boot_id`. Returns all other logs of the
-    /// namespace, which no recovery needs any more. Errors: those of the register, and then the
-    /// register may name `log` or the one before; `Fenced`.
-    pub(super) fn install(&self, log: LogId, boot_id: [u8; 16]) -> Result<Vec<NamespaceLogPlace>> {
+    /// Makes `log` the log of the namespace. Returns all other logs of the namespace, which no
+    /// recovery needs any more. Errors: those of the register, and then the register may name `log`
+    /// or the one before; `Fenced`.
+    pub(super) fn install(&self, log: LogId) -> Result<Vec<NamespaceLogPlace>> {
         let mut root = self.root.lock();
         let layout = self.layout(log)?;
-        self.change(&mut root, &|record| {
-            record.namespace = Some((log, layout.clone()));
-            record.boot_id = boot_id;
-        })?;
+        self.change(&mut root, &|record| record.namespace = Some((log, layout.clone())))?;
         let mut logs = self.logs.lock();
         let (kept, replaced) = logs.drain(..).partition(|place| place.log == log);
         *logs = kept;
@@ -383,6 +382,21 @@ impl Registration {
             )));
         }
         *root = RootValue { version: found.version, record };
+        Ok(())
+    }
+}
+
+/// The fact of a loss is another boot id of the volume. It stays until the engine has seen it,
+/// whatever happens to this opening.
+impl LossKeeper for Registration {
+    fn keep_loss(&self) -> Result<()> {
+        let mut root = self.root.lock();
+        if root.record.boot_id == self.opening {
+            return Ok(());
+        }
+        self.change(&mut root, &|record| record.boot_id = self.opening)?;
+        let volume = &self.name;
+        tracing::warn!(volume, "bytes without a sync may be lost; the volume has another boot id");
         Ok(())
     }
 }

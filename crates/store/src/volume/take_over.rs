@@ -8,19 +8,24 @@
 //!    register, and so begins no generation.
 //! 3. Recover the namespace's log, which fences the old owner's commits, keep the recovered end in
 //!    the register, and replay the log.
-//! 4. Recover all logs without an end in one call, which fences their writers. Choose a new boot id
-//!    if unsynced bytes may be missing.
-//! 5. Begin a generation whose snapshot has all ends. One swap of the register makes the ends and
-//!    the boot id durable before the caller sees a byte.
+//! 4. Recover all logs without an end in one call, which fences their writers.
+//! 5. Begin a generation whose snapshot has all ends. One swap of the register makes the ends
+//!    durable before the caller sees a byte.
 //! 6. Release strays.
+//!
+//! If a recovery of step 3 or 4 may miss unsynced bytes, the register gets a new boot id before the
+//! pool ends the log ([`LossKeeper`]). A later opener would find the ended log whole, so it could
+//! not conclude the loss. It takes the new boot id over instead.
 //!
 //! Invariants:
 //! 1. Of several openers that see the same epoch, the swap of one succeeds.
 //! 2. No byte of a log is used before its recovered end is durable.
+//! 3. A log that may miss unsynced bytes is ended only after the new boot id is durable.
 //!
 //! Thread-safety: the functions share nothing.
 //! Failure: after an error the lease is given up, so that the next opener does not wait for it.
-//! Cost: three swaps of the register, a generation, and one recovery per open log.
+//! Cost: three swaps of the register, a generation, and one recovery per open log. A loss costs one
+//! more swap, and a second recovery of the logs in question.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -41,7 +46,7 @@ use super::strays::start_releasing;
 use super::{Moment, Volume, VolumeOptions, log_class};
 use crate::Stores;
 use crate::ids::{LogId, VolumeId};
-use crate::log::{LogToRecover, RecoveredLog};
+use crate::log::{LogToRecover, LossKeeper, NewOwner, RecoveredLog};
 use crate::register::{Register, Swap, Versioned};
 
 /// Shortest lease. Below it, an owner has no time to renew.
@@ -328,20 +333,16 @@ fn start(
     stores: &Stores,
     registration: &Arc<Registration>,
     options: &VolumeOptions,
-    mut rng: Rng,
+    rng: Rng,
 ) -> Result<Arc<Volume>> {
     let lease = start_renewing(&*options.spawn, registration)?;
     let recovered = registration.end().observe(recover(stores, registration))?;
-    let boot_id = match recovered.end {
-        LogEnd::Whole => registration.boot_id(),
-        LogEnd::MayMissUnsynced => unique_id(&mut rng),
-    };
     let name = registration.name();
     let core = NamespaceCore::new(name, recovered.state, recovered.next_generation, rng);
     let volume = Arc::new(Volume {
         stores: stores.clone(),
         clock: Arc::clone(&options.clock),
-        boot_id,
+        boot_id: registration.boot_id(),
         sabotage: options.sabotage,
         registration: Arc::clone(registration),
         lease,
@@ -357,31 +358,12 @@ fn start(
     Ok(volume)
 }
 
-/// Whether recovered logs have all bytes that were acknowledged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LogEnd {
-    Whole,
-    /// Bytes without a sync may be missing.
-    MayMissUnsynced,
-}
-
-impl LogEnd {
-    fn of(log: &RecoveredLog) -> Self {
-        if log.may_miss_unsynced { Self::MayMissUnsynced } else { Self::Whole }
-    }
-
-    fn and(self, other: Self) -> Self {
-        if self == Self::Whole { other } else { self }
-    }
-}
-
 /// A volume as its last owner left it, after the recovery.
 #[derive(Debug)]
 struct RecoveredVolume {
     /// The state, in which every log has an end.
     state: NamespaceState,
     next_generation: u64,
-    end: LogEnd,
 }
 
 /// A file whose log has no end.
@@ -405,15 +387,21 @@ impl<'a> OpenLog<'a> {
     }
 }
 
-/// Recovers the namespace and all logs without an end. Errors: `Busy` if too few nodes answer;
-/// `Corrupt`; `Fenced`.
+/// Keeps the loss of a recovered log. The pool has done so before it ended the log, except if an
+/// opener with an older version of the program has.
+fn keep_loss(registration: &Registration, recovered: &RecoveredLog) -> Result<()> {
+    if recovered.may_miss_unsynced { registration.keep_loss() } else { Ok(()) }
+}
+
+/// Recovers the namespace and all logs without an end. On return the boot id is another one if
+/// unsynced bytes may be missing. Errors: `Busy` if too few nodes answer; `Corrupt`; `Fenced`.
 fn recover(stores: &Stores, registration: &Registration) -> Result<RecoveredVolume> {
-    let epoch = registration.epoch();
-    let (mut state, mut next_generation, mut end) = (NamespaceState::default(), 1, LogEnd::Whole);
+    let owner = NewOwner { epoch: registration.epoch(), losses: registration };
+    let (mut state, mut next_generation) = (NamespaceState::default(), 1);
     if let Some((log, layout)) = registration.namespace() {
-        let recovered = stores.logs.recover(log, FileClass::Manifest, &layout, epoch)?;
+        let recovered = stores.logs.recover(log, FileClass::Manifest, &layout, owner)?;
+        keep_loss(registration, &recovered)?;
         registration.keep_layout(log, &recovered.layout)?;
-        end = LogEnd::of(&recovered);
         let generation = read_generation(stores, log, &recovered)?;
         if generation.header.volume != registration.volume() {
             return Err(Error::new(
@@ -427,27 +415,26 @@ fn recover(stores: &Stores, registration: &Registration) -> Result<RecoveredVolu
     let mut ends = Vec::new();
     let open: Vec<OpenLog<'_>> = state.files().filter_map(OpenLog::of).collect();
     let logs: Vec<LogToRecover<'_>> = open.iter().map(|open| open.log).collect();
-    for (open, recovered) in open.iter().zip(stores.logs.recover_all(&logs, epoch)) {
+    for (open, recovered) in open.iter().zip(stores.logs.recover_all(&logs, owner)) {
         let file = open.file;
         let recovered = recovered.map_err(|error| {
             let name = file.names.first().map(|name| name.display().to_string());
             error.context_at(format!("log file {}", name.unwrap_or_default()))
         })?;
-        end = end.and(LogEnd::of(&recovered));
+        keep_loss(registration, &recovered)?;
         let (head, id, len_bytes) = (open.head.to_vec(), open.log.id, Some(recovered.len_bytes));
         let content = Content::Log { head, id, layout: recovered.layout, len_bytes };
         ends.push(Record::Content { key: file.key, content, modified_ms: file.modified_ms });
     }
     tracing::info!(
         volume = registration.name(),
-        epoch = epoch.0,
+        epoch = owner.epoch.0,
         files = state.len(),
         open_logs = ends.len(),
-        ?end,
         "a volume was recovered"
     );
     state.apply_all(&ends)?;
-    Ok(RecoveredVolume { state, next_generation, end })
+    Ok(RecoveredVolume { state, next_generation })
 }
 
 fn read_generation(

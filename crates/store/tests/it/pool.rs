@@ -6,10 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use archipelago_base::{Epoch, ErrorKind, Result};
 use archipelago_env::{FileClass, IoContext, IoPurpose};
 use archipelago_store::memory::{Fault, MemoryPool, PoolCall};
-use archipelago_store::suite::{KeptLayouts, blobs_conform, logs_conform, register_conforms};
+use archipelago_store::suite::{
+    CountedLosses, KeptLayouts, blobs_conform, logs_conform, register_conforms,
+};
 use archipelago_store::{
-    BlobId, BlobOptions, BlobRef, Layout, LayoutKeeper, LogId, LogWriter, NewLog, RecoveredLog,
-    Sabotage, Stores, Swap, VolumeId,
+    BlobId, BlobOptions, BlobRef, Layout, LayoutKeeper, LogId, LogWriter, LossKeeper, NewLog,
+    NewOwner, RecoveredLog, Sabotage, Stores, Swap, VolumeId,
 };
 
 const VOLUME: VolumeId = VolumeId([1; 16]);
@@ -54,9 +56,11 @@ impl KeptLog {
     fn recover(&self, pool: &MemoryPool, epoch: u64) -> (RecoveredLog, Vec<u8>) {
         let stores = pool.stores();
         let layout = self.kept.newest(LOG);
-        let recovered = stores.logs.recover(LOG, self.class, &layout, Epoch(epoch)).unwrap();
+        let losses = CountedLosses::default();
+        let recovered = stores.logs.recover(LOG, self.class, &layout, losses.owner(epoch)).unwrap();
         let bytes = read_log(&stores, &recovered.layout);
         assert_eq!(bytes.len() as u64, recovered.len_bytes);
+        assert_eq!(losses.count(), u64::from(recovered.may_miss_unsynced));
         (recovered, bytes)
     }
 }
@@ -132,6 +136,34 @@ fn power_loss_keeps_synced_bytes_and_a_prefix_of_others() {
         lens.push(bytes.len());
     }
     assert!(lens.contains(&6) && lens.contains(&20), "{lens:?}");
+}
+
+/// A keeper of losses that cannot keep them.
+#[derive(Debug)]
+struct UnreachableKeeper(MemoryPool);
+
+impl LossKeeper for UnreachableKeeper {
+    fn keep_loss(&self) -> Result<()> {
+        // The backend holds no lock, so the keeper may use the pool.
+        self.0.stores().register.read("keeper")?;
+        Err(archipelago_base::Error::busy("the register does not answer"))
+    }
+}
+
+#[test]
+fn log_is_not_ended_before_its_loss_is_kept() {
+    let pool = MemoryPool::new(1);
+    let mut log = KeptLog::begin(&pool.stores(), FileClass::Wal);
+    log.append(b"acknowledged").unwrap();
+    let crashed = pool.crash_clone(1);
+    let (stores, layout) = (crashed.stores(), log.kept.newest(LOG));
+    let keeper = UnreachableKeeper(crashed.clone());
+    let owner = NewOwner { epoch: Epoch(2), losses: &keeper };
+    let error = stores.logs.recover(LOG, log.class, &layout, owner).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    assert!(log.recover(&crashed, 3).0.may_miss_unsynced, "nothing was forgotten");
+    let (again, _) = log.recover(&crashed, 4);
+    assert!(!again.may_miss_unsynced, "only the keeper knows it now, as over storage nodes");
 }
 
 #[test]
@@ -279,7 +311,8 @@ fn nothing_is_acknowledged_from_an_unrecorded_extent() {
     assert_eq!(writer.position().wait(12).unwrap_err().kind(), ErrorKind::Fenced);
     assert_eq!(pool.calls(PoolCall::RegisterSwap), 1);
     let stores = pool.kill_clone(1).stores();
-    let recovered = stores.logs.recover(LOG, FileClass::Wal, &layout, Epoch(2)).unwrap();
+    let losses = CountedLosses::default();
+    let recovered = stores.logs.recover(LOG, FileClass::Wal, &layout, losses.owner(2)).unwrap();
     assert_eq!(read_log(&stores, &recovered.layout), b"first");
 }
 

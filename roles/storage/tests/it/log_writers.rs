@@ -16,7 +16,7 @@ use archipelago_store::nodes::logs::{
     LogWriting, NodeLogOptions, NodeLogs, StripedLogs, VolumeLog,
 };
 use archipelago_store::nodes::wire::stored::decode_enclosed;
-use archipelago_store::suite::{KeptLayouts, logs_conform};
+use archipelago_store::suite::{CountedLosses, KeptLayouts, logs_conform};
 use archipelago_store::{
     LayoutKeeper, LogId, LogPosition, LogStore, LogWriter, NewLog, RecoveredLog, VolumeId,
 };
@@ -92,8 +92,9 @@ impl TestLog {
     }
 
     fn recover(&self, logs: &Logs, epoch: u64) -> Result<(RecoveredLog, Vec<u8>)> {
-        let layout = self.kept.newest(self.id);
-        let recovered = logs.store.recover(self.id, self.class, &layout, Epoch(epoch))?;
+        let (layout, losses) = (self.kept.newest(self.id), CountedLosses::default());
+        let recovered = logs.store.recover(self.id, self.class, &layout, losses.owner(epoch))?;
+        assert_eq!(losses.count() > 0, recovered.may_miss_unsynced, "a loss is kept");
         self.kept.keep(self.id, &recovered.layout)?;
         let context = IoContext::new(self.class, IoPurpose::Recovery);
         let reader = logs.store.open(self.id, &recovered.layout, context)?;

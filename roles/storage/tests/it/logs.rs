@@ -18,6 +18,7 @@ use archipelago_base::{Epoch, Error, ErrorKind, Result};
 use archipelago_env::{FileClass, FileSystem as _, IoContext, IoPurpose};
 use archipelago_storage::Sabotage;
 use archipelago_store::nodes::stores::NodeStoresOptions;
+use archipelago_store::suite::CountedLosses;
 use archipelago_store::{
     Layout, LayoutKeeper, LogId, LogPosition, LogWriter, NewLog, Stores, VolumeId,
 };
@@ -219,7 +220,8 @@ fn problem(run: Run) -> Option<String> {
     let new_owner = world.client_at("new owner", Duration::from_millis(2)).stores();
     log.keeper.is_taken_over.store(true, Ordering::SeqCst);
     let layout = log.keeper.layout.lock().clone();
-    let recovered = new_owner.logs.recover(LOG, run.class, &layout, Epoch(2)).unwrap();
+    let losses = CountedLosses::default();
+    let recovered = new_owner.logs.recover(LOG, run.class, &layout, losses.owner(2)).unwrap();
     world.run_for(Duration::from_secs(1));
     if lives_on {
         if log.submit(&mut rng).and_then(|()| log.wait()).is_ok() {
@@ -237,6 +239,9 @@ fn problem(run: Run) -> Option<String> {
     if recovered.may_miss_unsynced && !has_lost_power {
         return Some("bytes may be missing although no machine lost power".to_owned());
     }
+    if recovered.may_miss_unsynced && losses.count() == 0 {
+        return Some("nodes have forgotten a loss that was not kept".to_owned());
+    }
     let context = IoContext::new(run.class, IoPurpose::Recovery);
     let reader = new_owner.logs.open(LOG, &recovered.layout, context).unwrap();
     let mut bytes = vec![0; len as usize];
@@ -244,7 +249,8 @@ fn problem(run: Run) -> Option<String> {
     if log.open.lock().bytes.get(..bytes.len()) != Some(&bytes) {
         return Some("the recovered bytes are others".to_owned());
     }
-    let again = new_owner.logs.recover(LOG, run.class, &recovered.layout, Epoch(3)).unwrap();
+    let again = new_owner.logs.recover(LOG, run.class, &recovered.layout, losses.owner(3));
+    let again = again.unwrap();
     let found = again.len_bytes;
     (found != len).then(|| format!("a second recovery found {found} bytes instead of {len}"))
 }
@@ -327,7 +333,8 @@ fn damaged_replicas_do_not_cut_a_manifest() {
         holders.iter().take(damaged as usize).for_each(|n| damage(&world, *n));
         world.start_all();
         let stores = world.stores("new owner");
-        let outcome = stores.logs.recover(LOG, class, &layout, Epoch(2));
+        let losses = CountedLosses::default();
+        let outcome = stores.logs.recover(LOG, class, &layout, losses.owner(2));
         if damaged < 3 {
             let recovered = outcome.unwrap();
             assert_eq!(recovered.len_bytes, log.acknowledged, "{damaged} are damaged");
@@ -339,7 +346,9 @@ fn damaged_replicas_do_not_cut_a_manifest() {
         assert!(error.to_string().contains("has lost synced bytes"), "{error}");
         let options = NodeStoresOptions { accept_loss: true, ..NodeStoresOptions::default() };
         let accepting = world.client("accepting owner").stores_with(options);
-        let recovered = accepting.logs.recover(LOG, class, &layout, Epoch(3)).unwrap();
+        assert_eq!(losses.count(), 0, "nothing was given up so far");
+        let recovered = accepting.logs.recover(LOG, class, &layout, losses.owner(3)).unwrap();
+        assert_eq!(losses.count(), 1);
         assert!(recovered.may_miss_unsynced && recovered.len_bytes < log.acknowledged);
     }
 }

@@ -2,9 +2,10 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use archipelago_base::{Epoch, ErrorKind};
+use archipelago_base::{Epoch, Error, ErrorKind, Result};
 use archipelago_env::suite::conforms;
 use archipelago_env::{
     CreateOptions, FileClass, FileSystem, IoContext, IoPurpose, LogFile, LogOptions,
@@ -12,7 +13,7 @@ use archipelago_env::{
 use archipelago_store::nodes::NodeStoresOptions;
 use archipelago_store::nodes::logs::LogWriting;
 use archipelago_store::volume::{Volume, list};
-use archipelago_store::{CopyTarget, StoreFs};
+use archipelago_store::{CopyTarget, Register, StoreFs, Stores, Swap, Versioned};
 
 use crate::world::{Owner, VOLUME, World, options};
 
@@ -152,6 +153,72 @@ fn synced_appends_survive_power_loss_of_all_nodes() {
         let found = get(&owner, &name);
         assert!(found.len() >= 15_000 && bytes.starts_with(&found), "{} bytes", found.len());
     }
+}
+
+/// A register that does some swaps and no others, as an opener finds it that dies after them.
+#[derive(Debug)]
+struct EndingRegister {
+    register: Arc<dyn Register>,
+    swaps_left: AtomicU64,
+}
+
+impl Register for EndingRegister {
+    fn read(&self, name: &str) -> Result<Option<Versioned>> {
+        self.register.read(name)
+    }
+
+    fn compare_and_swap(&self, name: &str, expected: u64, value: &[u8]) -> Result<Swap> {
+        let left = self.swaps_left.load(Ordering::SeqCst);
+        if left == 0 {
+            return Err(Error::busy("the register does not answer this process any more"));
+        }
+        self.swaps_left.store(left - 1, Ordering::SeqCst);
+        self.register.compare_and_swap(name, expected, value)
+    }
+
+    fn remove(&self, name: &str, expected: u64) -> Result<Swap> {
+        self.register.remove(name, expected)
+    }
+
+    fn list(&self, prefix: &str) -> Result<Vec<String>> {
+        self.register.list(prefix)
+    }
+}
+
+#[test]
+fn loss_is_told_although_openers_die_after_the_seals() {
+    let mut world = World::founded(3, 9);
+    let owner = new_owner(&mut world);
+    let before = owner.fs.boot_id();
+    let mut log = create_log(&owner, "1.log");
+    owner.fs.sync_dir(Path::new(DIR)).unwrap();
+    log.append(&[b"acknowledged"]).unwrap();
+    std::mem::forget(log);
+    owner.kill();
+    for n in 0..3 {
+        world.lose_power(n);
+    }
+    world.start_all();
+    // Each opener comes one swap further than the one before.
+    let mut swaps = 0;
+    let volume = loop {
+        let stores = world.stores("opener");
+        let (register, swaps_left) = (Arc::clone(&stores.register), AtomicU64::new(swaps));
+        let register = Arc::new(EndingRegister { register, swaps_left });
+        let stores = Stores { register, ..stores };
+        match Volume::open(&stores, VOLUME, &options(&world)) {
+            Ok(volume) => break volume,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Busy, "{error}"),
+        }
+        swaps += 1;
+    };
+    assert!(swaps > 2, "no opener died after the seals");
+    let boot_id = Some(volume.boot_id());
+    assert_ne!(boot_id, before, "the loss is forgotten");
+    drop(volume);
+    let owner = Owner::take_over(&mut world).unwrap();
+    assert_eq!(owner.fs.boot_id(), boot_id, "the loss is told once");
+    assert!(b"acknowledged".starts_with(&get(&owner, "1.log")));
 }
 
 #[test]

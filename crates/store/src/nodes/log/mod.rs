@@ -80,7 +80,9 @@ pub struct LogLayout {
     /// Whether the log takes no more appends. All extents then have an end, and are sealed.
     pub is_ended: bool,
     /// Whether the recovery that recorded the end may have missed acknowledged bytes without a
-    /// sync. It stands here, so that every later recovery says the same.
+    /// sync. It stands here, so that every later recovery says the same. The fact was durable
+    /// elsewhere before a node sealed ([`recovery::RecoveryAction::KeepLoss`]), because a recovery
+    /// may end before it records the layout.
     pub may_miss_unsynced: bool,
 }
 

@@ -64,7 +64,7 @@ use self::client_nodes::ClientNodes;
 use self::options::ack_rule;
 use self::placing::place_extent;
 use self::reader::{NodeLogReader, NodeLogSet};
-use self::recovering::recover_log;
+use self::recovering::{LossStanding, RecoveryEnd, recover_log};
 use self::requests::{LogFailure, LogNodes, LogPool, LogRequests, WritePlace, promise_and_list};
 use self::send_ring::LogBytes;
 use self::writer::{CreatedLog, LogCore, LogHandle, NodeLogWriter};
@@ -73,7 +73,9 @@ use super::client::{NodeClient, StoreEvent};
 use super::log::{AckRule, ExtentRecord, LogLayout, ReplicaId};
 use super::wire::Stamp;
 use crate::ids::{LogId, VolumeId};
-use crate::log::{Layout, LogSetReader, LogStore, LogToRecover, LogWriter, NewLog, RecoveredLog};
+use crate::log::{
+    Layout, LogSetReader, LogStore, LogToRecover, LogWriter, NewLog, NewOwner, RecoveredLog,
+};
 
 pub use self::layout::VolumeLog;
 pub use self::options::NodeLogOptions;
@@ -223,8 +225,10 @@ impl NodeLogs {
         Ok((layout, end))
     }
 
-    /// Recovers a log, without waiting on the thread.
-    async fn recover_one(&self, log: &LogToRecover<'_>, epoch: Epoch) -> Result<RecoveredLog> {
+    /// Recovers a log, without waiting on the thread. `None` if acknowledged bytes may be missing,
+    /// and the owner must keep that before.
+    async fn recover_one(&self, log: &LogToRecover<'_>, by: Recoverer) -> RecoveryOutcome {
+        let Recoverer { epoch, losses } = by;
         let name = format!("log {}", log.id);
         let VolumeLog { volume, layout } = VolumeLog::decode(log.layout, &name)?;
         // A recovery under the epoch of a writer ends that writer; the nodes fence older ones.
@@ -232,22 +236,21 @@ impl NodeLogs {
             writer.end(Error::closed(format!("{name} was recovered; begin a new log")));
         }
         let requests = self.requests(log.id, log.class, Stamp { volume, epoch });
-        let layout = recover_log(&requests, &self.options, layout).await?;
+        let layout = match recover_log(&requests, &self.options, layout, losses).await? {
+            RecoveryEnd::Recovered(layout) => layout,
+            RecoveryEnd::NeedsLossKept => return Ok(None),
+        };
         requests.count(StoreEvent::RecoveredLog);
         let (len_bytes, may_miss_unsynced) = (layout.ended_bytes(), layout.may_miss_unsynced);
         let layout = VolumeLog { volume, layout }.encode();
-        Ok(RecoveredLog { layout, len_bytes, may_miss_unsynced })
+        Ok(Some(RecoveredLog { layout, len_bytes, may_miss_unsynced }))
     }
 
     /// Recovers several logs, without waiting on the thread. The outcomes are in the given order.
-    async fn recover_many(
-        &self,
-        logs: &[LogToRecover<'_>],
-        epoch: Epoch,
-    ) -> Vec<Result<RecoveredLog>> {
+    async fn recover_many(&self, logs: &[LogToRecover<'_>], by: Recoverer) -> Vec<RecoveryOutcome> {
         let next = AtomicUsize::new(0);
         let lanes = 0..RECOVERIES_MAX.min(logs.len());
-        let lanes = join_all(lanes.map(|_| self.recover_next(logs, epoch, &next))).await;
+        let lanes = join_all(lanes.map(|_| self.recover_next(logs, by, &next))).await;
         let mut done: Vec<_> = lanes.into_iter().flatten().collect();
         done.sort_by_key(|(at, _)| *at);
         done.into_iter().map(|(_, outcome)| outcome).collect()
@@ -258,15 +261,29 @@ impl NodeLogs {
     async fn recover_next(
         &self,
         logs: &[LogToRecover<'_>],
-        epoch: Epoch,
+        by: Recoverer,
         next: &AtomicUsize,
-    ) -> Vec<(usize, Result<RecoveredLog>)> {
+    ) -> Vec<(usize, RecoveryOutcome)> {
         let mut done = Vec::new();
         loop {
             let at = next.fetch_add(1, Ordering::Relaxed);
             let Some(log) = logs.get(at) else { return done };
-            done.push((at, self.recover_one(log, epoch).await));
+            done.push((at, self.recover_one(log, by).await));
         }
+    }
+
+    /// Recovers logs that may miss acknowledged bytes, after the owner has kept that.
+    fn recover_lossy(
+        &self,
+        logs: &[LogToRecover<'_>],
+        owner: NewOwner<'_>,
+    ) -> Vec<RecoveryOutcome> {
+        let NewOwner { epoch, losses } = owner;
+        if let Err(error) = losses.keep_loss() {
+            return logs.iter().map(|_| Err(error.clone())).collect();
+        }
+        let by = Recoverer { epoch, losses: LossStanding::Kept };
+        self.wait(self.recover_many(logs, by))
     }
 
     /// Opens a log for reading, without waiting on the thread.
@@ -362,6 +379,16 @@ impl NodeLogs {
         Ok(found)
     }
 }
+
+/// The owner for whom a recovery runs.
+#[derive(Clone, Copy, Debug)]
+struct Recoverer {
+    epoch: Epoch,
+    losses: LossStanding,
+}
+
+/// Outcome of the recovery of a log; `None` if the owner must keep a loss before it ends.
+type RecoveryOutcome = Result<Option<RecoveredLog>>;
 
 /// A log that nodes list.
 #[derive(Debug, Default)]
@@ -463,15 +490,35 @@ impl LogStore for NodeLogs {
         id: LogId,
         class: FileClass,
         layout: &Layout,
-        epoch: Epoch,
+        owner: NewOwner<'_>,
     ) -> Result<RecoveredLog> {
         let log = LogToRecover { id, class, layout };
-        self.wait(self.recover_one(&log, epoch))
+        let missing = || Err(Error::internal(format!("log {id} was not recovered")));
+        self.recover_all(&[log], owner).pop().unwrap_or_else(missing)
     }
 
-    /// The recoveries run in parallel, a limited number of them at a time.
-    fn recover_all(&self, logs: &[LogToRecover<'_>], epoch: Epoch) -> Vec<Result<RecoveredLog>> {
-        self.wait(self.recover_many(logs, epoch))
+    /// The recoveries run in parallel, a limited number of them at a time. Logs that may miss
+    /// acknowledged bytes are recovered once more, after the owner has kept that.
+    fn recover_all(
+        &self,
+        logs: &[LogToRecover<'_>],
+        owner: NewOwner<'_>,
+    ) -> Vec<Result<RecoveredLog>> {
+        let by = Recoverer { epoch: owner.epoch, losses: LossStanding::NotKept };
+        let first = self.wait(self.recover_many(logs, by));
+        let lossy = logs.iter().zip(&first).filter(|(_, end)| matches!(end, Ok(None)));
+        let lossy: Vec<LogToRecover<'_>> = lossy.map(|(log, _)| *log).collect();
+        let again = if lossy.is_empty() { Vec::new() } else { self.recover_lossy(&lossy, owner) };
+        let mut again = again.into_iter();
+        let last = |outcome: RecoveryOutcome| match outcome {
+            Ok(None) => again.next().unwrap_or(Ok(None)),
+            outcome => outcome,
+        };
+        let endless = |log: &LogToRecover<'_>| {
+            Error::internal(format!("log {}: its loss is kept, and it has no end", log.id))
+        };
+        let outcomes = first.into_iter().map(last).zip(logs);
+        outcomes.map(|(outcome, log)| outcome?.ok_or_else(|| endless(log))).collect()
     }
 
     fn open(&self, id: LogId, layout: &Layout, context: IoContext) -> Result<Arc<dyn RandomFile>> {

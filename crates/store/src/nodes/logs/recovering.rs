@@ -4,6 +4,11 @@
 //! node, so that the node seals too. Then a repeated recovery with the same layout finds the same
 //! end, and the extent has all its replicas. The caller keeps the layout that the recovery returns.
 //!
+//! A recovery that may miss acknowledged bytes ends before a node seals, unless the caller has kept
+//! this fact ([`LossStanding`]). The caller keeps it and begins the recovery anew. A task must not
+//! keep it, because that blocks. The recovery must not pause meanwhile either: its requests hold
+//! places in the lines to the nodes, behind which those of the register would wait.
+//!
 //! A log that no node knows was removed. Nodes have a durable record of every log since its
 //! creation. So a node without a record of the first extent is as conclusive as a node that knows
 //! its length.
@@ -12,6 +17,8 @@
 //! 1. Every read of a recovery fences.
 //! 2. A recovery that lacks answers regularly logs the nodes that it waits for.
 //! 3. A replica that has lost synced bytes does not count as an answer.
+//! 4. A recovery that ends with [`RecoveryEnd::NeedsLossKept`] has sealed no extent that may miss
+//!    bytes.
 //!
 //! Thread-safety: a recovery belongs to one caller. Several run in one task.
 //! Failure: `Fenced` for an old epoch; `Busy` if too few nodes answer in time; `NotFound` for a log
@@ -42,6 +49,25 @@ const GRACE: Duration = Duration::from_millis(300);
 const ASK_PAUSE: Duration = Duration::from_millis(200);
 /// Time between two messages about missing answers.
 const REPORT_EVERY: Duration = Duration::from_secs(5);
+
+/// Whether the fact that acknowledged bytes may be missing is durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LossStanding {
+    /// No recovery of the owner has met a loss so far.
+    NotKept,
+    /// The keeper of losses has the fact.
+    Kept,
+}
+
+/// How a recovery ended.
+#[derive(Debug)]
+pub(super) enum RecoveryEnd {
+    /// The log has this layout, which has its end.
+    Recovered(LogLayout),
+    /// Acknowledged bytes may be missing. The caller keeps this fact, and recovers the log once
+    /// more.
+    NeedsLossKept,
+}
 
 /// A request of a recovery.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,6 +118,8 @@ struct RecoveryRun<'a> {
     /// Replicas that have lost synced bytes.
     damaged: BTreeSet<ReplicaId>,
     has_accepted_loss: bool,
+    /// Whether the recovery waits until the fact of a loss is kept.
+    needs_loss_kept: bool,
     started_ns: u64,
     reported_ns: u64,
     ask_again_ns: u64,
@@ -103,12 +131,13 @@ enum RunStep {
     Time,
 }
 
-/// Recovers the log of `requests` with the layout `layout`. The returned layout has the end.
+/// Recovers the log of `requests` with the layout `layout`.
 pub(super) async fn recover_log(
     requests: &LogRequests,
     options: &NodeLogOptions,
     layout: LogLayout,
-) -> Result<LogLayout> {
+    losses: LossStanding,
+) -> Result<RecoveryEnd> {
     let ack = ack_rule(requests.class);
     let unknown_max = match layout.extents.as_slice() {
         [only] if only.number == 1 && !only.is_sealed => {
@@ -129,14 +158,22 @@ pub(super) async fn recover_log(
         missing: Vec::new(),
         damaged: BTreeSet::new(),
         has_accepted_loss: false,
+        needs_loss_kept: false,
         started_ns: now_ns,
         reported_ns: now_ns,
         ask_again_ns: now_ns,
     };
     run.recovery.start();
+    if losses == LossStanding::Kept {
+        run.recovery.loss_kept();
+    }
     loop {
-        if let Some(layout) = run.carry_out()? {
-            return Ok(layout);
+        if let Some(end) = run.carry_out()? {
+            return Ok(end);
+        }
+        // The next recovery may choose other ends, so no seal of this one may arrive later.
+        if run.needs_loss_kept && !run.is_sealing() {
+            return Ok(RecoveryEnd::NeedsLossKept);
         }
         if run.release_held() {
             continue;
@@ -165,8 +202,8 @@ impl RecoveryRun<'_> {
         format!("log {}", self.requests.log)
     }
 
-    /// Carries out what the recovery wants. Returns the layout when it is done.
-    fn carry_out(&mut self) -> Result<Option<LogLayout>> {
+    /// Carries out what the recovery wants. Returns the end when there is one.
+    fn carry_out(&mut self) -> Result<Option<RecoveryEnd>> {
         while let Some(action) = self.recovery.next_action() {
             match action {
                 RecoveryAction::Read { replica, is_fencing } => self.read(replica, is_fencing),
@@ -176,9 +213,14 @@ impl RecoveryRun<'_> {
                     self.seal(ExtentCopy { extent_start, range, sources, to });
                 }
                 RecoveryAction::ChooseNode { extent, avoid } => self.choose(extent, avoid),
+                RecoveryAction::KeepLoss => {
+                    let log = self.requests.log;
+                    tracing::warn!(%log, "acknowledged bytes without a sync may be missing");
+                    self.needs_loss_kept = true;
+                }
                 // The caller keeps the layout before it uses a byte.
                 RecoveryAction::Record(_) => self.recovery.recorded(),
-                RecoveryAction::Done(layout) => return Ok(Some(layout)),
+                RecoveryAction::Done(layout) => return Ok(Some(RecoveryEnd::Recovered(layout))),
                 RecoveryAction::Fenced => {
                     return Err(Error::fenced(format!(
                         "{}: another process has a later epoch than {}; close this handle",
@@ -206,6 +248,11 @@ impl RecoveryRun<'_> {
             read.await
                 .unwrap_or_else(|failure| RecoveryAnswer::Failed(CopyFailed { node, failure }))
         });
+    }
+
+    /// Whether a seal is under way.
+    fn is_sealing(&self) -> bool {
+        self.calls.keys().any(|call| matches!(call, RecoveryCall::Seal(_)))
     }
 
     fn seal(&mut self, copy: ExtentCopy) {

@@ -237,6 +237,60 @@ fn boot_id_changes_only_if_unsynced_bytes_may_be_missing() {
     assert_eq!(crashed.take_over("third").unwrap().boot_id(), boot_id, "it is durable");
 }
 
+/// A pool after a power loss that may have taken bytes of a log, and the boot id before it.
+fn lossy_harness() -> (Harness, [u8; 16]) {
+    let harness = Harness::new();
+    let volume = harness.open("first").unwrap();
+    let mut log = put_log(&volume, "/1.log", FileClass::Wal);
+    append(&mut log, b"bytes").unwrap();
+    (Harness::over(harness.pool.crash_clone(1)), volume.boot_id())
+}
+
+#[test]
+fn taker_that_dies_at_any_call_leaves_the_loss_to_the_next() {
+    let (harness, before) = lossy_harness();
+    let recorder = Recorder::attach(&harness.pool);
+    let second = harness.take_over("second").unwrap();
+    assert_ne!(second.boot_id(), before);
+    let snapshots = recorder.take();
+    assert!(snapshots.len() > 8, "{}", snapshots.len());
+    for snapshot in snapshots {
+        let harness = Harness::over(snapshot.killed);
+        let third = harness.take_over("third").unwrap();
+        assert_ne!(third.boot_id(), before, "at {:?}", snapshot.call);
+        let boot_id = third.boot_id();
+        drop(third);
+        let fourth = harness.take_over("fourth").unwrap();
+        assert_eq!(fourth.boot_id(), boot_id, "the loss is told once");
+    }
+}
+
+#[test]
+fn loss_survives_failures_of_the_register() {
+    for nth in 1..=4 {
+        for fault in [Fault::Refuse, Fault::LoseAnswer] {
+            let (harness, before) = lossy_harness();
+            harness.pool.inject(PoolCall::RegisterSwap, nth, fault);
+            let second = harness.take_over("second").unwrap();
+            let boot_id = second.boot_id();
+            assert_ne!(boot_id, before, "swap {nth}: {fault:?}");
+            drop(second);
+            assert_eq!(harness.take_over("third").unwrap().boot_id(), boot_id);
+        }
+    }
+}
+
+#[test]
+fn opening_that_fails_after_its_recoveries_does_not_hide_a_loss() {
+    for call in [PoolCall::LogCreate, PoolCall::LogWait] {
+        let (harness, before) = lossy_harness();
+        harness.pool.inject(call, 1, Fault::Refuse);
+        harness.take_over("second").unwrap_err();
+        let third = harness.open("third").unwrap();
+        assert_ne!(third.boot_id(), before, "{call:?}");
+    }
+}
+
 #[test]
 fn manifest_log_keeps_the_boot_id_over_power_loss() {
     let harness = Harness::new();

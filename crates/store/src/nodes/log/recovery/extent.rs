@@ -9,6 +9,7 @@
 //! 2. A node that sealed has all bytes through the end.
 //! 3. A damaged answer may supply bytes but proves nothing: an end is chosen with it only if the
 //!    other answers suffice to find every synced byte.
+//! 4. No node seals at an end that may miss acknowledged bytes before that fact is durable.
 //!
 //! Thread-safety: none. Failure: as of [`Recovery`](super::Recovery). Cost: O(replicas) per call.
 
@@ -22,13 +23,17 @@ use super::{FencedAnswer, RecoveryAction, RecoverySabotage};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ExtentRules {
     ack: AckRule,
+    /// Whether an operator accepts the loss of what the missing nodes have.
     pub(super) is_loss_accepted: bool,
+    /// Whether the fact that acknowledged bytes may be missing is durable.
+    pub(super) is_loss_kept: bool,
     pub(super) sabotage: RecoverySabotage,
 }
 
 impl ExtentRules {
     pub(super) fn new(ack: AckRule) -> Self {
-        Self { ack, is_loss_accepted: false, sabotage: RecoverySabotage::default() }
+        let sabotage = RecoverySabotage::default();
+        Self { ack, is_loss_accepted: false, is_loss_kept: false, sabotage }
     }
 
     /// Whether the node of `answer` has every byte that it ever acknowledged for `ack`.
@@ -215,7 +220,8 @@ impl ExtentRecovery {
         if self.phase == ExtentPhase::Reading {
             self.choose_end(rules);
         }
-        if let ExtentPhase::Sealing { end } = self.phase {
+        let may_seal = !self.may_miss_unsynced || rules.is_loss_kept;
+        if let (ExtentPhase::Sealing { end }, true) = (self.phase, may_seal) {
             self.seal(end, actions);
         }
     }

@@ -16,8 +16,11 @@
 //! 3. The end is that of the longest prefix with valid checksums. An extent with a recorded end has
 //!    all bytes on some node, unless several nodes have lost their memory. The log is then cut
 //!    where the longest prefix ends.
-//! 4. Two nodes get all bytes of an extent and seal it, which syncs.
-//! 5. The recovery records the layout with the end. Only then does the caller use a byte.
+//! 4. If acknowledged bytes may be missing, the driver makes this fact durable before any node
+//!    seals the extent ([`RecoveryAction::KeepLoss`]). A seal ends limbo and damage, so the nodes
+//!    would not tell a later recovery of the loss.
+//! 5. Two nodes get all bytes of an extent and seal it, which syncs.
+//! 6. The recovery records the layout with the end. Only then does the caller use a byte.
 //!
 //! If fewer nodes answer, the recovery waits, unless an operator accepts the loss. If all answered
 //! and too many of them are damaged, waiting does not help ([`Recovery::blocked_by_damage`]).
@@ -29,6 +32,8 @@
 //! 3. Two recoveries of one log agree: the later one finds the recorded end, or the earlier one
 //!    cannot record, because its epoch is older.
 //! 4. The recorded bytes are durable on two nodes, or on the only node of the extent.
+//! 5. The fact of a loss is durable before a node forgets its part of the evidence, so the
+//!    recovery may end at any point.
 //!
 //! Thread-safety: none; the driver owns the value.
 //! Failure: a later epoch ends the recovery. A node that fails is asked again after
@@ -102,6 +107,9 @@ pub enum RecoveryAction {
         /// The nodes that the extent has.
         avoid: Vec<StorageId>,
     },
+    /// Asks to keep durably that acknowledged bytes may be missing ([`Recovery::loss_kept`]). The
+    /// extents that miss them are not sealed before.
+    KeepLoss,
     /// Asks to keep the layout durably under the epoch ([`Recovery::recorded`]).
     Record(LogLayout),
     /// Reports that the end is decided and recorded, with the recorded layout.
@@ -129,6 +137,8 @@ pub struct Recovery {
     /// The extents that are not sealed, in order.
     extents: Vec<ExtentRecovery>,
     phase: RecoveryPhase,
+    /// Whether the driver was asked to keep the fact of a loss.
+    is_loss_reported: bool,
     actions: VecDeque<RecoveryAction>,
 }
 
@@ -145,6 +155,7 @@ impl Recovery {
             layout,
             extents,
             phase: RecoveryPhase::Deciding,
+            is_loss_reported: false,
             actions: VecDeque::new(),
         }
     }
@@ -209,6 +220,13 @@ impl Recovery {
         self.advance();
     }
 
+    /// Notes that the fact of a loss is durable, so that nodes may forget it. A driver that knows
+    /// this from the beginning calls it after [`Self::start`].
+    pub fn loss_kept(&mut self) {
+        self.rules.is_loss_kept = true;
+        self.advance();
+    }
+
     /// The damaged replicas of an extent whose nodes have all answered, if too few of the others
     /// are left to find every synced byte. The recovery then ends only if an operator accepts the
     /// loss.
@@ -250,12 +268,22 @@ impl Recovery {
         for extent in &mut self.extents {
             extent.advance(self.rules, &mut self.actions);
         }
+        self.report_loss();
         // Nothing follows an extent that lost bytes of its end.
         let cut = self.extents.iter().position(ExtentRecovery::is_cut);
         let kept = cut.map_or(self.extents.len(), |cut| cut + 1);
         if self.extents[..kept].iter().all(ExtentRecovery::is_sealed) {
             self.extents.truncate(kept);
             self.record();
+        }
+    }
+
+    /// Asks the driver to keep the fact of a loss, if it is news.
+    fn report_loss(&mut self) {
+        let may_miss = self.extents.iter().any(ExtentRecovery::may_miss_unsynced);
+        if may_miss && !self.rules.is_loss_kept && !self.is_loss_reported {
+            self.is_loss_reported = true;
+            self.actions.push_back(RecoveryAction::KeepLoss);
         }
     }
 

@@ -49,6 +49,12 @@ fn seal(from: u64, to: u64, start: u64, end: u64) -> RecoveryAction {
     RecoveryAction::Seal { from, to: on(1, to), extent_start: 0, start, end }
 }
 
+/// Keeps the fact of a loss, which the recovery asks for before it seals.
+fn keep_loss(recovery: &mut Recovery) {
+    assert_eq!(actions(recovery), [RecoveryAction::KeepLoss]);
+    recovery.loss_kept();
+}
+
 fn done(recovery: &mut Recovery) -> LogLayout {
     let Some(RecoveryAction::Record(layout)) = actions(recovery).pop() else { panic!("no record") };
     recovery.recorded();
@@ -102,7 +108,8 @@ fn two_nodes_in_limbo_may_miss_unsynced_bytes() {
     recovery.answered(on(1, 1), limbo(50));
     recovery.answered(on(1, 2), limbo(40));
     recovery.answered(on(1, 3), answer(70));
-    actions(&mut recovery);
+    keep_loss(&mut recovery);
+    assert_eq!(actions(&mut recovery).len(), 3);
     recovery.sealed(on(1, 3));
     recovery.sealed(on(1, 2));
     let layout = done(&mut recovery);
@@ -111,6 +118,49 @@ fn two_nodes_in_limbo_may_miss_unsynced_bytes() {
     let mut later = Recovery::new(AckRule::Quorum, layout.clone());
     later.start();
     assert_eq!(actions(&mut later), [RecoveryAction::Done(layout)]);
+}
+
+#[test]
+fn no_node_seals_before_the_loss_is_kept() {
+    let mut recovery = recovery(AckRule::Quorum);
+    recovery.answered(on(1, 1), limbo(50));
+    recovery.answered(on(1, 2), limbo(40));
+    recovery.answered(on(1, 3), answer(70));
+    assert_eq!(actions(&mut recovery), [RecoveryAction::KeepLoss]);
+    // A node that fails and answers again changes nothing.
+    recovery.failed(on(1, 1));
+    recovery.ask_again();
+    let read = RecoveryAction::Read { replica: on(1, 1), is_fencing: true };
+    assert_eq!(actions(&mut recovery), [read]);
+    recovery.answered(on(1, 1), limbo(50));
+    assert_eq!(actions(&mut recovery), []);
+    recovery.loss_kept();
+    let seals = [seal(3, 1, 50, 70), seal(3, 2, 40, 70), seal(3, 3, 70, 70)];
+    assert_eq!(actions(&mut recovery), seals);
+}
+
+#[test]
+fn loss_that_is_kept_already_is_not_reported() {
+    let mut recovery = recovery(AckRule::Quorum);
+    recovery.loss_kept();
+    recovery.answered(on(1, 1), limbo(50));
+    recovery.answered(on(1, 2), limbo(40));
+    recovery.answered(on(1, 3), answer(70));
+    assert_eq!(actions(&mut recovery)[0], seal(3, 1, 50, 70));
+}
+
+#[test]
+fn loss_of_one_extent_does_not_hold_up_the_seals_of_another() {
+    let extents = vec![extent(1, 0, Some(100)), extent(2, 100, None)];
+    let mut recovery = Recovery::new(AckRule::Quorum, layout(extents));
+    recovery.start();
+    actions(&mut recovery);
+    for node in [1, 2, 3] {
+        recovery.answered(on(2, node), limbo(130));
+    }
+    assert_eq!(actions(&mut recovery), [RecoveryAction::KeepLoss]);
+    recovery.answered(on(1, 1), answer(100));
+    assert_eq!(actions(&mut recovery), [seal(1, 1, 100, 100)]);
 }
 
 #[test]
@@ -169,6 +219,7 @@ fn damaged_majority_needs_the_operator() {
         assert!(lost.contains(&on(1, 1)) && lost.contains(&on(1, 2)), "{ack:?}");
         recovery.accept_loss();
         assert_eq!(recovery.blocked_by_damage(), None);
+        keep_loss(&mut recovery);
         assert_eq!(actions(&mut recovery).len(), 3, "{ack:?}");
         recovery.sealed(on(1, 1));
         recovery.sealed(on(1, 2));
@@ -214,6 +265,7 @@ fn operator_accepts_the_loss_of_silent_nodes() {
     recovery.failed(on(1, 3));
     assert_eq!(actions(&mut recovery), []);
     recovery.accept_loss();
+    keep_loss(&mut recovery);
     assert_eq!(actions(&mut recovery)[0], seal(1, 1, 100, 100));
     recovery.node_chosen(on(1, 4));
     recovery.sealed(on(1, 1));
@@ -261,7 +313,8 @@ fn unsealed_extent_with_lost_bytes_cuts_the_log() {
     recovery.answered(on(1, 2), limbo(60));
     actions(&mut recovery);
     recovery.answered(on(1, 3), answer(40));
-    actions(&mut recovery);
+    keep_loss(&mut recovery);
+    assert_eq!(actions(&mut recovery).len(), 3);
     recovery.sealed(on(1, 1));
     recovery.sealed(on(1, 2));
     let layout = done(&mut recovery);

@@ -141,6 +141,8 @@ pub(super) struct Run {
     synced: u64,
     submitted: u64,
     ended: Option<Ended>,
+    /// Whether the keeper knows that acknowledged bytes without a sync may be missing.
+    is_loss_kept: bool,
     /// The node whose disk loses bytes at rest; one per run, and none if a node is lost for good.
     damaged: Option<StorageId>,
     losses_percent: u32,
@@ -171,6 +173,7 @@ impl Run {
             synced: 0,
             submitted: 0,
             ended: None,
+            is_loss_kept: false,
             damaged: None,
             losses_percent: 0,
             coverage: Coverage::default(),
@@ -606,6 +609,7 @@ impl Run {
                         recovery.node_chosen(ReplicaId { extent, node });
                     }
                 }
+                RecoveryAction::KeepLoss => self.keep_loss(process),
                 RecoveryAction::Record(layout) => {
                     self.keeps.push_back(KeepRequest { from: process, version: 0, layout });
                 }
@@ -618,13 +622,30 @@ impl Run {
         }
     }
 
+    /// The keeper notes a loss for the owner of the newest epoch. The recovery may die any time
+    /// later.
+    fn keep_loss(&mut self, process: Process) {
+        let is_current = process as u64 + 1 == self.keeper_epoch;
+        self.is_loss_kept |= is_current;
+        let Some(recovery) = &mut self.recoveries[process - 1] else { return };
+        if is_current {
+            recovery.loss_kept();
+        } else {
+            recovery.fenced();
+        }
+    }
+
     fn check_done(&mut self, layout: &LogLayout) {
         if *layout != self.layout {
             self.fail("two recoveries disagree".to_owned());
         }
         self.coverage.unsynced_losses += u64::from(layout.may_miss_unsynced);
+        if layout.may_miss_unsynced && !self.is_loss_kept {
+            self.fail("a loss was recorded that the keeper does not know".to_owned());
+        }
         let len = layout.ended_bytes();
-        if len < self.acknowledged && !layout.may_miss_unsynced {
+        // The recovery that lost them may have died after its seals.
+        if len < self.acknowledged && !self.is_loss_kept {
             self.fail(format!("the log has {len} bytes, acknowledged are {}", self.acknowledged));
         }
         if len < self.synced {
@@ -696,7 +717,7 @@ impl Run {
         };
         let len = ended.len;
         let is_late = self.acknowledged > ended.acknowledged && self.acknowledged > len;
-        if is_late || (self.acknowledged > len && !self.layout.may_miss_unsynced) {
+        if is_late || (self.acknowledged > len && !self.is_loss_kept) {
             self.fail(format!("the log has {len} bytes, acknowledged are {}", self.acknowledged));
         }
         let layout = self.layout.clone();

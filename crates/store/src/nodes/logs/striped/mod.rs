@@ -40,7 +40,8 @@ use super::super::log::segments::SEGMENTS_MAX;
 use super::super::wire::stored::{Enclosed, decode_enclosed, encode_enclosed};
 use crate::ids::{LogId, VolumeId};
 use crate::log::{
-    Layout, LayoutKeeper, LogSetReader, LogStore, LogToRecover, LogWriter, NewLog, RecoveredLog,
+    Layout, LayoutKeeper, LogSetReader, LogStore, LogToRecover, LogWriter, NewLog, NewOwner,
+    RecoveredLog,
 };
 
 /// The layout of a striped log.
@@ -258,15 +259,19 @@ impl LogStore for StripedLogs {
         id: LogId,
         class: FileClass,
         layout: &Layout,
-        epoch: Epoch,
+        owner: NewOwner<'_>,
     ) -> Result<RecoveredLog> {
         let log = LogToRecover { id, class, layout };
         let missing = || Err(Error::internal(format!("log {id} was not recovered")));
-        self.recover_all(&[log], epoch).pop().unwrap_or_else(missing)
+        self.recover_all(&[log], owner).pop().unwrap_or_else(missing)
     }
 
     /// The parts of all logs are recovered in one call of the store below.
-    fn recover_all(&self, logs: &[LogToRecover<'_>], epoch: Epoch) -> Vec<Result<RecoveredLog>> {
+    fn recover_all(
+        &self,
+        logs: &[LogToRecover<'_>],
+        owner: NewOwner<'_>,
+    ) -> Vec<Result<RecoveredLog>> {
         let plan = |log: &LogToRecover<'_>| -> Result<RecoverPlan> {
             let striped = StripedLayout::decode(log.id, log.layout)?;
             let parts = match &striped {
@@ -285,7 +290,7 @@ impl LogStore for StripedLogs {
                 layout,
             }));
         }
-        let mut recovered = self.logs.recover_all(&all, epoch).into_iter();
+        let mut recovered = self.logs.recover_all(&all, owner).into_iter();
         let mut outcomes = Vec::with_capacity(logs.len());
         for (log, plan) in logs.iter().zip(plans.iter()) {
             outcomes.push(match plan {

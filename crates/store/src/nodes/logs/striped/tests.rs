@@ -10,7 +10,7 @@ use super::{LogWriting, StripedLayout, StripedLogs, family_name, part_id};
 use crate::ids::{LogId, VolumeId};
 use crate::log::{Layout, LayoutKeeper, LogStore, LogWriter, NewLog, RecoveredLog};
 use crate::memory::MemoryPool;
-use crate::suite::{KeptLayouts, logs_conform};
+use crate::suite::{CountedLosses, KeptLayouts, logs_conform};
 
 const ID: LogId = LogId(*b"identity: a log.");
 const CONTEXT: IoContext = IoContext::new(FileClass::Wal, IoPurpose::Recovery);
@@ -46,9 +46,12 @@ fn read(logs: &dyn LogStore, layout: &Layout) -> Result<Vec<u8>> {
 }
 
 fn recover(logs: &StripedLogs, layout: &Layout, epoch: u64) -> (RecoveredLog, Vec<u8>) {
-    let recovered = logs.recover(ID, FileClass::Wal, layout, Epoch(epoch)).expect("recovered");
+    let losses = CountedLosses::default();
+    let recovered = logs.recover(ID, FileClass::Wal, layout, losses.owner(epoch));
+    let recovered = recovered.expect("recovered");
     let bytes = read(logs, &recovered.layout).expect("bytes");
     assert_eq!(bytes.len() as u64, recovered.len_bytes);
+    assert_eq!(losses.count() > 0, recovered.may_miss_unsynced);
     (recovered, bytes)
 }
 

@@ -20,8 +20,11 @@ use super::super::StorageId;
 use super::super::wire::{ExtentAt, RefusalWhy, StoreMessage};
 use super::{NodeLogOptions, NodeLogs, VolumeLog};
 use crate::ids::{LogId, VolumeId};
-use crate::log::{Layout, LayoutKeeper, LogStore, LogToRecover, LogWriter, NewLog, RecoveredLog};
-use crate::suite::logs_conform;
+use crate::log::{
+    Layout, LayoutKeeper, LogStore, LogToRecover, LogWriter, LossKeeper, NewLog, NewOwner,
+    RecoveredLog,
+};
+use crate::suite::{CountedLosses, logs_conform};
 
 const VOLUME: VolumeId = VolumeId(*b"volume of a test");
 const MS: u64 = 1_000_000;
@@ -42,6 +45,8 @@ struct Keeper {
     /// Errors of the next calls.
     errors: Mutex<Vec<Error>>,
     calls: Mutex<u64>,
+    /// Number of losses that were kept.
+    losses: Mutex<u64>,
 }
 
 /// The keeper as the owner of one epoch uses it.
@@ -51,16 +56,32 @@ struct OwnersKeeper {
     epoch: u64,
 }
 
-impl LayoutKeeper for OwnersKeeper {
-    fn keep(&self, log: LogId, layout: &Layout) -> Result<()> {
-        *self.keeper.calls.lock() += 1;
+impl OwnersKeeper {
+    /// Refuses a call that should fail, and those of older owners.
+    fn check(&self) -> Result<()> {
         if let Some(error) = self.keeper.errors.lock().pop() {
             return Err(error);
         }
         if self.epoch < *self.keeper.epoch.lock() {
             return Err(Error::fenced("another owner"));
         }
+        Ok(())
+    }
+}
+
+impl LayoutKeeper for OwnersKeeper {
+    fn keep(&self, log: LogId, layout: &Layout) -> Result<()> {
+        *self.keeper.calls.lock() += 1;
+        self.check()?;
         self.keeper.layouts.lock().insert(log, layout.clone());
+        Ok(())
+    }
+}
+
+impl LossKeeper for OwnersKeeper {
+    fn keep_loss(&self) -> Result<()> {
+        self.check()?;
+        *self.keeper.losses.lock() += 1;
         Ok(())
     }
 }
@@ -123,7 +144,10 @@ impl World {
         epoch: u64,
     ) -> Result<(RecoveredLog, Vec<u8>)> {
         *self.keeper.epoch.lock() = epoch;
-        let recovered = store.recover(id, class, &self.layout(id), Epoch(epoch))?;
+        let losses = OwnersKeeper { keeper: Arc::clone(&self.keeper), epoch };
+        let owner = NewOwner { epoch: Epoch(epoch), losses: &losses };
+        let recovered = store.recover(id, class, &self.layout(id), owner)?;
+        assert!(!recovered.may_miss_unsynced || *self.keeper.losses.lock() > 0, "a loss is kept");
         self.keeper.layouts.lock().insert(id, recovered.layout.clone());
         let bytes = self.read(store, id, class)?;
         Ok((recovered, bytes))
@@ -273,6 +297,58 @@ fn synced_bytes_survive_power_loss_of_all_nodes() {
         has_lost += u64::from(bytes.len() < 5000);
     }
     assert!(has_lost > 5, "{has_lost}");
+}
+
+#[test]
+fn loss_is_kept_before_a_node_forgets_it() {
+    let world = World::new(24, 3);
+    let store = world.store(quick());
+    let mut writer = world.create(&store, log(1), FileClass::Wal);
+    append(&mut *writer, 3000).expect("acknowledged");
+    drop(writer);
+    world.pool.lose_all_power();
+    let (at, layout) = (ExtentAt { log: log(1), extent: 1 }, world.layout(log(1)));
+    world.keeper.errors.lock().push(Error::busy("the register does not answer"));
+    let error = world.recover(log(1), FileClass::Wal, 2).expect_err("the loss is not kept");
+    assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    let holders = world.pool.holders(at);
+    assert!(holders.iter().all(|(_, _, is_sealed)| !is_sealed), "{holders:?}");
+    // The next owner dies after the seals, before it keeps the layout.
+    let (recovered, bytes) = world.recover(log(1), FileClass::Wal, 3).expect("recovered");
+    assert!(recovered.may_miss_unsynced, "nothing was forgotten");
+    assert_eq!(*world.keeper.losses.lock(), 1);
+    let holders = world.pool.holders(at);
+    assert!(holders.iter().all(|(_, _, is_sealed)| *is_sealed), "{holders:?}");
+    world.keeper.layouts.lock().insert(log(1), layout);
+    let (again, same) = world.recover(log(1), FileClass::Wal, 4).expect("recovered");
+    assert_eq!(same, bytes);
+    assert!(!again.may_miss_unsynced, "the nodes do not know it any more, and the keeper does");
+}
+
+#[test]
+fn loss_of_several_logs_is_kept_once() {
+    let world = World::new(25, 6);
+    let store = world.store(quick());
+    let ids: Vec<LogId> = (1..=6).map(log).collect();
+    let class = |at: usize| if at % 2 == 0 { FileClass::Wal } else { FileClass::Manifest };
+    for (at, id) in ids.iter().enumerate() {
+        append(&mut *world.create(&store, *id, class(at)), 2000).expect("acknowledged");
+    }
+    world.pool.lose_all_power();
+    let layouts: Vec<Layout> = ids.iter().map(|id| world.layout(*id)).collect();
+    let logs = ids.iter().zip(&layouts).enumerate();
+    let logs = logs.map(|(at, (id, layout))| LogToRecover { id: *id, class: class(at), layout });
+    let logs: Vec<LogToRecover<'_>> = logs.collect();
+    let losses = CountedLosses::default();
+    let recovered = world.store(quick()).recover_all(&logs, losses.owner(2));
+    for (at, recovered) in recovered.into_iter().enumerate() {
+        let recovered = recovered.expect("recovered");
+        assert_eq!(recovered.may_miss_unsynced, class(at) == FileClass::Wal, "log {at}");
+        let layout = VolumeLog::decode(&recovered.layout, &"log").expect("a layout").layout;
+        assert!(layout.is_ended && layout.ended_bytes() == recovered.len_bytes, "log {at}");
+        assert!(recovered.len_bytes == 2000 || class(at) == FileClass::Wal, "log {at}");
+    }
+    assert_eq!(losses.count(), 1);
 }
 
 #[test]
@@ -570,9 +646,10 @@ fn several_logs_are_recovered_in_the_time_of_one() {
     let logs = ids.iter().zip(&layouts).map(|(id, layout)| LogToRecover { id: *id, class, layout });
     let logs: Vec<LogToRecover<'_>> = logs.collect();
     let started_ns = world.now_ns();
-    let one = world.store(quick()).recover_all(&logs[..1], Epoch(2));
+    let losses = CountedLosses::default();
+    let one = world.store(quick()).recover_all(&logs[..1], losses.owner(2));
     let one_ns = world.now_ns() - started_ns;
-    let all = world.store(quick()).recover_all(&logs, Epoch(3));
+    let all = world.store(quick()).recover_all(&logs, losses.owner(3));
     let all_ns = world.now_ns() - started_ns - one_ns;
     assert!(one.into_iter().chain(all).all(|log| log.expect("recovered").len_bytes == 50_000));
     assert!(all_ns < 4 * one_ns, "{all_ns} ns for eight, {one_ns} ns for one");

@@ -9,7 +9,10 @@
 //! 2. If the machine may have restarted in between, unsynced bytes may be lost. The extent is then
 //!    in *limbo*: it keeps the bytes that it has, takes no appends, and says that it may have lost
 //!    bytes.
-//! 3. Bad bytes that no kill leaves, and a missing file, put an extent into limbo as well.
+//! 3. Bad bytes that no kill leaves, and a missing file, put an extent into limbo as well. That of
+//!    bytes which are bad or cannot be read is durable: the opening clears the kept tails, so the
+//!    next one may find a clean end where this one did not. A missing file stays missing, or
+//!    returns whole with its device. So the tails of a device that cannot be listed stay.
 //! 4. If the prefix ends before the mark of the last sync, or before the end of a sealed extent,
 //!    then durable bytes are lost. The extent is *damaged*: its length proves nothing. The metadata
 //!    do not keep that, because a missing device may come back.
@@ -46,6 +49,7 @@ use super::marks::SyncMark;
 use super::part::{GroupIndex, LOGS_NAME, Part};
 use super::record::{ExtentRecord, PartRecord, extent_key, extent_of_key};
 use crate::devices::Device;
+use crate::identity::DeviceId;
 use crate::meta::{MetaBatch, MetaSpace, Scan};
 
 /// A file in a directory of parts.
@@ -59,6 +63,14 @@ struct PartFile {
 /// The files of all directories of parts, by name.
 type PartFiles = HashMap<String, PartFile>;
 
+/// What the directories of parts have.
+#[derive(Debug, Default)]
+struct ListedParts {
+    files: PartFiles,
+    /// Devices whose directory could not be listed.
+    unlisted: Vec<DeviceId>,
+}
+
 /// Finds the extents of the node, and removes files without a record. Records of extents that are
 /// in limbo from now on, and new marks, are added to `batch`.
 pub(super) fn open_extents(
@@ -66,7 +78,7 @@ pub(super) fn open_extents(
     may_have_lost_memory: bool,
     batch: &mut MetaBatch,
 ) -> Result<BTreeMap<ExtentAt, Arc<Extent>>> {
-    let mut files = list_files(env)?;
+    let ListedParts { mut files, unlisted } = list_files(env)?;
     let mut records = Vec::new();
     env.meta.scan(MetaSpace::Extents, &[], &mut |key, value| {
         let at = extent_of_key(key)?;
@@ -96,7 +108,8 @@ pub(super) fn open_extents(
         }
         tolerate(env, &file.device, removed)?;
     }
-    for device in env.devices.present() {
+    let is_listed = |device: &&Arc<Device>| !unlisted.contains(&device.id);
+    for device in env.devices.present().iter().filter(is_listed) {
         let dir = device.dir.join(LOGS_NAME);
         let cleared = env.fs.clear_log_tails(&dir);
         let settled = cleared.and_then(|()| device.sync_dir(&*env.fs, &dir));
@@ -133,7 +146,7 @@ fn conclude(
     batch: &mut MetaBatch,
 ) -> FoundExtent {
     let FoundRecord { at, mut record, mut mark, may_have_lost_memory } = known;
-    let OpenedExtent { parts, valid_end, is_cut } = opened;
+    let OpenedExtent { parts, valid_end, is_cut, is_damaged } = opened;
     let is_of_part = record.parts.iter().any(|part| part.number == mark.part);
     // A mark that names no part of the record is left from an extent that was removed or sealed.
     if !is_of_part || record.sealed.is_some() {
@@ -145,7 +158,8 @@ fn conclude(
     let marked_end = mark.end;
     let durable_end = record.sealed.unwrap_or(marked_end);
     let has_limbo = !env.sabotage.no_limbo();
-    if may_have_lost_memory && record.sealed.is_none() && !record.is_in_limbo && has_limbo {
+    let may_have_lost = may_have_lost_memory || is_damaged;
+    if may_have_lost && record.sealed.is_none() && !record.is_in_limbo && has_limbo {
         record.is_in_limbo = true;
         batch.put(MetaSpace::Extents, &extent_key(at), &record.encode());
         tracing::warn!(extent = %at, end = valid_end, "an extent may have lost unsynced bytes; it is in limbo");
@@ -182,13 +196,16 @@ fn tolerate(env: &LogEnv, device: &Arc<Device>, outcome: Result<()>) -> Result<(
     }
 }
 
-fn list_files(env: &LogEnv) -> Result<PartFiles> {
-    let mut files = PartFiles::new();
+fn list_files(env: &LogEnv) -> Result<ListedParts> {
+    let mut parts = ListedParts::default();
     for device in env.devices.present() {
-        let listed = list_device(env, device, &mut files);
+        let listed = list_device(env, device, &mut parts.files);
+        if listed.is_err() {
+            parts.unlisted.push(device.id);
+        }
         tolerate(env, device, listed)?;
     }
-    Ok(files)
+    Ok(parts)
 }
 
 fn list_device(env: &LogEnv, device: &Arc<Device>, files: &mut PartFiles) -> Result<()> {
@@ -238,12 +255,14 @@ struct OpenedExtent {
     valid_end: u64,
     /// Whether bytes are missing that no kill takes away.
     is_cut: bool,
+    /// Whether the bytes behind the end are bad, or could not be read.
+    is_damaged: bool,
 }
 
 /// An extent that was sealed is read only when a request reads it.
 fn open_sealed(record: &ExtentRecord, parts: Vec<Part>) -> OpenedExtent {
     let valid_end = record.sealed.unwrap_or(record.start);
-    OpenedExtent { parts, valid_end, is_cut: false }
+    OpenedExtent { parts, valid_end, is_cut: false, is_damaged: false }
 }
 
 /// Reads the parts of an extent up to the end of its valid prefix, and makes that durable.
@@ -255,6 +274,7 @@ fn open_unsealed(
 ) -> Result<OpenedExtent> {
     let mut valid_end = record.start;
     let mut is_cut = parts.len() < record.parts.len();
+    let mut is_damaged = false;
     let mut valid_parts = 0;
     for index in 0..parts.len() {
         let end = parts.get(index + 1).map(|next| next.start);
@@ -267,11 +287,12 @@ fn open_unsealed(
         valid_parts = index + 1;
         valid_end = found.end.min(end.unwrap_or(u64::MAX)).max(parts[index].start);
         // Bytes behind the begin of the next part do not count.
-        is_cut |= found.is_damaged && end.is_none_or(|end| found.end < end);
+        is_damaged |= found.is_damaged && end.is_none_or(|end| found.end < end);
     }
     valid_end = valid_end.min(record.sealed.unwrap_or(u64::MAX));
     parts.truncate(valid_parts);
-    Ok(OpenedExtent { parts, valid_end, is_cut })
+    is_cut |= is_damaged;
+    Ok(OpenedExtent { parts, valid_end, is_cut, is_damaged })
 }
 
 /// The valid groups of a part.

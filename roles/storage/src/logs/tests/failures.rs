@@ -227,6 +227,32 @@ fn part_behind_a_missing_one_waits_for_its_device() {
 }
 
 #[test]
+fn limbo_of_bytes_that_could_not_be_read_is_durable() {
+    let machine = Machine::new();
+    append(&machine.open(), 1, START..1200, Written);
+    let machine = machine.killed();
+    let fs = faulty(&machine);
+    fs.add(Rule::on(Operation::Open).path("/logs/").times(1));
+    assert_eq!(inspect(&open(&fs, &["/device"])), replica(START, START, None, true));
+    // The opening has cleared the tail in which answered bytes may have been.
+    let node = machine.killed().open();
+    assert_eq!(inspect(&node), replica(1200, 1200, None, true));
+    assert_eq!(why(&append(&node, 1, 1200..1300, Written)), Some(RefusalWhy::InLimbo));
+}
+
+#[test]
+fn tails_of_a_device_that_cannot_be_listed_stay() {
+    let machine = Machine::new();
+    drop(open(&faulty(&machine), &["/device", "/second"]));
+    let machine = machine.killed();
+    let fs = faulty(&machine);
+    fs.add(Rule::on(Operation::List).path("/second/logs"));
+    let cleared = fs.add(Rule::on(Operation::LogTail).path("/second/logs"));
+    drop(open(&fs, &["/device", "/second"]));
+    assert_eq!(fs.fired_by(cleared), 0, "they may have bytes of its files");
+}
+
+#[test]
 fn node_opens_without_a_device_that_failed() {
     let machine = Machine::new();
     let fs = faulty(&machine);

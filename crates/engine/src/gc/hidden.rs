@@ -47,6 +47,8 @@ pub(crate) struct HiddenGarbage {
     pub upper_bound_bytes: u64,
     /// The part of it that is garbage for certain.
     pub certain_bytes: u64,
+    /// The part of it that is the deletes themselves, in the tables above the last level.
+    pub tombstone_bytes: u64,
 }
 
 impl HiddenGarbage {
@@ -75,6 +77,12 @@ pub(crate) fn hidden_by_table(table: &FileMeta, referenced_mean_bytes: u64) -> u
     table.size_bytes.saturating_add(table.refs.bytes()).saturating_add(deletes)
 }
 
+/// Bytes of a table that are deletes of single keys, if all its records have the same size.
+fn tombstone_bytes(table: &FileMeta) -> u64 {
+    let bytes = u128::from(table.size_bytes) * u128::from(table.deletions);
+    u64::try_from(bytes / u128::from(table.entries.max(1))).unwrap_or(table.size_bytes)
+}
+
 /// The bounds of hidden garbage in the tables of `input`.
 #[must_use]
 pub(crate) fn hidden_garbage(input: &HiddenInput<'_>) -> HiddenGarbage {
@@ -92,7 +100,9 @@ pub(crate) fn hidden_garbage(input: &HiddenInput<'_>) -> HiddenGarbage {
         sum.saturating_add(bytes)
     });
     let upper_bound_bytes = by_records.saturating_add(certain_bytes);
-    HiddenGarbage { upper_bound_bytes, certain_bytes }
+    let tombstones = input.upper.iter().copied().map(tombstone_bytes);
+    let tombstone_bytes = tombstones.fold(0, u64::saturating_add);
+    HiddenGarbage { upper_bound_bytes, certain_bytes, tombstone_bytes }
 }
 
 /// Bytes of the shadowed records of a last-level table that no snapshot needs.
@@ -258,6 +268,17 @@ mod tests {
         assert_eq!(hidden.certain_bytes, 0);
         assert_eq!(hidden.estimate_bytes(0.5), 2200);
         assert_eq!(hidden.estimate_bytes(7.0), 4400);
+    }
+
+    #[test]
+    fn deletes_are_a_part_of_the_bytes_of_upper_tables() {
+        let mut upper = table(("a", "m"), 1000, (10, 4000));
+        (upper.entries, upper.deletions) = (40, 30);
+        let mut ranges = covering("b", "f", 60);
+        (ranges.entries, ranges.deletions) = (0, 0);
+        let mut last = table(("a", "z"), 900, (90, 6000));
+        last.deletions = 5;
+        assert_eq!(garbage(&[upper, ranges], &[last], &[]).tombstone_bytes, 750);
     }
 
     #[test]

@@ -152,7 +152,7 @@ pub struct StallInput {
     pub budget_used: u64,
     /// Limit of the budget in bytes; 0 or `u64::MAX` for none.
     pub budget_limit: u64,
-    /// Bytes of garbage, of unfinished outputs and of memtables, less the debt of events.
+    /// Bytes of exposed and hidden garbage, less the debt of events.
     pub space_used: u64,
     /// Slowdown threshold for `space_used`.
     pub space_slowdown: u64,

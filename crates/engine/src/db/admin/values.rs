@@ -69,11 +69,10 @@ pub struct SpaceInfo {
     pub live_bytes: u64,
     /// Bytes of garbage that events put over the bound and that are not repaid yet.
     pub debt_bytes: u64,
-    /// The event that raised the debt last: `range_delete`, `ingestion`, `garbage_found`,
-    /// `snapshot_released` or `opened`. `None` if none did since the open.
+    /// The event that raised the debt last: `range_delete`, `delete`, `ingestion`,
+    /// `garbage_found`, `snapshot_released` or `opened`. `None` if none did since the open.
     pub debt_event: Option<&'static str>,
-    /// Bytes of garbage and unfinished outputs that the bound allows, debt included; `None` without
-    /// a bound.
+    /// Bytes of garbage that the bound allows, debt included; `None` without a bound.
     pub allowed_bytes: Option<u64>,
     /// Whether the bound cannot be kept now, because writers are close to it and nothing is left to
     /// collect or compact.
@@ -206,8 +205,8 @@ impl ValuesReport {
                 None => writeln!(out, "Bound: none (space_amplification_max is 0)"),
                 Some(allowed) => writeln!(
                     out,
-                    "Bound: space_amplification_max {} allows {allowed} bytes of garbage and \
-                     unfinished outputs, {} of them debt{}{}",
+                    "Bound: space_amplification_max {} allows {allowed} bytes of garbage, {} of \
+                     them debt{}{}",
                     self.space_amplification_max,
                     space.debt_bytes,
                     space.debt_event.map_or(String::new(), |event| format!(" (by {event})")),

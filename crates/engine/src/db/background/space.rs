@@ -7,8 +7,9 @@
 //! Invariants:
 //! 1. Every install of a family with value files is followed by an examination, before the jobs
 //!    lock is released. So the limit of the writers is that of the newest version.
-//! 2. Memtables and the outputs of running jobs count neither as used nor as allowed. The stated
-//!    slack has room for one set of memtables and for the outputs.
+//! 2. Memtables and the outputs of running jobs count neither as used nor as allowed, so the limit
+//!    changes with installs alone. The stated slack has room for one set of memtables and for the
+//!    outputs ([`crate::gc::space_plan`]).
 //! 3. A writer waits only while a job runs or can be picked ([`note_idle`]).
 //!
 //! Thread-safety: the functions run under the jobs lock.
@@ -29,7 +30,7 @@ use crate::db::state::jobs::JobState;
 use crate::file_meta::FileMeta;
 use crate::gc::hidden::{HiddenInput, hidden_garbage};
 use crate::gc::space_plan::{
-    Margin, PlanInput, SpaceEvent, SpaceSlack, SpaceUsage, SpaceWork, WriterLimit, space_plan,
+    Margin, PlanInput, SpaceChange, SpaceEvent, SpaceUsage, SpaceWork, WriterLimit, space_plan,
     writer_limit,
 };
 use crate::job::JobOutput;
@@ -58,17 +59,8 @@ pub(crate) fn note_install(
         let had = known.map_or_else(|| unbounded(&after), |(_, margin)| margin);
         // Without a known earlier state, this is the first examination since the open.
         let event = if known.is_some() { event } else { Some(SpaceEvent::Opened) };
-        let freed = had.used_bytes.saturating_sub(after.used_bytes);
-        if freed > 0 {
-            space.debt_mut().repay(freed, &after);
-        } else if let Some(event) = event {
-            // Only garbage that the event itself made is debt. Garbage that updates made meanwhile
-            // is not.
-            let grown = after.used_bytes.saturating_sub(had.used_bytes);
-            let own = own_bytes(event, before.as_ref(), &view).min(grown);
-            let ordinary = Margin { used_bytes: after.used_bytes - own, ..had };
-            space.debt_mut().note(event, &ordinary, &after);
-        }
+        let own_bytes = event.map_or(0, |event| own_bytes(event, before.as_ref(), &view));
+        space.debt_mut().settle(&SpaceChange { before: had, after, event, own_bytes });
         view.bound = Some((plan, margin(family, &view.usage, space)));
     }
     let demand = view.bound.map(|(plan, margin)| SpaceDemand {
@@ -128,15 +120,23 @@ pub(crate) fn note_all(db: &DbInner, state: &mut JobState, event: Option<SpaceEv
 
 /// Bytes of garbage that an event itself may have made.
 fn own_bytes(event: SpaceEvent, before: Option<&SpaceView>, after: &SpaceView) -> u64 {
+    // Tables that range tombstones cover as a whole are certainly garbage. So are the records that
+    // only a snapshot kept.
+    let known = before.map_or(0, |view| view.hidden.certain_bytes);
+    let certain = after.hidden.certain_bytes.saturating_sub(known);
     match event {
-        // Tables that range tombstones cover as a whole are certainly garbage. So are the records
-        // that only a snapshot kept.
-        SpaceEvent::RangeDelete | SpaceEvent::SnapshotReleased => {
-            let known = before.map_or(0, |view| view.hidden.certain_bytes);
-            after.hidden.certain_bytes.saturating_sub(known)
+        SpaceEvent::SnapshotReleased => certain,
+        SpaceEvent::RangeDelete | SpaceEvent::Delete => {
+            certain.max(before.map_or(0, |before| by_deletes(before, after)))
         }
-        _ => u64::MAX,
+        SpaceEvent::Ingestion | SpaceEvent::GarbageFound | SpaceEvent::Opened => u64::MAX,
     }
+}
+
+/// Bytes of garbage that the deletes of a flush made.
+fn by_deletes(before: &SpaceView, after: &SpaceView) -> u64 {
+    let tombstones = after.hidden.tombstone_bytes.saturating_sub(before.hidden.tombstone_bytes);
+    after.usage.hidden_by_deletes(&before.usage, tombstones)
 }
 
 /// A margin with the same allowance and no used bytes.
@@ -172,7 +172,6 @@ fn look(
         version_bytes: tables.saturating_add(values.file_bytes()),
         exposed_bytes: values.exposed_bytes(),
         hidden_bytes: hidden.estimate_bytes(shadow_share),
-        ..SpaceUsage::default()
     };
     let fs = db.storage.fs();
     let plan = space_plan(&PlanInput {
@@ -185,11 +184,10 @@ fn look(
     SpaceView { usage, hidden, shadow_share, bound }
 }
 
-/// The margin of a family. Invariant 2 of the module says what the slack leaves out.
+/// The margin of a family. Invariant 2 of the module says what it leaves out.
 fn margin(family: &Family, usage: &SpaceUsage, space: &FamilySpace) -> Margin {
-    let slack =
-        SpaceSlack { value_file_bytes: family.options.value_file_bytes, ..SpaceSlack::default() };
-    Margin::new(family.options.space_amplification_max, usage, &slack, space.debt())
+    let options = &family.options;
+    Margin::new(options.space_amplification_max, usage, options.value_file_bytes, space.debt())
 }
 
 /// Sets the limit that the bound places on writers now.
@@ -209,11 +207,14 @@ pub(crate) fn demands(state: &JobState) -> Vec<SpaceDemand> {
     state.spaces().filter_map(|space| space.demand().copied()).collect()
 }
 
-/// The event that an installed flush may be: a range delete turns live values into garbage without
-/// writing much.
-pub(crate) fn flush_event(output: &JobOutput) -> Option<SpaceEvent> {
-    let is_event = output.files.iter().any(|file| file.range_deletions > 0);
-    is_event.then_some(SpaceEvent::RangeDelete)
+/// The event that an installed flush may be: deletes turn live values into garbage without writing
+/// much. A flush without deletes may also raise the estimate of what earlier deletes hide, because
+/// it changes the mean size of a value.
+pub(crate) fn flush_event(output: &JobOutput) -> SpaceEvent {
+    match output.files.iter().any(|file| file.range_deletions > 0) {
+        true => SpaceEvent::RangeDelete,
+        false => SpaceEvent::Delete,
+    }
 }
 
 /// Examines every family again if the oldest snapshot was released, because records that it kept

@@ -5,9 +5,11 @@
 //!
 //! > live + exposed + hidden + in flight ≤ A · live + slack + debt
 //!
-//! The *allowance* is `(A − 1) · live + slack`: the bytes of garbage and of unfinished outputs that
-//! may exist. [`space_plan`] divides `A − 1` into a share `x` of exposed garbage and a share `h` of
-//! hidden garbage, so that garbage collection and compactions together write least:
+//! The slack is one value file, one set of memtables and the outputs of running jobs. Writers stop
+//! where garbage alone reaches the *allowance*, `(A − 1) · live` and one value file. Memtables and
+//! outputs are left out on both sides. [`space_plan`] divides `A − 1` into a share `x` of exposed
+//! garbage and a share `h` of hidden garbage, so that garbage collection and compactions together
+//! write least:
 //!
 //! > cost(x) = ρ_v · g(x), where g = p / (1 − p) and (1 − p) / (−ln p) = 1 / (1 + x)
 //! > cost(h) = ρ_k · k / h
@@ -20,11 +22,11 @@
 //! 1. Debt rises only by a [`SpaceEvent`], and by no more than the event took from the margin.
 //! 2. After an event, a tenth of the allowance is left, or the margin before it if that was less.
 //!    So the event delays writers and does not stop them.
-//! 3. Bytes in memtables count as used, because their flush turns some of them into hidden garbage.
-//!    The slack has room for one set of memtables.
-//! 4. All bytes that a running job may write count as used from its start on, and the slack has
-//!    room for them. So a job can always run to its end. Writers never use the room of a job that
-//!    writes less than it may.
+//! 3. Garbage exceeds the allowance and the debt by at most the bytes that left memtables since
+//!    writers stopped. The memtables of that moment are one set, and those at memory nodes. A flush
+//!    adds at most the bytes of its updates, because what its deletes hide beyond them is an event.
+//! 4. The end of a job takes nothing from the margin, unless it is an event. So a job can always
+//!    run to its end.
 //!
 //! Cost: a plan solves 64 equations by bisection, about 20 µs. Everything else is a few additions.
 
@@ -119,7 +121,7 @@ pub(crate) fn space_plan(input: &PlanInput) -> Option<SpacePlan> {
     (0..HIDDEN_STEPS).map(plan_at).min_by(|one, other| cost(one).total_cmp(&cost(other)))
 }
 
-/// The accounted bytes of a column family.
+/// The accounted bytes of a version of a column family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SpaceUsage {
     /// Bytes of the files of the newest version: tables and value files.
@@ -128,13 +130,6 @@ pub(crate) struct SpaceUsage {
     pub exposed_bytes: u64,
     /// Estimate of the bytes of hidden garbage among them.
     pub hidden_bytes: u64,
-    /// Bytes that running jobs have written so far.
-    pub in_flight_bytes: u64,
-    /// Bytes in memtables, and bytes that delayed writers have paid for in advance.
-    pub unflushed_bytes: u64,
-    /// Largest number of bytes that the deletes in memtables may hide: their number times the mean
-    /// bytes of a separated value.
-    pub unflushed_delete_bytes: u64,
 }
 
 impl SpaceUsage {
@@ -149,30 +144,22 @@ impl SpaceUsage {
     pub(crate) fn garbage_bytes(&self) -> u64 {
         self.exposed_bytes.saturating_add(self.hidden_bytes).min(self.version_bytes)
     }
-}
 
-/// Bytes that the bound allows independently of the live bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct SpaceSlack {
-    /// One full value file, which garbage collection may always write.
-    pub value_file_bytes: u64,
-    /// Bytes that running jobs may write, their written bytes included.
-    pub running_output_bytes: u64,
-    /// Bytes of all memtables that the settings allow.
-    pub memtables_bytes: u64,
-}
-
-impl SpaceSlack {
-    fn bytes(&self) -> u64 {
-        let outputs = self.running_output_bytes.saturating_add(self.memtables_bytes);
-        self.value_file_bytes.saturating_add(outputs)
+    /// Bytes of values that the deletes of a flush hide, beyond the bytes that its updates wrote.
+    /// `before` is the usage before the install. `tombstone_bytes` is the part of the written bytes
+    /// that are deletes.
+    #[must_use]
+    pub(crate) fn hidden_by_deletes(&self, before: &Self, tombstone_bytes: u64) -> u64 {
+        let grown = self.garbage_bytes().saturating_sub(before.garbage_bytes());
+        let written = self.version_bytes.saturating_sub(before.version_bytes);
+        grown.saturating_sub(written.saturating_sub(tombstone_bytes))
     }
 }
 
 /// The bound of a family at one moment, and the bytes of it that are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Margin {
-    /// Bytes of garbage, of unfinished outputs and of memtables.
+    /// Bytes of exposed and hidden garbage.
     pub used_bytes: u64,
     /// Used bytes that the bound allows without debt.
     pub allowance_bytes: u64,
@@ -181,23 +168,19 @@ pub(crate) struct Margin {
 }
 
 impl Margin {
-    /// The margin under the bound `amplification_max`, which must be at least 1.
+    /// The margin under the bound `amplification_max`, which must be at least 1. The room of
+    /// `value_file_bytes` is for garbage collection, which may always write one full value file.
     #[must_use]
     pub(crate) fn new(
         amplification_max: f64,
         usage: &SpaceUsage,
-        slack: &SpaceSlack,
+        value_file_bytes: u64,
         debt: &SpaceDebt,
     ) -> Self {
-        // A delete moves bytes from live to hidden, and so it lowers what the bound allows too.
-        let deletes = (usage.unflushed_delete_bytes as f64 * amplification_max) as u64;
-        let unflushed = usage.unflushed_bytes.saturating_add(deletes);
-        let outputs = usage.in_flight_bytes.max(slack.running_output_bytes);
-        let used = usage.garbage_bytes().saturating_add(outputs);
         let garbage = usage.live_bytes() as f64 * (amplification_max - 1.0);
         Self {
-            used_bytes: used.saturating_add(unflushed),
-            allowance_bytes: (garbage as u64).saturating_add(slack.bytes()),
+            used_bytes: usage.garbage_bytes(),
+            allowance_bytes: (garbage as u64).saturating_add(value_file_bytes),
             debt_bytes: debt.bytes,
         }
     }
@@ -233,6 +216,8 @@ impl Margin {
 pub(crate) enum SpaceEvent {
     /// A flush or compaction installed range tombstones.
     RangeDelete,
+    /// A flush installed deletes that hide more bytes than its updates wrote.
+    Delete,
     /// Tables were ingested.
     Ingestion,
     /// A compaction found more garbage than was estimated, or raised the estimate.
@@ -249,12 +234,26 @@ impl SpaceEvent {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::RangeDelete => "range_delete",
+            Self::Delete => "delete",
             Self::Ingestion => "ingestion",
             Self::GarbageFound => "garbage_found",
             Self::SnapshotReleased => "snapshot_released",
             Self::Opened => "opened",
         }
     }
+}
+
+/// What an install changed in the space of a family.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SpaceChange {
+    /// The margin before the install, with the present debt.
+    pub before: Margin,
+    /// The margin after the install, with the present debt.
+    pub after: Margin,
+    /// The event that the install may be.
+    pub event: Option<SpaceEvent>,
+    /// Largest number of bytes of garbage that the event itself made. Updates made the rest.
+    pub own_bytes: u64,
 }
 
 /// Bytes over the bound that events caused and that garbage collection has not repaid. A plain
@@ -278,9 +277,24 @@ impl SpaceDebt {
         self.last_event
     }
 
+    /// Repays debt with what an install freed, and adds what its event took from the margin.
+    /// Garbage that updates made meanwhile is no debt.
+    pub(crate) fn settle(&mut self, change: &SpaceChange) {
+        let SpaceChange { before, after, event, own_bytes } = *change;
+        let freed = before.used_bytes.saturating_sub(after.used_bytes);
+        if freed > 0 {
+            self.repay(freed, &after);
+        }
+        let Some(event) = event else { return };
+        let grown = after.used_bytes.saturating_sub(before.used_bytes);
+        let by_updates = grown.saturating_sub(own_bytes);
+        let ordinary = Margin { used_bytes: before.used_bytes + by_updates, ..before };
+        self.note(event, &ordinary, &Margin { debt_bytes: self.bytes, ..after });
+    }
+
     /// Adds the bytes that `event` put over 90 % of the allowance. `before` and `after` are the
     /// margins around the event, both with the present debt.
-    pub(crate) fn note(&mut self, event: SpaceEvent, before: &Margin, after: &Margin) {
+    fn note(&mut self, event: SpaceEvent, before: &Margin, after: &Margin) {
         let tenth = after.allowance_bytes - after.share_bytes(EVENT_PERCENT);
         let left = before.bytes().min(i64::try_from(tenth).unwrap_or(i64::MAX));
         if let Ok(raised @ 1..) = u64::try_from(left.saturating_sub(after.bytes())) {
@@ -292,7 +306,7 @@ impl SpaceDebt {
     /// Repays half of the `freed_bytes` that garbage collection or a compaction freed. The other
     /// half is room for writers. `after` is the margin after the job, with the present debt. Debt
     /// that is not needed to keep writers from being delayed lapses.
-    pub(crate) fn repay(&mut self, freed_bytes: u64, after: &Margin) {
+    fn repay(&mut self, freed_bytes: u64, after: &Margin) {
         let needed = after.used_bytes.saturating_sub(after.share_bytes(SLOWDOWN_PERCENT));
         self.bytes = self.bytes.saturating_sub(freed_bytes / 2).min(needed);
     }

@@ -76,8 +76,7 @@ fn margin(garbage: u64, debt: &SpaceDebt) -> Margin {
         exposed_bytes: garbage * MIB,
         ..SpaceUsage::default()
     };
-    let slack = SpaceSlack { value_file_bytes: 50 * MIB, ..SpaceSlack::default() };
-    Margin::new(1.5, &usage, &slack, debt)
+    Margin::new(1.5, &usage, 50 * MIB, debt)
 }
 
 #[test]
@@ -120,6 +119,7 @@ fn event_becomes_debt_above_90_percent() {
 fn every_event_has_a_name_of_its_own() {
     let events = [
         SpaceEvent::RangeDelete,
+        SpaceEvent::Delete,
         SpaceEvent::Ingestion,
         SpaceEvent::GarbageFound,
         SpaceEvent::SnapshotReleased,
@@ -127,6 +127,82 @@ fn every_event_has_a_name_of_its_own() {
     ];
     let names: std::collections::HashSet<&str> = events.iter().map(|event| event.name()).collect();
     assert_eq!(names.len(), events.len());
+}
+
+/// A family with 100 MiB of live data, before and after a flush. The flush writes `puts` MiB of
+/// updates and 1 MiB of deletes, and raises the estimate of hidden garbage by `hidden` MiB.
+fn flush_of(puts: u64, hidden: u64) -> (SpaceChange, SpaceUsage) {
+    let exposed_bytes = 60 * MIB;
+    let before = SpaceUsage { version_bytes: 160 * MIB, exposed_bytes, hidden_bytes: 0 };
+    let after =
+        SpaceUsage { version_bytes: (161 + puts) * MIB, exposed_bytes, hidden_bytes: hidden * MIB };
+    let margin = |usage: &SpaceUsage| Margin::new(1.5, usage, 50 * MIB, &SpaceDebt::default());
+    let change = SpaceChange {
+        before: margin(&before),
+        after: margin(&after),
+        event: Some(SpaceEvent::Delete),
+        own_bytes: after.hidden_by_deletes(&before, MIB),
+    };
+    (change, after)
+}
+
+#[test]
+fn deletes_of_large_values_delay_writers_and_do_not_stop_them() {
+    let (change, usage) = flush_of(0, 81);
+    assert_eq!(change.own_bytes, 81 * MIB);
+    let mut debt = SpaceDebt::default();
+    let limit = |debt: &SpaceDebt| {
+        let margin = Margin::new(1.5, &usage, 50 * MIB, debt);
+        match writer_limit(&margin, SpaceWork::Exists) {
+            WriterLimit::Graded(limit) => limit,
+            other => panic!("{other:?}"),
+        }
+    };
+    let without = limit(&debt);
+    assert!(without.used_bytes >= without.stop_bytes, "without debt, writers stop");
+    debt.settle(&change);
+    assert_eq!(debt.last_event().map(SpaceEvent::name), Some("delete"));
+    let with = limit(&debt);
+    assert!(with.slowdown_bytes <= with.used_bytes && with.used_bytes < with.stop_bytes);
+}
+
+#[test]
+fn garbage_of_updates_is_no_debt_of_a_delete() {
+    // As many bytes are hidden as the updates have.
+    let (change, usage) = flush_of(100, 100);
+    assert_eq!(change.own_bytes, 0);
+    let mut debt = SpaceDebt::default();
+    debt.settle(&change);
+    assert_eq!((debt.bytes(), debt.last_event()), (0, None));
+    assert!(Margin::new(1.5, &usage, 50 * MIB, &debt).bytes() < 0, "writers stop");
+    // What the deletes hide on top of that is debt, and nothing else.
+    let (change, usage) = flush_of(100, 150);
+    assert_eq!(change.own_bytes, 50 * MIB);
+    debt.settle(&change);
+    assert_eq!(debt.last_event(), Some(SpaceEvent::Delete));
+    let left = Margin::new(1.5, &usage, 50 * MIB, &debt).bytes();
+    assert_eq!(left, change.before.bytes() - 100 * MIB as i64);
+}
+
+#[test]
+fn install_that_lowers_the_allowance_takes_nothing_from_the_margin() {
+    // A compaction frees 1 MiB of garbage, and its tables take 30 MiB less.
+    let exposed = |mib: u64, version: u64| SpaceUsage {
+        version_bytes: version * MIB,
+        exposed_bytes: mib * MIB,
+        ..SpaceUsage::default()
+    };
+    let mut debt = SpaceDebt::default();
+    let margin = |usage: &SpaceUsage, debt: &SpaceDebt| Margin::new(1.5, usage, 50 * MIB, debt);
+    let (before, after) = (exposed(95, 195), exposed(94, 164));
+    debt.settle(&SpaceChange {
+        before: margin(&before, &debt),
+        after: margin(&after, &debt),
+        event: Some(SpaceEvent::GarbageFound),
+        own_bytes: u64::MAX,
+    });
+    let left = margin(&before, &SpaceDebt::default()).bytes();
+    assert_eq!(margin(&after, &debt).bytes(), left, "{debt:?}");
 }
 
 #[test]
@@ -142,82 +218,134 @@ fn half_of_what_is_freed_repays_debt() {
     assert_eq!(debt.bytes(), 0);
 }
 
-/// A family whose bytes change as writes, flushes, compactions and collections do.
+/// Bytes of one value file, which a family may always write.
+const VALUE_FILE: u64 = 8 * MIB;
+/// Bytes of all memtables that the settings allow.
+const MEMTABLES: u64 = 16 * MIB;
+/// Bytes that a running collection may write.
+const OUTPUT: u64 = 8 * MIB;
+
+/// Records that are in memtables.
+#[derive(Clone, Copy, Debug, Default)]
+struct Unflushed {
+    /// Bytes of updates.
+    puts: u64,
+    /// Bytes of deletes.
+    tombstones: u64,
+    /// Bytes of the values that the deletes may hide.
+    deleted: u64,
+}
+
+/// A running collection.
+#[derive(Clone, Copy, Debug)]
+struct Collection {
+    /// Bytes that it has written so far.
+    written: u64,
+    /// Bytes that its end frees.
+    freed: u64,
+}
+
+/// A family whose bytes change as writes, flushes, compactions and collections do. As in the
+/// engine, only installs change the margin, and writers see the limit of the last install.
 struct Model {
     usage: SpaceUsage,
-    slack: SpaceSlack,
+    unflushed: Unflushed,
     debt: SpaceDebt,
+    limit: WriterLimit,
     amplification_max: f64,
     /// Share of flushed bytes that is estimated to be hidden.
     shadow_share: f64,
-    /// Bytes that the running collection frees when it ends.
-    collected: Option<u64>,
+    collection: Option<Collection>,
 }
 
 impl Model {
     fn margin(&self) -> Margin {
-        Margin::new(self.amplification_max, &self.usage, &self.slack, &self.debt)
+        Margin::new(self.amplification_max, &self.usage, VALUE_FILE, &self.debt)
     }
 
-    /// Applies an event and adds to the debt what it puts over the bound.
-    fn event(&mut self, event: SpaceEvent, apply: impl FnOnce(&mut Self)) {
+    /// Applies an install, and examines the space after it. `apply` returns the bytes of garbage
+    /// that the event itself made.
+    fn install(&mut self, event: SpaceEvent, apply: impl FnOnce(&mut Self) -> u64) {
         let before = self.margin();
-        apply(self);
+        let own_bytes = apply(self);
         let after = self.margin();
-        self.debt.note(event, &before, &after);
+        let event = Some(event);
+        self.debt.settle(&SpaceChange { before, after, event, own_bytes });
+        self.limit = writer_limit(&self.margin(), SpaceWork::Exists);
     }
 
     fn step(&mut self, rng: &mut Rng) {
         match rng.u32(0..100) {
-            0 => self.event(SpaceEvent::RangeDelete, |model| {
+            0 => self.install(SpaceEvent::RangeDelete, |model| {
                 model.usage.hidden_bytes += model.usage.live_bytes() / 3;
+                u64::MAX
             }),
-            1 => self.event(SpaceEvent::Opened, |model| {
+            1 => self.install(SpaceEvent::Opened, |model| {
                 model.amplification_max = [1.1, 1.25, 1.5][rng.usize(0..3)];
+                u64::MAX
             }),
-            2 => self.event(SpaceEvent::GarbageFound, |model| {
+            2 => self.install(SpaceEvent::GarbageFound, |model| {
                 model.usage.exposed_bytes += model.usage.live_bytes() / 10;
+                u64::MAX
             }),
-            3..60 => self.write(rng.u64(0..2 * MIB)),
+            3..50 => self.write(Unflushed { puts: rng.u64(0..2 * MIB), ..Unflushed::default() }),
+            50..60 => self.write(Unflushed {
+                puts: 0,
+                tombstones: rng.u64(0..MIB / 8),
+                deleted: rng.u64(0..16 * MIB),
+            }),
             60..75 => self.flush(),
-            75..85 => {
-                let sunk = self.usage.hidden_bytes / 2;
-                self.usage.hidden_bytes -= sunk;
-                self.usage.exposed_bytes += sunk;
-            }
+            75..85 => self.install(SpaceEvent::GarbageFound, |model| {
+                let sunk = model.usage.hidden_bytes / 2;
+                model.usage.hidden_bytes -= sunk;
+                model.usage.exposed_bytes += sunk;
+                u64::MAX
+            }),
             _ => self.collect(rng),
         }
     }
 
-    fn write(&mut self, bytes: u64) {
-        let has_room = self.usage.unflushed_bytes + bytes <= self.slack.memtables_bytes;
-        if has_room && self.margin().bytes() >= bytes as i64 {
-            self.usage.unflushed_bytes += bytes;
+    /// Writes into the memtables, unless they are full or writers are stopped.
+    fn write(&mut self, new: Unflushed) {
+        let now = &mut self.unflushed;
+        let bytes = now.puts + now.tombstones + new.puts + new.tombstones;
+        let is_stopped = matches!(
+            self.limit,
+            WriterLimit::Graded(limit) if limit.used_bytes >= limit.stop_bytes
+        );
+        if bytes <= MEMTABLES && !is_stopped {
+            now.puts += new.puts;
+            now.tombstones += new.tombstones;
+            now.deleted += new.deleted;
         }
     }
 
     fn flush(&mut self) {
-        let bytes = std::mem::take(&mut self.usage.unflushed_bytes);
-        self.usage.version_bytes += bytes;
-        self.usage.hidden_bytes += (bytes as f64 * self.shadow_share) as u64;
+        let Unflushed { puts, tombstones, deleted } = std::mem::take(&mut self.unflushed);
+        self.install(SpaceEvent::Delete, |model| {
+            let before = model.usage;
+            model.usage.version_bytes += puts + tombstones;
+            let hiding = (puts + tombstones + deleted) as f64;
+            model.usage.hidden_bytes += (hiding * model.shadow_share) as u64;
+            model.usage.hidden_by_deletes(&before, tombstones)
+        });
     }
 
     fn collect(&mut self, rng: &mut Rng) {
-        let Some(freed) = self.collected.take() else {
-            if self.usage.exposed_bytes > 0 {
-                self.collected = Some(rng.u64(0..=self.usage.exposed_bytes));
-                self.slack.running_output_bytes = 8 * MIB;
-                self.usage.in_flight_bytes = rng.u64(0..=8 * MIB);
+        let exposed = self.usage.exposed_bytes;
+        match self.collection.take() {
+            Some(Collection { freed, .. }) => self.install(SpaceEvent::GarbageFound, |model| {
+                let freed = freed.min(exposed).min(model.usage.version_bytes);
+                model.usage.version_bytes -= freed;
+                model.usage.exposed_bytes -= freed;
+                u64::MAX
+            }),
+            None if exposed > 0 => {
+                let (written, freed) = (rng.u64(0..=OUTPUT), rng.u64(0..=exposed));
+                self.collection = Some(Collection { written, freed });
             }
-            return;
-        };
-        let freed = freed.min(self.usage.exposed_bytes);
-        self.usage.version_bytes -= freed;
-        self.usage.exposed_bytes -= freed;
-        self.usage.in_flight_bytes = 0;
-        self.slack.running_output_bytes = 0;
-        let after = self.margin();
-        self.debt.repay(freed, &after);
+            None => {}
+        }
     }
 }
 
@@ -225,27 +353,24 @@ impl Model {
 fn accounted_bytes_keep_the_bound_at_every_step() {
     for seed in 0..200 {
         let mut rng = Rng::with_seed(seed);
-        let slack = SpaceSlack {
-            value_file_bytes: 8 * MIB,
-            running_output_bytes: 0,
-            memtables_bytes: 16 * MIB,
-        };
         let usage = SpaceUsage { version_bytes: rng.u64(0..400 * MIB), ..SpaceUsage::default() };
         let mut model = Model {
             usage,
-            slack,
+            unflushed: Unflushed::default(),
             debt: SpaceDebt::default(),
+            limit: WriterLimit::None,
             amplification_max: 1.25,
             shadow_share: [0.0, 0.3, 0.9, 1.0][rng.usize(0..4)],
-            collected: None,
+            collection: None,
         };
         for step in 0..1000 {
             let debt = model.debt.bytes();
             model.step(&mut rng);
-            let usage = &model.usage;
-            let live = usage.live_bytes() as f64;
-            let accounted = usage.version_bytes + usage.in_flight_bytes;
-            let slack = model.slack.bytes() + model.debt.bytes();
+            let live = model.usage.live_bytes() as f64;
+            let in_flight = model.collection.map_or(0, |collection| collection.written);
+            let outputs = model.collection.map_or(0, |_| OUTPUT);
+            let accounted = model.usage.version_bytes + in_flight;
+            let slack = VALUE_FILE + MEMTABLES + outputs + model.debt.bytes();
             let limit = model.amplification_max * live + slack as f64;
             assert!(accounted as f64 <= limit + 16.0, "seed {seed}, step {step}");
             let has_event = model.debt.last_event().is_some();

@@ -21,7 +21,7 @@ use crate::db::{BackgroundMode, Components, Db};
 use crate::db::{ReadOptions, Snapshot};
 use crate::file_meta::value_file_name;
 use crate::gc::lookup::{LookupInput, valid_records};
-use crate::gc::space_plan::SpaceLimit;
+use crate::gc::space_plan::{SpaceDebt, SpaceLimit};
 use crate::key::KeyRange;
 use crate::lock_order::Order;
 use crate::options::{CfOptions, Compression, DbOptions, WriteOptions};
@@ -135,6 +135,11 @@ impl Store {
         let view = space.view().expect("value files exist");
         let unknown = view.hidden.upper_bound_bytes - view.usage.hidden_bytes;
         bound * view.usage.live_bytes() as f64 + (space.debt().bytes() + unknown) as f64
+    }
+
+    fn debt(&self) -> SpaceDebt {
+        let mut state = self.db.inner.jobs.lock(Order::none());
+        *state.space_mut(self.db.default_family().id()).debt()
     }
 
     fn settle(&self) {

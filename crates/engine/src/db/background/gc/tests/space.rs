@@ -114,6 +114,42 @@ fn collection_without_room_on_the_disk_waits() {
     store.check();
 }
 
+/// A store in which most records above the last level were found to shadow an older one.
+fn with_shadow_share(bound: f64) -> Store {
+    let mut store = Store::new(plain_family(bound));
+    (0..5).for_each(|round| overwrite(&mut store, round, |_| true));
+    let mut state = store.db.inner.jobs.lock(Order::none());
+    let space = state.space_mut(store.db.default_family().id());
+    let share = space.shadow_share().share();
+    assert!(share > 0.7, "{share}");
+    drop(state);
+    store
+}
+
+#[test]
+fn bulk_deletes_delay_writers_and_do_not_stop_them() {
+    let mut store = with_shadow_share(1.05);
+    assert!(!is_pressed(&store));
+    let before = store.debt().bytes();
+    for at in 0..KEYS {
+        store.db.delete(&key(at)).expect("deletes");
+    }
+    store.db.flush(store.db.default_family()).expect("flushes");
+    let debt = store.debt();
+    assert!(debt.bytes() > before, "{debt:?}");
+    assert_eq!(debt.last_event(), Some(SpaceEvent::Delete));
+    let family = family_of(&store);
+    let (used, stop) = (family.space.used_bytes(), family.space.stop_bytes());
+    assert!(family.space.slowdown_bytes() <= used && used < stop, "{used} of {stop}");
+    assert!(store.db.would_stall(store.db.default_family()));
+    store.db.put(b"another", b"value").expect("is delayed and not stopped");
+    store.model.clear();
+    store.model.insert(b"another".to_vec(), b"value".to_vec());
+    store.compact();
+    assert_eq!(store.debt().bytes(), 0, "what was freed repays the debt");
+    store.check();
+}
+
 #[test]
 fn debt_counts_an_event_once() {
     let mut store = Store::new(plain_family(1.05));

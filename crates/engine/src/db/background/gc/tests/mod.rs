@@ -1,5 +1,6 @@
 //! Garbage collection of a whole database in memory, in manual mode.
 
+mod bound;
 #[cfg(feature = "sabotage")]
 mod canaries;
 mod invalid_tree;

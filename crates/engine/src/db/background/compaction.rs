@@ -188,7 +188,9 @@ pub(crate) fn next_compaction(
         space: &demands,
     };
     let candidates = Candidates { versions: &all, common };
-    let (at, pick) = pick_that_fits(&db.disk, &db.view, &candidates)?;
+    let found = pick_that_fits(&db.disk, &db.view, &candidates);
+    disk_room::note_lacking(&db.disk, found.lacking_bytes);
+    let (at, pick) = found.pick?;
     let (family, version) = (Arc::clone(&families[at]), Arc::clone(&versions[at]));
     let mut task = start_compaction(state, family, version, pick);
     let inlined = inlined_bytes(&task.family.options, &task.pick);
@@ -196,10 +198,39 @@ pub(crate) fn next_compaction(
     Some(task)
 }
 
+/// Whether a compaction of the family could start now, if a job were free. No job of the family may
+/// run.
+pub(crate) fn can_compact(db: &DbInner, state: &JobState, family: &Family) -> bool {
+    let version = Arc::clone(&family.current.load().version);
+    let (snapshots, visible) = db.view.snapshots().list(|| db.view.visible());
+    let demands = space::demands(state);
+    let common = PickInput {
+        version: &version,
+        running: &[],
+        jobs_max: 1,
+        snapshots: &snapshots,
+        visible,
+        now_ms: db.context.clock().unix_ms(),
+        loading: is_load_running(&db.context, &db.pacing, &db.jobs),
+        space: &demands,
+    };
+    let candidates = Candidates { versions: &[&*version], common };
+    pick_that_fits(&db.disk, &db.view, &candidates).pick.is_some()
+}
+
+/// Result of [`pick_that_fits`].
+struct FittingPick {
+    /// The pick, with the index of its family.
+    pick: Option<(usize, Pick)>,
+    /// Bytes by which the smallest due compaction exceeds the room on the disk, if nothing else can
+    /// run; else 0.
+    lacking_bytes: u64,
+}
+
 /// The most urgent compaction whose outputs fit the room on the disk. If none of the due
 /// compactions fits, a part of one is picked. On a nearly full disk, a compaction that is not due
 /// but frees space may be picked as well.
-fn pick_that_fits(disk: &Disk, view: &ReadView, from: &Candidates<'_>) -> Option<(usize, Pick)> {
+fn pick_that_fits(disk: &Disk, view: &ReadView, from: &Candidates<'_>) -> FittingPick {
     let room = disk_room::room_for_compaction(disk, view, SpaceUse::Takes);
     let mut lacking = u64::MAX;
     let mut running = from.common.running.to_vec();
@@ -213,8 +244,7 @@ fn pick_that_fits(disk: &Disk, view: &ReadView, from: &Candidates<'_>) -> Option
         // A merge within L0 frees little, and joins parts that could be compacted alone.
         let is_detour = lacking < u64::MAX && matches!(pick, Pick::IntraL0 { .. });
         if needed <= room.bytes && !is_detour {
-            disk_room::note_lacking(disk, 0);
-            return Some((at, pick));
+            return FittingPick { pick: Some((at, pick)), lacking_bytes: 0 };
         }
         if !is_detour {
             lacking = lacking.min(needed - room.bytes);
@@ -223,8 +253,7 @@ fn pick_that_fits(disk: &Disk, view: &ReadView, from: &Candidates<'_>) -> Option
     }
     let is_short = lacking < u64::MAX;
     if !is_short && disk.state() == SpaceState::Roomy {
-        disk_room::note_lacking(disk, 0);
-        return None;
+        return FittingPick { pick: None, lacking_bytes: 0 };
     }
     let of_each = |pick: &dyn Fn(&PickInput<'_>) -> Option<Pick>| {
         from.each().find_map(|(at, input)| Some((at, pick(&input)?)))
@@ -240,8 +269,7 @@ fn pick_that_fits(disk: &Disk, view: &ReadView, from: &Candidates<'_>) -> Option
     let found =
         due.or_else(|| of_each(&freeing)).or_else(|| of_each(&recut)).or_else(|| of_each(&tiny));
     let is_stuck = is_short && found.is_none() && from.common.running.is_empty();
-    disk_room::note_lacking(disk, if is_stuck { lacking } else { 0 });
-    found
+    FittingPick { pick: found, lacking_bytes: if is_stuck { lacking } else { 0 } }
 }
 
 /// End of a picked compaction.

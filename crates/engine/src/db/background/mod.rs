@@ -24,6 +24,7 @@ pub(crate) mod scheduler;
 pub(crate) mod send;
 pub(crate) mod shard_cuts;
 pub(crate) mod space;
+pub(crate) mod space_idle;
 pub(crate) mod staying;
 pub(crate) mod subcompaction;
 pub(crate) mod sweep;

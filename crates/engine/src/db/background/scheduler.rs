@@ -46,7 +46,7 @@ use crate::db::background::send::{self, SendTask};
 use crate::db::background::taken::FetchRefused;
 use crate::db::background::warm_outputs::{self, WarmPass};
 use crate::db::background::{
-    kept_shards, leave_log, log_keeper, memory_pressure, offer, space, sweep,
+    kept_shards, leave_log, log_keeper, memory_pressure, offer, space, space_idle, sweep,
 };
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
@@ -235,7 +235,9 @@ pub(crate) fn step(db: &DbInner) -> Result<bool> {
     }
     let task = {
         let mut state = db.jobs.lock(Order::none());
-        next_task(db, &mut state)
+        let task = next_task(db, &mut state);
+        note_space_idle(db, &mut state);
+        task
     };
     let Some(task) = task else {
         forget_failure_if_idle(
@@ -245,7 +247,6 @@ pub(crate) fn step(db: &DbInner) -> Result<bool> {
             &db.logs,
             &mut db.jobs.lock(Order::none()),
         );
-        note_space_idle(db, &mut db.jobs.lock(Order::none()));
         remove_obsolete(&db.storage, &db.observers, &db.view);
         return Ok(false);
     };
@@ -294,6 +295,7 @@ fn work_until_closed(db: &DbInner, role: Role) {
                 Role::Spare => next_spare_task(db, &mut state),
                 Role::Collector => next_reserved_task(db, &mut state),
             };
+            let is_released = note_space_idle(db, &mut state);
             match next {
                 Some(task) => task,
                 None => {
@@ -306,8 +308,7 @@ fn work_until_closed(db: &DbInner, role: Role) {
                             &mut state,
                         );
                     }
-                    let is_waited_for = role == Role::Worker && state.is_any_pressed();
-                    if is_waited_for && note_space_idle(db, &mut state) {
+                    if is_released {
                         // Writers that waited for space go on.
                         continue;
                     }
@@ -435,11 +436,11 @@ fn forget_failure_if_idle(
     }
 }
 
-/// Releases writers that wait for space if nothing is left to pick. Returns whether any were
-/// released.
+/// Releases writers that wait for space in vain. It is called at each pick, because jobs of other
+/// families may leave no worker without a task. Returns whether any were released.
 fn note_space_idle(db: &DbInner, state: &mut JobState) -> bool {
     // While picks are held back, there may be work.
-    may_pick(&db.context, &db.observers, &db.logs, state) && space::note_idle(db, state)
+    may_pick(&db.context, &db.observers, &db.logs, state) && space_idle::note_idle(db, state)
 }
 
 /// Whether anything may be picked now.

@@ -10,7 +10,8 @@
 //! 2. Memtables and the outputs of running jobs count neither as used nor as allowed, so the limit
 //!    changes with installs alone. The stated slack has room for one set of memtables and for the
 //!    outputs ([`crate::gc::space_plan`]).
-//! 3. A writer waits only while a job runs or can be picked ([`note_idle`]).
+//! 3. A writer waits only while a job of its family runs or can be picked
+//!    ([`crate::db::background::space_idle`]).
 //!
 //! Thread-safety: the functions run under the jobs lock.
 //! Failure: none.
@@ -191,7 +192,7 @@ fn margin(family: &Family, usage: &SpaceUsage, space: &FamilySpace) -> Margin {
 }
 
 /// Sets the limit that the bound places on writers now.
-fn set_gauge(family: &Family, space: &FamilySpace) {
+pub(crate) fn set_gauge(family: &Family, space: &FamilySpace) {
     let work = if space.has_no_work() { SpaceWork::Nothing } else { SpaceWork::Exists };
     let bound = space.view().and_then(|view| view.bound);
     let limit = bound.map_or(WriterLimit::None, |(_, margin)| writer_limit(&margin, work));
@@ -239,38 +240,6 @@ pub(crate) fn note_sunk(space: &mut FamilySpace, to: usize, upper: u64, output: 
         LAST_LEVEL => space.shadow_share_mut().note_sunk(upper, shadowed),
         _ => space.shadow_share_mut().note_dropped(shadowed),
     }
-}
-
-/// Releases writers that wait for space if nothing runs and nothing can be picked, because nothing
-/// else would end their wait. Reports then say that the bound cannot be kept. Returns whether
-/// writers of a family were released.
-pub(crate) fn note_idle(db: &DbInner, state: &mut JobState) -> bool {
-    if !state.is_idle() {
-        return false;
-    }
-    if state.has_sealed() {
-        // Shards at memory nodes may free space once their records are in tables.
-        if state.is_any_pressed() {
-            state.make_all_due();
-            db.jobs.wake();
-        }
-        return false;
-    }
-    let mut is_new = false;
-    for family in db.view.live_families() {
-        if !state.has_space(family.id) {
-            continue;
-        }
-        let space = state.space_mut(family.id);
-        if space.is_pressed() && space.note_no_work() {
-            set_gauge(&family, space);
-            is_new = true;
-        }
-    }
-    if is_new {
-        db.jobs.notify_progress();
-    }
-    is_new
 }
 
 #[cfg(test)]

@@ -137,10 +137,9 @@ impl FamilySpace {
         self.has_no_work
     }
 
-    /// Notes that nothing runs and nothing can be picked that lowers the used bytes. Returns
-    /// whether that is new.
-    pub(crate) fn note_no_work(&mut self) -> bool {
-        !std::mem::replace(&mut self.has_no_work, true)
+    /// Notes that nothing runs and nothing can be picked that lowers the used bytes.
+    pub(crate) fn note_no_work(&mut self) {
+        self.has_no_work = true;
     }
 
     /// Measures a garbage collection that freed `bytes` in `ns` nanoseconds.

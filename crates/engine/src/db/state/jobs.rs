@@ -474,6 +474,21 @@ impl JobState {
         self.running.iter().any(is_other) || !self.readying.is_empty()
     }
 
+    /// Whether a job of a family runs, or a compaction of it that a user requested waits for its
+    /// turn. A rebuild may concern any family.
+    pub(crate) fn is_working_on(&self, of: CfId) -> bool {
+        let is_of = |kind: &RunningKind| match kind {
+            RunningKind::Flush { cf, .. }
+            | RunningKind::Send { cf }
+            | RunningKind::MapChange { cf, .. }
+            | RunningKind::Gc { cf, .. } => *cf == of,
+            RunningKind::Compaction(running) => running.cf == of,
+            RunningKind::Ingestion(claims) => claims.iter().any(|claim| claim.cf == of),
+            RunningKind::Rebuild => true,
+        };
+        self.is_running(is_of) || self.claims.iter().any(|(_, claim)| claim.cf == of)
+    }
+
     /// Whether no job runs and no memtable is being readied.
     pub(crate) fn is_idle(&self) -> bool {
         self.running.is_empty() && self.readying.is_empty()

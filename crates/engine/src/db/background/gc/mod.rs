@@ -136,7 +136,7 @@ pub(crate) fn next_gc(db: &DbInner, state: &mut JobState, worker: GcWorker) -> O
             exposed_share: values.exposed_bytes() as f64 / values.referenced_bytes().max(1) as f64,
         };
         // The disk may have been measured since the pick. Another family may still have room.
-        if pick.heir_bytes > heir_room_bytes(db, space_use(rank.is_pressed && is_for_space)) {
+        if !has_room(db, &pick, rank.is_pressed) {
             continue;
         }
         let is_taken = worker == GcWorker::Reserved || is_for_space;
@@ -204,6 +204,26 @@ fn pick_in(
         space.note_rest(version, until_ns.unwrap_or(u64::MAX));
     }
     pick
+}
+
+/// Whether garbage of the family could be collected now, if a worker were free.
+pub(crate) fn can_collect(db: &DbInner, state: &mut JobState, family: &Family) -> bool {
+    if db.context.fault_point("gc.pick").is_err() {
+        return false;
+    }
+    let version = Arc::clone(&family.current.load().version);
+    if version.values().is_empty() {
+        return false;
+    }
+    let pick = pick_in(db, state, family, &version);
+    pick.is_some_and(|pick| has_room(db, &pick, state.space_mut(family.id).is_pressed()))
+}
+
+/// Whether the heir of a pick has room on the disk. `is_pressed` says whether writers of the family
+/// are delayed for space.
+fn has_room(db: &DbInner, pick: &GcPick, is_pressed: bool) -> bool {
+    let is_awaited = is_pressed && pick.reason == GcReason::Space;
+    pick.heir_bytes <= heir_room_bytes(db, space_use(is_awaited))
 }
 
 /// A job that frees space while writers wait for it may use the reserve of the disk.

@@ -187,23 +187,59 @@ fn debt_counts_an_event_once() {
     store.check();
 }
 
+/// Leaves all value files of the default family out of garbage collections, as after failures.
+fn leave_out_all_files(store: &Store) {
+    let (db, version) = (&store.db.inner, store.version());
+    let mut state = db.jobs.lock(Order::none());
+    let now_ns = db.context.clock().now_ns();
+    let space = state.space_mut(store.db.default_family().id());
+    for (file, _) in version.values().files() {
+        // Enough failures for a pause of half an hour.
+        (0..12).for_each(|_| space.failures_mut().note_failure(file.no, now_ns));
+    }
+    space.end_rest();
+}
+
+#[test]
+fn writers_do_not_wait_for_a_job_of_another_family() {
+    let store = in_memory(1.05);
+    let (db, family) = (&store.db.inner, family_of(&store));
+    let other = store.db.create_family("other", plain_family(0.0)).expect("creates");
+    leave_out_all_files(&store);
+    let job_of = |cf| RunningKind::Gc { cf, inputs: Vec::new(), by: GcWorker::Reserved };
+    let own_job = db.jobs.lock(Order::none()).start(job_of(family.id));
+    assert!(!store.db.step_background().expect("steps"), "every file is left out");
+    assert!(family.space.stop_bytes() > 0, "the job of the family may free space");
+    let other_job = {
+        let mut state = db.jobs.lock(Order::none());
+        state.end(own_job);
+        state.start(job_of(other.id()))
+    };
+    assert!(!store.db.step_background().expect("steps"), "every file is left out");
+    assert_eq!(family.space.stop_bytes(), 0, "the other job frees no space of the family");
+    db.jobs.lock(Order::none()).end(other_job);
+}
+
+#[test]
+fn writers_are_released_while_another_family_has_due_jobs() {
+    let store = in_memory(1.05);
+    let family = family_of(&store);
+    let other = store.db.create_family("other", plain_family(0.0)).expect("creates");
+    leave_out_all_files(&store);
+    store.db.put_with(&other, b"key", b"value", &WriteOptions::default()).expect("writes");
+    assert!(family.space.stop_bytes() > 0);
+    // Each step of the flush has a job of the other family.
+    store.db.flush(&other).expect("flushes");
+    assert_eq!(family.space.stop_bytes(), 0, "nothing would end the wait of a writer");
+}
+
 #[test]
 fn writers_stay_bounded_while_picks_are_held_back() {
     let store = in_memory(1.05);
     let (db, family) = (&store.db.inner, family_of(&store));
     assert!(is_pressed(&store) && family.space.stop_bytes() > 0);
-    let version = store.version();
-    {
-        let mut state = db.jobs.lock(Order::none());
-        let now_ns = db.context.clock().now_ns();
-        let space = state.space_mut(family.id);
-        for (file, _) in version.values().files() {
-            // Enough failures for a pause of half an hour.
-            (0..12).for_each(|_| space.failures_mut().note_failure(file.no, now_ns));
-        }
-        space.end_rest();
-        state.pause();
-    }
+    leave_out_all_files(&store);
+    db.jobs.lock(Order::none()).pause();
     assert!(!store.db.step_background().expect("steps"), "all is held back");
     assert!(family.space.stop_bytes() > 0, "there may be work, but writers were released");
     db.jobs.lock(Order::none()).unpause();

@@ -57,8 +57,8 @@ use crate::db::state::memtable::Memtable;
 use crate::db::state::observers::Observers;
 use crate::db::state::storage::Storage;
 use crate::db::state::thread_group::{ThreadGroup, ThreadKind};
-use crate::db::write::disk_room;
 use crate::db::write::log_segments::{self, LogSegments};
+use crate::db::write::{disk_room, stalling};
 use crate::disk_space::SpaceState;
 use crate::executor::JobKind;
 use crate::file_meta::{invalid_file_name, sst_name, value_file_name};
@@ -233,12 +233,13 @@ pub(crate) fn step(db: &DbInner) -> Result<bool> {
     if due && leave_log::leave_log_in_background(db)? {
         return Ok(true);
     }
-    let task = {
+    let (task, limit_changes) = {
         let mut state = db.jobs.lock(Order::none());
         let task = next_task(db, &mut state);
         note_space_idle(db, &mut state);
-        task
+        (task, state.take_limit_changes())
     };
+    decide_throttles(db, &limit_changes);
     let Some(task) = task else {
         forget_failure_if_idle(
             &db.context,
@@ -276,50 +277,38 @@ enum Role {
 /// Runs tasks until the database closes.
 fn work_until_closed(db: &DbInner, role: Role) {
     loop {
-        let task = {
-            let mut state = db.jobs.lock(Order::none());
-            if db.context.is_closing() {
-                return;
+        let mut state = db.jobs.lock(Order::none());
+        if db.context.is_closing() {
+            return;
+        }
+        let may_leave = role != Role::Collector;
+        if may_leave && leave_log::is_due_to_leave(&db.context, &db.observers, &db.logs, &state) {
+            drop(state);
+            if let Ok(true) = leave_log::leave_log_in_background(db) {
+                continue;
             }
-            let may_leave = role != Role::Collector;
-            if may_leave && leave_log::is_due_to_leave(&db.context, &db.observers, &db.logs, &state)
-            {
-                drop(state);
-                if let Ok(true) = leave_log::leave_log_in_background(db) {
-                    continue;
-                }
-                state = db.jobs.lock(Order::none());
-            }
-            let next = match role {
-                Role::Worker => next_task(db, &mut state),
-                Role::Spare => next_spare_task(db, &mut state),
-                Role::Collector => next_reserved_task(db, &mut state),
-            };
-            let is_released = note_space_idle(db, &mut state);
-            match next {
-                Some(task) => task,
-                None => {
-                    if role == Role::Worker {
-                        forget_failure_if_idle(
-                            &db.context,
-                            &db.observers,
-                            &db.jobs,
-                            &db.logs,
-                            &mut state,
-                        );
-                    }
-                    if is_released {
-                        // Writers that waited for space go on.
-                        continue;
-                    }
-                    let pause = state.retry_pause().unwrap_or(IDLE_WAIT);
-                    db.jobs.wait_for_work(&mut state, pause);
-                    drop(state);
-                    keep_bounds(db);
-                    continue;
-                }
-            }
+            state = db.jobs.lock(Order::none());
+        }
+        let task = match role {
+            Role::Worker => next_task(db, &mut state),
+            Role::Spare => next_spare_task(db, &mut state),
+            Role::Collector => next_reserved_task(db, &mut state),
         };
+        note_space_idle(db, &mut state);
+        let limit_changes = state.take_limit_changes();
+        if task.is_none() && limit_changes.is_empty() {
+            if role == Role::Worker {
+                forget_failure_if_idle(&db.context, &db.observers, &db.jobs, &db.logs, &mut state);
+            }
+            let pause = state.retry_pause().unwrap_or(IDLE_WAIT);
+            db.jobs.wait_for_work(&mut state, pause);
+            drop(state);
+            keep_bounds(db);
+            continue;
+        }
+        drop(state);
+        decide_throttles(db, &limit_changes);
+        let Some(task) = task else { continue };
         db.jobs.wake();
         // The result was noted, and the next iteration picks another task.
         let _noted = run_and_release(db, task);
@@ -437,10 +426,20 @@ fn forget_failure_if_idle(
 }
 
 /// Releases writers that wait for space in vain. It is called at each pick, because jobs of other
-/// families may leave no worker without a task. Returns whether any were released.
-fn note_space_idle(db: &DbInner, state: &mut JobState) -> bool {
+/// families may leave no worker without a task.
+fn note_space_idle(db: &DbInner, state: &mut JobState) {
     // While picks are held back, there may be work.
-    may_pick(&db.context, &db.observers, &db.logs, state) && space_idle::note_idle(db, state)
+    if may_pick(&db.context, &db.observers, &db.logs, state) {
+        space_idle::note_idle(db, state);
+    }
+}
+
+/// Decides the throttles of families again whose limit on space has changed. Writers that were
+/// released go on then. Called without locks.
+pub(crate) fn decide_throttles(db: &DbInner, families: &[CfId]) {
+    for family in families.iter().filter_map(|cf| db.view.family(*cf)) {
+        stalling::recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, &family);
+    }
 }
 
 /// Whether anything may be picked now.

@@ -10,7 +10,8 @@
 //! 2. Memtables and the outputs of running jobs count neither as used nor as allowed, so the limit
 //!    changes with installs alone. The stated slack has room for one set of memtables and for the
 //!    outputs ([`crate::gc::space_plan`]).
-//! 3. A writer waits only while a job of its family runs or can be picked
+//! 3. After each change of a limit, the throttle of the family's writers is decided again.
+//! 4. A writer waits only while a job of its family runs or can be picked
 //!    ([`crate::db::background::space_idle`]).
 //!
 //! Thread-safety: the functions run under the jobs lock.
@@ -191,8 +192,9 @@ fn margin(family: &Family, usage: &SpaceUsage, space: &FamilySpace) -> Margin {
     Margin::new(options.space_amplification_max, usage, options.value_file_bytes, space.debt())
 }
 
-/// Sets the limit that the bound places on writers now.
-pub(crate) fn set_gauge(family: &Family, space: &FamilySpace) {
+/// Sets the limit that the bound places on writers now. Their throttle is decided again when the
+/// jobs lock is released ([`JobState::take_limit_changes`]).
+pub(crate) fn set_gauge(family: &Family, space: &mut FamilySpace) {
     let work = if space.has_no_work() { SpaceWork::Nothing } else { SpaceWork::Exists };
     let bound = space.view().and_then(|view| view.bound);
     let limit = bound.map_or(WriterLimit::None, |(_, margin)| writer_limit(&margin, work));
@@ -200,7 +202,9 @@ pub(crate) fn set_gauge(family: &Family, space: &FamilySpace) {
         WriterLimit::Graded(limit) => Some(limit),
         WriterLimit::None | WriterLimit::CannotKeep => None,
     };
-    family.space.set(limit, space.freed_bytes_per_s());
+    if family.space.set(limit, space.freed_bytes_per_s()) {
+        space.note_limit_change();
+    }
 }
 
 /// The demands of all families on compactions.

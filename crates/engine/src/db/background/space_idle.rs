@@ -18,25 +18,19 @@ use crate::db::state::family::Family;
 use crate::db::state::jobs::JobState;
 
 /// Releases the writers of families for which no job runs and none can be picked, because nothing
-/// else would end their wait for space. Reports then say that the bound cannot be kept. Returns
-/// whether writers of a family were released.
-pub(crate) fn note_idle(db: &DbInner, state: &mut JobState) -> bool {
+/// else would end their wait for space. Reports then say that the bound cannot be kept. The writers
+/// go on once their throttle is decided again ([`JobState::take_limit_changes`]).
+pub(crate) fn note_idle(db: &DbInner, state: &mut JobState) {
     if !state.is_any_pressed() {
-        return false;
+        return;
     }
-    let mut is_new = false;
     for family in db.view.live_families() {
         if may_be_released(state, &family) && !has_work(db, state, &family) {
             let space = state.space_mut(family.id);
             space.note_no_work();
             space::set_gauge(&family, space);
-            is_new = true;
         }
     }
-    if is_new {
-        db.jobs.notify_progress();
-    }
-    is_new
 }
 
 /// Whether the family is close to its bound, and its writers were not released before.

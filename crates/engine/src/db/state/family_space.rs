@@ -49,6 +49,8 @@ pub(crate) struct FamilySpace {
     demand: Option<SpaceDemand>,
     /// Whether nothing runs and nothing can be picked that lowers the used bytes.
     has_no_work: bool,
+    /// Whether the limit of the writers has changed since their throttle was last decided.
+    is_limit_new: bool,
     /// Bytes of garbage that garbage collection frees in a second; 0 before the first measurement.
     freed_bytes_per_s: u64,
     /// Time of the clock before which no further warning is written, in nanoseconds.
@@ -137,6 +139,16 @@ impl FamilySpace {
         self.has_no_work
     }
 
+    /// Notes that the limit of the writers has changed, so that their throttle is decided again.
+    pub(crate) fn note_limit_change(&mut self) {
+        self.is_limit_new = true;
+    }
+
+    /// Whether the limit of the writers has changed since the last call.
+    pub(crate) fn take_limit_change(&mut self) -> bool {
+        std::mem::take(&mut self.is_limit_new)
+    }
+
     /// Notes that nothing runs and nothing can be picked that lowers the used bytes.
     pub(crate) fn note_no_work(&mut self) {
         self.has_no_work = true;
@@ -168,13 +180,20 @@ pub(crate) struct SpaceGauge {
 }
 
 impl SpaceGauge {
-    /// Replaces the limit; `None` if no writer is to be delayed or stopped.
-    pub(crate) fn set(&self, limit: Option<SpaceLimit>, freed_bytes_per_s: u64) {
+    /// Replaces the limit; `None` if no writer is to be delayed or stopped. Returns whether it is
+    /// another one than before.
+    pub(crate) fn set(&self, limit: Option<SpaceLimit>, freed_bytes_per_s: u64) -> bool {
         let limit = limit.unwrap_or_default();
+        let before = SpaceLimit {
+            used_bytes: self.used_bytes(),
+            slowdown_bytes: self.slowdown_bytes(),
+            stop_bytes: self.stop_bytes(),
+        };
         self.used_bytes.store(limit.used_bytes, Ordering::Relaxed);
         self.slowdown_bytes.store(limit.slowdown_bytes, Ordering::Relaxed);
         self.freed_bytes_per_s.store(freed_bytes_per_s, Ordering::Relaxed);
         self.stop_bytes.store(limit.stop_bytes, Ordering::Relaxed);
+        limit != before
     }
 
     pub(crate) fn used_bytes(&self) -> u64 {

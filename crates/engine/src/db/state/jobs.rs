@@ -438,6 +438,13 @@ impl JobState {
         self.spaces.values()
     }
 
+    /// The families whose limit on space has changed since the last call. The caller decides the
+    /// throttle of their writers again, after it has released the lock.
+    pub(crate) fn take_limit_changes(&mut self) -> Vec<CfId> {
+        let spaces = self.spaces.iter_mut();
+        spaces.filter_map(|(cf, space)| space.take_limit_change().then_some(*cf)).collect()
+    }
+
     /// Space bookkeeping of a family; empty at first.
     pub(crate) fn space_mut(&mut self, cf: CfId) -> &mut FamilySpace {
         self.spaces.entry(cf).or_default()

@@ -233,8 +233,13 @@ pub(crate) fn stall_writer(db: &DbInner, shares: &[Share], options: &WriteOption
 #[cold]
 fn stall_on(db: &DbInner, family: &Arc<Family>, bytes: u64, options: &WriteOptions) -> Result<()> {
     if options.no_slowdown {
-        let stopped = family.throttle.load(Ordering::Relaxed) == STOPPED;
-        if stopped || db.pacing.delays().is_owed() {
+        // Such a write does not wait, so no later decision would end a refusal that is outdated.
+        recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, family);
+        let throttle = family.throttle.load(Ordering::Relaxed);
+        if !is_slowed(throttle) {
+            return Ok(());
+        }
+        if throttle == STOPPED || db.pacing.delays().is_owed() {
             return Err(Error::busy(format!(
                 "writes of column family \"{}\" are slowed down, because flushes or \
                  compactions are behind",

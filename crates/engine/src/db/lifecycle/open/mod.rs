@@ -137,7 +137,12 @@ pub(crate) fn open(dir: &Path, options: DbOptions, components: Components) -> Re
         claim_ownership(&inner.storage)?;
         tell_others(&inner, claim)?;
         remove_strays(&inner.storage)?;
-        space::note_all(&inner, &mut inner.jobs.lock(Order::none()), None);
+        let limit_changes = {
+            let mut state = inner.jobs.lock(Order::none());
+            space::note_all(&inner, &mut state, None);
+            state.take_limit_changes()
+        };
+        scheduler::decide_throttles(&inner, &limit_changes);
     }
     Ok(inner)
 }

@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
+use archipelago_base::Result;
 use archipelago_env::capacity::CapacityFs;
 
 use super::super::{exposed_bytes_max, next_gc, run_gc_task};
 use super::*;
-use crate::db::background::space;
+use crate::db::background::{scheduler, space};
 use crate::db::state::family::Family;
 use crate::db::state::family_space::FamilySpace;
 use crate::db::write::disk_room;
@@ -252,6 +253,62 @@ fn writers_stay_bounded_while_picks_are_held_back() {
     store.db.put(b"another", b"key").expect("writes");
     store.db.flush(store.db.default_family()).expect("flushes");
     assert!(family.space.stop_bytes() > 0);
+}
+
+/// Sets a limit that stops the writers of the default family, and decides their throttle.
+fn stop_writers(store: &Store) {
+    let (db, family) = (&store.db.inner, family_of(store));
+    family.space.set(Some(SpaceLimit { used_bytes: 10, slowdown_bytes: 1, stop_bytes: 10 }), 0);
+    scheduler::decide_throttles(db, &[family.id]);
+    assert!(store.db.would_stall(store.db.default_family()));
+}
+
+/// Writes a record, unless the write would have to wait.
+fn put_without_waiting(store: &Store) -> Result<()> {
+    let options = WriteOptions { no_slowdown: true, ..WriteOptions::default() };
+    store.db.put_with(store.db.default_family(), b"key", b"value", &options)
+}
+
+#[test]
+fn released_family_takes_writes_that_do_not_wait() {
+    let store = in_memory(1.05);
+    leave_out_all_files(&store);
+    stop_writers(&store);
+    let refused = put_without_waiting(&store).expect_err("writers are stopped");
+    assert_eq!(refused.kind(), ErrorKind::Busy);
+    assert!(!store.db.step_background().expect("steps"), "every file is left out");
+    assert!(!store.db.would_stall(store.db.default_family()), "nothing can be collected");
+    put_without_waiting(&store).expect("writers were released");
+}
+
+#[test]
+fn write_is_not_refused_for_a_limit_that_is_gone() {
+    let store = in_memory(1.5);
+    stop_writers(&store);
+    assert!(put_without_waiting(&store).is_err());
+    family_of(&store).space.set(None, 0);
+    put_without_waiting(&store).expect("there is no limit");
+}
+
+#[test]
+fn release_of_a_snapshot_delays_writers() {
+    let mut store = Store::new(plain_family(1.05));
+    overwrite(&mut store, 0, |_| true);
+    let snapshot = store.db.snapshot();
+    overwrite(&mut store, 1, |_| true);
+    assert!(!is_pressed(&store), "records that a snapshot keeps are live");
+    drop(snapshot);
+    let (db, family) = (&store.db.inner, family_of(&store));
+    let changes = {
+        let mut state = db.jobs.lock(Order::none());
+        state.take_limit_changes();
+        space::note_snapshots(db, &mut state);
+        state.take_limit_changes()
+    };
+    assert_eq!(changes, [family.id]);
+    assert!(!store.db.would_stall(store.db.default_family()), "nothing was decided yet");
+    scheduler::decide_throttles(db, &changes);
+    assert!(store.db.would_stall(store.db.default_family()));
 }
 
 #[test]

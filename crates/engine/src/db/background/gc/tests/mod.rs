@@ -17,6 +17,7 @@ use archipelago_env::stats::CountingFs;
 use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose, OpenOptions};
 
 use super::PickRank;
+use crate::db::background::scheduler;
 use crate::db::state::jobs::{GcWorker, JobState, RunningKind};
 use crate::db::{BackgroundMode, Components, Db};
 use crate::db::{ReadOptions, Snapshot};
@@ -407,13 +408,17 @@ fn writer_that_waits_for_space_ends_with_its_family() {
     let limit = SpaceLimit { used_bytes: 10, slowdown_bytes: 1, stop_bytes: 10 };
     family.space.set(Some(limit), 0);
     assert_eq!((family.space.used_bytes(), family.space.stop_bytes()), (10, 10));
-    let error = store.db.put(b"k", b"v");
-    drop(error);
+    scheduler::decide_throttles(&store.db.inner, &[family.id]);
+    let error = store.db.put(b"k", b"v").expect_err("the writer would wait");
+    assert_eq!(error.kind(), ErrorKind::Busy);
     let mut state = store.db.inner.jobs.lock(Order::none());
     let (context, view, writes) =
         (&store.db.inner.context, &store.db.inner.view, &store.db.inner.writes);
     drop(crate::db::write::seal::empty_family(context, view, writes, &mut state, &family));
     assert_eq!(family.space.stop_bytes(), 0, "no limit is left");
+    drop(state);
+    scheduler::decide_throttles(&store.db.inner, &[family.id]);
+    assert!(!store.db.would_stall(store.db.default_family()));
 }
 
 #[test]

@@ -1,17 +1,21 @@
 //! Room, debt, speed and pauses of garbage collection.
 
 use std::path::Path;
+use std::sync::mpsc::{self, Receiver};
 
 use archipelago_base::Result;
 use archipelago_env::capacity::CapacityFs;
+use parking_lot::Mutex;
 
 use super::super::{exposed_bytes_max, next_gc, run_gc_task};
 use super::*;
-use crate::db::background::{scheduler, space};
+use crate::db::background::space;
 use crate::db::state::family::Family;
 use crate::db::state::family_space::FamilySpace;
 use crate::db::write::disk_room;
+use crate::db::{FaultPoint, IngestOptions};
 use crate::gc::space_plan::SpaceEvent;
+use crate::sst::{SstWriter, TableOptions};
 
 const KEYS: u32 = 40;
 
@@ -232,6 +236,93 @@ fn writers_are_released_while_another_family_has_due_jobs() {
     // Each step of the flush has a job of the other family.
     store.db.flush(&other).expect("flushes");
     assert_eq!(family.space.stop_bytes(), 0, "nothing would end the wait of a writer");
+}
+
+#[test]
+fn debt_counts_an_ingestion_once() {
+    let mut store = with_shadow_share(1.05);
+    let before = store.debt().bytes();
+    let fs: Arc<dyn FileSystem> = Arc::new(store.fs.clone());
+    let options = TableOptions { compression: Compression::None, ..TableOptions::default() };
+    let mut writer = SstWriter::create(&fs, Path::new("/ingested.sst"), options).expect("creates");
+    for at in 0..KEYS {
+        let value = vec![at as u8; 3000];
+        writer.put(&key(at), &value).expect("adds");
+        store.model.insert(key(at), value);
+    }
+    writer.finish().expect("ends");
+    let family = family_of(&store);
+    let (cf, options) = (store.db.default_family(), IngestOptions::default());
+    store.db.ingest(cf, &["/ingested.sst"], &options).expect("ingests");
+    let once = store.debt();
+    assert!(once.bytes() > before, "{once:?} after {before}");
+    assert_eq!(once.last_event(), Some(SpaceEvent::Ingestion));
+    let (used, stop) = (family.space.used_bytes(), family.space.stop_bytes());
+    assert!(used < stop, "{used} of {stop}: an ingestion delays writers and does not stop them");
+    assert!(store.db.would_stall(store.db.default_family()));
+    for _ in 0..3 {
+        let db = &store.db.inner;
+        space::note_all(db, &mut db.jobs.lock(Order::none()), Some(SpaceEvent::Ingestion));
+        assert_eq!(store.debt(), once, "a look adds to the debt");
+    }
+    store.compact();
+    assert_eq!(store.debt().bytes(), 0, "what was freed repays the debt");
+    store.check();
+}
+
+/// Opens the default family with threads. Its garbage collections wait, once picked, until the
+/// first of the returned channels is dropped. The second one gets a message for each of them.
+fn with_held_collections(fs: MemFs, family: CfOptions) -> (Db, mpsc::Sender<()>, Receiver<()>) {
+    let (release, released) = mpsc::channel::<()>();
+    let (picked, is_picked) = mpsc::channel();
+    let released = Mutex::new(released);
+    let fault: FaultPoint = Arc::new(move |point: &str| {
+        if point == "gc.picked" {
+            // The test may have ended.
+            let _ = picked.send(());
+            // The channel has no message, so that the call ends when it is closed.
+            let _ = released.lock().recv();
+        }
+        Ok(())
+    });
+    let components = Components {
+        background: BackgroundMode::Threads,
+        fs: Arc::new(fs),
+        families: [("default".to_owned(), family)].into_iter().collect(),
+        seed: Some(1),
+        fault_point: Some(fault),
+        ..Components::default()
+    };
+    let options = DbOptions {
+        wal_segment_bytes: 64 << 10,
+        block_cache_bytes: 1 << 20,
+        ..DbOptions::default()
+    };
+    (Db::open_with("/db", options, components).expect("opens"), release, is_picked)
+}
+
+#[test]
+fn writer_that_waits_for_space_is_counted() {
+    let Store { fs, db, family, .. } = in_memory(1.05);
+    db.close().expect("closes");
+    let (db, release, is_picked) = with_held_collections(fs, family);
+    let cf = db.default_family();
+    is_picked.recv().expect("garbage is due");
+    let stalls = || db.statistics().get(Ticker::StallSpaceNs);
+    assert_eq!(stalls(), 0);
+    assert!(db.would_stall(cf), "garbage is close to the bound, and nothing was collected");
+    std::thread::scope(|scope| {
+        scope.spawn(|| db.put(b"another", b"value").expect("is delayed"));
+    });
+    assert!(stalls() > 0);
+    let others = [Ticker::StallL0Ns, Ticker::StallMemtablesNs, Ticker::StallPendingNs];
+    assert!(others.iter().all(|ticker| db.statistics().get(*ticker) == 0));
+    drop(release);
+    db.wait_for_background().expect("collects");
+    assert!(db.statistics().get(Ticker::GcJobs) > 0);
+    assert_eq!(cf.family.space.stop_bytes(), 0, "the garbage is collected");
+    assert_eq!(db.get(b"another").expect("reads").as_deref(), Some(&b"value"[..]));
+    db.close().expect("closes");
 }
 
 #[test]

@@ -283,7 +283,7 @@ mod tests {
             polls += 1;
             for promise in [&mut one, &mut two] {
                 if (polls == 1 || promise.is_done())
-                    && let Poll::Ready(value) = std::pin::Pin::new(promise).poll(context)
+                    && let Poll::Ready(value) = Pin::new(promise).poll(context)
                 {
                     got += value;
                 }

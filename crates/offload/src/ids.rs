@@ -140,6 +140,18 @@ pub struct SchedulerLife {
 }
 wire_struct!(SchedulerLife { scheduler, term });
 
+/// A period in which one life of a scheduler knows an owner. It begins with the first message of
+/// the owner, and ends when the owner was silent for long or has a successor. Attempts are prepared
+/// for one session, because the scheduler forgets at its end which of them it has given out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OwnerSession {
+    /// Life of the scheduler.
+    pub life: SchedulerLife,
+    /// Number of the session within the life. A later session has a larger one.
+    pub number: u64,
+}
+wire_struct!(OwnerSession { life, number });
+
 /// Identity of a process that runs jobs. A process draws it when it starts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ExecutorId(pub u64);

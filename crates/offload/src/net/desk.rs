@@ -6,7 +6,8 @@
 //! 2. Mail for the owner of a database goes to the newest owner. Only the refusal of an older owner
 //!    goes to that older owner.
 //! 3. A correspondent has at most one request that waits for mail.
-//! 4. A pause of this process makes no executor look silent and no job late ([`AwakeTime`]).
+//! 4. A pause of this process makes no owner and no executor look silent, and no job late
+//!    ([`AwakeTime`]).
 //!
 //! Thread-safety: any thread may call any method. One lock guards all.
 //! Failure: mail of a correspondent that does not fetch it is dropped after a minute.
@@ -245,7 +246,9 @@ mod tests {
     use super::*;
     use crate::decide::{InputReach, Load};
     use crate::failure::ShortText;
-    use crate::ids::{Attempt, ExecutorId, JobId, NumberRange, OffloadDb, OwnerStamp, Token};
+    use crate::ids::{
+        Attempt, ExecutorId, JobId, NumberRange, OffloadDb, OwnerSession, OwnerStamp, Token,
+    };
     use crate::job::{JobKind, JobOrder, PreparedAttempt};
 
     const EXECUTOR: ExecutorId = ExecutorId(10);
@@ -293,16 +296,39 @@ mod tests {
     }
 
     #[test]
+    fn pause_of_the_manager_drops_no_owner() {
+        let clock = Arc::new(ManualClock::new(0));
+        let desk = desk_with_executor(&clock);
+        let owner = OwnerStamp { db: OffloadDb([3; 16]), epoch: Epoch(7), token: Token([1; 16]) };
+        let greet = OffloadMessage::Greet { owner, needs: Vec::new() };
+        desk.state.lock().receive(0, Correspondent::Owner(owner), greet);
+        let known = || {
+            let state = desk.state.lock();
+            state.scheduler.as_ref().and_then(|scheduler| scheduler.owner_of(owner.db))
+        };
+        clock.advance(Duration::from_secs(3600));
+        desk.tick(TERM);
+        assert_eq!(known(), Some(owner));
+        let orphan = Duration::from_nanos(SchedulerTerms::default().orphan_ns);
+        for _ in 0..1000 {
+            clock.advance(orphan / 1000);
+            desk.tick(TERM);
+        }
+        assert_eq!(known(), None, "the owner is silent while the process is awake");
+    }
+
+    #[test]
     fn started_jobs_leave_nothing_behind() {
         const JOBS: u64 = 50;
         let desk = desk_with_executor(&Arc::new(ManualClock::new(0)));
         let owner = OwnerStamp { db: OffloadDb([3; 16]), epoch: Epoch(7), token: Token([1; 16]) };
+        let life = SchedulerLife { scheduler: SCHEDULER, term: 5 };
         for number in 1..=JOBS {
             let id = JobId { db: owner.db, epoch: owner.epoch, number };
             let numbers = NumberRange { first: number, count: 1 };
             let prepare = OffloadMessage::Prepare {
                 order: JobOrder { id, kind: JobKind::Compaction, bytes: 1, ..JobOrder::default() },
-                life: SchedulerLife { scheduler: SCHEDULER, term: 5 },
+                session: OwnerSession { life, number: 1 },
                 attempts: vec![PreparedAttempt { attempt: Attempt(1), numbers }],
                 oldest: 1,
                 spec: Payload::default(),

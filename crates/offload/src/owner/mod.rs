@@ -17,12 +17,14 @@
 //! 2. The verdict [`Verdict::Discard`] is given only for abandoned attempts of this epoch
 //!    (docs/design/offload.md, rule 4). For an attempt that the owner does not know, the verdict is
 //!    [`Verdict::Forget`].
-//! 3. Attempts are prepared for one life of one scheduler, with file numbers of their own (rule 1).
+//! 3. Attempts are prepared for one session with one life of one scheduler, with file numbers of
+//!    their own (rule 1).
 //! 4. An owner greets every scheduler, also without jobs, so that each one ends the jobs of earlier
 //!    owners.
 //!
 //! Thread-safety: none; the driver holds a lock.
-//! Failure: if no scheduler answers, or all attempts fail, the owner runs the job itself.
+//! Failure: if no scheduler answers, or all attempts fail, the owner runs the job itself. An owner
+//! that was silent for so long that its scheduler has dropped the jobs prepares them again.
 //! Cost: O(jobs) for each call of the timer, and O(log jobs) for each message.
 
 #[cfg(test)]
@@ -33,7 +35,7 @@ use std::collections::BTreeMap;
 use archipelago_base::Epoch;
 
 use crate::failure::FailedAttempt;
-use crate::ids::{Attempt, AttemptId, JobId, NumberRange, OwnerStamp, SchedulerId, SchedulerLife};
+use crate::ids::{Attempt, AttemptId, JobId, NumberRange, OwnerSession, OwnerStamp, SchedulerId};
 use crate::job::{JobAsk, JobKind, JobOrder, LocalWhy, Payload, PreparedAttempt, Verdict};
 use crate::sabotage::Sabotage;
 use crate::wire::OffloadMessage;
@@ -125,10 +127,10 @@ struct Job {
     scheduler: usize,
     /// Schedulers that were tried.
     tried: usize,
-    /// Life of the scheduler for which the newest attempts were prepared.
-    life: Option<SchedulerLife>,
-    /// Number of lives for which attempts were prepared.
-    lives: u32,
+    /// Session for which the newest attempts were prepared.
+    session: Option<OwnerSession>,
+    /// Number of sessions for which attempts were prepared.
+    sessions: u32,
     /// Whether the driver has been asked for numbers and has not delivered them.
     is_drawing: bool,
     /// The newest attempts.
@@ -154,7 +156,8 @@ pub struct Owner {
     terms: OwnerTerms,
     /// Schedulers in the order in which they are tried.
     schedulers: Vec<SchedulerId>,
-    lives: BTreeMap<SchedulerId, SchedulerLife>,
+    /// The newest session with each scheduler that has answered.
+    sessions: BTreeMap<SchedulerId, OwnerSession>,
     jobs: BTreeMap<u64, Job>,
     /// The installed attempt of each ended job; `None` if the job ran here or was given up.
     ended: BTreeMap<u64, Option<Attempt>>,
@@ -180,7 +183,7 @@ impl Owner {
             me,
             terms,
             schedulers,
-            lives: BTreeMap::new(),
+            sessions: BTreeMap::new(),
             jobs: BTreeMap::new(),
             ended: BTreeMap::new(),
             next_number: 1,
@@ -257,8 +260,8 @@ impl Owner {
             spec,
             scheduler: 0,
             tried: 0,
-            life: None,
-            lives: 0,
+            session: None,
+            sessions: 0,
             is_drawing: false,
             prepared: Vec::new(),
             live: BTreeMap::new(),
@@ -277,20 +280,20 @@ impl Owner {
         let Some(job) = self.jobs.get_mut(&number) else { return abandon() };
         job.is_drawing = false;
         let to = self.schedulers[job.scheduler];
-        let (State::Away { next_ns, .. }, Some(life)) = (&mut job.state, self.lives.get(&to))
+        let (State::Away { next_ns, .. }, Some(session)) = (&mut job.state, self.sessions.get(&to))
         else {
             return abandon();
         };
         *next_ns = now_ns + self.terms.repeat_ns;
-        job.life = Some(*life);
-        job.lives += 1;
+        job.session = Some(*session);
+        job.sessions += 1;
         job.prepared.clear();
         for &numbers in ranges {
             job.newest = Attempt(job.newest.0 + 1);
             job.live.insert(job.newest, numbers);
             job.prepared.push(PreparedAttempt { attempt: job.newest, numbers });
         }
-        vec![OwnerStep::Send { to, message: job.prepare(*life, oldest) }]
+        vec![OwnerStep::Send { to, message: job.prepare(*session, oldest) }]
     }
 
     /// Ends the check of an attempt's outputs. If `is_installed`, the edit that names them is
@@ -334,7 +337,7 @@ impl Owner {
         message: OffloadMessage,
     ) -> Vec<OwnerStep> {
         match message {
-            OffloadMessage::Lives { life, slots } => self.lives_as(now_ns, life, slots),
+            OffloadMessage::Lives { session, slots } => self.lives_as(now_ns, session, slots),
             OffloadMessage::Queued { job, slots } if job.epoch == self.me.epoch => {
                 if let Some(known) = self.jobs.get(&job.number) {
                     self.slots.insert(known.order.kind, slots);
@@ -371,7 +374,7 @@ impl Owner {
             if is_refresh {
                 self.refresh_ns = now_ns + self.terms.refresh_ns;
             }
-            let greeted = |to: &&SchedulerId| is_refresh || !self.lives.contains_key(to);
+            let greeted = |to: &&SchedulerId| is_refresh || !self.sessions.contains_key(to);
             let (owner, needs) = (self.me, &self.needs);
             steps.extend(self.schedulers.iter().filter(greeted).map(|&to| OwnerStep::Send {
                 to,
@@ -402,32 +405,34 @@ impl Owner {
         }
         *next_ns = now_ns + self.terms.repeat_ns;
         let to = self.schedulers[job.scheduler];
-        match self.lives.get(&to) {
-            Some(life) if job.life == Some(*life) => {
-                vec![OwnerStep::Send { to, message: job.prepare(*life, oldest) }]
+        match self.sessions.get(&to) {
+            Some(session) if job.session == Some(*session) => {
+                vec![OwnerStep::Send { to, message: job.prepare(*session, oldest) }]
             }
             Some(_) => job.draw(number),
             None => Vec::new(),
         }
     }
 
-    /// Notes the life that a scheduler has reported. Jobs that were prepared for another life need
-    /// fresh attempts.
-    fn lives_as(&mut self, now_ns: u64, life: SchedulerLife, slots: u32) -> Vec<OwnerStep> {
-        let known = self.lives.entry(life.scheduler).or_insert(life);
-        if known.term > life.term {
+    /// Notes the session that a scheduler has reported. Jobs that were prepared for another session
+    /// need fresh attempts.
+    fn lives_as(&mut self, now_ns: u64, session: OwnerSession, slots: u32) -> Vec<OwnerStep> {
+        let scheduler = session.life.scheduler;
+        let known = self.sessions.entry(scheduler).or_insert(session);
+        // Sessions of one scheduler are ordered by its term, and then by their number.
+        if *known > session {
             return Vec::new();
         }
-        *known = life;
+        *known = session;
         for kind in JobKind::ALL {
             self.slots.insert(kind, slots);
         }
         let mut steps = Vec::new();
         for (number, job) in &mut self.jobs {
-            let is_there = self.schedulers[job.scheduler] == life.scheduler;
+            let is_there = self.schedulers[job.scheduler] == scheduler;
             if let State::Away { heard_ns, .. } = &mut job.state
                 && is_there
-                && job.life != Some(life)
+                && job.session != Some(session)
             {
                 *heard_ns = now_ns;
                 steps.extend(job.draw(*number));
@@ -496,7 +501,7 @@ impl Owner {
     }
 
     /// Takes a job back: its attempts are abandoned, and this process runs it. `is_unpacked` says
-    /// that the scheduler's present life gave no package to an executor.
+    /// that the scheduler gave no package to an executor in the present session.
     fn bring_here(
         &mut self,
         number: u64,
@@ -516,7 +521,7 @@ impl Owner {
             .into_values()
             .map(|numbers| OwnerStep::Abandon { numbers })
             .collect();
-        let is_untouched = job.lives == 0 || (job.lives == 1 && is_unpacked);
+        let is_untouched = job.sessions == 0 || (job.sessions == 1 && is_unpacked);
         steps.push(OwnerStep::RunHere { job: number, why, is_untouched, failure });
         steps
     }
@@ -549,10 +554,10 @@ impl Owner {
 }
 
 impl Job {
-    fn prepare(&self, life: SchedulerLife, oldest: u64) -> OffloadMessage {
+    fn prepare(&self, session: OwnerSession, oldest: u64) -> OffloadMessage {
         OffloadMessage::Prepare {
             order: self.order.clone(),
-            life,
+            session,
             attempts: self.prepared.clone(),
             oldest,
             spec: self.spec.clone(),

@@ -2,13 +2,17 @@
 
 use super::*;
 use crate::failure::ShortText;
-use crate::ids::{OffloadDb, Token};
+use crate::ids::{OffloadDb, SchedulerLife, Token};
 
 const S: SchedulerId = SchedulerId(1);
 const OTHER: SchedulerId = SchedulerId(2);
-const LIFE: SchedulerLife = SchedulerLife { scheduler: S, term: 5 };
+const SESSION: OwnerSession = session(5, 1);
 const MINE: OwnerStamp =
     OwnerStamp { db: OffloadDb([3; 16]), epoch: Epoch(7), token: Token([1; 16]) };
+
+const fn session(term: u64, number: u64) -> OwnerSession {
+    OwnerSession { life: SchedulerLife { scheduler: S, term }, number }
+}
 
 fn owner(schedulers: &[SchedulerId]) -> Owner {
     Owner::new(MINE, OwnerTerms::default(), schedulers.to_vec())
@@ -34,7 +38,7 @@ fn with_job() -> Owner {
     assert_eq!(job, 1);
     let greet = OffloadMessage::Greet { owner: MINE, needs: Vec::new() };
     assert_eq!(steps, [OwnerStep::Send { to: S, message: greet }]);
-    let steps = owner.on_message(0, S, OffloadMessage::Lives { life: LIFE, slots: 0 });
+    let steps = owner.on_message(0, S, OffloadMessage::Lives { session: SESSION, slots: 0 });
     assert_eq!(steps, [OwnerStep::Prepare { job: 1 }]);
     let steps = owner.prepared(0, 1, &ranges(100));
     assert!(is_prepare(&steps[0], 3), "{steps:?}");
@@ -89,26 +93,32 @@ fn nothing_unknown_is_discarded() {
 }
 
 #[test]
-fn another_life_of_the_scheduler_gets_fresh_attempts() {
-    let mut owner = with_job();
-    let next = SchedulerLife { term: 6, ..LIFE };
-    let steps = owner.on_message(0, S, OffloadMessage::Lives { life: next, slots: 0 });
-    assert_eq!(steps, [OwnerStep::Prepare { job: 1 }]);
-    let again = owner.on_message(0, S, OffloadMessage::Lives { life: next, slots: 0 });
-    assert_eq!(again, [], "the numbers are being drawn");
-    let steps = owner.prepared(0, 1, &ranges(200));
-    let OwnerStep::Send { message: OffloadMessage::Prepare { life, attempts, .. }, .. } = &steps[0]
-    else {
-        panic!("{steps:?}")
-    };
-    assert_eq!(
-        (*life, attempts[0].attempt, attempts[0].numbers),
-        (next, Attempt(4), ranges(200)[0])
-    );
-    // An answer of the earlier life comes late.
-    assert_eq!(owner.on_message(0, S, OffloadMessage::Lives { life: LIFE, slots: 0 }), []);
-    // An executor of the earlier life may still commit.
-    assert!(matches!(done(&mut owner, at(1, 1))[..], [OwnerStep::Check { .. }]));
+fn another_session_gets_fresh_attempts() {
+    // Another life of the scheduler, and the same one after it had dropped the owner.
+    for next in [session(6, 1), session(5, 2)] {
+        let mut owner = with_job();
+        let steps = owner.on_message(0, S, OffloadMessage::Lives { session: next, slots: 0 });
+        assert_eq!(steps, [OwnerStep::Prepare { job: 1 }]);
+        let again = owner.on_message(0, S, OffloadMessage::Lives { session: next, slots: 0 });
+        assert_eq!(again, [], "the numbers are being drawn");
+        let steps = owner.prepared(0, 1, &ranges(200));
+        let OwnerStep::Send { message: OffloadMessage::Prepare { session, attempts, .. }, .. } =
+            &steps[0]
+        else {
+            panic!("{steps:?}")
+        };
+        assert_eq!(
+            (*session, attempts[0].attempt, attempts[0].numbers),
+            (next, Attempt(4), ranges(200)[0])
+        );
+        // An answer of the earlier session comes late.
+        assert_eq!(
+            owner.on_message(0, S, OffloadMessage::Lives { session: SESSION, slots: 0 }),
+            []
+        );
+        // An executor of the earlier session may still commit.
+        assert!(matches!(done(&mut owner, at(1, 1))[..], [OwnerStep::Check { .. }]));
+    }
 }
 
 #[test]
@@ -207,8 +217,8 @@ fn an_owner_that_was_replaced_takes_its_jobs_back() {
 #[test]
 fn numbers_of_an_earlier_life_are_never_untouched() {
     let mut owner = with_job();
-    let next = SchedulerLife { term: 6, ..LIFE };
-    owner.on_message(0, S, OffloadMessage::Lives { life: next, slots: 0 });
+    let next = session(6, 1);
+    owner.on_message(0, S, OffloadMessage::Lives { session: next, slots: 0 });
     owner.prepared(0, 1, &ranges(200));
     let (job, why) = (at(1, 1).job, LocalWhy::NoExecutor);
     let back = OffloadMessage::GiveBack { job, why, is_untouched: true, failure: None };
@@ -242,7 +252,7 @@ fn room_is_what_executors_have_less_other_jobs() {
     owner.on_message(1, S, queued(1));
     assert_eq!(owner.room(JobKind::Compaction), 4);
     assert_eq!(owner.room(JobKind::Flush), 0, "slots are known by kind");
-    owner.on_message(1, S, OffloadMessage::Lives { life: LIFE, slots: 9 });
+    owner.on_message(1, S, OffloadMessage::Lives { session: SESSION, slots: 9 });
     // An answer to a greeting has the slots for all kinds of jobs. The owner's compaction takes one
     // of them.
     assert_eq!((owner.room(JobKind::Flush), owner.room(JobKind::Compaction)), (8, 9));
@@ -260,7 +270,7 @@ fn room_is_what_executors_have_less_other_jobs() {
 #[test]
 fn flushes_have_no_room_while_other_jobs_have_all_slots() {
     let mut owner = with_job();
-    let lives = |slots| OffloadMessage::Lives { life: LIFE, slots };
+    let lives = |slots| OffloadMessage::Lives { session: SESSION, slots };
     owner.on_message(1, S, lives(0));
     assert_eq!(owner.lacks_room(JobKind::Flush), Some(LocalWhy::NoExecutor));
     owner.on_message(1, S, lives(1));

@@ -86,8 +86,8 @@ struct Job {
     spec: Payload,
     /// Attempts that were not given out yet.
     unused: VecDeque<PreparedAttempt>,
-    /// The smallest attempt number that the owner has prepared for this life. Smaller ones belong
-    /// to earlier lives.
+    /// The smallest attempt number that the owner has prepared for this session. Smaller ones
+    /// belong to earlier sessions, also of earlier lives.
     first: Attempt,
     /// The largest attempt number that the owner has named.
     newest: Attempt,
@@ -126,8 +126,8 @@ impl Job {
     }
 
     /// Whether `by` runs this attempt in vain: another executor or another attempt has the job, or
-    /// this life gave the attempt out and took it back. An attempt of an earlier life goes on until
-    /// an executor has accepted the job, because an executor may decline an offer.
+    /// this session gave the attempt out and took it back. An attempt of an earlier session goes on
+    /// until an executor has accepted the job, because an executor may decline an offer.
     fn has_given_up(&self, at: AttemptId, by: ExecutorId) -> bool {
         let is_held = self.holder_of(at) == Some(by);
         let is_taken = matches!(self.state, State::Running { .. } | State::Committed);

@@ -13,17 +13,21 @@
 //! | the list of jobs for operators | `listing.rs` |
 //!
 //! Invariants:
-//! 1. The scheduler gives out an attempt only if the attempt was prepared for this life, and each
-//!    attempt at most once (docs/design/offload.md, rule 1). A scheduler that lost its state could
-//!    otherwise give the same file numbers to a second executor.
+//! 1. The scheduler gives out an attempt only if the attempt was prepared for the present session
+//!    of its owner, and each attempt at most once (docs/design/offload.md, rule 1). A scheduler
+//!    that lost or dropped its state could otherwise give the same file numbers to a second
+//!    executor.
 //! 2. Jobs of one queue start in the order of their arrival. Only the head of a queue is
 //!    considered. A job whose attempt has failed goes back to the front.
 //! 3. The scheduler does nothing for an owner if it knows a newer owner of the same database (rule
 //!    2).
-//! 4. The scheduler never decides about outputs. It forwards COMMIT until the owner's verdict
-//!    comes, also for jobs that it does not know.
+//! 4. The scheduler forwards COMMIT until the owner's verdict comes, also for jobs that it does not
+//!    know. It decides about outputs in one case: if the owner was silent for too long, the verdict
+//!    is *forget*, which removes nothing (rules 4 and 13).
 //! 5. Each beat that names an attempt which this life has given up is answered with CANCEL. So an
 //!    executor that was silent, or that missed a CANCEL, soon ends the attempt.
+//! 6. Nothing is kept of an owner that was silent for a minute. If it returns, a new session begins
+//!    and its jobs are prepared again.
 //!
 //! Thread-safety: none; the driver holds a lock.
 //! Failure: an executor that is silent for a second loses its attempts. A job without progress for
@@ -46,7 +50,9 @@ use self::executors::Executors;
 use self::jobs::{Jobs, Prepared};
 use crate::decide::{Choice, choose};
 use crate::failure::{FailedAttempt, ShortText};
-use crate::ids::{AttemptId, ExecutorId, JobId, OffloadDb, OwnerStamp, SchedulerLife};
+use crate::ids::{
+    AttemptId, ExecutorId, JobId, OffloadDb, OwnerSession, OwnerStamp, SchedulerLife,
+};
 use crate::job::{LocalWhy, Payload, Verdict};
 use crate::sabotage::Sabotage;
 use crate::wire::{
@@ -75,6 +81,12 @@ pub struct SchedulerTerms {
     /// Longest time that a flush waits for a slot. Then its owner runs it, because writers may wait
     /// for it. Default: 1 s.
     pub queue_ns: u64,
+    /// Silence of an owner after which its session ends, with its jobs, their attempts and the
+    /// outputs that wait for its verdict. An owner greets each second, and takes its jobs back when
+    /// no scheduler has answered for two seconds. So after a minute it does not want them any more,
+    /// and they only hold slots of executors. Memtable shards are kept for longer, because an open
+    /// of the database can use them. Default: 60 s.
+    pub orphan_ns: u64,
 }
 
 impl Default for SchedulerTerms {
@@ -86,6 +98,7 @@ impl Default for SchedulerTerms {
             progress_ns: 5_000 * MS,
             wait_ns: 60_000 * MS,
             queue_ns: 1_000 * MS,
+            orphan_ns: 60_000 * MS,
         }
     }
 }
@@ -106,6 +119,16 @@ pub struct Sent {
     pub to: Party,
     /// Message to send.
     pub message: OffloadMessage,
+}
+
+/// The newest owner of a database.
+#[derive(Clone, Copy, Debug)]
+struct KnownOwner {
+    stamp: OwnerStamp,
+    /// Number of its session in this life.
+    session: u64,
+    /// Time of its latest message.
+    heard_ns: u64,
 }
 
 /// Outputs that wait for a verdict.
@@ -149,8 +172,10 @@ pub struct SchedulerCounters {
 pub struct Scheduler {
     life: SchedulerLife,
     terms: SchedulerTerms,
-    /// Newest owner of each database.
-    owners: BTreeMap<OffloadDb, OwnerStamp>,
+    /// Newest owner of each database, until it is silent for too long.
+    owners: BTreeMap<OffloadDb, KnownOwner>,
+    /// Number of sessions that have begun.
+    sessions: u64,
     jobs: Jobs,
     executors: Executors,
     commits: BTreeMap<AttemptId, Commit>,
@@ -161,6 +186,8 @@ pub struct Scheduler {
     /// Time until which this life waits for beats before it gives a job back for lack of an
     /// executor.
     settled_ns: u64,
+    /// Time from which an owner that has sent nothing to this life counts as silent for too long.
+    owners_settled_ns: u64,
     /// Jobs in the order in which their first attempts were offered.
     started: Vec<JobId>,
 }
@@ -174,6 +201,7 @@ impl Scheduler {
             life,
             terms,
             owners: BTreeMap::new(),
+            sessions: 0,
             jobs: Jobs::default(),
             executors: Executors::default(),
             commits: BTreeMap::new(),
@@ -181,6 +209,7 @@ impl Scheduler {
             last_failure: None,
             sabotage: Sabotage::default(),
             settled_ns: now_ns + terms.gone_ns,
+            owners_settled_ns: now_ns + terms.orphan_ns,
             started: Vec::new(),
         }
     }
@@ -268,7 +297,7 @@ impl Scheduler {
         message: OffloadMessage,
     ) -> Vec<Sent> {
         let to = Party::Owner(from.db);
-        let mut sent = match self.greeted(from) {
+        let mut sent = match self.greeted(now_ns, from) {
             Ok(cancelled) => cancelled,
             Err(newest) => {
                 return vec![Sent { to, message: OffloadMessage::Stale { newest } }];
@@ -276,12 +305,12 @@ impl Scheduler {
         };
         match message {
             OffloadMessage::Greet { needs, .. } => {
-                sent.push(Sent { to, message: self.lives(&needs) });
+                sent.push(Sent { to, message: self.lives(from.db, &needs) });
             }
-            OffloadMessage::Prepare { life, order, .. }
-                if life != self.life && !self.sabotage.no_term_check() =>
+            OffloadMessage::Prepare { session, order, .. }
+                if session != self.session_of(from.db) && !self.sabotage.no_term_check() =>
             {
-                sent.push(Sent { to, message: self.lives(&order.needs) });
+                sent.push(Sent { to, message: self.lives(from.db, &order.needs) });
             }
             OffloadMessage::Prepare { order, attempts, oldest, spec, .. }
                 if order.id.db == from.db && order.id.epoch == from.epoch =>
@@ -353,7 +382,7 @@ impl Scheduler {
         let mut sent = vec![Sent { to, message: OffloadMessage::Heard { life, next_ms } }];
         let wait_ns = if self.sabotage.no_wait() { 0 } else { self.terms.wait_ns };
         for one in running {
-            if self.has_given_up(one.at, executor) {
+            if self.has_given_up(now_ns, one.at, executor) {
                 sent.push(Sent { to, message: OffloadMessage::Cancel { at: one.at, life } });
             } else {
                 self.jobs.progress(now_ns, executor, *one, wait_ns);
@@ -362,10 +391,10 @@ impl Scheduler {
         sent
     }
 
-    /// Handles the passing of time: drops silent executors, cancels attempts without progress, and
-    /// repeats messages.
+    /// Handles the passing of time: drops silent owners and executors, cancels attempts without
+    /// progress, and repeats messages.
     pub fn on_timer(&mut self, now_ns: u64) -> Vec<Sent> {
-        let mut sent = Vec::new();
+        let mut sent = self.drop_orphans(now_ns);
         for executor in self.executors.gone(now_ns, self.terms.gone_ns) {
             for at in self.jobs.attempts_of(executor) {
                 self.fail(now_ns, at, executor, "the executor has sent no beat for too long");
@@ -418,41 +447,86 @@ impl Scheduler {
         back.filter_map(of).collect()
     }
 
-    /// The newest owner of a database that has greeted this life.
+    /// The newest owner of a database that this life has heard and that was not silent for too long
+    /// since.
     #[must_use]
     pub fn owner_of(&self, db: OffloadDb) -> Option<OwnerStamp> {
-        self.owners.get(&db).copied()
+        self.owners.get(&db).map(|known| known.stamp)
     }
 
-    /// Whether an attempt that `by` runs was given up: its job has ended, its owner has a
-    /// successor, or the job is with another executor or waits again. It is false for an attempt of
-    /// a job that this life does not know, because its outputs may still be installed.
+    /// Whether an attempt that `by` runs was given up: its job has ended, its owner has a successor
+    /// or was silent for too long, or the job is with another executor or waits again. It is false
+    /// for an attempt of a job that this life does not know if the owner lives, because the outputs
+    /// may still be installed.
     #[must_use]
-    pub fn has_given_up(&self, at: AttemptId, by: ExecutorId) -> bool {
-        let newest = self.owners.get(&at.job.db);
+    pub fn has_given_up(&self, now_ns: u64, at: AttemptId, by: ExecutorId) -> bool {
+        let newest = self.owner_of(at.job.db);
         let has_successor = newest.is_some_and(|newest| newest.epoch > at.job.epoch);
-        has_successor || self.jobs.has_given_up(at, by)
+        has_successor || self.is_orphan(now_ns, at.job.db) || self.jobs.has_given_up(at, by)
     }
 
-    fn lives(&self, needs: &[String]) -> OffloadMessage {
-        OffloadMessage::Lives { life: self.life, slots: self.executors.slots(needs) }
+    /// Whether the owner of a database was silent for too long. Each owner that lives has sent
+    /// something to this life before `owners_settled_ns`.
+    fn is_orphan(&self, now_ns: u64, db: OffloadDb) -> bool {
+        !self.owners.contains_key(&db) && now_ns >= self.owners_settled_ns
     }
 
-    /// Notes an owner. An owner that is newer than the known one ends all jobs of the older owner.
-    /// The error is the newest owner, if `owner` is older.
-    fn greeted(&mut self, owner: OwnerStamp) -> Result<Vec<Sent>, OwnerStamp> {
-        let newest = *self.owners.entry(owner.db).or_insert(owner);
-        if newest == owner {
-            return Ok(Vec::new());
+    /// The session of the owner of a database. Its number is 0 if there is none.
+    fn session_of(&self, db: OffloadDb) -> OwnerSession {
+        let number = self.owners.get(&db).map_or(0, |known| known.session);
+        OwnerSession { life: self.life, number }
+    }
+
+    fn lives(&self, db: OffloadDb, needs: &[String]) -> OffloadMessage {
+        OffloadMessage::Lives { session: self.session_of(db), slots: self.executors.slots(needs) }
+    }
+
+    /// Notes a message of an owner. The first one begins a session. An owner that is newer than the
+    /// known one ends all jobs of the older owner. The error is the newest owner, if `owner` is
+    /// older.
+    fn greeted(&mut self, now_ns: u64, owner: OwnerStamp) -> Result<Vec<Sent>, OwnerStamp> {
+        match self.owners.get_mut(&owner.db) {
+            Some(known) if known.stamp == owner => {
+                known.heard_ns = now_ns;
+                return Ok(Vec::new());
+            }
+            Some(known) if known.stamp.epoch >= owner.epoch => return Err(known.stamp),
+            _ => {}
         }
-        if newest.epoch >= owner.epoch {
-            return Err(newest);
+        self.sessions += 1;
+        let known = KnownOwner { stamp: owner, session: self.sessions, heard_ns: now_ns };
+        self.owners.insert(owner.db, known);
+        Ok(self.end_jobs(owner.db))
+    }
+
+    /// Ends the sessions of owners that were silent for too long. Executors keep the outputs that
+    /// wait for a verdict of such an owner, because the outputs may be live tables (rule 4).
+    fn drop_orphans(&mut self, now_ns: u64) -> Vec<Sent> {
+        let orphan_ns = self.terms.orphan_ns;
+        let is_silent = |known: &&KnownOwner| known.heard_ns.saturating_add(orphan_ns) <= now_ns;
+        let silent = self.owners.values().filter(is_silent).map(|known| known.stamp.db);
+        let silent: Vec<OffloadDb> = silent.collect();
+        let mut sent = Vec::new();
+        for db in silent {
+            self.owners.remove(&db);
+            let jobs = self.jobs.of(db).len();
+            tracing::info!(database = %db, jobs, "the owner of a database was silent for too long");
+            sent.extend(self.end_jobs(db));
         }
-        self.owners.insert(owner.db, owner);
-        let old = self.jobs.of(owner.db);
-        let sent = old.into_iter().flat_map(|job| self.cancel(job)).collect();
-        self.jobs.forget(owner.db);
-        Ok(sent)
+        let orphans = self.commits.keys().filter(|at| self.is_orphan(now_ns, at.job.db));
+        let orphans: Vec<AttemptId> = orphans.copied().collect();
+        for at in orphans {
+            sent.extend(self.commits.remove(&at).map(|commit| forget(at, commit.by)));
+        }
+        sent
+    }
+
+    /// Ends all jobs of a database.
+    fn end_jobs(&mut self, db: OffloadDb) -> Vec<Sent> {
+        let jobs = self.jobs.of(db);
+        let sent = jobs.into_iter().flat_map(|job| self.cancel(job)).collect();
+        self.jobs.forget(db);
+        sent
     }
 
     /// Ends a job for its owner, and cancels its attempt at the executor.
@@ -480,6 +554,9 @@ impl Scheduler {
         by: ExecutorId,
         output: Payload,
     ) -> Vec<Sent> {
+        if self.is_orphan(now_ns, at.job.db) {
+            return vec![forget(at, by)];
+        }
         self.jobs.has_committed(now_ns, at, by);
         if self.commits.contains_key(&at) {
             return Vec::new();
@@ -547,4 +624,10 @@ impl Scheduler {
         self.counters.given_back += 1;
         self.jobs.give_back(now_ns, job, why);
     }
+}
+
+/// The order to leave outputs in place and to end the attempt.
+fn forget(at: AttemptId, by: ExecutorId) -> Sent {
+    let message = OffloadMessage::Decided { at, verdict: Verdict::Forget };
+    Sent { to: Party::Executor(by), message }
 }

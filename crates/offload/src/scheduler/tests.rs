@@ -9,6 +9,8 @@ use crate::ids::{Attempt, NodeLife, NumberRange, SchedulerId, Token};
 use crate::job::{InputPlace, JobKind, JobOrder, PreparedAttempt};
 
 const LIFE: SchedulerLife = SchedulerLife { scheduler: SchedulerId(1), term: 5 };
+/// The session of the first owner of a scheduler.
+const SESSION: OwnerSession = OwnerSession { life: LIFE, number: 1 };
 const DB: OffloadDb = OffloadDb([3; 16]);
 const ME: OwnerStamp = OwnerStamp { db: DB, epoch: Epoch(7), token: Token([0; 16]) };
 const X: ExecutorId = ExecutorId(10);
@@ -45,7 +47,12 @@ fn beat_of(executor: ExecutorId, running: Vec<Running>) -> OffloadMessage {
     }
 }
 
-fn prepare_for(number: u64, kind: JobKind, needs: &[&str], life: SchedulerLife) -> OffloadMessage {
+fn prepare_for(
+    number: u64,
+    kind: JobKind,
+    needs: &[&str],
+    session: OwnerSession,
+) -> OffloadMessage {
     let needs = needs.iter().map(|name| (*name).to_owned()).collect();
     let order = JobOrder { id: job(number), kind, bytes: 1, needs, ..JobOrder::default() };
     let attempts = (1..=3).map(|attempt| PreparedAttempt {
@@ -54,7 +61,7 @@ fn prepare_for(number: u64, kind: JobKind, needs: &[&str], life: SchedulerLife) 
     });
     OffloadMessage::Prepare {
         order,
-        life,
+        session,
         attempts: attempts.collect(),
         oldest: 1,
         spec: Payload::default(),
@@ -62,7 +69,7 @@ fn prepare_for(number: u64, kind: JobKind, needs: &[&str], life: SchedulerLife) 
 }
 
 fn prepare(scheduler: &mut Scheduler, now_ns: u64, number: u64, kind: JobKind) -> Vec<Sent> {
-    scheduler.on_owner(now_ns, ME, prepare_for(number, kind, &[], LIFE))
+    scheduler.on_owner(now_ns, ME, prepare_for(number, kind, &[], SESSION))
 }
 
 /// The attempts that were assigned, and their executors.
@@ -125,12 +132,113 @@ fn flushes_go_before_other_jobs_and_each_queue_keeps_its_order() {
 fn attempts_of_another_life_are_not_given_out() {
     let mut scheduler = scheduler();
     beat(&mut scheduler, 0, X);
-    let earlier = SchedulerLife { term: 4, ..LIFE };
+    let earlier = OwnerSession { life: SchedulerLife { term: 4, ..LIFE }, ..SESSION };
     let message = prepare_for(1, JobKind::Flush, &[], earlier);
     let sent = scheduler.on_owner(0, ME, message);
-    assert!(has(&sent, Party::Owner(DB), &OffloadMessage::Lives { life: LIFE, slots: 1 }));
+    assert!(has(&sent, Party::Owner(DB), &OffloadMessage::Lives { session: SESSION, slots: 1 }));
     assert_eq!(assigned(&sent), []);
     assert!(scheduler.is_idle());
+}
+
+/// A time at which the owner was silent for too long, if its last message came at `LATER_NS`.
+fn orphaned_ns() -> u64 {
+    LATER_NS + SchedulerTerms::default().orphan_ns
+}
+
+/// A scheduler whose owner has a running job, a committed one and one that was offered.
+fn with_three_jobs() -> Scheduler {
+    let mut scheduler = scheduler();
+    for executor in [X, Y] {
+        beat(&mut scheduler, LATER_NS, executor);
+    }
+    for number in 1..=3 {
+        prepare(&mut scheduler, LATER_NS, number, JobKind::Compaction);
+    }
+    accept(&mut scheduler, at(1, 1), X);
+    accept(&mut scheduler, at(2, 1), Y);
+    commit(&mut scheduler, LATER_NS, at(2, 1), Y);
+    scheduler
+}
+
+fn commit(scheduler: &mut Scheduler, now_ns: u64, at: AttemptId, by: ExecutorId) -> Vec<Sent> {
+    let output = Payload::default();
+    scheduler.on_executor(now_ns, by, OffloadMessage::Commit { at, by, output })
+}
+
+#[test]
+fn jobs_of_an_owner_that_never_returns_are_dropped() {
+    let mut scheduler = with_three_jobs();
+    let forgotten = |at| OffloadMessage::Decided { at, verdict: Verdict::Forget };
+    let cancel = |at| OffloadMessage::Cancel { at, life: LIFE };
+    for executor in [X, Y] {
+        beat(&mut scheduler, orphaned_ns() - 1, executor);
+    }
+    let sent = scheduler.on_timer(orphaned_ns() - 1);
+    assert!(!has(&sent, Party::Executor(Y), &forgotten(at(2, 1))), "the owner may return");
+    assert_eq!(scheduler.owner_of(DB), Some(ME));
+    let sent = scheduler.on_timer(orphaned_ns());
+    assert!(has(&sent, Party::Executor(Y), &forgotten(at(2, 1))), "{sent:?}");
+    assert_eq!(assigned(&sent), []);
+    assert!(scheduler.is_idle());
+    assert_eq!(scheduler.owner_of(DB), None);
+    // The executor of the first job has missed CANCEL. It commits nevertheless.
+    let now = Running { at: at(1, 1), ..Running::default() };
+    let sent = scheduler.on_executor(orphaned_ns(), X, beat_of(X, vec![now]));
+    assert!(has(&sent, Party::Executor(X), &cancel(at(1, 1))), "{sent:?}");
+    let sent = commit(&mut scheduler, orphaned_ns(), at(1, 1), X);
+    assert!(has(&sent, Party::Executor(X), &forgotten(at(1, 1))), "{sent:?}");
+    assert!(scheduler.is_idle());
+}
+
+#[test]
+fn owner_that_greets_keeps_its_jobs() {
+    let mut scheduler = with_three_jobs();
+    let greet = OffloadMessage::Greet { owner: ME, needs: Vec::new() };
+    scheduler.on_owner(orphaned_ns() - 1, ME, greet);
+    scheduler.on_timer(orphaned_ns());
+    assert_eq!(scheduler.owner_of(DB), Some(ME));
+    assert_eq!(scheduler.job_list(orphaned_ns()).jobs_total, 3);
+}
+
+#[test]
+fn owner_that_returns_late_prepares_its_jobs_again() {
+    let mut scheduler = with_three_jobs();
+    scheduler.on_timer(orphaned_ns());
+    let now_ns = orphaned_ns() + MS;
+    beat(&mut scheduler, now_ns, Y);
+    // Attempts of the first session may be with an executor, so they are not given out again.
+    let next = OwnerSession { number: 2, ..SESSION };
+    for _ in 0..2 {
+        let sent = prepare(&mut scheduler, now_ns, 1, JobKind::Compaction);
+        assert!(has(&sent, Party::Owner(DB), &OffloadMessage::Lives { session: next, slots: 1 }));
+        assert_eq!(assigned(&sent), []);
+    }
+    let mut message = prepare_for(1, JobKind::Compaction, &[], next);
+    let OffloadMessage::Prepare { attempts, .. } = &mut message else { panic!("{message:?}") };
+    attempts.iter_mut().for_each(|one| one.attempt.0 += 3);
+    let sent = scheduler.on_owner(now_ns, ME, message);
+    assert_eq!(assigned(&sent), [(at(1, 4), Y)]);
+    // The owner decides about outputs that arrive now.
+    let sent = commit(&mut scheduler, now_ns, at(2, 1), Y);
+    let done = OffloadMessage::Done { at: at(2, 1), output: Payload::default() };
+    assert!(has(&sent, Party::Owner(DB), &done), "{sent:?}");
+}
+
+#[test]
+fn outputs_for_an_owner_that_a_new_life_never_hears_are_forgotten() {
+    let mut scheduler = scheduler();
+    let sent = commit(&mut scheduler, 0, at(1, 1), X);
+    let done = OffloadMessage::Done { at: at(1, 1), output: Payload::default() };
+    assert!(has(&sent, Party::Owner(DB), &done), "{sent:?}");
+    let forgotten = OffloadMessage::Decided { at: at(1, 1), verdict: Verdict::Forget };
+    let orphan_ns = SchedulerTerms::default().orphan_ns;
+    let sent = scheduler.on_timer(orphan_ns - 1);
+    assert!(!has(&sent, Party::Executor(X), &forgotten), "the owner may not know the life yet");
+    assert!(!is_ended_by_beat(&mut scheduler, orphan_ns - 1, at(2, 1), Y));
+    let sent = scheduler.on_timer(orphan_ns);
+    assert!(has(&sent, Party::Executor(X), &forgotten), "{sent:?}");
+    assert!(scheduler.is_idle());
+    assert!(is_ended_by_beat(&mut scheduler, orphan_ns, at(2, 1), Y));
 }
 
 #[test]
@@ -211,7 +319,7 @@ fn beat_that_names_an_attempt_of_an_ended_job_is_answered_with_cancel() {
         assert!(ended(&mut scheduler, number), "job {number}, whose first CANCEL was lost");
     }
     // The owner has ended all jobs before the fifth.
-    let mut message = prepare_for(5, JobKind::Compaction, &[], LIFE);
+    let mut message = prepare_for(5, JobKind::Compaction, &[], SESSION);
     let OffloadMessage::Prepare { oldest, .. } = &mut message else { panic!("{message:?}") };
     *oldest = 5;
     scheduler.on_owner(LATER_NS, ME, message);
@@ -229,7 +337,7 @@ fn beat_that_names_an_attempt_of_an_ended_job_is_answered_with_cancel() {
 #[test]
 fn attempt_of_an_earlier_life_goes_on_until_another_one_has_the_job() {
     let mut scheduler = scheduler();
-    let mut message = prepare_for(1, JobKind::Compaction, &[], LIFE);
+    let mut message = prepare_for(1, JobKind::Compaction, &[], SESSION);
     let OffloadMessage::Prepare { attempts, .. } = &mut message else { panic!("{message:?}") };
     attempts.remove(0);
     scheduler.on_owner(0, ME, message);
@@ -395,7 +503,7 @@ fn jobs_that_nobody_can_run_go_back() {
     let sent = scheduler.on_timer(LATER_NS);
     assert!(back(&sent, 1, LocalWhy::NoExecutor));
     beat(&mut scheduler, LATER_NS, X);
-    let message = prepare_for(2, JobKind::Flush, &["max"], LIFE);
+    let message = prepare_for(2, JobKind::Flush, &["max"], SESSION);
     let sent = scheduler.on_owner(LATER_NS, ME, message);
     assert!(back(&sent, 2, LocalWhy::Unknown));
     // The scheduler repeats the message until the owner cancels the job.
@@ -508,7 +616,8 @@ fn an_old_owner_cannot_cancel_the_job_of_a_newer_one() {
     beat(&mut scheduler, 0, X);
     let newer = OwnerStamp { epoch: Epoch(8), ..ME };
     scheduler.on_owner(0, ME, OffloadMessage::Greet { owner: ME, needs: Vec::new() });
-    let mut message = prepare_for(1, JobKind::Flush, &[], LIFE);
+    let session = OwnerSession { number: 2, ..SESSION };
+    let mut message = prepare_for(1, JobKind::Flush, &[], session);
     let OffloadMessage::Prepare { order, .. } = &mut message else { panic!("{message:?}") };
     order.id.epoch = newer.epoch;
     let job = order.id;
@@ -536,11 +645,11 @@ fn a_flush_goes_where_its_images_lie_unless_that_is_busy() {
     assert!(X < Y);
     scheduler.on_executor(0, X, beat(X, None));
     scheduler.on_executor(0, Y, beat(Y, Some(home)));
-    let prepare = |number| match prepare_for(number, JobKind::Flush, &[], LIFE) {
-        OffloadMessage::Prepare { order, life, attempts, oldest, spec } => {
+    let prepare = |number| match prepare_for(number, JobKind::Flush, &[], SESSION) {
+        OffloadMessage::Prepare { order, session, attempts, oldest, spec } => {
             let places = vec![InputPlace { at: home, bytes: 1 << 20 }];
             let order = JobOrder { places, ..order };
-            OffloadMessage::Prepare { order, life, attempts, oldest, spec }
+            OffloadMessage::Prepare { order, session, attempts, oldest, spec }
         }
         other => other,
     };

@@ -10,7 +10,9 @@ use archipelago_fabric::RouteMessage;
 use super::{JobList, SchedulerStatus, VERSION};
 use crate::decide::{InputReach, Load};
 use crate::failure::{FailedAttempt, ShortText};
-use crate::ids::{AttemptId, ExecutorId, JobId, NumberRange, OwnerStamp, SchedulerLife};
+use crate::ids::{
+    AttemptId, ExecutorId, JobId, NumberRange, OwnerSession, OwnerStamp, SchedulerLife,
+};
 use crate::job::{DeclineWhy, JobOrder, LocalWhy, Payload, PreparedAttempt, Verdict};
 
 /// An attempt that an executor runs, and its progress.
@@ -70,10 +72,10 @@ wire_messages! {
         needs: Vec<String>,
     }
     /// Scheduler → owner: answer to [`OffloadMessage::Greet`], and to a
-    /// [`OffloadMessage::Prepare`] for another life.
+    /// [`OffloadMessage::Prepare`] for another session.
     Lives = 2 {
-        /// Life of the scheduler.
-        life: SchedulerLife,
+        /// Life of the scheduler, and the session of the owner in it.
+        session: OwnerSession,
         /// Slots of all executors that have the needed names, free or not.
         slots: u32,
     }
@@ -82,8 +84,8 @@ wire_messages! {
     Prepare = 3 {
         /// Job to run.
         order: JobOrder,
-        /// Life of the scheduler for which the attempts were prepared.
-        life: SchedulerLife,
+        /// Session for which the attempts were prepared.
+        session: OwnerSession,
         /// Attempts that the scheduler may give out.
         attempts: Vec<PreparedAttempt>,
         /// Number of the owner's oldest job that has not ended. The scheduler forgets older jobs.
@@ -104,8 +106,8 @@ wire_messages! {
         job: JobId,
         /// Reason for the counters of the owner.
         why: LocalWhy,
-        /// Whether no executor got a package of the job in this life of the scheduler. The owner
-        /// may then use the numbers itself.
+        /// Whether no executor got a package of the job in this session. The owner may then use the
+        /// numbers itself.
         is_untouched: bool,
         /// The latest attempt that has failed, if one has.
         failure: Option<FailedAttempt>,

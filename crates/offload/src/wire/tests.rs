@@ -11,8 +11,8 @@ use super::{
 use crate::decide::{InputReach, Load};
 use crate::failure::{FailedAttempt, ShortText};
 use crate::ids::{
-    Attempt, AttemptId, ExecutorId, JobId, NodeLife, NumberRange, OffloadDb, OwnerStamp,
-    SchedulerId, SchedulerLife, Token,
+    Attempt, AttemptId, ExecutorId, JobId, NodeLife, NumberRange, OffloadDb, OwnerSession,
+    OwnerStamp, SchedulerId, SchedulerLife, Token,
 };
 use crate::job::{
     DeclineWhy, InputPlace, JobKind, JobOrder, LocalWhy, Payload, PreparedAttempt, Verdict,
@@ -32,6 +32,10 @@ fn stamp() -> OwnerStamp {
 
 fn life() -> SchedulerLife {
     SchedulerLife { scheduler: SchedulerId(7), term: 8 }
+}
+
+fn session() -> OwnerSession {
+    OwnerSession { life: life(), number: 9 }
 }
 
 fn order() -> JobOrder {
@@ -138,10 +142,10 @@ fn samples() -> Vec<OffloadMessage> {
     let status = status(by, load, reach);
     vec![
         OffloadMessage::Greet { owner: stamp(), needs: vec!["add".to_owned()] },
-        OffloadMessage::Lives { life: life(), slots: 6 },
+        OffloadMessage::Lives { session: session(), slots: 6 },
         OffloadMessage::Prepare {
             order: order(),
-            life: life(),
+            session: session(),
             attempts,
             oldest: 6,
             spec: payload(),
@@ -196,13 +200,13 @@ fn messages_have_golden_bytes() {
     let db = "d0".repeat(16);
     let job = [db.as_str(), &word("02"), &word("0403")].concat();
     let decided = OffloadMessage::Decided { at: at(), verdict: Verdict::Discard };
-    assert_eq!(hex(&decided.encode()), ["652c", &job, "05000000", "02"].concat());
+    assert_eq!(hex(&decided.encode()), ["662c", &job, "05000000", "02"].concat());
     let failed = [&job, "05000000", &word("09"), "06726565663a37", "0466756c6c"].concat();
-    let back = [&["6505", &job, "040101"].concat(), failed.as_str()].concat();
+    let back = [&["6605", &job, "040101"].concat(), failed.as_str()].concat();
     assert_eq!(hex(&samples()[4].encode()), back);
     let prepare = samples().swap_remove(2);
     let expected = [
-        "6503",
+        "6603",
         &job,
         &"aa".repeat(16),
         "02",
@@ -214,6 +218,7 @@ fn messages_have_golden_bytes() {
         &word("000a"),
         &word("07"),
         &word("08"),
+        &word("09"),
         "01",
         "05000000",
         &word("10"),
@@ -226,14 +231,14 @@ fn messages_have_golden_bytes() {
 
 #[test]
 fn list_of_jobs_has_golden_bytes() {
-    assert_eq!(hex(&OffloadMessage::Jobs {}.encode()), "6542");
+    assert_eq!(hex(&OffloadMessage::Jobs {}.encode()), "6642");
     let word = |low: &str| format!("{low:0<16}");
     let at = [&"d0".repeat(16), &word("02"), &word("0403"), "05000000"].concat();
     let (address, input) = ("06726565663a37", word("0009"));
     let (ten, nine, zero) = (word("0a"), word("09"), word("00"));
     let failure = [&at, &nine, address, "0466756c6c", &word("07")].concat();
     let expected = [
-        ["6543", "03"].concat(),
+        ["6643", "03"].concat(),
         [&at, "0102", "03", &input, "01", &nine, address].concat(),
         [ten.as_str(), &word("0b"), &word("0c"), &word("0d"), &word("0e"), "01"].concat(),
         ["00", "01", &failure].concat(),
@@ -278,7 +283,7 @@ fn damaged_messages_are_refused_or_read_as_others() {
 
 #[test]
 fn first_byte_tells_the_protocols_apart() {
-    assert_eq!(VERSION, 0x65);
+    assert_eq!(VERSION, 0x66);
     // All first bytes but those of versions of these messages: those of the pool, of storage nodes,
     // of shards, of FlexKV, and of no protocol.
     for first in 0..=u8::MAX {

@@ -4,6 +4,7 @@
 //! The runs execute the state machines of `archipelago-offload`. A database here is a list of
 //! items, each of which one job must install exactly once, and a directory of files by number. The
 //! image of a flush lies at one of two memory nodes, and is gone when the node begins another life.
+//! The last database loses its owner during the run, and no other process opens it.
 //!
 //! | part | file |
 //! | --- | --- |
@@ -24,8 +25,9 @@
 //!    the attempt up.
 //!
 //! At the end, in a time without faults:
-//! 7. All items are installed within a bound.
-//! 8. Nothing is left over: the files are those of the manifest, and no machine holds a job.
+//! 7. All items are installed within a bound, but those of the database without an owner.
+//! 8. Nothing is left over: the files are those of the manifest, no machine holds a job, and no
+//!    scheduler knows the owner that has ended.
 //!
 //! Cost: some milliseconds per seed.
 

@@ -33,6 +33,11 @@ const WAIT_NS: std::ops::Range<u64> = 6_000 * MS..9_000 * MS;
 const TOLD_NS: u64 = 1_000 * MS;
 /// Percentage of messages that take long.
 const SLOW_PERCENT: u32 = 5;
+/// Silence after which a scheduler drops an owner. Some stops of owners are longer, so that owners
+/// also return late.
+const ORPHAN_NS: u64 = 6_000 * MS;
+/// Time at which the last database loses its owner for good.
+const ABANDONED_NS: std::ops::Range<u64> = 1_000 * MS..15_000 * MS;
 
 /// Counters of a run.
 #[derive(Clone, Copy, Debug, Default)]
@@ -54,6 +59,8 @@ pub(super) struct Counted {
 enum Event {
     Tick,
     Fault,
+    /// The last database loses its owner, and gets no other one.
+    Abandon,
     ToOwner {
         db: OffloadDb,
         from: SchedulerId,
@@ -120,6 +127,7 @@ pub(super) struct World {
     next: u64,
     queue: BinaryHeap<Reverse<(u64, u64)>>,
     events: BTreeMap<u64, Event>,
+    /// The last one is abandoned during the run.
     databases: Vec<Database>,
     /// Living owners. An old owner may live in parallel with its successor for a while.
     owners: Vec<OwnerHost>,
@@ -140,7 +148,7 @@ pub(super) struct World {
 impl World {
     pub(super) fn new(request: &RunRequest, omitted: Omitted) -> Self {
         let mut rng = Rng::with_seed(request.seed);
-        let databases = (0..rng.usize(1..=2)).map(|_| Database::new(rng.u64(20..60))).collect();
+        let databases = (0..=rng.usize(1..=2)).map(|_| Database::new(rng.u64(20..60))).collect();
         let mut world = Self {
             rng,
             now_ns: 0,
@@ -176,6 +184,8 @@ impl World {
         }
         world.after(0, Event::Tick);
         world.after(500 * MS, Event::Fault);
+        let abandoned_ns = world.rng.u64(ABANDONED_NS);
+        world.after(abandoned_ns, Event::Abandon);
         world
     }
 
@@ -205,6 +215,8 @@ impl World {
             self.violations.push(what);
             return;
         }
+        // The next open of the abandoned database removes what executors have left.
+        self.open(self.abandoned());
         for at in 0..self.owners.len() {
             self.sweep(at);
         }
@@ -213,10 +225,18 @@ impl World {
         }
     }
 
+    /// Index of the database that is abandoned.
+    fn abandoned(&self) -> usize {
+        self.databases.len() - 1
+    }
+
     fn is_at_rest(&self) -> bool {
-        self.databases.iter().all(|database| database.done() == database.items)
+        let abandoned = self.abandoned();
+        let has_forgotten = |machine: &Scheduler| machine.owner_of(id_of(abandoned)).is_none();
+        self.databases[..abandoned].iter().all(|database| database.done() == database.items)
             && self.owners.iter().all(OwnerHost::is_idle)
             && self.schedulers.iter().all(|host| host.machine.is_idle())
+            && self.schedulers.iter().all(|host| has_forgotten(&host.machine))
             && self.executors.iter().all(ExecutorHost::is_idle)
     }
 
@@ -239,7 +259,8 @@ impl World {
 
     fn new_scheduler(&self, at: usize, term: u64) -> Scheduler {
         let life = SchedulerLife { scheduler: SchedulerId(at as u64 + 1), term };
-        let scheduler = Scheduler::new(self.now_ns, life, SchedulerTerms::default());
+        let terms = SchedulerTerms { orphan_ns: ORPHAN_NS, ..SchedulerTerms::default() };
+        let scheduler = Scheduler::new(self.now_ns, life, terms);
         scheduler.sabotaged(self.omitted.protocol)
     }
 
@@ -317,6 +338,7 @@ impl World {
         match event {
             Event::Tick => self.tick(),
             Event::Fault => self.fault(),
+            Event::Abandon => self.abandon(),
             Event::ToOwner { db, from, message } => self.reach_owners(db, from, &message),
             Event::ToScheduler { to, from, message } => self.reach_scheduler(to, from, message),
             Event::ToExecutor { to, from, message } => self.reach_executor(to, from, message),
@@ -500,12 +522,16 @@ impl World {
     }
 
     /// Checks that a scheduler does not give up a job that waits, when it must know that. Before
-    /// the time without faults, beats may have been lost.
+    /// the time without faults, beats may have been lost. Jobs of the abandoned database are given
+    /// up.
     fn check_waits(&mut self, sent: &[Sent]) {
         for Sent { to, message } in sent {
             let (Party::Executor(to), OffloadMessage::Cancel { at, .. }) = (to, message) else {
                 continue;
             };
+            if at.job.db == id_of(self.abandoned()) {
+                continue;
+            }
             let host = self.executors.iter().find(|host| host.machine.id() == *to);
             let run = host.and_then(|host| host.runs.get(at));
             let since_ns = run.and_then(|run| run.waits_since_ns);
@@ -523,13 +549,13 @@ impl World {
         if !self.is_peace {
             return;
         }
-        let schedulers = &self.schedulers;
+        let (schedulers, now_ns) = (&self.schedulers, self.now_ns);
         let is_given_up = |scheduler: SchedulerId, at: AttemptId, by: ExecutorId| {
             let host = schedulers.iter().find(|host| host.machine.life().scheduler == scheduler);
-            host.is_some_and(|host| host.machine.has_given_up(at, by))
+            host.is_some_and(|host| host.machine.has_given_up(now_ns, at, by))
         };
         for host in &mut self.executors {
-            self.violations.extend(host.check_given_up(self.now_ns, is_given_up));
+            self.violations.extend(host.check_given_up(now_ns, is_given_up));
         }
     }
 
@@ -547,11 +573,12 @@ impl World {
         true
     }
 
-    /// Checks that first offers follow the order of arrival.
+    /// Checks that first offers follow the order of arrival. A job arrives again if its owner was
+    /// dropped and has returned.
     fn check_order(&mut self, place: usize) {
         let host = &mut self.schedulers[place];
         for job in host.machine.take_started() {
-            let Some(arrival) = host.arrivals.iter().position(|arrived| arrived.job == job) else {
+            let Some(arrival) = host.arrivals.iter().rposition(|arrived| arrived.job == job) else {
                 self.violations.push(format!("job {job} was offered and never arrived"));
                 continue;
             };
@@ -702,6 +729,13 @@ impl World {
                 self.counted.executors_ended += 1;
             }
         }
+    }
+
+    /// The last database loses all of its owners.
+    fn abandon(&mut self) {
+        let (abandoned, before) = (self.abandoned(), self.owners.len());
+        self.owners.retain(|host| host.db != abandoned);
+        self.counted.owners_ended += (before - self.owners.len()) as u64;
     }
 
     fn end_owner(&mut self, place: usize) {

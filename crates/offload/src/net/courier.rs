@@ -3,11 +3,14 @@
 //! One thread sends messages. The other one keeps a request for mail waiting at the manager. After
 //! each answer it calls the timer of its owner or executor.
 //!
-//! Invariants: 1. A message is sent at most once. 2. Dropping the courier ends both threads.
+//! Invariants: 1. A message is sent at most once. 2. Dropping the courier ends both threads. Before
+//! that it sends what waits, because a receiver may hold slots or outputs for an owner or an
+//! executor that ends.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: messages of a request that got no answer are lost. While no manager answers, the timer
-//! still runs.
+//! still runs. A courier that ends sends nothing more after the first request without an answer,
+//! nor after [`DRAIN`].
 //! Cost: two threads and two connections.
 
 use std::collections::VecDeque;
@@ -16,6 +19,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use archipelago_base::Result;
+use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::entropy_seed;
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_fabric::{ClientId, Endpoints, Line};
@@ -29,6 +33,9 @@ use crate::wire::{Correspondent, OffloadMessage};
 const WAIT: Duration = Duration::from_millis(100);
 /// Time after which a request counts as lost.
 const ANSWER: Duration = Duration::from_millis(1000);
+/// Longest time for which a courier that ends begins requests. A manager that lives answers within
+/// a small part of it, and the drop of a database should not wait long for one that does not.
+const DRAIN: Duration = Duration::from_millis(500);
 /// Largest number of messages that wait to be sent. Further messages are dropped, because the state
 /// machines repeat them.
 const OUT_MAX: usize = 4096;
@@ -44,7 +51,8 @@ pub(super) trait Resident: Send + Sync + 'static {
 #[derive(Debug, Default)]
 struct Out {
     messages: VecDeque<Payload>,
-    is_stopped: bool,
+    /// Time until which the courier sends what waits. `None` before it ends.
+    ends_ns: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -52,6 +60,7 @@ struct Shared {
     me: Correspondent,
     out: Mutex<Out>,
     changed: Condvar,
+    clock: Arc<dyn Clock>,
 }
 
 /// The running threads.
@@ -71,6 +80,11 @@ impl fmt::Debug for Courier {
 pub(super) struct Outbox(Arc<Shared>);
 
 impl Outbox {
+    fn new(me: Correspondent, clock: Arc<dyn Clock>) -> Self {
+        let (out, changed) = (Mutex::default(), Condvar::new());
+        Self(Arc::new(Shared { me, out, changed, clock }))
+    }
+
     /// Queues messages for the manager.
     pub(super) fn send(&self, messages: Vec<OffloadMessage>) {
         if messages.is_empty() {
@@ -90,8 +104,7 @@ impl Outbox {
 impl Courier {
     /// An outbox whose courier starts later.
     pub(super) fn outbox(me: Correspondent) -> Outbox {
-        let (out, changed) = (Mutex::default(), Condvar::new());
-        Outbox(Arc::new(Shared { me, out, changed }))
+        Outbox::new(me, SystemClock::shared())
     }
 
     /// Starts to carry the mail between `resident` and the managers. Errors: those of starting a
@@ -118,8 +131,7 @@ impl Courier {
 
 impl Drop for Courier {
     fn drop(&mut self) {
-        self.shared.out.lock().is_stopped = true;
-        self.shared.changed.notify_all();
+        self.shared.stop();
         for thread in self.threads.drain(..) {
             if let Err(error) = thread.join() {
                 tracing::error!(%error, "a thread of offloading panicked");
@@ -128,13 +140,38 @@ impl Drop for Courier {
     }
 }
 
-/// Waits for messages to send, and takes those for one request. `None` when the courier ends.
-fn next_mail(shared: &Shared) -> Option<Vec<Payload>> {
+impl Shared {
+    /// Makes the threads end when they have sent what waits.
+    fn stop(&self) {
+        let ends_ns = self.clock.now_ns() + DRAIN.as_nanos() as u64;
+        self.out.lock().ends_ns = Some(ends_ns);
+        self.changed.notify_all();
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.out.lock().ends_ns.is_some()
+    }
+}
+
+/// Messages for one request, and the time for which the request waits for its answer.
+#[derive(Debug)]
+struct Outgoing {
+    messages: Vec<Payload>,
+    answer: Duration,
+}
+
+/// Waits for messages to send, and takes those for one request. `None` if the courier ends and has
+/// sent everything, or has no time left.
+fn next_mail(shared: &Shared) -> Option<Outgoing> {
     let mut out = shared.out.lock();
-    while out.messages.is_empty() && !out.is_stopped {
+    while out.messages.is_empty() && out.ends_ns.is_none() {
         shared.changed.wait(&mut out);
     }
-    if out.is_stopped {
+    let answer = match out.ends_ns {
+        Some(ends_ns) => Duration::from_nanos(ends_ns.saturating_sub(shared.clock.now_ns())),
+        None => ANSWER,
+    };
+    if out.messages.is_empty() || answer.is_zero() {
         return None;
     }
     let (mut mail, mut bytes) = (Vec::new(), 0);
@@ -145,15 +182,20 @@ fn next_mail(shared: &Shared) -> Option<Vec<Payload>> {
         }
         mail.extend(out.messages.pop_front());
     }
-    Some(mail)
+    Some(Outgoing { messages: mail, answer })
 }
 
 fn send_all(shared: &Arc<Shared>, line: &Line, resident: &Weak<dyn Resident>) {
-    while let Some(mail) = next_mail(shared) {
-        let post = OffloadMessage::Post { from: shared.me, wait_ms: 0, mail };
-        match line.ask(&post, ANSWER) {
+    while let Some(Outgoing { messages, answer }) = next_mail(shared) {
+        let post = OffloadMessage::Post { from: shared.me, wait_ms: 0, mail: messages };
+        match line.ask(&post, answer) {
             Ok(answer) => deliver(shared, resident, answer),
-            Err(error) => tracing::debug!(%error, "messages about offloaded jobs were lost"),
+            Err(error) => {
+                tracing::debug!(%error, "messages about offloaded jobs were lost");
+                if shared.is_stopped() {
+                    return;
+                }
+            }
         }
     }
 }
@@ -178,7 +220,7 @@ fn wait_for_mail(shared: &Arc<Shared>, line: &Line, resident: &Weak<dyn Resident
         let Some(alive) = resident.upgrade() else { return };
         Outbox(Arc::clone(shared)).send(alive.tick());
         drop(alive);
-        if shared.out.lock().is_stopped {
+        if shared.is_stopped() {
             return;
         }
     }
@@ -187,7 +229,7 @@ fn wait_for_mail(shared: &Arc<Shared>, line: &Line, resident: &Weak<dyn Resident
 /// Waits for a fixed time, or until the courier ends.
 fn pause(shared: &Shared) {
     let mut out = shared.out.lock();
-    if !out.is_stopped {
+    if out.ends_ns.is_none() {
         shared.changed.wait_for(&mut out, WAIT);
     }
 }
@@ -207,5 +249,77 @@ fn deliver(shared: &Arc<Shared>, resident: &Weak<dyn Resident>, answer: OffloadM
     let messages: Vec<OffloadMessage> = mail.iter().filter_map(read).collect();
     if let (Some(resident), false) = (resident.upgrade(), messages.is_empty()) {
         Outbox(Arc::clone(shared)).send(resident.take(messages));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use archipelago_base::clock::ManualClock;
+
+    use super::super::PAYLOAD_BYTES_MAX;
+    use super::*;
+    use crate::ids::{AttemptId, ExecutorId, JobId};
+
+    struct Nobody;
+
+    impl Resident for Nobody {
+        fn take(&self, _messages: Vec<OffloadMessage>) -> Vec<OffloadMessage> {
+            Vec::new()
+        }
+
+        fn tick(&self) -> Vec<OffloadMessage> {
+            Vec::new()
+        }
+    }
+
+    fn cancel(number: u64) -> OffloadMessage {
+        OffloadMessage::CancelJob { job: JobId { number, ..JobId::default() } }
+    }
+
+    /// An outbox with a message, whose courier ends.
+    fn ending(clock: &Arc<ManualClock>) -> Outbox {
+        let me = Correspondent::Executor(ExecutorId(1));
+        let outbox = Outbox::new(me, Arc::clone(clock) as Arc<dyn Clock>);
+        outbox.send(vec![cancel(1)]);
+        outbox.0.stop();
+        outbox
+    }
+
+    #[test]
+    fn messages_that_wait_are_sent_before_the_end() {
+        let outbox = ending(&Arc::new(ManualClock::new(0)));
+        let mail = next_mail(&outbox.0).expect("a message waits");
+        assert_eq!(mail.messages, [Payload::from(cancel(1).encode())]);
+        assert_eq!(mail.answer, DRAIN);
+        // An answer to these messages may cause further ones.
+        outbox.send(vec![cancel(2)]);
+        assert!(next_mail(&outbox.0).is_some());
+        assert!(next_mail(&outbox.0).is_none(), "everything is sent");
+    }
+
+    #[test]
+    fn nothing_is_sent_when_the_time_of_the_end_is_over() {
+        let clock = Arc::new(ManualClock::new(0));
+        let outbox = ending(&clock);
+        clock.advance(DRAIN);
+        assert!(next_mail(&outbox.0).is_none());
+    }
+
+    #[test]
+    fn courier_that_ends_sends_nothing_after_a_missing_answer() {
+        // The clock stands still, so only the missing answer ends the courier.
+        let outbox = ending(&Arc::new(ManualClock::new(0)));
+        let output = Payload::from(vec![0; PAYLOAD_BYTES_MAX]);
+        let commit = OffloadMessage::Commit { at: AttemptId::default(), by: ExecutorId(1), output };
+        outbox.send(vec![commit.clone(), commit.clone(), commit]);
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let managers = [format!("tcp:{}", silent.local_addr().expect("bound"))];
+        let resident: Arc<dyn Resident> = Arc::new(Nobody);
+        let endpoints = Arc::new(Endpoints::new());
+        let weak = Arc::downgrade(&resident);
+        let courier = Courier::start(&outbox, &managers, &endpoints, weak);
+        drop(courier.expect("threads"));
+        // The first request had room for the first two messages.
+        assert_eq!(outbox.0.out.lock().messages.len(), 2);
     }
 }

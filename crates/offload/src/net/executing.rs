@@ -200,7 +200,8 @@ struct Shared {
     outbox: Outbox,
 }
 
-/// A running executor. The drop cancels its jobs and waits for their threads.
+/// A running executor. The drop cancels its jobs, waits for their threads, and reports the jobs as
+/// failed if the manager answers.
 pub struct ExecutorServer {
     shared: Arc<Shared>,
     courier: Option<Courier>,
@@ -349,12 +350,13 @@ impl Shared {
     fn next_job(&self) -> Option<Job> {
         let mut state = self.state.lock();
         loop {
-            if state.is_stopped {
-                return None;
-            }
+            // A job that is cancelled before it has begun is reported as well.
             if let Some(job) = state.queue.pop_front() {
                 state.figures.running += 1;
                 return Some(job);
+            }
+            if state.is_stopped {
+                return None;
             }
             self.changed.wait(&mut state);
         }

@@ -4,8 +4,8 @@
 //! | --- | --- |
 //! | offered | running, on the package; given up, when the package does not come in time |
 //! | running | committed, when the outputs are durable; failed, when the job has failed |
-//! | committed | done, on the verdict; COMMIT is repeated until then |
-//! | failed | done, when the scheduler has noted it; ABORT is repeated until then |
+//! | committed | done, on the verdict; COMMIT is repeated until then, ever more seldom |
+//! | failed | done, when the scheduler has noted it; ABORT is repeated in the same way |
 //!
 //! Invariants:
 //! 1. An executor removes outputs after COMMIT only on the verdict [`Verdict::Discard`] of their
@@ -34,10 +34,14 @@ use crate::wire::{OffloadMessage, Running};
 const MS: u64 = 1_000_000;
 /// Time, in nanoseconds, for which an executor reserves a slot for a package.
 const OFFER_NS: u64 = 2_000 * MS;
-/// Time after which COMMIT and ABORT are repeated.
+/// Time after which COMMIT and ABORT are repeated first. Each further repetition takes twice as
+/// long as the one before.
 const REPEAT_NS: u64 = 200 * MS;
-/// Repetitions of a message to one scheduler before the next scheduler gets it.
-const PATIENCE: u32 = 10;
+/// Longest time after which they are repeated. COMMIT has up to 200 KiB and waits for as long as an
+/// owner does not answer. A new life of the scheduler gets it immediately.
+const REPEAT_MAX_NS: u64 = 5_000 * MS;
+/// Time for which one scheduler gets a message before the next scheduler gets it.
+const PATIENCE_NS: u64 = 2_000 * MS;
 /// Time between two beats, until a scheduler asks for another interval.
 const BEAT_NS: u64 = 200 * MS;
 /// Ended attempts that an executor remembers, so that a late package does not run them again.
@@ -104,9 +108,11 @@ enum State {
 /// Repetition of a message until it is answered.
 #[derive(Clone, Copy, Debug)]
 struct Repeat {
+    /// Time of the first message.
+    begun_ns: u64,
+    /// Time of the next message, and the wait after that.
     next_ns: u64,
-    /// Number of messages that were sent.
-    sent: u32,
+    wait_ns: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -116,16 +122,42 @@ struct Held {
     state: State,
 }
 
+impl Held {
+    /// The repetition of COMMIT or ABORT; `None` if neither is due.
+    fn repeat(&mut self) -> Option<&mut Repeat> {
+        match &mut self.state {
+            State::Committed { repeat, .. } | State::Failed { repeat, .. } => Some(repeat),
+            State::Offered { .. } | State::Running { .. } => None,
+        }
+    }
+}
+
 impl Repeat {
     fn from(now_ns: u64) -> Self {
-        Self { next_ns: now_ns, sent: 0 }
+        Self { begun_ns: now_ns, next_ns: now_ns, wait_ns: REPEAT_NS }
     }
 
-    /// The scheduler that gets the next message. At first this is the scheduler of the attempt.
-    /// Later the others follow in turn, because the first one may never return.
-    fn target(self, first: SchedulerId, all: &BTreeMap<SchedulerId, u64>) -> SchedulerId {
+    /// Notes that a message is sent now.
+    fn sent(&mut self, now_ns: u64) {
+        self.next_ns = now_ns + self.wait_ns;
+        self.wait_ns = (2 * self.wait_ns).min(REPEAT_MAX_NS);
+    }
+
+    /// Makes the next message due.
+    fn hurry(&mut self) {
+        (self.next_ns, self.wait_ns) = (0, REPEAT_NS);
+    }
+
+    /// The scheduler that gets a message now. At first this is the scheduler of the attempt. Later
+    /// the others follow in turn, because the first one may never return.
+    fn target(
+        self,
+        now_ns: u64,
+        first: SchedulerId,
+        all: &BTreeMap<SchedulerId, u64>,
+    ) -> SchedulerId {
         let position = all.keys().position(|scheduler| *scheduler == first).unwrap_or(0);
-        let turn = position + (self.sent / PATIENCE) as usize;
+        let turn = position + (now_ns.saturating_sub(self.begun_ns) / PATIENCE_NS) as usize;
         all.keys().nth(turn % all.len().max(1)).copied().unwrap_or(first)
     }
 }
@@ -276,8 +308,8 @@ impl Executor {
                 _ => continue,
             };
             if repeat.next_ns <= now_ns {
-                let to = repeat.target(held.scheduler, beats);
-                *repeat = Repeat { next_ns: now_ns + REPEAT_NS, sent: repeat.sent + 1 };
+                let to = repeat.target(now_ns, held.scheduler, beats);
+                repeat.sent(now_ns);
                 steps.push(ExecutorStep::Send { to, message });
             }
         }
@@ -310,11 +342,18 @@ impl Executor {
         }
     }
 
-    /// Notes a life of a scheduler. Returns whether it is the newest one that is known.
+    /// Notes a life of a scheduler. Returns whether it is the newest one that is known. A new life
+    /// has no outputs of the earlier ones, so they become due.
     fn obeys(&mut self, life: SchedulerLife) -> bool {
         let newest = self.lives.entry(life.scheduler).or_insert(life.term);
-        *newest = life.term.max(*newest);
-        *newest == life.term
+        let known = *newest;
+        *newest = known.max(life.term);
+        if life.term > known {
+            let of_it = |held: &&mut Held| held.scheduler == life.scheduler;
+            let held = self.attempts.values_mut().filter(of_it);
+            held.filter_map(Held::repeat).for_each(Repeat::hurry);
+        }
+        life.term >= known
     }
 
     /// Slots that an attempt holds. An attempt that waits for its verdict holds none.

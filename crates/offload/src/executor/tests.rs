@@ -174,7 +174,7 @@ fn a_commit_goes_to_other_schedulers_when_the_first_is_silent() {
     pack(&mut executor, 1);
     executor.ended(0, at(1), Ok(Payload::default()));
     let mut targets = BTreeSet::new();
-    for turn in 1..=2 * u64::from(PATIENCE) {
+    for turn in 1..=2 * PATIENCE_NS / REPEAT_NS {
         for step in executor.on_timer(turn * REPEAT_NS) {
             if let ExecutorStep::Send { to, message: OffloadMessage::Commit { .. } } = step {
                 targets.insert(to);
@@ -182,4 +182,32 @@ fn a_commit_goes_to_other_schedulers_when_the_first_is_silent() {
         }
     }
     assert_eq!(targets, BTreeSet::from([S, SchedulerId(2)]));
+}
+
+#[test]
+fn commit_is_repeated_ever_more_seldom_until_the_scheduler_has_a_new_life() {
+    let mut executor = executor();
+    assign(&mut executor, 1, &[]);
+    pack(&mut executor, 1);
+    executor.ended(0, at(1), Ok(Payload::default()));
+    let is_sent = |executor: &mut Executor, now_ns| {
+        let is_commit = |message: &OffloadMessage| matches!(message, OffloadMessage::Commit { .. });
+        sent(&executor.on_timer(now_ns)).iter().any(is_commit)
+    };
+    let mut turns = Vec::new();
+    for turn in 1..=100 {
+        if is_sent(&mut executor, turn * REPEAT_NS) {
+            turns.push(turn);
+        }
+    }
+    assert_eq!(turns, [1, 3, 7, 15, 31, 56, 81]);
+    let now_ns = 101 * REPEAT_NS;
+    let heard = |term| {
+        let life = SchedulerLife { term, ..LIFE };
+        OffloadMessage::Heard { life, next_ms: 100 }
+    };
+    executor.on_message(now_ns, S, heard(LIFE.term));
+    assert!(!is_sent(&mut executor, now_ns), "it is the same life");
+    executor.on_message(now_ns, S, heard(LIFE.term + 1));
+    assert!(is_sent(&mut executor, now_ns));
 }

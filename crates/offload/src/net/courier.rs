@@ -13,7 +13,6 @@
 //! nor after [`DRAIN`].
 //! Cost: two threads and two connections.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -25,7 +24,7 @@ use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_fabric::{ClientId, Endpoints, Line};
 use parking_lot::{Condvar, Mutex};
 
-use super::MAIL_BYTES_MAX;
+use super::mail_queue::MailQueue;
 use crate::job::Payload;
 use crate::wire::{Correspondent, OffloadMessage};
 
@@ -36,9 +35,6 @@ const ANSWER: Duration = Duration::from_millis(1000);
 /// Longest time for which a courier that ends begins requests. A manager that lives answers within
 /// a small part of it, and the drop of a database should not wait long for one that does not.
 const DRAIN: Duration = Duration::from_millis(500);
-/// Largest number of messages that wait to be sent. Further messages are dropped, because the state
-/// machines repeat them.
-const OUT_MAX: usize = 4096;
 
 /// An owner or an executor whose mail a courier carries.
 pub(super) trait Resident: Send + Sync + 'static {
@@ -50,7 +46,7 @@ pub(super) trait Resident: Send + Sync + 'static {
 
 #[derive(Debug, Default)]
 struct Out {
-    messages: VecDeque<Payload>,
+    mail: MailQueue,
     /// Time until which the courier sends what waits. `None` before it ends.
     ends_ns: Option<u64>,
 }
@@ -92,9 +88,7 @@ impl Outbox {
         }
         let mut out = self.0.out.lock();
         for message in messages {
-            if out.messages.len() < OUT_MAX {
-                out.messages.push_back(message.encode().into());
-            }
+            out.mail.push(&message);
         }
         drop(out);
         self.0.changed.notify_all();
@@ -164,25 +158,17 @@ struct Outgoing {
 /// sent everything, or has no time left.
 fn next_mail(shared: &Shared) -> Option<Outgoing> {
     let mut out = shared.out.lock();
-    while out.messages.is_empty() && out.ends_ns.is_none() {
+    while out.mail.is_empty() && out.ends_ns.is_none() {
         shared.changed.wait(&mut out);
     }
     let answer = match out.ends_ns {
         Some(ends_ns) => Duration::from_nanos(ends_ns.saturating_sub(shared.clock.now_ns())),
         None => ANSWER,
     };
-    if out.messages.is_empty() || answer.is_zero() {
+    if out.mail.is_empty() || answer.is_zero() {
         return None;
     }
-    let (mut mail, mut bytes) = (Vec::new(), 0);
-    while let Some(message) = out.messages.front() {
-        bytes += message.0.len();
-        if bytes > MAIL_BYTES_MAX && !mail.is_empty() {
-            break;
-        }
-        mail.extend(out.messages.pop_front());
-    }
-    Some(Outgoing { messages: mail, answer })
+    Some(Outgoing { messages: out.mail.take(), answer })
 }
 
 fn send_all(shared: &Arc<Shared>, line: &Line, resident: &Weak<dyn Resident>) {
@@ -320,6 +306,8 @@ mod tests {
         let courier = Courier::start(&outbox, &managers, &endpoints, weak);
         drop(courier.expect("threads"));
         // The first request had room for the first two messages.
-        assert_eq!(outbox.0.out.lock().messages.len(), 2);
+        let mut out = outbox.0.out.lock();
+        let left: Vec<usize> = (0..3).map(|_| out.mail.take().len()).collect();
+        assert_eq!(left, [1, 1, 0]);
     }
 }

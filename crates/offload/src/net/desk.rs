@@ -10,18 +10,20 @@
 //!    ([`AwakeTime`]).
 //!
 //! Thread-safety: any thread may call any method. One lock guards all.
-//! Failure: mail of a correspondent that does not fetch it is dropped after a minute.
+//! Failure: mail of a correspondent that does not fetch it is dropped after a minute, and before if
+//! it is too much.
 //! Cost: one lock and O(messages) for each request.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use archipelago_base::clock::Clock;
 use archipelago_fabric::{Reply, Request};
 use parking_lot::Mutex;
 
+use super::SCHEDULER;
 use super::awake::AwakeTime;
-use super::{MAIL_BYTES_MAX, SCHEDULER};
+use super::mail_queue::MailQueue;
 use crate::ids::SchedulerLife;
 use crate::job::Payload;
 use crate::scheduler::{Party, Scheduler, SchedulerCounters, SchedulerTerms, Sent};
@@ -30,14 +32,12 @@ use crate::wire::{Correspondent, OffloadMessage};
 const MS: u64 = 1_000_000;
 /// Time after which the mailbox of a silent correspondent is removed.
 const SILENT_NS: u64 = 60_000 * MS;
-/// Largest number of messages that wait for one correspondent.
-const BOX_MAX: usize = 4096;
 /// Longest time for which an answer may be delayed.
 const WAIT_MS_MAX: u32 = 1_000;
 
 #[derive(Default)]
 struct Mailbox {
-    mail: VecDeque<Payload>,
+    mail: MailQueue,
     /// The waiting request, and the time until which it may wait.
     waiting: Option<(Reply, u64)>,
     heard_ns: u64,
@@ -199,9 +199,7 @@ impl State {
                 },
             };
             let mailbox = self.boxes.entry(to).or_default();
-            if mailbox.mail.len() < BOX_MAX {
-                mailbox.mail.push_back(message.encode().into());
-            }
+            mailbox.mail.push(&message);
             if Some(to) != asker {
                 mailbox.answer_if_waiting();
             }
@@ -212,15 +210,7 @@ impl State {
 impl Mailbox {
     /// Mail for one answer.
     fn take(&mut self) -> OffloadMessage {
-        let (mut mail, mut bytes) = (Vec::new(), 0);
-        while let Some(message) = self.mail.front() {
-            bytes += message.0.len();
-            if bytes > MAIL_BYTES_MAX && !mail.is_empty() {
-                break;
-            }
-            mail.extend(self.mail.pop_front());
-        }
-        OffloadMessage::Mail { mail }
+        OffloadMessage::Mail { mail: self.mail.take() }
     }
 
     fn answer(&mut self) {
@@ -331,7 +321,7 @@ mod tests {
                 session: OwnerSession { life, number: 1 },
                 attempts: vec![PreparedAttempt { attempt: Attempt(1), numbers }],
                 oldest: 1,
-                spec: Payload::default(),
+                spec: Some(Payload::default()),
             };
             let mut state = desk.state.lock();
             state.receive(0, Correspondent::Owner(owner), prepare);

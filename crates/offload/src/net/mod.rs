@@ -9,6 +9,7 @@
 //! | --- | --- |
 //! | threads that carry the mail of an owner or an executor | `courier.rs` |
 //! | the scheduler in the manager's process, and the mail that waits there | `desk.rs` |
+//! | messages that wait for a request or an answer | `mail_queue.rs` |
 //! | the files of jobs, in directories and in volumes | `files.rs` |
 //! | memtable shards of flushes, in place or fetched | `images.rs` |
 //! | an executor: it runs jobs on threads of its own | `executing.rs` |
@@ -29,6 +30,7 @@ mod desk;
 mod executing;
 mod files;
 mod images;
+mod mail_queue;
 mod owning;
 mod quiet;
 mod rates;

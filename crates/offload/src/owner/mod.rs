@@ -25,7 +25,9 @@
 //! Thread-safety: none; the driver holds a lock.
 //! Failure: if no scheduler answers, or all attempts fail, the owner runs the job itself. An owner
 //! that was silent for so long that its scheduler has dropped the jobs prepares them again.
-//! Cost: O(jobs) for each call of the timer, and O(log jobs) for each message.
+//! Cost: O(jobs) for each call of the timer, and O(log jobs) for each message. The package of a job
+//! goes out until the scheduler has confirmed the job, and then again in a new session only. What
+//! is repeated later has some hundred bytes.
 
 #[cfg(test)]
 mod tests;
@@ -131,6 +133,8 @@ struct Job {
     session: Option<OwnerSession>,
     /// Number of sessions for which attempts were prepared.
     sessions: u32,
+    /// Whether the scheduler has confirmed the job in that session, so that it has the package.
+    is_queued: bool,
     /// Whether the driver has been asked for numbers and has not delivered them.
     is_drawing: bool,
     /// The newest attempts.
@@ -262,6 +266,7 @@ impl Owner {
             tried: 0,
             session: None,
             sessions: 0,
+            is_queued: false,
             is_drawing: false,
             prepared: Vec::new(),
             live: BTreeMap::new(),
@@ -287,6 +292,7 @@ impl Owner {
         *next_ns = now_ns + self.terms.repeat_ns;
         job.session = Some(*session);
         job.sessions += 1;
+        job.is_queued = false;
         job.prepared.clear();
         for &numbers in ranges {
             job.newest = Attempt(job.newest.0 + 1);
@@ -338,7 +344,7 @@ impl Owner {
     ) -> Vec<OwnerStep> {
         match message {
             OffloadMessage::Lives { session, slots } => self.lives_as(now_ns, session, slots),
-            OffloadMessage::Queued { job, slots } if job.epoch == self.me.epoch => {
+            OffloadMessage::Queued { job, session, slots } if job.epoch == self.me.epoch => {
                 if let Some(known) = self.jobs.get(&job.number) {
                     self.slots.insert(known.order.kind, slots);
                 }
@@ -347,6 +353,7 @@ impl Owner {
                     && let State::Away { heard_ns, .. } = &mut job.state
                 {
                     *heard_ns = now_ns;
+                    job.is_queued |= job.session == Some(session);
                 }
                 Vec::new()
             }
@@ -560,7 +567,7 @@ impl Job {
             session,
             attempts: self.prepared.clone(),
             oldest,
-            spec: self.spec.clone(),
+            spec: (!self.is_queued).then(|| self.spec.clone()),
         }
     }
 

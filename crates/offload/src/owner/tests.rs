@@ -121,6 +121,32 @@ fn another_session_gets_fresh_attempts() {
     }
 }
 
+/// Whether the PREPARE among the steps has the package of the job.
+fn has_package(steps: &[OwnerStep]) -> bool {
+    let prepare = steps.iter().find_map(|step| match step {
+        OwnerStep::Send { message: OffloadMessage::Prepare { spec, .. }, .. } => Some(spec),
+        _ => None,
+    });
+    prepare.unwrap_or_else(|| panic!("no PREPARE in {steps:?}")).is_some()
+}
+
+#[test]
+fn package_is_repeated_until_the_scheduler_has_the_job() {
+    let mut owner = with_job();
+    let repeat_ns = OwnerTerms::default().repeat_ns;
+    let queued = |session| OffloadMessage::Queued { job: at(1, 1).job, session, slots: 1 };
+    assert!(has_package(&owner.on_timer(repeat_ns)), "nothing was answered");
+    owner.on_message(repeat_ns, S, queued(session(4, 1)));
+    assert!(has_package(&owner.on_timer(2 * repeat_ns)), "an earlier life has answered");
+    owner.on_message(2 * repeat_ns, S, queued(SESSION));
+    for turn in 3..6 {
+        assert!(!has_package(&owner.on_timer(turn * repeat_ns)));
+    }
+    let next = session(6, 1);
+    owner.on_message(5 * repeat_ns, S, OffloadMessage::Lives { session: next, slots: 1 });
+    assert!(has_package(&owner.prepared(5 * repeat_ns, 1, &ranges(200))));
+}
+
 #[test]
 fn a_job_that_comes_back_runs_here_and_its_attempts_are_abandoned() {
     let mut owner = with_job();
@@ -248,7 +274,10 @@ fn an_old_owner_cancels_nothing_of_a_newer_one() {
 fn room_is_what_executors_have_less_other_jobs() {
     let mut owner = with_job();
     assert_eq!(owner.room(JobKind::Compaction), 0, "no scheduler has said anything");
-    let queued = |number| OffloadMessage::Queued { job: at(number, 1).job, slots: 4 };
+    let queued = |number| {
+        let job = at(number, 1).job;
+        OffloadMessage::Queued { job, session: SESSION, slots: 4 }
+    };
     owner.on_message(1, S, queued(1));
     assert_eq!(owner.room(JobKind::Compaction), 4);
     assert_eq!(owner.room(JobKind::Flush), 0, "slots are known by kind");

@@ -7,6 +7,7 @@
 //! 3. A job that has ended is not entered again. The scheduler remembers it until the owner's
 //!    oldest job is younger. This holds also for a job that only an earlier life has known.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use archipelago_base::Epoch;
@@ -55,8 +56,19 @@ pub(super) struct Prepared {
     pub(super) attempts: Vec<PreparedAttempt>,
     /// Number of the owner's oldest job.
     pub(super) oldest: u64,
-    /// Spec of the job.
-    pub(super) spec: Payload,
+    /// Spec of the job, unless the scheduler has it.
+    pub(super) spec: Option<Payload>,
+}
+
+/// Effect of a PREPARE.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Entered {
+    /// The job is new.
+    New,
+    /// The job was known, or has ended.
+    Known,
+    /// The job is not known, and the message has no spec.
+    WithoutSpec,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,6 +119,26 @@ struct Job {
 }
 
 impl Job {
+    /// A job that waits for an executor, without attempts. `first` is the smallest attempt number
+    /// that the owner has prepared.
+    fn new(now_ns: u64, order: JobOrder, spec: Payload, first: Attempt) -> Self {
+        Self {
+            order,
+            spec,
+            unused: VecDeque::new(),
+            first,
+            newest: Attempt::default(),
+            excluded: BTreeSet::new(),
+            given: None,
+            state: State::Queued,
+            track: JobTrack::new(now_ns),
+            queued_since_ns: None,
+            was_offered: false,
+            was_packed: false,
+            failure: None,
+        }
+    }
+
     fn queue(&self) -> Queue {
         match self.order.kind {
             JobKind::Flush => Queue::Flush,
@@ -195,30 +227,22 @@ impl Jobs {
         self.ended.retain(|job| job.db != db);
     }
 
-    /// Enters a job, or adds attempts to a known one. Returns whether the job is new.
-    pub(super) fn prepare(&mut self, now_ns: u64, prepared: Prepared) -> bool {
+    /// Enters a job, or adds attempts to a known one.
+    pub(super) fn prepare(&mut self, now_ns: u64, prepared: Prepared) -> Entered {
         let Prepared { order, attempts, oldest, spec } = prepared;
         let id = order.id;
         self.raise_floor(id, oldest);
         if self.has_ended(id) {
-            return false;
+            return Entered::Known;
         }
-        let is_new = !self.jobs.contains_key(&id);
-        let job = self.jobs.entry(id).or_insert_with(|| Job {
-            order,
-            spec,
-            unused: VecDeque::new(),
-            first: attempts.iter().map(|one| one.attempt).min().unwrap_or_default(),
-            newest: Attempt::default(),
-            excluded: BTreeSet::new(),
-            given: None,
-            state: State::Queued,
-            track: JobTrack::new(now_ns),
-            queued_since_ns: None,
-            was_offered: false,
-            was_packed: false,
-            failure: None,
-        });
+        let (job, entered) = match self.jobs.entry(id) {
+            Entry::Occupied(known) => (known.into_mut(), Entered::Known),
+            Entry::Vacant(place) => {
+                let Some(spec) = spec else { return Entered::WithoutSpec };
+                let first = attempts.iter().map(|one| one.attempt).min().unwrap_or_default();
+                (place.insert(Job::new(now_ns, order, spec, first)), Entered::New)
+            }
+        };
         for attempt in attempts {
             if attempt.attempt > job.newest {
                 job.newest = attempt.attempt;
@@ -226,10 +250,10 @@ impl Jobs {
             }
         }
         let queue = job.queue();
-        if is_new {
+        if entered == Entered::New {
             self.queues[queue as usize].push_back(id);
         }
-        is_new
+        entered
     }
 
     /// Whether a job has ended for its owner, as far as this life knows.

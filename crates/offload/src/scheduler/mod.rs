@@ -47,7 +47,7 @@ mod tests;
 use std::collections::BTreeMap;
 
 use self::executors::Executors;
-use self::jobs::{Jobs, Prepared};
+use self::jobs::{Entered, Jobs, Prepared};
 use crate::decide::{Choice, choose};
 use crate::failure::{FailedAttempt, ShortText};
 use crate::ids::{
@@ -61,6 +61,9 @@ use crate::wire::{
 };
 
 const MS: u64 = 1_000_000;
+/// Longest time after which outputs are sent to their owner again. They have up to 200 KiB, and use
+/// the link of the owner, which offloading should spare.
+const DONE_MAX_NS: u64 = 4_000 * MS;
 
 /// Time limits of a scheduler, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,7 +140,9 @@ struct Commit {
     by: ExecutorId,
     output: Payload,
     arrived_ns: u64,
+    /// Time at which the owner gets them again, and the wait after that.
     next_ns: u64,
+    wait_ns: u64,
 }
 
 impl Commit {
@@ -315,11 +320,15 @@ impl Scheduler {
             OffloadMessage::Prepare { order, attempts, oldest, spec, .. }
                 if order.id.db == from.db && order.id.epoch == from.epoch =>
             {
-                let job = order.id;
+                let (job, session) = (order.id, self.session_of(from.db));
                 let slots = self.executors.slots(&order.needs);
                 let prepared = Prepared { order, attempts, oldest, spec };
-                self.counters.arrived += u64::from(self.jobs.prepare(now_ns, prepared));
-                sent.push(Sent { to, message: OffloadMessage::Queued { job, slots } });
+                let entered = self.jobs.prepare(now_ns, prepared);
+                self.counters.arrived += u64::from(entered == Entered::New);
+                // An owner whose job is not confirmed takes it back.
+                if entered != Entered::WithoutSpec {
+                    sent.push(Sent { to, message: OffloadMessage::Queued { job, session, slots } });
+                }
                 sent.extend(self.dispatch(now_ns));
                 sent.extend(self.given_back(now_ns));
             }
@@ -411,7 +420,8 @@ impl Scheduler {
         }
         for (at, commit) in &mut self.commits {
             if commit.next_ns <= now_ns {
-                commit.next_ns = now_ns + self.terms.answer_ns;
+                commit.next_ns = now_ns + commit.wait_ns;
+                commit.wait_ns = (2 * commit.wait_ns).min(DONE_MAX_NS);
                 let message = OffloadMessage::Done { at: *at, output: commit.output.clone() };
                 sent.push(Sent { to: Party::Owner(at.job.db), message });
             }
@@ -496,6 +506,10 @@ impl Scheduler {
         self.sessions += 1;
         let known = KnownOwner { stamp: owner, session: self.sessions, heard_ns: now_ns };
         self.owners.insert(owner.db, known);
+        // Outputs may have arrived before their owner.
+        for (_, commit) in self.commits.iter_mut().filter(|(at, _)| at.job.db == owner.db) {
+            (commit.next_ns, commit.wait_ns) = (now_ns, self.terms.answer_ns);
+        }
         Ok(self.end_jobs(owner.db))
     }
 
@@ -561,8 +575,9 @@ impl Scheduler {
         if self.commits.contains_key(&at) {
             return Vec::new();
         }
-        let next_ns = now_ns + self.terms.answer_ns;
-        let commit = Commit { by, output: output.clone(), arrived_ns: now_ns, next_ns };
+        let wait_ns = self.terms.answer_ns;
+        let (arrived_ns, next_ns) = (now_ns, now_ns + wait_ns);
+        let commit = Commit { by, output: output.clone(), arrived_ns, next_ns, wait_ns };
         self.commits.insert(at, commit);
         let message = OffloadMessage::Done { at, output };
         vec![Sent { to: Party::Owner(at.job.db), message }]

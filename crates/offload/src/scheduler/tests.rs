@@ -64,7 +64,7 @@ fn prepare_for(
         session,
         attempts: attempts.collect(),
         oldest: 1,
-        spec: Payload::default(),
+        spec: Some(Payload::default()),
     }
 }
 
@@ -94,7 +94,8 @@ fn a_job_goes_from_its_owner_to_an_executor_and_its_output_back() {
     let mut scheduler = scheduler();
     beat(&mut scheduler, LATER_NS, X);
     let sent = prepare(&mut scheduler, LATER_NS, 1, JobKind::Compaction);
-    assert!(has(&sent, Party::Owner(DB), &OffloadMessage::Queued { job: job(1), slots: 1 }));
+    let queued = OffloadMessage::Queued { job: job(1), session: SESSION, slots: 1 };
+    assert!(has(&sent, Party::Owner(DB), &queued));
     assert_eq!(assigned(&sent), [(at(1, 1), X)]);
     let sent = accept(&mut scheduler, at(1, 1), X);
     let numbers = NumberRange { first: 101, count: 1 };
@@ -138,6 +139,45 @@ fn attempts_of_another_life_are_not_given_out() {
     assert!(has(&sent, Party::Owner(DB), &OffloadMessage::Lives { session: SESSION, slots: 1 }));
     assert_eq!(assigned(&sent), []);
     assert!(scheduler.is_idle());
+}
+
+#[test]
+fn job_is_known_only_with_its_package() {
+    let mut scheduler = scheduler();
+    let mut message = prepare_for(1, JobKind::Compaction, &[], SESSION);
+    let whole = message.clone();
+    let OffloadMessage::Prepare { spec, .. } = &mut message else { panic!("{message:?}") };
+    *spec = None;
+    let queued = OffloadMessage::Queued { job: job(1), session: SESSION, slots: 0 };
+    let sent = scheduler.on_owner(0, ME, message.clone());
+    assert!(!has(&sent, Party::Owner(DB), &queued) && scheduler.is_idle(), "{sent:?}");
+    for known in [whole, message] {
+        let sent = scheduler.on_owner(0, ME, known);
+        assert!(has(&sent, Party::Owner(DB), &queued), "{sent:?}");
+    }
+}
+
+#[test]
+fn outputs_are_repeated_ever_more_seldom() {
+    let mut scheduler = scheduler();
+    let owner = OffloadMessage::Greet { owner: ME, needs: Vec::new() };
+    scheduler.on_owner(0, ME, owner.clone());
+    commit(&mut scheduler, 0, at(1, 1), X);
+    let done = OffloadMessage::Done { at: at(1, 1), output: Payload::default() };
+    let mut sent = Vec::new();
+    for turn in 1..=40 {
+        let now_ns = turn * SchedulerTerms::default().answer_ns;
+        scheduler.on_owner(now_ns, ME, owner.clone());
+        if has(&scheduler.on_timer(now_ns), Party::Owner(DB), &done) {
+            sent.push(turn);
+        }
+    }
+    assert_eq!(sent, [1, 2, 4, 8, 16, 24, 32, 40]);
+    // Another owner of the database gets them immediately.
+    let newer = OwnerStamp { epoch: Epoch(8), ..ME };
+    let now_ns = 41 * SchedulerTerms::default().answer_ns;
+    scheduler.on_owner(now_ns, newer, OffloadMessage::Greet { owner: newer, needs: Vec::new() });
+    assert!(has(&scheduler.on_timer(now_ns), Party::Owner(DB), &done));
 }
 
 /// A time at which the owner was silent for too long, if its last message came at `LATER_NS`.
@@ -655,7 +695,7 @@ fn a_flush_goes_where_its_images_lie_unless_that_is_busy() {
     };
     let sent = scheduler.on_owner(0, ME, prepare(1));
     assert_eq!(assigned(&sent), [(at(1, 1), Y)], "it reads the images in place");
-    let queued = OffloadMessage::Queued { job: job(1), slots: 4 };
+    let queued = OffloadMessage::Queued { job: job(1), session: SESSION, slots: 4 };
     assert!(has(&sent, Party::Owner(DB), &queued), "{sent:?}");
     let sent = scheduler.on_owner(0, ME, prepare(2));
     assert_eq!(assigned(&sent), [(at(2, 1), X)], "half of the other one's slots are taken");

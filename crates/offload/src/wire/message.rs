@@ -80,7 +80,7 @@ wire_messages! {
         slots: u32,
     }
     /// Owner → scheduler: run this job. Repeated until the job has ended. A repetition may name
-    /// more attempts.
+    /// more attempts. It has no package when the scheduler has confirmed the job.
     Prepare = 3 {
         /// Job to run.
         order: JobOrder,
@@ -90,13 +90,16 @@ wire_messages! {
         attempts: Vec<PreparedAttempt>,
         /// Number of the owner's oldest job that has not ended. The scheduler forgets older jobs.
         oldest: u64,
-        /// Package of the job ([`crate::parcel`]), which the executor gets.
-        spec: Payload,
+        /// Package of the job ([`crate::parcel`]), which the executor gets. `None` after a
+        /// [`OffloadMessage::Queued`] of the same session.
+        spec: Option<Payload>,
     }
-    /// Scheduler → owner: the job waits or runs.
+    /// Scheduler → owner: the job waits or runs, and the scheduler has its package.
     Queued = 4 {
         /// Job in question.
         job: JobId,
+        /// Session in which the scheduler has the job.
+        session: OwnerSession,
         /// Slots of all executors that could run the job, free or not.
         slots: u32,
     }

@@ -148,9 +148,9 @@ fn samples() -> Vec<OffloadMessage> {
             session: session(),
             attempts,
             oldest: 6,
-            spec: payload(),
+            spec: Some(payload()),
         },
-        OffloadMessage::Queued { job, slots: 6 },
+        OffloadMessage::Queued { job, session: session(), slots: 6 },
         OffloadMessage::GiveBack {
             job,
             why: LocalWhy::Failed,
@@ -224,6 +224,7 @@ fn messages_have_golden_bytes() {
         &word("10"),
         &word("04"),
         &word("06"),
+        "01",
         "03010203",
     ];
     assert_eq!(hex(&prepare.encode()), expected.concat());

@@ -28,7 +28,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::decide::{InputReach, Load};
 use crate::failure::ShortText;
 use crate::ids::{AttemptId, ExecutorId, NumberRange, SchedulerId, SchedulerLife};
-use crate::job::{DeclineWhy, JobOrder, Payload, Verdict};
+use crate::job::{DeclineWhy, JobKind, JobOrder, Payload, Verdict};
 use crate::wire::{OffloadMessage, Running};
 
 const MS: u64 = 1_000_000;
@@ -73,6 +73,8 @@ pub enum ExecutorStep {
     Run {
         /// Attempt that begins.
         at: AttemptId,
+        /// Kind of the job.
+        kind: JobKind,
         /// File numbers of the outputs.
         numbers: NumberRange,
         /// Spec of the job.
@@ -118,6 +120,7 @@ struct Repeat {
 #[derive(Clone, Debug)]
 struct Held {
     scheduler: SchedulerId,
+    kind: JobKind,
     numbers: NumberRange,
     state: State,
 }
@@ -388,7 +391,7 @@ impl Executor {
             return decline(DeclineWhy::Busy);
         }
         let state = State::Offered { until_ns: now_ns + OFFER_NS };
-        let held = Held { scheduler, numbers: NumberRange::default(), state };
+        let held = Held { scheduler, kind: order.kind, numbers: NumberRange::default(), state };
         self.attempts.insert(at, held);
         OffloadMessage::Accept { at, by }
     }
@@ -410,7 +413,7 @@ impl Executor {
         if matches!(held.state, State::Offered { .. }) {
             held.state = State::Running { progress_bytes: 0, waits: false };
             held.numbers = numbers;
-            steps.push(ExecutorStep::Run { at, numbers, spec });
+            steps.push(ExecutorStep::Run { at, kind: held.kind, numbers, spec });
         }
         steps
     }

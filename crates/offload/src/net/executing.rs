@@ -13,9 +13,10 @@
 //! without it.
 //! Failure: a job that fails removes what it wrote, and the scheduler gets the reason. A panic of a
 //! job is such a failure.
-//! Cost: one thread for each slot, and two for the mail.
+//! Cost: two threads for each slot, one of each priority ([`super::job_queues`]), and two for the
+//! mail.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Component, Path, PathBuf};
@@ -41,11 +42,12 @@ use archipelago_env::limit::{Priority, RateLimiter};
 use archipelago_env::local::LocalFs;
 use archipelago_fabric::{Endpoints, Secret};
 use archipelago_store::{BlobGrant, GrantedFs};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use super::courier::{Courier, Outbox, Resident};
 use super::files::{DIRECTORIES, DecodedSpec, OpenedPackage, VolumePool, volumes_of};
 use super::images::{FetchProgress, ImageReader};
+use super::job_queues::{JobPriority, JobQueues};
 use super::owning::build_name;
 use super::rates::rate_of_package;
 use super::write_rate::WriteRate;
@@ -176,22 +178,19 @@ struct EndedJob {
 
 struct State {
     machine: Executor,
-    /// Jobs that wait for a thread.
-    queue: VecDeque<Job>,
-    /// Jobs that wait or run.
+    /// Jobs that wait for a thread or run.
     jobs: BTreeMap<AttemptId, Job>,
     /// Outputs in directories that a verdict may order to remove. In a volume, the owner gives the
     /// blobs up.
     outputs: BTreeMap<AttemptId, (PathBuf, JobOutput)>,
     figures: ExecutorFigures,
     writes: WriteRate,
-    is_stopped: bool,
 }
 
 struct Shared {
     settings: ExecutorSettings,
     state: Mutex<State>,
-    changed: Condvar,
+    queues: JobQueues<Job>,
     clock: Arc<dyn Clock>,
     fs: Arc<dyn FileSystem>,
     registry: Registry,
@@ -255,14 +254,12 @@ impl ExecutorServer {
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
                 machine: Executor::new(me, offer, &[SCHEDULER]),
-                queue: VecDeque::new(),
                 jobs: BTreeMap::new(),
                 outputs: BTreeMap::new(),
                 figures: ExecutorFigures { slots: settings.slots.into(), ..Default::default() },
                 writes: WriteRate::default(),
-                is_stopped: false,
             }),
-            changed: Condvar::new(),
+            queues: JobQueues::new(),
             clock: SystemClock::shared(),
             fs,
             registry,
@@ -272,10 +269,13 @@ impl ExecutorServer {
             settings,
         });
         let mut server = Self { shared: Arc::clone(&shared), courier: None, threads: Vec::new() };
-        for _ in 0..shared.settings.slots {
-            let shared = Arc::clone(&shared);
-            let thread = SystemSpawn.spawn("offload-job", Box::new(move || shared.work()))?;
-            server.threads.push(thread);
+        for priority in JobPriority::ALL {
+            for _ in 0..shared.settings.slots {
+                let shared = Arc::clone(&shared);
+                let work = move || shared.queues.serve(priority, |job| shared.work(&job));
+                let thread = SystemSpawn.spawn(priority.thread_name(), Box::new(work))?;
+                server.threads.push(thread);
+            }
         }
         let weak = Arc::downgrade(&shared);
         let resident: Weak<dyn Resident> = weak;
@@ -319,10 +319,11 @@ impl Drop for ExecutorServer {
     fn drop(&mut self) {
         {
             let mut state = self.shared.state.lock();
-            state.is_stopped = true;
+            state.machine.leave();
             state.jobs.values().for_each(|job| job.fetch.cancel.cancel());
         }
-        self.shared.changed.notify_all();
+        // A job that is cancelled before it has begun is reported as well.
+        self.shared.queues.stop();
         for thread in self.threads.drain(..) {
             if let Err(error) = thread.join() {
                 tracing::error!(%error, "a thread of an executor panicked");
@@ -338,28 +339,12 @@ fn is_plain(path: &Path) -> bool {
 }
 
 impl Shared {
-    /// Runs jobs until the executor ends.
-    fn work(&self) {
-        while let Some(job) = self.next_job() {
-            let result = catch_unwind(AssertUnwindSafe(|| self.run(&job)));
-            let result = result.unwrap_or_else(|_| Err(Error::internal("the job panicked")));
-            self.end(&job, result);
-        }
-    }
-
-    fn next_job(&self) -> Option<Job> {
-        let mut state = self.state.lock();
-        loop {
-            // A job that is cancelled before it has begun is reported as well.
-            if let Some(job) = state.queue.pop_front() {
-                state.figures.running += 1;
-                return Some(job);
-            }
-            if state.is_stopped {
-                return None;
-            }
-            self.changed.wait(&mut state);
-        }
+    /// Runs a job on the calling thread.
+    fn work(&self, job: &Job) {
+        self.state.lock().figures.running += 1;
+        let result = catch_unwind(AssertUnwindSafe(|| self.run(job)));
+        let result = result.unwrap_or_else(|_| Err(Error::internal("the job panicked")));
+        self.end(job, result);
     }
 
     fn end(&self, job: &Job, result: Result<EndedJob>) {
@@ -506,7 +491,7 @@ impl Shared {
     fn note_load(&self, state: &mut State) {
         let slots = u64::from(self.settings.slots);
         let share = |count: u64| (1000 * count / slots).min(u64::from(u32::MAX)) as u32;
-        let (cpu, queue) = (share(state.figures.running), share(state.queue.len() as u64));
+        let (cpu, queue) = (share(state.figures.running), share(self.queues.jobs_waiting() as u64));
         let written = state.jobs.values().map(|job| job.progress.bytes_written()).sum();
         let io = state.writes.load(self.clock.now_ns(), written);
         state.machine.note_load(Load { cpu, io, queue });
@@ -519,13 +504,12 @@ impl Shared {
         for step in steps {
             match step {
                 ExecutorStep::Send { message, .. } => messages.push(message),
-                ExecutorStep::Run { at, spec: package, .. } => {
+                ExecutorStep::Run { at, kind, spec: package, .. } => {
                     let (progress, fetch) = (Arc::default(), FetchProgress::default());
                     let limiter = Arc::new(RateLimiter::new(0));
                     let job = Job { at, package, progress, fetch, limiter };
                     state.jobs.insert(at, job.clone());
-                    state.queue.push_back(job);
-                    self.changed.notify_one();
+                    self.queues.push(kind, job);
                 }
                 ExecutorStep::Stop { at } => {
                     if let Some(job) = state.jobs.get(&at) {

@@ -13,6 +13,7 @@
 //! | the files of jobs, in directories and in volumes | `files.rs` |
 //! | memtable shards of flushes, in place or fetched | `images.rs` |
 //! | an executor: it runs jobs on threads of its own | `executing.rs` |
+//! | jobs of an executor that wait for a thread | `job_queues.rs` |
 //! | the executor seam of the engine, which sends jobs away | `owning.rs` |
 //! | the time for which no job leaves, and its cause | `quiet.rs` |
 //! | the rate limit of a database, and the parts of its jobs | `rates.rs` |
@@ -30,6 +31,7 @@ mod desk;
 mod executing;
 mod files;
 mod images;
+mod job_queues;
 mod mail_queue;
 mod owning;
 mod quiet;

@@ -91,7 +91,7 @@ impl ExecutorHost {
                 ExecutorStep::Send { to, message } => {
                     deeds.push(ExecutorDeed::Send { to, message });
                 }
-                ExecutorStep::Run { at, numbers, spec } => {
+                ExecutorStep::Run { at, numbers, spec, .. } => {
                     let writer = WriterId(1 << 63 | self.machine.id().0 << 32 | self.next_writer);
                     self.next_writer += 1;
                     let Output { item, image, .. } = Output::decode(&spec);

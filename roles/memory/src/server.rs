@@ -9,8 +9,8 @@
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: a beat or a copy that fails is tried again. Dropping the server ends the threads.
-//! Cost: one thread per manager, one thread for copies, and [`SHARD_THREADS`] after the first
-//! request of an owner.
+//! Cost: one thread per manager, one thread for copies, and those of [`shard_threads`] after the
+//! first request of an owner.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -43,9 +43,6 @@ const FIRST_BEATS: Duration = Duration::from_millis(50);
 const PART: u64 = 1 << 20;
 /// Time after which the copying thread checks whether it should end.
 const LOOK: Duration = Duration::from_millis(100);
-/// Number of threads that search and copy memtable shards. They start with the first request of an
-/// owner.
-const SHARD_THREADS: usize = 2;
 /// Smallest size of a block in bytes: a page.
 const BLOCK_BYTES_MIN: u64 = 4096;
 
@@ -113,6 +110,19 @@ impl MemorySettings {
             return Err(Error::invalid(format!("node id {}: it must be 1 to {most}", self.id)));
         }
         Ok(Limits { block_bytes: block, blocks_max: size / block })
+    }
+}
+
+/// Number of threads that search and copy memtable shards on a machine with `cores` cores. They
+/// start with the first request of an owner. There are at least two, because searches must go on
+/// during a copy, which never gets the last thread. More than eight would only compete for the lock
+/// of the queue and for the bandwidth of the memory, and the machine has other work: the threads of
+/// the fabric and, with `--share` or `--store`, jobs.
+const fn shard_threads(cores: usize) -> usize {
+    match cores {
+        0..=2 => 2,
+        3..=7 => cores,
+        _ => 8,
     }
 }
 
@@ -221,7 +231,8 @@ impl MemoryServer {
         let clock = SystemClock::shared();
         let life = Epoch(clock.unix_ms());
         let bytes = NodeBytes::new(limits.blocks_max * limits.block_bytes);
-        let threads = HostThreads::Own(Arc::new(SystemSpawn), SHARD_THREADS);
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let threads = HostThreads::Own(Arc::new(SystemSpawn), shard_threads(cores));
         let shard_limits = ShardLimits::new(settings.shard_bytes_max);
         let shards = ShardHost::new(shard_limits, Arc::clone(&bytes), Arc::clone(&clock), threads);
         let make = |pool| {
@@ -457,6 +468,12 @@ mod tests {
         let call = Call::new(&call, LONG);
         let answer = link.request(call).wait().unwrap();
         (ShardMessage::decode(&answer).unwrap(), server.monitor().figures().unwrap())
+    }
+
+    #[test]
+    fn threads_for_shards_follow_the_cores_between_two_and_eight() {
+        let threads = [0, 1, 2, 3, 7, 8, 64].map(shard_threads);
+        assert_eq!(threads, [2, 2, 2, 3, 7, 8, 8]);
     }
 
     #[test]

@@ -579,12 +579,11 @@ fn compact(db: &Database, cf: &ColumnFamily, range: KeyRange, last_level: LastLe
         })
     };
     let job = SystemSpawn.spawn("compact", job)?;
-    let waited = stop.wait(|| is_over.load(Ordering::Acquire));
+    stop.wait(|| is_over.load(Ordering::Acquire));
     // This has an effect only after a signal, while the job still runs.
     cancel.cancel();
     job.join()?;
     bar.finish_and_clear();
-    waited?;
     receiver.try_recv().unwrap_or_else(|_| {
         Err(Error::new(
             archipelago::ErrorKind::Internal,

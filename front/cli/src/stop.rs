@@ -43,7 +43,18 @@ impl StopSignals {
 pub(crate) struct Stop {
     runtime: Runtime,
     signals: StopSignals,
-    with_stdin: bool,
+    told: Receiver<()>,
+}
+
+/// Reason for which a wait has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StopCause {
+    /// A signal has arrived.
+    Signal,
+    /// Standard input has ended.
+    StdinEnded,
+    /// The caller waits no longer.
+    Over,
 }
 
 impl Stop {
@@ -55,24 +66,30 @@ impl Stop {
             let _within = runtime.enter();
             StopSignals::watch()?
         };
-        Ok(Self { runtime, signals, with_stdin })
+        let told = stdin_ended(with_stdin)?;
+        Ok(Self { runtime, signals, told })
     }
 
     /// Waits until a signal arrives, standard input ends, or `over` is true. It asks `over` five
     /// times a second.
-    pub(crate) fn wait(mut self, over: impl Fn() -> bool) -> Result<()> {
-        let mut told = stdin_ended(self.with_stdin)?;
-        self.runtime.block_on(async {
+    pub(crate) fn wait(mut self, over: impl Fn() -> bool) {
+        self.wait_once(over);
+    }
+
+    /// Waits as [`Stop::wait`] does. A further call waits for a further signal. If standard input
+    /// has ended, every call returns immediately.
+    pub(crate) fn wait_once(&mut self, over: impl Fn() -> bool) -> StopCause {
+        let Self { runtime, signals, told } = self;
+        runtime.block_on(async {
             let mut look = tokio::time::interval(Duration::from_millis(200));
             loop {
                 tokio::select! {
-                    () = self.signals.received() => return,
-                    _ = told.recv() => return,
-                    _ = look.tick() => if over() { return },
+                    () = signals.received() => return StopCause::Signal,
+                    _ = told.recv() => return StopCause::StdinEnded,
+                    _ = look.tick() => if over() { return StopCause::Over },
                 }
             }
-        });
-        Ok(())
+        })
     }
 }
 

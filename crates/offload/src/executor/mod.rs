@@ -213,9 +213,11 @@ impl Executor {
         self.attempts.is_empty()
     }
 
-    /// Makes the executor decline every further assignment.
+    /// Makes the executor decline every further assignment. Its next beats are due now, and report
+    /// no slots.
     pub fn leave(&mut self) {
         self.is_leaving = true;
+        self.beats.values_mut().for_each(|next_ns| *next_ns = 0);
     }
 
     /// Sets the load that the next beats report.

@@ -105,6 +105,23 @@ fn attempts_that_it_cannot_run_are_declined() {
 }
 
 #[test]
+fn executor_that_leaves_says_so_and_ends_its_jobs() {
+    let mut executor = executor();
+    assign(&mut executor, 1, &[]);
+    pack(&mut executor, 1);
+    assert_eq!(executor.on_timer(1), [], "no beat is due");
+    executor.leave();
+    let beats = sent(&executor.on_timer(1));
+    let [OffloadMessage::Beat { slots: 0, running, .. }] = &beats[..] else { panic!("{beats:?}") };
+    assert_eq!(running.len(), 1);
+    assert!(!executor.is_idle(), "the job goes on");
+    executor.ended(2, at(1), Ok(Payload::default()));
+    let decided = OffloadMessage::Decided { at: at(1), verdict: Verdict::Installed };
+    assert_eq!(executor.on_message(3, S, decided), [ExecutorStep::Keep { at: at(1) }]);
+    assert!(executor.is_idle());
+}
+
+#[test]
 fn a_slot_is_free_again_when_no_package_comes() {
     let mut executor = executor();
     assign(&mut executor, 1, &[]);

@@ -14,6 +14,7 @@
 //! Cost: two threads and two connections.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -57,6 +58,8 @@ struct Shared {
     out: Mutex<Out>,
     changed: Condvar,
     clock: Arc<dyn Clock>,
+    /// Whether a manager has answered the latest request for mail.
+    is_reachable: AtomicBool,
 }
 
 /// The running threads.
@@ -78,7 +81,8 @@ pub(super) struct Outbox(Arc<Shared>);
 impl Outbox {
     fn new(me: Correspondent, clock: Arc<dyn Clock>) -> Self {
         let (out, changed) = (Mutex::default(), Condvar::new());
-        Self(Arc::new(Shared { me, out, changed, clock }))
+        let is_reachable = AtomicBool::new(true);
+        Self(Arc::new(Shared { me, out, changed, clock, is_reachable }))
     }
 
     /// Queues messages for the manager.
@@ -120,6 +124,11 @@ impl Courier {
         let work = Box::new(move || wait_for_mail(&shared, &waiting, &resident));
         courier.threads.push(SystemSpawn.spawn("offload-mail", work)?);
         Ok(courier)
+    }
+
+    /// Whether a manager has answered the latest request for mail. It is true before the first one.
+    pub(super) fn is_reachable(&self) -> bool {
+        self.shared.is_reachable.load(Ordering::Relaxed)
     }
 }
 
@@ -188,16 +197,15 @@ fn send_all(shared: &Arc<Shared>, line: &Line, resident: &Weak<dyn Resident>) {
 
 fn wait_for_mail(shared: &Arc<Shared>, line: &Line, resident: &Weak<dyn Resident>) {
     let wait_ms = WAIT.as_millis() as u32;
-    let mut is_reachable = true;
     loop {
         let post = OffloadMessage::Post { from: shared.me, wait_ms, mail: Vec::new() };
         match line.ask(&post, ANSWER) {
             Ok(answer) => {
-                is_reachable = true;
+                shared.is_reachable.store(true, Ordering::Relaxed);
                 deliver(shared, resident, answer);
             }
             Err(error) => {
-                if std::mem::replace(&mut is_reachable, false) {
+                if shared.is_reachable.swap(false, Ordering::Relaxed) {
                     tracing::warn!(%error, "no manager answers, so jobs run where they are planned");
                 }
                 pause(shared);

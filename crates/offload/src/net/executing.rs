@@ -200,7 +200,8 @@ struct Shared {
 }
 
 /// A running executor. The drop cancels its jobs, waits for their threads, and reports the jobs as
-/// failed if the manager answers.
+/// failed if the manager answers. An orderly end calls [`ExecutorServer::leave`] first, and waits
+/// until [`ExecutorServer::can_end`].
 pub struct ExecutorServer {
     shared: Arc<Shared>,
     courier: Option<Courier>,
@@ -288,6 +289,20 @@ impl ExecutorServer {
     #[must_use]
     pub fn figures(&self) -> ExecutorFigures {
         self.shared.state.lock().figures.clone()
+    }
+
+    /// Makes the executor take no more jobs. Those that it has go on.
+    pub fn leave(&self) {
+        self.shared.state.lock().machine.leave();
+    }
+
+    /// Whether the executor may end without harm: it has no job, and no outputs that wait for a
+    /// verdict. It may also end while no manager answers, because the owners of its jobs then take
+    /// them back.
+    #[must_use]
+    pub fn can_end(&self) -> bool {
+        let is_reachable = self.courier.as_ref().is_some_and(Courier::is_reachable);
+        !is_reachable || self.shared.state.lock().machine.is_idle()
     }
 
     /// A handle for the figures, which does not keep the executor alive.

@@ -92,8 +92,9 @@ impl Executors {
         able.map(|known| known.offer.slots).fold(0, u32::saturating_add)
     }
 
-    /// All executors as candidates for a job. `taken` has the number of slots that attempts hold at
-    /// each executor.
+    /// The executors as candidates for a job. `taken` has the number of slots that attempts hold at
+    /// each executor. An executor that leaves has no slots and will have none, so it is none of
+    /// them: a job should not wait for it.
     pub(super) fn candidates(
         &self,
         head: &Head,
@@ -114,6 +115,6 @@ impl Executors {
                 is_excluded: head.excluded.contains(executor),
             }
         };
-        self.known.iter().map(of).collect()
+        self.known.iter().filter(|(_, known)| known.offer.slots > 0).map(of).collect()
     }
 }

@@ -556,6 +556,31 @@ fn jobs_that_nobody_can_run_go_back() {
 }
 
 #[test]
+fn no_job_waits_for_an_executor_that_leaves() {
+    let mut scheduler = scheduler();
+    beat(&mut scheduler, LATER_NS, X);
+    prepare(&mut scheduler, LATER_NS, 1, JobKind::Compaction);
+    accept(&mut scheduler, at(1, 1), X);
+    prepare(&mut scheduler, LATER_NS, 2, JobKind::Compaction);
+    let mut leaving = beat_of(X, vec![Running { at: at(1, 1), ..Running::default() }]);
+    let OffloadMessage::Beat { slots, .. } = &mut leaving else { panic!("{leaving:?}") };
+    *slots = 0;
+    scheduler.on_executor(LATER_NS, X, leaving);
+    let sent = scheduler.on_timer(LATER_NS);
+    let back = |number| OffloadMessage::GiveBack {
+        job: job(number),
+        why: LocalWhy::NoExecutor,
+        is_untouched: true,
+        failure: None,
+    };
+    assert!(has(&sent, Party::Owner(DB), &back(2)), "{sent:?}");
+    // The job that it has goes on.
+    let sent = commit(&mut scheduler, LATER_NS, at(1, 1), X);
+    let done = OffloadMessage::Done { at: at(1, 1), output: Payload::default() };
+    assert!(has(&sent, Party::Owner(DB), &done), "{sent:?}");
+}
+
+#[test]
 fn a_flush_waits_for_a_slot_for_a_second() {
     let mut scheduler = scheduler();
     beat(&mut scheduler, LATER_NS, X);

@@ -266,7 +266,7 @@ pub(super) fn up(args: &UpArgs) -> Result<()> {
             all &= part.report_end();
         }
         all
-    })?;
+    });
     for part in parts.borrow_mut().iter_mut() {
         part.report_end();
     }

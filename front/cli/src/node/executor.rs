@@ -1,5 +1,8 @@
 //! `archipelago node executor`: an executor of offloaded jobs in this process.
 
+use std::time::Duration;
+
+use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::{Error, Result};
 use archipelago_env::descriptors::raise_limit;
 use archipelago_metrics::sources;
@@ -10,7 +13,11 @@ use crate::console::print_line;
 use crate::managers::{MANAGER, managers};
 use crate::metrics::{self, MetricsArgs};
 use crate::secret::SecretArgs;
-use crate::stop::Stop;
+use crate::stop::{Stop, StopCause};
+
+/// Longest time for which a process that is told to stop waits for its jobs. Services that still
+/// run after 90 s are killed by default (systemd). Jobs that are cut off are planned again.
+const LEAVE_MAX: Duration = Duration::from_secs(60);
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct ExecutorArgs {
@@ -58,7 +65,7 @@ pub(crate) fn run(args: &ExecutorArgs) -> Result<()> {
     };
     // Every input of a job takes a descriptor.
     raise_limit();
-    let stop = Stop::watch(args.stop_with_stdin)?;
+    let mut stop = Stop::watch(args.stop_with_stdin)?;
     let metrics = args.metrics.listen()?;
     let server = ExecutorServer::start(settings)?;
     let monitor = server.monitor();
@@ -68,10 +75,29 @@ pub(crate) fn run(args: &ExecutorArgs) -> Result<()> {
     print_line!("Executor with {slots} slots runs jobs of databases {what}");
     print_line!("It asks the manager at {manager} for jobs");
     metrics::print_url(metrics.as_ref());
-    stop.wait(|| false)?;
+    if stop.wait_once(|| false) == StopCause::Signal {
+        server.leave();
+        wait_for_jobs(&mut stop, || server.can_end());
+    }
     drop(metrics);
     let figures = server.figures();
     drop(server);
     print_line!("Stopped; {} jobs succeeded and {} failed", figures.succeeded, figures.failed);
     Ok(())
+}
+
+/// Waits until an executor that takes no more jobs can end. Another signal, the end of standard
+/// input and [`LEAVE_MAX`] end the wait as well.
+pub(super) fn wait_for_jobs(stop: &mut Stop, can_end: impl Fn() -> bool) {
+    if can_end() {
+        return;
+    }
+    print_line!(
+        "It takes no more jobs, and ends when its jobs have ended, after {} s at the latest; \
+         another signal cancels them",
+        LEAVE_MAX.as_secs()
+    );
+    let clock = SystemClock::new();
+    let is_late = || clock.now_ns() >= LEAVE_MAX.as_nanos() as u64;
+    stop.wait_once(|| can_end() || is_late());
 }

@@ -60,6 +60,20 @@ impl HostedExecutor {
         move || state.lock().server.as_ref().map(ExecutorServer::figures)
     }
 
+    /// Makes the executor take no more jobs, and not start if it has not.
+    pub(super) fn leave(&self) {
+        let mut state = self.state.lock();
+        state.is_stopped = true;
+        if let Some(server) = &state.server {
+            server.leave();
+        }
+    }
+
+    /// Whether the executor may end without harm to a job.
+    pub(super) fn can_end(&self) -> bool {
+        self.state.lock().server.as_ref().is_none_or(ExecutorServer::can_end)
+    }
+
     /// Ends the executor. Returns its figures.
     pub(super) fn stop(mut self) -> ExecutorFigures {
         self.state.lock().is_stopped = true;

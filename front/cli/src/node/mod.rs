@@ -27,7 +27,7 @@ use crate::console::print_line;
 use crate::managers::{MANAGER, managers};
 use crate::metrics::{self, MetricsArgs};
 use crate::secret::SecretArgs;
-use crate::stop::Stop;
+use crate::stop::{Stop, StopCause};
 
 /// Roles that a process can take. Each runs until SIGTERM or SIGINT.
 #[derive(clap::Subcommand, Debug)]
@@ -38,7 +38,7 @@ pub(crate) enum NodeCommand {
     /// memtables of databases (`archipelago serve --offload-mode all`), and with --share or --store
     /// it runs their flushes and compactions. Its memory ends with the process. Blocks survive
     /// because other nodes hold further copies. Start the node with the same --id after a restart.
-    /// It runs until SIGTERM or SIGINT (Ctrl-C).
+    /// It runs until SIGTERM or SIGINT (Ctrl-C). If it has jobs, it ends as an executor does.
     #[command(
         after_help = "Example, three nodes on one machine:\n  archipelago node manager &\n  \
                       for n in 1 2 3; do archipelago node memory --id $n --size 1GiB & done\n  \
@@ -86,8 +86,9 @@ pub(crate) enum NodeCommand {
     /// executors of its cluster, which read and write the files of its database.
     /// So every executor must reach them: a directory under the same path (--share), on this
     /// machine or over a shared file system, or a volume of a storage cluster (--store). It listens
-    /// nowhere and stores nothing. If it ends, its jobs run elsewhere. It runs until SIGTERM or
-    /// SIGINT (Ctrl-C).
+    /// nowhere and stores nothing. If it ends, its jobs run elsewhere. On SIGTERM or SIGINT
+    /// (Ctrl-C) it takes no more jobs, and ends when those that it has have ended, after a minute
+    /// at the latest. A second signal ends it immediately.
     #[command(after_help = "Examples, on one machine:\n  archipelago node manager &\n  \
                       archipelago node executor --share /data &\n  \
                       archipelago serve --dir /data/reef --offload-mode compactions\n\n  \
@@ -237,7 +238,7 @@ fn memory(args: &MemoryArgs) -> Result<()> {
     let limits = settings.validate()?;
     // Every region of memory takes a descriptor.
     raise_limit();
-    let stop = Stop::watch(args.stop_with_stdin)?;
+    let mut stop = Stop::watch(args.stop_with_stdin)?;
     let metrics = args.metrics.listen()?;
     let server = MemoryServer::start(settings)?;
     let hosted = executor.map(|executor| host_executor(args, executor, &server)).transpose()?;
@@ -262,7 +263,11 @@ fn memory(args: &MemoryArgs) -> Result<()> {
     if let Some((_, what)) = &hosted {
         print_line!("{what}");
     }
-    stop.wait(|| false)?;
+    let cause = stop.wait_once(|| false);
+    if let (StopCause::Signal, Some((hosted, _))) = (cause, &hosted) {
+        hosted.leave();
+        executor::wait_for_jobs(&mut stop, || hosted.can_end());
+    }
     drop(metrics);
     // Jobs read the memory of the node, so they end first.
     if let Some(figures) = hosted.map(|(hosted, _)| hosted.stop()) {
@@ -356,7 +361,7 @@ fn manager(args: &ManagerArgs) -> Result<()> {
     print_line!("It keeps {} copies; clients may be silent for {} ms", args.copies, args.lease_ms);
     metrics::print_url(metrics.as_ref());
     args.secret.print_audience();
-    stop.wait(|| server.is_deposed())?;
+    stop.wait(|| server.is_deposed());
     drop(metrics);
     if server.is_deposed() {
         let what = "another manager has taken over, so this one ends: to run several managers, start \

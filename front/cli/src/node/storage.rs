@@ -117,7 +117,7 @@ pub(crate) fn run(args: &StorageArgs) -> Result<()> {
     );
     metrics::print_url(metrics.as_ref());
     args.secret.print_audience();
-    stop.wait(|| false)?;
+    stop.wait(|| false);
     drop(metrics);
     server.close()?;
     print_line!("Stopped; its data stay in {}", dirs.join(" "));

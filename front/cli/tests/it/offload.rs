@@ -132,6 +132,31 @@ fn compactions_of_a_server_run_in_executors_that_are_killed() {
 }
 
 #[test]
+fn executor_that_is_told_to_stop_ends_its_jobs_first() {
+    let base = tempfile::tempdir().unwrap();
+    let (_manager, at) = manager();
+    let mut executor = executor(&at, base.path());
+    // The limit keeps each compaction in its executor for a while.
+    let settings = "[database]\nrate_limit_bytes_per_s = 524288\n\n[families.default]\n\
+                    write_buffer_bytes = 65536\ntarget_file_bytes = 65536\n\
+                    value_separation_bytes = 0\ncompression = \"none\"\n\
+                    compression_last = \"none\"\n";
+    let (_server, address) = serve_with(&base.path().join("db"), &at, "compactions", settings);
+    let mut redis = Redis::connect(&address).unwrap();
+    let mut round = 0;
+    until("an executor runs a job", || {
+        load(&mut redis, round);
+        round += 1;
+        let listed = archipelago().args(["cluster", "jobs", "--manager", &at]).output().unwrap();
+        text(&listed).contains("  running")
+    });
+    let said = executor.end();
+    assert!(said.contains(" jobs succeeded and 0 failed"), "{said}");
+    assert!(!said.contains("Stopped; 0 jobs"), "{said}");
+    check(&mut redis, round - 1);
+}
+
+#[test]
 fn a_server_without_manager_compacts_itself() {
     let base = tempfile::tempdir().unwrap();
     let dir = base.path().join("db");

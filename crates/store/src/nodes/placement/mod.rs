@@ -17,7 +17,8 @@
 //! 1. The nodes of a placement are up, do not drain, have room, and are in distinct domains.
 //! 2. A placement has at least `copies_min` nodes, or [`place`] returns an error with the reason.
 //! 3. A repair never starts while a node of it, or the cluster, is over its rate. A more urgent
-//!    repair that waits for a node keeps that node from less urgent ones.
+//!    repair that waits for the rate of a node keeps that node from less urgent ones. One whose
+//!    target has enough orders under way keeps nothing from them.
 //! 4. A move leaves the chunks of a blob in distinct domains.
 //!
 //! All functions are pure. Failure: [`place`] and [`replace`] return the number of nodes that were
@@ -364,14 +365,21 @@ pub enum NextRepair {
     Idle,
     /// Index of the debt to repair now. The caller charges the rates with it.
     Start(usize),
-    /// Earliest time, in nanoseconds, at which the rates permit a repair.
+    /// Earliest time, in nanoseconds, at which the rates permit a repair. It is [`u64::MAX`] if
+    /// every repair waits for the end of one that is under way.
     WaitUntil(u64),
 }
 
 /// Chooses the next repair: of the blobs that survive the fewest further losses, the one with the
-/// smallest chunk, unless the rates forbid it.
+/// smallest chunk, unless the rates forbid it. Nodes in `busy` have enough orders under way, and
+/// are no targets now.
 #[must_use]
-pub fn next_repair(debts: &[RepairDebt], rates: &RepairRates, now_ns: u64) -> NextRepair {
+pub fn next_repair(
+    debts: &[RepairDebt],
+    rates: &RepairRates,
+    busy: &BTreeSet<StorageId>,
+    now_ns: u64,
+) -> NextRepair {
     if debts.is_empty() {
         return NextRepair::Idle;
     }
@@ -387,6 +395,10 @@ pub fn next_repair(debts: &[RepairDebt], rates: &RepairRates, now_ns: u64) -> Ne
     let mut earliest_ns = u64::MAX;
     for at in order {
         let debt = &debts[at];
+        // A slow target must not keep the sources of its repairs from other targets.
+        if busy.contains(&debt.target) {
+            continue;
+        }
         let free_ns = debt.nodes().map(|node| rates.free_ns(node)).max().unwrap_or(0);
         if free_ns <= now_ns && !debt.nodes().any(|node| reserved.contains(&node)) {
             return NextRepair::Start(at);

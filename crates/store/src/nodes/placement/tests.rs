@@ -195,28 +195,37 @@ fn rates(node_bytes_per_s: u64, cluster_bytes_per_s: u64) -> RepairRates {
 #[test]
 fn blob_that_survives_fewest_losses_is_repaired_first() {
     let debts = [debt(1, 1, &[1, 2]), debt(2, 0, &[1, 3]), debt(3, 1, &[2, 3])];
-    let unused = rates(1000, 1000);
-    assert_eq!(next_repair(&debts, &unused, 0), NextRepair::Start(1));
-    assert_eq!(next_repair(&[], &unused, 0), NextRepair::Idle);
+    let (unused, idle) = (rates(1000, 1000), BTreeSet::new());
+    assert_eq!(next_repair(&debts, &unused, &idle, 0), NextRepair::Start(1));
+    assert_eq!(next_repair(&[], &unused, &idle, 0), NextRepair::Idle);
+}
+
+#[test]
+fn busy_target_holds_no_other_target_up() {
+    // The most urgent repairs read from node 1 and write to node 2, which is slow.
+    let debts = [debt(1, 0, &[1, 2]), debt(2, 0, &[1, 2]), debt(3, 1, &[1, 3])];
+    let (unused, busy) = (rates(1000, 1000), BTreeSet::from([StorageId(2)]));
+    assert_eq!(next_repair(&debts, &unused, &busy, 0), NextRepair::Start(2));
+    assert_eq!(next_repair(&debts[..2], &unused, &busy, 0), NextRepair::WaitUntil(u64::MAX));
 }
 
 #[test]
 fn repairs_keep_to_the_rates_of_nodes_and_cluster() {
-    let second = 1_000_000_000;
+    let (second, idle) = (1_000_000_000, BTreeSet::new());
     let mut debts = vec![debt(1, 0, &[1, 2]), debt(2, 1, &[1, 3]), debt(3, 1, &[3, 4])];
     let mut used = rates(1000, 1_000_000_000);
     used.charge(&debts.remove(0), 0);
     // Node 1 is busy for a second, so the repair without it starts.
     let now = 10_000;
-    assert_eq!(next_repair(&debts[1..], &used, now), NextRepair::Start(0));
-    assert_eq!(next_repair(&debts[..1], &used, now), NextRepair::WaitUntil(second));
+    assert_eq!(next_repair(&debts[1..], &used, &idle, now), NextRepair::Start(0));
+    assert_eq!(next_repair(&debts[..1], &used, &idle, now), NextRepair::WaitUntil(second));
     // The blocked repair is the more urgent one and keeps node 3 for itself.
-    assert_eq!(next_repair(&debts, &used, now), NextRepair::WaitUntil(second));
-    assert_eq!(next_repair(&debts, &used, second), NextRepair::Start(0));
+    assert_eq!(next_repair(&debts, &used, &idle, now), NextRepair::WaitUntil(second));
+    assert_eq!(next_repair(&debts, &used, &idle, second), NextRepair::Start(0));
     // Two nodes with 1,000 bytes each take the cluster two seconds at 1,000 bytes per second.
     let mut slow = rates(1_000_000_000, 1000);
     slow.charge(&debts[0], 0);
-    assert_eq!(next_repair(&debts[1..], &slow, 5), NextRepair::WaitUntil(2 * second));
+    assert_eq!(next_repair(&debts[1..], &slow, &idle, 5), NextRepair::WaitUntil(2 * second));
 }
 
 fn chunk(blob: u8, at: u64, others: &[u64]) -> ChunkAt {

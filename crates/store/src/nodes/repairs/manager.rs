@@ -22,7 +22,7 @@
 //! Cost: a round asks every node for a list, which reads the records of its chunks. There is one
 //! round after each change of the members, and one per [`RepairTerms::scan_every`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -365,7 +365,7 @@ impl RepairManager {
             let mut pause = LOOK;
             while orders.len() < ORDERS_MAX {
                 let now_ns = self.now_ns();
-                let next = match next_repair(&debts, &state.rates, now_ns) {
+                let next = match next_repair(&debts, &state.rates, &busy_targets(&orders), now_ns) {
                     NextRepair::Idle => break,
                     NextRepair::WaitUntil(at_ns) => {
                         pause = pause.min(Duration::from_nanos(at_ns.saturating_sub(now_ns)));
@@ -373,11 +373,6 @@ impl RepairManager {
                     }
                     NextRepair::Start(next) => next,
                 };
-                let target = debts[next].target;
-                let busy = orders.iter().filter(|order| order.debt.target == target).count();
-                if busy >= ORDERS_OF_NODE_MAX {
-                    break;
-                }
                 let (debt, job) = (debts.swap_remove(next), jobs.swap_remove(next));
                 state.rates.charge(&debt, now_ns);
                 orders.push(self.order(debt, job));
@@ -555,6 +550,14 @@ impl RoundState {
         };
         self.checked.retain(|storage, _| !is_lost(storage));
     }
+}
+
+/// Targets that have as many orders under way as a node may have.
+fn busy_targets(orders: &[Order]) -> BTreeSet<StorageId> {
+    let under_way =
+        |target: StorageId| orders.iter().filter(|order| order.debt.target == target).count();
+    let targets = orders.iter().map(|order| order.debt.target);
+    targets.filter(|target| under_way(*target) >= ORDERS_OF_NODE_MAX).collect()
 }
 
 /// Nodes that stay and are over 10 % fuller than the mean. A difference below a hundredth of the

@@ -1,5 +1,7 @@
 //! Tests of the planner.
 
+use std::collections::BTreeSet;
+
 use archipelago_base::Epoch;
 use archipelago_env::FileClass;
 use archipelago_fabric::NodeId;
@@ -136,7 +138,8 @@ fn blobs_with_the_least_redundancy_come_first() {
     ];
     let plan = plan(&[Lost, Lost, Up, Up, Up, Up], &chunks);
     let limits = RepairLimits { node_bytes_per_s: 1 << 30, cluster_bytes_per_s: 1 << 30 };
-    let NextRepair::Start(first) = next_repair(&plan.debts, &RepairRates::new(limits), 0) else {
+    let (rates, idle) = (RepairRates::new(limits), BTreeSet::new());
+    let NextRepair::Start(first) = next_repair(&plan.debts, &rates, &idle, 0) else {
         panic!("a repair may start: {:?}", plan.debts)
     };
     assert_eq!(chunk_of(&plan.jobs[first]).0.blob, BlobId([2; 16]), "one copy is left");

@@ -427,33 +427,18 @@ impl RepairManager {
     }
 
     fn note_answer(&self, state: &mut RoundState, order: &Order, done: Result<()>) {
-        let Order { debt, is_chunk, .. } = order;
-        let mut status = self.status.lock();
-        let left = match is_chunk {
-            true => &mut status.chunks_left,
-            false => &mut status.extents_left,
-        };
-        *left = left.saturating_sub(1);
-        status.bytes_left = status.bytes_left.saturating_sub(debt.chunk_bytes);
+        count_answer(&mut self.status.lock(), &order.debt, order.is_chunk, &done);
+        let (blob, target) = (order.debt.blob, order.debt.target);
         match done {
-            Ok(()) => {
-                let repaired = match is_chunk {
-                    true => &mut status.chunks_repaired,
-                    false => &mut status.extents_repaired,
-                };
-                *repaired += 1;
-                status.bytes_repaired += debt.chunk_bytes;
-            }
-            // No volume keeps the blob any more, so there is nothing to make.
+            Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                tracing::debug!(%error, blob = %debt.blob, "a repair is not needed any more");
+                tracing::debug!(%error, %blob, "a repair is not needed any more");
             }
             Err(error) => {
-                status.failed += 1;
-                tracing::info!(%error, blob = %debt.blob, "a repair failed, and is tried again");
-                state.failed.insert(debt.target, self.now_ns());
+                tracing::info!(%error, %blob, "a repair failed, and is tried again");
+                state.failed.insert(target, self.now_ns());
                 // The node may keep a chunk that another repair made superfluous.
-                state.checked.remove(&debt.target);
+                state.checked.remove(&target);
             }
         }
     }
@@ -550,6 +535,33 @@ impl RoundState {
         };
         self.checked.retain(|storage, _| !is_lost(storage));
     }
+}
+
+/// Counts the answer to an order. A repair that failed is still left, so that a drain waits for it.
+pub(super) fn count_answer(
+    status: &mut RepairStatus,
+    debt: &RepairDebt,
+    is_chunk: bool,
+    done: &Result<()>,
+) {
+    let (left, repaired) = match is_chunk {
+        true => (&mut status.chunks_left, &mut status.chunks_repaired),
+        false => (&mut status.extents_left, &mut status.extents_repaired),
+    };
+    match done {
+        Ok(()) => {
+            *repaired += 1;
+            status.bytes_repaired += debt.chunk_bytes;
+        }
+        // No volume keeps the blob any more, so there is nothing to make.
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(_) => {
+            status.failed += 1;
+            return;
+        }
+    }
+    *left = left.saturating_sub(1);
+    status.bytes_left = status.bytes_left.saturating_sub(debt.chunk_bytes);
 }
 
 /// Targets that have as many orders under way as a node may have.

@@ -1,4 +1,5 @@
 //! Tests of repairs without a network.
 
+mod counting;
 mod model;
 mod planning;

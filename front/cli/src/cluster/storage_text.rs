@@ -260,12 +260,14 @@ fn repairs(out: &mut String, status: &StorageClusterStatus) -> std::fmt::Result 
     if status.cluster.is_none() {
         return Ok(());
     }
+    let unheard = "the manager has not heard of all nodes yet";
     let left = match (repair.chunks_left, repair.extents_left) {
-        _ if !repair.is_known => "the manager has not heard of all nodes yet".to_owned(),
+        (0, 0) if !repair.is_known => unheard.to_owned(),
         (0, 0) => "nothing is left".to_owned(),
         (chunks, extents) => format!(
-            "{chunks} chunks and {extents} extents, {} are left",
-            size::show(repair.bytes_left)
+            "{chunks} chunks and {extents} extents, {} are left{}",
+            size::show(repair.bytes_left),
+            if repair.is_known { String::new() } else { format!(", and {unheard}") }
         ),
     };
     writeln!(
@@ -279,6 +281,24 @@ fn repairs(out: &mut String, status: &StorageClusterStatus) -> std::fmt::Result 
         let known = status.nodes.iter().find(|node| node.member.storage == storage);
         known.map_or_else(|| storage.to_string(), |node| node.member.node.to_string())
     };
+    for node in repair.unlisted.iter().copied().map(number) {
+        writeln!(
+            out,
+            "WARNING: node {node} answers and does not list what it holds: look at its first disk \
+             and at its messages, or stop it, so that other nodes make its copies"
+        )?;
+    }
+    if repair.extents_unknown > 0 {
+        let extents = repair.extents_unknown;
+        writeln!(
+            out,
+            "Repair: {extents} extents lack copies, unless nodes have them that do not answer"
+        )?;
+    }
+    if repair.has_more_extents {
+        let extents = repair.extents_compared;
+        writeln!(out, "Repair: {extents} extents were compared, and the next ones follow")?;
+    }
     for debt in &repair.nodes {
         let node = number(debt.storage);
         if debt.chunks > 0 {
@@ -465,6 +485,10 @@ mod tests {
             unrepairable: 5,
             failed: 6,
             nodes: vec![debt],
+            extents_unknown: 8,
+            extents_compared: 9,
+            has_more_extents: true,
+            unlisted: vec![StorageId(103)],
             ..status.repair
         };
         let text = shown(&status);
@@ -475,9 +499,15 @@ mod tests {
             "Repair: 4 files have fewer copies",
             "Repair: too few chunks of 5 files answer",
             "Repair: 6 attempts failed",
+            "WARNING: node 3 answers and does not list what it holds",
+            "Repair: 8 extents lack copies, unless nodes have them",
+            "Repair: 9 extents were compared, and the next ones follow",
         ] {
             assert!(text.contains(part), "{part} in {text}");
         }
+        status.repair.is_known = false;
+        let unheard = "3 MiB are left, and the manager has not heard of all nodes yet";
+        assert!(shown(&status).contains(unheard));
     }
 
     #[test]

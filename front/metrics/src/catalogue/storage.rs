@@ -66,8 +66,9 @@ metrics! {
     /// change of the members.
     REPAIR_KNOWN: Gauge "archipelago_storage_cluster_repair_known" [];
     /// Number of objects by `state` that need a repair: chunks and extents (copies to be made),
-    /// waiting (blobs with fewer copies until there are more domains) and unrepairable (too few
-    /// chunks answer).
+    /// waiting (blobs with fewer copies until there are more domains), unrepairable (too few chunks
+    /// answer) and unknown (extents that lack copies unless a node has them that does not list its
+    /// extents).
     REPAIR_DEBT: Gauge "archipelago_storage_cluster_repair_debt" ["state"];
     /// Bytes of the chunks and extents that are to be made.
     REPAIR_BYTES: Gauge "archipelago_storage_cluster_repair_debt_bytes" [];
@@ -76,6 +77,9 @@ metrics! {
     NODE_DEBT: Gauge "archipelago_storage_cluster_node_repair_debt" ["node"];
     /// Number of objects of the storage node `node` that no other node can take now.
     NODE_STUCK: Gauge "archipelago_storage_cluster_node_repair_stuck" ["node"];
+    /// Whether the storage node `node` answers the manager and does not list what it holds: 1 if
+    /// so. Its disk may hang. Repairs that need its list wait.
+    NODE_UNLISTED: Gauge "archipelago_storage_cluster_node_unlisted" ["node"];
     /// Number of copies that repairs have made, by `kind`: chunk or extent.
     REPAIRED: Counter "archipelago_storage_cluster_repairs" ["kind"];
     /// Bytes of the copies that repairs have made.

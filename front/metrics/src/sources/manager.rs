@@ -111,6 +111,7 @@ fn set_repair(samples: &mut Samples, status: &StorageClusterStatus) {
         ("extents", repair.extents_left),
         ("waiting", repair.waiting_for_domains),
         ("unrepairable", repair.unrepairable),
+        ("unknown", repair.extents_unknown),
     ] {
         samples.set(&of_storage::REPAIR_DEBT, &[state], objects);
     }
@@ -121,6 +122,8 @@ fn set_repair(samples: &mut Samples, status: &StorageClusterStatus) {
         let (chunks, stuck) = debt.map_or((0, 0), |debt| (debt.chunks, debt.stuck));
         samples.set(&of_storage::NODE_DEBT, &[&storage.to_string()], chunks);
         samples.set(&of_storage::NODE_STUCK, &[&storage.to_string()], stuck);
+        let is_unlisted = repair.unlisted.contains(&storage);
+        samples.set(&of_storage::NODE_UNLISTED, &[&storage.to_string()], is_unlisted);
     }
     samples.set(&of_storage::REPAIRED, &["chunk"], repair.chunks_repaired);
     samples.set(&of_storage::REPAIRED, &["extent"], repair.extents_repaired);

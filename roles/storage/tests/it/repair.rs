@@ -401,6 +401,41 @@ impl LayoutKeeper for NoKeeper {
 }
 
 #[test]
+fn node_that_lists_nothing_stops_no_repair_for_ever() {
+    let mut pool = Pool::new(7, 120);
+    pool.fill();
+    let id = LogId([9; 16]);
+    let keeper = Arc::new(NoKeeper);
+    let new = NewLog { id, volume: VOLUME, epoch: Epoch(1), class: FileClass::Wal, keeper };
+    let (mut writer, _) = pool.stores.logs.create(new).unwrap();
+    let bytes = pool.bytes(MIB);
+    let at = writer.submit(&[bytes.as_slice()]).unwrap();
+    writer.position().wait(at + bytes.len() as u64).unwrap();
+    let layout = writer.finish().unwrap();
+    pool.world.run_for(Duration::from_secs(5));
+    let extents = |pool: &Pool, n: usize| pool.world.report(n).extents;
+    let holder = (0..7).find(|n| extents(&pool, *n) > 0).expect("a holder of the log");
+    let hung = (0..7).find(|n| extents(&pool, *n) == 0).expect("a node without the log");
+    let whole = pool.world.stored_objects().extents;
+    pool.world.hide_lists(hung, true);
+    pool.world.kill(holder);
+    pool.wait_until_lost(holder);
+    let storage = pool.world.storage(hung);
+    pool.wait("the notice", |pool| pool.world.repairs().unlisted == [storage]);
+    // The hung node may be the first holder of a blob, and then the next holder lists that.
+    pool.wait("the copies", |pool| pool.is_whole() && pool.world.stored_objects().extents == whole);
+    assert_eq!(extents(&pool, hung), 0, "a node that lists nothing is no target");
+    let context = IoContext::new(FileClass::Wal, IoPurpose::Recovery);
+    let mut read = vec![0; bytes.len()];
+    let reader = pool.stores.logs.open(id, &layout, context).unwrap();
+    reader.read_exact_at(0, &mut read, context).unwrap();
+    assert!(read == bytes);
+    assert!(!pool.world.repairs().is_known, "a drain must not believe that nothing is left");
+    pool.world.hide_lists(hung, false);
+    pool.wait("the list", |pool| is_idle(&pool.world.repairs()));
+}
+
+#[test]
 fn sealed_extents_of_lost_and_drained_nodes_are_copied_and_removed() {
     let mut pool = Pool::new(6, 90);
     let mut logs = Vec::new();

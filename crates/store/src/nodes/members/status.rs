@@ -39,6 +39,7 @@ impl MemberTable {
             acts,
             unknown_is_lost: listened_ns > self.terms.lost_after.as_nanos() as u64,
             chunks_unreadable: unreadable.map(|entry| entry.report.chunks_unreadable).sum(),
+            lost_after: self.terms.lost_after,
         }
     }
 

@@ -17,8 +17,8 @@
 //! 2. Orders are charged to the rates of all nodes that they use, and of the cluster.
 //!
 //! Thread-safety: one task runs the rounds; any thread may take the status.
-//! Failure: a node that does not answer is asked in the next round. An order that fails is counted,
-//! and its target is avoided for a while.
+//! Failure: a node that does not list what it holds is asked in the next round, and other holders
+//! list its blobs then. An order that fails is counted, and its target is avoided for a while.
 //! Cost: a round asks every node for a list, which reads the records of its chunks. There is one
 //! round after each change of the members, and one per [`RepairTerms::scan_every`].
 
@@ -40,9 +40,12 @@ use super::super::placement::{
     ChunkAt, NextRepair, NodeReport, RepairDebt, RepairLimits, RepairRates, next_repair, rebalance,
 };
 use super::super::wire::{
-    ChunkId, HeldChunk, MemberState, Members, MissingChunk, RepairStatus, StoreMessage,
+    ChunkId, ExtentAt, HeldChunk, MemberState, Members, MissingChunk, RepairStatus, StorageMember,
+    StoreMessage,
 };
-use super::planner::{RepairJob, RepairMembers, RepairPlan, RepairPlanner};
+use super::planner::{
+    ExtentPage, RepairJob, RepairMembers, RepairPlan, RepairPlanner, UnlistedExtents,
+};
 
 /// Time after which a question for a list counts as unanswered.
 const LIST_DEADLINE: Duration = Duration::from_secs(10);
@@ -121,6 +124,9 @@ pub struct RepairView {
     pub unknown_is_lost: bool,
     /// Number of chunks that nodes cannot read, as they report. A change of it begins a round.
     pub chunks_unreadable: u64,
+    /// Silence after which a node counts as lost. A node that beats, and does not list what it
+    /// holds, counts for as long as a node that may have a copy of any extent.
+    pub lost_after: Duration,
 }
 
 /// The source of views, which the manager implements. `None` ends the repairs.
@@ -145,11 +151,31 @@ struct LastScan {
     is_unfinished: bool,
 }
 
+/// The pages of extents that rounds have compared since the first page.
+#[derive(Clone, Copy, Debug)]
+struct ExtentCycle {
+    /// Extent after which the next page begins.
+    after: Option<ExtentAt>,
+    /// Whether all nodes have listed all of these pages.
+    is_known: bool,
+    /// Whether something was left on one of them.
+    is_unfinished: bool,
+}
+
+impl Default for ExtentCycle {
+    fn default() -> Self {
+        Self { after: None, is_known: true, is_unfinished: false }
+    }
+}
+
 /// State that is kept from round to round.
 #[derive(Debug)]
 struct RoundState {
     rates: RepairRates,
     last: Option<LastScan>,
+    cycle: ExtentCycle,
+    /// Nodes that answer and did not list what they hold, and when that was noticed.
+    unlisted: BTreeMap<StorageId, u64>,
     /// Lives of nodes that have compared their chunks, and the time of the next comparison.
     checked: BTreeMap<StorageId, (Epoch, u64)>,
     /// Chunks that nodes lack, as comparisons found.
@@ -202,6 +228,8 @@ impl RepairManager {
         let mut state = RoundState {
             rates: RepairRates::new(self.terms.limits()),
             last: None,
+            cycle: ExtentCycle::default(),
+            unlisted: BTreeMap::new(),
             checked: BTreeMap::new(),
             missing: Vec::new(),
             failed: BTreeMap::new(),
@@ -228,16 +256,23 @@ impl RepairManager {
             }
             let now_ns = self.now_ns();
             state.failed.retain(|_, at_ns| now_ns < *at_ns + AVOID_FOR.as_nanos() as u64);
-            let (plan, has_failed) = self.scan(state, &members).await;
-            self.note_plan(&plan);
-            let is_unfinished = has_failed || !plan.jobs.is_empty();
+            state.begin_page(&members);
+            let plan = self.scan(state, &members, view.lost_after).await;
+            let next = plan.extents_next;
+            state.cycle.is_known &= plan.status.is_known;
+            state.cycle.is_unfinished |= !plan.status.unlisted.is_empty() || !plan.jobs.is_empty();
+            self.note_plan(&plan, state.cycle);
             self.carry_out(state, plan, &members, look).await;
             state.last = Some(LastScan {
                 members,
                 chunks_unreadable: view.chunks_unreadable,
                 at_ns: self.now_ns(),
-                is_unfinished,
+                is_unfinished: state.cycle.is_unfinished || next.is_some(),
             });
+            state.cycle = match next {
+                Some(_) => ExtentCycle { after: next, ..state.cycle },
+                None => ExtentCycle::default(),
+            };
         } else if !self.check_next(state, &view.members).await {
             self.level(state, &members, look).await;
         }
@@ -255,32 +290,66 @@ impl RepairManager {
             || self.now_ns() >= last.at_ns + pause.as_nanos() as u64
     }
 
-    /// Asks all nodes that answer. Returns the plan, and whether a node did not list everything.
-    async fn scan(&self, state: &mut RoundState, members: &RepairMembers) -> (RepairPlan, bool) {
-        let avoid = state.failed.keys().copied().collect();
-        let mut planner = RepairPlanner::new(members.clone(), avoid);
+    /// Asks all nodes that answer, and plans what they lack.
+    async fn scan(
+        &self,
+        state: &mut RoundState,
+        members: &RepairMembers,
+        lost_after: Duration,
+    ) -> RepairPlan {
+        let answering: Vec<StorageId> = members.answering().collect();
+        state.unlisted.retain(|node, _| answering.contains(node));
+        // The next holder lists the blobs of a node that listed none in the last round.
+        let is_listing = |node: &StorageId| !state.unlisted.contains_key(node);
+        let listing: Vec<StorageId> = answering.iter().copied().filter(is_listing).collect();
+        let avoid = state.failed.keys().chain(state.unlisted.keys()).copied().collect();
+        let page = ExtentPage { after: state.cycle.after, ..ExtentPage::default() };
+        let mut planner = RepairPlanner::new(members.clone(), avoid).on_page(page);
         for missing in std::mem::take(&mut state.missing) {
             planner.add_missing(&missing);
         }
-        let answering: Vec<StorageId> = members.answering().collect();
-        let are_all_up = members.present().all(|node| answering.contains(&node));
-        let mut has_failed = false;
         for node in answering {
-            let listed = async {
-                self.list_chunks(node, &mut planner).await?;
-                self.list_extents(node, &mut planner).await
+            let Err(error) = self.list(node, &listing, &mut planner).await else {
+                state.unlisted.remove(&node);
+                continue;
             };
-            if let Err(error) = listed.await {
-                tracing::info!(%error, "a node does not list what needs a repair");
-                has_failed = true;
-            }
+            tracing::info!(%error, "a node does not list what needs a repair");
+            let now_ns = self.now_ns();
+            let since_ns = *state.unlisted.entry(node).or_insert(now_ns);
+            let silence = Duration::from_nanos(now_ns.saturating_sub(since_ns));
+            let extents = match silence > lost_after {
+                true => UnlistedExtents::Missing,
+                false => UnlistedExtents::Unknown,
+            };
+            planner.note_unlisted(node, extents);
         }
-        (planner.finish(are_all_up && !has_failed), has_failed)
+        let plan = planner.finish();
+        if plan.extents_next.is_some() {
+            let extents = plan.status.extents_compared;
+            tracing::info!(extents, "a round compares a part of the extents, and the next goes on");
+        }
+        plan
     }
 
-    async fn list_chunks(&self, node: StorageId, planner: &mut RepairPlanner) -> Result<()> {
-        let (present, answering) =
-            (planner.members().present().collect(), planner.members().answering().collect());
+    async fn list(
+        &self,
+        node: StorageId,
+        listing: &[StorageId],
+        planner: &mut RepairPlanner,
+    ) -> Result<()> {
+        self.list_chunks(node, listing, planner).await?;
+        self.list_extents(node, planner).await
+    }
+
+    /// Lists the chunks of a node. Those in `listing` list the blobs of which they are the first
+    /// holder.
+    async fn list_chunks(
+        &self,
+        node: StorageId,
+        listing: &[StorageId],
+        planner: &mut RepairPlanner,
+    ) -> Result<()> {
+        let (present, answering) = (planner.members().present().collect(), listing.to_vec());
         let mut request = StoreMessage::ListHeld { present, answering, is_all: false, after: None };
         loop {
             let (chunks, next) = self.ask_held(node, &request).await?;
@@ -306,7 +375,7 @@ impl RepairManager {
     }
 
     async fn list_extents(&self, node: StorageId, planner: &mut RepairPlanner) -> Result<()> {
-        let mut after = None;
+        let mut after = planner.extents_after();
         loop {
             let request = StoreMessage::ListSealed { after };
             let (extents, has_more) = match self.ask(node, &request, LIST_DEADLINE).await? {
@@ -315,7 +384,8 @@ impl RepairManager {
             };
             after = extents.last().map(|extent| extent.at);
             extents.into_iter().for_each(|extent| planner.add_extent(node, extent));
-            if !has_more || after.is_none() {
+            let is_wanted = after.is_some_and(|at| planner.takes_extents_after(at));
+            if !has_more || !is_wanted {
                 return Ok(());
             }
         }
@@ -331,10 +401,14 @@ impl RepairManager {
         Ok(self.client.ask(node, Lane::Bulk, request, how).await?.message)
     }
 
-    /// Shows a plan, and keeps the counters.
-    fn note_plan(&self, plan: &RepairPlan) {
+    /// Shows a plan, and keeps the counters. The extents that are left of earlier pages of the
+    /// cycle are added.
+    fn note_plan(&self, plan: &RepairPlan, cycle: ExtentCycle) {
         let mut status = self.status.lock();
+        let earlier = if cycle.after.is_some() { status.extents_left } else { 0 };
         *status = RepairStatus {
+            is_known: cycle.is_known && plan.extents_next.is_none(),
+            extents_left: plan.status.extents_left + earlier,
             chunks_repaired: status.chunks_repaired,
             extents_repaired: status.extents_repaired,
             bytes_repaired: status.bytes_repaired,
@@ -452,7 +526,10 @@ impl RepairManager {
             !checked.is_some_and(|(at, due_ns)| *at == life && now_ns < *due_ns)
         };
         let answers = |state: MemberState| matches!(state, MemberState::Up | MemberState::Draining);
-        let mut due = members.members.iter().filter(|it| answers(it.state));
+        // A comparison of a node that does not list its chunks would only wait for it.
+        let is_asked =
+            |it: &&StorageMember| answers(it.state) && !state.unlisted.contains_key(&it.storage);
+        let mut due = members.members.iter().filter(is_asked);
         let Some(member) = due.find(|it| is_due(it.storage, it.life)) else { return false };
         let (storage, life) = (member.storage, member.life);
         match self.check(storage).await {
@@ -528,6 +605,14 @@ impl RepairManager {
 }
 
 impl RoundState {
+    /// Begins with the first page of extents if the members have changed since the last page.
+    fn begin_page(&mut self, members: &RepairMembers) {
+        let is_same = self.last.as_ref().is_some_and(|last| last.members.has_same_nodes(members));
+        if !is_same {
+            self.cycle = ExtentCycle::default();
+        }
+    }
+
     /// A node that was lost and returns is compared anew.
     fn forget_lost(&mut self, members: &Members) {
         let is_lost = |storage: &StorageId| {

@@ -10,10 +10,19 @@
 //! | drains | are read, and made on other nodes |
 //! | lost, or unknown for so long that it would be lost | are made on other nodes |
 //!
+//! A chunk names all holders of its blob, and an extent names none. The holders of an extent are
+//! the nodes that list it. A node that lists nothing, because it is silent or its disk hangs, may
+//! have one more copy. So an extent is planned if it lacks a copy even with those. A node that
+//! answers and does not list for as long as a silent node may be silent counts as a node without
+//! copies.
+//!
 //! Invariants:
 //! 1. A new chunk is in the domain of no other holder that stays.
 //! 2. There is at most one job per blob or extent, so that no two orders of a round compete.
 //! 3. The jobs are bounded in number. The most urgent ones are kept.
+//! 4. The target of an extent has listed its extents. A copy that it did not list may be longer,
+//!    and the order would cut it.
+//! 5. A round compares a bounded number of extents, and the next rounds compare those that follow.
 //!
 //! Thread-safety: none; the owner is one task.
 //! Failure: an object without a target, or with too few sources, is counted and named.
@@ -42,6 +51,30 @@ pub const JOBS_MAX: usize = 4096;
 const EXTENTS_MAX: usize = 262_144;
 /// Largest number of examples per node.
 const EXAMPLES_MAX: usize = 8;
+
+/// Part of all extents that one round compares, in the order of logs and numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExtentPage {
+    /// Extent after which the page begins; `None` for the first page.
+    pub after: Option<ExtentAt>,
+    /// Largest number of extents of the page. Default: 262,144.
+    pub extents_max: usize,
+}
+
+impl Default for ExtentPage {
+    fn default() -> Self {
+        Self { after: None, extents_max: EXTENTS_MAX }
+    }
+}
+
+/// Meaning of the extents of a node that has not listed all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnlistedExtents {
+    /// The node may have a copy of any extent.
+    Unknown,
+    /// The node has listed none for so long that it counts as a node without copies.
+    Missing,
+}
 
 /// One order for a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -151,7 +184,13 @@ pub struct RepairPlanner {
     debts: Vec<RepairDebt>,
     jobs: Vec<RepairJob>,
     planned: BTreeSet<BlobId>,
+    page: ExtentPage,
     extents: BTreeMap<ExtentAt, ExtentCopies>,
+    /// Smallest extent that the page has no room for.
+    extents_end: Option<ExtentAt>,
+    /// Nodes that keep their extents or answer, and that did not list all of them.
+    unlisted: BTreeMap<StorageId, UnlistedExtents>,
+    extents_unknown: u64,
     by_node: BTreeMap<StorageId, NodeDebt>,
     waiting_for_domains: u64,
     unrepairable: u64,
@@ -168,23 +207,37 @@ pub struct RepairPlan {
     pub jobs: Vec<RepairJob>,
     /// Figures for operators. The counters of finished repairs are 0.
     pub status: RepairStatus,
+    /// Extent after which the next round continues. `None` if no extents follow the page.
+    pub extents_next: Option<ExtentAt>,
 }
 
 impl RepairPlanner {
-    /// A planner for these members. Nodes in `avoid` get no chunks.
+    /// A planner for these members and the first page of extents. Nodes in `avoid` get no chunks.
     #[must_use]
     pub fn new(members: RepairMembers, avoid: Vec<StorageId>) -> Self {
+        let silent = members.present().filter(|node| !members.answers(*node));
+        let unlisted = silent.map(|node| (node, UnlistedExtents::Unknown)).collect();
         Self {
             members,
             debts: Vec::new(),
             jobs: Vec::new(),
             planned: BTreeSet::new(),
+            page: ExtentPage::default(),
             extents: BTreeMap::new(),
+            extents_end: None,
+            unlisted,
+            extents_unknown: 0,
             by_node: BTreeMap::new(),
             waiting_for_domains: 0,
             unrepairable: 0,
             avoid,
         }
+    }
+
+    /// Compares another page of extents.
+    #[must_use]
+    pub fn on_page(self, page: ExtentPage) -> Self {
+        Self { page, ..self }
     }
 
     /// The members of the round.
@@ -336,9 +389,10 @@ impl RepairPlanner {
         })
     }
 
-    /// Takes an extent that `node` has.
+    /// Takes an extent that `node` has. Those outside of the page are ignored.
     pub fn add_extent(&mut self, node: StorageId, extent: SealedExtent) {
-        if self.extents.len() >= EXTENTS_MAX && !self.extents.contains_key(&extent.at) {
+        let is_before = self.page.after.is_some_and(|after| extent.at <= after);
+        if is_before || self.extents_end.is_some_and(|end| extent.at >= end) {
             return;
         }
         let new = || ExtentCopies { extent, nodes: Vec::new() };
@@ -350,15 +404,39 @@ impl RepairPlanner {
         if extent.end == copies.extent.end {
             copies.nodes.push(node);
         }
+        if self.extents.len() > self.page.extents_max.max(1) {
+            // All copies of the last extent go together, and a later round compares them.
+            self.extents_end = self.extents.pop_last().map(|(at, _)| at);
+        }
     }
 
-    /// Plans the copies of extents. `are_all_listed`: every node that keeps its extents has listed
-    /// them.
-    fn plan_extents(&mut self, are_all_listed: bool) {
-        if !are_all_listed {
-            // The nodes that did not answer may have the copies that seem to be missing.
-            return;
-        }
+    /// Extent after which a node begins its list for this page.
+    #[must_use]
+    pub fn extents_after(&self) -> Option<ExtentAt> {
+        self.page.after
+    }
+
+    /// Whether the page may have extents after `at`.
+    #[must_use]
+    pub fn takes_extents_after(&self, at: ExtentAt) -> bool {
+        self.extents_end.is_none_or(|end| at < end)
+    }
+
+    /// Notes that a node which answers has not listed all that it holds.
+    pub fn note_unlisted(&mut self, node: StorageId, extents: UnlistedExtents) {
+        self.unlisted.insert(node, extents);
+    }
+
+    /// Largest number of copies on nodes that stay, and that did not list their extents.
+    fn hidden_copies_max(&self, listed: &[StorageId]) -> usize {
+        let unknown = self.unlisted.iter().filter(|(node, extents)| {
+            **extents == UnlistedExtents::Unknown && !self.members.is_leaving(**node)
+        });
+        unknown.filter(|(node, _)| !listed.contains(node)).count()
+    }
+
+    /// Plans the copies of the extents of the page.
+    fn plan_extents(&mut self) {
         let wanted = usize::from(REPLICAS).min(self.members.domains());
         for (at, copies) in std::mem::take(&mut self.extents) {
             let ExtentCopies { extent, nodes } = copies;
@@ -368,6 +446,10 @@ impl RepairPlanner {
             if stay.len() >= wanted {
                 continue;
             }
+            if stay.len() + self.hidden_copies_max(&nodes) >= wanted {
+                self.extents_unknown += 1;
+                continue;
+            }
             let request = PlacementRequest {
                 key: at.log.0,
                 scheme: Scheme::Replicas(REPLICAS),
@@ -375,7 +457,8 @@ impl RepairPlanner {
                 purpose: WritePurpose::Repair,
                 copies_min: 1,
             };
-            match self.choose_beside(&request, &stay, &nodes) {
+            let never: Vec<StorageId> = nodes.iter().chain(self.unlisted.keys()).copied().collect();
+            match self.choose_beside(&request, &stay, &never) {
                 Ok(target) => {
                     self.debts.push(RepairDebt {
                         blob: BlobId(at.log.0),
@@ -416,8 +499,11 @@ impl RepairPlanner {
 
     /// The jobs, and the figures for operators.
     #[must_use]
-    pub fn finish(mut self, are_all_listed: bool) -> RepairPlan {
-        self.plan_extents(are_all_listed);
+    pub fn finish(mut self) -> RepairPlan {
+        let extents_compared = self.extents.len() as u64;
+        let last = self.extents.last_key_value().map(|(at, _)| *at);
+        let extents_next = self.extents_end.and(last);
+        self.plan_extents();
         let is_chunk = |job: &&RepairJob| matches!(job, RepairJob::Chunk { .. });
         let chunks_left = self.jobs.iter().filter(is_chunk).count() as u64;
         let extents_left = self.jobs.len() as u64 - chunks_left;
@@ -425,16 +511,21 @@ impl RepairPlanner {
         if self.debts.len() > JOBS_MAX {
             self.keep_most_urgent();
         }
+        let unlisted = self.unlisted.keys().copied().filter(|node| self.members.answers(*node));
         let status = RepairStatus {
-            is_known: are_all_listed,
+            is_known: self.unlisted.is_empty(),
             chunks_left,
             bytes_left,
             extents_left,
             waiting_for_domains: self.waiting_for_domains,
             unrepairable: self.unrepairable,
+            extents_unknown: self.extents_unknown,
+            extents_compared,
+            has_more_extents: extents_next.is_some(),
+            unlisted: unlisted.collect(),
             nodes: self.by_node.into_values().collect(),
             ..RepairStatus::default()
         };
-        RepairPlan { debts: self.debts, jobs: self.jobs, status }
+        RepairPlan { debts: self.debts, jobs: self.jobs, status, extents_next }
     }
 }

@@ -57,7 +57,7 @@ pub use status::{
 const MARK: u8 = 0x40;
 
 /// Version of the messages; the first byte of each, and of each envelope.
-pub const VERSION: u8 = MARK | 3;
+pub const VERSION: u8 = MARK | 4;
 
 /// Whether the body of a request is a message of the store, of any version.
 #[must_use]

@@ -66,7 +66,7 @@ wire_struct!(NodeDebt { storage, chunks, bytes, stuck, examples });
 /// Repairs of the cluster, as the manager knows them. All counters begin with the manager's life.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RepairStatus {
-    /// Whether the manager has asked all nodes since the last change of the members.
+    /// Whether all nodes have listed all that they hold since the last change of the members.
     pub is_known: bool,
     /// Number of chunks that are to be made.
     pub chunks_left: u64,
@@ -88,6 +88,14 @@ pub struct RepairStatus {
     pub failed: u64,
     /// Debt by node. A node without debt has no entry.
     pub nodes: Vec<NodeDebt>,
+    /// Number of extents that may lack a copy, unless a node has it that does not list its extents.
+    pub extents_unknown: u64,
+    /// Number of extents that the last round compared.
+    pub extents_compared: u64,
+    /// Whether further extents follow, which the next rounds compare.
+    pub has_more_extents: bool,
+    /// Nodes that answer beats, and that did not list what they hold.
+    pub unlisted: Vec<StorageId>,
 }
 wire_struct!(RepairStatus {
     is_known,
@@ -101,4 +109,8 @@ wire_struct!(RepairStatus {
     bytes_repaired,
     failed,
     nodes,
+    extents_unknown,
+    extents_compared,
+    has_more_extents,
+    unlisted,
 });

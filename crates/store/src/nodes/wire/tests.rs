@@ -180,7 +180,14 @@ fn register_messages() -> Vec<StoreMessage> {
 fn repair_status() -> RepairStatus {
     let storage = StorageId(0x21);
     let debt = NodeDebt { storage, chunks: 1, bytes: 2, stuck: 3, examples: vec!["a".into()] };
-    RepairStatus { is_known: true, chunks_left: 4, nodes: vec![debt], ..Default::default() }
+    RepairStatus {
+        is_known: true,
+        chunks_left: 4,
+        nodes: vec![debt],
+        has_more_extents: true,
+        unlisted: vec![storage],
+        ..Default::default()
+    }
 }
 
 fn repair_messages() -> Vec<StoreMessage> {
@@ -289,7 +296,7 @@ fn encoded(message: &StoreMessage) -> String {
 fn golden_bytes_of_chunk_messages() {
     let stamp = [id("70"), word("0201")].concat();
     let golden = [
-        "4301",
+        "4401",
         &id("b0"),
         "05",
         "01",
@@ -321,13 +328,13 @@ fn golden_bytes_of_chunk_messages() {
         &id("71"),
     ]
     .concat();
-    assert_eq!(encoded(&messages[1]), ["430200", &descriptor].concat());
-    let read = ["4303", &id("b0"), "05", "01", &word("0010"), &word("1010")];
+    assert_eq!(encoded(&messages[1]), ["440200", &descriptor].concat());
+    let read = ["4403", &id("b0"), "05", "01", &word("0010"), &word("1010")];
     assert_eq!(encoded(&messages[2]), read.concat());
-    assert_eq!(encoded(&messages[5]), ["430601", &descriptor].concat());
-    let retain = ["4308", "01", &id("b0"), &stamp];
+    assert_eq!(encoded(&messages[5]), ["440601", &descriptor].concat());
+    let retain = ["4408", "01", &id("b0"), &stamp];
     assert_eq!(encoded(&messages[7]), retain.concat());
-    let release = ["4309", "01", &id("b0"), &stamp];
+    let release = ["4409", "01", &id("b0"), &stamp];
     assert_eq!(encoded(&messages[8]), release.concat());
 }
 
@@ -335,17 +342,17 @@ fn golden_bytes_of_chunk_messages() {
 fn golden_bytes_of_log_messages() {
     let stamp = [id("70"), word("0201")].concat();
     let at = ["", &id("10"), "03000000"].concat();
-    let append = ["4314", &at, &stamp, "01", &word("10"), &word("20"), "01"];
+    let append = ["4414", &at, &stamp, "01", &word("10"), &word("20"), "01"];
     let messages = log_messages();
     assert_eq!(encoded(&messages[0]), append.concat());
-    assert_eq!(encoded(&messages[1]), ["4315", &word("30"), &word("20")].concat());
-    let seal = ["4317", &at, &stamp, "01", &word("10"), &word("30")];
+    assert_eq!(encoded(&messages[1]), ["4415", &word("30"), &word("20")].concat());
+    let seal = ["4417", &at, &stamp, "01", &word("10"), &word("30")];
     assert_eq!(encoded(&messages[3]), seal.concat());
-    let replica = ["431a", &word("01"), &word("02"), "01", &word("03"), "01"];
+    let replica = ["441a", &word("01"), &word("02"), "01", &word("03"), "01"];
     assert_eq!(encoded(&messages[6]), replica.concat());
-    let put = ["431d", &at, &stamp, "01", &word("10"), &word("20")];
+    let put = ["441d", &at, &stamp, "01", &word("10"), &word("20")];
     assert_eq!(encoded(&messages[9]), put.concat());
-    let damaged = ["435f", &word("01"), &word("02"), "01", &word("03")];
+    let damaged = ["445f", &word("01"), &word("02"), "01", &word("03")];
     assert_eq!(encoded(&messages[13]), damaged.concat());
 }
 
@@ -354,14 +361,14 @@ fn golden_bytes_of_register_and_refusals() {
     let ballot = [word("01"), word("02"), word("03")].concat();
     let value = ["", &word("05"), &word("03"), &word("04"), "01", "02aabb"].concat();
     let messages = register_messages();
-    assert_eq!(encoded(&messages[0]), ["432801", "016e", &ballot].concat());
-    assert_eq!(encoded(&messages[1]), ["432802", "016e", &ballot, &value].concat());
-    assert_eq!(encoded(&messages[6]), ["432901", &ballot, "01", &ballot, &value].concat());
+    assert_eq!(encoded(&messages[0]), ["442801", "016e", &ballot].concat());
+    assert_eq!(encoded(&messages[1]), ["442802", "016e", &ballot, &value].concat());
+    assert_eq!(encoded(&messages[6]), ["442901", &ballot, "01", &ballot, &value].concat());
     let fenced: StoreMessage = Refused::fenced(Epoch(9), "a").into();
-    assert_eq!(encoded(&fenced), ["434701", &word("09"), "0161"].concat());
+    assert_eq!(encoded(&fenced), ["444701", &word("09"), "0161"].concat());
     let order: StoreMessage = Refused::new(RefusalWhy::OutOfOrder { len: 0x44 }, "").into();
-    assert_eq!(encoded(&order), ["434707", &word("44"), &word(""), "00"].concat());
-    assert_eq!(encoded(&StoreMessage::Done {}), "4346");
+    assert_eq!(encoded(&order), ["444707", &word("44"), &word(""), "00"].concat());
+    assert_eq!(encoded(&StoreMessage::Done {}), "4446");
 }
 
 #[test]
@@ -379,7 +386,7 @@ fn golden_bytes_of_members() {
     .concat();
     let set = [word("02"), "03".into(), word("01"), word("02"), word("03")].concat();
     let golden =
-        ["433d", "01", &word("06"), "01", &id("c0"), &set, "01", &member, "01", &word("07")];
+        ["443d", "01", &word("06"), "01", &id("c0"), &set, "01", &member, "01", &word("07")];
     let messages = node_messages();
     assert_eq!(encoded(&messages[6]), golden.concat());
 }
@@ -388,21 +395,21 @@ fn golden_bytes_of_members() {
 fn golden_bytes_of_repairs() {
     let (chunk, at) = ([id("b0"), "05".into()].concat(), [id("10"), "03000000".into()].concat());
     let messages = repair_messages();
-    let list = ["4343", "02", &word("21"), &word("22"), "01", &word("21"), "00", "01", &chunk];
+    let list = ["4443", "02", &word("21"), &word("22"), "01", &word("21"), "00", "01", &chunk];
     assert_eq!(encoded(&messages[0]), list.concat());
     let mut described = Vec::new();
     archipelago_base::wire::Wire::put(&descriptor(), &mut described);
     let described = hex(&described);
-    assert_eq!(encoded(&messages[1]), ["4344", "01", &described, "01", "00"].concat());
-    let order = ["4345", &described, "01", &word("22"), &word("40")];
+    assert_eq!(encoded(&messages[1]), ["4444", "01", &described, "01", "00"].concat());
+    let order = ["4445", &described, "01", &word("22"), &word("40")];
     assert_eq!(encoded(&messages[2]), order.concat());
-    assert_eq!(encoded(&messages[3]), ["4348", "01", &at].concat());
+    assert_eq!(encoded(&messages[3]), ["4448", "01", &at].concat());
     let extent = [&at, &id("70"), "01", &word("10"), &word("30")].concat();
-    assert_eq!(encoded(&messages[4]), ["4349", "01", &extent, "01"].concat());
-    let order = ["434a", &extent, "01", &word("22"), &word("40")];
+    assert_eq!(encoded(&messages[4]), ["4449", "01", &extent, "01"].concat());
+    let order = ["444a", &extent, "01", &word("22"), &word("40")];
     assert_eq!(encoded(&messages[5]), order.concat());
-    assert_eq!(encoded(&messages[6]), "434b00");
-    let checked = ["434c", "01", &word("21"), &described, "01", &chunk];
+    assert_eq!(encoded(&messages[6]), "444b00");
+    let checked = ["444c", "01", &word("21"), &described, "01", &chunk];
     assert_eq!(encoded(&messages[7]), checked.concat());
 }
 
@@ -410,7 +417,7 @@ fn golden_bytes_of_repairs() {
 fn golden_bytes_of_an_envelope() {
     let message = StoreMessage::LogBytes {};
     let body = envelope::seal(&message, b"coral");
-    assert_eq!(hex(&body), ["43", "02000000", "431c", "636f72616c"].concat());
+    assert_eq!(hex(&body), ["44", "02000000", "441c", "636f72616c"].concat());
     assert_eq!(envelope::open(&body), Ok((message, &b"coral"[..])));
     assert!(is_store_message(&body));
     assert!(!is_store_message(&[3]) && !is_store_message(&[0x86]) && !is_store_message(&[]));

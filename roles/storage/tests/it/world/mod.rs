@@ -17,6 +17,7 @@ mod owner;
 mod worker;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use archipelago_base::runtime::Runtime;
@@ -212,6 +213,11 @@ impl World {
     /// How far repairs are, as the manager knows.
     pub(crate) fn repairs(&self) -> RepairStatus {
         self.manager.as_ref().expect("a manager runs").repairs()
+    }
+
+    /// Makes the node in place `n` refuse to list what it holds, or list it again. Its beats go on.
+    pub(crate) fn hide_lists(&self, n: usize, is_hidden: bool) {
+        self.nodes[n].hides_lists.store(is_hidden, Ordering::SeqCst);
     }
 
     /// Checks everything that the node in place `n` holds.

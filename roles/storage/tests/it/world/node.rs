@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use archipelago_base::runtime::Runtime;
@@ -19,7 +20,7 @@ use archipelago_store::nodes::StorageId;
 use archipelago_store::nodes::client::NodeClient;
 use archipelago_store::nodes::repairs::{RepairExecutor, RepairHost};
 use archipelago_store::nodes::wire::{
-    ChunkDescriptor, ChunkId, StorageReport, StoreMessage, envelope,
+    ChunkDescriptor, ChunkId, RefusalWhy, Refused, StorageReport, StoreMessage, envelope,
 };
 
 use super::worker::Worker;
@@ -41,6 +42,8 @@ pub(super) struct NodePlace {
     /// The node that the place has, or had last.
     pub(super) storage: StorageId,
     pub(super) running: Option<RunningNode>,
+    /// Whether the node refuses to list what it holds, as if its metadata could not be read.
+    pub(super) hides_lists: Arc<AtomicBool>,
     lives: u64,
     options: NodeOptions,
     worker: Worker,
@@ -96,6 +99,7 @@ struct NodeHandler {
     worker: Worker,
     host: Host,
     executor: Arc<RepairExecutor>,
+    hides_lists: Arc<AtomicBool>,
 }
 
 /// The node, whose requests run on the worker.
@@ -140,6 +144,13 @@ impl Handler for NodeHandler {
             });
             return;
         }
+        let is_list =
+            matches!(message, StoreMessage::ListHeld { .. } | StoreMessage::ListSealed { .. });
+        if is_list && self.hides_lists.load(Ordering::SeqCst) {
+            let refused = Refused::new(RefusalWhy::Failed, "the metadata cannot be read");
+            reply.send(envelope::seal(&refused.into(), &[]));
+            return;
+        }
         let (node, from, payload) = (Arc::clone(&self.node), request.client, payload.to_vec());
         let (answer, bytes) = self.worker.run(move || node.handle(from, message, &payload));
         reply.send(envelope::seal(&answer, &bytes));
@@ -157,7 +168,8 @@ impl NodePlace {
             ..NodeOptions::default()
         };
         let (machine, storage) = (Machine::new(seed), StorageId(0));
-        Self { n, host, sim, machine, storage, running: None, lives: 0, options, worker }
+        let (running, hides_lists, lives) = (None, Arc::default(), 0);
+        Self { n, host, sim, machine, storage, running, hides_lists, lives, options, worker }
     }
 
     /// Starts the node on the disk of the place.
@@ -183,7 +195,9 @@ impl NodePlace {
         let (id, life) = (address.node, address.life);
         let (host, worker) = (self.host.clone(), self.worker.clone());
         let executor = Arc::new(self.executor(&node));
-        let handler = Box::new(NodeHandler { node: Arc::clone(&node), worker, host, executor });
+        let hides_lists = Arc::clone(&self.hides_lists);
+        let handler =
+            Box::new(NodeHandler { node: Arc::clone(&node), worker, host, executor, hides_lists });
         let fabric = self.sim.network().node(id, life, Some(handler)).unwrap();
         let listener = self.sim.serve(&fabric, self.host.name()).unwrap();
         let beats = Arc::new(Beats::new(Arc::clone(&node), address).unwrap());

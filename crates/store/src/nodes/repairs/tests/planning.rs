@@ -13,7 +13,9 @@ use super::super::super::wire::{
     ChunkDescriptor, ChunkId, ExtentAt, HeldChunk, Holder, MemberState, Members, NodeSpace,
     PlacementEpoch, SealedExtent, Stamp, StorageMember,
 };
-use super::super::planner::{RepairJob, RepairMembers, RepairPlan, RepairPlanner};
+use super::super::planner::{
+    ExtentPage, RepairJob, RepairMembers, RepairPlan, RepairPlanner, UnlistedExtents,
+};
 use crate::ids::{BlobId, LogId, VolumeId};
 
 const VOLUME: VolumeId = VolumeId([1; 16]);
@@ -55,7 +57,7 @@ fn plan(states: &[MemberState], chunks: &[(u64, HeldChunk)]) -> RepairPlan {
     let members = RepairMembers::new(&members(states), false);
     let mut planner = RepairPlanner::new(members, Vec::new());
     chunks.iter().for_each(|(node, held)| planner.add_chunk(StorageId(*node), held));
-    planner.finish(true)
+    planner.finish()
 }
 
 fn chunk_of(job: &RepairJob) -> (ChunkId, Option<StorageId>) {
@@ -87,7 +89,7 @@ fn silent_node_and_unknown_node_are_not_repaired_yet() {
     let members = RepairMembers::new(&members(&[Silent, Up, Up, Up]), true);
     let mut planner = RepairPlanner::new(members, Vec::new());
     chunks.iter().for_each(|(node, held)| planner.add_chunk(StorageId(*node), held));
-    assert_eq!(planner.finish(true).jobs.len(), 1, "a node of which no manager hears is lost");
+    assert_eq!(planner.finish().jobs.len(), 1, "a node of which no manager hears is lost");
 }
 
 #[test]
@@ -145,19 +147,102 @@ fn blobs_with_the_least_redundancy_come_first() {
     assert_eq!(chunk_of(&plan.jobs[first]).0.blob, BlobId([2; 16]), "one copy is left");
 }
 
+fn sealed(number: u32, end: u64) -> SealedExtent {
+    let at = ExtentAt { log: LogId([3; 16]), extent: number };
+    SealedExtent { at, volume: VOLUME, class: FileClass::Wal, start: 0, end }
+}
+
+/// A planner that has heard these nodes list these extents.
+fn listed(states: &[MemberState], lists: &[(u64, SealedExtent)]) -> RepairPlanner {
+    let members = RepairMembers::new(&members(states), false);
+    let mut planner = RepairPlanner::new(members, Vec::new());
+    lists.iter().for_each(|(node, extent)| planner.add_extent(StorageId(*node), *extent));
+    planner
+}
+
 #[test]
 fn sealed_extents_get_three_copies_when_all_nodes_have_listed_theirs() {
     use MemberState::{Lost, Up};
-    let at = ExtentAt { log: LogId([3; 16]), extent: 1 };
-    let extent = SealedExtent { at, volume: VOLUME, class: FileClass::Wal, start: 0, end: 100 };
-    let list = |are_all_listed| {
-        let members = RepairMembers::new(&members(&[Lost, Up, Up, Up]), false);
-        let mut planner = RepairPlanner::new(members, Vec::new());
-        planner.add_extent(StorageId(2), extent);
-        planner.add_extent(StorageId(3), extent);
-        planner.finish(are_all_listed)
+    let list = |are_all_listed: bool| {
+        let lists = [(2, sealed(1, 100)), (3, sealed(1, 100))];
+        let mut planner = listed(&[Lost, Up, Up, Up], &lists);
+        if !are_all_listed {
+            planner.note_unlisted(StorageId(4), UnlistedExtents::Unknown);
+        }
+        planner.finish()
     };
     let whole = list(true);
     assert_eq!((whole.debts[0].target, whole.status.extents_left), (StorageId(4), 1));
-    assert!(list(false).jobs.is_empty(), "a node that did not list may have a copy");
+    assert!(whole.status.is_known);
+    let unknown = list(false);
+    assert!(unknown.jobs.is_empty(), "a node that did not list may have a copy");
+    assert_eq!((unknown.status.is_known, unknown.status.extents_unknown), (false, 1));
+    assert_eq!(unknown.status.unlisted, [StorageId(4)]);
+}
+
+#[test]
+fn unlisted_extents_hold_up_only_those_that_they_may_complete() {
+    use MemberState::{Silent, Up};
+    // Extent 1 has one copy and extent 2 has two, and one more node may have copies of both.
+    let lists = [(2, sealed(1, 100)), (2, sealed(2, 100)), (3, sealed(2, 100))];
+    let mut hung = listed(&[Up; 5], &lists);
+    hung.note_unlisted(StorageId(1), UnlistedExtents::Unknown);
+    let silent = listed(&[Silent, Up, Up, Up, Up], &lists);
+    for plan in [hung.finish(), silent.finish()] {
+        let extents = plan.jobs.iter().map(|job| match job {
+            RepairJob::Extent { extent, .. } => extent.at.extent,
+            RepairJob::Chunk { .. } => panic!("{job:?} is no extent"),
+        });
+        assert_eq!(extents.collect::<Vec<_>>(), [1]);
+        assert_ne!(plan.debts[0].target, StorageId(1), "its copy may be longer");
+        assert_eq!((plan.status.is_known, plan.status.extents_unknown), (false, 1));
+    }
+}
+
+#[test]
+fn node_that_lists_nothing_for_long_is_no_holder_and_no_target() {
+    use MemberState::{Lost, Up};
+    let lists = [(3, sealed(1, 100)), (4, sealed(1, 100))];
+    let mut planner = listed(&[Lost, Up, Up, Up, Up], &lists);
+    planner.note_unlisted(StorageId(2), UnlistedExtents::Missing);
+    let plan = planner.finish();
+    assert_eq!(plan.debts[0].target, StorageId(5));
+    assert_eq!((plan.status.is_known, plan.status.extents_unknown), (false, 0));
+    // The only node without a known copy may have a longer one, which an order would cut.
+    let mut planner = listed(&[Lost, Up, Up, Up], &lists);
+    planner.note_unlisted(StorageId(2), UnlistedExtents::Missing);
+    assert!(planner.finish().jobs.is_empty());
+}
+
+#[test]
+fn extents_beyond_a_page_are_compared_by_the_next_rounds() {
+    use MemberState::Up;
+    let page_after = |after| {
+        let members = RepairMembers::new(&members(&[Up; 4]), false);
+        let page = ExtentPage { after, extents_max: 3 };
+        let mut planner = RepairPlanner::new(members, Vec::new()).on_page(page);
+        for node in [1, 2] {
+            for number in (0..8_u32).filter(|number| number.is_multiple_of(2) || node == 1) {
+                planner.add_extent(StorageId(node), sealed(number, 100));
+            }
+        }
+        planner.finish()
+    };
+    let (mut after, mut compared) = (None, Vec::new());
+    loop {
+        let plan = page_after(after);
+        assert_eq!(plan.status.extents_compared, plan.jobs.len() as u64);
+        for (job, debt) in plan.jobs.iter().zip(&plan.debts) {
+            let RepairJob::Extent { extent, sources } = job else { panic!("{job:?}") };
+            let copies = if extent.at.extent.is_multiple_of(2) { 2 } else { 1 };
+            assert_eq!((sources.len(), debt.losses_left), (copies, copies as u8 - 1));
+            compared.push(extent.at.extent);
+        }
+        assert_eq!(plan.status.has_more_extents, plan.extents_next.is_some());
+        match plan.extents_next {
+            Some(_) => after = plan.extents_next,
+            None => break,
+        }
+    }
+    assert_eq!(compared, (0..8).collect::<Vec<_>>());
 }

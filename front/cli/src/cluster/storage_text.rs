@@ -317,6 +317,10 @@ fn repairs(out: &mut String, status: &StorageClusterStatus) -> std::fmt::Result 
         let blobs = repair.waiting_for_domains;
         writeln!(out, "Repair: {blobs} files have fewer copies until there are more domains")?;
     }
+    if repair.sharing_domains > 0 {
+        let files = repair.sharing_domains;
+        writeln!(out, "Repair: {files} files have two parts in one domain until another has room")?;
+    }
     if repair.unrepairable > 0 {
         let blobs = repair.unrepairable;
         writeln!(out, "Repair: too few chunks of {blobs} files answer: start the lost nodes")?;
@@ -489,6 +493,7 @@ mod tests {
             extents_compared: 9,
             has_more_extents: true,
             unlisted: vec![StorageId(103)],
+            sharing_domains: 10,
             ..status.repair
         };
         let text = shown(&status);
@@ -501,6 +506,7 @@ mod tests {
             "Repair: 6 attempts failed",
             "WARNING: node 3 answers and does not list what it holds",
             "Repair: 8 extents lack copies, unless nodes have them",
+            "Repair: 10 files have two parts in one domain",
             "Repair: 9 extents were compared, and the next ones follow",
         ] {
             assert!(text.contains(part), "{part} in {text}");

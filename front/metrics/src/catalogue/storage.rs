@@ -66,14 +66,15 @@ metrics! {
     /// change of the members.
     REPAIR_KNOWN: Gauge "archipelago_storage_cluster_repair_known" [];
     /// Number of objects by `state` that need a repair: chunks and extents (copies to be made),
-    /// waiting (blobs with fewer copies until there are more domains), unrepairable (too few chunks
+    /// waiting (blobs with fewer copies until there are more domains), sharing (blobs and extents
+    /// with two parts in one domain until another domain has room), unrepairable (too few chunks
     /// answer) and unknown (extents that lack copies unless a node has them that does not list its
     /// extents).
     REPAIR_DEBT: Gauge "archipelago_storage_cluster_repair_debt" ["state"];
     /// Bytes of the chunks and extents that are to be made.
     REPAIR_BYTES: Gauge "archipelago_storage_cluster_repair_debt_bytes" [];
-    /// Number of chunks that are to be made because the storage node `node` is lost, drains or has
-    /// damage.
+    /// Number of chunks that are to be made because the storage node `node` is lost, drains, has
+    /// damage or shares a domain.
     NODE_DEBT: Gauge "archipelago_storage_cluster_node_repair_debt" ["node"];
     /// Number of objects of the storage node `node` that no other node can take now.
     NODE_STUCK: Gauge "archipelago_storage_cluster_node_repair_stuck" ["node"];

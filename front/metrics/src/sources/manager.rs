@@ -110,6 +110,7 @@ fn set_repair(samples: &mut Samples, status: &StorageClusterStatus) {
         ("chunks", repair.chunks_left),
         ("extents", repair.extents_left),
         ("waiting", repair.waiting_for_domains),
+        ("sharing", repair.sharing_domains),
         ("unrepairable", repair.unrepairable),
         ("unknown", repair.extents_unknown),
     ] {

@@ -120,8 +120,8 @@ impl Chunks {
             StoreMessage::ListBlobs { volume, after } => Ok(self.list(volume, after)),
             StoreMessage::DropChunk { chunk, placement } => self.drop_chunk(chunk, placement),
             StoreMessage::ReportDamage { chunk, offset } => self.check_report(chunk, offset),
-            StoreMessage::ListHeld { present, answering, is_all, after } => {
-                self.list_held(&HeldFilter { present, answering, is_all }, after)
+            StoreMessage::ListHeld { present, answering, is_all, after, shared } => {
+                self.list_held(&HeldFilter { present, answering, is_all, shared }, after)
             }
             other => Err(Refusal::new(
                 RefusalWhy::Unsupported,

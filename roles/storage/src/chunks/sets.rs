@@ -46,6 +46,8 @@ pub(crate) struct HeldFilter {
     pub(crate) answering: Vec<StorageId>,
     /// Whether the list has all chunks.
     pub(crate) is_all: bool,
+    /// Nodes that keep their chunks and share a domain, by domain.
+    pub(crate) shared: Vec<Vec<StorageId>>,
 }
 
 impl HeldFilter {
@@ -62,8 +64,11 @@ impl HeldFilter {
             Scheme::Replicas(_) => blob.holders.len() < usize::from(REPLICAS),
             Scheme::Rs42(_) => false,
         };
+        let is_crowded =
+            |group: &Vec<StorageId>| holders().filter(|node| group.contains(node)).count() > 1;
+        let needs_repair = has_left || lacks_copies || self.shared.iter().any(is_crowded);
         // A node that drains lists all its chunks, because the others may not name it any more.
-        !self.present.contains(&me) || (first == Some(me) && (has_left || lacks_copies))
+        !self.present.contains(&me) || (first == Some(me) && needs_repair)
     }
 }
 

@@ -344,6 +344,34 @@ fn drain_of_a_node_with_released_blobs_ends() {
 }
 
 #[test]
+fn chunks_leave_a_domain_that_a_new_label_crowds() {
+    let mut pool = Pool::new(7, 130);
+    pool.fill();
+    let holders = pool.holders(pool.blobs[0].0.id);
+    let (stays, moves) = (holders[0].0, holders[1].0);
+    pool.world.move_to_domain_of(moves, stays);
+    pool.wait("the moves", |pool| {
+        let shares = |blob: &BlobRef| {
+            let nodes: Vec<usize> = pool.holders(blob.id).iter().map(|(n, _)| *n).collect();
+            nodes.contains(&stays) && nodes.contains(&moves)
+        };
+        !pool.blobs.iter().any(|(blob, _)| shares(blob))
+    });
+    pool.wait_for_repair();
+    assert_eq!(pool.world.repairs().sharing_domains, 0);
+    pool.world.kill(stays);
+    pool.world.kill(moves);
+    pool.assert_readable("without the shared domain");
+    pool.world.start(stays);
+    pool.world.start(moves);
+    // Five domains cannot hold the six chunks of a coded blob apart.
+    let others: Vec<usize> = (0..7).filter(|n| ![stays, moves].contains(n)).collect();
+    pool.world.move_to_domain_of(others[0], others[1]);
+    pool.wait("the count", |pool| pool.world.repairs().sharing_domains > 0);
+    pool.assert_readable("with two shared domains");
+}
+
+#[test]
 fn damaged_chunk_is_made_again_in_its_place() {
     let mut pool = Pool::new(6, 70);
     pool.write(FileClass::ValueSst, MIB + 500);

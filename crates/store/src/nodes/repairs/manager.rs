@@ -349,8 +349,14 @@ impl RepairManager {
         listing: &[StorageId],
         planner: &mut RepairPlanner,
     ) -> Result<()> {
-        let (present, answering) = (planner.members().present().collect(), listing.to_vec());
-        let mut request = StoreMessage::ListHeld { present, answering, is_all: false, after: None };
+        let members = planner.members();
+        let mut request = StoreMessage::ListHeld {
+            present: members.present().collect(),
+            answering: listing.to_vec(),
+            is_all: false,
+            after: None,
+            shared: members.shared_domains(),
+        };
         loop {
             let (chunks, next) = self.ask_held(node, &request).await?;
             chunks.iter().for_each(|held| planner.add_chunk(node, held));
@@ -592,8 +598,9 @@ impl RepairManager {
         let mut all: Vec<HeldChunk> = Vec::new();
         let mut after = None;
         loop {
-            let (present, answering) = (Vec::new(), Vec::new());
-            let request = StoreMessage::ListHeld { present, answering, is_all: true, after };
+            let (present, answering, shared) = (Vec::new(), Vec::new(), Vec::new());
+            let request =
+                StoreMessage::ListHeld { present, answering, is_all: true, after, shared };
             let (chunks, next) = self.ask_held(node, &request).await?;
             all.extend(chunks.into_iter().filter(|held| held.is_readable));
             if next.is_none() || all.len() >= MOVES_FROM_MAX {

@@ -7,6 +7,7 @@
 //! | node | its chunks |
 //! | --- | --- |
 //! | up or silent | stay |
+//! | up, in the domain of another holder | are read, and move to a free domain if there is one |
 //! | drains | are read, and made on other nodes |
 //! | lost, or unknown for so long that it would be lost | are made on other nodes |
 //!
@@ -106,6 +107,8 @@ pub struct RepairMembers {
     answering: BTreeSet<StorageId>,
     /// All nodes that the manager knows.
     known: BTreeSet<StorageId>,
+    /// Domains of all nodes that have named theirs.
+    domains: BTreeMap<StorageId, String>,
     /// Whether a node that the manager does not know is lost.
     unknown_is_lost: bool,
 }
@@ -119,8 +122,11 @@ impl RepairMembers {
             let chosen = members.members.iter().filter(move |member| is(member.state));
             chosen.map(|member| member.storage).collect()
         };
+        // A node that has never beaten to this manager has an empty domain.
+        let named = members.members.iter().filter(|member| !member.domain.is_empty());
         Self {
             nodes: members.members.iter().map(StorageMember::report).collect(),
+            domains: named.map(|member| (member.storage, member.domain.clone())).collect(),
             present: with(|state| matches!(state, MemberState::Up | MemberState::Silent)),
             answering: with(|state| matches!(state, MemberState::Up | MemberState::Draining)),
             known: with(|_| true),
@@ -147,8 +153,54 @@ impl RepairMembers {
     /// Whether another list of members leads to the same repairs: the use of nodes does not matter.
     #[must_use]
     pub fn has_same_nodes(&self, other: &Self) -> bool {
-        (&self.present, &self.answering, &self.known, self.unknown_is_lost)
-            == (&other.present, &other.answering, &other.known, other.unknown_is_lost)
+        (&self.present, &self.answering, &self.known, &self.domains, self.unknown_is_lost)
+            == (
+                &other.present,
+                &other.answering,
+                &other.known,
+                &other.domains,
+                other.unknown_is_lost,
+            )
+    }
+
+    /// Nodes that keep their chunks and are in the domain of another such node, by domain.
+    #[must_use]
+    pub fn shared_domains(&self) -> Vec<Vec<StorageId>> {
+        let mut groups: BTreeMap<&str, Vec<StorageId>> = BTreeMap::new();
+        for node in &self.present {
+            if let Some(domain) = self.domains.get(node) {
+                groups.entry(domain).or_default().push(*node);
+            }
+        }
+        groups.into_values().filter(|group| group.len() > 1).collect()
+    }
+
+    /// A holder that answers, and that stays in the domain of another holder that stays. Of two
+    /// such holders that answer, it is the later one.
+    fn sharing_holder(&self, holders: &[Holder]) -> Option<Holder> {
+        let mut seen: BTreeMap<&str, Holder> = BTreeMap::new();
+        for holder in holders.iter().filter(|it| self.present.contains(&it.storage)) {
+            let Some(domain) = self.domains.get(&holder.storage) else { continue };
+            let Some(earlier) = seen.insert(domain, *holder) else { continue };
+            let moves = [*holder, earlier].into_iter().find(|it| self.answers(it.storage));
+            if moves.is_some() {
+                return moves;
+            }
+        }
+        None
+    }
+
+    /// Number of domains of these nodes. A node without a known domain counts as one.
+    fn spread(&self, nodes: impl Iterator<Item = StorageId>) -> usize {
+        let (mut domains, mut without) = (BTreeSet::new(), 0);
+        for node in nodes {
+            if let Some(domain) = self.domains.get(&node) {
+                domains.insert(domain.as_str());
+            } else {
+                without += 1;
+            }
+        }
+        domains.len() + without
     }
 
     /// Whether a holder has left, or must leave.
@@ -164,7 +216,7 @@ impl RepairMembers {
     }
 
     /// Number of domains with a node that takes chunks.
-    fn domains(&self) -> usize {
+    fn domains_with_room(&self) -> usize {
         let takes = self.nodes.iter().filter(|node| node.is_up && !node.is_draining);
         takes.map(|node| node.domain.as_str()).collect::<BTreeSet<_>>().len()
     }
@@ -193,6 +245,7 @@ pub struct RepairPlanner {
     extents_unknown: u64,
     by_node: BTreeMap<StorageId, NodeDebt>,
     waiting_for_domains: u64,
+    sharing_domains: u64,
     unrepairable: u64,
     /// Targets that must not be chosen, because orders to them failed.
     avoid: Vec<StorageId>,
@@ -229,6 +282,7 @@ impl RepairPlanner {
             extents_unknown: 0,
             by_node: BTreeMap::new(),
             waiting_for_domains: 0,
+            sharing_domains: 0,
             unrepairable: 0,
             avoid,
         }
@@ -274,6 +328,20 @@ impl RepairPlanner {
             && blob.holders.len() < usize::from(REPLICAS)
         {
             self.plan_chunk(blob, None, None, None);
+        } else if let Some(sharing) = self.members.sharing_holder(&blob.holders) {
+            self.plan_move(blob, sharing);
+        }
+    }
+
+    /// Plans the move of a chunk out of the domain of another chunk of its blob. The label of a
+    /// node may have changed since the blob was written.
+    fn plan_move(&mut self, blob: &ChunkDescriptor, sharing: Holder) {
+        let chunk = ChunkId { index: sharing.chunk, ..blob.chunk };
+        let wanted = ChunkDescriptor { chunk, ..blob.clone() };
+        let node = Some(sharing.storage);
+        match self.choose(&wanted, node) {
+            Ok(target) => self.plan_chunk(&wanted, Some(target), node, node),
+            Err(_) => self.sharing_domains += 1,
         }
     }
 
@@ -427,26 +495,27 @@ impl RepairPlanner {
         self.unlisted.insert(node, extents);
     }
 
-    /// Largest number of copies on nodes that stay, and that did not list their extents.
-    fn hidden_copies_max(&self, listed: &[StorageId]) -> usize {
+    /// Nodes that stay and did not list their extents, so that each may have a copy.
+    fn hidden_holders(&self) -> Vec<StorageId> {
         let unknown = self.unlisted.iter().filter(|(node, extents)| {
             **extents == UnlistedExtents::Unknown && !self.members.is_leaving(**node)
         });
-        unknown.filter(|(node, _)| !listed.contains(node)).count()
+        unknown.map(|(node, _)| *node).collect()
     }
 
     /// Plans the copies of the extents of the page.
     fn plan_extents(&mut self) {
-        let wanted = usize::from(REPLICAS).min(self.members.domains());
+        let wanted = usize::from(REPLICAS).min(self.members.domains_with_room());
+        let hidden = self.hidden_holders();
         for (at, copies) in std::mem::take(&mut self.extents) {
             let ExtentCopies { extent, nodes } = copies;
             let leaving = nodes.iter().find(|node| self.members.is_leaving(**node)).copied();
             let stay: Vec<StorageId> =
                 nodes.iter().copied().filter(|node| !self.members.is_leaving(*node)).collect();
-            if stay.len() >= wanted {
+            if self.members.spread(stay.iter().copied()) >= wanted {
                 continue;
             }
-            if stay.len() + self.hidden_copies_max(&nodes) >= wanted {
+            if self.members.spread(stay.iter().chain(&hidden).copied()) >= wanted {
                 self.extents_unknown += 1;
                 continue;
             }
@@ -469,6 +538,7 @@ impl RepairPlanner {
                     });
                     self.jobs.push(RepairJob::Extent { extent, sources: nodes });
                 }
+                Err(_) if stay.len() >= wanted => self.sharing_domains += 1,
                 Err(why) => self.stuck(leaving, || format!("extent {at}: {why}")),
             }
         }
@@ -523,6 +593,7 @@ impl RepairPlanner {
             extents_compared,
             has_more_extents: extents_next.is_some(),
             unlisted: unlisted.collect(),
+            sharing_domains: self.sharing_domains,
             nodes: self.by_node.into_values().collect(),
             ..RepairStatus::default()
         };

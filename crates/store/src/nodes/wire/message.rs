@@ -342,6 +342,9 @@ wire_messages! {
         is_all: bool,
         /// Chunk after which the list continues.
         after: Option<ChunkId>,
+        /// Nodes that keep their chunks and share a domain, by domain. A blob with two chunks on
+        /// nodes of one domain needs a repair.
+        shared: Vec<Vec<StorageId>>,
     }
     /// Node → manager: answer to [`StoreMessage::ListHeld`].
     Held = 68 {

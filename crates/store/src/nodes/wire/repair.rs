@@ -96,6 +96,9 @@ pub struct RepairStatus {
     pub has_more_extents: bool,
     /// Nodes that answer beats, and that did not list what they hold.
     pub unlisted: Vec<StorageId>,
+    /// Number of blobs and extents with two parts or copies in one domain, for which no other
+    /// domain has room.
+    pub sharing_domains: u64,
 }
 wire_struct!(RepairStatus {
     is_known,
@@ -113,4 +116,5 @@ wire_struct!(RepairStatus {
     extents_compared,
     has_more_extents,
     unlisted,
+    sharing_domains,
 });

@@ -192,14 +192,15 @@ fn repair_status() -> RepairStatus {
 
 fn repair_messages() -> Vec<StoreMessage> {
     let (storage, other) = (StorageId(0x21), StorageId(0x22));
-    let (present, answering) = (vec![storage, other], vec![storage]);
+    let (present, answering, after) = (vec![storage, other], vec![storage], Some(CHUNK));
+    let shared = vec![present.clone(), Vec::new()];
     let held = HeldChunk { descriptor: descriptor(), is_readable: true };
     let missing = MissingChunk { storage, descriptor: descriptor() };
     let (at, class) = (EXTENT, FileClass::Wal);
     let extent = SealedExtent { at, volume: VOLUME, class, start: 0x10, end: 0x30 };
     let (sources, bytes_per_s) = (vec![other], 0x40);
     vec![
-        StoreMessage::ListHeld { present, answering, is_all: false, after: Some(CHUNK) },
+        StoreMessage::ListHeld { present, answering, is_all: false, after, shared },
         StoreMessage::Held { chunks: vec![held], next: None },
         StoreMessage::RepairChunk { descriptor: descriptor(), replaces: Some(other), bytes_per_s },
         StoreMessage::ListSealed { after: Some(EXTENT) },
@@ -395,7 +396,8 @@ fn golden_bytes_of_members() {
 fn golden_bytes_of_repairs() {
     let (chunk, at) = ([id("b0"), "05".into()].concat(), [id("10"), "03000000".into()].concat());
     let messages = repair_messages();
-    let list = ["4443", "02", &word("21"), &word("22"), "01", &word("21"), "00", "01", &chunk];
+    let (both, shared) = (["02", &word("21"), &word("22")].concat(), "02");
+    let list = ["4443", &both, "01", &word("21"), "00", "01", &chunk, shared, &both, "00"];
     assert_eq!(encoded(&messages[0]), list.concat());
     let mut described = Vec::new();
     archipelago_base::wire::Wire::put(&descriptor(), &mut described);

@@ -5,6 +5,7 @@ use archipelago_store::nodes::StorageId;
 use archipelago_store::nodes::repairs::RepairHost;
 use archipelago_store::nodes::wire::HeldChunk;
 
+use super::super::sets::HeldFilter;
 use super::*;
 
 /// A put of a repair.
@@ -44,13 +45,27 @@ pub(super) fn seal_for(
 }
 
 fn held(node: &StorageNode, present: &[u64], answering: &[u64], is_all: bool) -> Vec<HeldChunk> {
-    let ids = |ids: &[u64]| ids.iter().copied().map(StorageId).collect();
+    let shared = Vec::new();
     let (present, answering) = (ids(present), ids(answering));
+    let filter = HeldFilter { present, answering, is_all, shared };
+    held_by(node, &filter)
+}
+
+fn ids(ids: &[u64]) -> Vec<StorageId> {
+    ids.iter().copied().map(StorageId).collect()
+}
+
+fn held_by(node: &StorageNode, filter: &HeldFilter) -> Vec<HeldChunk> {
     let mut all = Vec::new();
     let mut after = None;
     loop {
-        let (present, answering) = (Vec::clone(&present), Vec::clone(&answering));
-        let list = StoreMessage::ListHeld { present, answering, is_all, after };
+        let list = StoreMessage::ListHeld {
+            present: filter.present.clone(),
+            answering: filter.answering.clone(),
+            is_all: filter.is_all,
+            after,
+            shared: filter.shared.clone(),
+        };
         match ask(node, list, &[]).0 {
             StoreMessage::Held { chunks, next } => {
                 all.extend(chunks);
@@ -135,6 +150,26 @@ fn first_holder_that_answers_lists_a_blob_whose_holder_has_left() {
     assert_eq!(blobs(&[1, 2, 3, me], &all, false), [2]);
     assert_eq!(blobs(&[1, 2, 3, 4], &all, false), [1, 2], "the node itself drains");
     assert_eq!(blobs(&all, &all, true), [1, 2]);
+}
+
+#[test]
+fn blob_with_two_holders_in_one_domain_is_listed() {
+    let node = open(&MemFs::new());
+    let me = node.storage().0;
+    put(&node, chunk(1), 0, &bytes(1, LEN)).unwrap();
+    let holders = ids(&[me, 2, 3]).into_iter().map(|storage| Holder { storage, chunk: 0 });
+    let descriptor =
+        ChunkDescriptor { holders: holders.collect(), ..descriptor(&node, chunk(1), LEN) };
+    tell(&node, StoreMessage::SealChunk { stamp: Some(STAMP), descriptor }).unwrap();
+    let listed = |answering: &[u64], shared: &[&[u64]]| {
+        let shared = shared.iter().map(|group| ids(group)).collect();
+        let (present, answering) = (ids(&[1, 2, 3, me]), ids(answering));
+        held_by(&node, &HeldFilter { present, answering, is_all: false, shared }).len()
+    };
+    let all = [1, 2, 3, me];
+    assert_eq!(listed(&all, &[&[1, 2], &[3, 4]]), 0, "each holder has a domain of its own");
+    assert_eq!(listed(&all, &[&[1, 4], &[2, 3]]), 1);
+    assert_eq!(listed(&[1, 2, 3], &[&[2, 3]]), 0, "another holder lists it");
 }
 
 #[test]

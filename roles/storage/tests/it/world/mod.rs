@@ -215,6 +215,13 @@ impl World {
         self.manager.as_ref().expect("a manager runs").repairs()
     }
 
+    /// Starts the node in place `n` again, with the domain of the node in place `other`.
+    pub(crate) fn move_to_domain_of(&mut self, n: usize, other: usize) {
+        self.nodes[n].domain = self.nodes[other].domain.clone();
+        self.kill(n);
+        self.start(n);
+    }
+
     /// Makes the node in place `n` refuse to list what it holds, or list it again. Its beats go on.
     pub(crate) fn hide_lists(&self, n: usize, is_hidden: bool) {
         self.nodes[n].hides_lists.store(is_hidden, Ordering::SeqCst);

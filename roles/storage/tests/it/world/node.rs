@@ -42,6 +42,8 @@ pub(super) struct NodePlace {
     /// The node that the place has, or had last.
     pub(super) storage: StorageId,
     pub(super) running: Option<RunningNode>,
+    /// Set of nodes that fail together with this one, from the next start on.
+    pub(super) domain: String,
     /// Whether the node refuses to list what it holds, as if its metadata could not be read.
     pub(super) hides_lists: Arc<AtomicBool>,
     lives: u64,
@@ -169,7 +171,20 @@ impl NodePlace {
         };
         let (machine, storage) = (Machine::new(seed), StorageId(0));
         let (running, hides_lists, lives) = (None, Arc::default(), 0);
-        Self { n, host, sim, machine, storage, running, hides_lists, lives, options, worker }
+        let domain = format!("rack {n}");
+        Self {
+            n,
+            host,
+            sim,
+            machine,
+            storage,
+            running,
+            domain,
+            hides_lists,
+            lives,
+            options,
+            worker,
+        }
     }
 
     /// Starts the node on the disk of the place.
@@ -179,7 +194,7 @@ impl NodePlace {
         self.lives += 1;
         let options = NodeOptions {
             life: Epoch(self.lives),
-            domain: format!("rack {}", self.n),
+            domain: self.domain.clone(),
             seed: Some(self.host.scheduler().fresh_seed()),
             ..self.options.clone()
         };

@@ -129,6 +129,74 @@ fn blob_with_two_copies_waits_for_a_third_domain() {
     assert_eq!((completed.debts[0].target, completed.debts[0].losses_left), (StorageId(3), 1));
 }
 
+/// The plan for a blob after node 2 got the label of node 1, with nodes in `domains` domains.
+fn plan_after_relabel(
+    nodes: usize,
+    held: &HeldChunk,
+    states: &[(usize, MemberState)],
+) -> RepairPlan {
+    let mut members = members(&vec![MemberState::Up; nodes]);
+    members.members[1].domain = members.members[0].domain.clone();
+    states.iter().for_each(|(at, state)| members.members[*at].state = *state);
+    let members = RepairMembers::new(&members, false);
+    assert_eq!(members.shared_domains().len(), 1);
+    let mut planner = RepairPlanner::new(members, Vec::new());
+    planner.add_chunk(StorageId(3), held);
+    planner.finish()
+}
+
+#[test]
+fn second_holder_in_a_domain_moves_to_a_free_one() {
+    let replicated = held(1, Scheme::Replicas(3), &[1, 2, 3], true);
+    let moved = plan_after_relabel(4, &replicated, &[]);
+    assert_eq!((moved.debts[0].target, moved.status.sharing_domains), (StorageId(4), 0));
+    assert_eq!(chunk_of(&moved.jobs[0]).1, Some(StorageId(2)));
+    let coded = held(1, Scheme::Rs42(CellSize::Small), &[1, 2, 3, 4, 5, 6], true);
+    let moved = plan_after_relabel(7, &coded, &[]);
+    assert_eq!((moved.debts[0].target, moved.debts[0].sources.len()), (StorageId(7), 1));
+    assert_eq!(
+        (chunk_of(&moved.jobs[0]).0.index, chunk_of(&moved.jobs[0]).1),
+        (1, Some(StorageId(2)))
+    );
+    let no_room = plan_after_relabel(6, &coded, &[]);
+    assert!(no_room.jobs.is_empty());
+    assert_eq!((no_room.status.sharing_domains, no_room.status.unrepairable), (1, 0));
+}
+
+#[test]
+fn silent_holder_in_a_shared_domain_stays_where_it_is() {
+    let replicated = held(1, Scheme::Replicas(3), &[1, 2, 3], true);
+    let moved = plan_after_relabel(4, &replicated, &[(1, MemberState::Silent)]);
+    assert_eq!(chunk_of(&moved.jobs[0]).1, Some(StorageId(1)), "the holder that answers moves");
+    let both = [(0, MemberState::Silent), (1, MemberState::Silent)];
+    assert!(plan_after_relabel(4, &replicated, &both).jobs.is_empty());
+}
+
+#[test]
+fn another_label_of_a_node_changes_what_is_to_be_repaired() {
+    let before = members(&[MemberState::Up; 3]);
+    let mut after = before.clone();
+    after.members[2].space.used_bytes += 1 << 30;
+    let of = |members: &Members| RepairMembers::new(members, false);
+    assert!(of(&before).has_same_nodes(&of(&after)));
+    after.members[2].domain.clone_from(&before.members[1].domain);
+    assert!(!of(&before).has_same_nodes(&of(&after)));
+}
+
+#[test]
+fn extent_with_two_copies_in_one_domain_gets_a_third_domain() {
+    let plan = |nodes: usize| {
+        let mut members = members(&vec![MemberState::Up; nodes]);
+        members.members[1].domain = members.members[0].domain.clone();
+        let mut planner = RepairPlanner::new(RepairMembers::new(&members, false), Vec::new());
+        (1..=3).for_each(|node| planner.add_extent(StorageId(node), sealed(1, 100)));
+        planner.finish()
+    };
+    let moved = plan(4);
+    assert_eq!((moved.debts[0].target, moved.status.extents_left), (StorageId(4), 1));
+    assert!(plan(3).jobs.is_empty(), "two domains have room for two copies");
+}
+
 #[test]
 fn blobs_with_the_least_redundancy_come_first() {
     use MemberState::{Lost, Up};

@@ -55,6 +55,7 @@ fn beat(id: u64, cluster: Option<ClusterId>, root_set: Option<RootSet>) -> Store
         is_draining: false,
         version: 0,
         report: StorageReport { space, ..StorageReport::default() },
+        forgotten: Vec::new(),
     }
 }
 

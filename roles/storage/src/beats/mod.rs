@@ -5,8 +5,8 @@
 //! one thread per manager, so that a silent manager does not delay the others.
 //!
 //! A node keeps durably, and reports in every beat, the state that a restarted manager lacks. This
-//! is the cluster, the newest root set that the node knows, and whether an operator empties the
-//! node.
+//! is the cluster, the newest root set that the node knows, whether an operator empties the node,
+//! and the nodes that operators have given up (`kept.rs`).
 //!
 //! Invariants:
 //! 1. The node belongs to one cluster for ever, and the number of its root set only grows.
@@ -19,6 +19,7 @@
 //! serves without managers; only new nodes and new clients need them.
 //! Cost: a beat is one request, and reads counters. A write of the identity is rare.
 
+mod kept;
 mod threads;
 
 use std::sync::Arc;
@@ -32,13 +33,11 @@ use parking_lot::Mutex;
 
 use crate::devices::ClusterNotice;
 use crate::identity::KnownCluster;
-use crate::meta::{MetaBatch, MetaSpace};
+use crate::meta::MetaBatch;
 use crate::node::StorageNode;
 
+use kept::KeptOrders;
 pub(crate) use threads::BeatThreads;
-
-/// Key of the metadata under which the node keeps whether it drains: one byte, 0 or 1.
-const DRAINS_KEY: &[u8] = b"draining";
 
 /// Addresses of a node for other processes, and the domain in which it fails.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,17 +66,16 @@ pub struct BeatAnswer {
 pub struct Beats {
     node: Arc<StorageNode>,
     address: NodeAddress,
-    /// Whether the node is to be emptied, as a manager said last.
-    drains: Mutex<bool>,
+    /// Orders of operators, as managers said last.
+    kept: Mutex<KeptOrders>,
 }
 
 impl Beats {
     /// The beats of `node`, which other processes reach at `address`. Errors: those of reading the
     /// node's metadata.
     pub fn new(node: Arc<StorageNode>, address: NodeAddress) -> Result<Self> {
-        let kept = node.parts().meta.get(MetaSpace::Node, DRAINS_KEY)?;
-        let drains = Mutex::new(kept.is_some_and(|kept| kept == [1]));
-        Ok(Self { node, address, drains })
+        let kept = Mutex::new(KeptOrders::load(&node.parts().meta)?);
+        Ok(Self { node, address, kept })
     }
 
     /// A beat to a manager whose last answer had `version`; 0 for the first one.
@@ -90,6 +88,7 @@ impl Beats {
             None => (None, None),
         };
         let NodeAddress { node, life, endpoints, domain } = self.address.clone();
+        let kept = self.kept.lock().clone();
         StoreMessage::StorageBeat {
             storage: self.node.storage(),
             node,
@@ -98,9 +97,10 @@ impl Beats {
             domain,
             cluster,
             root_set,
-            is_draining: *self.drains.lock(),
+            is_draining: kept.is_draining,
             version,
             report: self.node.report(),
+            forgotten: kept.forgotten.into_iter().collect(),
         }
     }
 
@@ -133,19 +133,27 @@ impl Beats {
     }
 
     fn keep(&self, members: &Members) -> Result<()> {
-        let mut drains = self.drains.lock();
+        let mut kept = self.kept.lock();
+        let mut told = kept.clone();
         if let Some(cluster) = members.cluster {
             self.keep_cluster(cluster, &members.root_set)?;
+            // A node that was given up never returns, so the set only grows.
+            told.forgotten.extend(&members.forgotten);
         }
-        let Some(member) = members.member(self.node.storage()) else { return Ok(()) };
-        let is_draining = member.state == MemberState::Draining;
-        if *drains != is_draining {
-            let mut batch = MetaBatch::default();
-            batch.put(MetaSpace::Node, DRAINS_KEY, &[u8::from(is_draining)]);
-            self.node.parts().meta.write(&batch)?;
-            *drains = is_draining;
+        if let Some(own) = members.member(self.node.storage()) {
+            told.is_draining = own.state == MemberState::Draining;
+        }
+        if told == *kept {
+            return Ok(());
+        }
+        let mut batch = MetaBatch::default();
+        told.put(&mut batch);
+        self.node.parts().meta.write(&batch)?;
+        if told.is_draining != kept.is_draining {
+            let is_draining = told.is_draining;
             tracing::info!(is_draining, "the manager says whether this storage node drains");
         }
+        *kept = told;
         Ok(())
     }
 

@@ -55,8 +55,14 @@ fn answer(beats: &Beats, number: u64, state: MemberState) -> StoreMessage {
     };
     let root_set = RootSet { number, members: vec![storage, StorageId(2), StorageId(3)] };
     let cluster = Some(CLUSTER);
-    let members =
-        Members { version: 70, cluster, root_set, members: vec![member], is_complete: true };
+    let members = Members {
+        version: 70,
+        cluster,
+        root_set,
+        members: vec![member],
+        is_complete: true,
+        forgotten: Vec::new(),
+    };
     StoreMessage::MembersAre { members: Some(members), beat_ms: 250 }
 }
 
@@ -87,6 +93,37 @@ fn node_keeps_whether_it_drains_over_power_loss() {
     assert!(said(&beats).2, "an answer without members says nothing about it");
     beats.take_answer(0, answer(&beats, 1, MemberState::Up)).unwrap();
     assert!(!said(&open(&crashed.crash_clone(2))).2);
+}
+
+/// The nodes that a beat names as given up.
+fn forgotten(beats: &Beats) -> Vec<StorageId> {
+    match beats.beat(0) {
+        StoreMessage::StorageBeat { forgotten, .. } => forgotten,
+        other => panic!("no beat: {other:?}"),
+    }
+}
+
+#[test]
+fn node_keeps_which_nodes_were_given_up_over_power_loss() {
+    let fs = MemFs::new();
+    let beats = open(&fs);
+    let given_up = |nodes: &[u64]| match answer(&beats, 1, MemberState::Up) {
+        StoreMessage::MembersAre { members: Some(members), beat_ms } => {
+            let forgotten = nodes.iter().copied().map(StorageId).collect();
+            let members = Some(Members { forgotten, ..members });
+            StoreMessage::MembersAre { members, beat_ms }
+        }
+        other => panic!("no members: {other:?}"),
+    };
+    beats.take_answer(0, given_up(&[31])).unwrap();
+    let crashed = fs.crash_clone(1);
+    let again = open(&crashed);
+    assert_eq!(forgotten(&again), [StorageId(31)]);
+    // A manager that has not heard of the first one yet takes nothing back.
+    again.take_answer(0, given_up(&[33])).unwrap();
+    let last = open(&crashed.crash_clone(2));
+    assert_eq!(forgotten(&last), [StorageId(31), StorageId(33)]);
+    assert_eq!(said(&last), (Some(CLUSTER), Some(1), false));
 }
 
 #[test]

@@ -2,19 +2,20 @@
 //!
 //! [`MemberTable`] is a state machine without clock, lock or I/O. It takes the messages of nodes,
 //! clients and operators with the time, and answers them. It keeps no list of blobs. The nodes'
-//! beats rebuild everything that it keeps: every node keeps and reports its cluster, the newest
-//! root set that it received, and whether it drains.
+//! beats rebuild everything that it keeps. Every node keeps and reports its cluster, the newest
+//! root set that it received, whether it drains, and the nodes that an operator has given up.
 //!
 //! | part | file |
 //! | --- | --- |
-//! | messages, silence, drains, the list of members | `mod.rs` |
+//! | messages, silence, drains, nodes that are given up, the list of members | `mod.rs` |
 //! | the founding of a cluster | `founding.rs` |
 //! | when the root set needs other members | `root_set.rs` |
 //! | the status for operators | `status.rs` |
 //!
 //! **States.** A node is *up* while it beats, *silent* after [`MemberTerms::silent_after`], and
 //! *lost* after [`MemberTerms::lost_after`] or on an operator's order. A lost node that beats is up
-//! again, unless the operator has said that it never returns.
+//! again, unless an operator has said that it never returns. That decision is final, and holds for
+//! every later manager of the cluster.
 //!
 //! **Founding.** A manager founds a cluster only while no node reports one, and after nodes of
 //! enough domains have been up for a while. It notifies the nodes first. When the root set and more
@@ -222,6 +223,7 @@ struct Beat<'a> {
     is_draining: bool,
     version: u64,
     report: &'a StorageReport,
+    forgotten: &'a [StorageId],
 }
 
 /// The members of a cluster.
@@ -294,8 +296,10 @@ impl MemberTable {
     pub fn members(&self) -> Members {
         let members = self.nodes.values().map(|entry| entry.member.clone()).collect();
         let (cluster, root_set) = (self.cluster, self.root_set.clone());
-        let is_complete = self.is_complete;
-        Members { version: self.version, cluster, root_set, members, is_complete }
+        let (version, is_complete) = (self.version, self.is_complete);
+        let forgotten = self.nodes.iter().filter(|(_, entry)| entry.is_forgotten);
+        let forgotten = forgotten.map(|(storage, _)| *storage).collect();
+        Members { version, cluster, root_set, members, is_complete, forgotten }
     }
 
     fn take_part(&mut self, now_ns: u64, part: ManagerPart) {
@@ -357,6 +361,7 @@ impl MemberTable {
             is_draining,
             version,
             report,
+            forgotten,
         } = message
         else {
             return Err(Refused::new(RefusalWhy::Malformed, message.name()));
@@ -372,12 +377,14 @@ impl MemberTable {
             is_draining: *is_draining,
             version: *version,
             report,
+            forgotten,
         };
         self.admit(now_ns, &beat)?;
         self.hear(now_ns, &beat);
         self.weigh_clusters(now_ns);
         self.conclude_founding(now_ns);
         self.learn_root_set(&beat);
+        self.learn_forgotten(now_ns, &beat);
         if self.part == ManagerPart::StandsBy {
             // Only the manager in office says which nodes drain.
             return Ok(StoreMessage::MembersAre { members: None, beat_ms: self.beat_ms() });
@@ -446,6 +453,22 @@ impl MemberTable {
         {
             self.root_set.clone_from(root_set);
             self.version += 1;
+        }
+    }
+
+    /// Takes over which nodes an operator has given up, as a node of the cluster reports.
+    fn learn_forgotten(&mut self, now_ns: u64, beat: &Beat<'_>) {
+        if self.cluster.is_none() || beat.cluster != self.cluster {
+            return;
+        }
+        for storage in beat.forgotten {
+            let unknown = || NodeEntry::unknown(*storage, now_ns);
+            let entry = self.nodes.entry(*storage).or_insert_with(unknown);
+            if !std::mem::replace(&mut entry.is_forgotten, true) {
+                entry.member.state = MemberState::Lost;
+                self.version += 1;
+                tracing::info!(%storage, "an operator has given this storage node up before");
+            }
         }
     }
 
@@ -541,7 +564,7 @@ impl MemberTable {
         Ok(StoreMessage::Done {})
     }
 
-    /// Records an operator's decision that a node never returns.
+    /// Records an operator's decision that a node never returns. The answers to beats spread it.
     fn forget(&mut self, now_ns: u64, storage: StorageId) -> Result<StoreMessage, Refused> {
         let entry = self.known(storage)?;
         if entry.is_up() {
@@ -550,7 +573,10 @@ impl MemberTable {
                 format!("node {storage} is up: stop it before the cluster forgets it"),
             ));
         }
-        entry.is_forgotten = true;
+        if !std::mem::replace(&mut entry.is_forgotten, true) {
+            // A node that was lost before keeps its state, and the list names it anew all the same.
+            self.version += 1;
+        }
         self.watch(now_ns);
         Ok(StoreMessage::Done {})
     }

@@ -25,6 +25,7 @@ struct NodeModel {
     used_bytes: u64,
     has_failed_device: bool,
     version: u64,
+    forgotten: BTreeSet<StorageId>,
 }
 
 /// Nodes that beat to one manager.
@@ -59,6 +60,7 @@ impl World {
             used_bytes,
             has_failed_device,
             version,
+            forgotten: BTreeSet::new(),
         };
         self.nodes.insert(id, node);
     }
@@ -80,6 +82,7 @@ impl World {
             is_draining: node.is_draining,
             version: node.version,
             report: StorageReport { space, devices, ..StorageReport::default() },
+            forgotten: node.forgotten.into_iter().collect(),
         };
         let answer = self.table.handle(self.now_ns, self.part, &beat);
         if let StoreMessage::MembersAre { members: Some(members), .. } = &answer {
@@ -89,6 +92,7 @@ impl World {
                 node.cluster = members.cluster;
                 node.root_set = Some(members.root_set.clone());
             }
+            node.forgotten.extend(&members.forgotten);
             if let Some(member) = members.member(StorageId(id)) {
                 node.is_draining = member.state == MemberState::Draining;
             }
@@ -295,6 +299,7 @@ impl TwoManagers {
             is_draining: false,
             version: 0,
             report: StorageReport::default(),
+            forgotten: Vec::new(),
         };
         let answer = self.tables[manager].handle(self.now_ns, ManagerPart::Acts, &beat);
         let StoreMessage::MembersAre { members: Some(members), .. } = answer else { return };
@@ -499,6 +504,40 @@ fn forgotten_node_is_lost_and_its_beats_are_refused() {
     assert_eq!(world.state(4), MemberState::Lost);
     assert_eq!(refusal(&world.beat(4)), Some(RefusalWhy::NotThere));
     assert_eq!(world.state(4), MemberState::Lost);
+}
+
+#[test]
+fn forgotten_node_stays_lost_for_every_later_manager() {
+    for silence in [seconds(3), seconds(605)] {
+        let mut world = founded(4);
+        world.down.insert(4);
+        world.run(silence);
+        let forget = StoreMessage::ForgetNode { storage: StorageId(4) };
+        assert_eq!(world.ask(&forget), StoreMessage::Done {});
+        world.run(seconds(1));
+        world.restart_manager();
+        world.run(seconds(1));
+        assert_eq!(world.state(4), MemberState::Lost, "after {silence:?}");
+        assert_eq!(world.members().forgotten, ids(&[4]));
+        assert_eq!(refusal(&world.beat(4)), Some(RefusalWhy::NotThere));
+        // A node that joins later learns it as well.
+        world.add(5, "rack 5");
+        world.run(seconds(1));
+        assert_eq!(world.nodes[&5].forgotten, BTreeSet::from([StorageId(4)]));
+    }
+}
+
+#[test]
+fn node_of_another_cluster_names_no_forgotten_nodes() {
+    let mut world = founded(3);
+    world.add(4, "rack 4");
+    let stranger = world.nodes.get_mut(&4).unwrap();
+    stranger.forgotten = BTreeSet::from([StorageId(1)]);
+    world.beat(4);
+    assert_eq!(world.state(1), MemberState::Up, "the node has not joined the cluster yet");
+    world.nodes.get_mut(&4).unwrap().cluster = Some(ClusterId([9; 16]));
+    assert_eq!(refusal(&world.beat(4)), Some(RefusalWhy::WrongCluster));
+    assert_eq!(world.state(1), MemberState::Up);
 }
 
 #[test]

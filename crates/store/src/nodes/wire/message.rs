@@ -306,10 +306,12 @@ wire_messages! {
         version: u64,
         /// State and counters of the node.
         report: StorageReport,
+        /// Nodes that an operator has given up for good, as managers have said.
+        forgotten: Vec<StorageId>,
     }
     /// Manager → node, client: answer to [`StoreMessage::StorageBeat`] and
-    /// [`StoreMessage::AskMembers`]. A node keeps the cluster, a newer root set, and whether it
-    /// drains.
+    /// [`StoreMessage::AskMembers`]. A node keeps the cluster, a newer root set, whether it drains,
+    /// and the nodes that were given up.
     MembersAre = 61 {
         /// The members, if their version differs from that of the request.
         members: Option<Members>,

@@ -379,8 +379,11 @@ pub struct Members {
     /// Whether the list has every node that is not lost. A manager has such a list when it has
     /// listened for as long as a node may be silent, or if it has founded the cluster itself.
     pub is_complete: bool,
+    /// Nodes that an operator has given up for good, by identity. Nodes keep them for managers that
+    /// are started later.
+    pub forgotten: Vec<StorageId>,
 }
-wire_struct!(Members { version, cluster, root_set, members, is_complete });
+wire_struct!(Members { version, cluster, root_set, members, is_complete, forgotten });
 
 impl Members {
     /// The node with this identity.

@@ -220,6 +220,7 @@ fn node_messages() -> Vec<StoreMessage> {
         root_set: root_set(),
         members: vec![member()],
         is_complete: true,
+        forgotten: vec![StorageId(0x22)],
     };
     let standing = NodeStanding { member: member(), silent_ms: 1, report: report() };
     let status = StorageClusterStatus {
@@ -254,6 +255,7 @@ fn node_messages() -> Vec<StoreMessage> {
             is_draining: true,
             version: 6,
             report: report(),
+            forgotten: vec![StorageId(0x22)],
         },
         StoreMessage::MembersAre { members: Some(members), beat_ms: 7 },
         StoreMessage::AskMembers { version: 8 },
@@ -386,8 +388,20 @@ fn golden_bytes_of_members() {
     ]
     .concat();
     let set = [word("02"), "03".into(), word("01"), word("02"), word("03")].concat();
-    let golden =
-        ["443d", "01", &word("06"), "01", &id("c0"), &set, "01", &member, "01", &word("07")];
+    let forgotten = ["01", &word("22")].concat();
+    let golden = [
+        "443d",
+        "01",
+        &word("06"),
+        "01",
+        &id("c0"),
+        &set,
+        "01",
+        &member,
+        "01",
+        &forgotten,
+        &word("07"),
+    ];
     let messages = node_messages();
     assert_eq!(encoded(&messages[6]), golden.concat());
 }

@@ -187,7 +187,9 @@ mod tests {
     use archipelago_env::suite::{corpus, replay};
 
     use super::*;
-    use crate::nodes::wire::tests::{descriptor, every_message, hint, layout, root_set, state};
+    use crate::nodes::wire::tests::{
+        coding_due, descriptor, every_message, hint, layout, root_set, state,
+    };
     use crate::volume::generation::tests::every_commit;
     use crate::volume::record::tests::{new_volume, owned_volume};
 
@@ -246,6 +248,7 @@ mod tests {
     fn value_corpus_replays() {
         let values = [
             encode_checked(&descriptor()),
+            encode_checked(&coding_due()),
             encode_checked(&state()),
             encode_enclosed(&layout()),
             encode_enclosed(&hint()),

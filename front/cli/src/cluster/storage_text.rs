@@ -317,6 +317,14 @@ fn repairs(out: &mut String, status: &StorageClusterStatus) -> std::fmt::Result 
         let blobs = repair.waiting_for_domains;
         writeln!(out, "Repair: {blobs} files have fewer copies until there are more domains")?;
     }
+    if repair.coding_files > 0 {
+        let (files, bytes) = (repair.coding_files, size::show(repair.coding_bytes));
+        writeln!(
+            out,
+            "Repair: {files} value files ({bytes}) have three copies in place of an erasure code, \
+             until garbage collection rewrites them"
+        )?;
+    }
     if repair.sharing_domains > 0 {
         let files = repair.sharing_domains;
         writeln!(out, "Repair: {files} files have two parts in one domain until another has room")?;
@@ -494,6 +502,8 @@ mod tests {
             has_more_extents: true,
             unlisted: vec![StorageId(103)],
             sharing_domains: 10,
+            coding_files: 11,
+            coding_bytes: 5 << 20,
             ..status.repair
         };
         let text = shown(&status);
@@ -506,6 +516,7 @@ mod tests {
             "Repair: 6 attempts failed",
             "WARNING: node 3 answers and does not list what it holds",
             "Repair: 8 extents lack copies, unless nodes have them",
+            "Repair: 11 value files (5 MiB) have three copies in place of an erasure code",
             "Repair: 10 files have two parts in one domain",
             "Repair: 9 extents were compared, and the next ones follow",
         ] {

@@ -111,12 +111,14 @@ fn set_repair(samples: &mut Samples, status: &StorageClusterStatus) {
         ("extents", repair.extents_left),
         ("waiting", repair.waiting_for_domains),
         ("sharing", repair.sharing_domains),
+        ("coding", repair.coding_files),
         ("unrepairable", repair.unrepairable),
         ("unknown", repair.extents_unknown),
     ] {
         samples.set(&of_storage::REPAIR_DEBT, &[state], objects);
     }
     samples.set(&of_storage::REPAIR_BYTES, &[], repair.bytes_left);
+    samples.set(&of_storage::CODING_BYTES, &[], repair.coding_bytes);
     for node in &status.nodes {
         let storage = node.member.storage;
         let debt = repair.nodes.iter().find(|debt| debt.storage == storage);

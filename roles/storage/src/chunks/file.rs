@@ -247,6 +247,7 @@ pub(crate) mod tests {
             written: Stamp { volume: VolumeId(*b"id of the volume"), epoch: Epoch(5) },
             class: FileClass::ValueSst,
             scheme,
+            is_coding_due: false,
             blob_bytes: len,
             placement: PlacementEpoch { counter: 2, repairer: StorageId(9) },
             holders: vec![Holder { storage: StorageId(7), chunk: index }],

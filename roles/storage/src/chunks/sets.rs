@@ -66,7 +66,8 @@ impl HeldFilter {
         };
         let is_crowded =
             |group: &Vec<StorageId>| holders().filter(|node| group.contains(node)).count() > 1;
-        let needs_repair = has_left || lacks_copies || self.shared.iter().any(is_crowded);
+        let is_crowded = self.shared.iter().any(is_crowded);
+        let needs_repair = has_left || lacks_copies || is_crowded || blob.is_coding_due;
         // A node that drains lists all its chunks, because the others may not name it any more.
         !self.present.contains(&me) || (first == Some(me) && needs_repair)
     }

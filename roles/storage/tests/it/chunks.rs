@@ -73,6 +73,7 @@ fn seal(node: &StorageNode, chunk: ChunkId, stamp: Stamp, len: usize) -> Result<
         written: stamp,
         class: FileClass::ValueSst,
         scheme: Scheme::Replicas(1),
+        is_coding_due: false,
         blob_bytes: len as u64,
         placement: PlacementEpoch::WRITTEN,
         holders: vec![Holder { storage: node.storage(), chunk: 0 }],

@@ -344,6 +344,26 @@ fn drain_of_a_node_with_released_blobs_ends() {
 }
 
 #[test]
+fn files_that_wait_for_an_erasure_code_are_counted_on_the_nodes() {
+    let mut pool = Pool::new(5, 140);
+    pool.write(FileClass::ValueSst, 3 * MIB);
+    pool.write(FileClass::ValueSst, 2 * MIB);
+    pool.write(FileClass::ValueSst, 5_000);
+    pool.write(FileClass::Sst, 3 * MIB);
+    let counted = |pool: &Pool| {
+        let status = pool.world.repairs();
+        (status.coding_files, status.coding_bytes) == (2, 5 * MIB as u64)
+    };
+    pool.wait("the count", counted);
+    // The debt outlives the process that wrote the files, and a holder.
+    let lost = pool.holders(pool.blobs[0].0.id)[0].0;
+    pool.world.kill(lost);
+    pool.wait_until_lost(lost);
+    pool.wait_for_repair();
+    pool.wait("the count after a repair", counted);
+}
+
+#[test]
 fn chunks_leave_a_domain_that_a_new_label_crowds() {
     let mut pool = Pool::new(7, 130);
     pool.fill();

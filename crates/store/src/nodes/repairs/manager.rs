@@ -299,17 +299,16 @@ impl RepairManager {
     ) -> RepairPlan {
         let answering: Vec<StorageId> = members.answering().collect();
         state.unlisted.retain(|node, _| answering.contains(node));
-        // The next holder lists the blobs of a node that listed none in the last round.
-        let is_listing = |node: &StorageId| !state.unlisted.contains_key(node);
-        let listing: Vec<StorageId> = answering.iter().copied().filter(is_listing).collect();
         let avoid = state.failed.keys().chain(state.unlisted.keys()).copied().collect();
         let page = ExtentPage { after: state.cycle.after, ..ExtentPage::default() };
-        let mut planner = RepairPlanner::new(members.clone(), avoid).on_page(page);
+        let mut planner = RepairPlanner::new(members.clone(), avoid)
+            .on_page(page)
+            .without_lists_of(state.unlisted.keys().copied());
         for missing in std::mem::take(&mut state.missing) {
             planner.add_missing(&missing);
         }
         for node in answering {
-            let Err(error) = self.list(node, &listing, &mut planner).await else {
+            let Err(error) = self.list(node, &mut planner).await else {
                 state.unlisted.remove(&node);
                 continue;
             };
@@ -331,28 +330,16 @@ impl RepairManager {
         plan
     }
 
-    async fn list(
-        &self,
-        node: StorageId,
-        listing: &[StorageId],
-        planner: &mut RepairPlanner,
-    ) -> Result<()> {
-        self.list_chunks(node, listing, planner).await?;
+    async fn list(&self, node: StorageId, planner: &mut RepairPlanner) -> Result<()> {
+        self.list_chunks(node, planner).await?;
         self.list_extents(node, planner).await
     }
 
-    /// Lists the chunks of a node. Those in `listing` list the blobs of which they are the first
-    /// holder.
-    async fn list_chunks(
-        &self,
-        node: StorageId,
-        listing: &[StorageId],
-        planner: &mut RepairPlanner,
-    ) -> Result<()> {
+    async fn list_chunks(&self, node: StorageId, planner: &mut RepairPlanner) -> Result<()> {
         let members = planner.members();
         let mut request = StoreMessage::ListHeld {
             present: members.present().collect(),
-            answering: listing.to_vec(),
+            answering: planner.listing().collect(),
             is_all: false,
             after: None,
             shared: members.shared_domains(),

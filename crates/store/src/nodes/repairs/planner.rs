@@ -236,6 +236,8 @@ pub struct RepairPlanner {
     debts: Vec<RepairDebt>,
     jobs: Vec<RepairJob>,
     planned: BTreeSet<BlobId>,
+    /// Nodes that list the blobs of which they are the first holder.
+    listing: BTreeSet<StorageId>,
     page: ExtentPage,
     extents: BTreeMap<ExtentAt, ExtentCopies>,
     /// Smallest extent that the page has no room for.
@@ -246,6 +248,8 @@ pub struct RepairPlanner {
     by_node: BTreeMap<StorageId, NodeDebt>,
     waiting_for_domains: u64,
     sharing_domains: u64,
+    coding_files: u64,
+    coding_bytes: u64,
     unrepairable: u64,
     /// Targets that must not be chosen, because orders to them failed.
     avoid: Vec<StorageId>,
@@ -270,11 +274,13 @@ impl RepairPlanner {
     pub fn new(members: RepairMembers, avoid: Vec<StorageId>) -> Self {
         let silent = members.present().filter(|node| !members.answers(*node));
         let unlisted = silent.map(|node| (node, UnlistedExtents::Unknown)).collect();
+        let listing = members.answering().collect();
         Self {
             members,
             debts: Vec::new(),
             jobs: Vec::new(),
             planned: BTreeSet::new(),
+            listing,
             page: ExtentPage::default(),
             extents: BTreeMap::new(),
             extents_end: None,
@@ -283,6 +289,8 @@ impl RepairPlanner {
             by_node: BTreeMap::new(),
             waiting_for_domains: 0,
             sharing_domains: 0,
+            coding_files: 0,
+            coding_bytes: 0,
             unrepairable: 0,
             avoid,
         }
@@ -294,6 +302,20 @@ impl RepairPlanner {
         Self { page, ..self }
     }
 
+    /// Leaves out nodes that listed nothing in the last round. The next holders list their blobs.
+    #[must_use]
+    pub fn without_lists_of(mut self, nodes: impl Iterator<Item = StorageId>) -> Self {
+        for node in nodes {
+            self.listing.remove(&node);
+        }
+        self
+    }
+
+    /// Nodes that list the blobs of which they are the first of these nodes among the holders.
+    pub fn listing(&self) -> impl Iterator<Item = StorageId> {
+        self.listing.iter().copied()
+    }
+
     /// The members of the round.
     #[must_use]
     pub fn members(&self) -> &RepairMembers {
@@ -303,6 +325,7 @@ impl RepairPlanner {
     /// Takes a chunk that `reporter` lists.
     pub fn add_chunk(&mut self, reporter: StorageId, held: &HeldChunk) {
         let blob = &held.descriptor;
+        self.count_coding_due(reporter, blob);
         if self.planned.contains(&blob.chunk.blob) {
             return;
         }
@@ -342,6 +365,17 @@ impl RepairPlanner {
         match self.choose(&wanted, node) {
             Ok(target) => self.plan_chunk(&wanted, Some(target), node, node),
             Err(_) => self.sharing_domains += 1,
+        }
+    }
+
+    /// Counts a blob that has replicas in place of RS(4,2), with the node that lists it for all
+    /// holders.
+    fn count_coding_due(&mut self, reporter: StorageId, blob: &ChunkDescriptor) {
+        let mut holders = blob.holders.iter().map(|holder| holder.storage);
+        let first = holders.find(|node| self.listing.contains(node));
+        if blob.is_coding_due && first == Some(reporter) {
+            self.coding_files += 1;
+            self.coding_bytes += blob.blob_bytes;
         }
     }
 
@@ -594,6 +628,8 @@ impl RepairPlanner {
             has_more_extents: extents_next.is_some(),
             unlisted: unlisted.collect(),
             sharing_domains: self.sharing_domains,
+            coding_files: self.coding_files,
+            coding_bytes: self.coding_bytes,
             nodes: self.by_node.into_values().collect(),
             ..RepairStatus::default()
         };

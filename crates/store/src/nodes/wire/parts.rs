@@ -171,6 +171,9 @@ pub struct ChunkDescriptor {
     pub class: FileClass,
     /// Redundancy scheme of the blob.
     pub scheme: Scheme,
+    /// Whether the blob has replicas because domains were missing for the RS(4,2) that its writer
+    /// wanted. It is false for a blob that is to have replicas, and for one with RS(4,2).
+    pub is_coding_due: bool,
     /// Length of the blob in bytes. That of the chunk follows ([`Self::chunk_bytes`]).
     pub blob_bytes: u64,
     /// Version of the holders.
@@ -219,24 +222,62 @@ fn is_chunk_index(scheme: Scheme, index: u8) -> bool {
     }
 }
 
+/// A scheme in a descriptor. Replicas in place of RS(4,2) have a kind of their own.
+struct DescribedScheme {
+    scheme: Scheme,
+    is_coding_due: bool,
+}
+
+/// Kind of replicas in place of RS(4,2), where a [`Scheme`] has its kind.
+const CODING_DUE: u8 = 3;
+
+impl Wire for DescribedScheme {
+    fn put(&self, out: &mut Vec<u8>) {
+        match (self.scheme, self.is_coding_due) {
+            (Scheme::Replicas(copies), true) => {
+                CODING_DUE.put(out);
+                copies.put(out);
+            }
+            (scheme, _) => scheme.put(out),
+        }
+    }
+    fn get(reader: &mut Reader<'_>) -> Option<Self> {
+        match [reader.u8()?, reader.u8()?] {
+            [CODING_DUE, copies] => {
+                let scheme = Scheme::Replicas(copies);
+                (copies > 0).then_some(Self { scheme, is_coding_due: true })
+            }
+            other => {
+                let scheme = Scheme::get(&mut Reader::new(&other))?;
+                Some(Self { scheme, is_coding_due: false })
+            }
+        }
+    }
+}
+
 /// The fields in order. A reader refuses fields that do not fit together.
 impl Wire for ChunkDescriptor {
     fn put(&self, out: &mut Vec<u8>) {
+        let (scheme, is_coding_due) = (self.scheme, self.is_coding_due);
         self.chunk.put(out);
         self.written.put(out);
         self.class.put(out);
-        self.scheme.put(out);
+        DescribedScheme { scheme, is_coding_due }.put(out);
         self.blob_bytes.put(out);
         self.placement.put(out);
         self.holders.put(out);
         self.retaining.put(out);
     }
     fn get(reader: &mut Reader<'_>) -> Option<Self> {
+        let (chunk, written) = (Wire::get(reader)?, Wire::get(reader)?);
+        let class = Wire::get(reader)?;
+        let DescribedScheme { scheme, is_coding_due } = DescribedScheme::get(reader)?;
         let descriptor = Self {
-            chunk: Wire::get(reader)?,
-            written: Wire::get(reader)?,
-            class: Wire::get(reader)?,
-            scheme: Wire::get(reader)?,
+            chunk,
+            written,
+            class,
+            scheme,
+            is_coding_due,
             blob_bytes: Wire::get(reader)?,
             placement: Wire::get(reader)?,
             holders: Wire::get(reader)?,

@@ -99,6 +99,11 @@ pub struct RepairStatus {
     /// Number of blobs and extents with two parts or copies in one domain, for which no other
     /// domain has room.
     pub sharing_domains: u64,
+    /// Number of files with replicas in place of RS(4,2), because domains were missing when they
+    /// were written.
+    pub coding_files: u64,
+    /// Length of these files in bytes.
+    pub coding_bytes: u64,
 }
 wire_struct!(RepairStatus {
     is_known,
@@ -117,4 +122,6 @@ wire_struct!(RepairStatus {
     has_more_extents,
     unlisted,
     sharing_domains,
+    coding_files,
+    coding_bytes,
 });

@@ -28,16 +28,30 @@ use super::{BlobHint, ChunkDescriptor};
 pub trait Checked: Wire {
     /// First bytes of the value.
     const MAGIC: [u8; 8];
-    /// Version of the fields.
+    /// Newest version of the fields.
     const VERSION: u32;
+    /// Oldest version that this program reads. The default is the newest one.
+    const OLDEST: u32 = Self::VERSION;
     /// Name of the value in errors.
     const NAME: &'static str;
+
+    /// Oldest version that has the fields of this value, with which it is written. The default is
+    /// the newest one.
+    fn version(&self) -> u32 {
+        Self::VERSION
+    }
 }
 
+/// Version 2 has replicas in place of RS(4,2). Other descriptors keep version 1.
 impl Checked for ChunkDescriptor {
     const MAGIC: [u8; 8] = *b"ARCHCHNK";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
+    const OLDEST: u32 = 1;
     const NAME: &'static str = "descriptor of a chunk";
+
+    fn version(&self) -> u32 {
+        if self.is_coding_due { 2 } else { 1 }
+    }
 }
 
 impl Checked for AcceptorState {
@@ -80,7 +94,7 @@ impl Enclosed for RootSet {
 pub fn encode_checked<T: Checked>(value: &T) -> Vec<u8> {
     let mut out = Vec::with_capacity(128);
     out.extend_from_slice(&T::MAGIC);
-    put_u32(&mut out, T::VERSION);
+    put_u32(&mut out, value.version());
     value.put(&mut out);
     let sum = crc(&out);
     put_u32(&mut out, sum);
@@ -100,13 +114,13 @@ pub fn decode_checked<T: Checked>(object: &dyn fmt::Display, bytes: &[u8]) -> Re
     }
     // The version comes before the checksum, since another version may have another checksum.
     let mut reader = Reader::new(&fields[8..]);
-    let version = reader.u32();
-    if version != Some(T::VERSION) {
+    let version = reader.u32().unwrap_or(0);
+    if !(T::OLDEST..=T::VERSION).contains(&version) {
         return Err(Error::unsupported(format!(
-            "{object}: {}: version {}, and this program reads version {}: use the program that \
-             wrote it",
+            "{object}: {}: version {version}, and this program reads versions {} to {}: use the \
+             program that wrote it",
             T::NAME,
-            version.unwrap_or(0),
+            T::OLDEST,
             T::VERSION,
         )));
     }
@@ -114,6 +128,7 @@ pub fn decode_checked<T: Checked>(object: &dyn fmt::Display, bytes: &[u8]) -> Re
         return Err(corrupt("its checksum does not match"));
     }
     let value = T::get(&mut reader).filter(|_| reader.is_empty());
+    let value = value.filter(|value| value.version() <= version);
     value.ok_or_else(|| corrupt("its fields cannot be read"))
 }
 

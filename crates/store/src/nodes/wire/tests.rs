@@ -33,6 +33,7 @@ pub(crate) fn descriptor() -> ChunkDescriptor {
         written: STAMP,
         class: FileClass::ValueSst,
         scheme: Scheme::Rs42(CellSize::Small),
+        is_coding_due: false,
         blob_bytes: 3 << 20,
         placement: PlacementEpoch::WRITTEN,
         holders: (0..6).map(|n| Holder { storage: StorageId(0x20 + n), chunk: n as u8 }).collect(),
@@ -116,7 +117,7 @@ fn chunk_messages() -> Vec<StoreMessage> {
         StoreMessage::ChunkBytes { crcs: vec![8] },
         StoreMessage::Describe { blob: BLOB },
         StoreMessage::Descriptors { descriptors: vec![descriptor()] },
-        StoreMessage::Redescribe { descriptor: descriptor() },
+        StoreMessage::Redescribe { descriptor: coding_due() },
         StoreMessage::Retain { blobs: blobs.clone(), stamp: STAMP },
         StoreMessage::Release { blobs, stamp: STAMP },
         StoreMessage::AbandonBlob { blob: BLOB, stamp: STAMP },
@@ -498,6 +499,44 @@ fn descriptor_whose_fields_do_not_fit_is_refused() {
     assert!(refused(ChunkDescriptor { retaining: vec![VOLUME, VOLUME], ..descriptor() }));
     let holders = vec![Holder { storage: StorageId(1), chunk: 6 }];
     assert!(refused(ChunkDescriptor { holders, ..descriptor() }));
+}
+
+/// A descriptor of a blob with replicas in place of RS(4,2).
+pub(crate) fn coding_due() -> ChunkDescriptor {
+    ChunkDescriptor {
+        chunk: ChunkId { index: 0, ..CHUNK },
+        scheme: Scheme::Replicas(3),
+        is_coding_due: true,
+        holders: (0..3).map(|n| Holder { storage: StorageId(0x20 + n), chunk: 0 }).collect(),
+        ..descriptor()
+    }
+}
+
+#[test]
+fn only_replicas_in_place_of_a_code_need_version_2() {
+    let stamp = [id("70"), word("0201")].concat();
+    let chunk = [id("b0"), "00".into()].concat();
+    // `ARCHCHNK`, the version, and the fields through the scheme.
+    let head = |version: &str, scheme: &str| {
+        ["4152434843484e4b", version, &chunk, &stamp, "05", scheme].concat()
+    };
+    let due = stored::encode_checked(&coding_due());
+    assert!(hex(&due).starts_with(&head("02000000", "0303")));
+    let replicated = ChunkDescriptor { is_coding_due: false, ..coding_due() };
+    assert!(hex(&stored::encode_checked(&replicated)).starts_with(&head("01000000", "0103")));
+    let decode = |bytes: &[u8]| stored::decode_checked::<ChunkDescriptor>(&"chunk 1", bytes);
+    for descriptor in [coding_due(), replicated, descriptor()] {
+        let bytes = stored::encode_checked(&descriptor);
+        assert_eq!(decode(&bytes).ok().as_ref(), Some(&descriptor));
+    }
+    // Neither an older program writes such a version, nor does this one read a newer one.
+    for (version, kind) in [(1, ErrorKind::Corrupt), (3, ErrorKind::Unsupported)] {
+        let mut other = due[..due.len() - 4].to_vec();
+        other[8] = version;
+        let sum = archipelago_base::checksum::crc(&other);
+        other.extend_from_slice(&sum.to_le_bytes());
+        assert_eq!(decode(&other).expect_err("another version").kind(), kind);
+    }
 }
 
 #[test]

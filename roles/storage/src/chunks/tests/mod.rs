@@ -107,6 +107,7 @@ pub(crate) fn descriptor(node: &StorageNode, chunk: ChunkId, len: usize) -> Chun
         written: STAMP,
         class: FileClass::Sst,
         scheme: Scheme::Replicas(3),
+        is_coding_due: false,
         blob_bytes: len as u64,
         placement: PlacementEpoch::WRITTEN,
         holders: vec![Holder { storage: node.storage(), chunk: 0 }],

@@ -173,6 +173,24 @@ fn blob_with_two_holders_in_one_domain_is_listed() {
 }
 
 #[test]
+fn blob_whose_code_is_due_is_listed_by_its_first_holder() {
+    let node = open(&MemFs::new());
+    let me = node.storage().0;
+    for (number, first) in [(1, me), (2, 1)] {
+        put(&node, chunk(number), 0, &bytes(number, LEN)).unwrap();
+        let holders = ids(&[first, me, 2]).into_iter().map(|storage| Holder { storage, chunk: 0 });
+        let (holders, is_coding_due) = (holders.collect(), true);
+        let descriptor =
+            ChunkDescriptor { holders, is_coding_due, ..descriptor(&node, chunk(number), LEN) };
+        tell(&node, StoreMessage::SealChunk { stamp: Some(STAMP), descriptor }).unwrap();
+    }
+    let all = [1, 2, me];
+    let listed = held(&node, &all, &all, false);
+    assert_eq!(listed.iter().map(|held| held.descriptor.chunk).collect::<Vec<_>>(), [chunk(1)]);
+    assert!(listed[0].descriptor.is_coding_due);
+}
+
+#[test]
 fn long_list_for_a_repair_continues_where_it_ended() {
     let node = open(&MemFs::new());
     for number in 0..=255 {

@@ -270,6 +270,39 @@ fn fewer_domains_weaken_the_redundancy_and_are_counted() {
     assert_eq!(bench.read(&blob).unwrap(), b"a trial on one node");
 }
 
+/// Whether all chunks of the blob say that RS(4,2) was wanted.
+fn is_coding_due(bench: &Bench, blob: &BlobRef) -> bool {
+    let says = |node: &StorageId| {
+        bench.nodes.node(*node, |node| {
+            let (_, chunk) = node.chunks.iter().find(|(id, _)| id.blob == blob.id).unwrap();
+            chunk.descriptor.as_ref().unwrap().is_coding_due
+        })
+    };
+    let says: Vec<bool> = holders(blob).iter().map(says).collect();
+    assert!(says.iter().all(|it| *it == says[0]), "{says:?}");
+    says[0]
+}
+
+#[test]
+fn chunks_say_that_a_code_is_due_only_if_one_was_wanted() {
+    for nodes in [2, 3, 5, 6] {
+        for (class, len) in
+            [(FileClass::ValueSst, 2 * MIB), (FileClass::ValueSst, MIB / 2), (FileClass::Sst, MIB)]
+        {
+            let mut bench = Bench::new(nodes);
+            let bytes = bench.bytes(len);
+            let blob = bench.write(class, &bytes);
+            let wanted = class == FileClass::ValueSst && len > MIB;
+            assert_eq!(is_coding_due(&bench, &blob), wanted && nodes < 6, "{nodes}, {class:?}");
+        }
+    }
+    let mode = RedundancyMode::AllReplicated;
+    let mut bench = Bench::with(3, BlobsOptions { mode, ..BlobsOptions::default() });
+    let bytes = bench.bytes(2 * MIB);
+    let blob = bench.write(FileClass::ValueSst, &bytes);
+    assert!(!is_coding_due(&bench, &blob), "three replicas are wanted");
+}
+
 #[test]
 fn full_node_that_nothing_replaces_ends_a_writer_for_want_of_room() {
     // The reports say that all nodes have room, which a node may refuse at any time.

@@ -86,6 +86,8 @@ struct WriteState {
     /// `None` until the blob has nodes.
     progress: Option<WriteProgress>,
     debt: PlacementDebt,
+    /// Whether the blob has replicas because domains were missing for RS(4,2).
+    is_coding_due: bool,
     /// Nodes that failed.
     avoid: Vec<StorageId>,
     /// The error of every later call.
@@ -120,6 +122,7 @@ impl BlobWrite {
         let state = WriteState {
             progress: None,
             debt: PlacementDebt::None,
+            is_coding_due: false,
             avoid: Vec::new(),
             ended: None,
             is_sealed: false,
@@ -242,9 +245,12 @@ impl BlobWrite {
             }
             (scheme, _) => scheme,
         };
+        let (wants_code, is_replicated) =
+            (matches!(wanted, Scheme::Rs42(_)), matches!(scheme, Scheme::Replicas(_)));
         let slot_nodes = self.change(|state| {
             Self::check(state)?;
             state.debt = debt;
+            state.is_coding_due = wants_code && is_replicated;
             let progress = state.progress.insert(WriteProgress::new(scheme, &nodes));
             Ok::<_, Error>(progress.slot_nodes())
         })?;

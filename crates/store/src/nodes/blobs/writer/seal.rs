@@ -97,6 +97,7 @@ fn descriptor_of(write: &BlobWrite) -> Option<(Vec<SlotNode>, ChunkDescriptor)> 
         written: write.stamp,
         class: write.context.class,
         scheme,
+        is_coding_due: state.is_coding_due,
         blob_bytes,
         placement: PlacementEpoch::WRITTEN,
         holders: slot_nodes.iter().map(holder).collect(),

@@ -139,6 +139,7 @@ impl Model {
                 written: Stamp { volume: WRITER, epoch: Epoch(1) },
                 class: FileClass::Sst,
                 scheme,
+                is_coding_due: false,
                 blob_bytes: 1 << 20,
                 placement: PlacementEpoch::WRITTEN,
                 holders: holders.clone(),

@@ -45,6 +45,7 @@ fn held(blob: u8, scheme: Scheme, holders: &[u64], is_readable: bool) -> HeldChu
         written: Stamp { volume: VOLUME, epoch: Epoch(1) },
         class: FileClass::Sst,
         scheme,
+        is_coding_due: false,
         blob_bytes: 8 << 20,
         placement: PlacementEpoch::WRITTEN,
         holders,
@@ -127,6 +128,37 @@ fn blob_with_two_copies_waits_for_a_third_domain() {
     assert_eq!((waiting.jobs.len(), waiting.status.waiting_for_domains), (0, 1));
     let completed = plan(&[Up, Up, Up], &[(1, short)]);
     assert_eq!((completed.debts[0].target, completed.debts[0].losses_left), (StorageId(3), 1));
+}
+
+#[test]
+fn blobs_whose_code_is_due_are_counted_once_and_not_moved() {
+    use MemberState::{Draining, Up};
+    let due = |blob: u8, holders: &[u64]| {
+        let replicated = held(blob, Scheme::Replicas(3), holders, true);
+        let descriptor = ChunkDescriptor { is_coding_due: true, ..replicated.descriptor };
+        HeldChunk { descriptor, ..replicated }
+    };
+    let chunks = [
+        (1, due(1, &[1, 2, 3])),
+        (2, due(2, &[2, 3, 4])),
+        // A node that drains lists its chunks as well, and this one is not the first holder.
+        (4, due(2, &[2, 3, 4])),
+        // Three replicas are wanted.
+        (1, held(3, Scheme::Replicas(3), &[1, 2, 3], true)),
+    ];
+    let counted = plan(&[Up; 6], &chunks);
+    assert_eq!((counted.status.coding_files, counted.status.coding_bytes), (2, 16 << 20));
+    assert!(counted.jobs.is_empty());
+    let drained = plan(&[Up, Up, Up, Draining, Up, Up], &chunks);
+    assert_eq!((drained.status.coding_files, drained.jobs.len()), (2, 1));
+    // Node 2 lists the blobs of a node that listed nothing in the last round.
+    let members = RepairMembers::new(&members(&[Up; 6]), false);
+    let mut planner =
+        RepairPlanner::new(members, Vec::new()).without_lists_of(std::iter::once(StorageId(1)));
+    assert_eq!(planner.listing().count(), 5);
+    planner.add_chunk(StorageId(2), &due(1, &[1, 2, 3]));
+    planner.add_chunk(StorageId(1), &due(1, &[1, 2, 3]));
+    assert_eq!(planner.finish().status.coding_files, 1);
 }
 
 /// The plan for a blob after node 2 got the label of node 1, with nodes in `domains` domains.

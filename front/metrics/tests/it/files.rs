@@ -155,6 +155,21 @@ fn alerts_query_only_metrics_that_exist() {
 }
 
 #[test]
+fn repairs_of_storage_nodes_have_panels_and_alerts() {
+    for metric in ["repair_debt{", "repaired_bytes_total{", "node_repair_stuck{", "node_unlisted{"]
+    {
+        let metric = format!("archipelago_storage_cluster_{metric}");
+        assert!(DASHBOARD.contains(&metric), "no panel shows {metric}");
+    }
+    for condition in
+        ["repair_debt{state=\"unrepairable\"}) > 0", "node_repair_stuck > 0", "node_unlisted == 1"]
+    {
+        let condition = format!("archipelago_storage_cluster_{condition}");
+        assert!(ALERTS.contains(&condition), "no alert watches {condition}");
+    }
+}
+
+#[test]
 fn unknown_metrics_and_labels_are_found() {
     for wrong in [
         "rate(archipelago_engine_writes[5m])",

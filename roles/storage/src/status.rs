@@ -22,7 +22,9 @@ pub(crate) fn report(
 ) -> StorageReport {
     let counters = parts.counters.report();
     let scrub = scrub.status();
-    let mut report = StorageReport { counters, scrub, ..StorageReport::default() };
+    let volume_bytes_max = parts.options.volume_bytes_max;
+    let mut report =
+        StorageReport { counters, scrub, volume_bytes_max, ..StorageReport::default() };
     let mut whole = Fullness::default();
     for device in parts.devices.present() {
         let (fullness, is_failed) = match parts.devices.fullness(device) {

@@ -7,6 +7,7 @@ mod jobs;
 mod managers;
 mod memory;
 mod shares;
+mod space_text;
 mod storage;
 mod storage_text;
 mod up;
@@ -22,6 +23,18 @@ use self::managers::{Managers, ManagersArgs, other_version};
 use self::storage::{Drain, NodeArgs};
 use crate::console::{print, print_line};
 use crate::status;
+
+/// Parts of the status that are shown on request.
+#[derive(clap::Args, Clone, Copy, Debug)]
+pub(crate) struct StatusDetails {
+    /// List every block. Without the flag only blocks with too few copies are listed
+    #[arg(long)]
+    blocks: bool,
+    /// Show the space of each storage node by volume and class, against its limit and the quota of
+    /// volumes
+    #[arg(long)]
+    by_node: bool,
+}
 
 /// Commands about a cluster.
 #[derive(clap::Subcommand, Debug)]
@@ -53,13 +66,13 @@ pub(crate) enum ClusterCommand {
     /// shares of it, clients, blocks with their copies, the store over it with its compute nodes,
     /// storage nodes with their space, volumes and missing copies, and executors with the jobs that
     /// wait for them.
-    #[command(after_help = "Example:\n  archipelago cluster status --manager 127.0.0.1:7700")]
+    #[command(after_help = "Examples:\n  archipelago cluster status --manager 127.0.0.1:7700\n  \
+                            archipelago cluster status --by-node")]
     Status {
         #[command(flatten)]
         managers: ManagersArgs,
-        /// List every block. Without the flag only blocks with too few copies are listed
-        #[arg(long)]
-        blocks: bool,
+        #[command(flatten)]
+        details: StatusDetails,
     },
     /// List the flushes, compactions and garbage collections that servers have handed to the
     /// cluster, as the scheduler in the acting manager knows them.
@@ -148,7 +161,9 @@ pub(crate) enum ClusterCommand {
 pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
     match command {
         ClusterCommand::Up(args) => up::up(args),
-        ClusterCommand::Status { managers, blocks } => show_status(&managers.managers()?, *blocks),
+        ClusterCommand::Status { managers, details } => {
+            show_status(&managers.managers()?, *details)
+        }
         ClusterCommand::Jobs { managers, watch } => jobs::show(&managers.managers()?, *watch),
         ClusterCommand::Drain { node, memory, managers, no_wait, cancel } => {
             let drain = match (cancel, no_wait) {
@@ -193,12 +208,12 @@ fn pool_status(managers: &Managers) -> Result<PoolStatus> {
 }
 
 /// Shows the parts of a cluster that exist.
-fn show_status(managers: &Managers, blocks: bool) -> Result<()> {
+fn show_status(managers: &Managers, details: StatusDetails) -> Result<()> {
     let pool = pool_status(managers)?;
     let storage = storage::status(managers)?;
     // A cluster of storage nodes alone has no pool.
     if storage.is_none() || !is_unused(&pool) {
-        print(&status::show(&pool, blocks))?;
+        print(&status::show(&pool, details.blocks))?;
         print(&shares::text(managers, &pool))?;
         let store = managers.ask_flexkv()?;
         if store.version > 0 || !store.nodes.is_empty() {
@@ -209,7 +224,7 @@ fn show_status(managers: &Managers, blocks: bool) -> Result<()> {
         }
     }
     if let Some(storage) = storage {
-        print(&storage::text(managers, &storage))?;
+        print(&storage::text(managers, &storage, details))?;
     }
     if let OffloadMessage::StatusIs { status } = managers.ask(&OffloadMessage::Status {})?
         && let Some(text) = executors::text(&status)

@@ -20,6 +20,7 @@ use archipelago_store::volume::{VolumeInfo, list};
 
 use super::managers::{Managers, other_version};
 use super::storage_text::{StorageView, scrub_words, show};
+use super::{StatusDetails, space_text};
 use crate::console::print_line;
 use crate::secret::SecretArgs;
 
@@ -82,12 +83,18 @@ pub(super) fn wait_until_founded(at: &str, secret: &SecretArgs) -> Result<()> {
 }
 
 /// The status as text, with the names of the volumes.
-pub(super) fn text(managers: &Managers, status: &StorageClusterStatus) -> String {
+pub(super) fn text(
+    managers: &Managers,
+    status: &StorageClusterStatus,
+    details: StatusDetails,
+) -> String {
     let volumes = match status.cluster {
         Some(_) => volumes(managers).map_err(|error| error.to_string()),
         None => Err("there is no cluster yet".to_owned()),
     };
-    show(&StorageView { status, volumes })
+    let view = StorageView { status, volumes };
+    let space = if details.by_node { space_text::by_node(&view) } else { String::new() };
+    show(&view) + &space
 }
 
 /// The volumes of the cluster's register.

@@ -148,7 +148,7 @@ pub(super) fn scrub_words(scrub: &ScrubStatus) -> String {
     format!("{done}, {} damaged chunks{unread}", scrub.damaged_chunks)
 }
 
-fn class_word(class: FileClass) -> &'static str {
+pub(super) fn class_word(class: FileClass) -> &'static str {
     match class {
         FileClass::Wal => "log",
         FileClass::Sst => "tables",
@@ -207,7 +207,7 @@ fn volumes(out: &mut String, view: &StorageView<'_>) -> std::fmt::Result {
     }
     // Volumes that were removed, or whose names are not known.
     for (volume, classes) in &space {
-        let identity: String = volume.to_string().chars().take(16).collect();
+        let identity = short_identity(*volume);
         let words = VolumeWords { name: &identity, epoch: "", owner: "(no name)" };
         classes_of(out, words, classes)?;
     }
@@ -215,6 +215,11 @@ fn volumes(out: &mut String, view: &StorageView<'_>) -> std::fmt::Result {
         writeln!(out, "(none)")?;
     }
     Ok(())
+}
+
+/// The name of a volume whose name is not known.
+pub(super) fn short_identity(volume: VolumeId) -> String {
+    volume.to_string().chars().take(16).collect()
 }
 
 /// The columns of a volume that its first line has.

@@ -132,6 +132,9 @@ pub struct StorageReport {
     pub counters: StorageCounters,
     /// Progress of the scrub.
     pub scrub: ScrubStatus,
+    /// Bytes that the tables, value files and other blobs of each volume may occupy on the node;
+    /// `None` for no limit.
+    pub volume_bytes_max: Option<u64>,
 }
 wire_struct!(StorageReport {
     space,
@@ -145,6 +148,7 @@ wire_struct!(StorageReport {
     volumes,
     counters,
     scrub,
+    volume_bytes_max,
 });
 
 /// A storage node in the status of the cluster.

@@ -89,6 +89,7 @@ fn report() -> StorageReport {
         }],
         counters: StorageCounters { requests: 9, traffic: vec![traffic], ..Default::default() },
         scrub: ScrubStatus { rounds: 10, is_running: true, ..Default::default() },
+        volume_bytes_max: Some(11),
         ..Default::default()
     }
 }

@@ -8,7 +8,7 @@ use archipelago_env::FileClass;
 use archipelago_store::VolumeId;
 use archipelago_store::nodes::StorageId;
 use archipelago_store::nodes::wire::{
-    MemberState, NodeStanding, ScrubStatus, StorageClusterStatus, StorageReport,
+    MemberState, NodeStanding, RepairStatus, ScrubStatus, StorageClusterStatus, StorageReport,
 };
 use archipelago_store::volume::{VolumeInfo, VolumeStage};
 
@@ -282,29 +282,24 @@ fn repairs(out: &mut String, status: &StorageClusterStatus) -> std::fmt::Result 
         repair.extents_repaired,
         size::show(repair.bytes_repaired)
     )?;
+    repairs_of_nodes(out, status)?;
+    repair_counts(out, repair)
+}
+
+/// Repairs that one node causes or holds up.
+fn repairs_of_nodes(out: &mut String, status: &StorageClusterStatus) -> std::fmt::Result {
     let number = |storage: StorageId| {
         let known = status.nodes.iter().find(|node| node.member.storage == storage);
         known.map_or_else(|| storage.to_string(), |node| node.member.node.to_string())
     };
-    for node in repair.unlisted.iter().copied().map(number) {
+    for node in status.repair.unlisted.iter().copied().map(number) {
         writeln!(
             out,
             "WARNING: node {node} answers and does not list what it holds: look at its first disk \
              and at its messages, or stop it, so that other nodes make its copies"
         )?;
     }
-    if repair.extents_unknown > 0 {
-        let extents = repair.extents_unknown;
-        writeln!(
-            out,
-            "Repair: {extents} extents lack copies, unless nodes have them that do not answer"
-        )?;
-    }
-    if repair.has_more_extents {
-        let extents = repair.extents_compared;
-        writeln!(out, "Repair: {extents} extents were compared, and the next ones follow")?;
-    }
-    for debt in &repair.nodes {
+    for debt in &status.repair.nodes {
         let node = number(debt.storage);
         if debt.chunks > 0 {
             let (chunks, bytes) = (debt.chunks, size::show(debt.bytes));
@@ -317,6 +312,22 @@ fn repairs(out: &mut String, status: &StorageClusterStatus) -> std::fmt::Result 
                 writeln!(out, "  {example}")?;
             }
         }
+    }
+    Ok(())
+}
+
+/// Numbers of objects that lack something, by what they wait for.
+fn repair_counts(out: &mut String, repair: &RepairStatus) -> std::fmt::Result {
+    if repair.extents_unknown > 0 {
+        let extents = repair.extents_unknown;
+        writeln!(
+            out,
+            "Repair: {extents} extents lack copies, unless nodes have them that do not answer"
+        )?;
+    }
+    if repair.has_more_extents {
+        let extents = repair.extents_compared;
+        writeln!(out, "Repair: {extents} extents were compared, and the next ones follow")?;
     }
     if repair.waiting_for_domains > 0 {
         let blobs = repair.waiting_for_domains;
@@ -402,9 +413,7 @@ mod tests {
     use archipelago_base::Epoch;
     use archipelago_fabric::{ClusterId, NodeId};
     use archipelago_store::nodes::register::caspaxos::RootSet;
-    use archipelago_store::nodes::wire::{
-        NodeDebt, NodeSpace, RepairStatus, StorageMember, VolumeSpace,
-    };
+    use archipelago_store::nodes::wire::{NodeDebt, NodeSpace, StorageMember, VolumeSpace};
 
     use super::*;
 

@@ -32,12 +32,17 @@
 //! `v` was too high, the rate decays with the space. It does not reach zero before the flush has
 //! taken several times the expected time: many short waits instead of a long one.
 //!
-//! With memory nodes for memtable shards there are two such stages, and the slower one decides. The
-//! first is the space here. It drains at the speed of sends while the nodes have room, and else at
-//! that of flushes. The second is the room of the nodes, which drains at the speed of flushes. It
-//! counts once the nodes hold so much that the oldest memtables are due
-//! ([`StallInput::away_backlog_bytes`]). Full nodes only delay writers: shards that are not sent
-//! wait here, in the first stage.
+//! With memory nodes for memtable shards there are two stages, and the slower one decides. The
+//! first is the space here, by the rule above. It drains at the speed of sends while the nodes have
+//! room, and else at that of flushes. The second is the room of the nodes. It counts once the nodes
+//! hold so much that the oldest memtables are due ([`StallInput::away_backlog_bytes`]). Flushes of
+//! shards at nodes do not end all at once: each one makes room, and the next one begins. So writers
+//! may always go as fast as flushes make room, and beyond that they may use the room that is left
+//! while the backlog is flushed:
+//!
+//! > rate = v + space / (backlog / v)
+//!
+//! Full nodes only delay writers: shards that are not sent wait here, in the first stage.
 //!
 //! [`RateMeter`] measures both rates. [`DelayController`] turns decisions into waits: a token
 //! bucket over the clock, in one atomic word. Thread-safety: any thread may use both. Cost: one
@@ -284,9 +289,26 @@ fn memtable_rate(input: &StallInput) -> Option<f64> {
     let leaves_at = input.send_bytes_per_s.unwrap_or(input.flush_bytes_per_s);
     let (backlog, elapsed) = (input.flush_backlog_bytes, input.flush_elapsed);
     let here = stage_rate(backlog, input.memtable_space_bytes, leaves_at, elapsed);
-    let (backlog, space) = (input.away_backlog_bytes, input.away_space_bytes);
-    let away = stage_rate(backlog, space, input.flush_bytes_per_s, Duration::ZERO);
-    here.into_iter().chain(away).min_by(f64::total_cmp)
+    here.into_iter().chain(away_rate(input)).min_by(f64::total_cmp)
+}
+
+/// The rate at which the room of the memory nodes suffices while flushes make more; `None` without
+/// a backlog there.
+fn away_rate(input: &StallInput) -> Option<f64> {
+    if input.away_backlog_bytes == 0 {
+        return None;
+    }
+    let speed = speed_or_guess(input.flush_bytes_per_s);
+    let backlog_s = input.away_backlog_bytes as f64 / speed;
+    Some(speed + input.away_space_bytes as f64 / backlog_s)
+}
+
+/// A measured speed in bytes a second, or a guess if there is none yet.
+fn speed_or_guess(measured: u64) -> f64 {
+    match measured {
+        0 => PEAK_BYTES_PER_S_DEFAULT as f64,
+        measured => measured as f64,
+    }
 }
 
 /// The rate at which `space` bytes end together with `backlog` bytes that drain at `speed`; `None`
@@ -295,11 +317,7 @@ fn stage_rate(backlog: u64, space: u64, speed: u64, elapsed: Duration) -> Option
     if backlog == 0 {
         return None;
     }
-    let speed = match speed {
-        0 => PEAK_BYTES_PER_S_DEFAULT,
-        measured => measured,
-    };
-    let whole_s = backlog as f64 / speed as f64;
+    let whole_s = backlog as f64 / speed_or_guess(speed);
     let left_s = (whole_s - elapsed.as_secs_f64()).max(whole_s * FLUSH_TIME_LEFT_MIN);
     Some(space as f64 / left_s)
 }

@@ -281,12 +281,34 @@ fn full_nodes_delay_and_never_stop() {
         assert!(now <= before && now > 0, "{space}: {now} after {before}");
         before = now;
     }
-    assert_eq!(rate(&at(100 << 20)), 50 << 20, "as fast as the flush makes room");
+    assert_eq!(rate(&at(0)), 50 << 20, "as fast as flushes make room");
+    assert_eq!(rate(&at(100 << 20)), 100 << 20, "the room that is left is used as well");
     // The slower stage decides.
     let both = StallInput { flush_backlog_bytes: 64 << 20, ..at(10 << 20) };
     assert_eq!(rate(&both), rate(&at(10 << 20)));
     let none_away = StallInput { away_backlog_bytes: 0, ..at(0) };
     assert_eq!(stall(&none_away), StallDecision::None);
+}
+
+#[test]
+fn writers_that_flushes_keep_up_with_are_not_delayed_by_nodes() {
+    let (limit, flushed_per_s) = (100u64 << 20, 20u64 << 20);
+    for wanted_per_s in [10 << 20, 19 << 20, 40 << 20] {
+        let mut held = limit / 20 * 19;
+        for _ in 0..100 {
+            // A tenth of a second passes in each step.
+            let allowed = rate(&StallInput {
+                away_backlog_bytes: away_excess_bytes(held, limit).max(1),
+                away_space_bytes: limit - held,
+                flush_bytes_per_s: flushed_per_s,
+                send_bytes_per_s: Some(1 << 30),
+                ..input()
+            });
+            assert!(allowed >= wanted_per_s.min(flushed_per_s), "{held}: {allowed}");
+            held = (held + allowed.min(wanted_per_s) / 10).saturating_sub(flushed_per_s / 10);
+            assert!(held <= limit, "writers of {wanted_per_s} have filled the nodes");
+        }
+    }
 }
 
 #[test]

@@ -147,6 +147,10 @@ pub struct StallInput {
     pub away_backlog_bytes: u64,
     /// Bytes that the memory nodes can still take.
     pub away_space_bytes: u64,
+    /// Measured speed of flushes that take shards from memory nodes, in bytes a second; 0 if none
+    /// was measured. The first flushes of a database take shards of this process, a few at a time,
+    /// and say little about flushes by many executors.
+    pub away_flush_bytes_per_s: u64,
     /// Compaction debt in bytes.
     pub pending_bytes: u64,
     /// Slowdown threshold for `pending_bytes`; 0 for none.
@@ -298,7 +302,7 @@ fn away_rate(input: &StallInput) -> Option<f64> {
     if input.away_backlog_bytes == 0 {
         return None;
     }
-    let speed = speed_or_guess(input.flush_bytes_per_s);
+    let speed = speed_or_guess(input.away_flush_bytes_per_s);
     let backlog_s = input.away_backlog_bytes as f64 / speed;
     Some(speed + input.away_space_bytes as f64 / backlog_s)
 }

@@ -271,7 +271,7 @@ fn full_nodes_delay_and_never_stop() {
     let at = |away_space_bytes| StallInput {
         away_backlog_bytes: 100 << 20,
         away_space_bytes,
-        flush_bytes_per_s: 50 << 20,
+        away_flush_bytes_per_s: 50 << 20,
         send_bytes_per_s: Some(1 << 30),
         ..input()
     };
@@ -300,7 +300,7 @@ fn writers_that_flushes_keep_up_with_are_not_delayed_by_nodes() {
             let allowed = rate(&StallInput {
                 away_backlog_bytes: away_excess_bytes(held, limit).max(1),
                 away_space_bytes: limit - held,
-                flush_bytes_per_s: flushed_per_s,
+                away_flush_bytes_per_s: flushed_per_s,
                 send_bytes_per_s: Some(1 << 30),
                 ..input()
             });

@@ -482,7 +482,7 @@ fn install_flush(db: &DbInner, task: &FlushTask, output: &JobOutput) -> Result<(
     add_output(&mut edit, cf, output);
     edit.flushed_through(cf, task.range.clone(), task.through());
     let (files, bytes) = (output.files.iter().map(|meta| meta.no).collect(), output.bytes_written);
-    let floor = {
+    let (floor, is_of_nodes) = {
         let mut manifest = db.storage.lock_manifest(Order::none());
         family.check_alive()?;
         // A segment may be removed or overwritten only once the manifest says that it is not
@@ -497,12 +497,13 @@ fn install_flush(db: &DbInner, task: &FlushTask, output: &JobOutput) -> Result<(
         let built = manifest.apply(edit)?;
         let mut state = db.jobs.lock(manifest.order());
         let retired = mark_installed(&mut state, task);
+        let is_of_nodes = !retired.is_empty();
         db.view.republish_built(&mut state, built);
         if let Some(away) = db.context.away() {
             away.retire(retired);
         }
         space::note_install(db, &mut state, family, Some(space::flush_event(output)));
-        floor
+        (floor, is_of_nodes)
     };
     log_segments::drop_logs_below(db, floor);
     let bytes_flushed = task.whole_bytes();
@@ -512,6 +513,9 @@ fn install_flush(db: &DbInner, task: &FlushTask, output: &JobOutput) -> Result<(
     // counted.
     let state = db.jobs.lock(Order::none());
     db.pacing.measure_flush(bytes_flushed, state.flushes_running(), duration);
+    if is_of_nodes {
+        db.pacing.measure_node_flush(bytes_flushed, state.flushes_running(), duration);
+    }
     drop(state);
     family.backlog_since_ns.store(db.context.clock().now_ns(), Ordering::Relaxed);
     db.observers.stats().add(Ticker::Flushes, 1);

@@ -37,6 +37,9 @@ pub(crate) struct Pacing {
     drain: RateMeter,
     /// Measured speed of flushes, in bytes a second; 0 before the first one.
     flush_speed: AtomicU64,
+    /// Measured speed of flushes that take shards from memory nodes, in bytes a second; 0 before
+    /// the first one.
+    node_flush_speed: AtomicU64,
     /// Measured speed of sends to memory nodes, in bytes a second; 0 before the first one.
     send_speed: AtomicU64,
     /// Measured speed at which compactions take ingested bytes out of L0, in bytes a second; 0
@@ -59,6 +62,7 @@ impl Pacing {
             ingest: RateMeter::new(Arc::clone(clock), INGEST_WINDOW),
             drain: RateMeter::new(Arc::clone(clock), DRAIN_WINDOW),
             flush_speed: AtomicU64::new(0),
+            node_flush_speed: AtomicU64::new(0),
             send_speed: AtomicU64::new(0),
             compaction_speed: AtomicU64::new(0),
             last_seal_ns: AtomicU64::new(0),
@@ -93,6 +97,20 @@ impl Pacing {
     pub(crate) fn measure_flush(&self, bytes: u64, flushes: usize, duration: Duration) {
         let before = self.flush_speed.load(Ordering::Relaxed);
         self.flush_speed.store(job_speed(before, bytes, flushes, duration), Ordering::Relaxed);
+    }
+
+    /// Measured speed of flushes that take shards from memory nodes, in bytes a second; 0 before the
+    /// first one.
+    pub(crate) fn node_flush_speed(&self) -> u64 {
+        self.node_flush_speed.load(Ordering::Relaxed)
+    }
+
+    /// Learns the speed of flushes of shards at memory nodes from one that wrote `bytes` while
+    /// `flushes` flushes ran.
+    pub(crate) fn measure_node_flush(&self, bytes: u64, flushes: usize, duration: Duration) {
+        let before = self.node_flush_speed.load(Ordering::Relaxed);
+        let speed = job_speed(before, bytes, flushes, duration);
+        self.node_flush_speed.store(speed, Ordering::Relaxed);
     }
 
     /// Measured speed of sends to memory nodes, in bytes a second; 0 before the first one.

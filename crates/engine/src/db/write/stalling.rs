@@ -88,6 +88,7 @@ fn stall_input(
         send_bytes_per_s: takes_shards.then(send_bytes_per_s),
         away_backlog_bytes: away_excess_bytes(nodes_held, nodes.limit_bytes),
         away_space_bytes: nodes.limit_bytes.saturating_sub(nodes_held),
+        away_flush_bytes_per_s: pacing.node_flush_speed().min(limit),
         flush_backlog_bytes: here.map(|shard| shard.data_bytes()).sum(),
         memtable_space_bytes: buffer
             .saturating_mul(spare as u64)

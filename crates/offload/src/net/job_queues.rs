@@ -128,10 +128,11 @@ mod tests {
 
     /// Nice value of the calling thread.
     fn nice() -> i32 {
-        let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+        let stat = std::fs::read_to_string("/proc/thread-self/stat").expect("Linux has it");
         // The name of the thread, in parentheses, is the second field. The nice value is the 19th.
-        let (_, fields) = stat.rsplit_once(')').unwrap();
-        fields.split_whitespace().nth(16).unwrap().parse().unwrap()
+        let (_, fields) = stat.rsplit_once(')').expect("the name ends");
+        let nice = fields.split_whitespace().nth(16).expect("the 19th field is the nice value");
+        nice.parse().expect("a number")
     }
 
     #[test]

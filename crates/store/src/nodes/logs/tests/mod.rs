@@ -330,7 +330,7 @@ fn loss_of_several_logs_is_kept_once() {
     let world = World::new(25, 6);
     let store = world.store(quick());
     let ids: Vec<LogId> = (1..=6).map(log).collect();
-    let class = |at: usize| if at % 2 == 0 { FileClass::Wal } else { FileClass::Manifest };
+    let class = |at: usize| if at.is_multiple_of(2) { FileClass::Wal } else { FileClass::Manifest };
     for (at, id) in ids.iter().enumerate() {
         append(&mut *world.create(&store, *id, class(at)), 2000).expect("acknowledged");
     }

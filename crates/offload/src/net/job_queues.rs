@@ -1,8 +1,8 @@
 //! Jobs of an executor that wait for a thread, with normal or low priority.
 //!
 //! There are two groups of threads, because a system lets no thread raise its priority again
-//! without a privilege. Flushes have normal priority, since writers may wait for them. Compactions and
-//! garbage collections run at a low one, as they do in the process of a database
+//! without a privilege. Flushes have normal priority, since writers may wait for them. Compactions
+//! and garbage collections run at a low one, as they do in the process of a database
 //! (docs/decisions/0019-compaction-thread-priority.md). So an executor on a busy machine leaves the
 //! processors to the searches of a memory node, or to whatever else runs there.
 //!

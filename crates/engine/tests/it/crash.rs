@@ -5,6 +5,7 @@
 //! operations that were acknowledged as synced. After a kill it must hold exactly the acknowledged
 //! ones. `ARCHIPELAGO_CRASH_FULL=1` checks every sync point, with more seeds.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -20,7 +21,7 @@ use archipelago_tier::TieredFs;
 use parking_lot::Mutex;
 
 use crate::crash_model::{self as model, Hooks, Model, Op, Script};
-use crate::separation::{self, Separation};
+use crate::separation::{self, Collection, Separation};
 use crate::support::{Beneath, over, stepped};
 
 /// A disk after power loss, and the prefixes that it may hold.
@@ -68,11 +69,11 @@ fn options(seed: u64) -> DbOptions {
     model::cut_into([1, 3, 8][seed as usize % 3])
 }
 
-/// Separation of values in every run but the second of four. (Compactions of references are too
-/// small to be cut into parts.)
+/// Treatment of large values in a run. Four neighbouring runs have all thresholds, and 24 have all
+/// combinations. The second of four runs separates no value, because compactions of references are
+/// too small to be cut into parts.
 fn separation(seed: u64) -> Separation {
-    let bytes = [64, 0, 512, 1][seed as usize % 4];
-    Separation { bytes, ..Separation::EAGER }
+    Separation::nth(seed * 19 + 1)
 }
 
 impl Run {
@@ -328,10 +329,28 @@ fn check_tiers(tiers: &TieredFs, seed: u64) {
     assert_eq!(fast.copies_made.2, 0, "seed {seed}: {stats}");
 }
 
+/// Seeds of the runs over a disk, and of those over tiers.
+fn seeds() -> [Range<u64>; 2] {
+    let (on_disk, over_tiers) = if full() { (20, 10) } else { (4, 3) };
+    [0..on_disk, 100..100 + over_tiers]
+}
+
+#[test]
+fn runs_have_every_threshold_and_every_frequency_of_collection() {
+    let runs: Vec<Separation> = seeds().into_iter().flatten().map(separation).collect();
+    for bytes in [0, 1, 64, 512] {
+        assert!(runs.iter().any(|run| run.bytes == bytes), "no run with {bytes}: {runs:?}");
+    }
+    for collection in [Collection::Off, Collection::Eager, Collection::Starved] {
+        let is_one = |run: &Separation| run.bytes > 0 && run.collection == collection;
+        assert!(runs.iter().any(is_one), "no run with {collection:?}: {runs:?}");
+    }
+}
+
 #[test]
 fn every_sync_point_leaves_a_prefix_of_the_writes_over_tiers() {
-    let runs = if full() { 10 } else { 3 };
-    let checked: usize = (100..100 + runs).map(|seed| run(seed, 200, 20, Beneath::Tiers).0).sum();
+    let [_, seeds] = seeds();
+    let checked: usize = seeds.map(|seed| run(seed, 200, 20, Beneath::Tiers).0).sum();
     eprintln!("{checked} crashes");
     assert!(checked > 30, "only {checked} crashes were looked at");
 }
@@ -345,9 +364,9 @@ fn moved_by_load(db: &Db) -> usize {
 
 #[test]
 fn every_sync_point_leaves_a_prefix_of_the_writes() {
-    let runs = if full() { 20 } else { 4 };
+    let [seeds, _] = seeds();
     let (mut checked, mut parts, mut moved) = (0, 0, 0);
-    for of_run in (0..runs).map(|seed| run(seed, 300, 12, Beneath::Disk)) {
+    for of_run in seeds.map(|seed| run(seed, 300, 12, Beneath::Disk)) {
         checked += of_run.0;
         parts += of_run.1;
         moved += of_run.2;

@@ -105,6 +105,7 @@ pub(crate) fn open_over(fs: Arc<dyn FileSystem>, options: DbOptions, hooks: &Hoo
         families,
         registry: hooks.fragile.registry(),
         fault_point: Some(fault_point),
+        flat_index: hooks.separation.flat_index,
         seed: Some(7),
         ..stepped()
     };
@@ -481,12 +482,12 @@ pub(crate) fn perform_stepping(
     op: &Op,
     hooks: &Hooks,
 ) -> Result<()> {
+    let mut is_idle = false;
     loop {
         match perform(db, fs, op, hooks) {
-            Err(error) if error.kind() == ErrorKind::Busy => {
-                if !db.step_background()? {
-                    return Err(error);
-                }
+            // A step without work releases writers that wait for space.
+            Err(error) if error.kind() == ErrorKind::Busy && !is_idle => {
+                is_idle = !db.step_background()?;
             }
             done => return done,
         }

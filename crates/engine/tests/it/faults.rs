@@ -2,8 +2,10 @@
 //! writes continue when the cause is gone.
 //!
 //! The sweep repeats the same seeded operations. Each run lets another operation of the file system
-//! fail. `ARCHIPELAGO_CRASH_FULL=1` lets every one of them fail.
+//! fail, under another treatment of large values. `ARCHIPELAGO_CRASH_FULL=1` lets every one of them
+//! fail, with and without separated values.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,7 +24,7 @@ use parking_lot::Mutex;
 
 use crate::crash_model::{self as model, Hooks, Model, Op, Script};
 use crate::fragile::Fragile;
-use crate::separation::{self, Separation};
+use crate::separation::{self, Collection, Separation};
 use crate::support::stepped;
 
 /// Operations of a run of the sweep.
@@ -44,14 +46,6 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(label: &str, seed: u64) -> Self {
-        Self::with(label, seed, model::manual())
-    }
-
-    fn with(label: &str, seed: u64, options: DbOptions) -> Self {
-        Self::separated(label, seed, options, Separation::OFF)
-    }
-
     fn separated(label: &str, seed: u64, options: DbOptions, separation: Separation) -> Self {
         let disk = MemFs::new();
         let faults = FaultFs::new(Arc::new(disk.clone()), seed);
@@ -274,117 +268,199 @@ fn kind_of(op: &Op) -> &'static str {
     }
 }
 
-/// Lets about `samples` of the run's operations of that kind fail, each in a run of its own.
-fn sweep(operation: Operation, fault: Fault, samples: u64) {
-    sweep_with(&model::manual(), operation, fault, samples);
-}
+/// Number of treatments of large values that runs take in turn: all thresholds and frequencies of
+/// collection.
+const TREATMENTS: u64 = 12;
+/// The treatment with separated values under which a full sweep lets every operation fail.
+const USUAL: Separation = Separation::EAGER;
 
-fn sweep_with(options: &DbOptions, operation: Operation, fault: Fault, samples: u64) {
-    for separation in [Separation::OFF, Separation::EAGER] {
-        sweep_separated(options, separation, operation, fault, samples.div_ceil(2));
+/// The treatment of run `nth`. Neighbours differ in threshold and frequency. The Flat Index Cache
+/// is on and off in turn.
+fn treatment(nth: u64) -> Separation {
+    let separation = Separation::nth(nth * 5);
+    match separation.bytes {
+        0 => Separation { flat_index: separation.flat_index, ..Separation::OFF },
+        _ => separation,
     }
 }
 
-fn sweep_separated(
-    options: &DbOptions,
-    separation: Separation,
-    operation: Operation,
-    fault: Fault,
-    samples: u64,
-) {
-    let of = |label: &str| Bench::separated(label, 21, options.clone(), separation);
-    let mut dry = of("dry run");
-    let before = dry.faults.seen(operation);
-    dry.run(STEPS);
-    let total = dry.faults.seen(operation) - before;
-    dry.finish();
-    let full = std::env::var_os("ARCHIPELAGO_CRASH_FULL").is_some();
-    let stride = if full { 1 } else { total.div_ceil(samples).max(1) };
-    let mut nth = 1 + total % stride;
-    let mut fired = 0;
-    while nth <= total {
-        let label = format!("{operation:?} {nth} of {total}: {fault:?}, {separation:?}");
-        let mut bench = of(&label);
-        let rule = Rule::on(operation).path("/db").fault(fault).nth(nth);
-        let rule = bench.faults.add(rule);
+/// Runs of one script in which one thing fails, with the treatments of large values in turn.
+struct Sweep {
+    options: DbOptions,
+    /// Counts of a run without failures, by treatment.
+    dry: BTreeMap<u64, DryRun>,
+    /// Number of the next run.
+    next: u64,
+}
+
+/// Counts of a run without failures.
+struct DryRun {
+    /// Operations of each kind, in the order of [`Operation::ALL`].
+    operations: Vec<u64>,
+    /// Calls of extensions.
+    calls: u64,
+}
+
+impl Sweep {
+    fn new(options: DbOptions) -> Self {
+        Self { options, dry: BTreeMap::new(), next: 0 }
+    }
+
+    fn bench(&self, label: &str, nth: u64) -> Bench {
+        Bench::separated(label, 21, self.options.clone(), treatment(nth))
+    }
+
+    /// Counts of the treatment of run `nth`. They do not depend on the Flat Index Cache.
+    fn dry_run(&mut self, nth: u64) -> &DryRun {
+        let key = if treatment(nth).bytes == 0 { 0 } else { nth % TREATMENTS };
+        let counted = self.dry.remove(&key).unwrap_or_else(|| self.count(nth));
+        self.dry.entry(key).or_insert(counted)
+    }
+
+    fn count(&self, nth: u64) -> DryRun {
+        let mut bench = self.bench("dry run", nth);
+        let seen = |bench: &Bench| Operation::ALL.map(|operation| bench.faults.seen(operation));
+        let before = seen(&bench);
         bench.run(STEPS);
-        fired += bench.faults.fired_by(rule);
+        let operations = seen(&bench).into_iter().zip(before).map(|(seen, before)| seen - before);
+        let (operations, calls) = (operations.collect(), bench.hooks.fragile.seen());
         bench.finish();
-        nth += stride;
+        DryRun { operations, calls }
     }
-    assert!(fired > 0, "{operation:?}: none of {total} failed");
+
+    /// The failures of a sweep with about `samples` runs: the number of each run, and which of
+    /// `total` possible failures it has. `total` gets the counts of the run's treatment.
+    fn failures(&mut self, samples: u64, total: impl Fn(&DryRun) -> u64) -> Vec<(u64, u64)> {
+        let full = std::env::var_os("ARCHIPELAGO_CRASH_FULL").is_some();
+        if full {
+            let all = (0..TREATMENTS).flat_map(|nth| {
+                let total = total(self.dry_run(nth));
+                // Every failure without separation and with the usual one; a part of the others.
+                let stride = if nth == 0 || treatment(nth) == USUAL { 1 } else { TREATMENTS };
+                (1..=total).step_by(stride as usize).map(move |at| (nth, at))
+            });
+            return all.collect();
+        }
+        let first = self.next;
+        self.next += samples;
+        let at = |run: u64| {
+            let nth = first + run;
+            let total = total(self.dry_run(nth));
+            (total > 0).then(|| (nth, 1 + run * total / samples))
+        };
+        (0..samples).filter_map(at).collect()
+    }
+
+    /// Lets about `samples` of the run's operations of that kind fail, each in a run of its own.
+    fn fail(&mut self, operation: Operation, fault: Fault, samples: u64) {
+        let index = Operation::ALL.iter().position(|known| *known == operation).unwrap();
+        let mut fired = 0;
+        for (nth, at) in self.failures(samples, |dry| dry.operations[index]) {
+            let label = format!("{operation:?} {at}: {fault:?}, {:?}", treatment(nth));
+            let mut bench = self.bench(&label, nth);
+            let rule = Rule::on(operation).path("/db").fault(fault).nth(at);
+            let rule = bench.faults.add(rule);
+            bench.run(STEPS);
+            fired += bench.faults.fired_by(rule);
+            bench.finish();
+        }
+        assert!(fired > 0, "{operation:?}: none failed");
+    }
+}
+
+#[test]
+fn sweeps_have_every_threshold_and_every_frequency_of_collection() {
+    let runs: Vec<Separation> = (0..TREATMENTS).map(treatment).collect();
+    for bytes in [1, 64, 512] {
+        for collection in [Collection::Off, Collection::Eager, Collection::Starved] {
+            let is_one = |run: &Separation| run.bytes == bytes && run.collection == collection;
+            assert!(runs.iter().any(is_one), "{bytes}, {collection:?}: {runs:?}");
+        }
+    }
+    assert!(runs.contains(&Separation::OFF) && runs.contains(&USUAL), "{runs:?}");
 }
 
 #[test]
 fn panic_of_a_merge_operator_loses_nothing() {
-    let mut dry = Bench::new("dry run", 21);
-    dry.run(STEPS);
-    let total = dry.hooks.fragile.seen();
-    dry.finish();
-    let full = std::env::var_os("ARCHIPELAGO_CRASH_FULL").is_some();
-    let stride = if full { 1 } else { total.div_ceil(12).max(1) };
+    let mut sweep = Sweep::new(model::manual());
     let mut panicked = 0;
-    for nth in (1..=total).step_by(stride as usize) {
-        let mut bench = Bench::new(&format!("call {nth} of {total} panics"), 21);
-        bench.hooks.fragile.arm(nth);
+    for (nth, at) in sweep.failures(12, |dry| dry.calls) {
+        let mut bench = sweep.bench(&format!("call {at} panics, {:?}", treatment(nth)), nth);
+        bench.hooks.fragile.arm(at);
         bench.run(STEPS);
         panicked += bench.hooks.fragile.panicked();
         bench.finish();
     }
-    assert!(panicked > 0, "none of {total} calls panicked");
+    assert!(panicked > 0, "no call panicked");
 }
 
 #[test]
 fn an_error_of_the_log_loses_nothing() {
-    sweep(Operation::LogAppend, Fault::Io, 8);
-    sweep(Operation::LogAppend, Fault::ShortAppend, 8);
-    sweep(Operation::LogSync, Fault::Io, 10);
-    sweep(Operation::CreateLog, Fault::NoSpace, 6);
-    sweep(Operation::LogFinish, Fault::Io, 6);
-    let through = DbOptions { log_write_through: true, ..model::manual() };
-    sweep_with(&through, Operation::LogWriteThrough, Fault::Io, 10);
-    sweep_with(&through, Operation::LogSync, Fault::Io, 4);
+    let mut sweep = Sweep::new(model::manual());
+    sweep.fail(Operation::LogAppend, Fault::Io, 8);
+    sweep.fail(Operation::LogAppend, Fault::ShortAppend, 8);
+    sweep.fail(Operation::LogSync, Fault::Io, 10);
+    sweep.fail(Operation::CreateLog, Fault::NoSpace, 6);
+    sweep.fail(Operation::LogFinish, Fault::Io, 6);
+    let mut through = Sweep::new(DbOptions { log_write_through: true, ..model::manual() });
+    through.fail(Operation::LogWriteThrough, Fault::Io, 10);
+    through.fail(Operation::LogSync, Fault::Io, 4);
 }
 
 #[test]
 fn an_error_of_a_table_or_the_manifest_loses_nothing() {
-    sweep(Operation::Create, Fault::NoSpace, 10);
-    sweep(Operation::Append, Fault::ShortAppend, 10);
-    sweep(Operation::Sync, Fault::Io, 12);
-    sweep(Operation::SyncDir, Fault::Io, 10);
-    sweep(Operation::Rename, Fault::Io, 8);
+    let mut sweep = Sweep::new(model::manual());
+    sweep.fail(Operation::Create, Fault::NoSpace, 10);
+    sweep.fail(Operation::Append, Fault::ShortAppend, 10);
+    sweep.fail(Operation::Sync, Fault::Io, 12);
+    sweep.fail(Operation::SyncDir, Fault::Io, 10);
+    sweep.fail(Operation::Rename, Fault::Io, 8);
 }
 
 #[test]
 fn an_error_of_reading_or_removing_loses_nothing() {
-    sweep(Operation::Open, Fault::Io, 8);
-    sweep(Operation::Remove, Fault::Io, 8);
-    sweep(Operation::List, Fault::Io, 4);
-    sweep(Operation::Stat, Fault::Io, 4);
+    let mut sweep = Sweep::new(model::manual());
+    sweep.fail(Operation::Open, Fault::Io, 8);
+    sweep.fail(Operation::Remove, Fault::Io, 8);
+    sweep.fail(Operation::List, Fault::Io, 4);
+    sweep.fail(Operation::Stat, Fault::Io, 4);
 }
 
-#[test]
-fn a_failed_read_is_told_and_later_reads_are_right() {
-    let mut bench = Bench::new("failed reads", 5);
+/// Lets every read of files with the suffix fail, under a treatment of large values. Returns the
+/// number of look-ups that failed.
+fn fail_reads(suffix: &str, separation: Separation) -> u32 {
+    let label = format!("failed reads of {suffix}, {separation:?}");
+    let mut bench = Bench::separated(&label, 5, model::manual(), separation);
     bench.run(40);
     let families = model::FAMILIES.map(|name| bench.db().family(name).unwrap());
     families.iter().for_each(|cf| bench.db().flush(cf).unwrap());
     bench.db.take().unwrap().close().unwrap();
     bench.db =
         Some(model::open_over(Arc::clone(&bench.fs), model::manual(), &bench.hooks).unwrap());
-    bench.faults.add(Rule::on_any(&[Operation::Read, Operation::Open]).path(".sst"));
+    bench.faults.add(Rule::on_any(&[Operation::Read, Operation::Open]).path(suffix));
     let mut errors = 0;
     for n in 0..120 {
         let key = format!("key{n:04}").into_bytes();
         if let Err(error) = bench.db().get(&key) {
             errors += 1;
-            assert_eq!(error.kind(), ErrorKind::Io);
-            assert!(error.to_string().contains(".sst"), "{error}");
+            assert_eq!(error.kind(), ErrorKind::Io, "{label}: {error}");
+            assert!(error.to_string().contains(suffix), "{label}: {error}");
         }
     }
-    assert!(errors > 20, "{errors} reads failed");
     bench.faults.clear();
     bench.finish();
+    errors
+}
+
+#[test]
+fn a_failed_read_is_told_and_later_reads_are_right() {
+    // Every threshold is among them.
+    for separation in (0..4).map(treatment) {
+        let errors = fail_reads(".sst", separation);
+        assert!(errors > 20, "{errors} reads failed, {separation:?}");
+        let errors = fail_reads(".vsst", separation);
+        assert_eq!(errors > 0, separation.bytes > 0, "{errors} failed, {separation:?}");
+    }
 }
 
 /// A rule by which every operation that takes space fails.
@@ -403,7 +479,9 @@ fn full_device() -> Rule {
 #[test]
 fn writes_resume_when_a_full_device_has_space_again() {
     for seed in 0..12 {
-        let mut bench = Bench::new(&format!("full device, seed {seed}"), seed);
+        let separation = treatment(seed);
+        let label = format!("full device, seed {seed}, {separation:?}");
+        let mut bench = Bench::separated(&label, seed, model::manual(), separation);
         bench.run(10 + seed as usize * 3);
         bench.faults.add(full_device());
         if seed % 3 == 0 {

@@ -12,8 +12,9 @@ use archipelago_base::Result;
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_engine::db::{BackgroundMode, Db, IngestOptions, ReadOptions};
 use archipelago_engine::key::KeyRange;
-use archipelago_engine::options::{CfOptions, WriteOptions};
+use archipelago_engine::options::{CfOptions, Compression, WriteOptions};
 use archipelago_engine::sst::{SstWriter, TableOptions};
+use archipelago_engine::stats::Ticker;
 use archipelago_env::FileSystem;
 use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
@@ -278,6 +279,59 @@ fn garbage_collection_may_happen_during_everything_else() {
             world.finish();
         }
     }
+}
+
+/// A world with garbage, in which a compaction is cut into parts: most of its bytes are inline
+/// values between separated ones. L0 is compacted into the last level.
+fn parted() -> World {
+    let mut world = World::new(|family| {
+        family.buckets = 1;
+        family.level_base_bytes = 1 << 20;
+        family.value_separation_bytes = 512;
+        family.compression = Compression::None;
+        family.compression_last = Compression::None;
+    });
+    for n in 0..KEYS {
+        for inline in 0..6 {
+            let (key, value) = (format!("key{n:05}+{inline}").into_bytes(), vec![b'i'; 100]);
+            patiently(&world.db, || world.db.put(&key, &value));
+            world.model.insert(key, value);
+        }
+    }
+    world.expose_garbage();
+    world
+}
+
+#[test]
+fn garbage_collection_may_happen_between_parts_of_a_compaction() {
+    let mut world = parted();
+    let mut readers = Readers::new(&world);
+    let parts = |world: &World| world.db.statistics().get(Ticker::Subcompactions);
+    let (collections, parts_before) = (world.collections(), parts(&world));
+    let (db, hook) = (world.db.clone(), Arc::clone(&world.hook));
+    // The collector works at the beginning of a part, and not before.
+    world.hook.starve(true);
+    world.hook.at("compaction.part", move || {
+        hook.starve(false);
+        let collected = step_all(&db);
+        hook.starve(true);
+        collected
+    });
+    Meanwhile::Update.act(&world.db, &world.fs, &world.model).unwrap();
+    assert!(!world.hook.is_armed(), "no compaction was cut into parts");
+    assert!(parts(&world) > parts_before + 1, "no compaction of several parts was installed");
+    assert!(world.collections() > collections, "nothing was collected");
+    world.hook.starve(false);
+    Meanwhile::Update.apply(&mut world.model);
+    let left = world.on(world.fs.kill_clone());
+    left.check();
+    drop(left);
+    world.check();
+    readers.check_half(&world);
+    world.settle();
+    world.compact();
+    readers.check_rest(&world);
+    world.finish();
 }
 
 /// A world whose compactions read values: of operands and of a filter that changes some.

@@ -7,14 +7,20 @@ use std::sync::Arc;
 
 use archipelago_base::random::Rng;
 use archipelago_base::{Error, ErrorKind, Result};
+use archipelago_engine::compaction::job::CompactionSpec;
 use archipelago_engine::db::{Components, Db};
+use archipelago_engine::executor::{JobExecutor, LocalExecutor};
+use archipelago_engine::flush::FlushSpec;
+use archipelago_engine::gc::job::GcSpec;
+use archipelago_engine::job::{JobContext, JobOutput};
 use archipelago_engine::key::KeyRange;
-use archipelago_engine::options::{CfOptions, DbOptions};
+use archipelago_engine::options::{CfOptions, Compression, DbOptions};
 use archipelago_env::mem::MemFs;
 use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose};
 
 use crate::crash_model::{self as model, Contents, Model, Script};
-use crate::support::stepped;
+use crate::separation::{self, Separation};
+use crate::support::{over, small_db, small_family, stepped};
 
 pub(crate) type Files = BTreeMap<String, Vec<u8>>;
 
@@ -193,6 +199,176 @@ fn a_shortened_or_missing_file_is_named() {
         damaged.remove(name);
         let result = read_all(&disk(&damaged));
         judge(name, "removed", result, &want, is_spare(name) || means_nothing(name, 0, usize::MAX));
+    }
+}
+
+/// An executor of this process whose compactions write invalid files.
+struct NotingExecutor;
+
+impl JobExecutor for NotingExecutor {
+    fn flush(&self, spec: &FlushSpec, context: &JobContext<'_>) -> Result<JobOutput> {
+        LocalExecutor.flush(spec, context)
+    }
+
+    fn compact(&self, spec: &CompactionSpec, context: &JobContext<'_>) -> Result<JobOutput> {
+        LocalExecutor.compact(spec, context)
+    }
+
+    fn gc(&self, spec: &GcSpec, context: &JobContext<'_>) -> Result<JobOutput> {
+        LocalExecutor.gc(spec, context)
+    }
+
+    fn runs_here(&self) -> bool {
+        true
+    }
+
+    fn prefers_invalid_files(&self) -> bool {
+        true
+    }
+}
+
+/// Opens a database that separates values and collects their garbage eagerly.
+fn open_separated(fs: &MemFs) -> Result<Db> {
+    let family = Separation::EAGER.of(CfOptions {
+        level_base_bytes: 16 << 10,
+        target_file_bytes: 4 << 10,
+        l0_compaction_trigger: 2,
+        buckets: 1,
+        compression: Compression::None,
+        compression_last: Compression::None,
+        ..small_family()
+    });
+    let components = Components { executor: Arc::new(NotingExecutor), ..over(fs, family) };
+    Db::open_with("/db", small_db(), components)
+}
+
+/// A closed database with tables of references, value files and invalid files, and its content. Its
+/// manifest has every change of value files and of invalid files.
+fn closed_with_separated_values() -> (Files, Contents) {
+    let fs = MemFs::new();
+    let db = open_separated(&fs).unwrap();
+    let mut rows = BTreeMap::new();
+    // From the eighth invalid file on, some are merged.
+    for round in 0..10u8 {
+        for n in (0..60u32).filter(|n| round == 0 || n % 3 == u32::from(round) % 3) {
+            let len = if n % 4 == 0 { 20 } else { 600 };
+            let (key, value) = (format!("key{n:04}").into_bytes(), vec![b'a' + round; len]);
+            while let Err(error) = db.put(&key, &value) {
+                assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+                db.step_background().unwrap();
+            }
+            rows.insert(key, value);
+        }
+        db.compact_range(db.default_family(), &KeyRange::all()).unwrap();
+        db.wait_for_background().unwrap();
+    }
+    assert!(separation::audit(&db).references > 0);
+    let contents = Contents::from([("default", rows)]);
+    assert_eq!(model::contents(&db).unwrap(), contents);
+    db.close().unwrap();
+    (files(&fs, "/db"), contents)
+}
+
+/// Opens, verifies and reads a database with separated values. Of several errors, the first one
+/// that names the file counts.
+fn read_separated(fs: &MemFs, damaged: &str) -> Result<Contents> {
+    let db = open_separated(fs)?;
+    let errors = db.verify(|_, _| {})?.errors;
+    let naming = errors.iter().find(|error| error.to_string().contains(damaged));
+    match naming.or(errors.first()) {
+        Some(error) => Err(error.clone()),
+        None => model::contents(&db),
+    }
+}
+
+/// Flips bytes of a file of a database with separated values, and judges each result.
+fn judge_flips(files: &Files, want: &Contents, name: &str, offsets: impl Iterator<Item = usize>) {
+    let len = files[name].len();
+    for offset in offsets {
+        let mut damaged = files.clone();
+        damaged.get_mut(name).unwrap()[offset] ^= 1u8 << (offset % 8);
+        let what = format!("byte {offset} of {len}");
+        let result = read_separated(&disk(&damaged), name);
+        judge(name, &what, result, want, means_nothing(name, offset, len));
+    }
+}
+
+#[test]
+fn flipped_byte_of_a_value_file_or_of_references_is_named() {
+    let (files, want) = closed_with_separated_values();
+    assert_eq!(read_separated(&disk(&files), "").unwrap(), want);
+    let mut rng = Rng::with_seed(7);
+    for end in [".vsst", ".sst"] {
+        let names: Vec<&String> = files.keys().filter(|name| name.ends_with(end)).collect();
+        assert!(!names.is_empty(), "no {end}: {:?}", files.keys());
+        for name in names.into_iter().take(3) {
+            let offsets = offsets(files[name].len(), &mut rng);
+            judge_flips(&files, &want, name, offsets.into_iter());
+        }
+    }
+}
+
+/// A record of a manifest: its place, and its changes as a dump prints them.
+struct ManifestRecord {
+    offset: usize,
+    bytes: usize,
+    changes: String,
+}
+
+/// The records after the snapshot.
+fn manifest_records(fs: &MemFs) -> Vec<ManifestRecord> {
+    let mut dump = String::new();
+    archipelago_engine::manifest::dump(fs, Path::new("/db"), &mut dump).unwrap();
+    let mut records: Vec<ManifestRecord> = Vec::new();
+    for line in dump.lines() {
+        if let Some(place) = line.strip_prefix("record at ") {
+            let (offset, len) = place.split_once(" (").unwrap();
+            let (bytes, _) = len.split_once(' ').unwrap();
+            let (offset, bytes) = (offset.parse().unwrap(), bytes.parse().unwrap());
+            records.push(ManifestRecord { offset, bytes, changes: String::new() });
+        } else if let Some(record) = records.last_mut() {
+            record.changes.extend([line, "\n"]);
+        }
+    }
+    records
+}
+
+#[test]
+fn flipped_byte_in_a_change_of_value_files_is_named() {
+    let (files, want) = closed_with_separated_values();
+    let name = files.keys().rfind(|name| name.starts_with("MANIFEST")).unwrap();
+    let records = manifest_records(&disk(&files));
+    // One text for each of the tags 14 to 18.
+    for change in [
+        "add value file ",
+        "remove value file ",
+        " inherits from ",
+        "add invalid file ",
+        "remove invalid file ",
+    ] {
+        let record = records.iter().find(|record| record.changes.contains(change));
+        let record = record.unwrap_or_else(|| panic!("no record with \"{change}\""));
+        let bytes = record.offset..record.offset + record.bytes;
+        judge_flips(&files, &want, name, bytes.step_by(record.bytes.div_ceil(16)));
+    }
+}
+
+#[test]
+fn missing_or_shortened_value_or_invalid_file_is_named() {
+    let (files, want) = closed_with_separated_values();
+    for end in [".vsst", ".inv"] {
+        let name = files.keys().find(|name| name.ends_with(end));
+        let name = name.unwrap_or_else(|| panic!("no {end}: {:?}", files.keys()));
+        let len = files[name].len();
+        for left in [0, len / 2, len - 1] {
+            let mut damaged = files.clone();
+            damaged.get_mut(name).unwrap().truncate(left);
+            let result = read_separated(&disk(&damaged), name);
+            judge(name, &format!("cut from {len} to {left} bytes"), result, &want, false);
+        }
+        let mut damaged = files.clone();
+        damaged.remove(name);
+        judge(name, "removed", read_separated(&disk(&damaged), name), &want, false);
     }
 }
 

@@ -24,7 +24,7 @@ use std::cmp::Ordering;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use archipelago_base::budget::MemoryClass;
+use archipelago_base::budget::{Charge, MemoryClass};
 use archipelago_base::{CfId, Error, ErrorKind, FileNo, Result};
 use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions};
 use serde::{Deserialize, Serialize};
@@ -190,6 +190,8 @@ struct Source {
     step_bytes_max: u64,
     /// Index of the next valid record.
     record: usize,
+    /// Charge for the memory of the keys.
+    _held: Charge,
 }
 
 impl Source {
@@ -283,6 +285,9 @@ fn step_bytes_max(inputs: usize) -> u64 {
 struct OpenInput {
     table: Arc<ValueTable>,
     keys: Arc<KeyList>,
+    /// Charge for the memory of the keys. It is empty for keys that the owner has read, because the
+    /// owner charges them.
+    held: Charge,
 }
 
 fn open_sources(
@@ -301,7 +306,7 @@ fn open_sources(
     let valid = valid_records(spec, &inputs, context)?;
     figures.lookup_ns += context.clock.now_ns().saturating_sub(started_ns);
     let mut sources = Vec::with_capacity(inputs.len());
-    for (OpenInput { table, keys }, valid) in inputs.into_iter().zip(valid) {
+    for (OpenInput { table, keys, held }, valid) in inputs.into_iter().zip(valid) {
         let spans = (0..keys.len()).map(|record| {
             let handle = keys.handle(record);
             let is_valid = valid.is_valid(record);
@@ -319,6 +324,7 @@ fn open_sources(
             in_step: 0,
             step_bytes_max,
             record: 0,
+            _held: held,
         };
         source.settle();
         sources.push(source);
@@ -335,19 +341,22 @@ fn open_inputs(
     for (at, input) in spec.inputs.iter().enumerate() {
         let path = spec.output.dir.join(value_file_name(input.meta.file_no()));
         let table = open_input(spec, &input.meta, context)?;
+        let mut held = context.budget.hold(MemoryClass::Job, 0);
         let keys = match context.value_keys.get(at) {
             Some(known) => Arc::clone(known),
             None => {
                 figures.key_reads += 1;
                 figures.key_bytes_read += input.meta.keys_bytes();
-                Arc::new(KeyList::read(table.keys(spec.io())?)?)
+                let keys = KeyList::read(table.keys(spec.io())?)?;
+                held.resize(keys.memory_bytes());
+                Arc::new(keys)
             }
         };
         if keys.len() as u64 != input.meta.records {
             let what = format!("{} keys, but the manifest says {}", keys.len(), input.meta.records);
             return Err(Error::corrupt(&path, input.meta.keys_offset, what));
         }
-        inputs.push(OpenInput { table, keys });
+        inputs.push(OpenInput { table, keys, held });
     }
     Ok(inputs)
 }
@@ -400,8 +409,8 @@ struct Heir<'a> {
     path: PathBuf,
     context: &'a JobContext<'a>,
     is_whole: bool,
-    /// Charge for the memory of the keys of all inputs, and of the steps.
-    _held: archipelago_base::budget::Charge,
+    /// Charge for the memory of one step of each input.
+    _held: Charge,
 }
 
 impl<'a> Heir<'a> {

@@ -54,6 +54,9 @@ struct Candidate {
     record: usize,
 }
 
+/// Bytes of memory that a look-up takes for each record of its inputs, for their common order.
+pub(crate) const RECORD_BYTES: u64 = size_of::<Candidate>() as u64;
+
 /// For each of `inputs`, the records that are valid in `version`.
 pub(crate) fn valid_records(
     version: &Version,

@@ -29,6 +29,9 @@ pub(crate) struct KeyList {
 }
 
 impl KeyList {
+    /// Bytes of memory that a list takes for each record, without its user key.
+    pub(crate) const RECORD_BYTES: u64 = size_of::<ListedKey>() as u64;
+
     /// The keys on a walk over a value file, from its position on. Errors: `Corrupt` if the file is
     /// damaged; `Unsupported` if its user keys take 4 GiB.
     pub(crate) fn read(mut keys: ValueKeys) -> Result<Self> {
@@ -42,6 +45,8 @@ impl KeyList {
             list.records.push(ListedKey { key_end, seq, handle });
             keys.advance();
         }
+        // The arena has grown by doubling.
+        list.arena.shrink_to_fit();
         Ok(list)
     }
 

@@ -31,6 +31,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
+use crate::gc::lookup;
+use crate::value::KeyList;
+
 /// Number of neighbouring small files above which they are merged.
 const SMALL_FILES_MAX: usize = 16;
 /// The same limit while the references of the family exceed [`REFS_BYTES_CROWDED`].
@@ -48,8 +51,10 @@ const NEIGHBOURS_APART_MAX: usize = 16;
 /// Smallest garbage share of a neighbour that joins a pick for space, as a part of the seed's
 /// share.
 const NEIGHBOUR_SHARE_MIN: f64 = 0.75;
-/// Limit on the bytes of key blocks that a job holds in memory; a single input may have more.
-const KEY_BYTES_MAX: u64 = 64 << 20;
+/// Limit on the bytes of memory that the keys of a job take; a single input may take more.
+const KEY_MEMORY_BYTES_MAX: u64 = 64 << 20;
+/// Bytes of memory that a job takes for each record, without its user key.
+const RECORD_MEMORY_BYTES: u64 = KeyList::RECORD_BYTES + lookup::RECORD_BYTES;
 /// Limit on the inputs of a job, because it keeps all of them open.
 const INPUTS_MAX: usize = 256;
 
@@ -71,8 +76,20 @@ pub(crate) struct ValueFileState<'a> {
     pub value_bytes: u64,
     /// Bytes of the key blocks.
     pub key_bytes: u64,
+    /// Number of records.
+    pub records: u64,
     /// Bytes of the value area that tables of the version refer to.
     pub referenced_bytes: u64,
+}
+
+/// Bytes of memory that a job takes for the keys of a value file: for their list and for the order
+/// in which they are looked up. The key blocks say little about it, because they are compressed and
+/// keys share their prefixes there. The mean length of a key is taken from the smallest and the
+/// largest one.
+#[must_use]
+pub(crate) fn key_memory_bytes(records: u64, smallest: &[u8], largest: &[u8]) -> u64 {
+    let mean_key_bytes = (smallest.len() + largest.len()).div_ceil(2) as u64;
+    records.saturating_mul(RECORD_MEMORY_BYTES + mean_key_bytes)
 }
 
 impl ValueFileState<'_> {
@@ -84,6 +101,11 @@ impl ValueFileState<'_> {
     /// Bytes of the value area that no table refers to.
     fn garbage_bytes(&self) -> u64 {
         self.value_bytes - self.valid_bytes()
+    }
+
+    /// Bytes of memory that a job takes for the keys of the file.
+    fn key_memory_bytes(&self) -> u64 {
+        key_memory_bytes(self.records, self.smallest, self.largest)
     }
 
     /// Garbage as a share of the value area, from 0 to 1.
@@ -183,6 +205,7 @@ struct InputSum {
     files: usize,
     valid_bytes: u64,
     key_bytes: u64,
+    key_memory_bytes: u64,
 }
 
 impl InputSum {
@@ -191,6 +214,7 @@ impl InputSum {
             files: self.files + 1,
             valid_bytes: self.valid_bytes.saturating_add(file.valid_bytes()),
             key_bytes: self.key_bytes.saturating_add(file.key_bytes),
+            key_memory_bytes: self.key_memory_bytes.saturating_add(file.key_memory_bytes()),
         }
     }
 
@@ -199,6 +223,7 @@ impl InputSum {
             files: self.files - 1,
             valid_bytes: self.valid_bytes.saturating_sub(file.valid_bytes()),
             key_bytes: self.key_bytes.saturating_sub(file.key_bytes),
+            key_memory_bytes: self.key_memory_bytes.saturating_sub(file.key_memory_bytes()),
         }
     }
 
@@ -206,7 +231,7 @@ impl InputSum {
     fn fits(self, value_file_bytes: u64) -> bool {
         self.files <= INPUTS_MAX
             && self.valid_bytes <= value_file_bytes
-            && self.key_bytes <= KEY_BYTES_MAX
+            && self.key_memory_bytes <= KEY_MEMORY_BYTES_MAX
     }
 
     /// Bytes that an heir of all of the files takes on the disk.

@@ -13,6 +13,7 @@ struct TestFile {
     largest: Vec<u8>,
     value_bytes: u64,
     key_bytes: u64,
+    records: u64,
     referenced_bytes: u64,
 }
 
@@ -24,6 +25,7 @@ impl TestFile {
             largest: &self.largest,
             value_bytes: self.value_bytes,
             key_bytes: self.key_bytes,
+            records: self.records,
             referenced_bytes: self.referenced_bytes,
         }
     }
@@ -58,6 +60,7 @@ impl Family {
             largest: key(keys.1),
             value_bytes,
             key_bytes: value_bytes / 100,
+            records: value_bytes.div_ceil(4096),
             referenced_bytes,
         });
         self.next_no
@@ -142,7 +145,9 @@ fn check_pick(family: &Family, pick: &GcPick) {
     let valid_bytes: u64 = inputs.iter().map(|file| file.referenced_bytes).sum();
     let key_bytes: u64 = inputs.iter().map(|file| file.key_bytes).sum();
     assert_eq!(pick.heir_bytes, valid_bytes + key_bytes);
-    assert!(inputs.len() == 1 || (valid_bytes <= FULL && key_bytes <= KEY_BYTES_MAX));
+    let key_memory_bytes: u64 = inputs.iter().map(|file| file.state().key_memory_bytes()).sum();
+    let fits = valid_bytes <= FULL && key_memory_bytes <= KEY_MEMORY_BYTES_MAX;
+    assert!(inputs.len() == 1 || fits);
     match pick.reason {
         GcReason::Space => {
             assert!(family.garbage_bytes() > family.exposed_bytes_max);
@@ -257,6 +262,29 @@ fn heirs_without_room_are_made_of_fewer_files() {
     assert_eq!(pick_in(MIB * 16 / 10), Some(vec![files[1], files[2]]));
     assert_eq!(pick_in(MIB * 5 / 10), Some(vec![files[2]]));
     assert_eq!(pick_in(MIB * 3 / 10), None);
+}
+
+#[test]
+fn memory_of_keys_counts_each_record_and_its_mean_key() {
+    assert_eq!(key_memory_bytes(0, b"a", b"b"), 0);
+    // A record takes 32 bytes in the list and 16 bytes in the order of the look-up.
+    assert_eq!(key_memory_bytes(1000, b"12345678", b"87654321"), 1000 * (32 + 16 + 8));
+    assert_eq!(key_memory_bytes(10, b"1", b"1234"), 10 * (48 + 3));
+    assert_eq!(key_memory_bytes(u64::MAX, b"a", b"b"), u64::MAX);
+}
+
+#[test]
+fn inputs_are_limited_by_the_memory_of_their_keys() {
+    let mut family = Family::default();
+    (0..3).for_each(|_| _ = family.add((0, 9), MIB, MIB / 4));
+    assert_eq!(family.pick().expect("garbage is exposed").inputs.len(), 3);
+    // Keys of 8 bytes that share their prefixes: 28 MB of memory, and one MiB of key blocks.
+    for file in &mut family.files {
+        (file.records, file.key_bytes) = (500_000, MIB);
+    }
+    assert_eq!(family.pick().expect("garbage is exposed").inputs.len(), 2);
+    family.files.iter_mut().for_each(|file| file.records = 5_000_000);
+    assert_eq!(family.pick().expect("one file is taken in any case").inputs.len(), 1);
 }
 
 #[test]

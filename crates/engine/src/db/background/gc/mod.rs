@@ -48,8 +48,10 @@ use crate::event::Event;
 use crate::executor::{self, JobKind, JobPlace};
 use crate::file_meta::value_file_name;
 use crate::gc::job::{GcInput, GcSpec, Validity};
-use crate::gc::lookup::{LookupInput, valid_records};
-use crate::gc::pick::{GcPick, GcReason, GcSnapshot, ValueFileState, is_due_with_room, pick_gc};
+use crate::gc::lookup::{self, LookupInput, valid_records};
+use crate::gc::pick::{
+    GcPick, GcReason, GcSnapshot, ValueFileState, is_due_with_room, key_memory_bytes, pick_gc,
+};
 use crate::gc::space_plan::SpaceEvent;
 use crate::gc::valid_bits::ValidBits;
 use crate::gc::windows::ReadaheadLimits;
@@ -183,6 +185,7 @@ fn pick_in(
             largest: &file.largest,
             value_bytes: file.value_bytes(),
             key_bytes: file.keys_bytes(),
+            records: file.records,
             referenced_bytes: refs.bytes,
         })
         .collect();
@@ -331,12 +334,19 @@ fn collect_by_invalid_files(attempt: &GcAttempt<'_>) -> Result<()> {
 fn collect_by_look_up(attempt: &GcAttempt<'_>) -> Result<()> {
     let GcAttempt { db, task, .. } = *attempt;
     let mut output = JobOutput::default();
+    let expected = task.inputs.iter().fold(0, |sum: u64, input| {
+        let bytes = key_memory_bytes(input.records, &input.smallest, &input.largest);
+        sum.saturating_add(bytes)
+    });
+    let mut held = db.context.budget().hold(MemoryClass::Job, expected);
     let keys = read_keys(db, task, &mut output)?;
-    let memory = keys.iter().map(|list| list.memory_bytes()).sum();
-    let _held = db.context.budget().hold(MemoryClass::Job, memory);
+    let list_bytes: u64 = keys.iter().map(|list| list.memory_bytes()).sum();
+    let order_bytes: u64 = keys.iter().map(|list| list.len() as u64 * lookup::RECORD_BYTES).sum();
+    held.resize(list_bytes + order_bytes);
     let started_ns = db.context.clock().now_ns();
     let valid = look_up(db, task, &keys)?;
     let lookup_ns = db.context.clock().now_ns().saturating_sub(started_ns);
+    held.resize(list_bytes);
     let numbers = JobNumbers::new(db, Order::none());
     let spec = gc_spec(&numbers, task, valid.into_iter().map(Validity::Bits).collect())?;
     let mut collected = run_spec(attempt, &spec, keys)?;

@@ -111,6 +111,8 @@ tickers! {
     GcValueBytesRead = "gc.value.bytes.read",
     /// Nanoseconds that garbage collections spent on reading values.
     GcValueReadNs = "gc.value.read.ns",
+    /// Nanoseconds that garbage collections spent on checking values and writing them.
+    GcWriteNs = "gc.write.ns",
     /// Nanoseconds that garbage collections spent on keys and sync at the end of their output.
     GcFinishNs = "gc.finish.ns",
     /// Records that compactions and flushes dropped.

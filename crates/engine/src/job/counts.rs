@@ -90,6 +90,8 @@ pub struct GcFigures {
     pub records_checked: u64,
     /// Records that were copied.
     pub records_copied: u64,
+    /// Time of the checks of values and of their writes into the output, in nanoseconds.
+    pub write_ns: u64,
     /// Time of the end of the output, its sync included, in nanoseconds.
     pub finish_ns: u64,
 }

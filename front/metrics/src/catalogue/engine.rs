@@ -120,7 +120,7 @@ metrics! {
     /// Bytes that garbage collections read by `step`: keys or values.
     GC_STEP_BYTES: Counter "archipelago_engine_gc_step_read_bytes" ["step"];
     /// Time of garbage collections by `step`: keys (reading them), lookup (in tables), values
-    /// (reading them) or finish (writing keys and syncing).
+    /// (reading them), write (checking and writing values) or finish (writing keys and syncing).
     GC_STEP_TIME: Counter "archipelago_engine_gc_step_seconds" ["step"];
     /// Bytes of ingested files.
     INGESTED: Counter "archipelago_engine_ingested_bytes" [];

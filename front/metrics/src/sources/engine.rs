@@ -169,6 +169,7 @@ static TICKERS: [(Ticker, &Metric, Option<&str>); Ticker::ALL.len()] = [
     (Ticker::GcKeyReadNs, &metric::GC_STEP_TIME, Some("keys")),
     (Ticker::GcLookupNs, &metric::GC_STEP_TIME, Some("lookup")),
     (Ticker::GcValueReadNs, &metric::GC_STEP_TIME, Some("values")),
+    (Ticker::GcWriteNs, &metric::GC_STEP_TIME, Some("write")),
     (Ticker::GcFinishNs, &metric::GC_STEP_TIME, Some("finish")),
     (Ticker::BackgroundErrors, &metric::BACKGROUND_ERRORS, None),
     (Ticker::ExtensionPanics, &metric::EXTENSION_PANICS, None),

@@ -15,7 +15,7 @@ use crate::gc::job::GcSpec;
 use crate::job::JobOutput;
 
 /// Version of the format. Another version is refused as `Unsupported`.
-pub const VERSION: u8 = 3;
+pub const VERSION: u8 = 4;
 
 const HEADER_BYTES: usize = 2;
 const CRC_BYTES: usize = 4;

@@ -208,7 +208,7 @@ fn other_versions_and_other_messages_are_refused() {
     message[0] = VERSION + 1;
     let error = decode::<FlushSpec>(&message).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
-    assert!(error.context().contains("version 4"), "{error}");
+    assert!(error.context().contains("version 5"), "{error}");
     assert_eq!(decode::<FlushSpec>(&[]).unwrap_err().kind(), ErrorKind::Corrupt);
     assert_eq!(decode::<FlushSpec>(&[VERSION]).unwrap_err().kind(), ErrorKind::Corrupt);
 }

@@ -611,6 +611,7 @@ fn tell_gc(db: &DbInner, task: &GcTask, output: &JobOutput, replaced: &[FileNo])
         (Ticker::GcValueRanges, figures.value_ranges),
         (Ticker::GcValueBytesRead, figures.value_bytes_read),
         (Ticker::GcValueReadNs, figures.value_read_ns),
+        (Ticker::GcWriteNs, figures.write_ns),
         (Ticker::GcFinishNs, figures.finish_ns),
     ] {
         stats.add(ticker, value);

@@ -428,6 +428,23 @@ fn writers_learn_the_speed_of_a_collection_for_space() {
 }
 
 #[test]
+fn every_step_of_a_collection_is_timed() {
+    let store = in_memory(1.5);
+    let db = &store.db.inner;
+    let task = next_gc(db, &mut db.jobs.lock(Order::none()), GcWorker::Reserved).expect("is due");
+    run_gc_task(db, &task).expect("collects");
+    for ticker in [
+        Ticker::GcKeyReadNs,
+        Ticker::GcLookupNs,
+        Ticker::GcValueReadNs,
+        Ticker::GcWriteNs,
+        Ticker::GcFinishNs,
+    ] {
+        assert!(store.ticker(ticker) > 0, "{}", ticker.name());
+    }
+}
+
+#[test]
 fn delayed_writers_make_all_garbage_due() {
     let exposed_max = |store: &Store| {
         let mut state = store.db.inner.jobs.lock(Order::none());

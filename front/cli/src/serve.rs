@@ -23,6 +23,7 @@ use archipelago_env::descriptors::raise_limit;
 use archipelago_fabric::endpoint;
 use archipelago_metrics::endpoint::{MetricsListener, MetricsServer};
 use archipelago_metrics::sources;
+use archipelago_offload::job::JobKind;
 use archipelago_offload::net::{OffloadMode, OwnerSettings};
 use archipelago_offload::shard_owner::{StayingMemtables, takeover_facts};
 use archipelago_resp::engine_store::EngineStore;
@@ -145,6 +146,11 @@ pub(crate) struct ServeArgs {
     /// (needs --offload-mode memtables, flushes or all)
     #[arg(long, value_name = "auto|COUNT")]
     local_memtables: Option<StayingMemtables>,
+    /// Let compactions note the separated values that they drop, so that garbage collections in
+    /// executors need no look-up in this process. Each such compaction writes a small file more
+    /// (needs --offload-mode compactions or all)
+    #[arg(long)]
+    gc_invalid_files: bool,
     /// Directory of the database. The server creates it if it does not exist (engine lsm)
     #[arg(
         long,
@@ -241,6 +247,23 @@ impl ServeArgs {
 /// Serves until the process is told to stop.
 pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     refuse_flags_of_redis(args)?;
+    refuse_useless_offload_flags(args)?;
+    match args.engine {
+        Engine::Lsm => database(args),
+        Engine::FlexKv if args.offload_mode != Offload::Off => Err(Error::invalid(
+            "--offload-mode is for the engine lsm: the engine flexkv has no compactions and no \
+             memtables",
+        )),
+        Engine::FlexKv if args.volume.is_given() => Err(Error::invalid(
+            "--store is for the engine lsm: the engine flexkv keeps its data in the memory of the \
+             cluster (--manager), so leave --store or --engine out",
+        )),
+        Engine::FlexKv => remote_memory(args),
+    }
+}
+
+/// Refuses settings of work and memory that do not leave in the offload mode.
+fn refuse_useless_offload_flags(args: &ServeArgs) -> Result<()> {
     if args.remote_memtables_mib > 0 && !args.offload_mode.mode().sends_memtables() {
         return Err(Error::invalid(
             "--remote-memtables-mib is for --offload-mode memtables, flushes and all: add one of \
@@ -278,18 +301,13 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
              or leave it out",
         ));
     }
-    match args.engine {
-        Engine::Lsm => database(args),
-        Engine::FlexKv if args.offload_mode != Offload::Off => Err(Error::invalid(
-            "--offload-mode is for the engine lsm: the engine flexkv has no compactions and no \
-             memtables",
-        )),
-        Engine::FlexKv if args.volume.is_given() => Err(Error::invalid(
-            "--store is for the engine lsm: the engine flexkv keeps its data in the memory of the \
-             cluster (--manager), so leave --store or --engine out",
-        )),
-        Engine::FlexKv => remote_memory(args),
+    if args.gc_invalid_files && !args.offload_mode.mode().sends(JobKind::Gc) {
+        return Err(Error::invalid(
+            "--gc-invalid-files is for --offload-mode compactions and all: add one of them, or \
+             leave it out",
+        ));
     }
+    Ok(())
 }
 
 /// Refuses flags of redis-server, and names the flag of this program.
@@ -365,6 +383,7 @@ fn offload(args: &ServeArgs) -> Result<Option<OwnerSettings>> {
         key_offset_cache_bytes,
         shard_copies: args.shard_copies,
         staying: args.local_memtables,
+        gc_invalid_files: args.gc_invalid_files,
     }))
 }
 

@@ -281,6 +281,7 @@ fn offloaded(dir: &Path, fs: &Arc<dyn FileSystem>, flags: &Flags) -> Result<Offl
         key_offset_cache_bytes: flags.offload.offset_cache_bytes,
         shard_copies: None,
         staying: flags.offload.local_memtables,
+        gc_invalid_files: false,
     };
     let (fs, dir) = (Arc::clone(fs), dir.to_owned());
     Offloaded::start(&Storage { fs, dir, tiers: None, volume: None }, settings)

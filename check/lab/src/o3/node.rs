@@ -201,6 +201,7 @@ fn server(flags: &NodeFlags, managers: Vec<String>, link: &Arc<ThrottledFs>) -> 
         key_offset_cache_bytes: None,
         shard_copies: None,
         staying: None,
+        gc_invalid_files: false,
     });
     let node = ComputeNode::open_over(storage, &settings, offload)?;
     let store = Arc::new(EngineStore::new(node.db().clone(), WriteOptions::default())?);

@@ -228,7 +228,7 @@ impl JobExecutor for NotingExecutor {
 }
 
 /// Opens a database that separates values and collects their garbage eagerly.
-fn open_separated(fs: &MemFs) -> Result<Db> {
+pub(crate) fn open_separated(fs: &MemFs) -> Result<Db> {
     let family = Separation::EAGER.of(CfOptions {
         level_base_bytes: 16 << 10,
         target_file_bytes: 4 << 10,
@@ -244,7 +244,7 @@ fn open_separated(fs: &MemFs) -> Result<Db> {
 
 /// A closed database with tables of references, value files and invalid files, and its content. Its
 /// manifest has every change of value files and of invalid files.
-fn closed_with_separated_values() -> (Files, Contents) {
+pub(crate) fn closed_with_separated_values() -> (Files, Contents) {
     let fs = MemFs::new();
     let db = open_separated(&fs).unwrap();
     let mut rows = BTreeMap::new();

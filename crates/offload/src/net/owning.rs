@@ -131,6 +131,10 @@ pub struct OwnerSettings {
     /// How many of the newest full memtables stay in the process. `None` for the default of
     /// [`OwnerTerms`](crate::shard_owner::OwnerTerms).
     pub staying: Option<StayingMemtables>,
+    /// Whether garbage collections that leave the process find valid values by the invalid files
+    /// of compactions, and not by a look-up of the owner
+    /// ([`JobExecutor::prefers_invalid_files`]). It holds for one open. Default: no.
+    pub gc_invalid_files: bool,
 }
 
 /// The result that a waiting call gets.
@@ -471,6 +475,11 @@ impl JobExecutor for OffloadExecutor {
 
     fn plans_again(&self, error: &Error) -> bool {
         error.kind() == ErrorKind::Busy
+    }
+
+    fn prefers_invalid_files(&self) -> bool {
+        // A collection that stays looks its keys up through the block cache of this process.
+        self.settings.gc_invalid_files && self.settings.mode.sends(JobKind::Gc)
     }
 
     fn output_refused(&self, kind: EngineJobKind) {

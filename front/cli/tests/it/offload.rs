@@ -99,6 +99,17 @@ pub(crate) fn figure(redis: &mut Redis, name: &str) -> u64 {
 }
 
 #[test]
+fn invalid_files_need_a_mode_in_which_collections_leave() {
+    for mode in ["off", "memtables", "flushes"] {
+        let flags = ["serve", "--gc-invalid-files", "--offload-mode", mode];
+        let output = archipelago().args(flags).output().unwrap();
+        assert!(!output.status.success());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains("--offload-mode compactions"), "{mode}: {said}");
+    }
+}
+
+#[test]
 fn compactions_of_a_server_run_in_executors_that_are_killed() {
     let base = tempfile::tempdir().unwrap();
     let (_manager, at) = manager();

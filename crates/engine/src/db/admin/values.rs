@@ -147,6 +147,10 @@ pub struct ValuesReport {
     pub unix_ms: u64,
     /// Bytes of the tables of the family.
     pub table_bytes: u64,
+    /// Number of invalid files, which executors may prefer for garbage collection.
+    pub invalid_files: u64,
+    /// Bytes of the invalid files. The bound on space does not count them.
+    pub invalid_bytes: u64,
     /// The estimate of hidden garbage; `None` before the first examination since the open.
     pub space: Option<SpaceInfo>,
     /// Tables and value files of the whole database that only old versions hold.
@@ -306,6 +310,13 @@ impl fmt::Display for ValuesReport {
             self.references(),
             self.table_bytes
         )?;
+        if self.invalid_files > 0 {
+            writeln!(
+                f,
+                "Invalid files: {} of {} bytes, which the bound does not count",
+                self.invalid_files, self.invalid_bytes
+            )?;
+        }
         f.write_str(&self.space_text())
     }
 }
@@ -343,6 +354,8 @@ pub(crate) fn values_report(db: &Db, cf: &ColumnFamily) -> Result<ValuesReport> 
         files,
         unix_ms: db.inner.context.clock().unix_ms(),
         table_bytes: version.files().map(|(_, file)| file.size_bytes).sum(),
+        invalid_files: values.invalid_files().count() as u64,
+        invalid_bytes: values.invalid_files().map(|file| file.size_bytes).sum(),
         space: space_info(db, cf),
         pinned: pinned_info(db),
         oldest_snapshot: snapshots.first().copied(),

@@ -12,6 +12,7 @@ use archipelago_engine::repair::{RepairOptions, RepairReport, repair, verify_fil
 use archipelago_env::FileSystem;
 use archipelago_env::mem::MemFs;
 
+use crate::corruption::{closed_with_separated_values, disk, open_separated};
 use crate::support::{over, small_db, small_family};
 
 const DIR: &str = "/db";
@@ -149,6 +150,21 @@ fn verification_counts_the_references_to_a_damaged_value_file() {
         let found = verify_files(&shared(&fs), Path::new(DIR), |_| {}).unwrap();
         assert!(found.errors.iter().any(names_it), "{:?}", found.errors);
     }
+}
+
+#[test]
+fn values_report_has_the_invalid_files() {
+    let (files, _) = closed_with_separated_values();
+    let invalid = files.iter().filter(|(name, _)| name.ends_with(".inv"));
+    let sizes: Vec<u64> = invalid.map(|(_, bytes)| bytes.len() as u64).collect();
+    assert!(!sizes.is_empty(), "{:?}", files.keys());
+    let db = open_separated(&disk(&files)).unwrap();
+    let report = db.values(db.default_family()).unwrap();
+    let found = (report.invalid_files, report.invalid_bytes);
+    assert_eq!(found, (sizes.len() as u64, sizes.iter().sum::<u64>()));
+    let line = format!("Invalid files: {} of {} bytes", found.0, found.1);
+    assert!(report.to_string().contains(&line), "{report}");
+    db.close().unwrap();
 }
 
 #[test]

@@ -8,7 +8,7 @@
 //!
 //! A thread of a server has other work: other connections wait for it. [`block_on_with`] therefore
 //! waits on such a thread for a short time only, which is enough for the usual answer. After that
-//! it calls [`LongWait::run`] for the rest of the wait.
+//! it calls a function of the caller for the rest of the wait.
 //!
 //! Invariants:
 //! 1. A driver is offered and driven within one poll.
@@ -21,10 +21,10 @@
 //!
 //! Thread-safety: the state belongs to the thread.
 //! Failure: none of its own.
-//! Cost: that of the promise, and one allocation per thread. [`block_on_with`] also reads the clock
-//! a few times for each wait.
+//! Cost: that of the promise, and one allocation per thread. [`block_on_with`] reads no clock if
+//! the first wait ends the future.
 
-use std::cell::RefCell;
+use std::cell::{Cell, OnceCell, RefCell};
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -33,9 +33,9 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::Duration;
 
-use archipelago_base::clock::SystemClock;
+use archipelago_base::clock::{Clock, SystemClock};
 
-use crate::driver::{Driver, time_left};
+use crate::driver::Driver;
 
 /// The driver that the calling thread will drive.
 #[derive(Default)]
@@ -152,10 +152,7 @@ impl<'f, F: Future> Running<'f, F> {
     /// zero. Returns whether the future is woken. If not, the caller waits again.
     fn wait_while(&self, left: &dyn Fn() -> Duration) -> bool {
         if let Some(driver) = &self.driver {
-            let limit = left();
-            if !limit.is_zero() {
-                driver.drive_for(&|| self.parked.woken.load(Ordering::Acquire), limit);
-            }
+            driver.drive_for(&|| self.parked.woken.load(Ordering::Acquire), left);
         }
         loop {
             if self.parked.woken.swap(false, Ordering::Acquire) {
@@ -187,33 +184,42 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     Running::new(future).finish()
 }
 
-/// Treatment of long waits on a thread that has other work, such as a worker thread of a server.
-#[derive(Clone, Copy, Debug)]
-pub struct LongWait {
-    /// Time of waiting after which the rest of the wait counts as long.
-    pub after: Duration,
-    /// Calls its argument once, on the calling thread, and lets another thread do the other work of
-    /// this thread meanwhile.
-    pub run: fn(&mut dyn FnMut()),
+/// The time that is left of `limit`. Only a wait that has lasted long needs the clock, so the first
+/// call returns all of `limit`, and the measurement begins with the second call. Together the waits
+/// therefore last for twice the limit at most.
+fn time_left(limit: Duration) -> impl Fn() -> Duration {
+    let (is_first, clock) = (Cell::new(true), OnceCell::new());
+    move || {
+        if is_first.replace(false) {
+            return limit;
+        }
+        // The time of this clock begins with its creation.
+        let since_ns = clock.get_or_init(SystemClock::new).now_ns();
+        limit.saturating_sub(Duration::from_nanos(since_ns))
+    }
 }
 
-/// Runs `future` like [`block_on`]. If it is pending for longer than [`LongWait::after`], the rest
-/// runs within [`LongWait::run`].
-pub fn block_on_with<T>(future: impl Future<Output = T>, long_wait: LongWait) -> T {
+/// Runs `future` like [`block_on`], on a thread that has other work. If it is pending for longer
+/// than about `after`, the rest of the wait is long. It runs within `run`, which calls its argument
+/// once, on the calling thread, and lets another thread do the other work of this thread meanwhile.
+pub fn block_on_with<T>(
+    future: impl Future<Output = T>,
+    after: Duration,
+    run: impl FnOnce(&mut dyn FnMut()),
+) -> T {
     let future = pin!(future);
     let mut running = Running::new(future);
     if let Poll::Ready(value) = running.poll() {
         return value;
     }
-    let clock = SystemClock::new();
-    let left = time_left(&clock, long_wait.after);
+    let left = time_left(after);
     while running.wait_while(&left) {
         if let Poll::Ready(value) = running.poll() {
             return value;
         }
     }
     let mut value = None;
-    (long_wait.run)(&mut || {
+    run(&mut || {
         running.wait();
         value = Some(running.finish());
     });
@@ -306,16 +312,49 @@ mod tests {
 
     #[test]
     fn only_a_long_wait_leaves_the_thread_to_other_work() {
-        let long_after = |after| LongWait { after, run: count_and_run };
         let (filler, promise) = Filler::promise(5);
-        assert_eq!(block_on_with(promise, long_after(Duration::from_secs(3600))), 5);
-        assert_eq!(block_on_with(async { 6 }, long_after(Duration::ZERO)), 6);
+        assert_eq!(block_on_with(promise, Duration::from_secs(3600), count_and_run), 5);
+        assert_eq!(block_on_with(async { 6 }, Duration::ZERO, count_and_run), 6);
         assert_eq!(LONG_WAITS.load(Ordering::Relaxed), 0);
         assert_eq!(filler.driven.load(Ordering::Relaxed), 1);
         // Each of the two waits is long, and both run in one call.
         let (_, one) = Filler::promise(1);
         let (_, two) = Filler::promise(2);
-        let sum = block_on_with(async { one.await + two.await }, long_after(Duration::ZERO));
+        let sum = block_on_with(async { one.await + two.await }, Duration::ZERO, count_and_run);
         assert_eq!((sum, LONG_WAITS.load(Ordering::Relaxed)), (3, 1));
+    }
+
+    /// Completes nothing in a limited time, and fills its slot when it is driven without a limit.
+    struct Late {
+        slot: Arc<Slot<u32>>,
+        driven_for: AtomicUsize,
+    }
+
+    impl Driver for Late {
+        fn drive(&self, done: &dyn Fn() -> bool) {
+            self.slot.fill(7);
+            assert!(done(), "the polling task is woken");
+        }
+
+        fn drive_for(&self, done: &dyn Fn() -> bool, left: &dyn Fn() -> Duration) {
+            assert!(!done() && !left().is_zero());
+            self.driven_for.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn attend(&self) {}
+    }
+
+    #[test]
+    fn long_wait_drives_the_link_that_has_completed_nothing_in_time() {
+        let slot = Slot::new();
+        let late = Arc::new(Late { slot: Arc::clone(&slot), driven_for: AtomicUsize::new(0) });
+        let promise = Promise::pending(slot, late.clone() as Arc<dyn Driver>);
+        let mut long_waits = 0;
+        let value = block_on_with(promise, Duration::from_millis(1), |rest| {
+            long_waits += 1;
+            rest();
+        });
+        let driven_for = late.driven_for.load(Ordering::Relaxed);
+        assert_eq!((value, long_waits, driven_for), (7, 1, 1));
     }
 }

@@ -9,28 +9,23 @@
 
 use std::time::Duration;
 
-use archipelago_base::clock::Clock;
-
 /// Receives completions for a provider.
 pub trait Driver: Send + Sync {
     /// Receives on the calling thread until `done` returns true. The implementation must make
     /// `done` true by the deadline of the operation at the latest.
     fn drive(&self, done: &dyn Fn() -> bool);
 
-    /// Receives as [`Driver::drive`] does, but returns when about `limit` has passed, even if `done`
-    /// returns false then. By default the limit has no effect.
-    fn drive_for(&self, done: &dyn Fn() -> bool, limit: Duration) {
-        let _no_limit = limit;
-        self.drive(done);
+    /// Receives as [`Driver::drive`] does, but returns soon after `left`, the time that is left for
+    /// it, has become zero, even if `done` returns false then. By default the time has no effect
+    /// unless it is zero at the beginning. Calls of `left` may read the clock, so the implementation
+    /// calls it at most once for each time that it waits, and not while it holds a lock.
+    fn drive_for(&self, done: &dyn Fn() -> bool, left: &dyn Fn() -> Duration) {
+        if !left().is_zero() {
+            self.drive(done);
+        }
     }
 
     /// Sends the queued operations, and makes another thread receive. A promise calls it when a
     /// task polls it, and when it is dropped early. The call returns without waiting.
     fn attend(&self);
-}
-
-/// The time that is left of `limit`, which begins now.
-pub(crate) fn time_left(clock: &dyn Clock, limit: Duration) -> impl Fn() -> Duration {
-    let start_ns = clock.now_ns();
-    move || limit.saturating_sub(Duration::from_nanos(clock.now_ns().saturating_sub(start_ns)))
 }

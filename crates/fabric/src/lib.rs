@@ -66,7 +66,7 @@ pub mod wire;
 
 pub use auth::Secret;
 pub use batch::{Attached, BATCH_BYTES_MAX, BATCH_OPS_MAX, Batch, Op, Outcome};
-pub use block_on::{LongWait, block_on, block_on_with};
+pub use block_on::{block_on, block_on_with};
 pub use body::{BULK_BYTES_MAX, Body, INLINE_BYTES_MAX, MESSAGE_BYTES_MAX};
 pub use driver::Driver;
 pub use ids::{ClientId, ClusterId, NodeId, RegionId, RemoteKey, Rights};

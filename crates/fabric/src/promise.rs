@@ -310,10 +310,11 @@ impl Driver for Elsewhere {
         }
     }
 
-    fn drive_for(&self, done: &dyn Fn() -> bool, limit: Duration) {
+    fn drive_for(&self, done: &dyn Fn() -> bool, left: &dyn Fn() -> Duration) {
+        let limit = left();
         let mut lock = self.lock.lock();
         // One wait is enough, because the completer notifies this driver once.
-        if !done() {
+        if !done() && !limit.is_zero() {
             let _in_time_or_late = self.changed.wait_for(&mut lock, limit);
         }
     }

@@ -32,7 +32,8 @@ use crate::store::{
 use crate::worker_threads::off_the_workers;
 
 /// Time for which a call waits on a worker thread of the runtime before it leaves it. The answer of
-/// another node usually takes microseconds, and a dead node is noticed after seconds.
+/// another node usually takes microseconds, and a dead node is noticed after seconds. While some
+/// call waits for longer, the others leave their threads earlier.
 const SHORT_WAIT: Duration = Duration::from_millis(1);
 
 /// A compute node's store.

@@ -21,7 +21,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -40,7 +40,6 @@ use archipelago_flexkv::{
 use archipelago_pool::{PoolClient, PoolOptions};
 use parking_lot::RwLock;
 
-pub use archipelago_fabric::LongWait;
 pub use archipelago_flexkv::{CacheMode, Destination, FlexKvSettings, Renamed, ScanLimits, Set};
 
 /// Time between two checks whether the cluster declared the node dead.
@@ -60,6 +59,64 @@ const STEP_KEY_BYTES: usize = 1 << 20;
 
 /// Time within which the first life must begin once a manager has answered.
 const FIRST_LIFE: Duration = Duration::from_secs(30);
+
+/// Time for which a call waits in place while another call waits long. Both probably need the same
+/// silent node, and the usual answer takes less time.
+const IN_PLACE_MEANWHILE: Duration = Duration::from_micros(50);
+
+/// Treatment of long waits on a thread that has other work, such as a worker thread of a server.
+#[derive(Clone, Copy, Debug)]
+pub struct LongWait {
+    /// Time of waiting after which the rest of the wait counts as long.
+    pub after: Duration,
+    /// Calls its argument once, on the calling thread, and lets another thread do the other work of
+    /// this thread meanwhile.
+    pub run: fn(&mut dyn FnMut()),
+}
+
+/// Waits of the threads of callers.
+#[derive(Default)]
+struct Waits {
+    /// Treatment of long waits. Without one, all waits are in place.
+    long_wait: OnceLock<LongWait>,
+    /// Number of calls that wait long now.
+    waiting_long: AtomicUsize,
+}
+
+/// Counts a long wait until it is dropped.
+struct WaitingLong<'a>(&'a AtomicUsize);
+
+impl<'a> WaitingLong<'a> {
+    fn begin(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for WaitingLong<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Waits {
+    /// Time for which a call waits in place now.
+    fn in_place(&self, long_wait: &LongWait) -> Duration {
+        match self.waiting_long.load(Ordering::Relaxed) {
+            0 => long_wait.after,
+            _ => long_wait.after.min(IN_PLACE_MEANWHILE),
+        }
+    }
+
+    /// Blocks the calling thread until `future` completes.
+    fn wait_for<T>(&self, future: impl Future<Output = T>) -> T {
+        let Some(long_wait) = self.long_wait.get() else { return block_on(future) };
+        block_on_with(future, self.in_place(long_wait), |rest| {
+            let _counted = WaitingLong::begin(&self.waiting_long);
+            (long_wait.run)(rest);
+        })
+    }
+}
 
 /// The reason why a life did not begin.
 enum Failed {
@@ -135,8 +192,7 @@ struct NodeState {
     runtime: Arc<ThreadRuntime>,
     clock: Arc<dyn Clock>,
     life: RwLock<Option<Life>>,
-    /// Treatment of long waits on the threads of callers. Without one they wait in place.
-    long_wait: OnceLock<LongWait>,
+    waits: Waits,
     stop: AtomicBool,
 }
 
@@ -172,7 +228,7 @@ impl FlexKvNode {
             runtime: ThreadRuntime::shared()?,
             clock: SystemClock::shared(),
             life: RwLock::new(None),
-            long_wait: OnceLock::new(),
+            waits: Waits::default(),
             stop: AtomicBool::new(false),
         });
         shared.begin_first()?;
@@ -197,15 +253,12 @@ impl FlexKvNode {
     /// Makes the calls of all threads treat long waits by `long_wait`. Only the first call of this
     /// method has an effect.
     pub fn set_long_wait(&self, long_wait: LongWait) {
-        let _is_first = self.shared.long_wait.set(long_wait);
+        let _is_first = self.shared.waits.long_wait.set(long_wait);
     }
 
     /// Blocks the calling thread until `future` completes.
     fn wait_for<T>(&self, future: impl Future<Output = T>) -> T {
-        match self.shared.long_wait.get() {
-            Some(long_wait) => block_on_with(future, *long_wait),
-            None => block_on(future),
-        }
+        self.shared.waits.wait_for(future)
     }
 
     /// Whether a call may wait for longer than an exchange with another node takes.
@@ -627,7 +680,38 @@ impl NodeState {
 
 #[cfg(test)]
 mod tests {
+    use std::task::{Poll, Waker};
+
+    use parking_lot::Mutex;
+
     use super::*;
+
+    /// Waker of the future that waits long.
+    static LONG: Mutex<Option<Waker>> = Mutex::new(None);
+
+    fn wake_and_run(rest: &mut dyn FnMut()) {
+        if let Some(waker) = LONG.lock().take() {
+            waker.wake();
+        }
+        rest();
+    }
+
+    #[test]
+    fn calls_wait_shorter_in_place_while_another_waits_long() {
+        let long_wait = LongWait { after: Duration::from_millis(1), run: wake_and_run };
+        let waits = Waits::default();
+        waits.long_wait.set(long_wait).expect("the first call");
+        let mut is_long = false;
+        let meanwhile = waits.wait_for(std::future::poll_fn(|context| {
+            if std::mem::replace(&mut is_long, true) {
+                return Poll::Ready(waits.in_place(&long_wait));
+            }
+            *LONG.lock() = Some(context.waker().clone());
+            Poll::Pending
+        }));
+        assert_eq!(meanwhile, IN_PLACE_MEANWHILE);
+        assert_eq!(waits.in_place(&long_wait), long_wait.after);
+    }
 
     fn sample(expiries: &[u64], expired: usize) -> ScanStep {
         let found = |expires_ms: &u64| ScannedKey { key: Vec::new(), expires_ms: *expires_ms };

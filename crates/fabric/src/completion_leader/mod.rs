@@ -17,7 +17,8 @@
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: none of its own.
-//! Cost: a lone caller takes two short locks.
+//! Cost: a lone caller takes two short locks. A caller with a limit reads the clock as often as it
+//! waits in vain.
 
 #[cfg(test)]
 mod tests;
@@ -100,33 +101,39 @@ pub(crate) struct CompletionLeader<R = Locked> {
 impl<R: Room> CompletionLeader<R> {
     /// Receives on the calling thread until `done`, or sleeps while another thread leads. Returns
     /// earlier if `left`, the time that is left for it, becomes zero. `Duration::MAX` is no limit.
+    /// It calls `left` at the beginning and after each wait that has not made `done` true.
     pub(crate) fn drive(
         &self,
         link: &impl Receive,
         done: &dyn Fn() -> bool,
         left: &dyn Fn() -> Duration,
     ) {
-        let is_over = || done() || left().is_zero();
-        let mut state = self.room.lock();
+        let mut limit = left();
         loop {
-            if is_over() {
+            if done() || limit.is_zero() {
                 return;
             }
+            let mut state = self.room.lock();
             if !state.leading {
+                state.leading = true;
                 break;
             }
             // The leader may sleep on the network, so the operations of this thread are sent first.
             drop(state);
             link.hand_over();
-            state = self.room.lock();
-            if state.leading && !done() {
-                state = self.room.sleep(state, left());
+            let state = self.room.lock();
+            let sleeps = state.leading && !done();
+            drop(if sleeps { self.room.sleep(state, limit) } else { state });
+            // This may read the clock, so the thread holds no lock.
+            if !done() {
+                limit = left();
             }
         }
-        state.leading = true;
-        drop(state);
-        while !is_over() {
-            link.round(left());
+        while !done() && !limit.is_zero() {
+            link.round(limit);
+            if !done() {
+                limit = left();
+            }
         }
         self.room.lock().leading = false;
         self.room.tell_all();

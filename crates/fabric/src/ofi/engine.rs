@@ -43,7 +43,7 @@ use super::messages::Messages;
 use super::order::{Flying, Order, Ring, Sort};
 use crate::batch::{Batch, Op};
 use crate::completion_leader::{CompletionLeader, Receive};
-use crate::driver::{Driver, time_left};
+use crate::driver::Driver;
 use crate::ids::RemoteKey;
 use crate::link::IN_FLIGHT_MAX;
 use crate::memory::{self, Mapping};
@@ -574,8 +574,8 @@ impl Driver for Engine {
         self.leader.drive(self, done, &|| Duration::MAX);
     }
 
-    fn drive_for(&self, done: &dyn Fn() -> bool, limit: Duration) {
-        self.leader.drive(self, done, &time_left(&*self.clock, limit));
+    fn drive_for(&self, done: &dyn Fn() -> bool, left: &dyn Fn() -> Duration) {
+        self.leader.drive(self, done, left);
     }
 
     fn attend(&self) {

@@ -31,7 +31,7 @@ use super::{Arrived, Incoming, Outgoing, Stream, Taken};
 use crate::batch::{Attached, Batch};
 use crate::body::Body;
 use crate::completion_leader::{CompletionLeader, Receive};
-use crate::driver::{Driver, time_left};
+use crate::driver::Driver;
 use crate::link::{Call, IN_FLIGHT_MAX, LinkStats, Repeats, Session};
 use crate::node::RESERVED_BYTES_MAX;
 use crate::promise::{Promise, Slot};
@@ -555,8 +555,8 @@ impl<S: Stream> Driver for Initiator<S> {
         self.leader.drive(self, done, &|| Duration::MAX);
     }
 
-    fn drive_for(&self, done: &dyn Fn() -> bool, limit: Duration) {
-        self.leader.drive(self, done, &time_left(&*self.clock, limit));
+    fn drive_for(&self, done: &dyn Fn() -> bool, left: &dyn Fn() -> Duration) {
+        self.leader.drive(self, done, left);
     }
 
     fn attend(&self) {

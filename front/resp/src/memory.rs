@@ -12,7 +12,9 @@
 //!    names the share and its limit.
 //! 3. A command that has taken effect is answered, whether its reply fits or not. A reply that does
 //!    not fit overdraws the share ([`Share::overdraw`]). Bytes that are released settle the
-//!    overdraft before other objects get them.
+//!    overdraft before other objects get them. The semaphore gives a waiting object free bytes one
+//!    after another. If that object stops waiting, its bytes return without a release, and they
+//!    settle the overdraft as well.
 //!
 //! Thread-safety: a share is a fair semaphore that counts KiB. Cost: nothing for small objects and
 //! for a budget without a limit, and one short lock otherwise.
@@ -78,10 +80,24 @@ impl ShareMemory {
     fn overdraw(&self, kib: usize) {
         let taken = self.free.forget_permits(kib);
         self.overdraft_kib.fetch_add(kib - taken, Ordering::AcqRel);
+        // Another thread may have released memory between the two steps.
+        self.settle();
+    }
+
+    /// Settles the overdraft with free memory, as far as there is some.
+    fn settle(&self) {
+        loop {
+            let overdraft = self.overdraft_kib.load(Ordering::Acquire);
+            let taken = if overdraft == 0 { 0 } else { self.free.forget_permits(overdraft) };
+            if taken == 0 {
+                return;
+            }
+            self.settle_with(taken);
+        }
     }
 
     /// Settles the overdraft with `kib`, and frees the rest.
-    fn release(&self, kib: usize) {
+    fn settle_with(&self, kib: usize) {
         let mut settled = 0;
         let settle = |overdraft: usize| {
             settled = overdraft.min(kib);
@@ -90,6 +106,13 @@ impl ShareMemory {
         let _is_overdrawn =
             self.overdraft_kib.fetch_update(Ordering::AcqRel, Ordering::Acquire, settle);
         self.free.add_permits(kib - settled);
+    }
+
+    /// Takes back `kib`, which settle the overdraft first.
+    fn release(&self, kib: usize) {
+        self.settle_with(kib);
+        // Another thread may have overdrawn the share between the two steps.
+        self.settle();
     }
 }
 
@@ -152,12 +175,25 @@ impl Drop for Held {
     }
 }
 
-/// Counts one waiting object until it is dropped.
-struct Waiting<'a>(&'a AtomicUsize);
+/// Counts one waiting object until it is dropped, which must happen after its wait for the semaphore
+/// is dropped.
+struct Waiting<'a> {
+    count: &'a AtomicUsize,
+    memory: &'a ShareMemory,
+}
+
+impl<'a> Waiting<'a> {
+    fn begin(count: &'a AtomicUsize, memory: &'a ShareMemory) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self { count, memory }
+    }
+}
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.count.fetch_sub(1, Ordering::Relaxed);
+        // A wait that ended in vain has returned the bytes that it had got.
+        self.memory.settle();
     }
 }
 
@@ -243,10 +279,10 @@ impl Share {
             return Ok(());
         }
         let Some(memory) = &self.memory else { return Ok(()) };
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        let _waiting = Waiting(&self.waiting);
+        let _waiting = Waiting::begin(&self.waiting, memory);
         let more = held.missing_kib(bytes);
-        match timeout(self.wait_max, memory.free.acquire_many(more)).await {
+        let acquired = timeout(self.wait_max, memory.free.acquire_many(more)).await;
+        match acquired {
             Ok(Ok(permit)) => {
                 permit.forget();
                 held.add(memory, more);
@@ -335,6 +371,40 @@ mod tests {
         assert_eq!(share.held_bytes(), 0);
         let mut whole = Held::default();
         assert!(share.try_hold(&mut whole, share.limit_bytes()));
+    }
+
+    #[tokio::test]
+    async fn wait_in_vain_returns_its_part_to_the_overdraft() {
+        let mut shares = Shares::of(&ByteBudget::new(64 << 20), WAIT);
+        shares.outgoing.wait_max = Duration::from_millis(1);
+        for is_cancelled in [false, true] {
+            let share = &shares.outgoing;
+            let (mut first, mut second, mut third) =
+                (Held::default(), Held::default(), Held::default());
+            assert!(share.try_hold(&mut first, 10 << 20));
+            // The semaphore gives the waiting object the 6 MiB that are free.
+            let overdrawing = async {
+                while !share.is_wanted() {
+                    tokio::task::yield_now().await;
+                }
+                share.overdraw(&mut third, 2 << 20);
+                assert!(share.is_overdrawn());
+            };
+            if is_cancelled {
+                tokio::select! {
+                    biased;
+                    _ = share.hold(&mut second, 10 << 20) => panic!("it has to wait"),
+                    () = overdrawing => {}
+                }
+            } else {
+                let (held, ()) = tokio::join!(share.hold(&mut second, 10 << 20), overdrawing);
+                assert!(held.is_err(), "nobody gave back");
+            }
+            assert!(!share.is_overdrawn() && !share.is_wanted());
+            assert_eq!(share.held_bytes(), 12 << 20);
+            drop((first, second, third));
+            assert_eq!(share.held_bytes(), 0);
+        }
     }
 
     #[test]

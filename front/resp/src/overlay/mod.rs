@@ -44,6 +44,17 @@ struct Written {
     space_use: SpaceUse,
 }
 
+/// Bytes that a change of `key` takes.
+fn point_bytes(key: &[u8], point: &Option<Written>) -> u64 {
+    let value_bytes = point.as_ref().map_or(0, |written| written.value.len());
+    (key.len() + value_bytes) as u64 + ENTRY_BYTES
+}
+
+/// Bytes that a deleted range takes.
+fn range_bytes(start: &[u8], end: Option<&[u8]>) -> u64 {
+    (start.len() + end.map_or(0, <[u8]>::len)) as u64 + ENTRY_BYTES
+}
+
 /// The changes of a transaction to one database.
 #[derive(Default)]
 pub(crate) struct Changes {
@@ -51,6 +62,7 @@ pub(crate) struct Changes {
     points: BTreeMap<Vec<u8>, Option<Written>>,
     /// Start and end of each deleted range. A range without an end extends to the last key.
     cleared: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
+    /// Bytes of the changes in `points` and `cleared`.
     bytes: u64,
 }
 
@@ -68,7 +80,11 @@ impl Changes {
         let to = end.map_or(Bound::Unbounded, Bound::Excluded);
         let covered = self.points.range::<[u8], _>((Bound::Included(start), to));
         let covered: Vec<Vec<u8>> = covered.map(|(key, _)| key.clone()).collect();
-        covered.iter().for_each(|key| drop(self.points.remove(key)));
+        for key in covered {
+            if let Some(point) = self.points.remove(&key) {
+                self.bytes -= point_bytes(&key, &point);
+            }
+        }
         let (mut start, mut end) = (start.to_vec(), end.map(<[u8]>::to_vec));
         // Ranges that overlap the new range, or touch it, become a part of it.
         let reaches = |range_end: &Option<Vec<u8>>, start: &[u8]| {
@@ -81,13 +97,14 @@ impl Changes {
             .map(|(from, to)| (from.clone(), to.clone()))
         {
             let other_end = self.cleared.remove(&other).unwrap_or_default();
+            self.bytes -= range_bytes(&other, other_end.as_deref());
             start = start.min(other);
             end = match (end, other_end) {
                 (Some(a), Some(b)) => Some(a.max(b)),
                 _ => None,
             };
         }
-        self.bytes += start.len() as u64 + end.as_ref().map_or(0, Vec::len) as u64 + ENTRY_BYTES;
+        self.bytes += range_bytes(&start, end.as_deref());
         self.cleared.insert(start, end);
     }
 
@@ -129,10 +146,9 @@ impl Changes {
     }
 
     fn put(&mut self, key: &[u8], written: Option<Written>) {
-        let value_bytes = written.as_ref().map_or(0, |written| written.value.len());
-        self.bytes += (key.len() + value_bytes) as u64 + ENTRY_BYTES;
-        if let Some(Some(old)) = self.points.insert(key.to_vec(), written) {
-            self.bytes -= old.value.len() as u64;
+        self.bytes += point_bytes(key, &written);
+        if let Some(old) = self.points.insert(key.to_vec(), written) {
+            self.bytes -= point_bytes(key, &old);
         }
     }
 }

@@ -235,6 +235,35 @@ fn transaction_that_writes_too_much_is_refused() {
 }
 
 #[test]
+fn only_the_last_change_of_a_key_counts() {
+    let clock = Arc::new(ManualClock::new(NOW_MS));
+    let below = Arc::new(MemStore::new(Arc::clone(&clock) as _));
+    let overlay = over(&below, &clock);
+    let put =
+        |key| overlay.write(&[Op::Put { key, value: b"value", expires_at_ms: None }]).unwrap();
+    let clear = |end| overlay.write(&[Op::DeleteRange { start: b"", end }]).unwrap();
+    put(b"a");
+    let one = overlay.bytes();
+    put(b"b");
+    let both = overlay.bytes();
+    assert_eq!(both, 2 * one);
+    for _ in 0..100 {
+        put(b"a");
+        overlay.write(&[Op::Delete { key: b"b" }]).unwrap();
+        put(b"b");
+    }
+    assert_eq!(overlay.bytes(), both);
+    clear(Some(&b"b"[..]));
+    let cleared = overlay.bytes() - one;
+    clear(None);
+    assert!(overlay.bytes() <= cleared, "one range replaces the other, and the changes in it");
+    let all = overlay.bytes();
+    put(b"a");
+    clear(None);
+    assert_eq!(overlay.bytes(), all);
+}
+
+#[test]
 fn changes_free_space_unless_they_write_values() {
     let clock = Arc::new(ManualClock::new(NOW_MS));
     let below = Arc::new(MemStore::new(Arc::clone(&clock) as _));

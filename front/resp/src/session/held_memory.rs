@@ -4,7 +4,8 @@
 //! command holds, until the command ends. Invariant: a session never waits for memory of that share
 //! while it holds some of it. If it cannot enlarge its part immediately, it gives all of it back
 //! before it waits. A command of a transaction does not wait at all, because EXEC holds locks. Its
-//! memory adds to that of what the transaction has written before.
+//! memory adds to that of what the transaction has written before. Values of up to [`FREE_BYTES`]
+//! need no memory of the share, so a command that builds one is never refused for lack of it.
 //! Cost: nothing for commands that build small values.
 
 use super::Session;
@@ -46,17 +47,13 @@ impl Session {
     }
 
     /// Makes the session hold all that the commands of a transaction have written, without waiting.
-    /// It is refused if that exceeds the share, or if other commands hold the memory.
-    pub(crate) fn hold_written(&self) -> Handled {
-        self.hold_now(self.written_bytes())
-    }
-
-    fn hold_now(&self, bytes: u64) -> Handled {
-        let working = &self.shared.memory.working;
+    /// Returns `false` if other commands hold the memory now. It is refused if it exceeds the share.
+    pub(crate) fn hold_written(&self) -> Result<bool, Refusal> {
+        let (bytes, working) = (self.written_bytes(), &self.shared.memory.working);
         if bytes <= FREE_BYTES || working.try_hold(&mut self.held.borrow_mut(), bytes) {
-            return Ok(());
+            return Ok(true);
         }
-        Err(working.refusal(bytes))
+        if bytes > working.limit_bytes() { Err(working.refusal(bytes)) } else { Ok(false) }
     }
 
     fn hold(&self, bytes: u64) -> Handled {
@@ -103,8 +100,11 @@ impl Session {
     /// calls [`Session::hold_all`] and starts again, and the bytes fit. Bytes that can never fit
     /// are refused, and so are bytes for which a transaction would have to wait.
     pub(crate) fn try_build(&self, bytes: u64) -> Result<bool, Refusal> {
+        if bytes <= FREE_BYTES {
+            return Ok(true);
+        }
         let (bytes, working) = (self.with_written(bytes), &self.shared.memory.working);
-        if bytes <= FREE_BYTES || working.try_hold(&mut self.held.borrow_mut(), bytes) {
+        if working.try_hold(&mut self.held.borrow_mut(), bytes) {
             return Ok(true);
         }
         match self.is_inside() || bytes > working.limit_bytes() {
@@ -130,6 +130,13 @@ impl Session {
 
     /// Makes the session hold at least `bytes` of that share, without waiting.
     pub(crate) fn build_more(&self, bytes: u64) -> Handled {
-        self.hold_now(self.with_written(bytes))
+        if bytes <= FREE_BYTES {
+            return Ok(());
+        }
+        let (bytes, working) = (self.with_written(bytes), &self.shared.memory.working);
+        match working.try_hold(&mut self.held.borrow_mut(), bytes) {
+            true => Ok(()),
+            false => Err(working.refusal(bytes)),
+        }
     }
 }

@@ -28,7 +28,9 @@
 //! the bytes of its queue in the share [`crate::memory::Shares::working`]. So a command is refused
 //! if the queue would exceed that share, and a transaction that EXEC will refuse keeps no memory.
 //! EXEC also holds the bytes that its commands write, such as many copies of one value, and does
-//! nothing if they do not fit. It notices that after the command that exceeds the limit.
+//! nothing if they do not fit. It notices that after the command that exceeds the limit. A command
+//! that changes only the expiry of a value writes all of it. If other commands hold the memory, EXEC
+//! drops its changes and its locks, waits for the whole share, and runs the commands again.
 //! Watched keys are charged as well, and their bytes have the same limits as those of the queue. A
 //! watch costs one search among those of the connection.
 
@@ -369,16 +371,33 @@ impl Transaction {
 }
 
 fn execute(session: &Session, queue: &Queue, watches: &WatchedKeys, reply: &mut Reply) -> Handled {
-    let shared = &session.shared;
     // EXEC waits for no memory while it holds locks, because other clients wait for the locks.
     if queue.bytes > FREE_BYTES {
         session.hold_for_write(queue.bytes).map_err(|refusal| abort(&refusal.line()))?;
     }
+    let (mark, version) = (reply.len(), reply.version());
+    while !execute_within(session, queue, watches, reply)? {
+        reply.take_back(mark);
+        reply.set_version(version);
+        session.hold_all().map_err(|refusal| abort(&refusal.line()))?;
+    }
+    Ok(())
+}
+
+/// Executes a transaction with the memory that is free now. Returns whether that was enough. If not,
+/// nothing is done, and the session has to hold the whole share for values first.
+fn execute_within(
+    session: &Session,
+    queue: &Queue,
+    watches: &WatchedKeys,
+    reply: &mut Reply,
+) -> Result<bool, Refusal> {
+    let shared = &session.shared;
     let _guard = lock(session, queue, watches);
     for ((database, key), watch) in &watches.by_key {
         if !watch.is_same(session, *database, key)? {
             reply.null_array();
-            return Ok(());
+            return Ok(true);
         }
     }
     let inside = session.inside();
@@ -401,13 +420,15 @@ fn execute(session: &Session, queue: &Queue, watches: &WatchedKeys, reply: &mut 
                 shared.options.limits.request_bytes_max, shared.options.reply_bytes_max
             )));
         }
-        inside.hold_written().map_err(|refusal| abort(&refusal.line()))?;
+        if !inside.hold_written().map_err(|refusal| abort(&refusal.line()))? {
+            return Ok(false);
+        }
     }
     let writer = session.client.id;
     let write = |change: &JointWrite<'_>| shared.write_joint(change, writer);
     overlays.map_or(Ok(()), |overlays| overlays.commit(write))?;
     session.adopt(&inside);
-    Ok(())
+    Ok(true)
 }
 
 /// Whether the reply of a command of a transaction is left out. As in Redis, CLIENT REPLY OFF and

@@ -17,8 +17,9 @@ pub trait Driver: Send + Sync {
 
     /// Receives as [`Driver::drive`] does, but returns soon after `left`, the time that is left for
     /// it, has become zero, even if `done` returns false then. By default the time has no effect
-    /// unless it is zero at the beginning. Calls of `left` may read the clock, so the implementation
-    /// calls it at most once for each time that it waits, and not while it holds a lock.
+    /// unless it is zero at the beginning. Calls of `left` may read the clock. Therefore the
+    /// implementation calls it at most once for each time that it waits, and not while it holds a
+    /// lock.
     fn drive_for(&self, done: &dyn Fn() -> bool, left: &dyn Fn() -> Duration) {
         if !left().is_zero() {
             self.drive(done);

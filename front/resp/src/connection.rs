@@ -116,6 +116,7 @@ where
     if let Err(error) = connection.converse().await {
         tracing::debug!(client = connection.session.client.id, %error, "connection failed");
     }
+    connection.pipeline.release();
     // This also sends the end of a TLS session, for which a client that does not read would make
     // the task wait.
     let _ = timeout(STALL, connection.stream.shutdown()).await;
@@ -193,7 +194,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             }
             match ran {
                 PipelineProgress::All => {}
-                PipelineProgress::Early => continue,
+                PipelineProgress::Early => {
+                    if self.session.shared.memory.outgoing.is_overdrawn() {
+                        self.pipeline.sent();
+                    }
+                    continue;
+                }
                 PipelineProgress::WaitsFor(bytes) => {
                     self.wait_to_reply(bytes).await;
                     continue;
@@ -269,20 +275,25 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         self.pipeline.finish(&self.session);
     }
 
-    /// Waits until the reply of the blocked command fits, or answers it with a refusal.
+    /// Waits until the reply of the blocked command fits, or answers it with a refusal. All waits
+    /// of the command together last for the time of one wait.
     async fn wait_to_reply(&mut self, bytes: u64) {
         self.pipeline.sent();
         let share = &self.session.shared.memory.outgoing;
         if bytes <= FREE_BYTES {
             return;
         }
+        let since = *self.pipeline.blocked_since.get_or_insert_with(Instant::now);
+        let until = since + self.session.shared.options.memory_wait;
         let held = tokio::select! {
             biased;
+            // Other commands have taken the memory each time that this one has got some.
+            () = sleep_until(until) => Err(share.refusal(bytes)),
             held = share.hold(&mut self.pipeline.outgoing, bytes) => held,
             () = self.session.client.stopped() => Err(share.refusal(bytes)),
         };
         if let Err(refusal) = held {
-            self.pipeline.give_up(&self.session, &refusal);
+            self.pipeline.give_up(&self.session, refusal);
         }
     }
 

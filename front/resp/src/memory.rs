@@ -175,8 +175,7 @@ impl Drop for Held {
     }
 }
 
-/// Counts one waiting object until it is dropped, which must happen after its wait for the semaphore
-/// is dropped.
+/// Counts one waiting object until it is dropped. The wait for the semaphore must be dropped before.
 struct Waiting<'a> {
     count: &'a AtomicUsize,
     memory: &'a ShareMemory,

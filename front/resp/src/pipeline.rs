@@ -18,11 +18,15 @@
 //!    only reads and its reply does not fit, the reply is dropped, and the command runs again when
 //!    there is memory. A reply of any other command overdraws the share, because the command has
 //!    taken effect. While the share is overdrawn, a command that may have a large reply of this
-//!    kind waits before it runs. So the overdraft has at most one reply for each running command.
+//!    kind waits before it runs, GETs are no batches, and output of more than [`FREE_BYTES`] is
+//!    sent before more commands run. So the overdraft has at most one large reply for each running
+//!    command, one batch of GETs for each client that had begun one before, and little more than
+//!    [`FREE_BYTES`] of small replies for each client.
 //! 5. Output that exceeds the limit of one client is dropped, and the connection closes. No command
 //!    runs after that.
 
 use archipelago_base::budget::{Charge, MemoryClass, Pressure};
+use tokio::time::Instant;
 
 use crate::memory::{FREE_BYTES, Held};
 use crate::refusal::Refusal;
@@ -122,6 +126,8 @@ pub(crate) struct Pipeline {
     /// Memory that the output holds of the share for replies.
     pub(crate) outgoing: Held,
     blocked: Option<Blocked>,
+    /// Time from which the blocked command has waited for memory; `None` before its first wait.
+    pub(crate) blocked_since: Option<Instant>,
 }
 
 impl Pipeline {
@@ -144,6 +150,7 @@ impl Pipeline {
             may_be_oversized: false,
             outgoing: Held::default(),
             blocked: None,
+            blocked_since: None,
         }
     }
 
@@ -160,7 +167,9 @@ impl Pipeline {
             && !session.closing.get()
             && self.consumed < self.input.len()
         {
-            if self.reply.len() >= REPLY_FLUSH_BYTES {
+            let bytes = self.reply.len();
+            let is_overdrawing = bytes as u64 > FREE_BYTES && is_overdrawn(session);
+            if bytes >= REPLY_FLUSH_BYTES || is_overdrawing {
                 ran = PipelineProgress::Early;
                 break;
             }
@@ -206,8 +215,15 @@ impl Pipeline {
 
     fn join_batch(&mut self, session: &Session) {
         let few = (1..=JOINED_MAX).contains(&self.pending.len());
+        let is_gets = self.pending.first().is_some_and(|first| first.value.is_none());
         // A batch of several connections is for database 0.
-        if few && session.database() == 0 && self.pending_bytes <= JOINED_BYTES_MAX {
+        if few
+            && !(is_gets && is_overdrawn(session))
+            && session.database() == 0
+            && self.pending_bytes <= JOINED_BYTES_MAX
+        {
+            // The input may move before the next flush.
+            self.count_gets(session);
             let at = |span: (usize, usize)| &self.input[span.0..span.1];
             let command = |one: &Pending| (at(one.key), one.value.map(at));
             self.joined = BatchMember::join(self.pending.iter().map(command));
@@ -276,7 +292,8 @@ impl Pipeline {
             && (plain.value.is_some() || !session.notes_reads())
         {
             let is_get = plain.value.is_none();
-            if is_get && !session.shared.store.overlaps_reads() {
+            // A GET of a batch does not run again if its reply does not fit.
+            if is_get && (!session.shared.store.overlaps_reads() || is_overdrawn(session)) {
                 return self.answer_get(session, plain.key, start, len);
             }
             if self.pending.first().is_some_and(|first| first.value.is_none() != is_get) {
@@ -338,9 +355,8 @@ impl Pipeline {
     /// Runs the command at `start`, unless it has to wait until the share for replies is not
     /// overdrawn. The parser has its spans.
     fn execute(&mut self, session: &Session, start: usize, len: usize) -> PipelineProgress {
-        let share = &session.shared.memory.outgoing;
         let args = Args::new(&self.input[start..start + len], self.parser.spans());
-        if share.is_overdrawn() && session.may_answer_much(args) {
+        if is_overdrawn(session) && session.may_answer_much(args) {
             self.blocked = Some(Blocked { start, len });
             return PipelineProgress::WaitsFor(SETTLED_BYTES);
         }
@@ -348,7 +364,7 @@ impl Pipeline {
     }
 
     /// Runs the command at `start`, which has waited for memory, and releases what the output does
-    /// not need.
+    /// not need. If the command has to wait again, the time of all its waits counts together.
     fn execute_with_memory(
         &mut self,
         session: &Session,
@@ -356,6 +372,9 @@ impl Pipeline {
         len: usize,
     ) -> PipelineProgress {
         let ran = self.execute(session, start, len);
+        if self.blocked.is_none() {
+            self.blocked_since = None;
+        }
         let bytes = self.reply.len() as u64;
         self.outgoing.shrink(if bytes > FREE_BYTES { bytes } else { 0 });
         ran
@@ -412,7 +431,8 @@ impl Pipeline {
             return;
         }
         if session.is_over_output_limit(bytes) {
-            self.reply.truncate(0);
+            self.reply.take_back(0);
+            self.outgoing.shrink(0);
             session.cut_off(bytes);
         } else {
             session.shared.memory.outgoing.overdraw(&mut self.outgoing, bytes);
@@ -420,11 +440,22 @@ impl Pipeline {
     }
 
     /// Answers the command that waits for memory with `refusal`.
-    pub(crate) fn give_up(&mut self, session: &Session, refusal: &Refusal) {
+    pub(crate) fn give_up(&mut self, session: &Session, refusal: Refusal) {
         if let Some(Blocked { start, len }) = self.blocked.take() {
+            self.blocked_since = None;
             let args = Args::new(&self.input[start..start + len], self.parser.spans());
-            self.reply.error(&session.give_up(args, refusal));
+            session.give_up(args, refusal, &mut self.reply);
         }
+    }
+
+    /// Releases all memory. The conversation has ended, but its socket may take time to close, and
+    /// other clients may wait for the memory.
+    pub(crate) fn release(&mut self) {
+        self.input = Vec::new();
+        self.reply.take_back(0);
+        self.incoming.shrink(0);
+        self.outgoing.shrink(0);
+        self.charge_memory();
     }
 
     /// Bytes that the incomplete command needs of the share for requests; 0 if it is small.
@@ -586,6 +617,11 @@ impl Pipeline {
         self.input.len() > INPUT_BYTES_USUAL
             && session.shared.options.budget.pressure() == Pressure::Over
     }
+}
+
+/// Whether the share for replies is overdrawn.
+fn is_overdrawn(session: &Session) -> bool {
+    session.shared.memory.outgoing.is_overdrawn()
 }
 
 fn put<'a>(input: &'a [u8], set: &Pending) -> Op<'a> {

@@ -20,8 +20,8 @@ const BLOCK_BYTES: u64 = 1 << 20;
 /// Number of clients that write, each another key. It is so large that some of the keys belong to
 /// partitions of the other node.
 const WRITERS: usize = 64;
-/// Silence after which the manager declares a compute node dead. It is longer than the other node is
-/// stopped. A manager that starts collects reports for this time, so a longer one delays the test.
+/// Silence after which the manager declares a compute node dead. The other node is stopped for less
+/// time. A manager that starts collects reports for this time, so a longer one delays the test.
 const LEASE: Duration = Duration::from_secs(6);
 /// Smallest number of the 32 partitions whose proxy is the other node.
 const PROXIED_MIN: usize = 8;

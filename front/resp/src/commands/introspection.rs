@@ -1,5 +1,6 @@
 //! COMMAND and its subcommands, which describe the table of commands to clients.
 
+use super::strings::check_reply_size;
 use super::{find, help, list as all};
 use crate::args::Args;
 use crate::command::{Command, flag};
@@ -8,7 +9,7 @@ use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::session::Session;
 
-pub(super) fn command(_: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+pub(super) fn command(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     if args.len() == 1 {
         reply.array(all().len());
         all().iter().for_each(|command| describe(command, reply));
@@ -16,9 +17,9 @@ pub(super) fn command(_: &Session, args: Args<'_>, reply: &mut Reply) -> Handled
     } else if args.is(1, "count") {
         reply.count(all().len());
     } else if args.is(1, "info") {
-        info(args, reply);
+        info(session, args, reply)?;
     } else if args.is(1, "docs") {
-        docs(args, reply);
+        docs(session, args, reply)?;
     } else if args.is(1, "list") {
         list(args, reply)?;
     } else if args.is(1, "getkeys") {
@@ -50,10 +51,18 @@ fn describe(command: &Command, reply: &mut Reply) {
     reply.array(0);
 }
 
-fn info(args: Args<'_>, reply: &mut Reply) {
+/// Refuses the reply that begins at `start` if it has become too large. A client may name one
+/// command many times.
+fn check_size(session: &Session, start: usize, reply: &Reply) -> Handled {
+    check_reply_size(session, reply.len() - start, "ask for fewer commands at once")
+}
+
+fn info(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    let start = reply.len();
     if args.len() == 2 {
         reply.array(all().len());
-        return all().iter().for_each(|command| describe(command, reply));
+        all().iter().for_each(|command| describe(command, reply));
+        return Ok(());
     }
     reply.array(args.len() - 2);
     for name in args.from(2) {
@@ -61,10 +70,13 @@ fn info(args: Args<'_>, reply: &mut Reply) {
             Some(command) => describe(command, reply),
             None => reply.null(),
         }
+        check_size(session, start, reply)?;
     }
+    Ok(())
 }
 
-fn docs(args: Args<'_>, reply: &mut Reply) {
+fn docs(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
+    let start = reply.len();
     let asked: Vec<&Command> = match args.len() {
         2 => all().to_vec(),
         _ => args.from(2).filter_map(find).collect(),
@@ -78,7 +90,9 @@ fn docs(args: Args<'_>, reply: &mut Reply) {
             reply.bulk(key.as_bytes());
             reply.bulk(value.as_bytes());
         }
+        check_size(session, start, reply)?;
     }
+    Ok(())
 }
 
 /// `COMMAND LIST [FILTERBY PATTERN pattern]`; there are no modules and no access categories.

@@ -144,7 +144,7 @@ pub(super) static ROWS: &[CommandRow] = &numbered([
     with(subcommands::SLOWLOG, command("slowlog", -2, ADMIN | CONTAINER | LARGE_REPLY, NONE, monitoring::slowlog, SERVER, "Shows commands that took long.")),
     with(subcommands::LATENCY, command("latency", -2, ADMIN | CONTAINER, NONE, monitoring::latency, SERVER, "Shows how long commands took.")),
     with(subcommands::CONFIG, command("config", -2, ADMIN | CONTAINER, NONE, server::config, SERVER, "Shows and changes settings.")),
-    with(subcommands::COMMAND, command("command", -1, CONTAINER, NONE, introspection::command, SERVER, "Describes the commands.")),
+    with(subcommands::COMMAND, command("command", -1, CONTAINER | LARGE_REPLY, NONE, introspection::command, SERVER, "Describes the commands.")),
     command("save", 1, ADMIN | LONG | NO_MULTI, NONE, server::save, SERVER, "Makes all acknowledged writes survive power loss."),
     command("bgsave", -1, ADMIN | LONG | NO_MULTI, NONE, server::bgsave, SERVER, "Makes all acknowledged writes survive power loss, as SAVE does."),
     command("lastsave", 1, FAST, NONE, server::lastsave, SERVER, "Returns the Unix time of the last successful SAVE or BGSAVE."),

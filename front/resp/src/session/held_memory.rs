@@ -47,7 +47,7 @@ impl Session {
     }
 
     /// Makes the session hold all that the commands of a transaction have written, without waiting.
-    /// Returns `false` if other commands hold the memory now. It is refused if it exceeds the share.
+    /// Returns `false` if other commands hold the memory now. More than the share is refused.
     pub(crate) fn hold_written(&self) -> Result<bool, Refusal> {
         let (bytes, working) = (self.written_bytes(), &self.shared.memory.working);
         if bytes <= FREE_BYTES || working.try_hold(&mut self.held.borrow_mut(), bytes) {

@@ -415,7 +415,12 @@ impl Session {
     pub(crate) fn execute(&self, args: Args<'_>, reply: &mut Reply) {
         self.was_caching.set(self.caching.get());
         self.execute_command(args, reply);
-        // CLIENT CACHING applies to one command, or to one transaction.
+        self.end_caching(args);
+    }
+
+    /// Ends CLIENT CACHING after the command `args`. It applies to one command, or to one
+    /// transaction.
+    fn end_caching(&self, args: Args<'_>) {
         if self.caching.get()
             && !self.is_inside()
             && !self.transaction.is_queueing()
@@ -591,32 +596,36 @@ impl Session {
         !queues && self.table.find(args.get(0)).is_some_and(|row| row.command.has(flag::READONLY))
     }
 
-    /// Whether a command may have a large reply and does not run again if the reply does not fit.
+    /// Whether a command will be executed and answered, may have a large reply, and does not run
+    /// again if the reply does not fit.
     pub(crate) fn may_answer_much(&self, args: Args<'_>) -> bool {
         let Some(row) = self.table.find(args.get(0)) else { return false };
         let command = &row.command;
         let runs = !self.transaction.is_queueing() || Transaction::runs_while_queueing(command);
-        if !runs || !self.is_authenticated() || !command.has(flag::LARGE_REPLY) {
+        let is_answered = self.reply_mode.get() == ReplyMode::On;
+        if !runs || !is_answered || !self.is_authenticated() || command.check(args).is_err() {
             return false;
         }
         match command.name {
-            "set" => args.from(3).any(|arg| arg.eq_ignore_ascii_case(b"get")),
-            "client" => args.is(1, "list"),
-            "slowlog" => args.is(1, "get"),
-            // Their replies are parts of their requests.
-            "ping" | "echo" => args.byte_len() as u64 > FREE_BYTES,
-            _ => true,
+            "exec" => self.transaction.may_answer_much(),
+            _ => may_have_large_reply(command, args),
         }
     }
 
-    /// Ends a command that has not run, because its reply gets no memory. Returns the error line.
-    /// EXEC ends its transaction.
-    pub(crate) fn give_up(&self, args: Args<'_>, refusal: &Refusal) -> String {
-        if args.is(0, "exec") && self.transaction.is_queueing() {
+    /// Answers a command with `refusal`, because its reply gets no memory. EXEC ends its
+    /// transaction.
+    pub(crate) fn give_up(&self, args: Args<'_>, refusal: Refusal, reply: &mut Reply) {
+        let is_exec = args.is(0, "exec") && self.transaction.is_queueing();
+        let refusal = if is_exec { transaction::abort(&refusal.line()) } else { refusal };
+        if is_exec {
             self.transaction.forget(self);
-            return transaction::abort(&refusal.line()).line().into_owned();
         }
-        refusal.line().into_owned()
+        bump(&self.tally.commands, 1);
+        if let Some(row) = self.table.find(args.get(0)) {
+            self.shared.command_stats.rejected(&row.command);
+        }
+        self.answered(Err(refusal), reply.len(), self.reply_mode.get(), reply);
+        self.end_caching(args);
     }
 
     /// Whether output of `bytes` exceeds the limit of one client.
@@ -732,6 +741,24 @@ impl Session {
         let commands_before = self.client.commands.load(order);
         self.client.commands.store(commands_before + commands, order);
         self.client.active_ms.store(shared.now_ms(), order);
+    }
+}
+
+/// Whether a command with these arguments, whose number is right, may have a large reply and does
+/// not run again if the reply does not fit. For EXEC it depends on the transaction.
+fn may_have_large_reply(command: &Command, args: Args<'_>) -> bool {
+    if !command.has(flag::LARGE_REPLY) {
+        return false;
+    }
+    let is_large = args.byte_len() as u64 > FREE_BYTES;
+    match command.name {
+        "set" => args.from(3).any(|arg| arg.eq_ignore_ascii_case(b"get")),
+        "client" => args.is(1, "list"),
+        "slowlog" => args.is(1, "get"),
+        // The reply describes each argument, or it is a part of the request.
+        "command" => args.len() > INLINE_KEYS_MAX || is_large,
+        "ping" | "echo" => is_large,
+        _ => true,
     }
 }
 

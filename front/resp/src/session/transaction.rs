@@ -29,8 +29,8 @@
 //! if the queue would exceed that share, and a transaction that EXEC will refuse keeps no memory.
 //! EXEC also holds the bytes that its commands write, such as many copies of one value, and does
 //! nothing if they do not fit. It notices that after the command that exceeds the limit. A command
-//! that changes only the expiry of a value writes all of it. If other commands hold the memory, EXEC
-//! drops its changes and its locks, waits for the whole share, and runs the commands again.
+//! that changes only the expiry of a value writes all of it. If other commands hold the memory,
+//! EXEC drops its changes and its locks, waits for the whole share, and runs the commands again.
 //! Watched keys are charged as well, and their bytes have the same limits as those of the queue. A
 //! watch costs one search among those of the connection.
 
@@ -199,6 +199,8 @@ struct Queue {
     bytes: u64,
     /// Whether a command could not be queued.
     is_spoilt: bool,
+    /// Whether the replies of the commands may be large together.
+    may_answer_much: bool,
     charge: Charge,
 }
 
@@ -223,11 +225,17 @@ impl Transaction {
         ["multi", "exec", "discard", "watch", "quit", "reset"].contains(&command.name)
     }
 
+    /// Whether EXEC may have a large reply now.
+    pub(crate) fn may_answer_much(&self) -> bool {
+        self.queue.borrow().as_ref().is_some_and(|queue| queue.may_answer_much)
+    }
+
     /// Notes that a command could not be queued. The queue is dropped, because EXEC will refuse the
     /// transaction.
     pub(crate) fn spoil(&self, session: &Session) {
         if let Some(queue) = &mut *self.queue.borrow_mut() {
             queue.is_spoilt = true;
+            queue.may_answer_much = false;
             queue.commands = Vec::new();
             queue.bytes = 0;
             queue.charge.resize(0);
@@ -265,6 +273,9 @@ impl Transaction {
         queue.bytes = bytes;
         queue.charge.resize(bytes);
         queue.commands.push(Queued::new(command, args));
+        queue.may_answer_much |= command.has(flag::READONLY)
+            || super::may_have_large_reply(command, args)
+            || queue.commands.len() > INLINE_KEYS_MAX;
         self.note(session, Some(queue));
         reply.simple("QUEUED");
         Ok(())
@@ -293,7 +304,13 @@ impl Transaction {
             return Err(Refusal::Store(error));
         }
         let charge = session.shared.options.budget.hold(MemoryClass::Request, 0);
-        let queue = Queue { commands: Vec::new(), bytes: 0, is_spoilt: false, charge };
+        let queue = Queue {
+            commands: Vec::new(),
+            bytes: 0,
+            is_spoilt: false,
+            may_answer_much: false,
+            charge,
+        };
         self.note(session, Some(&queue));
         *self.queue.borrow_mut() = Some(queue);
         self.is_queueing.set(true);
@@ -384,8 +401,8 @@ fn execute(session: &Session, queue: &Queue, watches: &WatchedKeys, reply: &mut 
     Ok(())
 }
 
-/// Executes a transaction with the memory that is free now. Returns whether that was enough. If not,
-/// nothing is done, and the session has to hold the whole share for values first.
+/// Executes a transaction with the memory that is free now. Returns whether that was enough. If
+/// not, nothing is done, and the session has to hold the whole share for values first.
 fn execute_within(
     session: &Session,
     queue: &Queue,

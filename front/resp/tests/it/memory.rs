@@ -267,24 +267,116 @@ fn reading_transaction() -> Vec<u8> {
     commands.map(encode).concat()
 }
 
-#[test]
-fn reply_of_a_command_that_changes_something_counts() {
-    let (server, _budget) = bounded_for_ever();
-    let mut other = Client::connect(&server);
+/// Clients that read nothing and overdraw the share for replies with values of `big`, of which two
+/// fit into the share. `other` is connected to the same server.
+fn overdraw(server: &Server, other: &mut Client) -> [Client; 3] {
     assert_eq!(other.ask("SETRANGE big 1572863 x"), ":1572864");
-    // These clients read nothing. Two of the replies fit into the share.
     let pipelines = [encode(&["GETEX", "big"]), reading_transaction(), encode(&["GETEX", "big"])];
-    let _deaf = pipelines.map(|pipeline| {
-        let mut client = Client::connect(&server);
+    let deaf = pipelines.map(|pipeline| {
+        let mut client = Client::connect(server);
         client.send(&pipeline.repeat(40));
         client
     });
-    let counts = (0..1000).any(|_| {
+    // The sockets take the first replies.
+    let mut times = 0;
+    let counts = (0..4000).any(|_| {
         std::thread::sleep(Duration::from_millis(5));
-        outgoing_bytes(&mut other) > 3 * 1_572_864
+        times = if outgoing_bytes(other) > 3 * 1_572_864 { times + 1 } else { 0 };
+        times == 40
     });
-    assert!(counts, "{} bytes are counted", outgoing_bytes(&mut other));
-    other.expect(&[("PING", "+PONG"), ("SET k v", "+OK"), ("SET k w EX 10", "+OK")]);
+    assert!(counts, "{} bytes are counted", outgoing_bytes(other));
+    deaf
+}
+
+#[test]
+fn commands_with_small_replies_run_while_the_share_is_overdrawn() {
+    let (server, _budget) = bounded_for_ever();
+    let mut other = Client::connect(&server);
+    let _deaf = overdraw(&server, &mut other);
+    other.expect(&[
+        ("PING", "+PONG"),
+        ("SET k v", "+OK"),
+        ("SET k w EX 10", "+OK"),
+        ("MULTI", "+OK"),
+        ("INCR n", "+QUEUED"),
+        ("EXEC", "*1 :1"),
+        ("GETDEL", "-ERR wrong number of arguments for 'getdel' command"),
+    ]);
+    // A transaction that cannot be executed has no large reply.
+    other.expect(&[("MULTI", "+OK"), ("GETEX k", "+QUEUED")]);
+    assert!(other.ask("NOSUCH").starts_with("-ERR unknown command"));
+    let refusal = "-EXECABORT Transaction discarded because of previous errors.";
+    other.expect(&[("GET k", "+QUEUED"), ("EXEC", refusal)]);
+    let commands: [&[&str]; 5] = [
+        &["CLIENT", "REPLY", "OFF"],
+        &["GETDEL", "k"],
+        &["CLIENT", "REPLY", "ON"],
+        &["EXISTS", "k"],
+        &["INCR", "n"],
+    ];
+    other.send(&commands.map(encode).concat());
+    assert_eq!([other.reply(), other.reply(), other.reply()], ["+OK", ":0", ":2"]);
+}
+
+#[test]
+fn unread_small_replies_overdraw_the_share_by_little() {
+    let (server, _budget) = bounded_for_ever();
+    let mut other = Client::connect(&server);
+    let _overdrawing = overdraw(&server, &mut other);
+    let before = outgoing_bytes(&mut other);
+    let pipeline = encode(&["PING", &"p".repeat(1000)]).repeat(1 << 16);
+    // These clients read nothing, and send until the server receives no more.
+    let deaf: Vec<_> = (0..8).map(|_| socket(server.local_addr())).collect();
+    std::thread::scope(|scope| {
+        for mut stream in &deaf {
+            let pipeline = &pipeline;
+            stream.set_write_timeout(Some(Duration::from_millis(500))).unwrap();
+            SockRef::from(stream).set_send_buffer_size(64 << 10).unwrap();
+            scope.spawn(move || assert!(stream.write_all(pipeline).is_err(), "it is received"));
+        }
+    });
+    let bytes = outgoing_bytes(&mut other);
+    let most = before + 8 * (128 << 10);
+    assert!(bytes > before && bytes <= most, "{bytes} bytes, not {before} to {most}");
+    other.expect(&[("PING", "+PONG")]);
+}
+
+#[test]
+fn batches_of_reads_do_not_overdraw_the_share_further() {
+    let options = ServerOptions {
+        budget: ByteBudget::new(4 * SHARE_BYTES),
+        memory_wait: Duration::from_secs(3600),
+        ..ServerOptions::default()
+    };
+    let store = Arc::new(Overlapping::default());
+    let server = Server::start("127.0.0.1:0", store, options).unwrap();
+    let mut other = Client::connect(&server);
+    let _overdrawing = overdraw(&server, &mut other);
+    let before = outgoing_bytes(&mut other);
+    let readers = [4, 40].map(|reads| {
+        let mut client = Client::connect(&server);
+        client.send(&encode(&["GET", "big"]).repeat(reads));
+        client
+    });
+    for _ in 0..200 {
+        let bytes = outgoing_bytes(&mut other);
+        assert!(bytes <= before, "{bytes} bytes after {before}");
+        other.expect(&[("SET k v", "+OK"), ("GET k", "$1 v")]);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(readers);
+}
+
+#[test]
+fn descriptions_of_commands_are_bounded() {
+    let (server, _budget) = bounded(|_| {});
+    let mut client = Client::connect(&server);
+    for subcommand in ["INFO", "DOCS"] {
+        let names = std::iter::repeat_n("getex", 1 << 16);
+        let words: Vec<&str> = ["COMMAND", subcommand].into_iter().chain(names).collect();
+        let limit = "-ERR the reply would exceed 4194304 bytes: ask for fewer commands at once";
+        assert_eq!(client.call(&words), limit, "{subcommand}");
+    }
 }
 
 #[test]
@@ -304,13 +396,19 @@ fn unread_replies_of_transactions_are_bounded() {
         std::thread::sleep(Duration::from_millis(1));
     }
     // A command that waits until those clients are closed runs, or is refused as a whole.
+    let mut refused = 0;
     let is_removed = (0..50).any(|_| {
         let reply = other.ask("GETDEL k");
+        refused += u32::from(reply != "$1 v");
         assert!(reply == "$1 v" || reply.starts_with("-OOM "), "{reply}");
         other.expect(&[("EXISTS k", if reply == "$1 v" { ":0" } else { ":1" })]);
         reply == "$1 v"
     });
     assert!(is_removed, "GETDEL is refused for ever");
+    let stats = other.ask("INFO commandstats");
+    let mut of_getdel = stats.split(' ').filter(|line| line.starts_with("cmdstat_getdel:"));
+    let counted = format!("rejected_calls={refused},failed_calls=0");
+    assert!(of_getdel.any(|line| line.ends_with(&counted)), "{refused} refusals: {stats}");
     let is_done = (0..50).any(|_| {
         other.expect(&[("MULTI", "+OK"), ("APPEND done x", "+QUEUED")]);
         let reply = other.ask("EXEC");

@@ -93,6 +93,8 @@ impl StorageNode {
         // concludes the same from the old one.
         beginning.life.put(&mut batch);
         parts.meta.write(&batch)?;
+        // The tails are the evidence of what the batch says.
+        logs.clear_tails()?;
         let chunks = Chunks::open(&parts)?;
         let registers = Registers::open(&parts)?;
         let scrub = Scrub::open(&parts.meta, parts.options.scrub)?;

@@ -366,19 +366,23 @@ impl Devices {
 
 /// Whether the process or the machine lacked something for an operation, so that the device is not
 /// to blame.
-fn is_shortage(error: &Error) -> bool {
+pub(crate) fn is_shortage(error: &Error) -> bool {
     let code = error.cause::<io::Error>().and_then(io::Error::raw_os_error);
     code.is_some_and(|code| SHORTAGE_CODES.contains(&code))
 }
 
 /// Locks the directories and reads their identities. A directory other than the first one that
-/// cannot be read is left out.
+/// cannot be read is left out, unless descriptors or memory are lacking.
 fn open_dirs(fs: &dyn FileSystem, dirs: &[PathBuf]) -> Result<Vec<OpenedDir>> {
     let mut opened = Vec::new();
     for (at, dir) in dirs.iter().enumerate() {
         match open_dir(fs, dir) {
             Ok(dir) => opened.push(dir),
-            Err(error) if at > 0 && matches!(error.kind(), ErrorKind::Io | ErrorKind::Corrupt) => {
+            Err(error)
+                if at > 0
+                    && matches!(error.kind(), ErrorKind::Io | ErrorKind::Corrupt)
+                    && !is_shortage(&error) =>
+            {
                 tracing::error!(%error, dir = %dir.display(),
                     "a device of the storage node cannot be opened; the node starts without it");
             }

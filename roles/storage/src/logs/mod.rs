@@ -65,6 +65,7 @@ pub(crate) use self::fuzz::{extent as fuzz_extent, mark as fuzz_mark};
 pub(crate) use self::checking::RangeCheck;
 use self::extent::{AppendRequest, Extent, no_replica};
 use self::format::PartHeader;
+use self::opening::OpenedExtents;
 use self::part::{Part, PartWriter};
 use self::record::{ExtentRecord, extent_key};
 use self::sealing::SealRequest;
@@ -201,19 +202,29 @@ pub(crate) enum LogStep {
 pub(crate) struct Logs {
     env: LogEnv,
     extents: RwLock<BTreeMap<ExtentAt, Arc<Extent>>>,
+    /// Devices of which the opening could not read all files.
+    unread: Vec<DeviceId>,
 }
 
 impl Logs {
-    /// Finds the extents of the node. If the node may have lost memory, `batch` gets the records of
-    /// extents that are in limbo from now on.
+    /// Finds the extents of the node. `batch` gets the records of extents that are in limbo from now
+    /// on. The caller makes it durable, and then calls [`Logs::clear_tails`].
     pub(crate) fn open(
         parts: &NodeParts,
         beginning: &Beginning,
         batch: &mut MetaBatch,
     ) -> Result<Self> {
         let env = LogEnv::new(parts, beginning);
-        let extents = opening::open_extents(&env, beginning.may_have_lost_memory, batch)?;
-        Ok(Self { env, extents: RwLock::new(extents) })
+        let may_have_lost_memory = beginning.may_have_lost_memory;
+        let opened = opening::open_extents(&env, may_have_lost_memory, batch)?;
+        let OpenedExtents { extents, unread } = opened;
+        Ok(Self { env, extents: RwLock::new(extents), unread })
+    }
+
+    /// Clears what the file system has kept of logs of the last life. The batch of the opening must
+    /// be durable.
+    pub(crate) fn clear_tails(&self) -> Result<()> {
+        opening::clear_tails(&self.env, &self.unread)
     }
 
     /// Does the part of an append or a sync that must keep the order of requests.

@@ -1,18 +1,20 @@
 //! Devices that fail or are full.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use archipelago_base::Result;
+use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_env::fault::{Fault, FaultFs, Operation, Rule};
-use archipelago_env::{FileClass, FileLock, FileSystem};
+use archipelago_env::{FileClass, FileLock, FileSystem, IoContext, OpenOptions, RandomFile};
 use archipelago_fabric::ClientId;
 use archipelago_store::nodes::wire::{ExtentAt, RefusalWhy, StoreMessage};
 
+use super::super::format::HEADER_BYTES;
 use super::Durability::{Synced, Written};
 use super::{
-    AT, LOG, Machine, START, append, ask, damaged, fence, inspect, node_options, progress, put,
-    read, replica, seal, stamp, stream, sync, why,
+    AT, DEVICE, LOG, Machine, START, append, ask, damaged, fence, inspect, node_options, progress,
+    put, read, replica, seal, stamp, stream, sync, why,
 };
 use crate::node::{Begun, StorageNode};
 
@@ -215,13 +217,17 @@ fn part_behind_a_missing_one_waits_for_its_device() {
     let (there, aside) =
         (Path::new("/device/logs").join(&first[0].name), Path::new("/device").join(&first[0].name));
     machine.disk.rename(&there, &aside).unwrap();
-    let node = open(&faulty(&machine), &["/device", "/second"]);
+    let fs = faulty(&machine);
+    let tails = fs.add(Rule::on(Operation::LogTail).path("/second/logs"));
+    let node = open(&fs, &["/device", "/second"]);
     assert_eq!(inspect(&node), damaged(START, None));
+    assert_eq!(fs.fired_by(tails), 0, "its file was not read, so its tails stay");
     drop(node);
     let machine = machine.killed();
     machine.disk.rename(&aside, &there).unwrap();
     let node = open(&faulty(&machine), &["/device", "/second"]);
-    assert_eq!(inspect(&node), replica(1300, 1300, None, false));
+    // The device may have lost what it had not written when it disappeared.
+    assert_eq!(inspect(&node), replica(1300, 1300, None, true));
     assert_eq!(read(&node, START..1300), Ok(stream(START..1200)), "what is on one device");
     assert_eq!(read(&node, 1200..1300), Ok(stream(1200..1300)));
 }
@@ -234,10 +240,113 @@ fn limbo_of_bytes_that_could_not_be_read_is_durable() {
     let fs = faulty(&machine);
     fs.add(Rule::on(Operation::Open).path("/logs/").times(1));
     assert_eq!(inspect(&open(&fs, &["/device"])), replica(START, START, None, true));
-    // The opening has cleared the tail in which answered bytes may have been.
+    // The bytes that return may be older than those that the node has answered for.
     let node = machine.killed().open();
     assert_eq!(inspect(&node), replica(1200, 1200, None, true));
     assert_eq!(why(&append(&node, 1, 1200..1300, Written)), Some(RefusalWhy::InLimbo));
+}
+
+#[test]
+fn tails_stay_until_the_limbo_is_durable() {
+    let operations = [Operation::LogAppend, Operation::LogSync];
+    let mut has_ended = false;
+    for nth in 1..30 {
+        let machine = Machine::new();
+        append(&machine.open(), 1, START..1200, Written);
+        let machine = machine.killed();
+        let fs = faulty(&machine);
+        // The bytes of the group are bad once. The opening clears the tails of readable devices.
+        let bad = Rule::on(Operation::Read).path("/logs/").offsets(HEADER_BYTES as u64..u64::MAX);
+        fs.add(bad.fault(Fault::FlipByte).times(1));
+        let refused = fs.add(Rule::on_any(&operations).path("/meta/").nth(nth));
+        let cleared = fs.add(Rule::on(Operation::LogTail).path("*/logs"));
+        let opening = Arc::new(FirstBoot { fs: fs.clone() });
+        let opened = StorageNode::open(opening, &[PathBuf::from(DEVICE)], node_options());
+        assert!(opened.is_err(), "failure {nth}");
+        has_ended = fs.fired_by(refused) == 0;
+        if fs.fired_by(cleared) > 0 {
+            let node = machine.killed().open();
+            assert_eq!(inspect(&node), replica(1200, 1200, None, true), "failure {nth}");
+        }
+        if has_ended {
+            assert_eq!(fs.fired_by(cleared), 1);
+            break;
+        }
+    }
+    assert!(has_ended, "every opening failed in the metadata");
+}
+
+#[test]
+fn bytes_whose_sync_failed_at_the_opening_are_written_anew() {
+    let devices = ["/device", "/second"];
+    let machine = Machine::new();
+    let node = open(&faulty(&machine), &devices);
+    append(&node, 1, START..1200, Synced);
+    append(&node, 1, 1200..1300, Written);
+    drop(node);
+    let machine = machine.killed();
+    let fs = faulty(&machine);
+    fs.add(Rule::on(Operation::LogSync).path("/logs/").times(1));
+    let cleared = fs.add(Rule::on(Operation::LogTail).path("*/device/logs"));
+    let node = open(&fs, &devices);
+    assert_eq!(fs.fired_by(cleared), 0, "they may have bytes that the file lacks");
+    assert_eq!(inspect(&node), replica(1300, 1200, None, true));
+    let again = open(&faulty(&machine.killed()), &devices);
+    assert_eq!(inspect(&again), replica(1300, 1200, None, true), "a later sync proves nothing");
+    assert_eq!(seal(&node, 2, 1300), progress(1300, 1300));
+    for seed in 0..8 {
+        let node = open(&faulty(&machine.without_power(seed)), &devices);
+        assert_eq!(inspect(&node), replica(1300, 1300, Some(1300), false), "seed {seed}");
+        assert_eq!(read(&node, START..1200), Ok(stream(START..1200)), "seed {seed}");
+        assert_eq!(read(&node, 1200..1300), Ok(stream(1200..1300)), "seed {seed}");
+    }
+}
+
+/// The machine of a process that has no descriptor left for the files of extents.
+#[derive(Debug)]
+struct FewDescriptors {
+    machine: Machine,
+}
+
+impl FileSystem for FewDescriptors {
+    archipelago_env::forward_fs!(machine: create, create_log, remove, logs, looks, moves, dirs);
+    archipelago_env::forward_fs!(machine: figures, space);
+
+    fn open(
+        &self,
+        path: &Path,
+        context: IoContext,
+        options: OpenOptions,
+    ) -> Result<Arc<dyn RandomFile>> {
+        if path.to_string_lossy().contains("/logs/") {
+            let cause = io::Error::from_raw_os_error(24);
+            return Err(Error::io("open", path, cause));
+        }
+        self.machine.disk.open(path, context, options)
+    }
+
+    fn lock(&self, path: &Path) -> Result<Box<dyn FileLock>> {
+        self.machine.lock(path)
+    }
+
+    fn boot_id(&self) -> Option<[u8; 16]> {
+        self.machine.boot_id()
+    }
+
+    fn free_bytes(&self, dir: &Path) -> Result<Option<u64>> {
+        self.machine.free_bytes(dir)
+    }
+}
+
+#[test]
+fn lack_of_descriptors_ends_the_opening_and_is_no_loss() {
+    let machine = Machine::new();
+    append(&machine.open(), 1, START..1200, Written);
+    let machine = machine.killed();
+    let few = Arc::new(FewDescriptors { machine: machine.clone() });
+    let opened = StorageNode::open(few, &[PathBuf::from(DEVICE)], node_options());
+    assert_eq!(opened.map(drop).unwrap_err().kind(), ErrorKind::Io);
+    assert_eq!(inspect(&machine.killed().open()), replica(1200, 1200, None, false));
 }
 
 #[test]

@@ -64,7 +64,7 @@ use self::client_nodes::ClientNodes;
 use self::options::ack_rule;
 use self::placing::place_extent;
 use self::reader::{NodeLogReader, NodeLogSet};
-use self::recovering::{LossStanding, RecoveryEnd, recover_log};
+use self::recovering::{LossStanding, RecoveryEnd, RecoveryStanding, recover_log};
 use self::requests::{LogFailure, LogNodes, LogPool, LogRequests, WritePlace, promise_and_list};
 use self::send_ring::LogBytes;
 use self::writer::{CreatedLog, LogCore, LogHandle, NodeLogWriter};
@@ -228,7 +228,7 @@ impl NodeLogs {
     /// Recovers a log, without waiting on the thread. `None` if acknowledged bytes may be missing,
     /// and the owner must keep that before.
     async fn recover_one(&self, log: &LogToRecover<'_>, by: Recoverer) -> RecoveryOutcome {
-        let Recoverer { epoch, losses } = by;
+        let Recoverer { epoch, .. } = by;
         let name = format!("log {}", log.id);
         let VolumeLog { volume, layout } = VolumeLog::decode(log.layout, &name)?;
         // A recovery under the epoch of a writer ends that writer; the nodes fence older ones.
@@ -236,7 +236,9 @@ impl NodeLogs {
             writer.end(Error::closed(format!("{name} was recovered; begin a new log")));
         }
         let requests = self.requests(log.id, log.class, Stamp { volume, epoch });
-        let layout = match recover_log(&requests, &self.options, layout, losses).await? {
+        let standing =
+            RecoveryStanding { losses: by.losses, first_started_ns: by.first_started_ns };
+        let layout = match recover_log(&requests, &self.options, layout, standing).await? {
             RecoveryEnd::Recovered(layout) => layout,
             RecoveryEnd::NeedsLossKept => return Ok(None),
         };
@@ -272,17 +274,19 @@ impl NodeLogs {
         }
     }
 
-    /// Recovers logs that may miss acknowledged bytes, after the owner has kept that.
+    /// Recovers logs that may miss acknowledged bytes, after the owner has kept that. The first
+    /// pass began at `first_started_ns`.
     fn recover_lossy(
         &self,
         logs: &[LogToRecover<'_>],
         owner: NewOwner<'_>,
+        first_started_ns: u64,
     ) -> Vec<RecoveryOutcome> {
-        let NewOwner { epoch, losses } = owner;
-        if let Err(error) = losses.keep_loss() {
+        if let Err(error) = owner.losses.keep_loss() {
             return logs.iter().map(|_| Err(error.clone())).collect();
         }
-        let by = Recoverer { epoch, losses: LossStanding::Kept };
+        let (losses, first_started_ns) = (LossStanding::Kept, Some(first_started_ns));
+        let by = Recoverer { epoch: owner.epoch, losses, first_started_ns };
         self.wait(self.recover_many(logs, by))
     }
 
@@ -385,6 +389,23 @@ impl NodeLogs {
 struct Recoverer {
     epoch: Epoch,
     losses: LossStanding,
+    /// Begin of the first pass; `None` during that pass.
+    first_started_ns: Option<u64>,
+}
+
+/// The error of a log that is not sealed, because the recovery of `failed` has failed with `error`.
+/// It keeps that a later owner took over.
+fn waits_for(log: &LogToRecover<'_>, failed: &LogToRecover<'_>, error: &Error) -> Error {
+    let kind = match error.kind() {
+        ErrorKind::Fenced => ErrorKind::Fenced,
+        _ => ErrorKind::Busy,
+    };
+    let text = format!(
+        "log {}: its recovery may miss acknowledged bytes and waits for that of log {}, which \
+         failed: {error}",
+        log.id, failed.id
+    );
+    Error::new(kind, text)
 }
 
 /// Outcome of the recovery of a log; `None` if the owner must keep a loss before it ends.
@@ -498,17 +519,26 @@ impl LogStore for NodeLogs {
     }
 
     /// The recoveries run in parallel, a limited number of them at a time. Logs that may miss
-    /// acknowledged bytes are recovered once more, after the owner has kept that.
+    /// acknowledged bytes are recovered once more, after the owner has kept that. If another log
+    /// has failed, the owner cannot open, so nothing is kept and these logs stay unsealed.
     fn recover_all(
         &self,
         logs: &[LogToRecover<'_>],
         owner: NewOwner<'_>,
     ) -> Vec<Result<RecoveredLog>> {
-        let by = Recoverer { epoch: owner.epoch, losses: LossStanding::NotKept };
+        let started_ns = self.pool.nodes.runtime().now_ns();
+        let losses = LossStanding::NotKept;
+        let by = Recoverer { epoch: owner.epoch, losses, first_started_ns: None };
         let first = self.wait(self.recover_many(logs, by));
         let lossy = logs.iter().zip(&first).filter(|(_, end)| matches!(end, Ok(None)));
         let lossy: Vec<LogToRecover<'_>> = lossy.map(|(log, _)| *log).collect();
-        let again = if lossy.is_empty() { Vec::new() } else { self.recover_lossy(&lossy, owner) };
+        let failed =
+            logs.iter().zip(&first).find_map(|(log, end)| Some((log, end.as_ref().err()?)));
+        let again = match failed {
+            _ if lossy.is_empty() => Vec::new(),
+            Some((log, error)) => lossy.iter().map(|it| Err(waits_for(it, log, error))).collect(),
+            None => self.recover_lossy(&lossy, owner, started_ns),
+        };
         let mut again = again.into_iter();
         let last = |outcome: RecoveryOutcome| match outcome {
             Ok(None) => again.next().unwrap_or(Ok(None)),

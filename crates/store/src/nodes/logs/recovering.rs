@@ -59,6 +59,15 @@ pub(super) enum LossStanding {
     Kept,
 }
 
+/// What precedes a recovery.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RecoveryStanding {
+    /// Whether the fact of a loss is durable.
+    pub(super) losses: LossStanding,
+    /// Begin of an earlier pass, from which on [`NodeLogOptions::recovery_max`] counts.
+    pub(super) first_started_ns: Option<u64>,
+}
+
 /// How a recovery ended.
 #[derive(Debug)]
 pub(super) enum RecoveryEnd {
@@ -121,6 +130,8 @@ struct RecoveryRun<'a> {
     /// Whether the recovery waits until the fact of a loss is kept.
     needs_loss_kept: bool,
     started_ns: u64,
+    /// Time at which the recovery gives up.
+    ends_ns: u64,
     reported_ns: u64,
     ask_again_ns: u64,
 }
@@ -136,7 +147,7 @@ pub(super) async fn recover_log(
     requests: &LogRequests,
     options: &NodeLogOptions,
     layout: LogLayout,
-    losses: LossStanding,
+    standing: RecoveryStanding,
 ) -> Result<RecoveryEnd> {
     let ack = ack_rule(requests.class);
     let unknown_max = match layout.extents.as_slice() {
@@ -160,11 +171,12 @@ pub(super) async fn recover_log(
         has_accepted_loss: false,
         needs_loss_kept: false,
         started_ns: now_ns,
+        ends_ns: ends_ns(now_ns, options, standing),
         reported_ns: now_ns,
         ask_again_ns: now_ns,
     };
     run.recovery.start();
-    if losses == LossStanding::Kept {
+    if standing.losses == LossStanding::Kept {
         run.recovery.loss_kept();
     }
     loop {
@@ -182,6 +194,17 @@ pub(super) async fn recover_log(
             RunStep::Answer(call, answer) => run.note(&call, answer)?,
             RunStep::Time => run.pass_time()?,
         }
+    }
+}
+
+/// Time at which a recovery that begins now gives up. One that continues an earlier pass shares its
+/// limit, but has time to ask each node once.
+fn ends_ns(now_ns: u64, options: &NodeLogOptions, standing: RecoveryStanding) -> u64 {
+    let max_ns = options.recovery_max.as_nanos() as u64;
+    let patience_ns = options.patience.as_nanos() as u64;
+    match standing.first_started_ns {
+        None => now_ns.saturating_add(max_ns),
+        Some(first_ns) => first_ns.saturating_add(max_ns).max(now_ns.saturating_add(patience_ns)),
     }
 }
 
@@ -424,7 +447,7 @@ impl RecoveryRun<'_> {
         if self.options.accept_loss && !is_patient {
             self.accept_loss("the nodes that do not answer");
         }
-        if waited_ns >= self.options.recovery_max.as_nanos() as u64 {
+        if now_ns >= self.ends_ns {
             return Err(Error::busy(format!("{}: {}", self.name(), self.missing_answers())));
         }
         if now_ns - self.reported_ns >= REPORT_EVERY.as_nanos() as u64 {

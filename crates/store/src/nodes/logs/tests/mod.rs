@@ -352,6 +352,30 @@ fn loss_of_several_logs_is_kept_once() {
 }
 
 #[test]
+fn loss_is_not_kept_while_another_log_fails() {
+    let world = World::new(26, 3);
+    let store = world.store(quick());
+    let mut writer = world.create(&store, log(1), FileClass::Wal);
+    append(&mut *writer, 3000).expect("acknowledged");
+    drop(writer);
+    world.pool.lose_all_power();
+    let layout = world.layout(log(1));
+    // No node knows the other log.
+    let (class, layout) = (FileClass::Wal, &layout);
+    let logs = [1, 9].map(|number| LogToRecover { id: log(number), class, layout });
+    let losses = CountedLosses::default();
+    let outcomes = world.store(quick()).recover_all(&logs, losses.owner(2));
+    let errors: Vec<Error> =
+        outcomes.into_iter().map(|outcome| outcome.expect_err("not recovered")).collect();
+    assert_eq!(errors[0].kind(), ErrorKind::Busy, "{}", errors[0]);
+    assert!(errors[0].to_string().contains(&log(9).to_string()), "{}", errors[0]);
+    assert_eq!(errors[1].kind(), ErrorKind::NotFound, "{}", errors[1]);
+    assert_eq!(losses.count(), 0);
+    let holders = world.pool.holders(ExtentAt { log: log(1), extent: 1 });
+    assert!(holders.iter().all(|(_, _, is_sealed)| !is_sealed), "{holders:?}");
+}
+
+#[test]
 fn one_node_in_limbo_loses_nothing() {
     for seed in 0..10 {
         let world = World::new(seed, 3);

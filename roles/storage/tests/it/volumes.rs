@@ -202,6 +202,7 @@ fn loss_is_told_although_openers_die_after_the_seals() {
     // Each opener comes one swap further than the one before.
     let mut swaps = 0;
     let volume = loop {
+        assert!(swaps < 8, "no opener has enough swaps");
         let stores = world.stores("opener");
         let (register, swaps_left) = (Arc::clone(&stores.register), AtomicU64::new(swaps));
         let register = Arc::new(EndingRegister { register, swaps_left });
@@ -212,7 +213,9 @@ fn loss_is_told_although_openers_die_after_the_seals() {
         }
         swaps += 1;
     };
-    assert!(swaps > 2, "no opener died after the seals");
+    // The swaps are the claim, the layout of the namespace, the loss, and the new namespace. The
+    // opener with three of them dies after the seals.
+    assert_eq!(swaps, 4, "the openers did not die at each of the four swaps");
     let boot_id = Some(volume.boot_id());
     assert_ne!(boot_id, before, "the loss is forgotten");
     drop(volume);

@@ -9,8 +9,9 @@
 //! 2. When a seal is answered, all bytes before its end are durable and the record has the end.
 //! 3. A seal needs all bytes before its end: written ones that are not known to be damaged, or
 //!    staged ones of the same epoch. Bytes whose sync has failed are written anew before that.
-//! 4. Bytes behind the end of a sealed extent do not exist. A later epoch may seal it again, at
-//!    another end.
+//! 4. Bytes behind the end of a sealed extent do not exist. The same or a later epoch may seal it
+//!    again, at another end. A smaller end drops bytes, so the owner sends a new end only after the
+//!    seals of the old one have ended.
 //!
 //! Thread-safety: the lock of the extent guards everything, also during the syncs of a seal.
 //! Failure: a seal that fails leaves the extent as it was.

@@ -183,7 +183,9 @@ pub(super) async fn recover_log(
         if let Some(end) = run.carry_out()? {
             return Ok(end);
         }
-        // The next recovery may choose other ends, so no seal of this one may arrive later.
+        // The next recovery may choose other ends, so this one awaits its seals. A request that
+        // missed its deadline may still arrive later, and nodes accept a smaller end. Each end that
+        // a recovery chooses covers the bytes that it knows to be acknowledged.
         if run.needs_loss_kept && !run.is_sealing() {
             return Ok(RecoveryEnd::NeedsLossKept);
         }

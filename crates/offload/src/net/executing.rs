@@ -185,6 +185,17 @@ struct State {
     outputs: BTreeMap<AttemptId, (PathBuf, JobOutput)>,
     figures: ExecutorFigures,
     writes: WriteRate,
+    /// Whether the executor ends, so that no job begins any more. It is set under the same lock
+    /// as the flags that cancel the jobs.
+    is_stopped: bool,
+}
+
+impl State {
+    /// Counts a job that has failed.
+    fn note_failure(&mut self, error: &Error) {
+        self.figures.failed += 1;
+        *self.figures.failed_by.entry(error.kind().name()).or_insert(0) += 1;
+    }
 }
 
 struct Shared {
@@ -259,6 +270,7 @@ impl ExecutorServer {
                 outputs: BTreeMap::new(),
                 figures: ExecutorFigures { slots: settings.slots.into(), ..Default::default() },
                 writes: WriteRate::default(),
+                is_stopped: false,
             }),
             queues: JobQueues::new(),
             clock: SystemClock::shared(),
@@ -332,12 +344,8 @@ impl ExecutorMonitor {
 
 impl Drop for ExecutorServer {
     fn drop(&mut self) {
-        {
-            let mut state = self.shared.state.lock();
-            state.machine.leave();
-            state.jobs.values().for_each(|job| job.fetch.cancel.cancel());
-        }
         // A job that is cancelled before it has begun is reported as well.
+        self.shared.cancel_all();
         self.shared.queues.stop();
         for thread in self.threads.drain(..) {
             if let Err(error) = thread.join() {
@@ -354,6 +362,14 @@ fn is_plain(path: &Path) -> bool {
 }
 
 impl Shared {
+    /// Cancels all jobs. A job whose package comes later fails before it begins.
+    fn cancel_all(&self) {
+        let mut state = self.state.lock();
+        state.is_stopped = true;
+        state.machine.leave();
+        state.jobs.values().for_each(|job| job.fetch.cancel.cancel());
+    }
+
     /// Runs a job on the calling thread.
     fn work(&self, job: &Job) {
         self.state.lock().figures.running += 1;
@@ -363,6 +379,10 @@ impl Shared {
     }
 
     fn end(&self, job: &Job, result: Result<EndedJob>) {
+        // The calling thread may have a low priority, so it logs before it takes the lock.
+        if let Err(error) = &result {
+            tracing::warn!(%error, job = %job.at, "an offloaded job failed");
+        }
         let mut state = self.state.lock();
         state.figures.running -= 1;
         state.jobs.remove(&job.at);
@@ -383,9 +403,7 @@ impl Shared {
                 Ok(returned)
             }
             Err(error) => {
-                tracing::warn!(%error, job = %job.at, "an offloaded job failed");
-                state.figures.failed += 1;
-                *state.figures.failed_by.entry(error.kind().name()).or_insert(0) += 1;
+                state.note_failure(&error);
                 Err(ShortText::new(&error.to_string()))
             }
         };
@@ -519,6 +537,14 @@ impl Shared {
         for step in steps {
             match step {
                 ExecutorStep::Send { message, .. } => messages.push(message),
+                ExecutorStep::Run { at, .. } if state.is_stopped => {
+                    // The threads of the jobs may have ended already.
+                    let error = Error::closed("the executor has ended before the job began");
+                    state.note_failure(&error);
+                    let reason = ShortText::new(&error.to_string());
+                    let steps = state.machine.ended(self.clock.now_ns(), at, Err(reason));
+                    messages.extend(self.step(state, steps));
+                }
                 ExecutorStep::Run { at, kind, spec: package, .. } => {
                     let (progress, fetch) = (Arc::default(), FetchProgress::default());
                     let limiter = Arc::new(RateLimiter::new(0));
@@ -567,5 +593,43 @@ impl Resident for Shared {
         }
         let steps = state.machine.on_timer(now_ns);
         self.step(&mut state, steps)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{NumberRange, SchedulerLife};
+    use crate::job::JobOrder;
+
+    #[test]
+    fn job_whose_package_comes_during_the_end_fails() {
+        let settings = ExecutorSettings {
+            // The messages of this test come from the test itself.
+            managers: vec!["tcp:127.0.0.1:9".to_owned()],
+            slots: 1,
+            shares: vec![PathBuf::from("/reef")],
+            ..ExecutorSettings::default()
+        };
+        let mut server = ExecutorServer::start(settings).expect("threads");
+        // Without a courier no timer ends the offer below.
+        drop(server.courier.take());
+        let (at, life) = (AttemptId::default(), SchedulerLife { scheduler: SCHEDULER, term: 1 });
+        let assign = OffloadMessage::Assign { at, life, order: JobOrder::default() };
+        let by = match server.shared.take(vec![assign]).as_slice() {
+            [OffloadMessage::Accept { by, .. }] => *by,
+            other => panic!("{other:?}"),
+        };
+        server.shared.cancel_all();
+        let (numbers, spec) = (NumberRange::default(), Payload::default());
+        let sent = server.shared.take(vec![OffloadMessage::Package { at, life, numbers, spec }]);
+        assert!(sent.contains(&OffloadMessage::Started { at, by }), "{sent:?}");
+        let is_abort = |sent: &&OffloadMessage| matches!(sent, OffloadMessage::Abort { .. });
+        assert_eq!(sent.iter().filter(is_abort).count(), 1, "{sent:?}");
+        assert_eq!(server.shared.queues.jobs_waiting(), 0);
+        let figures = server.figures();
+        assert_eq!((figures.running, figures.failed), (0, 1));
+        assert_eq!(figures.failed_by.values().sum::<u64>(), 1);
+        drop(server);
     }
 }

@@ -1,6 +1,10 @@
 //! Threads behind a trait, so that a test can count them, name them or start none.
 
+#[cfg(target_os = "linux")]
+use std::cell::Cell;
 use std::fmt;
+#[cfg(target_os = "linux")]
+use std::sync::{OnceLock, mpsc};
 
 use crate::error::{Error, ErrorKind, Result};
 
@@ -42,22 +46,89 @@ const NICE: i32 = 19;
 /// a privilege. The thread then gets the time that others leave, and a seventieth of the share of a
 /// normal thread. The function does nothing if priorities belong to processes, or if the system
 /// refuses.
+///
+/// A thread inherits the priority of the thread that starts it, but the threads that
+/// [`SystemSpawn`] starts may serve others. An example is the thread that receives for all users
+/// of a link. So a thread whose priority was lowered here starts threads of normal priority, by way
+/// of a thread of this process that keeps it.
 pub fn lower_priority() {
     #[cfg(target_os = "linux")]
-    let _ = rustix::process::nice(NICE);
+    {
+        // The first caller has the priority that all threads begin with.
+        STARTER.get_or_init(start_starter);
+        let _ = rustix::process::nice(NICE);
+        IS_LOWERED.set(true);
+    }
 }
 
-/// The source of threads of the operating system.
+/// A thread to start, and the channel for the result.
+#[cfg(target_os = "linux")]
+struct Order {
+    name: String,
+    body: Box<dyn FnOnce() + Send>,
+    started: mpsc::SyncSender<std::io::Result<std::thread::JoinHandle<()>>>,
+}
+
+/// The thread that starts threads for those of low priority. It lives as long as the process.
+/// `None` if the system did not start it.
+#[cfg(target_os = "linux")]
+static STARTER: OnceLock<Option<mpsc::Sender<Order>>> = OnceLock::new();
+
+#[cfg(target_os = "linux")]
+thread_local! {
+    /// Whether [`lower_priority`] was called on this thread.
+    static IS_LOWERED: Cell<bool> = const { Cell::new(false) };
+}
+
+#[cfg(target_os = "linux")]
+fn start_starter() -> Option<mpsc::Sender<Order>> {
+    let (orders, ordered) = mpsc::channel::<Order>();
+    let work = move || {
+        for Order { name, body, started } in ordered {
+            // The thread that has sent the order waits for the result.
+            let _ = started.send(start_here(name, body));
+        }
+    };
+    let _lives_on = start_here("starter".to_owned(), Box::new(work)).ok()?;
+    Some(orders)
+}
+
+/// Starts a thread with the priority of the calling one.
+fn start_here(
+    name: String,
+    body: Box<dyn FnOnce() + Send>,
+) -> std::io::Result<std::thread::JoinHandle<()>> {
+    std::thread::Builder::new().name(name).spawn(body)
+}
+
+/// Starts a thread with the priority that the calling one had at first. Without the thread that
+/// keeps this priority, the new thread gets that of the calling one.
+fn start(
+    name: String,
+    body: Box<dyn FnOnce() + Send>,
+) -> std::io::Result<std::thread::JoinHandle<()>> {
+    #[cfg(target_os = "linux")]
+    if IS_LOWERED.get()
+        && let Some(Some(orders)) = STARTER.get()
+    {
+        let (started, result) = mpsc::sync_channel(1);
+        let has_ended = || std::io::Error::other("the thread that starts threads has ended");
+        orders.send(Order { name, body, started }).map_err(|_| has_ended())?;
+        return result.recv().map_err(|_| has_ended())?;
+    }
+    start_here(name, body)
+}
+
+/// The source of threads of the operating system. A thread of low priority
+/// ([`lower_priority`]) starts threads of normal priority.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemSpawn;
 
 impl Spawn for SystemSpawn {
     fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> Result<Joiner> {
-        std::thread::Builder::new().name(name.to_owned()).spawn(body).map(Joiner).map_err(
-            |source| {
-                Error::with_source(ErrorKind::Io, format!("cannot start thread {name}"), source)
-            },
-        )
+        start(name.to_owned(), body).map(Joiner).map_err(|source| {
+            Error::with_source(ErrorKind::Io, format!("cannot start thread {name}"), source)
+        })
     }
 }
 
@@ -74,5 +145,27 @@ mod tests {
         assert_eq!(error.to_string(), "internal error: thread doomed panicked");
         let thread = SystemSpawn.spawn("sound", Box::new(|| {})).expect("starts");
         assert!(thread.join().is_ok());
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn thread_of_low_priority_starts_threads_of_normal_priority() {
+        let nice = || rustix::process::getpriority_process(None).expect("Linux has it");
+        let own = nice();
+        let (tell, told) = mpsc::channel();
+        let first = move || {
+            lower_priority();
+            let lowered = nice();
+            let (tell_second, tell_third) = (tell.clone(), tell);
+            let third = move || tell_third.send(nice()).expect("the test waits");
+            let second = move || {
+                tell_second.send(nice()).expect("the test waits");
+                SystemSpawn.spawn("third", Box::new(third)).expect("starts").join().expect("ends");
+            };
+            SystemSpawn.spawn("second", Box::new(second)).expect("starts").join().expect("ends");
+            assert_eq!(lowered, (own + NICE).min(NICE));
+        };
+        SystemSpawn.spawn("first", Box::new(first)).expect("starts").join().expect("ends");
+        assert_eq!(told.try_iter().collect::<Vec<i32>>(), [own, own]);
     }
 }

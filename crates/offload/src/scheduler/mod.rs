@@ -130,6 +130,8 @@ struct KnownOwner {
     stamp: OwnerStamp,
     /// Number of its session in this life.
     session: u64,
+    /// Time at which this session began.
+    since_ns: u64,
     /// Time of its latest message.
     heard_ns: u64,
 }
@@ -472,13 +474,21 @@ impl Scheduler {
     pub fn has_given_up(&self, now_ns: u64, at: AttemptId, by: ExecutorId) -> bool {
         let newest = self.owner_of(at.job.db);
         let has_successor = newest.is_some_and(|newest| newest.epoch > at.job.epoch);
-        has_successor || self.is_orphan(now_ns, at.job.db) || self.jobs.has_given_up(at, by)
+        has_successor || self.is_orphan(now_ns, at.job) || self.jobs.has_given_up(at, by)
     }
 
-    /// Whether the owner of a database was silent for too long. Each owner that lives has sent
-    /// something to this life before `owners_settled_ns`.
-    fn is_orphan(&self, now_ns: u64, db: OffloadDb) -> bool {
-        !self.owners.contains_key(&db) && now_ns >= self.owners_settled_ns
+    /// Whether the owner of a job was silent for too long. Each owner that lives has sent
+    /// something to this life before `owners_settled_ns`. A known owner of the database that is
+    /// older than the job does not decide about it, and a newer one would have replaced it.
+    fn is_orphan(&self, now_ns: u64, job: JobId) -> bool {
+        let has_no_owner = match self.owners.get(&job.db) {
+            None => true,
+            Some(known) => {
+                let silent_ns = known.since_ns.saturating_add(self.terms.orphan_ns);
+                known.stamp.epoch < job.epoch && now_ns >= silent_ns
+            }
+        };
+        has_no_owner && now_ns >= self.owners_settled_ns
     }
 
     /// The session of the owner of a database. Its number is 0 if there is none.
@@ -504,7 +514,8 @@ impl Scheduler {
             _ => {}
         }
         self.sessions += 1;
-        let known = KnownOwner { stamp: owner, session: self.sessions, heard_ns: now_ns };
+        let (session, since_ns, heard_ns) = (self.sessions, now_ns, now_ns);
+        let known = KnownOwner { stamp: owner, session, since_ns, heard_ns };
         self.owners.insert(owner.db, known);
         // Outputs may have arrived before their owner.
         for (_, commit) in self.commits.iter_mut().filter(|(at, _)| at.job.db == owner.db) {
@@ -524,10 +535,11 @@ impl Scheduler {
         for db in silent {
             self.owners.remove(&db);
             let jobs = self.jobs.of(db).len();
-            tracing::info!(database = %db, jobs, "the owner of a database was silent for too long");
+            let outputs = self.commits.keys().filter(|at| at.job.db == db).count();
+            log_silence(db, jobs, outputs);
             sent.extend(self.end_jobs(db));
         }
-        let orphans = self.commits.keys().filter(|at| self.is_orphan(now_ns, at.job.db));
+        let orphans = self.commits.keys().filter(|at| self.is_orphan(now_ns, at.job));
         let orphans: Vec<AttemptId> = orphans.copied().collect();
         for at in orphans {
             sent.extend(self.commits.remove(&at).map(|commit| forget(at, commit.by)));
@@ -568,7 +580,7 @@ impl Scheduler {
         by: ExecutorId,
         output: Payload,
     ) -> Vec<Sent> {
-        if self.is_orphan(now_ns, at.job.db) {
+        if self.is_orphan(now_ns, at.job) {
             return vec![forget(at, by)];
         }
         self.jobs.has_committed(now_ns, at, by);
@@ -638,6 +650,16 @@ impl Scheduler {
     fn give_back(&mut self, now_ns: u64, job: JobId, why: LocalWhy) {
         self.counters.given_back += 1;
         self.jobs.give_back(now_ns, job, why);
+    }
+}
+
+/// Logs the end of a session. A database that closes without a job in flight is no news.
+fn log_silence(db: OffloadDb, jobs: usize, outputs: usize) {
+    const WHAT: &str = "the owner of a database was silent for too long";
+    if jobs + outputs > 0 {
+        tracing::info!(database = %db, jobs, outputs, "{WHAT}");
+    } else {
+        tracing::debug!(database = %db, "{WHAT}");
     }
 }
 

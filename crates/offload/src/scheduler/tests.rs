@@ -282,6 +282,33 @@ fn outputs_for_an_owner_that_a_new_life_never_hears_are_forgotten() {
 }
 
 #[test]
+fn outputs_of_a_newer_owner_are_forgotten_while_an_older_one_lives() {
+    let mut scheduler = scheduler();
+    let of_newer = |number| {
+        let job = JobId { epoch: Epoch(8), ..job(number) };
+        AttemptId { job, attempt: Attempt(1) }
+    };
+    let greet = || OffloadMessage::Greet { owner: ME, needs: Vec::new() };
+    let forgotten = |at| OffloadMessage::Decided { at, verdict: Verdict::Forget };
+    // The session of the older owner begins late. Until its end the newer owner may still greet.
+    scheduler.on_owner(LATER_NS, ME, greet());
+    commit(&mut scheduler, LATER_NS, of_newer(1), X);
+    commit(&mut scheduler, LATER_NS, at(1, 1), Y);
+    scheduler.on_owner(orphaned_ns() - 1, ME, greet());
+    let sent = scheduler.on_timer(orphaned_ns() - 1);
+    assert!(!has(&sent, Party::Executor(X), &forgotten(of_newer(1))), "{sent:?}");
+    assert!(!is_ended_by_beat(&mut scheduler, orphaned_ns() - 1, of_newer(2), X));
+    let sent = scheduler.on_timer(orphaned_ns());
+    assert!(has(&sent, Party::Executor(X), &forgotten(of_newer(1))), "{sent:?}");
+    assert!(!has(&sent, Party::Executor(Y), &forgotten(at(1, 1))), "its owner lives");
+    assert_eq!(scheduler.owner_of(DB), Some(ME));
+    let sent = commit(&mut scheduler, orphaned_ns(), of_newer(2), X);
+    assert!(has(&sent, Party::Executor(X), &forgotten(of_newer(2))), "{sent:?}");
+    assert!(is_ended_by_beat(&mut scheduler, orphaned_ns(), of_newer(2), X));
+    assert!(!is_ended_by_beat(&mut scheduler, orphaned_ns(), at(2, 1), Y));
+}
+
+#[test]
 fn an_executor_that_is_silent_loses_its_attempt_to_another() {
     let mut scheduler = scheduler();
     beat(&mut scheduler, LATER_NS, X);

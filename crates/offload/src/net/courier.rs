@@ -14,7 +14,7 @@
 //! Cost: two threads and two connections.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -33,6 +33,10 @@ use crate::wire::{Correspondent, OffloadMessage};
 const WAIT: Duration = Duration::from_millis(100);
 /// Time after which a request counts as lost.
 const ANSWER: Duration = Duration::from_millis(1000);
+/// Time without an answer after which no manager counts as reachable. By then the owners have taken
+/// their jobs back, if the manager has ended: they wait for two seconds, and for one more answer. A
+/// single lost answer means nothing.
+const UNREACHABLE: Duration = Duration::from_secs(5);
 /// Longest time for which a courier that ends begins requests. A manager that lives answers within
 /// a small part of it, and the drop of a database should not wait long for one that does not.
 const DRAIN: Duration = Duration::from_millis(500);
@@ -58,8 +62,10 @@ struct Shared {
     out: Mutex<Out>,
     changed: Condvar,
     clock: Arc<dyn Clock>,
-    /// Whether a manager has answered the latest request for mail.
-    is_reachable: AtomicBool,
+    /// Whether a manager has answered the latest request for mail, so that only changes are logged.
+    is_answered: AtomicBool,
+    /// Time of the latest answer to such a request, or of the start.
+    answered_ns: AtomicU64,
 }
 
 /// The running threads.
@@ -81,8 +87,8 @@ pub(super) struct Outbox(Arc<Shared>);
 impl Outbox {
     fn new(me: Correspondent, clock: Arc<dyn Clock>) -> Self {
         let (out, changed) = (Mutex::default(), Condvar::new());
-        let is_reachable = AtomicBool::new(true);
-        Self(Arc::new(Shared { me, out, changed, clock, is_reachable }))
+        let (is_answered, answered_ns) = (AtomicBool::new(true), AtomicU64::new(clock.now_ns()));
+        Self(Arc::new(Shared { me, out, changed, clock, is_answered, answered_ns }))
     }
 
     /// Queues messages for the manager.
@@ -126,9 +132,10 @@ impl Courier {
         Ok(courier)
     }
 
-    /// Whether a manager has answered the latest request for mail. It is true before the first one.
+    /// Whether a manager has answered a request for mail in the last [`UNREACHABLE`], or the
+    /// courier has started since.
     pub(super) fn is_reachable(&self) -> bool {
-        self.shared.is_reachable.load(Ordering::Relaxed)
+        self.shared.is_reachable()
     }
 }
 
@@ -153,6 +160,18 @@ impl Shared {
 
     fn is_stopped(&self) -> bool {
         self.out.lock().ends_ns.is_some()
+    }
+
+    /// Notes the answer to a request for mail.
+    fn note_answer(&self) {
+        self.answered_ns.store(self.clock.now_ns(), Ordering::Relaxed);
+        self.is_answered.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the latest answer is not older than [`UNREACHABLE`].
+    fn is_reachable(&self) -> bool {
+        let answered_ns = self.answered_ns.load(Ordering::Relaxed);
+        self.clock.now_ns().saturating_sub(answered_ns) < UNREACHABLE.as_nanos() as u64
     }
 }
 
@@ -201,11 +220,11 @@ fn wait_for_mail(shared: &Arc<Shared>, line: &Line, resident: &Weak<dyn Resident
         let post = OffloadMessage::Post { from: shared.me, wait_ms, mail: Vec::new() };
         match line.ask(&post, ANSWER) {
             Ok(answer) => {
-                shared.is_reachable.store(true, Ordering::Relaxed);
+                shared.note_answer();
                 deliver(shared, resident, answer);
             }
             Err(error) => {
-                if shared.is_reachable.swap(false, Ordering::Relaxed) {
+                if shared.is_answered.swap(false, Ordering::Relaxed) {
                     tracing::warn!(%error, "no manager answers, so jobs run where they are planned");
                 }
                 pause(shared);
@@ -253,6 +272,7 @@ mod tests {
     use super::super::PAYLOAD_BYTES_MAX;
     use super::*;
     use crate::ids::{AttemptId, ExecutorId, JobId};
+    use crate::owner::OwnerTerms;
 
     struct Nobody;
 
@@ -297,6 +317,23 @@ mod tests {
         let outbox = ending(&clock);
         clock.advance(DRAIN);
         assert!(next_mail(&outbox.0).is_none());
+    }
+
+    #[test]
+    fn manager_is_reachable_until_owners_have_taken_their_jobs_back() {
+        let clock = Arc::new(ManualClock::new(0));
+        let me = Correspondent::Executor(ExecutorId(1));
+        let outbox = Outbox::new(me, Arc::clone(&clock) as Arc<dyn Clock>);
+        let taken_back = Duration::from_nanos(OwnerTerms::default().silent_ns) + ANSWER;
+        for _ in 0..3 {
+            clock.advance(taken_back);
+            assert!(outbox.0.is_reachable(), "a lost answer means nothing");
+            outbox.0.note_answer();
+        }
+        clock.advance(UNREACHABLE);
+        assert!(!outbox.0.is_reachable());
+        outbox.0.note_answer();
+        assert!(outbox.0.is_reachable());
     }
 
     #[test]

@@ -309,8 +309,8 @@ impl ExecutorServer {
     }
 
     /// Whether the executor may end without harm: it has no job, and no outputs that wait for a
-    /// verdict. It may also end while no manager answers, because the owners of its jobs then take
-    /// them back.
+    /// verdict. It may also end when no manager has answered for some seconds, because the owners
+    /// of its jobs have then taken them back.
     #[must_use]
     pub fn can_end(&self) -> bool {
         let is_reachable = self.courier.as_ref().is_some_and(Courier::is_reachable);

@@ -115,9 +115,9 @@ impl MemorySettings {
 
 /// Number of threads that search and copy memtable shards on a machine with `cores` cores. They
 /// start with the first request of an owner. There are at least two, because searches must go on
-/// during a copy, which never gets the last thread. More than eight would only compete for the lock
-/// of the queue and for the bandwidth of the memory, and the machine has other work: the threads of
-/// the fabric and, with `--share` or `--store`, jobs.
+/// during copies, which get at most half of the threads. More than eight would only compete for the
+/// lock of the queue and for the bandwidth of the memory, and the machine has other work: the
+/// threads of the fabric and, with `--share` or `--store`, jobs.
 const fn shard_threads(cores: usize) -> usize {
     match cores {
         0..=2 => 2,

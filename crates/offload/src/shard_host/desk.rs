@@ -4,8 +4,9 @@
 //! of the fabric's providers only queue the requests, so that a search or a copy delays no other
 //! request of the node. Notices of owners, such as beats and releases, go first. They take little
 //! time, and an owner whose beats get no answer declares its shards lost. Searches come next.
-//! Copies and grants never occupy the last free thread. If searches come without a pause, a copy or
-//! a grant still gets its turn, because a shard that cannot leave makes writers wait.
+//! Copies and grants occupy at most half of the threads, because a copy takes long and a search
+//! does not. If searches come without a pause, a copy or a grant still gets its turn, because a
+//! shard that cannot leave makes writers wait.
 //!
 //! Invariants:
 //! 1. The queues have at most [`QUEUE_MAX`] requests and [`QUEUE_BYTES_MAX`] bytes. A request that
@@ -119,7 +120,7 @@ impl Queue {
         };
         let work = match short {
             Some(short) => Work::Short(short),
-            None if self.changing + 1 < threads => {
+            None if self.may_change(threads) => {
                 let change = self.changes.pop_front()?;
                 self.changing += 1;
                 self.reads_ahead = 0;
@@ -130,6 +131,11 @@ impl Queue {
         let (Work::Short(asked) | Work::Change(asked)) = &work;
         self.bytes -= asked.body.len();
         Some(work)
+    }
+
+    /// Whether one of `threads` threads may execute a further change.
+    fn may_change(&self, threads: usize) -> bool {
+        self.changing < (threads / 2).max(1)
     }
 
     fn take_read(&mut self) -> Option<Asked> {
@@ -457,4 +463,21 @@ enum Step {
     Answer(ShardMessage),
     /// A region was made, so the message is executed again.
     Again,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_leave_half_of_the_threads_to_searches() {
+        for (threads, changes_max) in [(1, 1), (2, 1), (3, 1), (4, 2), (7, 3), (8, 4)] {
+            let may_change = |changing| {
+                let queue = Queue { changing, ..Queue::default() };
+                queue.may_change(threads)
+            };
+            let allowed = (0..=threads).take_while(|changing| may_change(*changing)).count();
+            assert_eq!(allowed, changes_max, "of {threads} threads");
+        }
+    }
 }

@@ -85,6 +85,19 @@ impl HostedExecutor {
     }
 }
 
+/// Starts the executor, unless it was stopped. It may have been stopped while the storage cluster
+/// was asked, and an executor that starts later would not be told to leave.
+fn start_in(state: &Mutex<Starting>, settings: ExecutorSettings) {
+    let mut state = state.lock();
+    if state.is_stopped {
+        return;
+    }
+    match ExecutorServer::start(settings) {
+        Ok(server) => state.server = Some(server),
+        Err(error) => tracing::error!(%error, "this node runs no jobs"),
+    }
+}
+
 /// Starts the executor when the storage cluster can be reached.
 fn connect(
     state: &Mutex<Starting>,
@@ -97,11 +110,7 @@ fn connect(
         match reach.volumes(secret) {
             Ok(volumes) => {
                 settings.volumes = volumes;
-                match ExecutorServer::start(settings) {
-                    Ok(server) => state.lock().server = Some(server),
-                    Err(error) => tracing::error!(%error, "this node runs no jobs"),
-                }
-                return;
+                return start_in(state, settings);
             }
             Err(error) if error.kind() == ErrorKind::InvalidArgument => {
                 return tracing::error!(%error, "this node runs no jobs");
@@ -112,6 +121,26 @@ fn connect(
                 }
                 SystemClock::shared().sleep(PAUSE);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn executor_that_was_stopped_does_not_start() {
+        let settings = ExecutorSettings {
+            managers: vec!["tcp:127.0.0.1:9".to_owned()],
+            slots: 1,
+            shares: vec!["/reef".into()],
+            ..ExecutorSettings::default()
+        };
+        for is_stopped in [false, true] {
+            let state = Mutex::new(Starting { server: None, is_stopped });
+            start_in(&state, settings.clone());
+            assert_eq!(state.lock().server.is_some(), !is_stopped);
         }
     }
 }

@@ -45,6 +45,11 @@ impl PickInput<'_> {
         self.space.iter().find(|demand| demand.cf == self.version.cf())
     }
 
+    /// Whether writers of the version's family are delayed for space.
+    pub(super) fn is_pressed(&self) -> bool {
+        self.space_demand().is_some_and(|demand| demand.is_pressed)
+    }
+
     /// The factor for the scores of the version's levels.
     pub(super) fn space_urgency(&self) -> f64 {
         self.space_demand().map_or(1.0, |demand| demand.urgency.max(1.0))
@@ -97,9 +102,11 @@ impl Picker<'_> {
     }
 
     /// The rewrite of the last-level table with the most bytes that were kept only for snapshots
-    /// which are gone. At most one rewrite runs at a time, whatever its reason.
+    /// which are gone. At most one rewrite of the family runs at a time, whatever its reason.
+    /// Rewrites of other families do not count, because they free no space of this one.
     fn pick_unneeded(&self, input: &PickInput<'_>) -> Option<Pick> {
-        if input.running.iter().any(Running::is_rewrite) {
+        let is_own_rewrite = |job: &Running| job.cf == self.version.cf() && job.is_rewrite();
+        if input.running.iter().any(is_own_rewrite) {
             return None;
         }
         let is_unneeded = |file: &LiveFile| {

@@ -10,6 +10,13 @@
 //!
 //! Among families the most urgent pick goes first. Urgency counts idle files only. So it falls with
 //! every job that a family gets and rises for a family that waits: none starves.
+//!
+//! A family whose writers are delayed for space goes before all others while none of its
+//! compactions runs. The jobs that free its space may have no urgency, and its urgency does not
+//! rise while its writers wait. With a running compaction it is like any other family, so that it
+//! takes no more than one job from families that are due.
+
+use std::cmp::Ordering;
 
 use super::picker::Picker;
 use super::{Pick, PickInput, pick, pick_drop};
@@ -58,9 +65,25 @@ pub fn is_loading(since_ns: Option<u64>, interval_ns: u64) -> bool {
     since_ns.is_some_and(|since_ns| since_ns <= load_pause_ns(interval_ns))
 }
 
+/// Rank of a family among all families, or of its pick.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct FamilyRank {
+    /// Whether writers of the family are delayed for space, and no compaction of it runs.
+    is_first: bool,
+    urgency: f64,
+}
+
+impl FamilyRank {
+    /// The order of ranks. The more urgent rank is the greater one.
+    fn total_cmp(&self, other: &Self) -> Ordering {
+        self.is_first.cmp(&other.is_first).then(self.urgency.total_cmp(&other.urgency))
+    }
+}
+
 /// The most urgent compaction of several column families, with the index of its family. `None` if
 /// no family has one or enough jobs run. Tables that no reader needs are dropped before anything
-/// else. Among equal picks, the family with fewer running jobs goes first. `common` is the input
+/// else. A family whose writers are delayed for space, and that has no running job, goes before the
+/// others. Among equal picks, the family with fewer running jobs goes first. `common` is the input
 /// for every family, except for its version, which is ignored.
 ///
 /// Cost: that of [`pick`] for the families that may be as urgent as the most urgent pick.
@@ -75,24 +98,28 @@ pub fn pick_of_all(families: &[&Version], common: &PickInput<'_>) -> Option<(usi
     if let Some(dropped) = all.find_map(|at| pick_drop(&of(at)).map(|pick| (at, pick))) {
         return Some(dropped);
     }
-    let mut order: Vec<(f64, usize)> =
-        (0..families.len()).map(|at| (urgency_most(&of(at)), at)).collect();
-    order.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
     let jobs_of = |at: usize| running.iter().filter(|job| job.cf == families[at].cf()).count();
-    let mut best: Option<(f64, usize, Pick)> = None;
+    let rank_of = |at: usize, urgency: f64| {
+        let is_first = of(at).is_pressed() && jobs_of(at) == 0;
+        FamilyRank { is_first, urgency }
+    };
+    let mut order: Vec<(FamilyRank, usize)> =
+        (0..families.len()).map(|at| (rank_of(at, urgency_most(&of(at))), at)).collect();
+    order.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+    let mut best: Option<(FamilyRank, usize, Pick)> = None;
     for (most, at) in order {
-        if best.as_ref().is_some_and(|&(urgency, ..)| urgency > most) {
+        if best.as_ref().is_some_and(|(rank, ..)| rank.total_cmp(&most).is_gt()) {
             break;
         }
         let Some(pick) = pick(&of(at)) else { continue };
         let picker = Picker::new(families[at], running).urged(of(at).space_urgency());
-        let urgency = picker.urgency(&pick);
+        let rank = rank_of(at, picker.urgency(&pick));
         let better = best.as_ref().is_none_or(|&(other, other_at, _)| {
-            let even = urgency == other && jobs_of(at) < jobs_of(other_at);
-            urgency > other || even
+            let even = rank == other && jobs_of(at) < jobs_of(other_at);
+            rank.total_cmp(&other).is_gt() || even
         });
         if better {
-            best = Some((urgency, at, pick));
+            best = Some((rank, at, pick));
         }
     }
     best.map(|(_, at, pick)| (at, pick))

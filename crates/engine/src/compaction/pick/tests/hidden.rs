@@ -35,7 +35,11 @@ fn value_file(table: &FileMeta) -> Option<ValueFileMeta> {
 }
 
 fn version(files: Vec<(usize, FileMeta)>) -> Arc<Version> {
-    let mut builder = VersionBuilder::new(&Version::empty(CF, Arc::new(options())));
+    version_of(CF, files)
+}
+
+fn version_of(cf: CfId, files: Vec<(usize, FileMeta)>) -> Arc<Version> {
+    let mut builder = VersionBuilder::new(&Version::empty(cf, Arc::new(options())));
     for (level, file) in files {
         let values = value_file(&file);
         values.into_iter().for_each(|meta| builder.add_value_file(meta).expect("new"));
@@ -137,17 +141,44 @@ fn delayed_writers_let_levels_sink_that_are_not_due() {
     assert!(picked(&version(vec![last]), PRESSED).is_none(), "all records are at the bottom");
 }
 
-#[test]
-fn delayed_writers_free_records_of_released_snapshots() {
+/// A last level of one table that holds a record for a snapshot only.
+fn kept_for_a_snapshot() -> Arc<Version> {
     let mut file = referencing(1, ("a", "z"), (1, 50), 400_000);
     (file.content.shadowed, file.content.shadowed_bytes) = (1, 40_000);
     (file.content.shadowed_keys, file.content.shadowed_oldest_seq) = (1, 10);
     file.content.shadowing_newest_seq = 40;
-    let version = version(vec![(LAST_LEVEL, file)]);
+    version(vec![(LAST_LEVEL, file)])
+}
+
+#[test]
+fn delayed_writers_free_records_of_released_snapshots() {
+    let version = kept_for_a_snapshot();
     assert!(picked(&version, CALM).is_none(), "a tenth is not worth a rewrite by itself");
     let job = picked(&version, PRESSED);
     assert!(matches!(job, Some(Pick::Rewrite { level: LAST_LEVEL, .. })), "{job:?}");
     let snapshots = [SeqNo(20)];
     let held = PickInput { snapshots: &snapshots, ..input(&version, &[], 1) };
     assert!(pick(&PickInput { space: &[PRESSED], ..held }).is_none(), "a snapshot needs it");
+}
+
+#[test]
+fn delayed_writers_go_before_due_levels_of_other_families() {
+    let other = CfId(2);
+    let last = (LAST_LEVEL, referencing(1, ("a", "z"), (1, 50), 100_000));
+    let due = version_of(other, vec![last, (5, referencing(2, ("b", "y"), (60, 99), 100_000))]);
+    assert!(due.score(5) >= 2.0, "{}", due.score(5));
+    let pressed = kept_for_a_snapshot();
+    let families: [&Version; 2] = [&due, &pressed];
+    let of = |running: &[Running], demand: SpaceDemand| {
+        let common = PickInput { space: &[demand], ..input(&due, running, 9) };
+        pick_of_all(&families, &common).expect("the level is due")
+    };
+    assert_eq!(of(&[], CALM).0, 0, "no writer waits for the rewrite");
+    let (at, rewrite) = of(&[], PRESSED);
+    assert_eq!(at, 1, "{rewrite:?}");
+    assert!(matches!(rewrite, Pick::Rewrite { level: LAST_LEVEL, .. }), "{rewrite:?}");
+    let own = [rewrite.running(CF)];
+    assert_eq!(of(&own, PRESSED).0, 0, "a job of the family frees space, so the level is next");
+    let others = [rewrite.running(other)];
+    assert_eq!(of(&others, PRESSED).0, 1, "a rewrite of another family frees no space of it");
 }

@@ -28,9 +28,9 @@
 //! no load goes on, it is rewritten once if it has another compression or lacks the family's
 //! compaction filter.
 //!
-//! **Taken down a level** (`pick_sink`, when no load goes on): a table whose range
-//! tombstones delete at least 1/[`GARBAGE_SHARE`] of what they overlap in deeper levels. Only
-//! tables that a tombstone covers in part are left for this.
+//! **Taken down a level** (`pick_sink`, when no load goes on or writers are delayed for space): a
+//! table whose range tombstones delete at least 1/[`GARBAGE_SHARE`] of what they overlap in deeper
+//! levels. Only tables that a tombstone covers in part are left for this.
 //!
 //! No job repeats. A drop removes its tables. A rewrite removes the garbage that it was picked for,
 //! so its outputs do not qualify before time has passed or a snapshot has gone. A sink moves its
@@ -175,7 +175,8 @@ impl Picker<'_> {
 
     /// The job that takes down a table whose range tombstones delete much below it.
     pub(super) fn pick_sink(&self, input: &PickInput<'_>) -> Option<Pick> {
-        if input.loading {
+        // Writers that are delayed for space must not wait for the end of their own load.
+        if input.loading && !input.is_pressed() {
             return None;
         }
         let above = self.version.reclaimable().iter().filter(|(level, file)| {

@@ -257,3 +257,17 @@ fn dropped_tables_are_those_of_which_a_reader_sees_nothing() {
     }
     assert!(dropped_in_all > 1000, "{dropped_in_all}");
 }
+
+#[test]
+fn delayed_writers_let_range_tombstones_sink_during_a_load() {
+    let below = meta(1, b"c", b"z", (1, 50));
+    let version = version(vec![(LAST_LEVEL, below), (5, covering(2, ("b", "m"), 60))], &[]);
+    let picked = |loading: bool, is_pressed: bool| {
+        let demand = SpaceDemand { cf: CF, urgency: 1.0, shadow_share: 0.0, is_pressed };
+        pick(&PickInput { loading, space: &[demand], ..at(&version, &[]) })
+    };
+    let is_sink = |pick: Option<Pick>| matches!(pick, Some(Pick::Level { from: 5, .. }));
+    assert!(is_sink(picked(false, false)));
+    assert!(picked(true, false).is_none(), "the load may bring more tombstones");
+    assert!(is_sink(picked(true, true)), "writers wait for what the tombstones delete");
+}

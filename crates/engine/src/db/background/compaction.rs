@@ -19,14 +19,14 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use archipelago_base::Result;
+use archipelago_base::{Result, SeqNo};
 use archipelago_env::{IoContext, IoPurpose};
 
 use crate::border::contained;
 use crate::compaction::job::{CompactionSpec, Input};
 use crate::compaction::pick::{
-    Pick, PickInput, compaction_jobs, is_loading, pick_freeing, pick_of_all, pick_part, pick_recut,
-    pick_tiny,
+    Pick, PickInput, Room, SpaceDemand, compaction_jobs, is_loading, pick_freeing, pick_of_all,
+    pick_part, pick_recut, pick_tiny,
 };
 use crate::db::background::job_numbers::JobNumbers;
 use crate::db::background::space;
@@ -59,7 +59,7 @@ use crate::sabotage::{Defect, has};
 use crate::stats::{Ticker, Timer};
 use crate::value_ref::{InvalidFileMeta, ValueRefs};
 use crate::version::reclaimable::content_bytes;
-use crate::version::{Hold, LAST_LEVEL, Version};
+use crate::version::{Hold, LAST_LEVEL, Running, Version};
 
 /// Bytes of memory for a job's output: the block that is built, the write buffer, index and filter.
 pub(crate) const JOB_OUTPUT_BYTES: u64 = 4 << 20;
@@ -88,11 +88,56 @@ const RECORD_OVERHEAD_BYTES: u64 = 32;
 /// Largest number of compactions that a pick examines to find one whose outputs fit the disk.
 const PICKS_MAX: usize = 8;
 
+/// State of the database on which the picks of all families are based.
+pub(crate) struct PickBasis {
+    snapshots: Vec<SeqNo>,
+    visible: SeqNo,
+    now_ms: u64,
+    loading: bool,
+    demands: Vec<SpaceDemand>,
+    /// Room on the disk for the outputs of one more compaction.
+    room: Room,
+}
+
+impl PickBasis {
+    pub(crate) fn new(db: &DbInner, state: &JobState) -> Self {
+        let (snapshots, visible) = db.view.snapshots().list(|| db.view.visible());
+        Self {
+            snapshots,
+            visible,
+            now_ms: db.context.clock().unix_ms(),
+            loading: is_load_running(&db.context, &db.pacing, &db.jobs),
+            demands: space::demands(state),
+            room: disk_room::room_for_compaction(&db.disk, &db.view, SpaceUse::Takes),
+        }
+    }
+
+    fn input<'a>(
+        &'a self,
+        version: &'a Version,
+        running: &'a [Running],
+        jobs_max: usize,
+    ) -> PickInput<'a> {
+        PickInput {
+            version,
+            running,
+            jobs_max,
+            snapshots: &self.snapshots,
+            visible: self.visible,
+            now_ms: self.now_ms,
+            loading: self.loading,
+            space: &self.demands,
+        }
+    }
+}
+
 /// Families from which a compaction is picked.
 struct Candidates<'a> {
     versions: &'a [&'a Version],
     /// Input of the pick for all families. Its version is replaced by that of each family.
     common: PickInput<'a>,
+    /// Room on the disk for the outputs of the pick.
+    room: Room,
 }
 
 impl Candidates<'_> {
@@ -175,19 +220,10 @@ pub(crate) fn next_compaction(
     let versions: Vec<Arc<Version>> =
         families.iter().map(|family| Arc::clone(&family.current.load().version)).collect();
     let all: Vec<&Version> = versions.iter().map(|version| &**version).collect();
-    let (snapshots, visible) = db.view.snapshots().list(|| db.view.visible());
-    let demands = space::demands(state);
-    let common = PickInput {
-        version: all.first()?,
-        running: &running,
-        jobs_max,
-        snapshots: &snapshots,
-        visible,
-        now_ms: db.context.clock().unix_ms(),
-        loading: is_load_running(&db.context, &db.pacing, &db.jobs),
-        space: &demands,
-    };
-    let candidates = Candidates { versions: &all, common };
+    let first = *all.first()?;
+    let basis = PickBasis::new(db, state);
+    let common = basis.input(first, &running, jobs_max);
+    let candidates = Candidates { versions: &all, common, room: basis.room };
     let found = pick_that_fits(&db.disk, &db.view, &candidates);
     disk_room::note_lacking(&db.disk, found.lacking_bytes);
     let (at, pick) = found.pick?;
@@ -198,23 +234,21 @@ pub(crate) fn next_compaction(
     Some(task)
 }
 
-/// Whether a compaction of the family could start now, if a job were free. No job of the family may
-/// run.
-pub(crate) fn can_compact(db: &DbInner, state: &JobState, family: &Family) -> bool {
+/// Whether a compaction of the family could start now, if a job were free and running jobs had
+/// given back their room on the disk. No job of the family may run.
+pub(crate) fn can_compact(
+    db: &DbInner,
+    state: &JobState,
+    basis: &PickBasis,
+    family: &Family,
+) -> bool {
     let version = Arc::clone(&family.current.load().version);
-    let (snapshots, visible) = db.view.snapshots().list(|| db.view.visible());
-    let demands = space::demands(state);
-    let common = PickInput {
-        version: &version,
-        running: &[],
-        jobs_max: 1,
-        snapshots: &snapshots,
-        visible,
-        now_ms: db.context.clock().unix_ms(),
-        loading: is_load_running(&db.context, &db.pacing, &db.jobs),
-        space: &demands,
-    };
-    let candidates = Candidates { versions: &[&*version], common };
+    let versions = [&*version];
+    let common = basis.input(&version, &[], 1);
+    if state.is_compacting() && pick_of_all(&versions, &common).is_some() {
+        return true;
+    }
+    let candidates = Candidates { versions: &versions, common, room: basis.room };
     pick_that_fits(&db.disk, &db.view, &candidates).pick.is_some()
 }
 
@@ -231,7 +265,7 @@ struct FittingPick {
 /// compactions fits, a part of one is picked. On a nearly full disk, a compaction that is not due
 /// but frees space may be picked as well.
 fn pick_that_fits(disk: &Disk, view: &ReadView, from: &Candidates<'_>) -> FittingPick {
-    let room = disk_room::room_for_compaction(disk, view, SpaceUse::Takes);
+    let room = from.room;
     let mut lacking = u64::MAX;
     let mut running = from.common.running.to_vec();
     for _ in 0..PICKS_MAX {

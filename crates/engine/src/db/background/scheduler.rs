@@ -429,7 +429,7 @@ fn forget_failure_if_idle(
 /// families may leave no worker without a task.
 fn note_space_idle(db: &DbInner, state: &mut JobState) {
     // While picks are held back, there may be work.
-    if may_pick(&db.context, &db.observers, &db.logs, state) {
+    if state.is_any_pressed() && may_pick(&db.context, &db.observers, &db.logs, state) {
         space_idle::note_idle(db, state);
     }
 }

@@ -11,8 +11,8 @@
 //!    changes with installs alone. The stated slack has room for one set of memtables and for the
 //!    outputs ([`crate::gc::space_plan`]).
 //! 3. After each change of a limit, the throttle of the family's writers is decided again.
-//! 4. A writer waits only while a job of its family runs or can be picked
-//!    ([`crate::db::background::space_idle`]).
+//! 4. A writer waits only while a job of its family runs or can be picked, or waits for room on the
+//!    disk that a running job gives back ([`crate::db::background::space_idle`]).
 //!
 //! Thread-safety: the functions run under the jobs lock.
 //! Failure: none.

@@ -49,6 +49,8 @@ pub(crate) struct FamilySpace {
     demand: Option<SpaceDemand>,
     /// Whether nothing runs and nothing can be picked that lowers the used bytes.
     has_no_work: bool,
+    /// Time of the clock before which there is work, because it was just found, in nanoseconds.
+    has_work_until_ns: u64,
     /// Whether the limit of the writers has changed since their throttle was last decided.
     is_limit_new: bool,
     /// Bytes of garbage that garbage collection frees in a second; 0 before the first measurement.
@@ -122,6 +124,7 @@ impl FamilySpace {
         self.view = Some(view);
         self.demand = demand;
         self.has_no_work = false;
+        self.has_work_until_ns = 0;
         self.end_rest();
     }
 
@@ -152,6 +155,21 @@ impl FamilySpace {
     /// Notes that nothing runs and nothing can be picked that lowers the used bytes.
     pub(crate) fn note_no_work(&mut self) {
         self.has_no_work = true;
+    }
+
+    /// Notes that a job runs again that may lower the used bytes.
+    pub(crate) fn note_work(&mut self) {
+        self.has_no_work = false;
+    }
+
+    /// Notes that a job can be picked, so that none is looked for before `until_ns`.
+    pub(crate) fn note_work_found(&mut self, until_ns: u64) {
+        self.has_work_until_ns = until_ns;
+    }
+
+    /// Whether it is unknown if a job can be picked.
+    pub(crate) fn may_lack_work(&self, now_ns: u64) -> bool {
+        now_ns >= self.has_work_until_ns
     }
 
     /// Measures a garbage collection that freed `bytes` in `ns` nanoseconds.

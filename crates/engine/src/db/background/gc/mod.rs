@@ -129,7 +129,7 @@ pub(crate) fn next_gc(db: &DbInner, state: &mut JobState, worker: GcWorker) -> O
         if version.values().is_empty() {
             continue;
         }
-        let Some(pick) = pick_in(db, state, &family, &version) else { continue };
+        let Some(pick) = pick_in(db, state, &family, &version, None) else { continue };
         let is_for_space = pick.reason == GcReason::Space;
         let values = version.values();
         let rank = PickRank {
@@ -158,11 +158,34 @@ pub(crate) fn next_gc(db: &DbInner, state: &mut JobState, worker: GcWorker) -> O
     Some(GcTask { job_id, family, version, inputs, reason, started_ns, room_bytes })
 }
 
+/// Room on the disk for heirs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeirRoom {
+    /// Bytes for the heir of a pick for space.
+    space_bytes: u64,
+    /// Bytes for the heir of small files or of runs.
+    merge_bytes: u64,
+}
+
+impl HeirRoom {
+    const UNBOUNDED: Self = Self { space_bytes: u64::MAX, merge_bytes: u64::MAX };
+
+    /// The present room. `is_pressed` says whether writers of the family are delayed for space.
+    pub(crate) fn now(db: &DbInner, is_pressed: bool) -> Self {
+        Self {
+            space_bytes: heir_room_bytes(db, space_use(is_pressed)),
+            merge_bytes: heir_room_bytes(db, SpaceUse::Takes),
+        }
+    }
+}
+
+/// The garbage collection of the family to start now. Without `room`, the present room counts.
 fn pick_in(
     db: &DbInner,
     state: &mut JobState,
     family: &Family,
     version: &Arc<Version>,
+    room: Option<HeirRoom>,
 ) -> Option<GcPick> {
     let now_ns = db.context.clock().now_ns();
     let running: HashSet<u64> = state.gc_inputs(family.id).collect();
@@ -171,8 +194,8 @@ fn pick_in(
     if running.is_empty() && space.is_at_rest(version, now_ns) {
         return None;
     }
-    let merge_room_bytes = heir_room_bytes(db, SpaceUse::Takes);
-    let space_room_bytes = heir_room_bytes(db, space_use(space.is_pressed()));
+    let is_pressed = space.is_pressed();
+    let room = room.unwrap_or_else(|| HeirRoom::now(db, is_pressed));
     let values = version.values();
     space.failures_mut().retain(|no| values.get(no).is_some());
     let left_out = space.failures().left_out(now_ns);
@@ -195,8 +218,8 @@ fn pick_in(
         left_out: &left_out,
         suspects: &suspects,
         value_file_bytes: family.options.value_file_bytes,
-        space_room_bytes,
-        merge_room_bytes,
+        space_room_bytes: room.space_bytes,
+        merge_room_bytes: room.merge_bytes,
         exposed_bytes_max,
         refs_bytes: values.reference_entries().saturating_mul(REFERENCE_ENTRY_BYTES),
     };
@@ -209,8 +232,14 @@ fn pick_in(
     pick
 }
 
-/// Whether garbage of the family could be collected now, if a worker were free.
-pub(crate) fn can_collect(db: &DbInner, state: &mut JobState, family: &Family) -> bool {
+/// Whether garbage of the family could be collected now, if a worker were free and running jobs had
+/// given back their room on the disk. `room` is the room without that.
+pub(crate) fn can_collect(
+    db: &DbInner,
+    state: &mut JobState,
+    room: HeirRoom,
+    family: &Family,
+) -> bool {
     if db.context.fault_point("gc.pick").is_err() {
         return false;
     }
@@ -218,8 +247,8 @@ pub(crate) fn can_collect(db: &DbInner, state: &mut JobState, family: &Family) -
     if version.values().is_empty() {
         return false;
     }
-    let pick = pick_in(db, state, family, &version);
-    pick.is_some_and(|pick| has_room(db, &pick, state.space_mut(family.id).is_pressed()))
+    let room = if state.is_compacting() { HeirRoom::UNBOUNDED } else { room };
+    pick_in(db, state, family, &version, Some(room)).is_some()
 }
 
 /// Whether the heir of a pick has room on the disk. `is_pressed` says whether writers of the family

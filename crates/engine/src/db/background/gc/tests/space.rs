@@ -226,6 +226,58 @@ fn writers_do_not_wait_for_a_job_of_another_family() {
 }
 
 #[test]
+fn writers_wait_for_room_that_a_job_of_another_family_holds() {
+    let memory = MemFs::new();
+    let disk = CapacityFs::new(Arc::new(memory.clone()), Path::new("/db"), 64 << 20).unwrap();
+    let store = with_garbage(Arc::new(disk), memory, 1.05);
+    let (db, family) = (&store.db.inner, family_of(&store));
+    let other = store.db.create_family("other", plain_family(0.0)).expect("creates");
+    assert!(is_pressed(&store));
+    let room_bytes = 1 << 40;
+    disk_room::add_running(&db.disk, room_bytes);
+    let job = RunningKind::Gc { cf: other.id(), inputs: Vec::new(), by: GcWorker::Reserved };
+    let job = db.jobs.lock(Order::none()).start(job);
+    assert!(!store.db.step_background().expect("steps"), "no heir has room");
+    assert!(family.space.stop_bytes() > 0, "the end of the job gives back room");
+    db.jobs.lock(Order::none()).end(job);
+    assert!(!store.db.step_background().expect("steps"), "no heir has room");
+    assert_eq!(family.space.stop_bytes(), 0, "no job runs that would give back room");
+    disk_room::return_room(&db.disk, room_bytes);
+}
+
+#[test]
+fn released_writers_are_bounded_again_by_a_job_of_their_family() {
+    let store = in_memory(1.05);
+    let (db, family) = (&store.db.inner, family_of(&store));
+    leave_out_all_files(&store);
+    let step = || {
+        assert!(!store.db.step_background().expect("steps"), "every file is left out");
+        family.space.stop_bytes()
+    };
+    assert_eq!(step(), 0, "nothing would end the wait of a writer");
+    let job = RunningKind::Gc { cf: family.id, inputs: Vec::new(), by: GcWorker::Reserved };
+    let job = db.jobs.lock(Order::none()).start(job);
+    assert!(step() > 0, "the job may free space");
+    let report = store.db.values(store.db.default_family()).expect("reports");
+    assert!(!report.space.expect("looked").cannot_keep_bound);
+    db.jobs.lock(Order::none()).end(job);
+    assert_eq!(step(), 0, "the job has ended");
+}
+
+#[test]
+fn work_that_was_found_is_not_looked_for_again_immediately() {
+    let store = in_memory(1.05);
+    let mut state = store.db.inner.jobs.lock(Order::none());
+    let space = state.space_mut(store.db.default_family().id());
+    assert!(space.may_lack_work(0));
+    space.note_work_found(100);
+    assert!(!space.may_lack_work(99) && space.may_lack_work(100));
+    let (view, demand) = (*space.view().expect("value files exist"), space.demand().copied());
+    space.set_view(view, demand);
+    assert!(space.may_lack_work(0), "a new version may have no work");
+}
+
+#[test]
 fn writers_are_released_while_another_family_has_due_jobs() {
     let store = in_memory(1.05);
     let family = family_of(&store);

@@ -62,6 +62,7 @@ const FIRST_MEMTABLE_BYTES_MIN: u64 = 1 << 20;
 /// - `send.before_send`: before an image is sent, and `send.sent`: before readers use the shard at
 ///   its node.
 /// - `rebuild.before_swap`: after the log was read for lost shards.
+/// - `write.waits`: before a stopped write waits for background progress. Its error is ignored.
 /// - `takeover.told`, `takeover.listed`, `takeover.replayed`, `takeover.before_edit`,
 ///   `takeover.before_adopt` and `takeover.adopted`: between the steps of a takeover.
 pub type FaultPoint = Arc<dyn Fn(&str) -> Result<()> + Send + Sync>;

@@ -1,7 +1,9 @@
 //! Room, debt, speed and pauses of garbage collection.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver};
+use std::time::Duration;
 
 use archipelago_base::Result;
 use archipelago_env::capacity::CapacityFs;
@@ -18,6 +20,8 @@ use crate::gc::space_plan::SpaceEvent;
 use crate::sst::{SstWriter, TableOptions};
 
 const KEYS: u32 = 40;
+/// A limit that stops writers.
+const STOPPING: SpaceLimit = SpaceLimit { used_bytes: 10, slowdown_bytes: 1, stop_bytes: 10 };
 
 fn key(at: u32) -> Vec<u8> {
     format!("key{at:05}").into_bytes()
@@ -322,18 +326,32 @@ fn debt_counts_an_ingestion_once() {
     store.check();
 }
 
-/// Opens the default family with threads. Its garbage collections wait, once picked, until the
-/// first of the returned channels is dropped. The second one gets a message for each of them.
-fn with_held_collections(fs: MemFs, family: CfOptions) -> (Db, mpsc::Sender<()>, Receiver<()>) {
+/// Garbage collections that wait, once picked.
+struct HeldCollections {
+    /// Its drop ends the wait.
+    release: mpsc::Sender<()>,
+    /// Gets a message for each garbage collection that waits.
+    is_picked: Receiver<()>,
+    /// Gets a message whenever a stopped writer begins to wait.
+    is_waiting: Receiver<()>,
+}
+
+/// Opens the default family with threads, and holds its garbage collections.
+fn with_held_collections(fs: MemFs, family: CfOptions) -> (Db, HeldCollections) {
     let (release, released) = mpsc::channel::<()>();
     let (picked, is_picked) = mpsc::channel();
+    let (waiting, is_waiting) = mpsc::channel();
     let released = Mutex::new(released);
     let fault: FaultPoint = Arc::new(move |point: &str| {
-        if point == "gc.picked" {
-            // The test may have ended.
-            let _ = picked.send(());
-            // The channel has no message, so that the call ends when it is closed.
-            let _ = released.lock().recv();
+        // The test may have ended, so that nothing receives the messages.
+        match point {
+            "gc.picked" => {
+                let _ = picked.send(());
+                // The channel has no message, so that the call ends when it is closed.
+                let _ = released.lock().recv();
+            }
+            "write.waits" => drop(waiting.send(())),
+            _ => {}
         }
         Ok(())
     });
@@ -350,26 +368,38 @@ fn with_held_collections(fs: MemFs, family: CfOptions) -> (Db, mpsc::Sender<()>,
         block_cache_bytes: 1 << 20,
         ..DbOptions::default()
     };
-    (Db::open_with("/db", options, components).expect("opens"), release, is_picked)
+    let db = Db::open_with("/db", options, components).expect("opens");
+    (db, HeldCollections { release, is_picked, is_waiting })
 }
 
 #[test]
 fn writer_that_waits_for_space_is_counted() {
     let Store { fs, db, family, .. } = in_memory(1.05);
     db.close().expect("closes");
-    let (db, release, is_picked) = with_held_collections(fs, family);
+    let (db, held) = with_held_collections(fs, family);
     let cf = db.default_family();
-    is_picked.recv().expect("garbage is due");
+    held.is_picked.recv().expect("garbage is due");
     let stalls = || db.statistics().get(Ticker::StallSpaceNs);
     assert_eq!(stalls(), 0);
     assert!(db.would_stall(cf), "garbage is close to the bound, and nothing was collected");
+    // The first install of a collection replaces the limit.
+    cf.family.space.set(Some(STOPPING), 0);
+    scheduler::decide_throttles(&db.inner, &[cf.id()]);
+    let is_released = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        scope.spawn(|| db.put(b"another", b"value").expect("is delayed"));
+        let writer = scope.spawn(|| {
+            db.put(b"another", b"value").expect("writes");
+            assert!(is_released.load(Ordering::SeqCst), "the writer did not wait");
+        });
+        // Without the bound, a writer that does not wait would hang the test.
+        held.is_waiting.recv_timeout(Duration::from_secs(60)).expect("the writer waits");
+        is_released.store(true, Ordering::SeqCst);
+        drop(held.release);
+        writer.join().expect("the writer goes on");
     });
     assert!(stalls() > 0);
     let others = [Ticker::StallL0Ns, Ticker::StallMemtablesNs, Ticker::StallPendingNs];
     assert!(others.iter().all(|ticker| db.statistics().get(*ticker) == 0));
-    drop(release);
     db.wait_for_background().expect("collects");
     assert!(db.statistics().get(Ticker::GcJobs) > 0);
     assert_eq!(cf.family.space.stop_bytes(), 0, "the garbage is collected");
@@ -401,7 +431,7 @@ fn writers_stay_bounded_while_picks_are_held_back() {
 /// Sets a limit that stops the writers of the default family, and decides their throttle.
 fn stop_writers(store: &Store) {
     let (db, family) = (&store.db.inner, family_of(store));
-    family.space.set(Some(SpaceLimit { used_bytes: 10, slowdown_bytes: 1, stop_bytes: 10 }), 0);
+    family.space.set(Some(STOPPING), 0);
     scheduler::decide_throttles(db, &[family.id]);
     assert!(store.db.would_stall(store.db.default_family()));
 }

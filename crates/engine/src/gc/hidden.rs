@@ -20,6 +20,8 @@ use archipelago_base::SeqNo;
 
 use crate::file_meta::FileMeta;
 
+/// Bytes that a delete takes in a table in addition to its key, at most about.
+const DELETE_OVERHEAD_BYTES: u64 = 32;
 /// Smallest number of records of a measurement. Fewer are added to the next one.
 const MEASURED_RECORDS_MIN: u64 = 1000;
 /// Records from which on an incomplete first measurement counts.
@@ -77,10 +79,15 @@ pub(crate) fn hidden_by_table(table: &FileMeta, referenced_mean_bytes: u64) -> u
     table.size_bytes.saturating_add(table.refs.bytes()).saturating_add(deletes)
 }
 
-/// Bytes of a table that are deletes of single keys, if all its records have the same size.
+/// Bytes of a table that are deletes of single keys: their share of the records, and no more than
+/// deletes of keys as long as the bounds of the table would take. Without that limit, large inline
+/// values would count as deletes, and the garbage of their updates as debt.
 fn tombstone_bytes(table: &FileMeta) -> u64 {
     let bytes = u128::from(table.size_bytes) * u128::from(table.deletions);
-    u64::try_from(bytes / u128::from(table.entries.max(1))).unwrap_or(table.size_bytes)
+    let share = u64::try_from(bytes / u128::from(table.entries.max(1)));
+    let key_bytes = table.smallest.len().max(table.largest.len()) as u64;
+    let most = table.deletions.saturating_mul(key_bytes + DELETE_OVERHEAD_BYTES);
+    share.unwrap_or(table.size_bytes).min(most)
 }
 
 /// The bounds of hidden garbage in the tables of `input`.
@@ -278,7 +285,11 @@ mod tests {
         (ranges.entries, ranges.deletions) = (0, 0);
         let mut last = table(("a", "z"), 900, (90, 6000));
         last.deletions = 5;
-        assert_eq!(garbage(&[upper, ranges], &[last], &[]).tombstone_bytes, 750);
+        let last = [last];
+        assert_eq!(garbage(&[upper.clone(), ranges], &last, &[]).tombstone_bytes, 750);
+        upper.size_bytes = 100_000;
+        let deletes = garbage(&[upper], &last, &[]).tombstone_bytes;
+        assert_eq!(deletes, 30 * (1 + 32), "the other bytes are inline values");
     }
 
     #[test]

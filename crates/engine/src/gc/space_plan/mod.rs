@@ -5,11 +5,11 @@
 //!
 //! > live + exposed + hidden + in flight ≤ A · live + slack + debt
 //!
-//! The slack is one value file, one set of memtables and the outputs of running jobs. Writers stop
-//! where garbage alone reaches the *allowance*, `(A − 1) · live` and one value file. Memtables and
-//! outputs are left out on both sides. [`space_plan`] divides `A − 1` into a share `x` of exposed
-//! garbage and a share `h` of hidden garbage, so that garbage collection and compactions together
-//! write least:
+//! The slack is one value file, one set of memtables and the shards at memory nodes, and the
+//! outputs of running jobs. Writers stop where garbage alone reaches the *allowance*,
+//! `(A − 1) · live` and one value file. Memtables and outputs are left out on both sides.
+//! [`space_plan`] divides `A − 1` into a share `x` of exposed garbage and a share `h` of hidden
+//! garbage, so that garbage collection and compactions together write least:
 //!
 //! > cost(x) = ρ_v · g(x), where g = p / (1 − p) and (1 − p) / (−ln p) = 1 / (1 + x)
 //! > cost(h) = ρ_k · k / h

@@ -48,7 +48,9 @@ fn load_and_measure(store: &mut Store) -> u64 {
 fn space_stays_within_the_bound_on_the_true_live_bytes() {
     for bound in [1.25, 1.5] {
         let family = CfOptions { space_amplification_max: bound, ..small_family(64) };
-        // The slack covers a full value file, the memtables, and the outputs of one job.
+        // The slack covers a full value file and the memtables. The second value file is for the key
+        // blocks and footers of value files: they count as live even for garbage, so the bound
+        // allows more than for the live bytes of the load. No exact number follows for them.
         let slack = 2 * family.value_file_bytes + 4 * family.write_buffer_bytes;
         let debt_max = family.value_file_bytes;
         let mut store = Store::new(family);
@@ -68,10 +70,10 @@ fn space_stays_within_the_bound_on_the_true_live_bytes() {
             pressed += u32::from(store.db.default_family().family.space.stop_bytes() > 0);
             let debt = store.debt().bytes();
             assert!(debt < debt_max, "bound {bound}, write {at}: updates made a debt of {debt}");
-            // Garbage of the estimate's error counts as live, and raises what is allowed.
+            // With this share, no hidden garbage counts as live, which would raise what is allowed.
             let view = space_view(&store);
-            let unknown = view.hidden.upper_bound_bytes - view.usage.hidden_bytes;
-            let allowed = bound * (live + unknown) as f64 + (slack + debt) as f64;
+            assert_eq!(view.shadow_share, 1.0, "bound {bound}, write {at}");
+            let allowed = bound * live as f64 + (slack + debt) as f64;
             let used = store.bytes_on_disk();
             assert!(
                 used as f64 <= allowed,

@@ -159,6 +159,8 @@ pub(crate) struct Family {
     pub(crate) dropped: AtomicBool,
     /// The stall that applies to its writers: see `db::write::stalling`.
     pub(crate) throttle: AtomicU8,
+    /// Whether `throttle` was decided by the bound on space.
+    pub(crate) is_slowed_for_space: AtomicBool,
     /// The used space of the family and its limits, for its writers.
     pub(crate) space: SpaceGauge,
     /// Bytes per second that its writers may write while `throttle` is [`DELAYED`].
@@ -191,6 +193,7 @@ impl Family {
             current: ArcSwap::from_pointee(first),
             dropped: AtomicBool::new(false),
             throttle: AtomicU8::new(0),
+            is_slowed_for_space: AtomicBool::new(false),
             space: SpaceGauge::default(),
             delayed_rate: AtomicU64::new(u64::MAX),
             credit: DelayCredit::default(),

@@ -190,6 +190,12 @@ pub(crate) fn recompute_stall(
         pacing.foreground().mark_urgent();
     }
     family.delayed_rate.store(rate, Ordering::Relaxed);
+    let is_for_space = matches!(
+        decision,
+        StallDecision::Delay { cause: StallCause::Space, .. }
+            | StallDecision::Stop { cause: StallCause::Space }
+    );
+    family.is_slowed_for_space.store(is_for_space, Ordering::Relaxed);
     let before = family.throttle.swap(throttle, Ordering::Relaxed);
     if before != throttle && is_slowed(before.max(throttle)) {
         let state = format!("{}: {decision:?}", family.name);
@@ -234,13 +240,15 @@ pub(crate) fn stall_writer(db: &DbInner, shares: &[Share], options: &WriteOption
 #[cold]
 fn stall_on(db: &DbInner, family: &Arc<Family>, bytes: u64, options: &WriteOptions) -> Result<()> {
     if options.no_slowdown {
-        // Such a write does not wait, so no later decision would end a refusal that is outdated.
-        recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, family);
-        let throttle = family.throttle.load(Ordering::Relaxed);
-        if !is_slowed(throttle) {
+        // The limit on space may be gone without an install, and such a write does not wait for the
+        // next decision. Every other cause ends with an install, which decides.
+        if is_refused(db, family) && family.is_slowed_for_space.load(Ordering::Relaxed) {
+            recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, family);
+        }
+        if !is_slowed(family.throttle.load(Ordering::Relaxed)) {
             return Ok(());
         }
-        if throttle == STOPPED || db.pacing.delays().is_owed() {
+        if is_refused(db, family) {
             return Err(Error::busy(format!(
                 "writes of column family \"{}\" are slowed down, because flushes or \
                  compactions are behind",
@@ -255,6 +263,14 @@ fn stall_on(db: &DbInner, family: &Arc<Family>, bytes: u64, options: &WriteOptio
     db.observers.stats().record(Timer::Stall, waited);
     db.observers.stats().add(ticker_of(cause), waited);
     result
+}
+
+/// Whether a write that must not wait is refused by the last decision.
+fn is_refused(db: &DbInner, family: &Family) -> bool {
+    match family.throttle.load(Ordering::Relaxed) {
+        STOPPED => true,
+        throttle => is_slowed(throttle) && db.pacing.delays().is_owed(),
+    }
 }
 
 fn hold_writer(db: &DbInner, family: &Arc<Family>, bytes: u64) -> Result<()> {

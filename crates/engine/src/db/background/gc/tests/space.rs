@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use super::super::{exposed_bytes_max, next_gc, run_gc_task};
 use super::*;
 use crate::db::background::space;
-use crate::db::state::family::Family;
+use crate::db::state::family::{Family, STOPPED};
 use crate::db::state::family_space::FamilySpace;
 use crate::db::write::disk_room;
 use crate::db::{FaultPoint, IngestOptions};
@@ -460,6 +460,16 @@ fn write_is_not_refused_for_a_limit_that_is_gone() {
     stop_writers(&store);
     assert!(put_without_waiting(&store).is_err());
     family_of(&store).space.set(None, 0);
+    put_without_waiting(&store).expect("there is no limit");
+}
+
+#[test]
+fn only_a_refusal_for_space_is_decided_again() {
+    let store = in_memory(1.5);
+    let family = family_of(&store);
+    family.throttle.store(STOPPED, Ordering::Relaxed);
+    assert!(put_without_waiting(&store).is_err(), "the next install decides");
+    family.is_slowed_for_space.store(true, Ordering::Relaxed);
     put_without_waiting(&store).expect("there is no limit");
 }
 

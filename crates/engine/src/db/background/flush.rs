@@ -502,7 +502,7 @@ fn install_flush(db: &DbInner, task: &FlushTask, output: &JobOutput) -> Result<(
         if let Some(away) = db.context.away() {
             away.retire(retired);
         }
-        space::note_install(db, &mut state, family, Some(space::flush_event(output)));
+        space::note_flush(db, &mut state, family, output);
         (floor, is_of_nodes)
     };
     log_segments::drop_logs_below(db, floor);

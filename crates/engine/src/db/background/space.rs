@@ -47,6 +47,49 @@ pub(crate) fn note_install(
     family: &Family,
     event: Option<SpaceEvent>,
 ) {
+    examine(db, state, family, event.map(SpaceStep::Event));
+}
+
+/// Examines the space of a family after the install of a flush.
+pub(crate) fn note_flush(db: &DbInner, state: &mut JobState, family: &Family, output: &JobOutput) {
+    examine(db, state, family, Some(flush_step(output)));
+}
+
+/// A step that may have put garbage over the bound.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum SpaceStep {
+    Event(SpaceEvent),
+    /// A flush without deletes. It may find garbage of a snapshot that was released since the last
+    /// examination. It may also raise the estimate of what earlier deletes hide, because it changes
+    /// the mean size of a value.
+    PlainFlush,
+}
+
+impl SpaceStep {
+    /// The event of the step, with the bytes of garbage that it may have made itself.
+    fn event(self, before: Option<&SpaceView>, after: &SpaceView) -> (SpaceEvent, u64) {
+        // Tables that range tombstones cover as a whole are certainly garbage. So are the records
+        // that only a snapshot kept.
+        let known = before.map_or(0, |view| view.hidden.certain_bytes);
+        let certain = after.hidden.certain_bytes.saturating_sub(known);
+        let deleted = before.map_or(0, |before| by_deletes(before, after));
+        match self {
+            Self::Event(event @ SpaceEvent::SnapshotReleased) => (event, certain),
+            Self::Event(event @ (SpaceEvent::RangeDelete | SpaceEvent::Delete)) => {
+                (event, certain.max(deleted))
+            }
+            Self::Event(
+                event @ (SpaceEvent::Ingestion | SpaceEvent::GarbageFound | SpaceEvent::Opened),
+            ) => (event, u64::MAX),
+            Self::PlainFlush if certain > 0 && certain >= deleted => {
+                (SpaceEvent::SnapshotReleased, certain)
+            }
+            Self::PlainFlush => (SpaceEvent::Delete, certain.max(deleted)),
+        }
+    }
+}
+
+fn examine(db: &DbInner, state: &mut JobState, family: &Family, step: Option<SpaceStep>) {
     let version = Arc::clone(&family.current.load().version);
     if version.values().is_empty() && !state.has_space(family.id) {
         return;
@@ -60,8 +103,9 @@ pub(crate) fn note_install(
         let known = before.and_then(|view| view.bound);
         let had = known.map_or_else(|| unbounded(&after), |(_, margin)| margin);
         // Without a known earlier state, this is the first examination since the open.
-        let event = if known.is_some() { event } else { Some(SpaceEvent::Opened) };
-        let own_bytes = event.map_or(0, |event| own_bytes(event, before.as_ref(), &view));
+        let step = if known.is_some() { step } else { Some(SpaceStep::Event(SpaceEvent::Opened)) };
+        let event = step.map(|step| step.event(before.as_ref(), &view));
+        let (event, own_bytes) = (event.map(|(event, _)| event), event.map_or(0, |(_, own)| own));
         space.debt_mut().settle(&SpaceChange { before: had, after, event, own_bytes });
         view.bound = Some((plan, margin(family, &view.usage, space)));
     }
@@ -117,21 +161,6 @@ fn pinned_warning(
 pub(crate) fn note_all(db: &DbInner, state: &mut JobState, event: Option<SpaceEvent>) {
     for family in db.view.live_families() {
         note_install(db, state, &family, event);
-    }
-}
-
-/// Bytes of garbage that an event itself may have made.
-fn own_bytes(event: SpaceEvent, before: Option<&SpaceView>, after: &SpaceView) -> u64 {
-    // Tables that range tombstones cover as a whole are certainly garbage. So are the records that
-    // only a snapshot kept.
-    let known = before.map_or(0, |view| view.hidden.certain_bytes);
-    let certain = after.hidden.certain_bytes.saturating_sub(known);
-    match event {
-        SpaceEvent::SnapshotReleased => certain,
-        SpaceEvent::RangeDelete | SpaceEvent::Delete => {
-            certain.max(before.map_or(0, |before| by_deletes(before, after)))
-        }
-        SpaceEvent::Ingestion | SpaceEvent::GarbageFound | SpaceEvent::Opened => u64::MAX,
     }
 }
 
@@ -212,13 +241,14 @@ pub(crate) fn demands(state: &JobState) -> Vec<SpaceDemand> {
     state.spaces().filter_map(|space| space.demand().copied()).collect()
 }
 
-/// The event that an installed flush may be: deletes turn live values into garbage without writing
-/// much. A flush without deletes may also raise the estimate of what earlier deletes hide, because
-/// it changes the mean size of a value.
-pub(crate) fn flush_event(output: &JobOutput) -> SpaceEvent {
-    match output.files.iter().any(|file| file.range_deletions > 0) {
-        true => SpaceEvent::RangeDelete,
-        false => SpaceEvent::Delete,
+/// The step that an installed flush is: deletes turn live values into garbage without writing much.
+fn flush_step(output: &JobOutput) -> SpaceStep {
+    if output.files.iter().any(|file| file.range_deletions > 0) {
+        SpaceStep::Event(SpaceEvent::RangeDelete)
+    } else if output.files.iter().any(|file| file.deletions > 0) {
+        SpaceStep::Event(SpaceEvent::Delete)
+    } else {
+        SpaceStep::PlainFlush
     }
 }
 

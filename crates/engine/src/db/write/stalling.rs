@@ -241,7 +241,7 @@ pub(crate) fn stall_writer(db: &DbInner, shares: &[Share], options: &WriteOption
 fn stall_on(db: &DbInner, family: &Arc<Family>, bytes: u64, options: &WriteOptions) -> Result<()> {
     if options.no_slowdown {
         // The limit on space may be gone without an install, and such a write does not wait for the
-        // next decision. Every other cause ends with an install, which decides.
+        // next decision. For other causes the last decision stands.
         if is_refused(db, family) && family.is_slowed_for_space.load(Ordering::Relaxed) {
             recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, family);
         }

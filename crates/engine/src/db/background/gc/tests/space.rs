@@ -495,6 +495,22 @@ fn release_of_a_snapshot_delays_writers() {
 }
 
 #[test]
+fn flush_that_finds_garbage_of_a_released_snapshot_names_it() {
+    let mut store = Store::new(plain_family(1.05));
+    overwrite(&mut store, 0, |_| true);
+    let snapshot = store.db.snapshot();
+    overwrite(&mut store, 1, |_| true);
+    drop(snapshot);
+    let before = store.debt().bytes();
+    // The flush is installed before background work notices the release.
+    store.db.put(b"another", b"value").expect("writes");
+    store.db.flush(store.db.default_family()).expect("flushes");
+    let debt = store.debt();
+    assert!(debt.bytes() > before, "{debt:?} after {before}");
+    assert_eq!(debt.last_event(), Some(SpaceEvent::SnapshotReleased));
+}
+
+#[test]
 fn speed_of_garbage_collection_follows_the_last_jobs() {
     const SECOND_NS: u64 = 1_000_000_000;
     let mut space = FamilySpace::default();

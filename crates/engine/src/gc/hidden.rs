@@ -20,7 +20,7 @@ use archipelago_base::SeqNo;
 
 use crate::file_meta::FileMeta;
 
-/// Bytes that a delete takes in a table in addition to its key, at most about.
+/// Assumed bytes that a delete takes in a table in addition to its key.
 const DELETE_OVERHEAD_BYTES: u64 = 32;
 /// Smallest number of records of a measurement. Fewer are added to the next one.
 const MEASURED_RECORDS_MIN: u64 = 1000;

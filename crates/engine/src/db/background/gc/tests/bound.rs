@@ -48,8 +48,8 @@ fn load_and_measure(store: &mut Store) -> u64 {
 fn space_stays_within_the_bound_on_the_true_live_bytes() {
     for bound in [1.25, 1.5] {
         let family = CfOptions { space_amplification_max: bound, ..small_family(64) };
-        // The slack covers a full value file and the memtables. The second value file is for the key
-        // blocks and footers of value files: they count as live even for garbage, so the bound
+        // The slack covers a full value file and the memtables. The second value file is for the
+        // key blocks and footers of value files: they count as live even for garbage, so the bound
         // allows more than for the live bytes of the load. No exact number follows for them.
         let slack = 2 * family.value_file_bytes + 4 * family.write_buffer_bytes;
         let debt_max = family.value_file_bytes;

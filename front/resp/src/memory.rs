@@ -175,7 +175,8 @@ impl Drop for Held {
     }
 }
 
-/// Counts one waiting object until it is dropped. The wait for the semaphore must be dropped before.
+/// Counts one waiting object until it is dropped. The wait for the semaphore must be dropped
+/// before.
 struct Waiting<'a> {
     count: &'a AtomicUsize,
     memory: &'a ShareMemory,

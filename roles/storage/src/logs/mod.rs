@@ -207,8 +207,8 @@ pub(crate) struct Logs {
 }
 
 impl Logs {
-    /// Finds the extents of the node. `batch` gets the records of extents that are in limbo from now
-    /// on. The caller makes it durable, and then calls [`Logs::clear_tails`].
+    /// Finds the extents of the node. `batch` gets the records of extents that are in limbo from
+    /// now on. The caller makes it durable, and then calls [`Logs::clear_tails`].
     pub(crate) fn open(
         parts: &NodeParts,
         beginning: &Beginning,

@@ -99,8 +99,8 @@ impl Pacing {
         self.flush_speed.store(job_speed(before, bytes, flushes, duration), Ordering::Relaxed);
     }
 
-    /// Measured speed of flushes that take shards from memory nodes, in bytes a second; 0 before the
-    /// first one.
+    /// Measured speed of flushes that take shards from memory nodes, in bytes a second; 0 before
+    /// the first one.
     pub(crate) fn node_flush_speed(&self) -> u64 {
         self.node_flush_speed.load(Ordering::Relaxed)
     }

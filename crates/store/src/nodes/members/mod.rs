@@ -236,6 +236,8 @@ pub struct MemberTable {
     now_ns: u64,
     part: ManagerPart,
     nodes: BTreeMap<StorageId, NodeEntry>,
+    /// Time at which a node that the manager knew named another domain last.
+    relabelled_ns: u64,
     /// The cluster, when its nodes or its founding have named it to everybody.
     cluster: Option<ClusterId>,
     /// The newest root set that a node reported.
@@ -261,6 +263,7 @@ impl MemberTable {
             now_ns,
             part: ManagerPart::StandsBy,
             nodes: BTreeMap::new(),
+            relabelled_ns: now_ns,
             cluster: None,
             root_set: RootSet::default(),
             founding: None,
@@ -515,6 +518,9 @@ impl MemberTable {
             entry.named_used_bytes = used_bytes;
         }
         entry.member.state = entry.state_at(now_ns, &self.terms);
+        if !before.domain.is_empty() && before.domain != beat.domain {
+            self.relabelled_ns = now_ns;
+        }
         if entry.member != before {
             self.version += 1;
         }

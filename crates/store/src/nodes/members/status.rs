@@ -32,12 +32,16 @@ impl MemberTable {
     /// Everything that repairs depend on, for a manager that acts (`acts`) or stands by.
     #[must_use]
     pub fn repair_view(&self, now_ns: u64, acts: bool) -> RepairView {
+        let lost_after_ns = self.terms.lost_after.as_nanos() as u64;
         let listened_ns = now_ns.saturating_sub(self.since_ns);
+        let labels_ns = now_ns.saturating_sub(self.since_ns.max(self.relabelled_ns));
         let unreadable = self.nodes.values().filter(|entry| entry.is_up());
         RepairView {
             members: self.members(),
             acts,
-            unknown_is_lost: listened_ns > self.terms.lost_after.as_nanos() as u64,
+            unknown_is_lost: listened_ns > lost_after_ns,
+            // Another manager may have seen a label change shortly before this one listened.
+            has_settled_labels: labels_ns > lost_after_ns,
             chunks_unreadable: unreadable.map(|entry| entry.report.chunks_unreadable).sum(),
             lost_after: self.terms.lost_after,
         }

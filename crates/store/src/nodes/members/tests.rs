@@ -528,6 +528,28 @@ fn forgotten_node_stays_lost_for_every_later_manager() {
 }
 
 #[test]
+fn labels_are_settled_when_none_has_changed_for_long() {
+    let mut world = founded(4);
+    let has_settled =
+        |world: &World| world.table.repair_view(world.now_ns, true).has_settled_labels;
+    assert!(!has_settled(&world), "the manager before this one may have seen a change");
+    world.run(seconds(605));
+    assert!(has_settled(&world));
+    // A node that joins changes no label.
+    world.add(5, "rack 5");
+    world.run(seconds(1));
+    assert!(has_settled(&world));
+    world.nodes.get_mut(&2).unwrap().domain = "rack 1".to_owned();
+    world.run(seconds(300));
+    assert!(!has_settled(&world));
+    world.nodes.get_mut(&3).unwrap().domain = "rack 2".to_owned();
+    world.run(seconds(400));
+    assert!(!has_settled(&world), "the last change counts");
+    world.run(seconds(300));
+    assert!(has_settled(&world));
+}
+
+#[test]
 fn node_of_another_cluster_names_no_forgotten_nodes() {
     let mut world = founded(3);
     world.add(4, "rack 4");

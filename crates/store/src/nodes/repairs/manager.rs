@@ -122,11 +122,21 @@ pub struct RepairView {
     pub acts: bool,
     /// Whether the manager has listened for so long that a node of which it has not heard is lost.
     pub unknown_is_lost: bool,
+    /// Whether the domains of all nodes have stayed the same for [`RepairView::lost_after`], as this
+    /// manager has heard. Until then nothing moves because of a domain.
+    pub has_settled_labels: bool,
     /// Number of chunks that nodes cannot read, as they report. A change of it begins a round.
     pub chunks_unreadable: u64,
     /// Silence after which a node counts as lost. A node that beats, and does not list what it
     /// holds, counts for as long as a node that may have a copy of any extent.
     pub lost_after: Duration,
+}
+
+impl RepairView {
+    fn repair_members(&self) -> RepairMembers {
+        RepairMembers::new(&self.members, self.unknown_is_lost)
+            .with_settled_labels(self.has_settled_labels)
+    }
 }
 
 /// The source of views, which the manager implements. `None` ends the repairs.
@@ -247,7 +257,7 @@ impl RepairManager {
     }
 
     async fn round(&self, state: &mut RoundState, view: &RepairView, look: &impl RepairLook) {
-        let members = RepairMembers::new(&view.members, view.unknown_is_lost);
+        let members = view.repair_members();
         state.forget_lost(&view.members);
         if self.is_scan_due(state, &members, view) {
             if let Err(error) = self.client.refresh().await {
@@ -421,10 +431,9 @@ impl RepairManager {
         let RepairPlan { mut debts, mut jobs, .. } = plan;
         let mut orders: Vec<Order> = Vec::new();
         loop {
-            let is_current = look.look().is_some_and(|view| {
-                let now = RepairMembers::new(&view.members, view.unknown_is_lost);
-                view.acts && members.has_same_nodes(&now)
-            });
+            let is_current = look
+                .look()
+                .is_some_and(|view| view.acts && members.has_same_nodes(&view.repair_members()));
             if !is_current {
                 debts.clear();
                 jobs.clear();

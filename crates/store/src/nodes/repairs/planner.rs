@@ -17,6 +17,10 @@
 //! answers and does not list for as long as a silent node may be silent counts as a node without
 //! copies.
 //!
+//! A label that was changed by mistake, or labels that change one after the other, would move much
+//! data for nothing. So nothing moves because of a label until all labels have stayed the same for
+//! as long as a silent node may be silent. Repairs of lost copies use the new labels immediately.
+//!
 //! Invariants:
 //! 1. A new chunk is in the domain of no other holder that stays.
 //! 2. There is at most one job per blob or extent, so that no two orders of a round compete.
@@ -111,6 +115,8 @@ pub struct RepairMembers {
     domains: BTreeMap<StorageId, String>,
     /// Whether a node that the manager does not know is lost.
     unknown_is_lost: bool,
+    /// Whether the domains have stayed the same for so long that copies may move because of them.
+    has_settled_labels: bool,
 }
 
 impl RepairMembers {
@@ -131,7 +137,15 @@ impl RepairMembers {
             answering: with(|state| matches!(state, MemberState::Up | MemberState::Draining)),
             known: with(|_| true),
             unknown_is_lost,
+            has_settled_labels: true,
         }
+    }
+
+    /// Says whether the domains have stayed the same for so long that copies may move because of
+    /// them. Without this call they have.
+    #[must_use]
+    pub fn with_settled_labels(self, has_settled_labels: bool) -> Self {
+        Self { has_settled_labels, ..self }
     }
 
     /// Nodes that keep their chunks.
@@ -153,14 +167,9 @@ impl RepairMembers {
     /// Whether another list of members leads to the same repairs: the use of nodes does not matter.
     #[must_use]
     pub fn has_same_nodes(&self, other: &Self) -> bool {
-        (&self.present, &self.answering, &self.known, &self.domains, self.unknown_is_lost)
-            == (
-                &other.present,
-                &other.answering,
-                &other.known,
-                &other.domains,
-                other.unknown_is_lost,
-            )
+        let times = |it: &Self| (it.unknown_is_lost, it.has_settled_labels);
+        (&self.present, &self.answering, &self.known, &self.domains, times(self))
+            == (&other.present, &other.answering, &other.known, &other.domains, times(other))
     }
 
     /// Nodes that keep their chunks and are in the domain of another such node, by domain.
@@ -359,6 +368,10 @@ impl RepairPlanner {
     /// Plans the move of a chunk out of the domain of another chunk of its blob. The label of a
     /// node may have changed since the blob was written.
     fn plan_move(&mut self, blob: &ChunkDescriptor, sharing: Holder) {
+        if !self.members.has_settled_labels {
+            self.sharing_domains += 1;
+            return;
+        }
         let chunk = ChunkId { index: sharing.chunk, ..blob.chunk };
         let wanted = ChunkDescriptor { chunk, ..blob.clone() };
         let node = Some(sharing.storage);
@@ -547,6 +560,10 @@ impl RepairPlanner {
             let stay: Vec<StorageId> =
                 nodes.iter().copied().filter(|node| !self.members.is_leaving(*node)).collect();
             if self.members.spread(stay.iter().copied()) >= wanted {
+                continue;
+            }
+            if stay.len() >= wanted && !self.members.has_settled_labels {
+                self.sharing_domains += 1;
                 continue;
             }
             if self.members.spread(stay.iter().chain(&hidden).copied()) >= wanted {

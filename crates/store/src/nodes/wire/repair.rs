@@ -97,7 +97,7 @@ pub struct RepairStatus {
     /// Nodes that answer beats, and that did not list what they hold.
     pub unlisted: Vec<StorageId>,
     /// Number of blobs and extents with two parts or copies in one domain, for which no other
-    /// domain has room.
+    /// domain has room, or which wait because a label of a node has changed lately.
     pub sharing_domains: u64,
     /// Number of files with replicas in place of RS(4,2), because domains were missing when they
     /// were written.

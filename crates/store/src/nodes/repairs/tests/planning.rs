@@ -196,6 +196,28 @@ fn second_holder_in_a_domain_moves_to_a_free_one() {
 }
 
 #[test]
+fn nothing_moves_because_of_a_domain_while_labels_change() {
+    let mut members = members(&[MemberState::Up; 5]);
+    members.members[1].domain = members.members[0].domain.clone();
+    let settled = RepairMembers::new(&members, false);
+    let changing = settled.clone().with_settled_labels(false);
+    assert!(!settled.has_same_nodes(&changing), "the moves begin when the labels are settled");
+    let plan = |members: RepairMembers| {
+        let mut planner = RepairPlanner::new(members, Vec::new());
+        planner.add_chunk(StorageId(3), &held(1, Scheme::Replicas(3), &[1, 2, 3], true));
+        (1..=3).for_each(|node| planner.add_extent(StorageId(node), sealed(1, 100)));
+        // An extent with one copy less than wanted is no matter of labels alone.
+        (1..=2).for_each(|node| planner.add_extent(StorageId(node), sealed(2, 100)));
+        planner.finish()
+    };
+    let waiting = plan(changing);
+    assert_eq!((waiting.jobs.len(), waiting.status.sharing_domains), (1, 2));
+    assert!(matches!(&waiting.jobs[0], RepairJob::Extent { extent, .. } if extent.at.extent == 2));
+    let moving = plan(settled);
+    assert_eq!((moving.jobs.len(), moving.status.sharing_domains), (3, 0));
+}
+
+#[test]
 fn silent_holder_in_a_shared_domain_stays_where_it_is() {
     let replicated = held(1, Scheme::Replicas(3), &[1, 2, 3], true);
     let moved = plan_after_relabel(4, &replicated, &[(1, MemberState::Silent)]);

@@ -131,6 +131,20 @@ impl StorageNode {
         }
     }
 
+    /// Does a put or the seal of a repair, whose copy of an extent ends at `end`.
+    pub(crate) fn handle_copy(
+        &self,
+        message: StoreMessage,
+        payload: &[u8],
+        end: u64,
+    ) -> (StoreMessage, Vec<u8>) {
+        let name = message.name();
+        self.parts.counters.note_request();
+        let outcome = self.logs.handle_copy(message, payload, end);
+        let answer = outcome.unwrap_or_else(|refusal| self.refuse(ClientId(0), name, refusal));
+        (answer.message, answer.payload)
+    }
+
     /// Does the part of a request that must keep the order of the requests of an extent. All other
     /// requests are answered completely. `device` is that of new files; `None` for the one with
     /// most room.

@@ -57,6 +57,8 @@ pub(crate) struct AppendRequest<'a> {
     pub(crate) bytes: &'a [u8],
     /// Device of a new part; `None` for the one with most room.
     pub(crate) device: Option<DeviceId>,
+    /// Offset at which the copy of a repair will end; `None` for all other requests.
+    pub(crate) copy_end: Option<u64>,
 }
 
 /// Progress of a replica of an extent, as offsets in the log.
@@ -83,7 +85,7 @@ pub(crate) struct Extent {
     /// Volume of its log.
     pub(crate) volume: VolumeId,
     state: Mutex<ExtentState>,
-    mark: DurableMark,
+    pub(super) mark: DurableMark,
     /// Device of the last part; 0 if there is none.
     device: AtomicU64,
     /// Summary of the extent in the last report.

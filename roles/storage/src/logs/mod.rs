@@ -236,8 +236,9 @@ impl Logs {
     ) -> Result<LogStep, Refusal> {
         match message {
             StoreMessage::Append { at, stamp, class, extent_start, start, is_synced } => {
-                let bytes = payload;
-                let request = AppendRequest { stamp, class, extent_start, start, bytes, device };
+                let (bytes, copy_end) = (payload, None);
+                let request =
+                    AppendRequest { stamp, class, extent_start, start, bytes, device, copy_end };
                 check_range(&request)?;
                 self.env.epochs.promise(stamp)?;
                 let extent = self.get_or_insert(at, stamp.volume);
@@ -273,19 +274,8 @@ impl Logs {
         device: Option<DeviceId>,
     ) -> Outcome {
         let answer = match message {
-            StoreMessage::SealLog { at, stamp, class, extent_start, end } => {
-                self.env.epochs.promise(stamp)?;
-                let extent = self.get_or_insert(at, stamp.volume);
-                let request = SealRequest { stamp, class, extent_start, end, device };
-                self.forget_if_absent(&extent, extent.seal(&self.env, &request))?.into()
-            }
-            StoreMessage::PutLog { at, stamp, class, extent_start, start } => {
-                let bytes = payload;
-                let request = AppendRequest { stamp, class, extent_start, start, bytes, device };
-                check_range(&request)?;
-                self.env.epochs.promise(stamp)?;
-                let extent = self.get_or_insert(at, stamp.volume);
-                self.forget_if_absent(&extent, extent.put(&self.env, &request))?.into()
+            StoreMessage::SealLog { .. } | StoreMessage::PutLog { .. } => {
+                self.put_or_seal(message, payload, device, None)?
             }
             StoreMessage::FenceLog { at, stamp } => {
                 if !self.env.sabotage.no_fence_reads() {
@@ -301,12 +291,47 @@ impl Logs {
             StoreMessage::RemoveLog { log, stamp } => self.remove(log, stamp)?,
             StoreMessage::ListLogs { volume, after } => self.list(volume, after),
             StoreMessage::ListSealed { after } => self.list_sealed(after),
-            other => {
-                let text = format!("{} is no request about logs", other.name());
-                return Err(Refusal::new(RefusalWhy::Unsupported, text));
-            }
+            other => return Err(unsupported(&other)),
         };
         Ok(answer.into())
+    }
+
+    /// Answers a put or the seal of a repair, whose copy of an extent ends at `end`.
+    pub(crate) fn handle_copy(&self, message: StoreMessage, payload: &[u8], end: u64) -> Outcome {
+        Ok(self.put_or_seal(message, payload, None, Some(end))?.into())
+    }
+
+    /// Puts bytes of an extent or seals it, for a recovery, or for a repair whose copy ends at
+    /// `copy_end`.
+    fn put_or_seal(
+        &self,
+        message: StoreMessage,
+        payload: &[u8],
+        device: Option<DeviceId>,
+        copy_end: Option<u64>,
+    ) -> Result<StoreMessage, Refusal> {
+        let (extent, outcome) = match message {
+            StoreMessage::SealLog { at, stamp, class, extent_start, end } => {
+                self.env.epochs.promise(stamp)?;
+                let extent = self.get_or_insert(at, stamp.volume);
+                let is_copy = copy_end.is_some();
+                let request = SealRequest { stamp, class, extent_start, end, device, is_copy };
+                let outcome = extent.seal(&self.env, &request);
+                (extent, outcome)
+            }
+            StoreMessage::PutLog { at, stamp, class, extent_start, start } => {
+                let bytes = payload;
+                let request =
+                    AppendRequest { stamp, class, extent_start, start, bytes, device, copy_end };
+                check_range(&request)?;
+                self.env.epochs.promise(stamp)?;
+                let extent = self.get_or_insert(at, stamp.volume);
+                let outcome = extent.put(&self.env, &request);
+                (extent, outcome)
+            }
+            other => return Err(unsupported(&other)),
+        };
+        Ok(self.forget_if_absent(&extent, outcome)?.into())
     }
 
     fn replica(&self, at: ExtentAt) -> StoreMessage {
@@ -455,6 +480,11 @@ impl Logs {
         }
         self.env.meta.apply(&batch)
     }
+}
+
+fn unsupported(message: &StoreMessage) -> Refusal {
+    let text = format!("{} is no request about logs", message.name());
+    Refusal::new(RefusalWhy::Unsupported, text)
 }
 
 /// Refuses bytes whose end is no offset.

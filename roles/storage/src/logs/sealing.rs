@@ -12,6 +12,8 @@
 //! 4. Bytes behind the end of a sealed extent do not exist. The same or a later epoch may seal it
 //!    again, at another end. A smaller end drops bytes, so the owner sends a new end only after the
 //!    seals of the old one have ended.
+//! 5. The copy of a repair never ends before the bytes that the replica has, or had before they
+//!    were damaged. Only a recovery, which asks other replicas, may cut them.
 //!
 //! Thread-safety: the lock of the extent guards everything, also during the syncs of a seal.
 //! Failure: a seal that fails leaves the extent as it was.
@@ -25,6 +27,7 @@ use archipelago_store::nodes::wire::{ExtentAt, RefusalWhy, Stamp};
 use super::extent::{
     AppendRequest, Creation, Extent, ExtentState, Progress, not_there, out_of_order,
 };
+use super::marks::SyncMark;
 use super::part::{Group, Part, PartWriter};
 use super::record::{ExtentRecord, PartRecord};
 use super::{LogEnv, NewPart};
@@ -44,6 +47,8 @@ pub(crate) struct SealRequest {
     pub(crate) end: u64,
     /// Device of a new part; `None` for the one with most room.
     pub(crate) device: Option<DeviceId>,
+    /// Whether a repair ends its copy.
+    pub(crate) is_copy: bool,
 }
 
 /// Bytes that a recovery has put.
@@ -75,8 +80,12 @@ impl Extent {
         env: &LogEnv,
         request: &AppendRequest<'_>,
     ) -> Result<Progress, Refusal> {
+        let copy = request.copy_end.map(|end| (end, self.mark.newest()));
         let mut state = self.lock_for(env, request.stamp)?;
         let at = self.at;
+        if let Some((end, mark)) = copy {
+            state.check_copy(at, end, mark)?;
+        }
         let creation = Creation::of(request);
         if state.record.is_none() {
             env.refuse_removed(at, request.stamp)?;
@@ -106,8 +115,12 @@ impl Extent {
 
     /// Ends the extent durably.
     pub(crate) fn seal(&self, env: &LogEnv, request: &SealRequest) -> Result<Progress, Refusal> {
+        let mark = request.is_copy.then(|| self.mark.newest());
         let mut state = self.lock_for(env, request.stamp)?;
         let (at, end) = (self.at, request.end);
+        if let Some(mark) = mark {
+            state.check_copy(at, end, mark)?;
+        }
         if end < request.extent_start {
             let text =
                 format!("extent {at} begins at {} and cannot end at {end}", request.extent_start);
@@ -145,6 +158,25 @@ impl Extent {
 }
 
 impl ExtentState {
+    /// Refuses a repair's copy that ends at `end` if this replica has more bytes, or had more
+    /// before they were damaged. `mark` is the newest durable mark. A node does not list open or
+    /// damaged replicas to the manager, which therefore may not know of these bytes.
+    fn check_copy(&self, at: ExtentAt, end: u64, mark: SyncMark) -> Result<(), Refusal> {
+        let Some(record) = &self.record else { return Ok(()) };
+        let has_part = record.parts.iter().any(|part| part.number == mark.part);
+        // A replica that was found damaged has fewer bytes than were durable.
+        let was_durable = record.damaged_from.filter(|_| has_part).map_or(0, |_| mark.end);
+        let own_end = record.sealed.unwrap_or(self.written.max(was_durable));
+        if own_end <= end {
+            return Ok(());
+        }
+        let text = format!(
+            "extent {at}: the copy of a repair would end at {end}, and the replica of this node at \
+             {own_end}"
+        );
+        Err(Refusal::new(RefusalWhy::Busy, text))
+    }
+
     /// Whether bytes from `start` on follow or repeat what `epoch` has put, and what the extent has
     /// before that is whole and durable, or becomes so with the seal.
     fn continues_staged(&self, epoch: Epoch, start: u64) -> bool {

@@ -6,7 +6,8 @@
 //! Invariants:
 //! 1. A byte is written only if the checksum that came with it, or those of all its sources, are
 //!    right.
-//! 2. A source with a wrong checksum is reported to its node, and is not used any more.
+//! 2. A copy of an extent cuts no longer replica of this node.
+//! 3. A source with a wrong checksum is reported to its node, and is not used any more.
 //!
 //! Thread-safety: functions of one task.
 //! Failure: an error names the object when no source is left, or if the node cannot write.
@@ -193,12 +194,11 @@ pub(super) async fn copy_extent(
     while start < end {
         let bytes = read_extent(node, extent, sources, start).await?;
         let request = StoreMessage::PutLog { at, stamp, class, extent_start, start };
-        node.ask(request, &bytes)?;
+        node.ask_copy(request, &bytes, end)?;
         node.pace(&mut pace, bytes.len() as u64).await;
         start += bytes.len() as u64;
     }
-    node.ask(StoreMessage::SealLog { at, stamp, class, extent_start, end }, &[])?;
-    Ok(())
+    node.ask_copy(StoreMessage::SealLog { at, stamp, class, extent_start, end }, &[], end)
 }
 
 /// Reads bytes of an extent from the first source that has some.

@@ -10,10 +10,20 @@ use crate::ids::VolumeId;
 /// The storage node that becomes a holder. Its methods may block on its disks, so the tasks of a
 /// repair run on threads of their own.
 ///
-/// The last four methods are no messages, because no other process may ask for them.
+/// All methods but the first are no messages, because no other process may ask for them.
 pub trait RepairHost: Send + Sync + fmt::Debug + 'static {
     /// Answers a request as it would answer one from the network.
     fn answer(&self, request: StoreMessage, payload: &[u8]) -> (StoreMessage, Vec<u8>);
+
+    /// Answers a put or the seal of a copy of an extent that ends at `end`. The node refuses it if
+    /// its own replica has more bytes, or had more before they were damaged. A recovery may have
+    /// sealed the extent at a later end after the manager gave the order.
+    fn answer_copy(
+        &self,
+        request: StoreMessage,
+        payload: &[u8],
+        end: u64,
+    ) -> (StoreMessage, Vec<u8>);
 
     /// Takes volumes out of the set of a chunk, because holders have released the blob for them. A
     /// chunk whose set is empty is deleted.

@@ -32,7 +32,17 @@ impl OwnNode {
         payload: &[u8],
     ) -> Result<(StoreMessage, Vec<u8>)> {
         let name = request.name();
-        let answer = self.host.answer(request, payload);
+        Self::checked(name, self.host.answer(request, payload))
+    }
+
+    /// Asks this node to put or seal bytes of a copy of an extent that ends at `end`. A refusal is
+    /// an error.
+    pub(super) fn ask_copy(&self, request: StoreMessage, payload: &[u8], end: u64) -> Result<()> {
+        let name = request.name();
+        Self::checked(name, self.host.answer_copy(request, payload, end)).map(|_| ())
+    }
+
+    fn checked(name: &str, answer: (StoreMessage, Vec<u8>)) -> Result<(StoreMessage, Vec<u8>)> {
         match refusal(&answer.0, &format!("this node, {name}")) {
             None => Ok(answer),
             Some((_, error)) => Err(error),

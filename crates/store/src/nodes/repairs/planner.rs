@@ -26,7 +26,7 @@
 //! 2. There is at most one job per blob or extent, so that no two orders of a round compete.
 //! 3. The jobs are bounded in number. The most urgent ones are kept.
 //! 4. The target of an extent has listed its extents. A copy that it did not list may be longer,
-//!    and the order would cut it.
+//!    and the order would fail: a node refuses to cut its replica.
 //! 5. A round compares a bounded number of extents, and the next rounds compare those that follow.
 //!
 //! Thread-safety: none; the owner is one task.

@@ -131,6 +131,20 @@ fn damaged_extent_is_healed_by_a_recovery() {
 }
 
 #[test]
+fn repair_heals_a_damaged_extent_only_if_it_cuts_no_synced_byte() {
+    let machine = killed_manifest();
+    change_part(&machine, |bytes| *bytes.last_mut().unwrap() ^= 1);
+    let node = machine.open();
+    // The bytes before 1400 were durable, and another node was sealed at an earlier end.
+    for answer in repair(&node, 1, 1300) {
+        assert_eq!(why(&answer), Some(RefusalWhy::Busy), "{answer:?}");
+    }
+    assert_eq!(inspect(&node), damaged(1200, None));
+    assert_eq!(repair(&node, 1, 1400)[1], progress(1400, 1400));
+    assert_eq!(inspect(&node), replica(1400, 1400, Some(1400), false));
+}
+
+#[test]
 fn mark_costs_a_sync_per_edit_of_a_manifest_and_none_per_group_of_a_log() {
     let syncs_of = |class: FileClass| {
         let machine = Machine::new();

@@ -19,6 +19,7 @@ use archipelago_env::{
     CreateOptions, FileClass, FileLock, FileSystem, GroupAccess, IoContext, IoPurpose,
 };
 use archipelago_fabric::ClientId;
+use archipelago_store::nodes::repairs::RepairHost as _;
 use archipelago_store::nodes::wire::{ExtentAt, RefusalWhy, Stamp, StoreMessage};
 use archipelago_store::{LogId, VolumeId};
 
@@ -155,6 +156,14 @@ fn seal(node: &StorageNode, epoch: u64, end: u64) -> StoreMessage {
     let (class, extent_start) = (FileClass::Wal, START);
     let request = StoreMessage::SealLog { at: AT, stamp: stamp(epoch), class, extent_start, end };
     ask(node, request, &[])
+}
+
+/// The answers to the put and to the seal of a repair that copies the bytes before `end`.
+fn repair(node: &StorageNode, epoch: u64, end: u64) -> [StoreMessage; 2] {
+    let (stamp, class, extent_start) = (stamp(epoch), FileClass::Wal, START);
+    let put = StoreMessage::PutLog { at: AT, stamp, class, extent_start, start: START };
+    let seal = StoreMessage::SealLog { at: AT, stamp, class, extent_start, end };
+    [node.answer_copy(put, &stream(START..end), end).0, node.answer_copy(seal, &[], end).0]
 }
 
 fn sync(node: &StorageNode, epoch: u64) -> StoreMessage {

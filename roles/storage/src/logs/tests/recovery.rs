@@ -1,11 +1,12 @@
 //! What recoveries do: puts, and seals that take what was put.
 
-use archipelago_store::nodes::wire::RefusalWhy;
+use archipelago_store::nodes::wire::{RefusalWhy, StoreMessage};
 
 use super::Durability::{Synced, Written};
 use super::{
-    Machine, START, append, fence, inspect, progress, put, read, replica, seal, stream, why,
+    Machine, START, append, fence, inspect, progress, put, read, repair, replica, seal, stream, why,
 };
+use crate::node::StorageNode;
 
 #[test]
 fn put_alone_changes_nothing() {
@@ -77,6 +78,45 @@ fn later_recovery_extends_a_sealed_extent() {
     assert_eq!(inspect(&node), replica(1150, 1150, Some(1150), false));
     assert_eq!(seal(&node, 3, 1700), progress(1700, 1700));
     assert_eq!(read(&node, START..1700), Ok(stream(START..1700)));
+}
+
+/// Checks that a node refuses the copy of a repair that ends at `end`.
+fn assert_refused(node: &StorageNode, epoch: u64, end: u64) {
+    for answer in repair(node, epoch, end) {
+        assert_eq!(why(&answer), Some(RefusalWhy::Busy), "{answer:?}");
+    }
+}
+
+#[test]
+fn repair_cuts_nothing_that_a_recovery_has_sealed_meanwhile() {
+    let node = Machine::new().open();
+    append(&node, 1, START..1200, Written);
+    // The manager orders a copy of the extent, which another node has sealed at 1150.
+    put(&node, 2, 1200..1700);
+    assert_eq!(seal(&node, 2, 1700), progress(1700, 1700));
+    assert_refused(&node, 2, 1150);
+    assert_eq!(inspect(&node), replica(1700, 1700, Some(1700), false));
+    assert_eq!(read(&node, START..1700), Ok(stream(START..1700)));
+    assert_eq!(repair(&node, 2, 1700)[1], progress(1700, 1700));
+}
+
+#[test]
+fn repair_cuts_no_open_extent_and_none_in_limbo() {
+    let machine = Machine::new();
+    let node = machine.open();
+    append(&node, 1, START..1200, Synced);
+    append(&node, 1, 1200..1400, Written);
+    assert_refused(&node, 1, 1300);
+    assert_eq!(inspect(&node), replica(1400, 1200, None, false));
+    let in_limbo = machine.without_power(1).open();
+    let before = inspect(&in_limbo);
+    assert!(matches!(before, StoreMessage::ReplicaIs { is_in_limbo: true, .. }), "{before:?}");
+    assert_refused(&in_limbo, 1, 1100);
+    assert_eq!(inspect(&in_limbo), before);
+    for node in [node, in_limbo] {
+        assert_eq!(repair(&node, 1, 1500)[1], progress(1500, 1500));
+        assert_eq!(inspect(&node), replica(1500, 1500, Some(1500), false));
+    }
 }
 
 #[test]

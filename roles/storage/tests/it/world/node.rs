@@ -117,6 +117,16 @@ impl RepairHost for NodeAsHost {
         self.worker.run(move || node.answer(request, &payload))
     }
 
+    fn answer_copy(
+        &self,
+        request: StoreMessage,
+        payload: &[u8],
+        end: u64,
+    ) -> (StoreMessage, Vec<u8>) {
+        let (node, payload) = (Arc::clone(&self.node), payload.to_vec());
+        self.worker.run(move || node.answer_copy(request, &payload, end))
+    }
+
     fn take_volumes(&self, chunk: ChunkId, volumes: &[VolumeId]) -> Result<()> {
         let (node, volumes) = (Arc::clone(&self.node), volumes.to_vec());
         self.worker.run(move || node.take_volumes(chunk, &volumes))

@@ -18,7 +18,8 @@
 //!
 //! Thread-safety: one task runs the rounds; any thread may take the status.
 //! Failure: a node that does not list what it holds is asked in the next round, and other holders
-//! list its blobs then. An order that fails is counted, and its target is avoided for a while.
+//! list its blobs then. An order that fails is counted, and its target is avoided for a while. If
+//! the target did not answer, the round gives it no further order.
 //! Cost: a round asks every node for a list, which reads the records of its chunks. There is one
 //! round after each change of the members, and one per [`RepairTerms::scan_every`].
 
@@ -35,7 +36,7 @@ use archipelago_fabric::TrafficClass;
 use parking_lot::Mutex;
 
 use super::super::StorageId;
-use super::super::client::{CallOptions, Lane, NodeClient};
+use super::super::client::{CallError, CallOptions, Lane, NodeClient};
 use super::super::placement::{
     ChunkAt, NextRepair, NodeReport, RepairDebt, RepairLimits, RepairRates, next_repair, rebalance,
 };
@@ -213,7 +214,14 @@ impl std::fmt::Debug for RepairManager {
 struct Order {
     debt: RepairDebt,
     is_chunk: bool,
-    answer: Boxed<'static, Result<()>>,
+    answer: Boxed<'static, OrderEnd>,
+}
+
+/// The end of an order.
+struct OrderEnd {
+    done: Result<()>,
+    /// Whether the target refused the order or carried it out.
+    is_answered: bool,
 }
 
 impl RepairManager {
@@ -456,8 +464,12 @@ impl RepairManager {
             if debts.is_empty() && orders.is_empty() {
                 return;
             }
-            if let Some((order, done)) = self.next_answer(&mut orders, pause).await {
-                self.note_answer(state, &order, done);
+            if let Some((order, end)) = self.next_answer(&mut orders, pause).await {
+                if !end.is_answered {
+                    // Each further order would keep the round open until its deadline.
+                    drop_debts_of(order.debt.target, &mut debts, &mut jobs);
+                }
+                self.note_answer(state, &order, end.done);
             }
         }
     }
@@ -479,7 +491,12 @@ impl RepairManager {
         let (client, target) = (Arc::clone(&self.client), debt.target);
         let answer = Box::pin(async move {
             let how = CallOptions::new(TrafficClass::Compaction, deadline).short_answer();
-            client.ask(target, Lane::Bulk, &request, how).await.map(|_| ())
+            let answer = client.call(target, Lane::Bulk, &request, &[], how).await;
+            let is_answered = matches!(answer, Ok(_) | Err(CallError::Refused { .. }));
+            let what = |error: CallError| {
+                error.error(format!("storage node {target}, {}", request.name()))
+            };
+            OrderEnd { done: answer.map(|_| ()).map_err(what), is_answered }
         });
         Order { debt, is_chunk, answer }
     }
@@ -489,12 +506,12 @@ impl RepairManager {
         &self,
         orders: &mut Vec<Order>,
         pause: Duration,
-    ) -> Option<(Order, Result<()>)> {
+    ) -> Option<(Order, OrderEnd)> {
         let mut sleep = self.client.runtime().sleep(pause.max(Duration::from_millis(1)));
         poll_fn(|context| {
             for at in 0..orders.len() {
-                if let Poll::Ready(done) = Pin::new(&mut orders[at].answer).poll(context) {
-                    return Poll::Ready(Some((orders.remove(at), done)));
+                if let Poll::Ready(end) = Pin::new(&mut orders[at].answer).poll(context) {
+                    return Poll::Ready(Some((orders.remove(at), end)));
                 }
             }
             Pin::new(&mut sleep).poll(context).map(|()| None)
@@ -650,6 +667,16 @@ pub(super) fn count_answer(
     }
     *left = left.saturating_sub(1);
     status.bytes_left = status.bytes_left.saturating_sub(debt.chunk_bytes);
+}
+
+/// Drops the debts with this target, which does not answer. The next round plans them anew.
+pub(super) fn drop_debts_of(
+    target: StorageId,
+    debts: &mut Vec<RepairDebt>,
+    jobs: &mut Vec<RepairJob>,
+) {
+    let all = std::mem::take(debts).into_iter().zip(std::mem::take(jobs));
+    (*debts, *jobs) = all.filter(|(debt, _)| debt.target != target).unzip();
 }
 
 /// Targets that have as many orders under way as a node may have.

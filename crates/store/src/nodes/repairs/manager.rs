@@ -317,7 +317,7 @@ impl RepairManager {
     ) -> RepairPlan {
         let answering: Vec<StorageId> = members.answering().collect();
         state.unlisted.retain(|node, _| answering.contains(node));
-        let avoid = state.failed.keys().chain(state.unlisted.keys()).copied().collect();
+        let avoid = state.failed.keys().copied().collect();
         let page = ExtentPage { after: state.cycle.after, ..ExtentPage::default() };
         let mut planner = RepairPlanner::new(members.clone(), avoid)
             .on_page(page)

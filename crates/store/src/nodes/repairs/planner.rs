@@ -247,6 +247,8 @@ pub struct RepairPlanner {
     planned: BTreeSet<BlobId>,
     /// Nodes that list the blobs of which they are the first holder.
     listing: BTreeSet<StorageId>,
+    /// Nodes that listed nothing in the last round.
+    hanging: BTreeSet<StorageId>,
     page: ExtentPage,
     extents: BTreeMap<ExtentAt, ExtentCopies>,
     /// Smallest extent that the page has no room for.
@@ -290,6 +292,7 @@ impl RepairPlanner {
             jobs: Vec::new(),
             planned: BTreeSet::new(),
             listing,
+            hanging: BTreeSet::new(),
             page: ExtentPage::default(),
             extents: BTreeMap::new(),
             extents_end: None,
@@ -311,11 +314,13 @@ impl RepairPlanner {
         Self { page, ..self }
     }
 
-    /// Leaves out nodes that listed nothing in the last round. The next holders list their blobs.
+    /// Leaves out nodes that listed nothing in the last round. The next holders list their blobs,
+    /// and these nodes get no chunks of others.
     #[must_use]
     pub fn without_lists_of(mut self, nodes: impl Iterator<Item = StorageId>) -> Self {
         for node in nodes {
             self.listing.remove(&node);
+            self.hanging.insert(node);
         }
         self
     }
@@ -495,13 +500,14 @@ impl RepairPlanner {
         stay: &[StorageId],
         all: &[StorageId],
     ) -> Result<StorageId> {
-        let avoid = [all, &self.avoid].concat();
-        let first =
-            replace(&self.members.nodes, request, Replacement { holders: stay, avoid: &avoid });
-        // A node whose last order failed is better than none.
-        first.or_else(|_| {
-            replace(&self.members.nodes, request, Replacement { holders: stay, avoid: all })
-        })
+        let unlisted = self.unlisted.keys().chain(&self.hanging);
+        let never: Vec<StorageId> = all.iter().chain(unlisted).copied().collect();
+        let avoid = [&never[..], &self.avoid].concat();
+        let choose =
+            |avoid| replace(&self.members.nodes, request, Replacement { holders: stay, avoid });
+        // A node whose last order failed is better than none. A node that does not list what it
+        // holds would carry out no order.
+        choose(&avoid[..]).or_else(|_| choose(&never[..]))
     }
 
     /// Takes an extent that `node` has. Those outside of the page are ignored.

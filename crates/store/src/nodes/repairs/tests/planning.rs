@@ -337,6 +337,25 @@ fn node_that_lists_nothing_for_long_is_no_holder_and_no_target() {
 }
 
 #[test]
+fn node_that_listed_nothing_gets_no_chunk_of_others_and_repairs_its_own() {
+    use MemberState::{Lost, Up};
+    let hanging = || {
+        let members = RepairMembers::new(&members(&[Lost, Up, Up, Up]), false);
+        RepairPlanner::new(members, Vec::new()).without_lists_of(std::iter::once(StorageId(4)))
+    };
+    let mut planner = hanging();
+    planner.add_chunk(StorageId(2), &held(1, Scheme::Replicas(3), &[1, 2, 3], true));
+    let plan = planner.finish();
+    assert!(plan.jobs.is_empty(), "no other domain is free, and the node would not answer");
+    assert_eq!(plan.status.nodes[0].stuck, 1);
+    // It lists again, and names a damaged chunk.
+    let mut planner = hanging();
+    planner.add_chunk(StorageId(4), &held(2, Scheme::Replicas(3), &[2, 3, 4], false));
+    let plan = planner.finish();
+    assert_eq!((plan.debts[0].target, chunk_of(&plan.jobs[0]).1), (StorageId(4), None));
+}
+
+#[test]
 fn extents_beyond_a_page_are_compared_by_the_next_rounds() {
     use MemberState::Up;
     let page_after = |after| {

@@ -243,16 +243,7 @@ impl RepairManager {
 
     /// Runs rounds until `look` ends.
     pub async fn run(self: Arc<Self>, look: impl RepairLook) {
-        let mut state = RoundState {
-            rates: RepairRates::new(self.terms.limits()),
-            last: None,
-            cycle: ExtentCycle::default(),
-            unlisted: BTreeMap::new(),
-            checked: BTreeMap::new(),
-            missing: Vec::new(),
-            failed: BTreeMap::new(),
-            level_ns: 0,
-        };
+        let mut state = RoundState::new(self.terms.limits());
         while let Some(view) = look.look() {
             if view.acts && view.members.cluster.is_some() {
                 self.round(&mut state, &view, &look).await;
@@ -316,7 +307,7 @@ impl RepairManager {
         lost_after: Duration,
     ) -> RepairPlan {
         let answering: Vec<StorageId> = members.answering().collect();
-        state.unlisted.retain(|node, _| answering.contains(node));
+        state.forget_unlisted(members);
         let avoid = state.failed.keys().copied().collect();
         let page = ExtentPage { after: state.cycle.after, ..ExtentPage::default() };
         let mut planner = RepairPlanner::new(members.clone(), avoid)
@@ -327,7 +318,7 @@ impl RepairManager {
         }
         for node in answering {
             let Err(error) = self.list(node, &mut planner).await else {
-                state.unlisted.remove(&node);
+                state.note_listed(node);
                 continue;
             };
             tracing::info!(%error, "a node does not list what needs a repair");
@@ -625,11 +616,38 @@ impl RepairManager {
 }
 
 impl RoundState {
+    fn new(limits: RepairLimits) -> Self {
+        Self {
+            rates: RepairRates::new(limits),
+            last: None,
+            cycle: ExtentCycle::default(),
+            unlisted: BTreeMap::new(),
+            checked: BTreeMap::new(),
+            missing: Vec::new(),
+            failed: BTreeMap::new(),
+            level_ns: 0,
+        }
+    }
+
     /// Begins with the first page of extents if the members have changed since the last page.
     fn begin_page(&mut self, members: &RepairMembers) {
         let is_same = self.last.as_ref().is_some_and(|last| last.members.has_same_nodes(members));
         if !is_same {
             self.cycle = ExtentCycle::default();
+        }
+    }
+
+    /// Forgets which nodes list nothing, as far as they are lost. A node that is silent for a
+    /// moment, or begins to drain, still counts from its first missing list.
+    fn forget_unlisted(&mut self, members: &RepairMembers) {
+        let stays: BTreeSet<StorageId> = members.present().chain(members.answering()).collect();
+        self.unlisted.retain(|node, _| stays.contains(node));
+    }
+
+    /// A node that lists again compares its chunks anew, because repairs went on without it.
+    fn note_listed(&mut self, node: StorageId) {
+        if self.unlisted.remove(&node).is_some() {
+            self.checked.remove(&node);
         }
     }
 
@@ -739,4 +757,57 @@ fn other_version(node: StorageId, answer: &StoreMessage) -> Error {
         "storage node {node} answers with {}: manager and node may have different versions",
         answer.name()
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use archipelago_fabric::NodeId;
+
+    use super::super::super::wire::NodeSpace;
+    use super::*;
+
+    const NODE: StorageId = StorageId(1);
+
+    /// The members of a cluster of which one node is in `state`.
+    fn members(state: MemberState) -> RepairMembers {
+        let member = StorageMember {
+            storage: NODE,
+            node: NodeId(1),
+            life: Epoch(1),
+            endpoints: Vec::new(),
+            domain: "rack 1".to_owned(),
+            state,
+            space: NodeSpace::default(),
+        };
+        let members = Members { members: vec![member], ..Members::default() };
+        RepairMembers::new(&members, false)
+    }
+
+    fn unlisted_since(at_ns: u64) -> RoundState {
+        let mut state = RoundState::new(RepairTerms::default().limits());
+        state.unlisted.insert(NODE, at_ns);
+        state.checked.insert(NODE, (Epoch(1), u64::MAX));
+        state
+    }
+
+    #[test]
+    fn node_without_lists_counts_from_the_first_one_until_it_is_lost() {
+        let mut state = unlisted_since(7);
+        for stays in [MemberState::Silent, MemberState::Draining, MemberState::Up] {
+            state.forget_unlisted(&members(stays));
+            assert_eq!(state.unlisted.get(&NODE), Some(&7), "{stays:?}");
+        }
+        state.forget_unlisted(&members(MemberState::Lost));
+        assert!(state.unlisted.is_empty());
+    }
+
+    #[test]
+    fn node_that_lists_again_is_compared_anew() {
+        let mut state = unlisted_since(7);
+        state.note_listed(NODE);
+        assert!(state.unlisted.is_empty() && state.checked.is_empty());
+        state.checked.insert(NODE, (Epoch(1), u64::MAX));
+        state.note_listed(NODE);
+        assert!(state.checked.contains_key(&NODE), "it has listed before as well");
+    }
 }

@@ -123,8 +123,8 @@ pub struct RepairView {
     pub acts: bool,
     /// Whether the manager has listened for so long that a node of which it has not heard is lost.
     pub unknown_is_lost: bool,
-    /// Whether the domains of all nodes have stayed the same for [`RepairView::lost_after`], as this
-    /// manager has heard. Until then nothing moves because of a domain.
+    /// Whether the domains of all nodes have stayed the same for [`RepairView::lost_after`], as
+    /// this manager has heard. Until then nothing moves because of a domain.
     pub has_settled_labels: bool,
     /// Number of chunks that nodes cannot read, as they report. A change of it begins a round.
     pub chunks_unreadable: u64,

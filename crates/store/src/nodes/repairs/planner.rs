@@ -15,7 +15,7 @@
 //! the nodes that list it. A node that lists nothing, because it is silent or its disk hangs, may
 //! have one more copy. So an extent is planned if it lacks a copy even with those. A node that
 //! answers and does not list for as long as a silent node may be silent counts as a node without
-//! copies.
+//! copies. No extent is planned while the manager may not know all nodes.
 //!
 //! A label that was changed by mistake, or labels that change one after the other, would move much
 //! data for nothing. So nothing moves because of a label until all labels have stayed the same for
@@ -117,6 +117,8 @@ pub struct RepairMembers {
     unknown_is_lost: bool,
     /// Whether the domains have stayed the same for so long that copies may move because of them.
     has_settled_labels: bool,
+    /// Whether the manager knows all nodes that are not lost.
+    is_complete: bool,
 }
 
 impl RepairMembers {
@@ -138,6 +140,7 @@ impl RepairMembers {
             known: with(|_| true),
             unknown_is_lost,
             has_settled_labels: true,
+            is_complete: members.is_complete || unknown_is_lost,
         }
     }
 
@@ -167,7 +170,7 @@ impl RepairMembers {
     /// Whether another list of members leads to the same repairs: the use of nodes does not matter.
     #[must_use]
     pub fn has_same_nodes(&self, other: &Self) -> bool {
-        let times = |it: &Self| (it.unknown_is_lost, it.has_settled_labels);
+        let times = |it: &Self| (it.unknown_is_lost, it.has_settled_labels, it.is_complete);
         (&self.present, &self.answering, &self.known, &self.domains, times(self))
             == (&other.present, &other.answering, &other.known, &other.domains, times(other))
     }
@@ -572,7 +575,10 @@ impl RepairPlanner {
                 self.sharing_domains += 1;
                 continue;
             }
-            if self.members.spread(stay.iter().chain(&hidden).copied()) >= wanted {
+            let may_be_complete =
+                self.members.spread(stay.iter().chain(&hidden).copied()) >= wanted;
+            // A node of which this manager has not heard yet may have a copy as well.
+            if may_be_complete || !self.members.is_complete {
                 self.extents_unknown += 1;
                 continue;
             }
@@ -640,7 +646,7 @@ impl RepairPlanner {
         }
         let unlisted = self.unlisted.keys().copied().filter(|node| self.members.answers(*node));
         let status = RepairStatus {
-            is_known: self.unlisted.is_empty(),
+            is_known: self.unlisted.is_empty() && self.members.is_complete,
             chunks_left,
             bytes_left,
             extents_left,

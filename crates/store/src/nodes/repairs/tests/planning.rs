@@ -30,7 +30,8 @@ fn members(states: &[MemberState]) -> Members {
         state: *state,
         space: NodeSpace { capacity_bytes: 1 << 40, used_bytes: 1 << 30 },
     };
-    Members { members: states.iter().enumerate().map(member).collect(), ..Members::default() }
+    let members = states.iter().enumerate().map(member).collect();
+    Members { members, is_complete: true, ..Members::default() }
 }
 
 fn held(blob: u8, scheme: Scheme, holders: &[u64], is_readable: bool) -> HeldChunk {
@@ -300,6 +301,26 @@ fn sealed_extents_get_three_copies_when_all_nodes_have_listed_theirs() {
     assert!(unknown.jobs.is_empty(), "a node that did not list may have a copy");
     assert_eq!((unknown.status.is_known, unknown.status.extents_unknown), (false, 1));
     assert_eq!(unknown.status.unlisted, [StorageId(4)]);
+}
+
+#[test]
+fn node_that_a_manager_has_not_heard_of_yet_may_have_copies() {
+    use MemberState::Up;
+    let plan = |is_complete: bool, unknown_is_lost: bool| {
+        let members = Members { is_complete, ..members(&[Up; 4]) };
+        let members = RepairMembers::new(&members, unknown_is_lost);
+        let mut planner = RepairPlanner::new(members, Vec::new());
+        planner.add_extent(StorageId(1), sealed(1, 100));
+        (1..=3).for_each(|node| planner.add_extent(StorageId(node), sealed(2, 100)));
+        planner.finish()
+    };
+    let unheard = plan(false, false);
+    assert!(unheard.jobs.is_empty());
+    assert_eq!((unheard.status.is_known, unheard.status.extents_unknown), (false, 1));
+    for heard in [plan(true, false), plan(false, true)] {
+        assert_eq!(heard.jobs.len(), 1);
+        assert_eq!((heard.status.is_known, heard.status.extents_unknown), (true, 0));
+    }
 }
 
 #[test]

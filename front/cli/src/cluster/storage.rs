@@ -15,7 +15,7 @@ use archipelago_store::nodes::wire::{
     MemberState, NodeStanding, Refused, RepairStatus, StorageClusterStatus, StorageMember,
     StorageReport, StoreMessage,
 };
-use archipelago_store::nodes::{NodeStores, NodeStoresOptions};
+use archipelago_store::nodes::{NodeStores, NodeStoresOptions, StorageId};
 use archipelago_store::volume::{VolumeInfo, list};
 
 use super::managers::{Managers, other_version};
@@ -222,6 +222,13 @@ pub(super) fn drain(managers: &Managers, args: &NodeArgs, drain: Drain) -> Resul
     })
 }
 
+/// Whether nothing needs a draining node of which `left` objects are left.
+fn is_emptied(left: u64, storage: StorageId, repair: &RepairStatus) -> bool {
+    let debt = repair.nodes.iter().find(|debt| debt.storage == storage);
+    // An object without a target is not left to be made now, and needs the node all the same.
+    left == 0 && repair.is_known && debt.is_none_or(|debt| debt.stuck == 0)
+}
+
 /// Progress of a drain, as this command has shown it.
 struct DrainProgress {
     left: u64,
@@ -247,7 +254,7 @@ impl DrainProgress {
             );
         } else {
             self.looks += 1;
-            if now == 0 && self.looks.is_multiple_of(LOOKS_WITHOUT_PROGRESS) {
+            if now == 0 && is_root && self.looks.is_multiple_of(LOOKS_WITHOUT_PROGRESS) {
                 print_line!(
                     "Storage node {number} still keeps owners and leases of volumes, as a node of \
                      the root set: start a node in another domain"
@@ -266,7 +273,7 @@ impl DrainProgress {
                 }
             }
         }
-        let is_done = now == 0 && !is_root && repair.is_known;
+        let is_done = !is_root && is_emptied(now, node.member.storage, repair);
         if is_done {
             print_line!(
                 "Storage node {number} is empty: stop it, and run: archipelago cluster forget --storage {number}"
@@ -316,4 +323,23 @@ pub(super) fn watch(mut look: impl FnMut() -> Result<bool>) -> Result<()> {
         clock.sleep(LOOK);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use archipelago_store::nodes::wire::NodeDebt;
+
+    use super::*;
+
+    #[test]
+    fn drained_node_is_empty_when_no_object_needs_it() {
+        let (node, other) = (StorageId(1), StorageId(2));
+        let stuck = |storage, stuck| NodeDebt { storage, stuck, ..NodeDebt::default() };
+        let repair = |is_known, nodes| RepairStatus { is_known, nodes, ..RepairStatus::default() };
+        assert!(is_emptied(0, node, &repair(true, vec![stuck(node, 0), stuck(other, 3)])));
+        assert!(!is_emptied(1, node, &repair(true, Vec::new())));
+        assert!(!is_emptied(0, node, &repair(false, Vec::new())));
+        let lacks_target = repair(true, vec![stuck(node, 1)]);
+        assert!(!is_emptied(0, node, &lacks_target), "an extent has no other place");
+    }
 }

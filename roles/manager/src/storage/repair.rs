@@ -45,7 +45,7 @@ impl StorageRpc {
     /// Copies the progress of the repairs into the table of members.
     pub(super) fn note_repairs(&self) {
         if let Some(repairs) = self.repairs.get() {
-            let status = repairs.status();
+            let status = repairs.status_for(&self.repair_view());
             self.table.lock().note_repairs(status);
         }
     }

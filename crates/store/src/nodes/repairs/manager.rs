@@ -202,6 +202,8 @@ pub struct RepairManager {
     client: Arc<NodeClient>,
     terms: RepairTerms,
     status: Mutex<RepairStatus>,
+    /// The members to which the status belongs.
+    planned_for: Mutex<Option<RepairMembers>>,
 }
 
 impl std::fmt::Debug for RepairManager {
@@ -228,7 +230,18 @@ impl RepairManager {
     /// Repairs over the nodes that `client` reaches.
     #[must_use]
     pub fn new(client: Arc<NodeClient>, terms: RepairTerms) -> Arc<Self> {
-        Arc::new(Self { client, terms, status: Mutex::default() })
+        Arc::new(Self { client, terms, status: Mutex::default(), planned_for: Mutex::default() })
+    }
+
+    /// The state of the repairs for the members of `view`. What is left is not known if the last
+    /// round asked other members.
+    #[must_use]
+    pub fn status_for(&self, view: &RepairView) -> RepairStatus {
+        let members = view.repair_members();
+        let planned_for = self.planned_for.lock();
+        let is_same = planned_for.as_ref().is_some_and(|it| it.has_same_nodes(&members));
+        let status = self.status();
+        RepairStatus { is_known: status.is_known && is_same, ..status }
     }
 
     /// The state of the repairs: what is to be repaired, and what was repaired.
@@ -258,6 +271,9 @@ impl RepairManager {
     async fn round(&self, state: &mut RoundState, view: &RepairView, look: &impl RepairLook) {
         let members = view.repair_members();
         state.forget_lost(&view.members);
+        if !state.last.as_ref().is_some_and(|last| last.members.has_same_nodes(&members)) {
+            self.status.lock().is_known = false;
+        }
         if self.is_scan_due(state, &members, view) {
             if let Err(error) = self.client.refresh().await {
                 tracing::debug!(%error, "a round of repairs does not begin");
@@ -270,7 +286,7 @@ impl RepairManager {
             let next = plan.extents_next;
             state.cycle.is_known &= plan.status.is_known;
             state.cycle.is_unfinished |= !plan.status.unlisted.is_empty() || !plan.jobs.is_empty();
-            self.note_plan(&plan, state.cycle);
+            self.note_plan(&plan, state.cycle, &members);
             self.carry_out(state, plan, &members, look).await;
             state.last = Some(LastScan {
                 members,
@@ -405,7 +421,8 @@ impl RepairManager {
 
     /// Shows a plan, and keeps the counters. The extents that are left of earlier pages of the
     /// cycle are added.
-    fn note_plan(&self, plan: &RepairPlan, cycle: ExtentCycle) {
+    fn note_plan(&self, plan: &RepairPlan, cycle: ExtentCycle, members: &RepairMembers) {
+        *self.planned_for.lock() = Some(members.clone());
         let mut status = self.status.lock();
         let earlier = if cycle.after.is_some() { status.extents_left } else { 0 };
         *status = RepairStatus {
@@ -434,6 +451,7 @@ impl RepairManager {
                 .look()
                 .is_some_and(|view| view.acts && members.has_same_nodes(&view.repair_members()));
             if !is_current {
+                self.status.lock().is_known = false;
                 debts.clear();
                 jobs.clear();
             }

@@ -565,9 +565,9 @@ impl RepairPlanner {
         let hidden = self.hidden_holders();
         for (at, copies) in std::mem::take(&mut self.extents) {
             let ExtentCopies { extent, nodes } = copies;
-            let leaving = nodes.iter().find(|node| self.members.is_leaving(**node)).copied();
-            let stay: Vec<StorageId> =
-                nodes.iter().copied().filter(|node| !self.members.is_leaving(*node)).collect();
+            let is_leaving = |node: &StorageId| self.members.is_leaving(*node);
+            let (leaving, stay): (Vec<StorageId>, Vec<StorageId>) =
+                nodes.iter().copied().partition(is_leaving);
             if self.members.spread(stay.iter().copied()) >= wanted {
                 continue;
             }
@@ -602,7 +602,13 @@ impl RepairPlanner {
                     self.jobs.push(RepairJob::Extent { extent, sources: nodes });
                 }
                 Err(_) if stay.len() >= wanted => self.sharing_domains += 1,
-                Err(why) => self.stuck(leaving, || format!("extent {at}: {why}")),
+                // Without a node that leaves, it is a debt of no node.
+                Err(_) if leaving.is_empty() => self.waiting_for_domains += 1,
+                Err(why) => {
+                    for node in leaving {
+                        self.stuck(Some(node), || format!("extent {at}: {why}"));
+                    }
+                }
             }
         }
     }

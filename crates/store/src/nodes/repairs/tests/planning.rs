@@ -304,6 +304,31 @@ fn sealed_extents_get_three_copies_when_all_nodes_have_listed_theirs() {
 }
 
 #[test]
+fn extents_without_a_target_are_counted_for_all_nodes_that_leave() {
+    use MemberState::{Draining, Up};
+    // The only node without copies lists nothing, so it is no target.
+    let stuck = |states: &[MemberState], copies: &[u64]| {
+        let lists: Vec<(u64, SealedExtent)> =
+            copies.iter().map(|node| (*node, sealed(1, 100))).collect();
+        let mut planner = listed(states, &lists);
+        planner.note_unlisted(StorageId(5), UnlistedExtents::Missing);
+        let plan = planner.finish();
+        assert!(plan.jobs.is_empty(), "{:?}", plan.jobs);
+        let nodes: Vec<(u64, u64)> =
+            plan.status.nodes.iter().map(|debt| (debt.storage.0, debt.stuck)).collect();
+        (nodes, plan.status.waiting_for_domains)
+    };
+    let two_leave = stuck(&[Draining, Draining, Up, Up, Up], &[1, 2, 3, 4]);
+    assert_eq!(two_leave, (vec![(1, 1), (2, 1)], 0));
+    let mut members = members(&[Up; 3]);
+    members.members[2].space.used_bytes = members.members[2].space.capacity_bytes;
+    let mut planner = RepairPlanner::new(RepairMembers::new(&members, false), Vec::new());
+    (1..=2).for_each(|node| planner.add_extent(StorageId(node), sealed(1, 100)));
+    let plan = planner.finish();
+    assert_eq!((plan.jobs.len(), plan.status.waiting_for_domains), (0, 1), "node 3 is full");
+}
+
+#[test]
 fn node_that_a_manager_has_not_heard_of_yet_may_have_copies() {
     use MemberState::Up;
     let plan = |is_complete: bool, unknown_is_lost: bool| {

@@ -196,6 +196,12 @@ impl NodeEntry {
         matches!(self.member.state, MemberState::Up | MemberState::Draining)
     }
 
+    /// Whether the node said in its last beat that it is being emptied. An order that it has not
+    /// heard does not count.
+    fn has_drained(&self) -> bool {
+        self.is_draining && self.ordered.is_none()
+    }
+
     /// The state of the node at `now_ns`.
     fn state_at(&self, now_ns: u64, terms: &MemberTerms) -> MemberState {
         let silence = Duration::from_nanos(now_ns.saturating_sub(self.heard_ns));
@@ -571,12 +577,26 @@ impl MemberTable {
     }
 
     /// Records an operator's decision that a node never returns. The answers to beats spread it.
+    /// It cannot be taken back, so a short silence is no reason for it.
     fn forget(&mut self, now_ns: u64, storage: StorageId) -> Result<StoreMessage, Refused> {
+        let lost_after = self.terms.lost_after;
         let entry = self.known(storage)?;
         if entry.is_up() {
             return Err(Refused::new(
                 RefusalWhy::Busy,
                 format!("node {storage} is up: stop it before the cluster forgets it"),
+            ));
+        }
+        let silence = Duration::from_nanos(now_ns.saturating_sub(entry.heard_ns));
+        if !entry.has_drained() && !entry.is_forgotten && silence <= lost_after {
+            let wait_s = (lost_after - silence).as_secs() + 1;
+            return Err(Refused::new(
+                RefusalWhy::Busy,
+                format!(
+                    "node {storage} has been silent for {} s only, and may return: repeat this in \
+                     {wait_s} s, when it counts as lost",
+                    silence.as_secs()
+                ),
             ));
         }
         if !std::mem::replace(&mut entry.is_forgotten, true) {

@@ -500,6 +500,14 @@ fn forgotten_node_is_lost_and_its_beats_are_refused() {
     assert_eq!(refusal(&world.ask(&forget(9))), Some(RefusalWhy::NotThere));
     world.down.insert(4);
     world.run(seconds(3));
+    assert_eq!(refusal(&world.ask(&forget(4))), Some(RefusalWhy::Busy), "it may return");
+    let drain = StoreMessage::DrainNode { storage: StorageId(4), is_draining: true };
+    assert_eq!(world.ask(&drain), StoreMessage::Done {});
+    let refused = world.ask(&forget(4));
+    assert_eq!(refusal(&refused), Some(RefusalWhy::Busy), "it has not heard the order");
+    let StoreMessage::Refuse { text, .. } = refused else { panic!("{refused:?}") };
+    assert!(text.contains("repeat this in 59"), "{text}");
+    world.run(seconds(600));
     assert_eq!(world.ask(&forget(4)), StoreMessage::Done {});
     assert_eq!(world.state(4), MemberState::Lost);
     assert_eq!(refusal(&world.beat(4)), Some(RefusalWhy::NotThere));
@@ -510,6 +518,12 @@ fn forgotten_node_is_lost_and_its_beats_are_refused() {
 fn forgotten_node_stays_lost_for_every_later_manager() {
     for silence in [seconds(3), seconds(605)] {
         let mut world = founded(4);
+        if silence < seconds(600) {
+            // A node that was emptied and stopped need not be waited for.
+            let drain = StoreMessage::DrainNode { storage: StorageId(4), is_draining: true };
+            assert_eq!(world.ask(&drain), StoreMessage::Done {});
+            world.run(seconds(2));
+        }
         world.down.insert(4);
         world.run(silence);
         let forget = StoreMessage::ForgetNode { storage: StorageId(4) };

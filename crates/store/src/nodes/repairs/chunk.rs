@@ -133,6 +133,8 @@ pub struct ChunkRepair {
     me: StorageId,
     wanted: ChunkId,
     replaces: Option<StorageId>,
+    /// Placement before which the holder that is replaced stays; `None` if it leaves anyway.
+    moves_from: Option<PlacementEpoch>,
     /// Whether the chunk is only compared with those of the others.
     is_check: bool,
     /// Nodes that are asked.
@@ -162,6 +164,7 @@ impl ChunkRepair {
             me,
             wanted: known.chunk,
             replaces,
+            moves_from: None,
             is_check: false,
             asked,
             looks: 0,
@@ -180,6 +183,13 @@ impl ChunkRepair {
     #[must_use]
     pub fn check(me: StorageId, known: ChunkDescriptor) -> Self {
         Self { is_check: true, ..Self::new(me, known, None) }
+    }
+
+    /// Replaces a holder that may stay. The repair ends if the placement has changed since the
+    /// order: the reason to move the chunk may be gone, or another repair may count on the holder.
+    #[must_use]
+    pub fn as_move(self) -> Self {
+        Self { moves_from: Some(self.newest.placement), ..self }
     }
 
     /// The first action.
@@ -278,6 +288,11 @@ impl ChunkRepair {
                 true => RepairEnd::Gone,
                 false => RepairEnd::Failed("no node that answers has the blob".to_owned()),
             });
+        }
+        let has_changed = self.moves_from.is_some_and(|from| self.newest.placement > from);
+        // An order that is repeated finds this node in the placement, and ends its own work.
+        if has_changed && self.listed(self.me).is_none() {
+            return self.done(RepairEnd::Superseded);
         }
         if self.needs_chunk() {
             self.phase = Phase::Begin;

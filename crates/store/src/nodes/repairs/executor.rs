@@ -31,8 +31,8 @@ use super::super::client::{CallOptions, Lane, NodeClient};
 use super::super::code::Rs42;
 use super::super::placement::WritePurpose;
 use super::super::wire::{
-    ChunkDescriptor, ChunkId, HeldChunk, Holder, MissingChunk, RefusalWhy, Refused, SealedExtent,
-    Stamp, StorageMember, StoreMessage,
+    ChunkDescriptor, ChunkId, HeldChunk, Holder, MemberState, MissingChunk, RefusalWhy, Refused,
+    SealedExtent, Stamp, StorageMember, StoreMessage,
 };
 use super::chunk::{ChunkRepair, RepairAction, RepairEnd, RepairInput};
 use super::copying::{ChunkCopy, copy_extent};
@@ -171,7 +171,13 @@ impl RepairExecutor {
     ) -> Result<StoreMessage> {
         let chunk = descriptor.chunk;
         let class = descriptor.class;
+        let members = self.node.client.members();
+        let replaced = replaces.and_then(|node| members.member(node)).map(|member| member.state);
         let repair = ChunkRepair::new(self.node.storage, descriptor, replaces);
+        let repair = match replaced {
+            Some(MemberState::Up | MemberState::Silent) => repair.as_move(),
+            _ => repair,
+        };
         match self.run(repair, chunk, class, bytes_per_s).await? {
             // A later comparison informs a holder that has not confirmed.
             RepairEnd::Whole { .. } => Ok(StoreMessage::Done {}),

@@ -530,3 +530,25 @@ fn blob_that_was_released_on_the_node_is_not_copied() {
     assert_eq!(repair.step(RepairInput::Released), RepairAction::Abandon);
     assert_eq!(repair.step(RepairInput::Done), RepairAction::Done(RepairEnd::Gone));
 }
+
+#[test]
+fn move_ends_if_the_placement_has_changed_since_its_order() {
+    let model = Model::new(1, None);
+    let other = StorageId(1);
+    let held = model.nodes[&other].sealed.values().next().expect("a chunk").clone();
+    let moved = held.holders.iter().find(|it| it.storage != other).copied().expect("a holder");
+    let is_free = |id: &StorageId| held.holders.iter().all(|holder| holder.storage != *id);
+    let me = (1..=NODES).map(StorageId).find(is_free).expect("a node without a chunk");
+    let chunk = ChunkId { blob: BLOB, index: moved.chunk };
+    let ordered = ChunkDescriptor { chunk, ..held.clone() };
+    let order = || ChunkRepair::new(me, ordered.clone(), Some(moved.storage));
+    let placement = PlacementEpoch { counter: held.placement.counter + 1, repairer: other };
+    let newer = ChunkDescriptor { placement, ..held.clone() };
+    let next = |mut repair: ChunkRepair, descriptor: &ChunkDescriptor| {
+        assert!(matches!(repair.start(), RepairAction::Describe(_)));
+        repair.step(RepairInput::Described(vec![(other, vec![descriptor.clone()])]))
+    };
+    assert_eq!(next(order().as_move(), &newer), RepairAction::Done(RepairEnd::Superseded));
+    assert_eq!(next(order().as_move(), &held), RepairAction::Begin);
+    assert_eq!(next(order(), &newer), RepairAction::Begin, "a holder that leaves must be replaced");
+}

@@ -134,8 +134,8 @@ pub(crate) enum ClusterCommand {
     ///
     /// Blocks that wait for a memory node continue with the copies that are left. If the node does
     /// return, data that only this node held is lost. `archipelago cluster status` shows which
-    /// blocks wait for which node, and which storage nodes are silent or lost. A storage node can be
-    /// given up when it is lost, or if it was draining when it was stopped.
+    /// blocks wait for which node, and which storage nodes are silent or lost. A storage node can
+    /// be given up when it is lost, or if it was draining when it was stopped.
     #[command(after_help = "Examples:\n  archipelago cluster forget 2\n  \
                             archipelago cluster forget --storage 2")]
     Forget {

@@ -1,8 +1,8 @@
 //! The node as a repair sees it: what an order of the manager does on the node itself.
 //!
 //! The protocol of repairs is in the crate of the store (`nodes::repairs`). The node answers the
-//! requests of a repair like those of other processes. It also offers a repair calls that no message
-//! has, because no other process may make them.
+//! requests of a repair like those of other processes. It also offers a repair calls that no
+//! message has, because no other process may make them.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: those of the node's files.

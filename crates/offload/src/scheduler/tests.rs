@@ -475,6 +475,9 @@ fn a_job_that_waits_for_something_bounded_lives_for_a_bounded_time() {
     let mut now_ns = 0;
     let mut tell = |progress_bytes, waits| {
         now_ns += step_ns;
+        // The owner lives.
+        let greet = OffloadMessage::Greet { owner: ME, needs: Vec::new() };
+        scheduler.on_owner(now_ns, ME, greet);
         let now = Running { at: at(1, 1), progress_bytes, waits };
         has(&tell_of(&mut scheduler, now_ns, now), Party::Executor(X), &cancel)
     };

@@ -309,7 +309,7 @@ fn transaction_builds_small_values_without_memory_of_the_share() {
     let mut client = Client::connect(&server);
     client.expect(&[
         ("MULTI", "+OK"),
-        ("SETRANGE a 39999 x", "+QUEUED"),
+        (&format!("SET a {}", "t".repeat(40_000)), "+QUEUED"),
         (&format!("APPEND b {}", "t".repeat(15_000)), "+QUEUED"),
     ]);
     client.send(&encode(&["EXEC"]));
@@ -317,7 +317,7 @@ fn transaction_builds_small_values_without_memory_of_the_share() {
     std::thread::sleep(Duration::from_millis(50));
     store.stalled.store(false, Ordering::SeqCst);
     assert_eq!(writer.reply(), "+OK");
-    assert_eq!(client.reply(), "*2 :40000 :15000");
+    assert_eq!(client.reply(), "*2 +OK :15000");
 }
 
 #[test]

@@ -390,10 +390,12 @@ fn unread_replies_of_transactions_are_bounded() {
         let command = if nth % 2 == 0 { encode(&["GETEX", "big"]) } else { reading_transaction() };
         client.send(&command.repeat(40));
     }
+    // The running command of each client may overdraw the share by one reply.
+    let most = SHARE_BYTES + SLACK_BYTES + deaf.len() as u64 * 1_572_864;
     for _ in 0..300 {
         other.expect(&[("PING", "+PONG"), ("SET k v", "+OK")]);
         let bytes = request_bytes(&budget);
-        assert!(bytes <= SHARE_BYTES + SLACK_BYTES, "{bytes} bytes of requests");
+        assert!(bytes <= most, "{bytes} bytes of requests, at most {most}");
         std::thread::sleep(Duration::from_millis(1));
     }
     // A command that waits until those clients are closed runs, or is refused as a whole.

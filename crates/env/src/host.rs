@@ -62,6 +62,26 @@ pub fn process_usage() -> Option<ProcessUsage> {
     })
 }
 
+/// Whether this process asked the kernel for huge pages in the mapping that has `address`. `None`
+/// if the kernel does not say so. It reads the list of all mappings.
+#[must_use]
+pub fn asks_for_huge_pages(address: usize) -> Option<bool> {
+    asks_for_huge_pages_in(&read("/proc/self/smaps")?, address)
+}
+
+/// Does the work of [`asks_for_huge_pages`] with the text of `/proc/PID/smaps`.
+fn asks_for_huge_pages_in(smaps: &str, address: usize) -> Option<bool> {
+    let hex = |text: &str| usize::from_str_radix(text, 16).ok();
+    let range = |line: &str| {
+        let (from, to) = line.split_whitespace().next()?.split_once('-')?;
+        Some(hex(from)?..hex(to)?)
+    };
+    let mut lines = smaps.lines();
+    lines.by_ref().find(|line| range(line).is_some_and(|range| range.contains(&address)))?;
+    let flags = lines.find_map(|line| line.strip_prefix("VmFlags:"))?;
+    Some(flags.split_whitespace().any(|flag| flag == "hg"))
+}
+
 /// Facts about this process for a tool that watches it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ProcessFacts {
@@ -162,6 +182,15 @@ mod tests {
         let facts = process_facts().unwrap();
         assert!(facts.threads >= 1 && facts.open_files >= 3 && facts.virtual_bytes > 1 << 20);
         assert!(facts.started_s > 1.6e9);
+    }
+
+    #[test]
+    fn wish_for_huge_pages_is_that_of_the_mapping() {
+        let smaps = "1000-3000 rw-p 00000000 00:00 0 \nSize: 8 kB\nVmFlags: rd wr hg \n\
+                     3000-4000 rw-p 00000000 00:00 0 [heap]\nVmFlags: rd wr nh\n";
+        let at = |address| asks_for_huge_pages_in(smaps, address);
+        assert_eq!([at(0x1000), at(0x2fff), at(0x3000)], [Some(true), Some(true), Some(false)]);
+        assert_eq!((at(0xfff), at(0x4000)), (None, None));
     }
 
     #[test]

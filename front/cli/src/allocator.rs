@@ -32,29 +32,20 @@ pub(crate) fn return_freed_pages_immediately() {
 #[cfg(test)]
 mod tests {
     use archipelago_base::spawn::{Spawn, SystemSpawn};
+    use archipelago_env::host;
 
     use super::*;
 
-    fn resident_bytes() -> usize {
-        let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
-        statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+    fn resident_bytes() -> u64 {
+        host::process_usage().unwrap().resident_bytes
     }
 
     #[test]
     fn allocator_does_not_ask_for_huge_pages() {
         let piece = vec![1_u8; 1 << 20];
         let address = piece.as_ptr().addr();
-        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-        let hex = |text: &str| usize::from_str_radix(text, 16).ok();
-        let range = |line: &str| {
-            let (from, to) = line.split_whitespace().next()?.split_once('-')?;
-            Some(hex(from)?..hex(to)?)
-        };
-        let mut lines = smaps.lines();
-        lines.by_ref().find(|line| range(line).is_some_and(|range| range.contains(&address)));
-        let flags = lines.find(|line| line.starts_with("VmFlags:")).expect("a mapping with flags");
-        let is_advised = flags.split_whitespace().any(|flag| flag == "hg");
-        assert!(!is_advised, "mimalloc must have its feature no_thp: {flags}");
+        let is_asked = host::asks_for_huge_pages(address);
+        assert_eq!(is_asked, Some(false), "mimalloc must have its feature no_thp");
     }
 
     const CHILD: &str = "ARCHIPELAGO_ALLOCATOR_CHILD";

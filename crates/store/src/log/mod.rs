@@ -212,6 +212,13 @@ pub trait LogStore: Send + Sync + fmt::Debug + 'static {
         let files = logs.iter().map(open).collect::<Result<_>>()?;
         Ok(Arc::new(SeparateLogs(files)))
     }
+    /// Keeps layouts of `volume` that wait for a thread, because no caller waits for their logs. A
+    /// backend may move an idle log to other nodes, and a new layout has no effect before it is
+    /// kept. The owner calls this from time to time. A layout that cannot be kept now stays until
+    /// the next call. The default has none.
+    fn keep_layouts(&self, volume: VolumeId) {
+        let _has_none = volume;
+    }
     /// Gives up the bytes of a log. A log that does not exist is no error.
     fn remove(&self, id: LogId, layout: &Layout, epoch: Epoch) -> Result<()>;
     /// Gives up all logs of `volume` for which `keeps` returns `false`, and returns their number.

@@ -16,6 +16,7 @@
 //! | `registration`, `lease` | the owner's value in the register, and its renewal |
 //! | `namespace_log` | generations of the namespace's log: waiting, failing, beginning anew |
 //! | `pending`, `releases`, `strays` | objects without a name, and their release |
+//! | `idle_logs` | layouts of logs for which no thread waits |
 //! | `destroy` | the removal of a volume |
 //! | `thread` | the owner's threads |
 //!
@@ -39,6 +40,7 @@
 
 mod destroy;
 pub(crate) mod generation;
+mod idle_logs;
 mod lease;
 mod listing;
 mod namespace_log;
@@ -151,6 +153,8 @@ pub struct Volume {
     lease: VolumeThread,
     /// The thread that releases strays, once the volume is open.
     strays: OnceLock<VolumeThread>,
+    /// The thread that keeps layouts of idle logs, once the volume is open.
+    layouts: OnceLock<VolumeThread>,
     core: Mutex<NamespaceCore>,
     /// Notified when a new generation has begun, or has failed to.
     generation_ended: Condvar,
@@ -513,9 +517,8 @@ impl Volume {
             };
         }
         self.lease.stop();
-        if let Some(strays) = self.strays.get() {
-            strays.stop();
-        }
+        let threads = self.strays.get().into_iter().chain(self.layouts.get());
+        threads.for_each(VolumeThread::stop);
         let ended = self.end_log();
         let given_up = self.registration.give_up(ended.as_ref().ok());
         self.registration.end().end(&closed(self.name()));

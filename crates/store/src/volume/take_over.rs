@@ -36,6 +36,7 @@ use archipelago_env::{FileClass, IoContext, IoPurpose};
 use parking_lot::{Condvar, Mutex};
 
 use super::generation::{RecoveredGeneration, decode_generation};
+use super::idle_logs::start_keeping;
 use super::lease::{LeaseLook, LeaseView, LeaseWatch, start_renewing};
 use super::namespace_log::NamespaceCore;
 use super::pending::Superfluous;
@@ -349,12 +350,15 @@ fn start(
         core: Mutex::new(core),
         generation_ended: Condvar::new(),
         strays: OnceLock::new(),
+        layouts: OnceLock::new(),
     });
     volume.reach(volume.moment())?;
     volume.core.lock().pending.release(Superfluous::Strays, Moment::default());
     volume.release_due();
     let strays = start_releasing(&*options.spawn, &volume, options.strays_every)?;
     assert!(volume.strays.set(strays).is_ok(), "the volume has just been made");
+    let layouts = start_keeping(&*options.spawn, &volume)?;
+    assert!(volume.layouts.set(layouts).is_ok(), "the volume has just been made");
     Ok(volume)
 }
 

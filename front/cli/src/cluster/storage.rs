@@ -261,8 +261,9 @@ impl DrainProgress {
                 );
             } else if self.looks.is_multiple_of(LOOKS_WITHOUT_PROGRESS) {
                 print_line!(
-                    "Storage node {number}: no progress for {} s; {} unsealed chunks and {} open \
-                     extents leave when their writers are done",
+                    "Storage node {number}: no progress for {} s; {} unsealed chunks leave when \
+                     their writers are done, and {} open extents when the owners of their volumes \
+                     run",
                     u64::from(self.looks) * LOOK.as_secs(),
                     report.chunks_unsealed,
                     report.extents_open

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use archipelago_base::random::Rng;
 use archipelago_base::{ErrorKind, Result};
@@ -116,6 +117,22 @@ impl Run {
     fn compact(&self) {
         self.db().compact_range(self.db().default_family(), &KeyRange::all()).unwrap();
         while self.db().step_background().unwrap() {}
+    }
+
+    /// Lets time pass while the database is idle. The owner has no threads, so the test keeps the
+    /// layouts that one of them would keep.
+    fn rest(&self, seconds: u64) {
+        for _ in 0..seconds {
+            self.world.run_for(Duration::from_secs(1));
+            self.owner.as_ref().unwrap().volume.keep_idle_layouts();
+        }
+    }
+
+    /// Whether nothing needs a node any more that drains.
+    fn is_drained(&self, n: usize) -> bool {
+        let (report, repairs) = (self.world.report(n), self.world.repairs());
+        let left = report.chunks + report.chunks_unsealed + report.extents_open;
+        left + repairs.extents_left == 0 && repairs.is_known
     }
 
     /// Kills the owner with `kill -9`, and opens the database in another process.
@@ -260,4 +277,27 @@ fn second_owner_takes_the_database_and_the_first_one_ends() {
     check(run.db(), &run.model, "after the old owner's end");
     let fs = &run.owner.as_ref().unwrap().fs;
     assert!(!fs.list(Path::new("/db")).unwrap().is_empty());
+}
+
+#[test]
+fn node_is_drained_while_the_database_is_idle() {
+    let mut run = Run::new(7, 12);
+    run.write(300);
+    run.flush();
+    run.write(20);
+    let leaving = (0..7).max_by_key(|n| run.world.report(*n).extents_open).unwrap();
+    assert!(run.world.report(leaving).extents_open > 0, "logs of the database are open there");
+    run.world.drain(run.world.storage(leaving));
+    for _ in 0..600 {
+        if run.is_drained(leaving) {
+            break;
+        }
+        run.rest(1);
+    }
+    assert!(run.is_drained(leaving), "{:?}", run.world.report(leaving));
+    // The extents that were sealed last get their copies.
+    run.rest(60);
+    run.world.kill(leaving);
+    run.write(50);
+    run.take_over("without the drained node");
 }

@@ -13,7 +13,7 @@ use archipelago_store::nodes::members::MemberTerms;
 use archipelago_store::nodes::repairs::RepairTerms;
 use archipelago_store::nodes::wire::{MemberState, RepairStatus};
 use archipelago_store::{
-    BlobId, BlobOptions, BlobRef, Layout, LayoutKeeper, LogId, NewLog, Stores, VolumeId,
+    BlobId, BlobOptions, BlobRef, Layout, LayoutKeeper, LogId, LogWriter, NewLog, Stores, VolumeId,
 };
 
 use crate::world::{World, WorldOptions};
@@ -530,4 +530,31 @@ fn sealed_extents_of_lost_and_drained_nodes_are_copied_and_removed() {
         pool.stores.logs.remove(*id, layout, Epoch(1)).unwrap();
     }
     assert_eq!(pool.world.stored_objects().extents, 0, "copies are removed with the others");
+}
+
+#[test]
+fn open_extent_with_two_copies_gets_its_third_when_a_domain_returns() {
+    let mut pool = Pool::new(3, 95);
+    pool.world.kill(2);
+    pool.world.run_for(Duration::from_secs(4));
+    let (id, class, keeper) = (LogId([7; 16]), FileClass::Wal, Arc::new(NoKeeper));
+    let new = NewLog { id, volume: VOLUME, epoch: Epoch(1), class, keeper };
+    let (mut writer, _) = pool.stores.logs.create(new).unwrap();
+    let append = |writer: &mut dyn LogWriter| {
+        let at = writer.submit(&[b"coral"]).unwrap();
+        writer.position().wait(at + 5).unwrap();
+    };
+    append(&mut *writer);
+    // The log is idle from here on.
+    pool.world.run_for(Duration::from_secs(20));
+    assert_eq!(pool.world.stored_objects().extents, 2);
+    pool.world.start(2);
+    pool.wait("the third copy", |pool| {
+        pool.stores.logs.keep_layouts(VOLUME);
+        let reports = (0..3).map(|n| pool.world.report(n));
+        reports.map(|report| report.extents - report.extents_open).sum::<u64>() == 3
+    });
+    append(&mut *writer);
+    pool.world.run_for(Duration::from_secs(1));
+    assert_eq!(pool.world.stored_objects().extents, 6, "the next extent has three copies as well");
 }

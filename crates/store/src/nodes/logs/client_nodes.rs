@@ -63,6 +63,10 @@ impl LogNodes for ClientNodes {
         })
     }
 
+    fn lost(&self, nodes: &[StorageId]) -> Vec<StorageId> {
+        self.0.members().lost(nodes)
+    }
+
     fn awaited(&self) -> Boxed<'static, Result<Vec<StorageId>>> {
         let client = Arc::clone(&self.0);
         Box::pin(async move { client.refresh().await?.awaited() })

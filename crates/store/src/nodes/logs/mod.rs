@@ -567,6 +567,14 @@ impl LogStore for NodeLogs {
         Ok(Arc::new(NodeLogSet::new(Arc::clone(self.pool.nodes.runtime()), readers)))
     }
 
+    fn keep_layouts(&self, volume: VolumeId) {
+        let begun = self.begun.lock();
+        let of_volume = begun.logs.values().filter(|log| log.volume == volume);
+        let writers: Vec<_> = of_volume.filter_map(|log| log.writer.upgrade()).collect();
+        drop(begun);
+        writers.iter().for_each(|writer| writer.keep_pending());
+    }
+
     fn remove(&self, id: LogId, layout: &Layout, epoch: Epoch) -> Result<()> {
         let VolumeLog { volume, layout } = VolumeLog::decode(layout, &format!("log {id}"))?;
         // The class does not matter for a removal.

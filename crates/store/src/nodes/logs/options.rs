@@ -28,6 +28,10 @@ pub struct NodeLogOptions {
     pub backlog_max: Duration,
     /// Bytes that a log keeps for its replicas before its callers wait for room; 32 MiB by default.
     pub ring_bytes_max: u64,
+    /// Time between two looks of an open log at the members of the pool; 3 s by default. A look
+    /// ends the extent of nodes that drain or are lost, and one with too few copies if more domains
+    /// answer.
+    pub look_every: Duration,
     /// Time for which a recovery waits for nodes before it fails with `Busy`; 60 s by default.
     pub recovery_max: Duration,
     /// Whether a recovery gives up the nodes that do not answer within the patience, as an operator
@@ -51,6 +55,7 @@ impl Default for NodeLogOptions {
             backlog_bytes_max: 8 << 20,
             backlog_max: Duration::from_secs(2),
             ring_bytes_max: 32 << 20,
+            look_every: Duration::from_secs(3),
             recovery_max: Duration::from_secs(60),
             accept_loss: false,
             budget: None,

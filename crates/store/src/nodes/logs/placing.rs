@@ -3,7 +3,8 @@
 //! A node that has just failed is a *suspect* for a while, for all logs of a store. The manager may
 //! need longer to notice that it is down.
 //!
-//! Invariant: a suspect is chosen only if there are too few other nodes.
+//! Invariant: a suspect is chosen only if there are too few other nodes, and never as a reason to
+//! leave the present nodes of an extent.
 //!
 //! Thread-safety: any thread may note and ask.
 //! Failure: `Busy` if too few domains have a node that takes bytes, or if no manager answers.
@@ -71,6 +72,28 @@ pub(super) async fn place_extent(requests: &LogRequests, copies_min: u8) -> Resu
         requests.count(StoreEvent::CopyDebt);
     }
     Ok(placed.nodes)
+}
+
+/// Whether the next extent would have better nodes than `holders`: more of them, or nodes in place
+/// of those that are lost or drain. It is no better if fewer nodes would take it than stay. Errors:
+/// `Busy` if too few domains have a node that takes bytes, or if no manager answers.
+pub(super) async fn wants_other_nodes(
+    requests: &LogRequests,
+    copies_min: u8,
+    holders: &[StorageId],
+) -> Result<bool> {
+    let [sound, all] = reports(requests).await?;
+    let next = place(&sound, &request(requests, copies_min))?.nodes.len();
+    let mut leaving = requests.nodes().lost(holders);
+    leaving.extend(all.iter().filter(|report| report.is_draining).map(|report| report.id));
+    let staying = holders.iter().filter(|node| !leaving.contains(node)).count();
+    Ok(next > holders.len() || (staying < holders.len() && next >= staying))
+}
+
+/// The nodes that answer, as far as the managers and this process know.
+pub(super) async fn reachable_nodes(requests: &LogRequests) -> Result<Vec<StorageId>> {
+    let [sound, _all] = reports(requests).await?;
+    Ok(sound.iter().filter(|report| report.is_up).map(|report| report.id).collect())
 }
 
 /// A node for a replica in addition to `holders`, in none of their domains and not in `avoid`.

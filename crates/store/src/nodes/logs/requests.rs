@@ -129,6 +129,9 @@ pub(super) trait LogNodes: Send + Sync + fmt::Debug + 'static {
     /// The nodes of the pool, as placement needs them. Errors: `Busy` if no manager answers.
     fn reports(&self) -> Boxed<'static, Result<Vec<NodeReport>>>;
 
+    /// Those of `nodes` that are lost, as far as this process knows.
+    fn lost(&self, nodes: &[StorageId]) -> Vec<StorageId>;
+
     /// The nodes whose answers a removal of everything needs: those that are not lost for good.
     /// Errors: `Busy` if no manager answers, or if the manager may not know all nodes yet.
     fn awaited(&self) -> Boxed<'static, Result<Vec<StorageId>>> {

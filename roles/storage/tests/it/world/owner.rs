@@ -44,6 +44,7 @@ pub(crate) fn options(world: &World) -> VolumeOptions {
 /// The process that owns the volume.
 pub(crate) struct Owner {
     pub(crate) process: ClientProcess,
+    pub(crate) volume: Arc<Volume>,
     pub(crate) fs: Arc<StoreFs>,
 }
 
@@ -75,8 +76,8 @@ impl Owner {
         let process = world.client("owner");
         let stores = process.stores_with(stores_options);
         let volume = Volume::open(&stores, VOLUME, &options(world))?;
-        let fs = StoreFs::new(volume);
-        Ok(Self { process, fs })
+        let fs = StoreFs::new(Arc::clone(&volume));
+        Ok(Self { process, volume, fs })
     }
 
     /// Kills the process with `kill -9`. The drops of its handles never run.

@@ -17,6 +17,10 @@
 //!    them first, and those of failed nodes are reported for repair. When all replicas are sealed,
 //!    it records that, so that no recovery reads the extent.
 //!
+//! The driver ends an extent in the same way if the pool has better nodes for the next one
+//! ([`QuorumWriter::replace_extent`]). An extent that ends without acknowledged bytes leaves the
+//! layout. Its replicas are sealed as well, because a node counts an unsealed one as open.
+//!
 //! A log ends when everything is acknowledged and then sealed, and the record of its end comes
 //! last.
 //!
@@ -110,7 +114,7 @@ pub enum WriterAction {
     /// Asks a replica to sync what was sent to it.
     Sync(ReplicaId),
     /// Asks a replica that has all bytes to end, to drop bytes behind the end, and to sync. The
-    /// answer is progress up to the end.
+    /// answer is progress up to the end. A replica to which no byte was sent begins at its end.
     Seal {
         /// Replica that ends.
         to: ReplicaId,
@@ -189,6 +193,17 @@ impl Extent {
     }
 }
 
+/// An extent that ended without acknowledged bytes, and whose replicas are to be sealed.
+#[derive(Clone, Debug)]
+struct EmptyExtent {
+    /// Offset at which the extent begins and ends.
+    end: u64,
+    /// Replicas that nodes may have.
+    replicas: Vec<ReplicaId>,
+    /// Number of the first record without the extent.
+    version: u64,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WriterPhase {
     Writing,
@@ -216,6 +231,8 @@ pub struct QuorumWriter {
     open: Option<Extent>,
     /// Ended extents that not all replicas have sealed, in order.
     closing: Vec<Extent>,
+    /// Extents that left the layout without a byte, until their seals are sent.
+    emptied: Vec<EmptyExtent>,
     /// Records of ended extents whose replicas are complete.
     complete: Vec<ExtentRecord>,
     next_number: u32,
@@ -249,6 +266,7 @@ impl QuorumWriter {
             sync_wanted: 0,
             open: None,
             closing: Vec::new(),
+            emptied: Vec::new(),
             complete: Vec::new(),
             next_number: 1,
             version: 0,
@@ -289,6 +307,15 @@ impl QuorumWriter {
     #[must_use]
     pub fn needs_nodes(&self) -> bool {
         self.takes_part() && self.open.is_none() && !self.is_end_chosen()
+    }
+
+    /// Nodes of the extent that takes appends. `None` while it is not recorded, and once the log
+    /// is ending.
+    #[must_use]
+    pub fn open_nodes(&self) -> Option<&[StorageId]> {
+        let open = self.open.as_ref().filter(|open| self.recorded >= open.version);
+        let is_writing = self.phase == WriterPhase::Writing;
+        open.filter(|_| is_writing).map(|open| open.record.nodes.as_slice())
     }
 
     /// Offset from which the driver must keep bytes: a replica may still need them, or a new
@@ -376,6 +403,15 @@ impl QuorumWriter {
         match refusal {
             Refusal::Fenced => self.fence(),
             Refusal::NotTaken => self.failed(replica, now_ns),
+        }
+    }
+
+    /// Ends the extent of [`Self::open_nodes`], because the pool has better nodes for the next one.
+    /// Without such an extent nothing happens.
+    pub fn replace_extent(&mut self, now_ns: u64) {
+        if self.open_nodes().is_some() {
+            self.end_extent(Vec::new());
+            self.advance(now_ns);
         }
     }
 
@@ -553,7 +589,9 @@ impl QuorumWriter {
         self.marks.clear();
         let end = self.acknowledged;
         // An extent without acknowledged bytes leaves the layout: no reader needs it.
-        if end > extent.record.start {
+        if end == extent.record.start {
+            self.note_empty(&extent);
+        } else {
             extent.record.end = Some(end);
             extent.version = self.version + 1;
             if !self.sabotage.late_answers() {
@@ -563,6 +601,19 @@ impl QuorumWriter {
                 }
             }
             self.closing.push(extent);
+        }
+    }
+
+    /// Notes the replicas of an extent that leaves the layout. A node has one if bytes were sent to
+    /// it, and each node has one of the first extent since the creation of the log.
+    fn note_empty(&mut self, extent: &Extent) {
+        let ExtentRecord { number, start, .. } = extent.record;
+        let exists =
+            |replica: &&Replica| !replica.has_failed && (number == 1 || replica.sent > start);
+        let replica = |replica: &Replica| ReplicaId { extent: number, node: replica.node };
+        let replicas: Vec<ReplicaId> = extent.replicas.iter().filter(exists).map(replica).collect();
+        if !replicas.is_empty() {
+            self.emptied.push(EmptyExtent { end: start, replicas, version: self.version + 1 });
         }
     }
 
@@ -587,6 +638,15 @@ impl QuorumWriter {
     /// Seals replicas of extents whose end is recorded, and reports those of failed nodes.
     fn seal(&mut self) {
         let is_log_ending = self.is_end_chosen();
+        let (recorded, actions) = (self.recorded, &mut self.actions);
+        self.emptied.retain(|extent| {
+            let may_seal = is_log_ending || recorded >= extent.version;
+            if may_seal {
+                let seal = |to: &ReplicaId| WriterAction::Seal { to: *to, end: extent.end };
+                actions.extend(extent.replicas.iter().map(seal));
+            }
+            !may_seal
+        });
         for extent in &mut self.closing {
             // No replica needs to be sealed at an end that a recovery might not find, unless the
             // log ends there.

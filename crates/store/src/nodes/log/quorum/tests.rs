@@ -286,3 +286,58 @@ fn repair_completes_extent_and_is_recorded() {
     assert!(layout.extents[0].is_sealed);
     assert_eq!(writer.synced(), 100);
 }
+
+#[test]
+fn replaced_extent_is_sealed_when_the_next_one_is_recorded() {
+    let mut writer = writer(AckRule::Quorum, &[1, 2]);
+    assert_eq!(writer.open_nodes(), Some(&ids(&[1, 2])[..]));
+    writer.submit(100);
+    writer.answered(on(1, 1), written(60), 0);
+    writer.answered(on(1, 2), written(100), 0);
+    actions(&mut writer);
+    writer.replace_extent(0);
+    assert_eq!(actions(&mut writer), [WriterAction::ChooseNodes { avoid: Vec::new() }]);
+    writer.nodes_chosen(ids(&[1, 2, 3]));
+    actions(&mut writer);
+    assert_eq!(writer.open_nodes(), None, "the next extent is not recorded");
+    writer.replace_extent(0);
+    assert_eq!(actions(&mut writer), []);
+    writer.recorded(2, 0);
+    assert_eq!(writer.open_nodes(), Some(&ids(&[1, 2, 3])[..]));
+    let seals = [1, 2].map(|node| WriterAction::Seal { to: on(1, node), end: 60 });
+    assert_eq!(actions(&mut writer), seals);
+    for node in [1, 2] {
+        writer.answered(on(1, node), synced(60), 0);
+    }
+    let records = records(&actions(&mut writer));
+    let (_, layout) = records.last().unwrap();
+    assert!(layout.extents[0].is_sealed && layout.extents[1].nodes.len() == 3, "{layout:?}");
+}
+
+#[test]
+fn replicas_of_an_extent_without_bytes_are_sealed() {
+    let mut writer = writer(AckRule::Quorum, &[1, 2, 3]);
+    let seals = |extent, nodes: [u64; 3]| {
+        nodes.map(|node| WriterAction::Seal { to: on(extent, node), end: 0 })
+    };
+    writer.replace_extent(0);
+    writer.nodes_chosen(ids(&[1, 2, 4]));
+    let records = records(&actions(&mut writer));
+    assert_eq!(records[0].1.extents.len(), 1, "it leaves the layout");
+    writer.recorded(2, 0);
+    assert_eq!(actions(&mut writer), seals(1, [1, 2, 3]));
+    // No byte was sent to the second extent, so no node has it.
+    writer.replace_extent(0);
+    writer.nodes_chosen(ids(&[1, 2, 3]));
+    actions(&mut writer);
+    writer.recorded(3, 0);
+    assert_eq!(actions(&mut writer), []);
+    // The nodes of the third one may have bytes that were never acknowledged.
+    writer.submit(10);
+    writer.replace_extent(0);
+    writer.nodes_chosen(ids(&[4, 5, 6]));
+    actions(&mut writer);
+    writer.recorded(4, 0);
+    assert_eq!(actions(&mut writer), seals(3, [1, 2, 3]));
+    assert_eq!(writer.retain_from(), 0);
+}

@@ -313,6 +313,10 @@ impl LogStore for StripedLogs {
         Ok(Arc::new(StripedReader::new(id, parts, index)))
     }
 
+    fn keep_layouts(&self, volume: VolumeId) {
+        self.logs.keep_layouts(volume);
+    }
+
     fn remove(&self, id: LogId, layout: &Layout, epoch: Epoch) -> Result<()> {
         let Some(striped) = StripedLayout::decode(id, layout)? else {
             return self.logs.remove(id, layout, epoch);

@@ -1,6 +1,7 @@
 //! The driver of logs over nodes in memory: the suite of the trait, and what happens when nodes
 //! fail. Runs with seeds are in `runs.rs`.
 
+mod holders;
 mod model;
 mod runs;
 

@@ -63,6 +63,8 @@ impl ModelExtent {
 struct ModelNode {
     health: Health,
     is_reported: bool,
+    is_draining: bool,
+    is_lost: bool,
     promised: BTreeMap<VolumeId, Epoch>,
     extents: BTreeMap<ExtentAt, ModelExtent>,
     /// Time of the last arrival, because requests arrive in order.
@@ -75,6 +77,8 @@ impl Default for ModelNode {
         Self {
             health: Health::Up,
             is_reported: true,
+            is_draining: false,
+            is_lost: false,
             promised: BTreeMap::new(),
             extents: BTreeMap::new(),
             arrived_ns: 0,
@@ -148,6 +152,29 @@ impl ModelPool {
     /// The manager reports a node as up again.
     pub(super) fn remember(&self, node: StorageId) {
         self.state.lock().node(node).is_reported = true;
+    }
+
+    /// An operator empties a node.
+    pub(super) fn drain(&self, node: StorageId) {
+        self.state.lock().node(node).is_draining = true;
+    }
+
+    /// No node drains any more.
+    pub(super) fn end_drains(&self) {
+        self.state.lock().nodes.values_mut().for_each(|node| node.is_draining = false);
+    }
+
+    /// A node goes down for good, and the manager declares it lost.
+    pub(super) fn lose(&self, node: StorageId) {
+        let mut state = self.state.lock();
+        let node = state.node(node);
+        (node.health, node.is_reported, node.is_lost) = (Health::Down, false, true);
+    }
+
+    /// Number of extents on a node that are not sealed.
+    pub(super) fn open_extents(&self, node: StorageId) -> usize {
+        let mut state = self.state.lock();
+        state.node(node).extents.values().filter(|extent| extent.sealed.is_none()).count()
     }
 
     /// Changes the health of a node when `arrivals` more requests have arrived.
@@ -246,6 +273,11 @@ impl LogNodes for ModelPool {
         })
     }
 
+    fn lost(&self, nodes: &[StorageId]) -> Vec<StorageId> {
+        let mut state = self.state.lock();
+        nodes.iter().copied().filter(|node| state.node(*node).is_lost).collect()
+    }
+
     fn reports(&self) -> Boxed<'static, Result<Vec<NodeReport>>> {
         let mut state = self.state.lock();
         let delay_ns = state.delay_ns.clone();
@@ -256,7 +288,7 @@ impl LogNodes for ModelPool {
             capacity_bytes: 1 << 40,
             used_bytes: 0,
             is_up: node.is_reported,
-            is_draining: false,
+            is_draining: node.is_draining,
         };
         let reports = state.nodes.iter().map(|(id, node)| report(id, node)).collect();
         let runtime = Arc::clone(&self.runtime);

@@ -50,6 +50,7 @@ impl Run {
             stall_max: Duration::from_secs(1),
             backlog_bytes_max: 10_000,
             backlog_max: Duration::from_millis(100),
+            look_every: Duration::from_millis(20),
             writer_sabotage: self.settings.writer,
             recovery_sabotage: self.settings.recovery,
             ..NodeLogOptions::default()
@@ -117,12 +118,13 @@ impl Run {
         Ok(())
     }
 
-    /// Heals the nodes, and breaks one of them.
+    /// Heals the nodes, and breaks one of them, or lets one drain.
     fn fault(&mut self) {
         self.world.pool.heal();
+        self.world.pool.end_drains();
         let nodes = self.world.pool.nodes();
         let node = nodes[self.rng.usize(0..nodes.len())];
-        let health = match self.rng.u8(0..6) {
+        let health = match self.rng.u8(0..7) {
             0 => Health::Down,
             1 => Health::Silent,
             2 => Health::Slow(self.rng.u64(MS..60 * MS)),
@@ -131,6 +133,7 @@ impl Run {
                 let arrivals = self.rng.u64(0..20);
                 return self.world.pool.plan(arrivals, node, Health::Down);
             }
+            5 => return self.world.pool.drain(node),
             _ => Health::Up,
         };
         self.world.pool.set_health(node, health);
@@ -142,6 +145,7 @@ impl Run {
         old: Option<&Arc<dyn LogPosition>>,
     ) -> Option<String> {
         self.world.pool.heal();
+        self.world.pool.end_drains();
         if !self.settings.loses_power && self.rng.bool() {
             // One node never answers again.
             let nodes = self.world.ensemble_or_none(log(1));

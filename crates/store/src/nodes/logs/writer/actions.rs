@@ -53,9 +53,9 @@ impl LogCore {
                 }
             }
             WriterAction::Seal { to, end } => {
-                if let Some(stream) = state.streams.get_mut(&to) {
-                    stream.want_seal(end);
-                }
+                // Without a stream no byte was sent, so the extent begins at its end.
+                let stream = state.streams.entry(to);
+                stream.or_insert_with(|| ReplicaStream::new(to, end, false)).want_seal(end);
             }
             WriterAction::ChooseNodes { avoid } => self.want_nodes(state, &avoid, effects),
             WriterAction::Record { version, layout } => self.want_record(state, version, layout),

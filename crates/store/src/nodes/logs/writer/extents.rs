@@ -74,8 +74,7 @@ impl LogCore {
         let now_ns = self.now_ns();
         let stall_ns = self.options.stall_max.as_nanos() as u64;
         self.change(|state| {
-            let is_stalled = state.stalled_since_ns.is_some_and(|since| now_ns >= since + stall_ns);
-            if is_stalled {
+            if state.is_stalled(now_ns, stall_ns) {
                 fail(state, self.stalled("its nodes took no bytes"));
             } else if state.error.is_none() {
                 self.requests.count(StoreEvent::NewExtent);
@@ -92,8 +91,8 @@ impl LogCore {
         let stall_ns = self.options.stall_max.as_nanos() as u64;
         tracing::debug!(%error, log = %self.requests.log, "a log waits for nodes");
         self.change(|state| {
-            let since = [state.stalled_since_ns, state.sync_since_ns];
-            if since.into_iter().flatten().any(|since| now_ns >= since + stall_ns) {
+            let lacks_sync = state.sync_since_ns.is_some_and(|since| now_ns >= since + stall_ns);
+            if lacks_sync || state.is_stalled(now_ns, stall_ns) {
                 fail(state, self.stalled(&error.to_string()));
             }
         });
@@ -183,6 +182,7 @@ impl LogCore {
         tracing::info!(log = %self.requests.log, extent, "an extent has all its replicas again");
         self.change(|state| {
             state.repairs.remove(&extent);
+            state.note_left_replicas(extent, &nodes);
             if state.error.is_none() && state.finished.is_none() {
                 state.writer.repaired(extent, nodes, now_ns);
             }

@@ -6,6 +6,7 @@
 //! | the actions of the quorum writer | `actions.rs` |
 //! | the task that sends to the replicas | `streams.rs` |
 //! | nodes of new extents, and repairs of ended ones | `extents.rs` |
+//! | nodes that drain, are lost, or return | `holders.rs` |
 //! | the writer and the position as the traits have them | `handle.rs` |
 //!
 //! [`LogCore`] belongs to the handles of the log, to its tasks, and weakly to the store. A submit
@@ -13,7 +14,8 @@
 //! replicas and feeds the answers to the quorum writer, whose actions wake the callers that wait.
 //!
 //! A layout is kept by a thread that waits for the log, because keeping blocks and a task must not.
-//! If no caller waits, a new layout stays pending: nothing that depends on it is acknowledged.
+//! If no caller waits, a new layout stays pending until the owner's thread keeps it
+//! ([`LogCore::keep_pending`]): nothing that depends on it is acknowledged before.
 //!
 //! Invariants:
 //! 1. The keeper of layouts runs without the lock, on one thread at a time.
@@ -32,6 +34,7 @@
 mod actions;
 mod extents;
 mod handle;
+mod holders;
 mod streams;
 
 use std::collections::BTreeMap;
@@ -55,6 +58,8 @@ use super::requests::LogRequests;
 use super::send_ring::SendRing;
 use super::waiters::{WaitGoal, Waiters};
 use crate::log::LayoutKeeper;
+
+use self::holders::LeftReplica;
 
 pub(super) use self::handle::{LogHandle, NodeLogWriter};
 
@@ -102,6 +107,8 @@ struct LogState {
     sync_wanted: u64,
     /// Ended extents that tasks repair, with the nodes that have all bytes.
     repairs: BTreeMap<u32, Vec<StorageId>>,
+    /// Replicas of nodes that failed, in whose place repairs have put others.
+    left_replicas: Vec<LeftReplica>,
     submitted: u64,
     is_finishing: bool,
     finished: Option<LogLayout>,
@@ -118,6 +125,12 @@ impl LogState {
             Some(error) => Err(error.clone()),
             None => Ok(()),
         }
+    }
+
+    /// Whether bytes have waited for nodes since `stall_ns` before `now_ns`. An idle log never has.
+    fn is_stalled(&self, now_ns: u64, stall_ns: u64) -> bool {
+        let is_idle = self.writer.acknowledged() == self.submitted;
+        !is_idle && self.stalled_since_ns.is_some_and(|since| now_ns >= since + stall_ns)
     }
 
     fn has_reached(&self, goal: WaitGoal, ring_bytes_max: u64) -> bool {
@@ -183,6 +196,7 @@ impl LogCore {
             sync_since_ns: None,
             sync_wanted: 0,
             repairs: BTreeMap::new(),
+            left_replicas: Vec::new(),
             submitted: 0,
             is_finishing: false,
             finished: None,
@@ -208,6 +222,7 @@ impl LogCore {
             state.layout.clone()
         });
         core.spawn_sender();
+        core.spawn_looks();
         (core, layout)
     }
 
@@ -315,33 +330,10 @@ impl LogCore {
     fn keep(self: &Arc<Self>, mut record: PendingRecord) {
         let started_ns = self.now_ns();
         loop {
-            let PendingRecord { version, layout } = &record;
-            let kept = VolumeLog { volume: self.requests.stamp.volume, layout: layout.clone() };
-            let error = match self.keeper.keep(self.requests.log, &kept.encode()) {
-                Ok(()) => {
-                    let (version, now_ns) = (*version, self.now_ns());
-                    self.change(|state| {
-                        state.is_keeping = false;
-                        // Nothing is acknowledged after an error.
-                        if state.error.is_none() {
-                            state.writer.recorded(version, now_ns);
-                        }
-                    });
-                    return;
-                }
-                Err(error) => error,
-            };
-            let may_pass = matches!(error.kind(), ErrorKind::Busy | ErrorKind::Io);
+            let Err(error) = self.keep_once(&record) else { return };
             let waited_ns = self.now_ns().saturating_sub(started_ns);
-            if !may_pass || waited_ns >= self.options.stall_max.as_nanos() as u64 {
-                let text = format!("{}: its new layout cannot be kept", self.name());
-                self.change(|state| {
-                    state.is_keeping = false;
-                    if error.kind() == ErrorKind::Fenced {
-                        state.writer.record_refused();
-                    }
-                    fail(state, error.context_at(text));
-                });
+            if !may_pass(&error) || waited_ns >= self.options.stall_max.as_nanos() as u64 {
+                self.keep_failed(error);
                 return;
             }
             tracing::warn!(%error, log = %self.requests.log, "a layout was not kept; trying again");
@@ -351,6 +343,61 @@ impl LogCore {
             record = newer.unwrap_or(record);
         }
     }
+
+    /// Asks the keeper once to keep a layout. If it does, another thread may keep the next one.
+    fn keep_once(self: &Arc<Self>, record: &PendingRecord) -> Result<()> {
+        let PendingRecord { version, layout } = record;
+        let kept = VolumeLog { volume: self.requests.stamp.volume, layout: layout.clone() };
+        self.keeper.keep(self.requests.log, &kept.encode())?;
+        let (version, now_ns) = (*version, self.now_ns());
+        self.change(|state| {
+            state.is_keeping = false;
+            // Nothing is acknowledged after an error.
+            if state.error.is_none() {
+                state.writer.recorded(version, now_ns);
+            }
+        });
+        Ok(())
+    }
+
+    /// Ends the log, because its layout cannot be kept.
+    fn keep_failed(self: &Arc<Self>, error: Error) {
+        let text = format!("{}: its new layout cannot be kept", self.name());
+        self.change(|state| {
+            state.is_keeping = false;
+            if error.kind() == ErrorKind::Fenced {
+                state.writer.record_refused();
+            }
+            fail(state, error.context_at(text));
+        });
+    }
+
+    /// Keeps the pending layout on the calling thread, unless a caller that waits for the log does.
+    /// A layout that cannot be kept now stays pending.
+    pub(super) fn keep_pending(self: &Arc<Self>) {
+        let record = {
+            let mut state = self.state.lock();
+            let is_over = state.error.is_some() || state.is_released;
+            if is_over { None } else { state.take_record() }
+        };
+        let Some(record) = record else { return };
+        match self.keep_once(&record) {
+            Ok(()) => {}
+            Err(error) if may_pass(&error) => {
+                tracing::debug!(%error, log = %self.requests.log, "a layout is kept later");
+                self.change(|state| {
+                    state.is_keeping = false;
+                    state.record.get_or_insert(record);
+                });
+            }
+            Err(error) => self.keep_failed(error),
+        }
+    }
+}
+
+/// Whether a keeper that gave this error may keep the layout later.
+fn may_pass(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Busy | ErrorKind::Io)
 }
 
 impl LogState {

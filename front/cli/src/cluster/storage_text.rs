@@ -330,8 +330,12 @@ fn repair_counts(out: &mut String, repair: &RepairStatus) -> std::fmt::Result {
         writeln!(out, "Repair: {extents} extents were compared, and the next ones follow")?;
     }
     if repair.waiting_for_domains > 0 {
-        let blobs = repair.waiting_for_domains;
-        writeln!(out, "Repair: {blobs} files have fewer copies until there are more domains")?;
+        let objects = repair.waiting_for_domains;
+        writeln!(
+            out,
+            "Repair: {objects} files and extents of logs have fewer copies until there are more \
+             domains"
+        )?;
     }
     if repair.coding_files > 0 {
         let (files, bytes) = (repair.coding_files, size::show(repair.coding_bytes));
@@ -525,7 +529,7 @@ mod tests {
             "Repair: 7 chunks and 0 extents, 3 MiB are left",
             "Repair: 7 chunks of node 2 (3 MiB) move",
             "Repair: 2 objects of node 2 cannot move now:\n  blob 9: add nodes\n",
-            "Repair: 4 files have fewer copies",
+            "Repair: 4 files and extents of logs have fewer copies",
             "Repair: too few chunks of 5 files answer",
             "Repair: 6 attempts failed",
             "WARNING: node 3 answers and does not list what it holds",

@@ -20,8 +20,8 @@
 //! Failure: a node that does not list what it holds is asked in the next round, and other holders
 //! list its blobs then. An order that fails is counted, and its target is avoided for a while. If
 //! the target did not answer, the round gives it no further order.
-//! Cost: a round asks every node for a list, which reads the records of its chunks. There is one
-//! round after each change of the members, and one per [`RepairTerms::scan_every`].
+//! Cost: a round asks every node for a list, which reads the records of its chunks. There are two
+//! rounds after each change of the members, and one per [`RepairTerms::scan_every`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::poll_fn;
@@ -60,6 +60,9 @@ const LIST_BYTES_MAX: usize = 2 << 20;
 const ORDERS_MAX: usize = 16;
 /// Orders under way at a time for one node.
 const ORDERS_OF_NODE_MAX: usize = 2;
+/// Time after a change of the members in which open logs leave nodes and seal what they leave. A
+/// round after it finds these extents.
+const LOGS_LEAVE: Duration = Duration::from_secs(10);
 /// Pause between two checks of the members.
 const LOOK: Duration = Duration::from_millis(500);
 /// Time for which a node is avoided after an order to it failed.
@@ -158,6 +161,8 @@ struct LastScan {
     members: RepairMembers,
     chunks_unreadable: u64,
     at_ns: u64,
+    /// Time from which a round looks for the extents that logs sealed after the members changed.
+    again_ns: Option<u64>,
     /// Whether something was left.
     is_unfinished: bool,
 }
@@ -282,6 +287,7 @@ impl RepairManager {
             let now_ns = self.now_ns();
             state.failed.retain(|_, at_ns| now_ns < *at_ns + AVOID_FOR.as_nanos() as u64);
             state.begin_page(&members);
+            let again_ns = state.again_ns(&members, now_ns);
             let plan = self.scan(state, &members, view.lost_after).await;
             let next = plan.extents_next;
             state.cycle.is_known &= plan.status.is_known;
@@ -292,6 +298,7 @@ impl RepairManager {
                 members,
                 chunks_unreadable: view.chunks_unreadable,
                 at_ns: self.now_ns(),
+                again_ns,
                 is_unfinished: state.cycle.is_unfinished || next.is_some(),
             });
             state.cycle = match next {
@@ -312,6 +319,7 @@ impl RepairManager {
         !last.members.has_same_nodes(members)
             || last.chunks_unreadable != view.chunks_unreadable
             || !state.missing.is_empty()
+            || state.is_again_due(self.now_ns())
             || self.now_ns() >= last.at_ns + pause.as_nanos() as u64
     }
 
@@ -669,6 +677,22 @@ impl RoundState {
         }
     }
 
+    /// Time from which a round has to look again for extents, as a round at `now_ns` leaves it. A
+    /// change of the members sets it. Other rounds keep it until one begins with the first page
+    /// after that time.
+    fn again_ns(&self, members: &RepairMembers, now_ns: u64) -> Option<u64> {
+        let same = self.last.as_ref().filter(|last| last.members.has_same_nodes(members));
+        let Some(last) = same else { return Some(now_ns + LOGS_LEAVE.as_nanos() as u64) };
+        last.again_ns.filter(|at_ns| now_ns < *at_ns || self.cycle.after.is_some())
+    }
+
+    /// Whether a round has to look again for extents. Rounds in the middle of a cycle follow each
+    /// other anyway.
+    fn is_again_due(&self, now_ns: u64) -> bool {
+        let again_ns = self.last.as_ref().and_then(|last| last.again_ns);
+        self.cycle.after.is_none() && again_ns.is_some_and(|at_ns| now_ns >= at_ns)
+    }
+
     /// A node that was lost and returns is compared anew.
     fn forget_lost(&mut self, members: &Members) {
         let is_lost = |storage: &StorageId| {
@@ -783,8 +807,10 @@ mod tests {
 
     use super::super::super::wire::NodeSpace;
     use super::*;
+    use crate::ids::LogId;
 
     const NODE: StorageId = StorageId(1);
+    const SECOND: u64 = 1_000_000_000;
 
     /// The members of a cluster of which one node is in `state`.
     fn members(state: MemberState) -> RepairMembers {
@@ -827,5 +853,50 @@ mod tests {
         state.checked.insert(NODE, (Epoch(1), u64::MAX));
         state.note_listed(NODE);
         assert!(state.checked.contains_key(&NODE), "it has listed before as well");
+    }
+
+    /// Notes a round at `now_ns`, after which the next page begins after `next`.
+    fn round(state: &mut RoundState, members: &RepairMembers, now_ns: u64, next: Option<ExtentAt>) {
+        state.begin_page(members);
+        let again_ns = state.again_ns(members, now_ns);
+        let (members, is_unfinished) = (members.clone(), next.is_some());
+        state.last = Some(LastScan {
+            members,
+            chunks_unreadable: 0,
+            at_ns: now_ns,
+            again_ns,
+            is_unfinished,
+        });
+        state.cycle = ExtentCycle { after: next, ..ExtentCycle::default() };
+    }
+
+    #[test]
+    fn extents_are_looked_for_again_after_a_change_of_the_members() {
+        let mut state = RoundState::new(RepairTerms::default().limits());
+        let [before, after] =
+            [false, true].map(|is_lost| RepairMembers::new(&Members::default(), is_lost));
+        for members in [&before, &after] {
+            round(&mut state, members, 100 * SECOND, None);
+            assert!(!state.is_again_due(109 * SECOND));
+            // A round that repairs what the first one has found does not count.
+            round(&mut state, members, 105 * SECOND, None);
+            assert!(!state.is_again_due(109 * SECOND) && state.is_again_due(110 * SECOND));
+            round(&mut state, members, 110 * SECOND, None);
+            assert!(!state.is_again_due(1000 * SECOND), "once is enough");
+        }
+    }
+
+    #[test]
+    fn extents_are_looked_for_again_from_the_first_page_on() {
+        let mut state = RoundState::new(RepairTerms::default().limits());
+        let members = RepairMembers::new(&Members::default(), false);
+        let page_end = Some(ExtentAt { log: LogId([3; 16]), extent: 1 });
+        round(&mut state, &members, 0, page_end);
+        assert!(!state.is_again_due(20 * SECOND), "the next page follows anyway");
+        round(&mut state, &members, 20 * SECOND, None);
+        assert!(state.is_again_due(25 * SECOND), "the first page was compared too early");
+        round(&mut state, &members, 25 * SECOND, page_end);
+        round(&mut state, &members, 30 * SECOND, None);
+        assert!(!state.is_again_due(1000 * SECOND));
     }
 }

@@ -569,6 +569,7 @@ impl RepairPlanner {
             let (leaving, stay): (Vec<StorageId>, Vec<StorageId>) =
                 nodes.iter().copied().partition(is_leaving);
             if self.members.spread(stay.iter().copied()) >= wanted {
+                self.count_waiting(&stay, &hidden);
                 continue;
             }
             if stay.len() >= wanted && !self.members.has_settled_labels {
@@ -610,6 +611,19 @@ impl RepairPlanner {
                     }
                 }
             }
+        }
+    }
+
+    /// Counts an extent that has a copy in each domain with room, if that is too few. `hidden` are
+    /// nodes that may have another copy.
+    fn count_waiting(&mut self, stay: &[StorageId], hidden: &[StorageId]) {
+        let wanted = usize::from(REPLICAS);
+        if stay.len() >= wanted {
+            return;
+        }
+        match self.members.spread(stay.iter().chain(hidden).copied()) >= wanted {
+            true => self.extents_unknown += 1,
+            false => self.waiting_for_domains += 1,
         }
     }
 

@@ -433,3 +433,23 @@ fn extents_beyond_a_page_are_compared_by_the_next_rounds() {
     }
     assert_eq!(compared, (0..8).collect::<Vec<_>>());
 }
+
+#[test]
+fn sealed_extents_with_two_copies_wait_for_a_third_domain() {
+    use MemberState::{Draining, Silent, Up};
+    let list = |states: &[MemberState], nodes: &[u64]| {
+        let lists: Vec<_> = nodes.iter().map(|node| (*node, sealed(1, 100))).collect();
+        listed(states, &lists).finish()
+    };
+    for (states, nodes) in [(vec![Up, Up], vec![1, 2]), (vec![Up, Up, Draining], vec![1, 2, 3])] {
+        let waiting = list(&states, &nodes);
+        assert_eq!((waiting.jobs.len(), waiting.status.waiting_for_domains), (0, 1), "{states:?}");
+    }
+    let completed = list(&[Up, Up, Up], &[1, 2]);
+    let status = &completed.status;
+    assert_eq!((status.extents_left, status.waiting_for_domains), (1, 0));
+    assert_eq!(completed.debts[0].target, StorageId(3));
+    assert_eq!(list(&[Up, Up, Up], &[1, 2, 3]).status.waiting_for_domains, 0);
+    let silent = list(&[Up, Up, Silent], &[1, 2]).status;
+    assert_eq!((silent.waiting_for_domains, silent.extents_unknown), (0, 1), "it may have a copy");
+}

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use archipelago_base::random::Rng;
+use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_base::{ErrorKind, Result};
 use archipelago_engine::db::{Components, Db, ReadOptions};
 use archipelago_engine::key::KeyRange;
@@ -24,8 +26,26 @@ type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 /// Limit of the round trips of a flush that writes one table.
 const FLUSH_ROUND_TRIPS_MAX: u64 = 6;
 
+/// Length of a lease that outlives every test.
+const LEASE: Duration = Duration::from_secs(3600);
+
+/// Starts threads that do nothing, so that the calls of the test release what is due.
+#[derive(Debug)]
+struct IdleThreads;
+
+impl Spawn for IdleThreads {
+    fn spawn(&self, name: &str, _body: Box<dyn FnOnce() + Send>) -> Result<Joiner> {
+        SystemSpawn.spawn(name, Box::new(|| {}))
+    }
+}
+
 fn volume_options() -> VolumeOptions {
-    VolumeOptions { take_over: true, ..VolumeOptions::new("the tests") }
+    VolumeOptions {
+        lease: LEASE,
+        take_over: true,
+        spawn: Arc::new(IdleThreads),
+        ..VolumeOptions::new("the tests")
+    }
 }
 
 /// A pool with an empty volume.

@@ -140,7 +140,7 @@ impl Deref for Away {
 /// nothing meanwhile.
 fn wait_for_rest(away: &Away) {
     wait_until(|| {
-        // A wait of the owner releases what is due.
+        // A wait of the owner has released what is due.
         away.files.sync_dir(Path::new(DIR)).unwrap();
         away.pool.blob_list().len() == blob_names(&away.files).len()
     });

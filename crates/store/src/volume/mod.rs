@@ -56,6 +56,7 @@ mod tests;
 mod thread;
 
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -101,7 +102,8 @@ pub struct VolumeOptions {
     pub strays_every: Duration,
     /// Clock of the lease. Default: the system's.
     pub clock: Arc<dyn Clock>,
-    /// Starts the thread that renews the lease. Default: the system's threads.
+    /// Starts the threads of the owner, which renew the lease, release objects and keep layouts.
+    /// Default: the system's threads.
     pub spawn: Arc<dyn Spawn>,
     /// Seed of all identities, for a run that can be repeated. No two calls of [`Volume::create`]
     /// and [`Volume::open`] may have the same one. Default: none, so that each call takes one from
@@ -151,8 +153,10 @@ pub struct Volume {
     sabotage: Sabotage,
     registration: Arc<Registration>,
     lease: VolumeThread,
-    /// The thread that releases strays, once the volume is open.
+    /// The thread that releases objects and strays, once the volume is open.
     strays: OnceLock<VolumeThread>,
+    /// Whether that thread runs. If not, other threads release what is due.
+    is_releasing: AtomicBool,
     /// The thread that keeps layouts of idle logs, once the volume is open.
     layouts: OnceLock<VolumeThread>,
     core: Mutex<NamespaceCore>,
@@ -341,13 +345,13 @@ impl Volume {
         self.core.lock().moment()
     }
 
-    /// Waits until all commits before `moment` are durable on all replicas, and releases objects
-    /// that became superfluous. Errors: those of the pool, and then the commits may be durable or
-    /// not; `Fenced`; `Closed`.
+    /// Waits until all commits before `moment` are durable on all replicas, and has objects
+    /// released that became superfluous. Errors: those of the pool, and then the commits may be
+    /// durable or not; `Fenced`; `Closed`.
     pub(crate) fn wait(&self, moment: Moment) -> Result<()> {
         self.reach(moment)?;
         self.renew_long_log();
-        self.release_due();
+        self.release_soon();
         Ok(())
     }
 
@@ -382,7 +386,7 @@ impl Volume {
             let mut core = self.core.lock();
             blobs.iter().for_each(|blob| core.pending.give_up_blob(*blob));
         }
-        self.release_due();
+        self.release_soon();
     }
 
     /// Begins a blob, which is pending until a commit names it or [`Volume::give_up`]. Errors:
@@ -426,7 +430,7 @@ impl Volume {
     /// error. The volume repeats what the pool refuses.
     pub(crate) fn give_up(&self, blob: BlobId) {
         self.core.lock().pending.give_up_blob(blob);
-        self.release_due();
+        self.release_soon();
     }
 
     /// Begins the log of the file `key`. The caller commits its identity and layout as
@@ -462,7 +466,7 @@ impl Volume {
     /// Gives up a log that no commit named. A log that is not pending is no error.
     pub(crate) fn give_up_log(&self, log: LogId) {
         self.core.lock().pending.give_up_log(log);
-        self.release_due();
+        self.release_soon();
     }
 
     /// Commits a new layout of the log of the file `key`, and waits for it. A log that is not named

@@ -11,6 +11,8 @@
 //!    that was given up is never named.
 //! 2. An object is named, pending, waiting to be released, or a stray.
 //! 3. An object is released only after the record that took its last name is durable.
+//! 4. A limited number of releases is due and waits for the pool. What exceeds it is left to a
+//!    release of strays, which finds it as an object that is neither named nor pending.
 //!
 //! A pure value. Failure: a refused release is put back and is due again after [`RETRY`].
 //! Cost: a commit without blobs and logs costs nothing. The search for due releases visits every
@@ -29,7 +31,9 @@ use crate::ids::{BlobId, LogId};
 use crate::log::Layout;
 
 /// Time after which a release is repeated that the pool refused.
-const RETRY: Duration = Duration::from_secs(1);
+pub(super) const RETRY: Duration = Duration::from_secs(1);
+/// Number of releases that may be due and wait for the pool. Those beyond it are strays.
+const DUE_MAX: usize = 16_384;
 
 /// An object, or several, that the pool shall give up.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +54,13 @@ pub(super) struct Release {
     after: Moment,
     /// Earliest time, by the clock of the volume, at which the pool is asked.
     not_before_ns: u64,
+}
+
+impl Release {
+    /// Whether neither a record nor a hold keeps the object any more.
+    fn is_free(&self, durable: Moment, holds: &HashMap<FileKey, usize>) -> bool {
+        self.after <= durable && self.file.is_none_or(|file| !holds.contains_key(&file))
+    }
 }
 
 /// State that decides which releases are due.
@@ -239,11 +250,34 @@ impl Pending {
         }
         let holds = &self.holds;
         let is_due = |release: &mut Release| {
-            release.after <= time.durable
-                && release.not_before_ns <= time.now_ns
-                && release.file.is_none_or(|file| !holds.contains_key(&file))
+            release.not_before_ns <= time.now_ns && release.is_free(time.durable, holds)
         };
         self.releases.extract_if(.., is_due).collect()
+    }
+
+    /// Whether releases are due that another thread should take. Of more than [`DUE_MAX`] releases
+    /// that wait for the pool alone, the last ones become strays, and a release of strays is due.
+    pub(super) fn has_due(&mut self, time: ReleaseTime) -> bool {
+        let holds = &self.holds;
+        let (mut free, mut has_due) = (0, false);
+        let before = self.releases.len();
+        self.releases.retain(|release| {
+            if !release.is_free(time.durable, holds) {
+                return true;
+            }
+            has_due |= release.not_before_ns <= time.now_ns;
+            free += 1;
+            free <= DUE_MAX || release.object == Superfluous::Strays
+        });
+        if self.releases.len() < before {
+            self.release(Superfluous::Strays, Moment::default());
+        }
+        has_due
+    }
+
+    /// Whether a release waits that the pool has refused.
+    pub(super) fn has_refused(&self) -> bool {
+        self.releases.iter().any(|release| release.not_before_ns > 0)
     }
 
     /// Puts back a release that the pool refused.
@@ -299,7 +333,11 @@ mod tests {
     }
 
     fn blob() -> Content {
-        Content::Blob(BlobRef { id: BLOB, len_bytes: 1, hint: Vec::new() })
+        named_blob(BLOB)
+    }
+
+    fn named_blob(id: BlobId) -> Content {
+        Content::Blob(BlobRef { id, len_bytes: 1, hint: Vec::new() })
     }
 
     fn log(layout: &[u8]) -> Content {
@@ -362,6 +400,27 @@ mod tests {
         assert_eq!(due(&mut pending, at(19), 0), [], "not durable");
         assert_eq!(due(&mut pending, at(20), 0), [Superfluous::Blob(BLOB)]);
         assert_eq!(pending.len(), 0);
+    }
+
+    #[test]
+    fn releases_beyond_the_limit_are_left_to_a_release_of_strays() {
+        let mut pending = Pending::default();
+        let blob = |number: usize| BlobId((number as u128).to_be_bytes());
+        pending.hold(KEY);
+        let gone = |number| Gone::Content { key: KEY, content: named_blob(blob(number)) };
+        pending.committed(&[], vec![gone(0)], at(1));
+        pending.releases.extend((1..=DUE_MAX + 10).map(|number| {
+            let object = Superfluous::Blob(blob(number));
+            Release { object, file: None, after: at(1), not_before_ns: 0 }
+        }));
+        let time = |durable| ReleaseTime { durable, now_ns: 0 };
+        assert!(!pending.has_due(time(at(0))));
+        assert_eq!(pending.releases.len(), DUE_MAX + 11, "no record is durable yet");
+        assert!(pending.has_due(time(at(1))));
+        let due = due(&mut pending, at(1), 0);
+        assert_eq!((due.len(), due.last()), (DUE_MAX + 1, Some(&Superfluous::Strays)));
+        assert!(!pending.has_blob(blob(DUE_MAX + 1)), "it is a stray");
+        assert!(pending.has_blob(blob(0)), "it is held");
     }
 
     #[test]

@@ -1,18 +1,25 @@
 //! Releases of objects that lost their names, and the holds that delay them.
 //!
-//! Calls of the volume that wait for the network anyway release what is due ([`super::pending`]):
-//! waits, drops of holds, and objects that are given up. There is no thread for it.
+//! Waits, drops of holds, and objects that are given up find out what is due ([`super::pending`]).
+//! They wake the owner's thread ([`super::strays`]), which releases it. A node that does not answer
+//! delays a release by seconds, and must not delay a reader that ends or a file that is synced.
+//! Without that thread, before it has begun and in a simulation, the calls release by themselves.
+//!
+//! The list of what waits is bounded. What exceeds it is found by the next release of strays, which
+//! is then due as well.
 //!
 //! Thread-safety: the volume's lock guards the list; the pool is called without the lock.
-//! Failure: a refused release stays in the list and is repeated by a later call. If the process
-//! ends before that, the next owner finds the object as a stray.
+//! Failure: a refused release stays in the list and is repeated. If the process ends before that,
+//! the next owner finds the object as a stray.
 //! Cost: one round trip for all blobs that are due, and one per log. A call with nothing due takes
 //! the lock once.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use archipelago_base::Result;
 
+use super::namespace_log::NamespaceCore;
 use super::pending::{Release, ReleaseTime, Superfluous};
 use super::record::FileKey;
 use super::{Moment, Volume};
@@ -22,7 +29,7 @@ use crate::ids::BlobId;
 const ANY_MOMENT: Moment = Moment { generation: u64::MAX, offset: u64::MAX };
 
 /// Keeps the bytes of a file while it exists, also when the file has no name any more. The drop may
-/// release them, which takes a round trip.
+/// have them released.
 #[derive(Debug)]
 pub(crate) struct Hold {
     volume: Arc<Volume>,
@@ -40,12 +47,38 @@ impl Drop for Hold {
     fn drop(&mut self) {
         let may_release = self.volume.core.lock().pending.unhold(self.key);
         if may_release {
-            self.volume.release_due();
+            self.volume.release_soon();
         }
     }
 }
 
 impl Volume {
+    /// Has all objects released that are due: by the owner's thread, or by this call while that
+    /// thread does not run.
+    pub(super) fn release_soon(&self) {
+        if !self.is_releasing.load(Ordering::Acquire) {
+            self.release_due();
+            return;
+        }
+        if self.check_open().is_err() {
+            return;
+        }
+        let now_ns = self.clock.now_ns();
+        let has_due = {
+            let mut core = self.core.lock();
+            let durable = self.released_through(&core);
+            core.pending.has_due(ReleaseTime { durable, now_ns })
+        };
+        if let Some(thread) = self.strays.get().filter(|_| has_due) {
+            thread.wake();
+        }
+    }
+
+    /// Position before which a record that took a name lets its object be released.
+    fn released_through(&self, core: &NamespaceCore) -> Moment {
+        if self.sabotage.early_release() { ANY_MOMENT } else { core.durable }
+    }
+
     /// Releases all objects that are due. It reports no errors, because a later call repeats what
     /// the pool refuses.
     pub(super) fn release_due(&self) {
@@ -55,7 +88,7 @@ impl Volume {
         let now_ns = self.clock.now_ns();
         let due = {
             let mut core = self.core.lock();
-            let durable = if self.sabotage.early_release() { ANY_MOMENT } else { core.durable };
+            let durable = self.released_through(&core);
             core.pending.take_due(ReleaseTime { durable, now_ns })
         };
         let is_blob = |release: &Release| matches!(release.object, Superfluous::Blob(_));

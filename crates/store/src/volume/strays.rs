@@ -1,15 +1,20 @@
-//! The repeated release of strays: objects of the volume that it neither names nor keeps pending.
+//! The owner's thread that releases what is due, and strays from time to time.
 //!
-//! The opening of a volume releases strays. Later ones come from nodes that did not answer a
-//! release, and from processes of older epochs whose requests arrived late. A thread of the owner
-//! releases those after each [`VolumeOptions::strays_every`].
+//! Other threads wake it when a release is due ([`super::releases`]), so that none of them waits
+//! for a node.
 //!
-//! Thread-safety: any number of threads may release strays.
-//! Failure: a release that failed is repeated like any other ([`super::releases`]).
-//! Cost: a list of the volume's blobs and logs from each node.
+//! *Strays* are objects of the volume that it neither names nor keeps pending. The opening of a
+//! volume releases strays. Later ones come from nodes that did not answer a release, from releases
+//! that exceeded the list, and from processes of older epochs whose requests arrived late. The
+//! thread releases those after each [`VolumeOptions::strays_every`].
+//!
+//! Thread-safety: any number of threads may release objects and strays.
+//! Failure: a release that failed is repeated after a while.
+//! Cost: a release of strays takes a list of the volume's blobs and logs from each node.
 //!
 //! [`VolumeOptions::strays_every`]: super::VolumeOptions::strays_every
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -17,12 +22,12 @@ use archipelago_base::Result;
 use archipelago_base::spawn::Spawn;
 use archipelago_base::stop_signal::StopSignal;
 
-use super::pending::Superfluous;
+use super::pending::{RETRY, Superfluous};
 use super::thread::VolumeThread;
 use super::{Moment, Volume};
 
-/// Starts the thread that releases strays of `volume`. It does not keep the volume. Errors: those
-/// of `spawn`.
+/// Starts the thread that releases objects and strays of `volume`. It does not keep the volume.
+/// Errors: those of `spawn`.
 pub(super) fn start_releasing(
     spawn: &dyn Spawn,
     volume: &Arc<Volume>,
@@ -32,14 +37,51 @@ pub(super) fn start_releasing(
     VolumeThread::start(spawn, "volume-strays", move |signal| release(signal, &volume, every))
 }
 
-/// Releases strays from time to time, until the signal comes or the volume is gone.
+/// Says that the thread runs, until the drop.
+struct Releasing<'a>(&'a Weak<Volume>);
+
+impl<'a> Releasing<'a> {
+    fn begin(volume: &'a Weak<Volume>) -> Self {
+        set_releasing(volume, true);
+        Self(volume)
+    }
+}
+
+impl Drop for Releasing<'_> {
+    fn drop(&mut self) {
+        set_releasing(self.0, false);
+    }
+}
+
+fn set_releasing(volume: &Weak<Volume>, is_releasing: bool) {
+    if let Some(volume) = volume.upgrade() {
+        volume.is_releasing.store(is_releasing, Ordering::Release);
+    }
+}
+
+/// Releases what is due when the thread is woken, and strays from time to time, until the signal
+/// comes or the volume is gone.
 fn release(signal: &StopSignal, volume: &Weak<Volume>, every: Duration) {
-    while !signal.wait(every) {
+    let _releasing = Releasing::begin(volume);
+    let every_ns = u64::try_from(every.as_nanos()).unwrap_or(u64::MAX);
+    let mut strays_ns = None;
+    let mut pause = Duration::ZERO;
+    while !signal.wait(pause) {
         let Some(volume) = volume.upgrade() else { return };
         if volume.check_open().is_err() {
             return;
         }
-        volume.core.lock().pending.release(Superfluous::Strays, Moment::default());
+        let now_ns = volume.clock.now_ns();
+        // The opening of the volume has released strays.
+        let due_ns = *strays_ns.get_or_insert(now_ns.saturating_add(every_ns));
+        if now_ns >= due_ns {
+            strays_ns = Some(now_ns.saturating_add(every_ns));
+            volume.core.lock().pending.release(Superfluous::Strays, Moment::default());
+        }
         volume.release_due();
+        let has_refused = volume.core.lock().pending.has_refused();
+        let next_ns = strays_ns.map_or(0, |due_ns| due_ns.saturating_sub(volume.clock.now_ns()));
+        let next = Duration::from_nanos(next_ns);
+        pause = if has_refused { next.min(RETRY) } else { next };
     }
 }

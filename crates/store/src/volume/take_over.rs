@@ -27,6 +27,7 @@
 //! Cost: three swaps of the register, a generation, and one recovery per open log. A loss costs one
 //! more swap, and a second recovery of the logs in question.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -350,6 +351,7 @@ fn start(
         core: Mutex::new(core),
         generation_ended: Condvar::new(),
         strays: OnceLock::new(),
+        is_releasing: AtomicBool::new(false),
         layouts: OnceLock::new(),
     });
     volume.reach(volume.moment())?;

@@ -41,6 +41,11 @@ impl VolumeThread {
         Ok(Self { signal, joiner: Mutex::new(Some(joiner)) })
     }
 
+    /// Ends the present pause of the thread, or its next one.
+    pub(super) fn wake(&self) {
+        self.signal.wake();
+    }
+
     /// Ends the thread, and waits for what it is doing.
     pub(super) fn stop(&self) {
         self.signal.stop();

@@ -17,7 +17,7 @@ const LEASE: Duration = Duration::from_secs(3600);
 
 /// Starts threads that do nothing, so that no lease is renewed and the test alone calls the pool.
 #[derive(Debug)]
-struct IdleThreads;
+pub(crate) struct IdleThreads;
 
 impl Spawn for IdleThreads {
     fn spawn(&self, name: &str, _body: Box<dyn FnOnce() + Send>) -> Result<Joiner> {

@@ -13,6 +13,8 @@ use archipelago_store::StoreFs;
 use archipelago_store::memory::MemoryPool;
 use archipelago_store::volume::{Volume, VolumeOptions};
 
+use crate::owner::IdleThreads;
+
 /// Directory of the files of all tests.
 pub(crate) const DIR: &str = "/db";
 
@@ -40,10 +42,15 @@ pub(crate) fn new_world(seed: u64) -> (MemoryPool, Arc<StoreFs>) {
     (pool, fs)
 }
 
-/// The file system of a process that takes the volume over.
+/// The file system of a process that takes the volume over. It has no threads, so the calls of the
+/// test release what is due.
 pub(crate) fn take_over(pool: &MemoryPool) -> Arc<StoreFs> {
-    let options =
-        VolumeOptions { lease: LEASE, take_over: true, ..VolumeOptions::new("the tests") };
+    let options = VolumeOptions {
+        lease: LEASE,
+        take_over: true,
+        spawn: Arc::new(IdleThreads),
+        ..VolumeOptions::new("the tests")
+    };
     StoreFs::new(Volume::open(&pool.stores(), "db", &options).unwrap())
 }
 

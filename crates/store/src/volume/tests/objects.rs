@@ -1,6 +1,9 @@
 //! Blobs and logs that no record names.
 
+use std::sync::atomic::Ordering;
+
 use archipelago_base::random::Rng;
+use parking_lot::Mutex;
 
 use super::*;
 use crate::blob::BlobOptions;
@@ -206,6 +209,44 @@ fn thread_releases_strays_again() {
         options.clock.sleep(Duration::from_millis(1));
     }
     assert_eq!(blobs(&pool), [named.id]);
+    volume.close().unwrap();
+}
+
+#[test]
+fn thread_of_the_owner_releases_what_others_leave() {
+    let pool = MemoryPool::new(1);
+    let options = VolumeOptions::new("owner");
+    Volume::create(&pool.stores(), NAME, &options).unwrap();
+    let volume = Volume::open(&pool.stores(), NAME, &options).unwrap();
+    let wait_until = |is_so: &dyn Fn() -> bool| {
+        for _ in 0..60_000 {
+            if is_so() {
+                return;
+            }
+            options.clock.sleep(Duration::from_millis(1));
+        }
+        panic!("the owner's thread does not do it");
+    };
+    wait_until(&|| volume.is_releasing.load(Ordering::Acquire));
+    let releasing = Arc::new(Mutex::new(Vec::new()));
+    let noted = Arc::clone(&releasing);
+    pool.on_call(Arc::new(move |_: &MemoryPool, call: PoolCall| {
+        if call == PoolCall::BlobRelease {
+            noted.lock().push(std::thread::current().id());
+        }
+    }));
+    let held = put_table(&volume, "/1.sst");
+    put_table(&volume, "/2.sst");
+    let (_, reader) = volume.hold_path(Path::new("/1.sst")).unwrap();
+    volume.wait(volume.commit(&[remove("/1.sst"), remove("/2.sst")]).unwrap()).unwrap();
+    wait_until(&|| blobs(&pool) == [held.id]);
+    drop(reader);
+    wait_until(&|| blobs(&pool).is_empty());
+    volume.give_up(sealed(&volume, b"bytes").id);
+    wait_until(&|| blobs(&pool).is_empty());
+    let releasing = releasing.lock().clone();
+    assert_eq!(releasing.len(), 3);
+    assert!(!releasing.contains(&std::thread::current().id()), "a caller has waited for a node");
     volume.close().unwrap();
 }
 

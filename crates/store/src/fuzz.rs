@@ -18,7 +18,7 @@ use crate::ids::{LogId, VolumeId};
 use crate::nodes::log::segments::{SegmentMap, header_sum};
 use crate::nodes::logs::{StripedLayout, VolumeLog};
 use crate::nodes::register::caspaxos::RootSet;
-use crate::nodes::register::caspaxos::acceptor::{AcceptorState, Membership, RegisterCell};
+use crate::nodes::register::caspaxos::acceptor::{AcceptorHead, AcceptorState, RegisterCell};
 use crate::nodes::wire::stored::{
     Checked, Enclosed, decode_checked, decode_enclosed, encode_checked, encode_enclosed,
 };
@@ -132,7 +132,7 @@ fn same_message(message: &StoreMessage, payload: &[u8]) {
 pub fn value(bytes: &[u8]) {
     checked::<ChunkDescriptor>(bytes);
     checked::<AcceptorState>(bytes);
-    checked::<Membership>(bytes);
+    checked::<AcceptorHead>(bytes);
     checked::<RegisterCell>(bytes);
     enclosed::<VolumeLog>(bytes);
     enclosed::<StripedLayout>(bytes);

@@ -2,7 +2,7 @@
 //!
 //! [`Registers`] belongs to the node. The protocol is
 //! [`Acceptor`](archipelago_store::nodes::register::caspaxos::acceptor::Acceptor); this module
-//! keeps its state in the metadata, one entry per name and one for the membership.
+//! keeps its state in the metadata, one entry per name with a value and one for the rest.
 //!
 //! Invariants:
 //! 1. A change is durable before an answer reveals it.
@@ -18,7 +18,8 @@
 //! Failure: a change that cannot be made durable is refused. After a failed sync an answer that
 //! reveals the change waits for a sync that succeeds.
 //! Cost: a promise or an acceptance is one write and one sync of the metadata, and a copy of one
-//! register. A step of a change of the root set copies all of them.
+//! register. A step of a change of the root set copies all of them in memory, and writes those that
+//! it changes.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +27,8 @@ use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_fabric::ClusterId;
 use archipelago_store::nodes::register::caspaxos::RootSet;
 use archipelago_store::nodes::register::caspaxos::acceptor::{
-    Acceptor, AcceptorAnswer, AcceptorRequest, AcceptorState, Membership,
+    Acceptor, AcceptorAnswer, AcceptorHead, AcceptorRequest, AcceptorState, Membership,
+    RegisterCell,
 };
 use archipelago_store::nodes::wire::stored::{decode_checked, encode_checked};
 use archipelago_store::nodes::wire::{RefusalWhy, StoreMessage};
@@ -38,19 +40,17 @@ use crate::identity::KnownCluster;
 use crate::meta::{MetaBatch, MetaSpace, Scan};
 use crate::parts::NodeParts;
 
-/// Key of the membership.
-const MEMBERSHIP_KEY: &[u8] = &[0];
+/// Key of the state without the names.
+const HEAD_KEY: &[u8] = &[0];
 /// First byte of the key of a name, which follows it.
 const NAME_TAG: u8 = 1;
 
 /// Part of the state that a request may change.
 #[derive(Clone, Debug)]
 enum Change {
-    /// One name changes.
+    /// One name changes, or the promise of all names without a value.
     Name(String),
-    /// Only the membership changes.
-    Membership,
-    /// The membership and all names change.
+    /// The rest of the state changes, and any number of names.
     All,
 }
 
@@ -61,10 +61,10 @@ impl Change {
             AcceptorRequest::Prepare { name, .. } | AcceptorRequest::Accept { name, .. } => {
                 Self::Name(name.clone())
             }
-            AcceptorRequest::Install { .. } => Self::All,
-            AcceptorRequest::Retire { .. }
+            AcceptorRequest::Install { .. }
+            | AcceptorRequest::Retire { .. }
             | AcceptorRequest::Activate { .. }
-            | AcceptorRequest::Names { .. } => Self::Membership,
+            | AcceptorRequest::Names { .. } => Self::All,
         }
     }
 
@@ -73,18 +73,20 @@ impl Change {
         match self {
             Self::Name(name) => {
                 let cell = state.cells.get(name).map(|cell| (name.clone(), cell.clone()));
-                let membership = state.membership.clone();
-                AcceptorState { membership, cells: BTreeMap::from_iter(cell) }
+                AcceptorState::new(state.head(), BTreeMap::from_iter(cell))
             }
-            Self::Membership | Self::All => state.clone(),
+            Self::All => state.clone(),
         }
     }
 
     /// Puts the changed part back.
     fn put_back(&self, part: AcceptorState, state: &mut AcceptorState) {
         match self {
-            Self::Name(_) => state.cells.extend(part.cells),
-            Self::Membership | Self::All => *state = part,
+            Self::Name(_) => {
+                state.promised_absent = part.promised_absent;
+                state.cells.extend(part.cells);
+            }
+            Self::All => *state = part,
         }
     }
 }
@@ -100,17 +102,18 @@ pub(crate) struct Registers {
 impl Registers {
     /// Reads the state of the node as a member.
     pub(crate) fn open(parts: &NodeParts) -> Result<Self> {
-        let mut state = AcceptorState::default();
+        let mut head = AcceptorHead::default();
+        let mut cells: BTreeMap<String, RegisterCell> = BTreeMap::new();
         parts.meta.scan(MetaSpace::Registers, &[], &mut |key, value| {
             match key.split_first() {
-                Some((0, [])) => state.membership = decode_checked(&"the metadata", value)?,
+                Some((0, [])) => head = decode_checked(&"the metadata", value)?,
                 Some((&NAME_TAG, name)) => {
                     let name = String::from_utf8(name.to_vec()).map_err(|_| {
                         let text = "the metadata: the name of a register is no text";
                         Error::new(ErrorKind::Corrupt, text)
                     })?;
                     let cell = decode_checked(&format_args!("register {name}"), value)?;
-                    state.cells.insert(name, cell);
+                    cells.insert(name, cell);
                 }
                 _ => {
                     let text = format!("the metadata: {key:02x?} is no key of a register");
@@ -119,7 +122,8 @@ impl Registers {
             }
             Ok(Scan::Continue)
         })?;
-        Ok(Self { parts: parts.clone(), state: Mutex::new(state) })
+        let state = Mutex::new(AcceptorState::new(head, cells));
+        Ok(Self { parts: parts.clone(), state })
     }
 
     /// Answers a proposer, or a step of a change of the root set.
@@ -138,7 +142,10 @@ impl Registers {
         // An answer to a repeated step must not overtake the sync of the first one.
         let reveals_a_step = matches!(
             handled.answer,
-            AcceptorAnswer::Retired(_) | AcceptorAnswer::Installed | AcceptorAnswer::Activated
+            AcceptorAnswer::Retired(_)
+                | AcceptorAnswer::Copied { .. }
+                | AcceptorAnswer::Installed
+                | AcceptorAnswer::Activated
         );
         if handled.is_changed || reveals_a_step {
             self.parts.counters.note_sync();
@@ -177,8 +184,7 @@ impl Registers {
         match &state.membership {
             Membership::None => {
                 let founding = Acceptor::founding(root_set.clone());
-                let change = Change::Membership;
-                self.parts.meta.write(&changed(&state, founding.state(), &change))?;
+                self.parts.meta.write(&changed(&state, founding.state(), &Change::All))?;
                 *state = founding.state().clone();
                 Ok(())
             }
@@ -215,25 +221,18 @@ fn name_key(name: &str) -> Vec<u8> {
 /// The entries of the metadata that a change from `before` to `state` replaces.
 fn changed(before: &AcceptorState, state: &AcceptorState, change: &Change) -> MetaBatch {
     let mut batch = MetaBatch::default();
-    let put_name = |batch: &mut MetaBatch, name: &str| {
-        if let Some(cell) = state.cells.get(name) {
+    for (name, cell) in &state.cells {
+        if before.cells.get(name) != Some(cell) {
             batch.put(MetaSpace::Registers, &name_key(name), &encode_checked(cell));
         }
-    };
-    match change {
-        Change::Name(name) => put_name(&mut batch, name),
-        Change::Membership => {}
-        Change::All => {
-            let gone = before.cells.keys().filter(|name| !state.cells.contains_key(*name));
-            for gone in gone {
-                batch.remove(MetaSpace::Registers, &name_key(gone));
-            }
-            state.cells.keys().for_each(|name| put_name(&mut batch, name));
-        }
     }
-    if !matches!(change, Change::Name(_)) {
-        let membership = encode_checked(&state.membership);
-        batch.put(MetaSpace::Registers, MEMBERSHIP_KEY, &membership);
+    if let Change::All = change {
+        let gone = before.cells.keys().filter(|name| !state.cells.contains_key(*name));
+        gone.for_each(|name| batch.remove(MetaSpace::Registers, &name_key(name)));
+    }
+    let head = state.head();
+    if before.head() != head {
+        batch.put(MetaSpace::Registers, HEAD_KEY, &encode_checked(&head));
     }
     batch
 }

@@ -5,8 +5,12 @@ use archipelago_env::fault::{Fault, FaultFs, Operation, Rule};
 use archipelago_env::mem::MemFs;
 use archipelago_fabric::{ClientId, ClusterId};
 use archipelago_store::nodes::StorageId;
-use archipelago_store::nodes::register::caspaxos::acceptor::{AcceptorAnswer, AcceptorRequest};
-use archipelago_store::nodes::register::caspaxos::{Ballot, ChangeId, RootSet, StoredValue};
+use archipelago_store::nodes::register::caspaxos::acceptor::{
+    AcceptorAnswer, AcceptorRequest, CellPage, RegisterCell,
+};
+use archipelago_store::nodes::register::caspaxos::{
+    AcceptedValue, Ballot, ChangeId, RootSet, StoredValue,
+};
 use archipelago_store::nodes::wire::{RefusalWhy, StoreMessage};
 
 use crate::meta::MetaThreads;
@@ -48,6 +52,19 @@ fn accept(counter: u64, value: &[u8]) -> AcceptorRequest {
     let change = ChangeId { proposer: 4, sequence: counter };
     let value = StoredValue { version: counter, change, value: Some(value.to_vec()) };
     AcceptorRequest::Accept { name: "volume/a".to_owned(), ballot: ballot(1, counter), value }
+}
+
+/// The identity of a copy.
+fn copy(sequence: u64) -> ChangeId {
+    ChangeId { proposer: 6, sequence }
+}
+
+/// A page of a copy with one name.
+fn page(after: Option<&str>, name: &str, has_more: bool) -> CellPage {
+    let value = StoredValue { version: 1, change: copy(0), value: Some(vec![1]) };
+    let accepted = Some(AcceptedValue { ballot: ballot(1, 1), value });
+    let cell = RegisterCell { promised: ballot(1, 1), accepted };
+    CellPage { after: after.map(str::to_owned), cells: [(name.to_owned(), cell)].into(), has_more }
 }
 
 /// The node after a power loss, for several seeds.
@@ -119,14 +136,14 @@ fn steps_of_a_root_change_survive_power_loss() {
     found(&node, CLUSTER, first_set(&node));
     ask(&node, accept(1, b"owner"));
     let next = RootSet { number: 2, ..first_set(&node) };
-    let AcceptorAnswer::Retired(cells) = ask(&node, AcceptorRequest::Retire { next: next.clone() })
-    else {
+    let retire = AcceptorRequest::Retire { next: next.clone(), after: None };
+    let AcceptorAnswer::Retired(page) = ask(&node, retire) else {
         panic!("the member did not retire");
     };
     for node in after_power_loss(&fs) {
         assert!(matches!(ask(&node, prepare(1, 9)), AcceptorAnswer::WrongSet { .. }));
     }
-    let install = AcceptorRequest::Install { root_set: next, cells };
+    let install = AcceptorRequest::Install { root_set: next, copy: copy(1), page };
     assert_eq!(ask(&node, install), AcceptorAnswer::Installed);
     let activate = AcceptorRequest::Activate { root_set: 2 };
     assert_eq!(ask(&node, activate), AcceptorAnswer::Activated);
@@ -165,7 +182,7 @@ fn change_that_was_not_written_is_not_confirmed_when_repeated() {
             let fs = MemFs::new();
             let (faults, node) = faulty_member(&fs);
             let next = RootSet { number: 2, ..first_set(&node) };
-            let retire = AcceptorRequest::Retire { next };
+            let retire = AcceptorRequest::Retire { next, after: None };
             faults.add(Rule::on(operation).path("/meta/").fault(fault).times(1));
             for attempt in 0..3 {
                 if tell(&node, &retire).is_none() {
@@ -189,7 +206,7 @@ fn refused_change_leaves_the_register_as_it_was() {
     assert_eq!(tell(&node, &prepare(1, 7)), None);
     faults.add(Rule::on(Operation::LogAppend).path("/meta/"));
     let next = RootSet { number: 2, ..first_set(&node) };
-    assert_eq!(tell(&node, &AcceptorRequest::Retire { next }), None);
+    assert_eq!(tell(&node, &AcceptorRequest::Retire { next, after: None }), None);
     // Neither the promise of ballot 7 nor the retirement was given to anybody.
     let outbid = AcceptorAnswer::Outbid { ballot: ballot(1, 0), promised: ballot(1, 1) };
     assert_eq!(ask(&node, prepare(1, 0)), outbid);
@@ -202,11 +219,58 @@ fn new_member_drops_what_it_knew_before() {
     found(&node, CLUSTER, first_set(&node));
     ask(&node, accept(1, b"owner"));
     let root_set = RootSet { number: 5, ..first_set(&node) };
-    ask(&node, AcceptorRequest::Retire { next: RootSet { number: 2, ..root_set.clone() } });
-    ask(&node, AcceptorRequest::Install { root_set, cells: std::collections::BTreeMap::new() });
+    let next = RootSet { number: 2, ..root_set.clone() };
+    ask(&node, AcceptorRequest::Retire { next, after: None });
+    let page = CellPage::default();
+    ask(&node, AcceptorRequest::Install { root_set, copy: copy(1), page });
     ask(&node, AcceptorRequest::Activate { root_set: 5 });
     for node in after_power_loss(&fs) {
         let names = AcceptorRequest::Names { root_set: 5, prefix: String::new() };
         assert_eq!(ask(&node, names), AcceptorAnswer::Names(Vec::new()));
+    }
+}
+
+#[test]
+fn pages_of_a_copy_survive_power_loss_and_the_last_one_completes_it() {
+    let fs = MemFs::new();
+    let node = open(&fs);
+    let known = RootSet { number: 1, members: vec![StorageId(1), StorageId(2), StorageId(3)] };
+    found(&node, CLUSTER, known);
+    let next = RootSet { number: 2, ..first_set(&node) };
+    let install = |by, page| {
+        let root_set = next.clone();
+        AcceptorRequest::Install { root_set, copy: copy(by), page }
+    };
+    let copied = AcceptorAnswer::Copied { root_set: 2, through: "volume/a".to_owned() };
+    assert_eq!(ask(&node, install(1, page(None, "volume/a", true))), copied);
+    for node in after_power_loss(&fs) {
+        let activated = ask(&node, AcceptorRequest::Activate { root_set: 2 });
+        assert_eq!(activated, AcceptorAnswer::WrongSet { known: None }, "it lacks a page");
+        let of_another = install(2, page(Some("volume/a"), "volume/b", false));
+        assert!(matches!(ask(&node, of_another), AcceptorAnswer::WrongSet { .. }));
+        let last = install(1, page(Some("volume/a"), "volume/b", false));
+        assert_eq!(ask(&node, last), AcceptorAnswer::Installed);
+        let activate = AcceptorRequest::Activate { root_set: 2 };
+        assert_eq!(ask(&node, activate), AcceptorAnswer::Activated);
+        let names = AcceptorRequest::Names { root_set: 2, prefix: String::new() };
+        let both = ["volume/a", "volume/b"].map(str::to_owned).to_vec();
+        assert_eq!(ask(&node, names), AcceptorAnswer::Names(both));
+    }
+}
+
+#[test]
+fn promise_of_an_unknown_name_survives_power_loss_without_an_entry() {
+    let fs = MemFs::new();
+    let node = open(&fs);
+    found(&node, CLUSTER, first_set(&node));
+    for name in ["volume/mistyped", "volume/gone"] {
+        let (name, ballot) = (name.to_owned(), ballot(1, 7));
+        ask(&node, AcceptorRequest::Prepare { name, ballot });
+    }
+    for node in after_power_loss(&fs) {
+        let names = AcceptorRequest::Names { root_set: 1, prefix: String::new() };
+        assert_eq!(ask(&node, names), AcceptorAnswer::Names(Vec::new()));
+        let outbid = AcceptorAnswer::Outbid { ballot: ballot(1, 6), promised: ballot(1, 7) };
+        assert_eq!(ask(&node, accept(6, b"late")), outbid);
     }
 }

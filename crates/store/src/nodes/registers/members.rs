@@ -39,7 +39,7 @@ impl RootMembers for ClientMembers {
     fn ask(&self, to: StorageId, request: AcceptorRequest) -> Boxed<'_, Option<AcceptorAnswer>> {
         let options = CallOptions::new(TrafficClass::Log, ANSWER);
         let options = match &request {
-            // The answer has all values.
+            // The answer has a page of values.
             AcceptorRequest::Retire { .. } => {
                 CallOptions { answer_bytes_max: BULK_BYTES_MAX, ..options }
             }

@@ -133,7 +133,8 @@ impl NodeRegister {
 
     /// The steps from a root set to the next one.
     fn root_change(&self, old: &RootSet, next: &RootSet) -> RootChange {
-        RootChange::new(old.clone(), next.clone()).sabotaged(self.root_change)
+        let change = RootChange::new(old.clone(), next.clone(), self.next_change());
+        change.sabotaged(self.root_change)
     }
 
     /// The gate of a name, which lets one operation pass at a time.

@@ -12,7 +12,8 @@
 //! Thread-safety: any number of tasks.
 //! Failure: `Busy` if no majority of the old set, or none of the new one, answers in time. The
 //! caller runs the replacement again, and it continues where it stopped.
-//! Cost: one change of the register, and three messages per member; two of them carry all values.
+//! Cost: one change of the register, and three messages per member; two of them are repeated for
+//! each page of the values.
 
 use archipelago_base::{Error, Result};
 

@@ -9,15 +9,17 @@ use archipelago_base::random::Rng;
 use archipelago_base::runtime::{Boxed, Runtime};
 use archipelago_base::simulation::{Host, Simulation};
 use archipelago_base::{ErrorKind, Result};
+use archipelago_fabric::BULK_BYTES_MAX;
 use parking_lot::Mutex;
 
 use super::super::StorageId;
-use super::super::register::caspaxos::RootSet;
 use super::super::register::caspaxos::acceptor::{
-    Acceptor, AcceptorAnswer, AcceptorRequest, AcceptorState,
+    Acceptor, AcceptorAnswer, AcceptorRequest, AcceptorState, CellPage, RegisterCell,
 };
 use super::super::register::caspaxos::proposer::{Operation, ProposalResult};
 use super::super::register::caspaxos::tests::history::{History, value_of};
+use super::super::register::caspaxos::{AcceptedValue, Ballot, ChangeId, RootSet, StoredValue};
+use super::super::wire::{StoreMessage, envelope};
 use super::{NodeRegister, RootMembers};
 use crate::register::{Register, Swap, Versioned};
 
@@ -46,6 +48,16 @@ struct NodesState {
     named: RootSet,
     /// Whether answers are lost, and members go down.
     is_faulty: bool,
+    /// Bytes of the largest request or answer so far.
+    largest_bytes: usize,
+    /// Number of requests to retire and to take a copy.
+    pages: u64,
+}
+
+impl NodesState {
+    fn note_size(&mut self, message: &StoreMessage) {
+        self.largest_bytes = self.largest_bytes.max(envelope::seal(message, &[]).len());
+    }
 }
 
 fn root_set(number: u64, members: &[u64]) -> RootSet {
@@ -66,7 +78,15 @@ impl Nodes {
         let mut rng = Rng::with_seed(seed);
         let losses_percent = rng.u32(0..12);
         let down = BTreeSet::new();
-        let state = NodesState { rng, acceptors, down, named: first.clone(), is_faulty: true };
+        let state = NodesState {
+            rng,
+            acceptors,
+            down,
+            named: first.clone(),
+            is_faulty: true,
+            largest_bytes: 0,
+            pages: 0,
+        };
         Arc::new(Self { host, state: Mutex::new(state), losses_percent })
     }
 
@@ -86,8 +106,16 @@ impl Nodes {
         let handled = {
             let mut state = self.state.lock();
             let is_down = state.down.contains(&to);
+            let is_page =
+                matches!(request, AcceptorRequest::Retire { .. } | AcceptorRequest::Install { .. });
+            state.pages += u64::from(is_page);
+            state.note_size(&StoreMessage::Acceptor { request: request.clone() });
             let acceptor = state.acceptors.get_mut(&to).filter(|_| !is_lost && !is_down);
-            acceptor.map(|acceptor| acceptor.handle(request).answer)
+            let answer = acceptor.map(|acceptor| acceptor.handle(request).answer);
+            if let Some(answer) = &answer {
+                state.note_size(&StoreMessage::AcceptorIs { answer: answer.clone() });
+            }
+            answer
         };
         let (delay, is_lost) = self.draw();
         self.host.sleep(delay).await;
@@ -412,8 +440,9 @@ fn member_with_its_copy_is_activated_when_it_is_found() {
         state.down.clear();
         let cells = state.acceptors[&StorageId(2)].state().cells.clone();
         let member = state.acceptors.get_mut(&StorageId(4)).unwrap();
-        let root_set = second.clone();
-        let installed = member.handle(AcceptorRequest::Install { root_set, cells }).answer;
+        let (root_set, copy) = (second.clone(), ChangeId { proposer: 9, sequence: 1 });
+        let page = CellPage { cells, ..CellPage::default() };
+        let installed = member.handle(AcceptorRequest::Install { root_set, copy, page }).answer;
         assert_eq!(installed, AcceptorAnswer::Installed);
     }
     let register = NodeRegister::over(Arc::clone(&nodes) as _, Arc::new(world.clone()));
@@ -422,4 +451,55 @@ fn member_with_its_copy_is_activated_when_it_is_found() {
     nodes.state.lock().named = second;
     nodes.state.lock().down.insert(StorageId(2));
     assert_eq!(register.read(NAME).unwrap().expect("the value is kept").value, b"kept");
+}
+
+#[test]
+fn more_values_than_fit_into_a_message_reach_a_new_member() {
+    let simulation = Simulation::new(1);
+    let world = simulation.host("world");
+    let nodes = quiet_nodes(&world);
+    let name = |n: u32| format!("volume/{n:05}");
+    {
+        let mut state = nodes.state.lock();
+        for id in [1, 2, 3].map(StorageId) {
+            let member = state.acceptors.get_mut(&id).unwrap();
+            let mut known = member.state().clone();
+            let cell = |n: u32| {
+                let ballot = Ballot { root_set: 1, counter: 1, proposer: 7 };
+                let change = ChangeId { proposer: 7, sequence: u64::from(n) };
+                // A tenth of the volumes was removed.
+                let value = (n % 10 > 0).then(|| vec![n as u8; 3000]);
+                let value = StoredValue { version: 2, change, value };
+                let accepted = Some(AcceptedValue { ballot, value });
+                (name(n), RegisterCell { promised: ballot, accepted })
+            };
+            known.cells.extend((0..3000).map(cell));
+            *member = Acceptor::new(known);
+        }
+        state.down.insert(StorageId(1));
+    }
+    let (first, second) = (root_set(1, &[1, 2, 3]), root_set(2, &[4, 2, 3]));
+    assert_eq!(replace(&world, &nodes, &first, &[4, 2, 3]).unwrap(), second);
+    nodes.state.lock().named = second;
+    {
+        let state = nodes.state.lock();
+        let (largest, pages) = (state.largest_bytes, state.pages);
+        assert!(largest < BULK_BYTES_MAX, "a message of {largest} bytes");
+        assert!(pages > 20, "{pages} requests for eight megabytes");
+        let accepted = |id| -> BTreeMap<String, Option<AcceptedValue>> {
+            let cells = state.acceptors[&StorageId(id)].state().cells.clone();
+            cells.into_iter().map(|(name, cell)| (name, cell.accepted)).collect()
+        };
+        assert!(accepted(4) == accepted(2), "a value was not copied");
+    }
+    // The new member is needed for every majority.
+    nodes.state.lock().down.insert(StorageId(2));
+    let register = NodeRegister::over(Arc::clone(&nodes) as _, Arc::new(world.clone()));
+    for n in [1, 1499, 2999] {
+        let found = register.read(&name(n)).unwrap().unwrap();
+        assert_eq!((found.version, found.value), (2, vec![n as u8; 3000]), "{n}");
+    }
+    assert_eq!(register.read(&name(10)).unwrap(), None, "it was removed");
+    assert_eq!(register.compare_and_swap(&name(10), 0, b"again").unwrap(), Swap::Done(3));
+    assert_eq!(register.read(NAME).unwrap().unwrap().value, b"kept");
 }

@@ -7,7 +7,8 @@ use archipelago_base::wire::Wire;
 use archipelago_base::wire_struct;
 
 use super::super::register::caspaxos::acceptor::{
-    AcceptorAnswer, AcceptorRequest, AcceptorState, Membership, RegisterCell,
+    AcceptorAnswer, AcceptorHead, AcceptorRequest, AcceptorState, CellPage, CopyProgress,
+    Membership, RegisterCell,
 };
 use super::super::register::caspaxos::{AcceptedValue, Ballot, ChangeId, StoredValue};
 
@@ -16,20 +17,32 @@ wire_struct!(ChangeId { proposer, sequence });
 wire_struct!(StoredValue { version, change, value });
 wire_struct!(AcceptedValue { ballot, value });
 wire_struct!(RegisterCell { promised, accepted });
-wire_struct!(AcceptorState { membership, cells });
+wire_struct!(CellPage { after, cells, has_more });
+wire_struct!(CopyProgress { root_set, copy, through });
+wire_struct!(AcceptorHead { membership, promised_absent, copy });
+wire_struct!(AcceptorState { membership, promised_absent, copy, cells });
 
-/// One byte for the part, and the set behind it.
+/// One byte for the part, and its set or number behind it.
 impl Wire for Membership {
     fn put(&self, out: &mut Vec<u8>) {
-        let (code, set): (u8, _) = match self {
-            Self::None => (0, None),
-            Self::Active(set) => (1, Some(set)),
-            Self::Retired { next } => (2, Some(next)),
-            Self::Joining(set) => (3, Some(set)),
-        };
-        code.put(out);
-        if let Some(set) = set {
-            set.put(out);
+        match self {
+            Self::None => 0u8.put(out),
+            Self::Active(set) => {
+                1u8.put(out);
+                set.put(out);
+            }
+            Self::Retired { next } => {
+                2u8.put(out);
+                next.put(out);
+            }
+            Self::Joining(set) => {
+                3u8.put(out);
+                set.put(out);
+            }
+            Self::Copying { least } => {
+                4u8.put(out);
+                least.put(out);
+            }
         }
     }
     fn get(reader: &mut Reader<'_>) -> Option<Self> {
@@ -38,6 +51,7 @@ impl Wire for Membership {
             1 => Self::Active(Wire::get(reader)?),
             2 => Self::Retired { next: Wire::get(reader)? },
             3 => Self::Joining(Wire::get(reader)?),
+            4 => Self::Copying { least: Wire::get(reader)? },
             _ => return None,
         })
     }
@@ -63,14 +77,16 @@ impl Wire for AcceptorRequest {
                 root_set.put(out);
                 prefix.put(out);
             }
-            Self::Retire { next } => {
+            Self::Retire { next, after } => {
                 4u8.put(out);
                 next.put(out);
+                after.put(out);
             }
-            Self::Install { root_set, cells } => {
+            Self::Install { root_set, copy, page } => {
                 5u8.put(out);
                 root_set.put(out);
-                cells.put(out);
+                copy.put(out);
+                page.put(out);
             }
             Self::Activate { root_set } => {
                 6u8.put(out);
@@ -87,8 +103,12 @@ impl Wire for AcceptorRequest {
                 value: Wire::get(reader)?,
             },
             3 => Self::Names { root_set: Wire::get(reader)?, prefix: Wire::get(reader)? },
-            4 => Self::Retire { next: Wire::get(reader)? },
-            5 => Self::Install { root_set: Wire::get(reader)?, cells: Wire::get(reader)? },
+            4 => Self::Retire { next: Wire::get(reader)?, after: Wire::get(reader)? },
+            5 => Self::Install {
+                root_set: Wire::get(reader)?,
+                copy: Wire::get(reader)?,
+                page: Wire::get(reader)?,
+            },
             6 => Self::Activate { root_set: Wire::get(reader)? },
             _ => return None,
         })
@@ -121,12 +141,17 @@ impl Wire for AcceptorAnswer {
                 5u8.put(out);
                 known.put(out);
             }
-            Self::Retired(cells) => {
+            Self::Retired(page) => {
                 6u8.put(out);
-                cells.put(out);
+                page.put(out);
             }
             Self::Installed => 7u8.put(out),
             Self::Activated => 8u8.put(out),
+            Self::Copied { root_set, through } => {
+                9u8.put(out);
+                root_set.put(out);
+                through.put(out);
+            }
         }
     }
     fn get(reader: &mut Reader<'_>) -> Option<Self> {
@@ -139,6 +164,7 @@ impl Wire for AcceptorAnswer {
             6 => Self::Retired(Wire::get(reader)?),
             7 => Self::Installed,
             8 => Self::Activated,
+            9 => Self::Copied { root_set: Wire::get(reader)?, through: Wire::get(reader)? },
             _ => return None,
         })
     }

@@ -21,7 +21,7 @@ use archipelago_base::wire::Wire;
 use archipelago_base::{Error, ErrorKind, Result};
 
 use super::super::register::caspaxos::RootSet;
-use super::super::register::caspaxos::acceptor::{AcceptorState, Membership, RegisterCell};
+use super::super::register::caspaxos::acceptor::{AcceptorHead, AcceptorState, RegisterCell};
 use super::{BlobHint, ChunkDescriptor};
 
 /// A value with magic, version and checksum.
@@ -56,13 +56,13 @@ impl Checked for ChunkDescriptor {
 
 impl Checked for AcceptorState {
     const MAGIC: [u8; 8] = *b"ARCHACPT";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     const NAME: &'static str = "state of a member of the root set";
 }
 
-impl Checked for Membership {
+impl Checked for AcceptorHead {
     const MAGIC: [u8; 8] = *b"ARCHMEMB";
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     const NAME: &'static str = "part of a node in root sets";
 }
 

@@ -13,7 +13,8 @@ use super::super::log::{ExtentRecord, LogLayout};
 use super::super::logs::VolumeLog;
 use super::super::placement::WritePurpose;
 use super::super::register::caspaxos::acceptor::{
-    AcceptorAnswer, AcceptorRequest, AcceptorState, Membership, RegisterCell,
+    AcceptorAnswer, AcceptorHead, AcceptorRequest, AcceptorState, CellPage, CopyProgress,
+    Membership, RegisterCell,
 };
 use super::super::register::caspaxos::{AcceptedValue, Ballot, ChangeId, RootSet, StoredValue};
 use super::*;
@@ -66,9 +67,25 @@ fn cell() -> RegisterCell {
     RegisterCell { promised: ballot, accepted: Some(AcceptedValue { ballot, value }) }
 }
 
+fn cells() -> BTreeMap<String, RegisterCell> {
+    BTreeMap::from([("volume/a".to_owned(), cell()), ("x".into(), Default::default())])
+}
+
+fn page() -> CellPage {
+    CellPage { after: Some("m".into()), cells: cells(), has_more: true }
+}
+
+fn head() -> AcceptorHead {
+    let copy = ChangeId { proposer: 3, sequence: 4 };
+    AcceptorHead {
+        membership: Membership::Active(root_set()),
+        promised_absent: Ballot { root_set: 1, counter: 6, proposer: 3 },
+        copy: Some(CopyProgress { root_set: 2, copy, through: "m".into() }),
+    }
+}
+
 pub(crate) fn state() -> AcceptorState {
-    let cells = BTreeMap::from([("volume/a".to_owned(), cell()), ("x".into(), Default::default())]);
-    AcceptorState { membership: Membership::Active(root_set()), cells }
+    AcceptorState::new(head(), cells())
 }
 
 fn report() -> StorageReport {
@@ -155,13 +172,13 @@ fn register_messages() -> Vec<StoreMessage> {
     let (name, ballot) = ("n".to_owned(), Ballot { root_set: 1, counter: 2, proposer: 3 });
     let accepted = cell().accepted;
     let value = accepted.clone().expect("a value").value;
-    let cells = state().cells;
+    let (root_set, copy) = (root_set(), ChangeId { proposer: 3, sequence: 4 });
     let requests = [
         AcceptorRequest::Prepare { name: name.clone(), ballot },
         AcceptorRequest::Accept { name, ballot, value },
         AcceptorRequest::Names { root_set: 1, prefix: "volume/".into() },
-        AcceptorRequest::Retire { next: root_set() },
-        AcceptorRequest::Install { root_set: root_set(), cells: cells.clone() },
+        AcceptorRequest::Retire { next: root_set.clone(), after: Some("x".into()) },
+        AcceptorRequest::Install { root_set: root_set.clone(), copy, page: page() },
         AcceptorRequest::Activate { root_set: 2 },
     ];
     let answers = [
@@ -169,10 +186,11 @@ fn register_messages() -> Vec<StoreMessage> {
         AcceptorAnswer::Accepted { ballot },
         AcceptorAnswer::Outbid { ballot, promised: ballot },
         AcceptorAnswer::Names(vec!["volume/a".into()]),
-        AcceptorAnswer::WrongSet { known: Some(root_set()) },
-        AcceptorAnswer::Retired(cells),
+        AcceptorAnswer::WrongSet { known: Some(root_set) },
+        AcceptorAnswer::Retired(page()),
         AcceptorAnswer::Installed,
         AcceptorAnswer::Activated,
+        AcceptorAnswer::Copied { root_set: 2, through: "m".into() },
     ];
     let requests = requests.into_iter().map(|request| StoreMessage::Acceptor { request });
     let answers = answers.into_iter().map(|answer| StoreMessage::AcceptorIs { answer });
@@ -369,6 +387,15 @@ fn golden_bytes_of_register_and_refusals() {
     assert_eq!(encoded(&messages[0]), ["442801", "016e", &ballot].concat());
     assert_eq!(encoded(&messages[1]), ["442802", "016e", &ballot, &value].concat());
     assert_eq!(encoded(&messages[6]), ["442901", &ballot, "01", &ballot, &value].concat());
+    let set = [word("02"), "03".into(), word("01"), word("02"), word("03")].concat();
+    assert_eq!(encoded(&messages[3]), ["442804", &set, "01", "0178"].concat());
+    let absent = word("").repeat(3);
+    let cells = ["02", "08766f6c756d652f61", &ballot, "01", &ballot, &value, "0178", &absent, "00"];
+    let page = ["01", "016d", &cells.concat(), "01"].concat();
+    let install = ["442805", &set, &word("03"), &word("04"), &page];
+    assert_eq!(encoded(&messages[4]), install.concat());
+    assert_eq!(encoded(&messages[11]), ["442906", &page].concat());
+    assert_eq!(encoded(&messages[14]), ["442909", &word("02"), "016d"].concat());
     let fenced: StoreMessage = Refused::fenced(Epoch(9), "a").into();
     assert_eq!(encoded(&fenced), ["444701", &word("09"), "0161"].concat());
     let order: StoreMessage = Refused::new(RefusalWhy::OutOfOrder { len: 0x44 }, "").into();
@@ -593,8 +620,24 @@ fn golden_bytes_of_checked_values() {
     // `ARCHCELL`, version 1, fields, and the checksum of all before.
     let fields = ["4152434843454c4c", "01000000", &ballot, "01", &ballot, &value].concat();
     assert_eq!(bytes[..bytes.len() - 8], fields);
-    let membership = hex(&stored::encode_checked(&Membership::None));
-    assert_eq!(membership[..26], *"415243484d454d420100000000");
+    let bytes = hex(&stored::encode_checked(&head()));
+    let set = [word("02"), "03".into(), word("01"), word("02"), word("03")].concat();
+    let promised = [word("01"), word("06"), word("03")].concat();
+    let copy = [word("02"), word("03"), word("04"), "016d".into()].concat();
+    // `ARCHMEMB`, version 2, fields, and the checksum.
+    let fields = ["415243484d454d42", "02000000", "01", &set, &promised, "01", &copy].concat();
+    assert_eq!(bytes[..bytes.len() - 8], fields);
+    let parts = [
+        (Membership::None, "00".to_owned()),
+        (Membership::Retired { next: root_set() }, ["02", &set].concat()),
+        (Membership::Joining(root_set()), ["03", &set].concat()),
+        (Membership::Copying { least: 7 }, ["04", &word("07")].concat()),
+    ];
+    for (membership, golden) in parts {
+        let mut bytes = Vec::new();
+        archipelago_base::wire::Wire::put(&membership, &mut bytes);
+        assert_eq!(hex(&bytes), golden);
+    }
 }
 
 #[test]

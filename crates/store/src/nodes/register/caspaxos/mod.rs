@@ -22,9 +22,9 @@
 //! 1. The next root set becomes the value of the name [`ROOT_SET_NAME`], by compare-and-swap on
 //!    the old set.
 //! 2. A majority of the old set durably refuses messages with the old set's number, and answers
-//!    with all its values.
-//! 3. The members of the new set get all values of this majority with their ballots, and keep the
-//!    larger ballot of each.
+//!    with all its values, page by page.
+//! 3. The members of the new set get all values of this majority with their ballots, page by page,
+//!    and keep the larger ballot of each. A member has the copy when it has all pages.
 //! 4. When a majority of the new set has the copy, its members that have it answer. A member that
 //!    counted before its copy could form a majority that does not know the last write.
 //!

@@ -17,22 +17,29 @@
 //! the old set that come with it count as accepted by the member, which has not promised anything
 //! in the old set before.
 //!
+//! Values travel in pages of names. A member has retired when it has given all its pages. A member
+//! has a copy when it has taken all pages of this change, one after the other, and it says itself
+//! whether a page continues them. If it does not, the change begins with the first page again.
+//! Later pages may have more than the values of the members that had retired when the first one was
+//! sent. That changes nothing, because each name is a register of its own.
+//!
 //! Invariants:
 //! 1. No member counts before it has the values of a retired majority itself.
 //! 2. The new set answers only when a majority of it has the values.
 //! 3. The steps may be repeated, also by several processes: retiring, copying and activating change
-//!    nothing when they were done.
+//!    nothing when they were done. Of two processes that copy to one member, the one that began
+//!    last goes on, and the other one begins again.
 //!
 //! Thread-safety: none; the caller owns the value.
 //! Failure: the change waits for a majority of the old set, and for one of the new set. The driver
 //! calls [`RootChange::ask_again`] after a pause.
-//! Cost: one message per member and step; the second and the third carry all values.
+//! Cost: one message per member and step, and one per page of the values in the second and third.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::super::super::StorageId;
-use super::RootSet;
-use super::acceptor::{AcceptorAnswer, AcceptorRequest, RegisterCell};
+use super::acceptor::{AcceptorAnswer, AcceptorRequest, CellPage, PAGE_BYTES_MAX, RegisterCell};
+use super::{ChangeId, RootSet};
 
 archipelago_base::fault_switches! {
     /// Steps of a change that a checker leaves out, to prove that it notices.
@@ -72,35 +79,55 @@ enum ChangePhase {
 pub struct RootChange {
     old: RootSet,
     next: RootSet,
+    /// Identity of the copies of this change.
+    copy: ChangeId,
     phase: ChangePhase,
-    /// Members of the old set that have retired.
+    /// Last names of the pages that members of the old set have given so far.
+    retiring: BTreeMap<StorageId, String>,
+    /// Members of the old set that have retired, and have given all their values.
     retired: BTreeSet<StorageId>,
     /// Members of the old set that got its values since the driver asked last.
     brought_in: BTreeSet<StorageId>,
+    /// Last names of the pages that members have taken so far, by the set that they join.
+    copied: BTreeMap<CopyTo, String>,
     /// Members of the new set that have the copy.
     installed: BTreeSet<StorageId>,
     /// Members of the new set that answer proposers.
     activated: BTreeSet<StorageId>,
     /// Everything that the retired majority knows about each name.
     cells: BTreeMap<String, RegisterCell>,
+    page_bytes_max: usize,
     actions: VecDeque<RootChangeAction>,
     sabotage: RootChangeSabotage,
 }
 
+/// A copy to a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct CopyTo {
+    member: StorageId,
+    /// Number of the set that the member joins.
+    root_set: u64,
+}
+
 impl RootChange {
-    /// A change from `old` to `next`, which the register already names.
+    /// A change from `old` to `next`, which the register already names. No other change of any
+    /// process has the identity `copy`.
     #[must_use]
-    pub fn new(old: RootSet, next: RootSet) -> Self {
+    pub fn new(old: RootSet, next: RootSet, copy: ChangeId) -> Self {
         assert_eq!(next.number, old.number + 1, "root sets are numbered without gaps");
         Self {
             old,
             next,
+            copy,
             phase: ChangePhase::Retiring,
+            retiring: BTreeMap::new(),
             retired: BTreeSet::new(),
             brought_in: BTreeSet::new(),
+            copied: BTreeMap::new(),
             installed: BTreeSet::new(),
             activated: BTreeSet::new(),
             cells: BTreeMap::new(),
+            page_bytes_max: PAGE_BYTES_MAX,
             actions: VecDeque::new(),
             sabotage: RootChangeSabotage::default(),
         }
@@ -110,6 +137,13 @@ impl RootChange {
     #[must_use]
     pub fn sabotaged(self, sabotage: RootChangeSabotage) -> Self {
         Self { sabotage, ..self }
+    }
+
+    /// The same change with pages of at most `bytes_max` bytes or of one cell.
+    #[cfg(test)]
+    #[must_use]
+    pub(in crate::nodes) fn paged(self, bytes_max: usize) -> Self {
+        Self { page_bytes_max: bytes_max, ..self }
     }
 
     /// The next action of the driver.
@@ -140,27 +174,39 @@ impl RootChange {
         }
     }
 
+    /// Asks for the next page of a member, unless it has given all of them.
     fn retire(&mut self, to: StorageId) {
         if !self.retired.contains(&to) {
-            let request = AcceptorRequest::Retire { next: self.next.clone() };
+            let (next, after) = (self.next.clone(), self.retiring.get(&to).cloned());
+            let request = AcceptorRequest::Retire { next, after };
             self.actions.push_back(RootChangeAction::Send { to, request });
         }
     }
 
     /// Gives a member of the old set that lacks its values those of the members that have retired,
     /// so that it can retire as well. A member that still refuses to retire gets no further request
-    /// until the driver asks again.
+    /// until the driver asks again, and then all pages anew.
     fn bring_in(&mut self, to: StorageId) {
-        if !self.retired.is_empty() && self.brought_in.insert(to) {
-            let (root_set, cells) = (self.old.clone(), self.cells.clone());
-            let request = AcceptorRequest::Install { root_set, cells };
-            self.actions.push_back(RootChangeAction::Send { to, request });
+        if self.retired.is_empty() {
+            return;
+        }
+        if self.brought_in.insert(to) {
+            self.copy_page(to, self.old.clone());
+        } else {
+            self.copied.remove(&CopyTo { member: to, root_set: self.old.number });
         }
     }
 
     fn install(&mut self, to: StorageId) {
-        let (root_set, cells) = (self.next.clone(), self.cells.clone());
-        let request = AcceptorRequest::Install { root_set, cells };
+        self.copy_page(to, self.next.clone());
+    }
+
+    /// Sends the next page to a member that joins `root_set`.
+    fn copy_page(&mut self, to: StorageId, root_set: RootSet) {
+        let copied = CopyTo { member: to, root_set: root_set.number };
+        let after = self.copied.get(&copied).cloned();
+        let page = CellPage::of(&self.cells, after, self.page_bytes_max);
+        let request = AcceptorRequest::Install { root_set, copy: self.copy, page };
         self.actions.push_back(RootChangeAction::Send { to, request });
     }
 
@@ -174,10 +220,15 @@ impl RootChange {
     /// Notes the answer of a member.
     pub fn answered(&mut self, member: StorageId, answer: AcceptorAnswer) {
         match (self.phase, answer) {
-            (ChangePhase::Retiring, AcceptorAnswer::Retired(cells)) => {
-                self.note_retired(member, cells);
+            (ChangePhase::Retiring, AcceptorAnswer::Retired(page)) => {
+                self.note_retired(member, page);
             }
             (ChangePhase::Retiring, AcceptorAnswer::Installed) => self.retire(member),
+            (ChangePhase::Retiring, AcceptorAnswer::Copied { root_set, through })
+                if root_set == self.old.number =>
+            {
+                self.note_copied(member, self.old.clone(), through);
+            }
             (ChangePhase::Retiring, AcceptorAnswer::WrongSet { known })
                 if known.as_ref().is_none_or(|known| known.number <= self.old.number) =>
             {
@@ -185,6 +236,12 @@ impl RootChange {
             }
             (ChangePhase::Installing | ChangePhase::Activating, AcceptorAnswer::Installed) => {
                 self.note_installed(member);
+            }
+            (
+                ChangePhase::Installing | ChangePhase::Activating,
+                AcceptorAnswer::Copied { root_set, through },
+            ) if root_set == self.next.number => {
+                self.note_copied(member, self.next.clone(), through);
             }
             (ChangePhase::Activating, AcceptorAnswer::Activated) => {
                 let is_new = self.activated.insert(member);
@@ -203,22 +260,51 @@ impl RootChange {
                 self.phase = ChangePhase::Done;
                 self.actions.push_back(RootChangeAction::Superseded(known));
             }
+            // Another process copies to the member, or the member has lost its place.
+            (
+                ChangePhase::Installing | ChangePhase::Activating,
+                AcceptorAnswer::WrongSet { .. },
+            ) => {
+                self.copied.remove(&CopyTo { member, root_set: self.next.number });
+            }
             _ => {}
         }
     }
 
-    fn note_retired(&mut self, member: StorageId, cells: BTreeMap<String, RegisterCell>) {
-        if self.retired.insert(member) {
-            for (name, cell) in cells {
-                self.cells.entry(name).or_default().merge(&cell);
-            }
+    /// Notes a page of a member that leaves the old set. The answer to an earlier request may come
+    /// late, and has no page that is missing.
+    fn note_retired(&mut self, member: StorageId, page: CellPage) {
+        if self.retired.contains(&member) || self.retiring.get(&member) != page.after.as_ref() {
+            return;
         }
+        let last = page.last().cloned();
+        for (name, cell) in page.cells {
+            self.cells.entry(name).or_default().merge(&cell);
+        }
+        if page.has_more {
+            if let Some(last) = last {
+                self.retiring.insert(member, last);
+                self.retire(member);
+            }
+            return;
+        }
+        self.retired.insert(member);
         if self.retired.len() >= self.old.majority() {
             if self.sabotage.no_copy() {
                 self.cells.clear();
             }
             self.phase = ChangePhase::Installing;
             self.ask_again();
+        }
+    }
+
+    /// Notes the pages that a member of `root_set` has taken, and sends the next one. Pages are
+    /// taken in order, so a late answer names an earlier end.
+    fn note_copied(&mut self, member: StorageId, root_set: RootSet, through: String) {
+        let copied = CopyTo { member, root_set: root_set.number };
+        if self.copied.get(&copied).is_none_or(|known| *known < through) {
+            self.copied.insert(copied, through);
+            self.copy_page(member, root_set);
         }
     }
 

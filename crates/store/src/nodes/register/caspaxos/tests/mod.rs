@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 
 use super::super::super::StorageId;
 use super::acceptor::{
-    Acceptor, AcceptorAnswer, AcceptorRequest, AcceptorSabotage, AcceptorState, Membership,
+    Acceptor, AcceptorAnswer, AcceptorRequest, AcceptorSabotage, AcceptorState, CellPage,
+    Membership, PAGE_BYTES_MAX, RegisterCell,
 };
 use super::proposer::{Operation, Proposal, ProposalAction, ProposalResult};
 use super::root_change::{RootChange, RootChangeAction, RootChangeSabotage};
@@ -21,6 +22,7 @@ fn settings() -> Settings {
         acceptor: AcceptorSabotage::default(),
         root_change: RootChangeSabotage::default(),
         replaces_member: false,
+        has_pages: false,
     }
 }
 
@@ -37,6 +39,19 @@ fn operations_are_linearizable_in_every_run() {
 #[test]
 fn operations_are_linearizable_while_members_are_replaced() {
     assert_eq!(first_problem(Settings { replaces_member: true, ..settings() }, 1000), None);
+}
+
+#[test]
+fn operations_are_linearizable_while_values_are_copied_page_by_page() {
+    let settings = Settings { replaces_member: true, has_pages: true, ..settings() };
+    assert_eq!(first_problem(settings, 1000), None);
+    let mut replaced = 0;
+    for seed in 0..200 {
+        let mut run = Run::new(seed, settings);
+        assert_eq!(run.problem(), None, "seed {seed}");
+        replaced += run.replaced();
+    }
+    assert!(replaced > 100, "{replaced} replacements");
 }
 
 #[test]
@@ -67,8 +82,15 @@ fn runs_reach_conflicts_crashes_and_replacements() {
 
 #[test]
 fn promise_that_a_crash_forgets_is_noticed() {
-    let acceptor = AcceptorSabotage { promise_not_durable: true };
+    let acceptor = AcceptorSabotage { promise_not_durable: true, ..AcceptorSabotage::default() };
     assert!(first_problem(Settings { acceptor, ..settings() }, 50_000).is_some());
+}
+
+#[test]
+fn member_that_counts_after_the_first_page_is_noticed() {
+    let acceptor = AcceptorSabotage { partial_copy: true, ..AcceptorSabotage::default() };
+    let settings = Settings { acceptor, replaces_member: true, has_pages: true, ..settings() };
+    assert!(first_problem(settings, 50_000).is_some());
 }
 
 #[test]
@@ -180,7 +202,7 @@ fn member_refuses_ballots_below_its_promise() {
 fn retired_member_refuses_the_old_set_for_good() {
     let (old, next) = (root_set(1, &[1, 2, 3]), root_set(2, &[1, 2, 4]));
     let mut member = Acceptor::founding(old);
-    let retired = member.handle(AcceptorRequest::Retire { next: next.clone() });
+    let retired = member.handle(AcceptorRequest::Retire { next: next.clone(), after: None });
     assert!(retired.is_changed);
     // The state survives a crash.
     let mut member = Acceptor::new(member.state().clone());
@@ -189,7 +211,8 @@ fn retired_member_refuses_the_old_set_for_good() {
     assert_eq!(member.handle(prepare).answer, refused);
     let activate = AcceptorRequest::Activate { root_set: 2 };
     assert_eq!(member.handle(activate.clone()).answer, refused, "the copy is missing");
-    member.handle(AcceptorRequest::Install { root_set: next.clone(), cells: BTreeMap::new() });
+    let (root_set, page) = (next.clone(), CellPage::default());
+    member.handle(AcceptorRequest::Install { root_set, copy: copy(1), page });
     assert_eq!(member.handle(activate).answer, AcceptorAnswer::Activated);
     assert_eq!(member.state().membership, Membership::Active(next));
 }
@@ -203,7 +226,7 @@ fn replace(
     down: &[u64],
     is_lost: impl Fn(StorageId, &AcceptorRequest) -> bool,
 ) -> bool {
-    let mut change = RootChange::new(old.clone(), next.clone());
+    let mut change = RootChange::new(old.clone(), next.clone(), copy(next.number)).paged(1);
     let (mut is_done, mut actions) = (false, 0);
     for _ in 0..5 {
         change.ask_again();
@@ -223,6 +246,11 @@ fn replace(
         }
     }
     is_done
+}
+
+/// The identity of a copy.
+fn copy(sequence: u64) -> ChangeId {
+    ChangeId { proposer: 8, sequence }
 }
 
 fn emptied() -> Acceptor {
@@ -294,4 +322,159 @@ fn emptied_node_is_no_member() {
     let mut node = Acceptor::new(AcceptorState::default());
     let prepare = AcceptorRequest::Prepare { name: "a".into(), ballot: ballot(1) };
     assert_eq!(node.handle(prepare).answer, AcceptorAnswer::WrongSet { known: None });
+}
+
+/// Cells of names with one digit, each with a value of this length.
+fn cells(names: std::ops::Range<u8>, len: usize) -> BTreeMap<String, RegisterCell> {
+    let cell = |name: u8| {
+        let value = StoredValue { version: 1, change: copy(0), value: Some(vec![name; len]) };
+        let (promised, ballot) = (ballot(1), ballot(1));
+        RegisterCell { promised, accepted: Some(AcceptedValue { ballot, value }) }
+    };
+    names.map(|name| (name.to_string(), cell(name))).collect()
+}
+
+/// A page of names with one digit.
+fn page(after: Option<u8>, names: std::ops::Range<u8>, has_more: bool) -> CellPage {
+    CellPage { after: after.map(|name| name.to_string()), cells: cells(names, 1), has_more }
+}
+
+#[test]
+fn read_of_an_unknown_name_leaves_no_cell_and_keeps_its_promise() {
+    let mut cluster = Cluster::new();
+    cluster.swap(0, Some(b"x"));
+    for name in ["a", "volume/mistyped", "z"] {
+        assert_eq!(cluster.run(name, Operation::Read), ProposalResult::Value(None));
+    }
+    let swap = Operation::Swap { expected: 3, value: None };
+    assert_eq!(cluster.run("volume/gone", swap), ProposalResult::Lost(None));
+    for member in cluster.members.values() {
+        assert_eq!(member.state().cells.keys().collect::<Vec<_>>(), ["volume/a"]);
+    }
+    let mut member = Acceptor::founding(root_set(1, &[1, 2, 3]));
+    let prepare = |name: &str, counter| AcceptorRequest::Prepare {
+        name: name.to_owned(),
+        ballot: ballot(counter),
+    };
+    member.handle(prepare("a", 5));
+    // The promise survives a crash, and holds for a value of the name.
+    let mut member = Acceptor::new(member.state().clone());
+    let outbid = AcceptorAnswer::Outbid { ballot: ballot(4), promised: ballot(5) };
+    let value = StoredValue { version: 1, change: copy(0), value: Some(vec![1]) };
+    let accept = |counter| AcceptorRequest::Accept {
+        name: "a".to_owned(),
+        ballot: ballot(counter),
+        value: value.clone(),
+    };
+    assert_eq!(member.handle(accept(4)).answer, outbid);
+    assert_eq!(member.handle(prepare("b", 4)).answer, outbid);
+    assert_eq!(member.handle(accept(5)).answer, AcceptorAnswer::Accepted { ballot: ballot(5) });
+    // A name with a value has a promise of its own.
+    member.handle(prepare("b", 9));
+    let promised = member.handle(prepare("a", 6)).answer;
+    assert!(matches!(promised, AcceptorAnswer::Promised { accepted: Some(_), .. }), "{promised:?}");
+}
+
+#[test]
+fn pages_have_all_names_and_stay_within_their_limit() {
+    let cells: BTreeMap<String, RegisterCell> = (0..3000)
+        .map(|n| (format!("volume/{n:04}"), cells(0..1, 2000).remove("0").unwrap()))
+        .collect();
+    let (mut all, mut after, mut pages) = (BTreeMap::new(), None, 0);
+    loop {
+        let page = CellPage::of(&cells, after, PAGE_BYTES_MAX);
+        let mut bytes = Vec::new();
+        archipelago_base::wire::Wire::put(&page, &mut bytes);
+        assert!(bytes.len() <= PAGE_BYTES_MAX + (64 << 10), "{} bytes", bytes.len());
+        after = page.last().cloned();
+        pages += 1;
+        let has_more = page.has_more;
+        all.extend(page.cells);
+        if !has_more {
+            break;
+        }
+    }
+    assert!(pages > 4, "{pages} pages");
+    assert_eq!(all, cells);
+    let none = CellPage::of(&BTreeMap::new(), None, 1);
+    assert_eq!(none, CellPage::default());
+}
+
+#[test]
+fn member_joins_with_consecutive_pages_of_one_copy_only() {
+    let next = root_set(2, &[4, 5, 6]);
+    let install = |by, page| AcceptorRequest::Install {
+        root_set: root_set(2, &[4, 5, 6]),
+        copy: copy(by),
+        page,
+    };
+    let copied =
+        |through: &str| AcceptorAnswer::Copied { root_set: 2, through: through.to_owned() };
+    let refused = AcceptorAnswer::WrongSet { known: None };
+    let activate = AcceptorRequest::Activate { root_set: 2 };
+    let mut member = emptied();
+    let mut ask = |request: AcceptorRequest| {
+        // Every answer survives a crash.
+        member = Acceptor::new(member.state().clone());
+        let state = member.state().clone();
+        let handled = member.handle(request);
+        assert_eq!(handled.is_changed, *member.state() != state);
+        handled.answer
+    };
+    assert_eq!(ask(install(1, page(Some(1), 2..4, false))), refused, "it has no first page");
+    assert_eq!(ask(install(1, page(None, 0..2, true))), copied("1"));
+    assert_eq!(ask(activate.clone()), refused, "it lacks pages");
+    let retire = AcceptorRequest::Retire { next: root_set(3, &[4, 5, 7]), after: None };
+    assert_eq!(ask(retire), refused, "it has never joined");
+    assert_eq!(ask(install(1, page(None, 0..0, true))), refused, "it is no page");
+    assert_eq!(ask(install(1, page(Some(3), 4..5, false))), refused, "a page is missing");
+    assert_eq!(ask(install(2, page(Some(1), 2..4, false))), refused, "it is of another copy");
+    assert_eq!(ask(install(1, page(Some(1), 2..4, true))), copied("3"));
+    assert_eq!(ask(install(1, page(Some(1), 2..4, true))), copied("3"), "a lost answer");
+    // Another process begins its copy, and the first one cannot complete its own.
+    assert_eq!(ask(install(2, page(None, 0..3, true))), copied("2"));
+    assert_eq!(ask(install(1, page(Some(3), 4..5, false))), refused);
+    assert_eq!(ask(install(2, page(Some(2), 3..5, false))), AcceptorAnswer::Installed);
+    assert_eq!(ask(install(1, page(None, 0..1, true))), AcceptorAnswer::Installed, "it has all");
+    assert_eq!(ask(activate), AcceptorAnswer::Activated);
+    assert_eq!(member.state().membership, Membership::Active(next));
+    assert_eq!(member.state().cells.len(), 5);
+    assert_eq!(member.state().copy, None);
+}
+
+#[test]
+fn first_page_ends_the_membership_in_earlier_sets() {
+    let install = |number, after: Option<u8>, has_more| AcceptorRequest::Install {
+        root_set: root_set(number, &[1, 2, 4]),
+        copy: copy(number),
+        page: page(after, after.map_or(0, |name| name + 1)..5, has_more),
+    };
+    let retire = |number| {
+        let next = root_set(number, &[1, 2, 4]);
+        AcceptorRequest::Retire { next, after: None }
+    };
+    // A member of the set before retires, and still gives what it knows.
+    let mut member = Acceptor::founding(root_set(1, &[1, 2, 3]));
+    member.handle(install(2, None, true));
+    let prepare = AcceptorRequest::Prepare { name: "a".into(), ballot: ballot(9) };
+    let refused = AcceptorAnswer::WrongSet { known: Some(root_set(2, &[1, 2, 4])) };
+    assert_eq!(member.handle(prepare).answer, refused);
+    let AcceptorAnswer::Retired(known) = member.handle(retire(2)).answer else {
+        panic!("it has left set 1")
+    };
+    assert_eq!(known.cells.len(), 5);
+    // A node of an earlier set drops what it knew, and never joins a set again that it has left.
+    let mut member = Acceptor::founding(root_set(3, &[1, 2, 3]));
+    member.handle(install(9, None, true));
+    assert_eq!(member.state().membership, Membership::Copying { least: 4 });
+    let nothing = AcceptorAnswer::WrongSet { known: None };
+    assert_eq!(member.handle(retire(9)).answer, nothing);
+    assert_eq!(member.handle(install(3, None, false)).answer, nothing);
+    // Another process may need it as a member of the set before.
+    assert_eq!(member.handle(install(8, None, false)).answer, AcceptorAnswer::Installed);
+    assert_eq!(
+        member.handle(install(9, Some(4), false)).answer,
+        AcceptorAnswer::WrongSet { known: Some(root_set(8, &[1, 2, 4])) }
+    );
+    assert!(matches!(member.handle(retire(9)).answer, AcceptorAnswer::Retired(_)));
 }

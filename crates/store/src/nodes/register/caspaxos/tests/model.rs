@@ -7,11 +7,12 @@ use archipelago_base::random::Rng;
 
 use super::super::super::super::StorageId;
 use super::super::acceptor::{
-    Acceptor, AcceptorAnswer, AcceptorRequest, AcceptorSabotage, AcceptorState,
+    Acceptor, AcceptorAnswer, AcceptorRequest, AcceptorSabotage, AcceptorState, PAGE_BYTES_MAX,
+    RegisterCell,
 };
 use super::super::proposer::{Operation, Proposal, ProposalAction, ProposalResult};
 use super::super::root_change::{RootChange, RootChangeAction, RootChangeSabotage};
-use super::super::{Ballot, ChangeId, RootSet};
+use super::super::{AcceptedValue, Ballot, ChangeId, RootSet, StoredValue};
 use super::history::{History, value_of};
 
 const NAME: &str = "volume/reef";
@@ -26,6 +27,35 @@ pub(super) struct Settings {
     pub(super) root_change: RootChangeSabotage,
     /// Whether members are lost and replaced, also new ones that do not have their copy yet.
     pub(super) replaces_member: bool,
+    /// Whether the members know other names as well, and a page has one name.
+    pub(super) has_pages: bool,
+}
+
+impl Settings {
+    fn page_bytes_max(&self) -> usize {
+        if self.has_pages { 1 } else { PAGE_BYTES_MAX }
+    }
+
+    /// A member with a state.
+    fn member(&self, state: AcceptorState) -> Acceptor {
+        Acceptor::new(state).paged(self.page_bytes_max()).sabotaged(self.acceptor)
+    }
+
+    /// State of a member of the first root set.
+    fn founding(&self, root_set: &RootSet) -> AcceptorState {
+        let mut state = Acceptor::founding(root_set.clone()).state().clone();
+        if self.has_pages {
+            let cell = |name: &str| {
+                let ballot = Ballot { root_set: 1, counter: 1, proposer: 99 };
+                let change = ChangeId { proposer: 99, sequence: 1 };
+                let value = StoredValue { version: 1, change, value: Some(vec![1]) };
+                let accepted = Some(AcceptedValue { ballot, value });
+                (name.to_owned(), RegisterCell { promised: ballot, accepted })
+            };
+            state.cells.extend(["root-set", "volume/a", "volume/z"].map(cell));
+        }
+        state
+    }
 }
 
 struct Member {
@@ -103,12 +133,11 @@ impl Run {
         let size = if rng.u8(0..4) == 0 { 5 } else { 3 };
         let root_set = RootSet { number: 1, members: (1..=size).map(StorageId).collect() };
         let member = |id: u64| {
-            let acceptor = match id <= size {
-                true => Acceptor::founding(root_set.clone()),
-                false => Acceptor::new(AcceptorState::default()),
+            let durable = match id <= size {
+                true => settings.founding(&root_set),
+                false => AcceptorState::default(),
             };
-            let acceptor = acceptor.sabotaged(settings.acceptor);
-            let durable = acceptor.state().clone();
+            let acceptor = settings.member(durable.clone());
             (StorageId(id), Member { acceptor, durable, is_up: true })
         };
         let client = |_| Client {
@@ -306,11 +335,11 @@ impl Run {
         let ids: Vec<StorageId> = self.members.keys().copied().collect();
         let id = ids[self.rng.usize(0..ids.len())];
         let is_restart = self.rng.u8(0..3) > 0;
-        let sabotage = self.settings.acceptor;
+        let settings = self.settings;
         let is_lost = self.lost.contains(&id);
         let member = self.members.get_mut(&id).unwrap();
         member.is_up = is_restart && !is_lost;
-        member.acceptor = Acceptor::new(member.durable.clone()).sabotaged(sabotage);
+        member.acceptor = settings.member(member.durable.clone());
     }
 
     /// Number of sets that took the place of another one and answer.
@@ -345,7 +374,9 @@ impl Run {
             self.lost_early += 1;
         }
         for _ in 0..self.rng.u8(1..3) {
-            let change = RootChange::new(old.clone(), next.clone());
+            let copy = ChangeId { proposer: 98, sequence: self.changes.len() as u64 };
+            let change = RootChange::new(old.clone(), next.clone(), copy);
+            let change = change.paged(self.settings.page_bytes_max());
             let change = Some(change.sabotaged(self.settings.root_change));
             self.changes.push(RunningChange { number: next.number, change });
         }

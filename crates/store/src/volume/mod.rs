@@ -159,6 +159,8 @@ pub struct Volume {
     is_releasing: AtomicBool,
     /// The thread that keeps layouts of idle logs, once the volume is open.
     layouts: OnceLock<VolumeThread>,
+    /// Time at which the close began.
+    closing_ns: OnceLock<u64>,
     core: Mutex<NamespaceCore>,
     /// Notified when a new generation has begun, or has failed to.
     generation_ended: Condvar,
@@ -509,8 +511,9 @@ impl Volume {
         Some((file, hold))
     }
 
-    /// Makes everything durable, ends the namespace's log, and gives up the lease. Later calls get
-    /// `Closed`. A second call does nothing.
+    /// Makes everything durable, ends the namespace's log, and gives up the lease. Objects that are
+    /// due are released for a short time only, and the next owner finds the others as strays. Later
+    /// calls get `Closed`. A second call does nothing.
     ///
     /// Errors: those of the pool, and then the lease ends by itself; `Fenced` after a take-over.
     pub fn close(&self) -> Result<()> {
@@ -520,9 +523,11 @@ impl Volume {
                 outcome => outcome,
             };
         }
-        self.lease.stop();
+        self.closing_ns.get_or_init(|| self.clock.now_ns());
+        // These threads may wait for a node, so the lease is renewed until they have ended.
         let threads = self.strays.get().into_iter().chain(self.layouts.get());
         threads.for_each(VolumeThread::stop);
+        self.lease.stop();
         let ended = self.end_log();
         let given_up = self.registration.give_up(ended.as_ref().ok());
         self.registration.end().end(&closed(self.name()));

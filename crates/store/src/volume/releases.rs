@@ -10,12 +10,14 @@
 //!
 //! Thread-safety: the volume's lock guards the list; the pool is called without the lock.
 //! Failure: a refused release stays in the list and is repeated. If the process ends before that,
-//! the next owner finds the object as a stray.
+//! the next owner finds the object as a stray. So a volume that closes releases only for a short
+//! time, and not after a refusal: a node that does not answer must not hold up the close.
 //! Cost: one round trip for all blobs that are due, and one per log. A call with nothing due takes
 //! the lock once.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use archipelago_base::Result;
 
@@ -27,6 +29,9 @@ use crate::ids::BlobId;
 
 /// Position that a volume with sabotage ([`crate::Sabotage`]) takes for durable without a wait.
 const ANY_MOMENT: Moment = Moment { generation: u64::MAX, offset: u64::MAX };
+
+/// Time for which a volume releases objects after its close has begun.
+const CLOSE_RELEASES_MAX: Duration = Duration::from_secs(1);
 
 /// Keeps the bytes of a file while it exists, also when the file has no name any more. The drop may
 /// have them released.
@@ -79,10 +84,17 @@ impl Volume {
         if self.sabotage.early_release() { ANY_MOMENT } else { core.durable }
     }
 
-    /// Releases all objects that are due. It reports no errors, because a later call repeats what
-    /// the pool refuses.
+    /// Whether the volume closes, and has released objects for long enough.
+    fn has_released_enough(&self) -> bool {
+        let limit_ns = CLOSE_RELEASES_MAX.as_nanos() as u64;
+        let closing_ns = self.closing_ns.get();
+        closing_ns.is_some_and(|since_ns| self.clock.now_ns() >= since_ns.saturating_add(limit_ns))
+    }
+
+    /// Releases all objects that are due, or some of them if the volume closes. It reports no
+    /// errors, because a later call repeats what the pool refuses.
     pub(super) fn release_due(&self) {
-        if self.check_open().is_err() {
+        if self.check_open().is_err() || self.has_released_enough() {
             return;
         }
         let now_ns = self.clock.now_ns();
@@ -93,35 +105,42 @@ impl Volume {
         };
         let is_blob = |release: &Release| matches!(release.object, Superfluous::Blob(_));
         let (blobs, others): (Vec<Release>, Vec<Release>) = due.into_iter().partition(is_blob);
-        self.release_blobs(blobs, now_ns);
+        let mut has_refused = !self.release_blobs(blobs);
         for release in others {
+            let is_closing = self.closing_ns.get().is_some();
+            let is_long = has_refused || release.object == Superfluous::Strays;
+            if is_closing && (is_long || self.has_released_enough()) {
+                self.core.lock().pending.put_back_unasked(release);
+                continue;
+            }
             if let Err(error) = self.observe(self.release(&release.object)) {
                 let (volume, object) = (self.name(), &release.object);
                 tracing::warn!(%error, volume, ?object, "a release failed and will be repeated");
-                self.core.lock().pending.put_back(release, now_ns);
+                self.core.lock().pending.put_back(release, self.clock.now_ns());
+                has_refused = true;
             }
         }
     }
 
     /// Releases blobs in one batch. If that fails, all of them are due again later, because the
-    /// release of a blob may be repeated.
-    fn release_blobs(&self, releases: Vec<Release>, now_ns: u64) {
+    /// release of a blob may be repeated. Returns whether the pool took the batch.
+    fn release_blobs(&self, releases: Vec<Release>) -> bool {
         let id = |release: &Release| match release.object {
             Superfluous::Blob(blob) => Some(blob),
             Superfluous::Log(..) | Superfluous::Strays => None,
         };
         let blobs: Vec<BlobId> = releases.iter().filter_map(id).collect();
         if blobs.is_empty() {
-            return;
+            return true;
         }
         let (volume, epoch) = (self.id(), self.epoch());
         let released = self.observe(self.stores.blobs.release_all(&blobs, volume, epoch));
-        if let Err(error) = released {
-            let (volume, blobs) = (self.name(), blobs.len());
-            tracing::warn!(%error, volume, blobs, "a release failed and will be repeated");
-            let mut core = self.core.lock();
-            releases.into_iter().for_each(|release| core.pending.put_back(release, now_ns));
-        }
+        let Err(error) = released else { return true };
+        let (volume, blobs, now_ns) = (self.name(), blobs.len(), self.clock.now_ns());
+        tracing::warn!(%error, volume, blobs, "a release failed and will be repeated");
+        let mut core = self.core.lock();
+        releases.into_iter().for_each(|release| core.pending.put_back(release, now_ns));
+        false
     }
 
     fn release(&self, object: &Superfluous) -> Result<()> {

@@ -79,9 +79,13 @@ fn release(signal: &StopSignal, volume: &Weak<Volume>, every: Duration) {
             volume.core.lock().pending.release(Superfluous::Strays, Moment::default());
         }
         volume.release_due();
-        let has_refused = volume.core.lock().pending.has_refused();
-        let next_ns = strays_ns.map_or(0, |due_ns| due_ns.saturating_sub(volume.clock.now_ns()));
-        let next = Duration::from_nanos(next_ns);
-        pause = if has_refused { next.min(RETRY) } else { next };
+        let repeated_ns = volume.core.lock().pending.repeated_ns();
+        let now_ns = volume.clock.now_ns();
+        let until = |at_ns: u64| Duration::from_nanos(at_ns.saturating_sub(now_ns));
+        pause = strays_ns.map_or(Duration::ZERO, until);
+        if let Some(at_ns) = repeated_ns {
+            // A release that another object holds up must not keep the thread busy.
+            pause = pause.min(until(at_ns).max(RETRY));
+        }
     }
 }

@@ -353,6 +353,7 @@ fn start(
         strays: OnceLock::new(),
         is_releasing: AtomicBool::new(false),
         layouts: OnceLock::new(),
+        closing_ns: OnceLock::new(),
     });
     volume.reach(volume.moment())?;
     volume.core.lock().pending.release(Superfluous::Strays, Moment::default());

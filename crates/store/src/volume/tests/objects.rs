@@ -166,6 +166,46 @@ fn refused_release_is_repeated() {
     assert_eq!(blobs(&harness.pool), []);
 }
 
+/// Commits four logs and their removals, which are not durable yet.
+fn remove_logs(volume: &Arc<Volume>) {
+    let paths: Vec<String> = (0..4).map(|number| format!("/{number}.log")).collect();
+    for path in &paths {
+        put_log(volume, path, FileClass::Wal);
+    }
+    let removals: Vec<Record> = paths.iter().map(|path| remove(path)).collect();
+    volume.commit(&removals).unwrap();
+}
+
+#[test]
+fn close_does_not_wait_for_slow_releases() {
+    let harness = Harness::new();
+    let volume = harness.open("owner").unwrap();
+    remove_logs(&volume);
+    // Every removal takes 600 ms.
+    let clock = Arc::clone(&harness.clock);
+    harness.pool.on_call(Arc::new(move |_: &MemoryPool, call: PoolCall| {
+        if call == PoolCall::LogRemove {
+            clock.advance(Duration::from_millis(600));
+        }
+    }));
+    volume.close().unwrap();
+    assert_eq!(harness.pool.calls(PoolCall::LogRemove), 2, "the close has released for a second");
+    let _next = harness.open("next").unwrap();
+    assert_eq!(harness.pool.log_list().len(), 1, "the others were strays");
+}
+
+#[test]
+fn close_releases_nothing_after_a_refusal() {
+    let harness = Harness::new();
+    let volume = harness.open("owner").unwrap();
+    remove_logs(&volume);
+    harness.pool.inject(PoolCall::LogRemove, 1, Fault::Refuse);
+    volume.close().unwrap();
+    assert_eq!(harness.pool.calls(PoolCall::LogRemove), 1);
+    let _next = harness.open("next").unwrap();
+    assert_eq!(harness.pool.log_list().len(), 1, "the others were strays");
+}
+
 #[test]
 fn blobs_that_are_due_are_released_in_one_call() {
     let harness = Harness::new();

@@ -13,10 +13,12 @@
 //! 3. An object is released only after the record that took its last name is durable.
 //! 4. A limited number of releases is due and waits for the pool. What exceeds it is left to a
 //!    release of strays, which finds it as an object that is neither named nor pending.
+//! 5. An object waits in one release at most, and so do all strays together.
 //!
-//! A pure value. Failure: a refused release is put back and is due again after [`RETRY`].
+//! A pure value. Failure: a refused release is put back and is due again after [`RETRY`]. Every
+//! further refusal doubles that time, up to [`RETRY_MAX`].
 //! Cost: a commit without blobs and logs costs nothing. The search for due releases visits every
-//! release that waits, and most of them are due.
+//! release that waits, and most of them are due. The question whether an object waits is O(1).
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -32,6 +34,8 @@ use crate::log::Layout;
 
 /// Time after which a release is repeated that the pool refused.
 pub(super) const RETRY: Duration = Duration::from_secs(1);
+/// Longest time after which a release is repeated.
+const RETRY_MAX: Duration = Duration::from_secs(60);
 /// Number of releases that may be due and wait for the pool. Those beyond it are strays.
 const DUE_MAX: usize = 16_384;
 
@@ -54,9 +58,15 @@ pub(super) struct Release {
     after: Moment,
     /// Earliest time, by the clock of the volume, at which the pool is asked.
     not_before_ns: u64,
+    /// Number of times that the pool has refused.
+    refusals: u32,
 }
 
 impl Release {
+    fn new(object: Superfluous, file: Option<FileKey>, after: Moment) -> Self {
+        Self { object, file, after, not_before_ns: 0, refusals: 0 }
+    }
+
     /// Whether neither a record nor a hold keeps the object any more.
     fn is_free(&self, durable: Moment, holds: &HashMap<FileKey, usize>) -> bool {
         self.after <= durable && self.file.is_none_or(|file| !holds.contains_key(&file))
@@ -80,6 +90,38 @@ pub(super) struct Pending {
     /// Number of the holds of each file.
     holds: HashMap<FileKey, usize>,
     releases: Vec<Release>,
+    waiting: WaitingObjects,
+}
+
+/// The objects of all releases that wait.
+#[derive(Debug, Default)]
+struct WaitingObjects {
+    blobs: HashSet<BlobId>,
+    logs: HashSet<LogId>,
+    has_strays: bool,
+}
+
+impl WaitingObjects {
+    /// Adds an object. Returns whether it is new.
+    fn insert(&mut self, object: &Superfluous) -> bool {
+        match object {
+            Superfluous::Blob(blob) => self.blobs.insert(*blob),
+            Superfluous::Log(log, _) => self.logs.insert(*log),
+            Superfluous::Strays => !std::mem::replace(&mut self.has_strays, true),
+        }
+    }
+
+    fn remove(&mut self, object: &Superfluous) {
+        match object {
+            Superfluous::Blob(blob) => {
+                self.blobs.remove(blob);
+            }
+            Superfluous::Log(log, _) => {
+                self.logs.remove(log);
+            }
+            Superfluous::Strays => self.has_strays = false,
+        }
+    }
 }
 
 impl Pending {
@@ -95,15 +137,12 @@ impl Pending {
 
     /// Whether a blob is pending, or waits to be released.
     pub(super) fn has_blob(&self, blob: BlobId) -> bool {
-        let waits = |release: &Release| release.object == Superfluous::Blob(blob);
-        self.blobs.contains(&blob) || self.releases.iter().any(waits)
+        self.blobs.contains(&blob) || self.waiting.blobs.contains(&blob)
     }
 
     /// Whether a log is pending, or waits to be released.
     pub(super) fn has_log(&self, log: LogId) -> bool {
-        let waits =
-            |release: &Release| matches!(release.object, Superfluous::Log(id, _) if id == log);
-        self.logs.contains_key(&log) || self.releases.iter().any(waits)
+        self.logs.contains_key(&log) || self.waiting.logs.contains(&log)
     }
 
     /// Notes the first layout of a pending log, unless a newer one is known. Returns the newest.
@@ -152,8 +191,12 @@ impl Pending {
 
     /// Notes an object that no file has. It is superfluous after `after`.
     pub(super) fn release(&mut self, object: Superfluous, after: Moment) {
-        let release = Release { object, file: None, after, not_before_ns: 0 };
-        if !self.releases.contains(&release) {
+        self.add(Release::new(object, None, after));
+    }
+
+    /// Adds a release, unless its object waits already.
+    fn add(&mut self, release: Release) {
+        if self.waiting.insert(&release.object) {
             self.releases.push(release);
         }
     }
@@ -223,7 +266,7 @@ impl Pending {
                 Content::Blob(blob) => Superfluous::Blob(blob.id),
                 Content::Log { id, layout, .. } => Superfluous::Log(id, layout),
             };
-            self.releases.push(Release { object, file: Some(file), after, not_before_ns: 0 });
+            self.add(Release::new(object, Some(file), after));
         }
     }
 
@@ -252,13 +295,15 @@ impl Pending {
         let is_due = |release: &mut Release| {
             release.not_before_ns <= time.now_ns && release.is_free(time.durable, holds)
         };
-        self.releases.extract_if(.., is_due).collect()
+        let due: Vec<Release> = self.releases.extract_if(.., is_due).collect();
+        due.iter().for_each(|release| self.waiting.remove(&release.object));
+        due
     }
 
     /// Whether releases are due that another thread should take. Of more than [`DUE_MAX`] releases
     /// that wait for the pool alone, the last ones become strays, and a release of strays is due.
     pub(super) fn has_due(&mut self, time: ReleaseTime) -> bool {
-        let holds = &self.holds;
+        let (holds, waiting) = (&self.holds, &mut self.waiting);
         let (mut free, mut has_due) = (0, false);
         let before = self.releases.len();
         self.releases.retain(|release| {
@@ -267,7 +312,11 @@ impl Pending {
             }
             has_due |= release.not_before_ns <= time.now_ns;
             free += 1;
-            free <= DUE_MAX || release.object == Superfluous::Strays
+            let stays = free <= DUE_MAX || release.object == Superfluous::Strays;
+            if !stays {
+                waiting.remove(&release.object);
+            }
+            stays
         });
         if self.releases.len() < before {
             self.release(Superfluous::Strays, Moment::default());
@@ -275,15 +324,28 @@ impl Pending {
         has_due
     }
 
-    /// Whether a release waits that the pool has refused.
-    pub(super) fn has_refused(&self) -> bool {
-        self.releases.iter().any(|release| release.not_before_ns > 0)
+    /// Earliest time at which a release is repeated that the pool has refused; `None` without one.
+    pub(super) fn repeated_ns(&self) -> Option<u64> {
+        let refused = self.releases.iter().filter(|release| release.refusals > 0);
+        refused.map(|release| release.not_before_ns).min()
     }
 
     /// Puts back a release that the pool refused.
     pub(super) fn put_back(&mut self, mut release: Release, now_ns: u64) {
-        release.not_before_ns = now_ns.saturating_add(RETRY.as_nanos() as u64);
-        self.releases.push(release);
+        let pause = (RETRY * (1 << release.refusals.min(6))).min(RETRY_MAX);
+        release.not_before_ns = now_ns.saturating_add(pause.as_nanos() as u64);
+        release.refusals += 1;
+        if release.object == Superfluous::Strays {
+            // A later request for the same waits as long as this one.
+            self.releases.retain(|waiting| waiting.object != Superfluous::Strays);
+            self.waiting.remove(&release.object);
+        }
+        self.add(release);
+    }
+
+    /// Puts back a release for which the pool was not asked.
+    pub(super) fn put_back_unasked(&mut self, release: Release) {
+        self.add(release);
     }
 
     /// Number of objects that are pending or wait to be released.
@@ -310,127 +372,4 @@ fn set_layout(record: &mut Record, newest: &Layout) {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::path::PathBuf;
-
-    use archipelago_env::FileClass;
-
-    use super::*;
-    use crate::blob::BlobRef;
-
-    const BLOB: BlobId = BlobId([1; 16]);
-    const LOG: LogId = LogId([2; 16]);
-    const KEY: FileKey = FileKey(7);
-
-    fn named(content: Content) -> [Record; 1] {
-        [Record::File(FileRecord {
-            key: KEY,
-            class: FileClass::Sst,
-            names: vec![PathBuf::from("/a")],
-            content,
-            modified_ms: 0,
-        })]
-    }
-
-    fn blob() -> Content {
-        named_blob(BLOB)
-    }
-
-    fn named_blob(id: BlobId) -> Content {
-        Content::Blob(BlobRef { id, len_bytes: 1, hint: Vec::new() })
-    }
-
-    fn log(layout: &[u8]) -> Content {
-        Content::Log { head: vec![], id: LOG, layout: Layout(layout.to_vec()), len_bytes: None }
-    }
-
-    fn at(offset: u64) -> Moment {
-        Moment { generation: 1, offset }
-    }
-
-    fn due(pending: &mut Pending, durable: Moment, now_ns: u64) -> Vec<Superfluous> {
-        let due = pending.take_due(ReleaseTime { durable, now_ns });
-        due.into_iter().map(|release| release.object).collect()
-    }
-
-    #[test]
-    fn blob_that_was_given_up_is_never_named() {
-        let (mut pending, state) = (Pending::default(), NamespaceState::default());
-        let records = named(blob());
-        assert!(pending.prepare(&state, &records).is_err(), "it was not begun");
-        pending.add_blob(BLOB);
-        assert!(pending.prepare(&state, &records).is_ok());
-        pending.give_up_blob(BLOB);
-        assert!(pending.prepare(&state, &records).is_err(), "it was given up");
-        assert_eq!(due(&mut pending, at(0), 0), [Superfluous::Blob(BLOB)]);
-    }
-
-    #[test]
-    fn commit_records_the_newest_layout_of_a_pending_log() {
-        let (mut pending, state) = (Pending::default(), NamespaceState::default());
-        pending.add_log(LOG);
-        assert_eq!(pending.note_layout(LOG, Layout(vec![1])), Layout(vec![1]));
-        assert!(pending.replace_layout(LOG, &Layout(vec![2])));
-        let records = named(log(&[1]));
-        assert_eq!(&*pending.prepare(&state, &records).unwrap(), &named(log(&[2])));
-        pending.committed(&named(log(&[2])), vec![], at(1));
-        assert!(!pending.replace_layout(LOG, &Layout(vec![3])), "it is named now");
-    }
-
-    #[test]
-    fn release_of_a_log_has_its_newest_layout() {
-        let mut pending = Pending::default();
-        pending.release(Superfluous::Log(LOG, Layout(vec![1])), at(0));
-        assert!(pending.replace_layout(LOG, &Layout(vec![2])));
-        assert_eq!(due(&mut pending, at(0), 0), [Superfluous::Log(LOG, Layout(vec![2]))]);
-    }
-
-    #[test]
-    fn release_waits_for_durability_and_holds() {
-        let (mut pending, mut state) = (Pending::default(), NamespaceState::default());
-        pending.add_blob(BLOB);
-        pending.hold(KEY);
-        let records = named(blob());
-        state.apply_all(&records).unwrap();
-        pending.committed(&records, vec![], at(10));
-        let gone = state.apply_all(&[Record::Remove { path: PathBuf::from("/a") }]).unwrap();
-        pending.committed(&[], gone, at(20));
-        assert_eq!(due(&mut pending, at(20), 0), [], "held");
-        assert!(pending.unhold(KEY));
-        assert_eq!(due(&mut pending, at(19), 0), [], "not durable");
-        assert_eq!(due(&mut pending, at(20), 0), [Superfluous::Blob(BLOB)]);
-        assert_eq!(pending.len(), 0);
-    }
-
-    #[test]
-    fn releases_beyond_the_limit_are_left_to_a_release_of_strays() {
-        let mut pending = Pending::default();
-        let blob = |number: usize| BlobId((number as u128).to_be_bytes());
-        pending.hold(KEY);
-        let gone = |number| Gone::Content { key: KEY, content: named_blob(blob(number)) };
-        pending.committed(&[], vec![gone(0)], at(1));
-        pending.releases.extend((1..=DUE_MAX + 10).map(|number| {
-            let object = Superfluous::Blob(blob(number));
-            Release { object, file: None, after: at(1), not_before_ns: 0 }
-        }));
-        let time = |durable| ReleaseTime { durable, now_ns: 0 };
-        assert!(!pending.has_due(time(at(0))));
-        assert_eq!(pending.releases.len(), DUE_MAX + 11, "no record is durable yet");
-        assert!(pending.has_due(time(at(1))));
-        let due = due(&mut pending, at(1), 0);
-        assert_eq!((due.len(), due.last()), (DUE_MAX + 1, Some(&Superfluous::Strays)));
-        assert!(!pending.has_blob(blob(DUE_MAX + 1)), "it is a stray");
-        assert!(pending.has_blob(blob(0)), "it is held");
-    }
-
-    #[test]
-    fn refused_release_is_due_again_after_a_while() {
-        let mut pending = Pending::default();
-        pending.release(Superfluous::Strays, at(0));
-        let mut taken = pending.take_due(ReleaseTime { durable: at(0), now_ns: 5 });
-        pending.put_back(taken.remove(0), 5);
-        let retry_ns = RETRY.as_nanos() as u64;
-        assert_eq!(due(&mut pending, at(0), retry_ns + 4), []);
-        assert_eq!(due(&mut pending, at(0), retry_ns + 5), [Superfluous::Strays]);
-    }
-}
+mod tests;

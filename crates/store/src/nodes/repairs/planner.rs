@@ -513,8 +513,12 @@ impl RepairPlanner {
         choose(&avoid[..]).or_else(|_| choose(&never[..]))
     }
 
-    /// Takes an extent that `node` has. Those outside of the page are ignored.
+    /// Takes an extent that `node` has. Those outside of the page are ignored, and so are those
+    /// without a byte, which no layout names.
     pub fn add_extent(&mut self, node: StorageId, extent: SealedExtent) {
+        if extent.start == extent.end {
+            return;
+        }
         let is_before = self.page.after.is_some_and(|after| extent.at <= after);
         if is_before || self.extents_end.is_some_and(|end| extent.at >= end) {
             return;

@@ -179,6 +179,11 @@ impl ReplicaStream {
         self.is_over = true;
     }
 
+    /// Whether the stream sends nothing any more: the replica is sealed, or has failed.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over
+    }
+
     fn lacks_sync(&self) -> bool {
         self.sync_wanted > self.confirmed.synced && self.sync_asked < self.sync_wanted
     }

@@ -154,6 +154,44 @@ fn replica_of_a_node_that_failed_is_sealed_when_the_node_returns() {
 }
 
 #[test]
+fn replica_without_bytes_on_a_node_that_failed_is_sealed_when_the_node_returns() {
+    let world = World::new(37, 5);
+    let store = world.store(quick());
+    let mut writer = world.create(&store, log(1), FileClass::Manifest);
+    let failed = world.ensemble(log(1))[1];
+    world.pool.set_health(failed, Health::Down);
+    world.pool.forget(failed);
+    // All replicas acknowledge a manifest, so the first extent ends without a byte.
+    append(&mut *writer, 1000).expect("acknowledged");
+    rest(&world, &store, 20);
+    assert!(world.kept(log(1)).layout.extents.iter().all(|extent| extent.number > 1));
+    assert_eq!(world.pool.open_extents(failed), 1, "it was not there to be sealed");
+    world.pool.set_health(failed, Health::Up);
+    world.pool.remember(failed);
+    rest(&world, &store, 20);
+    assert_eq!(world.pool.open_extents(failed), 0);
+    check(&world, &mut *writer, FileClass::Manifest);
+}
+
+#[test]
+fn seal_of_a_replica_without_bytes_is_tried_again() {
+    let world = World::new(38, 5);
+    let store = world.store(quick());
+    let mut writer = world.create(&store, log(1), FileClass::Wal);
+    let nodes = world.ensemble(log(1));
+    let (leaving, silent) = (nodes[0], nodes[1]);
+    world.pool.set_health(silent, Health::Down);
+    world.pool.drain(leaving);
+    rest(&world, &store, 20);
+    assert_eq!(world.pool.open_extents(leaving), 0);
+    assert_eq!(world.pool.open_extents(silent), 1, "it does not answer");
+    world.pool.set_health(silent, Health::Up);
+    rest(&world, &store, 20);
+    assert_eq!(world.pool.open_extents(silent), 0);
+    check(&world, &mut *writer, FileClass::Wal);
+}
+
+#[test]
 fn unreachable_node_costs_a_busy_log_few_extents() {
     let world = World::new(36, 3);
     let store = world.store(NodeLogOptions { look_every: Duration::from_secs(1), ..quick() });

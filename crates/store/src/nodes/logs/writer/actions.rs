@@ -8,8 +8,8 @@ use std::sync::Arc;
 use archipelago_base::Error;
 
 use super::super::super::StorageId;
-use super::super::super::log::LogLayout;
 use super::super::super::log::quorum::WriterAction;
+use super::super::super::log::{LogLayout, ReplicaId};
 use super::super::replica_stream::ReplicaStream;
 use super::super::waiters::WaitGoal;
 use super::{BackgroundTask, Effects, LogCore, LogState, PendingRecord, fail, wake_failed};
@@ -55,7 +55,12 @@ impl LogCore {
             WriterAction::Seal { to, end } => {
                 // Without a stream no byte was sent, so the extent begins at its end.
                 let stream = state.streams.entry(to);
-                stream.or_insert_with(|| ReplicaStream::new(to, end, false)).want_seal(end);
+                let stream = stream.or_insert_with(|| ReplicaStream::new(to, end, false));
+                match stream.is_over() {
+                    // A request to a replica without acknowledged bytes has failed before.
+                    true => state.note_left_empty(to, end),
+                    false => stream.want_seal(end),
+                }
             }
             WriterAction::ChooseNodes { avoid } => self.want_nodes(state, &avoid, effects),
             WriterAction::Record { version, layout } => self.want_record(state, version, layout),
@@ -107,6 +112,13 @@ impl LogCore {
             }
         }
         failed.iter().for_each(|node| self.requests.suspect(*node));
+        let without_bytes = state.layout.extents.last().filter(|extent| extent.start == end);
+        if let Some(extent) = without_bytes.map(|extent| extent.number) {
+            // No repair replaces these replicas, because the extent leaves the layout.
+            for node in failed {
+                state.note_left_empty(ReplicaId { extent, node: *node }, end);
+            }
+        }
         state.stalled_since_ns.get_or_insert(self.now_ns());
         if !state.is_choosing {
             state.is_choosing = true;

@@ -8,12 +8,17 @@
 //! is kept by a caller that waits for the log, or by the owner's thread.
 //!
 //! A repair puts another replica in the place of one whose node failed. When that node answers
-//! again, the task seals the replica there, because the node counts an unsealed one as open.
+//! again, the task seals the replica there, because the node counts an unsealed one as open. It
+//! does the same for a replica of an extent that left the layout without a byte.
 //!
 //! Invariants:
 //! 1. An extent ends only if the pool takes the next one on at least as many nodes as stay.
 //! 2. The pauses between extents that looks begin grow. So a node that the manager reports as up,
 //!    and that this process does not reach, costs few extents.
+//! 3. A look tries to seal a limited number of replicas, and none of a node after a failure there.
+//!    So such a node does not keep the task from looking at the members.
+//! 4. A replica without acknowledged bytes is sealed only after a layout without its extent is
+//!    kept.
 //!
 //! Thread-safety: as for the writer; the task holds no lock over an await.
 //! Failure: a look that fails is repeated by the next one.
@@ -36,6 +41,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(600);
 const PAUSES_OF_REST: u64 = 10;
 /// Limit of the replicas that wait for their nodes. Those beyond it stay unsealed.
 const LEFT_MAX: usize = 1024;
+/// Number of replicas that one look tries to seal.
+const SEALS_MAX: usize = 16;
 
 /// A replica of an ended extent on a node that failed, which the layout does not name any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +68,27 @@ impl LogState {
             LeftReplica { to, start: record.start, end }
         };
         self.left_replicas.extend(left.map(replica).take(room));
+    }
+
+    /// Notes a replica that failed, of an extent that leaves the layout without a byte. The extent
+    /// begins and ends at `end`.
+    pub(super) fn note_left_empty(&mut self, to: ReplicaId, end: u64) {
+        let left = LeftReplica { to, start: end, end };
+        if self.left_replicas.len() < LEFT_MAX && !self.left_replicas.contains(&left) {
+            self.left_replicas.push(left);
+        }
+    }
+
+    /// Takes the replicas that may be sealed now. A recovery must not find the extent of one that
+    /// has no acknowledged byte, so such a replica waits until all layouts are kept.
+    fn take_left_replicas(&mut self) -> Vec<LeftReplica> {
+        let is_kept = self.record.is_none() && !self.is_keeping;
+        let extents = &self.layout.extents;
+        let is_named = |number: u32| extents.iter().any(|extent| extent.number == number);
+        let may_seal = |left: &mut LeftReplica| {
+            left.start < left.end || (is_kept && !is_named(left.to.extent))
+        };
+        self.left_replicas.extract_if(.., may_seal).collect()
     }
 }
 
@@ -152,20 +180,27 @@ impl LogCore {
 
     /// Seals replicas that repairs have left on nodes which answer again.
     async fn seal_left_replicas(self: &Arc<Self>) {
-        let left = std::mem::take(&mut self.state.lock().left_replicas);
+        let left = self.state.lock().take_left_replicas();
         if left.is_empty() {
             return;
         }
-        let reachable = reachable_nodes(&self.requests).await.unwrap_or_default();
-        let mut waiting = Vec::new();
+        let mut reachable = reachable_nodes(&self.requests).await.unwrap_or_default();
+        let (mut waiting, mut tries) = (Vec::new(), 0);
         for replica in left {
-            let is_sealed =
-                reachable.contains(&replica.to.node) && self.seal_left_replica(&replica).await;
-            if !is_sealed {
+            let node = replica.to.node;
+            if tries == SEALS_MAX || !reachable.contains(&node) {
+                waiting.push(replica);
+                continue;
+            }
+            tries += 1;
+            if !self.seal_left_replica(&replica).await {
+                reachable.retain(|reachable| *reachable != node);
                 waiting.push(replica);
             }
         }
-        self.state.lock().left_replicas.extend(waiting);
+        let mut state = self.state.lock();
+        state.left_replicas.extend(waiting);
+        state.left_replicas.truncate(LEFT_MAX);
     }
 
     /// Seals a replica that a repair has left. Returns whether its node has no open one any more.
@@ -177,6 +212,7 @@ impl LogCore {
             Err(LogFailure::OtherLength(len)) => len,
             Err(failure) => {
                 tracing::debug!(log = %self.requests.log, %failure, "a replica is sealed later");
+                self.requests.suspect(to.node);
                 return false;
             }
         };

@@ -164,6 +164,11 @@ impl LogCore {
             StreamVerdict::Failed(text) => {
                 let (log, extent, node) = (self.requests.log, to.extent, to.node);
                 tracing::warn!(%log, extent, %node, why = text, "a replica of a log failed");
+                if let StreamMessage::Seal { end } = *message
+                    && !state.layout.extents.iter().any(|it| it.number == extent)
+                {
+                    state.note_left_empty(*to, end);
+                }
                 state.writer.failed(*to, now_ns);
             }
         }

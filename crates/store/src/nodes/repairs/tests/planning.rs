@@ -349,6 +349,18 @@ fn node_that_a_manager_has_not_heard_of_yet_may_have_copies() {
 }
 
 #[test]
+fn extents_without_bytes_need_no_copies() {
+    use MemberState::{Draining, Up};
+    let empty = |number: u32| SealedExtent { start: 100, ..sealed(number, 100) };
+    let lists = [(1, empty(1)), (2, empty(1)), (1, empty(2)), (3, empty(2))];
+    for states in [vec![Up, Up, Up, Up], vec![Up, Up], vec![Draining, Up, Up]] {
+        let status = listed(&states, &lists).finish().status;
+        let lacking = (status.extents_left, status.waiting_for_domains, status.extents_unknown);
+        assert_eq!((lacking, status.nodes.len()), ((0, 0, 0), 0), "{states:?}");
+    }
+}
+
+#[test]
 fn unlisted_extents_hold_up_only_those_that_they_may_complete() {
     use MemberState::{Silent, Up};
     // Extent 1 has one copy and extent 2 has two, and one more node may have copies of both.

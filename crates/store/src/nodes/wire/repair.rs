@@ -74,8 +74,8 @@ pub struct RepairStatus {
     pub bytes_left: u64,
     /// Number of copies of extents that are to be made.
     pub extents_left: u64,
-    /// Number of blobs and sealed extents with fewer copies than wanted, because the cluster has too
-    /// few domains. Those of which a node that leaves has a copy count for that node.
+    /// Number of blobs and sealed extents with fewer copies than wanted, because the cluster has
+    /// too few domains. Those of which a node that leaves has a copy count for that node.
     pub waiting_for_domains: u64,
     /// Number of blobs and extents of which the nodes that answer hold too little for a repair.
     pub unrepairable: u64,

@@ -333,7 +333,7 @@ impl LogCore {
             let Err(error) = self.keep_once(&record) else { return };
             let waited_ns = self.now_ns().saturating_sub(started_ns);
             if !may_pass(&error) || waited_ns >= self.options.stall_max.as_nanos() as u64 {
-                self.keep_failed(error);
+                self.keep_failed(&error);
                 return;
             }
             tracing::warn!(%error, log = %self.requests.log, "a layout was not kept; trying again");
@@ -361,7 +361,7 @@ impl LogCore {
     }
 
     /// Ends the log, because its layout cannot be kept.
-    fn keep_failed(self: &Arc<Self>, error: Error) {
+    fn keep_failed(self: &Arc<Self>, error: &Error) {
         let text = format!("{}: its new layout cannot be kept", self.name());
         self.change(|state| {
             state.is_keeping = false;
@@ -390,7 +390,7 @@ impl LogCore {
                     state.record.get_or_insert(record);
                 });
             }
-            Err(error) => self.keep_failed(error),
+            Err(error) => self.keep_failed(&error),
         }
     }
 }

@@ -468,7 +468,7 @@ fn more_values_than_fit_into_a_message_reach_a_new_member() {
                 let ballot = Ballot { root_set: 1, counter: 1, proposer: 7 };
                 let change = ChangeId { proposer: 7, sequence: u64::from(n) };
                 // A tenth of the volumes was removed.
-                let value = (n % 10 > 0).then(|| vec![n as u8; 3000]);
+                let value = (!n.is_multiple_of(10)).then(|| vec![n as u8; 3000]);
                 let value = StoredValue { version: 2, change, value };
                 let accepted = Some(AcceptedValue { ballot, value });
                 (name(n), RegisterCell { promised: ballot, accepted })
@@ -494,7 +494,7 @@ fn more_values_than_fit_into_a_message_reach_a_new_member() {
     }
     // The new member is needed for every majority.
     nodes.state.lock().down.insert(StorageId(2));
-    let register = NodeRegister::over(Arc::clone(&nodes) as _, Arc::new(world.clone()));
+    let register = NodeRegister::over(Arc::clone(&nodes) as _, Arc::new(world));
     for n in [1, 1499, 2999] {
         let found = register.read(&name(n)).unwrap().unwrap();
         assert_eq!((found.version, found.value), (2, vec![n as u8; 3000]), "{n}");

@@ -102,6 +102,7 @@ impl Runtime for Host {
         let waker = Waker::from(Arc::clone(&caller));
         let mut context = Context::from_waker(&waker);
         let _no_later_wake_counts = OutsideCallEnd(&caller);
+        let since_ns = self.scheduler().now_ns();
         loop {
             let polling = PollingCaller::count(&caller);
             if future.as_mut().poll(&mut context).is_ready() {
@@ -111,7 +112,7 @@ impl Runtime for Host {
             // The count of a wake-up ends with the next poll, which has a count of its own by then.
             while !caller.is_woken() {
                 let steps_left = Cell::new(STEPS_OF_A_TURN);
-                let ended = self.scheduler().run_until(|| {
+                let ended = self.scheduler().run_for_caller(since_ns, || {
                     steps_left.set(steps_left.get() - 1);
                     let ready = self.scheduler().callers_ready().load(Ordering::Acquire);
                     ready > 0 || steps_left.get() == 0

@@ -6,6 +6,7 @@
 //! Locks: the thread that runs the simulation holds `turn` during the whole run. `state` is held
 //! for a moment, and never while foreign code runs.
 
+use std::cell::Cell;
 use std::collections::{BinaryHeap, VecDeque};
 use std::fmt;
 use std::future::Future;
@@ -24,6 +25,10 @@ use crate::random::Rng;
 
 /// Limit of the notes that are kept.
 const NOTES_MAX: usize = 10_000;
+/// Longest time of the simulation that a caller waits. Tasks with timers of their own, such as the
+/// looks of a log at its nodes, never leave a simulation without events, and a caller that waits in
+/// vain would go on for ever.
+const WAIT_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// A component next to the scheduler, such as a network, that must know of crashes and of the end.
 pub trait PartOf: Send + Sync {
@@ -500,6 +505,20 @@ impl Scheduler {
         true
     }
 
+    /// Executes steps until `done` returns true, for a caller that has waited since `since_ns`.
+    /// Returns false if no event is left before that, or if the caller has waited for a day of the
+    /// simulation ([`WAIT_MAX`]).
+    pub fn run_for_caller(&self, since_ns: u64, done: impl Fn() -> bool) -> bool {
+        let end_ns = since_ns.saturating_add(WAIT_MAX.as_nanos() as u64);
+        let is_over = Cell::new(false);
+        let ended = self.run_until(|| {
+            let is_done = done();
+            is_over.set(!is_done && self.now_ns() > end_ns);
+            is_done || is_over.get()
+        });
+        ended && !is_over.get()
+    }
+
     /// Executes steps until no event is left.
     pub fn run(&self) {
         self.run_until(|| false);
@@ -518,13 +537,14 @@ impl Scheduler {
     ///
     /// # Panics
     ///
-    /// The method panics if no event is left before that. The message names the tasks that wait.
+    /// The method panics if no event is left before that, or after a day of the simulation. The
+    /// message names the tasks that wait.
     pub fn block_on<T: Send + 'static>(
         &self,
         future: impl Future<Output = T> + Send + 'static,
     ) -> T {
         let task = self.spawn("main", future);
-        self.run_until(|| task.is_done());
+        self.run_for_caller(self.now_ns(), || task.is_done());
         match task.take() {
             Some(Ok(value)) => value,
             _ => panic!("nothing is left to happen, and these wait: {}", self.waiting().join(", ")),

@@ -174,7 +174,7 @@ pub(super) struct Runs(pub(super) Scheduler);
 
 impl Driver for Runs {
     fn drive(&self, done: &dyn Fn() -> bool) {
-        let ended = self.0.run_until(done);
+        let ended = self.0.run_for_caller(self.0.now_ns(), done);
         assert!(ended, "nothing is left to happen in the simulation, and the promise is not kept");
     }
 

@@ -28,7 +28,7 @@ const NOTES_MAX: usize = 10_000;
 /// Longest time of the simulation that a caller waits. Tasks with timers of their own, such as the
 /// looks of a log at its nodes, never leave a simulation without events, and a caller that waits in
 /// vain would go on for ever.
-const WAIT_MAX: Duration = Duration::from_secs(24 * 3600);
+const WAIT_MAX: Duration = Duration::from_secs(3600);
 
 /// A component next to the scheduler, such as a network, that must know of crashes and of the end.
 pub trait PartOf: Send + Sync {
@@ -506,7 +506,7 @@ impl Scheduler {
     }
 
     /// Executes steps until `done` returns true, for a caller that has waited since `since_ns`.
-    /// Returns false if no event is left before that, or if the caller has waited for a day of the
+    /// Returns false if no event is left before that, or if the caller has waited for an hour of the
     /// simulation ([`WAIT_MAX`]).
     pub fn run_for_caller(&self, since_ns: u64, done: impl Fn() -> bool) -> bool {
         let end_ns = since_ns.saturating_add(WAIT_MAX.as_nanos() as u64);
@@ -537,7 +537,7 @@ impl Scheduler {
     ///
     /// # Panics
     ///
-    /// The method panics if no event is left before that, or after a day of the simulation. The
+    /// The method panics if no event is left before that, or after an hour of the simulation. The
     /// message names the tasks that wait.
     pub fn block_on<T: Send + 'static>(
         &self,

@@ -2,7 +2,8 @@
 //! does an ended extent that needs another replica after a node failed.
 //!
 //! Both are tasks. The task that chooses asks again until the pool has enough nodes, or until the
-//! log has stalled for too long. The task that repairs copies an ended extent to a node of another
+//! log has stalled for too long. It pauses before the next extent if the nodes of several extents in
+//! a row took no byte. The task that repairs copies an ended extent to a node of another
 //! domain, and seals all replicas, before it reports this to the quorum writer.
 //!
 //! Failure: a repair that fails is tried again while the log is written. A repair that has not
@@ -27,8 +28,38 @@ use super::fail;
 const CHOICE_PAUSE: Duration = Duration::from_millis(20);
 /// Longest pause before nodes are chosen again.
 const CHOICE_PAUSE_MAX: Duration = Duration::from_millis(500);
+/// Number of extents in a row that may begin at the same offset of the log without a pause.
+const EMPTY_EXTENTS_FREE: u32 = 3;
 /// Pause before a repair is tried again.
 const REPAIR_PAUSE: Duration = Duration::from_secs(1);
+
+/// Extents in a row that began at the same offset of the log, because their nodes took no byte.
+///
+/// Nodes that answer each append with a refusal at once would otherwise get thousands of extents a
+/// second until the log fails.
+#[derive(Debug, Default)]
+pub(super) struct EmptyExtents {
+    start: u64,
+    count: u32,
+}
+
+impl EmptyExtents {
+    /// Notes that nodes were chosen for an extent that begins at `start`.
+    fn note(&mut self, start: u64) {
+        let is_same = self.start == start;
+        self.count = if is_same { self.count.saturating_add(1) } else { 1 };
+        self.start = start;
+    }
+
+    /// Pause before nodes are chosen for an extent that begins at `start`.
+    fn pause(&self, start: u64) -> Duration {
+        let count = if self.start == start { self.count } else { 0 };
+        match count.checked_sub(EMPTY_EXTENTS_FREE) {
+            None => Duration::ZERO,
+            Some(doublings) => (CHOICE_PAUSE * (1 << doublings.min(8))).min(CHOICE_PAUSE_MAX),
+        }
+    }
+}
 
 /// An ended extent that has fewer replicas than it should.
 #[derive(Clone, Debug)]
@@ -48,6 +79,13 @@ impl LogCore {
         let task = Box::pin(async move {
             let mut pause = CHOICE_PAUSE;
             while core.needs_nodes() {
+                let empty_pause = core.pause_of_empty_extents();
+                if !empty_pause.is_zero() {
+                    core.requests.runtime().sleep(empty_pause).await;
+                    if !core.needs_nodes() {
+                        return;
+                    }
+                }
                 match core.choose().await {
                     Ok(()) => pause = CHOICE_PAUSE,
                     Err(error) => {
@@ -69,6 +107,11 @@ impl LogCore {
         state.is_choosing
     }
 
+    fn pause_of_empty_extents(&self) -> Duration {
+        let state = self.state.lock();
+        state.empty_extents.pause(state.writer.acknowledged())
+    }
+
     async fn choose(self: &Arc<Self>) -> Result<()> {
         let nodes = place_extent(&self.requests, self.options.copies_min).await?;
         let now_ns = self.now_ns();
@@ -78,6 +121,7 @@ impl LogCore {
                 fail(state, self.stalled("its nodes took no bytes"));
             } else if state.error.is_none() {
                 self.requests.count(StoreEvent::NewExtent);
+                state.empty_extents.note(state.writer.acknowledged());
                 state.writer.nodes_chosen(nodes);
             }
         });
@@ -187,5 +231,25 @@ impl LogCore {
                 state.writer.repaired(extent, nodes, now_ns);
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extents_that_take_no_byte_get_longer_and_longer_pauses() {
+        let mut empty = EmptyExtents::default();
+        assert_eq!(empty.pause(0), Duration::ZERO, "no extent has begun yet");
+        let mut pauses = Vec::new();
+        for _ in 0..12 {
+            empty.note(7);
+            pauses.push(empty.pause(7).as_millis());
+        }
+        assert_eq!(pauses, [0, 0, 20, 40, 80, 160, 320, 500, 500, 500, 500, 500]);
+        assert_eq!(empty.pause(8), Duration::ZERO, "the nodes took a byte");
+        empty.note(8);
+        assert_eq!(empty.pause(8), Duration::ZERO);
     }
 }

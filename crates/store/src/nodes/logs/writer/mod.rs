@@ -59,6 +59,7 @@ use super::send_ring::SendRing;
 use super::waiters::{WaitGoal, Waiters};
 use crate::log::LayoutKeeper;
 
+use self::extents::EmptyExtents;
 use self::holders::LeftReplica;
 
 pub(super) use self::handle::{LogHandle, NodeLogWriter};
@@ -99,6 +100,7 @@ struct LogState {
     is_keeping: bool,
     /// Whether a task chooses nodes.
     is_choosing: bool,
+    empty_extents: EmptyExtents,
     /// Time at which nodes were wanted after the last acknowledgement.
     stalled_since_ns: Option<u64>,
     /// Time since which a caller waits for a sync that makes no progress.
@@ -192,6 +194,7 @@ impl LogCore {
             record: None,
             is_keeping: false,
             is_choosing: false,
+            empty_extents: EmptyExtents::default(),
             stalled_since_ns: None,
             sync_since_ns: None,
             sync_wanted: 0,

@@ -101,6 +101,9 @@ pub(super) struct ExtentState {
     pub(super) parts: Vec<Part>,
     pub(super) written: u64,
     pub(super) synced: u64,
+    /// Offset through which the bytes were durable when the node opened. The opening may have found
+    /// fewer: the replica is damaged then.
+    pub(super) durable_end: u64,
     /// The writer of the last part, once this process has appended.
     pub(super) writer: Option<PartWriter>,
     /// Bytes that a recovery has put and not sealed.
@@ -126,6 +129,8 @@ pub(crate) struct FoundExtent {
     pub(crate) valid_end: u64,
     /// Offset through which the bytes are durable.
     pub(crate) synced: u64,
+    /// Offset through which they were durable according to the metadata, also if they are lost.
+    pub(crate) durable_end: u64,
     /// The mark that is durable.
     pub(crate) mark: SyncMark,
 }
@@ -164,13 +169,14 @@ impl Extent {
 
     /// An extent that the opening of the node found.
     pub(crate) fn found(at: ExtentAt, found: FoundExtent) -> Self {
-        let FoundExtent { record, parts, valid_end, synced, mark } = found;
+        let FoundExtent { record, parts, valid_end, synced, durable_end, mark } = found;
         let volume = record.volume;
         let state = ExtentState {
             record: Some(record),
             parts,
             written: valid_end,
             synced,
+            durable_end,
             ..ExtentState::default()
         };
         let extent = Self {

@@ -96,11 +96,6 @@ impl DurableMark {
         Self { written: Mutex::new(mark) }
     }
 
-    /// The newest durable mark. It waits for a write of the metadata.
-    pub(super) fn newest(&self) -> SyncMark {
-        *self.written.lock()
-    }
-
     /// Makes `mark` durable if it is due, after a sync that reached it.
     pub(crate) fn advance(
         &self,

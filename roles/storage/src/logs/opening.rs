@@ -23,7 +23,9 @@
 //! same holds for the bytes of an extent that the opening could not read or sync as a whole.
 //!
 //! The caller makes the batch durable and then clears the tails ([`clear_tails`]). The tails of a
-//! device stay if files of it were not read: they may have bytes that these files lack.
+//! device stay if its directory was not listed, or if files of open extents were not read: they may
+//! have bytes that these files lack. The batch puts such an extent into limbo. Tails have unsynced
+//! bytes alone, which an extent in limbo may lose, so the next opening clears them.
 //!
 //! Invariants:
 //! 1. An extent that is neither in limbo nor damaged has all bytes that the node ever answered for.
@@ -81,7 +83,7 @@ struct ListedParts {
 pub(super) struct OpenedExtents {
     /// The extents that have a record.
     pub(super) extents: BTreeMap<ExtentAt, Arc<Extent>>,
-    /// Devices of which not all files were read. Their tails may have bytes that the files lack.
+    /// Devices whose tails may have bytes that the files lack and no limbo covers.
     pub(super) unread: Vec<DeviceId>,
 }
 
@@ -105,13 +107,15 @@ pub(super) fn open_extents(
     let mut extents = BTreeMap::new();
     for (at, record) in records {
         let TakenParts { parts, skipped } = take_parts(at, &record, &mut files);
-        unread.extend(skipped);
         let opened = if record.sealed.is_some() && parts.len() == record.parts.len() {
             open_sealed(&record, parts)
         } else {
             open_unsealed(env, at, &record, parts)?
         };
-        unread.extend(&opened.unread);
+        if record.sealed.is_none() && !record.is_in_limbo {
+            unread.extend(skipped);
+            unread.extend(&opened.unread);
+        }
         let mark = marks.remove(&at).unwrap_or_default();
         let known = FoundRecord { at, record, mark, may_have_lost_memory };
         let found = conclude(env, known, opened, batch);
@@ -174,7 +178,10 @@ fn conclude(
     let OpenedExtent { parts, valid_end, is_cut, failure, .. } = opened;
     let is_of_part = record.parts.iter().any(|part| part.number == mark.part);
     // A mark that names no part of the record is left from an extent that was removed or sealed.
-    if !is_of_part || record.sealed.is_some() {
+    // The record of a damaged extent may have lost the part with its file, and the mark then says
+    // how far the bytes were durable.
+    let is_of_extent = is_of_part || record.damaged_from.is_some();
+    if !is_of_extent || record.sealed.is_some() {
         if mark != SyncMark::default() {
             batch.remove(MetaSpace::Marks, &extent_key(at));
         }
@@ -217,7 +224,7 @@ fn conclude(
         mark = SyncMark { part: last.number, end: sure_end };
         mark.put(at, batch);
     }
-    FoundExtent { record, parts, valid_end, synced: sure_end, mark }
+    FoundExtent { record, parts, valid_end, synced: sure_end, durable_end, mark }
 }
 
 /// Lets the node open without a device that failed, unless it is the first one. A lack of

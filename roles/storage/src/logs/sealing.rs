@@ -27,7 +27,6 @@ use archipelago_store::nodes::wire::{ExtentAt, RefusalWhy, Stamp};
 use super::extent::{
     AppendRequest, Creation, Extent, ExtentState, Progress, not_there, out_of_order,
 };
-use super::marks::SyncMark;
 use super::part::{Group, Part, PartWriter};
 use super::record::{ExtentRecord, PartRecord};
 use super::{LogEnv, NewPart};
@@ -80,11 +79,10 @@ impl Extent {
         env: &LogEnv,
         request: &AppendRequest<'_>,
     ) -> Result<Progress, Refusal> {
-        let copy = request.copy_end.map(|end| (end, self.mark.newest()));
         let mut state = self.lock_for(env, request.stamp)?;
         let at = self.at;
-        if let Some((end, mark)) = copy {
-            state.check_copy(at, end, mark)?;
+        if let Some(end) = request.copy_end {
+            state.check_copy(at, end)?;
         }
         let creation = Creation::of(request);
         if state.record.is_none() {
@@ -115,11 +113,10 @@ impl Extent {
 
     /// Ends the extent durably.
     pub(crate) fn seal(&self, env: &LogEnv, request: &SealRequest) -> Result<Progress, Refusal> {
-        let mark = request.is_copy.then(|| self.mark.newest());
         let mut state = self.lock_for(env, request.stamp)?;
         let (at, end) = (self.at, request.end);
-        if let Some(mark) = mark {
-            state.check_copy(at, end, mark)?;
+        if request.is_copy {
+            state.check_copy(at, end)?;
         }
         if end < request.extent_start {
             let text =
@@ -159,14 +156,12 @@ impl Extent {
 
 impl ExtentState {
     /// Refuses a repair's copy that ends at `end` if this replica has more bytes, or had more
-    /// before they were damaged. `mark` is the newest durable mark. A node does not list open or
-    /// damaged replicas to the manager, which therefore may not know of these bytes.
-    fn check_copy(&self, at: ExtentAt, end: u64, mark: SyncMark) -> Result<(), Refusal> {
+    /// before they were damaged. A node does not list open or damaged replicas to the manager,
+    /// which therefore may not know of these bytes.
+    fn check_copy(&self, at: ExtentAt, end: u64) -> Result<(), Refusal> {
         let Some(record) = &self.record else { return Ok(()) };
-        let has_part = record.parts.iter().any(|part| part.number == mark.part);
-        // A replica that was found damaged has fewer bytes than were durable.
-        let was_durable = record.damaged_from.filter(|_| has_part).map_or(0, |_| mark.end);
-        let own_end = record.sealed.unwrap_or(self.written.max(was_durable));
+        // A replica that the opening found damaged has fewer bytes than were durable.
+        let own_end = record.sealed.unwrap_or(self.written.max(self.durable_end));
         if own_end <= end {
             return Ok(());
         }

@@ -144,6 +144,53 @@ fn repair_heals_a_damaged_extent_only_if_it_cuts_no_synced_byte() {
     assert_eq!(inspect(&node), replica(1400, 1400, Some(1400), false));
 }
 
+/// A machine whose node was killed after a synced append to each of two parts.
+fn killed_with_two_parts() -> Machine {
+    let machine = Machine::new();
+    append(&machine.open(), 1, START..1200, Synced);
+    let machine = machine.killed();
+    assert_eq!(append(&machine.open(), 1, 1200..1400, Synced), progress(1400, 1400));
+    let machine = machine.killed();
+    assert_eq!(machine.parts().len(), 2);
+    machine
+}
+
+/// Checks that a repair cuts none of the bytes before 1400, of which the node has those before
+/// `end`.
+fn assert_cuts_nothing(node: &StorageNode, end: u64) {
+    assert_eq!(inspect(node), damaged(end, None));
+    for answer in repair(node, 1, 1300) {
+        assert_eq!(why(&answer), Some(RefusalWhy::Busy), "{answer:?}");
+    }
+    assert_eq!(inspect(node), damaged(end, None));
+}
+
+#[test]
+fn repair_knows_the_synced_bytes_of_a_missing_part() {
+    let machine = killed_with_two_parts();
+    let last = Path::new(DEVICE).join("logs").join(&machine.parts()[1]);
+    machine.disk.remove(&last).unwrap();
+    let node = machine.open();
+    assert_cuts_nothing(&node, 1200);
+    // A read finds more damage, and the record that it writes does not name the missing part.
+    change_part(&machine, |bytes| *bytes.last_mut().unwrap() ^= 1);
+    assert_eq!(read(&node, START..1200), Err(RefusalWhy::Damaged));
+    let node = machine.killed().open();
+    assert_cuts_nothing(&node, START);
+    assert_eq!(repair(&node, 1, 1400)[1], progress(1400, 1400));
+    assert_eq!(inspect(&node), replica(1400, 1400, Some(1400), false));
+}
+
+#[test]
+fn repair_knows_the_synced_bytes_behind_a_rotten_part() {
+    let machine = killed_with_two_parts();
+    change_part(&machine, |bytes| *bytes.last_mut().unwrap() ^= 1);
+    let node = machine.open();
+    assert_cuts_nothing(&node, START);
+    assert_eq!(repair(&node, 1, 1400)[1], progress(1400, 1400));
+    assert_eq!(inspect(&node), replica(1400, 1400, Some(1400), false));
+}
+
 #[test]
 fn mark_costs_a_sync_per_edit_of_a_manifest_and_none_per_group_of_a_log() {
     let syncs_of = |class: FileClass| {

@@ -199,8 +199,9 @@ fn fence_without_a_durable_promise_is_refused() {
     assert!(why(&fence(&node, 2)).is_some(), "also the second time");
 }
 
-#[test]
-fn part_behind_a_missing_one_waits_for_its_device() {
+/// A killed machine whose extent has one part on each of two devices, with the bytes before 1300.
+/// The file of the first part is missing. Returns its path, and the path to which it was moved.
+fn without_first_part(sealed: Option<u64>) -> (Machine, PathBuf, PathBuf) {
     let machine = Machine::new();
     let node = open(&faulty(&machine), &["/device", "/second"]);
     // The first part goes to the first device, and the next one after a kill to the second.
@@ -209,6 +210,9 @@ fn part_behind_a_missing_one_waits_for_its_device() {
     let machine = machine.killed();
     let node = open(&faulty(&machine), &["/device", "/second"]);
     append(&node, 1, 1200..1300, Synced);
+    if let Some(end) = sealed {
+        assert_eq!(seal(&node, 1, end), progress(end, end));
+    }
     drop(node);
     let machine = machine.killed();
     let names = |dir: &str| machine.disk.list(&Path::new(dir).join("logs")).unwrap();
@@ -217,6 +221,30 @@ fn part_behind_a_missing_one_waits_for_its_device() {
     let (there, aside) =
         (Path::new("/device/logs").join(&first[0].name), Path::new("/device").join(&first[0].name));
     machine.disk.rename(&there, &aside).unwrap();
+    (machine, there, aside)
+}
+
+/// Number of times that the opening of a node clears the tails of the second device.
+fn clears_of_second(machine: &Machine) -> u64 {
+    let fs = faulty(machine);
+    let cleared = fs.add(Rule::on(Operation::LogTail).path("*/second/logs"));
+    drop(open(&fs, &["/device", "/second"]));
+    fs.fired_by(cleared)
+}
+
+#[test]
+fn tails_of_a_healthy_device_stay_for_one_start_alone() {
+    let (machine, ..) = without_first_part(None);
+    assert_eq!(clears_of_second(&machine), 0, "its file was not read");
+    let machine = machine.killed();
+    assert_eq!(clears_of_second(&machine), 1, "the limbo of the extent is durable");
+    let (machine, ..) = without_first_part(Some(1300));
+    assert_eq!(clears_of_second(&machine), 1, "a sealed extent has no bytes in tails");
+}
+
+#[test]
+fn part_behind_a_missing_one_waits_for_its_device() {
+    let (machine, there, aside) = without_first_part(None);
     let fs = faulty(&machine);
     let tails = fs.add(Rule::on(Operation::LogTail).path("/second/logs"));
     let node = open(&fs, &["/device", "/second"]);

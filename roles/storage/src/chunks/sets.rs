@@ -14,7 +14,8 @@ use archipelago_base::{Epoch, ErrorKind, Result};
 use archipelago_store::nodes::StorageId;
 use archipelago_store::nodes::layout::{REPLICAS, Scheme};
 use archipelago_store::nodes::wire::{
-    BlobEntry, ChunkDescriptor, ChunkId, HeldChunk, PlacementEpoch, RefusalWhy, Stamp, StoreMessage,
+    BlobEntry, ChunkDescriptor, ChunkId, CodingDue, HeldChunk, PlacementEpoch, RefusalWhy, Stamp,
+    StoreMessage,
 };
 use archipelago_store::{BlobId, VolumeId};
 
@@ -51,6 +52,12 @@ pub(crate) struct HeldFilter {
 }
 
 impl HeldFilter {
+    /// The holder that lists and counts a blob: the first one that answers.
+    fn lister(&self, blob: &ChunkDescriptor) -> Option<StorageId> {
+        let mut holders = blob.holders.iter().map(|holder| holder.storage);
+        holders.find(|node| self.answering.contains(node))
+    }
+
     /// Whether a chunk of the node `me` is listed. Of the holders that answer, the first one lists
     /// the blob, so that it is listed once.
     fn takes(&self, blob: &ChunkDescriptor, is_readable: bool, me: StorageId) -> bool {
@@ -58,7 +65,6 @@ impl HeldFilter {
             return true;
         }
         let holders = || blob.holders.iter().map(|holder| holder.storage);
-        let first = holders().find(|node| self.answering.contains(node));
         let has_left = holders().any(|node| !self.present.contains(&node));
         let lacks_copies = match blob.scheme {
             Scheme::Replicas(_) => blob.holders.len() < usize::from(REPLICAS),
@@ -67,9 +73,9 @@ impl HeldFilter {
         let is_crowded =
             |group: &Vec<StorageId>| holders().filter(|node| group.contains(node)).count() > 1;
         let is_crowded = self.shared.iter().any(is_crowded);
-        let needs_repair = has_left || lacks_copies || is_crowded || blob.is_coding_due;
+        let needs_repair = has_left || lacks_copies || is_crowded;
         // A node that drains lists all its chunks, because the others may not name it any more.
-        !self.present.contains(&me) || (first == Some(me) && needs_repair)
+        !self.present.contains(&me) || (self.lister(blob) == Some(me) && needs_repair)
     }
 }
 
@@ -243,20 +249,25 @@ impl Chunks {
         };
         let is_last = page.len() < HELD_LOOKED_AT;
         let mut chunks = Vec::new();
-        let mut last = None;
+        let (mut last, mut coding_due) = (None, CodingDue::default());
         for (chunk, presence) in page {
             if chunks.len() >= HELD_MAX {
-                return Ok(StoreMessage::Held { chunks, next: last }.into());
+                return Ok(StoreMessage::Held { chunks, next: last, coding_due }.into());
             }
             last = Some(chunk);
             let Some(record) = self.record(chunk)? else { continue };
+            let blob = &record.descriptor;
+            if blob.is_coding_due && wanted.lister(blob) == Some(self.parts.storage) {
+                coding_due.files += 1;
+                coding_due.bytes += blob.blob_bytes;
+            }
             let is_readable = presence == Presence::Whole;
-            if wanted.takes(&record.descriptor, is_readable, self.parts.storage) {
+            if wanted.takes(blob, is_readable, self.parts.storage) {
                 chunks.push(HeldChunk { descriptor: record.descriptor, is_readable });
             }
         }
         let next = if is_last { None } else { last };
-        Ok(StoreMessage::Held { chunks, next }.into())
+        Ok(StoreMessage::Held { chunks, next, coding_due }.into())
     }
 
     /// Removes a chunk that a larger placement epoch does not list.

@@ -208,7 +208,7 @@ impl RepairExecutor {
     async fn check_held(&self, after: Option<ChunkId>) -> Result<StoreMessage> {
         let (present, answering, shared) = (Vec::new(), Vec::new(), Vec::new());
         let page = StoreMessage::ListHeld { present, answering, is_all: true, after, shared };
-        let StoreMessage::Held { chunks, next } = self.node.ask(page, &[])?.0 else {
+        let StoreMessage::Held { chunks, next, .. } = self.node.ask(page, &[])?.0 else {
             return Err(Error::internal("the node does not list its chunks"));
         };
         let mut missing = Vec::new();

@@ -41,8 +41,8 @@ use super::super::placement::{
     ChunkAt, NextRepair, NodeReport, RepairDebt, RepairLimits, RepairRates, next_repair, rebalance,
 };
 use super::super::wire::{
-    ChunkId, ExtentAt, HeldChunk, MemberState, Members, MissingChunk, RepairStatus, StorageMember,
-    StoreMessage,
+    ChunkId, CodingDue, ExtentAt, HeldChunk, MemberState, Members, MissingChunk, RepairStatus,
+    StorageMember, StoreMessage,
 };
 use super::planner::{
     ExtentPage, RepairJob, RepairMembers, RepairPlan, RepairPlanner, UnlistedExtents,
@@ -378,8 +378,9 @@ impl RepairManager {
             shared: members.shared_domains(),
         };
         loop {
-            let (chunks, next) = self.ask_held(node, &request).await?;
+            let (chunks, next, due) = self.ask_held(node, &request).await?;
             chunks.iter().for_each(|held| planner.add_chunk(node, held));
+            planner.add_coding_due(due);
             if next.is_none() {
                 return Ok(());
             }
@@ -393,9 +394,9 @@ impl RepairManager {
         &self,
         node: StorageId,
         request: &StoreMessage,
-    ) -> Result<(Vec<HeldChunk>, Option<ChunkId>)> {
+    ) -> Result<(Vec<HeldChunk>, Option<ChunkId>, CodingDue)> {
         match self.ask(node, request, LIST_DEADLINE).await? {
-            StoreMessage::Held { chunks, next } => Ok((chunks, next)),
+            StoreMessage::Held { chunks, next, coding_due } => Ok((chunks, next, coding_due)),
             other => Err(other_version(node, &other)),
         }
     }
@@ -631,7 +632,7 @@ impl RepairManager {
             let (present, answering, shared) = (Vec::new(), Vec::new(), Vec::new());
             let request =
                 StoreMessage::ListHeld { present, answering, is_all: true, after, shared };
-            let (chunks, next) = self.ask_held(node, &request).await?;
+            let (chunks, next, _) = self.ask_held(node, &request).await?;
             all.extend(chunks.into_iter().filter(|held| held.is_readable));
             if next.is_none() || all.len() >= MOVES_FROM_MAX {
                 return Ok(all);

@@ -45,8 +45,8 @@ use super::super::placement::{
     NodeReport, PlacementRequest, RepairDebt, Replacement, WritePurpose, replace,
 };
 use super::super::wire::{
-    ChunkDescriptor, ChunkId, ExtentAt, HeldChunk, Holder, MemberState, Members, MissingChunk,
-    NodeDebt, RepairStatus, SealedExtent, StorageMember,
+    ChunkDescriptor, ChunkId, CodingDue, ExtentAt, HeldChunk, Holder, MemberState, Members,
+    MissingChunk, NodeDebt, RepairStatus, SealedExtent, StorageMember,
 };
 use crate::ids::BlobId;
 
@@ -262,8 +262,7 @@ pub struct RepairPlanner {
     by_node: BTreeMap<StorageId, NodeDebt>,
     waiting_for_domains: u64,
     sharing_domains: u64,
-    coding_files: u64,
-    coding_bytes: u64,
+    coding_due: CodingDue,
     unrepairable: u64,
     /// Targets that must not be chosen, because orders to them failed.
     avoid: Vec<StorageId>,
@@ -304,8 +303,7 @@ impl RepairPlanner {
             by_node: BTreeMap::new(),
             waiting_for_domains: 0,
             sharing_domains: 0,
-            coding_files: 0,
-            coding_bytes: 0,
+            coding_due: CodingDue::default(),
             unrepairable: 0,
             avoid,
         }
@@ -342,7 +340,6 @@ impl RepairPlanner {
     /// Takes a chunk that `reporter` lists.
     pub fn add_chunk(&mut self, reporter: StorageId, held: &HeldChunk) {
         let blob = &held.descriptor;
-        self.count_coding_due(reporter, blob);
         if self.planned.contains(&blob.chunk.blob) {
             return;
         }
@@ -389,15 +386,10 @@ impl RepairPlanner {
         }
     }
 
-    /// Counts a blob that has replicas in place of RS(4,2), with the node that lists it for all
-    /// holders.
-    fn count_coding_due(&mut self, reporter: StorageId, blob: &ChunkDescriptor) {
-        let mut holders = blob.holders.iter().map(|holder| holder.storage);
-        let first = holders.find(|node| self.listing.contains(node));
-        if blob.is_coding_due && first == Some(reporter) {
-            self.coding_files += 1;
-            self.coding_bytes += blob.blob_bytes;
-        }
+    /// Counts files that have replicas in place of RS(4,2). Each file is counted by one node.
+    pub fn add_coding_due(&mut self, due: CodingDue) {
+        self.coding_due.files += due.files;
+        self.coding_due.bytes += due.bytes;
     }
 
     /// Plans the end of a chunk on a draining node, if the blob does not need the chunk any more.
@@ -681,8 +673,8 @@ impl RepairPlanner {
             has_more_extents: extents_next.is_some(),
             unlisted: unlisted.collect(),
             sharing_domains: self.sharing_domains,
-            coding_files: self.coding_files,
-            coding_bytes: self.coding_bytes,
+            coding_files: self.coding_due.files,
+            coding_bytes: self.coding_due.bytes,
             nodes: self.by_node.into_values().collect(),
             ..RepairStatus::default()
         };

@@ -16,7 +16,7 @@ use super::parts::{
     BlobEntry, ChunkDescriptor, ChunkId, ChunkRange, ExtentAt, LogEntry, Members, PlacementEpoch,
     RefusalWhy, Refused, Stamp,
 };
-use super::repair::{HeldChunk, MissingChunk, SealedExtent};
+use super::repair::{CodingDue, HeldChunk, MissingChunk, SealedExtent};
 use super::status::{StorageClusterStatus, StorageReport};
 use super::{VERSION, envelope};
 use crate::ids::{BlobId, LogId, VolumeId};
@@ -354,6 +354,9 @@ wire_messages! {
         chunks: Vec<HeldChunk>,
         /// Chunk after which the list continues; `None` at its end.
         next: Option<ChunkId>,
+        /// Files among the chunks before `next` whose code is due, listed or not. The first of
+        /// their holders that answers counts them.
+        coding_due: CodingDue,
     }
     /// Manager → node: make this chunk from the other chunks of its blob, and become its holder.
     /// The answer is *done* when the chunk is durable, or if the blob does not need it. The order

@@ -45,7 +45,7 @@ pub use parts::{
     BlobEntry, BlobHint, ChunkDescriptor, ChunkId, ChunkRange, ExtentAt, Holder, LogEntry,
     MemberState, Members, NodeSpace, PlacementEpoch, RefusalWhy, Refused, Stamp, StorageMember,
 };
-pub use repair::{HeldChunk, MissingChunk, NodeDebt, RepairStatus, SealedExtent};
+pub use repair::{CodingDue, HeldChunk, MissingChunk, NodeDebt, RepairStatus, SealedExtent};
 pub use status::{
     ClassTraffic, DeviceStatus, NodeStanding, ScrubStatus, StorageClusterStatus, StorageCounters,
     StorageReport, VolumeSpace,

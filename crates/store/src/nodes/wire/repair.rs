@@ -21,6 +21,17 @@ pub struct HeldChunk {
 }
 wire_struct!(HeldChunk { descriptor, is_readable });
 
+/// Files that have replicas in place of RS(4,2), because domains were missing when they were
+/// written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CodingDue {
+    /// Number of files.
+    pub files: u64,
+    /// Length of these files in bytes.
+    pub bytes: u64,
+}
+wire_struct!(CodingDue { files, bytes });
+
 /// A chunk that a node lacks, although the holders of its blob name the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissingChunk {

@@ -215,13 +215,14 @@ fn repair_messages() -> Vec<StoreMessage> {
     let (present, answering, after) = (vec![storage, other], vec![storage], Some(CHUNK));
     let shared = vec![present.clone(), Vec::new()];
     let held = HeldChunk { descriptor: descriptor(), is_readable: true };
+    let coding_due = CodingDue { files: 0x50, bytes: 0x60 };
     let missing = MissingChunk { storage, descriptor: descriptor() };
     let (at, class) = (EXTENT, FileClass::Wal);
     let extent = SealedExtent { at, volume: VOLUME, class, start: 0x10, end: 0x30 };
     let (sources, bytes_per_s) = (vec![other], 0x40);
     vec![
         StoreMessage::ListHeld { present, answering, is_all: false, after, shared },
-        StoreMessage::Held { chunks: vec![held], next: None },
+        StoreMessage::Held { chunks: vec![held], next: None, coding_due },
         StoreMessage::RepairChunk { descriptor: descriptor(), replaces: Some(other), bytes_per_s },
         StoreMessage::ListSealed { after: Some(EXTENT) },
         StoreMessage::Sealed { extents: vec![extent], has_more: true },
@@ -445,7 +446,8 @@ fn golden_bytes_of_repairs() {
     let mut described = Vec::new();
     archipelago_base::wire::Wire::put(&descriptor(), &mut described);
     let described = hex(&described);
-    assert_eq!(encoded(&messages[1]), ["4444", "01", &described, "01", "00"].concat());
+    let list = ["4444", "01", &described, "01", "00", &word("50"), &word("60")];
+    assert_eq!(encoded(&messages[1]), list.concat());
     let order = ["4445", &described, "01", &word("22"), &word("40")];
     assert_eq!(encoded(&messages[2]), order.concat());
     assert_eq!(encoded(&messages[3]), ["4448", "01", &at].concat());

@@ -3,7 +3,7 @@
 use archipelago_env::mem::MemFs;
 use archipelago_store::nodes::StorageId;
 use archipelago_store::nodes::repairs::RepairHost;
-use archipelago_store::nodes::wire::HeldChunk;
+use archipelago_store::nodes::wire::{CodingDue, HeldChunk};
 
 use super::super::sets::HeldFilter;
 use super::*;
@@ -67,7 +67,7 @@ fn held_by(node: &StorageNode, filter: &HeldFilter) -> Vec<HeldChunk> {
             shared: filter.shared.clone(),
         };
         match ask(node, list, &[]).0 {
-            StoreMessage::Held { chunks, next } => {
+            StoreMessage::Held { chunks, next, .. } => {
                 all.extend(chunks);
                 match next {
                     Some(_) => after = next,
@@ -173,7 +173,7 @@ fn blob_with_two_holders_in_one_domain_is_listed() {
 }
 
 #[test]
-fn blob_whose_code_is_due_is_listed_by_its_first_holder() {
+fn blob_whose_code_is_due_is_counted_by_its_first_holder_and_not_listed() {
     let node = open(&MemFs::new());
     let me = node.storage().0;
     for (number, first) in [(1, me), (2, 1)] {
@@ -184,10 +184,20 @@ fn blob_whose_code_is_due_is_listed_by_its_first_holder() {
             ChunkDescriptor { holders, is_coding_due, ..descriptor(&node, chunk(number), LEN) };
         tell(&node, StoreMessage::SealChunk { stamp: Some(STAMP), descriptor }).unwrap();
     }
+    let counted = |present: &[u64], answering: &[u64], is_all| {
+        let (present, answering, shared) = (ids(present), ids(answering), Vec::new());
+        let list = StoreMessage::ListHeld { present, answering, is_all, after: None, shared };
+        match ask(&node, list, &[]).0 {
+            StoreMessage::Held { chunks, coding_due, .. } => (chunks.len(), coding_due),
+            other => panic!("{other:?}"),
+        }
+    };
+    let due = |files| CodingDue { files, bytes: files * LEN as u64 };
     let all = [1, 2, me];
-    let listed = held(&node, &all, &all, false);
-    assert_eq!(listed.iter().map(|held| held.descriptor.chunk).collect::<Vec<_>>(), [chunk(1)]);
-    assert!(listed[0].descriptor.is_coding_due);
+    assert_eq!(counted(&all, &all, false), (0, due(1)), "nothing lacks a copy");
+    assert_eq!(counted(&all, &[2, me], false), (0, due(2)), "node 1 does not list its files");
+    assert_eq!(counted(&[1, 2], &all, false), (2, due(1)), "a node that drains lists all");
+    assert_eq!(counted(&[], &[], true), (2, due(0)), "a list that no holder counts for");
 }
 
 #[test]

@@ -10,8 +10,8 @@ use super::super::super::StorageId;
 use super::super::super::layout::{CellSize, Scheme};
 use super::super::super::placement::{NextRepair, RepairLimits, RepairRates, next_repair};
 use super::super::super::wire::{
-    ChunkDescriptor, ChunkId, ExtentAt, HeldChunk, Holder, MemberState, Members, NodeSpace,
-    PlacementEpoch, SealedExtent, Stamp, StorageMember,
+    ChunkDescriptor, ChunkId, CodingDue, ExtentAt, HeldChunk, Holder, MemberState, Members,
+    NodeSpace, PlacementEpoch, SealedExtent, Stamp, StorageMember,
 };
 use super::super::planner::{
     ExtentPage, RepairJob, RepairMembers, RepairPlan, RepairPlanner, UnlistedExtents,
@@ -132,34 +132,32 @@ fn blob_with_two_copies_waits_for_a_third_domain() {
 }
 
 #[test]
-fn blobs_whose_code_is_due_are_counted_once_and_not_moved() {
+fn blobs_whose_code_is_due_are_counted_and_not_moved() {
     use MemberState::{Draining, Up};
     let due = |blob: u8, holders: &[u64]| {
         let replicated = held(blob, Scheme::Replicas(3), holders, true);
         let descriptor = ChunkDescriptor { is_coding_due: true, ..replicated.descriptor };
         HeldChunk { descriptor, ..replicated }
     };
-    let chunks = [
-        (1, due(1, &[1, 2, 3])),
-        (2, due(2, &[2, 3, 4])),
-        // A node that drains lists its chunks as well, and this one is not the first holder.
-        (4, due(2, &[2, 3, 4])),
-        // Three replicas are wanted.
-        (1, held(3, Scheme::Replicas(3), &[1, 2, 3], true)),
-    ];
-    let counted = plan(&[Up; 6], &chunks);
-    assert_eq!((counted.status.coding_files, counted.status.coding_bytes), (2, 16 << 20));
-    assert!(counted.jobs.is_empty());
-    let drained = plan(&[Up, Up, Up, Draining, Up, Up], &chunks);
-    assert_eq!((drained.status.coding_files, drained.jobs.len()), (2, 1));
-    // Node 2 lists the blobs of a node that listed nothing in the last round.
+    // The node that drains lists its chunks.
+    let chunks = [(2, due(2, &[2, 3, 4])), (4, due(2, &[2, 3, 4]))];
+    for (states, jobs) in [([Up; 6], 0), ([Up, Up, Up, Draining, Up, Up], 1)] {
+        let members = RepairMembers::new(&members(&states), false);
+        let mut planner = RepairPlanner::new(members, Vec::new());
+        for (node, held) in &chunks {
+            planner.add_chunk(StorageId(*node), held);
+            planner.add_coding_due(CodingDue { files: 1, bytes: 8 << 20 });
+        }
+        let RepairPlan { status, jobs: planned, .. } = planner.finish();
+        assert_eq!((status.coding_files, status.coding_bytes), (2, 16 << 20));
+        assert_eq!(planned.len(), jobs);
+    }
+    // Another holder lists and counts the blobs of a node that listed nothing in the last round.
     let members = RepairMembers::new(&members(&[Up; 6]), false);
-    let mut planner =
+    let planner =
         RepairPlanner::new(members, Vec::new()).without_lists_of(std::iter::once(StorageId(1)));
-    assert_eq!(planner.listing().count(), 5);
-    planner.add_chunk(StorageId(2), &due(1, &[1, 2, 3]));
-    planner.add_chunk(StorageId(1), &due(1, &[1, 2, 3]));
-    assert_eq!(planner.finish().status.coding_files, 1);
+    let listing: Vec<u64> = planner.listing().map(|node| node.0).collect();
+    assert_eq!(listing, [2, 3, 4, 5, 6]);
 }
 
 /// The plan for a blob after node 2 got the label of node 1, with nodes in `domains` domains.

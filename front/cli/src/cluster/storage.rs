@@ -229,6 +229,38 @@ fn is_emptied(left: u64, storage: StorageId, repair: &RepairStatus) -> bool {
     left == 0 && repair.is_known && debt.is_none_or(|debt| debt.stuck == 0)
 }
 
+/// What a draining node waits for, one sentence per reason.
+fn reasons_of_wait(node: &NodeStanding, is_root: bool, repair: &RepairStatus) -> Vec<String> {
+    let StorageReport { chunks, chunks_unsealed, extents_open, .. } = node.report;
+    let copies = repair.extents_left;
+    let counted = [
+        (chunks, "chunks are deleted when other nodes have them"),
+        (chunks_unsealed, "unsealed chunks leave when their writers are done"),
+        (
+            extents_open,
+            "open extents leave when the owner of their volume runs and other domains have room, \
+             or when their logs are removed",
+        ),
+        (copies, "copies of extents are to be made in the cluster"),
+    ];
+    let counted = counted.into_iter().filter(|(count, _)| *count > 0);
+    let mut reasons: Vec<String> = counted.map(|(count, why)| format!("{count} {why}")).collect();
+    if !repair.is_known {
+        reasons.push("Not all nodes have listed what they hold since the drain began".to_owned());
+    }
+    if is_root {
+        reasons.push(
+            "The node keeps owners and leases of volumes, as a node of the root set: start a node \
+             in another domain"
+                .to_owned(),
+        );
+    }
+    let debt = repair.nodes.iter().find(|debt| debt.storage == node.member.storage);
+    let examples = debt.iter().flat_map(|debt| &debt.examples);
+    reasons.extend(examples.map(|example| format!("It cannot move now: {example}")));
+    reasons
+}
+
 /// Progress of a drain, as this command has shown it.
 struct DrainProgress {
     left: u64,
@@ -254,23 +286,11 @@ impl DrainProgress {
             );
         } else {
             self.looks += 1;
-            if now == 0 && is_root && self.looks.is_multiple_of(LOOKS_WITHOUT_PROGRESS) {
-                print_line!(
-                    "Storage node {number} still keeps owners and leases of volumes, as a node of \
-                     the root set: start a node in another domain"
-                );
-            } else if self.looks.is_multiple_of(LOOKS_WITHOUT_PROGRESS) {
-                print_line!(
-                    "Storage node {number}: no progress for {} s; {} unsealed chunks leave when \
-                     their writers are done, and {} open extents when the owners of their volumes \
-                     run",
-                    u64::from(self.looks) * LOOK.as_secs(),
-                    report.chunks_unsealed,
-                    report.extents_open
-                );
-                let debt = repair.nodes.iter().find(|debt| debt.storage == node.member.storage);
-                for example in debt.iter().flat_map(|debt| &debt.examples) {
-                    print_line!("  It cannot move now: {example}");
+            if self.looks.is_multiple_of(LOOKS_WITHOUT_PROGRESS) {
+                let silence = u64::from(self.looks) * LOOK.as_secs();
+                print_line!("Storage node {number}: no progress for {silence} s");
+                for reason in reasons_of_wait(node, is_root, repair) {
+                    print_line!("  {reason}");
                 }
             }
         }
@@ -328,7 +348,8 @@ pub(super) fn watch(mut look: impl FnMut() -> Result<bool>) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use archipelago_store::nodes::wire::NodeDebt;
+    use archipelago_base::Epoch;
+    use archipelago_store::nodes::wire::{NodeDebt, NodeSpace};
 
     use super::*;
 
@@ -342,5 +363,37 @@ mod tests {
         assert!(!is_emptied(0, node, &repair(false, Vec::new())));
         let lacks_target = repair(true, vec![stuck(node, 1)]);
         assert!(!is_emptied(0, node, &lacks_target), "an extent has no other place");
+    }
+
+    #[test]
+    fn drain_without_progress_says_only_what_it_waits_for() {
+        let storage = StorageId(1);
+        let member = StorageMember {
+            storage,
+            node: NodeId(1),
+            life: Epoch(1),
+            endpoints: Vec::new(),
+            domain: String::new(),
+            state: MemberState::Draining,
+            space: NodeSpace { capacity_bytes: 1, used_bytes: 0 },
+        };
+        let standing = |chunks, extents_open| {
+            let report = StorageReport { chunks, extents_open, ..StorageReport::default() };
+            NodeStanding { member: member.clone(), silent_ms: 0, report }
+        };
+        let known = RepairStatus { is_known: true, ..RepairStatus::default() };
+        assert!(reasons_of_wait(&standing(0, 0), false, &known).is_empty());
+        let open = reasons_of_wait(&standing(0, 4), false, &known);
+        assert!(open.len() == 1 && open[0].starts_with("4 open extents leave"), "{open:?}");
+        let debt = NodeDebt { storage, examples: vec!["blob 9".into()], ..NodeDebt::default() };
+        let nodes = vec![debt];
+        let unknown = RepairStatus { extents_left: 2, nodes, ..RepairStatus::default() };
+        let all = reasons_of_wait(&standing(3, 0), true, &unknown);
+        let begins = ["3 chunks", "2 copies", "Not all nodes have listed", "The node keeps owners"];
+        assert_eq!(all.len(), 5, "{all:?}");
+        for (reason, begin) in all.iter().zip(begins) {
+            assert!(reason.starts_with(begin), "{reason}");
+        }
+        assert_eq!(all[4], "It cannot move now: blob 9");
     }
 }

@@ -265,7 +265,7 @@ fn repairs(out: &mut String, status: &StorageClusterStatus) -> std::fmt::Result 
     if status.cluster.is_none() {
         return Ok(());
     }
-    let unheard = "the manager has not heard of all nodes yet";
+    let unheard = "not all nodes have listed what they hold yet";
     let left = match (repair.chunks_left, repair.extents_left) {
         (0, 0) if !repair.is_known => unheard.to_owned(),
         (0, 0) => "nothing is left".to_owned(),
@@ -283,7 +283,7 @@ fn repairs(out: &mut String, status: &StorageClusterStatus) -> std::fmt::Result 
         size::show(repair.bytes_repaired)
     )?;
     repairs_of_nodes(out, status)?;
-    repair_counts(out, repair)
+    repair_counts(out, status)
 }
 
 /// Repairs that one node causes or holds up.
@@ -317,12 +317,14 @@ fn repairs_of_nodes(out: &mut String, status: &StorageClusterStatus) -> std::fmt
 }
 
 /// Numbers of objects that lack something, by what they wait for.
-fn repair_counts(out: &mut String, repair: &RepairStatus) -> std::fmt::Result {
+fn repair_counts(out: &mut String, status: &StorageClusterStatus) -> std::fmt::Result {
+    let StorageClusterStatus { lost_after_ms, repair, .. } = status;
     if repair.extents_unknown > 0 {
         let extents = repair.extents_unknown;
         writeln!(
             out,
-            "Repair: {extents} extents lack copies, unless nodes have them that do not answer"
+            "Repair: {extents} extents lack copies, unless nodes have them that have not listed \
+             what they hold"
         )?;
     }
     if repair.has_more_extents {
@@ -333,21 +335,26 @@ fn repair_counts(out: &mut String, repair: &RepairStatus) -> std::fmt::Result {
         let objects = repair.waiting_for_domains;
         writeln!(
             out,
-            "Repair: {objects} files and extents of logs have fewer copies until there are more \
-             domains"
+            "Repair: {objects} files and extents of logs have fewer copies until a node of another \
+             domain can take one"
         )?;
     }
     if repair.coding_files > 0 {
         let (files, bytes) = (repair.coding_files, size::show(repair.coding_bytes));
         writeln!(
             out,
-            "Repair: {files} value files ({bytes}) have three copies in place of an erasure code, \
-             until garbage collection rewrites them"
+            "Repair: {files} value files ({bytes}) have copies in place of an erasure code, until \
+             garbage collection rewrites them while enough domains are up"
         )?;
     }
     if repair.sharing_domains > 0 {
-        let files = repair.sharing_domains;
-        writeln!(out, "Repair: {files} files have two parts in one domain until another has room")?;
+        let objects = repair.sharing_domains;
+        writeln!(
+            out,
+            "Repair: {objects} files and extents of logs have two parts in one domain until another \
+             has room, and no domain has changed for {} s",
+            lost_after_ms.div_ceil(1000)
+        )?;
     }
     if repair.unrepairable > 0 {
         let blobs = repair.unrepairable;
@@ -503,7 +510,7 @@ mod tests {
     fn repairs_show_what_is_left_and_what_cannot_move() {
         use MemberState::{Draining, Lost, Up};
         let mut status = status(&[Lost, Draining, Up, Up]);
-        assert!(shown(&status).contains("Repair: the manager has not heard of all nodes yet"));
+        assert!(shown(&status).contains("Repair: not all nodes have listed what they hold yet"));
         status.repair = RepairStatus { is_known: true, ..RepairStatus::default() };
         assert!(shown(&status).contains("Repair: nothing is left; 0 chunks"));
         let (chunks, stuck, examples) = (7, 2, vec!["blob 9: add nodes".to_owned()]);
@@ -529,19 +536,20 @@ mod tests {
             "Repair: 7 chunks and 0 extents, 3 MiB are left",
             "Repair: 7 chunks of node 2 (3 MiB) move",
             "Repair: 2 objects of node 2 cannot move now:\n  blob 9: add nodes\n",
-            "Repair: 4 files and extents of logs have fewer copies",
+            "Repair: 4 files and extents of logs have fewer copies until a node of another domain",
             "Repair: too few chunks of 5 files answer",
             "Repair: 6 attempts failed",
             "WARNING: node 3 answers and does not list what it holds",
-            "Repair: 8 extents lack copies, unless nodes have them",
-            "Repair: 11 value files (5 MiB) have three copies in place of an erasure code",
-            "Repair: 10 files have two parts in one domain",
+            "Repair: 8 extents lack copies, unless nodes have them that have not listed",
+            "Repair: 11 value files (5 MiB) have copies in place of an erasure code",
+            "Repair: 10 files and extents of logs have two parts in one domain",
+            "no domain has changed for 600 s",
             "Repair: 9 extents were compared, and the next ones follow",
         ] {
             assert!(text.contains(part), "{part} in {text}");
         }
         status.repair.is_known = false;
-        let unheard = "3 MiB are left, and the manager has not heard of all nodes yet";
+        let unheard = "3 MiB are left, and not all nodes have listed what they hold yet";
         assert!(shown(&status).contains(unheard));
     }
 

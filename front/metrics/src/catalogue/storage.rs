@@ -62,15 +62,16 @@ metrics! {
     NODE_CAPACITY: Gauge "archipelago_storage_cluster_node_capacity_bytes" ["node"];
     /// Bytes that the storage node `node` uses.
     NODE_USED: Gauge "archipelago_storage_cluster_node_used_bytes" ["node"];
-    /// Whether the manager knows what needs a repair: 1 if all nodes have answered since the last
-    /// change of the members.
+    /// Whether the manager knows what needs a repair: 1 if all nodes have listed what they hold
+    /// since the last change of the members.
     REPAIR_KNOWN: Gauge "archipelago_storage_cluster_repair_known" [];
     /// Number of objects by `state` that need a repair: chunks and extents (copies to be made),
-    /// waiting (blobs and extents with fewer copies until there are more domains), sharing (blobs
-    /// and extents with two parts in one domain until another domain has room), coding (files with
-    /// replicas in place of an erasure code, because domains were missing when they were written),
-    /// unrepairable (too few chunks answer) and unknown (extents that lack copies unless a node has
-    /// them that does not list its extents).
+    /// waiting (blobs and extents with fewer copies until a node of another domain can take one),
+    /// sharing (blobs and extents with two parts in one domain until another domain has room and
+    /// the domains have stayed the same for a while), coding (files with replicas in place of an
+    /// erasure code, because domains were missing when they were written), unrepairable (too few
+    /// chunks answer) and unknown (extents that lack copies unless a node has them that does not
+    /// list its extents).
     REPAIR_DEBT: Gauge "archipelago_storage_cluster_repair_debt" ["state"];
     /// Bytes of the chunks and extents that are to be made.
     REPAIR_BYTES: Gauge "archipelago_storage_cluster_repair_debt_bytes" [];

@@ -227,6 +227,8 @@ tickers! {
     StallSpaceNs = "stall.space.ns",
     /// Nanoseconds writers waited for a flush that frees space on a full disk.
     StallDiskNs = "stall.disk.ns",
+    /// Nanoseconds writers waited because the storage pool was nearly full.
+    StallPoolNs = "stall.pool.ns",
 }
 
 const TICKERS: usize = Ticker::ALL.len();

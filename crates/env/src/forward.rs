@@ -13,9 +13,9 @@
 /// Some methods form groups, because decorators treat them alike: `logs` (the tails of logs),
 /// `looks` (list, length, existence), `dirs` (make, remove, sync directories), `moves` (rename,
 /// link), `host` (boot id, group access, locks, reassign, free bytes), `figures` (best length of a
-/// write, and `traits`: redundancy, and whether logs are recycled) and `space` (allocation). A
-/// decorator that counts or limits bytes leaves `space` out and gets the default, which writes.
-/// `names` stands for all groups and `remove`.
+/// write, and `traits`: redundancy, whether logs are recycled, and the room of writers) and `space`
+/// (allocation). A decorator that counts or limits bytes leaves `space` out and gets the default,
+/// which writes. `names` stands for all groups and `remove`.
 #[macro_export]
 macro_rules! forward_fs {
     ($inner:ident: $($method:ident),+ $(,)?) => {
@@ -163,6 +163,10 @@ macro_rules! forward_fs {
 
         fn read_lease(&self) -> Option<std::sync::Arc<dyn $crate::ReadLease>> {
             self.$inner.read_lease()
+        }
+
+        fn writer_room(&self) -> Option<$crate::WriterRoom> {
+            self.$inner.writer_room()
         }
     };
     (@space $inner:ident) => {

@@ -380,6 +380,20 @@ pub trait FileSystem: Send + Sync + fmt::Debug + 'static {
     }
     /// Bytes free on the device that holds `dir`; `None` if unknown.
     fn free_bytes(&self, dir: &Path) -> Result<Option<u64>>;
+    /// Room of writers in a pool that slows them down before it is full. `None`, the default, for a
+    /// file system that does not. The answer may come from a recent report.
+    fn writer_room(&self) -> Option<WriterRoom> {
+        None
+    }
+}
+
+/// Room of writers in a pool that slows them down before it is full.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WriterRoom {
+    /// Bytes of files that fit before the pool has reached the limit of writers.
+    pub left_bytes: u64,
+    /// Value of `left_bytes` below which writers are slowed down; 0 for never.
+    pub slowdown_bytes: u64,
 }
 
 /// Writes a file of `bytes` incompressible bytes and syncs it, as [`FileSystem::allocate`] says.

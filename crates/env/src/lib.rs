@@ -38,5 +38,5 @@ pub use access::GroupAccess;
 pub use context::{FileClass, IoContext, IoPurpose};
 pub use fs::{
     CreateOptions, DirEntry, FileLock, FileSystem, LogFile, LogOptions, LogSync, LogTail,
-    OpenOptions, RandomFile, ReadLease, WritableFile,
+    OpenOptions, RandomFile, ReadLease, WritableFile, WriterRoom,
 };

@@ -18,6 +18,12 @@
 //! at which garbage collection and compactions free space. So writers settle at that speed before
 //! the bound on space is reached, and stop only at the bound itself.
 //!
+//! A storage pool that is nearly full delays writers over the last part of the room that it has for
+//! them. Bytes that wait for their flush count as stored. No work of this database is certain to
+//! free the pool, so the end of the slope is that of an unmeasured drain. Writers keep this rate
+//! when the room is used up. They are refused only when the disk has no room
+//! ([`crate::disk_space`]).
+//!
 //! A threshold of compaction debt that is 0 does not exist. Without a slowdown threshold writers go
 //! at full speed until they stop. Without a stop threshold they slow down over the range from the
 //! slowdown threshold to four times that, and then stay at `low`.
@@ -102,12 +108,14 @@ pub enum StallCause {
     Budget,
     /// Garbage is close to the bound on space.
     Space,
+    /// The storage pool is nearly full.
+    Pool,
 }
 
 impl StallCause {
     /// Every cause, in the order in which reports list them.
-    pub const ALL: [Self; 5] =
-        [Self::L0Files, Self::Memtables, Self::PendingBytes, Self::Budget, Self::Space];
+    pub const ALL: [Self; 6] =
+        [Self::L0Files, Self::Memtables, Self::PendingBytes, Self::Budget, Self::Space, Self::Pool];
 
     /// The cause as reports spell it.
     #[must_use]
@@ -118,6 +126,7 @@ impl StallCause {
             Self::PendingBytes => "pending_compaction_bytes",
             Self::Budget => "memory_budget",
             Self::Space => "space",
+            Self::Pool => "pool",
         }
     }
 }
@@ -170,6 +179,10 @@ pub struct StallInput {
     /// Measured speed at which garbage collection and compactions free space, in bytes a second; 0
     /// if it was not measured.
     pub space_freed_bytes_per_s: u64,
+    /// Bytes of files that fit before the storage pool has reached the limit of writers.
+    pub pool_left_bytes: u64,
+    /// Value of `pool_left_bytes` below which writers slow down; 0 without a pool.
+    pub pool_slowdown_bytes: u64,
     /// Rate of ingested bytes, from a [`RateMeter`] while writers were not delayed; 0 if not
     /// measured.
     pub peak_bytes_per_s: u64,
@@ -262,6 +275,13 @@ fn space_debt(input: &StallInput) -> Option<f64> {
         return None;
     }
     between(input.space_used as f64, input.space_slowdown as f64, input.space_stop as f64)
+}
+
+/// Part of the last room in the storage pool that is used, from 0 to less than 1; `None` before.
+fn pool_debt(input: &StallInput) -> Option<f64> {
+    let left = input.pool_left_bytes.saturating_sub(input.flush_backlog_bytes);
+    let used = input.pool_slowdown_bytes.saturating_sub(left);
+    (used > 0).then(|| (used as f64 / input.pool_slowdown_bytes as f64).min(UNSTOPPED))
 }
 
 /// The allowed rate at `debt` between 0 and 1, if background work drains `drain` bytes a second.
@@ -370,12 +390,13 @@ pub fn stall(input: &StallInput) -> StallDecision {
     let by_debt = worst.map(|(debt, cause)| (rate_at(debt, input, drain_of(cause, input)), cause));
     let freed = input.space_freed_bytes_per_s;
     let by_space = space.map(|debt| (rate_at(debt, input, freed), StallCause::Space));
+    let by_pool = pool_debt(input).map(|debt| (rate_at(debt, input, 0), StallCause::Pool));
     let by_memtables = memtable_rate(input).map(|rate| (rate, StallCause::Memtables));
     if input.memtable_space_bytes == 0 && input.flush_backlog_bytes > 0 {
         return StallDecision::Stop { cause: StallCause::Memtables };
     }
-    let slowest =
-        by_debt.into_iter().chain(by_memtables).chain(by_space).min_by(|a, b| a.0.total_cmp(&b.0));
+    let rates = by_debt.into_iter().chain(by_memtables).chain(by_space).chain(by_pool);
+    let slowest = rates.min_by(|a, b| a.0.total_cmp(&b.0));
     match slowest {
         None => StallDecision::None,
         Some((rate, cause)) => {

@@ -93,6 +93,31 @@ fn space_without_a_bound_never_slows_writers() {
 }
 
 #[test]
+fn nearly_full_pool_slows_writers_smoothly_and_never_stops_them() {
+    let at = |left: u64| StallInput {
+        pool_left_bytes: left << 20,
+        pool_slowdown_bytes: 1000 << 20,
+        ..input()
+    };
+    assert_eq!(stall(&at(1000)), StallDecision::None);
+    let mut before = input().peak_bytes_per_s;
+    for left in (0..1000).rev() {
+        let StallDecision::Delay { cause: StallCause::Pool, bytes_per_s } = stall(&at(left)) else {
+            panic!("{left} MiB are left: {:?}", stall(&at(left)));
+        };
+        assert!(bytes_per_s < before, "less room must be slower");
+        assert!(bytes_per_s * 100 >= before * 95, "cliff from {before} to {bytes_per_s}");
+        before = bytes_per_s;
+    }
+    let low = input().peak_bytes_per_s / UNMEASURED_FALL;
+    assert!((low - 10..low + 10).contains(&before), "{before}");
+    // What waits for its flush counts as stored.
+    let waiting = StallInput { flush_backlog_bytes: 300 << 20, ..at(1200) };
+    assert_eq!(pool_debt(&waiting), Some(0.1));
+    assert_eq!(pool_debt(&StallInput { flush_backlog_bytes: 300 << 20, ..input() }), None);
+}
+
+#[test]
 fn writers_settle_at_the_speed_of_garbage_collection() {
     let freed = 20 << 20;
     let bound = StallInput { space_slowdown: 800 << 20, space_stop: 1000 << 20, ..input() };

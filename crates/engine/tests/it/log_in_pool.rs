@@ -12,6 +12,7 @@ use archipelago_base::spawn::{Spawn as _, SystemSpawn};
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_engine::db::{Components, Db, ReadOptions};
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
+use archipelago_engine::stats::Ticker;
 use archipelago_env::mem::MemFs;
 use archipelago_env::{FileLock, FileSystem, GroupAccess, IoContext, ReadLease};
 use archipelago_store::StoreFs;
@@ -322,6 +323,27 @@ fn full_pool_refuses_writers_that_do_not_wait_for_a_measurement() {
     let error = (0..2000).find_map(&mut put);
     let error = error.expect("the pool has room for less than that");
     assert!(error.is_no_space(), "{error}");
+}
+
+#[test]
+fn writers_are_delayed_before_the_pool_is_full() {
+    let pool = new_pool(6);
+    let fs = files_of(&pool);
+    fs.create_dir_all(Path::new("/others")).unwrap();
+    fs.allocate(Path::new("/others/file"), 64 << 20).unwrap();
+    let db = open_over(fs, small_db(), stepped());
+    let stalled = || db.statistics().get(Ticker::StallPoolNs);
+    db.put(&key(0), b"value").unwrap();
+    assert_eq!(stalled(), 0, "the pool has no limit");
+    pool.set_capacity(Some(pool.used_bytes() * 100 / 93));
+    db.step_background().unwrap();
+    db.put(&key(1), b"value").unwrap();
+    let waited = stalled();
+    assert!(waited > 0, "the pool is full to 93 per cent");
+    pool.set_capacity(Some(1 << 30));
+    db.step_background().unwrap();
+    db.put(&key(2), b"value").unwrap();
+    assert_eq!(stalled(), waited, "the pool has room again");
 }
 
 #[test]

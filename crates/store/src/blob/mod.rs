@@ -24,7 +24,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use archipelago_base::{Epoch, Result};
-use archipelago_env::{FileClass, IoContext};
+use archipelago_env::{FileClass, IoContext, WriterRoom};
 
 use crate::ids::{BlobId, VolumeId};
 
@@ -129,4 +129,7 @@ pub trait BlobStore: Send + Sync + fmt::Debug + 'static {
     fn redundancy(&self, class: FileClass) -> f64;
     /// Bytes of blobs that fit into the pool with the redundancy of tables; `None` if unknown.
     fn free_bytes(&self) -> Result<Option<u64>>;
+    /// Room of writers, in bytes of blobs with the redundancy of tables, from 90 to 95 per cent of
+    /// the pool; `None` if unknown.
+    fn writer_room(&self) -> Option<WriterRoom>;
 }

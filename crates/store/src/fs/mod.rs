@@ -52,7 +52,7 @@ use archipelago_env::ballast::fill_as;
 use archipelago_env::names::plain;
 use archipelago_env::{
     CreateOptions, DirEntry, FileClass, FileLock, FileSystem, IoContext, IoPurpose, LogFile,
-    LogOptions, LogTail, OpenOptions, RandomFile, ReadLease, WritableFile,
+    LogOptions, LogTail, OpenOptions, RandomFile, ReadLease, WritableFile, WriterRoom,
 };
 
 pub use self::copy::CopyTarget;
@@ -313,5 +313,9 @@ impl FileSystem for StoreFs {
         let (volume, doing) = (&self.files.volume, "find the free space of");
         self.files.wait(volume.moment(), doing, dir)?;
         self.files.heard(volume.stores().blobs.free_bytes(), doing, dir)
+    }
+
+    fn writer_room(&self) -> Option<WriterRoom> {
+        self.files.volume.stores().blobs.writer_room()
     }
 }

@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use archipelago_base::{Epoch, Error, ErrorKind, Result};
-use archipelago_env::{FileClass, IoContext};
+use archipelago_env::{FileClass, IoContext, WriterRoom};
 
 use super::{MemoryPool, PoolBlob, PoolCall, PoolState, no_space};
 use crate::blob::{BlobOptions, BlobReader, BlobRef, BlobStore, BlobWriter};
@@ -208,6 +208,14 @@ impl BlobStore for MemoryPool {
 
     fn free_bytes(&self) -> Result<Option<u64>> {
         Ok(self.shared.pool.lock().free_bytes())
+    }
+
+    fn writer_room(&self) -> Option<WriterRoom> {
+        let pool = self.shared.pool.lock();
+        let percent = pool.capacity_bytes? / 100;
+        // As on nodes: writers slow down from 90 per cent on, and have reached their limit at 95.
+        let left_bytes = (percent * 95).saturating_sub(pool.used_bytes());
+        Some(WriterRoom { left_bytes, slowdown_bytes: percent * 5 })
     }
 }
 

@@ -18,7 +18,8 @@ metrics! {
     WRITES_GROUPED: Counter "archipelago_engine_writes_grouped" [];
     /// Time that writers waited because of a write stall, by `cause`: l0 (files of the fullest
     /// bucket), memtables (that wait for a flush), pending (compaction debt), budget (memory),
-    /// space (garbage of separated values) or disk (nearly full).
+    /// space (garbage of separated values), disk (nearly full) or pool (storage nodes that are
+    /// nearly full).
     STALL_TIME: Counter "archipelago_engine_write_stall_seconds" ["cause"];
     /// Times of operations by `operation`: write, get, wal_sync, flush, compaction, gc and stall.
     /// Upper bounds are powers of two of a nanosecond. Writes and gets are timed only if the

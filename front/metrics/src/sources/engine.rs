@@ -136,6 +136,7 @@ static TICKERS: [(Ticker, &Metric, Option<&str>); Ticker::ALL.len()] = [
     (Ticker::StallBudgetNs, &metric::STALL_TIME, Some("budget")),
     (Ticker::StallSpaceNs, &metric::STALL_TIME, Some("space")),
     (Ticker::StallDiskNs, &metric::STALL_TIME, Some("disk")),
+    (Ticker::StallPoolNs, &metric::STALL_TIME, Some("pool")),
     (Ticker::BucketMapChanges, &metric::MAP_CHANGES, None),
     (Ticker::BucketSplits, &metric::BUCKET_CHANGES, Some("split")),
     (Ticker::BucketMerges, &metric::BUCKET_CHANGES, Some("merge")),

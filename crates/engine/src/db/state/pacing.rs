@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use archipelago_base::clock::Clock;
+use archipelago_env::WriterRoom;
 use archipelago_env::foreground::Foreground;
 
 use crate::stall::{DRAIN_WINDOW, DelayController, INGEST_WINDOW, RateMeter, job_speed};
@@ -51,6 +52,9 @@ pub(crate) struct Pacing {
     seal_interval_ns: AtomicU64,
     /// Number of look-ups that memtables answered, plus number of seeks, until the last seal.
     reads_at_seal: AtomicU64,
+    /// The last measured room of writers in a pool. Both are 0 before the first measurement.
+    pool_left_bytes: AtomicU64,
+    pool_slowdown_bytes: AtomicU64,
     /// Tracks user reads, so that compactions can yield to them.
     foreground: Arc<Foreground>,
 }
@@ -68,6 +72,8 @@ impl Pacing {
             last_seal_ns: AtomicU64::new(0),
             seal_interval_ns: AtomicU64::new(0),
             reads_at_seal: AtomicU64::new(0),
+            pool_left_bytes: AtomicU64::new(0),
+            pool_slowdown_bytes: AtomicU64::new(0),
             foreground,
         }
     }
@@ -142,6 +148,24 @@ impl Pacing {
     /// once.
     pub(crate) fn reads_since_seal(&self, reads: u64) -> u64 {
         reads.saturating_sub(self.reads_at_seal.swap(reads, Ordering::Relaxed))
+    }
+
+    /// Room of writers in the pool, by the last measurement. It slows nobody down before the first
+    /// one, and without a pool.
+    pub(crate) fn writer_room(&self) -> WriterRoom {
+        WriterRoom {
+            left_bytes: self.pool_left_bytes.load(Ordering::Relaxed),
+            slowdown_bytes: self.pool_slowdown_bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Notes the room of writers in the pool. Returns whether this measurement or the one before
+    /// slows writers down.
+    pub(crate) fn note_writer_room(&self, room: Option<WriterRoom>) -> bool {
+        let (before, now) = (self.writer_room(), room.unwrap_or_default());
+        self.pool_left_bytes.store(now.left_bytes, Ordering::Relaxed);
+        self.pool_slowdown_bytes.store(now.slowdown_bytes, Ordering::Relaxed);
+        [before, now].iter().any(|room| room.left_bytes < room.slowdown_bytes)
     }
 
     /// Notes a seal at `now_ns` of the clock.

@@ -38,7 +38,7 @@ use crate::db::state::observers::Observers;
 use crate::db::state::storage::Storage;
 use crate::db::write::commit::{CommitGuard, Share, Submission};
 use crate::db::write::log_segments::{self, LogSegments};
-use crate::db::write::seal;
+use crate::db::write::{seal, stalling};
 use crate::disk_space::{
     SLACK_BYTES, SpaceInput, SpaceState, SpaceUse, admits, compaction_room, cuts_max, flush_room,
     is_small, judge, manifest_length, may_write_reserve, must_wait, reserve_wanted, table_bytes,
@@ -197,8 +197,9 @@ fn measure_free(storage: &Storage, disk: &Disk) -> u64 {
 }
 
 /// Measures the free room of a pool for the writers. They use the last measurement and do not wait
-/// for a new one. If the pool does not answer, the last measurement stays.
+/// for a new one. If the pool does not answer, the last measurement stays. Called without locks.
 pub(crate) fn refresh_free_room(db: &DbInner) {
+    stalling::refresh_writer_room(db);
     let given = db.disk.given_bytes.load(Ordering::Relaxed);
     match db.storage.fs().free_bytes(db.storage.dir()) {
         Ok(free) => db.disk.note_free(free.unwrap_or(UNKNOWN), given),
@@ -512,6 +513,7 @@ pub(crate) fn tend_disk(db: &DbInner) {
         return;
     }
     db.disk.tended_at_ns.store(now_ns, Ordering::Relaxed);
+    stalling::refresh_writer_room(db);
     let free = measure_free(&db.storage, &db.disk);
     if free == UNKNOWN {
         return;

@@ -84,6 +84,7 @@ fn stall_input(
     let takes_shards = nodes.free_bytes > 0 && nodes.image_bytes_max > 0;
     // Sends that are slow because writers need no more say nothing about the speed of the link.
     let send_bytes_per_s = || pacing.send_speed().max(nodes.link_bytes_per_s);
+    let room = pacing.writer_room();
     StallInput {
         send_bytes_per_s: takes_shards.then(send_bytes_per_s),
         away_backlog_bytes: away_excess_bytes(nodes_held, nodes.limit_bytes),
@@ -104,6 +105,8 @@ fn stall_input(
         space_slowdown: family.space.slowdown_bytes(),
         space_stop: family.space.stop_bytes(),
         space_freed_bytes_per_s: family.space.freed_bytes_per_s(),
+        pool_left_bytes: room.left_bytes,
+        pool_slowdown_bytes: room.slowdown_bytes,
         ..StallInput::of(&current.version)
     }
 }
@@ -204,7 +207,8 @@ pub(crate) fn recompute_stall(
     }
     if before != throttle && throttle >= DELAYED {
         family.credit.set(0);
-        let frees = |cause| matches!(cause, StallCause::Budget | StallCause::Space);
+        let frees =
+            |cause| matches!(cause, StallCause::Budget | StallCause::Space | StallCause::Pool);
         if matches!(decision, StallDecision::Delay { cause, .. } if frees(cause)) {
             // Idle workers look for memory or space to free now, and not only when they wake up by
             // themselves.
@@ -213,6 +217,16 @@ pub(crate) fn recompute_stall(
     }
     if before > throttle {
         jobs.notify_progress();
+    }
+}
+
+/// Notes the room of writers in the pool, if the files are in one, and makes the decisions again
+/// while it is short. Called without locks.
+pub(crate) fn refresh_writer_room(db: &DbInner) {
+    if db.pacing.note_writer_room(db.storage.fs().writer_room()) {
+        for family in db.view.live_families() {
+            recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, &family);
+        }
     }
 }
 
@@ -251,7 +265,7 @@ fn stall_on(db: &DbInner, family: &Arc<Family>, bytes: u64, options: &WriteOptio
         if is_refused(db, family) {
             return Err(Error::busy(format!(
                 "writes of column family \"{}\" are slowed down, because flushes or \
-                 compactions are behind",
+                 compactions are behind, or the storage pool is nearly full",
                 family.name
             )));
         }
@@ -433,6 +447,7 @@ fn ticker_of(cause: StallCause) -> Ticker {
         StallCause::PendingBytes => Ticker::StallPendingNs,
         StallCause::Budget => Ticker::StallBudgetNs,
         StallCause::Space => Ticker::StallSpaceNs,
+        StallCause::Pool => Ticker::StallPoolNs,
     }
 }
 

@@ -55,7 +55,7 @@ use std::time::Duration;
 use archipelago_base::budget::ByteBudget;
 use archipelago_base::runtime::{Runtime, wait_for};
 use archipelago_base::{Epoch, Result};
-use archipelago_env::{FileClass, IoContext};
+use archipelago_env::{FileClass, IoContext, WriterRoom};
 
 use self::chunk_nodes::ChunkNodes;
 use self::client_nodes::ClientNodes;
@@ -70,6 +70,20 @@ use crate::blob::{BlobOptions, BlobReader, BlobRef, BlobStore, BlobWriter};
 use crate::ids::{BlobId, VolumeId};
 
 pub use self::stats::BlobStats;
+
+/// Fullness of nodes, in per cent, from which writers are slowed down.
+const WRITERS_SLOWED_PERCENT: u64 = 90;
+/// Fullness of nodes, in per cent, at which writers are slowest. Nodes refuse ingestion there.
+const WRITERS_END_PERCENT: u64 = percent_of(WritePurpose::Ingestion);
+/// Fullness of nodes, in per cent, at which they refuse jobs.
+const JOBS_END_PERCENT: u64 = percent_of(WritePurpose::Job);
+
+const fn percent_of(purpose: WritePurpose) -> u64 {
+    match purpose.fullness_max_percent() {
+        Some(percent) => percent,
+        None => 100,
+    }
+}
 
 archipelago_base::fault_switches! {
     /// Steps of the driver of blobs that a checker leaves out, to prove that it notices.
@@ -222,7 +236,7 @@ impl BlobStore for NodeBlobs {
     }
 
     fn redundancy(&self, class: FileClass) -> f64 {
-        let domains = room_by_domain(&self.reports()).len();
+        let domains = room_by_domain(&self.reports(), JOBS_END_PERCENT).len();
         let wanted = self.0.options.mode.redundancy(class);
         match wanted {
             Redundancy::Coded if domains >= usize::from(DATA_CHUNKS + PARITY_CHUNKS) => {
@@ -235,13 +249,34 @@ impl BlobStore for NodeBlobs {
 
     fn free_bytes(&self) -> Result<Option<u64>> {
         let reports = self.reports();
-        let domains = room_by_domain(&reports);
+        let domains = room_by_domain(&reports, JOBS_END_PERCENT);
         if domains.is_empty() {
             return Ok(None);
         }
         let copies = usize::from(copies_in(domains.len()));
         Ok(Some(replicated_room(domains.into_values().collect(), copies)))
     }
+
+    fn writer_room(&self) -> Option<WriterRoom> {
+        room_of_writers(&self.reports())
+    }
+}
+
+/// Room of writers on nodes with these reports; `None` without a node that takes chunks.
+fn room_of_writers(reports: &[NodeReport]) -> Option<WriterRoom> {
+    let left = room_by_domain(reports, WRITERS_END_PERCENT);
+    if left.is_empty() {
+        return None;
+    }
+    let copies = usize::from(copies_in(left.len()));
+    let slope_percent = WRITERS_END_PERCENT - WRITERS_SLOWED_PERCENT;
+    let empty: Vec<NodeReport> =
+        reports.iter().map(|node| NodeReport { used_bytes: 0, ..node.clone() }).collect();
+    let slope = room_by_domain(&empty, slope_percent);
+    Some(WriterRoom {
+        left_bytes: replicated_room(left.into_values().collect(), copies),
+        slowdown_bytes: replicated_room(slope.into_values().collect(), copies),
+    })
 }
 
 /// Replicas of a blob in a pool with this number of domains.
@@ -249,9 +284,8 @@ fn copies_in(domains: usize) -> u8 {
     domains.clamp(1, usize::from(Scheme::Replicas(REPLICAS).chunks())) as u8
 }
 
-/// Bytes that jobs may still write to the nodes of each domain that takes chunks.
-fn room_by_domain(reports: &[NodeReport]) -> BTreeMap<&str, u64> {
-    let percent = WritePurpose::Job.fullness_max_percent().unwrap_or(100);
+/// Bytes that the nodes of each domain that takes chunks have left up to this fullness.
+fn room_by_domain(reports: &[NodeReport], percent: u64) -> BTreeMap<&str, u64> {
     let mut domains = BTreeMap::new();
     for node in reports.iter().filter(|node| node.is_up && !node.is_draining) {
         let limit = u128::from(node.capacity_bytes) * u128::from(percent) / 100;

@@ -2,6 +2,7 @@
 
 mod fake;
 mod reads;
+mod room;
 mod sets;
 mod writes;
 

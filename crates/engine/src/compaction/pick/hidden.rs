@@ -36,6 +36,9 @@ pub struct SpaceDemand {
     pub shadow_share: f64,
     /// Whether its writers are delayed for space.
     pub is_pressed: bool,
+    /// Turn of the family among those whose writers are delayed, while these go before all others:
+    /// the smallest number goes first. `None` if the next compaction is picked by urgency alone.
+    pub turn: Option<u64>,
 }
 
 impl PickInput<'_> {
@@ -48,6 +51,11 @@ impl PickInput<'_> {
     /// Whether writers of the version's family are delayed for space.
     pub(super) fn is_pressed(&self) -> bool {
         self.space_demand().is_some_and(|demand| demand.is_pressed)
+    }
+
+    /// The turn of the version's family, if its writers are delayed for space.
+    pub(super) fn turn(&self) -> Option<u64> {
+        self.space_demand().filter(|demand| demand.is_pressed)?.turn
     }
 
     /// The factor for the scores of the version's levels.

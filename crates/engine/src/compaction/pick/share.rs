@@ -14,9 +14,11 @@
 //! A family whose writers are delayed for space goes before all others while none of its
 //! compactions runs. The jobs that free its space may have no urgency, and its urgency does not
 //! rise while its writers wait. With a running compaction it is like any other family, so that it
-//! takes no more than one job from families that are due.
+//! takes no more than one job from families that are due. That job may be the only one, so after
+//! each compaction of such a family one is picked by urgency alone
+//! ([`SpaceDemand::turn`](super::SpaceDemand::turn)).
 
-use std::cmp::Ordering;
+use std::cmp::{Ordering, Reverse};
 
 use super::picker::Picker;
 use super::{Pick, PickInput, pick, pick_drop};
@@ -68,23 +70,23 @@ pub fn is_loading(since_ns: Option<u64>, interval_ns: u64) -> bool {
 /// Rank of a family among all families, or of its pick.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct FamilyRank {
-    /// Whether writers of the family are delayed for space, and no compaction of it runs.
-    is_first: bool,
+    /// Turn of a family whose writers are delayed for space, if no compaction of it runs.
+    turn: Option<Reverse<u64>>,
     urgency: f64,
 }
 
 impl FamilyRank {
     /// The order of ranks. The more urgent rank is the greater one.
     fn total_cmp(&self, other: &Self) -> Ordering {
-        self.is_first.cmp(&other.is_first).then(self.urgency.total_cmp(&other.urgency))
+        self.turn.cmp(&other.turn).then(self.urgency.total_cmp(&other.urgency))
     }
 }
 
 /// The most urgent compaction of several column families, with the index of its family. `None` if
 /// no family has one or enough jobs run. Tables that no reader needs are dropped before anything
 /// else. A family whose writers are delayed for space, and that has no running job, goes before the
-/// others. Among equal picks, the family with fewer running jobs goes first. `common` is the input
-/// for every family, except for its version, which is ignored.
+/// others in its turn. Among equal picks, the family with fewer running jobs goes first. `common`
+/// is the input for every family, except for its version, which is ignored.
 ///
 /// Cost: that of [`pick`] for the families that may be as urgent as the most urgent pick.
 #[must_use]
@@ -100,8 +102,8 @@ pub fn pick_of_all(families: &[&Version], common: &PickInput<'_>) -> Option<(usi
     }
     let jobs_of = |at: usize| running.iter().filter(|job| job.cf == families[at].cf()).count();
     let rank_of = |at: usize, urgency: f64| {
-        let is_first = of(at).is_pressed() && jobs_of(at) == 0;
-        FamilyRank { is_first, urgency }
+        let turn = of(at).turn().filter(|_| jobs_of(at) == 0);
+        FamilyRank { turn: turn.map(Reverse), urgency }
     };
     let mut order: Vec<(FamilyRank, usize)> =
         (0..families.len()).map(|at| (rank_of(at, urgency_most(&of(at))), at)).collect();

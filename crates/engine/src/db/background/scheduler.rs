@@ -377,7 +377,7 @@ fn next_extra_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
         task = flush::next_flush(db, state, JobSlot::Extra).map(Task::Flush);
     }
     if task.is_none() && db.jobs.has_extra_room(state, JobKind::Compaction) {
-        task = compaction::next_compaction(db, state, JobSlot::Extra).map(Task::Compact);
+        task = take_compaction(db, state, JobSlot::Extra);
     }
     if task.is_none() && db.jobs.has_extra_room(state, JobKind::Gc) {
         task = gc::next_gc(db, state, GcWorker::Reserved).map(Task::Gc);
@@ -513,8 +513,8 @@ pub(crate) fn next_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
         return Some(Task::Send(send));
     }
     space::note_snapshots(db, state);
-    if let Some(compaction) = compaction::next_compaction(db, state, JobSlot::Own) {
-        return Some(Task::Compact(compaction));
+    if let Some(compaction) = take_compaction(db, state, JobSlot::Own) {
+        return Some(compaction);
     }
     if db.context.is_manual()
         && let Some(task) = invalid::next_merge(db, state)
@@ -523,6 +523,13 @@ pub(crate) fn next_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
     }
     let worker = if db.context.is_manual() { GcWorker::Reserved } else { GcWorker::Idle };
     gc::next_gc(db, state, worker).map(Task::Gc)
+}
+
+/// The next compaction, marked as running. It ends the turn of its family.
+fn take_compaction(db: &DbInner, state: &mut JobState, slot: JobSlot) -> Option<Task> {
+    let task = compaction::next_compaction(db, state, slot)?;
+    state.note_compaction(task.family.id);
+    Some(Task::Compact(task))
 }
 
 /// The next task of the worker that is reserved for garbage collection.

@@ -114,6 +114,7 @@ fn examine(db: &DbInner, state: &mut JobState, family: &Family, step: Option<Spa
         urgency: plan.hidden_urgency(view.usage.hidden_bytes, view.usage.live_bytes()),
         shadow_share: view.shadow_share,
         is_pressed: margin.is_pressed(),
+        turn: None,
     });
     space.set_view(view, demand);
     set_gauge(family, space);
@@ -236,9 +237,10 @@ pub(crate) fn set_gauge(family: &Family, space: &mut FamilySpace) {
     }
 }
 
-/// The demands of all families on compactions.
+/// The demands of all families on compactions, with their present turns.
 pub(crate) fn demands(state: &JobState) -> Vec<SpaceDemand> {
-    state.spaces().filter_map(|space| space.demand().copied()).collect()
+    let demands = state.spaces().filter_map(FamilySpace::demand);
+    demands.map(|demand| SpaceDemand { turn: state.turns().of(demand.cf), ..*demand }).collect()
 }
 
 /// The step that an installed flush is: deletes turn live values into garbage without writing much.

@@ -128,7 +128,8 @@ impl FamilySpace {
         self.end_rest();
     }
 
-    /// Demands of the bound on compactions; `None` if there are none.
+    /// Demands of the bound on compactions, without the turn of the family; `None` if there are
+    /// none.
     pub(crate) fn demand(&self) -> Option<&SpaceDemand> {
         self.demand.as_ref()
     }

@@ -24,6 +24,7 @@ use archipelago_env::limit::RateLimiter;
 use parking_lot::Condvar;
 
 use crate::db::state::balance::{Balance, WantedChange};
+use crate::db::state::compaction_turns::CompactionTurns;
 use crate::db::state::family_space::FamilySpace;
 use crate::db::state::job_threads::JobThreads;
 use crate::db::state::memtable::{Immutable, Memtable, SealedInfo, ShardHome};
@@ -275,6 +276,8 @@ pub(crate) struct JobState {
     balances: BTreeMap<CfId, Balance>,
     /// Space bookkeeping of the families with separated values.
     spaces: BTreeMap<CfId, FamilySpace>,
+    /// Turns of the families at the picks of compactions.
+    turns: CompactionTurns,
     /// The oldest snapshot when the space of the families was examined last.
     oldest_snapshot: Option<SeqNo>,
     next_job_id: u64,
@@ -346,6 +349,7 @@ impl JobState {
         written.flat_map(|shard| &shard.tables).for_each(|table| table.mark_obsolete());
         self.balances.remove(&cf);
         self.spaces.remove(&cf);
+        self.turns.forget(cf);
     }
 
     /// A number that no other job or claim has.
@@ -443,6 +447,17 @@ impl JobState {
     pub(crate) fn take_limit_changes(&mut self) -> Vec<CfId> {
         let spaces = self.spaces.iter_mut();
         spaces.filter_map(|(cf, space)| space.take_limit_change().then_some(*cf)).collect()
+    }
+
+    /// Turns of the families at the picks of compactions.
+    pub(crate) fn turns(&self) -> &CompactionTurns {
+        &self.turns
+    }
+
+    /// Notes the start of a compaction that was picked among those of all families.
+    pub(crate) fn note_compaction(&mut self, cf: CfId) {
+        let is_delayed = self.spaces.get(&cf).is_some_and(FamilySpace::is_pressed);
+        self.turns.note(cf, is_delayed);
     }
 
     /// Space bookkeeping of a family; empty at first.

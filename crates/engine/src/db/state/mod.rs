@@ -7,6 +7,7 @@
 pub(crate) mod away;
 pub(crate) mod background_mode;
 pub(crate) mod balance;
+pub(crate) mod compaction_turns;
 pub(crate) mod context;
 pub(crate) mod delay_credit;
 pub(crate) mod family;

@@ -49,8 +49,8 @@ fn version_of(cf: CfId, files: Vec<(usize, FileMeta)>) -> Arc<Version> {
 }
 
 const CALM: SpaceDemand =
-    SpaceDemand { cf: CF, urgency: 1.0, shadow_share: 0.5, is_pressed: false };
-const PRESSED: SpaceDemand = SpaceDemand { is_pressed: true, ..CALM };
+    SpaceDemand { cf: CF, urgency: 1.0, shadow_share: 0.5, is_pressed: false, turn: None };
+const PRESSED: SpaceDemand = SpaceDemand { is_pressed: true, turn: Some(0), ..CALM };
 
 fn picked(version: &Version, demand: SpaceDemand) -> Option<Pick> {
     pick(&PickInput { space: &[demand], ..input(version, &[], 1) })
@@ -142,17 +142,17 @@ fn delayed_writers_let_levels_sink_that_are_not_due() {
 }
 
 /// A last level of one table that holds a record for a snapshot only.
-fn kept_for_a_snapshot() -> Arc<Version> {
+fn kept_for_a_snapshot(cf: CfId) -> Arc<Version> {
     let mut file = referencing(1, ("a", "z"), (1, 50), 400_000);
     (file.content.shadowed, file.content.shadowed_bytes) = (1, 40_000);
     (file.content.shadowed_keys, file.content.shadowed_oldest_seq) = (1, 10);
     file.content.shadowing_newest_seq = 40;
-    version(vec![(LAST_LEVEL, file)])
+    version_of(cf, vec![(LAST_LEVEL, file)])
 }
 
 #[test]
 fn delayed_writers_free_records_of_released_snapshots() {
-    let version = kept_for_a_snapshot();
+    let version = kept_for_a_snapshot(CF);
     assert!(picked(&version, CALM).is_none(), "a tenth is not worth a rewrite by itself");
     let job = picked(&version, PRESSED);
     assert!(matches!(job, Some(Pick::Rewrite { level: LAST_LEVEL, .. })), "{job:?}");
@@ -167,7 +167,7 @@ fn delayed_writers_go_before_due_levels_of_other_families() {
     let last = (LAST_LEVEL, referencing(1, ("a", "z"), (1, 50), 100_000));
     let due = version_of(other, vec![last, (5, referencing(2, ("b", "y"), (60, 99), 100_000))]);
     assert!(due.score(5) >= 2.0, "{}", due.score(5));
-    let pressed = kept_for_a_snapshot();
+    let pressed = kept_for_a_snapshot(CF);
     let families: [&Version; 2] = [&due, &pressed];
     let of = |running: &[Running], demand: SpaceDemand| {
         let common = PickInput { space: &[demand], ..input(&due, running, 9) };
@@ -181,4 +181,25 @@ fn delayed_writers_go_before_due_levels_of_other_families() {
     assert_eq!(of(&own, PRESSED).0, 0, "a job of the family frees space, so the level is next");
     let others = [rewrite.running(other)];
     assert_eq!(of(&others, PRESSED).0, 1, "a rewrite of another family frees no space of it");
+}
+
+#[test]
+fn delayed_families_take_turns_and_leave_one_to_due_levels() {
+    let other = CfId(3);
+    let last = (LAST_LEVEL, referencing(1, ("a", "z"), (1, 50), 100_000));
+    let upper = (5, referencing(2, ("b", "y"), (60, 99), 100_000));
+    let due = version_of(CfId(2), vec![last, upper]);
+    let (one, another) = (kept_for_a_snapshot(CF), kept_for_a_snapshot(other));
+    let families: [&Version; 3] = [&due, &one, &another];
+    let first = |turn: Option<u64>, turn_of_other: Option<u64>| {
+        let demands = [
+            SpaceDemand { turn, ..PRESSED },
+            SpaceDemand { cf: other, turn: turn_of_other, ..PRESSED },
+        ];
+        let common = PickInput { space: &demands, ..input(&due, &[], 1) };
+        pick_of_all(&families, &common).expect("the level is due").0
+    };
+    assert_eq!(first(None, None), 0, "this compaction is picked by urgency");
+    assert_eq!(first(Some(5), Some(7)), 1);
+    assert_eq!(first(Some(7), Some(5)), 2, "its latest compaction is older");
 }

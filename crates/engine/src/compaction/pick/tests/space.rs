@@ -263,7 +263,8 @@ fn delayed_writers_let_range_tombstones_sink_during_a_load() {
     let below = meta(1, b"c", b"z", (1, 50));
     let version = version(vec![(LAST_LEVEL, below), (5, covering(2, ("b", "m"), 60))], &[]);
     let picked = |loading: bool, is_pressed: bool| {
-        let demand = SpaceDemand { cf: CF, urgency: 1.0, shadow_share: 0.0, is_pressed };
+        let demand =
+            SpaceDemand { cf: CF, urgency: 1.0, shadow_share: 0.0, is_pressed, turn: None };
         pick(&PickInput { loading, space: &[demand], ..at(&version, &[]) })
     };
     let is_sink = |pick: Option<Pick>| matches!(pick, Some(Pick::Level { from: 5, .. }));

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
-use archipelago_base::Result;
+use archipelago_base::{CfId, Result};
 use archipelago_env::capacity::CapacityFs;
 use parking_lot::Mutex;
 
@@ -157,6 +157,23 @@ fn bulk_deletes_delay_writers_and_do_not_stop_them() {
     store.compact();
     assert_eq!(store.debt().bytes(), 0, "what was freed repays the debt");
     store.check();
+}
+
+#[test]
+fn compaction_of_a_delayed_family_ends_its_turn() {
+    let store = with_shadow_share(1.05);
+    for at in 0..KEYS {
+        store.db.delete(&key(at)).expect("deletes");
+    }
+    store.db.flush(store.db.default_family()).expect("flushes");
+    assert!(is_pressed(&store));
+    let turn = || space::demands(&store.db.inner.jobs.lock(Order::none()))[0].turn;
+    // The latest compaction may have been one of this family while its writers were delayed.
+    store.db.inner.jobs.lock(Order::none()).note_compaction(CfId(9));
+    assert!(turn().is_some());
+    while turn().is_some() {
+        assert!(store.db.step_background().expect("steps"), "the deletes can sink");
+    }
 }
 
 #[test]

@@ -4,8 +4,8 @@
 //! each answer it calls the timer of its owner or executor.
 //!
 //! Invariants: 1. A message is sent at most once. 2. Dropping the courier ends both threads. Before
-//! that it sends what waits, because a receiver may hold slots or outputs for an owner or an
-//! executor that ends.
+//! that it calls the timer a last time and sends what waits, because a receiver may hold slots or
+//! outputs for an owner or an executor that ends.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: messages of a request that got no answer are lost. While no manager answers, the timer
@@ -54,6 +54,15 @@ struct Out {
     mail: MailQueue,
     /// Time until which the courier sends what waits. `None` before it ends.
     ends_ns: Option<u64>,
+    /// Whether the thread that fetches mail runs, which adds messages until its end.
+    is_fetching: bool,
+}
+
+impl Out {
+    /// Whether the courier ends and no thread of it adds messages any more.
+    fn has_ended(&self) -> bool {
+        self.ends_ns.is_some() && !self.is_fetching
+    }
 }
 
 #[derive(Debug)]
@@ -66,6 +75,23 @@ struct Shared {
     is_answered: AtomicBool,
     /// Time of the latest answer to such a request, or of the start.
     answered_ns: AtomicU64,
+}
+
+/// Says that the thread that fetches mail runs, until the drop.
+struct Fetching(Arc<Shared>);
+
+impl Fetching {
+    fn begin(shared: &Arc<Shared>) -> Self {
+        shared.out.lock().is_fetching = true;
+        Self(Arc::clone(shared))
+    }
+}
+
+impl Drop for Fetching {
+    fn drop(&mut self) {
+        self.0.out.lock().is_fetching = false;
+        self.0.changed.notify_all();
+    }
 }
 
 /// The running threads.
@@ -123,11 +149,16 @@ impl Courier {
         let mut courier = Self { shared, threads: Vec::new() };
         let line = || Line::new(endpoints, managers.to_vec(), ClientId(entropy_seed()), None);
         let (sending, waiting) = (line(), line());
+        // The sending thread must not end before the other one has begun.
+        let fetching = Fetching::begin(&courier.shared);
         let (shared, to) = (Arc::clone(&courier.shared), resident.clone());
         let work = Box::new(move || send_all(&shared, &sending, &to));
         courier.threads.push(SystemSpawn.spawn("offload-send", work)?);
         let shared = Arc::clone(&courier.shared);
-        let work = Box::new(move || wait_for_mail(&shared, &waiting, &resident));
+        let work = Box::new(move || {
+            let _fetching = fetching;
+            wait_for_mail(&shared, &waiting, &resident);
+        });
         courier.threads.push(SystemSpawn.spawn("offload-mail", work)?);
         Ok(courier)
     }
@@ -186,17 +217,26 @@ struct Outgoing {
 /// sent everything, or has no time left.
 fn next_mail(shared: &Shared) -> Option<Outgoing> {
     let mut out = shared.out.lock();
-    while out.mail.is_empty() && out.ends_ns.is_none() {
-        shared.changed.wait(&mut out);
+    loop {
+        let answer = match out.ends_ns {
+            Some(ends_ns) => Duration::from_nanos(ends_ns.saturating_sub(shared.clock.now_ns())),
+            None => ANSWER,
+        };
+        if answer.is_zero() {
+            return None;
+        }
+        if !out.mail.is_empty() {
+            return Some(Outgoing { messages: out.mail.take(), answer });
+        }
+        if out.has_ended() {
+            return None;
+        }
+        if out.ends_ns.is_some() {
+            shared.changed.wait_for(&mut out, answer);
+        } else {
+            shared.changed.wait(&mut out);
+        }
     }
-    let answer = match out.ends_ns {
-        Some(ends_ns) => Duration::from_nanos(ends_ns.saturating_sub(shared.clock.now_ns())),
-        None => ANSWER,
-    };
-    if out.mail.is_empty() || answer.is_zero() {
-        return None;
-    }
-    Some(Outgoing { messages: out.mail.take(), answer })
 }
 
 fn send_all(shared: &Arc<Shared>, line: &Line, resident: &Weak<dyn Resident>) {
@@ -232,8 +272,9 @@ fn wait_for_mail(shared: &Arc<Shared>, line: &Line, resident: &Weak<dyn Resident
         }
         let Some(alive) = resident.upgrade() else { return };
         Outbox(Arc::clone(shared)).send(alive.tick());
-        drop(alive);
         if shared.is_stopped() {
+            // The resident may have begun to end after the call above.
+            Outbox(Arc::clone(shared)).send(alive.tick());
             return;
         }
     }
@@ -334,6 +375,45 @@ mod tests {
         assert!(!outbox.0.is_reachable());
         outbox.0.note_answer();
         assert!(outbox.0.is_reachable());
+    }
+
+    /// A resident that has a message for the manager at its second timer only.
+    #[derive(Default)]
+    struct Leaving(AtomicU64);
+
+    impl Resident for Leaving {
+        fn take(&self, _messages: Vec<OffloadMessage>) -> Vec<OffloadMessage> {
+            Vec::new()
+        }
+
+        fn tick(&self) -> Vec<OffloadMessage> {
+            match self.0.fetch_add(1, Ordering::Relaxed) {
+                1 => vec![cancel(2)],
+                _ => Vec::new(),
+            }
+        }
+    }
+
+    #[test]
+    fn sending_thread_waits_for_the_last_timer() {
+        // The clock stands still, so only the end of the other thread ends the sending one.
+        let me = Correspondent::Executor(ExecutorId(1));
+        let outbox = Outbox::new(me, Arc::new(ManualClock::new(0)));
+        outbox.0.stop();
+        let fetching = Fetching::begin(&outbox.0);
+        assert!(!outbox.0.out.lock().has_ended(), "the other thread may add messages");
+        drop(fetching);
+        assert!(outbox.0.out.lock().has_ended());
+        // No manager listens, so a message that is sent is lost.
+        let managers = ["tcp:127.0.0.1:9".to_owned()];
+        let leaving = Arc::new(Leaving::default());
+        let resident: Arc<dyn Resident> = Arc::clone(&leaving) as Arc<dyn Resident>;
+        let endpoints = Arc::new(Endpoints::new());
+        let weak = Arc::downgrade(&resident);
+        let courier = Courier::start(&outbox, &managers, &endpoints, weak).expect("threads");
+        drop(courier);
+        assert_eq!(leaving.0.load(Ordering::Relaxed), 2, "the timer is called after the stop");
+        assert!(outbox.0.out.lock().mail.is_empty(), "its message was not sent");
     }
 
     #[test]

@@ -7,9 +7,10 @@
 //! Invariants:
 //! 1. Every install of a family with value files is followed by an examination, before the jobs
 //!    lock is released. So the limit of the writers is that of the newest version.
-//! 2. Memtables and the outputs of running jobs count neither as used nor as allowed, so the limit
-//!    changes with installs alone. The stated slack has room for one set of memtables, the shards
-//!    at memory nodes, and the outputs ([`crate::gc::space_plan`]).
+//! 2. Memtables and the outputs of running jobs count neither as used nor as allowed, so the margin
+//!    changes only with installs and with the release of snapshots. The stated slack has room for
+//!    one set of memtables, the shards at memory nodes, and the outputs
+//!    ([`crate::gc::space_plan`]).
 //! 3. After each change of a limit, the throttle of the family's writers is decided again.
 //! 4. A writer waits only while a job of its family runs or can be picked, or waits for room on the
 //!    disk that a running job gives back ([`crate::db::background::space_idle`]).

@@ -110,8 +110,11 @@ enum State {
 /// Repetition of a message until it is answered.
 #[derive(Clone, Copy, Debug)]
 struct Repeat {
-    /// Time of the first message.
-    begun_ns: u64,
+    /// Number of turns that have ended. Each scheduler has one, in the order of their numbers.
+    turn: usize,
+    /// Time from which on a message begins the next turn. `None` before the first message of this
+    /// turn.
+    turn_ends_ns: Option<u64>,
     /// Time of the next message, and the wait after that.
     next_ns: u64,
     wait_ns: u64,
@@ -137,7 +140,7 @@ impl Held {
 
 impl Repeat {
     fn from(now_ns: u64) -> Self {
-        Self { begun_ns: now_ns, next_ns: now_ns, wait_ns: REPEAT_NS }
+        Self { turn: 0, turn_ends_ns: None, next_ns: now_ns, wait_ns: REPEAT_NS }
     }
 
     /// Notes that a message is sent now.
@@ -146,21 +149,31 @@ impl Repeat {
         self.wait_ns = (2 * self.wait_ns).min(REPEAT_MAX_NS);
     }
 
-    /// Makes the next message due.
+    /// Makes the next message due, to the first scheduler.
     fn hurry(&mut self) {
         (self.next_ns, self.wait_ns) = (0, REPEAT_NS);
+        (self.turn, self.turn_ends_ns) = (0, None);
     }
 
     /// The scheduler that gets a message now. At first this is the scheduler of the attempt. Later
     /// the others follow in turn, because the first one may never return.
     fn target(
-        self,
+        &mut self,
         now_ns: u64,
         first: SchedulerId,
         all: &BTreeMap<SchedulerId, u64>,
     ) -> SchedulerId {
+        // A turn begins with a message. The pause between two messages gets longer than a turn, so
+        // with turns by the clock alone some schedulers would never get one.
+        match self.turn_ends_ns {
+            Some(ends_ns) if now_ns < ends_ns => {}
+            before => {
+                self.turn += usize::from(before.is_some());
+                self.turn_ends_ns = Some(now_ns + PATIENCE_NS);
+            }
+        }
         let position = all.keys().position(|scheduler| *scheduler == first).unwrap_or(0);
-        let turn = position + (now_ns.saturating_sub(self.begun_ns) / PATIENCE_NS) as usize;
+        let turn = position + self.turn;
         all.keys().nth(turn % all.len().max(1)).copied().unwrap_or(first)
     }
 }

@@ -202,6 +202,34 @@ fn a_commit_goes_to_other_schedulers_when_the_first_is_silent() {
 }
 
 #[test]
+fn commit_reaches_each_of_many_schedulers_in_turn() {
+    let schedulers: Vec<SchedulerId> = (1..=5).map(SchedulerId).collect();
+    let offer = ExecutorOffer { slots: 1, ..ExecutorOffer::default() };
+    let mut executor = Executor::new(ME, offer, &schedulers);
+    assign(&mut executor, 1, &[]);
+    pack(&mut executor, 1);
+    executor.ended(0, at(1), Ok(Payload::default()));
+    let targets_of = |executor: &mut Executor, now_ns| -> Vec<SchedulerId> {
+        let target = |step: &ExecutorStep| match step {
+            ExecutorStep::Send { to, message: OffloadMessage::Commit { .. } } => Some(*to),
+            _ => None,
+        };
+        executor.on_timer(now_ns).iter().filter_map(target).collect()
+    };
+    let mut targets = BTreeSet::new();
+    let last = 5 * REPEAT_MAX_NS / REPEAT_NS;
+    for turn in 1..=last {
+        targets.extend(targets_of(&mut executor, turn * REPEAT_NS));
+    }
+    assert_eq!(targets, BTreeSet::from_iter(schedulers));
+    // A new life of the first scheduler has no outputs, so it is the next one.
+    let now_ns = (last + 1) * REPEAT_NS;
+    let life = SchedulerLife { term: LIFE.term + 1, ..LIFE };
+    executor.on_message(now_ns, S, OffloadMessage::Heard { life, next_ms: 100 });
+    assert_eq!(targets_of(&mut executor, now_ns), [S]);
+}
+
+#[test]
 fn commit_is_repeated_ever_more_seldom_until_the_scheduler_has_a_new_life() {
     let mut executor = executor();
     assign(&mut executor, 1, &[]);

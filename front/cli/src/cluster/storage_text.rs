@@ -8,7 +8,7 @@ use archipelago_env::FileClass;
 use archipelago_store::VolumeId;
 use archipelago_store::nodes::StorageId;
 use archipelago_store::nodes::wire::{
-    MemberState, NodeStanding, RepairStatus, ScrubStatus, StorageClusterStatus, StorageReport,
+    MemberState, NodeStanding, ScrubStatus, StorageClusterStatus, StorageReport,
 };
 use archipelago_store::volume::{VolumeInfo, VolumeStage};
 
@@ -424,7 +424,9 @@ mod tests {
     use archipelago_base::Epoch;
     use archipelago_fabric::{ClusterId, NodeId};
     use archipelago_store::nodes::register::caspaxos::RootSet;
-    use archipelago_store::nodes::wire::{NodeDebt, NodeSpace, StorageMember, VolumeSpace};
+    use archipelago_store::nodes::wire::{
+        NodeDebt, NodeSpace, RepairStatus, StorageMember, VolumeSpace,
+    };
 
     use super::*;
 

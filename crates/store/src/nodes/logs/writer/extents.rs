@@ -2,9 +2,9 @@
 //! does an ended extent that needs another replica after a node failed.
 //!
 //! Both are tasks. The task that chooses asks again until the pool has enough nodes, or until the
-//! log has stalled for too long. It pauses before the next extent if the nodes of several extents in
-//! a row took no byte. The task that repairs copies an ended extent to a node of another
-//! domain, and seals all replicas, before it reports this to the quorum writer.
+//! log has stalled for too long. It pauses before the next extent if the nodes of several extents
+//! in a row took no byte. The task that repairs copies an ended extent to a node of another domain,
+//! and seals all replicas, before it reports this to the quorum writer.
 //!
 //! Failure: a repair that fails is tried again while the log is written. A repair that has not
 //! ended when the log ends is given up, and the extent keeps the replicas that it has.

@@ -507,7 +507,7 @@ impl Scheduler {
 
     /// Executes steps until `done` returns true, for a caller that has waited since `since_ns`.
     /// Returns false if no event is left before that, or if the caller has waited for an hour of
-    /// the simulation ([`WAIT_MAX`]).
+    /// the simulation.
     pub fn run_for_caller(&self, since_ns: u64, done: impl Fn() -> bool) -> bool {
         let end_ns = since_ns.saturating_add(WAIT_MAX.as_nanos() as u64);
         let is_over = Cell::new(false);

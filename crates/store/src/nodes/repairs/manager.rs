@@ -23,7 +23,7 @@
 //! Cost: a round asks every node for a list, which reads the records of its chunks. There are two
 //! rounds after each change of the members, and one per [`RepairTerms::scan_every`].
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -38,15 +38,16 @@ use parking_lot::Mutex;
 use super::super::StorageId;
 use super::super::client::{CallError, CallOptions, Lane, NodeClient};
 use super::super::placement::{
-    ChunkAt, NextRepair, NodeReport, RepairDebt, RepairLimits, RepairRates, next_repair, rebalance,
+    ChunkAt, NextRepair, NodeReport, RepairDebt, RepairLimits, next_repair, rebalance,
 };
 use super::super::wire::{
-    ChunkId, CodingDue, ExtentAt, HeldChunk, MemberState, Members, MissingChunk, RepairStatus,
-    StorageMember, StoreMessage,
+    ChunkId, CodingDue, HeldChunk, MemberState, Members, MissingChunk, RepairStatus, StorageMember,
+    StoreMessage,
 };
 use super::planner::{
     ExtentPage, RepairJob, RepairMembers, RepairPlan, RepairPlanner, UnlistedExtents,
 };
+use super::rounds::{AVOID_FOR, ExtentCycle, LastScan, RoundState};
 
 /// Time after which a question for a list counts as unanswered.
 const LIST_DEADLINE: Duration = Duration::from_secs(10);
@@ -60,13 +61,8 @@ const LIST_BYTES_MAX: usize = 2 << 20;
 const ORDERS_MAX: usize = 16;
 /// Orders under way at a time for one node.
 const ORDERS_OF_NODE_MAX: usize = 2;
-/// Time after a change of the members in which open logs leave nodes and seal what they leave. A
-/// round after it finds these extents.
-const LOGS_LEAVE: Duration = Duration::from_secs(10);
 /// Pause between two checks of the members.
 const LOOK: Duration = Duration::from_millis(500);
-/// Time for which a node is avoided after an order to it failed.
-const AVOID_FOR: Duration = Duration::from_secs(30);
 /// Chunks of a full node that one round of moves considers.
 const MOVES_FROM_MAX: usize = 1024;
 
@@ -153,53 +149,6 @@ impl<F: Fn() -> Option<RepairView> + Send + Sync + 'static> RepairLook for F {
     fn look(&self) -> Option<RepairView> {
         self()
     }
-}
-
-/// The last round of questions.
-#[derive(Debug)]
-struct LastScan {
-    members: RepairMembers,
-    chunks_unreadable: u64,
-    at_ns: u64,
-    /// Time from which a round looks for the extents that logs sealed after the members changed.
-    again_ns: Option<u64>,
-    /// Whether something was left.
-    is_unfinished: bool,
-}
-
-/// The pages of extents that rounds have compared since the first page.
-#[derive(Clone, Copy, Debug)]
-struct ExtentCycle {
-    /// Extent after which the next page begins.
-    after: Option<ExtentAt>,
-    /// Whether all nodes have listed all of these pages.
-    is_known: bool,
-    /// Whether something was left on one of them.
-    is_unfinished: bool,
-}
-
-impl Default for ExtentCycle {
-    fn default() -> Self {
-        Self { after: None, is_known: true, is_unfinished: false }
-    }
-}
-
-/// State that is kept from round to round.
-#[derive(Debug)]
-struct RoundState {
-    rates: RepairRates,
-    last: Option<LastScan>,
-    cycle: ExtentCycle,
-    /// Nodes that answer and did not list what they hold, and when that was noticed.
-    unlisted: BTreeMap<StorageId, u64>,
-    /// Lives of nodes that have compared their chunks, and the time of the next comparison.
-    checked: BTreeMap<StorageId, (Epoch, u64)>,
-    /// Chunks that nodes lack, as comparisons found.
-    missing: Vec<MissingChunk>,
-    /// Nodes to which an order failed, and when.
-    failed: BTreeMap<StorageId, u64>,
-    /// Time at which full nodes are looked at next.
-    level_ns: u64,
 }
 
 /// The manager's part of repairs: it asks the nodes for debts, and gives them orders.
@@ -642,67 +591,6 @@ impl RepairManager {
     }
 }
 
-impl RoundState {
-    fn new(limits: RepairLimits) -> Self {
-        Self {
-            rates: RepairRates::new(limits),
-            last: None,
-            cycle: ExtentCycle::default(),
-            unlisted: BTreeMap::new(),
-            checked: BTreeMap::new(),
-            missing: Vec::new(),
-            failed: BTreeMap::new(),
-            level_ns: 0,
-        }
-    }
-
-    /// Begins with the first page of extents if the members have changed since the last page.
-    fn begin_page(&mut self, members: &RepairMembers) {
-        let is_same = self.last.as_ref().is_some_and(|last| last.members.has_same_nodes(members));
-        if !is_same {
-            self.cycle = ExtentCycle::default();
-        }
-    }
-
-    /// Forgets which nodes list nothing, as far as they are lost. A node that is silent for a
-    /// moment, or begins to drain, still counts from its first missing list.
-    fn forget_unlisted(&mut self, members: &RepairMembers) {
-        let stays: BTreeSet<StorageId> = members.present().chain(members.answering()).collect();
-        self.unlisted.retain(|node, _| stays.contains(node));
-    }
-
-    /// A node that lists again compares its chunks anew, because repairs went on without it.
-    fn note_listed(&mut self, node: StorageId) {
-        if self.unlisted.remove(&node).is_some() {
-            self.checked.remove(&node);
-        }
-    }
-
-    /// Time from which a round has to look again for extents, as a round at `now_ns` leaves it. A
-    /// change of the members sets it. Other rounds keep it until one begins with the first page
-    /// after that time.
-    fn again_ns(&self, members: &RepairMembers, now_ns: u64) -> Option<u64> {
-        let same = self.last.as_ref().filter(|last| last.members.has_same_nodes(members));
-        let Some(last) = same else { return Some(now_ns + LOGS_LEAVE.as_nanos() as u64) };
-        last.again_ns.filter(|at_ns| now_ns < *at_ns || self.cycle.after.is_some())
-    }
-
-    /// Whether a round has to look again for extents. Rounds in the middle of a cycle follow each
-    /// other anyway.
-    fn is_again_due(&self, now_ns: u64) -> bool {
-        let again_ns = self.last.as_ref().and_then(|last| last.again_ns);
-        self.cycle.after.is_none() && again_ns.is_some_and(|at_ns| now_ns >= at_ns)
-    }
-
-    /// A node that was lost and returns is compared anew.
-    fn forget_lost(&mut self, members: &Members) {
-        let is_lost = |storage: &StorageId| {
-            members.member(*storage).is_none_or(|member| member.state == MemberState::Lost)
-        };
-        self.checked.retain(|storage, _| !is_lost(storage));
-    }
-}
-
 /// Counts the answer to an order. A repair that failed is still left, so that a drain waits for it.
 pub(super) fn count_answer(
     status: &mut RepairStatus,
@@ -800,104 +688,4 @@ fn other_version(node: StorageId, answer: &StoreMessage) -> Error {
         "storage node {node} answers with {}: manager and node may have different versions",
         answer.name()
     ))
-}
-
-#[cfg(test)]
-mod tests {
-    use archipelago_fabric::NodeId;
-
-    use super::super::super::wire::NodeSpace;
-    use super::*;
-    use crate::ids::LogId;
-
-    const NODE: StorageId = StorageId(1);
-    const SECOND: u64 = 1_000_000_000;
-
-    /// The members of a cluster of which one node is in `state`.
-    fn members(state: MemberState) -> RepairMembers {
-        let member = StorageMember {
-            storage: NODE,
-            node: NodeId(1),
-            life: Epoch(1),
-            endpoints: Vec::new(),
-            domain: "rack 1".to_owned(),
-            state,
-            space: NodeSpace::default(),
-        };
-        let members = Members { members: vec![member], ..Members::default() };
-        RepairMembers::new(&members, false)
-    }
-
-    fn unlisted_since(at_ns: u64) -> RoundState {
-        let mut state = RoundState::new(RepairTerms::default().limits());
-        state.unlisted.insert(NODE, at_ns);
-        state.checked.insert(NODE, (Epoch(1), u64::MAX));
-        state
-    }
-
-    #[test]
-    fn node_without_lists_counts_from_the_first_one_until_it_is_lost() {
-        let mut state = unlisted_since(7);
-        for stays in [MemberState::Silent, MemberState::Draining, MemberState::Up] {
-            state.forget_unlisted(&members(stays));
-            assert_eq!(state.unlisted.get(&NODE), Some(&7), "{stays:?}");
-        }
-        state.forget_unlisted(&members(MemberState::Lost));
-        assert!(state.unlisted.is_empty());
-    }
-
-    #[test]
-    fn node_that_lists_again_is_compared_anew() {
-        let mut state = unlisted_since(7);
-        state.note_listed(NODE);
-        assert!(state.unlisted.is_empty() && state.checked.is_empty());
-        state.checked.insert(NODE, (Epoch(1), u64::MAX));
-        state.note_listed(NODE);
-        assert!(state.checked.contains_key(&NODE), "it has listed before as well");
-    }
-
-    /// Notes a round at `now_ns`, after which the next page begins after `next`.
-    fn round(state: &mut RoundState, members: &RepairMembers, now_ns: u64, next: Option<ExtentAt>) {
-        state.begin_page(members);
-        let again_ns = state.again_ns(members, now_ns);
-        let (members, is_unfinished) = (members.clone(), next.is_some());
-        state.last = Some(LastScan {
-            members,
-            chunks_unreadable: 0,
-            at_ns: now_ns,
-            again_ns,
-            is_unfinished,
-        });
-        state.cycle = ExtentCycle { after: next, ..ExtentCycle::default() };
-    }
-
-    #[test]
-    fn extents_are_looked_for_again_after_a_change_of_the_members() {
-        let mut state = RoundState::new(RepairTerms::default().limits());
-        let [before, after] =
-            [false, true].map(|is_lost| RepairMembers::new(&Members::default(), is_lost));
-        for members in [&before, &after] {
-            round(&mut state, members, 100 * SECOND, None);
-            assert!(!state.is_again_due(109 * SECOND));
-            // A round that repairs what the first one has found does not count.
-            round(&mut state, members, 105 * SECOND, None);
-            assert!(!state.is_again_due(109 * SECOND) && state.is_again_due(110 * SECOND));
-            round(&mut state, members, 110 * SECOND, None);
-            assert!(!state.is_again_due(1000 * SECOND), "once is enough");
-        }
-    }
-
-    #[test]
-    fn extents_are_looked_for_again_from_the_first_page_on() {
-        let mut state = RoundState::new(RepairTerms::default().limits());
-        let members = RepairMembers::new(&Members::default(), false);
-        let page_end = Some(ExtentAt { log: LogId([3; 16]), extent: 1 });
-        round(&mut state, &members, 0, page_end);
-        assert!(!state.is_again_due(20 * SECOND), "the next page follows anyway");
-        round(&mut state, &members, 20 * SECOND, None);
-        assert!(state.is_again_due(25 * SECOND), "the first page was compared too early");
-        round(&mut state, &members, 25 * SECOND, page_end);
-        round(&mut state, &members, 30 * SECOND, None);
-        assert!(!state.is_again_due(1000 * SECOND));
-    }
 }

@@ -10,6 +10,7 @@
 //! | [`chunk`] | node | the repair of one chunk as a state machine |
 //! | [`executor`] | node | carries out orders |
 //! | [`host`] | node | the node, as a repair sees it |
+//! | `rounds` | manager | what the manager keeps from round to round |
 //! | `copying`, `own_node` | node | the bytes of a repair, and what it uses of its node |
 //!
 //! Chunks are immutable, so a repair needs no fence and no pause of writers. The new holder enters
@@ -23,6 +24,7 @@ pub mod host;
 pub mod manager;
 mod own_node;
 pub mod planner;
+mod rounds;
 #[cfg(test)]
 mod tests;
 

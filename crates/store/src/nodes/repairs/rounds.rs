@@ -1,0 +1,239 @@
+//! State that the manager keeps from round to round.
+//!
+//! Invariant: no state outlives the manager, because the next manager asks the nodes again.
+//!
+//! Thread-safety: none; the owner is the task that runs the rounds.
+//! Failure: no operation fails.
+//! Cost: O(nodes) per round.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use archipelago_base::Epoch;
+
+use super::super::StorageId;
+use super::super::placement::{RepairLimits, RepairRates};
+use super::super::wire::{ExtentAt, MemberState, Members, MissingChunk};
+use super::planner::RepairMembers;
+
+/// Time after a change of the members in which open logs leave nodes and seal what they leave. A
+/// round after it finds these extents.
+const LOGS_LEAVE: Duration = Duration::from_secs(10);
+/// Time for which a node is avoided after an order to it failed.
+pub(super) const AVOID_FOR: Duration = Duration::from_secs(30);
+
+/// The last round of questions.
+#[derive(Debug)]
+pub(super) struct LastScan {
+    pub(super) members: RepairMembers,
+    pub(super) chunks_unreadable: u64,
+    pub(super) at_ns: u64,
+    /// Time from which a round looks for the extents that logs sealed after the members changed.
+    pub(super) again_ns: Option<u64>,
+    /// Whether something was left.
+    pub(super) is_unfinished: bool,
+}
+
+/// The pages of extents that rounds have compared since the first page.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ExtentCycle {
+    /// Extent after which the next page begins.
+    pub(super) after: Option<ExtentAt>,
+    /// Whether all nodes have listed all of these pages.
+    pub(super) is_known: bool,
+    /// Whether something was left on one of them.
+    pub(super) is_unfinished: bool,
+}
+
+impl Default for ExtentCycle {
+    fn default() -> Self {
+        Self { after: None, is_known: true, is_unfinished: false }
+    }
+}
+
+/// State that is kept from round to round.
+#[derive(Debug)]
+pub(super) struct RoundState {
+    pub(super) rates: RepairRates,
+    pub(super) last: Option<LastScan>,
+    pub(super) cycle: ExtentCycle,
+    /// Nodes that answer and did not list what they hold, and when that was noticed.
+    pub(super) unlisted: BTreeMap<StorageId, u64>,
+    /// Lives of nodes that have compared their chunks, and the time of the next comparison.
+    pub(super) checked: BTreeMap<StorageId, (Epoch, u64)>,
+    /// Chunks that nodes lack, as comparisons found.
+    pub(super) missing: Vec<MissingChunk>,
+    /// Nodes to which an order failed, and when.
+    pub(super) failed: BTreeMap<StorageId, u64>,
+    /// Time at which full nodes are looked at next.
+    pub(super) level_ns: u64,
+}
+
+impl RoundState {
+    pub(super) fn new(limits: RepairLimits) -> Self {
+        Self {
+            rates: RepairRates::new(limits),
+            last: None,
+            cycle: ExtentCycle::default(),
+            unlisted: BTreeMap::new(),
+            checked: BTreeMap::new(),
+            missing: Vec::new(),
+            failed: BTreeMap::new(),
+            level_ns: 0,
+        }
+    }
+
+    /// Begins with the first page of extents if the members have changed since the last page.
+    pub(super) fn begin_page(&mut self, members: &RepairMembers) {
+        let is_same = self.last.as_ref().is_some_and(|last| last.members.has_same_nodes(members));
+        if !is_same {
+            self.cycle = ExtentCycle::default();
+        }
+    }
+
+    /// Forgets which nodes list nothing, as far as they are lost. A node that is silent for a
+    /// moment, or begins to drain, still counts from its first missing list.
+    pub(super) fn forget_unlisted(&mut self, members: &RepairMembers) {
+        let stays: BTreeSet<StorageId> = members.present().chain(members.answering()).collect();
+        self.unlisted.retain(|node, _| stays.contains(node));
+    }
+
+    /// A node that lists again compares its chunks anew, because repairs went on without it.
+    pub(super) fn note_listed(&mut self, node: StorageId) {
+        if self.unlisted.remove(&node).is_some() {
+            self.checked.remove(&node);
+        }
+    }
+
+    /// Time from which a round has to look again for extents, as a round at `now_ns` leaves it. A
+    /// change of the members sets it. Other rounds keep it until one begins with the first page
+    /// after that time.
+    pub(super) fn again_ns(&self, members: &RepairMembers, now_ns: u64) -> Option<u64> {
+        let same = self.last.as_ref().filter(|last| last.members.has_same_nodes(members));
+        let Some(last) = same else { return Some(now_ns + LOGS_LEAVE.as_nanos() as u64) };
+        last.again_ns.filter(|at_ns| now_ns < *at_ns || self.cycle.after.is_some())
+    }
+
+    /// Whether a round has to look again for extents. Rounds in the middle of a cycle follow each
+    /// other anyway.
+    pub(super) fn is_again_due(&self, now_ns: u64) -> bool {
+        let again_ns = self.last.as_ref().and_then(|last| last.again_ns);
+        self.cycle.after.is_none() && again_ns.is_some_and(|at_ns| now_ns >= at_ns)
+    }
+
+    /// A node that was lost and returns is compared anew.
+    pub(super) fn forget_lost(&mut self, members: &Members) {
+        let is_lost = |storage: &StorageId| {
+            members.member(*storage).is_none_or(|member| member.state == MemberState::Lost)
+        };
+        self.checked.retain(|storage, _| !is_lost(storage));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use archipelago_fabric::NodeId;
+
+    use super::super::super::wire::{NodeSpace, StorageMember};
+    use super::*;
+    use crate::ids::LogId;
+
+    const NODE: StorageId = StorageId(1);
+    const SECOND: u64 = 1_000_000_000;
+
+    /// The members of a cluster of which one node is in `state`.
+    fn members(state: MemberState) -> RepairMembers {
+        let member = StorageMember {
+            storage: NODE,
+            node: NodeId(1),
+            life: Epoch(1),
+            endpoints: Vec::new(),
+            domain: "rack 1".to_owned(),
+            state,
+            space: NodeSpace::default(),
+        };
+        let members = Members { members: vec![member], ..Members::default() };
+        RepairMembers::new(&members, false)
+    }
+
+    fn new_state() -> RoundState {
+        let bytes_per_s = 1 << 20;
+        RoundState::new(RepairLimits {
+            node_bytes_per_s: bytes_per_s,
+            cluster_bytes_per_s: bytes_per_s,
+        })
+    }
+
+    fn unlisted_since(at_ns: u64) -> RoundState {
+        let mut state = new_state();
+        state.unlisted.insert(NODE, at_ns);
+        state.checked.insert(NODE, (Epoch(1), u64::MAX));
+        state
+    }
+
+    #[test]
+    fn node_without_lists_counts_from_the_first_one_until_it_is_lost() {
+        let mut state = unlisted_since(7);
+        for stays in [MemberState::Silent, MemberState::Draining, MemberState::Up] {
+            state.forget_unlisted(&members(stays));
+            assert_eq!(state.unlisted.get(&NODE), Some(&7), "{stays:?}");
+        }
+        state.forget_unlisted(&members(MemberState::Lost));
+        assert!(state.unlisted.is_empty());
+    }
+
+    #[test]
+    fn node_that_lists_again_is_compared_anew() {
+        let mut state = unlisted_since(7);
+        state.note_listed(NODE);
+        assert!(state.unlisted.is_empty() && state.checked.is_empty());
+        state.checked.insert(NODE, (Epoch(1), u64::MAX));
+        state.note_listed(NODE);
+        assert!(state.checked.contains_key(&NODE), "it has listed before as well");
+    }
+
+    /// Notes a round at `now_ns`, after which the next page begins after `next`.
+    fn round(state: &mut RoundState, members: &RepairMembers, now_ns: u64, next: Option<ExtentAt>) {
+        state.begin_page(members);
+        let again_ns = state.again_ns(members, now_ns);
+        let (members, is_unfinished) = (members.clone(), next.is_some());
+        state.last = Some(LastScan {
+            members,
+            chunks_unreadable: 0,
+            at_ns: now_ns,
+            again_ns,
+            is_unfinished,
+        });
+        state.cycle = ExtentCycle { after: next, ..ExtentCycle::default() };
+    }
+
+    #[test]
+    fn extents_are_looked_for_again_after_a_change_of_the_members() {
+        let mut state = new_state();
+        let [before, after] =
+            [false, true].map(|is_lost| RepairMembers::new(&Members::default(), is_lost));
+        for members in [&before, &after] {
+            round(&mut state, members, 100 * SECOND, None);
+            assert!(!state.is_again_due(109 * SECOND));
+            // A round that repairs what the first one has found does not count.
+            round(&mut state, members, 105 * SECOND, None);
+            assert!(!state.is_again_due(109 * SECOND) && state.is_again_due(110 * SECOND));
+            round(&mut state, members, 110 * SECOND, None);
+            assert!(!state.is_again_due(1000 * SECOND), "once is enough");
+        }
+    }
+
+    #[test]
+    fn extents_are_looked_for_again_from_the_first_page_on() {
+        let mut state = new_state();
+        let members = RepairMembers::new(&Members::default(), false);
+        let page_end = Some(ExtentAt { log: LogId([3; 16]), extent: 1 });
+        round(&mut state, &members, 0, page_end);
+        assert!(!state.is_again_due(20 * SECOND), "the next page follows anyway");
+        round(&mut state, &members, 20 * SECOND, None);
+        assert!(state.is_again_due(25 * SECOND), "the first page was compared too early");
+        round(&mut state, &members, 25 * SECOND, page_end);
+        round(&mut state, &members, 30 * SECOND, None);
+        assert!(!state.is_again_due(1000 * SECOND));
+    }
+}

@@ -339,6 +339,14 @@ fn repair_counts(out: &mut String, status: &StorageClusterStatus) -> std::fmt::R
              domain can take one"
         )?;
     }
+    if repair.extents_refused > 0 {
+        let extents = repair.extents_refused;
+        writeln!(
+            out,
+            "Repair: {extents} extents of logs lack a copy that no node takes, because the other \
+             nodes keep longer replicas of their own until the logs are removed"
+        )?;
+    }
     if repair.coding_files > 0 {
         let (files, bytes) = (repair.coding_files, size::show(repair.coding_bytes));
         writeln!(
@@ -531,6 +539,7 @@ mod tests {
             sharing_domains: 10,
             coding_files: 11,
             coding_bytes: 5 << 20,
+            extents_refused: 12,
             ..status.repair
         };
         let text = shown(&status);
@@ -547,6 +556,7 @@ mod tests {
             "Repair: 10 files and extents of logs have two parts in one domain",
             "no domain has changed for 600 s",
             "Repair: 9 extents were compared, and the next ones follow",
+            "Repair: 12 extents of logs lack a copy that no node takes",
         ] {
             assert!(text.contains(part), "{part} in {text}");
         }

@@ -169,7 +169,7 @@ impl ExtentState {
             "extent {at}: the copy of a repair would end at {end}, and the replica of this node at \
              {own_end}"
         );
-        Err(Refusal::new(RefusalWhy::Busy, text))
+        Err(Refusal::new(RefusalWhy::LongerReplica, text))
     }
 
     /// Whether bytes from `start` on follow or repeat what `epoch` has put, and what the extent has

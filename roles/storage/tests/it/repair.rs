@@ -11,7 +11,7 @@ use archipelago_base::{Epoch, Result};
 use archipelago_env::{CreateOptions, FileClass, IoContext, IoPurpose, OpenOptions};
 use archipelago_store::nodes::members::MemberTerms;
 use archipelago_store::nodes::repairs::RepairTerms;
-use archipelago_store::nodes::wire::{MemberState, RepairStatus};
+use archipelago_store::nodes::wire::{ExtentAt, MemberState, RepairStatus, Stamp, StoreMessage};
 use archipelago_store::{
     BlobId, BlobOptions, BlobRef, Layout, LayoutKeeper, LogId, LogWriter, NewLog, Stores, VolumeId,
 };
@@ -104,6 +104,24 @@ impl Pool {
         let name = format!("{blob}-{index}");
         let path = PathBuf::from("/device/chunks").join(&name[..2]).join(name);
         self.world.machine(n).fs().exists(&path).unwrap().then_some(path)
+    }
+
+    /// Damages a chunk while its node is down, and lets the node find the damage.
+    fn damage(&mut self, n: usize, blob: BlobId, index: usize) {
+        self.world.kill(n);
+        let path = self.chunk_file(n, blob, index).unwrap();
+        let fs = self.world.machine(n).fs();
+        let old = fs.open(&path, context(), OpenOptions::default()).unwrap();
+        let mut bytes = vec![0; old.len() as usize];
+        old.read_exact_at(0, &mut bytes, context()).unwrap();
+        bytes[77] ^= 1;
+        let mut file = fs.create(&path, context(), CreateOptions::default()).unwrap();
+        file.append(&bytes).unwrap();
+        file.sync().unwrap();
+        self.world.start(n);
+        self.world.run_for(Duration::from_secs(2));
+        self.world.scrub(n);
+        assert_eq!(self.world.report(n).chunks_unreadable, 1);
     }
 
     /// Places that are up and have a chunk of the blob, with the index of the chunk.
@@ -399,23 +417,70 @@ fn damaged_chunk_is_made_again_in_its_place() {
     for at in 0..2 {
         let blob = pool.blobs[at].0.id;
         let (n, index) = pool.holders(blob)[1];
-        pool.world.kill(n);
-        let path = pool.chunk_file(n, blob, index).unwrap();
-        let fs = pool.world.machine(n).fs();
-        let old = fs.open(&path, context(), OpenOptions::default()).unwrap();
-        let mut bytes = vec![0; old.len() as usize];
-        old.read_exact_at(0, &mut bytes, context()).unwrap();
-        bytes[77] ^= 1;
-        let mut file = fs.create(&path, context(), CreateOptions::default()).unwrap();
-        file.append(&bytes).unwrap();
-        file.sync().unwrap();
-        pool.world.start(n);
-        pool.world.run_for(Duration::from_secs(2));
-        pool.world.scrub(n);
-        assert_eq!(pool.world.report(n).chunks_unreadable, 1);
+        pool.damage(n, blob, index);
         pool.wait("the repair", |pool| pool.world.report(n).chunks_unreadable == 0);
         pool.wait_for_repair();
     }
+    pool.assert_readable("after the damage");
+}
+
+/// A pool of three nodes. Two have an extent that a recovery has sealed. The third one was away
+/// then, and has more bytes of the extent, so it refuses a copy.
+fn pool_with_a_longer_replica(seed: u64) -> Pool {
+    let pool = Pool::new(3, seed);
+    let at = ExtentAt { log: LogId([6; 16]), extent: 1 };
+    let (stamp, class) = (Stamp { volume: VOLUME, epoch: Epoch(1) }, FileClass::Wal);
+    let is_done = |answer: &StoreMessage| matches!(answer, StoreMessage::Progress { .. });
+    for (n, len) in [(0, 100), (1, 100), (2, 200)] {
+        let (extent_start, start, is_synced) = (0, 0, true);
+        let append = StoreMessage::Append { at, stamp, class, extent_start, start, is_synced };
+        let answer = pool.world.ask_node(n, append, &vec![7; len]);
+        assert!(is_done(&answer), "{answer:?}");
+    }
+    for n in [0, 1] {
+        let seal = StoreMessage::SealLog { at, stamp, class, extent_start: 0, end: 100 };
+        let answer = pool.world.ask_node(n, seal, &[]);
+        assert!(is_done(&answer), "{answer:?}");
+    }
+    // A change of what the manager knows about labels and nodes makes it ask again.
+    pool.world.run_for(LOST_AFTER * 2);
+    pool.wait("the refusal", has_refused_copy);
+    pool
+}
+
+/// Whether nothing is left to be made but a copy that its target has refused.
+fn has_refused_copy(pool: &Pool) -> bool {
+    let status = pool.world.repairs();
+    is_idle(&status) && status.extents_refused == 1
+}
+
+#[test]
+fn refused_copy_is_not_ordered_again_and_holds_no_drain_up() {
+    let pool = pool_with_a_longer_replica(96);
+    let refused = pool.world.report(2).counters.refused;
+    assert!(refused > 0, "the node was asked");
+    // Several rounds follow.
+    pool.world.run_for(Duration::from_secs(120));
+    assert_eq!(pool.world.report(2).counters.refused, refused);
+    pool.world.drain(pool.world.storage(0));
+    pool.wait("the drain", |pool| {
+        let members = pool.world.members();
+        let member = members.member(pool.world.storage(0)).expect("a member");
+        member.state == MemberState::Draining && has_refused_copy(pool)
+    });
+    let status = pool.world.repairs();
+    assert_eq!((status.failed, status.extents_repaired), (0, 0), "{status:?}");
+    assert!(status.nodes.iter().all(|debt| debt.stuck == 0), "{status:?}");
+}
+
+#[test]
+fn node_that_refuses_a_copy_repairs_its_own_chunks() {
+    let mut pool = pool_with_a_longer_replica(97);
+    pool.write(FileClass::Sst, 50_000);
+    let blob = pool.blobs[0].0.id;
+    pool.damage(2, blob, 0);
+    pool.wait("the repair", |pool| pool.world.report(2).chunks_unreadable == 0);
+    pool.wait("the next refusal", has_refused_copy);
     pool.assert_readable("after the damage");
 }
 

@@ -63,7 +63,8 @@ fn failure(error: &CallError) -> NodeFailure {
             | RefusalWhy::Unsupported
             | RefusalWhy::Failed
             | RefusalWhy::Standby
-            | RefusalWhy::Malformed => NodeFailure::Refused(text),
+            | RefusalWhy::Malformed
+            | RefusalWhy::LongerReplica => NodeFailure::Refused(text),
         },
     }
 }

@@ -27,7 +27,7 @@ use super::super::code::rebuild_range;
 use super::super::layout::{BlobLayout, DegradedRead, Scheme};
 use super::super::placement::WritePurpose;
 use super::super::wire::{
-    ChunkDescriptor, ChunkId, ChunkRange, Holder, SealedExtent, Stamp, StoreMessage,
+    ChunkDescriptor, ChunkId, ChunkRange, Holder, Refused, SealedExtent, Stamp, StoreMessage,
 };
 use super::own_node::OwnNode;
 
@@ -180,13 +180,14 @@ impl ChunkCopy<'_> {
     }
 }
 
-/// Copies a sealed extent to this node, and seals it.
+/// Copies a sealed extent to this node, and seals it. Returns the refusal of a node that keeps a
+/// longer replica of its own.
 pub(super) async fn copy_extent(
     node: &OwnNode,
     extent: &SealedExtent,
     sources: &[StorageId],
     bytes_per_s: u64,
-) -> Result<()> {
+) -> Result<Option<Refused>> {
     let SealedExtent { at, volume, class, start: extent_start, end } = *extent;
     let stamp = Stamp { volume, epoch: node.host.promised_epoch(volume) };
     let mut pace = node.begin_pace(bytes_per_s);
@@ -194,7 +195,9 @@ pub(super) async fn copy_extent(
     while start < end {
         let bytes = read_extent(node, extent, sources, start).await?;
         let request = StoreMessage::PutLog { at, stamp, class, extent_start, start };
-        node.ask_copy(request, &bytes, end)?;
+        if let Some(refused) = node.ask_copy(request, &bytes, end)? {
+            return Ok(Some(refused));
+        }
         node.pace(&mut pace, bytes.len() as u64).await;
         start += bytes.len() as u64;
     }

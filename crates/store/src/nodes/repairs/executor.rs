@@ -8,7 +8,9 @@
 //!
 //! Thread-safety: any thread may call any method. Two orders for one chunk exclude each other.
 //! Failure: an order that fails is refused as busy, with the reason, and the manager repeats it. An
-//! order for a blob that no volume keeps is refused as *not there*, and is not repeated.
+//! order for a blob that no volume keeps is refused as *not there*, and is not repeated. The copy of
+//! an extent is refused as *longer replica* if the node keeps a longer one of its own. The manager
+//! repeats it when that may have changed.
 //! Cost: a question for the members, and that of [`ChunkRepair`] and of the copy.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -200,8 +202,13 @@ impl RepairExecutor {
         sources: &[StorageId],
         bytes_per_s: u64,
     ) -> Result<StoreMessage> {
-        copy_extent(&self.node, extent, sources, bytes_per_s).await?;
-        Ok(StoreMessage::Done {})
+        match copy_extent(&self.node, extent, sources, bytes_per_s).await? {
+            None => Ok(StoreMessage::Done {}),
+            Some(refused) => {
+                tracing::info!(%refused, node = %self.node.storage, "a copy is refused");
+                Ok(refused.into())
+            }
+        }
     }
 
     /// Compares a page of this node's chunks with the other holders.

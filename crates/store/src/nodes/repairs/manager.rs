@@ -19,7 +19,9 @@
 //! Thread-safety: one task runs the rounds; any thread may take the status.
 //! Failure: a node that does not list what it holds is asked in the next round, and other holders
 //! list its blobs then. An order that fails is counted, and its target is avoided for a while. If
-//! the target did not answer, the round gives it no further order.
+//! the target did not answer, the round gives it no further order. A node that refuses the copy of
+//! an extent, because it keeps a longer replica, does not get that order again until its life or
+//! the members change.
 //! Cost: a round asks every node for a list, which reads the records of its chunks. There are two
 //! rounds after each change of the members, and one per [`RepairTerms::scan_every`].
 
@@ -41,11 +43,11 @@ use super::super::placement::{
     ChunkAt, NextRepair, NodeReport, RepairDebt, RepairLimits, next_repair, rebalance,
 };
 use super::super::wire::{
-    ChunkId, CodingDue, HeldChunk, MemberState, Members, MissingChunk, RepairStatus, StorageMember,
-    StoreMessage,
+    ChunkId, CodingDue, ExtentAt, HeldChunk, MemberState, Members, MissingChunk, RefusalWhy,
+    RepairStatus, StorageMember, StoreMessage,
 };
 use super::planner::{
-    ExtentPage, RepairJob, RepairMembers, RepairPlan, RepairPlanner, UnlistedExtents,
+    ExtentPage, ExtentTarget, RepairJob, RepairMembers, RepairPlan, RepairPlanner, UnlistedExtents,
 };
 use super::rounds::{AVOID_FOR, ExtentCycle, LastScan, RoundState};
 
@@ -169,15 +171,23 @@ impl std::fmt::Debug for RepairManager {
 /// An order under way.
 struct Order {
     debt: RepairDebt,
-    is_chunk: bool,
+    /// The extent that is copied; `None` for a chunk.
+    extent: Option<ExtentAt>,
     answer: Boxed<'static, OrderEnd>,
 }
 
 /// The end of an order.
 struct OrderEnd {
     done: Result<()>,
+    /// Reason for which the target refused the order.
+    refusal: Option<RefusalWhy>,
+}
+
+impl OrderEnd {
     /// Whether the target refused the order or carried it out.
-    is_answered: bool,
+    fn is_answered(&self) -> bool {
+        self.done.is_ok() || self.refusal.is_some()
+    }
 }
 
 impl RepairManager {
@@ -234,7 +244,7 @@ impl RepairManager {
                 return;
             }
             let now_ns = self.now_ns();
-            state.failed.retain(|_, at_ns| now_ns < *at_ns + AVOID_FOR.as_nanos() as u64);
+            state.forget_failed(now_ns);
             state.begin_page(&members);
             let again_ns = state.again_ns(&members, now_ns);
             let plan = self.scan(state, &members, view.lost_after).await;
@@ -281,10 +291,13 @@ impl RepairManager {
     ) -> RepairPlan {
         let answering: Vec<StorageId> = members.answering().collect();
         state.forget_unlisted(members);
+        state.forget_refused(members);
         let avoid = state.failed.keys().copied().collect();
         let page = ExtentPage { after: state.cycle.after, ..ExtentPage::default() };
         let mut planner = RepairPlanner::new(members.clone(), avoid)
             .on_page(page)
+            .avoiding_for_extents(state.failed_for_extents.keys().copied())
+            .without_copies(state.refused.keys().copied())
             .without_lists_of(state.unlisted.keys().copied());
         for missing in std::mem::take(&mut state.missing) {
             planner.add_missing(&missing);
@@ -377,15 +390,19 @@ impl RepairManager {
         Ok(self.client.ask(node, Lane::Bulk, request, how).await?.message)
     }
 
-    /// Shows a plan, and keeps the counters. The extents that are left of earlier pages of the
-    /// cycle are added.
+    /// Shows a plan, and keeps the counters. The extents that are left or refused of earlier pages
+    /// of the cycle are added.
     fn note_plan(&self, plan: &RepairPlan, cycle: ExtentCycle, members: &RepairMembers) {
         *self.planned_for.lock() = Some(members.clone());
         let mut status = self.status.lock();
-        let earlier = if cycle.after.is_some() { status.extents_left } else { 0 };
+        let (earlier_left, earlier_refused) = match cycle.after {
+            Some(_) => (status.extents_left, status.extents_refused),
+            None => (0, 0),
+        };
         *status = RepairStatus {
             is_known: cycle.is_known && plan.extents_next.is_none(),
-            extents_left: plan.status.extents_left + earlier,
+            extents_left: plan.status.extents_left + earlier_left,
+            extents_refused: plan.status.extents_refused + earlier_refused,
             chunks_repaired: status.chunks_repaired,
             extents_repaired: status.extents_repaired,
             bytes_repaired: status.bytes_repaired,
@@ -432,11 +449,11 @@ impl RepairManager {
                 return;
             }
             if let Some((order, end)) = self.next_answer(&mut orders, pause).await {
-                if !end.is_answered {
+                if !end.is_answered() {
                     // Each further order would keep the round open until its deadline.
                     drop_debts_of(order.debt.target, &mut debts, &mut jobs);
                 }
-                self.note_answer(state, &order, end.done);
+                self.note_answer(state, &order, end, members);
             }
         }
     }
@@ -444,7 +461,10 @@ impl RepairManager {
     /// Sends an order.
     fn order(&self, debt: RepairDebt, job: RepairJob) -> Order {
         let bytes_per_s = self.terms.node_bytes_per_s;
-        let is_chunk = matches!(job, RepairJob::Chunk { .. });
+        let extent = match &job {
+            RepairJob::Chunk { .. } => None,
+            RepairJob::Extent { extent, .. } => Some(extent.at),
+        };
         let request = match job {
             RepairJob::Chunk { descriptor, replaces } => {
                 StoreMessage::RepairChunk { descriptor, replaces, bytes_per_s }
@@ -459,13 +479,13 @@ impl RepairManager {
         let answer = Box::pin(async move {
             let how = CallOptions::new(TrafficClass::Compaction, deadline).short_answer();
             let answer = client.call(target, Lane::Bulk, &request, &[], how).await;
-            let is_answered = matches!(answer, Ok(_) | Err(CallError::Refused { .. }));
+            let refusal = answer.as_ref().err().and_then(CallError::refusal);
             let what = |error: CallError| {
                 error.error(format!("storage node {target}, {}", request.name()))
             };
-            OrderEnd { done: answer.map(|_| ()).map_err(what), is_answered }
+            OrderEnd { done: answer.map(|_| ()).map_err(what), refusal }
         });
-        Order { debt, is_chunk, answer }
+        Order { debt, extent, answer }
     }
 
     /// Waits until an order is answered, at most for `pause`.
@@ -486,19 +506,30 @@ impl RepairManager {
         .await
     }
 
-    fn note_answer(&self, state: &mut RoundState, order: &Order, done: Result<()>) {
-        count_answer(&mut self.status.lock(), &order.debt, order.is_chunk, &done);
+    fn note_answer(
+        &self,
+        state: &mut RoundState,
+        order: &Order,
+        end: OrderEnd,
+        members: &RepairMembers,
+    ) {
         let (blob, target) = (order.debt.blob, order.debt.target);
-        match done {
+        if let (Some(at), Some(RefusalWhy::LongerReplica)) = (order.extent, end.refusal) {
+            tracing::info!(extent = %at, node = %target, "a longer replica refuses a copy");
+            // The copy is left until the next plan, which may find another target.
+            state.note_refused(ExtentTarget { at, node: target }, members);
+            return;
+        }
+        let is_chunk = order.extent.is_none();
+        count_answer(&mut self.status.lock(), &order.debt, is_chunk, &end.done);
+        match end.done {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 tracing::debug!(%error, %blob, "a repair is not needed any more");
             }
             Err(error) => {
                 tracing::info!(%error, %blob, "a repair failed, and is tried again");
-                state.failed.insert(target, self.now_ns());
-                // The node may keep a chunk that another repair made superfluous.
-                state.checked.remove(&target);
+                state.note_failed(target, is_chunk, self.now_ns());
             }
         }
     }

@@ -35,11 +35,21 @@ impl OwnNode {
         Self::checked(name, self.host.answer(request, payload))
     }
 
-    /// Asks this node to put or seal bytes of a copy of an extent that ends at `end`. A refusal is
-    /// an error.
-    pub(super) fn ask_copy(&self, request: StoreMessage, payload: &[u8], end: u64) -> Result<()> {
+    /// Asks this node to put or seal bytes of a copy of an extent that ends at `end`. Returns the
+    /// refusal of a node that keeps a longer replica of its own. Any other refusal is an error.
+    pub(super) fn ask_copy(
+        &self,
+        request: StoreMessage,
+        payload: &[u8],
+        end: u64,
+    ) -> Result<Option<Refused>> {
         let name = request.name();
-        Self::checked(name, self.host.answer_copy(request, payload, end)).map(|_| ())
+        match self.host.answer_copy(request, payload, end) {
+            (StoreMessage::Refuse { why: RefusalWhy::LongerReplica, epoch, text }, _) => {
+                Ok(Some(Refused { why: RefusalWhy::LongerReplica, epoch, text }))
+            }
+            answer => Self::checked(name, answer).map(|_| None),
+        }
     }
 
     fn checked(name: &str, answer: (StoreMessage, Vec<u8>)) -> Result<(StoreMessage, Vec<u8>)> {

@@ -27,7 +27,9 @@
 //! 3. The jobs are bounded in number. The most urgent ones are kept.
 //! 4. The target of an extent has listed its extents. A copy that it did not list may be longer,
 //!    and the order would fail: a node refuses to cut its replica.
-//! 5. A round compares a bounded number of extents, and the next rounds compare those that follow.
+//! 5. A node that has refused the copy of an extent, because it keeps a longer replica, is no target
+//!    of that extent until its life or the members change.
+//! 6. A round compares a bounded number of extents, and the next rounds compare those that follow.
 //!
 //! Thread-safety: none; the owner is one task.
 //! Failure: an object without a target, or with too few sources, is counted and named.
@@ -37,7 +39,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use archipelago_base::Result;
+use archipelago_base::{Epoch, Result};
 
 use super::super::StorageId;
 use super::super::layout::{REPLICAS, Scheme};
@@ -81,6 +83,15 @@ pub enum UnlistedExtents {
     Missing,
 }
 
+/// An extent and a node that would get a copy of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ExtentTarget {
+    /// Log and number of the extent.
+    pub at: ExtentAt,
+    /// The node without a copy.
+    pub node: StorageId,
+}
+
 /// One order for a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RepairJob {
@@ -111,6 +122,8 @@ pub struct RepairMembers {
     answering: BTreeSet<StorageId>,
     /// All nodes that the manager knows.
     known: BTreeSet<StorageId>,
+    /// Lives of all these nodes.
+    lives: BTreeMap<StorageId, Epoch>,
     /// Domains of all nodes that have named theirs.
     domains: BTreeMap<StorageId, String>,
     /// Whether a node that the manager does not know is lost.
@@ -138,6 +151,7 @@ impl RepairMembers {
             present: with(|state| matches!(state, MemberState::Up | MemberState::Silent)),
             answering: with(|state| matches!(state, MemberState::Up | MemberState::Draining)),
             known: with(|_| true),
+            lives: members.members.iter().map(|member| (member.storage, member.life)).collect(),
             unknown_is_lost,
             has_settled_labels: true,
             is_complete: members.is_complete || unknown_is_lost,
@@ -167,7 +181,14 @@ impl RepairMembers {
         &self.nodes
     }
 
-    /// Whether another list of members leads to the same repairs: the use of nodes does not matter.
+    /// The life of a node that the manager knows.
+    #[must_use]
+    pub fn life_of(&self, node: StorageId) -> Option<Epoch> {
+        self.lives.get(&node).copied()
+    }
+
+    /// Whether another list of members leads to the same repairs: the use and the lives of nodes do
+    /// not matter.
     #[must_use]
     pub fn has_same_nodes(&self, other: &Self) -> bool {
         let times = |it: &Self| (it.unknown_is_lost, it.has_settled_labels, it.is_complete);
@@ -264,8 +285,13 @@ pub struct RepairPlanner {
     sharing_domains: u64,
     coding_due: CodingDue,
     unrepairable: u64,
-    /// Targets that must not be chosen, because orders to them failed.
+    /// Targets that get no chunks if there are others, because orders for chunks failed there.
     avoid: Vec<StorageId>,
+    /// Targets that get no extents if there are others, because copies failed there.
+    avoid_for_extents: Vec<StorageId>,
+    /// Nodes that keep longer replicas of extents, and have refused copies of these.
+    refused: BTreeMap<ExtentAt, Vec<StorageId>>,
+    extents_refused: u64,
 }
 
 /// The outcome of a round: debts, jobs and figures.
@@ -282,7 +308,8 @@ pub struct RepairPlan {
 }
 
 impl RepairPlanner {
-    /// A planner for these members and the first page of extents. Nodes in `avoid` get no chunks.
+    /// A planner for these members and the first page of extents. Nodes in `avoid` get no chunks and
+    /// no extents if there are others.
     #[must_use]
     pub fn new(members: RepairMembers, avoid: Vec<StorageId>) -> Self {
         let silent = members.present().filter(|node| !members.answers(*node));
@@ -305,8 +332,29 @@ impl RepairPlanner {
             sharing_domains: 0,
             coding_due: CodingDue::default(),
             unrepairable: 0,
+            avoid_for_extents: avoid.clone(),
             avoid,
+            refused: BTreeMap::new(),
+            extents_refused: 0,
         }
+    }
+
+    /// Gives further nodes no extents if there are others, because copies of extents failed there.
+    /// Their chunks are planned as before.
+    #[must_use]
+    pub fn avoiding_for_extents(mut self, nodes: impl Iterator<Item = StorageId>) -> Self {
+        self.avoid_for_extents.extend(nodes);
+        self
+    }
+
+    /// Leaves out copies of extents that their targets have refused, because they keep longer
+    /// replicas.
+    #[must_use]
+    pub fn without_copies(mut self, refused: impl Iterator<Item = ExtentTarget>) -> Self {
+        for copy in refused {
+            self.refused.entry(copy.at).or_default().push(copy.node);
+        }
+        self
     }
 
     /// Compares another page of extents.
@@ -486,18 +534,21 @@ impl RepairPlanner {
             purpose: WritePurpose::Repair,
             copies_min: 1,
         };
-        self.choose_beside(&request, &stay, &all)
+        self.choose_beside(&request, &stay, &all, &self.avoid)
     }
 
+    /// A node in none of the domains of `stay`. Nodes in `all` are never chosen, and those in
+    /// `avoid` only if there is no other.
     fn choose_beside(
         &self,
         request: &PlacementRequest,
         stay: &[StorageId],
         all: &[StorageId],
+        avoid: &[StorageId],
     ) -> Result<StorageId> {
         let unlisted = self.unlisted.keys().chain(&self.hanging);
         let never: Vec<StorageId> = all.iter().chain(unlisted).copied().collect();
-        let avoid = [&never[..], &self.avoid].concat();
+        let avoid = [&never[..], avoid].concat();
         let choose =
             |avoid| replace(&self.members.nodes, request, Replacement { holders: stay, avoid });
         // A node whose last order failed is better than none. A node that does not list what it
@@ -586,8 +637,10 @@ impl RepairPlanner {
                 purpose: WritePurpose::Repair,
                 copies_min: 1,
             };
-            let never: Vec<StorageId> = nodes.iter().chain(self.unlisted.keys()).copied().collect();
-            match self.choose_beside(&request, &stay, &never) {
+            let refused = self.refused.remove(&at).unwrap_or_default();
+            let never = nodes.iter().chain(self.unlisted.keys()).chain(&refused);
+            let never: Vec<StorageId> = never.copied().collect();
+            match self.choose_beside(&request, &stay, &never, &self.avoid_for_extents) {
                 Ok(target) => {
                     self.debts.push(RepairDebt {
                         blob: BlobId(at.log.0),
@@ -599,6 +652,8 @@ impl RepairPlanner {
                     self.jobs.push(RepairJob::Extent { extent, sources: nodes });
                 }
                 Err(_) if stay.len() >= wanted => self.sharing_domains += 1,
+                // A node that leaves is needed only if no other one has a copy.
+                Err(_) if !refused.is_empty() && !stay.is_empty() => self.extents_refused += 1,
                 // Without a node that leaves, it is a debt of no node.
                 Err(_) if leaving.is_empty() => self.waiting_for_domains += 1,
                 Err(why) => {
@@ -675,6 +730,7 @@ impl RepairPlanner {
             sharing_domains: self.sharing_domains,
             coding_files: self.coding_due.files,
             coding_bytes: self.coding_due.bytes,
+            extents_refused: self.extents_refused,
             nodes: self.by_node.into_values().collect(),
             ..RepairStatus::default()
         };

@@ -14,7 +14,7 @@ use archipelago_base::Epoch;
 use super::super::StorageId;
 use super::super::placement::{RepairLimits, RepairRates};
 use super::super::wire::{ExtentAt, MemberState, Members, MissingChunk};
-use super::planner::RepairMembers;
+use super::planner::{ExtentTarget, RepairMembers};
 
 /// Time after a change of the members in which open logs leave nodes and seal what they leave. A
 /// round after it finds these extents.
@@ -63,8 +63,13 @@ pub(super) struct RoundState {
     pub(super) checked: BTreeMap<StorageId, (Epoch, u64)>,
     /// Chunks that nodes lack, as comparisons found.
     pub(super) missing: Vec<MissingChunk>,
-    /// Nodes to which an order failed, and when.
+    /// Nodes to which an order for a chunk failed, and when.
     pub(super) failed: BTreeMap<StorageId, u64>,
+    /// Nodes to which an order for an extent failed, and when. It says nothing about chunks.
+    pub(super) failed_for_extents: BTreeMap<StorageId, u64>,
+    /// Copies of extents that their targets refused, because they keep longer replicas, and the
+    /// lives of the targets.
+    pub(super) refused: BTreeMap<ExtentTarget, Epoch>,
     /// Time at which full nodes are looked at next.
     pub(super) level_ns: u64,
 }
@@ -79,16 +84,55 @@ impl RoundState {
             checked: BTreeMap::new(),
             missing: Vec::new(),
             failed: BTreeMap::new(),
+            failed_for_extents: BTreeMap::new(),
+            refused: BTreeMap::new(),
             level_ns: 0,
         }
     }
 
+    fn has_same_members(&self, members: &RepairMembers) -> bool {
+        self.last.as_ref().is_some_and(|last| last.members.has_same_nodes(members))
+    }
+
     /// Begins with the first page of extents if the members have changed since the last page.
     pub(super) fn begin_page(&mut self, members: &RepairMembers) {
-        let is_same = self.last.as_ref().is_some_and(|last| last.members.has_same_nodes(members));
-        if !is_same {
+        if !self.has_same_members(members) {
             self.cycle = ExtentCycle::default();
         }
+    }
+
+    /// Notes an order that failed on `target`: for a copy of an extent, or for a chunk.
+    pub(super) fn note_failed(&mut self, target: StorageId, is_chunk: bool, now_ns: u64) {
+        if !is_chunk {
+            self.failed_for_extents.insert(target, now_ns);
+            return;
+        }
+        self.failed.insert(target, now_ns);
+        // The node may keep a chunk that another repair made superfluous.
+        self.checked.remove(&target);
+    }
+
+    /// Forgets orders that failed long ago.
+    pub(super) fn forget_failed(&mut self, now_ns: u64) {
+        for failed in [&mut self.failed, &mut self.failed_for_extents] {
+            failed.retain(|_, at_ns| now_ns < *at_ns + AVOID_FOR.as_nanos() as u64);
+        }
+    }
+
+    /// Notes that a node keeps a longer replica of an extent, and refused a copy.
+    pub(super) fn note_refused(&mut self, copy: ExtentTarget, members: &RepairMembers) {
+        if let Some(life) = members.life_of(copy.node) {
+            self.refused.insert(copy, life);
+        }
+    }
+
+    /// Forgets refused copies whose target has begun another life, which may have found another end
+    /// of its replica. If the members have changed, all of them may be needed anew.
+    pub(super) fn forget_refused(&mut self, members: &RepairMembers) {
+        if !self.has_same_members(members) {
+            self.refused.clear();
+        }
+        self.refused.retain(|copy, life| members.life_of(copy.node) == Some(*life));
     }
 
     /// Forgets which nodes list nothing, as far as they are lost. A node that is silent for a
@@ -143,10 +187,14 @@ mod tests {
 
     /// The members of a cluster of which one node is in `state`.
     fn members(state: MemberState) -> RepairMembers {
+        members_in_life(state, 1)
+    }
+
+    fn members_in_life(state: MemberState, life: u64) -> RepairMembers {
         let member = StorageMember {
             storage: NODE,
             node: NodeId(1),
-            life: Epoch(1),
+            life: Epoch(life),
             endpoints: Vec::new(),
             domain: "rack 1".to_owned(),
             state,
@@ -190,6 +238,33 @@ mod tests {
         state.checked.insert(NODE, (Epoch(1), u64::MAX));
         state.note_listed(NODE);
         assert!(state.checked.contains_key(&NODE), "it has listed before as well");
+    }
+
+    #[test]
+    fn refused_copy_waits_for_another_life_or_other_members() {
+        let copy = ExtentTarget { at: ExtentAt { log: LogId([3; 16]), extent: 1 }, node: NODE };
+        let up = members(MemberState::Up);
+        let mut state = new_state();
+        for changed in [members_in_life(MemberState::Up, 2), members(MemberState::Draining)] {
+            round(&mut state, &up, 0, None);
+            state.note_refused(copy, &up);
+            state.forget_refused(&up);
+            assert!(state.refused.contains_key(&copy), "nothing has changed");
+            state.forget_refused(&changed);
+            assert!(state.refused.is_empty(), "{changed:?}");
+        }
+    }
+
+    #[test]
+    fn failed_copy_of_an_extent_says_nothing_about_chunks() {
+        let mut state = unlisted_since(7);
+        state.note_failed(NODE, false, SECOND);
+        assert!(state.failed.is_empty() && state.checked.contains_key(&NODE));
+        assert!(state.failed_for_extents.contains_key(&NODE));
+        state.note_failed(NODE, true, 2 * SECOND);
+        assert!(state.failed.contains_key(&NODE) && state.checked.is_empty());
+        state.forget_failed(31 * SECOND);
+        assert!(state.failed_for_extents.is_empty() && state.failed.contains_key(&NODE));
     }
 
     /// Notes a round at `now_ns`, after which the next page begins after `next`.

@@ -495,6 +495,9 @@ pub enum RefusalWhy {
     Standby,
     /// The message cannot be read, or is not for this role.
     Malformed,
+    /// The copy of a repair would be shorter than the replica that the node has, or had before it
+    /// was damaged.
+    LongerReplica,
 }
 
 /// One byte for the reason, and the length behind [`RefusalWhy::OutOfOrder`].
@@ -514,6 +517,7 @@ impl Wire for RefusalWhy {
             Self::Failed => 11,
             Self::Standby => 12,
             Self::Malformed => 13,
+            Self::LongerReplica => 14,
         };
         code.put(out);
         if let Self::OutOfOrder { len } = self {
@@ -535,6 +539,7 @@ impl Wire for RefusalWhy {
             11 => Self::Failed,
             12 => Self::Standby,
             13 => Self::Malformed,
+            14 => Self::LongerReplica,
             _ => return None,
         })
     }
@@ -546,7 +551,9 @@ impl RefusalWhy {
     pub fn kind(self) -> ErrorKind {
         match self {
             Self::Fenced => ErrorKind::Fenced,
-            Self::Busy | Self::Full | Self::InLimbo | Self::Standby => ErrorKind::Busy,
+            Self::Busy | Self::Full | Self::InLimbo | Self::Standby | Self::LongerReplica => {
+                ErrorKind::Busy
+            }
             Self::NotThere => ErrorKind::NotFound,
             Self::Damaged => ErrorKind::Corrupt,
             Self::Sealed | Self::OutOfOrder { .. } | Self::WrongCluster | Self::Malformed => {
@@ -581,6 +588,9 @@ impl fmt::Display for RefusalWhy {
             Self::Failed => f.write_str("its disk failed: look at the node's own messages"),
             Self::Standby => f.write_str("this manager stands by, and another one acts"),
             Self::Malformed => f.write_str("the message cannot be read, or is not for this role"),
+            Self::LongerReplica => {
+                f.write_str("its own replica of the extent has, or had, more bytes than the copy")
+            }
         }
     }
 }

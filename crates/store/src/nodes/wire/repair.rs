@@ -116,6 +116,9 @@ pub struct RepairStatus {
     pub coding_files: u64,
     /// Length of these files in bytes.
     pub coding_bytes: u64,
+    /// Number of extents that lack a copy, because the nodes that would get one refuse it: they keep
+    /// longer replicas of their own. They count neither as left nor as failed.
+    pub extents_refused: u64,
 }
 wire_struct!(RepairStatus {
     is_known,
@@ -136,4 +139,5 @@ wire_struct!(RepairStatus {
     sharing_domains,
     coding_files,
     coding_bytes,
+    extents_refused,
 });

@@ -287,6 +287,7 @@ fn node_messages() -> Vec<StoreMessage> {
         StoreMessage::Done {},
         Refused::fenced(Epoch(9), "a").into(),
         Refused::new(RefusalWhy::OutOfOrder { len: 0x44 }, "").into(),
+        Refused::new(RefusalWhy::LongerReplica, "").into(),
     ]
 }
 
@@ -401,6 +402,8 @@ fn golden_bytes_of_register_and_refusals() {
     assert_eq!(encoded(&fenced), ["444701", &word("09"), "0161"].concat());
     let order: StoreMessage = Refused::new(RefusalWhy::OutOfOrder { len: 0x44 }, "").into();
     assert_eq!(encoded(&order), ["444707", &word("44"), &word(""), "00"].concat());
+    let longer: StoreMessage = Refused::new(RefusalWhy::LongerReplica, "").into();
+    assert_eq!(encoded(&longer), ["44470e", &word(""), "00"].concat());
     assert_eq!(encoded(&StoreMessage::Done {}), "4446");
 }
 
@@ -660,7 +663,7 @@ fn damaged_checked_value_is_corrupt() {
 
 #[test]
 fn fence_is_the_only_refusal_that_ends_an_owner() {
-    for code in 1..=13u8 {
+    for code in 1..=14u8 {
         let bytes = [code, 0, 0, 0, 0, 0, 0, 0, 0];
         let mut reader = archipelago_base::codec::Reader::new(&bytes);
         let why = <RefusalWhy as archipelago_base::wire::Wire>::get(&mut reader).expect("a reason");

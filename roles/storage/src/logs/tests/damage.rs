@@ -137,7 +137,7 @@ fn repair_heals_a_damaged_extent_only_if_it_cuts_no_synced_byte() {
     let node = machine.open();
     // The bytes before 1400 were durable, and another node was sealed at an earlier end.
     for answer in repair(&node, 1, 1300) {
-        assert_eq!(why(&answer), Some(RefusalWhy::Busy), "{answer:?}");
+        assert_eq!(why(&answer), Some(RefusalWhy::LongerReplica), "{answer:?}");
     }
     assert_eq!(inspect(&node), damaged(1200, None));
     assert_eq!(repair(&node, 1, 1400)[1], progress(1400, 1400));

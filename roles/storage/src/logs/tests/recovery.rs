@@ -83,7 +83,7 @@ fn later_recovery_extends_a_sealed_extent() {
 /// Checks that a node refuses the copy of a repair that ends at `end`.
 fn assert_refused(node: &StorageNode, epoch: u64, end: u64) {
     for answer in repair(node, epoch, end) {
-        assert_eq!(why(&answer), Some(RefusalWhy::Busy), "{answer:?}");
+        assert_eq!(why(&answer), Some(RefusalWhy::LongerReplica), "{answer:?}");
     }
 }
 

@@ -232,6 +232,11 @@ impl World {
         self.nodes[n].running.as_ref().expect("the node runs").scrub();
     }
 
+    /// The answer of the node in place `n` to a request, without the network.
+    pub(crate) fn ask_node(&self, n: usize, request: StoreMessage, payload: &[u8]) -> StoreMessage {
+        self.nodes[n].running.as_ref().expect("the node runs").ask(request, payload)
+    }
+
     /// What the node in place `n` reports.
     pub(crate) fn report(&self, n: usize) -> StorageReport {
         self.nodes[n].running.as_ref().expect("the node runs").report()

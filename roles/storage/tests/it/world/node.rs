@@ -73,6 +73,11 @@ impl RunningNode {
         }
     }
 
+    /// The answer to a request, without the network.
+    pub(super) fn ask(&self, request: StoreMessage, payload: &[u8]) -> StoreMessage {
+        self.node.handle(ClientId(0), request, payload).0
+    }
+
     /// Runs a whole round of the scrub.
     pub(super) fn scrub(&self) {
         let (answer, _) = self.node.handle(ClientId(0), StoreMessage::Scrub {}, &[]);

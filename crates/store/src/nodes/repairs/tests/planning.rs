@@ -14,7 +14,7 @@ use super::super::super::wire::{
     NodeSpace, PlacementEpoch, SealedExtent, Stamp, StorageMember,
 };
 use super::super::planner::{
-    ExtentPage, RepairJob, RepairMembers, RepairPlan, RepairPlanner, UnlistedExtents,
+    ExtentPage, ExtentTarget, RepairJob, RepairMembers, RepairPlan, RepairPlanner, UnlistedExtents,
 };
 use crate::ids::{BlobId, LogId, VolumeId};
 
@@ -390,6 +390,45 @@ fn node_that_lists_nothing_for_long_is_no_holder_and_no_target() {
     let mut planner = listed(&[Lost, Up, Up, Up], &lists);
     planner.note_unlisted(StorageId(2), UnlistedExtents::Missing);
     assert!(planner.finish().jobs.is_empty());
+}
+
+#[test]
+fn refused_copy_is_made_in_another_domain_or_counted_apart() {
+    use MemberState::{Draining, Up};
+    // Nodes 1 and 2 have the extent, and node 3 keeps a longer replica of its own.
+    let plan = |states: &[MemberState]| {
+        let refused = ExtentTarget { at: sealed(1, 100).at, node: StorageId(3) };
+        let lists = [(1, sealed(1, 100)), (2, sealed(1, 100))];
+        listed(states, &lists).without_copies(std::iter::once(refused)).finish()
+    };
+    let elsewhere = plan(&[Up; 4]);
+    assert_eq!((elsewhere.debts[0].target, elsewhere.status.extents_refused), (StorageId(4), 0));
+    for states in [[Up, Up, Up], [Draining, Up, Up]] {
+        let refused = plan(&states);
+        let status = &refused.status;
+        assert!(refused.jobs.is_empty(), "{states:?}: {:?}", refused.jobs);
+        let counts = (status.extents_left, status.extents_refused, status.waiting_for_domains);
+        assert_eq!((counts, status.nodes.len()), ((0, 1, 0), 0), "{states:?}: a drain may end");
+    }
+    let needed = plan(&[Draining, Draining, Up]).status;
+    assert_eq!((needed.extents_refused, needed.nodes.len()), (0, 2), "no other node has the bytes");
+    assert!(needed.nodes.iter().all(|debt| debt.stuck == 1), "{needed:?}");
+}
+
+#[test]
+fn failed_copies_of_extents_keep_no_damaged_chunk_from_its_node() {
+    use MemberState::Up;
+    let members = RepairMembers::new(&members(&[Up; 3]), false);
+    let failed = std::iter::once(StorageId(2));
+    let mut planner = RepairPlanner::new(members, Vec::new()).avoiding_for_extents(failed);
+    planner.add_chunk(StorageId(2), &held(1, Scheme::Replicas(3), &[1, 2, 3], false));
+    let plan = planner.finish();
+    assert_eq!((plan.debts[0].target, chunk_of(&plan.jobs[0]).1), (StorageId(2), None));
+    let members = RepairMembers::new(&self::members(&[Up; 4]), false);
+    let failed = std::iter::once(StorageId(3));
+    let mut planner = RepairPlanner::new(members, Vec::new()).avoiding_for_extents(failed);
+    (1..=2).for_each(|node| planner.add_extent(StorageId(node), sealed(1, 100)));
+    assert_eq!(planner.finish().debts[0].target, StorageId(4), "another node gets the extent");
 }
 
 #[test]

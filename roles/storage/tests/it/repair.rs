@@ -405,7 +405,11 @@ fn chunks_leave_a_domain_that_a_new_label_crowds() {
     // Five domains cannot hold the six chunks of a coded blob apart.
     let others: Vec<usize> = (0..7).filter(|n| ![stays, moves].contains(n)).collect();
     pool.world.move_to_domain_of(others[0], others[1]);
-    pool.wait("the count", |pool| pool.world.repairs().sharing_domains > 0);
+    // While the labels are not settled, all files that share a domain count.
+    pool.world.run_for(LOST_AFTER + Duration::from_secs(5));
+    pool.wait("the moves that have a target", |pool| is_idle(&pool.world.repairs()));
+    let status = pool.world.repairs();
+    assert!(status.sharing_domains > 0, "{status:?}");
     pool.assert_readable("with two shared domains");
 }
 

@@ -11,7 +11,8 @@
 //! 7. *Drop* the chunks of nodes that are no holders any more.
 //!
 //! If the blob needs no further chunk, steps 2 to 4 are left out. The other steps then update
-//! holders that have missed an earlier repair. A node that returns runs these steps as well.
+//! holders that have missed an earlier repair. A node that returns runs these steps as well, and so
+//! does the target of a move that another repair has made superfluous.
 //!
 //! If this node knows that no volume keeps the blob any more, the repair ends before step 4. The
 //! other holders have missed the release.
@@ -185,8 +186,9 @@ impl ChunkRepair {
         Self { is_check: true, ..Self::new(me, known, None) }
     }
 
-    /// Replaces a holder that may stay. The repair ends if the placement has changed since the
-    /// order: the reason to move the chunk may be gone, or another repair may count on the holder.
+    /// Replaces a holder that may stay. The repair makes no chunk if the placement has changed since
+    /// the order: the reason to move the chunk may be gone, or another repair may count on the
+    /// holder. It then updates holders that have missed the change.
     #[must_use]
     pub fn as_move(self) -> Self {
         Self { moves_from: Some(self.newest.placement), ..self }
@@ -291,13 +293,12 @@ impl ChunkRepair {
         }
         let has_changed = self.moves_from.is_some_and(|from| self.newest.placement > from);
         // An order that is repeated finds this node in the placement, and ends its own work.
-        if has_changed && self.listed(self.me).is_none() {
-            return self.done(RepairEnd::Superseded);
-        }
-        if self.needs_chunk() {
+        let is_superseded = has_changed && self.listed(self.me).is_none();
+        if self.needs_chunk() && !is_superseded {
             self.phase = Phase::Begin;
             return RepairAction::Begin;
         }
+        // A holder with an older placement caused the order, and would cause it again.
         self.redescribe()
     }
 

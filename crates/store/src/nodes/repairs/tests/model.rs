@@ -532,7 +532,7 @@ fn blob_that_was_released_on_the_node_is_not_copied() {
 }
 
 #[test]
-fn move_ends_if_the_placement_has_changed_since_its_order() {
+fn move_only_updates_holders_if_the_placement_has_changed_since_its_order() {
     let model = Model::new(1, None);
     let other = StorageId(1);
     let held = model.nodes[&other].sealed.values().next().expect("a chunk").clone();
@@ -548,7 +548,18 @@ fn move_ends_if_the_placement_has_changed_since_its_order() {
         assert!(matches!(repair.start(), RepairAction::Describe(_)));
         repair.step(RepairInput::Described(vec![(other, vec![descriptor.clone()])]))
     };
-    assert_eq!(next(order().as_move(), &newer), RepairAction::Done(RepairEnd::Superseded));
+    let unneeded = RepairEnd::Whole { is_confirmed: false, is_new: false, missing: Vec::new() };
+    assert_eq!(next(order().as_move(), &newer), RepairAction::Done(unneeded));
     assert_eq!(next(order().as_move(), &held), RepairAction::Begin);
     assert_eq!(next(order(), &newer), RepairAction::Begin, "a holder that leaves must be replaced");
+    // A holder has missed the change, so it listed the chunk that was to move.
+    let mut repair = order().as_move();
+    assert!(matches!(repair.start(), RepairAction::Describe(_)));
+    let stale = model.nodes[&moved.storage].sealed.values().next().expect("a chunk").clone();
+    let answers = vec![(other, vec![newer.clone()]), (moved.storage, vec![stale])];
+    let told = ChunkDescriptor { chunk, retaining: Vec::new(), ..newer };
+    assert_eq!(
+        repair.step(RepairInput::Described(answers)),
+        RepairAction::Redescribe(vec![(moved.storage, told)])
+    );
 }

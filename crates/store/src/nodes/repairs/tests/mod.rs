@@ -3,3 +3,4 @@
 mod counting;
 mod model;
 mod planning;
+mod rounds;

@@ -183,12 +183,6 @@ pub(super) enum Drain {
     Cancel,
 }
 
-/// Objects that still need the node: its chunks, and its open extents. A sealed extent stays on the
-/// node, because a recovery with an old layout may ask for it; its copies are counted apart.
-fn left(report: &StorageReport) -> u64 {
-    report.chunks + report.chunks_unsealed + report.extents_open
-}
-
 /// Empties a storage node.
 pub(super) fn drain(managers: &Managers, args: &NodeArgs, drain: Drain) -> Result<()> {
     let StorageMember { storage, node: number, .. } = node(managers, args)?.member;
@@ -273,7 +267,7 @@ impl DrainProgress {
     fn look(&mut self, node: &NodeStanding, is_root: bool, repair: &RepairStatus) -> bool {
         let (report, number) = (&node.report, node.member.node);
         // Copies of sealed extents are made before the node may go.
-        let now = left(report) + repair.extents_left;
+        let now = report.needed_objects() + repair.extents_left;
         if now < self.left {
             (self.left, self.looks) = (now, 0);
             print_line!(

@@ -97,10 +97,11 @@ impl StorageRpc {
         let answer = match envelope::open(request.body) {
             Ok((message, [])) => {
                 let part = self.part();
+                let mut table = self.table.lock();
                 if message == (StoreMessage::StorageStatus {}) {
-                    self.note_repairs();
+                    self.note_repairs(&mut table, part);
                 }
-                self.table.lock().handle(self.clock.now_ns(), part, &message)
+                table.handle(self.clock.now_ns(), part, &message)
             }
             Ok((message, _)) => malformed(request, &format!("{} with a payload", message.name())),
             Err(error) => malformed(request, &error.to_string()),
@@ -110,10 +111,11 @@ impl StorageRpc {
 
     /// The status of all storage nodes; `None` while this manager does not act.
     pub(crate) fn status(&self) -> Option<StorageClusterStatus> {
-        let acts = self.part() == ManagerPart::Acts;
-        acts.then(|| {
-            self.note_repairs();
-            self.table.lock().status(self.clock.now_ns())
+        let part = self.part();
+        (part == ManagerPart::Acts).then(|| {
+            let mut table = self.table.lock();
+            self.note_repairs(&mut table, part);
+            table.status(self.clock.now_ns())
         })
     }
 

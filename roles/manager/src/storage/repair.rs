@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 use archipelago_base::runtime::{Runtime, ThreadRuntime};
 use archipelago_fabric::Reach;
 use archipelago_store::nodes::client::NodeClient;
-use archipelago_store::nodes::members::ManagerPart;
+use archipelago_store::nodes::members::{ManagerPart, MemberTable};
 use archipelago_store::nodes::repairs::{RepairManager, RepairView};
 
 use super::StorageRpc;
@@ -42,11 +42,13 @@ impl StorageRpc {
         self.table.lock().repair_view(self.clock.now_ns(), acts)
     }
 
-    /// Copies the progress of the repairs into the table of members.
-    pub(super) fn note_repairs(&self) {
+    /// Copies the progress of the repairs into the table of members. A beat that the table takes
+    /// after that may report another state of its node, so the caller holds the lock of the table
+    /// until it has read both.
+    pub(super) fn note_repairs(&self, table: &mut MemberTable, part: ManagerPart) {
         if let Some(repairs) = self.repairs.get() {
-            let status = repairs.status_for(&self.repair_view());
-            self.table.lock().note_repairs(status);
+            let view = table.repair_view(self.clock.now_ns(), part == ManagerPart::Acts);
+            table.note_repairs(repairs.status_for(&view));
         }
     }
 }

@@ -428,23 +428,35 @@ fn damaged_chunk_is_made_again_in_its_place() {
     pool.assert_readable("after the damage");
 }
 
+/// An extent that has no owner, and what requests for it carry.
+const ORPHAN: ExtentAt = ExtentAt { log: LogId([6; 16]), extent: 1 };
+const STAMP: Stamp = Stamp { volume: VOLUME, epoch: Epoch(1) };
+
+/// Appends bytes to an extent of the node in place `n`.
+fn append_orphan(pool: &Pool, n: usize, len: usize) {
+    let (at, stamp, class) = (ORPHAN, STAMP, FileClass::Wal);
+    let (extent_start, start, is_synced) = (0, 0, true);
+    let append = StoreMessage::Append { at, stamp, class, extent_start, start, is_synced };
+    let answer = pool.world.ask_node(n, append, &vec![7; len]);
+    assert!(matches!(answer, StoreMessage::Progress { .. }), "{answer:?}");
+}
+
+fn seal_orphan(pool: &Pool, n: usize, end: u64) {
+    let (at, stamp, class) = (ORPHAN, STAMP, FileClass::Wal);
+    let seal = StoreMessage::SealLog { at, stamp, class, extent_start: 0, end };
+    let answer = pool.world.ask_node(n, seal, &[]);
+    assert!(matches!(answer, StoreMessage::Progress { .. }), "{answer:?}");
+}
+
 /// A pool of three nodes. Two have an extent that a recovery has sealed. The third one was away
 /// then, and has more bytes of the extent, so it refuses a copy.
 fn pool_with_a_longer_replica(seed: u64) -> Pool {
     let pool = Pool::new(3, seed);
-    let at = ExtentAt { log: LogId([6; 16]), extent: 1 };
-    let (stamp, class) = (Stamp { volume: VOLUME, epoch: Epoch(1) }, FileClass::Wal);
-    let is_done = |answer: &StoreMessage| matches!(answer, StoreMessage::Progress { .. });
     for (n, len) in [(0, 100), (1, 100), (2, 200)] {
-        let (extent_start, start, is_synced) = (0, 0, true);
-        let append = StoreMessage::Append { at, stamp, class, extent_start, start, is_synced };
-        let answer = pool.world.ask_node(n, append, &vec![7; len]);
-        assert!(is_done(&answer), "{answer:?}");
+        append_orphan(&pool, n, len);
     }
     for n in [0, 1] {
-        let seal = StoreMessage::SealLog { at, stamp, class, extent_start: 0, end: 100 };
-        let answer = pool.world.ask_node(n, seal, &[]);
-        assert!(is_done(&answer), "{answer:?}");
+        seal_orphan(&pool, n, 100);
     }
     // A change of what the manager knows about labels and nodes makes it ask again.
     pool.world.run_for(LOST_AFTER * 2);
@@ -475,6 +487,30 @@ fn refused_copy_is_not_ordered_again_and_holds_no_drain_up() {
     let status = pool.world.repairs();
     assert_eq!((status.failed, status.extents_repaired), (0, 0), "{status:?}");
     assert!(status.nodes.iter().all(|debt| debt.stuck == 0), "{status:?}");
+}
+
+#[test]
+fn node_is_not_drained_before_its_last_seals_are_compared() {
+    let pool = Pool::new(4, 98);
+    for n in 0..3 {
+        append_orphan(&pool, n, 100);
+    }
+    pool.world.drain(pool.world.storage(0));
+    // The rounds that follow the drain have ended, and no other change begins one.
+    pool.world.run_for(LOST_AFTER * 2);
+    pool.wait("the rounds", |pool| is_idle(&pool.world.repairs()));
+    assert!(is_idle(&pool.world.repairs()) && !pool.world.is_drained(0), "the extent is open");
+    for n in 0..3 {
+        seal_orphan(&pool, n, 100);
+    }
+    for _ in 0..600 {
+        if pool.world.is_drained(0) {
+            break;
+        }
+        pool.world.run_for(Duration::from_millis(100));
+    }
+    assert!(pool.world.is_drained(0), "{:?}", pool.world.repairs());
+    assert_eq!(pool.world.report(3).extents, 1, "the copy is on another node");
 }
 
 #[test]

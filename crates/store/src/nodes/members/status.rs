@@ -1,8 +1,8 @@
 //! The status of the storage nodes, for operators. The functions read the table and change nothing.
 
-use super::super::repairs::RepairView;
+use super::super::repairs::{DrainingExtents, RepairView};
 use super::super::wire::{NodeStanding, RepairStatus, StorageClusterStatus};
-use super::{MemberState, MemberTable};
+use super::{MemberState, MemberTable, NodeEntry};
 
 impl MemberTable {
     /// The status of all storage nodes, except those that an operator has given up.
@@ -36,6 +36,13 @@ impl MemberTable {
         let listened_ns = now_ns.saturating_sub(self.since_ns);
         let labels_ns = now_ns.saturating_sub(self.since_ns.max(self.relabelled_ns));
         let unreadable = self.nodes.values().filter(|entry| entry.is_up());
+        let is_draining = |entry: &&NodeEntry| entry.member.state == MemberState::Draining;
+        let draining = self.nodes.values().filter(is_draining);
+        let draining = draining.map(|entry| {
+            let (extents, open) = (entry.report.extents, entry.report.extents_open);
+            let sealed = extents.saturating_sub(open);
+            (entry.member.storage, DrainingExtents { sealed, open })
+        });
         RepairView {
             members: self.members(),
             acts,
@@ -43,6 +50,7 @@ impl MemberTable {
             // Another manager may have seen a label change shortly before this one listened.
             has_settled_labels: labels_ns > lost_after_ns,
             chunks_unreadable: unreadable.map(|entry| entry.report.chunks_unreadable).sum(),
+            draining: draining.collect(),
             lost_after: self.terms.lost_after,
         }
     }

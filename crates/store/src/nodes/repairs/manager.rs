@@ -13,7 +13,7 @@
 //! out by its node, even if the manager dies.
 //!
 //! Invariants:
-//! 1. A manager that stands by asks nothing and orders nothing.
+//! 1. A manager that stands by asks nothing, orders nothing, and keeps nothing of earlier rounds.
 //! 2. Orders are charged to the rates of all nodes that they use, and of the cluster.
 //!
 //! Thread-safety: one task runs the rounds; any thread may take the status.
@@ -25,7 +25,7 @@
 //! Cost: a round asks every node for a list, which reads the records of its chunks. There are two
 //! rounds after each change of the members, and one per [`RepairTerms::scan_every`].
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -49,7 +49,9 @@ use super::super::wire::{
 use super::planner::{
     ExtentPage, ExtentTarget, RepairJob, RepairMembers, RepairPlan, RepairPlanner, UnlistedExtents,
 };
-use super::rounds::{AVOID_FOR, ExtentCycle, LastScan, RoundState};
+use super::rounds::{
+    AVOID_FOR, DrainingExtents, DrainingNodes, EndedRound, ExtentCycle, RoundState, has_sealed,
+};
 
 /// Time after which a question for a list counts as unanswered.
 const LIST_DEADLINE: Duration = Duration::from_secs(10);
@@ -129,6 +131,9 @@ pub struct RepairView {
     pub has_settled_labels: bool,
     /// Number of chunks that nodes cannot read, as they report. A change of it begins a round.
     pub chunks_unreadable: u64,
+    /// Extents of draining nodes, as they report. A round compares those that are sealed, so another
+    /// seal begins a round, and nothing is known until then.
+    pub draining: BTreeMap<StorageId, DrainingExtents>,
     /// Silence after which a node counts as lost. A node that beats, and does not list what it
     /// holds, counts for as long as a node that may have a copy of any extent.
     pub lost_after: Duration,
@@ -158,8 +163,14 @@ pub struct RepairManager {
     client: Arc<NodeClient>,
     terms: RepairTerms,
     status: Mutex<RepairStatus>,
-    /// The members to which the status belongs.
-    planned_for: Mutex<Option<RepairMembers>>,
+    /// What the status belongs to.
+    planned_for: Mutex<Option<PlannedFor>>,
+}
+
+/// State of the cluster to which a status belongs.
+struct PlannedFor {
+    members: RepairMembers,
+    draining: DrainingNodes,
 }
 
 impl std::fmt::Debug for RepairManager {
@@ -197,13 +208,15 @@ impl RepairManager {
         Arc::new(Self { client, terms, status: Mutex::default(), planned_for: Mutex::default() })
     }
 
-    /// The state of the repairs for the members of `view`. What is left is not known if the last
-    /// round asked other members.
+    /// The state of the repairs for `view`. What is left is not known if the last round asked other
+    /// members, or if a node that drains has sealed extents since then.
     #[must_use]
     pub fn status_for(&self, view: &RepairView) -> RepairStatus {
         let members = view.repair_members();
         let planned_for = self.planned_for.lock();
-        let is_same = planned_for.as_ref().is_some_and(|it| it.has_same_nodes(&members));
+        let is_same = planned_for.as_ref().is_some_and(|it| {
+            it.members.has_same_nodes(&members) && !has_sealed(&it.draining, &view.draining)
+        });
         let status = self.status();
         RepairStatus { is_known: status.is_known && is_same, ..status }
     }
@@ -225,7 +238,7 @@ impl RepairManager {
             if view.acts && view.members.cluster.is_some() {
                 self.round(&mut state, &view, &look).await;
             } else {
-                state.last = None;
+                state.stand_by();
                 *self.status.lock() = RepairStatus::default();
             }
             self.client.runtime().sleep(LOOK).await;
@@ -235,7 +248,7 @@ impl RepairManager {
     async fn round(&self, state: &mut RoundState, view: &RepairView, look: &impl RepairLook) {
         let members = view.repair_members();
         state.forget_lost(&view.members);
-        if !state.last.as_ref().is_some_and(|last| last.members.has_same_nodes(&members)) {
+        if state.is_outdated(&members, &view.draining) {
             self.status.lock().is_known = false;
         }
         if self.is_scan_due(state, &members, view) {
@@ -245,25 +258,16 @@ impl RepairManager {
             }
             let now_ns = self.now_ns();
             state.forget_failed(now_ns);
-            state.begin_page(&members);
+            state.begin_page(&members, &view.draining);
             let again_ns = state.again_ns(&members, now_ns);
             let plan = self.scan(state, &members, view.lost_after).await;
             let next = plan.extents_next;
             state.cycle.is_known &= plan.status.is_known;
             state.cycle.is_unfinished |= !plan.status.unlisted.is_empty() || !plan.jobs.is_empty();
-            self.note_plan(&plan, state.cycle, &members);
+            self.note_plan(&plan, &state.cycle, &members);
             self.carry_out(state, plan, &members, look).await;
-            state.last = Some(LastScan {
-                members,
-                chunks_unreadable: view.chunks_unreadable,
-                at_ns: self.now_ns(),
-                again_ns,
-                is_unfinished: state.cycle.is_unfinished || next.is_some(),
-            });
-            state.cycle = match next {
-                Some(_) => ExtentCycle { after: next, ..state.cycle },
-                None => ExtentCycle::default(),
-            };
+            let (chunks_unreadable, at_ns) = (view.chunks_unreadable, self.now_ns());
+            state.end_round(EndedRound { members, chunks_unreadable, at_ns, again_ns, next });
         } else if !self.check_next(state, &view.members).await {
             self.level(state, &members, look).await;
         }
@@ -277,6 +281,7 @@ impl RepairManager {
         };
         !last.members.has_same_nodes(members)
             || last.chunks_unreadable != view.chunks_unreadable
+            || state.has_sealed_since(&view.draining)
             || !state.missing.is_empty()
             || state.is_again_due(self.now_ns())
             || self.now_ns() >= last.at_ns + pause.as_nanos() as u64
@@ -309,7 +314,7 @@ impl RepairManager {
             };
             tracing::info!(%error, "a node does not list what needs a repair");
             let now_ns = self.now_ns();
-            let since_ns = *state.unlisted.entry(node).or_insert(now_ns);
+            let since_ns = state.note_unlisted(node, members, now_ns);
             let silence = Duration::from_nanos(now_ns.saturating_sub(since_ns));
             let extents = match silence > lost_after {
                 true => UnlistedExtents::Missing,
@@ -392,8 +397,9 @@ impl RepairManager {
 
     /// Shows a plan, and keeps the counters. The extents that are left or refused of earlier pages
     /// of the cycle are added.
-    fn note_plan(&self, plan: &RepairPlan, cycle: ExtentCycle, members: &RepairMembers) {
-        *self.planned_for.lock() = Some(members.clone());
+    fn note_plan(&self, plan: &RepairPlan, cycle: &ExtentCycle, members: &RepairMembers) {
+        let (members, draining) = (members.clone(), cycle.draining.clone());
+        *self.planned_for.lock() = Some(PlannedFor { members, draining });
         let mut status = self.status.lock();
         let (earlier_left, earlier_refused) = match cycle.after {
             Some(_) => (status.extents_left, status.extents_refused),

@@ -31,3 +31,4 @@ mod tests;
 pub use executor::RepairExecutor;
 pub use host::RepairHost;
 pub use manager::{RepairLook, RepairManager, RepairTerms, RepairView};
+pub use rounds::DrainingExtents;

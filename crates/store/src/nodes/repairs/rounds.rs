@@ -22,11 +22,34 @@ const LOGS_LEAVE: Duration = Duration::from_secs(10);
 /// Time for which a node is avoided after an order to it failed.
 pub(super) const AVOID_FOR: Duration = Duration::from_secs(30);
 
+/// Extents of a draining node, as the node reports.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DrainingExtents {
+    /// Number of sealed extents.
+    pub sealed: u64,
+    /// Number of extents that are not sealed.
+    pub open: u64,
+}
+
+/// Extents of all draining nodes.
+pub(super) type DrainingNodes = BTreeMap<StorageId, DrainingExtents>;
+
+/// Whether a draining node has sealed an extent between two reports, as far as they show it.
+pub(super) fn has_sealed(before: &DrainingNodes, now: &DrainingNodes) -> bool {
+    now.iter().any(|(node, extents)| {
+        let before = before.get(node).copied().unwrap_or_default();
+        // A removal meanwhile may hide a seal in the number of sealed extents alone.
+        extents.sealed > before.sealed || extents.open < before.open
+    })
+}
+
 /// The last round of questions.
 #[derive(Debug)]
 pub(super) struct LastScan {
     pub(super) members: RepairMembers,
     pub(super) chunks_unreadable: u64,
+    /// Extents of draining nodes when the cycle of the round began.
+    pub(super) draining: DrainingNodes,
     pub(super) at_ns: u64,
     /// Time from which a round looks for the extents that logs sealed after the members changed.
     pub(super) again_ns: Option<u64>,
@@ -34,11 +57,24 @@ pub(super) struct LastScan {
     pub(super) is_unfinished: bool,
 }
 
+/// A round that ends.
+#[derive(Debug)]
+pub(super) struct EndedRound {
+    pub(super) members: RepairMembers,
+    pub(super) chunks_unreadable: u64,
+    pub(super) at_ns: u64,
+    pub(super) again_ns: Option<u64>,
+    /// Extent after which the next page begins. `None` if the cycle has ended.
+    pub(super) next: Option<ExtentAt>,
+}
+
 /// The pages of extents that rounds have compared since the first page.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct ExtentCycle {
     /// Extent after which the next page begins.
     pub(super) after: Option<ExtentAt>,
+    /// Extents of draining nodes before the first page. The cycle compares all that were sealed.
+    pub(super) draining: DrainingNodes,
     /// Whether all nodes have listed all of these pages.
     pub(super) is_known: bool,
     /// Whether something was left on one of them.
@@ -47,18 +83,29 @@ pub(super) struct ExtentCycle {
 
 impl Default for ExtentCycle {
     fn default() -> Self {
-        Self { after: None, is_known: true, is_unfinished: false }
+        let draining = DrainingNodes::new();
+        Self { after: None, draining, is_known: true, is_unfinished: false }
     }
+}
+
+/// A node that answers and does not list what it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct MissingList {
+    /// Life of the node.
+    pub(super) life: Epoch,
+    /// Time at which that was noticed first.
+    pub(super) since_ns: u64,
 }
 
 /// State that is kept from round to round.
 #[derive(Debug)]
 pub(super) struct RoundState {
+    limits: RepairLimits,
     pub(super) rates: RepairRates,
     pub(super) last: Option<LastScan>,
     pub(super) cycle: ExtentCycle,
-    /// Nodes that answer and did not list what they hold, and when that was noticed.
-    pub(super) unlisted: BTreeMap<StorageId, u64>,
+    /// Nodes that answer and did not list what they hold.
+    pub(super) unlisted: BTreeMap<StorageId, MissingList>,
     /// Lives of nodes that have compared their chunks, and the time of the next comparison.
     pub(super) checked: BTreeMap<StorageId, (Epoch, u64)>,
     /// Chunks that nodes lack, as comparisons found.
@@ -77,6 +124,7 @@ pub(super) struct RoundState {
 impl RoundState {
     pub(super) fn new(limits: RepairLimits) -> Self {
         Self {
+            limits,
             rates: RepairRates::new(limits),
             last: None,
             cycle: ExtentCycle::default(),
@@ -90,14 +138,52 @@ impl RoundState {
         }
     }
 
+    /// Forgets everything, because another manager may act from now on. What nodes did and did not
+    /// answer before says nothing about the time after that.
+    pub(super) fn stand_by(&mut self) {
+        *self = Self::new(self.limits);
+    }
+
     fn has_same_members(&self, members: &RepairMembers) -> bool {
         self.last.as_ref().is_some_and(|last| last.members.has_same_nodes(members))
     }
 
+    /// Whether the last round says nothing about what is left: the members have changed, or a node
+    /// that drains has sealed extents since its cycle began.
+    pub(super) fn is_outdated(&self, members: &RepairMembers, draining: &DrainingNodes) -> bool {
+        !self.has_same_members(members) || self.has_new_seals(draining)
+    }
+
+    /// Whether draining nodes have sealed extents that the last cycle did not compare. Rounds in the
+    /// middle of a cycle follow each other anyway.
+    pub(super) fn has_sealed_since(&self, draining: &DrainingNodes) -> bool {
+        self.cycle.after.is_none() && self.has_new_seals(draining)
+    }
+
+    fn has_new_seals(&self, draining: &DrainingNodes) -> bool {
+        self.last.as_ref().is_some_and(|last| has_sealed(&last.draining, draining))
+    }
+
     /// Begins with the first page of extents if the members have changed since the last page.
-    pub(super) fn begin_page(&mut self, members: &RepairMembers) {
+    pub(super) fn begin_page(&mut self, members: &RepairMembers, draining: &DrainingNodes) {
         if !self.has_same_members(members) {
             self.cycle = ExtentCycle::default();
+        }
+        if self.cycle.after.is_none() {
+            self.cycle.draining.clone_from(draining);
+        }
+    }
+
+    /// Notes a round that ends.
+    pub(super) fn end_round(&mut self, ended: EndedRound) {
+        let EndedRound { members, chunks_unreadable, at_ns, again_ns, next } = ended;
+        let is_unfinished = self.cycle.is_unfinished || next.is_some();
+        let draining = self.cycle.draining.clone();
+        self.last =
+            Some(LastScan { members, chunks_unreadable, draining, at_ns, again_ns, is_unfinished });
+        match next {
+            Some(_) => self.cycle.after = next,
+            None => self.cycle = ExtentCycle::default(),
         }
     }
 
@@ -135,11 +221,26 @@ impl RoundState {
         self.refused.retain(|copy, life| members.life_of(copy.node) == Some(*life));
     }
 
-    /// Forgets which nodes list nothing, as far as they are lost. A node that is silent for a
-    /// moment, or begins to drain, still counts from its first missing list.
+    /// Notes that a node did not list what it holds. Returns the time at which that was noticed
+    /// first in this life of the node.
+    pub(super) fn note_unlisted(
+        &mut self,
+        node: StorageId,
+        members: &RepairMembers,
+        now_ns: u64,
+    ) -> u64 {
+        let life = members.life_of(node).unwrap_or(Epoch(0));
+        let noticed = self.unlisted.entry(node).or_insert(MissingList { life, since_ns: now_ns });
+        noticed.since_ns
+    }
+
+    /// Forgets which nodes list nothing, as far as they are lost or have begun another life. A node
+    /// that is silent for a moment, or begins to drain, still counts from its first missing list.
     pub(super) fn forget_unlisted(&mut self, members: &RepairMembers) {
         let stays: BTreeSet<StorageId> = members.present().chain(members.answering()).collect();
-        self.unlisted.retain(|node, _| stays.contains(node));
+        self.unlisted.retain(|node, missing| {
+            stays.contains(node) && members.life_of(*node) == Some(missing.life)
+        });
     }
 
     /// A node that lists again compares its chunks anew, because repairs went on without it.

@@ -151,6 +151,17 @@ wire_struct!(StorageReport {
     volume_bytes_max,
 });
 
+impl StorageReport {
+    /// Number of objects for which a draining node is still needed: its chunks, and its open
+    /// extents. A sealed extent stays on the node, because a recovery with an old layout may ask for
+    /// it. The copies of sealed extents count for the whole cluster
+    /// ([`RepairStatus::extents_left`]).
+    #[must_use]
+    pub fn needed_objects(&self) -> u64 {
+        self.chunks + self.chunks_unsealed + self.extents_open
+    }
+}
+
 /// A storage node in the status of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeStanding {

@@ -10,11 +10,12 @@ use archipelago_base::runtime::Runtime;
 use archipelago_base::simulation::{Host, Scheduler};
 use archipelago_fabric::sim::Sim;
 use archipelago_fabric::{Handler, Listener, NodeId, Provider, Reply, Request};
+use archipelago_store::nodes::StorageId;
 use archipelago_store::nodes::client::NodeClient;
 use archipelago_store::nodes::members::{ManagerPart, MemberTable};
 use archipelago_store::nodes::registers::NodeRegister;
 use archipelago_store::nodes::repairs::RepairManager;
-use archipelago_store::nodes::wire::{RepairStatus, StoreMessage, envelope};
+use archipelago_store::nodes::wire::{RepairStatus, StorageReport, StoreMessage, envelope};
 use parking_lot::Mutex;
 
 use super::{MANAGER, WorldOptions};
@@ -81,9 +82,22 @@ impl ManagerProcess {
         repairs
     }
 
-    /// How far repairs are.
+    /// How far repairs are, as an operator sees it.
     pub(super) fn repairs(&self) -> RepairStatus {
-        self.repairs.status()
+        self.look(|table| self.status_by(table))
+    }
+
+    fn status_by(&self, table: &MemberTable) -> RepairStatus {
+        self.repairs.status_for(&table.repair_view(self.scheduler.now_ns(), true))
+    }
+
+    /// The newest report of a node and the state of repairs, as an operator sees them together.
+    pub(super) fn standing(&self, storage: StorageId) -> (StorageReport, RepairStatus) {
+        self.look(|table| {
+            let nodes = table.status(self.scheduler.now_ns()).nodes;
+            let node = nodes.into_iter().find(|node| node.member.storage == storage);
+            (node.expect("a node of the cluster").report, self.status_by(table))
+        })
     }
 
     pub(super) fn look<T>(&self, look: impl FnOnce(&MemberTable) -> T) -> T {

@@ -215,6 +215,16 @@ impl World {
         self.manager.as_ref().expect("a manager runs").repairs()
     }
 
+    /// Whether an operator is told that nothing needs the draining node in place `n` any more.
+    pub(crate) fn is_drained(&self, n: usize) -> bool {
+        let (storage, manager) = (self.nodes[n].storage, self.manager.as_ref());
+        let (report, repairs) = manager.expect("a manager runs").standing(storage);
+        let debt = repairs.nodes.iter().find(|debt| debt.storage == storage);
+        report.needed_objects() + repairs.extents_left == 0
+            && repairs.is_known
+            && debt.is_none_or(|debt| debt.stuck == 0)
+    }
+
     /// Starts the node in place `n` again, with the domain of the node in place `other`.
     pub(crate) fn move_to_domain_of(&mut self, n: usize, other: usize) {
         self.nodes[n].domain = self.nodes[other].domain.clone();

@@ -7,7 +7,7 @@ use super::super::super::StorageId;
 use super::super::super::placement::RepairLimits;
 use super::super::super::wire::{ExtentAt, MemberState, Members, NodeSpace, StorageMember};
 use super::super::planner::{ExtentTarget, RepairMembers};
-use super::super::rounds::{ExtentCycle, LastScan, RoundState};
+use super::super::rounds::{DrainingExtents, DrainingNodes, EndedRound, RoundState};
 use crate::ids::LogId;
 
 const NODE: StorageId = StorageId(1);
@@ -42,7 +42,7 @@ fn new_state() -> RoundState {
 
 fn unlisted_since(at_ns: u64) -> RoundState {
     let mut state = new_state();
-    state.unlisted.insert(NODE, at_ns);
+    state.note_unlisted(NODE, &members(MemberState::Up), at_ns);
     state.checked.insert(NODE, (Epoch(1), u64::MAX));
     state
 }
@@ -52,10 +52,60 @@ fn node_without_lists_counts_from_the_first_one_until_it_is_lost() {
     let mut state = unlisted_since(7);
     for stays in [MemberState::Silent, MemberState::Draining, MemberState::Up] {
         state.forget_unlisted(&members(stays));
-        assert_eq!(state.unlisted.get(&NODE), Some(&7), "{stays:?}");
+        assert_eq!(state.note_unlisted(NODE, &members(stays), 9), 7, "{stays:?}");
     }
     state.forget_unlisted(&members(MemberState::Lost));
     assert!(state.unlisted.is_empty());
+}
+
+#[test]
+fn node_without_lists_counts_anew_in_its_next_life() {
+    let mut state = unlisted_since(7);
+    let next_life = members_in_life(MemberState::Up, 2);
+    state.forget_unlisted(&next_life);
+    assert!(state.unlisted.is_empty());
+    assert_eq!(state.note_unlisted(NODE, &next_life, 9), 9);
+}
+
+#[test]
+fn manager_that_stands_by_forgets_what_nodes_did_not_answer() {
+    let up = members(MemberState::Up);
+    let mut state = unlisted_since(7);
+    round(&mut state, &up, 0, None);
+    state.note_failed(NODE, false, 7);
+    state.stand_by();
+    assert!(state.last.is_none() && state.checked.is_empty());
+    assert!(state.failed_for_extents.is_empty());
+    assert_eq!(state.note_unlisted(NODE, &up, 9), 9, "another manager may have got its lists");
+}
+
+#[test]
+fn seals_on_a_draining_node_outdate_the_last_cycle() {
+    let drains = members(MemberState::Draining);
+    let reported =
+        |sealed: u64, open: u64| DrainingNodes::from([(NODE, DrainingExtents { sealed, open })]);
+    let mut state = new_state();
+    round_of_drain(&mut state, &drains, &reported(3, 2), None);
+    for (sealed, open) in [(3, 2), (2, 2), (2, 3)] {
+        let now = reported(sealed, open);
+        assert!(!state.is_outdated(&drains, &now), "nothing was sealed: {now:?}");
+        assert!(!state.has_sealed_since(&now));
+    }
+    // The last one has lost a sealed extent meanwhile.
+    for (sealed, open) in [(4, 1), (4, 2), (3, 1)] {
+        let now = reported(sealed, open);
+        assert!(state.is_outdated(&drains, &now) && state.has_sealed_since(&now), "{now:?}");
+    }
+    // An extent that is sealed during a cycle may belong to one of its earlier pages.
+    let page_end = Some(ExtentAt { log: LogId([3; 16]), extent: 1 });
+    let now = reported(4, 1);
+    round_of_drain(&mut state, &drains, &now, page_end);
+    assert!(!state.is_outdated(&drains, &now));
+    let later = reported(5, 0);
+    round_of_drain(&mut state, &drains, &later, None);
+    assert!(state.has_sealed_since(&later));
+    round_of_drain(&mut state, &drains, &later, None);
+    assert!(!state.has_sealed_since(&later));
 }
 
 #[test]
@@ -97,12 +147,22 @@ fn failed_copy_of_an_extent_says_nothing_about_chunks() {
 
 /// Notes a round at `now_ns`, after which the next page begins after `next`.
 fn round(state: &mut RoundState, members: &RepairMembers, now_ns: u64, next: Option<ExtentAt>) {
-    state.begin_page(members);
+    state.begin_page(members, &DrainingNodes::new());
     let again_ns = state.again_ns(members, now_ns);
-    let (members, is_unfinished) = (members.clone(), next.is_some());
-    state.last =
-        Some(LastScan { members, chunks_unreadable: 0, at_ns: now_ns, again_ns, is_unfinished });
-    state.cycle = ExtentCycle { after: next, ..ExtentCycle::default() };
+    let members = members.clone();
+    state.end_round(EndedRound { members, chunks_unreadable: 0, at_ns: now_ns, again_ns, next });
+}
+
+/// Notes a round that begins with these extents of draining nodes.
+fn round_of_drain(
+    state: &mut RoundState,
+    members: &RepairMembers,
+    draining: &DrainingNodes,
+    next: Option<ExtentAt>,
+) {
+    state.begin_page(members, draining);
+    let (members, again_ns) = (members.clone(), None);
+    state.end_round(EndedRound { members, chunks_unreadable: 0, at_ns: 0, again_ns, next });
 }
 
 #[test]

@@ -196,10 +196,20 @@ impl NodeEntry {
         matches!(self.member.state, MemberState::Up | MemberState::Draining)
     }
 
-    /// Whether the node said in its last beat that it is being emptied. An order that it has not
-    /// heard does not count.
+    /// Whether the node said in its last beat that it is being emptied, and that nothing needs it any
+    /// more. An order that it has not heard does not count.
     fn has_drained(&self) -> bool {
-        self.is_draining && self.ordered.is_none()
+        self.is_draining && self.ordered.is_none() && self.report.needed_objects() == 0
+    }
+
+    /// What is left on a node that is being emptied, as the end of a sentence; empty if nothing is.
+    fn unfinished_drain(&self) -> String {
+        match self.report.needed_objects() {
+            left if left > 0 && self.is_draining => {
+                format!(", or start it to end its drain, which has {left} chunks and extents left")
+            }
+            _ => String::new(),
+        }
     }
 
     /// The state of the node at `now_ns`.
@@ -594,8 +604,9 @@ impl MemberTable {
                 RefusalWhy::Busy,
                 format!(
                     "node {storage} has been silent for {} s only, and may return: repeat this in \
-                     {wait_s} s, when it counts as lost",
-                    silence.as_secs()
+                     {wait_s} s, when it counts as lost{}",
+                    silence.as_secs(),
+                    entry.unfinished_drain()
                 ),
             ));
         }

@@ -24,6 +24,8 @@ struct NodeModel {
     is_draining: bool,
     used_bytes: u64,
     has_failed_device: bool,
+    /// What the node reports of its chunks and extents.
+    report: StorageReport,
     version: u64,
     forgotten: BTreeSet<StorageId>,
 }
@@ -59,6 +61,7 @@ impl World {
             is_draining,
             used_bytes,
             has_failed_device,
+            report: StorageReport::default(),
             version,
             forgotten: BTreeSet::new(),
         };
@@ -81,7 +84,7 @@ impl World {
             root_set: node.root_set,
             is_draining: node.is_draining,
             version: node.version,
-            report: StorageReport { space, devices, ..StorageReport::default() },
+            report: StorageReport { space, devices, ..node.report },
             forgotten: node.forgotten.into_iter().collect(),
         };
         let answer = self.table.handle(self.now_ns, self.part, &beat);
@@ -512,6 +515,37 @@ fn forgotten_node_is_lost_and_its_beats_are_refused() {
     assert_eq!(world.state(4), MemberState::Lost);
     assert_eq!(refusal(&world.beat(4)), Some(RefusalWhy::NotThere));
     assert_eq!(world.state(4), MemberState::Lost);
+}
+
+#[test]
+fn node_whose_drain_has_not_ended_is_not_forgotten_before_it_is_lost() {
+    let none = StorageReport::default();
+    for unfinished in [
+        StorageReport { chunks: 1, ..none.clone() },
+        StorageReport { chunks_unsealed: 1, ..none.clone() },
+        StorageReport { extents: 2, extents_open: 1, ..none.clone() },
+    ] {
+        let mut world = founded(4);
+        let drain = StoreMessage::DrainNode { storage: StorageId(4), is_draining: true };
+        assert_eq!(world.ask(&drain), StoreMessage::Done {});
+        world.nodes.get_mut(&4).unwrap().report = unfinished;
+        world.run(seconds(2));
+        world.down.insert(4);
+        world.run(seconds(3));
+        let forget = StoreMessage::ForgetNode { storage: StorageId(4) };
+        let refused = world.ask(&forget);
+        assert_eq!(refusal(&refused), Some(RefusalWhy::Busy), "its objects may need it");
+        let StoreMessage::Refuse { text, .. } = refused else { panic!("{refused:?}") };
+        assert!(text.contains("start it to end its drain"), "{text}");
+        // A sealed extent stays on a node that is empty.
+        world.down.clear();
+        let empty = StorageReport { extents: 2, ..none.clone() };
+        world.nodes.get_mut(&4).unwrap().report = empty;
+        world.run(seconds(1));
+        world.down.insert(4);
+        world.run(seconds(3));
+        assert_eq!(world.ask(&forget), StoreMessage::Done {});
+    }
 }
 
 #[test]

@@ -543,6 +543,23 @@ fn chunks_leave_a_node_that_is_fuller_than_the_others() {
     pool.assert_readable("after the moves");
 }
 
+#[test]
+fn comparison_that_hangs_delays_no_repair() {
+    let mut pool = Pool::new(9, 150);
+    for n in 0..9 {
+        pool.world.hang_checks(n);
+    }
+    pool.fill();
+    pool.world.run_for(LOST_AFTER * 2);
+    let lost = pool.fullest();
+    pool.world.kill(lost);
+    pool.wait_until_lost(lost);
+    // The manager waits two minutes for the answer of a node that compares its chunks.
+    pool.world.run_for(Duration::from_secs(30));
+    assert!(pool.is_whole(), "{:?}", pool.world.repairs());
+    pool.assert_readable("after the repair");
+}
+
 /// Keeps nothing: the tests use the layouts that the writers return.
 #[derive(Debug)]
 struct NoKeeper;

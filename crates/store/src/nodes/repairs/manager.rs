@@ -5,7 +5,8 @@
 //! 2. Give the orders, the most urgent ones first, as the rates permit. If a node is lost or
 //!    returns meanwhile, no further order is given, and the next round begins.
 //! 3. When nothing is left, let nodes that have joined or returned compare their chunks with the
-//!    other holders, one after the other.
+//!    other holders, one after the other and page by page. A round that is due comes between two
+//!    pages. If a node is lost or returns meanwhile, it does not wait for the page either.
 //! 4. When nothing is left of that either, move chunks away from nodes that are much fuller than
 //!    the mean.
 //!
@@ -27,13 +28,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::poll_fn;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use archipelago_base::runtime::Boxed;
-use archipelago_base::{Epoch, Error, ErrorKind, Result};
+use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_fabric::TrafficClass;
 use parking_lot::Mutex;
 
@@ -43,14 +44,14 @@ use super::super::placement::{
     ChunkAt, NextRepair, NodeReport, RepairDebt, RepairLimits, next_repair, rebalance,
 };
 use super::super::wire::{
-    ChunkId, CodingDue, ExtentAt, HeldChunk, MemberState, Members, MissingChunk, RefusalWhy,
-    RepairStatus, StorageMember, StoreMessage,
+    ChunkId, CodingDue, ExtentAt, HeldChunk, Members, RefusalWhy, RepairStatus, StoreMessage,
 };
 use super::planner::{
     ExtentPage, ExtentTarget, RepairJob, RepairMembers, RepairPlan, RepairPlanner, UnlistedExtents,
 };
 use super::rounds::{
-    AVOID_FOR, DrainingExtents, DrainingNodes, EndedRound, ExtentCycle, RoundState, has_sealed,
+    ComparedPage, Comparison, DrainingExtents, DrainingNodes, EndedRound, ExtentCycle, RoundState,
+    has_sealed,
 };
 
 /// Time after which a question for a list counts as unanswered.
@@ -268,7 +269,7 @@ impl RepairManager {
             self.carry_out(state, plan, &members, look).await;
             let (chunks_unreadable, at_ns) = (view.chunks_unreadable, self.now_ns());
             state.end_round(EndedRound { members, chunks_unreadable, at_ns, again_ns, next });
-        } else if !self.check_next(state, &view.members).await {
+        } else if !self.check_next(state, view, &members, look).await {
             self.level(state, &members, look).await;
         }
     }
@@ -428,10 +429,7 @@ impl RepairManager {
         let RepairPlan { mut debts, mut jobs, .. } = plan;
         let mut orders: Vec<Order> = Vec::new();
         loop {
-            let is_current = look
-                .look()
-                .is_some_and(|view| view.acts && members.has_same_nodes(&view.repair_members()));
-            if !is_current {
+            if !is_current(members, look) {
                 self.status.lock().is_known = false;
                 debts.clear();
                 jobs.clear();
@@ -540,49 +538,55 @@ impl RepairManager {
         }
     }
 
-    /// Lets the next node compare its chunks. Returns whether a node was due.
-    async fn check_next(&self, state: &mut RoundState, members: &Members) -> bool {
-        let now_ns = self.now_ns();
-        let every_ns = self.terms.check_every.as_nanos() as u64;
-        let is_due = |storage: StorageId, life: Epoch| {
-            let checked = state.checked.get(&storage);
-            !checked.is_some_and(|(at, due_ns)| *at == life && now_ns < *due_ns)
-        };
-        let answers = |state: MemberState| matches!(state, MemberState::Up | MemberState::Draining);
-        // A comparison of a node that does not list its chunks would only wait for it.
-        let is_asked =
-            |it: &&StorageMember| answers(it.state) && !state.unlisted.contains_key(&it.storage);
-        let mut due = members.members.iter().filter(is_asked);
-        let Some(member) = due.find(|it| is_due(it.storage, it.life)) else { return false };
-        let (storage, life) = (member.storage, member.life);
-        match self.check(storage).await {
-            Ok(missing) => {
-                state.checked.insert(storage, (life, now_ns + every_ns));
-                state.missing.extend(missing);
+    /// Lets the next node compare a page of its chunks. Returns whether a node was due.
+    async fn check_next(
+        &self,
+        state: &mut RoundState,
+        view: &RepairView,
+        members: &RepairMembers,
+        look: &impl RepairLook,
+    ) -> bool {
+        let due = state.next_comparison(&view.members, self.now_ns());
+        let Some(comparison) = due else { return false };
+        match self.compare_page(&comparison, members, look).await {
+            // A round comes first, and the comparison goes on with the same page.
+            None => state.comparison = Some(comparison),
+            Some(Ok(page)) => {
+                let due_ns = self.now_ns() + self.terms.check_every.as_nanos() as u64;
+                state.note_page(comparison, page, due_ns);
             }
-            Err(error) => {
+            Some(Err(error)) => {
                 tracing::info!(%error, "a node does not compare its chunks; it is asked again");
-                // Other nodes come first.
-                state.checked.insert(storage, (life, now_ns + AVOID_FOR.as_nanos() as u64));
+                state.put_off(comparison, self.now_ns());
             }
         }
         true
     }
 
-    async fn check(&self, node: StorageId) -> Result<Vec<MissingChunk>> {
-        let mut all = Vec::new();
-        let mut after = None;
+    /// Asks for the next page of a comparison. `None` if the members change meanwhile.
+    async fn compare_page(
+        &self,
+        comparison: &Comparison,
+        members: &RepairMembers,
+        look: &impl RepairLook,
+    ) -> Option<Result<ComparedPage>> {
+        let node = comparison.node;
+        let request = StoreMessage::CheckHeld { after: comparison.after };
+        let mut asked = pin!(self.ask(node, &request, CHECK_DEADLINE));
         loop {
-            let request = StoreMessage::CheckHeld { after };
-            match self.ask(node, &request, CHECK_DEADLINE).await? {
-                StoreMessage::Checked { missing, next } => {
-                    all.extend(missing);
-                    if next.is_none() || all.len() >= super::planner::JOBS_MAX {
-                        return Ok(all);
-                    }
-                    after = next;
+            let mut pause = self.client.runtime().sleep(LOOK);
+            let answer = poll_fn(|context| match asked.as_mut().poll(context) {
+                Poll::Ready(answer) => Poll::Ready(Some(answer)),
+                Poll::Pending => Pin::new(&mut pause).poll(context).map(|()| None),
+            });
+            match answer.await {
+                Some(Ok(StoreMessage::Checked { missing, next })) => {
+                    return Some(Ok(ComparedPage { missing, next }));
                 }
-                other => return Err(other_version(node, &other)),
+                Some(Ok(other)) => return Some(Err(other_version(node, &other))),
+                Some(Err(error)) => return Some(Err(error)),
+                None if is_current(members, look) => {}
+                None => return None,
             }
         }
     }
@@ -626,6 +630,11 @@ impl RepairManager {
             after = next;
         }
     }
+}
+
+/// Whether this manager acts, and the members are still those of a round.
+fn is_current(members: &RepairMembers, look: &impl RepairLook) -> bool {
+    look.look().is_some_and(|view| view.acts && members.has_same_nodes(&view.repair_members()))
 }
 
 /// Counts the answer to an order. A repair that failed is still left, so that a drain waits for it.

@@ -13,14 +13,14 @@ use archipelago_base::Epoch;
 
 use super::super::StorageId;
 use super::super::placement::{RepairLimits, RepairRates};
-use super::super::wire::{ExtentAt, MemberState, Members, MissingChunk};
-use super::planner::{ExtentTarget, RepairMembers};
+use super::super::wire::{ChunkId, ExtentAt, MemberState, Members, MissingChunk, StorageMember};
+use super::planner::{ExtentTarget, JOBS_MAX, RepairMembers};
 
 /// Time after a change of the members in which open logs leave nodes and seal what they leave. A
 /// round after it finds these extents.
 const LOGS_LEAVE: Duration = Duration::from_secs(10);
 /// Time for which a node is avoided after an order to it failed.
-pub(super) const AVOID_FOR: Duration = Duration::from_secs(30);
+const AVOID_FOR: Duration = Duration::from_secs(30);
 
 /// Extents of a draining node, as the node reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -97,6 +97,25 @@ pub(super) struct MissingList {
     pub(super) since_ns: u64,
 }
 
+/// A comparison of a node's chunks with those of the other holders, page by page.
+#[derive(Debug)]
+pub(super) struct Comparison {
+    pub(super) node: StorageId,
+    pub(super) life: Epoch,
+    /// Chunk after which the next page begins.
+    pub(super) after: Option<ChunkId>,
+    /// Chunks that nodes lack, as the pages so far show.
+    pub(super) found: Vec<MissingChunk>,
+}
+
+/// A page of a comparison, as the node answers.
+#[derive(Debug)]
+pub(super) struct ComparedPage {
+    pub(super) missing: Vec<MissingChunk>,
+    /// Chunk after which the next page begins. `None` after the last page.
+    pub(super) next: Option<ChunkId>,
+}
+
 /// State that is kept from round to round.
 #[derive(Debug)]
 pub(super) struct RoundState {
@@ -108,6 +127,8 @@ pub(super) struct RoundState {
     pub(super) unlisted: BTreeMap<StorageId, MissingList>,
     /// Lives of nodes that have compared their chunks, and the time of the next comparison.
     pub(super) checked: BTreeMap<StorageId, (Epoch, u64)>,
+    /// The comparison under way, between two of its pages.
+    pub(super) comparison: Option<Comparison>,
     /// Chunks that nodes lack, as comparisons found.
     pub(super) missing: Vec<MissingChunk>,
     /// Nodes to which an order for a chunk failed, and when.
@@ -130,6 +151,7 @@ impl RoundState {
             cycle: ExtentCycle::default(),
             unlisted: BTreeMap::new(),
             checked: BTreeMap::new(),
+            comparison: None,
             missing: Vec::new(),
             failed: BTreeMap::new(),
             failed_for_extents: BTreeMap::new(),
@@ -195,7 +217,7 @@ impl RoundState {
         }
         self.failed.insert(target, now_ns);
         // The node may keep a chunk that another repair made superfluous.
-        self.checked.remove(&target);
+        self.compare_anew(target);
     }
 
     /// Forgets orders that failed long ago.
@@ -246,8 +268,73 @@ impl RoundState {
     /// A node that lists again compares its chunks anew, because repairs went on without it.
     pub(super) fn note_listed(&mut self, node: StorageId) {
         if self.unlisted.remove(&node).is_some() {
-            self.checked.remove(&node);
+            self.compare_anew(node);
         }
+    }
+
+    /// Lets a node compare all its chunks anew. What it has found so far is repaired.
+    fn compare_anew(&mut self, node: StorageId) {
+        self.checked.remove(&node);
+        if let Some(comparison) = self.comparison.take_if(|it| it.node == node) {
+            self.missing.extend(comparison.found);
+        }
+    }
+
+    /// The comparison under way, or the next one that is due at `now_ns`. The caller notes its next
+    /// page, or returns the comparison.
+    pub(super) fn next_comparison(&mut self, members: &Members, now_ns: u64) -> Option<Comparison> {
+        if let Some(comparison) = self.comparison.take() {
+            let member = members.member(comparison.node);
+            if member.is_some_and(|it| it.life == comparison.life && self.may_compare(it)) {
+                return Some(comparison);
+            }
+            self.missing.extend(comparison.found);
+        }
+        let is_due = |member: &&StorageMember| {
+            let checked = self.checked.get(&member.storage);
+            let is_done = checked.is_some_and(|it| it.0 == member.life && now_ns < it.1);
+            !is_done && self.may_compare(member)
+        };
+        let StorageMember { storage, life, .. } = members.members.iter().find(is_due)?;
+        Some(Comparison { node: *storage, life: *life, after: None, found: Vec::new() })
+    }
+
+    /// Whether a node answers. A comparison of a node that does not list its chunks would only wait
+    /// for it.
+    fn may_compare(&self, member: &StorageMember) -> bool {
+        matches!(member.state, MemberState::Up | MemberState::Draining)
+            && !self.unlisted.contains_key(&member.storage)
+    }
+
+    /// Notes a page of a comparison. After the last page, the node is due again at `due_ns`. Found
+    /// chunks begin a round when the comparison ends, or when they are as many as a round repairs.
+    pub(super) fn note_page(
+        &mut self,
+        mut comparison: Comparison,
+        page: ComparedPage,
+        due_ns: u64,
+    ) {
+        comparison.found.extend(page.missing);
+        if page.next.is_none() || comparison.found.len() >= JOBS_MAX {
+            self.missing.append(&mut comparison.found);
+        }
+        match page.next {
+            None => {
+                self.checked.insert(comparison.node, (comparison.life, due_ns));
+            }
+            Some(_) => {
+                comparison.after = page.next;
+                self.comparison = Some(comparison);
+            }
+        }
+    }
+
+    /// Puts a comparison off that failed at `now_ns`, so that other nodes come first. It begins
+    /// again with its first page.
+    pub(super) fn put_off(&mut self, comparison: Comparison, now_ns: u64) {
+        let due_ns = now_ns + AVOID_FOR.as_nanos() as u64;
+        self.checked.insert(comparison.node, (comparison.life, due_ns));
+        self.missing.extend(comparison.found);
     }
 
     /// Time from which a round has to look again for extents, as a round at `now_ns` leaves it. A

@@ -32,6 +32,8 @@ const DEVICE: &str = "/device";
 const BEAT_ANSWER: Duration = Duration::from_millis(500);
 /// Time to the next beat after one that failed.
 const BEAT_AGAIN: Duration = Duration::from_millis(200);
+/// Time for which a request hangs.
+const HANG: Duration = Duration::from_secs(600);
 
 /// The place of a node: its host and its disk.
 pub(super) struct NodePlace {
@@ -46,6 +48,8 @@ pub(super) struct NodePlace {
     pub(super) domain: String,
     /// Whether the node refuses to list what it holds, as if its metadata could not be read.
     pub(super) hides_lists: Arc<AtomicBool>,
+    /// Whether the node answers no comparison of its chunks, as if its disk hung.
+    pub(super) hangs_checks: Arc<AtomicBool>,
     lives: u64,
     options: NodeOptions,
     worker: Worker,
@@ -107,6 +111,7 @@ struct NodeHandler {
     host: Host,
     executor: Arc<RepairExecutor>,
     hides_lists: Arc<AtomicBool>,
+    hangs_checks: Arc<AtomicBool>,
 }
 
 /// The node, whose requests run on the worker.
@@ -154,6 +159,15 @@ impl RepairHost for NodeAsHost {
 impl Handler for NodeHandler {
     fn handle(&self, request: Request<'_>, reply: Reply) {
         let (message, payload) = envelope::open(request.body).expect("a message of the store");
+        let is_check = matches!(message, StoreMessage::CheckHeld { .. });
+        if is_check && self.hangs_checks.load(Ordering::SeqCst) {
+            let scheduler = self.host.scheduler().clone();
+            let _ends_with_the_host = self.host.spawn("hung check", async move {
+                scheduler.sleep(HANG).await;
+                drop(reply);
+            });
+            return;
+        }
         if RepairExecutor::is_order(&message) {
             let executor = Arc::clone(&self.executor);
             let _ends_with_the_host = self.host.spawn("repair", async move {
@@ -186,6 +200,7 @@ impl NodePlace {
         };
         let (machine, storage) = (Machine::new(seed), StorageId(0));
         let (running, hides_lists, lives) = (None, Arc::default(), 0);
+        let hangs_checks = Arc::default();
         let domain = format!("rack {n}");
         Self {
             n,
@@ -196,6 +211,7 @@ impl NodePlace {
             running,
             domain,
             hides_lists,
+            hangs_checks,
             lives,
             options,
             worker,
@@ -226,8 +242,15 @@ impl NodePlace {
         let (host, worker) = (self.host.clone(), self.worker.clone());
         let executor = Arc::new(self.executor(&node));
         let hides_lists = Arc::clone(&self.hides_lists);
-        let handler =
-            Box::new(NodeHandler { node: Arc::clone(&node), worker, host, executor, hides_lists });
+        let hangs_checks = Arc::clone(&self.hangs_checks);
+        let handler = Box::new(NodeHandler {
+            node: Arc::clone(&node),
+            worker,
+            host,
+            executor,
+            hides_lists,
+            hangs_checks,
+        });
         let fabric = self.sim.network().node(id, life, Some(handler)).unwrap();
         let listener = self.sim.serve(&fabric, self.host.name()).unwrap();
         let beats = Arc::new(Beats::new(Arc::clone(&node), address).unwrap());

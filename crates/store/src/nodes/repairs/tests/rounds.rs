@@ -1,17 +1,24 @@
 //! Tests of the state that the manager keeps from round to round.
 
 use archipelago_base::Epoch;
+use archipelago_env::FileClass;
 use archipelago_fabric::NodeId;
 
 use super::super::super::StorageId;
+use super::super::super::layout::Scheme;
 use super::super::super::placement::RepairLimits;
-use super::super::super::wire::{ExtentAt, MemberState, Members, NodeSpace, StorageMember};
+use super::super::super::wire::{
+    ChunkDescriptor, ChunkId, ExtentAt, MemberState, Members, MissingChunk, NodeSpace,
+    PlacementEpoch, Stamp, StorageMember,
+};
 use super::super::planner::{ExtentTarget, RepairMembers};
-use super::super::rounds::{DrainingExtents, DrainingNodes, EndedRound, RoundState};
-use crate::ids::LogId;
+use super::super::rounds::{ComparedPage, DrainingExtents, DrainingNodes, EndedRound, RoundState};
+use crate::ids::{BlobId, LogId, VolumeId};
 
 const NODE: StorageId = StorageId(1);
 const SECOND: u64 = 1_000_000_000;
+const DAY: u64 = 24 * 3600 * SECOND;
+const CHUNK: ChunkId = ChunkId { blob: BlobId([7; 16]), index: 0 };
 
 /// The members of a cluster of which one node is in `state`.
 fn members(state: MemberState) -> RepairMembers {
@@ -19,6 +26,10 @@ fn members(state: MemberState) -> RepairMembers {
 }
 
 fn members_in_life(state: MemberState, life: u64) -> RepairMembers {
+    RepairMembers::new(&member_list(state, life), false)
+}
+
+fn member_list(state: MemberState, life: u64) -> Members {
     let member = StorageMember {
         storage: NODE,
         node: NodeId(1),
@@ -28,8 +39,7 @@ fn members_in_life(state: MemberState, life: u64) -> RepairMembers {
         state,
         space: NodeSpace::default(),
     };
-    let members = Members { members: vec![member], ..Members::default() };
-    RepairMembers::new(&members, false)
+    Members { members: vec![member], ..Members::default() }
 }
 
 fn new_state() -> RoundState {
@@ -163,6 +173,69 @@ fn round_of_drain(
     state.begin_page(members, draining);
     let (members, again_ns) = (members.clone(), None);
     state.end_round(EndedRound { members, chunks_unreadable: 0, at_ns: 0, again_ns, next });
+}
+
+/// A page of a comparison after which the next one begins after `next`. A node lacks a chunk.
+fn page(next: Option<ChunkId>) -> ComparedPage {
+    let descriptor = ChunkDescriptor {
+        chunk: CHUNK,
+        written: Stamp { volume: VolumeId([1; 16]), epoch: Epoch(1) },
+        class: FileClass::Sst,
+        scheme: Scheme::Replicas(3),
+        is_coding_due: false,
+        blob_bytes: 100,
+        placement: PlacementEpoch::WRITTEN,
+        holders: Vec::new(),
+        retaining: Vec::new(),
+    };
+    ComparedPage { missing: vec![MissingChunk { storage: StorageId(2), descriptor }], next }
+}
+
+#[test]
+fn comparison_goes_on_with_its_next_page_after_a_round() {
+    let list = member_list(MemberState::Up, 1);
+    let mut state = new_state();
+    let first = state.next_comparison(&list, 0).expect("the node is new");
+    assert_eq!((first.node, first.after), (NODE, None));
+    state.note_page(first, page(Some(CHUNK)), DAY);
+    assert!(state.missing.is_empty(), "the chunks of all pages are repaired together");
+    for _interrupted in 0..2 {
+        let second = state.next_comparison(&list, 0).expect("a second page");
+        assert_eq!(second.after, Some(CHUNK));
+        state.comparison = Some(second);
+    }
+    let second = state.next_comparison(&list, 0).expect("a second page");
+    state.note_page(second, page(None), DAY);
+    assert_eq!(state.missing.len(), 2);
+    assert!(state.next_comparison(&list, DAY - 1).is_none());
+    assert!(state.next_comparison(&list, DAY).is_some());
+}
+
+#[test]
+fn comparison_begins_again_if_its_node_may_have_other_chunks() {
+    let list = member_list(MemberState::Up, 1);
+    let begun = || {
+        let mut state = new_state();
+        let first = state.next_comparison(&list, 0).expect("the node is new");
+        state.note_page(first, page(Some(CHUNK)), DAY);
+        state
+    };
+    let mut restarted = begun();
+    let mut failed = begun();
+    failed.note_failed(NODE, true, 0);
+    for (state, life) in [(&mut restarted, 2), (&mut failed, 1)] {
+        let list = member_list(MemberState::Up, life);
+        let again = state.next_comparison(&list, 0).expect("it has ended no comparison");
+        assert_eq!((again.after, state.missing.len()), (None, 1), "life {life}");
+    }
+    let mut silent = begun();
+    assert!(silent.next_comparison(&member_list(MemberState::Silent, 1), 0).is_none());
+    let mut refused = begun();
+    let first = refused.next_comparison(&list, 0).expect("a second page");
+    refused.put_off(first, 0);
+    assert!(refused.next_comparison(&list, 29 * SECOND).is_none(), "other nodes come first");
+    let again = refused.next_comparison(&list, 30 * SECOND).expect("it has ended no comparison");
+    assert_eq!(again.after, None);
 }
 
 #[test]

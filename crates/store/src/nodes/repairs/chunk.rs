@@ -186,9 +186,9 @@ impl ChunkRepair {
         Self { is_check: true, ..Self::new(me, known, None) }
     }
 
-    /// Replaces a holder that may stay. The repair makes no chunk if the placement has changed since
-    /// the order: the reason to move the chunk may be gone, or another repair may count on the
-    /// holder. It then updates holders that have missed the change.
+    /// Replaces a holder that may stay. The repair makes no chunk if the placement has changed
+    /// since the order: the reason to move the chunk may be gone, or another repair may count on
+    /// the holder. It then updates holders that have missed the change.
     #[must_use]
     pub fn as_move(self) -> Self {
         Self { moves_from: Some(self.newest.placement), ..self }

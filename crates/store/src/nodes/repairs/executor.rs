@@ -8,9 +8,9 @@
 //!
 //! Thread-safety: any thread may call any method. Two orders for one chunk exclude each other.
 //! Failure: an order that fails is refused as busy, with the reason, and the manager repeats it. An
-//! order for a blob that no volume keeps is refused as *not there*, and is not repeated. The copy of
-//! an extent is refused as *longer replica* if the node keeps a longer one of its own. The manager
-//! repeats it when that may have changed.
+//! order for a blob that no volume keeps is refused as *not there*, and is not repeated. The copy
+//! of an extent is refused as *longer replica* if the node keeps a longer one of its own. The
+//! manager repeats it when that may have changed.
 //! Cost: a question for the members, and that of [`ChunkRepair`] and of the copy.
 
 use std::collections::{BTreeMap, BTreeSet};

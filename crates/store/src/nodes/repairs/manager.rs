@@ -132,8 +132,8 @@ pub struct RepairView {
     pub has_settled_labels: bool,
     /// Number of chunks that nodes cannot read, as they report. A change of it begins a round.
     pub chunks_unreadable: u64,
-    /// Extents of draining nodes, as they report. A round compares those that are sealed, so another
-    /// seal begins a round, and nothing is known until then.
+    /// Extents of draining nodes, as they report. A round compares those that are sealed, so
+    /// another seal begins a round, and nothing is known until then.
     pub draining: BTreeMap<StorageId, DrainingExtents>,
     /// Silence after which a node counts as lost. A node that beats, and does not list what it
     /// holds, counts for as long as a node that may have a copy of any extent.

@@ -27,8 +27,8 @@
 //! 3. The jobs are bounded in number. The most urgent ones are kept.
 //! 4. The target of an extent has listed its extents. A copy that it did not list may be longer,
 //!    and the order would fail: a node refuses to cut its replica.
-//! 5. A node that has refused the copy of an extent, because it keeps a longer replica, is no target
-//!    of that extent until its life or the members change.
+//! 5. A node that has refused the copy of an extent, because it keeps a longer replica, is no
+//!    target of that extent until its life or the members change.
 //! 6. A round compares a bounded number of extents, and the next rounds compare those that follow.
 //!
 //! Thread-safety: none; the owner is one task.
@@ -308,8 +308,8 @@ pub struct RepairPlan {
 }
 
 impl RepairPlanner {
-    /// A planner for these members and the first page of extents. Nodes in `avoid` get no chunks and
-    /// no extents if there are others.
+    /// A planner for these members and the first page of extents. Nodes in `avoid` get no chunks
+    /// and no extents if there are others.
     #[must_use]
     pub fn new(members: RepairMembers, avoid: Vec<StorageId>) -> Self {
         let silent = members.present().filter(|node| !members.answers(*node));

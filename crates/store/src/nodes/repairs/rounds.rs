@@ -176,8 +176,8 @@ impl RoundState {
         !self.has_same_members(members) || self.has_new_seals(draining)
     }
 
-    /// Whether draining nodes have sealed extents that the last cycle did not compare. Rounds in the
-    /// middle of a cycle follow each other anyway.
+    /// Whether draining nodes have sealed extents that the last cycle did not compare. Rounds in
+    /// the middle of a cycle follow each other anyway.
     pub(super) fn has_sealed_since(&self, draining: &DrainingNodes) -> bool {
         self.cycle.after.is_none() && self.has_new_seals(draining)
     }

@@ -116,8 +116,8 @@ pub struct RepairStatus {
     pub coding_files: u64,
     /// Length of these files in bytes.
     pub coding_bytes: u64,
-    /// Number of extents that lack a copy, because the nodes that would get one refuse it: they keep
-    /// longer replicas of their own. They count neither as left nor as failed.
+    /// Number of extents that lack a copy, because the nodes that would get one refuse it: they
+    /// keep longer replicas of their own. They count neither as left nor as failed.
     pub extents_refused: u64,
 }
 wire_struct!(RepairStatus {

@@ -153,8 +153,8 @@ wire_struct!(StorageReport {
 
 impl StorageReport {
     /// Number of objects for which a draining node is still needed: its chunks, and its open
-    /// extents. A sealed extent stays on the node, because a recovery with an old layout may ask for
-    /// it. The copies of sealed extents count for the whole cluster
+    /// extents. A sealed extent stays on the node, because a recovery with an old layout may ask
+    /// for it. The copies of sealed extents count for the whole cluster
     /// ([`RepairStatus::extents_left`]).
     #[must_use]
     pub fn needed_objects(&self) -> u64 {

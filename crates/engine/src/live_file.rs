@@ -70,6 +70,8 @@ pub struct Trash {
     pinned: Mutex<BTreeMap<u64, Pinning>>,
     /// Tables that readers use before an edit names them, by number.
     unnamed: Mutex<BTreeMap<u64, Weak<LiveFile>>>,
+    /// Value files that readers use before an edit names them, by number.
+    unnamed_values: Mutex<BTreeMap<u64, Weak<LiveValueFile>>>,
     clock: Arc<dyn Clock>,
 }
 
@@ -83,7 +85,13 @@ impl Trash {
     /// Creates an empty trash, which takes the ages of pinned files from `clock`.
     #[must_use]
     pub fn new(clock: Arc<dyn Clock>) -> Self {
-        Self { files: Mutex::default(), pinned: Mutex::default(), unnamed: Mutex::default(), clock }
+        Self {
+            files: Mutex::default(),
+            pinned: Mutex::default(),
+            unnamed: Mutex::default(),
+            unnamed_values: Mutex::default(),
+            clock,
+        }
     }
 
     /// A table for readers, before an edit names it. The version of that edit gets the same value
@@ -94,6 +102,18 @@ impl Trash {
         let no = meta.no;
         let file = LiveFile::new(meta, Arc::clone(self));
         let mut unnamed = self.unnamed.lock();
+        unnamed.retain(|_, known| known.strong_count() > 0);
+        unnamed.insert(no, Arc::downgrade(&file));
+        file
+    }
+
+    /// A value file for readers, before an edit names it. The version of that edit gets the same
+    /// value from [`LiveValueFile::named`].
+    #[must_use]
+    pub fn unnamed_value_file(self: &Arc<Self>, meta: ValueFileMeta) -> Arc<LiveValueFile> {
+        let no = meta.no;
+        let file = LiveValueFile::new(meta, Arc::clone(self));
+        let mut unnamed = self.unnamed_values.lock();
         unnamed.retain(|_, known| known.strong_count() > 0);
         unnamed.insert(no, Arc::downgrade(&file));
         file
@@ -313,6 +333,16 @@ impl LiveValueFile {
             used: AtomicBool::new(false),
             held: OnceLock::new(),
         })
+    }
+
+    /// The value file that an edit names: the value that readers already use, or a new one.
+    #[must_use]
+    pub fn named(meta: ValueFileMeta, trash: &Arc<Trash>) -> Arc<Self> {
+        let known = trash.unnamed_values.lock().get(&meta.no).and_then(Weak::upgrade);
+        match known {
+            Some(known) if *known.meta() == meta => known,
+            _ => Self::new(meta, Arc::clone(trash)),
+        }
     }
 }
 

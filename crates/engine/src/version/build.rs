@@ -204,16 +204,18 @@ impl VersionBuilder {
         Ok(Built { version, removed: gone, removed_values, removed_invalid, unreferenced })
     }
 
-    /// A version for readers: `base` with tables in L0 that no edit names yet. These tables
-    /// reference no separated values.
+    /// A version for readers: `base` with tables in L0 that no edit names yet. All values that
+    /// these tables reference lie in `value_files`, which no edit names either.
     pub(crate) fn with_unnamed(
         base: &Arc<Version>,
         tables: &[Arc<LiveFile>],
+        value_files: &[Arc<LiveValueFile>],
     ) -> Result<Arc<Version>> {
         let mut fresh: [Vec<Arc<LiveFile>>; LEVELS] = Default::default();
         fresh[0].extend_from_slice(tables);
         let touched = [false; LEVELS];
-        Self::new(base).assemble(fresh, &touched, Arc::clone(&base.values)).map(Arc::new)
+        let values = ValueFiles::with_unnamed(&base.values, value_files, tables);
+        Self::new(base).assemble(fresh, &touched, values).map(Arc::new)
     }
 
     /// Whether the file stays at its place in `base`.

@@ -1,6 +1,6 @@
-//! Shards of a flush that are released from memory one after another. The tests check the content
-//! that readers find between two of them, the state after a crash, and the state after a failed
-//! flush.
+//! Shards of a flush that are released from memory one after another, with inline and with separated
+//! values. The tests check the content that readers find between two of them, the state after a
+//! crash, and the state after a failed flush.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,6 +19,7 @@ use archipelago_env::fault::{FaultFs, Operation, Rule};
 use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
 
+use crate::separation::audit_at_rest;
 use crate::support::{in_threads, over, small_db, small_family};
 
 type Contents = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -43,11 +44,15 @@ struct Watch {
     past: Mutex<Option<Past>>,
     /// Bytes in memtables at the start of each shard's work.
     memory: Mutex<Vec<u64>>,
+    /// Value files that the manifest named at the start of each shard's work.
+    value_files: Mutex<Vec<usize>>,
     /// Disks between two shards.
     crashed: Mutex<Vec<MemFs>>,
     /// Number of shards that may be written before the flush fails; none fails at first.
     fails_after: AtomicU64,
     fails: AtomicBool,
+    /// Whether all other background work runs before the install.
+    works: AtomicBool,
     /// Whether the install fails.
     fails_install: AtomicBool,
     /// A family that is dropped before its install.
@@ -113,6 +118,12 @@ impl Watch {
             }
             self.fails_after.store(left - 1, Ordering::Relaxed);
         }
+        if point == "flush.before_install" && self.works.load(Ordering::Relaxed) {
+            let db = self.db.lock().clone();
+            while db.as_ref().map_or(Ok(false), Db::step_background)? {
+                self.look_between_shards();
+            }
+        }
         if point == "flush.before_install" {
             self.drop_family_with_a_reader()?;
             if self.fails_install.load(Ordering::Relaxed) {
@@ -132,6 +143,7 @@ impl Watch {
     fn look_between_shards(&self) {
         let Some(db) = self.db.lock().clone() else { return };
         self.memory.lock().push(memtable_bytes(&db));
+        self.value_files.lock().push(named_value_files(&db));
         check(&db, &self.now.lock(), &ReadOptions::default());
         if let Some(past) = &*self.past.lock() {
             check(&db, &past.contents, &ReadOptions::new().snapshot(&past.snapshot));
@@ -154,6 +166,7 @@ impl Watch {
 
 struct World {
     disk: MemFs,
+    family: CfOptions,
     db: Db,
     watch: Arc<Watch>,
     rng: Rng,
@@ -163,22 +176,36 @@ fn family() -> CfOptions {
     CfOptions { buckets: 4, write_buffer_bytes: 64 << 10, ..small_family() }
 }
 
+/// A family that separates almost all values of a [`World`].
+fn separated_family() -> CfOptions {
+    CfOptions { value_separation_bytes: 8, ..family() }
+}
+
+/// A family with inline values, and one with separated values.
+fn families() -> [CfOptions; 2] {
+    [family(), separated_family()]
+}
+
 impl World {
-    fn new(seed: u64) -> Self {
-        Self::with(seed, |components, _| components)
+    fn new(seed: u64, family: CfOptions) -> Self {
+        Self::with(seed, family, |components, _| components)
     }
 
     /// A database with other components, which may be made of those of [`World::new`] and the disk.
-    fn with(seed: u64, change: impl FnOnce(Components, &MemFs) -> Components) -> Self {
+    fn with(
+        seed: u64,
+        family: CfOptions,
+        change: impl FnOnce(Components, &MemFs) -> Components,
+    ) -> Self {
         let (disk, watch) = (MemFs::new(), Arc::new(Watch::default()));
         let looking = Arc::clone(&watch);
         let components = Components {
             fault_point: Some(Arc::new(move |point| looking.look(point))),
-            ..over(&disk, family())
+            ..over(&disk, family.clone())
         };
         let components = change(components, &disk);
         let db = Db::open_with("/db", small_db(), components).unwrap();
-        let mut world = Self { disk, db, watch, rng: Rng::with_seed(seed) };
+        let mut world = Self { disk, family, db, watch, rng: Rng::with_seed(seed) };
         // The first memtable makes the bucket map, and the second one was made before the map.
         for _ in 0..2 {
             world.write(300);
@@ -238,6 +265,11 @@ impl World {
         self.check();
     }
 
+    /// Opens a database that lies in `/db` of another disk.
+    fn open(&self, disk: &MemFs) -> Db {
+        Db::open_with("/db", small_db(), over(disk, self.family.clone())).unwrap()
+    }
+
     /// Closes the database, and returns the disk and the contents.
     fn close(self) -> (MemFs, Contents) {
         *self.watch.db.lock() = None;
@@ -253,18 +285,36 @@ fn tables(disk: &MemFs) -> usize {
     names.iter().filter(|entry| format!("{entry:?}").contains(".sst")).count()
 }
 
+fn value_files(disk: &MemFs) -> usize {
+    let names = disk.list("/db".as_ref()).unwrap();
+    names.iter().filter(|entry| entry.name.ends_with(".vsst")).count()
+}
+
+fn property(db: &Db, name: &str) -> usize {
+    let name = format!("archipelago.{name}");
+    db.property(db.default_family(), &name).unwrap().parse().unwrap()
+}
+
 fn named_tables(db: &Db) -> usize {
-    let levels = (0..7).map(|level| {
-        let name = format!("archipelago.num-files-at-level{level}");
-        db.property(db.default_family(), &name).unwrap().parse::<usize>().unwrap()
-    });
-    levels.sum()
+    (0..7).map(|level| property(db, &format!("num-files-at-level{level}"))).sum()
+}
+
+fn named_value_files(db: &Db) -> usize {
+    property(db, "num-value-files")
+}
+
+/// Checks that exactly the tables and value files that the manifest names lie on the disk.
+fn check_files(disk: &MemFs, db: &Db) {
+    assert_eq!(tables(disk), named_tables(db), "tables");
+    assert_eq!(value_files(disk), named_value_files(db), "value files");
+    audit_at_rest(db);
 }
 
 #[test]
 fn readers_find_everything_while_shards_leave_memory() {
-    for seed in 0..4 {
-        let mut world = World::new(seed);
+    for (seed, family) in (0..4).flat_map(|seed| families().map(|family| (seed, family))) {
+        let is_separated = family.value_separation_bytes > 0;
+        let mut world = World::new(seed, family);
         world.write(200);
         world.remember();
         world.write(200);
@@ -276,16 +326,38 @@ fn readers_find_everything_while_shards_leave_memory() {
         assert!(shrinks, "a shard stays in memory after it was written: {memory:?}");
         assert!(memory[4] * 2 < memory[0], "before the install: {memory:?}");
         world.check();
-        let named = named_tables(&world.db);
         *world.watch.past.lock() = None;
         world.db.wait_for_background().unwrap();
-        assert_eq!(tables(&world.disk), named_tables(&world.db), "{named} before compactions");
+        check_files(&world.disk, &world.db);
+        assert_eq!(named_value_files(&world.db) > 0, is_separated);
     }
 }
 
 #[test]
+fn statistics_count_value_files_from_the_edit_on() {
+    let mut world = World::new(9, separated_family());
+    world.db.wait_for_background().unwrap();
+    world.write(300);
+    let (before, bytes_before) =
+        (named_value_files(&world.db), property(&world.db, "value-file-bytes") as u64);
+    let flushed_before = world.db.statistics().get(Ticker::FlushBytesWritten);
+    world.watch.value_files.lock().clear();
+    world.db.flush(world.db.default_family()).unwrap();
+    assert_eq!(*world.watch.value_files.lock(), [before; 5], "no edit names them yet");
+    assert_eq!(named_value_files(&world.db), before + 4, "a value file for each shard");
+    let bytes = property(&world.db, "value-file-bytes") as u64 - bytes_before;
+    let flushed = world.db.statistics().get(Ticker::FlushBytesWritten) - flushed_before;
+    assert!(bytes > 0 && flushed > bytes, "{flushed} bytes flushed, {bytes} of value files");
+    audit_at_rest(&world.db);
+}
+
+#[test]
 fn crash_between_two_shards_loses_nothing_of_the_log() {
-    let mut world = World::new(7);
+    families().into_iter().for_each(crash_between_two_shards);
+}
+
+fn crash_between_two_shards(family: CfOptions) {
+    let mut world = World::new(7, family);
     *world.watch.disk.lock() = Some(world.disk.clone());
     world.write(400);
     let sync = WriteOptions { sync: true, ..WriteOptions::default() };
@@ -296,19 +368,19 @@ fn crash_between_two_shards_loses_nothing_of_the_log() {
     assert_eq!(crashed.len(), 10);
     let contents = world.watch.now.lock().clone();
     for disk in crashed {
-        let db = Db::open_with("/db", small_db(), over(&disk, family())).unwrap();
+        let db = world.open(&disk);
         check(&db, &contents, &ReadOptions::default());
         db.flush(db.default_family()).unwrap();
         db.wait_for_background().unwrap();
         check(&db, &contents, &ReadOptions::default());
-        assert_eq!(tables(&disk), named_tables(&db), "a table that nothing names is left");
+        check_files(&disk, &db);
     }
 }
 
 #[test]
 fn next_attempt_installs_what_a_failed_flush_has_written() {
-    for shards in 0..3 {
-        let mut world = World::new(20 + shards);
+    for (shards, family) in (0..3).flat_map(|shards| families().map(|family| (shards, family))) {
+        let mut world = World::new(20 + shards, family.clone());
         world.fail_after(shards);
         // A younger memtable is created.
         world.write(200);
@@ -318,37 +390,68 @@ fn next_attempt_installs_what_a_failed_flush_has_written() {
         world.db.wait_for_background().unwrap();
         world.db.compact_range(world.db.default_family(), &KeyRange::all()).unwrap();
         world.check();
-        assert_eq!(tables(&world.disk), named_tables(&world.db));
+        check_files(&world.disk, &world.db);
         let (disk, contents) = world.close();
-        let db = Db::open_with("/db", small_db(), over(&disk, family())).unwrap();
+        let db = Db::open_with("/db", small_db(), over(&disk, family)).unwrap();
         check(&db, &contents, &ReadOptions::default());
     }
 }
 
 #[test]
 fn database_that_closes_after_a_failed_flush_reads_its_log_again() {
-    let mut world = World::new(30);
-    world.fail_after(2);
-    let (disk, contents) = world.close();
-    let db = Db::open_with("/db", small_db(), over(&disk, family())).unwrap();
-    check(&db, &contents, &ReadOptions::default());
-    db.wait_for_background().unwrap();
-    assert_eq!(tables(&disk), named_tables(&db), "the open removes what nothing names");
+    for family in families() {
+        let mut world = World::new(30, family.clone());
+        world.fail_after(2);
+        let (disk, contents) = world.close();
+        let db = Db::open_with("/db", small_db(), over(&disk, family)).unwrap();
+        check(&db, &contents, &ReadOptions::default());
+        db.wait_for_background().unwrap();
+        check_files(&disk, &db);
+    }
 }
 
 #[test]
 fn checkpoint_has_shards_that_no_edit_names() {
-    let mut world = World::new(40);
-    world.fail_after(2);
-    world.db.checkpoint("/copy").unwrap();
-    let copy = Db::open_with("/copy", small_db(), over(&world.disk, family())).unwrap();
-    check(&copy, &world.watch.now.lock(), &ReadOptions::default());
+    for family in families() {
+        let mut world = World::new(40, family.clone());
+        world.fail_after(2);
+        world.db.checkpoint("/copy").unwrap();
+        let copy = Db::open_with("/copy", small_db(), over(&world.disk, family)).unwrap();
+        check(&copy, &world.watch.now.lock(), &ReadOptions::default());
+        assert!(copy.verify(|_, _| {}).unwrap().is_clean());
+    }
+}
+
+#[test]
+fn compactions_leave_the_files_of_written_shards_alone() {
+    let family = CfOptions {
+        l0_compaction_trigger: 2,
+        value_file_bytes: 64 << 10,
+        space_amplification_max: 1.05,
+        ..separated_family()
+    };
+    let mut world = World::new(45, family);
+    world.watch.works.store(true, Ordering::Relaxed);
+    for _ in 0..6 {
+        world.write(300);
+        world.db.flush(world.db.default_family()).unwrap();
+        world.check();
+    }
+    world.watch.works.store(false, Ordering::Relaxed);
+    world.db.compact_range(world.db.default_family(), &KeyRange::all()).unwrap();
+    world.db.wait_for_background().unwrap();
+    world.check();
+    check_files(&world.disk, &world.db);
 }
 
 #[test]
 fn family_that_is_dropped_takes_its_written_shards_along() {
-    let world = World::new(50);
-    let own = world.db.create_family("own", family()).unwrap();
+    families().into_iter().for_each(drop_family_with_written_shards);
+}
+
+fn drop_family_with_written_shards(family: CfOptions) {
+    let world = World::new(50, family.clone());
+    let own = world.db.create_family("own", family).unwrap();
     for round in 0..3 {
         for n in 0..KEYS {
             world.db.put_with(&own, &key(n), &[round; 20], &WriteOptions::default()).unwrap();
@@ -370,15 +473,21 @@ fn family_that_is_dropped_takes_its_written_shards_along() {
     world.db.flush(world.db.default_family()).unwrap();
     world.db.wait_for_background().unwrap();
     world.check();
-    assert_eq!(tables(&world.disk), named_tables(&world.db));
+    check_files(&world.disk, &world.db);
 }
 
 #[test]
 fn reader_of_a_dropped_family_keeps_the_shards_that_its_flush_wrote() {
+    families().into_iter().for_each(read_a_dropped_family);
+}
+
+fn read_a_dropped_family(family: CfOptions) {
     let clock = Arc::new(ManualClock::new(1_000_000));
     let of_world = Arc::clone(&clock);
-    let world = World::with(60, |components, _| Components { clock: of_world as _, ..components });
-    let own = world.db.create_family("own", family()).unwrap();
+    let change =
+        |components: Components, _: &MemFs| Components { clock: of_world as _, ..components };
+    let world = World::with(60, family.clone(), change);
+    let own = world.db.create_family("own", family).unwrap();
     for round in 0..3 {
         for n in 0..KEYS {
             world.db.put_with(&own, &key(n), &[round; 20], &WriteOptions::default()).unwrap();
@@ -409,7 +518,7 @@ fn reader_of_a_dropped_family_keeps_the_shards_that_its_flush_wrote() {
     assert!(tables(&world.disk) > named_tables(&world.db), "the iterator holds tables");
     drop(iter);
     while world.db.step_background().unwrap() {}
-    assert_eq!(tables(&world.disk), named_tables(&world.db), "a table of the family is left");
+    check_files(&world.disk, &world.db);
     world.check();
 }
 
@@ -417,7 +526,7 @@ fn reader_of_a_dropped_family_keeps_the_shards_that_its_flush_wrote() {
 fn table_that_a_failed_flush_could_not_remove_is_swept() {
     let clock = Arc::new(ManualClock::new(1_000_000));
     let (of_world, mut faults) = (Arc::clone(&clock), None);
-    let mut world = World::with(70, |components, disk| {
+    let mut world = World::with(70, family(), |components, disk| {
         let fs = faults.insert(FaultFs::new(Arc::new(disk.clone()), 1)).clone();
         Components { clock: of_world as _, fs: Arc::new(fs), ..components }
     });

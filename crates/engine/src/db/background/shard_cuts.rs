@@ -10,8 +10,8 @@
 //! 1. A memtable has a shard for each [`SHARD_BYTES`] of its size, and at most [`SHARDS_MAX`].
 //! 2. A memtable after one with many range deletes is not cut, because a range delete is copied
 //!    into every shard that it touches.
-//! 3. No family with separated values has such cuts. Each shard would have a value file of its own,
-//!    and would not be freed early.
+//! 3. A family with separated values has larger shards ([`VALUE_FILE_PARTS`]), because each shard
+//!    has a value file of its own, and garbage collection merges small ones.
 //!
 //! Cost: the headers of the leaves of a shard that is cut ([`crate::memtable::Shard::split_keys`]).
 
@@ -24,20 +24,29 @@ const SHARD_BYTES: u64 = 4 << 20;
 /// Largest number of shards that the size of a memtable asks for. With more, a shard would free
 /// less memory than the index and the buffers of its table take.
 const SHARDS_MAX: u64 = 16;
+/// Smallest number of shards whose values fill one value file. Garbage collection merges more than
+/// 16 small neighbours. So one merge of such files makes more than half of a value file, which is
+/// not small.
+const VALUE_FILE_PARTS: u64 = 32;
 /// Factor by which the records of a shard must exceed its share before new cuts are made.
 const UNEVEN: u64 = 2;
 /// Smallest number of records for each range delete of a memtable at which its successor is cut.
 const RANGE_DELETE_SHARE: u64 = 256;
 
+/// Bytes of a memtable's size for each of its shards.
+fn shard_bytes(options: &CfOptions) -> u64 {
+    match options.value_separation_bytes {
+        0 => SHARD_BYTES,
+        _ => SHARD_BYTES.max(options.value_file_bytes / VALUE_FILE_PARTS),
+    }
+}
+
 /// The cuts for the memtables after `memtable`, which takes no more records; `None` to keep the
 /// present ones.
 pub(crate) fn next_cuts(memtable: &Memtable, options: &CfOptions) -> Option<Vec<Vec<u8>>> {
-    if options.value_separation_bytes > 0 {
-        return None;
-    }
     // A small memory budget makes memtables smaller than their setting.
     let memtable_bytes = options.write_buffer_bytes.min(memtable.limit_bytes());
-    let shards_wanted = (memtable_bytes / SHARD_BYTES).clamp(1, SHARDS_MAX);
+    let shards_wanted = (memtable_bytes / shard_bytes(options)).clamp(1, SHARDS_MAX);
     // A memtable that was sealed early says little.
     if shards_wanted == 1 || memtable.charged_bytes() < memtable.limit_bytes() / 2 {
         return None;
@@ -120,7 +129,22 @@ mod tests {
     }
 
     #[test]
-    fn small_memtables_and_separated_values_are_not_cut() {
+    fn separated_values_have_fewer_and_larger_shards() {
+        let memtable = full(Vec::new(), 0, 16_000);
+        let cuts = |value_separation_bytes, value_file_bytes| {
+            let separated =
+                CfOptions { value_separation_bytes, value_file_bytes, ..CfOptions::default() };
+            let options = CfOptions { write_buffer_bytes: LIMIT_BYTES, ..separated };
+            next_cuts(&memtable, &options).map_or(0, |cuts| cuts.len())
+        };
+        assert!((14..=18).contains(&cuts(0, 256 << 20)));
+        assert!((6..=9).contains(&cuts(512, 256 << 20)), "shards of 8 MiB");
+        assert!((14..=18).contains(&cuts(512, 64 << 20)), "no shard has less than 4 MiB");
+        assert_eq!(cuts(512, 4 << 30), 0, "one shard has less than a part of a value file");
+    }
+
+    #[test]
+    fn small_memtables_are_not_cut() {
         let memtable = full(Vec::new(), 0, 1_000);
         let small = CfOptions { write_buffer_bytes: 4 << 20, ..options() };
         assert_eq!(next_cuts(&memtable, &small), None);
@@ -130,7 +154,5 @@ mod tests {
             cleared.insert(SeqNo(2_000 + seq), Kind::RangeDelete, &start, &end, None);
         }
         assert_eq!(next_cuts(&cleared, &options()), Some(Vec::new()));
-        let separated = CfOptions { value_separation_bytes: 512, ..options() };
-        assert_eq!(next_cuts(&memtable, &separated), None);
     }
 }

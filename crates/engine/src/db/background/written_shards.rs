@@ -1,33 +1,34 @@
 //! Written shards: shards that a running flush has written leave memory one after another.
 //!
-//! A flush writes a table for each shard and installs all of them by one edit. So the tables hold a
-//! prefix of all writes, and the log needs no sync (decision 0015). The memory of a shard does not
-//! wait for that edit. As soon as the tables of a shard are complete, readers find its records
-//! there, and the shard is freed (decision 0078).
+//! A flush writes a table for each shard, and a value file if the shard has separated values. It
+//! installs all of these files by one edit. So they hold a prefix of all writes, and the log needs
+//! no sync (decision 0015). The memory of a shard does not wait for that edit. As soon as the files
+//! of a shard are complete, readers find its records there, and the shard is freed (decision 0078,
+//! for value files decision 0097).
 //!
-//! 1. A part of the flush ends: its tables and their names are durable, and the tables are checked.
+//! 1. A part of the flush ends: its files and their names are durable, and the files are checked.
 //! 2. [`publish`] swaps one super version under the jobs lock: the shard leaves the sealed
-//!    memtable, and `readable` gets its tables.
-//! 3. The last part ends, and one edit installs the tables of all shards.
+//!    memtable, and `readable` gets its tables and value files.
+//! 3. The last part ends, and one edit installs the files of all shards.
 //!
 //! Invariants:
 //! 1. Readers find each record in exactly one place: the shard or its tables.
 //! 2. Jobs, the manifest and checks of the bucket map use `SuperVersion::version`, which never has
-//!    a table that no edit names. So no job takes such a table as an input.
+//!    a file that no edit names. So no job takes such a table as an input, and no garbage
+//!    collection such a value file.
 //! 3. The log keeps the records of a written shard until the edit. After a crash, no edit names its
-//!    tables, and the next open removes them.
+//!    files, and the next open removes them.
 //! 4. A written shard stays written if its flush fails, because its memory is gone. The next
 //!    attempt writes the remaining shards, and its edit installs both. That attempt takes all
 //!    memtables whose records the tables have. Otherwise its edit would cover fewer records than it
 //!    installs, and the others would come a second time from memory or the log.
-//! 5. No failed flush removes a table that was published, even if its family was dropped meanwhile,
-//!    because readers may not have opened it yet. The drop marks the table obsolete, and the trash
+//! 5. No failed flush removes a file that was published, even if its family was dropped meanwhile,
+//!    because readers may not have opened it yet. The drop marks the file obsolete, and the trash
 //!    removes it with its last reader.
 //! 6. The bucket map does not change in the range of a written shard
 //!    ([`JobState::running_flushes`](crate::db::state::jobs::JobState::running_flushes)).
-//!
-//! Shards with separated values stay in memory until the edit, because no version has their value
-//! files before.
+//! 7. The tables of a written shard reference the value files of the same shard and no others. So
+//!    all of their references resolve in `readable`, whatever garbage collection installs.
 //!
 //! Thread-safety: the thread that runs the flush publishes its shards.
 //! Failure: a family that was dropped meanwhile publishes nothing.
@@ -49,9 +50,9 @@ use crate::version::rebalance::RunningFlush;
 /// alone.
 const SHARE_MIN: u64 = 64;
 
-/// Publishes the shard `shard` of `task`. Readers find its records in the tables of `output` from
-/// now on, and its memory is freed. Small shards and shards with separated values stay in memory.
-/// `numbers` keeps the numbers of published tables.
+/// Publishes the shard `shard` of `task`. Readers find its records in the files of `output` from
+/// now on, and its memory is freed. Small shards stay in memory. `numbers` keeps the numbers of
+/// published files.
 pub(crate) fn publish(
     numbers: &JobNumbers<'_>,
     task: &FlushTask,
@@ -59,15 +60,16 @@ pub(crate) fn publish(
     output: &JobOutput,
 ) -> Result<()> {
     let db = numbers.db();
-    let is_separated = !output.value_files.is_empty() || !output.invalid_files.is_empty();
     let (own, whole) = (task.data_bytes(FlushPart::Shard(shard)), task.whole_bytes());
-    if is_separated || own.saturating_mul(SHARE_MIN) < whole {
+    if own.saturating_mul(SHARE_MIN) < whole {
         return Ok(());
     }
     db.context.fault_point("flush.shard_written")?;
     let family = &task.family;
     let trash = db.storage.trash();
     let tables = output.files.iter().map(|meta| trash.unnamed_table(meta.clone())).collect();
+    let values = output.value_files.iter();
+    let value_files = values.map(|meta| trash.unnamed_value_file(meta.clone())).collect();
     let mut written = WrittenShard {
         memtables: Vec::new(),
         shard,
@@ -77,10 +79,12 @@ pub(crate) fn publish(
         },
         output: output.clone(),
         tables,
+        value_files,
     };
     let mut state = db.jobs.lock(Order::none());
     let Some(tracker) = state.flushes_mut().get_mut(&family.id) else { return Ok(()) };
     output.files.iter().for_each(|meta| numbers.keep(meta.no));
+    output.value_files.iter().for_each(|meta| numbers.keep(meta.no));
     for sealed in &mut tracker.queue {
         // Memtables without records in this shard are left out, because they may be installed and
         // forgotten before the others.
@@ -125,10 +129,11 @@ pub(crate) fn earlier_outputs(
     Ok(earlier)
 }
 
-/// Removes the files of a failed flush, except tables that this attempt or an earlier one has
+/// Removes the files of a failed flush, except those that this attempt or an earlier one has
 /// published. Readers may use those also after their family was dropped.
 pub(crate) fn discard_unpublished(numbers: &JobNumbers<'_>, output: &JobOutput) {
     let mut left = output.clone();
     left.files.retain(|meta| numbers.contains(meta.no));
+    left.value_files.retain(|meta| numbers.contains(meta.no));
     numbers.db().storage.discard(&left, Order::none());
 }

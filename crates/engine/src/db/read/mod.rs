@@ -197,11 +197,13 @@ impl ReadView {
             tracker.queue.iter().rev().map(|sealed| Arc::clone(&sealed.view)).collect()
         });
         let version = version.unwrap_or_else(|| Arc::clone(&current.version));
-        let tables: Vec<_> =
-            state.written_of(family.id).iter().flat_map(|shard| shard.tables.clone()).collect();
+        let written = state.written_of(family.id);
+        let tables: Vec<_> = written.iter().flat_map(|shard| shard.tables.clone()).collect();
+        let value_files: Vec<_> =
+            written.iter().flat_map(|shard| shard.value_files.clone()).collect();
         let readable = match tables.is_empty() {
             true => Arc::clone(&version),
-            false => VersionBuilder::with_unnamed(&version, &tables)
+            false => VersionBuilder::with_unnamed(&version, &tables, &value_files)
                 .expect("the bucket map stays the same around written shards"),
         };
         let active = Arc::clone(&current.active);

@@ -55,8 +55,8 @@ pub(crate) struct SuperVersion {
     pub(crate) immutables: Vec<Arc<Immutable>>,
     /// The files that the manifest names. Jobs work on this version.
     pub(crate) version: Arc<Version>,
-    /// `version` with the tables of written shards, which have left `immutables` and wait for the
-    /// edit of their flush. Reads use this version.
+    /// `version` with the tables and value files of written shards, which have left `immutables`
+    /// and wait for the edit of their flush. Reads use this version.
     pub(crate) readable: Arc<Version>,
 }
 

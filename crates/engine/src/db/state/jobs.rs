@@ -32,7 +32,7 @@ use crate::executor::{JobExecutor, JobKind};
 use crate::job::FetchRoom;
 use crate::job::JobOutput;
 use crate::key::KeyRange;
-use crate::live_file::LiveFile;
+use crate::live_file::{LiveFile, LiveValueFile};
 use crate::lock_order::{Before, JobsLock, Order, OrderedGuard, OrderedMutex};
 use crate::memtable::Shard;
 use crate::version::rebalance::RunningFlush;
@@ -158,6 +158,8 @@ pub(crate) struct WrittenShard {
     pub(crate) output: JobOutput,
     /// The tables of `output`.
     pub(crate) tables: Vec<Arc<LiveFile>>,
+    /// The value files of `output`.
+    pub(crate) value_files: Vec<Arc<LiveValueFile>>,
 }
 
 /// The sealed memtables of a family, oldest first.
@@ -345,8 +347,10 @@ impl JobState {
     /// Forgets a family that was dropped.
     pub(crate) fn forget_family(&mut self, cf: CfId) {
         let tracker = self.flushes.remove(&cf);
-        let written = tracker.iter().flat_map(|tracker| &tracker.written);
-        written.flat_map(|shard| &shard.tables).for_each(|table| table.mark_obsolete());
+        for shard in tracker.iter().flat_map(|tracker| &tracker.written) {
+            shard.tables.iter().for_each(|table| table.mark_obsolete());
+            shard.value_files.iter().for_each(|file| file.mark_obsolete());
+        }
         self.balances.remove(&cf);
         self.spaces.remove(&cf);
         self.turns.forget(cf);

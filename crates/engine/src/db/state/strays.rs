@@ -7,7 +7,7 @@
 //! A table is a stray in exactly two cases:
 //!
 //! - A job of this open got its number and ended without an install, and no reader has used the
-//!   table meanwhile ([`crate::db::background::written_shards`]).
+//!   file meanwhile ([`crate::db::background::written_shards`]).
 //! - Its number lies below the first lot of this open, and the version that the open recovered does
 //!   not name it.
 //!

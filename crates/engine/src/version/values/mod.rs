@@ -172,6 +172,26 @@ impl ValueFiles {
         self.named.values().fold(0, |sum: u64, at| sum.saturating_add(at.bytes))
     }
 
+    /// Value files for readers: those of `base`, and the value files of written shards. No edit
+    /// names these `files` yet, and `tables` hold all references to them.
+    pub(super) fn with_unnamed(
+        base: &Arc<Self>,
+        files: &[Arc<LiveValueFile>],
+        tables: &[Arc<LiveFile>],
+    ) -> Arc<Self> {
+        if files.is_empty() {
+            return Arc::clone(base);
+        }
+        let mut next = Self::clone(base);
+        tables.iter().for_each(|table| add_refs(&mut next.named, table));
+        for file in files {
+            let at = ReferencedFile { file: Arc::clone(file), refs: ReferenceSum::default() };
+            next.files.insert(file.no, at);
+        }
+        next.derive();
+        Arc::new(next)
+    }
+
     /// Checks the invariants of the module against `tables`. `Corrupt` names the first broken one.
     pub(super) fn check<'a>(&self, tables: impl Iterator<Item = &'a Arc<LiveFile>>) -> Result<()> {
         let mut named = BTreeMap::new();
@@ -367,7 +387,7 @@ impl ValueChanges {
         }
         for (no, meta) in self.added {
             next.installs = next.installs.max(meta.basis);
-            let file = LiveValueFile::new(meta, Arc::clone(trash));
+            let file = LiveValueFile::named(meta, trash);
             next.files.insert(no, ReferencedFile { file, refs: ReferenceSum::default() });
         }
         for no in self.invalid_removed {

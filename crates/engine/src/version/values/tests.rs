@@ -202,3 +202,27 @@ fn version_without_value_files_shares_them_with_the_next() {
     family.change(|edit| edit.add(1, table(1, b"a", &[])).expect("new"));
     assert!(Arc::ptr_eq(&before, family.version.values()));
 }
+
+#[test]
+fn unnamed_value_files_are_for_readers_alone() {
+    let mut family = two_tables();
+    let written = || table(3, b"c", &[(12, 2)]);
+    let tables = [family.trash.unnamed_table(written())];
+    let files = [family.trash.unnamed_value_file(value_file(12, 3))];
+    let readable =
+        |base: &Arc<Version>| VersionBuilder::with_unnamed(base, &tables, &files).expect("sound");
+    let before = readable(&family.version);
+    before.check().expect("every reference resolves");
+    assert_eq!(before.values().refs(12), ReferenceSum { tables: 1, records: 2, bytes: 210 });
+    assert_eq!(before.values().exposed_bytes(), 210 + 105);
+    assert!(family.values().get(12).is_none(), "no job finds the file");
+    // A garbage collection is installed before the edit of the flush.
+    family.collect(&[10], value_file(20, 3));
+    readable(&family.version).check().expect("every reference resolves");
+    family.change(|edit| {
+        edit.add(0, written()).expect("new");
+        edit.add_value_file(value_file(12, 3)).expect("new");
+    });
+    let named = family.values().get(12).expect("the edit names it");
+    assert!(Arc::ptr_eq(named, &files[0]), "readers and the version share the file");
+}

@@ -208,7 +208,7 @@ impl<I: InternalIterator> CompactionIterator<'_, I> {
         let reference = references::decode(&self.key, stored)?;
         let Some(references) = &mut self.references else { return Err(no_reference(&self.key)) };
         if !references.are_inlined() {
-            self.queue.push(seq, kind, references.renamed(&reference)?);
+            self.queue.push(seq, kind, references.renamed(&reference, &self.key, seq)?);
             self.consume();
             return Ok(());
         }

@@ -5,7 +5,8 @@
 //!
 //! Invariants:
 //! 1. A reference in an output names the current number of its file. It keeps the offset only if
-//!    its number is the current one, because the offset is correct for that file alone.
+//!    its number is the current one, because the offset is correct for that file alone. If the
+//!    number is new, it gets the offset in the heir, provided that the source has that at hand.
 //! 2. A value is read only if a filter or a merge operator needs it, or if the family no longer
 //!    separates values.
 //! 3. Every reference that is read is either written to an output, or handed to
@@ -92,10 +93,18 @@ impl<'a> References<'a> {
         Ok(!self.are_inlined() && self.current(reference)? == reference.file_no)
     }
 
-    /// The encoded reference with the current number.
-    pub(super) fn renamed(&mut self, reference: &Reference) -> Result<&[u8]> {
+    /// The encoded reference of the record `(user_key, seq)` with the current number.
+    pub(super) fn renamed(
+        &mut self,
+        reference: &Reference,
+        user_key: &[u8],
+        seq: SeqNo,
+    ) -> Result<&[u8]> {
         let current = self.current(reference)?;
-        let offset = reference.offset.filter(|_| current == reference.file_no);
+        let offset = match current == reference.file_no {
+            true => reference.offset,
+            false => self.source.moved_offset(reference, current, ValueKey { user_key, seq }),
+        };
         self.renamed.clear();
         Reference { file_no: current, offset, ..*reference }.encode(&mut self.renamed);
         Ok(&self.renamed)

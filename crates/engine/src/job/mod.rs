@@ -24,6 +24,7 @@ mod counts;
 mod created;
 mod fetch_room;
 mod files;
+mod moved_offsets;
 pub mod output;
 mod separate;
 mod shards;
@@ -47,6 +48,7 @@ pub use counts::{Counts, Dropped, GcFigures};
 pub(crate) use created::{CreatedFile, CreatedFiles, creation};
 pub use fetch_room::{FetchPermit, FetchRoom};
 pub(crate) use files::{MeteredRead, MeteredWrite};
+pub(crate) use moved_offsets::heirs_to_walk;
 pub use shards::{NoShards, ShardRef, ShardSource};
 pub(crate) use value_input::{ValueInputs, ValueSource};
 

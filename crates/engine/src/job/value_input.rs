@@ -1,5 +1,5 @@
 //! Values that a job reads, because it merges, filters or puts back inline the value of a
-//! reference.
+//! reference, and offsets of values that were moved.
 //!
 //! One job owns the value and uses it on one thread. Invariants:
 //!
@@ -24,13 +24,14 @@ use archipelago_base::{Error, FileNo, Result};
 use archipelago_env::{FileClass, FileSystem, IoContext, OpenOptions, RandomFile};
 use parking_lot::Mutex;
 
+use super::moved_offsets::{KeyWalk, STEP_BYTES};
 use super::spec::ValueSpec;
 use super::{Cancel, JobContext, MeteredRead, Progress};
 use crate::file_meta::value_file_name;
 use crate::pinned::PinnedSlice;
 use crate::sst::{BlockCache, TableReadOptions};
-use crate::value::{ValueKey, ValueTable};
-use crate::value_ref::{Reference, ValueFileMeta};
+use crate::value::{ValueKey, ValueKeys, ValueTable};
+use crate::value_ref::{Reference, ValueFileMeta, ValueHandle};
 
 /// Largest number of value files that a job has open at a time.
 const OPEN_FILES_MAX: usize = 32;
@@ -48,6 +49,17 @@ pub(crate) trait ValueSource {
         current: FileNo,
         key: ValueKey<'_>,
     ) -> Result<PinnedSlice>;
+
+    /// Offset of the value of the record `key` in the file `current`, if it is at hand. The file is
+    /// an heir of the one that `reference` names. Calls come in internal-key order.
+    fn moved_offset(
+        &mut self,
+        _reference: &Reference,
+        _current: FileNo,
+        _key: ValueKey<'_>,
+    ) -> Option<u64> {
+        None
+    }
 }
 
 /// The value files of one job.
@@ -63,6 +75,8 @@ pub(crate) struct ValueInputs<'a> {
     progress: Arc<Progress>,
     /// The open files, the most recently used one last.
     open: Vec<(FileNo, Arc<ValueTable>)>,
+    /// Walks over the keys of heirs.
+    walks: Vec<KeyWalk>,
 }
 
 impl<'a> ValueInputs<'a> {
@@ -86,7 +100,13 @@ impl<'a> ValueInputs<'a> {
             cancel: context.cancel.clone(),
             progress: Arc::clone(&context.progress),
             open: Vec::new(),
+            walks: Vec::new(),
         }
+    }
+
+    /// Takes offsets of moved values from the keys of `heirs`.
+    pub(crate) fn walking(self, heirs: Vec<FileNo>) -> Self {
+        Self { walks: heirs.into_iter().map(KeyWalk::new).collect(), ..self }
     }
 
     /// The open file `no`, which becomes the most recently used one.
@@ -105,6 +125,19 @@ impl<'a> ValueInputs<'a> {
     }
 
     fn open_table(&self, no: FileNo) -> Result<Arc<ValueTable>> {
+        let OpenedFile { file, path, meta } = self.open_file(no)?;
+        let file = Arc::new(ReadAhead::new(file, meta, &self.budget));
+        ValueTable::open(file, &path, meta, &self.cache, &self.budget)
+    }
+
+    /// The keys of the file `no`, for a walk with a readahead of its own.
+    fn open_keys(&self, no: FileNo) -> Result<ValueKeys> {
+        let OpenedFile { file, path, meta } = self.open_file(no)?;
+        let table = ValueTable::open(file, &path, meta, &self.cache, &self.budget)?;
+        table.keys_in_steps(self.io, STEP_BYTES)
+    }
+
+    fn open_file(&self, no: FileNo) -> Result<OpenedFile<'a>> {
         let Some(meta) = self.spec.file(no.0) else {
             return Err(Error::invalid(format!(
                 "job spec: value file {} is needed but not described",
@@ -115,9 +148,23 @@ impl<'a> ValueInputs<'a> {
         let file = self.fs.open(&path, self.io, OpenOptions { direct: self.direct })?;
         let (cancel, progress) = (self.cancel.clone(), Arc::clone(&self.progress));
         let file = Arc::new(MeteredRead::new(file, self.io.purpose, cancel, progress));
-        let file = Arc::new(ReadAhead::new(file, meta, &self.budget));
-        ValueTable::open(file, &path, meta, &self.cache, &self.budget)
+        Ok(OpenedFile { file, path, meta })
     }
+
+    /// Position of the value of the record `key` by the walk `at`.
+    fn walk_to(&mut self, at: usize, key: ValueKey<'_>) -> Result<Option<ValueHandle>> {
+        if self.walks[at].keys.is_none() {
+            self.walks[at].keys = Some(self.open_keys(self.walks[at].no)?);
+        }
+        self.walks[at].find(key)
+    }
+}
+
+/// A value file whose reads count as those of the job.
+struct OpenedFile<'a> {
+    file: Arc<dyn RandomFile>,
+    path: PathBuf,
+    meta: &'a ValueFileMeta,
 }
 
 impl ValueSource for ValueInputs<'_> {
@@ -129,6 +176,28 @@ impl ValueSource for ValueInputs<'_> {
     ) -> Result<PinnedSlice> {
         let options = TableReadOptions::job(self.io, 0);
         self.table(current)?.read(reference, key, &options)
+    }
+
+    fn moved_offset(
+        &mut self,
+        reference: &Reference,
+        current: FileNo,
+        key: ValueKey<'_>,
+    ) -> Option<u64> {
+        let at = self.walks.iter().position(|walk| walk.no == current)?;
+        match self.walk_to(at, key) {
+            Ok(found) => {
+                let lengths = (reference.stored_bytes, reference.raw_bytes);
+                let is_same = |at: &ValueHandle| (at.stored_bytes, at.raw_bytes) == lengths;
+                found.filter(is_same).map(|at| at.offset)
+            }
+            Err(error) => {
+                // A cancelled job meets the cancellation at its next input.
+                tracing::warn!(%error, "references to moved values get no offsets");
+                self.walks.swap_remove(at);
+                None
+            }
+        }
     }
 }
 

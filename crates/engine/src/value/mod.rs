@@ -7,5 +7,7 @@
 
 mod key_list;
 
-pub(crate) use crate::sst::value_file::{ValueBatch, ValueKey, ValueTable, ValueTableBuilder};
+pub(crate) use crate::sst::value_file::{
+    ValueBatch, ValueKey, ValueKeys, ValueTable, ValueTableBuilder,
+};
 pub(crate) use key_list::KeyList;

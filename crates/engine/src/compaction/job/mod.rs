@@ -8,7 +8,8 @@
 //!
 //! Values that the inputs reference stay in their files. The exceptions are values that a merge
 //! operator or a filter needs, and all values if the family no longer separates them
-//! (`super::references`).
+//! (`super::references`). References to moved values get their new offsets from the keys of the
+//! heir if many are renamed.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,7 +31,9 @@ use crate::gc::invalid::InvalidWriter;
 use crate::iter::{Child, FileOpener, InternalIterator, LevelIterator, MergingIterator};
 use crate::job::output::OutputWriter;
 use crate::job::spec::{OutputSpec, Retention};
-use crate::job::{Cancel, JobContext, JobOutput, MeteredRead, Progress, ValueInputs};
+use crate::job::{
+    Cancel, JobContext, JobOutput, MeteredRead, Progress, ValueInputs, heirs_to_walk,
+};
 use crate::key::KeyRange;
 use crate::sst::{BlockCache, TableReadOptions, TableReader};
 use crate::version::rows;
@@ -166,7 +169,9 @@ fn compact(spec: &CompactionSpec, context: &JobContext<'_>) -> Result<JobOutput>
     let values = &spec.output.values;
     let io = spec.io(spec.output.level);
     let dir = spec.output.dir.clone();
-    let source = ValueInputs::new(values, dir, io, spec.direct_reads, context);
+    let refs = spec.inputs.iter().map(|input| &input.meta.refs);
+    let source = ValueInputs::new(values, dir, io, spec.direct_reads, context)
+        .walking(heirs_to_walk(values, refs));
     let dropped = RefCell::new(InvalidWriter::new(&spec.output, CfId(spec.cf), io, context));
     let mut noting = Noting(&dropped);
     let references = References::new(values, Box::new(source));

@@ -1,7 +1,8 @@
-//! All keys of a value file, for garbage collection and verification.
+//! All keys of a value file, for garbage collection, compactions and verification.
 //!
-//! One job owns the keys. One contiguous read brings the key part of the file (key blocks, index,
-//! properties, footer) into memory. Every block is checked when the walk reaches it.
+//! One job owns the keys. For garbage collection and verification, one contiguous read brings the
+//! key part of the file (key blocks, index, properties, footer) into memory. A compaction reads the
+//! keys in steps instead. Every block is checked when the walk reaches it.
 
 use std::sync::Arc;
 
@@ -66,7 +67,28 @@ impl ValueKeys {
         }
     }
 
-    /// The table of handles, all of which is in memory.
+    /// A walk over `table`, which lies in its file. It reads `step_bytes` at a time past the block
+    /// cache, and needs a call of [`ValueKeys::seek`] first.
+    pub(super) fn in_steps(
+        table: &Arc<TableReader>,
+        step_bytes: u64,
+        budget: &Arc<ByteBudget>,
+        context: IoContext,
+    ) -> Self {
+        Self {
+            iter: table.iter(TableReadOptions::job(context, step_bytes)),
+            value_bytes: table.properties().data_start(),
+            table: Arc::clone(table),
+            _charge: budget.hold(MemoryClass::Job, step_bytes),
+        }
+    }
+
+    /// Moves to the first record at or after `internal_key`.
+    pub(crate) fn seek(&mut self, internal_key: &[u8]) {
+        self.iter.seek(internal_key);
+    }
+
+    /// The table of handles.
     pub(in crate::sst) fn table(&self) -> &Arc<TableReader> {
         &self.table
     }

@@ -9,7 +9,7 @@
 //! | --- | --- |
 //! | `writer` | writing, with the keys in memory until the values are complete |
 //! | `reader` | values by handle, handles by key |
-//! | `keys` | all keys of a file, after one contiguous read |
+//! | `keys` | all keys of a file in order |
 
 mod keys;
 mod reader;

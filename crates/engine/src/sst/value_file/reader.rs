@@ -355,6 +355,13 @@ impl ValueTable {
         Ok(ValueKeys::new(&table, len as u64, &self.budget, context))
     }
 
+    /// The keys of the file for a walk that reads `step_bytes` at a time past the block cache. The
+    /// walk is not placed yet. Costs the reads of the index.
+    pub(crate) fn keys_in_steps(&self, context: IoContext, step_bytes: u64) -> Result<ValueKeys> {
+        let table = self.key_table(false)?;
+        Ok(ValueKeys::in_steps(&table, step_bytes, &self.budget, value_context(context)))
+    }
+
     /// Fills several ranges of the value area with one [`RandomFile::read_many`]. It serves callers
     /// that read windows over many records and then extract the records with
     /// [`ValueTable::stored`].

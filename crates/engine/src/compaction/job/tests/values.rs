@@ -132,6 +132,55 @@ fn moved_values_get_the_current_number_without_offset() {
     assert_eq!(resolved, [old[0].clone(), old[1].clone(), put("c", 10, &long("c"))]);
 }
 
+/// A compaction of 2000 records whose values a garbage collection has moved to an heir, the records
+/// and the heir. The heir has garbage as well.
+fn moved(executor: &mut Executor) -> (CompactionSpec, Vec<Record>, ValueFileMeta) {
+    let mut flushed = Flushed::default();
+    let records: Vec<Record> =
+        (0..2_000).map(|i| put(&format!("k{i:05}"), i + 1, &long("v"))).collect();
+    flushed.add(executor, &records, 64);
+    let garbage = (0..500).map(|i| put(&format!("k{:05}+", 4 * i), i + 1, &long("g")));
+    let mut copied: Vec<Record> = records.iter().cloned().chain(garbage).collect();
+    copied.sort_by(|one, other| one.0.cmp(&other.0));
+    let heir = heir(executor, 99_000, &copied);
+    let mut spec = flushed.spec(executor, 64);
+    spec.output.values.current[0].current = heir.no;
+    spec.output.values.files = vec![heir.clone()];
+    (spec, records, heir)
+}
+
+#[test]
+fn many_moved_values_get_their_offsets_by_few_reads() {
+    let fs = Arc::new(FaultFs::new(Arc::new(MemFs::new()), 1));
+    let mut executor = Executor::over(Arc::clone(&fs) as _);
+    let (spec, records, heir) = moved(&mut executor);
+    let before = fs.seen(Operation::Read);
+    let output = run(&executor, &spec);
+    let reads = fs.seen(Operation::Read) - before;
+    let [stored, resolved] = both(&executor, &spec, &output);
+    let moved = references(&stored);
+    assert_eq!(moved.len(), 2_000);
+    assert!(moved.iter().all(|at| at.file_no.0 == heir.no && at.offset.is_some()), "an offset");
+    assert_eq!(resolved, records);
+    assert!(reads <= 2_000 / 64, "{reads} reads of a table and of the keys of an heir");
+}
+
+#[test]
+fn damaged_keys_of_an_heir_cost_the_offsets_alone() {
+    let mut executor = Executor::new();
+    let (spec, _, heir) = moved(&mut executor);
+    let path = std::path::Path::new(DIR).join(value_file_name(heir.file_no()));
+    let io = IoContext::sst(IoPurpose::Maintenance, 0);
+    let mut bytes = executor.fs.read(&path, io).unwrap();
+    bytes[heir.keys_offset as usize + 3] ^= 1;
+    executor.fs.write_atomic(&path, &bytes, io).unwrap();
+    let output = run(&executor, &spec);
+    let (stored, _) = all(&executor, &output.files);
+    let moved = references(&stored);
+    assert_eq!(moved.len(), 2_000);
+    assert!(moved.iter().all(|at| at.file_no.0 == heir.no && at.offset.is_none()));
+}
+
 #[test]
 fn number_that_the_spec_does_not_resolve_is_refused() {
     let mut executor = Executor::new();

@@ -1,5 +1,5 @@
-//! Bounds by arithmetic: device writes per user byte, the price of garbage collection, and the
-//! shares of a workload's bytes. The functions are pure.
+//! Bounds by arithmetic: device writes per user byte, the price of garbage collection, reads per
+//! point read, and the shares of a workload's bytes. The functions are pure.
 //!
 //! The model is that of an engine that writes each user byte once to the log and once when it
 //! flushes, and that rewrites what lies in the levels `rewrites` times (W). Separation leaves a
@@ -14,6 +14,8 @@ const LOG_AND_FLUSH: f64 = 2.0;
 const RECORD_BYTES: f64 = 20.0;
 /// Bytes of a reference to a separated value, with its offset.
 const REFERENCE_BYTES: f64 = 16.0;
+/// Bytes of a value record next to the value: compression and checksum.
+const TRAILER_BYTES: f64 = 5.0;
 /// Steps in which [`plan`] divides the allowance for garbage.
 const PLAN_STEPS: u32 = 64;
 /// Smallest share of hidden garbage that a plan may choose.
@@ -92,6 +94,41 @@ pub(crate) fn share_in_levels(
     inside / all
 }
 
+/// Reads of data per point read without separation, if a block cache holds a share `cached` of the
+/// data. The index is cached.
+pub(super) fn reads_inline(cached: f64) -> f64 {
+    1.0 - cached
+}
+
+/// Reads of data per point read with separation: of the table, of which a share `share` of all
+/// bytes is in the levels, and of the value for the share `separated` of the records. The cache
+/// keeps the levels first.
+pub(super) fn reads_separated(cached: f64, share: f64, separated: f64) -> f64 {
+    if cached < share {
+        return 1.0 - cached / share + separated;
+    }
+    let rest = ((cached - share) / (1.0 - share)).min(1.0);
+    separated * (1.0 - rest)
+}
+
+/// Bytes of a scan without separation over those of the same scan with it, of entries as in
+/// [`share_in_levels`].
+pub(super) fn scanned_bytes_ratio(
+    key_bytes: u64,
+    value_bytes: impl Iterator<Item = u64>,
+    threshold: u64,
+) -> f64 {
+    let key_bytes = key_bytes as f64 + RECORD_BYTES;
+    let (mut inline, mut separated) = (0.0, 0.0);
+    for bytes in value_bytes {
+        let record = key_bytes + bytes as f64;
+        inline += record;
+        separated += record;
+        separated += if bytes >= threshold { REFERENCE_BYTES + TRAILER_BYTES } else { 0.0 };
+    }
+    inline / separated
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -146,6 +183,23 @@ mod tests {
                 assert!(other >= best.cost, "{allowed} {share} {hidden}");
             }
         }
+    }
+
+    #[test]
+    fn point_reads_need_a_second_read_where_the_levels_are_not_cached() {
+        is_near(reads_inline(0.01), 0.99, 1e-9);
+        // Fixed-16K: the levels fit into the cache, and every record has a value to read.
+        is_near(reads_separated(0.01, 0.004, 1.0), 0.994, 0.001);
+        // Mixed-8K: a third of the levels is cached, and half of the records are separated.
+        is_near(reads_separated(0.01, 0.028, 0.5), 1.143, 0.001);
+        assert_eq!(reads_separated(1.0, 0.1, 1.0), 0.0);
+    }
+
+    #[test]
+    fn scans_read_references_and_trailers_in_addition() {
+        is_near(scanned_bytes_ratio(24, std::iter::once(16_384), 512), 0.9987, 0.0002);
+        is_near(scanned_bytes_ratio(24, std::iter::once(1_024), 512), 0.981, 0.001);
+        assert_eq!(scanned_bytes_ratio(24, [100, 511].into_iter(), 512), 1.0);
     }
 
     #[test]

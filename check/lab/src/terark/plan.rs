@@ -31,6 +31,8 @@ const UPDATES: u64 = 3;
 const PREFETCH_SCANS: u64 = 20;
 /// Reads that measure the time of one key in `gc`.
 const KEY_BY_KEY_READS: u64 = 200;
+/// Number of records whose lengths a bound takes.
+const LENGTHS: u64 = 100_000;
 /// Smallest bound that the engine takes.
 const BOUND_MIN: f64 = 1.05;
 /// Bound of `volume` and `gc`, which is the default of the engine.
@@ -193,6 +195,13 @@ impl Paper {
         }
     }
 
+    /// Lengths of the values of the first records.
+    pub(super) fn lengths(self) -> Vec<u64> {
+        let benchmark = format!("{}load", self.name());
+        let bytes = |number| archipelago_bench::record_value_bytes(&benchmark, number);
+        (0..LENGTHS).filter_map(bytes).map(|bytes| bytes as u64).collect()
+    }
+
     /// Mean bytes of a value.
     fn value_bytes(self) -> u64 {
         match self {
@@ -287,6 +296,17 @@ pub(super) fn bound_below(flags: &TerarkFlags, limit: f64) -> f64 {
 /// Share of the bytes that lies in the levels with values of 16 KiB.
 pub(super) fn share_in_levels() -> f64 {
     bounds::share_in_levels(KEY_BYTES, std::iter::once(VALUE_BYTES), SEPARATION_BYTES)
+}
+
+/// Lengths of the values of `mixed`, at equal distances.
+pub(super) fn mixed_lengths() -> Vec<u64> {
+    let [least, most] = MIXED_BYTES;
+    (0..LENGTHS).map(|at| least + (most - least) * at / (LENGTHS - 1)).collect()
+}
+
+/// Share of the data that the block cache holds.
+pub(super) fn cached_share() -> f64 {
+    1.0 / CACHE_SHARE as f64
 }
 
 /// Parameters from which the words of a process follow.

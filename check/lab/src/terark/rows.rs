@@ -20,6 +20,10 @@ const CALLS_PER_RECORD_MAX: f64 = 0.02;
 /// files.
 const READ_VALID_FACTOR: f64 = 1.25;
 const READ_KEYS_SHARE: f64 = 0.005;
+/// Share of the keys in the bytes of a value file, at least.
+const KEYS_SHARE_MIN: f64 = 0.0025;
+/// Round trips of a collection: one for its keys, one for their look-up and one for the values.
+const COLLECTION_TRIPS_MIN: f64 = 3.0;
 /// Reason for which collection needs more calls than its target says.
 const SMALL_FILES: &str = "Each file costs a call for its keys and one for its values, and a flush \
                            of a memtable of 4 MiB writes files with few records.";
@@ -203,22 +207,26 @@ fn on_disk() -> Vec<Claim> {
         |peer| row(Part::Mixed, "readrandom", read_rate).modes(Separated, peer).at_least(1.0);
     let space = |name, figure| Claim::new(Part::Update, name, "", figure).modes(AsBlobDb, BlobDb);
     vec![
-        fill(Inline).at_least(1.0),
-        fill(BlobDb).at_least(1.0).paper("slower than Terark-DS"),
+        fill(Inline).at_least(1.0).bound(|facts| fill_bound_in(facts, Part::Fill)),
+        fill(BlobDb).at_least(1.0).bound(same_work).paper("slower than Terark-DS"),
         Claim::new(Part::Fill, "peak memory", "MiB", |_, run| run.peak_mib(StepKind::Fill))
             .modes(Separated, Inline)
-            .at_most(1.0),
+            .at_most(1.0)
+            .bound(same_work),
         update("overwrite until settled", update_rate)
             .at_least(1.5)
+            .bound(|facts| update_bound_at_peers_space(facts, writes_of_peer))
             .paper("21.3 % to 62.6 % over separating stores"),
         update("overwrite alone", update_speed),
-        space("largest space amplification", space_max).at_most(1.0),
-        space("mean space amplification", space_mean),
-        row(Part::Update, "overwrite until settled", update_rate).modes(AsBlobDb, Inline),
-        read(Inline),
-        read(BlobDb).paper("comparable"),
-        mixed(Inline),
-        mixed(BlobDb).paper("comparable"),
+        space("largest space amplification", space_max).at_most(1.0).bound(least_space),
+        space("mean space amplification", space_mean).bound(least_space),
+        row(Part::Update, "overwrite until settled", update_rate)
+            .modes(AsBlobDb, Inline)
+            .bound(|facts| update_bound_at_peers_space(facts, writes_inline)),
+        read(Inline).bound(|_| Some(point_read_bound(&[plan::VALUE_BYTES]))),
+        read(BlobDb).bound(same_work).paper("comparable"),
+        mixed(Inline).bound(|_| Some(point_read_bound(&plan::mixed_lengths()))),
+        mixed(BlobDb).bound(same_work).paper("comparable"),
     ]
 }
 
@@ -232,17 +240,24 @@ fn of_papers() -> Vec<Claim> {
     vec![
         rate(fixed, Phase::Scan, |_, run| served(run, Paper::Fixed16k, Phase::Scan))
             .at_least(0.95)
+            .bound(|_| Some(scan_bound(Paper::Fixed16k)))
             .paper("similar"),
         rate(mixed, Phase::Scan, |_, run| served(run, Paper::Mixed8k, Phase::Scan))
+            .bound(|_| Some(scan_bound(Paper::Mixed8k)))
             .paper("similar"),
         rate(pareto, Phase::Scan, |_, run| served(run, Paper::Pareto1k, Phase::Scan))
             .at_least(0.6)
+            .bound(|_| Some(scan_bound(Paper::Pareto1k)))
             .paper("lower"),
-        rate(fixed, Phase::Read, |_, run| served(run, Paper::Fixed16k, Phase::Read)).at_least(1.0),
+        rate(fixed, Phase::Read, |_, run| served(run, Paper::Fixed16k, Phase::Read))
+            .at_least(1.0)
+            .bound(|_| Some(point_read_bound(&Paper::Fixed16k.lengths()))),
         rate(mixed, Phase::Read, |_, run| served(run, Paper::Mixed8k, Phase::Read))
             .at_least(1.0)
+            .bound(|_| Some(point_read_bound(&Paper::Mixed8k.lengths())))
             .paper("+32.1 %"),
         rate(pareto, Phase::Read, |_, run| served(run, Paper::Pareto1k, Phase::Read))
+            .bound(|_| Some(point_read_bound(&Paper::Pareto1k.lengths())))
             .paper("+25.7 %"),
         Claim::new(Part::Prefetch, "fixed16kscan, prefetch on against off", "ops/s", |_, run| {
             run.rate(StepKind::Scan, "fixed16kscan")
@@ -274,10 +289,14 @@ fn of_space() -> Vec<Claim> {
         space("mean space amplification, bound 1.25", space_mean)
             .modes(Bound125, BlobDb)
             .at_most(0.8)
+            .bound(least_space)
             .paper("0.48× to 0.23× with redundancy, 0.72× to 0.92× with erasure coding on both"),
-        space("mean space amplification, bound 1.5", space_mean).modes(Bound150, BlobDb),
+        space("mean space amplification, bound 1.5", space_mean)
+            .modes(Bound150, BlobDb)
+            .bound(least_space),
         Claim::new(Part::Space, "updates under the limit, bound 1.25", "ops/s", update_speed)
-            .modes(Bound125, BlobDb),
+            .modes(Bound125, BlobDb)
+            .bound(limited_updates),
     ]
 }
 
@@ -301,6 +320,7 @@ fn of_collection() -> Vec<Claim> {
             Some(found.seconds / (found.valid_records * by_key_s))
         })
         .within(0.25)
+        .bound(collection_time_bound)
         .paper("network is 28.4 % and 22.2 % of the time"),
     ]
 }
@@ -315,20 +335,36 @@ fn of_switch() -> Vec<Claim> {
         Claim::new(Part::Off, name, "instructions", figure)
             .modes(Mode::Inline, Mode::Earlier)
             .at_most(1.01)
+            .bound(same_work)
     };
     COUNTED.into_iter().zip(figures).map(row).collect()
 }
 
 /// Rewriting factor W of the mode without separation on the network volume.
 pub(super) fn rewrites(facts: &Facts<'_>, kind: StepKind) -> Option<f64> {
+    rewrites_in(facts, Part::Volume, kind)
+}
+
+/// Rewriting factor W of the mode without separation in `part`.
+fn rewrites_in(facts: &Facts<'_>, part: Part, kind: StepKind) -> Option<f64> {
     let benchmark = if kind == StepKind::Fill { "fillrandom" } else { "overwrite" };
-    let amplification = facts
-        .median_of(Part::Volume, Mode::Inline, |run| run.write_amplification(kind, benchmark))?;
+    let amplification =
+        facts.median_of(part, Mode::Inline, |run| run.write_amplification(kind, benchmark))?;
     Some(bounds::rewrites_of(amplification))
 }
 
+/// Both sides do the same work by arithmetic: they write log and value once, read a value once, hold
+/// the same memtables and caches, or run the same code.
+fn same_work(_: &Facts<'_>) -> Option<String> {
+    Some(times(1.0))
+}
+
 fn fill_bound(facts: &Facts<'_>) -> Option<String> {
-    let rewrites = rewrites(facts, StepKind::Fill)?;
+    fill_bound_in(facts, Part::Volume)
+}
+
+fn fill_bound_in(facts: &Facts<'_>, part: Part) -> Option<String> {
+    let rewrites = rewrites_in(facts, part, StepKind::Fill)?;
     let separated = bounds::writes_separated(rewrites, plan::share_in_levels(), 0.0);
     Some(times(bounds::writes_inline(rewrites) / separated))
 }
@@ -339,6 +375,56 @@ fn update_bound(facts: &Facts<'_>) -> Option<String> {
     let collected = bounds::plan(plan::BOUND - 1.0, share).cost;
     let separated = bounds::writes_separated(rewrites, share, collected);
     Some(times(bounds::writes_inline(rewrites) / separated))
+}
+
+/// Device writes per user byte of the updates of a mode.
+type Writes = fn(&Facts<'_>) -> Option<f64>;
+
+fn writes_inline(facts: &Facts<'_>) -> Option<f64> {
+    Some(bounds::writes_inline(rewrites_in(facts, Part::Update, StepKind::Update)?))
+}
+
+/// The bytes that BlobDB wrote, because its policy of collection follows from no formula.
+fn writes_of_peer(facts: &Facts<'_>) -> Option<f64> {
+    facts.median_of(Part::Update, Mode::BlobDb, |run| {
+        run.step(StepKind::Update)?.side.write_amplification
+    })
+}
+
+/// Device writes of the updates of another mode over those of separated values that have the space
+/// which BlobDB needed.
+fn update_bound_at_peers_space(facts: &Facts<'_>, others: Writes) -> Option<String> {
+    let rewrites = rewrites_in(facts, Part::Update, StepKind::Update)?;
+    let space = facts.median_of(Part::Update, Mode::BlobDb, |run| space_max(facts, run))?;
+    let share = plan::share_in_levels();
+    let bound = plan::bound_below(facts.flags, space);
+    let collected = bounds::plan(bound - 1.0, share).cost;
+    Some(times(others(facts)? / bounds::writes_separated(rewrites, share, collected)))
+}
+
+/// Reads of data without separation over those with it, for point reads of values of these lengths.
+/// On the plain disk the page cache serves them, and each costs processor time.
+fn point_read_bound(lengths: &[u64]) -> String {
+    let share =
+        bounds::share_in_levels(plan::KEY_BYTES, lengths.iter().copied(), plan::SEPARATION_BYTES);
+    let separated = lengths.iter().filter(|&&bytes| bytes >= plan::SEPARATION_BYTES).count();
+    let separated = separated as f64 / lengths.len().max(1) as f64;
+    let cached = plan::cached_share();
+    let reads = bounds::reads_separated(cached, share, separated);
+    format!("{:.2}×", bounds::reads_inline(cached) / reads)
+}
+
+/// Bytes of a scan without separation over those with it.
+fn scan_bound(paper: Paper) -> String {
+    let lengths = paper.lengths().into_iter();
+    let ratio = bounds::scanned_bytes_ratio(plan::KEY_BYTES, lengths, plan::SEPARATION_BYTES);
+    format!("{ratio:.2}×")
+}
+
+/// Updates per second that the limit of the part allows.
+fn limited_updates(facts: &Facts<'_>) -> Option<String> {
+    let update_bytes = plan::KEY_BYTES + plan::VALUE_BYTES;
+    Some(format!("≤ {}", facts.flags.update_bytes_per_s / update_bytes))
 }
 
 /// Reads of a value one after another, over reads of many values in one call, by what the device
@@ -374,11 +460,28 @@ fn calls_bound(facts: &Facts<'_>) -> Option<String> {
 /// Bytes that no collection of these files can avoid: valid values and a quarter of a per cent of
 /// keys, in the unit of the row.
 fn read_bound(facts: &Facts<'_>) -> Option<String> {
-    const KEYS: f64 = 0.0025;
     let valid =
         facts.median_of(Part::Gc, Mode::Separated, |run| Some(run.collection()?.valid_share))?;
-    let least = (valid + KEYS) / (READ_VALID_FACTOR * valid + READ_KEYS_SHARE);
+    let least = (valid + KEYS_SHARE_MIN) / (READ_VALID_FACTOR * valid + READ_KEYS_SHARE);
     Some(format!("{least:.2}"))
+}
+
+/// Time of a collection by what the device allows, over look-ups and reads key by key as they were
+/// measured.
+fn collection_time_bound(facts: &Facts<'_>) -> Option<String> {
+    let device = facts.device;
+    let latency = device.latency(Direction::Read).as_secs_f64();
+    let rate = device.direction_rate(Direction::Read, 0).min(device.total_rate());
+    let least = |run: &Run| {
+        let found = run.collection()?;
+        let by_key_s = 1.0 / run.rate(StepKind::KeyByKey, "readrandom")?;
+        let bytes = found.file_bytes * (found.valid_share + KEYS_SHARE_MIN);
+        let operations = found.valid_records * device.operations(plan::VALUE_BYTES) as f64;
+        let transfer_s = (bytes / rate).max(operations / device.operation_rate());
+        let trips_s = COLLECTION_TRIPS_MIN * found.jobs * latency;
+        Some((trips_s + transfer_s) / (found.valid_records * by_key_s))
+    };
+    Some(format!("≥ {:.3}", facts.median_of(Part::Gc, Mode::Separated, least)?))
 }
 
 fn times(ratio: f64) -> String {

@@ -111,6 +111,45 @@ fn rates_until_settled_are_judged_and_their_bounds_follow_from_the_measured_w() 
 }
 
 #[test]
+fn bounds_of_the_plain_disk_follow_from_bytes_and_reads() {
+    let flags = terark_flags(&["--quick"]);
+    let step = |kind, name: &str, amplification| {
+        let mut step = step_run(kind, name, 1.0, 1.0);
+        step.results.push(result(name, amplification));
+        step
+    };
+    let fill = |amplification| step(StepKind::Fill, "fillrandom", amplification);
+    let update = || step(StepKind::Update, "overwrite", 10.0);
+    let read = || step_run(StepKind::Read, "readrandom", 1.0, 0.0);
+    let mut of_peer = update();
+    of_peer.side.write_amplification = Some(4.0);
+    let value_bytes = plan::live_bytes(&flags) * 3 / 2;
+    let sample =
+        SpaceSample { t_s: 0.0, table_bytes: 0, value_bytes, log_bytes: 0, is_updating: true };
+    of_peer.space.push(sample);
+    let runs = [
+        run_of(Part::Fill, Mode::Inline, vec![fill(10.0)]),
+        run_of(Part::Fill, Mode::BlobDb, vec![fill(2.0)]),
+        run_of(Part::Fill, Mode::Separated, vec![fill(2.0)]),
+        run_of(Part::Update, Mode::Inline, vec![update(), read()]),
+        run_of(Part::Update, Mode::BlobDb, vec![of_peer, read()]),
+        run_of(Part::Update, Mode::AsBlobDb, vec![update(), read()]),
+    ];
+    let device = device();
+    let rows = Facts { flags: &flags, device: &device, runs: &runs }.rows();
+    let bound = |what: &str| row(&rows, what).bound.as_str();
+    assert_eq!(bound("fillrandom until settled: separated / no separation"), "4.9×");
+    assert_eq!(bound("fillrandom until settled: separated / BlobDB"), "1.0×");
+    let share = plan::share_in_levels();
+    let allowed = plan::bound_below(&flags, 1.5) - 1.0;
+    let separated = bounds::writes_separated(8.0, share, bounds::plan(allowed, share).cost);
+    let ours = "overwrite until settled: separated, at BlobDB's space";
+    assert_eq!(bound(&format!("{ours} / BlobDB")), format!("{:.1}×", 4.0 / separated));
+    assert_eq!(bound(&format!("{ours} / no separation")), format!("{:.1}×", 10.0 / separated));
+    assert_eq!(bound("readrandom: separated, at BlobDB's space / no separation"), "1.00×");
+}
+
+#[test]
 fn space_counts_every_sample_during_the_updates_and_no_other() {
     let flags = terark_flags(&["--data_bytes=104857600"]);
     let live = plan::live_bytes(&flags);
@@ -185,6 +224,8 @@ fn collection_is_judged_by_calls_bytes_and_time() {
     assert!((bytes.expect("bytes") - 0.5 / 0.63).abs() < 1e-9, "{bytes:?}");
     let time = row(&rows, "time, over look-ups and reads key by key");
     assert!((time.measured.expect("a time") - 0.1).abs() < 1e-9, "{time:?}");
+    // 1,000 operations of 4,000 a second, and three round trips of 2 ms for each of four jobs.
+    assert_eq!(time.bound, "≥ 0.055");
     assert!(rows.iter().all(|row| row.verdict == Verdict::Met), "{rows:?}");
 }
 

@@ -490,7 +490,8 @@ fn values_json(report: &ValuesReport) -> String {
          \"table_bytes\":{},\"file_bytes\":{},\"valid_bytes\":{},\"exposed_bytes\":{},\
          \"references\":{},\"live_bytes\":{},\"in_flight_bytes\":{},\"pinned_bytes\":{},\
          \"pinned_snapshot_bytes\":{},\"pinned_under_minute_bytes\":{},\
-         \"pinned_under_hour_bytes\":{},\"pinned_oldest_ms\":{},\"space\":{space},\
+         \"pinned_under_hour_bytes\":{},\"pinned_oldest_ms\":{},\
+         \"oldest_snapshot_seq\":{},\"oldest_snapshot_ms\":{},\"space\":{space},\
          \"files\":[{}]}}\n",
         json_text(&report.family),
         report.separation_bytes,
@@ -507,6 +508,8 @@ fn values_json(report: &ValuesReport) -> String {
         report.pinned.under_minute_bytes,
         report.pinned.under_hour_bytes,
         report.pinned.oldest_ms,
+        report.oldest_snapshot.map_or_else(|| "null".to_owned(), |seq| seq.0.to_string()),
+        report.oldest_snapshot_ms,
         files.join(",")
     )
 }

@@ -353,8 +353,8 @@ fn rewrites_in(facts: &Facts<'_>, part: Part, kind: StepKind) -> Option<f64> {
     Some(bounds::rewrites_of(amplification))
 }
 
-/// Both sides do the same work by arithmetic: they write log and value once, read a value once, hold
-/// the same memtables and caches, or run the same code.
+/// Both sides do the same work by arithmetic: they write log and value once, read a value once,
+/// hold the same memtables and caches, or run the same code.
 fn same_work(_: &Facts<'_>) -> Option<String> {
     Some(times(1.0))
 }

@@ -312,6 +312,7 @@ impl Db {
         let _publishing =
             inner.context.options().read_only.then(|| inner.view.pictures().lock_publishing());
         inner.view.snapshots().take(
+            inner.context.clock().now_ns(),
             || inner.view.visible(),
             || inner.view.filtered_pictures(inner.context.options().read_only),
         )

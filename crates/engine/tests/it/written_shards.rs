@@ -1,6 +1,6 @@
-//! Shards of a flush that are released from memory one after another, with inline and with separated
-//! values. The tests check the content that readers find between two of them, the state after a
-//! crash, and the state after a failed flush.
+//! Shards of a flush that are released from memory one after another, with inline and with
+//! separated values. The tests check the content that readers find between two of them, the state
+//! after a crash, and the state after a failed flush.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

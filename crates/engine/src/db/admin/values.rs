@@ -155,8 +155,11 @@ pub struct ValuesReport {
     pub space: Option<SpaceInfo>,
     /// Tables and value files of the whole database that only old versions hold.
     pub pinned: PinnedInfo,
-    /// Sequence number of the oldest snapshot, which may be the holder.
+    /// Sequence number of the oldest snapshot of this process. It may hold pinned files, and tables
+    /// keep the values that it reads.
     pub oldest_snapshot: Option<SeqNo>,
+    /// Time for which that snapshot has been open, in milliseconds; 0 if there is none.
+    pub oldest_snapshot_ms: u64,
     /// Bytes that running compactions and garbage collections of the whole database may write.
     pub in_flight_bytes: u64,
 }
@@ -227,6 +230,14 @@ impl ValuesReport {
             self.in_flight_bytes
         );
         out.push_str(&self.pinned_text());
+        let _ = match self.oldest_snapshot {
+            None => writeln!(out, "Oldest snapshot: none is open"),
+            Some(seq) => writeln!(
+                out,
+                "Oldest snapshot: sequence number {seq}, open for {} s; values that it reads stay",
+                self.oldest_snapshot_ms / 1000
+            ),
+        };
         out
     }
 }
@@ -346,7 +357,8 @@ pub(crate) fn values_report(db: &Db, cf: &ColumnFamily) -> Result<ValuesReport> 
         .collect();
     files.sort_by_key(|file| (std::cmp::Reverse(file.garbage_bytes()), file.no));
     let options = &cf.family.options;
-    let (snapshots, _) = db.inner.view.snapshots().list(|| db.inner.view.visible());
+    let oldest = db.inner.view.snapshots().oldest();
+    let now_ns = db.inner.context.clock().now_ns();
     Ok(ValuesReport {
         family: cf.name().to_owned(),
         separation_bytes: options.value_separation_bytes,
@@ -358,7 +370,9 @@ pub(crate) fn values_report(db: &Db, cf: &ColumnFamily) -> Result<ValuesReport> 
         invalid_bytes: values.invalid_files().map(|file| file.size_bytes).sum(),
         space: space_info(db, cf),
         pinned: pinned_info(db),
-        oldest_snapshot: snapshots.first().copied(),
+        oldest_snapshot: oldest.map(|snapshot| snapshot.seq),
+        oldest_snapshot_ms: oldest
+            .map_or(0, |snapshot| now_ns.saturating_sub(snapshot.since_ns) / 1_000_000),
         in_flight_bytes: db.inner.disk.expected_output_bytes(),
     })
 }

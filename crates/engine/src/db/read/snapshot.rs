@@ -45,8 +45,25 @@ type HeldFamilies = Arc<[HeldFamily]>;
 /// All live snapshots of a database.
 #[derive(Default)]
 pub(crate) struct Snapshots {
-    live: Mutex<BTreeMap<SeqNo, usize>>,
+    live: Mutex<BTreeMap<SeqNo, LiveSeq>>,
     held: Mutex<HeldBySnapshots>,
+}
+
+/// A sequence number as of which live snapshots read.
+#[derive(Clone, Copy, Debug)]
+struct LiveSeq {
+    /// Number of snapshots with this number.
+    count: usize,
+    /// Time of the first of them, in nanoseconds of the clock.
+    since_ns: u64,
+}
+
+/// The oldest live snapshot of a database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OldestSnapshot {
+    pub(crate) seq: SeqNo,
+    /// Time at which it was taken, in nanoseconds of the clock.
+    pub(crate) since_ns: u64,
 }
 
 /// Super versions that live snapshots hold. Each snapshot has a number, which is the key.
@@ -73,16 +90,17 @@ impl std::fmt::Debug for Snapshots {
 
 impl Snapshots {
     /// Registers the sequence number that `visible` returns under the lock, then holds what `hold`
-    /// returns.
+    /// returns. The snapshot is taken at `now_ns`.
     pub(crate) fn take(
         self: &Arc<Self>,
+        now_ns: u64,
         visible: impl FnOnce() -> SeqNo,
         hold: impl FnOnce() -> Vec<HeldFamily>,
     ) -> Snapshot {
         let seq = {
             let mut live = self.live.lock();
             let seq = visible();
-            *live.entry(seq).or_insert(0) += 1;
+            live.entry(seq).or_insert(LiveSeq { count: 0, since_ns: now_ns }).count += 1;
             seq
         };
         let mut registration = Registration { seq, held: None, snapshots: Arc::clone(self) };
@@ -105,7 +123,13 @@ impl Snapshots {
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.live.lock().values().sum()
+        self.live.lock().values().map(|live| live.count).sum()
+    }
+
+    /// The oldest live snapshot.
+    pub(crate) fn oldest(&self) -> Option<OldestSnapshot> {
+        let live = self.live.lock();
+        live.first_key_value().map(|(&seq, at)| OldestSnapshot { seq, since_ns: at.since_ns })
     }
 
     /// Numbers of all files of the super versions that snapshots hold.
@@ -162,9 +186,9 @@ impl Drop for Registration {
             self.snapshots.held.lock().families.remove(id);
         }
         let mut live = self.snapshots.live.lock();
-        if let Some(count) = live.get_mut(&self.seq) {
-            *count -= 1;
-            if *count == 0 {
+        if let Some(at) = live.get_mut(&self.seq) {
+            at.count -= 1;
+            if at.count == 0 {
                 live.remove(&self.seq);
             }
         }
@@ -224,9 +248,9 @@ mod tests {
     #[test]
     fn clones_share_a_registration() {
         let snapshots = Arc::new(Snapshots::default());
-        let first = snapshots.take(|| SeqNo(7), Vec::new);
+        let first = snapshots.take(10, || SeqNo(7), Vec::new);
         let clone = first.clone();
-        let second = snapshots.take(|| SeqNo(7), Vec::new);
+        let second = snapshots.take(20, || SeqNo(7), Vec::new);
         drop(first);
         assert_eq!(snapshots.list(|| SeqNo(9)), (vec![SeqNo(7)], SeqNo(9)));
         drop((clone, second));
@@ -234,9 +258,24 @@ mod tests {
     }
 
     #[test]
+    fn oldest_snapshot_is_that_of_the_smallest_number() {
+        let snapshots = Arc::new(Snapshots::default());
+        assert_eq!(snapshots.oldest(), None);
+        let first = snapshots.take(10, || SeqNo(7), Vec::new);
+        let second = snapshots.take(20, || SeqNo(9), Vec::new);
+        let oldest = |seq, since_ns| Some(OldestSnapshot { seq: SeqNo(seq), since_ns });
+        assert_eq!(snapshots.oldest(), oldest(7, 10));
+        drop(first);
+        assert_eq!(snapshots.oldest(), oldest(9, 20));
+        drop(second);
+        assert_eq!(snapshots.oldest(), None);
+    }
+
+    #[test]
     fn number_is_registered_before_super_versions_are_held() {
         let snapshots = Arc::new(Snapshots::default());
         let seen = snapshots.take(
+            0,
             || SeqNo(3),
             || {
                 assert_eq!(snapshots.list(|| SeqNo(4)), (vec![SeqNo(3)], SeqNo(4)));

@@ -315,6 +315,9 @@ fn open_readers_stop_no_writer_and_are_reported() {
     let report = world.db.values(world.cf()).unwrap();
     assert_eq!((report.pinned.under_minute_bytes, report.pinned.older_bytes()), (0, 0));
     assert!(report.pinned.oldest_ms >= 90_000, "{report}");
+    assert!(report.oldest_snapshot_ms >= 90_000, "{report}");
+    let named = format!("Oldest snapshot: sequence number {}, open for ", snapshot.seq());
+    assert!(report.to_string().contains(&named), "{report}");
     for (key, value) in &before {
         assert!((iter.key(), iter.value()) == (key, value), "{}", key.escape_ascii());
         iter.next();
@@ -323,6 +326,8 @@ fn open_readers_stop_no_writer_and_are_reported() {
     check_at(&world.db, world.cf(), &options, &before);
     drop((iter, options, snapshot));
     step_all(&world.db).unwrap();
-    assert_eq!(world.db.values(world.cf()).unwrap().pinned.bytes, 0);
+    let report = world.db.values(world.cf()).unwrap();
+    assert_eq!((report.pinned.bytes, report.oldest_snapshot_ms), (0, 0));
+    assert!(report.to_string().contains("Oldest snapshot: none is open"), "{report}");
     world.finish();
 }

@@ -343,8 +343,10 @@ fn statistics_count_value_files_from_the_edit_on() {
     let flushed_before = world.db.statistics().get(Ticker::FlushBytesWritten);
     world.watch.value_files.lock().clear();
     world.db.flush(world.db.default_family()).unwrap();
-    assert_eq!(*world.watch.value_files.lock(), [before; 5], "no edit names them yet");
-    assert_eq!(named_value_files(&world.db), before + 4, "a value file for each shard");
+    let named = world.watch.value_files.lock().clone();
+    assert!(named.len() > 3 && named.iter().all(|&named| named == before), "{named:?}");
+    let shards = named.len() - 1;
+    assert_eq!(named_value_files(&world.db), before + shards, "a value file for each shard");
     let bytes = property(&world.db, "value-file-bytes") as u64 - bytes_before;
     let flushed = world.db.statistics().get(Ticker::FlushBytesWritten) - flushed_before;
     assert!(bytes > 0 && flushed > bytes, "{flushed} bytes flushed, {bytes} of value files");
@@ -553,8 +555,12 @@ fn table_that_a_failed_flush_could_not_remove_is_swept() {
 
 #[test]
 fn concurrent_readers_agree_while_shards_leave_memory() {
+    families().into_iter().for_each(read_while_a_writer_flushes);
+}
+
+fn read_while_a_writer_flushes(family: CfOptions) {
     let disk = MemFs::new();
-    let db = Db::open_with("/db", small_db(), in_threads(over(&disk, family()))).unwrap();
+    let db = Db::open_with("/db", small_db(), in_threads(over(&disk, family))).unwrap();
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for reader in 0..2 {

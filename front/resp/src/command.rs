@@ -35,9 +35,6 @@ pub(crate) mod flag {
     pub(crate) const CONTAINER: u16 = 1 << 8;
     /// The command does not count as an access of its keys, as in Redis.
     pub(crate) const NO_TOUCH: u16 = 1 << 9;
-    /// The command, or one of its subcommands or options, may have a large reply, and it does not
-    /// run again if the reply does not fit.
-    pub(crate) const LARGE_REPLY: u16 = 1 << 10;
 
     /// Names of the properties that COMMAND shows to clients. Properties without a name concern
     /// this server alone.

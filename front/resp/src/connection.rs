@@ -194,12 +194,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             }
             match ran {
                 PipelineProgress::All => {}
-                PipelineProgress::Early => {
-                    if self.session.shared.memory.outgoing.is_overdrawn() {
-                        self.pipeline.sent();
-                    }
-                    continue;
-                }
+                PipelineProgress::Early => continue,
                 PipelineProgress::WaitsFor(bytes) => {
                     self.wait_to_reply(bytes).await;
                     continue;
@@ -297,8 +292,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         }
     }
 
-    /// Waits for the memory that the incomplete command needs, or returns the reason for which it
-    /// gets none.
+    /// Waits for the memory that the incomplete command needs. Returns a refusal of the command if
+    /// the memory is never free.
     async fn wait_to_receive(&mut self) -> Result<(), Refusal> {
         let bytes = self.pipeline.incoming_bytes();
         if bytes == 0 {
@@ -355,7 +350,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         }
         self.session.client.output_bytes.store(0, Ordering::Relaxed);
         self.session.shared.add(Stat::OutputBytes, len as u64);
-        self.pipeline.reply.truncate(0);
+        self.pipeline.sent();
         Ok(())
     }
 

@@ -4,17 +4,21 @@
 //! nothing. These shares do. Each is a quarter of the budget: for requests that are being received,
 //! for values that commands build, and for replies that clients have not read. Invariants:
 //!
-//! 1. An object larger than [`FREE_BYTES`] holds its bytes of the share before it takes the memory.
-//!    Smaller objects hold nothing. They are charged, and the number of clients limits them.
+//! 1. An object larger than [`FREE_BYTES`] holds its bytes of the share for as long as it waits for
+//!    something. A request and a value that a command builds hold them before they take the memory.
+//!    A reply is made first, because only then its size is known, and it is dropped if its bytes
+//!    are not free. So the number of threads bounds the replies that hold nothing. Smaller objects
+//!    hold nothing. They are charged, and the number of clients limits them.
 //! 2. Requests for memory are served in their order. An object that never fits is refused
 //!    immediately. One that waits longer than
 //!    [`ServerOptions::memory_wait`](crate::ServerOptions::memory_wait) is refused then. The error
 //!    names the share and its limit.
-//! 3. A command that has taken effect is answered, whether its reply fits or not. A reply that does
-//!    not fit overdraws the share ([`Share::overdraw`]). Bytes that are released settle the
-//!    overdraft before other objects get them. The semaphore gives a waiting object free bytes one
-//!    after another. If that object stops waiting, its bytes return without a release, and they
-//!    settle the overdraft as well.
+//! 3. A command whose large reply does not fit takes effect only when the reply fits (see
+//!    `session/held_reply.rs`). A client may get many small replies of commands that have taken
+//!    effect, or the replies of a batch of GETs. If such output does not fit, it overdraws the share
+//!    ([`Share::overdraw`]). Bytes that are released settle the overdraft before other objects get
+//!    them. The semaphore gives a waiting object free bytes one after another. If that object stops
+//!    waiting, its bytes return without a release, and they settle the overdraft as well.
 //!
 //! Thread-safety: a share is a fair semaphore that counts KiB. Cost: nothing for small objects and
 //! for a budget without a limit, and one short lock otherwise.
@@ -59,9 +63,9 @@ impl Shares {
             limit => (limit / 4).max(SHARE_BYTES_MIN) / 1024 * 1024,
         };
         Self {
-            incoming: Share::new("requests that are being received", bytes, wait_max),
-            working: Share::new("values that running commands build", bytes, wait_max),
-            outgoing: Share::new("replies that clients have not read", bytes, wait_max),
+            incoming: Share::new(ShareNames::REQUESTS, bytes, wait_max),
+            working: Share::new(ShareNames::VALUES, bytes, wait_max),
+            outgoing: Share::new(ShareNames::REPLIES, bytes, wait_max),
         }
     }
 }
@@ -116,10 +120,39 @@ impl ShareMemory {
     }
 }
 
-/// A part of the budget, which only replies of commands that have taken effect exceed.
+/// Words for a share in error texts.
+#[derive(Clone, Copy)]
+struct ShareNames {
+    /// An object that needs memory of the share.
+    object: &'static str,
+    /// The memory of the share.
+    memory: &'static str,
+    /// All objects that hold memory of the share.
+    objects: &'static str,
+}
+
+impl ShareNames {
+    const REQUESTS: Self = Self {
+        object: "this request",
+        memory: "the memory for requests",
+        objects: "requests that are being received",
+    };
+    const VALUES: Self = Self {
+        object: "this command",
+        memory: "the memory for values",
+        objects: "values that running commands build",
+    };
+    const REPLIES: Self = Self {
+        object: "the reply of this command",
+        memory: "the memory for replies",
+        objects: "replies that clients have not read",
+    };
+}
+
+/// A part of the budget. Only small replies of commands that have taken effect, and replies of
+/// batches of GETs, exceed it.
 pub(crate) struct Share {
-    /// Purpose of the share, for error texts.
-    name: &'static str,
+    names: ShareNames,
     limit_bytes: u64,
     /// `None` without a limit.
     memory: Option<Arc<ShareMemory>>,
@@ -155,6 +188,14 @@ impl Held {
     fn add(&mut self, memory: &Arc<ShareMemory>, kib: u32) {
         self.kib += kib;
         self.memory.get_or_insert_with(|| Arc::clone(memory));
+    }
+
+    /// Adds what `other` holds of the same share.
+    pub(crate) fn merge(&mut self, mut other: Self) {
+        self.kib += std::mem::take(&mut other.kib);
+        if self.memory.is_none() {
+            self.memory = other.memory.take();
+        }
     }
 
     /// Releases the held memory beyond `bytes`.
@@ -198,13 +239,13 @@ impl Drop for Waiting<'_> {
 }
 
 impl Share {
-    fn new(name: &'static str, limit_bytes: u64, wait_max: Duration) -> Self {
+    fn new(names: ShareNames, limit_bytes: u64, wait_max: Duration) -> Self {
         let memory = (limit_bytes < u64::MAX).then(|| {
             let kib = usize::try_from(limit_bytes / 1024).unwrap_or(usize::MAX);
             let free = Semaphore::new(kib.min(Semaphore::MAX_PERMITS));
             Arc::new(ShareMemory { free, overdraft_kib: AtomicUsize::new(0) })
         });
-        Self { name, limit_bytes, memory, waiting: AtomicUsize::new(0), wait_max }
+        Self { names, limit_bytes, memory, waiting: AtomicUsize::new(0), wait_max }
     }
 
     /// The limit in bytes; `u64::MAX` for none.
@@ -238,6 +279,13 @@ impl Share {
         }
     }
 
+    /// Whether other objects need more memory of this share than is free: it is overdrawn, or an
+    /// object waits for it.
+    #[inline]
+    pub(crate) fn is_short(&self) -> bool {
+        self.is_wanted() || self.is_overdrawn()
+    }
+
     /// Whether an object waits for memory of this share.
     pub(crate) fn is_wanted(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > 0
@@ -245,12 +293,15 @@ impl Share {
 
     /// The refusal of an object of `bytes` bytes.
     pub(crate) fn refusal(&self, bytes: u64) -> Refusal {
-        let (name, limit) = (self.name, self.limit_bytes);
+        let (ShareNames { object, memory, objects }, limit) = (self.names, self.limit_bytes);
         let why = match bytes > limit {
             true => "so this can never be done; raise --memory-mib",
             false => "which others hold; try again, or raise --memory-mib",
         };
-        Refusal::said(format!("OOM {bytes} bytes do not fit: {name} may take {limit} bytes, {why}"))
+        Refusal::said(format!(
+            "OOM {bytes} bytes for {object} do not fit into {memory}: {objects} may take {limit} \
+             bytes, {why}"
+        ))
     }
 
     /// Makes `held` hold at least `bytes` without waiting. Returns whether it does.
@@ -342,7 +393,8 @@ mod tests {
         drop((first, second));
         assert_eq!(share.held_bytes(), 0);
         let line = share.refusal(17 << 20).line().into_owned();
-        assert!(line.starts_with("OOM 17825792 bytes do not fit"), "{line}");
+        let head = "OOM 17825792 bytes for this command do not fit into the memory for values: ";
+        assert!(line.starts_with(head), "{line}");
         assert!(line.contains("may take 16777216 bytes, so this can never be done"), "{line}");
     }
 

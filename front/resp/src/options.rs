@@ -66,7 +66,9 @@ pub struct ServerOptions {
     pub tracking_keys_max: usize,
     /// Budget to which the memory of requests and replies is charged, as class Request. Received
     /// requests, values that commands build, and unread replies may each take a quarter of it.
-    /// Larger objects wait, or are refused. Default: a budget without a limit.
+    /// Objects that do not fit wait, or are refused. Besides the quarter for replies, each client
+    /// may have some 64 KiB of replies, and each thread one reply that it is making. Default: a
+    /// budget without a limit.
     pub budget: Arc<ByteBudget>,
     /// Directory for checkpoints of clients (CHECKPOINT), each in a directory of its own. Default
     /// `None`: CHECKPOINT is refused.

@@ -14,21 +14,23 @@
 //!    client that does not read delays only itself. Meanwhile its input may grow up to a quarter of
 //!    the share for requests, but not beyond the size of the largest request. It holds its bytes
 //!    beyond [`FREE_BYTES`] of that share.
-//! 4. Output of more than [`FREE_BYTES`] holds its bytes of the share for replies. If a command
-//!    only reads and its reply does not fit, the reply is dropped, and the command runs again when
-//!    there is memory. A reply of any other command overdraws the share, because the command has
-//!    taken effect. While the share is overdrawn, a command that may have a large reply of this
-//!    kind waits before it runs, GETs are no batches, and output of more than [`FREE_BYTES`] is
-//!    sent before more commands run. So the overdraft has at most one large reply for each running
-//!    command, one batch of GETs for each client that had begun one before, and little more than
-//!    [`FREE_BYTES`] of small replies for each client.
+//! 4. Output of more than [`FREE_BYTES`] holds the bytes of its buffer of the share for replies. If
+//!    a command changes nothing and its reply does not fit, the pipeline drops the reply, and runs
+//!    the command again when there is memory. A command that changes something and has a large
+//!    reply finds out before its change that the reply does not fit ([`Session::hold_reply`]). It
+//!    changes nothing then, and runs again as well. Small replies of commands that have taken
+//!    effect, and the replies of a batch of GETs, overdraw the share if they do not fit. While the
+//!    share is overdrawn or a client waits for it, the pipeline runs each GET alone, and sends
+//!    output of more than [`FREE_BYTES`] before it runs more commands. So each client overdraws the
+//!    share by at most one batch of GETs that had begun before, and by little more than
+//!    [`FREE_BYTES`] of small replies.
 //! 5. Output that exceeds the limit of one client is dropped, and the connection closes. No command
 //!    runs after that.
 
 use archipelago_base::budget::{Charge, MemoryClass, Pressure};
 use tokio::time::Instant;
 
-use crate::memory::{FREE_BYTES, Held};
+use crate::memory::{FREE_BYTES, Held, Share};
 use crate::refusal::Refusal;
 
 use crate::args::Args;
@@ -61,10 +63,6 @@ const BATCH_GETS_MAX: usize = 32;
 /// are a batch of their own.
 const JOINED_MAX: usize = 8;
 const JOINED_BYTES_MAX: usize = 2 << 10;
-
-/// Bytes of the share for replies that a command holds before it runs, if it has to wait until the
-/// overdraft of the share is settled. They become free after that.
-const SETTLED_BYTES: u64 = 2 * FREE_BYTES;
 
 /// Result of [`Pipeline::run`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,8 +166,8 @@ impl Pipeline {
             && self.consumed < self.input.len()
         {
             let bytes = self.reply.len();
-            let is_overdrawing = bytes as u64 > FREE_BYTES && is_overdrawn(session);
-            if bytes >= REPLY_FLUSH_BYTES || is_overdrawing {
+            let is_wanted = bytes as u64 > FREE_BYTES && is_short(session);
+            if bytes >= REPLY_FLUSH_BYTES || is_wanted {
                 ran = PipelineProgress::Early;
                 break;
             }
@@ -218,7 +216,7 @@ impl Pipeline {
         let is_gets = self.pending.first().is_some_and(|first| first.value.is_none());
         // A batch of several connections is for database 0.
         if few
-            && !(is_gets && is_overdrawn(session))
+            && !(is_gets && is_short(session))
             && session.database() == 0
             && self.pending_bytes <= JOINED_BYTES_MAX
         {
@@ -293,7 +291,7 @@ impl Pipeline {
         {
             let is_get = plain.value.is_none();
             // A GET of a batch does not run again if its reply does not fit.
-            if is_get && (!session.shared.store.overlaps_reads() || is_overdrawn(session)) {
+            if is_get && (!session.shared.store.overlaps_reads() || is_short(session)) {
                 return self.answer_get(session, plain.key, start, len);
             }
             if self.pending.first().is_some_and(|first| first.value.is_none() != is_get) {
@@ -314,7 +312,7 @@ impl Pipeline {
         if session.closing.get() {
             return PipelineProgress::All;
         }
-        self.execute(session, start, len)
+        self.run_command(session, start, len)
     }
 
     /// Answers the plain GET at `start`. Consecutive ones are counted together, with one reading of
@@ -352,44 +350,45 @@ impl Pipeline {
         }
     }
 
-    /// Runs the command at `start`, unless it has to wait until the share for replies is not
-    /// overdrawn. The parser has its spans.
-    fn execute(&mut self, session: &Session, start: usize, len: usize) -> PipelineProgress {
-        let args = Args::new(&self.input[start..start + len], self.parser.spans());
-        if is_overdrawn(session) && session.may_answer_much(args) {
-            self.blocked = Some(Blocked { start, len });
-            return PipelineProgress::WaitsFor(SETTLED_BYTES);
-        }
-        self.run_command(session, start, len)
-    }
-
-    /// Runs the command at `start`, which has waited for memory, and releases what the output does
-    /// not need. If the command has to wait again, the time of all its waits counts together.
+    /// Runs the command at `start`, whose reply has waited for memory. If the command has to wait
+    /// again, the time of all its waits counts together.
     fn execute_with_memory(
         &mut self,
         session: &Session,
         start: usize,
         len: usize,
     ) -> PipelineProgress {
-        let ran = self.execute(session, start, len);
+        session.lend_reply_memory(std::mem::take(&mut self.outgoing));
+        let ran = self.run_command(session, start, len);
         if self.blocked.is_none() {
             self.blocked_since = None;
         }
-        let bytes = self.reply.len() as u64;
-        self.outgoing.shrink(if bytes > FREE_BYTES { bytes } else { 0 });
         ran
     }
 
+    /// Runs the command at `start`. The parser has its spans.
     fn run_command(&mut self, session: &Session, start: usize, len: usize) -> PipelineProgress {
         let mark = self.reply.len();
         let args = Args::new(&self.input[start..start + len], self.parser.spans());
         session.execute(args, &mut self.reply);
+        session.move_reply_memory(&mut self.outgoing);
         self.parser.set_unauthenticated(!session.is_authenticated());
-        self.bound_reply(session, mark, start, len)
+        match session.take_missing_reply() {
+            0 => self.bound_reply(session, mark, start, len),
+            bytes => self.block(session, Blocked { start, len }, bytes),
+        }
     }
 
-    /// Holds memory for the output. Its last reply begins at `mark` and answers the command at
-    /// `start`.
+    /// Makes a command, which has no reply and has changed nothing, wait for `bytes` of the share
+    /// for replies. It waits for its reply alone, because the output before it is sent first.
+    fn block(&mut self, session: &Session, command: Blocked, bytes: u64) -> PipelineProgress {
+        self.blocked = Some(command);
+        session.will_repeat();
+        PipelineProgress::WaitsFor(bytes)
+    }
+
+    /// Holds memory for the output, and releases what the output does not need. Its last reply
+    /// begins at `mark` and answers the command at `start`.
     fn bound_reply(
         &mut self,
         session: &Session,
@@ -397,30 +396,47 @@ impl Pipeline {
         start: usize,
         len: usize,
     ) -> PipelineProgress {
-        if self.reply.len() as u64 <= FREE_BYTES {
+        let bytes = self.reply.len() as u64;
+        if bytes <= FREE_BYTES {
+            self.outgoing.shrink(0);
             return PipelineProgress::All;
         }
-        let args = Args::new(&self.input[start..start + len], self.parser.spans());
-        let bytes = self.reply.len() as u64;
         let share = &session.shared.memory.outgoing;
-        let is_sent = session.is_over_output_limit(bytes)
-            || share.try_hold(&mut self.outgoing, bytes)
-            || !session.only_reads(args);
+        let mut is_sent = session.is_over_output_limit(bytes) || self.hold_output(share);
+        if !is_sent {
+            let args = Args::new(&self.input[start..start + len], self.parser.spans());
+            is_sent = !session.may_repeat(args);
+        }
         if is_sent {
             self.count_output(session);
             return PipelineProgress::All;
         }
-        // The command waits for its reply alone, because the output before it is sent first.
         let alone = bytes - mark as u64;
         self.reply.take_back(mark);
         if alone <= share.limit_bytes() {
-            self.blocked = Some(Blocked { start, len });
-            session.will_repeat();
-            return PipelineProgress::WaitsFor(alone);
+            return self.block(session, Blocked { start, len }, alone);
         }
         self.reply.error(&share.refusal(alone).line());
         self.count_output(session);
         PipelineProgress::All
+    }
+
+    /// Makes the output hold the bytes of its buffer, without waiting. If they are not free, or if
+    /// no reply follows before the output is sent, the buffer gives its free bytes back first.
+    /// Returns whether the bytes are held.
+    fn hold_output(&mut self, share: &Share) -> bool {
+        if self.reply.len() >= REPLY_FLUSH_BYTES {
+            self.reply.fit();
+        }
+        let mut is_held = share.try_hold(&mut self.outgoing, self.reply.capacity() as u64);
+        if !is_held {
+            self.reply.fit();
+            is_held = share.try_hold(&mut self.outgoing, self.reply.len() as u64);
+        }
+        if is_held {
+            self.outgoing.shrink(self.reply.capacity() as u64);
+        }
+        is_held
     }
 
     /// Holds memory for the output, whether it is free or not, because the commands have run. If
@@ -434,8 +450,11 @@ impl Pipeline {
             self.reply.take_back(0);
             self.outgoing.shrink(0);
             session.cut_off(bytes);
-        } else {
-            session.shared.memory.outgoing.overdraw(&mut self.outgoing, bytes);
+            return;
+        }
+        let share = &session.shared.memory.outgoing;
+        if !self.hold_output(share) {
+            share.overdraw(&mut self.outgoing, bytes);
         }
     }
 
@@ -488,7 +507,7 @@ impl Pipeline {
         self.consumed > 0
     }
 
-    /// Releases the memory of the output, which was sent.
+    /// Removes the output, which was sent, and releases its memory.
     pub(crate) fn sent(&mut self) {
         self.reply.sent(INPUT_BYTES_USUAL);
         self.outgoing.shrink(0);
@@ -619,9 +638,9 @@ impl Pipeline {
     }
 }
 
-/// Whether the share for replies is overdrawn.
-fn is_overdrawn(session: &Session) -> bool {
-    session.shared.memory.outgoing.is_overdrawn()
+/// Whether other clients need more of the share for replies than is free.
+fn is_short(session: &Session) -> bool {
+    session.shared.memory.outgoing.is_short()
 }
 
 fn put<'a>(input: &'a [u8], set: &Pending) -> Op<'a> {
@@ -644,4 +663,147 @@ fn plain(command: &[u8], spans: &[Span], start: usize) -> Option<Pending> {
     }
     let absolute = |span: &Span| (start + span.0 as usize, start + span.1 as usize);
     Some(Pending { key: absolute(key), value: spans.get(2).map(absolute) })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+    use std::sync::Arc;
+
+    use archipelago_base::budget::ByteBudget;
+    use archipelago_base::clock::SystemClock;
+
+    use super::*;
+    use crate::clients::Socket;
+    use crate::commands;
+    use crate::mem_store::MemStore;
+    use crate::options::ServerOptions;
+    use crate::server_state::ServerState;
+
+    /// A pipeline without a socket. The key `large` has 100,000 bytes, and the key `medium` 20,000.
+    struct Conversation {
+        session: Session,
+        pipeline: Pipeline,
+    }
+
+    impl Conversation {
+        fn begin() -> Self {
+            let options =
+                ServerOptions { budget: ByteBudget::new(16 << 20), ..ServerOptions::default() };
+            let store = Arc::new(MemStore::new(SystemClock::shared()));
+            let state = Arc::new(ServerState::new(store, options, 0, commands::list()));
+            let address = SocketAddr::from(([127, 0, 0, 1], 1));
+            let socket = Socket { peer: address, local: address, descriptor: 0 };
+            let client = state.clients.enter(socket, 0, 1).ok().expect("the first client");
+            let session = Session::new(state, client, commands::table());
+            let pipeline = Pipeline::new(&session);
+            let mut conversation = Self { session, pipeline };
+            let lines = ["SETRANGE large 99999 x", "SETRANGE medium 19999 x"];
+            assert_eq!(conversation.run(&lines), PipelineProgress::All);
+            assert_eq!(conversation.sent(), ":100000\r\n:20000\r\n");
+            conversation
+        }
+
+        fn run(&mut self, lines: &[&str]) -> PipelineProgress {
+            self.pipeline.tidy();
+            for line in lines {
+                self.pipeline.input.extend_from_slice(format!("{line}\r\n").as_bytes());
+            }
+            self.pipeline.run(&self.session, false)
+        }
+
+        /// Takes the output as the socket does.
+        fn sent(&mut self) -> String {
+            let output = String::from_utf8_lossy(self.pipeline.reply.bytes()).into_owned();
+            self.pipeline.sent();
+            output
+        }
+
+        fn share(&self) -> &Share {
+            &self.session.shared.memory.outgoing
+        }
+
+        /// Holds all free memory of the share for replies.
+        fn hold_rest(&self) -> Held {
+            let (share, mut held) = (self.share(), Held::default());
+            assert!(share.try_hold(&mut held, share.limit_bytes() - share.held_bytes()));
+            held
+        }
+
+        /// Length and expiry of the value at `key`.
+        fn stored(&self, key: &str) -> Option<(usize, Option<u64>)> {
+            let value = self.session.shared.store.get(key.as_bytes()).expect("it is in memory");
+            value.map(|value| (value.value.len(), value.expires_at_ms))
+        }
+    }
+
+    /// Runs `lines`, of which the last has a large reply, without memory and then with it. Returns
+    /// the replies that were sent at last.
+    fn run_late(conversation: &mut Conversation, lines: &[&str]) -> String {
+        let rest = conversation.hold_rest();
+        let PipelineProgress::WaitsFor(bytes) = conversation.run(lines) else {
+            panic!("{lines:?} has run without memory");
+        };
+        assert!((100_000..101_000).contains(&bytes), "{bytes} bytes for {lines:?}");
+        let _replies_before = conversation.sent();
+        assert_eq!(conversation.stored("large"), Some((100_000, None)), "{lines:?}");
+        assert_eq!(conversation.stored("new"), None, "{lines:?}");
+        drop(rest);
+        let mut held = Held::default();
+        assert!(conversation.share().try_hold(&mut held, bytes));
+        conversation.pipeline.outgoing.merge(held);
+        let rest = conversation.hold_rest();
+        assert_eq!(conversation.pipeline.run(&conversation.session, false), PipelineProgress::All);
+        assert!(!conversation.share().is_overdrawn(), "{lines:?}");
+        drop(rest);
+        assert!(conversation.share().held_bytes() >= 100_000, "{lines:?}");
+        let output = conversation.sent();
+        assert_eq!(conversation.share().held_bytes(), 0, "{lines:?}");
+        output
+    }
+
+    #[test]
+    fn command_changes_nothing_before_its_reply_has_memory() {
+        let read = ["MULTI", "SET new 1", "GET large", "EXEC"];
+        let many = ["MULTI", "SET new 1", "GET medium", "GET medium", "GET medium", "GET medium"];
+        let many = [&many[..], &["GET medium", "EXEC"]].concat();
+        let loud = ["CLIENT REPLY OFF", "MULTI", "CLIENT REPLY ON", "GETEX large PERSIST", "EXEC"];
+        for (lines, start) in [
+            (&["GETDEL large"][..], "$100000\r\n"),
+            (&["GETSET large other"][..], "$100000\r\n"),
+            (&["SET large other GET"][..], "$100000\r\n"),
+            (&["GETEX large EX 100"][..], "$100000\r\n"),
+            (&read[..], "*2\r\n+OK\r\n$100000\r\n"),
+            (&many[..], "*6\r\n+OK\r\n$20000\r\n"),
+            (&loud[..], "+OK\r\n$100000\r\n"),
+        ] {
+            let output = run_late(&mut Conversation::begin(), lines);
+            assert!(output.starts_with(start), "{output:.40} for {lines:?}");
+        }
+    }
+
+    #[test]
+    fn refused_command_has_changed_nothing() {
+        let oom = "-OOM 100032 bytes for the reply of this command do not fit into the memory for";
+        let abort = "-EXECABORT Transaction discarded because of: OOM ";
+        for (lines, refusal) in [
+            (&["GETDEL large"][..], oom),
+            (&["MULTI", "SET new 1", "GETDEL large", "EXEC"][..], abort),
+        ] {
+            let mut conversation = Conversation::begin();
+            let rest = conversation.hold_rest();
+            let PipelineProgress::WaitsFor(bytes) = conversation.run(lines) else {
+                panic!("{lines:?} has run without memory");
+            };
+            let _replies_before = conversation.sent();
+            let refused = conversation.share().refusal(bytes);
+            conversation.pipeline.give_up(&conversation.session, refused);
+            let output = conversation.sent();
+            assert!(output.starts_with(refusal), "{output}");
+            assert_eq!(conversation.stored("large"), Some((100_000, None)));
+            drop(rest);
+            assert_eq!(conversation.run(&["EXEC", "EXISTS new"]), PipelineProgress::All);
+            assert_eq!(conversation.sent(), "-ERR EXEC without MULTI\r\n:0\r\n");
+        }
+    }
 }

@@ -66,6 +66,11 @@ impl Reply {
         self.out.truncate(len);
     }
 
+    /// Frees the memory that the bytes do not need.
+    pub(crate) fn fit(&mut self) {
+        self.out.shrink_to_fit();
+    }
+
     /// Removes everything after the first `len` bytes, and frees their memory.
     pub(crate) fn take_back(&mut self, len: usize) {
         self.out.truncate(len);

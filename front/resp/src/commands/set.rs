@@ -112,6 +112,9 @@ pub(super) fn set(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handl
         return Ok(());
     }
     let (old, acts) = session.modify(key, |entry| {
+        if options.get {
+            session.hold_value_reply(entry)?;
+        }
         let acts = match options.condition {
             Condition::Always => true,
             Condition::Absent => entry.is_none(),
@@ -175,6 +178,7 @@ fn answer_old(session: &Session, old: Option<&StoredValue>, reply: &mut Reply) {
 pub(super) fn getset(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     let value = args.get(2);
     let old = session.modify(args.get(1), |entry| {
+        session.hold_value_reply(entry)?;
         Ok((Change::Put { value: value.into(), expires_at_ms: None }, entry.cloned()))
     })?;
     answer_old(session, old.as_ref(), reply);
@@ -183,6 +187,7 @@ pub(super) fn getset(session: &Session, args: Args<'_>, reply: &mut Reply) -> Ha
 
 pub(super) fn getdel(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
     let old = session.modify(args.get(1), |entry| {
+        session.hold_value_reply(entry)?;
         let change = if entry.is_some() { Change::Delete } else { Change::Keep };
         Ok((change, entry.cloned()))
     })?;
@@ -202,6 +207,7 @@ pub(super) fn getex(session: &Session, args: Args<'_>, reply: &mut Reply) -> Han
         _ => return Err(Refusal::SYNTAX),
     };
     let entry = session.modify(args.get(1), |entry| {
+        session.hold_value_reply(entry)?;
         let expires_at_ms = entry.and_then(|entry| entry.expires_at_ms);
         let new = expiry.beside(expires_at_ms);
         let change = if new == expires_at_ms { Change::Keep } else { Change::Expire(new) };

@@ -6,8 +6,7 @@ use super::{
     lcs, monitoring, ordered, scan, server, set, strings, subcommands, transactions,
 };
 use crate::command::flag::{
-    ADMIN, CONTAINER, DENYOOM, FAST, LARGE_REPLY, LONG, NO_AUTH, NO_MULTI, NO_TOUCH, READONLY,
-    WRITE,
+    ADMIN, CONTAINER, DENYOOM, FAST, LONG, NO_AUTH, NO_MULTI, NO_TOUCH, READONLY, WRITE,
 };
 use crate::command::{Command, KeyPositions, Subcommand};
 use crate::session::command_table::{CommandRow, Handler};
@@ -67,24 +66,24 @@ const fn numbered<const N: usize>(mut rows: [CommandRow; N]) -> [CommandRow; N] 
 /// Every command that the server knows.
 #[rustfmt::skip]
 pub(super) static ROWS: &[CommandRow] = &numbered([
-    command("ping", -1, FAST | LARGE_REPLY, NONE, connection::ping, CONNECTION, "Answers PONG or the message."),
-    command("echo", 2, FAST | LARGE_REPLY, NONE, connection::echo, CONNECTION, "Answers the message."),
+    command("ping", -1, FAST, NONE, connection::ping, CONNECTION, "Answers PONG or the message."),
+    command("echo", 2, FAST, NONE, connection::echo, CONNECTION, "Answers the message."),
     command("hello", -1, FAST | NO_AUTH, NONE, connection::hello, CONNECTION, "Chooses the protocol version."),
     command("auth", -2, FAST | NO_AUTH | NO_MULTI, NONE, connection::auth, CONNECTION, "Logs in with the password."),
     with(subcommands::ACL, command("acl", -2, ADMIN | CONTAINER, NONE, connection::acl, SERVER, "Shows the user of the connection, and all users.")),
     command("select", 2, FAST, NONE, databases::select, CONNECTION, "Selects one of the databases 0 to 15."),
-    with(subcommands::CLIENT, command("client", -2, CONTAINER | LARGE_REPLY, NONE, connection::client, CONNECTION, "Names, lists and sets up connections.")),
+    with(subcommands::CLIENT, command("client", -2, CONTAINER, NONE, connection::client, CONNECTION, "Names, lists and sets up connections.")),
     command("quit", -1, FAST | NO_AUTH, NONE, connection::quit, CONNECTION, "Closes the connection."),
     command("reset", 1, FAST | NO_AUTH, NONE, connection::reset, CONNECTION, "Resets the connection to its initial state."),
 
     command("get", 2, READONLY | FAST, ONE, strings::get, STRING, "Returns the value of a key."),
-    command("set", -3, WRITE | DENYOOM | LARGE_REPLY, ONE, set::set, STRING, "Sets a key, optionally with a condition and an expiry."),
+    command("set", -3, WRITE | DENYOOM, ONE, set::set, STRING, "Sets a key, optionally with a condition and an expiry."),
     command("setnx", 3, WRITE | DENYOOM | FAST, ONE, set::setnx, STRING, "Sets a key if it does not exist."),
     command("setex", 4, WRITE | DENYOOM, ONE, set::setex, STRING, "Sets a key with an expiry in seconds."),
     command("psetex", 4, WRITE | DENYOOM, ONE, set::psetex, STRING, "Sets a key with an expiry in milliseconds."),
-    command("getset", 3, WRITE | DENYOOM | FAST | LARGE_REPLY, ONE, set::getset, STRING, "Sets a key and returns its old value."),
-    command("getdel", 2, WRITE | FAST | LARGE_REPLY, ONE, set::getdel, STRING, "Removes a key and returns its value."),
-    command("getex", -2, WRITE | FAST | LARGE_REPLY, ONE, set::getex, STRING, "Returns the value of a key and sets its expiry."),
+    command("getset", 3, WRITE | DENYOOM | FAST, ONE, set::getset, STRING, "Sets a key and returns its old value."),
+    command("getdel", 2, WRITE | FAST, ONE, set::getdel, STRING, "Removes a key and returns its value."),
+    command("getex", -2, WRITE | FAST, ONE, set::getex, STRING, "Returns the value of a key and sets its expiry."),
     command("mget", -2, READONLY | FAST, ALL, strings::mget, STRING, "Returns the values of several keys at one moment."),
     command("mset", -3, WRITE | DENYOOM, PAIRS, strings::mset, STRING, "Sets several keys atomically."),
     command("msetnx", -3, WRITE | DENYOOM, PAIRS, strings::msetnx, STRING, "Sets several keys atomically if none of them exists."),
@@ -141,10 +140,10 @@ pub(super) static ROWS: &[CommandRow] = &numbered([
     command("time", 1, FAST, NONE, server::time, SERVER, "Returns the time of the server in seconds and microseconds."),
     command("info", -1, LONG, NONE, info::info, SERVER, "Shows facts and figures about the server."),
     with(subcommands::MEMORY, command("memory", -2, READONLY | CONTAINER | NO_TOUCH, AFTER_SUBCOMMAND, inspection::memory, SERVER, "Shows the memory that a key takes.")),
-    with(subcommands::SLOWLOG, command("slowlog", -2, ADMIN | CONTAINER | LARGE_REPLY, NONE, monitoring::slowlog, SERVER, "Shows commands that took long.")),
+    with(subcommands::SLOWLOG, command("slowlog", -2, ADMIN | CONTAINER, NONE, monitoring::slowlog, SERVER, "Shows commands that took long.")),
     with(subcommands::LATENCY, command("latency", -2, ADMIN | CONTAINER, NONE, monitoring::latency, SERVER, "Shows how long commands took.")),
     with(subcommands::CONFIG, command("config", -2, ADMIN | CONTAINER, NONE, server::config, SERVER, "Shows and changes settings.")),
-    with(subcommands::COMMAND, command("command", -1, CONTAINER | LARGE_REPLY, NONE, introspection::command, SERVER, "Describes the commands.")),
+    with(subcommands::COMMAND, command("command", -1, CONTAINER, NONE, introspection::command, SERVER, "Describes the commands.")),
     command("save", 1, ADMIN | LONG | NO_MULTI, NONE, server::save, SERVER, "Makes all acknowledged writes survive power loss."),
     command("bgsave", -1, ADMIN | LONG | NO_MULTI, NONE, server::bgsave, SERVER, "Makes all acknowledged writes survive power loss, as SAVE does."),
     command("lastsave", 1, FAST, NONE, server::lastsave, SERVER, "Returns the Unix time of the last successful SAVE or BGSAVE."),
@@ -152,7 +151,7 @@ pub(super) static ROWS: &[CommandRow] = &numbered([
     command("shutdown", -1, ADMIN | NO_MULTI, NONE, server::shutdown, SERVER, "Shuts the server down in order."),
 
     command("multi", 1, FAST, NONE, transactions::multi, TRANSACTIONS, "Begins a transaction: commands are queued until EXEC."),
-    command("exec", 1, LARGE_REPLY, NONE, transactions::exec, TRANSACTIONS, "Executes the queued commands atomically."),
+    command("exec", 1, 0, NONE, transactions::exec, TRANSACTIONS, "Executes the queued commands atomically."),
     command("discard", 1, FAST, NONE, transactions::discard, TRANSACTIONS, "Drops the queued commands."),
     command("watch", -2, FAST | NO_TOUCH, ALL, transactions::watch, TRANSACTIONS, "Makes the next EXEC fail if one of the keys changes."),
     command("unwatch", 1, FAST, NONE, transactions::unwatch, TRANSACTIONS, "Drops all watches."),

@@ -3,9 +3,11 @@
 //! The session owns the part of the share for values ([`crate::memory::Shares::working`]) that its
 //! command holds, until the command ends. Invariant: a session never waits for memory of that share
 //! while it holds some of it. If it cannot enlarge its part immediately, it gives all of it back
-//! before it waits. A command of a transaction does not wait at all, because EXEC holds locks. Its
-//! memory adds to that of what the transaction has written before. Values of up to [`FREE_BYTES`]
-//! need no memory of the share, so a command that builds one is never refused for lack of it.
+//! before it waits. A command of a transaction does not wait at all, because EXEC holds locks. It
+//! notes that other commands hold the memory. Then EXEC drops all changes, waits for the whole
+//! share without locks, and runs the transaction again. The memory of the command adds to that of
+//! what the transaction has written before. Values of up to [`FREE_BYTES`] need no memory of the
+//! share, so a command that builds one is never refused for lack of it.
 //! Cost: nothing for commands that build small values.
 
 use super::Session;
@@ -26,7 +28,7 @@ impl Session {
 
     /// Makes the session hold at least `bytes` of the share for values that commands build. It
     /// waits for them, so the caller holds no lock and no value that it has read. A command of a
-    /// transaction does not wait but is refused, because EXEC holds locks.
+    /// transaction does not wait, because EXEC holds locks. It ends, and EXEC runs it again.
     pub(crate) fn build(&self, bytes: u64) -> Handled {
         if bytes <= FREE_BYTES {
             return Ok(());
@@ -56,6 +58,21 @@ impl Session {
         if bytes > working.limit_bytes() { Err(working.refusal(bytes)) } else { Ok(false) }
     }
 
+    /// Whether a command of this transaction has found no memory for its values, although they are
+    /// smaller than the share. Then EXEC runs the transaction again with the whole share.
+    pub(crate) fn lacks_memory(&self) -> bool {
+        self.lacks_memory.get()
+    }
+
+    /// The refusal of `bytes`, for which the command does not wait.
+    fn refuse_values(&self, bytes: u64) -> Refusal {
+        let working = &self.shared.memory.working;
+        if self.is_inside() && bytes <= working.limit_bytes() {
+            self.lacks_memory.set(true);
+        }
+        working.refusal(bytes)
+    }
+
     fn hold(&self, bytes: u64) -> Handled {
         let bytes = self.with_written(bytes);
         let working = &self.shared.memory.working;
@@ -63,7 +80,7 @@ impl Session {
             return Ok(());
         }
         if self.is_inside() {
-            return Err(working.refusal(bytes));
+            return Err(self.refuse_values(bytes));
         }
         // The session might otherwise wait for memory that it holds itself.
         drop(self.held.take());
@@ -98,7 +115,7 @@ impl Session {
     /// Makes the session hold at least `bytes` of that share without waiting. Returns `false` if
     /// the bytes do not fit now. Then the caller drops its locks and the values that it has read,
     /// calls [`Session::hold_all`] and starts again, and the bytes fit. Bytes that can never fit
-    /// are refused, and so are bytes for which a transaction would have to wait.
+    /// are refused. A command of a transaction ends with an error, and EXEC runs it again.
     pub(crate) fn try_build(&self, bytes: u64) -> Result<bool, Refusal> {
         if bytes <= FREE_BYTES {
             return Ok(true);
@@ -108,7 +125,7 @@ impl Session {
             return Ok(true);
         }
         match self.is_inside() || bytes > working.limit_bytes() {
-            true => Err(working.refusal(bytes)),
+            true => Err(self.refuse_values(bytes)),
             false => Ok(false),
         }
     }
@@ -136,7 +153,7 @@ impl Session {
         let (bytes, working) = (self.with_written(bytes), &self.shared.memory.working);
         match working.try_hold(&mut self.held.borrow_mut(), bytes) {
             true => Ok(()),
-            false => Err(working.refusal(bytes)),
+            false => Err(self.refuse_values(bytes)),
         }
     }
 }

@@ -6,14 +6,15 @@
 //! A session has selected one database. The store of that database follows SWAPDB by itself
 //! ([`crate::store::Databases`]), so a session needs no lookup when another client swaps.
 //!
-//! `held_memory` has the memory that a command holds, `plain_batch` the SETs and GETs that a
-//! pipeline executes together, `transaction` MULTI and EXEC, and `accesses` the access times of
-//! keys. Cost: a command reads the index of the database and the server's store of that index, and
-//! the clock once.
+//! `held_memory` has the memory that a command holds for values, `held_reply` the memory that it
+//! holds for its reply, `plain_batch` the SETs and GETs that a pipeline executes together,
+//! `transaction` MULTI and EXEC, and `accesses` the access times of keys. Cost: a command reads the
+//! index of the database and the server's store of that index, and the clock once.
 
 mod accesses;
 pub(crate) mod command_table;
 mod held_memory;
+mod held_reply;
 mod plain_batch;
 pub(crate) mod transaction;
 
@@ -104,6 +105,14 @@ pub(crate) struct Session {
     /// Memory that the running command holds of the share for values. In a session that runs the
     /// commands of a transaction, it is the memory of EXEC and its commands until EXEC ends.
     held: RefCell<Held>,
+    /// Memory that the running command holds of the share for replies.
+    held_reply: RefCell<Held>,
+    /// Bytes of its reply for which the running command has found no memory; 0 if it has found
+    /// enough.
+    missing_reply: Cell<u64>,
+    /// Whether a command of a transaction has found too little memory for values, because other
+    /// commands hold it.
+    lacks_memory: Cell<bool>,
 }
 
 impl Session {
@@ -131,6 +140,9 @@ impl Session {
             last_end_ns: Cell::new(0),
             tally: Tally::default(),
             held: RefCell::default(),
+            held_reply: RefCell::default(),
+            missing_reply: Cell::new(0),
+            lacks_memory: Cell::new(false),
         }
     }
 
@@ -456,6 +468,12 @@ impl Session {
                     // transaction.
                     let started_ns = self.start_ns();
                     let done = self.run(row, args, reply, started_ns);
+                    if self.misses_reply() {
+                        reply.take_back(mark);
+                        self.client.last_command.note(command);
+                        self.uncount();
+                        return;
+                    }
                     self.note_time(command, 1, started_ns, || slow_args(command, args));
                     if done.is_err() {
                         self.shared.command_stats.failed(command, 1);
@@ -590,26 +608,11 @@ impl Session {
         if waits { tokio::task::block_in_place(write) } else { write() }
     }
 
-    /// Whether a command only reads, so that it may run again.
-    pub(crate) fn only_reads(&self, args: Args<'_>) -> bool {
+    /// Whether a command has changed nothing, so that it may run again.
+    pub(crate) fn may_repeat(&self, args: Args<'_>) -> bool {
         let queues = self.transaction.is_queueing();
-        !queues && self.table.find(args.get(0)).is_some_and(|row| row.command.has(flag::READONLY))
-    }
-
-    /// Whether a command will be executed and answered, may have a large reply, and does not run
-    /// again if the reply does not fit.
-    pub(crate) fn may_answer_much(&self, args: Args<'_>) -> bool {
-        let Some(row) = self.table.find(args.get(0)) else { return false };
-        let command = &row.command;
-        let runs = !self.transaction.is_queueing() || Transaction::runs_while_queueing(command);
-        let is_answered = self.reply_mode.get() == ReplyMode::On;
-        if !runs || !is_answered || !self.is_authenticated() || command.check(args).is_err() {
-            return false;
-        }
-        match command.name {
-            "exec" => self.transaction.may_answer_much(),
-            _ => may_have_large_reply(command, args),
-        }
+        let row = self.table.find(args.get(0));
+        !queues && row.is_some_and(|row| changes_nothing(&row.command, args))
     }
 
     /// Answers a command with `refusal`, because its reply gets no memory. EXEC ends its
@@ -744,21 +747,14 @@ impl Session {
     }
 }
 
-/// Whether a command with these arguments, whose number is right, may have a large reply and does
-/// not run again if the reply does not fit. For EXEC it depends on the transaction.
-fn may_have_large_reply(command: &Command, args: Args<'_>) -> bool {
-    if !command.has(flag::LARGE_REPLY) {
-        return false;
-    }
-    let is_large = args.byte_len() as u64 > FREE_BYTES;
+/// Whether a command with these arguments changes neither keys nor the state of the server or of
+/// the connection. Of such commands without keys, only those with large replies are named.
+fn changes_nothing(command: &Command, args: Args<'_>) -> bool {
     match command.name {
-        "set" => args.from(3).any(|arg| arg.eq_ignore_ascii_case(b"get")),
         "client" => args.is(1, "list"),
         "slowlog" => args.is(1, "get"),
-        // The reply describes each argument, or it is a part of the request.
-        "command" => args.len() > INLINE_KEYS_MAX || is_large,
-        "ping" | "echo" => is_large,
-        _ => true,
+        "ping" | "echo" | "command" => true,
+        _ => command.has(flag::READONLY),
     }
 }
 

@@ -27,12 +27,16 @@
 //! [`Limits::request_bytes_max`](crate::request::Limits) and charged to the byte budget. EXEC holds
 //! the bytes of its queue in the share [`crate::memory::Shares::working`]. So a command is refused
 //! if the queue would exceed that share, and a transaction that EXEC will refuse keeps no memory.
-//! EXEC also holds the bytes that its commands write, such as many copies of one value, and does
-//! nothing if they do not fit. It notices that after the command that exceeds the limit. A command
-//! that changes only the expiry of a value writes all of it. If other commands hold the memory,
-//! EXEC drops its changes and its locks, waits for the whole share, and runs the commands again.
-//! Watched keys are charged as well, and their bytes have the same limits as those of the queue. A
-//! watch costs one search among those of the connection.
+//! EXEC also holds the bytes that its commands write, such as many copies of one value, and those
+//! of the values that they build. If these bytes exceed the share, EXEC does nothing. It notices
+//! that after the command that exceeds the limit. A command that changes only the expiry of a value
+//! writes all of it. If other commands hold the memory, EXEC drops its changes and its locks, waits
+//! for the whole share, and runs the commands again. If the memory for its reply is not free, EXEC
+//! drops them as well, restores the queue and the watches, and the pipeline runs it again
+//! (`held_reply`). So commands that change the server or a connection, such as CONFIG SET, may take
+//! effect in a run whose changes of keys are dropped. Each run counts in the statistics of commands
+//! and in the access times of keys. Watched keys are charged as well, and their bytes have the same
+//! limits as those of the queue. A watch costs one search among those of the connection.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -199,8 +203,6 @@ struct Queue {
     bytes: u64,
     /// Whether a command could not be queued.
     is_spoilt: bool,
-    /// Whether the replies of the commands may be large together.
-    may_answer_much: bool,
     charge: Charge,
 }
 
@@ -225,17 +227,11 @@ impl Transaction {
         ["multi", "exec", "discard", "watch", "quit", "reset"].contains(&command.name)
     }
 
-    /// Whether EXEC may have a large reply now.
-    pub(crate) fn may_answer_much(&self) -> bool {
-        self.queue.borrow().as_ref().is_some_and(|queue| queue.may_answer_much)
-    }
-
     /// Notes that a command could not be queued. The queue is dropped, because EXEC will refuse the
     /// transaction.
     pub(crate) fn spoil(&self, session: &Session) {
         if let Some(queue) = &mut *self.queue.borrow_mut() {
             queue.is_spoilt = true;
-            queue.may_answer_much = false;
             queue.commands = Vec::new();
             queue.bytes = 0;
             queue.charge.resize(0);
@@ -273,9 +269,6 @@ impl Transaction {
         queue.bytes = bytes;
         queue.charge.resize(bytes);
         queue.commands.push(Queued::new(command, args));
-        queue.may_answer_much |= command.has(flag::READONLY)
-            || super::may_have_large_reply(command, args)
-            || queue.commands.len() > INLINE_KEYS_MAX;
         self.note(session, Some(queue));
         reply.simple("QUEUED");
         Ok(())
@@ -304,13 +297,7 @@ impl Transaction {
             return Err(Refusal::Store(error));
         }
         let charge = session.shared.options.budget.hold(MemoryClass::Request, 0);
-        let queue = Queue {
-            commands: Vec::new(),
-            bytes: 0,
-            is_spoilt: false,
-            may_answer_much: false,
-            charge,
-        };
+        let queue = Queue { commands: Vec::new(), bytes: 0, is_spoilt: false, charge };
         self.note(session, Some(&queue));
         *self.queue.borrow_mut() = Some(queue);
         self.is_queueing.set(true);
@@ -380,10 +367,24 @@ impl Transaction {
         let is_long = queue.commands.len() > INLINE_KEYS_MAX
             || queue.commands.iter().any(|queued| queued.command.has(flag::LONG))
             || session.shared.databases.iter().any(|database| database.would_stall(true));
-        match is_long {
+        let done = match is_long {
             true => tokio::task::block_in_place(|| execute(session, &queue, &watches, reply)),
             false => execute(session, &queue, &watches, reply),
+        };
+        if session.misses_reply() {
+            self.restore(session, queue, watches);
         }
+        done
+    }
+
+    /// Restores the queue and the watches for an EXEC that runs again, because there was no memory
+    /// for its reply.
+    fn restore(&self, session: &Session, queue: Queue, watches: WatchedKeys) {
+        self.note(session, Some(&queue));
+        self.queue.replace(Some(queue));
+        self.is_queueing.set(true);
+        self.watches.replace(watches);
+        self.note_watches(session);
     }
 }
 
@@ -393,12 +394,16 @@ fn execute(session: &Session, queue: &Queue, watches: &WatchedKeys, reply: &mut 
         session.hold_for_write(queue.bytes).map_err(|refusal| abort(&refusal.line()))?;
     }
     let (mark, version) = (reply.len(), reply.version());
-    while !execute_within(session, queue, watches, reply)? {
+    loop {
+        let is_done = execute_within(session, queue, watches, reply);
+        if matches!(is_done, Ok(true)) {
+            return Ok(());
+        }
         reply.take_back(mark);
         reply.set_version(version);
+        is_done?;
         session.hold_all().map_err(|refusal| abort(&refusal.line()))?;
     }
-    Ok(())
 }
 
 /// Executes a transaction with the memory that is free now. Returns whether that was enough. If
@@ -429,9 +434,12 @@ fn execute_within(
         if is_silent(mode, inside.reply_mode.get()) {
             reply.truncate(mark);
         }
-        session.count_all_of(&inside);
+        if inside.lacks_memory() {
+            return Ok(false);
+        }
         let is_too_large = overlays.is_some_and(Overlays::is_too_large);
         if is_too_large || reply.len() - start > shared.options.reply_bytes_max {
+            session.count_all_of(&inside);
             return Err(abort(&format!(
                 "ERR it writes more than {} bytes or answers with more than {}",
                 shared.options.limits.request_bytes_max, shared.options.reply_bytes_max
@@ -441,6 +449,10 @@ fn execute_within(
             return Ok(false);
         }
     }
+    // After the write, the client must get the reply.
+    let bytes = (reply.len() - start) as u64;
+    session.hold_reply(bytes).map_err(|refusal| abort(&refusal.line()))?;
+    session.count_all_of(&inside);
     let writer = session.client.id;
     let write = |change: &JointWrite<'_>| shared.write_joint(change, writer);
     overlays.map_or(Ok(()), |overlays| overlays.commit(write))?;

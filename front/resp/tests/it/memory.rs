@@ -234,7 +234,7 @@ fn unread_pipelines_are_bounded_and_others_are_served() {
 }
 
 #[test]
-fn reply_that_changes_something_is_sent_without_memory() {
+fn pipeline_of_changes_with_large_replies_is_answered() {
     let (server, _budget) = bounded(|_| {});
     let mut client = Client::connect(&server);
     for key in ["a", "b", "c"] {
@@ -261,38 +261,128 @@ fn outgoing_bytes(client: &mut Client) -> u64 {
     bytes.unwrap().parse().unwrap()
 }
 
-/// A transaction that answers the value of `big`.
-fn reading_transaction() -> Vec<u8> {
-    let commands: [&[&str]; 3] = [&["MULTI"], &["GET", "big"], &["EXEC"]];
+/// A transaction that answers the value of `key`.
+fn reading_transaction(key: &str) -> Vec<u8> {
+    let commands: [&[&str]; 3] = [&["MULTI"], &["GET", key], &["EXEC"]];
     commands.map(encode).concat()
 }
 
-/// Clients that read nothing and overdraw the share for replies with values of `big`, of which two
-/// fit into the share. `other` is connected to the same server.
-fn overdraw(server: &Server, other: &mut Client) -> [Client; 3] {
-    assert_eq!(other.ask("SETRANGE big 1572863 x"), ":1572864");
-    let pipelines = [encode(&["GETEX", "big"]), reading_transaction(), encode(&["GETEX", "big"])];
-    let deaf = pipelines.map(|pipeline| {
-        let mut client = Client::connect(server);
-        client.send(&pipeline.repeat(40));
+/// Each of the three shares of the budget of [`wide`].
+const WIDE_SHARE_BYTES: u64 = 64 << 20;
+
+/// Settings with a budget of which a share has room for two values of `huge` ([`fill`]). A command
+/// that waits for memory would wait for ever.
+fn wide() -> ServerOptions {
+    ServerOptions {
+        budget: ByteBudget::new(4 * WIDE_SHARE_BYTES),
+        memory_wait: Duration::from_secs(3600),
+        worker_threads: 2,
+        ..ServerOptions::default()
+    }
+}
+
+fn start_wide() -> Server {
+    let store = Arc::new(MemStore::new(archipelago_base::clock::SystemClock::shared()));
+    Server::start("127.0.0.1:0", store, wide()).unwrap()
+}
+
+/// Clients that read nothing and hold the whole share for replies. No socket takes a reply of
+/// theirs, so they hold it until they are dropped: two hold a reply, and the third waits for memory
+/// and gets the rest of the share. `other` is connected to the same server.
+fn fill(server: &Server, other: &mut Client) -> [Client; 3] {
+    assert_eq!(other.ask("SETRANGE huge 25165823 x"), ":25165824");
+    let getex = || encode(&["GETEX", "huge"]);
+    let deaf = [getex(), reading_transaction("huge"), getex()].map(|command| {
+        let stream = socket(server.local_addr());
+        SockRef::from(&stream).set_recv_buffer_size(64 << 10).unwrap();
+        let mut client = Client::over(stream);
+        client.send(&command);
         client
     });
-    // The sockets take the first replies.
-    let mut times = 0;
-    let counts = (0..4000).any(|_| {
-        std::thread::sleep(Duration::from_millis(5));
-        times = if outgoing_bytes(other) > 3 * 1_572_864 { times + 1 } else { 0 };
-        times == 40
-    });
-    assert!(counts, "{} bytes are counted", outgoing_bytes(other));
+    while outgoing_bytes(other) < WIDE_SHARE_BYTES {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(outgoing_bytes(other), WIDE_SHARE_BYTES, "a reply is beyond the share");
     deaf
 }
 
+/// Waits until the last command of the client called `name` is `command`. A command that waits for
+/// memory of its reply counts.
+fn await_command(other: &mut Client, name: &str, command: &str) {
+    let (name, command) = (format!(" name={name} "), format!(" cmd={command} "));
+    let is_it = |line: &str| line.contains(&name) && line.contains(&command);
+    while !other.ask("CLIENT LIST").lines().any(is_it) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[test]
-fn commands_with_small_replies_run_while_the_share_is_overdrawn() {
-    let (server, _budget) = bounded_for_ever();
+fn command_waits_for_memory_of_its_reply_before_it_changes_a_key() {
+    let server = start_wide();
     let mut other = Client::connect(&server);
-    let _deaf = overdraw(&server, &mut other);
+    for key in ["a", "b", "c", "d", "e"] {
+        assert_eq!(other.ask(&format!("SETRANGE {key} 99999 x")), ":100000");
+    }
+    let deaf = fill(&server, &mut other);
+    let mut waiting = ["GETDEL a", "GETSET b new", "GETEX c EX 100", "SET d new GET"].map(|line| {
+        let mut client = Client::connect(&server);
+        let command = line.split(' ').next().unwrap().to_lowercase();
+        assert_eq!(client.ask(&format!("CLIENT SETNAME {command}")), "+OK");
+        client.send_words(&line.split(' ').collect::<Vec<_>>());
+        await_command(&mut other, &command, &command);
+        client
+    });
+    let mut executing = Client::connect(&server);
+    executing.expect(&[
+        ("CLIENT SETNAME executing", "+OK"),
+        ("WATCH n", "+OK"),
+        ("MULTI", "+OK"),
+        ("SET n 1", "+QUEUED"),
+        ("GETDEL e", "+QUEUED"),
+    ]);
+    executing.send_words(&["EXEC"]);
+    await_command(&mut other, "executing", "exec");
+    for key in ["a", "b", "c", "d", "e"] {
+        let (strlen, ttl) = (format!("STRLEN {key}"), format!("TTL {key}"));
+        other.expect(&[(&strlen, ":100000"), (&ttl, ":-1"), (&format!("EXISTS {key}"), ":1")]);
+    }
+    other.expect(&[("EXISTS n", ":0"), ("PING", "+PONG")]);
+    assert_eq!(outgoing_bytes(&mut other), WIDE_SHARE_BYTES);
+    drop(deaf);
+    for client in &mut waiting {
+        assert!(client.reply().starts_with("$100000 "));
+    }
+    assert!(executing.reply().starts_with("*2 +OK $100000 "));
+    let sizes = [("EXISTS a e", ":0"), ("MGET b d n", "*3 $3 new $3 new $1 1")];
+    other.expect(&sizes);
+    assert_ne!(other.ask("TTL c"), ":-1");
+}
+
+#[test]
+fn transaction_that_waits_for_its_reply_sees_writes_of_watched_keys() {
+    let server = start_wide();
+    let (mut client, mut other) = (Client::connect(&server), Client::connect(&server));
+    assert_eq!(other.ask("SETRANGE a 99999 x"), ":100000");
+    let deaf = fill(&server, &mut other);
+    client.expect(&[
+        ("CLIENT SETNAME watching", "+OK"),
+        ("WATCH n", "+OK"),
+        ("MULTI", "+OK"),
+        ("GETDEL a", "+QUEUED"),
+    ]);
+    client.send_words(&["EXEC"]);
+    await_command(&mut other, "watching", "exec");
+    other.expect(&[("SET n 1", "+OK")]);
+    drop(deaf);
+    assert_eq!(client.reply(), "*-1");
+    other.expect(&[("EXISTS a", ":1")]);
+}
+
+#[test]
+fn commands_with_small_replies_run_while_the_share_is_full() {
+    let server = start_wide();
+    let mut other = Client::connect(&server);
+    let _deaf = fill(&server, &mut other);
     other.expect(&[
         ("PING", "+PONG"),
         ("SET k v", "+OK"),
@@ -320,11 +410,13 @@ fn commands_with_small_replies_run_while_the_share_is_overdrawn() {
 
 #[test]
 fn unread_small_replies_overdraw_the_share_by_little() {
-    let (server, _budget) = bounded_for_ever();
+    let server = start_wide();
     let mut other = Client::connect(&server);
-    let _overdrawing = overdraw(&server, &mut other);
+    assert_eq!(other.ask("SETRANGE small 999 x"), ":1000");
+    let _deaf = fill(&server, &mut other);
     let before = outgoing_bytes(&mut other);
-    let pipeline = encode(&["PING", &"p".repeat(1000)]).repeat(1 << 16);
+    // Such a command changes the key, and its reply is small, so it does not wait for memory.
+    let pipeline = encode(&["SET", "small", &"p".repeat(1000), "GET"]).repeat(1 << 16);
     // These clients read nothing, and send until the server receives no more.
     let deaf: Vec<_> = (0..8).map(|_| socket(server.local_addr())).collect();
     std::thread::scope(|scope| {
@@ -344,27 +436,19 @@ fn unread_small_replies_overdraw_the_share_by_little() {
 
 #[test]
 fn batches_of_reads_do_not_overdraw_the_share_further() {
-    let options = ServerOptions {
-        budget: ByteBudget::new(4 * SHARE_BYTES),
-        memory_wait: Duration::from_secs(3600),
-        ..ServerOptions::default()
-    };
     let store = Arc::new(Overlapping::default());
-    let server = Server::start("127.0.0.1:0", store, options).unwrap();
+    let server = Server::start("127.0.0.1:0", store, wide()).unwrap();
     let mut other = Client::connect(&server);
-    let _overdrawing = overdraw(&server, &mut other);
-    let before = outgoing_bytes(&mut other);
+    let _deaf = fill(&server, &mut other);
     let readers = [4, 40].map(|reads| {
-        let mut client = Client::connect(&server);
-        client.send(&encode(&["GET", "big"]).repeat(reads));
+        let (mut client, name) = (Client::connect(&server), format!("reads{reads}"));
+        assert_eq!(client.ask(&format!("CLIENT SETNAME {name}")), "+OK");
+        client.send(&encode(&["GET", "huge"]).repeat(reads));
+        await_command(&mut other, &name, "get");
         client
     });
-    for _ in 0..200 {
-        let bytes = outgoing_bytes(&mut other);
-        assert!(bytes <= before, "{bytes} bytes after {before}");
-        other.expect(&[("SET k v", "+OK"), ("GET k", "$1 v")]);
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    assert_eq!(outgoing_bytes(&mut other), WIDE_SHARE_BYTES);
+    other.expect(&[("SET k v", "+OK"), ("GET k", "$1 v")]);
     drop(readers);
 }
 
@@ -382,30 +466,30 @@ fn descriptions_of_commands_are_bounded() {
 
 #[test]
 fn unread_replies_of_transactions_are_bounded() {
-    let (server, budget) = bounded(|options| options.memory_wait = Duration::from_millis(200));
+    let (server, _budget) = bounded(|options| options.memory_wait = Duration::from_millis(200));
     let mut other = Client::connect(&server);
     assert_eq!(other.ask("SETRANGE big 1572863 x"), ":1572864");
+    assert_eq!(other.ask("SETRANGE small 99999 x"), ":100000");
     let mut deaf: Vec<Client> = (0..24).map(|_| Client::connect(&server)).collect();
     for (nth, client) in deaf.iter_mut().enumerate() {
-        let command = if nth % 2 == 0 { encode(&["GETEX", "big"]) } else { reading_transaction() };
+        let command =
+            if nth % 2 == 0 { encode(&["GETEX", "big"]) } else { reading_transaction("big") };
         client.send(&command.repeat(40));
     }
-    // The running command of each client may overdraw the share by one reply.
-    let most = SHARE_BYTES + SLACK_BYTES + deaf.len() as u64 * 1_572_864;
     for _ in 0..300 {
         other.expect(&[("PING", "+PONG"), ("SET k v", "+OK")]);
-        let bytes = request_bytes(&budget);
-        assert!(bytes <= most, "{bytes} bytes of requests, at most {most}");
-        std::thread::sleep(Duration::from_millis(1));
+        let bytes = outgoing_bytes(&mut other);
+        assert!(bytes <= SHARE_BYTES, "{bytes} bytes of replies");
     }
     // A command that waits until those clients are closed runs, or is refused as a whole.
     let mut refused = 0;
     let is_removed = (0..50).any(|_| {
-        let reply = other.ask("GETDEL k");
-        refused += u32::from(reply != "$1 v");
-        assert!(reply == "$1 v" || reply.starts_with("-OOM "), "{reply}");
-        other.expect(&[("EXISTS k", if reply == "$1 v" { ":0" } else { ":1" })]);
-        reply == "$1 v"
+        let reply = other.ask("GETDEL small");
+        let is_removed = reply.starts_with("$100000 ");
+        refused += u32::from(!is_removed);
+        assert!(is_removed || reply.starts_with("-OOM 100032 "), "{reply:.200}");
+        other.expect(&[("EXISTS small", if is_removed { ":0" } else { ":1" })]);
+        is_removed
     });
     assert!(is_removed, "GETDEL is refused for ever");
     let stats = other.ask("INFO commandstats");
@@ -413,12 +497,14 @@ fn unread_replies_of_transactions_are_bounded() {
     let counted = format!("rejected_calls={refused},failed_calls=0");
     assert!(of_getdel.any(|line| line.ends_with(&counted)), "{refused} refusals: {stats}");
     let is_done = (0..50).any(|_| {
-        other.expect(&[("MULTI", "+OK"), ("APPEND done x", "+QUEUED")]);
+        let commands = [("MULTI", "+OK"), ("APPEND done x", "+QUEUED"), ("GET big", "+QUEUED")];
+        other.expect(&commands);
         let reply = other.ask("EXEC");
+        let is_done = reply.starts_with("*2 :1 $1572864 ");
         let refusal = "-EXECABORT Transaction discarded because of: OOM ";
-        assert!(reply == "*1 :1" || reply.starts_with(refusal), "{reply}");
+        assert!(is_done || reply.starts_with(refusal), "{reply:.200}");
         other.expect(&[("EXEC", "-ERR EXEC without MULTI")]);
-        reply == "*1 :1"
+        is_done
     });
     assert!(is_done, "EXEC is refused for ever");
 }

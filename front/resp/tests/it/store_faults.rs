@@ -1,6 +1,7 @@
 //! Clients of a store that stalls or fails.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -26,6 +27,10 @@ struct Faulty {
     scans_stalled: AtomicBool,
     /// Whether a write or a scan has begun to wait.
     is_waiting: AtomicBool,
+    /// Number of writes and scans that wait now.
+    waiting: AtomicUsize,
+    /// Keys that were read.
+    read: Mutex<BTreeSet<Vec<u8>>>,
     refusing: Mutex<Option<Error>>,
     /// Whether a write that fails is executed nevertheless, as one is whose sync fails.
     executes_failed_writes: AtomicBool,
@@ -33,8 +38,22 @@ struct Faulty {
 
 impl Faulty {
     fn wait_while(&self, stalled: &AtomicBool) {
+        let mut waits = false;
         while stalled.load(Ordering::SeqCst) {
+            if !std::mem::replace(&mut waits, true) {
+                self.waiting.fetch_add(1, Ordering::SeqCst);
+            }
             self.is_waiting.store(true, Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if waits {
+            self.waiting.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Waits until `key` is read.
+    fn await_read(&self, key: &[u8]) {
+        while !self.read.lock().unwrap().contains(key) {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -46,6 +65,7 @@ impl Store for Faulty {
             let file = std::path::Path::new("/data/000007.sst");
             return Err(Error::corrupt(file, 4096, "data block: wrong checksum"));
         }
+        self.read.lock().unwrap().insert(key.to_vec());
         self.records.get(key)
     }
 
@@ -274,9 +294,10 @@ fn start_without_memory(memory_wait: Duration) -> (Server, Arc<Faulty>, Client) 
 fn transaction_waits_for_no_memory_while_it_holds_locks() {
     let (server, store, mut writer) = start_without_memory(Duration::from_secs(3600));
     let (mut client, mut other) = (Client::connect(&server), Client::connect(&server));
-    client.expect(&[("MULTI", "+OK"), ("GET k", "+QUEUED"), ("SETRANGE k 1000000 x", "+QUEUED")]);
-    let reply = client.ask("EXEC");
-    assert!(reply.starts_with("*2 $-1 -OOM "), "{reply}");
+    let mut builder = Client::connect(&server);
+    builder.expect(&[("MULTI", "+OK"), ("GET k", "+QUEUED"), ("SETRANGE k 1000000 x", "+QUEUED")]);
+    builder.send(&encode(&["EXEC"]));
+    store.await_read(b"k");
     client.expect(&[
         ("MULTI", "+OK"),
         ("SETRANGE small 9999 x", "+QUEUED"),
@@ -284,15 +305,16 @@ fn transaction_waits_for_no_memory_while_it_holds_locks() {
         ("PTTL medium", "+QUEUED"),
     ]);
     client.send(&encode(&["EXEC"]));
+    store.await_read(b"small");
     // WATCH takes the locks of its keys.
     for _ in 0..50 {
-        other.expect(&[("WATCH small medium", "+OK"), ("TTL medium", ":-1"), ("UNWATCH", "+OK")]);
-        std::thread::sleep(Duration::from_millis(1));
+        other.expect(&[("WATCH k small medium", "+OK"), ("TTL medium", ":-1"), ("UNWATCH", "+OK")]);
     }
     store.stalled.store(false, Ordering::SeqCst);
     assert_eq!(writer.reply(), "+OK");
     let reply = client.reply();
     assert!(reply.starts_with("*3 :10000 :1 :"), "{reply}");
+    assert_eq!(builder.reply(), "*2 $-1 :1000001");
     assert!(client.ask("INFO memory").contains("request_memory_working:0 "));
     client.expect(&[
         ("STRLEN medium", ":100000"),
@@ -313,8 +335,10 @@ fn transaction_builds_small_values_without_memory_of_the_share() {
         (&format!("APPEND b {}", "t".repeat(15_000)), "+QUEUED"),
     ]);
     client.send(&encode(&["EXEC"]));
-    // The commands run now, and the write of EXEC waits in the store.
-    std::thread::sleep(Duration::from_millis(50));
+    // The write of EXEC follows its commands, and it waits as that of the writer does.
+    while store.waiting.load(Ordering::SeqCst) < 2 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     store.stalled.store(false, Ordering::SeqCst);
     assert_eq!(writer.reply(), "+OK");
     assert_eq!(client.reply(), "*2 +OK :15000");

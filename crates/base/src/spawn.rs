@@ -4,6 +4,8 @@
 use std::cell::Cell;
 use std::fmt;
 #[cfg(target_os = "linux")]
+use std::panic::{AssertUnwindSafe, catch_unwind};
+#[cfg(target_os = "linux")]
 use std::sync::{OnceLock, mpsc};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -83,14 +85,38 @@ thread_local! {
 #[cfg(target_os = "linux")]
 fn start_starter() -> Option<mpsc::Sender<Order>> {
     let (orders, ordered) = mpsc::channel::<Order>();
-    let work = move || {
-        for Order { name, body, started } in ordered {
-            // The thread that has sent the order waits for the result.
-            let _ = started.send(start_here(name, body));
-        }
-    };
+    let work = move || ordered.into_iter().for_each(carry_out);
     let _lives_on = start_here("starter".to_owned(), Box::new(work)).ok()?;
     Some(orders)
+}
+
+/// Starts the thread of `order`. The standard library panics if the name has a zero byte. The panic
+/// must not end the calling thread, which carries out all later orders.
+#[cfg(target_os = "linux")]
+fn carry_out(order: Order) {
+    let Order { name, body, started } = order;
+    let result = catch_unwind(AssertUnwindSafe(|| start_here(name, body)));
+    let panicked = |_| Err(std::io::Error::other("the start of the thread panicked"));
+    // The thread that has sent the order waits for the result.
+    let _ = started.send(result.unwrap_or_else(panicked));
+}
+
+/// Starts a thread with the priority of the thread that receives `orders`. If that thread has
+/// ended, the new thread gets the priority of the calling one.
+#[cfg(target_os = "linux")]
+fn start_by(
+    orders: &mpsc::Sender<Order>,
+    name: String,
+    body: Box<dyn FnOnce() + Send>,
+) -> std::io::Result<std::thread::JoinHandle<()>> {
+    let (started, result) = mpsc::sync_channel(1);
+    match orders.send(Order { name, body, started }) {
+        Ok(()) => {
+            let ended = |_| Err(std::io::Error::other("the thread that starts threads has ended"));
+            result.recv().unwrap_or_else(ended)
+        }
+        Err(mpsc::SendError(Order { name, body, .. })) => start_here(name, body),
+    }
 }
 
 /// Starts a thread with the priority of the calling one.
@@ -101,8 +127,9 @@ fn start_here(
     std::thread::Builder::new().name(name).spawn(body)
 }
 
-/// Starts a thread with the priority that the calling one had at first. Without the thread that
-/// keeps this priority, the new thread gets that of the calling one.
+/// Starts a thread with the priority that the calling thread had before [`lower_priority`]. If the
+/// thread that keeps this priority does not exist, the new thread gets the priority of the calling
+/// thread.
 fn start(
     name: String,
     body: Box<dyn FnOnce() + Send>,
@@ -111,10 +138,7 @@ fn start(
     if IS_LOWERED.get()
         && let Some(Some(orders)) = STARTER.get()
     {
-        let (started, result) = mpsc::sync_channel(1);
-        let has_ended = || std::io::Error::other("the thread that starts threads has ended");
-        orders.send(Order { name, body, started }).map_err(|_| has_ended())?;
-        return result.recv().map_err(|_| has_ended())?;
+        return start_by(orders, name, body);
     }
     start_here(name, body)
 }
@@ -167,5 +191,28 @@ mod tests {
         };
         SystemSpawn.spawn("first", Box::new(first)).expect("starts").join().expect("ends");
         assert_eq!(told.try_iter().collect::<Vec<i32>>(), [own, own]);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn order_that_panics_fails_alone() {
+        let low = || {
+            lower_priority();
+            let refused = SystemSpawn.spawn("zero\0byte", Box::new(|| {})).expect_err("a panic");
+            assert_eq!(refused.kind(), ErrorKind::Io);
+            SystemSpawn.spawn("sound", Box::new(|| {})).expect("starts").join().expect("ends");
+        };
+        SystemSpawn.spawn("low", Box::new(low)).expect("starts").join().expect("ends");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn thread_starts_although_no_thread_takes_orders() {
+        let (orders, ordered) = mpsc::channel();
+        drop(ordered);
+        let (tell, told) = mpsc::channel();
+        let body = move || tell.send(()).expect("the test waits");
+        let thread = start_by(&orders, "orphan".to_owned(), Box::new(body)).expect("starts");
+        assert!(told.recv().is_ok() && thread.join().is_ok());
     }
 }

@@ -18,10 +18,11 @@
 //! limit.
 //! Cost: two threads, in addition to those of the fabric and of the shared runtime.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -38,7 +39,7 @@ use archipelago_flexkv::{
     fabric_id,
 };
 use archipelago_pool::{PoolClient, PoolOptions};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 pub use archipelago_flexkv::{CacheMode, Destination, FlexKvSettings, Renamed, ScanLimits, Set};
 
@@ -60,9 +61,13 @@ const STEP_KEY_BYTES: usize = 1 << 20;
 /// Time within which the first life must begin once a manager has answered.
 const FIRST_LIFE: Duration = Duration::from_secs(30);
 
-/// Time for which a call waits in place while another call waits long. Both probably need the same
-/// silent node, and the usual answer takes less time.
+/// Time for which a call waits in place while another call waits for a silent node. Both probably
+/// need the same node, and the usual answer takes less time.
 const IN_PLACE_MEANWHILE: Duration = Duration::from_micros(50);
+
+/// Time of a long wait after which the node that it needs counts as silent. A node that is busy, or
+/// that waits for a device, answers sooner.
+const SILENCE: Duration = Duration::from_millis(20);
 
 /// Treatment of long waits on a thread that has other work, such as a worker thread of a server.
 #[derive(Clone, Copy, Debug)]
@@ -75,36 +80,71 @@ pub struct LongWait {
 }
 
 /// Waits of the threads of callers.
-#[derive(Default)]
 struct Waits {
+    clock: Arc<dyn Clock>,
     /// Treatment of long waits. Without one, all waits are in place.
     long_wait: OnceLock<LongWait>,
-    /// Number of calls that wait long now.
-    waiting_long: AtomicUsize,
+    /// Beginnings of the long waits that have not ended, in nanoseconds of the clock, each with the
+    /// number of waits that began then.
+    waiting_long: Mutex<BTreeMap<u64, usize>>,
+    /// The earliest of these beginnings; `u64::MAX` without a long wait. It can be read without the
+    /// lock.
+    long_since_ns: AtomicU64,
 }
 
-/// Counts a long wait until it is dropped.
-struct WaitingLong<'a>(&'a AtomicUsize);
+/// Notes a long wait until it is dropped.
+struct WaitingLong<'a> {
+    waits: &'a Waits,
+    since_ns: u64,
+}
 
 impl<'a> WaitingLong<'a> {
-    fn begin(count: &'a AtomicUsize) -> Self {
-        count.fetch_add(1, Ordering::Relaxed);
-        Self(count)
+    fn begin(waits: &'a Waits) -> Self {
+        let since_ns = waits.clock.now_ns();
+        let mut waiting = waits.waiting_long.lock();
+        *waiting.entry(since_ns).or_default() += 1;
+        waits.note_earliest(&waiting);
+        Self { waits, since_ns }
     }
 }
 
 impl Drop for WaitingLong<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        let mut waiting = self.waits.waiting_long.lock();
+        if let Entry::Occupied(mut count) = waiting.entry(self.since_ns) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+        self.waits.note_earliest(&waiting);
     }
 }
 
 impl Waits {
-    /// Time for which a call waits in place now.
+    fn new(clock: Arc<dyn Clock>) -> Self {
+        Self {
+            clock,
+            long_wait: OnceLock::new(),
+            waiting_long: Mutex::default(),
+            long_since_ns: AtomicU64::new(u64::MAX),
+        }
+    }
+
+    fn note_earliest(&self, waiting: &BTreeMap<u64, usize>) {
+        let earliest = waiting.first_key_value().map_or(u64::MAX, |(since_ns, _)| *since_ns);
+        self.long_since_ns.store(earliest, Ordering::Relaxed);
+    }
+
+    /// Time for which a call waits in place. It reads the clock only if another call waits long.
     fn in_place(&self, long_wait: &LongWait) -> Duration {
-        match self.waiting_long.load(Ordering::Relaxed) {
-            0 => long_wait.after,
-            _ => long_wait.after.min(IN_PLACE_MEANWHILE),
+        let silence_ns = match self.long_since_ns.load(Ordering::Relaxed) {
+            u64::MAX => return long_wait.after,
+            since_ns => self.clock.now_ns().saturating_sub(since_ns),
+        };
+        match Duration::from_nanos(silence_ns) < SILENCE {
+            true => long_wait.after,
+            false => long_wait.after.min(IN_PLACE_MEANWHILE),
         }
     }
 
@@ -112,7 +152,7 @@ impl Waits {
     fn wait_for<T>(&self, future: impl Future<Output = T>) -> T {
         let Some(long_wait) = self.long_wait.get() else { return block_on(future) };
         block_on_with(future, self.in_place(long_wait), |rest| {
-            let _counted = WaitingLong::begin(&self.waiting_long);
+            let _noted = WaitingLong::begin(self);
             (long_wait.run)(rest);
         })
     }
@@ -222,13 +262,14 @@ impl FlexKvNode {
             ));
         }
         let endpoints = Arc::new(Endpoints::new().with_secret(settings.secret.clone()));
+        let clock = SystemClock::shared();
         let shared = Arc::new(NodeState {
             settings,
             endpoints,
             runtime: ThreadRuntime::shared()?,
-            clock: SystemClock::shared(),
+            waits: Waits::new(Arc::clone(&clock)),
+            clock,
             life: RwLock::new(None),
-            waits: Waits::default(),
             stop: AtomicBool::new(false),
         });
         shared.begin_first()?;
@@ -682,7 +723,7 @@ impl NodeState {
 mod tests {
     use std::task::{Poll, Waker};
 
-    use parking_lot::Mutex;
+    use archipelago_base::clock::ManualClock;
 
     use super::*;
 
@@ -697,20 +738,34 @@ mod tests {
     }
 
     #[test]
-    fn calls_wait_shorter_in_place_while_another_waits_long() {
+    fn calls_wait_shorter_in_place_while_another_waits_for_a_silent_node() {
         let long_wait = LongWait { after: Duration::from_millis(1), run: wake_and_run };
-        let waits = Waits::default();
+        let clock = Arc::new(ManualClock::new(0));
+        let waits = Waits::new(Arc::clone(&clock) as _);
         waits.long_wait.set(long_wait).expect("the first call");
         let mut is_long = false;
         let meanwhile = waits.wait_for(std::future::poll_fn(|context| {
             if std::mem::replace(&mut is_long, true) {
-                return Poll::Ready(waits.in_place(&long_wait));
+                clock.advance(SILENCE - Duration::from_nanos(1));
+                let answered_soon = waits.in_place(&long_wait);
+                clock.advance(Duration::from_nanos(1));
+                return Poll::Ready([answered_soon, waits.in_place(&long_wait)]);
             }
             *LONG.lock() = Some(context.waker().clone());
             Poll::Pending
         }));
-        assert_eq!(meanwhile, IN_PLACE_MEANWHILE);
+        assert_eq!(meanwhile, [long_wait.after, IN_PLACE_MEANWHILE]);
         assert_eq!(waits.in_place(&long_wait), long_wait.after);
+        // The earliest of several waits counts, and a wait that has ended does not.
+        let (first, second) = (WaitingLong::begin(&waits), WaitingLong::begin(&waits));
+        clock.advance(SILENCE);
+        let third = WaitingLong::begin(&waits);
+        drop(first);
+        assert_eq!(waits.in_place(&long_wait), IN_PLACE_MEANWHILE);
+        drop(second);
+        assert_eq!(waits.in_place(&long_wait), long_wait.after);
+        drop(third);
+        assert!(waits.waiting_long.lock().is_empty());
     }
 
     fn sample(expiries: &[u64], expired: usize) -> ScanStep {

@@ -21,8 +21,10 @@
 //!
 //! Thread-safety: the state belongs to the thread.
 //! Failure: none of its own.
-//! Cost: that of the promise, and one allocation per thread. [`block_on_with`] reads no clock if
-//! the first wait ends the future.
+//! Cost: that of the promise, and one allocation per thread. [`block_on_with`] reads the clock at
+//! the beginning of each wait after the first one. It also reads the clock each time that the
+//! thread goes on with a wait, for example because the thread that leads has received a completion
+//! of another thread. So a future with one wait, which the first wake-up ends, needs no clock.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::future::Future;

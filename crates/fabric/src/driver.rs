@@ -18,8 +18,10 @@ pub trait Driver: Send + Sync {
     /// Receives as [`Driver::drive`] does, but returns soon after `left`, the time that is left for
     /// it, has become zero, even if `done` returns false then. By default the time has no effect
     /// unless it is zero at the beginning. Calls of `left` may read the clock. Therefore the
-    /// implementation calls it at most once for each time that it waits, and not while it holds a
-    /// lock.
+    /// implementation calls it once at the beginning, and again only after it has tried to receive
+    /// or has slept and `done` still returns false. A thread that sleeps while another one receives
+    /// may be woken by each completion of the link, and calls `left` after each of them. The
+    /// implementation holds no lock during the call.
     fn drive_for(&self, done: &dyn Fn() -> bool, left: &dyn Fn() -> Duration) {
         if !left().is_zero() {
             self.drive(done);

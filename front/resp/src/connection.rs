@@ -282,7 +282,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         let until = since + self.session.shared.options.memory_wait;
         let held = tokio::select! {
             biased;
-            // Other commands have taken the memory each time that this one has got some.
+            // The command may have got memory several times, and have needed more each time.
             () = sleep_until(until) => Err(share.refusal(bytes)),
             held = share.hold(&mut self.pipeline.outgoing, bytes) => held,
             () = self.session.client.stopped() => Err(share.refusal(bytes)),

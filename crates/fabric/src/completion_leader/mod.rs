@@ -17,8 +17,8 @@
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: none of its own.
-//! Cost: a lone caller takes two short locks. A caller with a limit reads the clock as often as it
-//! waits in vain.
+//! Cost: a lone caller takes two short locks. A caller with a limit reads the clock once for each
+//! round of receiving, and for each sleep, that has not completed its operation.
 
 #[cfg(test)]
 mod tests;
@@ -30,8 +30,8 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// The link, as the leader uses it.
 pub(crate) trait Receive {
-    /// Receives once. Returns after a completion, after about `limit` at the latest, and from time
-    /// to time before that.
+    /// Receives once. Returns after a completion, and after about `limit` at the latest. It may
+    /// return earlier without a completion.
     fn round(&self, limit: Duration);
     /// Whether no operation is in flight.
     fn idle(&self) -> bool;
@@ -101,7 +101,8 @@ pub(crate) struct CompletionLeader<R = Locked> {
 impl<R: Room> CompletionLeader<R> {
     /// Receives on the calling thread until `done`, or sleeps while another thread leads. Returns
     /// earlier if `left`, the time that is left for it, becomes zero. `Duration::MAX` is no limit.
-    /// It calls `left` at the beginning and after each wait that has not made `done` true.
+    /// It calls `left` at the beginning, and after each sleep or round of receiving after which
+    /// `done` is still false.
     pub(crate) fn drive(
         &self,
         link: &impl Receive,

@@ -35,7 +35,7 @@ impl Room for Checked {
         if limit == Duration::MAX {
             return self.changed.wait(guard).unwrap();
         }
-        // The checker has no time, so every time ends immediately.
+        // The checker has no clock, so a sleep with a limit ends as soon as another thread has run.
         drop(guard);
         thread::yield_now();
         self.lock()

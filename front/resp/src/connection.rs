@@ -11,7 +11,7 @@
 //! The task ends when the client closes the connection or asks for it, after a protocol error,
 //! after the idle timeout, or when it is asked to stop. Then it first runs the commands that it has
 //! received, and those that it reads within [`STALL`] after that without a pause. It drops what
-//! arrives or waits later. It closes the connection of four kinds of clients without sending all
+//! arrives or waits later. It closes the connection of five kinds of clients without sending all
 //! replies:
 //!
 //! 1. A client that was asked to stop and takes no byte of its replies for [`STALL`].
@@ -21,6 +21,7 @@
 //!    no progress.
 //! 4. A client that makes no progress for the idle timeout. Progress is a command, [`FREE_BYTES`]
 //!    of input, or any part of a reply that the client takes.
+//! 5. A client whose unread output exceeds the soft limit for its time (CONFIG SET).
 //!
 //! Failure: an error of the socket ends this connection and nothing else. Cost: the stream is a
 //! socket, or TLS over a socket ([`serve_tls`]). The compiler generates the code for each, so TLS
@@ -360,7 +361,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     async fn send_rest(&mut self, mut sent: usize) -> io::Result<()> {
         let (client, shared) = (&self.session.client, &self.session.shared);
         let (mut since, mut received, mut has_input) = (None, 0, self.input_error.is_none());
+        // Time from which the output has exceeded the soft limit.
+        let mut exceeded_since = None;
         loop {
+            let unread_bytes = self.pipeline.reply.len() - sent;
+            let soft = shared.settings.soft_output_limit().filter(|soft| unread_bytes > soft.bytes);
+            exceeded_since = soft.map(|_| exceeded_since.unwrap_or_else(Instant::now));
             let wants_input = has_input && !client.is_stopping();
             let receives = wants_input && self.pipeline.make_room_ahead(&self.session);
             let held = HeldShares {
@@ -375,6 +381,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
                 checked = hindered(client, shared, held, &mut since) => {
                     checked?;
                     continue;
+                }
+                () = idle(soft.map(|soft| Duration::from_secs(soft.seconds)), exceeded_since) => {
+                    return Err(over_soft_limit(client, shared, unread_bytes));
                 }
                 () = sleep(AHEAD_PAUSE), if wants_input && !receives => continue,
             };
@@ -523,6 +532,18 @@ fn taken(sent: Option<io::Result<usize>>) -> io::Result<usize> {
 fn cut_off(shared: &ServerState) -> io::Error {
     shared.cut_off.fetch_add(1, Ordering::Relaxed);
     io::Error::new(io::ErrorKind::TimedOut, "the client does not read")
+}
+
+/// The error of a connection whose client leaves `unread_bytes` of output unread for too long.
+fn over_soft_limit(client: &Client, shared: &ServerState, unread_bytes: usize) -> io::Error {
+    shared.add(Stat::OutputLimit, 1);
+    tracing::warn!(
+        client = client.id,
+        unread_bytes,
+        "closed a client whose unread output exceeds the soft limit of client-output-buffer-limit \
+         for its time: it must read its replies"
+    );
+    timed_out("its unread output exceeds the soft limit for too long")
 }
 
 /// The error of a connection whose client makes no progress.

@@ -14,6 +14,7 @@ use crate::options;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::session::Session;
+use crate::settings::SoftOutputLimit;
 use crate::slowlog;
 
 pub(super) fn dbsize(session: &Session, _: Args<'_>, reply: &mut Reply) -> Handled {
@@ -132,6 +133,8 @@ fn settings(session: &Session) -> Vec<(&'static str, String)> {
     let syncs = session.shared.store.syncs_writes();
     let settings = &session.shared.settings;
     let timeout = settings.idle_timeout().map_or(0, |timeout| timeout.as_secs().max(1));
+    let soft = settings.soft_output_limit().map_or((0, 0), |soft| (soft.bytes, soft.seconds));
+    let output = format!("normal {} {} {}", settings.output_bytes_max(), soft.0, soft.1);
     vec![
         ("appendonly", "yes".to_owned()),
         ("appendfsync", if syncs { "always" } else { "no" }.to_owned()),
@@ -144,7 +147,7 @@ fn settings(session: &Session) -> Vec<(&'static str, String)> {
         ("maxmemory-policy", "noeviction".to_owned()),
         ("port", session.shared.port.to_string()),
         ("proto-max-bulk-len", options.limits.bulk_bytes_max.to_string()),
-        ("client-output-buffer-limit", format!("normal {} 0 0", settings.output_bytes_max())),
+        ("client-output-buffer-limit", output),
         ("client-query-buffer-limit", options.limits.request_bytes_max.to_string()),
         ("replicaof", String::new()),
         ("save", String::new()),
@@ -201,7 +204,7 @@ enum NewSetting {
     SlowlogEntries(usize),
     IdleTimeout(Option<Duration>),
     ClientsMax(usize),
-    OutputBytesMax(usize),
+    OutputLimits(OutputLimits),
     TrackingKeysMax(usize),
     /// The setting already has this value.
     Same,
@@ -231,7 +234,11 @@ fn set_config(session: &Session, args: Args<'_>, reply: &mut Reply) -> Handled {
                 shared.clients.all().iter().for_each(|client| client.wake());
             }
             NewSetting::ClientsMax(clients) => settings.set_clients_max(clients),
-            NewSetting::OutputBytesMax(bytes) => settings.set_output_bytes_max(bytes),
+            NewSetting::OutputLimits(limits) => {
+                settings.set_output_bytes_max(limits.hard_bytes);
+                settings.set_soft_output_limit(limits.soft);
+                shared.clients.all().iter().for_each(|client| client.wake());
+            }
             NewSetting::TrackingKeysMax(keys) => shared.tracking.set_keys_max(keys),
             NewSetting::Same => {}
         }
@@ -274,9 +281,9 @@ fn new_setting(session: &Session, name: &str, value: &[u8]) -> Result<NewSetting
             }
             Ok(NewSetting::ClientsMax(clients))
         }
-        "client-output-buffer-limit" => output_limit(value)
-            .map(NewSetting::OutputBytesMax)
-            .map_err(|why| cannot_set(name, &why)),
+        "client-output-buffer-limit" => {
+            output_limit(value).map(NewSetting::OutputLimits).map_err(|why| cannot_set(name, &why))
+        }
         "tracking-table-max-keys" => Ok(NewSetting::TrackingKeysMax(count(0, i64::MAX)?)),
         name => match settings(session).iter().find(|(known, _)| *known == name) {
             Some((_, same)) if same.as_bytes() == value => Ok(NewSetting::Same),
@@ -288,8 +295,21 @@ fn new_setting(session: &Session, name: &str, value: &[u8]) -> Result<NewSetting
     }
 }
 
-/// The hard limit of `normal HARD 0 0`, which is the only kind of limit. An error names the fault.
-fn output_limit(value: &[u8]) -> Result<usize, String> {
+/// Longest time, in seconds, for which output may exceed the soft limit.
+const SOFT_SECONDS_MAX: i64 = 2_147_483_647;
+
+/// Limits of the unread output of one client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct OutputLimits {
+    /// Bytes that no output may exceed; 0 for no limit.
+    hard_bytes: usize,
+    /// The limit that output may exceed for a time.
+    soft: Option<SoftOutputLimit>,
+}
+
+/// The limits of `normal HARD SOFT SECONDS`. Other classes of clients do not exist. An error names
+/// the fault.
+fn output_limit(value: &[u8]) -> Result<OutputLimits, String> {
     let text = String::from_utf8_lossy(value).to_ascii_lowercase();
     let words: Vec<&str> = text.split_ascii_whitespace().collect();
     let [class, hard, soft, seconds] = words[..] else {
@@ -298,11 +318,20 @@ fn output_limit(value: &[u8]) -> Result<usize, String> {
     if class != "normal" {
         return Err("Invalid client class specified in buffer limit configuration.".to_owned());
     }
-    match (memory_bytes(hard), soft, seconds) {
-        (Some(bytes), "0", "0") if bytes == 0 || bytes >= options::OUTPUT_BYTES_LEAST => Ok(bytes),
-        _ => Err(format!(
+    let seconds = parse_i64(seconds.as_bytes()).filter(|seconds| *seconds <= SOFT_SECONDS_MAX);
+    let seconds = seconds.and_then(|seconds| u64::try_from(seconds).ok());
+    let soft = match (memory_bytes(soft), seconds) {
+        (Some(0), Some(0)) => Some(None),
+        (Some(bytes @ 1..), Some(seconds @ 1..)) => Some(Some(SoftOutputLimit { bytes, seconds })),
+        _ => None,
+    };
+    let hard = memory_bytes(hard);
+    match hard.filter(|bytes| *bytes == 0 || *bytes >= options::OUTPUT_BYTES_LEAST).zip(soft) {
+        Some((hard_bytes, soft)) => Ok(OutputLimits { hard_bytes, soft }),
+        None => Err(format!(
             "Error in hard, soft or soft_seconds setting in buffer limit configuration. The hard \
-             limit is 0 or at least {} bytes here, and the others are 0.",
+             limit is 0 or at least {} bytes here. The soft limit and its seconds are both 0, or \
+             none of them is, and the seconds are at most {SOFT_SECONDS_MAX}.",
             options::OUTPUT_BYTES_LEAST
         )),
     }
@@ -326,7 +355,7 @@ fn memory_bytes(text: &str) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::{memory_bytes, output_limit};
+    use super::{OutputLimits, SoftOutputLimit, memory_bytes, output_limit};
 
     #[test]
     fn amount_of_memory_may_have_a_unit() {
@@ -339,10 +368,24 @@ mod tests {
     }
 
     #[test]
-    fn output_limit_accepts_only_a_hard_limit_of_normal_clients() {
-        assert_eq!(output_limit(b"normal 2MB 0 0"), Ok(2 << 20));
-        assert_eq!(output_limit(b"normal 0 0 0"), Ok(0));
-        for wrong in ["normal 1 0 0", "normal 2mb 1mb 60", "pubsub 2mb 0 0", "normal 2mb", ""] {
+    fn output_limit_accepts_limits_of_normal_clients() {
+        let limits = |hard_bytes, soft| Ok(OutputLimits { hard_bytes, soft });
+        let soft = Some(SoftOutputLimit { bytes: 1 << 20, seconds: 60 });
+        assert_eq!(output_limit(b"normal 2MB 0 0"), limits(2 << 20, None));
+        assert_eq!(output_limit(b"normal 0 0 0"), limits(0, None));
+        assert_eq!(output_limit(b"normal 2mb 1mb 60"), limits(2 << 20, soft));
+        assert_eq!(output_limit(b"normal 0 1048576 60"), limits(0, soft));
+        for wrong in [
+            "normal 1 0 0",
+            "normal 2mb 1mb 0",
+            "normal 2mb 0 60",
+            "normal 2mb 1mb -1",
+            "normal 2mb 1mb 2147483648",
+            "normal 2mb 1xb 60",
+            "pubsub 2mb 0 0",
+            "normal 2mb",
+            "",
+        ] {
             assert!(output_limit(wrong.as_bytes()).is_err(), "{wrong}");
         }
     }

@@ -566,6 +566,33 @@ fn client_over_its_output_limit_is_closed_and_counted() {
 }
 
 #[test]
+fn client_over_its_soft_output_limit_is_closed_after_a_time() {
+    let (server, _clock) = start();
+    let mut other = Client::connect(&server);
+    let deaf = [("small", 12 << 20), ("large", 24 << 20)].map(|(name, bytes)| {
+        assert_eq!(other.ask(&format!("SETRANGE {name} {} x", bytes - 1)), format!(":{bytes}"));
+        let stream = socket(server.local_addr());
+        SockRef::from(&stream).set_recv_buffer_size(64 << 10).unwrap();
+        let mut client = Client::over(stream);
+        assert_eq!(client.ask(&format!("CLIENT SETNAME {name}")), "+OK");
+        // No socket takes the reply as a whole.
+        client.send_words(&["GET", name]);
+        client
+    });
+    other.await_stuck(2);
+    let limit = ["CONFIG", "SET", "client-output-buffer-limit", "normal 0 16mb 1"];
+    assert_eq!(other.call(&limit), "+OK");
+    while server.clients() > 2 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let clients = other.ask("CLIENT LIST");
+    assert!(clients.contains(" name=small ") && !clients.contains(" name=large "), "{clients}");
+    let stats = other.ask("INFO stats");
+    assert!(stats.contains("client_output_buffer_limit_disconnections:1"), "{stats}");
+    drop(deaf);
+}
+
+#[test]
 fn idle_timeout_reaches_clients_that_send_a_byte_now_and_then() {
     let (server, _clock) = start();
     let mut client = Client::connect(&server);

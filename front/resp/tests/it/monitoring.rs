@@ -199,6 +199,9 @@ fn config_set_changes_what_config_get_shows() {
     let limit = ["CONFIG", "SET", "client-output-buffer-limit", "normal 2mb 0 0"];
     assert_eq!(client.call(&limit), "+OK");
     assert!(client.ask("CONFIG GET client-output*").ends_with(" normal 2097152 0 0"));
+    let limit = ["CONFIG", "SET", "client-output-buffer-limit", "normal 0 1mb 60"];
+    assert_eq!(client.call(&limit), "+OK");
+    assert!(client.ask("CONFIG GET client-output*").ends_with(" normal 0 1048576 60"));
     assert!(client.ask("INFO clients").contains("maxclients:5 "));
 }
 

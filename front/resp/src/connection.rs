@@ -17,8 +17,8 @@
 //! 1. A client that was asked to stop and takes no byte of its replies for [`STALL`].
 //! 2. A client that was asked to stop and has commands left after
 //!    [`ServerOptions::shutdown_grace`](crate::ServerOptions::shutdown_grace).
-//! 3. A client that holds memory of a [share](crate::memory) that other clients wait for, and makes
-//!    no progress.
+//! 3. A client that holds memory of a [share](crate::memory) that other clients wait for, or for
+//!    lack of which they were refused, and makes no progress.
 //! 4. A client that makes no progress for the idle timeout. Progress is a command, [`FREE_BYTES`]
 //!    of input, or any part of a reply that the client takes.
 //! 5. A client whose unread output exceeds the soft limit for its time (CONFIG SET).
@@ -372,6 +372,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             let held = HeldShares {
                 incoming: self.pipeline.incoming.is_some(),
                 outgoing: self.pipeline.outgoing.is_some(),
+                transactions: self.session.transaction.holds_memory(),
             };
             let (stream, pipeline) = (&mut self.stream, &mut self.pipeline);
             let mut duplex = Duplex { stream, pipeline, sent, receives };
@@ -417,7 +418,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         let (client, shared) = (&self.session.client, &self.session.shared);
         let (idle_timeout, holds) =
             (shared.settings.idle_timeout(), self.pipeline.incoming.is_some());
-        if idle_timeout.is_some() || holds {
+        let (has_transaction, wait) =
+            (self.session.transaction.holds_memory(), shared.options.memory_wait);
+        if idle_timeout.is_some() || holds || has_transaction {
             self.since.get_or_insert_with(Instant::now);
         }
         tokio::select! {
@@ -433,8 +436,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             }
             () = client.woken() => Ok(true),
             () = idle(idle_timeout, self.since) => Ok(false),
-            () = kept_waiting(&shared.memory.incoming, holds, shared.options.memory_wait, self.since) => {
+            () = kept_waiting(&shared.memory.incoming, holds, wait, self.since) => {
                 Err(timed_out("it does not send the rest of a request, and others need memory"))
+            }
+            () = made_refuse(&shared.memory.transactions, has_transaction, wait, self.since) => {
+                Err(timed_out("it does not end a transaction, and others need memory for theirs"))
             }
         }
     }
@@ -556,6 +562,7 @@ fn timed_out(why: &str) -> io::Error {
 struct HeldShares {
     incoming: bool,
     outgoing: bool,
+    transactions: bool,
 }
 
 /// Returns an error when a client that takes no output has to be closed. It returns without an
@@ -583,6 +590,9 @@ async fn hindered(
         () = kept_waiting(&memory.incoming, held.incoming, wait, Some(since)) => {
             Err(timed_out("it does not read, and others need memory for requests"))
         }
+        () = made_refuse(&memory.transactions, held.transactions, wait, Some(since)) => {
+            Err(timed_out("it does not read, and others need memory for transactions"))
+        }
     }
 }
 
@@ -603,6 +613,16 @@ async fn kept_waiting(share: &Share, holds: bool, wait: Duration, since: Option<
     }
     idle(Some(wait), since).await;
     while !share.is_wanted() {
+        sleep(wait / 8).await;
+    }
+}
+
+/// Returns when `share` has refused other clients since `since`, but not before `wait` has passed
+/// since then. It never returns if the client holds nothing of the share.
+async fn made_refuse(share: &Share, holds: bool, wait: Duration, since: Option<Instant>) {
+    let Some(since) = since.filter(|_| holds) else { return pending().await };
+    idle(Some(wait), Some(since)).await;
+    while !share.has_refused_since(since) {
         sleep(wait / 8).await;
     }
 }

@@ -36,7 +36,7 @@ pub struct CommandFigures {
     pub buckets: [u64; COMMAND_BUCKETS],
 }
 
-/// Memory that requests, values or replies hold, and how much they may hold.
+/// Memory that requests, values, replies or transactions hold, and how much they may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShareFigures {
     /// Name of the share.
@@ -96,8 +96,8 @@ pub struct ServerFigures {
     pub errors: Vec<(String, u64)>,
     /// Figures of each command that was called or refused.
     pub commands: Vec<CommandFigures>,
-    /// Shares of the memory budget for requests, values and replies.
-    pub shares: [ShareFigures; 3],
+    /// Shares of the memory budget for requests, values, replies and transactions.
+    pub shares: [ShareFigures; 4],
     /// Time of the last successful SAVE or BGSAVE, or of the start, in seconds since the Unix
     /// epoch.
     pub last_save_s: u64,
@@ -171,6 +171,7 @@ impl ServerMonitor {
                 share_figures("incoming", &state.memory.incoming),
                 share_figures("working", &state.memory.working),
                 share_figures("outgoing", &state.memory.outgoing),
+                share_figures("transactions", &state.memory.transactions),
             ],
             last_save_s: state.last_save_s.load(Ordering::Relaxed),
             last_save_failed: state.last_save_failed.load(Ordering::Relaxed),

@@ -2,7 +2,8 @@
 //!
 //! The server owns the shares. A charge of the budget never fails, so the budget alone limits
 //! nothing. These shares do. Each is a quarter of the budget: for requests that are being received,
-//! for values that commands build, and for replies that clients have not read. Invariants:
+//! for values that commands build, for replies that clients have not read, and for transactions
+//! that clients prepare. Invariants:
 //!
 //! 1. An object larger than [`FREE_BYTES`] holds its bytes of the share for as long as it waits for
 //!    something. A request and a value that a command builds hold them before they take the memory.
@@ -10,7 +11,8 @@
 //!    are not free. So the number of threads bounds the replies that hold nothing. Smaller objects
 //!    hold nothing. They are charged, and the number of clients limits them.
 //! 2. Requests for memory are served in their order. An object that never fits is refused
-//!    immediately. One that waits longer than
+//!    immediately, and so is a command that waits for EXEC or a watched key that does not fit now.
+//!    An object that waits longer than
 //!    [`ServerOptions::memory_wait`](crate::ServerOptions::memory_wait) is refused then. The error
 //!    names the share and its limit.
 //! 3. A command whose large reply does not fit takes effect only when the reply fits (see
@@ -28,11 +30,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use archipelago_base::budget::{ByteBudget, Pressure};
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
-use crate::refusal::Refusal;
+use crate::refusal::{Handled, Refusal};
 
 /// Largest size in bytes of a request, value or reply that holds nothing.
 pub(crate) const FREE_BYTES: u64 = 64 << 10;
@@ -51,6 +54,8 @@ pub(crate) struct Shares {
     pub(crate) working: Share,
     /// Replies that clients have not read.
     pub(crate) outgoing: Share,
+    /// Commands that wait for EXEC, and watched keys.
+    pub(crate) transactions: Share,
 }
 
 impl Shares {
@@ -66,6 +71,7 @@ impl Shares {
             incoming: Share::new(ShareNames::REQUESTS, bytes, wait_max),
             working: Share::new(ShareNames::VALUES, bytes, wait_max),
             outgoing: Share::new(ShareNames::REPLIES, bytes, wait_max),
+            transactions: Share::new(ShareNames::TRANSACTIONS, bytes, wait_max),
         }
     }
 }
@@ -147,6 +153,11 @@ impl ShareNames {
         memory: "the memory for replies",
         objects: "replies that clients have not read",
     };
+    const TRANSACTIONS: Self = Self {
+        object: "the transaction of this client",
+        memory: "the memory for transactions",
+        objects: "commands that wait for EXEC and watched keys",
+    };
 }
 
 /// A part of the budget. Only small replies of commands that have taken effect, and replies of
@@ -158,6 +169,8 @@ pub(crate) struct Share {
     memory: Option<Arc<ShareMemory>>,
     waiting: AtomicUsize,
     wait_max: Duration,
+    /// Time of the last refusal of an object that does not wait.
+    refused_last: Mutex<Option<Instant>>,
 }
 
 /// Bytes of a share that are held until this is dropped.
@@ -245,7 +258,8 @@ impl Share {
             let free = Semaphore::new(kib.min(Semaphore::MAX_PERMITS));
             Arc::new(ShareMemory { free, overdraft_kib: AtomicUsize::new(0) })
         });
-        Self { names, limit_bytes, memory, waiting: AtomicUsize::new(0), wait_max }
+        let (waiting, refused_last) = (AtomicUsize::new(0), Mutex::new(None));
+        Self { names, limit_bytes, memory, waiting, wait_max, refused_last }
     }
 
     /// The limit in bytes; `u64::MAX` for none.
@@ -319,6 +333,23 @@ impl Share {
             }
             Err(_) => false,
         }
+    }
+
+    /// Makes `held` hold at least `bytes`, which belong to an object that does not wait, or refuses
+    /// them. An object of up to [`FREE_BYTES`] needs none.
+    pub(crate) fn hold_or_refuse(&self, held: &mut Held, bytes: u64) -> Handled {
+        if bytes <= FREE_BYTES || self.try_hold(held, bytes) {
+            return Ok(());
+        }
+        if bytes <= self.limit_bytes {
+            *self.refused_last.lock() = Some(Instant::now());
+        }
+        Err(self.refusal(bytes))
+    }
+
+    /// Whether such an object was refused since `since`, because other objects held the memory.
+    pub(crate) fn has_refused_since(&self, since: Instant) -> bool {
+        self.refused_last.lock().is_some_and(|refused| refused >= since)
     }
 
     /// Makes `held` hold at least `bytes`, or returns the reason for which it cannot.

@@ -65,7 +65,8 @@ pub struct ServerOptions {
     /// a sixteenth of the budget limits it. Default 1,000,000, as in Redis.
     pub tracking_keys_max: usize,
     /// Budget to which the memory of requests and replies is charged, as class Request. Received
-    /// requests, values that commands build, and unread replies may each take a quarter of it.
+    /// requests, values that commands build, unread replies, and queued commands with watched keys
+    /// may each take a quarter of it.
     /// Objects that do not fit wait, or are refused. Besides the quarter for replies, each client
     /// may have some 64 KiB of replies, and each thread one reply that it is making. Default: a
     /// budget without a limit.

@@ -52,8 +52,8 @@ metrics! {
     DENIED: Counter "archipelago_redis_denied_authentications" [];
     /// Number of HTTP requests that were refused at the port of Redis.
     HTTP: Counter "archipelago_redis_refused_http_requests" [];
-    /// Memory that requests (`share` is incoming), values of running commands (working) or unread
-    /// replies (outgoing) hold.
+    /// Memory that requests (`share` is incoming), values of running commands (working), unread
+    /// replies (outgoing), or queued commands and watched keys (transactions) hold.
     SHARE_HELD: Gauge "archipelago_redis_request_memory_bytes" ["share"];
     /// Memory that a `share` may hold. Absent without a limit.
     SHARE_MAX: Gauge "archipelago_redis_request_memory_limit_bytes" ["share"];

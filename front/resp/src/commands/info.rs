@@ -132,6 +132,7 @@ fn memory(session: &Session, text: &mut String) -> Result<(), Refusal> {
         ("incoming", &shares.incoming),
         ("working", &shares.working),
         ("outgoing", &shares.outgoing),
+        ("transactions", &shares.transactions),
     ] {
         line(text, format_args!("request_memory_{name}:{}", share.held_bytes()));
         line(text, format_args!("request_memory_{name}_max:{}", or_zero(share.limit_bytes())));

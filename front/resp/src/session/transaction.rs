@@ -24,19 +24,22 @@
 //!
 //! The connection owns the transaction. Cost: a queued command is copied once, and its writes once
 //! more. The bytes of the queue, and those that EXEC writes, are each bounded by
-//! [`Limits::request_bytes_max`](crate::request::Limits) and charged to the byte budget. EXEC holds
-//! the bytes of its queue in the share [`crate::memory::Shares::working`]. So a command is refused
-//! if the queue would exceed that share, and a transaction that EXEC will refuse keeps no memory.
-//! EXEC also holds the bytes that its commands write, such as many copies of one value, and those
-//! of the values that they build. If these bytes exceed the share, EXEC does nothing. It notices
-//! that after the command that exceeds the limit. A command that changes only the expiry of a value
-//! writes all of it. If other commands hold the memory, EXEC drops its changes and its locks, waits
-//! for the whole share, and runs the commands again. If the memory for its reply is not free, EXEC
-//! drops them as well, restores the queue and the watches, and the pipeline runs it again
-//! (`held_reply`). So commands that change the server or a connection, such as CONFIG SET, may take
-//! effect in a run whose changes of keys are dropped. Each run counts in the statistics of commands
-//! and in the access times of keys. Watched keys are charged as well, and their bytes have the same
-//! limits as those of the queue. A watch costs one search among those of the connection.
+//! [`Limits::request_bytes_max`](crate::request::Limits) and charged to the byte budget. The queues
+//! and the watched keys of all clients hold their bytes in the share
+//! [`crate::memory::Shares::transactions`]. A command or a key that does not fit is refused
+//! immediately, and a transaction that EXEC will refuse keeps no memory. If the share has refused
+//! an object, and a client that holds some of it makes no progress, the connection of that client
+//! is closed. EXEC holds the bytes of its queue in the share [`crate::memory::Shares::working`],
+//! too. EXEC also holds the bytes that its commands write, such as many copies of one value, and
+//! those of the values that they build. If these bytes exceed the share, EXEC does nothing. It
+//! notices that after the command that exceeds the limit. A command that changes only the expiry of
+//! a value writes all of it. If other commands hold the memory, EXEC drops its changes and its
+//! locks, waits for the whole share, and runs the commands again. If the memory for its reply is
+//! not free, EXEC drops them as well, restores the queue and the watches, and the pipeline runs it
+//! again (`held_reply`). So commands that change the server or a connection, such as CONFIG SET,
+//! may take effect in a run whose changes of keys are dropped. Each run counts in the statistics of
+//! commands and in the access times of keys. Watched keys are charged as well, and their bytes have
+//! the same limits as those of the queue. A watch costs one search among those of the connection.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -48,7 +51,7 @@ use archipelago_base::budget::{Charge, MemoryClass};
 use crate::args::Args;
 use crate::command::{Command, flag};
 use crate::locks::KeyGuard;
-use crate::memory::FREE_BYTES;
+use crate::memory::{FREE_BYTES, Held};
 use crate::overlays::Overlays;
 use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
@@ -124,12 +127,6 @@ impl Watch {
     }
 }
 
-/// Refuses `bytes` of one transaction that would exceed the whole share for values.
-fn check_fits(session: &Session, bytes: u64) -> Handled {
-    let share = &session.shared.memory.working;
-    if bytes > share.limit_bytes() { Err(share.refusal(bytes)) } else { Ok(()) }
-}
-
 /// Database and name of a watched key.
 type WatchedKey = (usize, Box<[u8]>);
 
@@ -140,6 +137,8 @@ struct WatchedKeys {
     bytes: u64,
     /// `None` before the first watch.
     charge: Option<Charge>,
+    /// Memory that the watches hold of the share for transactions.
+    held: Held,
 }
 
 impl WatchedKeys {
@@ -178,7 +177,7 @@ impl WatchedKeys {
                 "ERR the watched keys would take more than {most} bytes: watch fewer keys"
             )));
         }
-        check_fits(session, bytes)?;
+        session.shared.memory.transactions.hold_or_refuse(&mut self.held, bytes)?;
         self.bytes = bytes;
         free.insert(watch);
         Ok(true)
@@ -190,8 +189,10 @@ impl WatchedKeys {
         }
     }
 
-    /// Charges the bytes of all watches to the byte budget.
+    /// Charges the bytes of all watches to the byte budget, and releases what the watches do not
+    /// need of the share.
     fn charge(&mut self, session: &Session) {
+        self.held.shrink(if self.bytes > FREE_BYTES { self.bytes } else { 0 });
         let hold = || session.shared.options.budget.hold(MemoryClass::Request, 0);
         self.charge.get_or_insert_with(hold).resize(self.bytes);
     }
@@ -204,6 +205,8 @@ struct Queue {
     /// Whether a command could not be queued.
     is_spoilt: bool,
     charge: Charge,
+    /// Memory that the commands hold of the share for transactions.
+    held: Held,
 }
 
 /// The transaction of one connection.
@@ -227,6 +230,13 @@ impl Transaction {
         ["multi", "exec", "discard", "watch", "quit", "reset"].contains(&command.name)
     }
 
+    /// Whether queued commands or watched keys hold memory of the share for transactions.
+    pub(crate) fn holds_memory(&self) -> bool {
+        let queue = self.queue.borrow();
+        queue.as_ref().is_some_and(|queue| queue.held.is_some())
+            || self.watches.borrow().held.is_some()
+    }
+
     /// Notes that a command could not be queued. The queue is dropped, because EXEC will refuse the
     /// transaction.
     pub(crate) fn spoil(&self, session: &Session) {
@@ -235,6 +245,7 @@ impl Transaction {
             queue.commands = Vec::new();
             queue.bytes = 0;
             queue.charge.resize(0);
+            queue.held.shrink(0);
             self.note(session, Some(queue));
         }
     }
@@ -265,7 +276,7 @@ impl Transaction {
                 limits.request_bytes_max, limits.args_max
             )));
         }
-        check_fits(session, bytes)?;
+        session.shared.memory.transactions.hold_or_refuse(&mut queue.held, bytes)?;
         queue.bytes = bytes;
         queue.charge.resize(bytes);
         queue.commands.push(Queued::new(command, args));
@@ -297,7 +308,8 @@ impl Transaction {
             return Err(Refusal::Store(error));
         }
         let charge = session.shared.options.budget.hold(MemoryClass::Request, 0);
-        let queue = Queue { commands: Vec::new(), bytes: 0, is_spoilt: false, charge };
+        let held = Held::default();
+        let queue = Queue { commands: Vec::new(), bytes: 0, is_spoilt: false, charge, held };
         self.note(session, Some(&queue));
         *self.queue.borrow_mut() = Some(queue);
         self.is_queueing.set(true);

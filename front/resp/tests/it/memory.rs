@@ -126,6 +126,61 @@ fn queue_beyond_its_share_is_refused_and_dropped() {
 }
 
 #[test]
+fn queues_and_watched_keys_of_all_clients_are_bounded_together() {
+    let (server, budget) = bounded(|_| {});
+    let value = vec![b'v'; 3 << 19];
+    let mut first = Client::connect(&server);
+    first.expect(&[("MULTI", "+OK")]);
+    assert_eq!(first.call(&[&b"SET"[..], b"a", &value]), "+QUEUED");
+    // A watched key without a value takes three times its length.
+    let mut watching = Client::connect(&server);
+    let keys = (0..10).map(|nth| format!("{nth:060000}"));
+    let watch: Vec<String> = ["WATCH".to_owned()].into_iter().chain(keys).collect();
+    assert_eq!(watching.call(&watch), "+OK");
+    let mut last = Client::connect(&server);
+    last.expect(&[("MULTI", "+OK")]);
+    let reply = last.call(&[&b"SET"[..], b"b", &value]);
+    let head = "-OOM 157";
+    let limit = "may take 4194304 bytes, which others hold; try again, or raise --memory-mib";
+    assert!(reply.starts_with(head) && reply.contains(limit), "{reply:.300}");
+    let abort = "-EXECABORT Transaction discarded because of previous errors.";
+    last.expect(&[("EXEC", abort), ("EXISTS b", ":0")]);
+    assert!(request_bytes(&budget) <= SHARE_BYTES + SLACK_BYTES);
+    // Small transactions need no memory of the share.
+    last.expect(&[("MULTI", "+OK"), ("INCR n", "+QUEUED"), ("EXEC", "*1 :1")]);
+    first.expect(&[("EXEC", "*1 +OK")]);
+    last.expect(&[("MULTI", "+OK")]);
+    assert_eq!(last.call(&[&b"SET"[..], b"b", &value]), "+QUEUED");
+    last.expect(&[("EXEC", "*1 +OK"), ("STRLEN b", ":1572864")]);
+    watching.expect(&[("UNWATCH", "+OK")]);
+    assert!(last.ask("INFO memory").contains("request_memory_transactions:0 "));
+}
+
+#[test]
+fn client_that_keeps_memory_of_transactions_from_others_is_closed() {
+    let (server, _budget) = bounded(|options| options.memory_wait = Duration::from_millis(200));
+    let value = vec![b'v'; 3 << 19];
+    let (mut idle, mut other) = (Client::connect(&server), Client::connect(&server));
+    idle.expect(&[("MULTI", "+OK")]);
+    for key in [b"a", b"b"] {
+        assert_eq!(idle.call(&[&b"SET"[..], key, &value]), "+QUEUED");
+    }
+    let mut is_queued = || {
+        other.expect(&[("MULTI", "+OK")]);
+        let reply = other.call(&[&b"SET"[..], b"c", &value]);
+        assert!(reply == "+QUEUED" || reply.starts_with("-OOM 157"), "{reply:.200}");
+        let executed = other.ask("EXEC");
+        assert!(executed == "*1 +OK" || executed.starts_with("-EXECABORT "), "{executed}");
+        reply == "+QUEUED"
+    };
+    while !is_queued() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(idle.try_reply(), None);
+    other.expect(&[("EXISTS a b", ":0"), ("STRLEN c", ":1572864")]);
+}
+
+#[test]
 fn watched_keys_beyond_their_share_are_refused() {
     let (server, budget) = bounded(|_| {});
     let (mut client, mut other) = (Client::connect(&server), Client::connect(&server));

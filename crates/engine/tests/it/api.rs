@@ -16,11 +16,11 @@ use archipelago_engine::stats::{Ticker, Timer};
 use archipelago_engine::transaction::TransactionOptions;
 use archipelago_env::device::{DeviceSpec, ThrottledFs};
 use archipelago_env::foreground::PIECE_BYTES;
-use archipelago_env::mem::MemFs;
 use archipelago_env::stats::CountingFs;
 use archipelago_env::{FileClass, FileSystem, IoPurpose};
 use parking_lot::Mutex;
 
+use crate::disk::TestDisk;
 use crate::support::{open, over, small_db, small_family, stepped};
 
 fn key(n: u32) -> Vec<u8> {
@@ -55,7 +55,7 @@ impl Told {
 
 #[test]
 fn listeners_receive_every_change_of_files_and_families() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let told = Arc::new(Told::default());
     let family = CfOptions { buckets_dynamic: false, ..small_family() };
     let mut components = over(&fs, family);
@@ -101,7 +101,7 @@ fn listeners_receive_every_change_of_files_and_families() {
 
 #[test]
 fn figures_agree_with_what_was_done() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let options = DbOptions { latency_histograms: true, ..small_db() };
     let db = Db::open_with("/db", options, over(&fs, small_family())).unwrap();
     let cf = db.default_family();
@@ -161,13 +161,13 @@ impl CompactionFilter for ByPrefix {
 
 #[test]
 fn compaction_filter_uncovers_no_older_record() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let filtered = CfOptions { compaction_filter: Some("by-prefix".to_owned()), ..small_family() };
     let unknown = Db::open_with("/db", small_db(), over(&fs, filtered.clone())).unwrap_err();
     assert_eq!(unknown.kind(), ErrorKind::InvalidArgument);
     assert!(unknown.to_string().contains("by-prefix"), "{unknown}");
 
-    let mut components = over(&MemFs::new(), filtered);
+    let mut components = over(&TestDisk::new(), filtered);
     components.registry.add_compaction_filter(Arc::new(ByPrefix));
     let db = Db::open_with("/db", small_db(), components).unwrap();
     let cf = db.default_family();
@@ -194,7 +194,7 @@ fn compaction_filter_uncovers_no_older_record() {
 fn the_ttl_filter_gives_the_space_of_expired_records_back() {
     let clock = Arc::new(ManualClock::new(1_000_000));
     let ttl = CfOptions { compaction_filter: Some("ttl".to_owned()), ..small_family() };
-    let mut components = over(&MemFs::new(), ttl);
+    let mut components = over(&TestDisk::new(), ttl);
     components.clock = Arc::clone(&clock) as _;
     let db = Db::open_with("/db", small_db(), components).unwrap();
     let cf = db.default_family();
@@ -211,7 +211,7 @@ fn the_ttl_filter_gives_the_space_of_expired_records_back() {
 
 #[test]
 fn merge_operator_error_reaches_the_reader_and_loses_nothing() {
-    let db = Db::open_with("/db", small_db(), over(&MemFs::new(), counter_family())).unwrap();
+    let db = Db::open_with("/db", small_db(), over(&TestDisk::new(), counter_family())).unwrap();
     let cf = db.default_family();
     let merge = |key: &[u8], operand: &[u8]| {
         db.merge(cf, key, operand, &WriteOptions::default()).unwrap();
@@ -248,7 +248,7 @@ fn the_rate_limit_slows_background_writes_and_no_others() {
     let clock = Arc::new(ManualClock::new(1_000_000));
     let raw =
         CfOptions { compression: Compression::None, write_buffer_bytes: 1 << 20, ..small_family() };
-    let mut components = over(&MemFs::new(), raw);
+    let mut components = over(&TestDisk::new(), raw);
     components.clock = Arc::clone(&clock) as _;
     let options = DbOptions { rate_limit_bytes_per_s: RATE, ..small_db() };
     let db = Db::open_with("/db", options, components).unwrap();
@@ -266,7 +266,7 @@ fn the_rate_limit_slows_background_writes_and_no_others() {
 #[test]
 fn compaction_readahead_makes_few_large_reads() {
     let reads = |readahead: u64| -> (u64, u64) {
-        let counting = Arc::new(CountingFs::new(Arc::new(MemFs::new())));
+        let counting = Arc::new(CountingFs::new(Arc::new(TestDisk::new())));
         // There are few files, because the bytes that are read to open each file count too.
         let family = CfOptions {
             target_file_bytes: 4 << 20,
@@ -275,7 +275,7 @@ fn compaction_readahead_makes_few_large_reads() {
             compression: Compression::None,
             ..small_family()
         };
-        let mut components = over(&MemFs::new(), family);
+        let mut components = over(&TestDisk::new(), family);
         components.fs = Arc::clone(&counting) as _;
         let options = DbOptions { compaction_readahead_bytes: readahead, ..small_db() };
         let db = Db::open_with("/db", options, components).unwrap();
@@ -308,7 +308,7 @@ fn compactions_read_in_pieces_while_users_read_from_a_device() {
     // The clock stands still except for the waits on the device.
     let largest = |foreground_first: bool, get: bool| -> u64 {
         let clock = Arc::new(ManualClock::new(0));
-        let disk = ThrottledFs::new(Arc::new(MemFs::new()), spec.clone(), clock.clone());
+        let disk = ThrottledFs::new(Arc::new(TestDisk::new()), spec.clone(), clock.clone());
         let counting = Arc::new(CountingFs::new(disk));
         let family = CfOptions {
             target_file_bytes: 4 << 20,
@@ -318,7 +318,7 @@ fn compactions_read_in_pieces_while_users_read_from_a_device() {
             compression_last: Compression::None,
             ..small_family()
         };
-        let mut components = over(&MemFs::new(), family);
+        let mut components = over(&TestDisk::new(), family);
         components.fs = Arc::clone(&counting) as _;
         components.clock = clock;
         components.foreground_first = foreground_first;
@@ -346,7 +346,7 @@ fn compactions_read_in_pieces_while_users_read_from_a_device() {
 
 #[test]
 fn a_value_from_a_cached_block_is_pinned_and_outlives_its_file() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let budget = ByteBudget::unlimited();
     let mut components = over(&fs, small_family());
     components.budget = Some(Arc::clone(&budget));
@@ -393,8 +393,8 @@ fn a_value_from_a_cached_block_is_pinned_and_outlives_its_file() {
 
 #[test]
 fn a_read_that_may_not_do_io_says_that_it_would_have_to() {
-    let counting = Arc::new(CountingFs::new(Arc::new(MemFs::new())));
-    let mut components = over(&MemFs::new(), small_family());
+    let counting = Arc::new(CountingFs::new(Arc::new(TestDisk::new())));
+    let mut components = over(&TestDisk::new(), small_family());
     components.fs = Arc::clone(&counting) as _;
     let db = Db::open_with("/db", small_db(), components).unwrap();
     let cf = db.default_family();
@@ -419,7 +419,7 @@ fn a_read_that_may_not_do_io_says_that_it_would_have_to() {
     assert_eq!(counting.snapshot().since(&before).total().read_ops, 0);
 }
 
-fn names(fs: &MemFs, dir: &str) -> Vec<(String, u64)> {
+fn names(fs: &TestDisk, dir: &str) -> Vec<(String, u64)> {
     let mut all: Vec<_> = fs
         .list(dir.as_ref())
         .unwrap()
@@ -437,7 +437,7 @@ fn names(fs: &MemFs, dir: &str) -> Vec<(String, u64)> {
 
 #[test]
 fn a_read_only_open_sees_all_and_changes_nothing() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let db = open(&fs);
     let cf = db.default_family();
     fill(&db, cf, 0..500, &[1; 60]);
@@ -477,7 +477,7 @@ fn a_read_only_open_sees_all_and_changes_nothing() {
 
 #[test]
 fn an_open_that_is_refused_says_why_and_makes_nothing() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let open = |options: DbOptions| Db::open_with("/new", options, over(&fs, small_family()));
     let no_create = DbOptions { create_if_missing: false, ..small_db() };
     assert_eq!(open(no_create.clone()).unwrap_err().kind(), ErrorKind::NotFound);
@@ -497,7 +497,7 @@ fn an_open_that_is_refused_says_why_and_makes_nothing() {
 #[test]
 fn many_families_cost_no_memtable_memory_until_they_are_written() {
     let budget = ByteBudget::unlimited();
-    let mut components = over(&MemFs::new(), CfOptions::default());
+    let mut components = over(&TestDisk::new(), CfOptions::default());
     components.budget = Some(Arc::clone(&budget));
     let db = Db::open_with("/db", small_db(), components).unwrap();
     let families: Vec<ColumnFamily> = (0..2000)
@@ -514,7 +514,7 @@ fn many_families_cost_no_memtable_memory_until_they_are_written() {
 #[test]
 fn reads_and_writes_cost_no_more_with_many_snapshots() {
     let work = |snapshots: u32| {
-        let db = open(&MemFs::new());
+        let db = open(&TestDisk::new());
         let cf = db.default_family();
         fill(&db, cf, 0..1000, &[1; 60]);
         db.compact_range(cf, &KeyRange::all()).unwrap();

@@ -5,8 +5,8 @@ use archipelago_engine::db::{Db, IngestOptions, ReadOptions};
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::wal::WriteBatch;
-use archipelago_env::mem::MemFs;
 
+use crate::disk::TestDisk;
 use crate::support::{open, over, small_db, small_family};
 
 fn key(n: u32) -> Vec<u8> {
@@ -41,7 +41,7 @@ fn contents(db: &Db) -> Vec<(Vec<u8>, Vec<u8>)> {
 
 #[test]
 fn puts_are_found_in_memory_l0_levels_and_after_a_reopen() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let db = open(&fs);
     for n in 0..3000 {
         db.put(&key(n * 7919 % 3000), &value(n * 7919 % 3000)).unwrap();
@@ -71,7 +71,7 @@ fn puts_are_found_in_memory_l0_levels_and_after_a_reopen() {
 
 #[test]
 fn deletes_hide_and_snapshots_remember() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let db = open(&fs);
     for n in 0..100 {
         db.put(&key(n), b"old").unwrap();
@@ -100,7 +100,7 @@ fn deletes_hide_and_snapshots_remember() {
 
 #[test]
 fn batches_span_families_and_dropped_families_refuse() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let db = open(&fs);
     let counters = CfOptions { merge_operator: Some("u64-counter".to_owned()), ..small_family() };
     let hits = db.create_family("hits", counters).unwrap();
@@ -134,7 +134,7 @@ fn batches_span_families_and_dropped_families_refuse() {
 
 #[test]
 fn a_checkpoint_is_a_database_of_its_own() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let db = open(&fs);
     for n in 0..1000 {
         db.put(&key(n), &value(n)).unwrap();
@@ -157,7 +157,7 @@ fn a_checkpoint_is_a_database_of_its_own() {
 
 #[test]
 fn ingested_files_are_newer_than_what_was_there() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let db = open(&fs);
     for n in 0..600 {
         db.put(&key(n), b"old").unwrap();
@@ -182,7 +182,7 @@ fn ingested_files_are_newer_than_what_was_there() {
     assert_eq!(twice.unwrap_err().kind(), ErrorKind::InvalidArgument);
 }
 
-fn fs_writer(fs: &MemFs, path: &str, range: std::ops::Range<u32>) {
+fn fs_writer(fs: &TestDisk, path: &str, range: std::ops::Range<u32>) {
     use archipelago_engine::sst::{SstWriter, TableOptions};
     let fs: std::sync::Arc<dyn archipelago_env::FileSystem> = std::sync::Arc::new(fs.clone());
     let mut writer =
@@ -196,7 +196,7 @@ fn fs_writer(fs: &MemFs, path: &str, range: std::ops::Range<u32>) {
 #[test]
 fn records_expire_at_once_and_their_space_comes_back() {
     use archipelago_base::clock::ManualClock;
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let clock = std::sync::Arc::new(ManualClock::new(1_000_000));
     let mut components = over(&fs, small_family());
     components.clock = clock.clone();
@@ -220,7 +220,7 @@ fn records_expire_at_once_and_their_space_comes_back() {
 
 #[test]
 fn bad_calls_are_refused_and_change_nothing() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let db = open(&fs);
     let kind = |result: archipelago_base::Result<()>| result.unwrap_err().kind();
     assert_eq!(kind(db.put(&vec![0; (64 << 10) + 1], b"")), ErrorKind::InvalidArgument);

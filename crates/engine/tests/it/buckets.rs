@@ -10,9 +10,9 @@ use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::stats::Ticker;
 use archipelago_env::fault::{Fault, FaultFs, Operation, Rule};
-use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
 
+use crate::disk::TestDisk;
 use crate::support::{in_threads, over, small_db, small_family};
 
 const VALUE: [u8; 100] = [7; 100];
@@ -30,8 +30,8 @@ fn eight_jobs() -> DbOptions {
 struct Told {
     reasons: Mutex<Vec<String>>,
     errors: AtomicU64,
-    disk: Mutex<Option<MemFs>>,
-    left: Mutex<Vec<MemFs>>,
+    disk: Mutex<Option<TestDisk>>,
+    left: Mutex<Vec<TestDisk>>,
 }
 
 impl Told {
@@ -75,10 +75,15 @@ fn key(n: u64) -> Vec<u8> {
 
 impl World {
     fn new(options: DbOptions, family: CfOptions) -> Self {
-        Self::over(&MemFs::new(), options, family, None)
+        Self::over(&TestDisk::new(), options, family, None)
     }
 
-    fn over(fs: &MemFs, options: DbOptions, family: CfOptions, fault: Option<FaultPoint>) -> Self {
+    fn over(
+        fs: &TestDisk,
+        options: DbOptions,
+        family: CfOptions,
+        fault: Option<FaultPoint>,
+    ) -> Self {
         let components = Components { fault_point: fault, ..over(fs, family) };
         Self::open(components, options)
     }
@@ -172,7 +177,7 @@ fn a_hot_bucket_is_split_under_a_load_that_never_lets_up() {
 
 #[test]
 fn a_load_that_moves_is_followed_and_an_open_starts_anew() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let mut world = World::over(&fs, eight_jobs(), family(), None);
     world.load(1000, 0..100_000_000, 40);
     for range in [10_000_000..10_400_000, 70_000_000..70_400_000] {
@@ -248,7 +253,7 @@ fn boundaries_stay_where_they_are_to_stay() {
 }
 
 /// A database whose hot range is being shared out. `fault` is called before every change.
-fn moving(fs: &MemFs, components: Components) -> World {
+fn moving(fs: &TestDisk, components: Components) -> World {
     let mut world = World::open(components, eight_jobs());
     *world.told.disk.lock() = Some(fs.clone());
     world.load(1000, 0..100_000_000, 40);
@@ -261,7 +266,7 @@ fn moving(fs: &MemFs, components: Components) -> World {
 
 #[test]
 fn a_change_that_fails_is_told_and_made_later() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let failures = Arc::new(AtomicU64::new(0));
     let seen = Arc::clone(&failures);
     let fault: FaultPoint = Arc::new(move |name| {
@@ -284,7 +289,7 @@ fn a_change_that_fails_is_told_and_made_later() {
 #[test]
 fn a_device_that_fails_at_a_change_loses_nothing() {
     for operation in [Operation::Append, Operation::Sync] {
-        let fs = MemFs::new();
+        let fs = TestDisk::new();
         let faults = FaultFs::new(Arc::new(fs.clone()), 1);
         let fired = Arc::new(AtomicBool::new(false));
         let (device, once) = (faults.clone(), Arc::clone(&fired));
@@ -310,7 +315,7 @@ fn a_device_that_fails_at_a_change_loses_nothing() {
 
 #[test]
 fn a_crash_around_a_change_leaves_all_that_was_synced() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let before = Arc::new(Mutex::new(Vec::new()));
     let (disk, kept) = (fs.clone(), Arc::clone(&before));
     let fault: FaultPoint = Arc::new(move |name| {
@@ -348,7 +353,7 @@ fn a_crash_around_a_change_leaves_all_that_was_synced() {
 #[test]
 fn boundaries_move_under_threads_too() {
     let options = DbOptions { max_background_jobs: 4, ..small_db() };
-    let mut world = World::open(in_threads(over(&MemFs::new(), family())), options);
+    let mut world = World::open(in_threads(over(&TestDisk::new(), family())), options);
     for n in 0..1000 {
         world.put(n * 99_991);
     }

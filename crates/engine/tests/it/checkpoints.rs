@@ -13,13 +13,13 @@ use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, WriteOptions};
 use archipelago_engine::sst::{SstWriter, TableOptions};
 use archipelago_engine::wal::WriteBatch;
-use archipelago_env::mem::MemFs;
 use archipelago_env::{
     CreateOptions, FileSystem, IoContext, OpenOptions, RandomFile, WritableFile,
 };
 use parking_lot::Mutex;
 
 use crate::crash_model::{self as model, Hooks, Model, Op, Script};
+use crate::disk::TestDisk;
 use crate::support::{over, small_db, small_family, stepped};
 
 const UNLOGGED: WriteOptions = WriteOptions {
@@ -34,7 +34,7 @@ type Callback = Box<dyn FnMut() + Send>;
 /// A file system that calls back before it links or creates a file of a checkpoint.
 #[derive(Clone)]
 struct Interrupted {
-    inner: MemFs,
+    inner: TestDisk,
     callback: Arc<Mutex<Option<Callback>>>,
 }
 
@@ -46,7 +46,7 @@ impl std::fmt::Debug for Interrupted {
 
 impl Interrupted {
     fn new() -> Self {
-        Self { inner: MemFs::new(), callback: Arc::default() }
+        Self { inner: TestDisk::new(), callback: Arc::default() }
     }
 
     fn interrupt(&self, path: &Path) {
@@ -217,7 +217,7 @@ fn checkpoint_keeps_files_that_a_compaction_replaces_meanwhile() {
 
 #[test]
 fn failed_checkpoint_leaves_nothing_behind() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let fail: FaultPoint = Arc::new(|name| match name {
         "checkpoint.before_manifest" => Err(archipelago_base::Error::busy("not now")),
         _ => Ok(()),
@@ -232,7 +232,7 @@ fn failed_checkpoint_leaves_nothing_behind() {
 
 #[test]
 fn read_only_database_makes_a_checkpoint_with_its_log() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let db = Db::open_with("/db", small_db(), over(&fs, small_family())).unwrap();
     db.put(b"a", b"only in the log").unwrap();
     db.close().unwrap();
@@ -245,7 +245,7 @@ fn read_only_database_makes_a_checkpoint_with_its_log() {
 
 #[test]
 fn read_only_database_that_caught_up_makes_a_checkpoint() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let db = Db::open_with("/db", small_db(), over(&fs, small_family())).unwrap();
     db.put(b"a", b"1").unwrap();
     let options = archipelago_engine::options::DbOptions { read_only: true, ..small_db() };

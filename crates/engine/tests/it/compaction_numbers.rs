@@ -6,9 +6,9 @@ use archipelago_engine::db::Db;
 use archipelago_engine::event::{Event, EventListener};
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, Compression};
-use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
 
+use crate::disk::TestDisk;
 use crate::support::{over, small_db, small_family};
 
 /// Numbers of outputs of the compactions of one run.
@@ -44,7 +44,7 @@ fn family(compression: Compression) -> CfOptions {
 }
 
 /// A database over `disk` whose background work is stepped.
-fn open(disk: &MemFs, family: CfOptions, told: &Arc<Told>) -> Db {
+fn open(disk: &TestDisk, family: CfOptions, told: &Arc<Told>) -> Db {
     let mut components = over(disk, family);
     components.listeners.add(Arc::clone(told) as _);
     Db::open_with("/db", small_db(), components).unwrap()
@@ -62,7 +62,7 @@ fn fill_last_level(db: &Db, count: u32, value: &[u8]) {
 
 #[test]
 fn few_records_are_compacted_over_a_large_last_level() {
-    let (disk, told) = (MemFs::new(), Arc::new(Told::default()));
+    let (disk, told) = (TestDisk::new(), Arc::new(Told::default()));
     let db = open(&disk, family(Compression::None), &told);
     fill_last_level(&db, 6000, &[b'v'; 1000]);
     assert!(told.take_most() > 1000, "tables of the target size");
@@ -87,7 +87,7 @@ fn few_records_are_compacted_over_a_large_last_level() {
 
 #[test]
 fn compressed_tables_are_written_again_without_compression() {
-    let (disk, told) = (MemFs::new(), Arc::new(Told::default()));
+    let (disk, told) = (TestDisk::new(), Arc::new(Told::default()));
     let value = [b'v'; 2000];
     let family = |compression| CfOptions {
         target_file_bytes: 8 << 10,

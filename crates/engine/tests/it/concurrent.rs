@@ -21,9 +21,9 @@ use archipelago_engine::stats::Ticker;
 use archipelago_engine::wal::WriteBatch;
 use archipelago_env::FileSystem;
 use archipelago_env::local::LocalFs;
-use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
 
+use crate::disk::TestDisk;
 use crate::support::{in_threads, over, small_db, small_family, stepped};
 
 const WRITERS: u64 = 3;
@@ -55,7 +55,7 @@ struct World {
     markers: ColumnFamily,
     fs: Arc<dyn FileSystem>,
     /// The disk, if it can be cloned.
-    memory: Option<MemFs>,
+    memory: Option<TestDisk>,
     scratch: std::path::PathBuf,
     /// The last acknowledged stamp of each writer.
     acknowledged: [AtomicU64; WRITERS as usize],
@@ -338,7 +338,7 @@ impl Drop for EndAll<'_> {
     }
 }
 
-fn run(fs: Arc<dyn FileSystem>, memory: Option<MemFs>, dir: &Path) {
+fn run(fs: Arc<dyn FileSystem>, memory: Option<TestDisk>, dir: &Path) {
     let family = CfOptions { write_buffer_bytes: 8 << 10, buckets: 4, ..small_family() };
     let options = DbOptions { max_background_jobs: 3, ..small_db() };
     let components = Components {
@@ -404,7 +404,7 @@ fn run(fs: Arc<dyn FileSystem>, memory: Option<MemFs>, dir: &Path) {
 
 #[test]
 fn readers_see_whole_batches_whatever_goes_on_in_memory() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     run(Arc::new(fs.clone()), Some(fs), Path::new("/w"));
 }
 
@@ -418,7 +418,7 @@ fn readers_see_whole_batches_whatever_goes_on_on_disk() {
 fn synced_writes_of_many_threads_survive_kill_and_power_loss() {
     const THREADS: u64 = 8;
     const WRITES: u64 = 150;
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let components = in_threads(over(&fs, small_family()));
     let db = Db::open_with("/db", small_db(), components).unwrap();
     std::thread::scope(|threads| {
@@ -455,7 +455,7 @@ struct HeldFlushes {
 }
 
 impl HeldFlushes {
-    fn open(fs: &MemFs) -> Self {
+    fn open(fs: &TestDisk) -> Self {
         let (begin, begun) = channel();
         let (go_on, end) = channel();
         let end: Mutex<Receiver<()>> = Mutex::new(end);
@@ -475,7 +475,7 @@ impl HeldFlushes {
 
 #[test]
 fn close_keeps_every_acknowledged_write_without_the_log() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let HeldFlushes { db, begun, go_on } = HeldFlushes::open(&fs);
     let put = |db: &Db, n: u64| {
         let options = WriteOptions { wal: false, ..WriteOptions::default() };
@@ -513,7 +513,7 @@ fn close_keeps_every_acknowledged_write_without_the_log() {
 
 #[test]
 fn second_close_waits_for_the_end_of_the_first() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let HeldFlushes { db, begun, go_on } = HeldFlushes::open(&fs);
     db.put(b"a", &value(1)).unwrap();
     db.start_flush(db.default_family()).unwrap();

@@ -15,10 +15,10 @@ use archipelago_engine::gc::job::GcSpec;
 use archipelago_engine::job::{JobContext, JobOutput};
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, Compression, DbOptions};
-use archipelago_env::mem::MemFs;
 use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose};
 
 use crate::crash_model::{self as model, Contents, Model, Script};
+use crate::disk::TestDisk;
 use crate::separation::{self, Separation};
 use crate::support::{over, small_db, small_family, stepped};
 
@@ -29,7 +29,7 @@ fn context() -> IoContext {
 }
 
 /// Every file of the directory.
-pub(crate) fn files(fs: &MemFs, dir: &str) -> Files {
+pub(crate) fn files(fs: &TestDisk, dir: &str) -> Files {
     let entries = fs.list(Path::new(dir)).unwrap();
     let path = |name: &str| PathBuf::from(dir).join(name);
     entries
@@ -40,8 +40,8 @@ pub(crate) fn files(fs: &MemFs, dir: &str) -> Files {
 }
 
 /// A disk with these files in `/db`.
-pub(crate) fn disk(files: &Files) -> MemFs {
-    let fs = MemFs::new();
+pub(crate) fn disk(files: &Files) -> TestDisk {
+    let fs = TestDisk::new();
     fs.create_dir_all(Path::new("/db")).unwrap();
     for (name, bytes) in files {
         let mut file = fs
@@ -60,7 +60,7 @@ pub(crate) fn disk(files: &Files) -> MemFs {
 
 /// A small closed database with all kinds of files and records, and its content.
 fn closed_database() -> (Files, Contents) {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let shared: Arc<dyn FileSystem> = Arc::new(fs.clone());
     let db = model::create(Arc::clone(&shared), model::manual(), &model::Hooks::default());
     let (mut script, mut model) = (Script::new(11), Model::default());
@@ -89,7 +89,7 @@ fn closed_database() -> (Files, Contents) {
 
 /// The oldest log segment that the manifest needs. Older ones wait to be overwritten, and their
 /// bytes do not matter.
-fn log_floor(fs: &MemFs) -> u64 {
+fn log_floor(fs: &TestDisk) -> u64 {
     let mut dump = String::new();
     archipelago_engine::manifest::dump(fs, Path::new("/db"), &mut dump).unwrap();
     let floors = dump.lines().filter_map(|line| line.trim().strip_prefix("log floor "));
@@ -101,7 +101,7 @@ fn without_empty(contents: &Contents) -> Contents {
 }
 
 /// Opens, verifies and reads everything in full.
-fn read_all(fs: &MemFs) -> Result<Contents> {
+fn read_all(fs: &TestDisk) -> Result<Contents> {
     let db = model::open_over(Arc::new(fs.clone()), model::manual(), &model::Hooks::default())?;
     let report = db.verify(|_, _| {})?;
     if let Some(error) = report.errors.first() {
@@ -228,7 +228,7 @@ impl JobExecutor for NotingExecutor {
 }
 
 /// Opens a database that separates values and collects their garbage eagerly.
-pub(crate) fn open_separated(fs: &MemFs) -> Result<Db> {
+pub(crate) fn open_separated(fs: &TestDisk) -> Result<Db> {
     let family = Separation::EAGER.of(CfOptions {
         level_base_bytes: 16 << 10,
         target_file_bytes: 4 << 10,
@@ -245,7 +245,7 @@ pub(crate) fn open_separated(fs: &MemFs) -> Result<Db> {
 /// A closed database with tables of references, value files and invalid files, and its content. Its
 /// manifest has every change of value files and of invalid files.
 pub(crate) fn closed_with_separated_values() -> (Files, Contents) {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let db = open_separated(&fs).unwrap();
     let mut rows = BTreeMap::new();
     // From the eighth invalid file on, some are merged.
@@ -271,7 +271,7 @@ pub(crate) fn closed_with_separated_values() -> (Files, Contents) {
 
 /// Opens, verifies and reads a database with separated values. Of several errors, the first one
 /// that names the file counts.
-fn read_separated(fs: &MemFs, damaged: &str) -> Result<Contents> {
+fn read_separated(fs: &TestDisk, damaged: &str) -> Result<Contents> {
     let db = open_separated(fs)?;
     let errors = db.verify(|_, _| {})?.errors;
     let naming = errors.iter().find(|error| error.to_string().contains(damaged));
@@ -316,7 +316,7 @@ struct ManifestRecord {
 }
 
 /// The records after the snapshot.
-fn manifest_records(fs: &MemFs) -> Vec<ManifestRecord> {
+fn manifest_records(fs: &TestDisk) -> Vec<ManifestRecord> {
     let mut dump = String::new();
     archipelago_engine::manifest::dump(fs, Path::new("/db"), &mut dump).unwrap();
     let mut records: Vec<ManifestRecord> = Vec::new();
@@ -374,7 +374,7 @@ fn missing_or_shortened_value_or_invalid_file_is_named() {
 
 /// Checks that opening fails with all of `says` in its message, and changes nothing.
 fn refused(
-    fs: &MemFs,
+    fs: &TestDisk,
     options: DbOptions,
     components: Components,
     kind: ErrorKind,
@@ -395,7 +395,7 @@ fn refused(
     error
 }
 
-fn components(fs: &MemFs) -> Components {
+fn components(fs: &TestDisk) -> Components {
     Components { fs: Arc::new(fs.clone()), ..stepped() }
 }
 

@@ -7,8 +7,8 @@ use archipelago_base::clock::ManualClock;
 use archipelago_engine::db::{Components, Db};
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
-use archipelago_env::mem::MemFs;
 
+use crate::disk::TestDisk;
 use crate::support::over;
 
 /// Time at which values with an expiry expire, in Unix milliseconds.
@@ -21,7 +21,7 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
-        let (fs, clock) = (MemFs::new(), Arc::new(ManualClock::new(1_000)));
+        let (fs, clock) = (TestDisk::new(), Arc::new(ManualClock::new(1_000)));
         let family = CfOptions {
             write_buffer_bytes: 1 << 20,
             level_base_bytes: 4 << 20,

@@ -16,17 +16,17 @@ use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::stats::Ticker;
 use archipelago_engine::wal::WriteBatch;
 use archipelago_env::FileSystem;
-use archipelago_env::mem::MemFs;
 use archipelago_tier::TieredFs;
 use parking_lot::Mutex;
 
 use crate::crash_model::{self as model, Hooks, Model, Op, Script};
+use crate::disk::TestDisk;
 use crate::separation::{self, Collection, Separation};
 use crate::support::{Beneath, over, stepped};
 
 /// A disk after power loss, and the prefixes that it may hold.
 struct Crashed {
-    disk: MemFs,
+    disk: TestDisk,
     label: String,
     least: usize,
     most: usize,
@@ -44,7 +44,7 @@ struct Watch {
 
 struct Run {
     seed: u64,
-    disk: MemFs,
+    disk: TestDisk,
     beneath: Beneath,
     fs: Arc<dyn FileSystem>,
     /// The file system as tiers, if tiers lie beneath; the test steps their background work.
@@ -78,7 +78,7 @@ fn separation(seed: u64) -> Separation {
 
 impl Run {
     fn new(seed: u64, one_in: u64, seeds: u64, beneath: Beneath) -> Self {
-        let disk = MemFs::new();
+        let disk = TestDisk::new();
         let (fs, tiers) = beneath.open(&disk);
         let hooks = Hooks::of(separation(seed));
         let db = model::create(Arc::clone(&fs), options(seed), &hooks);
@@ -213,7 +213,7 @@ impl Run {
         let what = |what: &str| {
             format!("seed {}, operation {}, {}: {what}", self.seed, self.ops.len(), crashed.label)
         };
-        let open = |disk: &MemFs| {
+        let open = |disk: &TestDisk| {
             let hooks = Hooks::of(self.hooks.separation);
             model::open_over(self.beneath.open(disk).0, options(self.seed), &hooks)
                 .unwrap_or_else(|error| panic!("{}", what(&format!("cannot open: {error}"))))
@@ -378,14 +378,14 @@ fn every_sync_point_leaves_a_prefix_of_the_writes() {
 }
 
 /// A database with one bucket and small buffers, without background threads.
-fn plain(disk: &MemFs) -> Db {
+fn plain(disk: &TestDisk) -> Db {
     let family = CfOptions { buckets: 1, ..model::family_options("default") };
     Db::open_with("/db", model::manual(), over(disk, family)).unwrap()
 }
 
 #[test]
 fn log_segment_is_overwritten_only_once_it_is_not_needed() {
-    let disk = MemFs::new();
+    let disk = TestDisk::new();
     let db = plain(&disk);
     let value = [b'v'; 1000];
     let mut flushed = 0u32;
@@ -415,7 +415,7 @@ fn log_segment_is_overwritten_only_once_it_is_not_needed() {
 
 #[test]
 fn sequence_numbers_that_a_flush_covers_are_not_given_out_again() {
-    let disk = MemFs::new();
+    let disk = TestDisk::new();
     let db = plain(&disk);
     let other = db.create_family("other", CfOptions::default()).unwrap();
     let unlogged = WriteOptions { wal: false, ..WriteOptions::default() };
@@ -460,10 +460,10 @@ fn flush_without_log_sync_leaves_a_prefix_after_power_loss() {
     for seed in 0..3 {
         let family = || CfOptions { buckets: 4, ..model::family_options("default") };
         let open =
-            |disk: &MemFs| Db::open_with("/db", model::manual(), over(disk, family())).unwrap();
-        let disk = MemFs::new();
+            |disk: &TestDisk| Db::open_with("/db", model::manual(), over(disk, family())).unwrap();
+        let disk = TestDisk::new();
         let db = open(&disk);
-        let crashed: Arc<Mutex<Vec<MemFs>>> = Arc::default();
+        let crashed: Arc<Mutex<Vec<TestDisk>>> = Arc::default();
         let (kept, rng) = (Arc::clone(&crashed), Mutex::new(Rng::with_seed(seed)));
         disk.on_sync(Arc::new(move |disk, _| {
             let mut rng = rng.lock();

@@ -8,23 +8,23 @@ use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, WriteOptions};
 use archipelago_engine::stats::Ticker;
 use archipelago_env::FileSystem;
-use archipelago_env::mem::MemFs;
 use parking_lot::{Condvar, Mutex};
 
+use crate::disk::TestDisk;
 use crate::support::{in_threads, open, over, small_db, small_family};
 
 fn key(n: u32) -> Vec<u8> {
     format!("key{n:04}").into_bytes()
 }
 
-fn tables(fs: &MemFs) -> usize {
+fn tables(fs: &TestDisk) -> usize {
     let files = fs.list("/db".as_ref()).unwrap();
     files.into_iter().filter(|file| file.name.ends_with(".sst")).count()
 }
 
 #[test]
 fn handle_of_a_dropped_family_holds_no_files() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let db = open(&fs);
     let family = db.create_family("gone", small_family()).unwrap();
     for n in 0..500 {
@@ -52,7 +52,7 @@ fn handle_of_a_dropped_family_holds_no_files() {
 
 #[test]
 fn files_of_a_dropped_family_go_with_its_last_iterator() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let db = open(&fs);
     let family = db.create_family("gone", small_family()).unwrap();
     for n in 0..500 {
@@ -81,7 +81,7 @@ fn files_of_a_dropped_family_go_with_its_last_iterator() {
 #[test]
 fn job_of_a_family_dropped_meanwhile_leaves_nothing() {
     for name in ["flush.before_install", "compaction.before_install"] {
-        let fs = MemFs::new();
+        let fs = TestDisk::new();
         let cell: Arc<OnceLock<Db>> = Arc::default();
         let of = Arc::clone(&cell);
         let drop_it: FaultPoint = Arc::new(move |point| {
@@ -123,7 +123,7 @@ fn job_of_a_family_dropped_meanwhile_leaves_nothing() {
 
 #[test]
 fn writer_that_waits_for_a_dropped_family_gets_an_error() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let gate: Arc<(Mutex<bool>, Condvar)> = Arc::default();
     let held = Arc::clone(&gate);
     let hold: FaultPoint = Arc::new(move |point| {

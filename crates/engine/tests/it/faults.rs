@@ -19,10 +19,10 @@ use archipelago_engine::stats::Ticker;
 use archipelago_engine::wal;
 use archipelago_env::FileSystem;
 use archipelago_env::fault::{Fault, FaultFs, Operation, Rule, When};
-use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
 
 use crate::crash_model::{self as model, Hooks, Model, Op, Script};
+use crate::disk::TestDisk;
 use crate::fragile::Fragile;
 use crate::separation::{self, Collection, Separation};
 use crate::support::stepped;
@@ -34,7 +34,7 @@ const STEPS: usize = 70;
 struct Bench {
     label: String,
     options: DbOptions,
-    disk: MemFs,
+    disk: TestDisk,
     faults: FaultFs,
     fs: Arc<dyn FileSystem>,
     hooks: Hooks,
@@ -47,7 +47,7 @@ struct Bench {
 
 impl Bench {
     fn separated(label: &str, seed: u64, options: DbOptions, separation: Separation) -> Self {
-        let disk = MemFs::new();
+        let disk = TestDisk::new();
         let faults = FaultFs::new(Arc::new(disk.clone()), seed);
         let fs: Arc<dyn FileSystem> = Arc::new(faults.clone());
         let hooks = Hooks::of(separation);
@@ -105,7 +105,7 @@ impl Bench {
 
     /// Compares the content after a kill of the process, or a power failure, at this moment.
     fn compare_survivors(&self, what: &str, or: Option<&Model>, seed: u64) {
-        let open = |disk: MemFs, how: &str| {
+        let open = |disk: TestDisk, how: &str| {
             let hooks = Hooks::of(self.hooks.separation);
             let db = model::open_over(Arc::new(disk), self.options.clone(), &hooks)
                 .unwrap_or_else(|error| panic!("{}: {how} after {what}: {error}", self.label));
@@ -559,7 +559,7 @@ fn eventually(what: &str, mut done: impl FnMut() -> bool) {
 
 #[test]
 fn failing_background_work_is_reported_and_blocks_no_writer() {
-    let faults = FaultFs::new(Arc::new(MemFs::new()), 1);
+    let faults = FaultFs::new(Arc::new(TestDisk::new()), 1);
     let errors = Arc::new(Errors::default());
     let db = open_listening(&faults, &errors, BackgroundMode::Threads);
     faults.add(Rule::on(Operation::Create).path(".sst"));
@@ -597,7 +597,7 @@ fn failing_background_work_is_reported_and_blocks_no_writer() {
 
 #[test]
 fn random_errors_under_many_writers_lose_nothing_acknowledged() {
-    let disk = MemFs::new();
+    let disk = TestDisk::new();
     let faults = FaultFs::new(Arc::new(disk.clone()), 2);
     let errors = Arc::new(Errors::default());
     let db = open_listening(&faults, &errors, BackgroundMode::Threads);
@@ -656,7 +656,7 @@ fn failed_read_of_a_large_expiring_value_is_tried_again() {
     let value = |n: usize| vec![n as u8; 100_000];
     let mut failed = 0;
     for nth in 1.. {
-        let faults = FaultFs::new(Arc::new(MemFs::new()), 3);
+        let faults = FaultFs::new(Arc::new(TestDisk::new()), 3);
         let errors = Arc::new(Errors::default());
         let db = open_listening(&faults, &errors, BackgroundMode::Manual);
         let (cf, options) = (db.default_family(), WriteOptions::default());
@@ -689,7 +689,7 @@ fn failed_read_of_a_large_expiring_value_is_tried_again() {
 }
 
 /// A database whose fault point `point` fails as often as the counter demands.
-fn open_armed(disk: &MemFs, point: &'static str, armed: &Arc<Mutex<u32>>) -> Result<Db> {
+fn open_armed(disk: &TestDisk, point: &'static str, armed: &Arc<Mutex<u32>>) -> Result<Db> {
     let count = Arc::clone(armed);
     let fault_point: FaultPoint = Arc::new(move |name| {
         if name == point && *count.lock() > 0 {
@@ -734,7 +734,7 @@ fn a_step_that_fails_before_its_install_leaves_nothing_behind() {
         "recovery.before_install",
     ];
     for point in points {
-        let (disk, armed) = (MemFs::new(), Arc::new(Mutex::new(0)));
+        let (disk, armed) = (TestDisk::new(), Arc::new(Mutex::new(0)));
         let mut db = open_armed(&disk, point, &armed).unwrap();
         fill(&db, point);
         *armed.lock() = 1;
@@ -765,7 +765,7 @@ fn a_step_that_fails_before_its_install_leaves_nothing_behind() {
 
 #[test]
 fn half_appended_group_is_void_once_the_log_goes_on() {
-    let disk = MemFs::new();
+    let disk = TestDisk::new();
     let faults = FaultFs::new(Arc::new(disk), 3);
     let fs: Arc<dyn FileSystem> = Arc::new(faults.clone());
     let config = wal::LogConfig {

@@ -16,12 +16,12 @@ use archipelago_engine::sst::{SstWriter, TableOptions};
 use archipelago_engine::wal::WriteBatch;
 use archipelago_env::fault::{FaultFs, Operation, Rule};
 use archipelago_env::local::LocalFs;
-use archipelago_env::mem::MemFs;
 use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose};
 
+use crate::disk::TestDisk;
 use crate::support::{open, over, small_db, small_family};
 
-fn reader_of(disk: &MemFs) -> Db {
+fn reader_of(disk: &TestDisk) -> Db {
     let options = DbOptions { read_only: true, ..small_db() };
     Db::open_with("/db", options, over(disk, small_family())).unwrap()
 }
@@ -64,7 +64,7 @@ fn scan(db: &Db, options: &ReadOptions) -> archipelago_base::Result<Vec<u32>> {
 
 #[test]
 fn reads_snapshots_and_iterators_hold_what_they_opened() {
-    let disk = MemFs::new();
+    let disk = TestDisk::new();
     let writer = open(&disk);
     rewrite(&writer, 400, 1);
     let reader = reader_of(&disk);
@@ -96,7 +96,7 @@ fn reads_snapshots_and_iterators_hold_what_they_opened() {
 
 #[test]
 fn a_table_that_is_not_held_makes_a_read_catch_up() {
-    let disk = MemFs::new();
+    let disk = TestDisk::new();
     let (target_file_bytes, none) = (4 << 10, Compression::None);
     let family = CfOptions {
         target_file_bytes,
@@ -147,7 +147,7 @@ trait Tables {
     fn list_tables(&self) -> usize;
 }
 
-impl Tables for MemFs {
+impl Tables for TestDisk {
     fn list_tables(&self) -> usize {
         let entries = self.list(Path::new("/db")).unwrap();
         entries.iter().filter(|entry| entry.name.ends_with(".sst")).count()
@@ -156,7 +156,7 @@ impl Tables for MemFs {
 
 #[test]
 fn catching_up_shows_every_write_that_has_returned() {
-    let disk = MemFs::new();
+    let disk = TestDisk::new();
     let writer = open(&disk);
     let reader = reader_of(&disk);
     for n in 0..300 {
@@ -184,7 +184,7 @@ fn rewrite_one(db: &Db, n: u32) {
 
 #[test]
 fn families_come_and_go_as_the_writer_makes_and_drops_them() {
-    let disk = MemFs::new();
+    let disk = TestDisk::new();
     let writer = open(&disk);
     let reader = reader_of(&disk);
     let made = writer.create_family("later", small_family()).unwrap();
@@ -203,7 +203,7 @@ fn families_come_and_go_as_the_writer_makes_and_drops_them() {
 
 #[test]
 fn a_table_that_is_missing_without_a_writer_is_corruption() {
-    let disk = MemFs::new();
+    let disk = TestDisk::new();
     let writer = open(&disk);
     rewrite(&writer, 400, 1);
     let options = DbOptions { table_readers_max: 16, ..small_db() };
@@ -357,7 +357,7 @@ fn a_reader_beside_a_writer_process_is_never_wrong() {
 
 #[test]
 fn a_reader_beside_a_writer_of_plain_log_files_is_never_wrong() {
-    let disk: Arc<dyn FileSystem> = Arc::new(MemFs::new());
+    let disk: Arc<dyn FileSystem> = Arc::new(TestDisk::new());
     let writer = Db::open_with("/db", small_db(), busy_components(Arc::clone(&disk))).unwrap();
     let second = writer.create_family("second", busy_family()).unwrap();
     write_step(&writer, &second, 0);
@@ -378,7 +378,7 @@ fn a_reader_beside_a_writer_of_plain_log_files_is_never_wrong() {
 
 #[test]
 fn a_write_is_never_shown_without_the_ingestion_before_it() {
-    let disk: Arc<dyn FileSystem> = Arc::new(MemFs::new());
+    let disk: Arc<dyn FileSystem> = Arc::new(TestDisk::new());
     let writer = Db::open_with("/db", small_db(), busy_components(Arc::clone(&disk))).unwrap();
     let options = DbOptions { read_only: true, ..DbOptions::default() };
     let reader = Db::open_with("/db", options, busy_components(Arc::clone(&disk))).unwrap();
@@ -433,7 +433,7 @@ const CHANGES: [Operation; 14] = [
 
 #[test]
 fn a_read_only_database_is_verified_without_any_change() {
-    let disk = MemFs::new();
+    let disk = TestDisk::new();
     let writer = open(&disk);
     rewrite(&writer, 400, 1);
     for n in 400..450 {
@@ -466,7 +466,7 @@ fn a_read_only_database_is_verified_without_any_change() {
 
 #[test]
 fn a_checkpoint_beside_a_writer_has_the_tables_that_are_held() {
-    let disk = MemFs::new();
+    let disk = TestDisk::new();
     let writer = open(&disk);
     rewrite(&writer, 400, 1);
     let reader = reader_of(&disk);

@@ -17,8 +17,8 @@ use archipelago_engine::wal::WriteBatch;
 use archipelago_env::FileSystem;
 use archipelago_env::capacity::CapacityFs;
 use archipelago_env::fault::{Fault, FaultFs, Operation, Rule};
-use archipelago_env::mem::MemFs;
 
+use crate::disk::TestDisk;
 use crate::support::{small_db, stepped};
 
 const MIB: u64 = 1 << 20;
@@ -48,7 +48,7 @@ fn open_over(fs: Arc<dyn FileSystem>, options: DbOptions) -> Result<Db> {
 
 /// A database on a small disk, and the writes that it acknowledged.
 struct Small {
-    memory: MemFs,
+    memory: TestDisk,
     disk: CapacityFs,
     options: DbOptions,
     db: Option<Db>,
@@ -58,7 +58,7 @@ struct Small {
 
 impl Small {
     fn new(capacity: u64, options: DbOptions) -> Self {
-        let memory = MemFs::new();
+        let memory = TestDisk::new();
         let disk = CapacityFs::new(Arc::new(memory.clone()), Path::new(DIR), capacity).unwrap();
         let db = open_over(Arc::new(disk.clone()), options.clone()).unwrap();
         db.step_background().unwrap();
@@ -123,7 +123,7 @@ impl Small {
     }
 
     /// Like [`Self::kill`], after `meanwhile` has changed the directory.
-    fn kill_and(&mut self, meanwhile: impl FnOnce(&MemFs)) {
+    fn kill_and(&mut self, meanwhile: impl FnOnce(&TestDisk)) {
         let memory = self.memory.kill_clone();
         meanwhile(&memory);
         let free = self.disk.free();
@@ -288,7 +288,7 @@ fn memory_of_a_small_disk_fits_the_reserve() {
 /// Likewise after a failed sync: all memory goes to tables, and the log continues.
 #[test]
 fn synced_delete_on_a_filled_disk_leaves_the_log() {
-    let memory = MemFs::new();
+    let memory = TestDisk::new();
     let disk = CapacityFs::new(Arc::new(memory.clone()), Path::new(DIR), 16 * MIB).unwrap();
     let faults = FaultFs::new(Arc::new(disk.clone()), 1);
     let db = open_over(Arc::new(faults.clone()), options()).unwrap();
@@ -336,7 +336,7 @@ fn mixed_batch_is_refused_as_a_whole() {
 
 #[test]
 fn open_keeps_the_log_if_its_tables_do_not_fit() {
-    let (memory, capacity) = (MemFs::new(), 64 * MIB);
+    let (memory, capacity) = (TestDisk::new(), 64 * MIB);
     let disk = CapacityFs::new(Arc::new(memory.clone()), Path::new(DIR), capacity).unwrap();
     let mut small = Small {
         db: Some(open_over(Arc::new(disk.clone()), options()).unwrap()),
@@ -351,7 +351,7 @@ fn open_keeps_the_log_if_its_tables_do_not_fit() {
     }
     // Another program takes all free space.
     small.disk.occupy(small.disk.free());
-    let lose_reserve = |memory: &MemFs| memory.remove(&Path::new(DIR).join("RESERVE")).unwrap();
+    let lose_reserve = |memory: &TestDisk| memory.remove(&Path::new(DIR).join("RESERVE")).unwrap();
     small.kill_and(lose_reserve);
     assert_eq!(small.disk.free(), 0);
     small.check("opened without a free block");
@@ -377,7 +377,7 @@ fn open_keeps_the_log_if_its_tables_do_not_fit() {
 fn synced_write_on_a_full_disk_is_durable_or_refused() {
     let options = DbOptions { wal_segment_bytes: 256 << 10, ..small_db() };
     for nth in 1..8 {
-        let memory = MemFs::new();
+        let memory = TestDisk::new();
         let disk = CapacityFs::new(Arc::new(memory.clone()), Path::new(DIR), 64 * MIB).unwrap();
         let faults = FaultFs::new(Arc::new(disk), 1);
         let db = open_over(Arc::new(faults.clone()), options.clone()).unwrap();
@@ -402,7 +402,7 @@ fn synced_write_on_a_full_disk_is_durable_or_refused() {
 #[test]
 fn sync_without_room_is_told_and_heals_by_itself() {
     let options = DbOptions { disk_reserve_bytes: 0, ..small_db() };
-    let memory = MemFs::new();
+    let memory = TestDisk::new();
     let disk = CapacityFs::new(Arc::new(memory.clone()), Path::new(DIR), 64 * MIB).unwrap();
     let faults = FaultFs::new(Arc::new(disk), 1);
     let db = open_over(Arc::new(faults.clone()), options).unwrap();
@@ -461,7 +461,7 @@ fn open_for_sweep(fs: Arc<dyn FileSystem>) -> Result<Db> {
 
 /// One run. Returns the number of operations of that kind.
 fn sweep_run(operation: Operation, nth: Option<u64>) -> u64 {
-    let memory = MemFs::new();
+    let memory = TestDisk::new();
     let disk = CapacityFs::new(Arc::new(memory.clone()), Path::new(DIR), 3 * MIB).unwrap();
     let faults = FaultFs::new(Arc::new(disk.clone()), 5);
     let label = format!("{operation:?} {nth:?}");
@@ -530,13 +530,13 @@ fn sweep_run(operation: Operation, nth: Option<u64>) -> u64 {
 /// write must be there afterwards, and the write in progress may be.
 #[test]
 fn power_loss_on_a_small_disk_keeps_every_synced_write() {
-    let memory = MemFs::new();
+    let memory = TestDisk::new();
     let disk = CapacityFs::new(Arc::new(memory.clone()), Path::new(DIR), 2 * MIB).unwrap();
     let options = DbOptions { wal_segment_bytes: 128 << 10, ..small_db() };
     let db = open_over(Arc::new(disk), options.clone()).unwrap();
-    let clones = Arc::new(parking_lot::Mutex::new((0u64, Vec::<MemFs>::new())));
+    let clones = Arc::new(parking_lot::Mutex::new((0u64, Vec::<TestDisk>::new())));
     let taken = Arc::clone(&clones);
-    memory.on_sync(Arc::new(move |memory: &MemFs, _: &Path| {
+    memory.on_sync(Arc::new(move |memory: &TestDisk, _: &Path| {
         let (count, clones) = &mut *taken.lock();
         *count += 1;
         if *count % 23 == 0 {
@@ -598,7 +598,7 @@ fn contents(db: &Db) -> BTreeMap<Vec<u8>, Vec<u8>> {
 #[test]
 fn full_tiers_take_deletes_and_open_again() {
     use archipelago_tier::{DeviceKind, DeviceParts, DeviceSettings, TieredFs};
-    let memory = MemFs::new();
+    let memory = TestDisk::new();
     let limited = |path: &str| {
         let fs = CapacityFs::new(Arc::new(memory.clone()), Path::new(path), 6 * MIB).unwrap();
         let settings = DeviceSettings::new(path, DeviceKind::Directory).creating();

@@ -19,10 +19,10 @@ use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::sst::{SstWriter, TableOptions};
 use archipelago_engine::stats::Ticker;
 use archipelago_env::FileSystem;
-use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
 
 use crate::beside::Beside;
+use crate::disk::TestDisk;
 use crate::support::{in_threads, over, small_db, small_family};
 
 fn one_bucket() -> CfOptions {
@@ -30,7 +30,7 @@ fn one_bucket() -> CfOptions {
 }
 
 /// A table at `/NAME` of one value for each key.
-fn table(fs: &MemFs, name: &str, keys: &[&str]) -> PathBuf {
+fn table(fs: &TestDisk, name: &str, keys: &[&str]) -> PathBuf {
     let path = Path::new("/").join(name);
     let fs: Arc<dyn FileSystem> = Arc::new(fs.clone());
     let mut writer = SstWriter::create(&fs, &path, TableOptions::default()).unwrap();
@@ -57,7 +57,7 @@ fn check_round(db: &Db, round: u32) {
 
 #[test]
 fn no_compaction_is_picked_across_an_ingestion() {
-    let (fs, beside) = (MemFs::new(), Arc::new(Beside::default()));
+    let (fs, beside) = (TestDisk::new(), Arc::new(Beside::default()));
     let components =
         Components { fault_point: Some(beside.fault_point()), ..over(&fs, one_bucket()) };
     let db = Db::open_with("/db", small_db(), components).unwrap();
@@ -84,7 +84,7 @@ fn no_compaction_is_picked_across_an_ingestion() {
 
 #[test]
 fn ingestion_during_a_compaction_goes_to_l0() {
-    let (fs, shared) = (MemFs::new(), Arc::new(OnceLock::<Db>::new()));
+    let (fs, shared) = (TestDisk::new(), Arc::new(OnceLock::<Db>::new()));
     let (disk, of) = (fs.clone(), Arc::clone(&shared));
     let fault_point: archipelago_engine::db::FaultPoint = Arc::new(move |name| {
         if name == "compaction.before_install" {
@@ -108,7 +108,7 @@ fn ingestion_during_a_compaction_goes_to_l0() {
 
 #[test]
 fn file_across_buckets_is_cut_while_its_range_is_compacted() {
-    let (fs, shared) = (MemFs::new(), Arc::new(OnceLock::<Db>::new()));
+    let (fs, shared) = (TestDisk::new(), Arc::new(OnceLock::<Db>::new()));
     let (disk, of) = (fs.clone(), Arc::clone(&shared));
     let has_ingested = AtomicBool::new(false);
     let fault_point: archipelago_engine::db::FaultPoint = Arc::new(move |name| {
@@ -146,7 +146,7 @@ fn file_across_buckets_is_cut_while_its_range_is_compacted() {
 /// A file system that holds its first link until a test lets it go on.
 #[derive(Debug)]
 struct HeldLink {
-    inner: MemFs,
+    inner: TestDisk,
     ends: Mutex<Option<LinkEnds>>,
 }
 
@@ -180,7 +180,7 @@ impl FileSystem for HeldLink {
 
 #[test]
 fn ingestion_that_a_close_overtakes_is_refused() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let (begin, begun) = channel();
     let (let_go, go_on) = channel();
     let held = HeldLink { inner: fs.clone(), ends: Mutex::new(Some(LinkEnds { begin, go_on })) };
@@ -208,7 +208,7 @@ fn ingestion_that_a_close_overtakes_is_refused() {
 /// Likewise with threads, as in a user's program.
 #[test]
 fn ingestions_and_compactions_of_one_range_both_succeed() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let options = DbOptions { max_background_jobs: 4, ..small_db() };
     let db = Db::open_with("/db", options, in_threads(over(&fs, one_bucket()))).unwrap();
     for round in 0..150 {
@@ -265,7 +265,7 @@ impl JobExecutor for Swapping {
 
 #[test]
 fn edit_that_does_not_fit_fails_the_job_alone() {
-    let (fs, executor) = (MemFs::new(), Arc::new(Swapping(AtomicBool::new(false))));
+    let (fs, executor) = (TestDisk::new(), Arc::new(Swapping(AtomicBool::new(false))));
     let components = Components { executor: Arc::clone(&executor) as _, ..over(&fs, one_bucket()) };
     let db = Db::open_with("/db", small_db(), components).unwrap();
     for (refused, key) in (1..).zip(["a", "b"]) {
@@ -296,7 +296,7 @@ fn edit_that_does_not_fit_fails_the_job_alone() {
 }
 
 /// Checks that a refused file changes nothing and that the error says why.
-fn refused(db: &Db, fs: &MemFs, family: &str, path: &Path, why: &[&str]) {
+fn refused(db: &Db, fs: &TestDisk, family: &str, path: &Path, why: &[&str]) {
     let before = fs.list(Path::new("/db")).unwrap().len();
     let cf = db.family(family).unwrap();
     for link in [false, true] {
@@ -314,7 +314,7 @@ fn refused(db: &Db, fs: &MemFs, family: &str, path: &Path, why: &[&str]) {
 
 #[test]
 fn ingest_refuses_tables_of_a_live_database() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let db = Db::open_with("/db", small_db(), over(&fs, one_bucket())).unwrap();
     db.create_family("other", one_bucket()).unwrap();
     put_and_flush(&db, "a");
@@ -332,7 +332,7 @@ fn ingest_refuses_tables_of_a_live_database() {
 
 #[test]
 fn ingest_refuses_operands_without_a_merge_operator() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let db = Db::open_with("/db", small_db(), over(&fs, one_bucket())).unwrap();
     db.create_family("plain", one_bucket()).unwrap();
     let texts = CfOptions { merge_operator: Some("append".to_owned()), ..one_bucket() };
@@ -352,7 +352,7 @@ fn ingest_refuses_operands_without_a_merge_operator() {
 
 #[test]
 fn ingest_refuses_a_table_made_for_another_family() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let db = Db::open_with("/db", small_db(), over(&fs, one_bucket())).unwrap();
     let dynamic: Arc<dyn FileSystem> = Arc::new(fs.clone());
     let path = Path::new("/named");

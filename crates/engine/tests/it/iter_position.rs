@@ -1,13 +1,13 @@
 //! A cursor that stands on no key shows neither a key nor a value: both calls panic.
 
 use archipelago_engine::db::{Db, Iter, ReadOptions};
-use archipelago_env::mem::MemFs;
 
+use crate::disk::TestDisk;
 use crate::support;
 
 /// A database with the keys "a", "b" and "c".
 fn filled() -> Db {
-    let db = support::open(&MemFs::new());
+    let db = support::open(&TestDisk::new());
     for key in [b"a", b"b", b"c"] {
         db.put(key, b"value").unwrap();
     }

@@ -12,9 +12,9 @@ use archipelago_engine::db::Db;
 use archipelago_engine::extension::{CompactionFilter, FilterDecision};
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
-use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
 
+use crate::disk::TestDisk;
 use crate::support::{in_threads, over, small_db, small_family};
 
 /// Name of the threads that run compactions for which no caller waits.
@@ -46,7 +46,7 @@ fn open(filter: Arc<dyn CompactionFilter>, max_background_jobs: usize) -> Db {
         ..small_family()
     };
     let options = DbOptions { max_background_jobs, ..small_db() };
-    let mut components = in_threads(over(&MemFs::new(), family));
+    let mut components = in_threads(over(&TestDisk::new(), family));
     components.registry.add_compaction_filter(filter);
     Db::open_with("/db", options, components).unwrap()
 }

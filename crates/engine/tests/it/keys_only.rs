@@ -8,8 +8,8 @@ use archipelago_base::clock::ManualClock;
 use archipelago_engine::db::{ColumnFamily, Components, Db, ReadOptions};
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, WriteOptions};
-use archipelago_env::mem::MemFs;
 
+use crate::disk::TestDisk;
 use crate::support::{over, small_db, small_family};
 
 /// Time at which values with an expiry expire, in Unix milliseconds.
@@ -18,7 +18,7 @@ const EXPIRY_MS: u64 = 10_000;
 fn open() -> (Db, ColumnFamily, Arc<ManualClock>) {
     let clock = Arc::new(ManualClock::new(1_000));
     let components =
-        Components { clock: Arc::clone(&clock) as _, ..over(&MemFs::new(), small_family()) };
+        Components { clock: Arc::clone(&clock) as _, ..over(&TestDisk::new(), small_family()) };
     let db = Db::open_with("/db", small_db(), components).unwrap();
     let counters = CfOptions { merge_operator: Some("u64-counter".to_owned()), ..small_family() };
     let family = db.create_family("counters", counters).unwrap();

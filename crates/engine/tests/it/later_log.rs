@@ -9,10 +9,10 @@ use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_engine::db::{Components, Db, IngestOptions};
 use archipelago_engine::sst::{SstWriter, TableOptions};
-use archipelago_env::mem::MemFs;
 use archipelago_env::{FileSystem, IoContext, LogFile, LogOptions, LogSync};
 use parking_lot::{Condvar, Mutex};
 
+use crate::disk::TestDisk;
 use crate::support::{in_threads, open as open_plain, over, small_db, small_family};
 
 /// How the network treats records.
@@ -40,7 +40,7 @@ struct Network {
 /// A file system whose logs acknowledge later.
 #[derive(Clone)]
 struct LaterFs {
-    inner: MemFs,
+    inner: TestDisk,
     network: Arc<Network>,
 }
 
@@ -52,7 +52,7 @@ impl std::fmt::Debug for LaterFs {
 
 impl LaterFs {
     fn new() -> Self {
-        Self { inner: MemFs::new(), network: Arc::default() }
+        Self { inner: TestDisk::new(), network: Arc::default() }
     }
 
     fn set(&self, change: impl FnOnce(&mut Weather)) {

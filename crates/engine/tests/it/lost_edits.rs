@@ -10,9 +10,9 @@ use archipelago_engine::db::{ColumnFamily, Db};
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_env::fault::{FaultFs, Operation, Rule};
-use archipelago_env::mem::MemFs;
 use archipelago_env::{CreateOptions, FileClass, FileSystem, IoContext, IoPurpose};
 
+use crate::disk::TestDisk;
 use crate::support::{open, over, small_db, small_family};
 
 type Files = BTreeMap<String, Vec<u8>>;
@@ -25,13 +25,13 @@ fn path(name: &str) -> PathBuf {
     Path::new("/db").join(name)
 }
 
-fn files(disk: &MemFs) -> Files {
+fn files(disk: &TestDisk) -> Files {
     let entries = disk.list(Path::new("/db")).unwrap();
     let names = entries.into_iter().map(|entry| entry.name).filter(|name| name != "LOCK");
     names.map(|name| (name.clone(), disk.read(&path(&name), context()).unwrap())).collect()
 }
 
-fn write(disk: &MemFs, name: &str, bytes: &[u8]) {
+fn write(disk: &TestDisk, name: &str, bytes: &[u8]) {
     let mut file = disk.create(&path(name), context(), CreateOptions::default()).unwrap();
     file.append(bytes).unwrap();
     file.sync().unwrap();
@@ -67,8 +67,8 @@ fn fill(db: &Db, rounds: u32) {
 }
 
 /// A database that was killed (or closed) after flushes, compactions and a new family.
-fn left(close: bool) -> MemFs {
-    let disk = MemFs::new();
+fn left(close: bool) -> TestDisk {
+    let disk = TestDisk::new();
     let db = open(&disk);
     fill(&db, 6);
     let other = db.create_family("other", small_family()).unwrap();
@@ -92,7 +92,7 @@ fn record_ends(manifest: &[u8]) -> Vec<usize> {
 }
 
 /// Opening must fail with `Corrupt` and every part of `says`, and must change no file.
-fn refused(disk: &MemFs, what: &str, says: &[&str]) {
+fn refused(disk: &TestDisk, what: &str, says: &[&str]) {
     let before = files(disk);
     for read_only in [true, false] {
         let options = DbOptions { read_only, ..small_db() };
@@ -184,7 +184,7 @@ fn a_lost_log_segment_is_refused_unchanged() {
 
 #[test]
 fn a_loss_before_a_segment_that_was_synced_is_refused() {
-    let disk = MemFs::new();
+    let disk = TestDisk::new();
     let family = CfOptions { write_buffer_bytes: 4 << 20, ..small_family() };
     let db = Db::open_with("/db", small_db(), over(&disk, family.clone())).unwrap();
     for n in 0..400u32 {
@@ -222,8 +222,8 @@ fn a_family_that_the_manifest_lost_is_noticed_by_its_writes() {
 
 #[test]
 fn every_power_loss_and_kill_opens_without_an_alarm() {
-    let disk = MemFs::new();
-    let crashed: Arc<parking_lot::Mutex<Vec<MemFs>>> = Arc::default();
+    let disk = TestDisk::new();
+    let crashed: Arc<parking_lot::Mutex<Vec<TestDisk>>> = Arc::default();
     let kept = Arc::clone(&crashed);
     disk.on_sync(Arc::new(move |disk, _| {
         let mut kept = kept.lock();
@@ -259,7 +259,7 @@ fn every_power_loss_and_kill_opens_without_an_alarm() {
 
 #[test]
 fn a_checkpoint_has_a_mark_of_its_own() {
-    let disk = MemFs::new();
+    let disk = TestDisk::new();
     let db = open(&disk);
     fill(&db, 3);
     for n in 0..300u32 {
@@ -279,7 +279,7 @@ fn a_checkpoint_has_a_mark_of_its_own() {
 
 #[test]
 fn a_segment_that_cannot_name_the_next_one_loses_nothing() {
-    let disk = MemFs::new();
+    let disk = TestDisk::new();
     let faults = FaultFs::new(Arc::new(disk.clone()), 1);
     let components = || {
         let fs: Arc<dyn FileSystem> = Arc::new(faults.clone());

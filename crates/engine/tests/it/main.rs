@@ -15,6 +15,7 @@ mod counting;
 mod crash;
 mod crash_model;
 mod descriptors;
+mod disk;
 mod families;
 mod faults;
 mod fencing;

@@ -8,11 +8,11 @@ use archipelago_engine::event::{Event, EventListener, Listeners};
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::stats::Ticker;
 use archipelago_env::FileSystem;
-use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
 use tracing::field::{Field, Visit};
 use tracing::{Level, Metadata, Subscriber, span};
 
+use crate::disk::TestDisk;
 use crate::support::over;
 
 const MB: u64 = 1 << 20;
@@ -30,7 +30,7 @@ impl EventListener for Seals {
 }
 
 struct Bench {
-    fs: MemFs,
+    fs: TestDisk,
     budget: Arc<ByteBudget>,
     seals: Arc<Seals>,
     db: Db,
@@ -43,7 +43,7 @@ impl Bench {
     }
 
     fn with(background: BackgroundMode, limit_bytes: u64, mut options: DbOptions) -> Self {
-        let (fs, seals) = (MemFs::new(), Arc::new(Seals::default()));
+        let (fs, seals) = (TestDisk::new(), Arc::new(Seals::default()));
         let budget = ByteBudget::new(limit_bytes);
         let mut listeners = Listeners::default();
         listeners.add(Arc::clone(&seals) as Arc<dyn EventListener>);
@@ -122,7 +122,7 @@ fn options_over_their_share_are_logged_once_each() {
         let options = DbOptions { block_cache_bytes: 40 * MB, ..DbOptions::default() };
         let components = Components {
             budget: Some(ByteBudget::new(48 * MB)),
-            ..over(&MemFs::new(), large.clone())
+            ..over(&TestDisk::new(), large.clone())
         };
         let db = Db::open_with("/db", options, components).unwrap();
         db.create_family("late", CfOptions { target_file_bytes: 20 * MB, ..large }).unwrap();

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use archipelago_engine::db::BackgroundMode;
 use archipelago_engine::options::{CfOptions, Compression, DbOptions};
 use archipelago_env::local::LocalFs;
-use archipelago_env::mem::MemFs;
 
 use crate::away::{Mood, Stays, Whim};
+use crate::disk::TestDisk;
 use crate::model::{Disk, Generator, Runner, Setting, Tiered, seeds};
 use crate::separation::Separation;
 use crate::support::{small_db, small_family};
@@ -52,7 +52,7 @@ fn direct_db() -> DbOptions {
 }
 
 fn memory(db: DbOptions, family: CfOptions) -> Setting {
-    let disk = Disk::Memory(MemFs::new());
+    let disk = Disk::Memory(TestDisk::new());
     let separation = Separation::OFF;
     Setting { background: BackgroundMode::Manual, db, family, separation, disk, away: None }
 }

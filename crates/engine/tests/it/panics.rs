@@ -17,8 +17,8 @@ use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::stats::Ticker;
 use archipelago_env::FileSystem;
-use archipelago_env::mem::MemFs;
 
+use crate::disk::TestDisk;
 use crate::support::{over, small_db, small_family};
 
 /// All extensions in one; each panics while `on` is set.
@@ -120,14 +120,14 @@ impl PanickingExtension {
     }
 }
 
-fn open(fs: &MemFs, mode: Mode, which: PanickingExtension, fragile: &Panicking) -> Db {
+fn open(fs: &TestDisk, mode: Mode, which: PanickingExtension, fragile: &Panicking) -> Db {
     open_with_trigger(fs, mode, which, fragile, 2)
 }
 
 /// Opens a database whose buckets are compacted in the background from `l0_compaction_trigger`
 /// files on.
 fn open_with_trigger(
-    fs: &MemFs,
+    fs: &TestDisk,
     mode: Mode,
     which: PanickingExtension,
     fragile: &Panicking,
@@ -184,7 +184,7 @@ fn check(db: &Db) {
     }
 }
 
-fn table_files(fs: &MemFs) -> u64 {
+fn table_files(fs: &TestDisk) -> u64 {
     let entries = fs.list(std::path::Path::new("/db")).unwrap();
     entries.iter().filter(|entry| entry.name.ends_with(".sst")).count() as u64
 }
@@ -222,7 +222,7 @@ fn flush_with_a_panicking_extension_fails_and_is_planned_again() {
         [PanickingExtension::Merge, PanickingExtension::Filter, PanickingExtension::Executor]
             .map(|w| (mode.clone(), w))
     }) {
-        let (fs, fragile) = (MemFs::new(), Panicking::default());
+        let (fs, fragile) = (TestDisk::new(), Panicking::default());
         let db = open(&fs, mode, which, &fragile);
         fill(&db);
         fragile.set(true);
@@ -250,7 +250,7 @@ fn compaction_is_planned_again_after_its_extension_panicked() {
         [PanickingExtension::Merge, PanickingExtension::Filter, PanickingExtension::Executor]
             .map(|w| (mode.clone(), w))
     }) {
-        let (fs, fragile) = (MemFs::new(), Panicking::default());
+        let (fs, fragile) = (TestDisk::new(), Panicking::default());
         // The requested compaction is the first one: the background has too few files for one.
         let db = open_with_trigger(&fs, mode, which, &fragile, 8);
         let cf = db.default_family();
@@ -278,7 +278,7 @@ fn compaction_is_planned_again_after_its_extension_panicked() {
 
 #[test]
 fn failure_of_work_that_is_gone_is_forgotten() {
-    let (fs, fragile) = (MemFs::new(), Panicking::default());
+    let (fs, fragile) = (TestDisk::new(), Panicking::default());
     let db = open(&fs, stepped(), PanickingExtension::Executor, &fragile);
     for _ in 0..2 {
         fill(&db);
@@ -297,7 +297,7 @@ fn failure_of_work_that_is_gone_is_forgotten() {
 
 #[test]
 fn writers_get_the_error_of_a_panicking_flush() {
-    let (fs, fragile) = (MemFs::new(), Panicking::default());
+    let (fs, fragile) = (TestDisk::new(), Panicking::default());
     let db = open(&fs, threads(), PanickingExtension::Filter, &fragile);
     fragile.set(true);
     let mut written = 0u32;
@@ -326,7 +326,7 @@ fn writers_get_the_error_of_a_panicking_flush() {
 
 #[test]
 fn read_with_a_panicking_merge_operator_fails_alone() {
-    let (fs, fragile) = (MemFs::new(), Panicking::default());
+    let (fs, fragile) = (TestDisk::new(), Panicking::default());
     let db = open(&fs, stepped(), PanickingExtension::Merge, &fragile);
     let (cf, options) = (db.default_family().clone(), WriteOptions::default());
     let cases: [&dyn Fn(); 2] = [&|| {}, &|| db.flush(&cf).unwrap()];
@@ -372,7 +372,8 @@ impl EventListener for Told {
 #[test]
 fn panicking_listener_disturbs_nobody() {
     for Mode { background, options } in both_modes() {
-        let (fs, fragile, told) = (MemFs::new(), Panicking::default(), Arc::new(Told::default()));
+        let (fs, fragile, told) =
+            (TestDisk::new(), Panicking::default(), Arc::new(Told::default()));
         let family = CfOptions { merge_operator: Some("append".to_owned()), ..small_family() };
         let mut components = Components { background, ..over(&fs, family) };
         components.listeners.add(Arc::new(fragile.clone()));

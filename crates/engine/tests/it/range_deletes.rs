@@ -12,9 +12,9 @@ use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::sst::{BlockCache, TableReader};
 use archipelago_env::fault::{FaultFs, Operation, Rule};
-use archipelago_env::mem::MemFs;
 use archipelago_env::{FileSystem, IoContext, IoPurpose, OpenOptions};
 
+use crate::disk::TestDisk;
 use crate::support::{over, small_db, small_family};
 
 /// Sealed memtables and their bytes.
@@ -35,14 +35,14 @@ impl EventListener for Seals {
 
 /// A database in memory whose budget and seals can be looked at.
 struct Store {
-    fs: MemFs,
+    fs: TestDisk,
     budget: Arc<ByteBudget>,
     seals: Arc<Seals>,
     db: Db,
 }
 
 impl Store {
-    fn open(fs: MemFs, family: CfOptions, budget_bytes: u64) -> Self {
+    fn open(fs: TestDisk, family: CfOptions, budget_bytes: u64) -> Self {
         let budget = ByteBudget::new(budget_bytes);
         let seals = Arc::new(Seals::default());
         let mut listeners = Listeners::default();
@@ -56,7 +56,7 @@ impl Store {
 
     /// Has space for all records in one memtable.
     fn roomy() -> Self {
-        Self::open(MemFs::new(), roomy(), u64::MAX)
+        Self::open(TestDisk::new(), roomy(), u64::MAX)
     }
 
     fn delete_range(&self, start: u64, end: u64) {
@@ -206,7 +206,7 @@ fn recovery_of_range_deletes_flushes_within_the_budget() {
 fn range_deletes_seal_a_memtable_once_it_is_full_of_them() {
     const COUNT: u64 = 4000;
     let family = CfOptions { write_buffer_bytes: 64 << 10, ..small_family() };
-    let store = Store::open(MemFs::new(), family, u64::MAX);
+    let store = Store::open(TestDisk::new(), family, u64::MAX);
     for at in 0..COUNT {
         store.delete_range(at, at + 2 + at % 300);
     }
@@ -219,7 +219,7 @@ fn range_deletes_seal_a_memtable_once_it_is_full_of_them() {
 #[test]
 fn a_memtable_is_sealed_at_the_most_range_deletes_of_a_shard() {
     let family = CfOptions { buckets: 1, ..roomy() };
-    let store = Store::open(MemFs::new(), family, u64::MAX);
+    let store = Store::open(TestDisk::new(), family, u64::MAX);
     for at in 0..40_000 {
         store.delete_range(at, 50_000);
     }
@@ -231,7 +231,7 @@ fn a_memtable_is_sealed_at_the_most_range_deletes_of_a_shard() {
 #[test]
 fn log_is_left_after_a_range_delete_that_comes_before_the_first_map() {
     const COUNT: u64 = 1000;
-    let disk = MemFs::new();
+    let disk = TestDisk::new();
     let family = CfOptions { buckets: 4, write_buffer_bytes: 8 << 20, ..small_family() };
     let faults = FaultFs::new(Arc::new(disk.clone()), 1);
     let components = Components { fs: Arc::new(faults.clone()), ..over(&disk, family.clone()) };

@@ -14,10 +14,10 @@ use archipelago_engine::repair::{
 };
 use archipelago_engine::sst::{SstWriter, TableOptions};
 use archipelago_env::FileSystem;
-use archipelago_env::mem::MemFs;
 
 use crate::corruption::{Files, disk, files};
 use crate::crash_model::{self as model, Hooks};
+use crate::disk::TestDisk;
 use crate::support::{Beneath, over, small_db, small_family, stepped};
 
 const SOURCE: &str = "/db";
@@ -27,12 +27,12 @@ fn options() -> RepairOptions {
     RepairOptions { seed: Some(3), ..RepairOptions::default() }
 }
 
-fn shared(fs: &MemFs) -> Arc<dyn FileSystem> {
+fn shared(fs: &TestDisk) -> Arc<dyn FileSystem> {
     Arc::new(fs.clone())
 }
 
 /// Repairs, and checks that the original is unchanged.
-fn repaired_with(fs: &MemFs, options: RepairOptions) -> RepairReport {
+fn repaired_with(fs: &TestDisk, options: RepairOptions) -> RepairReport {
     let before = files(fs, SOURCE);
     let report =
         repair(&shared(fs), Path::new(SOURCE), Path::new(TARGET), options, |_| {}).unwrap();
@@ -40,14 +40,14 @@ fn repaired_with(fs: &MemFs, options: RepairOptions) -> RepairReport {
     report
 }
 
-fn repaired(fs: &MemFs) -> RepairReport {
+fn repaired(fs: &TestDisk) -> RepairReport {
     repaired_with(fs, options())
 }
 
 type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 
 /// All rows of the default family of the repaired database, which must have no damage.
-fn rows(fs: &MemFs, family: CfOptions) -> Rows {
+fn rows(fs: &TestDisk, family: CfOptions) -> Rows {
     let report = verify_files(&shared(fs), Path::new(TARGET), |_| {}).unwrap();
     assert!(report.is_clean(), "{:?}", report.errors);
     let db = Db::open_with(TARGET, small_db(), over(fs, family)).unwrap();
@@ -82,8 +82,8 @@ fn put(db: &Db, key: &[u8], value: &[u8]) {
 }
 
 /// A closed database with tables at the last level, in L0 and a log, and its content.
-fn plain_database() -> (MemFs, Rows) {
-    let fs = MemFs::new();
+fn plain_database() -> (TestDisk, Rows) {
+    let fs = TestDisk::new();
     let db = Db::open_with(SOURCE, small_db(), over(&fs, plain_family())).unwrap();
     let mut rows = Rows::new();
     for n in 0..600 {
@@ -115,7 +115,7 @@ fn plain_family() -> CfOptions {
     CfOptions { write_buffer_bytes: 1 << 20, l0_compaction_trigger: 8, ..small_family() }
 }
 
-fn names(fs: &MemFs, suffix: &str) -> Vec<String> {
+fn names(fs: &TestDisk, suffix: &str) -> Vec<String> {
     files(fs, SOURCE).into_keys().filter(|name| name.ends_with(suffix)).collect()
 }
 
@@ -123,7 +123,7 @@ fn path(name: &str) -> PathBuf {
     Path::new(SOURCE).join(name)
 }
 
-fn overwrite(fs: &MemFs, name: &str, change: impl FnOnce(&mut Vec<u8>)) {
+fn overwrite(fs: &TestDisk, name: &str, change: impl FnOnce(&mut Vec<u8>)) {
     let mut all = files(fs, SOURCE);
     change(all.get_mut(name).unwrap());
     let context = archipelago_env::IoContext::manifest(archipelago_env::IoPurpose::Maintenance);
@@ -153,7 +153,7 @@ fn repair_of_a_whole_database_keeps_everything() {
     let report = repaired(&fs);
     assert!(report.is_lossless() && report.manifest_lost.is_none(), "{report}");
     assert_eq!(rows(&fs, plain_family()), want);
-    let copied = MemFs::clone(&disk(&files(&fs, SOURCE)));
+    let copied = TestDisk::clone(&disk(&files(&fs, SOURCE)));
     let options = RepairOptions { link_tables: LinkTables::No, ..options() };
     assert!(repaired_with(&copied, options).is_lossless());
     assert_eq!(rows(&copied, plain_family()), want);
@@ -271,7 +271,7 @@ fn manifest_that_was_cut_or_damaged_is_no_loss_of_values() {
 #[test]
 fn merge_operands_in_replaced_tables_count_once() {
     let family = CfOptions { merge_operator: Some("append".to_owned()), ..plain_family() };
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let db = Db::open_with(SOURCE, small_db(), over(&fs, family.clone())).unwrap();
     put(&db, b"with", b"base");
     for part in ["-a", "-b", "-c"] {
@@ -297,7 +297,7 @@ fn merge_operands_in_replaced_tables_count_once() {
 
 #[test]
 fn ingested_table_keeps_its_place_by_the_manifest() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let db = Db::open_with(SOURCE, small_db(), over(&fs, plain_family())).unwrap();
     put(&db, b"a", b"old");
     db.flush(db.default_family()).unwrap();
@@ -327,8 +327,8 @@ fn ingested_table_keeps_its_place_by_the_manifest() {
 type Row = (Vec<u8>, Vec<u8>);
 
 /// A database whose writes are all in its log: three segments or more.
-fn logged_database() -> (MemFs, Vec<Row>) {
-    let fs = MemFs::new();
+fn logged_database() -> (TestDisk, Vec<Row>) {
+    let fs = TestDisk::new();
     let db = Db::open_with(SOURCE, small_db(), over(&fs, plain_family())).unwrap();
     let mut written = Vec::new();
     for n in 0..1500 {
@@ -455,7 +455,7 @@ type Past = HashSet<(&'static str, Vec<u8>, Vec<u8>)>;
 /// A closed database of several families with all kinds of files and records, what it holds, and
 /// what it ever held.
 fn model_database() -> (Files, model::Contents, Past) {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let db = model::create(shared(&fs), model::manual(), &Hooks::default());
     let (mut script, mut model) = (model::Script::new(23), model::Model::default());
     let mut past = Past::new();
@@ -547,7 +547,7 @@ struct Expected<'a> {
 
 /// Compares the repaired database with the model. How many keys the report promised.
 fn judge_run(
-    fs: &MemFs,
+    fs: &TestDisk,
     report: &RepairReport,
     expected: &Expected<'_>,
     ids: &BTreeMap<&str, CfId>,
@@ -591,7 +591,7 @@ fn judge_run(
 
 #[test]
 fn database_on_tiers_is_repaired_into_a_directory() {
-    let disk = MemFs::new();
+    let disk = TestDisk::new();
     let (fs, _tiers) = Beneath::Tiers.open(&disk);
     let outside = tempfile::tempdir().unwrap();
     let components = || Components {

@@ -11,11 +11,11 @@ use archipelago_engine::options::CfOptions;
 use archipelago_engine::repair::{LinkTables, RepairOptions, RepairReport, repair, verify_files};
 use archipelago_env::fault::{Fault, FaultFs, Operation, Rule};
 use archipelago_env::local::LocalFs;
-use archipelago_env::mem::MemFs;
 use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose};
 use parking_lot::Mutex;
 
 use crate::corruption::{Files, disk, files};
+use crate::disk::TestDisk;
 use crate::support::{over, small_db, small_family};
 
 const SOURCE: &str = "/db";
@@ -34,7 +34,7 @@ fn key(n: u32) -> Vec<u8> {
 /// The files of a closed database with tables at two levels and a log. One table has a damaged
 /// block; and without `with_manifest` there is no `CURRENT`.
 fn damaged_database(with_manifest: bool) -> Files {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let db = Db::open_with(SOURCE, small_db(), over(&fs, family())).unwrap();
     for (round, step) in [1, 3, 7].into_iter().enumerate() {
         for n in (0..150).step_by(step) {
@@ -61,7 +61,7 @@ fn run(fs: &Arc<dyn FileSystem>, link_tables: LinkTables) -> Result<RepairReport
     repair(fs, Path::new(SOURCE), Path::new(TARGET), options, |_| {})
 }
 
-fn rows(fs: &MemFs) -> Rows {
+fn rows(fs: &TestDisk) -> Rows {
     let db = Db::open_with(TARGET, small_db(), over(fs, family())).unwrap();
     let mut iter = db.iter(db.default_family(), &ReadOptions::default()).unwrap();
     let mut rows = Rows::new();
@@ -126,7 +126,7 @@ fn repair_that_power_loss_ends_is_whole_or_no_database() {
     for with_manifest in [true, false] {
         let source = damaged_database(with_manifest);
         let fs = disk(&source);
-        let states: Arc<Mutex<Vec<MemFs>>> = Arc::default();
+        let states: Arc<Mutex<Vec<TestDisk>>> = Arc::default();
         let into = Arc::clone(&states);
         fs.on_sync(Arc::new(move |fs, _| {
             into.lock().extend((0..3).map(|seed| fs.crash_clone(seed)));

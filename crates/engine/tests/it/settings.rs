@@ -11,11 +11,11 @@ use archipelago_base::{ErrorKind, Result};
 use archipelago_engine::db::{BackgroundMode, Components, Db, ReadOptions};
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
-use archipelago_env::mem::MemFs;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
+use crate::disk::TestDisk;
 use crate::support::over;
 
 /// Settings that decide whether an open succeeds at all; `api` and `basics` test them.
@@ -63,7 +63,7 @@ fn work(options: &DbOptions, family: &CfOptions) {
 }
 
 fn work_in(background: BackgroundMode, options: &DbOptions, family: &CfOptions) {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let key = |at: u32| format!("key{at:02}").into_bytes();
     let with = WriteOptions::default();
     let value = 7u64.to_le_bytes();

@@ -15,9 +15,9 @@ use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::sst::{SstWriter, TableOptions};
 use archipelago_env::FileSystem;
-use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
 
+use crate::disk::TestDisk;
 use crate::support::{in_threads, open, over, small_db, small_family};
 
 /// Removes every value unless it is off, and calls back for each value.
@@ -47,7 +47,7 @@ impl CompactionFilter for RemoveAll {
 
 fn filtered(filter: &Arc<RemoveAll>) -> Components {
     let family = CfOptions { compaction_filter: Some("remove-all".to_owned()), ..small_family() };
-    let mut components = over(&MemFs::new(), family);
+    let mut components = over(&TestDisk::new(), family);
     components.registry.add_compaction_filter(Arc::clone(filter) as _);
     components
 }
@@ -152,7 +152,7 @@ fn reads_repeat_at_a_snapshot_taken_during_an_ingestion() {
             let (cell, taken) = (Arc::new(OnceLock::new()), Arc::new(Mutex::new(Vec::new())));
             let filter = Arc::new(RemoveAll::default());
             filter.off.store(true, Ordering::Relaxed);
-            let fs = MemFs::new();
+            let fs = TestDisk::new();
             let mut components = match with_filter {
                 true => filtered(&filter),
                 false => over(&fs, small_family()),
@@ -273,7 +273,7 @@ fn statistics_show_what_only_snapshots_keep() {
 #[test]
 fn files_that_a_snapshot_held_go_when_it_is_dropped() {
     let filter = Arc::new(RemoveAll::default());
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let components = Components { fs: Arc::new(fs.clone()), ..filtered(&filter) };
     let db = Db::open_with("/db", small_db(), components).unwrap();
     let cf = db.default_family();
@@ -339,8 +339,8 @@ fn expired_value_vanishes_at_a_snapshot_too() {
 
 #[test]
 fn every_read_refuses_a_snapshot_of_another_database() {
-    let fs = MemFs::new();
-    let (db, elsewhere) = (open(&fs), open(&MemFs::new()));
+    let fs = TestDisk::new();
+    let (db, elsewhere) = (open(&fs), open(&TestDisk::new()));
     db.put(b"a", b"b").unwrap();
     elsewhere.put(b"a", b"b").unwrap();
     let foreign = elsewhere.snapshot();

@@ -16,8 +16,8 @@ use archipelago_engine::job::Cancel;
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, Compression, DbOptions, WriteOptions};
 use archipelago_engine::stats::Ticker;
-use archipelago_env::mem::MemFs;
 
+use crate::disk::TestDisk;
 use crate::support::{in_threads, over, small_db, small_family};
 
 const START_MS: u64 = 1_000_000;
@@ -33,7 +33,7 @@ fn all() -> KeyRange {
 
 /// A database whose clock the test advances.
 struct Store {
-    fs: MemFs,
+    fs: TestDisk,
     clock: Arc<ManualClock>,
     db: Db,
 }
@@ -44,24 +44,24 @@ impl Store {
     }
 
     fn with(options: DbOptions, family: CfOptions) -> Self {
-        let (fs, clock) = (MemFs::new(), Arc::new(ManualClock::new(START_MS)));
+        let (fs, clock) = (TestDisk::new(), Arc::new(ManualClock::new(START_MS)));
         let db = Self::open(&fs, &clock, options, family);
         Self { fs, clock, db }
     }
 
     /// A store that runs its background work in threads.
     fn in_threads(options: DbOptions) -> Self {
-        let (fs, clock) = (MemFs::new(), Arc::new(ManualClock::new(START_MS)));
+        let (fs, clock) = (TestDisk::new(), Arc::new(ManualClock::new(START_MS)));
         let components = in_threads(Self::components(&fs, &clock, small_family()));
         let db = Db::open_with("/db", options, components).unwrap();
         Self { fs, clock, db }
     }
 
-    fn open(fs: &MemFs, clock: &Arc<ManualClock>, options: DbOptions, family: CfOptions) -> Db {
+    fn open(fs: &TestDisk, clock: &Arc<ManualClock>, options: DbOptions, family: CfOptions) -> Db {
         Db::open_with("/db", options, Self::components(fs, clock, family)).unwrap()
     }
 
-    fn components(fs: &MemFs, clock: &Arc<ManualClock>, family: CfOptions) -> Components {
+    fn components(fs: &TestDisk, clock: &Arc<ManualClock>, family: CfOptions) -> Components {
         let mut registry = Registry::default();
         registry.add_compaction_filter(Arc::new(DropAll));
         registry.add_merge_operator(Arc::new(Refuse));

@@ -11,9 +11,9 @@ use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::stats::Ticker;
 use archipelago_env::FileSystem;
-use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
 
+use crate::disk::TestDisk;
 use crate::support::{over, small_db, small_family};
 
 const KEYS: u32 = 2000;
@@ -69,12 +69,12 @@ fn options(background: BackgroundMode, subcompactions_max: usize) -> Opened {
     Opened { background, options: DbOptions { subcompactions_max, ..small_db() } }
 }
 
-fn open(disk: &MemFs, opened: Opened, told: &Arc<Told>, fault: Option<FaultPoint>) -> Db {
+fn open(disk: &TestDisk, opened: Opened, told: &Arc<Told>, fault: Option<FaultPoint>) -> Db {
     open_with(disk, family(), opened, told, fault)
 }
 
 fn open_with(
-    disk: &MemFs,
+    disk: &TestDisk,
     family: CfOptions,
     opened: Opened,
     told: &Arc<Told>,
@@ -114,14 +114,14 @@ fn contents(db: &Db) -> Vec<Option<Vec<u8>>> {
     (0..KEYS).map(|n| db.get(&key(n)).unwrap().map(|value| value.to_vec())).collect()
 }
 
-fn tables(disk: &MemFs) -> u64 {
+fn tables(disk: &TestDisk) -> u64 {
     let entries = disk.list(Path::new("/db")).unwrap();
     entries.iter().filter(|entry| entry.name.ends_with(".sst")).count() as u64
 }
 
 /// Checks that all keys are readable, and that no unneeded table exists (threads may still have to
 /// remove some).
-fn check_clean(db: &Db, disk: &MemFs, background: BackgroundMode) {
+fn check_clean(db: &Db, disk: &TestDisk, background: BackgroundMode) {
     let report = db.verify(|_, _| {}).unwrap();
     assert!(report.is_clean(), "{report:?}");
     if background == BackgroundMode::Threads {
@@ -137,7 +137,7 @@ fn parts_are_installed_together_and_change_no_answer() {
     let mut answers = Vec::new();
     for background in [BackgroundMode::Manual, BackgroundMode::Threads] {
         for most in [1, 3, 8] {
-            let (disk, told) = (MemFs::new(), Arc::new(Told::default()));
+            let (disk, told) = (TestDisk::new(), Arc::new(Told::default()));
             let db = open(&disk, options(background, most), &told, None);
             fill(&db);
             db.wait_for_background().unwrap();
@@ -170,7 +170,7 @@ fn parts_are_installed_together_and_change_no_answer() {
 fn a_part_that_fails_ends_the_others_and_the_job_is_tried_again() {
     for background in [BackgroundMode::Manual, BackgroundMode::Threads] {
         for failing in 1..=3 {
-            let (disk, told) = (MemFs::new(), Arc::new(Told::default()));
+            let (disk, told) = (TestDisk::new(), Arc::new(Told::default()));
             // The `failing`th part fails; the other parts of the job are then ended or removed.
             let parts = Arc::new(Mutex::new(0));
             let seen = Arc::clone(&parts);
@@ -224,7 +224,7 @@ fn a_part_that_fails_ends_the_others_and_the_job_is_tried_again() {
 /// Writes `keys` into each of six memtables after a memtable of all keys, and compacts. Returns the
 /// largest number of parts of a compaction.
 fn most_parts(jobs: usize, buckets_dynamic: bool, keys: &[u32]) -> usize {
-    let (disk, told) = (MemFs::new(), Arc::new(Told::default()));
+    let (disk, told) = (TestDisk::new(), Arc::new(Told::default()));
     let mut opened = options(BackgroundMode::Manual, 1);
     opened.options.max_background_jobs = jobs;
     let family = CfOptions { buckets: 4, buckets_dynamic, ..family() };

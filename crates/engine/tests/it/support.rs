@@ -7,8 +7,9 @@ use archipelago_engine::db::{BackgroundMode, Components, Db};
 use archipelago_engine::options::{CfOptions, DbOptions};
 use archipelago_engine::sabotage::{Defect, with_defect};
 use archipelago_env::FileSystem;
-use archipelago_env::mem::MemFs;
 use archipelago_tier::{DeviceKind, DeviceParts, DeviceSettings, Policy, TieredFs};
+
+use crate::disk::TestDisk;
 
 /// Small sizes, so that few records make many files.
 pub(crate) fn small_family() -> CfOptions {
@@ -39,7 +40,7 @@ pub(crate) fn in_threads(components: Components) -> Components {
 
 /// Components over `fs` with `family` as the default family's settings. The test steps the
 /// background work.
-pub(crate) fn over(fs: &MemFs, family: CfOptions) -> Components {
+pub(crate) fn over(fs: &TestDisk, family: CfOptions) -> Components {
     Components {
         fs: Arc::new(fs.clone()),
         families: [("default".to_owned(), family)].into_iter().collect(),
@@ -48,8 +49,8 @@ pub(crate) fn over(fs: &MemFs, family: CfOptions) -> Components {
     }
 }
 
-/// A small database in memory.
-pub(crate) fn open(fs: &MemFs) -> Db {
+/// A small database on `fs`.
+pub(crate) fn open(fs: &TestDisk) -> Db {
     Db::open_with("/db", small_db(), over(fs, small_family())).unwrap()
 }
 
@@ -74,7 +75,7 @@ pub(crate) enum Beneath {
 
 impl Beneath {
     /// The file system for the database, and the tiers if any.
-    pub(crate) fn open(self, disk: &MemFs) -> (Arc<dyn FileSystem>, Option<Arc<TieredFs>>) {
+    pub(crate) fn open(self, disk: &TestDisk) -> (Arc<dyn FileSystem>, Option<Arc<TieredFs>>) {
         if matches!(self, Self::Disk) {
             return (Arc::new(disk.clone()), None);
         }

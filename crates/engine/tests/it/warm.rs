@@ -16,8 +16,8 @@ use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, WriteOptions};
 use archipelago_engine::sst::BlockCache;
 use archipelago_engine::stats::Ticker;
-use archipelago_env::mem::MemFs;
 
+use crate::disk::TestDisk;
 use crate::support::{in_threads, over, small_db, small_family};
 
 const KEYS: u32 = 1000;
@@ -33,7 +33,7 @@ fn settled(read: u32) -> Db {
 }
 
 /// Components of a database with one file in each level.
-fn one_file(fs: &MemFs) -> Components {
+fn one_file(fs: &TestDisk) -> Components {
     let family = CfOptions {
         buckets: 1,
         write_buffer_bytes: 1 << 20,
@@ -44,7 +44,7 @@ fn one_file(fs: &MemFs) -> Components {
 }
 
 fn settled_in(budget: Option<Arc<ByteBudget>>, read: u32) -> Db {
-    let components = Components { budget, ..one_file(&MemFs::new()) };
+    let components = Components { budget, ..one_file(&TestDisk::new()) };
     let db = Db::open_with("/db", small_db(), components).unwrap();
     (0..KEYS).for_each(|n| db.put(&key(n), &[1; 100]).unwrap());
     for n in 0..read {
@@ -154,7 +154,7 @@ impl JobExecutor for Elsewhere {
 
 /// Components of a database whose jobs `executor` runs.
 fn run_by(executor: Elsewhere) -> Components {
-    Components { executor: Arc::new(executor), ..one_file(&MemFs::new()) }
+    Components { executor: Arc::new(executor), ..one_file(&TestDisk::new()) }
 }
 
 /// All keys in files that the executor of `components` wrote, and none of them read.

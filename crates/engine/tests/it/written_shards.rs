@@ -16,9 +16,9 @@ use archipelago_engine::options::{CfOptions, WriteOptions};
 use archipelago_engine::stats::Ticker;
 use archipelago_env::FileSystem;
 use archipelago_env::fault::{FaultFs, Operation, Rule};
-use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
 
+use crate::disk::TestDisk;
 use crate::separation::audit_at_rest;
 use crate::support::{in_threads, over, small_db, small_family};
 
@@ -39,7 +39,7 @@ struct Past {
 #[derive(Default)]
 struct Watch {
     db: Mutex<Option<Db>>,
-    disk: Mutex<Option<MemFs>>,
+    disk: Mutex<Option<TestDisk>>,
     now: Mutex<Contents>,
     past: Mutex<Option<Past>>,
     /// Bytes in memtables at the start of each shard's work.
@@ -47,7 +47,7 @@ struct Watch {
     /// Value files that the manifest named at the start of each shard's work.
     value_files: Mutex<Vec<usize>>,
     /// Disks between two shards.
-    crashed: Mutex<Vec<MemFs>>,
+    crashed: Mutex<Vec<TestDisk>>,
     /// Number of shards that may be written before the flush fails; none fails at first.
     fails_after: AtomicU64,
     fails: AtomicBool,
@@ -165,7 +165,7 @@ impl Watch {
 }
 
 struct World {
-    disk: MemFs,
+    disk: TestDisk,
     family: CfOptions,
     db: Db,
     watch: Arc<Watch>,
@@ -195,9 +195,9 @@ impl World {
     fn with(
         seed: u64,
         family: CfOptions,
-        change: impl FnOnce(Components, &MemFs) -> Components,
+        change: impl FnOnce(Components, &TestDisk) -> Components,
     ) -> Self {
-        let (disk, watch) = (MemFs::new(), Arc::new(Watch::default()));
+        let (disk, watch) = (TestDisk::new(), Arc::new(Watch::default()));
         let looking = Arc::clone(&watch);
         let components = Components {
             fault_point: Some(Arc::new(move |point| looking.look(point))),
@@ -266,12 +266,12 @@ impl World {
     }
 
     /// Opens a database that lies in `/db` of another disk.
-    fn open(&self, disk: &MemFs) -> Db {
+    fn open(&self, disk: &TestDisk) -> Db {
         Db::open_with("/db", small_db(), over(disk, self.family.clone())).unwrap()
     }
 
     /// Closes the database, and returns the disk and the contents.
-    fn close(self) -> (MemFs, Contents) {
+    fn close(self) -> (TestDisk, Contents) {
         *self.watch.db.lock() = None;
         *self.watch.past.lock() = None;
         let contents = self.watch.now.lock().clone();
@@ -280,12 +280,12 @@ impl World {
     }
 }
 
-fn tables(disk: &MemFs) -> usize {
+fn tables(disk: &TestDisk) -> usize {
     let names = disk.list("/db".as_ref()).unwrap();
     names.iter().filter(|entry| format!("{entry:?}").contains(".sst")).count()
 }
 
-fn value_files(disk: &MemFs) -> usize {
+fn value_files(disk: &TestDisk) -> usize {
     let names = disk.list("/db".as_ref()).unwrap();
     names.iter().filter(|entry| entry.name.ends_with(".vsst")).count()
 }
@@ -304,7 +304,7 @@ fn named_value_files(db: &Db) -> usize {
 }
 
 /// Checks that exactly the tables and value files that the manifest names lie on the disk.
-fn check_files(disk: &MemFs, db: &Db) {
+fn check_files(disk: &TestDisk, db: &Db) {
     assert_eq!(tables(disk), named_tables(db), "tables");
     assert_eq!(value_files(disk), named_value_files(db), "value files");
     audit_at_rest(db);
@@ -487,7 +487,7 @@ fn read_a_dropped_family(family: CfOptions) {
     let clock = Arc::new(ManualClock::new(1_000_000));
     let of_world = Arc::clone(&clock);
     let change =
-        |components: Components, _: &MemFs| Components { clock: of_world as _, ..components };
+        |components: Components, _: &TestDisk| Components { clock: of_world as _, ..components };
     let world = World::with(60, family.clone(), change);
     let own = world.db.create_family("own", family).unwrap();
     for round in 0..3 {
@@ -559,7 +559,7 @@ fn concurrent_readers_agree_while_shards_leave_memory() {
 }
 
 fn read_while_a_writer_flushes(family: CfOptions) {
-    let disk = MemFs::new();
+    let disk = TestDisk::new();
     let db = Db::open_with("/db", small_db(), in_threads(over(&disk, family))).unwrap();
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {

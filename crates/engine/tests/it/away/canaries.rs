@@ -11,11 +11,11 @@ use archipelago_engine::options::{CfOptions, WriteOptions};
 use archipelago_engine::sabotage::Defect;
 use archipelago_engine::stats::Ticker;
 use archipelago_engine::wal::WriteBatch;
-use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
 
 use super::world::{Change, KEYS, World, check_rows, key};
 use super::{FakeStore, Mood, Whim};
+use crate::disk::TestDisk;
 use crate::support::{is_noticed, open, over, small_db, small_family};
 
 /// Nodes with an executor that flushes the shards there.
@@ -85,7 +85,7 @@ fn lose_power_after_a_flush_at_the_nodes() {
     world.sync();
     world.db.flush(world.db.default_family()).unwrap();
     assert!(world.executor().ran().away > 0, "{:?}", world.executor().ran());
-    let left: Vec<MemFs> = (0..8).map(|seed| world.fs.crash_clone(seed)).collect();
+    let left: Vec<TestDisk> = (0..8).map(|seed| world.fs.crash_clone(seed)).collect();
     for fs in left {
         world.fs = fs;
         world.open_with(FakeStore::new(4, flushing_nodes()), None);
@@ -101,7 +101,7 @@ fn suite_notices_outputs_that_are_not_synced() {
 
 /// The power fails after the flush of one of two families that a batch without sync has changed.
 fn lose_power_after_the_flush_of_one_family() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let db = open(&fs);
     let other = db.create_family("other", small_family()).unwrap();
     let mut batch = WriteBatch::new();
@@ -133,8 +133,8 @@ fn suite_notices_an_install_before_the_sync_of_the_log() {
 #[derive(Default)]
 struct Overtaking {
     /// The database and its files, until they are used.
-    database: Mutex<Option<(Db, MemFs)>>,
-    killed: Mutex<Option<MemFs>>,
+    database: Mutex<Option<(Db, TestDisk)>>,
+    killed: Mutex<Option<TestDisk>>,
 }
 
 impl Overtaking {
@@ -166,8 +166,8 @@ fn newer_rows() -> impl Iterator<Item = (Vec<u8>, Vec<u8>)> {
 /// The process dies while a flush waits for its install, and a younger memtable is due. The
 /// database has no memory nodes.
 fn kill_between_the_installs_of_two_memtables() {
-    let (fs, overtaking) = (MemFs::new(), Arc::new(Overtaking::default()));
-    let open_at = |fs: &MemFs, fault_point: Option<FaultPoint>| {
+    let (fs, overtaking) = (TestDisk::new(), Arc::new(Overtaking::default()));
+    let open_at = |fs: &TestDisk, fault_point: Option<FaultPoint>| {
         let family = CfOptions { buckets: 1, ..small_family() };
         Db::open_with("/db", small_db(), Components { fault_point, ..over(fs, family) }).unwrap()
     };

@@ -9,11 +9,11 @@ use archipelago_base::spawn::{Spawn, SystemSpawn};
 use archipelago_base::{Error, ErrorKind};
 use archipelago_engine::db::{Components, Db, FaultPoint, ReadOptions};
 use archipelago_engine::stats::Ticker;
-use archipelago_env::mem::MemFs;
 use archipelago_env::{CreateOptions, FileClass, FileSystem, IoContext, IoPurpose};
 
 use super::world::{Change, KEYS, World, assert_busy, check_rows, key};
 use super::{FakeStore, Mood};
+use crate::disk::TestDisk;
 use crate::support::{in_threads, over, small_db};
 
 #[test]
@@ -179,7 +179,7 @@ fn each_step_of_a_rebuild_may_fail() {
 }
 
 /// Cuts records out of every log segment except the last one, at `part` eighths of its length.
-fn damage_log(fs: &MemFs, part: usize) {
+fn damage_log(fs: &TestDisk, part: usize) {
     let io = || IoContext::new(FileClass::Other, IoPurpose::Maintenance);
     let mut logs: Vec<(PathBuf, Vec<u8>)> = crate::corruption::files(fs, "/db")
         .into_iter()
@@ -255,7 +255,7 @@ fn records_that_the_log_has_lost_are_never_taken_for_empty() {
 #[test]
 fn readers_in_threads_find_every_write() {
     let mood = Mood { limit_bytes: 300 << 10, refuse: 8, lose: 25, ..Mood::default() };
-    let (fs, store) = (MemFs::new(), FakeStore::new(11, mood));
+    let (fs, store) = (TestDisk::new(), FakeStore::new(11, mood));
     let Change { family, .. } = Change::default();
     let components =
         in_threads(Components { shard_store: Some(Arc::clone(&store) as _), ..over(&fs, family) });

@@ -7,11 +7,11 @@ use archipelago_engine::db::{FaultPoint, ReadOptions};
 use archipelago_engine::options::{CfOptions, WriteOptions};
 use archipelago_engine::stats::Ticker;
 use archipelago_env::fault::FaultFs;
-use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
 
 use super::Mood;
 use super::world::{Change, KEYS, World, key};
+use crate::disk::TestDisk;
 use crate::support::small_family;
 
 /// Checks that the shards are kept and all rows exist, now and after more work.
@@ -171,7 +171,7 @@ fn nothing_is_kept_of_what_power_loss_took_from_the_log() {
 }
 
 /// Clones the files at a named point of an open.
-fn clone_at(point: &'static str, fs: MemFs, cloned: Arc<Mutex<Option<MemFs>>>) -> FaultPoint {
+fn clone_at(point: &'static str, fs: TestDisk, cloned: Arc<Mutex<Option<TestDisk>>>) -> FaultPoint {
     Arc::new(move |at| {
         if at == point {
             cloned.lock().get_or_insert_with(|| fs.kill_clone());
@@ -205,7 +205,7 @@ fn second_takeover_during_the_first_starts_again() {
             let fault = clone_at(point, fs.clone(), Arc::clone(&cloned));
             world.take_over_at(fs, Mood::default(), Some(fault));
             // The process died at that point; the nodes hold the shards from before.
-            let at_point: MemFs = cloned.lock().take().unwrap();
+            let at_point: TestDisk = cloned.lock().take().unwrap();
             let at_point = if power { at_point.crash_clone(7) } else { at_point };
             world.fs = at_point;
             world.open_with(again, None);

@@ -10,9 +10,9 @@ use archipelago_engine::db::{BackgroundMode, Components, Db, FaultPoint, ReadOpt
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::stats::Ticker;
 use archipelago_env::fault::FaultFs;
-use archipelago_env::mem::MemFs;
 
 use super::{FakeExecutor, FakeStore, Mood};
+use crate::disk::TestDisk;
 use crate::support::{over, small_db, small_family};
 
 /// Number of different keys.
@@ -49,7 +49,7 @@ impl Default for Change {
 }
 
 pub(super) struct World {
-    pub(super) fs: MemFs,
+    pub(super) fs: TestDisk,
     /// The file system between the database and `fs`, which can fail.
     pub(super) faults: FaultFs,
     pub(super) store: Arc<FakeStore>,
@@ -70,7 +70,7 @@ pub(super) fn key(number: u32) -> Vec<u8> {
 }
 
 fn components(
-    fs: &MemFs,
+    fs: &TestDisk,
     faults: &FaultFs,
     family: &CfOptions,
     store: &Arc<FakeStore>,
@@ -98,7 +98,7 @@ impl World {
     /// A database that has its first bucket map, so that later memtables may be sent.
     pub(super) fn with(change: Change) -> Self {
         let Change { mood, db: options, family, fault, clock, background } = change;
-        let (fs, store) = (MemFs::new(), FakeStore::new(3, mood));
+        let (fs, store) = (TestDisk::new(), FakeStore::new(3, mood));
         let faults = FaultFs::new(Arc::new(fs.clone()), 1);
         let parts = components(&fs, &faults, &family, &store);
         let executor = FakeExecutor::of(7, &store, mood);
@@ -239,7 +239,7 @@ impl World {
     /// Opens these files over a store.
     pub(super) fn try_open(
         &self,
-        fs: &MemFs,
+        fs: &TestDisk,
         store: &Arc<FakeStore>,
         fault_point: Option<FaultPoint>,
     ) -> Result<Db> {
@@ -264,7 +264,7 @@ impl World {
     }
 
     /// The next owner finds these files, and the nodes unchanged.
-    pub(super) fn take_over_at(&mut self, fs: MemFs, mood: Mood, fault: Option<FaultPoint>) {
+    pub(super) fn take_over_at(&mut self, fs: TestDisk, mood: Mood, fault: Option<FaultPoint>) {
         let next = self.store.next(9, mood);
         self.fs = fs;
         self.open_with(next, fault);

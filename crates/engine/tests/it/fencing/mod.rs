@@ -34,9 +34,9 @@ use archipelago_engine::sst::BlockCache;
 use archipelago_engine::stats::Ticker;
 use archipelago_env::FileSystem;
 use archipelago_env::fault::{FaultFs, Operation, Rule};
-use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
 
+use crate::disk::TestDisk;
 use crate::support::{over, small_db, small_family};
 
 /// A time that is longer than the interval of sweeps.
@@ -162,7 +162,7 @@ fn job_context(fs: Arc<dyn FileSystem>, shards: &dyn ShardSource) -> JobContext<
 }
 
 /// Runs a kept job on `fs`, as an executor that resumes late.
-fn run_late(job: &KeptJob, fs: &MemFs) -> Result<JobOutput> {
+fn run_late(job: &KeptJob, fs: &TestDisk) -> Result<JobOutput> {
     let fs = Arc::new(fs.clone());
     match job {
         KeptJob::Flush(spec, shards) => run_flush(spec, &job_context(fs, shards)),
@@ -176,7 +176,7 @@ fn many_files() -> CfOptions {
     CfOptions { write_buffer_bytes, target_file_bytes: 4 << 10, buckets: 6, ..small_family() }
 }
 
-fn components(fs: &MemFs, clock: &Arc<ManualClock>) -> Components {
+fn components(fs: &TestDisk, clock: &Arc<ManualClock>) -> Components {
     Components { clock: Arc::clone(clock) as Arc<dyn Clock>, ..over(fs, many_files()) }
 }
 
@@ -214,7 +214,7 @@ fn strays(db: &Db, fs: &dyn FileSystem, dir: &Path) -> u64 {
 
 /// An owner has died after it handed out a flush. The next owner works, and then the flush runs.
 fn late_flush_of_a_dead_owner_changes_nothing() {
-    let (fs, clock) = (MemFs::new(), Arc::new(ManualClock::new(1_000_000)));
+    let (fs, clock) = (TestDisk::new(), Arc::new(ManualClock::new(1_000_000)));
     let executor = Arc::new(Keeping::default());
     let of_owner = Components { executor: Arc::clone(&executor) as _, ..components(&fs, &clock) };
     let owner = Db::open_with("/db", small_db(), of_owner).unwrap();
@@ -256,7 +256,7 @@ fn late_flush_of_a_dead_owner_touches_no_live_file() {
 
 #[test]
 fn late_compaction_of_a_dead_owner_touches_no_live_file() {
-    let (fs, clock) = (MemFs::new(), Arc::new(ManualClock::new(1_000_000)));
+    let (fs, clock) = (TestDisk::new(), Arc::new(ManualClock::new(1_000_000)));
     let executor = Arc::new(Keeping::default());
     let of_owner = Components { executor: Arc::clone(&executor) as _, ..components(&fs, &clock) };
     let owner = Db::open_with("/db", small_db(), of_owner).unwrap();
@@ -294,7 +294,7 @@ fn late_compaction_of_a_dead_owner_touches_no_live_file() {
 
 /// A database lives many times. Each life ends with a kill or with power loss.
 fn attempts_of_all_lives_have_numbers_of_their_own() {
-    let (mut disk, clock) = (MemFs::new(), Arc::new(ManualClock::new(1_000_000)));
+    let (mut disk, clock) = (TestDisk::new(), Arc::new(ManualClock::new(1_000_000)));
     let executor = Arc::new(Noting::default());
     let mut rng = Rng::with_seed(5);
     for life in 0..12 {
@@ -346,7 +346,7 @@ fn suite_notices_numbers_that_are_used_twice() {
 
 #[test]
 fn late_output_of_a_job_that_was_given_up_is_swept() {
-    let (fs, clock) = (MemFs::new(), Arc::new(ManualClock::new(1_000_000)));
+    let (fs, clock) = (TestDisk::new(), Arc::new(ManualClock::new(1_000_000)));
     let executor = Arc::new(Keeping::default());
     let of_owner = Components { executor: Arc::clone(&executor) as _, ..components(&fs, &clock) };
     let db = Db::open_with("/db", small_db(), of_owner).unwrap();
@@ -380,7 +380,7 @@ fn late_output_of_a_job_that_was_given_up_is_swept() {
 
 #[test]
 fn iterator_keeps_its_tables_through_a_sweep() {
-    let (fs, clock) = (MemFs::new(), Arc::new(ManualClock::new(1_000_000)));
+    let (fs, clock) = (TestDisk::new(), Arc::new(ManualClock::new(1_000_000)));
     let db = Db::open_with("/db", small_db(), components(&fs, &clock)).unwrap();
     put_round(&db, 0);
     db.flush(db.default_family()).unwrap();
@@ -414,7 +414,7 @@ fn iterator_keeps_its_tables_through_a_sweep() {
 
 #[test]
 fn sweep_rests_while_the_outcome_of_an_edit_is_unknown() {
-    let (disk, clock) = (MemFs::new(), Arc::new(ManualClock::new(1_000_000)));
+    let (disk, clock) = (TestDisk::new(), Arc::new(ManualClock::new(1_000_000)));
     let faulty = FaultFs::new(Arc::new(disk.clone()), 1);
     let fs = Arc::new(faulty.clone()) as Arc<dyn FileSystem>;
     let db =
@@ -441,7 +441,7 @@ fn sweep_rests_while_the_outcome_of_an_edit_is_unknown() {
 
 #[test]
 fn sweep_that_fails_is_tried_again() {
-    let (fs, clock) = (MemFs::new(), Arc::new(ManualClock::new(1_000_000)));
+    let (fs, clock) = (TestDisk::new(), Arc::new(ManualClock::new(1_000_000)));
     let fails = Arc::new(AtomicBool::new(true));
     let failing = Arc::clone(&fails);
     let fault_point = move |name: &str| match name {
@@ -474,7 +474,7 @@ fn sweep_that_fails_is_tried_again() {
 
 #[test]
 fn each_open_for_writing_is_a_later_owner() {
-    let (fs, clock) = (MemFs::new(), Arc::new(ManualClock::new(1_000_000)));
+    let (fs, clock) = (TestDisk::new(), Arc::new(ManualClock::new(1_000_000)));
     let open = || Db::open_with("/db", small_db(), components(&fs, &clock)).unwrap();
     let db = open();
     let first: Owner = db.owner().unwrap();

@@ -35,7 +35,7 @@ const FORGERIES: [(Forgery, &str); 7] = [
 
 /// Runs jobs here, and changes their outputs.
 struct Forging {
-    fs: MemFs,
+    fs: TestDisk,
     /// Position in [`FORGERIES`], after 0 for none.
     forgery: AtomicU8,
     /// Bytes of the last table of an earlier job.
@@ -47,7 +47,7 @@ struct Forging {
 }
 
 impl Forging {
-    fn new(fs: &MemFs) -> Self {
+    fn new(fs: &TestDisk) -> Self {
         Self {
             fs: fs.clone(),
             forgery: AtomicU8::new(0),
@@ -171,7 +171,7 @@ fn compact_with_refusals(db: &Db, executor: &Forging, installed: &Installed) {
 
 #[test]
 fn output_that_is_not_its_metadata_is_never_installed() {
-    let (fs, clock) = (MemFs::new(), Arc::new(ManualClock::new(1_000_000)));
+    let (fs, clock) = (TestDisk::new(), Arc::new(ManualClock::new(1_000_000)));
     let (executor, installed) = (Arc::new(Forging::new(&fs)), Arc::<Installed>::default());
     let mut of_owner =
         Components { executor: Arc::clone(&executor) as _, ..components(&fs, &clock) };

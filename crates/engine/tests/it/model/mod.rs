@@ -19,13 +19,13 @@ use std::time::Duration;
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_engine::db::BackgroundMode;
 use archipelago_engine::options::{CfOptions, Compression, DbOptions};
-use archipelago_env::mem::MemFs;
 
 pub(crate) use runner::{Disk, Runner, Setting};
 pub(crate) use steps::Generator;
 pub(crate) use tiered::{Did, Tiered};
 
 use crate::away::{Mood, Stays, Whim};
+use crate::disk::TestDisk;
 use crate::separation::Separation;
 
 const CASES: u64 = 400;
@@ -174,7 +174,7 @@ pub(crate) fn seeds(usual: std::ops::Range<u64>) -> Box<dyn Iterator<Item = u64>
 
 #[test]
 fn the_database_does_what_the_model_does() {
-    let memory = || Disk::Memory(MemFs::new());
+    let memory = || Disk::Memory(TestDisk::new());
     match number("ARCHIPELAGO_MODEL_SEED") {
         Some(seed) => drop(run(seed, memory(), true)),
         None => {
@@ -208,7 +208,7 @@ fn the_database_does_what_the_model_does() {
 #[test]
 fn range_deletes_do_what_the_model_does() {
     let run = |seed, verbose| {
-        run_steps(seed, Generator::of_ranges(seed), Disk::Memory(MemFs::new()), verbose);
+        run_steps(seed, Generator::of_ranges(seed), Disk::Memory(TestDisk::new()), verbose);
     };
     match number("ARCHIPELAGO_MODEL_SEED") {
         Some(seed) => run(seed, true),

@@ -7,8 +7,8 @@ use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, WriteOptions};
 use archipelago_engine::sst::{SstWriter, TableOptions};
 use archipelago_env::FileSystem;
-use archipelago_env::mem::MemFs;
 
+use crate::disk::TestDisk;
 use crate::support::{open, over, small_db, small_family};
 
 const UNLOGGED: WriteOptions = WriteOptions {
@@ -20,7 +20,7 @@ const UNLOGGED: WriteOptions = WriteOptions {
 
 #[test]
 fn sequence_numbers_of_lost_flushed_writes_are_not_reused() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let db = open(&fs);
     let other = db.create_family("other", small_family()).unwrap();
     db.put(b"a", b"flushed").unwrap();
@@ -35,7 +35,7 @@ fn sequence_numbers_of_lost_flushed_writes_are_not_reused() {
 
 #[test]
 fn a_checkpoint_holds_what_was_written_past_the_log() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let db = open(&fs);
     db.put_with(db.default_family(), b"a", b"b", &UNLOGGED).unwrap();
     db.checkpoint("/copy").unwrap();
@@ -46,7 +46,7 @@ fn a_checkpoint_holds_what_was_written_past_the_log() {
 
 #[test]
 fn a_file_that_was_cut_at_buckets_is_not_left_behind() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let family = CfOptions { buckets_dynamic: false, ..small_family() };
     let db = Db::open_with("/db", small_db(), over(&fs, family)).unwrap();
     let cf = db.default_family();
@@ -71,7 +71,7 @@ fn a_file_that_was_cut_at_buckets_is_not_left_behind() {
 
 #[test]
 fn recovery_cuts_buckets_only_before_the_first_file() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let db = open(&fs);
     let cf = db.default_family();
     // A memtable with nothing to cut at, whose file spans everything; then one with many keys.

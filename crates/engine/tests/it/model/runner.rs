@@ -19,7 +19,6 @@ use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::stats::Ticker;
 use archipelago_engine::wal::WriteBatch;
 use archipelago_env::FileSystem;
-use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
 
 use super::iterator_rows::{Held, contents, rows_of};
@@ -30,13 +29,14 @@ use super::taken::{MidwayTaker, Read, Taken};
 use super::tiered::{Did, Tiered};
 use crate::away::{FakeExecutor, FakeStore, Mood, with_executor};
 use crate::beside::Beside;
+use crate::disk::TestDisk;
 use crate::fragile::Fragile;
 use crate::separation::Separation;
 
 /// Directory of a case's database.
 #[derive(Clone)]
 pub(crate) enum Disk {
-    Memory(MemFs),
+    Memory(TestDisk),
     Local(Arc<dyn FileSystem>, PathBuf),
     Tiers(Tiered),
 }

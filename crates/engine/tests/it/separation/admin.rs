@@ -10,9 +10,9 @@ use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::CfOptions;
 use archipelago_engine::repair::{RepairOptions, RepairReport, repair, verify_files};
 use archipelago_env::FileSystem;
-use archipelago_env::mem::MemFs;
 
 use crate::corruption::{closed_with_separated_values, disk, open_separated};
+use crate::disk::TestDisk;
 use crate::support::{over, small_db, small_family};
 
 const DIR: &str = "/db";
@@ -29,7 +29,7 @@ fn family(separation_bytes: u64) -> CfOptions {
     }
 }
 
-fn open(fs: &MemFs, dir: &str, separation_bytes: u64) -> Db {
+fn open(fs: &TestDisk, dir: &str, separation_bytes: u64) -> Db {
     Db::open_with(dir, small_db(), over(fs, family(separation_bytes))).unwrap()
 }
 
@@ -43,7 +43,7 @@ fn value(n: u32, round: u32) -> Vec<u8> {
 }
 
 /// Writes `count` keys in two rounds, so that value files have garbage, and compacts after each.
-fn filled(fs: &MemFs, separation_bytes: u64, count: u32) -> (Db, Rows) {
+fn filled(fs: &TestDisk, separation_bytes: u64, count: u32) -> (Db, Rows) {
     let db = open(fs, DIR, separation_bytes);
     let mut rows = Rows::new();
     for round in 0..2 {
@@ -69,17 +69,17 @@ fn rows_of(db: &Db) -> Rows {
     rows
 }
 
-fn names(fs: &MemFs, dir: &str, end: &str) -> Vec<String> {
+fn names(fs: &TestDisk, dir: &str, end: &str) -> Vec<String> {
     let entries = fs.list(Path::new(dir)).unwrap();
     entries.into_iter().map(|entry| entry.name).filter(|name| name.ends_with(end)).collect()
 }
 
-fn shared(fs: &MemFs) -> Arc<dyn FileSystem> {
+fn shared(fs: &TestDisk) -> Arc<dyn FileSystem> {
     Arc::new(fs.clone())
 }
 
 /// Flips a byte of a file in memory.
-pub(super) fn flip(fs: &MemFs, path: &str, at: u64) {
+pub(super) fn flip(fs: &TestDisk, path: &str, at: u64) {
     let context = archipelago_env::IoContext::manifest(archipelago_env::IoPurpose::Maintenance);
     let path = Path::new(path);
     let mut bytes = fs.read(path, context).unwrap();
@@ -90,13 +90,13 @@ pub(super) fn flip(fs: &MemFs, path: &str, at: u64) {
     file.sync().unwrap();
 }
 
-fn repaired(fs: &MemFs, dry_run: bool) -> RepairReport {
+fn repaired(fs: &TestDisk, dry_run: bool) -> RepairReport {
     let options = RepairOptions { seed: Some(3), dry_run, ..RepairOptions::default() };
     repair(&shared(fs), Path::new(DIR), Path::new("/repaired"), options, |_| {}).unwrap()
 }
 
 /// Checks that the repaired database is clean and differs only where the report says so.
-fn check_repaired(fs: &MemFs, report: &RepairReport, before: &Rows, threshold: u64) -> Rows {
+fn check_repaired(fs: &TestDisk, report: &RepairReport, before: &Rows, threshold: u64) -> Rows {
     let verified = verify_files(&shared(fs), Path::new("/repaired"), |_| {}).unwrap();
     assert!(verified.is_clean(), "{:?}", verified.errors);
     let db = open(fs, "/repaired", threshold);
@@ -113,7 +113,7 @@ fn check_repaired(fs: &MemFs, report: &RepairReport, before: &Rows, threshold: u
 #[test]
 fn checkpoint_has_the_value_files_of_its_moment() {
     for threshold in THRESHOLDS {
-        let fs = MemFs::new();
+        let fs = TestDisk::new();
         let (db, rows) = filled(&fs, threshold, 200);
         db.checkpoint("/copy").unwrap();
         for n in 0..200 {
@@ -133,7 +133,7 @@ fn checkpoint_has_the_value_files_of_its_moment() {
 #[test]
 fn verification_counts_the_references_to_a_damaged_value_file() {
     for threshold in THRESHOLDS {
-        let fs = MemFs::new();
+        let fs = TestDisk::new();
         let (db, _) = filled(&fs, threshold, 200);
         assert!(db.verify(|_, _| {}).unwrap().value_files > 0);
         let report = db.values(db.default_family()).unwrap();
@@ -169,7 +169,7 @@ fn values_report_has_the_invalid_files() {
 
 #[test]
 fn missing_value_file_is_named_by_verify_and_open() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let (db, _) = filled(&fs, 64, 200);
     db.close().unwrap();
     let name = names(&fs, DIR, ".vsst").remove(0);
@@ -184,7 +184,7 @@ fn missing_value_file_is_named_by_verify_and_open() {
 #[test]
 fn repair_drops_and_reports_records_of_a_missing_value_file() {
     for threshold in THRESHOLDS {
-        let fs = MemFs::new();
+        let fs = TestDisk::new();
         let (db, before) = filled(&fs, threshold, 200);
         let file = db.values(db.default_family()).unwrap().files[0].clone();
         db.close().unwrap();
@@ -200,7 +200,7 @@ fn repair_drops_and_reports_records_of_a_missing_value_file() {
 
 #[test]
 fn repair_saves_the_whole_values_of_a_damaged_value_file() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let (db, before) = filled(&fs, 64, 200);
     let file = db.values(db.default_family()).unwrap().files[0].clone();
     db.close().unwrap();
@@ -215,7 +215,7 @@ fn repair_saves_the_whole_values_of_a_damaged_value_file() {
 #[test]
 fn repair_without_a_manifest_resolves_references() {
     for threshold in THRESHOLDS {
-        let fs = MemFs::new();
+        let fs = TestDisk::new();
         let (db, before) = filled(&fs, threshold, 200);
         db.close().unwrap();
         for name in names(&fs, DIR, "").into_iter().filter(|name| name.starts_with("MANIFEST")) {
@@ -235,7 +235,7 @@ fn repair_without_a_manifest_resolves_references() {
 #[test]
 fn repair_prefers_an_inline_copy_to_a_reference() {
     for threshold in THRESHOLDS {
-        let fs = MemFs::new();
+        let fs = TestDisk::new();
         let (db, before) = filled(&fs, threshold, 200);
         db.close().unwrap();
         let context = archipelago_env::IoContext::manifest(archipelago_env::IoPurpose::Maintenance);
@@ -265,7 +265,7 @@ fn repair_prefers_an_inline_copy_to_a_reference() {
 #[test]
 fn compact_range_leaves_no_value_file_when_separation_is_off() {
     for threshold in THRESHOLDS {
-        let fs = MemFs::new();
+        let fs = TestDisk::new();
         let (db, rows) = filled(&fs, threshold, 200);
         assert!(!names(&fs, DIR, ".vsst").is_empty());
         db.close().unwrap();
@@ -280,7 +280,7 @@ fn compact_range_leaves_no_value_file_when_separation_is_off() {
 
 #[test]
 fn compact_range_separates_values_of_older_tables() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let (db, rows) = filled(&fs, 0, 200);
     assert!(names(&fs, DIR, ".vsst").is_empty());
     db.close().unwrap();
@@ -295,7 +295,7 @@ fn compact_range_separates_values_of_older_tables() {
 
 #[test]
 fn table_with_separated_values_is_refused_for_ingestion() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let (db, rows) = filled(&fs, 64, 100);
     let table = Path::new(DIR).join(names(&fs, DIR, ".sst").remove(0));
     let refused = db.ingest(db.default_family(), &[table], &IngestOptions::default()).unwrap_err();
@@ -306,7 +306,7 @@ fn table_with_separated_values_is_refused_for_ingestion() {
 
 #[test]
 fn open_removes_stray_value_files() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let (db, rows) = filled(&fs, 64, 100);
     db.close().unwrap();
     let named = names(&fs, DIR, ".vsst");
@@ -322,7 +322,7 @@ fn open_removes_stray_value_files() {
 
 #[test]
 fn dropped_family_takes_its_value_files_along() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let db = open(&fs, DIR, 0);
     let other = db.create_family("other", family(64)).unwrap();
     for n in 0..60 {
@@ -339,7 +339,7 @@ fn dropped_family_takes_its_value_files_along() {
 
 #[test]
 fn report_adds_up_and_names_pinned_bytes() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let (db, _) = filled(&fs, 64, 200);
     let report = db.values(db.default_family()).unwrap();
     let total: u64 = report.files.iter().map(|file| file.value_bytes).sum();
@@ -364,7 +364,7 @@ fn report_adds_up_and_names_pinned_bytes() {
 
 #[test]
 fn report_tells_files_that_a_snapshot_pins_from_others() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let (db, _) = filled(&fs, 64, 200);
     db.close().unwrap();
     let filtered = CfOptions { compaction_filter: Some("ttl".to_owned()), ..family(64) };

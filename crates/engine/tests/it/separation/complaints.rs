@@ -17,7 +17,6 @@ use archipelago_engine::db::{
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, Compression, DbOptions, WriteOptions};
 use archipelago_engine::stats::Ticker;
-use archipelago_env::mem::MemFs;
 use archipelago_env::stats::CountingFs;
 use archipelago_env::{FileClass, FileSystem};
 use parking_lot::Mutex;
@@ -25,6 +24,7 @@ use parking_lot::Mutex;
 use super::admin::flip;
 use super::world::{KEYS, Model, World, check_at, key, patiently, step_all, value};
 use super::{Separation, audit, audit_at_rest};
+use crate::disk::TestDisk;
 use crate::support::{in_threads, over, small_db, small_family};
 
 /// Longest wait for threads of the background.
@@ -182,7 +182,7 @@ fn last_reference_takes_its_value_file_along_without_a_job() {
 /// Notes every value file that the database removes.
 #[derive(Clone, Debug)]
 struct Removals {
-    inner: MemFs,
+    inner: TestDisk,
     removed: Arc<Mutex<Vec<PathBuf>>>,
 }
 
@@ -206,7 +206,7 @@ impl FileSystem for Removals {
 fn value_file_is_removed_once_and_after_its_last_reader() {
     let world = plain_world(|family| family.compaction_filter = Some("tilde".to_owned()));
     world.filter.pause(true);
-    let disk = Removals { inner: MemFs::new(), removed: Arc::default() };
+    let disk = Removals { inner: TestDisk::new(), removed: Arc::default() };
     let shared: Arc<dyn FileSystem> = Arc::new(disk.clone());
     let db = world.open_through(&shared).unwrap();
     let cf = db.default_family();

@@ -10,12 +10,12 @@ use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, Compression};
 use archipelago_env::FileSystem;
 use archipelago_env::fault::{Fault, FaultFs, Operation, Rule};
-use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
 
 use super::admin::flip;
 use super::world::{KEYS, Model, World, check_at, key, patiently, step_all, synced, value};
 use super::{Separation, audit_at_rest};
+use crate::disk::TestDisk;
 use crate::support::{over, small_db, small_family};
 
 #[test]
@@ -35,7 +35,7 @@ fn recovery_writes_value_files_with_its_tables() {
 
 #[test]
 fn resume_writes_value_files_with_its_tables() {
-    let memory = MemFs::new();
+    let memory = TestDisk::new();
     let faults = FaultFs::new(Arc::new(memory.clone()), 3);
     let fs: Arc<dyn FileSystem> = Arc::new(faults.clone());
     let family = Separation::EAGER.of(small_family());
@@ -68,7 +68,7 @@ const POINTS: [&str; 6] = [
 
 /// A disk after a crash, and its expected content.
 struct Crashed {
-    disk: MemFs,
+    disk: TestDisk,
     model: Model,
     label: String,
 }
@@ -83,7 +83,7 @@ struct Crashes {
 
 impl Crashes {
     /// A power loss or kill at every few visits of a point.
-    fn reached(&self, disk: &MemFs, name: &str) {
+    fn reached(&self, disk: &TestDisk, name: &str) {
         let Some(at) = POINTS.iter().position(|point| *point == name) else { return };
         let visit = {
             let mut reached = self.reached.lock();
@@ -102,7 +102,7 @@ impl Crashes {
 
 #[test]
 fn crash_at_every_point_keeps_synced_values_and_leaves_no_strays() {
-    let (memory, crashes) = (MemFs::new(), Arc::<Crashes>::default());
+    let (memory, crashes) = (TestDisk::new(), Arc::<Crashes>::default());
     let family = Separation::EAGER.of(CfOptions {
         level_base_bytes: 16 << 10,
         target_file_bytes: 4 << 10,
@@ -137,7 +137,7 @@ fn crash_at_every_point_keeps_synced_values_and_leaves_no_strays() {
     eprintln!("{} crashes, visits {reached:?}", found.len());
     for Crashed { disk, model, label } in found {
         eprintln!("{label}");
-        let open = |disk: &MemFs| {
+        let open = |disk: &TestDisk| {
             let db = Db::open_with("/db", small_db(), over(disk, family.clone())).unwrap();
             check_at(&db, db.default_family(), &Default::default(), &model);
             audit_at_rest(&db);

@@ -16,11 +16,11 @@ use archipelago_engine::options::{CfOptions, Compression, WriteOptions};
 use archipelago_engine::sst::{SstWriter, TableOptions};
 use archipelago_engine::stats::Ticker;
 use archipelago_env::FileSystem;
-use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
 
 use super::world::{KEYS, Model, Tilde, World, check_at, key, patiently, step_all, value};
 use super::{Collection, Separation, audit};
+use crate::disk::TestDisk;
 use crate::support::{over, small_db, small_family};
 
 /// A thread that steps the background, and the result once it has ended.
@@ -61,7 +61,7 @@ const ALL: [Meanwhile; 11] = [
 
 impl Meanwhile {
     /// Executes it. The model of the caller follows with [`Meanwhile::apply`].
-    fn act(self, db: &Db, fs: &MemFs, model: &Model) -> Result<()> {
+    fn act(self, db: &Db, fs: &TestDisk, model: &Model) -> Result<()> {
         let (cf, all) = (db.default_family(), KeyRange::all());
         match self {
             Self::Nothing => Ok(()),
@@ -630,7 +630,7 @@ fn close_ends_a_garbage_collection() {
     for point in STEPS {
         let fs = world.fs.kill_clone();
         let family = Separation::EAGER.of(small_family());
-        let mut threads = World::over(MemFs::new(), family, BackgroundMode::Threads);
+        let mut threads = World::over(TestDisk::new(), family, BackgroundMode::Threads);
         // The hook must stand before the workers start.
         let (reached, wait) = channel();
         threads.hook.at(point, move || {
@@ -654,7 +654,7 @@ fn threads_collect_garbage_beside_writers_and_readers() {
     let family = CfOptions { buckets: 3, ..Separation::EAGER.of(small_family()) };
     let collection = Collection::Eager;
     assert_eq!(Separation::EAGER.collection, collection);
-    let mut world = World::over(MemFs::new(), family, BackgroundMode::Threads);
+    let mut world = World::over(TestDisk::new(), family, BackgroundMode::Threads);
     let (stop, stopped) = channel::<()>();
     std::thread::scope(|scope| {
         let (db, fs) = (world.db.clone(), world.fs.clone());

@@ -11,8 +11,8 @@ use archipelago_engine::db::{ColumnFamily, Components, Db, Entry, Iter, ReadOpti
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::stats::Ticker;
-use archipelago_env::mem::MemFs;
 
+use crate::disk::TestDisk;
 use crate::support::{over, small_db, small_family};
 
 const KEYS: u32 = 150;
@@ -51,7 +51,7 @@ fn family(separation_bytes: u64) -> CfOptions {
     }
 }
 
-fn open(disk: &MemFs, separation_bytes: u64, clock: Arc<WallClock>) -> Db {
+fn open(disk: &TestDisk, separation_bytes: u64, clock: Arc<WallClock>) -> Db {
     let components = Components { clock, ..over(disk, family(separation_bytes)) };
     Db::open_with("/db", small_db(), components).unwrap()
 }
@@ -77,8 +77,8 @@ fn key_of(n: u32) -> Vec<u8> {
 impl Pair {
     fn new(separation_bytes: u64) -> Self {
         let clock = Arc::new(WallClock(AtomicU64::new(START_MS)));
-        let separated = open(&MemFs::new(), separation_bytes, Arc::clone(&clock));
-        let inline = open(&MemFs::new(), 0, Arc::clone(&clock));
+        let separated = open(&TestDisk::new(), separation_bytes, Arc::clone(&clock));
+        let inline = open(&TestDisk::new(), 0, Arc::clone(&clock));
         Self { separated, inline, clock, rng: Rng::with_seed(separation_bytes) }
     }
 
@@ -353,14 +353,14 @@ fn check_round(db: &Db, options: &ReadOptions, keys: u32, round: u8) {
     assert!(!iter.valid());
 }
 
-fn follower(disk: &MemFs, table_readers_max: usize) -> Db {
+fn follower(disk: &TestDisk, table_readers_max: usize) -> Db {
     let options = DbOptions { read_only: true, table_readers_max, ..small_db() };
     Db::open_with("/db", options, over(disk, family(64))).unwrap()
 }
 
 #[test]
 fn follower_holds_value_files_that_its_writer_removes() {
-    let disk = MemFs::new();
+    let disk = TestDisk::new();
     let writer = Db::open_with("/db", small_db(), over(&disk, family(64))).unwrap();
     rewrite(&writer, KEYS, 1);
     let reader = follower(&disk, 10_000);
@@ -376,7 +376,7 @@ fn follower_holds_value_files_that_its_writer_removes() {
 
 #[test]
 fn value_file_that_is_not_held_makes_a_read_catch_up() {
-    let disk = MemFs::new();
+    let disk = TestDisk::new();
     let keys = 1500;
     let writer = Db::open_with("/db", small_db(), over(&disk, family(64))).unwrap();
     rewrite(&writer, keys, 1);

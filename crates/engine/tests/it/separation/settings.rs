@@ -6,9 +6,9 @@ use archipelago_engine::key::{KeyRange, VALUE_BYTES_MAX};
 use archipelago_engine::options::{CfOptions, Compression};
 use archipelago_engine::stats::Ticker;
 use archipelago_env::FileSystem;
-use archipelago_env::mem::MemFs;
 
 use super::world::{key, patiently, step_all};
+use crate::disk::TestDisk;
 use crate::support::{over, small_db, small_family};
 
 const KEYS: u32 = 120;
@@ -26,7 +26,7 @@ fn family() -> CfOptions {
     }
 }
 
-fn open(fs: &MemFs, family: CfOptions) -> Db {
+fn open(fs: &TestDisk, family: CfOptions) -> Db {
     Db::open_with("/db", small_db(), over(fs, family)).unwrap()
 }
 
@@ -66,7 +66,7 @@ fn settings_out_of_range_are_refused_by_name() {
         (family, format!("space_amplification_max is {bound}: it must be 0, for no bound, or at"))
     });
     for (wrong, why) in cases.into_iter().chain(bounds) {
-        let fs = MemFs::new();
+        let fs = TestDisk::new();
         let error = Db::open_with("/db", small_db(), over(&fs, wrong.clone())).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert!(error.to_string().contains(&why), "{why}: {error}");
@@ -82,12 +82,12 @@ fn settings_out_of_range_are_refused_by_name() {
         CfOptions { value_file_bytes: 64 << 30, ..family() },
         CfOptions { space_amplification_max: 1.05, ..family() },
     ];
-    edges.into_iter().for_each(|edge| open(&MemFs::new(), edge).close().unwrap());
+    edges.into_iter().for_each(|edge| open(&TestDisk::new(), edge).close().unwrap());
 }
 
 #[test]
 fn threshold_takes_effect_at_the_open() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let references = |db: &Db| db.values(db.default_family()).unwrap().references();
     let thresholds = [(VALUE_BYTES as u64 + 1, 0), (VALUE_BYTES as u64, KEYS), (0, 0), (1, KEYS)];
     for (round, (threshold, expected)) in (0..).zip(thresholds) {
@@ -100,7 +100,7 @@ fn threshold_takes_effect_at_the_open() {
 
 #[test]
 fn size_of_value_files_takes_effect_at_the_open() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let largest = |db: &Db| {
         let files = db.values(db.default_family()).unwrap().files;
         files.iter().map(|file| file.value_bytes).max().unwrap()
@@ -121,7 +121,7 @@ fn size_of_value_files_takes_effect_at_the_open() {
 
 #[test]
 fn bound_takes_effect_at_the_open() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let db = open(&fs, family());
     overwrite(&db, 1, |_| true);
     overwrite(&db, 2, |n| n % 3 > 0);

@@ -13,10 +13,10 @@ use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::stats::Ticker;
 use archipelago_env::FileSystem;
-use archipelago_env::mem::MemFs;
 use parking_lot::Mutex;
 
 use super::{Separation, audit, audit_at_rest};
+use crate::disk::TestDisk;
 use crate::support::{over, small_db, small_family};
 
 /// Keys of a world.
@@ -157,7 +157,7 @@ pub(super) fn value(n: u32, round: u32) -> Vec<u8> {
 }
 
 pub(super) struct World {
-    pub(super) fs: MemFs,
+    pub(super) fs: TestDisk,
     pub(super) db: Db,
     pub(super) hook: Arc<Hook>,
     pub(super) clock: Arc<WallClock>,
@@ -178,10 +178,10 @@ impl World {
             ..small_family()
         });
         change(&mut family);
-        Self::over(MemFs::new(), family, BackgroundMode::Manual)
+        Self::over(TestDisk::new(), family, BackgroundMode::Manual)
     }
 
-    pub(super) fn over(fs: MemFs, family: CfOptions, background: BackgroundMode) -> Self {
+    pub(super) fn over(fs: TestDisk, family: CfOptions, background: BackgroundMode) -> Self {
         let hook = Arc::<Hook>::default();
         let clock =
             Arc::new(WallClock { steady: ManualClock::new(0), unix_ms: AtomicU64::new(1_000_000) });
@@ -195,7 +195,7 @@ impl World {
     }
 
     /// Opens the remaining files on another disk.
-    pub(super) fn on(&self, fs: MemFs) -> Self {
+    pub(super) fn on(&self, fs: TestDisk) -> Self {
         let mut world = Self::over(fs, self.family.clone(), self.background);
         world.model.clone_from(&self.model);
         world
@@ -308,7 +308,7 @@ fn open(
         clock: Arc::clone(parts.clock) as _,
         fault_point: Some(Arc::new(move |name| hook.reached(name))),
         background: parts.background,
-        ..over(&MemFs::new(), family.clone())
+        ..over(&TestDisk::new(), family.clone())
     };
     components.registry.add_compaction_filter(Arc::clone(parts.filter) as _);
     Db::open_with("/db", options.clone(), components)

@@ -17,14 +17,14 @@ use archipelago_engine::stats::Ticker;
 use archipelago_engine::transaction::{Conflict, LockMode, Transaction, TransactionOptions};
 use archipelago_engine::wal::WriteBatch;
 use archipelago_env::FileSystem;
-use archipelago_env::mem::MemFs;
 
+use crate::disk::TestDisk;
 use crate::support::{over, small_db, small_family};
 
 const NOW_MS: u64 = 1_000_000;
 
 struct Bench {
-    fs: MemFs,
+    fs: TestDisk,
     clock: Arc<ManualClock>,
     db: Db,
 }
@@ -34,7 +34,7 @@ fn families() -> CfOptions {
 }
 
 fn bench_with(fault_point: Option<FaultPoint>) -> Bench {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let clock = Arc::new(ManualClock::new(NOW_MS));
     let mut components = Components { clock: clock.clone(), fault_point, ..over(&fs, families()) };
     components.registry.add_merge_operator(Arc::new(AppendMerge));
@@ -47,7 +47,7 @@ fn bench_with(fault_point: Option<FaultPoint>) -> Bench {
     Bench { fs, clock, db }
 }
 
-fn table(fs: &MemFs, key: &[u8]) -> PathBuf {
+fn table(fs: &TestDisk, key: &[u8]) -> PathBuf {
     let path = Path::new("/table").to_owned();
     let fs: Arc<dyn FileSystem> = Arc::new(fs.clone());
     let mut writer = SstWriter::create(&fs, &path, TableOptions::default()).unwrap();
@@ -385,7 +385,7 @@ impl CompactionFilter for RemoveAll {
 
 #[test]
 fn filtered_family_reads_alike_and_is_no_conflict() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let family = CfOptions { compaction_filter: Some("remove-all".to_owned()), ..small_family() };
     let mut components = over(&fs, family);
     components.registry.add_compaction_filter(Arc::new(RemoveAll));

@@ -16,9 +16,9 @@ use archipelago_engine::options::{CfOptions, WriteOptions};
 use archipelago_engine::transaction::{
     Conflict, Isolation, LockMode, Locking, Transaction, TransactionIter, TransactionOptions,
 };
-use archipelago_env::mem::MemFs;
 
 use super::judge::{Call, Committed, History, Key, Value, is_serializable};
+use crate::disk::TestDisk;
 use crate::support::{in_threads, over, small_db, small_family};
 
 const KEYS: Key = 8;
@@ -258,7 +258,7 @@ fn tiny_family() -> CfOptions {
 
 /// Four clients in one thread, interleaved as the seed says; the history and the conflicts.
 fn interleaved(seed: u64, sabotage: Sabotage, locking: Locking) -> (History, usize) {
-    let db = Db::open_with("/db", small_db(), over(&MemFs::new(), tiny_family())).unwrap();
+    let db = Db::open_with("/db", small_db(), over(&TestDisk::new(), tiny_family())).unwrap();
     let moments = Moments::default();
     let mut rng = Rng::with_seed(seed);
     let mut clients: Vec<Client> =
@@ -311,7 +311,7 @@ fn parallel_transactions_are_serializable() {
             Ok(())
         });
         let components =
-            Components { fault_point: Some(step_aside), ..over(&MemFs::new(), tiny_family()) };
+            Components { fault_point: Some(step_aside), ..over(&TestDisk::new(), tiny_family()) };
         let db = Db::open_with("/db", small_db(), in_threads(components)).unwrap();
         let moments = Arc::new(Moments::default());
         let (tell, told) = std::sync::mpsc::channel();

@@ -11,8 +11,8 @@ use archipelago_engine::stats::Ticker;
 use archipelago_engine::transaction::{
     Conflict, Isolation, LockMode, Transaction, TransactionOptions,
 };
-use archipelago_env::mem::MemFs;
 
+use crate::disk::TestDisk;
 use crate::support::{in_threads, open, over, small_db, small_family};
 
 /// Options that lock rows and never wait.
@@ -33,7 +33,7 @@ const TIMEOUT: Option<Conflict> = Some(Conflict::LockTimeout);
 
 #[test]
 fn row_stays_locked_until_the_end_of_the_transaction() {
-    let db = open(&MemFs::new());
+    let db = open(&TestDisk::new());
     let cf = db.default_family();
     let options = impatient(Isolation::Serializable);
     let mut second = db.transaction_with(options);
@@ -59,7 +59,7 @@ fn row_stays_locked_until_the_end_of_the_transaction() {
 
 #[test]
 fn families_have_rows_of_their_own() {
-    let db = open(&MemFs::new());
+    let db = open(&TestDisk::new());
     let other = db.create_family("other", small_family()).unwrap();
     let mut first = db.transaction_with(impatient(Isolation::Serializable));
     let mut second = db.transaction_with(impatient(Isolation::Serializable));
@@ -70,7 +70,7 @@ fn families_have_rows_of_their_own() {
 
 #[test]
 fn savepoint_gives_back_the_locks_taken_after_it() {
-    let db = open(&MemFs::new());
+    let db = open(&TestDisk::new());
     let cf = db.default_family();
     let mut first = db.transaction_with(impatient(Isolation::Snapshot));
     let mut second = db.transaction_with(impatient(Isolation::Snapshot));
@@ -85,7 +85,7 @@ fn savepoint_gives_back_the_locks_taken_after_it() {
 
 #[test]
 fn undone_read_gives_back_its_lock_and_its_check() {
-    let db = open(&MemFs::new());
+    let db = open(&TestDisk::new());
     let cf = db.default_family();
     let mut first = db.transaction_with(impatient(Isolation::Snapshot));
     let mut second = db.transaction_with(impatient(Isolation::Snapshot));
@@ -106,7 +106,7 @@ fn undone_read_gives_back_its_lock_and_its_check() {
 
 #[test]
 fn read_for_update_sees_what_the_holder_before_it_committed() {
-    let db = open(&MemFs::new());
+    let db = open(&TestDisk::new());
     let cf = db.default_family();
     let mut first = db.transaction_with(TransactionOptions::pessimistic());
     first.put(cf, b"k", b"1").unwrap();
@@ -130,7 +130,7 @@ fn read_for_update_sees_what_the_holder_before_it_committed() {
 #[test]
 fn plain_write_to_a_locked_row_makes_the_commit_fail() {
     for isolation in [Isolation::Serializable, Isolation::Snapshot] {
-        let db = open(&MemFs::new());
+        let db = open(&TestDisk::new());
         let cf = db.default_family();
         for before in [None, Some(b"1")] {
             before.into_iter().for_each(|value| db.put(b"k", value).unwrap());
@@ -146,7 +146,7 @@ fn plain_write_to_a_locked_row_makes_the_commit_fail() {
 
 #[test]
 fn value_that_vanishes_from_a_locked_row_is_a_conflict() {
-    let db = open(&MemFs::new());
+    let db = open(&TestDisk::new());
     let cf = db.default_family();
     db.put(b"k", b"1").unwrap();
     let mut transaction = db.transaction_with(impatient(Isolation::Serializable));
@@ -162,7 +162,7 @@ fn value_that_vanishes_from_a_locked_row_is_a_conflict() {
 
 #[test]
 fn read_for_update_refuses_a_key_changed_after_the_snapshot() {
-    let db = open(&MemFs::new());
+    let db = open(&TestDisk::new());
     let cf = db.default_family();
     let mut first = db.transaction_with(impatient(Isolation::Snapshot));
     first.set_snapshot();
@@ -174,7 +174,7 @@ fn read_for_update_refuses_a_key_changed_after_the_snapshot() {
 
 #[test]
 fn deadlock_is_refused_and_the_others_go_on() {
-    let db = open(&MemFs::new());
+    let db = open(&TestDisk::new());
     let cf = db.default_family();
     let patient = TransactionOptions {
         lock_timeout: Duration::from_secs(600),
@@ -210,7 +210,7 @@ fn deadlock_is_refused_and_the_others_go_on() {
 
 #[test]
 fn closed_database_ends_a_wait_for_a_lock() {
-    let db = open(&MemFs::new());
+    let db = open(&TestDisk::new());
     let cf = db.default_family().clone();
     let mut holder = db.transaction_with(TransactionOptions::pessimistic());
     holder.put(&cf, b"k", b"1").unwrap();
@@ -229,7 +229,7 @@ fn closed_database_ends_a_wait_for_a_lock() {
 
 #[test]
 fn counters_under_row_locks_lose_no_update() {
-    let components = in_threads(over(&MemFs::new(), small_family()));
+    let components = in_threads(over(&TestDisk::new(), small_family()));
     let db = Db::open_with("/db", small_db(), components).unwrap();
     let add = |db: &Db| {
         let cf = db.default_family();
@@ -262,7 +262,7 @@ fn in_thread(body: impl FnOnce() + Send + 'static) -> Joiner {
 /// Several owners may share a lock, and none may hold it exclusively at the same time.
 #[test]
 fn shared_locks_exclude_writers_alone() {
-    let db = Arc::new(open(&MemFs::new()));
+    let db = Arc::new(open(&TestDisk::new()));
     let cf = db.default_family();
     let options = impatient(Isolation::Serializable);
     let [mut first, mut second, mut third] = [(); 3].map(|()| db.transaction_with(options));

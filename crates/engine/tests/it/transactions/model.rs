@@ -12,8 +12,8 @@ use archipelago_engine::extension::AppendMerge;
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, WriteOptions};
 use archipelago_engine::transaction::{Transaction, TransactionOptions};
-use archipelago_env::mem::MemFs;
 
+use crate::disk::TestDisk;
 use crate::support::{over, small_db, small_family};
 
 const NOW_MS: u64 = 1_000_000;
@@ -87,7 +87,7 @@ impl Bench {
         let clock = Arc::new(ManualClock::new(NOW_MS));
         let texts = CfOptions { merge_operator: Some("append".to_owned()), ..small_family() };
         let mut components =
-            Components { clock: clock.clone(), ..over(&MemFs::new(), texts.clone()) };
+            Components { clock: clock.clone(), ..over(&TestDisk::new(), texts.clone()) };
         components.registry.add_merge_operator(Arc::new(AppendMerge));
         let db = Db::open_with("/db", small_db(), components).unwrap();
         let other = db.create_family("other", texts).unwrap();

@@ -11,23 +11,23 @@ use archipelago_engine::stats::Ticker;
 use archipelago_engine::transaction::{Conflict, LockMode, TransactionOptions};
 use archipelago_env::FileSystem;
 use archipelago_env::fault::{Fault, FaultFs, Operation, Rule};
-use archipelago_env::mem::MemFs;
 
+use crate::disk::TestDisk;
 use crate::support::{open, over, small_db, small_family};
 
 /// Components over a file system whose operations fail by rules.
 fn faulty() -> (Components, Arc<FaultFs>) {
-    let faults = Arc::new(FaultFs::new(Arc::new(MemFs::new()), 1));
+    let faults = Arc::new(FaultFs::new(Arc::new(TestDisk::new()), 1));
     let components = Components {
         fs: Arc::clone(&faults) as Arc<dyn FileSystem>,
-        ..over(&MemFs::new(), small_family())
+        ..over(&TestDisk::new(), small_family())
     };
     (components, faults)
 }
 
 #[test]
 fn commit_is_atomic_over_families_and_survives_power_loss() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     let db = open(&fs);
     let other = db.create_family("other", small_family()).unwrap();
     let cf = db.default_family();
@@ -51,7 +51,7 @@ fn commit_is_atomic_over_families_and_survives_power_loss() {
 
 #[test]
 fn rolled_back_transaction_has_written_nothing() {
-    let db = open(&MemFs::new());
+    let db = open(&TestDisk::new());
     let cf = db.default_family();
     let before = db.latest_seq_of_all();
     let mut transaction = db.transaction();
@@ -68,7 +68,7 @@ fn rolled_back_transaction_has_written_nothing() {
 
 #[test]
 fn transaction_is_usable_again_after_a_conflict() {
-    let db = open(&MemFs::new());
+    let db = open(&TestDisk::new());
     let cf = db.default_family();
     let mut transaction = db.transaction();
     for _ in 0..3 {
@@ -124,7 +124,7 @@ fn failed_sync_leaves_visible_writes_and_an_empty_transaction() {
 
 #[test]
 fn too_large_transaction_is_refused_by_its_limit() {
-    let db = open(&MemFs::new());
+    let db = open(&TestDisk::new());
     let cf = db.default_family();
     let options = TransactionOptions { bytes_max: 100 << 10, ..TransactionOptions::default() };
     let mut transaction = db.transaction_with(options);
@@ -146,7 +146,7 @@ fn too_large_transaction_is_refused_by_its_limit() {
 fn large_transaction_counts_to_the_byte_budget() {
     let budget = ByteBudget::unlimited();
     let components =
-        Components { budget: Some(Arc::clone(&budget)), ..over(&MemFs::new(), small_family()) };
+        Components { budget: Some(Arc::clone(&budget)), ..over(&TestDisk::new(), small_family()) };
     let db = Db::open_with("/db", small_db(), components).unwrap();
     let cf = db.default_family();
     let mut transaction = db.transaction();
@@ -162,7 +162,7 @@ fn large_transaction_counts_to_the_byte_budget() {
 
 #[test]
 fn read_only_database_has_transactions_that_read() {
-    let fs = MemFs::new();
+    let fs = TestDisk::new();
     open(&fs).put(b"k", b"1").unwrap();
     let options = archipelago_engine::options::DbOptions { read_only: true, ..small_db() };
     let db = Db::open_with("/db", options, over(&fs, small_family())).unwrap();
@@ -177,7 +177,7 @@ fn read_only_database_has_transactions_that_read() {
 
 #[test]
 fn wrong_calls_are_refused_before_the_commit() {
-    let (db, other) = (open(&MemFs::new()), open(&MemFs::new()));
+    let (db, other) = (open(&TestDisk::new()), open(&TestDisk::new()));
     let cf = db.default_family();
     let mut transaction = db.transaction();
     let snapshot = db.snapshot();
@@ -205,7 +205,7 @@ fn wrong_calls_are_refused_before_the_commit() {
 #[test]
 fn merges_of_a_transaction_fold_onto_the_database() {
     let family = CfOptions { merge_operator: Some("append".to_owned()), ..small_family() };
-    let mut components = over(&MemFs::new(), family);
+    let mut components = over(&TestDisk::new(), family);
     components.registry.add_merge_operator(Arc::new(AppendMerge));
     let db = Db::open_with("/db", small_db(), components).unwrap();
     let cf = db.default_family();

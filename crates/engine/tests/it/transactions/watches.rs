@@ -9,8 +9,8 @@ use archipelago_engine::db::{Components, Db};
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, WriteOptions};
 use archipelago_engine::transaction::Conflict;
-use archipelago_env::mem::MemFs;
 
+use crate::disk::TestDisk;
 use crate::support::{open, over, small_db, small_family};
 
 fn settle(db: &Db) {
@@ -20,7 +20,7 @@ fn settle(db: &Db) {
 
 #[test]
 fn watch_sees_changes_of_its_key_alone() {
-    let db = open(&MemFs::new());
+    let db = open(&TestDisk::new());
     let cf = db.default_family();
     db.put(b"k", b"1").unwrap();
     let changes: [fn(&Db); 4] = [
@@ -51,7 +51,7 @@ fn watch_sees_changes_of_its_key_alone() {
 #[test]
 fn folded_operands_are_no_change() {
     let family = CfOptions { merge_operator: Some("append".to_owned()), ..small_family() };
-    let db = Db::open_with("/db", small_db(), over(&MemFs::new(), family)).unwrap();
+    let db = Db::open_with("/db", small_db(), over(&TestDisk::new(), family)).unwrap();
     let cf = db.default_family();
     db.put(b"k", b"1").unwrap();
     settle(&db);
@@ -67,7 +67,7 @@ fn folded_operands_are_no_change() {
 
 #[test]
 fn watch_of_nothing_sees_a_key_appear() {
-    let db = open(&MemFs::new());
+    let db = open(&TestDisk::new());
     let cf = db.default_family();
     db.put(b"k", b"1").unwrap();
     db.delete(b"k").unwrap();
@@ -82,7 +82,7 @@ fn watch_of_nothing_sees_a_key_appear() {
 #[test]
 fn watch_sees_an_expiry() {
     let clock = Arc::new(ManualClock::new(1000));
-    let components = Components { clock: clock.clone(), ..over(&MemFs::new(), small_family()) };
+    let components = Components { clock: clock.clone(), ..over(&TestDisk::new(), small_family()) };
     let db = Db::open_with("/db", small_db(), components).unwrap();
     let cf = db.default_family();
     db.put_expiring(cf, b"k", b"1", 3000, &WriteOptions::default()).unwrap();
@@ -106,7 +106,7 @@ fn watch_sees_an_expiry() {
 
 #[test]
 fn commit_fails_if_a_watched_key_has_changed() {
-    let db = open(&MemFs::new());
+    let db = open(&TestDisk::new());
     let cf = db.default_family();
     db.put(b"k", b"1").unwrap();
     for is_written in [false, true] {
@@ -131,7 +131,7 @@ fn commit_fails_if_a_watched_key_has_changed() {
 
 #[test]
 fn question_since_a_number_names_later_writes() {
-    let db = open(&MemFs::new());
+    let db = open(&TestDisk::new());
     let cf = db.default_family();
     db.put(b"k", b"1").unwrap();
     let seq = db.latest_seq_of_all();
@@ -146,7 +146,7 @@ fn question_since_a_number_names_later_writes() {
 
 #[test]
 fn watch_of_another_database_is_refused() {
-    let (db, other) = (open(&MemFs::new()), open(&MemFs::new()));
+    let (db, other) = (open(&TestDisk::new()), open(&TestDisk::new()));
     let watch = other.watch(other.default_family(), b"k").unwrap();
     assert_eq!(db.has_changed(&watch).unwrap_err().kind(), ErrorKind::InvalidArgument);
     let error = db.transaction().expect_unchanged(&watch).unwrap_err();

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::cargo_env::as_from_shell;
 use crate::failures::Failures;
+use crate::over_store;
 use crate::source_checks::{CHECKS, Project};
 use crate::workspace::Workspace;
 
@@ -204,6 +205,9 @@ const OVER_LIBFABRIC: &[CargoStep] = &[
 /// Make builds the C library with cargo.
 const OVER_ROCKSDB: &str = "RocksDB over tiers";
 
+/// Name of the step that runs the tests of the engine over a volume of a storage pool.
+const OVER_STORE: &str = "engine over a store";
+
 /// Whether a program in C (`cc`) or C++ (`c++`) finds a header.
 fn has_header(compiler: &str, language: &str, header: &str) -> bool {
     let mut command = Command::new(compiler);
@@ -254,6 +258,9 @@ fn build(root: &Path, steps: Steps, log: &mut Log, failed: &mut Vec<&str>) -> Ve
                 break;
             }
         }
+    }
+    if failed.is_empty() && !fast && check_over_store(root, log).is_err() {
+        failed.push(OVER_STORE);
     }
     if failed.is_empty() && rocksdb && !fast && check_rocksdb(root, &mut log.times).is_err() {
         failed.push(OVER_ROCKSDB);
@@ -335,6 +342,27 @@ fn run_watched(command: &mut Command, failures: &mut Failures) -> io::Result<Exi
         }
     }
     child.wait()
+}
+
+/// Runs the integration tests of the engine over a volume of a storage pool, and nothing else.
+pub(crate) fn run_over_store() -> Result<(), String> {
+    let root = Workspace::load()?.root;
+    let mut log = Log::default();
+    let outcome = check_over_store(&root, &mut log);
+    log.failures.into_lines().iter().for_each(|line| println!("{line}"));
+    outcome.map_err(|()| format!("{OVER_STORE}: FAILED"))
+}
+
+fn check_over_store(root: &Path, log: &mut Log) -> Result<(), ()> {
+    let (took, prepared) = timed(|| over_store::prepare(root));
+    log.times.add("engine over a store: build", took);
+    let mut tests = prepared.map_err(|message| println!("==> {OVER_STORE}: FAILED: {message}"))?;
+    println!("==> {OVER_STORE}: {}", tests.summary);
+    let (took, status) = timed(|| run_watched(&mut tests.command, &mut log.failures));
+    log.times.add(OVER_STORE, took);
+    let hint = "`ARCHIPELAGO_TEST_DISK=store cargo test -p archipelago-engine --test it NAME` runs \
+                one";
+    conclude(OVER_STORE, hint, took, status)
 }
 
 /// Builds the plugin against the installed RocksDB and runs RocksDB over tiers.

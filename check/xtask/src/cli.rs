@@ -6,6 +6,8 @@ usage: cargo xtask check [--fast | --sources | --bless]
            everything that .ci/run checks; --fast leaves out the tests and the crash run
            --sources runs only the checks that read sources and pages, in seconds
            --bless does the same, and first removes from the allow-lists what nothing needs
+       cargo xtask over-store
+           the engine's integration tests over a volume of a storage pool, a step of the check
        cargo xtask fuzz [TARGET] [--seconds N]
            runs one fuzz target, or all of them in turn, for N seconds each (60 by default)";
 
@@ -19,6 +21,8 @@ pub(crate) enum Command {
         /// Steps of the check that run.
         steps: Steps,
     },
+    /// Run the tests of the engine over a volume.
+    OverStore,
     /// Run fuzz targets.
     Fuzz {
         /// One target by name, or all targets if there is none.
@@ -48,6 +52,10 @@ pub(crate) fn parse(args: impl Iterator<Item = String>) -> Result<Command, Strin
                 Some(other) => Err(format!("check: `{other}` is one argument too many")),
             }
         }
+        Some("over-store") => match args.next() {
+            None => Ok(Command::OverStore),
+            Some(other) => Err(format!("over-store: unknown argument `{other}`")),
+        },
         Some("fuzz") => parse_fuzz(args),
         Some(other) => Err(format!("unknown command `{other}`")),
     }
@@ -88,6 +96,7 @@ mod tests {
             of("fuzz sst --seconds 5"),
             Ok(Command::Fuzz { target: Some("sst".into()), seconds: 5 })
         );
+        assert_eq!(of("over-store"), Ok(Command::OverStore));
         assert_eq!(of(""), Ok(Command::Help));
     }
 
@@ -95,6 +104,7 @@ mod tests {
     fn what_is_not_known_is_refused_by_name() {
         assert!(of("check --quick").is_err_and(|m| m.contains("--quick")));
         assert!(of("check --fast --bless").is_err_and(|m| m.contains("--bless")));
+        assert!(of("over-store b").is_err_and(|m| m.contains("`b`")));
         assert!(of("chekc").is_err_and(|m| m.contains("chekc")));
         assert!(of("fuzz sst --seconds soon").is_err_and(|m| m.contains("soon")));
         assert!(of("fuzz sst wal").is_err_and(|m| m.contains("wal")));

@@ -3,6 +3,7 @@
 //! - `cargo xtask check` runs everything that continuous integration runs: `.ci/run` calls it and
 //!   nothing else. `--fast` leaves out the tests and the crash run. `--sources` runs only the
 //!   checks of sources and pages, and `--bless` shortens their allow-lists before.
+//! - `cargo xtask over-store` runs one step of the check: the tests of the engine over a volume.
 //! - `cargo xtask fuzz [TARGET] [--seconds N]` runs the fuzz targets with cargo-fuzz.
 //!
 //! One thread runs everything, without state. Each check is a function from the workspace and its
@@ -29,6 +30,7 @@ mod layers;
 mod layout;
 mod links;
 mod names;
+mod over_store;
 mod pages;
 mod parameters;
 mod references;
@@ -47,6 +49,7 @@ use cli::Command;
 fn main() -> ExitCode {
     let outcome = match cli::parse(std::env::args().skip(1)) {
         Ok(Command::Check { steps }) => check::run(steps),
+        Ok(Command::OverStore) => check::run_over_store(),
         Ok(Command::Fuzz { target, seconds }) => fuzz::run(target.as_deref(), seconds),
         Ok(Command::Help) => {
             println!("{}", cli::USAGE);

@@ -43,6 +43,7 @@ pub static SCENARIOS: LazyLock<Vec<(Scenario, Expect)>> = LazyLock::new(|| {
         (copies::scenario(), Expect::Holds),
         (storage::scenario(), Expect::Holds),
         (storage::database_scenario(), Expect::Holds),
+        (storage::directed_scenario(), Expect::Holds),
         (words::lost_update(), Expect::Fails),
     ]
 });

@@ -30,8 +30,16 @@ fn databases_on_storage_nodes_lose_nothing() {
 }
 
 #[test]
+fn storage_loses_nothing_in_rare_situations() {
+    let sum = sums("storage-directed", 0..24);
+    assert!(sum("take-overs") > 80, "{} take-overs", sum("take-overs"));
+    assert!(sum("register operations") > 300, "{}", sum("register operations"));
+    assert!(sum("faults") > 40, "{} faults", sum("faults"));
+}
+
+#[test]
 fn storage_runs_of_one_seed_are_the_same() {
-    for name in ["storage", "storage-db"] {
+    for name in ["storage", "storage-db", "storage-directed"] {
         let scenario = find(name).expect("a scenario");
         let trace = |seed| match same_twice(scenario, &RunRequest::new(seed)) {
             Ok(outcome) => outcome.trace,
@@ -84,6 +92,21 @@ fn release_of_pending_blobs_is_noticed() {
 #[test]
 fn release_that_ignores_other_volumes_is_noticed() {
     assert_noticed("storage", "retaining-sets");
+}
+
+#[test]
+fn recovery_that_reads_without_a_fence_is_noticed() {
+    assert_noticed("storage-directed", "fence");
+}
+
+#[test]
+fn root_member_that_counts_before_the_copy_is_noticed() {
+    assert_noticed("storage-directed", "root-copy");
+}
+
+#[test]
+fn answers_that_count_after_the_chosen_end_are_noticed() {
+    assert_noticed("storage-directed", "chosen-end");
 }
 
 #[test]

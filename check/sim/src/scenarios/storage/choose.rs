@@ -102,6 +102,31 @@ impl OperationSource {
         }
     }
 
+    /// An append of one part to the log, or the begin of a log if none is open.
+    pub(crate) fn draw_part(
+        &mut self,
+        rng: &mut Rng,
+        model: &mut Model,
+        open: &OpenPaths,
+    ) -> Option<Operation> {
+        let Some(path) = &open.log else { return Some(self.begin_log(model)) };
+        let part = self.bytes(rng, 3_000);
+        model.submit(path, &part);
+        Some(Operation::AppendLog { parts: vec![part] })
+    }
+
+    /// The replacement of a small file, which is one record of the namespace.
+    pub(crate) fn draw_replacement(
+        &mut self,
+        rng: &mut Rng,
+        model: &mut Model,
+        _open: &OpenPaths,
+    ) -> Option<Operation> {
+        let path = format!("{DIR}/CURRENT{}", rng.u8(..3));
+        model.certain(&path)?;
+        Some(Operation::Replace { path, bytes: Arc::new(self.bytes(rng, 200)) })
+    }
+
     fn begin_log(&mut self, model: &mut Model) -> Operation {
         let path = self.path("log");
         let marks = model.begin_growth(&path, GrowthKind::Log);

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use archipelago_base::random::Rng;
 use archipelago_base::simulation::{Host, HostClock, Simulation};
+use archipelago_env::FileClass;
 use archipelago_fabric::sim::{Faults, Model, Network, Sim, Transport};
 use archipelago_store::nodes::StorageId;
 use archipelago_store::nodes::members::{MemberTable, MemberTerms};
@@ -55,6 +56,15 @@ pub(crate) struct ClusterSettings {
     pub(crate) node: NodeSettings,
     /// Steps that replacements of the root set leave out.
     pub(crate) root_change: RootChangeSabotage,
+}
+
+/// The root set, as the manager knows it.
+#[derive(Clone, Debug)]
+pub(crate) struct RootNodes {
+    /// Number of the set.
+    pub(crate) number: u64,
+    /// Positions of its members among the nodes.
+    pub(crate) nodes: Vec<usize>,
 }
 
 /// Storage nodes and a manager, with their network and their faults.
@@ -226,19 +236,57 @@ impl Cluster {
 
     /// An operator orders a node to empty itself, or takes the order back.
     pub(crate) fn toggle_drain(&mut self) {
-        let Some(manager) = &self.manager else { return };
+        if self.manager.is_none() {
+            return;
+        }
         let n = self.rng.usize(..self.nodes.len());
-        let (is_draining, node) = match self.draining {
-            Some(storage) => (false, Some(storage)),
-            None => (true, self.nodes[n].storage()),
-        };
-        let Some(storage) = node else { return };
+        match self.draining {
+            Some(storage) => self.order_drain(storage, false),
+            None => self.drain(n),
+        }
+    }
+
+    /// An operator orders the node `n` to empty itself.
+    pub(crate) fn drain(&mut self, n: usize) {
+        if let Some(storage) = self.nodes[n].storage() {
+            self.order_drain(storage, true);
+        }
+    }
+
+    /// An operator takes the order back.
+    pub(crate) fn end_drain(&mut self) {
+        if let Some(storage) = self.draining {
+            self.order_drain(storage, false);
+        }
+    }
+
+    fn order_drain(&mut self, storage: StorageId, is_draining: bool) {
+        let Some(manager) = &self.manager else { return };
         let answer = manager.ask(&StoreMessage::DrainNode { storage, is_draining });
         self.simulation.note(|| format!("drain of {storage}, {is_draining}: {answer:?}"));
         // A manager refuses an order for a node that it does not know yet.
         if answer == (StoreMessage::Done {}) {
             self.draining = is_draining.then_some(storage);
         }
+    }
+
+    /// The root set. `None` unless a manager knows it and all of its nodes run.
+    pub(crate) fn root_nodes(&self) -> Option<RootNodes> {
+        let roots = self.manager.as_ref()?.look(MemberTable::settled_root_set)?;
+        let place =
+            |member: &StorageId| self.nodes.iter().position(|node| node.storage() == Some(*member));
+        let nodes = roots.members.iter().map(place).collect::<Option<Vec<usize>>>()?;
+        Some(RootNodes { number: roots.number, nodes })
+    }
+
+    /// Bytes that the logs of a class have on each node.
+    pub(crate) fn log_bytes(&self, class: FileClass) -> Vec<u64> {
+        let of_node = |node: &NodePlace| -> u64 {
+            let report = node.report();
+            let spaces = report.volumes.iter().filter(|space| space.class == class);
+            spaces.map(|space| space.bytes).sum()
+        };
+        self.nodes.iter().map(of_node).collect()
     }
 
     /// Ends the process of a client for the cluster: nothing reaches it or comes from it any more.
@@ -273,6 +321,14 @@ impl Cluster {
         }
     }
 
+    /// Loses everything that a client sends to nodes, except to those of `kept`. Answers that are
+    /// under way arrive.
+    pub(crate) fn cut_sends(&mut self, client: &Host, kept: &[usize]) {
+        self.faults += 1;
+        let nodes = self.nodes.iter().enumerate().filter(|(n, _)| !kept.contains(n));
+        nodes.for_each(|(_, node)| self.network.cut_one_way(client, node.host()));
+    }
+
     /// Cuts a client off from everything, until the network heals.
     pub(crate) fn cut_off(&mut self, client: &Host) {
         self.faults += 1;
@@ -300,6 +356,12 @@ impl Cluster {
             },
         };
         self.network.set_faults(faults);
+    }
+
+    /// Delays all messages by up to half a millisecond, and loses none.
+    pub(crate) fn delay_messages(&mut self) {
+        let delay_ns_max = 1 << self.rng.u32(14..20);
+        self.network.set_faults(Faults { delay_ns_max, ..Faults::default() });
     }
 
     fn is_away(&self, n: usize) -> bool {
@@ -437,6 +499,13 @@ impl Cluster {
     pub(crate) fn kill_node(&mut self, n: usize) {
         if self.nodes[n].is_up() {
             self.end_node(n, NodeEnd::Kill);
+        }
+    }
+
+    /// Starts a node that is down.
+    pub(crate) fn start_node(&mut self, n: usize) {
+        if !self.nodes[n].is_up() {
+            self.nodes[n].start();
         }
     }
 

@@ -17,6 +17,7 @@
 //! | `sharing` | a process whose blobs belong to two volumes |
 //! | `register` | processes that use the register, and the judgement of their history |
 //! | `database` | a scenario of its own: the engine on a volume |
+//! | `directed` | a scenario of its own: situations that the seeds of `storage` meet rarely |
 //! | `growth` | the throughput of clusters of 6 to 60 nodes |
 //!
 //! A run checks these rules, whose numbers are those of the store's design:
@@ -37,6 +38,7 @@ mod choose;
 mod client;
 mod cluster;
 mod database;
+mod directed;
 mod growth;
 mod manager;
 mod model;
@@ -50,6 +52,7 @@ mod sharing;
 mod thread;
 
 pub(crate) use database::scenario as database_scenario;
+pub(crate) use directed::scenario as directed_scenario;
 pub use growth::{GrowthRow, growth};
 
 use std::time::Duration;
@@ -70,18 +73,24 @@ use cluster::{Cluster, ClusterSettings, Losses};
 use node::NodeSettings;
 use run::{Run, RunOptions};
 
+const FENCE: Step = Step { name: "fence", about: "a read of a recovery promises its epoch" };
+const CHOSEN_END: Step =
+    Step { name: "chosen-end", about: "no answer of an extent counts after its end was chosen" };
+const ROOT_COPY: Step =
+    Step { name: "root-copy", about: "a new root member has all values before it counts" };
+
 /// Steps of the store's protocol that a run can leave out.
 const STEPS: [Step; 10] = [
-    Step { name: "fence", about: "a read of a recovery promises its epoch" },
+    FENCE,
     Step { name: "epoch-check", about: "a node refuses requests under an older epoch" },
     Step { name: "limbo", about: "a node that may have forgotten bytes of an extent says so" },
     Step { name: "checksums", about: "nodes and readers check the bytes of pieces and groups" },
     Step { name: "quorum", about: "an append waits for two answers, or for all" },
-    Step { name: "chosen-end", about: "no answer of an extent counts after its end was chosen" },
+    CHOSEN_END,
     Step { name: "whole-seal", about: "a seal waits until all chunks of a blob are durable" },
     Step { name: "pending", about: "a release of strays spares blobs that get their name later" },
     Step { name: "retaining-sets", about: "a node keeps a chunk until all its volumes release it" },
-    Step { name: "root-copy", about: "a new root member has all values before it counts" },
+    ROOT_COPY,
 ];
 
 /// Value that separates the generator of a run's shape from the run's other generators.
@@ -170,9 +179,13 @@ fn run(request: &RunRequest) -> RunOutcome {
     }
     let source = OperationSource::new(is_striped, large_blobs_max);
     let options = RunOptions { has_full_disks, changes_roots: rng.u8(..4) == 0 };
-    let mut run = Run::new(cluster, settings, source, options);
+    outcome_of(Run::new(cluster, settings, source, options), Run::trouble)
+}
+
+/// Founds the cluster, and runs the time of faults and that of peace.
+fn outcome_of(mut run: Run, trouble: impl FnOnce(&mut Run)) -> RunOutcome {
     let ended = run.begin().and_then(|()| {
-        run.trouble();
+        trouble(&mut run);
         if run.violations.is_empty() { run.peace() } else { Ok(()) }
     });
     if let Err(text) = ended

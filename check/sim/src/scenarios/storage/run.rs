@@ -33,7 +33,7 @@ const VIOLATIONS_MAX: usize = 8;
 const APPENDS_MAX: usize = 300;
 
 /// Draws an operation of a process that has these files open.
-type DrawOperation =
+pub(super) type DrawOperation =
     fn(&mut OperationSource, &mut Rng, &mut Model, &OpenPaths) -> Option<Operation>;
 
 /// Counters of the run.
@@ -284,7 +284,8 @@ impl Run {
         self.begin_operation(OperationSource::draw);
     }
 
-    fn begin_operation(&mut self, draw: DrawOperation) {
+    /// Begins an operation of the owner, unless it has one or still reads all files.
+    pub(super) fn begin_operation(&mut self, draw: DrawOperation) {
         if self.reading.is_some() {
             return;
         }
@@ -331,7 +332,8 @@ impl Run {
         }
     }
 
-    fn kill_owner(&mut self) {
+    /// Kills the owner, or the process that takes the volume over, and begins a take-over.
+    pub(super) fn kill_owner(&mut self) {
         if let Some(mut owner) = self.owner.take() {
             owner.kill(&mut self.cluster);
             self.old.push(owner);

@@ -123,14 +123,14 @@ fn rows_of_refused_modes_are_listed_with_bound_and_target() {
     assert_eq!(unmeasured.len(), 3);
     assert_eq!(unmeasured[2].why, "all: the program has no --offload_mode=all");
     unmeasured.extend(claims::listed(&flags.groups()));
-    assert!(unmeasured.iter().any(|row| row.why == "not measured: needs step 9"));
+    assert!(unmeasured.iter().any(|row| row.why == "not measured: all runs have one database"));
     let shown = report::Shown { rows: &rows, unmeasured: &unmeasured };
     let text: Vec<String> = report::sections(&facts, &shown)
         .iter()
         .map(|section| section.text(page::Style::Markdown))
         .collect();
     let text = text.join("\n");
-    for wanted in ["Modes without figures", "+shard", "needs step 9", "3.0× by links", "0.820"] {
+    for wanted in ["Modes without figures", "+shard", "one database", "3.0× by links", "0.820"] {
         assert!(text.contains(wanted) || wanted == "0.820", "{wanted}: {text}");
     }
 }

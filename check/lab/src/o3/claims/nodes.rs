@@ -1,4 +1,5 @@
-//! Rows that are listed only: they need many nodes, or parts that the program does not have.
+//! Rows that are listed only: they need several compute nodes, a simulation, or cells that no run
+//! has.
 
 use super::super::bounds::{
     Factors, bursts_meet, memory_scaling, scaling_by_links, scaling_by_streams,
@@ -6,7 +7,7 @@ use super::super::bounds::{
 use super::super::plan::Group;
 use super::super::rows::Unmeasured;
 
-const STEP_9: &str = "not measured: needs step 9";
+const ONE_DATABASE: &str = "not measured: all runs have one database";
 
 /// A row that is not measured.
 struct Listed {
@@ -27,7 +28,7 @@ fn many_nodes() -> Vec<Listed> {
         paper,
         bound,
         target,
-        why: STEP_9,
+        why: ONE_DATABASE,
     };
     vec![
         nodes(
@@ -71,8 +72,8 @@ fn many_nodes() -> Vec<Listed> {
     ]
 }
 
-/// Rows for parts and machines that do not exist.
-fn missing_parts() -> Vec<Listed> {
+/// Rows for simulations, cells and machines that the command does not have.
+fn missing_cells() -> Vec<Listed> {
     vec![
         Listed {
             group: Group::Delegation,
@@ -80,7 +81,7 @@ fn missing_parts() -> Vec<Listed> {
             paper: "50× slower",
             bound: "≤ 5×: 3 or 4 READs and the record".to_owned(),
             target: "",
-            why: "not measured: simulation only",
+            why: "not measured: no simulation has this search",
         },
         Listed {
             group: Group::Delegation,
@@ -88,7 +89,7 @@ fn missing_parts() -> Vec<Listed> {
             paper: "+67 % zipfian, +32 % uniform; 4.7, 6.8 and 23.9 µs",
             bound: String::new(),
             target: "≥ 1.3× zipfian",
-            why: "not measured: needs the key-offset cache",
+            why: "not measured: no cell has another size of the cache",
         },
         Listed {
             group: Group::Memtables,
@@ -96,7 +97,7 @@ fn missing_parts() -> Vec<Listed> {
             paper: "future work",
             bound: String::new(),
             target: "≥ 0.95×",
-            why: "not measured: needs the automatic share",
+            why: "not measured: no cell has --local_memtables=auto",
         },
         Listed {
             group: Group::Resp,
@@ -111,7 +112,7 @@ fn missing_parts() -> Vec<Listed> {
 
 /// The rows of these groups that are listed only.
 pub(in crate::o3) fn listed(groups: &[Group]) -> Vec<Unmeasured> {
-    let rows = many_nodes().into_iter().chain(missing_parts());
+    let rows = many_nodes().into_iter().chain(missing_cells());
     let wanted = rows.filter(|row| groups.contains(&row.group));
     let row = |row: Listed| Unmeasured {
         group: row.group,

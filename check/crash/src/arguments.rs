@@ -22,7 +22,9 @@ usage: archipelago-crash [--cycles N] [--seed S] [--dir D] [--ops-per-cycle N] [
   --full-disk              fill the disk at random moments, also before an open; with --storage,
                            the disks of the storage nodes
   --sabotage               damage the database before the check, which must notice it
-  --storage N              use N storage nodes, and kill and stop owner, nodes and manager
+  --storage N              use N storage nodes, and kill and stop owner, nodes, executors and
+                           manager; with six nodes or more, also while nodes copy chunks because a
+                           node is lost, emptied or too full
   --losses N               after the cycles, lose N pairs of nodes, which the seed chooses; six
                            nodes have 15 pairs (needs --storage 6 or more)
   --offload                send memtables, flushes and compactions to two memory nodes and two

@@ -118,11 +118,22 @@ pub(crate) enum Over<'a> {
     Disk(&'a SharedDisk),
     /// The file system of a volume on storage nodes.
     Volume(&'a Arc<dyn FileSystem>),
-    /// A directory whose database offloads.
+    /// A directory or a volume whose database offloads.
     Offloading(&'a Offloading),
 }
 
-/// A directory, and what leaves the process of its database.
+impl Over<'_> {
+    /// Whether the database lies on storage nodes.
+    fn is_volume(self) -> bool {
+        match self {
+            Self::Volume(_) => true,
+            Self::Offloading(parts) => parts.storage.volume.is_some(),
+            Self::Plain | Self::Tiers { .. } | Self::Disk(_) => false,
+        }
+    }
+}
+
+/// The storage of a database, and what leaves its process.
 pub(crate) struct Offloading {
     pub(crate) storage: Storage,
     pub(crate) offloaded: Offloaded,
@@ -147,13 +158,13 @@ pub(crate) fn open(dir: &Path, seed: u64, open_seed: u64, over: Over<'_>) -> Res
         wal_bytes_max: if rng.bool() { rng.u64(256..4096) << 10 } else { 0 },
         block_cache_bytes: rng.u64(1..16) << 20,
         // A failed write-through leaves open whether the write is there.
-        log_write_through: rng.u8(..4) == 0 && !matches!(over, Over::Disk(_) | Over::Volume(_)),
+        log_write_through: rng.u8(..4) == 0 && !matches!(over, Over::Disk(_)) && !over.is_volume(),
         ..DbOptions::default()
     };
-    let options = match over {
+    let options = match over.is_volume() {
         // Storage nodes keep a reserve themselves.
-        Over::Volume(_) => DbOptions { disk_reserve_bytes: 0, ..options },
-        Over::Plain | Over::Tiers { .. } | Over::Disk(_) | Over::Offloading(_) => options,
+        true => DbOptions { disk_reserve_bytes: 0, ..options },
+        false => options,
     };
     let families = [("default".to_owned(), family_options(seed, 0))].into_iter().collect();
     let Storage { fs, dir, .. } = match over {

@@ -5,10 +5,20 @@ use std::time::Duration;
 use archipelago::Result;
 use archipelago_manager::core::Terms;
 use archipelago_manager::{ManagerServer, ManagerSettings, MemberTerms, StorePlan};
+use archipelago_store::nodes::repairs::RepairTerms;
 
 use super::server::{READY, wait_for_end_of_input};
 use super::trigger::say;
 use super::words::Words;
+
+/// Silence after which a storage node counts as lost, so that others copy its chunks. It is short,
+/// so that a cycle can wait for it.
+const LOST_AFTER: Duration = Duration::from_secs(3);
+/// Bytes per second that a storage node copies. It is low, so that copies take longer than it takes
+/// to make a fault.
+const COPIED_BYTES_PER_S: u64 = 1 << 20;
+/// Time between two rounds in which the manager looks for chunks to copy or to move.
+const SCAN_EVERY: Duration = Duration::from_secs(1);
 
 /// A manager of storage nodes, memory nodes and executors.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +44,13 @@ impl ManagerRole {
             // Short, so that a cluster is founded soon and a node that returns is seen soon.
             beat: Duration::from_millis(200),
             settle: Duration::from_millis(500),
+            lost_after: LOST_AFTER,
+            repair: RepairTerms {
+                node_bytes_per_s: COPIED_BYTES_PER_S,
+                scan_every: SCAN_EVERY,
+                scan_again: SCAN_EVERY,
+                ..RepairTerms::default()
+            },
             ..MemberTerms::default()
         };
         let server = ManagerServer::start(&ManagerSettings {

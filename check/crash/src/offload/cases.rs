@@ -51,8 +51,9 @@ impl fmt::Display for Case {
     }
 }
 
-impl FaultCase for Case {
-    fn all() -> Vec<Self> {
+impl Case {
+    /// Every case once.
+    pub(super) fn all() -> Vec<Self> {
         let mut cases = Vec::new();
         for step in Step::ALL {
             for fault in Fault::ALL {
@@ -62,11 +63,9 @@ impl FaultCase for Case {
         }
         cases
     }
+}
 
-    fn columns() -> Vec<String> {
-        Step::ALL.iter().map(Step::to_string).collect()
-    }
-
+impl FaultCase for Case {
     fn row(&self) -> String {
         format!("{}, {}", self.victim, self.fault)
     }
@@ -87,6 +86,5 @@ mod tests {
         for (victim, fault) in [(Victim::Executor, Fault::Stop), (Victim::Memory, Fault::Kill)] {
             assert!(cases.contains(&Case { victim, fault, step: Step::Rebuild }));
         }
-        assert!(cases.iter().all(|case| Case::columns().contains(&case.column())));
     }
 }

@@ -97,9 +97,9 @@ impl<'a> Session<'a> for OffloadSession<'a> {
     fn start(arguments: &'a Arguments, seed: u64, dir: &Path) -> Result<Self, String> {
         let mut seeds = Rng::with_seed(seed);
         Ok(Self {
-            deck: Deck::new(seeds.u64(..)),
+            deck: Deck::new(seeds.u64(..), Case::all()),
             cluster: Cluster::start(&dir.join("servers"), &dir.join("share"))?,
-            tally: Tally::default(),
+            tally: Tally::new(Case::all()),
             figures: Figures::default(),
             course: Course::new(arguments, dir, seeds),
         })
@@ -185,6 +185,9 @@ impl<'a> Session<'a> for OffloadSession<'a> {
         let tried = self.tally.tried();
         if let Some(lacks) = self.figures.lacks(tried) {
             return Err(format!("in {tried} cycles {lacks}, so the run shows nothing of it"));
+        }
+        if let Some(lacks) = self.tally.lacks() {
+            return Err(format!("{lacks}, so the run shows nothing of it\n{}", self.tally.table()));
         }
         Ok(format!(
             "{tried} cycles, {} faults at their steps, {} acknowledged operations\n  {}\n{}",

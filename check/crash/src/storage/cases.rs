@@ -11,12 +11,30 @@ use crate::children::{Fault, FaultCase};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Victim {
     Owner,
+    /// Any node.
     Node,
+    /// A node whose chunks are copied: the drained node, the node with too little room, or a holder
+    /// of what a lost node had.
+    Source,
+    /// The node that makes a copy.
+    Target,
+    /// A process that runs jobs of the owner.
+    Executor,
     Manager,
-    /// The owner, all nodes and the manager.
+    /// The owner, all nodes, all executors and the manager.
     Everything,
     /// None: a second owner takes the volume over from the first, which lives.
     Nobody,
+}
+
+impl Victim {
+    /// The victims of a step that are killed and stopped.
+    fn single(step: Step) -> &'static [Self] {
+        match step.is_copy() {
+            true => &[Self::Owner, Self::Source, Self::Target, Self::Executor, Self::Manager],
+            false => &[Self::Owner, Self::Node, Self::Executor, Self::Manager],
+        }
+    }
 }
 
 impl fmt::Display for Victim {
@@ -24,6 +42,9 @@ impl fmt::Display for Victim {
         f.write_str(match self {
             Self::Owner => "owner",
             Self::Node => "node",
+            Self::Source => "source",
+            Self::Target => "target",
+            Self::Executor => "executor",
             Self::Manager => "manager",
             Self::Everything => "everything",
             Self::Nobody => "second owner",
@@ -49,33 +70,33 @@ impl fmt::Display for Case {
     }
 }
 
-/// Every case once.
-fn all_cases() -> Vec<Case> {
-    let mut cases = Vec::new();
-    for step in Step::ALL {
-        for fault in Fault::ALL {
-            for victim in [Victim::Owner, Victim::Node, Victim::Manager] {
-                cases.push(Case { victim, fault, step });
+impl Case {
+    /// Every case of a cluster of this size once. `full_disk`: the disks of nodes are full at
+    /// times.
+    pub(super) fn all(nodes: usize, full_disk: bool) -> Vec<Self> {
+        let has_copies = nodes >= COPY_NODES_MIN && !full_disk;
+        let mut cases = Vec::new();
+        for step in Step::ALL.into_iter().filter(|step| has_copies || !step.is_copy()) {
+            // An executor whose outputs a full disk refuses gives its jobs back.
+            let victims = Victim::single(step).iter().copied();
+            for victim in victims.filter(|victim| !full_disk || *victim != Victim::Executor) {
+                cases.extend(Fault::ALL.map(|fault| Self { victim, fault, step }));
+            }
+            cases.push(Self { victim: Victim::Everything, fault: Fault::Kill, step });
+            // The take-over itself is the step that a second owner adds.
+            if step != Step::TakeOver {
+                cases.push(Self { victim: Victim::Nobody, fault: Fault::Kill, step });
             }
         }
-        cases.push(Case { victim: Victim::Everything, fault: Fault::Kill, step });
-        // The take-over itself is the step that a second owner adds.
-        if step != Step::TakeOver {
-            cases.push(Case { victim: Victim::Nobody, fault: Fault::Kill, step });
-        }
+        cases
     }
-    cases
 }
 
+/// Fewest nodes of a run whose nodes are lost, emptied or levelled: four are left for new files
+/// while one is lost and another one has the fault.
+const COPY_NODES_MIN: usize = 6;
+
 impl FaultCase for Case {
-    fn all() -> Vec<Self> {
-        all_cases()
-    }
-
-    fn columns() -> Vec<String> {
-        Step::ALL.iter().map(Step::to_string).collect()
-    }
-
     fn row(&self) -> String {
         match self.victim {
             Victim::Nobody => self.victim.to_string(),
@@ -94,14 +115,29 @@ mod tests {
 
     #[test]
     fn cases_have_every_fault_of_every_role_at_every_step() {
-        let cases = Case::all();
+        let cases = Case::all(COPY_NODES_MIN, false);
         for step in Step::ALL {
             for fault in Fault::ALL {
-                for victim in [Victim::Owner, Victim::Node, Victim::Manager] {
-                    assert!(cases.contains(&Case { victim, fault, step }), "{victim} at {step}");
+                let nodes: &[Victim] = match step.is_copy() {
+                    true => &[Victim::Source, Victim::Target],
+                    false => &[Victim::Node],
+                };
+                for victim in [Victim::Owner, Victim::Manager, Victim::Executor].iter().chain(nodes)
+                {
+                    let case = Case { victim: *victim, fault, step };
+                    assert!(cases.contains(&case), "{case}");
                 }
             }
         }
-        assert!(cases.iter().all(|case| Case::columns().contains(&case.column())));
+    }
+
+    #[test]
+    fn copies_need_nodes_that_are_left_and_room() {
+        for cases in [Case::all(COPY_NODES_MIN - 1, false), Case::all(COPY_NODES_MIN, true)] {
+            assert!(cases.iter().all(|case| !case.step.is_copy()));
+        }
+        let full = Case::all(3, true);
+        assert!(full.iter().all(|case| case.victim != Victim::Executor));
+        assert!(Case::all(3, false).iter().any(|case| case.victim == Victim::Executor));
     }
 }

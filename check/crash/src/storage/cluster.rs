@@ -1,5 +1,6 @@
 //! A cluster of storage nodes as its operator sees it: processes that are started, stopped, killed
-//! and started again.
+//! and started again. Executors of jobs of volumes belong to it, unless the disks of its nodes are
+//! full at times.
 //!
 //! Invariants:
 //! 1. A node keeps its directory, and the manager its address, over all restarts.
@@ -7,7 +8,7 @@
 //!
 //! Thread-safety: one thread owns a cluster.
 //! Failure: every error names the process, or says what the manager did not see in time.
-//! Cost: one process per node, and one for the manager.
+//! Cost: one process per node and executor, and one for the manager.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,23 +22,41 @@ use archipelago_fabric::{Endpoints, Reach};
 use archipelago_store::nodes::client::NodeClient;
 use archipelago_store::nodes::wire::{MemberState, Members};
 
-use super::servers::NodeRole;
+use super::servers::{ExecutorRole, NodeRole};
+use super::steps::Step;
 use crate::children::{Fault, ManagerRole, PATIENCE, Server};
 
 /// Pause between two checks of the members.
-const LOOK_PAUSE: Duration = Duration::from_millis(20);
+pub(super) const LOOK_PAUSE: Duration = Duration::from_millis(20);
+/// Number of executors.
+const EXECUTORS: usize = 2;
+/// Bytes that a node may use. So its fullness does not depend on the other files of its disk.
+pub(super) const NODE_BYTES: u64 = 1 << 30;
 
-/// A manager and its storage nodes.
+/// A manager, its storage nodes and the executors of jobs.
 #[derive(Debug)]
 pub(super) struct Cluster {
     dir: PathBuf,
     manager: Server,
     /// Address of the manager: `HOST:PORT`.
     address: String,
-    nodes: Vec<Server>,
+    pub(super) nodes: Vec<Server>,
+    /// Bytes that each node may use; 0 for all that its disk has.
+    pub(super) limits: Vec<u64>,
+    pub(super) executors: Vec<Server>,
+    /// Copies that a fault has disturbed, until they are finished.
+    pub(super) copying: Option<Copying>,
     full_disk: bool,
-    rng: Rng,
-    client: Arc<NodeClient>,
+    pub(super) rng: Rng,
+    pub(super) client: Arc<NodeClient>,
+}
+
+/// Copies of chunks that a cluster makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Copying {
+    pub(super) step: Step,
+    /// Index of the node that is lost, emptied or too full.
+    pub(super) from: usize,
 }
 
 /// Shape of a cluster, and the directory of its data.
@@ -66,6 +85,9 @@ impl Cluster {
             manager,
             address,
             nodes: Vec::new(),
+            limits: vec![if plan.full_disk { 0 } else { NODE_BYTES }; plan.nodes],
+            executors: Vec::new(),
+            copying: None,
             full_disk: plan.full_disk,
             rng: Rng::with_seed(plan.seed),
             client,
@@ -75,6 +97,12 @@ impl Cluster {
             cluster.nodes.push(node);
         }
         cluster.wait_until_whole()?;
+        // An executor reaches a cluster that is founded.
+        let executors = if plan.full_disk { 0 } else { EXECUTORS };
+        for index in 0..executors {
+            let executor = cluster.start_executor(index)?;
+            cluster.executors.push(executor);
+        }
         Ok(cluster)
     }
 
@@ -94,10 +122,27 @@ impl Cluster {
             number,
             dir: self.dir.join(format!("node{number}")),
             manager: self.address.clone(),
+            bytes_max: self.limits[index],
             full_disk: self.full_disk,
             seed: self.rng.u64(..),
         };
         Server::start(&format!("node {number}"), &role.words(), &self.dir).map(|(node, _)| node)
+    }
+
+    fn start_executor(&self, index: usize) -> Result<Server, String> {
+        let role = ExecutorRole { manager: self.address.clone() };
+        let name = format!("executor {}", index + 1);
+        Server::start(&name, &role.words(), &self.dir).map(|(executor, _)| executor)
+    }
+
+    /// Whether the cluster has executors.
+    pub(super) fn has_executors(&self) -> bool {
+        !self.executors.is_empty()
+    }
+
+    /// Takes an executor away.
+    pub(super) fn take_executor(&mut self, index: usize, fault: Fault) -> Result<(), String> {
+        self.executors[index].suffer(fault)
     }
 
     /// Takes a node away.
@@ -112,15 +157,11 @@ impl Cluster {
 
     /// Takes all processes away, in a random order.
     pub(super) fn take_all(&mut self, fault: Fault) -> Result<(), String> {
-        let mut order: Vec<usize> = (0..=self.nodes.len()).collect();
-        self.rng.shuffle(&mut order);
-        for index in order {
-            match self.nodes.get_mut(index) {
-                Some(node) => node.suffer(fault)?,
-                None => self.manager.suffer(fault)?,
-            }
-        }
-        Ok(())
+        let mut servers: Vec<&mut Server> =
+            self.nodes.iter_mut().chain(&mut self.executors).collect();
+        servers.push(&mut self.manager);
+        self.rng.shuffle(&mut servers);
+        servers.into_iter().try_for_each(|server| server.suffer(fault))
     }
 
     /// Brings the manager back.
@@ -136,15 +177,35 @@ impl Cluster {
     pub(super) fn restore(&mut self) -> Result<(), String> {
         self.restore_manager()?;
         for index in 0..self.nodes.len() {
-            if self.nodes[index].restore()? {
-                self.nodes[index] = self.start_node(index)?;
+            self.restore_node(index)?;
+        }
+        self.wait_until_whole()?;
+        for index in 0..self.executors.len() {
+            if self.executors[index].restore()? {
+                self.executors[index] = self.start_executor(index)?;
             }
         }
-        self.wait_until_whole()
+        Ok(())
     }
 
-    /// Ends all processes in order: the nodes first, and then the manager.
+    /// Brings a node back.
+    pub(super) fn restore_node(&mut self, index: usize) -> Result<(), String> {
+        if self.nodes[index].restore()? {
+            self.nodes[index] = self.start_node(index)?;
+        }
+        Ok(())
+    }
+
+    /// Ends all processes in order: executors and nodes first, and then the manager.
     pub(super) fn end(mut self) -> Result<(), String> {
+        for executor in &mut self.executors {
+            executor.process.end_input();
+            let status = executor.process.wait(PATIENCE)?;
+            if !status.success() {
+                let said = executor.process.messages();
+                return Err(format!("an executor did not end in order ({status}): {said}"));
+            }
+        }
         for node in &mut self.nodes {
             node.process.end_input();
         }
@@ -159,7 +220,7 @@ impl Cluster {
     }
 
     /// Waits until the manager hears of the present life of each node of a founded cluster.
-    fn wait_until_whole(&self) -> Result<(), String> {
+    pub(super) fn wait_until_whole(&self) -> Result<(), String> {
         let clock = SystemClock::shared();
         let until_ns = clock.now_ns() + PATIENCE.as_nanos() as u64;
         loop {
@@ -178,7 +239,7 @@ impl Cluster {
         let is_up = |index: usize, node: &Server| {
             members.members.iter().any(|member| {
                 member.node.0 == index as u64 + 1
-                    && member.state == MemberState::Up
+                    && matches!(member.state, MemberState::Up | MemberState::Draining)
                     && member.life.0 >= node.started_ms
             })
         };

@@ -10,13 +10,17 @@ use std::time::Duration;
 
 use archipelago::env::FileSystem;
 use archipelago::volume::{VolumeSettings, VolumeStorage};
-use archipelago::{Db, Error, ErrorKind, Result, Rng, Spawn as _, SystemClock, SystemSpawn};
+use archipelago::{
+    Db, Error, ErrorKind, Result, Rng, Spawn as _, Storage, SystemClock, SystemSpawn,
+};
+use archipelago_compute::Offloaded;
+use archipelago_offload::net::{OffloadMode, OwnerSettings};
 
 use super::steps::{Step, StepFs};
 use crate::acks::AckWriter;
 use crate::children::{OPENED, OPENING, StepMoment, StepTrigger, Words, say};
 use crate::reads::Reads;
-use crate::settings::{Over, open};
+use crate::settings::{Offloading, Over, open};
 use crate::writers::{Refusals, ThreadStart, WriterPlan, Writers};
 
 /// Line of an owner that has done all operations, and whose logs lack no copy.
@@ -49,6 +53,8 @@ pub(super) struct VolumePlan {
     pub(super) full_disk: bool,
     /// Whether nodes that do not answer are given up.
     pub(super) accept_loss: bool,
+    /// Whether compactions and garbage collections run in executors.
+    pub(super) offloads: bool,
 }
 
 /// An open database in a volume.
@@ -67,13 +73,10 @@ impl OpenVolume {
 }
 
 impl VolumePlan {
-    /// Becomes the owner, and opens the database. Both are created if they do not exist. `decorate`
-    /// makes the file system of the database.
-    pub(super) fn open(
-        &self,
-        decorate: impl Fn(Arc<dyn FileSystem>) -> Arc<dyn FileSystem>,
-    ) -> Result<OpenVolume> {
-        self.patiently(|| self.open_once(&decorate))
+    /// Becomes the owner, and opens the database. Both are created if they do not exist. `trigger`
+    /// notes the steps of the owner.
+    pub(super) fn open(&self, trigger: Option<&Arc<StepTrigger<Step>>>) -> Result<OpenVolume> {
+        self.patiently(|| self.open_once(trigger))
     }
 
     /// Repeats a call while full disks refuse it.
@@ -124,17 +127,9 @@ impl VolumePlan {
         settings
     }
 
-    fn open_once(
-        &self,
-        decorate: &impl Fn(Arc<dyn FileSystem>) -> Arc<dyn FileSystem>,
-    ) -> Result<OpenVolume> {
+    fn open_once(&self, trigger: Option<&Arc<StepTrigger<Step>>>) -> Result<OpenVolume> {
         let volume = VolumeStorage::open_or_create(&self.settings(), || Ok(()))?;
-        let files: Arc<dyn FileSystem> = Arc::clone(volume.files()) as _;
-        let opened = files.create_dir_all(Path::new(SCRATCH)).and_then(|()| {
-            let fs = decorate(files);
-            open(volume.dir(), self.seed, self.open_seed, Over::Volume(&fs))
-        });
-        match opened {
+        match self.open_database(&volume, trigger) {
             Ok(db) => Ok(OpenVolume { volume, db }),
             Err(error) => {
                 // The first error counts.
@@ -142,6 +137,38 @@ impl VolumePlan {
                 Err(error)
             }
         }
+    }
+
+    fn open_database(
+        &self,
+        volume: &VolumeStorage,
+        trigger: Option<&Arc<StepTrigger<Step>>>,
+    ) -> Result<Db> {
+        let files: Arc<dyn FileSystem> = Arc::clone(volume.files()) as _;
+        files.create_dir_all(Path::new(SCRATCH))?;
+        let fs: Arc<dyn FileSystem> = match trigger {
+            Some(trigger) => Arc::new(StepFs::new(files, Arc::clone(trigger))),
+            None => files,
+        };
+        if !self.offloads {
+            return open(volume.dir(), self.seed, self.open_seed, Over::Volume(&fs));
+        }
+        let storage = Storage { fs, ..Storage::from(volume.clone()) };
+        let settings = OwnerSettings {
+            managers: vec![format!("tcp:{}", self.manager)],
+            mode: OffloadMode::Compactions,
+            ..OwnerSettings::default()
+        };
+        let offloaded = Offloaded::start(&storage, settings)?;
+        let trigger = trigger.cloned();
+        let points = Arc::new(move |point: &str| {
+            if let (Some(trigger), Some(step)) = (&trigger, Step::of_point(point)) {
+                trigger.note(step);
+            }
+            Ok(())
+        });
+        let parts = Offloading { storage, offloaded, points };
+        open(volume.dir(), self.seed, self.open_seed, Over::Offloading(&parts))
     }
 }
 
@@ -172,6 +199,7 @@ impl OwnerRole {
             .with("lease_ms", lease_ms)
             .with("full_disk", u64::from(self.volume.full_disk))
             .with("accept_loss", u64::from(self.volume.accept_loss))
+            .with("offloads", u64::from(self.volume.offloads))
             .with("acks", self.acks.display())
             .with("ops", self.ops_per_thread)
             .with("threads", ThreadStart::words(&self.threads))
@@ -189,6 +217,7 @@ impl OwnerRole {
             lease_ms: words.number("lease_ms")?,
             full_disk: words.switch("full_disk")?,
             accept_loss: words.switch("accept_loss")?,
+            offloads: words.switch("offloads")?,
         };
         let moment = StepMoment::parse(words, &Step::ALL)?;
         Ok(Self {
@@ -209,11 +238,7 @@ impl OwnerRole {
         if self.moment.step == Step::TakeOver {
             fire_later(&trigger)?;
         }
-        let steps = Arc::clone(&trigger);
-        let decorate = move |files: Arc<dyn FileSystem>| -> Arc<dyn FileSystem> {
-            Arc::new(StepFs::new(files, Arc::clone(&steps)))
-        };
-        let opened = self.volume.open(decorate)?;
+        let opened = self.volume.open(Some(&trigger))?;
         say(OPENED);
         let plan = WriterPlan {
             seed: self.volume.seed,
@@ -233,35 +258,50 @@ impl OwnerRole {
         drop(writers);
         written.map_err(|error| reason(&opened.volume, error))?;
         if self.stays {
-            stay(&opened.volume);
+            stay(&opened.volume)?;
         }
         opened.close()
     }
 }
 
-/// Waits until the logs have all their copies, tells the parent, and waits for a line of it.
-fn stay(volume: &VolumeStorage) {
+/// Waits until the logs have all their copies, tells the parent, and waits for a line of it. Errors:
+/// `Fenced` if another owner has the volume then, because nothing is left to be closed.
+fn stay(volume: &VolumeStorage) -> Result<()> {
     while volume.pool_report().log_backlog_bytes > 0 {
+        // The logs of an owner that was fenced get no more copies.
+        if let Err(lost) = volume.check_lease()
+            && lost.kind() == ErrorKind::Fenced
+        {
+            return Err(lost);
+        }
         SystemClock::shared().sleep(LOOK_PAUSE);
     }
     say(COPIED);
     let mut answer = String::new();
     // The end of the input means that the parent has ended.
     let _read = std::io::stdin().read_line(&mut answer);
+    still_owns(volume)
 }
 
-/// The error of a write, or the loss of the volume if that is its reason. An owner whose lease has
-/// ended is refused as busy until the register tells whether another owner has the volume.
+/// The error of a write, or the loss of the volume if that is its reason.
 fn reason(volume: &VolumeStorage, error: Error) -> Error {
+    match still_owns(volume) {
+        Err(lost) if lost.kind() == ErrorKind::Fenced => lost,
+        _ => error,
+    }
+}
+
+/// Returns the error of an owner that has lost its volume. An owner whose lease has ended is
+/// refused as busy until the register tells whether another owner has the volume.
+fn still_owns(volume: &VolumeStorage) -> Result<()> {
     let clock = SystemClock::shared();
     let until_ns = clock.now_ns() + LEASE_PATIENCE.as_nanos() as u64;
     loop {
         match volume.check_lease() {
-            Err(lost) if lost.kind() == ErrorKind::Fenced => return lost,
             Err(unsure) if unsure.kind() == ErrorKind::Busy && clock.now_ns() < until_ns => {
                 clock.sleep(LOOK_PAUSE);
             }
-            _ => return error,
+            known => return known,
         }
     }
 }
@@ -296,6 +336,7 @@ mod tests {
                 lease_ms: 3,
                 full_disk: true,
                 accept_loss: true,
+                offloads: true,
             },
             acks: "/tmp/acks".into(),
             ops_per_thread: 4,

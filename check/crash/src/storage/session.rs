@@ -3,7 +3,9 @@
 //!
 //! Each cycle has one fault. So at most one node is away, except where everything dies and returns,
 //! and no acknowledged operation may be lost. The check runs in this process, as the next owner of
-//! the volume: before the processes of the fault are back or after it, as the seed decides.
+//! the volume: before the processes of the fault are back or after it, as the seed decides. A cycle
+//! of the step `repair` loses a node before its fault. If the fault takes another node away, the
+//! lost one returns before the check.
 //!
 //! Invariants that each cycle checks, beyond those of [`crate::check`]:
 //! 1. The failure of a node or of the manager fails no write of the owner.
@@ -11,6 +13,7 @@
 //!    acknowledges nothing that the new owner does not have.
 //! 3. A second owner that was stopped while it opened the volume either owns it afterwards, or ends
 //!    because the volume belongs to another one.
+//! 4. After a fault during copies of chunks, no chunk and no sealed extent lacks a copy in the end.
 
 use std::path::Path;
 use std::time::Duration;
@@ -41,6 +44,11 @@ const CHECK_LEASE_MS: u64 = 20_000;
 const GO_ON_PAUSE: Duration = Duration::from_millis(50);
 /// Number of writes after which nodes are lost.
 const LOSS_WRITES: u64 = 800;
+/// Longest time between the begin of a copy and the fault. A copy of a chunk of 64 KiB takes as long
+/// at the rate of the run.
+const COPY_MS_MAX: u64 = 60;
+/// One owner in this number sends its jobs away although the fault hits no executor.
+const OFFLOADS_ONE_IN: u8 = 4;
 /// Longest time for which a first owner writes before a second one opens the volume.
 const FIRST_OWNER_MS_MAX: u64 = 300;
 
@@ -85,6 +93,8 @@ pub(super) struct StorageSession<'a> {
     tally: Tally<Case>,
     /// Owners that ended as fenced.
     fenced: u64,
+    /// Whether the owners of the present cycle send jobs to executors.
+    offloads: bool,
 }
 
 impl<'a> Session<'a> for StorageSession<'a> {
@@ -98,12 +108,14 @@ impl<'a> Session<'a> for StorageSession<'a> {
             full_disk: arguments.full_disk,
             seed: seeds.u64(..),
         };
+        let cases = Case::all(arguments.storage, arguments.full_disk);
         Ok(Self {
-            deck: Deck::new(seeds.u64(..)),
+            deck: Deck::new(seeds.u64(..), cases.clone()),
             cluster: Cluster::start(&plan)?,
             databases: 0,
-            tally: Tally::default(),
+            tally: Tally::new(cases),
             fenced: 0,
+            offloads: false,
             course: Course::new(arguments, dir, seeds),
         })
     }
@@ -122,7 +134,9 @@ impl<'a> Session<'a> for StorageSession<'a> {
         let told = |problem: String| format!("{case}: {problem}");
         self.course.begin_cycle()?;
         let mut left = Vec::new();
+        self.offloads = self.chooses_offloading(case);
         let hit = match (case.step, case.victim) {
+            (step, _) if step.is_copy() => self.fault_at_copies(case, &mut left),
             (Step::TakeOver, _) => self.fault_at_take_over(case, &mut left),
             (_, Victim::Nobody) => self.second_owner(case, &mut left),
             _ => self.fault_under_load(case, &mut left),
@@ -138,6 +152,8 @@ impl<'a> Session<'a> for StorageSession<'a> {
         let found = self.check(plan).map_err(told)?;
         self.cluster.restore().map_err(told)?;
         self.finish(left, &found).map_err(told)?;
+        self.cluster.end_copies().map_err(told)?;
+        self.offloads = false;
         self.tally.note(case, hit);
         self.course.count_cycle();
         Ok((case, hit))
@@ -170,6 +186,9 @@ impl<'a> Session<'a> for StorageSession<'a> {
 
     fn end(self) -> Result<String, String> {
         self.cluster.end()?;
+        if let Some(lacks) = self.tally.lacks() {
+            return Err(format!("{lacks}, so the run shows nothing of it\n{}", self.tally.table()));
+        }
         Ok(format!(
             "{} cycles, {} faults at their steps, {} acknowledged operations, {} owners fenced\n{}",
             self.tally.tried(),
@@ -202,7 +221,16 @@ impl StorageSession<'_> {
             lease_ms: CHECK_LEASE_MS,
             full_disk: self.course.arguments().full_disk,
             accept_loss: false,
+            offloads: false,
         }
+    }
+
+    /// Whether the owners of a cycle send jobs to executors. An owner whose compactions run
+    /// elsewhere writes none of their files, so its own steps have other moments.
+    fn chooses_offloading(&mut self, case: Case) -> bool {
+        let is_job = matches!(case.step, Step::Compaction | Step::Gc);
+        let is_chosen = self.course.rng().u8(..OFFLOADS_ONE_IN) == 0;
+        self.cluster.has_executors() && (case.victim == Victim::Executor || (is_chosen && !is_job))
     }
 
     /// Ends the owners that another one must have fenced, and compares what they acknowledged with
@@ -259,8 +287,67 @@ impl StorageSession<'_> {
         let moment = self.moment(case);
         let mut owner = self.start_owner(Share::All, moment)?;
         let seen = await_step(&mut owner, AtStepSeen::Opening)?;
-        self.strike(case, StruckOwner { process: owner, seen }, left)?;
-        Ok(seen != AtStepSeen::Never)
+        let is_at_work = self.strike(case, StruckOwner { process: owner, seen }, left)?;
+        Ok(is_at_work && seen != AtStepSeen::Never)
+    }
+
+    /// Lets the nodes copy chunks while an owner with all threads works. The fault hits during a
+    /// copy.
+    fn fault_at_copies(&mut self, case: Case, left: &mut Vec<LeftOwner>) -> Result<bool, String> {
+        let nothing = StepMoment { step: Step::Write, after: 0, reaction: AtStep::Nothing };
+        let share = if case.victim == Victim::Nobody { Share::FirstHalf } else { Share::All };
+        // An owner that has done all operations stays, so that a copy has an owner in any case.
+        let role = OwnerRole { stays: true, ..self.owner(share, nothing) };
+        let mut owner = Process::start("owner", &role.words(), self.course.dir())?;
+        owner.expect(OPENED, PATIENCE)?;
+        let Some(from) = self.cluster.await_chunks()? else {
+            return owner.kill_healthy().map(|()| false);
+        };
+        self.cluster.begin_copies(case.step, from)?;
+        let target = self.cluster.await_copy(from);
+        sleep_ms(self.course.rng().u64(..COPY_MS_MAX));
+        let node = match (case.victim, case.step, target) {
+            (Victim::Target, _, Some(target)) => target,
+            (Victim::Source, Step::Repair, Some(target)) => self.cluster.other_node(from, target),
+            (Victim::Source, Step::Repair, None) => self.cluster.other_node(from, from),
+            (Victim::Target, _, None) => self.cluster.other_node(from, from),
+            _ => from,
+        };
+        match (case.victim, case.fault) {
+            (Victim::Owner, Fault::Kill) => owner.kill_healthy()?,
+            (Victim::Owner, Fault::Stop) => {
+                if owner.stop()? {
+                    left.push(LeftOwner { process: owner, is_open: true });
+                }
+            }
+            (Victim::Everything, fault) => {
+                self.cluster.take_all(fault)?;
+                owner.kill().map(drop)?;
+            }
+            (Victim::Nobody, _) => {
+                let mut second = self.start_owner(Share::SecondHalf, nothing)?;
+                second.expect(OPENED, PATIENCE)?;
+                left.push(LeftOwner { process: owner, is_open: true });
+                self.course.run_on();
+                second.kill_healthy()?;
+            }
+            (victim, fault) => {
+                match victim {
+                    Victim::Manager => self.cluster.take_manager(fault)?,
+                    Victim::Executor => {
+                        let executor = self.cluster.any_executor();
+                        self.cluster.take_executor(executor, fault)?;
+                    }
+                    _ => self.cluster.take_node(node, fault)?,
+                }
+                self.course.run_on();
+                owner.kill_healthy()?;
+            }
+        }
+        if case.step == Step::Repair && matches!(case.victim, Victim::Source | Victim::Target) {
+            self.cluster.restore_node(from)?;
+        }
+        Ok(target.is_some())
     }
 
     /// Lets a second owner take the volume over from a first one, which lives, is stopped or is
@@ -285,8 +372,8 @@ impl StorageSession<'_> {
         let moment = self.moment(case);
         let mut second = self.start_owner(Share::SecondHalf, moment)?;
         let seen = await_step(&mut second, AtStepSeen::Opening)?;
-        self.strike(case, StruckOwner { process: second, seen }, left)?;
-        Ok(seen == AtStepSeen::Opening)
+        let is_at_work = self.strike(case, StruckOwner { process: second, seen }, left)?;
+        Ok(is_at_work && seen == AtStepSeen::Opening)
     }
 
     /// Lets a second owner take the volume over while the first one is at the step.
@@ -330,7 +417,8 @@ impl StorageSession<'_> {
         let threads = self.course.threads(share);
         let ops_per_thread = self.course.ops_per_thread();
         let take_over = share == Share::SecondHalf;
-        let volume = VolumePlan { lease_ms: OWNER_LEASE_MS, ..self.volume(take_over) };
+        let (lease_ms, offloads) = (OWNER_LEASE_MS, self.offloads);
+        let volume = VolumePlan { lease_ms, offloads, ..self.volume(take_over) };
         OwnerRole {
             volume,
             acks: self.course.acks_path(),
@@ -341,24 +429,26 @@ impl StorageSession<'_> {
         }
     }
 
-    /// Makes the fault of the case. Afterwards no owner runs, except those that are left.
+    /// Makes the fault of the case. Afterwards no owner runs, except those that are left. Returns
+    /// whether the victim was at work for the step.
     fn strike(
         &mut self,
         case: Case,
         struck: StruckOwner,
         left: &mut Vec<LeftOwner>,
-    ) -> Result<(), String> {
+    ) -> Result<bool, String> {
         let StruckOwner { process: mut owner, seen } = struck;
+        let mut is_at_work = true;
         match (case.victim, case.fault) {
             (Victim::Owner, Fault::Kill) if seen != AtStepSeen::Never => {
-                return owner.wait_for_death(PATIENCE);
+                return owner.wait_for_death(PATIENCE).map(|()| true);
             }
-            (Victim::Owner, Fault::Kill) => return owner.kill().map(drop),
+            (Victim::Owner, Fault::Kill) => return owner.kill().map(|_| true),
             (Victim::Owner, Fault::Stop) => {
                 if stop_at(&mut owner, seen)? {
                     left.push(LeftOwner { process: owner, is_open: seen != AtStepSeen::Opening });
                 }
-                return Ok(());
+                return Ok(true);
             }
             (Victim::Everything, _) => {
                 let is_owner_first = self.course.rng().bool();
@@ -366,9 +456,12 @@ impl StorageSession<'_> {
                     owner.kill()?;
                 }
                 self.cluster.take_all(case.fault)?;
-                return owner.kill().map(drop);
+                return owner.kill().map(|_| true);
             }
-            (Victim::Node, fault) => {
+            (Victim::Executor, fault) => {
+                is_at_work = self.strike_executor(case.step, fault, &mut owner)?;
+            }
+            (Victim::Node | Victim::Source | Victim::Target, fault) => {
                 let index = self.course.rng().usize(..self.cluster.node_count());
                 self.cluster.take_node(index, fault)?;
             }
@@ -384,14 +477,34 @@ impl StorageSession<'_> {
             owner.expect(OPENED, PATIENCE)?;
         }
         self.course.run_on();
-        owner.kill_healthy()
+        owner.kill_healthy().map(|()| is_at_work)
+    }
+
+    /// Takes an executor away. At the steps of jobs the owner goes on, and the executor that begins
+    /// the next job is taken. Returns whether the executor was at work for the step.
+    fn strike_executor(
+        &mut self,
+        step: Step,
+        fault: Fault,
+        owner: &mut Process,
+    ) -> Result<bool, String> {
+        let mut busy = None;
+        let is_job = matches!(step, Step::Compaction | Step::Gc);
+        if is_job {
+            self.cluster.forget_jobs();
+            owner.tell(GO_ON);
+            busy = self.cluster.await_job();
+        }
+        let index = busy.unwrap_or_else(|| self.cluster.any_executor());
+        self.cluster.take_executor(index, fault)?;
+        Ok(!is_job || busy.is_some())
     }
 
     /// Opens the volume as its next owner, and compares it with the acknowledged operations.
     fn check(&mut self, plan: CheckPlan) -> Result<Found, String> {
         let CheckPlan { take_over, accept_loss, .. } = plan;
         let volume = VolumePlan { accept_loss, ..self.volume(take_over) };
-        let opened = volume.open(|fs| fs);
+        let opened = volume.open(None);
         let opened =
             opened.map_err(|error| format!("cannot open the volume after the fault: {error}"))?;
         let acknowledged = self.course.acknowledged()?;
@@ -411,7 +524,7 @@ impl StorageSession<'_> {
 
     /// Flushes everything that only the log has, so that the log has nothing of its own.
     pub(super) fn flush(&mut self) -> Result<(), String> {
-        let opened = self.volume(true).open(|fs| fs).map_err(text)?;
+        let opened = self.volume(true).open(None).map_err(text)?;
         for index in 0..=COUNTERS {
             let flushed = opened.db.family(family_name(index)).and_then(|cf| opened.db.flush(&cf));
             flushed.map_err(text)?;

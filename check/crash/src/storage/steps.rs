@@ -1,8 +1,10 @@
-//! Steps of an owner at which a fault hits, and the file system that notes them.
+//! Steps at which a fault hits, and the file systems that note them.
 //!
 //! [`StepFs`] decorates the file system of a volume. It tells from the context of a file whether a
 //! flush, a compaction, a garbage collection or a rotation of the log is at work. A
-//! [`StepTrigger`] counts the moments.
+//! [`StepTrigger`] counts the moments. Jobs that run elsewhere write no file of the owner, so the
+//! fault points of the engine note these. [`CopyFs`] decorates the file system of a storage node.
+//! It tells the parent when the node begins a copy of a chunk.
 //!
 //! Thread-safety: any thread may use the file system.
 //! Failure: that of the file system below.
@@ -16,9 +18,12 @@ use archipelago::Result;
 use archipelago::env::{FileClass, FileSystem, IoContext, IoPurpose};
 use archipelago_env::{CreateOptions, LogFile, LogOptions, WritableFile};
 
-use crate::children::StepTrigger;
+use crate::children::{StepTrigger, say};
 
-/// Work of an owner.
+/// Line of a storage node that begins to make a copy of a chunk.
+pub(super) const COPIES: &str = "copies a chunk";
+
+/// Work of an owner, or of the nodes while an owner works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Step {
     Write,
@@ -27,12 +32,42 @@ pub(super) enum Step {
     Gc,
     Rotation,
     TakeOver,
+    /// Nodes make the chunks of a lost node again.
+    Repair,
+    /// The chunks of a node move away because an operator empties it.
+    Drain,
+    /// Chunks move away from a node that is fuller than the others.
+    Rebalance,
 }
 
 impl Step {
     /// All steps, in the order of the summary.
-    pub(super) const ALL: [Self; 6] =
-        [Self::Write, Self::Flush, Self::Compaction, Self::Gc, Self::Rotation, Self::TakeOver];
+    pub(super) const ALL: [Self; 9] = [
+        Self::Write,
+        Self::Flush,
+        Self::Compaction,
+        Self::Gc,
+        Self::Rotation,
+        Self::TakeOver,
+        Self::Repair,
+        Self::Drain,
+        Self::Rebalance,
+    ];
+
+    /// Whether nodes copy chunks at the step. Then a node is at the step, and not the owner.
+    pub(super) fn is_copy(self) -> bool {
+        matches!(self, Self::Repair | Self::Drain | Self::Rebalance)
+    }
+
+    /// The step of a fault point of the engine, for an owner whose compactions and garbage
+    /// collections run elsewhere; `None` for other points.
+    pub(super) fn of_point(point: &str) -> Option<Self> {
+        match point {
+            "compaction.picked" | "compaction.before_install" => Some(Self::Compaction),
+            "gc.picked" | "gc.after_write" | "gc.before_install" => Some(Self::Gc),
+            _ => None,
+        }
+    }
 
     /// The step of a file that is written for `context`; `None` for work without a step.
     fn of(context: IoContext) -> Option<Self> {
@@ -54,6 +89,8 @@ impl Step {
             Self::Gc => 4,
             // The moment is a time after the begin of the opening, in milliseconds.
             Self::TakeOver => 150,
+            // The owner notes none of them.
+            Self::Repair | Self::Drain | Self::Rebalance => 1,
         }
     }
 }
@@ -67,6 +104,9 @@ impl fmt::Display for Step {
             Self::Gc => "gc",
             Self::Rotation => "rotation",
             Self::TakeOver => "take-over",
+            Self::Repair => "repair",
+            Self::Drain => "drain",
+            Self::Rebalance => "rebalance",
         })
     }
 }
@@ -122,6 +162,47 @@ impl FileSystem for StepFs {
     archipelago_env::forward_fs!(inner: open, names);
 }
 
+/// The file system of a storage node, which tells the parent of copies of chunks.
+#[derive(Debug)]
+pub(super) struct CopyFs {
+    inner: Arc<dyn FileSystem>,
+}
+
+impl CopyFs {
+    pub(super) fn new(inner: Arc<dyn FileSystem>) -> Self {
+        Self { inner }
+    }
+
+    /// Whether a file that is created for `context` is the copy of a chunk. The metadata database
+    /// of a node creates no table for maintenance.
+    fn is_copy(context: IoContext) -> bool {
+        let is_of_database =
+            matches!(context.class, FileClass::Sst | FileClass::ValueSst | FileClass::Other);
+        context.purpose == IoPurpose::Maintenance && is_of_database
+    }
+}
+
+impl FileSystem for CopyFs {
+    fn create(
+        &self,
+        path: &Path,
+        context: IoContext,
+        options: CreateOptions,
+    ) -> Result<Box<dyn WritableFile>> {
+        let file = self.inner.create(path, context, options)?;
+        if Self::is_copy(context) {
+            say(COPIES);
+        }
+        Ok(file)
+    }
+
+    fn write_atomic(&self, path: &Path, bytes: &[u8], context: IoContext) -> Result<()> {
+        self.inner.write_atomic(path, bytes, context)
+    }
+
+    archipelago_env::forward_fs!(inner: open, create_log, names);
+}
+
 /// A file that a step writes. Its syncs are moments of the step as well.
 #[derive(Debug)]
 struct StepFile {
@@ -168,5 +249,19 @@ mod tests {
         assert_eq!(of(FileClass::Sst, compaction), Some(Step::Compaction));
         assert_eq!(of(FileClass::Wal, IoPurpose::ForegroundWrite), Some(Step::Rotation));
         assert_eq!(of(FileClass::Manifest, IoPurpose::ForegroundWrite), None);
+    }
+
+    #[test]
+    fn copies_of_chunks_differ_from_writes_of_owners() {
+        let of = |class, purpose| CopyFs::is_copy(IoContext::new(class, purpose));
+        assert!(of(FileClass::Sst, IoPurpose::Maintenance));
+        assert!(!of(FileClass::Sst, IoPurpose::Flush), "a job of an owner");
+        assert!(!of(FileClass::Wal, IoPurpose::Maintenance));
+    }
+
+    #[test]
+    fn jobs_that_run_elsewhere_have_steps_by_fault_points() {
+        assert_eq!(Step::of_point("gc.picked"), Some(Step::Gc));
+        assert_eq!(Step::of_point("flush.picked"), None, "flushes stay with the owner");
     }
 }

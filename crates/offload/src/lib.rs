@@ -15,6 +15,7 @@
 //! | messages, and why attempts fail in them | [`wire`], [`failure`] |
 //! | what owner and executor tell each other in them | [`parcel`] |
 //! | threads, mail and the seams of the engine | [`net`] |
+//! | points at which a checker kills processes | [`message_points`] |
 //! | memtable shards on a memory node | [`shard_host`] |
 //! | the same at their owner | [`shard_owner`] |
 //!
@@ -36,6 +37,7 @@ pub mod executor;
 pub mod failure;
 pub mod ids;
 pub mod job;
+pub mod message_points;
 pub mod net;
 pub mod owner;
 pub mod parcel;

@@ -27,6 +27,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::mail_queue::MailQueue;
 use crate::job::Payload;
+use crate::message_points::{self, MessageMoment};
 use crate::wire::{Correspondent, OffloadMessage};
 
 /// Time for which the manager may keep the answer of a request for mail.
@@ -302,7 +303,11 @@ fn deliver(shared: &Arc<Shared>, resident: &Weak<dyn Resident>, answer: OffloadM
     };
     let messages: Vec<OffloadMessage> = mail.iter().filter_map(read).collect();
     if let (Some(resident), false) = (resident.upgrade(), messages.is_empty()) {
-        Outbox(Arc::clone(shared)).send(resident.take(messages));
+        let names = message_points::names_of(&messages);
+        message_points::note_jobs(MessageMoment::Received, &names);
+        let answers = resident.take(messages);
+        message_points::note_jobs(MessageMoment::Handled, &names);
+        Outbox(Arc::clone(shared)).send(answers);
     }
 }
 

@@ -26,6 +26,7 @@ use super::awake::AwakeTime;
 use super::mail_queue::MailQueue;
 use crate::ids::SchedulerLife;
 use crate::job::Payload;
+use crate::message_points::{self, MessageMoment};
 use crate::scheduler::{Party, Scheduler, SchedulerCounters, SchedulerTerms, Sent};
 use crate::wire::{Correspondent, OffloadMessage};
 
@@ -71,6 +72,12 @@ impl SchedulerDesk {
 
     /// Answers a request. `term` is that of the manager; `None` while it stands by.
     pub fn handle(&self, term: Option<u64>, request: &Request<'_>, reply: Reply) {
+        message_points::note_request(MessageMoment::Received, request.body);
+        self.answer(term, request, reply);
+        message_points::note_request(MessageMoment::Handled, request.body);
+    }
+
+    fn answer(&self, term: Option<u64>, request: &Request<'_>, reply: Reply) {
         let mut state = self.state.lock();
         let now_ns = state.time.until(self.clock.now_ns());
         state.follow(term, now_ns);

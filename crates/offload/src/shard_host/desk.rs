@@ -39,6 +39,7 @@ use super::reads;
 use super::regions::AllocateOrder;
 use super::sabotage::HostSabotage;
 use crate::ids::{NodeLife, OffloadDb};
+use crate::message_points::{self, MessageMoment};
 use crate::wire::shard::{
     ShardMessage, ShardName, ShardPlace, ShardRefusal, ShardWhy, is_shard_notice, is_shard_read,
 };
@@ -357,9 +358,13 @@ impl ShardHost {
                 return self.refuse(reply, ShardWhy::Malformed);
             }
         };
+        message_points::note_shards(MessageMoment::Received, &message);
         for _ in 0..REGIONS_MAX {
             match self.next(&message, answer_bytes_max) {
-                Some(Step::Answer(answer)) => return reply.send(answer.encode()),
+                Some(Step::Answer(answer)) => {
+                    message_points::note_shards(MessageMoment::Handled, &message);
+                    return reply.send(answer.encode());
+                }
                 Some(Step::Again) => {}
                 // The host was closed.
                 None => return,

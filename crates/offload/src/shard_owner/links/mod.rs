@@ -33,6 +33,7 @@ use super::meter::{BurstPace, LinkMeter};
 use super::state::{MemoryNode, OwnerTerms};
 use super::within::within;
 use crate::decide::LinkFigures;
+use crate::message_points::{self, MessageMoment};
 use crate::wire::shard::ShardMessage;
 
 /// Bytes that one READ of an image reads.
@@ -300,10 +301,12 @@ impl NodeLinks {
             let ns = self.runtime.now_ns().saturating_sub(begin_ns);
             self.meter.request(answer.len() as u64, ns);
         }
-        ShardMessage::decode(&answer).map_err(|malformed| {
+        let answer = ShardMessage::decode(&answer).map_err(|malformed| {
             link.close();
             NoAnswer { is_malformed: true, ..NoAnswer::of(&malformed) }
-        })
+        })?;
+        message_points::note_shards(MessageMoment::Received, &answer);
+        Ok(answer)
     }
 
     /// Closes all links to a node that does not answer. The next request makes new ones.

@@ -7,7 +7,7 @@ pub(crate) const USAGE: &str = "\
 usage: archipelago-crash [--cycles N] [--seed S] [--dir D] [--ops-per-cycle N] [--threads N]
                          [--kill-after-ms-max N] [--cycles-per-database N]
                          [--tiers | --full-disk] [--sabotage]
-                         [--storage N [--losses N] | --offload]
+                         [--storage N [--losses N] | --offload [--messages]]
 
   --cycles N               number of kills, each followed by a check (default 20)
   --seed S                 seed of operations, settings and kill times (default: random, printed)
@@ -28,7 +28,9 @@ usage: archipelago-crash [--cycles N] [--seed S] [--dir D] [--ops-per-cycle N] [
   --losses N               after the cycles, lose N pairs of nodes, which the seed chooses; six
                            nodes have 15 pairs (needs --storage 6 or more)
   --offload                send memtables, flushes and compactions to two memory nodes and two
-                           executors, and kill and stop owner, nodes, executors and manager";
+                           executors, and kill and stop owner, nodes, executors and manager
+  --messages               make the faults when a process has received or handled a message, once
+                           for each message, process and kind of fault (needs --offload)";
 
 /// Task of the program.
 pub(crate) enum Command {
@@ -59,6 +61,8 @@ pub(crate) struct Arguments {
     pub(crate) losses: usize,
     /// Whether memtables and jobs leave the process that writes.
     pub(crate) offload: bool,
+    /// Whether faults hit at messages, and not at steps of an owner.
+    pub(crate) messages: bool,
 }
 
 /// Fewest storage nodes of a run, so that one of them may fail.
@@ -129,6 +133,7 @@ impl Default for Arguments {
             storage: 0,
             losses: 0,
             offload: false,
+            messages: false,
         }
     }
 }
@@ -155,6 +160,7 @@ impl Arguments {
                 "--sabotage" => parsed.sabotage = true,
                 "--storage" => parsed.storage = number(&name, &value()?)? as usize,
                 "--offload" => parsed.offload = true,
+                "--messages" => parsed.messages = true,
                 "--losses" => parsed.losses = number(&name, &value()?)? as usize,
                 _ => return Err(format!("unknown argument {name}")),
             }
@@ -167,6 +173,9 @@ impl Arguments {
         }
         if parsed.offload && parsed.threads < 2 {
             return Err("--threads is 1: with --offload, two owners share the threads".to_owned());
+        }
+        if parsed.messages && !parsed.offload {
+            return Err("--messages needs --offload".to_owned());
         }
         if parsed.cycles_per_database == 0 {
             return Err("--cycles-per-database is 0: it must be at least 1".to_owned());
@@ -203,7 +212,7 @@ impl Arguments {
     pub(crate) fn replay(&self, seed: u64) -> String {
         format!(
             "archipelago-crash --seed {seed} --cycles {} --ops-per-cycle {} --threads {} \
-             --kill-after-ms-max {} --cycles-per-database {}{}{}{}{}{}{}",
+             --kill-after-ms-max {} --cycles-per-database {}{}{}{}{}{}{}{}",
             self.cycles,
             self.ops_per_cycle,
             self.threads,
@@ -221,6 +230,7 @@ impl Arguments {
                 pairs => format!(" --losses {pairs}"),
             },
             if self.offload { " --offload" } else { "" },
+            if self.messages { " --messages" } else { "" },
         )
     }
 }
@@ -262,6 +272,10 @@ mod tests {
             panic!("parent arguments")
         };
         assert!(first.replay(3).ends_with(" --offload"));
+        let Ok(Command::Parent(first)) = parse("--offload --messages") else {
+            panic!("parent arguments")
+        };
+        assert!(first.replay(3).ends_with(" --offload --messages"));
     }
 
     #[test]
@@ -293,6 +307,7 @@ mod tests {
         assert!(problem("--tiers --full-disk").contains("exclude each other"));
         assert!(problem("--tiers --storage 6").contains("exclude each other"));
         assert!(problem("--offload --storage 6").contains("--offload excludes"));
+        assert!(problem("--messages").contains("--messages needs --offload"));
         assert!(problem("--storage 2").contains("at least 3 nodes"));
         assert!(problem("--storage 5 --losses 1").contains("--storage 6 or more"));
     }

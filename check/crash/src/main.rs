@@ -20,7 +20,8 @@
 //!
 //! With `--storage N`, the database lies on storage nodes. With `--offload`, its memtables and jobs
 //! leave the process that writes. Then the faults hit every role of the cluster at every step
-//! ([`storage`], [`offload`]).
+//! ([`storage`], [`offload`]). With `--messages`, the faults of a run with `--offload` hit at every
+//! message. The summary is a table of what was hit, and names what was not.
 
 mod acks;
 mod arguments;

@@ -111,16 +111,17 @@ impl<C: FaultCase> Tally<C> {
         sum
     }
 
-    /// A row or a column of which many cases were tried and none hit: its trigger does not work.
-    /// `None` if there is no such row or column.
-    pub(crate) fn lacks(&self) -> Option<String> {
-        let is_lacking = |count: CaseCount| count.tried >= TRIES_MIN && count.hit == 0;
+    /// A row of which many cases were tried and none hit, as a sentence: its trigger does not work.
+    /// `None` if there is no such row.
+    pub(crate) fn lacking_row(&self) -> Option<String> {
         let rows = self.names(C::row).into_iter();
-        let row = rows.map(|name| (self.sum(|case| case.row() == name), name));
+        lacking(rows.map(|name| (self.sum(|case| case.row() == name), name)))
+    }
+
+    /// The same of the columns.
+    pub(crate) fn lacking_column(&self) -> Option<String> {
         let columns = self.names(C::column).into_iter();
-        let column = columns.map(|name| (self.sum(|case| case.column() == name), name));
-        let (count, name) = row.chain(column).find(|(count, _)| is_lacking(*count))?;
-        Some(format!("none of {} faults hit at \"{name}\"", count.tried))
+        lacking(columns.map(|name| (self.sum(|case| case.column() == name), name)))
     }
 
     /// A table: one line per row of the cases and one column per column, with the number of hits of
@@ -173,6 +174,12 @@ impl<C: FaultCase> Tally<C> {
     }
 }
 
+/// The first name with many tries and without a hit, as a sentence.
+fn lacking(mut counts: impl Iterator<Item = (CaseCount, String)>) -> Option<String> {
+    let (count, name) = counts.find(|(count, _)| count.tried >= TRIES_MIN && count.hit == 0)?;
+    Some(format!("none of {} faults hit at \"{name}\"", count.tried))
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -215,12 +222,14 @@ mod tests {
             tally.note(case, case != 1);
         }
         assert!(tally.table().contains("tried, but never hit: row 0 at odd\n"));
-        assert_eq!(tally.lacks(), None, "one miss proves nothing");
+        assert_eq!(tally.lacking_column(), None, "one miss proves nothing");
         for _ in 0..TRIES_MIN {
             tally.note(1, false);
         }
-        assert_eq!(tally.lacks().as_deref(), Some("none of 7 faults hit at \"odd\""));
+        let lacking = tally.lacking_column();
+        assert_eq!(lacking.as_deref(), Some("none of 7 faults hit at \"odd\""));
+        assert_eq!(tally.lacking_row(), None);
         tally.note(3, true);
-        assert_eq!(tally.lacks(), None);
+        assert_eq!(tally.lacking_column(), None);
     }
 }

@@ -7,7 +7,8 @@ use archipelago_manager::core::Terms;
 use archipelago_manager::{ManagerServer, ManagerSettings, MemberTerms, StorePlan};
 use archipelago_store::nodes::repairs::RepairTerms;
 
-use super::server::{READY, wait_for_end_of_input};
+use super::messages::follow_input;
+use super::server::READY;
 use super::trigger::say;
 use super::words::Words;
 
@@ -63,7 +64,7 @@ impl ManagerRole {
             secret: None,
         })?;
         say(&format!("{READY}{}", server.addresses().join(" ")));
-        wait_for_end_of_input();
+        follow_input(|_| {});
         Ok(())
     }
 }

@@ -7,11 +7,13 @@
 //! | `server` | a server as a child process, taken away and brought back |
 //! | `manager` | the manager of a cluster |
 //! | `owner` | an owner as a child process that comes to a step |
+//! | `messages` | messages of offloading at which a process meets a fault |
 //! | `trigger` | the moment of a step at which a child process meets a fault |
 //! | `cases` | the faults of a run, and how often each was hit |
 
 mod cases;
 mod manager;
+mod messages;
 mod owner;
 mod process;
 mod server;
@@ -20,10 +22,14 @@ mod words;
 
 pub(crate) use cases::{Deck, FaultCase, Tally};
 pub(crate) use manager::ManagerRole;
+pub(crate) use messages::{
+    ArmedMessage, ArrivesAt, DISARM, MESSAGES, MOMENTS, Message, RARE, Receiver, follow_input,
+    moment_number, note_message,
+};
 pub(crate) use owner::{AtStepSeen, OPENED, OPENING, Owner, Share, await_step, stop_at};
 pub(crate) use process::{Heard, Process};
 pub(crate) use server::{Fault, PATIENCE, READY, Server, wait_for_end_of_input};
-pub(crate) use trigger::{AtStep, GO_ON, StepMoment, StepTrigger, say};
+pub(crate) use trigger::{AT_STEP, AtStep, GO_ON, StepMoment, StepTrigger, say};
 pub(crate) use words::{ROLE, Words, chosen};
 
 /// Exit code of an owner that has lost its volume.

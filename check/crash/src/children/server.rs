@@ -80,12 +80,29 @@ impl Server {
         if !ran && self.presence == Presence::Runs {
             return Err(format!("a server ended by itself: {}", self.process.messages()));
         }
+        self.note_absence(fault);
+        Ok(())
+    }
+
+    /// Waits for a fault that the process causes itself.
+    pub(crate) fn await_own(&mut self, fault: Fault) -> Result<(), String> {
+        match fault {
+            Fault::Kill => self.process.wait_for_death(PATIENCE)?,
+            Fault::Stop => {
+                self.process.wait_until_stopped()?;
+            }
+        }
+        self.note_absence(fault);
+        Ok(())
+    }
+
+    fn note_absence(&mut self, fault: Fault) {
         self.presence = match fault {
             Fault::Kill => Presence::Killed,
             Fault::Stop => Presence::Stopped,
         };
-        Ok(())
     }
+
     /// Lets a stopped process go on. Returns whether the process must be started again, because it
     /// was killed. An error tells of a process that ended by itself.
     pub(crate) fn restore(&mut self) -> Result<bool, String> {

@@ -107,7 +107,8 @@ impl<S: Copy + PartialEq> StepTrigger<S> {
     }
 }
 
-fn react(reaction: AtStep) {
+/// Prints [`AT_STEP`], and does what the reaction says.
+pub(crate) fn react(reaction: AtStep) {
     say(AT_STEP);
     match reaction {
         AtStep::Nothing => {}

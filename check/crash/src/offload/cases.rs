@@ -52,7 +52,23 @@ impl fmt::Display for Case {
 }
 
 impl Case {
-    /// Every case once.
+    /// The process and its fault, for the summary.
+    fn process(&self) -> String {
+        format!("{}, {}", self.victim, self.fault)
+    }
+
+    /// Every fault of every role at every message once.
+    pub(super) fn of_messages() -> Vec<Self> {
+        let mut cases = Vec::new();
+        for step in Step::messages() {
+            for victim in Victim::SINGLE {
+                cases.extend(Fault::ALL.map(|fault| Self { victim, fault, step }));
+            }
+        }
+        cases
+    }
+
+    /// Every fault of every role at every step of an owner once.
     pub(super) fn all() -> Vec<Self> {
         let mut cases = Vec::new();
         for step in Step::ALL {
@@ -66,12 +82,19 @@ impl Case {
 }
 
 impl FaultCase for Case {
+    // There are many messages, so they are the rows.
     fn row(&self) -> String {
-        format!("{}, {}", self.victim, self.fault)
+        match self.step.message() {
+            Some(message) => message.to_string(),
+            None => self.process(),
+        }
     }
 
     fn column(&self) -> String {
-        self.step.to_string()
+        match self.step.message() {
+            Some(_) => self.process(),
+            None => self.step.to_string(),
+        }
     }
 }
 
@@ -86,5 +109,14 @@ mod tests {
         for (victim, fault) in [(Victim::Executor, Fault::Stop), (Victim::Memory, Fault::Kill)] {
             assert!(cases.contains(&Case { victim, fault, step: Step::Rebuild }));
         }
+    }
+
+    #[test]
+    fn cases_of_messages_have_every_fault_of_every_role() {
+        let cases = Case::of_messages();
+        assert_eq!(cases.len(), Step::messages().count() * Victim::SINGLE.len() * 2);
+        let case = Case { victim: Victim::Owner, fault: Fault::Stop, step: Step::Message(0) };
+        assert!(cases.contains(&case));
+        assert_eq!((case.row(), case.column()), (case.step.to_string(), case.process()));
     }
 }

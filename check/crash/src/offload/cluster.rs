@@ -17,7 +17,7 @@ use archipelago::env::local::LocalFs;
 use archipelago::{Rng, SystemClock};
 
 use super::servers::{ExecutorRole, LEFT, MemoryRole, TELL_LEFT};
-use crate::children::{Fault, ManagerRole, PATIENCE, Server};
+use crate::children::{ArmedMessage, DISARM, Fault, GO_ON, Heard, ManagerRole, PATIENCE, Server};
 
 /// Number of memory nodes. Each has an executor in its process.
 const MEMORY_NODES: usize = 2;
@@ -141,6 +141,30 @@ impl Cluster {
     /// Takes a server away.
     pub(super) fn take(&mut self, place: Place, fault: Fault) -> Result<(), String> {
         self.server(place).suffer(fault)
+    }
+
+    /// Arms a server for a message. Lines that it has printed before are forgotten.
+    pub(super) fn arm(&mut self, place: Place, message: ArmedMessage) {
+        let process = &mut self.server(place).process;
+        while let Heard::Line(_) = process.hear(Duration::ZERO) {}
+        process.tell(&message.line());
+    }
+
+    /// The next line of a server.
+    pub(super) fn hear(&mut self, place: Place, patience: Duration) -> Heard {
+        self.server(place).process.hear(patience)
+    }
+
+    /// Lets a server that waits at a message go on, and disarms it.
+    pub(super) fn disarm(&mut self, place: Place) {
+        let process = &mut self.server(place).process;
+        process.tell(DISARM);
+        process.tell(GO_ON);
+    }
+
+    /// Waits for a fault that a server causes itself at a message.
+    pub(super) fn await_own(&mut self, place: Place, fault: Fault) -> Result<(), String> {
+        self.server(place).await_own(fault)
     }
 
     /// Takes all servers away, in a random order.

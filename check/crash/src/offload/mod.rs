@@ -1,12 +1,16 @@
 //! A run with offloading: a manager, memory nodes, executors and owners in processes of their own.
 //! Each of them is killed or stopped at each step of an owner's work.
 //!
+//! With `--messages` the faults hit when a process has received or handled a message of the
+//! protocols: each message, each role and each signal. The table of the summary has a line for each
+//! message.
+//!
 //! The database lies in a directory that all executors reach. Its sealed memtables, flushes,
 //! compactions and garbage collections leave the owner (docs/design/offload.md).
 //!
 //! | module | purpose |
 //! | --- | --- |
-//! | `steps` | steps of an owner, by the fault points of the engine |
+//! | `steps` | steps of an owner, by the fault points of the engine, and messages |
 //! | `cases` | the faults of a run |
 //! | `servers` | the memory nodes and the executors, as child processes |
 //! | `owner` | the owner of the database, as a child process, and opening the database |

@@ -12,13 +12,17 @@ use std::time::Duration;
 use archipelago::env::local::LocalFs;
 use archipelago::{Db, Joiner, Result, Rng, Spawn as _, Storage, SystemClock, SystemSpawn, Ticker};
 use archipelago_compute::Offloaded;
+use archipelago_offload::message_points::MessageMoment;
 use archipelago_offload::net::{OffloadMode, OwnerSettings};
 use archipelago_offload::shard_owner::StayingMemtables;
 
 use super::steps::Step;
 use super::summary::Figures;
 use crate::acks::AckWriter;
-use crate::children::{AtStep, OPENED, OPENING, StepMoment, StepTrigger, Words, chosen, say};
+use crate::children::{
+    AtStep, MOMENTS, OPENED, OPENING, StepMoment, StepTrigger, Words, chosen, moment_number,
+    note_message, say,
+};
 use crate::reads::Reads;
 use crate::settings::{Offloading, Over, open};
 use crate::writers::{Refusals, ThreadStart, WriterPlan, Writers};
@@ -167,6 +171,8 @@ pub(super) struct OwnerRole {
     pub(super) ops_per_thread: u64,
     pub(super) threads: Vec<ThreadStart>,
     pub(super) moment: StepMoment<Step>,
+    /// Moment of the message, if the step is one.
+    pub(super) message_moment: MessageMoment,
 }
 
 impl OwnerRole {
@@ -181,8 +187,9 @@ impl OwnerRole {
             .with("open_seed", open_seed)
             .with("acks", self.acks.display())
             .with("ops", self.ops_per_thread)
-            .with("threads", ThreadStart::words(&self.threads));
-        self.moment.add_to(leaving.add_to(words), &Step::ALL).command_line(Self::NAME)
+            .with("threads", ThreadStart::words(&self.threads))
+            .with("message_moment", moment_number(self.message_moment));
+        self.moment.add_to(leaving.add_to(words), &Step::known()).command_line(Self::NAME)
     }
 
     pub(super) fn parse(words: &Words) -> std::result::Result<Self, String> {
@@ -193,13 +200,14 @@ impl OwnerRole {
             open_seed: words.number("open_seed")?,
             leaving: Leaving::parse(words)?,
         };
-        let moment = StepMoment::parse(words, &Step::ALL)?;
+        let moment = StepMoment::parse(words, &Step::known())?;
         Ok(Self {
             database,
             acks: words.path("acks")?,
             ops_per_thread: words.number("ops")?,
             threads: ThreadStart::parse(words.text("threads")?)?,
             moment,
+            message_moment: chosen(&MOMENTS, words.number("message_moment")?)?,
         })
     }
 
@@ -208,6 +216,10 @@ impl OwnerRole {
         let trigger = StepTrigger::new(self.moment);
         let acks = AckWriter::open(&self.acks)?;
         say(OPENING);
+        if let Step::Message(index) = self.moment.step {
+            let (noting, step) = (Arc::clone(&trigger), self.moment.step);
+            note_message(index, self.message_moment, move || noting.note(step));
+        }
         let steps = Arc::clone(&trigger);
         let note = move |point: &str| {
             if let Some(step) = Step::of(point) {
@@ -288,6 +300,7 @@ mod tests {
                 ops_per_thread: 4,
                 threads: vec![ThreadStart { thread: 1, first: 5 }],
                 moment: StepMoment { step: Step::Gc, after: 7, reaction: AtStep::Halt },
+                message_moment: MessageMoment::Handled,
             };
             let words = Words::parse(owner.words().into_iter().skip(2)).unwrap();
             assert_eq!(OwnerRole::parse(&words).unwrap(), owner);

@@ -9,7 +9,7 @@ use archipelago_fabric::NodeId;
 use archipelago_memory::{MemoryServer, MemorySettings};
 use archipelago_offload::net::{ExecutorServer, ExecutorSettings};
 
-use crate::children::{READY, Words, say, wait_for_end_of_input};
+use crate::children::{READY, Words, follow_input, say};
 
 /// Memory that a node lends.
 const MEMORY_BYTES: u64 = 64 << 20;
@@ -66,15 +66,14 @@ impl MemoryRole {
             ..executor_settings(manager, self.share.clone())
         })?;
         say(&format!("{READY}{}", server.addresses().join(" ")));
-        // Each line asks for what is left.
-        let mut line = String::new();
-        while std::io::stdin().read_line(&mut line).is_ok_and(|bytes| bytes > 0) {
-            let figures = server.shard_host().figures();
-            let (shards, grants) =
-                figures.map_or((0, 0), |figures| (figures.shards, figures.grants));
-            say(&format!("{LEFT}{shards} {grants}"));
-            line.clear();
-        }
+        follow_input(|line| {
+            if line == TELL_LEFT {
+                let figures = server.shard_host().figures();
+                let (shards, grants) =
+                    figures.map_or((0, 0), |figures| (figures.shards, figures.grants));
+                say(&format!("{LEFT}{shards} {grants}"));
+            }
+        });
         // Jobs read the memory of the node, so they end first.
         drop(executor);
         Ok(())
@@ -112,7 +111,7 @@ impl ExecutorRole {
         })?;
         // It listens nowhere.
         say(READY);
-        wait_for_end_of_input();
+        follow_input(|_| {});
         drop(executor);
         Ok(())
     }

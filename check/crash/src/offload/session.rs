@@ -6,6 +6,10 @@
 //! the seed decides. It opens the database with offloading or without: a database whose memtables
 //! had left must not need the nodes again.
 //!
+//! In a run with `--messages` the fault hits when a process has received or handled a message. The
+//! thread at the message waits until the process of the fault is away, unless its own process has
+//! the fault.
+//!
 //! Invariants that each cycle checks, beyond those of [`crate::check`]:
 //! 1. The failure of a server fails no write and no read of the owner, and makes no read wrong
 //!    ([`crate::reads`]).
@@ -17,6 +21,7 @@ use std::time::Duration;
 use archipelago::env::FileSystem as _;
 use archipelago::env::local::LocalFs;
 use archipelago::{Db, Rng, SystemClock};
+use archipelago_offload::message_points::MessageMoment;
 
 use super::cases::{Case, Victim};
 use super::cluster::{Cluster, Place};
@@ -25,8 +30,9 @@ use super::steps::Step;
 use super::summary::Figures;
 use crate::arguments::Arguments;
 use crate::children::{
-    AtStep, AtStepSeen, Deck, Fault, GO_ON, Heard, OPENED, Owner, PATIENCE, Process, Share,
-    StepMoment, Tally, await_step, stop_at,
+    AT_STEP, ArmedMessage, ArrivesAt, AtStep, AtStepSeen, Deck, Fault, GO_ON, Heard, MESSAGES,
+    Message, OPENED, Owner, PATIENCE, Process, RARE, Receiver, Share, StepMoment, Tally,
+    await_step, stop_at,
 };
 use crate::course::Course;
 use crate::cycles::{Session, sleep_ms, text};
@@ -37,6 +43,12 @@ use crate::settings::{COUNTERS, Over, family_name, open};
 const FIRST_WRITES_MS_MAX: u64 = 500;
 /// Longest time for which an owner is stopped. It is longer than the leases of the servers.
 const STOPPED_MS_MAX: u64 = 3000;
+/// Time in which a message must arrive while an owner works. Beats come once a second.
+const MESSAGE_PATIENCE: Duration = Duration::from_secs(4);
+/// Time in which a server that is disarmed has read that.
+const DISARM_PATIENCE: Duration = Duration::from_millis(100);
+/// Pause between two checks of the lines of server and owner.
+const LINE_PAUSE: Duration = Duration::from_millis(1);
 /// Longest time between the step and the fault of a server, if the owner goes on first.
 const LATE_MS_MAX: u64 = 30;
 
@@ -89,6 +101,8 @@ pub(super) struct OffloadSession<'a> {
     cluster: Cluster,
     tally: Tally<Case>,
     figures: Figures,
+    /// Moment of the message of the present cycle.
+    message_moment: MessageMoment,
 }
 
 impl<'a> Session<'a> for OffloadSession<'a> {
@@ -96,11 +110,13 @@ impl<'a> Session<'a> for OffloadSession<'a> {
 
     fn start(arguments: &'a Arguments, seed: u64, dir: &Path) -> Result<Self, String> {
         let mut seeds = Rng::with_seed(seed);
+        let cases = if arguments.messages { Case::of_messages() } else { Case::all() };
         Ok(Self {
-            deck: Deck::new(seeds.u64(..), Case::all()),
+            deck: Deck::new(seeds.u64(..), cases.clone()),
             cluster: Cluster::start(&dir.join("servers"), &dir.join("share"))?,
-            tally: Tally::new(Case::all()),
+            tally: Tally::new(cases),
             figures: Figures::default(),
+            message_moment: MessageMoment::Received,
             course: Course::new(arguments, dir, seeds),
         })
     }
@@ -118,6 +134,7 @@ impl<'a> Session<'a> for OffloadSession<'a> {
         let told = |problem: String| format!("{case}: {problem}");
         self.course.begin_cycle()?;
         let hit = match case.step {
+            Step::Message(index) => self.fault_at_message(case, index),
             Step::TakeOver => self.fault_at_take_over(case),
             Step::Rebuild => self.fault_at_rebuild(case),
             _ => self.fault_under_load(case),
@@ -186,15 +203,19 @@ impl<'a> Session<'a> for OffloadSession<'a> {
         if let Some(lacks) = self.figures.lacks(tried) {
             return Err(format!("in {tried} cycles {lacks}, so the run shows nothing of it"));
         }
-        if let Some(lacks) = self.tally.lacks() {
-            return Err(format!("{lacks}, so the run shows nothing of it\n{}", self.tally.table()));
+        let (table, of_messages) = (self.tally.table(), self.course.arguments().messages);
+        // A message may be rare with the settings of the run. Then the table says so.
+        let row = if of_messages { None } else { self.tally.lacking_row() };
+        if let Some(lacks) = row.or_else(|| self.tally.lacking_column()) {
+            return Err(format!("{lacks}, so the run shows nothing of it\n{table}"));
         }
+        let left_out = if of_messages { format!("\n  left out: {RARE}") } else { String::new() };
         Ok(format!(
-            "{tried} cycles, {} faults at their steps, {} acknowledged operations\n  {}\n{}",
+            "{tried} cycles, {} faults at their steps, {} acknowledged operations\n  {}\n\
+             {table}{left_out}",
             self.tally.hit(),
             self.course.operations(),
             self.figures,
-            self.tally.table()
         ))
     }
 }
@@ -226,12 +247,7 @@ impl OffloadSession<'_> {
     /// Kills an owner whose memtables have left. The fault hits while the next one opens the
     /// database.
     fn fault_at_take_over(&mut self, case: Case) -> Result<bool, String> {
-        let nothing = StepMoment { step: Step::Write, after: 0, reaction: AtStep::Nothing };
-        let mut first = self.start_owner(nothing, Share::FirstHalf, Leaving::with_one_copy)?;
-        first.await_open()?;
-        sleep_ms(self.course.rng().u64(..FIRST_WRITES_MS_MAX));
-        self.kill_healthy(first)?;
-        self.figures.shards_left += self.cluster.left()?.shards;
+        self.leave_shards()?;
         let moment = self.moment(case);
         let mut second = self.start_owner(moment, Share::SecondHalf, Leaving::with_one_copy)?;
         let seen = await_step(&mut second, AtStepSeen::Opening)?;
@@ -255,6 +271,161 @@ impl OffloadSession<'_> {
         }
         self.strike(case, StruckOwner { owner, seen })?;
         Ok(seen != AtStepSeen::Never)
+    }
+
+    /// Kills an owner whose memtables have left, as the message of the next owner needs it.
+    fn leave_shards(&mut self) -> Result<(), String> {
+        let nothing = StepMoment { step: Step::Write, after: 0, reaction: AtStep::Nothing };
+        let mut first = self.start_owner(nothing, Share::FirstHalf, Leaving::with_one_copy)?;
+        first.await_open()?;
+        sleep_ms(self.course.rng().u64(..FIRST_WRITES_MS_MAX));
+        self.kill_healthy(first)?;
+        self.figures.shards_left += self.cluster.left()?.shards;
+        Ok(())
+    }
+
+    /// Lets a process receive or handle the message, where the fault hits.
+    fn fault_at_message(&mut self, case: Case, index: usize) -> Result<bool, String> {
+        let Message { receiver, arrives, .. } = MESSAGES[index];
+        let share = match arrives {
+            ArrivesAt::Load => Share::All,
+            ArrivesAt::TakeOver => {
+                self.leave_shards()?;
+                Share::SecondHalf
+            }
+        };
+        let moments = MESSAGES[index].noted();
+        self.message_moment = moments[self.course.rng().usize(..moments.len())];
+        let (at, is_own) = match receiver {
+            Receiver::Owner => (None, case.victim == Victim::Owner),
+            Receiver::Memory => {
+                let place = Cluster::any_memory(self.course.rng());
+                (Some(place), case.victim == Victim::Memory)
+            }
+            Receiver::Executor => {
+                let place = Cluster::any_executor(self.course.rng());
+                (Some(place), case.victim == Victim::Executor)
+            }
+            Receiver::Manager => (Some(Place::Manager), case.victim == Victim::Manager),
+        };
+        let reaction = AtStep::of_owner(is_own.then_some(case.fault));
+        let moment = StepMoment { reaction, ..self.moment(case) };
+        if let Some(place) = at {
+            let (moment, after) = (self.message_moment, moment.after);
+            self.cluster.arm(place, ArmedMessage { index, moment, after, reaction });
+        }
+        // The owner is at messages that it receives itself.
+        let reaction = if at.is_none() { reaction } else { AtStep::Nothing };
+        let moment = StepMoment { reaction, ..moment };
+        let mut owner = self.start_owner(moment, share, Leaving::with_one_copy)?;
+        let seen = self.await_message(&mut owner, at)?;
+        let struck = StruckOwner { owner, seen };
+        match at {
+            Some(place) => self.strike_at_message(case, place, struck)?,
+            None => self.strike(case, struck)?,
+        }
+        Ok(seen != AtStepSeen::Never)
+    }
+
+    /// Waits until the message is at the server `at`, or at the owner.
+    fn await_message(
+        &mut self,
+        owner: &mut WatchedOwner,
+        at: Option<Place>,
+    ) -> Result<AtStepSeen, String> {
+        let Some(place) = at else { return await_step(owner, AtStepSeen::Opening) };
+        let clock = SystemClock::shared();
+        let mut seen = AtStepSeen::Opening;
+        let mut until_ns = clock.now_ns() + PATIENCE.as_nanos() as u64;
+        loop {
+            if self.cluster.hear(place, LINE_PAUSE) == Heard::Line(AT_STEP.to_owned()) {
+                return Ok(seen);
+            }
+            match owner.hear(Duration::ZERO) {
+                Heard::Line(line) if line == OPENED => {
+                    seen = AtStepSeen::Open;
+                    until_ns = clock.now_ns() + MESSAGE_PATIENCE.as_nanos() as u64;
+                }
+                Heard::Line(_) | Heard::Silence => {}
+                Heard::End => {
+                    let status = owner.process.wait(PATIENCE)?;
+                    let said = owner.process.messages();
+                    return match status.success() {
+                        // The owner has done all of its operations.
+                        true => Ok(AtStepSeen::Never),
+                        false => Err(format!("an owner ended by itself ({status}): {said}")),
+                    };
+                }
+            }
+            if clock.now_ns() > until_ns {
+                return match seen {
+                    AtStepSeen::Open => Ok(AtStepSeen::Never),
+                    _ => {
+                        let said = owner.process.messages();
+                        Err(format!("an owner did not open in {PATIENCE:?}: {said}"))
+                    }
+                };
+            }
+        }
+    }
+
+    /// Makes the fault of the case while a message is at the server `at`. Afterwards no owner runs.
+    fn strike_at_message(
+        &mut self,
+        case: Case,
+        at: Place,
+        struck: StruckOwner,
+    ) -> Result<(), String> {
+        let StruckOwner { mut owner, seen } = struck;
+        let victim = match (case.victim, at) {
+            (Victim::Owner, _) => None,
+            (Victim::Memory, Place::Memory(_)) | (Victim::Executor, Place::Executor(_)) => Some(at),
+            (Victim::Memory, _) => Some(Cluster::any_memory(self.course.rng())),
+            (Victim::Executor, _) => Some(Cluster::any_executor(self.course.rng())),
+            (Victim::Manager | Victim::Everything, _) => Some(Place::Manager),
+        };
+        let (fault, is_there) = (case.fault, seen != AtStepSeen::Never);
+        let mut is_stopped = false;
+        match victim {
+            // The message may have come just after the time in which it should.
+            Some(place) if place == at && (is_there || self.came_late(at)) => {
+                self.cluster.await_own(place, fault)?;
+            }
+            Some(place) => self.cluster.take(place, fault)?,
+            None if fault == Fault::Kill => {
+                let killed = self.kill_healthy(owner);
+                self.cluster.disarm(at);
+                return killed;
+            }
+            None => is_stopped = owner.process.stop()?,
+        }
+        self.cluster.disarm(at);
+        if is_stopped {
+            sleep_ms(self.course.rng().u64(..STOPPED_MS_MAX));
+            owner.process.go_on();
+        }
+        self.end_struck(case, StruckOwner { owner, seen })
+    }
+
+    /// Disarms a server, and returns whether a message has come before that.
+    fn came_late(&mut self, at: Place) -> bool {
+        self.cluster.disarm(at);
+        self.cluster.hear(at, DISARM_PATIENCE) == Heard::Line(AT_STEP.to_owned())
+    }
+
+    /// Lets an owner that lives go on after the fault, and kills it.
+    fn end_struck(&mut self, case: Case, struck: StruckOwner) -> Result<(), String> {
+        let StruckOwner { mut owner, seen } = struck;
+        if seen == AtStepSeen::Opening {
+            owner.await_open()?;
+        }
+        self.course.run_on();
+        if case.fault == Fault::Stop && self.course.rng().bool() {
+            // What was stopped goes on beside what has replaced it.
+            self.cluster.restore()?;
+            self.course.run_on();
+        }
+        self.kill_healthy(owner)
     }
 
     /// The moment of the step, and the owner's action there.
@@ -283,6 +454,7 @@ impl OffloadSession<'_> {
             ops_per_thread: self.course.ops_per_thread(),
             threads: self.course.threads(share),
             moment,
+            message_moment: self.message_moment,
         };
         let process = Process::start("owner", &role.words(), self.course.dir())?;
         Ok(WatchedOwner { process, figures: Figures::default() })
@@ -321,16 +493,7 @@ impl OffloadSession<'_> {
             }
             (Victim::Manager, _) => self.strike_server(case, Place::Manager, &mut owner)?,
         }
-        if seen == AtStepSeen::Opening {
-            owner.await_open()?;
-        }
-        self.course.run_on();
-        if case.fault == Fault::Stop && self.course.rng().bool() {
-            // What was stopped goes on beside what has replaced it.
-            self.cluster.restore()?;
-            self.course.run_on();
-        }
-        self.kill_healthy(owner)
+        self.end_struck(case, StruckOwner { owner, seen })
     }
 
     /// Takes a server away while the owner waits at the step, or soon after it went on.
@@ -340,7 +503,8 @@ impl OffloadSession<'_> {
         place: Place,
         owner: &mut WatchedOwner,
     ) -> Result<(), String> {
-        let is_late = self.course.rng().bool();
+        // A fault at a message hits while the message is there.
+        let is_late = case.step.message().is_none() && self.course.rng().bool();
         if is_late {
             owner.process.tell(GO_ON);
             sleep_ms(self.course.rng().u64(..LATE_MS_MAX));

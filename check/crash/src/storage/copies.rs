@@ -1,10 +1,10 @@
 //! Copies of chunks while an owner works: a node is lost, emptied, or fuller than the others.
 //!
-//! | step | what the operator or the machine does | nodes that copy |
-//! | --- | --- | --- |
-//! | repair | kills a node, which the manager declares lost | nodes without a chunk of the blob |
-//! | drain | lets the manager empty a node | the same |
-//! | rebalance | starts a node again with less room, so that it is fuller than the others | the same |
+//! | step | cause of the copies |
+//! | --- | --- |
+//! | repair | a node is killed, and the manager declares it lost |
+//! | drain | the manager gets the order to empty a node |
+//! | rebalance | a node starts again with less room, so that it is fuller than the others |
 //!
 //! Each storage node tells the parent when it begins a copy ([`COPIES`]). So a fault hits while a
 //! copy is under way, and the parent knows its target. The rate of copies is low, so the bytes of a
@@ -28,7 +28,7 @@ use archipelago_store::nodes::wire::{
 use super::cluster::{Cluster, Copying, LOOK_PAUSE, NODE_BYTES};
 use super::servers::RUNS;
 use super::steps::{COPIES, Step};
-use crate::children::{Fault, Heard, PATIENCE, Server};
+use crate::children::{Fault, Heard, Server};
 
 /// Chunks that a node must hold before it is lost, emptied or too full. Two are copied at a time.
 const CHUNKS_MIN: u64 = 6;
@@ -37,6 +37,9 @@ const CHUNKS_PATIENCE: Duration = Duration::from_secs(5);
 /// Time in which a copy must begin. The manager needs three seconds to declare a node lost, and
 /// compares the chunks of a node that has returned before it moves others.
 const COPY_PATIENCE: Duration = Duration::from_secs(30);
+/// Time in which nothing lacks a copy any more. A node that failed to make a copy is avoided for
+/// half a minute.
+const REPAIR_PATIENCE: Duration = Duration::from_secs(120);
 /// Time in which an executor must begin a job.
 const JOB_PATIENCE: Duration = Duration::from_secs(1);
 /// Pause between two checks of the lines of servers.
@@ -159,7 +162,7 @@ impl Cluster {
     /// Waits until no chunk and no sealed extent lacks a copy.
     fn await_repaired(&self) -> Result<(), String> {
         let clock = SystemClock::shared();
-        let until_ns = clock.now_ns() + PATIENCE.as_nanos() as u64;
+        let until_ns = clock.now_ns() + REPAIR_PATIENCE.as_nanos() as u64;
         loop {
             let status = self.status();
             if status.as_ref().is_ok_and(is_repaired) {
@@ -167,7 +170,7 @@ impl Cluster {
             }
             if clock.now_ns() > until_ns {
                 let repair = status.map(|status| status.repair);
-                return Err(format!("copies are missing after {PATIENCE:?}: {repair:?}"));
+                return Err(format!("copies are missing after {REPAIR_PATIENCE:?}: {repair:?}"));
             }
             clock.sleep(LOOK_PAUSE);
         }

@@ -44,8 +44,8 @@ const CHECK_LEASE_MS: u64 = 20_000;
 const GO_ON_PAUSE: Duration = Duration::from_millis(50);
 /// Number of writes after which nodes are lost.
 const LOSS_WRITES: u64 = 800;
-/// Longest time between the begin of a copy and the fault. A copy of a chunk of 64 KiB takes as long
-/// at the rate of the run.
+/// Longest time between the begin of a copy and the fault. A chunk of 64 KiB takes as long at the
+/// rate of the run.
 const COPY_MS_MAX: u64 = 60;
 /// One owner in this number sends its jobs away although the fault hits no executor.
 const OFFLOADS_ONE_IN: u8 = 4;
@@ -186,7 +186,7 @@ impl<'a> Session<'a> for StorageSession<'a> {
 
     fn end(self) -> Result<String, String> {
         self.cluster.end()?;
-        if let Some(lacks) = self.tally.lacks() {
+        if let Some(lacks) = self.tally.lacking_row().or_else(|| self.tally.lacking_column()) {
             return Err(format!("{lacks}, so the run shows nothing of it\n{}", self.tally.table()));
         }
         Ok(format!(

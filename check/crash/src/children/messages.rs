@@ -1,9 +1,9 @@
 //! Messages of offloading at which a fault hits, and the trigger in the process that receives them.
 //!
-//! The processes of a run set the hook of the module `message_points`, which is called when a message
-//! was received and when it was handled. The parent arms one server, or gives an owner the message on
-//! its command line. A server that is armed ends, stops, or lets the thread at the message wait
-//! until the parent has acted.
+//! The processes of a run set the hook of the module `message_points`, which is called when a
+//! message was received and when it was handled. The parent arms one server, or gives an owner the
+//! message on its command line. A server that is armed ends, stops, or lets the thread at the
+//! message wait until the parent has acted.
 //!
 //! Invariants:
 //! 1. An armed server fires at most once.

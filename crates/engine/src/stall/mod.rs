@@ -22,7 +22,9 @@
 //! them. Bytes that wait for their flush count as stored. No work of this database is certain to
 //! free the pool, so the end of the slope is that of an unmeasured drain. Writers keep this rate
 //! when the room is used up. They are refused only when the disk has no room
-//! ([`crate::disk_space`]).
+//! ([`crate::disk_space`]). Such a delay may last for days. The measured peak is forgotten while
+//! writers pause, and delayed writers do not show it again. So the slope begins at the peak that is
+//! assumed without a measurement, or above.
 //!
 //! A threshold of compaction debt that is 0 does not exist. Without a slowdown threshold writers go
 //! at full speed until they stop. Without a stop threshold they slow down over the range from the
@@ -298,6 +300,12 @@ fn rate_at(debt: f64, input: &StallInput, drain: u64) -> f64 {
     peak as f64 * (low / peak as f64).powf(debt)
 }
 
+/// The allowed rate at this part of the last room in the storage pool.
+fn pool_rate(debt: f64, input: &StallInput) -> f64 {
+    let peak_bytes_per_s = input.peak_bytes_per_s.max(PEAK_BYTES_PER_S_DEFAULT);
+    rate_at(debt, &StallInput { peak_bytes_per_s, ..*input }, 0)
+}
+
 /// Measured speed of the background work that lowers the debt of `cause`. Before the first
 /// compaction of L0 has ended, the speed of flushes is used instead.
 fn drain_of(cause: StallCause, input: &StallInput) -> u64 {
@@ -390,7 +398,7 @@ pub fn stall(input: &StallInput) -> StallDecision {
     let by_debt = worst.map(|(debt, cause)| (rate_at(debt, input, drain_of(cause, input)), cause));
     let freed = input.space_freed_bytes_per_s;
     let by_space = space.map(|debt| (rate_at(debt, input, freed), StallCause::Space));
-    let by_pool = pool_debt(input).map(|debt| (rate_at(debt, input, 0), StallCause::Pool));
+    let by_pool = pool_debt(input).map(|debt| (pool_rate(debt, input), StallCause::Pool));
     let by_memtables = memtable_rate(input).map(|rate| (rate, StallCause::Memtables));
     if input.memtable_space_bytes == 0 && input.flush_backlog_bytes > 0 {
         return StallDecision::Stop { cause: StallCause::Memtables };

@@ -118,6 +118,19 @@ fn nearly_full_pool_slows_writers_smoothly_and_never_stops_them() {
 }
 
 #[test]
+fn nearly_full_pool_does_not_hold_writers_to_the_rate_of_quiet_times() {
+    let at = |left: u64| StallInput {
+        peak_bytes_per_s: 10_000,
+        pool_left_bytes: left << 20,
+        pool_slowdown_bytes: 1000 << 20,
+        ..input()
+    };
+    let [begin, end] = [999, 0].map(|left| rate(&at(left)));
+    assert!(begin > 66_000_000, "{begin}");
+    assert!((1_048_000..1_049_000).contains(&end), "{end}");
+}
+
+#[test]
 fn writers_settle_at_the_speed_of_garbage_collection() {
     let freed = 20 << 20;
     let bound = StallInput { space_slowdown: 800 << 20, space_stop: 1000 << 20, ..input() };

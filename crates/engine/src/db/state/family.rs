@@ -161,6 +161,8 @@ pub(crate) struct Family {
     pub(crate) throttle: AtomicU8,
     /// Whether `throttle` was decided by the bound on space.
     pub(crate) is_slowed_for_space: AtomicBool,
+    /// Whether `throttle` was decided by the room in the storage pool.
+    pub(crate) is_slowed_for_pool: AtomicBool,
     /// The used space of the family and its limits, for its writers.
     pub(crate) space: SpaceGauge,
     /// Bytes per second that its writers may write while `throttle` is [`DELAYED`].
@@ -194,6 +196,7 @@ impl Family {
             dropped: AtomicBool::new(false),
             throttle: AtomicU8::new(0),
             is_slowed_for_space: AtomicBool::new(false),
+            is_slowed_for_pool: AtomicBool::new(false),
             space: SpaceGauge::default(),
             delayed_rate: AtomicU64::new(u64::MAX),
             credit: DelayCredit::default(),

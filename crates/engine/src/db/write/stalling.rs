@@ -8,6 +8,8 @@
 //! Invariants:
 //! 1. If background work fails, a writer that waits for it gets the error instead of hanging.
 //! 2. A single delay is short: back-pressure consists of many small waits.
+//! 3. A storage pool that is nearly full delays no write that frees space, and hurries no
+//!    compaction, because no background work is certain to end that delay.
 //!
 //! Thread-safety: any thread may call any function. No lock is held while a writer waits.
 //! Failure: a write that must not wait is refused with `Busy`.
@@ -148,7 +150,13 @@ fn fill_rate(buffer_bytes: u64, active_bytes: u64, last: LastSeal) -> u64 {
     before.max(since_ns.map_or(0, |ns| rate(active_bytes, ns)))
 }
 
-/// Whether writers of the family are slowed down because compactions are behind.
+/// The decision without the delay by the storage pool.
+fn without_pool(input: &StallInput) -> StallDecision {
+    stall(&StallInput { pool_slowdown_bytes: 0, ..*input })
+}
+
+/// Whether writers of the family are slowed down because compactions are behind. A slower delay by
+/// the storage pool does not hide that.
 pub(crate) fn is_compaction_urgent(
     context: &Context,
     observers: &Observers,
@@ -157,7 +165,7 @@ pub(crate) fn is_compaction_urgent(
 ) -> bool {
     let behind =
         |cause| matches!(cause, StallCause::L0Files | StallCause::PendingBytes | StallCause::Space);
-    match stall_decision(context, observers, pacing, family) {
+    match without_pool(&stall_input(context, observers, pacing, family)) {
         StallDecision::None => false,
         StallDecision::Delay { cause, .. } | StallDecision::Stop { cause } => behind(cause),
     }
@@ -187,7 +195,8 @@ pub(crate) fn recompute_stall(
         StallDecision::Stop { .. } => (STOPPED, 0),
     };
     note_load(context, pacing, family, &input, throttle);
-    if throttle != FREE {
+    let is_for_pool = matches!(decision, StallDecision::Delay { cause: StallCause::Pool, .. });
+    if throttle != FREE && (!is_for_pool || without_pool(&input) != StallDecision::None) {
         // Writers wait, or may soon wait, for background work. So compactions let no reads go first
         // now.
         pacing.foreground().mark_urgent();
@@ -199,6 +208,7 @@ pub(crate) fn recompute_stall(
             | StallDecision::Stop { cause: StallCause::Space }
     );
     family.is_slowed_for_space.store(is_for_space, Ordering::Relaxed);
+    family.is_slowed_for_pool.store(is_for_pool, Ordering::Relaxed);
     let before = family.throttle.swap(throttle, Ordering::Relaxed);
     if before != throttle && is_slowed(before.max(throttle)) {
         let state = format!("{}: {decision:?}", family.name);
@@ -233,7 +243,8 @@ pub(crate) fn refresh_writer_room(db: &DbInner) {
 /// Slows or holds a write as its families' throttles say.
 #[inline]
 pub(crate) fn stall_writer(db: &DbInner, shares: &[Share], options: &WriteOptions) -> Result<()> {
-    if options.space_use == SpaceUse::Frees && db.disk.state() != SpaceState::Roomy {
+    let frees = options.space_use == SpaceUse::Frees;
+    if frees && db.disk.state() != SpaceState::Roomy {
         // The write would wait for background work, and that work may need the room that the write
         // frees.
         return Ok(());
@@ -244,6 +255,8 @@ pub(crate) fn stall_writer(db: &DbInner, shares: &[Share], options: &WriteOption
         match family.throttle.load(Ordering::Relaxed) {
             FREE => {}
             WATCHED | DELAYED if family.credit.take(share.bytes) => {}
+            // The pool needs the room that the write frees.
+            DELAYED if frees && family.is_slowed_for_pool.load(Ordering::Relaxed) => {}
             WATCHED => recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, family),
             _ => stall_on(db, family, share.bytes, options)?,
         }
@@ -454,6 +467,25 @@ fn ticker_of(cause: StallCause) -> Ticker {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn full_pool_hides_no_backlog_of_compactions() {
+        let input = StallInput {
+            l0_files: 21,
+            l0_slowdown: 20,
+            l0_stop: 36,
+            pool_slowdown_bytes: 1 << 20,
+            ..StallInput::default()
+        };
+        let cause = |decision| match decision {
+            StallDecision::Delay { cause, .. } => Some(cause),
+            StallDecision::None | StallDecision::Stop { .. } => None,
+        };
+        assert_eq!(cause(stall(&input)), Some(StallCause::Pool));
+        assert_eq!(cause(without_pool(&input)), Some(StallCause::L0Files));
+        let by_pool_alone = StallInput { l0_files: 0, ..input };
+        assert_eq!(without_pool(&by_pool_alone), StallDecision::None);
+    }
 
     #[test]
     fn speed_of_writers_is_that_of_the_faster_memtable() {

@@ -6,6 +6,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
 use archipelago_base::{CfId, Result};
+use archipelago_env::WriterRoom;
 use archipelago_env::capacity::CapacityFs;
 use parking_lot::Mutex;
 
@@ -488,6 +489,23 @@ fn only_a_refusal_for_space_is_decided_again() {
     assert!(put_without_waiting(&store).is_err(), "the next install decides");
     family.is_slowed_for_space.store(true, Ordering::Relaxed);
     put_without_waiting(&store).expect("there is no limit");
+}
+
+#[test]
+fn full_pool_delays_no_write_that_frees_space() {
+    let store = Store::new(CfOptions { write_buffer_bytes: 1 << 20, ..small_family(64) });
+    let (db, family) = (&store.db.inner, family_of(&store));
+    let room = WriterRoom { left_bytes: 0, slowdown_bytes: 1 << 20 };
+    assert!(db.pacing.note_writer_room(Some(room)));
+    scheduler::decide_throttles(db, &[family.id]);
+    assert!(store.db.would_stall(store.db.default_family()));
+    let stalled = || store.db.statistics().get(Ticker::StallPoolNs);
+    for at in 0..KEYS {
+        store.db.delete(&key(at)).expect("writes");
+    }
+    assert_eq!(stalled(), 0, "deletes are not delayed");
+    store.db.put(&key(0), b"value").expect("writes");
+    assert!(stalled() > 0, "the pool has no room for writers");
 }
 
 #[test]

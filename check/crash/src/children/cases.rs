@@ -192,7 +192,7 @@ mod tests {
         }
 
         fn column(&self) -> String {
-            if self % 2 == 0 { "even".to_owned() } else { "odd".to_owned() }
+            if self.is_multiple_of(2) { "even".to_owned() } else { "odd".to_owned() }
         }
     }
 

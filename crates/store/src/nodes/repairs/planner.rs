@@ -640,6 +640,9 @@ impl RepairPlanner {
             let refused = self.refused.remove(&at).unwrap_or_default();
             let never = nodes.iter().chain(self.unlisted.keys()).chain(&refused);
             let never: Vec<StorageId> = never.copied().collect();
+            // A node of another domain that is full, or lists nothing, may take a copy later.
+            let has_no_other_domain = self.members.spread(stay.iter().chain(&refused).copied())
+                >= self.members.domains_with_room();
             match self.choose_beside(&request, &stay, &never, &self.avoid_for_extents) {
                 Ok(target) => {
                     self.debts.push(RepairDebt {
@@ -653,7 +656,9 @@ impl RepairPlanner {
                 }
                 Err(_) if stay.len() >= wanted => self.sharing_domains += 1,
                 // A node that leaves is needed only if no other one has a copy.
-                Err(_) if !refused.is_empty() && !stay.is_empty() => self.extents_refused += 1,
+                Err(_) if !refused.is_empty() && has_no_other_domain && !stay.is_empty() => {
+                    self.extents_refused += 1;
+                }
                 // Without a node that leaves, it is a debt of no node.
                 Err(_) if leaving.is_empty() => self.waiting_for_domains += 1,
                 Err(why) => {

@@ -416,6 +416,29 @@ fn refused_copy_is_made_in_another_domain_or_counted_apart() {
 }
 
 #[test]
+fn drain_waits_for_a_full_node_although_another_one_refuses_a_copy() {
+    use MemberState::{Draining, Up};
+    // Nodes 1 and 2 have the extent, node 3 keeps a longer replica of its own, and node 4 is full.
+    let refused = ExtentTarget { at: sealed(1, 100).at, node: StorageId(3) };
+    let status = |states: &[MemberState]| {
+        let mut members = members(states);
+        members.members[3].space.used_bytes = members.members[3].space.capacity_bytes;
+        let mut planner = RepairPlanner::new(RepairMembers::new(&members, false), Vec::new())
+            .without_copies(std::iter::once(refused));
+        (1..=2).for_each(|node| planner.add_extent(StorageId(node), sealed(1, 100)));
+        let plan = planner.finish();
+        assert!(plan.jobs.is_empty(), "{:?}", plan.jobs);
+        plan.status
+    };
+    let drains = status(&[Draining, Up, Up, Up]);
+    let stuck: Vec<(u64, u64)> =
+        drains.nodes.iter().map(|debt| (debt.storage.0, debt.stuck)).collect();
+    assert_eq!((stuck, drains.extents_refused), (vec![(1, 1)], 0), "only node 2 would have it");
+    let stays = status(&[Up; 4]);
+    assert_eq!((stays.waiting_for_domains, stays.extents_refused), (1, 0));
+}
+
+#[test]
 fn failed_copies_of_extents_keep_no_damaged_chunk_from_its_node() {
     use MemberState::Up;
     let members = RepairMembers::new(&members(&[Up; 3]), false);

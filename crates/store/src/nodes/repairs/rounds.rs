@@ -129,6 +129,8 @@ pub(super) struct RoundState {
     pub(super) checked: BTreeMap<StorageId, (Epoch, u64)>,
     /// The comparison under way, between two of its pages.
     pub(super) comparison: Option<Comparison>,
+    /// Node of the comparison that began last.
+    compared_last: Option<StorageId>,
     /// Chunks that nodes lack, as comparisons found.
     pub(super) missing: Vec<MissingChunk>,
     /// Nodes to which an order for a chunk failed, and when.
@@ -152,6 +154,7 @@ impl RoundState {
             unlisted: BTreeMap::new(),
             checked: BTreeMap::new(),
             comparison: None,
+            compared_last: None,
             missing: Vec::new(),
             failed: BTreeMap::new(),
             failed_for_extents: BTreeMap::new(),
@@ -295,8 +298,17 @@ impl RoundState {
             let is_done = checked.is_some_and(|it| it.0 == member.life && now_ns < it.1);
             !is_done && self.may_compare(member)
         };
-        let StorageMember { storage, life, .. } = members.members.iter().find(is_due)?;
-        Some(Comparison { node: *storage, life: *life, after: None, found: Vec::new() })
+        // Nodes are compared in turn, so that one whose comparison fails, or begins again, keeps no
+        // other node from its own.
+        let turn = |storage: StorageId| {
+            let had_its_turn = self.compared_last.is_some_and(|last| storage <= last);
+            (had_its_turn, storage)
+        };
+        let due = members.members.iter().filter(is_due);
+        let next = due.min_by_key(|member| turn(member.storage))?;
+        let (node, life) = (next.storage, next.life);
+        self.compared_last = Some(node);
+        Some(Comparison { node, life, after: None, found: Vec::new() })
     }
 
     /// Whether a node answers. A comparison of a node that does not list its chunks would only wait

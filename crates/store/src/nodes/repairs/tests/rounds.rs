@@ -239,6 +239,31 @@ fn comparison_begins_again_if_its_node_may_have_other_chunks() {
 }
 
 #[test]
+fn comparisons_that_fail_keep_no_other_node_from_its_own() {
+    let mut list = member_list(MemberState::Up, 1);
+    for number in [2, 3] {
+        let member = StorageMember { storage: StorageId(number), ..list.members[0].clone() };
+        list.members.push(member);
+    }
+    let mut state = new_state();
+    let mut now_ns = 0;
+    for expected in [1, 2, 3, 1, 2] {
+        let hangs = state.next_comparison(&list, now_ns).expect("a node is due");
+        assert_eq!(hangs.node, StorageId(expected));
+        // The first node is due again before the answer of the next one fails to come.
+        now_ns += 120 * SECOND;
+        state.put_off(hangs, now_ns);
+    }
+    now_ns += DAY;
+    for expected in [3, 1, 2] {
+        let begun = state.next_comparison(&list, now_ns).expect("a node is due");
+        assert_eq!(begun.node, StorageId(expected));
+        state.note_page(begun, page(Some(CHUNK)), now_ns + DAY);
+        state.note_failed(StorageId(expected), true, now_ns);
+    }
+}
+
+#[test]
 fn extents_are_looked_for_again_after_a_change_of_the_members() {
     let mut state = new_state();
     let [before, after] =

@@ -8,6 +8,7 @@
 //! Invariants:
 //! 1. An armed server fires at most once.
 //! 2. The server prints [`AT_STEP`] before it ends, stops or waits.
+//! 3. A server that has printed [`DISARMED`] does not fire until it is armed again.
 //!
 //! Thread-safety: any thread may note a message. Only the thread at the message waits.
 //! Failure: the system ends a server whose parent has ended, so no thread waits for ever.
@@ -25,6 +26,9 @@ use super::words::chosen;
 const ARM: &str = "arm ";
 /// Line with which the parent disarms a server.
 pub(crate) const DISARM: &str = "disarm";
+/// Line that a server prints when it is disarmed. It comes after [`AT_STEP`] if a message was
+/// earlier.
+pub(crate) const DISARMED: &str = "disarmed";
 
 /// The kind of process that receives a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -210,8 +214,10 @@ impl MessageTrigger {
         let reaction = armed.reaction;
         state.armed = None;
         if reaction != AtStep::Ask {
+            // The lock keeps the answer to a disarmed server back until this is printed.
+            react(reaction);
             drop(state);
-            return react(reaction);
+            return;
         }
         // The input of the process has a reader, so this thread waits for it.
         state.is_waiting = true;
@@ -231,7 +237,10 @@ impl MessageTrigger {
     fn take(&self, line: &str) -> bool {
         match line {
             GO_ON => self.go_on(),
-            DISARM => self.lock().armed = None,
+            DISARM => {
+                self.lock().armed = None;
+                say(DISARMED);
+            }
             _ => match ArmedMessage::parse(line) {
                 Some(armed) => self.lock().armed = Some(armed),
                 None => return false,
@@ -299,6 +308,8 @@ mod tests {
         trigger.note(point("Prepare", moment));
         assert_eq!(trigger.lock().armed.map(|armed| armed.after), Some(0));
         trigger.note(point("Prepare", moment));
+        assert_eq!(trigger.lock().armed, None);
+        assert!(trigger.take(&armed.line()) && trigger.take(DISARM));
         assert_eq!(trigger.lock().armed, None);
         assert!(!trigger.take("what is left?"));
     }

@@ -23,8 +23,8 @@ mod words;
 pub(crate) use cases::{Deck, FaultCase, Tally};
 pub(crate) use manager::ManagerRole;
 pub(crate) use messages::{
-    ArmedMessage, ArrivesAt, DISARM, MESSAGES, MOMENTS, Message, RARE, Receiver, follow_input,
-    moment_number, note_message,
+    ArmedMessage, ArrivesAt, DISARM, DISARMED, MESSAGES, MOMENTS, Message, RARE, Receiver,
+    follow_input, moment_number, note_message,
 };
 pub(crate) use owner::{AtStepSeen, OPENED, OPENING, Owner, Share, await_step, stop_at};
 pub(crate) use process::{Heard, Process};

@@ -30,8 +30,8 @@ use super::steps::Step;
 use super::summary::Figures;
 use crate::arguments::Arguments;
 use crate::children::{
-    AT_STEP, ArmedMessage, ArrivesAt, AtStep, AtStepSeen, Deck, Fault, GO_ON, Heard, MESSAGES,
-    Message, OPENED, Owner, PATIENCE, Process, RARE, Receiver, Share, StepMoment, Tally,
+    AT_STEP, ArmedMessage, ArrivesAt, AtStep, AtStepSeen, DISARMED, Deck, Fault, GO_ON, Heard,
+    MESSAGES, Message, OPENED, Owner, PATIENCE, Process, RARE, Receiver, Share, StepMoment, Tally,
     await_step, stop_at,
 };
 use crate::course::Course;
@@ -45,8 +45,6 @@ const FIRST_WRITES_MS_MAX: u64 = 500;
 const STOPPED_MS_MAX: u64 = 3000;
 /// Time in which a message must arrive while an owner works. Beats come once a second.
 const MESSAGE_PATIENCE: Duration = Duration::from_secs(4);
-/// Time in which a server that is disarmed has read that.
-const DISARM_PATIENCE: Duration = Duration::from_millis(100);
 /// Pause between two checks of the lines of server and owner.
 const LINE_PAUSE: Duration = Duration::from_millis(1);
 /// Longest time between the step and the fault of a server, if the owner goes on first.
@@ -410,7 +408,15 @@ impl OffloadSession<'_> {
     /// Disarms a server, and returns whether a message has come before that.
     fn came_late(&mut self, at: Place) -> bool {
         self.cluster.disarm(at);
-        self.cluster.hear(at, DISARM_PATIENCE) == Heard::Line(AT_STEP.to_owned())
+        loop {
+            match self.cluster.hear(at, PATIENCE) {
+                Heard::Line(line) if line == AT_STEP => return true,
+                Heard::Line(line) if line == DISARMED => return false,
+                Heard::Line(_) => {}
+                // The fault that follows says why the server does not answer.
+                Heard::Silence | Heard::End => return false,
+            }
+        }
     }
 
     /// Lets an owner that lives go on after the fault, and kills it.

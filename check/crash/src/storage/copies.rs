@@ -10,8 +10,8 @@
 //! copy is under way, and the parent knows its target. The rate of copies is low, so the bytes of a
 //! chunk take some tens of milliseconds. Several copies run at a time.
 //!
-//! Invariant: after [`Cluster::end_copies`] no chunk and no sealed extent lacks a copy, and no node
-//! is to be emptied.
+//! Invariant: after [`Cluster::end_copies`] no node is to be emptied, and nothing is left to copy.
+//! What no node takes is not left: nodes keep longer replicas of an extent, or no domain is free.
 //!
 //! Thread-safety: one thread owns a cluster.
 //! Failure: an error says what the manager did not report in time.
@@ -37,8 +37,8 @@ const CHUNKS_PATIENCE: Duration = Duration::from_secs(5);
 /// Time in which a copy must begin. The manager needs three seconds to declare a node lost, and
 /// compares the chunks of a node that has returned before it moves others.
 const COPY_PATIENCE: Duration = Duration::from_secs(30);
-/// Time in which nothing lacks a copy any more. A node that failed to make a copy is avoided for
-/// half a minute.
+/// Time in which the manager must have nothing left to copy. A node that failed to make a copy is
+/// avoided for half a minute.
 const REPAIR_PATIENCE: Duration = Duration::from_secs(120);
 /// Time in which an executor must begin a job.
 const JOB_PATIENCE: Duration = Duration::from_secs(1);
@@ -111,7 +111,7 @@ impl Cluster {
         self.rng.usize(..self.executors.len())
     }
 
-    /// Ends what [`Cluster::begin_copies`] has begun, and waits until nothing lacks a copy. All
+    /// Ends what [`Cluster::begin_copies`] has begun, and waits until nothing is left to copy. All
     /// processes run.
     pub(super) fn end_copies(&mut self) -> Result<(), String> {
         let Some(Copying { step, from }) = self.copying.take() else { return Ok(()) };
@@ -159,7 +159,7 @@ impl Cluster {
         found.ok_or_else(|| format!("the manager does not know node {number}"))
     }
 
-    /// Waits until no chunk and no sealed extent lacks a copy.
+    /// Waits until the manager has nothing left to copy.
     fn await_repaired(&self) -> Result<(), String> {
         let clock = SystemClock::shared();
         let until_ns = clock.now_ns() + REPAIR_PATIENCE.as_nanos() as u64;
@@ -177,7 +177,7 @@ impl Cluster {
     }
 }
 
-/// Whether all nodes are up, and no chunk and no sealed extent lacks a copy.
+/// Whether all nodes are up, and the manager has no chunk and no sealed extent left to copy.
 fn is_repaired(status: &StorageClusterStatus) -> bool {
     let repair = &status.repair;
     let left = repair.chunks_left + repair.extents_left;

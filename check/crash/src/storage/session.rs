@@ -13,7 +13,7 @@
 //!    acknowledges nothing that the new owner does not have.
 //! 3. A second owner that was stopped while it opened the volume either owns it afterwards, or ends
 //!    because the volume belongs to another one.
-//! 4. After a fault during copies of chunks, no chunk and no sealed extent lacks a copy in the end.
+//! 4. After a fault during copies of chunks, the manager has nothing left to copy in the end.
 
 use std::path::Path;
 use std::time::Duration;

@@ -240,7 +240,11 @@ fn reasons_of_wait(node: &NodeStanding, is_root: bool, repair: &RepairStatus) ->
     let counted = counted.into_iter().filter(|(count, _)| *count > 0);
     let mut reasons: Vec<String> = counted.map(|(count, why)| format!("{count} {why}")).collect();
     if !repair.is_known {
-        reasons.push("Not all nodes have listed what they hold since the drain began".to_owned());
+        reasons.push(
+            "Not all nodes have listed what they hold since the drain began, and since the node \
+             sealed an extent of a log"
+                .to_owned(),
+        );
     }
     if is_root {
         reasons.push(

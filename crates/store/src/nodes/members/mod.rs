@@ -196,8 +196,9 @@ impl NodeEntry {
         matches!(self.member.state, MemberState::Up | MemberState::Draining)
     }
 
-    /// Whether the node said in its last beat that it is being emptied, and that nothing needs it
-    /// any more. An order that it has not heard does not count.
+    /// Whether the node said in its last beat that it is being emptied, and that it has no chunks
+    /// and no open extents. An order that it has not heard does not count. Sealed extents may still
+    /// lack copies elsewhere, which the table does not know.
     fn has_drained(&self) -> bool {
         self.is_draining && self.ordered.is_none() && self.report.needed_objects() == 0
     }

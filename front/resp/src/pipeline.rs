@@ -789,6 +789,7 @@ mod tests {
         for (lines, refusal) in [
             (&["GETDEL large"][..], oom),
             (&["MULTI", "SET new 1", "GETDEL large", "EXEC"][..], abort),
+            (&["MULTI", "CONFIG SET timeout 7", "GETDEL large", "EXEC"][..], abort),
         ] {
             let mut conversation = Conversation::begin();
             let rest = conversation.hold_rest();
@@ -804,6 +805,7 @@ mod tests {
             drop(rest);
             assert_eq!(conversation.run(&["EXEC", "EXISTS new"]), PipelineProgress::All);
             assert_eq!(conversation.sent(), "-ERR EXEC without MULTI\r\n:0\r\n");
+            assert_eq!(conversation.session.shared.settings.idle_timeout(), None);
         }
     }
 }

@@ -113,6 +113,9 @@ pub(crate) struct Session {
     /// Whether a command of a transaction has found too little memory for values, because other
     /// commands hold it.
     lacks_memory: Cell<bool>,
+    /// Whether the commands of a transaction run only to find out which memory they need. They do
+    /// not count in the statistics of commands.
+    is_dry_run: Cell<bool>,
 }
 
 impl Session {
@@ -143,6 +146,7 @@ impl Session {
             held_reply: RefCell::default(),
             missing_reply: Cell::new(0),
             lacks_memory: Cell::new(false),
+            is_dry_run: Cell::new(false),
         }
     }
 
@@ -475,12 +479,12 @@ impl Session {
                         return;
                     }
                     self.note_time(command, 1, started_ns, || slow_args(command, args));
-                    if done.is_err() {
+                    if done.is_err() && !self.is_dry_run.get() {
                         self.shared.command_stats.failed(command, 1);
                     }
                     return self.answered(done, mark, mode, reply);
                 };
-                if rejected.is_err() {
+                if rejected.is_err() && !self.is_dry_run.get() {
                     self.shared.command_stats.rejected(command);
                 }
                 rejected
@@ -527,6 +531,9 @@ impl Session {
     ) {
         let ended_ns = self.shared.options.clock.now_ns();
         self.last_end_ns.set(ended_ns);
+        if self.is_dry_run.get() {
+            return;
+        }
         let nanos = ended_ns.saturating_sub(started_ns);
         self.shared.command_stats.ran(command, calls, nanos);
         self.client.last_command.note(command);
@@ -554,7 +561,9 @@ impl Session {
             bump(&self.tally.errors, 1);
             reply.truncate(mark);
             let line = refusal.line();
-            self.shared.command_stats.told_error(&line, 1);
+            if !self.is_dry_run.get() {
+                self.shared.command_stats.told_error(&line, 1);
+            }
             reply.error(&line);
         }
         if self.is_inside() {

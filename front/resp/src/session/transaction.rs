@@ -36,10 +36,17 @@
 //! a value writes all of it. If other commands hold the memory, EXEC drops its changes and its
 //! locks, waits for the whole share, and runs the commands again. If the memory for its reply is
 //! not free, EXEC drops them as well, restores the queue and the watches, and the pipeline runs it
-//! again (`held_reply`). So commands that change the server or a connection, such as CONFIG SET,
-//! may take effect in a run whose changes of keys are dropped. Each run counts in the statistics of
-//! commands and in the access times of keys. Watched keys are charged as well, and their bytes have
-//! the same limits as those of the queue. A watch costs one search among those of the connection.
+//! again (`held_reply`). Each run counts in the statistics of commands and in the access times of
+//! keys. Watched keys are charged as well, and their bytes have the same limits as those of the
+//! queue. A watch costs one search among those of the connection.
+//!
+//! EXEC cannot take back what commands such as CONFIG SET and CLIENT KILL do to the server. If the
+//! queue has such a command, EXEC first runs all others as a dry run, whose changes are dropped.
+//! The dry run finds out the memory that the transaction needs, and EXEC holds it. Its commands
+//! count only in the access times of keys. Then EXEC runs all commands under the same locks. So
+//! those that act on the server run once, and not at all if EXEC is refused or answers null. There
+//! is one exception: a reply that has become much larger by a change of the server, or a key that
+//! has expired since the dry run, may need more memory, and then they run again.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -59,6 +66,10 @@ use crate::request::Span;
 use crate::session::{INLINE_KEYS_MAX, ReplyMode, Session};
 use crate::store::JointWrite;
 use crate::watches::AbsentWatch;
+
+/// Number of bytes by which a reply may grow between the dry run of a transaction and its
+/// execution, for example by the errors of commands that the dry run has left out.
+const DRY_RUN_SLACK_BYTES: u64 = 4 << 10;
 
 /// A command that waits for EXEC.
 struct Queued {
@@ -81,6 +92,19 @@ impl Queued {
 
     fn args(&self) -> Args<'_> {
         Args::new(&self.bytes, &self.spans)
+    }
+
+    /// Whether the command changes the server or what the server shows of clients. EXEC cannot take
+    /// such a change back.
+    fn acts_on_server(&self) -> bool {
+        let args = self.args();
+        let is_one_of = |words: &[&str]| words.iter().any(|word| args.is(1, word));
+        match self.command.name {
+            "client" => is_one_of(&["kill", "setinfo", "setname"]),
+            "config" => is_one_of(&["resetstat", "set"]),
+            "slowlog" => is_one_of(&["reset"]),
+            _ => false,
+        }
     }
 
     /// Bytes of a command with these arguments.
@@ -426,7 +450,6 @@ fn execute_within(
     watches: &WatchedKeys,
     reply: &mut Reply,
 ) -> Result<bool, Refusal> {
-    let shared = &session.shared;
     let _guard = lock(session, queue, watches);
     for ((database, key), watch) in &watches.by_key {
         if !watch.is_same(session, *database, key)? {
@@ -434,15 +457,62 @@ fn execute_within(
             return Ok(true);
         }
     }
-    let inside = session.inside();
-    let overlays = inside.overlays();
+    if queue.commands.iter().any(Queued::acts_on_server) && !dry_run(session, queue, reply)? {
+        return Ok(false);
+    }
+    let (inside, start) = (session.inside(), reply.len());
+    if !run_commands(session, &inside, queue, reply)? {
+        return Ok(false);
+    }
+    // After the write, the client must get the reply.
+    let bytes = (reply.len() - start) as u64;
+    session.hold_reply(bytes).map_err(|refusal| abort(&refusal.line()))?;
+    session.count_all_of(&inside);
+    let writer = session.client.id;
+    let write = |change: &JointWrite<'_>| session.shared.write_joint(change, writer);
+    inside.overlays().map_or(Ok(()), |overlays| overlays.commit(write))?;
+    session.adopt(&inside);
+    Ok(true)
+}
+
+/// Runs the commands of a transaction that do not act on the server, and drops their changes and
+/// replies. Afterwards the session holds the memory that the transaction needs. Returns whether the
+/// memory that is free now was enough for values.
+fn dry_run(session: &Session, queue: &Queue, reply: &mut Reply) -> Result<bool, Refusal> {
+    let (inside, start, version) = (session.inside(), reply.len(), reply.version());
+    inside.is_dry_run.set(true);
+    if !run_commands(session, &inside, queue, reply)? {
+        return Ok(false);
+    }
+    let bytes = (reply.len() - start) as u64 + DRY_RUN_SLACK_BYTES;
+    let bytes = bytes.min(session.shared.memory.outgoing.limit_bytes());
+    session.hold_reply(bytes).map_err(|refusal| abort(&refusal.line()))?;
+    session.held.replace(inside.held.take());
+    reply.truncate(start);
+    reply.set_version(version);
+    Ok(true)
+}
+
+/// Runs the commands of a transaction in the session `inside`, and writes their replies. A
+/// dry run leaves out those that act on the server. Returns whether the memory that is free now
+/// was enough for values.
+fn run_commands(
+    session: &Session,
+    inside: &Session,
+    queue: &Queue,
+    reply: &mut Reply,
+) -> Result<bool, Refusal> {
+    let (options, overlays) = (&session.shared.options, inside.overlays());
     let (start, mode) = (reply.len(), session.reply_mode.get());
     if mode == ReplyMode::On {
         reply.array(queue.commands.len());
     }
     for queued in &queue.commands {
         let mark = reply.len();
-        inside.execute(queued.args(), reply);
+        match inside.is_dry_run.get() && queued.acts_on_server() {
+            true => reply.ok(),
+            false => inside.execute(queued.args(), reply),
+        }
         if is_silent(mode, inside.reply_mode.get()) {
             reply.truncate(mark);
         }
@@ -450,25 +520,17 @@ fn execute_within(
             return Ok(false);
         }
         let is_too_large = overlays.is_some_and(Overlays::is_too_large);
-        if is_too_large || reply.len() - start > shared.options.reply_bytes_max {
-            session.count_all_of(&inside);
+        if is_too_large || reply.len() - start > options.reply_bytes_max {
+            session.count_all_of(inside);
             return Err(abort(&format!(
                 "ERR it writes more than {} bytes or answers with more than {}",
-                shared.options.limits.request_bytes_max, shared.options.reply_bytes_max
+                options.limits.request_bytes_max, options.reply_bytes_max
             )));
         }
         if !inside.hold_written().map_err(|refusal| abort(&refusal.line()))? {
             return Ok(false);
         }
     }
-    // After the write, the client must get the reply.
-    let bytes = (reply.len() - start) as u64;
-    session.hold_reply(bytes).map_err(|refusal| abort(&refusal.line()))?;
-    session.count_all_of(&inside);
-    let writer = session.client.id;
-    let write = |change: &JointWrite<'_>| shared.write_joint(change, writer);
-    overlays.map_or(Ok(()), |overlays| overlays.commit(write))?;
-    session.adopt(&inside);
     Ok(true)
 }
 

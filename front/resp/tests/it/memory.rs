@@ -14,7 +14,7 @@ use socket2::SockRef;
 
 use crate::client::{Client, encode, socket, start, start_with};
 
-/// Each of the three shares of the budget of [`bounded`].
+/// Each of the shares of the budget of [`bounded`].
 const SHARE_BYTES: u64 = 4 << 20;
 
 /// Bytes that connections may take besides the shares: small buffers, and the rest of the last
@@ -322,7 +322,7 @@ fn reading_transaction(key: &str) -> Vec<u8> {
     commands.map(encode).concat()
 }
 
-/// Each of the three shares of the budget of [`wide`].
+/// Each of the shares of the budget of [`wide`].
 const WIDE_SHARE_BYTES: u64 = 64 << 20;
 
 /// Settings with a budget of which a share has room for two values of `huge` ([`fill`]). A command
@@ -411,6 +411,31 @@ fn command_waits_for_memory_of_its_reply_before_it_changes_a_key() {
     let sizes = [("EXISTS a e", ":0"), ("MGET b d n", "*3 $3 new $3 new $1 1")];
     other.expect(&sizes);
     assert_ne!(other.ask("TTL c"), ":-1");
+}
+
+#[test]
+fn transaction_that_waits_for_its_reply_acts_on_the_server_once() {
+    let server = start_wide();
+    let (mut client, mut other) = (Client::connect(&server), Client::connect(&server));
+    assert_eq!(other.ask("SETRANGE a 99999 x"), ":100000");
+    let mut victim = Client::connect(&server);
+    let kill = format!("CLIENT KILL ID {}", victim.ask("CLIENT ID").trim_start_matches(':'));
+    let deaf = fill(&server, &mut other);
+    client.expect(&[
+        ("CLIENT SETNAME acting", "+OK"),
+        ("MULTI", "+OK"),
+        ("CONFIG SET timeout 700", "+QUEUED"),
+        (&kill, "+QUEUED"),
+        ("GETDEL a", "+QUEUED"),
+    ]);
+    client.send_words(&["EXEC"]);
+    await_command(&mut other, "acting", "exec");
+    victim.expect(&[("PING", "+PONG")]);
+    other.expect(&[("CONFIG GET timeout", "*2 $7 timeout $1 0"), ("EXISTS a", ":1")]);
+    drop(deaf);
+    assert!(client.reply().starts_with("*3 +OK :1 $100000 "));
+    assert_eq!(victim.try_reply(), None);
+    other.expect(&[("CONFIG GET timeout", "*2 $7 timeout $3 700"), ("EXISTS a", ":0")]);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::children::{Fault, FaultCase};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Victim {
     Owner,
-    /// Any node.
+    /// Any storage node.
     Node,
     /// A node whose chunks are copied: the drained node, the node with too little room, or a holder
     /// of what a lost node had.

@@ -18,9 +18,10 @@
 //! 3. A command whose large reply does not fit takes effect only when the reply fits (see
 //!    `session/held_reply.rs`). A client may get many small replies of commands that have taken
 //!    effect, or the replies of a batch of GETs. If such output does not fit, it overdraws the
-//!    share ([`Share::overdraw`]). Bytes that are released settle the overdraft before other objects
-//!    get them. The semaphore gives a waiting object free bytes one after another. If that object stops
-//!    waiting, its bytes return without a release, and they settle the overdraft as well.
+//!    share ([`Share::overdraw`]). Bytes that are released settle the overdraft before other
+//!    objects get them. The semaphore gives a waiting object free bytes one after another. If
+//!    that object stops waiting, its bytes return without a release, and they settle the
+//!    overdraft as well.
 //!
 //! Thread-safety: a share is a fair semaphore that counts KiB. Cost: nothing for small objects and
 //! for a budget without a limit, and one short lock otherwise.

@@ -105,11 +105,6 @@ fn root_member_that_counts_before_the_copy_is_noticed() {
 }
 
 #[test]
-fn answers_that_count_after_the_chosen_end_are_noticed() {
-    assert_noticed("storage-directed", "chosen-end");
-}
-
-#[test]
 fn insertion_before_the_quorum_is_noticed() {
     assert_noticed("storage-db", "insertion-after-quorum");
 }

@@ -39,6 +39,8 @@ use parking_lot::Mutex;
 use crate::disk::TestDisk;
 use crate::support::{over, small_db, small_family};
 
+/// End of the seeds of databases that live many times.
+const SEEDS_OF_LIVES_END: u64 = 13;
 /// A time that is longer than the interval of sweeps.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(601);
 /// A time that is longer than that from a failed job to the next sweep.
@@ -292,11 +294,15 @@ fn late_compaction_of_a_dead_owner_touches_no_live_file() {
     check(&db, 3);
 }
 
-/// A database lives many times. Each life ends with a kill or with power loss.
+/// Several databases live many times. Each life ends with a kill or with power loss.
 fn attempts_of_all_lives_have_numbers_of_their_own() {
+    (5..SEEDS_OF_LIVES_END).for_each(live_many_times);
+}
+
+fn live_many_times(seed: u64) {
     let (mut disk, clock) = (TestDisk::new(), Arc::new(ManualClock::new(1_000_000)));
     let executor = Arc::new(Noting::default());
-    let mut rng = Rng::with_seed(5);
+    let mut rng = Rng::with_seed(seed);
     for life in 0..12 {
         let family = CfOptions { value_separation_bytes: 64, ..many_files() };
         let of_owner = Components {

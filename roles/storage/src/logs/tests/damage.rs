@@ -160,7 +160,7 @@ fn killed_with_two_parts() -> Machine {
 fn assert_cuts_nothing(node: &StorageNode, end: u64) {
     assert_eq!(inspect(node), damaged(end, None));
     for answer in repair(node, 1, 1300) {
-        assert_eq!(why(&answer), Some(RefusalWhy::Busy), "{answer:?}");
+        assert_eq!(why(&answer), Some(RefusalWhy::LongerReplica), "{answer:?}");
     }
     assert_eq!(inspect(node), damaged(end, None));
 }

@@ -139,6 +139,13 @@ impl LogEnv {
         self.tombstones.refuse(stamp, &[Grave::Log], at.log.0, what)
     }
 
+    /// Refuses a repair's copy of an extent whose log was removed, with a reason of its own: the
+    /// manager orders no more copies of that log.
+    fn refuse_copy_of_removed(&self, at: ExtentAt, stamp: Stamp) -> Result<(), Refusal> {
+        self.refuse_removed(at, stamp)
+            .map_err(|refusal| Refusal { why: RefusalWhy::RemovedLog, ..refusal })
+    }
+
     /// Makes the record of an extent durable. That of a sealed one takes the place of its mark.
     fn keep(&self, at: ExtentAt, record: &ExtentRecord) -> Result<()> {
         let mut batch = MetaBatch::default();

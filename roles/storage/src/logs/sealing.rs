@@ -86,7 +86,10 @@ impl Extent {
         }
         let creation = Creation::of(request);
         if state.record.is_none() {
-            env.refuse_removed(at, request.stamp)?;
+            match request.copy_end {
+                Some(_) => env.refuse_copy_of_removed(at, request.stamp)?,
+                None => env.refuse_removed(at, request.stamp)?,
+            }
             state.create(env, at, &creation)?;
         }
         state.check_place(at, &creation, request.start)?;
@@ -130,7 +133,10 @@ impl Extent {
         }
         state.check_place(at, &creation, extent_start)?;
         if state.record.is_none() {
-            env.refuse_removed(at, stamp)?;
+            match request.is_copy {
+                true => env.refuse_copy_of_removed(at, stamp)?,
+                false => env.refuse_removed(at, stamp)?,
+            }
             state.create(env, at, &creation)?;
         }
         if !state.continues_staged(stamp.epoch, end) {

@@ -490,6 +490,31 @@ fn refused_copy_is_not_ordered_again_and_holds_no_drain_up() {
 }
 
 #[test]
+fn log_that_was_removed_while_a_node_was_away_gets_no_copies() {
+    let pool = Pool::new(3, 99);
+    for n in 0..3 {
+        append_orphan(&pool, n, 100);
+        seal_orphan(&pool, n, 100);
+    }
+    // Node 2 does not hear of the removal.
+    for n in 0..2 {
+        let remove = StoreMessage::RemoveLog { log: ORPHAN.log, stamp: STAMP };
+        assert_eq!(pool.world.ask_node(n, remove, &[]), StoreMessage::Done {});
+    }
+    pool.world.run_for(LOST_AFTER * 2);
+    let refused =
+        |pool: &Pool| -> u64 { (0..2).map(|n| pool.world.report(n).counters.refused).sum() };
+    pool.wait("the refusal", |pool| refused(pool) > 0 && is_idle(&pool.world.repairs()));
+    let before = refused(&pool);
+    pool.world.run_for(Duration::from_secs(120));
+    assert_eq!(refused(&pool), before, "the copy is ordered once");
+    assert_eq!(pool.world.report(2).extents, 1, "the owner removes it with its strays");
+    pool.world.drain(pool.world.storage(2));
+    pool.wait("the drain", |pool| is_idle(&pool.world.repairs()) && pool.world.is_drained(2));
+    assert_eq!(pool.world.repairs().failed, 0);
+}
+
+#[test]
 fn node_is_not_drained_before_its_last_seals_are_compared() {
     let pool = Pool::new(4, 98);
     for n in 0..3 {

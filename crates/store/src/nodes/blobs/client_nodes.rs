@@ -64,7 +64,8 @@ fn failure(error: &CallError) -> NodeFailure {
             | RefusalWhy::Failed
             | RefusalWhy::Standby
             | RefusalWhy::Malformed
-            | RefusalWhy::LongerReplica => NodeFailure::Refused(text),
+            | RefusalWhy::LongerReplica
+            | RefusalWhy::RemovedLog => NodeFailure::Refused(text),
         },
     }
 }

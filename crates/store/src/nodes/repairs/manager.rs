@@ -209,8 +209,9 @@ impl RepairManager {
         Arc::new(Self { client, terms, status: Mutex::default(), planned_for: Mutex::default() })
     }
 
-    /// The state of the repairs for `view`. What is left is not known if the last round asked other
-    /// members, or if a node that drains has sealed extents since then.
+    /// The state of the repairs for `view`. The status says that it does not know what is left to
+    /// copy if the last round asked other members than those of `view`. The same holds if a node
+    /// that drains has sealed extents since that round.
     #[must_use]
     pub fn status_for(&self, view: &RepairView) -> RepairStatus {
         let members = view.repair_members();
@@ -304,6 +305,7 @@ impl RepairManager {
             .on_page(page)
             .avoiding_for_extents(state.failed_for_extents.keys().copied())
             .without_copies(state.refused.keys().copied())
+            .without_logs(state.removed_logs.iter().copied())
             .without_lists_of(state.unlisted.keys().copied());
         for missing in std::mem::take(&mut state.missing) {
             planner.add_missing(&missing);
@@ -518,11 +520,19 @@ impl RepairManager {
         members: &RepairMembers,
     ) {
         let (blob, target) = (order.debt.blob, order.debt.target);
-        if let (Some(at), Some(RefusalWhy::LongerReplica)) = (order.extent, end.refusal) {
-            tracing::info!(extent = %at, node = %target, "a longer replica refuses a copy");
-            // The copy is left until the next plan, which may find another target.
-            state.note_refused(ExtentTarget { at, node: target }, members);
-            return;
+        // A refused copy is left until the next plan, which may find another target.
+        match (order.extent, end.refusal) {
+            (Some(at), Some(RefusalWhy::LongerReplica)) => {
+                tracing::info!(extent = %at, node = %target, "a longer replica refuses a copy");
+                state.note_refused(ExtentTarget { at, node: target }, members);
+                return;
+            }
+            (Some(at), Some(RefusalWhy::RemovedLog)) => {
+                tracing::info!(extent = %at, node = %target, "the log of an extent was removed");
+                state.removed_logs.insert(at.log);
+                return;
+            }
+            _ => {}
         }
         let is_chunk = order.extent.is_none();
         count_answer(&mut self.status.lock(), &order.debt, is_chunk, &end.done);

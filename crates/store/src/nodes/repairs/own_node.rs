@@ -36,7 +36,8 @@ impl OwnNode {
     }
 
     /// Asks this node to put or seal bytes of a copy of an extent that ends at `end`. Returns the
-    /// refusal of a node that keeps a longer replica of its own. Any other refusal is an error.
+    /// refusal of a node that keeps a longer replica of its own, or on which the volume has removed
+    /// the log. Any other refusal is an error.
     pub(super) fn ask_copy(
         &self,
         request: StoreMessage,
@@ -45,9 +46,14 @@ impl OwnNode {
     ) -> Result<Option<Refused>> {
         let name = request.name();
         match self.host.answer_copy(request, payload, end) {
-            (StoreMessage::Refuse { why: RefusalWhy::LongerReplica, epoch, text }, _) => {
-                Ok(Some(Refused { why: RefusalWhy::LongerReplica, epoch, text }))
-            }
+            (
+                StoreMessage::Refuse {
+                    why: why @ (RefusalWhy::LongerReplica | RefusalWhy::RemovedLog),
+                    epoch,
+                    text,
+                },
+                _,
+            ) => Ok(Some(Refused { why, epoch, text })),
             answer => Self::checked(name, answer).map(|_| None),
         }
     }

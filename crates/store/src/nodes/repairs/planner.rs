@@ -29,7 +29,9 @@
 //!    and the order would fail: a node refuses to cut its replica.
 //! 5. A node that has refused the copy of an extent, because it keeps a longer replica, is no
 //!    target of that extent until its life or the members change.
-//! 6. A round compares a bounded number of extents, and the next rounds compare those that follow.
+//! 6. Extents of a log that its volume has removed need no copies. A node that was away keeps them
+//!    until the owner of the volume releases strays.
+//! 7. A round compares a bounded number of extents, and the next rounds compare those that follow.
 //!
 //! Thread-safety: none; the owner is one task.
 //! Failure: an object without a target, or with too few sources, is counted and named.
@@ -50,7 +52,7 @@ use super::super::wire::{
     ChunkDescriptor, ChunkId, CodingDue, ExtentAt, HeldChunk, Holder, MemberState, Members,
     MissingChunk, NodeDebt, RepairStatus, SealedExtent, StorageMember,
 };
-use crate::ids::BlobId;
+use crate::ids::{BlobId, LogId};
 
 /// Largest number of jobs of a round.
 pub const JOBS_MAX: usize = 4096;
@@ -292,6 +294,8 @@ pub struct RepairPlanner {
     /// Nodes that keep longer replicas of extents, and have refused copies of these.
     refused: BTreeMap<ExtentAt, Vec<StorageId>>,
     extents_refused: u64,
+    /// Logs that their volume has removed.
+    removed_logs: BTreeSet<LogId>,
 }
 
 /// The outcome of a round: debts, jobs and figures.
@@ -336,6 +340,7 @@ impl RepairPlanner {
             avoid,
             refused: BTreeMap::new(),
             extents_refused: 0,
+            removed_logs: BTreeSet::new(),
         }
     }
 
@@ -354,6 +359,13 @@ impl RepairPlanner {
         for copy in refused {
             self.refused.entry(copy.at).or_default().push(copy.node);
         }
+        self
+    }
+
+    /// Leaves out the extents of logs that their volume has removed.
+    #[must_use]
+    pub fn without_logs(mut self, removed: impl Iterator<Item = LogId>) -> Self {
+        self.removed_logs.extend(removed);
         self
     }
 
@@ -610,7 +622,9 @@ impl RepairPlanner {
     fn plan_extents(&mut self) {
         let wanted = usize::from(REPLICAS).min(self.members.domains_with_room());
         let hidden = self.hidden_holders();
-        for (at, copies) in std::mem::take(&mut self.extents) {
+        let removed_logs = std::mem::take(&mut self.removed_logs);
+        let extents = std::mem::take(&mut self.extents).into_iter();
+        for (at, copies) in extents.filter(|(at, _)| !removed_logs.contains(&at.log)) {
             let ExtentCopies { extent, nodes } = copies;
             let is_leaving = |node: &StorageId| self.members.is_leaving(*node);
             let (leaving, stay): (Vec<StorageId>, Vec<StorageId>) =

@@ -15,6 +15,7 @@ use super::super::StorageId;
 use super::super::placement::{RepairLimits, RepairRates};
 use super::super::wire::{ChunkId, ExtentAt, MemberState, Members, MissingChunk, StorageMember};
 use super::planner::{ExtentTarget, JOBS_MAX, RepairMembers};
+use crate::ids::LogId;
 
 /// Time after a change of the members in which open logs leave nodes and seal what they leave. A
 /// round after it finds these extents.
@@ -140,6 +141,9 @@ pub(super) struct RoundState {
     /// Copies of extents that their targets refused, because they keep longer replicas, and the
     /// lives of the targets.
     pub(super) refused: BTreeMap<ExtentTarget, Epoch>,
+    /// Logs that their volume has removed, as nodes said which were to get a copy. Nodes that were
+    /// away then have extents of them until the owner releases strays.
+    pub(super) removed_logs: BTreeSet<LogId>,
     /// Time at which full nodes are looked at next.
     pub(super) level_ns: u64,
 }
@@ -159,6 +163,7 @@ impl RoundState {
             failed: BTreeMap::new(),
             failed_for_extents: BTreeMap::new(),
             refused: BTreeMap::new(),
+            removed_logs: BTreeSet::new(),
             level_ns: 0,
         }
     }
@@ -238,10 +243,12 @@ impl RoundState {
     }
 
     /// Forgets refused copies whose target has begun another life, which may have found another end
-    /// of its replica. If the members have changed, all of them may be needed anew.
+    /// of its replica. If the members have changed, all of them may be needed anew. Removed logs
+    /// are asked about again then, so that their number does not grow for ever.
     pub(super) fn forget_refused(&mut self, members: &RepairMembers) {
         if !self.has_same_members(members) {
             self.refused.clear();
+            self.removed_logs.clear();
         }
         self.refused.retain(|copy, life| members.life_of(copy.node) == Some(*life));
     }

@@ -498,6 +498,8 @@ pub enum RefusalWhy {
     /// The copy of a repair would be shorter than the replica that the node has, or had before it
     /// was damaged.
     LongerReplica,
+    /// A repair would copy an extent whose log the volume has removed on this node.
+    RemovedLog,
 }
 
 /// One byte for the reason, and the length behind [`RefusalWhy::OutOfOrder`].
@@ -518,6 +520,7 @@ impl Wire for RefusalWhy {
             Self::Standby => 12,
             Self::Malformed => 13,
             Self::LongerReplica => 14,
+            Self::RemovedLog => 15,
         };
         code.put(out);
         if let Self::OutOfOrder { len } = self {
@@ -540,6 +543,7 @@ impl Wire for RefusalWhy {
             12 => Self::Standby,
             13 => Self::Malformed,
             14 => Self::LongerReplica,
+            15 => Self::RemovedLog,
             _ => return None,
         })
     }
@@ -554,7 +558,7 @@ impl RefusalWhy {
             Self::Busy | Self::Full | Self::InLimbo | Self::Standby | Self::LongerReplica => {
                 ErrorKind::Busy
             }
-            Self::NotThere => ErrorKind::NotFound,
+            Self::NotThere | Self::RemovedLog => ErrorKind::NotFound,
             Self::Damaged => ErrorKind::Corrupt,
             Self::Sealed | Self::OutOfOrder { .. } | Self::WrongCluster | Self::Malformed => {
                 ErrorKind::InvalidArgument
@@ -591,6 +595,7 @@ impl fmt::Display for RefusalWhy {
             Self::LongerReplica => {
                 f.write_str("its own replica of the extent has, or had, more bytes than the copy")
             }
+            Self::RemovedLog => f.write_str("the volume has removed the log of the extent"),
         }
     }
 }

@@ -288,6 +288,7 @@ fn node_messages() -> Vec<StoreMessage> {
         Refused::fenced(Epoch(9), "a").into(),
         Refused::new(RefusalWhy::OutOfOrder { len: 0x44 }, "").into(),
         Refused::new(RefusalWhy::LongerReplica, "").into(),
+        Refused::new(RefusalWhy::RemovedLog, "").into(),
     ]
 }
 
@@ -404,6 +405,8 @@ fn golden_bytes_of_register_and_refusals() {
     assert_eq!(encoded(&order), ["444707", &word("44"), &word(""), "00"].concat());
     let longer: StoreMessage = Refused::new(RefusalWhy::LongerReplica, "").into();
     assert_eq!(encoded(&longer), ["44470e", &word(""), "00"].concat());
+    let removed: StoreMessage = Refused::new(RefusalWhy::RemovedLog, "").into();
+    assert_eq!(encoded(&removed), ["44470f", &word(""), "00"].concat());
     assert_eq!(encoded(&StoreMessage::Done {}), "4446");
 }
 

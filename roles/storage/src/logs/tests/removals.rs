@@ -14,6 +14,11 @@ fn assert_gone(node: &StorageNode, machine: &Machine) {
     ] {
         assert_eq!(why(&answer), Some(RefusalWhy::NotThere), "{answer:?}");
     }
+    // The manager orders no more copies of the log.
+    let copy = repair(node, 1, 1200);
+    assert_eq!(why(&copy[0]), Some(RefusalWhy::RemovedLog), "{copy:?}");
+    let copy_without_bytes = &repair(node, 1, START)[1];
+    assert_eq!(why(copy_without_bytes), Some(RefusalWhy::RemovedLog), "{copy_without_bytes:?}");
     assert_eq!(inspect(node), replica(0, 0, None, false));
     assert_eq!(machine.parts(), Vec::<String>::new());
     assert_eq!(node.report().extents, 0);

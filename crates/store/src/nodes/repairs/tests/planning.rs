@@ -393,6 +393,22 @@ fn node_that_lists_nothing_for_long_is_no_holder_and_no_target() {
 }
 
 #[test]
+fn removed_log_needs_no_copies_and_holds_no_drain_up() {
+    use MemberState::{Draining, Up};
+    let removed = LogId([3; 16]);
+    for states in [[Up; 4], [Draining, Up, Up, Up]] {
+        let lists = [(1, sealed(1, 100)), (1, sealed(2, 100))];
+        let plan = listed(&states, &lists).without_logs(std::iter::once(removed)).finish();
+        assert!(plan.jobs.is_empty(), "{states:?}: {:?}", plan.jobs);
+        let status = &plan.status;
+        let counts = (status.extents_left, status.extents_refused, status.waiting_for_domains);
+        assert_eq!((counts, status.nodes.len()), ((0, 0, 0), 0), "{states:?}");
+        let others = std::iter::once(LogId([4; 16]));
+        assert_eq!(listed(&states, &lists).without_logs(others).finish().jobs.len(), 2);
+    }
+}
+
+#[test]
 fn refused_copy_is_made_in_another_domain_or_counted_apart() {
     use MemberState::{Draining, Up};
     // Nodes 1 and 2 have the extent, and node 3 keeps a longer replica of its own.

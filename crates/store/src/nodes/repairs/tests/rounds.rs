@@ -136,10 +136,12 @@ fn refused_copy_waits_for_another_life_or_other_members() {
     for changed in [members_in_life(MemberState::Up, 2), members(MemberState::Draining)] {
         round(&mut state, &up, 0, None);
         state.note_refused(copy, &up);
+        state.removed_logs.insert(copy.at.log);
         state.forget_refused(&up);
         assert!(state.refused.contains_key(&copy), "nothing has changed");
+        assert!(state.removed_logs.contains(&copy.at.log));
         state.forget_refused(&changed);
-        assert!(state.refused.is_empty(), "{changed:?}");
+        assert!(state.refused.is_empty() && state.removed_logs.is_empty(), "{changed:?}");
     }
 }
 

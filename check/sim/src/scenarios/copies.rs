@@ -346,7 +346,8 @@ impl World {
         let asked = |key| KeyAsk { key, floor: SeqNo(0), within: within.clone() };
         let shards = samples.iter().map(|sample| sample.id).collect();
         let keys = keys.iter().map(|key| asked(key.as_slice())).collect();
-        let ask = LookupAsk { node, shards, keys, snapshot, keys_only: false };
+        let time_left = Duration::from_secs(10);
+        let ask = LookupAsk { node, shards, keys, snapshot, keys_only: false, time_left };
         let answer = self.store.lookup(std::slice::from_ref(&ask)).remove(0);
         self.counted.reads += 1;
         let answer = match answer {
@@ -384,6 +385,7 @@ impl World {
                 snapshot,
                 bytes_max: 30_000,
                 keys_only: false,
+                time_left: Duration::from_secs(10),
             };
             let Ok(page) = self.store.scan(&ask) else { return self.counted.failed += 1 };
             found.extend(page.records);

@@ -280,7 +280,8 @@ impl World {
             let key = key_of(0);
             let keys = vec![KeyAsk { key: &key, floor: SeqNo(0), within: vec![0] }];
             let (shards, snapshot, keys_only) = (vec![id], SeqNo::MAX, false);
-            let ask = LookupAsk { node, shards, keys, snapshot, keys_only };
+            let time_left = Duration::from_secs(10);
+            let ask = LookupAsk { node, shards, keys, snapshot, keys_only, time_left };
             let answer = self.store.lookup(&[ask]).remove(0);
             if !matches!(answer, Err(AwayError::Lost(_))) {
                 self.violations.push(format!("shard {id} is lost and answers: {answer:?}"));
@@ -338,8 +339,8 @@ impl World {
             KeyAsk { key, floor: SeqNo(0), within: within.map(|(at, _)| at).collect() }
         });
         let shards = samples.iter().map(|sample| sample.id).collect();
-        let keys_only = false;
-        let ask = LookupAsk { node, shards, keys: asks.collect(), snapshot, keys_only };
+        let (keys, keys_only, time_left) = (asks.collect(), false, Duration::from_secs(10));
+        let ask = LookupAsk { node, shards, keys, snapshot, keys_only, time_left };
         if ask.keys.iter().any(|key| key.within.is_empty()) {
             return;
         }

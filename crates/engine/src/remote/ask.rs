@@ -1,5 +1,7 @@
 //! Requests to a [`ShardStore`](super::ShardStore) and its answers. All are plain values.
 
+use std::time::Duration;
+
 use archipelago_base::SeqNo;
 
 use super::{ShardId, StoreNode};
@@ -21,6 +23,9 @@ pub struct LookupAsk<'a> {
     /// an operand. A [`Kind::PutExpiring`] always has at least the eight bytes of its expiry, which
     /// are the first ones of its stored value.
     pub keys_only: bool,
+    /// Time within which the store answers. After it, the answer is
+    /// [`AwayError::Busy`](super::AwayError::Busy).
+    pub time_left: Duration,
 }
 
 /// A key of a [`LookupAsk`].
@@ -89,6 +94,8 @@ pub struct ScanAsk<'a> {
     pub bytes_max: usize,
     /// Whether values may be left out, as [`LookupAsk::keys_only`] says.
     pub keys_only: bool,
+    /// Time within which the store answers, as [`LookupAsk::time_left`] says.
+    pub time_left: Duration,
 }
 
 /// The place at which a page of a scan begins.

@@ -16,7 +16,8 @@
 //!    is final: a store that has returned [`AwayError::Lost`] for a shard alone never answers for
 //!    it again.
 //! 4. Every call ends within a bound that the store states to its users (seconds), even if the node
-//!    hangs. A node that has been silent for longer than the store's limit has lost its shards.
+//!    hangs. A read ends within the time that its ask names ([`LookupAsk::time_left`]). A node that
+//!    has been silent for longer than the store's limit has lost its shards.
 //!
 //! A store may take records before the seal: the database offers it each active shard
 //! ([`ShardStore::offer`]), whose complete slabs of records do not change any more. Records that
@@ -63,6 +64,12 @@ pub trait ShardStore: Send + Sync + 'static {
     /// Name of the store in errors and events. Default: the name of its type.
     fn name(&self) -> &str {
         std::any::type_name::<Self>()
+    }
+
+    /// Name of a node in errors, with an address if the store knows one. The call does not block.
+    /// Default: the number of the node.
+    fn node_name(&self, node: StoreNode) -> String {
+        format!("memory node {node}")
     }
 
     /// Notifies the store of the open database's owner. The call comes once, before every other one

@@ -36,6 +36,9 @@ use crate::decide::{KeyLookup, KnownRecord, ReadPath, read_path};
 
 /// Length in bytes of the longest record that a look-up reads if it wants only the key.
 const KEYS_ONLY_RECORD_BYTES_MAX: u64 = 4096;
+/// Number of steps of the READs of known records, each of which may take the time of a request: a
+/// link, a region and the batch.
+const STEPS_OF_KNOWN_READS: u32 = 3;
 
 /// A known record that answers a key.
 struct CachedRead {
@@ -63,6 +66,7 @@ fn part_of<'a>(ask: &LookupAsk<'a>, keys: &[usize]) -> LookupAsk<'a> {
         keys: keys.iter().map(|key| ask.keys[*key].clone()).collect(),
         snapshot: ask.snapshot,
         keys_only: ask.keys_only,
+        time_left: ask.time_left,
     }
 }
 
@@ -93,13 +97,17 @@ impl OwnerDriver {
         let moved = (node != ask.node).then(|| LookupAsk { node, ..ask.clone() });
         let ask = moved.as_ref().unwrap_or(ask);
         let links = self.links(ask.node).filter(|_| self.has_offsets());
-        let Some(links) = links else { return self.ask_node(ask).await };
+        let end_ns = self.end_of(ask.time_left);
+        let Some(links) = links else { return self.ask_node(ask, end_ns).await };
         let plan = self.plan(ask, &links);
         if plan.asks.len() == ask.keys.len() {
-            return self.ask_node(ask).await;
+            return self.ask_node(ask, end_ns).await;
         }
-        let (known, asked) =
-            both(self.read_known(ask, &links, &plan.reads), self.ask_part(ask, &plan.asks)).await;
+        let known = self.read_known(ask, &links, &plan.reads);
+        let longest = STEPS_OF_KNOWN_READS * self.terms().request;
+        let known = self.in_time(end_ns, longest, known);
+        let (known, asked) = both(known, self.ask_part(ask, &plan.asks, end_ns)).await;
+        let known = known.unwrap_or_else(|| plan.reads.iter().map(|_| None).collect());
         let mut found = vec![KeyVersions::default(); ask.keys.len()];
         let mut missed = Vec::new();
         for (read, version) in plan.reads.iter().zip(known) {
@@ -108,7 +116,7 @@ impl OwnerDriver {
                 None => missed.push(read.key),
             }
         }
-        let again = self.ask_part(ask, &missed).await?;
+        let again = self.ask_part(ask, &missed, end_ns).await?;
         let answered = plan.asks.iter().zip(asked?).chain(missed.iter().zip(again));
         for (key, versions) in answered {
             found[*key] = versions;
@@ -121,11 +129,12 @@ impl OwnerDriver {
         &self,
         ask: &LookupAsk<'_>,
         keys: &[usize],
+        end_ns: u64,
     ) -> Result<Vec<KeyVersions>, AwayError> {
         if keys.is_empty() {
             return Ok(Vec::new());
         }
-        Ok(self.ask_node(&part_of(ask, keys)).await?.keys)
+        Ok(self.ask_node(&part_of(ask, keys), end_ns).await?.keys)
     }
 
     /// Chooses the path of each key.

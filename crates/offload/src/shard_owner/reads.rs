@@ -4,9 +4,10 @@
 //! A read that gets no answer, or is refused as busy, is repeated until its shards are lost or
 //! [`OwnerTerms::patience`](super::OwnerTerms::patience) has passed. If a node does not answer, and
 //! another one has a copy of a shard, the repetition and later reads go to that node, with a
-//! patience of its own. A look-up may go to several nodes, and
-//! the owner merges their answers. A page comes from one node. If the shards of a page lie at
-//! several nodes by now, the owner notifies the database, which requests one page for each node.
+//! patience of its own. All steps of a look-up or a page end at the deadline of the caller
+//! ([`LookupAsk::time_left`]). A look-up may go to several nodes, and the owner merges their
+//! answers. A page comes from one node. If the shards of a page lie at several nodes by now, the
+//! owner notifies the database, which requests one page for each node.
 //!
 //! If the node does not know one shard, only that shard is lost there. The read then ends as busy,
 //! and the database repeats it for the other shards. If a node returns wrong bytes, the read is
@@ -19,6 +20,7 @@
 //! Cost: one round trip for a lookup, and one more if it finds long values.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use archipelago_base::runtime::join_all;
 use archipelago_engine::key::Kind;
@@ -35,6 +37,7 @@ use super::page::{self, PageReader};
 use super::search::{Contradiction, Search};
 use super::sends::head_sum;
 use super::state::{ReadRoute, ReadTarget, ReadableShard};
+use super::within::within;
 use crate::decide::inline_max;
 use crate::wire::shard::{ShardMessage, ShardRefusal, ShardWhy};
 
@@ -78,9 +81,17 @@ impl From<OneSidedFailure> for ReadFailure {
     }
 }
 
+/// The failure of a step that the deadline of its read has ended.
+fn late() -> ReadFailure {
+    ReadFailure::NoAnswer(NoAnswer::late())
+}
+
 /// The repetitions of one read.
 struct ReadAttempts {
+    /// Time after which the read is not repeated.
     until_ns: u64,
+    /// Deadline of the caller, at which a step in progress ends as well.
+    end_ns: u64,
     wrong: u32,
     /// Whether the read has changed to the other copy of a shard.
     has_moved: bool,
@@ -108,6 +119,7 @@ fn part_at<'a>(ask: &LookupAsk<'a>, route: &ReadRoute) -> AskPart<'a> {
             keys: Vec::new(),
             snapshot: ask.snapshot,
             keys_only: ask.keys_only,
+            time_left: ask.time_left,
         },
         keys: Vec::new(),
     };
@@ -134,9 +146,30 @@ fn merged(mut found: KeyVersions) -> KeyVersions {
 }
 
 impl OwnerDriver {
-    fn attempts(&self) -> ReadAttempts {
-        let until_ns = self.now_ns() + self.terms().patience.as_nanos() as u64;
-        ReadAttempts { until_ns, wrong: 0, has_moved: false }
+    /// The attempts of a read that ends at `end_ns`.
+    fn attempts(&self, end_ns: u64) -> ReadAttempts {
+        let patience_ns = self.now_ns() + self.terms().patience.as_nanos() as u64;
+        ReadAttempts { until_ns: patience_ns.min(end_ns), end_ns, wrong: 0, has_moved: false }
+    }
+
+    /// The time of this owner at which a read ends that has `left`.
+    pub(super) fn end_of(&self, left: Duration) -> u64 {
+        self.now_ns().saturating_add(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    /// Runs a step of a read. The result is `None` if the step has not ended at `end_ns`. A step
+    /// takes no more than `longest`, so most steps need no timer.
+    pub(super) async fn in_time<T>(
+        &self,
+        end_ns: u64,
+        longest: Duration,
+        step: impl Future<Output = T>,
+    ) -> Option<T> {
+        let left = Duration::from_nanos(end_ns.saturating_sub(self.now_ns()));
+        if left >= longest {
+            return Some(step.await);
+        }
+        within(&*self.parts.runtime, left, step).await
     }
 
     /// The nodes that answer for these shards, and the links to them.
@@ -171,7 +204,7 @@ impl OwnerDriver {
         if !has_moved || attempts.has_moved {
             return false;
         }
-        *attempts = ReadAttempts { has_moved: true, ..self.attempts() };
+        *attempts = ReadAttempts { has_moved: true, ..self.attempts(attempts.end_ns) };
         true
     }
 
@@ -191,7 +224,9 @@ impl OwnerDriver {
         };
         let why = match failure {
             ReadFailure::NoAnswer(none) => {
-                if self.has_moved(attempts, scope) {
+                // A step that the deadline has cut short says nothing about the node.
+                let is_late = self.now_ns() >= attempts.end_ns;
+                if !is_late && self.has_moved(attempts, scope) {
                     count(&self.tally.repeated, 1);
                     return Ok(());
                 }
@@ -256,17 +291,21 @@ impl OwnerDriver {
         }
     }
 
-    /// Requests all keys from the node.
-    pub(super) async fn ask_node(&self, ask: &LookupAsk<'_>) -> Result<LookupAnswer, AwayError> {
-        let mut attempts = self.attempts();
+    /// Requests all keys from the node. The read ends at `end_ns`.
+    pub(super) async fn ask_node(
+        &self,
+        ask: &LookupAsk<'_>,
+        end_ns: u64,
+    ) -> Result<LookupAnswer, AwayError> {
+        let mut attempts = self.attempts(end_ns);
         loop {
             let routes = self.routes(&ask.shards)?;
             let tried = match &routes[..] {
-                [LinkedRoute { route, links }] => {
-                    let tried = self.try_lookup(ask, &route.target, links).await;
-                    tried.map_err(|failure| (route, failure))
+                [at] => {
+                    let tried = self.try_lookup(ask, at, end_ns).await;
+                    tried.map_err(|failure| (&at.route, failure))
                 }
-                routes => self.try_parts(ask, routes).await,
+                routes => self.try_parts(ask, routes, end_ns).await,
             };
             match tried {
                 Ok(answer) => {
@@ -283,11 +322,12 @@ impl OwnerDriver {
         &self,
         ask: &LookupAsk<'_>,
         routes: &'a [LinkedRoute],
+        end_ns: u64,
     ) -> Result<LookupAnswer, (&'a ReadRoute, ReadFailure)> {
         let parts: Vec<AskPart<'_>> = routes.iter().map(|at| part_at(ask, &at.route)).collect();
         let asks = routes.iter().zip(&parts).map(async |(at, part)| match part.keys.is_empty() {
             true => Ok(LookupAnswer::default()),
-            false => self.try_lookup(&part.ask, &at.route.target, &at.links).await,
+            false => self.try_lookup(&part.ask, at, end_ns).await,
         });
         let answers = join_all(asks).await;
         let mut found = vec![KeyVersions::default(); ask.keys.len()];
@@ -303,9 +343,10 @@ impl OwnerDriver {
     async fn try_lookup(
         &self,
         ask: &LookupAsk<'_>,
-        target: &ReadTarget,
-        links: &NodeLinks,
+        at: &LinkedRoute,
+        end_ns: u64,
     ) -> Result<LookupAnswer, ReadFailure> {
+        let (target, links) = (&at.route.target, &*at.links);
         let meter = links.meter();
         let inline_max = inline_max(&meter.figures_of_answers());
         let inline_max =
@@ -317,7 +358,7 @@ impl OwnerDriver {
                 ShardMessage::Get { .. } => GET_BYTES_MAX,
                 _ => MESSAGE_BYTES_MAX,
             };
-            let answer = links.ask(Way::Asks, &request, bytes_max).await?;
+            let answer = self.answer(links, &request, bytes_max, end_ns).await?;
             if let ShardMessage::Refused { refusal } = answer {
                 return Err(ReadFailure::Refused(refusal));
             }
@@ -329,7 +370,8 @@ impl OwnerDriver {
                 let shard = target.shards.get(record.shard);
                 self.record(links, shard, record.at, record.len)
             });
-            for (record, bytes) in some.iter().zip(join_all(reads).await) {
+            let read = self.in_time(end_ns, self.longest_record(), join_all(reads)).await;
+            for (record, bytes) in some.iter().zip(read.ok_or_else(late)?) {
                 if !search.on_record(*record, &bytes?) {
                     return Err(ReadFailure::Wrong("another record than it named"));
                 }
@@ -337,6 +379,25 @@ impl OwnerDriver {
         }
         self.learn(ask, search.newest());
         Ok(search.finish())
+    }
+
+    /// The answer of a node to a request of a read that ends at `end_ns`.
+    async fn answer(
+        &self,
+        links: &NodeLinks,
+        request: &ShardMessage,
+        bytes_max: usize,
+        end_ns: u64,
+    ) -> Result<ShardMessage, ReadFailure> {
+        // A request may wait for a link, and then for the answer.
+        let longest = 2 * self.terms().request;
+        let answer = links.ask(Way::Asks, request, bytes_max);
+        Ok(self.in_time(end_ns, longest, answer).await.ok_or_else(late)??)
+    }
+
+    /// Longest time of [`OwnerDriver::record`]: for a link, a region and the bytes.
+    fn longest_record(&self) -> Duration {
+        2 * self.terms().request + self.terms().patience
     }
 
     /// Reads a record of an image one-sided.
@@ -358,21 +419,21 @@ impl OwnerDriver {
 
     /// A page of a scan.
     pub(super) async fn scan(&self, ask: &ScanAsk<'_>) -> Result<ScanPage, AwayError> {
-        let mut attempts = self.attempts();
+        let mut attempts = self.attempts(self.end_of(ask.time_left));
         loop {
             let routes = self.routes(ask.shards)?;
-            let [LinkedRoute { route, links }] = &routes[..] else {
+            let [at] = &routes[..] else {
                 self.state.lock().tell_places(ask.shards);
                 self.tell_news();
                 let why = "the shards now lie at several memory nodes: request one page for each";
                 return Err(AwayError::Busy(why.to_owned()));
             };
-            match self.try_page(ask, &route.target, links).await {
+            match self.try_page(ask, at, attempts.end_ns).await {
                 Ok(page) => {
                     count(&self.tally.pages, 1);
                     return Ok(page);
                 }
-                Err(failure) => self.after(&mut attempts, route, failure).await?,
+                Err(failure) => self.after(&mut attempts, &at.route, failure).await?,
             }
         }
     }
@@ -380,15 +441,16 @@ impl OwnerDriver {
     async fn try_page(
         &self,
         ask: &ScanAsk<'_>,
-        target: &ReadTarget,
-        links: &NodeLinks,
+        at: &LinkedRoute,
+        end_ns: u64,
     ) -> Result<ScanPage, ReadFailure> {
+        let (target, links) = (&at.route.target, &*at.links);
         // A page has at least one record, whose key may be long.
         let bytes_max = ask.bytes_max.min(MESSAGE_BYTES_MAX - PAGE_BYTES_BESIDE);
         let wanted = u32::try_from(bytes_max).unwrap_or(u32::MAX);
         let inline_max = inline_max(&links.meter().figures_of_answers());
         let request = page::request(self.owner, ask, &target.names, wanted, inline_max);
-        let answer = links.ask(Way::Asks, &request, MESSAGE_BYTES_MAX).await?;
+        let answer = self.answer(links, &request, MESSAGE_BYTES_MAX, end_ns).await?;
         if let ShardMessage::Refused { refusal } = answer {
             return Err(ReadFailure::Refused(refusal));
         }
@@ -399,7 +461,8 @@ impl OwnerDriver {
                 let shard = target.shards.get(record.shard);
                 self.record(links, shard, record.at, record.len)
             });
-            for (record, bytes) in some.iter().zip(join_all(reads).await) {
+            let read = self.in_time(end_ns, self.longest_record(), join_all(reads)).await;
+            for (record, bytes) in some.iter().zip(read.ok_or_else(late)?) {
                 if !reader.on_record(*record, &bytes?) {
                     return Err(ReadFailure::Wrong("another record than it named"));
                 }
@@ -410,7 +473,8 @@ impl OwnerDriver {
 
     /// The whole image of a shard.
     pub(super) async fn fetch(&self, id: ShardId) -> Result<Arc<SealedImage>, AwayError> {
-        let mut attempts = self.attempts();
+        // A flush has no deadline. The time for an image limits each attempt.
+        let mut attempts = self.attempts(u64::MAX);
         let begin_ns = self.now_ns();
         loop {
             let LinkedRoute { route, links } = self.route(id)?;

@@ -111,6 +111,17 @@ impl ShardStore for RemoteShards {
         "memory nodes"
     }
 
+    fn node_name(&self, node: StoreNode) -> String {
+        let peer = self.driver.get().and_then(|driver| driver.state.lock().peer(node));
+        match peer {
+            Some(peer) => match peer.endpoints.first() {
+                Some(endpoint) => format!("memory node {} at {endpoint}", peer.node),
+                None => format!("memory node {}", peer.node),
+            },
+            None => "a memory node whose life is over".to_owned(),
+        }
+    }
+
     fn owner_is(&self, owner: &OwnerIdentity) -> Result<()> {
         let OwnerIdentity { database, epoch, token } = *owner;
         let stamp = OwnerStamp { db: OffloadDb(database), epoch, token: Token(token) };

@@ -451,7 +451,8 @@ pub(crate) fn ask<'a>(
     let within: Vec<u32> = (0..ids.len() as u32).collect();
     let key = |key: &'a Vec<u8>| KeyAsk { key, floor: SeqNo(0), within: within.clone() };
     let keys = keys.iter().map(key).collect();
-    LookupAsk { node, shards: ids.to_vec(), keys, snapshot, keys_only: false }
+    let (shards, time_left) = (ids.to_vec(), 10 * SECOND);
+    LookupAsk { node, shards, keys, snapshot, keys_only: false, time_left }
 }
 
 pub(crate) fn lookup_one(
@@ -490,6 +491,7 @@ fn scan_all(
             snapshot,
             bytes_max,
             keys_only: false,
+            time_left: 10 * SECOND,
         };
         let page = world.store.scan(&ask).unwrap();
         for record in page.records {

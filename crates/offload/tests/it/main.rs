@@ -10,6 +10,7 @@ mod away_offsets;
 mod copies;
 mod corpus;
 mod databases;
+mod deadlines;
 mod flushes;
 mod memories;
 mod office;

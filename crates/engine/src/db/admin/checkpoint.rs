@@ -168,7 +168,8 @@ fn export_child(home: &ShardHome, keys: &KeyRange, through: SeqNo) -> Child {
     let iter: Box<dyn InternalIterator> = match home {
         ShardHome::Here(shard) => Arc::clone(shard).verified_iter(),
         ShardHome::Away(away) => {
-            let scan = AwayScan { snapshot: through, keys_only: false, cache_only: false };
+            let scan =
+                AwayScan { snapshot: through, keys_only: false, cache_only: false, deadline: None };
             Box::new(AwayCursor::over(away, keys.clone(), scan))
         }
     };

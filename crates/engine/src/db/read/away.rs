@@ -9,9 +9,10 @@
 //! newest first, and they go through the same visitor as versions from memory. A batch read asks
 //! for the runs of all its keys together.
 //!
-//! If a node does not answer, the search asks it once more. If a shard of a run is lost or has got
-//! its copy ([`crate::db::state::away`]), the search asks the shards one after another. It waits
-//! for a lost shard while that is rebuilt. The answer to a question about several shards does not
+//! If a node does not answer, the search asks it once more, in the time that is left: all steps of
+//! a read share one [`ReadDeadline`]. If a shard of a run is lost or has got its copy
+//! ([`crate::db::state::away`]), the search asks the shards one after another. It waits for a lost
+//! shard while that is rebuilt. The answer to a question about several shards does not
 //! say which of them the node lacks. The node may also lack a shard that was released meanwhile,
 //! which is not lost. So a shard counts as lost only after a question about it alone.
 //!
@@ -21,17 +22,19 @@
 //!    operand.
 //!
 //! Thread-safety: no locks are held while a node is asked.
-//! Failure: `Busy` if the shards cannot be read within a bound, or if the read has `cache_only`.
+//! Failure: `Busy` if the shards cannot be read before the deadline of the read, or if the read has
+//! `cache_only`.
 //! Cost: one request for each run, or for all runs of a batch at one node.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::time::Duration;
 
 use archipelago_base::{Error, Result, SeqNo};
 
 use crate::db::read::options::ReadOptions;
-use crate::db::state::away::{AwayShard, ShardCopy, StoreLink};
+use crate::db::state::away::{AwayShard, ReadDeadline, ShardCopy, StoreLink};
 use crate::db::state::family::SuperVersion;
 use crate::db::state::memtable::ShardHome;
 use crate::key::Kind;
@@ -91,6 +94,7 @@ pub(crate) fn next_run<'a>(
 pub(crate) fn ask_runs(
     asks: &[RunAsk<'_>],
     options: &ReadOptions,
+    deadline: &ReadDeadline,
 ) -> Result<Vec<Vec<ShardVersion>>> {
     let Some(first) = asks.iter().find_map(|ask| ask.run.first()) else {
         return Ok(asks.iter().map(|_| Vec::new()).collect());
@@ -107,10 +111,11 @@ pub(crate) fn ask_runs(
         let is_open = |at: &usize| matches!(answers[*at], RunAnswer::None(_));
         let open: Vec<usize> =
             (0..asks.len()).filter(is_open).filter(|at| asks[*at].is_askable()).collect();
-        if open.is_empty() {
+        if open.is_empty() || link.left(deadline).is_none() {
             break;
         }
-        ask_nodes(link, asks, &open, options.keys_only, &mut answers)?;
+        let batch = Batch { asks, keys_only: options.keys_only, deadline };
+        ask_nodes(link, &batch, &open, &mut answers)?;
     }
     let mut all = Vec::with_capacity(asks.len());
     for (answer, ask) in answers.into_iter().zip(asks) {
@@ -119,7 +124,7 @@ pub(crate) fn ask_runs(
             (RunAnswer::None(Some(silence)), Some(first)) if ask.is_askable() => {
                 return Err(first.not_now(silence));
             }
-            (RunAnswer::None(_), _) => ask_one_by_one(ask, options.keys_only)?,
+            (RunAnswer::None(_), _) => ask_one_by_one(ask, options.keys_only, deadline)?,
         };
         if versions.is_empty() && !ask.run.is_empty() {
             link.stats().add(Ticker::AwayLookupsEmpty, 1);
@@ -145,14 +150,22 @@ enum RunAnswer {
     None(Option<AwayError>),
 }
 
+/// Look-ups that are asked for together.
+struct Batch<'a> {
+    asks: &'a [RunAsk<'a>],
+    keys_only: bool,
+    deadline: &'a ReadDeadline,
+}
+
 /// Asks each node once for the runs at the positions `open`.
 fn ask_nodes(
     link: &StoreLink,
-    asks: &[RunAsk<'_>],
+    batch: &Batch<'_>,
     open: &[usize],
-    keys_only: bool,
     answers: &mut [RunAnswer],
 ) -> Result<()> {
+    let Batch { asks, keys_only, deadline } = *batch;
+    let time_left = link.left(deadline).unwrap_or_default();
     let mut by_node: BTreeMap<StoreNode, Vec<usize>> = BTreeMap::new();
     for &at in open {
         if let Some(first) = asks[at].run.first() {
@@ -161,7 +174,10 @@ fn ask_nodes(
     }
     let questions: Vec<LookupAsk<'_>> = by_node
         .iter()
-        .map(|(node, keys)| question(*node, keys.iter().map(|&at| &asks[at]), keys_only))
+        .map(|(node, keys)| {
+            let question = question(*node, keys.iter().map(|&at| &asks[at]), keys_only);
+            LookupAsk { time_left, ..question }
+        })
         .collect();
     link.stats().add(Ticker::AwayLookups, open.len() as u64);
     let given = link.store().lookup(&questions);
@@ -178,7 +194,7 @@ fn ask_nodes(
             Err(error) => {
                 let is_lost = matches!(error, AwayError::Lost(_));
                 if is_lost {
-                    find_lost(link, keys.iter().map(|&at| &asks[at]), &error);
+                    find_lost(link, keys.iter().map(|&at| &asks[at]), &error, deadline);
                 }
                 let silence = (!is_lost).then_some(error);
                 keys.iter().for_each(|&at| answers[at] = RunAnswer::None(silence.clone()));
@@ -188,14 +204,20 @@ fn ask_nodes(
     Ok(())
 }
 
-/// One question for all keys whose runs are at `node`.
+/// One question for all keys whose runs are at `node`. The caller sets its time.
 fn question<'a>(
     node: StoreNode,
     asks: impl Iterator<Item = &'a RunAsk<'a>>,
     keys_only: bool,
 ) -> LookupAsk<'a> {
-    let mut question =
-        LookupAsk { node, shards: Vec::new(), keys: Vec::new(), snapshot: SeqNo::ZERO, keys_only };
+    let mut question = LookupAsk {
+        node,
+        shards: Vec::new(),
+        keys: Vec::new(),
+        snapshot: SeqNo::ZERO,
+        keys_only,
+        time_left: Duration::ZERO,
+    };
     for ask in asks {
         let within = ask.run.iter().map(|shard| {
             let known = question.shards.iter().position(|id| *id == shard.id());
@@ -245,7 +267,12 @@ fn note_failure(shard: &AwayShard, error: &AwayError) {
 /// Notes which shards of `asks` are lost, after a question about all of them ended with `error`.
 /// Asks for each shard alone.
 #[cold]
-fn find_lost<'a>(link: &StoreLink, asks: impl Iterator<Item = &'a RunAsk<'a>>, error: &AwayError) {
+fn find_lost<'a>(
+    link: &StoreLink,
+    asks: impl Iterator<Item = &'a RunAsk<'a>>,
+    error: &AwayError,
+    deadline: &ReadDeadline,
+) {
     let mut alone: Vec<RunAsk<'_>> = Vec::new();
     for ask in asks {
         for shard in &ask.run {
@@ -258,8 +285,9 @@ fn find_lost<'a>(link: &StoreLink, asks: impl Iterator<Item = &'a RunAsk<'a>>, e
         return note_failure(only.run[0], error);
     }
     alone.retain(RunAsk::is_askable);
+    let Some(time_left) = link.left(deadline) else { return };
     let questions: Vec<LookupAsk<'_>> =
-        alone.iter().map(|ask| question(ask.run[0].node(), std::iter::once(ask), true)).collect();
+        alone.iter().map(|ask| LookupAsk { time_left, ..question_alone(ask, true) }).collect();
     link.stats().add(Ticker::AwayLookups, questions.len() as u64);
     for (ask, given) in alone.iter().zip(link.store().lookup(&questions)) {
         if let Err(error) = given {
@@ -268,11 +296,20 @@ fn find_lost<'a>(link: &StoreLink, asks: impl Iterator<Item = &'a RunAsk<'a>>, e
     }
 }
 
+/// The question for the first shard of a run alone. The caller sets its time.
+fn question_alone<'a>(ask: &'a RunAsk<'a>, keys_only: bool) -> LookupAsk<'a> {
+    question(ask.run[0].node(), std::iter::once(ask), keys_only)
+}
+
 /// Asks the shards of a run one after another, because some of them have a copy or are lost.
-fn ask_one_by_one(ask: &RunAsk<'_>, keys_only: bool) -> Result<Vec<ShardVersion>> {
+fn ask_one_by_one(
+    ask: &RunAsk<'_>,
+    keys_only: bool,
+    deadline: &ReadDeadline,
+) -> Result<Vec<ShardVersion>> {
     let mut versions = Vec::new();
     for shard in &ask.run {
-        versions.extend(versions_of(shard, ask, keys_only)?);
+        versions.extend(versions_of(shard, ask, keys_only, deadline)?);
         if versions.last().is_some_and(|version: &ShardVersion| version.kind != Kind::Merge) {
             break;
         }
@@ -285,6 +322,7 @@ fn versions_of(
     shard: &Arc<AwayShard>,
     ask: &RunAsk<'_>,
     keys_only: bool,
+    deadline: &ReadDeadline,
 ) -> Result<Vec<ShardVersion>> {
     let mut silences = 0;
     loop {
@@ -292,11 +330,12 @@ fn versions_of(
             return copied_versions(copy, &ask.lookup);
         }
         if shard.is_lost() {
-            shard.wait_for_copy()?;
+            shard.wait_for_copy(deadline)?;
             continue;
         }
+        let time_left = shard.link().left(deadline).ok_or_else(|| shard.too_late())?;
         let alone = RunAsk { lookup: ask.lookup, floor: ask.floor, run: vec![shard] };
-        let questions = [question(shard.node(), std::iter::once(&alone), keys_only)];
+        let questions = [LookupAsk { time_left, ..question_alone(&alone, keys_only) }];
         shard.link().stats().add(Ticker::AwayLookups, 1);
         match shard.link().store().lookup(&questions).pop() {
             Some(Ok(answer)) => {
@@ -305,7 +344,8 @@ fn versions_of(
             Some(Err(error)) => {
                 silences += 1;
                 note_failure(shard, &error);
-                if !shard.is_lost() && !shard.has_copy() && silences >= SILENCES_MAX {
+                let is_over = silences >= SILENCES_MAX || shard.link().left(deadline).is_none();
+                if is_over && !shard.is_lost() && !shard.has_copy() {
                     return Err(shard.not_now(error));
                 }
             }
@@ -357,10 +397,11 @@ impl Pinner for SharedValue<'_> {
 pub(crate) fn newest_version(
     shard: &Arc<AwayShard>,
     lookup: &Lookup<'_>,
+    deadline: &ReadDeadline,
 ) -> Result<Option<ShardVersion>> {
     if !shard.may_contain(lookup.hash) {
         return Ok(None);
     }
     let ask = RunAsk { lookup: *lookup, floor: SeqNo::ZERO, run: vec![shard] };
-    Ok(versions_of(shard, &ask, true)?.into_iter().next())
+    Ok(versions_of(shard, &ask, true, deadline)?.into_iter().next())
 }

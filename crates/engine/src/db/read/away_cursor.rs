@@ -28,7 +28,10 @@
 //!    shows.
 //!
 //! Thread-safety: a cursor belongs to one thread at a time.
-//! Failure: `Busy` if the node does not answer within a bound, or if the read has `cache_only`.
+//! Failure: `Busy` if the node does not answer before the deadline, or if the read has
+//! `cache_only`. All cursors of an iterator share one deadline while the iterator is placed. A
+//! cursor that has got a page since then has made progress, so its next page has a deadline of its
+//! own.
 //! Cost: one request for a window. Windows grow from [`PAGE_BYTES_MIN`] to [`PAGE_BYTES_MAX`] while
 //! a scan goes on.
 
@@ -37,7 +40,7 @@ use std::sync::Arc;
 
 use archipelago_base::{Error, Result, SeqNo};
 
-use crate::db::state::away::AwayShard;
+use crate::db::state::away::{AwayShard, ReadDeadline};
 use crate::iter::{Child, InternalIterator, MergingIterator};
 use crate::key::{self, KeyRange, Kind, user_key};
 use crate::remote::{
@@ -53,7 +56,7 @@ const PAGE_BYTES_MAX: usize = 192 << 10;
 const ASKS_MAX: u32 = 2;
 
 /// Settings of a cursor.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(crate) struct AwayScan {
     /// Records with larger sequence numbers are not shown.
     pub(crate) snapshot: SeqNo,
@@ -61,6 +64,9 @@ pub(crate) struct AwayScan {
     pub(crate) keys_only: bool,
     /// Fail instead of asking a node.
     pub(crate) cache_only: bool,
+    /// The deadline that the cursor shares with others. `None` if each placement of the cursor has
+    /// a deadline of its own.
+    pub(crate) deadline: Option<Arc<ReadDeadline>>,
 }
 
 /// An away shard and its keys.
@@ -83,6 +89,9 @@ pub(crate) struct AwayCursor {
     /// Position in the window. The cursor is not valid if it is the window's length.
     at: usize,
     page_bytes: usize,
+    deadline: Arc<ReadDeadline>,
+    /// Whether the cursor has got a page since it was placed.
+    has_page: bool,
     /// The same records in memory, once a shard has a copy.
     local: Option<Box<dyn InternalIterator>>,
     error: Option<Error>,
@@ -117,6 +126,7 @@ impl AwayCursor {
         let mut edges: Vec<Vec<u8>> = starts.chain(ends).cloned().collect();
         edges.sort_unstable();
         edges.dedup();
+        let deadline = scan.deadline.clone().unwrap_or_default();
         Self {
             parts,
             edges,
@@ -126,6 +136,8 @@ impl AwayCursor {
             window: Window::default(),
             at: 0,
             page_bytes: PAGE_BYTES_MIN,
+            deadline,
+            has_page: false,
             local: None,
             error: None,
         }
@@ -158,7 +170,7 @@ impl AwayCursor {
             }
         }
         for (node, parts) in apart {
-            let rest = Self::new(node, parts, self.bounds.clone(), self.scan);
+            let rest = Self::new(node, parts, self.bounds.clone(), self.scan.clone());
             children.push(Child::new(Box::new(rest), SeqNo::MAX));
         }
         let local: Box<dyn InternalIterator> = match children.len() {
@@ -168,6 +180,14 @@ impl AwayCursor {
         self.window = Window::default();
         self.local = Some(local);
         Ok(Source::Local)
+    }
+
+    /// Begins a placement of the cursor.
+    fn begin_placement(&mut self) {
+        self.has_page = false;
+        if self.scan.deadline.is_none() {
+            self.deadline.restart();
+        }
     }
 
     /// A page of `shards` from the node, or `None` once a shard has a copy.
@@ -180,6 +200,9 @@ impl AwayCursor {
     ) -> Result<Option<ScanPage>> {
         let ids: Vec<ShardId> = shards.iter().map(|shard| shard.id()).collect();
         let mut asked = 0;
+        if self.has_page {
+            self.deadline.restart();
+        }
         loop {
             if self.look_for_copies()? == Source::Local {
                 return Ok(None);
@@ -192,9 +215,11 @@ impl AwayCursor {
                 )));
             }
             if let Some(lost) = shards.iter().find(|shard| shard.is_lost()) {
-                lost.wait_for_copy()?;
+                lost.wait_for_copy(&self.deadline)?;
                 continue;
             }
+            let left = first.link().left(&self.deadline);
+            let time_left = left.ok_or_else(|| first.too_late())?;
             let ask = ScanAsk {
                 node: self.node,
                 shards: &ids,
@@ -204,15 +229,20 @@ impl AwayCursor {
                 snapshot: self.scan.snapshot,
                 bytes_max: self.page_bytes,
                 keys_only: self.scan.keys_only,
+                time_left,
             };
             first.link().stats().add(Ticker::AwayPages, 1);
             match first.link().store().scan(&ask) {
-                Ok(page) => return Ok(Some(page)),
+                Ok(page) => {
+                    self.has_page = true;
+                    return Ok(Some(page));
+                }
                 Err(error) => {
                     asked += 1;
                     let is_lost = matches!(error, AwayError::Lost(_));
-                    let is_news = is_lost && find_lost(shards, &ask, &error);
-                    if !is_news && asked >= ASKS_MAX {
+                    let is_news = is_lost && find_lost(shards, &ask, &error, &self.deadline);
+                    let is_late = first.link().left(&self.deadline).is_none();
+                    if !is_news && (is_late || asked >= ASKS_MAX) {
                         return Err(first.not_now(error));
                     }
                 }
@@ -329,6 +359,7 @@ impl AwayCursor {
     }
 
     fn try_seek(&mut self, target: &[u8]) -> Result<()> {
+        self.begin_placement();
         if self.look_for_copies()? == Source::Local {
             self.local()?.seek(target);
             return Ok(());
@@ -365,6 +396,7 @@ impl AwayCursor {
     }
 
     fn try_seek_for_prev(&mut self, target: &[u8]) -> Result<()> {
+        self.begin_placement();
         if self.look_for_copies()? == Source::Local {
             self.local()?.seek_for_prev(target);
             return Ok(());
@@ -388,6 +420,7 @@ impl AwayCursor {
     }
 
     fn try_seek_to_last(&mut self) -> Result<()> {
+        self.begin_placement();
         if self.look_for_copies()? == Source::Local {
             self.local()?.seek_to_last();
             return Ok(());
@@ -430,17 +463,22 @@ impl AwayCursor {
 /// says that a shard is lost if it lacks any of them, also one that was released meanwhile. Returns
 /// whether one of the shards is lost or has a copy, so that the scan can go on without the node.
 #[cold]
-fn find_lost(shards: &[Arc<AwayShard>], ask: &ScanAsk<'_>, error: &AwayError) -> bool {
+fn find_lost(
+    shards: &[Arc<AwayShard>],
+    ask: &ScanAsk<'_>,
+    error: &AwayError,
+    deadline: &ReadDeadline,
+) -> bool {
     for shard in shards {
         let alone = [shard.id()];
         let error = match shards.len() {
             1 => Some(error.clone()),
             _ if shard.has_copy() || shard.is_lost() => None,
-            _ => {
+            _ => shard.link().left(deadline).and_then(|time_left| {
                 shard.link().stats().add(Ticker::AwayPages, 1);
-                let ask = ScanAsk { shards: &alone, bytes_max: 1, ..ask.clone() };
+                let ask = ScanAsk { shards: &alone, bytes_max: 1, time_left, ..ask.clone() };
                 shard.link().store().scan(&ask).err()
-            }
+            }),
         };
         if let Some(AwayError::Lost(why)) = error {
             shard.note_lost(&why);

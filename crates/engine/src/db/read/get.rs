@@ -36,7 +36,7 @@ use crate::db::read::Reader;
 use crate::db::read::away::{self, RunAsk};
 use crate::db::read::options::ReadOptions;
 use crate::db::read::values::ValueReads;
-use crate::db::state::away::AwayShard;
+use crate::db::state::away::{AwayShard, ReadDeadline};
 use crate::db::state::family::{Family, SuperVersion};
 use crate::db::state::memtable::ShardHome;
 use crate::db::state::read_watch::{DecidedSearch, ReadWatch};
@@ -466,8 +466,8 @@ fn search_memtables(
 ) -> Result<usize> {
     search_shard(current.active_shard(lookup.key), lookup, gather);
     let mut at = 0;
-    while search_sealed(current, lookup, gather, &mut at)? {
-        search_run(current, lookup, options, gather, &mut at)?;
+    if search_sealed(current, lookup, gather, &mut at)? {
+        search_runs(current, lookup, options, gather, &mut at)?;
     }
     Ok(at)
 }
@@ -515,21 +515,27 @@ fn search_copy(away: &AwayShard, lookup: &Lookup<'_>, gather: &mut Gather<'_>) -
     Ok(true)
 }
 
-/// Searches the run of away shards that begins at position `at`, and moves `at` past the run.
+/// Searches the run of away shards that begins at position `at`, and the memtables after it. Moves
+/// `at`. All runs share one deadline.
 #[cold]
-fn search_run(
+fn search_runs(
     current: &SuperVersion,
     lookup: &Lookup<'_>,
     options: &ReadOptions,
     gather: &mut Gather<'_>,
     at: &mut usize,
 ) -> Result<()> {
-    let run = away::next_run(current, lookup, at, |tombstone| gather.cover(tombstone));
-    let asks = [RunAsk { lookup: *lookup, floor: gather.floor(), run }];
-    for versions in away::ask_runs(&asks, options)? {
-        away::visit_versions(&versions, |found| gather.visit(found));
+    let deadline = ReadDeadline::default();
+    loop {
+        let run = away::next_run(current, lookup, at, |tombstone| gather.cover(tombstone));
+        let asks = [RunAsk { lookup: *lookup, floor: gather.floor(), run }];
+        for versions in away::ask_runs(&asks, options, &deadline)? {
+            away::visit_versions(&versions, |found| gather.visit(found));
+        }
+        if !search_sealed(current, lookup, gather, at)? {
+            return Ok(());
+        }
     }
-    Ok(())
 }
 
 /// Searches the memtables for all keys of a batch. One request for each node asks for the runs of
@@ -545,6 +551,7 @@ fn multi_search_memtables(
         search_shard(current.active_shard(lookup.key), lookup, gather);
     }
     let mut positions = vec![0; lookups.len()];
+    let deadline = ReadDeadline::default();
     loop {
         let (mut owners, mut asks) = (Vec::new(), Vec::new());
         for (index, lookup) in lookups.iter().enumerate() {
@@ -561,7 +568,8 @@ fn multi_search_memtables(
         if asks.is_empty() {
             return Ok(positions);
         }
-        for (owner, versions) in owners.into_iter().zip(away::ask_runs(&asks, options)?) {
+        let answers = away::ask_runs(&asks, options, &deadline)?;
+        for (owner, versions) in owners.into_iter().zip(answers) {
             away::visit_versions(&versions, |found| gathers[owner].visit(found));
         }
     }

@@ -20,7 +20,7 @@ use crate::db::read::away;
 use crate::db::read::away_cursor::{AwayCursor, AwayScan};
 use crate::db::read::get::table_options;
 use crate::db::read::options::ReadOptions;
-use crate::db::state::away::AwayShard;
+use crate::db::state::away::{AwayShard, ReadDeadline};
 use crate::db::state::family::{Family, Layer};
 use crate::db::state::memtable::ShardHome;
 use crate::iter::InternalIterator;
@@ -78,6 +78,7 @@ pub(crate) fn newest_record(
         ControlFlow::Break(())
     };
     let table_options = table_options(&ReadOptions::new().keys_only());
+    let deadline = ReadDeadline::default();
     for layer in current.layers(key) {
         match layer {
             Layer::Shard(shard) => {
@@ -86,7 +87,7 @@ pub(crate) fn newest_record(
             }
             Layer::Away(away) if since.may_hold(away.figures().largest_seq) => {
                 newest.set(newest.get().max(away.tombstones().max_covering(key, through)));
-                let record = away::newest_version(away, &lookup)?;
+                let record = away::newest_version(away, &lookup, &deadline)?;
                 newest.set(newest.get().max(record.map(|version| version.seq)));
             }
             Layer::Table(file) if since.may_hold(file.largest_seq()) => {
@@ -115,6 +116,7 @@ pub(crate) fn range_has_newer(
         return Ok(false);
     }
     let current = family.current.load_full();
+    let deadline = Arc::new(ReadDeadline::default());
     let active = &current.active;
     for bucket in active.map.buckets_of(range) {
         if shard_has_newer(&active.shards[bucket], range, seq)? {
@@ -126,7 +128,7 @@ pub(crate) fn range_has_newer(
             let has_newer = match &immutable.homes[bucket] {
                 None => false,
                 Some(ShardHome::Here(shard)) => shard_has_newer(shard, range, seq)?,
-                Some(ShardHome::Away(away)) => away_has_newer(away, range, seq)?,
+                Some(ShardHome::Away(away)) => away_has_newer(away, range, seq, &deadline)?,
             };
             if has_newer {
                 return Ok(true);
@@ -157,14 +159,24 @@ fn shard_has_newer(shard: &Arc<Shard>, range: &KeyRange, seq: SeqNo) -> Result<b
     cursor_has_newer(&mut shard.iter(), range, seq)
 }
 
-fn away_has_newer(away: &Arc<AwayShard>, range: &KeyRange, seq: SeqNo) -> Result<bool> {
+fn away_has_newer(
+    away: &Arc<AwayShard>,
+    range: &KeyRange,
+    seq: SeqNo,
+    deadline: &Arc<ReadDeadline>,
+) -> Result<bool> {
     if away.figures().largest_seq <= seq {
         return Ok(false);
     }
     if set_has_newer(away.tombstones(), range, seq) {
         return Ok(true);
     }
-    let scan = AwayScan { snapshot: SeqNo::MAX, keys_only: true, cache_only: false };
+    let scan = AwayScan {
+        snapshot: SeqNo::MAX,
+        keys_only: true,
+        cache_only: false,
+        deadline: Some(Arc::clone(deadline)),
+    };
     cursor_has_newer(&mut AwayCursor::over(away, range.clone(), scan), range, seq)
 }
 

@@ -34,6 +34,7 @@ use crate::db::read::get::table_options;
 use crate::db::read::options::ReadOptions;
 use crate::db::read::snapshot::Snapshot;
 use crate::db::read::values::ScanValues;
+use crate::db::state::away::ReadDeadline;
 use crate::db::state::family::{Family, SuperVersion};
 use crate::db::state::memtable::{Immutable, ShardHome};
 use crate::indexed_batch::OwnRecords;
@@ -77,6 +78,9 @@ pub struct Iter {
     stats: Arc<Statistics>,
     /// The lease under which rows are shown; `None` if no other process can take the files over.
     lease: Option<Arc<dyn ReadLease>>,
+    /// The deadline that the cursors over shards at memory nodes share in one move; `None` if no
+    /// shard can be there.
+    deadline: Option<Arc<ReadDeadline>>,
     _picture: Arc<SuperVersion>,
     _snapshot: Option<Snapshot>,
 }
@@ -88,6 +92,14 @@ impl std::fmt::Debug for Iter {
 }
 
 impl Iter {
+    /// Begins a move, whose parts that need memory nodes have one deadline.
+    #[inline]
+    fn begin_move(&self) {
+        if let Some(deadline) = &self.deadline {
+            deadline.restart();
+        }
+    }
+
     /// Makes the cursor invalid if the lease has ended since the move began.
     #[inline]
     fn check_lease(&mut self) {
@@ -101,6 +113,7 @@ impl Iter {
     /// Moves the cursor to the first key in bounds.
     pub fn seek_to_first(&mut self) {
         self.stats.add(Ticker::Seeks, 1);
+        self.begin_move();
         self.cursor.seek_to_first();
         self.check_lease();
     }
@@ -108,6 +121,7 @@ impl Iter {
     /// Moves the cursor to the last key in bounds.
     pub fn seek_to_last(&mut self) {
         self.stats.add(Ticker::Seeks, 1);
+        self.begin_move();
         self.cursor.seek_to_last();
         self.check_lease();
     }
@@ -115,6 +129,7 @@ impl Iter {
     /// Moves the cursor to the first key at or after `key`.
     pub fn seek(&mut self, key: &[u8]) {
         self.stats.add(Ticker::Seeks, 1);
+        self.begin_move();
         self.cursor.seek(key);
         self.check_lease();
     }
@@ -122,6 +137,7 @@ impl Iter {
     /// Moves the cursor to the last key at or before `key`.
     pub fn seek_for_prev(&mut self, key: &[u8]) {
         self.stats.add(Ticker::Seeks, 1);
+        self.begin_move();
         self.cursor.seek_for_prev(key);
         self.check_lease();
     }
@@ -130,6 +146,7 @@ impl Iter {
     #[inline]
     pub fn next(&mut self) {
         assert!(self.cursor.valid(), "next() on a cursor that stands on no key");
+        self.begin_move();
         self.cursor.next();
         self.check_lease();
     }
@@ -138,6 +155,7 @@ impl Iter {
     #[inline]
     pub fn prev(&mut self) {
         assert!(self.cursor.valid(), "prev() on a cursor that stands on no key");
+        self.begin_move();
         self.cursor.prev();
         self.check_lease();
     }
@@ -244,12 +262,18 @@ pub(crate) fn scan(
     let mut view = bounded(View::new(snapshot, reader.context.clock().unix_ms()), options);
     view.operator.clone_from(&family.merge);
     view.keys_only = options.keys_only;
+    let deadline = reader.context.away().map(|_| Arc::new(ReadDeadline::default()));
     let opening = Opening {
         picture: Arc::clone(&picture),
         tables: Arc::clone(reader.view.tables()),
         options: table_options(options),
         bounds: KeyRange { start: view.lower.clone(), end: view.upper.clone() },
-        away: AwayScan { snapshot, keys_only: options.keys_only, cache_only: options.cache_only },
+        away: AwayScan {
+            snapshot,
+            keys_only: options.keys_only,
+            cache_only: options.cache_only,
+            deadline: deadline.clone(),
+        },
     };
     let (mut children, mut tombstones) = (children(&opening), tombstones(&opening));
     if let Some(own) = own {
@@ -266,6 +290,7 @@ pub(crate) fn scan(
         cursor,
         stats: Arc::clone(reader.observers.stats()),
         lease: reader.context.lease().cloned(),
+        deadline,
         _picture: picture,
         _snapshot: options.snapshot.clone(),
     }
@@ -344,7 +369,7 @@ fn children(opening: &Opening) -> Vec<Child> {
         children.extend(memtable_child(opening, immutable, &mut apart));
     }
     for (node, parts) in apart {
-        let cursor = AwayCursor::new(node, parts, opening.bounds.clone(), opening.away);
+        let cursor = AwayCursor::new(node, parts, opening.bounds.clone(), opening.away.clone());
         children.push(Child::new(Box::new(cursor), SeqNo::MAX));
     }
     let version = &picture.readable;

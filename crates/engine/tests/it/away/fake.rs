@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
+use archipelago_base::clock::ManualClock;
 use archipelago_base::{Epoch, Result};
 use archipelago_engine::executor::OwnerIdentity;
 use archipelago_engine::iter::InternalIterator;
@@ -210,8 +212,19 @@ impl Copied {
     }
 }
 
+/// Time that the requests of reads take while the nodes hang.
+#[derive(Clone)]
+pub(crate) struct Stall {
+    pub(crate) clock: Arc<ManualClock>,
+    /// Time of a request, unless the read has less time left.
+    pub(crate) each: Duration,
+    /// Whether all nodes are lost, with a report, in the first of these requests.
+    pub(crate) loses: bool,
+}
+
 /// A store of memtable shards in memory.
 pub(crate) struct FakeStore {
+    stall: Mutex<Option<Stall>>,
     active: Mutex<BTreeMap<ShardId, Copied>>,
     mood: Mutex<Mood>,
     rng: Mutex<fastrand::Rng>,
@@ -223,6 +236,7 @@ impl FakeStore {
     pub(crate) fn new(seed: u64, mood: Mood) -> Arc<Self> {
         let nodes = Nodes { next_node: 1, ..Nodes::default() };
         Arc::new(Self {
+            stall: Mutex::default(),
             active: Mutex::default(),
             mood: Mutex::new(mood),
             rng: Mutex::new(fastrand::Rng::with_seed(seed)),
@@ -286,6 +300,22 @@ impl FakeStore {
     /// Stops answering requests from now on, or starts again.
     pub(crate) fn hang(&self, is_hung: bool) {
         self.nodes.lock().is_hung = is_hung;
+    }
+
+    /// Stops answering requests, each of which takes the time of `stall` from now on.
+    pub(crate) fn hang_for(&self, stall: Stall) {
+        *self.stall.lock() = Some(stall);
+        self.hang(true);
+    }
+
+    /// Lets the time of a request pass that gets no answer.
+    fn pass_time(&self, time_left: Duration) {
+        let stall = self.stall.lock().clone();
+        let Some(Stall { clock, each, loses }) = stall else { return };
+        clock.advance(each.min(time_left));
+        if loses {
+            self.lose_all(true);
+        }
     }
 
     /// Loses all shards of all nodes. `tells` says whether the database is notified.
@@ -670,6 +700,8 @@ impl ShardStore for FakeStore {
 
     fn lookup(&self, asks: &[LookupAsk<'_>]) -> Vec<Result<LookupAnswer, AwayError>> {
         self.maybe_lose();
+        // Asks of several nodes run in parallel.
+        self.pass_time(asks.iter().map(|ask| ask.time_left).min().unwrap_or_default());
         asks.iter().map(|ask| self.answer(ask)).collect()
     }
 
@@ -693,6 +725,7 @@ impl ShardStore for FakeStore {
 
     fn scan(&self, ask: &ScanAsk<'_>) -> Result<ScanPage, AwayError> {
         self.maybe_lose();
+        self.pass_time(ask.time_left);
         self.maybe_silent()?;
         let images: Vec<Arc<SealedImage>> = {
             let mut nodes = self.nodes.lock();

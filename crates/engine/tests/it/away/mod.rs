@@ -3,6 +3,7 @@
 //! | module | concept |
 //! | --- | --- |
 //! | `canaries` | defects that reads and recoveries must notice |
+//! | `deadlines` | reads of silent nodes end at their deadline |
 //! | `executor` | an executor that flushes shards at the nodes, and how it misbehaves |
 //! | `fake` | the store, and how it misbehaves |
 //! | `flushing` | flushes that the executor runs |
@@ -17,6 +18,7 @@
 //! [`Mood`] is an option of the model and metamorphic runs as well.
 
 mod canaries;
+mod deadlines;
 mod executor;
 mod fake;
 mod flushing;
@@ -30,5 +32,5 @@ mod takeover;
 mod world;
 
 pub(crate) use executor::{FakeExecutor, Whim};
-pub(crate) use fake::{FakeStore, Mood, Stays};
+pub(crate) use fake::{FakeStore, Mood, Stall, Stays};
 pub(crate) use world::with_executor;

@@ -79,6 +79,11 @@ impl NoAnswer {
         Self { is_other_life: false, is_malformed: false, why: why.to_string() }
     }
 
+    /// The outcome of a request whose reader has no time left.
+    pub(super) fn late() -> Self {
+        Self::of(&"the memory node has not answered before the deadline of the read")
+    }
+
     fn of_connect(error: &Error) -> Self {
         Self { is_other_life: error.kind() == ErrorKind::Fenced, ..Self::of(error) }
     }

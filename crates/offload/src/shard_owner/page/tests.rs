@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use archipelago_base::Epoch;
 use archipelago_base::budget::ByteBudget;
 use archipelago_engine::memtable::{SealedImage, Shard, SlabPool};
@@ -26,6 +28,7 @@ fn ask<'a>(
         snapshot: SeqNo(100),
         bytes_max: 1000,
         keys_only: false,
+        time_left: Duration::from_secs(10),
     }
 }
 

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use archipelago_base::Epoch;
 use archipelago_base::budget::ByteBudget;
 use archipelago_engine::lookup::Lookup;
@@ -19,6 +21,7 @@ fn ask<'a>(keys: &[&'a [u8]], within: &[u32]) -> LookupAsk<'a> {
         keys: keys.iter().map(key).collect(),
         snapshot: SeqNo(100),
         keys_only: false,
+        time_left: Duration::from_secs(10),
     }
 }
 

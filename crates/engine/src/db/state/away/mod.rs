@@ -27,6 +27,7 @@
 //! most 256 of its keys.
 
 mod copy;
+mod deadline;
 mod remainder;
 mod shard;
 mod stay_figures;
@@ -47,6 +48,7 @@ use crate::sabotage::{Defect, has};
 use crate::stats::{Statistics, Ticker};
 
 pub(crate) use copy::ShardCopy;
+pub(crate) use deadline::ReadDeadline;
 pub(crate) use remainder::Remainder;
 pub(crate) use shard::AwayShard;
 use shard::ShardNews;
@@ -192,6 +194,11 @@ impl StoreLink {
 
     pub(crate) fn stats(&self) -> &Statistics {
         &self.parts.stats
+    }
+
+    /// Time that a read has left; `None` once its deadline has passed.
+    pub(crate) fn left(&self, deadline: &ReadDeadline) -> Option<Duration> {
+        deadline.left(self.parts.clock.now_ns())
     }
 
     /// Tells the store the owner, which the manifest names durably. Later calls do nothing.

@@ -15,6 +15,7 @@ use archipelago_base::{Error, ErrorKind, Result};
 
 use super::StoreLink;
 use super::copy::{FetchedImage, ShardCopy};
+use super::deadline::{READ_LIMIT, ReadDeadline};
 use super::remainder::{AwayFigures, Remainder};
 use crate::memtable::{SealedImage, SealedShard, ShardFilter};
 use crate::remote::{AwayError, ShardId, StoreNode};
@@ -24,11 +25,6 @@ use crate::tombstone::TombstoneSet;
 
 /// One wait of a read for the copy of a lost shard.
 const COPY_WAIT: Duration = Duration::from_millis(20);
-/// Longest time that a read waits for the copy of a lost shard, by the clock of the database.
-const COPY_PATIENCE: Duration = Duration::from_secs(10);
-/// Number of waits without a notification after which a read fails, in case that clock stands
-/// still.
-const COPY_WAITS_MAX: u32 = 500;
 
 /// Latest news of the store about a shard. The shard and the registry of the link share it.
 pub(super) struct ShardNews {
@@ -179,8 +175,9 @@ impl AwayShard {
         self.link.mark_lost(&[self.id], why);
     }
 
-    /// Waits until a lost shard has its copy. Errors: `Busy` if that takes longer than a read may.
-    pub(crate) fn wait_for_copy(&self) -> Result<()> {
+    /// Waits until a lost shard has its copy. Errors: `Busy` if the deadline of the read passes
+    /// before.
+    pub(crate) fn wait_for_copy(&self, deadline: &ReadDeadline) -> Result<()> {
         let link = &self.link;
         if !link.parts.may_wait
             && let Some(rebuild) = link.rebuilder.get()
@@ -191,10 +188,8 @@ impl AwayShard {
                 rebuilt?;
             }
         }
-        let clock = &link.parts.clock;
-        let mut patience = Patience::from(clock.now_ns());
         let mut registry = link.registry.lock();
-        while patience.lasts(clock.now_ns()) {
+        loop {
             if self.has_copy() {
                 return Ok(());
             }
@@ -204,11 +199,10 @@ impl AwayShard {
                      memory node",
                 ));
             }
-            if !link.parts.may_wait {
-                break;
+            let Some(left) = link.left(deadline).filter(|_| link.parts.may_wait) else { break };
+            if link.copied.wait_for(&mut registry, COPY_WAIT.min(left)).timed_out() {
+                deadline.note_timed_out_wait();
             }
-            let wait = link.copied.wait_for(&mut registry, COPY_WAIT);
-            patience.waits_left -= u32::from(wait.timed_out());
         }
         drop(registry);
         Err(self.not_now(AwayError::Lost("it is being rebuilt from the log".to_owned())))
@@ -218,10 +212,18 @@ impl AwayShard {
     pub(crate) fn not_now(&self, error: AwayError) -> Error {
         self.link.stats().add(Ticker::AwayReadsBusy, 1);
         let text = format!(
-            "memtable shard {} is at a memory node and cannot be read now: try again",
-            self.id
+            "memtable shard {} is at {} and cannot be read now: try again; if this error repeats, \
+             check that the node runs and can be reached",
+            self.id,
+            self.link.store().node_name(self.node())
         );
         Error::with_source(ErrorKind::Busy, text, error)
+    }
+
+    /// The error of a read whose deadline has passed before the shard gave its records.
+    pub(crate) fn too_late(&self) -> Error {
+        let limit_s = READ_LIMIT.as_secs();
+        self.not_now(AwayError::Busy(format!("the read has taken {limit_s} s, which is its limit")))
     }
 
     /// The records in memory, fetched from the node if they are not there yet.
@@ -290,39 +292,5 @@ impl AwayShard {
             }
         }
         self.link.store().release(&[self.id], self.link.oldest.load(Ordering::Relaxed));
-    }
-}
-
-/// Limit on the wait of a read for a copy. Copies of other shards wake the read as well, and such
-/// wake-ups do not count against the limit.
-struct Patience {
-    until_ns: u64,
-    waits_left: u32,
-}
-
-impl Patience {
-    fn from(now_ns: u64) -> Self {
-        let until_ns = now_ns.saturating_add(COPY_PATIENCE.as_nanos() as u64);
-        Self { until_ns, waits_left: COPY_WAITS_MAX }
-    }
-
-    fn lasts(&self, now_ns: u64) -> bool {
-        self.waits_left > 0 && now_ns < self.until_ns
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn copies_of_other_shards_do_not_end_the_wait_of_a_read() {
-        let mut patience = Patience::from(7);
-        let end = 7 + COPY_PATIENCE.as_nanos() as u64;
-        // A wake-up does not shorten the patience. Only time, and waits that timed out, do.
-        assert!(patience.lasts(7) && patience.lasts(end - 1));
-        assert!(!patience.lasts(end));
-        patience.waits_left = 0;
-        assert!(!patience.lasts(7));
     }
 }

@@ -8,7 +8,7 @@ use archipelago_base::codec::{Reader, put_bytes};
 use archipelago_base::wire::Wire;
 use archipelago_base::{wire_enum, wire_struct};
 
-use crate::ids::{Attempt, JobId, NodeLife, NumberRange, Token};
+use crate::ids::{Attempt, ExecutorId, JobId, NodeLife, NumberRange, Token};
 
 /// Kind of a job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -83,8 +83,11 @@ pub struct JobOrder {
     pub needs: Vec<String>,
     /// Memory nodes that hold inputs of the job. Empty if all inputs are files.
     pub places: Vec<InputPlace>,
+    /// Executors at which earlier attempts at the same inputs have failed, as jobs of their own.
+    /// The job does not go to them. If there are any, the job does not wait for an executor either.
+    pub avoids: Vec<ExecutorId>,
 }
-wire_struct!(JobOrder { id, token, kind, bytes, needs, places });
+wire_struct!(JobOrder { id, token, kind, bytes, needs, places, avoids });
 
 /// A job that an owner gives to its schedulers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -97,6 +100,8 @@ pub struct JobAsk {
     pub needs: Vec<String>,
     /// Memory nodes that hold inputs of the job.
     pub places: Vec<InputPlace>,
+    /// Executors that the job must not go to ([`JobOrder::avoids`]).
+    pub avoids: Vec<ExecutorId>,
 }
 
 /// An attempt that a scheduler may give to an executor, with the file numbers of its outputs.

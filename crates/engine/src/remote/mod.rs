@@ -229,6 +229,12 @@ pub trait StoreWatcher: Send + Sync + 'static {
         WriteLoad::default()
     }
 
+    /// Whether writers of a family wait, or are slowed down, as of the latest stall decision.
+    /// Default: no.
+    fn writers_wait(&self) -> bool {
+        false
+    }
+
     /// Speed at which writers fill memtables now, in bytes a second; 0 if it is not known. The
     /// store writes records of active shards ahead at about this speed. Default: it is not known.
     fn fill_bytes_per_s(&self) -> u64 {

@@ -44,6 +44,10 @@ pub struct FlushFigures {
     pub remote: u64,
     /// Flushes that ran in this process although the mode sends them away, by [`LocalWhy::key`].
     pub here: BTreeMap<&'static str, u64>,
+    /// Second attempts that left the process, after the first one had failed in an executor.
+    pub second_attempts: u64,
+    /// Flushes that a second attempt has ended.
+    pub second_attempts_done: u64,
     /// Packages of flushes that left the process.
     pub packages: u64,
     /// Bytes of these packages.
@@ -80,6 +84,8 @@ pub(super) struct Tally {
     flushes_in_place: AtomicU64,
     flushes_remote: AtomicU64,
     flushes_here: [AtomicU64; LocalWhy::ALL.len()],
+    second_attempts: AtomicU64,
+    second_attempts_done: AtomicU64,
     packages: AtomicU64,
     package_bytes: AtomicU64,
     images_in_place: AtomicU64,
@@ -130,6 +136,16 @@ impl Tally {
         *self.last_failure.lock() = Some(failure.clone());
     }
 
+    /// Counts the second attempt of a flush that leaves the process.
+    pub(super) fn second_attempt(&self) {
+        add(&self.second_attempts, 1);
+    }
+
+    /// Counts a flush that a second attempt has ended.
+    pub(super) fn second_attempt_done(&self) {
+        add(&self.second_attempts_done, 1);
+    }
+
     /// Counts the package of a job that leaves the process.
     pub(super) fn package(&self, kind: JobKind, bytes: usize) {
         if kind == JobKind::Flush {
@@ -162,6 +178,8 @@ impl Tally {
             in_place: read(&self.flushes_in_place),
             remote: read(&self.flushes_remote),
             here: by_why(&self.flushes_here),
+            second_attempts_done: read(&self.second_attempts_done),
+            second_attempts: read(&self.second_attempts),
             packages: read(&self.packages),
             package_bytes: read(&self.package_bytes),
             images_in_place: read(&self.images_in_place),
@@ -214,6 +232,8 @@ impl FlushFigures {
         let lines = [
             ("in_place", self.in_place),
             ("remote", self.remote),
+            ("second_attempts", self.second_attempts),
+            ("second_attempts_done", self.second_attempts_done),
             ("packages", self.packages),
             ("package_bytes", self.package_bytes),
             ("images_in_place", self.images_in_place),

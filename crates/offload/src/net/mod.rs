@@ -15,6 +15,7 @@
 //! | an executor: it runs jobs on threads of its own | `executing.rs` |
 //! | jobs of an executor that wait for a thread | `job_queues.rs` |
 //! | the executor seam of the engine, which sends jobs away | `owning.rs` |
+//! | flushes that have failed away, and where | `retries.rs` |
 //! | the time for which no job leaves, and its cause | `quiet.rs` |
 //! | the rate limit of a database, and the parts of its jobs | `rates.rs` |
 //! | counters of these jobs | `counters.rs` |
@@ -36,6 +37,7 @@ mod mail_queue;
 mod owning;
 mod quiet;
 mod rates;
+mod retries;
 mod write_rate;
 
 use crate::ids::SchedulerId;

@@ -5,8 +5,9 @@
 //! [`Owner`] and waits. The engine then checks the output, opens every file, and installs it. A job
 //! that no executor has begun runs on the calling thread instead, under the same numbers. If an
 //! executor may have begun the job, the call fails. The engine plans the job again with other
-//! numbers, and it then runs here. A flush leaves only if memory nodes hold all of its shards; its
-//! package then has their places.
+//! numbers, and it then runs here. A flush that has failed in an executor first gets a second
+//! attempt at another one, if no writer waits ([`crate::decide::after_failure`]). A flush leaves
+//! only if memory nodes hold all of its shards; its package then has their places.
 //!
 //! Invariants:
 //! 1. Numbers that an executor may have used are never used here.
@@ -53,7 +54,9 @@ use super::courier::{Courier, Outbox, Resident};
 use super::files::{AcceptedOutput, DIRECTORIES, JobFiles, PreparedJob, VolumeFiles, volumes_of};
 use super::quiet::QuietTime;
 use super::rates::RateDivider;
+use super::retries::FlushRetries;
 use super::{PAYLOAD_BYTES_MAX, SCHEDULER};
+use crate::decide::{AttemptPlace, FailedFlush, after_failure};
 use crate::failure::FailedAttempt;
 use crate::ids::{NumberRange, OffloadDb, OwnerStamp, Token};
 use crate::job::{BUILD, JobAsk, JobKind, LocalWhy, Payload};
@@ -186,6 +189,8 @@ pub struct OffloadExecutor {
     here_next: [AtomicU64; KINDS],
     /// Time for which jobs run here, because one found no scheduler or no executor.
     quiet: QuietTime,
+    /// Flushes that have failed away.
+    retries: FlushRetries,
     /// The parts of the rate limit that jobs have taken along.
     rates: Arc<RateDivider>,
     link: OnceLock<Link>,
@@ -212,6 +217,8 @@ struct Ask {
     files: JobFiles,
     /// Shards of a flush.
     images: Option<JobImages>,
+    /// Names of these shards.
+    shards: Vec<ShardId>,
 }
 
 /// Number of the kinds of jobs.
@@ -258,6 +265,7 @@ impl OffloadExecutor {
             tally: Tally::default(),
             here_next: Default::default(),
             quiet: QuietTime::default(),
+            retries: FlushRetries::default(),
             rates: Arc::default(),
             link: OnceLock::new(),
         })
@@ -298,7 +306,8 @@ impl OffloadExecutor {
         spec: &T,
         context: &JobContext<'_>,
     ) -> Result<Option<JobOutput>> {
-        let kind = ask.job.kind;
+        let (kind, shards) = (ask.job.kind, ask.shards.clone());
+        let is_second = !ask.job.avoids.is_empty();
         let Some(link) = self.link.get() else { return Ok(None) };
         if self.takes_turn_here(kind) {
             return Ok(self.count_here(kind, LocalWhy::Failed));
@@ -322,6 +331,9 @@ impl OffloadExecutor {
             Err(why) => return Ok(self.count_here(kind, why)),
         };
         self.tally.package(kind, package.0.len());
+        if is_second {
+            self.tally.second_attempt();
+        }
         let (job, messages) = link.desk.submit(ask, package);
         link.outbox.send(messages);
         let ending = link.desk.wait(job, context);
@@ -332,6 +344,9 @@ impl OffloadExecutor {
                 let accepted = self.accept(kind, prepared, &returned)?;
                 let whole_ns = self.clock.now_ns().saturating_sub(started_ns);
                 self.tally.away(&accepted, whole_ns);
+                if is_second {
+                    self.tally.second_attempt_done();
+                }
                 Ok(Some(accepted.output))
             }
             Ending::Here { why, is_untouched, failure } => {
@@ -343,7 +358,8 @@ impl OffloadExecutor {
                 }
                 // Dropping the prepared job gives up what an executor may have written.
                 drop(prepared);
-                Err(self.planned_again(kind, why))
+                let next = self.place_after(&shards, why, failure.as_ref());
+                Err(self.planned_again(kind, why, next))
             }
         }
     }
@@ -359,7 +375,7 @@ impl OffloadExecutor {
             ErrorKind::Fenced => error,
             _ => {
                 tracing::warn!(%error, "the outputs of an offloaded job were refused");
-                self.planned_again(kind, LocalWhy::Refused)
+                self.planned_again(kind, LocalWhy::Refused, AttemptPlace::Here)
             }
         })
     }
@@ -388,18 +404,78 @@ impl OffloadExecutor {
         }
     }
 
-    /// Counts a job that an executor may have begun. The engine plans it again after this error.
-    fn planned_again(&self, kind: JobKind, why: LocalWhy) -> Error {
+    /// Counts a job that an executor may have begun. The engine plans it again after this error. If
+    /// `next` is not away, the next job of its kind runs here.
+    fn planned_again(&self, kind: JobKind, why: LocalWhy, next: AttemptPlace) -> Error {
         self.tally.again();
-        self.here_next[kind_index(kind)].fetch_add(1, Ordering::Relaxed);
+        let place = match next {
+            AttemptPlace::Away => "",
+            AttemptPlace::Here => {
+                self.here_next[kind_index(kind)].fetch_add(1, Ordering::Relaxed);
+                " and runs in this process"
+            }
+        };
+        let why = why.text();
         Error::new(
             ErrorKind::Busy,
-            format!(
-                "an offloaded job ended without outputs ({}): it is planned again and runs in this \
-                 process",
-                why.text()
-            ),
+            format!("an offloaded job ended without outputs ({why}): it is planned again{place}"),
         )
+    }
+
+    /// Whether a failed job may leave again. It may if it is a flush whose executor is known, so
+    /// that the next attempt avoids that executor. The next plan decides.
+    fn place_after(
+        &self,
+        shards: &[ShardId],
+        why: LocalWhy,
+        failure: Option<&FailedAttempt>,
+    ) -> AttemptPlace {
+        match failure {
+            Some(failure) if why == LocalWhy::Failed && !shards.is_empty() => {
+                self.retries.note_failed(shards, failure.executor);
+                AttemptPlace::Away
+            }
+            _ => AttemptPlace::Here,
+        }
+    }
+
+    /// Runs a flush at an executor. `None` if it must run here, under the same file numbers.
+    fn flush_away(
+        &self,
+        spec: &FlushSpec,
+        images: JobImages,
+        context: &JobContext<'_>,
+    ) -> Result<Option<JobOutput>> {
+        let shards = ids_of(spec);
+        let avoids = self.retries.failed_at(&shards);
+        let failed = FailedFlush { failures: avoids.len(), writers_wait: self.writers_wait() };
+        if failed.failures > 0 && after_failure(&failed) == AttemptPlace::Here {
+            self.retries.forget(&shards);
+            return Ok(self.count_here(JobKind::Flush, LocalWhy::Failed));
+        }
+        let retention = &spec.retention;
+        let named = [retention.merge_operator.as_ref(), retention.compaction_filter.as_ref()];
+        let ask = Ask {
+            job: JobAsk {
+                kind: JobKind::Flush,
+                bytes: images.bytes(),
+                needs: self.needed_names(named),
+                places: images.places(),
+                avoids,
+            },
+            numbers: numbers_of(&spec.output),
+            files: JobFiles::of_flush(spec),
+            images: Some(images),
+            shards: shards.clone(),
+        };
+        let flushed = self.send_away(ask, spec, context)?;
+        self.retries.forget(&shards);
+        Ok(flushed)
+    }
+
+    /// Whether writers of the database wait or are slowed down.
+    fn writers_wait(&self) -> bool {
+        self.shards.as_ref().is_some_and(|shards| shards.writers_wait())
     }
 
     /// Notes the failed attempt that made a job come back. A call has one attempt, so each one is
@@ -417,9 +493,7 @@ impl OffloadExecutor {
         if !self.settings.mode.sends(JobKind::Flush) || self.link.get().is_none() {
             return None;
         }
-        let id = |shard: &ShardRef| ShardId { memtable: shard.memtable, shard: shard.shard };
-        let ids: Vec<ShardId> = spec.shards.iter().map(id).collect();
-        let images = shards.images(&ids).filter(|images| !images.images.is_empty());
+        let images = shards.images(&ids_of(spec)).filter(|images| !images.images.is_empty());
         Some(images.ok_or(LocalWhy::InProcess))
     }
 
@@ -445,6 +519,12 @@ impl OffloadExecutor {
         self.tally.here(kind, why);
         None
     }
+}
+
+/// The names of the shards of a flush.
+fn ids_of(spec: &FlushSpec) -> Vec<ShardId> {
+    let id = |shard: &ShardRef| ShardId { memtable: shard.memtable, shard: shard.shard };
+    spec.shards.iter().map(id).collect()
 }
 
 fn numbers_of(output: &OutputSpec) -> NumberRange {
@@ -499,22 +579,9 @@ impl JobExecutor for OffloadExecutor {
     }
 
     fn flush(&self, spec: &FlushSpec, context: &JobContext<'_>) -> Result<JobOutput> {
-        let retention = &spec.retention;
-        let named = [retention.merge_operator.as_ref(), retention.compaction_filter.as_ref()];
         match self.images_of(spec) {
             Some(Ok(images)) => {
-                let ask = Ask {
-                    job: JobAsk {
-                        kind: JobKind::Flush,
-                        bytes: images.bytes(),
-                        needs: self.needed_names(named),
-                        places: images.places(),
-                    },
-                    numbers: numbers_of(&spec.output),
-                    files: JobFiles::of_flush(spec),
-                    images: Some(images),
-                };
-                if let Some(output) = self.send_away(ask, spec, context)? {
+                if let Some(output) = self.flush_away(spec, images, context)? {
                     return Ok(output);
                 }
             }
@@ -535,11 +602,12 @@ impl JobExecutor for OffloadExecutor {
                 kind: JobKind::Compaction,
                 bytes: spec.input_bytes(),
                 needs: self.needed_names(named),
-                places: Vec::new(),
+                ..JobAsk::default()
             },
             numbers: numbers_of(&spec.output),
             files: JobFiles::of_compaction(spec),
             images: None,
+            shards: Vec::new(),
         };
         match self.send_away(ask, spec, context)? {
             Some(output) => Ok(output),
@@ -556,11 +624,12 @@ impl JobExecutor for OffloadExecutor {
                 kind: JobKind::Gc,
                 bytes: spec.inputs.iter().map(|input| input.meta.size_bytes).sum(),
                 needs: self.needed_names([None, None]),
-                places: Vec::new(),
+                ..JobAsk::default()
             },
             numbers: numbers_of(&spec.output),
             files: JobFiles::of_gc(spec),
             images: None,
+            shards: Vec::new(),
         };
         match self.send_away(ask, spec, context)? {
             Some(output) => Ok(output),

@@ -257,8 +257,8 @@ impl Owner {
         let number = self.next_number;
         self.next_number += 1;
         let id = JobId { db: self.me.db, epoch: self.me.epoch, number };
-        let JobAsk { kind, bytes, needs, places } = ask;
-        let order = JobOrder { id, token: self.me.token, kind, bytes, needs, places };
+        let JobAsk { kind, bytes, needs, places, avoids } = ask;
+        let order = JobOrder { id, token: self.me.token, kind, bytes, needs, places, avoids };
         let job = Job {
             order,
             spec,

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::failure::ShortText;
-use crate::ids::{OffloadDb, SchedulerLife, Token};
+use crate::ids::{ExecutorId, OffloadDb, SchedulerLife, Token};
 
 const S: SchedulerId = SchedulerId(1);
 const OTHER: SchedulerId = SchedulerId(2);
@@ -316,4 +316,40 @@ fn flushes_have_no_room_while_other_jobs_have_all_slots() {
     assert!(steps.contains(&OwnerStep::RunHere { job: number, why, is_untouched, failure: None }));
     owner.ran_here(number);
     assert_eq!(owner.lacks_room(JobKind::Flush), None);
+}
+
+#[test]
+fn late_commit_of_a_failed_attempt_is_refused_before_and_after_the_second_one() {
+    let mut owner = owner(&[S]);
+    owner.on_message(0, S, OffloadMessage::Lives { session: SESSION, slots: 2 });
+    let (first, _) = owner.submit(0, ask(JobKind::Flush), Payload::default());
+    owner.prepared(0, first, &ranges(100)[..1]);
+    let failure = FailedAttempt {
+        at: at(first, 1),
+        executor: ExecutorId(7),
+        address: ShortText::default(),
+        reason: ShortText::new("no beat"),
+    };
+    let message = OffloadMessage::GiveBack {
+        job: at(first, 1).job,
+        why: LocalWhy::Failed,
+        is_untouched: false,
+        failure: Some(failure),
+    };
+    let steps = owner.on_message(0, S, message);
+    assert!(steps.contains(&OwnerStep::Abandon { numbers: ranges(100)[0] }), "{steps:?}");
+    owner.ran_here(first);
+    // The second attempt is a job of its own, with numbers of its own.
+    let again = JobAsk { avoids: vec![ExecutorId(7)], ..ask(JobKind::Flush) };
+    let (second, _) = owner.submit(0, again, Payload::default());
+    let steps = owner.prepared(0, second, &ranges(200)[..1]);
+    let OwnerStep::Send { message: OffloadMessage::Prepare { order, .. }, .. } = &steps[0] else {
+        panic!("{steps:?}")
+    };
+    assert_eq!(order.avoids, [ExecutorId(7)]);
+    assert_eq!(verdict(&done(&mut owner, at(first, 1))), Verdict::Discard);
+    assert!(matches!(done(&mut owner, at(second, 1))[..], [OwnerStep::Check { .. }]));
+    assert_eq!(verdict(&done(&mut owner, at(first, 1))), Verdict::Discard, "during the check");
+    assert_eq!(verdict(&owner.checked(0, at(second, 1), true)), Verdict::Installed);
+    assert_eq!(verdict(&done(&mut owner, at(first, 1))), Verdict::Discard, "after the install");
 }

@@ -45,6 +45,8 @@ pub(super) struct Head {
     pub(super) places: Vec<InputPlace>,
     /// Executors that the next attempt avoids.
     pub(super) excluded: BTreeSet<ExecutorId>,
+    /// Whether earlier attempts at the inputs have failed, so that the job must not wait.
+    pub(super) is_second: bool,
 }
 
 /// A job as its owner sends it.
@@ -122,13 +124,14 @@ impl Job {
     /// A job that waits for an executor, without attempts. `first` is the smallest attempt number
     /// that the owner has prepared.
     fn new(now_ns: u64, order: JobOrder, spec: Payload, first: Attempt) -> Self {
+        let excluded = order.avoids.iter().copied().collect();
         Self {
             order,
             spec,
             unused: VecDeque::new(),
             first,
             newest: Attempt::default(),
-            excluded: BTreeSet::new(),
+            excluded,
             given: None,
             state: State::Queued,
             track: JobTrack::new(now_ns),
@@ -186,6 +189,7 @@ impl Job {
             executor: self.given.map(|(_, executor)| executor),
             why,
             failure: self.failure.as_ref().map(|failure| self.track.recent(now_ns, failure)),
+            earlier: u32::try_from(self.order.avoids.len()).unwrap_or(u32::MAX),
             ..JobStanding::default()
         };
         self.track.complete(now_ns, job)
@@ -302,6 +306,7 @@ impl Jobs {
             needs: job.order.needs.clone(),
             places: job.order.places.clone(),
             excluded: job.excluded.clone(),
+            is_second: !job.order.avoids.is_empty(),
         })
     }
 

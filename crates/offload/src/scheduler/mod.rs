@@ -48,7 +48,7 @@ use std::collections::BTreeMap;
 
 use self::executors::Executors;
 use self::jobs::{Entered, Jobs, Prepared};
-use crate::decide::{Choice, choose};
+use crate::decide::{Choice, choose, choose_again};
 use crate::failure::{FailedAttempt, ShortText};
 use crate::ids::{
     AttemptId, ExecutorId, JobId, OffloadDb, OwnerSession, OwnerStamp, SchedulerLife,
@@ -620,6 +620,7 @@ impl Scheduler {
             while let Some(head) = self.jobs.head(queue, self.sabotage.no_order()) {
                 let taken = self.jobs.slots_taken();
                 let candidates = self.executors.candidates(&head, &taken);
+                let choose = if head.is_second { choose_again } else { choose };
                 match choose(head.bytes, &candidates) {
                     Choice::Assign(executor) => {
                         let until_ns = now_ns + self.terms.answer_ns;
@@ -630,6 +631,10 @@ impl Scheduler {
                             self.started.push(head.id);
                         }
                         sent.push(Sent { to: Party::Executor(executor), message });
+                    }
+                    // Its owner runs the job sooner than an executor whose slot must become free.
+                    Choice::Wait if head.is_second => {
+                        self.give_back(now_ns, head.id, LocalWhy::Busy);
                     }
                     Choice::Wait => {
                         self.jobs.forgive(head.id, &candidates);

@@ -755,3 +755,34 @@ fn a_flush_goes_where_its_images_lie_unless_that_is_busy() {
     let sent = scheduler.on_owner(0, ME, prepare(2));
     assert_eq!(assigned(&sent), [(at(2, 1), X)], "half of the other one's slots are taken");
 }
+
+/// A flush whose earlier attempt has failed at `avoided`, as a job of its own.
+fn prepare_again(number: u64, avoided: ExecutorId) -> OffloadMessage {
+    let mut message = prepare_for(number, JobKind::Flush, &[], SESSION);
+    if let OffloadMessage::Prepare { order, .. } = &mut message {
+        order.avoids = vec![avoided];
+    }
+    message
+}
+
+#[test]
+fn second_attempt_of_a_flush_goes_elsewhere_or_back_to_its_owner() {
+    let mut scheduler = scheduler();
+    beat(&mut scheduler, LATER_NS, X);
+    let back = |number| OffloadMessage::GiveBack {
+        job: job(number),
+        why: LocalWhy::Busy,
+        is_untouched: true,
+        failure: None,
+    };
+    let sent = scheduler.on_owner(LATER_NS, ME, prepare_again(1, X));
+    assert_eq!(assigned(&sent), [], "the only executor has failed");
+    assert!(has(&sent, Party::Owner(DB), &back(1)), "{sent:?}");
+    beat(&mut scheduler, LATER_NS, Y);
+    let sent = scheduler.on_owner(LATER_NS, ME, prepare_again(2, X));
+    assert_eq!(assigned(&sent), [(at(2, 1), Y)]);
+    assert_eq!(scheduler.job_list(LATER_NS).jobs[0].earlier, 1);
+    // The other executor has its only slot taken now, and the job does not wait for it.
+    let sent = scheduler.on_owner(LATER_NS, ME, prepare_again(3, X));
+    assert!(has(&sent, Party::Owner(DB), &back(3)), "{sent:?}");
+}

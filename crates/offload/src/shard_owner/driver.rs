@@ -134,6 +134,12 @@ impl OwnerDriver {
         watcher.map(|watcher| watcher.write_load()).unwrap_or_default()
     }
 
+    /// Whether writers wait or are slowed down; false if no database watches.
+    pub(super) fn writers_wait(&self) -> bool {
+        let watcher = self.watcher.get().and_then(Weak::upgrade);
+        watcher.is_some_and(|watcher| watcher.writers_wait())
+    }
+
     /// Speed at which writers fill memtables, in bytes a second; 0 if it is not known.
     pub(super) fn fill_bytes_per_s(&self) -> u64 {
         let watcher = self.watcher.get().and_then(Weak::upgrade);

@@ -92,6 +92,12 @@ impl RemoteShards {
         self.driver.get()?.state.lock().images(shards)
     }
 
+    /// Whether writers of the database wait or are slowed down. The call does not block.
+    #[must_use]
+    pub fn writers_wait(&self) -> bool {
+        self.driver.get().is_some_and(|driver| driver.writers_wait())
+    }
+
     fn driver(&self) -> Result<&Arc<OwnerDriver>, AwayError> {
         let early = || AwayError::Lost("the shard store has no owner yet".to_owned());
         self.driver.get().ok_or_else(early)

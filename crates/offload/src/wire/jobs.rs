@@ -59,6 +59,9 @@ pub struct JobStanding {
     pub why: Option<LocalWhy>,
     /// The latest attempt of the job that has failed.
     pub failure: Option<RecentFailure>,
+    /// Number of failed attempts at the same inputs as jobs of their own
+    /// ([`JobOrder::avoids`](crate::job::JobOrder::avoids)).
+    pub earlier: u32,
 }
 wire_struct!(JobStanding {
     at,
@@ -74,7 +77,8 @@ wire_struct!(JobStanding {
     progress_bytes,
     waits,
     why,
-    failure
+    failure,
+    earlier
 });
 
 /// A queue of a scheduler.

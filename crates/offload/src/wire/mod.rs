@@ -25,7 +25,7 @@ pub use status::{ExecutorStanding, RecentFailure, SchedulerStatus};
 const MARK: u8 = 0x60;
 
 /// Version of the messages, which is the first byte of each.
-pub const VERSION: u8 = MARK | 6;
+pub const VERSION: u8 = MARK | 7;
 
 /// Whether the body of a request is a message of this protocol, of any version. A message of shards
 /// is none, although it has the three highest bits in common ([`shard::is_shard_message`]).

@@ -46,6 +46,7 @@ fn order() -> JobOrder {
         bytes: 0x0900,
         needs: vec!["add".to_owned()],
         places: vec![InputPlace { at: home(), bytes: 0x0a00 }],
+        avoids: vec![ExecutorId(13)],
     }
 }
 
@@ -100,6 +101,7 @@ fn job_list() -> JobList {
         waits: true,
         why: None,
         failure: Some(RecentFailure { attempt: failure(), age_ms: 7 }),
+        earlier: 1,
     };
     let back = JobStanding {
         kind: Some(JobKind::Flush),
@@ -111,6 +113,7 @@ fn job_list() -> JobList {
         waits: false,
         why: Some(LocalWhy::NoExecutor),
         failure: None,
+        earlier: 0,
         ..runs
     };
     let unknown = JobStanding {
@@ -200,13 +203,13 @@ fn messages_have_golden_bytes() {
     let db = "d0".repeat(16);
     let job = [db.as_str(), &word("02"), &word("0403")].concat();
     let decided = OffloadMessage::Decided { at: at(), verdict: Verdict::Discard };
-    assert_eq!(hex(&decided.encode()), ["662c", &job, "05000000", "02"].concat());
+    assert_eq!(hex(&decided.encode()), ["672c", &job, "05000000", "02"].concat());
     let failed = [&job, "05000000", &word("09"), "06726565663a37", "0466756c6c"].concat();
-    let back = [&["6605", &job, "040101"].concat(), failed.as_str()].concat();
+    let back = [&["6705", &job, "040101"].concat(), failed.as_str()].concat();
     assert_eq!(hex(&samples()[4].encode()), back);
     let prepare = samples().swap_remove(2);
     let expected = [
-        "6603",
+        "6703",
         &job,
         &"aa".repeat(16),
         "02",
@@ -216,6 +219,8 @@ fn messages_have_golden_bytes() {
         &word("0b"),
         &word("0c"),
         &word("000a"),
+        "01",
+        &word("0d"),
         &word("07"),
         &word("08"),
         &word("09"),
@@ -232,22 +237,22 @@ fn messages_have_golden_bytes() {
 
 #[test]
 fn list_of_jobs_has_golden_bytes() {
-    assert_eq!(hex(&OffloadMessage::Jobs {}.encode()), "6642");
+    assert_eq!(hex(&OffloadMessage::Jobs {}.encode()), "6742");
     let word = |low: &str| format!("{low:0<16}");
     let at = [&"d0".repeat(16), &word("02"), &word("0403"), "05000000"].concat();
     let (address, input) = ("06726565663a37", word("0009"));
     let (ten, nine, zero) = (word("0a"), word("09"), word("00"));
     let failure = [&at, &nine, address, "0466756c6c", &word("07")].concat();
     let expected = [
-        ["6643", "03"].concat(),
+        ["6743", "03"].concat(),
         [&at, "0102", "03", &input, "01", &nine, address].concat(),
         [ten.as_str(), &word("0b"), &word("0c"), &word("0d"), &word("0e"), "01"].concat(),
-        ["00", "01", &failure].concat(),
+        ["00", "01", &failure, "01000000"].concat(),
         [&at, "0101", "05", &input, "00", "00"].concat(),
         [ten.as_str(), &word("0b"), &zero, &word("0d"), &zero, "00"].concat(),
-        "010200".to_owned(),
+        ["010200", "00000000"].concat(),
         [&at, "00", "04", &zero, "01", &nine, "00"].concat(),
-        [ten.as_str(), &zero, &zero, &ten, &zero, "00", "0000"].concat(),
+        [ten.as_str(), &zero, &zero, &ten, &zero, "00", "0000", "00000000"].concat(),
         word("04"),
         ["02000000", &word("0f"), "01000000", &word("10")].concat(),
     ];
@@ -284,7 +289,7 @@ fn damaged_messages_are_refused_or_read_as_others() {
 
 #[test]
 fn first_byte_tells_the_protocols_apart() {
-    assert_eq!(VERSION, 0x66);
+    assert_eq!(VERSION, 0x67);
     // All first bytes but those of versions of these messages: those of the pool, of storage nodes,
     // of shards, of FlexKV, and of no protocol.
     for first in 0..=u8::MAX {

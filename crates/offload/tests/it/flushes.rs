@@ -263,6 +263,28 @@ fn flushes_without_a_slot_run_here() {
 }
 
 #[test]
+fn failed_flush_gets_a_second_attempt_at_another_executor() {
+    // No executor reaches the directory of the database, so each attempt fails.
+    let mut world = World::new(1, OffloadMode::Flushes, |_| Listening::Tcp);
+    let elsewhere = tempfile::tempdir().unwrap();
+    let one = executor(&world.office, elsewhere.path(), None);
+    // With one executor, nobody is left for a second attempt.
+    world.write_until(|world| world.away.jobs.counters().failed_away >= 2);
+    let flushes = world.away.jobs.counters().flushes;
+    assert_eq!(flushes.second_attempts_done, 0, "{flushes:?}");
+    let other = executor(&world.office, elsewhere.path(), None);
+    let both_failed = |world: &World| {
+        world.away.jobs.counters().flushes.here.get("failed").is_some_and(|here| *here >= 2)
+    };
+    world.write_until(both_failed);
+    let counters = world.away.jobs.counters();
+    assert!(counters.flushes.second_attempts >= 2, "{counters:?}");
+    assert_eq!(counters.flushes.second_attempts_done, 0, "{counters:?}");
+    assert!(one.figures().failed > 0 && other.figures().failed > 0);
+    world.finish();
+}
+
+#[test]
 fn memtables_in_this_process_are_flushed_here() {
     let (base, office) = (tempfile::tempdir().unwrap(), Office::start());
     let _executor = executor(&office, base.path(), None);

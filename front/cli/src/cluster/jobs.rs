@@ -117,7 +117,7 @@ fn row(job: &JobStanding) -> Row {
         job.at.job.to_string(),
         kind(job.kind).to_owned(),
         state.to_owned(),
-        or_none(job.at.attempt.0 > 0, job.at.attempt.0.to_string()),
+        or_none(job.at.attempt.0 > 0, job.at.attempt.0.saturating_add(job.earlier).to_string()),
         job.executor.map_or_else(none, |executor| format!("{:x}", executor.0)),
         time(job.age_ms),
         or_none(is_known, time(job.queued_ms)),

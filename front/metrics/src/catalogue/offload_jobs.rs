@@ -22,6 +22,11 @@ metrics! {
     FLUSHES: Counter "archipelago_offload_flushes" ["place"];
     /// Number of flushes that ran in the process although its mode sends them away, by `reason`.
     FLUSHES_HERE: Counter "archipelago_offload_flushes_here" ["reason"];
+    /// Number of second attempts of flushes that left the process, because the first one had failed
+    /// in another executor.
+    SECOND_ATTEMPTS: Counter "archipelago_offload_flush_second_attempts" [];
+    /// Number of flushes that a second attempt has ended.
+    SECOND_DONE: Counter "archipelago_offload_flush_second_attempts_done" [];
     /// Number of packages of flushes that left the process.
     PACKAGES: Counter "archipelago_offload_flush_packages" [];
     /// Bytes of these packages.

@@ -26,6 +26,8 @@ pub fn offload_jobs(jobs: Arc<OffloadExecutor>) -> Source {
         for (why, count) in flushes.here {
             samples.set(&metric::FLUSHES_HERE, &[why], count);
         }
+        samples.set(&metric::SECOND_ATTEMPTS, &[], flushes.second_attempts);
+        samples.set(&metric::SECOND_DONE, &[], flushes.second_attempts_done);
         samples.set(&metric::PACKAGES, &[], flushes.packages);
         samples.set(&metric::PACKAGE_BYTES, &[], flushes.package_bytes);
         samples.set(&metric::IMAGES, &["in_place"], flushes.images_in_place);

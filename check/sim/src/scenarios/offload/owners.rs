@@ -172,7 +172,7 @@ impl OwnerHost {
             let at = memory_life(memory, image);
             let places = is_flush.then_some(InputPlace { at, bytes }).into_iter().collect();
             let spec = Output { item, image, files: Vec::new() }.encode();
-            let ask = JobAsk { kind, bytes, needs: Vec::new(), places };
+            let ask = JobAsk { kind, bytes, places, ..JobAsk::default() };
             let (job, steps) = self.machine.submit(now_ns, ask, spec);
             self.items.insert(job, item);
             self.images.insert(job, image);

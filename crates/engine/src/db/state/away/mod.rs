@@ -495,6 +495,12 @@ impl StoreWatcher for StoreLink {
         })
     }
 
+    fn writers_wait(&self) -> bool {
+        let registry = self.registry.lock();
+        // Writers that are slowed down have no space, for whatever reason.
+        registry.loads.values().any(|load| load.space_bytes == 0)
+    }
+
     fn fill_bytes_per_s(&self) -> u64 {
         let registry = self.registry.lock();
         let fills = registry.loads.values().map(|load| load.fill_bytes_per_s);

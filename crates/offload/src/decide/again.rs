@@ -1,0 +1,112 @@
+//! The place of a flush after an attempt away has failed: a second attempt at another executor, or
+//! the process of the owner. Pure functions.
+//!
+//! Writers may wait for a flush, and a failed attempt has cost time already. So a second attempt
+//! leaves only if no writer waits, and it never waits in a queue. A flush whose second attempt
+//! fails as well runs in the process of its owner.
+
+use super::{Candidate, Choice, choose, cost};
+
+/// Number of attempts of a flush away before it runs in the process of its owner.
+const FLUSH_ATTEMPTS_MAX: usize = 2;
+
+/// Largest cost of a second attempt, as a multiple of the cost at an idle executor that reads all
+/// inputs in place. Above it the owner is no slower.
+const COST_FACTOR_MAX: u128 = 2;
+
+/// A flush whose latest attempt away has failed, as an input of [`after_failure`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FailedFlush {
+    /// Number of attempts away that have failed.
+    pub failures: usize,
+    /// Whether writers wait, or are slowed down.
+    pub writers_wait: bool,
+}
+
+/// The place of the next attempt of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttemptPlace {
+    /// An executor that has not failed.
+    Away,
+    /// The process of the owner.
+    Here,
+}
+
+/// The place of the next attempt of a flush, as far as its owner can tell. The scheduler then looks
+/// for an executor ([`choose_again`]).
+#[must_use]
+pub fn after_failure(flush: &FailedFlush) -> AttemptPlace {
+    match flush.failures < FLUSH_ATTEMPTS_MAX && !flush.writers_wait {
+        true => AttemptPlace::Away,
+        false => AttemptPlace::Here,
+    }
+}
+
+/// Chooses the executor of a second attempt: the one of the least cost, if it has a free slot and
+/// costs at most twice as much as an idle executor in place. The result is never an executor that
+/// is excluded. [`Choice::Wait`] means that the owner runs the job.
+#[must_use]
+pub fn choose_again(bytes: u64, candidates: &[Candidate]) -> Choice {
+    let choice = choose(bytes, candidates);
+    let Choice::Assign(executor) = choice else { return choice };
+    let chosen = candidates.iter().find(|candidate| candidate.executor == executor);
+    let idle = u128::from(bytes.max(1)) * 1_000_000;
+    match chosen.is_some_and(|chosen| cost(bytes, chosen) <= COST_FACTOR_MAX * idle) {
+        true => choice,
+        false => Choice::Wait,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decide::Load;
+    use crate::ids::ExecutorId;
+
+    fn candidate(executor: u64) -> Candidate {
+        Candidate {
+            executor: ExecutorId(executor),
+            load: Load::default(),
+            fetch: 0,
+            has_slot: true,
+            can_run: true,
+            is_excluded: false,
+        }
+    }
+
+    #[test]
+    fn flush_gets_two_attempts_away_unless_writers_wait() {
+        let place = |failures, writers_wait| after_failure(&FailedFlush { failures, writers_wait });
+        assert_eq!(place(1, false), AttemptPlace::Away);
+        assert_eq!(place(1, true), AttemptPlace::Here, "writers wait");
+        assert_eq!(place(2, false), AttemptPlace::Here);
+        assert_eq!(place(3, false), AttemptPlace::Here);
+    }
+
+    #[test]
+    fn second_attempt_goes_to_a_free_executor_that_has_not_failed() {
+        let failed = Candidate { is_excluded: true, ..candidate(1) };
+        let full = Candidate { has_slot: false, ..candidate(2) };
+        assert_eq!(choose_again(9, &[failed, full]), Choice::Wait);
+        let again = choose_again(9, &[failed, full, candidate(3)]);
+        assert_eq!(again, Choice::Assign(ExecutorId(3)));
+        assert_eq!(choose_again(9, &[]), Choice::Nobody);
+    }
+
+    #[test]
+    fn second_attempt_that_costs_too_much_stays_here() {
+        let loaded =
+            |cpu, fetch| Candidate { load: Load { cpu, io: 0, queue: 0 }, fetch, ..candidate(3) };
+        for (cpu, fetch, goes) in [
+            (1000, 0, true),
+            (1001, 0, false),
+            (0, 1000, true),
+            (500, 400, false),
+            (400, 400, true),
+        ] {
+            let expected = if goes { Choice::Assign(ExecutorId(3)) } else { Choice::Wait };
+            let again = choose_again(1 << 20, &[loaded(cpu, fetch)]);
+            assert_eq!(again, expected, "load {cpu}, fetch {fetch}");
+        }
+    }
+}

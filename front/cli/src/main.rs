@@ -16,6 +16,7 @@ mod metrics;
 mod node;
 mod panics;
 mod ports;
+mod process_address;
 mod repair;
 mod restore;
 mod secret;

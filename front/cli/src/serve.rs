@@ -35,6 +35,7 @@ use crate::access::{PasswordArgs, TlsArgs};
 use crate::console::{print, print_line};
 use crate::managers::{MANAGER, managers};
 use crate::metrics::{self, MetricsArgs};
+use crate::process_address::process_address;
 use crate::secret::SecretArgs;
 use crate::stop::{StopSignals, stdin_ended};
 use crate::volume::VolumeArgs;
@@ -384,6 +385,7 @@ fn offload(args: &ServeArgs) -> Result<Option<OwnerSettings>> {
         shard_copies: args.shard_copies,
         staying: args.local_memtables,
         gc_invalid_files: args.gc_invalid_files,
+        address: process_address(),
     }))
 }
 

@@ -282,6 +282,7 @@ fn offloaded(dir: &Path, fs: &Arc<dyn FileSystem>, flags: &Flags) -> Result<Offl
         shard_copies: None,
         staying: flags.offload.local_memtables,
         gc_invalid_files: false,
+        address: String::new(),
     };
     let (fs, dir) = (Arc::clone(fs), dir.to_owned());
     Offloaded::start(&Storage { fs, dir, tiers: None, volume: None }, settings)

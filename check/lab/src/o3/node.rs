@@ -202,6 +202,7 @@ fn server(flags: &NodeFlags, managers: Vec<String>, link: &Arc<ThrottledFs>) -> 
         shard_copies: None,
         staying: None,
         gc_invalid_files: false,
+        address: String::new(),
     });
     let node = ComputeNode::open_over(storage, &settings, offload)?;
     let store = Arc::new(EngineStore::new(node.db().clone(), WriteOptions::default())?);

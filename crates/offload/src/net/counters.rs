@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use super::files::AcceptedOutput;
-use crate::failure::FailedAttempt;
+use crate::failure::{FailedAttempt, ShortText};
 use crate::job::{JobKind, LocalWhy};
+use crate::wire::{FallbackCount, OwnerReport};
 
 /// Counters of the jobs of one open of a database.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -169,6 +170,23 @@ impl Tally {
         add(&self.open_ns, used.open_ns);
         add(&self.run_ns, used.run_ns);
         add(&self.wait_ns, whole_ns.saturating_sub(used.open_ns).saturating_sub(used.run_ns));
+    }
+
+    /// The report of an owner with this address to its scheduler.
+    pub(super) fn report(&self, address: &str) -> OwnerReport {
+        let counted = LocalWhy::ALL.into_iter().zip(&self.ran_here).zip(&self.flushes_here);
+        let fallbacks = counted.filter_map(|((why, all), flushes)| {
+            // The flushes are read first.
+            let flushes = read(flushes);
+            let others = read(all).saturating_sub(flushes);
+            (flushes + others > 0).then_some(FallbackCount { why, flushes, others })
+        });
+        OwnerReport {
+            address: ShortText::new(address),
+            away: read(&self.ran_away),
+            second_attempts: read(&self.second_attempts),
+            fallbacks: fallbacks.collect(),
+        }
     }
 
     /// The counters as of now.

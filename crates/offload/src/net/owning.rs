@@ -138,6 +138,8 @@ pub struct OwnerSettings {
     /// of compactions, and not by a look-up of the owner
     /// ([`JobExecutor::prefers_invalid_files`]). It holds for one open. Default: no.
     pub gc_invalid_files: bool,
+    /// Host and process of the server, for `archipelago cluster status`. Default: empty.
+    pub address: String,
 }
 
 /// The result that a waiting call gets.
@@ -174,6 +176,9 @@ struct Desk {
     rooms: [AtomicUsize; KINDS],
     ended: Condvar,
     clock: Arc<dyn Clock>,
+    tally: Arc<Tally>,
+    /// Address of this process in reports.
+    address: String,
 }
 
 /// Runs jobs of one open of a database at executors, or in this process.
@@ -184,7 +189,7 @@ pub struct OffloadExecutor {
     /// Memtables of the same open at memory nodes.
     shards: Option<Arc<RemoteShards>>,
     clock: Arc<dyn Clock>,
-    tally: Tally,
+    tally: Arc<Tally>,
     /// Number of next calls of each kind that run here, because a job was planned again.
     here_next: [AtomicU64; KINDS],
     /// Time for which jobs run here, because one found no scheduler or no executor.
@@ -262,7 +267,7 @@ impl OffloadExecutor {
             volume,
             shards,
             clock: SystemClock::shared(),
-            tally: Tally::default(),
+            tally: Arc::default(),
             here_next: Default::default(),
             quiet: QuietTime::default(),
             retries: FlushRetries::default(),
@@ -288,8 +293,14 @@ impl OffloadExecutor {
         let machine = Owner::new(stamp, OwnerTerms::default(), vec![SCHEDULER])
             .needing(self.needed_names([None, None]));
         let state = Mutex::new(OwnerState { machine, waiting: BTreeMap::new() });
-        let (ended, clock) = (Condvar::new(), Arc::clone(&self.clock));
-        let desk = Arc::new(Desk { state, rooms: Default::default(), ended, clock });
+        let desk = Arc::new(Desk {
+            state,
+            rooms: Default::default(),
+            ended: Condvar::new(),
+            clock: Arc::clone(&self.clock),
+            tally: Arc::clone(&self.tally),
+            address: self.settings.address.clone(),
+        });
         let secret = self.settings.secret.clone();
         let endpoints = Arc::new(Endpoints::new().with_secret(secret));
         let outbox = Courier::outbox(Correspondent::Owner(stamp));
@@ -736,7 +747,9 @@ impl Resident for Desk {
 
     fn tick(&self) -> Vec<OffloadMessage> {
         let now_ns = self.clock.now_ns();
+        let report = self.tally.report(&self.address);
         let mut state = self.state.lock();
+        state.machine.set_report(report);
         let steps = state.machine.on_timer(now_ns);
         self.step(&mut state, now_ns, steps)
     }

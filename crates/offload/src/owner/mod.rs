@@ -40,7 +40,7 @@ use crate::failure::FailedAttempt;
 use crate::ids::{Attempt, AttemptId, JobId, NumberRange, OwnerSession, OwnerStamp, SchedulerId};
 use crate::job::{JobAsk, JobKind, JobOrder, LocalWhy, Payload, PreparedAttempt, Verdict};
 use crate::sabotage::Sabotage;
-use crate::wire::OffloadMessage;
+use crate::wire::{OffloadMessage, OwnerReport};
 
 const MS: u64 = 1_000_000;
 /// Attempts that an owner should prepare at a time.
@@ -173,6 +173,8 @@ pub struct Owner {
     /// Time of the next greeting of all schedulers.
     refresh_ns: u64,
     is_superseded: bool,
+    /// Counts for operators, which follow the greetings.
+    report: Option<OwnerReport>,
     /// Slots of executors for jobs of each kind, as of the latest answer of a scheduler.
     slots: BTreeMap<JobKind, u32>,
     sabotage: Sabotage,
@@ -195,6 +197,7 @@ impl Owner {
             greet_ns: 0,
             refresh_ns: 0,
             is_superseded: false,
+            report: None,
             slots: BTreeMap::new(),
             sabotage: Sabotage::default(),
         }
@@ -211,6 +214,11 @@ impl Owner {
     #[must_use]
     pub fn needing(self, needs: Vec<String>) -> Self {
         Self { needs, ..self }
+    }
+
+    /// Sets the counts that operators see with the status of the schedulers.
+    pub fn set_report(&mut self, report: OwnerReport) {
+        self.report = Some(report);
     }
 
     /// The stamp of this owner.
@@ -387,6 +395,12 @@ impl Owner {
                 to,
                 message: OffloadMessage::Greet { owner, needs: needs.clone() },
             }));
+            if let Some(report) = self.report.as_ref().filter(|_| is_refresh) {
+                steps.extend(self.schedulers.iter().map(|&to| OwnerStep::Send {
+                    to,
+                    message: OffloadMessage::Report { owner, report: report.clone() },
+                }));
+            }
         }
         let numbers: Vec<u64> = self.jobs.keys().copied().collect();
         for number in numbers {

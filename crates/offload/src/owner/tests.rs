@@ -353,3 +353,19 @@ fn late_commit_of_a_failed_attempt_is_refused_before_and_after_the_second_one() 
     assert_eq!(verdict(&owner.checked(0, at(second, 1), true)), Verdict::Installed);
     assert_eq!(verdict(&done(&mut owner, at(first, 1))), Verdict::Discard, "after the install");
 }
+
+#[test]
+fn report_follows_each_greeting_of_all_schedulers() {
+    let reports = |steps: Vec<OwnerStep>| {
+        let is_report = |step: &&OwnerStep| {
+            matches!(step, OwnerStep::Send { message: OffloadMessage::Report { .. }, .. })
+        };
+        steps.iter().filter(is_report).count()
+    };
+    let mut owner = owner(&[S]);
+    assert_eq!(reports(owner.on_timer(0)), 0, "there is none yet");
+    owner.set_report(OwnerReport { away: 3, ..OwnerReport::default() });
+    let refresh_ns = OwnerTerms::default().refresh_ns;
+    assert_eq!(reports(owner.on_timer(refresh_ns - 1)), 0);
+    assert_eq!(reports(owner.on_timer(2 * refresh_ns)), 1);
+}

@@ -56,14 +56,17 @@ use crate::ids::{
 use crate::job::{LocalWhy, Payload, Verdict};
 use crate::sabotage::Sabotage;
 use crate::wire::{
-    JobList, JobPhase, JobStanding, OffloadMessage, QueueStanding, RecentFailure, Running,
-    SchedulerStatus,
+    JobList, JobPhase, JobStanding, OffloadMessage, OwnerReport, OwnerStanding, QueueStanding,
+    RecentFailure, Running, SchedulerStatus,
 };
 
 const MS: u64 = 1_000_000;
 /// Longest time after which outputs are sent to their owner again. They have up to 200 KiB, and use
 /// the link of the owner, which offloading should spare.
 const DONE_MAX_NS: u64 = 4_000 * MS;
+
+/// Owners in one status at most. Each has at most 700 bytes.
+const OWNERS_LISTED_MAX: usize = 100;
 
 /// Time limits of a scheduler, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,7 +128,7 @@ pub struct Sent {
 }
 
 /// The newest owner of a database.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct KnownOwner {
     stamp: OwnerStamp,
     /// Number of its session in this life.
@@ -134,6 +137,18 @@ struct KnownOwner {
     since_ns: u64,
     /// Time of its latest message.
     heard_ns: u64,
+    /// Its latest report, and the time at which that arrived.
+    report: Option<(OwnerReport, u64)>,
+}
+
+impl KnownOwner {
+    /// The owner for operators; `None` if it has not reported.
+    fn standing(&self, now_ns: u64) -> Option<OwnerStanding> {
+        let (report, at_ns) = self.report.clone()?;
+        let OwnerStamp { db, epoch, .. } = self.stamp;
+        let age_ms = now_ns.saturating_sub(at_ns) / MS;
+        Some(OwnerStanding { db, epoch, age_ms, report })
+    }
 }
 
 /// Outputs that wait for a verdict.
@@ -246,6 +261,10 @@ impl Scheduler {
             attempt,
             age_ms: now_ns.saturating_sub(at_ns) / MS,
         });
+        let mut owners: Vec<OwnerStanding> =
+            self.owners.values().filter_map(|known| known.standing(now_ns)).collect();
+        let owners_total = u32::try_from(owners.len()).unwrap_or(u32::MAX);
+        owners.truncate(OWNERS_LISTED_MAX);
         SchedulerStatus {
             executors: self.executors.standings(&self.jobs.slots_taken()),
             flushes_waiting: self.jobs.waiting(jobs::Queue::Flush),
@@ -256,6 +275,8 @@ impl Scheduler {
             failed: self.counters.failed,
             given_back: self.counters.given_back,
             last_failure,
+            owners,
+            owners_total,
         }
     }
 
@@ -313,6 +334,13 @@ impl Scheduler {
         match message {
             OffloadMessage::Greet { needs, .. } => {
                 sent.push(Sent { to, message: self.lives(from.db, &needs) });
+            }
+            OffloadMessage::Report { mut report, .. } => {
+                // A report has each reason once.
+                report.fallbacks.truncate(LocalWhy::ALL.len());
+                if let Some(known) = self.owners.get_mut(&from.db) {
+                    known.report = Some((report, now_ns));
+                }
             }
             OffloadMessage::Prepare { session, order, .. }
                 if session != self.session_of(from.db) && !self.sabotage.no_term_check() =>
@@ -515,7 +543,7 @@ impl Scheduler {
         }
         self.sessions += 1;
         let (session, since_ns, heard_ns) = (self.sessions, now_ns, now_ns);
-        let known = KnownOwner { stamp: owner, session, since_ns, heard_ns };
+        let known = KnownOwner { stamp: owner, session, since_ns, heard_ns, report: None };
         self.owners.insert(owner.db, known);
         // Outputs may have arrived before their owner.
         for (_, commit) in self.commits.iter_mut().filter(|(at, _)| at.job.db == owner.db) {

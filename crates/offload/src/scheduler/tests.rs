@@ -786,3 +786,16 @@ fn second_attempt_of_a_flush_goes_elsewhere_or_back_to_its_owner() {
     let sent = scheduler.on_owner(LATER_NS, ME, prepare_again(3, X));
     assert!(has(&sent, Party::Owner(DB), &back(3)), "{sent:?}");
 }
+
+#[test]
+fn status_has_the_reports_of_owners_until_their_sessions_end() {
+    let mut scheduler = scheduler();
+    let report = OwnerReport { away: 3, ..OwnerReport::default() };
+    let message = OffloadMessage::Report { owner: ME, report: report.clone() };
+    scheduler.on_owner(LATER_NS, ME, message);
+    let status = scheduler.status(LATER_NS + 7 * MS);
+    let listed = OwnerStanding { db: DB, epoch: ME.epoch, age_ms: 7, report };
+    assert_eq!((status.owners, status.owners_total), (vec![listed], 1));
+    scheduler.on_timer(orphaned_ns());
+    assert_eq!(scheduler.status(orphaned_ns()).owners, []);
+}

@@ -7,7 +7,7 @@ use archipelago_base::wire::{Malformed, Wire};
 use archipelago_base::{Error, ErrorKind, wire_messages, wire_struct};
 use archipelago_fabric::RouteMessage;
 
-use super::{JobList, SchedulerStatus, VERSION};
+use super::{JobList, OwnerReport, SchedulerStatus, VERSION};
 use crate::decide::{InputReach, Load};
 use crate::failure::{FailedAttempt, ShortText};
 use crate::ids::{
@@ -124,6 +124,14 @@ wire_messages! {
     Stale = 7 {
         /// Owner that the scheduler knows.
         newest: OwnerStamp,
+    }
+    /// Owner → scheduler: the jobs that left the owner's process, and those that ran there instead.
+    /// Only operators see the report. It follows the greetings.
+    Report = 8 {
+        /// Owner that reports.
+        owner: OwnerStamp,
+        /// Jobs of this open of the database.
+        report: OwnerReport,
     }
     /// Scheduler → executor (ASSIGN of the paper): reserve a slot for this attempt, or decline it.
     Assign = 20 {

@@ -17,7 +17,9 @@ mod status;
 
 pub use jobs::{JobList, JobPhase, JobStanding, QueueStanding};
 pub use message::{Correspondent, OffloadMessage, Running};
-pub use status::{ExecutorStanding, RecentFailure, SchedulerStatus};
+pub use status::{
+    ExecutorStanding, FallbackCount, OwnerReport, OwnerStanding, RecentFailure, SchedulerStatus,
+};
 
 /// The four highest bits of the first byte of every message of this protocol. Messages of shards
 /// have 0x70 there, those of FlexKV have 0x80 or more, and those of storage nodes 0x40 or 0x50.

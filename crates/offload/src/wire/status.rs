@@ -1,10 +1,11 @@
 //! The state of a scheduler, for operators.
 
-use archipelago_base::wire_struct;
+use archipelago_base::{Epoch, wire_struct};
 
 use crate::decide::{InputReach, Load};
 use crate::failure::{FailedAttempt, ShortText};
-use crate::ids::ExecutorId;
+use crate::ids::{ExecutorId, OffloadDb};
+use crate::job::LocalWhy;
 
 /// An executor as its scheduler sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,6 +37,46 @@ pub struct RecentFailure {
 }
 wire_struct!(RecentFailure { attempt, age_ms });
 
+/// Jobs that ran in the process of their owner for one reason although its mode sends them away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FallbackCount {
+    /// Reason for which they ran there.
+    pub why: LocalWhy,
+    /// Number of flushes.
+    pub flushes: u64,
+    /// Number of compactions and garbage collections.
+    pub others: u64,
+}
+wire_struct!(FallbackCount { why, flushes, others });
+
+/// The jobs of one open of a database since it began, as the owner counts them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OwnerReport {
+    /// Host and process of the owner; empty if it has told none.
+    pub address: ShortText,
+    /// Jobs whose outputs came from executors.
+    pub away: u64,
+    /// Second attempts of flushes that left.
+    pub second_attempts: u64,
+    /// Jobs that ran in the owner's process, by reason. Reasons without jobs are left out.
+    pub fallbacks: Vec<FallbackCount>,
+}
+wire_struct!(OwnerReport { address, away, second_attempts, fallbacks });
+
+/// An owner that has reported to its scheduler.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OwnerStanding {
+    /// Database of the owner.
+    pub db: OffloadDb,
+    /// Epoch of the owner.
+    pub epoch: Epoch,
+    /// Milliseconds since the latest report.
+    pub age_ms: u64,
+    /// Latest report of the owner.
+    pub report: OwnerReport,
+}
+wire_struct!(OwnerStanding { db, epoch, age_ms, report });
+
 /// The jobs and executors of one life of a scheduler.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SchedulerStatus {
@@ -57,6 +98,11 @@ pub struct SchedulerStatus {
     pub given_back: u64,
     /// The latest attempt that has failed; `None` if none has.
     pub last_failure: Option<RecentFailure>,
+    /// The first owners that have reported, by their databases. The list is bounded, so that it
+    /// fits into a message.
+    pub owners: Vec<OwnerStanding>,
+    /// Number of all owners that have reported.
+    pub owners_total: u32,
 }
 wire_struct!(SchedulerStatus {
     executors,
@@ -67,5 +113,7 @@ wire_struct!(SchedulerStatus {
     installed,
     failed,
     given_back,
-    last_failure
+    last_failure,
+    owners,
+    owners_total
 });

@@ -5,8 +5,9 @@ use archipelago_base::random::Rng;
 use archipelago_fabric::NodeId;
 
 use super::{
-    Correspondent, ExecutorStanding, JobList, JobPhase, JobStanding, OffloadMessage, QueueStanding,
-    RecentFailure, Running, SchedulerStatus, VERSION, is_offload_message, shard,
+    Correspondent, ExecutorStanding, FallbackCount, JobList, JobPhase, JobStanding, OffloadMessage,
+    OwnerReport, OwnerStanding, QueueStanding, RecentFailure, Running, SchedulerStatus, VERSION,
+    is_offload_message, shard,
 };
 use crate::decide::{InputReach, Load};
 use crate::failure::{FailedAttempt, ShortText};
@@ -81,6 +82,22 @@ fn status(executor: ExecutorId, load: Load, reach: InputReach) -> SchedulerStatu
         failed: 5,
         given_back: 6,
         last_failure: Some(RecentFailure { attempt: failure(), age_ms: 7 }),
+        owners: vec![OwnerStanding {
+            db: OffloadDb([0xd0; 16]),
+            epoch: Epoch(2),
+            age_ms: 10,
+            report: report(),
+        }],
+        owners_total: 3,
+    }
+}
+
+fn report() -> OwnerReport {
+    OwnerReport {
+        address: ShortText::new("reef:7"),
+        away: 11,
+        second_attempts: 2,
+        fallbacks: vec![FallbackCount { why: LocalWhy::Busy, flushes: 5, others: 1 }],
     }
 }
 
@@ -163,6 +180,7 @@ fn samples() -> Vec<OffloadMessage> {
         OffloadMessage::GiveBack { job, why: LocalWhy::Busy, is_untouched: true, failure: None },
         OffloadMessage::CancelJob { job },
         OffloadMessage::Stale { newest: stamp() },
+        OffloadMessage::Report { owner: stamp(), report: report() },
         OffloadMessage::Assign { at, life: life(), order: order() },
         OffloadMessage::Accept { at, by },
         OffloadMessage::Decline { at, by, why: DeclineWhy::Unknown },
@@ -233,6 +251,26 @@ fn messages_have_golden_bytes() {
         "03010203",
     ];
     assert_eq!(hex(&prepare.encode()), expected.concat());
+}
+
+#[test]
+fn report_of_an_owner_has_golden_bytes() {
+    let word = |low: &str| format!("{low:0<16}");
+    let report =
+        ["06726565663a37", &word("0b"), &word("02"), "01", "0b", &word("05"), &word("01")].concat();
+    let owner = ["d0".repeat(16), word("02"), "aa".repeat(16)].concat();
+    let sent = OffloadMessage::Report { owner: stamp(), report: self::report() };
+    assert_eq!(hex(&sent.encode()), ["6708", &owner, &report].concat());
+    let owners = SchedulerStatus {
+        last_failure: None,
+        executors: Vec::new(),
+        ..status(ExecutorId(9), Load::default(), InputReach::default())
+    };
+    let encoded = hex(&OffloadMessage::StatusIs { status: owners }.encode());
+    let standing = ["d0".repeat(16), word("02"), word("0a"), report].concat();
+    let counts =
+        ["02000000", "03000000"].concat() + &["08", "09", "04", "05", "06"].map(word).concat();
+    assert_eq!(encoded, ["6741", "00", &counts, "00", "01", &standing, "03000000"].concat());
 }
 
 #[test]

@@ -1,8 +1,9 @@
-//! Text of `archipelago cluster status`: executors and the jobs that wait for them. Pure functions.
+//! Text of `archipelago cluster status`: executors, the jobs that wait for them, and the jobs that
+//! ran in servers instead. Pure functions.
 
 use std::fmt::Write;
 
-use archipelago_offload::wire::{ExecutorStanding, RecentFailure, SchedulerStatus};
+use archipelago_offload::wire::{ExecutorStanding, OwnerStanding, RecentFailure, SchedulerStatus};
 
 /// The status of the scheduler as text; `None` if the cluster has no executors and no jobs.
 pub(super) fn text(status: &SchedulerStatus) -> Option<String> {
@@ -45,11 +46,47 @@ fn write(out: &mut String, status: &SchedulerStatus) -> std::fmt::Result {
         status.failed,
         status.given_back
     )?;
-    match &status.last_failure {
-        Some(RecentFailure { attempt, age_ms }) => {
-            writeln!(out, "Last failure, {} s ago: {attempt}", age_ms / 1000)
+    if let Some(RecentFailure { attempt, age_ms }) = &status.last_failure {
+        writeln!(out, "Last failure, {} s ago: {attempt}", age_ms / 1000)?;
+    }
+    match status.owners.is_empty() {
+        true => Ok(()),
+        false => write_servers(out, status),
+    }
+}
+
+/// Writes a table of the servers whose jobs leave. A server has one line for each reason for which
+/// jobs ran in it instead.
+fn write_servers(out: &mut String, status: &SchedulerStatus) -> std::fmt::Result {
+    let addresses = status.owners.iter().map(|owner| owner.report.address.as_str());
+    let width = addresses.chain(["SERVER"]).map(|address| address.chars().count()).max();
+    let width = width.unwrap_or(0);
+    writeln!(
+        out,
+        "\n{:<width$}  {:<14}  {:>8} {:>8} {:>8} {:>8}  RAN IN THE SERVER BECAUSE",
+        "SERVER", "DATABASE", "AWAY", "SECOND", "FLUSHES", "OTHERS"
+    )?;
+    for OwnerStanding { db, epoch, report, .. } in &status.owners {
+        let (address, database) = (report.address.as_str(), format!("{db}/{epoch}"));
+        let (away, second) = (report.away, report.second_attempts);
+        let mut line = |flushes: u64, others: u64, why: &str| {
+            writeln!(
+                out,
+                "{address:<width$}  {database:<14}  {away:>8} {second:>8} {flushes:>8} \
+                 {others:>8}  {why}"
+            )
+        };
+        for fallback in &report.fallbacks {
+            line(fallback.flushes, fallback.others, fallback.why.text())?;
         }
-        None => Ok(()),
+        if report.fallbacks.is_empty() {
+            line(0, 0, "-")?;
+        }
+    }
+    let listed = status.owners.len();
+    match listed < status.owners_total as usize {
+        true => writeln!(out, "(the first {listed} of {} servers)", status.owners_total),
+        false => Ok(()),
     }
 }
 
@@ -68,7 +105,9 @@ mod tests {
     use archipelago_fabric::NodeId;
     use archipelago_offload::decide::{InputReach, Load};
     use archipelago_offload::failure::{FailedAttempt, ShortText};
-    use archipelago_offload::ids::{ExecutorId, NodeLife};
+    use archipelago_offload::ids::{ExecutorId, NodeLife, OffloadDb};
+    use archipelago_offload::job::LocalWhy;
+    use archipelago_offload::wire::{FallbackCount, OwnerReport};
 
     use super::*;
 
@@ -78,6 +117,36 @@ mod tests {
         let one = "other jobs: 1 waits (the oldest for 20012 ms)";
         assert_eq!(waiting("other jobs", 1, 20_012), one);
         assert_eq!(waiting("flushes", 2, 7), "flushes: 2 wait (the oldest for 7 ms)");
+    }
+
+    #[test]
+    fn servers_have_a_line_for_each_reason_to_run_jobs_themselves() {
+        let fallback = |why, flushes, others| FallbackCount { why, flushes, others };
+        let report = OwnerReport {
+            address: ShortText::new("reef (process 9)"),
+            away: 12,
+            second_attempts: 2,
+            fallbacks: vec![fallback(LocalWhy::Failed, 3, 1), fallback(LocalWhy::Busy, 4, 0)],
+        };
+        let busy = OwnerStanding {
+            db: OffloadDb([0xab; 16]),
+            epoch: Epoch(7),
+            report,
+            ..OwnerStanding::default()
+        };
+        let owners = vec![busy, OwnerStanding::default()];
+        let status = SchedulerStatus { owners, owners_total: 5, ..SchedulerStatus::default() };
+        let text = text(&status).unwrap();
+        let table: Vec<&str> = text.lines().skip_while(|line| !line.is_empty()).skip(1).collect();
+        let columns = |line: usize| table[line].split_whitespace().collect::<Vec<_>>();
+        let because = "RAN IN THE SERVER BECAUSE";
+        assert!(table[0].starts_with("SERVER ") && table[0].ends_with(because), "{text}");
+        let server = ["reef", "(process", "9)", "abababab/7", "12", "2"];
+        assert_eq!(columns(1)[..8], [&server[..], &["3", "1"]].concat(), "{text}");
+        assert!(table[1].ends_with("  all attempts have failed"), "{text}");
+        assert_eq!(columns(2)[..8], [&server[..], &["4", "0"]].concat(), "{text}");
+        assert_eq!(columns(3), ["00000000/0", "0", "0", "0", "0", "-"], "{text}");
+        assert_eq!(table[4], "(the first 2 of 5 servers)");
     }
 
     #[test]

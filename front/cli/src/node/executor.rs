@@ -12,6 +12,7 @@ use super::reach::ReachArgs;
 use crate::console::print_line;
 use crate::managers::{MANAGER, managers};
 use crate::metrics::{self, MetricsArgs};
+use crate::process_address::process_address;
 use crate::secret::SecretArgs;
 use crate::stop::{Stop, StopCause};
 
@@ -35,12 +36,6 @@ pub(crate) struct ExecutorArgs {
     /// that the node does not outlive the program
     #[arg(long)]
     stop_with_stdin: bool,
-}
-
-/// Host and process, which logs and `archipelago cluster status` show.
-pub(super) fn process_address() -> String {
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    format!("{host} (process {})", std::process::id())
 }
 
 /// Runs an executor until the process is told to stop.

@@ -142,6 +142,8 @@ tickers! {
     AwaySendsRefused = "away.sends.refused",
     /// Sends that failed because a memory node did not answer or was lost.
     AwaySendsFailed = "away.sends.failed",
+    /// Sends that were given up because a flush waited for the shard.
+    AwaySendsGivenUp = "away.sends.given.up",
     /// Number of times that memtables which stayed in memory by choice had to leave, because memory
     /// was short.
     AwayStaysEnded = "away.stays.ended",

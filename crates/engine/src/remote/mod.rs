@@ -229,6 +229,13 @@ pub trait StoreWatcher: Send + Sync + 'static {
         WriteLoad::default()
     }
 
+    /// Whether a flush waits for a shard that is being sent. The store may then give the transfer
+    /// up, and returns [`AwayError::Busy`] from [`ShardStore::send`]. Default: no.
+    fn is_due(&self, shard: ShardId) -> bool {
+        let _never_given_up = shard;
+        false
+    }
+
     /// Whether writers of a family wait, or are slowed down, as of the latest stall decision.
     /// Default: no.
     fn writers_wait(&self) -> bool {

@@ -388,7 +388,7 @@ impl AheadShard {
             flow: &driver.ahead_flow,
             speed: |link| if is_urgent() { u64::MAX } else { ahead_speed(driver, link) },
             // A slab is short, and the next one is not written if the grant must end.
-            is_wanted: || true,
+            is_wanted: |_| true,
         });
         driver.until(end_ns, write).await.map_err(|failure| {
             tracing::debug!(shard = %self.active.id, ?failure, "records were not written ahead");

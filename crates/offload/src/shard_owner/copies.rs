@@ -118,7 +118,7 @@ impl OwnerDriver {
             };
             let now_ns = self.now_ns();
             let mut transfer = Transfer::new(copy.order.clone(), now_ns, patience_ns, end_ns);
-            let is_wanted = || self.state.lock().is_copying(node, id, losses);
+            let is_wanted = |_left: u64| self.state.lock().is_copying(node, id, losses);
             let half_ns = transfer.half_ns();
             let speed = |link| self.copy_speed(link, half_ns);
             let (image, flow) = (&copy.image[..], &self.copy_flow);

@@ -140,6 +140,12 @@ impl OwnerDriver {
         watcher.is_some_and(|watcher| watcher.writers_wait())
     }
 
+    /// Whether a flush waits for a shard that is being sent.
+    pub(super) fn is_due(&self, shard: ShardId) -> bool {
+        let watcher = self.watcher.get().and_then(Weak::upgrade);
+        watcher.is_some_and(|watcher| watcher.is_due(shard))
+    }
+
     /// Speed at which writers fill memtables, in bytes a second; 0 if it is not known.
     pub(super) fn fill_bytes_per_s(&self) -> u64 {
         let watcher = self.watcher.get().and_then(Weak::upgrade);

@@ -6,7 +6,7 @@
 //! Bytes that were written while the shard filled ([`super::ahead`]) are not written again.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use archipelago_base::checksum;
 use archipelago_engine::memtable::ImageHead;
@@ -19,7 +19,7 @@ use super::flow::Flow;
 use super::links::{NodeLinks, OneSidedFailure, Way, WriteOrder};
 use super::state::{NotSent, Pick, ReadableShard};
 use super::transfer::{Transfer, TransferFailure, TransferOrder, TransferStep, pieces};
-use crate::decide::{PaceInput, pace};
+use crate::decide::{PaceInput, SendProgress, gives_up, pace};
 use crate::wire::shard::{KeySpan, ShardInfo, ShardMessage, ShardPlace, ShardWhy};
 
 /// Largest answer to a request of a transfer, in bytes.
@@ -40,7 +40,7 @@ pub(super) struct Sending<'a, S, W> {
     pub(super) flow: &'a Flow,
     /// Speed of the transfer in bytes a second, from the speed of the link.
     pub(super) speed: S,
-    /// Whether the node is still to get the image.
+    /// Whether the node is still to get the image, of which this number of bytes has left.
     pub(super) is_wanted: W,
 }
 
@@ -127,7 +127,13 @@ impl OwnerDriver {
             if let Some(taken) = &begun {
                 transfer = transfer.after(&taken.ahead);
             }
-            let is_wanted = || self.state.lock().is_sending(node, id, losses);
+            let is_given_up = AtomicBool::new(false);
+            let is_wanted = |left_bytes| {
+                let is_due = self.is_due(id);
+                let gives_up = gives_up(&SendProgress { image_bytes: bytes, left_bytes, is_due });
+                is_given_up.store(gives_up, Ordering::Relaxed);
+                !gives_up && self.state.lock().is_sending(node, id, losses)
+            };
             let half_ns = transfer.half_ns();
             let speed = |link| self.send_speed(link, half_ns);
             let sending = Sending { image, records_at, flow: &self.flow, speed, is_wanted };
@@ -142,7 +148,14 @@ impl OwnerDriver {
                     self.fill_hot(id, image);
                     return Ok((node, order.clone()));
                 }
-                Err(failure) => self.on_failure(node, id, bytes, &failure, until_ns)?,
+                Err(failure) => {
+                    let ended = self.on_failure(node, id, bytes, &failure, until_ns);
+                    if is_given_up.load(Ordering::Relaxed) {
+                        let why = "a flush waits for the shard, of which little had left";
+                        return Err(AwayError::Busy(why.to_owned()));
+                    }
+                    ended?;
+                }
             }
         }
     }
@@ -258,12 +271,13 @@ impl OwnerDriver {
         self.tell_news();
     }
 
-    /// Sends an image to one node. Stops if the node is lost or the shard is released meanwhile.
+    /// Sends an image to one node. Stops if the node is lost or the shard is released meanwhile, or
+    /// if the caller gives it up.
     pub(super) async fn transfer(
         &self,
         node: StoreNode,
         transfer: &mut Transfer,
-        sending: Sending<'_, impl Fn(u64) -> u64, impl Fn() -> bool>,
+        sending: Sending<'_, impl Fn(u64) -> u64, impl Fn(u64) -> bool>,
     ) -> Result<ShardPlace, TransferFailure> {
         let Sending { image, records_at, flow, speed, is_wanted } = sending;
         let (first, records) = image.split_at(records_at as usize);
@@ -271,8 +285,9 @@ impl OwnerDriver {
             return Err(TransferFailure { end: NotSent::default(), refusal: None });
         };
         let mut step = transfer.begin();
+        let mut left_bytes = transfer.ahead_bytes();
         loop {
-            if !step.is_end() && !is_wanted() {
+            if !step.is_end() && !is_wanted(left_bytes) {
                 return Err(transfer.stopped());
             }
             step = match step {
@@ -284,13 +299,14 @@ impl OwnerDriver {
                 TransferStep::Write { grant, written } => {
                     let key = &grant.key;
                     let write = |at: u64, image| {
+                        let is_wanted = &is_wanted;
                         links.write(WriteOrder {
                             key,
                             at: grant.at + at,
                             image,
                             flow,
                             speed: &speed,
-                            is_wanted: &is_wanted,
+                            is_wanted: move |written: u64| is_wanted(at + written),
                         })
                     };
                     let rest = &records[(written as usize).min(records.len())..];
@@ -299,6 +315,9 @@ impl OwnerDriver {
                         write(records.len() as u64, first).await
                     };
                     let written = self.until(transfer.end_ns(), both).await;
+                    if written.is_ok() {
+                        left_bytes = image.len() as u64;
+                    }
                     let written = written.map_err(|failure| match failure {
                         OneSidedFailure::NoAnswer(_) => None,
                         OneSidedFailure::Refused(refusal) => Some(refusal),

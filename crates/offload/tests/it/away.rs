@@ -95,6 +95,8 @@ pub(crate) struct Heard {
     pub(crate) lost: Mutex<Vec<ShardId>>,
     pub(crate) moved: Mutex<Vec<(ShardId, StoreNode)>>,
     pub(crate) load: Mutex<WriteLoad>,
+    /// Whether flushes wait for all shards that are being sent.
+    pub(crate) due: AtomicBool,
 }
 
 impl StoreWatcher for Heard {
@@ -105,6 +107,9 @@ impl StoreWatcher for Heard {
         self.moved.lock().extend(shards.iter().map(|id| (*id, node)));
     }
     fn room_has_changed(&self) {}
+    fn is_due(&self, _shard: ShardId) -> bool {
+        self.due.load(Ordering::Relaxed)
+    }
     fn write_load(&self) -> WriteLoad {
         *self.load.lock()
     }

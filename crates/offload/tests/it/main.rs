@@ -12,6 +12,7 @@ mod corpus;
 mod databases;
 mod deadlines;
 mod flushes;
+mod give_up;
 mod memories;
 mod office;
 mod rounds;

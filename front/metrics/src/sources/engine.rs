@@ -105,6 +105,7 @@ static TICKERS: [(Ticker, &Metric, Option<&str>); Ticker::ALL.len()] = [
     (Ticker::AwayShardsSent, &metric::AWAY_SHARDS, Some("sent")),
     (Ticker::AwaySendsRefused, &metric::AWAY_SHARDS, Some("refused")),
     (Ticker::AwaySendsFailed, &metric::AWAY_SHARDS, Some("failed")),
+    (Ticker::AwaySendsGivenUp, &metric::AWAY_SHARDS, Some("given_up")),
     (Ticker::AwayShardsFetched, &metric::AWAY_SHARDS, Some("fetched")),
     (Ticker::AwayShardsLost, &metric::AWAY_SHARDS, Some("lost")),
     (Ticker::AwayShardsRebuilt, &metric::AWAY_SHARDS, Some("rebuilt")),

@@ -160,6 +160,29 @@ pub(crate) struct DueRange {
     pub(crate) full_bytes: u64,
 }
 
+/// A shard that is being sent to a node, as [`is_send_due`] sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SendingShard {
+    /// Number of its memtable.
+    pub(crate) memtable: u64,
+    /// Oldest log segment that the shard pins; `None` if it pins none.
+    pub(crate) oldest_log: Option<FileNo>,
+}
+
+/// Whether a flush waits for a shard that is being sent: its memtable must not rest, because its
+/// number is below `due_below`, or it pins a log segment that must be removed.
+pub(crate) fn is_send_due(
+    shard: &SendingShard,
+    due_below: u64,
+    excess_log: Option<FileNo>,
+) -> bool {
+    let pins_excess = match (shard.oldest_log, excess_log) {
+        (Some(oldest), Some(excess)) => oldest <= excess,
+        _ => false,
+    };
+    shard.memtable < due_below || pins_excess
+}
+
 /// For each of the ranges, of all families, the reason for which it is due; `None` if it is not.
 pub(crate) fn flush_due(ranges: &[DueRange], bounds: &RestBounds) -> Vec<Option<DueReason>> {
     let pins = |figures: &RangeFigures| match (figures.oldest_log, bounds.excess_log) {
@@ -389,6 +412,17 @@ mod tests {
     fn due_for(ranges: &[DueRange], bounds: &RestBounds, reason: DueReason) -> Vec<usize> {
         let due = flush_due(ranges, bounds);
         (0..due.len()).filter(|at| due[*at] == Some(reason)).collect()
+    }
+
+    #[test]
+    fn send_is_due_if_its_memtable_must_not_rest_or_pins_too_old_a_log() {
+        let shard =
+            |oldest: Option<u64>| SendingShard { memtable: 5, oldest_log: oldest.map(FileNo) };
+        assert!(is_send_due(&shard(None), 6, None) && !is_send_due(&shard(None), 5, None));
+        let excess = Some(FileNo(8));
+        assert!(is_send_due(&shard(Some(8)), 0, excess));
+        assert!(!is_send_due(&shard(Some(9)), 0, excess));
+        assert!(!is_send_due(&shard(None), 0, excess) && !is_send_due(&shard(Some(8)), 0, None));
     }
 
     #[test]

@@ -13,11 +13,14 @@
 //! Failure: none.
 //! Cost: O(sealed memtables × shards) for each pick.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use archipelago_base::CfId;
 
-use crate::db::background::due::{DueInput, DueRange, DueReason, Leave, flush_due};
+use crate::db::background::due::{
+    DueInput, DueRange, DueReason, Leave, SendingShard, flush_due, is_send_due,
+};
 use crate::db::background::flush;
 use crate::db::background::flush_plan::SealedView;
 use crate::db::background::flush_plan::needs::{needed_shards, range_figures};
@@ -31,6 +34,7 @@ use crate::db::state::jobs::{FlushTracker, JobSlot, JobState, RunningKind, Seale
 use crate::db::state::memtable::ShardHome;
 use crate::db::write::seal;
 use crate::executor::JobKind;
+use crate::remote::ShardId;
 use crate::version::rebalance::RunningFlush;
 
 /// Bound on the images that a flush in this process fetches, as a number of full memtables. A flush
@@ -56,6 +60,7 @@ pub(crate) fn next_range_flush(
     slot: JobSlot,
 ) -> Option<FlushTask> {
     let input = DueInput::now(db, state);
+    note_due_sends(db, state, input.as_ref());
     let families: Vec<CfId> = state.flushes().keys().copied().collect();
     let families = families.into_iter().filter_map(|cf| db.view.family(cf));
     let mut offers: Vec<Offer> = Vec::new();
@@ -87,6 +92,32 @@ pub(crate) fn next_range_flush(
         "a range of memtables is flushed"
     );
     take(state, family, plan)
+}
+
+/// Notes the shards of running sends for which flushes wait, so that a store may give up transfers
+/// that have just begun. Without `input` everything is due.
+fn note_due_sends(db: &DbInner, state: &JobState, input: Option<&DueInput>) {
+    let Some(link) = db.context.away() else { return };
+    let mut due = BTreeSet::new();
+    let is_sending = state.is_running(RunningKind::is_send);
+    for (cf, tracker) in state.flushes().iter().filter(|_| is_sending) {
+        let due_below = input.map_or(u64::MAX, |input| input.due_below(*cf, tracker));
+        let excess_log = input.and_then(|input| input.bounds.excess_log);
+        for sealed in &tracker.queue {
+            let running = sealed.shards.iter().enumerate();
+            let running = running.filter(|(_, progress)| **progress == ShardState::Running);
+            due.extend(running.filter_map(|(shard, _)| {
+                let figures = sealed.info.shards().get(shard);
+                let oldest_log = figures.and_then(|shard| shard.oldest_log);
+                let memtable = sealed.info.id;
+                let oldest_log = oldest_log.or(sealed.info.oldest_log);
+                let sending = SendingShard { memtable, oldest_log };
+                let id = ShardId { memtable, shard: shard as u32 };
+                is_send_due(&sending, due_below, excess_log).then_some(id)
+            }));
+        }
+    }
+    link.note_due_sends(due);
 }
 
 /// The flushes of a family that could begin. Without `input` everything is due.

@@ -18,6 +18,10 @@
 //!    not for want of room, if it will never take a shard.
 //! 3. No lock is held while an image is built or sent.
 //!
+//! If a flush waits for a shard that is being sent, the store may give the transfer up
+//! ([`crate::remote::StoreWatcher::is_due`]). That costs an attempt, so a shard that becomes due
+//! again and again is not sent without end.
+//!
 //! Thread-safety: any number of sends run in parallel, each for another shard.
 //! Failure: errors of nodes are counted, and are no failures of background work.
 //! Cost: a copy of the shard for the time of the send, and two walks over its keys.
@@ -233,6 +237,9 @@ fn send_shard(db: &DbInner, task: &SendTask) -> Result<Result<Arc<AwayShard>, No
         Err(error) => {
             let (ticker, why) = match error {
                 AwayError::NoRoom(_) => (Ticker::AwaySendsRefused, NotSent::NoRoom),
+                AwayError::Busy(_) if task.link.is_send_due(id) => {
+                    (Ticker::AwaySendsGivenUp, NotSent::Failed)
+                }
                 AwayError::Busy(_) | AwayError::Lost(_) => {
                     (Ticker::AwaySendsFailed, NotSent::Failed)
                 }

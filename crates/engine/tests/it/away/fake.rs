@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use archipelago_base::clock::ManualClock;
+use archipelago_base::clock::{Clock, ManualClock, SystemClock};
 use archipelago_base::{Epoch, Result};
 use archipelago_engine::executor::OwnerIdentity;
 use archipelago_engine::iter::InternalIterator;
@@ -23,6 +23,9 @@ use parking_lot::Mutex;
 
 use super::Whim;
 
+/// Number of times that a held send looks for a flush that waits for it, a millisecond apart. Then
+/// it goes on, so that a test without such a flush fails and does not hang.
+const HOLD_LOOKS: u32 = 20_000;
 /// Largest number of requests of one read.
 const PATIENCE: u32 = 40;
 
@@ -212,6 +215,20 @@ impl Copied {
     }
 }
 
+/// A send that lasts until a flush waits for its shard.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum SendHold {
+    /// Sends take no time.
+    #[default]
+    None,
+    /// The next send is held.
+    Next,
+    /// A send is held.
+    Holding,
+    /// A held send was given up.
+    GivenUp,
+}
+
 /// Time that the requests of reads take while the nodes hang.
 #[derive(Clone)]
 pub(crate) struct Stall {
@@ -225,6 +242,7 @@ pub(crate) struct Stall {
 /// A store of memtable shards in memory.
 pub(crate) struct FakeStore {
     stall: Mutex<Option<Stall>>,
+    hold: Mutex<SendHold>,
     active: Mutex<BTreeMap<ShardId, Copied>>,
     mood: Mutex<Mood>,
     rng: Mutex<fastrand::Rng>,
@@ -237,6 +255,7 @@ impl FakeStore {
         let nodes = Nodes { next_node: 1, ..Nodes::default() };
         Arc::new(Self {
             stall: Mutex::default(),
+            hold: Mutex::default(),
             active: Mutex::default(),
             mood: Mutex::new(mood),
             rng: Mutex::new(fastrand::Rng::with_seed(seed)),
@@ -306,6 +325,36 @@ impl FakeStore {
     pub(crate) fn hang_for(&self, stall: Stall) {
         *self.stall.lock() = Some(stall);
         self.hang(true);
+    }
+
+    /// From now on, the next send lasts until a flush waits for its shard.
+    pub(crate) fn hold_next_send(&self) {
+        *self.hold.lock() = SendHold::Next;
+    }
+
+    pub(crate) fn send_hold(&self) -> SendHold {
+        *self.hold.lock()
+    }
+
+    /// Holds a send, if this is the one to be held. Gives it up when a flush waits for its shard.
+    fn hold_send(&self, shard: ShardId) -> Result<(), AwayError> {
+        {
+            let mut hold = self.hold.lock();
+            if *hold != SendHold::Next {
+                return Ok(());
+            }
+            *hold = SendHold::Holding;
+        }
+        let clock = SystemClock::shared();
+        for _ in 0..HOLD_LOOKS {
+            let watcher = self.watcher.lock().clone().and_then(|watcher| watcher.upgrade());
+            if watcher.is_some_and(|watcher| watcher.is_due(shard)) {
+                *self.hold.lock() = SendHold::GivenUp;
+                return Err(AwayError::Busy("a flush waits for the shard".to_owned()));
+            }
+            clock.sleep(Duration::from_millis(1));
+        }
+        Ok(())
     }
 
     /// Lets the time of a request pass that gets no answer.
@@ -633,6 +682,7 @@ impl ShardStore for FakeStore {
     }
 
     fn send(&self, shard: &NewShard<'_>, image: &[u8]) -> Result<StoreNode, AwayError> {
+        self.hold_send(shard.id)?;
         self.maybe_lose();
         let mood = *self.mood.lock();
         if self.is_due(mood.refuse) {

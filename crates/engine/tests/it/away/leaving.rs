@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use archipelago_base::clock::ManualClock;
 use archipelago_base::{Error, ErrorKind};
-use archipelago_engine::db::FaultPoint;
+use archipelago_engine::db::{BackgroundMode, FaultPoint};
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::stats::Ticker;
 
-use super::Mood;
 use super::world::{Change, KEYS, World, key};
+use super::{Mood, SendHold};
 use crate::support::small_db;
 
 #[test]
@@ -103,6 +103,26 @@ fn full_nodes_make_the_oldest_memtables_due() {
     assert!(world.store.did().held_max <= 160 << 10);
     assert!(world.ticker(Ticker::AwayShardsFetched) > 0);
     assert!(world.store.did().sent > 20, "{:?}", world.store.did());
+    world.check();
+}
+
+#[test]
+fn send_is_given_up_when_a_flush_waits_for_its_shard() {
+    let background = BackgroundMode::Threads;
+    let db = DbOptions { max_background_jobs: 4, ..small_db() };
+    let mut world = World::with(Change { background, db, ..Change::default() });
+    world.store.hold_next_send();
+    for round in 0.. {
+        if world.store.send_hold() != SendHold::Next {
+            break;
+        }
+        assert!(round < 1000, "nothing leaves: {:?}", world.store.did());
+        world.write(40, &format!("r{round}-"));
+    }
+    world.db.flush(world.db.default_family()).unwrap();
+    assert_eq!(world.store.send_hold(), SendHold::GivenUp);
+    assert_eq!(world.ticker(Ticker::AwaySendsGivenUp), 1);
+    assert_eq!(world.ticker(Ticker::AwaySendsFailed), 0);
     world.check();
 }
 

@@ -32,5 +32,5 @@ mod takeover;
 mod world;
 
 pub(crate) use executor::{FakeExecutor, Whim};
-pub(crate) use fake::{FakeStore, Mood, Stall, Stays};
+pub(crate) use fake::{FakeStore, Mood, SendHold, Stall, Stays};
 pub(crate) use world::with_executor;

@@ -218,7 +218,8 @@ pub(super) struct WriteOrder<'a, F, W> {
     /// Computes the speed of the transfer from the measured speed of the link, both in bytes a
     /// second. `u64::MAX` means no limit.
     pub(super) speed: F,
-    /// Whether the node is still to get the image. If not, the write fails.
+    /// Whether the node is still to get the image, of which this number of bytes was written. If
+    /// not, the write fails.
     pub(super) is_wanted: W,
 }
 
@@ -369,14 +370,14 @@ impl NodeLinks {
     /// Writes an image into the range of a grant. Returns when all of it is placed.
     pub(super) async fn write(
         &self,
-        order: WriteOrder<'_, impl Fn(u64) -> u64, impl Fn() -> bool>,
+        order: WriteOrder<'_, impl Fn(u64) -> u64, impl Fn(u64) -> bool>,
     ) -> Result<(), OneSidedFailure> {
         let WriteOrder { key, at, image, flow, speed, is_wanted } = order;
         let (link, zone) = self.region(key).await?;
         let mut burst = WriteBurst::default();
         let mut next = 0;
         while next < image.len() {
-            if !is_wanted() {
+            if !is_wanted(next as u64) {
                 while !burst.in_flight.is_empty() {
                     self.complete(&*link, &mut burst).await?;
                 }

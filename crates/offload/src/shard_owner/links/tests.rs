@@ -122,7 +122,7 @@ fn unanswered_read_or_write_leads_to_a_new_link() {
     let (flow, image) = (Flow::default(), [7; 100]);
     let write = || {
         let (key, flow, image) = (&key, &flow, &image[..]);
-        let (speed, is_wanted) = (|_| u64::MAX, || true);
+        let (speed, is_wanted) = (|_| u64::MAX, |_| true);
         let order = WriteOrder { key, at: 0, image, flow, speed, is_wanted };
         wait_for(owner, links.write(order))
     };

@@ -113,6 +113,8 @@ struct Registry {
     /// Shards that were given up before the store was open. They are released when the store opens.
     /// If the open fails, the next open finds them.
     unreleased: Vec<ShardId>,
+    /// Shards of running sends for which flushes wait, at the last choice of a flush.
+    due_sends: BTreeSet<ShardId>,
     /// Load by the writers of each family, at the last stall decision.
     loads: BTreeMap<CfId, WriteLoad>,
 }
@@ -243,6 +245,16 @@ impl StoreLink {
             room.free_bytes = room.free_bytes.min(refused.image_bytes.saturating_sub(1));
         }
         room
+    }
+
+    /// Notes the shards of running sends for which flushes wait.
+    pub(crate) fn note_due_sends(&self, due: BTreeSet<ShardId>) {
+        self.registry.lock().due_sends = due;
+    }
+
+    /// Whether a flush waits for a shard that is being sent.
+    pub(crate) fn is_send_due(&self, shard: ShardId) -> bool {
+        self.registry.lock().due_sends.contains(&shard)
     }
 
     /// Notes the load by the writers of a family.
@@ -493,6 +505,10 @@ impl StoreWatcher for StoreLink {
             space_bytes: sum.space_bytes.min(load.space_bytes),
             fill_bytes_per_s: sum.fill_bytes_per_s.max(load.fill_bytes_per_s),
         })
+    }
+
+    fn is_due(&self, shard: ShardId) -> bool {
+        self.is_send_due(shard)
     }
 
     fn writers_wait(&self) -> bool {

@@ -176,9 +176,8 @@ fn list() -> String {
 /// Prints the throughput of clusters of 6 to 60 nodes, with clients whose cards have room, and then
 /// of the largest one with clients whose cards are full.
 fn measure_storage_scale() -> ExitCode {
-    let rows = [(6, 12), (12, 12), (24, 12), (36, 12), (60, 12), (60, 2)];
     println!("nodes  clients      MB/s   per node   nodes' cards   clients' cards");
-    for (nodes, clients) in rows {
+    for storage::GrowthSize { nodes, clients } in storage::GROWTH_SIZES {
         let row = match storage::growth(nodes, clients) {
             Ok(row) => row,
             Err(error) => {

@@ -53,6 +53,26 @@ const DRAIN: Duration = Duration::from_secs(20);
 /// Number of bytes on the wire for each byte of a table.
 const COPIES: u64 = 3;
 
+/// A cluster of which the throughput is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GrowthSize {
+    /// Number of storage nodes.
+    pub nodes: usize,
+    /// Number of hosts with writers.
+    pub clients: usize,
+}
+
+/// The clusters of the measurement: 6 to 60 nodes with clients whose cards have room, and then the
+/// largest one with clients whose cards are full. The first one is the smallest.
+pub const GROWTH_SIZES: [GrowthSize; 6] = [
+    GrowthSize { nodes: 6, clients: 12 },
+    GrowthSize { nodes: 12, clients: 12 },
+    GrowthSize { nodes: 24, clients: 12 },
+    GrowthSize { nodes: 36, clients: 12 },
+    GrowthSize { nodes: 60, clients: 12 },
+    GrowthSize { nodes: 60, clients: 2 },
+];
+
 /// The throughput of one cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GrowthRow {

@@ -53,7 +53,7 @@ mod thread;
 
 pub(crate) use database::scenario as database_scenario;
 pub(crate) use directed::scenario as directed_scenario;
-pub use growth::{GrowthRow, growth};
+pub use growth::{GROWTH_SIZES, GrowthRow, GrowthSize, growth};
 
 use std::time::Duration;
 

@@ -280,8 +280,11 @@ fn least(sources: &[Source]) -> Option<usize> {
 }
 
 /// Limit on the window bytes that one step reads of each of `inputs` inputs. A larger single record
-/// exceeds it.
+/// exceeds it, so a limit of one byte makes each record a window and a step of its own.
 fn step_bytes_max(inputs: usize) -> u64 {
+    if super::BY_KEY {
+        return 1;
+    }
     (STEPS_BYTES / inputs.max(1) as u64).clamp(STEP_BYTES_MIN, STEP_BYTES_MAX)
 }
 

@@ -24,6 +24,7 @@ use std::sync::Arc;
 
 use archipelago_base::{Result, SeqNo};
 
+use crate::gc::BY_KEY;
 use crate::gc::valid_bits::ValidBits;
 use crate::live_file::LiveFile;
 use crate::lookup::Lookup;
@@ -36,7 +37,7 @@ use crate::value_ref::Reference;
 use crate::version::Version;
 
 /// Number of keys that are looked up in one batch.
-const BATCH_KEYS: usize = 16 << 10;
+const BATCH_KEYS: usize = if BY_KEY { 1 } else { 16 << 10 };
 
 /// An input of a garbage collection job: a value file and its keys.
 #[derive(Clone, Copy, Debug)]

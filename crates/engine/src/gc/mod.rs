@@ -16,6 +16,9 @@
 //! - `lookup`: which records of a value file are valid.
 //! - `invalid`: valid records from the notes of compactions, for jobs without a database.
 //! - [`job`]: copies the valid records of some value files into one.
+//!
+//! A build with the cargo feature `gc-by-key` looks up and reads one record at a time. It exists for
+//! a comparison with the batches of the product, whose build has no such switch.
 
 pub(crate) mod hidden;
 pub(crate) mod invalid;
@@ -25,3 +28,6 @@ pub(crate) mod pick;
 pub(crate) mod space_plan;
 pub mod valid_bits;
 pub mod windows;
+
+/// Whether collections look up and read one record at a time instead of in batches.
+pub(crate) const BY_KEY: bool = cfg!(feature = "gc-by-key");

@@ -9,9 +9,10 @@
 //! nodes (the command `terark`), `o3` that of O³-LSM, `model` the model of many cores,
 //! [`flexkv`] the testbed of another paper, and its `verbs` the calibration of the network card.
 //! `claim` holds targets, `page` renders results and writes the pages of `docs/benchmarks/`, `plot`
-//! draws charts, `program` finds and starts the program to measure, `role` runs a role of a cluster
-//! as a child process, `rounds` makes alternating runs, `sides` compares their figures, `machine`
-//! measures the use of processors, and `results` reads the result file of the program.
+//! draws charts, `program` finds and starts the program to measure, `counted` counts its
+//! instructions, `role` runs a role of a cluster as a child process, `rounds` makes alternating
+//! runs, `sides` compares their figures, `machine` measures the use of processors, and `results`
+//! reads the result file of the program.
 //!
 //! `compare`, `rocksdb`, `bucketlsm`, `keigo`, `terark`, `terark_nodes` and `o3` start the
 //! `archipelago` program and read its output, so that they measure the program that people run.
@@ -19,6 +20,7 @@
 mod bucketlsm;
 mod claim;
 mod compare;
+mod counted;
 pub mod flexkv;
 mod keigo;
 mod machine;

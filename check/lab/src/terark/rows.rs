@@ -7,8 +7,9 @@ use serde::Serialize;
 use super::bounds;
 use super::flags::TerarkFlags;
 use super::plan::{self, Mode, Paper, Part, Phase, StepKind};
-use super::run::{COUNTED, Run};
+use super::run::Run;
 use crate::claim::{Target, median};
+use crate::counted::COUNTED;
 use crate::page::{self, Ratio, RowTarget, Verdict};
 use archipelago_bench::harness::store::DeviceSpec;
 

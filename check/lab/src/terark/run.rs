@@ -15,17 +15,12 @@ use serde::Serialize;
 use super::plan::{self, Case, Mode, Part, Step, StepKind};
 use crate::compare::parse::ResultLine;
 use crate::compare::run::{self, EntrySize, Onlooker, Program, Side, SideRun};
-use crate::program::{instructions, run_to_end};
+use crate::counted::Counting;
 use crate::results::{self, ResultEntry, ResultFile};
 use archipelago_bench::harness::store::{FileSystem as _, LocalFs, Result};
 
 const SAMPLE_EVERY: Duration = Duration::from_millis(100);
 const MIB: f64 = 1_048_576.0;
-
-/// Operations of two runs whose difference in instructions counts.
-const COUNTED_OPS: [u64; 2] = [10_000, 30_000];
-/// Benchmarks of `off`, with their further flags.
-pub(super) const COUNTED: [&str; 3] = ["fillrandom", "readrandom", "seekrandom"];
 
 /// Files of the database at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -293,45 +288,17 @@ impl Stage<'_> {
         Ok((run?, samples))
     }
 
-    /// Instructions per operation of additional operations, without opening and closing.
+    /// Instructions per operation of the program of the mode.
     fn count(&self) -> Result<BTreeMap<&'static str, f64>> {
         let program = match (self.case.mode, &self.case.flags.before) {
             (Mode::Earlier, Some(before)) => before.as_path(),
             _ => self.archipelago,
         };
-        run_to_end(program, &self.counted_words("fillrandom", COUNTED_OPS[0], true))?;
-        let mut found = BTreeMap::new();
-        for benchmark in COUNTED {
-            let mut counts = [0; 2];
-            for (ops, count) in COUNTED_OPS.into_iter().zip(&mut counts) {
-                let words = self.counted_words(benchmark, ops, false);
-                *count = instructions(program, &words, &self.dir.join("callgrind.out"))?;
-            }
-            let more = counts[1].saturating_sub(counts[0]) as f64;
-            found.insert(benchmark, more / (COUNTED_OPS[1] - COUNTED_OPS[0]) as f64);
-        }
-        Ok(found)
-    }
-
-    /// Words of a process that does `ops` operations. Reads find the database of the first process;
-    /// writes have one of their own.
-    fn counted_words(&self, benchmark: &str, ops: u64, is_load: bool) -> Vec<String> {
-        let is_fill = benchmark == "fillrandom";
-        let dir = self.dir.join(if is_fill && !is_load { "counted" } else { "db" });
-        let mut words = vec![
-            format!("--benchmarks={benchmark}"),
-            format!("--db={}", dir.display()),
-            format!("--num={}", if is_fill { ops } else { COUNTED_OPS[0] }),
-            format!("--reads={ops}"),
-            format!("--use_existing_db={}", u64::from(!is_fill)),
-            format!("--seed={}", self.case.flags.seed),
-            "--seek_nexts=10".to_owned(),
-            "--compression_type=none".to_owned(),
-        ];
-        if self.case.mode == Mode::Inline {
-            words.push("--value_separation_bytes=0".to_owned());
-        }
-        words
+        let more: &[&str] = match self.case.mode {
+            Mode::Inline => &["--value_separation_bytes=0"],
+            _ => &[],
+        };
+        Counting { program, dir: &self.dir, seed: self.case.flags.seed, more }.per_operation()
     }
 }
 

@@ -118,8 +118,10 @@ fn git(args: &[&str]) -> Option<String> {
 /// Flags that name where results go. They do not change the results, and name directories of a
 /// machine.
 const PLACES: [&str; 2] = ["--page", "--out"];
+/// Flags that name a program of this machine, of which the head shows no path.
+const PROGRAMS: [&str; 3] = ["--before", "--by_key", "--by-key"];
 
-/// The command line, without the flags that name where results go.
+/// The command line, without the flags that name where results go, and without paths of programs.
 pub(super) fn command(name: &str, args: &[OsString]) -> String {
     let mut line = format!("archipelago-lab {name}");
     let mut is_value = false;
@@ -131,6 +133,9 @@ pub(super) fn command(name: &str, args: &[OsString]) -> String {
         let (flag, has_value) = word.split_once('=').map_or((&*word, false), |(f, _)| (f, true));
         if PLACES.contains(&flag) {
             is_value = !has_value;
+        } else if PROGRAMS.contains(&flag) {
+            is_value = !has_value;
+            line += &format!(" {flag}=PROGRAM");
         } else {
             line.push(' ');
             line += &if word.contains(' ') { format!("'{word}'") } else { word.into_owned() };

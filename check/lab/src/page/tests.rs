@@ -92,6 +92,14 @@ fn figures_that_are_no_numbers_are_empty() {
 }
 
 #[test]
+fn command_line_shows_no_path_of_a_program() {
+    let words = ["--before=/a/b", "--quick", "--by_key", "/c/d", "--runs=5"];
+    let args: Vec<OsString> = words.iter().map(OsString::from).collect();
+    let line = super::head::command("terark", &args);
+    assert_eq!(line, "archipelago-lab terark --before=PROGRAM --quick --by_key=PROGRAM --runs=5");
+}
+
+#[test]
 fn page_states_commit_command_machine_and_verdict() {
     let words = ["--page", "a.md", "--quick", "--page=x", "--out", "o", "--out=o", "--flags=a b"];
     let args: Vec<OsString> = words.iter().map(OsString::from).collect();

@@ -12,6 +12,11 @@ const LOG_COPIES: f64 = 3.0;
 const REPLICATED: f64 = 3.0;
 /// Bytes of four data and two parity chunks per byte.
 const CODED: f64 = 1.5;
+/// Nodes that the repair of a copy uses: a source and a target.
+const COPY_NODES: u64 = 2;
+/// Nodes that the repair of a part of a coded file uses: four sources and a target.
+const PART_NODES: u64 = 5;
+
 /// Bytes that are stored per byte of tables and of value files.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Redundancy {
@@ -100,6 +105,42 @@ pub(super) fn mixed_over_replicated(tables: f64) -> f64 {
     (2.0 + 2.0 * tables) / (1.0 + 2.0 * tables)
 }
 
+/// Bytes of a lost node, by the way in which they are made again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(super) struct LostBytes {
+    /// Bytes of copies, each of which is read from one node.
+    pub(super) copied: u64,
+    /// Bytes of parts of coded files, each of which is computed from four others.
+    pub(super) coded: u64,
+}
+
+/// Nodes and rates of a repair.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct RepairRate {
+    /// Number of nodes that are left.
+    pub(super) survivors: u64,
+    /// Bytes per second of one node, read and written.
+    pub(super) node_bytes_per_s: f64,
+    /// Bytes per second of all nodes together, read and written.
+    pub(super) cluster_bytes_per_s: f64,
+}
+
+impl RepairRate {
+    /// Seconds that the rates take for the bytes of a lost node.
+    ///
+    /// Every node of a repair is charged with the bytes that are made, so repairs that run at the
+    /// same time have no node in common. Of six survivors, a part of a coded file takes five, so
+    /// that these parts are made one after another.
+    pub(super) fn seconds(self, lost: LostBytes) -> f64 {
+        let of = |bytes: u64, nodes: u64| {
+            let parallel = (self.survivors / nodes).max(1) as f64;
+            let by_node = bytes as f64 / (parallel * self.node_bytes_per_s);
+            by_node.max((bytes * nodes) as f64 / self.cluster_bytes_per_s)
+        };
+        of(lost.copied, COPY_NODES) + of(lost.coded, PART_NODES)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -159,5 +200,21 @@ mod tests {
     fn cost_of_the_reference_is_that_of_the_paper() {
         let reference = Usage { storage: 1.0, put_cpu: 1.0, get_cpu: 1.0 };
         is_near(reference.cost(), 0.9912, 1e-9);
+    }
+
+    #[test]
+    fn repair_takes_the_time_of_its_nodes_or_of_the_cluster() {
+        let rate = RepairRate { survivors: 6, node_bytes_per_s: 10.0, cluster_bytes_per_s: 1000.0 };
+        // One part at a time: 200 bytes by a node of 10 bytes a second.
+        is_near(rate.seconds(LostBytes { copied: 0, coded: 200 }), 20.0, 1e-9);
+        // Three copies at a time.
+        is_near(rate.seconds(LostBytes { copied: 90, coded: 0 }), 3.0, 1e-9);
+        is_near(rate.seconds(LostBytes { copied: 90, coded: 200 }), 23.0, 1e-9);
+        // Five nodes read or write 200 bytes each, and the cluster may move 20 bytes a second.
+        let narrow = RepairRate { cluster_bytes_per_s: 20.0, ..rate };
+        is_near(narrow.seconds(LostBytes { copied: 0, coded: 200 }), 50.0, 1e-9);
+        // Three nodes share five sources and targets.
+        let few = RepairRate { survivors: 3, ..rate };
+        is_near(few.seconds(LostBytes { copied: 0, coded: 200 }), 20.0, 1e-9);
     }
 }

@@ -14,7 +14,8 @@ use archipelago_base::clock::{Clock as _, SystemClock};
 use archipelago_bench::harness::store::{Error, Result};
 use archipelago_manager::core::Terms;
 use archipelago_manager::{ManagerServer, ManagerSettings, MemberTerms, StorePlan};
-use archipelago_store::nodes::wire::MemberState;
+use archipelago_store::nodes::repairs::RepairTerms;
+use archipelago_store::nodes::wire::{MemberState, RepairStatus};
 use parking_lot::Mutex;
 
 use super::node::{self, NodeState};
@@ -41,6 +42,8 @@ pub(super) struct ClusterSpec<'a> {
     pub(super) scale: f64,
     /// Silence after which a node counts as lost.
     pub(super) lost_after: Duration,
+    /// Rates of repairs.
+    pub(super) repair: RepairTerms,
 }
 
 /// A running node.
@@ -70,8 +73,10 @@ pub(super) struct ClusterState {
     /// Bytes of the chunks of tables, and of value files.
     pub(super) tables: Bytes,
     pub(super) values: Bytes,
-    /// Bytes of logs.
+    /// Bytes of logs with copies.
     pub(super) log_bytes: u64,
+    /// Bytes of logs without copies.
+    pub(super) log_logical_bytes: u64,
 }
 
 /// Bytes of one class of files.
@@ -92,6 +97,7 @@ impl ClusterState {
                 "value-sst" => &mut self.values,
                 "wal" => {
                     self.log_bytes += space.bytes;
+                    self.log_logical_bytes += space.logical_bytes;
                     continue;
                 }
                 _ => continue,
@@ -112,6 +118,35 @@ impl ClusterState {
     }
 }
 
+/// Progress of the repairs, as the manager knows it.
+#[derive(Clone, Debug)]
+pub(super) struct Repairs {
+    /// Whether a node counts as lost.
+    pub(super) is_node_lost: bool,
+    status: RepairStatus,
+}
+
+impl Repairs {
+    /// Number of chunks and copies of extents that were made.
+    pub(super) fn made(&self) -> u64 {
+        self.status.chunks_repaired + self.status.extents_repaired
+    }
+
+    fn is_left(&self) -> bool {
+        self.status.chunks_left > 0 || self.status.extents_left > 0
+    }
+
+    /// Whether copies of a lost node are made, or were made since there were `made` of them.
+    pub(super) fn have_begun(&self, made: u64) -> bool {
+        self.is_node_lost && (self.is_left() || self.made() > made)
+    }
+
+    /// Whether a node is lost and nothing is left to repair.
+    pub(super) fn have_ended(&self) -> bool {
+        self.is_node_lost && self.status.is_known && !self.is_left()
+    }
+}
+
 /// A manager and its storage nodes.
 #[derive(Debug)]
 pub(super) struct Cluster {
@@ -124,8 +159,12 @@ pub(super) struct Cluster {
 impl Cluster {
     /// Starts manager and nodes, and waits until they have founded their cluster.
     pub(super) fn start(spec: &ClusterSpec<'_>) -> Result<Self> {
-        let storage =
-            MemberTerms { settle: SETTLE, lost_after: spec.lost_after, ..MemberTerms::default() };
+        let storage = MemberTerms {
+            settle: SETTLE,
+            lost_after: spec.lost_after,
+            repair: spec.repair,
+            ..MemberTerms::default()
+        };
         let manager = ManagerServer::start(&ManagerSettings {
             listen: vec!["tcp:127.0.0.1:0".to_owned()],
             terms: Terms::default(),
@@ -177,6 +216,23 @@ impl Cluster {
             sum.add(&node.state()?);
         }
         Ok(sum)
+    }
+
+    /// State of the node with the largest number. Zero after its kill.
+    pub(super) fn last_node(&self) -> Result<ClusterState> {
+        let mut one = ClusterState::default();
+        if let Some(Some(node)) = self.nodes.lock().last_mut() {
+            one.add(&node.state()?);
+        }
+        Ok(one)
+    }
+
+    /// Progress of the repairs.
+    pub(super) fn repairs(&self) -> Repairs {
+        let status = self.manager.monitor().figures().storage.unwrap_or_default();
+        let is_lost = |state| matches!(state, MemberState::Lost);
+        let is_node_lost = status.nodes.iter().any(|node| is_lost(node.member.state));
+        Repairs { is_node_lost, status: status.repair }
     }
 
     /// Kills the node with the largest number. It stays dead.

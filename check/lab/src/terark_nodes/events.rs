@@ -1,8 +1,12 @@
 //! Steps that measure the time of an event: a repair after the loss of a node, and a take-over
 //! after the death of an owner.
 //!
+//! The time of a repair begins when the node counts as lost. Clients read before the loss, between
+//! the loss and the repair, and during the repair.
+//!
 //! Failure: a repair that does not end within its limit has no time, which the report says.
 
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -11,45 +15,110 @@ use archipelago_base::clock::{Clock as _, SystemClock};
 use archipelago_bench::harness::store::{Error, Result};
 use serde::Serialize;
 
+use super::bounds::{LostBytes, RepairRate};
 use super::cluster::Cluster;
-use crate::program::run_to_end;
 
 /// Pause between two checks of the nodes.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Time within which the owner must have written a quarter of its load.
-const LOAD_MAX: Duration = Duration::from_secs(120);
+/// Pause between two checks of the length of a log.
+const LOG_LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Share of a full log at which the owner is killed.
+const LOG_FULL_MIN: f64 = 0.9;
+/// Time within which the owner must have filled its log.
+const LOG_MAX: Duration = Duration::from_secs(120);
+/// Share of the time that rates and bytes allow for a repair in which the client reads.
+const READS_SHARE: f64 = 0.8;
+/// Benchmark whose result line says that the next owner has read a key.
+const FIRST_READ: &str = "readrandom";
 
-/// Time of an event, and the bytes that it was about.
+/// A repair after the loss of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(super) struct EventFigures {
-    /// Seconds of the event; `None` if it did not end in time.
+pub(super) struct RepairFigures {
+    /// Seconds from the time at which the node counts as lost until nothing is left to repair;
+    /// `None` if the repair did not end in time.
     pub(super) seconds: Option<f64>,
-    /// Seconds of the same work without the event: the opening of a volume that its owner gave up.
-    /// 0 for a repair.
-    pub(super) usual_seconds: f64,
-    /// Bytes that the lost node had, or that the owner had written.
-    pub(super) bytes: u64,
+    /// Seconds that the rates of repairs take for the bytes of the node.
+    pub(super) allowed_seconds: f64,
+    /// Bytes that the lost node had.
+    pub(super) lost: LostBytes,
+    /// P99 of reads before the loss, in seconds.
+    pub(super) healthy_p99_s: Option<f64>,
+    /// P99 of reads after the loss and before the repair.
+    pub(super) degraded_p99_s: Option<f64>,
+    /// P99 of reads during the repair.
+    pub(super) repair_p99_s: Option<f64>,
 }
 
-/// Kills a node, and waits until the others have as many bytes as all had before.
-pub(super) fn repair(cluster: &Cluster, limit: Duration) -> Result<EventFigures> {
+/// Parameters of a repair.
+pub(super) struct Repair<'a> {
+    pub(super) rate: RepairRate,
+    /// Silence after which the node counts as lost.
+    pub(super) lost_after: Duration,
+    /// Time that the repair may take.
+    pub(super) limit: Duration,
+    /// Seconds of reads before the loss, and of those between the loss and the repair.
+    pub(super) read_seconds: u64,
+    /// Function that reads for a number of seconds and returns the P99 in seconds.
+    pub(super) reads: &'a (dyn Fn(u64) -> Result<Option<f64>> + Sync),
+}
+
+/// Kills a node, and waits until nothing is left to repair.
+pub(super) fn repair(cluster: &Cluster, event: &Repair<'_>) -> Result<RepairFigures> {
     let clock = SystemClock::new();
-    let before = cluster.state()?.stored_bytes();
+    let node = cluster.last_node()?;
+    let lost = LostBytes { copied: node.tables.stored, coded: node.values.stored };
+    let allowed_seconds = event.rate.seconds(lost);
+    let healthy_p99_s = (event.reads)(event.read_seconds)?;
+    let made = cluster.repairs().made();
     cluster.kill_one()?;
-    let started_ns = clock.now_ns();
-    let bytes = before.saturating_sub(cluster.state()?.stored_bytes());
-    loop {
-        let took = Duration::from_nanos(clock.now_ns() - started_ns);
-        let is_whole = cluster.state()?.stored_bytes() >= before;
-        if is_whole || took >= limit {
-            let seconds = is_whole.then_some(took.as_secs_f64());
-            return Ok(EventFigures { seconds, usual_seconds: 0.0, bytes });
-        }
-        clock.sleep(LOOK_EVERY);
-    }
+    let until_ns = clock.now_ns() + (event.lost_after + event.limit).as_nanos() as u64;
+    let degraded_p99_s = (event.reads)(event.read_seconds)?;
+    let during_s = ((allowed_seconds * READS_SHARE) as u64).clamp(1, event.read_seconds.max(1));
+    let (seconds, repair_p99_s) = std::thread::scope(|scope| {
+        let (mut lost_ns, mut reader) = (None, None);
+        let seconds = loop {
+            let (repairs, now_ns) = (cluster.repairs(), clock.now_ns());
+            if repairs.is_node_lost && lost_ns.is_none() {
+                lost_ns = Some(now_ns);
+            }
+            let have_ended = repairs.have_ended();
+            if (repairs.have_begun(made) || have_ended) && reader.is_none() {
+                reader = Some(scope.spawn(|| (event.reads)(during_s)));
+            }
+            if have_ended || now_ns >= until_ns {
+                let since_ns = |lost_ns: u64| (now_ns - lost_ns) as f64 / 1e9;
+                break lost_ns.filter(|_| have_ended).map(since_ns);
+            }
+            clock.sleep(LOOK_EVERY);
+        };
+        let panicked = || Err(Error::invalid("the thread that reads during the repair panicked"));
+        let p99_s = reader.map(|reader| reader.join().unwrap_or_else(|_| panicked()));
+        (seconds, p99_s)
+    });
+    Ok(RepairFigures {
+        seconds,
+        allowed_seconds,
+        lost,
+        healthy_p99_s,
+        degraded_p99_s,
+        repair_p99_s: repair_p99_s.transpose()?.flatten(),
+    })
 }
 
-/// Programs of a take-over.
+/// A take-over after the death of an owner.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(super) struct TakeOverFigures {
+    /// Seconds from the start of the next owner, right after the kill, until it has read a key.
+    pub(super) seconds: f64,
+    /// Length of the lease that the next owner waits for.
+    pub(super) lease_seconds: f64,
+    /// Seconds until a third process has read a key, to which the second one gave the volume.
+    pub(super) usual_seconds: f64,
+    /// Bytes of the log when the owner was killed, without copies.
+    pub(super) log_bytes: u64,
+}
+
+/// Parameters of a take-over.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TakeOver<'a> {
     pub(super) program: &'a Path,
@@ -57,50 +126,71 @@ pub(super) struct TakeOver<'a> {
     pub(super) owner: &'a [String],
     /// Words of one read of an existing database.
     pub(super) open: &'a [String],
-    /// Bytes of keys and values that the owner loads.
-    pub(super) bytes: u64,
+    /// Length of a full log.
+    pub(super) log_full_bytes: u64,
+    /// Length of a lease.
+    pub(super) lease: Duration,
 }
 
-/// Kills an owner in the middle of its load, and measures the process that takes its volume over
-/// and reads a key. The usual time is that of another process that opens the same volume then.
-pub(super) fn take_over(cluster: &Cluster, event: &TakeOver<'_>) -> Result<EventFigures> {
+/// Kills an owner when its log is full, and measures the process that waits for the end of the
+/// lease, recovers the log and reads a key.
+pub(super) fn take_over(cluster: &Cluster, event: &TakeOver<'_>) -> Result<TakeOverFigures> {
     let clock = SystemClock::new();
-    let mut owner = Owner::start(event)?;
+    let mut owner = Client::start(event.program, event.owner, Stdio::null())?;
     let started_ns = clock.now_ns();
-    let bytes = loop {
-        let state = cluster.state()?;
-        let written = state.logical_bytes() + state.log_bytes;
-        if written >= event.bytes / 4 {
-            break written;
+    let wanted_bytes = (LOG_FULL_MIN * event.log_full_bytes as f64) as u64;
+    let log_bytes = loop {
+        let log_bytes = cluster.state()?.log_logical_bytes;
+        if log_bytes >= wanted_bytes {
+            break log_bytes;
         }
         owner.check()?;
-        if Duration::from_nanos(clock.now_ns() - started_ns) > LOAD_MAX {
+        if Duration::from_nanos(clock.now_ns() - started_ns) > LOG_MAX {
             return Err(Error::invalid(format!(
-                "the owner has written {written} bytes in {LOAD_MAX:?}, too few for a take-over"
+                "the log of the owner has {log_bytes} bytes after {LOG_MAX:?}, and the take-over \
+                 needs {wanted_bytes}"
             )));
         }
-        clock.sleep(LOOK_EVERY);
+        clock.sleep(LOG_LOOK_EVERY);
     };
     owner.kill()?;
-    let mut taking = event.open.to_vec();
-    taking.push("--take_over".to_owned());
-    let timed = |words: &[String]| {
-        let started_ns = clock.now_ns();
-        run_to_end(event.program, words)?;
-        Ok::<f64, Error>((clock.now_ns() - started_ns) as f64 / 1e9)
-    };
-    let seconds = Some(timed(&taking)?);
-    Ok(EventFigures { seconds, usual_seconds: timed(event.open)?, bytes })
+    Ok(TakeOverFigures {
+        seconds: seconds_to_read(event.program, event.open)?,
+        lease_seconds: event.lease.as_secs_f64(),
+        usual_seconds: seconds_to_read(event.program, event.open)?,
+        log_bytes,
+    })
 }
 
-/// The process that owns the volume. Drop kills it.
-struct Owner(Child);
+/// Seconds until a client prints the result of its first read. The client runs to its end.
+fn seconds_to_read(program: &Path, words: &[String]) -> Result<f64> {
+    let clock = SystemClock::new();
+    let started_ns = clock.now_ns();
+    let mut client = Client::start(program, words, Stdio::piped())?;
+    let mut read_ns = None;
+    if let Some(stdout) = client.0.stdout.take() {
+        for line in BufReader::new(stdout).lines() {
+            let line = line.map_err(|error| Error::io("read the output of", program, error))?;
+            if read_ns.is_none() && line.starts_with(FIRST_READ) {
+                read_ns = Some(clock.now_ns());
+            }
+        }
+    }
+    client.wait()?;
+    match read_ns {
+        Some(read_ns) => Ok((read_ns - started_ns) as f64 / 1e9),
+        None => Err(Error::invalid("the next owner has printed no result of its read")),
+    }
+}
 
-impl Owner {
-    fn start(event: &TakeOver<'_>) -> Result<Self> {
-        let mut command = Command::new(event.program);
-        command.arg("bench").args(event.owner).stdin(Stdio::null()).stdout(Stdio::null());
-        command.spawn().map(Self).map_err(|error| Error::io("run", event.program, error))
+/// A process of the client. Drop kills it.
+struct Client(Child);
+
+impl Client {
+    fn start(program: &Path, words: &[String], stdout: Stdio) -> Result<Self> {
+        let mut command = Command::new(program);
+        command.arg("bench").args(words).stdin(Stdio::null()).stdout(stdout);
+        command.spawn().map(Self).map_err(|error| Error::io("run", program, error))
     }
 
     /// Returns an error if the process has ended.
@@ -114,13 +204,25 @@ impl Owner {
         }
     }
 
+    /// Waits for the end of the process, which must succeed.
+    fn wait(&mut self) -> Result<()> {
+        let name = Path::new("the next owner");
+        let status = self.0.wait().map_err(|error| Error::io("wait for", name, error))?;
+        match status.success() {
+            true => Ok(()),
+            false => Err(Error::invalid(format!(
+                "the next owner failed ({status}); its error output says why"
+            ))),
+        }
+    }
+
     fn kill(&mut self) -> Result<()> {
         let killed = self.0.kill().and_then(|()| self.0.wait());
         killed.map(drop).map_err(|error| Error::io("kill", Path::new("the owner"), error))
     }
 }
 
-impl Drop for Owner {
+impl Drop for Client {
     fn drop(&mut self) {
         if matches!(self.0.try_wait(), Ok(None)) {
             let _ = self.0.kill();

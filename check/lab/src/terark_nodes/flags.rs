@@ -29,18 +29,23 @@ Groups (--only):
   cost        cost at the paper's prices (Table 4); needs the runs of update, read and space
   model       the model of redundancy, and its ratios of latencies measured here (Figure 7)
   motivation  local and remote, with and without a log (Figures 3 and 4)
-  loopback    nothing emulated: storage nodes against the local disk, repair and take-over
+  loopback    nothing emulated: storage nodes against the local disk
+  recovery    repair of a lost node, and take-over of a volume after the kill of its owner
+  growth      throughput of 6 to 60 nodes in virtual time
+  embedded    a database in a directory against --before, an earlier program (needs valgrind)
 
 All times of network and devices are stretched by --scale: with 25, a card of 25 Gbit/s has 125
 MB/s and a round trip of 80 us takes 2 ms. Decision 0072 in docs/decisions fixes the testbed and the
 rows. Each run has six storage nodes of its own in a directory in memory (--dir), which it removes.
-The whole table writes 6 GB into memory at most and takes more than a day. Tables go to standard
-output. The directory of --out gets them in Markdown as report.md, every figure as report.json, and
-charts as SVG.
+The whole table writes 6 GB into memory at most and takes more than a day. docs/benchmarks/method.md
+lists the minutes of each group. Tables go to standard output. The directory of --out gets them in
+Markdown as report.md, every figure as report.json, and charts as SVG.
 
 Examples:
   archipelago-lab terark --quick --only=insert,redundancy
   archipelago-lab terark --only=space --workloads=fixed16k --out=space
+  archipelago-lab terark --only=embedded --before=/tmp/earlier/archipelago --runs=5
+  archipelago-lab terark --quick --only=log --page docs/benchmarks/terark-nodes.md#log
   archipelago-lab terark --page docs/benchmarks/terark-nodes.md";
 
 const DATA_BYTES: u64 = 1 << 30;
@@ -81,10 +86,11 @@ pub(super) struct NodesFlags {
     /// Seconds of throttled updates; default: 450, with --quick a quarter
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     throttled_seconds: Option<u64>,
-    /// Seconds of scans and of each YCSB workload; default: 60, with --quick a quarter
+    /// Seconds of scans, of each YCSB workload, and of reads around a repair; default: 60, with
+    /// --quick a quarter
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     timed_seconds: Option<u64>,
-    /// Seconds that a repair may take
+    /// Seconds that a repair may take after its node counts as lost
     #[arg(long, default_value_t = 300, value_name = "N")]
     pub(super) repair_seconds: u64,
     /// Threads of the client that write and read
@@ -104,6 +110,16 @@ pub(super) struct NodesFlags {
     /// Program of the client; default: archipelago in the folder of archipelago-lab
     #[arg(long, value_name = "PROGRAM")]
     pub(super) archipelago: Option<PathBuf>,
+    /// Program of an earlier commit, with which the group `embedded` compares
+    #[arg(long, value_name = "PROGRAM")]
+    pub(super) before: Option<PathBuf>,
+    /// Commit of that program, which the report names
+    #[arg(long, value_name = "NAME", default_value = "not named")]
+    pub(super) before_commit: String,
+    /// Client whose garbage collection looks up and reads key by key, for the group `space`: the
+    /// program of cargo build --release -p archipelago-cli --features gc-by-key
+    #[arg(long, value_name = "PROGRAM")]
+    pub(super) by_key: Option<PathBuf>,
     /// Program that runs a storage node with the words `terark-node FLAGS`; default: this one
     #[arg(long, value_name = "PROGRAM")]
     pub(super) node_program: Option<PathBuf>,
@@ -124,6 +140,12 @@ impl NodesFlags {
                 "--scale={scale}: give a factor from 0.001 to 1000; 25 makes a card of 25 Gbit/s \
                  one of 1 Gbit/s"
             )));
+        }
+        if flags.only.contains(&Group::Embedded) && flags.before.is_none() {
+            return Err(Stop::Usage(
+                "--only=embedded needs --before=PROGRAM, the archipelago of an earlier commit"
+                    .to_owned(),
+            ));
         }
         Ok(flags)
     }
@@ -160,8 +182,23 @@ impl NodesFlags {
 
     /// Whether a mode is measured with a workload.
     pub(super) fn has(&self, workload: Workload, mode: Mode) -> bool {
-        (self.workloads.is_empty() || self.workloads.contains(&workload))
+        let has_program = match mode {
+            Mode::AllOnByKey => self.by_key.is_some(),
+            Mode::Embedded | Mode::EmbeddedBefore => self.before.is_some(),
+            _ => true,
+        };
+        has_program
+            && (self.workloads.is_empty() || self.workloads.contains(&workload))
             && (self.modes.is_empty() || self.modes.contains(&mode))
+    }
+
+    /// The client's program of a mode that does not use the measured one.
+    pub(super) fn program_of(&self, mode: Mode) -> Option<&PathBuf> {
+        match mode {
+            Mode::AllOnByKey => self.by_key.as_ref(),
+            Mode::EmbeddedBefore => self.before.as_ref(),
+            _ => None,
+        }
     }
 
     /// Directory in which directories are made.

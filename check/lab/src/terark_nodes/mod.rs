@@ -10,6 +10,8 @@
 //! | `node` | a storage node as a process |
 //! | `cluster` | the storage nodes of a run, and their manager |
 //! | `run`, `events` | one run and its figures |
+//! | `growth` | clusters of growing size in virtual time |
+//! | `embedded` | a database without storage nodes |
 //! | `bounds` | the arithmetic of the targets |
 //! | `rows`, `claims` | the rows |
 //! | `report`, `plots` | sections and charts |
@@ -32,8 +34,10 @@
 mod bounds;
 mod claims;
 mod cluster;
+mod embedded;
 mod events;
 mod flags;
+mod growth;
 mod link;
 mod modes;
 mod node;
@@ -56,7 +60,7 @@ use archipelago_bench::harness::flags::Stop;
 use archipelago_bench::harness::store::{DeviceSpec, Error, FileSystem as _, LocalFs, Result};
 use flags::NodesFlags;
 use link::{Card, Link};
-use plan::Cell;
+use plan::{Cell, Group};
 use rows::{Facts, Row};
 use run::{Run, Stage};
 use words::Case;
@@ -95,6 +99,7 @@ fn make(flags: &NodesFlags, args: &[OsString]) -> Result<()> {
     let (cells, notes) = runner.supported(plan::cells(flags))?;
     if cells.is_empty() {
         runner.finish();
+        let notes: Vec<&str> = notes.iter().map(|note| note.text.as_str()).collect();
         return Err(Error::invalid(format!(
             "nothing is measured: no group of --only has these workloads and modes. {}",
             notes.join(" ")
@@ -105,7 +110,7 @@ fn make(flags: &NodesFlags, args: &[OsString]) -> Result<()> {
     if runs.is_empty() {
         return result;
     }
-    let facts = Facts { flags, runs: &runs };
+    let facts = Facts { flags, cells: &cells, runs: &runs };
     let rows = facts.rows(&claims::all());
     let settings = report::settings(flags, &device, clock.now_ns() / 1_000_000_000);
     let sections = report::sections(&facts, &rows, &notes);
@@ -121,6 +126,13 @@ fn make(flags: &NodesFlags, args: &[OsString]) -> Result<()> {
         &data,
     )?;
     result
+}
+
+/// A sentence about rows of a group that are left out.
+#[derive(Clone, Debug)]
+struct Note {
+    group: Group,
+    text: String,
 }
 
 /// Makes the runs and collects their figures.
@@ -141,18 +153,19 @@ impl<'a> Runner<'a> {
         Ok(Self { flags, device, archipelago, node_program, rounds, runs: Vec::new() })
     }
 
-    /// The cells that the client's program can run, and a note about those that it cannot.
-    fn supported(&self, cells: Vec<Cell>) -> Result<(Vec<Cell>, Vec<String>)> {
-        if !cells.iter().any(|cell| cell.mode.is_buffered()) || self.has_log_buffer()? {
-            return Ok((cells, Vec::new()));
+    /// The cells that the programs can run, and notes about the rows of those that they cannot.
+    fn supported(&self, mut cells: Vec<Cell>) -> Result<(Vec<Cell>, Vec<Note>)> {
+        let mut notes = report::notes_of_programs(self.flags);
+        if cells.iter().any(|cell| cell.mode.is_buffered()) && !self.has_log_buffer()? {
+            cells.retain(|cell| !cell.mode.is_buffered());
+            let text = format!(
+                "The log buffer is not supported by this build: {} bench knows no \
+                 --log_buffer_bytes, so the rows of the buffer are left out.",
+                self.archipelago.display()
+            );
+            notes.push(Note { group: Group::Buffer, text });
         }
-        let kept = cells.into_iter().filter(|cell| !cell.mode.is_buffered()).collect();
-        let note = format!(
-            "The log buffer is not supported by this build: {} bench knows no --log_buffer_bytes, \
-             so the rows of the buffer are left out.",
-            self.archipelago.display()
-        );
-        Ok((kept, vec![note]))
+        Ok((cells, notes))
     }
 
     fn has_log_buffer(&self) -> Result<bool> {
@@ -165,7 +178,7 @@ impl<'a> Runner<'a> {
         rounds.run_all(cells, flags.runs(), Cell::name, |&cell, at| {
             let stage = Stage {
                 case: Case { flags, cell, round: at.round },
-                archipelago,
+                archipelago: flags.program_of(cell.mode).unwrap_or(archipelago),
                 node_program,
                 device,
                 dir: at.dir.clone(),

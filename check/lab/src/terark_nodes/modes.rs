@@ -87,6 +87,8 @@ pub(super) enum Mode {
     Dr,
     /// The same with adaptive log writing. Network-efficient garbage collection has no switch.
     AllOn,
+    /// The same with a program whose garbage collection looks up and reads key by key.
+    AllOnByKey,
     AllOnNoPrefetch,
     DrBuffered,
     AllOnBuffered,
@@ -96,6 +98,12 @@ pub(super) enum Mode {
     LocalInlineNoLog,
     LocalSeparated,
     LocalSeparatedNoLog,
+    /// Storage nodes, clients and network in virtual time.
+    Simulated,
+    /// A database in a directory, without storage nodes, by this program.
+    Embedded,
+    /// The same by a program of an earlier commit.
+    EmbeddedBefore,
 }
 
 impl Mode {
@@ -107,6 +115,7 @@ impl Mode {
             Self::SeparatedEc => "separated, EC",
             Self::Dr => "separated, DR",
             Self::AllOn => "all on",
+            Self::AllOnByKey => "all on, collection key by key",
             Self::AllOnNoPrefetch => "all on, no prefetch",
             Self::DrBuffered => "separated, DR, log buffer",
             Self::AllOnBuffered => "all on, log buffer",
@@ -116,6 +125,9 @@ impl Mode {
             Self::LocalInlineNoLog => "local, no separation, no log",
             Self::LocalSeparated => "local, separated",
             Self::LocalSeparatedNoLog => "local, separated, no log",
+            Self::Simulated => "simulation",
+            Self::Embedded => "this program",
+            Self::EmbeddedBefore => "earlier program",
         }
     }
 
@@ -127,10 +139,13 @@ impl Mode {
                 | Self::InlineNoLog
                 | Self::LocalInline
                 | Self::LocalInlineNoLog
+                | Self::Simulated
+                | Self::Embedded
+                | Self::EmbeddedBefore
         )
     }
 
-    /// Whether the database lies in a directory of the client.
+    /// Whether the mode has no processes of storage nodes.
     pub(super) fn is_local(self) -> bool {
         matches!(
             self,
@@ -138,6 +153,9 @@ impl Mode {
                 | Self::LocalInlineNoLog
                 | Self::LocalSeparated
                 | Self::LocalSeparatedNoLog
+                | Self::Simulated
+                | Self::Embedded
+                | Self::EmbeddedBefore
         )
     }
 
@@ -161,6 +179,7 @@ impl Mode {
             Self::InlineEc | Self::SeparatedEc => Redundancy::CODED,
             Self::Dr
             | Self::AllOn
+            | Self::AllOnByKey
             | Self::AllOnNoPrefetch
             | Self::DrBuffered
             | Self::AllOnBuffered => Redundancy::BY_CLASS,
@@ -176,7 +195,9 @@ impl Mode {
             _ => "replicated",
         };
         let log = match self {
-            Self::AllOn | Self::AllOnNoPrefetch | Self::AllOnBuffered => "striped",
+            Self::AllOn | Self::AllOnByKey | Self::AllOnNoPrefetch | Self::AllOnBuffered => {
+                "striped"
+            }
             _ => "serial",
         };
         vec![format!("--redundancy={redundancy}"), format!("--log_writing={log}")]

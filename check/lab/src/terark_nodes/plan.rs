@@ -30,10 +30,13 @@ pub(super) enum Group {
     Model,
     Motivation,
     Loopback,
+    Recovery,
+    Growth,
+    Embedded,
 }
 
 impl Group {
-    pub(super) const ALL: [Self; 15] = [
+    pub(super) const ALL: [Self; 18] = [
         Self::Insert,
         Self::Update,
         Self::Read,
@@ -49,6 +52,9 @@ impl Group {
         Self::Model,
         Self::Motivation,
         Self::Loopback,
+        Self::Recovery,
+        Self::Growth,
+        Self::Embedded,
     ];
 
     /// Title of its section.
@@ -68,8 +74,21 @@ impl Group {
             Self::Cost => "Cost at the paper's prices (Table 4)",
             Self::Model => "The model of redundancy (Figure 7)",
             Self::Motivation => "Local and remote, with and without a log (Figures 3 and 4)",
-            Self::Loopback => "Nothing emulated: loopback, repair and take-over",
+            Self::Loopback => "Nothing emulated: loopback",
+            Self::Recovery => "Repair of a lost node, and take-over of a volume",
+            Self::Growth => "Growth from 6 to 60 nodes in virtual time",
+            Self::Embedded => "An embedded database, against an earlier program",
         }
+    }
+
+    /// Whether network and devices are emulated in all runs of the group.
+    pub(super) fn is_emulated(self) -> bool {
+        !matches!(self, Self::Loopback | Self::Recovery | Self::Growth | Self::Embedded)
+    }
+
+    /// Whether runs of the group have processes of storage nodes.
+    pub(super) fn has_nodes(self) -> bool {
+        !matches!(self, Self::Growth | Self::Embedded)
     }
 }
 
@@ -104,10 +123,16 @@ pub(super) enum Step {
     LoopRead,
     /// A node is killed, and its bytes come back on the others.
     Repair,
-    /// The owner is killed, and another process takes the volume over.
+    /// The owner is killed, and another process opens the volume when its lease has ended.
     TakeOver,
-    /// The load and the updates of the owner of a take-over, which continue until it is killed.
+    /// The updates of the owner of a take-over, which continue until it is killed.
     Owner,
+    /// Point reads at a limited rate for some seconds, while a node is lost or repaired.
+    Foreground,
+    /// Clusters of growing size in virtual time.
+    Growth,
+    /// Rates, instructions and files of an embedded database.
+    Embedded,
 }
 
 /// A list of steps on one database.
@@ -125,6 +150,8 @@ pub(super) enum Course {
     Loopback,
     Repair,
     TakeOver,
+    Growth,
+    Embedded,
 }
 
 impl Course {
@@ -140,7 +167,9 @@ impl Course {
             Self::Ycsb => &[Step::Ycsb],
             Self::Loopback => &[Step::LoopFill, Step::LoopRead],
             Self::Repair => &[Step::Prepare, Step::Repair],
-            Self::TakeOver => &[Step::TakeOver],
+            Self::TakeOver => &[Step::Prepare, Step::TakeOver],
+            Self::Growth => &[Step::Growth],
+            Self::Embedded => &[Step::Embedded],
         }
     }
 
@@ -169,9 +198,9 @@ impl Cell {
 /// The cells of a group, in the order of its runs.
 fn cells_of(group: Group) -> Vec<Cell> {
     use Mode::{
-        AllOn, AllOnBuffered, AllOnNoPrefetch, Dr, DrBuffered, InlineEc, InlineNoLog, InlineR3,
-        LocalInline, LocalInlineNoLog, LocalSeparated, LocalSeparatedNoLog, SeparatedEc,
-        SeparatedNoLog, SeparatedR3,
+        AllOn, AllOnBuffered, AllOnByKey, AllOnNoPrefetch, Dr, DrBuffered, Embedded,
+        EmbeddedBefore, InlineEc, InlineNoLog, InlineR3, LocalInline, LocalInlineNoLog,
+        LocalSeparated, LocalSeparatedNoLog, SeparatedEc, SeparatedNoLog, SeparatedR3, Simulated,
     };
     let mut cells = Vec::new();
     let mut add = |workloads: &[Workload], modes: &[Mode], card, course| {
@@ -201,7 +230,7 @@ fn cells_of(group: Group) -> Vec<Cell> {
             add(all, &[Dr, DrBuffered, AllOnBuffered], Card::Full, Course::Fill);
         }
         Group::Space => {
-            let modes = [InlineR3, InlineEc, SeparatedR3, SeparatedEc, AllOn];
+            let modes = [InlineR3, InlineEc, SeparatedR3, SeparatedEc, AllOn, AllOnByKey];
             add(all, &modes, Card::Full, Course::Throttled);
         }
         Group::Gc => add(fixed, &[AllOn], Card::Full, Course::Collection),
@@ -223,15 +252,21 @@ fn cells_of(group: Group) -> Vec<Cell> {
         }
         Group::Loopback => {
             add(fixed, &[Dr, LocalSeparated], Card::Absent, Course::Loopback);
-            add(fixed, &[Dr], Card::Absent, Course::Repair);
+        }
+        Group::Recovery => {
+            add(fixed, &[Dr], Card::Full, Course::Repair);
             add(fixed, &[Dr], Card::Absent, Course::TakeOver);
+        }
+        Group::Growth => add(fixed, &[Simulated], Card::Absent, Course::Growth),
+        Group::Embedded => {
+            add(fixed, &[EmbeddedBefore, Embedded], Card::Absent, Course::Embedded);
         }
     }
     cells
 }
 
-/// The cells of all groups, each once. A whole course contains a load, so that the course of a load
-/// alone is left out.
+/// The cells of the wanted groups, each once. A whole course contains a load, so that the course of
+/// a load alone is left out.
 pub(super) fn cells(flags: &NodesFlags) -> Vec<Cell> {
     let mut cells: Vec<Cell> = Vec::new();
     for cell in flags.groups().into_iter().flat_map(cells_of) {

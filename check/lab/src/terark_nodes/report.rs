@@ -1,14 +1,15 @@
 //! The sections of the report: a section of rows for each group, then the figures behind them. The
 //! functions are pure.
 
+use super::Note;
 use super::bounds::{Latencies, mixed_over_coded, mixed_over_replicated};
 use super::flags::NodesFlags;
 use super::link::{Card, Link};
 use super::modes::{Mode, Workload};
 use super::plan::{Group, Step};
 use super::rows::{Facts, Row};
-use super::run::Run;
-use super::words::slack_bytes;
+use super::run::{Run, repair_terms};
+use super::words::{log_full_bytes, slack_bytes, throttled_bytes_per_s};
 use crate::page::{Grid, Section};
 use archipelago_bench::harness::store::DeviceSpec;
 
@@ -22,7 +23,7 @@ const TABLES: [f64; 8] = [0.001, 0.01, 0.03, 0.1, 0.2, 0.5, 1.0, 2.0];
 const SMALL: [f64; 5] = [0.0, 0.25, 0.5, 0.75, 1.0];
 
 /// The sections of the report.
-pub(super) fn sections(facts: &Facts<'_>, rows: &[Row], notes: &[String]) -> Vec<Section> {
+pub(super) fn sections(facts: &Facts<'_>, rows: &[Row], notes: &[Note]) -> Vec<Section> {
     let of = |group: Group| {
         let rows: Vec<_> =
             rows.iter().filter(|row| row.group == group).map(|row| row.page_row.clone()).collect();
@@ -34,15 +35,30 @@ pub(super) fn sections(facts: &Facts<'_>, rows: &[Row], notes: &[String]) -> Vec
         let title = group.title().to_owned();
         let mut section = Section { title, rows, grids, ..Section::default() };
         section.grids.retain(|grid| !grid.rows.is_empty());
-        if group == Group::Buffer {
-            section.notes = notes.to_vec();
-        }
+        let of_group = notes.iter().filter(|note| note.group == group);
+        section.notes = of_group.map(|note| note.text.clone()).collect();
         let is_empty = section.rows.is_empty() && section.notes.is_empty();
         (!is_empty).then_some(section)
     };
     let mut sections: Vec<Section> = facts.flags.groups().into_iter().filter_map(of).collect();
-    sections.push(validity(facts));
+    sections.extend(validity(facts));
     sections
+}
+
+/// Notes about rows that are left out because a flag names no program for them.
+pub(super) fn notes_of_programs(flags: &NodesFlags) -> Vec<Note> {
+    let groups = flags.groups();
+    let mut notes = Vec::new();
+    if groups.contains(&Group::Space) && flags.by_key.is_none() {
+        let text = "The row over collection key by key is left out, because --by_key names no \
+                    client with that collection.";
+        notes.push(Note { group: Group::Space, text: text.to_owned() });
+    }
+    if groups.contains(&Group::Embedded) && flags.before.is_none() {
+        let text = "The rows are left out, because --before names no earlier program.";
+        notes.push(Note { group: Group::Embedded, text: text.to_owned() });
+    }
+    notes
 }
 
 /// The figures from which the bounds of the card follow.
@@ -100,8 +116,9 @@ fn model() -> Grid {
     grid
 }
 
-/// Whether processors or the card were the limit of each step that writes.
-fn validity(facts: &Facts<'_>) -> Section {
+/// Whether processors or the card were the limit of each step that writes. `None` if no step of a
+/// run over storage nodes writes.
+fn validity(facts: &Facts<'_>) -> Option<Section> {
     let mut grid = Grid::new([
         "workload",
         "mode",
@@ -136,12 +153,10 @@ fn validity(facts: &Facts<'_>) -> Section {
          less than {BUSY_MAX:.2} busy. A run that is limited by processors says nothing about the \
          card; repeat it with a larger --scale. A run that neither limits waits for round trips."
     );
-    Section {
-        title: "The limit of each run".to_owned(),
-        grids: if grid.rows.is_empty() { Vec::new() } else { vec![grid] },
-        notes: vec![note],
-        ..Section::default()
-    }
+    let title = "The limit of each run".to_owned();
+    let is_empty = grid.rows.is_empty();
+    let section = Section { title, grids: vec![grid], notes: vec![note], ..Section::default() };
+    (!is_empty).then_some(section)
 }
 
 /// The limit of a run, as text.
@@ -205,9 +220,47 @@ fn figures(run: &Run, step: Step) -> Option<Vec<String>> {
     ])
 }
 
-/// Settings of the runs, for the head of the report.
+/// Settings of the runs, for the head of the report. Each group adds what its rows need, so that
+/// the part of a page with one group says all about it and nothing about others.
 pub(super) fn settings(flags: &NodesFlags, device: &DeviceSpec, took_s: u64) -> String {
+    let groups = flags.groups();
+    let has = |wanted: &[Group]| wanted.iter().any(|group| groups.contains(group));
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
+    let mut text = format!(
+        "The evaluation of Terark-DS, in alternating runs of archipelago {version}, {runs} of \
+         each; medians. Ratios between own modes are compared with the paper's.\n\n\
+         - **Machine**: {cores} cores for all processes; the table took {minutes} minutes.\n",
+        version = env!("CARGO_PKG_VERSION"),
+        runs = flags.runs(),
+        minutes = took_s.div_ceil(60),
+    );
+    if groups.iter().any(|group| group.is_emulated()) || has(&[Group::Recovery]) {
+        text += &emulated(flags, device);
+    }
+    if has(&[Group::Loopback]) {
+        text += "- **Loopback**: neither the network nor devices are emulated.\n";
+    }
+    if groups.iter().any(|group| group.has_nodes()) {
+        text += &store(flags);
+    }
+    if has(&[Group::Space, Group::Cost]) {
+        text += &throttled(flags);
+    }
+    if has(&[Group::Recovery]) {
+        text += &recovery(flags);
+    }
+    if has(&[Group::Growth]) {
+        text += "- **Growth**: virtual time, tables with three replicas, 12 hosts with writers. \
+                 The cards of all nodes have the same rate, and so have those of the hosts. \
+                 `archipelago-sim --measure storage-scale` prints the same figures.\n";
+    }
+    if has(&[Group::Embedded]) && flags.before.is_some() {
+        text += &embedded(flags);
+    }
+    text
+}
+
+fn emulated(flags: &NodesFlags, device: &DeviceSpec) -> String {
     let (card, stream, trip) = match Link::new(Card::Full, flags.scale) {
         Some(link) => {
             (link.card_bytes_per_s / 1e6, link.stream_bytes_per_s / 1e6, link.round_trip_s * 1e3)
@@ -215,37 +268,75 @@ pub(super) fn settings(flags: &NodesFlags, device: &DeviceSpec, took_s: u64) -> 
         None => (f64::NAN, f64::NAN, f64::NAN),
     };
     format!(
-        "The evaluation of Terark-DS, in alternating runs of archipelago {version}, {runs} of each; \
-         medians. Ratios between own modes are compared with the paper's.\n\n\
-         - **Emulated**, all times stretched by {scale}: a card of the client with {card:.0} MB/s in \
-         each direction, {stream:.0} MB/s per connection, a round trip of {trip:.1} ms; a device of \
-         each storage node with {device_rate:.0} MB/s and {latency:.1} ms per operation \
-         (docs/devices/storage-node.toml). Real: processors, memory, loopback. The group loopback \
-         emulates nothing.\n\
-         - **Machine**: {cores} cores for the client and six storage nodes; the table took {minutes} \
-         minutes.\n\
-         - **Data**: {mib:.0} MiB of 24-byte keys and values, and three times as many bytes of \
-         updates; no compression; each write logged.\n\
-         - **Store**: memtables 4 MiB × 4 in two shards, tables 4 MiB, value files 8 MiB, base level 2 \
-         MiB, cache {cache:.1} MiB, 10 bloom bits per key, {threads} threads and 8 background jobs, \
-         values of 512 B and more separated, space bounded by 1.5 times the live bytes.\n\
-         - **R3**: three replicas. **EC**: RS(4,2) for tables and value files. **DR**: three \
-         replicas of tables, RS(4,2) of value files. The log always has three replicas, of which two \
-         acknowledge. **All on**: DR and adaptive log writing; network-efficient garbage collection \
-         is a part of every separated mode.\n\
-         - **Throttled updates** of {fast:.0} MB/s (Pareto-1K: half) for {seconds} s. Their bound of \
-         1.25 includes a slack of {slack:.0} MiB; other separated modes have a bound of 2.0 there.\n",
-        version = env!("CARGO_PKG_VERSION"),
-        runs = flags.runs(),
+        "- **Emulated**, all times stretched by {scale}: a card of the client with {card:.0} MB/s \
+         in each direction, {stream:.0} MB/s per connection, a round trip of {trip:.1} ms; a \
+         device of each storage node with {device_rate:.0} MB/s and {latency:.1} ms per operation \
+         (docs/devices/storage-node.toml). Real: processors, memory, loopback.\n",
         scale = flags.scale,
         device_rate = device.write_bytes_per_s as f64 * device.scale / 1e6,
         latency = device.write_latency_us as f64 / device.scale / 1e3,
-        minutes = took_s.div_ceil(60),
+    )
+}
+
+fn store(flags: &NodesFlags) -> String {
+    format!(
+        "- **Data**: {mib:.0} MiB of 24-byte keys and values; updates write three times as many \
+         bytes; no compression; each write logged.\n\
+         - **Store**: six storage nodes, seven for a repair; memtables 4 MiB × 4 in two shards, \
+         tables 4 MiB, value files 8 MiB, base level 2 MiB, cache {cache:.1} MiB, 10 bloom bits \
+         per key, {threads} threads and 8 background jobs, values of 512 B and more separated, \
+         space bounded by 1.5 times the live bytes.\n\
+         - **R3**: three replicas. **EC**: RS(4,2) for tables and value files. **DR**: three \
+         replicas of tables, RS(4,2) of value files. The log always has three replicas, of which \
+         two acknowledge. **All on**: DR and adaptive log writing; network-efficient garbage \
+         collection is a part of every separated mode.\n",
         mib = flags.data_bytes() as f64 / MIB,
         cache = flags.data_bytes() as f64 / 100.0 / MIB,
         threads = flags.threads,
-        fast = super::words::throttled_bytes_per_s(flags, Workload::Fixed16k) as f64 / 1e6,
+    )
+}
+
+fn throttled(flags: &NodesFlags) -> String {
+    let mut text = format!(
+        "- **Throttled updates** of {fast:.0} MB/s (Pareto-1K: half) for {seconds} s. Their bound \
+         of 1.25 includes a slack of {slack:.0} MiB; other separated modes have a bound of 2.0 \
+         there.\n",
+        fast = throttled_bytes_per_s(flags, Workload::Fixed16k) as f64 / 1e6,
         seconds = flags.throttled_seconds(),
         slack = slack_bytes() as f64 / MIB,
+    );
+    if flags.by_key.is_some() {
+        text += "- **Collection key by key**: the same client, built with the feature `gc-by-key`. \
+                 Its garbage collection looks up and reads one record at a time.\n";
+    }
+    text
+}
+
+fn recovery(flags: &NodesFlags) -> String {
+    let terms = repair_terms(Card::Full, flags.scale);
+    format!(
+        "- **Repair**: seven nodes; rates of {node:.1} MB/s for a node and {cluster:.0} MB/s for \
+         all, read and written, which are the defaults, stretched. {threads} threads read at a \
+         quarter of the card's rate for {seconds} s before the loss, between loss and repair, and \
+         during it. The time of the repair begins when the node counts as lost.\n\
+         - **Take-over**: nothing is emulated. The owner is killed when its log has 0.9 of \
+         {log:.0} MiB, and the next process starts then. Its time ends with its first read. A \
+         memtable has room for the whole log.\n",
+        node = terms.node_bytes_per_s as f64 / 1e6,
+        cluster = terms.cluster_bytes_per_s as f64 / 1e6,
+        threads = flags.threads,
+        seconds = flags.timed_seconds(),
+        log = log_full_bytes(flags) as f64 / MIB,
+    )
+}
+
+fn embedded(flags: &NodesFlags) -> String {
+    format!(
+        "- **Embedded**: {mib:.0} MiB of records of 116 bytes in a directory in memory, one \
+         thread; a quarter as many reads and scans of 10 entries. Instructions by valgrind. Files \
+         after a load of 20,000 records, by kind and by the lengths of tables. The earlier \
+         program is that of commit {commit}.\n",
+        mib = flags.data_bytes() as f64 / MIB,
+        commit = flags.before_commit,
     )
 }

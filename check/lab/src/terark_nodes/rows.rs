@@ -19,6 +19,8 @@ use crate::terark::bounds::collected_per_byte;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Facts<'a> {
     pub(super) flags: &'a NodesFlags,
+    /// The runs that were planned for each round.
+    pub(super) cells: &'a [Cell],
     pub(super) runs: &'a [Run],
 }
 
@@ -47,6 +49,8 @@ pub(super) struct Claim {
     bound: Option<Bound>,
     paper: &'static str,
     cause: &'static str,
+    /// Whether the name says all, without workload and card.
+    is_alone: bool,
 }
 
 /// A row with its figures, for the result file and for the page.
@@ -82,6 +86,7 @@ impl Claim {
             bound: None,
             paper: "",
             cause: "",
+            is_alone: false,
         }
     }
 
@@ -135,25 +140,30 @@ impl Claim {
         Self { cause, ..self }
     }
 
+    /// The same row without workload and card in its name, because its runs have none.
+    pub(super) fn alone(self) -> Self {
+        Self { is_alone: true, ..self }
+    }
+
     fn what(&self) -> String {
         let Subject { workload, mode, .. } = self.subject;
-        let workload = workload.name();
-        let card = match self.card {
-            Card::Full => String::new(),
-            card => format!(", card {}", card.name()),
+        let place = match (self.is_alone, self.card) {
+            (true, _) => String::new(),
+            (false, Card::Full) => format!(", {}", workload.name()),
+            (false, card) => format!(", {}, card {}", workload.name(), card.name()),
         };
         let name = &self.name;
         match &self.peer {
             Some((peer, _)) if *peer != mode => {
-                format!("{name}, {workload}{card}: {} / {}", mode.name(), peer.name())
+                format!("{name}{place}: {} / {}", mode.name(), peer.name())
             }
-            _ => format!("{name}, {workload}{card}: {}", mode.name()),
+            _ => format!("{name}{place}: {}", mode.name()),
         }
     }
 
     fn decimals(&self) -> usize {
         match self.unit {
-            "ops/s" | "MB/s" => 0,
+            "ops/s" | "MB/s" | "instructions" | "files" => 0,
             "" => 3,
             _ => 2,
         }
@@ -248,17 +258,21 @@ impl Facts<'_> {
         Some(usage.cost())
     }
 
-    /// The rows of the requested groups whose runs exist.
+    /// The rows of the requested groups whose runs were planned. A row whose runs failed has no
+    /// figures.
     pub(super) fn rows(&self, claims: &[Claim]) -> Vec<Row> {
         let groups = self.flags.groups();
-        let ran = |claim: &&Claim| {
+        let is_wanted = |claim: &&Claim| {
             let Subject { workload, mode, .. } = claim.subject;
-            let has_run = |mode| self.of(workload, mode, claim.card).next().is_some();
+            let is_planned = |mode: Mode| {
+                let at = (workload, mode, claim.card);
+                self.cells.iter().any(|cell| (cell.workload, cell.mode, cell.card) == at)
+            };
             groups.contains(&claim.group())
-                && has_run(mode)
-                && claim.peer.as_ref().is_none_or(|(peer, _)| has_run(*peer))
+                && is_planned(mode)
+                && claim.peer.as_ref().is_none_or(|(peer, _)| is_planned(*peer))
         };
-        claims.iter().filter(ran).map(|claim| self.row(claim)).collect()
+        claims.iter().filter(is_wanted).map(|claim| self.row(claim)).collect()
     }
 
     fn row(&self, claim: &Claim) -> Row {

@@ -10,21 +10,26 @@ use std::time::Duration;
 use archipelago_base::clock::{Clock as _, SystemClock};
 use archipelago_bench::harness::samples::Series;
 use archipelago_bench::harness::store::{Error, FileSystem as _, LocalFs, Result};
+use archipelago_store::VolumeOptions;
+use archipelago_store::nodes::repairs::RepairTerms;
 use serde::Serialize;
 
+use super::bounds::RepairRate;
 use super::cluster::{Cluster, ClusterSpec};
-use super::events;
+use super::embedded::{Embedded, EmbeddedFigures};
+use super::events::{self, RepairFigures, TakeOverFigures};
+use super::growth::{self, GrowthFigures};
 use super::link::{Card, Link};
 use super::modes::{Mode, Workload};
 use super::plan::{Cell, Course, Step};
-use super::words::{Case, DatabasePlace};
+use super::words::{Case, DatabasePlace, log_full_bytes};
 use crate::machine::BusyTime;
 use crate::program::run_to_end;
 use crate::results::{self, ResultEntry, ResultFile};
 
 const SAMPLE_EVERY: Duration = Duration::from_millis(500);
-/// Silence after which a node counts as lost, if the run is about a repair.
-const LOST_AFTER: Duration = Duration::from_secs(5);
+/// Time after the reads of a degraded cluster after which its lost node counts as lost.
+const LOST_AFTER_READS: Duration = Duration::from_secs(5);
 /// Silence after which a node counts as lost in other runs, which is longer than they take.
 const LOST_NEVER: Duration = Duration::from_secs(24 * 3600);
 /// Points of a timeline that a run keeps.
@@ -61,8 +66,18 @@ pub(super) struct StepRun {
     pub(super) busy_share: Option<f64>,
     pub(super) space: Vec<SpaceSample>,
     pub(super) sent: Vec<SentSample>,
-    /// Measurement of a step without benchmarks.
-    pub(super) event: Option<events::EventFigures>,
+    /// Measurement of a step that is no single process of the client.
+    pub(super) event: Option<EventFigures>,
+}
+
+/// Figures of a step that is no single process of the client.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum EventFigures {
+    Repair(RepairFigures),
+    TakeOver(TakeOverFigures),
+    Growth(Vec<GrowthFigures>),
+    Embedded(EmbeddedFigures),
 }
 
 /// A run with its cell.
@@ -74,7 +89,7 @@ pub(super) struct Run {
 }
 
 impl StepRun {
-    fn new(step: Step) -> Self {
+    pub(super) fn new(step: Step) -> Self {
         Self {
             step,
             results: Vec::new(),
@@ -97,11 +112,18 @@ impl StepRun {
         let phase = match self.step {
             Step::Load | Step::Prepare => "load",
             Step::Update | Step::Throttled | Step::ColdUpdate => "update",
-            Step::Read | Step::DegradedRead | Step::KeyByKey | Step::Latency => "read",
+            Step::Read | Step::DegradedRead | Step::KeyByKey | Step::Latency | Step::Foreground => {
+                "read"
+            }
             Step::Scan => "scan",
             Step::LoopFill => return self.result("fillrandom"),
             Step::LoopRead => return self.result("readrandom"),
-            Step::Ycsb | Step::Repair | Step::TakeOver | Step::Owner => return None,
+            Step::Ycsb
+            | Step::Repair
+            | Step::TakeOver
+            | Step::Owner
+            | Step::Growth
+            | Step::Embedded => return None,
         };
         self.result(&format!("{name}{phase}"))
     }
@@ -202,6 +224,43 @@ impl Run {
         Some((settled.or(result.cpu_seconds)?, found.nodes_cpu_s.unwrap_or(0.0)))
     }
 
+    /// The first figure that `of` takes from the events of the run.
+    fn event<T>(&self, of: impl Fn(&EventFigures) -> Option<&T>) -> Option<&T> {
+        self.steps.iter().find_map(|step| of(step.event.as_ref()?))
+    }
+
+    /// The repair of the run.
+    pub(super) fn repair(&self) -> Option<&RepairFigures> {
+        self.event(|event| match event {
+            EventFigures::Repair(figures) => Some(figures),
+            _ => None,
+        })
+    }
+
+    /// The take-over of the run.
+    pub(super) fn take_over(&self) -> Option<&TakeOverFigures> {
+        self.event(|event| match event {
+            EventFigures::TakeOver(figures) => Some(figures),
+            _ => None,
+        })
+    }
+
+    /// The simulated clusters of the run.
+    pub(super) fn growth(&self) -> Option<&Vec<GrowthFigures>> {
+        self.event(|event| match event {
+            EventFigures::Growth(figures) => Some(figures),
+            _ => None,
+        })
+    }
+
+    /// The embedded database of the run.
+    pub(super) fn embedded(&self) -> Option<&EmbeddedFigures> {
+        self.event(|event| match event {
+            EventFigures::Embedded(figures) => Some(figures),
+            _ => None,
+        })
+    }
+
     /// Stored bytes of tables and value files at the end of throttled updates.
     pub(super) fn stored_bytes(&self) -> Option<f64> {
         Some(self.step(Step::Throttled)?.space.last()?.stored_bytes as f64)
@@ -272,7 +331,18 @@ impl Stage<'_> {
             nodes: cell.course.nodes(),
             device: (cell.card != Card::Absent).then_some(self.device),
             scale: flags.scale,
-            lost_after: if cell.course == Course::Repair { LOST_AFTER } else { LOST_NEVER },
+            lost_after: self.lost_after(),
+            repair: repair_terms(cell.card, flags.scale),
+        }
+    }
+
+    /// Silence after which a node counts as lost. In a repair, clients read before that.
+    fn lost_after(&self) -> Duration {
+        match self.case.cell.course {
+            Course::Repair => {
+                Duration::from_secs(self.case.flags.timed_seconds()) + LOST_AFTER_READS
+            }
+            _ => LOST_NEVER,
         }
     }
 
@@ -284,8 +354,10 @@ impl Stage<'_> {
         let state = || cluster.map(Cluster::state).transpose();
         let (busy, before) = (BusyTime::now(), state()?);
         let mut run = match (step, cluster) {
-            (Step::Repair, Some(cluster)) => self.repair(cluster)?,
+            (Step::Repair, Some(cluster)) => self.repair(at, cluster)?,
             (Step::TakeOver, Some(cluster)) => self.take_over(at, cluster)?,
+            (Step::Growth, _) => with_event(step, EventFigures::Growth(growth::measure()?)),
+            (Step::Embedded, _) => self.embedded()?,
             _ => self.process(at, step, cluster)?,
         };
         run.busy_share = busy.zip(BusyTime::now()).and_then(|(from, to)| to.share_since(&from));
@@ -350,21 +422,85 @@ impl Stage<'_> {
         step == Step::Load && is_shown && is_full && self.case.round == 0
     }
 
-    fn repair(&self, cluster: &Cluster) -> Result<StepRun> {
-        let limit = Duration::from_secs(self.case.flags.repair_seconds);
-        let event = Some(events::repair(cluster, limit)?);
-        Ok(StepRun { event, ..StepRun::new(Step::Repair) })
+    fn repair(&self, at: usize, cluster: &Cluster) -> Result<StepRun> {
+        let Case { flags, cell, .. } = self.case;
+        let terms = repair_terms(cell.card, flags.scale);
+        let rate = RepairRate {
+            survivors: cell.course.nodes() - 1,
+            node_bytes_per_s: terms.node_bytes_per_s as f64,
+            cluster_bytes_per_s: terms.cluster_bytes_per_s as f64,
+        };
+        let event = events::Repair {
+            rate,
+            lost_after: self.lost_after(),
+            limit: Duration::from_secs(flags.repair_seconds),
+            read_seconds: flags.timed_seconds(),
+            reads: &|seconds| self.foreground(at, seconds, cluster),
+        };
+        let figures = events::repair(cluster, &event)?;
+        Ok(with_event(Step::Repair, EventFigures::Repair(figures)))
+    }
+
+    /// P99 in seconds of a process that reads for `seconds` seconds.
+    fn foreground(&self, at: usize, seconds: u64, cluster: &Cluster) -> Result<Option<f64>> {
+        let json = self.dir.join("foreground.json");
+        let managers = cluster.address();
+        let place = DatabasePlace::Store(&managers);
+        let mut words = self.case.foreground_words(at, seconds, place);
+        words.push(format!("--json={}", json.display()));
+        run_to_end(self.archipelago, &words)?;
+        let results = results::read::<ResultFile>(&json)?.results;
+        let step = StepRun { results, ..StepRun::new(Step::Foreground) };
+        let latency = step.main(self.case.cell.workload).and_then(|it| it.latency.get("read"));
+        Ok(latency.map(|latency| latency.p99_ns as f64 / 1e9))
     }
 
     fn take_over(&self, at: usize, cluster: &Cluster) -> Result<StepRun> {
         let owner = self.words(at, Step::Owner, Some(cluster));
         let open = self.words(at, Step::TakeOver, Some(cluster));
-        let bytes = self.case.cell.workload.live_bytes(self.case.flags);
-        let event = Some(events::take_over(
+        let figures = events::take_over(
             cluster,
-            &events::TakeOver { program: self.archipelago, owner: &owner, open: &open, bytes },
-        )?);
-        Ok(StepRun { event, ..StepRun::new(Step::TakeOver) })
+            &events::TakeOver {
+                program: self.archipelago,
+                owner: &owner,
+                open: &open,
+                log_full_bytes: log_full_bytes(self.case.flags),
+                lease: VolumeOptions::new("").lease,
+            },
+        )?;
+        Ok(with_event(Step::TakeOver, EventFigures::TakeOver(figures)))
+    }
+
+    fn embedded(&self) -> Result<StepRun> {
+        let Case { flags, round, .. } = self.case;
+        let figures = Embedded {
+            program: self.archipelago,
+            dir: &self.dir,
+            data_bytes: flags.data_bytes(),
+            seed: flags.seed + round,
+            is_first: round == 0,
+        }
+        .measure()?;
+        Ok(with_event(Step::Embedded, EventFigures::Embedded(figures)))
+    }
+}
+
+/// A step with the figures of an event.
+fn with_event(step: Step, event: EventFigures) -> StepRun {
+    StepRun { event: Some(event), ..StepRun::new(step) }
+}
+
+/// Rates of repairs: the defaults of the product, stretched as the devices are.
+pub(super) fn repair_terms(card: Card, scale: f64) -> RepairTerms {
+    let terms = RepairTerms::default();
+    let stretched = |bytes_per_s: u64| match card {
+        Card::Absent => bytes_per_s,
+        _ => (bytes_per_s as f64 / scale).max(1.0) as u64,
+    };
+    RepairTerms {
+        node_bytes_per_s: stretched(terms.node_bytes_per_s),
+        cluster_bytes_per_s: stretched(terms.cluster_bytes_per_s),
+        ..terms
     }
 }
 

@@ -3,9 +3,13 @@ use std::collections::BTreeMap;
 use archipelago_bench::harness::network::NetworkEntry;
 use archipelago_bench::harness::samples::Stalls;
 
+use super::bounds::LostBytes;
+use super::embedded::EmbeddedFigures;
+use super::events::{RepairFigures, TakeOverFigures};
+use super::growth::GrowthFigures;
 use super::modes::{Mode, Workload};
-use super::plan::{Course, Group, Step};
-use super::run::{SpaceSample, StepRun};
+use super::plan::{Course, Step};
+use super::run::{EventFigures, SpaceSample, StepRun};
 use super::words::DatabasePlace;
 use super::*;
 use crate::page::{Style, Verdict};
@@ -75,19 +79,26 @@ fn result(measured: &Measured<'_>) -> ResultEntry {
 
 fn step_run(step: Step, measured: &Measured<'_>) -> StepRun {
     StepRun {
-        step,
         results: vec![result(measured)],
         nodes_cpu_s: Some(1.0),
         busy_share: Some(0.5),
-        space: Vec::new(),
-        sent: Vec::new(),
-        event: None,
+        ..StepRun::new(step)
     }
 }
 
 fn run_of(mode: Mode, card: Card, steps: Vec<StepRun>) -> Run {
     let cell = Cell { workload: Workload::Fixed16k, mode, card, course: Course::Whole };
     Run { cell, round: 0, steps }
+}
+
+/// A run of one step that is an event.
+fn run_of_event(mode: Mode, card: Card, event: EventFigures) -> Run {
+    let step = StepRun { event: Some(event), ..StepRun::new(Step::Repair) };
+    run_of(mode, card, vec![step])
+}
+
+fn cells_of(runs: &[Run]) -> Vec<Cell> {
+    runs.iter().map(|run| run.cell).collect()
 }
 
 fn row<'r>(rows: &'r [Row], what: &str) -> &'r Row {
@@ -106,7 +117,8 @@ fn client_takes_the_words_of_every_step() {
     };
     for cell in cells.into_iter().filter(|cell| !cell.mode.is_buffered()) {
         let case = Case { flags: &flags, cell, round: 0 };
-        for (at, &step) in cell.course.steps().iter().chain(&[Step::Owner]).enumerate() {
+        let steps = cell.course.steps().iter();
+        for (at, &step) in steps.chain(&[Step::Owner, Step::Foreground]).enumerate() {
             let (dir, device) = (Path::new("/tmp/db"), Some(Path::new("/tmp/device.toml")));
             let place = match cell.mode.is_local() {
                 true => DatabasePlace::Local { dir, device },
@@ -161,7 +173,8 @@ fn inserts_are_judged_and_their_bound_follows_from_the_measured_w() {
         run_of(mode, Card::Full, vec![step_run(Step::Load, &measured)])
     };
     let runs = [of(Mode::InlineR3, 5.0), of(Mode::SeparatedR3, 1.0), of(Mode::AllOn, 1.0)];
-    let facts = Facts { flags: &flags, runs: &runs };
+    let cells = cells_of(&runs);
+    let facts = Facts { flags: &flags, cells: &cells, runs: &runs };
     assert_eq!(facts.rewrites(Workload::Fixed16k, Step::Load), Some(8.0));
     let rows = facts.rows(&claims::all());
     let over_inline = row(&rows, "insert until settled, fixed16k: all on / no separation, R3");
@@ -190,7 +203,8 @@ fn adaptive_log_is_judged_by_the_gain_of_the_model() {
         run_of(mode, Card::Fourfold, vec![step_run(Step::Load, &measured)])
     };
     let runs = [of(Mode::Dr, 10.0, 1.2), of(Mode::AllOn, 6.0, 1.0)];
-    let facts = Facts { flags: &flags, runs: &runs };
+    let cells = cells_of(&runs);
+    let facts = Facts { flags: &flags, cells: &cells, runs: &runs };
     let rows = facts.rows(&claims::all());
     let faster = row(&rows, "insert, fixed16k, card 4×: all on / separated, DR");
     assert_eq!(faster.verdict, Verdict::Met);
@@ -222,7 +236,8 @@ fn space_counts_every_sample_and_the_last_one_is_compared() {
         of(Mode::SeparatedR3, [1.5, 1.96], 3.0),
         of(Mode::AllOn, [1.3, 1.2], 1.5),
     ];
-    let facts = Facts { flags: &flags, runs: &runs };
+    let cells = cells_of(&runs);
+    let facts = Facts { flags: &flags, cells: &cells, runs: &runs };
     let rows = facts.rows(&claims::all());
     let largest = row(&rows, "largest space amplification at a sample, fixed16k: all on");
     assert_eq!(largest.verdict, Verdict::Missed, "one sample was above the bound");
@@ -252,7 +267,8 @@ fn cost_follows_from_space_and_processor_time() {
         run
     };
     let runs = [of(Mode::InlineR3, 1000, 4.0), of(Mode::AllOn, 500, 1.0)];
-    let facts = Facts { flags: &flags, runs: &runs };
+    let cells = cells_of(&runs);
+    let facts = Facts { flags: &flags, cells: &cells, runs: &runs };
     let wanted = 0.5 * 0.3788 + 0.25 * 0.5760 + 0.25 * 0.0364;
     let found = facts.cost(Workload::Mixed8k, Mode::AllOn).expect("a cost");
     assert!((found - wanted).abs() < 1e-9, "{found}");
@@ -268,10 +284,205 @@ fn rows_of_failed_runs_are_shown_as_failed() {
         run_of(Mode::SeparatedR3, Card::Full, vec![step_run(Step::Load, &LOAD)]),
         run_of(Mode::Dr, Card::Full, Vec::new()),
     ];
-    let facts = Facts { flags: &flags, runs: &runs };
+    let cells = cells_of(&runs);
+    let facts = Facts { flags: &flags, cells: &cells, runs: &runs };
     let rows = facts.rows(&claims::all());
     let failed = row(&rows, "insert until settled, fixed16k: separated, DR / separated, R3");
     assert_eq!(failed.verdict, Verdict::Failed);
+}
+
+#[test]
+fn rows_of_a_mode_without_any_run_are_shown_as_failed() {
+    let flags = nodes_flags(&["--quick", "--only=update", "--workloads=fixed16k"]);
+    let runs = [run_of(Mode::AllOn, Card::Full, vec![step_run(Step::Load, &LOAD)])];
+    let cells = plan::cells(&flags);
+    let facts = Facts { flags: &flags, cells: &cells, runs: &runs };
+    let rows = facts.rows(&claims::all());
+    let failed = row(&rows, "update until settled, fixed16k: all on / separated, R3");
+    assert_eq!(failed.verdict, Verdict::Failed);
+}
+
+#[test]
+fn repair_is_judged_by_its_rates_and_by_the_reads_meanwhile() {
+    let flags = nodes_flags(&["--quick", "--only=recovery"]);
+    let repair = EventFigures::Repair(RepairFigures {
+        seconds: Some(23.0),
+        allowed_seconds: 20.0,
+        lost: LostBytes::default(),
+        healthy_p99_s: Some(0.010),
+        degraded_p99_s: Some(0.012),
+        repair_p99_s: Some(0.014),
+    });
+    let runs = [run_of_event(Mode::Dr, Card::Full, repair)];
+    let cells = cells_of(&runs);
+    let facts = Facts { flags: &flags, cells: &cells, runs: &runs };
+    let rows = facts.rows(&claims::all());
+    let over = "repair of a lost node, over the time that rate and bytes allow, fixed16k: \
+                separated, DR";
+    let time = row(&rows, over);
+    assert_eq!((time.measured, time.verdict), (Some(1.15), Verdict::Met));
+    let seconds = row(&rows, "repair of a lost node, fixed16k: separated, DR");
+    assert_eq!((seconds.measured, seconds.bound.as_str()), (Some(23.0), "≥ 20.00 s"));
+    let reads = "P99 of reads during the repair over that before the loss, fixed16k: separated, DR";
+    let reads = row(&rows, reads);
+    assert!(reads.ratio.is_some_and(|ratio| (ratio - 1.4).abs() < 1e-9), "{reads:?}");
+    assert_eq!(reads.verdict, Verdict::Missed);
+    let degraded = rows.iter().find(|row| row.what.starts_with("P99 of reads between"));
+    let ratio = degraded.and_then(|row| row.ratio);
+    assert!(ratio.is_some_and(|ratio| (ratio - 1.2).abs() < 1e-9), "{degraded:?}");
+}
+
+#[test]
+fn repair_without_an_end_has_failed() {
+    let flags = nodes_flags(&["--quick", "--only=recovery"]);
+    let repair = EventFigures::Repair(RepairFigures {
+        seconds: None,
+        allowed_seconds: 20.0,
+        lost: LostBytes::default(),
+        healthy_p99_s: Some(0.010),
+        degraded_p99_s: None,
+        repair_p99_s: None,
+    });
+    let runs = [run_of_event(Mode::Dr, Card::Full, repair)];
+    let cells = cells_of(&runs);
+    let facts = Facts { flags: &flags, cells: &cells, runs: &runs };
+    let rows = facts.rows(&claims::all());
+    let failed = rows.iter().filter(|row| row.verdict == Verdict::Failed).count();
+    assert_eq!(failed, 2, "time and reads: {rows:?}");
+}
+
+#[test]
+fn take_over_is_judged_without_its_lease() {
+    let flags = nodes_flags(&["--quick", "--only=recovery"]);
+    let of = |seconds| {
+        let figures = TakeOverFigures {
+            seconds,
+            lease_seconds: 10.0,
+            usual_seconds: 0.25,
+            log_bytes: 60 << 20,
+        };
+        run_of_event(Mode::Dr, Card::Absent, EventFigures::TakeOver(figures))
+    };
+    for (seconds, verdict) in [(11.5, Verdict::Met), (12.5, Verdict::Missed)] {
+        let runs = [of(seconds)];
+        let cells = cells_of(&runs);
+        let facts = Facts { flags: &flags, cells: &cells, runs: &runs };
+        let rows = facts.rows(&claims::all());
+        let name = "take-over after kill -9, without the lease, fixed16k, card no emulation: \
+                    separated, DR";
+        let taken = row(&rows, name);
+        assert_eq!((taken.measured, taken.verdict), (Some(seconds - 10.0), verdict));
+        assert!(taken.bound.starts_with("≥ 0.25 s"), "{}", taken.bound);
+        let log = rows.iter().find(|row| row.what.starts_with("log that the next owner"));
+        assert_eq!(log.and_then(|row| row.measured), Some(60.0));
+    }
+}
+
+#[test]
+fn full_log_of_a_take_over_fits_into_one_memtable() {
+    let flags = nodes_flags(&["--quick"]);
+    assert_eq!(words::log_full_bytes(&flags), 64 << 20);
+    assert_eq!(words::log_full_bytes(&nodes_flags(&["--data_bytes=2097152"])), 512 << 10);
+    let words_of = |course| {
+        let (workload, mode, card) = (Workload::Fixed16k, Mode::Dr, Card::Absent);
+        let cell = Cell { workload, mode, card, course };
+        let case = Case { flags: &flags, cell, round: 0 };
+        case.words(1, Step::Owner, DatabasePlace::Store("127.0.0.1:7700"))
+    };
+    let has = |course, word: &str| words_of(course).iter().any(|one| one == word);
+    assert!(has(Course::TakeOver, "--write_buffer_size=67108864"));
+    assert!(has(Course::TakeOver, "--use_existing_db=1"));
+    assert!(has(Course::Repair, "--write_buffer_size=4194304"));
+}
+
+#[test]
+fn growth_is_judged_until_the_cards_of_the_clients_are_full() {
+    let flags = nodes_flags(&["--quick", "--only=growth"]);
+    let of = |nodes, clients, bytes_per_s, [node_card_share, client_card_share]: [f64; 2]| {
+        GrowthFigures { nodes, clients, bytes_per_s, node_card_share, client_card_share }
+    };
+    let figures = vec![
+        of(6, 12, 100.0, [0.8, 0.1]),
+        of(12, 12, 187.5, [0.75, 0.25]),
+        of(24, 12, 320.0, [0.64, 0.5]),
+        of(60, 2, 300.0, [0.25, 0.95]),
+    ];
+    let runs = [run_of_event(Mode::Simulated, Card::Absent, EventFigures::Growth(figures))];
+    let cells = cells_of(&runs);
+    let facts = Facts { flags: &flags, cells: &cells, runs: &runs };
+    let rows = facts.rows(&claims::all());
+    let twelve = row(&rows, "throughput of 12 nodes, over 2 times that of 6: simulation");
+    assert_eq!((twelve.measured, twelve.verdict), (Some(0.9375), Verdict::Met));
+    assert_eq!(twelve.bound, "≤ 1.250: the cards");
+    let more = row(&rows, "throughput of 24 nodes, over 4 times that of 6: simulation");
+    assert_eq!((more.measured, more.verdict), (Some(0.8), Verdict::Missed));
+    let missing = row(&rows, "throughput of 60 nodes, over 10 times that of 6: simulation");
+    assert_eq!(missing.verdict, Verdict::Failed);
+    let name = "share of the clients' cards, of two clients and 60 nodes: simulation";
+    let full = row(&rows, name);
+    assert_eq!((full.measured, full.verdict), (Some(0.95), Verdict::Met));
+}
+
+#[test]
+fn embedded_database_is_compared_with_the_earlier_program() {
+    let flags = nodes_flags(&["--quick", "--only=embedded", "--before=/tmp/x"]);
+    let of = |mode, rate: f64, count: f64, file: &str| {
+        let rates = crate::counted::COUNTED.map(|name| (name.to_owned(), rate)).into();
+        let instructions = crate::counted::COUNTED.map(|name| (name, count)).into();
+        let figures = EmbeddedFigures { rates, instructions, files: vec![file.to_owned()] };
+        run_of_event(mode, Card::Absent, EventFigures::Embedded(figures))
+    };
+    let before = of(Mode::EmbeddedBefore, 1000.0, 100.0, ".sst, 5 bytes");
+    let judged = |ours: Run| -> Vec<(String, Verdict)> {
+        let runs = [before.clone(), ours];
+        let cells = cells_of(&runs);
+        let facts = Facts { flags: &flags, cells: &cells, runs: &runs };
+        let rows = facts.rows(&claims::all());
+        rows.into_iter().map(|row| (row.what, row.verdict)).collect()
+    };
+    let near = judged(of(Mode::Embedded, 975.0, 101.5, ".sst, 5 bytes"));
+    assert_eq!(near.len(), 7, "{near:?}");
+    assert_eq!(near[0].0, "fillrandom: this program / earlier program");
+    assert!(near.iter().all(|row| row.1 == Verdict::Met), "{near:?}");
+    let worse = judged(of(Mode::Embedded, 965.0, 102.5, ".sst, 6 bytes"));
+    assert!(worse.iter().all(|row| row.1 == Verdict::Missed), "{worse:?}");
+}
+
+#[test]
+fn rows_of_other_programs_need_these_programs() {
+    let has = |words: &[&str], mode| {
+        plan::cells(&nodes_flags(words)).iter().any(|cell| cell.mode == mode)
+    };
+    assert!(!has(&[], Mode::AllOnByKey) && !has(&[], Mode::Embedded));
+    assert!(has(&["--by_key=/tmp/x"], Mode::AllOnByKey));
+    assert!(has(&["--before=/tmp/x"], Mode::EmbeddedBefore));
+    let args = ["--only=embedded"].map(OsString::from);
+    assert!(matches!(NodesFlags::read(&args), Err(Stop::Usage(text)) if text.contains("--before")));
+    let notes = report::notes_of_programs(&nodes_flags(&["--only=space,log"]));
+    assert!(notes.len() == 1 && notes[0].group == Group::Space, "{notes:?}");
+}
+
+#[test]
+fn part_of_one_group_says_what_its_rows_need() {
+    let device = link::device(25.0).expect("a device");
+    let said = |words: &[&str]| report::settings(&nodes_flags(words), &device, 90);
+    let growth = said(&["--only=growth"]);
+    assert!(growth.contains("**Growth**") && growth.contains("2 minutes"), "{growth}");
+    for other in ["**Emulated**", "**Store**", "**Throttled", "**Repair**", "**Embedded**"] {
+        assert!(!growth.contains(other), "{growth}");
+    }
+    let log = said(&["--only=log", "--quick"]);
+    assert!(log.contains("**Emulated**") && log.contains("256 MiB"), "{log}");
+    assert!(!log.contains("**Throttled") && !log.contains("**Repair**"), "{log}");
+    let recovery = said(&["--only=recovery", "--quick"]);
+    // 64 MiB a second, stretched by 25.
+    assert!(recovery.contains("rates of 2.7 MB/s") && recovery.contains("15 s"), "{recovery}");
+    let embedded = said(&["--only=embedded", "--before=/tmp/x", "--before_commit=abc"]);
+    assert!(embedded.contains("commit abc") && !embedded.contains("/tmp/x"), "{embedded}");
+    // Without a step that writes over storage nodes, no section says what limited it.
+    let flags = nodes_flags(&["--only=growth"]);
+    let facts = Facts { flags: &flags, cells: &[], runs: &[] };
+    assert!(report::sections(&facts, &[], &[]).is_empty());
 }
 
 #[test]

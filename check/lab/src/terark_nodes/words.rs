@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::flags::NodesFlags;
-use super::link::Link;
+use super::link::{Card, Link};
 use super::modes::{KEY_BYTES, Mode, SEPARATION_BYTES, VALUE_BYTES, Workload};
 use super::plan::{Cell, Course, Step};
 
@@ -34,6 +34,11 @@ const THROTTLED_BYTES_PER_S: f64 = 200e6;
 const LATENCY_READS: u64 = 1000;
 /// Reads that measure the time of one key without a cache.
 const KEY_BY_KEY_READS: u64 = 200;
+/// Largest log that the next owner of a take-over recovers.
+const LOG_FULL_BYTES: u64 = 64 << 20;
+/// Share of the client's card that the reads take while a node is lost or repaired. A full card
+/// would show its queue, and not the repair.
+const FOREGROUND_CARD_SHARE: f64 = 0.25;
 /// Seconds of the updates of an owner that is killed before they end.
 const OWNER_SECONDS: u64 = 24 * 3600;
 /// Volume with the database.
@@ -49,6 +54,18 @@ pub(super) fn slack_bytes() -> u64 {
 pub(super) fn throttled_bytes_per_s(flags: &NodesFlags, workload: Workload) -> u64 {
     let full = THROTTLED_BYTES_PER_S / flags.scale;
     (full * workload.pick([1.0, 1.0, 0.5])) as u64
+}
+
+/// Length of a full log in a take-over: 64 MiB, unless the database has less than four times that.
+pub(super) fn log_full_bytes(flags: &NodesFlags) -> u64 {
+    (flags.data_bytes() / 4).min(LOG_FULL_BYTES)
+}
+
+/// Limit of the reads while a node is lost or repaired, in operations per second.
+fn foreground_reads_per_s(flags: &NodesFlags) -> u64 {
+    let link = Link::new(Card::Full, flags.scale);
+    let bytes_per_s = link.map_or(f64::INFINITY, |link| link.card_bytes_per_s);
+    (bytes_per_s * FOREGROUND_CARD_SHARE / (KEY_BYTES + VALUE_BYTES) as f64).max(1.0) as u64
 }
 
 /// Parameters from which the words of a process follow.
@@ -73,8 +90,7 @@ impl Case<'_> {
     pub(super) fn words(&self, at: usize, step: Step, place: DatabasePlace<'_>) -> Vec<String> {
         let Self { flags, cell, round } = self;
         let Cell { workload, mode, .. } = *cell;
-        let is_fresh =
-            matches!(step, Step::Load | Step::Prepare | Step::Ycsb | Step::LoopFill | Step::Owner);
+        let is_fresh = matches!(step, Step::Load | Step::Prepare | Step::Ycsb | Step::LoopFill);
         let one = matches!(step, Step::KeyByKey | Step::Latency | Step::TakeOver);
         let is_cold = matches!(step, Step::KeyByKey | Step::ColdUpdate | Step::Latency);
         let mut words = vec![
@@ -89,14 +105,15 @@ impl Case<'_> {
             _ if is_cold => COLD_CACHE_BYTES,
             _ => flags.data_bytes() / CACHE_SHARE,
         };
+        let memtable = self.memtable_bytes();
         let mut set = |name: &str, value: u64| words.push(format!("--{name}={value}"));
         set("num", workload.records(flags));
         set("threads", if one { 1 } else { flags.threads });
         set("key_size", KEY_BYTES);
         set("value_size", VALUE_BYTES);
-        set("write_buffer_size", MEMTABLE_BYTES);
+        set("write_buffer_size", memtable);
         set("max_write_buffer_number", MEMTABLES);
-        set("wal_segment_size", MEMTABLE_BYTES);
+        set("wal_segment_size", memtable);
         set("target_file_size_base", TABLE_BYTES);
         set("max_bytes_for_level_base", LEVEL_BASE_BYTES);
         set("buckets", BUCKETS);
@@ -111,6 +128,27 @@ impl Case<'_> {
         words.extend(self.mode_words());
         words.extend(self.place_words(place));
         words
+    }
+
+    /// Words of a process that reads at a limited rate for `seconds` seconds.
+    pub(super) fn foreground_words(
+        &self,
+        at: usize,
+        seconds: u64,
+        place: DatabasePlace<'_>,
+    ) -> Vec<String> {
+        let mut words = self.words(at, Step::Foreground, place);
+        words.push(format!("--duration={seconds}"));
+        words
+    }
+
+    /// Bytes of a memtable. That of a take-over has room for the whole log, so that no flush makes
+    /// the log shorter before the owner is killed.
+    fn memtable_bytes(&self) -> u64 {
+        match self.cell.course {
+            Course::TakeOver => log_full_bytes(self.flags).max(MEMTABLE_BYTES),
+            _ => MEMTABLE_BYTES,
+        }
     }
 
     /// Words of the number of operations of a step.
@@ -132,6 +170,10 @@ impl Case<'_> {
             Step::Latency => set("reads", LATENCY_READS),
             Step::TakeOver => set("reads", 1),
             Step::Owner => set("duration", OWNER_SECONDS),
+            Step::Foreground => {
+                set("benchmark_read_rate_limit", foreground_reads_per_s(flags));
+                set("ops_between_duration_checks", 16);
+            }
             Step::LoopFill | Step::LoopRead => {
                 let each = (workload.records(flags) / flags.threads).max(1);
                 set("writes", each);
@@ -151,14 +193,16 @@ impl Case<'_> {
             Step::Read | Step::DegradedRead => format!("{name}read,{name}read"),
             Step::Scan => format!("{name}scan"),
             Step::Throttled => format!("{name}update"),
-            Step::Owner => format!("{name}load,{name}update"),
-            Step::KeyByKey | Step::Latency => format!("{name}read"),
+            Step::Owner => format!("{name}update"),
+            Step::KeyByKey | Step::Latency | Step::Foreground => format!("{name}read"),
             Step::Ycsb => {
                 "ycsbload,flush,waitforcompaction,ycsba,ycsbb,ycsbc,ycsbf,ycsbd,ycsbe".to_owned()
             }
             Step::LoopFill => "fillrandom,flush,waitforcompaction".to_owned(),
             Step::LoopRead => "readrandom,readrandom".to_owned(),
-            Step::Repair | Step::TakeOver => "readrandom".to_owned(),
+            Step::Repair | Step::TakeOver | Step::Growth | Step::Embedded => {
+                "readrandom".to_owned()
+            }
         }
     }
 
@@ -166,7 +210,7 @@ impl Case<'_> {
     pub(super) fn bound(&self) -> f64 {
         let Cell { workload, mode, course, .. } = self.cell;
         match (course, mode) {
-            (Course::Throttled, Mode::AllOn) => {
+            (Course::Throttled, Mode::AllOn | Mode::AllOnByKey) => {
                 let live = workload.live_bytes(self.flags) as f64;
                 (BOUND_TIGHT - slack_bytes() as f64 / live).max(BOUND_MIN)
             }

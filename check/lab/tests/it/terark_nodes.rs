@@ -104,14 +104,46 @@ fn space_is_sampled_at_the_storage_nodes() {
     }
 }
 
-#[test]
-fn owner_is_killed_and_its_volume_is_taken_over() {
-    let words = ["--only=loopback", "--data_bytes=2097152", "--repair_seconds=1"];
-    let (report, text) = report(&words);
-    has_ratio(&report, "fillrandom, fixed16k, card no emulation: separated, DR / local, separated");
+/// The figure of the row whose name begins with `what`.
+fn measured(report: &Value, what: &str) -> f64 {
     let rows = report["rows"].as_array().expect("rows");
-    let what = "take-over, without the time of an opening, fixed16k, card no emulation: \
-                separated, DR";
-    let row = rows.iter().find(|row| row["what"] == what);
-    assert!(row.is_some_and(|row| row["measured"].is_number()), "{text}");
+    let name = |row: &Value| row["what"].as_str().expect("a name").starts_with(what);
+    let row = rows.iter().find(|&row| name(row)).unwrap_or_else(|| panic!("{what}: {rows:?}"));
+    row["measured"].as_f64().unwrap_or_else(|| panic!("{row}"))
+}
+
+#[test]
+fn storage_nodes_are_compared_with_the_local_disk() {
+    let (report, _) = report(&["--only=loopback", "--data_bytes=2097152"]);
+    has_ratio(&report, "fillrandom, fixed16k, card no emulation: separated, DR / local, separated");
+}
+
+#[test]
+fn node_is_repaired_and_a_volume_is_taken_over() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let page = dir.path().join("page.md");
+    let part = format!("--page={}#recovery", page.display());
+    // So many files that the node that is lost surely has parts of some.
+    let words = ["--only=recovery", "--data_bytes=8388608", "--timed_seconds=1", &part];
+    let (report, _) = report(&words);
+    assert!(measured(&report, "repair of a lost node, fixed16k") >= 0.0);
+    has_ratio(
+        &report,
+        "P99 of reads during the repair over that before the loss, fixed16k: separated, DR",
+    );
+    // The next owner has waited for the whole lease.
+    assert!(measured(&report, "take-over after kill -9, without the lease") > 0.0);
+    // The log had 0.9 of a quarter of the data at least.
+    assert!(measured(&report, "log that the next owner recovers") >= 1.8);
+    let text = std::fs::read_to_string(&page).expect("a page");
+    for wanted in [
+        "writes the following part: recovery.",
+        "| command | `archipelago-lab terark --quick",
+        "**Repair**",
+        "## Repair of a lost node, and take-over of a volume",
+        "targets reached.",
+    ] {
+        assert!(text.contains(wanted), "{wanted}: {text}");
+    }
+    assert!(!text.contains("The limit of each run"), "no step of the part writes: {text}");
 }

@@ -139,14 +139,6 @@ pub(super) fn loopback() -> Vec<Claim> {
     let subject = Subject { group: Group::Loopback, workload, mode: Mode::Dr };
     let row =
         |name: &str, step: Step| rates(subject, Mode::LocalSeparated, name, step).on(Card::Absent);
-    let took = |step: Step| {
-        move |_: &Facts<'_>, run: &Run| {
-            let event = run.step(step)?.event?;
-            Some(event.seconds? - event.usual_seconds)
-        }
-    };
-    let event =
-        |name: &str, step: Step| Claim::new(subject, name, "s", took(step)).on(Card::Absent);
     let share = |facts: &Facts<'_>, run: &Run| {
         let runs = facts.of(Workload::Fixed16k, Mode::LocalSeparated, Card::Absent);
         let rates: Vec<f64> = runs.filter_map(|run| run.rate(Step::LoopFill)).collect();
@@ -162,8 +154,6 @@ pub(super) fn loopback() -> Vec<Claim> {
             .on(Card::Absent)
             .not_below(BOUND_SHARE_MIN),
         row("readrandom, warm", Step::LoopRead).at_least(0.9),
-        event("repair after the loss of a node", Step::Repair),
-        event("take-over, without the time of an opening", Step::TakeOver),
     ]
 }
 

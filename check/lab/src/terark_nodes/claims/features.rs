@@ -13,6 +13,8 @@ use crate::terark::run::Collection;
 
 /// Share of the gain of the model that adaptive writing must reach.
 const GAIN_SHARE_MIN: f64 = 0.7;
+/// Share of the space that collection in batches must save over collection key by key.
+const BY_KEY_SAVED_MIN: f64 = 0.12;
 /// Read calls of garbage collection for each of its records, at most.
 const CALLS_PER_RECORD_MAX: f64 = 0.02;
 /// Bytes that garbage collection may read: this multiple of the valid bytes, and this share of the
@@ -115,7 +117,7 @@ pub(super) fn buffer() -> Vec<Claim> {
 }
 
 pub(super) fn space() -> Vec<Claim> {
-    use Mode::{AllOn, InlineEc, InlineR3, SeparatedEc, SeparatedR3};
+    use Mode::{AllOn, AllOnByKey, InlineEc, InlineR3, SeparatedEc, SeparatedR3};
     let of = |workload: Workload| {
         let all_on = Subject { group: Group::Space, workload, mode: AllOn };
         let mib = |_: &Facts<'_>, run: &Run| Some(run.stored_bytes()? / 1_048_576.0);
@@ -151,7 +153,21 @@ pub(super) fn space() -> Vec<Claim> {
                 .bound(least(SeparatedEc, 1.96))
                 .paper("−7.9 % to −28.4 %"),
             row(InlineEc).paper("more than RocksDB-EC"),
+            row(AllOnByKey)
+                .at_most(1.0 - BY_KEY_SAVED_MIN)
+                .bound(|_| Some("1.00× where the other collection keeps up".to_owned()))
+                .paper("−12 % to −28 %")
+                .cause(
+                    "Both collections keep the same bound on space as long as both keep up with \
+                     the updates.",
+                ),
             rates(all_on, InlineR3, "updates under the limit", Step::Throttled),
+            Claim::new(
+                Subject { mode: AllOnByKey, ..all_on },
+                "read calls of garbage collection per record",
+                "",
+                |_, run| Collection::of(run.main(Step::Throttled)?)?.calls_per_record(),
+            ),
         ]
     };
     Workload::ALL.into_iter().flat_map(of).collect()

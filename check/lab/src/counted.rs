@@ -23,7 +23,7 @@ pub(crate) const COUNTED: [&str; 3] = ["fillrandom", "readrandom", "seekrandom"]
 pub(crate) struct Counting<'a> {
     /// The program, which has the command `bench`.
     pub(crate) program: &'a Path,
-    /// Directory of the databases, which must be empty.
+    /// Directory of the databases `db` and `counted`, which must not exist yet.
     pub(crate) dir: &'a Path,
     pub(crate) seed: u64,
     /// Further words of each process.

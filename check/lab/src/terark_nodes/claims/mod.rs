@@ -1,8 +1,8 @@
 //! The list of all rows, in the order of the table, with the paper's statements, the targets and
-//! the bounds. Decisions 0072 and 0099 fix them. The functions are pure.
+//! the bounds. Decisions 0072 and 0102 fix them. The functions are pure.
 //!
 //! `microbenchmarks` has the rows of §5.2 and §5.3 of the paper, `features` those of §5.4,
-//! `operation` those of repair, take-over, growth and embedded databases (decision 0099), and
+//! `operation` those of repair, take-over, growth and embedded databases (decision 0102), and
 //! `costs` the others.
 
 mod costs;

@@ -46,6 +46,7 @@ pub use admin::report::{LevelInfo, Report};
 pub use admin::value_audit::{ValueAudit, audit_values};
 pub use admin::values::{PinnedInfo, SpaceInfo, ValueFileInfo, ValuesReport};
 pub use admin::verify::VerifyReport;
+pub use background::due::{DueRange, DueReason, RestBounds, flush_due};
 pub use background::flush_plan;
 use background::scheduler::Workers;
 pub(crate) use inner::DbInner;

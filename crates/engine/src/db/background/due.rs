@@ -28,6 +28,8 @@
 //! A pause of the writers is no reason for a flush. Shards that rest are readable and logged. A
 //! flush of few records makes a small table, and later writes would make it larger (decision 0084).
 //!
+//! The model of many nodes in `check/lab` calls [`flush_due`], too.
+//!
 //! Thread-safety: pure, except for [`DueInput`], which reads the state under the jobs lock.
 //! Cost: O(ranges × log ranges).
 
@@ -104,21 +106,21 @@ pub(crate) fn image_bytes_max(shard: &Shard) -> u64 {
 
 /// Sums over all sealed memtables, and their limits.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct RestBounds {
+pub struct RestBounds {
     /// Bytes of all images at nodes.
-    pub(crate) held_bytes: u64,
+    pub held_bytes: u64,
     /// Bytes of those images that running flushes take.
-    pub(crate) leaving_bytes: u64,
+    pub leaving_bytes: u64,
     /// Bytes that may be at all nodes together.
-    pub(crate) limit_bytes: u64,
+    pub limit_bytes: u64,
     /// Bytes of memory of the parts that stay here of shards at nodes.
-    pub(crate) kept_bytes: u64,
+    pub kept_bytes: u64,
     /// The youngest log segment that must be removed; `None` if the log keeps its bound.
-    pub(crate) excess_log: Option<FileNo>,
+    pub excess_log: Option<FileNo>,
     /// Bytes charged to the memory budget.
-    pub(crate) used_bytes: u64,
+    pub used_bytes: u64,
     /// Bytes of the memory budget.
-    pub(crate) budget_bytes: u64,
+    pub budget_bytes: u64,
 }
 
 impl RestBounds {
@@ -141,7 +143,8 @@ impl RestBounds {
 
 /// Reason for which a key range is flushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DueReason {
+pub enum DueReason {
+    /// A caller waits for the flush, or a shard cannot rest.
     Wanted,
     /// The range has the bytes of a memtable.
     Full,
@@ -155,9 +158,11 @@ pub(crate) enum DueReason {
 
 /// A key range that could be one flush, and the size of a memtable of its family.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct DueRange {
-    pub(crate) figures: RangeFigures,
-    pub(crate) full_bytes: u64,
+pub struct DueRange {
+    /// Figures of the range over all sealed memtables.
+    pub figures: RangeFigures,
+    /// Bytes of a full memtable of its family.
+    pub full_bytes: u64,
 }
 
 /// A shard that is being sent to a node, as [`is_send_due`] sees it.
@@ -184,7 +189,8 @@ pub(crate) fn is_send_due(
 }
 
 /// For each of the ranges, of all families, the reason for which it is due; `None` if it is not.
-pub(crate) fn flush_due(ranges: &[DueRange], bounds: &RestBounds) -> Vec<Option<DueReason>> {
+#[must_use]
+pub fn flush_due(ranges: &[DueRange], bounds: &RestBounds) -> Vec<Option<DueReason>> {
     let pins = |figures: &RangeFigures| match (figures.oldest_log, bounds.excess_log) {
         (Some(oldest), Some(excess)) => oldest <= excess,
         _ => false,

@@ -66,7 +66,7 @@ impl Factors {
     }
 
     /// MB/s of one link.
-    fn link(&self, link: StorageLink) -> f64 {
+    pub(super) fn link(&self, link: StorageLink) -> f64 {
         self.link_used * link.mb_per_s()
     }
 
@@ -183,7 +183,18 @@ fn naive(offloaded: Offloaded, link: StorageLink, factors: &Factors) -> f64 {
 /// Highest MB/s if flushes and compactions run on any executor. Compactions beyond what the storage
 /// executors do cross the links of compute and memory nodes, as all flushes do.
 fn any_executor(compute_nodes: f64, link: StorageLink, factors: &Factors) -> f64 {
-    let links = compute_nodes + 1.0;
+    cluster(compute_nodes, 1.0, link, factors)
+}
+
+/// Highest MB/s of all databases of a cluster together, if everything is offloaded and every node
+/// is an executor.
+pub(super) fn cluster(
+    compute_nodes: f64,
+    memory_nodes: f64,
+    link: StorageLink,
+    factors: &Factors,
+) -> f64 {
+    let links = compute_nodes + memory_nodes;
     let streams = (factors.storage_executors + links) * factors.jobs;
     let by_streams = factors.streams(streams, factors.streamed());
     by_streams.min(over_links(links * factors.link(link), factors.flushed, factors))
@@ -416,6 +427,10 @@ mod tests {
         is_near(scaling_by_links(5.0, 1.0), 3.0, 0.0);
         is_near(scaling_by_streams(5.0, &Factors::FIXED), 1.8, 1e-9);
         is_near(memory_scaling(3.0, 1.0, 3.0), 1.5, 0.0);
+        // 36 streams; and six links, over which x + 2.3·(x − 151) leave.
+        let five = |link| cluster(5.0, 1.0, link, &Factors::FIXED);
+        is_near(five(StorageLink::TwoAndAHalf), 371.0, 0.5);
+        is_near(five(StorageLink::One), 309.5, 0.5);
         is_near(bursts_meet(3, 4, 0.2), 0.027, 0.0005);
         is_near(bursts_meet(2, 4, 0.2), 0.18, 0.002);
     }

@@ -36,16 +36,18 @@ Groups (--only):
   stability      variation of the throughput (Figures 15 and 16)
   portability    everything over compactions only (Table 7)
   resp           a Redis server with 50 clients (Table 8)
-  nodes          rows for many nodes, which are listed only
+  nodes          several databases, from a model in virtual time (Figure 17, Tables 9 and 10)
 
 Rates are a tenth and sizes a sixteenth of the paper's (docs/devices/ds-*.toml). Decision 0087 in
-docs/decisions fixes them, the modes, the rows and the targets. A mode that the program refuses is
-named, and its rows stay without figures. Tables go to standard output. The directory of --out gets
+docs/decisions fixes them, the modes, the rows and the targets. The rows of the group nodes are
+figures of a model at full speed (decision 0103). A mode that the program refuses is named, and its
+rows stay without figures. Tables go to standard output. The directory of --out gets
 them in Markdown as report.md, every figure as report.json, and charts as SVG.
 
 Examples:
   archipelago-lab o3 --quick --only=fill --values=256
   archipelago-lab o3 --only=ablation --runs=1 --out=ablation
+  archipelago-lab o3 --only=nodes
   archipelago-lab o3 --page docs/benchmarks/o3.md";
 
 /// Memtables of a run of random writes. With these, the debt of a classic L0 is less than half of
@@ -55,6 +57,10 @@ const MEMTABLES_QUICK: u64 = 60;
 /// Bytes of records that reads choose from: the paper's 4 GB at a sixteenth.
 const READ_BYTES: u64 = 256 << 20;
 const READ_BYTES_QUICK: u64 = 64 << 20;
+/// Seconds in virtual time of a run of the model of many nodes.
+const MODEL_SECONDS: u64 = 900;
+const MODEL_SECONDS_QUICK: u64 = 300;
+const MODEL_SECONDS_TINY: u64 = 20;
 const SECONDS: u64 = 60;
 const SECONDS_QUICK: u64 = 15;
 
@@ -165,6 +171,11 @@ impl O3Flags {
     /// Seconds of reads.
     pub(super) fn seconds(&self) -> u64 {
         self.seconds.unwrap_or(self.size(SECONDS, SECONDS_QUICK, 1))
+    }
+
+    /// Seconds of a run of the model of many nodes.
+    pub(super) fn model_seconds(&self) -> u64 {
+        self.size(MODEL_SECONDS, MODEL_SECONDS_QUICK, MODEL_SECONDS_TINY)
     }
 
     /// Bytes of a memtable.

@@ -12,6 +12,7 @@
 //! | `resp` | Redis clients |
 //! | `run`, `timeline` | one run and its figures |
 //! | `rows`, `claims` | the rows |
+//! | `many_nodes` | a model in virtual time, for the rows of several databases |
 //! | `report`, `plots` | sections and charts |
 //!
 //! The owner is the program `archipelago bench`, so that the measured program is the one that
@@ -25,7 +26,8 @@
 //!    0087).
 //! 3. A mode that the program refuses is named with the reason, and its rows are listed without
 //!    figures.
-//! 4. A run is valid only if processors were not the limit; each run's use of them is printed.
+//! 4. Rows of several databases are figures of a model, and say so in their names.
+//! 5. A run is valid only if processors were not the limit; each run's use of them is printed.
 //!
 //! Failure: a missed target is no error. A run that fails leaves its rows without figures. The
 //! other runs go on, and the command returns the first error.
@@ -34,6 +36,7 @@ mod bounds;
 mod claims;
 mod cluster;
 mod flags;
+mod many_nodes;
 mod modes;
 mod node;
 mod plan;
@@ -59,7 +62,7 @@ use bounds::StorageLink;
 use cluster::Devices;
 use flags::O3Flags;
 use modes::{Abilities, Mode};
-use plan::{Cell, Load, Plan};
+use plan::{Cell, Group, Load, Plan};
 use rows::{Facts, Row, Unmeasured};
 use run::{Run, Stage};
 use words::Case;
@@ -104,11 +107,16 @@ fn make(flags: &O3Flags, args: &[OsString]) -> Result<()> {
     let runs = runner.finish();
     let facts = Facts { flags, plan: &plan, runs: &runs };
     let claims = claims::all();
-    let rows = facts.rows(&claims);
+    let mut rows = facts.rows(&claims);
+    let model = match flags.groups().contains(&Group::Nodes) {
+        true => many_nodes::measure(flags),
+        false => many_nodes::ModelFigures::default(),
+    };
+    rows.extend(model.rows.iter().cloned());
     let mut unmeasured = facts.refused(&claims);
     unmeasured.extend(claims::listed(&flags.groups()));
     let settings = report::settings(flags, clock.now_ns() / 1_000_000_000);
-    let shown = report::Shown { rows: &rows, unmeasured: &unmeasured };
+    let shown = report::Shown { rows: &rows, unmeasured: &unmeasured, model: &model };
     let sections = report::sections(&facts, &shown);
     let devices = [LINK_1G, LINK_2G5, STORAGE].map(DeviceSpec::from_toml);
     let [narrow, wide, storage] = devices;
@@ -120,7 +128,8 @@ fn make(flags: &O3Flags, args: &[OsString]) -> Result<()> {
         unmeasured: &unmeasured,
         runs: &runs,
     };
-    let plots = plots::all(&facts);
+    let mut plots = plots::all(&facts);
+    plots.extend(model.plots);
     let (command, settings) = ("o3", settings.as_str());
     page::Report { title: TITLE, command, args, settings, sections, appendix: None, plots }
         .publish(&flags.out, flags.page.as_deref(), &data)?;

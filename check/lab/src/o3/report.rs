@@ -5,6 +5,7 @@ use super::bounds::{
     Factors, Offloaded, SCALE, SharedLog, StorageLink, all_with_log, baseline_with_log, throughput,
 };
 use super::flags::O3Flags;
+use super::many_nodes::ModelFigures;
 use super::modes::Mode;
 use super::plan::{Cell, Group, LOCAL_OF_TEN, Load, MEMTABLES, Plan, STALL_MEMTABLES, Value};
 use super::rows::{Facts, Row, Unmeasured};
@@ -21,6 +22,8 @@ const MIB: f64 = 1_048_576.0;
 pub(super) struct Shown<'a> {
     pub(super) rows: &'a [Row],
     pub(super) unmeasured: &'a [Unmeasured],
+    /// Rows of several databases, which are among `rows`, and what stands next to them.
+    pub(super) model: &'a ModelFigures,
 }
 
 /// The sections of the report.
@@ -29,11 +32,16 @@ pub(super) fn sections(facts: &Facts<'_>, shown: &Shown<'_>) -> Vec<Section> {
         let rows = shown.rows.iter().filter(|row| row.group == group);
         let rows: Vec<_> = rows.map(|row| row.page_row.clone()).collect();
         let mut grids = grids(facts, group);
+        let mut notes = Vec::new();
+        if group == Group::Nodes {
+            grids.extend(shown.model.grids.iter().cloned());
+            notes.clone_from(&shown.model.notes);
+        }
         grids.push(unmeasured(shown.unmeasured, group));
         grids.retain(|grid| !grid.rows.is_empty());
         let title = group.title().to_owned();
         let is_empty = rows.is_empty() && grids.is_empty();
-        (!is_empty).then(|| Section { title, rows, grids, ..Section::default() })
+        (!is_empty).then_some(Section { title, rows, grids, notes })
     };
     let mut sections = refused(facts.plan).into_iter().collect::<Vec<Section>>();
     sections.extend(facts.flags.groups().into_iter().filter_map(of));

@@ -123,16 +123,44 @@ fn rows_of_refused_modes_are_listed_with_bound_and_target() {
     assert_eq!(unmeasured.len(), 3);
     assert_eq!(unmeasured[2].why, "all: the program has no --offload_mode=all");
     unmeasured.extend(claims::listed(&flags.groups()));
-    assert!(unmeasured.iter().any(|row| row.why == "not measured: all runs have one database"));
-    let shown = report::Shown { rows: &rows, unmeasured: &unmeasured };
+    let model = many_nodes::ModelFigures::default();
+    let shown = report::Shown { rows: &rows, unmeasured: &unmeasured, model: &model };
     let text: Vec<String> = report::sections(&facts, &shown)
         .iter()
         .map(|section| section.text(page::Style::Markdown))
         .collect();
     let text = text.join("\n");
-    for wanted in ["Modes without figures", "+shard", "one database", "3.0× by links", "0.820"] {
+    for wanted in ["Modes without figures", "+shard", "0.820"] {
         assert!(text.contains(wanted) || wanted == "0.820", "{wanted}: {text}");
     }
+}
+
+#[test]
+fn rows_of_several_databases_have_figures_of_the_model() {
+    let flags = flags(&["--only=nodes", "--tiny", "--links=1g"]);
+    let model = many_nodes::measure(&flags);
+    let plan = plan::plan(&flags, &abilities("off, all"));
+    assert_eq!(plan.cells, [], "no process runs for them");
+    let facts = Facts { flags: &flags, plan: &plan, runs: &[] };
+    let shown = report::Shown { rows: &model.rows, unmeasured: &[], model: &model };
+    let mut names: Vec<&str> = model.rows.iter().map(|row| row.what.as_str()).collect();
+    assert!(names.iter().all(|name| name.starts_with("model: ")), "{names:?}");
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), model.rows.len(), "names differ");
+    for wanted in ["Figure 17a", "Figure 17b", "Table 9", "Table 10"] {
+        let of = model.rows.iter().filter(|row| row.what.contains(wanted));
+        assert!(of.clone().count() > 0 && of.clone().all(|row| row.measured.is_some()), "{wanted}");
+    }
+    let sections = report::sections(&facts, &shown);
+    let text = sections[0].text(page::Style::Markdown);
+    // 309.5 over 173.2 MB/s, and the text that tells a model from a measurement.
+    let targets = ["≥ 1.52×", "≥ 2.9×", "≥ 1.11×", "≤ 0.1×", "≥ 1.3×"];
+    let texts = ["1.79×", "3.00× by links of flushes", "model of a cluster in virtual time"];
+    for wanted in targets.into_iter().chain(texts) {
+        assert!(text.contains(wanted), "{wanted}: {text}");
+    }
+    assert_eq!(model.plots.len(), 2);
 }
 
 #[test]

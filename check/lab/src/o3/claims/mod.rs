@@ -2,10 +2,10 @@
 //! the bounds. Decision 0087 fixes them. The functions are pure.
 //!
 //! `writes` has the rows of random writes, `breakdown` those of §5.3 of the paper, `reads` those of
-//! reads, mixed loads and Redis clients, and `nodes` the rows that are listed only.
+//! reads, mixed loads and Redis clients, and `listed` the rows that are listed only.
 
 mod breakdown;
-mod nodes;
+mod listed;
 mod reads;
 mod writes;
 
@@ -15,7 +15,7 @@ use super::plan::{Cell, Group, Load};
 use super::rows::{Claim, Facts, times};
 use super::run::Run;
 
-pub(super) use nodes::listed;
+pub(super) use listed::listed;
 
 /// All rows, in the order of the table.
 pub(super) fn all() -> Vec<Claim> {

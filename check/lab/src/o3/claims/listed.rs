@@ -1,13 +1,7 @@
-//! Rows that are listed only: they need several compute nodes, a simulation, or cells that no run
-//! has.
+//! Rows that are listed only: they need a simulation or cells that no run has.
 
-use super::super::bounds::{
-    Factors, bursts_meet, memory_scaling, scaling_by_links, scaling_by_streams,
-};
 use super::super::plan::Group;
 use super::super::rows::Unmeasured;
-
-const ONE_DATABASE: &str = "not measured: all runs have one database";
 
 /// A row that is not measured.
 struct Listed {
@@ -17,59 +11,6 @@ struct Listed {
     bound: String,
     target: &'static str,
     why: &'static str,
-}
-
-/// Rows for many nodes.
-fn many_nodes() -> Vec<Listed> {
-    let factors = &Factors::FIXED;
-    let nodes = |what, paper, bound, target| Listed {
-        group: Group::Nodes,
-        what,
-        paper,
-        bound,
-        target,
-        why: ONE_DATABASE,
-    };
-    vec![
-        nodes(
-            "throughput of 5 compute nodes over one, 1 memory node (Figure 17a)",
-            "2.9×",
-            format!(
-                "{:.1}× by links of flushes, {:.1}× with fixed storage",
-                scaling_by_links(5.0, 1.0),
-                scaling_by_streams(5.0, factors)
-            ),
-            "≥ 0.85 of the bound",
-        ),
-        nodes(
-            "memtables over time with 5 compute nodes (Figure 17b)",
-            "small fluctuations",
-            String::new(),
-            "",
-        ),
-        nodes(
-            "throughput of 3 memory nodes over one, 3 compute nodes (Table 9)",
-            "+10.8 %",
-            format!("{:.1}×", memory_scaling(3.0, 1.0, 3.0)),
-            "≥ 1.11×",
-        ),
-        nodes(
-            "stops of 5 compute nodes, shared over fixed memory (Table 10)",
-            "840 to 65",
-            format!(
-                "shared memory stops with probability {:.3} at bursts of 1.6 quotas, {:.2} at 2.5",
-                bursts_meet(3, 4, 0.2),
-                bursts_meet(2, 4, 0.2)
-            ),
-            "≤ 0.1×",
-        ),
-        nodes(
-            "throughput of 5 compute nodes, shared over fixed memory (Table 10)",
-            "+42 %",
-            String::new(),
-            "≥ 1.3×",
-        ),
-    ]
 }
 
 /// Rows for simulations, cells and machines that the command does not have.
@@ -112,8 +53,7 @@ fn missing_cells() -> Vec<Listed> {
 
 /// The rows of these groups that are listed only.
 pub(in crate::o3) fn listed(groups: &[Group]) -> Vec<Unmeasured> {
-    let rows = many_nodes().into_iter().chain(missing_cells());
-    let wanted = rows.filter(|row| groups.contains(&row.group));
+    let wanted = missing_cells().into_iter().filter(|row| groups.contains(&row.group));
     let row = |row: Listed| Unmeasured {
         group: row.group,
         what: row.what.to_owned(),

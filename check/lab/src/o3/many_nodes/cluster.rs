@@ -72,7 +72,7 @@ struct Sums {
     stopped_s: f64,
 }
 
-/// The cluster.
+/// The modelled cluster and its state.
 #[derive(Debug)]
 pub(super) struct Cluster {
     setting: Setting,

@@ -7,7 +7,7 @@ use super::{MEMTABLE_MB, WRITER_PEAK};
 /// Memtables of a database whose memtables stay, and local ones of a database whose leave (§5.1).
 const LOCAL_MEMTABLES: usize = 8;
 const KEPT_MEMTABLES: usize = 2;
-/// Memtables at memory nodes for each database.
+/// Memtables at memory nodes for each database, with a memory factor of one.
 const REMOTE_MEMTABLES: usize = 6;
 /// Memtables of the memory of Table 10 for each database: 0.5 GB.
 const QUOTA_MEMTABLES: usize = 8;
@@ -54,6 +54,9 @@ pub(super) struct Setting {
     pub(super) offloaded: Offloaded,
     pub(super) compute_nodes: usize,
     pub(super) memory_nodes: usize,
+    /// Memory of all memory nodes together, as a multiple of six memtables (with bursts: eight) for
+    /// each database.
+    pub(super) memory_factor: usize,
     pub(super) link: StorageLink,
     pub(super) load: Load,
     /// Length of the run. The second half is measured.
@@ -83,6 +86,7 @@ impl Setting {
             offloaded: Offloaded::All { compute_nodes: compute_nodes as u32 },
             compute_nodes,
             memory_nodes: 1,
+            memory_factor: 1,
             link,
             load: Load::Writes,
             seconds,
@@ -100,14 +104,13 @@ impl Setting {
         if self.sends() { KEPT_MEMTABLES } else { LOCAL_MEMTABLES }
     }
 
-    /// MB of memory of all memory nodes together. Rows that differ in the number of memory nodes
-    /// have the same memory.
+    /// MB of memory of all memory nodes together.
     pub(super) fn memory_mb(&self) -> f64 {
         let each = match self.load {
             Load::Bursts(_) => QUOTA_MEMTABLES,
             _ => REMOTE_MEMTABLES,
         };
-        (each * self.compute_nodes) as f64 * MEMTABLE_MB
+        (each * self.compute_nodes * self.memory_factor) as f64 * MEMTABLE_MB
     }
 
     /// MB that one database may have at all memory nodes.

@@ -11,6 +11,7 @@ mod cluster;
 mod console;
 mod db;
 mod escape;
+mod executor;
 mod managers;
 mod metrics;
 mod node;

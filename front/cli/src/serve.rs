@@ -4,9 +4,9 @@
 //! The process owns the store and the server. Invariants:
 //! 1. Everything that can be refused (flags, settings, the port) is refused before a database is
 //!    created or opened.
-//! 2. On SIGTERM, SIGINT or a client's SHUTDOWN the server finishes the commands that it has
-//!    received, and then the store closes. On return everything acknowledged is in the files of the
-//!    database, or in the memory of the cluster.
+//! 2. On SIGTERM, SIGINT or a client's SHUTDOWN the jobs that the process runs for others end first.
+//!    Then the server finishes the commands that it has received, and the store closes. On return
+//!    everything acknowledged is in the files of the database, or in the memory of the cluster.
 //! 3. No answer of a read leaves a server over a volume whose lease has ended. A server whose
 //!    volume was taken over ends.
 //!
@@ -24,7 +24,7 @@ use archipelago_fabric::endpoint;
 use archipelago_metrics::endpoint::{MetricsListener, MetricsServer};
 use archipelago_metrics::sources;
 use archipelago_offload::job::JobKind;
-use archipelago_offload::net::{OffloadMode, OwnerSettings};
+use archipelago_offload::net::{ExecutorSettings, OffloadMode, OwnerSettings};
 use archipelago_offload::shard_owner::{StayingMemtables, takeover_facts};
 use archipelago_resp::engine_store::EngineStore;
 use archipelago_resp::figures::ServerMonitor;
@@ -33,11 +33,12 @@ use archipelago_resp::{Listening, Server, ServerOptions};
 
 use crate::access::{PasswordArgs, TlsArgs};
 use crate::console::{print, print_line};
+use crate::executor::{HostedExecutor, HostedPlan, JobFiles, SideArgs, process_address};
 use crate::managers::{MANAGER, managers};
 use crate::metrics::{self, MetricsArgs};
 use crate::process_address::process_address;
 use crate::secret::SecretArgs;
-use crate::stop::{StopSignals, stdin_ended};
+use crate::stop::{Stop, StopCause, StopSignals, stdin_ended};
 use crate::volume::VolumeArgs;
 
 /// Longest interval at which a server asks whether its volume has another owner, and whether its
@@ -152,6 +153,8 @@ pub(crate) struct ServeArgs {
     /// (needs --offload-mode compactions or all)
     #[arg(long)]
     gc_invalid_files: bool,
+    #[command(flatten)]
+    side: SideArgs,
     /// Directory of the database. The server creates it if it does not exist (engine lsm)
     #[arg(
         long,
@@ -338,6 +341,7 @@ fn database(args: &ServeArgs) -> Result<()> {
         options.worker_threads = threads_within(archipelago_compute::memory_bytes(&settings));
     }
     let volume = args.volume.settings("serve", &args.secret)?;
+    let executor = hosted_plan(args)?;
     let ports = Ports::open(args, options)?;
     let offload = offload(args)?;
     let node = match (&volume, offload) {
@@ -352,7 +356,7 @@ fn database(args: &ServeArgs) -> Result<()> {
             ComputeNode::open_offloading(&dir, &settings, offload)?
         }
     };
-    let served = serve_database(args, ports, &node);
+    let served = serve_database(args, ports, executor, &node);
     let closed = node.close();
     match served? {
         End::Asked => closed?,
@@ -389,8 +393,46 @@ fn offload(args: &ServeArgs) -> Result<Option<OwnerSettings>> {
     }))
 }
 
+/// The executor in this process, if the flags want one. It reaches the volumes of --store and the
+/// shared directories.
+fn hosted_plan(args: &ServeArgs) -> Result<Option<HostedPlan>> {
+    let Some(slots) = args.side.slots()? else { return Ok(None) };
+    let store = args.volume.store().map(str::to_owned);
+    if store.is_none() && args.side.shares().is_empty() {
+        return Err(Error::invalid(
+            "--executor-slots: jobs reach the files of databases in shared directories, or in the \
+             storage cluster of --store: add --share DIR",
+        ));
+    }
+    let settings = ExecutorSettings {
+        managers: managers(args.manager())?,
+        slots,
+        secret: args.secret.read()?,
+        ..ExecutorSettings::default()
+    };
+    let files = JobFiles {
+        shares: args.side.shares().to_vec(),
+        store,
+        redundancy: args.volume.redundancy(),
+        copies_min: args.volume.copies_min(),
+    };
+    HostedPlan::new(settings, files).map(Some)
+}
+
+/// Starts the executor in this process, if there is to be one.
+fn host_executor(args: &ServeArgs, plan: Option<HostedPlan>) -> Result<Option<HostedExecutor>> {
+    let address = format!("server {}", process_address());
+    plan.map(|plan| plan.start(address, None, &args.secret)).transpose()
+}
+
 /// Serves the database of an open node. Returns why that ended.
-fn serve_database(args: &ServeArgs, ports: Ports, node: &ComputeNode) -> Result<End> {
+fn serve_database(
+    args: &ServeArgs,
+    ports: Ports,
+    executor: Option<HostedPlan>,
+    node: &ComputeNode,
+) -> Result<End> {
+    let executor = host_executor(args, executor)?;
     let redis = ports.redis.with_budget(Arc::clone(node.budget()));
     let write_options = WriteOptions { sync: args.sync, ..WriteOptions::default() };
     let mut store = EngineStore::new(node.db().clone(), write_options)?;
@@ -409,13 +451,15 @@ fn serve_database(args: &ServeArgs, ports: Ports, node: &ComputeNode) -> Result<
         let volume = node.volume().cloned().map(sources::volume);
         let shards = node.remote_shards().cloned().map(sources::remote_shards);
         let jobs = node.offload().cloned().map(sources::offload_jobs);
-        let all = all.into_iter().chain(tiers).chain(volume).chain(shards).chain(jobs).collect();
+        let executor = executor.as_ref().map(|executor| sources::executor(executor.monitor()));
+        let all = all.into_iter().chain(tiers).chain(volume).chain(shards).chain(jobs);
+        let all = all.chain(executor).collect();
         let metrics = metrics::serve(ports.metrics, all)?;
         Ok(Running { server, metrics })
     };
     let Some(volume) = node.volume() else {
-        let what = args.dir.display().to_string();
-        return serve(args, start(store)?, &what, std::future::pending());
+        let (what, running) = (args.dir.display().to_string(), start(store)?);
+        return serve(args, running, executor, &what, std::future::pending());
     };
     let (leased, named, offload) = (volume.clone(), volume.clone(), tier_and_offload_facts(node));
     let facts = move || {
@@ -427,7 +471,7 @@ fn serve_database(args: &ServeArgs, ports: Ports, node: &ComputeNode) -> Result<
     let running = start(store)?;
     let watched = WatchedVolume { volume: volume.clone(), monitor: running.server.monitor() };
     let lost = watched.lost(args.volume.lease());
-    serve(args, running, &args.volume.describe(), lost)
+    serve(args, running, executor, &args.volume.describe(), lost)
 }
 
 /// Lines of INFO about the tiers, and about what leaves the process.
@@ -520,6 +564,7 @@ fn remote_memory(args: &ServeArgs) -> Result<()> {
         store.memory_limit = bytes_of(args.memory_mib)?;
     }
     let secret = args.secret.read()?;
+    let executor = hosted_plan(args)?;
     let ports = Ports::open(args, options)?;
     let node = Arc::new(FlexKvNode::start(FlexKvNodeSettings {
         manager: managers(args.manager())?,
@@ -530,14 +575,16 @@ fn remote_memory(args: &ServeArgs) -> Result<()> {
     })?);
     let store = FlexKvStore::new(Arc::clone(&node));
     let what = format!("the store of the cluster at {}", args.manager());
+    let executor = host_executor(args, executor)?;
     let server = ports.redis.serve(Arc::new(store));
-    let all = vec![
+    let mut all = vec![
         sources::process("compute", None),
         sources::redis(server.monitor()),
         sources::flexkv(Arc::clone(&node)),
     ];
+    all.extend(executor.as_ref().map(|executor| sources::executor(executor.monitor())));
     let metrics = metrics::serve(ports.metrics, all)?;
-    serve(args, Running { server, metrics }, &what, std::future::pending())?;
+    serve(args, Running { server, metrics }, executor, &what, std::future::pending())?;
     // With its last reference the node leaves, and other nodes take over its partitions.
     drop(node);
     print_line!("Stopped");
@@ -598,10 +645,12 @@ enum End {
     LostVolume(Error),
 }
 
-/// Serves until the process is told to stop, or until `lost` returns the error of a lost volume.
+/// Serves until the process is told to stop, or until `lost` returns the error of a lost volume. The
+/// jobs of the executor end before the server.
 fn serve(
     args: &ServeArgs,
     running: Running,
+    executor: Option<HostedExecutor>,
     what: &str,
     lost: impl Future<Output = Error>,
 ) -> Result<End> {
@@ -613,17 +662,25 @@ fn serve(
     let more = [args.tls.client_flags(), args.password.client_flags()].concat();
     print_line!("Connect with: redis-cli -h {} -p {}{more}", addr.ip(), addr.port());
     metrics::print_url(metrics.as_ref());
+    if let Some(executor) = &executor {
+        print_line!("{}", executor.describe());
+    }
     if args.engine == Engine::FlexKv {
         args.secret.print_audience();
     }
-    let mut end = End::Asked;
+    // A client's SHUTDOWN is a request like a signal.
+    let (mut end, mut cause) = (End::Asked, StopCause::Signal);
     server.wait_or(async {
         tokio::select! {
             () = signals.received() => {}
-            _ = told.recv() => {}
-            error = lost => end = End::LostVolume(error),
+            _ = told.recv() => cause = StopCause::StdinEnded,
+            error = lost => (end, cause) = (End::LostVolume(error), StopCause::Over),
         }
     });
+    if let Some(executor) = executor {
+        // It watches for another signal, which cancels the jobs.
+        executor.end(cause, &mut Stop::watch(false)?);
+    }
     print_line!("Stopping: finishing the commands that were received");
     if !server.shutdown() {
         print_line!("Some clients did not read their replies in time and were cut off");

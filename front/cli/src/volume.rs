@@ -109,6 +109,16 @@ impl VolumeArgs {
         self.store.as_deref()
     }
 
+    /// Redundancy of new files.
+    pub(crate) fn redundancy(&self) -> Redundancy {
+        self.redundancy
+    }
+
+    /// Fewest copies with which a file is written while domains are down.
+    pub(crate) fn copies_min(&self) -> u8 {
+        self.copies_min
+    }
+
     /// Settings of the volume that the flags name, to open it for `command`. `None`: no volume.
     pub(crate) fn settings(
         &self,

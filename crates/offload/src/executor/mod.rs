@@ -55,7 +55,7 @@ pub struct ExecutorOffer {
     /// Names that the executor has ([`JobOrder::needs`]): its build, the places of files that it
     /// reaches, its merge operators and its filters.
     pub names: BTreeSet<String>,
-    /// Host and process, or the endpoints of its memory node, for logs and operators.
+    /// Host and process, with the kind of a node that hosts it, for logs and operators.
     pub address: ShortText,
 }
 

@@ -81,7 +81,7 @@ pub struct ExecutorSettings {
     pub hosted: Option<Arc<ShardHost>>,
     /// The cluster's secret, if its managers require one.
     pub secret: Option<Secret>,
-    /// Host and process, or the endpoints of its memory node, for logs and
+    /// Host and process, with the kind of a node that hosts it, for logs and
     /// `archipelago cluster status`. The executor itself listens nowhere.
     pub address: String,
 }

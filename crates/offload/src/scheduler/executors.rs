@@ -14,7 +14,7 @@ use crate::wire::ExecutorStanding;
 pub(super) struct Offer {
     /// Names that the executor has ([`crate::job::JobOrder::needs`]).
     pub(super) names: Vec<String>,
-    /// Host and process, or the endpoints of its memory node.
+    /// Host and process, with the kind of a node that hosts it.
     pub(super) address: ShortText,
     /// Number of jobs that it runs at the same time.
     pub(super) slots: u32,

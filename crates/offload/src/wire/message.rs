@@ -197,7 +197,7 @@ wire_messages! {
         executor: ExecutorId,
         /// Names that the executor has ([`JobOrder::needs`]).
         names: Vec<String>,
-        /// Host and process of the executor, or the endpoints of its memory node.
+        /// Host and process of the executor, with the kind of a node that hosts it.
         address: ShortText,
         /// Number of jobs that it can run at the same time.
         slots: u32,

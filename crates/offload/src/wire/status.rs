@@ -12,7 +12,7 @@ use crate::job::LocalWhy;
 pub struct ExecutorStanding {
     /// Executor in question.
     pub executor: ExecutorId,
-    /// Host and process of it, or the endpoints of its memory node.
+    /// Host and process of it, with the kind of a node that hosts it.
     pub address: ShortText,
     /// Build of it, with the versions of specs and parcels.
     pub build: ShortText,

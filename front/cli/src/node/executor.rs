@@ -1,24 +1,17 @@
 //! `archipelago node executor`: an executor of offloaded jobs in this process.
 
-use std::time::Duration;
-
-use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::{Error, Result};
 use archipelago_env::descriptors::raise_limit;
 use archipelago_metrics::sources;
 use archipelago_offload::net::{ExecutorServer, ExecutorSettings};
 
-use super::reach::ReachArgs;
 use crate::console::print_line;
+use crate::executor::{ReachArgs, process_address, wait_for_jobs};
 use crate::managers::{MANAGER, managers};
 use crate::metrics::{self, MetricsArgs};
 use crate::process_address::process_address;
 use crate::secret::SecretArgs;
 use crate::stop::{Stop, StopCause};
-
-/// Longest time for which a process that is told to stop waits for its jobs. Services that still
-/// run after 90 s are killed by default (systemd). Jobs that are cut off are planned again.
-const LEAVE_MAX: Duration = Duration::from_secs(60);
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct ExecutorArgs {
@@ -46,14 +39,15 @@ pub(crate) fn run(args: &ExecutorArgs) -> Result<()> {
              cluster: give --share DIR or --store HOST:PORT",
         ));
     }
-    let (shares, slots) = (args.reach.shares()?, args.reach.slots());
-    let what = args.reach.describe(&shares);
+    let (files, slots) = (args.reach.files(), args.reach.slots());
+    let shares = files.shares()?;
+    let what = files.describe(&shares);
     let manager = args.manager.as_deref().or(args.reach.store.as_deref()).unwrap_or(MANAGER);
     let settings = ExecutorSettings {
         managers: managers(manager)?,
         slots,
         shares,
-        volumes: args.reach.volumes(&args.secret)?,
+        volumes: files.volumes(&args.secret)?,
         hosted: None,
         secret: args.secret.read()?,
         address: process_address(),
@@ -79,20 +73,4 @@ pub(crate) fn run(args: &ExecutorArgs) -> Result<()> {
     drop(server);
     print_line!("Stopped; {} jobs succeeded and {} failed", figures.succeeded, figures.failed);
     Ok(())
-}
-
-/// Waits until an executor that takes no more jobs can end. Another signal, the end of standard
-/// input and [`LEAVE_MAX`] end the wait as well.
-pub(super) fn wait_for_jobs(stop: &mut Stop, can_end: impl Fn() -> bool) {
-    if can_end() {
-        return;
-    }
-    print_line!(
-        "It takes no more jobs, and ends when its jobs have ended, after {} s at the latest; \
-         another signal cancels them",
-        LEAVE_MAX.as_secs()
-    );
-    let clock = SystemClock::new();
-    let is_late = || clock.now_ns() >= LEAVE_MAX.as_nanos() as u64;
-    stop.wait_once(|| can_end() || is_late());
 }

@@ -5,8 +5,6 @@
 //! waits for a signal.
 
 mod executor;
-mod hosted;
-mod reach;
 mod storage;
 
 use std::time::Duration;
@@ -22,12 +20,12 @@ use archipelago_offload::net::ExecutorSettings;
 use archipelago_store::nodes::members::MemberTerms;
 use archipelago_store::nodes::repairs::RepairTerms;
 
-use self::hosted::HostedExecutor;
 use crate::console::print_line;
+use crate::executor::{HostedPlan, ReachArgs};
 use crate::managers::{MANAGER, managers};
 use crate::metrics::{self, MetricsArgs};
 use crate::secret::SecretArgs;
-use crate::stop::{Stop, StopCause};
+use crate::stop::Stop;
 
 /// Roles that a process can take. Each runs until SIGTERM or SIGINT.
 #[derive(clap::Subcommand, Debug)]
@@ -71,8 +69,9 @@ pub(crate) enum NodeCommand {
     /// The node registers with the manager. Databases lie on storage nodes if they are served with
     /// `archipelago serve --store MANAGER --volume NAME`. A cluster needs three storage nodes in
     /// three domains, and six for its full redundancy. Its data survive the end of the process and
-    /// power loss. Start the node with the same --dir after a restart. It runs until SIGTERM or
-    /// SIGINT (Ctrl-C).
+    /// power loss. Start the node with the same --dir after a restart. With --executor-slots it
+    /// also runs jobs of databases, as an executor does. It runs until SIGTERM or SIGINT (Ctrl-C).
+    /// If it has jobs, it ends as an executor does.
     #[command(
         after_help = "Example, three nodes on one machine:\n  archipelago node manager &\n  \
                       for n in 1 2 3; do archipelago node storage --id $n --dir ./storage$n --domain $n & done\n  \
@@ -133,7 +132,7 @@ pub(crate) struct MemoryArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     end_holders_after: u64,
     #[command(flatten)]
-    reach: reach::ReachArgs,
+    reach: ReachArgs,
     /// Stop when standard input ends. A program that starts the node as a child process uses it, so
     /// that the node does not outlive the program
     #[arg(long)]
@@ -234,17 +233,21 @@ fn memory(args: &MemoryArgs) -> Result<()> {
         settings.end_holders_after = Some(Duration::from_secs(args.end_holders_after));
     }
     settings.secret = args.secret.read()?;
-    let executor = hosted_settings(args, &settings)?;
+    let executor = hosted_plan(args, &settings)?;
     let limits = settings.validate()?;
     // Every region of memory takes a descriptor.
     raise_limit();
     let mut stop = Stop::watch(args.stop_with_stdin)?;
     let metrics = args.metrics.listen()?;
     let server = MemoryServer::start(settings)?;
-    let hosted = executor.map(|executor| host_executor(args, executor, &server)).transpose()?;
+    let start = |plan: HostedPlan| {
+        let address = format!("memory node {} at {}", args.id, server.addresses().join(" "));
+        plan.start(address, Some(server.shard_host()), &args.secret)
+    };
+    let hosted = executor.map(start).transpose()?;
     let mut all =
         vec![sources::process("memory", Some(args.id)), sources::memory_node(server.monitor())];
-    all.extend(hosted.as_ref().map(|(hosted, _)| sources::executor(hosted.monitor())));
+    all.extend(hosted.as_ref().map(|hosted| sources::executor(hosted.monitor())));
     let metrics = metrics::serve(metrics, all)?;
     print_line!(
         "Memory node {} lends {} in {} blocks of {} on {}",
@@ -260,51 +263,36 @@ fn memory(args: &MemoryArgs) -> Result<()> {
     );
     metrics::print_url(metrics.as_ref());
     args.secret.print_audience();
-    if let Some((_, what)) = &hosted {
-        print_line!("{what}");
+    if let Some(hosted) = &hosted {
+        print_line!("{}", hosted.describe());
     }
     let cause = stop.wait_once(|| false);
-    if let (StopCause::Signal, Some((hosted, _))) = (cause, &hosted) {
-        hosted.leave();
-        executor::wait_for_jobs(&mut stop, || hosted.can_end());
+    // Jobs read the memory of the node, so they end first.
+    if let Some(hosted) = hosted {
+        hosted.end(cause, &mut stop);
     }
     drop(metrics);
-    // Jobs read the memory of the node, so they end first.
-    if let Some(figures) = hosted.map(|(hosted, _)| hosted.stop()) {
-        print_line!("{} jobs succeeded and {} failed here", figures.succeeded, figures.failed);
-    }
     print_line!("Stopped; {} blocks had a copy here", server.blocks_used());
     Ok(())
 }
 
-/// Settings of the executor in the process of a memory node, if the flags want one.
-fn hosted_settings(args: &MemoryArgs, node: &MemorySettings) -> Result<Option<ExecutorSettings>> {
+/// The executor in the process of a memory node, if the flags want one.
+fn hosted_plan(args: &MemoryArgs, node: &MemorySettings) -> Result<Option<HostedPlan>> {
     if args.reach.has_slots() && !args.reach.is_given() {
         return Err(Error::invalid(
             "--slots is for a memory node that runs jobs: add --share DIR or --store HOST:PORT",
         ));
     }
+    if !args.reach.is_given() {
+        return Ok(None);
+    }
     let settings = ExecutorSettings {
         managers: node.manager.clone(),
         slots: args.reach.slots(),
-        shares: args.reach.shares()?,
         secret: node.secret.clone(),
         ..ExecutorSettings::default()
     };
-    Ok(args.reach.is_given().then_some(settings))
-}
-
-/// Starts an executor in the process of a memory node. The text says what it does.
-fn host_executor(
-    args: &MemoryArgs,
-    settings: ExecutorSettings,
-    server: &MemoryServer,
-) -> Result<(HostedExecutor, String)> {
-    let (slots, what) = (settings.slots, args.reach.describe(&settings.shares));
-    let address = server.addresses().join(" ");
-    let settings = ExecutorSettings { hosted: Some(server.shard_host()), address, ..settings };
-    let hosted = HostedExecutor::start(settings, &args.reach, &args.secret)?;
-    Ok((hosted, format!("It runs jobs of databases {what} in {slots} slots")))
+    HostedPlan::new(settings, args.reach.files()).map(Some)
 }
 
 fn manager(args: &ManagerArgs) -> Result<()> {

@@ -9,13 +9,16 @@ use archipelago_base::{Error, Result, size};
 use archipelago_env::descriptors::raise_limit;
 use archipelago_fabric::{NodeId, endpoint};
 use archipelago_metrics::sources;
+use archipelago_offload::net::ExecutorSettings;
 use archipelago_storage::{NodeOptions, StorageServer, StorageSettings};
 
 use crate::console::print_line;
+use crate::executor::{HostedPlan, JobFiles, SideArgs};
 use crate::managers::{MANAGER, managers};
 use crate::metrics::{self, MetricsArgs};
 use crate::secret::SecretArgs;
 use crate::stop::Stop;
+use crate::volume::Redundancy;
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct StorageArgs {
@@ -49,6 +52,27 @@ pub(crate) struct StorageArgs {
     /// Bytes that the files of each volume may occupy on this node. Default: no limit
     #[arg(long, value_name = "SIZE")]
     volume_size_max: Option<String>,
+    #[command(flatten)]
+    side: SideArgs,
+    /// Redundancy of the files that jobs write: as in the processes that serve the databases (needs
+    /// --executor-slots)
+    #[arg(
+        long,
+        value_enum,
+        default_value_t = Redundancy::ByClass,
+        requires = "executor_slots"
+    )]
+    redundancy: Redundancy,
+    /// Fewest copies with which jobs write a file while domains are down: 2, or 1 for a trial on
+    /// one storage node (needs --executor-slots)
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 2,
+        value_parser = clap::value_parser!(u8).range(1..=3),
+        requires = "executor_slots"
+    )]
+    copies_min: u8,
     #[command(flatten)]
     secret: SecretArgs,
     #[command(flatten)]
@@ -89,19 +113,45 @@ impl StorageArgs {
             },
         })
     }
+
+    /// The executor in the process of the node, if the flags want one. It reaches the volumes of
+    /// the node's own cluster.
+    fn hosted_plan(&self, node: &StorageSettings) -> Result<Option<HostedPlan>> {
+        let Some(slots) = self.side.slots()? else { return Ok(None) };
+        let settings = ExecutorSettings {
+            managers: node.managers.clone(),
+            slots,
+            secret: node.secret.clone(),
+            ..ExecutorSettings::default()
+        };
+        let files = JobFiles {
+            shares: self.side.shares().to_vec(),
+            store: Some(self.manager.clone()),
+            redundancy: self.redundancy,
+            copies_min: self.copies_min,
+        };
+        HostedPlan::new(settings, files).map(Some)
+    }
 }
 
 /// Runs a storage node until the process is told to stop.
 pub(crate) fn run(args: &StorageArgs) -> Result<()> {
     let settings = args.settings()?;
+    let executor = args.hosted_plan(&settings)?;
     let domain = settings.domain.clone();
     // Every open chunk and extent takes a descriptor.
     raise_limit();
-    let stop = Stop::watch(args.stop_with_stdin)?;
+    let mut stop = Stop::watch(args.stop_with_stdin)?;
     let metrics = args.metrics.listen()?;
     let server = StorageServer::start(settings)?;
-    let all =
+    let start = |plan: HostedPlan| {
+        let address = format!("storage node {} at {}", args.id, server.addresses().join(" "));
+        plan.start(address, None, &args.secret)
+    };
+    let hosted = executor.map(start).transpose()?;
+    let mut all =
         vec![sources::process("storage", Some(args.id)), sources::storage_node(server.monitor())];
+    all.extend(hosted.as_ref().map(|hosted| sources::executor(hosted.monitor())));
     let metrics = metrics::serve(metrics, all)?;
     let dirs: Vec<String> = args.dirs.iter().map(|dir| dir.display().to_string()).collect();
     print_line!(
@@ -117,7 +167,14 @@ pub(crate) fn run(args: &StorageArgs) -> Result<()> {
     );
     metrics::print_url(metrics.as_ref());
     args.secret.print_audience();
-    stop.wait(|| false);
+    if let Some(hosted) = &hosted {
+        print_line!("{}", hosted.describe());
+    }
+    let cause = stop.wait_once(|| false);
+    // Jobs may read and write files of this node, so they end first.
+    if let Some(hosted) = hosted {
+        hosted.end(cause, &mut stop);
+    }
     drop(metrics);
     server.close()?;
     print_line!("Stopped; its data stay in {}", dirs.join(" "));

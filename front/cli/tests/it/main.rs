@@ -10,6 +10,7 @@ mod memory;
 mod metrics;
 mod offload;
 mod offload_all;
+mod offload_hosts;
 mod offload_jobs;
 mod offload_memtables;
 mod offload_volume;

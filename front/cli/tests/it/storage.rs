@@ -26,6 +26,8 @@ pub(crate) struct StorageCluster {
     nodes: Vec<Process>,
     pub(crate) dir: tempfile::TempDir,
     secret: Vec<String>,
+    /// Further flags of the storage nodes.
+    node_flags: Vec<String>,
     /// Length of the lease of the owners that start from now on.
     lease_ms: &'static str,
 }
@@ -33,7 +35,13 @@ pub(crate) struct StorageCluster {
 impl StorageCluster {
     /// Starts a cluster of `count` nodes in as many domains, and waits until it is founded.
     pub(crate) fn start(count: u64) -> Self {
+        Self::start_with(count, &[])
+    }
+
+    /// Starts a cluster as [`StorageCluster::start`] does, whose nodes have these further flags.
+    pub(crate) fn start_with(count: u64, node_flags: &[&str]) -> Self {
         let mut cluster = Self::without_nodes(&[]);
+        cluster.node_flags = node_flags.iter().map(|flag| (*flag).to_owned()).collect();
         cluster.start_nodes(count);
         until("the cluster is founded", || cluster.status().contains("root set: nodes"));
         cluster
@@ -43,8 +51,8 @@ impl StorageCluster {
         let port = HeldPort::take();
         let (manager, address) = manager(&port.address(), secret);
         let (nodes, dir) = (Vec::new(), tempfile::tempdir().unwrap());
-        let (secret, lease_ms) = (secret.to_vec(), LEASE_MS);
-        Self { manager, port, address, nodes, dir, secret, lease_ms }
+        let (secret, node_flags, lease_ms) = (secret.to_vec(), Vec::new(), LEASE_MS);
+        Self { manager, port, address, nodes, dir, secret, node_flags, lease_ms }
     }
 
     fn start_nodes(&mut self, count: u64) {
@@ -60,6 +68,7 @@ impl StorageCluster {
                 .args(["node", "storage", "--id", &number, "--domain", &format!("rack{number}")])
                 .args(["--manager", &self.address, "--dir"])
                 .arg(dir)
+                .args(&self.node_flags)
                 .args(&self.secret),
         );
         let said = process.line();
@@ -70,6 +79,11 @@ impl StorageCluster {
     /// Kills the storage node `number`, with SIGKILL.
     pub(crate) fn kill(&mut self, number: usize) {
         self.nodes[number - 1].kill();
+    }
+
+    /// Ends the storage node `number` in order. Returns what it has printed.
+    pub(crate) fn end(&mut self, number: usize) -> String {
+        self.nodes[number - 1].end()
     }
 
     /// Starts a killed storage node again.

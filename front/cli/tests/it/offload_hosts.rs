@@ -1,0 +1,122 @@
+//! Executors in the processes of servers and of storage nodes, as operators run them.
+
+use std::path::Path;
+
+use crate::cluster::{Process, until};
+use crate::metrics::{metrics_of, scrape};
+use crate::offload::{check, figure, load, manager, serve_with, write};
+use crate::storage::StorageCluster;
+use crate::store::Redis;
+use crate::{archipelago, text};
+
+/// Settings with small memtables, and with a rate limit that keeps each compaction in its executor
+/// for a while.
+const SLOW: &str = "[database]\nrate_limit_bytes_per_s = 524288\n\n[families.default]\n\
+                    write_buffer_bytes = 65536\ntarget_file_bytes = 65536\n\
+                    value_separation_bytes = 0\ncompression = \"none\"\n\
+                    compression_last = \"none\"\n";
+
+/// A server of a database of its own in `dir`, which runs jobs of databases below `share`. Returns
+/// the address for Redis clients, too, and that of the metrics.
+fn idle_server(manager: &str, dir: &Path, share: &Path) -> (Process, String, String) {
+    let mut process = Process::start(
+        archipelago()
+            .args(["serve", "--listen", "127.0.0.1:0", "--manager", manager])
+            .args(["--executor-slots", "1", "--metrics", "127.0.0.1:0", "--dir"])
+            .arg(dir)
+            .arg("--share")
+            .arg(share),
+    );
+    let said = process.line();
+    assert!(said.starts_with("Archipelago serves "), "{said}");
+    let address = said.rsplit(' ').next().unwrap().to_owned();
+    let metrics = metrics_of(&mut process);
+    let said = process.line();
+    assert!(said.starts_with("It runs jobs of databases below "), "{said}");
+    (process, address, metrics)
+}
+
+#[test]
+fn server_runs_jobs_of_another_server_and_ends_them_before_it_stops() {
+    let base = tempfile::tempdir().unwrap();
+    let (_manager, at) = manager();
+    let (mut idle, own, metrics) = idle_server(&at, &base.path().join("idle"), base.path());
+    let mut own = Redis::connect(&own).unwrap();
+    assert_eq!(own.ask_long(&["SET", "reef", "coral"]).unwrap(), "+OK");
+    let place = format!("(process {})", idle.id());
+    until("the manager lists the server", || {
+        let status = archipelago().args(["cluster", "status", "--manager", &at]).output().unwrap();
+        let status = text(&status);
+        status.lines().any(|line| line.contains("  server ") && line.contains(&place))
+    });
+    assert_eq!(scrape(&metrics).value("archipelago_executor_slots", &[]), Some(1.0));
+    let (_server, address) = serve_with(&base.path().join("db"), &at, "compactions", SLOW);
+    let mut redis = Redis::connect(&address).unwrap();
+    let (mut round, mut before) = (0, 0);
+    until("the idle server runs a job", || {
+        load(&mut redis, round);
+        round += 1;
+        // A job that is listed as running afterwards is not among these.
+        before = figure(&mut redis, "offload_jobs_away");
+        let listed = archipelago().args(["cluster", "jobs", "--manager", &at]).output().unwrap();
+        let listed = text(&listed);
+        listed.lines().any(|line| line.contains("  running") && line.contains("  server "))
+    });
+    assert_eq!(own.ask_long(&["GET", "reef"]).unwrap().trim_end(), "coral");
+    drop(own);
+    let said = idle.end();
+    assert!(said.contains("It takes no more jobs"), "{said}");
+    let (jobs, server) = said.split_once("jobs succeeded").expect("figures of the executor");
+    assert!(!jobs.trim_end().ends_with("\n0"), "{said}");
+    assert!(server.contains("Stopping: ") && server.contains("Stopped"), "{said}");
+    until("the job that ran is installed", || figure(&mut redis, "offload_jobs_away") > before);
+    check(&mut redis, round - 1);
+}
+
+#[test]
+fn storage_nodes_run_jobs_of_databases_in_their_volumes() {
+    let mut cluster = StorageCluster::start_with(3, &["--executor-slots", "1"]);
+    until("the manager lists the nodes", || {
+        let status = cluster.status();
+        (1..=3).all(|node| status.contains(&format!("  storage node {node} at tcp:127.0.0.1:")))
+    });
+    let file = cluster.dir.path().join("settings.toml");
+    write(&file, SLOW);
+    let flags = ["--offload-mode", "compactions", "--config", file.to_str().unwrap()];
+    let (_owner, address) = cluster.serve("reef", &flags);
+    let mut redis = Redis::connect(&address).unwrap();
+    let mut round = 0;
+    until("the nodes have run jobs", || {
+        round += 1;
+        load(&mut redis, round);
+        figure(&mut redis, "offload_jobs_away") > 2
+    });
+    check(&mut redis, round);
+    let said = cluster.end(3);
+    assert!(said.contains(" jobs succeeded and ") && said.contains("Stopped; "), "{said}");
+    check(&mut redis, round);
+}
+
+#[test]
+fn slots_without_files_and_files_without_slots_are_refused() {
+    let refused = |words: &[&str]| {
+        let output = archipelago().args(words).output().unwrap();
+        assert!(!output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let base = tempfile::tempdir().unwrap();
+    let dir = base.path().join("db");
+    let dir = dir.to_str().unwrap();
+    let said = refused(&["serve", "--dir", dir, "--executor-slots", "2"]);
+    assert!(said.contains("add --share DIR"), "{said}");
+    for role in [&["serve"][..], &["node", "storage"]] {
+        let said = refused(&[role, &["--dir", dir, "--share", "/"]].concat());
+        assert!(said.contains("add --executor-slots N"), "{said}");
+        let wrong = ["--dir", dir, "--executor-slots", "1", "--share", dir];
+        let said = refused(&[role, &wrong].concat());
+        assert!(said.contains("there is no such directory"), "{said}");
+    }
+    assert!(!base.path().join("db").exists(), "a refusal leaves nothing behind");
+    let said = refused(&["node", "storage", "--dir", dir, "--copies-min", "1"]);
+    assert!(said.contains("--executor-slots"), "{said}");
+}

@@ -378,6 +378,11 @@ pub trait FileSystem: Send + Sync + fmt::Debug + 'static {
     fn read_lease(&self) -> Option<Arc<dyn ReadLease>> {
         None
     }
+    /// Place of the write-ahead log of the database in `dir`, for people and for the manifest.
+    /// `None`, the default, if the log lies in `dir` itself.
+    fn log_place(&self, _dir: &Path) -> Option<String> {
+        None
+    }
     /// Bytes free on the device that holds `dir`; `None` if unknown.
     fn free_bytes(&self, dir: &Path) -> Result<Option<u64>>;
     /// Room of writers in a pool that slows them down before it is full. `None`, the default, for a

@@ -5,8 +5,8 @@
 //! devices ([`local::mapped::MappedFs`]), and one in memory that can lose power ([`mem::MemFs`]).
 //! Decorators add injected faults ([`fault::FaultFs`]), statistics ([`stats::CountingFs`]), the
 //! rate limiter of flush and compaction ([`limit::RateLimiter`]), the priority of foreground reads
-//! ([`foreground::ForegroundFs`]), an emulated device ([`device::ThrottledFs`]) and a limited
-//! capacity ([`capacity::CapacityFs`]).
+//! ([`foreground::ForegroundFs`]), an emulated device ([`device::ThrottledFs`]), a limited capacity
+//! ([`capacity::CapacityFs`]) and a log in another file system ([`separate_log::SeparateLogFs`]).
 //!
 //! [`huge`] gives memory in huge pages, which memtables use.
 //!
@@ -30,6 +30,7 @@ pub mod limit;
 pub mod local;
 pub mod mem;
 pub mod names;
+pub mod separate_log;
 pub mod stats;
 #[cfg(feature = "suite")]
 pub mod suite;

@@ -51,6 +51,9 @@ pub(crate) struct Db {
     dir: Option<PathBuf>,
     #[command(flatten)]
     volume: VolumeArgs,
+    /// Directory of the log, if the database is served with --log-dir
+    #[arg(long, value_name = "DIR", global = true)]
+    log_dir: Option<PathBuf>,
     #[command(flatten)]
     secret: SecretArgs,
     /// Column family of the keys. The family `default` is keyspace 0: Redis database 0 until a
@@ -287,7 +290,7 @@ enum SstAction {
 impl Db {
     pub(crate) fn run(self) -> Result<()> {
         let volume = self.volume.settings("db", &self.secret)?;
-        let storage = match &volume {
+        let mut storage = match &volume {
             Some(volume) => {
                 self.refuse_for_volume()?;
                 if matches!(self.tool, Tool::Destroy) {
@@ -302,7 +305,11 @@ impl Db {
                 Storage::open_for_group(&self.dir(), &[], self.group_access)?
             }
         };
-        let result = self.run_on(&storage);
+        let separated = match &self.log_dir {
+            Some(log_dir) => storage.separate_log(log_dir, self.group_access, false),
+            None => Ok(()),
+        };
+        let result = separated.and_then(|()| self.run_on(&storage));
         result.and(storage.close())
     }
 

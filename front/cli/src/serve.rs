@@ -185,6 +185,12 @@ pub(crate) struct ServeArgs {
     /// lsm, needs --store)
     #[arg(long, value_name = "BYTES", requires = "store")]
     log_buffer_bytes: Option<u64>,
+    /// Directory of this machine for the log, with nothing else in it: the log then lies neither in
+    /// --dir nor in the volume. The place is chosen when the database is created. If this machine or
+    /// the directory is lost, nobody can open the database. It replaces log_dir of the settings file
+    /// (engine lsm)
+    #[arg(long, value_name = "DIR", conflicts_with = "log_buffer_bytes")]
+    log_dir: Option<PathBuf>,
     /// Acknowledge a write only after it is on the device, so that it survives power loss. By
     /// default an acknowledged write survives the end of the process (kill -9), but the last
     /// writes before a power loss may be lost (engine lsm)
@@ -719,10 +725,21 @@ fn settings(args: &ServeArgs) -> Result<Settings> {
     if let Some(bytes) = args.log_buffer_bytes {
         settings.database.log_buffer_bytes = bytes;
     }
+    if let Some(dir) = &args.log_dir {
+        settings.log_dir = Some(dir.clone());
+    }
     settings.validate().map_err(|error| match args.memory_mib {
         0 => error,
         mib => error.context_at(format!("with --memory-mib {mib}")),
     })?;
+    if let (Some(dir), Some(flag)) = (&settings.log_dir, args.volume.about_log_or_owner()) {
+        return Err(Error::invalid(format!(
+            "{flag}: the log of this database lies in {}, and not in the volume, so that no other \
+             machine can take it over, and the way to storage nodes means nothing for it: leave \
+             {flag} out. After the end of its owner, the machine with the log opens the volume",
+            dir.display()
+        )));
+    }
     Ok(settings)
 }
 

@@ -109,6 +109,17 @@ impl VolumeArgs {
         self.store.as_deref()
     }
 
+    /// Flag that says how the log of the volume is written, or that the volume is taken from its
+    /// owner. With a log elsewhere, the first means nothing, and the second would leave the log of
+    /// the owner behind.
+    pub(crate) fn about_log_or_owner(&self) -> Option<&'static str> {
+        match (self.take_over, self.log_writing) {
+            (true, _) => Some("--take-over"),
+            (false, LogForm::Striped) => Some("--log-writing striped"),
+            (false, LogForm::Serial) => None,
+        }
+    }
+
     /// Redundancy of new files.
     pub(crate) fn redundancy(&self) -> Redundancy {
         self.redundancy

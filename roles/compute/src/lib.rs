@@ -223,8 +223,12 @@ impl ComputeNode {
         if budget.is_small() {
             make_memory_compact(budget.process_bytes());
         }
-        let storage = open(&budget)?;
-        let opened = open_database(&storage, &budget, settings, offload);
+        let mut storage = open(&budget)?;
+        let separated = match &settings.log_dir {
+            Some(log_dir) => storage.separate_log(log_dir, settings.database.group_access, true),
+            None => Ok(()),
+        };
+        let opened = separated.and_then(|()| open_database(&storage, &budget, settings, offload));
         let (db, offloaded) = opened.inspect_err(|_| {
             // Otherwise the next opener would wait for the end of a lease. The caller gets the
             // first error.

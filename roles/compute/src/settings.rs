@@ -3,6 +3,7 @@
 //! The functions are pure.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use archipelago_base::{Error, Result};
 use archipelago_engine::options::{CfOptions, DbOptions};
@@ -21,6 +22,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
+    /// Directory of this machine for the write-ahead log, with nothing else in it. Default: none,
+    /// and the log lies with the tables: in the directory or the volume of the database. The place
+    /// is chosen when the database is created. With the directory, every open fails without it.
+    pub log_dir: Option<PathBuf>,
     /// Devices of the database, the fastest first. Default: none, and the database is in its
     /// directory, or on the tiers that the directory names.
     pub tiers: Vec<DeviceSettings>,
@@ -47,6 +52,20 @@ impl Settings {
         if !self.tiers.is_empty() {
             archipelago_tier::settings::validate(&self.tiers)
                 .map_err(|error| error.context_at("[[tiers]]"))?;
+        }
+        match &self.log_dir {
+            Some(_) if !self.tiers.is_empty() => {
+                return Err(Error::invalid(
+                    "log_dir: a database on tiers keeps its log on the fastest device: leave \
+                     log_dir or [[tiers]] out",
+                ));
+            }
+            Some(_) if self.database.log_buffer_bytes > 0 => {
+                return Err(Error::invalid(
+                    "log_dir: log_buffer_bytes is for a log on storage nodes: leave one of them out",
+                ));
+            }
+            _ => {}
         }
         for (name, family) in &self.families {
             family.validate().map_err(|error| error.context_at(format!("[families.{name}]")))?;
@@ -76,6 +95,17 @@ mod tests {
             Settings::parse("[families.default]\nwrite_buffers_max = 1\n").unwrap_err();
         let text = out_of_range.to_string();
         assert!(text.contains("families.default") && text.contains("at least 2"), "{text}");
+    }
+
+    #[test]
+    fn log_directory_is_read_back_and_fits_no_other_place_of_the_log() {
+        let text = "log_dir = \"/wal/reef\"\n[database]\nmax_background_jobs = 4\n";
+        let settings = Settings::parse(text).unwrap();
+        assert_eq!(settings.log_dir.as_deref(), Some(std::path::Path::new("/wal/reef")));
+        assert_eq!(Settings::parse(&settings.to_toml().unwrap()).unwrap(), settings);
+        let buffered = Settings::parse(&text.replace("max_background_jobs", "log_buffer_bytes"));
+        let error = buffered.unwrap_err().to_string();
+        assert!(error.contains("log_buffer_bytes is for a log on storage nodes"), "{error}");
     }
 
     #[test]

@@ -22,6 +22,7 @@ use archipelago_base::{Error, Result};
 use archipelago_engine::db::{self, Db};
 use archipelago_engine::options::DbOptions;
 use archipelago_env::local::LocalFs;
+use archipelago_env::separate_log::SeparateLogFs;
 use archipelago_env::{FileSystem, GroupAccess, IoContext, IoPurpose};
 use archipelago_tier::{Components, DeviceSettings, Emptied, TieredFs, forget_device};
 use serde::{Deserialize, Serialize};
@@ -111,6 +112,42 @@ impl Storage {
     /// [`VolumeStorage::open`].
     pub fn open_volume(settings: &VolumeSettings) -> Result<Self> {
         VolumeStorage::open(settings).map(Self::from)
+    }
+
+    /// Puts the write-ahead log of the database into a directory of this machine, and not into the
+    /// directory or the volume of the database. `is_creating` permits to create the log directory.
+    ///
+    /// Errors: `InvalidArgument` for a database on tiers, whose log lies on the fastest device, and
+    /// for a log directory that is that of the database. Others are those of
+    /// [`SeparateLogFs::open`].
+    pub fn separate_log(
+        &mut self,
+        log_dir: &Path,
+        access: GroupAccess,
+        is_creating: bool,
+    ) -> Result<()> {
+        if self.tiers.is_some() {
+            return Err(Error::invalid(
+                "a database on tiers keeps its log on the fastest device, so it cannot have a log \
+                 directory: leave log_dir (--log-dir) out",
+            ));
+        }
+        let full = |path: &Path| {
+            std::path::absolute(path)
+                .map_err(|source| Error::io("find the absolute path of", path, source))
+        };
+        let log_dir = full(log_dir)?;
+        if self.volume.is_none() && full(&self.dir)? == log_dir {
+            return Err(Error::invalid(format!(
+                "the log directory {} is that of the database, where the log lies without \
+                 --log-dir: leave it out, or choose another one",
+                log_dir.display()
+            )));
+        }
+        let log: Arc<dyn FileSystem> = Arc::new(LocalFs::for_group(access));
+        let files = Arc::clone(&self.fs);
+        self.fs = SeparateLogFs::open(files, &self.dir, log, &log_dir, is_creating)?;
+        Ok(())
     }
 
     /// Closes the tiers, or gives the volume up, after the database was closed.

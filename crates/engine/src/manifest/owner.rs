@@ -33,14 +33,13 @@ pub struct OwnerClaim {
 }
 
 impl Owner {
-    /// The owner that follows `previous` with the numbers of `claim`. Its log lies in the
-    /// directory.
-    pub(super) fn after(previous: Option<&Self>, claim: OwnerClaim) -> Self {
+    /// The owner that follows `previous` with the numbers of `claim`. Its log lies in `log_place`.
+    pub(super) fn after(previous: Option<&Self>, claim: OwnerClaim, log_place: String) -> Self {
         Self {
             epoch: Epoch(previous.map_or(0, |owner| owner.epoch.0).saturating_add(1)),
             token: claim.token,
             offload_id: previous.map_or(claim.offload_id, |owner| owner.offload_id),
-            log_place: String::new(),
+            log_place,
         }
     }
 

@@ -12,10 +12,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use archipelago_base::{CfId, Epoch, Error, ErrorKind, FileNo, Result, SeqNo};
+use archipelago_env::separate_log::is_same_log_place;
 use archipelago_env::{DirEntry, FileSystem, IoContext, IoPurpose};
 
 use crate::file_meta::{
-    IDENTITY_NAME, invalid_file_name, manifest_name, mark_name, sst_name, value_file_name,
+    IDENTITY_NAME, invalid_file_name, log_name, manifest_name, mark_name, sst_name, value_file_name,
 };
 use crate::live_file::Trash;
 use crate::manifest::FORMAT_VERSION;
@@ -148,7 +149,7 @@ impl VersionSet {
     ) -> Result<Self> {
         let read = read_state(fs.as_ref(), dir, &trash)?;
         let entries = fs.list(dir)?;
-        check_log_place(&read.state, dir)?;
+        check_log_place(fs.as_ref(), &read.state, dir, &entries)?;
         check_files(&read.state, dir, &entries)?;
         let used = entries.iter().filter_map(|entry| file_number(&entry.name)).max();
         let past = FileNo(used.map_or(0, |FileNo(used)| used.saturating_add(1)));
@@ -353,7 +354,18 @@ impl VersionSet {
     /// Lets the next edit make this open the owner. An open calls it before it reads the log, so
     /// that it leaves a directory that it refuses unchanged.
     pub fn intend_to_own(&mut self, claim: OwnerClaim) {
-        self.claimed = Some(Box::new(Owner::after(self.state.owner.as_ref(), claim)));
+        let log_place = self.fs.log_place(&self.dir).unwrap_or_default();
+        let owner = Owner::after(self.state.owner.as_ref(), claim, log_place);
+        self.claimed = Some(Box::new(owner));
+    }
+
+    /// Makes this open the owner now, if its log lies outside the directory and the manifest does
+    /// not name the place yet. The call must come before the log is created. Otherwise an open that
+    /// looks for the log in the directory would miss acknowledged writes without notice.
+    pub fn own_log_place(&mut self) -> Result<()> {
+        let named = self.state.owner.as_ref().is_some_and(|owner| !owner.log_place.is_empty());
+        let wanted = self.claimed.as_ref().is_some_and(|owner| !owner.log_place.is_empty());
+        if wanted && !named { self.own() } else { Ok(()) }
     }
 
     /// Makes this open the owner now, unless an edit has done so since
@@ -637,16 +649,40 @@ pub(crate) fn read_state(fs: &dyn FileSystem, dir: &Path, trash: &Arc<Trash>) ->
     Ok(ReadState { state: applied.state, header, torn_bytes, edits, end, evidence })
 }
 
-/// Refuses a database whose log lies elsewhere. Without that log, writes would be missing silently.
-fn check_log_place(state: &State, dir: &Path) -> Result<()> {
-    match &state.owner {
-        Some(Owner { log_place, .. }) if !log_place.is_empty() => Err(Error::unsupported(format!(
-            "the write-ahead log of {} lies in {log_place}, and this program would look for it \
-                 in the directory: open the database where its log is",
-            dir.display()
-        ))),
-        _ => Ok(()),
+/// Refuses a database whose log lies elsewhere than this program would look for it. Without that
+/// log, writes would be missing silently.
+fn check_log_place(
+    fs: &dyn FileSystem,
+    state: &State,
+    dir: &Path,
+    entries: &[DirEntry],
+) -> Result<()> {
+    let named = state.owner.as_ref().map_or("", |owner| &*owner.log_place);
+    let (place, dir) = (fs.log_place(dir), dir.display());
+    let refused = |what: String| Err(Error::unsupported(what));
+    match place {
+        None if named.is_empty() => Ok(()),
+        None => refused(format!(
+            "the write-ahead log of {dir} lies in {named}, and this program would look for it in \
+             the directory: open the database where its log is"
+        )),
+        Some(place) if is_same_log_place(named, &place) => Ok(()),
+        Some(place) if !named.is_empty() => refused(format!(
+            "the write-ahead log of {dir} lies in {named}, and this program would look for it in \
+             {place}: open the database where its log is"
+        )),
+        // A new database or a checkpoint. Neither has a log.
+        Some(_) if state.owner.is_none() && !entries.iter().any(is_segment) => Ok(()),
+        Some(place) => refused(format!(
+            "the database in {dir} has no part of its write-ahead log in {place}: the place of the \
+             log is chosen when a database is created, with a log directory of its own. The log of \
+             a checkpoint may lie elsewhere than that of the original"
+        )),
     }
+}
+
+fn is_segment(entry: &DirEntry) -> bool {
+    file_number(&entry.name).is_some_and(|no| entry.name == log_name(no))
 }
 
 /// Checks that every file of the state is in the directory with its length, and in one column

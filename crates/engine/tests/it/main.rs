@@ -29,6 +29,7 @@ mod job_threads;
 mod keys_only;
 mod later_log;
 mod log_in_pool;
+mod log_place;
 mod lost_edits;
 mod memory;
 mod metamorphic;

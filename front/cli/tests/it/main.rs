@@ -6,6 +6,7 @@ mod cluster;
 mod descriptors;
 mod full_disk;
 mod held_port;
+mod log_dir;
 mod memory;
 mod metrics;
 mod offload;

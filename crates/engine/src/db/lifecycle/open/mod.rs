@@ -14,6 +14,9 @@
 //!    edit that installs only a part could keep half a batch over a power loss.
 //! 6. A new log segment is started, and files that nothing refers to are removed.
 //!
+//! A database whose log lies outside its directory ([`FileSystem::log_place`]) raises the owner
+//! epoch before step 4 at its first open, because the edit names the place of the log.
+//!
 //! A database with a store of memtable shards ([`crate::remote`]) raises the owner epoch before
 //! step 4. If memory nodes have shards of the previous owner, these stay there. The rest of the log
 //! is replayed into memory, and step 5 installs no tables ([`takeover`]).
@@ -133,6 +136,7 @@ pub(crate) fn open(dir: &Path, options: DbOptions, components: Components) -> Re
     if inner.context.options().read_only {
         catch_up::catch_up(&inner)?;
     } else {
+        inner.storage.lock_manifest(Order::none()).own_log_place()?;
         recover_log(&inner, claim)?;
         claim_ownership(&inner.storage)?;
         tell_others(&inner, claim)?;

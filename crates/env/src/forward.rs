@@ -13,9 +13,9 @@
 /// Some methods form groups, because decorators treat them alike: `logs` (the tails of logs),
 /// `looks` (list, length, existence), `dirs` (make, remove, sync directories), `moves` (rename,
 /// link), `host` (boot id, group access, locks, reassign, free bytes), `figures` (best length of a
-/// write, and `traits`: redundancy, whether logs are recycled, the place of the log, and the room of
-/// writers) and `space` (allocation). A decorator that counts or limits bytes leaves `space` out and gets the default,
-/// which writes. `names` stands for all groups and `remove`.
+/// write, and `traits`: redundancy, whether logs are recycled, the place of the log, and the room
+/// of writers) and `space` (allocation). A decorator that counts or limits bytes leaves `space` out
+/// and gets the default, which writes. `names` stands for all groups and `remove`.
 #[macro_export]
 macro_rules! forward_fs {
     ($inner:ident: $($method:ident),+ $(,)?) => {

@@ -7,8 +7,8 @@
 //!
 //! Invariants:
 //! 1. A log directory has an identity of its own, which is drawn at its first use and stays with
-//!    its files. [`FileSystem::log_place`] ends with it. So a database finds its log again after the
-//!    directory was moved, and takes no other directory for it.
+//!    its files. [`FileSystem::log_place`] ends with it. So a database finds its log again after
+//!    the directory was moved, and takes no other directory for it.
 //! 2. The lock of the database also locks the log directory, so that no two processes write one
 //!    log, also if the file system inside has fenced one of them.
 //!

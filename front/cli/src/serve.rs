@@ -4,9 +4,10 @@
 //! The process owns the store and the server. Invariants:
 //! 1. Everything that can be refused (flags, settings, the port) is refused before a database is
 //!    created or opened.
-//! 2. On SIGTERM, SIGINT or a client's SHUTDOWN the jobs that the process runs for others end first.
-//!    Then the server finishes the commands that it has received, and the store closes. On return
-//!    everything acknowledged is in the files of the database, or in the memory of the cluster.
+//! 2. On SIGTERM, SIGINT or a client's SHUTDOWN the jobs that the process runs for others end
+//!    first. Then the server finishes the commands that it has received, and the store closes. On
+//!    return everything acknowledged is in the files of the database, or in the memory of the
+//!    cluster.
 //! 3. No answer of a read leaves a server over a volume whose lease has ended. A server whose
 //!    volume was taken over ends.
 //!
@@ -186,9 +187,9 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "BYTES", requires = "store")]
     log_buffer_bytes: Option<u64>,
     /// Directory of this machine for the log, with nothing else in it: the log then lies neither in
-    /// --dir nor in the volume. The place is chosen when the database is created. If this machine or
-    /// the directory is lost, nobody can open the database. It replaces log_dir of the settings file
-    /// (engine lsm)
+    /// --dir nor in the volume. The place is chosen when the database is created. If this machine
+    /// or the directory is lost, nobody can open the database. It replaces log_dir of the settings
+    /// file (engine lsm)
     #[arg(long, value_name = "DIR", conflicts_with = "log_buffer_bytes")]
     log_dir: Option<PathBuf>,
     /// Acknowledge a write only after it is on the device, so that it survives power loss. By
@@ -651,8 +652,8 @@ enum End {
     LostVolume(Error),
 }
 
-/// Serves until the process is told to stop, or until `lost` returns the error of a lost volume. The
-/// jobs of the executor end before the server.
+/// Serves until the process is told to stop, or until `lost` returns the error of a lost volume.
+/// The jobs of the executor end before the server.
 fn serve(
     args: &ServeArgs,
     running: Running,

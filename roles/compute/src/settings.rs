@@ -62,7 +62,8 @@ impl Settings {
             }
             Some(_) if self.database.log_buffer_bytes > 0 => {
                 return Err(Error::invalid(
-                    "log_dir: log_buffer_bytes is for a log on storage nodes: leave one of them out",
+                    "log_dir: log_buffer_bytes is for a log on storage nodes: leave one of them \
+                     out",
                 ));
             }
             _ => {}

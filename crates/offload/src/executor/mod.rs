@@ -195,6 +195,9 @@ pub struct Executor {
     /// How the driver reaches images.
     reach: InputReach,
     is_leaving: bool,
+    /// Whether an operator drains this executor. It lasts until the operator cancels it, or until
+    /// the end of the process.
+    is_draining: bool,
 }
 
 impl Executor {
@@ -211,6 +214,7 @@ impl Executor {
             load: Load::default(),
             reach: InputReach::default(),
             is_leaving: false,
+            is_draining: false,
         }
     }
 
@@ -296,6 +300,14 @@ impl Executor {
                 }
                 Vec::new()
             }
+            OffloadMessage::Drain { executor, is_draining } if executor == self.me => {
+                // The next beats confirm it, to every scheduler.
+                if self.is_draining != is_draining {
+                    self.is_draining = is_draining;
+                    self.beats.values_mut().for_each(|next_ns| *next_ns = 0);
+                }
+                Vec::new()
+            }
             OffloadMessage::Heard { life, next_ms } if self.obeys(life) => {
                 let next_ns = now_ns + u64::from(next_ms) * MS;
                 self.beats.insert(life.scheduler, next_ns);
@@ -357,6 +369,7 @@ impl Executor {
             load: self.load,
             reach: self.reach,
             running: running.collect(),
+            is_draining: self.is_draining,
         }
     }
 
@@ -396,7 +409,7 @@ impl Executor {
         if self.ended.contains(&at) {
             return OffloadMessage::NotMine { at, by };
         }
-        if self.is_leaving {
+        if self.is_leaving || self.is_draining {
             return decline(DeclineWhy::Leaving);
         }
         if !order.needs.iter().all(|name| self.offer.names.contains(name)) {

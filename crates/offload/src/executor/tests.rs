@@ -122,6 +122,29 @@ fn executor_that_leaves_says_so_and_ends_its_jobs() {
 }
 
 #[test]
+fn drained_executor_declines_until_the_drain_is_cancelled() {
+    let mut executor = executor();
+    assign(&mut executor, 1, &[]);
+    pack(&mut executor, 1);
+    let drain = |executor, is_draining| OffloadMessage::Drain { executor, is_draining };
+    executor.on_message(1, S, drain(ExecutorId(10), true));
+    assert_eq!(executor.on_timer(1), [], "the order is for another executor");
+    executor.on_message(1, S, drain(ME, true));
+    let beats = sent(&executor.on_timer(1));
+    let [OffloadMessage::Beat { is_draining: true, slots: 1, running, .. }] = &beats[..] else {
+        panic!("{beats:?}")
+    };
+    assert_eq!(running.len(), 1, "the job goes on");
+    executor.on_message(2, S, drain(ME, true));
+    assert_eq!(executor.on_timer(2), [], "a repeated order causes no beat");
+    executor.ended(3, at(1), Ok(Payload::default()));
+    let declined = OffloadMessage::Decline { at: at(2), by: ME, why: DeclineWhy::Leaving };
+    assert_eq!(assign(&mut executor, 2, &[]), declined);
+    executor.on_message(4, S, drain(ME, false));
+    assert_eq!(assign(&mut executor, 2, &[]), OffloadMessage::Accept { at: at(2), by: ME });
+}
+
+#[test]
 fn a_slot_is_free_again_when_no_package_comes() {
     let mut executor = executor();
     assign(&mut executor, 1, &[]);

@@ -81,7 +81,7 @@ impl SchedulerDesk {
         let mut state = self.state.lock();
         let now_ns = state.time.until(self.clock.now_ns());
         state.follow(term, now_ns);
-        let Some(scheduler) = &state.scheduler else {
+        let Some(scheduler) = &mut state.scheduler else {
             return reply.send(OffloadMessage::Standby {}.encode());
         };
         match OffloadMessage::decode(request.body) {
@@ -95,6 +95,12 @@ impl SchedulerDesk {
             Ok(OffloadMessage::Jobs {}) => {
                 let jobs = scheduler.job_list(now_ns);
                 reply.send(OffloadMessage::JobsAre { jobs }.encode());
+            }
+            Ok(OffloadMessage::Drain { executor, is_draining }) => {
+                let sent = scheduler.drain(now_ns, executor, is_draining);
+                let status = scheduler.status(now_ns);
+                state.deliver(None, sent);
+                reply.send(OffloadMessage::StatusIs { status }.encode());
             }
             Ok(other) => {
                 tracing::warn!(message = other.name(), "a message came without an envelope");
@@ -264,6 +270,7 @@ mod tests {
             load: Load::default(),
             reach: InputReach::default(),
             running: Vec::new(),
+            is_draining: false,
         };
         desk.state.lock().receive(0, Correspondent::Executor(EXECUTOR), beat);
         desk

@@ -22,6 +22,10 @@ pub(super) struct Offer {
     pub(super) load: Load,
     /// How the executor reaches images.
     pub(super) reach: InputReach,
+    /// Number of attempts that the executor runs.
+    pub(super) running: u32,
+    /// Whether an operator drains the executor.
+    pub(super) is_draining: bool,
 }
 
 impl Offer {
@@ -40,6 +44,15 @@ impl Offer {
 struct Known {
     offer: Offer,
     heard_ns: u64,
+    /// What an operator wants of the executor ([`Offer::is_draining`]), until a beat agrees.
+    wanted: Option<bool>,
+}
+
+impl Known {
+    /// Whether the executor gets no more jobs because an operator drains it.
+    fn is_draining(&self) -> bool {
+        self.wanted.unwrap_or(self.offer.is_draining)
+    }
 }
 
 /// The living executors.
@@ -49,9 +62,20 @@ pub(super) struct Executors {
 }
 
 impl Executors {
-    /// Records a beat.
-    pub(super) fn beat(&mut self, now_ns: u64, executor: ExecutorId, offer: Offer) {
-        self.known.insert(executor, Known { offer, heard_ns: now_ns });
+    /// Records a beat. Returns what an operator wants ([`Offer::is_draining`]) if the beat says
+    /// something else, because the order has not arrived.
+    pub(super) fn beat(&mut self, now_ns: u64, executor: ExecutorId, offer: Offer) -> Option<bool> {
+        let wanted = self.known.get(&executor).and_then(|known| known.wanted);
+        let wanted = wanted.filter(|wanted| *wanted != offer.is_draining);
+        self.known.insert(executor, Known { offer, heard_ns: now_ns, wanted });
+        wanted
+    }
+
+    /// Notes that an operator drains an executor, or lets it take jobs again. Returns whether the
+    /// executor is known.
+    pub(super) fn drain(&mut self, executor: ExecutorId, is_draining: bool) -> bool {
+        let known = self.known.get_mut(&executor);
+        known.map(|known| known.wanted = Some(is_draining)).is_some()
     }
 
     /// The executors that have been silent for too long.
@@ -72,29 +96,44 @@ impl Executors {
         known.map(|known| known.offer.address.clone()).unwrap_or_default()
     }
 
-    /// The executors, for operators. `taken` has the slots that attempts hold.
-    pub(super) fn standings(&self, taken: &BTreeMap<ExecutorId, u32>) -> Vec<ExecutorStanding> {
-        let of = |(executor, known): (&ExecutorId, &Known)| ExecutorStanding {
-            executor: *executor,
-            address: known.offer.address.clone(),
-            build: known.offer.build(),
-            slots: known.offer.slots,
-            taken: taken.get(executor).copied().unwrap_or(0),
-            load: known.offer.load,
-            reach: known.offer.reach,
+    /// The executors, for operators. `taken` has the slots that attempts hold, and `deciding` the
+    /// number of outputs that wait for their owners.
+    pub(super) fn standings(
+        &self,
+        taken: &BTreeMap<ExecutorId, u32>,
+        deciding: &BTreeMap<ExecutorId, u32>,
+    ) -> Vec<ExecutorStanding> {
+        let count = |of: &BTreeMap<ExecutorId, u32>, executor: &ExecutorId| {
+            of.get(executor).copied().unwrap_or(0)
         };
-        self.known.iter().map(of).collect()
+        let standing = |(executor, known): (&ExecutorId, &Known)| {
+            let taken = count(taken, executor);
+            ExecutorStanding {
+                executor: *executor,
+                address: known.offer.address.clone(),
+                build: known.offer.build(),
+                slots: known.offer.slots,
+                taken,
+                load: known.offer.load,
+                reach: known.offer.reach,
+                // An earlier life of the scheduler may have given out attempts that it runs.
+                held: taken.max(known.offer.running).saturating_add(count(deciding, executor)),
+                is_draining: known.is_draining(),
+            }
+        };
+        self.known.iter().map(standing).collect()
     }
 
     /// Slots of the executors that have these names.
     pub(super) fn slots(&self, needs: &[String]) -> u32 {
-        let able = self.known.values().filter(|known| known.offer.has(needs));
+        let is_able = |known: &&Known| known.offer.has(needs) && !known.is_draining();
+        let able = self.known.values().filter(is_able);
         able.map(|known| known.offer.slots).fold(0, u32::saturating_add)
     }
 
     /// The executors as candidates for a job. `taken` has the number of slots that attempts hold at
-    /// each executor. An executor that leaves has no slots and will have none, so it is none of
-    /// them: a job should not wait for it.
+    /// each executor. An executor that leaves has no slots and will have none, and one that is
+    /// drained takes no jobs. They are none of them: a job should not wait for them.
     pub(super) fn candidates(
         &self,
         head: &Head,
@@ -115,6 +154,7 @@ impl Executors {
                 is_excluded: head.excluded.contains(executor),
             }
         };
-        self.known.iter().filter(|(_, known)| known.offer.slots > 0).map(of).collect()
+        let takes_jobs = |known: &Known| known.offer.slots > 0 && !known.is_draining();
+        self.known.iter().filter(|(_, known)| takes_jobs(known)).map(of).collect()
     }
 }

@@ -265,8 +265,12 @@ impl Scheduler {
             self.owners.values().filter_map(|known| known.standing(now_ns)).collect();
         let owners_total = u32::try_from(owners.len()).unwrap_or(u32::MAX);
         owners.truncate(OWNERS_LISTED_MAX);
+        let mut deciding = BTreeMap::new();
+        for commit in self.commits.values() {
+            *deciding.entry(commit.by).or_insert(0) += 1;
+        }
         SchedulerStatus {
-            executors: self.executors.standings(&self.jobs.slots_taken()),
+            executors: self.executors.standings(&self.jobs.slots_taken(), &deciding),
             flushes_waiting: self.jobs.waiting(jobs::Queue::Flush),
             others_waiting: self.jobs.waiting(jobs::Queue::Other),
             flushes_oldest_ms: self.jobs.oldest_ms(now_ns, jobs::Queue::Flush),
@@ -314,6 +318,17 @@ impl Scheduler {
     /// calls it in short intervals, because the list grows until then.
     pub fn take_started(&mut self) -> Vec<JobId> {
         std::mem::take(&mut self.started)
+    }
+
+    /// Makes an executor take no more jobs, or take jobs again, on an operator's request. The jobs
+    /// that it has go on. An unknown executor is left alone.
+    pub fn drain(&mut self, now_ns: u64, executor: ExecutorId, is_draining: bool) -> Vec<Sent> {
+        if !self.executors.drain(executor, is_draining) {
+            return Vec::new();
+        }
+        let mut sent = vec![drain_order(executor, is_draining)];
+        sent.extend(self.dispatch(now_ns));
+        sent
     }
 
     /// Handles a message from an owner of a database. The message ends the jobs of older owners. If
@@ -382,10 +397,30 @@ impl Scheduler {
         message: OffloadMessage,
     ) -> Vec<Sent> {
         let mut sent = match message {
-            OffloadMessage::Beat { executor, names, address, slots, load, reach, running } => {
-                let offer = executors::Offer { names, address, slots, load, reach };
-                self.executors.beat(now_ns, executor, offer);
-                self.heard(now_ns, executor, &running)
+            OffloadMessage::Beat {
+                executor,
+                names,
+                address,
+                slots,
+                load,
+                reach,
+                running,
+                is_draining,
+            } => {
+                let count = u32::try_from(running.len()).unwrap_or(u32::MAX);
+                let offer = executors::Offer {
+                    names,
+                    address,
+                    slots,
+                    load,
+                    reach,
+                    running: count,
+                    is_draining,
+                };
+                let wanted = self.executors.beat(now_ns, executor, offer);
+                let mut sent = self.heard(now_ns, executor, &running);
+                sent.extend(wanted.map(|is_draining| drain_order(executor, is_draining)));
+                sent
             }
             OffloadMessage::Accept { at, by } => self.accepted(now_ns, at, by),
             OffloadMessage::Decline { at, by, .. } => {
@@ -694,6 +729,12 @@ fn log_silence(db: OffloadDb, jobs: usize, outputs: usize) {
     } else {
         tracing::debug!(database = %db, "{WHAT}");
     }
+}
+
+/// The order to take no more jobs, or to take jobs again.
+fn drain_order(executor: ExecutorId, is_draining: bool) -> Sent {
+    let message = OffloadMessage::Drain { executor, is_draining };
+    Sent { to: Party::Executor(executor), message }
 }
 
 /// The order to leave outputs in place and to end the attempt.

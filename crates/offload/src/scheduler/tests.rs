@@ -44,6 +44,7 @@ fn beat_of(executor: ExecutorId, running: Vec<Running>) -> OffloadMessage {
         load: Load::default(),
         reach: InputReach::default(),
         running,
+        is_draining: false,
     }
 }
 
@@ -611,6 +612,54 @@ fn no_job_waits_for_an_executor_that_leaves() {
 }
 
 #[test]
+fn drained_executor_gets_no_job_and_keeps_those_that_it_has() {
+    let mut scheduler = scheduler();
+    beat(&mut scheduler, LATER_NS, X);
+    prepare(&mut scheduler, LATER_NS, 1, JobKind::Compaction);
+    accept(&mut scheduler, at(1, 1), X);
+    let order = OffloadMessage::Drain { executor: X, is_draining: true };
+    assert!(has(&scheduler.drain(LATER_NS, X, true), Party::Executor(X), &order));
+    assert_eq!(scheduler.drain(LATER_NS, Y, true), [], "an unknown executor");
+    // The order is repeated until a beat agrees.
+    assert!(has(&beat(&mut scheduler, LATER_NS, X), Party::Executor(X), &order));
+    let confirmed = |is_draining: bool, running: &[Running]| {
+        let mut agreed = beat_of(X, running.to_vec());
+        let OffloadMessage::Beat { is_draining: told, .. } = &mut agreed else { panic!() };
+        *told = is_draining;
+        agreed
+    };
+    let running = [Running { at: at(1, 1), ..Running::default() }];
+    let sent = scheduler.on_executor(LATER_NS, X, confirmed(true, &running));
+    assert!(!has(&sent, Party::Executor(X), &order), "{sent:?}");
+    let standing = |scheduler: &Scheduler| {
+        let executor = scheduler.status(LATER_NS).executors.remove(0);
+        (executor.is_draining, executor.held)
+    };
+    assert_eq!(standing(&scheduler), (true, 1));
+    beat(&mut scheduler, LATER_NS, Y);
+    prepare(&mut scheduler, LATER_NS, 2, JobKind::Compaction);
+    let phase = |scheduler: &Scheduler, number: u64| {
+        let jobs = scheduler.job_list(LATER_NS).jobs;
+        let job = jobs.into_iter().find(|job| job.at.job.number == number).expect("a job");
+        (job.phase, job.executor)
+    };
+    assert_eq!(phase(&scheduler, 2), (JobPhase::Offered, Some(Y)));
+    // The outputs count until their owner has decided.
+    commit(&mut scheduler, LATER_NS, at(1, 1), X);
+    scheduler.on_executor(LATER_NS, X, confirmed(true, &[]));
+    assert_eq!(standing(&scheduler), (true, 1));
+    let decided = OffloadMessage::Decided { at: at(1, 1), verdict: Verdict::Installed };
+    scheduler.on_owner(LATER_NS, ME, decided);
+    assert_eq!(standing(&scheduler), (true, 0));
+    // A cancelled drain has an effect immediately.
+    prepare(&mut scheduler, LATER_NS, 3, JobKind::Compaction);
+    assert_eq!(phase(&scheduler, 3), (JobPhase::Queued, None));
+    let sent = scheduler.drain(LATER_NS, X, false);
+    assert_eq!(assigned(&sent), [(at(3, 1), X)]);
+    assert_eq!(standing(&scheduler), (false, 1));
+}
+
+#[test]
 fn a_flush_waits_for_a_slot_for_a_second() {
     let mut scheduler = scheduler();
     beat(&mut scheduler, LATER_NS, X);
@@ -735,6 +784,7 @@ fn a_flush_goes_where_its_images_lie_unless_that_is_busy() {
         load: Load::default(),
         reach: InputReach { home, fetch: 100 },
         running: Vec::new(),
+        is_draining: false,
     };
     // Among equals the lower number would get the job.
     assert!(X < Y);

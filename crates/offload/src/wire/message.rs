@@ -208,6 +208,8 @@ wire_messages! {
         /// Attempts of the receiving scheduler that it runs. The scheduler answers those that it
         /// has given up with a [`OffloadMessage::Cancel`] each.
         running: Vec<Running>,
+        /// Whether an operator drains the executor, so that it takes no more jobs.
+        is_draining: bool,
     }
     /// Scheduler → executor: answer to [`OffloadMessage::Beat`].
     Heard = 31 {
@@ -281,6 +283,15 @@ wire_messages! {
     JobsAre = 67 {
         /// Jobs of the scheduler.
         jobs: JobList,
+    }
+    /// Operator → scheduler → executor: take no more jobs, or take jobs again. The scheduler
+    /// repeats it until a beat agrees, and answers the operator with a
+    /// [`OffloadMessage::StatusIs`].
+    Drain = 68 {
+        /// Executor in question.
+        executor: ExecutorId,
+        /// Whether it takes no more jobs.
+        is_draining: bool,
     }
     /// Owner → scheduler → executor: the decision about the outputs of the attempt.
     Decided = 44 {

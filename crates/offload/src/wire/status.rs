@@ -24,8 +24,23 @@ pub struct ExecutorStanding {
     pub load: Load,
     /// Memory node in whose process it runs, and the cost of a fetch.
     pub reach: InputReach,
+    /// Jobs that it has or runs, and jobs whose outputs wait for the decision of their owner. It
+    /// may end without harm when there are none.
+    pub held: u32,
+    /// Whether an operator drains it, so that it takes no more jobs.
+    pub is_draining: bool,
 }
-wire_struct!(ExecutorStanding { executor, address, build, slots, taken, load, reach });
+wire_struct!(ExecutorStanding {
+    executor,
+    address,
+    build,
+    slots,
+    taken,
+    load,
+    reach,
+    held,
+    is_draining
+});
 
 /// The latest attempt that has failed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -71,7 +71,17 @@ fn payload() -> Payload {
 /// The state of a scheduler with one executor.
 fn status(executor: ExecutorId, load: Load, reach: InputReach) -> SchedulerStatus {
     let (address, build) = (ShortText::new("reef:7"), ShortText::new("build 1"));
-    let standing = ExecutorStanding { executor, address, build, slots: 4, taken: 1, load, reach };
+    let standing = ExecutorStanding {
+        executor,
+        address,
+        build,
+        slots: 4,
+        taken: 1,
+        load,
+        reach,
+        held: 2,
+        is_draining: true,
+    };
     SchedulerStatus {
         executors: vec![standing],
         flushes_waiting: 2,
@@ -188,7 +198,16 @@ fn samples() -> Vec<OffloadMessage> {
         OffloadMessage::Started { at, by },
         OffloadMessage::NotMine { at, by },
         OffloadMessage::Cancel { at, life: life() },
-        OffloadMessage::Beat { executor: by, names, address, slots: 4, load, reach, running },
+        OffloadMessage::Beat {
+            executor: by,
+            names,
+            address,
+            slots: 4,
+            load,
+            reach,
+            running,
+            is_draining: true,
+        },
         OffloadMessage::Heard { life: life(), next_ms: 200 },
         OffloadMessage::Commit { at, by, output: payload() },
         OffloadMessage::Abort { at, by, reason: ShortText::new("full") },
@@ -206,6 +225,7 @@ fn samples() -> Vec<OffloadMessage> {
         OffloadMessage::StatusIs { status },
         OffloadMessage::Jobs {},
         OffloadMessage::JobsAre { jobs: job_list() },
+        OffloadMessage::Drain { executor: by, is_draining: true },
         OffloadMessage::Standby {},
         OffloadMessage::Malformed {},
     ]
@@ -276,6 +296,8 @@ fn report_of_an_owner_has_golden_bytes() {
 #[test]
 fn list_of_jobs_has_golden_bytes() {
     assert_eq!(hex(&OffloadMessage::Jobs {}.encode()), "6742");
+    let drain = OffloadMessage::Drain { executor: ExecutorId(9), is_draining: true };
+    assert_eq!(hex(&drain.encode()), ["6744", "0900000000000000", "01"].concat());
     let word = |low: &str| format!("{low:0<16}");
     let at = [&"d0".repeat(16), &word("02"), &word("0403"), "05000000"].concat();
     let (address, input) = ("06726565663a37", word("0009"));

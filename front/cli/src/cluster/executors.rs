@@ -24,7 +24,8 @@ fn write(out: &mut String, status: &SchedulerStatus) -> std::fmt::Result {
         "EXECUTOR", "SLOTS", "RUNNING", "LOAD", "QUEUE", "IN MEMORY NODE", "ADDRESS"
     )?;
     for executor in &status.executors {
-        let ExecutorStanding { executor: id, address, build, slots, taken, load, reach } = executor;
+        let ExecutorStanding { executor: id, address, build, slots, taken, load, reach, .. } =
+            executor;
         let home = reach.home.map_or_else(|| "-".to_owned(), |home| home.node.to_string());
         let (busy, queue, address) = (load.cpu / 10, load.queue / 10, address.as_str());
         writeln!(
@@ -36,6 +37,10 @@ fn write(out: &mut String, status: &SchedulerStatus) -> std::fmt::Result {
     }
     if status.executors.is_empty() {
         writeln!(out, "(none)")?;
+    }
+    for executor in status.executors.iter().filter(|executor| executor.is_draining) {
+        let (id, held) = (executor.executor.0, executor.held);
+        writeln!(out, "(executor {id:x} is drained: it takes no jobs, and has {held})")?;
     }
     writeln!(
         out,
@@ -164,7 +169,16 @@ mod tests {
         let reach = InputReach { home, ..InputReach::default() };
         let address = ShortText::new("reef (process 10)");
         let executor = ExecutorId(0xcd);
-        let hosted = ExecutorStanding { executor, address, taken: 1, reach, ..alone.clone() };
+        let (held, is_draining) = (2, true);
+        let hosted = ExecutorStanding {
+            executor,
+            address,
+            taken: 1,
+            reach,
+            held,
+            is_draining,
+            ..alone.clone()
+        };
         let executors = vec![alone, hosted];
         let reason = ShortText::new("full");
         let attempt = FailedAttempt { reason, ..FailedAttempt::default() };
@@ -185,8 +199,9 @@ mod tests {
         assert!(lines[2].starts_with("cd ") && lines[2].contains(" 0 %  3 "), "{text}");
         let queues = "Flushes: 7 wait (the oldest for 80 ms); other jobs: 0 wait; ";
         let ended = "all jobs: 0 installed, 0 attempts failed, 0 given back";
-        assert_eq!(lines[3], [queues, ended].concat());
-        assert!(lines[4].starts_with("Last failure, 3 s ago: attempt"), "{text}");
-        assert!(lines[4].ends_with(": full"), "{text}");
+        assert_eq!(lines[3], "(executor cd is drained: it takes no jobs, and has 2)");
+        assert_eq!(lines[4], [queues, ended].concat());
+        assert!(lines[5].starts_with("Last failure, 3 s ago: attempt"), "{text}");
+        assert!(lines[5].ends_with(": full"), "{text}");
     }
 }

@@ -2,6 +2,7 @@
 //! any cluster, and empties, checks and gives up its nodes.
 
 mod children;
+mod executor_drain;
 mod executors;
 mod jobs;
 mod managers;
@@ -94,22 +95,29 @@ pub(crate) enum ClusterCommand {
         #[arg(long)]
         watch: bool,
     },
-    /// Empty a storage node, or with --memory a memory node, so that it can be removed.
+    /// Empty a storage node, or with --memory a memory node or with --executor an executor, so that
+    /// it can be removed.
     ///
     /// A storage node gets no new files, and other nodes make copies of those that it has. A file
     /// that no other node can take is named, and keeps no other file back. A memory node takes no
-    /// memtables, and the servers flush those that it has. The command shows what is left until the
-    /// node can be stopped.
+    /// memtables, and the servers flush those that it has. An executor takes no more jobs, and
+    /// those that it has go on; it may be a part of another node, which is not drained by that. The
+    /// command shows what is left until the node can be stopped.
     #[command(after_help = "Examples:\n  archipelago cluster drain 3\n  \
                             archipelago cluster drain 3 --cancel\n  \
                             archipelago cluster drain --memory 2\n  \
-                            archipelago cluster drain --memory 2 --cancel")]
+                            archipelago cluster drain --memory 2 --cancel\n  \
+                            archipelago cluster drain --executor 5be01f3a9c77d2e1\n  \
+                            archipelago cluster drain --executor \"reef (process 4711)\"")]
     Drain {
         #[command(flatten)]
         node: NodeArgs,
         /// The node is a memory node
         #[arg(long)]
         memory: bool,
+        /// The node is an executor
+        #[arg(long, conflicts_with = "memory")]
+        executor: bool,
         #[command(flatten)]
         managers: ManagersArgs,
         /// End after the start of the drain, and do not wait until the node is empty
@@ -166,19 +174,20 @@ pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
             show_status(&managers.managers()?, *details)
         }
         ClusterCommand::Jobs { managers, watch } => jobs::show(&managers.managers()?, *watch),
-        ClusterCommand::Drain { node, memory, managers, no_wait, cancel } => {
+        ClusterCommand::Drain { node, memory, executor, managers, no_wait, cancel } => {
             let drain = match (cancel, no_wait) {
                 (true, _) => Drain::Cancel,
                 (_, true) => Drain::Begin,
                 _ => Drain::Wait,
             };
             let managers = managers.managers()?;
-            match memory {
-                true => {
+            match (memory, executor) {
+                (true, _) => {
                     let pool = || pool_status(&managers);
                     memory::drain(&managers, pool, node.memory("leave out --memory")?, drain)
                 }
-                false => storage::drain(&managers, node, drain),
+                (_, true) => executor_drain::drain(&managers, node.name(), drain),
+                _ => storage::drain(&managers, node, drain),
             }
         }
         ClusterCommand::Scrub { node, managers } => storage::scrub(&managers.managers()?, node),

@@ -37,13 +37,18 @@ const LOOKS_WITHOUT_PROGRESS: u32 = 30;
 /// Which node a command is about.
 #[derive(clap::Args, Debug)]
 pub(crate) struct NodeArgs {
-    /// Number of the node, or the identity of a storage node. `archipelago cluster status` shows
-    /// them
+    /// Number of the node, or the identity of a storage node, or the address of an executor.
+    /// `archipelago cluster status` shows them
     #[arg(value_name = "NODE")]
     node: String,
 }
 
 impl NodeArgs {
+    /// The text that the operator gave.
+    pub(super) fn name(&self) -> &str {
+        &self.node
+    }
+
     /// The number of a memory node. `hint` says how the command takes a storage node.
     pub(super) fn memory(&self, hint: &str) -> Result<NodeId> {
         self.node.parse().map(NodeId).map_err(|_| {

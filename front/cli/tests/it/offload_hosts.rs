@@ -97,6 +97,69 @@ fn storage_nodes_run_jobs_of_databases_in_their_volumes() {
     check(&mut redis, round);
 }
 
+/// Runs `cluster drain --executor`.
+fn drain(manager: &str, name: &str, more: &[&str]) -> String {
+    let words = ["cluster", "drain", "--executor", name, "--manager", manager];
+    text(&archipelago().args(words).args(more).output().unwrap())
+}
+
+#[test]
+fn drained_executor_ends_its_jobs_and_gets_no_others() {
+    let base = tempfile::tempdir().unwrap();
+    let (_manager, at) = manager();
+    let (mut idle, _own, _metrics) = idle_server(&at, &base.path().join("idle"), base.path());
+    let status = || {
+        let asked = archipelago().args(["cluster", "status", "--manager", &at]).output().unwrap();
+        text(&asked)
+    };
+    let place = format!("(process {})", idle.id());
+    let mut number = String::new();
+    until("the manager lists the executor", || {
+        let status = status();
+        let line = status.lines().find(|line| line.contains(&place));
+        number = line.and_then(|line| line.split(' ').next()).unwrap_or_default().to_owned();
+        !number.is_empty()
+    });
+    let (_server, address) = serve_with(&base.path().join("db"), &at, "compactions", SLOW);
+    let mut redis = Redis::connect(&address).unwrap();
+    let mut round = 0;
+    until("the executor runs a job", || {
+        load(&mut redis, round);
+        round += 1;
+        let listed = archipelago().args(["cluster", "jobs", "--manager", &at]).output().unwrap();
+        text(&listed).contains("  running")
+    });
+    let said = drain(&at, &number, &[]);
+    assert!(said.contains("takes no more jobs; Ctrl-C"), "{said}");
+    assert!(said.trim_end().ends_with("has no jobs: it can be stopped"), "{said}");
+    assert!(
+        status().contains(&format!("(executor {number} is drained: it takes no jobs, and has 0)"))
+    );
+    let before = figure(&mut redis, "offload_jobs_away");
+    let here = figure(&mut redis, "offload_here_no_executor");
+    until("the server runs its jobs itself", || {
+        load(&mut redis, round);
+        round += 1;
+        figure(&mut redis, "offload_here_no_executor") > here
+    });
+    assert_eq!(figure(&mut redis, "offload_jobs_away"), before);
+    // The server that hosts the executor is no part of the drain.
+    let said = drain(&at, &number, &["--cancel"]);
+    assert!(said.contains("takes jobs again"), "{said}");
+    until("the executor runs jobs again", || {
+        load(&mut redis, round);
+        round += 1;
+        figure(&mut redis, "offload_jobs_away") > before
+    });
+    check(&mut redis, round - 1);
+    let unknown = ["cluster", "drain", "--executor", "reef", "--manager", &at];
+    let unknown = archipelago().args(unknown).output().unwrap();
+    assert!(!unknown.status.success());
+    let said = String::from_utf8_lossy(&unknown.stderr).into_owned();
+    assert!(said.contains("no executor has the number or the address"), "{said}");
+    assert!(idle.end().contains("Stopped"));
+}
+
 #[test]
 fn slots_without_files_and_files_without_slots_are_refused() {
     let refused = |words: &[&str]| {

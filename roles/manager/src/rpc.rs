@@ -310,14 +310,6 @@ impl ManagerRpc {
         self.state.lock().as_mut().is_some_and(|state| state.acting(now_ns).is_some())
     }
 
-    /// Term of this manager; `None` while it stands by or was deposed.
-    pub(crate) fn acting_term(&self) -> Option<u64> {
-        let now_ns = self.clock.now_ns();
-        let mut state = self.state.lock();
-        let core = state.as_mut()?.acting(now_ns)?;
-        (!core.is_deposed()).then(|| core.term())
-    }
-
     /// Handles a node's answer to an order; `None` if no answer arrived in time.
     pub fn on_answer(&self, node: NodeId, asked: &Message, answer: Option<&Message>) {
         self.with(|core, now_ns| core.on_answer(now_ns, node, asked, answer));

@@ -103,6 +103,8 @@ struct ServerState {
     rpc: Arc<ManagerRpc>,
     storage: Arc<StorageRpc>,
     offload: Arc<SchedulerDesk>,
+    /// Term of the scheduler, which lives as long as the process, also while the manager stands by.
+    scheduler_term: u64,
     node: Weak<Node>,
     endpoints: Arc<Endpoints>,
     clock: Arc<dyn Clock>,
@@ -167,7 +169,7 @@ pub struct ManagerFigures {
     pub store: Option<StoreStatus>,
     /// The storage nodes; `None` while the manager stands by.
     pub storage: Option<StorageClusterStatus>,
-    /// The scheduler of offloaded jobs; `None` while the manager stands by.
+    /// The scheduler of offloaded jobs, also while the manager stands by; `None` before it begins.
     pub offload: Option<SchedulerCounters>,
     /// Counters of the fabric's node; `None` after the manager has ended.
     pub fabric: Option<NodeStats>,
@@ -248,6 +250,7 @@ impl ManagerServer {
         let front = Front {
             pool: handler,
             offload: Arc::clone(&offload),
+            scheduler_term: term,
             store: Arc::downgrade(&store),
             storage: Arc::clone(&storage),
             rpc: Arc::clone(&rpc),
@@ -269,6 +272,7 @@ impl ManagerServer {
             rpc,
             storage,
             offload,
+            scheduler_term: term,
             node: Arc::downgrade(&node),
             endpoints,
             clock,
@@ -330,7 +334,7 @@ impl ServerState {
         while !self.stopped() {
             self.rpc.tick();
             self.storage.tick();
-            self.offload.tick(self.rpc.acting_term());
+            self.offload.tick(Some(self.scheduler_term));
             if !self.rpc.is_acting()
                 && let Some(store) = self.store.upgrade()
             {

@@ -64,6 +64,8 @@ pub(crate) struct Store {
 pub(crate) struct Front {
     pub(crate) pool: Box<dyn Handler>,
     pub(crate) offload: Arc<SchedulerDesk>,
+    /// Term of the scheduler, which lives as long as the process, also while the manager stands by.
+    pub(crate) scheduler_term: u64,
     pub(crate) store: Weak<Store>,
     pub(crate) storage: Arc<StorageRpc>,
     pub(crate) rpc: Arc<ManagerRpc>,
@@ -74,7 +76,7 @@ impl Handler for Front {
         if is_store_message(request.body) {
             self.storage.handle(&request, reply);
         } else if is_offload_message(request.body) {
-            self.offload.handle(self.rpc.acting_term(), &request, reply);
+            self.offload.handle(Some(self.scheduler_term), &request, reply);
         } else if !is_ours(request.body) {
             self.pool.handle(request, reply);
         } else if !self.rpc.is_acting() {

@@ -1,8 +1,8 @@
 //! The scheduler in the manager's process, and the mail that waits there for owners and executors.
 //!
 //! Invariants:
-//! 1. A life of the scheduler lasts as long as a term of the manager. A standby manager has no
-//!    scheduler.
+//! 1. A life of the scheduler lasts as long as its term, which the manager gives: one for the life
+//!    of its process, also while it stands by.
 //! 2. Mail for the owner of a database goes to the newest owner. Only the refusal of an older owner
 //!    goes to that older owner.
 //! 3. A correspondent has at most one request that waits for mail.
@@ -70,7 +70,7 @@ impl SchedulerDesk {
         Self { state: Mutex::default(), clock: Arc::clone(clock) }
     }
 
-    /// Answers a request. `term` is that of the manager; `None` while it stands by.
+    /// Answers a request. `term` is that of the scheduler; `None` before it begins.
     pub fn handle(&self, term: Option<u64>, request: &Request<'_>, reply: Reply) {
         message_points::note_request(MessageMoment::Received, request.body);
         self.answer(term, request, reply);
@@ -131,7 +131,7 @@ impl SchedulerDesk {
         state.boxes.retain(|_, mailbox| mailbox.heard_ns + SILENT_NS > now_ns);
     }
 
-    /// The counters of the scheduler; `None` while the manager stands by.
+    /// The counters of the scheduler; `None` before it begins.
     #[must_use]
     pub fn counters(&self) -> Option<SchedulerCounters> {
         self.state.lock().scheduler.as_ref().map(Scheduler::counters)
@@ -139,7 +139,7 @@ impl SchedulerDesk {
 }
 
 impl State {
-    /// Begins or ends a life of the scheduler with the term of the manager.
+    /// Begins or ends a life of the scheduler with its term.
     fn follow(&mut self, term: Option<u64>, now_ns: u64) {
         let known = self.scheduler.as_ref().map(|scheduler| scheduler.life().term);
         if known == term {

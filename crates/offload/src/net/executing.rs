@@ -14,7 +14,7 @@
 //! Failure: a job that fails removes what it wrote, and the scheduler gets the reason. A panic of a
 //! job is such a failure.
 //! Cost: two threads for each slot, one of each priority ([`super::job_queues`]), and two for the
-//! mail.
+//! mail of each manager.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -44,18 +44,18 @@ use archipelago_fabric::{Endpoints, Secret};
 use archipelago_store::{BlobGrant, GrantedFs};
 use parking_lot::Mutex;
 
-use super::courier::{Courier, Outbox, Resident};
+use super::PAYLOAD_BYTES_MAX;
+use super::courier::{Addressed, Couriers, Outboxes, Resident, schedulers_of};
 use super::files::{DIRECTORIES, DecodedSpec, OpenedPackage, VolumePool, volumes_of};
 use super::images::{FetchProgress, ImageReader};
 use super::job_queues::{JobPriority, JobQueues};
 use super::owning::build_name;
 use super::rates::rate_of_package;
 use super::write_rate::WriteRate;
-use super::{PAYLOAD_BYTES_MAX, SCHEDULER};
 use crate::decide::Load;
 use crate::executor::{Executor, ExecutorOffer, ExecutorStep};
 use crate::failure::ShortText;
-use crate::ids::{AttemptId, ExecutorId};
+use crate::ids::{AttemptId, ExecutorId, SchedulerId};
 use crate::job::Payload;
 use crate::parcel::{ImageUse, JobParcel};
 use crate::shard_host::ShardHost;
@@ -207,7 +207,7 @@ struct Shared {
     registry: Registry,
     budget: Arc<ByteBudget>,
     images: ImageReader,
-    outbox: Outbox,
+    outboxes: Outboxes,
 }
 
 /// A running executor. The drop cancels its jobs, waits for their threads, and reports the jobs as
@@ -215,7 +215,7 @@ struct Shared {
 /// until [`ExecutorServer::can_end`].
 pub struct ExecutorServer {
     shared: Arc<Shared>,
-    courier: Option<Courier>,
+    couriers: Option<Couriers>,
     threads: Vec<Joiner>,
 }
 
@@ -263,9 +263,10 @@ impl ExecutorServer {
         let runtime = ThreadRuntime::shared()?;
         let fetcher = ImageFetcher::new(Arc::clone(&endpoints) as _, runtime, Waits::Receiving);
         let images = ImageReader::new(settings.hosted.clone(), fetcher);
+        let managers = settings.managers.len();
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
-                machine: Executor::new(me, offer, &[SCHEDULER]),
+                machine: Executor::new(me, offer, &schedulers_of(managers)),
                 jobs: BTreeMap::new(),
                 outputs: BTreeMap::new(),
                 figures: ExecutorFigures { slots: settings.slots.into(), ..Default::default() },
@@ -278,10 +279,10 @@ impl ExecutorServer {
             registry,
             budget: ByteBudget::unlimited(),
             images,
-            outbox: Courier::outbox(Correspondent::Executor(me)),
+            outboxes: Couriers::outboxes(Correspondent::Executor(me), managers),
             settings,
         });
-        let mut server = Self { shared: Arc::clone(&shared), courier: None, threads: Vec::new() };
+        let mut server = Self { shared: Arc::clone(&shared), couriers: None, threads: Vec::new() };
         for priority in JobPriority::ALL {
             for _ in 0..shared.settings.slots {
                 let shared = Arc::clone(&shared);
@@ -293,7 +294,8 @@ impl ExecutorServer {
         let weak = Arc::downgrade(&shared);
         let resident: Weak<dyn Resident> = weak;
         let managers = &shared.settings.managers;
-        server.courier = Some(Courier::start(&shared.outbox, managers, &endpoints, resident)?);
+        let couriers = Couriers::start(&shared.outboxes, managers, &endpoints, &resident)?;
+        server.couriers = Some(couriers);
         Ok(server)
     }
 
@@ -313,7 +315,7 @@ impl ExecutorServer {
     /// of its jobs have then taken them back.
     #[must_use]
     pub fn can_end(&self) -> bool {
-        let is_reachable = self.courier.as_ref().is_some_and(Courier::is_reachable);
+        let is_reachable = self.couriers.as_ref().is_some_and(Couriers::is_reachable);
         !is_reachable || self.shared.state.lock().machine.is_idle()
     }
 
@@ -352,7 +354,7 @@ impl Drop for ExecutorServer {
                 tracing::error!(%error, "a thread of an executor panicked");
             }
         }
-        drop(self.courier.take());
+        drop(self.couriers.take());
     }
 }
 
@@ -411,7 +413,7 @@ impl Shared {
         let steps = state.machine.ended(self.clock.now_ns(), job.at, result);
         let messages = self.step(&mut state, steps);
         drop(state);
-        self.outbox.send(messages);
+        self.outboxes.send(messages);
     }
 
     fn run(&self, job: &Job) -> Result<EndedJob> {
@@ -532,11 +534,11 @@ impl Shared {
     }
 
     /// Takes the steps of the state machine. Returns the messages to send.
-    fn step(&self, state: &mut State, steps: Vec<ExecutorStep>) -> Vec<OffloadMessage> {
+    fn step(&self, state: &mut State, steps: Vec<ExecutorStep>) -> Vec<Addressed> {
         let mut messages = Vec::new();
         for step in steps {
             match step {
-                ExecutorStep::Send { message, .. } => messages.push(message),
+                ExecutorStep::Send { to, message } => messages.push(Addressed { to, message }),
                 ExecutorStep::Run { at, .. } if state.is_stopped => {
                     // The threads of the jobs may have ended already.
                     let error = Error::closed("the executor has ended before the job began");
@@ -572,18 +574,18 @@ impl Shared {
 }
 
 impl Resident for Shared {
-    fn take(&self, messages: Vec<OffloadMessage>) -> Vec<OffloadMessage> {
+    fn take(&self, from: SchedulerId, messages: Vec<OffloadMessage>) -> Vec<Addressed> {
         let now_ns = self.clock.now_ns();
         let mut state = self.state.lock();
         let mut sent = Vec::new();
         for message in messages {
-            let steps = state.machine.on_message(now_ns, SCHEDULER, message);
+            let steps = state.machine.on_message(now_ns, from, message);
             sent.extend(self.step(&mut state, steps));
         }
         sent
     }
 
-    fn tick(&self) -> Vec<OffloadMessage> {
+    fn tick(&self) -> Vec<Addressed> {
         let now_ns = self.clock.now_ns();
         let mut state = self.state.lock();
         self.note_load(&mut state);
@@ -598,6 +600,7 @@ impl Resident for Shared {
 
 #[cfg(test)]
 mod tests {
+    use super::super::SCHEDULER;
     use super::*;
     use crate::ids::{NumberRange, SchedulerLife};
     use crate::job::JobOrder;
@@ -612,17 +615,21 @@ mod tests {
             ..ExecutorSettings::default()
         };
         let mut server = ExecutorServer::start(settings).expect("threads");
-        // Without a courier no timer ends the offer below.
-        drop(server.courier.take());
+        // Without couriers no timer ends the offer below.
+        drop(server.couriers.take());
+        let take = |message| -> Vec<OffloadMessage> {
+            let sent = server.shared.take(SCHEDULER, vec![message]);
+            sent.into_iter().map(|addressed| addressed.message).collect()
+        };
         let (at, life) = (AttemptId::default(), SchedulerLife { scheduler: SCHEDULER, term: 1 });
         let assign = OffloadMessage::Assign { at, life, order: JobOrder::default() };
-        let by = match server.shared.take(vec![assign]).as_slice() {
+        let by = match take(assign).as_slice() {
             [OffloadMessage::Accept { by, .. }] => *by,
             other => panic!("{other:?}"),
         };
         server.shared.cancel_all();
         let (numbers, spec) = (NumberRange::default(), Payload::default());
-        let sent = server.shared.take(vec![OffloadMessage::Package { at, life, numbers, spec }]);
+        let sent = take(OffloadMessage::Package { at, life, numbers, spec });
         assert!(sent.contains(&OffloadMessage::Started { at, by }), "{sent:?}");
         let is_abort = |sent: &&OffloadMessage| matches!(sent, OffloadMessage::Abort { .. });
         assert_eq!(sent.iter().filter(is_abort).count(), 1, "{sent:?}");

@@ -3,11 +3,12 @@
 //! Owners and executors do not listen on any port. Each sends its messages to the manager in a
 //! [`Post`](crate::wire::OffloadMessage::Post). A second `Post` waits at the manager, and its
 //! answer brings messages back. So a machine that runs an executor needs no open port, and an
-//! operator configures only the addresses of the managers.
+//! operator configures only the addresses of the managers. Each manager has a scheduler, and an
+//! executor works for all of them.
 //!
 //! | part | file |
 //! | --- | --- |
-//! | threads that carry the mail of an owner or an executor | `courier.rs` |
+//! | threads that carry the mail between an owner or an executor and the managers | `courier.rs` |
 //! | the scheduler in the manager's process, and the mail that waits there | `desk.rs` |
 //! | messages that wait for a request or an answer | `mail_queue.rs` |
 //! | the files of jobs, in directories and in volumes | `files.rs` |
@@ -23,7 +24,7 @@
 //! Thread-safety: any thread may call any method.
 //! Failure: messages may be lost with a connection. The state machines repeat them until they are
 //! answered.
-//! Cost: an idle owner or executor costs ten small requests a second.
+//! Cost: an idle owner or executor costs ten small requests a second to each manager.
 
 mod awake;
 mod counters;
@@ -40,7 +41,9 @@ mod rates;
 mod retries;
 mod write_rate;
 
-use crate::ids::SchedulerId;
+use archipelago_base::checksum::hash64;
+
+use crate::ids::{OffloadDb, SchedulerId};
 
 pub use counters::{FlushFigures, OffloadCounters};
 pub use desk::SchedulerDesk;
@@ -48,10 +51,48 @@ pub use executing::{ExecutorFigures, ExecutorMonitor, ExecutorServer, ExecutorSe
 pub use files::{VolumeFiles, VolumePool};
 pub use owning::{OffloadExecutor, OffloadMode, OwnerSettings};
 
-/// The only scheduler of a cluster. Each term of an acting manager is one life of it.
+/// Number of every scheduler in its own messages. A manager has one scheduler, whose life is that
+/// of the manager's process. Owners and executors number the schedulers by the position of the
+/// manager in their list.
 pub const SCHEDULER: SchedulerId = SchedulerId(1);
 
 /// Bytes of messages that one request or answer carries at most.
 const MAIL_BYTES_MAX: usize = 240 << 10;
 /// Bytes of a package or a return at most.
 const PAYLOAD_BYTES_MAX: usize = 200 << 10;
+
+/// The schedulers of these managers in the order in which the owner of a database tries them: by a
+/// hash of database and manager, so that databases are spread over the managers, and those of a
+/// manager that ends over all others.
+fn scheduler_order(db: OffloadDb, managers: &[String]) -> Vec<SchedulerId> {
+    let mut schedulers = courier::schedulers_of(managers.len());
+    schedulers.sort_by_cached_key(|scheduler| {
+        let manager = managers[scheduler.0 as usize - 1].as_bytes();
+        std::cmp::Reverse((hash64(&[&db.0[..], manager].concat()), scheduler.0))
+    });
+    schedulers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn databases_are_spread_and_stay_when_another_manager_ends() {
+        let managers: Vec<String> = (1..=3).map(|host| format!("tcp:10.0.0.{host}:7700")).collect();
+        let mut counts = [0; 3];
+        for number in 0..120u8 {
+            let db = OffloadDb([number; 16]);
+            let order = scheduler_order(db, &managers);
+            let first = order[0].0 as usize - 1;
+            counts[first] += 1;
+            let mut all = order.clone();
+            all.sort();
+            assert_eq!(all, [1, 2, 3].map(SchedulerId));
+            // The list of another process has another order, and one of the others has ended.
+            let others = [&managers[first], &managers[(first + 1) % 3]].map(String::clone);
+            assert_eq!(scheduler_order(db, &others)[0], SCHEDULER);
+        }
+        assert!(counts.iter().all(|&count| count > 20), "{counts:?}");
+    }
+}

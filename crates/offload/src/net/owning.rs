@@ -50,15 +50,15 @@ use archipelago_fabric::{Endpoints, Secret};
 use parking_lot::{Condvar, Mutex};
 
 use super::counters::{OffloadCounters, Tally};
-use super::courier::{Courier, Outbox, Resident};
+use super::courier::{Addressed, Couriers, Outboxes, Resident};
 use super::files::{AcceptedOutput, DIRECTORIES, JobFiles, PreparedJob, VolumeFiles, volumes_of};
 use super::quiet::QuietTime;
 use super::rates::RateDivider;
 use super::retries::FlushRetries;
-use super::{PAYLOAD_BYTES_MAX, SCHEDULER};
+use super::{PAYLOAD_BYTES_MAX, scheduler_order};
 use crate::decide::{AttemptPlace, FailedFlush, after_failure};
 use crate::failure::FailedAttempt;
-use crate::ids::{NumberRange, OffloadDb, OwnerStamp, Token};
+use crate::ids::{NumberRange, OffloadDb, OwnerStamp, SchedulerId, Token};
 use crate::job::{BUILD, JobAsk, JobKind, LocalWhy, Payload};
 use crate::owner::{Owner, OwnerStep, OwnerTerms};
 use crate::parcel::{self, JobImages};
@@ -203,9 +203,9 @@ pub struct OffloadExecutor {
 
 /// The connection of an open database.
 struct Link {
-    /// The courier is dropped before the desk.
-    _courier: Courier,
-    outbox: Outbox,
+    /// The couriers are dropped before the desk.
+    _couriers: Couriers,
+    outboxes: Outboxes,
     desk: Arc<Desk>,
 }
 
@@ -288,9 +288,11 @@ impl OffloadExecutor {
         self.counters().facts()
     }
 
-    /// Starts the state machine and the courier of this open. Errors: those of starting threads.
+    /// Starts the state machine and the couriers of this open. Errors: those of starting threads.
     fn connect(&self, stamp: OwnerStamp) -> Result<Link> {
-        let machine = Owner::new(stamp, OwnerTerms::default(), vec![SCHEDULER])
+        let managers = &self.settings.managers;
+        let schedulers = scheduler_order(stamp.db, managers);
+        let machine = Owner::new(stamp, OwnerTerms::default(), schedulers)
             .needing(self.needed_names([None, None]));
         let state = Mutex::new(OwnerState { machine, waiting: BTreeMap::new() });
         let desk = Arc::new(Desk {
@@ -303,11 +305,11 @@ impl OffloadExecutor {
         });
         let secret = self.settings.secret.clone();
         let endpoints = Arc::new(Endpoints::new().with_secret(secret));
-        let outbox = Courier::outbox(Correspondent::Owner(stamp));
+        let outboxes = Couriers::outboxes(Correspondent::Owner(stamp), managers.len());
         let weak = Arc::downgrade(&desk);
         let resident: Weak<dyn Resident> = weak;
-        let courier = Courier::start(&outbox, &self.settings.managers, &endpoints, resident)?;
-        Ok(Link { _courier: courier, outbox, desk })
+        let couriers = Couriers::start(&outboxes, managers, &endpoints, &resident)?;
+        Ok(Link { _couriers: couriers, outboxes, desk })
     }
 
     /// Runs a job at an executor. `None` if the job must run here, under the same file numbers.
@@ -346,9 +348,9 @@ impl OffloadExecutor {
             self.tally.second_attempt();
         }
         let (job, messages) = link.desk.submit(ask, package);
-        link.outbox.send(messages);
+        link.outboxes.send(messages);
         let ending = link.desk.wait(job, context);
-        link.outbox.send(link.desk.forget(job));
+        link.outboxes.send(link.desk.forget(job));
         drop(part);
         match ending? {
             Ending::Output(returned) => {
@@ -650,7 +652,7 @@ impl JobExecutor for OffloadExecutor {
 }
 
 impl Desk {
-    fn submit(&self, ask: Ask, spec: Payload) -> (u64, Vec<OffloadMessage>) {
+    fn submit(&self, ask: Ask, spec: Payload) -> (u64, Vec<Addressed>) {
         let now_ns = self.clock.now_ns();
         let mut state = self.state.lock();
         let (job, steps) = state.machine.submit(now_ns, ask.job, spec);
@@ -673,7 +675,7 @@ impl Desk {
     }
 
     /// Ends a job for the state machine, unless its outputs have ended it.
-    fn forget(&self, job: u64) -> Vec<OffloadMessage> {
+    fn forget(&self, job: u64) -> Vec<Addressed> {
         let mut state = self.state.lock();
         state.waiting.remove(&job);
         let steps = state.machine.ran_here(job);
@@ -681,17 +683,12 @@ impl Desk {
     }
 
     /// Takes the steps of the state machine. Returns the messages to send.
-    fn step(
-        &self,
-        state: &mut OwnerState,
-        now_ns: u64,
-        steps: Vec<OwnerStep>,
-    ) -> Vec<OffloadMessage> {
+    fn step(&self, state: &mut OwnerState, now_ns: u64, steps: Vec<OwnerStep>) -> Vec<Addressed> {
         let mut messages = Vec::new();
         let mut left = std::collections::VecDeque::from(steps);
         while let Some(step) = left.pop_front() {
             match step {
-                OwnerStep::Send { message, .. } => messages.push(message),
+                OwnerStep::Send { to, message } => messages.push(Addressed { to, message }),
                 OwnerStep::Prepare { job } => {
                     let waiting = state.waiting.get_mut(&job);
                     let numbers = waiting.and_then(|waiting| waiting.numbers.take());
@@ -734,18 +731,18 @@ impl Desk {
 }
 
 impl Resident for Desk {
-    fn take(&self, messages: Vec<OffloadMessage>) -> Vec<OffloadMessage> {
+    fn take(&self, from: SchedulerId, messages: Vec<OffloadMessage>) -> Vec<Addressed> {
         let now_ns = self.clock.now_ns();
         let mut state = self.state.lock();
         let mut sent = Vec::new();
         for message in messages {
-            let steps = state.machine.on_message(now_ns, SCHEDULER, message);
+            let steps = state.machine.on_message(now_ns, from, message);
             sent.extend(self.step(&mut state, now_ns, steps));
         }
         sent
     }
 
-    fn tick(&self) -> Vec<OffloadMessage> {
+    fn tick(&self) -> Vec<Addressed> {
         let now_ns = self.clock.now_ns();
         let report = self.tally.report(&self.address);
         let mut state = self.state.lock();

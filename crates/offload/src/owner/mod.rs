@@ -127,6 +127,8 @@ struct Job {
     spec: Payload,
     /// Position of the scheduler that has the job.
     scheduler: usize,
+    /// Position of the scheduler that got the job first.
+    first: usize,
     /// Schedulers that were tried.
     tried: usize,
     /// Session for which the newest attempts were prepared.
@@ -160,6 +162,8 @@ pub struct Owner {
     terms: OwnerTerms,
     /// Schedulers in the order in which they are tried.
     schedulers: Vec<SchedulerId>,
+    /// Time of the latest message of each scheduler.
+    heard: BTreeMap<SchedulerId, u64>,
     /// The newest session with each scheduler that has answered.
     sessions: BTreeMap<SchedulerId, OwnerSession>,
     jobs: BTreeMap<u64, Job>,
@@ -181,14 +185,15 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// An owner without jobs, whose epoch is durable. `schedulers` is not empty; the first one gets
-    /// the jobs.
+    /// An owner without jobs, whose epoch is durable. `schedulers` is not empty; the first one that
+    /// answers gets the jobs.
     #[must_use]
     pub fn new(me: OwnerStamp, terms: OwnerTerms, schedulers: Vec<SchedulerId>) -> Self {
         Self {
             me,
             terms,
             schedulers,
+            heard: BTreeMap::new(),
             sessions: BTreeMap::new(),
             jobs: BTreeMap::new(),
             ended: BTreeMap::new(),
@@ -266,11 +271,13 @@ impl Owner {
         self.next_number += 1;
         let id = JobId { db: self.me.db, epoch: self.me.epoch, number };
         let JobAsk { kind, bytes, needs, places, avoids } = ask;
+        let first = self.first_live(now_ns);
         let order = JobOrder { id, token: self.me.token, kind, bytes, needs, places, avoids };
         let job = Job {
             order,
             spec,
-            scheduler: 0,
+            scheduler: first,
+            first,
             tried: 0,
             session: None,
             sessions: 0,
@@ -350,6 +357,7 @@ impl Owner {
         from: SchedulerId,
         message: OffloadMessage,
     ) -> Vec<OwnerStep> {
+        self.heard.insert(from, now_ns);
         match message {
             OffloadMessage::Lives { session, slots } => self.lives_as(now_ns, session, slots),
             OffloadMessage::Queued { job, session, slots } if job.epoch == self.me.epoch => {
@@ -445,8 +453,12 @@ impl Owner {
             return Vec::new();
         }
         *known = session;
-        for kind in JobKind::ALL {
-            self.slots.insert(kind, slots);
+        // The executors may not have reported to a scheduler that has just begun.
+        let gets_jobs = self.schedulers[self.first_live(now_ns)] == scheduler;
+        if gets_jobs || self.slots.is_empty() {
+            for kind in JobKind::ALL {
+                self.slots.insert(kind, slots);
+            }
         }
         let mut steps = Vec::new();
         for (number, job) in &mut self.jobs {
@@ -556,10 +568,22 @@ impl Owner {
         let abandon = |numbers| OwnerStep::Abandon { numbers };
         let mut steps: Vec<OwnerStep> = job.live.into_values().map(abandon).collect();
         let id = job.order.id;
-        for &to in self.schedulers.iter().take(job.tried + 1) {
+        let count = (job.tried + 1).min(self.schedulers.len());
+        let tried = self.schedulers.iter().cycle().skip(job.first).take(count);
+        for &to in tried {
             steps.push(OwnerStep::Send { to, message: OffloadMessage::CancelJob { job: id } });
         }
         steps
+    }
+
+    /// Position of the first scheduler that was not silent for too long, or of the first one if all
+    /// were. It gets new jobs.
+    fn first_live(&self, now_ns: u64) -> usize {
+        let is_live = |scheduler: &SchedulerId| {
+            let heard_ns = self.heard.get(scheduler);
+            heard_ns.is_some_and(|heard_ns| now_ns < heard_ns + self.terms.silent_ns)
+        };
+        self.schedulers.iter().position(is_live).unwrap_or(0)
     }
 
     /// Number of the oldest job that has not ended.

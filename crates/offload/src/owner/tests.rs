@@ -201,6 +201,39 @@ fn a_job_runs_here_when_no_scheduler_answers() {
 }
 
 #[test]
+fn new_jobs_go_to_the_first_scheduler_that_answers() {
+    let [first, second] = [SchedulerId(1), SchedulerId(2)];
+    let mut owner = owner(&[first, second]);
+    let lives = |scheduler, slots| OffloadMessage::Lives {
+        session: OwnerSession { life: SchedulerLife { scheduler, term: 1 }, number: 1 },
+        slots,
+    };
+    let drawn = |owner: &mut Owner, now_ns| {
+        let (number, _) = owner.submit(now_ns, ask(JobKind::Compaction), Payload::default());
+        let steps = owner.prepared(now_ns, number, &ranges(100 * number));
+        let to = steps.iter().find_map(|step| match step {
+            OwnerStep::Send { to, message: OffloadMessage::Prepare { .. } } => Some(*to),
+            _ => None,
+        });
+        (number, to)
+    };
+    owner.on_message(0, first, lives(first, 4));
+    owner.on_message(0, second, lives(second, 0));
+    assert_eq!(owner.room(JobKind::Compaction), 4, "the second one has just begun");
+    assert_eq!(drawn(&mut owner, 0).1, Some(first));
+    // The first one is silent, and the second one is not.
+    let later = OwnerTerms::default().silent_ns;
+    owner.on_message(later, second, lives(second, 3));
+    let (number, to) = drawn(&mut owner, later);
+    assert_eq!(to, Some(second));
+    let cancels = owner.ran_here(number);
+    let cancel = OffloadMessage::CancelJob { job: at(number, 1).job };
+    assert!(cancels.contains(&OwnerStep::Send { to: second, message: cancel }), "{cancels:?}");
+    owner.on_message(later, first, lives(first, 4));
+    assert_eq!(drawn(&mut owner, later).1, Some(first), "it answers again");
+}
+
+#[test]
 fn outputs_that_are_refused_twice_end_the_offload() {
     let mut owner = with_job();
     for attempt in 1..=2 {

@@ -1,5 +1,7 @@
 //! The list of the jobs of a scheduler, for operators.
 
+use std::cmp::Reverse;
+
 use archipelago_base::{wire_enum, wire_struct};
 
 use super::RecentFailure;
@@ -105,3 +107,54 @@ pub struct JobList {
     pub others: QueueStanding,
 }
 wire_struct!(JobList { jobs, jobs_total, flushes, others });
+
+impl QueueStanding {
+    fn merged(self, other: Self) -> Self {
+        Self {
+            waiting: self.waiting.saturating_add(other.waiting),
+            oldest_ms: self.oldest_ms.max(other.oldest_ms),
+        }
+    }
+}
+
+impl JobList {
+    /// The jobs of all schedulers of a cluster together, in the order of one list. It may have more
+    /// jobs than the list of one scheduler.
+    #[must_use]
+    pub fn merged(all: Vec<Self>) -> Self {
+        let mut whole = Self::default();
+        for one in all {
+            whole.jobs.extend(one.jobs);
+            whole.jobs_total = whole.jobs_total.saturating_add(one.jobs_total);
+            whole.flushes = whole.flushes.merged(one.flushes);
+            whole.others = whole.others.merged(one.others);
+        }
+        whole.jobs.sort_by_key(|job| (job.phase, Reverse(job.age_ms), job.at));
+        whole
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_schedulers_become_one_list() {
+        let list = |age_ms, phase, waiting| JobList {
+            jobs: vec![JobStanding { age_ms, phase, ..JobStanding::default() }],
+            jobs_total: 7,
+            flushes: QueueStanding { waiting, oldest_ms: age_ms },
+            others: QueueStanding::default(),
+        };
+        let all = vec![
+            list(10, JobPhase::Queued, 1),
+            list(5, JobPhase::Running, 2),
+            list(20, JobPhase::Queued, 0),
+        ];
+        let whole = JobList::merged(all);
+        let ages: Vec<u64> = whole.jobs.iter().map(|job| job.age_ms).collect();
+        assert_eq!(ages, [5, 20, 10], "running jobs come first, and then older ones");
+        assert_eq!(whole.jobs_total, 21);
+        assert_eq!(whole.flushes, QueueStanding { waiting: 3, oldest_ms: 20 });
+    }
+}

@@ -11,7 +11,7 @@ use super::{JobList, OwnerReport, SchedulerStatus, VERSION};
 use crate::decide::{InputReach, Load};
 use crate::failure::{FailedAttempt, ShortText};
 use crate::ids::{
-    AttemptId, ExecutorId, JobId, NumberRange, OwnerSession, OwnerStamp, SchedulerLife,
+    AttemptId, ExecutorId, JobId, NumberRange, OwnerSession, OwnerStamp, SchedulerId, SchedulerLife,
 };
 use crate::job::{DeclineWhy, JobOrder, LocalWhy, Payload, PreparedAttempt, Verdict};
 
@@ -300,6 +300,26 @@ wire_messages! {
         /// Decision of the owner.
         verdict: Verdict,
     }
+    }
+}
+
+impl OffloadMessage {
+    /// The same message with this number of the scheduler in its life or session. Each owner and
+    /// each executor numbers the schedulers that it knows, because managers do not know the lists
+    /// of managers that others have.
+    #[must_use]
+    pub(crate) fn with_scheduler(mut self, scheduler: SchedulerId) -> Self {
+        match &mut self {
+            Self::Lives { session, .. }
+            | Self::Prepare { session, .. }
+            | Self::Queued { session, .. } => session.life.scheduler = scheduler,
+            Self::Assign { life, .. }
+            | Self::Package { life, .. }
+            | Self::Cancel { life, .. }
+            | Self::Heard { life, .. } => life.scheduler = scheduler,
+            _ => {}
+        }
+        self
     }
 }
 

@@ -1,5 +1,7 @@
 //! The state of a scheduler, for operators.
 
+use std::collections::BTreeMap;
+
 use archipelago_base::{Epoch, wire_struct};
 
 use crate::decide::{InputReach, Load};
@@ -132,3 +134,109 @@ wire_struct!(SchedulerStatus {
     owners,
     owners_total
 });
+
+impl SchedulerStatus {
+    /// The state of all schedulers of a cluster together. Each of them knows all executors, and its
+    /// own jobs.
+    #[must_use]
+    pub fn merged(all: Vec<Self>) -> Self {
+        let mut whole = Self::default();
+        let mut executors: BTreeMap<ExecutorId, ExecutorStanding> = BTreeMap::new();
+        let mut owners: BTreeMap<OffloadDb, OwnerStanding> = BTreeMap::new();
+        for one in all {
+            // An owner reports to every scheduler that it greets.
+            whole.owners_total = whole.owners_total.max(one.owners_total);
+            for owner in one.owners {
+                let age_ms = owners.get(&owner.db).map_or(u64::MAX, |known| known.age_ms);
+                if owner.age_ms < age_ms {
+                    owners.insert(owner.db, owner);
+                }
+            }
+            for executor in one.executors {
+                match executors.get_mut(&executor.executor) {
+                    Some(known) => {
+                        known.taken = known.taken.saturating_add(executor.taken);
+                        known.held = known.held.saturating_add(executor.held);
+                        known.is_draining |= executor.is_draining;
+                    }
+                    None => {
+                        executors.insert(executor.executor, executor);
+                    }
+                }
+            }
+            whole.flushes_waiting = whole.flushes_waiting.saturating_add(one.flushes_waiting);
+            whole.others_waiting = whole.others_waiting.saturating_add(one.others_waiting);
+            whole.flushes_oldest_ms = whole.flushes_oldest_ms.max(one.flushes_oldest_ms);
+            whole.others_oldest_ms = whole.others_oldest_ms.max(one.others_oldest_ms);
+            whole.installed = whole.installed.saturating_add(one.installed);
+            whole.failed = whole.failed.saturating_add(one.failed);
+            whole.given_back = whole.given_back.saturating_add(one.given_back);
+            let age_ms = |failure: &Option<RecentFailure>| {
+                failure.as_ref().map_or(u64::MAX, |failure| failure.age_ms)
+            };
+            if age_ms(&one.last_failure) < age_ms(&whole.last_failure) {
+                whole.last_failure = one.last_failure;
+            }
+        }
+        whole.executors = executors.into_values().collect();
+        whole.owners = owners.into_values().collect();
+        let listed = u32::try_from(whole.owners.len()).unwrap_or(u32::MAX);
+        whole.owners_total = whole.owners_total.max(listed);
+        whole
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn schedulers_are_added_up_and_executors_are_listed_once() {
+        let executor = |number, taken, is_draining| ExecutorStanding {
+            executor: ExecutorId(number),
+            slots: 4,
+            taken,
+            held: taken + 1,
+            is_draining,
+            ..ExecutorStanding::default()
+        };
+        let failure = |age_ms| Some(RecentFailure { age_ms, ..RecentFailure::default() });
+        let owner = |low, age_ms| OwnerStanding {
+            db: OffloadDb([low; 16]),
+            age_ms,
+            ..OwnerStanding::default()
+        };
+        let one = SchedulerStatus {
+            executors: vec![executor(1, 1, false), executor(2, 0, false)],
+            flushes_waiting: 2,
+            flushes_oldest_ms: 30,
+            installed: 5,
+            last_failure: failure(90),
+            owners: vec![owner(1, 70), owner(2, 20)],
+            owners_total: 2,
+            ..SchedulerStatus::default()
+        };
+        let other = SchedulerStatus {
+            executors: vec![executor(2, 3, true)],
+            flushes_waiting: 1,
+            flushes_oldest_ms: 40,
+            installed: 6,
+            last_failure: failure(80),
+            owners: vec![owner(1, 60), owner(3, 50)],
+            owners_total: 2,
+            ..SchedulerStatus::default()
+        };
+        let second = ExecutorStanding { held: 5, ..executor(2, 3, true) };
+        let whole = SchedulerStatus {
+            executors: vec![executor(1, 1, false), second],
+            flushes_waiting: 3,
+            installed: 11,
+            owners: vec![owner(1, 60), owner(2, 20), owner(3, 50)],
+            owners_total: 3,
+            ..other.clone()
+        };
+        assert_eq!(SchedulerStatus::merged(vec![one, other]), whole);
+        let nothing = vec![SchedulerStatus::default(); 2];
+        assert_eq!(SchedulerStatus::merged(nothing), SchedulerStatus::default());
+    }
+}

@@ -1,16 +1,17 @@
 //! `archipelago cluster drain --executor`: an executor takes no more jobs.
 //!
-//! The scheduler in the acting manager stops giving jobs to it, and tells it. The executor keeps
-//! the order until the end of its process, so a new manager learns it from the executor's beats.
+//! The schedulers in the managers stop giving jobs to it, and tell it. The executor keeps the order
+//! until the end of its process, so a new manager learns it from the executor's beats.
 //!
 //! Failure: a manager that does not answer ends the command with an error, and not the drain.
-//! Cost: one request a second.
+//! Cost: one request a second to each manager.
 
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_offload::ids::ExecutorId;
 use archipelago_offload::wire::{ExecutorStanding, OffloadMessage, SchedulerStatus};
 
-use super::managers::{Managers, other_version};
+use super::managers::Managers;
+use super::scheduler_status as ask;
 use super::storage::{Drain, watch};
 use crate::console::print_line;
 
@@ -19,13 +20,6 @@ use crate::console::print_line;
 const LOOKS_WITHOUT_EXECUTOR: u32 = 5;
 /// Number of looks without progress after which a drain says so.
 const LOOKS_WITHOUT_PROGRESS: u32 = 30;
-
-fn ask(managers: &Managers, message: &OffloadMessage) -> Result<SchedulerStatus> {
-    match managers.ask(message)? {
-        OffloadMessage::StatusIs { status } => Ok(status),
-        _ => Err(other_version("the manager's answer")),
-    }
-}
 
 /// The executor that an operator names by its number or its address.
 fn find<'a>(status: &'a SchedulerStatus, name: &str) -> Result<&'a ExecutorStanding> {

@@ -1,7 +1,7 @@
-//! `archipelago cluster jobs`: the offloaded jobs that the scheduler of the acting manager knows.
+//! `archipelago cluster jobs`: the offloaded jobs that the schedulers of the managers know.
 //!
 //! Failure: an error says that no manager answers, and ends the command.
-//! Cost: one request, or one a second with `--watch`.
+//! Cost: one request to each manager, or one a second with `--watch`.
 
 use std::fmt::Write;
 
@@ -37,10 +37,13 @@ type Row = [String; COLUMNS.len()];
 pub(super) fn show(managers: &Managers, repeats: bool) -> Result<()> {
     let mut gap = "";
     watch(|| {
-        let OffloadMessage::JobsAre { jobs } = managers.ask(&OffloadMessage::Jobs {})? else {
-            return Err(other_version("the manager's answer"));
+        let read = |answer: OffloadMessage| match answer {
+            OffloadMessage::JobsAre { jobs } => Ok(jobs),
+            _ => Err(other_version("a manager's answer")),
         };
-        print(&format!("{gap}{}", text(&jobs)))?;
+        let answers = managers.ask_each(&OffloadMessage::Jobs {})?;
+        let lists: Result<Vec<_>> = answers.into_iter().map(read).collect();
+        print(&format!("{gap}{}", text(&JobList::merged(lists?))))?;
         gap = "\n";
         Ok(!repeats)
     })

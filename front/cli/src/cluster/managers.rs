@@ -69,7 +69,29 @@ impl Managers {
         for _ in 1..self.ways.len() {
             asked = asked.or_else(|_| line.ask(message, DEADLINE));
         }
-        asked.map_err(|error| match error.kind() {
+        asked.map_err(|error| self.no_answer(error))
+    }
+
+    /// Asks every manager, because each has a scheduler. Returns the answers of those that answer,
+    /// one at least.
+    pub(super) fn ask_each<M: RouteMessage>(&self, message: &M) -> Result<Vec<M>> {
+        let (mut answers, mut failed) = (Vec::new(), None);
+        for way in &self.ways {
+            let line = Line::new(&self.endpoints, vec![way.clone()], new_client(), None);
+            match line.ask(message, DEADLINE) {
+                Ok(answer) => answers.push(answer),
+                Err(error) => failed = Some(error),
+            }
+        }
+        match failed {
+            Some(error) if answers.is_empty() => Err(self.no_answer(error)),
+            _ => Ok(answers),
+        }
+    }
+
+    /// The error of a command that no manager answers.
+    fn no_answer(&self, error: Error) -> Error {
+        match error.kind() {
             // The error names what is wrong with the address or the secret.
             ErrorKind::InvalidArgument => error,
             _ => error.context_at(format!(
@@ -77,7 +99,7 @@ impl Managers {
                  the managers' addresses with --manager HOST:PORT,...",
                 self.text
             )),
-        })
+        }
     }
 
     /// Status of the store over remote memory, from the coordinator in the acting manager.

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 
 use archipelago_base::Result;
 use archipelago_fabric::{NodeId, Secret};
-use archipelago_offload::wire::OffloadMessage;
+use archipelago_offload::wire::{OffloadMessage, SchedulerStatus};
 use archipelago_pool::wire::{Message, PoolStatus};
 
 use self::managers::{Managers, ManagersArgs, other_version};
@@ -76,7 +76,7 @@ pub(crate) enum ClusterCommand {
         details: StatusDetails,
     },
     /// List the flushes, compactions and garbage collections that servers have handed to the
-    /// cluster, as the scheduler in the acting manager knows them.
+    /// cluster, as the schedulers in the managers know them.
     ///
     /// Running jobs come first, older ones before younger ones. A row has the job (database, owner
     /// epoch and number, as in the logs), its kind and state, the attempt, its executor, the time
@@ -236,12 +236,21 @@ fn show_status(managers: &Managers, details: StatusDetails) -> Result<()> {
     if let Some(storage) = storage {
         print(&storage::text(managers, &storage, details))?;
     }
-    if let OffloadMessage::StatusIs { status } = managers.ask(&OffloadMessage::Status {})?
-        && let Some(text) = executors::text(&status)
-    {
+    let schedulers = scheduler_status(managers, &OffloadMessage::Status {})?;
+    if let Some(text) = executors::text(&schedulers) {
         print(&format!("\n{text}"))?;
     }
     Ok(())
+}
+
+/// Sends a message to the schedulers of all managers. Returns the state of all of them.
+fn scheduler_status(managers: &Managers, message: &OffloadMessage) -> Result<SchedulerStatus> {
+    let read = |answer: OffloadMessage| match answer {
+        OffloadMessage::StatusIs { status } => Ok(status),
+        _ => Err(other_version("a manager's answer")),
+    };
+    let all: Result<Vec<_>> = managers.ask_each(message)?.into_iter().map(read).collect();
+    Ok(SchedulerStatus::merged(all?))
 }
 
 /// Whether no node and no client has joined the pool.

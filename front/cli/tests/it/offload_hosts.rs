@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::cluster::{Process, until};
+use crate::held_port::HeldPort;
 use crate::metrics::{metrics_of, scrape};
 use crate::offload::{check, figure, load, manager, serve_with, write};
 use crate::storage::StorageCluster;
@@ -95,6 +96,54 @@ fn storage_nodes_run_jobs_of_databases_in_their_volumes() {
     let said = cluster.end(3);
     assert!(said.contains(" jobs succeeded and ") && said.contains("Stopped; "), "{said}");
     check(&mut redis, round);
+}
+
+/// A manager that waits for the promises of memory nodes.
+fn waiting_manager(at: &str) -> Process {
+    let mut process = Process::start(archipelago().args([
+        "node",
+        "manager",
+        "--memory-nodes",
+        "3",
+        "--listen",
+        at,
+    ]));
+    let said = process.line();
+    assert!(said.starts_with("Manager listens on tcp:"), "{said}");
+    process
+}
+
+#[test]
+fn managers_that_stand_by_give_out_jobs_and_replace_each_other() {
+    let base = tempfile::tempdir().unwrap();
+    // Without memory nodes no manager acts.
+    let ports = [HeldPort::take(), HeldPort::take()];
+    let at = ports.each_ref().map(HeldPort::address);
+    let mut managers = at.each_ref().map(|at| Some(waiting_manager(at)));
+    let both = at.join(",");
+    let (_idle, _own, _metrics) = idle_server(&both, &base.path().join("idle"), base.path());
+    let settings = "[families.default]\nwrite_buffer_bytes = 65536\ntarget_file_bytes = 65536\n\
+                    value_separation_bytes = 0\n";
+    let (_server, address) = serve_with(&base.path().join("db"), &both, "compactions", settings);
+    let mut redis = Redis::connect(&address).unwrap();
+    let mut round = 0;
+    let mut load_until_away = || {
+        let before = figure(&mut redis, "offload_jobs_away");
+        until("an executor runs jobs", || {
+            load(&mut redis, round);
+            round += 1;
+            figure(&mut redis, "offload_jobs_away") > before
+        });
+        check(&mut redis, round - 1);
+    };
+    load_until_away();
+    // Each manager ends once, so one of them was that of the database.
+    managers[0] = None;
+    load_until_away();
+    managers[0] = Some(waiting_manager(&at[0]));
+    managers[1] = None;
+    load_until_away();
+    drop(managers);
 }
 
 /// Runs `cluster drain --executor`.

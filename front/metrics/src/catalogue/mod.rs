@@ -155,8 +155,9 @@ pub fn groups() -> [Group; 10] {
         },
         Group {
             title: "Executors",
-            offered_by: "`archipelago node executor` offers these, and `archipelago node memory` with \
-                         --share or --store.",
+            offered_by: "`archipelago node executor` offers these, `archipelago node memory` with \
+                         --share or --store, and `archipelago node storage` and `archipelago serve` \
+                         with --executor-slots.",
             metrics: executors::ALL,
         },
         Group {

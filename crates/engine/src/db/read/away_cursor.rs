@@ -29,9 +29,9 @@
 //!
 //! Thread-safety: a cursor belongs to one thread at a time.
 //! Failure: `Busy` if the node does not answer before the deadline, or if the read has
-//! `cache_only`. All cursors of an iterator share one deadline while the iterator is placed. A
-//! cursor that has got a page since then has made progress, so its next page has a deadline of its
-//! own.
+//! `cache_only`. All cursors of an iterator share one deadline in each move of the iterator. A
+//! cursor that has got a page in the same move has made progress, so its next page has a deadline
+//! of its own, also if the move has placed the cursor again meanwhile.
 //! Cost: one request for a window. Windows grow from [`PAGE_BYTES_MIN`] to [`PAGE_BYTES_MAX`] while
 //! a scan goes on.
 
@@ -90,8 +90,9 @@ pub(crate) struct AwayCursor {
     at: usize,
     page_bytes: usize,
     deadline: Arc<ReadDeadline>,
-    /// Whether the cursor has got a page since it was placed.
-    has_page: bool,
+    /// Number of the read ([`ReadDeadline::read_number`]) in which the cursor has got its latest
+    /// page; `None` before its first page.
+    page_read: Option<u32>,
     /// The same records in memory, once a shard has a copy.
     local: Option<Box<dyn InternalIterator>>,
     error: Option<Error>,
@@ -137,7 +138,7 @@ impl AwayCursor {
             at: 0,
             page_bytes: PAGE_BYTES_MIN,
             deadline,
-            has_page: false,
+            page_read: None,
             local: None,
             error: None,
         }
@@ -182,11 +183,10 @@ impl AwayCursor {
         Ok(Source::Local)
     }
 
-    /// Begins a placement of the cursor.
-    fn begin_placement(&mut self) {
-        self.has_page = false;
+    /// Begins a placement of the cursor, which is a read of its own if no iterator moves it.
+    fn begin_placement(&self) {
         if self.scan.deadline.is_none() {
-            self.deadline.restart();
+            self.deadline.begin();
         }
     }
 
@@ -200,7 +200,7 @@ impl AwayCursor {
     ) -> Result<Option<ScanPage>> {
         let ids: Vec<ShardId> = shards.iter().map(|shard| shard.id()).collect();
         let mut asked = 0;
-        if self.has_page {
+        if self.page_read == Some(self.deadline.read_number()) {
             self.deadline.restart();
         }
         loop {
@@ -234,7 +234,7 @@ impl AwayCursor {
             first.link().stats().add(Ticker::AwayPages, 1);
             match first.link().store().scan(&ask) {
                 Ok(page) => {
-                    self.has_page = true;
+                    self.page_read = Some(self.deadline.read_number());
                     return Ok(Some(page));
                 }
                 Err(error) => {

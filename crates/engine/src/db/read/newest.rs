@@ -116,7 +116,8 @@ pub(crate) fn range_has_newer(
         return Ok(false);
     }
     let current = family.current.load_full();
-    let deadline = Arc::new(ReadDeadline::default());
+    // A database without memory nodes makes no deadline.
+    let mut deadline: Option<Arc<ReadDeadline>> = None;
     let active = &current.active;
     for bucket in active.map.buckets_of(range) {
         if shard_has_newer(&active.shards[bucket], range, seq)? {
@@ -128,7 +129,9 @@ pub(crate) fn range_has_newer(
             let has_newer = match &immutable.homes[bucket] {
                 None => false,
                 Some(ShardHome::Here(shard)) => shard_has_newer(shard, range, seq)?,
-                Some(ShardHome::Away(away)) => away_has_newer(away, range, seq, &deadline)?,
+                Some(ShardHome::Away(away)) => {
+                    away_has_newer(away, range, seq, deadline.get_or_insert_default())?
+                }
             };
             if has_newer {
                 return Ok(true);

@@ -96,7 +96,7 @@ impl Iter {
     #[inline]
     fn begin_move(&self) {
         if let Some(deadline) = &self.deadline {
-            deadline.restart();
+            deadline.begin();
         }
     }
 

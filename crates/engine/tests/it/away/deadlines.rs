@@ -8,8 +8,8 @@ use archipelago_base::{Error, ErrorKind};
 use archipelago_engine::db::ReadOptions;
 use archipelago_engine::stats::Ticker;
 
-use super::Stall;
 use super::world::{Change, KEYS, World, key};
+use super::{Mood, Stall};
 
 /// Longest time of a read.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -77,6 +77,26 @@ fn each_move_of_an_iterator_has_one_deadline_over_all_nodes() {
         assert_eq!(taken, LIMIT);
         assert_late(&iter.status().expect_err("the nodes say nothing"));
     }
+}
+
+#[test]
+fn move_over_deleted_keys_of_a_slow_node_goes_on_while_pages_arrive() {
+    let clock = Arc::new(ManualClock::new(1_700_000_000_000));
+    let mood = Mood { nodes: 1, page_records: 1, ..Mood::default() };
+    let mut world = World::with(Change { mood, clock: clock.clone(), ..Change::default() });
+    world.send_away(4);
+    for number in 0..50 {
+        world.db.delete(&key(number)).unwrap();
+        world.model.remove(&key(number));
+    }
+    let each = Duration::from_secs(6);
+    world.store.slow_down(Stall { clock: clock.clone(), each, loses: false });
+    let cf = world.db.default_family();
+    let mut iter = world.db.iter(cf, &ReadOptions::default()).unwrap();
+    let (taken, ()) = timed(&clock, || iter.seek_to_first());
+    iter.status().unwrap();
+    assert!(taken > LIMIT, "several pages take {taken:?}");
+    assert_eq!(world.model.keys().next().map(Vec::as_slice), Some(iter.key()));
 }
 
 #[test]

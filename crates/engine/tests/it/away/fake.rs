@@ -229,7 +229,7 @@ pub(crate) enum SendHold {
     GivenUp,
 }
 
-/// Time that the requests of reads take while the nodes hang.
+/// Time that the requests of reads take while the nodes hang or are slow.
 #[derive(Clone)]
 pub(crate) struct Stall {
     pub(crate) clock: Arc<ManualClock>,
@@ -323,8 +323,13 @@ impl FakeStore {
 
     /// Stops answering requests, each of which takes the time of `stall` from now on.
     pub(crate) fn hang_for(&self, stall: Stall) {
-        *self.stall.lock() = Some(stall);
+        self.slow_down(stall);
         self.hang(true);
+    }
+
+    /// Answers requests, each of which takes the time of `stall` from now on.
+    pub(crate) fn slow_down(&self, stall: Stall) {
+        *self.stall.lock() = Some(stall);
     }
 
     /// From now on, the next send lasts until a flush waits for its shard.
@@ -357,7 +362,7 @@ impl FakeStore {
         Ok(())
     }
 
-    /// Lets the time of a request pass that gets no answer.
+    /// Lets the time of a request pass.
     fn pass_time(&self, time_left: Duration) {
         let stall = self.stall.lock().clone();
         let Some(Stall { clock, each, loses }) = stall else { return };

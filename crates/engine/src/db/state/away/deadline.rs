@@ -4,7 +4,8 @@
 //! are rebuilt. All these steps share one deadline, so their times do not add up. The time begins
 //! with the first step that needs a shard away.
 //!
-//! Invariant: [`ReadDeadline::left`] never grows between two calls of [`ReadDeadline::restart`].
+//! Invariant: [`ReadDeadline::left`] never grows between two calls of [`ReadDeadline::restart`] or
+//! [`ReadDeadline::begin`].
 //!
 //! Thread-safety: any thread may call any method. The cursors of an iterator share its deadline.
 //! Failure: none.
@@ -26,18 +27,39 @@ pub(crate) struct ReadDeadline {
     until_ns: AtomicU64,
     /// Number of waits without a notification that are left.
     waits_left: AtomicU32,
+    /// Number of the present read among those that share the deadline one after another.
+    read_number: AtomicU32,
 }
 
 impl Default for ReadDeadline {
     #[inline]
     fn default() -> Self {
-        Self { until_ns: AtomicU64::new(0), waits_left: AtomicU32::new(WAITS_MAX) }
+        Self {
+            until_ns: AtomicU64::new(0),
+            waits_left: AtomicU32::new(WAITS_MAX),
+            read_number: AtomicU32::new(0),
+        }
     }
 }
 
 impl ReadDeadline {
-    /// Lets the time begin anew with the next call of [`ReadDeadline::left`], because another read
-    /// begins or the read has made progress.
+    /// Begins another read, whose time begins with the next call of [`ReadDeadline::left`].
+    #[inline]
+    pub(crate) fn begin(&self) {
+        // Only the thread that reads begins a read, so the addition need not be atomic.
+        let number = self.read_number.load(Ordering::Relaxed).wrapping_add(1);
+        self.read_number.store(number, Ordering::Relaxed);
+        self.restart();
+    }
+
+    /// Number of the present read, by which a cursor knows whether it has made progress in it.
+    #[inline]
+    pub(crate) fn read_number(&self) -> u32 {
+        self.read_number.load(Ordering::Relaxed)
+    }
+
+    /// Lets the time begin anew with the next call of [`ReadDeadline::left`], because the read has
+    /// made progress.
     #[inline]
     pub(crate) fn restart(&self) {
         self.until_ns.store(0, Ordering::Relaxed);
@@ -83,6 +105,19 @@ mod tests {
         assert_eq!(deadline.left(7 + 5 * LIMIT_NS), None);
         deadline.restart();
         assert_eq!(deadline.left(7 + 5 * LIMIT_NS), Some(READ_LIMIT));
+    }
+
+    #[test]
+    fn progress_leaves_the_number_of_the_read_and_another_read_changes_it() {
+        let deadline = ReadDeadline::default();
+        let first = deadline.read_number();
+        assert_eq!(deadline.left(7), Some(READ_LIMIT));
+        deadline.restart();
+        assert_eq!(deadline.read_number(), first);
+        assert_eq!(deadline.left(8), Some(READ_LIMIT));
+        deadline.begin();
+        assert_ne!(deadline.read_number(), first);
+        assert_eq!(deadline.left(9), Some(READ_LIMIT));
     }
 
     #[test]

@@ -36,9 +36,9 @@ use crate::decide::{KeyLookup, KnownRecord, ReadPath, read_path};
 
 /// Length in bytes of the longest record that a look-up reads if it wants only the key.
 const KEYS_ONLY_RECORD_BYTES_MAX: u64 = 4096;
-/// Number of steps of the READs of known records, each of which may take the time of a request: a
-/// link, a region and the batch.
-const STEPS_OF_KNOWN_READS: u32 = 3;
+/// Number of steps of the READ of a known record, each of which may take the time of a request: a
+/// link, a region and the batch. Each of several records may be in a batch of its own.
+const STEPS_OF_KNOWN_READ: u32 = 3;
 
 /// A known record that answers a key.
 struct CachedRead {
@@ -104,7 +104,9 @@ impl OwnerDriver {
             return self.ask_node(ask, end_ns).await;
         }
         let known = self.read_known(ask, &links, &plan.reads);
-        let longest = STEPS_OF_KNOWN_READS * self.terms().request;
+        let reads = u32::try_from(plan.reads.len()).unwrap_or(u32::MAX);
+        let steps = STEPS_OF_KNOWN_READ.saturating_mul(reads);
+        let longest = self.terms().request.saturating_mul(steps);
         let known = self.in_time(end_ns, longest, known);
         let (known, asked) = both(known, self.ask_part(ask, &plan.asks, end_ns)).await;
         let known = known.unwrap_or_else(|| plan.reads.iter().map(|_| None).collect());

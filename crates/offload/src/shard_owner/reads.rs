@@ -32,7 +32,7 @@ use archipelago_fabric::MESSAGE_BYTES_MAX;
 
 use super::counters::count;
 use super::driver::OwnerDriver;
-use super::links::{NoAnswer, NodeLinks, OneSidedFailure, Way};
+use super::links::{NoAnswer, NodeLinks, OneSidedFailure, PARALLEL_BYTES, Way};
 use super::page::{self, PageReader};
 use super::search::{Contradiction, Search};
 use super::sends::head_sum;
@@ -370,7 +370,8 @@ impl OwnerDriver {
                 let shard = target.shards.get(record.shard);
                 self.record(links, shard, record.at, record.len)
             });
-            let read = self.in_time(end_ns, self.longest_record(), join_all(reads)).await;
+            let longest = self.longest_record(some.iter().map(|record| record.len));
+            let read = self.in_time(end_ns, longest, join_all(reads)).await;
             for (record, bytes) in some.iter().zip(read.ok_or_else(late)?) {
                 if !search.on_record(*record, &bytes?) {
                     return Err(ReadFailure::Wrong("another record than it named"));
@@ -395,9 +396,13 @@ impl OwnerDriver {
         Ok(self.in_time(end_ns, longest, answer).await.ok_or_else(late)??)
     }
 
-    /// Longest time of [`OwnerDriver::record`]: for a link, a region and the bytes.
-    fn longest_record(&self) -> Duration {
-        2 * self.terms().request + self.terms().patience
+    /// Longest time of [`OwnerDriver::record`] for records of these lengths: for a link, a region
+    /// and the bytes. It is unknown for records whose parts wait for each other.
+    fn longest_record(&self, mut lens: impl Iterator<Item = u64>) -> Duration {
+        match lens.all(|len| len <= PARALLEL_BYTES) {
+            true => 2 * self.terms().request + self.terms().patience,
+            false => Duration::MAX,
+        }
     }
 
     /// Reads a record of an image one-sided.
@@ -461,7 +466,8 @@ impl OwnerDriver {
                 let shard = target.shards.get(record.shard);
                 self.record(links, shard, record.at, record.len)
             });
-            let read = self.in_time(end_ns, self.longest_record(), join_all(reads)).await;
+            let longest = self.longest_record(some.iter().map(|record| record.len));
+            let read = self.in_time(end_ns, longest, join_all(reads)).await;
             for (record, bytes) in some.iter().zip(read.ok_or_else(late)?) {
                 if !reader.on_record(*record, &bytes?) {
                     return Err(ReadFailure::Wrong("another record than it named"));

@@ -40,6 +40,8 @@ use crate::wire::shard::ShardMessage;
 const READ_BYTES: u64 = 1 << 20;
 /// Number of batches with parts of an image that are in flight at the same time.
 const WINDOW: usize = 4;
+/// Largest number of bytes whose READs are all posted immediately, and do not wait for each other.
+pub(super) const PARALLEL_BYTES: u64 = READ_BYTES * WINDOW as u64;
 
 /// Largest number of short records that one batch reads, with one doorbell (O³-LSM §4.5).
 const DOORBELL: usize = 16;
@@ -439,7 +441,8 @@ impl NodeLinks {
     }
 
     /// Reads short records, up to [`DOORBELL`] of them in one batch. The results are in the order
-    /// of `reads`.
+    /// of `reads`. After a batch without an answer the other records are not read, because each
+    /// further batch may wait as long. Their results have the same failure.
     pub(super) async fn read_records(
         &self,
         reads: &[RecordRead],
@@ -454,15 +457,16 @@ impl NodeLinks {
             };
             let count = left.iter().take(DOORBELL).take_while(fits).count().max(1);
             let (some, rest) = left.split_at(count);
-            match self.read_batch(some).await {
-                Ok(read) => {
-                    self.note_read(read.iter().find_map(|read| read.as_ref().err()));
-                    results.extend(read);
-                }
-                Err(failure) => {
-                    self.note_read(Some(&failure));
-                    results.extend(some.iter().map(|_| Err(failure.clone())));
-                }
+            let read = match self.read_batch(some).await {
+                Ok(read) => read,
+                Err(failure) => some.iter().map(|_| Err(failure.clone())).collect(),
+            };
+            let failure = read.iter().find_map(|read| read.as_ref().err()).cloned();
+            self.note_read(failure.as_ref());
+            results.extend(read);
+            if let Some(failure @ OneSidedFailure::NoAnswer(_)) = failure {
+                results.extend(rest.iter().map(|_| Err(failure.clone())));
+                return results;
             }
             left = rest;
         }

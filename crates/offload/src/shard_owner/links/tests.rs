@@ -141,6 +141,25 @@ fn unanswered_read_or_write_leads_to_a_new_link() {
 }
 
 #[test]
+fn records_after_an_unanswered_batch_are_not_read() {
+    let linked = Linked::new();
+    let Linked { owner, runtime, links, .. } = &linked;
+    let memory = linked.node.allocate(4096, AtomicPath::Processor).expect("memory");
+    let key = memory.grant(Rights::READ).expect("a key");
+    let read = |at: usize| RecordRead { key, at: 8 * at as u64, len: 8 };
+    let reads: Vec<RecordRead> = (0..4 * DOORBELL).map(read).collect();
+    let results = wait_for(owner, links.read_records(&reads));
+    assert!(results.len() == reads.len() && results.iter().all(Result::is_ok), "{results:?}");
+    linked.network.cut(owner, &linked.host);
+    let begin_ns = runtime.now_ns();
+    let results = wait_for(owner, links.read_records(&reads));
+    let is_unanswered = |read: &Result<_, _>| matches!(read, Err(OneSidedFailure::NoAnswer(_)));
+    assert!(results.len() == reads.len() && results.iter().all(is_unanswered), "{results:?}");
+    let taken = Duration::from_nanos(runtime.now_ns() - begin_ns);
+    assert!(taken < 2 * links.request, "one batch was waited for, in {taken:?}");
+}
+
+#[test]
 fn unanswered_request_leads_to_a_new_link_unless_others_are_answered() {
     let linked = Linked::new();
     let Linked { owner, runtime, links, .. } = &linked;

@@ -31,7 +31,8 @@ fn timed<T>(world: &World, call: impl FnOnce() -> T) -> (Duration, T) {
 
 #[test]
 fn reads_of_a_silent_node_end_when_their_time_has_passed() {
-    for left in [300, 1500, 4000].map(Duration::from_millis) {
+    // Longer silence would lose the shards instead.
+    for left in [300, 1500, 3000].map(Duration::from_millis) {
         let (world, sample, node) = cut_off(World::new(11, 1, 16 * MIB));
         let (keys, ids) = ([key_of(1)], [sample.id]);
         let question = LookupAsk { time_left: left, ..ask(node, &ids, &keys, SeqNo::MAX) };

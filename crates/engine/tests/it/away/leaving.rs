@@ -110,7 +110,10 @@ fn full_nodes_make_the_oldest_memtables_due() {
 fn send_is_given_up_when_a_flush_waits_for_its_shard() {
     let background = BackgroundMode::Threads;
     let db = DbOptions { max_background_jobs: 4, ..small_db() };
-    let mut world = World::with(Change { background, db, ..Change::default() });
+    let change = Change::default();
+    // The writer must not wait for the memtable of the held shard.
+    let family = CfOptions { write_buffers_max: 16, ..change.family };
+    let mut world = World::with(Change { background, db, family, ..change });
     world.store.hold_next_send();
     for round in 0.. {
         if world.store.send_hold() != SendHold::Next {

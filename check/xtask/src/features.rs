@@ -24,6 +24,7 @@ const FORBIDDEN: &[(&str, &str)] = &[
     ("fuzzing", "it opens decoders to fuzz targets"),
     ("fault-points", "it lets a caller make background work fail"),
     ("index-protocol", "it opens the index to other protocols"),
+    ("gc-by-key", "it makes garbage collection look up and read one record at a time"),
 ];
 
 /// Asks cargo for the tree and checks it, and checks the manifests of the workspace.
@@ -148,6 +149,8 @@ mod tests {
         let sabotage = found("sabotage");
         assert_eq!(sabotage.len(), 1, "{sabotage:?}");
         assert!(sabotage[0].contains("front/api/Cargo.toml"), "{sabotage:?}");
+        let by_key = found("gc-by-key");
+        assert_eq!(by_key.len(), 1, "{by_key:?}");
         let protocols = found("index-protocol");
         assert_eq!(protocols.len(), 2, "{protocols:?}");
         assert!(protocols.iter().all(|finding| !finding.contains("`archipelago-flexkv-rivals`")));

@@ -9,6 +9,7 @@
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
 use archipelago_base::clock::{Clock as _, SystemClock};
@@ -72,18 +73,22 @@ pub(super) fn repair(cluster: &Cluster, event: &Repair<'_>) -> Result<RepairFigu
     let made = cluster.repairs().made();
     cluster.kill_one()?;
     let until_ns = clock.now_ns() + (event.lost_after + event.limit).as_nanos() as u64;
-    let degraded_p99_s = (event.reads)(event.read_seconds)?;
     let during_s = ((allowed_seconds * READS_SHARE) as u64).clamp(1, event.read_seconds.max(1));
-    let (seconds, repair_p99_s) = std::thread::scope(|scope| {
-        let (mut lost_ns, mut reader) = (None, None);
+    let (seconds, degraded, during) = std::thread::scope(|scope| {
+        // The reads may last until the node counts as lost, so the time of that is watched
+        // meanwhile.
+        let degraded = scope.spawn(|| (event.reads)(event.read_seconds));
+        let (mut lost_ns, mut during) = (None, None);
         let seconds = loop {
             let (repairs, now_ns) = (cluster.repairs(), clock.now_ns());
             if repairs.is_node_lost && lost_ns.is_none() {
                 lost_ns = Some(now_ns);
             }
             let have_ended = repairs.have_ended();
-            if (repairs.have_begun(made) || have_ended) && reader.is_none() {
-                reader = Some(scope.spawn(|| (event.reads)(during_s)));
+            // Both readers write the same result file, so the second one follows the first.
+            let may_read = during.is_none() && degraded.is_finished();
+            if may_read && (repairs.have_begun(made) || have_ended) {
+                during = Some(scope.spawn(|| (event.reads)(during_s)));
             }
             if have_ended || now_ns >= until_ns {
                 let since_ns = |lost_ns: u64| (now_ns - lost_ns) as f64 / 1e9;
@@ -91,18 +96,28 @@ pub(super) fn repair(cluster: &Cluster, event: &Repair<'_>) -> Result<RepairFigu
             }
             clock.sleep(LOOK_EVERY);
         };
-        let panicked = || Err(Error::invalid("the thread that reads during the repair panicked"));
-        let p99_s = reader.map(|reader| reader.join().unwrap_or_else(|_| panicked()));
-        (seconds, p99_s)
+        (seconds, joined(degraded), during.map(joined))
     });
+    let (degraded_p99_s, during_p99_s) = (degraded?, during.transpose()?);
+    let repair_p99_s = match during_p99_s {
+        // The repair has ended before the reads that began before it.
+        None if seconds.is_some() => (event.reads)(during_s)?,
+        read => read.flatten(),
+    };
     Ok(RepairFigures {
         seconds,
         allowed_seconds,
         lost,
         healthy_p99_s,
         degraded_p99_s,
-        repair_p99_s: repair_p99_s.transpose()?.flatten(),
+        repair_p99_s,
     })
+}
+
+/// The result of a thread that reads.
+fn joined(reader: ScopedJoinHandle<'_, Result<Option<f64>>>) -> Result<Option<f64>> {
+    let panicked = || Err(Error::invalid("a thread that reads around a repair panicked"));
+    reader.join().unwrap_or_else(|_| panicked())
 }
 
 /// A take-over after the death of an owner.

@@ -17,7 +17,6 @@ mod metrics;
 mod node;
 mod panics;
 mod ports;
-mod process_address;
 mod repair;
 mod restore;
 mod secret;

@@ -37,7 +37,6 @@ use crate::console::{print, print_line};
 use crate::executor::{HostedExecutor, HostedPlan, JobFiles, SideArgs, process_address};
 use crate::managers::{MANAGER, managers};
 use crate::metrics::{self, MetricsArgs};
-use crate::process_address::process_address;
 use crate::secret::SecretArgs;
 use crate::stop::{Stop, StopCause, StopSignals, stdin_ended};
 use crate::volume::VolumeArgs;

@@ -9,7 +9,6 @@ use crate::console::print_line;
 use crate::executor::{ReachArgs, process_address, wait_for_jobs};
 use crate::managers::{MANAGER, managers};
 use crate::metrics::{self, MetricsArgs};
-use crate::process_address::process_address;
 use crate::secret::SecretArgs;
 use crate::stop::{Stop, StopCause};
 

@@ -179,7 +179,8 @@ impl<'a> LogSource<'a> {
         }
     }
 
-    /// Adds the losses at the end of the log, which other files prove.
+    /// Adds the losses at the end of the log, which other files prove, and that of a log that lies
+    /// where the file system does not look.
     fn check_end(&self, ends: &BTreeMap<FileNo, u64>, next: Option<FileNo>, found: &mut LogSurvey) {
         if let Some(next) = next.filter(|next| !ends.contains_key(next)) {
             let what = "the log segment is missing; the one before it names it".to_owned();
@@ -189,6 +190,10 @@ impl<'a> LogSource<'a> {
         let checked = self.survey.evidence.check_log(&self.survey.dir, self.floor, through);
         if let (Err(error), Some(mark)) = (checked, self.survey.evidence.log()) {
             found.losses.push(log_loss(&log_name(mark.no), error.to_string(), LossEffect::Lost));
+        }
+        if let Some(place) = self.survey.log_elsewhere(self.fs) {
+            let what = "the write-ahead log lies there, and was not read".to_owned();
+            found.losses.push(log_loss(&place, what, LossEffect::Lost));
         }
     }
 }

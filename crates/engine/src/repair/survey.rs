@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use archipelago_base::{CfId, FileNo, Result, SeqNo};
+use archipelago_env::separate_log::is_same_log_place;
 use archipelago_env::{DirEntry, FileSystem, IoContext, IoPurpose};
 
 use crate::file_meta::{FileMeta, IDENTITY_NAME, log_name, manifest_name, sst_name};
@@ -58,6 +59,9 @@ pub(super) struct Facts {
     pub(super) next_file_no: FileNo,
     pub(super) log_floor: FileNo,
     pub(super) last_seq: SeqNo,
+    /// Place of the log that the newest owner has named, which is empty for a log in the directory.
+    /// `None` without an owner.
+    pub(super) log_place: Option<String>,
 }
 
 /// The manifest, if it can be used.
@@ -110,6 +114,23 @@ impl Survey {
                     || entry.name == manifest_name(no)
             })
         })
+    }
+
+    /// Place of the log, if the owner has named another one than that in which `fs` looks for it.
+    pub(super) fn log_elsewhere(&self, fs: &dyn FileSystem) -> Option<String> {
+        let named = match &self.manifest {
+            ManifestFound::Whole(state) => state.owner.as_ref().map(|owner| &*owner.log_place),
+            ManifestFound::Unusable(_) => self.facts.log_place.as_deref(),
+        }?;
+        let is_read = match fs.log_place(&self.dir) {
+            Some(place) => is_same_log_place(named, &place),
+            None => named.is_empty(),
+        };
+        let place = || match named {
+            "" => self.dir.display().to_string(),
+            named => named.to_owned(),
+        };
+        (!is_read).then(place)
     }
 
     /// The numbers of all files whose name is `name_of` of the number, ascending.
@@ -225,6 +246,7 @@ impl Facts {
             Change::NextFileNo(no) => self.next_file_no = self.next_file_no.max(*no),
             Change::LogFloor(no) => self.log_floor = self.log_floor.max(*no),
             Change::LastSeq(seq) => self.last_seq = self.last_seq.max(*seq),
+            Change::OwnerEpoch(owner) => self.log_place = Some(owner.log_place.clone()),
             _ => {}
         }
     }

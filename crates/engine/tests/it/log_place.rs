@@ -7,6 +7,7 @@ use std::sync::Arc;
 use archipelago_base::{ErrorKind, Result};
 use archipelago_engine::db::{Components, Db, WriteOptions};
 use archipelago_engine::options::DbOptions;
+use archipelago_engine::repair::{RepairOptions, repair, verify_files};
 use archipelago_env::FileSystem;
 use archipelago_env::mem::MemFs;
 use archipelago_env::separate_log::SeparateLogFs;
@@ -136,4 +137,38 @@ fn log_directory_of_another_database_is_refused() {
     assert!(other.open(small_db()).is_err());
     let again = disks.open(small_db()).unwrap();
     assert!(again.get(b"a").unwrap().is_some(), "its log is untouched");
+}
+
+#[test]
+fn repair_and_verify_report_a_log_that_they_do_not_read() {
+    let disks = Disks::new();
+    let db = disks.open(small_db()).unwrap();
+    db.put(b"a", b"1").unwrap();
+    // The process dies, so no mark next to the tables tells how long the log was.
+    let killed = disks.after_kill();
+    let dry = RepairOptions { dry_run: true, ..RepairOptions::default() };
+    let repaired = |fs: &Arc<dyn FileSystem>| {
+        repair(fs, Path::new(DIR), Path::new("/repaired"), dry, |_| {}).unwrap()
+    };
+    let verified =
+        |fs: &Arc<dyn FileSystem>| verify_files(fs, Path::new(DIR), |_| {}).unwrap().errors;
+    let whole = repaired(&killed.fs());
+    let is_elsewhere = |file: &str| file.starts_with("/wal of ");
+    assert!(!whole.losses.iter().any(|loss| is_elsewhere(&loss.file)), "{whole}");
+    assert!(whole.log_records > 0, "{whole}");
+    let plain: Arc<dyn FileSystem> = Arc::new(killed.files.clone());
+    let without = repaired(&plain);
+    assert!(without.losses.iter().any(|loss| is_elsewhere(&loss.file)), "{without}");
+    let errors = verified(&plain);
+    assert!(errors.iter().any(|error| error.to_string().contains("was not read")), "{errors:?}");
+    let errors = verified(&killed.fs());
+    assert!(!errors.iter().any(|error| error.to_string().contains("was not read")), "{errors:?}");
+    // The other way round: the log lies with the tables, and a log directory hides it.
+    let disks = Disks::new();
+    let plain: Arc<dyn FileSystem> = Arc::new(disks.files.clone());
+    let db = open_over(plain, DIR, small_db()).unwrap();
+    db.put(b"a", b"1").unwrap();
+    let without = repaired(&disks.after_kill().fs());
+    assert!(without.losses.iter().any(|loss| loss.file == DIR), "{without}");
+    drop(db);
 }

@@ -31,6 +31,7 @@ use archipelago_resp::engine_store::EngineStore;
 use archipelago_resp::figures::ServerMonitor;
 use archipelago_resp::flexkv_store::FlexKvStore;
 use archipelago_resp::{Listening, Server, ServerOptions};
+use parking_lot::Mutex;
 
 use crate::access::{PasswordArgs, TlsArgs};
 use crate::console::{print, print_line};
@@ -652,13 +653,14 @@ enum End {
 }
 
 /// Serves until the process is told to stop, or until `lost` returns the error of a lost volume.
-/// The jobs of the executor end before the server.
+/// The jobs of the executor end before the server, which answers clients meanwhile. So `lost` is
+/// watched until the server ends.
 fn serve(
     args: &ServeArgs,
     running: Running,
     executor: Option<HostedExecutor>,
     what: &str,
-    lost: impl Future<Output = Error>,
+    lost: impl Future<Output = Error> + Send + 'static,
 ) -> Result<End> {
     let Running { server, metrics } = running;
     let mut signals = server.within(StopSignals::watch)?;
@@ -674,25 +676,34 @@ fn serve(
     if args.engine == Engine::FlexKv {
         args.secret.print_audience();
     }
+    let loss = Arc::new(Mutex::new(None));
+    let noted = Arc::clone(&loss);
+    let mut watch = server.within(|| {
+        tokio::spawn(async move {
+            let error = lost.await;
+            *noted.lock() = Some(error);
+        })
+    });
     // A client's SHUTDOWN is a request like a signal.
-    let (mut end, mut cause) = (End::Asked, StopCause::Signal);
+    let mut cause = StopCause::Signal;
     server.wait_or(async {
         tokio::select! {
             () = signals.received() => {}
             _ = told.recv() => cause = StopCause::StdinEnded,
-            error = lost => (end, cause) = (End::LostVolume(error), StopCause::Over),
+            _ = &mut watch => cause = StopCause::Over,
         }
     });
     if let Some(executor) = executor {
         // It watches for another signal, which cancels the jobs.
-        executor.end(cause, &mut Stop::watch(false)?);
+        executor.end(cause, &mut Stop::watch(false)?, || watch.is_finished());
     }
     print_line!("Stopping: finishing the commands that were received");
     if !server.shutdown() {
         print_line!("Some clients did not read their replies in time and were cut off");
     }
     drop(metrics);
-    Ok(end)
+    let lost = loss.lock().take();
+    Ok(lost.map_or(End::Asked, End::LostVolume))
 }
 
 /// The directory for checkpoints as an absolute path without symbolic links. The server then

@@ -115,11 +115,11 @@ impl HostedExecutor {
     }
 
     /// Ends the executor, before the process ends. After a signal its jobs may end first; another
-    /// signal cancels them.
-    pub(crate) fn end(self, cause: StopCause, stop: &mut Stop) {
+    /// signal cancels them, and so does the process when `must_end` is true.
+    pub(crate) fn end(self, cause: StopCause, stop: &mut Stop, must_end: impl Fn() -> bool) {
         if cause == StopCause::Signal {
             self.leave();
-            wait_for_jobs(stop, || self.can_end());
+            wait_for_jobs(stop, || self.can_end() || must_end());
         }
         let figures = self.stop();
         print_line!("{} jobs succeeded and {} failed here", figures.succeeded, figures.failed);

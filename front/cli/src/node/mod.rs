@@ -269,7 +269,7 @@ fn memory(args: &MemoryArgs) -> Result<()> {
     let cause = stop.wait_once(|| false);
     // Jobs read the memory of the node, so they end first.
     if let Some(hosted) = hosted {
-        hosted.end(cause, &mut stop);
+        hosted.end(cause, &mut stop, || false);
     }
     drop(metrics);
     print_line!("Stopped; {} blocks had a copy here", server.blocks_used());

@@ -173,7 +173,7 @@ pub(crate) fn run(args: &StorageArgs) -> Result<()> {
     let cause = stop.wait_once(|| false);
     // Jobs may read and write files of this node, so they end first.
     if let Some(hosted) = hosted {
-        hosted.end(cause, &mut stop);
+        hosted.end(cause, &mut stop, || false);
     }
     drop(metrics);
     server.close()?;

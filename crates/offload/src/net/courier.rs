@@ -29,6 +29,7 @@ use archipelago_fabric::{ClientId, Endpoints, Line};
 use parking_lot::{Condvar, Mutex};
 
 use super::SCHEDULER;
+use super::hasty_answer::is_hasty;
 use super::mail_queue::MailQueue;
 use crate::ids::SchedulerId;
 use crate::job::Payload;
@@ -352,10 +353,16 @@ impl Carried {
         let (shared, wait_ms) = (&self.shared, WAIT.as_millis() as u32);
         loop {
             let post = OffloadMessage::Post { from: shared.me, wait_ms, mail: Vec::new() };
+            let asked_ns = shared.clock.now_ns();
             match line.ask(&post, ANSWER) {
                 Ok(answer) => {
                     shared.note_answer();
+                    let waited_ns = shared.clock.now_ns().saturating_sub(asked_ns);
+                    let is_hasty = is_hasty(&answer, Duration::from_nanos(waited_ns), WAIT);
                     self.deliver(answer);
+                    if is_hasty {
+                        pause(shared);
+                    }
                 }
                 Err(error) => {
                     if shared.is_answered.swap(false, Ordering::Relaxed) {

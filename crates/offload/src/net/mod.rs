@@ -9,6 +9,7 @@
 //! | part | file |
 //! | --- | --- |
 //! | threads that carry the mail between an owner or an executor and the managers | `courier.rs` |
+//! | answers without mail after which a courier pauses | `hasty_answer.rs` |
 //! | the scheduler in the manager's process, and the mail that waits there | `desk.rs` |
 //! | messages that wait for a request or an answer | `mail_queue.rs` |
 //! | the files of jobs, in directories and in volumes | `files.rs` |
@@ -32,6 +33,7 @@ mod courier;
 mod desk;
 mod executing;
 mod files;
+mod hasty_answer;
 mod images;
 mod job_queues;
 mod mail_queue;

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use archipelago_base::{ErrorKind, Result};
-use archipelago_engine::db::{Components, Db, WriteOptions};
-use archipelago_engine::options::DbOptions;
+use archipelago_engine::db::{Components, Db};
+use archipelago_engine::options::{DbOptions, WriteOptions};
 use archipelago_engine::repair::{RepairOptions, repair, verify_files};
 use archipelago_env::FileSystem;
 use archipelago_env::mem::MemFs;

@@ -17,8 +17,8 @@
 //! - `invalid`: valid records from the notes of compactions, for jobs without a database.
 //! - [`job`]: copies the valid records of some value files into one.
 //!
-//! A build with the cargo feature `gc-by-key` looks up and reads one record at a time. It exists for
-//! a comparison with the batches of the product, whose build has no such switch.
+//! A build with the cargo feature `gc-by-key` looks up and reads one record at a time. It exists
+//! for a comparison with the batches of the product, whose build has no such switch.
 
 pub(crate) mod hidden;
 pub(crate) mod invalid;

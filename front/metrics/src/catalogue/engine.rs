@@ -42,10 +42,10 @@ metrics! {
     /// Number of memtable shards by `event`: sent to a memory node, refused (no node had room),
     /// failed (a node did not answer), given_up (a flush waited for them), fetched for a flush,
     /// lost with a node, rebuilt from the log, held (fetched for a reader after their flush), or
-    /// kept from the owner before. For shards of the owner before that were not kept, `event` is the
-    /// reason: flushed (tables have them), gap (older records are only in the log), beyond_log (a
-    /// power failure took the end of the log), unusable, or no_memory (the rest of the log does not
-    /// fit).
+    /// kept from the owner before. For shards of the owner before that were not kept, `event` is
+    /// the reason: flushed (tables have them), gap (older records are only in the log), beyond_log
+    /// (a power failure took the end of the log), unusable, or no_memory (the rest of the log does
+    /// not fit).
     AWAY_SHARDS: Counter "archipelago_engine_away_shards" ["event"];
     /// Number of times that memtables which stayed in memory by choice had to leave, because memory
     /// was short.

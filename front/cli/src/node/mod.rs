@@ -55,9 +55,10 @@ pub(crate) enum NodeCommand {
     /// Run two or more managers, so that the cluster survives the death of one. Each of them gives
     /// out jobs of databases (`archipelago serve --offload-mode`). Give each of them the same
     /// --memory-nodes N, where the memory nodes have the numbers 1 to N. The manager that a
-    /// majority of the memory nodes has promised to obey acts. The others stand by, and one of them takes
-    /// over within a node lease (--node-lease-ms). Give the addresses of all managers to nodes and
-    /// clients: --manager HOST:PORT,HOST:PORT. A manager without --memory-nodes runs alone.
+    /// majority of the memory nodes has promised to obey acts. The others stand by, and one of them
+    /// takes over within a node lease (--node-lease-ms). Give the addresses of all managers to
+    /// nodes and clients: --manager HOST:PORT,HOST:PORT. A manager without --memory-nodes runs
+    /// alone.
     #[command(
         after_help = "Example, two managers:\n  archipelago node manager --listen 127.0.0.1:7700 --memory-nodes 3 &\n  \
                       archipelago node manager --listen 127.0.0.1:7701 --memory-nodes 3 --standby &\n  \

@@ -131,6 +131,15 @@ impl SchedulerDesk {
         state.boxes.retain(|_, mailbox| mailbox.heard_ns + SILENT_NS > now_ns);
     }
 
+    /// Number of jobs that the scheduler knows, with outputs that wait for a verdict. The number is
+    /// 0 before the scheduler begins.
+    #[must_use]
+    pub fn jobs(&self) -> u64 {
+        let state = self.state.lock();
+        let now_ns = self.clock.now_ns();
+        state.scheduler.as_ref().map_or(0, |scheduler| scheduler.job_list(now_ns).jobs_total)
+    }
+
     /// The counters of the scheduler; `None` before it begins.
     #[must_use]
     pub fn counters(&self) -> Option<SchedulerCounters> {

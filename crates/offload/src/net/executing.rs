@@ -14,7 +14,7 @@
 //! Failure: a job that fails removes what it wrote, and the scheduler gets the reason. A panic of a
 //! job is such a failure.
 //! Cost: two threads for each slot, one of each priority ([`super::job_queues`]), and two for the
-//! mail of each manager.
+//! mail of each manager. An executor in virtual time has none; threads of its caller run the jobs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -26,7 +26,7 @@ use std::sync::{Arc, Weak};
 use archipelago_base::budget::ByteBudget;
 use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::random::entropy_seed;
-use archipelago_base::runtime::ThreadRuntime;
+use archipelago_base::runtime::{Runtime, ThreadRuntime};
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_base::{Error, Result};
 use archipelago_engine::compaction::job::run_compaction;
@@ -40,7 +40,7 @@ use archipelago_engine::sst::BlockCache;
 use archipelago_env::FileSystem;
 use archipelago_env::limit::{Priority, RateLimiter};
 use archipelago_env::local::LocalFs;
-use archipelago_fabric::{Endpoints, Secret};
+use archipelago_fabric::{Endpoints, Reach, Secret};
 use archipelago_store::{BlobGrant, GrantedFs};
 use parking_lot::Mutex;
 
@@ -51,6 +51,7 @@ use super::images::{FetchProgress, ImageReader};
 use super::job_queues::{JobPriority, JobQueues};
 use super::owning::build_name;
 use super::rates::rate_of_package;
+use super::runtime_parts::RuntimeParts;
 use super::write_rate::WriteRate;
 use crate::decide::Load;
 use crate::executor::{Executor, ExecutorOffer, ExecutorStep};
@@ -237,51 +238,13 @@ impl ExecutorServer {
     /// Starts an executor that reaches shared directories through `fs`. Errors are those of
     /// [`ExecutorServer::start`].
     pub fn start_on(fs: Arc<dyn FileSystem>, settings: ExecutorSettings) -> Result<Self> {
-        let has_files = !settings.shares.is_empty() || settings.volumes.is_some();
-        if settings.slots == 0 || settings.managers.is_empty() || !has_files {
-            return Err(Error::invalid(
-                "an executor needs at least one slot, one manager, and a shared directory or a \
-                 storage cluster",
-            ));
-        }
-        if let Some(wrong) = settings.shares.iter().find(|share| !is_plain(share)) {
-            return Err(Error::invalid(format!(
-                "the shared directory {} must be an absolute path without `..`, because databases \
-                 name their directories so",
-                wrong.display()
-            )));
-        }
-        let me = ExecutorId(entropy_seed());
-        let registry = Registry::default();
-        let mut names: BTreeSet<String> = registry.names().map(str::to_owned).collect();
-        names.insert(build_name());
-        names.extend((!settings.shares.is_empty()).then(|| DIRECTORIES.to_owned()));
-        names.extend(settings.volumes.iter().map(|pool| volumes_of(&pool.cluster)));
-        let address = ShortText::new(&settings.address);
-        let offer = ExecutorOffer { slots: settings.slots, names, address };
+        check_settings(&settings)?;
         let endpoints = Arc::new(Endpoints::new().with_secret(settings.secret.clone()));
         let runtime = ThreadRuntime::shared()?;
-        let fetcher = ImageFetcher::new(Arc::clone(&endpoints) as _, runtime, Waits::Receiving);
-        let images = ImageReader::new(settings.hosted.clone(), fetcher);
-        let managers = settings.managers.len();
-        let shared = Arc::new(Shared {
-            state: Mutex::new(State {
-                machine: Executor::new(me, offer, &schedulers_of(managers)),
-                jobs: BTreeMap::new(),
-                outputs: BTreeMap::new(),
-                figures: ExecutorFigures { slots: settings.slots.into(), ..Default::default() },
-                writes: WriteRate::default(),
-                is_stopped: false,
-            }),
-            queues: JobQueues::new(),
-            clock: SystemClock::shared(),
-            fs,
-            registry,
-            budget: ByteBudget::unlimited(),
-            images,
-            outboxes: Couriers::outboxes(Correspondent::Executor(me), managers),
-            settings,
-        });
+        let (reach, waits) = (Arc::clone(&endpoints) as _, Waits::Receiving);
+        let fetcher = ImageFetcher::new(reach, runtime, waits);
+        let me = ExecutorId(entropy_seed());
+        let shared = Shared::new(me, settings, fs, fetcher, SystemClock::shared());
         let mut server = Self { shared: Arc::clone(&shared), couriers: None, threads: Vec::new() };
         for priority in JobPriority::ALL {
             for _ in 0..shared.settings.slots {
@@ -297,6 +260,46 @@ impl ExecutorServer {
         let couriers = Couriers::start(&shared.outboxes, managers, &endpoints, &resident)?;
         server.couriers = Some(couriers);
         Ok(server)
+    }
+
+    /// Starts an executor whose process runs in virtual time. It has no threads:
+    /// [`ExecutorServer::work`] runs its jobs. Errors: `InvalidArgument` as for
+    /// [`ExecutorServer::start`].
+    pub fn start_in_runtime(
+        fs: Arc<dyn FileSystem>,
+        settings: ExecutorSettings,
+        parts: &RuntimeParts,
+    ) -> Result<Self> {
+        check_settings(&settings)?;
+        let RuntimeParts { reach, runtime, clock } = parts;
+        let (reach, waits): (Arc<dyn Reach>, _) = (Arc::clone(reach), Waits::InRuntime);
+        let fetcher = ImageFetcher::new(reach, Arc::clone(runtime), waits);
+        let me = ExecutorId(Runtime::seed(&**runtime));
+        let shared = Shared::new(me, settings, fs, fetcher, Arc::clone(clock));
+        let weak = Arc::downgrade(&shared);
+        let resident: Weak<dyn Resident> = weak;
+        let managers = &shared.settings.managers;
+        let couriers = Couriers::start_tasks(&shared.outboxes, managers, parts, &resident);
+        Ok(Self { shared, couriers: Some(couriers), threads: Vec::new() })
+    }
+
+    /// Runs one of the waiting jobs on the calling thread, for an executor without threads. Returns
+    /// `false` if no job waits.
+    pub fn work(&self) -> bool {
+        let job = self.shared.queues.take();
+        job.inspect(|job| self.shared.work(job)).is_some()
+    }
+
+    /// Number of jobs that wait for a thread.
+    #[must_use]
+    pub fn jobs_waiting(&self) -> usize {
+        self.shared.queues.jobs_waiting()
+    }
+
+    /// Whether the executor has no job, and no outputs that wait for a verdict.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.shared.state.lock().machine.is_idle()
     }
 
     /// The figures of the executor.
@@ -358,12 +361,67 @@ impl Drop for ExecutorServer {
     }
 }
 
+/// Checks the settings of an executor. Errors: those of [`ExecutorServer::start`].
+fn check_settings(settings: &ExecutorSettings) -> Result<()> {
+    let has_files = !settings.shares.is_empty() || settings.volumes.is_some();
+    if settings.slots == 0 || settings.managers.is_empty() || !has_files {
+        return Err(Error::invalid(
+            "an executor needs at least one slot, one manager, and a shared directory or a \
+             storage cluster",
+        ));
+    }
+    match settings.shares.iter().find(|share| !is_plain(share)) {
+        Some(wrong) => Err(Error::invalid(format!(
+            "the shared directory {} must be an absolute path without `..`, because databases \
+             name their directories so",
+            wrong.display()
+        ))),
+        None => Ok(()),
+    }
+}
+
 /// Whether a path is absolute and has no `..`.
 fn is_plain(path: &Path) -> bool {
     path.is_absolute() && !path.components().any(|part| part == Component::ParentDir)
 }
 
 impl Shared {
+    /// An executor without jobs, whose couriers do not run yet.
+    fn new(
+        me: ExecutorId,
+        settings: ExecutorSettings,
+        fs: Arc<dyn FileSystem>,
+        fetcher: ImageFetcher,
+        clock: Arc<dyn Clock>,
+    ) -> Arc<Self> {
+        let registry = Registry::default();
+        let mut names: BTreeSet<String> = registry.names().map(str::to_owned).collect();
+        names.insert(build_name());
+        names.extend((!settings.shares.is_empty()).then(|| DIRECTORIES.to_owned()));
+        names.extend(settings.volumes.iter().map(|pool| volumes_of(&pool.cluster)));
+        let address = ShortText::new(&settings.address);
+        let offer = ExecutorOffer { slots: settings.slots, names, address };
+        let managers = settings.managers.len();
+        Arc::new(Self {
+            state: Mutex::new(State {
+                machine: Executor::new(me, offer, &schedulers_of(managers)),
+                jobs: BTreeMap::new(),
+                outputs: BTreeMap::new(),
+                figures: ExecutorFigures { slots: settings.slots.into(), ..Default::default() },
+                writes: WriteRate::default(),
+                is_stopped: false,
+            }),
+            queues: JobQueues::new(),
+            outboxes: Couriers::outboxes(Correspondent::Executor(me), managers, &clock),
+            clock,
+            fs,
+            registry,
+            budget: ByteBudget::unlimited(),
+            images: ImageReader::new(settings.hosted.clone(), fetcher),
+            settings,
+        })
+    }
+
     /// Cancels all jobs. A job whose package comes later fails before it begins.
     fn cancel_all(&self) {
         let mut state = self.state.lock();

@@ -85,6 +85,12 @@ impl<T> JobQueues<T> {
         self.waiting.lock().jobs.iter().map(VecDeque::len).sum()
     }
 
+    /// Takes a waiting job, one of normal priority first. Does not wait.
+    pub(super) fn take(&self) -> Option<T> {
+        let mut waiting = self.waiting.lock();
+        waiting.jobs.iter_mut().find_map(VecDeque::pop_front)
+    }
+
     /// Makes threads end as soon as no job waits for them.
     pub(super) fn stop(&self) {
         self.waiting.lock().is_stopped = true;

@@ -8,8 +8,9 @@
 //!
 //! | part | file |
 //! | --- | --- |
-//! | threads that carry the mail between an owner or an executor and the managers | `courier.rs` |
+//! | threads or tasks that carry mail between an owner or executor and the managers | `courier/` |
 //! | answers without mail after which a courier pauses | `hasty_answer.rs` |
+//! | parts of an owner or an executor in virtual time | `runtime_parts.rs` |
 //! | the scheduler in the manager's process, and the mail that waits there | `desk.rs` |
 //! | messages that wait for a request or an answer | `mail_queue.rs` |
 //! | the files of jobs, in directories and in volumes | `files.rs` |
@@ -41,6 +42,7 @@ mod owning;
 mod quiet;
 mod rates;
 mod retries;
+mod runtime_parts;
 mod write_rate;
 
 use archipelago_base::checksum::hash64;
@@ -52,6 +54,7 @@ pub use desk::SchedulerDesk;
 pub use executing::{ExecutorFigures, ExecutorMonitor, ExecutorServer, ExecutorSettings};
 pub use files::{VolumeFiles, VolumePool};
 pub use owning::{OffloadExecutor, OffloadMode, OwnerSettings};
+pub use runtime_parts::RuntimeParts;
 
 /// Number of every scheduler in its own messages. A manager has one scheduler, whose life is that
 /// of the manager's process. Owners and executors number the schedulers by the position of the

@@ -35,6 +35,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use archipelago_base::clock::{Clock, SystemClock};
+use archipelago_base::runtime::{Runtime, wait_for};
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_engine::compaction::job::CompactionSpec;
 use archipelago_engine::executor::wire::{self, Message};
@@ -47,7 +48,7 @@ use archipelago_engine::job::spec::OutputSpec;
 use archipelago_engine::job::{JobContext, JobOutput, ShardRef};
 use archipelago_engine::remote::ShardId;
 use archipelago_fabric::{Endpoints, Secret};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::counters::{OffloadCounters, Tally};
 use super::courier::{Addressed, Couriers, Outboxes, Resident};
@@ -55,6 +56,7 @@ use super::files::{AcceptedOutput, DIRECTORIES, JobFiles, PreparedJob, VolumeFil
 use super::quiet::QuietTime;
 use super::rates::RateDivider;
 use super::retries::FlushRetries;
+use super::runtime_parts::RuntimeParts;
 use super::{PAYLOAD_BYTES_MAX, scheduler_order};
 use crate::decide::{AttemptPlace, FailedFlush, after_failure};
 use crate::failure::FailedAttempt;
@@ -67,6 +69,8 @@ use crate::wire::{Correspondent, OffloadMessage};
 
 /// Interval at which a waiting call checks whether its job was cancelled.
 const LOOK: Duration = Duration::from_millis(50);
+/// Interval at which a call in virtual time checks whether its job has ended or was cancelled.
+const LOOK_IN_RUNTIME: Duration = Duration::from_millis(5);
 
 /// What leaves the process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -179,6 +183,8 @@ struct Desk {
     tally: Arc<Tally>,
     /// Address of this process in reports.
     address: String,
+    /// The runtime in whose time calls wait; `None` for the time of the system.
+    runtime: Option<Arc<dyn Runtime>>,
 }
 
 /// Runs jobs of one open of a database at executors, or in this process.
@@ -198,6 +204,8 @@ pub struct OffloadExecutor {
     retries: FlushRetries,
     /// The parts of the rate limit that jobs have taken along.
     rates: Arc<RateDivider>,
+    /// Parts of a process in virtual time; `None` for a process of the system.
+    parts: Option<RuntimeParts>,
     link: OnceLock<Link>,
 }
 
@@ -262,16 +270,38 @@ impl OffloadExecutor {
         volume: Option<VolumeFiles>,
         shards: Option<Arc<RemoteShards>>,
     ) -> Arc<Self> {
+        Self::made_of(settings, volume, shards, None)
+    }
+
+    /// An executor for one open of a database in a directory, whose process runs in virtual time.
+    /// Calls wait in the time of `parts`.
+    #[must_use]
+    pub fn in_runtime(
+        settings: OwnerSettings,
+        shards: Option<Arc<RemoteShards>>,
+        parts: RuntimeParts,
+    ) -> Arc<Self> {
+        Self::made_of(settings, None, shards, Some(parts))
+    }
+
+    fn made_of(
+        settings: OwnerSettings,
+        volume: Option<VolumeFiles>,
+        shards: Option<Arc<RemoteShards>>,
+        parts: Option<RuntimeParts>,
+    ) -> Arc<Self> {
+        let clock = parts.as_ref().map(|parts| Arc::clone(&parts.clock));
         Arc::new(Self {
             settings,
             volume,
             shards,
-            clock: SystemClock::shared(),
+            clock: clock.unwrap_or_else(SystemClock::shared),
             tally: Arc::default(),
             here_next: Default::default(),
             quiet: QuietTime::default(),
             retries: FlushRetries::default(),
             rates: Arc::default(),
+            parts,
             link: OnceLock::new(),
         })
     }
@@ -302,13 +332,20 @@ impl OffloadExecutor {
             clock: Arc::clone(&self.clock),
             tally: Arc::clone(&self.tally),
             address: self.settings.address.clone(),
+            runtime: self.parts.as_ref().map(|parts| Arc::clone(&parts.runtime)),
         });
-        let secret = self.settings.secret.clone();
-        let endpoints = Arc::new(Endpoints::new().with_secret(secret));
-        let outboxes = Couriers::outboxes(Correspondent::Owner(stamp), managers.len());
+        let me = Correspondent::Owner(stamp);
+        let outboxes = Couriers::outboxes(me, managers.len(), &self.clock);
         let weak = Arc::downgrade(&desk);
         let resident: Weak<dyn Resident> = weak;
-        let couriers = Couriers::start(&outboxes, managers, &endpoints, &resident)?;
+        let couriers = match &self.parts {
+            Some(parts) => Couriers::start_tasks(&outboxes, managers, parts, &resident),
+            None => {
+                let secret = self.settings.secret.clone();
+                let endpoints = Arc::new(Endpoints::new().with_secret(secret));
+                Couriers::start(&outboxes, managers, &endpoints, &resident)?
+            }
+        };
         Ok(Link { _couriers: couriers, outboxes, desk })
     }
 
@@ -670,7 +707,14 @@ impl Desk {
             if let Some(ending) = waiting.and_then(|waiting| waiting.ending.take()) {
                 return Ok(ending);
             }
-            self.ended.wait_for(&mut state, LOOK);
+            match &self.runtime {
+                None => {
+                    self.ended.wait_for(&mut state, LOOK);
+                }
+                Some(runtime) => MutexGuard::unlocked(&mut state, || {
+                    wait_for(&**runtime, runtime.sleep(LOOK_IN_RUNTIME));
+                }),
+            }
         }
     }
 

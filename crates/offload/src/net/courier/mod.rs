@@ -1,36 +1,43 @@
-//! The threads that carry the mail of an owner or an executor.
+//! The threads or tasks that carry the mail of an owner or an executor.
 //!
 //! Each manager has a scheduler, and a courier of its own. One thread of the courier sends
 //! messages. The other one keeps a request for mail waiting at the manager. After each answer it
-//! calls the timer of its owner or executor, whose messages may go to any scheduler.
+//! calls the timer of its owner or executor, whose messages may go to any scheduler. In virtual
+//! time, two tasks do the same (`tasks.rs`).
 //!
-//! Invariants: 1. A message is sent at most once. 2. Dropping the couriers ends their threads.
-//! Before that each calls the timer a last time and sends what waits, because a receiver may hold
-//! slots or outputs for an owner or an executor that ends. 3. A message between a manager and a
-//! courier has the number [`SCHEDULER`] in its lives and sessions. The owner and the executor see
-//! the number of the courier there.
+//! Invariants: 1. A message is sent at most once. 2. Dropping the couriers ends their threads and
+//! tasks. Before that each courier calls the timer a last time and sends what waits, because a
+//! receiver may hold slots or outputs for an owner or an executor that ends. 3. A message between a
+//! manager and a courier has the number [`SCHEDULER`] in its lives and sessions. The owner and the
+//! executor see the number of the courier there.
 //!
 //! Thread-safety: any thread may call any method.
-//! Failure: messages of a request that got no answer are lost. While no manager answers, the timer
-//! still runs. A courier that ends sends nothing more after the first request without an answer,
-//! nor after [`DRAIN`].
-//! Cost: two threads and two connections for each manager.
+//! Failure: messages of a request that got no answer are lost. While a manager does not answer, or
+//! answers immediately and without mail, the timer still runs, and requests for mail are [`WAIT`]
+//! apart. A courier that ends sends nothing more after the first request without an answer, nor
+//! after [`DRAIN`].
+//! Cost: two threads or tasks and two connections for each manager.
+
+mod tasks;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::task::Waker;
 use std::time::Duration;
 
 use archipelago_base::Result;
-use archipelago_base::clock::{Clock, SystemClock};
+use archipelago_base::clock::Clock;
 use archipelago_base::random::entropy_seed;
 use archipelago_base::spawn::{Joiner, Spawn, SystemSpawn};
 use archipelago_fabric::{ClientId, Endpoints, Line};
 use parking_lot::{Condvar, Mutex};
 
+use self::tasks::CourierTasks;
 use super::SCHEDULER;
 use super::hasty_answer::is_hasty;
 use super::mail_queue::MailQueue;
+use super::runtime_parts::RuntimeParts;
 use crate::ids::SchedulerId;
 use crate::job::Payload;
 use crate::message_points::{self, MessageMoment};
@@ -75,12 +82,14 @@ struct Out {
     mail: MailQueue,
     /// Time until which the courier sends what waits. `None` before it ends.
     ends_ns: Option<u64>,
-    /// Whether the thread that fetches mail runs, which adds messages until its end.
+    /// Whether the thread or task that fetches mail runs, which adds messages until its end.
     is_fetching: bool,
+    /// Wakes the task that sends, if it waits for messages.
+    waker: Option<Waker>,
 }
 
 impl Out {
-    /// Whether the courier ends and no thread of it adds messages any more.
+    /// Whether the courier ends and nothing of it adds messages any more.
     fn has_ended(&self) -> bool {
         self.ends_ns.is_some() && !self.is_fetching
     }
@@ -100,7 +109,7 @@ struct Shared {
     answered_ns: AtomicU64,
 }
 
-/// Says that the thread that fetches mail runs, until the drop.
+/// Says that the thread or task that fetches mail runs, until the drop.
 struct Fetching(Arc<Shared>);
 
 impl Fetching {
@@ -112,12 +121,11 @@ impl Fetching {
 
 impl Drop for Fetching {
     fn drop(&mut self) {
-        self.0.out.lock().is_fetching = false;
-        self.0.changed.notify_all();
+        self.0.change(|out| out.is_fetching = false);
     }
 }
 
-/// The running threads of all couriers of an owner or an executor.
+/// The running threads or tasks of all couriers of an owner or an executor.
 #[derive(Debug)]
 pub(super) struct Couriers(Vec<Courier>);
 
@@ -142,8 +150,8 @@ impl Outboxes {
 
 impl Couriers {
     /// Outboxes whose couriers start later, one for each manager.
-    pub(super) fn outboxes(me: Correspondent, managers: usize) -> Outboxes {
-        let outbox = |scheduler| Outbox::new(me, scheduler, SystemClock::shared());
+    pub(super) fn outboxes(me: Correspondent, managers: usize, clock: &Arc<dyn Clock>) -> Outboxes {
+        let outbox = |scheduler| Outbox::new(me, scheduler, Arc::clone(clock));
         Outboxes(Arc::new(schedulers_of(managers).into_iter().map(outbox).collect()))
     }
 
@@ -161,6 +169,19 @@ impl Couriers {
             couriers.0.push(Courier::start(outbox, outboxes, &line, resident.clone())?);
         }
         Ok(couriers)
+    }
+
+    /// Starts to carry the mail in virtual time.
+    pub(super) fn start_tasks(
+        outboxes: &Outboxes,
+        managers: &[String],
+        parts: &RuntimeParts,
+        resident: &Weak<dyn Resident>,
+    ) -> Self {
+        let courier = |(outbox, manager): (&Outbox, &String)| {
+            Courier::start_tasks(outbox, outboxes, manager, parts, resident.clone())
+        };
+        Self(outboxes.0.iter().zip(managers).map(courier).collect())
     }
 
     /// Whether a manager has answered a request for mail in the last [`UNREACHABLE`], or the
@@ -190,10 +211,12 @@ impl CourierLine {
     }
 }
 
-/// The running threads of one courier.
+/// The running threads or tasks of one courier.
 struct Courier {
     shared: Arc<Shared>,
     threads: Vec<Joiner>,
+    /// The tasks; `None` for a courier with threads.
+    tasks: Option<CourierTasks>,
 }
 
 impl fmt::Debug for Courier {
@@ -218,12 +241,11 @@ impl Outbox {
         if messages.is_empty() {
             return;
         }
-        let mut out = self.0.out.lock();
-        for message in messages {
-            out.mail.push(&message.with_scheduler(SCHEDULER));
-        }
-        drop(out);
-        self.0.changed.notify_all();
+        self.0.change(|out| {
+            for message in messages {
+                out.mail.push(&message.with_scheduler(SCHEDULER));
+            }
+        });
     }
 }
 
@@ -237,7 +259,7 @@ impl Courier {
         resident: Weak<dyn Resident>,
     ) -> Result<Self> {
         let shared = Arc::clone(&outbox.0);
-        let mut courier = Self { shared, threads: Vec::new() };
+        let mut courier = Self { shared, threads: Vec::new(), tasks: None };
         let (sending, waiting) = (line.open(), line.open());
         // The sending thread must not end before the other one has begun.
         let fetching = Fetching::begin(&courier.shared);
@@ -252,6 +274,20 @@ impl Courier {
         courier.threads.push(SystemSpawn.spawn("offload-mail", work)?);
         Ok(courier)
     }
+
+    /// Starts to carry the mail between `resident` and `manager` in virtual time.
+    fn start_tasks(
+        outbox: &Outbox,
+        all: &Outboxes,
+        manager: &str,
+        parts: &RuntimeParts,
+        resident: Weak<dyn Resident>,
+    ) -> Self {
+        let shared = Arc::clone(&outbox.0);
+        let carried = Carried { shared: Arc::clone(&shared), all: all.clone(), resident };
+        let tasks = Some(CourierTasks::start(&carried, manager, parts));
+        Self { shared, threads: Vec::new(), tasks }
+    }
 }
 
 impl Drop for Courier {
@@ -262,17 +298,30 @@ impl Drop for Courier {
                 tracing::error!(%error, "a thread of offloading panicked");
             }
         }
+        if let Some(tasks) = &self.tasks {
+            tasks.join();
+        }
     }
 }
 
 impl Shared {
-    /// Makes the threads end when they have sent what waits.
+    /// Makes the threads or tasks end when they have sent what waits.
     fn stop(&self) {
         let ends_ns = self.clock.now_ns() + DRAIN.as_nanos() as u64;
-        let mut out = self.out.lock();
-        out.ends_ns = out.ends_ns.or(Some(ends_ns));
-        drop(out);
+        self.change(|out| out.ends_ns = out.ends_ns.or(Some(ends_ns)));
+    }
+
+    /// Changes what waits, and wakes the threads or the task that sends.
+    fn change(&self, change: impl FnOnce(&mut Out)) {
+        let waker = {
+            let mut out = self.out.lock();
+            change(&mut out);
+            out.waker.take()
+        };
         self.changed.notify_all();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
     }
 
     fn is_stopped(&self) -> bool {
@@ -299,33 +348,52 @@ struct Outgoing {
     answer: Duration,
 }
 
+/// What the sending thread or task does next.
+#[derive(Debug)]
+enum NextSend {
+    /// It makes a request.
+    Send(Outgoing),
+    /// It waits for a change, for this time at most; without a time, the courier does not end.
+    Wait(Option<Duration>),
+    /// It ends, because everything is sent or no time is left.
+    End,
+}
+
+/// Takes the messages for one request, if some wait and the courier has time left.
+fn next_send(shared: &Shared, out: &mut Out) -> NextSend {
+    let left = out
+        .ends_ns
+        .map(|ends_ns| Duration::from_nanos(ends_ns.saturating_sub(shared.clock.now_ns())));
+    let answer = left.unwrap_or(ANSWER);
+    if answer.is_zero() {
+        return NextSend::End;
+    }
+    if !out.mail.is_empty() {
+        return NextSend::Send(Outgoing { messages: out.mail.take(), answer });
+    }
+    match out.has_ended() {
+        true => NextSend::End,
+        false => NextSend::Wait(left),
+    }
+}
+
 /// Waits for messages to send, and takes those for one request. `None` if the courier ends and has
 /// sent everything, or has no time left.
 fn next_mail(shared: &Shared) -> Option<Outgoing> {
     let mut out = shared.out.lock();
     loop {
-        let answer = match out.ends_ns {
-            Some(ends_ns) => Duration::from_nanos(ends_ns.saturating_sub(shared.clock.now_ns())),
-            None => ANSWER,
-        };
-        if answer.is_zero() {
-            return None;
-        }
-        if !out.mail.is_empty() {
-            return Some(Outgoing { messages: out.mail.take(), answer });
-        }
-        if out.has_ended() {
-            return None;
-        }
-        if out.ends_ns.is_some() {
-            shared.changed.wait_for(&mut out, answer);
-        } else {
-            shared.changed.wait(&mut out);
+        match next_send(shared, &mut out) {
+            NextSend::Send(outgoing) => return Some(outgoing),
+            NextSend::End => return None,
+            NextSend::Wait(Some(left)) => {
+                shared.changed.wait_for(&mut out, left);
+            }
+            NextSend::Wait(None) => shared.changed.wait(&mut out),
         }
     }
 }
 
-/// What the threads of a courier share.
+/// What the threads or tasks of a courier share.
 #[derive(Clone)]
 struct Carried {
     shared: Arc<Shared>,
@@ -336,51 +404,84 @@ struct Carried {
 impl Carried {
     fn send_all(&self, line: &Line) {
         while let Some(Outgoing { messages, answer }) = next_mail(&self.shared) {
-            let post = OffloadMessage::Post { from: self.shared.me, wait_ms: 0, mail: messages };
-            match line.ask(&post, answer) {
-                Ok(answer) => self.deliver(answer),
-                Err(error) => {
-                    tracing::debug!(%error, "messages about offloaded jobs were lost");
-                    if self.shared.is_stopped() {
-                        return;
-                    }
-                }
+            let answered = line.ask(&self.sending_request(messages), answer);
+            if !self.goes_on_sending(answered) {
+                return;
+            }
+        }
+    }
+
+    /// The request that brings messages to the manager.
+    fn sending_request(&self, messages: Vec<Payload>) -> OffloadMessage {
+        OffloadMessage::Post { from: self.shared.me, wait_ms: 0, mail: messages }
+    }
+
+    /// Handles the answer to such a request. Returns whether the courier may send more.
+    fn goes_on_sending(&self, answered: Result<OffloadMessage>) -> bool {
+        match answered {
+            Ok(answer) => {
+                self.deliver(answer);
+                true
+            }
+            Err(error) => {
+                tracing::debug!(%error, "messages about offloaded jobs were lost");
+                !self.shared.is_stopped()
             }
         }
     }
 
     fn wait_for_mail(&self, line: &Line) {
-        let (shared, wait_ms) = (&self.shared, WAIT.as_millis() as u32);
+        let post = self.mail_request();
         loop {
-            let post = OffloadMessage::Post { from: shared.me, wait_ms, mail: Vec::new() };
-            let asked_ns = shared.clock.now_ns();
-            match line.ask(&post, ANSWER) {
-                Ok(answer) => {
-                    shared.note_answer();
-                    let waited_ns = shared.clock.now_ns().saturating_sub(asked_ns);
-                    let is_hasty = is_hasty(&answer, Duration::from_nanos(waited_ns), WAIT);
-                    self.deliver(answer);
-                    if is_hasty {
-                        pause(shared);
-                    }
-                }
-                Err(error) => {
-                    if shared.is_answered.swap(false, Ordering::Relaxed) {
-                        let what = "a manager does not answer: without any, jobs run where they \
-                                    are planned";
-                        tracing::warn!(%error, "{what}");
-                    }
-                    pause(shared);
-                }
+            let asked_ns = self.shared.clock.now_ns();
+            if self.must_pause(asked_ns, line.ask(&post, ANSWER)) {
+                pause(&self.shared);
             }
-            let Some(alive) = self.resident.upgrade() else { return };
-            self.all.send(alive.tick());
-            if shared.is_stopped() {
-                // The resident may have begun to end after the call above.
-                self.all.send(alive.tick());
+            if !self.goes_on_waiting() {
                 return;
             }
         }
+    }
+
+    /// The request that waits for mail at the manager.
+    fn mail_request(&self) -> OffloadMessage {
+        let wait_ms = WAIT.as_millis() as u32;
+        OffloadMessage::Post { from: self.shared.me, wait_ms, mail: Vec::new() }
+    }
+
+    /// Handles the answer to such a request of time `asked_ns`. Returns whether the courier must
+    /// pause before the next one.
+    fn must_pause(&self, asked_ns: u64, answered: Result<OffloadMessage>) -> bool {
+        let shared = &self.shared;
+        match answered {
+            Ok(answer) => {
+                shared.note_answer();
+                let waited_ns = shared.clock.now_ns().saturating_sub(asked_ns);
+                let is_hasty = is_hasty(&answer, Duration::from_nanos(waited_ns), WAIT);
+                self.deliver(answer);
+                is_hasty
+            }
+            Err(error) => {
+                if shared.is_answered.swap(false, Ordering::Relaxed) {
+                    let what =
+                        "a manager does not answer: without any, jobs run where they are planned";
+                    tracing::warn!(%error, "{what}");
+                }
+                true
+            }
+        }
+    }
+
+    /// Calls the timer. Returns whether the courier asks for more mail.
+    fn goes_on_waiting(&self) -> bool {
+        let Some(alive) = self.resident.upgrade() else { return false };
+        self.all.send(alive.tick());
+        if !self.shared.is_stopped() {
+            return true;
+        }
+        // The resident may have begun to end after the call above.
+        self.all.send(alive.tick());
+        false
     }
 
     fn deliver(&self, answer: OffloadMessage) {
@@ -505,7 +606,8 @@ mod tests {
 
     #[test]
     fn messages_go_to_the_manager_of_their_scheduler() {
-        let outboxes = Couriers::outboxes(Correspondent::Executor(ExecutorId(1)), 2);
+        let clock: Arc<dyn Clock> = Arc::new(ManualClock::new(0));
+        let outboxes = Couriers::outboxes(Correspondent::Executor(ExecutorId(1)), 2, &clock);
         let [first, second] = [SchedulerId(1), SchedulerId(2)];
         let life = |scheduler| SchedulerLife { scheduler, term: 5 };
         let cancel =

@@ -5,12 +5,14 @@ mod election;
 mod fabric;
 pub mod flexkv;
 mod offload;
+mod offload_db;
 mod offsets;
 pub mod pool;
 mod shard_parts;
 mod shards;
 mod shares;
 pub mod storage;
+mod thread;
 mod words;
 
 use std::sync::LazyLock;
@@ -37,6 +39,7 @@ pub static SCENARIOS: LazyLock<Vec<(Scenario, Expect)>> = LazyLock::new(|| {
         (flexkv::scenario(), Expect::Holds),
         (flexkv::scan_scenario(), Expect::Holds),
         (offload::scenario(), Expect::Holds),
+        (offload_db::scenario(), Expect::Holds),
         (shards::scenario(), Expect::Holds),
         (offsets::scenario(), Expect::Holds),
         (shares::scenario(), Expect::Holds),

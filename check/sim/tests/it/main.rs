@@ -7,6 +7,7 @@ mod keys;
 mod linearizability;
 mod office;
 mod offload;
+mod offload_db;
 mod offsets;
 mod pool;
 mod processes;

@@ -1,6 +1,6 @@
 //! A process that uses the cluster: its links, its stores, and the steps that it leaves out.
 //!
-//! Thread-safety: a process belongs to one [`SimThread`](super::thread::SimThread).
+//! Thread-safety: a process belongs to one [`SimThread`](crate::scenarios::thread::SimThread).
 //! Failure: errors of the product pass through.
 
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use archipelago_store::volume::VolumeOptions;
 use archipelago_store::{Sabotage, StoreFs, Stores, Volume};
 
 use super::manager::MANAGER;
-use super::thread::{IdleThreads, ProcessClock, ProcessRuntime};
+use crate::scenarios::thread::{IdleThreads, ProcessClock, ProcessRuntime};
 
 /// Name of the volume of a run.
 pub(crate) const VOLUME: &str = "db";

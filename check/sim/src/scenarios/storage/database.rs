@@ -28,10 +28,10 @@ use archipelago_store::nodes::register::caspaxos::root_change::RootChangeSabotag
 use super::client::{ClientProcess, ClientSettings, OpenVolume};
 use super::cluster::{Cluster, ClusterSettings, Losses};
 use super::node::NodeSettings;
-use super::thread::{Call, ProcessClock, ProcessRuntime, SimThread};
 use super::{DEVICE_BYTES, client_settings, node_sabotage, shape_of};
 use crate::run::{RunOutcome, RunRequest, Scenario, Step};
 use crate::scenarios::figures;
+use crate::scenarios::thread::{Call, ProcessClock, ProcessRuntime, SimThread};
 
 const STEPS: [Step; 1] = [Step {
     name: "insertion-after-quorum",

@@ -26,9 +26,9 @@ use archipelago_store::{BlobId, BlobOptions, VolumeId};
 use super::client::ClientProcess;
 use super::cluster::{Cluster, ClusterSettings, Losses};
 use super::node::NodeSettings;
-use super::thread::SimThread;
 use super::{DEVICE_BYTES, client_settings};
 use crate::run::RunRequest;
+use crate::scenarios::thread::SimThread;
 
 /// Bytes per second of a node's card, in each direction.
 const NODE_BYTES_PER_S: u64 = 2 << 20;

@@ -4,11 +4,10 @@
 //! The runs execute the code of the product: the role's state machine on disks that lose unsynced
 //! bytes, the client with its drivers, volumes and files, and the manager's table of members. Only
 //! threads, clocks, disks and the network belong to the simulation. Blocking calls of a process run
-//! on a thread that takes turns with the simulation (`thread`).
+//! on a thread that takes turns with the simulation (`scenarios/thread.rs`).
 //!
 //! | module | purpose |
 //! | --- | --- |
-//! | `thread` | threads of simulated processes |
 //! | `node`, `manager`, `client` | the processes of a cluster |
 //! | `cluster` | a cluster with its faults, within what the store promises |
 //! | `owner`, `choose` | operations on a volume, and their choice |
@@ -49,7 +48,6 @@ mod process;
 mod register;
 mod run;
 mod sharing;
-mod thread;
 
 pub(crate) use database::scenario as database_scenario;
 pub(crate) use directed::scenario as directed_scenario;

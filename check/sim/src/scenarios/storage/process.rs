@@ -11,7 +11,7 @@ use super::client::{ClientProcess, ClientSettings};
 use super::cluster::Cluster;
 use super::model::{Change, Content};
 use super::owner::{OpenPaths, Operation, OwnerProcess};
-use super::thread::{Call, SimThread};
+use crate::scenarios::thread::{Call, SimThread};
 
 /// An operation that a process performs.
 #[derive(Debug)]

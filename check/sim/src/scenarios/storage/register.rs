@@ -20,7 +20,7 @@ use archipelago_store::{Swap, Versioned};
 
 use super::client::{ClientProcess, ClientSettings};
 use super::cluster::Cluster;
-use super::thread::{Call, SimThread};
+use crate::scenarios::thread::{Call, SimThread};
 
 /// Number of processes.
 const PROCESSES: usize = 2;

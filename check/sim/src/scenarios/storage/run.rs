@@ -18,7 +18,7 @@ use super::owner::{OpenPaths, Operation, OwnerProcess, changes};
 use super::process::{Process, RunningOperation};
 use super::register::RegisterClients;
 use super::sharing::SharedBlobs;
-use super::thread::Call;
+use crate::scenarios::thread::Call;
 
 /// Number of steps of a run.
 const STEPS: usize = 110;

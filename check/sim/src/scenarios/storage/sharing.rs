@@ -17,7 +17,7 @@ use archipelago_store::{BlobId, BlobOptions, BlobRef, BlobStore, VolumeId};
 use super::client::{ClientProcess, ClientSettings};
 use super::cluster::Cluster;
 use super::run::is_loss;
-use super::thread::{Call, SimThread};
+use crate::scenarios::thread::{Call, SimThread};
 
 /// The volumes that share blobs. The first one writes them.
 const VOLUMES: [VolumeId; 2] = [VolumeId([0xa1; 16]), VolumeId([0xb2; 16])];

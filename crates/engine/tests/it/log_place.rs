@@ -56,7 +56,7 @@ fn segments(fs: &MemFs, dir: &str) -> usize {
 }
 
 fn refused(opened: Result<Db>) -> String {
-    let error = opened.err().expect("the open is refused");
+    let error = opened.map(drop).expect_err("the open is refused");
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
     error.to_string()
 }

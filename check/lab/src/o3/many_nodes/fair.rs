@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn flow_that_reads_and_writes_uses_half_of_its_rate_in_each_direction() {
         let compaction = flow(100.0, &[(0, 0.5), (1, 0.5)]);
-        assert_rates(&[compaction.clone()], &[20.0, 40.0], &[40.0]);
+        assert_rates(std::slice::from_ref(&compaction), &[20.0, 40.0], &[40.0]);
         // Half of the rate of one and the rate of the other fill the link of 20.
         let flush = flow(100.0, &[(0, 1.0)]);
         assert_rates(&[compaction, flush], &[20.0, 40.0], &[40.0 / 3.0, 40.0 / 3.0]);

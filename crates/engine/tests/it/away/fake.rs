@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use archipelago_base::clock::{Clock, ManualClock, SystemClock};
+use archipelago_base::clock::{ManualClock, SystemClock};
 use archipelago_base::{Epoch, Result};
 use archipelago_engine::executor::OwnerIdentity;
 use archipelago_engine::iter::InternalIterator;

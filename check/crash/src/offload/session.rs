@@ -198,10 +198,12 @@ impl<'a> Session<'a> for OffloadSession<'a> {
     fn end(self) -> Result<String, String> {
         self.cluster.end()?;
         let tried = self.tally.tried();
-        if let Some(lacks) = self.figures.lacks(tried) {
-            return Err(format!("in {tried} cycles {lacks}, so the run shows nothing of it"));
-        }
         let (table, of_messages) = (self.tally.table(), self.course.arguments().messages);
+        if let Some(lacks) = self.figures.lacks(tried, of_messages) {
+            return Err(format!(
+                "in {tried} cycles {lacks}, so the run shows nothing of it\n{table}"
+            ));
+        }
         // A message may be rare with the settings of the run. Then the table says so.
         let row = if of_messages { None } else { self.tally.lacking_row() };
         if let Some(lacks) = row.or_else(|| self.tally.lacking_column()) {

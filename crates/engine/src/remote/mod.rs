@@ -236,8 +236,8 @@ pub trait StoreWatcher: Send + Sync + 'static {
         false
     }
 
-    /// Whether writers of a family wait, or are slowed down, as of the latest stall decision.
-    /// Default: no.
+    /// Whether writers of a family wait for background work, or are slowed down until it has made
+    /// progress, as of the latest stall decision. Default: no.
     fn writers_wait(&self) -> bool {
         false
     }

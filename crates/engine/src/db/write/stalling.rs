@@ -8,8 +8,8 @@
 //! Invariants:
 //! 1. If background work fails, a writer that waits for it gets the error instead of hanging.
 //! 2. A single delay is short: back-pressure consists of many small waits.
-//! 3. A storage pool that is nearly full delays no write that frees space, and hurries no
-//!    compaction, because no background work is certain to end that delay.
+//! 3. A storage pool that is nearly full delays no write that frees space. It hurries no compaction
+//!    and no transfer to a memory node, because no background work is certain to end that delay.
 //!
 //! Thread-safety: any thread may call any function. No lock is held while a writer waits.
 //! Failure: a write that must not wait is refused with `Busy`.
@@ -114,21 +114,14 @@ fn stall_input(
 }
 
 /// Reports the load by the writers of a family to the link to the memory nodes.
-fn note_load(
-    context: &Context,
-    pacing: &Pacing,
-    family: &Family,
-    input: &StallInput,
-    throttle: u8,
-) {
+fn note_load(context: &Context, pacing: &Pacing, family: &Family, input: &StallInput) {
     let Some(link) = context.away() else { return };
     let last = pacing.last_seal(context.clock().now_ns());
     let current = family.current.load();
     let active_bytes = current.active.charged_bytes();
     let buffer_bytes = context.memtable_bytes_max(&family.options);
     let fill_bytes_per_s = fill_rate(buffer_bytes, active_bytes, last);
-    // Writers that are slowed down by any cause have no space to lose.
-    let space_bytes = if is_slowed(throttle) { 0 } else { input.memtable_space_bytes };
+    let space_bytes = space_before_wait(input);
     // Memtables that have ceased to stay must leave, although they take none of the space.
     let leaving = current.immutables.iter().skip(link.staying_now());
     let leaving = leaving.flat_map(|immutable| immutable.homes()).filter_map(ShardHome::here);
@@ -148,6 +141,30 @@ fn fill_rate(buffer_bytes: u64, active_bytes: u64, last: LastSeal) -> u64 {
     let is_measured = active_bytes >= buffer_bytes / FILL_SHARE;
     let since_ns = last.since_ns.filter(|_| is_measured);
     before.max(since_ns.map_or(0, |ns| rate(active_bytes, ns)))
+}
+
+/// Bytes that writers may still write before they wait for background work. It is 0 if they are
+/// slowed down already, because they have no space to lose then. A delay by the storage pool alone
+/// does not count. It may last for days, and faster transfers do not end it.
+fn space_before_wait(input: &StallInput) -> u64 {
+    let (throttle, _) = throttle_of(without_pool(input), input.peak_bytes_per_s);
+    if is_slowed(throttle) { 0 } else { input.memtable_space_bytes }
+}
+
+/// Throttle of a decision, and the rate of delayed writers in bytes a second. `peak_bytes_per_s` is
+/// the peak rate of the writers; 0 if it was not measured.
+fn throttle_of(decision: StallDecision, peak_bytes_per_s: u64) -> (u8, u64) {
+    match decision {
+        StallDecision::None => (FREE, u64::MAX),
+        // The rate is more than twice the peak rate of the writers, so no delay is needed yet.
+        StallDecision::Delay { cause: StallCause::Memtables, bytes_per_s }
+            if bytes_per_s / 2 > peak_bytes_per_s && peak_bytes_per_s > 0 =>
+        {
+            (WATCHED, u64::MAX)
+        }
+        StallDecision::Delay { bytes_per_s, .. } => (DELAYED, bytes_per_s),
+        StallDecision::Stop { .. } => (STOPPED, 0),
+    }
 }
 
 /// The decision without the delay by the storage pool.
@@ -181,20 +198,12 @@ pub(crate) fn recompute_stall(
 ) {
     let input = stall_input(context, observers, pacing, family);
     let decision = stall(&input);
-    let (throttle, rate) = match decision {
-        StallDecision::None => (FREE, u64::MAX),
-        // The rate is more than twice the peak rate of the writers, so no delay is needed yet.
-        StallDecision::Delay { cause: StallCause::Memtables, bytes_per_s }
-            if bytes_per_s / 2 > pacing.ingest().rate() && pacing.ingest().rate() > 0 =>
-        {
-            let credit = context.memtable_bytes_max(&family.options) / WATCH_SHARE;
-            family.credit.set(credit);
-            (WATCHED, u64::MAX)
-        }
-        StallDecision::Delay { bytes_per_s, .. } => (DELAYED, bytes_per_s),
-        StallDecision::Stop { .. } => (STOPPED, 0),
-    };
-    note_load(context, pacing, family, &input, throttle);
+    let (throttle, rate) = throttle_of(decision, input.peak_bytes_per_s);
+    if throttle == WATCHED {
+        let credit = context.memtable_bytes_max(&family.options) / WATCH_SHARE;
+        family.credit.set(credit);
+    }
+    note_load(context, pacing, family, &input);
     let is_for_pool = matches!(decision, StallDecision::Delay { cause: StallCause::Pool, .. });
     if throttle != FREE && (!is_for_pool || without_pool(&input) != StallDecision::None) {
         // Writers wait, or may soon wait, for background work. So compactions let no reads go first
@@ -485,6 +494,29 @@ mod tests {
         assert_eq!(cause(without_pool(&input)), Some(StallCause::L0Files));
         let by_pool_alone = StallInput { l0_files: 0, ..input };
         assert_eq!(without_pool(&by_pool_alone), StallDecision::None);
+    }
+
+    #[test]
+    fn full_pool_alone_hurries_no_transfer() {
+        let by_pool_alone = StallInput {
+            memtable_space_bytes: 64 << 20,
+            l0_slowdown: 20,
+            l0_stop: 36,
+            peak_bytes_per_s: 1 << 20,
+            pool_slowdown_bytes: 1 << 20,
+            ..StallInput::default()
+        };
+        let is_delayed =
+            |input: &StallInput| throttle_of(stall(input), input.peak_bytes_per_s).0 == DELAYED;
+        assert!(is_delayed(&by_pool_alone));
+        assert_eq!(space_before_wait(&by_pool_alone), 64 << 20);
+        // The flush ends long before the writers need the space.
+        let with_backlog = StallInput { flush_backlog_bytes: 1 << 20, ..by_pool_alone };
+        assert!(is_delayed(&with_backlog));
+        assert_eq!(space_before_wait(&with_backlog), 64 << 20);
+        let behind = StallInput { l0_files: 21, ..by_pool_alone };
+        assert!(is_delayed(&behind));
+        assert_eq!(space_before_wait(&behind), 0);
     }
 
     #[test]

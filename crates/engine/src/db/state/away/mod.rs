@@ -513,7 +513,7 @@ impl StoreWatcher for StoreLink {
 
     fn writers_wait(&self) -> bool {
         let registry = self.registry.lock();
-        // Writers that are slowed down have no space, for whatever reason.
+        // Writers that are slowed down have no space, unless the storage pool alone slows them.
         registry.loads.values().any(|load| load.space_bytes == 0)
     }
 

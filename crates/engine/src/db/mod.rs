@@ -352,6 +352,15 @@ impl Db {
         cf.family.is_slowed()
     }
 
+    /// Whether a write to `cf` would be delayed or stopped now until background work makes
+    /// progress. A caller that waits for the end of such a delay asks this. It is `false` while the
+    /// storage pool delays writers, because that delay is short for each write and may last for
+    /// days.
+    #[must_use]
+    pub fn is_behind(&self, cf: &ColumnFamily) -> bool {
+        cf.family.is_behind()
+    }
+
     /// Lets a database take writes again after an error whose cause is gone. The call flushes all
     /// memtables to new files and starts a new log. It fails if the cause is not gone.
     pub fn resume(&self) -> Result<()> {

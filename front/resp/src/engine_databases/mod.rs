@@ -254,7 +254,8 @@ impl EngineDatabases {
 
     /// Waits for the stalls and the disk space that a write to the families of the databases
     /// `indexes` and to that of the order would wait for. The caller keeps writers out, so little
-    /// can happen before the write.
+    /// can happen before the write. Therefore the call does not wait for the end of a delay by the
+    /// storage pool, which may last for days.
     pub(crate) fn wait_for_writes(&self, indexes: impl Iterator<Item = usize>) -> Result<()> {
         let of_order = self.made_order_family()?;
         if self.db.would_stall(of_order) || self.db.space_state() != SpaceState::Roomy {
@@ -266,7 +267,7 @@ impl EngineDatabases {
         let clock = SystemClock::shared();
         for family in indexes.filter_map(|index| self.family(index)) {
             let mut looks = 0;
-            while looks < STALL_LOOKS && self.db.would_stall(family) {
+            while looks < STALL_LOOKS && self.db.is_behind(family) {
                 clock.sleep(STALL_PAUSE);
                 looks += 1;
             }

@@ -235,6 +235,12 @@ impl Family {
         is_slowed(self.throttle.load(Ordering::Relaxed))
     }
 
+    /// Whether its writers are delayed or stopped now until background work makes progress. It is
+    /// `false` while the storage pool delays them, because that delay may last for days.
+    pub(crate) fn is_behind(&self) -> bool {
+        self.is_slowed() && !self.is_slowed_for_pool.load(Ordering::Relaxed)
+    }
+
     /// `Closed` if the family was dropped.
     pub(crate) fn check_alive(&self) -> Result<()> {
         if self.dropped.load(Ordering::Acquire) {

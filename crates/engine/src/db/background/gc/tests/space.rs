@@ -499,6 +499,7 @@ fn full_pool_delays_no_write_that_frees_space() {
     assert!(db.pacing.note_writer_room(Some(room)));
     scheduler::decide_throttles(db, &[family.id]);
     assert!(store.db.would_stall(store.db.default_family()));
+    assert!(!store.db.is_behind(store.db.default_family()), "no background work ends the delay");
     let stalled = || store.db.statistics().get(Ticker::StallPoolNs);
     for at in 0..KEYS {
         store.db.delete(&key(at)).expect("writes");

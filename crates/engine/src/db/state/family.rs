@@ -167,6 +167,9 @@ pub(crate) struct Family {
     pub(crate) space: SpaceGauge,
     /// Bytes per second that its writers may write while `throttle` is [`DELAYED`].
     pub(crate) delayed_rate: AtomicU64,
+    /// Bytes per second that writes which free space may write while the storage pool delays all
+    /// others. `u64::MAX` if the pool is the only cause of the delay.
+    pub(crate) freeing_rate: AtomicU64,
     /// Bytes that may be written before a writer checks the throttle again.
     pub(crate) credit: DelayCredit,
     /// Time, in nanoseconds of the clock, at which the bytes that wait for a flush last became
@@ -199,6 +202,7 @@ impl Family {
             is_slowed_for_pool: AtomicBool::new(false),
             space: SpaceGauge::default(),
             delayed_rate: AtomicU64::new(u64::MAX),
+            freeing_rate: AtomicU64::new(u64::MAX),
             credit: DelayCredit::default(),
             backlog_since_ns: AtomicU64::new(0),
             stay_allowance: AtomicUsize::new(0),

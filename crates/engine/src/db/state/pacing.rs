@@ -32,6 +32,8 @@ pub(crate) struct LastSeal {
 /// The speeds of an open database.
 pub(crate) struct Pacing {
     delays: DelayController,
+    /// Delays of writes that free space while the storage pool delays all others.
+    freeing_delays: DelayController,
     /// Rate at which users write, while they are not delayed.
     ingest: RateMeter,
     /// Rate at which flushes write bytes into tables.
@@ -63,6 +65,7 @@ impl Pacing {
     pub(crate) fn new(clock: &Arc<dyn Clock>, foreground: Arc<Foreground>) -> Self {
         Self {
             delays: DelayController::new(Arc::clone(clock)),
+            freeing_delays: DelayController::new(Arc::clone(clock)),
             ingest: RateMeter::new(Arc::clone(clock), INGEST_WINDOW),
             drain: RateMeter::new(Arc::clone(clock), DRAIN_WINDOW),
             flush_speed: AtomicU64::new(0),
@@ -80,6 +83,12 @@ impl Pacing {
 
     pub(crate) fn delays(&self) -> &DelayController {
         &self.delays
+    }
+
+    /// Delays of writes that free space while the storage pool delays all others. They are apart,
+    /// because such writes must not wait until the others have paid.
+    pub(crate) fn freeing_delays(&self) -> &DelayController {
+        &self.freeing_delays
     }
 
     pub(crate) fn ingest(&self) -> &RateMeter {

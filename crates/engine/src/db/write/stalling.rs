@@ -8,8 +8,9 @@
 //! Invariants:
 //! 1. If background work fails, a writer that waits for it gets the error instead of hanging.
 //! 2. A single delay is short: back-pressure consists of many small waits.
-//! 3. A storage pool that is nearly full delays no write that frees space. It hurries no compaction
-//!    and no transfer to a memory node, because no background work is certain to end that delay.
+//! 3. A storage pool that is nearly full delays no write that frees space. Other causes delay such
+//!    a write as usual. The pool hurries no compaction and no transfer to a memory node, because no
+//!    background work is certain to end its delay.
 //!
 //! Thread-safety: any thread may call any function. No lock is held while a writer waits.
 //! Failure: a write that must not wait is refused with `Busy`.
@@ -167,6 +168,15 @@ fn throttle_of(decision: StallDecision, peak_bytes_per_s: u64) -> (u8, u64) {
     }
 }
 
+/// Rate, in bytes a second, of writes that free space. It is that of the decision without the
+/// storage pool, which needs the room that they free. `u64::MAX` if nothing else delays writers.
+fn freeing_rate(input: &StallInput) -> u64 {
+    match throttle_of(without_pool(input), input.peak_bytes_per_s) {
+        (DELAYED, rate) => rate,
+        _ => u64::MAX,
+    }
+}
+
 /// The decision without the delay by the storage pool.
 fn without_pool(input: &StallInput) -> StallDecision {
     stall(&StallInput { pool_slowdown_bytes: 0, ..*input })
@@ -211,6 +221,7 @@ pub(crate) fn recompute_stall(
         pacing.foreground().mark_urgent();
     }
     family.delayed_rate.store(rate, Ordering::Relaxed);
+    family.freeing_rate.store(freeing_rate(&input), Ordering::Relaxed);
     let is_for_space = matches!(
         decision,
         StallDecision::Delay { cause: StallCause::Space, .. }
@@ -265,7 +276,9 @@ pub(crate) fn stall_writer(db: &DbInner, shares: &[Share], options: &WriteOption
             FREE => {}
             WATCHED | DELAYED if family.credit.take(share.bytes) => {}
             // The pool needs the room that the write frees.
-            DELAYED if frees && family.is_slowed_for_pool.load(Ordering::Relaxed) => {}
+            DELAYED if frees && family.is_slowed_for_pool.load(Ordering::Relaxed) => {
+                delay_freeing_write(db, family, share.bytes, options)?;
+            }
             WATCHED => recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, family),
             _ => stall_on(db, family, share.bytes, options)?,
         }
@@ -285,20 +298,54 @@ fn stall_on(db: &DbInner, family: &Arc<Family>, bytes: u64, options: &WriteOptio
             return Ok(());
         }
         if is_refused(db, family) {
-            return Err(Error::busy(format!(
-                "writes of column family \"{}\" are slowed down, because flushes or \
-                 compactions are behind, or the storage pool is nearly full",
-                family.name
-            )));
+            return Err(slowed_down(family));
         }
     }
     let started = db.context.clock().now_ns();
-    let cause = stall_cause(&db.context, &db.observers, &db.pacing, family);
+    let cause = cause_of(stall_decision(&db.context, &db.observers, &db.pacing, family));
     let result = hold_writer(db, family, bytes);
     let waited = db.context.clock().now_ns() - started;
     db.observers.stats().record(Timer::Stall, waited);
     db.observers.stats().add(ticker_of(cause), waited);
     result
+}
+
+/// Delays a write that frees space as all causes but the storage pool demand it.
+#[cold]
+fn delay_freeing_write(
+    db: &DbInner,
+    family: &Family,
+    bytes: u64,
+    options: &WriteOptions,
+) -> Result<()> {
+    let rate = family.freeing_rate.load(Ordering::Relaxed);
+    if rate == u64::MAX {
+        return Ok(());
+    }
+    let delays = db.pacing.freeing_delays();
+    if options.no_slowdown && delays.is_owed() {
+        return Err(slowed_down(family));
+    }
+    let wait = delays.admit(bytes, rate).min(DELAY_MAX);
+    if wait.is_zero() {
+        return Ok(());
+    }
+    let input = stall_input(&db.context, &db.observers, &db.pacing, family);
+    let started = db.context.clock().now_ns();
+    db.context.clock().sleep(wait);
+    let waited = db.context.clock().now_ns() - started;
+    db.observers.stats().record(Timer::Stall, waited);
+    db.observers.stats().add(ticker_of(cause_of(without_pool(&input))), waited);
+    Ok(())
+}
+
+/// The error of a write that must not wait.
+fn slowed_down(family: &Family) -> Error {
+    Error::busy(format!(
+        "writes of column family \"{}\" are slowed down, because flushes or compactions are \
+         behind, or the storage pool is nearly full",
+        family.name
+    ))
 }
 
 /// Whether a write that must not wait is refused by the last decision.
@@ -450,13 +497,8 @@ fn wait_for_progress(db: &DbInner, family: &str) -> Result<()> {
     Ok(())
 }
 
-fn stall_cause(
-    context: &Context,
-    observers: &Observers,
-    pacing: &Pacing,
-    family: &Family,
-) -> StallCause {
-    match stall_decision(context, observers, pacing, family) {
+fn cause_of(decision: StallDecision) -> StallCause {
+    match decision {
         StallDecision::Delay { cause, .. } | StallDecision::Stop { cause } => cause,
         StallDecision::None => StallCause::L0Files,
     }
@@ -494,6 +536,9 @@ mod tests {
         assert_eq!(cause(without_pool(&input)), Some(StallCause::L0Files));
         let by_pool_alone = StallInput { l0_files: 0, ..input };
         assert_eq!(without_pool(&by_pool_alone), StallDecision::None);
+        assert_eq!(freeing_rate(&by_pool_alone), u64::MAX);
+        let rate = freeing_rate(&input);
+        assert!(rate > 1 << 20 && rate < u64::MAX, "{rate}");
     }
 
     #[test]

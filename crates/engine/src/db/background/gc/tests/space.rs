@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use super::super::{exposed_bytes_max, next_gc, run_gc_task};
 use super::*;
 use crate::db::background::space;
-use crate::db::state::family::{Family, STOPPED};
+use crate::db::state::family::{DELAYED, Family, STOPPED};
 use crate::db::state::family_space::FamilySpace;
 use crate::db::write::disk_room;
 use crate::db::{FaultPoint, IngestOptions};
@@ -507,6 +507,20 @@ fn full_pool_delays_no_write_that_frees_space() {
     assert_eq!(stalled(), 0, "deletes are not delayed");
     store.db.put(&key(0), b"value").expect("writes");
     assert!(stalled() > 0, "the pool has no room for writers");
+}
+
+#[test]
+fn full_pool_leaves_other_delays_of_writes_that_free_space() {
+    let store = Store::new(small_family(64));
+    let family = family_of(&store);
+    family.throttle.store(DELAYED, Ordering::Relaxed);
+    family.is_slowed_for_pool.store(true, Ordering::Relaxed);
+    let stalled = || store.db.statistics().get(Ticker::StallL0Ns);
+    store.db.delete(&key(0)).expect("writes");
+    assert_eq!(stalled(), 0, "only the pool delays writers");
+    family.freeing_rate.store(1, Ordering::Relaxed);
+    store.db.delete(&key(1)).expect("writes");
+    assert!(stalled() > 0, "compactions are behind as well");
 }
 
 #[test]

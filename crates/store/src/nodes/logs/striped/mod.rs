@@ -15,6 +15,9 @@
 //! 2. The layout of a striped log has those of all four logs. Two changes are kept one after the
 //!    other, so the newest one has both.
 //! 3. A striped log keeps its form: the layout says whether a log is striped.
+//! 4. A layout that names the log has all its parts. A part may move to other nodes while the
+//!    others are being created, and the first layout of the whole log then has its newest one.
+//! 5. No thread that is late with a layout replaces the last one of a part.
 //!
 //! Thread-safety: as for the store below.
 //! Failure: that of the store below. The first error of one of the four logs ends the log.
@@ -103,12 +106,48 @@ fn family_name(id: LogId) -> LogId {
     family(id).into_iter().min().unwrap_or(id)
 }
 
+/// Newest layouts of the parts of one log.
+#[derive(Debug, Default)]
+struct PartLayouts {
+    /// Layouts of the parts in order. That of a part which is not created yet is empty.
+    layouts: [Layout; SEGMENTS_MAX],
+    /// Whether each part has ended, so that its layout is the last one.
+    have_ended: [bool; SEGMENTS_MAX],
+}
+
+impl PartLayouts {
+    /// Notes the layout with which a part was created, unless its writer has made a newer one.
+    fn created(&mut self, part: usize, first: Layout) {
+        let known = &mut self.layouts[part];
+        if known.0.is_empty() {
+            *known = first;
+        }
+    }
+
+    /// Notes a layout that the writer of a part has made. A thread may be late with it, so the
+    /// layout of a part that has ended stays. Returns whether the whole log needs it now: the
+    /// layout of a log that is being created has it anyway.
+    fn changed(&mut self, part: usize, layout: &Layout) -> bool {
+        if self.have_ended[part] {
+            return false;
+        }
+        self.layouts[part].clone_from(layout);
+        self.layouts.iter().all(|layout| !layout.0.is_empty())
+    }
+
+    /// Notes the last layout of a part.
+    fn ended(&mut self, part: usize, last: Layout) {
+        self.layouts[part] = last;
+        self.have_ended[part] = true;
+    }
+}
+
 /// Keeps the layouts of the parts in that of the whole log.
 #[derive(Debug)]
 struct StripedKeeper {
     id: LogId,
     keeper: Arc<dyn LayoutKeeper>,
-    parts: Mutex<Vec<Layout>>,
+    parts: Mutex<PartLayouts>,
     /// Held by the thread that keeps, so that an older layout does not replace a newer one. Nothing
     /// that a keeper does needs it.
     turn: Mutex<()>,
@@ -116,7 +155,7 @@ struct StripedKeeper {
 
 impl StripedKeeper {
     fn layout(&self, len: Option<u64>) -> Layout {
-        let parts = self.parts.lock().iter().map(|part| part.0.clone()).collect();
+        let parts = self.parts.lock().layouts.iter().map(|part| part.0.clone()).collect();
         StripedLayout { len, parts }.encode()
     }
 }
@@ -131,8 +170,11 @@ struct PartKeeper {
 impl LayoutKeeper for PartKeeper {
     fn keep(&self, _part: LogId, layout: &Layout) -> Result<()> {
         let _turn = self.whole.turn.lock();
-        self.whole.parts.lock()[self.part].clone_from(layout);
-        self.whole.keeper.keep(self.whole.id, &self.whole.layout(None))
+        let is_needed = self.whole.parts.lock().changed(self.part, layout);
+        match is_needed {
+            true => self.whole.keeper.keep(self.whole.id, &self.whole.layout(None)),
+            false => Ok(()),
+        }
     }
 }
 
@@ -163,7 +205,7 @@ impl StripedLogs {
 
     fn create_striped(&self, new: NewLog) -> Result<(Box<dyn LogWriter>, Layout)> {
         let NewLog { id, volume, epoch, class, keeper } = new;
-        let parts = Mutex::new(vec![Layout::default(); SEGMENTS_MAX]);
+        let parts = Mutex::new(PartLayouts::default());
         let whole = Arc::new(StripedKeeper { id, keeper, parts, turn: Mutex::default() });
         let part = |part| {
             let keeper = Arc::new(PartKeeper { whole: Arc::clone(&whole), part });
@@ -171,14 +213,14 @@ impl StripedLogs {
         };
         // The parent comes first: it alone shows that an identity was used before.
         let (parent, layout) = self.logs.create(part(0))?;
-        whole.parts.lock()[0] = layout;
+        whole.parts.lock().created(0, layout);
         let mut writers = vec![parent];
         let mut failed = None;
         let created = self.logs.create_all((1..SEGMENTS_MAX).map(part).collect());
         for (part, created) in (1..).zip(created) {
             match created {
                 Ok((writer, layout)) => {
-                    whole.parts.lock()[part] = layout;
+                    whole.parts.lock().created(part, layout);
                     writers.push(writer);
                 }
                 Err(error) => failed = Some(error),
@@ -186,7 +228,7 @@ impl StripedLogs {
         }
         if let Some(error) = failed {
             drop(writers);
-            self.give_up(id, &whole.parts.lock(), epoch);
+            self.give_up(id, &whole.parts.lock().layouts, epoch);
             return Err(error);
         }
         let layout = whole.layout(None);

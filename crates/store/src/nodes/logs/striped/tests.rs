@@ -4,11 +4,15 @@ use std::sync::Arc;
 
 use archipelago_base::random::Rng;
 use archipelago_base::{Epoch, Result};
-use archipelago_env::{FileClass, IoContext, IoPurpose};
+use archipelago_env::{FileClass, IoContext, IoPurpose, RandomFile};
+use parking_lot::Mutex;
 
-use super::{LogWriting, StripedLayout, StripedLogs, family_name, part_id};
+use super::{
+    LogWriting, PartKeeper, PartLayouts, StripedKeeper, StripedLayout, StripedLogs, family_name,
+    part_id,
+};
 use crate::ids::{LogId, VolumeId};
-use crate::log::{Layout, LayoutKeeper, LogStore, LogWriter, NewLog, RecoveredLog};
+use crate::log::{Layout, LayoutKeeper, LogStore, LogWriter, NewLog, NewOwner, RecoveredLog};
 use crate::memory::MemoryPool;
 use crate::suite::{CountedLosses, KeptLayouts, logs_conform};
 
@@ -149,4 +153,113 @@ fn logs_that_are_not_striped_stay_readable() {
     writer.position().wait(14).expect("acknowledged");
     let (_, bytes) = recover(&striped(&pool), &layout, 2);
     assert_eq!(bytes, b"written before");
+}
+
+/// The layouts of the parts in that of the whole log.
+fn parts_of(layout: &Layout) -> Vec<Layout> {
+    StripedLayout::decode(ID, layout).expect("a layout").expect("a striped one").parts()
+}
+
+/// Keeps all layouts in their order.
+#[derive(Debug, Default)]
+struct LayoutHistory(Mutex<Vec<Layout>>);
+
+impl LayoutKeeper for LayoutHistory {
+    fn keep(&self, _log: LogId, layout: &Layout) -> Result<()> {
+        self.0.lock().push(layout.clone());
+        Ok(())
+    }
+}
+
+/// A store that moves all logs which exist when it creates another one.
+#[derive(Debug)]
+struct MovingLogs {
+    logs: Arc<dyn LogStore>,
+    created: Mutex<Vec<(LogId, Arc<dyn LayoutKeeper>)>>,
+}
+
+/// The layout of a log that was moved.
+fn moved(id: LogId) -> Layout {
+    Layout([&b"moved "[..], &id.0[..]].concat())
+}
+
+impl LogStore for MovingLogs {
+    fn create(&self, new: NewLog) -> Result<(Box<dyn LogWriter>, Layout)> {
+        let (id, keeper) = (new.id, Arc::clone(&new.keeper));
+        let created = self.logs.create(new)?;
+        let mut all = self.created.lock();
+        all.push((id, keeper));
+        for (id, keeper) in all.iter() {
+            keeper.keep(*id, &moved(*id))?;
+        }
+        Ok(created)
+    }
+
+    fn recover(
+        &self,
+        id: LogId,
+        class: FileClass,
+        layout: &Layout,
+        owner: NewOwner<'_>,
+    ) -> Result<RecoveredLog> {
+        self.logs.recover(id, class, layout, owner)
+    }
+
+    fn open(&self, id: LogId, layout: &Layout, context: IoContext) -> Result<Arc<dyn RandomFile>> {
+        self.logs.open(id, layout, context)
+    }
+
+    fn remove(&self, id: LogId, layout: &Layout, epoch: Epoch) -> Result<()> {
+        self.logs.remove(id, layout, epoch)
+    }
+
+    fn release_strays(
+        &self,
+        volume: VolumeId,
+        epoch: Epoch,
+        keeps: &dyn Fn(LogId) -> bool,
+    ) -> Result<u64> {
+        self.logs.release_strays(volume, epoch, keeps)
+    }
+
+    fn release_volume(&self, volume: VolumeId, epoch: Epoch) -> Result<u64> {
+        self.logs.release_volume(volume, epoch)
+    }
+}
+
+#[test]
+fn parts_that_move_during_the_creation_keep_their_newest_layouts() {
+    let below = MovingLogs { logs: MemoryPool::new(6).stores().logs, created: Mutex::default() };
+    let logs = StripedLogs::new(Arc::new(below), LogWriting::Striped);
+    let history = Arc::new(LayoutHistory::default());
+    let (volume, keeper) = (VolumeId::default(), Arc::clone(&history) as Arc<dyn LayoutKeeper>);
+    let new = NewLog { id: ID, volume, epoch: Epoch(1), class: FileClass::Wal, keeper };
+    let (_writer, layout) = logs.create(new).expect("created");
+    let wanted: Vec<Layout> = (0..4).map(|part| moved(part_id(ID, part))).collect();
+    assert_eq!(parts_of(&layout), wanted);
+    let kept = history.0.lock();
+    assert_eq!(kept.last().map(parts_of), Some(wanted));
+    let is_whole = |layout: &Layout| parts_of(layout).iter().all(|part| !part.0.is_empty());
+    assert!(kept.iter().all(is_whole), "no layout lacks a part that is not created yet");
+}
+
+#[test]
+fn late_layout_does_not_replace_the_last_one_of_a_part() {
+    let layout = |number: u8| Layout(vec![number]);
+    let mut parts = PartLayouts::default();
+    (0..4).for_each(|part| parts.created(part, layout(1)));
+    let history = Arc::new(LayoutHistory::default());
+    let keeper = Arc::clone(&history) as Arc<dyn LayoutKeeper>;
+    let (parts, turn) = (Mutex::new(parts), Mutex::default());
+    let whole = Arc::new(StripedKeeper { id: ID, keeper, parts, turn });
+    let keep = |part: usize, number: u8| {
+        let keeper = PartKeeper { whole: Arc::clone(&whole), part };
+        keeper.keep(part_id(ID, part), &layout(number)).expect("kept");
+    };
+    keep(1, 2);
+    whole.parts.lock().ended(1, layout(3));
+    keep(1, 2);
+    keep(2, 4);
+    assert_eq!(parts_of(&whole.layout(Some(9))), [1, 3, 4, 1].map(layout));
+    assert_eq!(history.0.lock().len(), 2, "a layout that is late is not kept");
 }

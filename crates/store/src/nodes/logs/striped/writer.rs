@@ -191,7 +191,7 @@ impl LogWriter for StripedWriter {
         self.position.ends.lock().check()?;
         for (part, writer) in self.parts.iter_mut().enumerate() {
             let layout = writer.finish().map_err(|error| self.position.failed(error))?;
-            self.whole.parts.lock()[part] = layout;
+            self.whole.parts.lock().ended(part, layout);
         }
         self.position.ends.lock().acknowledge(self.len);
         let layout = self.whole.layout(Some(self.len));

@@ -260,12 +260,14 @@ impl RootChange {
                 self.phase = ChangePhase::Done;
                 self.actions.push_back(RootChangeAction::Superseded(known));
             }
-            // Another process copies to the member, or the member has lost its place.
+            // Another process copies to the member, or the member has lost its place. A member may
+            // also count as one with the copy because of a late answer about the old set's copy.
             (
                 ChangePhase::Installing | ChangePhase::Activating,
                 AcceptorAnswer::WrongSet { .. },
             ) => {
                 self.copied.remove(&CopyTo { member, root_set: self.next.number });
+                self.installed.remove(&member);
             }
             _ => {}
         }

@@ -478,3 +478,25 @@ fn first_page_ends_the_membership_in_earlier_sets() {
     );
     assert!(matches!(member.handle(retire(9)).answer, AcceptorAnswer::Retired(_)));
 }
+
+#[test]
+fn late_copy_of_the_old_set_is_not_taken_for_one_of_the_next() {
+    let (old, next) = (root_set(1, &[1, 2, 3]), root_set(2, &[1, 2, 4]));
+    let mut change = RootChange::new(old.clone(), next, copy(2));
+    let retired = |names: std::ops::Range<u8>| AcceptorAnswer::Retired(page(None, names, false));
+    change.ask_again();
+    change.answered(StorageId(1), retired(0..5));
+    change.answered(StorageId(2), AcceptorAnswer::WrongSet { known: None });
+    change.answered(StorageId(3), retired(0..5));
+    // Member 2 has joined the old set, and the request to join the next one is lost.
+    change.answered(StorageId(2), AcceptorAnswer::Installed);
+    change.answered(StorageId(1), AcceptorAnswer::Installed);
+    change.answered(StorageId(2), AcceptorAnswer::WrongSet { known: Some(old) });
+    while change.next_action().is_some() {}
+    change.ask_again();
+    let is_copy = |action| {
+        let RootChangeAction::Send { to, request } = action else { return false };
+        to == StorageId(2) && matches!(request, AcceptorRequest::Install { .. })
+    };
+    assert!(std::iter::from_fn(|| change.next_action()).any(is_copy));
+}

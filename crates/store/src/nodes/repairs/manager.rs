@@ -265,6 +265,7 @@ impl RepairManager {
             let plan = self.scan(state, &members, view.lost_after).await;
             let next = plan.extents_next;
             state.cycle.is_known &= plan.status.is_known;
+            state.cycle.without_job.clone_from(&plan.without_job);
             state.cycle.is_unfinished |= !plan.status.unlisted.is_empty() || !plan.jobs.is_empty();
             self.note_plan(&plan, &state.cycle, &members);
             self.carry_out(state, plan, &members, look).await;
@@ -303,6 +304,7 @@ impl RepairManager {
         let page = ExtentPage { after: state.cycle.after, ..ExtentPage::default() };
         let mut planner = RepairPlanner::new(members.clone(), avoid)
             .on_page(page)
+            .after_pages(state.cycle.without_job.clone())
             .avoiding_for_extents(state.failed_for_extents.keys().copied())
             .without_copies(state.refused.keys().copied())
             .without_logs(state.removed_logs.iter().copied())
@@ -398,20 +400,16 @@ impl RepairManager {
         Ok(self.client.ask(node, Lane::Bulk, request, how).await?.message)
     }
 
-    /// Shows a plan, and keeps the counters. The extents that are left or refused of earlier pages
-    /// of the cycle are added.
+    /// Shows a plan, and keeps the counters. The extents that are left of earlier pages of the
+    /// cycle are added. Those without a job are in the plan.
     fn note_plan(&self, plan: &RepairPlan, cycle: &ExtentCycle, members: &RepairMembers) {
         let (members, draining) = (members.clone(), cycle.draining.clone());
         *self.planned_for.lock() = Some(PlannedFor { members, draining });
         let mut status = self.status.lock();
-        let (earlier_left, earlier_refused) = match cycle.after {
-            Some(_) => (status.extents_left, status.extents_refused),
-            None => (0, 0),
-        };
+        let earlier_left = cycle.after.map_or(0, |_| status.extents_left);
         *status = RepairStatus {
             is_known: cycle.is_known && plan.extents_next.is_none(),
             extents_left: plan.status.extents_left + earlier_left,
-            extents_refused: plan.status.extents_refused + earlier_refused,
             chunks_repaired: status.chunks_repaired,
             extents_repaired: status.extents_repaired,
             bytes_repaired: status.bytes_repaired,

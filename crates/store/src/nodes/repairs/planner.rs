@@ -32,6 +32,8 @@
 //! 6. Extents of a log that its volume has removed need no copies. A node that was away keeps them
 //!    until the owner of the volume releases strays.
 //! 7. A round compares a bounded number of extents, and the next rounds compare those that follow.
+//!    The figures of the last page of such a cycle are those of all its pages, so that a drain does
+//!    not seem to have ended while an extent of an earlier page has no other place.
 //!
 //! Thread-safety: none; the owner is one task.
 //! Failure: an object without a target, or with too few sources, is counted and named.
@@ -281,7 +283,7 @@ pub struct RepairPlanner {
     extents_end: Option<ExtentAt>,
     /// Nodes that keep their extents or answer, and that did not list all of them.
     unlisted: BTreeMap<StorageId, UnlistedExtents>,
-    extents_unknown: u64,
+    without_job: ExtentsWithoutJob,
     by_node: BTreeMap<StorageId, NodeDebt>,
     waiting_for_domains: u64,
     sharing_domains: u64,
@@ -293,9 +295,42 @@ pub struct RepairPlanner {
     avoid_for_extents: Vec<StorageId>,
     /// Nodes that keep longer replicas of extents, and have refused copies of these.
     refused: BTreeMap<ExtentAt, Vec<StorageId>>,
-    extents_refused: u64,
     /// Logs that their volume has removed.
     removed_logs: BTreeSet<LogId>,
+}
+
+/// Extents without all their copies for which a plan has no job: those of its page and of the
+/// earlier pages of the cycle.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExtentsWithoutJob {
+    /// Number of extents of which a node that did not list its extents may have a copy.
+    unknown: u64,
+    /// Number of extents whose targets keep longer replicas.
+    refused: u64,
+    /// Number of extents that wait for a node of another domain.
+    waiting_for_domains: u64,
+    /// Number of extents with two copies in one domain that no other domain takes.
+    sharing_domains: u64,
+    /// Extents of nodes that leave, by node, which no other node takes.
+    stuck: BTreeMap<StorageId, StuckExtents>,
+}
+
+/// Extents of one node that no other node takes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct StuckExtents {
+    count: u64,
+    /// Some of them, each with the reason.
+    examples: Vec<String>,
+}
+
+impl ExtentsWithoutJob {
+    fn note_stuck(&mut self, node: StorageId, why: impl FnOnce() -> String) {
+        let of_node = self.stuck.entry(node).or_default();
+        of_node.count += 1;
+        if of_node.examples.len() < EXAMPLES_MAX {
+            of_node.examples.push(why());
+        }
+    }
 }
 
 /// The outcome of a round: debts, jobs and figures.
@@ -309,6 +344,8 @@ pub struct RepairPlan {
     pub status: RepairStatus,
     /// Extent after which the next round continues. `None` if no extents follow the page.
     pub extents_next: Option<ExtentAt>,
+    /// Extents without a job, for the plan of the next page ([`RepairPlanner::after_pages`]).
+    pub without_job: ExtentsWithoutJob,
 }
 
 impl RepairPlanner {
@@ -330,7 +367,7 @@ impl RepairPlanner {
             extents: BTreeMap::new(),
             extents_end: None,
             unlisted,
-            extents_unknown: 0,
+            without_job: ExtentsWithoutJob::default(),
             by_node: BTreeMap::new(),
             waiting_for_domains: 0,
             sharing_domains: 0,
@@ -339,7 +376,6 @@ impl RepairPlanner {
             avoid_for_extents: avoid.clone(),
             avoid,
             refused: BTreeMap::new(),
-            extents_refused: 0,
             removed_logs: BTreeSet::new(),
         }
     }
@@ -373,6 +409,12 @@ impl RepairPlanner {
     #[must_use]
     pub fn on_page(self, page: ExtentPage) -> Self {
         Self { page, ..self }
+    }
+
+    /// Counts the extents without a job of the earlier pages of the cycle as well.
+    #[must_use]
+    pub fn after_pages(self, without_job: ExtentsWithoutJob) -> Self {
+        Self { without_job, ..self }
     }
 
     /// Leaves out nodes that listed nothing in the last round. The next holders list their blobs,
@@ -634,14 +676,14 @@ impl RepairPlanner {
                 continue;
             }
             if stay.len() >= wanted && !self.members.has_settled_labels {
-                self.sharing_domains += 1;
+                self.without_job.sharing_domains += 1;
                 continue;
             }
             let may_be_complete =
                 self.members.spread(stay.iter().chain(&hidden).copied()) >= wanted;
             // A node of which this manager has not heard yet may have a copy as well.
             if may_be_complete || !self.members.is_complete {
-                self.extents_unknown += 1;
+                self.without_job.unknown += 1;
                 continue;
             }
             let request = PlacementRequest {
@@ -668,16 +710,16 @@ impl RepairPlanner {
                     });
                     self.jobs.push(RepairJob::Extent { extent, sources: nodes });
                 }
-                Err(_) if stay.len() >= wanted => self.sharing_domains += 1,
+                Err(_) if stay.len() >= wanted => self.without_job.sharing_domains += 1,
                 // A node that leaves is needed only if no other one has a copy.
                 Err(_) if !refused.is_empty() && has_no_other_domain && !stay.is_empty() => {
-                    self.extents_refused += 1;
+                    self.without_job.refused += 1;
                 }
                 // Without a node that leaves, it is a debt of no node.
-                Err(_) if leaving.is_empty() => self.waiting_for_domains += 1,
+                Err(_) if leaving.is_empty() => self.without_job.waiting_for_domains += 1,
                 Err(why) => {
                     for node in leaving {
-                        self.stuck(Some(node), || format!("extent {at}: {why}"));
+                        self.without_job.note_stuck(node, || format!("extent {at}: {why}"));
                     }
                 }
             }
@@ -692,8 +734,8 @@ impl RepairPlanner {
             return;
         }
         match self.members.spread(stay.iter().chain(hidden).copied()) >= wanted {
-            true => self.extents_unknown += 1,
-            false => self.waiting_for_domains += 1,
+            true => self.without_job.unknown += 1,
+            false => self.without_job.waiting_for_domains += 1,
         }
     }
 
@@ -727,6 +769,8 @@ impl RepairPlanner {
         let last = self.extents.last_key_value().map(|(at, _)| *at);
         let extents_next = self.extents_end.and(last);
         self.plan_extents();
+        let without_job = std::mem::take(&mut self.without_job);
+        self.add_stuck_extents(&without_job);
         let is_chunk = |job: &&RepairJob| matches!(job, RepairJob::Chunk { .. });
         let chunks_left = self.jobs.iter().filter(is_chunk).count() as u64;
         let extents_left = self.jobs.len() as u64 - chunks_left;
@@ -740,19 +784,29 @@ impl RepairPlanner {
             chunks_left,
             bytes_left,
             extents_left,
-            waiting_for_domains: self.waiting_for_domains,
+            waiting_for_domains: self.waiting_for_domains + without_job.waiting_for_domains,
             unrepairable: self.unrepairable,
-            extents_unknown: self.extents_unknown,
+            extents_unknown: without_job.unknown,
             extents_compared,
             has_more_extents: extents_next.is_some(),
             unlisted: unlisted.collect(),
-            sharing_domains: self.sharing_domains,
+            sharing_domains: self.sharing_domains + without_job.sharing_domains,
             coding_files: self.coding_due.files,
             coding_bytes: self.coding_due.bytes,
-            extents_refused: self.extents_refused,
+            extents_refused: without_job.refused,
             nodes: self.by_node.into_values().collect(),
             ..RepairStatus::default()
         };
-        RepairPlan { debts: self.debts, jobs: self.jobs, status, extents_next }
+        RepairPlan { debts: self.debts, jobs: self.jobs, status, extents_next, without_job }
+    }
+
+    /// Adds extents that no other node takes to the debts of their nodes.
+    fn add_stuck_extents(&mut self, without_job: &ExtentsWithoutJob) {
+        for (node, StuckExtents { count, examples }) in &without_job.stuck {
+            let debt = self.debt_of(*node);
+            debt.stuck += count;
+            let room = EXAMPLES_MAX.saturating_sub(debt.examples.len());
+            debt.examples.extend(examples.iter().take(room).cloned());
+        }
     }
 }

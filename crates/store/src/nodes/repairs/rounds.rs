@@ -14,7 +14,7 @@ use archipelago_base::Epoch;
 use super::super::StorageId;
 use super::super::placement::{RepairLimits, RepairRates};
 use super::super::wire::{ChunkId, ExtentAt, MemberState, Members, MissingChunk, StorageMember};
-use super::planner::{ExtentTarget, JOBS_MAX, RepairMembers};
+use super::planner::{ExtentTarget, ExtentsWithoutJob, JOBS_MAX, RepairMembers};
 use crate::ids::LogId;
 
 /// Time after a change of the members in which open logs leave nodes and seal what they leave. A
@@ -80,12 +80,14 @@ pub(super) struct ExtentCycle {
     pub(super) is_known: bool,
     /// Whether something was left on one of them.
     pub(super) is_unfinished: bool,
+    /// Extents of these pages for which there was no job.
+    pub(super) without_job: ExtentsWithoutJob,
 }
 
 impl Default for ExtentCycle {
     fn default() -> Self {
-        let draining = DrainingNodes::new();
-        Self { after: None, draining, is_known: true, is_unfinished: false }
+        let (draining, without_job) = (DrainingNodes::new(), ExtentsWithoutJob::default());
+        Self { after: None, draining, is_known: true, is_unfinished: false, without_job }
     }
 }
 

@@ -14,7 +14,8 @@ use super::super::super::wire::{
     NodeSpace, PlacementEpoch, SealedExtent, Stamp, StorageMember,
 };
 use super::super::planner::{
-    ExtentPage, ExtentTarget, RepairJob, RepairMembers, RepairPlan, RepairPlanner, UnlistedExtents,
+    ExtentPage, ExtentTarget, ExtentsWithoutJob, RepairJob, RepairMembers, RepairPlan,
+    RepairPlanner, UnlistedExtents,
 };
 use crate::ids::{BlobId, LogId, VolumeId};
 
@@ -520,6 +521,33 @@ fn extents_beyond_a_page_are_compared_by_the_next_rounds() {
         }
     }
     assert_eq!(compared, (0..8).collect::<Vec<_>>());
+}
+
+#[test]
+fn extents_without_a_place_count_until_the_last_page() {
+    use MemberState::{Draining, Up};
+    let mut members = members(&[Draining, Up, Up]);
+    for full in &mut members.members[1..] {
+        full.space.used_bytes = full.space.capacity_bytes;
+    }
+    let (mut after, mut earlier) = (None, ExtentsWithoutJob::default());
+    let mut stuck = Vec::new();
+    loop {
+        let mut planner = RepairPlanner::new(RepairMembers::new(&members, false), Vec::new())
+            .on_page(ExtentPage { after, extents_max: 3 })
+            .after_pages(earlier);
+        (0..4).for_each(|number| planner.add_extent(StorageId(1), sealed(number, 100)));
+        let plan = planner.finish();
+        assert!(plan.jobs.is_empty(), "{:?}", plan.jobs);
+        let [debt] = &plan.status.nodes[..] else { panic!("{:?}", plan.status) };
+        stuck.push((debt.storage, debt.stuck, debt.examples.len()));
+        match plan.extents_next {
+            Some(_) => (after, earlier) = (plan.extents_next, plan.without_job),
+            None => break,
+        }
+    }
+    let node = StorageId(1);
+    assert_eq!(stuck, [(node, 3, 3), (node, 4, 4)], "a drain waits for all of them");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use archipelago_env::FileClass;
 
 use super::super::super::StorageId;
-use super::super::super::wire::ExtentAt;
+use super::super::super::wire::{ExtentAt, StoreMessage};
 use super::model::Health;
 use super::{MS, NodeLogOptions, NodeLogs, VOLUME, World, append, log, pattern, quick};
 use crate::log::{LogStore, LogWriter};
@@ -189,6 +189,28 @@ fn seal_of_a_replica_without_bytes_is_tried_again() {
     rest(&world, &store, 20);
     assert_eq!(world.pool.open_extents(silent), 0);
     check(&world, &mut *writer, FileClass::Wal);
+}
+
+#[test]
+fn node_that_refuses_a_seal_takes_new_logs() {
+    let world = World::new(39, 3);
+    let store = world.store(quick());
+    let mut writer = world.create(&store, log(1), FileClass::Manifest);
+    let failed = world.ensemble(log(1))[1];
+    world.pool.set_health(failed, Health::Down);
+    world.pool.forget(failed);
+    append(&mut *writer, 1000).expect("acknowledged");
+    rest(&world, &store, 20);
+    world.pool.set_health(failed, Health::RefusingSeals);
+    world.pool.remember(failed);
+    for number in 2..12 {
+        rest(&world, &store, 1);
+        let _new = world.create(&store, log(number), FileClass::Wal);
+        assert_eq!(world.ensemble(log(number)).len(), 3, "log {number}");
+    }
+    let received = world.pool.received(failed);
+    let seals = received.iter().filter(|it| matches!(it, StoreMessage::SealLog { .. })).count();
+    assert!(seals > 1, "the seal is tried again");
 }
 
 #[test]

@@ -31,6 +31,8 @@ pub(super) enum Health {
     Slow(u64),
     /// Requests are refused for this reason.
     Refusing(RefusalWhy),
+    /// Seals are refused, as if the disk of all extents so far had failed.
+    RefusingSeals,
 }
 
 /// An extent on a node.
@@ -330,7 +332,12 @@ impl ModelState {
                 let answer = Err(LogFailure::refused(&Refused::new(why, "on purpose")));
                 Arrival::Answered { answer: Box::new(answer), back_ns }
             }
-            Health::Up | Health::Slow(_) => {
+            Health::RefusingSeals if matches!(request, StoreMessage::SealLog { .. }) => {
+                let refused = Refused::new(RefusalWhy::Failed, "on purpose");
+                let answer = Box::new(Err(LogFailure::refused(&refused)));
+                Arrival::Answered { answer, back_ns }
+            }
+            Health::Up | Health::Slow(_) | Health::RefusingSeals => {
                 let answer = node.serve(request, payload);
                 let answer = answer.map_err(|refused| LogFailure::refused(&refused));
                 Arrival::Answered { answer: Box::new(answer), back_ns }

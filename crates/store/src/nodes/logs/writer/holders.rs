@@ -212,7 +212,7 @@ impl LogCore {
             Err(LogFailure::OtherLength(len)) => len,
             Err(failure) => {
                 tracing::debug!(log = %self.requests.log, %failure, "a replica is sealed later");
-                self.requests.suspect(to.node);
+                self.suspect_silent(to.node, &failure);
                 return false;
             }
         };
@@ -227,7 +227,15 @@ impl LogCore {
         let range = len.clamp(start, end)..end;
         let copy = ExtentCopy { extent_start: start, range, sources, to };
         let copied = copy_extent(&self.requests, &copy).await;
-        copied.inspect_err(|failed| self.requests.suspect(failed.node)).is_ok()
+        copied.inspect_err(|failed| self.suspect_silent(failed.node, &failed.failure)).is_ok()
+    }
+
+    /// Notes that a node does not answer. A node that refuses may still take new extents, for
+    /// example on another disk than that of the replica.
+    fn suspect_silent(&self, node: StorageId, failure: &LogFailure) {
+        if failure.may_pass() {
+            self.requests.suspect(node);
+        }
     }
 }
 

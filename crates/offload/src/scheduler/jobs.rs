@@ -1,7 +1,8 @@
 //! The jobs of a scheduler: their attempts, and the queues in which they wait.
 //!
 //! Invariants:
-//! 1. A job is in its queue exactly while its state is [`State::Queued`].
+//! 1. A job is in its queue exactly while its state is [`State::Queued`]. A job without unused
+//!    attempts leaves the queue before, for the rest of the present call.
 //! 2. The package of an attempt goes to at most one executor. An attempt that an executor declined
 //!    had no package yet, and may be offered again.
 //! 3. A job that has ended is not entered again. The scheduler remembers it until the owner's
@@ -484,9 +485,15 @@ impl Jobs {
         true
     }
 
+    /// Lets a job wait for an executor again. A job without an unused attempt would wait in vain,
+    /// and keep the jobs behind it waiting, so the next dispatch gives it back to its owner.
     fn wait_again(&mut self, id: JobId) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
         job.state = State::Queued;
+        if job.unused.is_empty() {
+            self.exhausted.push(id);
+            return;
+        }
         let queue = job.queue();
         self.queues[queue as usize].push_front(id);
     }

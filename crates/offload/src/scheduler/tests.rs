@@ -806,11 +806,13 @@ fn a_flush_goes_where_its_images_lie_unless_that_is_busy() {
     assert_eq!(assigned(&sent), [(at(2, 1), X)], "half of the other one's slots are taken");
 }
 
-/// A flush whose earlier attempt has failed at `avoided`, as a job of its own.
-fn prepare_again(number: u64, avoided: ExecutorId) -> OffloadMessage {
+/// A flush with one attempt, as a call of the engine has. Earlier attempts have failed at `avoids`,
+/// as jobs of their own.
+fn prepare_once(number: u64, avoids: Vec<ExecutorId>) -> OffloadMessage {
     let mut message = prepare_for(number, JobKind::Flush, &[], SESSION);
-    if let OffloadMessage::Prepare { order, .. } = &mut message {
-        order.avoids = vec![avoided];
+    if let OffloadMessage::Prepare { order, attempts, .. } = &mut message {
+        order.avoids = avoids;
+        attempts.truncate(1);
     }
     message
 }
@@ -825,16 +827,41 @@ fn second_attempt_of_a_flush_goes_elsewhere_or_back_to_its_owner() {
         is_untouched: true,
         failure: None,
     };
-    let sent = scheduler.on_owner(LATER_NS, ME, prepare_again(1, X));
+    let sent = scheduler.on_owner(LATER_NS, ME, prepare_once(1, vec![X]));
     assert_eq!(assigned(&sent), [], "the only executor has failed");
     assert!(has(&sent, Party::Owner(DB), &back(1)), "{sent:?}");
     beat(&mut scheduler, LATER_NS, Y);
-    let sent = scheduler.on_owner(LATER_NS, ME, prepare_again(2, X));
+    let sent = scheduler.on_owner(LATER_NS, ME, prepare_once(2, vec![X]));
     assert_eq!(assigned(&sent), [(at(2, 1), Y)]);
     assert_eq!(scheduler.job_list(LATER_NS).jobs[0].earlier, 1);
     // The other executor has its only slot taken now, and the job does not wait for it.
-    let sent = scheduler.on_owner(LATER_NS, ME, prepare_again(3, X));
+    let sent = scheduler.on_owner(LATER_NS, ME, prepare_once(3, vec![X]));
     assert!(has(&sent, Party::Owner(DB), &back(3)), "{sent:?}");
+}
+
+#[test]
+fn flush_whose_only_attempt_fails_goes_back_as_failed() {
+    let mut scheduler = scheduler();
+    for executor in [X, Y] {
+        beat(&mut scheduler, LATER_NS, executor);
+    }
+    // A compaction keeps the slot of one executor, so the flush would wait for it in vain.
+    let sent = prepare(&mut scheduler, LATER_NS, 1, JobKind::Compaction);
+    assert_eq!(assigned(&sent), [(at(1, 1), X)]);
+    accept(&mut scheduler, at(1, 1), X);
+    for (number, avoids) in [(2, Vec::new()), (3, vec![X])] {
+        let sent = scheduler.on_owner(LATER_NS, ME, prepare_once(number, avoids));
+        assert_eq!(assigned(&sent), [(at(number, 1), Y)]);
+        accept(&mut scheduler, at(number, 1), Y);
+        let reason = ShortText::new("full");
+        let abort = OffloadMessage::Abort { at: at(number, 1), by: Y, reason };
+        scheduler.on_executor(LATER_NS, Y, abort);
+        let (why, is_untouched) = (LocalWhy::Failed, false);
+        let failure = scheduler.status(LATER_NS).last_failure.map(|failure| failure.attempt);
+        let back = OffloadMessage::GiveBack { job: job(number), why, is_untouched, failure };
+        let sent = scheduler.on_timer(LATER_NS);
+        assert!(has(&sent, Party::Owner(DB), &back), "{sent:?}");
+    }
 }
 
 #[test]

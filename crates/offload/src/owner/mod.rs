@@ -492,6 +492,10 @@ impl Owner {
                 let failure = failure.filter(|failed| failed.at.job == job);
                 self.bring_here(number, why, is_untouched, failure)
             }
+            // The job waits for its own scheduler, and the end of the job is told to this one as
+            // well. It may be the same manager at another address, and an order to cancel the job
+            // would end it there, while this owner goes on to wait for it.
+            Some(State::Away { .. }) => return Vec::new(),
             _ => Vec::new(),
         };
         steps.push(OwnerStep::Send { to: from, message: OffloadMessage::CancelJob { job } });

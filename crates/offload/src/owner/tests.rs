@@ -167,6 +167,30 @@ fn a_job_that_comes_back_runs_here_and_its_attempts_are_abandoned() {
 }
 
 #[test]
+fn job_that_waits_for_its_scheduler_is_not_cancelled_at_another() {
+    // A manager with two addresses is two schedulers here, and gives the job back as either.
+    let mut owner = owner(&[S, OTHER]);
+    owner.on_message(0, S, OffloadMessage::Lives { session: SESSION, slots: 1 });
+    let (number, _) = owner.submit(0, ask(JobKind::Compaction), Payload::default());
+    owner.prepared(0, number, &ranges(100));
+    let (job, why, is_untouched) = (at(number, 1).job, LocalWhy::Failed, false);
+    let back = OffloadMessage::GiveBack { job, why, is_untouched, failure: None };
+    assert_eq!(owner.on_message(0, OTHER, back.clone()), []);
+    let steps = owner.on_message(0, S, back);
+    let here = OwnerStep::RunHere { job: number, why, is_untouched, failure: None };
+    assert!(steps.contains(&here), "{steps:?}");
+    // A scheduler that had the job before it moved gets the order at its end.
+    let (number, _) = owner.submit(0, ask(JobKind::Compaction), Payload::default());
+    owner.on_timer(OwnerTerms::default().silent_ns);
+    let job = at(number, 1).job;
+    let ended = owner.ran_here(number);
+    for to in [S, OTHER] {
+        let message = OffloadMessage::CancelJob { job };
+        assert!(ended.contains(&OwnerStep::Send { to, message }), "{ended:?}");
+    }
+}
+
+#[test]
 fn reason_of_a_failed_attempt_comes_with_its_job() {
     for (failed, is_told) in [(at(1, 1), true), (at(9, 1), false)] {
         let mut owner = with_job();

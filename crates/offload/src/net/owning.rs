@@ -118,7 +118,8 @@ impl OffloadMode {
 /// How a database reaches its cluster.
 #[derive(Clone, Debug, Default)]
 pub struct OwnerSettings {
-    /// Endpoints of the cluster's managers, one for each.
+    /// Endpoints of the cluster's managers, one for each. The open of a database whose jobs leave
+    /// fails without any.
     pub managers: Vec<String>,
     /// What leaves the process.
     pub mode: OffloadMode,
@@ -619,6 +620,12 @@ impl JobExecutor for OffloadExecutor {
     fn owner_is(&self, owner: &OwnerIdentity) -> Result<()> {
         if !self.settings.mode.sends_jobs() {
             return Ok(());
+        }
+        if self.settings.managers.is_empty() {
+            return Err(Error::invalid(
+                "jobs of this database leave its process, but no manager schedules them: name one \
+                 in OwnerSettings::managers",
+            ));
         }
         let OwnerIdentity { database, epoch, token } = *owner;
         let stamp = OwnerStamp { db: OffloadDb(database), epoch, token: Token(token) };

@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use archipelago_base::ErrorKind;
 use archipelago_engine::db::Components;
-use archipelago_engine::executor::JobExecutor;
+use archipelago_engine::executor::{JobExecutor, OwnerIdentity};
 use archipelago_engine::stats::Ticker;
 use archipelago_env::local::LocalFs;
 use archipelago_env::stats::CountingFs;
@@ -81,6 +82,17 @@ fn invalid_files_are_preferred_only_if_collections_leave() {
     for mode in [OffloadMode::Off, OffloadMode::Memtables, OffloadMode::Flushes] {
         assert!(!prefers(mode, true), "{mode:?}");
     }
+}
+
+#[test]
+fn owner_whose_jobs_leave_needs_a_manager() {
+    let owner_of = |mode| {
+        let settings = OwnerSettings { mode, ..OwnerSettings::default() };
+        OffloadExecutor::new(settings).owner_is(&OwnerIdentity::default())
+    };
+    let error = owner_of(OffloadMode::All).expect_err("no job could be scheduled");
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    assert!(owner_of(OffloadMode::Memtables).is_ok(), "no job leaves");
 }
 
 #[test]

@@ -5,11 +5,11 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use archipelago_base::Result;
 use archipelago_base::simulation::Host;
+use archipelago_base::{ErrorKind, Result};
 use archipelago_engine::sabotage::{Defect, with_defect};
 use archipelago_fabric::sim::Sim;
-use archipelago_offload::net::{ExecutorServer, ExecutorSettings, RuntimeParts};
+use archipelago_offload::net::{ExecutorFigures, ExecutorServer, ExecutorSettings, RuntimeParts};
 use archipelago_offload::shard_host::ShardHost;
 
 use super::files::ProcessFiles;
@@ -35,6 +35,14 @@ pub(super) fn parts_of(there: &Sim) -> RuntimeParts {
         runtime: Arc::new(runtime.clone()),
         clock: Arc::new(ProcessClock(runtime)),
     }
+}
+
+/// Text about jobs that have met a broken invariant. An executor reports the panic of a job in the
+/// same way as other failures, and the job then runs elsewhere, so nobody else would notice it.
+fn defect_of_jobs(figures: &ExecutorFigures) -> Option<String> {
+    let kind = ErrorKind::Internal.name();
+    let count = figures.failed_by.get(kind)?;
+    Some(format!("{count} jobs have panicked or failed with an {kind}"))
 }
 
 /// A thread of an executor, with the job that it runs.
@@ -77,13 +85,16 @@ impl ExecutorProcess {
         Ok(Self { host, files, server: Arc::new(server), slots, defect })
     }
 
-    /// Gives waiting jobs to free slots. Returns the text of a panic.
-    pub(super) fn tend(&mut self) -> Option<String> {
+    /// Text about a panic or a broken invariant in the process; `None` if there was none.
+    pub(super) fn defect_text(&self) -> Option<String> {
+        let panic_text = self.slots.iter().find_map(|slot| slot.thread.panic_text());
+        panic_text.or_else(|| defect_of_jobs(&self.server.figures()))
+    }
+
+    /// Gives waiting jobs to free slots.
+    pub(super) fn tend(&mut self) {
         let mut waiting = self.server.jobs_waiting();
         for slot in &mut self.slots {
-            if let Some(text) = slot.thread.panic_text() {
-                return Some(text);
-            }
             slot.call.take_if(|call| call.is_done());
             if waiting > 0 && slot.call.is_none() {
                 waiting -= 1;
@@ -93,7 +104,6 @@ impl ExecutorProcess {
                 }));
             }
         }
-        None
     }
 
     /// The machine of this life.
@@ -122,5 +132,23 @@ impl ExecutorProcess {
     /// Whether the threads of a killed process have ended.
     pub(super) fn has_ended(&self) -> bool {
         self.slots.iter().all(|slot| slot.thread.has_ended())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_failures_from_outside_are_no_defect_of_a_job() {
+        let failed = |kind: ErrorKind| {
+            let failed_by = [(kind.name(), 2)].into();
+            defect_of_jobs(&ExecutorFigures { failed_by, ..ExecutorFigures::default() })
+        };
+        for outside in [ErrorKind::Io, ErrorKind::Closed, ErrorKind::NotFound] {
+            assert_eq!(failed(outside), None, "{outside:?}");
+        }
+        let text = failed(ErrorKind::Internal).expect("a defect");
+        assert!(text.starts_with("2 jobs have panicked"), "{text}");
     }
 }

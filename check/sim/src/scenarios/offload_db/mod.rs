@@ -28,7 +28,7 @@
 //! 3. No operation and no background work reports damage.
 //!
 //! At the end, in a time without faults:
-//! 4. Every call returns, and no process panics.
+//! 4. Every call returns, and no process panics, and neither does a job in an executor.
 //! 5. The files are sound, and are exactly those that the manifest names.
 //! 6. After the close, memory nodes have neither shards nor grants, and no job is left at a
 //!    scheduler or in an executor.

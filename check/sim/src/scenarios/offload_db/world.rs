@@ -437,9 +437,7 @@ impl World {
     pub(super) fn tend(&mut self) -> Result<(), String> {
         self.go_on(false);
         for placed in &mut self.executors {
-            if let Some(text) = placed.process.tend() {
-                return Err(format!("a job panicked: {text}"));
-            }
+            placed.process.tend();
         }
         self.tend_owner()?;
         self.bury()
@@ -573,6 +571,10 @@ impl World {
     fn bury(&mut self) -> Result<(), String> {
         if let Some(text) = self.old_owners.iter().find_map(Owner::panic_text) {
             return Err(format!("an owner panicked: {text}"));
+        }
+        let mut all = self.executors.iter().chain(&self.old_executors);
+        if let Some(text) = all.find_map(|placed| placed.process.defect_text()) {
+            return Err(format!("an executor is defective: {text}"));
         }
         for owner in self.old_owners.extract_if(.., |owner| owner.has_ended()) {
             self.machines.bury(owner.host());

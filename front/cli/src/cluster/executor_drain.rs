@@ -3,7 +3,9 @@
 //! The schedulers in the managers stop giving jobs to it, and tell it. The executor keeps the order
 //! until the end of its process, so a new manager learns it from the executor's beats.
 //!
-//! Failure: a manager that does not answer ends the command with an error, and not the drain.
+//! Failure: if no manager answers, the command ends with an error, and the drain goes on. The jobs
+//! that a manager without an answer has given to the executor are not counted, and the command says
+//! so at its end.
 //! Cost: one request a second to each manager.
 
 use archipelago_base::{Error, ErrorKind, Result};
@@ -11,8 +13,8 @@ use archipelago_offload::ids::ExecutorId;
 use archipelago_offload::wire::{ExecutorStanding, OffloadMessage, SchedulerStatus};
 
 use super::managers::Managers;
-use super::scheduler_status as ask;
 use super::storage::{Drain, watch};
+use super::{scheduler_status as ask, scheduler_statuses as ask_each};
 use crate::console::print_line;
 
 /// Number of looks at which an executor is missing before it counts as ended. A manager that has
@@ -68,7 +70,9 @@ pub(super) fn drain(managers: &Managers, name: &str, drain: Drain) -> Result<()>
 fn wait_until_idle(managers: &Managers, executor: ExecutorId) -> Result<()> {
     let (mut left, mut looks, mut missing) = (u32::MAX, 0, 0);
     watch(|| {
-        let status = ask(managers, &OffloadMessage::Status {})?;
+        let all = ask_each(managers, &OffloadMessage::Status {})?;
+        let silent = managers.ways.len().saturating_sub(all.len());
+        let status = SchedulerStatus::merged(all);
         let found = status.executors.iter().find(|standing| standing.executor == executor);
         let Some(now) = found else {
             missing += 1;
@@ -102,10 +106,22 @@ fn wait_until_idle(managers: &Managers, executor: ExecutorId) -> Result<()> {
             }
         }
         if now.held == 0 {
-            print_line!("Executor {:x} has no jobs: it can be stopped", executor.0);
+            print_line!("{}", end_text(executor, silent));
         }
         Ok(now.held == 0)
     })
+}
+
+/// The last line of a drain, in which `silent` managers have not answered.
+fn end_text(executor: ExecutorId, silent: usize) -> String {
+    match silent {
+        0 => format!("Executor {:x} has no jobs: it can be stopped", executor.0),
+        _ => format!(
+            "Executor {:x} has no jobs of the managers that answer. {silent} do not answer, and \
+             may have given it others: stop it with SIGTERM, so that it waits for these",
+            executor.0
+        ),
+    }
 }
 
 #[cfg(test)]
@@ -113,6 +129,13 @@ mod tests {
     use archipelago_offload::failure::ShortText;
 
     use super::*;
+
+    #[test]
+    fn drain_says_that_jobs_of_silent_managers_are_not_counted() {
+        let text = |silent| end_text(ExecutorId(0xab), silent);
+        assert_eq!(text(0), "Executor ab has no jobs: it can be stopped");
+        assert!(text(1).contains("1 do not answer") && !text(1).contains("can be stopped"));
+    }
 
     #[test]
     fn executor_is_named_by_its_number_or_its_address() {

@@ -245,12 +245,19 @@ fn show_status(managers: &Managers, details: StatusDetails) -> Result<()> {
 
 /// Sends a message to the schedulers of all managers. Returns the state of all of them.
 fn scheduler_status(managers: &Managers, message: &OffloadMessage) -> Result<SchedulerStatus> {
+    Ok(SchedulerStatus::merged(scheduler_statuses(managers, message)?))
+}
+
+/// Sends a message to the schedulers of all managers. Returns the state of each one that answers.
+fn scheduler_statuses(
+    managers: &Managers,
+    message: &OffloadMessage,
+) -> Result<Vec<SchedulerStatus>> {
     let read = |answer: OffloadMessage| match answer {
         OffloadMessage::StatusIs { status } => Ok(status),
         _ => Err(other_version("a manager's answer")),
     };
-    let all: Result<Vec<_>> = managers.ask_each(message)?.into_iter().map(read).collect();
-    Ok(SchedulerStatus::merged(all?))
+    managers.ask_each(message)?.into_iter().map(read).collect()
 }
 
 /// Whether no node and no client has joined the pool.

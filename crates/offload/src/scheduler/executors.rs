@@ -46,6 +46,8 @@ struct Known {
     heard_ns: u64,
     /// What an operator wants of the executor ([`Offer::is_draining`]), until a beat agrees.
     wanted: Option<bool>,
+    /// Whether it has declined a job for want of a slot since its latest beat.
+    is_full: bool,
 }
 
 impl Known {
@@ -67,8 +69,18 @@ impl Executors {
     pub(super) fn beat(&mut self, now_ns: u64, executor: ExecutorId, offer: Offer) -> Option<bool> {
         let wanted = self.known.get(&executor).and_then(|known| known.wanted);
         let wanted = wanted.filter(|wanted| *wanted != offer.is_draining);
-        self.known.insert(executor, Known { offer, heard_ns: now_ns, wanted });
+        let known = Known { offer, heard_ns: now_ns, wanted, is_full: false };
+        self.known.insert(executor, known);
         wanted
+    }
+
+    /// Notes that an executor has declined a job for want of a slot, because jobs of other
+    /// schedulers have its slots. It gets no job before its next beat, which comes immediately when
+    /// one of its jobs ends. Otherwise each dispatch would send it a job that it declines.
+    pub(super) fn note_full(&mut self, executor: ExecutorId) {
+        if let Some(known) = self.known.get_mut(&executor) {
+            known.is_full = true;
+        }
     }
 
     /// Notes that an operator drains an executor, or lets it take jobs again. Returns whether the
@@ -149,7 +161,7 @@ impl Executors {
                 executor: *executor,
                 load,
                 fetch: offer.reach.term(&head.places),
-                has_slot: used < offer.slots,
+                has_slot: used < offer.slots && !known.is_full,
                 can_run: offer.has(&head.needs),
                 is_excluded: head.excluded.contains(executor),
             }

@@ -18,7 +18,7 @@ use super::listing::JobTrack;
 use crate::decide::Candidate;
 use crate::failure::FailedAttempt;
 use crate::ids::{Attempt, AttemptId, ExecutorId, JobId, OffloadDb, SchedulerLife};
-use crate::job::{InputPlace, JobKind, JobOrder, LocalWhy, Payload, PreparedAttempt};
+use crate::job::{DeclineWhy, InputPlace, JobKind, JobOrder, LocalWhy, Payload, PreparedAttempt};
 use crate::wire::{JobPhase, JobStanding, OffloadMessage, Running};
 
 /// A queue of jobs.
@@ -453,9 +453,9 @@ impl Jobs {
         }
     }
 
-    /// Takes back an attempt that an executor has declined, so that another executor may get it.
-    /// Returns whether the job waits again.
-    pub(super) fn declined(&mut self, at: AttemptId, by: ExecutorId) -> bool {
+    /// Takes back an attempt that an executor has declined, so that another executor may get it. An
+    /// executor without a free slot may get it again later. Returns whether the job waits again.
+    pub(super) fn declined(&mut self, at: AttemptId, by: ExecutorId, why: DeclineWhy) -> bool {
         let Some(job) = self.jobs.get_mut(&at.job) else { return false };
         let is_offered = matches!(job.state, State::Offered { .. });
         if job.holder_of(at) != Some(by) || !is_offered {
@@ -464,7 +464,9 @@ impl Jobs {
         if let Some((given, _)) = job.given.take() {
             job.unused.push_front(given);
         }
-        job.excluded.insert(by);
+        if why != DeclineWhy::Busy {
+            job.excluded.insert(by);
+        }
         self.wait_again(at.job);
         true
     }

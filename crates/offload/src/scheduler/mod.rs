@@ -34,7 +34,8 @@
 //! five seconds is cancelled. If a job waits for a bounded resource, its wait counts as progress
 //! for one minute. The minute begins at the first beat that reports the wait after the job's last
 //! byte. Five seconds after it, the job is cancelled. A job whose attempts are used up goes back to
-//! its owner. So does a flush that no executor has a slot for within a second. The scheduler logs
+//! its owner. So does a flush that no executor has a slot for within a second. An executor that
+//! declines for want of a slot gets no job before its next beat. The scheduler logs
 //! the reason of each failed attempt, and the owner gets that of the latest one with the job.
 //! Cost: O(jobs + executors) for each call of the timer.
 
@@ -53,7 +54,7 @@ use crate::failure::{FailedAttempt, ShortText};
 use crate::ids::{
     AttemptId, ExecutorId, JobId, OffloadDb, OwnerSession, OwnerStamp, SchedulerLife,
 };
-use crate::job::{LocalWhy, Payload, Verdict};
+use crate::job::{DeclineWhy, LocalWhy, Payload, Verdict};
 use crate::sabotage::Sabotage;
 use crate::wire::{
     JobList, JobPhase, JobStanding, OffloadMessage, OwnerReport, OwnerStanding, QueueStanding,
@@ -423,8 +424,12 @@ impl Scheduler {
                 sent
             }
             OffloadMessage::Accept { at, by } => self.accepted(now_ns, at, by),
-            OffloadMessage::Decline { at, by, .. } => {
-                self.counters.declined += u64::from(self.jobs.declined(at, by));
+            OffloadMessage::Decline { at, by, why } => {
+                let waits_again = self.jobs.declined(at, by, why);
+                self.counters.declined += u64::from(waits_again);
+                if waits_again && why == DeclineWhy::Busy {
+                    self.executors.note_full(by);
+                }
                 Vec::new()
             }
             OffloadMessage::Started { at, by } => {

@@ -1,5 +1,7 @@
 //! A scheduler with single messages.
 
+mod declines;
+
 use archipelago_base::Epoch;
 use archipelago_fabric::NodeId;
 
@@ -420,20 +422,6 @@ fn attempt_of_an_earlier_life_goes_on_until_another_one_has_the_job() {
     assert!(!ended(&mut scheduler), "{X:?} may decline the offer");
     scheduler.on_executor(0, X, OffloadMessage::Accept { at: at(1, 2), by: X });
     assert!(ended(&mut scheduler), "{X:?} has the job");
-}
-
-#[test]
-fn a_declined_attempt_goes_to_another_executor() {
-    let mut scheduler = scheduler();
-    beat(&mut scheduler, 0, X);
-    beat(&mut scheduler, 0, Y);
-    assert_eq!(assigned(&prepare(&mut scheduler, 0, 1, JobKind::Flush)), [(at(1, 1), X)]);
-    let why = crate::job::DeclineWhy::Busy;
-    let decline = OffloadMessage::Decline { at: at(1, 1), by: X, why };
-    let sent = scheduler.on_executor(0, X, decline.clone());
-    assert_eq!(assigned(&sent), [(at(1, 1), Y)], "no package was sent, so it is the same attempt");
-    let sent = scheduler.on_executor(0, X, decline);
-    assert_eq!(assigned(&sent), [], "the answer came twice");
 }
 
 #[test]

@@ -128,6 +128,11 @@ fn note_load(context: &Context, pacing: &Pacing, family: &Family, input: &StallI
     let leaving = leaving.flat_map(|immutable| immutable.homes()).filter_map(ShardHome::here);
     let backlog_bytes = leaving.map(|shard| shard.data_bytes()).sum();
     link.note_load(family.id, WriteLoad { backlog_bytes, space_bytes, fill_bytes_per_s });
+    // A dropped family has no writers, and no later decision would change its load. The check comes
+    // last, because the family may be dropped meanwhile.
+    if family.dropped.load(Ordering::Acquire) {
+        link.forget_load(family.id);
+    }
 }
 
 /// Speed at which writers fill memtables of this size, in bytes a second. It is that of the last

@@ -405,6 +405,12 @@ impl FakeStore {
         is_used_up
     }
 
+    /// Whether the database says that writers wait.
+    pub(crate) fn writers_wait(&self) -> bool {
+        let watcher = self.watcher.lock().clone().and_then(|watcher| watcher.upgrade());
+        watcher.is_some_and(|watcher| watcher.writers_wait())
+    }
+
     /// Makes room again, and reports it.
     pub(crate) fn make_room(&self) {
         self.set_mood(|mood| mood.no_room = false);

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use archipelago_base::budget::{ByteBudget, MemoryClass};
 use archipelago_engine::db::{Components, Db, IngestOptions, ReadOptions};
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, WriteOptions};
@@ -103,6 +104,24 @@ fn ingestion_leaves_what_it_does_not_touch_where_it_is() {
     world.db.ingest(&cf, &["/three"], &IngestOptions::default()).unwrap();
     world.model.insert(key(7), b"ingested".to_vec());
     assert!(world.store.held().is_empty());
+    world.check();
+}
+
+#[test]
+fn writers_of_a_dropped_family_do_not_wait() {
+    const BUDGET_BYTES: u64 = 64 << 20;
+    let mut world = World::new();
+    let budget = ByteBudget::new(BUDGET_BYTES);
+    world.budget = Some(Arc::clone(&budget));
+    world.reopen(false);
+    world.put(1, "again");
+    let other = world.db.create_family("other", small_family()).unwrap();
+    // Memory is short when the family is dropped, which decides about its writers a last time.
+    let others = budget.hold(MemoryClass::Job, 2 * BUDGET_BYTES);
+    world.db.drop_family(&other).unwrap();
+    drop(others);
+    world.db.flush(world.db.default_family()).unwrap();
+    assert!(!world.store.writers_wait());
     world.check();
 }
 

@@ -262,6 +262,11 @@ impl StoreLink {
         self.registry.lock().loads.insert(family, load);
     }
 
+    /// Forgets the load of a family that was dropped.
+    pub(crate) fn forget_load(&self, family: CfId) {
+        self.registry.lock().loads.remove(&family);
+    }
+
     /// Measured reads of sealed memtables.
     #[inline]
     pub(crate) fn stay_figures(&self) -> &StayFigures {

@@ -248,7 +248,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         let (client, pipeline) = (&self.session.client, &self.pipeline);
         client.input_bytes.store(pipeline.input.capacity() as u64, Ordering::Relaxed);
         client.unread_bytes.store(pipeline.unread_bytes(), Ordering::Relaxed);
-        client.reply_bytes.store(pipeline.reply.capacity() as u64, Ordering::Relaxed);
+        client.reply_bytes.store(pipeline.output.reply().capacity() as u64, Ordering::Relaxed);
     }
 
     /// Sends invalidations that arrived while the connection waited. Later ones wake
@@ -285,7 +285,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             biased;
             // The command may have got memory several times, and have needed more each time.
             () = sleep_until(until) => Err(share.refusal(bytes)),
-            held = share.hold(&mut self.pipeline.outgoing, bytes) => held,
+            held = share.hold(self.pipeline.output.held_mut(), bytes) => held,
             () = self.session.client.stopped() => Err(share.refusal(bytes)),
         };
         if let Err(refusal) = held {
@@ -313,7 +313,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     /// A close with unread bytes would discard the answer.
     async fn refuse_request(&mut self, refusal: &Refusal) -> io::Result<()> {
         self.session.shared.add(Stat::ErrorReplies, 1);
-        self.pipeline.reply.error(&refusal.line());
+        self.pipeline.output.reply_mut().error(&refusal.line());
         self.send().await?;
         let rest = drop_input(&mut self.stream, FREE_BYTES as usize);
         tokio::select! {
@@ -325,7 +325,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
 
     /// Sends the output, if there is any.
     async fn send(&mut self) -> io::Result<()> {
-        let bytes = self.pipeline.reply.bytes();
+        let bytes = self.pipeline.output.reply().bytes();
         let len = bytes.len();
         if len == 0 {
             return Ok(());
@@ -364,14 +364,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         // Time from which the output has exceeded the soft limit.
         let mut exceeded_since = None;
         loop {
-            let unread_bytes = self.pipeline.reply.len() - sent;
+            let unread_bytes = self.pipeline.output.reply().len() - sent;
             let soft = shared.settings.soft_output_limit().filter(|soft| unread_bytes > soft.bytes);
             exceeded_since = soft.map(|_| exceeded_since.unwrap_or_else(Instant::now));
             let wants_input = has_input && !client.is_stopping();
             let receives = wants_input && self.pipeline.make_room_ahead(&self.session);
             let held = HeldShares {
                 incoming: self.pipeline.incoming.is_some(),
-                outgoing: self.pipeline.outgoing.is_some(),
+                outgoing: self.pipeline.output.held().is_some(),
                 transactions: self.session.transaction.holds_memory(),
             };
             let (stream, pipeline) = (&mut self.stream, &mut self.pipeline);
@@ -489,7 +489,7 @@ struct Duplex<'a, S> {
 impl<S: AsyncRead + AsyncWrite + Unpin> Duplex<'_, S> {
     /// Sends output. It receives input only if the stream takes no output now.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Transfer>> {
-        let left = &self.pipeline.reply.bytes()[self.sent..];
+        let left = &self.pipeline.output.reply().bytes()[self.sent..];
         let stream = Pin::new(&mut *self.stream);
         let sent = match left.is_empty() {
             true => stream.poll_flush(context).map_ok(|()| Transfer::Flushed),

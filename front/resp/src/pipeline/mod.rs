@@ -27,15 +27,16 @@
 //! 5. Output that exceeds the limit of one client is dropped, and the connection closes. No command
 //!    runs after that.
 
-use archipelago_base::budget::{Charge, MemoryClass, Pressure};
-use tokio::time::Instant;
+mod output;
 
-use crate::memory::{FREE_BYTES, Held, Share};
-use crate::refusal::Refusal;
+use archipelago_base::budget::{Charge, MemoryClass, Pressure};
+use output::Output;
+use tokio::time::Instant;
 
 use crate::args::Args;
 use crate::connection_batch::{Answer, BatchMember};
-use crate::reply::Reply;
+use crate::memory::{FREE_BYTES, Held};
+use crate::refusal::Refusal;
 use crate::request::{Parser, Progress, Span};
 use crate::server_state::Stat;
 use crate::session::Session;
@@ -103,7 +104,7 @@ struct AnsweredGets {
 /// Input, output and state of the pipeline of one connection.
 pub(crate) struct Pipeline {
     pub(crate) input: Vec<u8>,
-    pub(crate) reply: Reply,
+    pub(crate) output: Output,
     consumed: usize,
     parser: Parser,
     /// Only SETs, or only GETs.
@@ -121,8 +122,6 @@ pub(crate) struct Pipeline {
     /// Whether the input buffer may be larger than its incomplete command needs, because input has
     /// arrived while the output was sent.
     may_be_oversized: bool,
-    /// Memory that the output holds of the share for replies.
-    pub(crate) outgoing: Held,
     blocked: Option<Blocked>,
     /// Time from which the blocked command has waited for memory; `None` before its first wait.
     pub(crate) blocked_since: Option<Instant>,
@@ -135,7 +134,7 @@ impl Pipeline {
         parser.set_unauthenticated(!session.is_authenticated());
         Self {
             input: Vec::new(),
-            reply: Reply::default(),
+            output: Output::default(),
             consumed: 0,
             parser,
             pending: Vec::new(),
@@ -146,7 +145,6 @@ impl Pipeline {
             charge: options.budget.hold(MemoryClass::Request, 0),
             incoming: Held::default(),
             may_be_oversized: false,
-            outgoing: Held::default(),
             blocked: None,
             blocked_since: None,
         }
@@ -165,7 +163,7 @@ impl Pipeline {
             && !session.closing.get()
             && self.consumed < self.input.len()
         {
-            let bytes = self.reply.len();
+            let bytes = self.output.reply().len();
             let is_wanted = bytes as u64 > FREE_BYTES && is_short(session);
             if bytes >= REPLY_FLUSH_BYTES || is_wanted {
                 ran = PipelineProgress::Early;
@@ -186,7 +184,7 @@ impl Pipeline {
                     if session.closing.get() {
                         break;
                     }
-                    self.reply.error(&format!("ERR {error}"));
+                    self.output.reply_mut().error(&format!("ERR {error}"));
                     session.shared.add(Stat::ProtocolErrors, 1);
                     if error.is_http() {
                         session.shared.note_http(session.client.socket.peer);
@@ -208,7 +206,7 @@ impl Pipeline {
 
     /// Whether a reply exists, or will after [`Pipeline::finish`].
     pub(crate) fn has_output(&self) -> bool {
-        !self.reply.bytes().is_empty() || self.joined.is_some()
+        !self.output.reply().bytes().is_empty() || self.joined.is_some()
     }
 
     fn join_batch(&mut self, session: &Session) {
@@ -235,8 +233,8 @@ impl Pipeline {
             return;
         }
         assert!(self.pending.is_empty() && self.joined.is_none(), "some reads are not answered");
-        session.client.invalidations.write_to(&mut self.reply);
-        self.count_output(session);
+        session.client.invalidations.write_to(self.output.reply_mut());
+        self.output.count(session);
     }
 
     /// Answers the commands that joined a batch of several connections.
@@ -250,7 +248,9 @@ impl Pipeline {
                 Answer::NotExecuted => left.push(nth),
                 Answer::Set => {}
                 // A command that has to wait is answered before the commands after it.
-                Answer::Value(value) if left.is_empty() => session.got(value, &mut self.reply),
+                Answer::Value(value) if left.is_empty() => {
+                    session.got(value, self.output.reply_mut());
+                }
                 Answer::Value(_) => left.push(nth),
             }
             nth += 1;
@@ -265,15 +265,15 @@ impl Pipeline {
             };
             let keys: Vec<&[u8]> = left.iter().map(key).collect();
             if !keys.is_empty() {
-                session.get_batch(&keys, &mut self.reply);
+                session.get_batch(&keys, self.output.reply_mut());
             }
         } else {
             let ops: Vec<Op<'_>> = self.pending.iter().map(|one| put(&self.input, one)).collect();
-            session.set_left(&ops, &left, &mut self.reply);
+            session.set_left(&ops, &left, self.output.reply_mut());
         }
         self.pending.clear();
         self.pending_bytes = 0;
-        self.count_output(session);
+        self.output.count(session);
         session.settle();
         self.charge_memory();
     }
@@ -335,9 +335,9 @@ impl Pipeline {
                 AnsweredGets { count: 0, started_ns: session.start_ns(), first: key };
         }
         self.answered_gets.count += 1;
-        let mark = self.reply.len();
+        let mark = self.output.reply().len();
         let started_ns = self.answered_gets.started_ns;
-        session.get_plain(&self.input[key.0..key.1], started_ns, &mut self.reply);
+        session.get_plain(&self.input[key.0..key.1], started_ns, self.output.reply_mut());
         self.bound_reply(session, mark, start, len)
     }
 
@@ -358,7 +358,7 @@ impl Pipeline {
         start: usize,
         len: usize,
     ) -> PipelineProgress {
-        session.lend_reply_memory(std::mem::take(&mut self.outgoing));
+        session.lend_reply_memory(std::mem::take(self.output.held_mut()));
         let ran = self.run_command(session, start, len);
         if self.blocked.is_none() {
             self.blocked_since = None;
@@ -368,10 +368,10 @@ impl Pipeline {
 
     /// Runs the command at `start`. The parser has its spans.
     fn run_command(&mut self, session: &Session, start: usize, len: usize) -> PipelineProgress {
-        let mark = self.reply.len();
+        let mark = self.output.reply().len();
         let args = Args::new(&self.input[start..start + len], self.parser.spans());
-        session.execute(args, &mut self.reply);
-        session.move_reply_memory(&mut self.outgoing);
+        session.execute(args, self.output.reply_mut());
+        session.move_reply_memory(self.output.held_mut());
         self.parser.set_unauthenticated(!session.is_authenticated());
         match session.take_missing_reply() {
             0 => self.bound_reply(session, mark, start, len),
@@ -387,8 +387,8 @@ impl Pipeline {
         PipelineProgress::WaitsFor(bytes)
     }
 
-    /// Holds memory for the output, and releases what the output does not need. Its last reply
-    /// begins at `mark` and answers the command at `start`.
+    /// Holds memory for the output, whose last reply begins at `mark` and answers the command at
+    /// `start`. If the reply does not fit and the command may run again, the command waits.
     fn bound_reply(
         &mut self,
         session: &Session,
@@ -396,65 +396,12 @@ impl Pipeline {
         start: usize,
         len: usize,
     ) -> PipelineProgress {
-        let bytes = self.reply.len() as u64;
-        if bytes <= FREE_BYTES {
-            self.outgoing.shrink(0);
-            return PipelineProgress::All;
-        }
-        let share = &session.shared.memory.outgoing;
-        let mut is_sent = session.is_over_output_limit(bytes) || self.hold_output(share);
-        if !is_sent {
-            let args = Args::new(&self.input[start..start + len], self.parser.spans());
-            is_sent = !session.may_repeat(args);
-        }
-        if is_sent {
-            self.count_output(session);
-            return PipelineProgress::All;
-        }
-        let alone = bytes - mark as u64;
-        self.reply.take_back(mark);
-        if alone <= share.limit_bytes() {
-            return self.block(session, Blocked { start, len }, alone);
-        }
-        self.reply.error(&share.refusal(alone).line());
-        self.count_output(session);
-        PipelineProgress::All
-    }
-
-    /// Makes the output hold the bytes of its buffer, without waiting. If they are not free, or if
-    /// no reply follows before the output is sent, the buffer gives its free bytes back first.
-    /// Returns whether the bytes are held.
-    fn hold_output(&mut self, share: &Share) -> bool {
-        if self.reply.len() >= REPLY_FLUSH_BYTES {
-            self.reply.fit();
-        }
-        let mut is_held = share.try_hold(&mut self.outgoing, self.reply.capacity() as u64);
-        if !is_held {
-            self.reply.fit();
-            is_held = share.try_hold(&mut self.outgoing, self.reply.len() as u64);
-        }
-        if is_held {
-            self.outgoing.shrink(self.reply.capacity() as u64);
-        }
-        is_held
-    }
-
-    /// Holds memory for the output, whether it is free or not, because the commands have run. If
-    /// the output exceeds the limit of one client, drops it and closes the connection.
-    fn count_output(&mut self, session: &Session) {
-        let bytes = self.reply.len() as u64;
-        if bytes <= FREE_BYTES {
-            return;
-        }
-        if session.is_over_output_limit(bytes) {
-            self.reply.take_back(0);
-            self.outgoing.shrink(0);
-            session.cut_off(bytes);
-            return;
-        }
-        let share = &session.shared.memory.outgoing;
-        if !self.hold_output(share) {
-            share.overdraw(&mut self.outgoing, bytes);
+        let (input, parser) = (&self.input, &self.parser);
+        let may_repeat =
+            || session.may_repeat(Args::new(&input[start..start + len], parser.spans()));
+        match self.output.bound(session, mark, may_repeat) {
+            None => PipelineProgress::All,
+            Some(bytes) => self.block(session, Blocked { start, len }, bytes),
         }
     }
 
@@ -463,7 +410,7 @@ impl Pipeline {
         if let Some(Blocked { start, len }) = self.blocked.take() {
             self.blocked_since = None;
             let args = Args::new(&self.input[start..start + len], self.parser.spans());
-            session.give_up(args, refusal, &mut self.reply);
+            session.give_up(args, refusal, self.output.reply_mut());
         }
     }
 
@@ -471,9 +418,8 @@ impl Pipeline {
     /// other clients may wait for the memory.
     pub(crate) fn release(&mut self) {
         self.input = Vec::new();
-        self.reply.take_back(0);
+        self.output.release();
         self.incoming.shrink(0);
-        self.outgoing.shrink(0);
         self.charge_memory();
     }
 
@@ -489,17 +435,20 @@ impl Pipeline {
         let put = |set: &Pending| put(&self.input, set);
         match &self.pending[..] {
             [] => return,
-            [Pending { key, value: None }] => session.get_batch(&[at(*key)], &mut self.reply),
+            [Pending { key, value: None }] => {
+                session.get_batch(&[at(*key)], self.output.reply_mut());
+            }
             gets @ [Pending { value: None, .. }, ..] => {
                 let keys: Vec<&[u8]> = gets.iter().map(|get| at(get.key)).collect();
-                session.get_batch(&keys, &mut self.reply);
+                session.get_batch(&keys, self.output.reply_mut());
             }
-            [one] => session.set_batch(&[put(one)], &mut self.reply),
-            many => session.set_batch(&many.iter().map(put).collect::<Vec<_>>(), &mut self.reply),
+            [one] => session.set_batch(&[put(one)], self.output.reply_mut()),
+            many => session
+                .set_batch(&many.iter().map(put).collect::<Vec<_>>(), self.output.reply_mut()),
         }
         self.pending.clear();
         self.pending_bytes = 0;
-        self.count_output(session);
+        self.output.count(session);
     }
 
     /// Whether a command was executed since [`Pipeline::tidy`].
@@ -509,8 +458,7 @@ impl Pipeline {
 
     /// Removes the output, which was sent, and releases its memory.
     pub(crate) fn sent(&mut self) {
-        self.reply.sent(INPUT_BYTES_USUAL);
-        self.outgoing.shrink(0);
+        self.output.sent();
     }
 
     /// Bytes of the input that were not executed.
@@ -616,7 +564,8 @@ impl Pipeline {
     }
 
     fn charge_memory(&mut self) {
-        let bytes = self.input.capacity() + self.reply.capacity() + self.parser.memory_bytes();
+        let bytes =
+            self.input.capacity() + self.output.reply().capacity() + self.parser.memory_bytes();
         if self.charge.bytes() != bytes as u64 {
             self.charge.resize(bytes as u64);
         }

@@ -10,6 +10,7 @@ use super::*;
 use crate::clients::Socket;
 use crate::commands;
 use crate::mem_store::MemStore;
+use crate::memory::Share;
 use crate::options::ServerOptions;
 use crate::server_state::ServerState;
 
@@ -47,7 +48,7 @@ impl Conversation {
 
     /// Takes the output as the socket does.
     fn sent(&mut self) -> String {
-        let output = String::from_utf8_lossy(self.pipeline.reply.bytes()).into_owned();
+        let output = String::from_utf8_lossy(self.pipeline.output.reply().bytes()).into_owned();
         self.pipeline.sent();
         output
     }
@@ -84,7 +85,7 @@ fn run_late(conversation: &mut Conversation, lines: &[&str]) -> String {
     drop(rest);
     let mut held = Held::default();
     assert!(conversation.share().try_hold(&mut held, bytes));
-    conversation.pipeline.outgoing.merge(held);
+    conversation.pipeline.output.held_mut().merge(held);
     let rest = conversation.hold_rest();
     assert_eq!(conversation.pipeline.run(&conversation.session, false), PipelineProgress::All);
     assert!(!conversation.share().is_overdrawn(), "{lines:?}");

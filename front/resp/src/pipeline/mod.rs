@@ -1,7 +1,8 @@
 //! Pipeline of one connection: it parses all complete commands of the input, runs them in order,
 //! and collects their replies for one write to the socket.
 //!
-//! The task of the connection owns it. Invariants:
+//! The task of the connection owns it. `output` has the replies and the memory that they hold, and
+//! `plain_commands` the SETs and GETs that wait for their batch. Invariants:
 //!
 //! 1. `input[consumed..]` starts at the first byte of a command that has not run.
 //! 2. Replies are in the order of the commands. Consecutive plain SETs become one write of the
@@ -28,19 +29,20 @@
 //!    runs after that.
 
 mod output;
+mod plain_commands;
 
 use archipelago_base::budget::{Charge, MemoryClass, Pressure};
 use output::Output;
+use plain_commands::{InputSpan, PlainCommand, PlainCommands, at};
 use tokio::time::Instant;
 
 use crate::args::Args;
 use crate::connection_batch::{Answer, BatchMember};
 use crate::memory::{FREE_BYTES, Held};
 use crate::refusal::Refusal;
-use crate::request::{Parser, Progress, Span};
+use crate::request::{Parser, Progress};
 use crate::server_state::Stat;
 use crate::session::Session;
-use crate::store::{KEY_BYTES_MAX, Op};
 
 /// Bytes of output after which it is sent before more commands run.
 const REPLY_FLUSH_BYTES: usize = 1 << 20;
@@ -51,19 +53,6 @@ const INPUT_BYTES_MIN: usize = 4 << 10;
 /// Size in bytes up to which input buffers grow by themselves. They grow further only for a single
 /// command.
 const INPUT_BYTES_USUAL: usize = 64 << 10;
-
-/// Limits of a batch: the number of commands, and the bytes of SETs.
-const BATCH_MAX: usize = 512;
-const BATCH_BYTES_MAX: usize = 1 << 20;
-/// Longest value in bytes of a plain SET. Longer values gain nothing from a batch, and a store may
-/// refuse them.
-const PLAIN_BYTES_MAX: usize = 64 << 10;
-/// Highest number of GETs in a batch. All their values are in memory until they are answered.
-const BATCH_GETS_MAX: usize = 32;
-/// Highest number of commands, and of their bytes, that join a batch of several connections. More
-/// are a batch of their own.
-const JOINED_MAX: usize = 8;
-const JOINED_BYTES_MAX: usize = 2 << 10;
 
 /// Result of [`Pipeline::run`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,13 +73,6 @@ struct Blocked {
     len: usize,
 }
 
-/// A plain SET or GET that waits for its batch: the spans of the key, and of the value of a SET, in
-/// the input.
-struct Pending {
-    key: (usize, usize),
-    value: Option<(usize, usize)>,
-}
-
 /// Plain GETs that were answered one after another and are not counted yet.
 #[derive(Clone, Copy, Default)]
 struct AnsweredGets {
@@ -98,7 +80,7 @@ struct AnsweredGets {
     /// Time at which the first of them began.
     started_ns: u64,
     /// Span of the key of the first of them in the input.
-    first: (usize, usize),
+    first: InputSpan,
 }
 
 /// Input, output and state of the pipeline of one connection.
@@ -107,9 +89,8 @@ pub(crate) struct Pipeline {
     pub(crate) output: Output,
     consumed: usize,
     parser: Parser,
-    /// Only SETs, or only GETs.
-    pending: Vec<Pending>,
-    pending_bytes: usize,
+    /// Plain commands that wait for their batch.
+    pending: PlainCommands,
     answered_gets: AnsweredGets,
     /// The pending commands in a batch of several connections.
     joined: Option<BatchMember>,
@@ -137,8 +118,7 @@ impl Pipeline {
             output: Output::default(),
             consumed: 0,
             parser,
-            pending: Vec::new(),
-            pending_bytes: 0,
+            pending: PlainCommands::default(),
             answered_gets: AnsweredGets::default(),
             joined: None,
             wanted: 0,
@@ -210,19 +190,12 @@ impl Pipeline {
     }
 
     fn join_batch(&mut self, session: &Session) {
-        let few = (1..=JOINED_MAX).contains(&self.pending.len());
-        let is_gets = self.pending.first().is_some_and(|first| first.value.is_none());
+        let are_gets = self.pending.are_gets() == Some(true);
         // A batch of several connections is for database 0.
-        if few
-            && !(is_gets && is_short(session))
-            && session.database() == 0
-            && self.pending_bytes <= JOINED_BYTES_MAX
-        {
+        if self.pending.are_few() && !(are_gets && is_short(session)) && session.database() == 0 {
             // The input may move before the next flush.
             self.count_gets(session);
-            let at = |span: (usize, usize)| &self.input[span.0..span.1];
-            let command = |one: &Pending| (at(one.key), one.value.map(at));
-            self.joined = BatchMember::join(self.pending.iter().map(command));
+            self.joined = self.pending.join(&self.input);
         }
     }
 
@@ -241,7 +214,7 @@ impl Pipeline {
     pub(crate) fn finish(&mut self, session: &Session) {
         let Some(joined) = self.joined.take() else { return };
         session.begin_piece();
-        let (mut nth, mut left) = (0, Vec::new());
+        let (mut nth, mut left) = (0, Vec::<usize>::new());
         let now_ns = || session.shared.options.clock.now_ns();
         let done_ns = joined.answers(&*session.shared.store, now_ns, |answer| {
             match answer {
@@ -255,24 +228,11 @@ impl Pipeline {
             }
             nth += 1;
         });
-        if self.pending.iter().any(|one| one.value.is_none()) {
-            for one in &self.pending {
-                session.note_read(&self.input[one.key.0..one.key.1], done_ns);
-            }
-            let key = |nth: &usize| {
-                let (from, to) = self.pending[*nth].key;
-                &self.input[from..to]
-            };
-            let keys: Vec<&[u8]> = left.iter().map(key).collect();
-            if !keys.is_empty() {
-                session.get_batch(&keys, self.output.reply_mut());
-            }
-        } else {
-            let ops: Vec<Op<'_>> = self.pending.iter().map(|one| put(&self.input, one)).collect();
-            session.set_left(&ops, &left, self.output.reply_mut());
+        if self.pending.are_gets() == Some(true) {
+            self.pending.keys(&self.input).for_each(|key| session.note_read(key, done_ns));
         }
+        self.pending.execute_left(&left, session, &self.input, self.output.reply_mut());
         self.pending.clear();
-        self.pending_bytes = 0;
         self.output.count(session);
         session.settle();
         self.charge_memory();
@@ -286,24 +246,21 @@ impl Pipeline {
         }
         let command = &self.input[start..start + len];
         if session.takes_plain()
-            && let Some(plain) = plain(command, spans, start)
-            && (plain.value.is_some() || !session.notes_reads())
+            && let Some(plain) = PlainCommand::parse(command, spans, start)
+            && (!plain.is_get() || !session.notes_reads())
         {
-            let is_get = plain.value.is_none();
             // A GET of a batch does not run again if its reply does not fit.
-            if is_get && (!session.shared.store.overlaps_reads() || is_short(session)) {
-                return self.answer_get(session, plain.key, start, len);
+            if plain.is_get() && (!session.shared.store.overlaps_reads() || is_short(session)) {
+                return self.answer_get(session, plain.key(), start, len);
             }
-            if self.pending.first().is_some_and(|first| first.value.is_none() != is_get) {
+            if self.pending.are_gets().is_some_and(|are_gets| are_gets != plain.is_get()) {
                 self.flush(session);
                 if session.closing.get() {
                     return PipelineProgress::All;
                 }
             }
-            self.pending_bytes += len;
-            self.pending.push(plain);
-            let most = if is_get { BATCH_GETS_MAX } else { BATCH_MAX };
-            if self.pending.len() >= most || self.pending_bytes >= BATCH_BYTES_MAX {
+            self.pending.push(plain, len);
+            if self.pending.is_full() {
                 self.flush(session);
             }
             return PipelineProgress::All;
@@ -320,7 +277,7 @@ impl Pipeline {
     fn answer_get(
         &mut self,
         session: &Session,
-        key: (usize, usize),
+        key: InputSpan,
         start: usize,
         len: usize,
     ) -> PipelineProgress {
@@ -337,7 +294,7 @@ impl Pipeline {
         self.answered_gets.count += 1;
         let mark = self.output.reply().len();
         let started_ns = self.answered_gets.started_ns;
-        session.get_plain(&self.input[key.0..key.1], started_ns, self.output.reply_mut());
+        session.get_plain(at(&self.input, key), started_ns, self.output.reply_mut());
         self.bound_reply(session, mark, start, len)
     }
 
@@ -345,7 +302,7 @@ impl Pipeline {
     fn count_gets(&mut self, session: &Session) {
         let AnsweredGets { count, started_ns, first } = self.answered_gets;
         if count > 0 {
-            session.note_gets(&self.input[first.0..first.1], count, started_ns);
+            session.note_gets(at(&self.input, first), count, started_ns);
             self.answered_gets.count = 0;
         }
     }
@@ -429,25 +386,14 @@ impl Pipeline {
         if bytes > FREE_BYTES && self.consumed == 0 && !self.input.is_empty() { bytes } else { 0 }
     }
 
+    /// Executes and answers the plain commands that wait for their batch.
     fn flush(&mut self, session: &Session) {
         self.count_gets(session);
-        let at = |span: (usize, usize)| &self.input[span.0..span.1];
-        let put = |set: &Pending| put(&self.input, set);
-        match &self.pending[..] {
-            [] => return,
-            [Pending { key, value: None }] => {
-                session.get_batch(&[at(*key)], self.output.reply_mut());
-            }
-            gets @ [Pending { value: None, .. }, ..] => {
-                let keys: Vec<&[u8]> = gets.iter().map(|get| at(get.key)).collect();
-                session.get_batch(&keys, self.output.reply_mut());
-            }
-            [one] => session.set_batch(&[put(one)], self.output.reply_mut()),
-            many => session
-                .set_batch(&many.iter().map(put).collect::<Vec<_>>(), self.output.reply_mut()),
+        if self.pending.is_empty() {
+            return;
         }
+        self.pending.execute(session, &self.input, self.output.reply_mut());
         self.pending.clear();
-        self.pending_bytes = 0;
         self.output.count(session);
     }
 
@@ -590,28 +536,6 @@ impl Pipeline {
 /// Whether other clients need more of the share for replies than is free.
 fn is_short(session: &Session) -> bool {
     session.shared.memory.outgoing.is_short()
-}
-
-fn put<'a>(input: &'a [u8], set: &Pending) -> Op<'a> {
-    let at = |span: (usize, usize)| &input[span.0..span.1];
-    let (key, value) = (at(set.key), set.value.map(at).unwrap_or_default());
-    Op::Put { key, value, expires_at_ms: None }
-}
-
-/// The command as a plain one, if it is `SET key value` without options or `GET key`, with sizes
-/// that the store accepts.
-fn plain(command: &[u8], spans: &[Span], start: usize) -> Option<Pending> {
-    let ([name, key] | [name, key, _]) = spans else { return None };
-    let wanted: &[u8] = if spans.len() == 2 { b"get" } else { b"set" };
-    let name = &command[name.0 as usize..name.1 as usize];
-    let bytes = |span: &Span| (span.1 - span.0) as usize;
-    let large =
-        bytes(key) >= KEY_BYTES_MAX || spans.get(2).is_some_and(|v| bytes(v) > PLAIN_BYTES_MAX);
-    if large || !name.eq_ignore_ascii_case(wanted) {
-        return None;
-    }
-    let absolute = |span: &Span| (start + span.0 as usize, start + span.1 as usize);
-    Some(Pending { key: absolute(key), value: spans.get(2).map(absolute) })
 }
 
 #[cfg(test)]

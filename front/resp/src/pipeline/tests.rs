@@ -142,3 +142,18 @@ fn refused_command_has_changed_nothing() {
         assert_eq!(conversation.session.shared.settings.idle_timeout(), None);
     }
 }
+
+#[test]
+fn transaction_whose_reply_never_fits_does_not_act_on_the_server() {
+    let mut conversation = Conversation::begin();
+    let limit_bytes = conversation.share().limit_bytes();
+    let gets = vec!["GET large"; usize::try_from(limit_bytes / 100_000).unwrap() + 1];
+    let lines = [&["MULTI", "CONFIG SET timeout 7"][..], &gets[..], &["EXEC"]].concat();
+    assert_eq!(conversation.run(&lines), PipelineProgress::All);
+    let output = conversation.sent();
+    let refusal = "-EXECABORT Transaction discarded because of: OOM ";
+    let (_queued, refused) = output.split_once(refusal).expect("a refusal");
+    assert!(refused.contains("so this can never be done"), "{refused}");
+    assert_eq!(conversation.session.shared.settings.idle_timeout(), None);
+    assert_eq!(conversation.share().held_bytes(), 0);
+}

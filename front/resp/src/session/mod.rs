@@ -653,7 +653,8 @@ impl Session {
         tracing::warn!(
             client = self.client.id,
             bytes,
-            "closed a client whose unread output exceeds --output-mib-max: it must read its replies"
+            "closed a client whose unread output exceeds the hard limit (--output-mib-max, or \
+             client-output-buffer-limit of CONFIG SET): it must read its replies"
         );
     }
 

@@ -13,6 +13,8 @@
 //!
 //! Failure: a start that fails says which flag or file is wrong, and leaves no database behind.
 
+mod flags;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +26,6 @@ use archipelago_env::descriptors::raise_limit;
 use archipelago_fabric::endpoint;
 use archipelago_metrics::endpoint::{MetricsListener, MetricsServer};
 use archipelago_metrics::sources;
-use archipelago_offload::job::JobKind;
 use archipelago_offload::net::{ExecutorSettings, OffloadMode, OwnerSettings};
 use archipelago_offload::shard_owner::{StayingMemtables, takeover_facts};
 use archipelago_resp::engine_store::EngineStore;
@@ -48,6 +49,9 @@ const OWNER_CHECK: Duration = Duration::from_millis(200);
 /// Number of these questions per lease, at least. An owner stops reads an eighth of the lease
 /// before its end, so clients with cached values are closed before another process is the owner.
 const OWNER_CHECKS: u32 = 32;
+
+/// Default address for other compute nodes.
+const PEERS: &str = "127.0.0.1:0";
 
 /// Store that `serve` serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -103,15 +107,15 @@ pub(crate) struct ServeArgs {
     /// Store that is served
     #[arg(long, value_enum, default_value_t = Engine::Lsm)]
     engine: Engine,
-    /// Addresses of the cluster's managers, separated by commas (engine flexkv, and
-    /// --offload-mode). Default: those of --store, or 127.0.0.1:7700
+    /// Addresses of the cluster's managers, separated by commas (engine flexkv, --offload-mode and
+    /// --executor-slots). Default: those of --store, or 127.0.0.1:7700
     #[arg(long, value_name = "HOST:PORT,...")]
     manager: Option<String>,
     #[command(flatten)]
     secret: SecretArgs,
     /// Address at which this compute node listens for other compute nodes. With port 0 the system
     /// chooses a free port (engine flexkv)
-    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
+    #[arg(long, value_name = "HOST:PORT", default_value = PEERS)]
     peers: String,
     /// Address that other compute nodes connect to, if it differs from --peers: behind address
     /// translation, or if --peers is 0.0.0.0 (engine flexkv)
@@ -257,82 +261,10 @@ impl ServeArgs {
 
 /// Serves until the process is told to stop.
 pub(crate) fn run(args: &ServeArgs) -> Result<()> {
-    refuse_flags_of_redis(args)?;
-    refuse_useless_offload_flags(args)?;
+    flags::check(args)?;
     match args.engine {
         Engine::Lsm => database(args),
-        Engine::FlexKv if args.offload_mode != Offload::Off => Err(Error::invalid(
-            "--offload-mode is for the engine lsm: the engine flexkv has no compactions and no \
-             memtables",
-        )),
-        Engine::FlexKv if args.volume.is_given() => Err(Error::invalid(
-            "--store is for the engine lsm: the engine flexkv keeps its data in the memory of the \
-             cluster (--manager), so leave --store or --engine out",
-        )),
         Engine::FlexKv => remote_memory(args),
-    }
-}
-
-/// Refuses settings of work and memory that do not leave in the offload mode.
-fn refuse_useless_offload_flags(args: &ServeArgs) -> Result<()> {
-    if args.remote_memtables_mib > 0 && !args.offload_mode.mode().sends_memtables() {
-        return Err(Error::invalid(
-            "--remote-memtables-mib is for --offload-mode memtables, flushes and all: add one of \
-             them, or leave it out",
-        ));
-    }
-    if args.offload_guaranteed_mib > 0 && !args.offload_mode.mode().sends_memtables() {
-        return Err(Error::invalid(
-            "--offload-guaranteed-mib is for --offload-mode memtables, flushes and all: add one of \
-             them, or leave it out",
-        ));
-    }
-    let (most, guaranteed) = (args.remote_memtables_mib, args.offload_guaranteed_mib);
-    if most > 0 && guaranteed > most {
-        return Err(Error::invalid(format!(
-            "--offload-guaranteed-mib {guaranteed} is more than --remote-memtables-mib {most}, \
-             which this server may use: lower the first or raise the second"
-        )));
-    }
-    if args.key_offset_cache_mib.is_some() && !args.offload_mode.mode().sends_memtables() {
-        return Err(Error::invalid(
-            "--key-offset-cache-mib is for --offload-mode memtables, flushes and all: add one of \
-             them, or leave it out",
-        ));
-    }
-    if args.shard_copies.is_some() && !args.offload_mode.mode().sends_memtables() {
-        return Err(Error::invalid(
-            "--shard-copies is for --offload-mode memtables, flushes and all: add one of them, or \
-             leave it out",
-        ));
-    }
-    if args.local_memtables.is_some() && !args.offload_mode.mode().sends_memtables() {
-        return Err(Error::invalid(
-            "--local-memtables is for --offload-mode memtables, flushes and all: add one of them, \
-             or leave it out",
-        ));
-    }
-    if args.gc_invalid_files && !args.offload_mode.mode().sends(JobKind::Gc) {
-        return Err(Error::invalid(
-            "--gc-invalid-files is for --offload-mode compactions and all: add one of them, or \
-             leave it out",
-        ));
-    }
-    Ok(())
-}
-
-/// Refuses flags of redis-server, and names the flag of this program.
-fn refuse_flags_of_redis(args: &ServeArgs) -> Result<()> {
-    let hint = |flag: &str, host: &str, port: &str| {
-        Err(Error::invalid(format!(
-            "there is no {flag}: use --listen {host}:{port}, which sets the host and the port"
-        )))
-    };
-    match (&args.port, args.bind.as_ref().and_then(|hosts| hosts.first())) {
-        (None, None) => Ok(()),
-        (Some(port), None) => hint("--port", "127.0.0.1", port),
-        (None, Some(host)) => hint("--bind", host, "6379"),
-        (Some(port), Some(host)) => hint("--port and no --bind", host, port),
     }
 }
 

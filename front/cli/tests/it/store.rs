@@ -573,3 +573,30 @@ fn acknowledged_writes_survive_kills_and_are_not_read_stale() {
     let rest = cluster.process.end();
     assert!(rest.ends_with("Stopped\n"), "{rest}");
 }
+
+#[test]
+fn serve_refuses_flags_that_only_the_other_engine_has() {
+    // The address is wrong, so a server that took the flag would end as well.
+    let refused = |engine: &str, flags: &[&str]| {
+        let serve = ["serve", "--listen", "nowhere", "--engine", engine];
+        let output = archipelago().args(serve).args(flags).output().unwrap();
+        assert!(!output.status.success(), "{flags:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    for flags in [
+        &["--config", "settings.toml"][..],
+        &["--log-dir", "wal"],
+        &["--sync"],
+        &["--checkpoints", "copies"],
+        &["--print-settings"],
+    ] {
+        let said = refused("flexkv", flags);
+        assert!(said.contains(&format!("{} is for the engine lsm", flags[0])), "{said}");
+    }
+    for flags in
+        [["--peers", "127.0.0.1:7702"], ["--advertise", "reef:7702"], ["--shm", "reef.sock"]]
+    {
+        let said = refused("lsm", &flags);
+        assert!(said.contains(&format!("{} is for the engine flexkv", flags[0])), "{said}");
+    }
+}

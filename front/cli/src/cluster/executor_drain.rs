@@ -1,7 +1,8 @@
 //! `archipelago cluster drain --executor`: an executor takes no more jobs.
 //!
-//! The schedulers in the managers stop giving jobs to it, and tell it. The executor keeps the order
-//! until the end of its process, so a new manager learns it from the executor's beats.
+//! The schedulers in the managers stop giving jobs to the executor, and send it the order. The
+//! executor keeps the order until the end of its process. A manager that starts later, or that did
+//! not answer, learns of the order from the executor's beats.
 //!
 //! Failure: if no manager answers, the command ends with an error, and the drain goes on. The jobs
 //! that a manager without an answer has given to the executor are not counted, and the command says
@@ -87,7 +88,7 @@ fn wait_until_idle(managers: &Managers, executor: ExecutorId) -> Result<()> {
                 ErrorKind::Busy,
                 format!(
                     "executor {:x} takes jobs again: its drain was cancelled, or the manager ended \
-                     before the executor knew of it",
+                     before the executor knew of it. To drain it, run the command again",
                     executor.0
                 ),
             ));

@@ -67,6 +67,11 @@ pub(crate) enum ClusterCommand {
     /// shares of it, clients, blocks with their copies, the store over it with its compute nodes,
     /// storage nodes with their space, volumes and missing copies, and executors with the jobs that
     /// wait for them.
+    ///
+    /// The last table has the servers that offload jobs, with counts since their databases were
+    /// opened. AWAY has the jobs that executors ran, and SECOND the second attempts of flushes.
+    /// FLUSHES and OTHERS have the jobs that ran in the server instead, in one line per reason.
+    /// `archipelago cluster jobs` lists the jobs that wait or run now.
     #[command(after_help = "Examples:\n  archipelago cluster status --manager 127.0.0.1:7700\n  \
                             archipelago cluster status --by-node")]
     Status {

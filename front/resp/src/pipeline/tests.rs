@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use archipelago_base::budget::ByteBudget;
 use archipelago_base::clock::SystemClock;
@@ -124,6 +125,8 @@ fn refused_command_has_changed_nothing() {
         (&["GETDEL large"][..], oom),
         (&["MULTI", "SET new 1", "GETDEL large", "EXEC"][..], abort),
         (&["MULTI", "CONFIG SET timeout 7", "GETDEL large", "EXEC"][..], abort),
+        (&["MULTI", "HELLO 3", "GETDEL large", "EXEC"][..], abort),
+        (&["MULTI", "HELLO 3 SETNAME reef", "GETDEL large", "EXEC"][..], abort),
     ] {
         let mut conversation = Conversation::begin();
         let rest = conversation.hold_rest();
@@ -140,6 +143,9 @@ fn refused_command_has_changed_nothing() {
         assert_eq!(conversation.run(&["EXEC", "EXISTS new"]), PipelineProgress::All);
         assert_eq!(conversation.sent(), "-ERR EXEC without MULTI\r\n:0\r\n");
         assert_eq!(conversation.session.shared.settings.idle_timeout(), None);
+        let client = &conversation.session.client;
+        assert_eq!(client.names.lock().name, "", "{lines:?}");
+        assert_eq!(client.version.load(Ordering::Relaxed), 2, "{lines:?}");
     }
 }
 

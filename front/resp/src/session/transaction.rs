@@ -100,6 +100,7 @@ impl Queued {
         let args = self.args();
         let is_one_of = |words: &[&str]| words.iter().any(|word| args.is(1, word));
         match self.command.name {
+            "hello" => args.from(2).any(|arg| arg.eq_ignore_ascii_case(b"setname")),
             "client" => is_one_of(&["kill", "setinfo", "setname"]),
             "config" => is_one_of(&["resetstat", "set"]),
             "slowlog" => is_one_of(&["reset"]),
@@ -437,6 +438,7 @@ fn execute(session: &Session, queue: &Queue, watches: &WatchedKeys, reply: &mut 
         }
         reply.take_back(mark);
         reply.set_version(version);
+        session.client.version.store(version.number(), Ordering::Relaxed);
         is_done?;
         session.hold_all().map_err(|refusal| abort(&refusal.line()))?;
     }

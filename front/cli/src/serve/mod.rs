@@ -677,9 +677,9 @@ fn settings(args: &ServeArgs) -> Result<Settings> {
     })?;
     if let (Some(dir), Some(flag)) = (&settings.log_dir, args.volume.about_log_or_owner()) {
         return Err(Error::invalid(format!(
-            "{flag}: the log of this database lies in {}, and not in the volume, so that no other \
-             machine can take it over, and the way to storage nodes means nothing for it: leave \
-             {flag} out. After the end of its owner, the machine with the log opens the volume",
+            "{flag}: the log of this database lies in {}, and not on storage nodes: leave {flag} \
+             out. After the end of the owner of the volume, only the machine with that log can \
+             open the volume",
             dir.display()
         )));
     }

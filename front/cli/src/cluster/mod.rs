@@ -105,9 +105,9 @@ pub(crate) enum ClusterCommand {
     ///
     /// A storage node gets no new files, and other nodes make copies of those that it has. A file
     /// that no other node can take is named, and keeps no other file back. A memory node takes no
-    /// memtables, and the servers flush those that it has. An executor takes no more jobs, and
-    /// those that it has go on; it may be a part of another node, which is not drained by that. The
-    /// command shows what is left until the node can be stopped.
+    /// memtables, and the servers flush those that it has. An executor takes no more jobs, and the
+    /// jobs that it has go on. If it runs in the process of another node or of a server, that
+    /// process is not drained. The command shows what is left until the node can be stopped.
     #[command(after_help = "Examples:\n  archipelago cluster drain 3\n  \
                             archipelago cluster drain 3 --cancel\n  \
                             archipelago cluster drain --memory 2\n  \

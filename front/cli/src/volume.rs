@@ -110,8 +110,8 @@ impl VolumeArgs {
     }
 
     /// Flag that says how the log of the volume is written, or that the volume is taken from its
-    /// owner. If the log lies in a directory, the first flag would be ignored. The second flag would
-    /// open the volume without the log of its owner.
+    /// owner. If the log lies in a directory, the first flag would be ignored, and the second one
+    /// would open the volume without the log of its owner.
     pub(crate) fn about_log_or_owner(&self) -> Option<&'static str> {
         match (self.take_over, self.log_writing) {
             (true, _) => Some("--take-over"),

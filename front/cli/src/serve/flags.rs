@@ -1,5 +1,5 @@
-//! Refusals of flags of `archipelago serve` that mean nothing for the chosen engine or offload mode,
-//! or that redis-server has. Pure functions.
+//! Refusals of flags of `archipelago serve` that mean nothing for the chosen engine or offload
+//! mode, or that redis-server has. Pure functions.
 
 use archipelago::{Error, Result};
 use archipelago_offload::job::JobKind;

@@ -8,8 +8,10 @@
 //! Invariant: the jobs end before the role of the process ([`HostedExecutor::end`]), because they
 //! may need its memory or its files.
 //!
-//! Thread-safety: one thread starts the executor, and [`HostedExecutor::stop`] ends both.
-//! Failure: while the storage cluster cannot be reached, the process has no executor and serves.
+//! Thread-safety: one thread starts the executor. After [`HostedExecutor::stop`] that thread starts
+//! nothing any more.
+//! Failure: while the storage cluster cannot be reached, the process has no executor and serves. Its
+//! end does not wait for the storage cluster.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -125,13 +127,18 @@ impl HostedExecutor {
         print_line!("{} jobs succeeded and {} failed here", figures.succeeded, figures.failed);
     }
 
-    /// Ends the executor. Returns its figures.
+    /// Ends the executor. Returns its figures. It does not wait for a thread that still asks for the
+    /// storage cluster, because that may take long.
     fn stop(mut self) -> ExecutorFigures {
-        self.state.lock().is_stopped = true;
-        if let Some(Err(error)) = self.thread.take().map(Joiner::join) {
+        let server = {
+            let mut state = self.state.lock();
+            state.is_stopped = true;
+            state.server.take()
+        };
+        let ended = self.thread.take().filter(Joiner::is_finished);
+        if let Some(Err(error)) = ended.map(Joiner::join) {
             tracing::error!(%error, "the thread that starts the executor panicked");
         }
-        let server = self.state.lock().server.take();
         server.map(|server| server.figures()).unwrap_or_default()
     }
 }
@@ -193,5 +200,22 @@ mod tests {
             start_in(&state, settings.clone());
             assert_eq!(state.lock().server.is_some(), !is_stopped);
         }
+    }
+
+    #[test]
+    fn stop_does_not_wait_for_the_storage_cluster() {
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let work = move || {
+            let _released = released.recv();
+        };
+        let thread = Some(SystemSpawn.spawn("asks", Box::new(work)).unwrap());
+        let state = Arc::new(Mutex::new(Starting::default()));
+        let description = String::new();
+        let executor = HostedExecutor { state: Arc::clone(&state), thread, description };
+        // The thread ends only after that, so a stop that waits for it would never return.
+        let figures = executor.stop();
+        assert_eq!((figures.succeeded, figures.failed), (0, 0));
+        assert!(state.lock().is_stopped);
+        drop(release);
     }
 }

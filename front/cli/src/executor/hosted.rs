@@ -10,8 +10,8 @@
 //!
 //! Thread-safety: one thread starts the executor. After [`HostedExecutor::stop`] that thread starts
 //! nothing any more.
-//! Failure: while the storage cluster cannot be reached, the process has no executor and serves. Its
-//! end does not wait for the storage cluster.
+//! Failure: while the storage cluster cannot be reached, the process has no executor and serves.
+//! The end of the process does not wait for the storage cluster.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -127,8 +127,8 @@ impl HostedExecutor {
         print_line!("{} jobs succeeded and {} failed here", figures.succeeded, figures.failed);
     }
 
-    /// Ends the executor. Returns its figures. It does not wait for a thread that still asks for the
-    /// storage cluster, because that may take long.
+    /// Ends the executor. Returns its figures. It does not wait for a thread that still asks for
+    /// the storage cluster, because that may take long.
     fn stop(mut self) -> ExecutorFigures {
         let server = {
             let mut state = self.state.lock();

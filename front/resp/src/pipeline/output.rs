@@ -24,7 +24,7 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// The replies.
+    /// The replies that wait for the client.
     pub(crate) fn reply(&self) -> &Reply {
         &self.reply
     }

@@ -19,6 +19,7 @@
 use archipelago_base::SeqNo;
 
 use crate::file_meta::FileMeta;
+use crate::manifest::ShadowFigures;
 
 /// Assumed bytes that a delete takes in a table in addition to its key.
 const DELETE_OVERHEAD_BYTES: u64 = 32;
@@ -193,6 +194,29 @@ pub(crate) struct ShadowShare {
 }
 
 impl ShadowShare {
+    /// The measurements that an earlier open of the database kept.
+    #[must_use]
+    pub(crate) fn kept(figures: &ShadowFigures) -> Self {
+        Self {
+            last: figures.last,
+            average: figures.average,
+            pending: (figures.pending_records, figures.pending_shadowing),
+            sunk: figures.pending_sunk,
+        }
+    }
+
+    /// The measurements for the next open of the database.
+    #[must_use]
+    pub(crate) fn figures(&self) -> ShadowFigures {
+        ShadowFigures {
+            last: self.last,
+            average: self.average,
+            pending_records: self.pending.0,
+            pending_shadowing: self.pending.1,
+            pending_sunk: self.sunk,
+        }
+    }
+
     /// Notes a compaction above the last level that dropped `shadowed` records. They have left the
     /// upper levels. It completes no measurement, because the records that it kept are not counted.
     pub(crate) fn note_dropped(&mut self, shadowed: u64) {
@@ -339,6 +363,18 @@ mod tests {
         assert!((0.1..0.11).contains(&share.share()));
         share.note_sunk(1000, 800);
         assert_eq!(share.share(), 0.8, "a burst counts at once");
+    }
+
+    #[test]
+    fn kept_measurements_go_on_as_if_nothing_had_ended() {
+        let mut share = ShadowShare::default();
+        for (left, shadowed) in [(40, 10), (900, 300), (70, 70), (500, 0), (800, 800)] {
+            share.note_sunk(left, shadowed);
+            share.note_dropped(left / 10);
+            assert_eq!(ShadowShare::kept(&share.figures()), share);
+            let figures = share.figures();
+            assert!(figures.pending_shadowing.max(figures.pending_sunk) <= figures.pending_records);
+        }
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::key::KeyRange;
 use crate::manifest::damaged;
 use crate::manifest::identity::id_text;
 use crate::manifest::owner::Owner;
+use crate::manifest::space::SpaceFigures;
 use crate::options::{CfOptions, LEVELS};
 use crate::table_content::TableContent;
 use crate::value_ref::{InvalidFileMeta, ValueFileMeta, ValueRef, ValueRefs};
@@ -134,6 +135,13 @@ pub enum Change {
     },
     /// The database was opened for writing. The epoch is above that of the owner before.
     OwnerEpoch(Box<Owner>),
+    /// The figures of a column family's space are replaced. No file depends on them.
+    SetSpaceFigures {
+        /// Id of the column family.
+        cf: CfId,
+        /// All figures that a restart keeps.
+        figures: SpaceFigures,
+    },
     /// Not a change: the manifest was durable through this offset ([`crate::manifest::log`]).
     Synced(u64),
 }
@@ -261,6 +269,23 @@ impl Change {
             Self::LogFloor(no) => put_number(out, 11, no.0),
             Self::NextIncarnation(epoch) => put_number(out, 12, epoch.0),
             Self::Synced(offset) => put_number(out, 13, *offset),
+            Self::AddValueFile { .. }
+            | Self::RemoveValueFile { .. }
+            | Self::Inherit { .. }
+            | Self::AddInvalidFile { .. }
+            | Self::RemoveInvalidFile { .. }
+            | Self::SetSpaceFigures { .. } => self.encode_of_values(out),
+            Self::OwnerEpoch(owner) => {
+                put_u8(out, 19);
+                owner.encode(out);
+            }
+        }
+        Ok(())
+    }
+
+    /// Encodes a change that concerns value files.
+    fn encode_of_values(&self, out: &mut Vec<u8>) {
+        match self {
             Self::AddValueFile { cf, meta } => {
                 put_tagged(out, 14, *cf);
                 put_value_file(out, meta);
@@ -282,12 +307,12 @@ impl Change {
                 put_tagged(out, 18, *cf);
                 put_varint(out, no.0);
             }
-            Self::OwnerEpoch(owner) => {
-                put_u8(out, 19);
-                owner.encode(out);
+            Self::SetSpaceFigures { cf, figures } => {
+                put_tagged(out, 20, *cf);
+                figures.encode(out);
             }
+            _ => {}
         }
-        Ok(())
     }
 
     fn decode(reader: &mut Reader<'_>) -> Result<Self> {
@@ -300,7 +325,7 @@ impl Change {
             11 => reader.varint().map(|no| Self::LogFloor(FileNo(no))),
             12 => reader.varint().map(|epoch| Self::NextIncarnation(Epoch(epoch))),
             13 => reader.varint().map(Self::Synced),
-            14..=18 => Self::decode_of_values(tag, reader),
+            14..=18 | 20 => Self::decode_of_values(tag, reader),
             19 => Owner::decode(reader).map(|owner| Self::OwnerEpoch(Box::new(owner))),
             _ => {
                 return Err(Error::unsupported(format!(
@@ -321,6 +346,7 @@ impl Change {
                 Self::Inherit { cf, old, heir }
             }
             17 => Self::AddInvalidFile { cf, meta: Box::new(invalid_file(reader)?) },
+            20 => Self::SetSpaceFigures { cf, figures: SpaceFigures::decode(reader)? },
             _ => Self::RemoveInvalidFile { cf, no: FileNo(reader.varint()?) },
         })
     }
@@ -597,8 +623,29 @@ impl Change {
             Self::RemoveInvalidFile { cf, no } => {
                 write!(f, "remove invalid file {no} from cf {cf}")
             }
+            Self::SetSpaceFigures { cf, figures } => {
+                write!(f, "space of cf {cf}: ")?;
+                write_figures(f, figures)
+            }
             _ => Ok(()),
         }
+    }
+}
+
+fn write_figures(f: &mut fmt::Formatter<'_>, figures: &SpaceFigures) -> fmt::Result {
+    let shadow = &figures.shadow;
+    write!(f, "last shadow share {:.3}", shadow.last)?;
+    if let Some(average) = shadow.average {
+        write!(f, ", average {average:.3}")?;
+    }
+    write!(f, ", {} of {} pending", shadow.pending_shadowing, shadow.pending_records)?;
+    match figures.bound {
+        None => write!(f, ", no bound"),
+        Some(bound) => write!(
+            f,
+            ", {} bytes of garbage, {} allowed, {} of debt",
+            bound.used_bytes, bound.allowance_bytes, bound.debt_bytes
+        ),
     }
 }
 
@@ -664,7 +711,8 @@ impl fmt::Display for Change {
             | Self::RemoveValueFile { .. }
             | Self::Inherit { .. }
             | Self::AddInvalidFile { .. }
-            | Self::RemoveInvalidFile { .. } => self.write_of_values(f),
+            | Self::RemoveInvalidFile { .. }
+            | Self::SetSpaceFigures { .. } => self.write_of_values(f),
         }
     }
 }

@@ -31,6 +31,7 @@ pub mod mark;
 pub mod numbers;
 pub mod owner;
 mod set;
+mod space;
 mod state;
 
 #[cfg(test)]
@@ -46,6 +47,7 @@ pub use numbers::FileNumbers;
 pub use owner::{Owner, OwnerClaim};
 pub use set::{DEFAULT_CF_NAME, Exporter, VersionSet, file_number};
 pub(crate) use set::{ImpossibleEdit, read_state};
+pub use space::{BoundFigures, ShadowFigures, SpaceFigures};
 pub(crate) use state::{State, StateBuilder};
 
 /// Version of the manifest's format, and of the database's as a whole.

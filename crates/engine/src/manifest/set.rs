@@ -26,6 +26,7 @@ use crate::manifest::log::{Header, ManifestReader, ManifestWriter};
 use crate::manifest::mark::{Evidence, MarkHeader, Marks, ReadManifest};
 use crate::manifest::numbers::FileNumbers;
 use crate::manifest::owner::{Owner, OwnerClaim};
+use crate::manifest::space::SpaceFigures;
 use crate::manifest::state::{CfState, State, StateBuilder};
 use crate::options::CfOptions;
 use crate::sabotage::{Defect, has};
@@ -442,6 +443,12 @@ impl VersionSet {
         self.state.cfs.get(&cf).map(|known| &known.version)
     }
 
+    /// Figures of a column family's space that an edit has kept; `None` if none has.
+    #[must_use]
+    pub fn space_figures(&self, cf: CfId) -> Option<SpaceFigures> {
+        self.state.cfs.get(&cf).and_then(|known| known.space)
+    }
+
     /// Every column family: id, name, current version.
     pub fn column_families(&self) -> impl Iterator<Item = (CfId, &str, &Arc<Version>)> {
         self.state.cfs.iter().map(|(&cf, known)| (cf, &*known.name, &known.version))
@@ -555,8 +562,10 @@ impl Exporter {
         families: impl Iterator<Item = (CfId, &'a str, Arc<Version>)>,
         edit: &VersionEdit,
     ) -> Result<Self> {
+        let before = std::mem::take(&mut self.state.cfs);
         let known = |(cf, name, version): (CfId, &str, Arc<Version>)| {
-            (cf, CfState { name: name.into(), version })
+            let space = before.get(&cf).and_then(|known| known.space);
+            (cf, CfState { name: name.into(), version, space })
         };
         self.state.cfs = families.map(known).collect();
         self.state.last_seq = last_seq;

@@ -13,6 +13,7 @@ use crate::live_file::{LiveFile, LiveInvalidFile, LiveValueFile, Trash};
 use crate::manifest::damaged;
 use crate::manifest::edit::{CF_NAME_BYTES_MAX, Change, VersionEdit};
 use crate::manifest::owner::Owner;
+use crate::manifest::space::SpaceFigures;
 use crate::version::{HeldNumbers, Version, VersionBuilder};
 
 /// A column family as the manifest knows it.
@@ -20,6 +21,8 @@ use crate::version::{HeldNumbers, Version, VersionBuilder};
 pub(crate) struct CfState {
     pub(crate) name: Arc<str>,
     pub(crate) version: Arc<Version>,
+    /// Figures of the family's space; `None` if no edit has set them.
+    pub(crate) space: Option<SpaceFigures>,
 }
 
 /// Everything that the manifest says: column families, counters and floors.
@@ -73,7 +76,7 @@ impl State {
     /// The edit that makes this state from nothing.
     pub(crate) fn snapshot(&self) -> VersionEdit {
         let mut edit = VersionEdit::new();
-        for (&cf, CfState { name, version }) in &self.cfs {
+        for (&cf, CfState { name, version, space }) in &self.cfs {
             let options = Box::new(version.options().as_ref().clone());
             edit.push(Change::CreateCf { cf, name: name.to_string(), options });
             if version.map().epoch() > Epoch(0) {
@@ -95,6 +98,9 @@ impl State {
             let flushed = version.flushed_through().ranges();
             for (range, seq) in flushed.filter(|(_, seq)| *seq > SeqNo::ZERO) {
                 edit.flushed_through(cf, range, seq);
+            }
+            if let Some(figures) = *space {
+                edit.push(Change::SetSpaceFigures { cf, figures });
             }
         }
         edit.push(Change::NextFileNo(self.next_file_no));
@@ -181,7 +187,8 @@ impl StateBuilder {
                 options.validate()?;
                 let version = Version::empty(*cf, Arc::new(options.as_ref().clone()));
                 self.touched.insert(*cf, VersionBuilder::new(&version));
-                state.cfs.insert(*cf, CfState { name: name.as_str().into(), version });
+                let name = name.as_str().into();
+                state.cfs.insert(*cf, CfState { name, version, space: None });
                 let next = cf.0.checked_add(1).ok_or_else(|| damaged("last column family id"))?;
                 state.next_cf_id = state.next_cf_id.max(CfId(next));
             }
@@ -226,6 +233,9 @@ impl StateBuilder {
                 state.next_incarnation = state.next_incarnation.max(*epoch);
             }
             Change::OwnerEpoch(owner) => state.replace_owner(owner)?,
+            Change::SetSpaceFigures { cf, figures } => {
+                state.cfs.get_mut(cf).ok_or_else(|| unknown(*cf))?.space = Some(*figures);
+            }
             Change::Synced(_) => {}
         }
         Ok(())

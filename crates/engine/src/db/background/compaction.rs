@@ -47,6 +47,7 @@ use crate::disk_space::{SpaceState, SpaceUse};
 use crate::event::Event;
 use crate::executor::{self, JobKind, JobPlace};
 use crate::file_meta::{FileMeta, sst_name};
+use crate::gc::hidden::ShadowShare;
 use crate::gc::invalid;
 use crate::gc::space_plan::SpaceEvent;
 use crate::job::below::{Below, range_of};
@@ -559,13 +560,12 @@ fn install_compaction(
         {
             add_invalid_files(&mut edit, version, &compacted.output);
         }
+        let share = keep_space(&mut edit, &db.jobs.lock(manifest.order()), task, compacted);
         let built = manifest.apply(edit)?;
         let mut state = db.jobs.lock(manifest.order());
         db.view.republish_built(&mut state, built);
-        if let Some(compacted) = compacted.filter(|_| state.has_space(cf)) {
-            let upper = pick.inputs().filter(|(level, _)| *level < LAST_LEVEL);
-            let upper = upper.fold(0, |sum: u64, (_, file)| sum.saturating_add(file.entries));
-            space::note_sunk(state.space_mut(cf), to, upper, &compacted.output);
+        if let Some(share) = share {
+            state.space_mut(cf).set_shadow_share(share);
         }
         space::note_install(db, &mut state, family, Some(SpaceEvent::GarbageFound));
         if let Some(compacted) = compacted {
@@ -575,6 +575,24 @@ fn install_compaction(
     let moved = Compacted { output: JobOutput::default(), threads_ns: vec![0] };
     tell_compaction(&db.observers, task, inputs, compacted.unwrap_or(&moved));
     Ok(())
+}
+
+/// Adds the figures of the family's space to the edit. Returns the share of shadowing records after
+/// the compaction; `None` if that is the same as before.
+fn keep_space(
+    edit: &mut VersionEdit,
+    state: &JobState,
+    task: &CompactionTask,
+    compacted: Option<&Compacted>,
+) -> Option<ShadowShare> {
+    let CompactionTask { family, pick, .. } = task;
+    let upper = pick.inputs().filter(|(level, _)| *level < LAST_LEVEL);
+    let upper = upper.fold(0, |sum: u64, (_, file)| sum.saturating_add(file.entries));
+    let space = state.space(family.id);
+    let share = compacted
+        .and_then(|compacted| space::share_after(space, pick.to(), upper, &compacted.output));
+    space::keep_figures(edit, state, family.id, share.as_ref());
+    share
 }
 
 /// Learns the speed of compactions of L0 from an installed pick. Other picks are ignored.

@@ -494,6 +494,7 @@ fn install_flush(db: &DbInner, task: &FlushTask, output: &JobOutput) -> Result<(
             |cf, memtable, shard| task.takes(cf, memtable, shard),
         );
         edit.push(Change::LogFloor(floor));
+        space::keep_figures(&mut edit, &db.jobs.lock(manifest.order()), cf, None);
         let built = manifest.apply(edit)?;
         let mut state = db.jobs.lock(manifest.order());
         let retired = mark_installed(&mut state, task);

@@ -12,7 +12,10 @@
 //!    one set of memtables, the shards at memory nodes, and the outputs
 //!    ([`crate::gc::space_plan`]).
 //! 3. After each change of a limit, the throttle of the family's writers is decided again.
-//! 4. A writer waits only while a job of its family runs or can be picked, or waits for room on the
+//! 4. The edit of each flush, compaction and garbage collection keeps the margin and the debt
+//!    before it, and the measured share of shadowing records after it. The first examination after
+//!    an open begins with them.
+//! 5. A writer waits only while a job of its family runs or can be picked, or waits for room on the
 //!    disk that a running job gives back ([`crate::db::background::space_idle`]).
 //!
 //! Thread-safety: the functions run under the jobs lock.
@@ -22,7 +25,7 @@
 
 use std::sync::Arc;
 
-use archipelago_base::SeqNo;
+use archipelago_base::{CfId, SeqNo};
 use archipelago_env::FileClass;
 
 use crate::compaction::pick::SpaceDemand;
@@ -31,13 +34,15 @@ use crate::db::state::family::Family;
 use crate::db::state::family_space::{FamilySpace, SpaceView};
 use crate::db::state::jobs::JobState;
 use crate::file_meta::FileMeta;
-use crate::gc::hidden::{HiddenInput, hidden_garbage};
+use crate::gc::hidden::{HiddenInput, ShadowShare, hidden_garbage};
 use crate::gc::space_plan::{
     Margin, PlanInput, SpaceChange, SpaceEvent, SpaceUsage, SpaceWork, WriterLimit, space_plan,
     writer_limit,
 };
 use crate::job::JobOutput;
 use crate::live_file::PinnedFile;
+use crate::lock_order::Order;
+use crate::manifest::{Change, VersionEdit};
 use crate::version::{LAST_LEVEL, Version};
 
 /// Examines the space of a family after an install. `event` says whether the install may have put
@@ -98,11 +103,14 @@ fn examine(db: &DbInner, state: &mut JobState, family: &Family, step: Option<Spa
     let space = state.space_mut(family.id);
     let (snapshots, visible) = db.view.snapshots().list(|| db.view.visible());
     let before = space.view().copied();
+    let kept = space.take_kept_margin();
     let readers = Readers { snapshots: &snapshots, visible };
     let mut view = look(db, family, &version, space, readers);
     if let Some((plan, after)) = view.bound {
         let known = before.and_then(|view| view.bound);
-        let had = known.map_or_else(|| unbounded(&after), |(_, margin)| margin);
+        // An event takes no more than this from a margin that an earlier open has kept, so that
+        // restarts give no room to writers that the bound has stopped.
+        let had = known.map(|(_, margin)| margin).or(kept).unwrap_or_else(|| unbounded(&after));
         // Without a known earlier state, this is the first examination since the open.
         let step = if known.is_some() { step } else { Some(SpaceStep::Event(SpaceEvent::Opened)) };
         let event = step.map(|step| step.event(before.as_ref(), &view));
@@ -267,15 +275,48 @@ pub(crate) fn note_snapshots(db: &DbInner, state: &mut JobState) {
     }
 }
 
-/// Measures the share of records above the last level that shadow an older record. The compaction
-/// wrote into level `to` and had `upper` records of levels above the last.
-pub(crate) fn note_sunk(space: &mut FamilySpace, to: usize, upper: u64, output: &JobOutput) {
+/// Measures the share of records above the last level that shadow an older record. Returns the
+/// measurements after a compaction that wrote into level `to` and had `upper` records of levels
+/// above the last. `None` if the family has had no value files.
+pub(crate) fn share_after(
+    space: Option<&FamilySpace>,
+    to: usize,
+    upper: u64,
+    output: &JobOutput,
+) -> Option<ShadowShare> {
+    let mut share = *space?.shadow_share();
     // Range tombstones cover records without a newer version of the key.
     let shadowed = output.counts.dropped.shadowed;
     match to {
         LAST_LEVEL if upper == 0 => {}
-        LAST_LEVEL => space.shadow_share_mut().note_sunk(upper, shadowed),
-        _ => space.shadow_share_mut().note_dropped(shadowed),
+        LAST_LEVEL => share.note_sunk(upper, shadowed),
+        _ => share.note_dropped(shadowed),
+    }
+    Some(share)
+}
+
+/// Adds to the edit of an install what the next open needs of the family's space. `share` is the
+/// share of shadowing records after the install; `None` if the install does not change it.
+pub(crate) fn keep_figures(
+    edit: &mut VersionEdit,
+    state: &JobState,
+    cf: CfId,
+    share: Option<&ShadowShare>,
+) {
+    let Some(space) = state.space(cf) else { return };
+    if let Some(figures) = space.figures(share.unwrap_or_else(|| space.shadow_share())) {
+        edit.push(Change::SetSpaceFigures { cf, figures });
+    }
+}
+
+/// Takes over what earlier opens of the database kept of the space of each family.
+pub(crate) fn restore_figures(db: &DbInner) {
+    let manifest = db.storage.lock_manifest(Order::none());
+    let mut state = db.jobs.lock(manifest.order());
+    for family in db.view.live_families() {
+        if let Some(figures) = manifest.space_figures(family.id) {
+            state.space_mut(family.id).restore(&figures);
+        }
     }
 }
 

@@ -2,8 +2,9 @@
 //!
 //! [`crate::db::state::jobs::JobState`] owns one [`FamilySpace`] for each family that has had value
 //! files since the database was opened. The jobs lock guards it. Garbage itself follows from the
-//! version. A restart may lose the rest: measurements, debt, and the results of the last
-//! examination ([`crate::db::background::space`]).
+//! version. The manifest keeps the share of shadowing records, and the margin and the debt before
+//! the last install ([`SpaceFigures`]). A restart may lose the rest: failures, pauses, speeds, and
+//! the results of the last examination ([`crate::db::background::space`]).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -12,6 +13,7 @@ use crate::compaction::pick::SpaceDemand;
 use crate::gc::hidden::{HiddenGarbage, ShadowShare};
 use crate::gc::pick::FailureLeave;
 use crate::gc::space_plan::{Margin, SpaceDebt, SpaceLimit, SpacePlan, SpaceUsage};
+use crate::manifest::SpaceFigures;
 use crate::version::Version;
 
 /// Divisor of a new measurement's weight in the average speed of garbage collection.
@@ -31,7 +33,7 @@ pub(crate) struct SpaceView {
     pub(crate) bound: Option<(SpacePlan, Margin)>,
 }
 
-/// Bookkeeping of one family's space. A restart loses it.
+/// Bookkeeping of one family's space. A restart keeps its [`SpaceFigures`] alone.
 #[derive(Debug, Default)]
 pub(crate) struct FamilySpace {
     /// Inputs of garbage collections that failed.
@@ -45,6 +47,8 @@ pub(crate) struct FamilySpace {
     rest_until_ns: u64,
     shadow_share: ShadowShare,
     debt: SpaceDebt,
+    /// The margin that an earlier open kept, until the first examination.
+    kept_margin: Option<Margin>,
     view: Option<SpaceView>,
     demand: Option<SpaceDemand>,
     /// Whether nothing runs and nothing can be picked that lowers the used bytes.
@@ -60,6 +64,28 @@ pub(crate) struct FamilySpace {
 }
 
 impl FamilySpace {
+    /// Takes over what an earlier open of the database kept.
+    pub(crate) fn restore(&mut self, figures: &SpaceFigures) {
+        self.shadow_share = ShadowShare::kept(&figures.shadow);
+        if let Some(bound) = &figures.bound {
+            self.debt = SpaceDebt::kept(bound);
+            self.kept_margin = Some(Margin::kept(bound));
+        }
+    }
+
+    /// The margin that an earlier open kept; `None` from the second call on.
+    pub(crate) fn take_kept_margin(&mut self) -> Option<Margin> {
+        self.kept_margin.take()
+    }
+
+    /// The figures for the next open, if the share of shadowing records is `share`. `None` before
+    /// the first examination.
+    pub(crate) fn figures(&self, share: &ShadowShare) -> Option<SpaceFigures> {
+        let view = self.view.as_ref()?;
+        let bound = view.bound.map(|(_, margin)| self.debt.figures(&margin));
+        Some(SpaceFigures { shadow: share.figures(), bound })
+    }
+
     /// Whether a warning may be written now. Each one begins a pause.
     pub(crate) fn may_warn(&mut self, now_ns: u64) -> bool {
         let may = now_ns >= self.silent_until_ns;
@@ -102,8 +128,8 @@ impl FamilySpace {
         &self.shadow_share
     }
 
-    pub(crate) fn shadow_share_mut(&mut self) -> &mut ShadowShare {
-        &mut self.shadow_share
+    pub(crate) fn set_shadow_share(&mut self, share: ShadowShare) {
+        self.shadow_share = share;
     }
 
     pub(crate) fn debt(&self) -> &SpaceDebt {

@@ -464,6 +464,11 @@ impl JobState {
         self.turns.note(cf, is_delayed);
     }
 
+    /// Space bookkeeping of a family that has had value files; else `None`.
+    pub(crate) fn space(&self, cf: CfId) -> Option<&FamilySpace> {
+        self.spaces.get(&cf)
+    }
+
     /// Space bookkeeping of a family; empty at first.
     pub(crate) fn space_mut(&mut self, cf: CfId) -> &mut FamilySpace {
         self.spaces.entry(cf).or_default()

@@ -30,6 +30,8 @@
 //!
 //! Cost: a plan solves 64 equations by bisection, about 20 µs. Everything else is a few additions.
 
+use crate::manifest::BoundFigures;
+
 /// Number of hidden shares that a plan tries.
 const HIDDEN_STEPS: u32 = 64;
 /// Smallest hidden share that a plan tries.
@@ -168,6 +170,16 @@ pub(crate) struct Margin {
 }
 
 impl Margin {
+    /// The margin that an earlier open of the database kept.
+    #[must_use]
+    pub(crate) fn kept(figures: &BoundFigures) -> Self {
+        Self {
+            used_bytes: figures.used_bytes,
+            allowance_bytes: figures.allowance_bytes,
+            debt_bytes: figures.debt_bytes,
+        }
+    }
+
     /// The margin under the bound `amplification_max`, which must be at least 1. The room of
     /// `value_file_bytes` is for garbage collection, which may always write one full value file.
     #[must_use]
@@ -224,7 +236,8 @@ pub(crate) enum SpaceEvent {
     GarbageFound,
     /// A snapshot was released that had kept records of the last level.
     SnapshotReleased,
-    /// The database was opened with a bound, which its earlier settings need not have had.
+    /// The database was opened. Its earlier settings may have had another bound, and the manifest
+    /// does not keep the debt of the last install.
     Opened,
 }
 
@@ -240,6 +253,29 @@ impl SpaceEvent {
             Self::SnapshotReleased => "snapshot_released",
             Self::Opened => "opened",
         }
+    }
+
+    /// Every event, in the order of its code, which begins with 1. A code is stored and never used
+    /// again.
+    const BY_CODE: [Self; 6] = [
+        Self::RangeDelete,
+        Self::Delete,
+        Self::Ingestion,
+        Self::GarbageFound,
+        Self::SnapshotReleased,
+        Self::Opened,
+    ];
+
+    /// The code of the event in the manifest.
+    fn code(self) -> u8 {
+        let at = Self::BY_CODE.iter().position(|event| *event == self);
+        at.map_or(0, |at| at as u8 + 1)
+    }
+
+    /// The event with that code; `None` for 0 and for codes of newer programs.
+    fn of_code(code: u8) -> Option<Self> {
+        let at = usize::from(code).checked_sub(1)?;
+        Self::BY_CODE.get(at).copied()
     }
 }
 
@@ -265,6 +301,24 @@ pub(crate) struct SpaceDebt {
 }
 
 impl SpaceDebt {
+    /// The debt that an earlier open of the database kept.
+    #[must_use]
+    pub(crate) fn kept(figures: &BoundFigures) -> Self {
+        let last_event = SpaceEvent::of_code(figures.debt_event);
+        Self { bytes: figures.debt_bytes, last_event }
+    }
+
+    /// The debt and the margin for the next open of the database.
+    #[must_use]
+    pub(crate) fn figures(&self, margin: &Margin) -> BoundFigures {
+        BoundFigures {
+            used_bytes: margin.used_bytes,
+            allowance_bytes: margin.allowance_bytes,
+            debt_bytes: self.bytes,
+            debt_event: self.last_event.map_or(0, SpaceEvent::code),
+        }
+    }
+
     /// Bytes that are not repaid.
     #[must_use]
     pub(crate) fn bytes(&self) -> u64 {

@@ -116,6 +116,29 @@ fn event_becomes_debt_above_90_percent() {
 }
 
 #[test]
+fn opening_with_the_kept_margin_adds_no_debt() {
+    let mut debt = SpaceDebt::default();
+    debt.note(SpaceEvent::Ingestion, &margin(10, &debt), &margin(150, &debt));
+    // Writers have used what the event left them.
+    let full = margin(160, &debt);
+    assert!(full.bytes().abs() < 1000);
+    let opened = |before: Margin, after: Margin| {
+        let mut debt = SpaceDebt::kept(&debt.figures(&full));
+        assert_eq!(debt.last_event(), Some(SpaceEvent::Ingestion));
+        let event = Some(SpaceEvent::Opened);
+        debt.settle(&SpaceChange { before, after, event, own_bytes: u64::MAX });
+        debt.bytes()
+    };
+    let kept = Margin::kept(&debt.figures(&full));
+    assert_eq!(kept, full);
+    assert_eq!(opened(kept, full), debt.bytes());
+    let unknown = Margin { used_bytes: 0, ..full };
+    assert!(opened(unknown, full) > debt.bytes() + 9 * MIB, "a first open leaves writers a tenth");
+    let lower = Margin { allowance_bytes: full.allowance_bytes / 2, ..full };
+    assert!(opened(kept, lower) > debt.bytes() + 49 * MIB, "a lower bound does not stop writers");
+}
+
+#[test]
 fn every_event_has_a_name_of_its_own() {
     let events = [
         SpaceEvent::RangeDelete,
@@ -127,6 +150,11 @@ fn every_event_has_a_name_of_its_own() {
     ];
     let names: std::collections::HashSet<&str> = events.iter().map(|event| event.name()).collect();
     assert_eq!(names.len(), events.len());
+    // The manifest has the codes.
+    for (event, code) in events.into_iter().zip(1..) {
+        assert_eq!((event.code(), SpaceEvent::of_code(code)), (code, Some(event)));
+    }
+    assert_eq!((SpaceEvent::of_code(0), SpaceEvent::of_code(7)), (None, None));
 }
 
 /// A family with 100 MiB of live data, before and after a flush. The flush writes `puts` MiB of

@@ -94,7 +94,26 @@ fn golden_edit() -> VersionEdit {
         offload_id: [6; 16],
         log_place: "/wal/1".into(),
     })));
+    edit.push(Change::SetSpaceFigures { cf: CfId(2), figures: golden_figures() });
     edit
+}
+
+fn golden_figures() -> SpaceFigures {
+    SpaceFigures {
+        shadow: ShadowFigures {
+            last: 0.5,
+            average: Some(0.25),
+            pending_records: 100,
+            pending_shadowing: 40,
+            pending_sunk: 90,
+        },
+        bound: Some(BoundFigures {
+            used_bytes: 1000,
+            allowance_bytes: 5000,
+            debt_bytes: 300,
+            debt_event: 2,
+        }),
+    }
 }
 
 /// One change of each kind that concerns value files.
@@ -197,13 +216,38 @@ fn golden_mark_file_does_not_change() {
 
 #[test]
 fn unknown_tags_and_versions_are_unsupported() {
-    for tag in [0, 20, 200] {
+    for tag in [0, 21, 200] {
         let error = VersionEdit::decode(&[tag, 1, 1]).expect_err("refused");
         assert_eq!(error.kind(), ErrorKind::Unsupported);
     }
     let mut header = Header { db_id: ID, no: FileNo(5) }.encode();
     header[8] += 1;
     assert_eq!(Header::decode(&header).expect_err("refused").kind(), ErrorKind::Unsupported);
+}
+
+#[test]
+fn impossible_space_figures_are_damage() {
+    let whole = golden_figures();
+    let decode = |figures: SpaceFigures| {
+        let mut edit = VersionEdit::new();
+        edit.push(Change::SetSpaceFigures { cf: CfId(2), figures });
+        VersionEdit::decode(&edit.encode().expect("encodes"))
+    };
+    let least = SpaceFigures::default();
+    for figures in [whole, least] {
+        let changes = decode(figures).expect("decodes").changes;
+        assert_eq!(changes, [Change::SetSpaceFigures { cf: CfId(2), figures }]);
+    }
+    for shadow in [
+        ShadowFigures { last: f64::NAN, ..whole.shadow },
+        ShadowFigures { last: -0.5, ..whole.shadow },
+        ShadowFigures { average: Some(1.5), ..whole.shadow },
+        ShadowFigures { pending_shadowing: 101, ..whole.shadow },
+        ShadowFigures { pending_sunk: 101, ..whole.shadow },
+    ] {
+        let error = decode(SpaceFigures { shadow, ..whole }).expect_err("refused");
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{shadow:?}");
+    }
 }
 
 /// Calls the decoders, which must return an edit or an error for any bytes.

@@ -101,6 +101,9 @@ fn a_database_comes_back_as_it_was() {
     edit.push(Change::SetBucketMap { cf: second, map });
     edit.push(Change::LogFloor(FileNo(5)));
     edit.push(Change::LastSeq(SeqNo(77)));
+    let shadow = ShadowFigures { last: 0.75, ..ShadowFigures::default() };
+    let figures = SpaceFigures { shadow, bound: None };
+    edit.push(Change::SetSpaceFigures { cf: second, figures });
     let published = set.apply(edit).expect("applies");
     assert_eq!(published.iter().map(|(cf, _)| cf.0).collect::<Vec<_>>(), [0, 1]);
     let before = set.snapshot();
@@ -109,6 +112,7 @@ fn a_database_comes_back_as_it_was() {
     assert_eq!(set.snapshot(), before);
     assert_eq!((set.last_seq(), set.log_floor(), set.db_id()), (SeqNo(77), FileNo(5), &ID));
     assert_eq!(set.cf_named("second"), Some(second));
+    assert_eq!((set.space_figures(second), set.space_figures(CfId(0))), (Some(figures), None));
     let version = set.version(second).expect("there");
     assert_eq!((version.map().len(), version.options().buckets), (2, 3));
     let flushed = set.version(CfId(0)).expect("there").flushed_through();
@@ -189,6 +193,7 @@ fn dropped_families_and_removed_files_reach_the_trash() {
     let (one_no, two_no) = (one.file_no(), two.file_no());
     edit.add_file(CfId(0), 1, one);
     edit.add_file(cf, 0, two);
+    edit.push(Change::SetSpaceFigures { cf, figures: SpaceFigures::default() });
     set.apply(edit).expect("applies");
     let mut edit = VersionEdit::new();
     edit.remove_file(CfId(0), 1, one_no);

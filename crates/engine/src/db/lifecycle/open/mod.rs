@@ -137,6 +137,7 @@ pub(crate) fn open(dir: &Path, options: DbOptions, components: Components) -> Re
         catch_up::catch_up(&inner)?;
     } else {
         inner.storage.lock_manifest(Order::none()).own_log_place()?;
+        space::restore_figures(&inner);
         recover_log(&inner, claim)?;
         claim_ownership(&inner.storage)?;
         tell_others(&inner, claim)?;

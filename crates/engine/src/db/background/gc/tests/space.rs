@@ -17,7 +17,7 @@ use crate::db::state::family::{DELAYED, Family, STOPPED};
 use crate::db::state::family_space::FamilySpace;
 use crate::db::write::disk_room;
 use crate::db::{FaultPoint, IngestOptions};
-use crate::gc::space_plan::SpaceEvent;
+use crate::gc::space_plan::{Margin, SpaceEvent};
 use crate::sst::{SstWriter, TableOptions};
 
 const KEYS: u32 = 40;
@@ -134,6 +134,72 @@ fn with_shadow_share(bound: f64) -> Store {
     assert!(share > 0.7, "{share}");
     drop(state);
     store
+}
+
+/// The margin of the last examination of the family's space.
+fn margin(store: &Store) -> Margin {
+    let mut state = store.db.inner.jobs.lock(Order::none());
+    let view = state.space_mut(store.db.default_family().id()).view().copied();
+    view.and_then(|view| view.bound).expect("there is a bound").1
+}
+
+#[test]
+fn measured_share_is_kept_over_a_restart() {
+    let share = |store: &Store| {
+        let mut state = store.db.inner.jobs.lock(Order::none());
+        *state.space_mut(store.db.default_family().id()).shadow_share()
+    };
+    let store = with_shadow_share(1.05);
+    let before = share(&store);
+    // The second open finds the share in the snapshot of a new manifest.
+    let store = store.reopened();
+    assert_eq!(share(&store), before);
+    let store = store.reopened();
+    assert_eq!(share(&store), before);
+    store.check();
+}
+
+#[test]
+fn debt_of_hidden_garbage_is_kept_over_a_restart() {
+    let mut store = with_shadow_share(1.05);
+    for at in 0..KEYS {
+        store.db.delete(&key(at)).expect("deletes");
+    }
+    store.db.flush(store.db.default_family()).expect("flushes");
+    let before = margin(&store);
+    assert!(before.debt_bytes > 0 && is_pressed(&store), "{before:?}");
+    store.model.clear();
+    let store = store.reopened();
+    let after = margin(&store);
+    assert_eq!(
+        after.used_bytes, before.used_bytes,
+        "hidden garbage is known from the first moment"
+    );
+    assert!(after.debt_bytes > 0 && is_pressed(&store), "{after:?}");
+    store.check();
+}
+
+#[test]
+fn restart_gives_no_room_to_writers_that_the_bound_stops() {
+    let mut store = with_shadow_share(1.05);
+    let mut before = margin(&store);
+    for at in 0..200 {
+        let now = margin(&store);
+        if now.bytes() <= 0 {
+            break;
+        }
+        before = now;
+        let (key, value) = (key(at % KEYS), vec![at as u8; 5000]);
+        store.db.put(&key, &value).expect("is not stopped yet");
+        store.model.insert(key, value);
+        store.db.flush(store.db.default_family()).expect("flushes");
+    }
+    assert!(margin(&store).bytes() <= 0, "updates did not reach the bound");
+    let store = store.reopened();
+    // The manifest has the margin before the last flush.
+    let after = margin(&store);
+    assert!(after.bytes() <= before.bytes(), "{after:?} after {before:?}");
+    store.check();
 }
 
 #[test]
@@ -619,7 +685,7 @@ fn delayed_writers_make_all_garbage_due() {
     let mut state = tight.db.inner.jobs.lock(Order::none());
     let space = state.space_mut(tight.db.default_family().id());
     let (_, margin) = space.view().and_then(|view| view.bound).expect("has a bound");
-    let owing = crate::gc::space_plan::Margin { debt_bytes: margin.used_bytes, ..margin };
+    let owing = Margin { debt_bytes: margin.used_bytes, ..margin };
     assert!(margin.is_pressed() && !owing.is_pressed());
 }
 

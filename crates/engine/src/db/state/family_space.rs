@@ -33,6 +33,16 @@ pub(crate) struct SpaceView {
     pub(crate) bound: Option<(SpacePlan, Margin)>,
 }
 
+/// Exposed garbage of a family compared with its limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum ExposedGarbage {
+    /// No garbage is due for space.
+    #[default]
+    WithinLimit,
+    /// Garbage is due for space.
+    OverLimit,
+}
+
 /// Bookkeeping of one family's space. A restart keeps its [`SpaceFigures`] alone.
 #[derive(Debug, Default)]
 pub(crate) struct FamilySpace {
@@ -45,6 +55,8 @@ pub(crate) struct FamilySpace {
     /// Time from which on a file that was left out after failures may be taken again, in
     /// nanoseconds of the clock.
     rest_until_ns: u64,
+    /// The exposed garbage at the last pick that found nothing to collect.
+    exposed_at_rest: ExposedGarbage,
     shadow_share: ShadowShare,
     debt: SpaceDebt,
     /// The margin that an earlier open kept, until the first examination.
@@ -108,15 +120,29 @@ impl FamilySpace {
         &mut self.merge_failures
     }
 
-    /// Whether nothing was to be collected in exactly this version.
-    pub(crate) fn is_at_rest(&self, version: &Arc<Version>, now_ns: u64) -> bool {
-        now_ns < self.rest_until_ns && std::ptr::eq(self.at_rest.as_ptr(), Arc::as_ptr(version))
+    /// Whether nothing was to be collected in exactly this version. Garbage that has exceeded its
+    /// limit since then ends the rest, because a limit falls with the room in a pool.
+    pub(crate) fn is_at_rest(
+        &self,
+        version: &Arc<Version>,
+        now_ns: u64,
+        exposed: ExposedGarbage,
+    ) -> bool {
+        let is_newly_due = exposed > self.exposed_at_rest;
+        let is_same = std::ptr::eq(self.at_rest.as_ptr(), Arc::as_ptr(version));
+        now_ns < self.rest_until_ns && is_same && !is_newly_due
     }
 
-    /// Notes that nothing is to be collected in this version before `until_ns`.
-    pub(crate) fn note_rest(&mut self, version: &Arc<Version>, until_ns: u64) {
+    /// Notes that nothing is to be collected in this version before `until_ns`, with this garbage.
+    pub(crate) fn note_rest(
+        &mut self,
+        version: &Arc<Version>,
+        until_ns: u64,
+        exposed: ExposedGarbage,
+    ) {
         self.at_rest = Arc::downgrade(version);
         self.rest_until_ns = until_ns;
+        self.exposed_at_rest = exposed;
     }
 
     /// The next pick examines the version again.

@@ -3,11 +3,11 @@
 //!
 //! A job copies the valid records of its inputs into one new file, the *heir*. A pick has one of
 //! three reasons, in this order:
-//! 1. *Space*: exposed garbage exceeds what the plan allows. The seed is the file with the largest
-//!    garbage share. Neighbours of the seed join in falling order of their share while the valid
-//!    bytes of all inputs fit into one heir. A neighbour joins only if its share is at least three
-//!    quarters of the seed's. Otherwise files whose rewrite frees little for the bytes that it
-//!    copies would fill the heir.
+//! 1. *Space*: exposed garbage exceeds what the plan allows, or the room in a pool of storage
+//!    nodes. The seed is the file with the largest garbage share. Neighbours of the seed join in
+//!    falling order of their share while the valid bytes of all inputs fit into one heir. A
+//!    neighbour joins only if its share is at least three quarters of the seed's. Otherwise files
+//!    whose rewrite frees little for the bytes that it copies would fill the heir.
 //! 2. *Small files*: more than [`SMALL_FILES_MAX`] neighbouring files are smaller than a quarter of
 //!    a full value file. Each file costs an entry in the references of many tables. While the
 //!    references of a family are large, more than [`SMALL_FILES_MAX_CROWDED`] are enough.
@@ -133,8 +133,9 @@ pub(crate) struct GcSnapshot<'a> {
     pub space_room_bytes: u64,
     /// Bytes that the heir of small files or of runs may take on the disk.
     pub merge_room_bytes: u64,
-    /// Bytes of exposed garbage that the plan allows. It is `u64::MAX` without a bound on space,
-    /// and 0 while writers are delayed for space, so that any file with garbage is due.
+    /// Bytes of exposed garbage that the plan and the room in a pool allow. It is `u64::MAX`
+    /// without either, and 0 while writers are delayed for space, so that any file with garbage is
+    /// due.
     pub exposed_bytes_max: u64,
     /// Bytes that the references of the family's tables occupy in the manifest.
     pub refs_bytes: u64,

@@ -30,6 +30,8 @@
 //!
 //! Cost: a plan solves 64 equations by bisection, about 20 µs. Everything else is a few additions.
 
+use archipelago_env::WriterRoom;
+
 use crate::manifest::BoundFigures;
 
 /// Number of hidden shares that a plan tries.
@@ -41,6 +43,10 @@ const BISECTIONS: u32 = 60;
 
 /// Used share of the allowance from which on writers are delayed, in percent.
 const SLOWDOWN_PERCENT: u64 = 80;
+/// Garbage of one part in this many of the live bytes may exist in a pool without room. Greedy
+/// collection rewrites about eight bytes per byte of uniform updates there, and more below.
+const POOL_GARBAGE_PARTS: u64 = 16;
+
 /// Used share of the allowance up to which an event becomes debt, in percent.
 const EVENT_PERCENT: u64 = 90;
 
@@ -121,6 +127,21 @@ pub(crate) fn space_plan(input: &PlanInput) -> Option<SpacePlan> {
             + input.key_redundancy * input.key_share / plan.hidden_share
     };
     (0..HIDDEN_STEPS).map(plan_at).min_by(|one, other| cost(one).total_cmp(&cost(other)))
+}
+
+/// Bytes of exposed garbage that a family may have while its files lie in a pool with this `room`
+/// of writers. `planned_bytes` is the limit without the pool, and `u64::MAX` without a bound.
+///
+/// Garbage may fill what is left before the pool slows writers down. So it is collected before they
+/// are delayed for it. As the cost of collection grows without bound while garbage shrinks, a part
+/// of `live_bytes` may exist in any case. A pool that slows nobody down changes nothing.
+#[must_use]
+pub(crate) fn exposed_bytes_in_pool(planned_bytes: u64, live_bytes: u64, room: WriterRoom) -> u64 {
+    if room.slowdown_bytes == 0 {
+        return planned_bytes;
+    }
+    let left = room.left_bytes.saturating_sub(room.slowdown_bytes);
+    planned_bytes.min(left.max(live_bytes / POOL_GARBAGE_PARTS))
 }
 
 /// The accounted bytes of a version of a column family.

@@ -69,6 +69,35 @@ fn urgency_grows_with_hidden_garbage_over_the_plan() {
     assert_eq!(plan.exposed_bytes_max(1000), 300);
 }
 
+#[test]
+fn exposed_garbage_may_fill_the_room_that_a_pool_has_for_writers() {
+    let slowdown_bytes = 50 * MIB;
+    let limit = |planned: u64, left_mib: u64| {
+        let room = WriterRoom { left_bytes: left_mib * MIB, slowdown_bytes };
+        exposed_bytes_in_pool(planned, 160 * MIB, room)
+    };
+    assert_eq!(limit(40 * MIB, 90), 40 * MIB, "the plan is the limit while there is room");
+    assert_eq!(limit(40 * MIB, 80), 30 * MIB);
+    assert_eq!(limit(u64::MAX, 80), 30 * MIB, "also without a bound on space");
+    for left in [60, 55, 50, 20, 0] {
+        assert_eq!(limit(40 * MIB, left), 10 * MIB, "{left}: less would cost too much");
+        assert_eq!(limit(0, left), 0, "{left}: delayed writers make all garbage due");
+    }
+    let mut last = 0;
+    for left in 0..200 {
+        let now = limit(40 * MIB, left);
+        assert!(last <= now, "{left}: more room lowers the limit");
+        last = now;
+    }
+}
+
+#[test]
+fn file_system_without_a_pool_keeps_the_plan() {
+    for planned in [0, 40 * MIB, u64::MAX] {
+        assert_eq!(exposed_bytes_in_pool(planned, 160 * MIB, WriterRoom::default()), planned);
+    }
+}
+
 /// A family under a bound of 1.5 with 100 MiB of live data and `garbage` MiB of exposed garbage.
 fn margin(garbage: u64, debt: &SpaceDebt) -> Margin {
     let usage = SpaceUsage {

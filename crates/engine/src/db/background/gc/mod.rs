@@ -39,7 +39,7 @@ use crate::db::background::parallel_job::{self, Work};
 use crate::db::background::{compaction, space};
 use crate::db::inner::DbInner;
 use crate::db::state::family::Family;
-use crate::db::state::family_space::{FamilySpace, SpaceView};
+use crate::db::state::family_space::{ExposedGarbage, FamilySpace, SpaceView};
 use crate::db::state::job_threads::JobPriority;
 use crate::db::state::jobs::{GcWorker, JobState, RunningKind};
 use crate::db::write::{disk_room, stalling};
@@ -52,7 +52,7 @@ use crate::gc::lookup::{self, LookupInput, valid_records};
 use crate::gc::pick::{
     GcPick, GcReason, GcSnapshot, ValueFileState, is_due_with_room, key_memory_bytes, pick_gc,
 };
-use crate::gc::space_plan::SpaceEvent;
+use crate::gc::space_plan::{SpaceEvent, exposed_bytes_in_pool};
 use crate::gc::valid_bits::ValidBits;
 use crate::gc::windows::ReadaheadLimits;
 use crate::job::{Cancel, JobContext, JobOutput, KnownKeys, NoShards};
@@ -190,8 +190,15 @@ fn pick_in(
     let now_ns = db.context.clock().now_ns();
     let running: HashSet<u64> = state.gc_inputs(family.id).collect();
     let space = state.space_mut(family.id);
-    let exposed_bytes_max = exposed_bytes_max(space);
-    if running.is_empty() && space.is_at_rest(version, now_ns) {
+    let planned_bytes = exposed_bytes_max(space);
+    let live_bytes = space.view().map_or(0, |view| view.usage.live_bytes());
+    let exposed_bytes_max =
+        exposed_bytes_in_pool(planned_bytes, live_bytes, db.pacing.writer_room());
+    let exposed = match version.values().exposed_bytes() > exposed_bytes_max {
+        true => ExposedGarbage::OverLimit,
+        false => ExposedGarbage::WithinLimit,
+    };
+    if running.is_empty() && space.is_at_rest(version, now_ns, exposed) {
         return None;
     }
     let is_pressed = space.is_pressed();
@@ -224,10 +231,10 @@ fn pick_in(
         refs_bytes: values.reference_entries().saturating_mul(REFERENCE_ENTRY_BYTES),
     };
     let pick = pick_gc(&snapshot);
-    // The disk may get room without a new version.
+    // The disk may get room without a new version. A pool may lose room without one.
     if pick.is_none() && running.is_empty() && !is_due_with_room(&snapshot) {
         let until_ns = space.failures().next_end_ns(now_ns);
-        space.note_rest(version, until_ns.unwrap_or(u64::MAX));
+        space.note_rest(version, until_ns.unwrap_or(u64::MAX), exposed);
     }
     pick
 }

@@ -14,9 +14,10 @@ use super::super::{exposed_bytes_max, next_gc, run_gc_task};
 use super::*;
 use crate::db::background::space;
 use crate::db::state::family::{DELAYED, Family, STOPPED};
-use crate::db::state::family_space::FamilySpace;
+use crate::db::state::family_space::{ExposedGarbage, FamilySpace};
 use crate::db::write::disk_room;
 use crate::db::{FaultPoint, IngestOptions};
+use crate::gc::pick::GcReason;
 use crate::gc::space_plan::{Margin, SpaceEvent};
 use crate::sst::{SstWriter, TableOptions};
 
@@ -690,6 +691,32 @@ fn delayed_writers_make_all_garbage_due() {
 }
 
 #[test]
+fn nearly_full_pool_makes_garbage_due_before_writers_are_delayed() {
+    let store = in_memory(0.0);
+    let (db, family) = (&store.db.inner, family_of(&store));
+    let due = || {
+        let mut state = db.jobs.lock(Order::none());
+        let task = next_gc(db, &mut state, GcWorker::Reserved)?;
+        state.end(task.job_id);
+        disk_room::return_room(&db.disk, task.room_bytes);
+        Some(task.reason)
+    };
+    let slowdown_bytes = 1 << 20;
+    let note_room = |left_bytes| {
+        let room = WriterRoom { left_bytes, slowdown_bytes };
+        assert!(!db.pacing.note_writer_room(Some(room)), "the pool slows no writers down");
+    };
+    let exposed = store.version().values().exposed_bytes();
+    assert_eq!(due(), None, "the family has no bound on space");
+    note_room(slowdown_bytes + exposed);
+    assert_eq!(due(), None, "the garbage fits into the room that is left");
+    note_room(slowdown_bytes + exposed - 1);
+    assert_eq!(due(), Some(GcReason::Space));
+    scheduler::decide_throttles(db, &[family.id]);
+    assert!(!store.db.would_stall(store.db.default_family()));
+}
+
+#[test]
 fn failures_of_files_that_are_gone_are_forgotten() {
     let store = in_memory(1.5);
     let (db, cf) = (&store.db.inner, store.db.default_family().id());
@@ -713,10 +740,16 @@ fn family_rests_until_its_version_or_a_pause_ends() {
     let (store, other) = (in_memory(0.0), in_memory(0.0));
     let (version, another) = (store.version(), other.version());
     let mut space = FamilySpace::default();
-    assert!(!space.is_at_rest(&version, 0));
-    space.note_rest(&version, 100);
-    assert!(space.is_at_rest(&version, 99) && !space.is_at_rest(&version, 100));
-    assert!(!space.is_at_rest(&another, 99), "a new version is examined");
+    let (within, over) = (ExposedGarbage::WithinLimit, ExposedGarbage::OverLimit);
+    assert!(!space.is_at_rest(&version, 0, within));
+    space.note_rest(&version, 100, within);
+    let is_at_rest = |at_ns| space.is_at_rest(&version, at_ns, within);
+    assert!(is_at_rest(99) && !is_at_rest(100));
+    assert!(!space.is_at_rest(&another, 99, within), "a new version is examined");
+    assert!(!space.is_at_rest(&version, 99, over), "a lower limit makes garbage due");
+    space.note_rest(&version, 100, over);
+    assert!(space.is_at_rest(&version, 99, over), "it was due before and could not be taken");
+    assert!(space.is_at_rest(&version, 99, within));
     space.end_rest();
-    assert!(!space.is_at_rest(&version, 99));
+    assert!(!space.is_at_rest(&version, 99, within));
 }

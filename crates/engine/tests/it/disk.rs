@@ -7,7 +7,8 @@
 //! A volume differs from the local disk in these points:
 //! 1. A kill may take back the last creations, renames and removals that no call has waited for.
 //! 2. [`TestDisk::on_sync`] calls back before each call of the pool for whose answer a thread
-//!    waits, because syncs are not the only calls that make something durable.
+//!    waits, because syncs are not the only calls that make something durable. The state after the
+//!    last call follows when the callback is removed.
 
 use std::fmt;
 use std::path::Path;
@@ -74,6 +75,8 @@ enum Medium {
 pub(crate) struct TestDisk {
     medium: Medium,
     fs: Arc<dyn FileSystem>,
+    /// The callback of a pool, which gets the state after the last call.
+    callback: Arc<Mutex<Option<OnSync>>>,
 }
 
 impl fmt::Debug for TestDisk {
@@ -92,7 +95,8 @@ impl TestDisk {
     }
 
     fn local(disk: MemFs) -> Self {
-        Self { fs: Arc::new(disk.clone()), medium: Medium::Local(disk) }
+        let fs: Arc<dyn FileSystem> = Arc::new(disk.clone());
+        Self { fs, medium: Medium::Local(disk), callback: Arc::default() }
     }
 
     /// A new volume on a new pool.
@@ -106,7 +110,8 @@ impl TestDisk {
     fn take_over(pool: MemoryPool, seeds: &Arc<Mutex<Rng>>) -> Self {
         let seed = seeds.lock().u64(..);
         let volume = Volume::open(&pool.stores(), VOLUME, &volume_options(seed)).unwrap();
-        Self { fs: StoreFs::new(volume), medium: Medium::Pool(pool, Arc::clone(seeds)) }
+        let medium = Medium::Pool(pool, Arc::clone(seeds));
+        Self { fs: StoreFs::new(volume), medium, callback: Arc::default() }
     }
 
     /// A disk with the state after a power loss now.
@@ -129,7 +134,9 @@ impl TestDisk {
     }
 
     /// Calls `callback` from now on whenever power may be lost: after each sync of a local disk,
-    /// and before each call of a pool for whose answer a thread waits.
+    /// and before each call of a pool for whose answer a thread waits. For a pool,
+    /// [`TestDisk::clear_on_sync`] calls it once more. Otherwise no state would have what the last
+    /// call made durable.
     pub(crate) fn on_sync(&self, callback: OnSync) {
         match &self.medium {
             Medium::Local(disk) => disk.on_sync(Arc::new(move |disk, path| {
@@ -138,20 +145,28 @@ impl TestDisk {
             Medium::Pool(pool, seeds) => {
                 // A strong reference would keep the file system alive, because it holds the pool.
                 let (fs, seeds) = (Arc::downgrade(&self.fs), Arc::clone(seeds));
+                *self.callback.lock() = Some(Arc::clone(&callback));
                 pool.on_call(Arc::new(move |pool, call| {
                     let Some(fs) = fs.upgrade().filter(|_| call.waits()) else { return };
                     let medium = Medium::Pool(pool.clone(), Arc::clone(&seeds));
-                    callback(&Self { medium, fs }, Path::new(&format!("{call:?}")));
+                    let disk = Self { medium, fs, callback: Arc::default() };
+                    callback(&disk, Path::new(&format!("{call:?}")));
                 }));
             }
         }
     }
 
-    /// Removes the callback.
+    /// Removes the callback, after its last call for a pool.
     pub(crate) fn clear_on_sync(&self) {
         match &self.medium {
             Medium::Local(disk) => disk.clear_on_sync(),
-            Medium::Pool(pool, _) => pool.clear_on_call(),
+            Medium::Pool(pool, _) => {
+                pool.clear_on_call();
+                let callback = self.callback.lock().take();
+                if let Some(callback) = callback {
+                    callback(self, Path::new("the last call"));
+                }
+            }
         }
     }
 }
@@ -192,6 +207,21 @@ fn volume_keeps_synced_files_over_kills_and_power_losses() {
     for left in [disk.kill_clone(), disk.crash_clone(2), disk.kill_clone().crash_clone(3)] {
         assert_eq!(left.read(path, io).unwrap(), b"bytes");
     }
+}
+
+#[test]
+fn volume_calls_back_after_the_last_call_too() {
+    let disk = TestDisk::volume();
+    let states: Arc<Mutex<Vec<TestDisk>>> = Arc::default();
+    let into = Arc::clone(&states);
+    disk.on_sync(Arc::new(move |disk, _| into.lock().push(disk.crash_clone(1))));
+    let dir = Path::new("/db");
+    disk.create_dir_all(dir).unwrap();
+    disk.sync_dir(dir).unwrap();
+    disk.clear_on_sync();
+    let states = std::mem::take(&mut *states.lock());
+    assert!(states.last().unwrap().exists(dir).unwrap(), "the last call made it durable");
+    disk.clear_on_sync();
 }
 
 #[test]

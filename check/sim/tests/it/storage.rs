@@ -100,6 +100,11 @@ fn recovery_that_reads_without_a_fence_is_noticed() {
 }
 
 #[test]
+fn answer_that_counts_after_the_end_of_its_extent_is_noticed() {
+    assert_noticed("storage-directed", "chosen-end");
+}
+
+#[test]
 fn root_member_that_counts_before_the_copy_is_noticed() {
     assert_noticed("storage-directed", "root-copy");
 }

@@ -23,6 +23,8 @@ use archipelago_store::{Sabotage, StoreFs, Stores, Volume};
 use super::manager::MANAGER;
 use crate::scenarios::thread::{IdleThreads, ProcessClock, ProcessRuntime};
 
+/// Time after which a log gives up a message to a node.
+pub(crate) const LOG_PATIENCE: Duration = Duration::from_millis(400);
 /// Name of the volume of a run.
 pub(crate) const VOLUME: &str = "db";
 /// Time for which a process waits for a manager.
@@ -106,7 +108,7 @@ impl ClientProcess {
             ..BlobsOptions::default()
         };
         let logs = NodeLogOptions {
-            patience: Duration::from_millis(400),
+            patience: LOG_PATIENCE,
             stall_max: Duration::from_secs(5),
             backlog_max: Duration::from_millis(300),
             recovery_max: Duration::from_secs(8),

@@ -18,6 +18,7 @@ use archipelago_store::nodes::logs::LogWriting;
 use archipelago_store::nodes::register::caspaxos::root_change::RootChangeSabotage;
 
 use super::choose::OperationSource;
+use super::client::LOG_PATIENCE;
 use super::cluster::{Cluster, ClusterSettings, Losses, RootNodes};
 use super::node::NodeSettings;
 use super::run::{DrawOperation, Run, RunOptions};
@@ -44,6 +45,9 @@ const OPERATION_MS: usize = 100;
 /// Time that a slow node takes for a request. It is shorter than the time after which a link goes
 /// down on which messages are lost, so answers that are under way arrive.
 const SLOW: Duration = Duration::from_millis(30);
+/// Time after the kill of a node at which a log that sends to it ends its extent. The link goes down
+/// after 10 ms. The log waits for 10 ms, connects again, and gives that up after its patience.
+const GIVEN_UP: Duration = LOG_PATIENCE.saturating_add(Duration::from_millis(20));
 /// Time within which the manager hears of nodes that have started, and lets them join the root set.
 const BEATS: Duration = Duration::from_millis(1_000);
 
@@ -167,21 +171,27 @@ impl Run {
         }
     }
 
-    /// Kills one of three nodes of a log, so that the open extent ends after a time that the owner
-    /// decides. Before that, the owner appends once more, and everything that it sends to other
+    /// Kills one of three nodes of a log, so that the open extent ends when the owner gives that
+    /// node up. Shortly before, the owner appends once more, and everything that it sends to other
     /// nodes than those of the namespace is lost from then on. Then the owner is killed.
+    ///
+    /// No answer may arrive in the last part of the wait. It would show that the killed node is
+    /// late, and the extent would end with that answer, when no append is under way.
     fn end_extent_in_flight(&mut self) {
         if let Some((holders, of_names)) = self.place_logs() {
             let rng = &mut self.cluster.rng;
             let failing = holders[rng.usize(..holders.len())];
-            // The failure is noticed at a time within which the owner makes some appends.
-            let appends = rng.usize(2..=8);
+            // The append is under way at the end of the extent. Half of the rounds take any time
+            // before instead, because the owner may have other reasons to give the node up.
+            let lead_ms_max = if rng.bool() { 22 } else { 380 };
+            let begin = GIVEN_UP.saturating_sub(Duration::from_millis(rng.u64(4..lead_ms_max)));
             let slow = holders.iter().filter(|n| **n != failing);
             slow.for_each(|n| self.cluster.nodes()[*n].set_request_time(SLOW));
             self.cluster.kill_node(failing);
-            for _ in 0..appends {
-                self.complete(OperationSource::draw_part);
-            }
+            let begin_ns = self.cluster.simulation.now_ns() + begin.as_nanos() as u64;
+            // The owner notices the failure of a node that it sends something.
+            self.complete(OperationSource::draw_part);
+            self.pass_until(begin_ns);
             self.begin_operation(OperationSource::draw_part);
             self.pass(Duration::from_millis(1));
             if let Some(owner) = &self.owner {
@@ -214,6 +224,12 @@ impl Run {
     fn complete(&mut self, draw: DrawOperation) {
         self.begin_operation(draw);
         self.await_operation();
+    }
+
+    /// Lets time pass until `at_ns` of the simulation.
+    fn pass_until(&mut self, at_ns: u64) {
+        let left_ns = at_ns.saturating_sub(self.cluster.simulation.now_ns());
+        self.pass(Duration::from_nanos(left_ns));
     }
 
     /// Waits for the operation of the owner, for some time.

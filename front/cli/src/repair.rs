@@ -53,10 +53,14 @@ pub(crate) fn run_verify(storage: &Storage) -> Result<()> {
         0 => "all undamaged".to_owned(),
         damaged => format!("{damaged} damaged"),
     };
-    let DamageReport { tables, value_files, bytes, log_records, .. } = &report;
+    let DamageReport { tables, value_files, invalid_files, bytes, log_records, .. } = &report;
     let values = match value_files {
         0 => String::new(),
         files => format!("{files} value files, "),
+    };
+    let values = match invalid_files {
+        0 => values,
+        files => format!("{values}{files} invalid files, "),
     };
     print(&format!(
         "{tables} tables, {values}{bytes} bytes, {log_records} log records checked: {result}\n"
@@ -84,6 +88,7 @@ fn verify_open_database(storage: &Storage, bar: &ProgressBar) -> Result<DamageRe
     Ok(DamageReport {
         tables: report.files,
         value_files: report.value_files,
+        invalid_files: report.invalid_files,
         bytes: report.bytes,
         log_records: report.log_records,
         errors: report.errors,

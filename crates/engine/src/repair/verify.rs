@@ -16,13 +16,15 @@ use super::report::LossEffect;
 use super::survey::{ManifestFound, Survey};
 use super::tables::check_table;
 use crate::file_meta::{
-    CURRENT_NAME, FileMeta, IDENTITY_NAME, LOCK_NAME, sst_name, value_file_name,
+    CURRENT_NAME, FileMeta, IDENTITY_NAME, LOCK_NAME, invalid_file_name, sst_name, value_file_name,
 };
+use crate::gc::invalid::verify_invalid_file;
 use crate::live_file::LiveValueFile;
 use crate::manifest::identity::current;
 use crate::manifest::{Identity, State};
 use crate::sst::{TableReader, read_foreign_table, read_foreign_value_file};
 use crate::value_check::{OpenedFile, ValueCheck};
+use crate::value_ref::InvalidFileMeta;
 use crate::version::Version;
 
 /// Result of a verification of files.
@@ -32,7 +34,10 @@ pub struct DamageReport {
     pub tables: u64,
     /// Number of value files that were read.
     pub value_files: u64,
-    /// Size of those tables and value files together, in bytes.
+    /// Number of invalid files that were read. They name garbage in value files, so damage there
+    /// costs no data.
+    pub invalid_files: u64,
+    /// Size of those tables, value files and invalid files together, in bytes.
     pub bytes: u64,
     /// Records of the log that were checked.
     pub log_records: u64,
@@ -66,8 +71,8 @@ impl DamageReport {
 }
 
 /// Checks every file of the database in `dir`: `IDENTITY`, `CURRENT`, the manifest, the log, and
-/// every table and value file that the manifest names. Without a manifest it checks every table and
-/// value file in the directory. With a manifest it also resolves every reference to a separated
+/// every table, value file and invalid file that the manifest names. Without a manifest it checks
+/// every table and value file in the directory. With a manifest it also resolves every reference to a separated
 /// value. The report lists the damage.
 ///
 /// Errors: `Busy` if the database is open elsewhere; `NotFound` if there is no database; an error
@@ -118,7 +123,8 @@ fn check_small_files(fs: &dyn FileSystem, survey: &Survey, report: &mut DamageRe
     }
 }
 
-/// Checks the tables and value files that the manifest names, and resolves all references.
+/// Checks the tables, value files and invalid files that the manifest names, and resolves all
+/// references.
 fn check_named_files(
     fs: &dyn FileSystem,
     survey: &Survey,
@@ -129,8 +135,13 @@ fn check_named_files(
     let versions = || state.cfs.values().map(|known| &known.version);
     let table_bytes =
         |version: &Arc<Version>| -> u64 { version.files().map(|(_, file)| file.size_bytes).sum() };
-    let bytes_total =
-        versions().map(|version| table_bytes(version) + version.values().file_bytes()).sum();
+    let invalid_bytes = |version: &Arc<Version>| -> u64 {
+        version.values().invalid_files().map(|file| file.size_bytes).sum()
+    };
+    let bytes_of = |version: &Arc<Version>| {
+        table_bytes(version) + version.values().file_bytes() + invalid_bytes(version)
+    };
+    let bytes_total = versions().map(bytes_of).sum();
     let mut told = RepairProgress { bytes_done: 0, bytes_total };
     let open = |file: &LiveValueFile| open_named(fs, survey, file).map(Some);
     for version in versions() {
@@ -150,7 +161,26 @@ fn check_named_files(
             told.bytes_done += file.size_bytes;
             progress(told);
         }
+        for file in version.values().invalid_files() {
+            report.invalid_files += 1;
+            report.bytes += file.size_bytes;
+            report.note(check_invalid_file(fs, survey, file.meta()));
+            told.bytes_done += file.size_bytes;
+            progress(told);
+        }
     }
+}
+
+/// Checks an invalid file that the manifest names.
+fn check_invalid_file(fs: &dyn FileSystem, survey: &Survey, meta: &InvalidFileMeta) -> Result<()> {
+    let name = invalid_file_name(meta.file_no());
+    let path = survey.dir.join(&name);
+    if survey.len_of(&name).is_none() {
+        return Err(Error::corrupt(&path, 0, "the file is missing"));
+    }
+    let context = IoContext::new(FileClass::Sst, IoPurpose::Maintenance);
+    let file = fs.open(&path, context, OpenOptions::default())?;
+    verify_invalid_file(file, &path, meta)
 }
 
 /// Opens a value file that the manifest names.

@@ -1,12 +1,12 @@
-//! Verification: checks every checksum of live tables, value files, closed log segments and the
-//! manifest, and every reference from a table to a value.
+//! Verification: checks every checksum of live tables, value files, invalid files, closed log
+//! segments and the manifest, and every reference from a table to a value.
 //!
 //! Invariants: nothing is changed.
 //!
 //! Thread-safety: any thread may verify, also while others write.
 //! Failure: damage is listed in the report. An error is returned only for a closed database.
 //! Cost: two reads of all tables and value files, one read of the closed log segments, and a third
-//! read of tables with separated values ([`crate::value_check`]).
+//! read of tables with separated values ([`crate::value_check`]) and of invalid files.
 
 use archipelago_base::{Error, ErrorKind, Result, SeqNo};
 use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions};
@@ -16,8 +16,9 @@ use crate::db::read::ReadView;
 use crate::db::state::family::SuperVersion;
 use crate::db::state::storage::Storage;
 use crate::db::write::log_segments::LogSegments;
-use crate::file_meta::{log_name, value_file_name};
-use crate::live_file::LiveValueFile;
+use crate::file_meta::{invalid_file_name, log_name, value_file_name};
+use crate::gc::invalid::verify_invalid_file;
+use crate::live_file::{LiveInvalidFile, LiveValueFile};
 use crate::lock_order::Order;
 use crate::options::RecoveryMode;
 use crate::value_check::{OpenedFile, ValueCheck};
@@ -30,7 +31,9 @@ pub struct VerifyReport {
     pub files: u64,
     /// Number of value files that were read.
     pub value_files: u64,
-    /// Bytes of these tables and value files.
+    /// Number of invalid files that were read. They name garbage in value files.
+    pub invalid_files: u64,
+    /// Bytes of these tables, value files and invalid files.
     pub bytes: u64,
     /// Records of the log that were checked.
     pub log_records: u64,
@@ -89,7 +92,22 @@ fn open_values(db: &DbInner, file: &LiveValueFile) -> Result<Option<OpenedFile>>
     }
 }
 
-/// Reads the tables and the value files of one family, and resolves its references.
+/// Reads one invalid file. `false` if the writer of a read-only database has removed it.
+fn verify_invalid(db: &DbInner, file: &LiveInvalidFile) -> Result<bool> {
+    let path = db.storage.path_of(&invalid_file_name(file.file_no()));
+    let context = IoContext::new(FileClass::Sst, IoPurpose::Maintenance);
+    match db.storage.fs().open(&path, context, OpenOptions::default()) {
+        Ok(opened) => verify_invalid_file(opened, &path, file.meta()).map(|()| true),
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        Err(_) if db.context.options().read_only => Ok(false),
+        Err(_) => {
+            Err(Error::corrupt(&path, 0, "the file is missing, though the manifest names it"))
+        }
+    }
+}
+
+/// Reads the tables, the value files and the invalid files of one family, and resolves its
+/// references.
 fn verify_family(
     db: &DbInner,
     picture: &SuperVersion,
@@ -121,9 +139,19 @@ fn verify_family(
         report.bytes += file.size_bytes;
         progress(report.bytes);
     }
+    for file in version.values().invalid_files() {
+        match verify_invalid(db, file) {
+            Ok(false) => continue,
+            Ok(true) => {}
+            Err(error) => report.errors.push(error),
+        }
+        report.invalid_files += 1;
+        report.bytes += file.size_bytes;
+        progress(report.bytes);
+    }
 }
 
-/// Reads every live table and value file, the closed log segments and the manifest.
+/// Reads every live table, value file and invalid file, the closed log segments and the manifest.
 pub(crate) fn verify(db: &DbInner, mut progress: impl FnMut(u64, u64)) -> Result<VerifyReport> {
     let mut report = VerifyReport::default();
     let pictures: Vec<_> =
@@ -132,7 +160,9 @@ pub(crate) fn verify(db: &DbInner, mut progress: impl FnMut(u64, u64)) -> Result
         .iter()
         .map(|picture| {
             let tables = picture.version.files().map(|(_, file)| file.size_bytes);
-            tables.sum::<u64>() + picture.version.values().file_bytes()
+            let values = picture.version.values();
+            let invalid = values.invalid_files().map(|file| file.size_bytes);
+            tables.sum::<u64>() + values.file_bytes() + invalid.sum::<u64>()
         })
         .sum();
     for picture in &pictures {

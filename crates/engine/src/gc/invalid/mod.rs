@@ -31,12 +31,13 @@ mod merge;
 mod validity;
 mod writer;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use archipelago_base::budget::ByteBudget;
 use archipelago_base::codec::{Reader, put_varint};
 use archipelago_base::{Error, ErrorKind, Result};
-use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions};
+use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions, RandomFile};
 
 pub(crate) use merge::{files_to_merge, merge_invalid};
 pub(crate) use validity::{InvalidInput, valid_by_entries};
@@ -46,7 +47,7 @@ use crate::file_meta::invalid_file_name;
 use crate::iter::InternalIterator;
 use crate::job::{JobContext, MeteredRead};
 use crate::key::{self, KeyRef, Kind};
-use crate::sst::{FileIdentity, TableReadOptions, TableReader};
+use crate::sst::{BlockCache, FileIdentity, TableReadOptions, TableReader};
 use crate::value_ref::InvalidFileMeta;
 
 /// Bytes of entries that a compaction buffers before it writes them to a file.
@@ -114,16 +115,21 @@ impl InvalidCursor {
         let file = context.fs.open(&path, from.io(), options)?;
         let (cancel, progress) = (context.cancel.clone(), Arc::clone(&context.progress));
         let file = Arc::new(MeteredRead::new(file, IoPurpose::Gc, cancel, progress));
-        let identity = FileIdentity {
-            size_bytes: meta.size_bytes,
-            unique_id: meta.unique_id,
-            checksum: meta.checksum,
-        };
         let (cache, budget) = (&context.cache, &context.budget);
-        let table = TableReader::open_identified(file, &path, identity, cache, budget)?;
-        let mut entries = Box::new(table.iter(TableReadOptions::job(from.io(), READ_BYTES)));
+        let table = TableReader::open_identified(file, &path, identity(meta), cache, budget)?;
+        Ok(Self::over(&table, path, meta, from.io()))
+    }
+
+    /// A walk over the entries of an open file, at its first entry.
+    fn over(
+        table: &Arc<TableReader>,
+        path: PathBuf,
+        meta: &InvalidFileMeta,
+        io: IoContext,
+    ) -> Self {
+        let mut entries = Box::new(table.iter(TableReadOptions::job(io, READ_BYTES)));
         entries.seek_to_first();
-        Ok(Self { meta: meta.clone(), path, entries, passed: 0 })
+        Self { meta: meta.clone(), path, entries, passed: 0 }
     }
 
     /// The entry at the cursor; `None` at the end. `Corrupt` if the number of entries differs from
@@ -165,13 +171,38 @@ impl InvalidCursor {
     }
 }
 
+fn identity(meta: &InvalidFileMeta) -> FileIdentity {
+    FileIdentity { size_bytes: meta.size_bytes, unique_id: meta.unique_id, checksum: meta.checksum }
+}
+
+/// Reads a whole invalid file. Checks its checksums, every entry and their number. Costs three
+/// reads of the file.
+///
+/// Errors: `Corrupt` names the file.
+pub(crate) fn verify_invalid_file(
+    file: Arc<dyn RandomFile>,
+    path: &Path,
+    meta: &InvalidFileMeta,
+) -> Result<()> {
+    let budget = ByteBudget::unlimited();
+    let cache = BlockCache::new(0, &budget);
+    let io = IoContext::new(FileClass::Sst, IoPurpose::Maintenance);
+    let table = TableReader::open_identified(file, path, identity(meta), &cache, &budget)?;
+    table.verify(io)?;
+    let mut cursor = InvalidCursor::over(&table, path.to_owned(), meta, io);
+    while cursor.current()?.is_some() {
+        cursor.advance();
+    }
+    Ok(())
+}
+
 /// Directory of invalid files, and how they are read.
 #[derive(Clone, Copy)]
 pub(crate) struct InvalidSource<'a> {
     /// The column family.
     pub(crate) cf: u32,
     /// Directory of the files.
-    pub(crate) dir: &'a std::path::Path,
+    pub(crate) dir: &'a Path,
     /// Bypass the page cache when reading.
     pub(crate) direct_reads: bool,
     /// Services of the job.

@@ -1,10 +1,11 @@
 //! The Invalid Tree of a whole database: it is the complement of the look-up.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use archipelago_base::{Error, Result};
-use archipelago_env::FileSystem;
+use archipelago_env::{CreateOptions, FileSystem};
 use parking_lot::Mutex;
 
 use super::*;
@@ -14,6 +15,7 @@ use crate::db::background::gc::{GcTask, invalid, look_up, read_keys};
 use crate::db::{CompactRangeOptions, FaultPoint, LastLevel};
 use crate::executor::{JobExecutor, LocalExecutor};
 use crate::extension::{CompactionFilter, FilterDecision, Registry};
+use crate::file_meta::invalid_file_name;
 use crate::flush::FlushSpec;
 use crate::gc::invalid::{InvalidInput, InvalidSource, valid_by_entries};
 use crate::gc::job::{GcSpec, Validity};
@@ -21,6 +23,7 @@ use crate::gc::pick::GcReason;
 use crate::gc::valid_bits::ValidBits;
 use crate::job::{JobContext, JobOutput, NoShards};
 use crate::live_file::LiveValueFile;
+use crate::repair::verify_files;
 
 /// An executor that runs jobs in this process and prefers invalid files.
 #[derive(Default)]
@@ -400,6 +403,38 @@ fn first_failure(tree: &mut TreeStore) -> Option<Error> {
         }
     }
     None
+}
+
+#[test]
+fn verification_names_a_damaged_invalid_file() {
+    let mut tree = TreeStore::new(MemFs::new(), filtered_family(), None);
+    for round in 0..10_u8 {
+        tree.marks.0.store(round, Ordering::Relaxed);
+        tree.store.write(150, 100);
+        tree.store.settle();
+        if tree.store.version().values().invalid_files().count() > 0 {
+            break;
+        }
+    }
+    let report = tree.store.db.verify(|_, _| {}).expect("reads");
+    assert!(report.is_clean() && report.invalid_files > 0, "{report:?}");
+    let version = tree.store.version();
+    let file = version.values().invalid_files().next().expect("compactions drop references");
+    let name = invalid_file_name(file.file_no());
+    let (path, fs) = (Path::new("/db").join(&name), &tree.store.fs);
+    let io = IoContext::new(FileClass::Sst, IoPurpose::Maintenance);
+    let mut bytes = fs.read(&path, io).expect("exists");
+    bytes[20] ^= 1;
+    let mut damaged = fs.create(&path, io, CreateOptions::default()).expect("creates");
+    damaged.append(&bytes).expect("writes");
+    damaged.sync().expect("syncs");
+    let is_named = |errors: &[Error]| errors.len() == 1 && errors[0].to_string().contains(&name);
+    let report = tree.store.db.verify(|_, _| {}).expect("reads");
+    assert!(is_named(&report.errors), "{:?}", report.errors);
+    tree.store.db.close().expect("closes");
+    let shared: Arc<dyn FileSystem> = Arc::new(fs.clone());
+    let found = verify_files(&shared, Path::new("/db"), |_| {}).expect("reads");
+    assert!(is_named(&found.errors), "{:?}", found.errors);
 }
 
 #[test]

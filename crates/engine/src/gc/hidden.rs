@@ -52,6 +52,9 @@ pub(crate) struct HiddenGarbage {
     pub certain_bytes: u64,
     /// The part of it that is the deletes themselves, in the tables above the last level.
     pub tombstone_bytes: u64,
+    /// Bytes of last-level records that only snapshots need. They count as live, and are no part of
+    /// the upper bound.
+    pub kept_bytes: u64,
 }
 
 impl HiddenGarbage {
@@ -100,17 +103,23 @@ pub(crate) fn hidden_garbage(input: &HiddenInput<'_>) -> HiddenGarbage {
         .iter()
         .fold(0_u64, |sum, table| sum.saturating_add(hidden_by_table(table, mean)));
     let covers = Covers::of(input);
-    let certain_bytes = input.last.iter().fold(0_u64, |sum, table| {
-        let bytes = match covers.hold(table) {
-            true => table.refs.bytes(),
-            false => unneeded_bytes(table, input),
-        };
-        sum.saturating_add(bytes)
-    });
+    let (mut certain_bytes, mut kept_bytes) = (0_u64, 0_u64);
+    for table in input.last {
+        if covers.hold(table) {
+            certain_bytes = certain_bytes.saturating_add(table.refs.bytes());
+            continue;
+        }
+        let unneeded = unneeded_bytes(table, input);
+        certain_bytes = certain_bytes.saturating_add(unneeded);
+        if !input.snapshots.is_empty() {
+            let kept = table.content.shadowed_bytes.saturating_sub(unneeded);
+            kept_bytes = kept_bytes.saturating_add(kept);
+        }
+    }
     let upper_bound_bytes = by_records.saturating_add(certain_bytes);
     let tombstones = input.upper.iter().copied().map(tombstone_bytes);
     let tombstone_bytes = tombstones.fold(0, u64::saturating_add);
-    HiddenGarbage { upper_bound_bytes, certain_bytes, tombstone_bytes }
+    HiddenGarbage { upper_bound_bytes, certain_bytes, tombstone_bytes, kept_bytes }
 }
 
 /// Bytes of the shadowed records of a last-level table that no snapshot needs.
@@ -341,8 +350,11 @@ mod tests {
             ..TableContent::default()
         };
         let last = [last];
-        assert_eq!(garbage(&[], &last, &[20]).certain_bytes, 0);
+        let kept = garbage(&[], &last, &[20]);
+        assert_eq!((kept.certain_bytes, kept.kept_bytes), (0, 1200));
+        assert_eq!(kept.upper_bound_bytes, 0, "what a snapshot needs is live");
         let hidden = garbage(&[], &last, &[]);
+        assert_eq!(hidden.kept_bytes, 0);
         assert_eq!((hidden.upper_bound_bytes, hidden.certain_bytes), (1200, 1200));
         assert_eq!(hidden.estimate_bytes(0.0), 1200, "no share is needed to be certain");
     }

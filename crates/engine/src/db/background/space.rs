@@ -130,7 +130,10 @@ fn examine(db: &DbInner, state: &mut JobState, family: &Family, step: Option<Spa
     if let Some((_, margin)) = view.bound {
         let pinned = db.storage.trash().pinned();
         let oldest = snapshots.first().copied();
-        if let Some(warning) = pinned_warning(&pinned, margin.allowance_bytes, oldest)
+        let allowance_bytes = margin.allowance_bytes;
+        let warning = pinned_warning(&pinned, allowance_bytes, oldest)
+            .or_else(|| kept_warning(view.hidden.kept_bytes, allowance_bytes, oldest));
+        if let Some(warning) = warning
             && space.may_warn(db.context.clock().now_ns())
         {
             tracing::warn!(family = family.name.as_str(), "{warning}");
@@ -164,6 +167,21 @@ fn pinned_warning(
     Some(format!(
         "old versions hold {bytes} bytes of files, for up to {oldest_s} s, and the bound on space \
          allows {allowance_bytes} bytes of garbage: release {holder}"
+    ))
+}
+
+/// Warning for an operator if snapshots keep more bytes of replaced records than the bound allows
+/// as garbage. Such records count as live, so the bound allows more garbage in addition to them.
+fn kept_warning(
+    kept_bytes: u64,
+    allowance_bytes: u64,
+    oldest_snapshot: Option<SeqNo>,
+) -> Option<String> {
+    let seq = oldest_snapshot.filter(|_| kept_bytes > allowance_bytes)?;
+    Some(format!(
+        "snapshots keep {kept_bytes} bytes of records that newer ones have replaced, and the bound \
+         on space allows {allowance_bytes} bytes of garbage in addition: release the snapshot of \
+         sequence number {seq}"
     ))
 }
 
@@ -338,5 +356,13 @@ mod tests {
         assert!(warning.contains("an iterator"), "{warning}");
         let warning = pinned_warning(&pinned, 109, Some(SeqNo(77))).expect("too much is pinned");
         assert!(warning.contains("the snapshot of sequence number 77"), "{warning}");
+    }
+
+    #[test]
+    fn warning_of_kept_records_names_the_oldest_snapshot() {
+        assert_eq!(kept_warning(110, 110, Some(SeqNo(77))), None);
+        assert_eq!(kept_warning(110, 109, None), None, "no snapshot is open");
+        let warning = kept_warning(110, 109, Some(SeqNo(77))).expect("too much is kept");
+        assert!(warning.contains("110 bytes") && warning.contains("number 77"), "{warning}");
     }
 }

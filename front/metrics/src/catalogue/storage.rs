@@ -69,9 +69,10 @@ metrics! {
     /// waiting (blobs and extents with fewer copies until a node of another domain can take one),
     /// sharing (blobs and extents with two parts in one domain until another domain has room and
     /// the domains have stayed the same for a while), coding (files with replicas in place of an
-    /// erasure code, because domains were missing when they were written), unrepairable (too few
-    /// chunks answer) and unknown (extents that lack copies unless a node has them that does not
-    /// list its extents).
+    /// erasure code, because domains were missing when they were written), refused (extents that
+    /// lack a copy which no node takes, because the other nodes keep longer replicas of their own),
+    /// unrepairable (too few chunks answer) and unknown (extents that lack copies unless a node has
+    /// them that does not list its extents).
     REPAIR_DEBT: Gauge "archipelago_storage_cluster_repair_debt" ["state"];
     /// Bytes of the chunks and extents that are to be made.
     REPAIR_BYTES: Gauge "archipelago_storage_cluster_repair_debt_bytes" [];

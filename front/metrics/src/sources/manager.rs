@@ -112,6 +112,7 @@ fn set_repair(samples: &mut Samples, status: &StorageClusterStatus) {
         ("waiting", repair.waiting_for_domains),
         ("sharing", repair.sharing_domains),
         ("coding", repair.coding_files),
+        ("refused", repair.extents_refused),
         ("unrepairable", repair.unrepairable),
         ("unknown", repair.extents_unknown),
     ] {
@@ -132,4 +133,26 @@ fn set_repair(samples: &mut Samples, status: &StorageClusterStatus) {
     samples.set(&of_storage::REPAIRED, &["extent"], repair.extents_repaired);
     samples.set(&of_storage::REPAIRED_BYTES, &[], repair.bytes_repaired);
     samples.set(&of_storage::REPAIRS_FAILED, &[], repair.failed);
+}
+
+#[cfg(test)]
+mod tests {
+    use archipelago_store::nodes::wire::RepairStatus;
+
+    use super::*;
+
+    #[test]
+    fn extents_that_no_node_takes_are_a_repair_debt() {
+        let repair = RepairStatus { extents_left: 5, extents_refused: 3, ..Default::default() };
+        let status = StorageClusterStatus { repair, ..Default::default() };
+        let mut samples = Samples::default();
+        set_repair(&mut samples, &status);
+        let text = samples.into_text().unwrap();
+        for line in [
+            "archipelago_storage_cluster_repair_debt{state=\"extents\"} 5",
+            "archipelago_storage_cluster_repair_debt{state=\"refused\"} 3",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+    }
 }

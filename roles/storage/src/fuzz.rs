@@ -12,6 +12,7 @@ use std::path::Path;
 use archipelago_base::checksum::crc;
 use archipelago_base::codec::put_u32;
 
+use crate::beats::fuzz_forgotten;
 use crate::chunks::fuzz_chunk;
 use crate::identity::NodeIdentity;
 use crate::logs::{fuzz_extent, fuzz_mark};
@@ -29,11 +30,13 @@ pub fn extent(bytes: &[u8]) {
     fuzz_extent(bytes);
 }
 
-/// Decodes `bytes` as the mark of an extent, and as the key and the value of a tombstone. A decoded
-/// value must encode to the bytes that were decoded.
+/// Decodes `bytes` as the mark of an extent, as the key and the value of a tombstone, and as the
+/// record of the nodes that operators have given up. A decoded mark or tombstone must encode to the
+/// bytes that were decoded, and a decoded record must decode again from its own bytes.
 pub fn metadata(bytes: &[u8]) {
     fuzz_mark(bytes);
     fuzz_tombstone(bytes);
+    fuzz_forgotten(bytes);
 }
 
 /// Decodes `bytes` as the file `NODE`. A decoded identity must decode again from its own bytes.

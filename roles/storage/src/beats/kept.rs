@@ -78,6 +78,14 @@ fn decode(bytes: &[u8]) -> Result<BTreeSet<StorageId>> {
     forgotten.ok_or_else(|| Error::new(ErrorKind::Corrupt, format!("{object} cannot be read")))
 }
 
+/// Decodes `bytes` as the record of the nodes that operators have given up.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz_forgotten(bytes: &[u8]) {
+    if let Ok(forgotten) = decode(bytes) {
+        assert_eq!(decode(&encode(&forgotten)).ok(), Some(forgotten));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

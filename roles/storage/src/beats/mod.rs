@@ -37,6 +37,8 @@ use crate::meta::MetaBatch;
 use crate::node::StorageNode;
 
 use kept::KeptOrders;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use kept::fuzz_forgotten;
 pub(crate) use threads::BeatThreads;
 
 /// Addresses of a node for other processes, and the domain in which it fails.

@@ -85,10 +85,13 @@ fn decode(bytes: &[u8], index: u8) -> Option<ChunkTail> {
 #[cfg(test)]
 pub(crate) fn fuzz_chunk_inputs() -> Vec<Vec<u8>> {
     use archipelago_store::nodes::layout::{CellSize, Scheme};
+    use archipelago_store::nodes::wire::ChunkDescriptor;
 
     use super::file::tests::{chunk_file, descriptor};
 
     let replica = descriptor(Scheme::Replicas(3), 3);
     let coded = descriptor(Scheme::Rs42(CellSize::Small), (256 << 10) + 4105);
-    [replica, coded].iter().map(|descriptor| chunk_file(descriptor).1).collect()
+    // Its descriptor has another version.
+    let due = ChunkDescriptor { is_coding_due: true, ..replica.clone() };
+    [replica, coded, due].iter().map(|descriptor| chunk_file(descriptor).1).collect()
 }

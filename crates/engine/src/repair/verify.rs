@@ -72,8 +72,8 @@ impl DamageReport {
 
 /// Checks every file of the database in `dir`: `IDENTITY`, `CURRENT`, the manifest, the log, and
 /// every table, value file and invalid file that the manifest names. Without a manifest it checks
-/// every table and value file in the directory. With a manifest it also resolves every reference to a separated
-/// value. The report lists the damage.
+/// every table and value file in the directory. With a manifest it also resolves every reference to
+/// a separated value. The report lists the damage.
 ///
 /// Errors: `Busy` if the database is open elsewhere; `NotFound` if there is no database; an error
 /// of listing the directory.

@@ -45,8 +45,8 @@ const OPERATION_MS: usize = 100;
 /// Time that a slow node takes for a request. It is shorter than the time after which a link goes
 /// down on which messages are lost, so answers that are under way arrive.
 const SLOW: Duration = Duration::from_millis(30);
-/// Time after the kill of a node at which a log that sends to it ends its extent. The link goes down
-/// after 10 ms. The log waits for 10 ms, connects again, and gives that up after its patience.
+/// Time after the kill of a node at which a log that sends to it ends its extent. The link goes
+/// down after 10 ms. The log waits for 10 ms, connects again, and gives that up after its patience.
 const GIVEN_UP: Duration = LOG_PATIENCE.saturating_add(Duration::from_millis(20));
 /// Time within which the manager hears of nodes that have started, and lets them join the root set.
 const BEATS: Duration = Duration::from_millis(1_000);

@@ -51,7 +51,7 @@ pub(crate) fn buckets(db: &DbInner, cf: &ColumnFamily) -> Vec<BucketInfo> {
     let current = cf.family.current.load_full();
     let version = &current.version;
     let state = db.jobs.lock(Order::none());
-    let running = state.compactions();
+    let running = state.running().compactions();
     let flushes = state.flush_ranges(cf.id());
     let none = Window::default();
     let window = state.balances().get(&cf.id()).map_or(&none, Balance::window);

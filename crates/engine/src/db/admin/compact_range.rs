@@ -178,7 +178,7 @@ fn compact_step(db: &DbInner, wish: &mut Wish<'_>, level: Option<usize>) -> Resu
     let mut state = db.jobs.lock(Order::none());
     state.set_claim(wish.id, None);
     let version = Arc::clone(&wish.cf.family.current.load().version);
-    let running = state.compactions_and_ingestions();
+    let running = state.running().compactions_and_ingestions();
     let input = pick_input(&db.context, &version, &running, &snapshots, visible);
     let picked = match level {
         None => pick_drop(&input).map_or(RangePick::Done, RangePick::Ready),

@@ -13,7 +13,7 @@ use crate::cache::{BlockKind, CacheStats};
 use crate::db::Db;
 use crate::db::admin::values::{self, PinnedInfo};
 use crate::db::background::compaction;
-use crate::db::state::jobs::RunningKind;
+use crate::db::state::running_jobs::RunningKind;
 use crate::db::write::disk_room::{self, DiskReport};
 use crate::lock_order::Order;
 
@@ -137,8 +137,8 @@ pub struct DatabaseReport {
 pub(crate) fn database_report(db: &Db) -> DatabaseReport {
     let inner = &db.inner;
     let mut running_jobs = JobKind::ALL.map(|kind| (kind, 0));
-    for job in inner.jobs.lock(Order::none()).running() {
-        running_jobs[JobKind::of(&job.kind) as usize].1 += 1;
+    for job in inner.jobs.lock(Order::none()).running().iter() {
+        running_jobs[JobKind::of(job.kind()) as usize].1 += 1;
     }
     let health = inner.observers.health();
     let state = if health.is_read_only() {

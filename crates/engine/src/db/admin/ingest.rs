@@ -47,8 +47,9 @@ use crate::db::background::{leave_log, scheduler, space};
 use crate::db::inner::DbInner;
 use crate::db::state::away::StayHome;
 use crate::db::state::family::{Family, SuperVersion};
-use crate::db::state::jobs::{JobState, RunningKind};
+use crate::db::state::jobs::JobState;
 use crate::db::state::memtable::Immutable;
+use crate::db::state::running_jobs::RunningKind;
 use crate::db::write::commit::CommitGuard;
 use crate::db::write::{self, seal, stalling};
 use crate::event::Event;
@@ -175,7 +176,7 @@ fn cut_at_buckets(
     taken: &mut Vec<FileNo>,
 ) -> Result<Vec<FileMeta>> {
     let db = numbers.db();
-    let compactions = db.jobs.lock(Order::none()).compactions();
+    let compactions = db.jobs.lock(Order::none()).running().compactions();
     let mut pieces = Vec::with_capacity(metas.len());
     for meta in metas {
         // With any other condition than that of the install, the caller would repeat the cut
@@ -231,9 +232,9 @@ fn flush_away(db: &DbInner, family: &Arc<Family>, pieces: &[FileMeta]) -> Result
 /// `false` does not change to `true`: a send begins under the same lock, and only if shards may
 /// leave.
 fn has_away(state: &JobState, family: &Family) -> bool {
-    let mut homes = state.sealed_of(family.id).flat_map(|sealed| sealed.view.homes());
+    let mut homes = state.sealed_of(family.id).flat_map(|sealed| sealed.view().homes());
     let is_send = |kind: &RunningKind| matches!(kind, RunningKind::Send { cf } if *cf == family.id);
-    homes.any(|home| home.away().is_some()) || state.is_running(is_send)
+    homes.any(|home| home.away().is_some()) || state.running().has(is_send)
 }
 
 /// Whether a memtable may hold keys of the files.
@@ -339,7 +340,7 @@ fn start_ingestion<'a>(
     order: Order<ManifestLock>,
 ) -> Option<RunningIngestion<'a>> {
     let mut state = db.jobs.lock(order);
-    let compactions = state.compactions();
+    let compactions = state.running().compactions();
     let place = |piece: &FileMeta| place(version, &compactions, family, piece);
     let levels: Vec<usize> = pieces.iter().map(place).collect::<Option<_>>()?;
     let claim = |(piece, &to): (&FileMeta, &usize)| Running {

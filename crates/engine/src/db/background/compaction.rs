@@ -37,9 +37,10 @@ use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
 use crate::db::state::context::Context;
 use crate::db::state::family::Family;
-use crate::db::state::jobs::{JobSlot, JobState, Jobs, RunningKind};
+use crate::db::state::jobs::{JobState, Jobs};
 use crate::db::state::observers::Observers;
 use crate::db::state::pacing::Pacing;
+use crate::db::state::running_jobs::{JobSlot, RunningKind};
 use crate::db::state::storage::Storage;
 use crate::db::write::disk_room::{self, Disk};
 use crate::db::write::stalling;
@@ -201,23 +202,23 @@ pub(crate) fn next_compaction(
     state: &mut JobState,
     slot: JobSlot,
 ) -> Option<CompactionTask> {
-    let mut running = state.compactions();
+    let mut running = state.running().compactions();
     let mut jobs_max = compactions_max(db);
     // Compactions in places of the executor have a limit of their own.
     jobs_max += match slot {
-        JobSlot::Own => state.count_extra(JobKind::Compaction),
+        JobSlot::Own => state.running().count_extra(JobKind::Compaction),
         JobSlot::Extra => db.jobs.executor().room(JobKind::Compaction),
     };
     if running.len() >= jobs_max {
         return None;
     }
     // Claims of users and ingestions block keys as jobs do, but take no slot of a job.
-    let ingestions = state.ingestions();
+    let ingestions = state.running().ingestions();
     jobs_max += state.claims().len() + ingestions.len();
     running.extend(state.claims().cloned());
     running.extend(ingestions);
     let mut families = db.view.live_families();
-    families.retain(|family| state.changing(family.id).is_none());
+    families.retain(|family| state.running().changing(family.id).is_none());
     let versions: Vec<Arc<Version>> =
         families.iter().map(|family| Arc::clone(&family.current.load().version)).collect();
     let all: Vec<&Version> = versions.iter().map(|version| &**version).collect();
@@ -246,7 +247,7 @@ pub(crate) fn can_compact(
     let version = Arc::clone(&family.current.load().version);
     let versions = [&*version];
     let common = basis.input(&version, &[], 1);
-    if state.is_compacting() && pick_of_all(&versions, &common).is_some() {
+    if state.running().is_compacting() && pick_of_all(&versions, &common).is_some() {
         return true;
     }
     let candidates = Candidates { versions: &versions, common, room: basis.room };
@@ -599,7 +600,8 @@ fn keep_space(
 fn measure_l0(db: &DbInner, state: &JobState, pick: &Pick, output: &JobOutput) {
     let Pick::L0ToBase { l0, .. } = pick else { return };
     let bytes = l0.iter().map(|file| content_bytes(file)).fold(0, u64::saturating_add);
-    let at_once = state.compactions().iter().filter(|job| job.from == 0 && job.to > 0).count();
+    let at_once =
+        state.running().compactions().iter().filter(|job| job.from == 0 && job.to > 0).count();
     db.pacing.measure_compaction(bytes, at_once, Duration::from_nanos(output.duration_ns));
 }
 

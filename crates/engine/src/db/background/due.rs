@@ -42,8 +42,10 @@ use crate::db::background::rebalance;
 use crate::db::background::staying;
 use crate::db::inner::DbInner;
 use crate::db::state::family::Family;
-use crate::db::state::jobs::{FlushTracker, JobState, RunningKind, Sealed, ShardState};
+use crate::db::state::jobs::JobState;
 use crate::db::state::memtable::ShardHome;
+use crate::db::state::running_jobs::RunningKind;
+use crate::db::state::sealed::{FlushTracker, Sealed, ShardState};
 use crate::db::write::log_segments;
 use crate::disk_space::SpaceState;
 use crate::memtable::Shard;
@@ -265,8 +267,8 @@ impl DueInput {
             budget_bytes: budget.limit_bytes(),
             ..RestBounds::default()
         };
-        for sealed in state.flushes().values().flat_map(|tracker| &tracker.queue) {
-            for (home, progress) in sealed.view.homes.iter().zip(&sealed.shards) {
+        for sealed in state.flushes().values().flat_map(FlushTracker::queue) {
+            for (home, progress) in sealed.view().homes.iter().zip(sealed.shards()) {
                 let away = home.as_ref().filter(|home| home.is_apart()).and_then(ShardHome::away);
                 let Some(away) = away else { continue };
                 bounds.held_bytes += away.figures().image_bytes;
@@ -279,8 +281,8 @@ impl DueInput {
         Some(Self {
             room: away.room(),
             is_writable: !db.logs.must_leave() && !db.observers.health().is_read_only(),
-            is_sending: state.is_running(RunningKind::is_send),
-            is_flushing: state.flushes_running() > 0,
+            is_sending: state.running().has(RunningKind::is_send),
+            is_flushing: state.running().flushes_len() > 0,
             bounds,
             uncut: uncut_families(db, state),
             wholly_due: away.wholly_due(),
@@ -290,12 +292,12 @@ impl DueInput {
 
     /// Whether a shard of a sealed memtable may leave; `None` if it has left or a job has it.
     pub(crate) fn may_leave(&self, cf: CfId, sealed: &Sealed, shard: usize) -> Option<Leave> {
-        let Some(ShardHome::Here(here)) = &sealed.view.homes[shard] else { return None };
-        (sealed.shards[shard] == ShardState::Pending).then(|| {
+        let Some(ShardHome::Here(here)) = &sealed.view().homes[shard] else { return None };
+        (sealed.shards()[shard] == ShardState::Pending).then(|| {
             may_leave(&LeaveInput {
-                unlogged: sealed.info.unlogged,
-                cuts_map: sealed.info.map.epoch().0 == 0 && self.uncut.contains(&cf),
-                sends_left: sealed.sends_left[shard],
+                unlogged: sealed.info().unlogged,
+                cuts_map: sealed.info().map.epoch().0 == 0 && self.uncut.contains(&cf),
+                sends_left: sealed.sends_left(shard),
                 image_bytes: image_bytes_max(here),
                 is_writable: self.is_writable,
                 room: self.room,
@@ -315,7 +317,7 @@ impl DueInput {
 
     /// Whether the memtable at `position` of the queue stays here by choice.
     pub(crate) fn stays(&self, tracker: &FlushTracker, position: usize) -> bool {
-        position.saturating_add(self.staying) >= tracker.queue.len()
+        position.saturating_add(self.staying) >= tracker.queue().len()
     }
 
     /// Whether a shard cannot rest. A shard without room at the nodes waits for running sends and
@@ -342,10 +344,10 @@ impl DueInput {
         if self.wholly_due.contains(&cf) {
             return u64::MAX;
         }
-        let written = tracker.written.iter().flat_map(|written| &written.memtables).max();
-        let unlogged = tracker.queue.iter().rfind(|sealed| sealed.info.unlogged);
+        let written = tracker.written().iter().flat_map(|written| &written.memtables).max();
+        let unlogged = tracker.queue().iter().rfind(|sealed| sealed.info().unlogged);
         let by_written = written.map_or(0, |memtable| memtable + 1);
-        let by_unlogged = unlogged.map_or(0, |sealed| sealed.info.id + 1);
+        let by_unlogged = unlogged.map_or(0, |sealed| sealed.info().id + 1);
         by_written.max(by_unlogged).max(tracker.due_below())
     }
 }
@@ -353,8 +355,8 @@ impl DueInput {
 /// The families with a sealed memtable whose keys are to cut the first bucket map. A family with
 /// one bucket keeps the map that it began with.
 fn uncut_families(db: &DbInner, state: &JobState) -> Vec<CfId> {
-    let has_first = |sealed: &Sealed| sealed.info.map.epoch().0 == 0;
-    let first = state.flushes().iter().filter(|(_, tracker)| tracker.queue.iter().any(has_first));
+    let has_first = |sealed: &Sealed| sealed.info().map.epoch().0 == 0;
+    let first = state.flushes().iter().filter(|(_, tracker)| tracker.queue().iter().any(has_first));
     let families = first.filter_map(|(cf, _)| db.view.family(*cf));
     let is_cut =
         |family: &Arc<Family>| rebalance::buckets_initial(&db.context, &family.options) > 1;

@@ -45,10 +45,10 @@ use crate::db::read::ReadView;
 use crate::db::state::away::AwayShard;
 use crate::db::state::family::Family;
 use crate::db::state::job_threads::JobPriority;
-use crate::db::state::jobs::{
-    FlushTracker, JobSlot, JobState, Jobs, RunningKind, Sealed, ShardState, WrittenShard,
-};
+use crate::db::state::jobs::{JobState, Jobs};
 use crate::db::state::memtable::{Memtable, ShardHome};
+use crate::db::state::running_jobs::{JobSlot, RunningKind};
+use crate::db::state::sealed::{FlushTracker, Sealed, ShardState, WrittenShard};
 use crate::db::write::{self, disk_room, log_segments, seal, stalling};
 use crate::disk_space::flush_room;
 use crate::event::Event;
@@ -68,7 +68,7 @@ use crate::version::rebalance::RunningFlush;
 /// already. One that waits for its last writers does not hold the other families up.
 pub(crate) fn next_to_ready(state: &JobState) -> Option<(CfId, Arc<Memtable>)> {
     state.flushes().iter().find_map(|(cf, tracker)| {
-        let unready = tracker.queue.iter().find_map(|sealed| sealed.unready.as_ref())?;
+        let unready = tracker.queue().iter().find_map(Sealed::unready)?;
         let is_free = !state.is_readying(unready.id);
         is_free.then(|| (*cf, Arc::clone(unready)))
     })
@@ -97,21 +97,18 @@ pub(crate) fn ready_memtable<Held: Before<JobsLock>>(
     let mut state = db.jobs.lock(order);
     let Some(tracker) = state.flushes_mut().get_mut(&cf) else { return };
     if let Some(cuts) = cuts {
-        tracker.shard_cuts = cuts;
+        tracker.set_shard_cuts(cuts);
     }
-    let Some(sealed) = tracker.queue.iter_mut().find(|s| s.info.id == memtable.id) else {
-        return;
-    };
-    sealed.info.note_shards(memtable);
-    if sealed.unready.take().is_none() {
+    let Some(sealed) = tracker.find_mut(memtable.id) else { return };
+    sealed.info().note_shards(memtable);
+    if !sealed.make_ready() {
         return;
     }
-    let info = Arc::clone(&sealed.info);
+    let info = Arc::clone(sealed.info());
     for (index, _) in info.shards().iter().enumerate().filter(|(_, shard)| !shard.is_filled) {
-        sealed.shards[index] = ShardState::Installed;
-        sealed.take_from_view(index..index + 1);
+        sealed.install(index..index + 1);
     }
-    tracker.queue.retain(|sealed| !sealed.is_installed());
+    tracker.forget_installed();
     rebalance::note_seal(db, &mut state, &family, seal);
     db.view.republish(&mut state, &family, None);
     drop(state);
@@ -135,30 +132,26 @@ pub(crate) fn next_flush(db: &DbInner, state: &mut JobState, slot: JobSlot) -> O
 /// The next flush of a family, in a database without a store of memtable shards.
 fn next_flush_of(db: &DbInner, state: &mut JobState, cf: CfId) -> Option<FlushTask> {
     let family = db.view.family(cf)?;
-    let held = state.changing(cf).cloned();
+    let held = state.running().changing(cf).cloned();
     let planned_cuts = state.planned_cuts(&family.current.load().version);
     let tracker = state.flushes_mut().get_mut(&cf)?;
     let views: Vec<SealedView<'_>> = tracker
-        .queue
+        .queue()
         .iter()
         .map(|sealed| SealedView {
-            map: &sealed.info.map,
-            shards: &sealed.shards,
+            map: &sealed.info().map,
+            shards: sealed.shards(),
             ready: sealed.is_ready(),
-            unlogged: sealed.info.unlogged,
+            unlogged: sealed.info().unlogged,
         })
         .collect();
     let written = written_views(tracker);
     let FlushPlan { memtables, shards, range } = plan_flush(&views, &written, held.as_ref())?;
     drop(views);
     let mut taken = Vec::with_capacity(memtables.len());
-    for sealed in tracker.queue.range_mut(memtables) {
-        for shard in shards.clone() {
-            if sealed.shards[shard] == ShardState::Pending {
-                sealed.shards[shard] = ShardState::Running;
-            }
-        }
-        taken.push(TakenMemtable { info: Arc::clone(&sealed.info), shards: shards.clone() });
+    for sealed in tracker.range_mut(memtables) {
+        sealed.begin(shards.clone());
+        taken.push(TakenMemtable { info: Arc::clone(sealed.info()), shards: shards.clone() });
     }
     // The tables of a job over several shards are cut where the shards end.
     let ends = taken.first().map_or(&[][..], |taken| taken.info.map.boundaries());
@@ -174,13 +167,13 @@ fn next_flush_of(db: &DbInner, state: &mut JobState, cf: CfId) -> Option<FlushTa
 /// because a rebuild must take it first.
 pub(crate) fn states_for_flush(sealed: &Sealed, has_lost: bool) -> Cow<'_, [ShardState]> {
     if !has_lost {
-        return Cow::Borrowed(&sealed.shards);
+        return Cow::Borrowed(sealed.shards());
     }
     let is_lost = |home: &Option<ShardHome>| {
         let away = home.as_ref().and_then(ShardHome::away);
         away.is_some_and(|away| away.is_lost() && !away.has_copy())
     };
-    let states = sealed.shards.iter().zip(&sealed.view.homes);
+    let states = sealed.shards().iter().zip(&sealed.view().homes);
     let state = |(state, home): (&ShardState, &Option<ShardHome>)| match *state {
         ShardState::Pending if is_lost(home) => ShardState::Running,
         state => state,
@@ -191,12 +184,12 @@ pub(crate) fn states_for_flush(sealed: &Sealed, has_lost: bool) -> Cow<'_, [Shar
 /// The shards that failed flushes of a family have written.
 fn written_views(tracker: &FlushTracker) -> Vec<WrittenView> {
     let view = |written: &WrittenShard| {
-        let is_own = |sealed: &Sealed| written.memtables.contains(&sealed.info.id);
-        let first = tracker.queue.iter().position(is_own)?;
-        let last = tracker.queue.iter().rposition(is_own)?;
+        let is_own = |sealed: &Sealed| written.memtables.contains(&sealed.info().id);
+        let first = tracker.queue().iter().position(is_own)?;
+        let last = tracker.queue().iter().rposition(is_own)?;
         Some(WrittenView { memtables: first..last + 1, shard: written.shard })
     };
-    tracker.written.iter().filter_map(view).collect()
+    tracker.written().iter().filter_map(view).collect()
 }
 
 /// Runs a planned flush and installs it. Afterwards its shards are installed or pending again.
@@ -210,11 +203,11 @@ pub(crate) fn run_flush_task(db: &DbInner, task: &FlushTask) -> Result<()> {
     if result.is_err()
         && let Some(tracker) = state.flushes_mut().get_mut(&task.family.id)
     {
-        for sealed in &mut tracker.queue {
-            let Some(taken) = task.memtable(sealed.info.id) else { continue };
+        for sealed in tracker.queue_mut() {
+            let Some(taken) = task.memtable(sealed.info().id) else { continue };
             for shard in taken.shards.clone() {
-                if sealed.shards[shard] == ShardState::Running {
-                    sealed.shards[shard] = ShardState::Pending;
+                if sealed.shards()[shard] == ShardState::Running {
+                    sealed.give_back(shard);
                 }
             }
         }
@@ -442,14 +435,14 @@ fn leaves_a_prefix(jobs: &Jobs, view: &ReadView, task: &FlushTask) -> bool {
     }
     let state = jobs.lock(Order::none());
     let Some(tracker) = state.flushes().get(&task.family.id) else { return false };
-    let oldest = tracker.queue.iter().zip(&task.memtables);
+    let oldest = tracker.queue().iter().zip(&task.memtables);
     let complete = |(sealed, taken): (&Sealed, &TakenMemtable)| {
         let is_left = |(at, shard): (usize, &ShardState)| {
             *shard != ShardState::Installed && !taken.shards.contains(&at)
         };
-        sealed.info.id == taken.info.id && !sealed.shards.iter().enumerate().any(is_left)
+        sealed.info().id == taken.info.id && !sealed.shards().iter().enumerate().any(is_left)
     };
-    tracker.queue.len() >= task.memtables.len() && oldest.into_iter().all(complete)
+    tracker.queue().len() >= task.memtables.len() && oldest.into_iter().all(complete)
 }
 
 /// The spec of a part of the task, with the shards of `refs`. Its files are cut at the boundaries
@@ -513,9 +506,9 @@ fn install_flush(db: &DbInner, task: &FlushTask, output: &JobOutput) -> Result<(
     // The lock is held over the measurement, so that flushes that end at the same time are all
     // counted.
     let state = db.jobs.lock(Order::none());
-    db.pacing.measure_flush(bytes_flushed, state.flushes_running(), duration);
+    db.pacing.measure_flush(bytes_flushed, state.running().flushes_len(), duration);
     if is_of_nodes {
-        db.pacing.measure_node_flush(bytes_flushed, state.flushes_running(), duration);
+        db.pacing.measure_node_flush(bytes_flushed, state.running().flushes_len(), duration);
     }
     drop(state);
     family.backlog_since_ns.store(db.context.clock().now_ns(), Ordering::Relaxed);
@@ -554,19 +547,17 @@ fn mark_installed(state: &mut JobState, task: &FlushTask) -> Vec<Arc<AwayShard>>
     let mut retired = Vec::new();
     let Some(tracker) = state.flushes_mut().get_mut(&task.family.id) else { return retired };
     for taken in &task.memtables {
-        let found = tracker.queue.iter_mut().find(|sealed| sealed.info.id == taken.info.id);
-        let Some(sealed) = found else { continue };
-        for shard in taken.shards.clone() {
-            assert_ne!(sealed.shards[shard], ShardState::Pending, "installed what ran");
-            sealed.shards[shard] = ShardState::Installed;
+        let Some(sealed) = tracker.find_mut(taken.info.id) else { continue };
+        for shard in &sealed.shards()[taken.shards.clone()] {
+            assert_ne!(*shard, ShardState::Pending, "installed what ran");
         }
-        let homes = sealed.view.homes[taken.shards.clone()].iter().flatten();
+        let homes = sealed.view().homes[taken.shards.clone()].iter().flatten();
         let apart = homes.filter(|home| home.is_apart()).filter_map(ShardHome::away);
         retired.extend(apart.cloned());
-        sealed.take_from_view(taken.shards.clone());
+        sealed.install(taken.shards.clone());
     }
-    tracker.written.retain(|shard| !written_shards::is_of(shard, task));
-    tracker.queue.retain(|sealed| !sealed.is_installed());
+    tracker.forget_written(|shard| written_shards::is_of(shard, task));
+    tracker.forget_installed();
     retired
 }
 
@@ -633,7 +624,7 @@ pub(crate) fn flush_family(db: &DbInner, family: &Arc<Family>) -> Result<()> {
     }
     let pending = |state: &JobState| {
         let tracker = state.flushes().get(&family.id);
-        tracker.is_some_and(|t| t.queue.iter().any(|sealed| sealed.info.id < newest))
+        tracker.is_some_and(|t| t.queue().iter().any(|sealed| sealed.info().id < newest))
     };
     while pending(&db.jobs.lock(Order::none())) {
         family.check_alive()?;
@@ -676,7 +667,7 @@ pub(crate) fn flush_unlogged(db: &DbInner) -> Result<()> {
             .lock(Order::none())
             .flushes()
             .get(&family.id)
-            .is_some_and(|tracker| tracker.queue.iter().any(|sealed| sealed.info.unlogged));
+            .is_some_and(|tracker| tracker.queue().iter().any(|sealed| sealed.info().unlogged));
         if sealed || current.active.has_unlogged() {
             match flush_family(db, &family) {
                 // The family was dropped meanwhile, so nothing is left to flush.

@@ -44,9 +44,10 @@ use crate::db::background::{compaction, rebuild, scheduler, space};
 use crate::db::inner::DbInner;
 use crate::db::state::context::Context;
 use crate::db::state::family::Family;
-use crate::db::state::jobs::{JobState, Jobs, ShardState};
+use crate::db::state::jobs::{JobState, Jobs};
 use crate::db::state::memtable::{Memtable, SealedInfo};
 use crate::db::state::observers::Observers;
+use crate::db::state::sealed::Sealed;
 use crate::db::write::commit::CommitGuard;
 use crate::db::write::log_segments::{self, LogSegments};
 use crate::db::write::{self, disk_room, seal, stalling};
@@ -210,7 +211,7 @@ fn leave_log_with_room(db: &DbInner) -> Result<bool> {
 }
 
 fn is_compacting(jobs: &Jobs) -> bool {
-    jobs.lock(Order::none()).is_compacting()
+    jobs.lock(Order::none()).running().is_compacting()
 }
 
 /// Waits until only compactions and garbage collections run and no memtable is being readied. Picks
@@ -259,7 +260,7 @@ fn flush_memory(
 /// The memtables of a family that have no filters yet, oldest first.
 fn unready_memtables(jobs: &Jobs, order: Order<CommitLock>, family: &Family) -> Vec<Arc<Memtable>> {
     let state = jobs.lock(order);
-    state.sealed_of(family.id).filter_map(|sealed| sealed.unready.clone()).collect()
+    state.sealed_of(family.id).filter_map(Sealed::unready).cloned().collect()
 }
 
 /// The sealed memtables of a family, oldest first.
@@ -269,7 +270,7 @@ fn sealed_memtables(
     family: &Family,
 ) -> Vec<Arc<SealedInfo>> {
     let state = jobs.lock(order);
-    state.sealed_of(family.id).map(|sealed| Arc::clone(&sealed.info)).collect()
+    state.sealed_of(family.id).map(|sealed| Arc::clone(sealed.info())).collect()
 }
 
 /// The shards of a memtable that are in no table, as runs of neighbours.
@@ -280,9 +281,9 @@ fn pending_runs(
     memtable: &SealedInfo,
 ) -> Vec<std::ops::Range<usize>> {
     let state = jobs.lock(order);
-    let found = state.sealed_of(family.id).find(|sealed| sealed.info.id == memtable.id);
+    let found = state.sealed_of(family.id).find(|sealed| sealed.info().id == memtable.id);
     let mut runs: Vec<std::ops::Range<usize>> = Vec::new();
-    for (index, home) in found.into_iter().flat_map(|sealed| &sealed.view.homes).enumerate() {
+    for (index, home) in found.into_iter().flat_map(|sealed| &sealed.view().homes).enumerate() {
         if home.is_none() {
             continue;
         }
@@ -303,8 +304,8 @@ fn taken_of(
     shards: &std::ops::Range<usize>,
 ) -> Taken {
     let state = jobs.lock(order);
-    let found = state.sealed_of(family.id).find(|sealed| sealed.info.id == memtable.id);
-    let view = found.map(|sealed| Arc::clone(&sealed.view));
+    let found = state.sealed_of(family.id).find(|sealed| sealed.info().id == memtable.id);
+    let view = found.map(|sealed| Arc::clone(sealed.view()));
     let all = view.iter().flat_map(|view| view.homes.iter().enumerate());
     let own = all.filter(|(at, _)| shards.contains(at));
     Taken::of_memtable(memtable.id, own.filter_map(|(at, home)| Some((at, home.clone()?))))
@@ -361,12 +362,7 @@ fn install_memory(db: &DbInner, commit: &CommitGuard<'_>, mut edit: VersionEdit)
         let built = manifest.apply(edit)?;
         let mut state = db.jobs.lock(manifest.order());
         for tracker in state.flushes_mut().values_mut() {
-            for sealed in &mut tracker.queue {
-                sealed.shards.fill(ShardState::Installed);
-                sealed.take_from_view(0..sealed.shards.len());
-            }
-            tracker.queue.clear();
-            tracker.written.clear();
+            tracker.install_all();
         }
         db.view.republish_built(&mut state, built);
         space::note_all(db, &mut state, Some(SpaceEvent::RangeDelete));

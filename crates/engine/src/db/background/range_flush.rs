@@ -30,8 +30,10 @@ use crate::db::background::flush_plan::ranges::{
 use crate::db::background::flush_task::{FlushCut, FlushTask, TakenMemtable};
 use crate::db::inner::DbInner;
 use crate::db::state::family::Family;
-use crate::db::state::jobs::{FlushTracker, JobSlot, JobState, RunningKind, Sealed, ShardState};
+use crate::db::state::jobs::JobState;
 use crate::db::state::memtable::ShardHome;
+use crate::db::state::running_jobs::{JobSlot, RunningKind};
+use crate::db::state::sealed::{FlushTracker, Sealed, ShardState};
 use crate::db::write::seal;
 use crate::executor::JobKind;
 use crate::remote::ShardId;
@@ -99,18 +101,18 @@ pub(crate) fn next_range_flush(
 fn note_due_sends(db: &DbInner, state: &JobState, input: Option<&DueInput>) {
     let Some(link) = db.context.away() else { return };
     let mut due = BTreeSet::new();
-    let is_sending = state.is_running(RunningKind::is_send);
+    let is_sending = state.running().has(RunningKind::is_send);
     for (cf, tracker) in state.flushes().iter().filter(|_| is_sending) {
         let due_below = input.map_or(u64::MAX, |input| input.due_below(*cf, tracker));
         let excess_log = input.and_then(|input| input.bounds.excess_log);
-        for sealed in &tracker.queue {
-            let running = sealed.shards.iter().enumerate();
+        for sealed in tracker.queue() {
+            let running = sealed.shards().iter().enumerate();
             let running = running.filter(|(_, progress)| **progress == ShardState::Running);
             due.extend(running.filter_map(|(shard, _)| {
-                let figures = sealed.info.shards().get(shard);
+                let figures = sealed.info().shards().get(shard);
                 let oldest_log = figures.and_then(|shard| shard.oldest_log);
-                let memtable = sealed.info.id;
-                let oldest_log = oldest_log.or(sealed.info.oldest_log);
+                let memtable = sealed.info().id;
+                let oldest_log = oldest_log.or(sealed.info().oldest_log);
                 let sending = SendingShard { memtable, oldest_log };
                 let id = ShardId { memtable, shard: shard as u32 };
                 is_send_due(&sending, due_below, excess_log).then_some(id)
@@ -130,23 +132,23 @@ fn offers_of(
     let Some(tracker) = state.flushes().get(&family.id) else { return Vec::new() };
     let has_lost = db.context.away().is_some_and(|away| away.has_lost());
     let states: Vec<_> =
-        tracker.queue.iter().map(|sealed| flush::states_for_flush(sealed, has_lost)).collect();
+        tracker.queue().iter().map(|sealed| flush::states_for_flush(sealed, has_lost)).collect();
     let figures = figures_of(family, tracker, input);
     let is_wanted = |position: usize| {
         let figures: &Vec<ShardFigures> = &figures[position];
         figures.iter().any(|shard| shard.is_wanted)
     };
     let left_out = input.map_or(0, |input| input.left_out(tracker, is_wanted));
-    let views = tracker.queue.iter().take(tracker.queue.len() - left_out);
+    let views = tracker.queue().iter().take(tracker.queue().len() - left_out);
     let views = views.zip(states.iter().zip(&figures));
     let queue: Vec<RestingView<'_>> = views
         .map(|(sealed, (states, figures))| RestingView {
-            id: sealed.info.id,
+            id: sealed.info().id,
             sealed: SealedView {
-                map: &sealed.info.map,
+                map: &sealed.info().map,
                 shards: states,
                 ready: sealed.is_ready(),
-                unlogged: sealed.info.unlogged,
+                unlogged: sealed.info().unlogged,
             },
             figures,
         })
@@ -156,7 +158,7 @@ fn offers_of(
     let version = Arc::clone(&family.current.load().version);
     let bounds = JoinBounds {
         map: version.map(),
-        held: state.changing(family.id),
+        held: state.running().changing(family.id),
         fetch_bytes_max: match runs_away {
             true => full_bytes.saturating_mul(AWAY_MEMTABLES_MAX),
             false => full_bytes.saturating_mul(FETCHED_MEMTABLES_MAX),
@@ -183,20 +185,20 @@ fn figures_of(
     let due_below = input.map_or(u64::MAX, |input| input.due_below(family.id, tracker));
     // A memtable that stays by choice needs no room at the nodes.
     let waits = |input: &DueInput, position: usize, shard: usize| {
-        let verdict = input.may_leave(family.id, &tracker.queue[position], shard);
+        let verdict = input.may_leave(family.id, &tracker.queue()[position], shard);
         input.stays(tracker, position) && verdict == Some(Leave::NoRoom)
     };
     let of_shard = |position: usize, sealed: &Sealed, shard: usize| {
-        let is_due = sealed.info.id < due_below;
+        let is_due = sealed.info().id < due_below;
         let is_stuck = || {
             input.is_some_and(|input| {
                 input.is_stuck(family.id, sealed, shard, is_crowded)
                     && !waits(input, position, shard)
             })
         };
-        let home = sealed.view.homes[shard].as_ref();
+        let home = sealed.view().homes[shard].as_ref();
         let apart = home.filter(|home| home.is_apart()).and_then(ShardHome::away);
-        let figures = sealed.info.shards().get(shard);
+        let figures = sealed.info().shards().get(shard);
         ShardFigures {
             data_bytes: figures.map_or(0, |shard| shard.data_bytes),
             apart_bytes: apart.map_or(0, |away| away.figures().image_bytes),
@@ -206,9 +208,9 @@ fn figures_of(
         }
     };
     let of_memtable = |(position, sealed): (usize, &Sealed)| {
-        (0..sealed.shards.len()).map(|shard| of_shard(position, sealed, shard)).collect()
+        (0..sealed.shards().len()).map(|shard| of_shard(position, sealed, shard)).collect()
     };
-    tracker.queue.iter().enumerate().map(of_memtable).collect()
+    tracker.queue().iter().enumerate().map(of_memtable).collect()
 }
 
 /// Marks the shards of a plan as running.
@@ -217,13 +219,9 @@ fn take(state: &mut JobState, family: Arc<Family>, plan: RangePlan) -> Option<Fl
     let RangePlan { memtables, shards, range, is_unlogged, .. } = plan;
     let tracker = state.flushes_mut().get_mut(&family.id)?;
     let mut taken = Vec::with_capacity(shards.len());
-    for (sealed, shards) in tracker.queue.range_mut(memtables).zip(shards) {
-        for shard in &mut sealed.shards[shards.clone()] {
-            if *shard == ShardState::Pending {
-                *shard = ShardState::Running;
-            }
-        }
-        taken.push(TakenMemtable { info: Arc::clone(&sealed.info), shards });
+    for (sealed, shards) in tracker.range_mut(memtables).zip(shards) {
+        sealed.begin(shards.clone());
+        taken.push(TakenMemtable { info: Arc::clone(sealed.info()), shards });
     }
     let cut = if is_unlogged { FlushCut::ByShard } else { FlushCut::Uncut };
     let ends = taken.first().filter(|_| is_unlogged);

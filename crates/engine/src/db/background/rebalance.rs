@@ -39,8 +39,9 @@ use crate::db::read::ReadView;
 use crate::db::state::balance::{Balance, BucketChange};
 use crate::db::state::context::Context;
 use crate::db::state::family::Family;
-use crate::db::state::jobs::{JobState, Jobs, RunningKind};
+use crate::db::state::jobs::{JobState, Jobs};
 use crate::db::state::memtable::Memtable;
+use crate::db::state::running_jobs::RunningKind;
 use crate::event::Event;
 use crate::key::KeyRange;
 use crate::lock_order::{Before, JobsLock, Order};
@@ -145,7 +146,7 @@ fn fitting_change(view: &ReadView, state: &JobState) -> Option<(Arc<Family>, Map
         let version = Arc::clone(&family.current.load().version);
         let wanted = state.wanted(&version)?;
         let change = wanted.change.clone();
-        let running = state.compactions_and_ingestions();
+        let running = state.running().compactions_and_ingestions();
         let flushes = state.running_flushes(*cf);
         let now = fitting(&version, &change.kind, &running, &flushes).ok()?;
         Some((family, MapChange { kind: now, ..change }, wanted.epoch))
@@ -196,7 +197,7 @@ fn install_wanted(db: &DbInner, task: &MapTask) -> Result<()> {
             return Err(Error::busy("the bucket map has changed meanwhile"));
         }
         let flushes = state.running_flushes(task.family.id);
-        let kind = fitting(version, &task.change.kind, &state.compactions(), &flushes)?;
+        let kind = fitting(version, &task.change.kind, &state.running().compactions(), &flushes)?;
         let made = MapChange { kind, ..task.change.clone() };
         let reason = made.to_string();
         Ok((made.kind, reason))
@@ -227,7 +228,7 @@ pub(crate) fn change_map(
     let install = || {
         install_map(db, family, |version, state| {
             let kind = decide(version.map())?;
-            let (running, flushes) = (state.compactions(), state.flush_ranges(family.id));
+            let (running, flushes) = (state.running().compactions(), state.flush_ranges(family.id));
             can_change_map(version, kind.touched(version.map()), &running, &flushes)?;
             let reason = format!("{kind}: on request");
             Ok((kind, reason))

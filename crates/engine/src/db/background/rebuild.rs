@@ -47,8 +47,10 @@ use crate::border::contained;
 use crate::db::inner::DbInner;
 use crate::db::state::away::{AwayShard, ShardCopy};
 use crate::db::state::family::Family;
-use crate::db::state::jobs::{JobState, RunningKind, ShardState};
+use crate::db::state::jobs::JobState;
 use crate::db::state::memtable::{SealedInfo, ShardHome};
+use crate::db::state::running_jobs::RunningKind;
+use crate::db::state::sealed::{FlushTracker, ShardState};
 use crate::db::write::{self, log_segments, stalling};
 use crate::key::Kind;
 use crate::lock_order::Order;
@@ -108,8 +110,11 @@ impl RebuildRoom {
 /// Bytes of rebuilt shards that a flush can take before the shards of memtable `oldest_lost` are
 /// rebuilt.
 fn held_bytes(state: &JobState, oldest_lost: u64) -> u64 {
-    let sealed = state.flushes().values().flat_map(|tracker| &tracker.queue);
-    sealed.filter(|sealed| sealed.info.id <= oldest_lost).map(|sealed| sealed.rebuilt_bytes()).sum()
+    let sealed = state.flushes().values().flat_map(FlushTracker::queue);
+    sealed
+        .filter(|sealed| sealed.info().id <= oldest_lost)
+        .map(|sealed| sealed.rebuilt_bytes())
+        .sum()
 }
 
 /// The next lost shards, marked as running.
@@ -119,7 +124,7 @@ pub(crate) fn next_rebuild(
     memory: RebuildMemory,
 ) -> Option<RebuildTask> {
     let link = db.context.away()?;
-    if !link.has_lost() || state.is_running(RunningKind::is_rebuild) {
+    if !link.has_lost() || state.running().has(RunningKind::is_rebuild) {
         return None;
     }
     let mut lost = Vec::new();
@@ -163,10 +168,9 @@ pub(crate) fn next_rebuild(
     }
     for LostShard { family, memtable, shard, .. } in &lost {
         let tracker = state.flushes_mut().get_mut(&family.id);
-        let queue = tracker.into_iter().flat_map(|tracker| &mut tracker.queue);
-        queue
-            .filter(|sealed| sealed.info.id == memtable.id)
-            .for_each(|sealed| sealed.shards[*shard] = ShardState::Running);
+        if let Some(sealed) = tracker.and_then(|tracker| tracker.find_mut(memtable.id)) {
+            sealed.begin(*shard..*shard + 1);
+        }
     }
     Some(RebuildTask { job_id: state.start(RunningKind::Rebuild), lost })
 }
@@ -183,15 +187,15 @@ fn find(db: &DbInner, state: &JobState, away: &Arc<AwayShard>) -> Found {
     let all = state
         .flushes()
         .iter()
-        .flat_map(|(cf, tracker)| tracker.queue.iter().map(move |sealed| (*cf, sealed)));
+        .flat_map(|(cf, tracker)| tracker.queue().iter().map(move |sealed| (*cf, sealed)));
     for (cf, sealed) in all {
         let shard = id.shard as usize;
-        if sealed.info.id != id.memtable {
+        if sealed.info().id != id.memtable {
             continue;
         }
         return match db.view.family(cf) {
-            Some(family) => match sealed.shards[shard] {
-                ShardState::Pending => Found::Pending(family, Arc::clone(&sealed.info)),
+            Some(family) => match sealed.shards()[shard] {
+                ShardState::Pending => Found::Pending(family, Arc::clone(sealed.info())),
                 ShardState::Running => Found::Busy,
                 ShardState::Installed => Found::Gone,
             },
@@ -215,13 +219,12 @@ pub(crate) fn run_rebuild_task(db: &DbInner, task: &RebuildTask) -> Result<()> {
                 away.set_copy(Ok(ShardCopy::Rebuilt(Arc::clone(here))));
             }
             let tracker = state.flushes_mut().get_mut(&family.id);
-            let queue = tracker.into_iter().flat_map(|tracker| &mut tracker.queue);
-            let found = queue.into_iter().find(|sealed| sealed.info.id == memtable.id);
+            let found = tracker.and_then(|tracker| tracker.find_mut(memtable.id));
             let Some(sealed) = found else {
                 // The family of the shard was dropped meanwhile.
                 continue;
             };
-            sealed.shards[*shard] = ShardState::Pending;
+            sealed.give_back(*shard);
             if let Some(here) = rebuilt {
                 sealed.set_rebuilt(*shard, Arc::clone(here));
             }
@@ -483,8 +486,8 @@ pub(crate) fn bring_home(db: &DbInner) -> Result<()> {
     loop {
         let apart: Vec<Arc<AwayShard>> = {
             let state = db.jobs.lock(Order::none());
-            let sealed = state.flushes().values().flat_map(|tracker| &tracker.queue);
-            let homes = sealed.flat_map(|sealed| sealed.view.homes());
+            let sealed = state.flushes().values().flat_map(FlushTracker::queue);
+            let homes = sealed.flat_map(|sealed| sealed.view().homes());
             homes.filter(|home| home.is_apart()).filter_map(ShardHome::away).cloned().collect()
         };
         if apart.is_empty() {

@@ -52,9 +52,10 @@ use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
 use crate::db::state::context::Context;
 use crate::db::state::family::Family;
-use crate::db::state::jobs::{GcWorker, JobSlot, JobState, Jobs, RunningKind};
+use crate::db::state::jobs::{JobState, Jobs};
 use crate::db::state::memtable::Memtable;
 use crate::db::state::observers::Observers;
+use crate::db::state::running_jobs::{GcWorker, JobSlot, RunningKind};
 use crate::db::state::storage::Storage;
 use crate::db::state::thread_group::{ThreadGroup, ThreadKind};
 use crate::db::write::log_segments::{self, LogSegments};
@@ -463,9 +464,9 @@ fn next_spare_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
     if let Some(task) = next_rebuild(db, state) {
         return Some(task);
     }
-    let busy = state.slots_taken() >= db.context.options().max_background_jobs;
-    let has_flush = state.flushes_running() > state.count_extra(JobKind::Flush);
-    let has_send = db.context.away().is_none() || state.is_running(RunningKind::is_send);
+    let busy = state.running().slots_taken() >= db.context.options().max_background_jobs;
+    let has_flush = state.running().flushes_len() > state.running().count_extra(JobKind::Flush);
+    let has_send = db.context.away().is_none() || state.running().has(RunningKind::is_send);
     let is_served = has_flush && has_send;
     if !busy || is_served || !may_pick(&db.context, &db.observers, &db.logs, state) {
         return None;

@@ -38,8 +38,10 @@ use crate::db::background::due::{self, DueInput, Leave};
 use crate::db::inner::DbInner;
 use crate::db::state::away::{AwayShard, Remainder, StoreLink};
 use crate::db::state::family::Family;
-use crate::db::state::jobs::{JobState, RunningKind, Sealed, ShardState};
+use crate::db::state::jobs::JobState;
 use crate::db::state::memtable::{SealedInfo, ShardHome};
+use crate::db::state::running_jobs::RunningKind;
+use crate::db::state::sealed::{FlushTracker, Sealed, ShardState};
 use crate::db::write::stalling;
 use crate::key::KeyRange;
 use crate::lock_order::Order;
@@ -86,17 +88,17 @@ fn next_in_turn(candidates: &[Candidate]) -> Option<Candidate> {
 fn candidate_of(state: &JobState, input: &DueInput, cf: CfId) -> Option<Candidate> {
     let tracker = state.flushes().get(&cf)?;
     let due_below = input.due_below(cf, tracker);
-    let queue = tracker.queue.iter().enumerate();
+    let queue = tracker.queue().iter().enumerate();
     let mut resting = queue.filter(|(position, sealed)| {
-        sealed.is_ready() && sealed.info.id >= due_below && !input.stays(tracker, *position)
+        sealed.is_ready() && sealed.info().id >= due_below && !input.stays(tracker, *position)
     });
     resting.find_map(|(position, sealed)| {
-        let mut shards = (0..sealed.shards.len()).filter_map(|shard| {
+        let mut shards = (0..sealed.shards().len()).filter_map(|shard| {
             let verdict = input.may_leave(cf, sealed, shard)?;
             (verdict != Leave::Never).then_some((shard, verdict == Leave::Yes))
         });
         let (shard, has_room) = shards.next()?;
-        Some(Candidate { memtable: sealed.info.id, cf, position, shard, has_room })
+        Some(Candidate { memtable: sealed.info().id, cf, position, shard, has_room })
     })
 }
 
@@ -113,15 +115,15 @@ pub(crate) fn next_send(db: &DbInner, state: &mut JobState) -> Option<SendTask> 
     let Candidate { cf, position, shard, .. } = next_in_turn(&candidates)?;
     let family = db.view.family(cf)?;
     let tracker = state.flushes_mut().get_mut(&cf)?;
-    let keys = tracker.queue[position].info.map.range(shard);
+    let keys = tracker.queue()[position].info().map.range(shard);
     let after_seq = match has(Defect::ForgottenAfterSeq) {
         true => SeqNo::ZERO,
-        false => after_seq(tracker.queue.range(..position), &keys),
+        false => after_seq(tracker.queue().range(..position), &keys),
     };
-    let sealed = &mut tracker.queue[position];
-    let here = Arc::clone(sealed.view.homes[shard].as_ref().and_then(ShardHome::here)?);
-    let memtable = Arc::clone(&sealed.info);
-    sealed.shards[shard] = ShardState::Running;
+    let sealed = tracker.range_mut(position..position + 1).next()?;
+    let here = Arc::clone(sealed.view().homes[shard].as_ref().and_then(ShardHome::here)?);
+    let memtable = Arc::clone(sealed.info());
+    sealed.begin(shard..shard + 1);
     let job_id = state.start(RunningKind::Send { cf });
     let is_taken = AtomicBool::new(false);
     Some(SendTask { job_id, family, memtable, shard, here, after_seq, is_taken, link })
@@ -129,8 +131,8 @@ pub(crate) fn next_send(db: &DbInner, state: &mut JobState) -> Option<SendTask> 
 
 /// Reports to the link the oldest memtable of which a shard may still be sent.
 fn note_oldest(db: &DbInner, state: &JobState, link: &StoreLink) {
-    let sealed = state.flushes().values().flat_map(|tracker| &tracker.queue);
-    let sealed = sealed.map(|sealed| sealed.info.id);
+    let sealed = state.flushes().values().flat_map(FlushTracker::queue);
+    let sealed = sealed.map(|sealed| sealed.info().id);
     let families = db.view.live_families();
     let active = families.iter().map(|family| family.current.load().active.id);
     if let Some(oldest) = sealed.chain(active).min() {
@@ -142,10 +144,10 @@ fn note_oldest(db: &DbInner, state: &JobState, link: &StoreLink) {
 /// tables; 0 if none has. `older` lists the memtables, oldest first.
 fn after_seq<'a>(older: impl DoubleEndedIterator<Item = &'a Sealed>, keys: &KeyRange) -> SeqNo {
     let has_records = |sealed: &&Sealed| {
-        let mut buckets = sealed.info.map.buckets_of(keys);
-        buckets.any(|bucket| sealed.shards[bucket] != ShardState::Installed)
+        let mut buckets = sealed.info().map.buckets_of(keys);
+        buckets.any(|bucket| sealed.shards()[bucket] != ShardState::Installed)
     };
-    older.rev().find(has_records).map_or(SeqNo::ZERO, |sealed| sealed.info.last_seq)
+    older.rev().find(has_records).map_or(SeqNo::ZERO, |sealed| sealed.info().last_seq)
 }
 
 /// Sends a shard. Afterwards the shard is pending again, away or here.
@@ -161,17 +163,14 @@ pub(crate) fn run_send_task(db: &DbInner, task: &SendTask) -> Result<()> {
         let mut state = db.jobs.lock(Order::none());
         state.end(task.job_id);
         let tracker = state.flushes_mut().get_mut(&task.family.id);
-        let queue = tracker.into_iter().flat_map(|tracker| &mut tracker.queue);
-        let found = queue.into_iter().find(|sealed| sealed.info.id == task.memtable.id);
+        let found = tracker.and_then(|tracker| tracker.find_mut(task.memtable.id));
         if let Some(sealed) = found {
-            sealed.shards[task.shard] = ShardState::Pending;
+            sealed.give_back(task.shard);
             match away {
                 Ok(away) => sealed.set_home(task.shard, ShardHome::Away(away)),
-                Err(_) if task.is_taken.load(Ordering::Relaxed) => {
-                    sealed.sends_left[task.shard] = 0;
-                }
+                Err(_) if task.is_taken.load(Ordering::Relaxed) => sealed.keep_here(task.shard),
                 Err(NotSent::NoRoom) => {}
-                Err(NotSent::Failed) => sealed.sends_left[task.shard] -= 1,
+                Err(NotSent::Failed) => sealed.note_failed_send(task.shard),
             }
             if has_left {
                 db.view.republish(&mut state, &task.family, None);
@@ -230,7 +229,7 @@ fn send_shard(db: &DbInner, task: &SendTask) -> Result<Result<Arc<AwayShard>, No
             stats.add(Ticker::AwayShardsSent, 1);
             stats.add(Ticker::AwayBytesSent, bytes);
             let duration_ns = db.context.clock().now_ns().saturating_sub(started_ns);
-            let sends = db.jobs.lock(Order::none()).count_running(RunningKind::is_send);
+            let sends = db.jobs.lock(Order::none()).running().count(RunningKind::is_send);
             db.pacing.measure_send(bytes, sends, Duration::from_nanos(duration_ns));
             Ok(Ok(away))
         }

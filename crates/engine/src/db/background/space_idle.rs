@@ -107,5 +107,5 @@ fn has_work(db: &DbInner, state: &mut JobState, family: &Family, shared: &Shared
     if tracker.due_below() > due_before {
         db.jobs.wake();
     }
-    !tracker.queue.is_empty()
+    !tracker.queue().is_empty()
 }

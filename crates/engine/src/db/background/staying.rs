@@ -47,8 +47,9 @@ use crate::db::background::memory_pressure::{self, MemoryUse, Relief};
 use crate::db::inner::DbInner;
 use crate::db::state::away::{AGES, ReadTotals, StayAverages, StoreLink};
 use crate::db::state::family::Family;
-use crate::db::state::jobs::{FlushTracker, JobState, Sealed, ShardState};
+use crate::db::state::jobs::JobState;
 use crate::db::state::memtable::ShardHome;
+use crate::db::state::sealed::{FlushTracker, Sealed, ShardState};
 use crate::remote::SealedReads;
 use crate::stats::Ticker;
 
@@ -109,10 +110,11 @@ pub(crate) fn left_out(
     is_wanted: impl Fn(usize) -> bool,
 ) -> usize {
     let pins = |sealed: &Sealed| {
-        let pinned = sealed.info.pinned_log(|shard| sealed.shards[shard] != ShardState::Installed);
+        let pinned =
+            sealed.info().pinned_log(|shard| sealed.shards()[shard] != ShardState::Installed);
         pinned.zip(excess_log).is_some_and(|(pinned, excess)| pinned <= excess)
     };
-    let newest_first = tracker.queue.iter().enumerate().rev().take(staying);
+    let newest_first = tracker.queue().iter().enumerate().rev().take(staying);
     newest_first.take_while(|(position, sealed)| !is_wanted(*position) && !pins(sealed)).count()
 }
 
@@ -166,7 +168,7 @@ pub(crate) fn staying_now(db: &DbInner, state: &JobState, link: &StoreLink) -> u
     let must_fall = is_short && window.is_some();
     for (cf, tracker) in state.flushes() {
         let Some(family) = db.view.family(*cf) else { continue };
-        let here = tracker.queue.iter().filter(|sealed| sealed.view.is_here()).count();
+        let here = tracker.queue().iter().filter(|sealed| sealed.view().is_here()).count();
         let before = family.stay_allowance();
         set_allowance(&family, allowance(before, here, count, must_fall));
     }
@@ -223,7 +225,7 @@ fn model_of(
     memtable_bytes: u64,
 ) -> StayModel {
     let memory = MemoryUse::of(db);
-    let sealed = state.flushes().values().flat_map(|tracker| &tracker.queue);
+    let sealed = state.flushes().values().flat_map(FlushTracker::queue);
     let here_bytes: u64 = sealed.map(here_bytes).sum();
     let other = memory.used_bytes.saturating_sub(memory.cached_bytes);
     let (room_bytes, present_bytes) = match memory.limit_bytes {
@@ -249,11 +251,11 @@ fn model_of(
 fn bytes_by_age(state: &JobState) -> Vec<u64> {
     let mut by_age = Vec::new();
     for tracker in state.flushes().values() {
-        for (age, sealed) in tracker.queue.iter().rev().take(AGES).enumerate() {
+        for (age, sealed) in tracker.queue().iter().rev().take(AGES).enumerate() {
             by_age.resize(by_age.len().max(age + 1), 0);
-            by_age[age] += match &sealed.unready {
+            by_age[age] += match sealed.unready() {
                 Some(memtable) => memtable.memory_bytes(),
-                None => sealed.view.homes().map(local_bytes).sum(),
+                None => sealed.view().homes().map(local_bytes).sum(),
             };
         }
     }
@@ -270,9 +272,9 @@ fn local_bytes(home: &ShardHome) -> u64 {
 
 /// Bytes of memory that a sealed memtable has here.
 fn here_bytes(sealed: &Sealed) -> u64 {
-    match &sealed.unready {
+    match sealed.unready() {
         Some(memtable) => memtable.memory_bytes(),
-        None => sealed.view.homes().map(ShardHome::memory_bytes).sum(),
+        None => sealed.view().homes().map(ShardHome::memory_bytes).sum(),
     }
 }
 

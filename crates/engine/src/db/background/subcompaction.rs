@@ -134,7 +134,7 @@ fn parts_of_hot_bucket(db: &DbInner, task: &CompactionTask) -> usize {
     if !rebalance::is_hot(&db.context, &state, task) {
         return 1;
     }
-    compaction::compactions_max(db).saturating_sub(state.compactions().len()) + 1
+    compaction::compactions_max(db).saturating_sub(state.running().compactions().len()) + 1
 }
 
 fn run_works(

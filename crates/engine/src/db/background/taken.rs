@@ -81,10 +81,10 @@ impl Taken {
     pub(crate) fn of_task(state: &JobState, task: &FlushTask, part: FlushPart) -> Self {
         let mut shards = Vec::new();
         for sealed in state.sealed_of(task.family.id) {
-            let Some(taken) = task.memtable(sealed.info.id) else { continue };
+            let Some(taken) = task.memtable(sealed.info().id) else { continue };
             for shard in taken.shards_of(part) {
-                if let Some(home) = &sealed.view.homes[shard] {
-                    let named = ShardRef { memtable: sealed.info.id, shard: shard as u32 };
+                if let Some(home) = &sealed.view().homes[shard] {
+                    let named = ShardRef { memtable: sealed.info().id, shard: shard as u32 };
                     shards.push((named, home.clone()));
                 }
             }

@@ -40,7 +40,8 @@ use archipelago_base::{Error, Result};
 
 use crate::db::background::flush_task::{FlushPart, FlushTask};
 use crate::db::background::job_numbers::JobNumbers;
-use crate::db::state::jobs::{JobState, WrittenShard};
+use crate::db::state::jobs::JobState;
+use crate::db::state::sealed::WrittenShard;
 use crate::db::write::stalling;
 use crate::job::JobOutput;
 use crate::lock_order::Order;
@@ -85,16 +86,16 @@ pub(crate) fn publish(
     let Some(tracker) = state.flushes_mut().get_mut(&family.id) else { return Ok(()) };
     output.files.iter().for_each(|meta| numbers.keep(meta.no));
     output.value_files.iter().for_each(|meta| numbers.keep(meta.no));
-    for sealed in &mut tracker.queue {
+    for sealed in tracker.queue_mut() {
         // Memtables without records in this shard are left out, because they may be installed and
         // forgotten before the others.
-        let is_taken = task.memtable(sealed.info.id).is_some();
-        if is_taken && sealed.view.homes[shard].is_some() {
-            written.memtables.push(sealed.info.id);
+        let is_taken = task.memtable(sealed.info().id).is_some();
+        if is_taken && sealed.view().homes[shard].is_some() {
+            written.memtables.push(sealed.info().id);
             sealed.take_from_view(shard..shard + 1);
         }
     }
-    tracker.written.push(written);
+    tracker.add_written(written);
     db.view.republish(&mut state, family, None);
     drop(state);
     family.backlog_since_ns.store(db.context.clock().now_ns(), Ordering::Relaxed);

@@ -194,7 +194,7 @@ impl ReadView {
     ) {
         let current = family.current.load_full();
         let immutables = state.flushes().get(&family.id).map_or_else(Vec::new, |tracker| {
-            tracker.queue.iter().rev().map(|sealed| Arc::clone(&sealed.view)).collect()
+            tracker.queue().iter().rev().map(|sealed| Arc::clone(sealed.view())).collect()
         });
         let version = version.unwrap_or_else(|| Arc::clone(&current.version));
         let written = state.written_of(family.id);

@@ -1,20 +1,21 @@
 //! Sealed memtables and running jobs of an open database, and the threads that run the jobs.
 //!
+//! `sealed` holds the memtables of one family and `running_jobs` the jobs. This module puts them,
+//! and all other state of background work, under one lock.
+//!
 //! The database owns one [`Jobs`]. The scheduler picks under the jobs lock and marks what it picks
 //! as running. The jobs run without locks and take the lock again to end.
 //!
 //! Invariants:
 //! 1. A family's super version changes only under the jobs lock.
-//! 2. A job is among the running jobs from its choice until its install, so that the scheduler
-//!    chooses no job that collides with it.
-//! 3. The lock is never held over I/O.
+//! 2. The lock is never held over I/O.
 //!
 //! Thread-safety: any thread may call any method. The jobs lock comes after the commit lock and the
 //! manifest lock, and before the log lock.
 //! Failure: a failed job begins a pause, in which nothing is picked.
 //! Cost: one short lock for each pick and for each end of a job.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -27,14 +28,12 @@ use crate::db::state::balance::{Balance, WantedChange};
 use crate::db::state::compaction_turns::CompactionTurns;
 use crate::db::state::family_space::FamilySpace;
 use crate::db::state::job_threads::JobThreads;
-use crate::db::state::memtable::{Immutable, Memtable, SealedInfo, ShardHome};
+use crate::db::state::running_jobs::{RunningJobs, RunningKind};
+use crate::db::state::sealed::{FlushTracker, Sealed, WrittenShard};
 use crate::executor::{JobExecutor, JobKind};
 use crate::job::FetchRoom;
-use crate::job::JobOutput;
 use crate::key::KeyRange;
-use crate::live_file::{LiveFile, LiveValueFile};
 use crate::lock_order::{Before, JobsLock, Order, OrderedGuard, OrderedMutex};
-use crate::memtable::Shard;
 use crate::version::rebalance::RunningFlush;
 use crate::version::{Running, Version};
 
@@ -44,236 +43,11 @@ const EXTRA_JOBS_MAX: usize = 64;
 /// Longest pause after failures, in milliseconds.
 const RETRY_PAUSE_MAX_MS: u64 = 1000;
 
-/// Progress of one shard of a sealed memtable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ShardState {
-    /// The shard waits for a flush, or rests at a memory node.
-    Pending,
-    /// A job has the shard: a flush, a send to a memory node, or a rebuild.
-    Running,
-    /// The records of the shard are in installed files, or it has none.
-    Installed,
-}
-
-/// A sealed memtable, and the progress of its shards to L0.
-pub(crate) struct Sealed {
-    pub(crate) info: Arc<SealedInfo>,
-    /// The memtable, until its shards have filters and empty ones are marked installed. The shards
-    /// then belong to `view` alone.
-    pub(crate) unready: Option<Arc<Memtable>>,
-    pub(crate) view: Arc<Immutable>,
-    pub(crate) shards: Vec<ShardState>,
-    /// Number of times that each shard may still be sent to a memory node.
-    pub(crate) sends_left: Vec<u8>,
-    /// Whether each shard was lost and is here again.
-    pub(crate) is_rebuilt: Vec<bool>,
-}
-
-/// Number of times that a shard is sent to a memory node before it stays here.
-const SENDS_MAX: u8 = 3;
-
-impl Sealed {
-    /// Tracks a memtable that was just sealed.
-    pub(crate) fn new(memtable: Arc<Memtable>) -> Self {
-        Self {
-            info: SealedInfo::of(&memtable),
-            view: Arc::new(Immutable::of(&memtable)),
-            shards: vec![ShardState::Pending; memtable.shards.len()],
-            sends_left: vec![SENDS_MAX; memtable.shards.len()],
-            is_rebuilt: vec![false; memtable.shards.len()],
-            unready: Some(memtable),
-        }
-    }
-
-    /// Tracks a ready memtable of which an earlier open has sent some shards. Shards without a home
-    /// are empty.
-    pub(crate) fn inherited(info: Arc<SealedInfo>, homes: Vec<Option<ShardHome>>) -> Self {
-        let state = |home: &Option<ShardHome>| match home {
-            Some(_) => ShardState::Pending,
-            None => ShardState::Installed,
-        };
-        let (shards, count) = (homes.iter().map(state).collect(), homes.len());
-        Self {
-            view: Arc::new(Immutable { map: Arc::clone(&info.map), homes }),
-            info,
-            shards,
-            sends_left: vec![SENDS_MAX; count],
-            is_rebuilt: vec![false; count],
-            unready: None,
-        }
-    }
-
-    pub(crate) fn is_ready(&self) -> bool {
-        self.unready.is_none()
-    }
-
-    /// Whether an edit has installed all of its shards.
-    pub(crate) fn is_installed(&self) -> bool {
-        self.shards.iter().all(|shard| *shard == ShardState::Installed)
-    }
-
-    /// Removes shards from the view, because readers find their records in tables from now on.
-    /// Readers of an older super version find an away shard in its copy, so its node may forget the
-    /// shard.
-    pub(crate) fn take_from_view(&mut self, shards: std::ops::Range<usize>) {
-        let mut view = Immutable::clone(&self.view);
-        let apart = view.homes[shards.clone()].iter().flatten().filter_map(ShardHome::away);
-        apart.filter(|away| away.has_copy()).for_each(|away| away.release());
-        view.homes[shards].fill(None);
-        self.view = Arc::new(view);
-    }
-
-    /// Bytes of the records of its shards that were rebuilt and are in no table.
-    pub(crate) fn rebuilt_bytes(&self) -> u64 {
-        let homes = self.view.homes.iter().zip(&self.is_rebuilt);
-        let rebuilt =
-            homes.filter(|(_, is_rebuilt)| **is_rebuilt).filter_map(|(home, _)| home.as_ref());
-        rebuilt.map(ShardHome::data_bytes).sum()
-    }
-
-    /// Puts a lost shard, which was rebuilt, into memory. It is not sent again.
-    pub(crate) fn set_rebuilt(&mut self, shard: usize, here: Arc<Shard>) {
-        self.sends_left[shard] = 0;
-        self.is_rebuilt[shard] = true;
-        self.set_home(shard, ShardHome::Here(here));
-    }
-
-    /// Changes the place at which readers find the records of a shard.
-    pub(crate) fn set_home(&mut self, shard: usize, home: ShardHome) {
-        let mut view = Immutable::clone(&self.view);
-        view.homes[shard] = Some(home);
-        self.view = Arc::new(view);
-    }
-}
-
-/// A shard that a running flush has written. Readers find it in its tables, although no edit names
-/// them yet: see [`crate::db::background::written_shards`].
-pub(crate) struct WrittenShard {
-    /// Numbers of the memtables whose records the shard has.
-    pub(crate) memtables: Vec<u64>,
-    /// Position in the map of the memtables.
-    pub(crate) shard: usize,
-    /// The keys of the shard, and those at which its tables are cut.
-    pub(crate) flush: RunningFlush,
-    pub(crate) output: JobOutput,
-    /// The tables of `output`.
-    pub(crate) tables: Vec<Arc<LiveFile>>,
-    /// The value files of `output`.
-    pub(crate) value_files: Vec<Arc<LiveValueFile>>,
-}
-
-/// The sealed memtables of a family, oldest first.
-#[derive(Default)]
-pub(crate) struct FlushTracker {
-    pub(crate) queue: VecDeque<Sealed>,
-    /// Shards of the queue that are written and wait for the edit of their job.
-    pub(crate) written: Vec<WrittenShard>,
-    /// Keys that cut the next memtables into shards, besides the boundaries of the bucket map.
-    pub(crate) shard_cuts: Vec<Vec<u8>>,
-    /// Number below which memtables are to be flushed, wherever their shards are.
-    due_below: u64,
-}
-
-impl FlushTracker {
-    /// Puts memtables that an earlier open has left before all others.
-    pub(crate) fn inherit(&mut self, oldest_first: Vec<Sealed>) {
-        oldest_first.into_iter().rev().for_each(|sealed| self.queue.push_front(sealed));
-    }
-
-    /// Has all memtables with smaller numbers flushed, wherever their shards are.
-    pub(crate) fn make_due(&mut self, below: u64) {
-        self.due_below = self.due_below.max(below);
-    }
-
-    /// Number below which memtables are to be flushed, because a caller asked for it.
-    pub(crate) fn due_below(&self) -> u64 {
-        self.due_below
-    }
-
-    /// Has all sealed memtables flushed, wherever their shards are.
-    pub(crate) fn make_all_due(&mut self) {
-        if let Some(last) = self.queue.back() {
-            self.make_due(last.info.id + 1);
-        }
-    }
-}
-
-/// Where a picked job runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum JobSlot {
-    /// One of the `max_background_jobs` threads of the database.
-    Own,
-    /// A place of the executor in addition to those threads ([`JobExecutor::room`]). One more
-    /// thread waits for the job.
-    Extra,
-}
-
-/// A running job, as scheduling sees it.
-#[derive(Clone, Debug)]
-pub(crate) struct RunningJob {
-    id: u64,
-    slot: JobSlot,
-    pub(crate) kind: RunningKind,
-}
-
-/// Which worker runs a garbage collection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum GcWorker {
-    /// The worker that is reserved for garbage collection takes every job.
-    Reserved,
-    /// An idle worker takes a job only if too much garbage is exposed.
-    Idle,
-}
-
-/// Keys and files that a running job holds.
-#[derive(Clone, Debug)]
-pub(crate) enum RunningKind {
-    /// A flush of a family's key range.
-    Flush { cf: CfId, flush: RunningFlush },
-    /// A send of a shard of a family to a memory node.
-    Send { cf: CfId },
-    /// A rebuild of lost shards, which reads the log.
-    Rebuild,
-    /// A compaction of a family.
-    Compaction(Running),
-    /// A change of a family's bucket map in a key range.
-    MapChange { cf: CfId, range: KeyRange },
-    /// A garbage collection of value files with these numbers, or a merge of invalid files, which
-    /// has none.
-    Gc { cf: CfId, inputs: Vec<u64>, by: GcWorker },
-    /// An ingestion between the choice of its levels and its install: the target of each file.
-    Ingestion(Vec<Running>),
-}
-
-impl RunningKind {
-    fn is_flush(&self) -> bool {
-        matches!(self, Self::Flush { .. })
-    }
-
-    /// Kind of the job for an executor; `None` if no executor gets it.
-    fn job_kind(&self) -> Option<JobKind> {
-        match self {
-            Self::Flush { .. } => Some(JobKind::Flush),
-            Self::Compaction(_) => Some(JobKind::Compaction),
-            Self::Gc { .. } => Some(JobKind::Gc),
-            Self::Send { .. } | Self::Rebuild | Self::MapChange { .. } | Self::Ingestion(_) => None,
-        }
-    }
-
-    pub(crate) fn is_send(&self) -> bool {
-        matches!(self, Self::Send { .. })
-    }
-
-    pub(crate) fn is_rebuild(&self) -> bool {
-        matches!(self, Self::Rebuild)
-    }
-}
-
 /// The state that the jobs lock guards.
 #[derive(Default)]
 pub(crate) struct JobState {
     flushes: BTreeMap<CfId, FlushTracker>,
-    running: Vec<RunningJob>,
+    running: RunningJobs,
     /// The load of each family.
     balances: BTreeMap<CfId, Balance>,
     /// Space bookkeeping of the families with separated values.
@@ -282,7 +56,6 @@ pub(crate) struct JobState {
     turns: CompactionTurns,
     /// The oldest snapshot when the space of the families was examined last.
     oldest_snapshot: Option<SeqNo>,
-    next_job_id: u64,
     /// Background failures in a row, for the pause before the next attempt.
     failures_in_row: u32,
     /// Time at which the pause ends, in nanoseconds of the clock.
@@ -317,7 +90,7 @@ impl JobState {
 
     /// The sealed memtables of a family, oldest first.
     pub(crate) fn sealed_of(&self, cf: CfId) -> impl Iterator<Item = &Sealed> {
-        self.flushes.get(&cf).into_iter().flat_map(|tracker| &tracker.queue)
+        self.flushes.get(&cf).into_iter().flat_map(FlushTracker::queue)
     }
 
     /// Has all sealed memtables flushed, wherever their shards are.
@@ -327,7 +100,7 @@ impl JobState {
 
     /// Whether a sealed memtable waits for its flush, rests at a memory node or is being flushed.
     pub(crate) fn has_sealed(&self) -> bool {
-        self.flushes.values().any(|tracker| !tracker.queue.is_empty())
+        self.flushes.values().any(|tracker| !tracker.queue().is_empty())
     }
 
     pub(crate) fn balances(&self) -> &BTreeMap<CfId, Balance> {
@@ -347,7 +120,7 @@ impl JobState {
     /// Forgets a family that was dropped.
     pub(crate) fn forget_family(&mut self, cf: CfId) {
         let tracker = self.flushes.remove(&cf);
-        for shard in tracker.iter().flat_map(|tracker| &tracker.written) {
+        for shard in tracker.iter().flat_map(FlushTracker::written) {
             shard.tables.iter().for_each(|table| table.mark_obsolete());
             shard.value_files.iter().for_each(|file| file.mark_obsolete());
         }
@@ -356,67 +129,29 @@ impl JobState {
         self.turns.forget(cf);
     }
 
+    /// The running jobs.
+    pub(crate) fn running(&self) -> &RunningJobs {
+        &self.running
+    }
+
     /// A number that no other job or claim has.
     pub(crate) fn new_job_id(&mut self) -> u64 {
-        let id = self.next_job_id;
-        self.next_job_id += 1;
-        id
+        self.running.new_id()
     }
 
     /// Adds a job to the running ones, and returns its number.
     pub(crate) fn start(&mut self, kind: RunningKind) -> u64 {
-        let id = self.new_job_id();
-        self.running.push(RunningJob { id, slot: JobSlot::Own, kind });
-        id
+        self.running.start(kind)
     }
 
     /// Notes that a running job takes a place of the executor and none of the database.
     pub(crate) fn set_extra(&mut self, job_id: u64) {
-        let jobs = self.running.iter_mut().filter(|job| job.id == job_id);
-        jobs.for_each(|job| job.slot = JobSlot::Extra);
-    }
-
-    /// Number of running jobs of a kind in places of the executor.
-    pub(crate) fn count_extra(&self, kind: JobKind) -> usize {
-        self.extra().filter(|job| job.kind.job_kind() == Some(kind)).count()
-    }
-
-    /// The running jobs in places of the executor.
-    fn extra(&self) -> impl Iterator<Item = &RunningJob> {
-        self.running.iter().filter(|job| job.slot == JobSlot::Extra)
+        self.running.set_extra(job_id);
     }
 
     /// Takes a job off the running ones.
     pub(crate) fn end(&mut self, job_id: u64) {
-        self.running.retain(|job| job.id != job_id);
-    }
-
-    pub(crate) fn running(&self) -> &[RunningJob] {
-        &self.running
-    }
-
-    /// Number of running jobs that take one of the slots for background jobs. The reserved worker
-    /// of garbage collection has a slot of its own.
-    pub(crate) fn slots_taken(&self) -> usize {
-        let is_reserved =
-            |kind: &RunningKind| matches!(kind, RunningKind::Gc { by: GcWorker::Reserved, .. });
-        let takes_slot = |job: &&RunningJob| job.slot == JobSlot::Own && !is_reserved(&job.kind);
-        self.running.iter().filter(takes_slot).count()
-    }
-
-    /// Numbers of the value files that running garbage collections of a family read.
-    pub(crate) fn gc_inputs(&self, of: CfId) -> impl Iterator<Item = u64> {
-        let inputs = self.running.iter().filter_map(move |job| match &job.kind {
-            RunningKind::Gc { cf, inputs, .. } if *cf == of => Some(inputs.iter().copied()),
-            _ => None,
-        });
-        inputs.flatten()
-    }
-
-    /// Whether a job of the garbage collection of a family runs.
-    pub(crate) fn is_collecting(&self, of: CfId) -> bool {
-        let is_of = |job: &RunningJob| matches!(job.kind, RunningKind::Gc { cf, .. } if cf == of);
-        self.running.iter().any(is_of)
+        self.running.end(job_id);
     }
 
     /// Whether the family has had value files.
@@ -474,35 +209,12 @@ impl JobState {
         self.spaces.entry(cf).or_default()
     }
 
-    /// Whether a job of this kind runs.
-    pub(crate) fn is_running(&self, is_kind: impl Fn(&RunningKind) -> bool) -> bool {
-        self.running.iter().any(|job| is_kind(&job.kind))
-    }
-
-    /// Number of running jobs of a kind.
-    pub(crate) fn count_running(&self, is_kind: impl Fn(&RunningKind) -> bool) -> usize {
-        self.running.iter().filter(|job| is_kind(&job.kind)).count()
-    }
-
-    /// Number of running flushes.
-    pub(crate) fn flushes_running(&self) -> usize {
-        self.running.iter().filter(|job| job.kind.is_flush()).count()
-    }
-
-    /// Whether a compaction or a garbage collection runs, whose end gives back room on the disk.
-    pub(crate) fn is_compacting(&self) -> bool {
-        let gives_back = |kind: &RunningKind| {
-            matches!(kind, RunningKind::Compaction(_) | RunningKind::Gc { .. })
-        };
-        self.running.iter().any(|job| gives_back(&job.kind))
-    }
-
     /// Whether a job runs that is no compaction, or a memtable is being readied.
     pub(crate) fn is_changing_memtables(&self) -> bool {
-        let is_other = |job: &RunningJob| {
-            !matches!(job.kind, RunningKind::Compaction(_) | RunningKind::Gc { .. })
+        let is_other = |kind: &RunningKind| {
+            !matches!(kind, RunningKind::Compaction(_) | RunningKind::Gc { .. })
         };
-        self.running.iter().any(is_other) || !self.readying.is_empty()
+        self.running.has(is_other) || !self.readying.is_empty()
     }
 
     /// Whether a job of a family runs, or a compaction of it that a user requested waits for its
@@ -517,7 +229,7 @@ impl JobState {
             RunningKind::Ingestion(claims) => claims.iter().any(|claim| claim.cf == of),
             RunningKind::Rebuild => true,
         };
-        self.is_running(is_of) || self.claims.iter().any(|(_, claim)| claim.cf == of)
+        self.running.has(is_of) || self.claims.iter().any(|(_, claim)| claim.cf == of)
     }
 
     /// Whether no job runs and no memtable is being readied.
@@ -525,47 +237,16 @@ impl JobState {
         self.running.is_empty() && self.readying.is_empty()
     }
 
-    /// The running compactions.
-    pub(crate) fn compactions(&self) -> Vec<Running> {
-        let kinds = self.running.iter().map(|job| &job.kind);
-        kinds
-            .filter_map(|kind| match kind {
-                RunningKind::Compaction(running) => Some(running.clone()),
-                _ => None,
-            })
-            .collect()
-    }
-
-    /// The targets of running ingestions, as compactions without inputs. No picked job may write
-    /// the same keys of the same level, or move records of these keys past that level.
-    pub(crate) fn ingestions(&self) -> Vec<Running> {
-        let kinds = self.running.iter().map(|job| &job.kind);
-        let claims = kinds.filter_map(|kind| match kind {
-            RunningKind::Ingestion(claims) => Some(claims),
-            _ => None,
-        });
-        claims.flatten().cloned().collect()
-    }
-
-    /// Every running job that a compaction must not collide with.
-    pub(crate) fn compactions_and_ingestions(&self) -> Vec<Running> {
-        [self.compactions(), self.ingestions()].concat()
-    }
-
     /// A family's running flushes, and the flushes of its written shards that no edit has
     /// installed.
     pub(crate) fn running_flushes(&self, of: CfId) -> Vec<RunningFlush> {
-        let running = self.running.iter().filter_map(|job| match &job.kind {
-            RunningKind::Flush { cf, flush } if *cf == of => Some(flush),
-            _ => None,
-        });
         let written = self.written_of(of).iter().map(|shard| &shard.flush);
-        running.chain(written).cloned().collect()
+        self.running.flushes_of(of).chain(written).cloned().collect()
     }
 
     /// The shards of a family that are written and not installed.
     pub(crate) fn written_of(&self, cf: CfId) -> &[WrittenShard] {
-        self.flushes.get(&cf).map_or(&[], |tracker| &tracker.written)
+        self.flushes.get(&cf).map_or(&[], FlushTracker::written)
     }
 
     /// The ranges of a family's running flushes.
@@ -573,18 +254,10 @@ impl JobState {
         self.running_flushes(of).into_iter().map(|flush| flush.range).collect()
     }
 
-    /// The range of a running map change of the family.
-    pub(crate) fn changing(&self, of: CfId) -> Option<&KeyRange> {
-        self.running.iter().find_map(|job| match &job.kind {
-            RunningKind::MapChange { cf, range } if *cf == of => Some(range),
-            _ => None,
-        })
-    }
-
     /// The change of the version's bucket map that may be made next.
     pub(crate) fn wanted(&self, version: &Version) -> Option<&WantedChange> {
         let wanted = self.balances.get(&version.cf())?.wanted()?;
-        (wanted.epoch == version.map().epoch() && self.changing(version.cf()).is_none())
+        (wanted.epoch == version.map().epoch() && self.running.changing(version.cf()).is_none())
             .then_some(wanted)
     }
 
@@ -605,7 +278,7 @@ impl JobState {
         if version.map().epoch().0 > 0
             && let Some(tracker) = self.flushes.get(&version.cf())
         {
-            cuts.extend_from_slice(&tracker.shard_cuts);
+            cuts.extend_from_slice(tracker.shard_cuts());
         }
         cuts
     }
@@ -801,8 +474,8 @@ impl Jobs {
     /// Whether the executor takes one more job of a kind in addition to those of the workers.
     pub(crate) fn has_extra_room(&self, state: &JobState, kind: JobKind) -> bool {
         !self.executor.runs_here()
-            && state.extra().count() < EXTRA_JOBS_MAX
-            && self.executor.room(kind) > state.count_extra(kind)
+            && state.running.extra_len() < EXTRA_JOBS_MAX
+            && self.executor.room(kind) > state.running.count_extra(kind)
     }
 
     pub(crate) fn executor(&self) -> &Arc<dyn JobExecutor> {

@@ -19,6 +19,8 @@ pub(crate) mod memtable;
 pub(crate) mod observers;
 pub(crate) mod pacing;
 pub(crate) mod read_watch;
+pub(crate) mod running_jobs;
+pub(crate) mod sealed;
 pub(crate) mod storage;
 pub(crate) mod strays;
 pub(crate) mod thread_group;

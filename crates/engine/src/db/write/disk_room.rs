@@ -383,7 +383,7 @@ fn make_room(db: &DbInner, commit: &mut CommitGuard<'_>, input: &SpaceInput) {
 /// Whether a flush runs or a sealed memtable waits for one.
 pub(crate) fn is_flushing<Held: Before<JobsLock>>(jobs: &Jobs, order: Order<Held>) -> bool {
     let state = jobs.lock(order);
-    state.has_sealed() || state.flushes_running() > 0
+    state.has_sealed() || state.running().flushes_len() > 0
 }
 
 /// Bytes in active memtables.

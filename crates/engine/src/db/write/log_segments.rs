@@ -40,9 +40,10 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
 use crate::db::state::context::Context;
-use crate::db::state::jobs::{JobState, Sealed, ShardState};
+use crate::db::state::jobs::JobState;
 use crate::db::state::memtable::{Memtable, SealedInfo, ShardHome};
 use crate::db::state::observers::Observers;
+use crate::db::state::sealed::ShardState;
 use crate::db::state::storage::Storage;
 use crate::db::write::commit::{CommitGuard, Share};
 use crate::db::write::log_ahead::LogAhead;
@@ -391,9 +392,9 @@ pub(crate) fn log_floor(
         }
     }
     for (&cf, tracker) in state.flushes() {
-        for sealed in &tracker.queue {
-            let Sealed { info, shards, .. } = sealed;
-            let home = |shard: usize| sealed.view.homes[shard].as_ref();
+        for sealed in tracker.queue() {
+            let (info, shards) = (sealed.info(), sealed.shards());
+            let home = |shard: usize| sealed.view().homes[shard].as_ref();
             let is_unpinned = |shard: usize| {
                 has(Defect::UnpinnedAwayShards) && home(shard).and_then(ShardHome::away).is_some()
             };

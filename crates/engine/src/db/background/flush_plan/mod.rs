@@ -18,7 +18,7 @@ use crate::bucket::BucketMap;
 use crate::key::KeyRange;
 use crate::sabotage::{Defect, has};
 
-pub use crate::db::state::jobs::ShardState;
+pub use crate::db::state::sealed::ShardState;
 
 /// A sealed memtable as the decision sees it.
 #[derive(Clone, Copy, Debug)]

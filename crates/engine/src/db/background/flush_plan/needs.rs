@@ -16,7 +16,7 @@ use archipelago_base::FileNo;
 
 use crate::bucket::BucketMap;
 use crate::db::background::flush_plan::ranges::{RangePlan, RestingView};
-use crate::db::state::jobs::ShardState;
+use crate::db::state::sealed::ShardState;
 
 /// Reason for which a shard has to be flushed. The last reason is the strongest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

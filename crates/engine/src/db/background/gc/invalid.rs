@@ -20,7 +20,8 @@ use crate::db::background::compaction;
 use crate::db::background::job_numbers::JobNumbers;
 use crate::db::inner::DbInner;
 use crate::db::state::family::Family;
-use crate::db::state::jobs::{GcWorker, JobState, RunningKind};
+use crate::db::state::jobs::JobState;
+use crate::db::state::running_jobs::{GcWorker, RunningKind};
 use crate::gc::invalid::{InvalidSource, files_to_merge, merge_invalid};
 use crate::job::{JobOutput, NoShards};
 use crate::live_file::LiveInvalidFile;
@@ -50,7 +51,7 @@ impl MergeTask {
 pub(crate) fn next_merge(db: &DbInner, state: &mut JobState) -> Option<MergeTask> {
     let (family, version, inputs) = db.view.live_families().into_iter().find_map(|family| {
         let version = Arc::clone(&family.current.load().version);
-        if state.is_collecting(family.id) {
+        if state.running().is_collecting(family.id) {
             return None;
         }
         let files = files_not_left_out(db, state, family.id, &version);

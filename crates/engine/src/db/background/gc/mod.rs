@@ -41,7 +41,8 @@ use crate::db::inner::DbInner;
 use crate::db::state::family::Family;
 use crate::db::state::family_space::{ExposedGarbage, FamilySpace, SpaceView};
 use crate::db::state::job_threads::JobPriority;
-use crate::db::state::jobs::{GcWorker, JobState, RunningKind};
+use crate::db::state::jobs::JobState;
+use crate::db::state::running_jobs::{GcWorker, RunningKind};
 use crate::db::write::{disk_room, stalling};
 use crate::disk_space::SpaceUse;
 use crate::event::Event;
@@ -188,7 +189,7 @@ fn pick_in(
     room: Option<HeirRoom>,
 ) -> Option<GcPick> {
     let now_ns = db.context.clock().now_ns();
-    let running: HashSet<u64> = state.gc_inputs(family.id).collect();
+    let running: HashSet<u64> = state.running().gc_inputs(family.id).collect();
     let space = state.space_mut(family.id);
     let planned_bytes = exposed_bytes_max(space);
     let live_bytes = space.view().map_or(0, |view| view.usage.live_bytes());
@@ -254,7 +255,7 @@ pub(crate) fn can_collect(
     if version.values().is_empty() {
         return false;
     }
-    let room = if state.is_compacting() { HeirRoom::UNBOUNDED } else { room };
+    let room = if state.running().is_compacting() { HeirRoom::UNBOUNDED } else { room };
     pick_in(db, state, family, &version, Some(room)).is_some()
 }
 

@@ -24,7 +24,7 @@ use archipelago_base::FileNo;
 
 use crate::bucket::BucketMap;
 use crate::db::background::flush_plan::SealedView;
-use crate::db::state::jobs::ShardState;
+use crate::db::state::sealed::ShardState;
 use crate::key::KeyRange;
 use crate::sabotage::{Defect, has};
 

@@ -18,7 +18,8 @@ use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose, OpenOptions};
 
 use super::PickRank;
 use crate::db::background::scheduler;
-use crate::db::state::jobs::{GcWorker, JobState, RunningKind};
+use crate::db::state::jobs::JobState;
+use crate::db::state::running_jobs::{GcWorker, RunningKind};
 use crate::db::{BackgroundMode, Components, Db};
 use crate::db::{ReadOptions, Snapshot};
 use crate::file_meta::value_file_name;
@@ -428,7 +429,7 @@ fn only_the_reserved_worker_collects_without_a_slot() {
     let mut state = store.db.inner.jobs.lock(Order::none());
     let start = |state: &mut JobState, by| {
         state.start(RunningKind::Gc { cf, inputs: vec![1], by });
-        state.slots_taken()
+        state.running().slots_taken()
     };
     assert_eq!(start(&mut state, GcWorker::Reserved), 0);
     assert_eq!(start(&mut state, GcWorker::Idle), 1, "the spare worker must flush meanwhile");

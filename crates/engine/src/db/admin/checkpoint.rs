@@ -37,8 +37,8 @@ use archipelago_env::{
 use crate::compaction::drive;
 use crate::compaction::iterator::{CompactionIterator, Rules};
 use crate::compaction::stripes::Stripes;
-use crate::db::background::compaction::{self, JOB_OUTPUT_BYTES, OutputPlan};
 use crate::db::background::job_numbers::JobNumbers;
+use crate::db::background::job_specs::{self, JOB_OUTPUT_BYTES, OutputPlan};
 use crate::db::background::scheduler;
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
@@ -148,7 +148,7 @@ fn export_memtables(
     let bytes = shards.iter().map(|(_, home)| home.data_bytes()).sum();
     let cuts = picture.readable.map().boundaries().to_vec();
     let numbers = JobNumbers::new(db, Order::none());
-    let mut spec = compaction::output_spec(&numbers, family, OutputPlan::l0(cuts, bytes))?;
+    let mut spec = job_specs::output_spec(&numbers, family, OutputPlan::l0(cuts, bytes))?;
     // The tables lie in the directory of the checkpoint, where no sweep looks.
     numbers.note_installed();
     spec.dir = dir.to_owned();
@@ -157,7 +157,7 @@ fn export_memtables(
     held.resize(JOB_OUTPUT_BYTES + input.tombstone_bytes());
     let kept = input.take_tombstones();
     let io = IoContext::new(FileClass::Sst, IoPurpose::Maintenance);
-    let context = compaction::job_context(&db.context, &db.storage, &db.jobs, &db.view, &NoShards);
+    let context = job_specs::job_context(&db.context, &db.storage, &db.jobs, &db.view, &NoShards);
     let writer = OutputWriter::new(&spec, family.id, &range, kept, io, &context)?;
     Ok(drive(&mut input, writer, &context, |_| Ok(()))?.tables)
 }

@@ -29,6 +29,7 @@ use crate::border::Border;
 use crate::compaction::pick::{Pick, PickInput, RangeInput, RangePick, pick_drop, pick_range};
 use crate::db::ColumnFamily;
 use crate::db::background::compaction::{self, CompactionEnd};
+use crate::db::background::compaction_pick;
 use crate::db::background::scheduler;
 use crate::db::inner::DbInner;
 use crate::db::state::context::Context;
@@ -196,7 +197,7 @@ fn compact_step(db: &DbInner, wish: &mut Wish<'_>, level: Option<usize>) -> Resu
             let due_bytes = wish.input(input).due_bytes();
             let family = Arc::clone(&wish.cf.family);
             let is_last = pick.to() == LEVELS - 1 && !matches!(pick, Pick::Drop { .. });
-            let mut task = compaction::start_compaction(&mut state, family, version, pick);
+            let mut task = compaction_pick::start_compaction(&mut state, family, version, pick);
             task.by_hand = true;
             task.cancel = wish.options.cancel.clone();
             drop(state);

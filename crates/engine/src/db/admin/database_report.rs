@@ -12,7 +12,7 @@ use archipelago_env::limit::{Priority, PriorityStats};
 use crate::cache::{BlockKind, CacheStats};
 use crate::db::Db;
 use crate::db::admin::values::{self, PinnedInfo};
-use crate::db::background::compaction;
+use crate::db::background::job_specs;
 use crate::db::state::running_jobs::RunningKind;
 use crate::db::write::disk_room::{self, DiskReport};
 use crate::lock_order::Order;
@@ -157,7 +157,7 @@ pub(crate) fn database_report(db: &Db) -> DatabaseReport {
         cache_capacity_bytes: cache.capacity_bytes(),
         running_jobs: running_jobs.to_vec(),
         in_flight_bytes: inner.disk.expected_output_bytes(),
-        job_memory_bytes_max: compaction::job_bytes_max(&inner.context),
+        job_memory_bytes_max: job_specs::job_bytes_max(&inner.context),
         snapshots: inner.view.snapshots().count() as u64,
         pinned: values::pinned_info(db),
         foreground_yields: inner.pacing.foreground().stats(),

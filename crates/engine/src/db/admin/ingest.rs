@@ -41,8 +41,8 @@ use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions};
 use crate::bucket::BucketMap;
 use crate::compaction::job::{CompactionSpec, Input, run_compaction};
 use crate::db::admin::checkpoint::copy;
-use crate::db::background::compaction::{self, OutputPlan};
 use crate::db::background::job_numbers::JobNumbers;
+use crate::db::background::job_specs::{self, OutputPlan};
 use crate::db::background::{leave_log, scheduler, space};
 use crate::db::inner::DbInner;
 use crate::db::state::away::StayHome;
@@ -188,7 +188,7 @@ fn cut_at_buckets(
         let range = range_of(meta);
         let cuts = version.map().boundaries().to_vec();
         let plan = OutputPlan::l0(cuts, meta.size_bytes);
-        let output = compaction::output_spec(numbers, family, plan)?;
+        let output = job_specs::output_spec(numbers, family, plan)?;
         // A cut writes the same records again. A later compaction separates their values.
         let output = OutputSpec { values: ValueSpec::default(), ..output };
         let spec = CompactionSpec {
@@ -197,14 +197,14 @@ fn cut_at_buckets(
             inputs: vec![Input { level: 0, meta: meta.clone() }],
             range,
             subrange: None,
-            retention: compaction::retention(&db.context, &db.view, family, Below::Everything),
+            retention: job_specs::retention(&db.context, &db.view, family, Below::Everything),
             output,
             readahead_bytes: db.context.options().compaction_readahead_bytes as u32,
             direct_reads: db.context.options().direct_background_io,
         };
         let output = run_compaction(
             &spec,
-            &compaction::job_context(&db.context, &db.storage, &db.jobs, &db.view, &NoShards),
+            &job_specs::job_context(&db.context, &db.storage, &db.jobs, &db.view, &NoShards),
         )?;
         taken.extend(output.files.iter().map(FileMeta::file_no));
         pieces.extend(output.files);

@@ -16,7 +16,7 @@ use archipelago_base::budget::MemoryClass;
 use crate::cache::{BlockKind, CacheStats};
 use crate::db::admin::buckets::BucketInfo;
 use crate::db::admin::values;
-use crate::db::background::compaction;
+use crate::db::background::job_specs;
 use crate::db::state::balance::BucketChange;
 use crate::db::state::memtable::ShardHome;
 use crate::db::write::disk_room;
@@ -287,7 +287,7 @@ pub(crate) fn property(db: &Db, cf: &ColumnFamily, name: &str) -> Option<String>
         "block-cache-flat-miss" => number(db.inner.view.cache().stats(BlockKind::Flat).misses),
         "mem-table-bytes-max" => number(report.memtable_bytes_max),
         "block-cache-capacity" => number(db.inner.view.cache().capacity_bytes()),
-        "running-jobs-bytes-max" => number(compaction::job_bytes_max(&db.inner.context)),
+        "running-jobs-bytes-max" => number(job_specs::job_bytes_max(&db.inner.context)),
         "block-cache-usage" => {
             number(db.inner.context.budget().used_bytes(MemoryClass::BlockCache))
         }

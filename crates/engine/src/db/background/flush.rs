@@ -31,10 +31,10 @@ use archipelago_base::{CfId, Error, ErrorKind, Result};
 
 use crate::border::{Border, contained};
 use crate::bucket::BucketMap;
-use crate::db::background::compaction::{self, OutputPlan, output_bytes};
 use crate::db::background::flush_plan::{FlushPlan, SealedView, WrittenView, plan_flush};
 use crate::db::background::flush_task::{FlushCut, FlushPart, FlushTask, TakenMemtable};
 use crate::db::background::job_numbers::JobNumbers;
+use crate::db::background::job_specs::{self, OutputPlan, output_bytes};
 use crate::db::background::parallel_job::{self, SizedWork, Work};
 use crate::db::background::rebalance::{self, sample};
 use crate::db::background::taken::{FetchRefused, FetchTerms, Taken};
@@ -373,7 +373,7 @@ fn shard_work(
     let context = JobContext {
         cancel: cancel.clone(),
         warm,
-        ..compaction::job_context(&db.context, &db.storage, &db.jobs, &db.view, &NoShards)
+        ..job_specs::job_context(&db.context, &db.storage, &db.jobs, &db.view, &NoShards)
     };
     let (executor, fault) = (Arc::clone(&place.executor), db.context.fault());
     let has_failed = Arc::clone(&place.has_failed);
@@ -463,8 +463,8 @@ pub(crate) fn flush_spec<Held: Before<ManifestLock>>(
         cf: task.family.id.0,
         range,
         shards: refs,
-        retention: compaction::retention(&db.context, &db.view, &task.family, Below::Everything),
-        output: compaction::output_spec(numbers, &task.family, OutputPlan::l0(cuts, bytes))?,
+        retention: job_specs::retention(&db.context, &db.view, &task.family, Below::Everything),
+        output: job_specs::output_spec(numbers, &task.family, OutputPlan::l0(cuts, bytes))?,
     })
 }
 
@@ -514,7 +514,7 @@ fn install_flush(db: &DbInner, task: &FlushTask, output: &JobOutput) -> Result<(
     family.backlog_since_ns.store(db.context.clock().now_ns(), Ordering::Relaxed);
     db.observers.stats().add(Ticker::Flushes, 1);
     db.observers.stats().add(Ticker::FlushBytesWritten, output.bytes_written);
-    compaction::count_job(&db.observers, output);
+    job_specs::count_job(&db.observers, output);
     db.observers.stats().record(Timer::Flush, output.duration_ns);
     db.observers.tell(&Event::FlushInstalled {
         cf,

@@ -40,7 +40,7 @@ use crate::db::background::flush;
 use crate::db::background::flush_task::{FlushCut, FlushPart, FlushTask, TakenMemtable};
 use crate::db::background::job_numbers::JobNumbers;
 use crate::db::background::taken::Taken;
-use crate::db::background::{compaction, rebuild, scheduler, space};
+use crate::db::background::{job_specs, rebuild, scheduler, space};
 use crate::db::inner::DbInner;
 use crate::db::state::context::Context;
 use crate::db::state::family::Family;
@@ -201,7 +201,7 @@ fn leave_log_with_room(db: &DbInner) -> Result<bool> {
     for output in &outputs {
         db.observers.stats().add(Ticker::Flushes, 1);
         db.observers.stats().add(Ticker::FlushBytesWritten, output.bytes_written);
-        compaction::count_job(&db.observers, output);
+        job_specs::count_job(&db.observers, output);
     }
     tracing::info!("the log was left: all that was in memory is in tables");
     for family in db.view.live_families() {
@@ -345,7 +345,7 @@ fn flush_run(
     };
     run_flush(
         &flush::flush_spec(numbers, &task, FlushPart::Whole, taken.refs())?,
-        &compaction::job_context(&db.context, &db.storage, &db.jobs, &db.view, &taken),
+        &job_specs::job_context(&db.context, &db.storage, &db.jobs, &db.view, &taken),
     )
 }
 

@@ -42,7 +42,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::cache::PRESSED_SHARE;
-use crate::db::background::compaction;
+use crate::db::background::compaction_pick;
 use crate::db::inner::DbInner;
 use crate::db::state::family::Family;
 use crate::db::state::memtable::ShardHome;
@@ -182,7 +182,7 @@ pub(crate) fn victims(
 
 /// Compares the budget with its use and acts; called by background workers, without locks.
 pub(crate) fn relieve_pressure(db: &DbInner) {
-    if !compaction::is_load_running(&db.context, &db.pacing, &db.jobs)
+    if !compaction_pick::is_load_running(&db.context, &db.pacing, &db.jobs)
         && db.writes.slabs().free_bytes() > 0
     {
         db.writes.slabs().trim();

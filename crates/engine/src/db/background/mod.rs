@@ -5,12 +5,14 @@
 //! Thread-safety, failure and cost: see the modules.
 
 pub(crate) mod compaction;
+pub(crate) mod compaction_pick;
 pub(crate) mod due;
 pub(crate) mod flush;
 pub mod flush_plan;
 pub(crate) mod flush_task;
 pub(crate) mod gc;
 pub(crate) mod job_numbers;
+pub(crate) mod job_specs;
 pub(crate) mod kept_shards;
 pub(crate) mod leave_log;
 pub(crate) mod log_keeper;

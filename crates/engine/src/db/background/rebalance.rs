@@ -32,7 +32,7 @@ use archipelago_base::{CfId, Epoch, Error, ErrorKind, Result};
 
 use crate::border::contained;
 use crate::bucket::{BUCKETS_MAX, BucketMap};
-use crate::db::background::compaction::CompactionTask;
+use crate::db::background::compaction_pick::CompactionTask;
 use crate::db::background::scheduler::Task;
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;

@@ -35,7 +35,8 @@ use archipelago_base::{CfId, Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
 use crate::border::{EnginePanic, contained};
-use crate::db::background::compaction::{self, CompactionTask};
+use crate::db::background::compaction;
+use crate::db::background::compaction_pick::{self, CompactionTask};
 use crate::db::background::flush;
 use crate::db::background::flush_task::FlushTask;
 use crate::db::background::gc::invalid::{self, MergeTask};
@@ -528,7 +529,7 @@ pub(crate) fn next_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
 
 /// The next compaction, marked as running. It ends the turn of its family.
 fn take_compaction(db: &DbInner, state: &mut JobState, slot: JobSlot) -> Option<Task> {
-    let task = compaction::next_compaction(db, state, slot)?;
+    let task = compaction_pick::next_compaction(db, state, slot)?;
     state.note_compaction(task.family.id);
     Some(Task::Compact(task))
 }
@@ -557,7 +558,7 @@ fn has_work(db: &DbInner, state: &mut JobState) -> bool {
     if db.logs.must_leave() || state.has_sealed() || rebalance::is_rebalance_due(&db.view, state) {
         return true;
     }
-    match compaction::next_compaction(db, state, JobSlot::Own) {
+    match compaction_pick::next_compaction(db, state, JobSlot::Own) {
         Some(task) => {
             state.end(task.job_id);
             disk_room::return_room(&db.disk, task.room_bytes);

@@ -15,9 +15,9 @@
 //! there is none. After a pick, the family is not examined for [`PAUSE_NS`]. The caller makes one
 //! comparison for each family with value files while no writers are close to a bound.
 
-use crate::db::background::compaction::PickBasis;
+use crate::db::background::compaction_pick::{self, PickBasis};
 use crate::db::background::gc::HeirRoom;
-use crate::db::background::{compaction, gc, space};
+use crate::db::background::{gc, space};
 use crate::db::inner::DbInner;
 use crate::db::state::family::Family;
 use crate::db::state::jobs::JobState;
@@ -97,7 +97,7 @@ impl Examination<'_> {
 /// tables.
 fn has_work(db: &DbInner, state: &mut JobState, family: &Family, shared: &SharedState) -> bool {
     if gc::can_collect(db, state, shared.heir_room, family)
-        || compaction::can_compact(db, state, &shared.basis, family)
+        || compaction_pick::can_compact(db, state, &shared.basis, family)
     {
         return true;
     }

@@ -29,8 +29,9 @@ use crate::border::Border;
 use crate::compaction::job::{CompactionSpec, check_complete, check_invalid};
 use crate::compaction::pick::Pick;
 use crate::compaction::subcompaction::{ANCHORS_PER_FILE, plan_subcompactions};
-use crate::db::background::compaction::{self, CompactionTask, output_bytes};
+use crate::db::background::compaction_pick::{self, CompactionTask};
 use crate::db::background::job_numbers::JobNumbers;
+use crate::db::background::job_specs::{self, output_bytes};
 use crate::db::background::parallel_job::{self, ParallelRun, Work};
 use crate::db::background::rebalance;
 use crate::db::inner::DbInner;
@@ -134,7 +135,7 @@ fn parts_of_hot_bucket(db: &DbInner, task: &CompactionTask) -> usize {
     if !rebalance::is_hot(&db.context, &state, task) {
         return 1;
     }
-    compaction::compactions_max(db).saturating_sub(state.running().compactions().len()) + 1
+    compaction_pick::compactions_max(db).saturating_sub(state.running().compactions().len()) + 1
 }
 
 fn run_works(
@@ -183,7 +184,7 @@ fn part_work(
     // Each part reserves the numbers that the whole job would need, because the size of a part is
     // an estimate.
     spec.output.file_numbers = numbers.reserve(spec.output.file_numbers.count)?;
-    spec.output.values.invalid = compaction::invalid_numbers(numbers, &spec)?;
+    spec.output.values.invalid = job_specs::invalid_numbers(numbers, &spec)?;
     spec.output.unique_seed = db.context.unique_seed();
     let (work, fault) = (compaction_work(db, spec, terms), db.context.fault());
     Ok(Box::new(move || {
@@ -196,7 +197,7 @@ fn part_work(
 fn compaction_work(db: &DbInner, spec: CompactionSpec, terms: &WorkTerms<'_>) -> Work {
     let context = JobContext {
         cancel: terms.cancel.clone(),
-        ..compaction::job_context(&db.context, &db.storage, &db.jobs, &db.view, &NoShards)
+        ..job_specs::job_context(&db.context, &db.storage, &db.jobs, &db.view, &NoShards)
     };
     let place = terms.place.clone();
     let border = Border::new("job executor", place.executor().name(), Some(&spec.output.cf_name));

@@ -46,7 +46,7 @@ use archipelago_env::limit::{Priority, RateLimiter};
 use parking_lot::Mutex;
 
 use crate::border::contained;
-use crate::db::background::compaction::CompactionTask;
+use crate::db::background::compaction_pick::CompactionTask;
 use crate::db::background::scheduler;
 use crate::db::background::warm_plan::{InputSpans, WarmPlan};
 use crate::db::inner::DbInner;

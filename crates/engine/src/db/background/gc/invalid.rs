@@ -16,8 +16,8 @@ use std::sync::Arc;
 use archipelago_base::{CfId, Error, FileNo, Result};
 
 use crate::border::contained;
-use crate::db::background::compaction;
 use crate::db::background::job_numbers::JobNumbers;
+use crate::db::background::job_specs;
 use crate::db::inner::DbInner;
 use crate::db::state::family::Family;
 use crate::db::state::jobs::JobState;
@@ -119,8 +119,8 @@ fn counts(values: &ValueFiles, no: u64, install_no: u64) -> bool {
 
 fn merge_and_install(db: &DbInner, task: &MergeTask) -> Result<()> {
     let numbers = JobNumbers::new(db, Order::none());
-    let spec = compaction::heir_spec(&numbers, &task.family)?;
-    let context = compaction::job_context(&db.context, &db.storage, &db.jobs, &db.view, &NoShards);
+    let spec = job_specs::heir_spec(&numbers, &task.family)?;
+    let context = job_specs::job_context(&db.context, &db.storage, &db.jobs, &db.view, &NoShards);
     let source = InvalidSource {
         cf: task.family.id.0,
         dir: spec.dir(),

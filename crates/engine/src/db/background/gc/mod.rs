@@ -36,7 +36,7 @@ use archipelago_env::{FileClass, IoContext, IoPurpose, OpenOptions};
 use crate::border::{Border, contained};
 use crate::db::background::job_numbers::JobNumbers;
 use crate::db::background::parallel_job::{self, Work};
-use crate::db::background::{compaction, space};
+use crate::db::background::{job_specs, space};
 use crate::db::inner::DbInner;
 use crate::db::state::family::Family;
 use crate::db::state::family_space::{ExposedGarbage, FamilySpace, SpaceView};
@@ -489,7 +489,7 @@ fn gc_spec(numbers: &JobNumbers<'_>, task: &GcTask, valid: Vec<Validity>) -> Res
         cf: task.family.id.0,
         inputs: inputs.map(|(file, valid)| GcInput { meta: file.meta().clone(), valid }).collect(),
         invalid: Vec::new(),
-        output: compaction::heir_spec(numbers, &task.family)?,
+        output: job_specs::heir_spec(numbers, &task.family)?,
         basis: task.version.values().installs(),
         readahead: ReadaheadLimits::PAPER,
         direct_reads: numbers.db().context.options().direct_background_io,
@@ -503,7 +503,7 @@ fn run_spec(attempt: &GcAttempt<'_>, spec: &GcSpec, keys: Vec<Arc<KeyList>>) -> 
     let context = JobContext {
         cancel: cancel.clone(),
         value_keys: KnownKeys::of(keys),
-        ..compaction::job_context(&db.context, &db.storage, &db.jobs, &db.view, &NoShards)
+        ..job_specs::job_context(&db.context, &db.storage, &db.jobs, &db.view, &NoShards)
     };
     let executor_place = place.clone();
     let executor_name = place.executor().name();

@@ -19,10 +19,10 @@ use archipelago_base::budget::Pressure;
 use archipelago_base::{CfId, Error, ErrorKind, FileNo, Result, SeqNo};
 
 use super::takeover::Inherited;
-use crate::db::background::compaction;
 use crate::db::background::flush;
 use crate::db::background::flush_task::{FlushCut, FlushPart, FlushTask, TakenMemtable};
 use crate::db::background::job_numbers::JobNumbers;
+use crate::db::background::job_specs;
 use crate::db::background::taken::Taken;
 use crate::db::inner::DbInner;
 use crate::db::state::family::{Family, SuperVersion};
@@ -341,7 +341,7 @@ impl<'a> Replay<'a> {
             let spec = flush::flush_spec(&self.numbers, &task, FlushPart::Whole, taken.refs())?;
             run_flush(
                 &spec,
-                &compaction::job_context(
+                &job_specs::job_context(
                     &self.inner.context,
                     &self.inner.storage,
                     &self.inner.jobs,

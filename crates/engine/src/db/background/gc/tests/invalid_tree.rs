@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 
 use super::*;
 use crate::compaction::job::CompactionSpec;
-use crate::db::background::compaction;
 use crate::db::background::gc::{GcTask, invalid, look_up, read_keys};
+use crate::db::background::job_specs;
 use crate::db::{CompactRangeOptions, FaultPoint, LastLevel};
 use crate::executor::{JobExecutor, LocalExecutor};
 use crate::extension::{CompactionFilter, FilterDecision, Registry};
@@ -144,7 +144,7 @@ impl TreeStore {
             records: values.refs(file.no).records,
         };
         let context =
-            compaction::job_context(&db.context, &db.storage, &db.jobs, &db.view, &NoShards);
+            job_specs::job_context(&db.context, &db.storage, &db.jobs, &db.view, &NoShards);
         let dir = db.storage.dir();
         let source = InvalidSource { cf: 0, dir, direct_reads: false, context: &context };
         valid_by_entries(&files, &[input], source)

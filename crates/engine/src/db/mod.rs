@@ -65,7 +65,7 @@ pub use state::context::FaultPoint;
 pub use state::family::ColumnFamily;
 pub(crate) use state::family::Family;
 pub(crate) use write::check_merge;
-pub(crate) use write::commit::CommitState;
+pub(crate) use write::commit_state::CommitState;
 pub use write::disk_room::DiskReport;
 
 use crate::db::background::leave_log;

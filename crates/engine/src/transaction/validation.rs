@@ -73,7 +73,7 @@ fn check_alone(inner: &DbInner, footprint: &Footprint) -> Result<SeqNo> {
     inner.context.check_open()?;
     check(inner, footprint, |check| {
         let mut state = inner.writes.committer().lock(Order::none());
-        Ok(check.under_lock(&mut state).then_some(state.last_seq))
+        Ok(check.under_lock(&mut state).then_some(state.last_seq()))
     })
 }
 
@@ -115,7 +115,7 @@ struct Check<'a> {
 impl Drop for Check<'_> {
     fn drop(&mut self) {
         if let Some(position) = self.observer.take() {
-            self.inner.writes.committer().lock(Order::none()).recent.end(position);
+            self.inner.writes.committer().lock(Order::none()).recent_mut().end(position);
         }
     }
 }
@@ -126,7 +126,7 @@ impl Check<'_> {
         let position = self.observer.take();
         let news = position.map(|position| self.news(state, position));
         if let Some(position) = position {
-            state.recent.end(position);
+            state.recent_mut().end(position);
         }
         self.refusal = self.lost(state);
         if self.refusal.is_some() {
@@ -134,14 +134,14 @@ impl Check<'_> {
         }
         match news {
             Some(News::Nothing) => true,
-            None if state.last_seq <= self.footprint.oldest() => true,
+            None if state.last_seq() <= self.footprint.oldest() => true,
             Some(News::Touched(refusal)) => {
                 self.refusal = Some(refusal);
                 false
             }
             None | Some(News::Unknown) => {
-                self.observer = Some(state.recent.observe());
-                self.through = state.last_seq;
+                self.observer = Some(state.recent_mut().observe());
+                self.through = state.last_seq();
                 false
             }
         }
@@ -149,7 +149,7 @@ impl Check<'_> {
 
     /// Compares the writes since the observer registered with the footprint.
     fn news(&self, state: &CommitState, position: u64) -> News {
-        let Some(mut writes) = state.recent.since(position) else { return News::Unknown };
+        let Some(mut writes) = state.recent().since(position) else { return News::Unknown };
         let touched = writes.find_map(|touch| Some((touch, self.footprint.touched(touch)?)));
         match touched {
             None => News::Nothing,

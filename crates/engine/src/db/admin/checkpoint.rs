@@ -82,7 +82,7 @@ fn moment(context: &Context, view: &ReadView, writes: &WritePath) -> Moment {
         let picture = family.current.load_full();
         (family, picture)
     });
-    Moment { families: families.collect(), last_seq: commit.last_seq }
+    Moment { families: families.collect(), last_seq: commit.last_seq() }
 }
 
 fn checkpoint(db: &DbInner, dir: &Path) -> Result<()> {

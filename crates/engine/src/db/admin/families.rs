@@ -66,7 +66,7 @@ pub(crate) fn drop_family(db: &DbInner, family: &Arc<Family>) -> Result<()> {
     // Power loss must not keep the drop and lose the writes before it, because a user may have
     // moved data from this family to another.
     db.writes.committer().wait_all_visible(&db.view, &commit);
-    write::sync_log(db, commit.last_seq, commit.order())?;
+    write::sync_log(db, commit.last_seq(), commit.order())?;
     let mut manifest = db.storage.lock_manifest(commit.order());
     let mut edit = VersionEdit::new();
     edit.push(Change::DropCf { cf: family.id });

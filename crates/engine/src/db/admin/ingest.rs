@@ -50,7 +50,7 @@ use crate::db::state::family::{Family, SuperVersion};
 use crate::db::state::jobs::JobState;
 use crate::db::state::memtable::Immutable;
 use crate::db::state::running_jobs::RunningKind;
-use crate::db::write::commit::CommitGuard;
+use crate::db::write::commit_state::CommitGuard;
 use crate::db::write::{self, seal, stalling};
 use crate::event::Event;
 use crate::file_meta::{FileMeta, sst_name};
@@ -296,27 +296,27 @@ fn install_ingest(
     }
     // The ingested files will survive power loss, so everything that was written before must
     // survive it too.
-    write::sync_log(db, commit.last_seq, commit.order())?;
+    write::sync_log(db, commit.last_seq(), commit.order())?;
     let mut manifest = db.storage.lock_manifest(commit.order());
     let version = Arc::clone(&family.current.load().version);
     let Some(mut job) = start_ingestion(db, family, &version, &pieces, manifest.order()) else {
         return Ok(None);
     };
     db.context.fault_point("ingest.before_install")?;
-    let seq = commit.last_seq.next();
+    let seq = commit.last_seq().next();
     let edit = edit_of(family, &mut pieces, &job.levels, seq);
     let built = manifest.apply(edit);
     let is_installed = built.is_ok();
     if is_installed || manifest.is_unsettled() {
         // The manifest has the number, or may have it. So no write gets it.
-        commit.last_seq = seq;
+        commit.set_last_seq(seq);
         if let Ok(built) = &built {
             let mut state = db.jobs.lock(manifest.order());
             db.view.republish_built(&mut state, built.clone());
             space::note_install(db, &mut state, family, Some(SpaceEvent::Ingestion));
             drop(state);
             for piece in &pieces {
-                commit.recent.note_range(family.id, &piece.smallest, &piece.largest);
+                commit.recent_mut().note_range(family.id, &piece.smallest, &piece.largest);
             }
             // The files are installed, so an error of the fault point changes nothing.
             let _ = db.context.fault_point("ingest.before_visible");

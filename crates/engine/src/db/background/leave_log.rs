@@ -48,7 +48,7 @@ use crate::db::state::jobs::{JobState, Jobs};
 use crate::db::state::memtable::{Memtable, SealedInfo};
 use crate::db::state::observers::Observers;
 use crate::db::state::sealed::Sealed;
-use crate::db::write::commit::CommitGuard;
+use crate::db::write::commit_state::CommitGuard;
 use crate::db::write::log_segments::{self, LogSegments};
 use crate::db::write::{self, disk_room, seal, stalling};
 use crate::flush::run_flush;
@@ -353,9 +353,9 @@ fn flush_run(
 fn install_memory(db: &DbInner, commit: &CommitGuard<'_>, mut edit: VersionEdit) -> Result<()> {
     let open = db.logs.open_no();
     for family in db.view.live_families() {
-        edit.flushed_through(family.id, KeyRange::all(), commit.last_seq);
+        edit.flushed_through(family.id, KeyRange::all(), commit.last_seq());
     }
-    edit.push(Change::LastSeq(commit.last_seq));
+    edit.push(Change::LastSeq(commit.last_seq()));
     edit.push(Change::LogFloor(open));
     {
         let mut manifest = db.storage.lock_manifest(commit.order());

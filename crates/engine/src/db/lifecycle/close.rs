@@ -76,8 +76,8 @@ fn carry_out(db: &DbInner, workers: &scheduler::Workers) -> Result<()> {
 
 pub(crate) fn end_log(storage: &Storage, writes: &WritePath) -> Result<()> {
     let mut commit = writes.committer().lock(Order::none());
-    let Some(mut log) = commit.log.take() else { return Ok(()) };
-    let after = commit.last_seq.next();
+    let Some(mut log) = commit.take_log() else { return Ok(()) };
+    let after = commit.last_seq().next();
     drop(commit);
     let synced = log.syncer().sync().map(|durable| {
         storage.marks().log(LogMark { no: durable.segment, bytes: durable.offset });

@@ -26,15 +26,11 @@
 //! 3. A record is in the log, or in its buffer, before any reader can see it.
 //! 4. A writer with a grant takes no lock before the write is published, because holders of the
 //!    commit lock may wait for the publication (ingestion does).
-//! 5. The write of a ticket is inserted once: by its owner, or by the thread that changed the
-//!    ticket from asleep to claimed.
-//! 6. If the log loses a record, nothing of its write is inserted. The caller gets the error only
+//! 5. If the log loses a record, nothing of its write is inserted. The caller gets the error only
 //!    when the header of the next segment survives `kill -9`. The header says where the
 //!    acknowledged records end, so no recovery applies the write. A thread takes the commit lock to
 //!    begin that segment only after it has passed over the numbers of all its lost writes. A
 //!    buffered record is not lost in this way: it is appended again to the next segment.
-//! 7. While a transaction is checked, every write is noted in [`CommitState::recent`] in the step
-//!    that gives it its sequence numbers.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: every writer of a group gets the error of its append, and nothing of the group is
@@ -43,24 +39,24 @@
 //! Cost: a lone writer pays one uncontended lock and one copy into the log, and allocates nothing.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use archipelago_base::{CfId, Error, FileNo, Result, SeqNo};
 use crossbeam_utils::{Backoff, CachePadded};
 use parking_lot::Mutex;
 
-use crate::concurrency::RecentWrites;
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
-use crate::db::state::memtable::{Granted, Memtable};
+use crate::db::write::commit_state::{CommitGuard, CommitState};
 use crate::db::write::disk_room::{self, Admission};
 use crate::db::write::group_sync::GroupSync;
 use crate::db::write::log_segments;
-use crate::disk_space::SpaceUse;
-use crate::lock_order::{CommitLock, NoLock, Order, OrderedGuard, OrderedMutex};
+use crate::db::write::submission::{Answer, Grant, Held, Submission};
+use crate::db::write::ticket::{Ticket, TicketQueue};
+use crate::lock_order::{CommitLock, NoLock, Order, OrderedMutex};
 use crate::sabotage::{Defect, has};
-use crate::wal::{BatchView, Entry, LogSyncer, LogWriter, Unacknowledged};
+use crate::wal::{Entry, LogSyncer, LogWriter, Unacknowledged};
 
 /// Number of attempts to take the commit lock before a writer leaves a ticket.
 const SPINS_BEFORE_TICKET: usize = 30;
@@ -68,96 +64,6 @@ const SPINS_BEFORE_TICKET: usize = 30;
 const SPINS_MAX: usize = 40;
 /// Longest sleep of a writer on the commit lock before it checks its ticket again.
 const TICKET_LOOK: Duration = Duration::from_micros(100);
-
-/// State that the commit lock guards.
-pub(crate) struct CommitState {
-    /// The last sequence number given out.
-    pub(crate) last_seq: SeqNo,
-    /// The open log; `None` when the database is read only.
-    pub(crate) log: Option<LogWriter>,
-    /// Active memtables by column family id.
-    pub(crate) active: Vec<Option<Arc<Memtable>>>,
-    /// Keys of recent writes, for transactions that are being checked.
-    pub(crate) recent: RecentWrites,
-    /// Bytes that may be written before the disk is measured again.
-    pub(crate) credit_bytes: u64,
-    /// Bytes that writes that free space may write before the disk is measured again.
-    pub(crate) freeing_credit_bytes: u64,
-    /// Whether a write that frees space arrived since the last seal that was made for want of room.
-    pub(crate) has_freed: bool,
-    /// Whether the close has begun: every write is refused, and no credit is given.
-    pub(crate) is_closing: bool,
-}
-
-impl CommitState {
-    pub(crate) fn active_of(&self, cf: CfId) -> Option<&Arc<Memtable>> {
-        self.active.get(cf.0 as usize)?.as_ref()
-    }
-
-    pub(crate) fn set_active(&mut self, cf: CfId, memtable: Option<Arc<Memtable>>) {
-        let index = cf.0 as usize;
-        if self.active.len() <= index {
-            self.active.resize(index + 1, None);
-        }
-        self.active[index] = memtable;
-    }
-}
-
-/// Bytes of a write that go to one column family.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Share {
-    pub(crate) cf: CfId,
-    pub(crate) bytes: u64,
-}
-
-/// A write as the commit lock sees it.
-#[derive(Clone, Copy)]
-pub(crate) struct Submission<'a> {
-    pub(crate) payload: &'a [u8],
-    pub(crate) payload_crc: u32,
-    pub(crate) records: u64,
-    pub(crate) shares: &'a [Share],
-    pub(crate) wal: bool,
-    pub(crate) space_use: SpaceUse,
-}
-
-impl Submission<'_> {
-    /// Bytes that the write takes in memory. The write takes no more bytes than that in the log.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.shares.iter().map(|share| share.bytes).sum()
-    }
-}
-
-/// Permission to insert: the write's place in the order, and the memtables that take it.
-pub(crate) struct Grant {
-    pub(crate) first_seq: SeqNo,
-    pub(crate) last_seq: SeqNo,
-    pub(crate) log: Option<FileNo>,
-    /// The record, if the log acknowledges it later.
-    unacknowledged: Option<Unacknowledged>,
-    memtables: Memtables,
-}
-
-enum Memtables {
-    One(CfId, Granted),
-    Many(Vec<(CfId, Granted)>),
-}
-
-impl Grant {
-    /// The memtable of a column family of the write.
-    pub(crate) fn memtable(&self, cf: CfId) -> &Memtable {
-        match &self.memtables {
-            Memtables::One(id, granted) => {
-                assert_eq!(*id, cf, "the write has no grant for this family");
-                &granted.0
-            }
-            Memtables::Many(all) => {
-                let found = all.iter().find(|(id, _)| *id == cf);
-                &found.expect("every family of a write was granted").1.0
-            }
-        }
-    }
-}
 
 /// Outcome of a write.
 #[derive(Debug)]
@@ -172,47 +78,6 @@ pub(crate) enum Outcome {
     /// as well.
     MustFlush,
 }
-
-/// Outcome of a submission.
-enum Answer {
-    Granted(Grant),
-    /// Another thread inserted the write. The number is its last sequence number.
-    Inserted(SeqNo),
-    Held(Held),
-}
-
-/// Reason for which a write is not granted now.
-#[derive(Clone, Copy)]
-enum Held {
-    /// The memtable of this family is full and cannot be sealed yet.
-    Memtable(CfId),
-    /// The disk has no room for the write.
-    Disk,
-    /// Memory must be flushed first.
-    Flush,
-}
-
-/// A write that waits for another thread to append it.
-struct Ticket {
-    payload: Vec<u8>,
-    payload_crc: u32,
-    records: u64,
-    shares: Vec<Share>,
-    wal: bool,
-    space_use: SpaceUse,
-    answer: Mutex<Option<Result<Answer>>>,
-    state: AtomicU8,
-}
-
-/// State of a ticket whose owner is awake and checks it often.
-const AWAKE: u8 = 0;
-/// State of a ticket whose owner sleeps until it gets the commit lock.
-const ASLEEP: u8 = 1;
-/// State of a ticket whose owner slept when the write was granted. The holder of the lock inserts
-/// the write.
-const CLAIMED: u8 = 2;
-/// State of a ticket that has its answer.
-const DONE: u8 = 3;
 
 /// A write that was granted while its owner slept.
 struct ClaimedWrite {
@@ -232,51 +97,10 @@ struct LostWrites {
     tickets: Vec<Arc<Ticket>>,
 }
 
-impl Ticket {
-    fn submission(&self) -> Submission<'_> {
-        Submission {
-            payload: &self.payload,
-            payload_crc: self.payload_crc,
-            records: self.records,
-            shares: &self.shares,
-            wal: self.wal,
-            space_use: self.space_use,
-        }
-    }
-
-    fn finish(&self, answer: Result<Answer>) {
-        *self.answer.lock() = Some(answer);
-        self.state.store(DONE, Ordering::Release);
-    }
-
-    /// Changes the state from `from` to `to`. Returns `false`, and changes nothing, if it is not
-    /// `from`.
-    fn turn(&self, from: u8, to: u8) -> bool {
-        self.state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
-    }
-
-    fn is(&self, state: u8) -> bool {
-        self.state.load(Ordering::Acquire) == state
-    }
-
-    fn take(&self) -> Option<Result<Answer>> {
-        if !self.is(DONE) {
-            return None;
-        }
-        Some(self.answer.lock().take().expect("a ticket is taken once, by its owner"))
-    }
-}
-
-/// The commit lock, held.
-pub(crate) type CommitGuard<'a> = OrderedGuard<'a, CommitState, CommitLock>;
-
 /// The commit point: sequence numbers, log and tickets.
 pub(crate) struct Committer {
     state: CachePadded<OrderedMutex<CommitState, CommitLock>>,
-    waiting: CachePadded<Mutex<Vec<Arc<Ticket>>>>,
-    /// Number of tickets, or more. A writer increments it before it leaves its ticket, and then
-    /// tries to take the lock. So no ticket is overlooked.
-    tickets: CachePadded<AtomicU64>,
+    tickets: TicketQueue,
     /// The last sequence number given out; stored under the commit lock.
     appended: CachePadded<AtomicU64>,
     /// Syncs the open log and its predecessors; set with the log.
@@ -290,20 +114,9 @@ pub(crate) struct Committer {
 
 impl Committer {
     pub(crate) fn new(last_seq: SeqNo) -> Self {
-        let state = CommitState {
-            last_seq,
-            log: None,
-            active: Vec::new(),
-            recent: RecentWrites::default(),
-            credit_bytes: 0,
-            freeing_credit_bytes: 0,
-            has_freed: false,
-            is_closing: false,
-        };
         Self {
-            state: CachePadded::new(OrderedMutex::new(state)),
-            waiting: CachePadded::new(Mutex::new(Vec::new())),
-            tickets: CachePadded::new(AtomicU64::new(0)),
+            state: CachePadded::new(OrderedMutex::new(CommitState::new(last_seq))),
+            tickets: TicketQueue::default(),
             appended: CachePadded::new(AtomicU64::new(last_seq.0)),
             syncer: Mutex::new(None),
             durable: GroupSync::default(),
@@ -319,7 +132,7 @@ impl Committer {
     /// Sets the open log.
     pub(crate) fn set_log(&self, log: LogWriter) {
         *self.syncer.lock() = Some(log.syncer());
-        self.state.lock(Order::none()).log = Some(log);
+        self.state.lock(Order::none()).set_log(log);
     }
 
     /// Sets the handle that syncs the log. The caller holds the commit lock and sets the log
@@ -344,7 +157,7 @@ impl Committer {
 
     /// Sets the last sequence number and the visible number, after recovery or with a new picture.
     pub(crate) fn start_at(&self, view: &ReadView, last_seq: SeqNo) {
-        self.state.lock(Order::none()).last_seq = last_seq;
+        self.state.lock(Order::none()).set_last_seq(last_seq);
         self.appended.store(last_seq.0, Ordering::Release);
         view.publication().set(last_seq.0);
     }
@@ -398,7 +211,7 @@ impl Committer {
             Ok(Answer::Granted(grant)) => {
                 // In their order, because a complete write may have to wait until earlier ones are
                 // complete.
-                let is_earlier = |other: &ClaimedWrite| other.grant.first_seq < grant.first_seq;
+                let is_earlier = |other: &ClaimedWrite| other.grant.first_seq() < grant.first_seq();
                 while let Some(earlier) = claimed.next_if(is_earlier) {
                     lost.carry_out_claimed(db, earlier);
                 }
@@ -443,29 +256,19 @@ impl Committer {
     /// Submits a write by a ticket. Returns the answer, and the writes to insert for sleeping
     /// writers.
     fn submit_as_ticket(&self, db: &DbInner, write: &Submission<'_>) -> (Result<Answer>, Claimed) {
-        let ticket = Arc::new(Ticket {
-            payload: write.payload.to_vec(),
-            payload_crc: write.payload_crc,
-            records: write.records,
-            shares: write.shares.to_vec(),
-            wal: write.wal,
-            space_use: write.space_use,
-            answer: Mutex::new(None),
-            state: AtomicU8::new(AWAKE),
-        });
-        self.tickets.fetch_add(1, Ordering::AcqRel);
-        self.waiting.lock().push(Arc::clone(&ticket));
+        let ticket = Ticket::new(write);
+        self.tickets.push(Arc::clone(&ticket));
         let mut looks = 0;
         loop {
             let state = if looks < SPINS_MAX {
                 looks += 1;
                 std::hint::spin_loop();
                 self.state.try_lock(Order::none())
-            } else if ticket.turn(AWAKE, ASLEEP) || ticket.is(CLAIMED) {
+            } else if ticket.sleep() || ticket.is_claimed() {
                 // A lock without a time limit could hang: its holder may wait for this very write,
                 // which an earlier holder granted (`wait_all_visible`).
                 let state = self.state.try_lock_for(TICKET_LOOK, Order::none());
-                ticket.turn(ASLEEP, AWAKE);
+                ticket.wake();
                 state
             } else {
                 None
@@ -482,16 +285,15 @@ impl Committer {
     /// sleeping writers, which the caller inserts.
     fn serve_tickets(&self, mut state: CommitGuard<'_>, db: &DbInner) -> Claimed {
         let mut claimed = Claimed::new();
-        while self.tickets.load(Ordering::Acquire) > 0 {
-            let tickets = std::mem::take(&mut *self.waiting.lock());
-            self.tickets.fetch_sub(tickets.len() as u64, Ordering::AcqRel);
+        while !self.tickets.is_empty() {
+            let tickets = self.tickets.take_all();
             match tickets.as_slice() {
                 [] => break,
                 [one] => grant_ticket(&mut state, db, one, &mut claimed),
                 many => grant_group(&mut state, db, many, &mut claimed),
             }
         }
-        self.appended.store(state.last_seq.0, Ordering::Release);
+        self.appended.store(state.last_seq().0, Ordering::Release);
         claimed
     }
 
@@ -499,7 +301,7 @@ impl Committer {
     /// so no new numbers are given out.
     pub(crate) fn wait_all_visible(&self, view: &ReadView, state: &CommitState) {
         let backoff = Backoff::new();
-        while view.visible() < state.last_seq {
+        while view.visible() < state.last_seq() {
             backoff.snooze();
         }
     }
@@ -539,12 +341,12 @@ impl LostWrites {
     /// lost the record, publication passes over the write, and the error is noted.
     #[inline]
     fn carry_out(&mut self, db: &DbInner, mut grant: Grant, payload: &[u8]) -> Result<SeqNo> {
-        if has(Defect::InsertionBeforeQuorum) && grant.unacknowledged.is_some() {
+        if has(Defect::InsertionBeforeQuorum) && grant.is_unacknowledged() {
             return Ok(insert_early(db, grant, payload));
         }
-        match grant.unacknowledged.take() {
+        match grant.take_unacknowledged() {
             None => {
-                insert_granted(&grant, payload);
+                grant.insert(payload);
                 Ok(complete(&db.view, grant))
             }
             Some(record) => self.carry_out_later(db, grant, payload, &record),
@@ -560,7 +362,7 @@ impl LostWrites {
         record: &Unacknowledged,
     ) -> Result<SeqNo> {
         if record.is_buffered() {
-            insert_granted(&grant, payload);
+            grant.insert(payload);
             let last_seq = complete(&db.view, grant);
             db.logs.ahead().note_buffered();
             // The write itself is not lost: it is appended again when the segment is left.
@@ -571,7 +373,7 @@ impl LostWrites {
             complete(&db.view, grant);
             return Err(error);
         }
-        insert_granted(&grant, payload);
+        grant.insert(payload);
         Ok(complete(&db.view, grant))
     }
 
@@ -589,7 +391,7 @@ impl LostWrites {
     /// the answer waits for [`LostWrites::settle`].
     fn carry_out_claimed(&mut self, db: &DbInner, claimed: ClaimedWrite) {
         let ClaimedWrite { grant, ticket } = claimed;
-        match self.carry_out(db, grant, &ticket.payload) {
+        match self.carry_out(db, grant, ticket.submission().payload) {
             Ok(last_seq) => ticket.finish(Ok(Answer::Inserted(last_seq))),
             Err(_) => self.tickets.push(ticket),
         }
@@ -616,8 +418,8 @@ fn carry_out_claimed(db: &DbInner, claimed: Claimed) {
 /// Faulty variant for a test ([`Defect`]): inserts and publishes a write, and only then waits for
 /// its record.
 fn insert_early(db: &DbInner, mut grant: Grant, payload: &[u8]) -> SeqNo {
-    let record = grant.unacknowledged.take();
-    insert_granted(&grant, payload);
+    let record = grant.take_unacknowledged();
+    grant.insert(payload);
     let last_seq = complete(&db.view, grant);
     if let Some(Err(error)) = record.map(|record| record.wait()) {
         tracing::warn!(%error, "the log lost a record of a published write");
@@ -628,24 +430,11 @@ fn insert_early(db: &DbInner, mut grant: Grant, payload: &[u8]) -> SeqNo {
 /// Marks a write as complete, so that it becomes visible after all earlier ones. Returns its last
 /// sequence number.
 fn complete(view: &ReadView, grant: Grant) -> SeqNo {
-    let (first, last) = (grant.first_seq, grant.last_seq);
+    let (first, last) = (grant.first_seq(), grant.last_seq());
     // A sealed memtable is flushed only when no writer has a grant for it any more.
     drop(grant);
     view.publication().complete(first.0, last.0);
     last
-}
-
-/// Inserts the records of a granted write, whose batch is `payload`. It cannot fail, because the
-/// batch was checked.
-fn insert_granted(grant: &Grant, payload: &[u8]) {
-    let batch = BatchView::decode(payload).expect("a batch that a writer submitted");
-    let mut seq = grant.first_seq;
-    for op in batch.iter() {
-        let op = op.expect("every record was read before the write was submitted");
-        grant.memtable(op.cf).insert(seq, op.kind, op.key, op.value, grant.log);
-        seq = SeqNo(seq.0 + 1);
-    }
-    assert_eq!(seq.0, grant.last_seq.0 + 1, "a batch has as many records as it says");
 }
 
 fn prepare(
@@ -675,11 +464,11 @@ fn append(
 ) -> Result<()> {
     let try_once = |state: &mut CommitGuard<'_>| {
         log_segments::prepare_log(db, state)?;
-        state.log.as_mut().map_or(Ok(()), &act)
+        state.log_mut().map_or(Ok(()), &act)
     };
     match try_once(state) {
         Err(first) if first.is_no_space() => {
-            (state.credit_bytes, state.freeing_credit_bytes) = (0, 0);
+            state.drop_credits();
             disk_room::give_up_reserve(&db.storage, &db.observers, &db.disk);
             // The file system may have another device for the next segment.
             try_once(state)
@@ -695,14 +484,14 @@ fn grant_one(state: &mut CommitGuard<'_>, db: &DbInner, write: &Submission<'_>) 
     }
     if write.wal {
         let entry = Entry {
-            first_seq: state.last_seq.next(),
+            first_seq: state.last_seq().next(),
             payload: write.payload,
             payload_crc: write.payload_crc,
         };
         append(state, db, |log| log.append(&entry).map(drop))?;
         log_segments::count_append(&db.observers, write.payload.len() as u64, 1);
     }
-    Ok(Answer::Granted(take_grant(state, write)))
+    Ok(Answer::Granted(Grant::take(state, write)))
 }
 
 /// Grants the write of one ticket. If the write is not granted now, its owner gets the answer.
@@ -720,7 +509,7 @@ fn grant_ticket(
 
 /// Gives the grant to the ticket's owner, or adds the write to `claimed` if the owner sleeps.
 fn hand_over(ticket: &Arc<Ticket>, grant: Grant, claimed: &mut Claimed) {
-    if ticket.turn(ASLEEP, CLAIMED) {
+    if ticket.claim() {
         claimed.push(ClaimedWrite { grant, ticket: Arc::clone(ticket) });
     } else {
         ticket.finish(Ok(Answer::Granted(grant)));
@@ -734,7 +523,8 @@ fn grant_group(
     tickets: &[Arc<Ticket>],
     claimed: &mut Claimed,
 ) {
-    if tickets.iter().map(|one| one.payload.len()).sum::<usize>() > log_segments::GROUP_BYTES_MAX {
+    let bytes: usize = tickets.iter().map(|one| one.submission().payload.len()).sum();
+    if bytes > log_segments::GROUP_BYTES_MAX {
         return tickets.iter().for_each(|ticket| grant_ticket(state, db, ticket, claimed));
     }
     let mut group: Vec<&Arc<Ticket>> = Vec::with_capacity(tickets.len());
@@ -750,55 +540,30 @@ fn grant_group(
         return;
     }
     for ticket in group {
-        hand_over(ticket, take_grant(state, &ticket.submission()), claimed);
+        hand_over(ticket, Grant::take(state, &ticket.submission()), claimed);
     }
 }
 
 fn append_group(state: &mut CommitGuard<'_>, db: &DbInner, group: &[&Arc<Ticket>]) -> Result<()> {
-    if !group.iter().any(|ticket| ticket.wal) {
+    if !group.iter().any(|ticket| ticket.submission().wal) {
         return Ok(());
     }
-    let mut next = state.last_seq.next();
+    let mut next = state.last_seq().next();
     let mut records = Vec::with_capacity(group.len());
     let mut bytes = 0;
     for ticket in group {
-        if ticket.wal {
+        let write = ticket.submission();
+        if write.wal {
             records.push(Entry {
                 first_seq: next,
-                payload: &ticket.payload,
-                payload_crc: ticket.payload_crc,
+                payload: write.payload,
+                payload_crc: write.payload_crc,
             });
-            bytes += ticket.payload.len() as u64;
+            bytes += write.payload.len() as u64;
         }
-        next = SeqNo(next.0 + ticket.records);
+        next = SeqNo(next.0 + write.records);
     }
     append(state, db, |log| log.append_many(&records).map(drop))?;
     log_segments::count_append(&db.observers, bytes, records.len() as u64);
     Ok(())
-}
-
-/// Gives out sequence numbers and memtables to a write whose record is in the log.
-fn take_grant(state: &mut CommitGuard<'_>, write: &Submission<'_>) -> Grant {
-    let first_seq = state.last_seq.next();
-    let last_seq = SeqNo(state.last_seq.0 + write.records);
-    assert!(last_seq <= SeqNo::MAX, "sequence numbers exhausted");
-    state.last_seq = last_seq;
-    state.recent.note(write.payload);
-    let (log, unacknowledged) = match (&state.log, write.wal) {
-        (Some(log), true) => (Some(log.position().no), log.unacknowledged()),
-        _ => (None, None),
-    };
-    let grant = |state: &CommitState, share: &Share| {
-        let memtable = state.active_of(share.cf).expect("prepared under this lock");
-        memtable.grant(share.bytes, log);
-        (share.cf, Granted(Arc::clone(memtable)))
-    };
-    let memtables = match write.shares {
-        [only] => {
-            let (cf, granted) = grant(state, only);
-            Memtables::One(cf, granted)
-        }
-        many => Memtables::Many(many.iter().map(|share| grant(state, share)).collect()),
-    };
-    Grant { first_seq, last_seq, log, unacknowledged, memtables }
 }

@@ -36,8 +36,9 @@ use crate::db::state::family::Family;
 use crate::db::state::jobs::Jobs;
 use crate::db::state::observers::Observers;
 use crate::db::state::storage::Storage;
-use crate::db::write::commit::{CommitGuard, Share, Submission};
+use crate::db::write::commit_state::CommitGuard;
 use crate::db::write::log_segments::{self, LogSegments};
+use crate::db::write::submission::{Share, Submission};
 use crate::db::write::{seal, stalling};
 use crate::disk_space::{
     SLACK_BYTES, SpaceInput, SpaceState, SpaceUse, admits, compaction_room, cuts_max, flush_room,
@@ -294,17 +295,11 @@ pub(crate) fn admit(
     write: &Submission<'_>,
 ) -> Result<Admission> {
     let bytes = write.bytes();
-    commit.has_freed |= write.space_use == SpaceUse::Frees;
-    let credit = match write.space_use {
-        SpaceUse::Frees if commit.credit_bytes < bytes => &mut commit.freeing_credit_bytes,
-        _ => &mut commit.credit_bytes,
-    };
-    if bytes <= *credit {
-        *credit -= bytes;
+    if commit.spend_credit(write.space_use, bytes) {
         return Ok(Admission::Admitted);
     }
     // The close has taken all credit, so every write of a closing database gets here.
-    if commit.is_closing {
+    if commit.is_closing() {
         return Err(Error::closed("the database is being closed, and takes no more writes"));
     }
     Ok(admit_by_measure(db, commit, write, bytes))
@@ -319,12 +314,13 @@ fn admit_by_measure(
     write: &Submission<'_>,
     bytes: u64,
 ) -> Admission {
-    let unwritten = commit.log.as_ref().map_or(0, LogWriter::unwritten_bytes);
+    let unwritten = commit.log().map_or(0, LogWriter::unwritten_bytes);
     db.disk.unwritten_bytes.store(unwritten, Ordering::Relaxed);
     let mut input = measure(db, free_for_write(db));
     if input.free_bytes == UNKNOWN {
         let is_asked_later = db.logs.ahead().is_kept();
-        commit.credit_bytes = if is_asked_later { UNMEASURED_CREDIT_BYTES } else { u64::MAX };
+        let credit_bytes = if is_asked_later { UNMEASURED_CREDIT_BYTES } else { u64::MAX };
+        commit.set_credit(SpaceUse::Takes, credit_bytes);
         return Admission::Admitted;
     }
     if db.disk.state() != SpaceState::Roomy {
@@ -339,17 +335,17 @@ fn admit_by_measure(
     };
     let verdict = judge(&after, write.space_use);
     if !admits(verdict.state, write.space_use) {
-        if std::mem::take(&mut commit.has_freed) {
+        if commit.take_has_freed() {
             // Deletes free space only once they are in tables.
             seal_for_room(db, commit);
         }
-        (commit.credit_bytes, commit.freeing_credit_bytes) = (0, 0);
+        commit.drop_credits();
         // Health shows the state that writers meet.
         db.disk.state.fetch_max(verdict.state.min(SpaceState::Low) as u8, Ordering::Relaxed);
         return Admission::Full;
     }
     if must_wait(&input, &after) {
-        (commit.credit_bytes, commit.freeing_credit_bytes) = (0, 0);
+        commit.drop_credits();
         if !is_flushing(&db.jobs, commit.order()) {
             seal_for_room(db, commit);
         }
@@ -361,12 +357,9 @@ fn admit_by_measure(
         give_up_reserve(&db.storage, &db.observers, &db.disk);
     }
     db.disk.given_bytes.fetch_add(bytes.saturating_add(verdict.credit_bytes), Ordering::Relaxed);
-    match write.space_use {
-        SpaceUse::Takes => commit.credit_bytes = verdict.credit_bytes,
-        SpaceUse::Frees => {
-            commit.freeing_credit_bytes = verdict.credit_bytes;
-            renew_patience(&db.disk);
-        }
+    commit.set_credit(write.space_use, verdict.credit_bytes);
+    if write.space_use == SpaceUse::Frees {
+        renew_patience(&db.disk);
     }
     Admission::Admitted
 }
@@ -535,7 +528,7 @@ pub(crate) fn tend_disk(db: &DbInner) {
         && let Some(mut commit) = db.writes.committer().try_lock_for(LOCK_WAIT, Order::none())
     {
         // Deletes free space only once they are in tables.
-        let has_freed = std::mem::take(&mut commit.has_freed);
+        let has_freed = commit.take_has_freed();
         if is_large || has_freed || state >= SpaceState::Low {
             seal_for_room(db, &mut commit);
         }

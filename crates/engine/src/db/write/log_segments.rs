@@ -45,8 +45,9 @@ use crate::db::state::memtable::{Memtable, SealedInfo, ShardHome};
 use crate::db::state::observers::Observers;
 use crate::db::state::sealed::ShardState;
 use crate::db::state::storage::Storage;
-use crate::db::write::commit::{CommitGuard, Share};
+use crate::db::write::commit_state::CommitGuard;
 use crate::db::write::log_ahead::LogAhead;
+use crate::db::write::submission::Share;
 use crate::db::write::{WritePath, seal};
 use crate::disk_space::SpaceState;
 use crate::file_meta::log_name;
@@ -202,7 +203,7 @@ pub(crate) fn listed_segments(storage: &Storage, floor: FileNo) -> Result<Vec<Se
 }
 
 pub(crate) fn prepare_log(db: &DbInner, state: &mut CommitGuard<'_>) -> Result<()> {
-    match &state.log {
+    match state.log() {
         Some(log) if !log.wants_attention() && !log.is_broken() => Ok(()),
         Some(log) if !log.is_broken() && log.syncer().acknowledges_later() => {
             rotate_ahead(db, state)
@@ -215,7 +216,7 @@ pub(crate) fn prepare_log(db: &DbInner, state: &mut CommitGuard<'_>) -> Result<(
 /// its segment's room or more (commit lock held).
 #[cold]
 fn rotate_ahead(db: &DbInner, commit: &mut CommitGuard<'_>) -> Result<()> {
-    let Some(log) = commit.log.as_mut() else { return Ok(()) };
+    let Some(log) = commit.log_mut() else { return Ok(()) };
     let (len, segment_bytes) = (log.position().len, db.context.options().wal_segment_bytes);
     if db.logs.ahead().is_kept() {
         if log.should_rotate() && go_on_in_prepared(db, log)? {
@@ -251,7 +252,7 @@ fn go_on_in_prepared(db: &DbInner, log: &mut LogWriter) -> Result<bool> {
 /// Ends the open segment early, so that a flush frees it (commit lock held). For a log in a network
 /// this happens only if the next segment is prepared, so that nothing waits.
 pub(crate) fn rotate_early(db: &DbInner, commit: &mut CommitGuard<'_>) -> Result<()> {
-    match commit.log.as_mut() {
+    match commit.log_mut() {
         Some(log) if db.logs.ahead().is_kept() && !log.is_broken() => {
             if !go_on_in_prepared(db, log)? {
                 db.logs.ahead().request_segment(db.context.clock().now_ns());
@@ -291,7 +292,7 @@ pub(crate) fn count_append(observers: &Observers, bytes: u64, writes: u64) {
 
 /// Ends the open segment and starts the next (commit lock held).
 pub(crate) fn rotate_log(db: &DbInner, commit: &mut CommitGuard<'_>) -> Result<()> {
-    let Some(log) = commit.log.as_mut() else {
+    let Some(log) = commit.log_mut() else {
         return begin_log(&db.context, &db.storage, &db.logs, &db.writes, commit);
     };
     let no = db.storage.file_numbers().allocate();
@@ -328,7 +329,7 @@ pub(crate) fn rotate_log(db: &DbInner, commit: &mut CommitGuard<'_>) -> Result<(
 #[cold]
 pub(crate) fn leave_lossy_segment(db: &DbInner, segment: FileNo, error: &Error) -> Error {
     let mut commit = db.writes.committer().lock(Order::none());
-    match commit.log.as_mut() {
+    match commit.log_mut() {
         Some(log) if log.position().no == segment || log.follows_lossy(segment) => {
             log.fail(error);
             begin_segment_after_loss(db, &mut commit, error)
@@ -350,7 +351,7 @@ pub(crate) fn leave_broken_segment(
     error: Error,
 ) -> Error {
     let is_lossy = |log: &LogWriter| log.is_broken() && log.syncer().acknowledges_later();
-    if commit.log.as_ref().is_some_and(is_lossy) {
+    if commit.log().is_some_and(is_lossy) {
         begin_segment_after_loss(db, commit, &error)
     } else {
         error
@@ -574,7 +575,7 @@ pub(crate) fn begin_log(
     let no = storage.file_numbers().allocate();
     let log = create_log(context, storage, no, previous)?;
     writes.committer().set_syncer(log.syncer());
-    commit.log = Some(log);
+    commit.set_log(log);
     logs.set_open(no);
     *late = None;
     Ok(())

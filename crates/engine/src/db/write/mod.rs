@@ -17,12 +17,15 @@
 //! nothing.
 
 pub(crate) mod commit;
+pub(crate) mod commit_state;
 pub(crate) mod disk_room;
 mod group_sync;
 pub(crate) mod log_ahead;
 pub(crate) mod log_segments;
 pub(crate) mod seal;
 pub(crate) mod stalling;
+pub(crate) mod submission;
+mod ticket;
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -40,8 +43,9 @@ use crate::db::state::family::Family;
 use crate::db::state::memtable::{Birth, Memtable, RECORD_OVERHEAD_BYTES};
 use crate::db::state::observers::Observers;
 use crate::db::state::storage::Storage;
-use crate::db::write::commit::{Committer, Outcome, Share, Submission};
+use crate::db::write::commit::{Committer, Outcome};
 use crate::db::write::log_segments::LogSegments;
+use crate::db::write::submission::{Share, Submission};
 use crate::disk_space::SpaceUse;
 use crate::event::Event;
 use crate::key::{Kind, check_limits};
@@ -243,10 +247,7 @@ fn commit_checked(
 
 /// Refuses all later writes with `Closed`. Every earlier one has its memtable on return.
 pub(crate) fn refuse_writes(writes: &WritePath) {
-    let mut commit = writes.committer().lock(Order::none());
-    commit.is_closing = true;
-    // Only writes without a credit are tested for the close ([`disk_room::admit`]).
-    (commit.credit_bytes, commit.freeing_credit_bytes) = (0, 0);
+    writes.committer().lock(Order::none()).begin_close();
 }
 
 /// Makes the log durable through `seq`. The caller may hold the locks that `order` names.

@@ -20,7 +20,7 @@ use crate::db::state::context::Context;
 use crate::db::state::family::{Family, SuperVersion};
 use crate::db::state::jobs::JobState;
 use crate::db::state::sealed::Sealed;
-use crate::db::write::commit::CommitGuard;
+use crate::db::write::commit_state::CommitGuard;
 use crate::db::write::{WritePath, stalling};
 use crate::event::Event;
 use crate::stats::Ticker;
@@ -46,8 +46,8 @@ pub(crate) fn seal_active(db: &DbInner, commit: &mut CommitGuard<'_>, family: &A
     }
     // The credits do not cover the tables of the next memtable, so the next write measures the
     // disk.
-    (commit.credit_bytes, commit.freeing_credit_bytes) = (0, 0);
-    old.close_at(commit.last_seq);
+    commit.drop_credits();
+    old.close_at(commit.last_seq());
     old.note_seal_log(db.logs.open_no());
     let reads =
         db.observers.stats().get(Ticker::GetsMemtable) + db.observers.stats().get(Ticker::Seeks);

@@ -31,7 +31,7 @@ use crate::db::state::jobs::Jobs;
 use crate::db::state::memtable::ShardHome;
 use crate::db::state::observers::Observers;
 use crate::db::state::pacing::{LastSeal, Pacing};
-use crate::db::write::commit::Share;
+use crate::db::write::submission::Share;
 use crate::db::write::{disk_room, seal};
 use crate::disk_space::{SpaceState, SpaceUse};
 use crate::event::Event;

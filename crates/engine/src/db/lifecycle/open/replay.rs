@@ -298,7 +298,7 @@ impl<'a> Replay<'a> {
     /// Seals a full memtable of a log that is kept.
     fn seal(&self, family: &Arc<Family>) {
         let mut commit = self.inner.writes.committer().lock(Order::none());
-        commit.last_seq = self.last_seq;
+        commit.set_last_seq(self.last_seq);
         seal::seal_active(self.inner, &mut commit, family);
     }
 

@@ -24,6 +24,7 @@ use archipelago_env::{FileClass, IoContext, IoPurpose};
 
 use crate::db::Db;
 use crate::db::inner::DbInner;
+use crate::db::read::ReadView;
 use crate::iter::InternalIterator;
 use crate::key::{self, Kind};
 use crate::live_file::LiveFile;
@@ -102,7 +103,7 @@ fn audit_family(db: &DbInner, version: &Version, audit: &mut ValueAudit) -> Resu
             )));
         }
         garbage_bytes += file.value_bytes() - found.1;
-        audit_keys(db, version, file.no)?;
+        audit_keys(&db.view, version, file.no)?;
         audit.live.insert(file.no);
     }
     if garbage_bytes != values.exposed_bytes() {
@@ -115,9 +116,9 @@ fn audit_family(db: &DbInner, version: &Version, audit: &mut ValueAudit) -> Resu
 }
 
 /// Compares the keys of a value file with its record in the manifest.
-fn audit_keys(db: &DbInner, version: &Version, no: u64) -> Result<()> {
+fn audit_keys(view: &ReadView, version: &Version, no: u64) -> Result<()> {
     let Some(file) = version.values().get(no) else { return Ok(()) };
-    let table = db.view.tables().get_values(file)?;
+    let table = view.tables().get_values(file)?;
     let mut keys = table.keys(options().context)?;
     let (mut records, mut bytes) = (0, 0);
     let mut last: Option<Vec<u8>> = None;

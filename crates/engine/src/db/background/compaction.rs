@@ -28,6 +28,7 @@ use crate::db::background::{compaction_pick, job_specs, space};
 use crate::db::inner::DbInner;
 use crate::db::state::jobs::JobState;
 use crate::db::state::observers::Observers;
+use crate::db::state::pacing::Pacing;
 use crate::db::state::storage::Storage;
 use crate::db::write::{disk_room, stalling};
 use crate::disk_space::SpaceUse;
@@ -124,7 +125,7 @@ fn compact_and_install(
     let inlined = compaction_pick::inlined_bytes(&task.family.options, &task.pick);
     disk_room::ensure_room(db, expected.saturating_add(inlined), "a compaction")?;
     let refs = task.pick.inputs().map(|(_, file)| &file.refs);
-    let values = job_specs::value_plan(db, &task.family, refs);
+    let values = job_specs::value_plan(&db.storage, &task.family, refs);
     let numbers = JobNumbers::new(db, Order::none());
     let mut spec = compaction_spec(&numbers, task)?;
     spec.output.values.clone_from(&values.spec);
@@ -135,7 +136,7 @@ fn compact_and_install(
     if has(Defect::EntriesAheadOfTheirEdit) {
         install_entries_early(db, task, &compacted.output)?;
     }
-    *plan = warm_outputs::plan(db, task);
+    *plan = warm_outputs::plan(&db.jobs, &db.warm_passes, task);
     let installed = db
         .context
         .fault_point("compaction.before_install")
@@ -281,7 +282,7 @@ fn install_compaction(
         }
         space::note_install(db, &mut state, family, Some(SpaceEvent::GarbageFound));
         if let Some(compacted) = compacted {
-            measure_l0(db, &state, pick, &compacted.output);
+            measure_l0(&db.pacing, &state, pick, &compacted.output);
         }
     }
     let moved = Compacted { output: JobOutput::default(), threads_ns: vec![0] };
@@ -308,12 +309,12 @@ fn keep_space(
 }
 
 /// Learns the speed of compactions of L0 from an installed pick. Other picks are ignored.
-fn measure_l0(db: &DbInner, state: &JobState, pick: &Pick, output: &JobOutput) {
+fn measure_l0(pacing: &Pacing, state: &JobState, pick: &Pick, output: &JobOutput) {
     let Pick::L0ToBase { l0, .. } = pick else { return };
     let bytes = l0.iter().map(|file| content_bytes(file)).fold(0, u64::saturating_add);
     let at_once =
         state.running().compactions().iter().filter(|job| job.from == 0 && job.to > 0).count();
-    db.pacing.measure_compaction(bytes, at_once, Duration::from_nanos(output.duration_ns));
+    pacing.measure_compaction(bytes, at_once, Duration::from_nanos(output.duration_ns));
 }
 
 /// Adds the invalid files of `output` to the edit that makes their entries true. The files of one

@@ -41,6 +41,8 @@ use crate::db::background::flush_plan::needs::RangeFigures;
 use crate::db::background::rebalance;
 use crate::db::background::staying;
 use crate::db::inner::DbInner;
+use crate::db::read::ReadView;
+use crate::db::state::context::Context;
 use crate::db::state::family::Family;
 use crate::db::state::jobs::JobState;
 use crate::db::state::memtable::ShardHome;
@@ -284,7 +286,7 @@ impl DueInput {
             is_sending: state.running().has(RunningKind::is_send),
             is_flushing: state.running().flushes_len() > 0,
             bounds,
-            uncut: uncut_families(db, state),
+            uncut: uncut_families(&db.context, &db.view, state),
             wholly_due: away.wholly_due(),
             staying,
         })
@@ -354,12 +356,11 @@ impl DueInput {
 
 /// The families with a sealed memtable whose keys are to cut the first bucket map. A family with
 /// one bucket keeps the map that it began with.
-fn uncut_families(db: &DbInner, state: &JobState) -> Vec<CfId> {
+fn uncut_families(context: &Context, view: &ReadView, state: &JobState) -> Vec<CfId> {
     let has_first = |sealed: &Sealed| sealed.info().map.epoch().0 == 0;
     let first = state.flushes().iter().filter(|(_, tracker)| tracker.queue().iter().any(has_first));
-    let families = first.filter_map(|(cf, _)| db.view.family(*cf));
-    let is_cut =
-        |family: &Arc<Family>| rebalance::buckets_initial(&db.context, &family.options) > 1;
+    let families = first.filter_map(|(cf, _)| view.family(*cf));
+    let is_cut = |family: &Arc<Family>| rebalance::buckets_initial(context, &family.options) > 1;
     families.filter(is_cut).map(|family| family.id).collect()
 }
 

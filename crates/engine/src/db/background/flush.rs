@@ -43,6 +43,7 @@ use crate::db::background::{shard_cuts, space};
 use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
 use crate::db::state::away::AwayShard;
+use crate::db::state::context::Context;
 use crate::db::state::family::Family;
 use crate::db::state::job_threads::JobPriority;
 use crate::db::state::jobs::{JobState, Jobs};
@@ -109,7 +110,7 @@ pub(crate) fn ready_memtable<Held: Before<JobsLock>>(
         sealed.install(index..index + 1);
     }
     tracker.forget_installed();
-    rebalance::note_seal(db, &mut state, &family, seal);
+    rebalance::note_seal(&db.context, &mut state, &family, seal);
     db.view.republish(&mut state, &family, None);
     drop(state);
     stalling::recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, &family);
@@ -126,12 +127,12 @@ pub(crate) fn next_flush(db: &DbInner, state: &mut JobState, slot: JobSlot) -> O
         return range_flush::next_range_flush(db, state, slot);
     }
     let families: Vec<CfId> = state.flushes().keys().copied().collect();
-    families.into_iter().find_map(|cf| next_flush_of(db, state, cf))
+    families.into_iter().find_map(|cf| next_flush_of(&db.view, state, cf))
 }
 
 /// The next flush of a family, in a database without a store of memtable shards.
-fn next_flush_of(db: &DbInner, state: &mut JobState, cf: CfId) -> Option<FlushTask> {
-    let family = db.view.family(cf)?;
+fn next_flush_of(view: &ReadView, state: &mut JobState, cf: CfId) -> Option<FlushTask> {
+    let family = view.family(cf)?;
     let held = state.running().changing(cf).cloned();
     let planned_cuts = state.planned_cuts(&family.current.load().version);
     let tracker = state.flushes_mut().get_mut(&cf)?;
@@ -243,7 +244,7 @@ fn flush_somewhere(db: &DbInner, task: &FlushTask) -> Result<()> {
         flush_and_install(db, task, &place)
     });
     match flushed {
-        Err(error) if may_run_here(db, &place, &error) => {
+        Err(error) if may_run_here(&db.context, &place, &error) => {
             db.observers.stats().add(Ticker::AwayFlushesRunHere, 1);
             let executor = place.executor.name();
             tracing::warn!(%error, executor, "a flush failed away and runs in this process");
@@ -261,13 +262,13 @@ pub(crate) fn is_put_off(error: &Error) -> bool {
 }
 
 /// Whether a flush that failed with an executor runs in this process now.
-fn may_run_here(db: &DbInner, place: &FlushPlace, error: &Error) -> bool {
+fn may_run_here(context: &Context, place: &FlushPlace, error: &Error) -> bool {
     let is_final = matches!(error.kind(), ErrorKind::Closed | ErrorKind::Fenced);
     place.has_failed.load(Ordering::Relaxed)
         && !place.executor.runs_here()
         && !is_put_off(error)
         && !is_final
-        && !db.context.is_closing()
+        && !context.is_closing()
 }
 
 fn flush_and_install(db: &DbInner, task: &FlushTask, place: &FlushPlace) -> Result<()> {
@@ -275,7 +276,7 @@ fn flush_and_install(db: &DbInner, task: &FlushTask, place: &FlushPlace) -> Resu
     let cuts = disk_room::room_cuts_max(&db.disk, &task.family.current.load().version);
     let tables = task.tables_max() + cuts;
     disk_room::ensure_room(db, flush_room(bytes, tables as u64), "a flush")?;
-    if let Some(shard) = only_shard(db, task) {
+    if let Some(shard) = only_shard(&db.jobs, task) {
         set_first_map(db, &task.family, &shard, Order::none())?;
     }
     let numbers = JobNumbers::new(db, Order::none());
@@ -293,9 +294,9 @@ fn flush_and_install(db: &DbInner, task: &FlushTask, place: &FlushPlace) -> Resu
 }
 
 /// The shard of a task over a memtable that has only one.
-fn only_shard(db: &DbInner, task: &FlushTask) -> Option<Arc<Shard>> {
+fn only_shard(jobs: &Jobs, task: &FlushTask) -> Option<Arc<Shard>> {
     let is_only = task.memtables.first().is_some_and(|taken| taken.info.map.len() == 1);
-    let state = is_only.then(|| db.jobs.lock(Order::none()))?;
+    let state = is_only.then(|| jobs.lock(Order::none()))?;
     Taken::of_task(&state, task, FlushPart::Whole).first().cloned()
 }
 
@@ -366,7 +367,7 @@ fn shard_work(
     let PartWork { part, taken, cancel } = work;
     let spec = flush_spec(numbers, task, part, taken.refs())?;
     let taken = match taken.is_apart() {
-        true => taken.bounded(fetch_terms(db, task, cancel)),
+        true => taken.bounded(fetch_terms(&db.context, &db.jobs, task, cancel)),
         false => taken,
     };
     let warm = task.memtables.iter().any(|taken| taken.info.was_read);
@@ -399,13 +400,13 @@ fn shard_work(
 }
 
 /// Terms on which a part of a flush fetches images.
-fn fetch_terms(db: &DbInner, task: &FlushTask, cancel: &Cancel) -> FetchTerms {
-    let memtable_bytes = db.context.memtable_bytes_max(&task.family.options);
+fn fetch_terms(context: &Context, jobs: &Jobs, task: &FlushTask, cancel: &Cancel) -> FetchTerms {
+    let memtable_bytes = context.memtable_bytes_max(&task.family.options);
     FetchTerms {
-        room: Arc::clone(db.jobs.fetch_room()),
+        room: Arc::clone(jobs.fetch_room()),
         bytes_max: memtable_bytes.saturating_mul(range_flush::FETCHED_MEMTABLES_MAX),
         cancel: cancel.clone(),
-        budget: Arc::clone(db.context.budget()),
+        budget: Arc::clone(context.budget()),
         output_bytes: output_bytes(1, task.whole_bytes()),
     }
 }

@@ -20,7 +20,6 @@ use archipelago_base::Result;
 
 use crate::compaction::job::CompactionSpec;
 use crate::db::background::job_numbers::JobNumbers;
-use crate::db::inner::DbInner;
 use crate::db::read::ReadView;
 use crate::db::state::context::Context;
 use crate::db::state::family::Family;
@@ -125,7 +124,7 @@ pub(crate) struct ValuePlan {
 /// numbers are held first, and then compared with the newest version. So an edit that replaces one
 /// of the files afterwards sees the hold ([`crate::version::HeldNumbers`]).
 pub(crate) fn value_plan<'a>(
-    db: &DbInner,
+    storage: &Storage,
     family: &Family,
     refs: impl Iterator<Item = &'a ValueRefs>,
 ) -> ValuePlan {
@@ -139,7 +138,7 @@ pub(crate) fn value_plan<'a>(
         let version = Arc::clone(&family.current.load().version);
         let current = current_in(&version);
         let numbers = current.iter().flat_map(|at| [at.named, at.current]);
-        let hold = db.storage.held_numbers().hold(numbers);
+        let hold = storage.held_numbers().hold(numbers);
         if current_in(&family.current.load().version) != current {
             continue;
         }

@@ -17,28 +17,29 @@ use std::time::Duration;
 use archipelago_base::budget::Pressure;
 
 use crate::border::contained;
-use crate::db::inner::DbInner;
+use crate::db::state::context::Context;
+use crate::db::state::observers::Observers;
 use crate::stats::Ticker;
 
 /// Time for which readers may hold an installed shard before it is fetched for them.
 const GRACE: Duration = Duration::from_millis(100);
 
 /// Fetches installed shards that readers still have, and forgets the others.
-pub(crate) fn keep_for_readers(db: &DbInner) {
-    let Some(link) = db.context.away() else { return };
-    let grace = if db.context.is_manual() { Duration::ZERO } else { GRACE };
+pub(crate) fn keep_for_readers(context: &Context, observers: &Observers) {
+    let Some(link) = context.away() else { return };
+    let grace = if context.is_manual() { Duration::ZERO } else { GRACE };
     let mut due = link.take_retired(grace).into_iter();
     let mut left = Vec::new();
     for shard in due.by_ref() {
-        let has_room = db.context.budget().pressure() == Pressure::None;
-        if db.context.is_closing() || !has_room {
+        let has_room = context.budget().pressure() == Pressure::None;
+        if context.is_closing() || !has_room {
             left.push(shard);
             break;
         }
         match contained("fetching a memtable shard for its readers", || shard.fetch()) {
             Ok(_) => {
                 shard.release();
-                db.observers.stats().add(Ticker::AwayShardsHeld, 1);
+                observers.stats().add(Ticker::AwayShardsHeld, 1);
             }
             // Its readers get an error.
             Err(_) if shard.is_lost() || shard.has_copy() => {}

@@ -17,16 +17,18 @@
 //! per second.
 
 use crate::db::inner::DbInner;
+use crate::db::state::context::Context;
+use crate::db::write::WritePath;
 use crate::db::write::log_ahead::LogWork;
 use crate::db::write::{disk_room, log_segments};
 use crate::file_meta::log_name;
 use crate::wal::PreparedSegment;
 
 /// Whether the log of the database needs the threads.
-pub(crate) fn is_needed(db: &DbInner) -> bool {
-    let syncer = db.writes.committer().syncer();
+pub(crate) fn is_needed(context: &Context, writes: &WritePath) -> bool {
+    let syncer = writes.committer().syncer();
     let is_later = syncer.is_some_and(|syncer| syncer.acknowledges_later());
-    is_later && !db.context.is_manual() && !db.context.options().read_only
+    is_later && !context.is_manual() && !context.options().read_only
 }
 
 /// Does the work that the commit point hands over, until the database closes.

@@ -29,6 +29,7 @@ use crate::db::background::flush_plan::ranges::{
 };
 use crate::db::background::flush_task::{FlushCut, FlushTask, TakenMemtable};
 use crate::db::inner::DbInner;
+use crate::db::state::context::Context;
 use crate::db::state::family::Family;
 use crate::db::state::jobs::JobState;
 use crate::db::state::memtable::ShardHome;
@@ -62,7 +63,7 @@ pub(crate) fn next_range_flush(
     slot: JobSlot,
 ) -> Option<FlushTask> {
     let input = DueInput::now(db, state);
-    note_due_sends(db, state, input.as_ref());
+    note_due_sends(&db.context, state, input.as_ref());
     let families: Vec<CfId> = state.flushes().keys().copied().collect();
     let families = families.into_iter().filter_map(|cf| db.view.family(cf));
     let mut offers: Vec<Offer> = Vec::new();
@@ -98,8 +99,8 @@ pub(crate) fn next_range_flush(
 
 /// Notes the shards of running sends for which flushes wait, so that a store may give up transfers
 /// that have just begun. Without `input` everything is due.
-fn note_due_sends(db: &DbInner, state: &JobState, input: Option<&DueInput>) {
-    let Some(link) = db.context.away() else { return };
+fn note_due_sends(context: &Context, state: &JobState, input: Option<&DueInput>) {
+    let Some(link) = context.away() else { return };
     let mut due = BTreeSet::new();
     let is_sending = state.running().has(RunningKind::is_send);
     for (cf, tracker) in state.flushes().iter().filter(|_| is_sending) {

@@ -107,7 +107,12 @@ pub(crate) fn rebalance_input<'a>(
 
 /// Adds the sample of a sealed memtable to the window, and makes the decision again (jobs lock
 /// held).
-pub(crate) fn note_seal(db: &DbInner, state: &mut JobState, family: &Family, seal: SealSample) {
+pub(crate) fn note_seal(
+    context: &Context,
+    state: &mut JobState,
+    family: &Family,
+    seal: SealSample,
+) {
     let version = Arc::clone(&family.current.load().version);
     let balance = state.balance_mut(family.id);
     balance.add_seal(seal);
@@ -118,7 +123,7 @@ pub(crate) fn note_seal(db: &DbInner, state: &mut JobState, family: &Family, sea
     balance.decide(version.map().epoch(), |window, before| {
         rebalance(&RebalanceInput {
             planned_cuts: before.map_or(&[], |change| change.kind.cuts()),
-            ..rebalance_input(&db.context, family, &version, window)
+            ..rebalance_input(context, family, &version, window)
         })
     });
 }

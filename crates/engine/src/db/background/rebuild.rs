@@ -45,12 +45,15 @@ use archipelago_base::{CfId, Error, ErrorKind, FileNo, Result, SeqNo};
 
 use crate::border::contained;
 use crate::db::inner::DbInner;
+use crate::db::read::ReadView;
 use crate::db::state::away::{AwayShard, ShardCopy};
+use crate::db::state::context::Context;
 use crate::db::state::family::Family;
 use crate::db::state::jobs::JobState;
 use crate::db::state::memtable::{SealedInfo, ShardHome};
 use crate::db::state::running_jobs::RunningKind;
 use crate::db::state::sealed::{FlushTracker, ShardState};
+use crate::db::state::storage::Storage;
 use crate::db::write::{self, log_segments, stalling};
 use crate::key::Kind;
 use crate::lock_order::Order;
@@ -139,7 +142,7 @@ pub(crate) fn next_rebuild(
             link.forget_lost(away.id());
             continue;
         }
-        match find(db, state, &away) {
+        match find(&db.view, state, &away) {
             Found::Pending(family, memtable) => {
                 let size = db.context.memtable_bytes_max(&family.options);
                 room.bytes_max = room.bytes_max.max(size.saturating_mul(MEMTABLES_MAX));
@@ -182,7 +185,7 @@ enum Found {
 }
 
 /// The memtable of an away shard among the sealed ones.
-fn find(db: &DbInner, state: &JobState, away: &Arc<AwayShard>) -> Found {
+fn find(view: &ReadView, state: &JobState, away: &Arc<AwayShard>) -> Found {
     let id = away.id();
     let all = state
         .flushes()
@@ -193,7 +196,7 @@ fn find(db: &DbInner, state: &JobState, away: &Arc<AwayShard>) -> Found {
         if sealed.info().id != id.memtable {
             continue;
         }
-        return match db.view.family(cf) {
+        return match view.family(cf) {
             Some(family) => match sealed.shards()[shard] {
                 ShardState::Pending => Found::Pending(family, Arc::clone(sealed.info())),
                 ShardState::Running => Found::Busy,
@@ -303,7 +306,7 @@ fn read_shards(
     let shards: Vec<_> = task.lost.iter().map(|_| Shard::new(db.writes.slab_pool())).collect();
     let mut replay = LostReplay::new(&task.lost, &shards);
     let read = match oldest.filter(|_| replay.missing > 0) {
-        Some(oldest) => read_log(db, oldest, &mut replay),
+        Some(oldest) => read_log(&db.context, &db.storage, oldest, &mut replay),
         None => Ok(()),
     };
     let finished = |(lost, shard): (&LostShard, Arc<Shard>)| {
@@ -320,17 +323,22 @@ fn read_shards(
 }
 
 /// Reads the log from segment `oldest` on, as far as the lost shards have records.
-fn read_log(db: &DbInner, oldest: FileNo, replay: &mut LostReplay<'_>) -> Result<()> {
-    let segments = log_segments::listed_segments(&db.storage, oldest)?;
+fn read_log(
+    context: &Context,
+    storage: &Storage,
+    oldest: FileNo,
+    replay: &mut LostReplay<'_>,
+) -> Result<()> {
+    let segments = log_segments::listed_segments(storage, oldest)?;
     let chain = LogChain {
         segments: &segments,
         floor: oldest,
-        mode: db.context.options().recovery_mode,
-        database_id: db.storage.database_id(),
+        mode: context.options().recovery_mode,
+        database_id: storage.database_id(),
     };
-    let fs = Arc::clone(db.storage.fs());
+    let fs = Arc::clone(storage.fs());
     let mut visit = |first: SeqNo, batch: BatchView<'_>| {
-        db.context.is_closing().then(closing).map_or(Ok(()), Err)?;
+        context.is_closing().then(closing).map_or(Ok(()), Err)?;
         replay.apply(first, batch)
     };
     let read = recover_beside(&*fs, &chain, &mut visit, &mut |_| Ok(()));

@@ -195,7 +195,7 @@ impl Workers {
 
     /// Starts the threads that keep a log in a network.
     fn start_log_threads(&self, inner: &Arc<DbInner>) -> Result<()> {
-        if !log_keeper::is_needed(inner) {
+        if !log_keeper::is_needed(&inner.context, &inner.writes) {
             return Ok(());
         }
         disk_room::refresh_free_room(inner);
@@ -254,7 +254,7 @@ pub(crate) fn step(db: &DbInner) -> Result<bool> {
         return Ok(false);
     };
     let result = run_and_release(db, task);
-    kept_shards::keep_for_readers(db);
+    kept_shards::keep_for_readers(&db.context, &db.observers);
     remove_obsolete(&db.storage, &db.observers, &db.view);
     match result {
         // The next step rebuilds the shard.
@@ -395,7 +395,7 @@ fn next_extra_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
 fn keep_bounds(db: &DbInner) {
     log_segments::enforce_log_bound(db);
     memory_pressure::relieve_pressure(db);
-    kept_shards::keep_for_readers(db);
+    kept_shards::keep_for_readers(&db.context, &db.observers);
     remove_obsolete(&db.storage, &db.observers, &db.view);
     disk_room::tend_disk(db);
     sweep::tend_numbers(db);

@@ -36,6 +36,7 @@ use archipelago_base::{CfId, Result, SeqNo};
 use crate::border::contained;
 use crate::db::background::due::{self, DueInput, Leave};
 use crate::db::inner::DbInner;
+use crate::db::read::ReadView;
 use crate::db::state::away::{AwayShard, Remainder, StoreLink};
 use crate::db::state::family::Family;
 use crate::db::state::jobs::JobState;
@@ -109,7 +110,7 @@ pub(crate) fn next_send(db: &DbInner, state: &mut JobState) -> Option<SendTask> 
         return None;
     }
     let input = DueInput::now(db, state)?;
-    note_oldest(db, state, &link);
+    note_oldest(&db.view, state, &link);
     let families = state.flushes().keys().filter(|cf| db.view.family(**cf).is_some());
     let candidates: Vec<_> = families.filter_map(|cf| candidate_of(state, &input, *cf)).collect();
     let Candidate { cf, position, shard, .. } = next_in_turn(&candidates)?;
@@ -130,10 +131,10 @@ pub(crate) fn next_send(db: &DbInner, state: &mut JobState) -> Option<SendTask> 
 }
 
 /// Reports to the link the oldest memtable of which a shard may still be sent.
-fn note_oldest(db: &DbInner, state: &JobState, link: &StoreLink) {
+fn note_oldest(view: &ReadView, state: &JobState, link: &StoreLink) {
     let sealed = state.flushes().values().flat_map(FlushTracker::queue);
     let sealed = sealed.map(|sealed| sealed.info().id);
-    let families = db.view.live_families();
+    let families = view.live_families();
     let active = families.iter().map(|family| family.current.load().active.id);
     if let Some(oldest) = sealed.chain(active).min() {
         link.note_oldest(oldest);

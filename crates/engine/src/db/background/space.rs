@@ -33,6 +33,7 @@ use crate::db::inner::DbInner;
 use crate::db::state::family::Family;
 use crate::db::state::family_space::{FamilySpace, SpaceView};
 use crate::db::state::jobs::JobState;
+use crate::db::state::storage::Storage;
 use crate::file_meta::FileMeta;
 use crate::gc::hidden::{HiddenInput, ShadowShare, hidden_garbage};
 use crate::gc::space_plan::{
@@ -105,7 +106,7 @@ fn examine(db: &DbInner, state: &mut JobState, family: &Family, step: Option<Spa
     let before = space.view().copied();
     let kept = space.take_kept_margin();
     let readers = Readers { snapshots: &snapshots, visible };
-    let mut view = look(db, family, &version, space, readers);
+    let mut view = look(&db.storage, family, &version, space, readers);
     if let Some((plan, after)) = view.bound {
         let known = before.and_then(|view| view.bound);
         // An event takes no more than this from a margin that an earlier open has kept, so that
@@ -211,7 +212,7 @@ struct Readers<'a> {
 }
 
 fn look(
-    db: &DbInner,
+    storage: &Storage,
     family: &Family,
     version: &Version,
     space: &FamilySpace,
@@ -232,7 +233,7 @@ fn look(
         exposed_bytes: values.exposed_bytes(),
         hidden_bytes: hidden.estimate_bytes(shadow_share),
     };
-    let fs = db.storage.fs();
+    let fs = storage.fs();
     let plan = space_plan(&PlanInput {
         amplification_max: family.options.space_amplification_max,
         key_share: tables as f64 / usage.version_bytes.max(1) as f64,

@@ -45,10 +45,13 @@ use archipelago_base::FileNo;
 
 use crate::db::background::memory_pressure::{self, MemoryUse, Relief};
 use crate::db::inner::DbInner;
+use crate::db::read::ReadView;
 use crate::db::state::away::{AGES, ReadTotals, StayAverages, StoreLink};
+use crate::db::state::context::Context;
 use crate::db::state::family::Family;
 use crate::db::state::jobs::JobState;
 use crate::db::state::memtable::ShardHome;
+use crate::db::state::observers::Observers;
 use crate::db::state::sealed::{FlushTracker, Sealed, ShardState};
 use crate::remote::SealedReads;
 use crate::stats::Ticker;
@@ -150,14 +153,16 @@ fn is_memory_short(memory: &MemoryUse, growth_bytes: u64, is_suspended: bool) ->
 /// window of measurements has ended.
 pub(crate) fn staying_now(db: &DbInner, state: &JobState, link: &StoreLink) -> usize {
     let now_ns = db.context.clock().now_ns();
-    let window = link.stay_figures().end_window(now_ns, || totals(db));
+    let window = link.stay_figures().end_window(now_ns, || totals(&db.observers, &db.view));
     if let Some(averages) = &window {
         decide(db, state, link, averages);
     }
     let (wanted, before) = (link.staying(), link.staying_now());
     let is_limited = wanted > 0 && db.context.budget().limit_bytes() != u64::MAX;
-    let is_short =
-        is_limited && is_memory_short(&MemoryUse::of(db), growth_bytes(db, state), before == 0);
+    let is_short = is_limited && {
+        let growth = growth_bytes(&db.context, &db.view, state);
+        is_memory_short(&MemoryUse::of(db), growth, before == 0)
+    };
     let count = if is_short { 0 } else { wanted };
     if count != before {
         link.set_staying_now(count);
@@ -176,9 +181,9 @@ pub(crate) fn staying_now(db: &DbInner, state: &JobState, link: &StoreLink) -> u
 }
 
 /// Bytes of the largest memtable that writers fill.
-fn growth_bytes(db: &DbInner, state: &JobState) -> u64 {
-    let families = state.flushes().keys().filter_map(|cf| db.view.family(*cf));
-    families.map(|family| db.context.memtable_bytes_max(&family.options)).max().unwrap_or(0)
+fn growth_bytes(context: &Context, view: &ReadView, state: &JobState) -> u64 {
+    let families = state.flushes().keys().filter_map(|cf| view.family(*cf));
+    families.map(|family| context.memtable_bytes_max(&family.options)).max().unwrap_or(0)
 }
 
 fn set_allowance(family: &Family, next: usize) {
@@ -188,9 +193,9 @@ fn set_allowance(family: &Family, next: usize) {
 }
 
 /// Counters of the reads of a database.
-fn totals(db: &DbInner) -> ReadTotals {
-    let blocks = db.view.cache().meter().map(|meter| meter.figures()).unwrap_or_default();
-    let stats = db.observers.stats();
+fn totals(observers: &Observers, view: &ReadView) -> ReadTotals {
+    let blocks = view.cache().meter().map(|meter| meter.figures()).unwrap_or_default();
+    let stats = observers.stats();
     let written_bytes = stats.get(Ticker::UserBytesWritten);
     ReadTotals { gets: stats.get(Ticker::Gets), written_bytes, blocks }
 }
@@ -198,7 +203,7 @@ fn totals(db: &DbInner) -> ReadTotals {
 /// Asks the store how many memtables should stay.
 fn decide(db: &DbInner, state: &JobState, link: &StoreLink, averages: &StayAverages) {
     let by_age = bytes_by_age(state);
-    let blocks = totals(db).blocks;
+    let blocks = totals(&db.observers, &db.view).blocks;
     let model = model_of(db, state, averages, by_age.iter().copied().max().unwrap_or(0));
     let mut staying_bytes = 0u64;
     let mut misses = vec![model.misses_with(0)];
@@ -242,7 +247,8 @@ fn model_of(
         present_bytes: present_bytes.min(memory.cache_capacity_bytes),
         misses: averages.misses,
         returned: averages.returned,
-        growth: totals(db).blocks.window as f64 / db.view.cache().len().max(1) as f64,
+        growth: totals(&db.observers, &db.view).blocks.window as f64
+            / db.view.cache().len().max(1) as f64,
     }
 }
 

@@ -23,6 +23,8 @@ use archipelago_env::DirEntry;
 
 use crate::border::contained;
 use crate::db::inner::DbInner;
+use crate::db::state::observers::Observers;
+use crate::db::state::storage::Storage;
 use crate::file_meta::{invalid_file_name, sst_name, value_file_name};
 use crate::lock_order::Order;
 use crate::manifest::file_number;
@@ -40,7 +42,7 @@ pub(crate) fn tend_numbers(db: &DbInner) {
     }
     let swept = contained("the sweep of stray tables", || {
         db.context.fault_point("strays.sweep")?;
-        sweep(db)
+        sweep(&db.storage, &db.observers)
     });
     match swept {
         Ok(SweepResult::Done) => {}
@@ -59,8 +61,8 @@ enum SweepResult {
     Unsettled,
 }
 
-fn sweep(db: &DbInner) -> Result<SweepResult> {
-    let (storage, strays) = (&db.storage, db.storage.strays());
+fn sweep(storage: &Storage, observers: &Observers) -> Result<SweepResult> {
+    let strays = storage.strays();
     // The numbers are read before the manifest is checked. If the install of one of these jobs
     // failed halfway and the manifest is settled now, its edit did not happen.
     let ended = strays.ended();
@@ -88,7 +90,7 @@ fn sweep(db: &DbInner) -> Result<SweepResult> {
         match storage.fs().remove(&storage.path_of(&entry.name)) {
             Ok(()) => {
                 tracing::info!(file = entry.name, "removed a table of a job that was given up");
-                db.observers.stats().add(Ticker::StraysRemoved, 1);
+                observers.stats().add(Ticker::StraysRemoved, 1);
             }
             // The process that wrote the file has removed it meanwhile.
             Err(error) if error.kind() == ErrorKind::NotFound => {}

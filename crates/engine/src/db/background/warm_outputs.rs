@@ -51,6 +51,7 @@ use crate::db::background::scheduler;
 use crate::db::background::warm_plan::{InputSpans, WarmPlan};
 use crate::db::inner::DbInner;
 use crate::db::state::family::Family;
+use crate::db::state::jobs::Jobs;
 use crate::file_meta::FileMeta;
 use crate::job::Cancel;
 use crate::live_file::LiveFile;
@@ -133,8 +134,12 @@ pub(crate) fn run_passes(db: &DbInner, passes: &Receiver<WarmPass>) {
 
 /// The plan of a compaction that is about to be installed; `None` if its executor runs in this
 /// process, if no further pass is permitted, or if no block of its inputs is cached.
-pub(crate) fn plan(db: &DbInner, task: &CompactionTask) -> Option<WarmPlan> {
-    if db.jobs.executor().runs_here() || db.warm_passes.is_full() {
+pub(crate) fn plan(
+    jobs: &Jobs,
+    warm_passes: &WarmPasses,
+    task: &CompactionTask,
+) -> Option<WarmPlan> {
+    if jobs.executor().runs_here() || warm_passes.is_full() {
         return None;
     }
     let block_bytes = task.family.options.block_bytes as u64;

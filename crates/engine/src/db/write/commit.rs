@@ -342,7 +342,7 @@ impl LostWrites {
     #[inline]
     fn carry_out(&mut self, db: &DbInner, mut grant: Grant, payload: &[u8]) -> Result<SeqNo> {
         if has(Defect::InsertionBeforeQuorum) && grant.is_unacknowledged() {
-            return Ok(insert_early(db, grant, payload));
+            return Ok(insert_early(&db.view, grant, payload));
         }
         match grant.take_unacknowledged() {
             None => {
@@ -417,10 +417,10 @@ fn carry_out_claimed(db: &DbInner, claimed: Claimed) {
 
 /// Faulty variant for a test ([`Defect`]): inserts and publishes a write, and only then waits for
 /// its record.
-fn insert_early(db: &DbInner, mut grant: Grant, payload: &[u8]) -> SeqNo {
+fn insert_early(view: &ReadView, mut grant: Grant, payload: &[u8]) -> SeqNo {
     let record = grant.take_unacknowledged();
     grant.insert(payload);
-    let last_seq = complete(&db.view, grant);
+    let last_seq = complete(view, grant);
     if let Some(Err(error)) = record.map(|record| record.wait()) {
         tracing::warn!(%error, "the log lost a record of a published write");
     }

@@ -254,14 +254,13 @@ fn flush_bytes_with(disk: &Disk, view: &ReadView, write: &[Share]) -> u64 {
     flush_room(memory, tables)
 }
 
-fn space_input(db: &DbInner, free_bytes: u64) -> SpaceInput {
-    let disk = &db.disk;
+fn space_input(disk: &Disk, view: &ReadView, free_bytes: u64) -> SpaceInput {
     SpaceInput {
         free_bytes,
         reserve_bytes: disk.reserve_bytes.load(Ordering::Relaxed),
         wanted_bytes: disk.wanted_bytes.load(Ordering::Relaxed),
         is_small: is_small(disk.disk_bytes.load(Ordering::Relaxed)),
-        flush_bytes: flush_bytes(&db.disk, &db.view),
+        flush_bytes: flush_bytes(disk, view),
         unwritten_bytes: disk.unwritten_bytes.load(Ordering::Relaxed),
         manifest_bytes: disk.manifest_bytes.load(Ordering::Relaxed),
         compaction_bytes: disk.compaction_bytes.load(Ordering::Relaxed),
@@ -270,7 +269,7 @@ fn space_input(db: &DbInner, free_bytes: u64) -> SpaceInput {
 
 /// Judges the disk with `free_bytes`, and stores the state.
 fn measure(db: &DbInner, free_bytes: u64) -> SpaceInput {
-    let input = space_input(db, free_bytes);
+    let input = space_input(&db.disk, &db.view, free_bytes);
     let state = judge(&input, SpaceUse::Takes).state;
     let before = db.disk.state.swap(state as u8, Ordering::Relaxed);
     let before = SpaceState::from_u8(before);
@@ -433,7 +432,7 @@ pub(crate) fn full_disk_blocks(storage: &Storage, disk: &Disk) -> Option<Error> 
 /// Makes room for `bytes` of tables and for the files that are written with them. Gives up the
 /// reserve if necessary. Fails if there is not even room for the tables.
 pub(crate) fn ensure_room(db: &DbInner, bytes: u64, what: &str) -> Result<()> {
-    let input = space_input(db, measure_free(&db.storage, &db.disk));
+    let input = space_input(&db.disk, &db.view, measure_free(&db.storage, &db.disk));
     let least = bytes.saturating_add(input.rest_bytes());
     if input.free_bytes >= least {
         return Ok(());

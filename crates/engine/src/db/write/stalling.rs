@@ -296,13 +296,13 @@ fn stall_on(db: &DbInner, family: &Arc<Family>, bytes: u64, options: &WriteOptio
     if options.no_slowdown {
         // The limit on space may be gone without an install, and such a write does not wait for the
         // next decision. For other causes the last decision stands.
-        if is_refused(db, family) && family.is_slowed_for_space.load(Ordering::Relaxed) {
+        if is_refused(&db.pacing, family) && family.is_slowed_for_space.load(Ordering::Relaxed) {
             recompute_stall(&db.context, &db.observers, &db.pacing, &db.jobs, family);
         }
         if !is_slowed(family.throttle.load(Ordering::Relaxed)) {
             return Ok(());
         }
-        if is_refused(db, family) {
+        if is_refused(&db.pacing, family) {
             return Err(slowed_down(family));
         }
     }
@@ -354,10 +354,10 @@ fn slowed_down(family: &Family) -> Error {
 }
 
 /// Whether a write that must not wait is refused by the last decision.
-fn is_refused(db: &DbInner, family: &Family) -> bool {
+fn is_refused(pacing: &Pacing, family: &Family) -> bool {
     match family.throttle.load(Ordering::Relaxed) {
         STOPPED => true,
-        throttle => is_slowed(throttle) && db.pacing.delays().is_owed(),
+        throttle => is_slowed(throttle) && pacing.delays().is_owed(),
     }
 }
 

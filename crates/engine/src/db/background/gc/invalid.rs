@@ -19,6 +19,7 @@ use crate::border::contained;
 use crate::db::background::job_numbers::JobNumbers;
 use crate::db::background::job_specs;
 use crate::db::inner::DbInner;
+use crate::db::state::context::Context;
 use crate::db::state::family::Family;
 use crate::db::state::jobs::JobState;
 use crate::db::state::running_jobs::{GcWorker, RunningKind};
@@ -54,7 +55,7 @@ pub(crate) fn next_merge(db: &DbInner, state: &mut JobState) -> Option<MergeTask
         if state.running().is_collecting(family.id) {
             return None;
         }
-        let files = files_not_left_out(db, state, family.id, &version);
+        let files = files_not_left_out(&db.context, state, family.id, &version);
         let sizes: Vec<u64> = files.iter().map(|file| file.size_bytes).collect();
         let chosen = files_to_merge(&sizes);
         if chosen.is_empty() {
@@ -70,7 +71,7 @@ pub(crate) fn next_merge(db: &DbInner, state: &mut JobState) -> Option<MergeTask
 
 /// The invalid files of a version that are not left out after failures now.
 fn files_not_left_out(
-    db: &DbInner,
+    context: &Context,
     state: &mut JobState,
     cf: CfId,
     version: &Version,
@@ -79,7 +80,7 @@ fn files_not_left_out(
     if !files.is_empty() {
         let failures = state.space_mut(cf).merge_failures_mut();
         failures.retain(|no| files.iter().any(|file| file.no == no));
-        let left_out = failures.left_out(db.context.clock().now_ns());
+        let left_out = failures.left_out(context.clock().now_ns());
         files.retain(|file| !left_out.contains(&file.no));
     }
     files

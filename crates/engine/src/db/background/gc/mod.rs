@@ -38,11 +38,14 @@ use crate::db::background::job_numbers::JobNumbers;
 use crate::db::background::parallel_job::{self, Work};
 use crate::db::background::{job_specs, space};
 use crate::db::inner::DbInner;
+use crate::db::read::ReadView;
 use crate::db::state::family::Family;
 use crate::db::state::family_space::{ExposedGarbage, FamilySpace, SpaceView};
 use crate::db::state::job_threads::JobPriority;
 use crate::db::state::jobs::JobState;
+use crate::db::state::observers::Observers;
 use crate::db::state::running_jobs::{GcWorker, RunningKind};
+use crate::db::write::disk_room::Disk;
 use crate::db::write::{disk_room, stalling};
 use crate::disk_space::SpaceUse;
 use crate::event::Event;
@@ -174,8 +177,8 @@ impl HeirRoom {
     /// The present room. `is_pressed` says whether writers of the family are delayed for space.
     pub(crate) fn now(db: &DbInner, is_pressed: bool) -> Self {
         Self {
-            space_bytes: heir_room_bytes(db, space_use(is_pressed)),
-            merge_bytes: heir_room_bytes(db, SpaceUse::Takes),
+            space_bytes: heir_room_bytes(&db.disk, &db.view, space_use(is_pressed)),
+            merge_bytes: heir_room_bytes(&db.disk, &db.view, SpaceUse::Takes),
         }
     }
 }
@@ -263,7 +266,7 @@ pub(crate) fn can_collect(
 /// are delayed for space.
 fn has_room(db: &DbInner, pick: &GcPick, is_pressed: bool) -> bool {
     let is_awaited = is_pressed && pick.reason == GcReason::Space;
-    pick.heir_bytes <= heir_room_bytes(db, space_use(is_awaited))
+    pick.heir_bytes <= heir_room_bytes(&db.disk, &db.view, space_use(is_awaited))
 }
 
 /// A job that frees space while writers wait for it may use the reserve of the disk.
@@ -272,8 +275,8 @@ fn space_use(is_awaited: bool) -> SpaceUse {
 }
 
 /// Room on the disk for an heir.
-fn heir_room_bytes(db: &DbInner, space_use: SpaceUse) -> u64 {
-    disk_room::room_for_compaction(&db.disk, &db.view, space_use).bytes
+fn heir_room_bytes(disk: &Disk, view: &ReadView, space_use: SpaceUse) -> u64 {
+    disk_room::room_for_compaction(disk, view, space_use).bytes
 }
 
 /// Bytes that the references of one table to one value file take in the manifest, about.
@@ -381,7 +384,7 @@ fn collect_by_look_up(attempt: &GcAttempt<'_>) -> Result<()> {
     let order_bytes: u64 = keys.iter().map(|list| list.len() as u64 * lookup::RECORD_BYTES).sum();
     held.resize(list_bytes + order_bytes);
     let started_ns = db.context.clock().now_ns();
-    let valid = look_up(db, task, &keys)?;
+    let valid = look_up(&db.view, task, &keys)?;
     let lookup_ns = db.context.clock().now_ns().saturating_sub(started_ns);
     held.resize(list_bytes);
     let numbers = JobNumbers::new(db, Order::none());
@@ -453,7 +456,7 @@ impl std::error::Error for ReferenceMismatch {}
 
 /// The valid records of the inputs. If the result contradicts the references of the version, the
 /// look-up is made once more. A second contradiction is `Corrupt`.
-fn look_up(db: &DbInner, task: &GcTask, keys: &[Arc<KeyList>]) -> Result<Vec<ValidBits>> {
+fn look_up(view: &ReadView, task: &GcTask, keys: &[Arc<KeyList>]) -> Result<Vec<ValidBits>> {
     let inputs: Vec<LookupInput<'_>> = task
         .inputs
         .iter()
@@ -465,7 +468,7 @@ fn look_up(db: &DbInner, task: &GcTask, keys: &[Arc<KeyList>]) -> Result<Vec<Val
     let values = task.version.values();
     let mut contradiction = String::new();
     for _ in 0..2 {
-        let valid = valid_records(&task.version, db.view.tables(), &inputs, &options)?;
+        let valid = valid_records(&task.version, view.tables(), &inputs, &options)?;
         let wrong = task
             .inputs
             .iter()
@@ -569,7 +572,7 @@ fn install_gc(db: &DbInner, task: &GcTask, spec: &GcSpec, output: &JobOutput) ->
         space::note_install(db, &mut state, family, Some(SpaceEvent::GarbageFound));
         replaced
     };
-    tell_gc(db, task, output, &replaced);
+    tell_gc(&db.observers, task, output, &replaced);
     Ok(Installed::Heir)
 }
 
@@ -632,8 +635,8 @@ fn bytes_freed(task: &GcTask, output: &JobOutput) -> u64 {
 }
 
 /// Counts an installed garbage collection and sends an event.
-fn tell_gc(db: &DbInner, task: &GcTask, output: &JobOutput, replaced: &[FileNo]) {
-    let (stats, figures) = (db.observers.stats(), &output.gc);
+fn tell_gc(observers: &Observers, task: &GcTask, output: &JobOutput, replaced: &[FileNo]) {
+    let (stats, figures) = (observers.stats(), &output.gc);
     for (ticker, value) in [
         (Ticker::GcJobs, 1),
         (Ticker::GcFilesCollected, replaced.len() as u64),
@@ -656,7 +659,7 @@ fn tell_gc(db: &DbInner, task: &GcTask, output: &JobOutput, replaced: &[FileNo])
     }
     stats.record(Timer::Gc, output.duration_ns);
     let heir = output.value_files.first();
-    db.observers.tell(&Event::GcInstalled {
+    observers.tell(&Event::GcInstalled {
         cf: task.family.id,
         reason: task.reason.name(),
         replaced: replaced.iter().map(|no| no.0).collect(),

@@ -74,7 +74,7 @@ pub(super) fn recover_to_memory(db: &DbInner, chain: &LogChain<'_>, cause: &Erro
     )?;
     db.writes.committer().start_at(&db.view, replay.last_seq_of(&recovered));
     db.logs.add_closed(closed_segments(chain, &recovered, chain.floor));
-    match settle(db, &recovered) {
+    match settle(&db.storage, &recovered) {
         Ok(()) => db.storage.fs().clear_log_tails(db.storage.dir())?,
         Err(error) if error.is_no_space() => {
             // The segment and its tail have all records, but not durably. So only one edit for all
@@ -104,10 +104,10 @@ pub(super) fn closed_segments(
 }
 
 /// Makes the segments of a kept log durable, also the records that only a ring has.
-pub(super) fn settle(db: &DbInner, recovered: &RecoveredLog) -> Result<()> {
+pub(super) fn settle(storage: &Storage, recovered: &RecoveredLog) -> Result<()> {
     recovered.segments.iter().try_for_each(|segment| {
-        let path = db.storage.path_of(&log_name(segment.no));
-        let settle = |no| db.storage.fs().settle_log(&path, no, &segment.in_tail);
+        let path = storage.path_of(&log_name(segment.no));
+        let settle = |no| storage.fs().settle_log(&path, no, &segment.in_tail);
         segment.incarnation.map_or(Ok(()), settle)
     })
 }

@@ -168,7 +168,7 @@ impl TreeStore {
             };
             let db = &self.store.db.inner;
             let keys = read_keys(db, &task, &mut JobOutput::default()).expect("reads");
-            let expected = look_up(db, &task, &keys).expect("looks up");
+            let expected = look_up(&db.view, &task, &keys).expect("looks up");
             let found = self.by_tree(&task, file, file.basis).expect("complete");
             assert_eq!(found, expected, "value file {}", file.no);
             limited += usize::from(self.by_tree(&task, file, 0).is_err());

@@ -47,9 +47,12 @@ use super::kept_log;
 use super::replay::Replay;
 use crate::db::inner::DbInner;
 use crate::db::lifecycle::open;
+use crate::db::read::ReadView;
 use crate::db::state::away::{Remainder, StoreLink};
 use crate::db::state::memtable::ShardHome;
+use crate::db::state::observers::Observers;
 use crate::db::state::sealed::Sealed;
+use crate::db::state::storage::Storage;
 use crate::db::write::{log_segments, stalling};
 use crate::lock_order::Order;
 use crate::manifest::{Change, OwnerClaim, VersionEdit};
@@ -143,7 +146,7 @@ impl LeftShards {
     /// Reads the heads of the shards that may be kept, and forgets all others.
     fn read_heads(&mut self, db: &DbInner) {
         let wanted: Vec<usize> = {
-            let kept = self.kept(&flushed_through(db), None);
+            let kept = self.kept(&flushed_through(&db.view), None);
             self.note_unkept(&kept);
             kept.positions().collect()
         };
@@ -186,8 +189,8 @@ impl LeftShards {
 }
 
 /// For each family, the sequence numbers through which tables have its records.
-fn flushed_through(db: &DbInner) -> BTreeMap<CfId, FlushedThrough> {
-    let families = db.view.live_families().into_iter();
+fn flushed_through(view: &ReadView) -> BTreeMap<CfId, FlushedThrough> {
+    let families = view.live_families().into_iter();
     let flushed = |version: &crate::version::Version| version.flushed_through().clone();
     families.map(|family| (family.id, flushed(&family.current.load().version))).collect()
 }
@@ -197,10 +200,10 @@ fn flushed_through(db: &DbInner) -> BTreeMap<CfId, FlushedThrough> {
 pub(super) fn recover(db: &DbInner, chain: &LogChain<'_>, mut left: LeftShards) -> Result<bool> {
     let log = match read_log(db, chain, &mut left)? {
         // If the disk has no room to make the log durable, everything goes to tables.
-        Some(log) => match kept_log::settle(db, &log.recovered) {
+        Some(log) => match kept_log::settle(&db.storage, &log.recovered) {
             Ok(()) => Some(log),
             Err(error) if error.is_no_space() => {
-                give_up(db, &left, &error);
+                give_up(&db.observers, &left, &error);
                 None
             }
             Err(error) => return Err(error),
@@ -210,12 +213,12 @@ pub(super) fn recover(db: &DbInner, chain: &LogChain<'_>, mut left: LeftShards) 
     left.count(db);
     let Some(log) = log else {
         forget(db);
-        raise_log_numbers(db, &left);
+        raise_log_numbers(&db.storage, &left);
         return Ok(false);
     };
     db.context.fault_point("takeover.before_edit")?;
     db.writes.committer().start_at(&db.view, log.last_seq);
-    raise_log_numbers(db, &left);
+    raise_log_numbers(&db.storage, &left);
     let next_log = db.storage.file_numbers().allocate();
     note_floor(db, chain, &left, &log, next_log)?;
     db.context.fault_point("takeover.before_adopt")?;
@@ -251,7 +254,7 @@ struct ReadLog {
 
 /// Reads the log around the kept shards: step 2 of the module. `None` if nothing is kept.
 fn read_log(db: &DbInner, chain: &LogChain<'_>, left: &mut LeftShards) -> Result<Option<ReadLog>> {
-    let flushed = flushed_through(db);
+    let flushed = flushed_through(&db.view);
     let mut ends: Option<LogEnds> = None;
     // Memtables that the replay fills are sealed within this log.
     if let Some(last) = chain.segments.last() {
@@ -272,7 +275,7 @@ fn read_log(db: &DbInner, chain: &LogChain<'_>, left: &mut LeftShards) -> Result
         let recovered = match replay.read(chain) {
             Ok(recovered) => recovered,
             Err(error) if replay.lacks_memory() => {
-                give_up(db, left, &error);
+                give_up(&db.observers, left, &error);
                 return Ok(None);
             }
             Err(error) => return Err(error),
@@ -299,10 +302,10 @@ fn read_log(db: &DbInner, chain: &LogChain<'_>, left: &mut LeftShards) -> Result
 }
 
 /// Notes that no shard can be kept for want of memory or of room on the disk.
-fn give_up(db: &DbInner, left: &LeftShards, why: &archipelago_base::Error) {
+fn give_up(observers: &Observers, left: &LeftShards, why: &archipelago_base::Error) {
     tracing::warn!(%why, "memtable shards of the owner before cannot be kept: the log goes to \
         tables");
-    db.observers.stats().add(Ticker::AwayDroppedNoMemory, left.found.len() as u64);
+    observers.stats().add(Ticker::AwayDroppedNoMemory, left.found.len() as u64);
 }
 
 /// Forgets the records that were replayed.
@@ -315,8 +318,8 @@ fn forget(db: &DbInner) {
 }
 
 /// Raises the file numbers above the log segments that the shards name: invariant 4 of the module.
-fn raise_log_numbers(db: &DbInner, left: &LeftShards) {
-    while db.storage.file_numbers().allocate() < left.largest_log {}
+fn raise_log_numbers(storage: &Storage, left: &LeftShards) {
+    while storage.file_numbers().allocate() < left.largest_log {}
 }
 
 /// Stores the last sequence number and the log floor: step 4 of the module. A disk without room

@@ -65,7 +65,7 @@ struct Weather {
     delay_ns: (u64, u64),
 }
 
-struct Inner<P: Protocol> {
+struct ClusterState<P: Protocol> {
     machines: Vec<Mutex<P>>,
     hosts: Vec<Host>,
     weather: Mutex<Weather>,
@@ -73,7 +73,7 @@ struct Inner<P: Protocol> {
 }
 
 /// State machines, each on a host of its own.
-pub struct Cluster<P: Protocol>(Arc<Inner<P>>);
+pub struct Cluster<P: Protocol>(Arc<ClusterState<P>>);
 
 impl<P: Protocol> fmt::Debug for Cluster<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -87,7 +87,7 @@ impl<P: Protocol> Cluster<P> {
     pub fn start(simulation: &Simulation, name: &str, machines: Vec<P>) -> Self {
         let hosts = (0..machines.len()).map(|at| simulation.host(&format!("{name}-{at}")));
         let weather = Weather { loss: 0.0, duplicate: 0.0, delay_ns: (100_000, 2_000_000) };
-        let inner = Inner {
+        let inner = ClusterState {
             hosts: hosts.collect(),
             machines: machines.into_iter().map(Mutex::new).collect(),
             weather: Mutex::new(weather),
@@ -138,7 +138,7 @@ impl<P: Protocol> Cluster<P> {
     }
 }
 
-impl<P: Protocol> Inner<P> {
+impl<P: Protocol> ClusterState<P> {
     fn begin(self: &Arc<Self>, at: usize) {
         let now_ns = self.now_ns();
         let actions = self.machines[at].lock().on_start(now_ns);

@@ -71,10 +71,10 @@ impl ErrorKind {
 /// and a database can keep its first error.
 #[derive(Clone)]
 pub struct Error {
-    inner: std::sync::Arc<Inner>,
+    inner: std::sync::Arc<ErrorParts>,
 }
 
-struct Inner {
+struct ErrorParts {
     kind: ErrorKind,
     context: String,
     source: Option<Box<dyn std::error::Error + Send + Sync + 'static>>,
@@ -83,7 +83,9 @@ struct Inner {
 impl Error {
     /// An error without a cause. `context` is a sentence for the operator.
     pub fn new(kind: ErrorKind, context: impl Into<String>) -> Self {
-        Self { inner: std::sync::Arc::new(Inner { kind, context: context.into(), source: None }) }
+        Self {
+            inner: std::sync::Arc::new(ErrorParts { kind, context: context.into(), source: None }),
+        }
     }
 
     /// An error with a cause. `context` is a sentence for the operator.
@@ -93,7 +95,7 @@ impl Error {
         source: impl Into<Box<dyn std::error::Error + Send + Sync + 'static>>,
     ) -> Self {
         Self {
-            inner: std::sync::Arc::new(Inner {
+            inner: std::sync::Arc::new(ErrorParts {
                 kind,
                 context: context.into(),
                 source: Some(source.into()),

@@ -33,7 +33,7 @@ use crate::office::Office;
 /// Limit of the orders that wait for one node. The manager sends dropped orders again later.
 const ORDERS_MAX: usize = 8192;
 
-struct State {
+struct ManagerState {
     /// The state machine. A manager that runs alone always has one; a manager among several has one
     /// only in office.
     core: Option<ManagerCore>,
@@ -77,7 +77,7 @@ impl Election {
     }
 }
 
-impl State {
+impl ManagerState {
     /// The state machine, if this manager may act now. It begins and ends with a term.
     fn acting(&mut self, now_ns: u64) -> Option<&mut ManagerCore> {
         if let Some(election) = &self.election {
@@ -96,7 +96,7 @@ impl State {
     }
 }
 
-impl State {
+impl ManagerState {
     /// Handles a beat. A manager among several also learns the node's promise from it.
     fn hear(&mut self, now_ns: u64, message: &Message) -> Result<(), Refused> {
         let (Some(election), Message::Beat { node, life, endpoints, term, held_ms, .. }) =
@@ -115,7 +115,7 @@ impl State {
 
 /// Answers requests with the manager's state machine, and queues its orders.
 pub struct ManagerRpc {
-    state: Mutex<Option<State>>,
+    state: Mutex<Option<ManagerState>>,
     clock: Arc<dyn Clock>,
     changed: Condvar,
 }
@@ -177,7 +177,7 @@ impl ManagerRpc {
         clock: Arc<dyn Clock>,
     ) -> (Arc<Self>, Box<dyn Handler>) {
         let (replies, orders) = (HashMap::new(), BTreeMap::new());
-        let state = State { core, election, replies, next_ticket: 0, orders };
+        let state = ManagerState { core, election, replies, next_ticket: 0, orders };
         let rpc = Arc::new(Self { state: Mutex::new(Some(state)), clock, changed: Condvar::new() });
         let handler = Box::new(RequestHandler(Arc::clone(&rpc)));
         (rpc, handler)
@@ -330,7 +330,7 @@ impl ManagerRpc {
     /// Takes the queued orders of a node, in order. Waits for at most `patience` if there are none.
     pub fn take_orders(&self, node: NodeId, patience: Duration) -> VecDeque<Message> {
         let mut state = self.state.lock();
-        let take = |state: &mut Option<State>| {
+        let take = |state: &mut Option<ManagerState>| {
             let orders = state.as_mut().and_then(|state| state.orders.get_mut(&node));
             orders.map(std::mem::take).unwrap_or_default()
         };

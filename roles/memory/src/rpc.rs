@@ -35,7 +35,7 @@ pub struct Order {
 }
 
 #[derive(Debug)]
-struct State {
+struct MemoryNodeState {
     core: MemoryCore,
     space: FabricSpace,
     orders: VecDeque<Order>,
@@ -44,7 +44,7 @@ struct State {
 /// The request handler of a memory node.
 #[derive(Debug)]
 pub struct MemoryRpc {
-    state: Mutex<Option<State>>,
+    state: Mutex<Option<MemoryNodeState>>,
     changed: Condvar,
     clock: Arc<dyn Clock>,
 }
@@ -108,13 +108,13 @@ impl MemoryRpc {
         });
         let node = make(Box::new(RequestHandler(Arc::clone(&rpc))))?;
         let space = FabricSpace::new(Arc::clone(&node), block_bytes);
-        *rpc.state.lock() = Some(State { core, space, orders: VecDeque::new() });
+        *rpc.state.lock() = Some(MemoryNodeState { core, space, orders: VecDeque::new() });
         Ok((rpc, node))
     }
 
     /// Makes all later blocks reserve their memory in `bytes`, which other users of the node share.
     pub fn share(&self, bytes: Arc<NodeBytes>) {
-        if let Some(State { space, .. }) = self.state.lock().as_mut() {
+        if let Some(MemoryNodeState { space, .. }) = self.state.lock().as_mut() {
             space.share(bytes);
         }
     }
@@ -127,7 +127,7 @@ impl MemoryRpc {
 
     fn answer(&self, from: ClientId, message: &Message) -> Option<Message> {
         let mut state = self.state.lock();
-        let State { core, space, orders } = state.as_mut()?;
+        let MemoryNodeState { core, space, orders } = state.as_mut()?;
         core.on_time(self.clock.now_ns());
         let (answer, order) = core.on_message(space, from, message);
         if let Some(order) = order
@@ -142,7 +142,7 @@ impl MemoryRpc {
     /// The beat to send now; `None` after the handler was closed.
     pub fn beat(&self, endpoints: Vec<String>) -> Option<Message> {
         let mut state = self.state.lock();
-        let State { core, space, .. } = state.as_mut()?;
+        let MemoryNodeState { core, space, .. } = state.as_mut()?;
         core.on_time(self.clock.now_ns());
         let mut beat = core.beat(endpoints, space.stats());
         if let Message::Beat { blocks_used, blocks_max, .. } = &mut beat {
@@ -162,7 +162,7 @@ impl MemoryRpc {
     /// Gives back memory that no process has mapped any more. The caller does this a few times a
     /// second.
     pub fn tick(&self) {
-        if let Some(State { core, space, .. }) = self.state.lock().as_mut() {
+        if let Some(MemoryNodeState { core, space, .. }) = self.state.lock().as_mut() {
             core.on_timer(space);
         }
     }
@@ -186,7 +186,7 @@ impl MemoryRpc {
 
     /// Ends an order. `arrived` says whether all its bytes have arrived.
     pub fn on_copied(&self, order: &CopyOrder, arrived: bool) {
-        if let Some(State { core, space, .. }) = self.state.lock().as_mut() {
+        if let Some(MemoryNodeState { core, space, .. }) = self.state.lock().as_mut() {
             core.on_copied(space, order, arrived);
         }
     }
@@ -194,7 +194,7 @@ impl MemoryRpc {
     /// Revoked keys by which a process still has memory mapped.
     pub fn held(&self) -> Option<Vec<RemoteKey>> {
         let state = self.state.lock();
-        let State { core, space, .. } = state.as_ref()?;
+        let MemoryNodeState { core, space, .. } = state.as_ref()?;
         Some(core.held(space))
     }
 

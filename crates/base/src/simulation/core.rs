@@ -44,45 +44,45 @@ pub(super) enum Action {
     Timer(TimerId),
 }
 
-struct Entry {
+struct ScheduledAction {
     at_ns: u64,
     sequence: u64,
     life: Life,
     action: Action,
 }
 
-impl PartialEq for Entry {
+impl PartialEq for ScheduledAction {
     fn eq(&self, other: &Self) -> bool {
         self.sequence == other.sequence
     }
 }
 
-impl Eq for Entry {}
+impl Eq for ScheduledAction {}
 
-impl PartialOrd for Entry {
+impl PartialOrd for ScheduledAction {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Entry {
+impl Ord for ScheduledAction {
     /// Inverts the order, so that the heap's largest entry is the earliest.
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         (other.at_ns, other.sequence).cmp(&(self.at_ns, self.sequence))
     }
 }
 
-pub(super) struct State {
+pub(super) struct SchedulerState {
     pub(super) now_ns: u64,
     sequence: u64,
     events: u64,
     hash: u64,
     rng: Rng,
     seeds: Rng,
-    ready: Vec<Entry>,
-    later: BinaryHeap<Entry>,
+    ready: Vec<ScheduledAction>,
+    later: BinaryHeap<ScheduledAction>,
     /// Events of stopped hosts, in the order in which they became due.
-    held: Vec<Entry>,
+    held: Vec<ScheduledAction>,
     pub(super) hosts: Hosts,
     pub(super) tasks: Tasks,
     pub(super) timers: Timers,
@@ -91,11 +91,11 @@ pub(super) struct State {
     shut: bool,
 }
 
-impl State {
+impl SchedulerState {
     pub(super) fn push(&mut self, at_ns: u64, life: Life, action: Action) {
         self.sequence += 1;
         let at_ns = at_ns.max(self.now_ns);
-        let entry = Entry { at_ns, sequence: self.sequence, life, action };
+        let entry = ScheduledAction { at_ns, sequence: self.sequence, life, action };
         if at_ns == self.now_ns {
             self.ready.push(entry);
         } else {
@@ -103,7 +103,7 @@ impl State {
         }
     }
 
-    fn alive(&self, entry: &Entry) -> bool {
+    fn alive(&self, entry: &ScheduledAction) -> bool {
         match entry.action {
             Action::Timer(timer) => self.timers.armed(timer),
             Action::Poll(task) => self.tasks.exists(task),
@@ -113,7 +113,7 @@ impl State {
 
     /// The next event up to `end_ns`. `Err` is an event of a life that is over, which the caller
     /// drops without the lock.
-    fn next(&mut self, end_ns: u64) -> Option<Result<Entry, Entry>> {
+    fn next(&mut self, end_ns: u64) -> Option<Result<ScheduledAction, ScheduledAction>> {
         let entry = loop {
             if self.ready.is_empty() {
                 self.later.peek().filter(|first| first.at_ns <= end_ns)?;
@@ -170,7 +170,7 @@ impl State {
 
 pub(super) struct Core {
     seed: u64,
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<SchedulerState>,
     turn: Mutex<()>,
     /// Number of the thread that runs the simulation; 0 for none.
     runner: AtomicU64,
@@ -229,7 +229,7 @@ impl Simulation {
     /// Makes a world at time 0 without events.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        let state = State {
+        let state = SchedulerState {
             now_ns: 0,
             sequence: 0,
             events: 0,

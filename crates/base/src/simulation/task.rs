@@ -21,7 +21,7 @@ pub(super) struct TaskId {
     generation: u32,
 }
 
-struct Entry {
+struct TaskEntry {
     life: Life,
     name: String,
     /// `None` while the task is polled.
@@ -53,7 +53,7 @@ impl Wake for Bell {
 
 #[derive(Default)]
 pub(super) struct Tasks {
-    places: Vec<(u32, Option<Entry>)>,
+    places: Vec<(u32, Option<TaskEntry>)>,
     free: Vec<u32>,
 }
 
@@ -75,11 +75,11 @@ impl Tasks {
         let bell = Bell { core: Arc::downgrade(core), task, rung: AtomicBool::new(true) };
         let bell = Arc::new(bell);
         let waker = Waker::from(Arc::clone(&bell));
-        *entry = Some(Entry { life, name: name.to_owned(), future: Some(future), bell, waker });
+        *entry = Some(TaskEntry { life, name: name.to_owned(), future: Some(future), bell, waker });
         task
     }
 
-    fn entry(&mut self, task: TaskId) -> Option<&mut Entry> {
+    fn entry(&mut self, task: TaskId) -> Option<&mut TaskEntry> {
         let (generation, entry) = self.places.get_mut(task.place as usize)?;
         entry.as_mut().filter(|_| *generation == task.generation)
     }
@@ -120,7 +120,7 @@ impl Tasks {
         entry.take().and_then(|entry| entry.future)
     }
 
-    fn take_where(&mut self, of: impl Fn(&Entry) -> bool) -> Vec<Pinned> {
+    fn take_where(&mut self, of: impl Fn(&TaskEntry) -> bool) -> Vec<Pinned> {
         let ids: Vec<TaskId> = (0..self.places.len())
             .filter(|&place| self.places[place].1.as_ref().is_some_and(&of))
             .map(|place| TaskId { place: place as u32, generation: self.places[place].0 })

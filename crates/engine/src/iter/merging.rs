@@ -40,7 +40,7 @@ impl Child {
 
 /// A child in the heap.
 #[derive(Clone, Copy)]
-struct Entry {
+struct HeapEntry {
     /// First bytes of the current key as a number, from [`prefix`].
     prefix: u64,
     child: u32,
@@ -49,7 +49,7 @@ struct Entry {
 /// A merge of several cursors: every record of each, in order. An error of one makes it invalid.
 pub struct MergingIterator {
     children: Vec<Child>,
-    heap: Vec<Entry>,
+    heap: Vec<HeapEntry>,
     runner: usize,
     backward: bool,
     error: Option<Error>,
@@ -99,7 +99,7 @@ impl MergingIterator {
 
     /// Whether `a` comes before `b` in the direction of travel.
     #[inline]
-    fn before<const BACK: bool>(&self, a: Entry, b: Entry) -> bool {
+    fn before<const BACK: bool>(&self, a: HeapEntry, b: HeapEntry) -> bool {
         let (a, b) = if BACK { (b, a) } else { (a, b) };
         if a.prefix == b.prefix { self.before_by_key(a, b) } else { a.prefix < b.prefix }
     }
@@ -107,8 +107,8 @@ impl MergingIterator {
     /// Whether `a`'s key is smaller than `b`'s. The function is separate, so that the comparison of
     /// prefixes can be inlined without a branch.
     #[inline(never)]
-    fn before_by_key(&self, a: Entry, b: Entry) -> bool {
-        let key = |entry: Entry| self.children[entry.child as usize].iter.key();
+    fn before_by_key(&self, a: HeapEntry, b: HeapEntry) -> bool {
+        let key = |entry: HeapEntry| self.children[entry.child as usize].iter.key();
         compare(key(a), key(b)).then(a.child.cmp(&b.child)).is_lt()
     }
 
@@ -125,7 +125,7 @@ impl MergingIterator {
                 child.iter.status().map(|()| None)
             };
             match entry {
-                Ok(Some(prefix)) => self.heap.push(Entry { prefix, child: index as u32 }),
+                Ok(Some(prefix)) => self.heap.push(HeapEntry { prefix, child: index as u32 }),
                 Ok(None) => {}
                 Err(error) => return self.fail(error),
             }

@@ -108,7 +108,7 @@ pub(super) fn publish(cells: &impl Cells, order: &Order, count: usize) {
     cells.set_word(version << 8 | count as u64);
 }
 
-/// A node: a leaf, or the first part of an [`Inner`].
+/// A node: a leaf, or the first part of an [`InnerNode`].
 #[repr(C, align(64))]
 pub(super) struct Node {
     word: AtomicU64,
@@ -126,7 +126,7 @@ pub(super) struct Node {
 /// An inner node. Slot `i` leads to the keys from its record's key (inclusive) up to the next one
 /// in order. The first slot in order has no lower bound, and its record is not read.
 #[repr(C, align(64))]
-pub(super) struct Inner {
+pub(super) struct InnerNode {
     /// The separators, as the records of a node.
     pub(super) node: Node,
     children: [AtomicU32; SLOTS],
@@ -231,7 +231,7 @@ fn identity() -> Order {
     order
 }
 
-impl Inner {
+impl InnerNode {
     /// An empty inner node.
     pub(super) fn new(skip: u32) -> Self {
         Self { node: Node::new(skip), children: [const { AtomicU32::new(0) }; SLOTS] }
@@ -258,7 +258,7 @@ mod tests {
     fn a_leaf_fills_whole_cache_lines() {
         assert_eq!(size_of::<Node>() % 64, 0);
         assert_eq!(size_of::<Node>(), 896);
-        assert_eq!(size_of::<Inner>(), 1152);
+        assert_eq!(size_of::<InnerNode>(), 1152);
     }
 
     #[test]

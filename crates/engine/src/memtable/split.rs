@@ -7,7 +7,7 @@
 use std::sync::atomic::Ordering;
 
 use super::kv::{KvBlock, RecordRef};
-use super::node::{Inner, NO_NODE, Node, SLOTS, Snapshot, snapshot};
+use super::node::{InnerNode, NO_NODE, Node, SLOTS, Snapshot, snapshot};
 use super::search::{GUESS, Target, guessed, load8};
 use super::tree::{Fences, Path, Step, Tree};
 use crate::key;
@@ -48,7 +48,13 @@ impl Entries {
         entries
     }
 
-    fn of_inner(inner: &Inner, snap: &Snapshot, at: usize, prefix: u64, new: &NewChild) -> Self {
+    fn of_inner(
+        inner: &InnerNode,
+        snap: &Snapshot,
+        at: usize,
+        prefix: u64,
+        new: &NewChild,
+    ) -> Self {
         let mut entries = Self::of_leaf(&inner.node, snap, at, prefix, new.separator);
         for position in 0..SLOTS {
             let to = position + usize::from(position >= at);
@@ -187,7 +193,7 @@ impl Tree {
     fn split_inner(
         &self,
         step: &Step,
-        inner: &Inner,
+        inner: &InnerNode,
         snap: &Snapshot,
         new: &NewChild,
         records: &KvBlock,

@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crossbeam_utils::{Backoff, CachePadded};
 
 use super::kv::{KvBlock, NO_RECORD, RecordRef};
-use super::node::{Inner, NO_NODE, Node, SLOTS, Snapshot, snapshot};
+use super::node::{InnerNode, NO_NODE, Node, SLOTS, Snapshot, snapshot};
 use super::search::{GUESS, Past, Records, Slots, Target, partition, shared};
 use super::slab::{SLAB_BYTES_MAX, SlabPool, SlabTable};
 use super::split::Entries;
@@ -178,15 +178,15 @@ impl Tree {
     /// The node of a reference, inner or leaf.
     #[inline(always)]
     pub(super) fn node(&self, node: u32) -> &Node {
-        // SAFETY: `add_leaf` and `add_inner` put a `Node`, or an `Inner` that begins with one, at
+        // SAFETY: `add_leaf` and `add_inner` put a `Node`, or an `InnerNode` that begins with one, at
         // every address that a reference names; it lives as long as the tree and is shared.
         unsafe { &*self.address(node).cast() }
     }
 
     /// The inner node of a reference that was found above the leaves.
     #[inline(always)]
-    pub(super) fn inner(&self, node: u32) -> &Inner {
-        debug_assert_eq!(self.address(node) as usize % align_of::<Inner>(), 0);
+    pub(super) fn inner(&self, node: u32) -> &InnerNode {
+        debug_assert_eq!(self.address(node) as usize % align_of::<InnerNode>(), 0);
         // SAFETY: as in `node`; the caller found the reference at a height above 0, where only
         // references from `add_inner` are stored.
         unsafe { &*self.address(node).cast() }
@@ -219,9 +219,9 @@ impl Tree {
 
     /// A new empty inner node. Writer only.
     pub(super) fn add_inner(&self, skip: u32) -> u32 {
-        let (node, address) = self.allocate(size_of::<Inner>());
+        let (node, address) = self.allocate(size_of::<InnerNode>());
         // SAFETY: fresh memory of that size, aligned to 64 bytes, that nobody else knows.
-        unsafe { address.cast::<Inner>().write(Inner::new(skip)) };
+        unsafe { address.cast::<InnerNode>().write(InnerNode::new(skip)) };
         node
     }
 
@@ -295,7 +295,7 @@ impl Tree {
         &self,
         target: &Target<'_>,
         records: &KvBlock,
-        mut visit: impl FnMut(usize, &Inner, &Snapshot, u32, usize),
+        mut visit: impl FnMut(usize, &InnerNode, &Snapshot, u32, usize),
     ) -> Option<u32> {
         let (mut height, mut node) = self.root()?;
         while height > 0 {

@@ -57,7 +57,7 @@ impl RecordHead {
 
 /// One entry of an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Entry<'a> {
+pub(super) struct IndexEntry<'a> {
     /// The separator without the block's common prefix.
     pub(super) suffix: &'a [u8],
     /// The last record's trailer, if the next block begins with the same user key.
@@ -188,7 +188,7 @@ impl IndexBuilder {
 
 /// Position of the block of an entry.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Place {
+pub(super) struct BlockPlace {
     /// Offset and length of the block.
     pub(super) handle: Handle,
     /// Whether the next block begins with the same user key.
@@ -204,7 +204,7 @@ pub(super) struct IndexBlock {
     heads: Box<[u64]>,
     /// Largest heads of groups, from the level above `heads` up to a level of a single group.
     guides: Vec<Box<[u64]>>,
-    places: Box<[Place]>,
+    places: Box<[BlockPlace]>,
     /// Slots of the blocks below; in a top index the slots of the filter partitions follow.
     slots: Arc<Slots>,
     prefix_at: usize,
@@ -269,7 +269,7 @@ impl IndexBlock {
             return Err(Damaged);
         }
         let heads = vec![0; count as usize].into_boxed_slice();
-        let places = vec![Place::default(); count as usize].into_boxed_slice();
+        let places = vec![BlockPlace::default(); count as usize].into_boxed_slice();
         let mut at = reader.position();
         let slots = Slots::new(count as usize * (1 + level as usize));
         let (guides, top) = (Vec::new(), level == 1);
@@ -294,7 +294,7 @@ impl IndexBlock {
                 return Err(Damaged);
             }
             block.heads[index] = head;
-            block.places[index] = Place { handle, continues, has_record };
+            block.places[index] = BlockPlace { handle, continues, has_record };
             at = end;
         }
         if at != offsets_at {
@@ -304,7 +304,7 @@ impl IndexBlock {
         Ok(block)
     }
 
-    fn follows(&self, before: usize, entry: &Entry<'_>) -> bool {
+    fn follows(&self, before: usize, entry: &IndexEntry<'_>) -> bool {
         let before = self.entry(before);
         match before.suffix.cmp(entry.suffix) {
             Ordering::Less => true,
@@ -329,7 +329,7 @@ impl IndexBlock {
     /// Bytes of memory that the block holds.
     pub(super) fn memory_bytes(&self) -> usize {
         self.bytes.capacity()
-            + self.heads.len() * (8 + size_of::<Place>())
+            + self.heads.len() * (8 + size_of::<BlockPlace>())
             + self.guides.iter().map(|level| level.len() * 8).sum::<usize>()
             + self.slots.memory_bytes()
     }
@@ -347,7 +347,7 @@ impl IndexBlock {
     }
 
     #[inline]
-    fn decode(&self, at: usize) -> Option<(Entry<'_>, usize)> {
+    fn decode(&self, at: usize) -> Option<(IndexEntry<'_>, usize)> {
         let mut reader = Reader::new(self.bytes.get(at..self.offsets_at)?);
         let head = reader.varint()?;
         let suffix = reader.take(usize::try_from(head >> 1).ok()?)?;
@@ -372,12 +372,12 @@ impl IndexBlock {
             true => Handle { offset: reader.varint()?, size: reader.varint32()? },
             false => Handle::default(),
         };
-        Some((Entry { suffix, continues, record, handle, filter }, at + reader.position()))
+        Some((IndexEntry { suffix, continues, record, handle, filter }, at + reader.position()))
     }
 
     /// Position of the block of entry `index`, which must exist.
     #[inline]
-    pub(super) fn place(&self, index: usize) -> Place {
+    pub(super) fn place(&self, index: usize) -> BlockPlace {
         self.places[index]
     }
 
@@ -395,7 +395,7 @@ impl IndexBlock {
 
     /// Entry `index`, which must exist.
     #[inline]
-    pub(super) fn entry(&self, index: usize) -> Entry<'_> {
+    pub(super) fn entry(&self, index: usize) -> IndexEntry<'_> {
         self.decode(self.offset(index)).expect("entries were checked when the block was loaded").0
     }
 

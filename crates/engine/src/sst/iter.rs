@@ -81,7 +81,7 @@ impl TableReader {
 
 /// Position in the index at which a placement begins.
 #[derive(Clone, Copy)]
-enum Place<'a> {
+enum SeekPlace<'a> {
     First,
     Last,
     At(&'a [u8], u64),
@@ -109,12 +109,12 @@ impl TableIter {
     }
 
     /// Moves the index position to `place`; false if there is no such block.
-    fn place(&mut self, place: Place<'_>) -> Result<bool> {
+    fn place(&mut self, place: SeekPlace<'_>) -> Result<bool> {
         self.check_late()?;
         let find = |index: &IndexBlock| match place {
-            Place::First => 0,
-            Place::Last => index.len().saturating_sub(1),
-            Place::At(user_key, trailer) => index.search(user_key, trailer),
+            SeekPlace::First => 0,
+            SeekPlace::Last => index.len().saturating_sub(1),
+            SeekPlace::At(user_key, trailer) => index.search(user_key, trailer),
         };
         if self.table.footer.partitioned {
             self.top = find(&self.table.index);
@@ -337,7 +337,7 @@ impl TableIter {
 
     fn seek_stored(&mut self, target: &[u8]) -> Result<()> {
         let (user_key, trailer) = (key::user_key(target), key::trailer(target));
-        if !self.place(Place::At(user_key, trailer))? {
+        if !self.place(SeekPlace::At(user_key, trailer))? {
             return Ok(());
         }
         self.load_block()?;
@@ -346,7 +346,7 @@ impl TableIter {
     }
 
     fn try_seek_to_first(&mut self) -> Result<()> {
-        if !self.place(Place::First)? {
+        if !self.place(SeekPlace::First)? {
             return Ok(());
         }
         self.load_block()?;
@@ -355,7 +355,7 @@ impl TableIter {
     }
 
     fn try_seek_to_last(&mut self) -> Result<()> {
-        if !self.place(Place::Last)? {
+        if !self.place(SeekPlace::Last)? {
             return Ok(());
         }
         self.load_block()?;

@@ -12,7 +12,7 @@ use super::block::BlockCache;
 use super::data_block::{Cursor, DataBlock};
 use super::filter::BloomRef;
 use super::format::{FOOTER_BYTES, Footer, Handle};
-use super::index::{Entry, IndexBlock, RecordHead};
+use super::index::{IndexBlock, IndexEntry, RecordHead};
 use super::properties::{Properties, ValueArea};
 use super::reader::{TableReader, decode_tombstones, read_payload};
 use super::value_file::{self, ValueTable};
@@ -270,7 +270,7 @@ impl<'a> Check<'a> {
     fn check_head(
         &self,
         index: &IndexBlock,
-        entry: &Entry<'_>,
+        entry: &IndexEntry<'_>,
         record: RecordHead,
         block: &DataBlock,
     ) -> Result<()> {
@@ -289,7 +289,7 @@ impl<'a> Check<'a> {
 
     /// Checks that the separator of a block is not before its last key and that it says whether the
     /// key continues.
-    fn check_bound(&self, index: &IndexBlock, entry: &Entry<'_>, at: Handle) -> Result<()> {
+    fn check_bound(&self, index: &IndexBlock, entry: &IndexEntry<'_>, at: Handle) -> Result<()> {
         let separator = [index.prefix(), entry.suffix].concat();
         let last = key::user_key(&self.last_key);
         let fits = match entry.continues {

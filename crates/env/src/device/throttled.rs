@@ -81,13 +81,13 @@ fn pieces_of(bytes: u64, piece_bytes_max: u64) -> impl Iterator<Item = u64> {
 pub(super) struct Device {
     pub(super) spec: DeviceSpec,
     clock: Arc<dyn Clock>,
-    state: Mutex<State>,
+    state: Mutex<ThrottledState>,
     tally: Tally,
     next_stream: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ThrottledState {
     queues: Queues,
     waiting: Waiting,
 }

@@ -74,11 +74,11 @@ pub struct PriorityStats {
 pub struct RateLimiter {
     /// Rate in bytes per second; 0 for no limit.
     rate: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<LimiterState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct LimiterState {
     tokens: u64,
     /// Time of the last refill; `None` before the first limited request.
     refilled_at_ns: Option<u64>,
@@ -116,7 +116,7 @@ impl Queue {
     }
 }
 
-impl State {
+impl LimiterState {
     /// Adds the refills that are due at `now_ns`, and distributes them.
     fn turn(&mut self, rate: u64, now_ns: u64) {
         let period_ns = REFILL_PERIOD.as_nanos() as u64;

@@ -78,7 +78,7 @@ struct Piece {
 }
 
 #[derive(Debug)]
-struct State {
+struct EngineState {
     end: Arc<End>,
     /// Whether the endpoint is being replaced.
     blocked: bool,
@@ -110,7 +110,7 @@ pub(super) struct Engine {
     core: Arc<Initiator<Messages>>,
     clock: Arc<dyn Clock>,
     deadline: Duration,
-    state: Mutex<State>,
+    state: Mutex<EngineState>,
     leader: CompletionLeader,
     pub(super) batches: AtomicU64,
     pub(super) operations: AtomicU64,
@@ -189,7 +189,7 @@ impl Engine {
         clock: &Arc<dyn Clock>,
         deadline: Duration,
     ) -> Result<Arc<Self>> {
-        let state = State {
+        let state = EngineState {
             end: Self::connected(&target, control, &**clock, deadline)?,
             blocked: false,
             flights: VecDeque::new(),
@@ -275,7 +275,7 @@ impl Engine {
     }
 
     /// Posts the operations that may leave.
-    fn advance(&self, state: &mut State) {
+    fn advance(&self, state: &mut EngineState) {
         if state.blocked || (state.again && !state.pieces.is_empty()) {
             return;
         }
@@ -294,7 +294,7 @@ impl Engine {
     }
 
     /// Posts one piece. Returns whether it left.
-    fn leave(&self, state: &mut State, at: usize, next: &Next) -> bool {
+    fn leave(&self, state: &mut EngineState, at: usize, next: &Next) -> bool {
         if !state.flying.admits(next.sort, self.order) {
             return false;
         }
@@ -333,7 +333,7 @@ impl Engine {
     }
 
     /// Reads completions. Returns their number.
-    fn take_completions(&self, state: &mut State) -> Result<usize, Code> {
+    fn take_completions(&self, state: &mut EngineState) -> Result<usize, Code> {
         let mut completions = [Completion::default(); 32];
         let mut taken = 0;
         loop {
@@ -346,7 +346,7 @@ impl Engine {
         }
     }
 
-    fn complete(&self, state: &mut State, completion: &Completion) {
+    fn complete(&self, state: &mut EngineState, completion: &Completion) {
         let of = |piece: &&mut Piece| piece.token == completion.token && !piece.done;
         let Some(piece) = state.pieces.iter_mut().find(of) else {
             // The error names no operation. The operations complete by themselves or at their
@@ -385,7 +385,7 @@ impl Engine {
 
     /// Delivers the completed batches at the front of the queue. Returns the key of the first
     /// failed operation, if there is one.
-    fn finish_settled(&self, state: &mut State) -> Option<(u64, RemoteKey)> {
+    fn finish_settled(&self, state: &mut EngineState) -> Option<(u64, RemoteKey)> {
         loop {
             // A failure is judged after everything in flight that may depend on it has completed.
             let flight = state.flights.front_mut()?;
@@ -403,7 +403,7 @@ impl Engine {
     }
 
     /// Completes operations after their deadline. Returns the time until the next one.
-    fn expire(&self, state: &mut State) -> Duration {
+    fn expire(&self, state: &mut EngineState) -> Duration {
         let now_ns = self.clock.now_ns();
         let mut left_ns = u64::MAX;
         for flight in &mut state.flights {
@@ -525,7 +525,7 @@ fn call(end: &End, flight: &mut Flight, next: &Next, token: u32, at: u64) -> Res
 }
 
 /// Releases the lock, and then delivers the completed batches.
-fn deliver(mut state: MutexGuard<'_, State>) {
+fn deliver(mut state: MutexGuard<'_, EngineState>) {
     let over = std::mem::take(&mut state.over);
     drop(state);
     over.into_iter().for_each(|(slot, batch)| slot.fill(batch));

@@ -125,7 +125,7 @@ impl Window {
 }
 
 #[derive(Debug)]
-struct State {
+struct MessageState {
     /// Whether the peer is known.
     joined: bool,
     window: Window,
@@ -138,7 +138,7 @@ struct State {
 pub(super) struct Messages {
     end: End,
     control: Arc<Control>,
-    state: Mutex<State>,
+    state: Mutex<MessageState>,
 }
 
 /// Place of the buffer of a token.
@@ -160,7 +160,7 @@ impl Messages {
 
     /// Makes the messages to a peer that [`Messages::join`] names later.
     pub(super) fn new(end: End, control: Arc<Control>) -> Self {
-        let state = State {
+        let state = MessageState {
             joined: false,
             window: Window::default(),
             free: (RECEIVES..RECEIVES + SENDS).collect(),
@@ -199,7 +199,7 @@ impl Messages {
     }
 
     /// Handles all completions of libfabric.
-    fn progress(&self, state: &mut State) {
+    fn progress(&self, state: &mut MessageState) {
         let mut completions = [Completion::default(); 32];
         while !state.broken {
             let count = match self.end.poll(&mut completions) {
@@ -217,14 +217,14 @@ impl Messages {
         }
     }
 
-    fn fail(&self, state: &mut State, what: &str, code: Code) {
+    fn fail(&self, state: &mut MessageState, what: &str, code: Code) {
         if !self.control.known_ended() {
             tracing::warn!(%code, what, "messages over libfabric: the link is closed");
         }
         state.broken = true;
     }
 
-    fn complete(&self, state: &mut State, completion: &Completion) {
+    fn complete(&self, state: &mut MessageState, completion: &Completion) {
         let token = completion.token;
         if completion.error != 0 || token >= RECEIVES + SENDS {
             return self.fail(state, "a message", Code::of(completion.error));
@@ -244,14 +244,14 @@ impl Messages {
         }
     }
 
-    fn repost(&self, state: &mut State, token: u32) {
+    fn repost(&self, state: &mut MessageState, token: u32) {
         if let Err(code) = self.end.receive(token, place(token), MESSAGE_BYTES) {
             self.fail(state, "a buffer", code);
         }
     }
 
     /// Sends one message from a free buffer. Returns whether it left.
-    fn send(&self, state: &mut State, bytes: &[u8]) -> bool {
+    fn send(&self, state: &mut MessageState, bytes: &[u8]) -> bool {
         let Some(&token) = state.free.last() else { return false };
         let (number, taken) = (state.window.sent, state.window.taken);
         let header = Header { number, taken, bytes: bytes.len() as u32 }.encode();
@@ -278,7 +278,7 @@ impl Messages {
         }
     }
 
-    fn may_send(state: &State) -> bool {
+    fn may_send(state: &MessageState) -> bool {
         state.joined && !state.broken && state.free.len() > SENDS_KEPT && state.window.open()
     }
 

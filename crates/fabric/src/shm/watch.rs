@@ -20,18 +20,18 @@ pub(super) trait Watched: Send + Sync {
 
 #[derive(Default)]
 pub(super) struct Watch {
-    inner: Mutex<Option<Arc<Inner>>>,
+    inner: Mutex<Option<Arc<WatchState>>>,
 }
 
-struct Inner {
+struct WatchState {
     alarm: Alarm,
-    watched: Mutex<Vec<Entry>>,
+    watched: Mutex<Vec<WatchEntry>>,
     owner: Weak<Watch>,
 }
 
 /// A socket and its link. The thread keeps the socket while it sleeps, and never the link, so that
 /// the link can be dropped meanwhile.
-type Entry = (Arc<OwnedFd>, Weak<dyn Watched>);
+type WatchEntry = (Arc<OwnedFd>, Weak<dyn Watched>);
 
 impl fmt::Debug for Watch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -52,7 +52,7 @@ impl Watch {
             inner.alarm.ring();
             return Ok(());
         }
-        let made = Arc::new(Inner {
+        let made = Arc::new(WatchState {
             alarm: Alarm::new()?,
             watched: Mutex::new(vec![entry]),
             owner: Arc::downgrade(self),
@@ -77,11 +77,11 @@ impl Drop for Watch {
     }
 }
 
-impl Inner {
+impl WatchState {
     /// Runs until neither the provider nor a link exists.
     fn run(&self) {
         loop {
-            let watched: Vec<Entry> = {
+            let watched: Vec<WatchEntry> = {
                 let mut all = self.watched.lock();
                 all.retain(|(_, link)| link.strong_count() > 0);
                 all.clone()

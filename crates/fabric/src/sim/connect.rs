@@ -14,7 +14,7 @@ use crate::node::LinkEnd;
 use crate::promise::{Promise, Slot};
 use crate::refusal::{Reason, Refusal};
 
-type Outcome = Result<Arc<dyn Link>>;
+type ConnectOutcome = Result<Arc<dyn Link>>;
 
 /// A connection attempt.
 struct Attempt {
@@ -23,10 +23,10 @@ struct Attempt {
     host: HostId,
     to: Connect,
     deadline_ns: u64,
-    slot: Arc<Slot<Outcome>>,
+    slot: Arc<Slot<ConnectOutcome>>,
 }
 
-pub(super) fn connect(network: &Arc<Network>, near: Life, to: Connect) -> Promise<Outcome> {
+pub(super) fn connect(network: &Arc<Network>, near: Life, to: Connect) -> Promise<ConnectOutcome> {
     let host = match network.machine_of(&to.address) {
         Ok(host) => host,
         Err(error) => return Promise::ready(Err(error)),

@@ -46,7 +46,7 @@ pub(super) struct ListenerEntry {
     pub(super) path: AtomicPath,
 }
 
-struct State {
+struct NetworkState {
     rng: Rng,
     faults: Faults,
     transport: Transport,
@@ -76,7 +76,7 @@ pub(super) enum Crossing {
 pub struct Network {
     pub(super) scheduler: Scheduler,
     me: Weak<Network>,
-    state: Mutex<State>,
+    state: Mutex<NetworkState>,
 }
 
 impl fmt::Debug for Network {
@@ -89,7 +89,7 @@ impl Network {
     /// Makes a network without machines and faults.
     #[must_use]
     pub fn new(scheduler: &Scheduler) -> Arc<Self> {
-        let state = State {
+        let state = NetworkState {
             rng: scheduler.rng("network"),
             faults: Faults::default(),
             transport: Transport::default(),

@@ -109,7 +109,7 @@ enum Numbering {
 
 /// Whether the client knows if the node executed a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Outcome {
+enum RequestOutcome {
     Known,
     /// The node may have executed the request, or refused it for now.
     Unknown,
@@ -231,7 +231,7 @@ impl<S: Stream> Initiator<S> {
             expected.map_err(|(refusal, _)| refusal)
         });
         if let Err(refusal) = expected {
-            self.close_number(number, numbering, Outcome::Unknown);
+            self.close_number(number, numbering, RequestOutcome::Unknown);
             return Err(refusal);
         }
         let oldest = if kind == Kind::Idempotent { 0 } else { self.session.oldest() };
@@ -247,8 +247,8 @@ impl<S: Stream> Initiator<S> {
 
     /// Closes the number of a request that completed. A caller's own number stays open if the
     /// outcome is unknown.
-    fn close_number(&self, number: u64, numbering: Numbering, outcome: Outcome) {
-        let keep = numbering == Numbering::Caller && outcome == Outcome::Unknown;
+    fn close_number(&self, number: u64, numbering: Numbering, outcome: RequestOutcome) {
+        let keep = numbering == Numbering::Caller && outcome == RequestOutcome::Unknown;
         if numbering != Numbering::Link {
             self.session.completed(number, keep);
         }
@@ -473,7 +473,7 @@ impl<S: Stream> Initiator<S> {
                 let answer = decoded.unwrap_or(Err(Reason::Disconnected.into()));
                 let again = matches!(answer, Err(Refusal { reason: Reason::Full, .. }));
                 let is_open = again || failed.is_some();
-                let outcome = if is_open { Outcome::Unknown } else { Outcome::Known };
+                let outcome = if is_open { RequestOutcome::Unknown } else { RequestOutcome::Known };
                 self.close_number(frame.number, asked.numbering, outcome);
                 asked.slot.fill(answer);
                 failed.map_or(Ok(()), Err)
@@ -515,7 +515,7 @@ impl<S: Stream> Initiator<S> {
             }
             What::Attach { slot, .. } => slot.fill(Err(refusal)),
             What::Request(asked) => {
-                self.close_number(number, asked.numbering, Outcome::Unknown);
+                self.close_number(number, asked.numbering, RequestOutcome::Unknown);
                 asked.slot.fill(Err(refusal));
             }
         }

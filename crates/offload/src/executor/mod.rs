@@ -100,7 +100,7 @@ pub enum ExecutorStep {
 }
 
 #[derive(Clone, Debug)]
-enum State {
+enum HeldJobState {
     Offered { until_ns: u64 },
     Running { progress_bytes: u64, waits: bool },
     Committed { output: Payload, repeat: Repeat },
@@ -125,15 +125,17 @@ struct Held {
     scheduler: SchedulerId,
     kind: JobKind,
     numbers: NumberRange,
-    state: State,
+    state: HeldJobState,
 }
 
 impl Held {
     /// The repetition of COMMIT or ABORT; `None` if neither is due.
     fn repeat(&mut self) -> Option<&mut Repeat> {
         match &mut self.state {
-            State::Committed { repeat, .. } | State::Failed { repeat, .. } => Some(repeat),
-            State::Offered { .. } | State::Running { .. } => None,
+            HeldJobState::Committed { repeat, .. } | HeldJobState::Failed { repeat, .. } => {
+                Some(repeat)
+            }
+            HeldJobState::Offered { .. } | HeldJobState::Running { .. } => None,
         }
     }
 }
@@ -249,7 +251,7 @@ impl Executor {
 
     /// Notes how far a running attempt is, and whether it waits for something that is bounded.
     pub fn note_progress(&mut self, now: Running) {
-        if let Some(Held { state: State::Running { progress_bytes, waits }, .. }) =
+        if let Some(Held { state: HeldJobState::Running { progress_bytes, waits }, .. }) =
             self.attempts.get_mut(&now.at)
         {
             (*progress_bytes, *waits) = (now.progress_bytes, now.waits);
@@ -265,11 +267,11 @@ impl Executor {
         result: Result<Payload, ShortText>,
     ) -> Vec<ExecutorStep> {
         if let Some(held) = self.attempts.get_mut(&at)
-            && matches!(held.state, State::Running { .. })
+            && matches!(held.state, HeldJobState::Running { .. })
         {
             held.state = match result {
-                Ok(output) => State::Committed { output, repeat: Repeat::from(now_ns) },
-                Err(reason) => State::Failed { reason, repeat: Repeat::from(now_ns) },
+                Ok(output) => HeldJobState::Committed { output, repeat: Repeat::from(now_ns) },
+                Err(reason) => HeldJobState::Failed { reason, repeat: Repeat::from(now_ns) },
             };
         }
         self.beats.values_mut().for_each(|next_ns| *next_ns = now_ns);
@@ -294,7 +296,7 @@ impl Executor {
             OffloadMessage::Cancel { at, life } if self.obeys(life) => self.cancelled(at),
             OffloadMessage::Decided { at, verdict } => self.decided(at, verdict),
             OffloadMessage::Noted { at } => {
-                let is_failed = |held: &Held| matches!(held.state, State::Failed { .. });
+                let is_failed = |held: &Held| matches!(held.state, HeldJobState::Failed { .. });
                 if self.attempts.get(&at).is_some_and(is_failed) {
                     self.end(at);
                 }
@@ -322,16 +324,16 @@ impl Executor {
     pub fn on_timer(&mut self, now_ns: u64) -> Vec<ExecutorStep> {
         let mut steps = Vec::new();
         self.attempts.retain(
-            |_, held| !matches!(held.state, State::Offered { until_ns } if until_ns <= now_ns),
+            |_, held| !matches!(held.state, HeldJobState::Offered { until_ns } if until_ns <= now_ns),
         );
         let (by, beats) = (self.me, &self.beats);
         for (at, held) in &mut self.attempts {
             let (message, repeat) = match &mut held.state {
-                State::Committed { output, repeat } => {
+                HeldJobState::Committed { output, repeat } => {
                     let output = output.clone();
                     (OffloadMessage::Commit { at: *at, by, output }, repeat)
                 }
-                State::Failed { reason, repeat } => {
+                HeldJobState::Failed { reason, repeat } => {
                     let reason = reason.clone();
                     (OffloadMessage::Abort { at: *at, by, reason }, repeat)
                 }
@@ -356,7 +358,7 @@ impl Executor {
     /// has ended there may have moved to another one.
     fn beat(&self, to: SchedulerId) -> OffloadMessage {
         let running = self.attempts.iter().filter_map(|(at, held)| match held.state {
-            State::Running { progress_bytes, waits } if held.scheduler == to => {
+            HeldJobState::Running { progress_bytes, waits } if held.scheduler == to => {
                 Some(Running { at: *at, progress_bytes, waits })
             }
             _ => None,
@@ -389,8 +391,9 @@ impl Executor {
 
     /// Slots that an attempt holds. An attempt that waits for its verdict holds none.
     fn slots_taken(&self) -> usize {
-        let is_taken =
-            |held: &&Held| matches!(held.state, State::Offered { .. } | State::Running { .. });
+        let is_taken = |held: &&Held| {
+            matches!(held.state, HeldJobState::Offered { .. } | HeldJobState::Running { .. })
+        };
         self.attempts.values().filter(is_taken).count()
     }
 
@@ -418,7 +421,7 @@ impl Executor {
         if self.slots_taken() >= self.offer.slots as usize {
             return decline(DeclineWhy::Busy);
         }
-        let state = State::Offered { until_ns: now_ns + OFFER_NS };
+        let state = HeldJobState::Offered { until_ns: now_ns + OFFER_NS };
         let held = Held { scheduler, kind: order.kind, numbers: NumberRange::default(), state };
         self.attempts.insert(at, held);
         OffloadMessage::Accept { at, by }
@@ -438,8 +441,8 @@ impl Executor {
         };
         let mut steps =
             vec![ExecutorStep::Send { to, message: OffloadMessage::Started { at, by } }];
-        if matches!(held.state, State::Offered { .. }) {
-            held.state = State::Running { progress_bytes: 0, waits: false };
+        if matches!(held.state, HeldJobState::Offered { .. }) {
+            held.state = HeldJobState::Running { progress_bytes: 0, waits: false };
             held.numbers = numbers;
             steps.push(ExecutorStep::Run { at, kind: held.kind, numbers, spec });
         }
@@ -450,18 +453,18 @@ impl Executor {
     /// its failure. A committed attempt waits for the owner's verdict.
     fn cancelled(&mut self, at: AttemptId) -> Vec<ExecutorStep> {
         match self.attempts.get(&at).map(|held| &held.state) {
-            Some(State::Offered { .. }) => {
+            Some(HeldJobState::Offered { .. }) => {
                 self.end(at);
                 Vec::new()
             }
-            Some(State::Running { .. }) => vec![ExecutorStep::Stop { at }],
+            Some(HeldJobState::Running { .. }) => vec![ExecutorStep::Stop { at }],
             _ => Vec::new(),
         }
     }
 
     fn decided(&mut self, at: AttemptId, verdict: Verdict) -> Vec<ExecutorStep> {
         let Some(held) = self.attempts.get(&at) else { return Vec::new() };
-        if !matches!(held.state, State::Committed { .. }) {
+        if !matches!(held.state, HeldJobState::Committed { .. }) {
             return Vec::new();
         }
         let numbers = held.numbers;

@@ -45,7 +45,7 @@ struct Mailbox {
 }
 
 #[derive(Default)]
-struct State {
+struct DeskState {
     time: AwakeTime,
     scheduler: Option<Scheduler>,
     boxes: BTreeMap<Correspondent, Mailbox>,
@@ -53,7 +53,7 @@ struct State {
 
 /// The scheduler of a manager, with a mailbox for each owner and each executor.
 pub struct SchedulerDesk {
-    state: Mutex<State>,
+    state: Mutex<DeskState>,
     clock: Arc<dyn Clock>,
 }
 
@@ -147,7 +147,7 @@ impl SchedulerDesk {
     }
 }
 
-impl State {
+impl DeskState {
     /// Begins or ends a life of the scheduler with its term.
     fn follow(&mut self, term: Option<u64>, now_ns: u64) {
         let known = self.scheduler.as_ref().map(|scheduler| scheduler.life().term);

@@ -177,7 +177,7 @@ struct EndedJob {
     returned: Payload,
 }
 
-struct State {
+struct ExecutorState {
     machine: Executor,
     /// Jobs that wait for a thread or run.
     jobs: BTreeMap<AttemptId, Job>,
@@ -191,7 +191,7 @@ struct State {
     is_stopped: bool,
 }
 
-impl State {
+impl ExecutorState {
     /// Counts a job that has failed.
     fn note_failure(&mut self, error: &Error) {
         self.figures.failed += 1;
@@ -199,9 +199,9 @@ impl State {
     }
 }
 
-struct Shared {
+struct ExecutorShared {
     settings: ExecutorSettings,
-    state: Mutex<State>,
+    state: Mutex<ExecutorState>,
     queues: JobQueues<Job>,
     clock: Arc<dyn Clock>,
     fs: Arc<dyn FileSystem>,
@@ -215,7 +215,7 @@ struct Shared {
 /// failed if the manager answers. An orderly end calls [`ExecutorServer::leave`] first, and waits
 /// until [`ExecutorServer::can_end`].
 pub struct ExecutorServer {
-    shared: Arc<Shared>,
+    shared: Arc<ExecutorShared>,
     couriers: Option<Couriers>,
     threads: Vec<Joiner>,
 }
@@ -244,7 +244,7 @@ impl ExecutorServer {
         let (reach, waits) = (Arc::clone(&endpoints) as _, Waits::Receiving);
         let fetcher = ImageFetcher::new(reach, runtime, waits);
         let me = ExecutorId(entropy_seed());
-        let shared = Shared::new(me, settings, fs, fetcher, SystemClock::shared());
+        let shared = ExecutorShared::new(me, settings, fs, fetcher, SystemClock::shared());
         let mut server = Self { shared: Arc::clone(&shared), couriers: None, threads: Vec::new() };
         for priority in JobPriority::ALL {
             for _ in 0..shared.settings.slots {
@@ -275,7 +275,7 @@ impl ExecutorServer {
         let (reach, waits): (Arc<dyn Reach>, _) = (Arc::clone(reach), Waits::InRuntime);
         let fetcher = ImageFetcher::new(reach, Arc::clone(runtime), waits);
         let me = ExecutorId(Runtime::seed(&**runtime));
-        let shared = Shared::new(me, settings, fs, fetcher, Arc::clone(clock));
+        let shared = ExecutorShared::new(me, settings, fs, fetcher, Arc::clone(clock));
         let weak = Arc::downgrade(&shared);
         let resident: Weak<dyn Resident> = weak;
         let managers = &shared.settings.managers;
@@ -331,7 +331,7 @@ impl ExecutorServer {
 
 /// The figures of an executor, for as long as it lives.
 #[derive(Clone)]
-pub struct ExecutorMonitor(Weak<Shared>);
+pub struct ExecutorMonitor(Weak<ExecutorShared>);
 
 impl fmt::Debug for ExecutorMonitor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -385,7 +385,7 @@ fn is_plain(path: &Path) -> bool {
     path.is_absolute() && !path.components().any(|part| part == Component::ParentDir)
 }
 
-impl Shared {
+impl ExecutorShared {
     /// An executor without jobs, whose couriers do not run yet.
     fn new(
         me: ExecutorId,
@@ -403,7 +403,7 @@ impl Shared {
         let offer = ExecutorOffer { slots: settings.slots, names, address };
         let managers = settings.managers.len();
         Arc::new(Self {
-            state: Mutex::new(State {
+            state: Mutex::new(ExecutorState {
                 machine: Executor::new(me, offer, &schedulers_of(managers)),
                 jobs: BTreeMap::new(),
                 outputs: BTreeMap::new(),
@@ -581,7 +581,7 @@ impl Shared {
     }
 
     /// Reports load and reach to the state machine, for the next beat.
-    fn note_load(&self, state: &mut State) {
+    fn note_load(&self, state: &mut ExecutorState) {
         let slots = u64::from(self.settings.slots);
         let share = |count: u64| (1000 * count / slots).min(u64::from(u32::MAX)) as u32;
         let (cpu, queue) = (share(state.figures.running), share(self.queues.jobs_waiting() as u64));
@@ -592,7 +592,7 @@ impl Shared {
     }
 
     /// Takes the steps of the state machine. Returns the messages to send.
-    fn step(&self, state: &mut State, steps: Vec<ExecutorStep>) -> Vec<Addressed> {
+    fn step(&self, state: &mut ExecutorState, steps: Vec<ExecutorStep>) -> Vec<Addressed> {
         let mut messages = Vec::new();
         for step in steps {
             match step {
@@ -631,7 +631,7 @@ impl Shared {
     }
 }
 
-impl Resident for Shared {
+impl Resident for ExecutorShared {
     fn take(&self, from: SchedulerId, messages: Vec<OffloadMessage>) -> Vec<Addressed> {
         let now_ns = self.clock.now_ns();
         let mut state = self.state.lock();

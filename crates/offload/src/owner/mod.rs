@@ -115,7 +115,7 @@ pub enum OwnerStep {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum OwnedJobState {
     Away { heard_ns: u64, next_ns: u64 },
     Checking { attempt: Attempt, from: SchedulerId },
     Here,
@@ -144,7 +144,7 @@ struct Job {
     live: BTreeMap<Attempt, NumberRange>,
     newest: Attempt,
     refusals: u32,
-    state: State,
+    state: OwnedJobState,
 }
 
 /// A job that a scheduler gives back.
@@ -251,7 +251,7 @@ impl Owner {
         let slots = self.slots.get(&kind).copied().unwrap_or(0) as usize;
         let is_other = |job: &&Job| {
             job.order.kind != kind
-                && matches!(job.state, State::Away { .. } | State::Checking { .. })
+                && matches!(job.state, OwnedJobState::Away { .. } | OwnedJobState::Checking { .. })
         };
         slots.saturating_sub(self.jobs.values().filter(is_other).count())
     }
@@ -287,7 +287,7 @@ impl Owner {
             live: BTreeMap::new(),
             newest: Attempt::default(),
             refusals: 0,
-            state: State::Away { heard_ns: now_ns, next_ns: now_ns },
+            state: OwnedJobState::Away { heard_ns: now_ns, next_ns: now_ns },
         };
         self.jobs.insert(number, job);
         (number, self.on_timer(now_ns))
@@ -300,7 +300,8 @@ impl Owner {
         let Some(job) = self.jobs.get_mut(&number) else { return abandon() };
         job.is_drawing = false;
         let to = self.schedulers[job.scheduler];
-        let (State::Away { next_ns, .. }, Some(session)) = (&mut job.state, self.sessions.get(&to))
+        let (OwnedJobState::Away { next_ns, .. }, Some(session)) =
+            (&mut job.state, self.sessions.get(&to))
         else {
             return abandon();
         };
@@ -322,7 +323,7 @@ impl Owner {
     pub fn checked(&mut self, now_ns: u64, at: AttemptId, is_installed: bool) -> Vec<OwnerStep> {
         let number = at.job.number;
         let Some(job) = self.jobs.get_mut(&number) else { return Vec::new() };
-        let State::Checking { attempt, from } = job.state else { return Vec::new() };
+        let OwnedJobState::Checking { attempt, from } = job.state else { return Vec::new() };
         debug_assert_eq!(attempt, at.attempt, "one attempt is checked at a time");
         let decided = |verdict| OwnerStep::Send {
             to: from,
@@ -334,7 +335,8 @@ impl Owner {
             steps.extend(self.end(number, Some(attempt)));
             return steps;
         }
-        job.state = State::Away { heard_ns: now_ns, next_ns: now_ns + self.terms.repeat_ns };
+        job.state =
+            OwnedJobState::Away { heard_ns: now_ns, next_ns: now_ns + self.terms.repeat_ns };
         job.refusals += 1;
         let is_enough = job.refusals >= REFUSALS_MAX;
         let numbers = job.live.remove(&attempt).unwrap_or_default();
@@ -366,7 +368,7 @@ impl Owner {
                 }
                 if let Some(job) = self.jobs.get_mut(&job.number)
                     && self.schedulers[job.scheduler] == from
-                    && let State::Away { heard_ns, .. } = &mut job.state
+                    && let OwnedJobState::Away { heard_ns, .. } = &mut job.state
                 {
                     *heard_ns = now_ns;
                     job.is_queued |= job.session == Some(session);
@@ -420,7 +422,7 @@ impl Owner {
     fn tick(&mut self, now_ns: u64, number: u64) -> Vec<OwnerStep> {
         let oldest = self.oldest();
         let Some(job) = self.jobs.get_mut(&number) else { return Vec::new() };
-        let State::Away { heard_ns, next_ns } = &mut job.state else { return Vec::new() };
+        let OwnedJobState::Away { heard_ns, next_ns } = &mut job.state else { return Vec::new() };
         if *heard_ns + self.terms.silent_ns <= now_ns {
             job.tried += 1;
             if job.tried >= self.schedulers.len() {
@@ -463,7 +465,7 @@ impl Owner {
         let mut steps = Vec::new();
         for (number, job) in &mut self.jobs {
             let is_there = self.schedulers[job.scheduler] == scheduler;
-            if let State::Away { heard_ns, .. } = &mut job.state
+            if let OwnedJobState::Away { heard_ns, .. } = &mut job.state
                 && is_there
                 && job.session != Some(session)
             {
@@ -487,15 +489,15 @@ impl Owner {
             of.jobs.get(&number).is_some_and(|job| of.schedulers[job.scheduler] == from)
         };
         let mut steps = match known {
-            Some(State::Checking { .. }) => return Vec::new(),
-            Some(State::Away { .. }) if is_from_its_scheduler(self) => {
+            Some(OwnedJobState::Checking { .. }) => return Vec::new(),
+            Some(OwnedJobState::Away { .. }) if is_from_its_scheduler(self) => {
                 let failure = failure.filter(|failed| failed.at.job == job);
                 self.bring_here(number, why, is_untouched, failure)
             }
             // The job waits for its own scheduler, and the end of the job is told to this one as
             // well. It may be the same manager at another address, and an order to cancel the job
             // would end it there, while this owner goes on to wait for it.
-            Some(State::Away { .. }) => return Vec::new(),
+            Some(OwnedJobState::Away { .. }) => return Vec::new(),
             _ => Vec::new(),
         };
         steps.push(OwnerStep::Send { to: from, message: OffloadMessage::CancelJob { job } });
@@ -528,12 +530,12 @@ impl Owner {
             };
         };
         match (job.state, job.live.get(&at.attempt).copied()) {
-            (State::Checking { .. }, Some(_)) => Vec::new(),
-            (State::Away { .. }, Some(numbers)) => {
-                job.state = State::Checking { attempt: at.attempt, from };
+            (OwnedJobState::Checking { .. }, Some(_)) => Vec::new(),
+            (OwnedJobState::Away { .. }, Some(numbers)) => {
+                job.state = OwnedJobState::Checking { attempt: at.attempt, from };
                 vec![OwnerStep::Check { at, numbers, output }]
             }
-            (State::Here, _) | (_, None) => decided(Verdict::Discard),
+            (OwnedJobState::Here, _) | (_, None) => decided(Verdict::Discard),
         }
     }
 
@@ -547,10 +549,10 @@ impl Owner {
         failure: Option<FailedAttempt>,
     ) -> Vec<OwnerStep> {
         let Some(job) = self.jobs.get_mut(&number) else { return Vec::new() };
-        if !matches!(job.state, State::Away { .. }) {
+        if !matches!(job.state, OwnedJobState::Away { .. }) {
             return Vec::new();
         }
-        job.state = State::Here;
+        job.state = OwnedJobState::Here;
         if matches!(why, LocalWhy::NoExecutor | LocalWhy::Silent | LocalWhy::Superseded) {
             self.slots.clear();
         }

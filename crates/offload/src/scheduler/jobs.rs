@@ -1,7 +1,7 @@
 //! The jobs of a scheduler: their attempts, and the queues in which they wait.
 //!
 //! Invariants:
-//! 1. A job is in its queue exactly while its state is [`State::Queued`]. A job without unused
+//! 1. A job is in its queue exactly while its state is [`JobState::Queued`]. A job without unused
 //!    attempts leaves the queue before, for the rest of the present call.
 //! 2. The package of an attempt goes to at most one executor. An attempt that an executor declined
 //!    had no package yet, and may be offered again.
@@ -75,7 +75,7 @@ pub(super) enum Entered {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum JobState {
     Queued,
     Offered {
         until_ns: u64,
@@ -109,7 +109,7 @@ struct Job {
     excluded: BTreeSet<ExecutorId>,
     /// The attempt that an executor has, unless the job waits.
     given: Option<(PreparedAttempt, ExecutorId)>,
-    state: State,
+    state: JobState,
     /// Times and progress, for operators.
     track: JobTrack,
     /// Time at which the timer first found the job in its queue after its last package.
@@ -134,7 +134,7 @@ impl Job {
             newest: Attempt::default(),
             excluded,
             given: None,
-            state: State::Queued,
+            state: JobState::Queued,
             track: JobTrack::new(now_ns),
             queued_since_ns: None,
             was_offered: false,
@@ -166,18 +166,18 @@ impl Job {
     /// until an executor has accepted the job, because an executor may decline an offer.
     fn has_given_up(&self, at: AttemptId, by: ExecutorId) -> bool {
         let is_held = self.holder_of(at) == Some(by);
-        let is_taken = matches!(self.state, State::Running { .. } | State::Committed);
+        let is_taken = matches!(self.state, JobState::Running { .. } | JobState::Committed);
         !is_held && (is_taken || at.attempt >= self.first)
     }
 
     /// The job for operators, without the address of its executor.
     fn standing(&self, now_ns: u64) -> JobStanding {
         let (phase, why) = match self.state {
-            State::Queued => (JobPhase::Queued, None),
-            State::Offered { .. } => (JobPhase::Offered, None),
-            State::Running { .. } => (JobPhase::Running, None),
-            State::Committed => (JobPhase::Committed, None),
-            State::GivenBack { why, .. } => (JobPhase::GivenBack, Some(why)),
+            JobState::Queued => (JobPhase::Queued, None),
+            JobState::Offered { .. } => (JobPhase::Offered, None),
+            JobState::Running { .. } => (JobPhase::Running, None),
+            JobState::Committed => (JobPhase::Committed, None),
+            JobState::GivenBack { why, .. } => (JobPhase::GivenBack, Some(why)),
         };
         let next = self.unused.front().filter(|_| phase == JobPhase::Queued);
         let attempt = self.given.as_ref().map(|(given, _)| given).or(next);
@@ -198,7 +198,7 @@ impl Job {
 
     /// Whether an executor has the job and has not committed it.
     fn is_out(&self) -> bool {
-        matches!(self.state, State::Offered { .. } | State::Running { .. })
+        matches!(self.state, JobState::Offered { .. } | JobState::Running { .. })
     }
 }
 
@@ -361,7 +361,7 @@ impl Jobs {
             return None;
         };
         job.given = Some((next, executor));
-        job.state = State::Offered { until_ns };
+        job.state = JobState::Offered { until_ns };
         let at = AttemptId { job: id, attempt: next.attempt };
         let is_first = !std::mem::replace(&mut job.was_offered, true);
         Some((OffloadMessage::Assign { at, life, order: job.order.clone() }, is_first))
@@ -382,9 +382,9 @@ impl Jobs {
         }
         job.queued_since_ns = None;
         let numbers = job.given?.0.numbers;
-        if matches!(job.state, State::Offered { .. }) {
+        if matches!(job.state, JobState::Offered { .. }) {
             job.track.accepted(now_ns);
-            job.state = State::Running {
+            job.state = JobState::Running {
                 is_started: false,
                 packed_ns: now_ns,
                 moved_ns: now_ns,
@@ -406,7 +406,7 @@ impl Jobs {
     ) -> Vec<(ExecutorId, OffloadMessage)> {
         let mut packages = Vec::new();
         for job in self.jobs.values_mut() {
-            let State::Running { is_started: false, packed_ns, .. } = &mut job.state else {
+            let JobState::Running { is_started: false, packed_ns, .. } = &mut job.state else {
                 continue;
             };
             if *packed_ns + answer_ns > now_ns {
@@ -435,7 +435,7 @@ impl Jobs {
         if job.holder_of(at) != Some(by) {
             return;
         }
-        if let State::Running { is_started, moved_ns, progress_bytes, waits_since_ns, .. } =
+        if let JobState::Running { is_started, moved_ns, progress_bytes, waits_since_ns, .. } =
             &mut job.state
         {
             if !*is_started || bytes > *progress_bytes {
@@ -457,7 +457,7 @@ impl Jobs {
     /// executor without a free slot may get it again later. Returns whether the job waits again.
     pub(super) fn declined(&mut self, at: AttemptId, by: ExecutorId, why: DeclineWhy) -> bool {
         let Some(job) = self.jobs.get_mut(&at.job) else { return false };
-        let is_offered = matches!(job.state, State::Offered { .. });
+        let is_offered = matches!(job.state, JobState::Offered { .. });
         if job.holder_of(at) != Some(by) || !is_offered {
             return false;
         }
@@ -475,7 +475,7 @@ impl Jobs {
     pub(super) fn failed(&mut self, now_ns: u64, failure: &FailedAttempt) -> bool {
         let (at, by) = (failure.at, failure.executor);
         let Some(job) = self.jobs.get_mut(&at.job) else { return false };
-        let is_out = job.is_out() || job.state == State::Committed;
+        let is_out = job.is_out() || job.state == JobState::Committed;
         if job.holder_of(at) != Some(by) || !is_out {
             return false;
         }
@@ -491,7 +491,7 @@ impl Jobs {
     /// and keep the jobs behind it waiting, so the next dispatch gives it back to its owner.
     fn wait_again(&mut self, id: JobId) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
-        job.state = State::Queued;
+        job.state = JobState::Queued;
         if job.unused.is_empty() {
             self.exhausted.push(id);
             return;
@@ -513,8 +513,8 @@ impl Jobs {
         terms: &SchedulerTerms,
     ) -> Vec<(AttemptId, ExecutorId)> {
         let is_overdue = |job: &&Job| match job.state {
-            State::Offered { until_ns } => until_ns <= now_ns,
-            State::Running { moved_ns, .. } => moved_ns + terms.progress_ns <= now_ns,
+            JobState::Offered { until_ns } => until_ns <= now_ns,
+            JobState::Running { moved_ns, .. } => moved_ns + terms.progress_ns <= now_ns,
             _ => false,
         };
         self.jobs.values().filter(is_overdue).filter_map(Job::at).collect()
@@ -538,7 +538,7 @@ impl Jobs {
     pub(super) fn has_committed(&mut self, now_ns: u64, at: AttemptId, by: ExecutorId) {
         let Some(job) = self.jobs.get_mut(&at.job) else { return };
         if job.holder_of(at) == Some(by) && job.is_out() {
-            job.state = State::Committed;
+            job.state = JobState::Committed;
             job.track.ended(now_ns);
         }
     }
@@ -562,7 +562,7 @@ impl Jobs {
     pub(super) fn give_back(&mut self, now_ns: u64, id: JobId, why: LocalWhy) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
         job.track.ended(now_ns);
-        job.state = State::GivenBack { why, next_ns: 0 };
+        job.state = JobState::GivenBack { why, next_ns: 0 };
         let queue = job.queue();
         self.queues[queue as usize].retain(|waiting| *waiting != id);
     }
@@ -571,7 +571,7 @@ impl Jobs {
     pub(super) fn gives_back(&mut self, now_ns: u64, answer_ns: u64) -> Vec<OffloadMessage> {
         let mut found = Vec::new();
         for (id, job) in &mut self.jobs {
-            if let State::GivenBack { why, next_ns } = &mut job.state
+            if let JobState::GivenBack { why, next_ns } = &mut job.state
                 && *next_ns <= now_ns
             {
                 *next_ns = now_ns + answer_ns;

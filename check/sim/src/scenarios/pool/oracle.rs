@@ -23,7 +23,7 @@ struct Numbers {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct OracleState {
     words: BTreeMap<Word, Numbers>,
     /// Clients that the manager reported as evicted. The report does not cover blocks that the
     /// manager had not heard of. `None` until the run has collected those blocks.
@@ -37,7 +37,7 @@ struct State {
 
 /// Judge of the values that clients write and read.
 #[derive(Debug, Default)]
-pub(crate) struct Oracle(Mutex<State>);
+pub(crate) struct Oracle(Mutex<OracleState>);
 
 impl Oracle {
     /// Begins a write, and returns its number.

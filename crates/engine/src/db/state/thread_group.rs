@@ -44,7 +44,7 @@ pub(crate) struct ThreadGroup(Arc<GroupShared>);
 #[derive(Debug)]
 struct GroupShared {
     kind: ThreadKind,
-    state: Mutex<State>,
+    state: Mutex<GroupState>,
     /// Idle threads wait here for a task.
     called: Condvar,
     /// The close waits here for the last thread.
@@ -52,7 +52,7 @@ struct GroupShared {
 }
 
 #[derive(Default)]
-struct State {
+struct GroupState {
     /// Tasks that wait for a thread to wake up. For each of them an idle thread was notified.
     waiting: VecDeque<Task>,
     idle: usize,
@@ -60,7 +60,7 @@ struct State {
     closed: bool,
 }
 
-impl std::fmt::Debug for State {
+impl std::fmt::Debug for GroupState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} of {} idle", self.idle, self.alive)
     }

@@ -52,7 +52,7 @@ use crate::db::write::commit_state::{CommitGuard, CommitState};
 use crate::db::write::disk_room::{self, Admission};
 use crate::db::write::group_sync::GroupSync;
 use crate::db::write::log_segments;
-use crate::db::write::submission::{Answer, Grant, Held, Submission};
+use crate::db::write::submission::{Grant, HeldReason, Submission, SubmissionAnswer};
 use crate::db::write::ticket::{Ticket, TicketQueue};
 use crate::lock_order::{CommitLock, NoLock, Order, OrderedMutex};
 use crate::sabotage::{Defect, has};
@@ -67,7 +67,7 @@ const TICKET_LOOK: Duration = Duration::from_micros(100);
 
 /// Outcome of a write.
 #[derive(Debug)]
-pub(crate) enum Outcome {
+pub(crate) enum CommitOutcome {
     /// The write is visible. The number is its last sequence number.
     Done(SeqNo),
     /// The memtable of this family is full and cannot be sealed yet: wait, then commit again.
@@ -164,7 +164,7 @@ impl Committer {
 
     /// Gives a write its place in the order, appends it to the log, inserts it and makes it
     /// visible.
-    pub(crate) fn commit(&self, db: &DbInner, write: &Submission<'_>) -> Result<Outcome> {
+    pub(crate) fn commit(&self, db: &DbInner, write: &Submission<'_>) -> Result<CommitOutcome> {
         let (answer, claimed) = match self.try_lock_briefly() {
             Some(mut state) => {
                 let answer = grant_one(&mut state, db, write);
@@ -182,7 +182,7 @@ impl Committer {
         db: &DbInner,
         write: &Submission<'_>,
         may_commit: impl FnOnce(&mut CommitState) -> bool,
-    ) -> Result<Option<Outcome>> {
+    ) -> Result<Option<CommitOutcome>> {
         let mut state = self.state.lock(Order::none());
         let answer = may_commit(&mut state).then(|| grant_one(&mut state, db, write));
         let claimed = self.serve_tickets(state, db);
@@ -201,14 +201,14 @@ impl Committer {
         &self,
         db: &DbInner,
         write: &Submission<'_>,
-        answer: Result<Answer>,
+        answer: Result<SubmissionAnswer>,
         claimed: Claimed,
-    ) -> Result<Outcome> {
+    ) -> Result<CommitOutcome> {
         let mut claimed = claimed.into_iter().peekable();
         let mut lost = LostWrites::default();
         let mut is_own_lost = false;
         let outcome = match answer {
-            Ok(Answer::Granted(grant)) => {
+            Ok(SubmissionAnswer::Granted(grant)) => {
                 // In their order, because a complete write may have to wait until earlier ones are
                 // complete.
                 let is_earlier = |other: &ClaimedWrite| other.grant.first_seq() < grant.first_seq();
@@ -217,20 +217,20 @@ impl Committer {
                 }
                 let carried_out = lost.carry_out(db, grant, write.payload);
                 is_own_lost = carried_out.is_err();
-                carried_out.map(Outcome::Done)
+                carried_out.map(CommitOutcome::Done)
             }
-            Ok(Answer::Inserted(last_seq)) => Ok(Outcome::Done(last_seq)),
-            Ok(Answer::Held(Held::Memtable(cf))) => Ok(Outcome::MustWait(cf)),
-            Ok(Answer::Held(Held::Disk)) => Ok(Outcome::DiskFull),
-            Ok(Answer::Held(Held::Flush)) => Ok(Outcome::MustFlush),
+            Ok(SubmissionAnswer::Inserted(last_seq)) => Ok(CommitOutcome::Done(last_seq)),
+            Ok(SubmissionAnswer::Held(HeldReason::Memtable(cf))) => Ok(CommitOutcome::MustWait(cf)),
+            Ok(SubmissionAnswer::Held(HeldReason::Disk)) => Ok(CommitOutcome::DiskFull),
+            Ok(SubmissionAnswer::Held(HeldReason::Flush)) => Ok(CommitOutcome::MustFlush),
             Err(error) => Err(error),
         };
         claimed.for_each(|later| lost.carry_out_claimed(db, later));
         match outcome {
-            Ok(Outcome::Done(last_seq)) => {
+            Ok(CommitOutcome::Done(last_seq)) => {
                 lost.settle(db);
                 db.view.publication().wait(last_seq.0);
-                Ok(Outcome::Done(last_seq))
+                Ok(CommitOutcome::Done(last_seq))
             }
             Err(error) => Err(lost.settle(db).filter(|_| is_own_lost).unwrap_or(error)),
             other => {
@@ -255,7 +255,11 @@ impl Committer {
 
     /// Submits a write by a ticket. Returns the answer, and the writes to insert for sleeping
     /// writers.
-    fn submit_as_ticket(&self, db: &DbInner, write: &Submission<'_>) -> (Result<Answer>, Claimed) {
+    fn submit_as_ticket(
+        &self,
+        db: &DbInner,
+        write: &Submission<'_>,
+    ) -> (Result<SubmissionAnswer>, Claimed) {
         let ticket = Ticket::new(write);
         self.tickets.push(Arc::clone(&ticket));
         let mut looks = 0;
@@ -392,7 +396,7 @@ impl LostWrites {
     fn carry_out_claimed(&mut self, db: &DbInner, claimed: ClaimedWrite) {
         let ClaimedWrite { grant, ticket } = claimed;
         match self.carry_out(db, grant, ticket.submission().payload) {
-            Ok(last_seq) => ticket.finish(Ok(Answer::Inserted(last_seq))),
+            Ok(last_seq) => ticket.finish(Ok(SubmissionAnswer::Inserted(last_seq))),
             Err(_) => self.tickets.push(ticket),
         }
     }
@@ -441,17 +445,17 @@ fn prepare(
     state: &mut CommitGuard<'_>,
     db: &DbInner,
     write: &Submission<'_>,
-) -> Result<Option<Held>> {
+) -> Result<Option<HeldReason>> {
     for share in write.shares {
         if !log_segments::prepare_memtable(db, state, share)? {
-            return Ok(Some(Held::Memtable(share.cf)));
+            return Ok(Some(HeldReason::Memtable(share.cf)));
         }
     }
     // The disk is checked last, because a new memtable needs room for tables of its own.
     Ok(match disk_room::admit(state, db, write)? {
         Admission::Admitted => None,
-        Admission::Waits => Some(Held::Flush),
-        Admission::Full => Some(Held::Disk),
+        Admission::Waits => Some(HeldReason::Flush),
+        Admission::Full => Some(HeldReason::Disk),
     })
 }
 
@@ -478,9 +482,13 @@ fn append(
     }
 }
 
-fn grant_one(state: &mut CommitGuard<'_>, db: &DbInner, write: &Submission<'_>) -> Result<Answer> {
+fn grant_one(
+    state: &mut CommitGuard<'_>,
+    db: &DbInner,
+    write: &Submission<'_>,
+) -> Result<SubmissionAnswer> {
     if let Some(held) = prepare(state, db, write)? {
-        return Ok(Answer::Held(held));
+        return Ok(SubmissionAnswer::Held(held));
     }
     if write.wal {
         let entry = Entry {
@@ -491,7 +499,7 @@ fn grant_one(state: &mut CommitGuard<'_>, db: &DbInner, write: &Submission<'_>) 
         append(state, db, |log| log.append(&entry).map(drop))?;
         log_segments::count_append(&db.observers, write.payload.len() as u64, 1);
     }
-    Ok(Answer::Granted(Grant::take(state, write)))
+    Ok(SubmissionAnswer::Granted(Grant::take(state, write)))
 }
 
 /// Grants the write of one ticket. If the write is not granted now, its owner gets the answer.
@@ -502,7 +510,7 @@ fn grant_ticket(
     claimed: &mut Claimed,
 ) {
     match grant_one(state, db, &ticket.submission()) {
-        Ok(Answer::Granted(grant)) => hand_over(ticket, grant, claimed),
+        Ok(SubmissionAnswer::Granted(grant)) => hand_over(ticket, grant, claimed),
         other => ticket.finish(other),
     }
 }
@@ -512,7 +520,7 @@ fn hand_over(ticket: &Arc<Ticket>, grant: Grant, claimed: &mut Claimed) {
     if ticket.claim() {
         claimed.push(ClaimedWrite { grant, ticket: Arc::clone(ticket) });
     } else {
-        ticket.finish(Ok(Answer::Granted(grant)));
+        ticket.finish(Ok(SubmissionAnswer::Granted(grant)));
     }
 }
 
@@ -531,7 +539,7 @@ fn grant_group(
     for ticket in tickets {
         match prepare(state, db, &ticket.submission()) {
             Ok(None) => group.push(ticket),
-            Ok(Some(held)) => ticket.finish(Ok(Answer::Held(held))),
+            Ok(Some(held)) => ticket.finish(Ok(SubmissionAnswer::Held(held))),
             Err(error) => ticket.finish(Err(error)),
         }
     }

@@ -38,7 +38,7 @@ use crate::db::state::observers::Observers;
 use crate::db::state::storage::Storage;
 use crate::db::write::commit_state::CommitGuard;
 use crate::db::write::log_segments::{self, LogSegments};
-use crate::db::write::submission::{Share, Submission};
+use crate::db::write::submission::{FamilyShare, Submission};
 use crate::db::write::{seal, stalling};
 use crate::disk_space::{
     SLACK_BYTES, SpaceInput, SpaceState, SpaceUse, admits, compaction_room, cuts_max, flush_room,
@@ -229,7 +229,7 @@ pub(crate) fn flush_bytes(disk: &Disk, view: &ReadView) -> u64 {
 
 /// Largest length of the tables that a flush of all memory makes, with the bytes of a write added
 /// to the active memtables.
-fn flush_bytes_with(disk: &Disk, view: &ReadView, write: &[Share]) -> u64 {
+fn flush_bytes_with(disk: &Disk, view: &ReadView, write: &[FamilyShare]) -> u64 {
     let (mut memory, mut tables) = (0u64, 0u64);
     for family in view.live_families() {
         let current = family.current.load();

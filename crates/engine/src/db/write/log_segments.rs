@@ -47,7 +47,7 @@ use crate::db::state::sealed::ShardState;
 use crate::db::state::storage::Storage;
 use crate::db::write::commit_state::CommitGuard;
 use crate::db::write::log_ahead::LogAhead;
-use crate::db::write::submission::Share;
+use crate::db::write::submission::FamilyShare;
 use crate::db::write::{WritePath, seal};
 use crate::disk_space::SpaceState;
 use crate::file_meta::log_name;
@@ -266,7 +266,7 @@ pub(crate) fn rotate_early(db: &DbInner, commit: &mut CommitGuard<'_>) -> Result
 pub(crate) fn prepare_memtable(
     db: &DbInner,
     state: &mut CommitGuard<'_>,
-    share: &Share,
+    share: &FamilyShare,
 ) -> Result<bool> {
     let Some(active) = state.active_of(share.cf) else {
         return Err(Error::invalid(format!("column family {} was dropped", share.cf)));

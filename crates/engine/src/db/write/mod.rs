@@ -43,9 +43,9 @@ use crate::db::state::family::Family;
 use crate::db::state::memtable::{Birth, Memtable, RECORD_OVERHEAD_BYTES};
 use crate::db::state::observers::Observers;
 use crate::db::state::storage::Storage;
-use crate::db::write::commit::{Committer, Outcome};
+use crate::db::write::commit::{CommitOutcome, Committer};
 use crate::db::write::log_segments::LogSegments;
-use crate::db::write::submission::{Share, Submission};
+use crate::db::write::submission::{FamilyShare, Submission};
 use crate::disk_space::SpaceUse;
 use crate::event::Event;
 use crate::key::{Kind, check_limits};
@@ -136,7 +136,7 @@ struct Checked {
 
 /// Families of a write with their bytes. Each thread uses one list again, so a write does not
 /// allocate.
-type Shares = Vec<Share>;
+type Shares = Vec<FamilyShare>;
 
 thread_local! {
     /// The share list of this thread's writes.
@@ -151,7 +151,7 @@ pub(crate) fn commit_batch(
     db: &DbInner,
     batch: &WriteBatch,
     options: &WriteOptions,
-    commit: impl FnMut(&Submission<'_>) -> Result<Outcome>,
+    commit: impl FnMut(&Submission<'_>) -> Result<CommitOutcome>,
 ) -> Result<SeqNo> {
     SHARES.with_borrow_mut(|shares| {
         shares.clear();
@@ -210,7 +210,7 @@ fn check_batch(
         let bytes = bytes + RECORD_OVERHEAD_BYTES;
         match shares.iter_mut().find(|share| share.cf == op.cf) {
             Some(share) => share.bytes += bytes,
-            None => shares.push(Share { cf: op.cf, bytes }),
+            None => shares.push(FamilyShare { cf: op.cf, bytes }),
         }
     }
     let space_use = if deletes_only { SpaceUse::Frees } else { options.space_use };
@@ -222,9 +222,9 @@ fn check_batch(
 fn commit_checked(
     db: &DbInner,
     batch: &WriteBatch,
-    shares: &[Share],
+    shares: &[FamilyShare],
     options: &WriteOptions,
-    mut commit: impl FnMut(&Submission<'_>) -> Result<Outcome>,
+    mut commit: impl FnMut(&Submission<'_>) -> Result<CommitOutcome>,
 ) -> Result<SeqNo> {
     let payload = batch.data();
     let write = Submission {
@@ -237,10 +237,10 @@ fn commit_checked(
     };
     loop {
         match commit(&write)? {
-            Outcome::Done(last_seq) => return Ok(last_seq),
-            Outcome::MustWait(cf) => stalling::wait_for_memtable(db, cf, options)?,
-            Outcome::DiskFull => stalling::wait_for_room(db, options)?,
-            Outcome::MustFlush => stalling::wait_for_flush(db, options)?,
+            CommitOutcome::Done(last_seq) => return Ok(last_seq),
+            CommitOutcome::MustWait(cf) => stalling::wait_for_memtable(db, cf, options)?,
+            CommitOutcome::DiskFull => stalling::wait_for_room(db, options)?,
+            CommitOutcome::MustFlush => stalling::wait_for_flush(db, options)?,
         }
     }
 }

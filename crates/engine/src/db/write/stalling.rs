@@ -31,7 +31,7 @@ use crate::db::state::jobs::Jobs;
 use crate::db::state::memtable::ShardHome;
 use crate::db::state::observers::Observers;
 use crate::db::state::pacing::{LastSeal, Pacing};
-use crate::db::write::submission::Share;
+use crate::db::write::submission::FamilyShare;
 use crate::db::write::{disk_room, seal};
 use crate::disk_space::{SpaceState, SpaceUse};
 use crate::event::Event;
@@ -267,7 +267,11 @@ pub(crate) fn refresh_writer_room(db: &DbInner) {
 
 /// Slows or holds a write as its families' throttles say.
 #[inline]
-pub(crate) fn stall_writer(db: &DbInner, shares: &[Share], options: &WriteOptions) -> Result<()> {
+pub(crate) fn stall_writer(
+    db: &DbInner,
+    shares: &[FamilyShare],
+    options: &WriteOptions,
+) -> Result<()> {
     let frees = options.space_use == SpaceUse::Frees;
     if frees && db.disk.state() != SpaceState::Roomy {
         // The write would wait for background work, and that work may need the room that the write

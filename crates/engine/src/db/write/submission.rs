@@ -18,7 +18,7 @@ use crate::wal::{BatchView, Unacknowledged};
 
 /// Bytes of a write that go to one column family.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Share {
+pub(crate) struct FamilyShare {
     pub(crate) cf: CfId,
     pub(crate) bytes: u64,
 }
@@ -29,7 +29,7 @@ pub(crate) struct Submission<'a> {
     pub(crate) payload: &'a [u8],
     pub(crate) payload_crc: u32,
     pub(crate) records: u64,
-    pub(crate) shares: &'a [Share],
+    pub(crate) shares: &'a [FamilyShare],
     pub(crate) wal: bool,
     pub(crate) space_use: SpaceUse,
 }
@@ -66,7 +66,7 @@ impl Grant {
             (Some(log), true) => (Some(log.position().no), log.unacknowledged()),
             _ => (None, None),
         };
-        let grant = |state: &CommitState, share: &Share| {
+        let grant = |state: &CommitState, share: &FamilyShare| {
             let memtable = state.active_of(share.cf).expect("prepared under this lock");
             memtable.grant(share.bytes, log);
             (share.cf, Granted(Arc::clone(memtable)))
@@ -132,16 +132,16 @@ impl Grant {
 }
 
 /// Outcome of a submission.
-pub(crate) enum Answer {
+pub(crate) enum SubmissionAnswer {
     Granted(Grant),
     /// Another thread inserted the write. The number is its last sequence number.
     Inserted(SeqNo),
-    Held(Held),
+    Held(HeldReason),
 }
 
 /// Reason for which a write is not granted now.
 #[derive(Clone, Copy)]
-pub(crate) enum Held {
+pub(crate) enum HeldReason {
     /// The memtable of this family is full and cannot be sealed yet.
     Memtable(CfId),
     /// The disk has no room for the write.

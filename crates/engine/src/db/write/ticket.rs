@@ -20,7 +20,7 @@ use archipelago_base::Result;
 use crossbeam_utils::CachePadded;
 use parking_lot::Mutex;
 
-use crate::db::write::submission::{Answer, Share, Submission};
+use crate::db::write::submission::{FamilyShare, Submission, SubmissionAnswer};
 use crate::disk_space::SpaceUse;
 
 /// State of a ticket whose owner is awake and checks it often.
@@ -38,10 +38,10 @@ pub(crate) struct Ticket {
     payload: Vec<u8>,
     payload_crc: u32,
     records: u64,
-    shares: Vec<Share>,
+    shares: Vec<FamilyShare>,
     wal: bool,
     space_use: SpaceUse,
-    answer: Mutex<Option<Result<Answer>>>,
+    answer: Mutex<Option<Result<SubmissionAnswer>>>,
     state: AtomicU8,
 }
 
@@ -72,7 +72,7 @@ impl Ticket {
     }
 
     /// Gives the owner its answer.
-    pub(crate) fn finish(&self, answer: Result<Answer>) {
+    pub(crate) fn finish(&self, answer: Result<SubmissionAnswer>) {
         *self.answer.lock() = Some(answer);
         self.state.store(DONE, Ordering::Release);
     }
@@ -110,7 +110,7 @@ impl Ticket {
     }
 
     /// The answer, if there is one. Only the owner calls this, and it gets the answer once.
-    pub(crate) fn take(&self) -> Option<Result<Answer>> {
+    pub(crate) fn take(&self) -> Option<Result<SubmissionAnswer>> {
         if !self.is(DONE) {
             return None;
         }

@@ -54,7 +54,7 @@ const BELOW_ANOTHER: u8 = 4;
 
 /// The entry of one record: its sequence number and its reference without the expiry.
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct FlatEntry {
     /// Sequence number in the upper 56 bits, flags in the lowest 8.
     seq_and_flags: u64,
     file_no: u64,
@@ -64,9 +64,9 @@ struct Entry {
     raw_bytes: u32,
 }
 
-const _: () = assert!(size_of::<Entry>() == 32, "entries have 32 bytes");
+const _: () = assert!(size_of::<FlatEntry>() == 32, "entries have 32 bytes");
 
-impl Entry {
+impl FlatEntry {
     fn seq(&self) -> SeqNo {
         SeqNo(self.seq_and_flags >> 8)
     }
@@ -107,7 +107,7 @@ pub(super) struct FlatBlock {
     /// End in `rests` of the rest of each key.
     rest_ends: Box<[u32]>,
     rests: Box<[u8]>,
-    entries: Box<[Entry]>,
+    entries: Box<[FlatEntry]>,
     /// Entry and expiry (Unix milliseconds) of each record that expires, ascending by entry.
     expiries: Box<[(u32, u64)]>,
 }
@@ -117,7 +117,7 @@ impl FlatBlock {
     pub(super) fn memory_bytes(&self) -> usize {
         size_of::<Self>()
             + self.prefix.len()
-            + self.heads.len() * (8 + 1 + 4 + size_of::<Entry>())
+            + self.heads.len() * (8 + 1 + 4 + size_of::<FlatEntry>())
             + self.rests.len()
             + size_of_val::<[(u32, u64)]>(&self.expiries)
     }
@@ -187,7 +187,7 @@ impl FlatBlock {
 struct FlatBuilder {
     keys: Vec<u8>,
     key_ends: Vec<usize>,
-    entries: Vec<Entry>,
+    entries: Vec<FlatEntry>,
     expiries: Vec<(u32, u64)>,
     /// User key of the previous record, if its kind is not `Indirect`.
     other_before: Option<Vec<u8>>,
@@ -213,7 +213,7 @@ impl FlatBuilder {
         }
         self.keys.extend_from_slice(user_key);
         self.key_ends.push(self.keys.len());
-        self.entries.push(Entry {
+        self.entries.push(FlatEntry {
             seq_and_flags: seq.0 << 8 | u64::from(flags),
             file_no: reference.file_no.0,
             offset: reference.offset.unwrap_or(0),

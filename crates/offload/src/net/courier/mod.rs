@@ -96,7 +96,7 @@ impl Out {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct CourierState {
     me: Correspondent,
     /// Number of the scheduler of this manager.
     scheduler: SchedulerId,
@@ -110,10 +110,10 @@ struct Shared {
 }
 
 /// Says that the thread or task that fetches mail runs, until the drop.
-struct Fetching(Arc<Shared>);
+struct Fetching(Arc<CourierState>);
 
 impl Fetching {
-    fn begin(shared: &Arc<Shared>) -> Self {
+    fn begin(shared: &Arc<CourierState>) -> Self {
         shared.out.lock().is_fetching = true;
         Self(Arc::clone(shared))
     }
@@ -213,7 +213,7 @@ impl CourierLine {
 
 /// The running threads or tasks of one courier.
 struct Courier {
-    shared: Arc<Shared>,
+    shared: Arc<CourierState>,
     threads: Vec<Joiner>,
     /// The tasks; `None` for a courier with threads.
     tasks: Option<CourierTasks>,
@@ -227,13 +227,21 @@ impl fmt::Debug for Courier {
 
 /// The part of a courier that takes messages to send.
 #[derive(Clone, Debug)]
-struct Outbox(Arc<Shared>);
+struct Outbox(Arc<CourierState>);
 
 impl Outbox {
     fn new(me: Correspondent, scheduler: SchedulerId, clock: Arc<dyn Clock>) -> Self {
         let (out, changed) = (Mutex::default(), Condvar::new());
         let (is_answered, answered_ns) = (AtomicBool::new(true), AtomicU64::new(clock.now_ns()));
-        Self(Arc::new(Shared { me, scheduler, out, changed, clock, is_answered, answered_ns }))
+        Self(Arc::new(CourierState {
+            me,
+            scheduler,
+            out,
+            changed,
+            clock,
+            is_answered,
+            answered_ns,
+        }))
     }
 
     /// Queues messages for the manager.
@@ -304,7 +312,7 @@ impl Drop for Courier {
     }
 }
 
-impl Shared {
+impl CourierState {
     /// Makes the threads or tasks end when they have sent what waits.
     fn stop(&self) {
         let ends_ns = self.clock.now_ns() + DRAIN.as_nanos() as u64;
@@ -360,7 +368,7 @@ enum NextSend {
 }
 
 /// Takes the messages for one request, if some wait and the courier has time left.
-fn next_send(shared: &Shared, out: &mut Out) -> NextSend {
+fn next_send(shared: &CourierState, out: &mut Out) -> NextSend {
     let left = out
         .ends_ns
         .map(|ends_ns| Duration::from_nanos(ends_ns.saturating_sub(shared.clock.now_ns())));
@@ -379,7 +387,7 @@ fn next_send(shared: &Shared, out: &mut Out) -> NextSend {
 
 /// Waits for messages to send, and takes those for one request. `None` if the courier ends and has
 /// sent everything, or has no time left.
-fn next_mail(shared: &Shared) -> Option<Outgoing> {
+fn next_mail(shared: &CourierState) -> Option<Outgoing> {
     let mut out = shared.out.lock();
     loop {
         match next_send(shared, &mut out) {
@@ -396,7 +404,7 @@ fn next_mail(shared: &Shared) -> Option<Outgoing> {
 /// What the threads or tasks of a courier share.
 #[derive(Clone)]
 struct Carried {
-    shared: Arc<Shared>,
+    shared: Arc<CourierState>,
     all: Outboxes,
     resident: Weak<dyn Resident>,
 }
@@ -509,7 +517,7 @@ impl Carried {
 }
 
 /// Waits for a fixed time, or until the courier ends.
-fn pause(shared: &Shared) {
+fn pause(shared: &CourierState) {
     let mut out = shared.out.lock();
     if out.ends_ns.is_none() {
         shared.changed.wait_for(&mut out, WAIT);

@@ -16,7 +16,7 @@ use archipelago_fabric::{ClientId, Route};
 use parking_lot::Mutex;
 
 use super::super::runtime_parts::RuntimeParts;
-use super::{ANSWER, Carried, Fetching, NextSend, Outgoing, Shared, WAIT, next_send};
+use super::{ANSWER, Carried, CourierState, Fetching, NextSend, Outgoing, WAIT, next_send};
 
 /// Number of the tasks that run, and the waker of the thread that waits for their end.
 #[derive(Debug, Default)]
@@ -99,7 +99,7 @@ impl CourierTasks {
 
 /// Waits for messages to send, and takes those for one request. `None` if the courier ends and has
 /// sent everything, or has no time left.
-async fn next_mail(shared: &Shared, runtime: &dyn Runtime) -> Option<Outgoing> {
+async fn next_mail(shared: &CourierState, runtime: &dyn Runtime) -> Option<Outgoing> {
     let mut end: Option<Boxed<'static, ()>> = None;
     poll_fn(|context| {
         let left = {

@@ -60,14 +60,14 @@ struct Waiter<C> {
 
 /// State that the lock guards.
 #[derive(Debug)]
-pub(super) struct State<C> {
+pub(super) struct SyncState<C> {
     reached: SeqNo,
     is_led: bool,
     /// The waiting writers, in the order in which they arrived.
     waiting: Vec<Arc<Waiter<C>>>,
 }
 
-impl<C> Default for State<C> {
+impl<C> Default for SyncState<C> {
     fn default() -> Self {
         Self { reached: SeqNo::default(), is_led: false, waiting: Vec::new() }
     }
@@ -76,7 +76,7 @@ impl<C> Default for State<C> {
 /// The lock that guards the state. It is a trait for the model checker.
 pub(super) trait Room {
     type Cell: Cell;
-    type Guard<'a>: DerefMut<Target = State<Self::Cell>>
+    type Guard<'a>: DerefMut<Target = SyncState<Self::Cell>>
     where
         Self: 'a;
     fn lock(&self) -> Self::Guard<'_>;
@@ -141,7 +141,7 @@ impl<R: Room> Drop for Turn<'_, R> {
 /// Progress of the log towards its device, and the writers that wait for it.
 #[derive(Debug, Default)]
 pub(crate) struct GroupSync {
-    state: Mutex<State<Parked>>,
+    state: Mutex<SyncState<Parked>>,
 }
 
 /// A thread of the operating system.
@@ -175,7 +175,7 @@ impl Cell for Parked {
 
 impl Room for GroupSync {
     type Cell = Parked;
-    type Guard<'a> = MutexGuard<'a, State<Parked>>;
+    type Guard<'a> = MutexGuard<'a, SyncState<Parked>>;
 
     fn lock(&self) -> Self::Guard<'_> {
         self.state.lock()

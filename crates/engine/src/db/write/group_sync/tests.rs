@@ -68,7 +68,7 @@ fn a_failure_is_told_to_everybody_and_nobody_waits_for_ever() {
 /// The checker's lock and threads. With `EARLY`, threads are woken before their cell is set.
 #[derive(Default)]
 struct Model<const EARLY: bool> {
-    state: shuttle::sync::Mutex<State<Modelled<EARLY>>>,
+    state: shuttle::sync::Mutex<SyncState<Modelled<EARLY>>>,
 }
 
 struct Modelled<const EARLY: bool> {
@@ -106,7 +106,7 @@ impl<const EARLY: bool> Cell for Modelled<EARLY> {
 
 impl<const EARLY: bool> Room for Model<EARLY> {
     type Cell = Modelled<EARLY>;
-    type Guard<'a> = shuttle::sync::MutexGuard<'a, State<Modelled<EARLY>>>;
+    type Guard<'a> = shuttle::sync::MutexGuard<'a, SyncState<Modelled<EARLY>>>;
 
     fn lock(&self) -> Self::Guard<'_> {
         self.state.lock().unwrap()

@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 
 use crate::activity::Totals;
 use crate::fs::TieredFs;
-use crate::scheme::{DeviceProfile, LEVELS, Observed, Point, goes_on, peak};
+use crate::scheme::{DeviceProfile, LEVELS, ObservedLoad, Point, goes_on, peak};
 use crate::settings::DeviceSettings;
 
 /// The way in which [`probe`] measures.
@@ -294,8 +294,8 @@ impl Assumed {
     /// One writer each for the log, for flushes and for every level, as in a store with a few
     /// background jobs.
     #[must_use]
-    pub fn writers() -> Observed {
-        Observed { log_writers: 1.0, level_writers: [1.0; LEVELS], ..Observed::default() }
+    pub fn writers() -> ObservedLoad {
+        ObservedLoad { log_writers: 1.0, level_writers: [1.0; LEVELS], ..ObservedLoad::default() }
     }
 }
 
@@ -313,7 +313,7 @@ impl TieredFs {
     /// Ends an observation of writers: the mean number of writers of the log and of each level (by
     /// depth) since it began, and the present bytes of each level.
     #[must_use]
-    pub fn observe_end(&self, from: &ObservedFrom) -> Observed {
+    pub fn observe_end(&self, from: &ObservedFrom) -> ObservedLoad {
         let totals = self.shared.activity.totals(self.shared.now_ns());
         let (log_writers, level_writers) = totals.since(&from.0);
         let base_levels = self.shared.base_levels.lock().clone();
@@ -322,7 +322,7 @@ impl TieredFs {
             Some((entry.family(), entry.level()?, entry.inside.lock().main.len()))
         });
         let level_bytes = base_levels.bytes_by_depth(tables);
-        Observed { log_writers, level_writers, level_bytes, read_share: 0.0 }
+        ObservedLoad { log_writers, level_writers, level_bytes, read_share: 0.0 }
     }
 }
 

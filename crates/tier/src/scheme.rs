@@ -124,7 +124,7 @@ impl Scheme {
     #[must_use]
     pub fn of_profile(
         devices: Vec<DeviceProfile>,
-        observed: &Observed,
+        observed: &ObservedLoad,
         capacity_bytes: u64,
     ) -> Self {
         let limit = devices.first().map_or(1, |device| device.writers_max);
@@ -142,7 +142,7 @@ impl Scheme {
 
 /// Observed writers and sizes over a period of time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Observed {
+pub struct ObservedLoad {
     /// Mean number of log files that were open for writing.
     pub log_writers: f64,
     /// Mean number of tables of each level, by depth, that were open for writing.
@@ -157,7 +157,7 @@ pub struct Observed {
 #[derive(Clone, Copy, Debug)]
 pub struct SchemeInput {
     /// Observed writers and sizes.
-    pub observed: Observed,
+    pub observed: ObservedLoad,
     /// Number of writers that the fastest device takes.
     pub limit: u32,
     /// Bytes of the fastest device that files may take.
@@ -338,8 +338,8 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn observed(writers: [f64; 5]) -> Observed {
-        let mut observed = Observed { log_writers: 1.0, ..Observed::default() };
+    fn observed(writers: [f64; 5]) -> ObservedLoad {
+        let mut observed = ObservedLoad { log_writers: 1.0, ..ObservedLoad::default() };
         observed.level_writers[..5].copy_from_slice(&writers);
         for (level, bytes) in observed.level_bytes.iter_mut().enumerate().take(5) {
             *bytes = GIB << (2 * level);

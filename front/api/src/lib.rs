@@ -61,9 +61,9 @@ pub use archipelago_compute::{ComputeNode, Settings, Storage, default_dir, load_
 // The database: handles, reads, maintenance and reports.
 pub use archipelago_engine::db::{
     BucketChange, BucketInfo, ColumnFamily, CompactRangeOptions, Components, DatabaseReport, Db,
-    DiskReport, Entry, HealthState, IngestOptions, Iter, JobKind, LastLevel, LevelInfo, OnProgress,
-    PinnedInfo, ReadOptions, Report, Snapshot, SpaceInfo, ValueFileInfo, ValuesReport,
-    VerifyReport,
+    DiskReport, FamilyReport, HealthState, IngestOptions, Iter, JobKind, LastLevel, LevelInfo,
+    OnProgress, PinnedInfo, ReadOptions, Snapshot, SpaceInfo, ValueEntry, ValueFileInfo,
+    ValuesReport, VerifyReport,
 };
 pub use archipelago_engine::disk_space::{SpaceState, SpaceUse};
 pub use archipelago_engine::job::Cancel;
@@ -115,16 +115,14 @@ pub mod tier {
     pub mod scheme {
         //! The placement scheme: the devices as they were measured, and the levels of the fastest.
 
-        pub use archipelago_tier::scheme::{DeviceProfile, Observed, Scheme};
+        pub use archipelago_tier::scheme::{DeviceProfile, ObservedLoad, Scheme};
     }
 }
 
 pub mod storage {
     //! Where a database on tiers keeps its list of devices.
 
-    pub use archipelago_compute::storage::{
-        DATABASE, TIERS_ROOT, devices_of, remove_device, says_so,
-    };
+    pub use archipelago_compute::storage::{DATABASE, TIERS_ROOT, devices_of, remove_device};
 }
 
 pub mod volume {

@@ -229,7 +229,10 @@ impl Profile {
         let whole = |device: &DeviceSettings| std::path::absolute(&device.path).ok();
         let is_same =
             |device: &DeviceSettings| stored.iter().any(|other| whole(other) == whole(device));
-        Ok(devices.iter().any(is_same).then(|| archipelago::storage::says_so(&self.dir)))
+        Ok(devices
+            .iter()
+            .any(is_same)
+            .then(|| archipelago_compute::storage::reason_to_have_tiers(&self.dir)))
     }
 
     fn measure(
@@ -272,7 +275,7 @@ impl Profile {
         &self,
         devices: &[DeviceSettings],
         clock: &Arc<dyn Clock>,
-    ) -> Result<archipelago::tier::scheme::Observed> {
+    ) -> Result<archipelago::tier::scheme::ObservedLoad> {
         if self.load_seconds == 0 {
             return Ok(Assumed::writers());
         }
@@ -296,7 +299,7 @@ impl Profile {
         &self,
         devices: &[DeviceSettings],
         clock: &Arc<dyn Clock>,
-    ) -> Result<archipelago::tier::scheme::Observed> {
+    ) -> Result<archipelago::tier::scheme::ObservedLoad> {
         // Writers that wait for a write slot would not be counted.
         let policy = Policy { online: false, in_turn: false, ..Policy::default() };
         let components = TierComponents { policy, ..TierComponents::default() };

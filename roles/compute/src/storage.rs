@@ -97,7 +97,7 @@ impl Storage {
             refuse_database(&*local, dir)?;
         }
         // The file was written after the tiers were made on the devices.
-        let says = stored.as_ref().map(|_| says_so(dir));
+        let says = stored.as_ref().map(|_| reason_to_have_tiers(dir));
         let must_exist = components.must_exist.clone().or(says);
         let components = Components { must_exist, ..components };
         let tiers = TieredFs::open(TIERS_ROOT, &devices, components)?;
@@ -166,7 +166,7 @@ impl From<VolumeStorage> for Storage {
 
 /// The reason why devices must have tiers already, for the error if they have none.
 #[must_use]
-pub fn says_so(dir: &Path) -> String {
+pub fn reason_to_have_tiers(dir: &Path) -> String {
     let file = dir.join(TIERS_NAME);
     format!("{} says that they have a database; without that file a new one begins", file.display())
 }
@@ -210,7 +210,7 @@ pub fn remove_device(
     };
     let mut devices = devices.iter().enumerate().map(named).collect::<Result<Vec<_>>>()?;
     let must_exist = match stored {
-        Some(_) => says_so(dir),
+        Some(_) => reason_to_have_tiers(dir),
         None => "A device is to be taken out of them".to_owned(),
     };
     let emptied = empty_device(&devices, &must_exist, name, told)?;

@@ -41,7 +41,7 @@ pub(crate) use admin::checkpoint::copy as copy_file;
 pub use admin::compact_range::{CompactRangeOptions, LastLevel, OnProgress};
 pub use admin::database_report::{DatabaseReport, HealthState, JobKind};
 pub use admin::ingest::IngestOptions;
-pub use admin::report::{LevelInfo, Report};
+pub use admin::report::{FamilyReport, LevelInfo};
 #[cfg(any(test, feature = "fault-points"))]
 pub use admin::value_audit::{ValueAudit, audit_values};
 pub use admin::values::{PinnedInfo, SpaceInfo, ValueFileInfo, ValuesReport};
@@ -52,7 +52,7 @@ use background::scheduler::Workers;
 pub(crate) use inner::DbInner;
 use lifecycle::open;
 pub use lifecycle::open::Components;
-pub use read::get::Entry;
+pub use read::get::ValueEntry;
 pub use read::key_estimate::KeyEstimate;
 pub(crate) use read::newest::{Since, newest_record, range_has_newer};
 pub use read::options::ReadOptions;

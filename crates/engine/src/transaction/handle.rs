@@ -26,7 +26,7 @@ use crate::concurrency::row_locks::{OwnerId, Patience, RowKey};
 use crate::concurrency::{Conflict, LockMode};
 use crate::db::background::leave_log;
 use crate::db::{
-    ColumnFamily, Db, Entry, ReadOptions, Since, bounds_of, check_bounds, check_merge,
+    ColumnFamily, Db, ReadOptions, Since, ValueEntry, bounds_of, check_bounds, check_merge,
     newest_record, scan, write,
 };
 use crate::indexed_batch::{IndexedBatch, OwnBase};
@@ -170,7 +170,7 @@ impl Transaction {
 
     /// [`Transaction::get`] with the expiry. The sequence number of a value that an own write has
     /// set or changed is [`SeqNo::MAX`].
-    pub fn get_entry(&mut self, cf: &ColumnFamily, key: &[u8]) -> Result<Option<Entry>> {
+    pub fn get_entry(&mut self, cf: &ColumnFamily, key: &[u8]) -> Result<Option<ValueEntry>> {
         self.db.check_family(cf)?;
         self.set_snapshot();
         let is_checked = self.options.isolation == Isolation::Serializable;
@@ -192,7 +192,7 @@ impl Transaction {
         cf: &ColumnFamily,
         key: &[u8],
         mode: LockMode,
-    ) -> Result<Option<Entry>> {
+    ) -> Result<Option<ValueEntry>> {
         self.db.check_family(cf)?;
         if self.options.locking == Locking::Optimistic {
             self.set_snapshot();
@@ -302,13 +302,18 @@ impl Transaction {
     }
 
     /// Reads own writes on top of the snapshot, or on top of the newest state if there is none.
-    fn read(&mut self, cf: &ColumnFamily, key: &[u8], is_checked: bool) -> Result<Option<Entry>> {
+    fn read(
+        &mut self,
+        cf: &ColumnFamily,
+        key: &[u8],
+        is_checked: bool,
+    ) -> Result<Option<ValueEntry>> {
         let inner = &self.db.inner;
         let own = self.writes.view(cf.id(), key, || inner.context.clock().unix_ms());
         let (base, operands) = match own.base {
             OwnBase::Value { value, expires_at_ms } => {
                 let value = PinnedSlice::owned(value.to_vec());
-                (Some(Entry { value, expires_at_ms, seq: SeqNo::MAX }), own.operands)
+                (Some(ValueEntry { value, expires_at_ms, seq: SeqNo::MAX }), own.operands)
             }
             OwnBase::Nothing => (None, own.operands),
             OwnBase::Committed => {
@@ -334,7 +339,7 @@ impl Transaction {
         let value = base.as_ref().map(|entry| &*entry.value);
         let value = PinnedSlice::owned(operator.full_merge(key, value, &operands)??);
         let expires_at_ms = base.and_then(|entry| entry.expires_at_ms);
-        Ok(Some(Entry { value, expires_at_ms, seq: SeqNo::MAX }))
+        Ok(Some(ValueEntry { value, expires_at_ms, seq: SeqNo::MAX }))
     }
 }
 

@@ -87,7 +87,7 @@ fn keys_only_reads_show_what_full_reads_show() {
             for key in &keys {
                 let entry = db.get_entry(&family, key, &full).unwrap();
                 let head = db.get_head(&family, key, &full).unwrap();
-                let facts = |entry: Option<archipelago_engine::db::Entry>| {
+                let facts = |entry: Option<archipelago_engine::db::ValueEntry>| {
                     entry.map(|entry| (entry.expires_at_ms, entry.seq))
                 };
                 assert_eq!(facts(head), facts(entry), "{}", key.escape_ascii());

@@ -44,7 +44,7 @@ use crate::namespace::Namespace;
 use crate::namespace::log;
 use crate::namespace::record::{DeviceRecord, Record};
 use crate::namespace::state::NamespaceState;
-use crate::scheme::{FAST_LEVELS_MIN, LEVELS, Observed, Scheme, SchemeInput, decide};
+use crate::scheme::{FAST_LEVELS_MIN, LEVELS, ObservedLoad, Scheme, SchemeInput, decide};
 use crate::settings::{DeviceSettings, Policy, validate};
 
 /// The home device's directory of the namespace.
@@ -526,7 +526,7 @@ fn set_limits(
     policy.fast_levels.or(of_scheme).unwrap_or_else(|| {
         let capacity = devices[0].capacity.load(Ordering::Relaxed) as f64;
         let input = SchemeInput {
-            observed: Observed { level_bytes: *level_bytes, ..Observed::default() },
+            observed: ObservedLoad { level_bytes: *level_bytes, ..ObservedLoad::default() },
             limit: u32::MAX,
             capacity_bytes: (capacity * (1.0 - policy.migrate_below)) as u64,
         };

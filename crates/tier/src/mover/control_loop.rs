@@ -29,7 +29,7 @@ use crate::fs::job_queue::{Job, JobKind};
 use crate::fs::shared::{MoverStart, OpenTiers};
 use crate::history::Reason;
 use crate::migrate::{Pressure, Resident, excess, pick, pressure};
-use crate::scheme::{Follower, Name, Observed, SchemeInput};
+use crate::scheme::{Follower, Name, ObservedLoad, SchemeInput};
 use crate::slowness::{Watch, Wrote, limit_at};
 
 /// Written bytes that count as one read if reads and writes are compared.
@@ -388,7 +388,7 @@ fn follow(shared: &OpenTiers, pace: &mut Pace, seen: &[ObservedFile]) {
     let written_blocks = (written - std::mem::replace(&mut pace.written, written)) / BLOCK_BYTES;
     let reads = pace.ratios[0].1;
     let read_share = reads as f64 / (reads + written_blocks).max(1) as f64;
-    let observed = Observed { log_writers, level_writers, level_bytes, read_share };
+    let observed = ObservedLoad { log_writers, level_writers, level_bytes, read_share };
     let input = SchemeInput {
         observed,
         limit: fast.limit.load(Ordering::Relaxed),

@@ -8,13 +8,13 @@ const OFFERED: &str = "
     BucketChange BucketInfo ByteBudget Cancel CfId CfOptions Clock ColumnFamily
     CompactRangeOptions CompactionFilter Components Compression ComputeNode Conflict
     DatabaseReport Db
-    DbOptions DiskReport Entry Error ErrorKind Event EventListener FilterDecision GroupAccess
+    DbOptions DiskReport Error ErrorKind Event EventListener FamilyReport FilterDecision GroupAccess
     HealthState IngestOptions Isolation Iter JobKind Joiner KeyRange KeyWatch LastLevel LevelInfo Listeners
     LockMode Locking ManualClock MemoryClass MergeOperator OnProgress PinnedInfo PinnedSlice
-    ReadOptions RecoveryMode Registry Report Result Rng SeqNo Settings Snapshot SpaceInfo
+    ReadOptions RecoveryMode Registry Result Rng SeqNo Settings Snapshot SpaceInfo
     SpaceState SpaceUse Spawn SstWriter Statistics Storage Summary SystemClock SystemSpawn
     TableOptions Ticker Timer
-    Transaction TransactionIter TransactionOptions ValueFileInfo ValuesReport VerifyReport
+    Transaction TransactionIter TransactionOptions ValueEntry ValueFileInfo ValuesReport VerifyReport
     WriteBatch WriteOptions
     default_dir entropy_seed env::FileClass env::FileSystem env::IoContext env::IoPurpose
     env::local::LocalFs inspect::DumpedRecords inspect::dump_manifest inspect::dump_sst
@@ -23,9 +23,9 @@ const OFFERED: &str = "
     repair::LossEffect repair::LossScope repair::RepairOptions repair::RepairProgress
     repair::RepairReport repair::RepairedFamily repair::repair repair::verify_files
     running_extension storage::DATABASE storage::TIERS_ROOT storage::devices_of
-    storage::remove_device storage::says_so tier::Components tier::DeviceKind
+    storage::remove_device tier::Components tier::DeviceKind
     tier::DeviceSettings tier::ExclusiveDevices tier::Policy tier::TieredFs tier::profile
-    tier::scheme::DeviceProfile tier::scheme::Observed tier::scheme::Scheme
+    tier::scheme::DeviceProfile tier::scheme::ObservedLoad tier::scheme::Scheme
     volume::LogWriting volume::RedundancyMode volume::Secret volume::VolumeSettings volume::VolumeStorage
 ";
 

@@ -7,7 +7,7 @@ use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_base::metrics::Distribution;
 use archipelago_engine::cache::CacheStats;
 use archipelago_engine::db::{
-    ColumnFamily, DatabaseReport, Db, HealthState, KeyEstimate, Report, ValuesReport,
+    ColumnFamily, DatabaseReport, Db, FamilyReport, HealthState, KeyEstimate, ValuesReport,
 };
 use archipelago_engine::disk_space::SpaceState;
 use archipelago_engine::stats::{Ticker, Timer};
@@ -255,7 +255,7 @@ fn database(samples: &mut Samples, report: &DatabaseReport) {
     samples.set(&metric::SEQUENCE, &[], report.visible_seq);
 }
 
-fn levels(samples: &mut Samples, report: &Report) {
+fn levels(samples: &mut Samples, report: &FamilyReport) {
     let family = report.family.as_str();
     for level in &report.levels {
         let number = level.level.to_string();
@@ -270,7 +270,7 @@ fn levels(samples: &mut Samples, report: &Report) {
     }
 }
 
-fn memory_and_buckets(samples: &mut Samples, report: &Report) {
+fn memory_and_buckets(samples: &mut Samples, report: &FamilyReport) {
     let family = [report.family.as_str()];
     samples.set(&metric::PENDING, &family, report.pending_compaction_bytes);
     samples.set(&metric::IMMUTABLE, &family, report.immutable_memtables);

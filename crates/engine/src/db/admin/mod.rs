@@ -27,7 +27,7 @@ use crate::db::admin::buckets::BucketInfo;
 use crate::db::admin::compact_range::{CompactRangeOptions, RangeRequest};
 use crate::db::admin::database_report::DatabaseReport;
 use crate::db::admin::ingest::IngestOptions;
-use crate::db::admin::report::Report;
+use crate::db::admin::report::FamilyReport;
 use crate::db::admin::values::ValuesReport;
 use crate::db::admin::verify::VerifyReport;
 use crate::db::background::{flush, rebalance};
@@ -207,7 +207,7 @@ impl Db {
     }
 
     /// Figures of `cf` at one moment, by level and by bucket.
-    pub fn report(&self, cf: &ColumnFamily) -> Result<Report> {
+    pub fn report(&self, cf: &ColumnFamily) -> Result<FamilyReport> {
         report::report(self, cf)
     }
 

@@ -46,7 +46,7 @@ pub struct LevelInfo {
 
 /// Figures of one column family at one moment, and figures of the database's counters.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct FamilyReport {
     /// Name of the family.
     pub family: String,
     /// Figures of each level, from L0 on.
@@ -80,7 +80,7 @@ pub struct Report {
     pub health: String,
 }
 
-fn write_family(out: &mut String, report: &Report) {
+fn write_family(out: &mut String, report: &FamilyReport) {
     let _ = writeln!(out, "Column family \"{}\"", report.family);
     out.push_str(&levels_text(report));
     out.push_str(&buckets_text(report));
@@ -102,7 +102,7 @@ fn target_text(bytes: u64) -> String {
     if bytes == u64::MAX { "-".to_owned() } else { bytes.to_string() }
 }
 
-fn levels_text(report: &Report) -> String {
+fn levels_text(report: &FamilyReport) -> String {
     let mut out =
         String::from("Level  Files        Bytes       Target  Score      Entries    Deletions\n");
     for level in &report.levels {
@@ -121,7 +121,7 @@ fn levels_text(report: &Report) -> String {
     out
 }
 
-fn buckets_text(report: &Report) -> String {
+fn buckets_text(report: &FamilyReport) -> String {
     let mut out = String::from(
         "Bucket  Temp   Window bytes  L0 files     L0 bytes  Base files   Base bytes  \
          Memtable bytes  Jobs  From\n",
@@ -158,7 +158,7 @@ fn buckets_text(report: &Report) -> String {
 }
 
 /// The report of `cf`.
-pub(crate) fn report(db: &Db, cf: &ColumnFamily) -> Result<Report> {
+pub(crate) fn report(db: &Db, cf: &ColumnFamily) -> Result<FamilyReport> {
     db.check_family(cf)?;
     let current = cf.family.current.load_full();
     let version = &current.version;
@@ -184,7 +184,7 @@ pub(crate) fn report(db: &Db, cf: &ColumnFamily) -> Result<Report> {
     let written =
         [Ticker::FlushBytesWritten, Ticker::CompactionBytesWritten, Ticker::GcBytesWritten];
     let tables = written.iter().map(|ticker| stats.get(*ticker)).sum::<u64>() as f64;
-    Ok(Report {
+    Ok(FamilyReport {
         family: cf.name().to_owned(),
         levels,
         buckets: db.buckets(cf)?,

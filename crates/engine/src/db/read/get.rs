@@ -52,7 +52,7 @@ use crate::value_ref::Reference;
 
 /// A value with its expiry and its sequence number.
 #[derive(Clone, Debug)]
-pub struct Entry {
+pub struct ValueEntry {
     /// Value of the key.
     pub value: PinnedSlice,
     /// Time at which the value expires (Unix milliseconds); `None` if it does not.
@@ -91,7 +91,7 @@ pub(crate) struct Gather<'a> {
 enum Decision {
     /// No record has decided.
     Open,
-    Result(Result<Option<Entry>>),
+    Result(Result<Option<ValueEntry>>),
     /// The record `seq` decides, and its value has yet to be fetched.
     Separated {
         seq: SeqNo,
@@ -216,7 +216,7 @@ impl<'a> Gather<'a> {
 
     fn decide(&mut self, found: &Found<'_>, expires_at_ms: Option<u64>) -> Visit {
         let (value, seq) = (self.pin(found), found.seq);
-        self.decision = Decision::Result(Ok(Some(Entry { value, expires_at_ms, seq })));
+        self.decision = Decision::Result(Ok(Some(ValueEntry { value, expires_at_ms, seq })));
         ControlFlow::Break(())
     }
 
@@ -226,14 +226,18 @@ impl<'a> Gather<'a> {
         ControlFlow::Break(())
     }
 
-    fn fold(&self, base: Option<PinnedSlice>, expires_at_ms: Option<u64>) -> Result<Option<Entry>> {
+    fn fold(
+        &self,
+        base: Option<PinnedSlice>,
+        expires_at_ms: Option<u64>,
+    ) -> Result<Option<ValueEntry>> {
         let seq = self.newest.unwrap_or_default();
         if self.operands.is_empty() {
-            return Ok(base.map(|value| Entry { value, expires_at_ms, seq }));
+            return Ok(base.map(|value| ValueEntry { value, expires_at_ms, seq }));
         }
         if self.keys_only {
             let value = PinnedSlice::owned(Vec::new());
-            return Ok(Some(Entry { value, expires_at_ms, seq }));
+            return Ok(Some(ValueEntry { value, expires_at_ms, seq }));
         }
         let operator = self.family.merge.as_ref().ok_or_else(|| {
             Error::invalid(format!(
@@ -245,7 +249,7 @@ impl<'a> Gather<'a> {
         })?;
         let operands: Vec<&[u8]> = self.operands.iter().rev().map(AsRef::as_ref).collect();
         let value = operator.full_merge(self.key, base.as_deref(), &operands)??;
-        Ok(Some(Entry { value: PinnedSlice::owned(value), expires_at_ms, seq }))
+        Ok(Some(ValueEntry { value: PinnedSlice::owned(value), expires_at_ms, seq }))
     }
 
     /// The record that decides, if its value has yet to be fetched.
@@ -263,7 +267,7 @@ impl<'a> Gather<'a> {
     fn into_result(
         self,
         fetch: impl FnOnce(WantedValue<'_>) -> Result<PinnedSlice>,
-    ) -> Result<Option<Entry>> {
+    ) -> Result<Option<ValueEntry>> {
         match self.decision {
             Decision::Result(result) => result,
             Decision::Open => self.fold(None, None),
@@ -343,7 +347,7 @@ pub(crate) fn get(
     family: &Arc<Family>,
     key: &[u8],
     options: &ReadOptions,
-) -> Result<Option<Entry>> {
+) -> Result<Option<ValueEntry>> {
     reader.context.check_open()?;
     check_key(key)?;
     match reader.context.read_watch() {
@@ -409,7 +413,7 @@ fn watched_get(
     key: &[u8],
     options: &ReadOptions,
     watch: &ReadWatch,
-) -> Result<Option<Entry>> {
+) -> Result<Option<ValueEntry>> {
     let started_ns = watch.has_histogram().then(|| reader.context.clock().now_ns());
     let observer = WatchedGet { reader, watch, started_ns, sampled_ns: None };
     observed_get(reader, family, key, options, observer)
@@ -422,7 +426,7 @@ fn observed_get(
     key: &[u8],
     options: &ReadOptions,
     mut observer: impl GetObserver,
-) -> Result<Option<Entry>> {
+) -> Result<Option<ValueEntry>> {
     let (current, seq) = picture(reader, family, options);
     let lookup = Lookup::new(key, seq);
     observer.begin(&lookup);

@@ -33,7 +33,7 @@ use std::sync::Arc;
 use arc_swap::{ArcSwap, Guard};
 use archipelago_base::{CfId, Result, SeqNo};
 
-use crate::db::read::get::Entry;
+use crate::db::read::get::ValueEntry;
 use crate::db::read::newest::{Since, newest_record};
 use crate::db::read::options::ReadOptions;
 use crate::db::read::pictures::Pictures;
@@ -246,7 +246,7 @@ impl Db {
         cf: &ColumnFamily,
         key: &[u8],
         options: &ReadOptions,
-    ) -> Result<Option<Entry>> {
+    ) -> Result<Option<ValueEntry>> {
         self.check_family(cf)?;
         self.check_snapshot(options)?;
         let read = || get::get(self.inner.reader(), &cf.family, key, options);
@@ -292,7 +292,7 @@ impl Db {
         cf: &ColumnFamily,
         key: &[u8],
         options: &ReadOptions,
-    ) -> Result<Option<Entry>> {
+    ) -> Result<Option<ValueEntry>> {
         self.get_entry(cf, key, &options.clone().keys_only())
     }
 

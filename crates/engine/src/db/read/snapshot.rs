@@ -204,8 +204,8 @@ impl Drop for Registration {
 /// Compactions keep the old versions of keys that a snapshot sees. In a column family that has a
 /// compaction filter, the snapshot holds the memtables and tables of its moment, as an iterator
 /// does. So filters may go on. The memory of these memtables counts to the byte budget. The disk
-/// space of these tables is freed after the snapshot is dropped. `Report` and the properties show
-/// both figures.
+/// space of these tables is freed after the snapshot is dropped. `FamilyReport` and the properties
+/// show both figures.
 ///
 /// A snapshot belongs to the open database that made it. Other databases refuse it, and so does
 /// the same database once it was closed and opened again.

@@ -7,7 +7,9 @@ use std::time::Duration;
 use archipelago_base::ErrorKind;
 use archipelago_base::clock::Clock;
 use archipelago_base::random::Rng;
-use archipelago_engine::db::{ColumnFamily, Components, Db, Entry, Iter, ReadOptions, Snapshot};
+use archipelago_engine::db::{
+    ColumnFamily, Components, Db, Iter, ReadOptions, Snapshot, ValueEntry,
+};
 use archipelago_engine::key::KeyRange;
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::stats::Ticker;
@@ -236,7 +238,7 @@ impl Pair {
 }
 
 /// Value, expiry and sequence number of an entry.
-fn facts(entry: Option<Entry>) -> Option<(Vec<u8>, Option<u64>, u64)> {
+fn facts(entry: Option<ValueEntry>) -> Option<(Vec<u8>, Option<u64>, u64)> {
     entry.map(|entry| (entry.value.to_vec(), entry.expires_at_ms, entry.seq.0))
 }
 

@@ -23,38 +23,56 @@ pub(crate) fn run(target: Option<&str>, seconds: u64) -> Result<(), String> {
         );
     }
     let has_nightly = answers(&["+nightly", "--version"]);
-    for Target { name, fuzz_dir } in targets {
-        println!("fuzz: {name} of {} for {seconds} s", fuzz_dir.display());
-        // The fuzzer adds inputs to the first folder. Tests replay the second one by file names.
-        let new = root.join("target/fuzz-corpus").join(&fuzz_dir).join(&name);
-        let corpus = root.join(&fuzz_dir).join("corpus").join(&name);
-        for dir in [&new, &corpus] {
-            #[expect(clippy::disallowed_methods, reason = "folders of a tool, no database files")]
-            std::fs::create_dir_all(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
-        }
-        let mut cargo = Command::new("cargo");
-        match has_nightly {
-            true => cargo.arg("+nightly"),
-            false => cargo.env("RUSTC_BOOTSTRAP", "1"),
-        };
-        let status = as_from_shell(&mut cargo)
-            .args(["fuzz", "run", "--fuzz-dir"])
-            .arg(root.join(&fuzz_dir))
-            .arg(&name)
-            .args([&new, &corpus])
-            .args(["--", &format!("-max_total_time={seconds}")])
-            .current_dir(root.join(&fuzz_dir))
-            .status()
-            .map_err(|e| format!("cargo fuzz does not start: {e}"))?;
-        if !status.success() {
-            let artifacts = fuzz_dir.join("artifacts").join(&name);
-            return Err(format!(
-                "fuzz: {name} failed; the input lies in {}: make it a case of the corpus",
-                artifacts.display()
-            ));
+    // A target that fails must not keep the others from their time.
+    let mut failed = Vec::new();
+    for target in &targets {
+        if !has_passed(&root, target, seconds, has_nightly)? {
+            failed.push(failure(target));
         }
     }
-    Ok(())
+    if failed.is_empty() { Ok(()) } else { Err(failed.join("\n")) }
+}
+
+/// Runs a target for `seconds`. Returns whether it found nothing.
+fn has_passed(
+    root: &Path,
+    target: &Target,
+    seconds: u64,
+    has_nightly: bool,
+) -> Result<bool, String> {
+    let Target { name, fuzz_dir } = target;
+    println!("fuzz: {name} of {} for {seconds} s", fuzz_dir.display());
+    // The fuzzer adds inputs to the first folder. Tests replay the second one by file names.
+    let new = root.join("target/fuzz-corpus").join(fuzz_dir).join(name);
+    let corpus = root.join(fuzz_dir).join("corpus").join(name);
+    for dir in [&new, &corpus] {
+        #[expect(clippy::disallowed_methods, reason = "folders of a tool, no database files")]
+        std::fs::create_dir_all(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
+    }
+    let mut cargo = Command::new("cargo");
+    match has_nightly {
+        true => cargo.arg("+nightly"),
+        false => cargo.env("RUSTC_BOOTSTRAP", "1"),
+    };
+    let status = as_from_shell(&mut cargo)
+        .args(["fuzz", "run", "--fuzz-dir"])
+        .arg(root.join(fuzz_dir))
+        .arg(name)
+        .args([&new, &corpus])
+        .args(["--", &format!("-max_total_time={seconds}")])
+        .current_dir(root.join(fuzz_dir))
+        .status()
+        .map_err(|e| format!("cargo fuzz does not start: {e}"))?;
+    Ok(status.success())
+}
+
+/// Names a target that failed, and where its input lies.
+fn failure(Target { name, fuzz_dir }: &Target) -> String {
+    let artifacts = fuzz_dir.join("artifacts").join(name);
+    format!(
+        "fuzz: {name} failed; the input lies in {}: make it a case of the corpus",
+        artifacts.display()
+    )
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -94,8 +112,15 @@ fn answers(args: &[&str]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{choose, targets};
+    use super::{Target, choose, failure, targets};
     use crate::workspace::Workspace;
+
+    #[test]
+    fn failed_target_is_named_with_the_place_of_its_input() {
+        let target = Target { name: "sst".to_owned(), fuzz_dir: "crates/engine/fuzz".into() };
+        let said = failure(&target);
+        assert!(said.contains("crates/engine/fuzz/artifacts/sst"), "{said}");
+    }
 
     #[test]
     fn targets_are_found_and_each_is_named_in_a_manifest() {

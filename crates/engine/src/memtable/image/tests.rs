@@ -16,7 +16,7 @@ use crate::tombstone::RangeTombstone;
 
 const GOLDEN: &[u8] = include_bytes!("../../../fuzz/corpus/sealed_shard/golden");
 const IMAGE_VARIABLE: &str = "ARCHIPELAGO_TEST_IMAGE";
-const RECORDS: u64 = 20_000;
+const RECORDS: u64 = if cfg!(miri) { 300 } else { 20_000 };
 
 fn image_of(shard: &Shard) -> Vec<u8> {
     shard.seal();
@@ -100,6 +100,7 @@ fn an_image_is_searched_where_it_lands() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "Miri starts no processes")]
 #[expect(clippy::disallowed_methods, reason = "the file is how the image gets to the process")]
 fn another_process_searches_the_image() {
     let folder = tempfile::tempdir().unwrap();
@@ -224,7 +225,8 @@ fn hostile_images_give_errors_or_wrong_answers_but_no_panic() {
     let many = image_of(&shard);
     let mut rng = Rng::with_seed(11);
     let (mut opened, mut refused) = (0, 0);
-    for round in 0..6000 {
+    let rounds = if cfg!(miri) { 200 } else { 6000 };
+    for round in 0..rounds {
         let mut bytes = if round % 2 == 0 { GOLDEN.to_vec() } else { many.clone() };
         for _ in 0..rng.usize(1..4) {
             let at = rng.usize(..bytes.len());
@@ -250,7 +252,8 @@ fn hostile_images_give_errors_or_wrong_answers_but_no_panic() {
             }
         }
     }
-    assert!(opened > 100 && refused > 100, "{opened} read through, {refused} refused");
+    let least = rounds / 60;
+    assert!(opened > least && refused > least, "{opened} read through, {refused} refused");
 }
 
 fn small_shard_of(count: u64) -> Arc<Shard> {

@@ -4,9 +4,9 @@
 //!
 //! The program of this name and tests call this library. These modules are commands:
 //! `compare` runs a list of benchmarks on both sides, `rocksdb` all rows of the comparison with
-//! RocksDB, `bucketlsm` and `keigo` the comparisons of two papers, `terark` those of separated
-//! values (the command `terark-engine`), `terark_nodes` the evaluation of Terark-DS over storage
-//! nodes (the command `terark`), `o3` that of O³-LSM, `model` the model of many cores,
+//! RocksDB, `bucketlsm` and `keigo` the comparisons of two papers, `terark_engine` those of
+//! separated values, `terark_nodes` the evaluation of Terark-DS over storage nodes, `o3` that of
+//! O³-LSM, `model` the model of many cores,
 //! [`flexkv`] the testbed of another paper, and its `verbs` the calibration of the network card.
 //! `claim` holds targets, `page` renders results and writes the pages of `docs/benchmarks/`, `plot`
 //! draws charts, `program` finds and starts the program to measure, `counted` counts its
@@ -14,7 +14,9 @@
 //! runs, `sides` compares their figures, `machine` measures the use of processors, and `results`
 //! reads the result file of the program.
 //!
-//! `compare`, `rocksdb`, `bucketlsm`, `keigo`, `terark`, `terark_nodes` and `o3` start the
+//! A command, its module and its page have one name, except for `_` and `-`.
+//!
+//! `compare`, `rocksdb`, `bucketlsm`, `keigo`, `terark_engine`, `terark_nodes` and `o3` start the
 //! `archipelago` program and read its output, so that they measure the program that people run.
 
 mod bucketlsm;
@@ -34,7 +36,7 @@ mod rocksdb;
 mod role;
 mod rounds;
 mod sides;
-mod terark;
+mod terark_engine;
 mod terark_nodes;
 
 use std::ffi::OsString;
@@ -52,9 +54,13 @@ const COMMANDS: [(&str, &str, Command); 10] = [
     ("compare", "compare some benchmarks with an installed db_bench", compare::compare),
     ("bucketlsm", "repeat the comparisons of BucketLSM's paper", bucketlsm::reproduce),
     ("keigo", "repeat the comparisons of Keigo's paper", keigo::reproduce),
-    ("terark", "repeat the evaluation of Terark-DS over storage nodes", terark_nodes::measure),
+    ("terark-engine", "compare separated values with BlobDB, with targets", terark_engine::measure),
+    (
+        "terark-nodes",
+        "repeat the evaluation of Terark-DS over storage nodes",
+        terark_nodes::measure,
+    ),
     ("o3", "repeat the evaluation of O³-LSM: offloading to other nodes", o3::measure),
-    ("terark-engine", "compare separated values with BlobDB, with targets", terark::measure),
     ("model", "model many cores, from measured costs", model::model),
     ("flexkv", "run figures of FlexKV's paper on its testbed in virtual time", flexkv::main),
     (
@@ -63,6 +69,9 @@ const COMMANDS: [(&str, &str, Command); 10] = [
         flexkv::verbs::main,
     ),
 ];
+
+/// An earlier name of a command, and its name of today.
+const RENAMED: (&str, &str) = ("terark", "terark-nodes");
 
 /// The text of `--help`.
 fn help() -> String {
@@ -73,7 +82,7 @@ fn help() -> String {
         text += &format!("  {name:13} {about}\n");
     }
     text + "\n`archipelago-lab COMMAND --help` lists the flags of a command. With `--page FILE`, the commands\n\
-            rocksdb, bucketlsm, keigo, terark, o3, terark-engine, flexkv and model write a page for docs/benchmarks.\n\n\
+            rocksdb, bucketlsm, keigo, terark-engine, terark-nodes, o3, flexkv and model write a page for docs/benchmarks.\n\n\
             Most commands start the program `archipelago` in the directory of this one.\n\
             Build in two commands, so that it does not get features that this program needs:\n  \
             cargo build --release -p archipelago-lab\n  \
@@ -86,6 +95,7 @@ fn help() -> String {
 #[expect(clippy::needless_pass_by_value, reason = "the program hands its arguments over")]
 pub fn main(args: Vec<OsString>) -> ExitCode {
     let word = args.first().and_then(|word| word.to_str()).unwrap_or_default();
+    let word = if word == RENAMED.0 { RENAMED.1 } else { word };
     if let Some((_, _, command)) = COMMANDS.iter().find(|(name, ..)| *name == word) {
         page::remember_commit();
         return archipelago_bench::exit_code(command(&args[1..]));

@@ -95,8 +95,11 @@ fn figures_that_are_no_numbers_are_empty() {
 fn command_line_shows_no_path_of_a_program() {
     let words = ["--before=/a/b", "--quick", "--by_key", "/c/d", "--runs=5"];
     let args: Vec<OsString> = words.iter().map(OsString::from).collect();
-    let line = head::command("terark", &args);
-    assert_eq!(line, "archipelago-lab terark --before=PROGRAM --quick --by_key=PROGRAM --runs=5");
+    let line = head::command("terark-nodes", &args);
+    assert_eq!(
+        line,
+        "archipelago-lab terark-nodes --before=PROGRAM --quick --by_key=PROGRAM --runs=5"
+    );
 }
 
 #[test]

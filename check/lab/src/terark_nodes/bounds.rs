@@ -144,7 +144,7 @@ impl RepairRate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::terark::bounds::collected_per_byte;
+    use crate::terark_engine::bounds::collected_per_byte;
 
     fn is_near(value: f64, wanted: f64, tolerance: f64) {
         assert!((value - wanted).abs() <= tolerance, "{value}, not {wanted}");

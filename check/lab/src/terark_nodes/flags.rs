@@ -1,4 +1,4 @@
-//! The command line of `archipelago-lab terark`.
+//! The command line of `archipelago-lab terark-nodes`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -42,11 +42,11 @@ lists the minutes of each group. Tables go to standard output. The directory of 
 Markdown as report.md, every figure as report.json, and charts as SVG.
 
 Examples:
-  archipelago-lab terark --quick --only=insert,redundancy
-  archipelago-lab terark --only=space --workloads=fixed16k --out=space
-  archipelago-lab terark --only=embedded --before=/tmp/earlier/archipelago --runs=5
-  archipelago-lab terark --quick --only=log --page docs/benchmarks/terark-nodes.md#log
-  archipelago-lab terark --page docs/benchmarks/terark-nodes.md";
+  archipelago-lab terark-nodes --quick --only=insert,redundancy
+  archipelago-lab terark-nodes --only=space --workloads=fixed16k --out=space
+  archipelago-lab terark-nodes --only=embedded --before=/tmp/earlier/archipelago --runs=5
+  archipelago-lab terark-nodes --quick --only=log --page docs/benchmarks/terark-nodes.md#log
+  archipelago-lab terark-nodes --page docs/benchmarks/terark-nodes.md";
 
 const DATA_BYTES: u64 = 1 << 30;
 const DATA_BYTES_QUICK: u64 = 256 << 20;
@@ -57,8 +57,9 @@ const TIMED_SECONDS: u64 = 60;
 
 /// Flags of the command.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "archipelago-lab terark", bin_name = "archipelago-lab terark", about = ABOUT,
-          after_help = TEACH, rename_all = "snake_case", disable_version_flag = true)]
+#[command(name = "archipelago-lab terark-nodes", bin_name = "archipelago-lab terark-nodes",
+          about = ABOUT, after_help = TEACH, rename_all = "snake_case",
+          disable_version_flag = true)]
 pub(super) struct NodesFlags {
     /// Measure 256 MiB instead of 1 GiB, a quarter of the seconds, and each mode once instead of
     /// three times
@@ -120,7 +121,8 @@ pub(super) struct NodesFlags {
     /// program of cargo build --release -p archipelago-cli --features gc-by-key
     #[arg(long, value_name = "PROGRAM")]
     pub(super) by_key: Option<PathBuf>,
-    /// Program that runs a storage node with the words `terark-node FLAGS`; default: this one
+    /// Program that runs a storage node with the words `terark-storage-node FLAGS`; default: this
+    /// one
     #[arg(long, value_name = "PROGRAM")]
     pub(super) node_program: Option<PathBuf>,
     /// Seed of the first round; each round has the next
@@ -130,9 +132,9 @@ pub(super) struct NodesFlags {
 }
 
 impl NodesFlags {
-    /// Parses `args`, the words after `terark`.
+    /// Parses `args`, the words after `terark-nodes`.
     pub(super) fn read(args: &[OsString]) -> Result<Self, Stop> {
-        let name = std::iter::once(OsString::from("archipelago-lab terark"));
+        let name = std::iter::once(OsString::from("archipelago-lab terark-nodes"));
         let flags = Self::try_parse_from(name.chain(args.iter().map(with_underscores)))?;
         if !(flags.scale.is_finite() && (0.001..=1000.0).contains(&flags.scale)) {
             let scale = flags.scale;

@@ -1,5 +1,5 @@
-//! `archipelago-lab terark`: the evaluation of Terark-DS (PVLDB 19(5), §5) over storage nodes that
-//! run as processes of this machine.
+//! `archipelago-lab terark-nodes`: the evaluation of Terark-DS (PVLDB 19(5), §5) over storage nodes
+//! that run as processes of this machine.
 //!
 //! | module | purpose |
 //! | --- | --- |
@@ -81,7 +81,7 @@ struct Results<'a> {
     runs: &'a [Run],
 }
 
-/// Runs the command with `args`, the words after `terark`.
+/// Runs the command with `args`, the words after `terark-nodes`.
 pub(crate) fn measure(args: &[OsString]) -> std::result::Result<Result<()>, Stop> {
     let flags = NodesFlags::read(args)?;
     Ok(make(&flags, args))
@@ -119,7 +119,7 @@ fn make(flags: &NodesFlags, args: &[OsString]) -> Result<()> {
     let data = Results { version, settings: &settings, link, device: &device, rows, runs: &runs };
     let plots = plots::all(&facts);
     let settings = settings.as_str();
-    let (command, appendix) = ("terark", Some(report::appendix(&facts)));
+    let (command, appendix) = ("terark-nodes", Some(report::appendix(&facts)));
     page::Report { title: TITLE, command, args, settings, sections, appendix, plots }.publish(
         &flags.out,
         flags.page.as_deref(),

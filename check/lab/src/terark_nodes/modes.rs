@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::bounds::Redundancy;
 use super::flags::NodesFlags;
-use crate::terark::bounds;
+use crate::terark_engine::bounds;
 
 pub(super) const KEY_BYTES: u64 = 24;
 pub(super) const SEPARATION_BYTES: u64 = 512;

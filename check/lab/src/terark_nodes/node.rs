@@ -1,4 +1,4 @@
-//! `archipelago-lab terark-node`: a storage node as a process, on an emulated device.
+//! `archipelago-lab terark-storage-node`: a storage node as a process, on an emulated device.
 //!
 //! The laboratory starts it as a child ([`crate::role`]). Its state is its space and its processor
 //! time.
@@ -26,14 +26,14 @@ use serde::{Deserialize, Serialize};
 use super::link;
 
 /// Word that the program begins with to run a node.
-pub(crate) const COMMAND: &str = "terark-node";
+pub(crate) const COMMAND: &str = "terark-storage-node";
 
 /// Flags of the process.
 #[derive(Clone, Debug, Parser)]
 #[command(
-    name = "archipelago-lab terark-node",
-    bin_name = "archipelago-lab terark-node",
-    about = "Runs a storage node for `archipelago-lab terark`, until standard input ends.",
+    name = "archipelago-lab terark-storage-node",
+    bin_name = "archipelago-lab terark-storage-node",
+    about = "Runs a storage node for `archipelago-lab terark-nodes`, until standard input ends.",
     rename_all = "snake_case",
     disable_version_flag = true
 )]
@@ -77,7 +77,7 @@ pub(super) struct NodeState {
 
 /// Runs the node with `args`, the words after [`COMMAND`].
 pub(crate) fn serve(args: &[OsString]) -> std::result::Result<Result<()>, Stop> {
-    let name = std::iter::once(OsString::from("archipelago-lab terark-node"));
+    let name = std::iter::once(OsString::from("archipelago-lab terark-storage-node"));
     let flags = NodeFlags::try_parse_from(name.chain(args.iter().map(with_underscores)))?;
     Ok(run(&flags))
 }

@@ -13,7 +13,7 @@ use super::words::BOUND;
 use crate::claim::{Target, median};
 use crate::page::{self, Verdict};
 use crate::sides::{Goal, Judgement, Sides};
-use crate::terark::bounds::collected_per_byte;
+use crate::terark_engine::bounds::collected_per_byte;
 
 /// Facts from which the rows follow.
 #[derive(Clone, Copy, Debug)]

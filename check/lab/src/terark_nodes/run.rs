@@ -165,7 +165,7 @@ impl Run {
     /// part of it.
     pub(super) fn rewrites(&self, step: Step) -> Option<f64> {
         let amplification = self.main(step)?.settled.as_ref()?.write_amplification?;
-        Some(crate::terark::bounds::rewrites_of(amplification))
+        Some(crate::terark_engine::bounds::rewrites_of(amplification))
     }
 
     /// Bytes that the card sent until a step that writes had settled, for all calls or those of one

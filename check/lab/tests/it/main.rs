@@ -7,6 +7,6 @@ mod o3;
 mod pages;
 mod rocksdb;
 mod scripts;
-mod terark;
+mod terark_engine;
 mod terark_nodes;
 mod verbs;

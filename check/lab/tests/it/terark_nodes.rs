@@ -1,5 +1,5 @@
-//! `archipelago-lab terark` from end to end, small and fast, with storage nodes and clients as
-//! processes.
+//! `archipelago-lab terark-nodes` from end to end, small and fast, with storage nodes and clients
+//! as processes.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ fn node(dir: &Path) -> PathBuf {
 fn report(words: &[&str]) -> (Value, String) {
     let dir = tempfile::tempdir().expect("a directory");
     let (out, base) = (dir.path().join("out"), dir.path().join("nodes"));
-    let mut args: Vec<OsString> = ["terark", "--quick", "--scale=0.01", "--threads=4"]
+    let mut args: Vec<OsString> = ["terark-nodes", "--quick", "--scale=0.01", "--threads=4"]
         .into_iter()
         .chain(words.iter().copied())
         .map(Into::into)
@@ -138,7 +138,7 @@ fn node_is_repaired_and_a_volume_is_taken_over() {
     let text = std::fs::read_to_string(&page).expect("a page");
     for wanted in [
         "writes the following part: recovery.",
-        "| command | `archipelago-lab terark --quick",
+        "| command | `archipelago-lab terark-nodes --quick",
         "**Repair**",
         "## Repair of a lost node, and take-over of a volume",
         "targets reached.",

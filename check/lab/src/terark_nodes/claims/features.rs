@@ -9,7 +9,7 @@ use super::super::run::Run;
 use super::super::words::BOUND_TIGHT;
 use super::{rates, settled};
 use crate::claim::median;
-use crate::terark::run::Collection;
+use crate::terark_engine::run::Collection;
 
 /// Share of the gain of the model that adaptive writing must reach.
 const GAIN_SHARE_MIN: f64 = 0.7;

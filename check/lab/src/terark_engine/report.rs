@@ -2,7 +2,7 @@
 //! functions are pure.
 
 use super::bounds;
-use super::flags::TerarkFlags;
+use super::flags::TerarkEngineFlags;
 use super::plan::{self, Mode, Part, StepKind};
 use super::rows::{self, Facts, Row};
 use super::run::Run;
@@ -151,7 +151,7 @@ fn collections(facts: &Facts<'_>) -> Grid {
 }
 
 /// Settings of the runs, for the head of the report.
-pub(super) fn settings(flags: &TerarkFlags, peer: &str, took_s: u64) -> String {
+pub(super) fn settings(flags: &TerarkEngineFlags, peer: &str, took_s: u64) -> String {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let peer = match (peer, flags.db_bench_flags.as_str()) {
         ("", _) => "none".to_owned(),

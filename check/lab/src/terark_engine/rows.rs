@@ -5,7 +5,7 @@ use archipelago_env::device::Direction;
 use serde::Serialize;
 
 use super::bounds;
-use super::flags::TerarkFlags;
+use super::flags::TerarkEngineFlags;
 use super::plan::{self, Mode, Paper, Part, Phase, StepKind};
 use super::run::Run;
 use crate::claim::{Target, median};
@@ -32,7 +32,7 @@ const SMALL_FILES: &str = "Each file costs a call for its keys and one for its v
 /// Facts from which the rows follow.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Facts<'a> {
-    pub(super) flags: &'a TerarkFlags,
+    pub(super) flags: &'a TerarkEngineFlags,
     /// The network volume at the scale of the runs.
     pub(super) device: &'a DeviceSpec,
     pub(super) runs: &'a [Run],

@@ -11,9 +11,9 @@ use archipelago_bench::harness::gc::GcFigures;
 use archipelago_bench::harness::io::IoEntry;
 use archipelago_bench::harness::samples::Stalls;
 
-fn terark_flags(words: &[&str]) -> TerarkFlags {
+fn terark_flags(words: &[&str]) -> TerarkEngineFlags {
     let args: Vec<OsString> = words.iter().map(OsString::from).collect();
-    TerarkFlags::read(&args).expect("known flags")
+    TerarkEngineFlags::read(&args).expect("known flags")
 }
 
 fn device() -> DeviceSpec {
@@ -291,7 +291,7 @@ fn rows_of_the_earlier_program_need_that_program() {
     assert!(terark_flags(&["--before=/tmp/x"]).parts().contains(&Part::Off));
     let args = ["--rows=off"].map(OsString::from);
     assert!(
-        matches!(TerarkFlags::read(&args), Err(Stop::Usage(text)) if text.contains("--before"))
+        matches!(TerarkEngineFlags::read(&args), Err(Stop::Usage(text)) if text.contains("--before"))
     );
 }
 

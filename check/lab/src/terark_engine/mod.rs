@@ -36,7 +36,7 @@ use crate::page;
 use archipelago_bench::harness::flags::Stop;
 use archipelago_bench::harness::progress::runs_bar;
 use archipelago_bench::harness::store::{DeviceSpec, FileSystem as _, LocalFs, Result};
-use flags::TerarkFlags;
+use flags::TerarkEngineFlags;
 use plan::{Case, Mode, Part};
 use rows::{Facts, Row};
 use run::{Run, Stage};
@@ -58,11 +58,11 @@ struct Results<'a> {
 
 /// Runs the command with `args`, the words after `terark-engine`.
 pub(crate) fn measure(args: &[OsString]) -> std::result::Result<Result<()>, Stop> {
-    let flags = TerarkFlags::read(args)?;
+    let flags = TerarkEngineFlags::read(args)?;
     Ok(make(&flags, args))
 }
 
-fn make(flags: &TerarkFlags, args: &[OsString]) -> Result<()> {
+fn make(flags: &TerarkEngineFlags, args: &[OsString]) -> Result<()> {
     let fs = LocalFs::for_reports();
     fs.create_dir_all(&flags.out)?;
     let device_file = flags.out.join("device.toml");
@@ -99,7 +99,7 @@ fn make(flags: &TerarkFlags, args: &[OsString]) -> Result<()> {
 
 /// Makes the runs and collects their figures.
 struct Runner<'a> {
-    flags: &'a TerarkFlags,
+    flags: &'a TerarkEngineFlags,
     device: &'a Path,
     program: PathBuf,
     base: PathBuf,
@@ -108,7 +108,7 @@ struct Runner<'a> {
 }
 
 impl<'a> Runner<'a> {
-    fn new(flags: &'a TerarkFlags, device: &'a Path) -> Result<Self> {
+    fn new(flags: &'a TerarkEngineFlags, device: &'a Path) -> Result<Self> {
         let program = crate::program::named_or_beside(flags.archipelago.as_ref())?;
         let unique = format!("archipelago-terark-{:08x}", entropy_seed() as u32);
         let base = flags.db.clone().unwrap_or_else(std::env::temp_dir).join(unique);

@@ -8,7 +8,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use super::bounds;
-use super::flags::TerarkFlags;
+use super::flags::TerarkEngineFlags;
 
 pub(super) const KEY_BYTES: u64 = 24;
 pub(super) const VALUE_BYTES: u64 = 16 << 10;
@@ -268,7 +268,7 @@ pub(super) fn steps(part: Part) -> Vec<Step> {
 }
 
 /// Number of records of `part`, by the mean length of its values.
-pub(super) fn records(flags: &TerarkFlags, part: Part, kind: StepKind) -> u64 {
+pub(super) fn records(flags: &TerarkEngineFlags, part: Part, kind: StepKind) -> u64 {
     let value_bytes = match (part, kind) {
         (_, StepKind::Prepare(paper) | StepKind::Serve(paper)) => paper.value_bytes(),
         (Part::Mixed, _) => u64::midpoint(MIXED_BYTES[0], MIXED_BYTES[1]),
@@ -278,7 +278,7 @@ pub(super) fn records(flags: &TerarkFlags, part: Part, kind: StepKind) -> u64 {
 }
 
 /// Bytes of keys and values that are live after the load and during the updates of 16 KiB values.
-pub(super) fn live_bytes(flags: &TerarkFlags) -> u64 {
+pub(super) fn live_bytes(flags: &TerarkEngineFlags) -> u64 {
     records(flags, Part::Space, StepKind::Load) * (KEY_BYTES + VALUE_BYTES)
 }
 
@@ -289,7 +289,7 @@ pub(super) fn slack_bytes() -> u64 {
 }
 
 /// The bound that leaves room for the slack below `limit`.
-pub(super) fn bound_below(flags: &TerarkFlags, limit: f64) -> f64 {
+pub(super) fn bound_below(flags: &TerarkEngineFlags, limit: f64) -> f64 {
     (limit - slack_bytes() as f64 / live_bytes(flags) as f64).max(BOUND_MIN)
 }
 
@@ -312,7 +312,7 @@ pub(super) fn cached_share() -> f64 {
 /// Parameters from which the words of a process follow.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Case<'a> {
-    pub(super) flags: &'a TerarkFlags,
+    pub(super) flags: &'a TerarkEngineFlags,
     pub(super) part: Part,
     pub(super) mode: Mode,
     pub(super) round: u64,

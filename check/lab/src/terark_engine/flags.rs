@@ -46,7 +46,7 @@ const DATA_BYTES_QUICK: u64 = 256 << 20;
 #[command(name = "archipelago-lab terark-engine", bin_name = "archipelago-lab terark-engine",
           about = ABOUT, after_help = TEACH, rename_all = "snake_case",
           disable_version_flag = true)]
-pub(super) struct TerarkFlags {
+pub(super) struct TerarkEngineFlags {
     /// Measure 256 MiB instead of 1 GiB, and each mode once instead of three times
     #[arg(long)]
     pub(super) quick: bool,
@@ -94,7 +94,7 @@ pub(super) struct TerarkFlags {
     pub(super) seed: u64,
 }
 
-impl TerarkFlags {
+impl TerarkEngineFlags {
     /// Parses `args`, the words after `terark-engine`.
     pub(super) fn read(args: &[OsString]) -> Result<Self, Stop> {
         let name = std::iter::once(OsString::from("archipelago-lab terark-engine"));

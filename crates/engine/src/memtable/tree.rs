@@ -178,8 +178,8 @@ impl Tree {
     /// The node of a reference, inner or leaf.
     #[inline(always)]
     pub(super) fn node(&self, node: u32) -> &Node {
-        // SAFETY: `add_leaf` and `add_inner` put a `Node`, or an `InnerNode` that begins with one, at
-        // every address that a reference names; it lives as long as the tree and is shared.
+        // SAFETY: `add_leaf` and `add_inner` put a `Node`, or an `InnerNode` that begins with one,
+        // at every address that a reference names; it lives as long as the tree and is shared.
         unsafe { &*self.address(node).cast() }
     }
 

@@ -14,6 +14,8 @@ use crate::db::ColumnFamily;
 use crate::db::background::rebalance;
 use crate::db::inner::DbInner;
 use crate::db::state::balance::Balance;
+use crate::db::state::context::Context;
+use crate::db::state::jobs::Jobs;
 use crate::key::KeyRange;
 use crate::lock_order::Order;
 use crate::options::LEVELS;
@@ -47,17 +49,17 @@ pub struct BucketInfo {
     pub jobs: usize,
 }
 
-pub(crate) fn buckets(db: &DbInner, cf: &ColumnFamily) -> Vec<BucketInfo> {
+pub(crate) fn buckets(context: &Context, jobs: &Jobs, cf: &ColumnFamily) -> Vec<BucketInfo> {
     let current = cf.family.current.load_full();
     let version = &current.version;
-    let state = db.jobs.lock(Order::none());
+    let state = jobs.lock(Order::none());
     let running = state.running().compactions();
     let flushes = state.flush_ranges(cf.id());
     let none = Window::default();
     let window = state.balances().get(&cf.id()).map_or(&none, Balance::window);
     let window_bytes = window.bytes_by_bucket(version.map());
     let temperatures =
-        rebalance::rebalance_input(&db.context, &cf.family, version, window).temperatures();
+        rebalance::rebalance_input(context, &cf.family, version, window).temperatures();
     drop(state);
     let map = version.map();
     let mut infos: Vec<BucketInfo> = (0..map.len())

@@ -88,7 +88,7 @@ impl Db {
     /// The buckets of a column family, in key order.
     pub fn buckets(&self, cf: &ColumnFamily) -> Result<Vec<BucketInfo>> {
         self.check_family(cf)?;
-        Ok(buckets::buckets(&self.inner, cf))
+        Ok(buckets::buckets(&self.inner.context, &self.inner.jobs, cf))
     }
 
     /// Cuts bucket `index` in two at `key`, or in the middle of its data if `key` is `None`.

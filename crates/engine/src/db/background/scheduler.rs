@@ -519,7 +519,7 @@ pub(crate) fn next_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
         return Some(compaction);
     }
     if db.context.is_manual()
-        && let Some(task) = invalid::next_merge(db, state)
+        && let Some(task) = invalid::next_merge(&db.context, &db.view, state)
     {
         return Some(Task::MergeInvalid(task));
     }
@@ -539,7 +539,7 @@ fn next_reserved_task(db: &DbInner, state: &mut JobState) -> Option<Task> {
     if !may_pick(&db.context, &db.observers, &db.logs, state) {
         return None;
     }
-    if let Some(task) = invalid::next_merge(db, state) {
+    if let Some(task) = invalid::next_merge(&db.context, &db.view, state) {
         return Some(Task::MergeInvalid(task));
     }
     gc::next_gc(db, state, GcWorker::Reserved).map(Task::Gc)

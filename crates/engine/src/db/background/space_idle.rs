@@ -80,7 +80,7 @@ impl Examination<'_> {
         let db = self.db;
         let shared = self.shared.get_or_insert_with(|| SharedState {
             basis: PickBasis::new(db, state),
-            heir_room: HeirRoom::now(db, true),
+            heir_room: HeirRoom::now(&db.disk, &db.view, true),
         });
         let has_work = has_work(db, state, family, shared);
         // In manual mode, each step must tell exactly whether there is work.

@@ -1,5 +1,5 @@
-//! What the commit lock guards: sequence numbers, the open log, the active memtables, and the credit
-//! of room on the disk.
+//! What the commit lock guards: sequence numbers, the open log, the active memtables, and the
+//! credit of room on the disk.
 //!
 //! [`Committer`](crate::db::write::commit::Committer) owns one [`CommitState`]. A thread changes it
 //! only while it holds the commit lock ([`CommitGuard`]).

@@ -19,6 +19,7 @@ use crate::border::contained;
 use crate::db::background::job_numbers::JobNumbers;
 use crate::db::background::job_specs;
 use crate::db::inner::DbInner;
+use crate::db::read::ReadView;
 use crate::db::state::context::Context;
 use crate::db::state::family::Family;
 use crate::db::state::jobs::JobState;
@@ -49,13 +50,17 @@ impl MergeTask {
 }
 
 /// The next merge of any family, noted as running.
-pub(crate) fn next_merge(db: &DbInner, state: &mut JobState) -> Option<MergeTask> {
-    let (family, version, inputs) = db.view.live_families().into_iter().find_map(|family| {
+pub(crate) fn next_merge(
+    context: &Context,
+    view: &ReadView,
+    state: &mut JobState,
+) -> Option<MergeTask> {
+    let (family, version, inputs) = view.live_families().into_iter().find_map(|family| {
         let version = Arc::clone(&family.current.load().version);
         if state.running().is_collecting(family.id) {
             return None;
         }
-        let files = files_not_left_out(&db.context, state, family.id, &version);
+        let files = files_not_left_out(context, state, family.id, &version);
         let sizes: Vec<u64> = files.iter().map(|file| file.size_bytes).collect();
         let chosen = files_to_merge(&sizes);
         if chosen.is_empty() {
@@ -88,7 +93,7 @@ fn files_not_left_out(
 
 /// Whether a merge is due, without taking it.
 pub(crate) fn is_merge_due(db: &DbInner, state: &mut JobState) -> bool {
-    match next_merge(db, state) {
+    match next_merge(&db.context, &db.view, state) {
         Some(task) => {
             state.end(task.job_id);
             true

@@ -142,7 +142,7 @@ pub(crate) fn next_gc(db: &DbInner, state: &mut JobState, worker: GcWorker) -> O
             exposed_share: values.exposed_bytes() as f64 / values.referenced_bytes().max(1) as f64,
         };
         // The disk may have been measured since the pick. Another family may still have room.
-        if !has_room(db, &pick, rank.is_pressed) {
+        if !has_room(&db.disk, &db.view, &pick, rank.is_pressed) {
             continue;
         }
         let is_taken = worker == GcWorker::Reserved || is_for_space;
@@ -175,10 +175,10 @@ impl HeirRoom {
     const UNBOUNDED: Self = Self { space_bytes: u64::MAX, merge_bytes: u64::MAX };
 
     /// The present room. `is_pressed` says whether writers of the family are delayed for space.
-    pub(crate) fn now(db: &DbInner, is_pressed: bool) -> Self {
+    pub(crate) fn now(disk: &Disk, view: &ReadView, is_pressed: bool) -> Self {
         Self {
-            space_bytes: heir_room_bytes(&db.disk, &db.view, space_use(is_pressed)),
-            merge_bytes: heir_room_bytes(&db.disk, &db.view, SpaceUse::Takes),
+            space_bytes: heir_room_bytes(disk, view, space_use(is_pressed)),
+            merge_bytes: heir_room_bytes(disk, view, SpaceUse::Takes),
         }
     }
 }
@@ -206,7 +206,7 @@ fn pick_in(
         return None;
     }
     let is_pressed = space.is_pressed();
-    let room = room.unwrap_or_else(|| HeirRoom::now(db, is_pressed));
+    let room = room.unwrap_or_else(|| HeirRoom::now(&db.disk, &db.view, is_pressed));
     let values = version.values();
     space.failures_mut().retain(|no| values.get(no).is_some());
     let left_out = space.failures().left_out(now_ns);
@@ -264,9 +264,9 @@ pub(crate) fn can_collect(
 
 /// Whether the heir of a pick has room on the disk. `is_pressed` says whether writers of the family
 /// are delayed for space.
-fn has_room(db: &DbInner, pick: &GcPick, is_pressed: bool) -> bool {
+fn has_room(disk: &Disk, view: &ReadView, pick: &GcPick, is_pressed: bool) -> bool {
     let is_awaited = is_pressed && pick.reason == GcReason::Space;
-    pick.heir_bytes <= heir_room_bytes(&db.disk, &db.view, space_use(is_awaited))
+    pick.heir_bytes <= heir_room_bytes(disk, view, space_use(is_awaited))
 }
 
 /// A job that frees space while writers wait for it may use the reserve of the disk.

@@ -121,7 +121,7 @@ pub(super) fn find(db: &DbInner, claim: OwnerClaim) -> Result<Option<LeftShards>
     let largest_log = found.iter().map(|found| found.seal_log).max().unwrap_or(FileNo(0));
     let heads = vec![None; found.len()];
     let mut left = LeftShards { link, found, heads, largest_log, started_ns, unkept };
-    left.read_heads(db);
+    left.read_heads(&db.view);
     Ok(Some(left))
 }
 
@@ -144,9 +144,9 @@ impl LeftShards {
     }
 
     /// Reads the heads of the shards that may be kept, and forgets all others.
-    fn read_heads(&mut self, db: &DbInner) {
+    fn read_heads(&mut self, view: &ReadView) {
         let wanted: Vec<usize> = {
-            let kept = self.kept(&flushed_through(&db.view), None);
+            let kept = self.kept(&flushed_through(view), None);
             self.note_unkept(&kept);
             kept.positions().collect()
         };
@@ -175,7 +175,7 @@ impl LeftShards {
     }
 
     /// Adds the shards that are not kept to the statistics.
-    fn count(&self, db: &DbInner) {
+    fn count(&self, observers: &Observers) {
         for (unkept, number) in &self.unkept {
             let ticker = match unkept {
                 Unkept::Flushed => Ticker::AwayDroppedFlushed,
@@ -183,7 +183,7 @@ impl LeftShards {
                 Unkept::BeyondLog => Ticker::AwayDroppedBeyondLog,
                 Unkept::Unusable => Ticker::AwayDroppedUnusable,
             };
-            db.observers.stats().add(ticker, *number);
+            observers.stats().add(ticker, *number);
         }
     }
 }
@@ -210,7 +210,7 @@ pub(super) fn recover(db: &DbInner, chain: &LogChain<'_>, mut left: LeftShards) 
         },
         None => None,
     };
-    left.count(db);
+    left.count(&db.observers);
     let Some(log) = log else {
         forget(db);
         raise_log_numbers(&db.storage, &left);

@@ -154,9 +154,13 @@ pub(super) fn take_over(cluster: &Cluster, event: &TakeOver<'_>) -> Result<TakeO
     let mut owner = Client::start(event.program, event.owner, Stdio::null())?;
     let started_ns = clock.now_ns();
     let wanted_bytes = (LOG_FULL_MIN * event.log_full_bytes as f64) as u64;
+    // The process before has left a log, so only bytes in addition to the least show that the owner
+    // has opened the volume.
+    let mut least_bytes = u64::MAX;
     let log_bytes = loop {
         let log_bytes = cluster.state()?.log_logical_bytes;
-        if log_bytes >= wanted_bytes {
+        least_bytes = least_bytes.min(log_bytes);
+        if log_bytes - least_bytes >= wanted_bytes {
             break log_bytes;
         }
         owner.check()?;

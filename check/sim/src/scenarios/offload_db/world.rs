@@ -59,6 +59,9 @@ struct Stopped {
     until_ns: u64,
 }
 
+/// Steps of background work after one of which the disk loses its power.
+const INSTALLS: u8 = 30;
+
 /// A run of one seed.
 pub(super) struct World {
     pub(super) machines: Machines,
@@ -86,6 +89,8 @@ pub(super) struct World {
     /// The write whose outcome is unknown.
     pending: Option<Write>,
     lost_power: bool,
+    /// Whether the disk loses its power in the next step.
+    power_ends: bool,
     writes_drawn: u64,
     asked_ns: u64,
     shape: OwnerShape,
@@ -135,6 +140,7 @@ impl World {
             snapshot: None,
             pending: None,
             lost_power: false,
+            power_ends: false,
             writes_drawn: 0,
             asked_ns: 0,
             shape,
@@ -324,6 +330,10 @@ impl World {
     }
 
     fn step(&mut self) {
+        if std::mem::take(&mut self.power_ends) {
+            self.counted.faults += 1;
+            return self.lose_power();
+        }
         if self.owner.is_none() {
             return self.open_owner();
         }
@@ -470,7 +480,9 @@ impl World {
                 self.idle_until_ns = now_ns + 100_000_000;
                 self.note_background_failure(&error)?;
             }
-            Some(Ok(true)) | None => {}
+            // Jobs that were installed a moment ago are the first to miss what was not durable.
+            Some(Ok(true)) => self.power_ends = !self.is_peace && self.rng.u8(..INSTALLS) == 0,
+            None => {}
         }
         let Some(owner) = &mut self.owner else { return Ok(()) };
         // Two flushes would wait for the room that the other one has for fetched shards, which

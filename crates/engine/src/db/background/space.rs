@@ -14,7 +14,7 @@
 //! 3. After each change of a limit, the throttle of the family's writers is decided again.
 //! 4. The edit of each flush, compaction and garbage collection keeps the margin and the debt
 //!    before it, and the measured share of shadowing records after it. The first examination after
-//!    an open begins with them.
+//!    an open begins with them if the family has value files.
 //! 5. A writer waits only while a job of its family runs or can be picked, or waits for room on the
 //!    disk that a running job gives back ([`crate::db::background::space_idle`]).
 //!
@@ -328,11 +328,15 @@ pub(crate) fn keep_figures(
     }
 }
 
-/// Takes over what earlier opens of the database kept of the space of each family.
+/// Takes over what earlier opens of the database kept of the space of each family. A family whose
+/// value files are all gone begins without figures, because the bound has no effect on it.
 pub(crate) fn restore_figures(db: &DbInner) {
     let manifest = db.storage.lock_manifest(Order::none());
     let mut state = db.jobs.lock(manifest.order());
     for family in db.view.live_families() {
+        if family.current.load().version.values().is_empty() {
+            continue;
+        }
         if let Some(figures) = manifest.space_figures(family.id) {
             state.space_mut(family.id).restore(&figures);
         }

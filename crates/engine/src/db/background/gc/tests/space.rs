@@ -204,6 +204,23 @@ fn restart_gives_no_room_to_writers_that_the_bound_stops() {
 }
 
 #[test]
+fn figures_of_a_family_end_with_its_value_files() {
+    let mut store = Store::new(plain_family(1.5));
+    (0..2).for_each(|round| overwrite(&mut store, round, |_| true));
+    store.family.value_separation_bytes = 0;
+    let mut store = store.reopened();
+    overwrite(&mut store, 2, |_| true);
+    assert!(store.version().values().is_empty(), "all values are in the tables again");
+    let store = store.reopened();
+    let (db, cf) = (&store.db.inner, store.db.default_family().id());
+    let has_figures = db.storage.lock_manifest(Order::none()).space_figures(cf).is_some();
+    assert!(has_figures, "the manifest has those of the time before");
+    let has_space = db.jobs.lock(Order::none()).has_space(cf);
+    assert!(!has_space, "the bound has no effect without separated values");
+    store.check();
+}
+
+#[test]
 fn bulk_deletes_delay_writers_and_do_not_stop_them() {
     let mut store = with_shadow_share(1.05);
     assert!(!is_pressed(&store));

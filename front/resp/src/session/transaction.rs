@@ -486,11 +486,9 @@ fn dry_run(session: &Session, queue: &Queue, reply: &mut Reply) -> Result<bool, 
     if !run_commands(session, &inside, queue, reply)? {
         return Ok(false);
     }
-    // The slack alone refuses no reply, but a reply that never fits is refused before any command
-    // acts on the server.
-    let bytes = (reply.len() - start) as u64;
-    let with_slack = bytes.saturating_add(DRY_RUN_SLACK_BYTES);
-    let bytes = bytes.max(with_slack.min(session.shared.memory.outgoing.limit_bytes()));
+    // The dry run has refused a reply that never fits, so the slack alone must refuse none.
+    let bytes = (reply.len() - start) as u64 + DRY_RUN_SLACK_BYTES;
+    let bytes = bytes.min(session.shared.memory.outgoing.limit_bytes());
     session.hold_reply(bytes).map_err(|refusal| abort(&refusal.line()))?;
     session.held.replace(inside.held.take());
     reply.truncate(start);

@@ -23,14 +23,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         None => println!("reef:2 has no value"),
     }
 
-    // An iterator sees one moment, whatever is written while it moves.
+    // An iterator sees the database at one moment, even if other writes follow while it moves.
     let mut iter = db.iter(family, &ReadOptions::new().prefix(b"reef:"))?;
     iter.seek_to_first();
     while iter.valid() {
         println!("{} = {}", text(iter.key()), text(iter.value()));
         iter.next();
     }
-    // An iterator that met an error is not valid either, so the program asks.
+    // An iterator also becomes invalid after an error, so the program checks its status.
     iter.status()?;
     drop(iter);
 

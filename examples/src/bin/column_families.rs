@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for (name, depth_m) in [("anglerfish", 900_u32), ("clownfish", 12), ("swordfish", 550)] {
         let mut batch = WriteBatch::new();
         batch.put_cf(fish.id(), name.as_bytes(), &depth_m.to_be_bytes());
-        // Keys sort as bytes. A big-endian number sorts as the number does.
+        // Keys are compared as bytes. Big-endian bytes have the order of the numbers.
         let key = [&depth_m.to_be_bytes()[..], name.as_bytes()].concat();
         batch.put_cf(by_depth.id(), &key, b"");
         db.write(&batch, &WriteOptions::default())?;

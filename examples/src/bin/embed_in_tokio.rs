@@ -30,7 +30,7 @@ async fn serve(db: Db, client: TcpStream) -> Result<()> {
     let mut lines = BufReader::new(input).lines();
     while let Some(page) = lines.next_line().await? {
         let db = db.clone();
-        // A call of the database may wait for the disk, so it leaves the threads of the runtime.
+        // A call of the database may wait for the disk, so it must not block the runtime.
         let count = spawn_blocking(move || visit(&db, &page)).await??;
         output.write_all(format!("{count}\n").as_bytes()).await?;
     }

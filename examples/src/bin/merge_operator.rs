@@ -23,7 +23,7 @@ impl MergeOperator for Highest {
         Ok(numbers.max_by_key(|bytes| number(bytes)).unwrap_or_default().to_vec())
     }
 
-    // Operands that stand one after another become one. The engine then keeps fewer of them.
+    // The operator combines neighbouring operands into one, so the engine keeps fewer of them.
     fn partial_merge(&self, key: &[u8], operands: &[&[u8]]) -> Option<Vec<u8>> {
         self.full_merge(key, None, operands).ok()
     }

@@ -48,7 +48,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         &["GET", "reef:1"],
         &["TTL", "reef:1"],
         &["INCRBY", "visits", "5"],
-        // RANGE is Archipelago's own command: keys are ordered, so a client may ask for a part.
+        // RANGE is Archipelago's own command: keys are ordered, so a client can read a range.
         &["RANGE", "[reef:", "(reef;", "LIMIT", "10"],
         &["DEL", "reef:1", "reef:2", "visits"],
     ] {

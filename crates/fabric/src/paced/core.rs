@@ -270,11 +270,17 @@ impl CardCore {
     }
 
     pub(super) fn stats(&self) -> CardStats {
-        let queued = {
-            let lanes = self.lanes.lock();
-            lanes.out.len() + lanes.arriving.len()
-        };
-        CardStats { sent: self.sent.read(), received: self.received.read(), queued }
+        let (sent, received) = (self.sent.read(), self.received.read());
+        let mut stats = CardStats { sent, received, ..CardStats::default() };
+        let lanes = self.lanes.lock();
+        stats.queued = lanes.out.len() + lanes.arriving.len();
+        stats.background_in_flight_bytes = lanes.out.background_in_flight_bytes();
+        for (class, bytes) in lanes.out.waiting() {
+            let waiting = &mut stats.waiting[class as usize];
+            waiting.messages += 1;
+            waiting.bytes += bytes;
+        }
+        stats
     }
 
     /// Rings the bell if the pump would otherwise wake too late.

@@ -128,7 +128,7 @@ impl CardSettings {
     }
 }
 
-/// The messages and bytes of one class that passed one direction of a card.
+/// The messages and bytes of one class that passed one direction of a card, or wait for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Number of messages.
@@ -137,13 +137,17 @@ pub struct Traffic {
     pub bytes: u64,
 }
 
-/// Counters of a card since it was made.
+/// Counters of a card since it was made, and the messages that wait for it now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CardStats {
     pub(super) sent: [Traffic; TrafficClass::ALL.len()],
     pub(super) received: [Traffic; TrafficClass::ALL.len()],
+    pub(super) waiting: [Traffic; TrafficClass::ALL.len()],
     /// Number of messages that wait for the card or are under way.
     pub queued: usize,
+    /// Bytes of background requests that were sent and not answered, which
+    /// [`CardSettings::background_in_flight_bytes`] bounds.
+    pub background_in_flight_bytes: u64,
 }
 
 impl CardStats {
@@ -159,6 +163,12 @@ impl CardStats {
     #[must_use]
     pub fn received(&self, class: TrafficClass) -> Traffic {
         self.received[class as usize]
+    }
+
+    /// Messages of a class that wait to be sent, and the bytes that the card has not sent of them.
+    #[must_use]
+    pub fn waiting(&self, class: TrafficClass) -> Traffic {
+        self.waiting[class as usize]
     }
 }
 

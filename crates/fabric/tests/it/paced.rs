@@ -8,7 +8,7 @@ use std::time::Duration;
 use archipelago_base::runtime::{Runtime, join_all};
 use archipelago_base::simulation::Host;
 use archipelago_base::{Epoch, Result};
-use archipelago_fabric::paced::{Card, CardSettings, Paced};
+use archipelago_fabric::paced::{Card, CardSettings, Paced, Traffic};
 use archipelago_fabric::sim::{Model, Sim};
 use archipelago_fabric::{
     Call, Handler, Link, Node, NodeId, Promise, Provider, Reach, Reason, Reply, Request, Session,
@@ -261,13 +261,21 @@ fn background_in_flight_is_bounded_and_the_log_passes() {
     let read = bounded.send(TrafficClass::Foreground, LONG);
     bounded.patient.wait_for(4);
     assert_eq!(bounded.card.stats().queued, 4, "background data waits");
+    // A message has 64 bytes of headers.
+    let bytes = (200 << 10) + 64;
+    let stats = bounded.card.stats();
+    let waiting = Traffic { messages: 4, bytes: 4 * bytes };
+    assert_eq!(stats.waiting(TrafficClass::Compaction), waiting);
+    assert_eq!(stats.waiting(TrafficClass::Log), Traffic::default(), "it has passed");
+    assert_eq!(stats.background_in_flight_bytes, 2 * bytes);
     for promise in background.into_iter().chain([log, read]) {
         assert_eq!(&*answered(&bounded.patient, promise), b"!");
     }
     let stats = bounded.card.stats();
     assert_eq!(stats.sent(TrafficClass::Compaction).messages, 6);
     assert_eq!(stats.received(TrafficClass::Log).messages, 1);
-    assert_eq!(stats.queued, 0);
+    assert_eq!((stats.queued, stats.background_in_flight_bytes), (0, 0));
+    assert_eq!(stats.waiting(TrafficClass::Compaction), Traffic::default());
 }
 
 /// Waits for a promise on another thread, while this thread answers the requests that arrive.

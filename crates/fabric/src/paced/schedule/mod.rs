@@ -288,6 +288,17 @@ impl<T> Schedule<T> {
         self.underway.len() + self.queues.values().map(VecDeque::len).sum::<usize>()
     }
 
+    /// Class and unsent bytes of each message that waits for the card or for its next slice.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = (TrafficClass, u64)> + '_ {
+        let waiting = self.queues.values().flatten();
+        waiting.map(|waiting| (waiting.message.class, waiting.left_bytes))
+    }
+
+    /// Bytes of background messages that were sent and have not landed.
+    pub(super) fn background_in_flight_bytes(&self) -> u64 {
+        self.background.in_flight
+    }
+
     /// The class by which a message is queued. Messages that take turns share one queue per stream.
     fn class_of(&self, message: &Message<T>) -> TrafficClass {
         match self.limits.order {

@@ -18,6 +18,7 @@ use archipelago_fabric::TrafficClass;
 use parking_lot::Mutex;
 
 use super::super::StorageId;
+use super::super::client::StoreOperation;
 use super::super::code::Rs42;
 use super::super::placement::NodeReport;
 use super::BlobsOptions;
@@ -64,6 +65,12 @@ impl BlobsCore {
             writers: Mutex::default(),
             turn: AtomicU64::new(0),
         })
+    }
+
+    /// Notes the time of an operation that began at `begun_ns` and succeeded now.
+    pub(super) fn operation_took(&self, operation: StoreOperation, begun_ns: u64) {
+        let time_ns = self.runtime.now_ns().saturating_sub(begun_ns);
+        self.nodes.stats().took(operation, time_ns);
     }
 
     /// A number that differs from call to call, which decides between equal nodes.

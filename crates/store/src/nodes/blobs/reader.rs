@@ -24,6 +24,7 @@ use archipelago_env::IoContext;
 use parking_lot::Mutex;
 
 use super::super::StorageId;
+use super::super::client::{OperationKind, StoreOperation};
 use super::super::layout::BlobLayout;
 use super::super::wire::{BlobHint, ChunkDescriptor};
 use super::chunk_nodes::CallTerms;
@@ -91,13 +92,19 @@ impl NodeBlobReader {
         let wanted: Vec<Range<u64>> = wanted.collect::<Result<_>>()?;
         let terms = read_terms(&self.core, context);
         let timing = &self.core.options.timing;
-        let give_up_ns =
-            self.core.runtime.now_ns().saturating_add(timing.read_give_up.as_nanos() as u64);
+        let begun_ns = self.core.runtime.now_ns();
+        let give_up_ns = begun_ns.saturating_add(timing.read_give_up.as_nanos() as u64);
         loop {
             let hint = Arc::clone(&self.holders.lock());
             let Err(failures) = self.read_from(&hint, &wanted, requests, terms).await else {
                 let bytes = wanted.iter().map(|range| range.end - range.start).sum();
                 self.core.counters.read(context.class, bytes);
+                let operation = StoreOperation {
+                    kind: OperationKind::Read,
+                    class: context.class,
+                    redundancy: hint.scheme.redundancy(),
+                };
+                self.core.operation_took(operation, begun_ns);
                 return Ok(());
             };
             let is_late = self.core.runtime.now_ns() >= give_up_ns;

@@ -3,7 +3,8 @@
 //! A [`NodeBlobs`](super::NodeBlobs) owns one [`BlobCounters`], and [`BlobStats`] is what they have
 //! counted at one moment. Events that concern single nodes are in the counters of the client
 //! ([`StoreEvent`](super::super::client::StoreEvent)): hedges, degraded reads, damage, replaced
-//! nodes and debts.
+//! nodes and debts. The client also has the times of whole reads, of writes to a node and of seals
+//! ([`StoreOperation`](super::super::client::StoreOperation)).
 //!
 //! Thread-safety: any thread may count and read.
 //! Failure: none.
@@ -62,8 +63,6 @@ pub(super) struct BlobCounters {
     /// Bytes of users by class: written, then read.
     bytes: Counters<{ 2 * CLASSES }>,
     read_ns: [Histogram; 3],
-    put_ns: Histogram,
-    seal_ns: Histogram,
 }
 
 impl BlobCounters {
@@ -90,16 +89,6 @@ impl BlobCounters {
         self.read_ns[way as usize].record(time_ns);
     }
 
-    /// Notes the time of a write to one node.
-    pub(super) fn put_took(&self, time_ns: u64) {
-        self.put_ns.record(time_ns);
-    }
-
-    /// Notes the time of a seal.
-    pub(super) fn seal_took(&self, time_ns: u64) {
-        self.seal_ns.record(time_ns);
-    }
-
     /// All counters at this moment.
     pub(super) fn stats(&self) -> BlobStats {
         let event = |event: BlobEvent| self.events.get(event as usize);
@@ -123,8 +112,6 @@ impl BlobCounters {
             replica_read_ns: self.read_ns[ReadWay::Replica as usize].summary(),
             cell_read_ns: self.read_ns[ReadWay::Cell as usize].summary(),
             degraded_read_ns: self.read_ns[ReadWay::Degraded as usize].summary(),
-            put_ns: self.put_ns.summary(),
-            seal_ns: self.seal_ns.summary(),
         }
     }
 }
@@ -171,8 +158,4 @@ pub struct BlobStats {
     pub cell_read_ns: Summary,
     /// Times, in nanoseconds, of reads from other chunks.
     pub degraded_read_ns: Summary,
-    /// Times, in nanoseconds, of writes to one node.
-    pub put_ns: Summary,
-    /// Times, in nanoseconds, of seals.
-    pub seal_ns: Summary,
 }

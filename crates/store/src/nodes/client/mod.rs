@@ -6,7 +6,8 @@
 //! | [`CallOptions`], [`Answer`], [`CallError`] | `call.rs` |
 //! | the link to a life of a node, on one [`Lane`] | `peer.rs`, `turns.rs` |
 //! | the members, refreshed from the managers | `members.rs` |
-//! | counters and times | `stats.rs` |
+//! | counters, and times of calls | `stats.rs` |
+//! | times of the operations of drivers | `operations.rs` |
 //!
 //! A call sends one request to one node and returns its answer, a refusal, or that none came. It
 //! does not repeat a request: the drivers know whether another node is better. The only exception
@@ -30,6 +31,7 @@
 
 mod call;
 mod members;
+mod operations;
 mod peer;
 mod stats;
 #[cfg(test)]
@@ -58,6 +60,7 @@ use super::placement::NodeReport;
 use super::wire::{Members, RefusalWhy, StorageMember, StoreMessage, envelope};
 
 pub use self::call::{Answer, CallError, CallOptions, Lane, Payload};
+pub use self::operations::{OperationKind, OperationTimes, StoreOperation};
 pub use self::stats::{
     ClientStats, EventCount, NodeCallCounts, NodeCallTimes, StatsSnapshot, StoreEvent,
 };

@@ -1,5 +1,6 @@
 //! Counters of a client: calls by node and class of traffic, their times, and events of its drivers
-//! by class of file and node. Drivers that decide by the speed of a node keep times of their own.
+//! by class of file and node. `operations.rs` has the times of the operations of drivers. Drivers
+//! that decide by the speed of a node keep times of their own.
 //!
 //! Invariant: no counter shrinks. Calls in flight are a gauge.
 //!
@@ -18,6 +19,7 @@ use parking_lot::Mutex;
 
 use super::super::StorageId;
 use super::super::wire::StoreMessage;
+use super::operations::{OperationHistograms, OperationTimes, StoreOperation};
 
 /// An event of a driver beyond its usual calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -236,6 +238,8 @@ pub struct StatsSnapshot {
     pub times: Vec<NodeCallTimes>,
     /// Events by kind, class and node. Combinations that did not occur have no entry.
     pub events: Vec<EventCount>,
+    /// Times of operations by kind, class and redundancy. Those that did not occur have no entry.
+    pub operations: Vec<OperationTimes>,
 }
 
 impl StatsSnapshot {
@@ -254,6 +258,7 @@ type EventKey = (StoreEvent, u8, Option<StorageId>);
 pub struct ClientStats {
     nodes: Mutex<BTreeMap<StorageId, Arc<NodeCalls>>>,
     events: Mutex<BTreeMap<EventKey, u64>>,
+    operations: OperationHistograms,
 }
 
 impl ClientStats {
@@ -265,6 +270,11 @@ impl ClientStats {
     /// Counts an event that `storage` caused.
     pub fn count_at(&self, event: StoreEvent, class: FileClass, storage: StorageId) {
         *self.events.lock().entry((event, class.code(), Some(storage))).or_default() += 1;
+    }
+
+    /// Notes the time of an operation of a driver that succeeded.
+    pub fn took(&self, operation: StoreOperation, time_ns: u64) {
+        self.operations.record(operation, time_ns);
     }
 
     /// The counters of calls to `storage`.
@@ -296,6 +306,7 @@ impl ClientStats {
             calls: calls.filter(|counts| counts.calls > 0).collect(),
             times: times.collect(),
             events: events.collect(),
+            operations: self.operations.all(),
         }
     }
 }

@@ -128,6 +128,15 @@ impl Scheme {
         }
     }
 
+    /// The kind of redundancy.
+    #[must_use]
+    pub const fn redundancy(self) -> Redundancy {
+        match self {
+            Self::Replicas(_) => Redundancy::Replicated,
+            Self::Rs42(_) => Redundancy::Coded,
+        }
+    }
+
     /// Number of chunks.
     #[must_use]
     pub const fn chunks(self) -> u8 {

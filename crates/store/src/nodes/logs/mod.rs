@@ -10,6 +10,7 @@
 //! | `replica_stream` | what a replica needs next, and repetitions. Pure. |
 //! | `send_ring` | the bytes that replicas may still need |
 //! | `waiters` | the callers that wait, in order |
+//! | `append_times` | the times of submissions, for the latency of appends |
 //! | `recovering` | recoveries |
 //! | `removal` | the logs of a volume that is removed |
 //! | `copying` | copies of extents between nodes |
@@ -34,6 +35,7 @@
 //! Cost: a creation and a removal are one round trip. An append is one message to each replica, or
 //! less if several appends wait.
 
+mod append_times;
 mod call_set;
 mod client_nodes;
 mod copying;

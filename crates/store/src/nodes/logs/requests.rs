@@ -19,7 +19,8 @@ use archipelago_env::FileClass;
 use archipelago_fabric::TrafficClass;
 
 use super::super::StorageId;
-use super::super::client::{ClientStats, StoreEvent};
+use super::super::client::{ClientStats, OperationKind, StoreEvent, StoreOperation};
+use super::super::layout::Redundancy;
 use super::super::log::ReplicaId;
 use super::super::log::quorum::ReplicaProgress;
 use super::super::placement::NodeReport;
@@ -214,6 +215,14 @@ impl LogRequests {
     pub(super) fn count(&self, event: StoreEvent) {
         if let Some(stats) = self.nodes.stats() {
             stats.count(event, self.class);
+        }
+    }
+
+    /// Notes the time of an operation of this log that succeeded.
+    pub(super) fn took(&self, kind: OperationKind, time_ns: u64) {
+        if let Some(stats) = self.nodes.stats() {
+            let (class, redundancy) = (self.class, Redundancy::Replicated);
+            stats.took(StoreOperation { kind, class, redundancy }, time_ns);
         }
     }
 

@@ -4,6 +4,7 @@ mod fake;
 mod reads;
 mod room;
 mod sets;
+mod times;
 mod writes;
 
 use std::sync::Arc;

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use archipelago_base::{Error, Result};
 
-use super::super::super::client::StoreEvent;
+use super::super::super::client::{OperationKind, StoreEvent, StoreOperation};
 use super::super::super::layout::{BlobLayout, Scheme};
 use super::super::super::placement::PlacementDebt;
 use super::super::super::wire::{ChunkDescriptor, ChunkId, Holder, PlacementEpoch};
@@ -181,7 +181,9 @@ async fn seal_chunk(
 
 fn count(write: &BlobWrite, descriptor: &ChunkDescriptor, begun_ns: u64) {
     let counters = &write.core.counters;
-    counters.seal_took(write.core.runtime.now_ns().saturating_sub(begun_ns));
+    let (kind, redundancy) = (OperationKind::Seal, descriptor.scheme.redundancy());
+    let operation = StoreOperation { kind, class: write.context.class, redundancy };
+    write.core.operation_took(operation, begun_ns);
     counters.count(match descriptor.scheme {
         Scheme::Replicas(_) => BlobEvent::SealedReplicated,
         Scheme::Rs42(_) => BlobEvent::SealedCoded,

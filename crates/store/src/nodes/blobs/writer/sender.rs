@@ -11,7 +11,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::super::client::StoreEvent;
+use super::super::super::client::{OperationKind, StoreEvent, StoreOperation};
+use super::super::super::layout::Redundancy;
 use super::super::super::wire::ChunkId;
 use super::super::chunk_nodes::{ChunkPut, NodeFailure};
 use super::super::core::{CallTime, blob_name};
@@ -76,6 +77,7 @@ struct PutInFlight {
 struct SlotSender<'a> {
     write: &'a Arc<BlobWrite>,
     slot_node: SlotNode,
+    redundancy: Redundancy,
     load: Arc<NodeLoad>,
     /// Number of the next step to send.
     next: u64,
@@ -100,14 +102,17 @@ type Puts<'a> = InFlight<'a, PutInFlight, Result<(), NodeFailure>>;
 impl<'a> SlotSender<'a> {
     fn new(write: &'a Arc<BlobWrite>, slot_node: SlotNode) -> Self {
         let state = write.state.lock();
-        let next =
-            state.progress.as_ref().map_or(0, |progress| progress.unconfirmed_from(&slot_node));
+        let progress = state.progress.as_ref();
+        let next = progress.map_or(0, |progress| progress.unconfirmed_from(&slot_node));
+        let redundancy =
+            progress.map_or(Redundancy::Replicated, |progress| progress.scheme().redundancy());
         drop(state);
         let load = write.core.loads.of(slot_node.node);
         let has_bytes = slot_node.rebuild_bytes > 0;
         Self {
             write,
             slot_node,
+            redundancy,
             load,
             next,
             resend: None,
@@ -229,7 +234,9 @@ impl<'a> SlotSender<'a> {
             Ok(()) => {
                 let time_ns = core.runtime.now_ns().saturating_sub(put.begun_ns);
                 put.guard.answered(CallKind::Write, time_ns);
-                core.counters.put_took(time_ns);
+                let (kind, class) = (OperationKind::Put, self.write.context.class);
+                let operation = StoreOperation { kind, class, redundancy: self.redundancy };
+                core.nodes.stats().took(operation, time_ns);
                 core.counters.add(BlobEvent::PutBytes, put.bytes);
                 (self.refusals, self.refused_ns, self.has_bytes) = (0, None, true);
                 self.confirm(put.number);

@@ -4,6 +4,7 @@
 mod holders;
 mod model;
 mod runs;
+mod times;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

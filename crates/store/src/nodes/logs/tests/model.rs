@@ -13,6 +13,7 @@ use archipelago_base::{Epoch, Result};
 use parking_lot::Mutex;
 
 use super::super::super::StorageId;
+use super::super::super::client::ClientStats;
 use super::super::super::placement::NodeReport;
 use super::super::super::wire::{ExtentAt, LogEntry, RefusalWhy, Refused, Stamp, StoreMessage};
 use super::super::requests::{LogAnswer, LogCall, LogFailure, LogNodes};
@@ -106,6 +107,7 @@ pub(super) struct ModelState {
 pub(super) struct ModelPool {
     runtime: Arc<dyn Runtime>,
     state: Arc<Mutex<ModelState>>,
+    stats: Arc<ClientStats>,
 }
 
 enum Arrival {
@@ -124,7 +126,7 @@ impl ModelPool {
             arrivals: 0,
             planned: None,
         };
-        Self { runtime, state: Arc::new(Mutex::new(state)) }
+        Self { runtime, state: Arc::new(Mutex::new(state)), stats: Arc::default() }
     }
 
     pub(super) fn nodes(&self) -> Vec<StorageId> {
@@ -246,6 +248,10 @@ impl ModelPool {
 impl LogNodes for ModelPool {
     fn runtime(&self) -> &Arc<dyn Runtime> {
         &self.runtime
+    }
+
+    fn stats(&self) -> Option<&ClientStats> {
+        Some(&self.stats)
     }
 
     fn call(

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use archipelago_base::Error;
 
 use super::super::super::StorageId;
+use super::super::super::client::OperationKind;
 use super::super::super::log::quorum::WriterAction;
 use super::super::super::log::{LogLayout, ReplicaId};
 use super::super::replica_stream::ReplicaStream;
@@ -72,6 +73,7 @@ impl LogCore {
             WriterAction::Acknowledged(end) => {
                 state.stalled_since_ns = None;
                 state.waiters.acknowledged(end, &mut effects.wakers);
+                self.note_acknowledged(state, end);
             }
             WriterAction::Synced(end) => {
                 let is_enough = end >= state.sync_wanted;
@@ -83,6 +85,14 @@ impl LogCore {
                 state.waiters.all(&mut effects.wakers);
             }
             WriterAction::Fenced => fail(state, self.fenced("a later epoch was promised")),
+        }
+    }
+
+    /// Notes the times of the appends before `end`, which are acknowledged now.
+    fn note_acknowledged(&self, state: &mut LogState, end: u64) {
+        let now_ns = self.now_ns();
+        while let Some(submitted_ns) = state.append_times.take_acknowledged(end) {
+            self.requests.took(OperationKind::Append, now_ns.saturating_sub(submitted_ns));
         }
     }
 

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 
 use archipelago_base::{Error, Result};
 
+use super::super::super::client::OperationKind;
 use super::super::layout::VolumeLog;
 use super::super::waiters::WaitGoal;
 use super::LogCore;
@@ -60,6 +61,9 @@ impl LogWriter for NodeLogWriter {
             }
             state.ring.append(parts);
             state.submitted += len;
+            if len > 0 {
+                state.append_times.submitted(state.submitted, now_ns);
+            }
             let offset = state.writer.submit(len);
             offset.ok_or_else(|| Error::internal(format!("{} takes no appends", core.name())))
         })?;
@@ -113,14 +117,19 @@ impl LogPosition for LogHandle {
     fn sync(&self) -> Result<u64> {
         let core = &self.0;
         let now_ns = core.now_ns();
-        let submitted = core.change(|state| {
-            if state.writer.synced() < state.submitted {
+        let (submitted, is_due) = core.change(|state| {
+            let is_due = state.writer.synced() < state.submitted;
+            if is_due {
                 state.want_sync(now_ns);
                 state.writer.sync();
             }
-            state.submitted
+            (state.submitted, is_due)
         });
         core.wait_until(WaitGoal::Synced(submitted))?;
+        if is_due {
+            let time_ns = core.now_ns().saturating_sub(now_ns);
+            core.requests.took(OperationKind::Sync, time_ns);
+        }
         Ok(submitted)
     }
 }

@@ -51,6 +51,7 @@ use parking_lot::Mutex;
 use super::super::StorageId;
 use super::super::log::quorum::QuorumWriter;
 use super::super::log::{LogLayout, ReplicaId};
+use super::append_times::AppendTimes;
 use super::layout::VolumeLog;
 use super::options::NodeLogOptions;
 use super::replica_stream::ReplicaStream;
@@ -112,6 +113,7 @@ struct LogState {
     /// Replicas of nodes that failed, in whose place repairs have put others.
     left_replicas: Vec<LeftReplica>,
     submitted: u64,
+    append_times: AppendTimes,
     is_finishing: bool,
     finished: Option<LogLayout>,
     error: Option<Error>,
@@ -201,6 +203,7 @@ impl LogCore {
             repairs: BTreeMap::new(),
             left_replicas: Vec::new(),
             submitted: 0,
+            append_times: AppendTimes::default(),
             is_finishing: false,
             finished: None,
             error: None,

@@ -27,7 +27,7 @@ use archipelago_flexkv::FlexKvSettings;
 use archipelago_flexkv::coordinator::Plan;
 use archipelago_flexkv::wire::StoreStatus;
 use archipelago_offload::net::SchedulerDesk;
-use archipelago_offload::scheduler::SchedulerCounters;
+use archipelago_offload::scheduler::SchedulerFigures;
 use archipelago_pool::asker_of_promises;
 use archipelago_store::nodes::members::MemberTerms;
 use archipelago_store::nodes::wire::StorageClusterStatus;
@@ -170,7 +170,7 @@ pub struct ManagerFigures {
     /// The storage nodes; `None` while the manager stands by.
     pub storage: Option<StorageClusterStatus>,
     /// The scheduler of offloaded jobs, also while the manager stands by; `None` before it begins.
-    pub offload: Option<SchedulerCounters>,
+    pub offload: Option<SchedulerFigures>,
     /// Counters of the fabric's node; `None` after the manager has ended.
     pub fabric: Option<NodeStats>,
 }
@@ -197,7 +197,7 @@ impl ManagerMonitor {
             pool: state.rpc.look(|core| core.figures(now_ns)).filter(|_| is_acting),
             store: state.store.upgrade().and_then(|store| store.status()),
             storage: state.storage.status(),
-            offload: state.offload.counters(),
+            offload: state.offload.figures(),
             fabric: state.node.upgrade().map(|node| node.stats()),
         }
     }

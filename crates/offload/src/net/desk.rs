@@ -27,7 +27,7 @@ use super::mail_queue::MailQueue;
 use crate::ids::SchedulerLife;
 use crate::job::Payload;
 use crate::message_points::{self, MessageMoment};
-use crate::scheduler::{Party, Scheduler, SchedulerCounters, SchedulerTerms, Sent};
+use crate::scheduler::{Party, Scheduler, SchedulerFigures, SchedulerTerms, Sent};
 use crate::wire::{Correspondent, OffloadMessage};
 
 const MS: u64 = 1_000_000;
@@ -140,10 +140,13 @@ impl SchedulerDesk {
         state.scheduler.as_ref().map_or(0, |scheduler| scheduler.job_list(now_ns).jobs_total)
     }
 
-    /// The counters of the scheduler; `None` before it begins.
+    /// The figures of the scheduler for metrics; `None` before it begins. They cost a pass over the
+    /// jobs under the lock.
     #[must_use]
-    pub fn counters(&self) -> Option<SchedulerCounters> {
-        self.state.lock().scheduler.as_ref().map(Scheduler::counters)
+    pub fn figures(&self) -> Option<SchedulerFigures> {
+        let mut state = self.state.lock();
+        let now_ns = state.time.until(self.clock.now_ns());
+        state.scheduler.as_ref().map(|scheduler| scheduler.figures(now_ns))
     }
 }
 
@@ -353,7 +356,7 @@ mod tests {
             drop(state);
             desk.tick(TERM);
         }
-        assert_eq!(desk.counters().map(|counters| counters.assigned), Some(JOBS));
+        assert_eq!(desk.figures().map(|figures| figures.counters.assigned), Some(JOBS));
         let started = desk.state.lock().scheduler.as_mut().map(Scheduler::take_started);
         assert_eq!(started, Some(Vec::new()), "each tick has emptied the list");
     }

@@ -102,6 +102,11 @@ impl Executors {
         self.known.remove(&executor);
     }
 
+    /// Number of the living executors.
+    pub(super) fn count(&self) -> u64 {
+        self.known.len() as u64
+    }
+
     /// Address of an executor; empty if the executor is not known.
     pub(super) fn address(&self, executor: ExecutorId) -> ShortText {
         let known = self.known.get(&executor);

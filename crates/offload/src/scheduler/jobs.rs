@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use archipelago_base::Epoch;
 
 use super::SchedulerTerms;
-use super::listing::JobTrack;
+use super::listing::{JobFigures, JobTrack};
 use crate::decide::Candidate;
 use crate::failure::FailedAttempt;
 use crate::ids::{Attempt, AttemptId, ExecutorId, JobId, OffloadDb, SchedulerLife};
@@ -320,6 +320,27 @@ impl Jobs {
     pub(super) fn oldest_ms(&self, now_ns: u64, queue: Queue) -> u64 {
         let jobs = self.queues[queue as usize].iter().filter_map(|id| self.jobs.get(id));
         jobs.map(|job| job.track.age_ms(now_ns)).max().unwrap_or(0)
+    }
+
+    /// The jobs by kind.
+    pub(super) fn figures(&self, now_ns: u64) -> [JobFigures; JobKind::ALL.len()] {
+        let mut all = JobKind::ALL.map(|kind| JobFigures { kind, ..JobFigures::default() });
+        for job in self.jobs.values() {
+            let kind = job.order.kind;
+            let Some(figures) = all.iter_mut().find(|figures| figures.kind == kind) else {
+                continue;
+            };
+            match job.state {
+                JobState::Queued => {
+                    figures.waiting += 1;
+                    figures.oldest_ms = figures.oldest_ms.max(job.track.age_ms(now_ns));
+                }
+                JobState::Offered { .. } | JobState::Running { .. } => figures.running += 1,
+                JobState::Committed => figures.committed += 1,
+                JobState::GivenBack { .. } => {}
+            }
+        }
+        all
     }
 
     /// All jobs for operators, without the addresses of executors.

@@ -1,4 +1,5 @@
-//! What operators see of the jobs of a scheduler: how far each job is, and a bounded list.
+//! What operators see of the jobs of a scheduler: how far each job is, a bounded list, and figures
+//! for metrics.
 //!
 //! No decision about a job reads these values.
 //!
@@ -10,14 +11,43 @@ use std::cmp::Reverse;
 
 use archipelago_base::wire::Wire;
 
-use super::MS;
+use super::{MS, SchedulerCounters};
 use crate::failure::FailedAttempt;
+use crate::job::JobKind;
 use crate::wire::{JobStanding, RecentFailure};
 
 /// Jobs of a list at most.
 const JOBS_MAX: usize = 1_000;
 /// Bytes of the jobs of a list at most. An answer of the fabric has at most 256 KiB.
 const LIST_BYTES_MAX: usize = 240 << 10;
+
+/// The jobs of one kind at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct JobFigures {
+    /// Kind of the jobs.
+    pub kind: JobKind,
+    /// Number of jobs that wait for an executor.
+    pub waiting: u64,
+    /// Milliseconds since the oldest of the waiting jobs arrived; 0 if none waits.
+    pub oldest_ms: u64,
+    /// Number of jobs that an executor was offered, or runs.
+    pub running: u64,
+    /// Number of jobs whose outputs wait for the decision of their owner.
+    pub committed: u64,
+}
+
+/// The figures of one life of a scheduler at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SchedulerFigures {
+    /// Counters since the life began.
+    pub counters: SchedulerCounters,
+    /// The jobs by kind, in the order of [`JobKind::ALL`].
+    pub jobs: [JobFigures; JobKind::ALL.len()],
+    /// Number of executors that are alive.
+    pub executors: u64,
+    /// Number of slots of those executors that are not drained.
+    pub slots: u32,
+}
 
 /// Times and progress of a job.
 #[derive(Clone, Debug)]

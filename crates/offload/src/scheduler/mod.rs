@@ -10,7 +10,7 @@
 //! | messages of owners and executors, and time | `mod.rs` |
 //! | executors and their beats | `executors.rs` |
 //! | jobs, their attempts and the queues | `jobs.rs` |
-//! | the list of jobs for operators | `listing.rs` |
+//! | the list of jobs for operators, and figures | `listing.rs` |
 //!
 //! Invariants:
 //! 1. The scheduler gives out an attempt only if the attempt was prepared for the present session
@@ -60,6 +60,8 @@ use crate::wire::{
     JobList, JobPhase, JobStanding, OffloadMessage, OwnerReport, OwnerStanding, QueueStanding,
     RecentFailure, Running, SchedulerStatus,
 };
+
+pub use self::listing::{JobFigures, SchedulerFigures};
 
 const MS: u64 = 1_000_000;
 /// Longest time after which outputs are sent to their owner again. They have up to 200 KiB, and use
@@ -253,6 +255,17 @@ impl Scheduler {
     #[must_use]
     pub fn counters(&self) -> SchedulerCounters {
         self.counters
+    }
+
+    /// Figures of this life for metrics. They cost a pass over the jobs.
+    #[must_use]
+    pub fn figures(&self, now_ns: u64) -> SchedulerFigures {
+        SchedulerFigures {
+            counters: self.counters,
+            jobs: self.jobs.figures(now_ns),
+            executors: self.executors.count(),
+            slots: self.executors.slots(&[]),
+        }
     }
 
     /// The executors and the jobs of this life, for operators.

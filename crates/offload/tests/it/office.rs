@@ -75,7 +75,7 @@ impl Office {
     }
 
     pub(crate) fn counters(&self) -> SchedulerCounters {
-        self.shared.desk.counters().unwrap()
+        self.shared.desk.figures().unwrap().counters
     }
 }
 

@@ -1,6 +1,7 @@
 //! A scheduler with single messages.
 
 mod declines;
+mod figures;
 
 use archipelago_base::Epoch;
 use archipelago_fabric::NodeId;

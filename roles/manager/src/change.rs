@@ -138,6 +138,7 @@ impl ManagerCore {
 
     /// Begins a change, or begins it again under a larger epoch.
     fn begin(&mut self, now_ns: u64, block: &mut Block) -> Next {
+        self.work.changes_begun += 1;
         let epoch = self.next_epoch(block.promised);
         block.promised = epoch;
         let given_up = block.change.take().map_or(Vec::new(), |change| change.add);
@@ -306,6 +307,12 @@ impl ManagerCore {
     /// block's.
     fn install(&mut self, block: &mut Block) {
         let Some(change) = block.change.take() else { return };
+        if change.kept.is_empty() {
+            self.work.blocks_made += 1;
+        } else {
+            self.work.blocks_changed += 1;
+            self.work.copies_added += change.add.len() as u64;
+        }
         let old = block.config.owner;
         let owner = match self.owner_is(old) {
             OwnerIs::Live => old,
@@ -360,6 +367,7 @@ impl ManagerCore {
 
     /// Frees a block, and repeats this to its nodes until they confirm.
     fn free(&mut self, block: &mut Block) -> Next {
+        self.work.blocks_freed += 1;
         let id = block.config.block;
         for ticket in block.tickets.drain(..) {
             let message = Message::refuse(Why::UnknownBlock);

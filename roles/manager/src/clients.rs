@@ -168,6 +168,7 @@ impl ManagerCore {
             self.clients.iter().filter(|(_, info)| late(info)).map(|(id, _)| *id).collect();
         for client in gone {
             tracing::info!(%client, "a client's lease ran out");
+            self.work.clients_expired += 1;
             self.kill(client);
         }
     }

@@ -113,6 +113,7 @@ impl ManagerCore {
         for (node, info) in &mut self.nodes {
             if info.up && now_ns.saturating_sub(info.heard_ns) > lease_ns {
                 tracing::info!(%node, "a memory node is silent");
+                self.work.nodes_silenced += 1;
                 *view += 1;
                 info.up = false;
                 info.claimed = false;

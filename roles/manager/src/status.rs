@@ -6,7 +6,7 @@ use archipelago_pool::wire::{
     Refused,
 };
 
-use crate::core::{Block, ManagerCore, Phase, Step};
+use crate::core::{Block, ManagerCore, ManagerWork, Phase, Step};
 use crate::decide::PlaceIs;
 
 /// Figures of a memory node as the manager knows it.
@@ -37,6 +37,8 @@ pub struct PoolFigures {
     pub copies: u32,
     /// Number of blocks of which every copy was lost since the manager's start.
     pub lost: u64,
+    /// Work of the manager since it began to act.
+    pub work: ManagerWork,
     /// Number of clients with a lease.
     pub clients: u64,
     /// Figures of each node.
@@ -132,6 +134,7 @@ impl ManagerCore {
             rebuilding: matches!(self.phase, Phase::Rebuilding { .. }),
             copies: self.terms.copies,
             lost: self.lost,
+            work: self.work,
             clients: self.clients.len() as u64,
             nodes: nodes.collect(),
             blocks: blocks.to_vec(),

@@ -301,7 +301,7 @@ fn nodes_of_a_cluster_are_scraped_during_load() {
 #[test]
 fn executor_is_scraped_and_listed_with_its_address_and_build() {
     let share = tempfile::tempdir().unwrap();
-    let (mut office, manager_at, _) = manager();
+    let (mut office, manager_at, manager_metrics) = manager();
     let mut executor = Process::start(
         archipelago()
             .args(["node", "executor", "--slots", "3", "--manager", &manager_at])
@@ -319,6 +319,13 @@ fn executor_is_scraped_and_listed_with_its_address_and_build() {
         let text = String::from_utf8_lossy(&asked.unwrap().stdout).into_owned();
         text.contains("(process ") && text.contains("  build ")
     });
+    let scheduler = scrape_until(&manager_metrics, "the scheduler has the slots", |now| {
+        now.value("archipelago_scheduler_executor_slots", &[]) == Some(3.0)
+    });
+    assert_described(&scheduler);
+    assert_complete(&scheduler, &["Scheduler of jobs"], "", &[]);
+    assert_eq!(scheduler.value("archipelago_scheduler_executors", &[]), Some(1.0));
+    assert_eq!(scheduler.sum("archipelago_scheduler_waiting_jobs"), 0.0);
     assert!(executor.end().contains("0 jobs succeeded"));
     assert!(office.end().contains("Stopped"));
 }
@@ -361,6 +368,10 @@ fn storage_nodes_and_a_volume_are_scraped_during_load() {
     let client = scrape(&metrics);
     assert_eq!(client.value("archipelago_volume_lease_held", &[("volume", "reef")]), Some(1.0));
     assert!(client.sum("archipelago_store_client_calls_total") >= 3.0);
+    let appends = [("operation", "append"), ("class", "wal"), ("scheme", "replicated")];
+    let timed = "archipelago_store_client_operation_duration_seconds_count";
+    let appended = client.value(timed, &appends);
+    assert!(appended.is_some_and(|appended| appended > 0.0), "{appended:?}");
     assert_complete(
         &client,
         &title,

@@ -15,6 +15,7 @@ pub(crate) mod pool;
 pub(crate) mod process;
 pub(crate) mod redis;
 pub(crate) mod remote_shards;
+pub(crate) mod scheduler;
 pub(crate) mod storage;
 pub(crate) mod tiers;
 
@@ -118,7 +119,7 @@ pub struct Group {
 
 /// Every group, in the order of the page.
 #[must_use]
-pub fn groups() -> [Group; 10] {
+pub fn groups() -> [Group; 11] {
     [
         Group {
             title: "Process and endpoint",
@@ -159,6 +160,11 @@ pub fn groups() -> [Group; 10] {
                          --share or --store, and `archipelago node storage` and `archipelago serve` \
                          with --executor-slots.",
             metrics: executors::ALL,
+        },
+        Group {
+            title: "Scheduler of jobs",
+            offered_by: "`archipelago node manager` offers these, also while it stands by.",
+            metrics: scheduler::ALL,
         },
         Group {
             title: "Pool of memory",

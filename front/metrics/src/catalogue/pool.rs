@@ -68,6 +68,16 @@ metrics! {
     COPIES_WANTED: Gauge "archipelago_pool_copies_wanted" [];
     /// Number of blocks of which every copy was lost since the manager's start.
     LOST: Counter "archipelago_pool_lost_blocks" [];
+    /// Number of blocks by `event`: made (they got their first copies), changed (they got other
+    /// copies or another owner) or freed.
+    BLOCK_EVENTS: Counter "archipelago_pool_block_events" ["event"];
+    /// Number of changes of blocks that began, those that began again included.
+    BEGUN_CHANGES: Counter "archipelago_pool_begun_changes" [];
+    /// Number of copies that changes have added to blocks which had others.
+    ADDED_COPIES: Counter "archipelago_pool_added_copies" [];
+    /// Number of times that a `member` was given up: a node that was silent, or a client whose
+    /// lease ran out.
+    MEMBER_LOSSES: Counter "archipelago_pool_member_losses" ["member"];
     /// Number of clients with a lease.
     CLIENTS: Gauge "archipelago_pool_clients" [];
     /// Number of blocks by `state`: whole, short (too few copies), changing, waiting (for a quorum

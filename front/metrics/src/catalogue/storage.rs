@@ -111,6 +111,13 @@ metrics! {
     /// Times of answered calls to a storage `node`, by `operation`: read (of a chunk) or write (a
     /// piece of a chunk, or an append). Upper bounds are powers of two of a nanosecond.
     CALL_TIME: Histogram "archipelago_store_client_call_duration_seconds" ["node", "operation"];
+    /// Times of operations that succeeded, by `operation`, `class` of the file and `scheme`
+    /// (replicated or coded). The operations are read (ranges of a file, with all repetitions), put
+    /// (a piece of a file to one node), seal (the end of a file until all its nodes have it on
+    /// disk), append (to a log, until the acknowledgement) and sync (of a log). Upper bounds are
+    /// powers of two of a nanosecond. Combinations that did not occur are absent.
+    OPERATION_TIME: Histogram "archipelago_store_client_operation_duration_seconds"
+        ["operation", "class", "scheme"];
     /// Number of events by `event`, `class` of the file and storage `node`, which is empty if no
     /// single node caused the event. The events are hedged_reads, degraded_reads, damaged_pieces,
     /// retries, replaced_nodes, new_extents, recovered_logs, coding_debts and copy_debts.
@@ -119,6 +126,14 @@ metrics! {
     BACKLOG: Gauge "archipelago_store_client_backlog_bytes" [];
     /// Number of calls that a storage `node` has not answered.
     IN_FLIGHT: Gauge "archipelago_store_client_calls_in_flight" ["node"];
+    /// Number of messages that wait to be sent, by `class` of traffic. The classes in the order of
+    /// sending are log, foreground, flush, compaction and gc.
+    QUEUED: Gauge "archipelago_store_client_queued_messages" ["class"];
+    /// Bytes of the messages that wait to be sent, by `class` of traffic.
+    QUEUED_BYTES: Gauge "archipelago_store_client_queued_bytes" ["class"];
+    /// Bytes of flushes, compactions and garbage collections that were sent and not answered, with
+    /// the largest answers that they permit. At 4 MiB, further messages of these classes wait.
+    BACKGROUND: Gauge "archipelago_store_client_background_in_flight_bytes" [];
     /// Number of blobs that were sealed, by `scheme`: replicated or coded (RS(4,2)).
     SEALED: Counter "archipelago_store_client_sealed_blobs" ["scheme"];
     /// Number of blobs whose writers failed.

@@ -1,17 +1,22 @@
-//! A manager: the pool, the FlexKV store, the storage nodes, and the links of its process.
+//! A manager: the pool, the FlexKV store, the storage nodes, the scheduler of jobs, and the links
+//! of its process.
 
 use archipelago_flexkv::wire::StoreStatus;
 use archipelago_manager::{ManagerMonitor, PoolFigures};
+use archipelago_offload::job::JobKind;
+use archipelago_offload::scheduler::SchedulerFigures;
 use archipelago_pool::wire::BlockState;
 use archipelago_store::nodes::wire::{MemberState, StorageClusterStatus};
 
 use super::Source;
 use super::flexkv::figure;
-use crate::catalogue::{flexkv as of_flexkv, pool as metric, storage as of_storage};
+use crate::catalogue::{
+    flexkv as of_flexkv, pool as metric, scheduler as of_scheduler, storage as of_storage,
+};
 use crate::samples::{Samples, seconds};
 
-/// The manager that `monitor` watches. Cost: a pass over the blocks of the pool and over the
-/// partitions of the store.
+/// The manager that `monitor` watches. Cost: a pass over the blocks of the pool, over the
+/// partitions of the store, and over the jobs of the scheduler.
 #[must_use]
 pub fn manager(monitor: ManagerMonitor) -> Source {
     Box::new(move |samples| {
@@ -25,6 +30,9 @@ pub fn manager(monitor: ManagerMonitor) -> Source {
         }
         if let Some(storage) = &figures.storage {
             set_storage(samples, storage);
+        }
+        if let Some(scheduler) = &figures.offload {
+            set_scheduler(samples, scheduler);
         }
         if let Some(fabric) = &figures.fabric {
             super::fabric(samples, fabric);
@@ -48,6 +56,13 @@ fn set_pool(samples: &mut Samples, pool: &PoolFigures) {
     samples.set(&metric::TERM, &[], pool.term);
     samples.set(&metric::COPIES_WANTED, &[], pool.copies);
     samples.set(&metric::LOST, &[], pool.lost);
+    samples.set(&metric::BLOCK_EVENTS, &["made"], pool.work.blocks_made);
+    samples.set(&metric::BLOCK_EVENTS, &["changed"], pool.work.blocks_changed);
+    samples.set(&metric::BLOCK_EVENTS, &["freed"], pool.work.blocks_freed);
+    samples.set(&metric::BEGUN_CHANGES, &[], pool.work.changes_begun);
+    samples.set(&metric::ADDED_COPIES, &[], pool.work.copies_added);
+    samples.set(&metric::MEMBER_LOSSES, &["node"], pool.work.nodes_silenced);
+    samples.set(&metric::MEMBER_LOSSES, &["client"], pool.work.clients_expired);
     samples.set(&metric::CLIENTS, &[], pool.clients);
     for (state, count) in &pool.blocks {
         samples.set(&metric::BLOCKS, &[state_name(*state)], *count);
@@ -60,6 +75,34 @@ fn set_pool(samples: &mut Samples, pool: &PoolFigures) {
         samples.set(&metric::NODE_USED, &[&number], bytes(node.blocks_used));
         samples.set(&metric::NODE_SILENCE, &[&number], seconds(node.heard_ms * 1_000_000));
     }
+}
+
+fn kind_name(kind: JobKind) -> &'static str {
+    match kind {
+        JobKind::Flush => "flush",
+        JobKind::Compaction => "compaction",
+        JobKind::Gc => "gc",
+    }
+}
+
+fn set_scheduler(samples: &mut Samples, scheduler: &SchedulerFigures) {
+    for jobs in &scheduler.jobs {
+        let kind = [kind_name(jobs.kind)];
+        let oldest = seconds(jobs.oldest_ms.saturating_mul(1_000_000));
+        samples.set(&of_scheduler::WAITING, &kind, jobs.waiting);
+        samples.set(&of_scheduler::OLDEST, &kind, oldest);
+        samples.set(&of_scheduler::RUNNING, &kind, jobs.running);
+        samples.set(&of_scheduler::DECIDING, &kind, jobs.committed);
+    }
+    let counters = &scheduler.counters;
+    samples.set(&of_scheduler::JOBS, &["arrived"], counters.arrived);
+    samples.set(&of_scheduler::JOBS, &["installed"], counters.installed);
+    samples.set(&of_scheduler::JOBS, &["given_back"], counters.given_back);
+    samples.set(&of_scheduler::ATTEMPTS, &["assigned"], counters.assigned);
+    samples.set(&of_scheduler::ATTEMPTS, &["declined"], counters.declined);
+    samples.set(&of_scheduler::ATTEMPTS, &["failed"], counters.failed);
+    samples.set(&of_scheduler::EXECUTORS, &[], scheduler.executors);
+    samples.set(&of_scheduler::SLOTS, &[], scheduler.slots);
 }
 
 fn set_store(samples: &mut Samples, store: &StoreStatus) {
@@ -137,6 +180,7 @@ fn set_repair(samples: &mut Samples, status: &StorageClusterStatus) {
 
 #[cfg(test)]
 mod tests {
+    use archipelago_offload::scheduler::{JobFigures, SchedulerCounters};
     use archipelago_store::nodes::wire::RepairStatus;
 
     use super::*;
@@ -152,6 +196,34 @@ mod tests {
             "archipelago_storage_cluster_repair_debt{state=\"extents\"} 5",
             "archipelago_storage_cluster_repair_debt{state=\"refused\"} 3",
         ] {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+    }
+
+    #[test]
+    fn waiting_jobs_have_their_number_and_the_age_of_the_oldest() {
+        let of_kind = |kind| JobFigures { kind, ..JobFigures::default() };
+        let [flushes, compactions, gc] = JobKind::ALL.map(of_kind);
+        let flushes = JobFigures { waiting: 3, oldest_ms: 250, ..flushes };
+        let compactions = JobFigures { running: 2, committed: 1, ..compactions };
+        let counters = SchedulerCounters { arrived: 9, declined: 4, ..Default::default() };
+        let jobs = [flushes, compactions, gc];
+        let figures = SchedulerFigures { counters, jobs, executors: 2, slots: 8 };
+        let mut samples = Samples::default();
+        set_scheduler(&mut samples, &figures);
+        let text = samples.into_text().unwrap();
+        for line in [
+            "waiting_jobs{kind=\"flush\"} 3",
+            "waiting_jobs{kind=\"gc\"} 0",
+            "oldest_waiting_job_seconds{kind=\"flush\"} 0.25",
+            "running_jobs{kind=\"compaction\"} 2",
+            "deciding_jobs{kind=\"compaction\"} 1",
+            "jobs_total{event=\"arrived\"} 9",
+            "attempts_total{event=\"declined\"} 4",
+            "executors 2",
+            "executor_slots 8",
+        ] {
+            let line = format!("archipelago_scheduler_{line}");
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         }
     }

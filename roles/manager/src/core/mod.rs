@@ -15,6 +15,8 @@
 //! Failure: none; a lost message is sent again.
 //! Cost: a tick visits all blocks. A block takes some 200 bytes of state.
 
+mod work;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
@@ -24,6 +26,8 @@ use archipelago_pool::wire::{CopyReport, Message, NodeCounters, Refused, Why};
 use archipelago_pool::{BlockId, Config, NUMBERS_MAX, Place, Sharing};
 
 use crate::decide::{self, OwnerIs, PlaceIs, Room};
+
+pub use self::work::ManagerWork;
 
 /// Number of freed blocks that the manager remembers.
 const REMEMBERED_MAX: usize = 1 << 16;
@@ -216,6 +220,7 @@ pub struct ManagerCore {
     pub(crate) epochs: u64,
     next_number: u32,
     pub(crate) lost: u64,
+    pub(crate) work: ManagerWork,
     resent_ns: u64,
     /// Time of the last tick, in nanoseconds.
     timer_ns: u64,
@@ -255,6 +260,7 @@ impl ManagerCore {
             epochs: term,
             next_number: number % NUMBERS_MAX,
             lost: 0,
+            work: ManagerWork::default(),
             resent_ns: now_ns,
             timer_ns: now_ns,
             elected: false,

@@ -5,7 +5,7 @@ use archipelago_fabric::{ClientId, NodeId};
 use archipelago_pool::wire::{CopyReport, CopyStep, Message, NodeCounters, Refused, Why};
 use archipelago_pool::{BlockId, Config, Membership, Owned, Place, Sharing};
 
-use super::{Action, ManagerCore, Terms};
+use super::{Action, ManagerCore, ManagerWork, Terms};
 
 const CLIENT: ClientId = ClientId(1);
 const BLOCK_BYTES: u64 = 4096;
@@ -214,6 +214,36 @@ fn released_block_is_freed_after_a_lease() {
     cluster.dropped.sort();
     assert_eq!(cluster.dropped, [(NodeId(1), block), (NodeId(2), block)]);
     assert_eq!(cluster.ask(&Message::Locate { block }), Message::refuse(Why::UnknownBlock));
+}
+
+#[test]
+fn manager_counts_the_changes_and_losses_that_it_handles() {
+    let mut cluster = Cluster::new(3, &[4, 4, 4, 4]);
+    assert_eq!(cluster.core.figures(cluster.now_ns).work, ManagerWork::default());
+    let config = cluster.allocate(1).expect("a block");
+    let made = ManagerWork { blocks_made: 1, ..ManagerWork::default() };
+    assert_eq!(cluster.core.figures(cluster.now_ns).work, made);
+    let (first, view, owned) = (true, u64::MAX, 0);
+    let other = Message::Renew { client: ClientId(2), label: 0, first, view, owned };
+    cluster.core.on_message(cluster.now_ns, 0, &other);
+    cluster.settle();
+    // Another node gets the copy of the silent one.
+    cluster.silent = Some(config.copies[0].node);
+    (0..20).for_each(|_| cluster.pass(STEP_NS));
+    let release = Message::Release { client: CLIENT, block: config.block };
+    assert_eq!(cluster.ask(&release), Message::Done {});
+    (0..25).for_each(|_| cluster.pass(STEP_NS));
+    let work = cluster.core.figures(cluster.now_ns).work;
+    let expected = ManagerWork {
+        blocks_changed: 1,
+        blocks_freed: 1,
+        changes_begun: work.changes_begun.max(1),
+        copies_added: 1,
+        nodes_silenced: 1,
+        clients_expired: 1,
+        ..made
+    };
+    assert_eq!(work, expected);
 }
 
 #[test]

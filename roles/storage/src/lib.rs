@@ -53,8 +53,9 @@ mod space;
 mod status;
 mod tombstones;
 
+pub use chunks::UnservedBytes;
 pub use meta::MetaThreads;
 pub use node::StorageNode;
 pub use parts::{NodeOptions, ScrubOptions};
 pub use sabotage::Sabotage;
-pub use server::{StorageMonitor, StorageServer, StorageSettings};
+pub use server::{StorageFigures, StorageMonitor, StorageServer, StorageSettings};

@@ -29,7 +29,7 @@ use archipelago_store::nodes::StorageId;
 use archipelago_store::nodes::wire::{RefusalWhy, StorageReport, StoreMessage};
 
 use crate::answer::{Answer, Outcome, Refusal};
-use crate::chunks::Chunks;
+use crate::chunks::{Chunks, UnservedBytes};
 use crate::counters::Counters;
 use crate::devices::Devices;
 use crate::epochs::Epochs;
@@ -260,6 +260,11 @@ impl StorageNode {
     /// State and counters of the node, for managers and operators.
     pub(crate) fn report(&self) -> StorageReport {
         status::report(&self.parts, &self.chunks, &self.logs, &self.scrub)
+    }
+
+    /// Bytes of chunks that the node does not serve.
+    pub(crate) fn unserved(&self) -> UnservedBytes {
+        self.chunks.unserved()
     }
 
     /// Checks a part of the stored bytes if a round of the scrub is due or running, and returns the

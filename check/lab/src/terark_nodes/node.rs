@@ -113,7 +113,7 @@ fn run(flags: &NodeFlags) -> Result<()> {
 }
 
 fn state(server: &StorageServer) -> NodeState {
-    let (report, _) = server.monitor().figures();
+    let report = server.monitor().figures().report;
     let spaces = report.volumes.iter().map(|space| ClassSpace {
         class: class_name(space.class).to_owned(),
         objects: space.objects,

@@ -16,6 +16,10 @@ metrics! {
     /// Number of chunks of blobs by `state`: sealed (unreadable ones among them), unreadable
     /// (damaged, or on a missing device) or unsealed (being written).
     CHUNKS: Gauge "archipelago_storage_node_chunks" ["state"];
+    /// Bytes of files of chunks that the node does not serve, by `state`: unsealed (being written,
+    /// or given up by their writers), damaged (set aside until a repair or the removal of the file)
+    /// or removed (being deleted).
+    UNSERVED: Gauge "archipelago_storage_node_unserved_bytes" ["state"];
     /// Number of extents of logs by `state`: sealed, open, or limbo (open extents among them that
     /// may have lost unsynced bytes).
     EXTENTS: Gauge "archipelago_storage_node_extents" ["state"];

@@ -1,7 +1,7 @@
 //! A storage node: its devices, chunks and extents, its traffic and its scrub.
 
 use archipelago_env::FileClass;
-use archipelago_storage::StorageMonitor;
+use archipelago_storage::{StorageFigures, StorageMonitor, UnservedBytes};
 use archipelago_store::nodes::wire::{ScrubStatus, StorageCounters, StorageReport};
 
 use super::Source;
@@ -13,8 +13,9 @@ use crate::samples::Samples;
 #[must_use]
 pub fn storage_node(monitor: StorageMonitor) -> Source {
     Box::new(move |samples| {
-        let (report, fabric) = monitor.figures();
+        let StorageFigures { report, unserved, fabric } = monitor.figures();
         stored(samples, &report);
+        not_served(samples, unserved);
         requests(samples, &report.counters);
         scrub(samples, &report.scrub);
         if let Some(fabric) = &fabric {
@@ -56,6 +57,12 @@ fn stored(samples: &mut Samples, report: &StorageReport) {
     }
 }
 
+fn not_served(samples: &mut Samples, bytes: UnservedBytes) {
+    samples.set(&metric::UNSERVED, &["unsealed"], bytes.unsealed);
+    samples.set(&metric::UNSERVED, &["damaged"], bytes.damaged);
+    samples.set(&metric::UNSERVED, &["removed"], bytes.removed);
+}
+
 fn requests(samples: &mut Samples, counters: &StorageCounters) {
     samples.set(&metric::REQUESTS, &[], counters.requests);
     let named = counters.refused_fenced + counters.refused_busy + counters.refused_full;
@@ -80,4 +87,21 @@ fn scrub(samples: &mut Samples, status: &ScrubStatus) {
     samples.set(&metric::SCRUB_PROGRESS, &[], progress.min(1.0));
     samples.set(&metric::SCRUB_DAMAGED, &[], status.damaged_chunks);
     samples.set(&metric::SCRUB_UNREAD, &[], status.unread);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_that_are_not_served_are_told_apart() {
+        let mut samples = Samples::default();
+        not_served(&mut samples, UnservedBytes { unsealed: 1, damaged: 2, removed: 3 });
+        let text = samples.into_text().unwrap();
+        for (state, bytes) in [("unsealed", 1), ("damaged", 2), ("removed", 3)] {
+            let line =
+                format!("archipelago_storage_node_unserved_bytes{{state=\"{state}\"}} {bytes}");
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+    }
 }

@@ -85,14 +85,20 @@ pub(crate) struct ChunkCounts {
     pub(crate) unreadable: u64,
     /// Length of the files of the chunks that can be read.
     pub(crate) whole_bytes: u64,
+    /// Length of the files that were set aside because of damage.
+    pub(crate) damaged_bytes: u64,
+    /// Length of the files that are being removed.
+    pub(crate) removed_bytes: u64,
 }
 
 impl ChunkCounts {
     fn of(entry: &ChunkEntry) -> Self {
+        let (none, bytes) = (Self::default(), entry.file_bytes);
         match entry.presence {
-            Presence::Whole => Self { whole: 1, unreadable: 0, whole_bytes: entry.file_bytes },
-            Presence::Damaged | Presence::Missing => Self { unreadable: 1, ..Self::default() },
-            Presence::Removed => Self::default(),
+            Presence::Whole => Self { whole: 1, whole_bytes: bytes, ..none },
+            Presence::Damaged => Self { unreadable: 1, damaged_bytes: bytes, ..none },
+            Presence::Missing => Self { unreadable: 1, ..none },
+            Presence::Removed => Self { removed_bytes: bytes, ..none },
         }
     }
 
@@ -101,6 +107,8 @@ impl ChunkCounts {
         self.whole += more.whole;
         self.unreadable += more.unreadable;
         self.whole_bytes += more.whole_bytes;
+        self.damaged_bytes += more.damaged_bytes;
+        self.removed_bytes += more.removed_bytes;
     }
 
     fn sub(&mut self, entry: &ChunkEntry) {
@@ -108,6 +116,8 @@ impl ChunkCounts {
         self.whole -= less.whole;
         self.unreadable -= less.unreadable;
         self.whole_bytes -= less.whole_bytes;
+        self.damaged_bytes -= less.damaged_bytes;
+        self.removed_bytes -= less.removed_bytes;
     }
 }
 

@@ -84,6 +84,17 @@ const CHUNKS_NAME: &str = "chunks";
 /// Directory, on a device, of the files of chunks with damage.
 const DAMAGED_NAME: &str = "damaged";
 
+/// Bytes of the files of chunks that a node does not serve.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UnservedBytes {
+    /// Chunks that are being written, or whose writers have given them up, in whole pieces.
+    pub unsealed: u64,
+    /// Damaged files that were set aside, until a repair or the release of their blob.
+    pub damaged: u64,
+    /// Files that are being deleted.
+    pub removed: u64,
+}
+
 /// The chunks of a node.
 #[derive(Debug)]
 pub(crate) struct Chunks {
@@ -137,6 +148,16 @@ impl Chunks {
         report.chunks_unreadable = counts.unreadable;
         report.chunks_unsealed = self.unsealed.count() as u64;
         report.volumes.extend(self.space.report());
+    }
+
+    /// Bytes of chunks that the node does not serve.
+    pub(crate) fn unserved(&self) -> UnservedBytes {
+        let counts = self.index.lock().counts();
+        UnservedBytes {
+            unsealed: self.unsealed.piece_bytes(),
+            damaged: counts.damaged_bytes,
+            removed: counts.removed_bytes,
+        }
     }
 
     /// The device that a read of a chunk goes to; `None` if the node does not have the chunk.

@@ -201,6 +201,11 @@ impl UnsealedChunks {
     pub(crate) fn count(&self) -> usize {
         self.chunks.lock().len()
     }
+
+    /// Length of these chunks in whole pieces.
+    pub(crate) fn piece_bytes(&self) -> u64 {
+        self.table_bytes.load(Ordering::Relaxed) / 4 * PIECE_BYTES
+    }
 }
 
 fn busy(text: String) -> Refusal {

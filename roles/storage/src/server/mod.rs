@@ -41,6 +41,7 @@ use archipelago_store::nodes::wire::StorageReport;
 
 use self::serving::{RequestHandler, Serving};
 use crate::beats::{BeatThreads, Beats, NodeAddress};
+use crate::chunks::UnservedBytes;
 use crate::node::StorageNode;
 use crate::parts::NodeOptions;
 
@@ -85,6 +86,17 @@ impl StorageSettings {
     }
 }
 
+/// Figures of a storage node at one moment.
+#[derive(Clone, Debug)]
+pub struct StorageFigures {
+    /// The report of the node.
+    pub report: StorageReport,
+    /// Bytes of chunks that the node does not serve, which are not in the report.
+    pub unserved: UnservedBytes,
+    /// Counters of the fabric's node; `None` after the server has ended.
+    pub fabric: Option<NodeStats>,
+}
+
 /// Handle with which any thread can take the figures of a storage node.
 #[derive(Clone)]
 pub struct StorageMonitor {
@@ -99,12 +111,15 @@ impl std::fmt::Debug for StorageMonitor {
 }
 
 impl StorageMonitor {
-    /// The report of the node, and the counters of the fabric's node, which are `None` after the
-    /// server has ended. Cost: one question to the file system per device, and one pass over chunks
-    /// and extents.
+    /// The figures of the node. Cost: one question to the file system per device, and one pass over
+    /// chunks and extents.
     #[must_use]
-    pub fn figures(&self) -> (StorageReport, Option<NodeStats>) {
-        (self.node.report(), self.fabric.upgrade().map(|fabric| fabric.stats()))
+    pub fn figures(&self) -> StorageFigures {
+        StorageFigures {
+            report: self.node.report(),
+            unserved: self.node.unserved(),
+            fabric: self.fabric.upgrade().map(|fabric| fabric.stats()),
+        }
     }
 }
 

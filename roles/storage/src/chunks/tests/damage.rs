@@ -3,6 +3,7 @@
 use archipelago_env::fault::{FaultFs, Operation, Rule};
 use archipelago_env::{IoContext, IoPurpose};
 
+use super::super::UnservedBytes;
 use super::*;
 
 const CONTEXT: IoContext = IoContext::new(FileClass::Sst, IoPurpose::Maintenance);
@@ -268,4 +269,26 @@ fn foreign_files_are_left_alone() {
     fs.write_atomic(&letter, b"dear", CONTEXT).unwrap();
     assert!(is_whole(&open(&fs), 1, LEN));
     assert!(fs.exists(&letter).unwrap());
+}
+
+#[test]
+fn bytes_of_chunks_that_are_not_served_are_known() {
+    let fs = MemFs::new();
+    let node = open(&fs);
+    write(&node, 1, LEN);
+    assert_eq!(node.unserved(), UnservedBytes::default());
+    drop(node);
+    let file = only_file(&fs);
+    let damaged = fs.len(&file).unwrap();
+    flip(&fs, &file, 5000);
+    let node = open(&fs);
+    scrub(&node);
+    assert_eq!(node.unserved(), UnservedBytes { damaged, ..UnservedBytes::default() });
+    put(&node, chunk(2), 0, &bytes(2, LEN)).unwrap();
+    let unsealed = 3 * 4096;
+    assert_eq!(node.unserved(), UnservedBytes { damaged, unsealed, removed: 0 });
+    drop(node);
+    // The damage is remembered, and the chunk that was being written is gone.
+    let node = open(&fs);
+    assert_eq!(node.unserved(), UnservedBytes { damaged, ..UnservedBytes::default() });
 }

@@ -37,7 +37,7 @@ const AGAIN_NS: u64 = 5_000_000;
 /// Losses that a run allows in addition to killed processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Losses {
-    /// The sealed chunks of one machine are damaged, as by bit rot.
+    /// The sealed chunks and the logs of one machine are damaged, as by bit rot.
     Damage,
     /// One machine loses its memory from time to time, and at most once its disk.
     OneMachine,
@@ -73,6 +73,11 @@ pub(crate) struct Cluster {
     pub(crate) rng: Rng,
     /// Number of faults so far.
     pub(crate) faults: u64,
+    /// Number of files of extents that were damaged.
+    pub(crate) rotten_extents: u64,
+    /// Number of damaged extents that the damaged machine reported, before each of its ends and
+    /// after each of its starts.
+    pub(crate) reported_extents: u64,
     /// Nodes whose machine has lost memory.
     forgetful: Vec<bool>,
     settings: ClusterSettings,
@@ -120,6 +125,8 @@ impl Cluster {
         let mut cluster = Self {
             rng,
             faults: 0,
+            rotten_extents: 0,
+            reported_extents: 0,
             forgetful: vec![false; settings.nodes],
             settings,
             network,
@@ -417,6 +424,7 @@ impl Cluster {
     fn end_node(&mut self, n: usize, how: NodeEnd) {
         self.simulation.note(|| format!("node {n} ends: {how:?}"));
         self.stopped.retain(|stopped| *stopped != n);
+        self.count_reported(n);
         self.nodes[n].end(how);
         if how != NodeEnd::Kill {
             self.forgetful[n] = true;
@@ -443,6 +451,7 @@ impl Cluster {
     /// Lets the node lose something that the run allows.
     fn lose(&mut self, n: usize) {
         match self.settings.losses {
+            Losses::Damage if self.rng.bool() => self.damage_extents(),
             Losses::Damage => self.damage_chunks(),
             Losses::OneMachine => self.lose_one_machine(),
             Losses::Power if self.rng.u8(..4) == 0 => self.lose_all_power(),
@@ -461,9 +470,34 @@ impl Cluster {
             self.end_node(n, NodeEnd::Kill);
         }
         let rng = &mut self.rng;
-        let damaged = self.nodes[n].rot(&mut |len| rng.usize(..len));
+        let damaged = self.nodes[n].rot_chunks(&mut |len| rng.usize(..len));
         self.simulation.note(|| format!("node {n}: {damaged} chunks are damaged"));
         self.nodes[n].start();
+    }
+
+    /// Damages files of extents. A node that starts reads the open ones, and one that runs finds
+    /// the damage when a request reads.
+    fn damage_extents(&mut self) {
+        let n = self.weak;
+        let starts_anew = self.rng.bool();
+        if starts_anew && self.nodes[n].is_up() {
+            self.end_node(n, NodeEnd::Kill);
+        }
+        let rng = &mut self.rng;
+        let damaged = self.nodes[n].rot_extents(&mut |len| rng.usize(..len));
+        self.rotten_extents += damaged;
+        self.simulation.note(|| format!("node {n}: {damaged} files of extents are damaged"));
+        if starts_anew {
+            self.nodes[n].start();
+            self.count_reported(n);
+        }
+    }
+
+    /// Counts the extents that a node reports as damaged, in runs whose nodes lose no memory.
+    fn count_reported(&mut self, n: usize) {
+        if self.settings.losses == Losses::Damage {
+            self.reported_extents += self.nodes[n].report().extents_in_limbo;
+        }
     }
 
     fn lose_one_machine(&mut self) {

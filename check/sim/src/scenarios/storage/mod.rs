@@ -201,6 +201,8 @@ fn outcome_of(mut run: Run, trouble: impl FnOnce(&mut Run)) -> RunOutcome {
             ("register operations", run.registers.operations()),
             ("calls for shared blobs", run.sharing.calls()),
             ("faults", run.cluster.faults),
+            ("damaged files of logs", run.cluster.rotten_extents),
+            ("damaged extents that nodes reported", run.cluster.reported_extents),
         ]),
         notes: run.cluster.simulation.notes(),
         trace: run.cluster.trace(),

@@ -7,6 +7,7 @@
 //! Failure: a node that does not open on a sound disk ends the run by a panic.
 
 use std::fmt;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -34,6 +35,16 @@ use super::manager::MANAGER;
 const DEVICE: &str = "/device";
 /// Directory of the sealed chunks of a node.
 const CHUNKS: &str = "/device/chunks";
+/// Directory of the files of extents of a node.
+const LOGS: &str = "/device/logs";
+/// Positions of the version in the header of a file of an extent.
+const EXTENT_VERSION: Range<usize> = 8..12;
+/// Bytes of the header of a file of an extent.
+const EXTENT_HEADER_BYTES: usize = 112;
+/// Bytes of the length of a group, with which the group begins.
+const GROUP_LEN_BYTES: usize = 4;
+/// Bytes of a group before those of the log.
+const GROUP_HEADER_BYTES: usize = 8;
 /// Time after which a beat counts as lost.
 const BEAT_ANSWER: Duration = Duration::from_millis(200);
 /// Time to the next beat after one that failed.
@@ -269,7 +280,7 @@ impl NodePlace {
 
     /// Changes one byte of each sealed chunk on the disk, whose node must be down. `draw` chooses
     /// the byte of a chunk by its length. Returns the number of damaged chunks.
-    pub(crate) fn rot(&self, draw: &mut dyn FnMut(usize) -> usize) -> u64 {
+    pub(crate) fn rot_chunks(&self, draw: &mut dyn FnMut(usize) -> usize) -> u64 {
         assert!(self.running.is_none(), "node {} runs", self.n);
         let files = files_below(&self.machine.disk, Path::new(CHUNKS));
         let mut damaged = 0;
@@ -286,6 +297,43 @@ impl NodePlace {
         }
         damaged
     }
+
+    /// Changes one byte of about half of the files of extents on the disk, whose node may run.
+    /// `draw` returns a number below its argument. Returns the number of damaged files.
+    pub(crate) fn rot_extents(&self, draw: &mut dyn FnMut(usize) -> usize) -> u64 {
+        let mut damaged = 0;
+        for path in files_below(&self.machine.disk, Path::new(LOGS)) {
+            let context = IoContext::new(FileClass::Wal, IoPurpose::Maintenance);
+            let mut bytes = read(&self.machine.disk, &path, context).expect("a file in memory");
+            if bytes.is_empty() || draw(2) == 0 {
+                continue;
+            }
+            let at = rotten_byte(&bytes, draw(bytes.len()));
+            let Some(byte) = bytes.get_mut(at) else { continue };
+            *byte ^= 1;
+            // The file stays the same one, so a node that runs goes on with its appends.
+            rewrite(&self.machine.disk, &path, &bytes, context).expect("a file in memory");
+            damaged += 1;
+        }
+        damaged
+    }
+}
+
+/// The byte of a file of an extent that rots if `at` was drawn. A node that finds another version
+/// does not open, because it cannot read the file. A wrong length of the last group looks like an
+/// append that a kill tore. So neither of them rots, but a byte behind them.
+fn rotten_byte(bytes: &[u8], at: usize) -> usize {
+    if EXTENT_VERSION.contains(&at) {
+        return EXTENT_VERSION.end;
+    }
+    let mut group = EXTENT_HEADER_BYTES;
+    while let Some(len) = bytes.get(group..).and_then(<[u8]>::first_chunk::<GROUP_LEN_BYTES>) {
+        if at < group + GROUP_LEN_BYTES {
+            return if at < group { at } else { at + GROUP_LEN_BYTES };
+        }
+        group += GROUP_HEADER_BYTES + u32::from_le_bytes(*len) as usize;
+    }
+    at
 }
 
 fn read(disk: &MemFs, path: &Path, context: IoContext) -> Result<Vec<u8>> {
@@ -334,5 +382,30 @@ async fn beat(host: Host, reach: Arc<dyn Reach>, beats: Arc<Beats>) {
             }
         };
         runtime.sleep(pause).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rot_spares_the_version_and_the_lengths_of_groups() {
+        let mut bytes = vec![7; EXTENT_HEADER_BYTES];
+        for len in [3_u32, 5] {
+            bytes.extend(len.to_le_bytes());
+            bytes.extend(vec![0xee; GROUP_HEADER_BYTES - GROUP_LEN_BYTES + len as usize]);
+        }
+        let second = EXTENT_HEADER_BYTES + GROUP_HEADER_BYTES + 3;
+        let spared = |at: usize| {
+            let lengths = [EXTENT_HEADER_BYTES, second];
+            let is_length = |group: &usize| (*group..*group + GROUP_LEN_BYTES).contains(&at);
+            EXTENT_VERSION.contains(&at) || lengths.iter().any(is_length)
+        };
+        for at in 0..bytes.len() {
+            let rotten = rotten_byte(&bytes, at);
+            assert!(!spared(rotten) && rotten < bytes.len(), "{at}: {rotten}");
+            assert!(spared(at) || rotten == at, "{at}: {rotten}");
+        }
     }
 }

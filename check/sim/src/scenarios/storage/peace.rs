@@ -162,7 +162,7 @@ impl Run {
         // A node whose disk was lost or damaged counts as one of the two.
         let lost = match self.cluster.weak_node() {
             None => vec![any, self.cluster.rng.usize(..count)],
-            Some(_) if self.cluster.losses() == Losses::Damage => vec![any],
+            Some(_) if self.has_whole_logs() => vec![any],
             Some(weak) => vec![weak, any],
         };
         for (n, which) in lost.iter().zip([SettledFiles::All, SettledFiles::Whole]) {
@@ -171,6 +171,11 @@ impl Run {
         }
         self.cluster.make_peace();
         Ok(())
+    }
+
+    /// Whether the damaged machine has all bytes of its logs, so that only its chunks are lost.
+    fn has_whole_logs(&self) -> bool {
+        self.cluster.losses() == Losses::Damage && self.cluster.rotten_extents == 0
     }
 
     /// Removes all files. Afterwards the nodes hold nothing but the namespace.

@@ -22,6 +22,10 @@ fn storage_loses_nothing_and_leaves_nothing_behind() {
     let damaged = sum("damaged files of logs");
     let reported = sum("damaged extents that nodes reported");
     assert!(damaged > 10 && reported > 2, "{damaged} damaged files, {reported} reported extents");
+    let (chunks, extents) = (sum("chunks repaired"), sum("copies of extents repaired"));
+    assert!(chunks > 10 && extents > 5, "{chunks} chunks and {extents} extents were repaired");
+    let whole = sum("runs with all copies of logs");
+    assert!(whole > 5, "{whole} runs repaired all logs");
 }
 
 #[test]

@@ -17,9 +17,10 @@ use archipelago_fabric::sim::{Faults, Model, Network, Sim, Transport};
 use archipelago_store::nodes::StorageId;
 use archipelago_store::nodes::members::{MemberTable, MemberTerms};
 use archipelago_store::nodes::register::caspaxos::root_change::RootChangeSabotage;
-use archipelago_store::nodes::wire::{Members, StoreMessage};
+use archipelago_store::nodes::repairs::RepairTerms;
+use archipelago_store::nodes::wire::{Members, RepairStatus, StoreMessage};
 
-use super::manager::{MANAGER, ManagerProcess};
+use super::manager::{MANAGER, ManagerProcess, ManagerSettings};
 use super::node::{NodeEnd, NodePlace, NodeSettings};
 use crate::run::{RunRequest, Trace};
 
@@ -30,6 +31,8 @@ const AWAY_MAX: usize = 2;
 /// Largest error of a clock's rate, in millionths. A lease tolerates an eighth.
 const CLOCK_ERROR_PPM: i32 = 10_000;
 
+/// Time between two rounds of repairs that find nothing.
+pub(crate) const SCAN_EVERY: Duration = Duration::from_secs(2);
 /// Time after which a lost packet is sent again. Hosts that are cut off request connections again
 /// and again. At an interval of a millisecond, these requests would be most events of a run.
 const AGAIN_NS: u64 = 5_000_000;
@@ -56,6 +59,17 @@ pub(crate) struct ClusterSettings {
     pub(crate) node: NodeSettings,
     /// Steps that replacements of the root set leave out.
     pub(crate) root_change: RootChangeSabotage,
+    /// Whether managers have lost copies made again.
+    pub(crate) has_repairs: bool,
+}
+
+/// Number of copies that managers had made again.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Repaired {
+    /// Number of chunks.
+    pub(crate) chunks: u64,
+    /// Number of copies of extents.
+    pub(crate) extents: u64,
 }
 
 /// The root set, as the manager knows it.
@@ -84,6 +98,8 @@ pub(crate) struct Cluster {
     network: Arc<Network>,
     nodes: Vec<NodePlace>,
     manager: Option<ManagerProcess>,
+    /// Copies that killed managers had made again.
+    repaired: Repaired,
     manager_sim: Sim,
     /// Hosts of processes that were killed. Nothing reaches them or comes from them any more.
     dead: Vec<Host>,
@@ -106,6 +122,12 @@ fn terms() -> MemberTerms {
         lost_after: Duration::from_secs(3),
         settle: Duration::from_millis(300),
         root_nodes: None,
+        repair: RepairTerms {
+            scan_every: SCAN_EVERY,
+            scan_again: Duration::from_millis(500),
+            check_every: Duration::from_secs(5),
+            ..RepairTerms::default()
+        },
         ..MemberTerms::default()
     }
 }
@@ -132,6 +154,7 @@ impl Cluster {
             network,
             nodes: Vec::new(),
             manager: None,
+            repaired: Repaired::default(),
             manager_sim,
             dead: Vec::new(),
             clients: 0,
@@ -227,18 +250,44 @@ impl Cluster {
         if !host.is_up() {
             host.restart();
         }
-        let manager = ManagerProcess::start(&self.manager_sim, terms(), self.settings.root_change);
-        self.manager = Some(manager);
+        let ClusterSettings { root_change, has_repairs, .. } = self.settings;
+        let settings = ManagerSettings { terms: terms(), root_change, has_repairs };
+        self.manager = Some(ManagerProcess::start(&self.manager_sim, settings));
     }
 
     /// Kills the manager, or starts another one that knows nothing.
     pub(crate) fn replace_manager(&mut self) {
         self.faults += 1;
+        self.repaired = self.repaired();
         if self.manager.take().is_some() {
             self.manager_sim.host().crash();
         } else {
             self.start_manager();
         }
+    }
+
+    /// The state of the repairs; `None` without a manager that makes any.
+    pub(crate) fn repair_status(&self) -> Option<RepairStatus> {
+        self.manager.as_ref()?.repair_status()
+    }
+
+    /// Whether managers have lost copies made again.
+    pub(crate) fn has_repairs(&self) -> bool {
+        self.settings.has_repairs
+    }
+
+    /// Number of copies that all managers so far had made again.
+    pub(crate) fn repaired(&self) -> Repaired {
+        let now = self.repair_status().unwrap_or_default();
+        Repaired {
+            chunks: self.repaired.chunks + now.chunks_repaired,
+            extents: self.repaired.extents + now.extents_repaired,
+        }
+    }
+
+    /// Lets all nodes that run check their stored bytes.
+    pub(crate) fn scrub(&self) {
+        self.nodes.iter().for_each(NodePlace::scrub);
     }
 
     /// An operator orders a node to empty itself, or takes the order back.

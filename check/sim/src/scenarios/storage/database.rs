@@ -206,7 +206,8 @@ fn run(request: &RunRequest) -> RunOutcome {
     let losses = [Losses::Damage, Losses::OneMachine][rng.usize(..2)];
     let node = NodeSettings { sabotage: node_sabotage(request), device_bytes: DEVICE_BYTES };
     let root_change = RootChangeSabotage::default();
-    let settings = ClusterSettings { nodes: rng.usize(6..=7), losses, node, root_change };
+    let (nodes, has_repairs) = (rng.usize(6..=7), false);
+    let settings = ClusterSettings { nodes, losses, node, root_change, has_repairs };
     let mut run = DbRun {
         cluster: Cluster::new(request, settings),
         settings: client_settings(request, LogWriting::Serial, rng.bool()),

@@ -77,7 +77,8 @@ pub(crate) fn scenario() -> Scenario {
 fn run(request: &RunRequest) -> RunOutcome {
     let node = NodeSettings { sabotage: node_sabotage(request), device_bytes: DEVICE_BYTES };
     let root_change = RootChangeSabotage { no_copy: request.leaves_out("root-copy") };
-    let settings = ClusterSettings { nodes: NODES, losses: Losses::Power, node, root_change };
+    let (losses, has_repairs) = (Losses::Power, false);
+    let settings = ClusterSettings { nodes: NODES, losses, node, root_change, has_repairs };
     let cluster = Cluster::new(request, settings);
     let has_card = shape_of(request).bool();
     let settings = client_settings(request, LogWriting::Serial, has_card);

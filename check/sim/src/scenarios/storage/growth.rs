@@ -113,7 +113,8 @@ pub fn growth(nodes: usize, clients: usize) -> Result<GrowthRow, String> {
     let request = RunRequest::new(nodes as u64);
     let node = NodeSettings { sabotage: Sabotage::default(), device_bytes: DEVICE_BYTES };
     let root_change = RootChangeSabotage::default();
-    let settings = ClusterSettings { nodes, losses: Losses::Power, node, root_change };
+    let (losses, has_repairs) = (Losses::Power, false);
+    let settings = ClusterSettings { nodes, losses, node, root_change, has_repairs };
     let mut cluster = Cluster::new(&request, settings);
     cluster.found()?;
     cluster.set_node_cards(NODE_BYTES_PER_S, LATENCY);

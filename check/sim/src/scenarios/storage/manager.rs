@@ -1,5 +1,5 @@
-//! The manager of a run: the table of members behind a handler, its timer, and the replacement of
-//! the root set. The role of the manager does the same with threads.
+//! The manager of a run: the table of members behind a handler, its timer, the replacement of the
+//! root set, and the repairs of some runs. The role of the manager does the same with threads.
 //!
 //! Thread-safety: the thread that runs the simulation calls everything.
 //! Failure: a replacement of the root set that failed is tried again.
@@ -17,7 +17,8 @@ use archipelago_store::nodes::client::NodeClient;
 use archipelago_store::nodes::members::{ManagerPart, MemberTable, MemberTerms};
 use archipelago_store::nodes::register::caspaxos::root_change::RootChangeSabotage;
 use archipelago_store::nodes::registers::NodeRegister;
-use archipelago_store::nodes::wire::{StoreMessage, envelope};
+use archipelago_store::nodes::repairs::RepairManager;
+use archipelago_store::nodes::wire::{RepairStatus, StoreMessage, envelope};
 use parking_lot::Mutex;
 
 /// Host and address of the manager.
@@ -25,9 +26,21 @@ pub(crate) const MANAGER: &str = "manager";
 /// Time between two readings of the clock.
 const TICK: Duration = Duration::from_millis(100);
 
+/// Settings of a manager.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ManagerSettings {
+    /// Times of the members, and of repairs.
+    pub(crate) terms: MemberTerms,
+    /// Steps that replacements of the root set leave out.
+    pub(crate) root_change: RootChangeSabotage,
+    /// Whether the manager has lost copies made again.
+    pub(crate) has_repairs: bool,
+}
+
 /// A running manager.
 pub(crate) struct ManagerProcess {
     table: Arc<Mutex<MemberTable>>,
+    repairs: Option<Arc<RepairManager>>,
     scheduler: Scheduler,
     _listener: Box<dyn Listener>,
 }
@@ -54,7 +67,8 @@ impl Handler for ManagerHandler {
 
 impl ManagerProcess {
     /// Starts a manager that knows nothing.
-    pub(crate) fn start(sim: &Sim, terms: MemberTerms, sabotage: RootChangeSabotage) -> Self {
+    pub(crate) fn start(sim: &Sim, settings: ManagerSettings) -> Self {
+        let ManagerSettings { terms, root_change, has_repairs } = settings;
         let host = sim.host();
         let scheduler = host.scheduler().clone();
         let table = MemberTable::new(terms, scheduler.fresh_seed(), scheduler.now_ns());
@@ -64,9 +78,16 @@ impl ManagerProcess {
         let node = sim.network().node(NodeId(u64::MAX), life, Some(Box::new(handler)));
         let node = node.expect("a node of the fabric");
         let listener = sim.serve(&node, MANAGER).expect("a host serves its name");
-        let work = watch(host.clone(), sim.clone(), Arc::clone(&table), sabotage);
+        let work = watch(host.clone(), sim.clone(), Arc::clone(&table), root_change);
         let _ends_with_the_host = host.spawn("timer", work);
-        Self { table, scheduler, _listener: listener }
+        let repairs = has_repairs.then(|| start_repairs(sim, terms, &table));
+        Self { table, repairs, scheduler, _listener: listener }
+    }
+
+    /// How far the repairs are; `None` for a manager that makes none.
+    pub(crate) fn repair_status(&self) -> Option<RepairStatus> {
+        let view = self.look(|table| table.repair_view(self.scheduler.now_ns(), true));
+        self.repairs.as_ref().map(|repairs| repairs.status_for(&view))
     }
 
     /// The answer to an operator's request.
@@ -79,6 +100,22 @@ impl ManagerProcess {
     pub(crate) fn look<T>(&self, look: impl FnOnce(&MemberTable) -> T) -> T {
         look(&self.table.lock())
     }
+}
+
+/// Starts the task that has lost copies made again.
+fn start_repairs(
+    sim: &Sim,
+    terms: MemberTerms,
+    table: &Arc<Mutex<MemberTable>>,
+) -> Arc<RepairManager> {
+    let host = sim.host();
+    let runtime: Arc<dyn Runtime> = Arc::new(host.clone());
+    let client = NodeClient::new(Arc::new(sim.clone()), runtime, vec![MANAGER.to_owned()]);
+    let repairs = RepairManager::new(client, terms.repair);
+    let (table, scheduler) = (Arc::clone(table), host.scheduler().clone());
+    let look = move || Some(table.lock().repair_view(scheduler.now_ns(), true));
+    let _ends_with_the_host = host.spawn("repairs", Arc::clone(&repairs).run(look));
+    repairs
 }
 
 /// Moves the time of the table, and replaces the root set when the table wants it.

@@ -25,8 +25,9 @@
 //!   the boot id of the volume changes.
 //! - An operation of an old owner that succeeds has had its effect before a new owner reads (1).
 //!   Afterwards, old owners change nothing.
-//! - Blobs are readable without two nodes and recovered logs without one, and no read returns wrong
-//!   bytes (7, 8).
+//! - Blobs are readable without two nodes and recovered logs without one, or without two when they
+//!   are repaired. No read returns wrong bytes (7, 8).
+//! - Repairs end.
 //! - Objects of pending files stay, removed ones leave nothing on the nodes, and a take-over brings
 //!   strays to zero (11, 12).
 //! - The register is linearizable, also while its root set is replaced.
@@ -160,10 +161,7 @@ fn run(request: &RunRequest) -> RunOutcome {
     let device_bytes = if has_full_disks { SMALL_DEVICE_BYTES } else { DEVICE_BYTES };
     let node = NodeSettings { sabotage: node_sabotage(request), device_bytes };
     let root_change = RootChangeSabotage { no_copy: request.leaves_out("root-copy") };
-    let cluster = Cluster::new(
-        request,
-        ClusterSettings { nodes: rng.usize(6..=8), losses, node, root_change },
-    );
+    let nodes = rng.usize(6..=8);
     let large_blobs_max = match rng.u8(..8) {
         _ if has_full_disks => 16,
         0 => 2,
@@ -177,6 +175,10 @@ fn run(request: &RunRequest) -> RunOutcome {
     }
     let source = OperationSource::new(is_striped, large_blobs_max);
     let options = RunOptions { has_full_disks, changes_roots: rng.u8(..4) == 0 };
+    // Full nodes take no copies. Without repairs, a copy that a writer left out stays missing.
+    let has_repairs = !has_full_disks && rng.bool();
+    let shape = ClusterSettings { nodes, losses, node, root_change, has_repairs };
+    let cluster = Cluster::new(request, shape);
     outcome_of(Run::new(cluster, settings, source, options), Run::trouble)
 }
 
@@ -191,6 +193,7 @@ fn outcome_of(mut run: Run, trouble: impl FnOnce(&mut Run)) -> RunOutcome {
     {
         run.violation(text);
     }
+    let repaired = run.cluster.repaired();
     RunOutcome {
         violations: std::mem::take(&mut run.violations),
         figures: figures([
@@ -203,6 +206,9 @@ fn outcome_of(mut run: Run, trouble: impl FnOnce(&mut Run)) -> RunOutcome {
             ("faults", run.cluster.faults),
             ("damaged files of logs", run.cluster.rotten_extents),
             ("damaged extents that nodes reported", run.cluster.reported_extents),
+            ("chunks repaired", repaired.chunks),
+            ("copies of extents repaired", repaired.extents),
+            ("runs with all copies of logs", run.counts.whole_logs),
         ]),
         notes: run.cluster.simulation.notes(),
         trace: run.cluster.trace(),

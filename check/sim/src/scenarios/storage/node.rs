@@ -27,6 +27,8 @@ use archipelago_fabric::{
 use archipelago_storage::beats::{Beats, NodeAddress};
 use archipelago_storage::{MetaThreads, NodeOptions, Sabotage, StorageNode};
 use archipelago_store::nodes::StorageId;
+use archipelago_store::nodes::client::NodeClient;
+use archipelago_store::nodes::repairs::{RepairExecutor, RepairHost};
 use archipelago_store::nodes::wire::{StorageReport, StoreMessage, envelope};
 
 use super::manager::MANAGER;
@@ -49,6 +51,8 @@ const GROUP_HEADER_BYTES: usize = 8;
 const BEAT_ANSWER: Duration = Duration::from_millis(200);
 /// Time to the next beat after one that failed.
 const BEAT_AGAIN: Duration = Duration::from_millis(100);
+/// Number of steps within which a round of the scrub ends.
+const SCRUB_STEPS_MAX: u32 = 100_000;
 
 /// A disk in memory under one boot of its machine.
 #[derive(Clone, Debug)]
@@ -126,6 +130,7 @@ pub(crate) struct NodePlace {
 }
 
 struct RunningNode {
+    node: Arc<StorageNode>,
     beats: Arc<Beats>,
     _listener: Box<dyn Listener>,
 }
@@ -138,12 +143,21 @@ impl fmt::Debug for NodePlace {
 
 struct NodeHandler {
     node: Arc<StorageNode>,
+    executor: Arc<RepairExecutor>,
     host: Host,
     slowness: Arc<Slowness>,
 }
 
 impl Handler for NodeHandler {
     fn handle(&self, request: Request<'_>, reply: Reply) {
+        let (message, _) = envelope::open(request.body).expect("a message of the store");
+        if RepairExecutor::is_order(&message) {
+            let executor = Arc::clone(&self.executor);
+            let _ends_with_the_host = self.host.spawn("repair", async move {
+                reply.send(envelope::seal(&executor.carry_out(message).await, &[]));
+            });
+            return;
+        }
         let took_ns = self.slowness.request_ns.load(Ordering::Relaxed);
         if took_ns == 0 {
             return answer(&self.node, request.client, request.body, reply);
@@ -223,18 +237,43 @@ impl NodePlace {
         let (id, life) = (address.node, address.life);
         let handler = NodeHandler {
             node: Arc::clone(&node),
+            executor: Arc::new(self.executor(&node)),
             host: self.host.clone(),
             slowness: Arc::clone(&self.slowness),
         };
         let fabric = self.sim.network().node(id, life, Some(Box::new(handler)));
         let fabric = fabric.expect("a node of the fabric");
         let listener = self.sim.serve(&fabric, self.host.name()).expect("a host serves its name");
-        let beats = Beats::new(node, address).expect("the node keeps its state");
+        let beats = Beats::new(Arc::clone(&node), address).expect("the node keeps its state");
         let beats = Arc::new(beats);
         let reach: Arc<dyn Reach> = Arc::new(self.sim.clone());
         let work = beat(self.host.clone(), reach, Arc::clone(&beats));
         let _ends_with_the_host = self.host.spawn("beats", work);
-        self.running = Some(RunningNode { beats, _listener: listener });
+        self.running = Some(RunningNode { node, beats, _listener: listener });
+    }
+
+    /// The executor of the manager's orders on this node.
+    fn executor(&self, node: &Arc<StorageNode>) -> RepairExecutor {
+        let reach: Arc<dyn Reach> = Arc::new(self.sim.clone());
+        let runtime: Arc<dyn Runtime> = Arc::new(self.host.clone());
+        let client = NodeClient::new(reach, runtime, vec![MANAGER.to_owned()]);
+        let host: Arc<dyn RepairHost> = Arc::<StorageNode>::clone(node);
+        RepairExecutor::new(client, host, node.storage()).expect("the matrix of the code")
+    }
+
+    /// Runs a whole round of the scrub, if the node runs.
+    pub(crate) fn scrub(&self) {
+        let Some(running) = &self.running else { return };
+        let (answer, _) = running.node.handle(ClientId(0), StoreMessage::Scrub {}, &[]);
+        assert_eq!(answer, StoreMessage::Done {}, "node {}", self.n);
+        let rounds = self.report().scrub.rounds;
+        for _ in 0..SCRUB_STEPS_MAX {
+            let _pause = running.node.scrub_step(0);
+            if self.report().scrub.rounds > rounds {
+                return;
+            }
+        }
+        panic!("the scrub of node {} does not end", self.n);
     }
 
     /// Ends the process of the node.

@@ -3,9 +3,11 @@
 //! 1. Every call returns, also those of processes that were killed or cut off.
 //! 2. A process takes the volume over and reads everything.
 //! 3. Operations of the owner succeed.
-//! 4. Everything is readable while any single node is down. Files that were written as a whole are
-//!    readable while any two are down. A node that the run has damaged counts as one of them.
-//! 5. When all files are removed, the nodes hold no chunk, and no extent but those of the
+//! 4. Repairs end, in runs that have some.
+//! 5. Everything is readable while any single node is down. Files that were written as a whole are
+//!    readable while any two are down, and so are recovered logs that were repaired. A node that
+//!    the run has damaged counts as one of them, unless its damage was repaired.
+//! 6. When all files are removed, the nodes hold no chunk, and no extent but those of the
 //!    namespace.
 
 use std::collections::BTreeSet;
@@ -13,7 +15,7 @@ use std::time::Duration;
 
 use archipelago_base::Result;
 
-use super::cluster::Losses;
+use super::cluster::{Losses, SCAN_EVERY};
 use super::model::Content;
 use super::process::Process;
 use super::run::Run;
@@ -22,6 +24,8 @@ use super::run::Run;
 const OPERATIONS: usize = 8;
 /// Virtual time within which every thread must end.
 const END_MAX: Duration = Duration::from_secs(300);
+/// Virtual time within which repairs must end.
+const REPAIR_MAX: Duration = Duration::from_secs(400);
 /// Number of attempts to take the volume over.
 const TAKE_OVERS_MAX: usize = 3;
 /// Number of attempts to give up all strays, which a passing refusal may delay.
@@ -32,7 +36,7 @@ const RELEASES_MAX: usize = 5;
 enum SettledFiles {
     All,
     /// Files that were written as a whole. Logs are not among them: a recovery leaves the bytes of
-    /// a log on two nodes, and no manager repairs them in a run.
+    /// a log on two nodes, and the managers of some runs repair nothing.
     Whole,
 }
 
@@ -44,6 +48,7 @@ impl Run {
         self.note_peace();
         self.take_over_in_peace()?;
         self.operate_in_peace()?;
+        self.settle_repairs()?;
         self.check_losses()?;
         self.sharing.check(&self.cluster);
         self.take_violations_of_sharing()?;
@@ -131,6 +136,30 @@ impl Run {
         Ok(())
     }
 
+    /// Lets all nodes check their bytes, and waits until the manager has all copies made again.
+    fn settle_repairs(&mut self) -> Result<(), String> {
+        if !self.cluster.has_repairs() {
+            return Ok(());
+        }
+        self.cluster.scrub();
+        // The round that is under way may have asked a node before the scrub.
+        self.pass(2 * SCAN_EVERY);
+        let end_ns = self.cluster.simulation.now_ns() + REPAIR_MAX.as_nanos() as u64;
+        loop {
+            let status = self.cluster.repair_status().unwrap_or_default();
+            if status.is_known && status.chunks_left == 0 && status.extents_left == 0 {
+                let lacking =
+                    status.waiting_for_domains + status.extents_refused + status.extents_unknown;
+                self.counts.whole_logs = u64::from(lacking == 0);
+                return self.has_violations();
+            }
+            if self.cluster.simulation.now_ns() > end_ns {
+                return Err(format!("repairs did not end within {REPAIR_MAX:?}: {status:?}"));
+            }
+            self.pass(Duration::from_millis(500));
+        }
+    }
+
     /// Reads settled files. Errors name the first one that is wrong.
     fn read_settled(&mut self, which: SettledFiles, when: &str) -> Result<(), String> {
         let mut settled = self.model.settled();
@@ -157,6 +186,9 @@ impl Run {
     /// down.
     fn check_losses(&mut self) -> Result<(), String> {
         self.read_settled(SettledFiles::All, "with all nodes")?;
+        if self.counts.whole_logs > 0 {
+            return self.check_two_losses();
+        }
         let count = self.cluster.nodes().len();
         let any = self.cluster.rng.usize(..count);
         // A node whose disk was lost or damaged counts as one of the two.
@@ -168,6 +200,20 @@ impl Run {
         for (n, which) in lost.iter().zip([SettledFiles::All, SettledFiles::Whole]) {
             self.cluster.kill_node(*n);
             self.read_settled(which, &format!("without node {n}, of the nodes {lost:?}"))?;
+        }
+        self.cluster.make_peace();
+        Ok(())
+    }
+
+    /// Reads everything while two nodes are down, after repairs.
+    fn check_two_losses(&mut self) -> Result<(), String> {
+        let count = self.cluster.nodes().len();
+        let first = self.cluster.rng.usize(..count);
+        let second = (first + self.cluster.rng.usize(1..count)) % count;
+        for n in [first, second] {
+            self.cluster.kill_node(n);
+            let when = format!("repaired, without node {n}, of the nodes {first} and {second}");
+            self.read_settled(SettledFiles::All, &when)?;
         }
         self.cluster.make_peace();
         Ok(())

@@ -43,6 +43,8 @@ pub(super) struct Counts {
     pub(super) failed: u64,
     pub(super) take_overs: u64,
     pub(super) reads: u64,
+    /// 1 if the repairs of the run gave every recovered log all its copies.
+    pub(super) whole_logs: u64,
 }
 
 /// Kinds of events that only some runs have.

@@ -161,7 +161,8 @@ impl Clock for ProcessClock {
 }
 
 /// Starts threads that do nothing. The thread that renews a lease waits for real time, which does
-/// not pass in a run.
+/// not pass in a run, so the run has the owner renew it. A second thread of the owner would also
+/// break invariant 4: a renewal holds a lock while it waits for the register.
 #[derive(Debug)]
 pub(crate) struct IdleThreads;
 

@@ -511,6 +511,16 @@ impl Volume {
         Some((file, hold))
     }
 
+    /// Renews the lease now. On return the register has the renewal. A thread of the owner does so
+    /// from time to time. A process whose [`VolumeOptions::spawn`] runs no threads calls this
+    /// method instead, several times per lease.
+    ///
+    /// Errors: `Fenced` after a take-over; `Closed`; those of the register, and then the lease ends
+    /// by itself unless a later renewal succeeds.
+    pub fn renew_lease(&self) -> Result<()> {
+        self.registration.renew()
+    }
+
     /// Makes everything durable, ends the namespace's log, and gives up the lease. Objects that are
     /// due are released for a short time only, and the next owner finds the others as strays. Later
     /// calls get `Closed`. A second call does nothing.

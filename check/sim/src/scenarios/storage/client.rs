@@ -31,7 +31,7 @@ pub(crate) const VOLUME: &str = "db";
 const READY: Duration = Duration::from_secs(5);
 /// Length of a lease that outlives every run.
 pub(crate) const LEASE_LONG: Duration = Duration::from_secs(24 * 3600);
-/// Length of a lease that ends within a run, because nothing renews it.
+/// Length of a lease that ends within a run, unless its owner renews it.
 pub(crate) const LEASE_SHORT: Duration = Duration::from_secs(2);
 
 /// How the processes of a run use the cluster.
@@ -41,6 +41,8 @@ pub(crate) struct ClientSettings {
     pub(crate) log_writing: LogWriting,
     /// Length of the leases of owners.
     pub(crate) lease: Duration,
+    /// Whether owners renew their leases.
+    pub(crate) renews: bool,
     /// Whether an opener takes the volume from an owner whose lease lives.
     pub(crate) takes_over: bool,
     /// Whether a card orders what a process sends.

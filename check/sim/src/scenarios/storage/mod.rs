@@ -31,6 +31,8 @@
 //! - Objects of pending files stay, removed ones leave nothing on the nodes, and a take-over brings
 //!   strays to zero (11, 12).
 //! - The register is linearizable, also while its root set is replaced.
+//! - A renewed lease keeps openers away that do not take over. A process that has lost the volume
+//!   renews no lease.
 //! - An owner whose lease has ended answers no read, if its successor has waited for that end (15).
 //! - Every call returns (14), and the manager may lose everything at any time (17).
 
@@ -122,6 +124,7 @@ fn client_settings(
     ClientSettings {
         log_writing,
         lease: LEASE_LONG,
+        renews: false,
         takes_over: true,
         has_card,
         timing: BlobTiming {
@@ -177,6 +180,7 @@ fn run(request: &RunRequest) -> RunOutcome {
     let options = RunOptions { has_full_disks, changes_roots: rng.u8(..4) == 0 };
     // Full nodes take no copies. Without repairs, a copy that a writer left out stays missing.
     let has_repairs = !has_full_disks && rng.bool();
+    settings.renews = settings.lease < LEASE_LONG && rng.bool();
     let shape = ClusterSettings { nodes, losses, node, root_change, has_repairs };
     let cluster = Cluster::new(request, shape);
     outcome_of(Run::new(cluster, settings, source, options), Run::trouble)
@@ -209,6 +213,8 @@ fn outcome_of(mut run: Run, trouble: impl FnOnce(&mut Run)) -> RunOutcome {
             ("chunks repaired", repaired.chunks),
             ("copies of extents repaired", repaired.extents),
             ("runs with all copies of logs", run.counts.whole_logs),
+            ("leases renewed", run.counts.renewals),
+            ("openers that found a living lease", run.counts.living_leases),
         ]),
         notes: run.cluster.simulation.notes(),
         trace: run.cluster.trace(),

@@ -71,6 +71,8 @@ pub(crate) enum Operation {
     },
     /// Releases strays, as a scrub does.
     ReleaseStrays,
+    /// Renews the lease, as a thread of the owner does.
+    RenewLease,
     /// Reads a file, and answers.
     Read {
         path: String,
@@ -206,6 +208,7 @@ impl OwnerProcess {
             }
             Operation::AppendManifest { bytes } => self.append_manifest(bytes),
             Operation::ReleaseStrays => self.release_strays(),
+            Operation::RenewLease => self.renew_lease(),
             Operation::Read { path } => self.read(path).map(drop),
         }
     }
@@ -276,6 +279,11 @@ impl OwnerProcess {
     pub(crate) fn release_strays(&mut self) -> Result<()> {
         let open = self.open.as_ref().ok_or_else(|| Error::closed("no volume is open"))?;
         open.volume.release_strays().map(drop)
+    }
+
+    fn renew_lease(&self) -> Result<()> {
+        let open = self.open.as_ref().ok_or_else(|| Error::closed("no volume is open"))?;
+        open.volume.renew_lease()
     }
 
     /// The content of a path.

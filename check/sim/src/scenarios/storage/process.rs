@@ -55,6 +55,8 @@ pub(crate) struct Process {
     pub(crate) waits_for_lease: bool,
     /// Number of the process among those that open the volume.
     pub(crate) number: usize,
+    /// Time at which the next renewal of the lease is due.
+    pub(crate) renewal_ns: u64,
     host: Host,
 }
 
@@ -71,6 +73,7 @@ impl Process {
             is_dead: false,
             waits_for_lease: !settings.takes_over,
             number,
+            renewal_ns: 0,
             host,
         }
     }

@@ -29,6 +29,8 @@ const CALL_MAX: Duration = Duration::from_secs(180);
 /// Violations that a run keeps. The first ones say most.
 const VIOLATIONS_MAX: usize = 8;
 
+/// Time between two renewals of a lease, a quarter of a short one.
+const RENEWAL_PAUSE: Duration = Duration::from_millis(500);
 /// Largest number of appends that an owner makes one after the other.
 const APPENDS_MAX: usize = 300;
 
@@ -45,6 +47,9 @@ pub(super) struct Counts {
     pub(super) reads: u64,
     /// 1 if the repairs of the run gave every recovered log all its copies.
     pub(super) whole_logs: u64,
+    pub(super) renewals: u64,
+    /// Openers that ended because the owner had renewed its lease.
+    pub(super) living_leases: u64,
 }
 
 /// Kinds of events that only some runs have.
@@ -273,6 +278,7 @@ impl Run {
         self.take_operations();
         self.take_take_over();
         self.take_read_files();
+        self.renew_lease();
         self.old.iter().for_each(Process::bury);
         for process in self.old.iter().chain(&self.owner) {
             if let Some(panic) = process.thread.panic_text() {
@@ -306,6 +312,20 @@ impl Run {
         owner.begin(operation, changes, false);
     }
 
+    /// Lets the owner renew its lease, if that is due and the owner has nothing else to do.
+    fn renew_lease(&mut self) {
+        if !self.settings.renews || self.is_peace || self.reading.is_some() {
+            return;
+        }
+        let now_ns = self.cluster.simulation.now_ns();
+        let Some(owner) = self.owner.as_mut().filter(|it| it.running.is_none()) else { return };
+        if now_ns >= owner.renewal_ns {
+            owner.renewal_ns = now_ns + RENEWAL_PAUSE.as_nanos() as u64;
+            self.counts.operations += 1;
+            owner.begin(Operation::RenewLease, Vec::new(), false);
+        }
+    }
+
     /// Begins an operation of a process that lost the volume.
     fn operate_stale(&mut self) {
         let idle = |process: &Process| {
@@ -320,7 +340,10 @@ impl Run {
         let process = &mut self.old[idle[rng.usize(..idle.len())]];
         // An owner that was taken over within its lease may still serve reads.
         let read = if has_waited && rng.bool() { draw_read(rng, &self.model) } else { None };
-        let drawn = read.or_else(|| self.source.draw(rng, &mut self.model, &process.open));
+        let renews = self.settings.renews && rng.u8(..4) == 0;
+        let read_or_renewal = if renews { Some(Operation::RenewLease) } else { read };
+        let drawn =
+            read_or_renewal.or_else(|| self.source.draw(rng, &mut self.model, &process.open));
         let Some(operation) = drawn else { return };
         let note = || format!("{} (stale): {}", process.host().name(), operation.brief());
         self.cluster.simulation.note(note);
@@ -423,6 +446,7 @@ impl Run {
             }
             return;
         }
+        self.counts.renewals += u64::from(matches!(running.operation, Operation::RenewLease));
         if let Operation::Rename { from, .. } = &running.operation {
             self.model.end_move(from);
         }
@@ -456,6 +480,9 @@ impl Run {
                 if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Internal) {
                     self.violation(format!("a take-over failed: {error}"));
                 }
+                let is_kept_away = process.waits_for_lease && error.kind() == ErrorKind::Busy;
+                let is_alive = is_kept_away && error.to_string().contains("whose lease lives");
+                self.counts.living_leases += u64::from(is_alive);
                 // The failed opener may have fenced the owner.
                 self.old.push(process);
                 return;

@@ -19,6 +19,7 @@ fn storage_loses_nothing_and_leaves_nothing_behind() {
     let failed = sum("failed operations");
     assert!(failed * 2 < operations, "{failed} of {operations} operations failed");
     assert!(sum("register operations") > 800, "{}", sum("register operations"));
+    assert!(sum("devices lost") > 0, "{} devices were lost", sum("devices lost"));
     let damaged = sum("damaged files of logs");
     let reported = sum("damaged extents that nodes reported");
     assert!(damaged > 10 && reported > 2, "{damaged} damaged files, {reported} reported extents");

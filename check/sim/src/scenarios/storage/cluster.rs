@@ -42,7 +42,8 @@ const AGAIN_NS: u64 = 5_000_000;
 pub(crate) enum Losses {
     /// The sealed chunks and the logs of one machine are damaged, as by bit rot.
     Damage,
-    /// One machine loses its memory from time to time, and at most once its disk.
+    /// One machine loses its memory or its second device from time to time, and at most once all
+    /// devices.
     OneMachine,
     /// All machines lose their memory, also at the same time.
     Power,
@@ -89,6 +90,8 @@ pub(crate) struct Cluster {
     pub(crate) faults: u64,
     /// Number of files of extents that were damaged.
     pub(crate) rotten_extents: u64,
+    /// Number of second devices that were lost.
+    pub(crate) lost_devices: u64,
     /// Number of damaged extents that the damaged machine reported, before each of its ends and
     /// after each of its starts.
     pub(crate) reported_extents: u64,
@@ -148,6 +151,7 @@ impl Cluster {
             rng,
             faults: 0,
             rotten_extents: 0,
+            lost_devices: 0,
             reported_extents: 0,
             forgetful: vec![false; settings.nodes],
             settings,
@@ -559,7 +563,10 @@ impl Cluster {
             self.has_wiped = true;
             self.end_node(n, NodeEnd::Wipe);
         } else if self.nodes[n].is_up() {
-            self.end_node(n, NodeEnd::PowerLoss);
+            let loses_device = self.settings.node.devices > 1 && self.rng.bool();
+            self.lost_devices += u64::from(loses_device);
+            let how = if loses_device { NodeEnd::LostDevice } else { NodeEnd::PowerLoss };
+            self.end_node(n, how);
         }
         if !self.nodes[n].is_up() && self.rng.bool() {
             self.nodes[n].start();

@@ -204,7 +204,8 @@ struct DbRun {
 fn run(request: &RunRequest) -> RunOutcome {
     let mut rng = shape_of(request);
     let losses = [Losses::Damage, Losses::OneMachine][rng.usize(..2)];
-    let node = NodeSettings { sabotage: node_sabotage(request), device_bytes: DEVICE_BYTES };
+    let (sabotage, device_bytes) = (node_sabotage(request), DEVICE_BYTES);
+    let node = NodeSettings { sabotage, device_bytes, devices: 1 };
     let root_change = RootChangeSabotage::default();
     let (nodes, has_repairs) = (rng.usize(6..=7), false);
     let settings = ClusterSettings { nodes, losses, node, root_change, has_repairs };

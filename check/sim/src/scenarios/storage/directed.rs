@@ -75,7 +75,8 @@ pub(crate) fn scenario() -> Scenario {
 
 /// Runs one seed.
 fn run(request: &RunRequest) -> RunOutcome {
-    let node = NodeSettings { sabotage: node_sabotage(request), device_bytes: DEVICE_BYTES };
+    let (sabotage, device_bytes) = (node_sabotage(request), DEVICE_BYTES);
+    let node = NodeSettings { sabotage, device_bytes, devices: 1 };
     let root_change = RootChangeSabotage { no_copy: request.leaves_out("root-copy") };
     let (losses, has_repairs) = (Losses::Power, false);
     let settings = ClusterSettings { nodes: NODES, losses, node, root_change, has_repairs };

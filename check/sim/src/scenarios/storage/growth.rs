@@ -111,7 +111,8 @@ struct Progress {
 /// the cluster was not founded.
 pub fn growth(nodes: usize, clients: usize) -> Result<GrowthRow, String> {
     let request = RunRequest::new(nodes as u64);
-    let node = NodeSettings { sabotage: Sabotage::default(), device_bytes: DEVICE_BYTES };
+    let (sabotage, device_bytes) = (Sabotage::default(), DEVICE_BYTES);
+    let node = NodeSettings { sabotage, device_bytes, devices: 1 };
     let root_change = RootChangeSabotage::default();
     let (losses, has_repairs) = (Losses::Power, false);
     let settings = ClusterSettings { nodes, losses, node, root_change, has_repairs };

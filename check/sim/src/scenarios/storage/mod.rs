@@ -162,7 +162,6 @@ fn run(request: &RunRequest) -> RunOutcome {
     let losses = [Losses::Damage, Losses::OneMachine, Losses::Power][rng.usize(..3)];
     let has_full_disks = losses == Losses::Damage && rng.u8(..8) == 0;
     let device_bytes = if has_full_disks { SMALL_DEVICE_BYTES } else { DEVICE_BYTES };
-    let node = NodeSettings { sabotage: node_sabotage(request), device_bytes };
     let root_change = RootChangeSabotage { no_copy: request.leaves_out("root-copy") };
     let nodes = rng.usize(6..=8);
     let large_blobs_max = match rng.u8(..8) {
@@ -181,6 +180,8 @@ fn run(request: &RunRequest) -> RunOutcome {
     // Full nodes take no copies. Without repairs, a copy that a writer left out stays missing.
     let has_repairs = !has_full_disks && rng.bool();
     settings.renews = settings.lease < LEASE_LONG && rng.bool();
+    let devices = if !has_full_disks && rng.bool() { 2 } else { 1 };
+    let node = NodeSettings { sabotage: node_sabotage(request), device_bytes, devices };
     let shape = ClusterSettings { nodes, losses, node, root_change, has_repairs };
     let cluster = Cluster::new(request, shape);
     outcome_of(Run::new(cluster, settings, source, options), Run::trouble)
@@ -208,6 +209,7 @@ fn outcome_of(mut run: Run, trouble: impl FnOnce(&mut Run)) -> RunOutcome {
             ("register operations", run.registers.operations()),
             ("calls for shared blobs", run.sharing.calls()),
             ("faults", run.cluster.faults),
+            ("devices lost", run.cluster.lost_devices),
             ("damaged files of logs", run.cluster.rotten_extents),
             ("damaged extents that nodes reported", run.cluster.reported_extents),
             ("chunks repaired", repaired.chunks),

@@ -33,12 +33,12 @@ use archipelago_store::nodes::wire::{StorageReport, StoreMessage, envelope};
 
 use super::manager::MANAGER;
 
-/// Directory of the device of every node.
-const DEVICE: &str = "/device";
-/// Directory of the sealed chunks of a node.
-const CHUNKS: &str = "/device/chunks";
-/// Directory of the files of extents of a node.
-const LOGS: &str = "/device/logs";
+/// Directories of the devices of a node. The first one also has the node's metadata.
+const DEVICES: [&str; 2] = ["/device", "/device2"];
+/// Name of the directory of sealed chunks on a device.
+const CHUNKS: &str = "chunks";
+/// Name of the directory of the files of extents on a device.
+const LOGS: &str = "logs";
 /// Positions of the version in the header of a file of an extent.
 const EXTENT_VERSION: Range<usize> = 8..12;
 /// Bytes of the header of a file of an extent.
@@ -97,7 +97,9 @@ pub(crate) enum NodeEnd {
     Kill,
     /// The machine loses its power, and with it a share of the unsynced bytes.
     PowerLoss,
-    /// The disk is replaced by an empty one.
+    /// The second device is replaced by an empty one.
+    LostDevice,
+    /// All devices are replaced by empty ones.
     Wipe,
 }
 
@@ -106,8 +108,10 @@ pub(crate) enum NodeEnd {
 pub(crate) struct NodeSettings {
     /// Steps that the node leaves out.
     pub(crate) sabotage: Sabotage,
-    /// Bytes that the node may use.
+    /// Bytes that the node may use on each device.
     pub(crate) device_bytes: u64,
+    /// Number of devices, 1 or 2.
+    pub(crate) devices: usize,
 }
 
 /// Time that a node takes for each request, and the end of its present work.
@@ -226,7 +230,7 @@ impl NodePlace {
             ..NodeOptions::default()
         };
         let fs: Arc<dyn FileSystem> = Arc::new(self.machine.clone());
-        let opened = StorageNode::open(fs, &[PathBuf::from(DEVICE)], options);
+        let opened = StorageNode::open(fs, &self.devices(), options);
         let node = opened.unwrap_or_else(|error| panic!("node {} does not open: {error}", self.n));
         let address = NodeAddress {
             node: NodeId(self.n as u64 + 1),
@@ -250,6 +254,17 @@ impl NodePlace {
         let work = beat(self.host.clone(), reach, Arc::clone(&beats));
         let _ends_with_the_host = self.host.spawn("beats", work);
         self.running = Some(RunningNode { node, beats, _listener: listener });
+    }
+
+    /// Directories of the devices.
+    fn devices(&self) -> Vec<PathBuf> {
+        DEVICES[..self.settings.devices].iter().map(PathBuf::from).collect()
+    }
+
+    /// The files in the directories `name` of all devices.
+    fn files_in(&self, name: &str) -> Vec<PathBuf> {
+        let devices = self.devices().into_iter();
+        devices.flat_map(|device| files_below(&self.machine.disk, &device.join(name))).collect()
     }
 
     /// The executor of the manager's orders on this node.
@@ -287,6 +302,11 @@ impl NodePlace {
             NodeEnd::PowerLoss => {
                 Machine { disk: disk.crash_clone(seed), boot: boot.wrapping_add(1) }
             }
+            NodeEnd::LostDevice => {
+                let disk = disk.kill_clone();
+                empty_device(&disk, Path::new(DEVICES[1])).expect("a disk in memory");
+                Machine { disk, boot: *boot }
+            }
             NodeEnd::Wipe => Machine { disk: MemFs::new(), boot: seed },
         };
     }
@@ -321,9 +341,8 @@ impl NodePlace {
     /// the byte of a chunk by its length. Returns the number of damaged chunks.
     pub(crate) fn rot_chunks(&self, draw: &mut dyn FnMut(usize) -> usize) -> u64 {
         assert!(self.running.is_none(), "node {} runs", self.n);
-        let files = files_below(&self.machine.disk, Path::new(CHUNKS));
         let mut damaged = 0;
-        for path in files {
+        for path in self.files_in(CHUNKS) {
             let context = IoContext::new(FileClass::Sst, IoPurpose::Maintenance);
             let mut bytes = read(&self.machine.disk, &path, context).expect("a file in memory");
             if bytes.is_empty() {
@@ -341,7 +360,7 @@ impl NodePlace {
     /// `draw` returns a number below its argument. Returns the number of damaged files.
     pub(crate) fn rot_extents(&self, draw: &mut dyn FnMut(usize) -> usize) -> u64 {
         let mut damaged = 0;
-        for path in files_below(&self.machine.disk, Path::new(LOGS)) {
+        for path in self.files_in(LOGS) {
             let context = IoContext::new(FileClass::Wal, IoPurpose::Maintenance);
             let mut bytes = read(&self.machine.disk, &path, context).expect("a file in memory");
             if bytes.is_empty() || draw(2) == 0 {
@@ -386,6 +405,21 @@ fn rewrite(disk: &MemFs, path: &Path, bytes: &[u8], context: IoContext) -> Resul
     let mut file = disk.create(path, context, CreateOptions::default())?;
     file.append(bytes)?;
     file.sync()
+}
+
+/// Removes a device with all its files durably, so that no power loss brings some of them back.
+fn empty_device(disk: &MemFs, device: &Path) -> Result<()> {
+    sync_tree(disk, device)?;
+    disk.remove_dir_all(device)?;
+    disk.sync_dir(Path::new("/"))
+}
+
+/// Makes all names below `dir` durable.
+fn sync_tree(disk: &MemFs, dir: &Path) -> Result<()> {
+    for entry in disk.list(dir)?.into_iter().filter(|entry| entry.is_dir) {
+        sync_tree(disk, &dir.join(entry.name))?;
+    }
+    disk.sync_dir(dir)
 }
 
 /// All files below `dir`, sorted.

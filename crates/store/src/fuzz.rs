@@ -1,12 +1,11 @@
 //! Entry points for fuzz targets, and for the tests that replay their corpora: decoders of bytes
-//! that anyone may have written. The inputs are generations of a namespace, values of volumes in
-//! the register, messages and stored values of storage nodes, and headers of groups in striped
-//! logs.
+//! from an unknown writer. The inputs are generations of a namespace, values of volumes in the
+//! register, messages and stored values of storage nodes, and headers of groups in striped logs.
 //!
-//! A function returns for every input. It panics if a decoder would have misled the owner of the
-//! volume. Checksums guard these formats, and hardly any input passes them. So each function
-//! decodes the input as it is, and once more with correct checksums, as a mistake of the writer
-//! would produce it.
+//! A function returns for every input. It panics if a decoder would have given the owner of the
+//! volume a wrong result. Checksums guard these formats, and hardly any random input passes them.
+//! So each function decodes the input twice: unchanged, and with correct checksums, as a faulty
+//! writer would produce it.
 //!
 //! This module exists only in tests and with the feature `fuzzing`.
 

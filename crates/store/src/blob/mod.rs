@@ -7,7 +7,7 @@
 //!
 //! A blob belongs to a set of volumes: the one that wrote it, and those that
 //! [`retain`](BlobStore::retain)ed it (a checkpoint does). The pool deletes a blob when the set is
-//! empty. It keeps a set and not a counter, so that a repeated call changes nothing.
+//! empty. The pool keeps a set instead of a counter, so that a repeated call changes nothing.
 //!
 //! Invariants that every backend keeps:
 //! 1. A blob whose seal returned never changes, and is readable after every loss that its
@@ -100,8 +100,8 @@ pub trait BlobStore: Send + Sync + fmt::Debug + 'static {
     }
     /// Takes `volume` out of the set of a blob, sealed or not. The pool deletes the blob when its
     /// set is empty. A blob that does not exist is no error. Afterwards, no request of the same
-    /// epoch begins the blob. Such a request may come from a process to which the owner granted the
-    /// identity, and which does not know yet that it was given up.
+    /// epoch begins the blob. An executor to which the owner granted the identity may send such a
+    /// request, because it does not know yet that the owner gave the blob up.
     fn release(&self, id: BlobId, volume: VolumeId, epoch: Epoch) -> Result<()>;
     /// Releases several blobs as [`Self::release`] does, which a backend with a network does in one
     /// request per node. After an error, some of them may be released. The default releases one

@@ -8,7 +8,8 @@
 //! 2. For each table, add the target to the set of volumes that retain the blob. The files in this
 //!    volume are held meanwhile, so the blobs exist.
 //! 3. Name the blobs in the target, and write the other files.
-//! 4. Say in the register that the target is whole. Until then no process can open it to use it.
+//! 4. Record in the register that the target is complete. Until then no process can open the target
+//!    to use it.
 //!
 //! Invariants:
 //! 1. A blob is named in the target only when every holder that is not lost retains it for the
@@ -72,7 +73,7 @@ pub(super) fn copy_dir(from: &StoreFs, dir: &Path, target: &CopyTarget) -> Resul
         ))
     })?;
     if let Err(error) = closed {
-        // The copy is whole, and the lease ends by itself.
+        // The copy is complete, and the lease ends by itself.
         tracing::warn!(%error, volume = target.name, "the lease of a copy was not given up");
     }
     Ok(())

@@ -19,7 +19,7 @@ pub(super) fn named(error: &Error, doing: impl fmt::Display, path: &Path) -> Err
     error.context_at(format_args!("cannot {doing} {}", path.display()))
 }
 
-/// The error of a path that is no file.
+/// The error for a path that does not name a file.
 pub(super) fn missing(doing: &str, path: &Path, is_dir: bool) -> Error {
     let kind = if is_dir { io::ErrorKind::IsADirectory } else { io::ErrorKind::NotFound };
     refused(doing, path, kind)

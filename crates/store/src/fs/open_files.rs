@@ -127,8 +127,9 @@ impl OpenFiles {
         Ok(moment)
     }
 
-    /// Submits `records`, which give `path` to a new file. A table that was created there before
-    /// and has no name yet never gets it. A table that is created there afterwards gets its name.
+    /// Submits `records`, which give `path` to a new file. A table that was created at `path`
+    /// earlier, and has no name yet, never gets the name. A table that is created at `path`
+    /// afterwards gets it.
     pub(super) fn create(&self, records: &[Record], doing: &str, path: &Path) -> Result<Moment> {
         let mut unnamed = self.unnamed.lock();
         let moment = self.volume.commit(records).map_err(|error| named(&error, doing, path))?;
@@ -317,8 +318,9 @@ impl OpenFiles {
         self.logs.lock().insert(log.key(), entry);
     }
 
-    /// Takes over the writer of a log whose file's writer is dropped. The log is ended later, by
-    /// [`OpenFiles::end_logs`] or when many wait, unless it is removed before.
+    /// Takes over the writer of a log whose file's writer is dropped. [`OpenFiles::end_logs`] ends
+    /// the log later, or this method does when many such logs wait. A log that is removed before is
+    /// not ended.
     pub(super) fn retire_log(&self, log: &WrittenLog, writer: Box<dyn LogWriter>) {
         if let Some(entry) = self.logs.lock().get_mut(&log.key()) {
             entry.idle = Some(writer);
@@ -326,7 +328,7 @@ impl OpenFiles {
         self.forget_nameless();
         while let Some(ended) = self.take_idle(IDLE_LOGS_MAX) {
             if let Err(error) = self.end_log(ended) {
-                // The next owner recovers the log, as that of a process that was killed.
+                // The next owner recovers the log, as if this process had been killed.
                 tracing::warn!(%error, "a log of the volume could not be ended");
             }
         }
@@ -395,8 +397,8 @@ impl OpenFiles {
         len.ok_or_else(|| missing(doing, path, false))
     }
 
-    /// Length of the file `key`, whose log has not ended: that of its acknowledged bytes. `None` if
-    /// the file was removed meanwhile.
+    /// Number of acknowledged bytes of the file `key`, whose log has not ended. `None` if the file
+    /// was removed meanwhile.
     pub(super) fn log_len(&self, key: FileKey, path: &Path) -> Result<Option<u64>> {
         let written = self.logs.lock().get(&key).map(|entry| entry.log.acknowledged_len());
         if written.is_some() {

@@ -159,8 +159,8 @@ impl SegmentSender {
         let is_done = self.log.acknowledged() >= end;
         let waited = match if is_done { Ok(()) } else { self.release(end) } {
             Ok(()) => self.log.wait_acknowledged(end),
-            // Another thread may have found these bytes acknowledged, and a third one an error
-            // behind them.
+            // Another thread may have found these bytes acknowledged, while a third thread found an
+            // error of later bytes.
             Err(error) => self.log.decide(end, Err(error)),
         };
         waited.map_err(|error| self.fail(&mut self.state.lock(), &error))

@@ -197,7 +197,8 @@ mod tests {
         let mut end = AcknowledgedEnd::default();
         assert!(end.judge(300, Ok(())).is_ok());
         assert!(end.judge(400, Err(lost())).is_err());
-        // The writer of earlier bytes asks late, and the pool's error is sticky.
+        // A waiter for earlier bytes asks after the error. It gets the sticky error of the pool,
+        // although its bytes were acknowledged before.
         assert!(end.judge(200, Err(lost())).is_ok());
         assert_eq!(end.bytes, 300);
     }
@@ -206,7 +207,8 @@ mod tests {
     fn acknowledged_end_does_not_grow_after_an_error() {
         let mut end = AcknowledgedEnd::default();
         assert!(end.judge(200, Err(lost())).is_err());
-        // The pool's answer about earlier bytes is late: the next segment names the end already.
+        // The pool confirms earlier bytes too late. The header of the next segment names the
+        // decided end already, so the end must not grow.
         assert!(end.judge(100, Ok(())).is_err());
         assert_eq!(end.bytes, 0);
     }

@@ -1,8 +1,8 @@
 //! Logs of a storage pool: files that grow at their end and have one writer.
 //!
-//! A log is a sequence of bytes. The backend decides where they lie, and describes that in a
-//! [`Layout`], such as extents on nodes, or one object. The owner keeps the newest layout durably
-//! ([`LayoutKeeper`]), because a reader finds the bytes by it alone.
+//! A log is a sequence of bytes. The backend chooses the location of the bytes, such as extents on
+//! nodes, or one object. It describes the location in a [`Layout`]. The owner keeps the newest
+//! layout durably ([`LayoutKeeper`]), because a reader finds the bytes by the layout alone.
 //!
 //! An append has two halves. [`LogWriter::submit`] fixes its offset and returns without waiting for
 //! the network, so a caller may hold a lock. [`LogPosition::wait`] waits, without that lock, until
@@ -19,9 +19,9 @@
 //!    own, outside its tasks, and never from [`LogWriter::submit`]. So a keeper may append to
 //!    another log and wait for it.
 //! 6. A backend never gives up a log by itself.
-//! 7. A recovery that may miss acknowledged bytes has this fact kept before it changes anything by
-//!    which a later recovery would see the same ([`LossKeeper`]). So the fact survives an owner
-//!    that dies at any point of the recovery.
+//! 7. If a recovery may miss acknowledged bytes, the [`LossKeeper`] keeps this fact first. Only
+//!    then does the recovery change the state from which a later recovery would conclude the loss.
+//!    So the fact survives if the owner dies at any point of the recovery.
 //!
 //! Thread-safety: any thread may call a store or a position. A writer has one owner.
 //! Failure: after an error the writer takes no more appends, and the errors of later calls name the

@@ -9,8 +9,8 @@
 //! 2. A log that has ended takes no more bytes, and all of its bytes are synced.
 //! 3. A new extent begins at the acknowledged end. Bytes of the previous extent behind this end are
 //!    sent again.
-//! 4. The end of a log forgets that bytes may be missing, as the seals of storage nodes do. So only
-//!    the recovery that ends it tells of the loss.
+//! 4. When a log ends, the pool forgets that bytes may be missing, as a storage node does with a
+//!    seal. So only the recovery that ends the log reports the loss.
 //!
 //! Thread-safety: as for the pool. Failure: as the script and the trait say.
 
@@ -78,14 +78,15 @@ impl StoredLog {
         self.begun
     }
 
-    /// The log after a kill of its writer: of the bytes that were not acknowledged, a prefix.
+    /// The log after a kill of its writer. It keeps a prefix of the bytes that were not
+    /// acknowledged.
     pub(super) fn after_kill(&self, rng: &mut Rng) -> Self {
         let mut log = self.clone();
         log.bytes.truncate(between(self.acknowledged, self.bytes.len(), rng));
         log
     }
 
-    /// The log after power loss of all nodes: of the bytes that were not synced, a prefix.
+    /// The log after power loss of all nodes. It keeps a prefix of the bytes that were not synced.
     pub(super) fn after_power_loss(&self, rng: &mut Rng) -> Self {
         let mut log = self.clone();
         log.bytes.truncate(between(self.synced, self.bytes.len(), rng));
@@ -116,7 +117,7 @@ impl StoredLog {
         ExtentMap { starts: self.starts.clone(), end: None }
     }
 
-    /// The end of the bytes whose place `map` has.
+    /// End of the bytes that lie in the extents of `map`.
     fn visible(&self, map: &ExtentMap) -> usize {
         let next = self.starts.get(map.starts.len());
         next.map_or(self.bytes.len(), |start| (*start as usize).min(self.bytes.len()))
@@ -151,8 +152,9 @@ impl StoredLog {
     }
 }
 
-/// Chooses an end between `least` bytes, which are there, and `most`, which are all. Each of the
-/// two bounds is as likely as any end between them, because the bounds are the interesting ones.
+/// Chooses a number of bytes from `least`, which survive for certain, to `most`, which are all
+/// bytes. A third of the choices takes the lower bound, a third the upper bound, and a third any
+/// value of the range, because the bounds find most faults.
 fn between(least: usize, most: usize, rng: &mut Rng) -> usize {
     match rng.u8(..3) {
         0 => least,

@@ -76,10 +76,10 @@ struct PoolShared {
 /// Everything that the nodes of the pool know.
 struct PoolState {
     blobs: BTreeMap<BlobId, StoredBlob>,
-    /// Identities of all blobs that ever were, because none may be used twice.
+    /// Identities of all blobs that ever existed, because no identity may be used twice.
     blobs_used: HashSet<BlobId>,
     logs: BTreeMap<LogId, StoredLog>,
-    /// Logs that were removed, and the epochs under which they were.
+    /// Logs that were removed, each with the epoch of its removal.
     logs_removed: HashMap<LogId, Epoch>,
     register: BTreeMap<String, StoredValue>,
     /// Newest epoch of each volume that any call has carried.
@@ -107,7 +107,7 @@ pub struct PoolBlob {
 impl fmt::Debug for MemoryPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = f.debug_struct("MemoryPool");
-        // The thread that formats may hold the lock.
+        // The thread that formats the pool may hold the lock already, so this does not wait for it.
         if let Some(pool) = self.shared.pool.try_lock() {
             text.field("blobs", &pool.blobs.len()).field("logs", &pool.logs.len());
         }

@@ -1,5 +1,5 @@
-//! The register: small values with compare-and-swap. By it the processes of a cluster agree which
-//! of them owns a volume.
+//! The register: small values with compare-and-swap. The processes of a cluster use it to agree
+//! which of them owns a volume.
 //!
 //! Invariants that every backend keeps:
 //! 1. Reads and swaps of a name are linearizable.

@@ -318,7 +318,7 @@ fn recoveries_agree(bench: &mut Bench<'_>) {
 fn older_epoch_is_fenced(bench: &mut Bench<'_>) {
     let (id, mut writer) = bench.begin(5);
     bench.append(&mut *writer, b"kept").unwrap();
-    // This tells the whole pool, as an owner does when it opens the volume.
+    // This announces the epoch to the whole pool, as an owner does when it opens the volume.
     bench.logs.release_strays(bench.volume, Epoch(5), &|_| true).unwrap();
     assert_fails(bench.try_recover(id, 4), ErrorKind::Fenced, "a recovery under an old epoch");
     bench.append(&mut *writer, b", also").unwrap();

@@ -1,6 +1,6 @@
 //! Removing a volume with all its objects.
 //!
-//! 1. Become the owner as an opener does, and say in the same swap that the volume is being
+//! 1. Become the owner as an opener does, and record in the same swap that the volume is being
 //!    removed. No process opens it to use it from then on.
 //! 2. Give up all blobs and logs of the volume on all nodes. Older owners are fenced. A blob that
 //!    another volume retains stays there.
@@ -11,11 +11,10 @@
 //!    of the volume any more. After that, nothing would find the rest.
 //! 2. Each step may be repeated, also by another process.
 //!
-//! Thread-safety: the function shares nothing.
-//! Failure: an interrupted removal is completed by the next one. Until then the volume can be
-//! listed and not be opened. A node that an operator has given up, and that returns, keeps its
-//! part.
-//! Cost: two swaps of the register, a list from each node, and a request per 4,096 blobs.
+//! Thread-safety: the function shares nothing. Failure: an interrupted removal is completed by the
+//! next one. Until then the volume can be listed, but it cannot be opened. A node that an operator
+//! has given up, and that returns, keeps its part. Cost: two swaps of the register, a list from
+//! each node, and a request per 4,096 blobs.
 
 use std::sync::Arc;
 

@@ -1,8 +1,9 @@
 //! The layouts of logs for which no thread waits.
 //!
 //! A pool moves an open log to other nodes when a node drains or is lost, or when a domain returns.
-//! The new layout has an effect when it is kept. A thread that waits for the log keeps it, and an
-//! idle log has none. A thread of the owner therefore keeps such layouts.
+//! The new layout has an effect only after it is kept. For a log in use, a thread that waits for
+//! the log keeps the layout. For an idle log no thread waits, so a thread of the owner keeps its
+//! layouts.
 //!
 //! Thread-safety: any number of threads may keep layouts.
 //! Failure: a layout that cannot be kept is tried again by the next iteration.

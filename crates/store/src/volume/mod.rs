@@ -220,8 +220,8 @@ impl Volume {
         take_over::open(stores, name, &step(3), Opening::Fill)
     }
 
-    /// Says durably that a volume which was opened to be filled has all its files. Errors: those of
-    /// the register; `Fenced`.
+    /// Records durably that a volume which was opened to be filled has all its files. Errors: those
+    /// of the register; `Fenced`.
     pub(crate) fn complete(&self) -> Result<()> {
         self.wait(self.moment())?;
         self.registration.complete()
@@ -315,9 +315,9 @@ impl Volume {
         core.commit(records)
     }
 
-    /// As [`Volume::commit`], with the records that `decide` derives from the state. No other
-    /// commit happens in between, so a record that depends on a look at the state belongs here.
-    /// `decide` calls neither the volume nor a store. Without records, nothing is submitted.
+    /// Commits the records that `decide` derives from the state, as [`Volume::commit`] does. No
+    /// other commit happens in between, so this method serves every record that depends on the
+    /// state. `decide` calls neither the volume nor a store. Without records, nothing is submitted.
     pub(crate) fn commit_decided(
         &self,
         decide: impl FnOnce(&NamespaceState) -> Result<Vec<Record>>,
@@ -331,8 +331,8 @@ impl Volume {
         self.observe(self.commit_locked(&mut core, &records))
     }
 
-    /// [`Volume::commit`] of one record with the new file at `path`. `None`, and no change, if a
-    /// file has that name.
+    /// Commits one record with the new file at `path`, as [`Volume::commit`] does. Returns `None`
+    /// and changes nothing if a file has that name.
     pub(crate) fn commit_new(&self, path: &Path, record: Record) -> Result<Option<Moment>> {
         self.check_open()?;
         let mut core = self.core.lock();
@@ -534,7 +534,8 @@ impl Volume {
             };
         }
         self.closing_ns.get_or_init(|| self.clock.now_ns());
-        // These threads may wait for a node, so the lease is renewed until they have ended.
+        // The threads that are stopped here may wait for a node, so the lease is renewed until they
+        // have ended.
         let threads = self.strays.get().into_iter().chain(self.layouts.get());
         threads.for_each(VolumeThread::stop);
         self.lease.stop();

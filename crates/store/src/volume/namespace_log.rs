@@ -13,8 +13,8 @@
 //!
 //! Invariants:
 //! 1. No commit of a log is acknowledged before the register names the log.
-//! 2. A log takes no commits after it failed, nor after step 4 failed: the register may name it or
-//!    not. Its commits are in the snapshot of the next generation.
+//! 2. A log takes no commits after it failed. It takes none after step 4 failed either, because the
+//!    register may or may not name it. Its commits are in the snapshot of the next generation.
 //! 3. At most one thread begins a generation. The others wait for it and get its error.
 //! 4. A commit of an old log is acknowledged by that log, or by the step 5 of a later one. Both
 //!    have it, whichever the register names.
@@ -105,7 +105,7 @@ pub(super) struct NamespaceCore {
 enum WaitStep {
     /// Everything before the position is durable.
     Done,
-    /// Wait at this position of the log of the moment's generation.
+    /// Wait at this position, in the log of the position's generation.
     Log(Arc<dyn LogPosition>),
     /// Begin a generation. The thread is noted as the one that begins it.
     Begin,
@@ -160,8 +160,8 @@ impl NamespaceCore {
         let records = self.pending.prepare(&self.state, records)?;
         let mut frame = std::mem::take(&mut self.frame);
         frame.clear();
-        // Without a log the frame is encoded all the same, because a snapshot must not meet a
-        // record that is too long.
+        // The frame is encoded even if there is no log. The encoding refuses a record that is too
+        // long, which the next snapshot could not contain.
         let nowhere = CommitPlace { log: LogId::default(), offset: 0, acknowledged: 0 };
         let place = self.open_log().map_or(nowhere, |log| log.place());
         let encoded = encode_commit(place, &records, &mut frame);
@@ -174,7 +174,7 @@ impl NamespaceCore {
         let gone = committed?;
         if let Err(error) = submitted {
             self.fail_log(&error);
-            // The commit is applied, and a fenced owner never gets to record it.
+            // The commit is applied in memory, and a fenced owner never records it.
             if error.kind() == ErrorKind::Fenced {
                 return Err(error);
             }
@@ -205,7 +205,8 @@ impl NamespaceCore {
             Err(error) if self.log.as_ref().is_some_and(|log| log.number == number) => {
                 self.fail_log(error);
             }
-            // The log of an older generation may fail: a newer one has its commits.
+            // The failure of an older generation's log does not matter, because a newer generation
+            // has its commits.
             Err(_) => {
                 let is_failed = |previous: &mut (u64, _)| previous.0 == number;
                 let _failed = self.log.as_mut().and_then(|log| log.previous.take_if(is_failed));
@@ -302,7 +303,7 @@ impl Volume {
         core.attempt.is_running = false;
         core.attempt.ended += 1;
         core.attempt.error = begun.as_ref().err().cloned();
-        // The register may name this log or not, so it must not acknowledge anything.
+        // The register may or may not name this log, so the log must not acknowledge anything.
         if let (Err(error), Some(LogStanding::Beginning)) =
             (&begun, core.log.as_ref().map(|log| log.standing))
         {

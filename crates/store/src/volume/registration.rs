@@ -4,13 +4,13 @@
 //! One [`Registration`] belongs to one opening. Every change is a compare-and-swap against the
 //! version that the owner knows. A swap whose answer was lost may have happened or not, so the
 //! owner repeats it. If the repeated swap loses, it shows the present value. The random number of
-//! the opening in that value says whose it is. Each swap that succeeds renews the lease.
+//! the opening in that value says which opening wrote it. Each swap that succeeds renews the lease.
 //!
 //! Invariants:
 //! 1. Nothing of this opening changes the value after another opening has.
 //! 2. The lease is counted from the sending of a swap that was answered as done.
-//! 3. A log of the namespace is given up only when a swap that succeeded names a later one. An
-//!    unanswered swap may name the earlier one still.
+//! 3. A log of the namespace is given up only when a swap that succeeded names a later one. Until
+//!    then, an unanswered swap may still name the earlier log.
 //! 4. The boot id of the volume is the random number of the last opening that found a loss, or that
 //!    of the creation. So an opening changes it at most once.
 //!
@@ -280,7 +280,7 @@ impl Registration {
         })
     }
 
-    /// Says durably that the volume has all its files and may be used. Errors: those of the
+    /// Records durably that the volume has all its files and may be used. Errors: those of the
     /// register; `Fenced`.
     pub(super) fn complete(&self) -> Result<()> {
         self.change(&mut self.root.lock(), &|record| record.stage = VolumeStage::Whole)
@@ -305,7 +305,7 @@ impl Registration {
                     self.end.end(&Error::closed(text));
                     return Ok(());
                 }
-                // A renewal of this opening has happened, whose answer was lost.
+                // A renewal of this opening was executed, and its answer was lost.
                 Ok(Swap::Lost(found)) => {
                     self.end.observe(self.adopt(&mut root, found.as_ref()))?;
                     failed = None;
@@ -351,7 +351,7 @@ impl Registration {
                     *root = RootValue { version, record: wanted };
                     return Ok(());
                 }
-                // An earlier swap of this opening has happened, whose answer was lost.
+                // An earlier swap of this opening was executed, and its answer was lost.
                 Ok(Swap::Lost(found)) => {
                     self.end.observe(self.adopt(root, found.as_ref()))?;
                     failed = None;
@@ -386,8 +386,8 @@ impl Registration {
     }
 }
 
-/// The fact of a loss is another boot id of the volume. It stays until the engine has seen it,
-/// whatever happens to this opening.
+/// Records the fact of a loss as another boot id of the volume. The new boot id stays until the
+/// engine has seen it, even if this opening fails.
 impl LossKeeper for Registration {
     fn keep_loss(&self) -> Result<()> {
         let mut root = self.root.lock();

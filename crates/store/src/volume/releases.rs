@@ -5,8 +5,8 @@
 //! delays a release by seconds, and must not delay a reader that ends or a file that is synced.
 //! Without that thread, before it has begun and in a simulation, the calls release by themselves.
 //!
-//! The list of what waits is bounded. What exceeds it is found by the next release of strays, which
-//! is then due as well.
+//! The list of what waits is bounded. The next release of strays finds the objects beyond the
+//! limit, and is then due as well.
 //!
 //! Thread-safety: the volume's lock guards the list; the pool is called without the lock.
 //! Failure: a refused release stays in the list and is repeated. If the process ends before that,
@@ -34,7 +34,7 @@ const ANY_MOMENT: Moment = Moment { generation: u64::MAX, offset: u64::MAX };
 const CLOSE_RELEASES_MAX: Duration = Duration::from_secs(1);
 
 /// Keeps the bytes of a file while it exists, also when the file has no name any more. The drop may
-/// have them released.
+/// start the release of these bytes.
 #[derive(Debug)]
 pub(crate) struct Hold {
     volume: Arc<Volume>,
@@ -79,7 +79,8 @@ impl Volume {
         }
     }
 
-    /// Position before which a record that took a name lets its object be released.
+    /// Position through which records are durable. An object may be released if the record that
+    /// took its name is before it.
     fn released_through(&self, core: &NamespaceCore) -> Moment {
         if self.sabotage.early_release() { ANY_MOMENT } else { core.durable }
     }

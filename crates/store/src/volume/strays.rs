@@ -4,9 +4,9 @@
 //! for a node.
 //!
 //! *Strays* are objects of the volume that it neither names nor keeps pending. The opening of a
-//! volume releases strays. Later ones come from nodes that did not answer a release, from releases
-//! that exceeded the list, and from processes of older epochs whose requests arrived late. The
-//! thread releases those after each [`VolumeOptions::strays_every`].
+//! volume releases strays. Later strays have three origins: nodes that did not answer a release,
+//! releases that exceeded the list, and late requests of processes with older epochs. The thread
+//! releases those after each [`VolumeOptions::strays_every`].
 //!
 //! Thread-safety: any number of threads may release objects and strays.
 //! Failure: a release that failed is repeated after a while.
@@ -84,7 +84,7 @@ fn release(signal: &StopSignal, volume: &Weak<Volume>, every: Duration) {
         let until = |at_ns: u64| Duration::from_nanos(at_ns.saturating_sub(now_ns));
         pause = strays_ns.map_or(Duration::ZERO, until);
         if let Some(at_ns) = repeated_ns {
-            // A release that another object holds up must not keep the thread busy.
+            // A release that cannot run yet must not keep the thread busy.
             pause = pause.min(until(at_ns).max(RETRY));
         }
     }

@@ -83,7 +83,7 @@ impl Opening {
         }
     }
 
-    /// Refuses a volume that is not good for the purpose.
+    /// Refuses a volume whose stage does not permit the purpose.
     fn check(self, name: &str, stage: VolumeStage) -> Result<()> {
         let is_good = match self {
             Self::Use | Self::Fill => stage == self.stage(),
@@ -155,7 +155,7 @@ pub(super) fn open(
     let mut rng = options.rng();
     let registration = claim(stores, name, options, (unique_id(&mut rng), opening))?;
     start(stores, &registration, options, rng).map_err(|error| {
-        // The swap also finds out whether another opener is the cause of the error.
+        // The swap also shows whether another opener caused the error.
         let lost = registration.give_up(None).err();
         lost.filter(|lost| lost.kind() == ErrorKind::Fenced)
             .unwrap_or_else(|| error.context_at(format!("volume {name} was not opened")))
@@ -394,8 +394,8 @@ impl<'a> OpenLog<'a> {
     }
 }
 
-/// Keeps the loss of a recovered log. The pool has done so before it ended the log, except if an
-/// opener with an older version of the program has.
+/// Keeps the loss of a recovered log. The pool kept the loss before it ended the log, unless an
+/// older version of the program recovered the log.
 fn keep_loss(registration: &Registration, recovered: &RecoveredLog) -> Result<()> {
     if recovered.may_miss_unsynced { registration.keep_loss() } else { Ok(()) }
 }

@@ -144,8 +144,9 @@ fn file_with_two_names_is_copied_once() {
 fn failed_copy_cannot_be_opened_and_is_repeated() {
     let mut failures = 0;
     for call in PoolCall::ALL {
-        // One fault may be passed by: a wait for a log that fails begins a new generation of the
-        // namespace, and a change of the register is repeated. An outage may not.
+        // A copy may succeed despite one fault. If a wait for a log fails, the volume begins a new
+        // generation of the namespace. It also repeats a failed change of the register. A longer
+        // outage makes the copy fail.
         for (calls, fault) in [
             (1..=1, Fault::Refuse),
             (2..=2, Fault::LoseAnswer),

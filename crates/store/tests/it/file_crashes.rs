@@ -30,7 +30,7 @@ struct KnownFile {
 /// The file of each name.
 type Names = BTreeMap<u8, usize>;
 
-/// What a call has reported about the bytes so far.
+/// The strongest durability that a call has reported for the bytes so far.
 #[derive(PartialEq)]
 enum Reported {
     Nothing,

@@ -71,7 +71,8 @@ impl GrantedFs {
             let (class, blob) = sealed.clone()?;
             Some(WrittenFile { name: name.clone(), class, blob })
         });
-        // A grant has fewer identities than a message has bytes.
+        // The cast loses nothing: a message carries the grant, so the number of its identities fits
+        // into 32 bits.
         WrittenBlobs { begun: created.begun as u32, files: sealed.collect() }
     }
 

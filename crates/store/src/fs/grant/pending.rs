@@ -1,20 +1,20 @@
 //! Outputs of an offloaded job, as the owner of the volume tracks them.
 //!
 //! [`StoreFs::grant`] makes identities of blobs pending, and a [`PendingOutputs`] keeps them
-//! pending. It ends in one of three ways: the outputs are named, no other process gets the grant,
-//! or the attempt is abandoned. After an abandoned attempt, the pool removes what the executor has
-//! written, and refuses the requests of the executor that arrive later.
+//! pending. The value ends in one of three ways: the owner names the outputs, no other process gets
+//! the grant, or the owner abandons the attempt. After an abandoned attempt, the pool removes what
+//! the executor has written, and refuses the requests of the executor that arrive later.
 //!
 //! Invariants:
 //! 1. A drop gives up every identity that was not named. So no attempt leaves a blob, whatever
 //!    becomes of its executor.
 //! 2. The names of all outputs appear in one commit, or none does.
 //!
-//! Thread-safety: one thread at a time uses the value.
-//! Failure: an executor that returns what the grant does not have gets `InvalidArgument`, and
-//! nothing of it is named. If the owner dies, the next one releases all blobs without names.
-//! Cost: a grant costs two short locks and no round trip. The names cost one round trip, and so
-//! does giving up, for all identities together.
+//! Thread-safety: one thread at a time uses the value. Failure: if an executor returns blobs that
+//! the grant does not have, the call fails with `InvalidArgument` and names none of them. If the
+//! owner dies, the next one releases all blobs without names. Cost: a grant costs two short locks
+//! and no round trip. The names cost one round trip, and so does giving up, for all identities
+//! together.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};

@@ -29,7 +29,7 @@ const SAMPLES_STEP: usize = 8;
 const LARGE_READ_BYTES: u64 = 128 << 10;
 /// Number of reads over which the moving mean extends.
 const MEAN_OVER: u64 = 8;
-/// Number of choices among which one disregards the loads.
+/// One of this number of choices disregards the loads.
 const EXPLORE_EVERY: u64 = 64;
 /// Number of late calls in flight from which a node is avoided.
 const LATE_MAX: u32 = 2;

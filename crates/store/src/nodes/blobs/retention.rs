@@ -19,13 +19,12 @@
 //! node that does not answer, such a writer may still begin a blob. No namespace ever names this
 //! blob, and a later call finds it.
 //!
-//! Thread-safety: any thread may call the functions.
-//! Failure: a retain fails as `Busy` if a holder does not answer, unless the managers call it lost.
-//! A removal does so for every node. The other calls fail as `Busy` if no node answers. All of them
-//! fail as `Fenced` if any node says so.
+//! Thread-safety: any thread may call the functions. Failure: a retain fails as `Busy` if a holder
+//! does not answer, unless the managers call it lost. A removal fails in this way for any node. The
+//! other calls fail as `Busy` if no node answers. All of them fail as `Fenced` if any node says so.
 //! Cost: retain: three round trips. Release: one. Strays: a round trip for the promise, one per
-//! 4,096 blobs of a node, and one per 4,096 strays. Removal: twice the same, and two more
-//! promises and lists.
+//! 4,096 blobs of a node, and one per 4,096 strays. Removal: twice the same, and two more promises
+//! and lists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -144,8 +143,9 @@ async fn retain(core: &Arc<BlobsCore>, blob: &BlobRef, stamp: Stamp) -> Result<(
     )))
 }
 
-/// Whether the holders that have their chunks of a blob have retained it, and there is one. Errors:
-/// the failure of a holder that is not lost, a fence before others.
+/// Whether every holder that still has its chunk has retained the blob, and at least one holder
+/// has. Errors: the failure of a holder that is not lost. A fence takes precedence over other
+/// failures.
 async fn have_retained(
     core: &Arc<BlobsCore>,
     blob: BlobId,
@@ -155,7 +155,7 @@ async fn have_retained(
     let mut failed: Vec<(StorageId, &NodeFailure)> = Vec::new();
     for (node, outcome) in holders.iter().zip(outcomes) {
         match outcome {
-            // A holder that lost its chunk gets another copy by a repair.
+            // A repair gives the holder that lost its chunk another copy.
             Ok(()) | Err(NodeFailure::NotThere) => {}
             Err(failure) => failed.push((*node, failure)),
         }
@@ -278,7 +278,8 @@ async fn release_parts(
     Ok(())
 }
 
-/// The answers of all nodes. Errors: the first failure, a fence before others.
+/// The answers of all nodes. Errors: the first failure. A fence takes precedence over other
+/// failures.
 fn check_each<T>(
     doing: &str,
     what: &str,

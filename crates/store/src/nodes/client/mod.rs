@@ -9,10 +9,10 @@
 //! | counters, and times of calls | `stats.rs` |
 //! | times of the operations of drivers | `operations.rs` |
 //!
-//! A call sends one request to one node and returns its answer, a refusal, or that none came. It
-//! does not repeat a request: the drivers know whether another node is better. The only exception
-//! is a node that has restarted, which the client looks up and calls once more, because the first
-//! attempt was not sent.
+//! A call sends one request to one node. It returns the node's answer, its refusal, or an error
+//! that says that no answer came. It does not repeat a request: the drivers know whether another
+//! node is better. The only exception is a node that has restarted, which the client looks up and
+//! calls once more, because the first attempt was not sent.
 //!
 //! Invariants:
 //! 1. Calls of one lane to one node leave in the order in which [`NodeClient::call`] was called,
@@ -21,7 +21,7 @@
 //!    directory was emptied has another identity.
 //! 3. [`CallError::Unreachable`] means that the request was not sent. [`CallError::Unanswered`]
 //!    means that it may be executed, now or later.
-//! 4. A call that is dropped is not in flight any more; its request may be executed.
+//! 4. A call that is dropped no longer counts as in flight, but its request may still be executed.
 //!
 //! Thread-safety: any thread may call any method. Futures run on any executor; code of a
 //! simulation polls them in its tasks.
@@ -183,7 +183,7 @@ impl NodeClient {
             #[cfg(test)]
             self.copied_bytes.fetch_add(payload.len() as u64, Ordering::Relaxed);
         }
-        // A request that was sent lets the next one pass.
+        // After a request was sent, the next request may pass.
         let waiting = if started.is_some() { None } else { peer };
         async move {
             let in_flight = match started {

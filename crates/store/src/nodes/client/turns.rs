@@ -5,7 +5,7 @@
 //!
 //! Invariants:
 //! 1. At most one task is inside, and tasks enter in the order of their tickets.
-//! 2. A ticket that is dropped holds up no other.
+//! 2. A ticket that is dropped delays no other ticket.
 //!
 //! Thread-safety: any thread may take, wait and drop.
 //! Cost: two short locks per ticket.

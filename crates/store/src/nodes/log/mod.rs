@@ -3,11 +3,11 @@
 //! A log is a sequence of *extents*. Each extent lies on three nodes, or on two where the pool has
 //! two domains, and every replica is a prefix of it. The writer ends an extent when a replica
 //! fails, and goes on in the next one ([`quorum`]). A new owner fences the nodes of the last extent
-//! and decides where the log ends ([`recovery`]). Terark-DS (§4.2.2) commits at two of three
-//! replicas and recovers by asking two, without a leader. Large appends may be cut over several
-//! logs ([`segments`]).
+//! and decides where the log ends ([`recovery`]). Terark-DS (§4.2.2) commits when two of three
+//! replicas have the bytes. It recovers from the answers of two replicas, without a leader. Large
+//! appends may be cut over several logs ([`segments`]).
 //!
-//! [`LogLayout`] is the truth about the extents of a log. The owner keeps it durably, in the
+//! [`LogLayout`] alone decides which extents a log has. The owner keeps it durably, in the
 //! namespace or in the register. Offsets are those of the log, not of the extent.
 
 pub mod quorum;
@@ -19,7 +19,8 @@ use super::StorageId;
 /// Rule by which replicas acknowledge an append.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AckRule {
-    /// Two of three replicas have the bytes, as for write-ahead logs. Of two replicas both have.
+    /// Two of three replicas have the bytes, as for write-ahead logs. If there are only two
+    /// replicas, both have them.
     Quorum,
     /// All replicas have synced the bytes, as for manifests and namespaces.
     AllSynced,
@@ -80,9 +81,9 @@ pub struct LogLayout {
     /// Whether the log takes no more appends. All extents then have an end, and are sealed.
     pub is_ended: bool,
     /// Whether the recovery that recorded the end may have missed acknowledged bytes without a
-    /// sync. It stands here, so that every later recovery says the same. The fact was durable
-    /// elsewhere before a node sealed ([`recovery::RecoveryAction::KeepLoss`]), because a recovery
-    /// may end before it records the layout.
+    /// sync. The layout has this flag, so that every later recovery reports the same. The fact was
+    /// durable elsewhere before a node sealed ([`recovery::RecoveryAction::KeepLoss`]), because a
+    /// recovery may end before it records the layout.
     pub may_miss_unsynced: bool,
 }
 

@@ -1,8 +1,8 @@
 //! Logs on storage nodes: the driver that implements [`LogStore`] over the network.
 //!
-//! The state machines of [`log`](super::log) decide, and the modules here send, wait and keep time.
-//! Terark-DS (§4.2.2) replicates a log in the same way: the client sends to all replicas, commits
-//! at two of three, and recovers without a leader.
+//! The state machines of [`log`](super::log) decide, and the modules here send messages, wait for
+//! answers and measure time. Terark-DS (§4.2.2) replicates a log in the same way: the client sends
+//! to all replicas, commits at two of three, and recovers without a leader.
 //!
 //! | module | purpose |
 //! | --- | --- |
@@ -227,8 +227,8 @@ impl NodeLogs {
         Ok((layout, end))
     }
 
-    /// Recovers a log, without waiting on the thread. `None` if acknowledged bytes may be missing,
-    /// and the owner must keep that before.
+    /// Recovers a log, without waiting on the thread. `None` if acknowledged bytes may be missing.
+    /// The owner must keep that fact before the log is recovered again.
     async fn recover_one(&self, log: &LogToRecover<'_>, by: Recoverer) -> RecoveryOutcome {
         let Recoverer { epoch, .. } = by;
         let name = format!("log {}", log.id);
@@ -276,8 +276,8 @@ impl NodeLogs {
         }
     }
 
-    /// Recovers logs that may miss acknowledged bytes, after the owner has kept that. The first
-    /// pass began at `first_started_ns`.
+    /// Has the owner keep the fact that logs may miss acknowledged bytes, and then recovers these
+    /// logs. The first pass began at `first_started_ns`.
     fn recover_lossy(
         &self,
         logs: &[LogToRecover<'_>],
@@ -396,7 +396,7 @@ struct Recoverer {
 }
 
 /// The error of a log that is not sealed, because the recovery of `failed` has failed with `error`.
-/// It keeps that a later owner took over.
+/// It says whether a later owner took over.
 fn waits_for(log: &LogToRecover<'_>, failed: &LogToRecover<'_>, error: &Error) -> Error {
     let kind = match error.kind() {
         ErrorKind::Fenced => ErrorKind::Fenced,
@@ -410,7 +410,8 @@ fn waits_for(log: &LogToRecover<'_>, failed: &LogToRecover<'_>, error: &Error) -
     Error::new(kind, text)
 }
 
-/// Outcome of the recovery of a log; `None` if the owner must keep a loss before it ends.
+/// Outcome of the recovery of a log; `None` if the owner must keep the fact of a loss before the
+/// recovery can end.
 type RecoveryOutcome = Result<Option<RecoveredLog>>;
 
 /// A log that nodes list.

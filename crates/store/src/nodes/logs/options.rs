@@ -20,7 +20,8 @@ pub struct NodeLogOptions {
     /// default. A node that cannot be reached fails after a quarter of it.
     pub patience: Duration,
     /// Time for which appends stay unacknowledged before the log fails with `Busy`; 30 s by
-    /// default. Appends stay so if the pool has too few nodes, or if layouts cannot be kept.
+    /// default. Appends stay unacknowledged if the pool has too few nodes, or if layouts cannot be
+    /// kept.
     pub stall_max: Duration,
     /// Bytes that a replica may be behind the acknowledged end; 8 MiB by default.
     pub backlog_bytes_max: u64,
@@ -28,9 +29,9 @@ pub struct NodeLogOptions {
     pub backlog_max: Duration,
     /// Bytes that a log keeps for its replicas before its callers wait for room; 32 MiB by default.
     pub ring_bytes_max: u64,
-    /// Time between two looks of an open log at the members of the pool; 3 s by default. A look
-    /// ends the extent of nodes that drain or are lost, and one with too few copies if more domains
-    /// answer.
+    /// Time between two checks of the pool's members by an open log; 3 s by default. A check ends
+    /// an extent whose nodes drain or are lost. It also ends an extent with too few copies if more
+    /// domains answer.
     pub look_every: Duration,
     /// Time for which a recovery waits for nodes before it fails with `Busy`; 60 s by default.
     pub recovery_max: Duration,

@@ -75,8 +75,9 @@ pub(super) async fn place_extent(requests: &LogRequests, copies_min: u8) -> Resu
 }
 
 /// Whether the next extent would have better nodes than `holders`: more of them, or nodes in place
-/// of those that are lost or drain. It is no better if fewer nodes would take it than stay. Errors:
-/// `Busy` if too few domains have a node that takes bytes, or if no manager answers.
+/// of those that are lost or drain. It has no better nodes if fewer nodes would take it than stay
+/// with the present extent. Errors: `Busy` if too few domains have a node that takes bytes, or if
+/// no manager answers.
 pub(super) async fn wants_other_nodes(
     requests: &LogRequests,
     copies_min: u8,

@@ -6,11 +6,12 @@
 //!
 //! A recovery that may miss acknowledged bytes ends before a node seals, unless the caller has kept
 //! this fact ([`LossStanding`]). The caller keeps it and begins the recovery anew. A task must not
-//! keep it, because that blocks. The recovery must not pause meanwhile either: its requests hold
-//! places in the lines to the nodes, behind which those of the register would wait.
+//! keep the fact, because that would block the task. The recovery must not pause meanwhile either.
+//! Its requests have places in the queues to the nodes, and the requests to the register would wait
+//! after them.
 //!
 //! A log that no node knows was removed. Nodes have a durable record of every log since its
-//! creation. So a node without a record of the first extent is as conclusive as a node that knows
+//! creation. So an answer without a record of the first extent is as conclusive as an answer with
 //! its length.
 //!
 //! Invariants:
@@ -59,7 +60,7 @@ pub(super) enum LossStanding {
     Kept,
 }
 
-/// What precedes a recovery.
+/// State of the owner's earlier recoveries when a recovery begins.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RecoveryStanding {
     /// Whether the fact of a loss is durable.

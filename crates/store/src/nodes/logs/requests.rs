@@ -110,7 +110,7 @@ pub(super) struct LogCall {
     pub(super) answer_bytes_max: usize,
 }
 
-/// An answer with its payload, or why there is none.
+/// An answer with its payload, or the reason for which there is no answer.
 pub(super) type LogAnswer = Result<(StoreMessage, Vec<u8>), LogFailure>;
 
 /// The storage nodes, as a log needs them.
@@ -300,7 +300,8 @@ impl LogRequests {
         self.progress(to, request, LogBytes::empty(), self.writing())
     }
 
-    /// Reads what a node has of an extent. With `is_fencing` it promises the epoch before.
+    /// Reads the state of an extent on a node. With `is_fencing` the node promises the epoch before
+    /// it answers.
     pub(super) fn inspect(&self, replica: ReplicaId, is_fencing: bool) -> LogPromise<ReplicaFound> {
         let (at, stamp) = (self.at(replica.extent), self.stamp);
         let request = match is_fencing {

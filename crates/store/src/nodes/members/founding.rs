@@ -6,15 +6,15 @@
 //!    cluster get both, with the answers to their beats, and keep them durably. A node keeps one
 //!    identity for ever, so this is its *vote*.
 //! 3. When the root set and more than half of the nodes have reported the cluster, the list of
-//!    members names it to everybody. Of the root set a majority suffices after a while: a member
-//!    that has never answered has promised nothing, and may begin later.
+//!    members names it to all readers. After a while, a majority of the root set suffices. A member
+//!    that has never answered has promised nothing, so it may begin later.
 //!
-//! A manager that hears of another cluster meanwhile leaves its own attempt if the other one has
-//! more votes, or equally many and the smaller identity. Two majorities of
-//! [`MemberTerms::expected_nodes`] nodes have a node in common. So several managers name at most
-//! one cluster to everybody, even if they do not reach each other's nodes. The first root set is
-//! replaced soon after the founding by one with the same members: its number tells later managers
-//! that the founding was concluded.
+//! A manager may learn of another cluster meanwhile. It abandons its own attempt if the other
+//! cluster has more votes. With equally many votes, the cluster with the smaller identity wins. Two
+//! majorities of [`MemberTerms::expected_nodes`] nodes have a node in common. So several managers
+//! name at most one cluster to everybody, even if they do not reach each other's nodes. The first
+//! root set is replaced soon after the founding by one with the same members: its number tells
+//! later managers that the founding was concluded.
 //!
 //! Invariants:
 //! 1. No client learns of a cluster before a majority of its root set keeps it, and before more
@@ -22,10 +22,9 @@
 //! 2. A manager that ends meanwhile leaves nodes that name the cluster, and the next manager
 //!    completes the founding with it.
 //!
-//! Thread-safety: none.
-//! Failure: the votes may be divided so that no attempt gets a majority. The status names the
-//! clusters then, and an operator empties the nodes of all but one of them, which hold no data yet.
-//! Cost: O(nodes) per tick and per beat until the cluster exists.
+//! Thread-safety: none. Failure: the votes may be divided so that no attempt gets a majority. The
+//! status then names the clusters. An operator keeps one cluster, and empties the nodes of the
+//! others, which hold no data yet. Cost: O(nodes) per tick and per beat until the cluster exists.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -54,7 +53,7 @@ enum Founder {
     AnotherManager,
 }
 
-/// A cluster that is not known to be founded.
+/// The cluster may not be founded yet.
 #[derive(Clone, Debug)]
 pub(super) struct Founding {
     pub(super) cluster: ClusterId,
@@ -172,7 +171,8 @@ impl MemberTable {
         self.version += 1;
     }
 
-    /// Names the cluster to everybody when its root set and most nodes keep it.
+    /// Adds the cluster to the list of members, which everybody sees, when its root set and most
+    /// nodes keep it.
     pub(super) fn conclude_founding(&mut self, now_ns: u64) {
         let Some(founding) = &self.founding else { return };
         let keeps = |entry: &NodeEntry| entry.cluster == Some(founding.cluster);
@@ -195,7 +195,7 @@ impl MemberTable {
         self.exists(cluster, root_set);
     }
 
-    /// Names a cluster to everybody from now on.
+    /// Adds a cluster to the list of members, which everybody sees from now on.
     fn exists(&mut self, cluster: ClusterId, root_set: RootSet) {
         self.cluster = Some(cluster);
         self.root_set = root_set;

@@ -128,7 +128,7 @@ impl MemberTerms {
     }
 }
 
-/// Whether a manager may decide, or leaves that to another one.
+/// Whether a manager may decide, or leaves decisions to another manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ManagerPart {
     /// The manager runs alone or holds office.
@@ -162,7 +162,7 @@ struct NodeEntry {
 }
 
 impl NodeEntry {
-    /// A node of which only the name is known.
+    /// A node of which the manager knows only the name.
     fn unknown(storage: StorageId, now_ns: u64) -> Self {
         let member = StorageMember {
             storage,
@@ -197,13 +197,14 @@ impl NodeEntry {
     }
 
     /// Whether the node said in its last beat that it is being emptied, and that it has no chunks
-    /// and no open extents. An order that it has not heard does not count. Sealed extents may still
-    /// lack copies elsewhere, which the table does not know.
+    /// and no open extents. An order that the node has not received yet does not count. Sealed
+    /// extents may still lack copies elsewhere, which the table does not know.
     fn has_drained(&self) -> bool {
         self.is_draining && self.ordered.is_none() && self.report.needed_objects() == 0
     }
 
-    /// What is left on a node that is being emptied, as the end of a sentence; empty if nothing is.
+    /// End of a sentence that says how many objects are left on a node that is being emptied. It is
+    /// empty if none are left.
     fn unfinished_drain(&self) -> String {
         match self.report.needed_objects() {
             left if left > 0 && self.is_draining => {
@@ -311,7 +312,7 @@ impl MemberTable {
         }
     }
 
-    /// The list of members, as everybody may see it.
+    /// The list of members, as clients and nodes may see it.
     #[must_use]
     pub fn members(&self) -> Members {
         let members = self.nodes.values().map(|entry| entry.member.clone()).collect();
@@ -527,7 +528,8 @@ impl MemberTable {
         beat.domain.clone_into(&mut member.domain);
         let used_bytes = beat.report.space.used_bytes;
         member.space = beat.report.space;
-        // The list names larger changes only, so that an idle list keeps its version.
+        // The list names only larger changes of the used space, so that the list of an idle cluster
+        // keeps its version.
         let step = (member.space.capacity_bytes / USE_STEPS).max(1);
         if used_bytes.abs_diff(entry.named_used_bytes) < step {
             member.space.used_bytes = entry.named_used_bytes;
@@ -568,7 +570,7 @@ impl MemberTable {
         }
         let listened = Duration::from_nanos(now_ns.saturating_sub(self.since_ns));
         if !self.is_complete && listened > self.terms.lost_after {
-            // A node that the manager has not heard of by now is lost.
+            // A node that has not reported to the manager by now is lost.
             self.is_complete = true;
             self.version += 1;
         }
@@ -588,7 +590,7 @@ impl MemberTable {
     }
 
     /// Records an operator's decision that a node never returns. The answers to beats spread it.
-    /// It cannot be taken back, so a short silence is no reason for it.
+    /// The decision is final, so it needs more than a short silence of the node.
     fn forget(&mut self, now_ns: u64, storage: StorageId) -> Result<StoreMessage, Refused> {
         let lost_after = self.terms.lost_after;
         let entry = self.known(storage)?;
@@ -612,7 +614,8 @@ impl MemberTable {
             ));
         }
         if !std::mem::replace(&mut entry.is_forgotten, true) {
-            // A node that was lost before keeps its state, and the list names it anew all the same.
+            // If the node was lost before, its state does not change. The list gets a new version
+            // nevertheless, because it names forgotten nodes.
             self.version += 1;
         }
         self.watch(now_ns);

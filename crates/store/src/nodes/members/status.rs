@@ -29,7 +29,7 @@ impl MemberTable {
         self.repair = repair;
     }
 
-    /// Everything that repairs depend on, for a manager that acts (`acts`) or stands by.
+    /// The state on which repairs depend. `acts` says whether the manager acts or stands by.
     #[must_use]
     pub fn repair_view(&self, now_ns: u64, acts: bool) -> RepairView {
         let lost_after_ns = self.terms.lost_after.as_nanos() as u64;
@@ -55,7 +55,8 @@ impl MemberTable {
         }
     }
 
-    /// What the manager waits for, as a sentence; empty if it waits for nothing.
+    /// Sentence that names the condition for which the manager waits; empty if it waits for
+    /// nothing.
     fn waits_for(&self) -> String {
         if self.cluster.is_none() {
             return self.waits_for_founding();

@@ -24,7 +24,7 @@ struct NodeModel {
     is_draining: bool,
     used_bytes: u64,
     has_failed_device: bool,
-    /// What the node reports of its chunks and extents.
+    /// Numbers of chunks and extents that the node reports.
     report: StorageReport,
     version: u64,
     forgotten: BTreeSet<StorageId>,
@@ -345,7 +345,7 @@ fn cluster_waits_for_most_of_its_expected_nodes() {
     assert_eq!(wanted, RootReplacement { old: members.root_set.clone(), members: ids(&[1, 2, 3]) });
     world.table.root_set_is(&RootSet { number: 2, members: wanted.members });
     assert_eq!(world.table.wanted_root_set(), None);
-    // One node that knows it suffices for a new manager.
+    // A new manager needs only one node that knows the cluster.
     world.nodes.get_mut(&4).unwrap().root_set = Some(world.members().root_set);
     world.restart_manager();
     world.beat(4);

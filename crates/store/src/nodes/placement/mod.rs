@@ -17,8 +17,8 @@
 //! 1. The nodes of a placement are up, do not drain, have room, and are in distinct domains.
 //! 2. A placement has at least `copies_min` nodes, or [`place`] returns an error with the reason.
 //! 3. A repair never starts while a node of it, or the cluster, is over its rate. A more urgent
-//!    repair that waits for the rate of a node keeps that node from less urgent ones. One whose
-//!    target has enough orders under way keeps nothing from them.
+//!    repair that waits for the rate of a node reserves that node against less urgent repairs. A
+//!    repair whose target has enough orders under way reserves nothing.
 //! 4. A move leaves the chunks of a blob in distinct domains.
 //!
 //! All functions are pure. Failure: [`place`] and [`replace`] return the number of nodes that were
@@ -118,7 +118,7 @@ impl PlacementRequest {
     }
 }
 
-/// The difference between a placement and what was wanted.
+/// The difference between a placement and the wanted redundancy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlacementDebt {
     /// The placement is as wanted.
@@ -259,7 +259,7 @@ fn domains_of<'a>(nodes: &'a [NodeReport], holders: &[StorageId]) -> BTreeSet<&'
 }
 
 /// The error of a placement for which too few domains take the bytes. It is [`no_space`] if the
-/// nodes that are too full would be enough. Otherwise nodes that answer are missing, and it is
+/// nodes that are too full would be enough. Otherwise too few nodes answer, and the error is
 /// `Busy`.
 fn refusal(nodes: &[NodeReport], request: &PlacementRequest, domains: usize, needed: u8) -> Error {
     let count = |is: &dyn Fn(&NodeReport) -> bool| nodes.iter().filter(|node| is(node)).count();
@@ -438,8 +438,8 @@ pub struct ChunkMove {
 pub struct MovePlan {
     /// The moves, which may run in any order.
     pub moves: Vec<ChunkMove>,
-    /// Indices of chunks of draining nodes that no other node can take. They do not hold up the
-    /// others, and an operator sees them.
+    /// Indices of chunks of draining nodes that no other node can take. They do not delay other
+    /// moves, and the status shows them to an operator.
     pub stuck: Vec<usize>,
 }
 

@@ -27,7 +27,7 @@ struct CallInFlight<'a, T> {
     answer: Boxed<'a, Option<AcceptorAnswer>>,
 }
 
-/// Requests in flight. `T` tells the requests of different rounds apart.
+/// Requests in flight. The tag `T` distinguishes the requests of different rounds.
 pub(super) struct CallsInFlight<'a, T>(Vec<CallInFlight<'a, T>>);
 
 impl<'a, T: Copy> CallsInFlight<'a, T> {

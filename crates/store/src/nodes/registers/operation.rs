@@ -254,8 +254,8 @@ fn ballot_of(request: &AcceptorRequest) -> Ballot {
     }
 }
 
-/// Ends a round in which every member has answered, without a majority for it: a member may give an
-/// answer that belongs to another request.
+/// Ends a round in which every member has answered and no majority was reached. The reason may be a
+/// member whose answer belongs to another request.
 fn lose_round(proposal: &mut Proposal) {
     let ballot = proposal.ballot();
     for member in proposal.root_set().members.clone() {

@@ -32,7 +32,7 @@ use crate::register::Versioned;
 enum Successor {
     /// The next set, which the steps of a replacement may install.
     Next(RootSet),
-    /// The old set was replaced before, and its successor too.
+    /// The old set was replaced before, and its successor was replaced as well.
     Newer(RootSet),
 }
 
@@ -51,9 +51,10 @@ enum ChangeEnd {
 }
 
 impl NodeRegister {
-    /// Replaces the root set `old` by one with `members`, and returns the set that follows `old`.
-    /// That is another one if another process replaced the set first. A member of the new set that
-    /// does not answer counts as down; [`Self::members_without_copy`] finds it when it returns.
+    /// Replaces the root set `old` by a set with `members`, and returns the set that follows `old`.
+    /// If another process replaced `old` first, the returned set has other members. A member of the
+    /// new set that does not answer counts as down; [`Self::members_without_copy`] finds it when it
+    /// returns.
     ///
     /// Errors: `Busy` if no majority of the old set, or none of the new one, answers in time.
     /// `InvalidArgument` for a set without members.
@@ -79,10 +80,10 @@ impl NodeRegister {
         }
     }
 
-    /// Members of `root_set` that answer and do not count in it, because they were down when the
-    /// others got the values of the set before. A replacement by a set with the same members brings
-    /// them in. A member that has the values and was not activated, because the process that copied
-    /// them ended, is activated here.
+    /// Members of `root_set` that answer and do not count in it. They were down when the other
+    /// members got the values of the previous set. A replacement by a set with the same members
+    /// brings them in. A member that has the values and was not activated, because the process that
+    /// copied them ended, is activated here.
     pub async fn members_without_copy(&self, root_set: &RootSet) -> Vec<StorageId> {
         let mut calls = CallsInFlight::new();
         for to in &root_set.members {

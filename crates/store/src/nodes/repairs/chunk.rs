@@ -21,8 +21,9 @@
 //! 1. A chunk is dropped only if the newest placement does not list its node. Every listed node has
 //!    confirmed that placement before, with a chunk that it can read.
 //! 2. The descriptor for another holder has an empty set, so that it changes no set there.
-//! 3. A volume is taken out of the new chunk's set only if a holder that had it has released it, or
-//!    if this node knows that the volume, which wrote the blob, has.
+//! 3. A volume is taken out of the new chunk's set in two cases only. Either a holder that had the
+//!    volume has released it, or this node knows that the volume wrote the blob and has released
+//!    it.
 //!
 //! Failure: the machine ends with [`RepairEnd::Failed`] and may be run again from the start.
 //! Cost: five round trips and the copy.
@@ -134,9 +135,10 @@ pub struct ChunkRepair {
     me: StorageId,
     wanted: ChunkId,
     replaces: Option<StorageId>,
-    /// Placement before which the holder that is replaced stays; `None` if it leaves anyway.
+    /// Placement that must be the newest one if the replaced holder is to leave; `None` if the
+    /// holder leaves in any case.
     moves_from: Option<PlacementEpoch>,
-    /// Whether the chunk is only compared with those of the others.
+    /// Whether the chunk is only compared with the chunks of the other holders.
     is_check: bool,
     /// Nodes that are asked.
     asked: BTreeSet<StorageId>,
@@ -187,8 +189,8 @@ impl ChunkRepair {
     }
 
     /// Replaces a holder that may stay. The repair makes no chunk if the placement has changed
-    /// since the order: the reason to move the chunk may be gone, or another repair may count on
-    /// the holder. It then updates holders that have missed the change.
+    /// since the order: the reason to move the chunk may no longer exist, or another repair may
+    /// rely on the holder. The repair then updates holders that have missed the change.
     #[must_use]
     pub fn as_move(self) -> Self {
         Self { moves_from: Some(self.newest.placement), ..self }
@@ -292,13 +294,15 @@ impl ChunkRepair {
             });
         }
         let has_changed = self.moves_from.is_some_and(|from| self.newest.placement > from);
-        // An order that is repeated finds this node in the placement, and ends its own work.
+        // If the order is repeated, this node is in the placement already, and the repair completes
+        // its earlier work.
         let is_superseded = has_changed && self.listed(self.me).is_none();
         if self.needs_chunk() && !is_superseded {
             self.phase = Phase::Begin;
             return RepairAction::Begin;
         }
-        // A holder with an older placement caused the order, and would cause it again.
+        // A holder with an older placement caused this order. Without the new descriptor it would
+        // cause the order again.
         self.redescribe()
     }
 
@@ -407,7 +411,7 @@ impl ChunkRepair {
         let mut told = self.stale_holders();
         let own = self.described(self.me, self.wanted);
         if own.is_some_and(|own| own.placement < self.newest.placement) {
-            // A node that was away learns the holders, whether they include it or not.
+            // A node that was away gets the newest holders, even if they do not include it.
             let own = ChunkDescriptor { retaining: Vec::new(), ..self.newest.clone() };
             told.push((self.me, own));
         }
@@ -424,13 +428,15 @@ impl ChunkRepair {
             return self.describe(Phase::LookBack);
         }
         if self.newest.placement != placement && self.listed(self.me).is_some() {
-            // Another repair was faster and keeps this node: its descriptor goes to all holders.
+            // Another repair was faster, and its placement lists this node. All holders get the
+            // descriptor of that repair.
             return self.redescribe();
         }
         self.look_back()
     }
 
-    /// Draws the conclusions of the last look.
+    /// Notes whether all holders have confirmed, and corrects the set of this node's chunk, as the
+    /// last look shows.
     fn look_back(&mut self) -> RepairAction {
         let is_confirmed = |node: StorageId| {
             let chunk = self.listed(node)?;
@@ -448,7 +454,7 @@ impl ChunkRepair {
         }
     }
 
-    /// What must change in the set of this node's chunk.
+    /// The correction of the set of this node's chunk; `None` if the set is right.
     fn set_correction(&self) -> Option<RepairAction> {
         let own = self.described(self.me, self.wanted)?;
         let own_set: BTreeSet<VolumeId> = own.retaining.iter().copied().collect();
@@ -463,8 +469,9 @@ impl ChunkRepair {
         };
         let take = own_set.iter().filter(|it| !kept.contains(*it) && was_released(it));
         let take: Vec<VolumeId> = take.copied().collect();
-        // A volume of the first sets that this node lacks was released here meanwhile. A node that
-        // was away and made no chunk takes over what it has missed.
+        // If a volume of the first sets is missing in the set of a new chunk, this node has
+        // released it meanwhile. A node that was away and made no chunk adds the volumes that it
+        // has missed.
         let was_known =
             |volume: &VolumeId| self.is_new && self.before.values().any(|set| set.contains(volume));
         let add = kept.iter().filter(|it| !own_set.contains(*it) && !was_known(it));

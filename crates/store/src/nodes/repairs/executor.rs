@@ -181,7 +181,7 @@ impl RepairExecutor {
             _ => repair,
         };
         match self.run(repair, chunk, class, bytes_per_s).await? {
-            // A later comparison informs a holder that has not confirmed.
+            // If a holder has not confirmed, a later comparison sends it the descriptor.
             RepairEnd::Whole { .. } => Ok(StoreMessage::Done {}),
             RepairEnd::Gone => {
                 let text = format!("chunk {chunk}: no volume keeps the blob any more");
@@ -335,8 +335,8 @@ impl RepairExecutor {
         outcome(copy.run().await)
     }
 
-    /// Forwards the release of a blob to holders that have missed it, so that they do not bring it
-    /// back. The volume that wrote a blob never keeps it again after its release. Errors: the
+    /// Forwards the release of a blob to holders that have missed it, so that they do not restore
+    /// the blob. The volume that wrote a blob never keeps it again after its release. Errors: the
     /// first refusal. A holder that knows a later owner refuses, and that owner finds its chunk
     /// among the strays.
     async fn forward_release(&self, released: &ChunkDescriptor, holders: &[Holder]) -> Result<()> {

@@ -10,9 +10,9 @@ use crate::ids::VolumeId;
 /// The storage node that becomes a holder. Its methods may block on its disks, so the tasks of a
 /// repair run on threads of their own.
 ///
-/// All methods but the first are no messages, because no other process may ask for them.
+/// Only the first method handles messages. No other process may call the other methods.
 pub trait RepairHost: Send + Sync + fmt::Debug + 'static {
-    /// Answers a request as it would answer one from the network.
+    /// Answers a request in the same way as a request from the network.
     fn answer(&self, request: StoreMessage, payload: &[u8]) -> (StoreMessage, Vec<u8>);
 
     /// Answers a put or the seal of a copy of an extent that ends at `end`. The node refuses it if

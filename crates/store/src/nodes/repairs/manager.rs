@@ -1,20 +1,22 @@
-//! The manager's part of repairs: it asks the nodes what lacks a copy, and gives them orders.
+//! The manager's part of repairs: it asks the nodes which chunks and extents lack a copy, and gives
+//! them orders.
 //!
 //! A round has these steps:
 //! 1. Ask all nodes that answer for chunks and extents that need a repair.
 //! 2. Give the orders, the most urgent ones first, as the rates permit. If a node is lost or
 //!    returns meanwhile, no further order is given, and the next round begins.
 //! 3. When nothing is left, let nodes that have joined or returned compare their chunks with the
-//!    other holders, one after the other and page by page. A round that is due comes between two
-//!    pages. If a node is lost or returns meanwhile, it does not wait for the page either.
-//! 4. When nothing is left of that either, move chunks away from nodes that are much fuller than
-//!    the mean.
+//!    other holders, one after the other and page by page. A round that is due runs between two
+//!    pages. If a node is lost or returns, the round does not even wait for the end of the page.
+//! 4. When no comparison is due either, move chunks away from nodes that are much fuller than the
+//!    mean.
 //!
 //! No state outlives the manager: the next manager asks again. An order that was given is carried
 //! out by its node, even if the manager dies.
 //!
 //! Invariants:
-//! 1. A manager that stands by asks nothing, orders nothing, and keeps nothing of earlier rounds.
+//! 1. A manager that stands by sends no questions and no orders, and keeps no state of earlier
+//!    rounds.
 //! 2. Orders are charged to the rates of all nodes that they use, and of the cluster.
 //!
 //! Thread-safety: one task runs the rounds; any thread may take the status.
@@ -132,8 +134,8 @@ pub struct RepairView {
     pub has_settled_labels: bool,
     /// Number of chunks that nodes cannot read, as they report. A change of it begins a round.
     pub chunks_unreadable: u64,
-    /// Extents of draining nodes, as they report. A round compares those that are sealed, so
-    /// another seal begins a round, and nothing is known until then.
+    /// Extents of draining nodes, as they report. A round compares the sealed extents. So a further
+    /// seal begins a round, and the status is unknown until then.
     pub draining: BTreeMap<StorageId, DrainingExtents>,
     /// Silence after which a node counts as lost. A node that beats, and does not list what it
     /// holds, counts for as long as a node that may have a copy of any extent.
@@ -164,7 +166,7 @@ pub struct RepairManager {
     client: Arc<NodeClient>,
     terms: RepairTerms,
     status: Mutex<RepairStatus>,
-    /// What the status belongs to.
+    /// Members and draining nodes to which the status belongs.
     planned_for: Mutex<Option<PlannedFor>>,
 }
 
@@ -209,9 +211,9 @@ impl RepairManager {
         Arc::new(Self { client, terms, status: Mutex::default(), planned_for: Mutex::default() })
     }
 
-    /// The state of the repairs for `view`. The status says that it does not know what is left to
-    /// copy if the last round asked other members than those of `view`. The same holds if a node
-    /// that drains has sealed extents since that round.
+    /// The state of the repairs for `view`. The status is marked as unknown if the members of the
+    /// last round differ from those of `view`. The same holds if a node that drains has sealed
+    /// extents since that round.
     #[must_use]
     pub fn status_for(&self, view: &RepairView) -> RepairStatus {
         let members = view.repair_members();
@@ -400,8 +402,8 @@ impl RepairManager {
         Ok(self.client.ask(node, Lane::Bulk, request, how).await?.message)
     }
 
-    /// Shows a plan, and keeps the counters. The extents that are left of earlier pages of the
-    /// cycle are added. Those without a job are in the plan.
+    /// Shows a plan, and keeps the counters. The extents that earlier pages of the cycle left open
+    /// are added. The plan has the extents without a job already.
     fn note_plan(&self, plan: &RepairPlan, cycle: &ExtentCycle, members: &RepairMembers) {
         let (members, draining) = (members.clone(), cycle.draining.clone());
         *self.planned_for.lock() = Some(PlannedFor { members, draining });
@@ -454,7 +456,8 @@ impl RepairManager {
             }
             if let Some((order, end)) = self.next_answer(&mut orders, pause).await {
                 if !end.is_answered() {
-                    // Each further order would keep the round open until its deadline.
+                    // Each further order to this target would keep the round open until the
+                    // deadline of the order.
                     drop_debts_of(order.debt.target, &mut debts, &mut jobs);
                 }
                 self.note_answer(state, &order, end, members);
@@ -645,7 +648,8 @@ fn is_current(members: &RepairMembers, look: &impl RepairLook) -> bool {
     look.look().is_some_and(|view| view.acts && members.has_same_nodes(&view.repair_members()))
 }
 
-/// Counts the answer to an order. A repair that failed is still left, so that a drain waits for it.
+/// Counts the answer to an order. A repair that failed still counts as left, so that a drain waits
+/// for it.
 pub(super) fn count_answer(
     status: &mut RepairStatus,
     debt: &RepairDebt,

@@ -1,7 +1,7 @@
 //! Repairs: copies of chunks and extents that replace those of lost, damaged or drained nodes.
 //!
-//! The manager plans, and the node that becomes a holder carries out (decision 0074). All state
-//! comes from the nodes, so no repair is lost when a manager or a node dies.
+//! The manager plans a repair, and the node that becomes a holder carries it out (decision 0074).
+//! All state comes from the nodes, so no repair is lost when a manager or a node dies.
 //!
 //! | module | runs on | purpose |
 //! | --- | --- | --- |

@@ -70,8 +70,8 @@ impl OwnNode {
         Pace { begun_ns: self.client.runtime().now_ns(), bytes: 0, bytes_per_s }
     }
 
-    /// Waits until a further `bytes` bytes keep to the rate. The time that the copy itself took
-    /// counts.
+    /// Waits until `bytes` more bytes do not exceed the rate. The time that the copy itself took
+    /// counts as waited.
     pub(super) async fn pace(&self, pace: &mut Pace, bytes: u64) {
         pace.bytes += bytes;
         let ns = u128::from(pace.bytes) * 1_000_000_000 / u128::from(pace.bytes_per_s.max(1));

@@ -1,8 +1,9 @@
 //! Decides what to repair, on which node and in what order, from the lists of the nodes.
 //!
 //! A [`RepairPlanner`] lives for one round of questions. It takes the members once, so that all its
-//! decisions agree, and the descriptors and extents that the nodes list. Its result is a list of
-//! [`RepairJob`]s with their [`RepairDebt`]s, of which [`next_repair`] chooses by urgency and rate.
+//! decisions agree. Then it takes the descriptors and extents that the nodes list. Its result is a
+//! list of [`RepairJob`]s with their [`RepairDebt`]s, of which [`next_repair`] chooses by urgency
+//! and rate.
 //!
 //! | node | its chunks |
 //! | --- | --- |
@@ -13,9 +14,10 @@
 //!
 //! A chunk names all holders of its blob, and an extent names none. The holders of an extent are
 //! the nodes that list it. A node that lists nothing, because it is silent or its disk hangs, may
-//! have one more copy. So an extent is planned if it lacks a copy even with those. A node that
-//! answers and does not list for as long as a silent node may be silent counts as a node without
-//! copies. No extent is planned while the manager may not know all nodes.
+//! have one more copy. So a copy of an extent is planned only if the extent lacks one even when
+//! those nodes are counted. If a node answers, but lists nothing for as long as a silent node may
+//! be silent, it counts as a node without copies. No extent is planned while the manager may not
+//! know all nodes.
 //!
 //! A label that was changed by mistake, or labels that change one after the other, would move much
 //! data for nothing. So nothing moves because of a label until all labels have stayed the same for
@@ -447,14 +449,15 @@ impl RepairPlanner {
         }
         if !held.is_readable && !self.members.is_leaving(reporter) {
             match self.avoid.contains(&reporter) {
-                // Its disk does not take the chunk.
+                // An earlier order to this node failed, so its disk may not take the chunk.
                 true => self.plan_chunk(blob, None, Some(reporter), Some(reporter)),
                 false => self.plan_chunk(blob, Some(reporter), None, Some(reporter)),
             }
             return;
         }
         let is_leaving = |it: &&Holder| self.members.is_leaving(it.storage);
-        // A node that drains lists its own chunks, which the others may not name any more.
+        // A node that drains lists its own chunks, which the descriptors of other holders may not
+        // name any more.
         let own = blob.holders.iter().find(|it| it.storage == reporter).filter(is_leaving);
         let leaving = own.or_else(|| blob.holders.iter().find(is_leaving));
         if own.is_none() && self.members.is_leaving(reporter) {
@@ -495,7 +498,7 @@ impl RepairPlanner {
     }
 
     /// Plans the end of a chunk on a draining node, if the blob does not need the chunk any more.
-    /// Another holder compares all of them and deletes it.
+    /// Another holder compares all chunks of the blob, and deletes this one.
     fn plan_surplus(&mut self, reporter: StorageId, blob: &ChunkDescriptor) {
         let answers = |it: &&Holder| self.members.answers(it.storage);
         if let Some(holder) = blob.holders.iter().find(answers).copied() {
@@ -514,8 +517,8 @@ impl RepairPlanner {
         }
     }
 
-    /// Plans the chunk that `wanted` describes: on `target` if that is given, else on a node in
-    /// another domain. `debtor` is the node whose debt it is.
+    /// Plans the chunk that `wanted` describes. Its node is `target` if that is given, and else a
+    /// node in another domain. The debt counts for the node `debtor`.
     fn plan_chunk(
         &mut self,
         wanted: &ChunkDescriptor,
@@ -605,13 +608,13 @@ impl RepairPlanner {
         let avoid = [&never[..], avoid].concat();
         let choose =
             |avoid| replace(&self.members.nodes, request, Replacement { holders: stay, avoid });
-        // A node whose last order failed is better than none. A node that does not list what it
-        // holds would carry out no order.
+        // A node whose last order failed is better than no node. A node that does not list its
+        // chunks would carry out no order.
         choose(&avoid[..]).or_else(|_| choose(&never[..]))
     }
 
-    /// Takes an extent that `node` has. Those outside of the page are ignored, and so are those
-    /// without a byte, which no layout names.
+    /// Takes an extent that `node` has. Ignores extents outside of the page, and extents without a
+    /// byte, which no layout names.
     pub fn add_extent(&mut self, node: StorageId, extent: SealedExtent) {
         if extent.start == extent.end {
             return;
@@ -630,7 +633,7 @@ impl RepairPlanner {
             copies.nodes.push(node);
         }
         if self.extents.len() > self.page.extents_max.max(1) {
-            // All copies of the last extent go together, and a later round compares them.
+            // The last extent leaves the page with all its copies, and a later round compares them.
             self.extents_end = self.extents.pop_last().map(|(at, _)| at);
         }
     }
@@ -711,11 +714,11 @@ impl RepairPlanner {
                     self.jobs.push(RepairJob::Extent { extent, sources: nodes });
                 }
                 Err(_) if stay.len() >= wanted => self.without_job.sharing_domains += 1,
-                // A node that leaves is needed only if no other one has a copy.
+                // A node that leaves must keep its copy only if no other node has one.
                 Err(_) if !refused.is_empty() && has_no_other_domain && !stay.is_empty() => {
                     self.without_job.refused += 1;
                 }
-                // Without a node that leaves, it is a debt of no node.
+                // If no node leaves, the missing copy counts for no single node.
                 Err(_) if leaving.is_empty() => self.without_job.waiting_for_domains += 1,
                 Err(why) => {
                     for node in leaving {

@@ -17,8 +17,8 @@ use super::super::wire::{ChunkId, ExtentAt, MemberState, Members, MissingChunk, 
 use super::planner::{ExtentTarget, ExtentsWithoutJob, JOBS_MAX, RepairMembers};
 use crate::ids::LogId;
 
-/// Time after a change of the members in which open logs leave nodes and seal what they leave. A
-/// round after it finds these extents.
+/// Time that open logs need after a change of the members to leave nodes and to seal the extents
+/// there. A round after this time finds these extents.
 const LOGS_LEAVE: Duration = Duration::from_secs(10);
 /// Time for which a node is avoided after an order to it failed.
 const AVOID_FOR: Duration = Duration::from_secs(30);
@@ -91,7 +91,7 @@ impl Default for ExtentCycle {
     }
 }
 
-/// A node that answers and does not list what it holds.
+/// A node that answers and does not list its chunks and extents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MissingList {
     /// Life of the node.
@@ -143,8 +143,9 @@ pub(super) struct RoundState {
     /// Copies of extents that their targets refused, because they keep longer replicas, and the
     /// lives of the targets.
     pub(super) refused: BTreeMap<ExtentTarget, Epoch>,
-    /// Logs that their volume has removed, as nodes said which were to get a copy. Nodes that were
-    /// away then have extents of them until the owner releases strays.
+    /// Logs that their volume has removed. Nodes that were ordered to copy an extent have reported
+    /// this. Nodes that were away during the removal have extents of these logs until the owner
+    /// releases strays.
     pub(super) removed_logs: BTreeSet<LogId>,
     /// Time at which full nodes are looked at next.
     pub(super) level_ns: u64,
@@ -170,8 +171,8 @@ impl RoundState {
         }
     }
 
-    /// Forgets everything, because another manager may act from now on. What nodes did and did not
-    /// answer before says nothing about the time after that.
+    /// Forgets everything, because another manager may act from now on. Earlier answers of nodes,
+    /// and missing ones, say nothing about the time after that.
     pub(super) fn stand_by(&mut self) {
         *self = Self::new(self.limits);
     }
@@ -180,8 +181,8 @@ impl RoundState {
         self.last.as_ref().is_some_and(|last| last.members.has_same_nodes(members))
     }
 
-    /// Whether the last round says nothing about what is left: the members have changed, or a node
-    /// that drains has sealed extents since its cycle began.
+    /// Whether the result of the last round is outdated, because the members have changed, or
+    /// because a node that drains has sealed extents since the cycle of that round began.
     pub(super) fn is_outdated(&self, members: &RepairMembers, draining: &DrainingNodes) -> bool {
         !self.has_same_members(members) || self.has_new_seals(draining)
     }
@@ -245,8 +246,8 @@ impl RoundState {
     }
 
     /// Forgets refused copies whose target has begun another life, which may have found another end
-    /// of its replica. If the members have changed, all of them may be needed anew. Removed logs
-    /// are asked about again then, so that their number does not grow for ever.
+    /// of its replica. If the members have changed, all refused copies may be needed again. Removed
+    /// logs are then forgotten as well, so that their number does not grow for ever.
     pub(super) fn forget_refused(&mut self, members: &RepairMembers) {
         if !self.has_same_members(members) {
             self.refused.clear();
@@ -284,7 +285,8 @@ impl RoundState {
         }
     }
 
-    /// Lets a node compare all its chunks anew. What it has found so far is repaired.
+    /// Lets a node compare all its chunks anew. The missing chunks that the comparison under way
+    /// has found so far are still repaired.
     fn compare_anew(&mut self, node: StorageId) {
         self.checked.remove(&node);
         if let Some(comparison) = self.comparison.take_if(|it| it.node == node) {
@@ -292,8 +294,8 @@ impl RoundState {
         }
     }
 
-    /// The comparison under way, or the next one that is due at `now_ns`. The caller notes its next
-    /// page, or returns the comparison.
+    /// Takes the comparison under way, or else the next one that is due at `now_ns`. The caller
+    /// notes its next page, or puts the comparison back.
     pub(super) fn next_comparison(&mut self, members: &Members, now_ns: u64) -> Option<Comparison> {
         if let Some(comparison) = self.comparison.take() {
             let member = members.member(comparison.node);
@@ -307,8 +309,8 @@ impl RoundState {
             let is_done = checked.is_some_and(|it| it.0 == member.life && now_ns < it.1);
             !is_done && self.may_compare(member)
         };
-        // Nodes are compared in turn, so that one whose comparison fails, or begins again, keeps no
-        // other node from its own.
+        // Nodes take turns, so that a node whose comparison fails, or begins again, does not delay
+        // the comparisons of other nodes.
         let turn = |storage: StorageId| {
             let had_its_turn = self.compared_last.is_some_and(|last| storage <= last);
             (had_its_turn, storage)
@@ -327,8 +329,9 @@ impl RoundState {
             && !self.unlisted.contains_key(&member.storage)
     }
 
-    /// Notes a page of a comparison. After the last page, the node is due again at `due_ns`. Found
-    /// chunks begin a round when the comparison ends, or when they are as many as a round repairs.
+    /// Notes a page of a comparison. After the last page, the node is due again at `due_ns`. The
+    /// found chunks begin a round when the comparison ends, or when their number reaches the limit
+    /// of a round.
     pub(super) fn note_page(
         &mut self,
         mut comparison: Comparison,

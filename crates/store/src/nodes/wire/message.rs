@@ -177,15 +177,15 @@ wire_messages! {
         /// Offset at which it ends.
         end: u64,
     }
-    /// Client → node: promise the epoch durably, for this extent even if you do not have it, and
-    /// say what you have of it.
+    /// Client → node: promise the epoch durably for this extent, even if you do not have it. Then
+    /// report your replica of the extent.
     FenceLog = 24 {
         /// Extent in question.
         at: ExtentAt,
         /// Volume and epoch of the new owner.
         stamp: Stamp,
     }
-    /// Client → node: say what you have of this extent, and promise nothing.
+    /// Client → node: report your replica of this extent, without a promise.
     InspectLog = 25 { /** The extent. */ at: ExtentAt }
     /// Node → client: answer to [`StoreMessage::FenceLog`] and [`StoreMessage::InspectLog`].
     ReplicaIs = 26 {

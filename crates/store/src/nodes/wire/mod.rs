@@ -52,8 +52,8 @@ pub use status::{
 };
 
 /// The highest three bits of a version. Messages of the pool have none of them, those of FlexKV
-/// have 0x80, and those of offloaded jobs have 0x60. So a manager tells the messages apart by their
-/// first byte.
+/// have 0x80, and those of offloaded jobs have 0x60. So a manager distinguishes the messages by
+/// their first byte.
 const MARK: u8 = 0x40;
 
 /// Version of the messages; the first byte of each, and of each envelope.

@@ -86,7 +86,8 @@ pub struct RepairStatus {
     /// Number of copies of extents that are to be made.
     pub extents_left: u64,
     /// Number of blobs and sealed extents with fewer copies than wanted, because the cluster has
-    /// too few domains. Those of which a node that leaves has a copy count for that node.
+    /// too few domains. If a node that leaves has a copy of such an object, the object counts for
+    /// that node instead.
     pub waiting_for_domains: u64,
     /// Number of blobs and extents of which the nodes that answer hold too little for a repair.
     pub unrepairable: u64,
@@ -100,7 +101,8 @@ pub struct RepairStatus {
     pub failed: u64,
     /// Debt by node. A node without debt has no entry.
     pub nodes: Vec<NodeDebt>,
-    /// Number of extents that may lack a copy, unless a node has it that does not list its extents.
+    /// Number of extents that lack a copy, unless a node that does not list its extents has that
+    /// copy.
     pub extents_unknown: u64,
     /// Number of extents that the last round compared.
     pub extents_compared: u64,
@@ -116,8 +118,8 @@ pub struct RepairStatus {
     pub coding_files: u64,
     /// Length of these files in bytes.
     pub coding_bytes: u64,
-    /// Number of extents that lack a copy, because the nodes that would get one refuse it: they
-    /// keep longer replicas of their own. They count neither as left nor as failed.
+    /// Number of extents that lack a copy because the nodes that would get one refuse it. These
+    /// nodes keep longer replicas of their own. Such extents count neither as left nor as failed.
     pub extents_refused: u64,
 }
 wire_struct!(RepairStatus {

@@ -183,7 +183,8 @@ pub struct StorageClusterStatus {
     pub root_set: RootSet,
     /// Silence, in milliseconds, after which a node counts as lost.
     pub lost_after_ms: u64,
-    /// What the manager waits for, as a sentence. Empty if it waits for nothing.
+    /// Sentence that names the condition for which the manager waits. Empty if it waits for
+    /// nothing.
     pub waits_for: String,
     /// The nodes, by identity.
     pub nodes: Vec<NodeStanding>,

@@ -240,7 +240,8 @@ fn read_frame(log: LogId, bytes: &[u8], offset: usize) -> Option<Frame> {
     while !reader.is_empty() {
         records.push(Record::read(&mut reader)?);
     }
-    // No writer knows bytes after its own to be acknowledged.
+    // A writer cannot know that bytes after its own frame are acknowledged, so such a frame is
+    // damaged.
     (acknowledged <= offset as u64).then_some(Frame { records, acknowledged, end })
 }
 

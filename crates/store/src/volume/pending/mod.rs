@@ -11,8 +11,8 @@
 //!    that was given up is never named.
 //! 2. An object is named, pending, waiting to be released, or a stray.
 //! 3. An object is released only after the record that took its last name is durable.
-//! 4. A limited number of releases is due and waits for the pool. What exceeds it is left to a
-//!    release of strays, which finds it as an object that is neither named nor pending.
+//! 4. A limited number of releases is due and waits for the pool. Objects beyond this limit become
+//!    strays. A release of strays finds them, because they are neither named nor pending.
 //! 5. An object waits in one release at most, and so do all strays together.
 //!
 //! A pure value. Failure: a refused release is put back and is due again after [`RETRY`]. Every
@@ -201,8 +201,8 @@ impl Pending {
         }
     }
 
-    /// Checks that the records name only objects that they may name. Returns them with the newest
-    /// layouts of pending logs. Errors: `InvalidArgument`.
+    /// Checks that the records name no object that is neither pending nor the present content of
+    /// its file. Returns them with the newest layouts of pending logs. Errors: `InvalidArgument`.
     pub(super) fn prepare<'a>(
         &self,
         state: &NamespaceState,
@@ -300,8 +300,8 @@ impl Pending {
         due
     }
 
-    /// Whether releases are due that another thread should take. Of more than [`DUE_MAX`] releases
-    /// that wait for the pool alone, the last ones become strays, and a release of strays is due.
+    /// Whether releases are due that another thread should take. If more than [`DUE_MAX`] releases
+    /// wait for the pool alone, the last ones become strays, and a release of strays is due.
     pub(super) fn has_due(&mut self, time: ReleaseTime) -> bool {
         let (holds, waiting) = (&self.holds, &mut self.waiting);
         let (mut free, mut has_due) = (0, false);
@@ -336,7 +336,7 @@ impl Pending {
         release.not_before_ns = now_ns.saturating_add(pause.as_nanos() as u64);
         release.refusals += 1;
         if release.object == Superfluous::Strays {
-            // A later request for the same waits as long as this one.
+            // A later release of the same object waits as long as this one.
             self.releases.retain(|waiting| waiting.object != Superfluous::Strays);
             self.waiting.remove(&release.object);
         }

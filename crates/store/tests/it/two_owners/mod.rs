@@ -41,7 +41,7 @@ const STEPS: usize = 40;
 /// Number of the call of an operation at which it is interrupted, at most.
 const CALLS_MAX: u64 = 8;
 
-/// What interrupts an operation.
+/// Event that interrupts an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Interruption {
     Kill,
@@ -49,7 +49,7 @@ enum Interruption {
     TakeOver,
 }
 
-/// What an interruption left.
+/// State after an interruption.
 #[derive(Debug)]
 enum Interrupted {
     /// The pool after all processes died.
@@ -314,7 +314,7 @@ impl Run {
         self.open(pool, loss)
     }
 
-    /// Goes on with `pool`, on which no process of before lives.
+    /// Continues on `pool`, on which no earlier process runs.
     fn open(&mut self, pool: MemoryPool, loss: Loss) -> Result<(), String> {
         let owner = Owner::take_over(pool, self.sabotage, self.rng.u64(..));
         let owner = owner.map_err(|error| format!("no open after {loss:?}: {error}"))?;

@@ -1,11 +1,11 @@
-//! What the files of a volume may contain, as far as its owners were told.
+//! Contents that the files of a volume may have, given the answers that its owners received.
 
 use std::collections::BTreeMap;
 
 /// Number of bytes at the beginning of a file that no other file has.
 pub(super) const OWN_BYTES: usize = 8;
 
-/// What happened since the last owner wrote.
+/// Losses since the last owner wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Loss {
     /// Owners died or lost the volume.
@@ -145,8 +145,8 @@ impl Model {
         bytes(one).is_some() && bytes(one) == bytes(other)
     }
 
-    /// Whether [`Model::are_one_file`] is certain: not if both files lost the bytes that tell them
-    /// apart.
+    /// Whether [`Model::are_one_file`] is certain: it is not if both files lost the bytes that
+    /// distinguish them.
     pub(super) fn knows_whether_one_file(&self, one: &str, other: &str) -> bool {
         let is_short = |path: &str| match self.certain(path) {
             Some(Expected::Exact(bytes)) => bytes.len() < OWN_BYTES,

@@ -51,7 +51,7 @@ fn holder_that_managers_call_down_keeps_a_retained_blob() {
     let blob = bench.write(FileClass::ValueSst, &bytes);
     let holders = decode_hint(blob.id, &blob.hint).unwrap().holders;
     assert_eq!(holders.len(), 6);
-    // Only the managers do not hear of them.
+    // The nodes answer this client, and only the managers do not hear of them.
     let silent: Vec<StorageId> = holders[..3].iter().map(|holder| holder.storage).collect();
     bench.nodes.set_down(&silent);
     bench.blobs.retain(&blob, OTHER).unwrap();

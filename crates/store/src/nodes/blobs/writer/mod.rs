@@ -14,7 +14,7 @@
 //! | `seal` | descriptors with the final holders |
 //!
 //! A blob that may be coded gets its nodes when the first stripe is full or the blob ends. Until
-//! then its scheme is open, because a blob under 1 MiB has replicas whatever its class is.
+//! then its scheme is undecided, because a blob under 1 MiB has replicas in every class.
 //!
 //! Invariants:
 //! 1. A seal returns when all chunks are durable with a descriptor that names the final holders.
@@ -211,13 +211,14 @@ impl BlobWrite {
         !state.is_sealed && (state.ended.is_none() || state.running > 0)
     }
 
-    /// Waits until nothing is on its way to a node any more. The writer has ended before.
+    /// Waits until nothing is on its way to a node any more. The caller has ended the writer
+    /// before.
     pub(super) async fn drained(&self) {
         self.wait_until(|state| (state.running == 0).then_some(())).await;
     }
 
-    /// Forgets a writer that was dropped and has nothing on its way any more. A release of the blob
-    /// finds it until then, and waits for it.
+    /// Forgets a writer that was dropped, once nothing is on its way to a node any more. Until then
+    /// a release of the blob finds the writer, and waits for it.
     fn forget_if_over(&self) {
         let is_over = {
             let state = self.state.lock();

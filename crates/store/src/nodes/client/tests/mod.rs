@@ -29,7 +29,7 @@ use crate::ids::{BlobId, LogId, VolumeId};
 const SECOND: Duration = Duration::from_secs(1);
 const READ: CallOptions = CallOptions::new(TrafficClass::Foreground, SECOND);
 
-/// What the nodes and the manager of a test know.
+/// State that the nodes and the manager of a test share.
 #[derive(Default)]
 struct Script {
     members: Members,

@@ -193,7 +193,7 @@ impl Extent {
     }
 }
 
-/// An extent that ended without acknowledged bytes, and whose replicas are to be sealed.
+/// An extent that ended without acknowledged bytes, and whose replicas must be sealed.
 #[derive(Clone, Debug)]
 struct EmptyExtent {
     /// Offset at which the extent begins and ends.
@@ -648,8 +648,8 @@ impl QuorumWriter {
             !may_seal
         });
         for extent in &mut self.closing {
-            // No replica needs to be sealed at an end that a recovery might not find, unless the
-            // log ends there.
+            // A replica is sealed only after its end is recorded, because a recovery might not find
+            // an unrecorded end. At the end of the log, the seals come first.
             let may_seal = is_log_ending || self.recorded >= extent.version;
             let Some(end) = extent.record.end.filter(|_| may_seal) else { continue };
             let number = extent.record.number;
@@ -689,7 +689,7 @@ impl QuorumWriter {
         }
     }
 
-    /// Takes extents off the list whose replicas have all sealed, from the front, so that the
+    /// Removes extents from the front of the list while all their replicas have sealed. So the
     /// layout keeps its order.
     fn retire(&mut self) {
         let is_complete = |extent: &Extent| {
@@ -719,7 +719,7 @@ impl QuorumWriter {
         self.actions.push_back(WriterAction::Record { version, layout });
     }
 
-    /// Sends what the replicas of the open extent have not got.
+    /// Sends the bytes that were not sent to the replicas of the open extent yet.
     fn send(&mut self) {
         let Some(open) = &mut self.open else { return };
         let (extent, extent_start) = (open.record.number, open.record.start);

@@ -4,8 +4,8 @@
 //! [`Recovery`](super::Recovery) owns one [`ExtentRecovery`] per extent that is not sealed.
 //!
 //! Invariants:
-//! 1. The chosen end never grows: a node that fails takes its answer away, and later answers do not
-//!    move the end.
+//! 1. The chosen end never grows: the answer of a node that fails no longer counts, and later
+//!    answers do not move the end.
 //! 2. A node that sealed has all bytes through the end.
 //! 3. A damaged answer may supply bytes but proves nothing: an end is chosen with it only if the
 //!    other answers suffice to find every synced byte.
@@ -69,7 +69,8 @@ struct Source {
     /// Whether the node was in the ensemble of the writer, so that its answer counts.
     is_member: bool,
     /// Whether the node has failed since its last answer. It is asked again, but another node may
-    /// already seal in its place. Otherwise two nodes that fail in turns would never be replaced.
+    /// already seal in its place. Without this flag, two nodes that fail alternately would never be
+    /// replaced.
     has_failed: bool,
 }
 
@@ -214,7 +215,8 @@ impl ExtentRecovery {
             && !self.sources.iter().any(|source| source.has_all(end))
         {
             // The only source of the longest prefix has failed, and no node has sealed. A seal that
-            // is under way may still add bytes to a node; they are behind the next end.
+            // is under way may still add bytes to a node. Those bytes lie after the next chosen
+            // end, so they do no harm.
             self.phase = ExtentPhase::Reading;
         }
         if self.phase == ExtentPhase::Reading {

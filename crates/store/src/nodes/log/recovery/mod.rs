@@ -9,8 +9,8 @@
 //! 2. For the open extent it waits until enough nodes without limbo have answered to find every
 //!    acknowledged byte, or until all nodes have answered. Enough are two of three for a quorum
 //!    log, and one for a manifest ([`AckRule::recovery_answers`]). A node in *limbo* may have lost
-//!    unsynced bytes. It may supply bytes, but what it lacks may have been acknowledged. The bytes
-//!    of a manifest are synced when they are acknowledged, so limbo does not matter there. A
+//!    unsynced bytes. It may supply bytes, but bytes that it lacks may have been acknowledged. The
+//!    bytes of a manifest are synced when they are acknowledged, so limbo does not matter there. A
 //!    *damaged* node has lost synced bytes. It may supply bytes as well, but it never counts as an
 //!    answer.
 //! 3. The end is that of the longest prefix with valid checksums. An extent with a recorded end has
@@ -18,7 +18,7 @@
 //!    where the longest prefix ends.
 //! 4. If acknowledged bytes may be missing, the driver makes this fact durable before any node
 //!    seals the extent ([`RecoveryAction::KeepLoss`]). A seal ends limbo and damage, so the nodes
-//!    would not tell a later recovery of the loss.
+//!    would not report the loss to a later recovery.
 //! 5. Two nodes get all bytes of an extent and seal it, which syncs.
 //! 6. The recovery records the layout with the end. Only then does the caller use a byte.
 //!
@@ -55,9 +55,9 @@ archipelago_base::fault_switches! {
     RecoverySabotage {
         /// Reads do not fence.
         no_fence,
-        /// The recovery believes nodes in limbo.
+        /// The recovery counts answers of nodes in limbo.
         no_limbo,
-        /// The recovery believes nodes that have lost synced bytes.
+        /// The recovery counts answers of nodes that have lost synced bytes.
         believes_damaged,
     }
 }
@@ -70,8 +70,8 @@ pub struct FencedAnswer {
     pub valid_end: u64,
     /// Whether the node may have lost unsynced bytes of the extent.
     pub is_in_limbo: bool,
-    /// Whether the node has lost synced bytes of the extent. What it has is a valid prefix, and its
-    /// end proves nothing.
+    /// Whether the node has lost synced bytes of the extent. The bytes that it has are a valid
+    /// prefix, and their end proves nothing about the end of the extent.
     pub is_damaged: bool,
 }
 
@@ -269,7 +269,7 @@ impl Recovery {
             extent.advance(self.rules, &mut self.actions);
         }
         self.report_loss();
-        // Nothing follows an extent that lost bytes of its end.
+        // The log ends with an extent that lost bytes of its end, so no extent follows.
         let cut = self.extents.iter().position(ExtentRecovery::is_cut);
         let kept = cut.map_or(self.extents.len(), |cut| cut + 1);
         if self.extents[..kept].iter().all(ExtentRecovery::is_sealed) {
@@ -278,7 +278,7 @@ impl Recovery {
         }
     }
 
-    /// Asks the driver to keep the fact of a loss, if it is news.
+    /// Asks the driver to keep the fact of a loss, unless it was asked before.
     fn report_loss(&mut self) {
         let may_miss = self.extents.iter().any(ExtentRecovery::may_miss_unsynced);
         if may_miss && !self.rules.is_loss_kept && !self.is_loss_reported {

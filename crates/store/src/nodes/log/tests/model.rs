@@ -355,7 +355,7 @@ impl Run {
         self.deliveries.push(Delivery { to, replica, reply });
     }
 
-    /// What a storage node does with a request.
+    /// Handles a request as a storage node does, and returns the reply.
     fn serve(&mut self, process: Process, id: StorageId, request: &Request) -> Reply {
         let epoch = process as u64 + 1;
         let supplier = match request {
@@ -693,7 +693,7 @@ impl Run {
                 }
             }
             let Some(recovery) = &mut self.recoveries[process - 1] else { break };
-            // A node that is lost for good leaves the rest to the operator.
+            // If a node is lost for good, the operator must accept the loss of its bytes.
             if round > 100 && self.nodes.values().any(|node| node.is_lost) {
                 recovery.accept_loss();
             }

@@ -15,7 +15,7 @@
 //! 1. Appends leave in order and without gaps from the confirmed end on.
 //! 2. Nothing leaves behind an end that was chosen for the extent, from the choice on.
 //! 3. A seal leaves when the node has confirmed all bytes before its end and nothing is under way.
-//! 4. A stream that is over sends nothing.
+//! 4. A stream that has ended sends nothing.
 //!
 //! Thread-safety: none; the lock of the writer guards the value.
 //! Failure: a stream fails if its node refuses for good, or has answered nothing for the patience.
@@ -266,7 +266,8 @@ impl ReplicaStream {
             }
             Err(LogFailure::OtherLength(len)) => self.has_other_length(len, now_ns, patience),
             Err(LogFailure::Passing(text)) => self.repeat(text, now_ns, patience),
-            // A node that is down should not hold up a log that needs all replicas.
+            // The patience is shorter here, so that a node that is down delays a log with all
+            // replicas only briefly.
             Err(LogFailure::Unreachable(text)) => self.repeat(text, now_ns, patience / 4),
             Err(LogFailure::Refused(text) | LogFailure::NotThere(text)) => self.fail(text),
         }
@@ -302,8 +303,8 @@ impl ReplicaStream {
         StreamVerdict::Progress(self.confirmed)
     }
 
-    /// Handles the answer that the node has bytes through `len`: an append arrived twice, or before
-    /// an earlier one.
+    /// Handles the answer that the node has bytes through `len`. The reason may be an append that
+    /// arrived twice, or that arrived before an earlier append.
     fn has_other_length(&mut self, len: u64, now_ns: u64, patience: Duration) -> StreamVerdict {
         if len < self.confirmed.written {
             return self.fail(format!("it lost the bytes from {len} on"));
@@ -335,7 +336,8 @@ impl ReplicaStream {
         if now_ns.saturating_sub(since_ns) >= patience.as_nanos() as u64 {
             return self.fail(text);
         }
-        // Messages that were under way together fail together, and count once.
+        // Messages that were under way at the same time fail for the same reason, so only the first
+        // failure sets a pause.
         if !self.is_going_back {
             self.resume_ns = now_ns + self.pause_ns;
             self.pause_ns = (self.pause_ns * 2).min(PAUSE_NS_MAX);

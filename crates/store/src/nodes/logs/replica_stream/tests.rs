@@ -1,4 +1,4 @@
-//! The order of a stream's messages, and what failures do to it.
+//! Tests of the order of a stream's messages, with and without failures.
 
 use std::time::Duration;
 

@@ -7,17 +7,18 @@
 //! which bytes the log has. All other logs are those of the store below.
 //!
 //! A recovery recovers all four logs, which fences them before a byte is read. Then it reads the
-//! headers of the parent. A group whose segments are not all there ends the log. The layout with
+//! headers of the parent. The log ends before the first group that lacks a segment. The layout with
 //! the four ends and the length is one record, so every later recovery finds the same groups.
 //!
 //! Invariants:
 //! 1. A group is acknowledged when all its segments are.
-//! 2. The layout of a striped log has those of all four logs. Two changes are kept one after the
-//!    other, so the newest one has both.
+//! 2. The layout of a striped log has the layouts of all four logs. Two changes are kept one after
+//!    the other, so the newer layout has both changes.
 //! 3. A striped log keeps its form: the layout says whether a log is striped.
-//! 4. A layout that names the log has all its parts. A part may move to other nodes while the
-//!    others are being created, and the first layout of the whole log then has its newest one.
-//! 5. No thread that is late with a layout replaces the last one of a part.
+//! 4. A layout of the striped log has the layouts of all its parts. If a part moves to other nodes
+//!    while other parts are being created, the first layout of the striped log has the newest
+//!    layout of that part.
+//! 5. A thread that reports a layout late never replaces the last layout of a part.
 //!
 //! Thread-safety: as for the store below.
 //! Failure: that of the store below. The first error of one of the four logs ends the log.
@@ -124,9 +125,9 @@ impl PartLayouts {
         }
     }
 
-    /// Notes a layout that the writer of a part has made. A thread may be late with it, so the
-    /// layout of a part that has ended stays. Returns whether the whole log needs it now: the
-    /// layout of a log that is being created has it anyway.
+    /// Notes a layout that the writer of a part has made. A thread may report it late, so the
+    /// layout of a part that has ended stays. Returns whether the layout of the striped log must be
+    /// kept now. While the striped log is being created, its first layout includes this one anyway.
     fn changed(&mut self, part: usize, layout: &Layout) -> bool {
         if self.have_ended[part] {
             return false;
@@ -211,7 +212,8 @@ impl StripedLogs {
             let keeper = Arc::new(PartKeeper { whole: Arc::clone(&whole), part });
             NewLog { id: part_id(id, part), volume, epoch, class, keeper }
         };
-        // The parent comes first: it alone shows that an identity was used before.
+        // The parent is created first, because only the parent shows that an identity was used
+        // before.
         let (parent, layout) = self.logs.create(part(0))?;
         whole.parts.lock().created(0, layout);
         let mut writers = vec![parent];

@@ -43,7 +43,7 @@ pub(super) struct GroupIndex {
 
 impl GroupIndex {
     /// Reads the headers of the parent, which is the first of `parts`. The groups end at `len` if
-    /// the log has ended, and otherwise at the first one that is not there as a whole.
+    /// the log has ended, and otherwise before the first group that is incomplete.
     pub(super) fn scan(
         id: LogId,
         parts: &dyn LogSetReader,

@@ -105,7 +105,8 @@ fn recovery_after_a_kill_ends_at_a_group() {
         writer.position().wait(71_000).expect("acknowledged");
         submit(&mut *writer, 66_000);
         submit(&mut *writer, 80_000);
-        // What was not acknowledged is there in part after a kill, and as a whole otherwise.
+        // After a kill, a part of the unacknowledged groups exists. Without a kill, all of them
+        // exist.
         let after = striped(&if seed % 4 == 0 { pool.kill_clone(seed) } else { pool.clone() });
         let (recovered, bytes) = recover(&after, &kept.newest(ID), 2);
         assert!(pattern(0..217_000).starts_with(&bytes), "seed {seed}");

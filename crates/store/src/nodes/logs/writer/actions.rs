@@ -124,7 +124,7 @@ impl LogCore {
         failed.iter().for_each(|node| self.requests.suspect(*node));
         let without_bytes = state.layout.extents.last().filter(|extent| extent.start == end);
         if let Some(extent) = without_bytes.map(|extent| extent.number) {
-            // No repair replaces these replicas, because the extent leaves the layout.
+            // No repair replaces these replicas, because the layout no longer has the extent.
             for node in failed {
                 state.note_left_empty(ReplicaId { extent, node: *node }, end);
             }

@@ -35,7 +35,7 @@ const REPAIR_PAUSE: Duration = Duration::from_secs(1);
 
 /// Extents in a row that began at the same offset of the log, because their nodes took no byte.
 ///
-/// Nodes that answer each append with a refusal at once would otherwise get thousands of extents a
+/// Without this limit, nodes that refuse each append immediately would get thousands of extents a
 /// second until the log fails.
 #[derive(Debug, Default)]
 pub(super) struct EmptyExtents {
@@ -196,7 +196,7 @@ impl LogCore {
         let mut all = holders.clone();
         while all.len() < nodes.len() {
             let avoid: Vec<StorageId> = nodes.iter().chain(&all).copied().collect();
-            // If the pool has no other node, one that failed may be up again.
+            // If the pool has no other node, a node that failed may be up again.
             let added = match replace_replica(&self.requests, &all, &avoid).await {
                 Err(_) => replace_replica(&self.requests, &all, &all).await,
                 added => added,

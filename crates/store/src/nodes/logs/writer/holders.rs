@@ -13,10 +13,11 @@
 //!
 //! Invariants:
 //! 1. An extent ends only if the pool takes the next one on at least as many nodes as stay.
-//! 2. The pauses between extents that looks begin grow. So a node that the manager reports as up,
-//!    and that this process does not reach, costs few extents.
-//! 3. A look tries to seal a limited number of replicas, and none of a node after a failure there.
-//!    So such a node does not keep the task from looking at the members.
+//! 2. The pause before a look may end the next extent grows each time. So a node that the manager
+//!    reports as up, and that this process does not reach, costs few extents.
+//! 3. A look tries to seal a limited number of replicas. After a failure on a node it tries no
+//!    further replica of that node. So such a node does not keep the task from looking at the
+//!    members.
 //! 4. A replica without acknowledged bytes is sealed only after a layout without its extent is
 //!    kept.
 //!
@@ -35,7 +36,7 @@ use super::super::placing::{reachable_nodes, wants_other_nodes};
 use super::super::requests::LogFailure;
 use super::{LogCore, LogState};
 
-/// Longest pause between two extents that looks begin.
+/// Longest pause before a look may end another extent.
 const PAUSE_MAX: Duration = Duration::from_secs(600);
 /// Number of pauses after which the next extent counts as the first one again.
 const PAUSES_OF_REST: u64 = 10;
@@ -79,8 +80,8 @@ impl LogState {
         }
     }
 
-    /// Takes the replicas that may be sealed now. A recovery must not find the extent of one that
-    /// has no acknowledged byte, so such a replica waits until all layouts are kept.
+    /// Takes the replicas that may be sealed now. A recovery must not find an extent without
+    /// acknowledged bytes. So a replica of such an extent waits until all layouts are kept.
     fn take_left_replicas(&mut self) -> Vec<LeftReplica> {
         let is_kept = self.record.is_none() && !self.is_keeping;
         let extents = &self.layout.extents;
@@ -203,11 +204,13 @@ impl LogCore {
         state.left_replicas.truncate(LEFT_MAX);
     }
 
-    /// Seals a replica that a repair has left. Returns whether its node has no open one any more.
+    /// Seals a replica that a repair has left. Returns whether its node has no open replica of the
+    /// extent any more.
     async fn seal_left_replica(&self, left: &LeftReplica) -> bool {
         let LeftReplica { to, start, end } = *left;
         let len = match self.requests.seal(to, start, end).await {
-            // A node without the replica, or of a later epoch, is none of this writer's concern.
+            // The node has no such replica, or has promised a later epoch, so this writer has
+            // nothing to seal there.
             Ok(_) | Err(LogFailure::NotThere(_) | LogFailure::Fenced(_)) => return true,
             Err(LogFailure::OtherLength(len)) => len,
             Err(failure) => {

@@ -110,7 +110,7 @@ struct LogState {
     sync_wanted: u64,
     /// Ended extents that tasks repair, with the nodes that have all bytes.
     repairs: BTreeMap<u32, Vec<StorageId>>,
-    /// Replicas of nodes that failed, in whose place repairs have put others.
+    /// Replicas of nodes that failed. Repairs have put other replicas in their place.
     left_replicas: Vec<LeftReplica>,
     submitted: u64,
     append_times: AppendTimes,
@@ -332,7 +332,7 @@ impl LogCore {
         polled
     }
 
-    /// Keeps a layout, and repeats that for a while. The caller has taken the record.
+    /// Keeps a layout, and tries again for a while if that fails. The caller has taken the record.
     fn keep(self: &Arc<Self>, mut record: PendingRecord) {
         let started_ns = self.now_ns();
         loop {
@@ -350,7 +350,8 @@ impl LogCore {
         }
     }
 
-    /// Asks the keeper once to keep a layout. If it does, another thread may keep the next one.
+    /// Asks the keeper once to keep a layout. If the keeper succeeds, another thread may keep the
+    /// next layout.
     fn keep_once(self: &Arc<Self>, record: &PendingRecord) -> Result<()> {
         let PendingRecord { version, layout } = record;
         let kept = VolumeLog { volume: self.requests.stamp.volume, layout: layout.clone() };

@@ -4,11 +4,13 @@
 //!
 //! A name has a cell once the member has accepted a value for it. All other names share one
 //! promise, so a read of a name that does not exist leaves no cell. The shared promise may be
-//! larger than what was promised for such a name. That is safe, and costs a proposer another round.
+//! larger than the promise that the member gave for such a name. That is safe, and costs a proposer
+//! another round.
 //!
 //! The values of a member leave it and reach it in pages of names ([`CellPage`]), because they may
 //! exceed a message. A retired member changes its cells by later values only, and drops none. So
-//! pages that it gives at different times have at least what it knew when it retired.
+//! the pages that it gives at different times have at least the values that it knew when it
+//! retired.
 //!
 //! Invariants:
 //! 1. The promise of a name never shrinks, and is at least the accepted ballot.
@@ -132,7 +134,7 @@ pub enum Membership {
     None,
     /// The member answers proposers of this set.
     Active(RootSet),
-    /// The member has left a set for the next one, whose members are here.
+    /// The member has left a set for the next one. The variant has the members of that next set.
     Retired {
         /// The set that follows.
         next: RootSet,
@@ -147,11 +149,12 @@ pub enum Membership {
 }
 
 impl Membership {
-    /// Number of the first set that a node may join which drops everything that it knows.
+    /// Number of the first set that a node may join after it has dropped everything that it knows.
     fn least(&self) -> u64 {
         match self {
             Self::None => 0,
-            // What it has promised and accepted in this set is gone.
+            // The node has dropped its promises and accepted values of this set, so it must not
+            // join this set again.
             Self::Active(known) => known.number + 1,
             Self::Retired { next: known } | Self::Joining(known) => known.number,
             Self::Copying { least } => *least,
@@ -441,8 +444,8 @@ impl Acceptor {
             Membership::Active(old) | Membership::Joining(old) if old.number + 1 == next.number => {
                 true
             }
-            // Another process has moved the member on. It still has all that it knew in the old
-            // set.
+            // Another process has brought the member into the next set. The member still has all
+            // values that it knew in the old set.
             Membership::Retired { next: known }
             | Membership::Joining(known)
             | Membership::Active(known)
@@ -474,7 +477,7 @@ impl Acceptor {
                 return self.wrong_set();
             }
             Membership::Copying { least } if *least > number => return self.wrong_set(),
-            // No sender makes such a page.
+            // A correct sender never sends an empty page with more pages behind it.
             _ if page.has_more && page.cells.is_empty() => return self.wrong_set(),
             _ => {}
         }
@@ -519,7 +522,7 @@ impl Acceptor {
                 self.state.membership = Membership::Retired { next: root_set.clone() };
             }
             Membership::Retired { next } if next.number == root_set.number => {}
-            // What the node knows from an earlier membership is outdated.
+            // The values that the node has from an earlier membership are outdated.
             earlier => {
                 self.state.membership = Membership::Copying { least: earlier.least() };
                 self.state.cells.clear();

@@ -25,14 +25,15 @@
 //!    with all its values, page by page.
 //! 3. The members of the new set get all values of this majority with their ballots, page by page,
 //!    and keep the larger ballot of each. A member has the copy when it has all pages.
-//! 4. When a majority of the new set has the copy, its members that have it answer. A member that
-//!    counted before its copy could form a majority that does not know the last write.
+//! 4. When a majority of the new set has the copy, its members that have it answer. If a member
+//!    counted before it has its copy, it could be part of a majority that does not know the last
+//!    write.
 //!
 //! So the steps need a majority of the old set and one of the new set. A member that is down
 //! meanwhile, also a new one, gets its copy by a repetition of the steps or by the next change.
 //!
-//! A ballot begins with the number of the root set. Ballots of a new set are therefore above all
-//! that a copy brings, however late the copy arrives.
+//! A ballot begins with the number of the root set. Every ballot of a new set is therefore larger
+//! than all ballots in a copy, even if the copy arrives late.
 //!
 //! Invariants:
 //! 1. A member never accepts a ballot below its promise, and its promise survives its crash.

@@ -6,8 +6,8 @@
 //!    before. Members that got it by a copy have not accepted it.
 //! 3. A change is applied at most once. [`ProposalResult::Lost`] means that it was not applied and
 //!    never will be.
-//! 4. A proposal that follows a replacement of its root set remembers the rounds in the old set, so
-//!    invariant 3 holds over both sets.
+//! 4. A proposal that continues on the next root set keeps the state of its rounds in the old set,
+//!    so invariant 3 holds over both sets.
 //!
 //! Thread-safety: none; the caller owns the value.
 //! Failure: a round that was outbid or lost its majority asks for a retry after a random pause. A
@@ -158,8 +158,8 @@ impl Proposal {
         self.newer.as_ref()
     }
 
-    /// Continues the operation on a newer root set. The caller has not used an outcome that the old
-    /// set gave: the operation has not ended, or it ended because the set was replaced.
+    /// Continues the operation on a newer root set. The caller has not used an outcome from the old
+    /// set. Either the operation has not ended, or it ended because the set was replaced.
     ///
     /// A value that the old set chose is in the copies of the new one. A value that the old set
     /// only may have accepted may be in them or not, and a round of the new set decides that.

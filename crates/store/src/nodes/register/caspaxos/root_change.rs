@@ -11,24 +11,24 @@
 //! all values of the old one.
 //!
 //! A member of the old set that was not active in it yet may retire as well. So the majority of the
-//! old set that the change needs may differ from the one that has answered. If the member has its
-//! copy, it knows all that was chosen before the old set, and it has never accepted anything in the
-//! old set. If it lacks the copy, it first gets that of a member that has retired. The values of
-//! the old set that come with it count as accepted by the member, which has not promised anything
-//! in the old set before.
+//! old set that retires may differ from the majority that answered proposers. If such a member has
+//! its copy, it knows all values that were chosen before the old set, and it has never accepted
+//! anything in the old set. If it lacks its copy, it first gets a copy from a member that has
+//! retired. The values of the old set that come with it count as accepted by the member, which has
+//! not promised anything in the old set before.
 //!
 //! Values travel in pages of names. A member has retired when it has given all its pages. A member
-//! has a copy when it has taken all pages of this change, one after the other, and it says itself
-//! whether a page continues them. If it does not, the change begins with the first page again.
-//! Later pages may have more than the values of the members that had retired when the first one was
-//! sent. That changes nothing, because each name is a register of its own.
+//! has a copy when it has taken all pages of this change, one after the other. The member itself
+//! says whether a page continues the pages before it. If it does not, the change begins with the
+//! first page again. Later pages may also have values of members that retired after the first page
+//! was sent. That changes nothing, because each name is a register of its own.
 //!
 //! Invariants:
 //! 1. No member counts before it has the values of a retired majority itself.
 //! 2. The new set answers only when a majority of it has the values.
 //! 3. The steps may be repeated, also by several processes: retiring, copying and activating change
-//!    nothing when they were done. Of two processes that copy to one member, the one that began
-//!    last goes on, and the other one begins again.
+//!    nothing when they were done. If two processes copy to one member, the process that began last
+//!    continues, and the earlier process begins again.
 //!
 //! Thread-safety: none; the caller owns the value.
 //! Failure: the change waits for a majority of the old set, and for one of the new set. The driver
@@ -86,7 +86,7 @@ pub struct RootChange {
     retiring: BTreeMap<StorageId, String>,
     /// Members of the old set that have retired, and have given all their values.
     retired: BTreeSet<StorageId>,
-    /// Members of the old set that got its values since the driver asked last.
+    /// Members of the old set that got a copy of the set's values since the driver asked last.
     brought_in: BTreeSet<StorageId>,
     /// Last names of the pages that members have taken so far, by the set that they join.
     copied: BTreeMap<CopyTo, String>,

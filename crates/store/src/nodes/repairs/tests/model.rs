@@ -372,10 +372,10 @@ fn targets(action: &RepairAction) -> Vec<StorageId> {
     }
 }
 
-/// What a run has found wrong.
+/// Runs one seed. The error names the rule that the run broke.
 fn run(seed: u64, sabotage: Option<Sabotage>) -> Result<(), String> {
     let mut model = Model::new(seed, sabotage);
-    // A holder is lost, or leaves while it answers.
+    // The holder is lost, or it leaves the blob while it still answers.
     let leaving = StorageId(1);
     let is_lost = model.rng.bool();
     model.nodes.get_mut(&leaving).unwrap().is_up = !is_lost;
@@ -426,8 +426,8 @@ fn run(seed: u64, sabotage: Option<Sabotage>) -> Result<(), String> {
 
 /// A blob that a volume keeps is readable at any moment after the loss of one more chunk.
 fn check_redundancy(model: &Model, leaving: StorageId, is_lost: bool) -> Result<(), String> {
-    // A volume that retains the blob during two repairs may be missing on the faster one's node
-    // for a moment, so this is asked for the writer alone.
+    // A volume that retains the blob during two repairs may be missing for a moment on the node of
+    // the faster repair. So this check considers the writer's volume alone.
     if !model.truth.contains(&WRITER) {
         return Ok(());
     }
@@ -457,7 +457,8 @@ fn check_end(
     seed: u64,
 ) -> Result<(), String> {
     if model.truth.is_empty() {
-        // What is left are strays, which the owner's next look finds by the lists of the nodes.
+        // The remaining chunks are strays. The owner's next release of strays finds them in the
+        // lists of the nodes.
         let has_strays = model.nodes.values().any(|node| node.is_up && !node.sealed.is_empty());
         return match has_strays && model.is_release_atomic {
             true => Err("a released blob has chunks".to_owned()),

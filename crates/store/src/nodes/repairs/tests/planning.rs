@@ -206,7 +206,7 @@ fn nothing_moves_because_of_a_domain_while_labels_change() {
         let mut planner = RepairPlanner::new(members, Vec::new());
         planner.add_chunk(StorageId(3), &held(1, Scheme::Replicas(3), &[1, 2, 3], true));
         (1..=3).for_each(|node| planner.add_extent(StorageId(node), sealed(1, 100)));
-        // An extent with one copy less than wanted is no matter of labels alone.
+        // An extent that lacks a copy is repaired before the labels settle.
         (1..=2).for_each(|node| planner.add_extent(StorageId(node), sealed(2, 100)));
         planner.finish()
     };

@@ -11,7 +11,7 @@
 //! Invariants:
 //! 1. Every chunk that takes steps has confirmed all bytes before the first retained step.
 //! 2. A node is replaced only while enough other chunks have those bytes: four with RS(4,2), one
-//!    with replicas. If no byte was dropped yet, none is needed.
+//!    with replicas. If no byte was dropped yet, the replacement needs no other chunk.
 //! 3. The nodes of a blob differ from each other.
 //!
 //! Thread-safety: none; the lock of the writer guards the value.
@@ -44,7 +44,7 @@ enum SlotPhase {
     Rebuilding,
     /// The node failed, and no other one was chosen yet.
     Failed,
-    /// The blob does without this copy.
+    /// The blob goes on without this copy.
     Missing,
 }
 
@@ -189,8 +189,8 @@ impl WriteProgress {
         slots.map(of_slot).sum()
     }
 
-    /// Whether most of the other nodes that take steps have confirmed step `number`. A node that is
-    /// late together with the others is not slow; the client's card is.
+    /// Whether most of the other nodes that take steps have confirmed step `number`. If a node is
+    /// late together with the others, the client's card is slow, and not the node.
     pub(super) fn others_have(&self, slot: u8, number: u64) -> bool {
         let others = (0..)
             .zip(&self.slots)

@@ -453,7 +453,7 @@ fn first_page_ends_the_membership_in_earlier_sets() {
         let next = root_set(number, &[1, 2, 4]);
         AcceptorRequest::Retire { next, after: None }
     };
-    // A member of the set before retires, and still gives what it knows.
+    // A member of the previous set retires, and still supplies its values.
     let mut member = Acceptor::founding(root_set(1, &[1, 2, 3]));
     member.handle(install(2, None, true));
     let prepare = AcceptorRequest::Prepare { name: "a".into(), ballot: ballot(9) };
@@ -463,7 +463,7 @@ fn first_page_ends_the_membership_in_earlier_sets() {
         panic!("it has left set 1")
     };
     assert_eq!(known.cells.len(), 5);
-    // A node of an earlier set drops what it knew, and never joins a set again that it has left.
+    // A node of an earlier set drops its values, and never again joins a set that it has left.
     let mut member = Acceptor::founding(root_set(3, &[1, 2, 3]));
     member.handle(install(9, None, true));
     assert_eq!(member.state().membership, Membership::Copying { least: 4 });

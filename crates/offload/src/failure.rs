@@ -1,4 +1,5 @@
-//! Why an attempt of a job has ended without outputs, as its owner and operators learn it.
+//! The reason for which an attempt of a job has ended without outputs, for its owner and for
+//! operators.
 //!
 //! Invariant: a text from another process has at most [`TEXT_BYTES_MAX`] bytes of UTF-8 without
 //! control characters, so it is one line of a log.
@@ -23,8 +24,8 @@ pub const TEXT_BYTES_MAX: usize = 400;
 pub struct ShortText(String);
 
 impl ShortText {
-    /// The text as one line: control characters become spaces, and what is longer than
-    /// [`TEXT_BYTES_MAX`] is cut off.
+    /// The text as one line: control characters become spaces, and the text is cut after
+    /// [`TEXT_BYTES_MAX`] bytes.
     #[must_use]
     pub fn new(text: &str) -> Self {
         let end = text.floor_char_boundary(TEXT_BYTES_MAX);
@@ -71,14 +72,14 @@ pub struct FailedAttempt {
     pub at: AttemptId,
     /// Executor that had it.
     pub executor: ExecutorId,
-    /// Address of the executor, as its beats tell it; empty if no beat is known.
+    /// Address of the executor, from its beats; empty if no beat is known.
     pub address: ShortText,
     /// Error of the job, or what the scheduler has seen.
     pub reason: ShortText,
 }
 wire_struct!(FailedAttempt { at, executor, address, reason });
 
-/// The address stands after the number of the executor, if it is known.
+/// The address follows the number of the executor, if it is known.
 impl fmt::Display for FailedAttempt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { at, executor, address, reason } = self;
@@ -117,7 +118,7 @@ mod tests {
         assert_eq!(read(format!("{longest}a").as_bytes()), None, "too long");
         assert_eq!(read(b"one\nline"), None);
         assert_eq!(read(b"\xff\xfe"), None, "no UTF-8");
-        // What is made here can be read there.
+        // A decoder accepts every text that `ShortText::new` makes.
         for text in [format!("a{longest}"), "one\nline\u{85}".to_owned(), String::new()] {
             let short = ShortText::new(&text);
             assert_eq!(read(short.as_str().as_bytes()), Some(short));

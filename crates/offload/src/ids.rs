@@ -142,7 +142,7 @@ wire_struct!(SchedulerLife { scheduler, term });
 
 /// A period in which one life of a scheduler knows an owner. It begins with the first message of
 /// the owner, and ends when the owner was silent for long or has a successor. Attempts are prepared
-/// for one session, because the scheduler forgets at its end which of them it has given out.
+/// for one session. At its end, the scheduler forgets which of the attempts it has given out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OwnerSession {
     /// Life of the scheduler.

@@ -84,7 +84,8 @@ pub struct JobOrder {
     /// Memory nodes that hold inputs of the job. Empty if all inputs are files.
     pub places: Vec<InputPlace>,
     /// Executors at which earlier attempts at the same inputs have failed, as jobs of their own.
-    /// The job does not go to them. If there are any, the job does not wait for an executor either.
+    /// The job does not go to these executors. If the list is not empty, the job does not wait for
+    /// a free executor either.
     pub avoids: Vec<ExecutorId>,
 }
 wire_struct!(JobOrder { id, token, kind, bytes, needs, places, avoids });
@@ -114,7 +115,7 @@ pub struct PreparedAttempt {
 }
 wire_struct!(PreparedAttempt { attempt, numbers });
 
-/// Why an owner has to run a job itself.
+/// Reason for which an owner has to run a job itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LocalWhy {
     /// The mode of the database keeps jobs of this kind local.
@@ -213,7 +214,7 @@ impl LocalWhy {
     }
 }
 
-/// Why an executor does not take an attempt.
+/// Reason for which an executor does not take an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DeclineWhy {
     /// All slots of the executor are taken.

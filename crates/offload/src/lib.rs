@@ -12,8 +12,8 @@
 //! | queues, attempts and executors of a scheduler | [`scheduler`] |
 //! | attempts of an executor | [`executor`] |
 //! | pure decisions | [`decide`] |
-//! | messages, and why attempts fail in them | [`wire`], [`failure`] |
-//! | what owner and executor tell each other in them | [`parcel`] |
+//! | messages, and their reasons of failed attempts | [`wire`], [`failure`] |
+//! | the payloads of messages that only owner and executor read | [`parcel`] |
 //! | threads, mail and the seams of the engine | [`net`] |
 //! | points at which a checker kills processes | [`message_points`] |
 //! | memtable shards on a memory node | [`shard_host`] |

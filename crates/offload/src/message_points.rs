@@ -3,9 +3,10 @@
 //! `archipelago-crash --offload --messages` kills and stops processes at these points. Without the
 //! cargo feature `fault-points` there is no way to set a hook, and every note is an empty function.
 //!
-//! A *received* message has not changed anything yet. A *handled* one has. Of a handled message of
-//! jobs, the manager may have sent what follows from it. Owners and executors have not, and a
-//! memory node has not sent its answer. Answers of memory nodes are only noted as received.
+//! A *received* message has not changed anything yet. A *handled* message has changed the state of
+//! the process. After a handled message of jobs, the manager may have sent the messages that follow
+//! from it. Owners and executors have not sent theirs, and a memory node has not sent its answer.
+//! Answers of memory nodes are only noted as received.
 //!
 //! Thread-safety: any thread may note a point. The hook runs on it, and no lock of this crate is
 //! held.

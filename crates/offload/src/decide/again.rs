@@ -1,9 +1,9 @@
-//! The place of a flush after an attempt away has failed: a second attempt at another executor, or
-//! the process of the owner. Pure functions.
+//! Chooses the place of a flush after an attempt away has failed: another executor for a second
+//! attempt, or the process of the owner. The functions are pure.
 //!
 //! Writers may wait for a flush, and a failed attempt has cost time already. So a second attempt
-//! leaves only if no writer waits, and it never waits in a queue. A flush whose second attempt
-//! fails as well runs in the process of its owner.
+//! leaves the process only if no writer waits, and it never waits in a queue. A flush whose second
+//! attempt fails as well runs in the process of its owner.
 
 use super::{Candidate, Choice, choose, cost};
 
@@ -32,8 +32,8 @@ pub enum AttemptPlace {
     Here,
 }
 
-/// The place of the next attempt of a flush, as far as its owner can tell. The scheduler then looks
-/// for an executor ([`choose_again`]).
+/// The place of the next attempt of a flush, from the facts that its owner knows. The scheduler
+/// then looks for an executor ([`choose_again`]).
 #[must_use]
 pub fn after_failure(flush: &FailedFlush) -> AttemptPlace {
     match flush.failures < FLUSH_ATTEMPTS_MAX && !flush.writers_wait {
@@ -42,9 +42,10 @@ pub fn after_failure(flush: &FailedFlush) -> AttemptPlace {
     }
 }
 
-/// Chooses the executor of a second attempt: the one of the least cost, if it has a free slot and
-/// costs at most twice as much as an idle executor in place. The result is never an executor that
-/// is excluded. [`Choice::Wait`] means that the owner runs the job.
+/// Chooses the executor with the least cost for a second attempt. The executor needs a free slot,
+/// and may cost at most twice as much as an idle executor that reads all inputs in place. The
+/// result is never an executor that is excluded. [`Choice::Wait`] means that the owner runs the
+/// job.
 #[must_use]
 pub fn choose_again(bytes: u64, candidates: &[Candidate]) -> Choice {
     let choice = choose(bytes, candidates);

@@ -13,14 +13,15 @@ const REST_BYTES_MIN: u64 = 1 << 20;
 pub struct SendProgress {
     /// Bytes of the image.
     pub image_bytes: u64,
-    /// Bytes of it that have left.
+    /// Bytes of the image that have left.
     pub left_bytes: u64,
     /// Whether a flush waits for the shard.
     pub is_due: bool,
 }
 
-/// Whether a transfer is given up: its shard is due, and less than half of the image has left. With
-/// more, the bytes that have left would be wasted, and an executor may flush the shard at the node.
+/// Whether a transfer is given up: its shard is due, and less than half of the image has left. If
+/// more has left, giving up would waste those bytes, and an executor may flush the shard at the
+/// node soon.
 #[must_use]
 pub fn gives_up(send: &SendProgress) -> bool {
     let rest_bytes = send.image_bytes.saturating_sub(send.left_bytes);

@@ -17,7 +17,8 @@ pub struct ShareInput {
 }
 
 /// Bytes a second for one more job: `min(limit / (jobs + 1), (limit - lent) / 2)`, and at least
-/// [`SHARE_BYTES_PER_S_MIN`]. `None` if that would leave the owner less than half of what it has.
+/// [`SHARE_BYTES_PER_S_MIN`]. `None` if that part would leave the owner less than half of its
+/// present rate.
 #[must_use]
 pub fn rate_share(input: &ShareInput) -> Option<u64> {
     let ShareInput { limit_bytes_per_s, lent_bytes_per_s, jobs } = *input;
@@ -39,9 +40,9 @@ mod tests {
         };
         const MB: u64 = 1_000_000;
         assert_eq!(of(12 * MB, 0, 1), Some(6 * MB));
-        // Nobody expected a second job: the owner keeps half of what it has.
+        // The division expects one job only, so the owner keeps half of its rate.
         assert_eq!(of(12 * MB, 6 * MB, 2), Some(3 * MB));
-        // Three jobs were expected.
+        // The division expects three jobs.
         assert_eq!(of(12 * MB, 0, 3), Some(3 * MB));
         assert_eq!(of(12 * MB, 6 * MB, 3), Some(3 * MB));
         // The smallest parts.

@@ -106,17 +106,18 @@ impl SettledRatio {
         Self { here, direction, agreed }
     }
 
-    /// The direction in which the number should move. It should not if the figures permit no
-    /// comparison, if the best number saves too little, or if all memtables that exist stay.
+    /// The direction in which the number should move. It should stay if the figures permit no
+    /// comparison, if the best number saves too little, or if all existing memtables stay already.
     fn direction_of(&self, input: &RatioInput<'_>) -> Ordering {
         let best = ratio(input);
         let now = self.here.min(input.answered.len());
         let Some(least_cost) = input.cost(best) else { return Ordering::Equal };
         let is_worth = match input.cost(now) {
-            // A number that memory has no room for, or too few to keep up with writers.
+            // The present number must change. Memory has no room for so many memtables, or they are
+            // too few for transfers to keep up with writers.
             None => true,
             Some(_) if now < input.least => true,
-            // Fewer memtables need no gain if nobody reads those that leave.
+            // The number may fall without a gain if no read needs the memtables that leave.
             Some(_)
                 if best < now && input.answered[best..now].iter().all(|&share| share <= 0.0) =>
             {
@@ -197,7 +198,7 @@ mod tests {
         let mut ratio = SettledRatio::default();
         let reads = input(&[0.3, 0.3], &[0.01; 3]);
         assert_eq!(steps(&mut ratio, &reads, 4), [0, 0, 1, 2]);
-        // A flush has taken memtables, and one is left.
+        // A flush has removed memtables, and one is left.
         let few = input(&[0.6], &[0.01; 2]);
         assert_eq!(steps(&mut ratio, &few, 5), [2; 5]);
         // Other memory has grown.

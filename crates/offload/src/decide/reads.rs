@@ -86,7 +86,8 @@ pub fn read_path(known: Option<&KnownRecord>, lookup: &KeyLookup, link: &LinkFig
         return ReadPath::Request;
     }
     let is_measured = link.read_ns > 0 && link.request_ns > 0;
-    // A READ of about the same time is better, because it uses no processor time of the node.
+    // If both take about the same time, a READ is better, because it uses no processor time of the
+    // node.
     let bound_ns = link.request_ns.saturating_add(link.request_ns / READ_SLACK);
     let is_read_faster = link.is_shared || !is_measured || link.read_ns <= bound_ns;
     if is_read_faster { ReadPath::Read } else { ReadPath::RequestIsFaster }

@@ -1,10 +1,10 @@
 //! Shares of the memory of a node between databases: guarantees, and loans of free memory.
 //!
-//! The rule is max-min fairness in two steps. First each database gets its guarantee, as far as it
-//! wants it. Then the rest is lent in equal steps to databases that want more. A database's share
-//! is what it would get if it wanted everything, while the others keep what they use and get what
-//! they claim. So a database alone at a node may use all of it, and its share falls as soon as
-//! another one claims its guarantee.
+//! The rule is max-min fairness in two steps. First each database gets the part of its guarantee
+//! that it wants. Then the rest is lent in equal steps to databases that want more. A database's
+//! share is the memory that it would get if it wanted everything, while the others keep the memory
+//! in use and get the memory that they claim. So a database alone at a node may use all of it, and
+//! its share falls as soon as another one claims its guarantee.
 //!
 //! Invariants:
 //! 1. The guarantees of [`guarantees`] sum up to at most the total.
@@ -36,7 +36,8 @@ impl Claim {
         self.demand_bytes().min(self.guaranteed_bytes)
     }
 
-    /// Bytes of the guarantee that it claims and does not have yet. Others must leave them free.
+    /// Bytes of the guarantee that the database claims and does not have yet. Other databases must
+    /// leave them free.
     #[must_use]
     pub fn owed_bytes(&self) -> u64 {
         self.guaranteed_demand_bytes().saturating_sub(self.used_bytes)
@@ -51,9 +52,10 @@ pub fn admitted(stated_bytes: u64, total_bytes: u64, promised_bytes: u64) -> u64
 }
 
 /// The guarantees of the databases of a node that may use `total_bytes` now, in their order.
-/// `admitted` has the admitted part of each stated guarantee; `None` stands for a database that
-/// has stated none, which is guaranteed an equal part of what the others leave. If the node has
-/// less than it has promised, because others use its memory, all promises shrink in proportion.
+/// `admitted` has the admitted part of each stated guarantee; `None` stands for a database that has
+/// stated no guarantee. It is guaranteed an equal part of the memory that the stated guarantees
+/// leave. If other users of the node leave less memory than it has promised, all promises shrink in
+/// proportion.
 #[must_use]
 pub fn guarantees(total_bytes: u64, admitted: &[Option<u64>]) -> Vec<u64> {
     let promised = admitted.iter().flatten().fold(0u128, |sum, bytes| sum + u128::from(*bytes));
@@ -70,8 +72,8 @@ pub fn guarantees(total_bytes: u64, admitted: &[Option<u64>]) -> Vec<u64> {
     admitted.iter().map(of).collect()
 }
 
-/// The share of a database that is guaranteed `guaranteed_bytes`, beside the `others` of a node
-/// that may use `total_bytes`.
+/// The share of a database that is guaranteed `guaranteed_bytes`, on a node that may use
+/// `total_bytes` for it and for the `others`.
 #[must_use]
 pub fn share(total_bytes: u64, guaranteed_bytes: u64, others: &[Claim]) -> u64 {
     let guaranteed = others.iter().map(Claim::guaranteed_demand_bytes);
@@ -80,9 +82,9 @@ pub fn share(total_bytes: u64, guaranteed_bytes: u64, others: &[Claim]) -> u64 {
     let beyond = |claim: &Claim| claim.demand_bytes().saturating_sub(claim.guaranteed_bytes);
     let mut loans: Vec<u64> = others.iter().map(beyond).filter(|loan| *loan > 0).collect();
     loans.sort_unstable();
-    // The smallest loans come first. A loan within an equal part of what is left is served, and the
-    // rest of its part goes to the others. From the first larger loan on, all loans that remain and
-    // that of this database are equal.
+    // The smallest loans come first. A loan that is no larger than an equal part of the remaining
+    // memory is granted as a whole, and the rest of that part goes to the others. From the first
+    // larger loan on, all loans that remain and that of this database are equal.
     for (served, loan) in loans.iter().enumerate() {
         let equal = lent / (loans.len() - served + 1) as u64;
         if *loan > equal {

@@ -47,7 +47,7 @@ const BEAT_NS: u64 = 200 * MS;
 /// Ended attempts that an executor remembers, so that a late package does not run them again.
 const ENDED_MAX: usize = 1024;
 
-/// What an executor offers.
+/// Capacity and abilities that an executor offers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExecutorOffer {
     /// Number of jobs that it runs at the same time.
@@ -157,16 +157,16 @@ impl Repeat {
         (self.turn, self.turn_ends_ns) = (0, None);
     }
 
-    /// The scheduler that gets a message now. At first this is the scheduler of the attempt. Later
-    /// the others follow in turn, because the first one may never return.
+    /// The scheduler that gets a message now. The first one is the scheduler of the attempt. Later
+    /// all other schedulers get the message in turn, because the first one may never return.
     fn target(
         &mut self,
         now_ns: u64,
         first: SchedulerId,
         all: &BTreeMap<SchedulerId, u64>,
     ) -> SchedulerId {
-        // A turn begins with a message. The pause between two messages gets longer than a turn, so
-        // with turns by the clock alone some schedulers would never get one.
+        // A turn begins with a message. The pause between two messages becomes longer than a turn.
+        // So if the clock alone ended turns, some schedulers would never get a message.
         match self.turn_ends_ns {
             Some(ends_ns) if now_ns < ends_ns => {}
             before => {
@@ -249,7 +249,7 @@ impl Executor {
         self.reach = reach;
     }
 
-    /// Notes how far a running attempt is, and whether it waits for something that is bounded.
+    /// Notes how far a running attempt is, and whether it waits for a bounded resource.
     pub fn note_progress(&mut self, now: Running) {
         if let Some(Held { state: HeldJobState::Running { progress_bytes, waits }, .. }) =
             self.attempts.get_mut(&now.at)
@@ -303,7 +303,7 @@ impl Executor {
                 Vec::new()
             }
             OffloadMessage::Drain { executor, is_draining } if executor == self.me => {
-                // The next beats confirm it, to every scheduler.
+                // The next beats confirm the drain to every scheduler.
                 if self.is_draining != is_draining {
                     self.is_draining = is_draining;
                     self.beats.values_mut().for_each(|next_ns| *next_ns = 0);
@@ -376,7 +376,7 @@ impl Executor {
     }
 
     /// Notes a life of a scheduler. Returns whether it is the newest one that is known. A new life
-    /// has no outputs of the earlier ones, so they become due.
+    /// does not know the outputs that earlier lives were told of, so their messages become due.
     fn obeys(&mut self, life: SchedulerLife) -> bool {
         let newest = self.lives.entry(life.scheduler).or_insert(life.term);
         let known = *newest;

@@ -245,7 +245,7 @@ fn commit_reaches_each_of_many_schedulers_in_turn() {
         targets.extend(targets_of(&mut executor, turn * REPEAT_NS));
     }
     assert_eq!(targets, BTreeSet::from_iter(schedulers));
-    // A new life of the first scheduler has no outputs, so it is the next one.
+    // A new life of the first scheduler does not know the outputs, so it gets the next message.
     let now_ns = (last + 1) * REPEAT_NS;
     let life = SchedulerLife { term: LIFE.term + 1, ..LIFE };
     executor.on_message(now_ns, S, OffloadMessage::Heard { life, next_ms: 100 });

@@ -28,7 +28,8 @@ pub struct OffloadCounters {
     /// Jobs that ended without outputs after an executor may have begun them. The engine plans them
     /// again.
     pub planned_again: u64,
-    /// Attempts that executors got and that gave no outputs, as far as schedulers have told.
+    /// Attempts that executors got and that gave no outputs, as far as schedulers have reported
+    /// them.
     pub failed_away: u64,
     /// The latest of these attempts.
     pub last_failure: Option<FailedAttempt>,
@@ -59,9 +60,9 @@ pub struct FlushFigures {
     pub images_fetched: u64,
     /// Bytes of the fetched shards.
     pub image_bytes_fetched: u64,
-    /// Nanoseconds of flushes that executors have ended, without `open_ns` and `run_ns`. The time
-    /// goes into packages, messages, waits for an executor and for room there, and the names of
-    /// outputs in a volume.
+    /// Nanoseconds of flushes that executors have ended, without `open_ns` and `run_ns`. It is the
+    /// time for packages, for messages, for waits for an executor and for room there, and for the
+    /// names of outputs in a volume.
     pub wait_ns: u64,
     /// Nanoseconds in which executors opened or fetched the shards of ended flushes.
     pub open_ns: u64,

@@ -1,8 +1,8 @@
 //! The scheduler in the manager's process, and the mail that waits there for owners and executors.
 //!
 //! Invariants:
-//! 1. A life of the scheduler lasts as long as its term, which the manager gives: one for the life
-//!    of its process, also while it stands by.
+//! 1. A life of the scheduler lasts as long as its term. The manager gives one term for the life of
+//!    its process, and keeps it while it stands by.
 //! 2. Mail for the owner of a database goes to the newest owner. Only the refusal of an older owner
 //!    goes to that older owner.
 //! 3. A correspondent has at most one request that waits for mail.

@@ -133,12 +133,13 @@ struct Job {
     progress: Arc<Progress>,
     /// The flag that cancels the job, and the bytes of fetched images.
     fetch: FetchProgress,
-    /// What the writes of the job are charged to. It has no limit before the package is read.
+    /// Limiter to which the writes of the job are charged. It has no limit before the package is
+    /// read.
     limiter: Arc<RateLimiter>,
 }
 
 impl Job {
-    /// How far it is, and whether it waits for something bounded.
+    /// Progress of the job, and whether it waits for a bounded resource.
     fn now(&self) -> Running {
         let fetched = self.fetch.bytes.load(Ordering::Relaxed);
         let is_limited = |priority| self.limiter.waiting(priority) > 0;
@@ -349,7 +350,7 @@ impl ExecutorMonitor {
 
 impl Drop for ExecutorServer {
     fn drop(&mut self) {
-        // A job that is cancelled before it has begun is reported as well.
+        // A job that is cancelled before its begin is reported as failed as well.
         self.shared.cancel_all();
         self.shared.queues.stop();
         for thread in self.threads.drain(..) {

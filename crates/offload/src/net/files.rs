@@ -151,7 +151,7 @@ impl PreparedJob {
         Ok((Self { files, pending }, package.into()))
     }
 
-    /// Ends a job whose package went to no executor, so there is nothing to give up.
+    /// Ends a job whose package went to no executor, so that no file has to be given up.
     pub(super) fn unused(self) {
         if let Some(pending) = self.pending {
             pending.unused();
@@ -194,10 +194,10 @@ fn trouble(error: Error) -> Error {
     Error::with_source(ErrorKind::Io, context, error)
 }
 
-/// What an owner takes from a return.
+/// Parts of a return parcel that an owner uses.
 #[derive(Debug)]
 pub(super) struct AcceptedOutput {
-    /// What the job gave back.
+    /// Output of the job.
     pub(super) output: JobOutput,
     /// How the executor got the images of a flush.
     pub(super) images: Option<ImageUse>,

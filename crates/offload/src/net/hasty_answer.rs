@@ -1,8 +1,8 @@
-//! Answers that come without mail before the manager has waited for any.
+//! Answers without mail that arrive before the manager can have waited for mail.
 //!
-//! The next request would get such an answer immediately, too, so a courier pauses before it. The
-//! manager may refuse requests. Or it has two addresses in the list of managers, so that the
-//! requests of two couriers replace each other there.
+//! The next request would also get such an answer immediately, so a courier pauses before it. There
+//! are two causes. The manager may refuse requests. Or it has two addresses in the list of
+//! managers, so that the requests of two couriers replace each other there.
 //!
 //! Thread-safety: the function is pure.
 //! Failure: none.

@@ -10,9 +10,9 @@
 //! 2. An image that is read in place keeps its bytes until the job has ended, also after a release.
 //! 3. The fetched images of all jobs have at most [`IMAGE_BYTES_MAX`] bytes together.
 //!
-//! An image is identified by its place, its key and the checksum of its header. Its name is the
-//! name under which the memory node holds it. A shard that the owner took over from an earlier open
-//! has the name of that open. The spec has numbers of the present open.
+//! An image is identified by its place, its key and the checksum of its header. The memory node
+//! holds it under a name. If the owner took the shard over from an earlier open, this is the name
+//! of that open, although the spec has numbers of the present open.
 //!
 //! Thread-safety: job threads use one [`ImageReader`] in parallel.
 //! Failure: an error of the kind `Io`, which ends the attempt. The owner then has another copy, or
@@ -64,7 +64,8 @@ pub(super) struct FetchProgress {
     pub(super) cancel: Cancel,
     /// Bytes that were fetched so far.
     pub(super) bytes: Arc<AtomicU64>,
-    /// Whether the job waits for room. The thread that watches it takes that for a sign of life.
+    /// Whether the job waits for room. The thread that watches the job counts such a wait as a sign
+    /// of life.
     pub(super) waits: Arc<AtomicBool>,
 }
 

@@ -4,7 +4,7 @@
 //! without a privilege. Flushes have normal priority, since writers may wait for them. Compactions
 //! and garbage collections run at a low one, as they do in the process of a database
 //! (docs/decisions/0019-compaction-thread-priority.md). So an executor on a busy machine leaves the
-//! processors to the searches of a memory node, or to whatever else runs there.
+//! processors to the searches of a memory node, and to other programs.
 //!
 //! Invariants: 1. A job that was pushed before [`JobQueues::stop`] gets a thread, if one serves its
 //! priority. 2. Jobs of one priority start in the order of their arrival.

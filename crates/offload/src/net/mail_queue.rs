@@ -17,7 +17,7 @@ use crate::wire::OffloadMessage;
 /// Largest number of messages that wait.
 const MESSAGES_MAX: usize = 4096;
 /// Largest number of bytes that wait. Packages and outputs of jobs have up to 200 KiB each, so the
-/// number alone would bound little. A receiver that fetches has at most a few of them waiting.
+/// number alone would bound little. For a receiver that fetches its mail, only a few of them wait.
 const BYTES_MAX: usize = 8 << 20;
 
 /// Messages for one receiver.

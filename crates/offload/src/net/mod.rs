@@ -18,7 +18,7 @@
 //! | an executor: it runs jobs on threads of its own | `executing.rs` |
 //! | jobs of an executor that wait for a thread | `job_queues.rs` |
 //! | the executor seam of the engine, which sends jobs away | `owning.rs` |
-//! | flushes that have failed away, and where | `retries.rs` |
+//! | flushes that have failed in executors | `retries.rs` |
 //! | the time for which no job leaves, and its cause | `quiet.rs` |
 //! | the rate limit of a database, and the parts of its jobs | `rates.rs` |
 //! | counters of these jobs | `counters.rs` |
@@ -67,8 +67,8 @@ const MAIL_BYTES_MAX: usize = 240 << 10;
 const PAYLOAD_BYTES_MAX: usize = 200 << 10;
 
 /// The schedulers of these managers in the order in which the owner of a database tries them: by a
-/// hash of database and manager, so that databases are spread over the managers, and those of a
-/// manager that ends over all others.
+/// hash of database and manager. So the databases are spread over the managers. If a manager ends,
+/// its databases are spread over all others.
 fn scheduler_order(db: OffloadDb, managers: &[String]) -> Vec<SchedulerId> {
     let mut schedulers = courier::schedulers_of(managers.len());
     schedulers.sort_by_cached_key(|scheduler| {

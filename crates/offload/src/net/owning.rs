@@ -13,20 +13,18 @@
 //! 1. Numbers that an executor may have used are never used here.
 //! 2. Once a call has returned outputs, the engine is responsible for them: it installs them, or
 //!    its sweep removes them. So no executor removes them (docs/design/offload.md, rule 4).
-//! 3. A job takes a part of the database's rate limit along. The limiter of this process has that
-//!    part less until the call ends ([`super::rates`]).
+//! 3. A job takes a part of the database's rate limit along. The rate of this process's limiter is
+//!    lower by that part until the call ends ([`super::rates`]).
 //! 4. In a volume, the outputs have their names durably when the call returns them, and the blobs
 //!    of every other attempt are given up ([`super::files`]).
 //!
 //! Thread-safety: many background threads call the executor in parallel. One lock guards the state
-//! machine.
-//! Failure: outputs that the engine refuses, or that cannot be named here, are not used: the job
-//! runs here with other numbers. After a job found no scheduler or no executor, all jobs run here
-//! for two seconds without asking, and are counted under the same reason ([`super::quiet`]). A
-//! flush runs here immediately if no executor has a slot left for this database. It runs here after
-//! a second if jobs of other databases hold all slots. Every job that runs here for such a reason
-//! is counted.
-//! Cost: a thread of the engine waits for each job.
+//! machine. Failure: outputs that the engine refuses, or that cannot be named here, are not used:
+//! the job runs here with other numbers. If a job finds no scheduler or no executor, all jobs run
+//! here for two seconds without a request to a scheduler, and are counted under the same reason
+//! ([`super::quiet`]). A flush runs here immediately if no executor has a slot left for this
+//! database. It runs here after a second if jobs of other databases hold all slots. Every job that
+//! runs here for such a reason is counted. Cost: a thread of the engine waits for each job.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -72,7 +70,7 @@ const LOOK: Duration = Duration::from_millis(50);
 /// Interval at which a call in virtual time checks whether its job has ended or was cancelled.
 const LOOK_IN_RUNTIME: Duration = Duration::from_millis(5);
 
-/// What leaves the process.
+/// Kinds of jobs and memory that leave the process of the database.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OffloadMode {
     /// Everything stays in the process.
@@ -121,14 +119,14 @@ pub struct OwnerSettings {
     /// Endpoints of the cluster's managers, one for each. The open of a database whose jobs leave
     /// fails without any.
     pub managers: Vec<String>,
-    /// What leaves the process.
+    /// Kinds of jobs and memory that leave the process.
     pub mode: OffloadMode,
     /// The cluster's secret, if its nodes require one.
     pub secret: Option<Secret>,
-    /// Largest number of bytes of memtables at memory nodes; 0 for no limit of the owner's.
+    /// Largest number of bytes of memtables at memory nodes; 0 if the owner sets no limit.
     pub memtable_bytes_max: u64,
     /// Bytes of memory that all memory nodes together guarantee the database; 0 for an equal part
-    /// of what other databases leave.
+    /// of the memory that the guarantees of other databases leave.
     pub memtable_bytes_guaranteed: u64,
     /// Bytes of the key-offset cache; 0 turns it off. `None` for the default of
     /// [`OwnerTerms`](crate::shard_owner::OwnerTerms).
@@ -255,7 +253,7 @@ fn kind_index(kind: JobKind) -> usize {
 }
 
 impl OffloadExecutor {
-    /// An executor for one open of a database. It runs everything here until
+    /// An executor for one open of a database. It runs every job in this process until
     /// [`JobExecutor::owner_is`].
     #[must_use]
     pub fn new(settings: OwnerSettings) -> Arc<Self> {
@@ -407,7 +405,7 @@ impl OffloadExecutor {
                     prepared.unused();
                     return Ok(self.count_here(kind, why));
                 }
-                // Dropping the prepared job gives up what an executor may have written.
+                // Dropping the prepared job gives up the blobs that an executor may have written.
                 drop(prepared);
                 let next = self.place_after(&shards, why, failure.as_ref());
                 Err(self.planned_again(kind, why, next))
@@ -415,7 +413,7 @@ impl OffloadExecutor {
         }
     }
 
-    /// Takes what an executor has returned. If that cannot be used, the job is planned again.
+    /// Takes the return of an executor. If its output cannot be used, the job is planned again.
     fn accept(
         &self,
         kind: JobKind,
@@ -456,7 +454,7 @@ impl OffloadExecutor {
     }
 
     /// Counts a job that an executor may have begun. The engine plans it again after this error. If
-    /// `next` is not away, the next job of its kind runs here.
+    /// `next` is [`AttemptPlace::Here`], the next job of its kind runs here.
     fn planned_again(&self, kind: JobKind, why: LocalWhy, next: AttemptPlace) -> Error {
         self.tally.again();
         let place = match next {
@@ -529,8 +527,8 @@ impl OffloadExecutor {
         self.shards.as_ref().is_some_and(|shards| shards.writers_wait())
     }
 
-    /// Notes the failed attempt that made a job come back. A call has one attempt, so each one is
-    /// noted once.
+    /// Notes the failed attempt for which the scheduler gave a job back. A call has one attempt, so
+    /// each attempt is noted once.
     fn note_failure(&self, failure: Option<&FailedAttempt>) {
         let Some(failure) = failure else { return };
         tracing::warn!(%failure, "an offloaded job failed in its executor");

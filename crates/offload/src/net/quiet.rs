@@ -1,5 +1,5 @@
-//! The time for which jobs run at their owner without asking, after a job found no scheduler or no
-//! executor.
+//! The time for which jobs run at their owner without a request to a scheduler, after a job found
+//! no scheduler or no executor.
 //!
 //! Thread-safety: any thread may call any method. There is one lock.
 //! Failure: none.
@@ -31,8 +31,8 @@ impl QuietTime {
         }
     }
 
-    /// Why jobs run here now; `None` outside of a quiet period. Jobs of the period are counted
-    /// under the reason that began it.
+    /// Reason for which jobs run here now; `None` outside of a quiet period. Jobs of the period are
+    /// counted under the reason that began it.
     pub(super) fn cause(&self, now_ns: u64) -> Option<LocalWhy> {
         let latest = self.0.lock();
         latest.as_ref().filter(|period| now_ns < period.until_ns).map(|period| period.why)

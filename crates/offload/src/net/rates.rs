@@ -1,19 +1,20 @@
 //! The rate limit of a database, divided between its owner and the jobs in executors
 //! (docs/decisions/0090-rate-limit-of-jobs-in-executors.md).
 //!
-//! A job takes a part of the limit with it, and the limiter of the owner has so much less until the
-//! call of the job ends.
+//! A job takes a part of the limit to its executor. The rate of the owner's limiter is lower by
+//! this part until the call of the job ends.
 //!
 //! Invariants:
 //! 1. The rate of the owner's limiter and all parts together are the limit of the database.
 //! 2. A job without a part has no limit, because its database has none.
-//! 3. An executor writes for each job at [`SHARE_BYTES_PER_S_MIN`] at least, whatever its package
-//!    says. No owner gives a smaller part, and a job with one would not end.
+//! 3. An executor writes for each job at [`SHARE_BYTES_PER_S_MIN`] at least, even if the package of
+//!    the job says less. No owner gives a smaller part, and a job with a smaller part would not
+//!    end.
 //!
-//! Thread-safety: any thread may call any method. There is one lock.
-//! Failure: a job that gets no part runs in the owner's process, which counts it. An executor that
-//! has not heard yet that its attempt was given up still writes with a part that others may have.
-//! Cost: a short lock at the begin and at the end of each job.
+//! Thread-safety: any thread may call any method. There is one lock. Failure: a job that gets no
+//! part runs in the owner's process, which counts it. An executor that does not know yet that its
+//! attempt was given up still uses its part, although other jobs may have it already. Cost: a short
+//! lock at the begin and at the end of each job.
 
 use std::sync::Arc;
 
@@ -119,7 +120,7 @@ mod tests {
         assert_eq!((first.bytes_per_s(), limiter.bytes_per_second()), (6 * MB, 6 * MB));
         let second = take().expect("a part");
         assert_eq!((second.bytes_per_s(), limiter.bytes_per_second()), (3 * MB, 3 * MB));
-        // Two jobs were there at the same time, so the next ones get even parts.
+        // Two jobs had parts at the same time, so the next jobs get equal parts.
         drop(first);
         assert_eq!(limiter.bytes_per_second(), 9 * MB);
         let third = take().expect("a part");

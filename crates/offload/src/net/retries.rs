@@ -1,6 +1,6 @@
 //! The flushes of one open of a database whose attempts away have failed.
 //!
-//! A failed flush is planned again with other file numbers, as a job of its own. Its shards tell
+//! A failed flush is planned again with other file numbers, as a job of its own. Its shards show
 //! that it is the same flush. The next attempt avoids the executors at which the earlier ones
 //! failed.
 //!
@@ -29,8 +29,8 @@ impl FlushRetries {
     /// attempt. Empty for a flush that has not failed.
     pub(super) fn failed_at(&self, shards: &[ShardId]) -> Vec<ExecutorId> {
         let known = self.0.lock();
-        // The shards of one flush have failed together. If a flush joins others, the shard with the
-        // most failures counts.
+        // All shards of one flush have failed the same number of times. If a flush joins shards of
+        // several earlier flushes, the shard with the most failures counts.
         let of = shards.iter().filter_map(|shard| known.get(shard));
         of.max_by_key(|executors| executors.len()).cloned().unwrap_or_default()
     }

@@ -22,12 +22,11 @@
 //! 4. An owner greets every scheduler, also without jobs, so that each one ends the jobs of earlier
 //!    owners.
 //!
-//! Thread-safety: none; the driver holds a lock.
-//! Failure: if no scheduler answers, or all attempts fail, the owner runs the job itself. An owner
-//! that was silent for so long that its scheduler has dropped the jobs prepares them again.
-//! Cost: O(jobs) for each call of the timer, and O(log jobs) for each message. The package of a job
-//! goes out until the scheduler has confirmed the job, and then again in a new session only. What
-//! is repeated later has some hundred bytes.
+//! Thread-safety: none; the driver holds a lock. Failure: if no scheduler answers, or all attempts
+//! fail, the owner runs the job itself. An owner that was silent for so long that its scheduler has
+//! dropped the jobs prepares them again. Cost: O(jobs) for each call of the timer, and O(log jobs)
+//! for each message. The package of a job goes out until the scheduler has confirmed the job, and
+//! then again in a new session only. Messages that are repeated later have some hundred bytes.
 
 #[cfg(test)]
 mod tests;
@@ -256,7 +255,7 @@ impl Owner {
         slots.saturating_sub(self.jobs.values().filter(is_other).count())
     }
 
-    /// Why a job of this kind would find no slot now; `None` if there is room.
+    /// Reason for which a job of this kind would find no slot now; `None` if there is room.
     #[must_use]
     pub fn lacks_room(&self, kind: JobKind) -> Option<LocalWhy> {
         match self.slots.get(&kind) {
@@ -455,7 +454,7 @@ impl Owner {
             return Vec::new();
         }
         *known = session;
-        // The executors may not have reported to a scheduler that has just begun.
+        // A scheduler that has just begun may not have received beats of the executors yet.
         let gets_jobs = self.schedulers[self.first_live(now_ns)] == scheduler;
         if gets_jobs || self.slots.is_empty() {
             for kind in JobKind::ALL {
@@ -494,9 +493,9 @@ impl Owner {
                 let failure = failure.filter(|failed| failed.at.job == job);
                 self.bring_here(number, why, is_untouched, failure)
             }
-            // The job waits for its own scheduler, and the end of the job is told to this one as
-            // well. It may be the same manager at another address, and an order to cancel the job
-            // would end it there, while this owner goes on to wait for it.
+            // The job waits for its own scheduler, so this message changes nothing. The sender gets
+            // no order to cancel the job either. It may be the same manager at another address. The
+            // order would end the job there, while this owner still waits for it.
             Some(OwnedJobState::Away { .. }) => return Vec::new(),
             _ => Vec::new(),
         };

@@ -94,7 +94,7 @@ fn nothing_unknown_is_discarded() {
 
 #[test]
 fn another_session_gets_fresh_attempts() {
-    // Another life of the scheduler, and the same one after it had dropped the owner.
+    // The scheduler begins another life, or drops the owner and goes on in the same life.
     for next in [session(6, 1), session(5, 2)] {
         let mut owner = with_job();
         let steps = owner.on_message(0, S, OffloadMessage::Lives { session: next, slots: 0 });

@@ -1,12 +1,12 @@
-//! Parcels: what an owner and an executor send each other about one attempt. The scheduler forwards
-//! a parcel without reading it. `docs/formats/job-parcel.md` has the byte table.
+//! Parcels: the data that an owner and an executor send each other about one attempt. The scheduler
+//! forwards a parcel without reading it. `docs/formats/job-parcel.md` has the byte table.
 //!
-//! The spec and the output of a job name files. For a database in a directory that is enough. In a
-//! volume of a storage cluster, the package also has the grant of the attempt ([`BlobGrant`]). The
-//! return then has the blobs that the attempt has written ([`WrittenBlobs`]). A flush has the
-//! places of its memtable shards at memory nodes ([`JobImages`]), and its return says how the
-//! executor got them. A package also has the part of the database's rate limit that the job may
-//! use.
+//! The spec and the output of a job name files. For a database in a directory, these names are
+//! enough. In a volume of a storage cluster, the package also has the grant of the attempt
+//! ([`BlobGrant`]). The return then has the blobs that the attempt has written ([`WrittenBlobs`]).
+//! A flush has the places of its memtable shards at memory nodes ([`JobImages`]), and its return
+//! says how the executor got them. A package also has the part of the database's rate limit that
+//! the job may use.
 //!
 //! Invariant: the decoder returns a parcel or an error for every input.
 //!

@@ -44,7 +44,7 @@ impl Offer {
 struct Known {
     offer: Offer,
     heard_ns: u64,
-    /// What an operator wants of the executor ([`Offer::is_draining`]), until a beat agrees.
+    /// The operator's order for the executor ([`Offer::is_draining`]), until a beat confirms it.
     wanted: Option<bool>,
     /// Whether it has declined a job for want of a slot since its latest beat.
     is_full: bool,
@@ -64,8 +64,8 @@ pub(super) struct Executors {
 }
 
 impl Executors {
-    /// Records a beat. Returns what an operator wants ([`Offer::is_draining`]) if the beat says
-    /// something else, because the order has not arrived.
+    /// Records a beat. Returns the operator's order ([`Offer::is_draining`]) if the beat
+    /// contradicts it, because the order has not arrived.
     pub(super) fn beat(&mut self, now_ns: u64, executor: ExecutorId, offer: Offer) -> Option<bool> {
         let wanted = self.known.get(&executor).and_then(|known| known.wanted);
         let wanted = wanted.filter(|wanted| *wanted != offer.is_draining);
@@ -76,7 +76,7 @@ impl Executors {
 
     /// Notes that an executor has declined a job for want of a slot, because jobs of other
     /// schedulers have its slots. It gets no job before its next beat, which comes immediately when
-    /// one of its jobs ends. Otherwise each dispatch would send it a job that it declines.
+    /// one of its jobs ends. Without this note, each dispatch would send it a job that it declines.
     pub(super) fn note_full(&mut self, executor: ExecutorId) {
         if let Some(known) = self.known.get_mut(&executor) {
             known.is_full = true;
@@ -149,8 +149,8 @@ impl Executors {
     }
 
     /// The executors as candidates for a job. `taken` has the number of slots that attempts hold at
-    /// each executor. An executor that leaves has no slots and will have none, and one that is
-    /// drained takes no jobs. They are none of them: a job should not wait for them.
+    /// each executor. An executor that leaves has no slots and will have none, and an executor that
+    /// is drained takes no jobs. Neither is a candidate, because a job should not wait for it.
     pub(super) fn candidates(
         &self,
         head: &Head,

@@ -85,7 +85,7 @@ enum JobState {
         packed_ns: u64,
         moved_ns: u64,
         progress_bytes: u64,
-        /// Time of the first beat since the last progress that said that the job waits.
+        /// Time of the first beat since the last progress that reported that the job waits.
         waits_since_ns: Option<u64>,
     },
     Committed,
@@ -161,9 +161,10 @@ impl Job {
         Some((AttemptId { job: self.order.id, attempt: given.attempt }, executor))
     }
 
-    /// Whether `by` runs this attempt in vain: another executor or another attempt has the job, or
-    /// this session gave the attempt out and took it back. An attempt of an earlier session goes on
-    /// until an executor has accepted the job, because an executor may decline an offer.
+    /// Whether `by` runs this attempt in vain. This is so if another executor or another attempt
+    /// has the job, or if this session gave the attempt out and took it back. An attempt of an
+    /// earlier session goes on until an executor has accepted the job, because an executor may
+    /// decline an offer.
     fn has_given_up(&self, at: AttemptId, by: ExecutorId) -> bool {
         let is_held = self.holder_of(at) == Some(by);
         let is_taken = matches!(self.state, JobState::Running { .. } | JobState::Committed);
@@ -272,8 +273,9 @@ impl Jobs {
         self.floors.get(&id.db).is_some_and(is_older)
     }
 
-    /// Whether the attempt that `by` runs was given up. An attempt of a job that this life does not
-    /// know was not: an earlier life gave it out, and its outputs may still be installed.
+    /// Whether the attempt that `by` runs was given up. It is false for an attempt of a job that
+    /// this life does not know. An earlier life gave that attempt out, and its outputs may still be
+    /// installed.
     pub(super) fn has_given_up(&self, at: AttemptId, by: ExecutorId) -> bool {
         match self.jobs.get(&at.job) {
             Some(job) => job.has_given_up(at, by),
@@ -448,8 +450,8 @@ impl Jobs {
         self.progress(now_ns, by, Running { at, ..Running::default() }, 0);
     }
 
-    /// Notes how far an attempt is. A job that waits counts as one that moves, for `wait_ns` since
-    /// the first beat that said so after its last progress.
+    /// Notes how far an attempt is. A job that waits counts as a job with progress, for `wait_ns`
+    /// since the first beat that reported the wait after its last progress.
     pub(super) fn progress(&mut self, now_ns: u64, by: ExecutorId, now: Running, wait_ns: u64) {
         let Running { at, progress_bytes: bytes, waits } = now;
         let Some(job) = self.jobs.get_mut(&at.job) else { return };
@@ -509,7 +511,8 @@ impl Jobs {
     }
 
     /// Lets a job wait for an executor again. A job without an unused attempt would wait in vain,
-    /// and keep the jobs behind it waiting, so the next dispatch gives it back to its owner.
+    /// and would keep later jobs of the queue waiting. So the next dispatch gives it back to its
+    /// owner.
     fn wait_again(&mut self, id: JobId) {
         let Some(job) = self.jobs.get_mut(&id) else { return };
         job.state = JobState::Queued;
@@ -521,7 +524,7 @@ impl Jobs {
         self.queues[queue as usize].push_front(id);
     }
 
-    /// The attempts of an executor. What it has committed is not among them.
+    /// The attempts of an executor, without those that it has committed.
     pub(super) fn attempts_of(&self, executor: ExecutorId) -> Vec<AttemptId> {
         let of = |job: &Job| job.at().filter(|(_, by)| *by == executor && job.is_out());
         self.jobs.values().filter_map(of).map(|(at, _)| at).collect()

@@ -1,5 +1,5 @@
-//! What operators see of the jobs of a scheduler: how far each job is, a bounded list, and figures
-//! for metrics.
+//! The jobs of a scheduler as operators see them: the progress of each job, a bounded list, and
+//! figures for metrics.
 //!
 //! No decision about a job reads these values.
 //!

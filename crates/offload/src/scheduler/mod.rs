@@ -84,17 +84,17 @@ pub struct SchedulerTerms {
     /// Time without progress after which an attempt is given up. Default: 5 s.
     pub progress_ns: u64,
     /// Time for which beats of an attempt that waits count as progress, from the first such beat
-    /// since its last byte. It waits for something bounded: room for images, or its part of a rate
-    /// limit. After the time, `progress_ns` passes before it is given up. Default: 60 s.
+    /// since its last byte. It waits for a bounded resource: room for images, or its part of a rate
+    /// limit. After this time, `progress_ns` passes before the attempt is given up. Default: 60 s.
     pub wait_ns: u64,
     /// Longest time that a flush waits for a slot. Then its owner runs it, because writers may wait
     /// for it. Default: 1 s.
     pub queue_ns: u64,
     /// Silence of an owner after which its session ends, with its jobs, their attempts and the
     /// outputs that wait for its verdict. An owner greets each second, and takes its jobs back when
-    /// no scheduler has answered for two seconds. So after a minute it does not want them any more,
-    /// and they only hold slots of executors. Memtable shards are kept for longer, because an open
-    /// of the database can use them. Default: 60 s.
+    /// no scheduler has answered for two seconds. So after a minute the owner does not want these
+    /// jobs any more, and they only hold slots of executors. Memtable shards are kept for longer,
+    /// because an open of the database can use them. Default: 60 s.
     pub orphan_ns: u64,
 }
 
@@ -547,10 +547,10 @@ impl Scheduler {
         self.owners.get(&db).map(|known| known.stamp)
     }
 
-    /// Whether an attempt that `by` runs was given up: its job has ended, its owner has a successor
-    /// or was silent for too long, or the job is with another executor or waits again. It is false
-    /// for an attempt of a job that this life does not know if the owner lives, because the outputs
-    /// may still be installed.
+    /// Whether an attempt that `by` runs was given up. This is so if its job has ended, if its
+    /// owner has a successor or was silent for too long, or if the job is with another executor or
+    /// waits again. It is false for a job that this life does not know, while the owner lives,
+    /// because the outputs may still be installed.
     #[must_use]
     pub fn has_given_up(&self, now_ns: u64, at: AttemptId, by: ExecutorId) -> bool {
         let newest = self.owner_of(at.job.db);
@@ -713,7 +713,8 @@ impl Scheduler {
                         }
                         sent.push(Sent { to: Party::Executor(executor), message });
                     }
-                    // Its owner runs the job sooner than an executor whose slot must become free.
+                    // The owner can begin the job now, while an executor must first get a free
+                    // slot.
                     Choice::Wait if head.is_second => {
                         self.give_back(now_ns, head.id, LocalWhy::Busy);
                     }
@@ -739,7 +740,8 @@ impl Scheduler {
     }
 }
 
-/// Logs the end of a session. A database that closes without a job in flight is no news.
+/// Logs the end of a session. After the close of a database without jobs this is usual, so it is
+/// then logged as debug only.
 fn log_silence(db: OffloadDb, jobs: usize, outputs: usize) {
     const WHAT: &str = "the owner of a database was silent for too long";
     if jobs + outputs > 0 {

@@ -15,13 +15,14 @@ archipelago_base::fault_switches! {
         no_resume,
         /// The host takes more memory than its limit.
         no_limit,
-        /// The host keeps databases whose owner is gone.
+        /// The host keeps databases whose owner was silent for too long.
         no_orphan_end,
         /// The host keeps grants that no owner uses.
         no_grant_end,
         /// The host registers a shard again when a message comes twice.
         no_idempotence,
-        /// The host gives memory to the database that asks first, whatever others are guaranteed.
+        /// The host gives memory to the database that asks first, without regard to the guarantees
+        /// of others.
         no_guarantees,
     }
 }

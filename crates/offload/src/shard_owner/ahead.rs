@@ -25,8 +25,8 @@
 //! 3. A task that writes is never overtaken: a transfer takes the grant over between two writes.
 //! 4. A host ends a grant that its owner does not request again for 30 s. So the task requests it
 //!    again every [`ASK_AGAIN_NS`] while it has the grant. If the process ends, the host ends the
-//!    grant. If only the answers of the host are lost, it may keep a grant that the task does not
-//!    know. The transfer of the shard then uses that grant ([`super::transfer`]).
+//!    grant. If only the answers of the host are lost, the host may keep a grant that the task does
+//!    not know. The transfer of the shard then uses that grant ([`super::transfer`]).
 //! 5. A write that has used half of its time goes at full speed, so pacing makes no write fail.
 //!
 //! Thread-safety: any thread may call any method. A lock is never held across an await.
@@ -70,7 +70,7 @@ enum GivenUp {
     Room,
     /// The node is lost, or a write failed.
     Failed,
-    /// The shard is not sent, or not soon.
+    /// The shard is not sent at all, or will not be sent soon.
     Unneeded,
 }
 
@@ -209,7 +209,7 @@ impl GivenUp {
 }
 
 impl AheadShard {
-    /// Ends the shard, and returns what it has. `None` if its task works on it now.
+    /// Ends the shard, and returns its grant. `None` if its task works on it now.
     fn take_progress(&self) -> Option<Progress> {
         let mut state = self.state.lock();
         let is_free = !state.is_stepping;
@@ -387,7 +387,8 @@ impl AheadShard {
             image: slab,
             flow: &driver.ahead_flow,
             speed: |link| if is_urgent() { u64::MAX } else { ahead_speed(driver, link) },
-            // A slab is short, and the next one is not written if the grant must end.
+            // A slab is short, so this write is completed. The next slab is not written if the
+            // grant must end.
             is_wanted: |_| true,
         });
         driver.until(end_ns, write).await.map_err(|failure| {
@@ -520,7 +521,7 @@ mod tests {
         assert_eq!(ahead_rate(0, 1000, false), 50, "a twentieth of the link");
         assert_eq!(ahead_rate(2000, 1000, false), u64::MAX);
         assert_eq!(ahead_rate(2000, 1000, true), 500, "sealed shards have the other half");
-        // A sealed shard waits for the slab that is being written, so that must not be slow.
+        // A sealed shard waits for the slab that is being written, so this write must not be slow.
         assert_eq!(ahead_rate(100, 0, true), u64::MAX, "the link is not measured");
     }
 }

@@ -7,7 +7,8 @@
 //! Invariants:
 //! 1. The images here have at most [`OwnerTerms::copy_queue_bytes`](super::OwnerTerms) together.
 //! 2. A second copy takes an eighth of the link while a first copy is under way. A transfer that
-//!    has used half of its time goes at full speed, so that no slow link makes all of them fail.
+//!    has used half of its time goes at full speed, so that a slow link does not make every
+//!    transfer fail.
 //! 3. No second copy begins while a first copy waits for room.
 //! 4. Each shard that is still needed and gets no second copy is counted by the reason, except at
 //!    the close.

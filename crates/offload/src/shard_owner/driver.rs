@@ -173,7 +173,8 @@ impl OwnerDriver {
         }
     }
 
-    /// Runs one-sided operations. At `end_ns` they fail as late.
+    /// Runs one-sided operations. At `end_ns`, those that have not ended fail because they are
+    /// late.
     pub(super) async fn until<T>(
         &self,
         end_ns: u64,
@@ -239,8 +240,8 @@ impl OwnerDriver {
         if !news.lost.is_empty() {
             watcher.lost(&news.lost);
         }
-        // The database then plans sends and flushes anew, by the room of all nodes. So a limit that
-        // has fallen makes flushes due immediately, and not only with the next write.
+        // The database then plans sends and flushes anew, by the room of all nodes. So a lower
+        // limit makes flushes due immediately, before the next write.
         if news.has_more_room || news.must_flush {
             watcher.room_has_changed();
         }

@@ -1,7 +1,7 @@
 //! The memory nodes of a cluster, as its manager knows them.
 //!
-//! An owner joins the pool as a client without blocks, so that the manager tells it which nodes
-//! live and where they listen. If the manager does not answer, the owner keeps trying and uses the
+//! An owner joins the pool as a client without blocks, so that the manager reports to it the living
+//! nodes and their endpoints. If the manager does not answer, the owner keeps trying and uses the
 //! nodes that it knows.
 //!
 //! Thread-safety: any thread may call any method.

@@ -53,7 +53,7 @@ const RECORDS_IN_PARALLEL: usize = 8;
 /// Number of wrong answers after which the shards are lost.
 const WRONG_MAX: u32 = 2;
 
-/// Why one attempt of a read failed.
+/// Reason for which one attempt of a read failed.
 enum ReadFailure {
     NoAnswer(NoAnswer),
     Refused(ShardRefusal),
@@ -218,7 +218,7 @@ impl OwnerDriver {
         let lost = |why: String| {
             self.state.lock().lose(scope.node, &scope.shards);
             self.tell_news();
-            // Another node may have all of them.
+            // Another node may have all of these shards.
             let is_elsewhere = self.state.lock().routes(&scope.shards).is_ok();
             if is_elsewhere { Ok(()) } else { Err(AwayError::Lost(why)) }
         };

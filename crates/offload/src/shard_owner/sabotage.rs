@@ -13,8 +13,8 @@ archipelago_base::fault_switches! {
         no_second_release,
         /// The loss of the first place of a shard loses the shard, although another node has it.
         no_promotion,
-        /// Hashes of keys have three bits, so that many keys share an entry. This is no fault. It
-        /// makes collisions frequent, which are otherwise very rare.
+        /// Hashes of keys have three bits, so that many keys share an entry. This switch is no
+        /// fault. It makes collisions frequent, which are otherwise very rare.
         short_hashes,
     }
 }

@@ -1,7 +1,7 @@
 //! Transfers of images, on the threads of their callers.
 //!
-//! Failure: a transfer that fails leaves the shard with the database. The state machine releases at
-//! the node whatever the transfer may have left there.
+//! Failure: a transfer that fails leaves the shard with the database. The state machine releases
+//! the name of the shard at the node, because the transfer may have left a grant or an image there.
 //! Cost: two requests, a WRITE for each slice ([`super::flow`]), and a checksum over the image.
 //! Bytes that were written while the shard filled ([`super::ahead`]) are not written again.
 
@@ -179,8 +179,9 @@ impl OwnerDriver {
                     return Err(AwayError::NoRoom(why.to_owned()));
                 }
                 Pick::UsedUp => {
-                    // The database tries a few times and keeps the shard. After an answer for want
-                    // of room it would try for ever, and send no later shard meanwhile.
+                    // After this answer the database tries a few times more, and then keeps the
+                    // shard. After an answer for want of room it would try for ever, and would send
+                    // no later shard meanwhile.
                     count(&self.tally.not_sent, 1);
                     let why = "the name of the shard is used up at the memory nodes that answer";
                     return Err(AwayError::Busy(why.to_owned()));
@@ -190,8 +191,8 @@ impl OwnerDriver {
                     return Err(AwayError::NoRoom("other transfers fill the nodes".to_owned()));
                 }
                 Pick::Later => {
-                    // Second copies take no room meanwhile. Nodes may have to release some first,
-                    // and to end grants.
+                    // While this call waits, second copies take no room. Nodes may have to release
+                    // second copies first, and to end grants.
                     waiting.get_or_insert_with(|| Counted::new(&self.sends_waiting));
                     self.tell_news();
                     self.ahead.ring();

@@ -93,8 +93,8 @@ impl OwnerDriver {
         let state = self.state.lock();
         let is_confirmed =
             |shard: &FoundShard| state.held(shard.node, name_of(&shard.name)).is_some();
-        // Of two copies, the list has the one whose node has confirmed it, if there is one. If both
-        // have, a hash chooses, so that both nodes are read.
+        // If two nodes have a copy, the list has the copy whose node has confirmed it. If both
+        // nodes have confirmed, a hash chooses, so that both nodes are read.
         shards.sort_by_key(|shard| {
             let ShardName { epoch, memtable, shard: number } = name_of(&shard.name);
             let parts = [epoch.0, memtable, number.into(), shard.node.0].map(u64::to_le_bytes);
@@ -149,7 +149,7 @@ impl OwnerDriver {
                 break;
             }
         }
-        // Shards of this open are not of interest here.
+        // The list may also name shards of this open, which are skipped.
         listed.retain(|shard| shard.name.epoch < owner.epoch);
         Some(listed)
     }

@@ -37,7 +37,7 @@ pub struct JobStanding {
     pub kind: Option<JobKind>,
     /// Phase of the job.
     pub phase: JobPhase,
-    /// Bytes that the job reads, as its owner has told; 0 if they are not known.
+    /// Bytes that the job reads, as its owner has stated; 0 if they are not known.
     pub input_bytes: u64,
     /// Executor that has the present attempt.
     pub executor: Option<ExecutorId>,

@@ -225,7 +225,7 @@ wire_messages! {
         at: AttemptId,
         /// Executor that ran it.
         by: ExecutorId,
-        /// What the executor returns to the owner ([`crate::parcel`]).
+        /// Return parcel of the executor for the owner ([`crate::parcel`]).
         output: Payload,
     }
     /// Executor → scheduler: the attempt has failed and has left no files. Repeated until it is
@@ -247,7 +247,7 @@ wire_messages! {
     Done = 43 {
         /// Attempt in question.
         at: AttemptId,
-        /// What the executor returns to the owner ([`crate::parcel`]).
+        /// Return parcel of the executor for the owner ([`crate::parcel`]).
         output: Payload,
     }
     /// Owner or executor → scheduler: messages of the sender. The scheduler keeps the answer until

@@ -23,14 +23,15 @@ pub use status::{
 
 /// The four highest bits of the first byte of every message of this protocol. Messages of shards
 /// have 0x70 there, those of FlexKV have 0x80 or more, and those of storage nodes 0x40 or 0x50.
-/// Those of the pool have none of the three highest bits. So a manager tells the protocols apart.
+/// Those of the pool have none of the three highest bits. So a manager distinguishes the protocols.
 const MARK: u8 = 0x60;
 
 /// Version of the messages, which is the first byte of each.
 pub const VERSION: u8 = MARK | 7;
 
-/// Whether the body of a request is a message of this protocol, of any version. A message of shards
-/// is none, although it has the three highest bits in common ([`shard::is_shard_message`]).
+/// Whether the body of a request is a message of this protocol, of any version. It is false for a
+/// message of shards, although such a message has the same three highest bits
+/// ([`shard::is_shard_message`]).
 #[must_use]
 pub fn is_offload_message(body: &[u8]) -> bool {
     body.first().is_some_and(|first| first & 0xf0 == MARK)

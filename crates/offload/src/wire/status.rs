@@ -14,9 +14,9 @@ use crate::job::LocalWhy;
 pub struct ExecutorStanding {
     /// Executor in question.
     pub executor: ExecutorId,
-    /// Host and process of it, with the kind of a node that hosts it.
+    /// Host and process of the executor, with the kind of a node that hosts it.
     pub address: ShortText,
-    /// Build of it, with the versions of specs and parcels.
+    /// Build of the executor, with the versions of specs and parcels.
     pub build: ShortText,
     /// Largest number of jobs that it runs at the same time.
     pub slots: u32,
@@ -26,8 +26,8 @@ pub struct ExecutorStanding {
     pub load: Load,
     /// Memory node in whose process it runs, and the cost of a fetch.
     pub reach: InputReach,
-    /// Jobs that it has or runs, and jobs whose outputs wait for the decision of their owner. It
-    /// may end without harm when there are none.
+    /// Jobs that the executor has or runs, and jobs whose outputs wait for the decision of their
+    /// owner. The executor may end without harm when there are none.
     pub held: u32,
     /// Whether an operator drains it, so that it takes no more jobs.
     pub is_draining: bool,
@@ -69,7 +69,7 @@ wire_struct!(FallbackCount { why, flushes, others });
 /// The jobs of one open of a database since it began, as the owner counts them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnerReport {
-    /// Host and process of the owner; empty if it has told none.
+    /// Host and process of the owner; empty if the owner has not reported them.
     pub address: ShortText,
     /// Jobs whose outputs came from executors.
     pub away: u64,

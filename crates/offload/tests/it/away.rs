@@ -237,14 +237,14 @@ impl World {
         Self::opening_store(&self.owner, &reach, &self.listed, terms(self.sizes))
     }
 
-    /// A store that has no owner yet, and lets so many memtables stay.
+    /// A store that has no owner yet, and keeps the number `staying` of memtables in the process.
     pub(crate) fn staying_store(&self, staying: StayingMemtables) -> Arc<RemoteShards> {
         let reach = self.network.join(&self.owner, Model::quick());
         let terms = OwnerTerms { staying, ..terms(self.sizes) };
         Self::opening_store(&self.owner, &reach, &self.listed, terms)
     }
 
-    /// The store of an owner whose open has not decided what it keeps.
+    /// The store of an owner whose open has not decided which shards it keeps.
     pub(crate) fn opening(&self, epoch: u64) -> Arc<RemoteShards> {
         let store = self.unnamed_store();
         store.owner_is(&identity(epoch)).unwrap();
@@ -423,7 +423,7 @@ impl Sample {
 
 pub(crate) type Versions = Vec<(u64, Kind, Vec<u8>)>;
 
-/// What a search of these shards, newest first, must find.
+/// Versions of a key that a search of these shards, newest first, must find.
 pub(crate) fn expected(samples: &[&Sample], key: &[u8], snapshot: SeqNo, floor: SeqNo) -> Versions {
     let mut versions = Vec::new();
     let mut is_decided = false;

@@ -100,7 +100,7 @@ fn garbage_is_collected_in_an_executor_by_invalid_files() {
     let base = tempfile::tempdir().unwrap();
     let office = Office::start();
     let executor = executor(&office, &[base.path()]);
-    // It counts the reads of the owner. The executor has a file system of its own.
+    // This file system counts the reads of the owner. The executor has a file system of its own.
     let files = CountingFs::new(Arc::new(LocalFs::new()));
     let settings = OwnerSettings {
         managers: office.managers(),
@@ -174,7 +174,7 @@ fn rate_limit_of_the_database_travels_with_its_jobs() {
     assert!(counters.limited_bytes_away > 0, "{counters:?}");
     away.db.close().unwrap();
 
-    // A limit that leaves nothing for others keeps the jobs here.
+    // If the limit leaves no part for executors, the jobs run here.
     let base = tempfile::tempdir().unwrap();
     let away = open_limited(&base, office.managers(), 64 << 10);
     wait_until(|| {
@@ -189,7 +189,7 @@ fn rate_limit_of_the_database_travels_with_its_jobs() {
 #[test]
 fn jobs_run_here_while_no_manager_or_executor_answers() {
     let base = tempfile::tempdir().unwrap();
-    // Nobody listens there.
+    // No process listens at that address.
     let away = open(&base, vec!["tcp:127.0.0.1:9".to_owned()]);
     away.write(0);
     away.compact();

@@ -10,7 +10,7 @@ use archipelago_engine::remote::{
 
 use crate::away::{MIB, SECOND, Sample, World, ask, key_of};
 
-/// Pause between two attempts of a read, by which it may end late.
+/// Pause between two attempts of a read. The read may end later than its deadline by this time.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// A shard at a node that is cut off from its owner.

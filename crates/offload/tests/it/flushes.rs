@@ -268,7 +268,7 @@ fn failed_flush_gets_a_second_attempt_at_another_executor() {
     let mut world = World::new(1, OffloadMode::Flushes, |_| Listening::Tcp);
     let elsewhere = tempfile::tempdir().unwrap();
     let one = executor(&world.office, elsewhere.path(), None);
-    // With one executor, nobody is left for a second attempt.
+    // With one executor, no other executor is left for a second attempt.
     world.write_until(|world| world.away.jobs.counters().failed_away >= 2);
     let flushes = world.away.jobs.counters().flushes;
     assert_eq!(flushes.second_attempts_done, 0, "{flushes:?}");

@@ -266,7 +266,7 @@ fn full_queue_answers_busy() {
     body[..2].copy_from_slice(&[0x72, 1]);
     let call = || Call::new(&body, LONG).idempotent().answer_bytes_max(64);
     let mut posted: Vec<_> = (0..50).map(|_| world.link.request(call())).collect();
-    // Nobody executes the requests in the queue, so only refusals are answered.
+    // No thread executes the requests in the queue, so only refusals are answered.
     let why = |answer: Promise<std::result::Result<Body, Refusal>>| match ShardMessage::decode(
         &answer.wait().unwrap(),
     ) {

@@ -78,8 +78,8 @@ fn borrowed_memory_goes_back_to_a_database_with_a_guarantee() {
     assert!(account(&world, BUSY).used_bytes > NODE / 10 * 9, "it may borrow all");
     let quiet = beside(&world, NODE / 2);
     world.wait(2 * SECOND);
-    // Its first message is refused: there is no room for a landing zone. So the borrower hears that
-    // it must give memory back.
+    // The first message of the second database is refused, because there is no room for a landing
+    // zone. So an answer tells the borrower that it must give memory back.
     let mut flushed = 0;
     for _ in 0..20 {
         flushed += flush(&world.store, &mut sent);
@@ -102,7 +102,7 @@ fn borrowed_memory_goes_back_to_a_database_with_a_guarantee() {
     assert!(lender.used_bytes + MIB > NODE / 2, "{lender:?} beside {busy:?}");
     assert!(lender.used_bytes <= NODE / 2 + MIB && lender.borrowed_bytes <= MIB, "{lender:?}");
     assert!(busy.used_bytes + lender.used_bytes <= NODE);
-    // Nobody lost a shard.
+    // No database lost a shard.
     assert_eq!(world.held(), (sent.len() + held.len()) as u64);
     for sample in sent.iter() {
         assert!(world.store.fetch(sample.id).is_ok());
@@ -120,7 +120,7 @@ fn a_guarantee_that_does_not_fit_is_admitted_in_part() {
     assert_eq!(first.figures().guaranteed_bytes, NODE / 4 * 3);
     assert_eq!(account(&world, BUSY).guaranteed_bytes, NODE / 4, "an equal part of what is left");
     assert_eq!(world.store.figures().guaranteed_bytes, NODE / 4);
-    // A database without a guarantee uses what nobody else wants.
+    // A database without a guarantee uses the memory that no other database wants.
     let sent = fill(&world.store, 1);
     assert!(account(&world, BUSY).borrowed_bytes > 0);
     assert_eq!(world.held(), sent.len() as u64);

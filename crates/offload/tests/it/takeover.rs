@@ -96,7 +96,7 @@ fn only_the_shards_of_the_owner_directly_before_are_found() {
     third.purge();
     world.wait(2 * SECOND);
     assert_eq!(world.held(), 1);
-    // The fourth owner has no memory nodes, so it tells them nothing.
+    // The fourth owner knows no memory nodes, so it sends them no messages.
     let fifth = world.opening(5);
     assert!(fifth.list().is_empty(), "the fourth one may have lost their records");
     fifth.purge();
@@ -165,7 +165,7 @@ fn node_that_does_not_answer_costs_a_bounded_wait() {
     let mut rng = Rng::with_seed(3);
     let mut world = World::new(3, 2, 16 * MIB);
     let mut all = samples(&mut rng, 6, 10, 100);
-    // Buckets decide the node.
+    // The bucket of a shard decides its node.
     for (at, sample) in all.iter_mut().enumerate() {
         sample.keys.start = vec![b'a' + at as u8];
         sample.keys.end = Some(b"z".to_vec());

@@ -6,10 +6,10 @@
 //! time, two tasks do the same (`tasks.rs`).
 //!
 //! Invariants: 1. A message is sent at most once. 2. Dropping the couriers ends their threads and
-//! tasks. Before that each courier calls the timer a last time and sends what waits, because a
-//! receiver may hold slots or outputs for an owner or an executor that ends. 3. A message between a
-//! manager and a courier has the number [`SCHEDULER`] in its lives and sessions. The owner and the
-//! executor see the number of the courier there.
+//! tasks. Before that each courier calls the timer a last time and sends the waiting messages,
+//! because a receiver may hold slots or outputs for an owner or an executor that ends. 3. A message
+//! between a manager and a courier has the number [`SCHEDULER`] in its lives and sessions. The
+//! owner and the executor see the number of the courier there.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: messages of a request that got no answer are lost. While a manager does not answer, or
@@ -51,8 +51,9 @@ const ANSWER: Duration = Duration::from_millis(1000);
 /// their jobs back, if the manager has ended: they wait for two seconds, and for one more answer. A
 /// single lost answer means nothing.
 const UNREACHABLE: Duration = Duration::from_secs(5);
-/// Longest time for which a courier that ends begins requests. A manager that lives answers within
-/// a small part of it, and the drop of a database should not wait long for one that does not.
+/// Longest time for which a courier that ends begins requests. A manager that runs answers within a
+/// small part of this time. The drop of a database should not wait long for a manager that does not
+/// answer.
 const DRAIN: Duration = Duration::from_millis(500);
 
 /// A message to a scheduler.
@@ -80,7 +81,7 @@ pub(super) fn schedulers_of(managers: usize) -> Vec<SchedulerId> {
 #[derive(Debug, Default)]
 struct Out {
     mail: MailQueue,
-    /// Time until which the courier sends what waits. `None` before it ends.
+    /// Time until which a courier that ends sends the waiting messages. `None` before it ends.
     ends_ns: Option<u64>,
     /// Whether the thread or task that fetches mail runs, which adds messages until its end.
     is_fetching: bool,
@@ -89,7 +90,7 @@ struct Out {
 }
 
 impl Out {
-    /// Whether the courier ends and nothing of it adds messages any more.
+    /// Whether the courier ends and none of its threads or tasks adds messages any more.
     fn has_ended(&self) -> bool {
         self.ends_ns.is_some() && !self.is_fetching
     }
@@ -193,7 +194,8 @@ impl Couriers {
 
 impl Drop for Couriers {
     fn drop(&mut self) {
-        // Otherwise each courier would wait for the end of the one before.
+        // All couriers begin to end first. Otherwise each courier would begin only after the end of
+        // the previous one.
         self.0.iter().for_each(|courier| courier.shared.stop());
     }
 }
@@ -258,8 +260,8 @@ impl Outbox {
 }
 
 impl Courier {
-    /// Starts to carry the mail between `resident` and a manager. What the resident returns goes to
-    /// `all` outboxes. Errors: those of starting a thread.
+    /// Starts to carry the mail between `resident` and a manager. Messages that the resident
+    /// returns go to `all` outboxes. Errors: those of starting a thread.
     fn start(
         outbox: &Outbox,
         all: &Outboxes,
@@ -313,13 +315,13 @@ impl Drop for Courier {
 }
 
 impl CourierState {
-    /// Makes the threads or tasks end when they have sent what waits.
+    /// Makes the threads or tasks end when they have sent all waiting messages.
     fn stop(&self) {
         let ends_ns = self.clock.now_ns() + DRAIN.as_nanos() as u64;
         self.change(|out| out.ends_ns = out.ends_ns.or(Some(ends_ns)));
     }
 
-    /// Changes what waits, and wakes the threads or the task that sends.
+    /// Changes the waiting messages, and wakes the threads or the task that sends.
     fn change(&self, change: impl FnOnce(&mut Out)) {
         let waker = {
             let mut out = self.out.lock();
@@ -356,12 +358,12 @@ struct Outgoing {
     answer: Duration,
 }
 
-/// What the sending thread or task does next.
+/// Next step of the sending thread or task.
 #[derive(Debug)]
 enum NextSend {
     /// It makes a request.
     Send(Outgoing),
-    /// It waits for a change, for this time at most; without a time, the courier does not end.
+    /// It waits for a change, for at most this time. `None` means that the courier does not end.
     Wait(Option<Duration>),
     /// It ends, because everything is sent or no time is left.
     End,
@@ -401,7 +403,7 @@ fn next_mail(shared: &CourierState) -> Option<Outgoing> {
     }
 }
 
-/// What the threads or tasks of a courier share.
+/// State that the threads or tasks of a courier share.
 #[derive(Clone)]
 struct Carried {
     shared: Arc<CourierState>,
@@ -487,7 +489,7 @@ impl Carried {
         if !self.shared.is_stopped() {
             return true;
         }
-        // The resident may have begun to end after the call above.
+        // The resident may have prepared its end after the call above, so the timer runs once more.
         self.all.send(alive.tick());
         false
     }

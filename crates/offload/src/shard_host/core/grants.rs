@@ -285,8 +285,8 @@ impl HostCore {
         Ok(self.done(memory, owner, released))
     }
 
-    /// Takes back the ranges of ended grants and shards now, so that the answer tells the room that
-    /// they leave. Empty arenas of an owner above its share go back to the node.
+    /// Takes back the ranges of ended grants and shards now, so that the answer includes the room
+    /// that they leave. Empty arenas of an owner above its share go back to the node.
     fn settle_share(&mut self, memory: &mut dyn HostMemory, owner: OwnerStamp) {
         self.regions.settle(memory);
         if self.is_above_share(memory, owner.db) {

@@ -1,9 +1,9 @@
 //! Accounts: which database uses how much memory of the node, and how much it may use.
 //!
 //! The decision is [`share`]. A database that was refused room **claims** memory for a while: its
-//! guarantee, or the bytes of one image if it has its guarantee. The shares of the others fall, and
-//! every answer to an owner that carries room tells its share. The owner flushes what is above it.
-//! The host never drops a shard for another database.
+//! guarantee, or the bytes of one image if it has its guarantee. The shares of the others fall.
+//! Every answer about memory tells an owner its share, and the owner flushes the shards that exceed
+//! it. The host never drops a shard for another database.
 //!
 //! Memory is counted by regions, which is what the node really uses: an arena with one image counts
 //! as a whole, and so does the landing zone. Regions that wait to be unmapped count for nobody.
@@ -70,8 +70,8 @@ impl Database {
 }
 
 impl HostCore {
-    /// Takes the guarantee that an owner states. What others were promised before stays theirs, so
-    /// a beat after their end may admit more.
+    /// Takes the guarantee that an owner states. Earlier promises to other databases stay valid. So
+    /// a beat after the end of another database may admit more.
     pub(super) fn state_guarantee(&mut self, db: OffloadDb, stated_bytes: u64) {
         let now_ns = self.now_ns;
         let others = self
@@ -117,7 +117,8 @@ impl HostCore {
         Claims { total_bytes, databases: databases().zip(guaranteed).map(claim).collect() }
     }
 
-    /// Bytes of memory that a database may use at most, beside what the others use and claim.
+    /// Largest number of bytes of memory that a database may use, given the memory that the others
+    /// use and claim.
     fn share_of(&self, claims: &Claims, db: OffloadDb) -> u64 {
         match self.is_draining {
             true => 0,
@@ -151,7 +152,7 @@ impl HostCore {
         is_above && (self.is_draining || !self.sabotage.no_guarantees())
     }
 
-    /// What an answer tells a database of its memory.
+    /// The figures of a database's memory that answers to its owner contain.
     pub(super) fn node_share(&self, memory: &dyn HostMemory, db: OffloadDb) -> NodeShare {
         let claims = self.claims(memory);
         let own = claims.of(db);
@@ -162,12 +163,14 @@ impl HostCore {
         let (arena_bytes, free_bytes) = self.regions.arenas(db);
         let (used_bytes, guaranteed_bytes) = (own.used_bytes, own.guaranteed_bytes);
         let limit_bytes = match used_bytes.checked_sub(share) {
-            // What it gives back must empty whole arenas, so every byte counts.
+            // The database can only give back whole arenas that are empty. So the limit counts the
+            // used bytes of its arenas, and not the free ones.
             Some(surplus) if surplus > 0 => (arena_bytes - free_bytes).saturating_sub(surplus),
             _ if self.is_draining => 0,
             _ => {
-                // It is told its guarantee also while others still hold it: its claim begins with
-                // a request.
+                // The limit includes the whole guarantee, even while other databases still use a
+                // part of it. Only a request of this database begins its claim, and the limit must
+                // permit that request.
                 let owed = guaranteed_bytes.saturating_sub(used_bytes);
                 arena_bytes.saturating_add(self.room(memory, db).max(owed))
             }
@@ -175,8 +178,8 @@ impl HostCore {
         NodeShare { used_bytes, guaranteed_bytes, limit_bytes }
     }
 
-    /// Ends the claim of a database that has its guarantee and has got `bytes`: the others need not
-    /// make room for more. A claim of more bytes stays.
+    /// Ends the claim of a database that has its guarantee and has got `bytes`, so that the others
+    /// need not make more room. A claim of more bytes stays.
     pub(super) fn end_claim(&mut self, memory: &dyn HostMemory, db: OffloadDb, bytes: u64) {
         let own = self.claims(memory).of(db);
         if own.used_bytes >= own.guaranteed_bytes

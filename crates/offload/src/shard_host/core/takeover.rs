@@ -62,7 +62,7 @@ impl HostCore {
             // This is a later message of the same owner, or `owned` refuses it.
             return Ok(());
         }
-        // From here on nothing of the earlier owner has an effect: its grants are void, and its
+        // From here on the earlier owner cannot change anything: its grants are void, and its
         // writes into the old landing zone reach no image.
         database.owner = owner;
         database.heard_ns = self.now_ns;
@@ -132,7 +132,7 @@ impl HostCore {
         let begin = after.map_or(Bound::Unbounded, Bound::Excluded);
         let (mut shards, mut bytes, mut more) = (Vec::new(), Vec::new(), false);
         // A shard that the previous owner did not hold may have records that a power failure
-        // removed from the log. Other records may have their sequence numbers now.
+        // removed from the log. Other records may now have the same sequence numbers.
         let is_recent = |epoch: Epoch| owner.epoch.0.saturating_sub(1) <= epoch.0;
         let is_held = |(name, held): &(&ShardName, &HeldShard)| {
             is_recent(name.epoch) || held.adopted_by.is_some_and(is_recent)

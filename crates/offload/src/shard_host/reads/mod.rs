@@ -110,7 +110,7 @@ struct Reader<'a> {
     images: &'a Images,
     snapshot: SeqNo,
     inline_max: u32,
-    /// Whether an answer tells the place of the newest version of a key, if that is a put.
+    /// Whether an answer names the place of the newest version of a key, if that version is a put.
     wants_place: bool,
     sabotage: HostSabotage,
 }
@@ -363,8 +363,8 @@ impl Reader<'_> {
             page.records.push(PageRecord { key: key.to_vec().into(), version });
             return Ok(true);
         }
-        // The merged cursor does not tell which image has the record, so the images are searched
-        // for it.
+        // The merged cursor does not say which image has the record, so the record is searched for
+        // in the images.
         let within: Vec<u32> = (0..self.images.len() as u32).collect();
         let (snapshot, floor) = (seq, seq);
         let ask = Search { key, floor, snapshot, within: &within, key_bytes: key.len() };

@@ -56,7 +56,7 @@ impl Sample {
         Self { bytes: shards, images, model, last_seq: seq }
     }
 
-    /// What a search must find.
+    /// Versions of a key that a search must find.
     fn expected(&self, key: &[u8], floor: SeqNo, snapshot: SeqNo) -> Vec<ModelVersion> {
         let all = self.model.get(key).into_iter().flatten();
         let seen = all.filter(|(seq, ..)| *seq <= snapshot);

@@ -1,11 +1,11 @@
 //! The key-offset cache: places of records in images at memory nodes, so that a look-up is one READ
 //! without a search (O³-LSM §4.5).
 //!
-//! An entry belongs to a shard and a key hash. It names the place of a record within the image of
-//! the shard, and what the record must be: its sequence number and kind. The reader compares them,
-//! the key and the checksum with the bytes that it has read. The place of the image and its remote
-//! key are stored with the shard ([`ReadableShard`](super::state::ReadableShard)). So an entry is
-//! short and cannot outlive its shard.
+//! An entry belongs to a shard and a key hash. It has the place of a record within the image of the
+//! shard, and the record's sequence number and kind. The reader compares these two, the key and the
+//! checksum with the bytes that it has read. The place of the image and its remote key are stored
+//! with the shard ([`ReadableShard`](super::state::ReadableShard)). So an entry is short and cannot
+//! outlive its shard.
 //!
 //! The owner makes entries for hot keys after the transfer of their shard, and for every put that a
 //! node has found. The cache is part of the owner's state, because both change together.
@@ -44,7 +44,8 @@ const RECORD_BYTES_MAX: u64 = 1 << 20;
 /// Index that stands for no entry.
 const NONE: u32 = u32::MAX;
 
-/// The place of a record in the image of a shard, and what the record must be.
+/// The place of a record in the image of a shard, and the sequence number and kind that the record
+/// must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CachedOffset {
     /// Offset within the image.

@@ -14,7 +14,7 @@
 //! 3. A name that was ahead may be sent to the same node later, because a grant that is given back
 //!    does not use the name up.
 //! 4. A refusal of the room of an active shard changes nothing for sealed shards.
-//! 5. An active shard gives its room back for a sealed one only where that lets the sealed one in.
+//! 5. An active shard gives its room back for a sealed shard only if the sealed shard then fits.
 //!
 //! Cost: as that of the other calls of the state.
 
@@ -54,7 +54,7 @@ pub(in crate::shard_owner) enum AheadVerdict {
     Stays,
     /// A sealed shard or the node needs the room, the owner closes, or the memtable was released.
     MustEnd,
-    /// The node is lost, and the room with it.
+    /// The node is lost, so the room no longer exists.
     Lost,
 }
 
@@ -146,9 +146,9 @@ impl OwnerState {
         }
     }
 
-    /// Makes the youngest active shard at the nodes where this `helps` give its room back, so that
-    /// a sealed shard gets it. Returns whether room will be free: one shard at a time gives it
-    /// back.
+    /// Makes the youngest active shard at the nodes for which `helps` holds give its room back, so
+    /// that a sealed shard gets the room. Returns whether room will become free. Only one shard at
+    /// a time gives its room back.
     pub(super) fn stop_ahead(&mut self, now_ns: u64, helps: impl Fn(&NodeState) -> bool) -> bool {
         let helping = |state: &NodeState| state.shards.ahead_bytes() > 0 && helps(state);
         let nodes = self.nodes.iter().filter(|(_, state)| helping(state));

@@ -7,9 +7,9 @@
 //! other one answers.
 //!
 //! A node may have more of the database than its share, because another database claims memory or
-//! an operator drains the node. Then the owner gives back what active shards have there, and gives
-//! up copies before it makes flushes due: first second copies, and then first copies of shards that
-//! another node has.
+//! an operator drains the node. Then the owner first gives back the room of active shards there.
+//! Next it gives up second copies, and then first copies of shards that another node has. Only
+//! after that does it make flushes due.
 //!
 //! Invariants:
 //! 1. At most one second copy is on its way.

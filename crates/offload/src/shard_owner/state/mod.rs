@@ -9,17 +9,19 @@
 //!
 //! A shard is **lost** when its node begins a new life, does not know the shard, or is silent for
 //! too long. A node is silent for too long if [`OwnerTerms::missed_beats`] beats over
-//! [`OwnerTerms::silence`] got no answer. If the pool does not hear the node either, one beat is
-//! enough. An answer to any other request ends the silence, because a busy node may answer a beat
-//! late. A shard is also lost if the answer to a beat counts fewer shards than the owner has there.
-//! A node drops a database whose owner was silent for minutes. Silence is counted in beats, because
-//! a process that was stopped finds many of its other requests late when it goes on.
+//! [`OwnerTerms::silence`] got no answer. If the pool gets no beats from the node either, one
+//! unanswered beat is enough. An answer to any other request ends the silence, because a busy node
+//! may answer a beat late. A shard is also lost if the answer to a beat counts fewer shards than
+//! the owner has there. A node drops a database whose owner was silent for minutes. Silence is
+//! counted in beats, because a process that was stopped finds many of its other requests late when
+//! it goes on.
 //!
 //! Invariants:
 //! 1. A shard can be read at two nodes at most ([`places`], [`copies`]), and only between its
 //!    registration and its loss or release. A lost shard is never read again.
 //! 2. If a node may have seen a name in a transfer that failed, the name is released there. It is
-//!    not sent to that life of the node again. If no other node takes it, the shard stays here.
+//!    not sent to that life of the node again. If no other node takes the shard, it stays in this
+//!    process.
 //! 3. The oldest memtable that a release names is at most that of any shard which is being sent or
 //!    can be read at the node. So a late release frees no shard in use.
 //! 4. Releases are repeated until the node confirms them or its life is over.
@@ -28,7 +30,7 @@
 //!    newer owner was seen there. The purge follows when the open has adopted the shards that it
 //!    keeps ([`earlier`]).
 //! 7. While a node has more first copies of the database than its share, [`OwnerState::room`] has a
-//!    limit that makes flushes due, whatever room this node and others have. The limit stays above
+//!    limit that makes flushes due, even if this node and others have room. The limit stays above
 //!    the bytes of first copies that the nodes hold, so that writers slow down and do not stop.
 //! 8. Nodes that do not answer, or that another owner has taken, count neither in the held bytes
 //!    nor in the limit of [`OwnerState::room`]: the database has no shard there that it can flush.
@@ -424,7 +426,8 @@ impl OwnerState {
                 state.rest_ns = now_ns + REFUSED_PAUSE.as_nanos() as u64;
             }
         }
-        // A node that had room for a large image before causes no news.
+        // If the node already had room for the largest image, more room is no news for the
+        // database.
         let is_more = state.free_bytes(now_ns) > free_before;
         let was_little = state.begun.is_some_and(|begun| free_before < begun.image_bytes_max);
         self.news.has_more_room |= is_more && was_little;
@@ -432,7 +435,7 @@ impl OwnerState {
         self.give_back(node);
     }
 
-    /// Takes what a node says of the memory of the database in the answer to a transfer.
+    /// Takes the figures of the database's memory from a node's answer to a transfer.
     pub(super) fn on_share(&mut self, node: StoreNode, share: &NodeShare) {
         let Some(state) = self.nodes.get_mut(&node) else { return };
         state.set_share(share);
@@ -454,7 +457,7 @@ impl OwnerState {
                 if !std::mem::replace(&mut state.is_fenced, true) {
                     tracing::error!(node = %number, %refusal, "a memory node has another owner");
                 }
-                // The other owner purges the shards of this one.
+                // The other owner of the database purges the shards of this owner.
                 let released: Vec<ShardId> = state.shards.released().collect();
                 released.into_iter().for_each(|id| state.shards.remove(id));
             }
@@ -521,7 +524,8 @@ impl OwnerState {
                 });
                 return Pick::Later;
             }
-            // The node has no room for the image, but its share has.
+            // The share of the database at a node has room for the image, but active shards fill
+            // that room.
             if self.stop_ahead(now_ns, |at| at.can_have(id, bytes) && at.fits_share(bytes)) {
                 return Pick::Later;
             }

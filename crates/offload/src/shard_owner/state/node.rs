@@ -124,7 +124,7 @@ impl NodeState {
         self.begun.filter(|_| is_usable)
     }
 
-    /// The node has said what the database has and may have there.
+    /// Takes the node's figures of the memory that the database has and may have there.
     pub(super) fn set_share(&mut self, share: &NodeShare) {
         if let Some(begun) = &mut self.begun {
             begun.share = *share;
@@ -210,7 +210,8 @@ impl NodeState {
     }
 
     /// Bytes of first copies that the owner may have here, if the node has `spare_bytes` of second
-    /// copies. They count for a node that takes no images now: their release frees no room there.
+    /// copies. If the node takes no images now, second copies count as well, because their release
+    /// frees no room there.
     pub(super) fn first_limit_bytes(&self, spare_bytes: u64) -> u64 {
         match self.usable() {
             Some(begun) => begun.share.limit_bytes,
@@ -298,7 +299,7 @@ impl NodeState {
     /// Gives up a shard that the owner does not need any more.
     pub(super) fn give_up(&mut self, id: ShardId) {
         if self.is_fenced {
-            // The other owner purges what is there.
+            // The other owner purges the shards at this node.
             self.shards.remove(id);
         } else {
             self.shards.set(id, ShardStage::Released);

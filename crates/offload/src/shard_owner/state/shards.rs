@@ -7,7 +7,7 @@ use archipelago_engine::remote::ShardId;
 
 use crate::wire::shard::ShardPlace;
 
-/// A shard that can be read: its place, and the checksum of the header of its image, which names
+/// A shard that can be read: its place, and the checksum of the header of its image. The header has
 /// the checksums of all sections.
 ///
 /// It also has the largest sequence number of the shard's memtable.

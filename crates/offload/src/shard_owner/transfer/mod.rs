@@ -17,15 +17,16 @@
 //! written. A grant that the owner has lost track of is used for the whole image as well, if it is
 //! large enough: the refusal [`ShardWhy::HasGrant`] tells its bytes.
 //!
-//! Within a grant the records come first, and what precedes them in the image comes last
+//! Within a grant the records come first. The bytes that precede them in the image come last
 //! ([`TransferOrder::records_at`]). The place of a record in the grant then does not depend on the
 //! length of the slab directory, which is known only at the seal. The pieces of the registration
 //! restore the order of the image.
 //!
 //! Invariants:
 //! 1. A failed transfer says whether the node may have a grant or the shard. If so, the caller
-//!    releases the name. A refusal proves that there is none. If a copy of the refused request
-//!    arrives later and gets a grant, the node ends that grant, because nobody uses it.
+//!    releases the name. A refusal proves that the node has neither. If a copy of the refused
+//!    request arrives later and gets a grant, the node ends that grant, because its owner does not
+//!    use it.
 //! 2. A place is accepted only if it has the length of the image.
 //!
 //! Thread-safety: none; one task owns a transfer.
@@ -109,7 +110,7 @@ impl TransferStep {
     }
 }
 
-/// Why a transfer failed, and what the owner has to do.
+/// Reason for which a transfer failed, and the facts from which the owner decides its next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TransferFailure {
     pub(super) end: NotSent,
@@ -245,7 +246,7 @@ impl Transfer {
         self.until_ns = self.end_ns.min(now_ns + self.patience_ns);
     }
 
-    /// Writes what does not lie in the grant yet.
+    /// Writes the bytes that do not lie in the grant yet.
     fn write(&mut self, grant: LandingGrant) -> TransferStep {
         self.ahead = self.ahead.filter(|(number, _)| *number == grant.number);
         TransferStep::Write { grant, written: self.ahead_bytes() }
@@ -257,7 +258,8 @@ impl Transfer {
         TransferStep::Failed(TransferFailure { end, refusal })
     }
 
-    /// Sends the request again after a pause, unless nothing has moved for too long.
+    /// Sends the request again after a pause, unless the transfer has made no progress for too
+    /// long.
     fn again(&self, now_ns: u64, refusal: Option<ShardRefusal>) -> TransferStep {
         if now_ns >= self.until_ns {
             return self.fail(refusal, NotSent::default());
@@ -307,8 +309,9 @@ impl Transfer {
                 self.move_to(now_ns, Stage::Writing(grant));
                 return self.write(grant);
             }
-            // The owner has lost track of a grant, for example of one of a request whose answer was
-            // lost. The registration checks all bytes, so the grant may have any.
+            // The owner does not know a grant that the node has, for example because the answer to
+            // its request was lost. The transfer may use this grant, because it writes the whole
+            // image, and the registration checks all bytes.
             (Stage::Landing, ShardWhy::HasGrant) if self.can_use(now_ns, refusal.number) => {
                 self.may_be_known = true;
                 self.ahead = None;

@@ -257,7 +257,8 @@ fn grant_that_the_owner_has_lost_track_of_is_used() {
     assert!(matches!(step, TransferStep::Write { written: 0, .. }), "{step:?}");
     let step = transfer.on_written(3, Ok(()));
     assert!(matches!(step, TransferStep::Ask(ShardMessage::Register { grant: 17, .. })));
-    // A smaller one must be released, and so must one that the node does not give.
+    // A grant that is too small must be released, and so must a grant that the node does not give
+    // again.
     for granted in [bytes - 1, bytes] {
         let mut transfer = Transfer::new(order(&image()), 0, PATIENCE, END);
         assert!(failure(transfer.on_answer(1, Some(&has_grant(granted)))).may_be_known);

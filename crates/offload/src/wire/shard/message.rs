@@ -36,7 +36,7 @@ wire_messages! {
         /// of what others leave.
         guaranteed_bytes: u64,
     }
-    /// Owner → host: give room for the whole image of a shard, which may still be growing. A shard
+    /// Owner → host: give room for the whole image of a shard, which may still take writes. A shard
     /// has one grant at a time.
     Land = 2 {
         /// Owner of the shard.
@@ -145,7 +145,7 @@ wire_messages! {
     Accounts = 11 {
     }
     /// Operator → host: from now on, give no database room for shards, so that all shards leave by
-    /// flushes. `false` ends that. The next life of the node does not know of it.
+    /// flushes. `false` ends that. The next life of the node does not keep this order.
     Drain = 12 {
         /// Whether the shards are to leave.
         is_draining: bool,

@@ -1,4 +1,5 @@
-//! Refusals of a shard host: why a request changed nothing, and what the owner can do.
+//! Refusals of a shard host: the reason for which a request changed nothing, and the possible
+//! reactions of the owner.
 
 use std::fmt;
 
@@ -6,7 +7,7 @@ use archipelago_base::{wire_enum, wire_struct};
 
 use super::ShardName;
 
-/// Why a host refuses a request.
+/// Reason for which a host refuses a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ShardWhy {
     /// The queue is full, the same work is in progress, or other images fill the landing zone. The
@@ -61,7 +62,7 @@ wire_enum!(ShardWhy {
 /// A refusal: the reason, and the number and the shard that belong to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShardRefusal {
-    /// Why the host refuses.
+    /// Reason of the refusal.
     pub why: ShardWhy,
     /// Number that [`ShardWhy`] explains; 0 for reasons without one.
     pub number: u64,

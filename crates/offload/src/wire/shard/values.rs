@@ -76,8 +76,8 @@ pub struct Piece {
     pub at: u64,
     /// Length in bytes.
     pub len: u64,
-    /// XXH3-64 of the bytes. A CRC-32C would not do: a CRC-32C over bytes that end with their own
-    /// CRC-32C is the same for all contents.
+    /// XXH3-64 of the bytes. A CRC-32C would detect nothing here: over bytes that end with their
+    /// own CRC-32C, it is the same for all contents.
     pub sum: u64,
 }
 wire_struct!(Piece { at, len, sum });

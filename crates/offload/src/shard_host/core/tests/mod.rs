@@ -316,8 +316,8 @@ fn repeated_grant_is_the_same() {
     assert_eq!(host.core.figures(&host.memory).grants, 1);
 }
 
-/// A request that was refused for lack of room arrives again after a release, and gets a grant of
-/// which its owner does not know.
+/// A copy of a request that was refused for lack of room arrives after a release. It gets a grant
+/// of which its owner does not know.
 #[test]
 fn grant_that_nobody_uses_ends() {
     let mut host = Host::begun();

@@ -53,7 +53,7 @@ impl Host {
         memtable
     }
 
-    /// Releases a shard of a database. Returns what the host says of its memory.
+    /// Releases a shard of a database. Returns the host's figures of the database's memory.
     fn drop_shard(&mut self, db: u8, memtable: u64) -> NodeShare {
         let release =
             ShardMessage::Release { owner: of(db), shards: vec![name(memtable)], oldest: 0 };
@@ -90,7 +90,7 @@ fn lender_gets_its_guarantee_back_when_the_borrower_has_flushed() {
     let account = host.account(BUSY);
     assert_eq!(account.guaranteed_bytes, LIMIT / 2);
     assert_eq!(account.borrowed_bytes, account.used_bytes - LIMIT / 2);
-    // The lender has not asked yet, and hears of its guarantee.
+    // The lender has not sent a shard yet, and the answer tells it its guarantee.
     assert!(host.begin_with(QUIET, 0).limit_bytes >= LIMIT / 2 - LANDING);
     assert!(!host.send(QUIET, 1), "the borrower has the memory");
     assert_eq!(host.core.figures(&host.memory).counters.claims, 2, "one claim of each database");
@@ -143,7 +143,7 @@ fn what_comes_free_is_kept_for_a_guarantee() {
     }
     host.fill(BUSY, 1);
     assert!(!host.send(QUIET, 1));
-    // An arena comes free, and the first to ask is a database that may borrow.
+    // An arena becomes free, and the first request comes from a database that may borrow.
     for memtable in 1..=4 {
         host.drop_shard(BUSY, memtable);
     }
@@ -180,8 +180,8 @@ fn stated_guarantees_are_admitted_within_the_node() {
     let quiet = host.begin_with(QUIET, LIMIT / 2);
     assert_eq!(quiet.guaranteed_bytes, LIMIT / 4, "others were promised the rest");
     assert_eq!(host.account(BUSY).guaranteed_bytes, LIMIT / 4 * 3, "a promise stays");
-    // A database without a guarantee of its own has an equal part of what is left, here nothing but
-    // its landing zone, for which the promises shrink.
+    // A database without a stated guarantee has an equal part of the remaining memory. Here that is
+    // only its landing zone, for which the promises shrink.
     assert_eq!(host.begin_with(3, 0).guaranteed_bytes, LANDING);
     assert!(host.account(BUSY).guaranteed_bytes < LIMIT / 4 * 3);
     assert_eq!(host.begin_with(BUSY, LIMIT / 4).guaranteed_bytes, LIMIT / 4);
@@ -191,7 +191,7 @@ fn stated_guarantees_are_admitted_within_the_node() {
     host.memory.others = 2 * LIMIT - LIMIT / 2;
     let all = [BUSY, QUIET].map(|db| host.account(db).guaranteed_bytes);
     assert_eq!(all, [LANDING + (2 << 10), LANDING + (6 << 10)]);
-    // An owner that has closed is guaranteed nothing after a while.
+    // After a while, an owner that has closed has no guarantee any more.
     host.memory.others = 0;
     host.core.on_time(20 * SECOND_NS);
     assert_eq!(host.begin_with(QUIET, LIMIT).guaranteed_bytes, LIMIT);

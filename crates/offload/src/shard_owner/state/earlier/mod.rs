@@ -61,7 +61,7 @@ impl EarlierShards {
 
     pub(super) fn id_of(&self, name: ShardName) -> Option<ShardId> {
         // A shard that was adopted at one node may be given up at another one, under an id of
-        // memtable 0. Only the adopted one can be read.
+        // memtable 0. Only the adopted shard can be read.
         self.names.iter().rev().find(|(_, known)| **known == name).map(|(id, _)| *id)
     }
 
@@ -76,8 +76,8 @@ impl EarlierShards {
 }
 
 impl OwnerState {
-    /// Whether the open should wait for nodes. It should if no node is known yet, or if a node that
-    /// the pool hears has not answered `Begin`.
+    /// Whether the open should wait for nodes. It should wait if no node is known yet, or if a node
+    /// from which the pool gets beats has not answered `Begin`.
     pub(in crate::shard_owner) fn waits_for_nodes(&self) -> bool {
         let is_late = |state: &super::NodeState| state.is_up && state.begun.is_none();
         self.nodes.is_empty() || self.nodes.values().any(|state| is_late(state) && !state.is_fenced)
@@ -193,7 +193,7 @@ impl OwnerState {
         for ((node, name), held) in std::mem::take(&mut self.earlier.held) {
             let Some(state) = self.nodes.get_mut(&node) else { continue };
             if state.is_fenced {
-                // The other owner purges what is there, and no release is sent.
+                // The other owner purges the shards at this node, so no release is sent.
                 continue;
             }
             let id = ShardId { memtable: 0, shard: self.earlier.given_up };

@@ -215,7 +215,7 @@ fn another_life_of_the_node_loses_its_shards() {
     assert_eq!(world.state.take_news().lost, [id(1)]);
     assert!(world.state.target(node, &[id(1)]).is_err());
     assert_eq!(world.state.next_ask(world.now_ns, node), NextAsk::Over);
-    // A beat that another life answers has the same effect, before the pool reports the life.
+    // The answer of another life to a beat has the same effect, before the pool reports that life.
     let mut world = World::new(1);
     let node = world.send(1);
     world.now_ns += SECOND;
@@ -275,7 +275,7 @@ fn lost_shard_is_released_and_never_read_again() {
     world.answer(node, &done(2));
     assert!(world.state.is_settled());
     assert_eq!(world.state.room(world.now_ns).held_bytes, 0);
-    // The node does not take the name again. Another life of it would.
+    // The node does not take the name again. Another life of the node would take it.
     assert_eq!(world.begin(1, 100), Pick::UsedUp);
     world.send(3);
 }
@@ -312,8 +312,8 @@ fn loss_of_one_shard_is_not_that_of_the_others() {
     assert!(matches!(all, Err(AwayError::Lost(_))), "{all:?}");
 }
 
-/// An answer for want of room lets the database send the shard again and again, and keeps all later
-/// shards from leaving.
+/// After an answer for want of room, the database would send the shard again and again, and no
+/// later shard would leave.
 #[test]
 fn name_that_is_used_up_at_each_node_is_not_refused_for_want_of_room() {
     let mut world = World::new(1);

@@ -34,7 +34,8 @@ use volume::{VolumeSettings, VolumeStorage};
 /// settings of their own.
 pub const DATABASE_FAMILIES: &str = "archipelago.database.";
 
-/// A small process keeps buffers for reuse in at most one part in this many of its memory.
+/// Divisor of the memory of a small process: the process keeps buffers for reuse in at most this
+/// part of it.
 const KEPT_BUFFERS_SHARE: u64 = 32;
 
 /// Bytes of memory that a process with these settings may use; `u64::MAX` if no limit is known.
@@ -127,11 +128,11 @@ impl ComputeNode {
         Self::open_on(open, settings, None)
     }
 
-    /// Opens the database in `dir` as [`ComputeNode::open`] does, and offloads what
-    /// [`OwnerSettings::mode`] says. Sealed memtables go to memory nodes. Flushes, compactions and
-    /// garbage collections go to executors of the cluster. For executors, `dir` must be an absolute
-    /// path, under which they find the same files. Errors: `InvalidArgument` for another path, and
-    /// for a database on tiers whose jobs would leave.
+    /// Opens the database in `dir` as [`ComputeNode::open`] does, and offloads the jobs and
+    /// memtables that [`OwnerSettings::mode`] names. Sealed memtables go to memory nodes. Flushes,
+    /// compactions and garbage collections go to executors of the cluster. For executors, `dir`
+    /// must be an absolute path, under which they find the same files. Errors: `InvalidArgument`
+    /// for another path, and for a database on tiers whose jobs would leave.
     pub fn open_offloading(
         dir: &Path,
         settings: &Settings,
@@ -165,13 +166,14 @@ impl ComputeNode {
     /// they do not exist. Errors are those of [`VolumeStorage::open`] and [`Db::open`], and
     /// `InvalidArgument` for settings with tiers. A call that fails gives the volume up. The
     /// database has no reserve of its own (`disk_reserve_bytes`), because storage nodes keep room
-    /// for flushes and for what frees space.
+    /// for flushes and for jobs that free space.
     pub fn open_volume(volume: &VolumeSettings, settings: &Settings) -> Result<Self> {
         Self::open_volume_with(volume, settings, None)
     }
 
-    /// Opens the database in a volume as [`ComputeNode::open_volume`] does, and offloads what
-    /// `offload` says. Executors must reach the storage cluster ([`volume::pool_of_executor`]).
+    /// Opens the database in a volume as [`ComputeNode::open_volume`] does, and offloads the jobs
+    /// and memtables that `offload` names. Executors must reach the storage cluster
+    /// ([`volume::pool_of_executor`]).
     pub fn open_volume_offloading(
         volume: &VolumeSettings,
         settings: &Settings,
@@ -181,8 +183,8 @@ impl ComputeNode {
     }
 
     /// Opens the database on a storage that the caller has opened, such as a decorated file system.
-    /// The node closes the storage. `offload` says what leaves the process; without it nothing
-    /// does. Errors are those of [`Db::open`].
+    /// The node closes the storage. `offload` names the jobs and memtables that leave the process;
+    /// without it, none leave. Errors are those of [`Db::open`].
     pub fn open_over(
         storage: Storage,
         settings: &Settings,
@@ -230,8 +232,8 @@ impl ComputeNode {
         };
         let opened = separated.and_then(|()| open_database(&storage, &budget, settings, offload));
         let (db, offloaded) = opened.inspect_err(|_| {
-            // Otherwise the next opener would wait for the end of a lease. The caller gets the
-            // first error.
+            // The storage is closed here. Otherwise the next opener would wait for the end of a
+            // lease. The caller gets the first error.
             if let Some(volume) = &storage.volume {
                 let _second = volume.close();
             }
@@ -312,8 +314,9 @@ fn open_database(
     Ok((db, offloaded))
 }
 
-/// Starts the parts of a node that offload what `offload` says. The executor of jobs needs the
-/// store of memtables, because it sends away only flushes of shards that memory nodes hold.
+/// Starts the parts of a node that offload the jobs and memtables that `offload` names. The
+/// executor of jobs needs the store of memtables, because it sends away only flushes of shards that
+/// memory nodes hold.
 fn offloaded(storage: &Storage, offload: OwnerSettings) -> Result<Offloaded> {
     let mut shards = None;
     if offload.mode.sends_memtables() {

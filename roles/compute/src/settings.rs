@@ -24,7 +24,8 @@ use serde::{Deserialize, Serialize};
 pub struct Settings {
     /// Directory of this machine for the write-ahead log, with nothing else in it. Default: none,
     /// and the log lies with the tables: in the directory or the volume of the database. The place
-    /// is chosen when the database is created. With the directory, every open fails without it.
+    /// is chosen when the database is created. If the log has a directory of its own, every open
+    /// without that directory fails.
     pub log_dir: Option<PathBuf>,
     /// Devices of the database, the fastest first. Default: none, and the database is in its
     /// directory, or on the tiers that the directory names.

@@ -192,7 +192,7 @@ pub fn remove_device(
     name: &str,
     told: impl FnMut(Emptied),
 ) -> Result<Emptied> {
-    // The directory belongs to another database, which these devices do not concern.
+    // The directory belongs to another database, which does not use these devices.
     let is_theirs = |file: &TiersFile| {
         let path = |device: &DeviceSettings| absolute(device).map(|device| device.path).ok();
         let theirs =

@@ -42,7 +42,7 @@ pub struct VolumeSettings {
     pub secret: Option<Secret>,
     /// Name of the volume.
     pub name: String,
-    /// Description of this process for other openers: what it does, its id and its machine.
+    /// Description of this process for other openers: its task, its id and its machine.
     pub owner: String,
     /// Whether to take the volume over from an owner whose lease lives. Default: no.
     pub take_over: bool,
@@ -106,7 +106,7 @@ pub fn pool_of_executor(
     Ok(VolumePool { cluster: cluster_of(&pool)?, stores: pool.stores() })
 }
 
-/// Identity of the cluster of a pool. Errors: `Busy` if the managers have not told it.
+/// Identity of the cluster of a pool. Errors: `Busy` if the managers have not reported it.
 fn cluster_of(pool: &NodeStores) -> Result<String> {
     match pool.cluster() {
         Some(cluster) => Ok(cluster.to_string()),
@@ -146,8 +146,8 @@ impl VolumeStorage {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 may_create()?;
                 let created = Volume::create(&pool.stores(), &settings.name, &settings.options());
-                // After an error, the volume may exist: another process was faster, or no answer
-                // came. The opening finds out.
+                // After an error, the volume may exist, because another process was faster, or
+                // because only the answer was lost. The opening shows whether it exists.
                 Self::open_on(&pool, settings).map_err(|error| match error.kind() {
                     ErrorKind::NotFound => created.err().unwrap_or(error),
                     _ => error,
@@ -214,8 +214,8 @@ impl VolumeStorage {
         &self.files
     }
 
-    /// The volume for an owner of offloaded jobs. Errors: `Busy` if the managers have not told the
-    /// identity of the cluster.
+    /// The volume for an owner of offloaded jobs. Errors: `Busy` if the managers have not reported
+    /// the identity of the cluster.
     pub fn offload_files(&self) -> Result<VolumeFiles> {
         Ok(VolumeFiles { files: Arc::clone(&self.files), cluster: cluster_of(&self.pool)? })
     }

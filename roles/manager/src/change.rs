@@ -126,8 +126,8 @@ impl ManagerCore {
             let message = Message::Located { config: block.config.clone() };
             self.actions.push(Action::Answer { ticket, message });
         }
-        // The answer may be lost after the client gave up. Then the client learns of the block from
-        // its list.
+        // The answer may arrive after the client gave up. Then the client learns of the block from
+        // the list of its blocks.
         if !std::mem::replace(&mut block.used, true)
             && let Some(info) = block.config.owner.and_then(|client| self.clients.get_mut(&client))
         {
@@ -273,8 +273,9 @@ impl ManagerCore {
     }
 
     /// Places a new block on other nodes after some of its nodes were lost, or gives it up. The
-    /// block gets a new epoch, because a lost node may still have its copy. If that node tells a
-    /// later manager that its copy was never installed, this must not concern the other copies.
+    /// block gets a new epoch, because a lost node may still have its copy. That node may report to
+    /// a later manager that its copy was never installed. With another epoch, the report has no
+    /// effect on the other copies.
     fn replace(&mut self, now_ns: u64, block: &mut Block, going: &[Place]) -> Next {
         let nodes: Vec<NodeId> = going.iter().map(|place| place.node).collect();
         let up = self.nodes.values().filter(|info| info.announced).count();
@@ -504,7 +505,7 @@ impl ManagerCore {
                     && !change.filled.contains(&node)
                 {
                     let keeps = |place: &Place| place.node != node;
-                    // The copy may have been made after all, by a repeated message.
+                    // A repeated message may have made the copy nevertheless.
                     let of = change.add.iter().copied().filter(|place| !keeps(place));
                     for place in of {
                         self.dropping.insert((node, id), (place.life, change.epoch, false));

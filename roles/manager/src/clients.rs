@@ -2,9 +2,9 @@
 //!
 //! [`ManagerCore`](crate::core::ManagerCore) owns the clients.
 //!
-//! **Leases.** The manager admits an unknown client if the client is new (`first`). While it
-//! collects reports, it also admits an unknown client, because that client had a lease of the
-//! previous manager. A client that says during that time that it has no lease (`view` 0) is a
+//! **Leases.** The manager admits an unknown client if the client is new (`first`). While the
+//! manager collects reports, it also admits an unknown client that had a lease of the previous
+//! manager. A client that reports during that time that it has no lease (`view` 0) is a
 //! **claimant**. It becomes a client again after the nodes had time to report the dead clients,
 //! unless one of them named it. The manager knows a client that has keys of nodes before its first
 //! message. The client keeps its blocks, and gets no new ones until it has sent its label.
@@ -27,13 +27,12 @@
 //!    was cut off until its manager ended could return and serve data that another client owns by
 //!    then. If a node later names a client with a lease of this manager, that lease ends first.
 //!
-//! Thread-safety: none, as for the state machine.
-//! Failure: the invariants do not cover a block that no node has reported to this manager, nor the
-//! clients that died before the latest 4,096. While too few nodes have reported one block of a
-//! client, the client is not told of most other blocks that are lost. A node that does not return
-//! must be forgotten (`archipelago cluster forget`).
-//! Cost: a renewal visits all blocks if the client's list of its blocks is old or incomplete, else
-//! none. New deaths take a request to each node.
+//! Thread-safety: none, as for the state machine. Failure: the invariants do not cover a block that
+//! no node has reported to this manager, nor the clients that died before the latest 4,096. While
+//! too few nodes have reported one block of a client, the client does not learn of most other
+//! blocks that are lost. A node that does not return must be forgotten (`archipelago cluster
+//! forget`). Cost: a renewal visits all blocks if the client's list of its blocks is old or
+//! incomplete, else none. New deaths take a request to each node.
 
 use archipelago_base::Epoch;
 use archipelago_fabric::{ClientId, NodeId};
@@ -133,13 +132,14 @@ impl ManagerCore {
         if owned == info.owned && bound == info.bound {
             return None;
         }
-        // The client may get an earlier list of this version, and takes no second one.
+        // The client may already have got an earlier list with this version, and ignores a second
+        // list of one version. So another bound needs another version.
         let version = info.owned + u64::from(bound != info.bound);
         if let Some(info) = self.clients.get_mut(&client) {
             (info.owned, info.bound) = (version, bound);
         }
         let mine = self.blocks.values().filter(|block| block.config.owner == Some(client));
-        // A block that is being made may fail.
+        // Leaves out blocks that are being made, because that may fail.
         let blocks = mine
             .filter(|block| block.free_ns.is_none() && block.used)
             .map(|block| BlockAt { block: block.config.block, epoch: block.config.epoch })
@@ -147,9 +147,9 @@ impl ManagerCore {
         Some(OwnedList { version, bound, blocks })
     }
 
-    /// An epoch below those of all blocks that may be the client's and are not in its list: blocks
-    /// that are being made, and blocks that too few nodes have reported. The answer that says that
-    /// such a block is made may overtake the list. `None` if there is no such block.
+    /// An epoch below the epochs of all blocks that may belong to the client and are not in its
+    /// list. These are blocks that are being made, and blocks that too few nodes have reported. The
+    /// answer that completes such a block may overtake the list. `None` if there is no such block.
     fn bound(&self, client: ClientId) -> Option<Epoch> {
         let mine = self.blocks.values().filter(|block| block.config.owner == Some(client));
         let unborn = mine.filter(|block| !block.used).map(|block| block.config.born);

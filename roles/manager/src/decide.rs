@@ -9,7 +9,7 @@ use archipelago_fabric::{ClientId, NodeId};
 pub enum PlaceIs {
     /// The node answers, in the life that has the copy.
     Up,
-    /// The node is heard again, and has not reported yet.
+    /// The node sends beats again, and has not reported yet.
     Coming,
     /// The node is silent, and may still have the copy and serve it.
     Silent,

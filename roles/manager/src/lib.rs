@@ -7,10 +7,10 @@
 //! | `clients` | leases of clients, their deaths, and when they are gone |
 //! | `nodes` | beats, silence and reports of memory nodes |
 //! | `change` | the change of a block from one configuration to the next |
-//! | `rebuild` | how a new manager learns the blocks from reports |
-//! | [`decide`] | what a block needs, as pure functions |
+//! | `rebuild` | the reconstruction of the blocks by a new manager, from reports |
+//! | [`decide`] | the next change of a block, as pure functions |
 //! | `status` | the status for operators |
-//! | [`office`] | which of several managers acts |
+//! | [`office`] | the election of the manager that acts, among several |
 //! | [`rpc`] | the handler of requests, and the queue of orders |
 //! | `server` | threads, links and the clock |
 //! | `store` | the coordinator of FlexKV, in the same process |

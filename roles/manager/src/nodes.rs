@@ -2,8 +2,8 @@
 //!
 //! [`ManagerCore`](crate::core::ManagerCore) owns the nodes.
 //!
-//! Invariants: 1. clients learn that a node is up only after it has given up all copies that it
-//! must not keep. 2. A change of a node's liveness gets a new version of the members.
+//! Invariants: 1. Clients learn that a node is up only after the node has given up all copies that
+//! it must not keep. 2. A change of a node's liveness gets a new version of the members.
 //!
 //! Thread-safety: none, as for the state machine.
 //! Failure: a node that is silent for its lease counts as down, and its copies are left out.

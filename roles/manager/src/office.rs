@@ -6,9 +6,9 @@
 //!
 //! 1. A manager that stands by receives the beats of the memory nodes. A beat says for how long the
 //!    node's promise to a manager still lasts.
-//! 2. It becomes a **candidate** when it has heard a majority of the N nodes within a lease, and no
-//!    promise binds them. It chooses a term above all known terms, with a tag of its own in the
-//!    lowest 16 bits, and asks all nodes for a promise.
+//! 2. It becomes a **candidate** when a majority of the N nodes has sent beats within a lease, and
+//!    no promise binds these nodes. It chooses a term above all known terms, with a tag of its own
+//!    in the lowest 16 bits, and asks all nodes for a promise.
 //! 3. It holds office while the promises of a majority last. It counts a promise from the time at
 //!    which it *sent* the request; the node counts from the time at which the request *arrived*.
 //!    The manager's count is a sixteenth shorter. It asks again four times per lease.
@@ -25,9 +25,8 @@
 //! 3. A manager that takes office knows nothing and begins to collect reports. Before it has them,
 //!    it grants no lease of its own. It changes no block for longer than any lease that its
 //!    predecessor granted (`core`).
-//! 4. A manager that could not renew its promises in time loses its office, and forgets what it
-//!    knew. Another manager may have held office since, with nodes that have lost their memory by
-//!    now.
+//! 4. A manager that could not renew its promises in time loses its office and discards its state.
+//!    Another manager may have held office since, and nodes may have lost their memory since.
 //!
 //! Thread-safety: none; the owner holds a lock.
 //! Failure: without a majority of the memory nodes no manager holds office. Nodes and clients
@@ -101,7 +100,7 @@ pub struct Office {
     /// Earliest time, in nanoseconds, of the next candidacy.
     try_ns: u64,
     candidacy: Option<Candidacy>,
-    /// Whether the manager lets others try first after it first hears of a node.
+    /// Whether the manager lets others try first after the first beat of a node.
     defers: bool,
     sabotage: OfficeSabotage,
 }
@@ -125,9 +124,9 @@ impl Office {
         }
     }
 
-    /// Makes the manager leave the office to others for three leases after it first hears of a
-    /// node. So if several managers have just started, one without this setting becomes the first
-    /// holder.
+    /// Makes the manager leave the office to others for three leases after the first beat of a
+    /// node. So if several managers have just started, a manager without this setting becomes the
+    /// first holder.
     #[must_use]
     pub fn deferring(self) -> Self {
         Self { defers: true, ..self }
@@ -282,7 +281,7 @@ impl Office {
         (1..=u64::from(self.terms.nodes)).map(|node| (NodeId(node), question.clone())).collect()
     }
 
-    /// Whether the manager heard a majority lately, and no promise binds it.
+    /// Whether a majority of the nodes sent beats lately, and no promise binds these nodes.
     fn may_stand(&self, now_ns: u64) -> bool {
         let lease_ns = self.lease_ns();
         let free = |view: &&NodeView| {

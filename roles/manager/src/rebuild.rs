@@ -1,4 +1,5 @@
-//! How a new manager learns the blocks that earlier managers made, from the reports of the nodes.
+//! The reconstruction of the blocks that earlier managers made, by a new manager, from the reports
+//! of the nodes.
 //!
 //! A manager that starts knows nothing. Nodes report for each copy the last configuration, the
 //! promised epoch, whether the copy is whole, and whether it was installed. A block is
@@ -9,7 +10,7 @@
 //! the reporting copies would have a newer configuration, or would have promised its epoch. In the
 //! second case the newer configuration was never in use.
 //!
-//! Invariants: 1. a block is changed only after it is confirmed. 2. A first configuration that no
+//! Invariants: 1. A block is changed only after it is confirmed. 2. A first configuration that no
 //! reporting node has installed was never in use, and its block is freed.
 //!
 //! Thread-safety: none, as for the state machine.

@@ -11,7 +11,7 @@
 //!    office ([`crate::office`]). The office is checked under the lock before each request, answer
 //!    and tick.
 //! 2. A request that the manager may not answer is refused as [`Why::Standby`].
-//! 3. A client speaks only for itself.
+//! 3. A client sends messages in its own name only.
 //!
 //! Thread-safety: any thread may call any method. One lock guards the state.
 //! Failure: a malformed request is refused and logged.
@@ -129,7 +129,8 @@ impl std::fmt::Debug for ManagerRpc {
     }
 }
 
-/// Whether `message` may come from `client`. No client speaks for another.
+/// Whether `message` may come from `client`. A client must not send a message in the name of
+/// another client.
 fn may_say(client: ClientId, message: &Message) -> bool {
     match message {
         Message::Renew { client: who, .. }

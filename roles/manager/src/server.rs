@@ -4,7 +4,8 @@
 //! If several managers run, another thread per memory node asks for promises, so that slow orders
 //! do not delay it.
 //!
-//! Invariants: 1. the term of every start is larger than the one before, by the wall clock.
+//! Invariants: 1. The term of every start is larger than the previous term, because it comes from
+//! the wall clock.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: an order without an answer is sent again later. A thread of a node that has ended, also
@@ -115,7 +116,7 @@ struct ServerState {
     threads: NodeThreads,
 }
 
-/// What a thread does, as the name of the thread, and the life of a node that it serves.
+/// Identity of a thread: its task, which is also its name, and the life of the node that it serves.
 type Served = (&'static str, NodeId, Epoch);
 
 /// The threads that serve nodes, at most one for each work and life of a node.
@@ -136,7 +137,8 @@ impl NodeThreads {
         Ok(())
     }
 
-    /// Joins and forgets the threads that have ended. A node that needs one again gets a new one.
+    /// Joins and forgets the threads that have ended. A node that needs a thread again gets a new
+    /// one.
     fn join_ended(&self) {
         let mut threads = self.0.lock();
         for (_, thread) in threads.extract_if(|_, thread| thread.is_finished()) {
@@ -405,8 +407,8 @@ impl ServerState {
                 let answer = line.ask(&message, ORDER);
                 if let Err(error) = &answer {
                     tracing::debug!(%error, %node, order = message.name(), "a node did not answer an order");
-                    // The next orders would wait as long. The manager sends all of them again
-                    // later.
+                    // The remaining orders are dropped, because each of them would wait as long.
+                    // The manager sends all of them again later.
                     orders.clear();
                 }
                 self.rpc.on_answer(node, &message, answer.as_ref().ok());
@@ -450,7 +452,7 @@ mod tests {
     #[test]
     fn threads_that_run_stay_and_are_joined_at_the_end() {
         let (threads, stop) = (NodeThreads::default(), Arc::new(AtomicBool::new(false)));
-        // Two works for one node, and one work for two of its lives.
+        // Two tasks for one node, and one task for two lives of the node.
         let works = [("manager-orders", 1), ("manager-office", 1), ("manager-orders", 2)];
         let works = works.map(|(name, life)| (name, NodeId(1), Epoch(life)));
         for served in works {

@@ -4,11 +4,11 @@
 //! | module | purpose |
 //! | --- | --- |
 //! | [`core`] | the protocol, as a state machine |
-//! | [`promise`] | which manager the node obeys |
+//! | [`promise`] | the choice of the manager that the node obeys |
 //! | [`rpc`] | the handler of requests |
 //! | [`space`] | the memory: regions of a fabric node |
 //! | `server` | threads, links and the clock |
-//! | `handler` | which part of the node answers a request |
+//! | `handler` | the choice of the part that answers a request |
 //!
 //! The modules know nothing of databases: they allocate memory, give keys, copy, and revoke keys.
 //! `archipelago_offload::shard_host` holds the shards. Layer 5; the crate depends on no other role.

@@ -3,7 +3,7 @@
 //! The node's threads share the handler. It queues orders to copy bytes for the thread that copies
 //! ([`MemoryRpc::take_order`]).
 //!
-//! Invariants: 1. a request is answered on the provider's thread, under one lock, without a wait.
+//! Invariants: 1. A request is answered on the provider's thread, under one lock, without a wait.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: a request that cannot be read is refused. A closed handler answers nothing.

@@ -4,8 +4,8 @@
 //! for the manager's orders. Memtable shards have threads of their own, which start with the first
 //! request of an owner.
 //!
-//! Invariants: 1. every life of the node has a larger number than the one before, by the wall
-//! clock.
+//! Invariants: 1. Every life of the node has a larger number than the previous life, because the
+//! number comes from the wall clock.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: a beat or a copy that fails is tried again. Dropping the server ends the threads.
@@ -115,9 +115,9 @@ impl MemorySettings {
 
 /// Number of threads that search and copy memtable shards on a machine with `cores` cores. They
 /// start with the first request of an owner. There are at least two, because searches must go on
-/// during copies, which get at most half of the threads. More than eight would only compete for the
-/// lock of the queue and for the bandwidth of the memory, and the machine has other work: the
-/// threads of the fabric and, with `--share` or `--store`, jobs.
+/// during copies, which get at most half of the threads. More than eight threads would only compete
+/// for the lock of the queue and for the bandwidth of the memory. The machine also runs the threads
+/// of the fabric and, with `--share` or `--store`, jobs.
 const fn shard_threads(cores: usize) -> usize {
     match cores {
         0..=2 => 2,
@@ -456,7 +456,7 @@ mod tests {
 
     /// Answer of a node to one message, and its figures after that.
     fn ask(shard_bytes_max: u64, message: &ShardMessage) -> (ShardMessage, MemoryFigures) {
-        // Nobody listens at the manager's address.
+        // No process listens at the manager's address.
         let (listen, manager) = ("tcp:127.0.0.1:0".to_owned(), "tcp:127.0.0.1:9".to_owned());
         let mut settings = MemorySettings::new(NodeId(1), 1 << 20, listen, manager);
         (settings.block_bytes, settings.shard_bytes_max) = (64 << 10, shard_bytes_max);

@@ -2,7 +2,7 @@
 //!
 //! The state machine ([`crate::core`]) decides, and a [`Space`] executes.
 //!
-//! Invariants: 1. a region that was given up counts until no other process has it mapped. So the
+//! Invariants: 1. A region that was given up counts until no other process has it mapped. So the
 //! mapped memory never exceeds the node's size. Other users of the node's memory count against the
 //! same limit ([`NodeBytes`]).
 //!

@@ -1,9 +1,10 @@
 //! Entry points for fuzz targets, and for the tests that replay their corpora: decoders of files
 //! that a device returns, perhaps damaged.
 //!
-//! A function returns for every input. It panics if a decoder would have misled the node. Checksums
-//! guard these formats, and hardly any input passes them. So each function decodes the input as it
-//! is, and once more with correct checksums, as a mistake of the writer would produce it.
+//! A function returns for every input. It panics if a decoder would have given the node a wrong
+//! result. Checksums guard these formats, and hardly any random input passes them. So each function
+//! decodes the input twice: unchanged, and with correct checksums, as a faulty writer would produce
+//! it.
 //!
 //! This module exists only in tests and with the feature `fuzzing`.
 

@@ -3,23 +3,23 @@
 //! | module | purpose |
 //! | --- | --- |
 //! | `node` | [`StorageNode`]: opens the parts and gives each request to one of them |
-//! | `parts` | options, and what the parts share |
+//! | `parts` | options, and values that the parts share |
 //! | `answer` | answers and refusals |
 //! | `identity` | the file `NODE`: identities of node and device, cluster and root set |
 //! | `devices` | the directories of the node, and how full they are |
 //! | `counters` | counters of requests, bytes and damage since the node was opened |
-//! | `life` | what the last end of the node says about unsynced bytes |
+//! | `life` | the lives of the node, and the fate of unsynced bytes at the end of the last one |
 //! | `meta` | the embedded database with the node's metadata |
 //! | `epochs` | the promised epoch of each volume |
 //! | `chunks` | chunks of blobs, their descriptors and retaining sets |
 //! | `logs` | extents of logs: append, fence, seal, limbo |
-//! | `tombstones` | what was removed, so that late requests do not bring it back |
+//! | `tombstones` | removed objects, so that late requests do not bring them back |
 //! | `registers` | the node as a member of a root set |
 //! | `scrub` | checks of all stored bytes at a limited rate |
 //! | `space` | space by volume and class, quotas |
 //! | `status` | the report of a node |
 //! | `repair` | the node as a repair sees it |
-//! | [`beats`] | reports to managers, and what the node keeps of the answers |
+//! | [`beats`] | reports to managers, and orders in the answers that the node keeps |
 //! | `server` | [`StorageServer`]: the fabric, I/O threads and beats around a node |
 //! | [`sabotage`] | steps that a checker leaves out |
 //!

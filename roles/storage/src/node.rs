@@ -7,15 +7,14 @@
 //!
 //! Invariants:
 //! 1. One process has a node open; a lock file on its first device ensures that.
-//! 2. Everything that an answer says survives a kill of the process. What a request asked to be
-//!    durable survives power loss before it is answered.
+//! 2. Every fact in an answer survives a kill of the process. If a request asks for durability, its
+//!    effect survives power loss before it is answered.
 //! 3. A node that may have lost unsynced bytes since its last life puts its open extents into limbo
 //!    before it answers the first request.
 //!
-//! Thread-safety: any thread may call any method.
-//! Failure: a request that cannot be served is refused with a reason. An error of `open` names the
-//! file, and nothing was changed.
-//! Cost: as the heads of the parts say.
+//! Thread-safety: any thread may call any method. Failure: a request that cannot be served is
+//! refused with a reason. An error of `open` names the file. After such an error, no file was
+//! changed. Cost: as the heads of the parts say.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -57,7 +56,7 @@ pub struct StorageNode {
 /// Name of the directory of the metadata on the first device.
 const META_NAME: &str = "meta";
 
-/// The first half of a request: what remains to be done before it is answered.
+/// Result of the first half of a request: the answer, or the work that remains before it.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "a box would cost an allocation per append")]
 pub(crate) enum Begun {
@@ -89,11 +88,11 @@ impl StorageNode {
         let beginning = LifeRecord::begin(&parts.meta, parts.fs.boot_id())?;
         let mut batch = MetaBatch::default();
         let logs = Logs::open(&parts, &beginning, &mut batch)?;
-        // The limbo of extents becomes durable together with the new life, so that a second crash
-        // concludes the same from the old one.
+        // The limbo of extents becomes durable together with the new life. If a crash comes before
+        // that, the next opening reaches the same conclusions from the old life.
         beginning.life.put(&mut batch);
         parts.meta.write(&batch)?;
-        // The tails are the evidence of what the batch says.
+        // The tails are cleared only now, because the conclusions in the batch rest on them.
         logs.clear_tails()?;
         let chunks = Chunks::open(&parts)?;
         let registers = Registers::open(&parts)?;

@@ -13,7 +13,7 @@ archipelago_base::fault_switches! {
         no_limbo,
         /// Bytes of pieces and groups are not checked.
         no_crc,
-        /// A chunk is deleted when one volume releases it, whatever other volumes retain.
+        /// A chunk is deleted when one volume releases it, even if other volumes retain it.
         release_ignores_sets,
     }
 }

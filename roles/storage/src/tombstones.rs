@@ -1,5 +1,5 @@
-//! Tombstones: what a node has removed on request, so that an older request that arrives later does
-//! not bring it back.
+//! Tombstones: records of objects that a node has removed on request, so that an older request that
+//! arrives later does not bring them back.
 //!
 //! A removal of a log, a release and an abandonment may overtake an append or a put that left the
 //! same owner before. Such a request would create an object that no owner knows. [`Tombstones`]
@@ -38,7 +38,7 @@ const GRAVES_MAX: usize = 4096;
 /// Version of the value of a tombstone.
 const VERSION: u8 = 1;
 
-/// What was removed: the byte behind the volume in the key, which never changes.
+/// Kind of a removal. Its code is the byte behind the volume in the key, so the codes never change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Grave {
     /// All extents of a log.
@@ -131,7 +131,8 @@ impl Tombstones {
             Ok(Scan::Continue)
         })?;
         let (mut volumes, mut batch) = (HashMap::new(), MetaBatch::default());
-        // The epochs of a volume come in ascending order, so each one ends the one before.
+        // The epochs of a volume come in ascending order, so each epoch ends the tombstones of the
+        // previous one.
         for ((volume, epoch), mut graves) in found {
             let graveyard: &mut Graveyard = volumes.entry(volume).or_default();
             graveyard.raise(volume, epoch, &mut batch);
@@ -169,7 +170,7 @@ impl Tombstones {
         }
     }
 
-    /// Whether the volume has removed an object in this way, under whatever epoch.
+    /// Whether the volume has removed an object in this way, under any epoch.
     pub(crate) fn contains(&self, volume: VolumeId, grave: Grave, id: ObjectId) -> bool {
         let volumes = self.volumes.lock();
         let row = volumes.get(&volume).and_then(|graveyard| graveyard.rows.get(&grave));

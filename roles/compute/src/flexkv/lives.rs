@@ -2,7 +2,7 @@
 //! dead.
 //!
 //! A node that the cluster declared dead, because its process was stopped or cut off, cannot
-//! continue. A thread notices that, ends this **life**, and begins another one under another id.
+//! continue. A thread notices that, ends this **life**, and begins another life under another id.
 //! The node of the process owns one [`Lives`], and its thread runs [`Lives::keep`].
 //!
 //! Invariants:

@@ -161,7 +161,7 @@ mod tests {
         }));
         assert_eq!(meanwhile, [long_wait.after, IN_PLACE_MEANWHILE]);
         assert_eq!(waits.in_place(&long_wait), long_wait.after);
-        // The earliest of several waits counts, and a wait that has ended does not.
+        // The earliest wait counts. A wait that has ended does not count.
         let (first, second) = (WaitingLong::begin(&waits), WaitingLong::begin(&waits));
         clock.advance(SILENCE);
         let third = WaitingLong::begin(&waits);

@@ -172,10 +172,10 @@ struct Allocation {
     copies: u32,
 }
 
-/// What the manager knows of one client.
+/// The state of one client, as the manager knows it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ClientInfo {
-    /// Label of the data that the client works on. It is `None` until the client has said it to
+    /// Label of the data that the client works on. It is `None` until the client has sent it to
     /// this manager.
     pub(crate) label: Option<u64>,
     /// Time of the client's last message, in nanoseconds.
@@ -292,7 +292,7 @@ impl ManagerCore {
         self.me
     }
 
-    /// Whether another manager has taken over, so that this one does nothing any more.
+    /// Whether another manager has taken over, so that this manager does nothing any more.
     #[must_use]
     pub fn is_deposed(&self) -> bool {
         self.phase == Phase::Deposed
@@ -546,8 +546,8 @@ impl ManagerCore {
         let lease_ns = self.terms.lease.as_nanos() as u64;
         let Some(block) = self.blocks.get_mut(&id) else {
             self.ready(now_ns)?;
-            // After *unknown block* the client would not repeat the release, and would get the
-            // block back when the nodes have confirmed it.
+            // The answer is not *unknown block*. After that answer the client would not repeat the
+            // release, and would get the block back when the nodes have confirmed it.
             let unconfirmed = self.reports.contains_key(&id);
             let why = if unconfirmed { Why::Changing } else { Why::UnknownBlock };
             return Err(why.into());
@@ -559,7 +559,7 @@ impl ManagerCore {
         Ok(())
     }
 
-    /// A name that no known block has.
+    /// Chooses a name that no known block has.
     fn name(&mut self, home: NodeId) -> Option<BlockId> {
         for _ in 0..NUMBERS_MAX {
             let block = BlockId { home, number: self.next_number };

@@ -318,7 +318,7 @@ fn abandoned_uninstalled_copy_does_not_free_the_block() {
     cluster.silent = Some(NodeId(2));
     cluster.wait_until_active();
     assert_eq!(cluster.dropped, [(NodeId(1), block)], "it was never in use there");
-    // The manager hears node 2 again.
+    // Node 2 sends beats again.
     cluster.silent = None;
     cluster.pass(STEP_NS);
     cluster.pass(STEP_NS);
@@ -470,7 +470,7 @@ fn unconfirmed_block_is_neither_gone_nor_unknown() {
     let release = Message::Release { client: CLIENT, block };
     assert_eq!(cluster.ask(&release), Message::refuse(Why::Changing));
     assert_eq!(cluster.ask(&Message::Locate { block }), Message::refuse(Why::Changing));
-    // The manager hears the other copy.
+    // The node of the other copy sends beats again.
     cluster.silent = None;
     cluster.pass(STEP_NS);
     cluster.pass(STEP_NS);
@@ -524,7 +524,7 @@ fn eviction_does_not_wait_for_a_node_without_copies() {
         cluster.pass(STEP_NS);
     }
     assert_eq!(cluster.ask(&EVICT), Message::Done {}, "no copy is there");
-    // After its return, the node gets no copy before it knows of the death.
+    // After its return, the node gets no copy before it knows that the client is dead.
     cluster.silent = None;
     cluster.nodes[0].0 = 1;
     cluster.pass(STEP_NS);
@@ -598,7 +598,7 @@ fn claimant_with_keys_waits_for_reports_of_deaths() {
     cluster.pass(STEP_NS);
     let renew = Message::Renew { client: VICTIM, label: 9, first: false, view: 0, owned: 0 };
     assert_eq!(cluster.ask(&renew), Message::refuse(Why::Changing));
-    // The other node knows of its death.
+    // The other node knows that the client is dead.
     cluster.fenced = vec![VICTIM];
     cluster.silent = None;
     cluster.wait_until_active();

@@ -11,9 +11,9 @@
 //! | the task that repairs | `repair.rs` |
 //!
 //! Invariants:
-//! 1. A manager that stands by, or that another one has deposed, decides nothing and hears beats
-//!    only ([`ManagerPart`]).
-//! 2. The part keeps nothing on disk, and nothing that beats cannot rebuild.
+//! 1. A manager that stands by, or that another manager has replaced, decides nothing and only
+//!    takes beats ([`ManagerPart`]).
+//! 2. The part keeps nothing on disk. Beats can rebuild all of its state.
 //! 3. At most one replacement of the root set runs.
 //!
 //! Thread-safety: any thread may call any method. One lock guards the table.
@@ -83,7 +83,7 @@ impl StorageRpc {
         })
     }
 
-    /// The part of this manager now.
+    /// The present part of this manager.
     fn part(&self) -> ManagerPart {
         let is_deposed = self.pool.look(ManagerCore::is_deposed).unwrap_or(false);
         match self.pool.is_acting() && !is_deposed {

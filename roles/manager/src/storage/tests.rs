@@ -59,7 +59,7 @@ fn beat(id: u64, cluster: Option<ClusterId>, root_set: Option<RootSet>) -> Store
     }
 }
 
-/// Lets three nodes beat until the manager names their cluster to everybody.
+/// Lets three nodes beat until the manager's list of members names their cluster.
 fn found(line: &Line) -> Members {
     let clock = SystemClock::new();
     let mut known: [Option<Members>; 3] = [None, None, None];

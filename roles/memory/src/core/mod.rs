@@ -442,7 +442,7 @@ impl MemoryCore {
             if copy.whole && copy.promised == epoch {
                 return self.refresh(config, source, order);
             }
-            // This copy belongs to an earlier configuration, and the block has left this node
+            // This copy belongs to an earlier configuration. The block was moved to other nodes
             // since.
             self.give_up(space, block);
         }

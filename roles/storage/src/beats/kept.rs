@@ -1,5 +1,5 @@
 //! Orders of operators that a node keeps for managers that are started later. The node's metadata
-//! have them. `docs/formats/storage-metadata.md` has the byte table.
+//! contain these orders. `docs/formats/storage-metadata.md` has the byte table.
 //!
 //! Thread-safety: plain values. Failure: errors of the metadata, `Unsupported` for a record of
 //! another version, and `Corrupt` for bytes that are no record. Cost: two reads when the node
@@ -20,7 +20,7 @@ const FORGOTTEN_KEY: &[u8] = b"forgotten";
 /// Version of that record.
 const FORGOTTEN_VERSION: u8 = 1;
 
-/// Orders of operators, as managers said last.
+/// Orders of operators, from the last answers of managers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct KeptOrders {
     /// Whether the node is to be emptied.
@@ -106,7 +106,7 @@ mod tests {
         assert!((0..bytes.len()).all(|len| kind(&bytes[..len]) == ErrorKind::Corrupt));
         assert_eq!(kind(&[&bytes[..], &[0]].concat()), ErrorKind::Corrupt);
         assert_eq!(kind(&[2, 0]), ErrorKind::Unsupported);
-        // A count beyond the bytes allocates nothing.
+        // A count that exceeds the bytes allocates nothing.
         assert_eq!(kind(&[1, 0xff, 0xff, 0xff, 0xff, 0x0f]), ErrorKind::Corrupt);
     }
 }

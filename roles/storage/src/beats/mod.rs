@@ -1,4 +1,5 @@
-//! Beats: what a storage node reports to every manager, and what it keeps of their answers.
+//! Beats: the reports of a storage node to every manager, and the orders in their answers that the
+//! node keeps.
 //!
 //! [`Beats`] makes the beats and takes the answers. It belongs to a node and has no thread, so that
 //! a test or a simulation can carry its messages. `BeatThreads` carries them in production, with
@@ -12,7 +13,7 @@
 //! 1. The node belongs to one cluster for ever, and the number of its root set only grows.
 //! 2. A node whose manager names it as a member of the first root set begins as such a member only
 //!    if it knows no cluster yet.
-//! 3. What the node keeps is durable before its next beat reports it.
+//! 3. State that the node keeps is durable before the next beat of the node reports it.
 //!
 //! Thread-safety: any thread may call any method. One lock orders the answers.
 //! Failure: an answer of a manager of another cluster is an error, and changes nothing. The node
@@ -68,7 +69,7 @@ pub struct BeatAnswer {
 pub struct Beats {
     node: Arc<StorageNode>,
     address: NodeAddress,
-    /// Orders of operators, as managers said last.
+    /// Orders of operators, from the last answers of managers.
     kept: Mutex<KeptOrders>,
 }
 
@@ -106,8 +107,8 @@ impl Beats {
         }
     }
 
-    /// Takes the answer of a manager to a beat with `version`, and keeps what it says. Errors:
-    /// `InvalidArgument` if the manager's nodes belong to another cluster, `NotFound` if an
+    /// Takes the answer of a manager to a beat with `version`, and keeps its orders durably.
+    /// Errors: `InvalidArgument` if the manager's nodes belong to another cluster, `NotFound` if an
     /// operator has given this node up, and those of the node's files.
     pub fn take_answer(&self, version: u64, answer: StoreMessage) -> Result<BeatAnswer> {
         match answer {
@@ -179,7 +180,8 @@ impl Beats {
         }
     }
 
-    /// Begins in a cluster whose root set is still the first one, as a member of that set or not.
+    /// Begins in a cluster that still has its first root set. The node may or may not be a member
+    /// of that set.
     fn found(&self, cluster: ClusterId, root_set: &RootSet) -> Result<()> {
         let request = StoreMessage::Found { cluster, root_set: root_set.clone() };
         match self.node.handle(ClientId(0), request, &[]).0 {

@@ -32,7 +32,8 @@ fn open(fs: &MemFs) -> Beats {
     Beats::new(node, address).unwrap()
 }
 
-/// What a beat says about the cluster, the number of the root set, and whether the node drains.
+/// The cluster and the number of the root set in a beat, and whether it reports that the node
+/// drains.
 fn said(beats: &Beats) -> (Option<ClusterId>, Option<u64>, bool) {
     match beats.beat(0) {
         StoreMessage::StorageBeat { cluster, root_set, is_draining, .. } => {
@@ -119,7 +120,8 @@ fn node_keeps_which_nodes_were_given_up_over_power_loss() {
     let crashed = fs.crash_clone(1);
     let again = open(&crashed);
     assert_eq!(forgotten(&again), [StorageId(31)]);
-    // A manager that has not heard of the first one yet takes nothing back.
+    // A manager that does not know the first given-up node yet does not remove it from the node's
+    // set.
     again.take_answer(0, given_up(&[33])).unwrap();
     let last = open(&crashed.crash_clone(2));
     assert_eq!(forgotten(&last), [StorageId(31), StorageId(33)]);

@@ -1,9 +1,9 @@
 //! Checks of stored bytes, and chunks that fail them.
 //!
 //! A chunk with damage is *set aside*: its file moves to the directory `damaged` of its device, and
-//! its record says so. The node describes the chunk no more, so that the holders of the blob know
-//! that a copy is missing. A repair may then write the chunk anew. The file stays for operators
-//! until the chunk is repaired or released.
+//! its record says so. The node no longer describes the chunk, so that the holders of the blob
+//! learn that a copy is missing. A repair may then write the chunk anew. The file stays for
+//! operators until the chunk is repaired or released.
 //!
 //! Only bytes that were read and are wrong, and files that are missing or too short, are damage.
 //! Another error, such as a lack of descriptors or a passing fault of the device, is returned, and
@@ -100,7 +100,7 @@ impl Chunks {
         let end = offset.saturating_add(bytes_max).min(open.data_bytes);
         let mut bytes = vec![0; end.saturating_sub(offset) as usize];
         let checked = match self.read_and_compare(chunk, open, offset, &mut bytes) {
-            // A second read tells a fault on the way from one on the device.
+            // A second read distinguishes a fault of the transfer from damage on the device.
             Err(_) => self.read_and_compare(chunk, open, offset, &mut bytes),
             Ok(()) => Ok(()),
         };

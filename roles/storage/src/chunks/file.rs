@@ -161,7 +161,7 @@ impl ChunkFooter {
         self.data_bytes.checked_add(tail)
     }
 
-    /// Decodes what stands between the data and the footer.
+    /// Decodes the bytes between the data and the footer.
     pub(crate) fn decode_tail(&self, path: &Path, bytes: &[u8]) -> Result<ChunkTail> {
         let chunk = self.chunk;
         let damaged = |what: &str| {

@@ -1,4 +1,4 @@
-//! The chunks that a node has, in memory: where each one lies, and which volumes keep it.
+//! The index of a node's chunks in memory: the file of each chunk, and the volumes that keep it.
 //!
 //! [`Chunks`](super::Chunks) owns the [`ChunkIndex`] under a lock that is held for look-ups and
 //! changes, and never over I/O. Descriptors stay in the metadata, because they are long and rarely
@@ -45,7 +45,7 @@ pub(crate) struct ChunkEntry {
 }
 
 impl ChunkEntry {
-    /// The entry of a record whose file is there as the record says.
+    /// The entry of a record whose file exists with the recorded length.
     pub(crate) fn of(record: &ChunkRecord) -> Self {
         let descriptor = &record.descriptor;
         let presence = match record.state {
@@ -76,7 +76,7 @@ impl ChunkEntry {
     }
 }
 
-/// Number of chunks by what the node can do with them.
+/// Number of chunks, by whether the node can read them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ChunkCounts {
     /// Chunks that can be read.

@@ -17,8 +17,8 @@
 //! Invariants:
 //! 1. A seal is answered when the bytes, the checksums and the descriptor survive power loss. An
 //!    unsealed chunk vanishes as a whole at a restart.
-//! 2. A chunk is deleted if its set of volumes is empty, or because a larger placement epoch does
-//!    not list the node. The node never deletes a sealed chunk for another reason.
+//! 2. A chunk is deleted if its set of volumes is empty, or if the holders of a larger placement
+//!    epoch do not include the node. The node never deletes a sealed chunk for another reason.
 //! 3. Bytes are accepted only with their checksums, which are bound to blob, index and offset and
 //!    stay with them. So a damaged byte is noticed by the client, by the scrub, or by a report.
 //! 4. A removal is durable in the metadata before the file is removed, so no power loss brings a

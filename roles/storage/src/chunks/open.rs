@@ -36,8 +36,8 @@ use crate::parts::NodeParts;
 use crate::space::SpaceByVolume;
 use crate::tombstones::Grave;
 
-/// Least number of files that are written, and of files that are kept open, whatever the limit of
-/// the process is.
+/// Least number of files that are written, and of files that are kept open, even if the process has
+/// a small limit.
 const DESCRIPTORS_MIN: usize = 16;
 
 /// A file of a chunk on a device.
@@ -48,13 +48,13 @@ struct FoundFile {
     is_aside: bool,
 }
 
-/// The files of all chunks, and what the opening does about them.
+/// The files of all chunks, and the changes of records that the opening makes.
 #[derive(Debug, Default)]
 struct Opening {
     files: BTreeMap<ChunkId, Vec<FoundFile>>,
     /// Records that change.
     records: Vec<(ChunkId, ChunkRecord)>,
-    /// Whole files of another length than the record says, and what is wrong with them.
+    /// Whole files whose length differs from the record, each with its error.
     of_wrong_length: Vec<(ChunkId, Error)>,
     missing: u64,
     unsealed: u64,
@@ -93,7 +93,7 @@ impl Chunks {
         chunks.settle()?;
         for (chunk, why) in &opening.of_wrong_length {
             if let Err(error) = chunks.set_aside(*chunk, why) {
-                // A reader finds the damage again, and tries this again.
+                // If this fails, a reader finds the damage again and sets the chunk aside then.
                 tracing::error!(%error, %chunk, "a damaged chunk could not be moved aside");
             }
         }
@@ -265,9 +265,9 @@ impl Chunks {
         true
     }
 
-    /// Whether the blob of a chunk was abandoned or released. A file of it without a record is left
-    /// from a seal that failed. A repair fills its chunk for all volumes that keep the blob, so its
-    /// file is given up only if none of them is left.
+    /// Whether the blob of a chunk was abandoned or released. A file without a record then comes
+    /// from a seal that failed. A repair makes a chunk for all volumes that keep the blob, so the
+    /// file of a repair is given up only if no such volume is left.
     fn is_given_up(&self, descriptor: &ChunkDescriptor) -> bool {
         if descriptor.placement.is_repair() {
             return self.has_released(descriptor);

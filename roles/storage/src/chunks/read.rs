@@ -1,7 +1,7 @@
 //! Reads of ranges of a chunk, with the checksums of the whole pieces that cover them.
 //!
-//! The node does not compare bytes and checksums: the client does, at the end of the way that the
-//! bytes take, and reports damage ([`Chunks::check_report`]).
+//! The node does not compare bytes and checksums. The client compares them after the whole
+//! transfer, and reports damage ([`Chunks::check_report`]).
 
 use std::sync::Arc;
 
@@ -107,7 +107,7 @@ impl Chunks {
         Ok(Arc::new(OpenChunk { file, crcs: tail.crcs, data_bytes: entry.data_bytes }))
     }
 
-    /// The bytes that an unsealed chunk has now; `None` if its writing has ended.
+    /// The present bytes of an unsealed chunk; `None` if its writing has ended.
     fn open_unsealed(
         &self,
         unsealed: &UnsealedChunk,

@@ -3,8 +3,8 @@
 //! A removal has three steps, each of which an opening completes after a crash:
 //! 1. The record says *removed*, durably.
 //! 2. The file is removed, and the chunk leaves the index.
-//! 3. Later, the directory is synced, and then the record is removed. A file that a power loss
-//!    brings back would else count as a chunk without a record.
+//! 3. Later, the directory is synced, and then the record is removed. Without this order, a power
+//!    loss could bring the file back, and the opening would take it for a chunk without a record.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -52,14 +52,14 @@ pub(crate) struct HeldFilter {
 }
 
 impl HeldFilter {
-    /// The holder that lists and counts a blob: the first one that answers.
+    /// The first holder of a blob that answers. This holder lists and counts the blob.
     fn lister(&self, blob: &ChunkDescriptor) -> Option<StorageId> {
         let mut holders = blob.holders.iter().map(|holder| holder.storage);
         holders.find(|node| self.answering.contains(node))
     }
 
-    /// Whether a chunk of the node `me` is listed. Of the holders that answer, the first one lists
-    /// the blob, so that it is listed once.
+    /// Whether a chunk of the node `me` is listed. The first holder that answers lists the blob, so
+    /// that the blob is listed once.
     fn takes(&self, blob: &ChunkDescriptor, is_readable: bool, me: StorageId) -> bool {
         if self.is_all || !is_readable {
             return true;
@@ -74,12 +74,13 @@ impl HeldFilter {
             |group: &Vec<StorageId>| holders().filter(|node| group.contains(node)).count() > 1;
         let is_crowded = self.shared.iter().any(is_crowded);
         let needs_repair = has_left || lacks_copies || is_crowded;
-        // A node that drains lists all its chunks, because the others may not name it any more.
+        // A node that drains lists all its chunks, because other holders may not name this node any
+        // more.
         !self.present.contains(&me) || (self.lister(blob) == Some(me) && needs_repair)
     }
 }
 
-/// A file that was removed, and whose record remains.
+/// A removed file whose record remains.
 #[derive(Clone, Debug)]
 struct Removal {
     /// Number of the removal, so that a chunk that is removed twice has two.
@@ -135,7 +136,8 @@ impl Chunks {
     fn add_to_sets(&self, blobs: &[BlobId], stamp: Stamp) -> Result<(), Refusal> {
         let volume = stamp.volume;
         let changes = self.changes.lock();
-        // A fence that comes after this check finds the blobs in its list, which takes the lock.
+        // If a fence follows this check, the new owner's list takes the same lock, so it shows
+        // these blobs.
         self.parts.epochs.of(volume).check(stamp)?;
         let mut changed = Vec::new();
         for blob in blobs {
@@ -164,7 +166,7 @@ impl Chunks {
     pub(super) fn release(&self, blobs: &[BlobId], stamp: Stamp) -> Outcome {
         check_count(blobs)?;
         self.promise(Some(stamp))?;
-        // A put that comes later finds the tombstone, and one that came before is found below.
+        // A later put finds the tombstone, and the chunk of an earlier put is found below.
         let mut graves = MetaBatch::default();
         let ids = blobs.iter().map(|blob| blob.0);
         self.parts.tombstones.bury(stamp, Grave::Released, ids, &mut graves);
@@ -187,7 +189,7 @@ impl Chunks {
 
     /// The volumes of a descriptor's set that keep the blob, as far as this node knows. The volume
     /// that wrote the blob never keeps it again after its release, so its tombstone counts. Another
-    /// volume may have retained the blob after a release, and only the holders know.
+    /// volume may have retained the blob again after a release, and only the holders know that.
     pub(super) fn keeping(&self, blob: &ChunkDescriptor) -> Vec<VolumeId> {
         let writer = blob.written.volume;
         let id = blob.chunk.blob.0;
@@ -307,7 +309,8 @@ impl Chunks {
     /// The blobs after `after` that a volume retains or writes.
     pub(super) fn list(&self, volume: VolumeId, after: Option<BlobId>) -> Answer {
         let mut sealed: BTreeMap<BlobId, BlobEntry> = BTreeMap::new();
-        // A retain that has passed its check of the epoch is in the index when it ends.
+        // The lock waits for a retain that has passed its check of the epoch, so the index has that
+        // retain.
         let changes = self.changes.lock();
         let index = self.index.lock();
         let from = after.map(|blob| ChunkId { blob, index: u8::MAX });
@@ -316,7 +319,7 @@ impl Chunks {
                 break;
             }
             if entry.retaining.contains(&volume) && entry.presence != Presence::Removed {
-                // A volume that retains a blob of another one wrote it under none of its epochs.
+                // If another volume wrote the blob, no epoch of this volume belongs to it.
                 let is_writer = entry.written.volume == volume;
                 let epoch = if is_writer { entry.written.epoch } else { Epoch::default() };
                 let listed = BlobEntry { blob: chunk.blob, epoch, is_sealed: true };
@@ -358,7 +361,7 @@ impl Chunks {
         let mut is_full = false;
         for (chunk, entry) in removed {
             self.files.forget(chunk);
-            // The record of a chunk on a missing device stays, in case that the device returns.
+            // The record of a chunk on a missing device stays, because the device may return.
             if let Some((device, path)) = self.file_of(chunk, &entry) {
                 match self.fs().remove(&path) {
                     Ok(()) => {}
@@ -377,7 +380,7 @@ impl Chunks {
         if is_full { self.settle() } else { Ok(()) }
     }
 
-    /// Notes that the file of a removed chunk is gone, whose record remains.
+    /// Notes that the file of a removed chunk is gone, and that its record remains.
     pub(super) fn note_removal(&self, chunk: ChunkId, device: Arc<Device>, dir: PathBuf) {
         self.changes.lock().add(chunk, device, dir);
     }

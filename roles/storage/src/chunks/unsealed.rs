@@ -54,7 +54,8 @@ pub(crate) struct Writing {
     /// End of the writing; `None` while it continues.
     pub(crate) end: Option<WritingEnd>,
     /// Volumes that have released the blob since a repair began the chunk. The sealed chunk does
-    /// not keep it for them, whatever set the repair has read from another holder before.
+    /// not keep the blob for these volumes, even if the repair has read them from another holder
+    /// before.
     pub(crate) released: BTreeSet<VolumeId>,
 }
 
@@ -71,8 +72,9 @@ impl Writing {
         }
     }
 
-    /// Number of bytes of a request at `offset` that the chunk has already, if they are the same.
-    /// `crcs` are the checksums of the request's pieces, and `bytes` is their length.
+    /// Number of bytes of a request at `offset` that the chunk has already. The request is refused
+    /// if they differ. `crcs` are the checksums of the request's pieces, and `bytes` is their
+    /// length.
     pub(crate) fn known_bytes(
         &self,
         chunk: ChunkId,

@@ -4,8 +4,9 @@
 //! 2. Each put checks its bytes against their checksums, checks space, and appends to the file.
 //! 3. The seal appends the tail, syncs the file and its directory, and applies the record. The file
 //!    describes itself, so the record needs no sync: an opening finds the chunk without it. A
-//!    record that replaces another one is synced, because an opening would obey the older one. So
-//!    is that of a repair, whose file an opening could take for one of a blob that was given up.
+//!    record that replaces another record is synced, because an opening would otherwise use the
+//!    older record. The record of a repair is synced as well. Without it, an opening could take the
+//!    file for a file of a blob that was given up.
 
 use std::sync::Arc;
 
@@ -79,8 +80,8 @@ impl Chunks {
         self.promise(put.stamp)?;
         let (unsealed, is_new) = self.find_or_begin(put, payload.len() as u64)?;
         let mut writing = unsealed.writing.lock();
-        // A fence that comes after this second check finds the chunk in its list. A fence that came
-        // before makes the check refuse the put.
+        // If a fence follows this second check, the new owner's list shows the chunk. If a fence
+        // came earlier, the check refuses the put.
         if let Err(refusal) = self.promise(put.stamp) {
             if is_new && writing.end.is_none() {
                 self.drop_writing(&unsealed, &mut writing);
@@ -201,7 +202,7 @@ impl Chunks {
                 RefusalWhy::NotThere,
                 format!("chunk {chunk} was given up: use a new identity for each blob"),
             )),
-            // A repair replaces what cannot be read.
+            // A repair replaces a chunk that cannot be read.
             Some(Presence::Damaged | Presence::Missing) | None => Ok(()),
         }
     }
@@ -310,7 +311,7 @@ impl Chunks {
         self.unsealed.remove(unsealed, writing.crcs.len() as u64);
     }
 
-    /// Takes back what the puts of an unsealed chunk have counted.
+    /// Subtracts the space that the puts of an unsealed chunk have counted.
     fn uncount_writing(&self, unsealed: &UnsealedChunk, writing: &Writing) {
         unsealed.device.sub_used(writing.len_bytes);
         if let Some(stamp) = unsealed.stamp {
@@ -387,8 +388,8 @@ impl Chunks {
         done()
     }
 
-    /// Makes the removal of a file durable that may have a whole tail. A power loss could else
-    /// bring it back as a sealed chunk, after its blob was given up.
+    /// Makes the removal of a file durable that may have a whole tail. Otherwise a power loss could
+    /// bring the file back as a sealed chunk, after its blob was given up.
     fn settle_failed_seal(&self, unsealed: &UnsealedChunk) {
         if let Err(error) = self.sync_dir(&unsealed.device, dir_of(&unsealed.path)) {
             tracing::warn!(%error, chunk = %unsealed.chunk,
@@ -578,8 +579,8 @@ impl Chunks {
         if batch.is_empty() { Ok(()) } else { self.parts.meta.apply(&batch) }
     }
 
-    /// Makes all applied records durable, those of other threads as well. A request whose change
-    /// was made before calls it too, because that change may not be durable yet.
+    /// Makes all applied records durable, also the records of other threads. A request whose change
+    /// was made earlier calls it as well, because that change may not be durable yet.
     pub(super) fn sync_records(&self) -> Result<()> {
         self.parts.counters.note_sync();
         self.parts.meta.sync()

@@ -51,7 +51,7 @@ const SIMILAR_ROOM: u64 = 64;
 /// Answer of the file system of a device about its free bytes.
 #[derive(Clone, Debug)]
 struct SeenRoom {
-    /// The free bytes, if the file system knows them, or why it does not answer.
+    /// The free bytes, if the file system knows them, or the error of the file system.
     free: Result<Option<u64>>,
     /// Bytes of the node's files at that time.
     used_bytes: u64,
@@ -72,8 +72,8 @@ pub(crate) struct Device {
     /// The last answer of the file system about the free bytes; `None` before the first
     /// [`Device::look_at_room`].
     seen_room: Mutex<Option<SeenRoom>>,
-    /// Whether the node did not know the device before it opened. Its files are those of chunks
-    /// that the node has forgotten.
+    /// Whether the device was unknown to the node before this opening. The files on such a device
+    /// belong to chunks that the node has forgotten.
     pub(crate) is_new: bool,
 }
 
@@ -142,7 +142,8 @@ impl Device {
             self.fail(&error);
             return Err(self.dir_failure.lock().get_or_insert(error).clone());
         }
-        // Another sync may have failed meanwhile, and this one may have succeeded because of that.
+        // Another sync may have failed meanwhile. The kernel reports a failure only once, so this
+        // sync may have succeeded although names are lost.
         check()
     }
 
@@ -181,8 +182,8 @@ struct OpenedDir {
 
 impl Devices {
     /// Opens the devices in `dirs`, and initializes those that are empty. Errors: `Busy` if another
-    /// process has one open; `InvalidArgument` for a directory of something else or of another
-    /// node, and if only the first device has no identity.
+    /// process has one of them open; `InvalidArgument` for a directory that belongs to another
+    /// program or another node, and if only the first device has no identity.
     pub(crate) fn open(
         fs: Arc<dyn FileSystem>,
         dirs: &[PathBuf],
@@ -364,8 +365,8 @@ impl Devices {
     }
 }
 
-/// Whether the process or the machine lacked something for an operation, so that the device is not
-/// to blame.
+/// Whether an operation failed because the process or the machine lacked descriptors or memory.
+/// Such an error is no failure of the device.
 pub(crate) fn is_shortage(error: &Error) -> bool {
     let code = error.cause::<io::Error>().and_then(io::Error::raw_os_error);
     code.is_some_and(|code| SHORTAGE_CODES.contains(&code))

@@ -2,9 +2,9 @@
 //! `docs/formats/storage-node.md` has the byte table.
 //!
 //! A node chooses its [`StorageId`] at random when it initializes its first device. A node whose
-//! devices were emptied therefore has another identity, so that it is not mistaken for the node
-//! that knew promises and logs. The first device's file also lists all devices that the node has
-//! chunks on, and the cluster that the node belongs to.
+//! devices were emptied therefore has another identity, so that no process takes it for the earlier
+//! node, which had promises and logs. The first device's file also lists all devices that the node
+//! has chunks on, and the cluster that the node belongs to.
 //!
 //! Invariants:
 //! 1. The identities of node and device in a file never change.

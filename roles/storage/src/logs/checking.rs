@@ -28,9 +28,9 @@ pub(crate) struct CheckedExtent {
 pub(crate) enum RangeCheck {
     /// All bytes have their checksums, or the extent has changed or was removed meanwhile.
     Sound,
-    /// The extent is damaged. The node reports that from now on.
+    /// The extent is damaged. The node reports the damage from now on.
     Damaged,
-    /// The bytes could not be read, which says nothing about them.
+    /// The bytes could not be read, so it is unknown whether they are damaged.
     Unread(Refusal),
 }
 
@@ -56,7 +56,7 @@ impl Logs {
         let mut start = range.start;
         while start < range.end {
             match extent.read(&self.env, start..range.end) {
-                // The extent was sealed before this place meanwhile.
+                // The extent was sealed meanwhile at an end before this place.
                 Ok(bytes) if bytes.is_empty() => break,
                 Ok(bytes) => start += bytes.len() as u64,
                 Err(refusal) => {

@@ -4,8 +4,8 @@
 //! [`super::sealing`], reads in [`super::reading`].
 //!
 //! Invariants:
-//! 1. The bytes of an extent are a prefix of what its one writer sent. An append begins at or
-//!    before the written end, and only its bytes behind that end are written.
+//! 1. The bytes of an extent are a prefix of the bytes that its only writer sent. An append begins
+//!    at or before the written end, and only its bytes behind that end are written.
 //! 2. An append under an epoch below the promised one is refused, also if a fence is promised while
 //!    the append waits. The epoch is compared under the lock under which a fence reads the length.
 //! 3. An extent that is in limbo, damaged or sealed takes no appends.
@@ -101,8 +101,8 @@ pub(super) struct ExtentState {
     pub(super) parts: Vec<Part>,
     pub(super) written: u64,
     pub(super) synced: u64,
-    /// Offset through which the bytes were durable when the node opened. The opening may have found
-    /// fewer: the replica is damaged then.
+    /// Offset through which the bytes were durable when the node opened. If the opening found fewer
+    /// bytes, the replica is damaged.
     pub(super) durable_end: u64,
     /// The writer of the last part, once this process has appended.
     pub(super) writer: Option<PartWriter>,
@@ -112,8 +112,8 @@ pub(super) struct ExtentState {
     pub(super) failure: Option<String>,
     /// Whether the record in memory is newer than the one that was written last.
     pub(super) is_unkept: bool,
-    /// Whether a write of the record failed, so that an opening may find another one than that in
-    /// memory, with other files.
+    /// Whether a write of the record failed, so that an opening may find another record than the
+    /// one in memory, with other files.
     pub(super) keeps_files: bool,
     pub(super) is_removed: bool,
 }
@@ -129,7 +129,7 @@ pub(crate) struct FoundExtent {
     pub(crate) valid_end: u64,
     /// Offset through which the bytes are durable.
     pub(crate) synced: u64,
-    /// Offset through which they were durable according to the metadata, also if they are lost.
+    /// Offset through which the metadata say that bytes were durable, even if they are lost.
     pub(crate) durable_end: u64,
     /// The mark that is durable.
     pub(crate) mark: SyncMark,
@@ -193,7 +193,7 @@ impl Extent {
         self.state.lock()
     }
 
-    /// The state, unless another thread has it.
+    /// The state; `None` if another thread has the lock.
     pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, ExtentState>> {
         self.state.try_lock()
     }
@@ -227,8 +227,8 @@ impl Extent {
         Ok(state)
     }
 
-    /// Appends bytes, and creates the extent if the node does not have it. Bytes that it has are
-    /// not written again.
+    /// Appends bytes, and creates the extent if the node does not have it. Bytes that the extent
+    /// has already are not written again.
     pub(crate) fn append(
         &self,
         env: &LogEnv,
@@ -569,7 +569,7 @@ impl ExtentState {
         let (writer, part) = env.create_part(new, &record)?;
         record.parts.retain(|part| part.start < new.start);
         record.parts.push(PartRecord { number: part.number, start: new.start });
-        // After a failure the new file stays: an opening may find the record that names it.
+        // After a failure the new file stays, because an opening may find the record that names it.
         self.keep(env, new.at, record)?;
         self.replace_parts_from(env, part);
         self.writer = Some(writer);
@@ -592,7 +592,7 @@ impl ExtentState {
         }
     }
 
-    /// Makes a record durable, and takes it over. After a failure the old one stays in memory.
+    /// Makes a record durable, and takes it over. After a failure the old record stays in memory.
     pub(super) fn keep(
         &mut self,
         env: &LogEnv,
@@ -683,7 +683,8 @@ pub(super) fn out_of_order(at: ExtentAt, len: u64, start: u64) -> Refusal {
     Refusal::new(RefusalWhy::OutOfOrder { len }, text)
 }
 
-/// The answer of a node without the extent. Its record would exist if there had been bytes.
+/// The answer of a node without the extent. If the node ever had bytes of it, the record would
+/// exist.
 pub(super) fn no_replica() -> StoreMessage {
     StoreMessage::ReplicaIs { valid_end: 0, synced: 0, sealed: None, is_in_limbo: false }
 }

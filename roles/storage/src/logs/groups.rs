@@ -35,7 +35,7 @@ enum View {
     Stitched,
 }
 
-/// The bytes of a part: its file, and what the file system kept of it.
+/// The bytes of a part: its file, and the tail that the file system kept of it.
 #[derive(Debug)]
 pub(crate) struct PartSource {
     /// The file; `None` if it does not exist.
@@ -84,7 +84,8 @@ impl PartSource {
     fn end(&self, view: View) -> u64 {
         let file = self.file.as_ref().map_or(0, |file| file.len());
         match (view, &self.tail) {
-            // Nothing connects a tail to a file that ends before it.
+            // If the file ends before the tail begins, bytes between them are missing, so the tail
+            // is of no use.
             (View::Stitched, Some(tail)) if tail.offset <= file => {
                 tail.offset + tail.bytes.len() as u64
             }
@@ -128,7 +129,7 @@ impl GroupPlace {
     }
 }
 
-/// What a reader finds next in a part.
+/// Next item that a reader finds in a part.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum GroupStep<'a> {
     /// A group with a valid checksum.
@@ -140,11 +141,11 @@ pub(crate) enum GroupStep<'a> {
         /// Range in the file if the file does not have the group, and only the kept tail does.
         in_tail: Option<Range<u64>>,
     },
-    /// The end of what was written.
+    /// The end of the written bytes.
     End,
     /// A group whose append did not return, because the process was killed.
     Torn,
-    /// Bytes that are no group and that no kill leaves.
+    /// Bytes that are no group, and that a kill of the process cannot have left.
     Damaged,
 }
 
@@ -237,7 +238,7 @@ impl<'a> GroupReader<'a> {
         }
         let len = u64::from(header.len);
         if self.next.log.checked_add(len).is_none() {
-            // No log has bytes there, so a length or an offset is damaged.
+            // No log has bytes at such an offset, so a length or an offset is damaged.
             return Ok(Err(NoGroup::Damaged));
         }
         if remaining - header_bytes < len {

@@ -1,9 +1,10 @@
-//! How far the bytes of an extent were durable: the mark that tells damage from limbo.
+//! The mark of an extent: the offset through which its bytes were durable. It distinguishes damage
+//! from limbo.
 //!
 //! After a restart a node finds the valid prefix of an open extent. If the prefix ends before the
-//! mark, then synced bytes are missing, and no power loss explains that: the replica is damaged. If
-//! it ends behind the mark, at most unsynced bytes are missing. `docs/formats/extent.md` has the
-//! byte table.
+//! mark, synced bytes are missing. A power loss does not take synced bytes, so the replica is
+//! damaged. If it ends behind the mark, at most unsynced bytes are missing.
+//! `docs/formats/extent.md` has the byte table.
 //!
 //! A mark names the part that it is about, so a mark that outlived its extent says nothing about
 //! another extent of the same name.

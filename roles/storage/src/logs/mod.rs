@@ -2,26 +2,26 @@
 //!
 //! [`Logs`] belongs to the node and answers all requests about logs. A log is a sequence of
 //! extents, and this node has replicas of some of them. The writer of a log and its recoveries
-//! decide which bytes the log has. They ask several nodes (Terark-DS §4.2.2). The node only keeps
-//! its prefix and its promises.
+//! decide which bytes the log has. They combine the answers of several nodes (Terark-DS §4.2.2).
+//! This node only keeps its prefix and its promises.
 //!
 //! | module | purpose |
 //! | --- | --- |
 //! | `extent` | a replica: appends, syncs, fences, reads |
 //! | `reading` | reads, and damage that they find |
 //! | `sealing` | bytes that a recovery puts, and seals |
-//! | `opening` | what a restarted node finds: ends of open extents, limbo |
-//! | `marks` | how far extents were durable, which tells damage from limbo |
+//! | `opening` | the state after a restart: ends of open extents, limbo |
+//! | `marks` | the durable ends of extents, which distinguish damage from limbo |
 //! | `checking` | checks of stored bytes for the scrub |
 //! | `part` | a file of an extent, its index and its writer |
 //! | `groups` | reads and checks the groups of a file |
 //! | `format` | header of a file, groups, checksums |
-//! | `record` | what the metadata say about an extent |
+//! | `record` | the record of an extent in the metadata |
 //!
 //! Invariants:
 //! 1. A fence is answered after its epoch is durable, and no append of an older epoch follows it.
-//! 2. A node that may have lost bytes of an extent says so, and never that they do not exist. It
-//!    tells lost synced bytes from unsynced ones.
+//! 2. A node that may have lost bytes of an extent says so. It never says that these bytes do not
+//!    exist. It distinguishes lost synced bytes from lost unsynced bytes.
 //! 3. The node removes an extent only on a request of the volume's owner. A late append does not
 //!    bring it back.
 //!
@@ -87,8 +87,8 @@ const LIST_MAX: usize = 4096;
 /// Limit of the entries of one list of sealed extents.
 const SEALED_MAX: usize = 1024;
 
-/// Number of replicas of an extent that a node assumes for its share of the log's length. A pool of
-/// two domains has only two, which the node does not know.
+/// Number of replicas of an extent that a node assumes for its share of the log's length. A pool
+/// with two domains has only two replicas, which the node does not know.
 const REPLICAS: u64 = 3;
 
 /// Parts of the node that extents use.
@@ -146,7 +146,8 @@ impl LogEnv {
             .map_err(|refusal| Refusal { why: RefusalWhy::RemovedLog, ..refusal })
     }
 
-    /// Makes the record of an extent durable. That of a sealed one takes the place of its mark.
+    /// Makes the record of an extent durable. The record of a sealed extent replaces the mark of
+    /// the extent.
     fn keep(&self, at: ExtentAt, record: &ExtentRecord) -> Result<()> {
         let mut batch = MetaBatch::default();
         batch.put(MetaSpace::Extents, &extent_key(at), &record.encode());
@@ -342,7 +343,8 @@ impl Logs {
     }
 
     fn replica(&self, at: ExtentAt) -> StoreMessage {
-        // A promise came before this look-up: an append that inserts the extent later is refused.
+        // The epoch was promised before this look-up, so an append that inserts the extent later is
+        // refused.
         let extent = self.extents.read().get(&at).cloned();
         extent.map_or_else(no_replica, |extent| extent.replica())
     }
@@ -386,7 +388,7 @@ impl Logs {
     fn remove(&self, log: LogId, stamp: Stamp) -> Result<StoreMessage, Refusal> {
         self.env.epochs.promise(stamp)?;
         let mut batch = MetaBatch::default();
-        // An append that comes later finds the tombstone, and one that came before is found here.
+        // A later append finds the tombstone, and the extent of an earlier append is found here.
         self.env.tombstones.bury(stamp, Grave::Log, std::iter::once(log.0), &mut batch);
         let extents = self.of_log(log);
         for extent in &extents {
@@ -394,7 +396,8 @@ impl Logs {
             batch.remove(MetaSpace::Extents, &extent_key(extent.at));
             batch.remove(MetaSpace::Marks, &extent_key(extent.at));
         }
-        // The files go after the records. Files without a record are removed at the next start.
+        // The files are removed after the records. If a crash comes in between, the next start
+        // removes the files without a record.
         self.env.counters.note_sync();
         self.env.meta.write(&batch)?;
         for extent in &extents {
@@ -494,7 +497,7 @@ fn unsupported(message: &StoreMessage) -> Refusal {
     Refusal::new(RefusalWhy::Unsupported, text)
 }
 
-/// Refuses bytes whose end is no offset.
+/// Refuses bytes whose end exceeds the largest offset.
 fn check_range(request: &AppendRequest<'_>) -> Result<(), Refusal> {
     if request.start.checked_add(request.bytes.len() as u64).is_some() {
         return Ok(());

@@ -9,10 +9,10 @@
 //! 2. If the machine may have restarted in between, unsynced bytes may be lost. The extent is then
 //!    in *limbo*: it keeps the bytes that it has, takes no appends, and says that it may have lost
 //!    bytes.
-//! 3. Bad bytes that no kill leaves, bytes that cannot be read, and a missing file put an extent
-//!    into limbo as well, durably. The opening clears the kept tails, so the next one may find a
-//!    clean end where this one did not. A device that was missing may return without bytes that it
-//!    had not written.
+//! 3. Three further cases put an extent into limbo durably: bad bytes that a kill cannot have left,
+//!    bytes that cannot be read, and a missing file. The opening clears the kept tails, so the next
+//!    one may find a clean end where this one did not. A device that was missing may return without
+//!    bytes that it had not written.
 //! 4. If the prefix ends before the mark of the last sync, or before the end of a sealed extent,
 //!    then durable bytes are lost. The extent is *damaged*: its length proves nothing. The metadata
 //!    do not keep that, because a missing device may come back.
@@ -31,7 +31,7 @@
 //! 1. An extent that is neither in limbo nor damaged has all bytes that the node ever answered for.
 //!    An extent in limbo has all bytes that the node ever reported as durable.
 //! 2. The found bytes are durable before the first request, except those behind a failed sync.
-//! 3. Files that no record names are removed. No answer depended on them.
+//! 3. Files that no record names are removed, because no answer depended on them.
 //! 4. A tail is cleared only after its bytes are durable in files, or the limbo of their extent is.
 //!
 //! Thread-safety: none is needed.
@@ -70,7 +70,7 @@ struct PartFile {
 /// The files of all directories of parts, by name.
 type PartFiles = HashMap<String, PartFile>;
 
-/// What the directories of parts have.
+/// Files that the directories of parts contain.
 #[derive(Debug, Default)]
 struct ListedParts {
     files: PartFiles,
@@ -78,7 +78,7 @@ struct ListedParts {
     unlisted: Vec<DeviceId>,
 }
 
-/// What the opening found.
+/// Result of the opening.
 #[derive(Debug)]
 pub(super) struct OpenedExtents {
     /// The extents that have a record.
@@ -121,7 +121,7 @@ pub(super) fn open_extents(
         let found = conclude(env, known, opened, batch);
         extents.insert(at, Arc::new(Extent::found(at, found)));
     }
-    // What is left belongs to extents that were removed.
+    // The remaining marks and files belong to extents that were removed.
     marks.into_keys().for_each(|at| batch.remove(MetaSpace::Marks, &extent_key(at)));
     for file in files.into_values() {
         let removed = env.fs.remove(&file.path);
@@ -137,8 +137,8 @@ pub(super) fn open_extents(
     Ok(OpenedExtents { extents, unread })
 }
 
-/// Clears the tails that the file system has kept, except those of the devices `unread`. What the
-/// opening concluded from the tails must be durable before.
+/// Clears the tails that the file system has kept, except those of the devices `unread`. The
+/// conclusions of the opening from the tails must be durable before this call.
 pub(super) fn clear_tails(env: &LogEnv, unread: &[DeviceId]) -> Result<()> {
     let is_read = |device: &&Arc<Device>| !unread.contains(&device.id);
     for device in env.devices.present().iter().filter(is_read) {
@@ -204,7 +204,8 @@ fn conclude(
         batch.put(MetaSpace::Extents, &extent_key(at), &record.encode());
     }
     if is_open && failure.is_some() {
-        // After a failed read no sync was lost, so the next opening may believe its own sync.
+        // A failed read loses no sync. So this change is not stored, and the next opening may rely
+        // on its own sync.
         record.unsure_from = Some(unsure_from);
     }
     if valid_end < durable_end {
@@ -276,12 +277,12 @@ fn is_part_name(name: &str) -> bool {
 struct TakenParts {
     /// The parts in order, until one has no file.
     parts: Vec<Part>,
-    /// Devices of the files behind a missing one, which are not read.
+    /// Devices of the files of later parts than a missing one, which are not read.
     skipped: Vec<DeviceId>,
 }
 
-/// Takes the files of a record's parts. Those behind a missing one stay where they are: it may
-/// return with its device.
+/// Takes the files of a record's parts. Files of later parts than a missing one stay where they
+/// are, because the missing file may return with its device.
 fn take_parts(at: ExtentAt, record: &ExtentRecord, files: &mut PartFiles) -> TakenParts {
     let (mut parts, mut skipped) = (Vec::new(), Vec::new());
     let mut is_whole = true;
@@ -302,7 +303,7 @@ fn take_parts(at: ExtentAt, record: &ExtentRecord, files: &mut PartFiles) -> Tak
     TakenParts { parts, skipped }
 }
 
-/// The step of the opening that has failed for a part. The order is that of the effects.
+/// The step of the opening that has failed for a part. A later variant has the graver effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum PartFailure {
     /// The bytes could not be read, and no sync was tried.
@@ -316,7 +317,7 @@ enum PartFailure {
 struct OpenedExtent {
     parts: Vec<Part>,
     valid_end: u64,
-    /// Whether bytes are missing, bad or unreadable that no kill takes away.
+    /// Whether bytes are missing, bad or unreadable for another reason than a kill of the process.
     is_cut: bool,
     /// The gravest failure of its parts.
     failure: Option<PartFailure>,
@@ -344,7 +345,7 @@ fn open_unsealed(
     for index in 0..parts.len() {
         let end = parts.get(index + 1).map(|next| next.start);
         if parts[index].start > valid_end {
-            // The part before has lost its end.
+            // The previous part has lost its end.
             is_cut = true;
             break;
         }
@@ -396,7 +397,7 @@ fn read_part(
         Err(error) => Err((PartFailure::Read, error)),
     };
     if let Err((failure, error)) = settled {
-        // The program or the process is to blame, so the bytes do not count as lost.
+        // The cause lies in the program or the process, so the bytes do not count as lost.
         if error.kind() == ErrorKind::Unsupported || is_shortage(&error) {
             return Err(error);
         }

@@ -8,7 +8,7 @@
 //! Invariants:
 //! 1. Every returned byte had its checksum.
 //! 2. Only bytes that were read and are wrong, and files that are missing or too short, count as
-//!    damage. Another error of a file is returned, and concludes nothing.
+//!    damage. Another error of a file is returned, and is no evidence of damage.
 //! 3. One read touches one device, so that a hung device does not hold up reads from other devices.
 //!
 //! Thread-safety: any thread may call any method.
@@ -50,7 +50,7 @@ struct ReadPiece {
     range: Range<u64>,
 }
 
-/// Where the bytes of a part end although the part should have more.
+/// Offset at which the bytes of a part end although the part should have more.
 #[derive(Debug)]
 struct FoundDamage {
     number: Epoch,
@@ -98,15 +98,15 @@ impl Extent {
     }
 
     /// The range of the log that is durable on the node. `None` if the node does not have the
-    /// extent, knows of its damage, or has it in use right now.
+    /// extent, knows that it is damaged, or uses it right now.
     pub(super) fn durable_range(&self) -> Option<Range<u64>> {
         let state = self.try_lock()?;
         let record = state.record.as_ref().filter(|record| record.damaged_from.is_none())?;
         Some(record.start..state.synced.max(record.start))
     }
 
-    /// Appends the bytes of a piece to `bytes`. A fault on the way from the device is told from
-    /// damage by a second read.
+    /// Appends the bytes of a piece to `bytes`. A second read distinguishes a fault of the transfer
+    /// from damage on the device.
     fn read_piece(
         &self,
         env: &LogEnv,

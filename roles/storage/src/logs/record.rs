@@ -4,8 +4,8 @@
 //! moment on at which a record with it is durable.
 //!
 //! Invariants:
-//! 1. An extent has a record before its first append is answered, so a node that lost its bytes
-//!    still knows that there were some.
+//! 1. An extent has a record before its first append is answered. So a node that lost the bytes of
+//!    an extent still knows that the extent had bytes.
 //! 2. The starts of parts ascend. A part ends where the next one starts.
 //! 3. No offset of a record lies before the begin of the extent, and no part begins behind the end
 //!    of a sealed one. A decoder refuses other records.
@@ -56,7 +56,8 @@ pub(crate) struct ExtentRecord {
     /// Offset of the first byte that is damaged or missing although it was durable.
     pub(crate) damaged_from: Option<u64>,
     /// Offset from which on bytes are not durable until they are written anew. A sync of them
-    /// failed: the kernel may have dropped them and would not say so again.
+    /// failed. The kernel may have dropped the bytes, and the next sync would not report that
+    /// again.
     pub(crate) unsure_from: Option<u64>,
     /// The parts, in the order of their starts.
     pub(crate) parts: Vec<PartRecord>,
@@ -120,7 +121,8 @@ impl ExtentRecord {
         let unsure_from = offset_of(FLAG_SYNC_FAILED)?;
         let mut parts = Vec::new();
         for _ in 0..reader.varint()? {
-            // A count without its parts ends here, before it costs memory.
+            // A count that exceeds the parts in the bytes is refused here, before memory is
+            // allocated for it.
             parts.push(PartRecord { number: Epoch(reader.u64()?), start: reader.u64()? });
         }
         let known = FLAG_SEALED | FLAG_LIMBO | FLAG_DAMAGED | FLAG_SYNC_FAILED;

@@ -5,7 +5,7 @@
 //! extent as it was, and a late put changes nothing.
 //!
 //! Invariants:
-//! 1. A put alone changes neither the written end nor what a fence answers.
+//! 1. A put alone changes neither the written end nor the answer to a fence.
 //! 2. When a seal is answered, all bytes before its end are durable and the record has the end.
 //! 3. A seal needs all bytes before its end: written ones that are not known to be damaged, or
 //!    staged ones of the same epoch. Bytes whose sync has failed are written anew before that.
@@ -66,7 +66,7 @@ impl StagedPart {
         self.part
     }
 
-    /// Whether bytes from `start` on follow or repeat what `epoch` has put.
+    /// Whether bytes from `start` on follow or repeat the bytes that `epoch` has put.
     fn continues(&self, epoch: Epoch, start: u64) -> bool {
         self.epoch == epoch && (self.part.start..=self.end).contains(&start)
     }
@@ -178,8 +178,9 @@ impl ExtentState {
         Err(Refusal::new(RefusalWhy::LongerReplica, text))
     }
 
-    /// Whether bytes from `start` on follow or repeat what `epoch` has put, and what the extent has
-    /// before that is whole and durable, or becomes so with the seal.
+    /// Whether bytes from `start` on continue a complete prefix. They must follow or repeat the
+    /// bytes that `epoch` has put. The bytes of the extent before these must be undamaged and
+    /// durable, or become durable with the seal.
     fn continues_staged(&self, epoch: Epoch, start: u64) -> bool {
         let unsure_from = self.record.as_ref().and_then(|record| record.unsure_from);
         let has = self.sound_end().min(unsure_from.unwrap_or(u64::MAX));
@@ -187,7 +188,7 @@ impl ExtentState {
         staged.is_some_and(|staged| staged.part.start <= has && staged.continues(epoch, start))
     }
 
-    /// Gives up what a recovery has put.
+    /// Gives up the bytes that a recovery has put.
     pub(super) fn discard_staged(&mut self, env: &LogEnv) {
         if let Some(staged) = self.staged.take() {
             self.discard(env, staged.into_part());
@@ -259,7 +260,7 @@ impl ExtentState {
         Ok(())
     }
 
-    /// Makes the end durable, with the staged part, and drops what is behind it.
+    /// Makes the end durable, with the staged part, and drops the bytes behind the end.
     fn end_at(&mut self, env: &LogEnv, at: ExtentAt, end: u64) -> Result<(), Error> {
         let Some(record) = &self.record else { return Ok(()) };
         let mut record = record.clone();

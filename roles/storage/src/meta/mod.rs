@@ -7,8 +7,8 @@
 //! 1. A batch is applied as a whole or not at all, also over power loss.
 //! 2. After [`Meta::write`] or [`Meta::sync`] returned, the batches that were applied before it
 //!    survive power loss.
-//! 3. After a failed sync no later batch succeeds, so a value that was not made durable is never
-//!    answered.
+//! 3. After a failed sync no later batch succeeds, so no answer contains a value that was not made
+//!    durable.
 //!
 //! Thread-safety: any thread may call any method. Concurrent syncs share one sync of the log.
 //! Failure: an error of the database is returned, and the request that needed it is refused.
@@ -80,7 +80,7 @@ impl MetaBatch {
     }
 }
 
-/// Whether a scan goes on.
+/// Whether a scan continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scan {
     /// The next entry is wanted.

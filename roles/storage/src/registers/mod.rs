@@ -8,11 +8,11 @@
 //! 1. A change is durable before an answer reveals it.
 //! 2. The node becomes a member of the first root set only when its cluster is founded, and belongs
 //!    to one cluster for ever.
-//! 3. The membership is durable before the identity of the node names the cluster, so a crash in
-//!    between is repeated and not forgotten.
-//! 4. The state in memory is the one that was applied to the metadata. A change that the metadata
-//!    do not take leaves it as it was. So a repeated request makes the change anew, and never
-//!    confirms a change that is only in memory.
+//! 3. The membership is durable before the identity of the node names the cluster. After a crash in
+//!    between, the node begins in the cluster again.
+//! 4. The state in memory is the one that was applied to the metadata. If the metadata refuse a
+//!    change, the state in memory stays as it was. So a repeated request makes the change anew, and
+//!    never confirms a change that is only in memory.
 //!
 //! Thread-safety: one lock orders changes. Syncs run without it and are shared.
 //! Failure: a change that cannot be made durable is refused. After a failed sync an answer that
@@ -133,7 +133,8 @@ impl Registers {
         let mut acceptor = Acceptor::new(change.part_of(&state));
         let handled = acceptor.handle(request);
         if handled.is_changed {
-            // Under the lock, so that changes of one name reach the metadata in their order.
+            // The change is applied under the lock, so that changes of one name reach the metadata
+            // in their order.
             self.parts.meta.apply(&changed(&state, acceptor.state(), &change))?;
             change.put_back(acceptor.state().clone(), &mut state);
         }

@@ -207,7 +207,7 @@ fn refused_change_leaves_the_register_as_it_was() {
     faults.add(Rule::on(Operation::LogAppend).path("/meta/"));
     let next = RootSet { number: 2, ..first_set(&node) };
     assert_eq!(tell(&node, &AcceptorRequest::Retire { next, after: None }), None);
-    // Neither the promise of ballot 7 nor the retirement was given to anybody.
+    // No answer has revealed the promise of ballot 7 or the retirement.
     let outbid = AcceptorAnswer::Outbid { ballot: ballot(1, 0), promised: ballot(1, 1) };
     assert_eq!(ask(&node, prepare(1, 0)), outbid);
 }

@@ -1,4 +1,5 @@
-//! The node as a repair sees it: what an order of the manager does on the node itself.
+//! The node as a repair sees it: the operations that an order of the manager needs on the node
+//! itself.
 //!
 //! The protocol of repairs is in the crate of the store (`nodes::repairs`). The node answers the
 //! requests of a repair like those of other processes. It also offers a repair calls that no
@@ -18,7 +19,7 @@ use crate::node::StorageNode;
 
 impl RepairHost for StorageNode {
     fn answer(&self, request: StoreMessage, payload: &[u8]) -> (StoreMessage, Vec<u8>) {
-        // Its own requests come from no client.
+        // Requests of the node itself come from no client.
         self.handle(ClientId(0), request, payload)
     }
 

@@ -2,13 +2,13 @@
 //!
 //! The node owns one [`Scrub`]. A round visits the sealed chunks in the order of their identities,
 //! and then the extents. Chunks with damage are set aside, so that a repair replaces them. An
-//! extent with damage reports it from then on. It takes no appends, a recovery does not count it,
-//! and bytes that a repair puts replace the damaged ones.
+//! extent with damage reports it from then on. Such an extent takes no appends, a recovery does not
+//! count it, and a repair replaces the damaged bytes.
 //!
 //! A round begins when [`ScrubOptions::interval`] has passed since the last one began, or when an
 //! operator asks for it. Its rate is chosen so that it ends in half of the interval, unless
-//! [`ScrubOptions::bytes_per_s_max`] forbids that. A round that an operator asks for has the latter
-//! rate.
+//! [`ScrubOptions::bytes_per_s_max`] forbids that. A round that an operator asks for runs at
+//! [`ScrubOptions::bytes_per_s_max`].
 //!
 //! Invariants:
 //! 1. A round checks every chunk and extent that existed when it began, unless it was removed.
@@ -94,7 +94,7 @@ pub(crate) struct Scrub {
 }
 
 impl Scrub {
-    /// Reads where the last round of the node is.
+    /// Reads the place of the last round of the node.
     pub(crate) fn open(meta: &Meta, options: ScrubOptions) -> Result<Self> {
         let value = meta.get(MetaSpace::Node, KEY)?;
         let record = value.as_deref().map(ScrubRecord::decode).transpose()?.unwrap_or_default();

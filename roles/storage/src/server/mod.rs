@@ -10,7 +10,8 @@
 //! | `syncs` | answers that share a sync |
 //!
 //! Invariants:
-//! 1. Every life of the process has a larger number than the one before, by the wall clock.
+//! 1. Every life of the process has a larger number than the previous life, because the number
+//!    comes from the wall clock.
 //! 2. The listeners end before the threads, and the threads before the node is closed.
 //!
 //! Thread-safety: any thread may call any method.
@@ -137,7 +138,7 @@ pub struct StorageServer {
     is_closed: bool,
 }
 
-/// Pause between two looks at the room of a device.
+/// Pause between two checks of the free room of a device.
 const ROOM_PAUSE: Duration = Duration::from_secs(1);
 
 impl std::fmt::Debug for StorageServer {

@@ -15,11 +15,13 @@
 //! | repair | orders of the manager, which take long | none |
 //!
 //! Invariants:
-//! 1. No request waits behind one of another lane. So a slow or hung device delays neither requests
-//!    to other devices nor those of the metadata, unless it is the first one, which has them.
+//! 1. No request waits behind one of another lane. So a slow or hung device delays no requests to
+//!    other devices. It delays requests of the metadata only if it is the first device, which has
+//!    the metadata.
 //! 2. The appends of an extent run in the order in which they arrived over a link, also if the
 //!    extent moves to another device ([`super::pins`]).
-//! 3. Every request is answered, or its reply is dropped, which answers as well.
+//! 3. Every request gets an answer. If a reply is dropped, the fabric tells the client that no
+//!    answer follows.
 //! 4. A new object goes to the device with most room among those whose lanes are not backed up.
 //!
 //! Thread-safety: any thread may call any method.
@@ -289,20 +291,22 @@ impl Serving {
     fn work_syncs(&self, place: usize) {
         self.devices[place].syncs.work(|jobs| {
             for SyncJob { from, wanted, reply } in jobs {
-                // The first one syncs for all: their bytes were in the extent before.
+                // The first answer syncs the bytes of all jobs, because they were in the extent
+                // before.
                 let (message, payload) = self.node.finish(from, &wanted);
                 send(reply, &message, &payload);
             }
         });
     }
 
-    /// The place of a device among the present ones. Without a device, that of the first one.
+    /// The place of a device among the present devices. Without a device, the place of the first
+    /// device.
     fn place_of(&self, device: Option<DeviceId>) -> usize {
         let place = device.and_then(|id| self.devices.iter().position(|it| it.device == id));
         place.unwrap_or(0)
     }
 
-    /// The place of the device for an object: its own, or one for a new object.
+    /// The place of the device that has an object, or of the device for a new object.
     fn place_for(&self, message: &StoreMessage) -> usize {
         if let Some(device) = self.node.device_of(message) {
             return self.place_of(Some(device));
@@ -310,7 +314,7 @@ impl Serving {
         let is_free = |id| !self.devices[self.place_of(Some(id))].is_backed_up();
         let devices = self.node.devices();
         let chosen = devices.roomiest_of(is_free).or_else(|_| devices.roomiest());
-        // Without any device that works, the first one's lane refuses the request.
+        // If no device works, a lane of the first device refuses the request.
         chosen.map_or(0, |(device, _)| self.place_of(Some(device.id)))
     }
 

@@ -30,7 +30,7 @@ fn settings(dir: &Path) -> StorageSettings {
     }
 }
 
-/// A link to a server, which ends with its line.
+/// A link to a server, which ends when the value is dropped.
 struct Connection {
     link: Arc<dyn Link>,
     _line: Line,

@@ -107,7 +107,7 @@ fn drained_root_node_leaves_the_root_set() {
     assert_eq!(members.member(leaving).unwrap().state, MemberState::Draining);
     assert!(!members.root_set.members.contains(&leaving), "{members:?}");
     assert_eq!(read(&*register).unwrap().version, version);
-    // Node and manager forget nothing of it.
+    // The node and the manager keep the order.
     world.lose_power(world.place_of(leaving));
     world.kill_manager();
     world.start_manager();

@@ -348,7 +348,7 @@ fn striped_groups_survive_the_kill_of_each_node() {
         for len in [1000, 70_000, 300_000, 500_000] {
             append(&mut *writer, len).unwrap();
         }
-        // The taker reads striped logs, whatever form its own logs have.
+        // The new owner reads striped logs, even if its own logs are serial.
         let taker = Logs::new(&mut world, "taker").writing(LogWriting::Serial);
         let (recovered, bytes) = log.recover(&taker, 2).unwrap();
         assert!(bytes == pattern(0..871_000), "node {n}: {} bytes", bytes.len());

@@ -428,7 +428,7 @@ fn damaged_chunk_is_made_again_in_its_place() {
     pool.assert_readable("after the damage");
 }
 
-/// An extent that has no owner, and what requests for it carry.
+/// An extent that has no owner, and the fields of requests for it.
 const ORPHAN: ExtentAt = ExtentAt { log: LogId([6; 16]), extent: 1 };
 const STAMP: Stamp = Stamp { volume: VOLUME, epoch: Epoch(1) };
 
@@ -458,13 +458,13 @@ fn pool_with_a_longer_replica(seed: u64) -> Pool {
     for n in [0, 1] {
         seal_orphan(&pool, n, 100);
     }
-    // A change of what the manager knows about labels and nodes makes it ask again.
+    // If the labels or nodes that the manager knows change, the manager asks again.
     pool.world.run_for(LOST_AFTER * 2);
     pool.wait("the refusal", has_refused_copy);
     pool
 }
 
-/// Whether nothing is left to be made but a copy that its target has refused.
+/// Whether the only missing copy is one that its target has refused.
 fn has_refused_copy(pool: &Pool) -> bool {
     let status = pool.world.repairs();
     is_idle(&status) && status.extents_refused == 1
@@ -618,7 +618,7 @@ fn node_that_lists_nothing_stops_no_repair_for_ever() {
     pool.wait_until_lost(holder);
     let storage = pool.world.storage(hung);
     pool.wait("the notice", |pool| pool.world.repairs().unlisted == [storage]);
-    // The hung node may be the first holder of a blob, and then the next holder lists that.
+    // If the hung node is the first holder of a blob, the next holder lists the blob.
     pool.wait("the copies", |pool| pool.is_whole() && pool.world.stored_objects().extents == whole);
     assert_eq!(extents(&pool, hung), 0, "a node that lists nothing is no target");
     let context = IoContext::new(FileClass::Wal, IoPurpose::Recovery);

@@ -35,8 +35,8 @@ fn striped_logs_conform_on_six_nodes() {
 
 #[test]
 fn logs_and_register_conform_while_one_node_is_down() {
-    // The suite of blobs asks for blobs that do not exist, and a node that is down cannot deny
-    // them.
+    // The suite of blobs is left out. It asks for blobs that do not exist, and a node that is down
+    // cannot confirm that.
     let mut world = World::founded(6, 3);
     world.kill(2);
     let stores = world.stores("client");

@@ -41,7 +41,7 @@ fn sealed_chunk_is_found_without_its_record() {
     assert_eq!(describe(&node, chunk(1).blob), [descriptor(&node, chunk(1), LEN)]);
 }
 
-/// What the answers so far have promised.
+/// State of the chunks that the answers so far have promised.
 #[derive(Clone, Debug, Default)]
 struct Promised {
     /// Chunks that are sealed, and whose release has not begun.
@@ -120,7 +120,8 @@ fn opening_reads_no_data() {
     drop((of_none, of_many));
 }
 
-/// Writes and releases chunks. Requests may be refused; what the answers promise is noted.
+/// Writes and releases chunks. Requests may be refused. The function notes the promises of the
+/// answers.
 fn write_and_release(node: &StorageNode, promised: &mut Promised) {
     for number in 0..6u8 {
         let len = 3000 * (usize::from(number) + 1);

@@ -1,4 +1,4 @@
-//! Several devices: where chunks go, and what the loss of a device takes.
+//! Several devices: the choice of the device for a chunk, and the loss of a device.
 
 use super::*;
 

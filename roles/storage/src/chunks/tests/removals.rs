@@ -83,7 +83,7 @@ fn removal_keeps_its_record_until_its_directory_is_synced() {
     write(&node, 1, LEN);
     release(&node, 1, STAMP).unwrap();
     faults.add(Rule::on(Operation::SyncDir).path("/chunks/").times(1));
-    // The end of the node tries to forget the removal, and must not.
+    // At its end the node tries to remove the record of the removal. It must keep that record.
     node.close().unwrap();
     drop(node);
     for seed in 0..20 {

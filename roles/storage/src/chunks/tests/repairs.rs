@@ -104,7 +104,7 @@ fn repair_does_not_bring_back_what_its_writer_released() {
     let payload = bytes(1, LEN);
     release(&node, 1, STAMP).unwrap();
     begin(&node, chunk(1), &payload);
-    // The holder that is copied has missed the release.
+    // The holder that supplies the bytes has missed the release.
     assert!(node.has_released(&repaired(&node, chunk(1), LEN, &[VOLUME])));
     assert!(seal_for(&node, chunk(1), LEN, &[VOLUME]).is_err());
     node.abandon_repair(chunk(1));

@@ -1,5 +1,5 @@
-//! Lost bytes that were synced: the node tells them from unsynced ones, and takes new ones in their
-//! place.
+//! Lost bytes that were synced: the node distinguishes them from lost unsynced bytes, and takes new
+//! bytes in their place.
 
 use archipelago_env::FileClass;
 use archipelago_env::FileSystem as _;

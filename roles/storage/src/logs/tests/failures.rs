@@ -42,7 +42,8 @@ fn faulty(machine: &Machine) -> FaultFs {
     FaultFs::new(Arc::new(machine.clone()), 7)
 }
 
-/// A faulty file system under the boot of [`Machine::new`], which a [`FaultFs`] does not tell.
+/// A faulty file system under the boot of [`Machine::new`], because a [`FaultFs`] itself has no
+/// boot id.
 #[derive(Debug)]
 struct FirstBoot {
     fs: FaultFs,
@@ -100,7 +101,8 @@ fn failed_sync_puts_the_extent_into_limbo() {
     assert_eq!(inspect(&node), replica(1300, 1200, None, true));
     assert_eq!(why(&sync(&node, 1)), Some(RefusalWhy::InLimbo));
     assert_eq!(why(&append(&node, 1, 1300..1400, Written)), Some(RefusalWhy::InLimbo));
-    // The page cache may have the bytes and the device not, so a restart does not believe them.
+    // The page cache may have the bytes while the device lacks them, so a restart does not count
+    // them as durable.
     let killed = machine.killed().open();
     assert_eq!(inspect(&killed), replica(1300, 1200, None, true), "the limbo is durable");
     assert_eq!(seal(&node, 1, 1300), progress(1300, 1300));
@@ -178,7 +180,8 @@ fn refused_record_leaves_the_extent_as_it_was() {
             break;
         }
         assert!(has_failed, "{sealed:?}");
-        // Whatever record is found after a restart, the synced bytes are there.
+        // A restart may find the old record or the new one. In both cases it finds the synced
+        // bytes.
         for machine in [machine.killed(), machine.without_power(nth)] {
             let bytes = read(&machine.open(), START..1200);
             assert_eq!(bytes, Ok(stream(START..1200)), "failure {nth}");
@@ -254,7 +257,7 @@ fn part_behind_a_missing_one_waits_for_its_device() {
     let machine = machine.killed();
     machine.disk.rename(&aside, &there).unwrap();
     let node = open(&faulty(&machine), &["/device", "/second"]);
-    // The device may have lost what it had not written when it disappeared.
+    // When the device disappeared, it may have lost bytes that it had not written yet.
     assert_eq!(inspect(&node), replica(1300, 1300, None, true));
     assert_eq!(read(&node, START..1300), Ok(stream(START..1200)), "what is on one device");
     assert_eq!(read(&node, 1200..1300), Ok(stream(1200..1300)));
@@ -268,7 +271,7 @@ fn limbo_of_bytes_that_could_not_be_read_is_durable() {
     let fs = faulty(&machine);
     fs.add(Rule::on(Operation::Open).path("/logs/").times(1));
     assert_eq!(inspect(&open(&fs, &["/device"])), replica(START, START, None, true));
-    // The bytes that return may be older than those that the node has answered for.
+    // The bytes that return may be older than the bytes that the node has acknowledged.
     let node = machine.killed().open();
     assert_eq!(inspect(&node), replica(1200, 1200, None, true));
     assert_eq!(why(&append(&node, 1, 1200..1300, Written)), Some(RefusalWhy::InLimbo));

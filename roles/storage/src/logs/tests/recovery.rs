@@ -1,4 +1,4 @@
-//! What recoveries do: puts, and seals that take what was put.
+//! Requests of recoveries: puts, and seals that take the bytes that were put.
 
 use archipelago_store::nodes::wire::{RefusalWhy, StoreMessage};
 

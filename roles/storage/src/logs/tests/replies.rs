@@ -1,4 +1,4 @@
-//! What the node answers while it runs.
+//! Answers of the node while it runs.
 
 use archipelago_store::nodes::wire::{LogEntry, RefusalWhy, StoreMessage};
 

@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 
 use super::{MANAGER, WorldOptions};
 
-/// Time between two looks at the clock.
+/// Time between two runs of the timer.
 const TICK: Duration = Duration::from_millis(50);
 
 /// A running manager.
@@ -82,7 +82,7 @@ impl ManagerProcess {
         repairs
     }
 
-    /// How far repairs are, as an operator sees it.
+    /// Progress of the repairs, as an operator sees it.
     pub(super) fn repairs(&self) -> RepairStatus {
         self.look(|table| self.status_by(table))
     }

@@ -58,7 +58,8 @@ pub(crate) struct WorldOptions {
     pub(crate) sabotage: Sabotage,
     /// Bytes that a node may use.
     pub(crate) device_bytes: u64,
-    /// Whether the manager repairs what nodes lack. If not, they stay as faults leave them.
+    /// Whether the manager orders repairs. If not, nodes keep lacking the chunks and extents that
+    /// faults have taken.
     pub(crate) repairs: bool,
 }
 
@@ -128,7 +129,8 @@ impl World {
         world
     }
 
-    /// Ends a run that waits for ever. Beats never end, so nothing else would notice it.
+    /// Ends a run that waits for ever. Beats never end, so the simulation itself would not notice
+    /// such a run.
     fn watch(&self) {
         let (scheduler, seed) = (self.simulation.scheduler(), self.options.seed);
         let _never_ends = self.simulation.spawn("watchdog", async move {
@@ -210,12 +212,13 @@ impl World {
         assert_eq!(manager.ask(&order), StoreMessage::Done {});
     }
 
-    /// How far repairs are, as the manager knows.
+    /// Progress of the repairs, as the manager knows it.
     pub(crate) fn repairs(&self) -> RepairStatus {
         self.manager.as_ref().expect("a manager runs").repairs()
     }
 
-    /// Whether an operator is told that nothing needs the draining node in place `n` any more.
+    /// Whether the status tells an operator that the draining node in place `n` is not needed any
+    /// more.
     pub(crate) fn is_drained(&self, n: usize) -> bool {
         let (storage, manager) = (self.nodes[n].storage, self.manager.as_ref());
         let (report, repairs) = manager.expect("a manager runs").standing(storage);
@@ -252,12 +255,12 @@ impl World {
         self.nodes[n].running.as_ref().expect("the node runs").ask(request, payload)
     }
 
-    /// What the node in place `n` reports.
+    /// The report of the node in place `n`.
     pub(crate) fn report(&self, n: usize) -> StorageReport {
         self.nodes[n].running.as_ref().expect("the node runs").report()
     }
 
-    /// What the nodes that run hold.
+    /// Numbers of the objects that the running nodes hold.
     pub(crate) fn stored_objects(&self) -> StoredObjects {
         let mut stored = StoredObjects::default();
         for n in (0..self.nodes.len()).filter(|n| self.is_up(*n)) {

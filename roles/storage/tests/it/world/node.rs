@@ -96,7 +96,7 @@ impl RunningNode {
         panic!("the scrub does not end");
     }
 
-    /// What the node reports.
+    /// The report of the node.
     pub(super) fn report(&self) -> StorageReport {
         match self.beats.beat(0) {
             StoreMessage::StorageBeat { report, .. } => report,

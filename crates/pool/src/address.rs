@@ -1,10 +1,9 @@
 //! Addresses of bytes in the pool, and how an address fits into a word.
 //!
 //! An [`Address`] consists of node, block number and offset. Node and number together are the
-//! **name** of the block ([`BlockId`]). The node is the one that had the block's first copy, and it
-//! stays part of the name when the copies move. So an address in an index stays valid after the
-//! loss of a node. The block's [`Config`](crate::Config), which clients cache, says where the
-//! copies are.
+//! **name** of the block ([`BlockId`]). This node had the first copy of the block. It stays part of
+//! the name when the copies move. So an address in an index stays valid after the loss of a node.
+//! The block's [`Config`](crate::Config), which clients cache, says where the copies are.
 //!
 //! [`Packing`] puts an address into the low bits of a word. The division of the bits follows from
 //! the size of blocks and the alignment of the addressed objects. With blocks of 16 MiB and units

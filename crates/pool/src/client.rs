@@ -238,7 +238,7 @@ impl PoolClient {
         shared.forget(block);
         let answer = shared.ask_manager(&message, shared.until_ns()).await?;
         match &answer {
-            // A manager that collects reports refuses the release, and the renewals repeat it.
+            // If a manager that collects reports refuses the release, the renewals repeat it.
             Message::Done {} | Message::Refuse { .. } => {
                 let now_ns = shared.now_ns();
                 shared.membership.lock().on_released(now_ns, block, &answer);

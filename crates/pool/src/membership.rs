@@ -61,7 +61,7 @@ impl Published {
     }
 }
 
-/// What a client knows of a release that it must repeat.
+/// State of a release that a client must repeat.
 #[derive(Clone, Copy, Debug, Default)]
 struct Release {
     /// Time of the latest answer, in nanoseconds; 0 without one.
@@ -336,8 +336,8 @@ impl Membership {
         Some(Message::Release { client: self.client, block })
     }
 
-    /// Blocks to release again at `now_ns`, with the requests: a bounded number, those first whose
-    /// latest answer is the oldest. A block is left out for a lease after the manager of this term
+    /// Blocks to release again at `now_ns`, with the requests: a bounded number, those with the
+    /// oldest latest answer first. A block is left out for a lease after the manager of this term
     /// promised to free it.
     #[must_use]
     pub fn to_release(&self, now_ns: u64) -> Vec<(BlockId, Message)> {
@@ -354,8 +354,8 @@ impl Membership {
         due.into_iter().map(|(_, block)| again(block)).collect()
     }
 
-    /// Takes the manager's answer to the release of a block, at `now_ns`. If the answer is that of
-    /// an earlier manager, the present one learns of the release a lease later.
+    /// Takes the manager's answer to the release of a block, at `now_ns`. If an earlier manager
+    /// sent the answer, the client tells the present manager of the release a lease later.
     pub fn on_released(&mut self, now_ns: u64, block: BlockId, answer: &Message) {
         let Some(release) = self.released.get_mut(&block) else { return };
         release.heard_ns = now_ns;

@@ -45,7 +45,7 @@ struct BlockGate<'a> {
 impl Drop for BlockGate<'_> {
     fn drop(&mut self) {
         let mut gates = self.shared.gates.lock();
-        // Two references, this one and the table's, mean that no task waits.
+        // If only this gate and the table have references, no task waits.
         if Arc::strong_count(&self.gate) == 2 {
             gates.remove(&self.block);
         }
@@ -238,8 +238,8 @@ impl ClientState {
         }
         let gone = {
             let mut blocks = self.open.write();
-            // A block that another task has opened since is removed as well, if it shares keys with
-            // this one.
+            // If another task has opened the block since, and that opening shares keys with this
+            // one, it is removed as well.
             let over = |known: &Arc<OpenBlock>| {
                 std::ptr::eq(Arc::as_ptr(known), open) || (unknown && known.round <= open.round)
             };

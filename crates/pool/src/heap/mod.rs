@@ -2,9 +2,9 @@
 //!
 //! The heap rounds sizes up to a **class**: multiples of 64 bytes up to 4 KiB, then eight steps per
 //! doubling. So rounding costs at most an eighth of a large piece. A piece comes from the free list
-//! of its class, else from the untouched end of an open block. Else it is cut from the smallest
-//! larger free piece, whose rest returns to the lists. If no piece fits, the caller takes a new
-//! block from the pool and adds it.
+//! of its class, or else from the untouched end of an open block. If both have no piece, it is cut
+//! from the smallest larger free piece, whose rest returns to the lists. If no piece fits, the
+//! caller takes a new block from the pool and adds it.
 //!
 //! The caller that frees a piece names the time from which on the heap may use it again, because
 //! readers may have its address until then. The heap gives back blocks without pieces in use
@@ -14,8 +14,8 @@
 //! a given time on ([`Heap::adopt`]).
 //!
 //! Invariants:
-//! 1. Each byte of a block is in exactly one of: a piece in use, a waiting piece, a free piece, the
-//!    untouched end.
+//! 1. Each byte of a block belongs to exactly one of these: a piece in use, a waiting piece, a free
+//!    piece, or the untouched end.
 //! 2. No piece crosses a block.
 //! 3. Every offset is a multiple of 64.
 //!

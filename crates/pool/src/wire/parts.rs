@@ -201,7 +201,7 @@ pub enum BlockState {
     Changing,
     /// The block waits for a quorum of its copies.
     Waiting,
-    /// The block is known from reports that are not sufficient to continue.
+    /// The reports of the nodes are not sufficient to continue with the block.
     Unconfirmed,
     /// The block was released, and is freed after a lease.
     Released,

@@ -4,8 +4,8 @@
 //! Level sizes are dynamic, so families of different sizes have different base levels: L5 is the
 //! second level of one family and the fifth of another. A compaction out of L0 shows the base level
 //! of its family. Before that, and for files of unknown family, levels are counted from the highest
-//! base level that is known, or that was found at the open. A file that counts as too deep for this
-//! reason lies on a slower device, and never takes room of the fastest one.
+//! base level that is known, or that was found at the open. This may count a file as too deep. Such
+//! a file lies on a slower device, so it never takes room of the fastest device.
 //!
 //! The type is a plain value; [`crate::fs::shared::OpenTiers`] guards it with a lock.
 

@@ -1,10 +1,10 @@
 //! Entry points for fuzz targets, and for the tests that replay their corpora: decoders of bytes
-//! that anyone may have written. These are the log of the namespace, the index of a copy and the
-//! identity of a device.
+//! from an unknown writer. These are the log of the namespace, the index of a copy and the identity
+//! of a device.
 //!
-//! A function returns for every input. It panics if a decoder would have misled the tiers.
-//! Checksums guard these formats, and hardly any input passes them. So each function decodes the
-//! input as it is, and once more with correct checksums, as a mistake of the writer would produce
+//! A function returns for every input. It panics if a decoder would have given the tiers a wrong
+//! result. Checksums guard these formats, and hardly any random input passes them. So each function
+//! decodes the input twice: unchanged, and with correct checksums, as a faulty writer would produce
 //! it.
 //!
 //! This module exists only in tests and with the feature `fuzzing`.

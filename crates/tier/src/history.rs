@@ -17,7 +17,7 @@ pub enum Reason {
     LevelChanged,
     /// The device is short of space.
     SpaceLow,
-    /// The device has so little space that files leave whatever else is written.
+    /// The device has so little space that files leave it without regard to other writers.
     SpaceForced,
     /// The device served too few of the foreground reads that it could have served.
     HitRatio,

@@ -1,5 +1,5 @@
-//! Migration: which files leave a device that gets full, and how many threads copy and move
-//! (Keigo §4.2, §4.3). All functions are pure.
+//! Migration: the choice of the files that leave a device that gets full, and the number of threads
+//! that copy and move (Keigo §4.2, §4.3). All functions are pure.
 
 /// Shortage of space on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -8,7 +8,7 @@ pub enum Pressure {
     None,
     /// Files leave the device, as far as the writers of the devices allow.
     Low,
-    /// Files leave the device, whatever else is written.
+    /// Files leave the device, without regard to other writers.
     Forced,
 }
 
@@ -46,7 +46,8 @@ pub struct Resident {
     pub len: u64,
 }
 
-/// Factor by which one level more raises the weight of a file, as if it were idle that much longer.
+/// Factor by which each further level raises the weight of a file, as if the file had been idle
+/// that many times longer.
 const LEVEL_WEIGHT: f64 = 2.0;
 /// Idle time, in milliseconds, that is added to that of every file, so that levels decide between
 /// files that were just read.

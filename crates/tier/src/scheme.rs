@@ -1,4 +1,4 @@
-//! The placement scheme: which levels belong to the fastest device, and why (Keigo §4.2).
+//! The placement scheme: the levels that belong to the fastest device, and the reason (Keigo §4.2).
 //!
 //! Levels are counted by [`depth`]: L0 has depth 0, the base level (into which L0 compacts) has
 //! depth 1, and the next level has depth 2. With dynamic level sizes, a database of one gigabyte
@@ -282,8 +282,8 @@ impl Follower {
     }
 
     /// Takes an interval, and returns the new scheme if it changes. An interval with hardly any
-    /// writes is ignored, because it says nothing about writers. Copies serve a load of reads, not
-    /// a change of the scheme.
+    /// writes is ignored, because it says nothing about writers. Copies improve a load that only
+    /// reads. A change of the scheme would not improve it.
     pub fn observe(&mut self, input: &SchemeInput) -> Option<Chosen> {
         let writers: f64 = input.observed.level_writers.iter().sum();
         if writers < WRITERS_MIN || input.observed.read_share > READ_MOSTLY {

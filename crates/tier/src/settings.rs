@@ -144,7 +144,7 @@ pub fn validate(devices: &[DeviceSettings]) -> Result<()> {
 pub struct Policy {
     /// Free fraction of a device below which files leave for the next device. Default 0.05.
     pub migrate_below: f64,
-    /// Free fraction below which files leave whatever else is being written. Tables and copies
+    /// Free fraction below which files leave, without regard to other writers. Tables and copies
     /// leave this fraction free. Default 0.02.
     pub force_below: f64,
     /// Fraction of the foreground reads that a device could serve, up to which it gets more copies.
@@ -157,7 +157,7 @@ pub struct Policy {
     pub half_life_ms: u64,
     /// Largest number of threads that move and copy. Default 16.
     pub threads_max: usize,
-    /// Whether exactly `threads_max` threads move and copy, whatever else is written. For
+    /// Whether exactly `threads_max` threads move and copy, without regard to other writers. For
     /// comparisons. Default false.
     pub threads_fixed: bool,
     /// Length, in bytes, of the ranges by which files are counted and copied. Default 0: one 128th
@@ -171,8 +171,8 @@ pub struct Policy {
     /// Whether flushes and compactions wait for one another if their device takes no more writers.
     /// Default true; false is for comparisons.
     pub in_turn: bool,
-    /// Number of levels, by depth, on the fastest device, whatever the scheme and observations say.
-    /// Default: `None`.
+    /// Number of levels, by depth, on the fastest device. It replaces the number of the scheme and
+    /// of observations. Default: `None`, which keeps that number.
     pub fast_levels: Option<u8>,
 }
 

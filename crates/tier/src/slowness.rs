@@ -9,7 +9,7 @@
 //!
 //! A slow device takes proportionally fewer writers (`mover/control_loop.rs`). So the scheme and
 //! the background threads leave more of its throughput to the log and to flushes. The paper
-//! profiles devices once (Keigo §4.2) and does not have this. All functions are pure.
+//! profiles devices once (Keigo §4.2) and has no such detection. All functions are pure.
 
 use crate::scheme::Point;
 

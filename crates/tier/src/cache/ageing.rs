@@ -1,11 +1,12 @@
 //! Ageing of access counts: the moments at which all counts so far are halved.
 //!
-//! The longer reads are counted, the better blocks can be told apart. So counts age once there are
-//! enough of them for that, and not before. They age earlier, at every half-life, if the hot set
-//! moves: copies serve clearly fewer reads than their counts promised, or files are read in other
-//! proportions than before ([`drift`]). A file that was created late was counted for a part of the
-//! time only. It is compared by the count that it would have by now ([`Look::scale`]). Otherwise a
-//! new hot file would leave in favour of one that was hot for a long time.
+//! The longer reads are counted, the better hot and cold blocks can be distinguished. So counts age
+//! only when there are enough of them for that. They age earlier, at every half-life, if the hot
+//! set moves: copies serve clearly fewer reads than their counts promised, or files are read in
+//! other proportions than before ([`drift`]). A file that was created late was counted for a part
+//! of the time only. It is compared by the count that it would have by now if it had existed all
+//! the time ([`Look::scale`]). Otherwise a new hot file would be evicted for a file that was hot
+//! for a long time.
 //!
 //! All functions are pure. Decisions 0026 and 0029 have the reasons and figures.
 
@@ -16,7 +17,7 @@ const HALF_LIVES_MAX: u64 = 30;
 /// Copies are out of date if they serve less than this fraction of the reads that they were
 /// expected to serve.
 const KEPT_MIN: f64 = 0.75;
-/// Least number of expected reads from which that is concluded.
+/// Least number of expected reads from which [`Ageing`] concludes that copies are out of date.
 const EXPECTED_MIN: f64 = 100.0;
 
 /// The hot set moves if [`drift`] exceeds this. It is a mean square, as a fraction.
@@ -26,7 +27,7 @@ const DRIFT_MAX: f64 = 0.02;
 const SURE: f64 = 4.0;
 /// Largest factor by which the accesses of a late file are scaled.
 const SCALE_MAX: f64 = 8.0;
-/// Least fraction of the window in which a file is taken to have existed.
+/// Smallest fraction of the window that is assumed for the existence of a file.
 const PART_MIN: f64 = 1e-3;
 /// A file that is scaled by more than this has no baseline. Too few of its reads were counted to
 /// tell later whether it is read more or less often.
@@ -97,7 +98,7 @@ pub(crate) struct Interval {
     pub(crate) dispersion: f64,
 }
 
-/// What one iteration of the control loop does with the counts of every file.
+/// Changes that one iteration of the control loop makes to the counts of every file.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Look {
     /// Whether all counts so far are halved.

@@ -1,13 +1,14 @@
-//! Dispersion of read counts: how far files differ beyond chance, and what is expected of each.
+//! Dispersion of read counts: the differences of files beyond chance, and the expected accesses of
+//! each file.
 //!
 //! Reads are not independent: a scan makes many reads of one table, so that counts of equally hot
 //! tables vary by many times their mean. [`Dispersion`] measures this factor from two consecutive
 //! intervals. The expected accesses of a file then lie between its own count and the mean per byte
 //! of its cohort (the tables of its family and level): the more chance explains the differences
 //! within the cohort, the closer to the mean ([`Cohort`]; an empirical Bayes estimate of counts
-//! over unequal exposures, by moments). So all tables show early that their level is read more than
-//! another one, before any table has enough reads of its own. And a copy is not replaced by a copy
-//! of an equally hot file that happened to be read more.
+//! over unequal exposures, by moments). So it is known early that one level is read more than
+//! another, before any table has enough reads of its own. And a copy is not replaced by a copy of
+//! an equally hot file that by chance was read more often.
 //!
 //! All functions are pure. Cost: linear in the number of files. Decision 0031 has the figures.
 
@@ -15,7 +16,7 @@
 const KEPT: f64 = 0.99;
 /// Least number of reads from which a dispersion above 1 is concluded.
 const READS_MIN: f64 = 1000.0;
-/// The largest dispersion that is believed.
+/// Upper limit of the measured dispersion.
 const MAX: f64 = 64.0;
 /// Least number of aged accesses of a cohort. Fewer count as none.
 const COUNTED_MIN: f64 = 1e-3;
@@ -32,10 +33,10 @@ pub(crate) struct Dispersion {
 impl Dispersion {
     /// Takes the reads of each file in two consecutive intervals, for files that existed in both.
     ///
-    /// If a file has `a` and `b` of all `A` and `B` reads of the two intervals, the mean of
-    /// (a B - b A)² is (a + b) A B for independent reads, however often the file is read. It is
-    /// smaller by the file's share of all reads, because the file is part of `A` and `B`. One
-    /// iteration counts for at most [`MAX`], because a single scan of a whole table is no rule.
+    /// If a file has `a` and `b` of all `A` and `B` reads of the two intervals, the mean of (a B -
+    /// b A)² is (a + b) A B for independent reads, however often the file is read. It is smaller by
+    /// the file's share of all reads, because the file is part of `A` and `B`. One iteration counts
+    /// for at most [`MAX`], because a single scan of a whole table says little about other reads.
     pub(crate) fn look(&mut self, pairs: impl Iterator<Item = (u64, u64)> + Clone) {
         let pairs = pairs.map(|(a, b)| (a as f64, b as f64));
         let (first, second, squares) =
@@ -114,7 +115,7 @@ impl Cohort {
         Self { mean, differs, doubt: doubt / (counted * counted) }
     }
 
-    /// What is expected of a file of this cohort.
+    /// The weights that determine the expected accesses of a file of this cohort.
     pub(crate) fn expects(&self, file: Counted) -> Expected {
         let differs = self.differs * file.exposure;
         let chance = self.mean * file.variance;

@@ -181,7 +181,7 @@ fn refills(candidate: &Candidate, room: i64, won: u64) -> bool {
 #[must_use]
 pub fn choose(input: &CacheInput<'_>) -> Vec<CacheAction> {
     let mut held = input.held.to_vec();
-    // The coldest one is last, so that `pop` returns it.
+    // The coldest copy or file is last, so that `pop` returns it.
     held.sort_by(|a, b| density(b.heat, b.len).total_cmp(&density(a.heat, a.len)));
     let (mut actions, mut leave) = (Vec::new(), input.leave);
     let mut room = input.room;
@@ -198,7 +198,7 @@ pub fn choose(input: &CacheInput<'_>) -> Vec<CacheAction> {
     held.retain(|one| input.demotes || !one.is_file);
     let mut candidates = input.candidates.to_vec();
     candidates.retain(|candidate| candidate.heat > 0.0);
-    // Each candidate may be compared with each copy.
+    // Each candidate may be compared with each copy, so the number of comparisons is the product.
     let sure = sure(candidates.len().saturating_mul(held.len()));
     candidates.sort_by(|a, b| density(b.heat, b.len).total_cmp(&density(a.heat, a.len)));
     let mut refill = input.refill.bytes;

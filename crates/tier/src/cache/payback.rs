@@ -3,8 +3,8 @@
 //! A copy reads and writes all of its bytes once, and saves a slower device the reads that it
 //! serves. If copies stay for long, it pays to fill free room in one batch, for example after a
 //! burst of compactions has taken all of a cache's room. If levels are rewritten all the time,
-//! copies are dropped before they have served their cost, and only a few are made in parallel. The
-//! bytes that copies won recently are the bytes that may be spent beyond that.
+//! copies are dropped before they have served as many reads as they cost, and only a few are made
+//! in parallel. The bytes that copies won recently are the bytes that may be spent beyond that.
 //!
 //! All functions are pure. The control loop owns one [`Payback`] per device.
 

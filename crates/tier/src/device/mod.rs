@@ -350,8 +350,8 @@ impl Device {
         if cache == 0 {
             return 0;
         }
-        // Loaded before the other counts, so that a file that is removed in the meantime counts as
-        // used, and not as free twice.
+        // This count is loaded before the other counts. So a file that is removed in the meantime
+        // counts as used, and not twice as free.
         let leaving = self.load(&self.leaving);
         let taken = self.load(&self.files_bytes).saturating_add(cache).saturating_add(wanted);
         taken.saturating_sub(self.load(&self.capacity)).saturating_sub(leaving)
@@ -422,7 +422,7 @@ impl Device {
         now_ns < self.full_until_ns.load(Ordering::Relaxed)
     }
 
-    /// Takes room for a hot table, as far as there is any.
+    /// Takes `bytes` of the room for hot tables, or all of the room that is left.
     pub(crate) fn take_hot_room(&self, bytes: u64) {
         let left = |room: u64| Some(room.saturating_sub(bytes));
         let _taken = self.hot_room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left);

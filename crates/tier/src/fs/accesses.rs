@@ -1,9 +1,9 @@
 //! Read counts of one file, from one iteration of the control loop to the next.
 //!
 //! Every [`super::entry::Entry`] owns one [`Accesses`]. Reads add to its counters. The control loop
-//! takes them, ages them and notes its conclusions. For a file that was created late, the counts
-//! know how many reads it missed. For a file that a compaction made, they know how many accesses it
-//! took over from its inputs.
+//! takes them, ages them and notes its conclusions. For a file that was created late, the value
+//! records the reads that it missed. For a file that a compaction made, it records the accesses
+//! that the file took over from its inputs.
 //!
 //! Thread-safety: all fields are independent atomics. One thread at a time runs the control loop;
 //! accesses may be taken over at any time. Cost: a read adds to two counters, of which
@@ -102,7 +102,7 @@ impl Accesses {
     }
 
     /// Believed accesses per byte of a file of `len` bytes. It is 0 for a file without accesses of
-    /// its own, whatever its cohort has.
+    /// its own, even if its cohort has accesses.
     pub(crate) fn density(&self, len: u64) -> f64 {
         if self.heat() > 0.0 { density(self.believed(), len) } else { 0.0 }
     }

@@ -1,10 +1,10 @@
 //! Discovery of the devices that tiers are opened with: identities, locks and files.
 //!
 //! This module changes nothing except lock files and the directories of new devices. It refuses a
-//! device that is foreign, of another format version, missing, open elsewhere, or without the
-//! namespace that its files belong to. The error names the device and says what to do. A device is
-//! new if it has no [`Identity`] and no other file. This is checked again once the device is
-//! locked.
+//! device that is foreign, has another format version, is missing, or is open in another process.
+//! It also refuses devices with files but without the namespace to which the files belong. The
+//! error names the device and the remedy. A device is new if it has no [`Identity`] and no other
+//! file. This is checked again once the device is locked.
 //!
 //! Failure: errors of a device name the device.
 //! Cost: one listing of every device.

@@ -300,7 +300,7 @@ fn missing_file(path: &Path, device: &Device) -> Error {
     )
 }
 
-/// Takes the place of an original that cannot be opened, while a whole copy serves reads.
+/// A reader in place of an original that cannot be opened, while a whole copy serves reads.
 #[derive(Debug)]
 struct Absent {
     error: Error,
@@ -366,9 +366,10 @@ thread_local! {
     static CARRIED: Cell<(usize, f64)> = const { Cell::new((0, 0.0)) };
 }
 
-/// Whether the outputs of a job take over the heat of what it reads of a file of this class. The
-/// tables of a compaction take over that of its tables, and the value files of a garbage collection
-/// that of its value files. Neither takes over that of files in which it only looks something up.
+/// Whether the outputs of a job take over the heat of the bytes that it reads from a file of this
+/// class. The tables of a compaction take over the heat of its input tables, and the value files of
+/// a garbage collection that of its input value files. Neither job takes over the heat of files in
+/// which it only looks keys up.
 pub(crate) fn passes_heat_on(class: FileClass, purpose: IoPurpose) -> bool {
     match class {
         FileClass::Sst => matches!(purpose, IoPurpose::Compaction { .. }),
@@ -442,8 +443,8 @@ impl TierReader {
         outcome
     }
 
-    /// Counts a read for the temperature of its file, or carries heat on. Returns whether a user
-    /// waits for the read.
+    /// Counts a read for the heat of its file. A read of a compaction passes its heat on to the
+    /// outputs instead. Returns whether a user waits for the read.
     #[inline]
     fn note_read(&self, read: ReadSpan, context: IoContext) -> bool {
         let foreground = context.purpose == IoPurpose::ForegroundRead;
@@ -490,7 +491,8 @@ impl TierReader {
         false
     }
 
-    /// Reads the requests that the copy holds, in batches. Returns the ones that it does not serve.
+    /// Reads the requests that the copy holds, in batches. Returns the requests that the copy does
+    /// not serve.
     fn read_copy<'a>(
         &self,
         cached: &Cached,
@@ -673,7 +675,8 @@ impl RandomFile for TierReader {
         self.read_main(&route, volume, foreground, |file| file.read_exact_at(offset, buf, context))
     }
 
-    /// A read without copies is forwarded, so that the device need not zero the memory.
+    /// A read of a file without copies is forwarded to the device, so that the memory need not be
+    /// zeroed first.
     fn read_new(&self, offset: u64, len: usize, context: IoContext) -> Result<Vec<u8>> {
         let route = match &self.way {
             Way::Only(route) => {

@@ -3,10 +3,11 @@
 //! Copies may take the room that files leave on a device, except for a reserve
 //! (`Policy::force_below`). If a table grows into the reserve, the writer drops the coldest copies
 //! until the reserve is free again, in the order that the last iteration of the control loop found.
-//! So the device does not fill up between two iterations, however fast tables grow, and a copy
-//! serves until its room is needed. If a log grows into the reserve, the writer wakes the control
-//! loop, which does the same: dropping a copy appends to the namespace, and a log record must not
-//! wait for that. Before a file moves to the device, the mover makes room for it.
+//! So the device does not fill up between two iterations, even if tables grow fast, and a copy
+//! serves reads until files need its room. If a log grows into the reserve, its writer only wakes
+//! the control loop, which then drops copies. The drop of a copy appends to the namespace, and a
+//! log record must not wait for that. Before a file moves to the device, the mover makes room for
+//! it.
 //!
 //! Invariant: the bytes of a dropped copy count as free (`Device::leaving`) until the copy is
 //! removed, so that no second copy is dropped for the same bytes.

@@ -67,7 +67,7 @@ pub struct TieredFs {
     pub(crate) threads: Mutex<Vec<Joiner>>,
 }
 
-/// What a creation does with a file that has its name already. The creation decides this in the
+/// Treatment of a file that has the name of a new file already. The creation decides this in the
 /// same step in which the new file gets the name, so no other change of names can come between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExistingFile {
@@ -81,7 +81,7 @@ pub enum ExistingFile {
 }
 
 impl ExistingFile {
-    /// The error of a creation whose name has a file or has none.
+    /// The error of a creation that `existing` refuses: its name has a file, or has none.
     fn refusal(self, exists: bool) -> Option<std::io::ErrorKind> {
         match (self, exists) {
             (Self::Refuse, true) => Some(std::io::ErrorKind::AlreadyExists),
@@ -352,7 +352,7 @@ impl TieredFs {
         let Err(error) = shared.sync() else { return Ok(()) };
         let mut names = shared.names.lock();
         if names.space.settled() >= at {
-            // Another thread has synced it.
+            // Another thread has synced the directory.
             return Ok(());
         }
         let is_alone = |part: &Path| {
@@ -501,8 +501,8 @@ impl FileSystem for TieredFs {
         if self.logical(path).is_none() {
             return self.shared.outside.allocate(path, bytes);
         }
-        // The room of a fast device is for files that are read. So the bytes go where tables of the
-        // last level belong.
+        // The room of a fast device is meant for files that are read. So the bytes go to the device
+        // on which tables of the last level belong.
         let context = IoContext::sst(IoPurpose::Maintenance, crate::scheme::LEVELS as u8 - 1);
         archipelago_env::ballast::fill_as(self, path, bytes, context)
     }

@@ -68,8 +68,8 @@ pub struct Components {
     pub policy: Policy,
     /// The placement scheme. Default: `scheme.toml` on the home device, if there is one.
     pub scheme: Option<Scheme>,
-    /// Why the devices must hold tiers already, as a sentence for an error. With `None`, devices
-    /// that are all empty become new tiers. Default: `None`.
+    /// Reason for which the devices must hold tiers already, as a sentence for an error. With
+    /// `None`, devices that are all empty become new tiers. Default: `None`.
     pub must_exist: Option<String>,
     /// Access of the group to the files that are created on the devices of
     /// [`super::TieredFs::open`]. Default: none.
@@ -445,9 +445,9 @@ fn remove_strays(strays: &[(&Device, &Path)]) {
     }
 }
 
-/// Writes the identities that differ from what they should be, and creates the directories of the
-/// devices. The home device comes first, so that after a crash the identities of the others name an
-/// existing home.
+/// Writes the identities that are missing or outdated, and creates the directories of the devices.
+/// The home device comes first, so that after a crash the identities of the others name an existing
+/// home.
 pub(super) fn write_identities(
     found: &[Found],
     devices: &[Device],
@@ -457,7 +457,8 @@ pub(super) fn write_identities(
     let home_name = devices[home].name.clone();
     let home_path = devices[home].root.display().to_string();
     let others = (0..devices.len()).filter(|&index| index != home);
-    // A power loss may undo the rename that made the identity which was read.
+    // The identity that was read may not be durable: a power loss may still undo its rename. So it
+    // is written again.
     if found[home].identity.is_some() {
         devices[home].fs.sync_dir(&devices[home].root)?;
     }

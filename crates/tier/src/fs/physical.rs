@@ -3,7 +3,7 @@
 //! The entry of a file in the namespace and every open handle hold its [`Physical`]. A file that is
 //! moved, replaced or removed is condemned. When the last holder drops it, it goes into the
 //! [`Trash`]. The trash removes it once the namespace is settled up to the record that condemned
-//! it. So a reader that holds the old place of a moved file reads on, and the bytes count until it
+//! it. So a reader of the old place of a moved file continues, and the bytes count until the reader
 //! ends.
 //!
 //! Invariants:

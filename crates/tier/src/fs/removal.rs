@@ -17,12 +17,12 @@
 //! 5. The identity of the old home does so as well, and says that it holds no namespace.
 //! 6. The old generation is removed.
 //!
-//! Before step 3 the old generation counts, and from then on the new one (`find_home`). Neither is
-//! opened without the device that may hold a newer one. An open in between completes the move or
-//! undoes it.
+//! Before step 3 the old generation counts, and from then on the new one (`find_home`). Neither
+//! generation is opened without the device that may hold a newer generation. An open in between
+//! completes the move or undoes it.
 //!
-//! Failure: a crash at any point leaves tiers that open with all devices. Devices without files
-//! that neither hold the namespace nor are to receive it may be missing. Fault points: those of
+//! Failure: a crash at any point leaves tiers that open with all devices. A device may be missing
+//! if it has no files, does not hold the namespace, and is not the new home. Fault points: those of
 //! moves, then `home.moves`, `home.begun`, `home.taken`, `home.told`, `home.left`,
 //! `forget.emptied`. Cost: each byte on the device is read once, and is written and read back once
 //! on its new device.
@@ -411,7 +411,8 @@ fn copy_scheme(from: &Found, to: &Found) -> Result<()> {
 /// Removes all files of the tiers from a device that is not the home device. Foreign files stay.
 fn wipe(one: &Found, fault: &dyn Fn(&str) -> Result<()>) -> Result<()> {
     let (fs, root): (&Arc<dyn FileSystem>, &Path) = (&one.parts.fs, &one.parts.settings.path);
-    // While the identity says otherwise, an open expects a generation of the namespace here.
+    // As long as the identity says that the device is the home, an open expects a generation of the
+    // namespace here.
     if let Some(identity) = Identity::load(&**fs, root)?.filter(|id| id.home != Home::No) {
         Identity { home: Home::No, ..identity }.store(&**fs, root)?;
     }

@@ -408,7 +408,8 @@ impl OpenTiers {
     pub(crate) fn commit_anyway(&self, names: &mut Names, record: &Record) -> Result<()> {
         let recorded = self.commit(names, record).map(|_| ());
         if recorded.is_err() {
-            // The log takes no more records, so it has none that contradicts the state.
+            // The log has failed and takes no more records. So it has no record that contradicts
+            // the state.
             let _refused = names.space.state.apply(record);
         }
         recorded
@@ -419,8 +420,8 @@ impl OpenTiers {
         entry.gone.store(true, Ordering::Relaxed);
         let mut inside = entry.inside.lock();
         inside.main.condemn(at);
-        // A power loss may undo the removal. Of a file that its device lost, the copies are the
-        // only bytes then, so they stay until the removal is durable.
+        // A power loss may undo the removal. If the device lost the original, the copies are then
+        // the only bytes of the file, so they stay until the removal is durable.
         let of_copies = if inside.missing { at } else { Moment::default() };
         for copy in inside.copies.drain(..) {
             copy.physical.condemn(of_copies);

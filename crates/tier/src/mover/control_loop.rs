@@ -4,9 +4,9 @@
 //! Pure functions of [`crate::cache`], [`crate::migrate`] and [`crate::scheme`] decide. This module
 //! gathers their inputs and queues the jobs that they want.
 //!
-//! Thread-safety: the lock of [`Pace`] admits one iteration at a time.
-//! Failure: an iteration fails only by not recording the access counts, which a later one does
-//! again. Cost: a pass over all files and their ranges.
+//! Thread-safety: the lock of [`Pace`] admits one iteration at a time. Failure: the only step of an
+//! iteration that can fail is the record of the access counts, which a later iteration repeats.
+//! Cost: a pass over all files and their ranges.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -233,8 +233,8 @@ const PEAK_KEPT: f64 = 0.99;
 /// Notes the room, in bytes, that hot tables of levels beyond the scheme may take of the fastest
 /// device. This is the room that logs, bookkeeping files and the levels of the scheme leave at
 /// their peak: levels are rewritten into each other, and need their room twice in the meantime. It
-/// is at most the device's share for copies, so that no table stays for being hot where no copies
-/// are made.
+/// is at most the device's share for copies. So no table stays because it is hot on a device that
+/// gets no copies.
 fn note_hot_room(shared: &OpenTiers, pace: &mut Pace, seen: &[ObservedFile]) {
     let fastest = &shared.devices[0];
     let fast_levels = shared.fast_levels.load(Ordering::Relaxed);

@@ -101,13 +101,14 @@ impl<'a> Copies<'a> {
         let Some((room, demotes)) = room else { return copies };
         let could = seen.iter().zip(&reads).filter(|(file, reads)| {
             let own = own_of(file);
-            // A file without accesses of its own is not copied for those of its cohort.
+            // A file without accesses of its own is not copied because of the accesses of its
+            // cohort.
             let is_below = file.served_by() > index && file.device > index;
             own.is_some() || (is_below && reads.is_read())
         });
         let room = cached + room + if demotes { demotable } else { 0 };
-        // The accesses that the fastest device leaves are spread almost evenly over a file. And a
-        // copy of ranges would read all of the file from the slowest device.
+        // The accesses that the fastest device does not serve are spread almost evenly over a file.
+        // And a copy of ranges would read the whole file from the slowest device.
         let by = match shared.policy.cache_by {
             CacheBy::Adaptive if index > 0 => CacheBy::File,
             by => by,
@@ -161,7 +162,7 @@ impl<'a> Copies<'a> {
     }
 }
 
-/// What chance does to the accesses of a file.
+/// The effect of chance on the accesses of a file.
 #[derive(Clone, Copy)]
 struct AccessStatistics {
     /// Variance-to-mean ratio of the file's accesses by chance.
@@ -170,7 +171,7 @@ struct AccessStatistics {
     files: usize,
 }
 
-/// The wish of an iteration for a device's copies.
+/// The need of a device for copies, as an iteration finds it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wish {
     /// Whether the device needs more copies.

@@ -10,9 +10,9 @@
 //! 2. A failed job leaves the file where it was.
 //!
 //! Thread-safety: any thread may call any function. One thread at a time runs the control loop.
-//! Failure: a failed job is decided on again while its reason persists. Copies, and moves that make
-//! room for copies, are decided on in the next iteration. A move after a change of level is decided
-//! on ten seconds later, and then at growing intervals, until the tiers are closed.
+//! Failure: as long as its reason persists, a failed job is decided on again. Copies, and moves
+//! that make room for copies, are decided on in the next iteration. A move after a change of level
+//! is decided on ten seconds later, and then at growing intervals, until the tiers are closed.
 //! Cost: an iteration is a pass over all files and their ranges. A job reads and writes each byte
 //! once, and a move also reads its target back.
 

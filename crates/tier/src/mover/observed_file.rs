@@ -1,4 +1,4 @@
-//! Files as one iteration of the control loop observes them, and how far their counts are believed.
+//! Files as one iteration of the control loop observes them, and the weight of their counts.
 //!
 //! The functions read entries of open tiers, and write only the believed accesses of a file. Cost:
 //! linear in the files and their ranges.
@@ -72,9 +72,9 @@ impl ObservedFile {
     }
 }
 
-/// Decides how far the counts of ranges and of whole files are believed, and notes it for each
-/// file. `aged` has the meaning of [`ObservedFile::variance`]. `dispersion` is the variance-to-mean
-/// ratio of read counts.
+/// Decides the weight of the counts of ranges and of whole files, and notes it for each file.
+/// `aged` has the meaning of [`ObservedFile::variance`]. `dispersion` is the variance-to-mean ratio
+/// of read counts.
 pub(super) fn judge(seen: &mut [ObservedFile], aged: f64, dispersion: f64) {
     let trust = trust(seen.iter().map(|file| &file.reads));
     let cohort_of =

@@ -12,13 +12,13 @@
 //! whole. A file that its device lost is restored in the same way from a whole copy, which stays
 //! until the restored file is durable (`move.restored`).
 //!
-//! Thread-safety: any thread may run a job; a file has one job at a time.
-//! Failure: a failed job leaves the source, and removes its target. Errors are noted for the device
-//! that caused them. A job whose file is removed, or whose tiers are closed, ends without a failure
+//! Thread-safety: any thread may run a job; a file has one job at a time. Failure: a failed job
+//! leaves the source, and removes its target. Errors are noted for the device that caused them. A
+//! job whose file is removed, or whose tiers are closed, ends without a failure
 //! ([`JobEnd::Obsolete`]). Steps have the fault points `move.begin`, `move.copied`, `move.synced`,
-//! `move.before_publish` and `move.published`, and the same with `copy.`.
-//! Cost: each byte is read once and written once, and a move reads its target back. The source is
-//! prefetched, and the page cache is told to forget source and target.
+//! `move.before_publish` and `move.published`, and the same with `copy.`. Cost: each byte is read
+//! once and written once, and a move reads its target back. The source is prefetched, and the
+//! kernel is asked to drop source and target from the page cache.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -58,7 +58,7 @@ pub(super) enum JobEnd {
     Failed(Error),
 }
 
-/// Why a job lost its purpose.
+/// Reason for which a job lost its purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Obsolete {
     /// The tiers are being closed.
@@ -141,7 +141,7 @@ fn check_purpose(shared: &OpenTiers, entry: &Entry) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// Why a job does not go on, and which side failed while a target was written.
+/// Reason for which a job does not continue, with the side that failed while a target was written.
 #[derive(Debug)]
 enum Trouble {
     Obsolete(Obsolete),
@@ -252,7 +252,7 @@ fn run_move(shared: &Arc<OpenTiers>, job: &Job) -> Result<(), Trouble> {
         let _writer = Device::writing(&shared.devices, job.to, Writer::Move);
         let outcome = write_all(shared, job, &*source, &path);
         match outcome {
-            // The copy caused this error, and not the device that lost the file.
+            // The device of the copy caused this error, and not the device that lost the file.
             Err(Trouble::Source(error)) if was_missing => return Err(Trouble::Source(error)),
             outcome => judge(shared, outcome, main.device(), to)?,
         }

@@ -1,8 +1,9 @@
 //! The ballast of the namespace: its length, and the moment at which the namespace gives it up.
 //!
 //! Removed files keep their space until the namespace says durably that they are removed. If that
-//! takes a block and the home device has none, no file would ever be removed again. Therefore the
-//! namespace keeps a [`Ballast`] on its home device, and writes the next generation in its room.
+//! record needs a block and the home device has no free block, no file would ever be removed again.
+//! Therefore the namespace keeps a [`Ballast`] on its home device, and writes the next generation
+//! in its room.
 //!
 //! The ballast is longer than the next generation may get. A generation has at most one record for
 //! each record of the log, so the length of the log decides. A new ballast is written beside the

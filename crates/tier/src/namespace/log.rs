@@ -303,8 +303,8 @@ impl NamespaceLog {
     ) -> Result<Self> {
         let begun = Self::write(fs, dir, generation, snapshot, counts);
         if begun.is_err() && !*counts {
-            // A half-written file may have taken the last blocks of the device. The tail stays if
-            // an earlier attempt may count, because it may belong to that attempt.
+            // A half-written file may have taken the last blocks of the device. The tail file stays
+            // if an earlier attempt may count, because it may belong to that attempt.
             let number = generation.number;
             let _gone = fs.remove(&dir.join(temporary_name(number)));
             if !fs.exists(&dir.join(file_name(number))).unwrap_or(true) {
@@ -339,7 +339,7 @@ impl NamespaceLog {
         fs.sync_dir(dir)?;
         remove_others(fs, dir, generation);
         if let Err(error) = fs.clear_log_tails(dir) {
-            // They belong to older generations, which no recovery reads.
+            // The other files belong to older generations, which no recovery reads.
             tracing::warn!(%error, "kept ends of older logs of the namespace could not be removed");
         }
         let start = bytes.len() as u64;

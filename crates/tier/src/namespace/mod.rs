@@ -3,13 +3,14 @@
 //!
 //! [`crate::fs::shared::OpenTiers`] owns the [`Namespace`] under one lock.
 //!
-//! Invariants, from which follows that every file is found and exactly one copy of it counts:
+//! Invariants. It follows from them that every file is found, and that exactly one place of it
+//! counts:
 //! 1. A physical file is created before its record is appended. A crash in between leaves a file
 //!    without a record, which the next open removes.
 //! 2. A physical file is removed only when its last reader is gone and the record that made it
 //!    superfluous is durable. So a record that a power loss undoes finds its file again.
 //! 3. A record of creation may survive a power loss although the physical file's name does not. A
-//!    mark says through which record the names were synced that were still needed then. A missing
+//!    mark names the record through which all names were synced that were still needed. A missing
 //!    file after the last mark was never reported as durable, and is forgotten. A missing file
 //!    before it was removed by a later record, or is damage, which is reported.
 //! 4. A move copies, syncs file and directory, and then appends its record. Before that record the
@@ -17,13 +18,13 @@
 //! 5. If a generation has no room, it is written to the space of the ballast ([`ballast`]).
 //!
 //! Thread-safety: the owner's lock guards all methods. No read takes it. It is held over an append
-//! to the log, but not over a sync.
-//! Failure: a log that failed takes no more records, and a new generation replaces it. If that
-//! fails as well, the change is undone in memory. The device may have it nevertheless: as the last
-//! record of the log, or in a generation that failed after its rename. So a crash before the next
-//! generation may bring the change back whole, because all files of before and after it are still
-//! there. The next generation is without the change, and no record is appended before that.
-//! Cost: a change costs an append, which is a copy into memory on a local device.
+//! to the log, but not over a sync. Failure: a log that failed takes no more records, and a new
+//! generation replaces it. If that fails as well, the change is undone in memory. The device may
+//! have it nevertheless: as the last record of the log, or in a generation that failed after its
+//! rename. So a crash before the next generation may bring the whole change back. This does no
+//! harm, because all files of the states before and after the change still exist. The next
+//! generation does not have the change, and no record is appended before that generation. Cost: a
+//! change costs an append, which is a copy into memory on a local device.
 
 pub(crate) mod ballast;
 pub(crate) mod log;
@@ -74,7 +75,7 @@ pub(crate) struct Moment {
 pub(crate) struct Committed {
     /// Physical files that the change made superfluous.
     pub(crate) gone: Vec<Gone>,
-    /// What undoes the change.
+    /// State with which [`Namespace::undo`] undoes the change.
     pub(crate) undo: Undo,
     /// Position up to which the namespace must be settled before the files of `gone` are removed,
     /// or the reason why the change was not recorded.
@@ -134,8 +135,8 @@ impl Namespace {
         Moment { generation: self.log.generation(), offset: self.log.end() }
     }
 
-    /// Position up to which records are durable. No recovery goes back behind it, so files that
-    /// those records superseded may be removed.
+    /// Position up to which records are durable. No recovery returns to a state before it, so files
+    /// that those records superseded may be removed.
     pub(crate) fn settled(&self) -> Moment {
         Moment { generation: self.log.generation(), offset: self.settled }
     }

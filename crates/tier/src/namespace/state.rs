@@ -1,7 +1,7 @@
 //! The state of the namespace as a value: logical names, and the place of each file.
 //!
 //! [`super::Namespace`] owns it while tiers are open. An open builds it by replaying records. Both
-//! go through [`NamespaceState::change`], which gives back what [`NamespaceState::undo`] needs.
+//! call [`NamespaceState::change`], which returns the state that [`NamespaceState::undo`] needs.
 //!
 //! Invariants:
 //! 1. Every name belongs to a file that exists. A file without a name is forgotten.
@@ -42,12 +42,12 @@ fn no_file(id: u64) -> Refusal {
     contradiction(format!("there is no file {id}"))
 }
 
-/// What a record changed.
+/// Effects of a record.
 #[derive(Debug, Default)]
 pub(crate) struct Change {
     /// Physical files that it made superfluous.
     pub(crate) gone: Vec<Gone>,
-    /// What [`NamespaceState::undo`] needs.
+    /// Parts of the previous state, for [`NamespaceState::undo`].
     pub(crate) undo: Undo,
 }
 
@@ -172,11 +172,11 @@ impl NamespaceState {
                     self.devices.remove(&no);
                 }
                 Before::NoDir(path) => {
-                    // The change made it, so it is there.
+                    // The change created this entry, so it exists.
                     let _made = self.names.remove_tree(&path);
                 }
                 Before::EmptyDir(path) => {
-                    // The change took it away, so no file is there.
+                    // The change removed this name, so no file has it.
                     let _made = self.names.make_dirs(&path);
                 }
                 Before::Tree(tree) => self.names.restore(tree),

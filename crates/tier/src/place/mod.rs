@@ -8,8 +8,8 @@
 //!   to no level. Ranges of them that are read often are copied to faster devices.
 //! - Tables leave the log as much room on the fastest device as it took recently. The log may also
 //!   use the reserve, because on a slower device every write would wait for it.
-//! - A device that fails or is full is passed over. If all devices are, the best of them is tried
-//!   anyway, so that the caller gets the device's own error.
+//! - A device that fails or is full is passed over. If all devices fail or are full, the best of
+//!   them is tried nevertheless, so that the caller gets the device's own error.
 
 use archipelago_env::{FileClass, IoContext};
 
@@ -173,7 +173,7 @@ pub struct Heat {
 }
 
 impl Heat {
-    /// The heat of a file of which nothing is known.
+    /// The heat of a file without any known accesses.
     pub const UNKNOWN: Self = Self { density: 0.0, worth: f64::INFINITY, is_young: false, room: 0 };
 
     /// Whether a file of `len` bytes stays on the device. It must have accesses, it must be young

@@ -47,7 +47,7 @@ fn value_files_go_to_the_capacity_device_like_deep_tables() {
     assert_eq!(put(values, &[device(50), full, device(50)]), (2, Why::Full));
     assert_eq!(put(values, &[device(50), full]), (0, Why::Full));
     assert_eq!(put(values, &[device(50)]), (0, Why::Only));
-    // They leave the log its room on the fastest device, as tables do.
+    // These files leave the log its room on the fastest device, as tables do.
     let wanted = DeviceView { log_room: 3 * GIB, ..device(5) };
     assert_eq!(put(values, &[wanted, full, device(3)]).0, 2);
 }

@@ -2,9 +2,9 @@
 //!
 //! Each [`crate::device::Device`] owns one [`WriteSlots`]. Beyond the number of writers that a
 //! device takes, all of its writers together get slower (Keigo §3.1). So flushes, compactions and
-//! garbage collections wait for a slot before they begin a table or a value file. Below, a table
-//! means either of them. Copies and moves do not take slots: the number of their threads follows
-//! the same limit ([`crate::migrate::threads`]).
+//! garbage collections wait for a slot before they begin a table or a value file. In this module,
+//! "table" also means a value file. Copies and moves do not take slots: the number of their threads
+//! follows the same limit ([`crate::migrate::threads`]).
 //!
 //! Invariants:
 //! 1. A flush begins a table only while fewer files are written than the device takes, or while no
@@ -41,7 +41,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 /// slow disk.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How a file counts against the slots of its device.
+/// Kind of a file, which decides whether and when it gets a slot of its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SlotKind {
     /// The log, and tables that a user waits for. They never wait.
@@ -92,7 +92,7 @@ impl JobThreads {
     }
 }
 
-/// Which files are written to the device, and which threads wait to write one.
+/// The files that are written to the device, and the threads that wait to write one.
 #[derive(Debug, Default)]
 struct SlotState {
     urgent: usize,

@@ -15,7 +15,7 @@ struct World {
 impl World {
     fn new() -> Self {
         let (tell, told) = mpsc::channel();
-        // A machine that pauses must not end a wait.
+        // The limit is long, so that a pause of the machine does not end a wait.
         let patience = Duration::from_secs(3600);
         let slots = Arc::new(WriteSlots { patience, ..WriteSlots::new(Arc::default()) });
         Self { slots, tell, told, threads: Vec::new() }
@@ -68,7 +68,8 @@ fn flushes_begin_before_compactions_in_order_of_level() {
     let (deep, next) = (SlotKind::Compaction(6), SlotKind::Compaction(5));
     let mut first = Vec::new();
     for kind in [deep, next] {
-        // One begins before the next asks, because two threads may send their slots in any order.
+        // Each thread begins before the next one asks, because two threads may send their slots in
+        // any order.
         world.ask(kind, LIMIT);
         first.extend(world.began(&[kind], 0));
     }

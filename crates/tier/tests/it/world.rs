@@ -20,7 +20,8 @@ const ROOT: &str = "/db";
 /// A user's read of a table.
 pub(crate) const READ: IoContext = IoContext::new(FileClass::Sst, IoPurpose::ForegroundRead);
 
-/// What a test opens tiers with. No threads run: [`TieredFs::step`] does the background work.
+/// Parts with which a test opens tiers. No threads run: [`TieredFs::step`] does the background
+/// work.
 pub(crate) struct World {
     pub(crate) disk: Arc<dyn FileSystem>,
     pub(crate) clock: Arc<ManualClock>,

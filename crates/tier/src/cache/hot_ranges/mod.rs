@@ -1,10 +1,11 @@
 //! Choice of the ranges of a file to copy to a faster device, from read counts per range.
 //!
 //! A copy takes the ranges with enough accesses per byte that all such ranges fill the room of the
-//! device ([`worth`]), in whatever file they lie. If hot keys are scattered over the key space, all
-//! files are equally hot and only their ranges differ. Counts of ranges are believed only as far as
-//! chance does not explain them ([`trust`]). A file is copied whole if all files fit, if most of it
-//! is hot, or if reads are so long that they overlap. Decision 0022 has the figures.
+//! device ([`worth`]), in any file. If hot keys are scattered over the key space, all files are
+//! equally hot and only their ranges differ. Differences between the counts of ranges have weight
+//! only as far as chance does not explain them ([`trust`]). A file is copied whole if all files
+//! fit, if most of it is hot, or if reads are so long that they overlap. Decision 0022 has the
+//! figures.
 //!
 //! All functions are pure. Cost: each one is linear in the spans of the files that it takes.
 
@@ -24,8 +25,8 @@ const OVERLAP_MAX: f64 = 1.5;
 /// Aged accesses of a file, in total and by range.
 ///
 /// The accesses that a range is expected to have lie between its own count and the count that it
-/// would have if the file were read evenly ([`trust`]). A few reads say little about a block: a
-/// copy of the blocks that happened to be read first is a copy of arbitrary blocks.
+/// would have if the file were read evenly ([`trust`]). A few reads say little about a block. A
+/// copy of the blocks that were read first by chance would be a copy of arbitrary blocks.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct FileReads {
     len: u64,
@@ -184,7 +185,7 @@ impl FileReads {
         self.expected(counted, ranges.iter().map(|range| range.1).sum())
     }
 
-    /// The accesses that a copy of `ranges` leaves for slower devices to serve.
+    /// The accesses that slower devices still serve if there is a copy of `ranges`.
     #[must_use]
     pub(crate) fn beside(&self, ranges: &[(u64, u64)]) -> Self {
         let spans = self.spans.iter().filter(|span| !holds(ranges, span)).copied().collect();
@@ -215,12 +216,12 @@ fn holds(ranges: &[(u64, u64)], span: &Span) -> bool {
 /// counts with a common prior.
 ///
 /// Two halves of the intervals show how much of the variance is chance. Ranges that really differ
-/// do so in both halves. Otherwise the count in one half says nothing about the other. This holds
-/// also if a scan reads several blocks of a range in one batch, so that counts vary by more than
-/// their mean. For a file without two halves, reads are taken as independent. The mean of a range
-/// follows from its length: a range in which two blocks begin is read twice as often as the next
-/// one, and is no hotter. Ranges without reads are left out: their lengths are not known, and their
-/// product is 0.
+/// also differ in both halves. If ranges differ only by chance, the count in one half says nothing
+/// about the other half. This holds also if a scan reads several blocks of a range in one batch, so
+/// that counts vary by more than their mean. For a file without two halves, reads are taken as
+/// independent. The mean of a range follows from its length: a range in which two blocks begin is
+/// read twice as often as the next one, and is no hotter. Ranges without reads are left out: their
+/// lengths are not known, and their product is 0.
 pub(crate) fn trust<'a>(files: impl Iterator<Item = &'a FileReads>) -> f64 {
     let (mut differ, mut chance) = (0.0, 0.0);
     for file in files {

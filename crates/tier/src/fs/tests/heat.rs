@@ -54,8 +54,8 @@ fn column_families_have_base_levels_of_their_own() {
     let shown = stats.to_string();
     assert!(shown.contains("(the base is L4 of family 1, L6 of family 2)"), "{shown}");
 
-    // A change of level without a rewrite counts in the family for which the file was created, even
-    // if the context names none.
+    // A change of level without a rewrite counts for the column family of the file, even if the
+    // context names no family.
     fs.reassign(&path("1.sst"), IoContext::sst(IoPurpose::Compaction { from: 4, to: 5 }, 5));
     fs.reassign(&path("2.sst"), IoContext::sst(IoPurpose::Compaction { from: 5, to: 6 }, 6));
     fs.settle();

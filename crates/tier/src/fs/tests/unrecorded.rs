@@ -170,7 +170,7 @@ fn directory_that_cannot_be_synced_is_not_there() {
     let names = |operations: &[Operation]| Rule::on_any(operations).path("/names/");
     for rule in [
         names(&[Operation::LogSync]),
-        // Nothing takes the record of its removal.
+        // Neither the log nor a new generation takes the record of the removal.
         names(&[Operation::LogSync, Operation::CreateLog]),
         // The log does not fail, but the name of a file is not durable.
         Rule::on(Operation::SyncDir).path("/dev0/files"),

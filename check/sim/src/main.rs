@@ -1,7 +1,7 @@
 //! `archipelago-sim`: protocols in virtual time, by seed.
 //!
 //! The library runs the seeds. This program reads the command line, chooses the scenarios and
-//! prints their results. Exit code 0 says that everything held, 1 that a run failed, and 2 that the
+//! prints their results. The exit code is 0 if all properties held, 1 if a run failed, and 2 if the
 //! command line was wrong.
 
 use std::process::ExitCode;
@@ -32,7 +32,7 @@ const SEEDS: u64 = 100;
 #[derive(Parser, Debug)]
 #[command(name = "archipelago-sim", after_help = TEACH)]
 struct Arguments {
-    /// Run this scenario instead of all that must hold.
+    /// Run this scenario instead of all scenarios whose properties must hold.
     #[arg(long, value_name = "NAME", value_parser = scenario)]
     scenario: Option<&'static Scenario>,
     /// First seed, or `random`.
@@ -65,7 +65,7 @@ struct Arguments {
     measure: Option<Measurement>,
 }
 
-/// What `--measure` measures.
+/// Object of the measurement of `--measure`.
 #[derive(Clone, Copy, Debug)]
 enum Measurement {
     /// The simulator, with this number of READs.
@@ -119,7 +119,7 @@ fn measurement(text: &str) -> Result<Measurement, String> {
 
 fn first_seed(text: &str) -> Result<u64, String> {
     match text {
-        // Short enough to be typed again.
+        // The number is short, so that a person can type it again.
         "random" => Ok(entropy_seed() >> 16),
         number => number.parse().map_err(|_| "a seed is a number or the word random".to_owned()),
     }
@@ -143,7 +143,7 @@ fn left_out(arguments: &Arguments) -> Result<Vec<&'static str>, String> {
     arguments.without.iter().map(known).collect()
 }
 
-/// The scenario that was named, or all that must hold.
+/// The named scenario, or all scenarios whose properties must hold.
 fn chosen(named: Option<&'static Scenario>) -> Vec<&'static Scenario> {
     let holds = SCENARIOS.iter().filter(|(_, expect)| *expect == Expect::Holds);
     named.map_or_else(|| holds.map(|(scenario, _)| scenario).collect(), |one| vec![one])

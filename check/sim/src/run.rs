@@ -72,7 +72,7 @@ impl Trace {
     }
 }
 
-/// Something that a run counted.
+/// A figure that a run counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Figure {
     /// Words that follow the number in a report, such as `writes acknowledged`.
@@ -84,9 +84,9 @@ pub struct Figure {
 /// Result of one run.
 #[derive(Clone, Debug, Default)]
 pub struct RunOutcome {
-    /// Everything that must hold and did not.
+    /// The properties that must hold and did not hold.
     pub violations: Vec<String>,
-    /// Everything that was counted.
+    /// All figures that the run counted.
     pub figures: Vec<Figure>,
     /// Notes of the events, if the request asked for them.
     pub notes: Vec<String>,
@@ -94,7 +94,7 @@ pub struct RunOutcome {
     pub trace: Trace,
 }
 
-/// A run in which something did not hold.
+/// A run in which a property did not hold.
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// Name of the scenario.
@@ -110,7 +110,7 @@ pub struct Failure {
 pub struct Summary {
     /// Number of runs.
     pub runs: u64,
-    /// Number of runs in which something did not hold.
+    /// Number of runs in which a property did not hold.
     pub failed: u64,
     /// Steps of the scheduler.
     pub events: u64,
@@ -185,7 +185,7 @@ impl Scenario {
         self.steps
     }
 
-    /// Reason why runs on this machine prove less than usual.
+    /// Reason for which runs on this machine prove less than usual.
     #[must_use]
     pub fn caveat(&self) -> Option<String> {
         (self.caveat)()
@@ -202,7 +202,7 @@ impl Scenario {
         })
     }
 
-    /// Runs one seed, and returns a failure if something does not hold.
+    /// Runs one seed, and returns a failure if a property does not hold.
     pub fn check(&self, request: &RunRequest) -> Result<RunOutcome, Failure> {
         let outcome = self.run(request);
         if outcome.violations.is_empty() {

@@ -8,7 +8,7 @@
 //!
 //! Invariants that the run checks at each step:
 //! 1. An answer has exactly the versions that the shards have, or it is an error.
-//! 2. After the failure of one node, no more shards are lost than had one copy before it.
+//! 2. The failure of one node loses at most the shards that had only one copy before it.
 //!
 //! At the end, in a time without faults:
 //! 3. Each read gets an answer.
@@ -425,7 +425,7 @@ impl World {
         }
     }
 
-    /// Ends the faults, and checks that nothing is left over.
+    /// Ends the faults, and checks that no shard and no copy is left over.
     fn peace(&mut self) {
         self.network.set_faults(Faults::default());
         self.network.heal_all();

@@ -371,7 +371,7 @@ impl World {
         }
     }
 
-    /// Ends the faults, and checks that nothing is left over.
+    /// Ends the faults, and checks that no shard is left over.
     fn peace(&mut self) {
         self.network.set_faults(Faults::default());
         self.network.heal_all();

@@ -7,11 +7,12 @@
 //! dead for some seconds. An operator drains a node, and ends the drain when the node is empty.
 //!
 //! Invariants that the run checks in each round:
-//! 1. The memory of all databases at a node, and their guarantees, are at most that of the node.
+//! 1. The memory of all databases at a node is at most the memory of the node, and so is the sum of
+//!    their guarantees.
 //! 2. A database that is refused room, and that uses less than its guarantee at each node that is
 //!    up, is given room within [`BOUND`]. Time in which a node is drained does not count.
-//! 3. Nodes have every image that a database can flush, and none that its owner does not know, but
-//!    for unused grants. Such a grant ends after [`ShardLimits::grants`].
+//! 3. Nodes have every image that a database can flush. They have no image that its owner does not
+//!    know, except in unused grants, which end after [`ShardLimits::grants`].
 //! 4. A node that is drained has no image after [`DRAIN_BOUND`].
 //!
 //! At the end, in a time without faults:
@@ -225,8 +226,8 @@ impl Database {
         self.held.retain(|id| !lost.contains(id));
     }
 
-    /// Bytes of the images that it can flush. The engine counts these, and not those that the
-    /// store has lost or whose release is not confirmed yet.
+    /// Bytes of the images that the database can flush. Like the engine, this leaves out images
+    /// that the store has lost, and images whose release is not confirmed yet.
     fn held_bytes(&self, image_bytes: u64) -> u64 {
         self.held.len() as u64 * image_bytes
     }
@@ -594,9 +595,9 @@ impl World {
         }
     }
 
-    /// Compares the images at nodes with those that the owners know. No transfer is in progress and
-    /// all figures are of one moment, so there is no slack, except after the death of a node, and
-    /// except for grants: a copy of a refused request, which arrived late, has got them.
+    /// Compares the images at nodes with those that the owners know. No transfer is in progress,
+    /// and all figures are of one moment, so they must be equal. There are two exceptions: the time
+    /// after the death of a node, and grants that a late copy of a refused request has got.
     fn check_owners(&mut self) {
         let up = self.nodes.iter().filter(|node| node.is_up()).count() as u64;
         let (accounts, image_bytes) = (self.accounts(), self.image.len() as u64);
@@ -606,7 +607,7 @@ impl World {
             database.drop_lost();
             let figures = database.store.figures();
             if figures.nodes != up {
-                // It does not know a new life yet, or has missed answers.
+                // The owner does not know a new life of a node yet, or has missed answers.
                 continue;
             }
             let own = accounts.iter().filter(|account| account.db == database.db);

@@ -191,12 +191,12 @@ impl<T> fmt::Debug for Call<T> {
 }
 
 impl<T> Call<T> {
-    /// Whether the result is there and was not taken.
+    /// Whether the job has ended and its result was not taken.
     pub(crate) fn is_done(&self) -> bool {
         self.0.lock().is_some()
     }
 
-    /// Takes the result, if it is there.
+    /// Takes the result, if the job has ended.
     pub(crate) fn take(&self) -> Option<T> {
         self.0.lock().take()
     }

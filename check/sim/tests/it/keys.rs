@@ -101,7 +101,7 @@ fn value_is_never_lost_by_moves_of_two_nodes() {
     cluster.compute[0].set(b"here", &token, 0).expect("room");
     let moves = [AtomicU32::new(0), AtomicU32::new(0)];
     let move_often = |node: &FlexKvNode, (from, to): (&[u8], &[u8]), mine: &AtomicU32| {
-        // Each node needs the other one to move the value back.
+        // Before a node can move the value again, the other node must move it back.
         while moves.iter().any(|moves| moves.load(Ordering::SeqCst) < 20) {
             match node.rename(from, to, Destination::Overwritten) {
                 Ok(Renamed::Moved) => _ = mine.fetch_add(1, Ordering::SeqCst),

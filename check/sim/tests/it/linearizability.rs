@@ -10,8 +10,8 @@ const SEEDS: u64 = 60;
 #[test]
 fn every_key_is_linearizable_and_the_map_settles() {
     let sum = sums("flexkv", 0..SEEDS);
-    // A run in which nothing happens proves nothing. Without Go clients make fewer calls
-    // (`judge.rs`).
+    // A run without calls and faults proves nothing. On a machine without Go, clients make fewer
+    // calls (`judge.rs`).
     let calls = if weaker().is_some() { 200 } else { 800 };
     let at_least = [
         ("calls answered", calls * SEEDS + 1),

@@ -368,6 +368,6 @@ fn histories_are_linearizable_while_processes_are_killed() {
     let _removed = std::fs::remove_dir_all(&dir);
     world.assert_linearizable();
     let (answered, unanswered) = (world.history.answered(), world.unanswered.into_inner());
-    // A run in which nothing happens proves nothing.
+    // A run without calls and kills proves nothing.
     assert!(answered > 2000 && unanswered > 0, "{answered} answered, {unanswered} not");
 }

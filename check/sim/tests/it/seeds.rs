@@ -14,7 +14,7 @@ pub(crate) fn sums(scenario: &str, seeds: Range<u64>) -> impl Fn(&str) -> u64 + 
     }
 }
 
-/// Asserts that two runs of one seed are the same, and that runs of two seeds differ.
+/// Asserts that two runs of one seed are equal, and that runs of two seeds differ.
 pub(crate) fn assert_seed_decides(scenario: &str) {
     let found = find(scenario).expect("a scenario");
     let trace = |seed| match same_twice(found, &RunRequest::new(seed)) {

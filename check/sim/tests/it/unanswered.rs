@@ -17,8 +17,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::processes::{Process, Redis, until};
 
 const BLOCK_BYTES: u64 = 1 << 20;
-/// Number of clients that write, each another key. It is so large that some of the keys belong to
-/// partitions of the other node.
+/// Number of clients that write. Each client writes a key of its own. It is so large that some of
+/// the keys belong to partitions of the other node.
 const WRITERS: usize = 64;
 /// Silence after which the manager declares a compute node dead. The other node is stopped for less
 /// time. A manager that starts collects reports for this time, so a longer one delays the test.

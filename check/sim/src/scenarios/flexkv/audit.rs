@@ -3,7 +3,7 @@
 //! Invariants that the audit checks:
 //! 1. The pool has one directory, and it agrees with the coordinator's map.
 //! 2. One slot names each record that is in use, and one entry of the map names each subtable.
-//! 3. Nothing else is in use, so nothing leaked.
+//! 3. No other memory is in use, so no memory leaked.
 
 use std::collections::{BTreeMap, BTreeSet};
 

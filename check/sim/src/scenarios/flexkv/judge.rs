@@ -104,8 +104,9 @@ pub fn judge(keys: &BTreeMap<u64, Vec<Event>>) -> Verdict {
 
 /// Facts about calls that never returned. They narrow the search and change no verdict.
 ///
-/// A read that never returned can be left out. A write that never returned did happen if its value
-/// was seen, and it happened before the first call that saw the value got its answer.
+/// A read that never returned can be left out. If the value of a write that never returned was
+/// read, the write did happen. It happened before the first call that read the value got its
+/// answer.
 #[derive(Debug, Default)]
 struct Loose {
     /// Threads whose last call was a read without an answer.

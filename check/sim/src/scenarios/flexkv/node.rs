@@ -62,8 +62,8 @@ pub(crate) fn pace() -> Pace {
 }
 
 pub(crate) fn settings(rng: &mut Rng) -> FlexKvSettings {
-    // The limit suffices for everything, for the index and some entries, or for a few partitions
-    // and no entry.
+    // The limit has room for the index and all entries, for the index and some entries, or for a
+    // few partitions and no entry.
     let memory_limit = [1 << 20, 32 << 10, 19 << 10][rng.usize(..3)];
     FlexKvSettings {
         memory_limit,

@@ -144,7 +144,7 @@ impl World {
     fn trouble(&mut self) {
         // The cluster starts first.
         self.cluster.simulation.run_for(Duration::from_millis(120));
-        // Links on mapped memory end at any moment, even between the writes of a word's copies.
+        // Links on mapped memory may end at any moment, even between the writes of a word's copies.
         self.cluster.network.set_faults(Faults { refuse: 0.1, ..Faults::default() });
         let end_ns = self.cluster.simulation.now_ns() + TROUBLE.as_nanos() as u64;
         while self.cluster.simulation.now_ns() < end_ns {
@@ -189,7 +189,7 @@ impl World {
         if self.cluster.rng.bool() {
             return self.cluster.cut(&hosts);
         }
-        // A node that the manager declares dead, although it runs, is the hard case.
+        // The hardest case is a running node that the manager declares dead.
         let compute = self.cluster.rng.usize(..self.compute.len());
         let manager = self.cluster.manager.0.host().clone();
         self.cluster.cut_between(&manager, &hosts[compute]);

@@ -18,7 +18,7 @@ const STOP_NS: u64 = 1_000_000_000;
 pub(super) struct Run {
     /// Scheduler whose package began it.
     pub(super) scheduler: SchedulerId,
-    /// Time since which the scheduler has given it up, as the world saw it.
+    /// Time at which the world saw that the scheduler had given the run up.
     pub(super) given_up_ns: Option<u64>,
     pub(super) numbers: NumberRange,
     pub(super) item: u64,
@@ -29,9 +29,9 @@ pub(super) struct Run {
     pub(super) writer: WriterId,
     pub(super) written: Vec<u64>,
     pub(super) is_stopped: bool,
-    /// Time at which it began to wait for something bounded.
+    /// Time at which the run began to wait for a bounded resource.
     pub(super) waits_since_ns: Option<u64>,
-    /// Whether it has begun to wait, which it does once.
+    /// Whether the run has begun to wait. It waits once.
     pub(super) has_waited: bool,
 }
 

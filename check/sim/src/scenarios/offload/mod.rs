@@ -20,13 +20,13 @@
 //!    at most once.
 //! 3. Outputs that are installed come from the image that the owner named.
 //! 4. First offers of jobs of one queue follow the order of their arrival.
-//! 5. Without faults, no scheduler gives up a job that waits for something bounded.
+//! 5. Without faults, no scheduler gives up a job that waits for a bounded resource.
 //! 6. Without faults, no executor runs an attempt for more than five beats after its scheduler gave
 //!    the attempt up.
 //!
 //! At the end, in a time without faults:
-//! 7. All items are installed within a bound, but those of the database without an owner.
-//! 8. Nothing is left over: the files are those of the manifest, no machine holds a job, and no
+//! 7. All items are installed within a bound, except those of the database without an owner.
+//! 8. No state is left over: the files are those of the manifest, no machine holds a job, and no
 //!    scheduler knows the owner that has ended.
 //!
 //! Cost: some milliseconds per seed.

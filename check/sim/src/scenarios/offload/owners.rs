@@ -33,7 +33,7 @@ pub(super) fn memory_life(memory: usize, life: u64) -> NodeLife {
     NodeLife { node: NodeId(memory as u64 + 1), life: Epoch(life) }
 }
 
-/// What a job gets and gives back in the model: its item, the life of the memory that holds its
+/// Spec and output of a job in the model: its item, the life of the memory node that holds its
 /// image (0 for a job without one), and the numbers of its files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Output {

@@ -27,7 +27,7 @@ const TROUBLE_NS: u64 = 20_000 * MS;
 const PEACE_NS: u64 = 120_000 * MS;
 /// Largest number of events of a run, so that an endless exchange ends as a violation.
 const EVENTS_MAX: u64 = 400_000;
-/// Wait of a job for something bounded.
+/// Wait of a job for a bounded resource.
 const WAIT_NS: std::ops::Range<u64> = 6_000 * MS..9_000 * MS;
 /// Time after which a scheduler knows that a job waits.
 const TOLD_NS: u64 = 1_000 * MS;
@@ -193,7 +193,7 @@ impl World {
         self.run_until(TROUBLE_NS);
     }
 
-    /// Ends all faults, waits until everything is done, and checks that nothing is left.
+    /// Ends all faults, waits until all jobs have ended, and checks that no state is left.
     pub(super) fn peace(&mut self) {
         self.is_peace = true;
         self.owners.iter_mut().for_each(|owner| owner.stopped_until_ns = 0);
@@ -521,9 +521,9 @@ impl World {
         }
     }
 
-    /// Checks that a scheduler does not give up a job that waits, when it must know that. Before
-    /// the time without faults, beats may have been lost. Jobs of the abandoned database are given
-    /// up.
+    /// Checks that a scheduler does not give up a job of which it must know that the job waits.
+    /// Before the time without faults, beats may have been lost. Jobs of the abandoned database are
+    /// given up.
     fn check_waits(&mut self, sent: &[Sent]) {
         for Sent { to, message } in sent {
             let (Party::Executor(to), OffloadMessage::Cancel { at, .. }) = (to, message) else {
@@ -543,8 +543,8 @@ impl World {
         }
     }
 
-    /// Checks that executors soon stop what their schedulers have given up. Before the time without
-    /// faults, beats and their answers may have been lost.
+    /// Checks that executors soon stop attempts that their schedulers have given up. Before the
+    /// time without faults, beats and their answers may have been lost.
     fn check_given_up(&mut self) {
         if !self.is_peace {
             return;

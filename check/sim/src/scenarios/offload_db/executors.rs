@@ -38,7 +38,7 @@ pub(super) fn parts_of(there: &Sim) -> RuntimeParts {
 }
 
 /// Text about jobs that have met a broken invariant. An executor reports the panic of a job in the
-/// same way as other failures, and the job then runs elsewhere, so nobody else would notice it.
+/// same way as other failures, and the job then runs elsewhere, so no other check would notice it.
 fn defect_of_jobs(figures: &ExecutorFigures) -> Option<String> {
     let kind = ErrorKind::Internal.name();
     let count = figures.failed_by.get(kind)?;

@@ -1,6 +1,6 @@
 //! The shared disk, as one process sees it.
 //!
-//! A process that was killed changes and reads nothing more, although its threads still run for a
+//! A killed process neither changes nor reads files any more, although its threads still run for a
 //! while. Its locks end with the kill.
 //!
 //! Thread-safety: any thread may call any method.

@@ -11,7 +11,7 @@
 //! | --- | --- |
 //! | the request, the figures and the steps that a run can leave out | `mod.rs` |
 //! | the disk, as one process sees it | `files.rs` |
-//! | what the database must have | `model.rs` |
+//! | the expected state of the database | `model.rs` |
 //! | the machines, and how they are cut off | `machines.rs` |
 //! | managers and memory nodes | `nodes.rs` |
 //! | executors | `executors.rs` |
@@ -20,15 +20,15 @@
 //! | the time of peace, and the checks at its end | `peace.rs` |
 //!
 //! Invariants that the run checks at each step:
-//! 1. Every read, scan and read at a snapshot returns what the acknowledged writes have made, or a
+//! 1. Every read, scan and read at a snapshot returns the state after the acknowledged writes, or a
 //!    refusal as busy.
 //! 2. The next owner finds the state after all acknowledged writes, with or without the write that
-//!    was under way. After a loss of power it finds the state after a prefix of the writes that has
-//!    all synced ones.
+//!    was under way. After a loss of power it finds the state after a prefix of the writes, and all
+//!    synced writes are in the prefix.
 //! 3. No operation and no background work reports damage.
 //!
 //! At the end, in a time without faults:
-//! 4. Every call returns, and no process panics, and neither does a job in an executor.
+//! 4. Every call returns. No process and no job in an executor panics.
 //! 5. The files are sound, and are exactly those that the manifest names.
 //! 6. After the close, memory nodes have neither shards nor grants, and no job is left at a
 //!    scheduler or in an executor.

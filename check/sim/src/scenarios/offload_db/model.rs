@@ -1,4 +1,4 @@
-//! What the database must have: the writes in their order, and the states that they make.
+//! The expected state of the database: the writes in their order, and the states that they make.
 //!
 //! One user writes, one write after another, so the state is that after a prefix of the writes.
 
@@ -31,7 +31,7 @@ pub(super) struct Write {
     /// Number of the write, which its values contain.
     number: u64,
     changes: Vec<Change>,
-    /// Whether it survives a loss of power once it is acknowledged.
+    /// Whether the write survives a loss of power once it is acknowledged.
     pub(super) is_synced: bool,
 }
 

@@ -30,7 +30,7 @@ pub(super) const DIR: &str = "/db";
 /// Bytes of a landing zone.
 const LANDING_BYTES: u64 = 128 << 10;
 
-/// How the owners of a run use the cluster.
+/// Settings with which the owners of a run use the cluster.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OwnerShape {
     /// Number of memory nodes that get each shard.

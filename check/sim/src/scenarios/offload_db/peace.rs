@@ -1,4 +1,4 @@
-//! The time of peace: nothing fails any more, every call returns, and nothing is left behind.
+//! The time of peace: no fault happens any more, every call returns, and no state is left behind.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use super::owner::Ask;
 use super::world::World;
 use crate::scenarios::thread::Call;
 
-/// Longest time for a call, and for what must be over in peace.
+/// Longest time for a call, and for a condition that must come true in peace.
 const BOUND: Duration = Duration::from_secs(240);
 /// Longest time until late files of executors are swept. The owner sweeps every ten minutes.
 const SWEEP_BOUND: Duration = Duration::from_secs(700);
-/// Time between two looks.
+/// Time between two checks of a condition.
 const LOOK: Duration = Duration::from_millis(10);
 /// Number of times that a call may be refused as busy.
 const BUSY_MAX: u64 = 200;
@@ -37,7 +37,7 @@ fn verified(db: &Db) -> archipelago_base::Result<FileCounts> {
 }
 
 impl World {
-    /// Ends the faults, and checks what must hold at the end.
+    /// Ends the faults, and checks the properties that must hold at the end.
     pub(super) fn peace(&mut self) -> Result<(), String> {
         self.begin_peace()?;
         for _ in 0..WRITES {
@@ -172,7 +172,7 @@ impl World {
         Ok(())
     }
 
-    /// Checks that a closed database has left nothing.
+    /// Checks that a closed database has left no shards, grants or jobs.
     fn check_rest(&mut self) -> Result<(), String> {
         let figures = |world: &Self| {
             let all = world.memories.iter().filter_map(|memory| memory.shards.figures());

@@ -30,7 +30,7 @@ const NODE_BYTES: [u64; 2] = [1 << 20, 4 << 20];
 /// Longest time for which an answer may be missing.
 const ANSWER_MAX: Duration = Duration::from_secs(300);
 
-/// What a run counts.
+/// Counters of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counted {
     pub(super) written: u64,
@@ -443,7 +443,7 @@ impl World {
         }
     }
 
-    /// Takes everything that has ended, and begins what is due.
+    /// Takes the results of calls and steps that have ended, and begins the steps that are due.
     pub(super) fn tend(&mut self) -> Result<(), String> {
         self.go_on(false);
         for placed in &mut self.executors {
@@ -480,13 +480,14 @@ impl World {
                 self.idle_until_ns = now_ns + 100_000_000;
                 self.note_background_failure(&error)?;
             }
-            // Jobs that were installed a moment ago are the first to miss what was not durable.
+            // If the inputs or outputs of a job were not durable, a loss of power shortly after its
+            // install shows that best.
             Some(Ok(true)) => self.power_ends = !self.is_peace && self.rng.u8(..INSTALLS) == 0,
             None => {}
         }
         let Some(owner) = &mut self.owner else { return Ok(()) };
-        // Two flushes would wait for the room that the other one has for fetched shards, which
-        // keeps the turn of a thread.
+        // Two flushes at the same time could each wait for the room for fetched shards that the
+        // other one has. Such a wait would keep the turn of the thread for ever.
         let flushes = matches!(owner.asked, Some((Ask::Flush, _)));
         if self.steps_begin && !flushes && now_ns >= self.idle_until_ns {
             owner.begin_step();
@@ -545,7 +546,7 @@ impl World {
     fn take_failure(&mut self, ask: Ask, error: &Error) -> Result<(), String> {
         self.machines.simulation.note(|| format!("a call failed: {error}"));
         if error.kind() == ErrorKind::Busy {
-            // A write that is refused so has no effect.
+            // A write that is refused in this way has no effect.
             self.counted.busy += 1;
             return Ok(());
         }
@@ -563,7 +564,7 @@ impl World {
         }
     }
 
-    /// Notes a failure after which another owner goes on.
+    /// Notes a failure after which another owner continues.
     fn note_failure(&mut self, error: &Error, what: &str) -> Result<(), String> {
         let is_wrong = matches!(
             error.kind(),
@@ -599,7 +600,7 @@ impl World {
             if placed.at.is_none() && !is_used {
                 self.machines.bury(&host);
             }
-            // A memory node that stands still would hold up the end of the executor within.
+            // A memory node that stands still would delay the end of the executor in its process.
             host.go_on();
             drop(placed);
         }

@@ -197,7 +197,8 @@ impl Worker {
         let _told_with_the_renewals = self.client.release(block).await;
     }
 
-    /// Writes until it is acknowledged, or the block is not this client's any more.
+    /// Repeats a write until it is acknowledged, or until the block does not belong to this client
+    /// any more.
     async fn write(&mut self, block: BlockId, at: u64) {
         let Ok(mut open) = self.client.open_writable(block).await else { return };
         if !self.client.owned().contains(&block) {

@@ -133,8 +133,8 @@ impl Cluster {
 
     /// Cuts two hosts from each other, in one direction or both.
     ///
-    /// One of them often is the manager, because a host that reaches all others but the manager is
-    /// the hard case. `others` are the hosts that the cluster does not own.
+    /// One of the two is often the manager, because the hardest case is a host that reaches all
+    /// others but the manager. `others` are the hosts that the cluster does not own.
     pub(crate) fn cut(&mut self, others: &[Host]) {
         let mut hosts: Vec<Host> = vec![self.manager.0.host().clone()];
         hosts.extend(self.memory.values().map(|(sim, _)| sim.host().clone()));

@@ -10,7 +10,7 @@
 //! 2. Every block has one owner or waits for one. No two clients could write to a block of one
 //!    owner at the same time.
 //! 3. A client that was reported as evicted can write to no copy in use, then or later.
-//! 4. Every copy on a node belongs to a block, so nothing leaked.
+//! 4. Every copy on a node belongs to a block, so no memory leaked.
 //! 5. No node ever held more blocks than its size allows.
 //!
 //! The protocol promises nothing beyond a quorum. Therefore a run crashes a node only while a

@@ -1,4 +1,5 @@
-//! The oracle knows which writes were acknowledged, and which values a reader may see.
+//! The oracle: it records which writes were acknowledged, and decides which values a reader may
+//! see.
 //!
 //! Each word of a block has a counter of writes, and a write stores its number. Writers take
 //! numbers in the order in which they begin. A read that begins after a number was acknowledged
@@ -25,8 +26,8 @@ struct Numbers {
 #[derive(Debug, Default)]
 struct OracleState {
     words: BTreeMap<Word, Numbers>,
-    /// Clients that the manager reported as evicted. The report does not cover blocks that the
-    /// manager had not heard of. `None` until the run has collected those blocks.
+    /// Clients that the manager reported as evicted. The report does not cover blocks that no node
+    /// had reported to the manager. `None` until the run has collected those blocks.
     gone: BTreeMap<ClientId, Option<BTreeSet<BlockId>>>,
     /// Blocks to which a client wrote after it was reported as evicted.
     late: Vec<(ClientId, BlockId)>,
@@ -53,8 +54,8 @@ impl Oracle {
         self.0.lock().gone.entry(client).or_default();
     }
 
-    /// Collects the blocks that the manager has not heard of, for clients that were evicted since
-    /// the last call.
+    /// Collects the blocks that no node has reported to the manager, for clients that were evicted
+    /// since the last call.
     pub(crate) fn look_at_evictions(&self, unheard: impl FnOnce() -> BTreeSet<BlockId>) {
         let mut state = self.0.lock();
         if state.gone.values().any(Option::is_none) {

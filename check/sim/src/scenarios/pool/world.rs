@@ -29,7 +29,7 @@ struct World {
     noting: bool,
     clients: Vec<(Sim, Option<ClientActor>)>,
     shared: ClientWorld,
-    /// Blocks that the newest manager has heard of.
+    /// Blocks that nodes have reported to the newest manager.
     heard: BTreeSet<BlockId>,
     noted: BTreeMap<(NodeId, BlockId), (Config, bool, bool)>,
 }
@@ -189,7 +189,7 @@ impl World {
     /// The check looks at keys and not at writes, because a write needs all copies, while an atomic
     /// operation needs only one.
     fn check_evicted_clients(&mut self) {
-        // The knowledge of the last manager counts until another one runs.
+        // The blocks that the last manager knew count until another manager runs.
         if let Some(actor) = &self.cluster.manager.1 {
             self.heard = actor.rpc.look(ManagerCore::heard_of).unwrap_or_default();
         }

@@ -1,4 +1,4 @@
-//! Memtable shards on a memory node, while owners change and everything fails.
+//! Memtable shards on a memory node, while owners change and every part fails at times.
 //!
 //! The runs execute the shard host of the product over the fabric in virtual time: its queue, its
 //! state machine, its copies and its searches, with the keys and the memory of the fabric's node.
@@ -11,7 +11,7 @@
 //! | --- | --- |
 //! | the request, the figures and the steps that a run can leave out | `mod.rs` |
 //! | the node, the faults, the time of peace and the checks at its end | `world.rs` |
-//! | what shards hold, and in which state owners believe them | `model.rs` |
+//! | the contents of shards, and their states as owners know them | `model.rs` |
 //! | owners: grants, registrations, releases, messages that come again | `owner.rs` |
 //! | shards whose first records leave before the others | `ahead.rs` |
 //! | searches, and the comparison of their answers | `reader.rs` |
@@ -21,9 +21,9 @@
 //!    refusal as unknown names a shard that is not registered any more.
 //! 2. A registration that comes again gets the first answer, and a released shard is not registered
 //!    again.
-//! 3. An owner gets nothing but refusals after a later one has begun.
+//! 3. After a later owner has begun, an earlier owner gets only refusals.
 //! 4. The host takes at most its limit of bytes.
-//! 5. A shard that is not registered is not read, whatever lies in the landing zone.
+//! 5. A shard that is not registered is not read, even if its bytes lie in the landing zone.
 //! 6. A grant that its owner neither uses nor requests again ends.
 //!
 //! At the end, in a time without faults:

@@ -101,19 +101,19 @@ pub(super) enum ShardState {
     Lost,
 }
 
-/// What is known of a database outside of the network.
+/// State of a database outside of the simulated network, with which answers are compared.
 #[derive(Debug, Default)]
 pub(super) struct DatabaseBook {
     /// Epoch of the newest owner, which may not have begun yet.
     pub(super) newest: u64,
-    /// Life of the node and epoch of the last owner that was told that it has begun.
+    /// Life of the node, and epoch of the last owner that got the answer that it has begun.
     pub(super) begun: Option<(Epoch, u64)>,
     /// Time at which the newest owner sent the last message that was accepted.
     pub(super) contact_ns: u64,
     pub(super) shards: BTreeMap<ShardName, (Arc<Contents>, ShardState)>,
     /// Epoch of the last owner that asked to adopt each shard.
     pub(super) adopting: BTreeMap<ShardName, u64>,
-    /// Epoch of the last owner that was told that it has adopted each shard.
+    /// Epoch of the last owner that got the answer that it has adopted each shard.
     pub(super) adopted: BTreeMap<ShardName, u64>,
     pub(super) last_seq: u64,
     /// Whether the newest owner has released everything, in the time of peace.
@@ -189,7 +189,7 @@ pub(super) struct Counted {
     pub(super) given_back: u64,
 }
 
-/// What is known outside of the network.
+/// State outside of the simulated network, with which answers are compared.
 #[derive(Debug, Default)]
 pub(super) struct Book {
     pub(super) databases: Vec<DatabaseBook>,

@@ -395,8 +395,8 @@ impl Owner {
         self.register(way, &contents, granted, layout).await
     }
 
-    /// Writes the image of a shard into a grant, except for what lies there already, and registers
-    /// it.
+    /// Writes the image of a shard into a grant, except for the bytes that lie there already, and
+    /// registers it.
     pub(super) async fn register(
         &mut self,
         way: &Way,
@@ -444,8 +444,8 @@ impl Owner {
         Ok(())
     }
 
-    /// A registration may fail because the host has lost its state or has a new owner, and never
-    /// because of its image.
+    /// A registration may fail because the host has lost its state, or because the database has a
+    /// new owner. It must never fail because of its image.
     fn judge_registration(&self, way: &Way, name: ShardName, answer: &ShardMessage) {
         if let ShardMessage::Refused { refusal } = answer
             && matches!(refusal.why, ShardWhy::BadImage | ShardWhy::OtherRecords)
@@ -497,8 +497,8 @@ impl Owner {
         cuts.windows(2).map(|ends| (ends[0], ends[1])).collect()
     }
 
-    /// Cuts an image into pieces. In the grant, the bytes before `records_at` lie behind the
-    /// others.
+    /// Cuts an image into pieces. In the grant, the bytes before `records_at` follow the other
+    /// bytes.
     fn pieces(&mut self, image: &[u8], records_at: usize) -> Vec<Piece> {
         let mut parts = self.cuts(records_at, image.len());
         if records_at > 0 {
@@ -577,8 +577,8 @@ impl Owner {
         let answer = way.ask(&message, 256).await?;
         self.book.lock().counted.repeated += 1;
         let (after, is_newest) = (state(), way.change(|_| ()).is_some());
-        // A node remembers a release in the life in which it was confirmed, and as long as it hears
-        // of the owner.
+        // A node remembers a release in the life in which it confirmed the release, and as long as
+        // the owner sends messages.
         let granted_in = match &answer {
             ShardMessage::Registered { place } => Some(place.key.epoch),
             ShardMessage::Landing { key, .. } => Some(key.epoch),

@@ -252,7 +252,7 @@ impl World {
         }
     }
 
-    /// Ends the faults, has everything released, and checks that nothing is left.
+    /// Ends the faults, has all shards released, and checks that none is left.
     pub(super) fn peace(&mut self) {
         self.network.set_faults(Faults::default());
         self.network.heal_all();

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// Shown for `--help` and after a mistake.
+/// Text that is shown for `--help`, and after a wrong command line.
 pub(crate) const USAGE: &str = "\
 usage: archipelago-crash [--cycles N] [--seed S] [--dir D] [--ops-per-cycle N] [--threads N]
                          [--kill-after-ms-max N] [--cycles-per-database N]
@@ -187,7 +187,7 @@ impl Arguments {
         Ok(Command::Parent(parsed))
     }
 
-    /// Refuses what a run over storage nodes cannot do.
+    /// Refuses arguments that do not fit a run over storage nodes.
     fn check_storage(&self) -> Result<(), String> {
         let nodes = self.storage;
         if self.losses > 0 && nodes < LOSSES_MIN {

@@ -74,7 +74,7 @@ pub(crate) fn read(db: &Db, threads: usize) -> Result<Verdict<Found>> {
     Ok(Ok(found))
 }
 
-/// The state of every thread, as far as it is settled.
+/// The state of every thread after the operations that the last check has confirmed.
 pub(crate) struct Progress {
     pub(crate) seed: u64,
     /// Number of operations of each thread that are carried out.
@@ -88,8 +88,9 @@ impl Progress {
         Self { seed, done: vec![0; threads], models: vec![Model::default(); threads] }
     }
 
-    /// Accepts what was found as the state after one more cycle, if it is allowed. Each thread must
-    /// have everything acknowledged, and at most the next operation as a whole.
+    /// Accepts the found state as the state after one more cycle, if it is allowed. The state of
+    /// each thread must have all acknowledged operations. In addition, it may have the whole next
+    /// operation.
     pub(crate) fn settle(&mut self, acknowledged: &[u64], found: &Found) -> Verdict<()> {
         for (thread, &acknowledged) in acknowledged.iter().enumerate() {
             while self.done[thread] < acknowledged {
@@ -117,8 +118,8 @@ impl Progress {
         Ok(())
     }
 
-    /// Reads a database, settles what was acknowledged, and verifies all files. Returns what was
-    /// found.
+    /// Reads a database, compares it with the acknowledged operations, and verifies all files.
+    /// Returns the found contents.
     pub(crate) fn compare(&mut self, db: &Db, acknowledged: &[u64]) -> Verdict<Found> {
         let found = read(db, acknowledged.len()).map_err(|error| error.to_string())??;
         self.settle(acknowledged, &found)?;

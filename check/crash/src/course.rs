@@ -1,5 +1,5 @@
-//! The course of a run over the processes of a cluster: its seeds, and what its owners have done.
-//! The sessions of both kinds of cluster have one.
+//! The course of a run over the processes of a cluster: its seeds, and the operations of its
+//! owners. The sessions of both kinds of cluster have one.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,8 @@ use crate::writers::ThreadStart;
 pub(crate) struct Course<'a> {
     arguments: &'a Arguments,
     dir: PathBuf,
-    /// Seeds of databases and cycles, so that no cycle depends on what the last one had to choose.
+    /// Seeds of databases and cycles. So no cycle depends on the number of choices in the previous
+    /// cycle.
     seeds: Rng,
     /// Choices of the present cycle.
     rng: Rng,
@@ -47,7 +48,7 @@ impl<'a> Course<'a> {
         self.begin_cycle()
     }
 
-    /// Begins a cycle: nothing is acknowledged in it yet.
+    /// Begins a cycle, in which no operation is acknowledged yet.
     pub(crate) fn begin_cycle(&mut self) -> Result<(), String> {
         self.rng = Rng::with_seed(self.seeds.u64(..));
         self.first = self.progress.done.clone();
@@ -85,12 +86,12 @@ impl<'a> Course<'a> {
         self.progress.seed
     }
 
-    /// What the database must hold.
+    /// The contents that the database must hold.
     pub(crate) fn progress(&mut self) -> &mut Progress {
         &mut self.progress
     }
 
-    /// File in which owners record what is acknowledged in the cycle.
+    /// File in which owners record the acknowledged operations of the cycle.
     pub(crate) fn acks_path(&self) -> PathBuf {
         self.dir.join("acks")
     }

@@ -1,5 +1,5 @@
-//! The cycles of a run over the processes of a cluster: faults, checks, and how a run that fails is
-//! repeated. The modules [`crate::storage`] and [`crate::offload`] have the sessions.
+//! The cycles of a run over the processes of a cluster: faults, checks, and the command that
+//! repeats a failed run. The modules [`crate::storage`] and [`crate::offload`] have the sessions.
 
 use std::fmt::Display;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::sabotage::{SABOTAGES, Sabotage, is_of_damage};
 pub(crate) trait Session<'a>: Sized {
     type Case: Display;
 
-    /// Starts a cluster in `dir`. `seed` decides everything but the times of processes.
+    /// Starts a cluster in `dir`. `seed` decides all choices, but not the timing of processes.
     fn start(arguments: &'a Arguments, seed: u64, dir: &Path) -> Result<Self, String>;
 
     /// Begins a new database with other settings.
@@ -31,14 +31,15 @@ pub(crate) trait Session<'a>: Sized {
     /// Checks a database after its last cycle.
     fn end_database(&mut self) -> Result<(), String>;
 
-    /// Does what the arguments ask for after all cycles. Returns what it has done.
+    /// Carries out the extra losses that the arguments ask for after all cycles. Returns a text
+    /// about them.
     fn after_cycles(&mut self) -> Result<String, String>;
 
-    /// Ends the cluster in order. Returns what the run has done.
+    /// Ends the cluster in order. Returns a text about the cycles of the run.
     fn end(self) -> Result<String, String>;
 }
 
-/// Runs all cycles. `Err` tells of the violation, and how to repeat the run.
+/// Runs all cycles. `Err` has the violation and the command that repeats the run.
 pub(crate) fn run<'a, S: Session<'a>>(arguments: &'a Arguments) -> Result<(), String> {
     let seed = arguments.seed.unwrap_or_else(archipelago::entropy_seed);
     let base = arguments.dir.clone().unwrap_or_else(std::env::temp_dir);

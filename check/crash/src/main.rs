@@ -21,7 +21,8 @@
 //! With `--storage N`, the database lies on storage nodes. With `--offload`, its memtables and jobs
 //! leave the process that writes. Then the faults hit every role of the cluster at every step
 //! ([`storage`], [`offload`]). With `--messages`, the faults of a run with `--offload` hit at every
-//! message. The summary is a table of what was hit, and names what was not.
+//! message. The summary is a table of the steps and messages at which faults hit, and names those
+//! without a hit.
 
 mod acks;
 mod arguments;

@@ -27,7 +27,7 @@ pub(crate) fn acks_path(dir: &Path) -> PathBuf {
     dir.join("acks")
 }
 
-/// Cycles in which a thread may meet a full disk and lie about it.
+/// Cycles in which a thread may meet a full disk and wrongly acknowledge the refused write.
 const LYING_CYCLES_MAX: u64 = 50;
 
 struct Session<'a> {
@@ -44,7 +44,7 @@ struct Session<'a> {
     moves: u64,
 }
 
-/// Runs all cycles. `Err` tells of the violation, and how to repeat the run.
+/// Runs all cycles. `Err` has the violation and the command that repeats the run.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), String> {
     let seed = arguments.seed.unwrap_or_else(archipelago::entropy_seed);
     let base = arguments.dir.clone().unwrap_or_else(std::env::temp_dir);
@@ -102,7 +102,7 @@ impl Session<'_> {
     fn sabotages(&mut self) -> Result<(), String> {
         for sabotage in SABOTAGES {
             self.begin_database().map_err(|error| error.to_string())?;
-            // The writer must have got somewhere before there is something to damage.
+            // The writer must have written something before the database can be damaged.
             while self.progress.done.iter().any(|&done| done < 200) {
                 self.cycle(None, false)?;
             }

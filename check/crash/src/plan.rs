@@ -37,7 +37,7 @@ pub(crate) enum Change {
     Add { key: Vec<u8>, count: u64 },
 }
 
-/// One operation, of which all or nothing must be found.
+/// One operation. A check must find all of its changes, or none of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Operation {
     pub(crate) changes: Vec<Change>,

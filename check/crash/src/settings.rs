@@ -133,7 +133,7 @@ impl Over<'_> {
     }
 }
 
-/// The storage of a database, and what leaves its process.
+/// The storage of a database, and the jobs and memtables that leave its process.
 pub(crate) struct Offloading {
     pub(crate) storage: Storage,
     pub(crate) offloaded: Offloaded,

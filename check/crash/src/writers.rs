@@ -31,7 +31,8 @@ pub(crate) enum Refusals {
     Fail,
     /// The write is tried again.
     Retry,
-    /// The write is tried again, unless it adds to a counter: over a network it may have happened.
+    /// The write is tried again, unless it adds to a counter: over a network, the refused write may
+    /// have happened.
     RetryAllButAdditions,
     /// The thread claims that a refused put was done, and ends. Other writes are tried again.
     Lie,

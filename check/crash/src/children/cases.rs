@@ -2,8 +2,8 @@
 //! hit.
 //!
 //! A run takes its cases from a deck that has every case once. The seed shuffles it. A deck that is
-//! used up is shuffled anew. The summary is a table of all cases. A case that was never tried, or
-//! whose fault never hit, is named as well, so that no gap of a run passes unseen.
+//! used up is shuffled anew. The summary is a table of all cases. The summary also names each case
+//! that was never tried, or whose fault never hit. So a reader sees every gap of a run.
 //!
 //! The module consists of plain values.
 

@@ -268,7 +268,7 @@ pub(crate) fn follow_input(mut other: impl FnMut(&str)) {
     trigger.go_on();
 }
 
-/// Has `note` called whenever this process, an owner, is at the message.
+/// Calls `note` whenever this process, which is an owner, is at the message.
 pub(crate) fn note_message(
     index: usize,
     moment: MessageMoment,

@@ -104,7 +104,7 @@ impl Server {
     }
 
     /// Lets a stopped process go on. Returns whether the process must be started again, because it
-    /// was killed. An error tells of a process that ended by itself.
+    /// was killed. The error names a process that ended by itself.
     pub(crate) fn restore(&mut self) -> Result<bool, String> {
         match self.presence {
             Presence::Killed => return Ok(true),

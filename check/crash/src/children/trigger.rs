@@ -99,7 +99,7 @@ impl<S: Copy + PartialEq> StepTrigger<S> {
         }
     }
 
-    /// Reacts now, whatever moments were noted.
+    /// Reacts now, without regard to the noted moments.
     pub(crate) fn fire(&self) {
         if self.moment.reaction != AtStep::Nothing {
             react(self.moment.reaction);
@@ -107,7 +107,7 @@ impl<S: Copy + PartialEq> StepTrigger<S> {
     }
 }
 
-/// Prints [`AT_STEP`], and does what the reaction says.
+/// Prints [`AT_STEP`], and carries the reaction out.
 pub(crate) fn react(reaction: AtStep) {
     say(AT_STEP);
     match reaction {

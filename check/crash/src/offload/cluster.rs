@@ -27,16 +27,16 @@ const EXECUTORS: usize = 2;
 /// Pause between two questions to the memory nodes.
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
-/// What memory nodes have of databases.
+/// Numbers of the shards and grants that memory nodes hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct LeftAtNodes {
     pub(super) shards: u64,
-    /// Grants for shards that have not come.
+    /// Grants for shards that have not arrived.
     pub(super) grants: u64,
 }
 
 impl LeftAtNodes {
-    /// What the line of a node says after [`LEFT`].
+    /// The numbers in the line of a node after [`LEFT`].
     fn parse(line: &str) -> Option<Self> {
         let (shards, grants) = line.split_once(' ')?;
         Some(Self { shards: shards.parse().ok()?, grants: grants.parse().ok()? })
@@ -184,7 +184,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// What is left at all memory nodes. Every server runs.
+    /// The shards and grants that are left at all memory nodes. Every server runs.
     pub(super) fn left(&mut self) -> Result<LeftAtNodes, String> {
         let mut sum = LeftAtNodes::default();
         for server in &mut self.memory {

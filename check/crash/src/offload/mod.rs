@@ -16,11 +16,11 @@
 //! | `owner` | the owner of the database, as a child process, and opening the database |
 //! | `cluster` | the servers, taken away and brought back |
 //! | `session` | the cycles: write, fault, check |
-//! | `summary` | figures that show what left the owners of a run |
+//! | `summary` | figures of the jobs and shards that left the owners of a run |
 //!
 //! Every choice follows from the seed, except the moments at which processes run. A directory has
-//! one owner at a time, because the owner locks it. So no run has an owner that another one
-//! replaced while it lived: scenario `offload` of `archipelago-sim` has those.
+//! one owner at a time, because the owner locks it. So no run has an owner that was replaced while
+//! it was alive. Scenario `offload` of `archipelago-sim` has such owners.
 
 mod cases;
 mod cluster;
@@ -37,13 +37,13 @@ use crate::arguments::Arguments;
 use crate::children::Words;
 use crate::cycles;
 
-/// Runs all cycles. `Err` tells of the violation, and how to repeat the run.
+/// Runs all cycles. `Err` has the violation and the command that repeats the run.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), String> {
     cycles::run::<OffloadSession<'_>>(arguments)
 }
 
 /// Runs a child process in a role of this module, and returns how it ended; `None` for a role of
-/// another module. An error text tells of wrong words.
+/// another module. The error text names wrong words.
 pub(crate) fn run_role(
     role: &str,
     words: &Words,

@@ -32,7 +32,7 @@ const READ_LIMIT: Duration = Duration::from_secs(20);
 /// Pause between two lines with figures.
 const FIGURES_PAUSE: Duration = Duration::from_millis(20);
 
-/// What leaves the process.
+/// Jobs and memtables that leave the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Leaving {
     pub(super) mode: OffloadMode,
@@ -48,7 +48,7 @@ impl Leaving {
     const MODES: [OffloadMode; 4] =
         [OffloadMode::All, OffloadMode::Flushes, OffloadMode::Memtables, OffloadMode::Compactions];
 
-    /// What the choices of a run say. Half of the owners send everything.
+    /// Draws the settings of an owner. Half of the owners send all jobs and memtables away.
     pub(super) fn choose(rng: &mut Rng) -> Self {
         let mode = match rng.bool() {
             true => OffloadMode::All,
@@ -64,7 +64,8 @@ impl Leaving {
         }
     }
 
-    /// Everything leaves, and each shard has one copy, so that its node can lose it.
+    /// The same with all jobs and memtables away, and one copy of each shard, so that its node can
+    /// lose it.
     pub(super) fn with_one_copy(self) -> Self {
         Self { mode: OffloadMode::All, copies: 1, staying: StayingMemtables::Fixed(0), ..self }
     }

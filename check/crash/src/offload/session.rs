@@ -4,7 +4,7 @@
 //! Each cycle has one fault; a cycle of the step `rebuild` kills a memory node before it. The check
 //! runs in this process as the next owner, with the processes of the fault still away or back, as
 //! the seed decides. It opens the database with offloading or without: a database whose memtables
-//! had left must not need the nodes again.
+//! had left must be readable without the memory nodes.
 //!
 //! In a run with `--messages` the fault hits when a process has received or handled a message. The
 //! thread at the message waits until the process of the fault is away, unless its own process has
@@ -63,7 +63,7 @@ impl WatchedOwner {
         self.process.expect(OPENED, PATIENCE).map(drop)
     }
 
-    /// Reads what the owner, which has ended, printed at last.
+    /// Reads the last lines of the owner, which has ended.
     fn last_figures(&mut self) -> Figures {
         while self.hear(PATIENCE) != Heard::End {}
         self.figures
@@ -204,7 +204,8 @@ impl<'a> Session<'a> for OffloadSession<'a> {
                 "in {tried} cycles {lacks}, so the run shows nothing of it\n{table}"
             ));
         }
-        // A message may be rare with the settings of the run. Then the table says so.
+        // A message may be rare with the settings of the run. The table then shows that it was not
+        // hit.
         let row = if of_messages { None } else { self.tally.lacking_row() };
         if let Some(lacks) = row.or_else(|| self.tally.lacking_column()) {
             return Err(format!("{lacks}, so the run shows nothing of it\n{table}"));
@@ -429,7 +430,7 @@ impl OffloadSession<'_> {
         }
         self.course.run_on();
         if case.fault == Fault::Stop && self.course.rng().bool() {
-            // What was stopped goes on beside what has replaced it.
+            // The stopped process continues, in parallel with the process that has replaced it.
             self.cluster.restore()?;
             self.course.run_on();
         }
@@ -522,7 +523,7 @@ impl OffloadSession<'_> {
         Ok(())
     }
 
-    /// Kills an owner, whatever it does.
+    /// Kills an owner in any state.
     fn kill(&mut self, mut owner: WatchedOwner) -> Result<(), String> {
         owner.process.kill()?;
         self.figures += owner.last_figures();

@@ -1,4 +1,4 @@
-//! Steps of an owner that offloads, at which a fault hits. The fault points of the engine tell
+//! Steps of an owner that offloads, at which a fault hits. The fault points of the engine show
 //! which step is at work. In a run with `--messages`, each message of the protocols is a step, and
 //! the process that receives the message is at it.
 //!

@@ -1,5 +1,5 @@
-//! Figures that show what left the owners of a run, so that a run in which nothing left does not
-//! pass for one that survived its faults.
+//! Figures of the jobs and shards that left the owners of a run. A run from which none left must
+//! not count as a run that survived its faults.
 //!
 //! An owner prints its figures many times, because it is killed in the end. The parent keeps the
 //! last ones of each owner.
@@ -10,7 +10,7 @@ use std::ops::AddAssign;
 /// Begin of the line with the figures of an owner.
 const FIGURES: &str = "figures ";
 
-/// What has left owners, and what their successors kept.
+/// Numbers of the jobs and shards that left owners, and of the shards that their successors kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Figures {
     /// Compactions, garbage collections and flushes that other processes ran.
@@ -23,7 +23,7 @@ pub(super) struct Figures {
     pub(super) shards_rebuilt: u64,
     /// Shards at memory nodes after the kill of their owner. The parent counts them.
     pub(super) shards_left: u64,
-    /// Reads of writing threads that were compared with what was acknowledged.
+    /// Reads of writing threads that were compared with the acknowledged operations.
     pub(super) reads: u64,
 }
 
@@ -43,12 +43,13 @@ impl Figures {
         Some(Self { jobs_away, shards_sent, shards_kept, shards_rebuilt, shards_left, reads })
     }
 
-    /// What a run with this many cycles must have done; `None` if it has.
+    /// A sentence about the first figure that must not be 0 after this number of cycles, but is;
+    /// `None` if there is none.
     ///
     /// A run with faults `at_messages` has no step at which an owner outlives a memory node, so no
     /// shard need be made again in it.
     pub(super) fn lacks(&self, cycles: u64, at_messages: bool) -> Option<&'static str> {
-        /// Fewest cycles after which something of everything has left an owner.
+        /// Fewest cycles after which every figure must be above 0.
         const CYCLES_MIN: u64 = 60;
         let rebuilt = if at_messages { u64::MAX } else { self.shards_rebuilt };
         let figures = [

@@ -13,8 +13,8 @@ pub(super) enum Victim {
     Owner,
     /// Any storage node.
     Node,
-    /// A node whose chunks are copied: the drained node, the node with too little room, or a holder
-    /// of what a lost node had.
+    /// A node whose chunks are copied: the drained node, the node with too little room, or another
+    /// holder of the blobs of a lost node.
     Source,
     /// The node that makes a copy.
     Target,
@@ -23,7 +23,7 @@ pub(super) enum Victim {
     Manager,
     /// The owner, all nodes, all executors and the manager.
     Everything,
-    /// None: a second owner takes the volume over from the first, which lives.
+    /// No process. A second owner takes the volume over from the first owner, which is alive.
     Nobody,
 }
 

@@ -11,11 +11,12 @@
 //! chunk take some tens of milliseconds. Several copies run at a time.
 //!
 //! Invariant: after [`Cluster::end_copies`] no node is to be emptied, and nothing is left to copy.
-//! What no node takes is not left: nodes keep longer replicas of an extent, or no domain is free.
+//! Copies that no node takes do not count as left: nodes keep longer replicas of an extent, or no
+//! domain is free.
 //!
-//! Thread-safety: one thread owns a cluster.
-//! Failure: an error says what the manager did not report in time.
-//! Cost: a question to the manager every 20 ms while the parent waits for nodes.
+//! Thread-safety: one thread owns a cluster. Failure: an error names the condition that the manager
+//! did not report in time. Cost: a question to the manager every 20 ms while the parent waits for
+//! nodes.
 
 use std::time::Duration;
 
@@ -44,7 +45,7 @@ const REPAIR_PATIENCE: Duration = Duration::from_secs(120);
 const JOB_PATIENCE: Duration = Duration::from_secs(1);
 /// Pause between two checks of the lines of servers.
 const LINE_PAUSE: Duration = Duration::from_millis(1);
-/// A node with too little room has this many times the bytes that it uses.
+/// Factor by which the room of a node with too little room exceeds the bytes that it uses.
 const ROOM_FACTOR: u64 = 4;
 /// Least room of such a node in bytes.
 const ROOM_MIN: u64 = 8 << 20;
@@ -111,8 +112,8 @@ impl Cluster {
         self.rng.usize(..self.executors.len())
     }
 
-    /// Ends what [`Cluster::begin_copies`] has begun, and waits until nothing is left to copy. All
-    /// processes run.
+    /// Ends the disturbance that [`Cluster::begin_copies`] has begun, and waits until nothing is
+    /// left to copy. All processes run.
     pub(super) fn end_copies(&mut self) -> Result<(), String> {
         let Some(Copying { step, from }) = self.copying.take() else { return Ok(()) };
         match step {

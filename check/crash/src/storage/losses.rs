@@ -1,4 +1,4 @@
-//! Losses beyond one fault: what a volume promises while two nodes are away.
+//! Losses beyond one fault: the promises of a volume while two nodes are away.
 //!
 //! For each pair of nodes, three losses are tried:
 //! 1. Both nodes, with a database at rest: tables, values and the manifest are readable.

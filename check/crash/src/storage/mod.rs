@@ -33,13 +33,13 @@ use crate::arguments::Arguments;
 use crate::children::Words;
 use crate::cycles;
 
-/// Runs all cycles. `Err` tells of the violation, and how to repeat the run.
+/// Runs all cycles. `Err` has the violation and the command that repeats the run.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), String> {
     cycles::run::<StorageSession<'_>>(arguments)
 }
 
 /// Runs a child process in a role of this module, and returns how it ended; `None` for a role of
-/// another module. An error text tells of wrong words.
+/// another module. The error text names wrong words.
 pub(crate) fn run_role(
     role: &str,
     words: &Words,

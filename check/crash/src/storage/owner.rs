@@ -292,7 +292,7 @@ fn reason(volume: &VolumeStorage, error: Error) -> Error {
 }
 
 /// Returns the error of an owner that has lost its volume. An owner whose lease has ended is
-/// refused as busy until the register tells whether another owner has the volume.
+/// refused as busy until the register shows whether another owner has the volume.
 fn still_owns(volume: &VolumeStorage) -> Result<()> {
     let clock = SystemClock::shared();
     let until_ns = clock.now_ns() + LEASE_PATIENCE.as_nanos() as u64;

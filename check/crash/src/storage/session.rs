@@ -1,11 +1,11 @@
 //! The cycles of a run: an owner writes, a fault hits at a step, and a check compares the volume
 //! with the acknowledged operations.
 //!
-//! Each cycle has one fault. So at most one node is away, except where everything dies and returns,
-//! and no acknowledged operation may be lost. The check runs in this process, as the next owner of
-//! the volume: before the processes of the fault are back or after it, as the seed decides. A cycle
-//! of the step `repair` loses a node before its fault. If the fault takes another node away, the
-//! lost one returns before the check.
+//! Each cycle has one fault. So at most one node is away, unless all processes die and return, and
+//! no acknowledged operation may be lost. The check runs in this process, as the next owner of the
+//! volume: before the processes of the fault are back or after it, as the seed decides. A cycle of
+//! the step `repair` loses a node before its fault. If the fault takes another node away, the lost
+//! one returns before the check.
 //!
 //! Invariants that each cycle checks, beyond those of [`crate::check`]:
 //! 1. The failure of a node or of the manager fails no write of the owner.
@@ -233,8 +233,8 @@ impl StorageSession<'_> {
         self.cluster.has_executors() && (case.victim == Victim::Executor || (is_chosen && !is_job))
     }
 
-    /// Ends the owners that another one must have fenced, and compares what they acknowledged with
-    /// what the check has found.
+    /// Ends the owners that another owner must have fenced, and compares their acknowledged
+    /// operations with the contents that the check has found.
     fn finish(&mut self, left: Vec<LeftOwner>, found: &Found) -> Result<(), String> {
         let mut is_taken_again = false;
         for owner in left {
@@ -429,8 +429,8 @@ impl StorageSession<'_> {
         }
     }
 
-    /// Makes the fault of the case. Afterwards no owner runs, except those that are left. Returns
-    /// whether the victim was at work for the step.
+    /// Makes the fault of the case. Afterwards no owner runs, except the owners that are left.
+    /// Returns whether the victim was at work for the step.
     fn strike(
         &mut self,
         case: Case,
@@ -522,7 +522,7 @@ impl StorageSession<'_> {
         self.check(CheckPlan { take_over: false, ..CheckPlan::TAKE_OVER }).map(drop)
     }
 
-    /// Flushes everything that only the log has, so that the log has nothing of its own.
+    /// Flushes all records that only the log has, so that tables have all records.
     pub(super) fn flush(&mut self) -> Result<(), String> {
         let opened = self.volume(true).open(None).map_err(text)?;
         for index in 0..=COUNTERS {

@@ -1,10 +1,10 @@
 //! Steps at which a fault hits, and the file systems that note them.
 //!
-//! [`StepFs`] decorates the file system of a volume. It tells from the context of a file whether a
-//! flush, a compaction, a garbage collection or a rotation of the log is at work. A
-//! [`StepTrigger`] counts the moments. Jobs that run elsewhere write no file of the owner, so the
-//! fault points of the engine note these. [`CopyFs`] decorates the file system of a storage node.
-//! It tells the parent when the node begins a copy of a chunk.
+//! [`StepFs`] decorates the file system of a volume. The context of a file shows whether a flush, a
+//! compaction, a garbage collection or a rotation of the log is at work. A [`StepTrigger`] counts
+//! the moments. Jobs that run elsewhere write no file of the owner, so the fault points of the
+//! engine note these. [`CopyFs`] decorates the file system of a storage node. It reports to the
+//! parent when the node begins a copy of a chunk.
 //!
 //! Thread-safety: any thread may use the file system.
 //! Failure: that of the file system below.

@@ -1,7 +1,7 @@
 //! Processor time of the whole machine, from `/proc/stat`.
 //!
-//! A run whose processors are nearly full measures them and not the emulated card. Failure: if the
-//! kernel does not tell the times, the share is missing.
+//! A run whose processors are nearly full measures the processors instead of the emulated card.
+//! Failure: if the kernel does not report the times, the share is missing.
 
 /// Processor time of all processors since the start of the machine, in ticks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,9 +1,9 @@
-//! A role of a cluster as a child process, and how it tells its state.
+//! A role of a cluster as a child process, and the protocol by which it reports its state.
 //!
 //! The laboratory starts its own program as a child with a word that names the role. The child
 //! prints one line when it serves. Then it answers each line of standard input with a line about
-//! its state, and it ends when standard input ends. Each of its lines begins with [`MARK`], so that
-//! the parent ignores other output.
+//! its state, and it ends when standard input ends. Each line of the protocol begins with [`MARK`],
+//! so that the parent can ignore other output.
 //!
 //! Invariants:
 //! 1. A process ends with its [`RoleProcess`]: its standard input ends, and if that does not help,

@@ -1,4 +1,4 @@
-//! The runs of a reproduction, from the flags to the words of each process. Pure.
+//! The runs of a reproduction, from the flags to the words of each process. The functions are pure.
 //!
 //! Sizes are the paper's, divided by one factor. The base level has the size of a memtable, and a
 //! table has a quarter of it. RocksDB's defaults have the same ratios to the paper's memtables of

@@ -1,4 +1,5 @@
-//! Bounds by a device's description, and the time until a phase reached its speed. Pure.
+//! Bounds by a device's description, and the time until a phase reached its speed. The functions
+//! are pure.
 
 use archipelago_env::device::Direction;
 

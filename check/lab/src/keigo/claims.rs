@@ -1,4 +1,4 @@
-//! Comparisons, with the figures of the paper's text and the targets. Pure.
+//! Comparisons, with the figures of the paper's text and the targets. The functions are pure.
 
 use serde::Serialize;
 

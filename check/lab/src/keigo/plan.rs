@@ -1,4 +1,4 @@
-//! The runs, from the flags to the words and the devices of each process. Pure.
+//! The runs, from the flags to the words and the devices of each process. The functions are pure.
 
 use archipelago_tier::scheme::LEVELS;
 use serde::Serialize;

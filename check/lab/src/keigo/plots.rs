@@ -1,4 +1,4 @@
-//! The charts of a reproduction: names of files and their SVG texts. Pure.
+//! The charts of a reproduction: names of files and their SVG texts. The functions are pure.
 
 use super::claims::Measured;
 use super::plan::{Keys, Part, Side};

@@ -7,8 +7,9 @@
 //!
 //! Running threads share the machine fairly: each runs at the same fraction of its own full speed
 //! ([`Machine::speed`](super::profile::Machine::speed)). So one sum of *progress* (seconds at full
-//! speed) tells when each thread ends, and a step costs O(log threads) and the sums. Installs take
-//! turns, because they need the manifest's lock. A job counts as running until it is installed.
+//! speed) determines when each thread ends, and a step costs O(log threads) and the sums. Installs
+//! take turns, because they need the manifest's lock. A job counts as running until it is
+//! installed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

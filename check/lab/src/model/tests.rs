@@ -1,4 +1,4 @@
-//! Tests of the whole model: it replays, loses nothing, keeps its limits, and agrees with
+//! Tests of the whole model: runs repeat, no bytes are lost, limits hold, and figures agree with
 //! arithmetic in cases that arithmetic can solve.
 
 use archipelago_engine::stall::{StallCause, StallDecision};

@@ -1,4 +1,5 @@
-//! Work of a flush or a compaction: its outputs, and the work of each of its threads. Pure.
+//! Work of a flush or a compaction: its outputs, and the work of each of its threads. The functions
+//! are pure.
 
 use archipelago_base::random::Rng;
 use archipelago_engine::compaction::pick::Pick;

@@ -2,8 +2,8 @@
 //! states. The functions are pure, and nothing in them was measured by this command.
 //!
 //! Rates are in MB/s of user bytes (keys and values) at full speed. [`SCALE`] is the share of it at
-//! which the command runs. docs/design/offload.md says what leaves in each mode. The factors are
-//! those of decision 0087.
+//! which the command runs. docs/design/offload.md names the jobs and memtables that leave in each
+//! mode. The factors are those of decision 0087.
 
 /// Share of full speed at which links and streams are emulated.
 pub(super) const SCALE: f64 = 0.1;

@@ -4,7 +4,7 @@
 //! | module | purpose |
 //! | --- | --- |
 //! | `flags` | the command line |
-//! | `bounds` | what arithmetic allows |
+//! | `bounds` | bounds by arithmetic |
 //! | `modes` | the table of modes, and those that a program refuses |
 //! | `plan`, `words` | the cells, and the words of each process |
 //! | `node` | an executor, a memory node or a Redis server as a process |

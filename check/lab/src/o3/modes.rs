@@ -1,5 +1,5 @@
-//! The modes: what leaves the owner of a database, and the processes that it needs. A mode is a row
-//! of one table. The functions are pure.
+//! The modes: the jobs and memtables that leave the owner of a database, and the processes that it
+//! needs. A mode is a row of one table. The functions are pure.
 
 use serde::Serialize;
 

@@ -51,7 +51,7 @@ enum Role {
     disable_version_flag = true
 )]
 struct NodeFlags {
-    /// What the process is
+    /// Role of the process
     #[arg(long, value_enum)]
     role: Role,
     /// Address of the manager
@@ -78,7 +78,7 @@ struct NodeFlags {
     /// Path of a socket through which a memory node is reached by shared memory
     #[arg(long, value_name = "PATH")]
     shm: Option<PathBuf>,
-    /// What leaves a server
+    /// Jobs and memtables that leave a server
     #[arg(long, value_enum, default_value_t = Offload::Off)]
     offload_mode: Offload,
     /// Bytes that the memtables of a server may take at memory nodes

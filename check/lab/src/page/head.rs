@@ -1,7 +1,7 @@
 //! The head of a benchmark page: commit, command, machine and date.
 //!
-//! Failure: a fact that this machine does not tell is shown as unknown, because a missing fact must
-//! not lose the measurement.
+//! Failure: a fact that this machine does not report is shown as unknown, because a missing fact
+//! must not lose the measurement.
 
 use std::ffi::OsString;
 use std::process::{Command, Stdio};

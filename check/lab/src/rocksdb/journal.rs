@@ -1,8 +1,8 @@
 //! The journal: one line of JSON for the settings, and one for each result, appended when it
 //! arrives.
 //!
-//! It survives the end of the program, whatever the cause. A torn last line loses one result. Any
-//! other line that cannot be read is an error.
+//! It survives the end of the program for any cause. A torn last line loses one result. Any other
+//! line that cannot be read is an error.
 
 use std::fs::File;
 use std::io::Write as _;

@@ -9,7 +9,7 @@
 //! 1. The `journal` holds every result before the next step starts. So no result is lost when the
 //!    program ends, and `--resume` continues from there.
 //! 2. A figure counts only in a round in which both sides gave it. A step that failed leaves a row
-//!    with fewer runs or a row marked as failed. It never leaves a row with other figures.
+//!    with fewer runs, or a row marked as failed. It never changes the figures of a row.
 //!
 //! Failure: a missed target is no error. A step that failed is one, after the table was printed.
 //! Cost: about an hour with the default flags.

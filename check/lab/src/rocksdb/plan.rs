@@ -1,4 +1,5 @@
-//! The plan: which steps run, how often, and how long that takes. Pure arithmetic.
+//! The plan: the steps that run, the number of their runs, and their estimated times. The functions
+//! are pure.
 //!
 //! Estimates are from a machine of two cores whose disk syncs 2,500 times a second. They decide
 //! only how often slow steps run. [`repeats`] decides anew with each measured time.

@@ -1,8 +1,8 @@
 //! The steps: processes that are run, and their flags.
 //!
 //! 1. A step is one process of each side with the same flags, seed included. Its seed differs from
-//!    that of every other step: db_bench draws the same keys in the same order from the same seed,
-//!    so that reads after a load would find exactly what it wrote.
+//!    that of every other step. From one seed, db_bench draws the same keys in the same order, so
+//!    reads with the seed of the load would find exactly the loaded keys.
 //! 2. The steps of [`Needs::Loaded`] work on the database that [`Step::FillRandom`] left of the
 //!    same side; all others on one of their own.
 //! 3. A step that settles ends with a flush. Then no side keeps a part of its data in memory, where

@@ -2,7 +2,7 @@
 //!
 //! A run owns one [`Cluster`]. Invariants:
 //! 1. A node process ends with the cluster ([`RoleProcess`]).
-//! 2. A founded cluster has heard of all of its nodes.
+//! 2. The manager of a founded cluster knows all of its nodes.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: an error names the node. A node that a run has killed is left out of sums.

@@ -1,8 +1,8 @@
 //! The emulated testbed: network card, connection and round trip of the client, and the device of a
 //! storage node. The functions are pure. Decision 0072 froze the figures.
 //!
-//! All times are stretched by one factor, so that a card of 25 Gbit/s does not ask more of two
-//! cores than they have. Sizes stay. Ratios of network times are those of the full testbed.
+//! All times are stretched by one factor, so that a card of 25 Gbit/s does not need more processor
+//! time than two cores have. Sizes stay. Ratios of network times are those of the full testbed.
 //!
 //! Only the client has a card. Every message passes it, and a storage node has a card of the same
 //! rate. So the bytes that reach one node in any period never exceed what its own card would move.

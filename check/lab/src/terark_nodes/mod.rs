@@ -25,8 +25,8 @@
 //!    processes and directories of its own, which are removed after the run.
 //! 2. Testbed, sizes and targets were fixed before the results were known (decision 0072).
 //! 3. A rate "until settled" includes the time until compaction and garbage collection rest.
-//! 4. A run is valid only if processors were not the limit; each run's use of processors and card
-//!    is printed.
+//! 4. A run is valid only if processors were not the limit. The report prints each run's use of
+//!    processors and card.
 //!
 //! Failure: a missed target is no error. A run that fails leaves its rows without figures. The
 //! other runs go on, and the command returns the first error.

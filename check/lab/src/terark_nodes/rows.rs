@@ -29,7 +29,7 @@ pub(super) type Figure = Box<dyn Fn(&Facts<'_>, &Run) -> Option<f64>>;
 /// Function that computes a bound, as text.
 pub(super) type Bound = Box<dyn Fn(&Facts<'_>) -> Option<String>>;
 
-/// What a row is about.
+/// Subject of a row.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Subject {
     pub(super) group: Group,

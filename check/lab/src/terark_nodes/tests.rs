@@ -29,7 +29,7 @@ fn entry(class: &str, messages: u64, bytes: u64) -> NetworkEntry {
     }
 }
 
-/// What a benchmark `name` of 1,000 operations measured.
+/// Figures that a benchmark `name` of 1,000 operations measured.
 struct Measured<'a> {
     name: &'a str,
     seconds: f64,

@@ -6,11 +6,11 @@
 //! | part | in |
 //! | --- | --- |
 //! | machines, starting, loading | here |
-//! | what clients ask for | `workload.rs` |
+//! | requests of clients | `workload.rs` |
 //! | a proxy's threads | `threads.rs` |
-//! | clients, what is counted, timelines | `clients.rs` |
+//! | clients, counters, timelines | `clients.rs` |
 //!
-//! **What computing costs.** The fabric's model charges a machine's ten threads for posting,
+//! **Costs of computing.** The fabric's model charges a machine's ten threads for posting,
 //! completions and messages. In addition, a call costs its client a local READ (a look-up in the
 //! cache), and a pair from the cache costs another one. `threads.rs` lists the costs of an index
 //! request, which one of the proxy's threads pays. No other work takes virtual time.

@@ -1,8 +1,8 @@
 //! Max-min fairness: the rates of flows that share links and streams. The function is pure.
 //!
 //! All rates grow together from zero, each by the weight of its flow. A flow stops growing when it
-//! has reached its own limit, or when a resource that it uses is full. So no flow could have more
-//! without taking from a flow that has less for its weight.
+//! has reached its own limit, or when a resource that it uses is full. So a flow could get more
+//! only at the expense of a flow that has less for its weight.
 //!
 //! Cost: O(flows · resources) for each flow that stops, at most.
 

@@ -2,8 +2,8 @@
 //!
 //! The shares are those of the product ([`share`], [`guarantees`], [`Claim`]). Their use follows
 //! `HostCore` and `NodeState` of `crates/offload`, without landing zones, arenas and the time until
-//! an owner hears of its share. A fixed part of the memory is the limit that an owner can set
-//! itself (`--remote-memtables-mib`).
+//! an owner learns its share. A fixed part of the memory is the limit that an owner can set itself
+//! (`--remote-memtables-mib`).
 //!
 //! The functions are pure. Cost: O(nodes · owners² · log owners).
 

@@ -3,15 +3,15 @@
 //! One machine cannot run five databases behind links of their own, so these rows come from a model
 //! in virtual time. Memtables that fill, images that leave, flushes and compactions are flows of
 //! bytes. Flows share links and streams by max-min fairness, with the factors of decision 0087. The
-//! decisions are those of the product, called and not copied:
+//! model calls the functions of the product for these decisions, and has no copies of them:
 //!
 //! | decision | function |
 //! | --- | --- |
-//! | how fast writers may go | `stall`, with `RateMeter`, `job_speed` and `away_excess_bytes` |
-//! | which key ranges are flushed | `flush_due` |
-//! | which executor gets a job | `choose` |
-//! | which memory node gets a shard | `place` |
-//! | how much memory an owner may use | `share`, `guarantees`, `Claim` |
+//! | the speed of writers | `stall`, with `RateMeter`, `job_speed` and `away_excess_bytes` |
+//! | the key ranges to flush | `flush_due` |
+//! | the executor of a job | `choose` |
+//! | the memory node of a shard | `place` |
+//! | the memory that an owner may use | `share`, `guarantees`, `Claim` |
 //!
 //! | module | purpose |
 //! | --- | --- |

@@ -1,4 +1,4 @@
-//! Tests of the whole model: it keeps its limits, loses nothing and repeats. It agrees with
+//! Tests of the whole model: limits hold, no bytes are lost, and runs repeat. Figures agree with
 //! arithmetic in cases that arithmetic can solve.
 
 use std::sync::Arc;

@@ -96,7 +96,7 @@ pub struct VolumeOptions {
     /// this time, and an owner that does not reach the register stops answering reads before it.
     /// Default: 10 s.
     pub lease: Duration,
-    /// Whether to take the volume over from an owner whose lease lives. Default: no.
+    /// Whether to take the volume over from an owner whose lease is valid. Default: no.
     pub take_over: bool,
     /// Time after which the owner releases strays again. Default: a day.
     pub strays_every: Duration,

@@ -220,8 +220,8 @@ impl FoundValue {
     /// The error of an opener that meets this owner.
     fn busy(&self, name: &str) -> Error {
         Error::busy(format!(
-            "volume {name} belongs to {} (epoch {}), whose lease lives; stop that process, or take \
-             the volume over (--take-over)",
+            "volume {name} belongs to {} (epoch {}), whose lease is valid; stop that process, or \
+             take the volume over (--take-over)",
             self.record.owner, self.record.epoch
         ))
     }

@@ -548,7 +548,10 @@ impl LogStore for NodeLogs {
             outcome => outcome,
         };
         let endless = |log: &LogToRecover<'_>| {
-            Error::internal(format!("log {}: its loss is kept, and it has no end", log.id))
+            Error::internal(format!(
+                "log {}: its recovery has no end although its loss is kept",
+                log.id
+            ))
         };
         let outcomes = first.into_iter().map(last).zip(logs);
         outcomes.map(|(outcome, log)| outcome?.ok_or_else(|| endless(log))).collect()

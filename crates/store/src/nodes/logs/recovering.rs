@@ -373,7 +373,7 @@ impl RecoveryRun<'_> {
         let text = format!(
             "{}: {}; too few undamaged replicas are left to find its end. Return the missing \
              device or the file to one of these nodes and start it again, or accept the loss of \
-             what only they had (--accept-loss)",
+             the bytes that no other node has (--accept-loss)",
             self.name(),
             damaged.join(", ")
         );
@@ -469,8 +469,8 @@ impl RecoveryRun<'_> {
         let damaged = self.damaged.iter().map(lost_synced_bytes);
         let missing: Vec<String> = asked.chain(failed).chain(damaged).collect();
         format!(
-            "its recovery lacks answers: {}; start these nodes, or accept the loss of what only \
-             they have",
+            "its recovery lacks answers: {}; start these nodes, or accept the loss of the bytes \
+             that no other node has",
             missing.join(", ")
         )
     }

@@ -70,8 +70,8 @@ impl MemberTable {
         match self.wanted_root_set() {
             Some(_) => format!("Other nodes take the place of {names} in the root set."),
             None => format!(
-                "{names} must leave the root set, which needs a majority of it up, and a node in a \
-                 domain without another root node."
+                "{names} must leave the root set, which is not possible yet: a majority of the \
+                 root set must be up, and a node in a domain without another root node."
             ),
         }
     }
@@ -110,7 +110,7 @@ impl MemberTable {
             };
             return format!(
                 "The cluster is founded when its root nodes {} and more than half of {voters} \
-                 storage nodes have confirmed it, which {own} have.{divided}",
+                 storage nodes have confirmed it. Confirmations so far: {own}.{divided}",
                 names.join(", ")
             );
         }

@@ -131,7 +131,7 @@ impl RepairExecutor {
         let mut carrying_out = pin!(self.carry_out_alone(order));
         let answer = poll_fn(|context| match self.stop.poll(number, context) {
             true => {
-                let text = "the node ends, and repairs nothing any more";
+                let text = "the node is ending and carries out no more repairs";
                 Poll::Ready(Refused::new(RefusalWhy::Busy, text).into())
             }
             false => carrying_out.as_mut().poll(context),

@@ -319,7 +319,7 @@ impl RepairManager {
                 state.note_listed(node);
                 continue;
             };
-            tracing::info!(%error, "a node does not list what needs a repair");
+            tracing::info!(%error, "a node does not list its chunks and extents for repairs");
             let now_ns = self.now_ns();
             let since_ns = state.note_unlisted(node, members, now_ns);
             let silence = Duration::from_nanos(now_ns.saturating_sub(since_ns));

@@ -374,7 +374,7 @@ fn check_settings(settings: &ExecutorSettings) -> Result<()> {
     match settings.shares.iter().find(|share| !is_plain(share)) {
         Some(wrong) => Err(Error::invalid(format!(
             "the shared directory {} must be an absolute path without `..`, because databases \
-             name their directories so",
+             name their directories in this form",
             wrong.display()
         ))),
         None => Ok(()),
@@ -574,7 +574,7 @@ impl ExecutorShared {
             let path = dir.join(name);
             match self.fs.remove(&path) {
                 Err(error) if error.kind() != archipelago_base::ErrorKind::NotFound => {
-                    tracing::warn!(%error, "an output that nobody needs was not removed");
+                    tracing::warn!(%error, "an output that is not needed was not removed");
                 }
                 _ => {}
             }

@@ -151,7 +151,7 @@ impl OwnerDriver {
                 Err(failure) => {
                     let ended = self.on_failure(node, id, bytes, &failure, until_ns);
                     if is_given_up.load(Ordering::Relaxed) {
-                        let why = "a flush waits for the shard, of which little had left";
+                        let why = "a flush waits for the shard, and most of it had not left yet";
                         return Err(AwayError::Busy(why.to_owned()));
                     }
                     ended?;

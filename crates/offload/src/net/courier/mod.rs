@@ -474,7 +474,7 @@ impl Carried {
             Err(error) => {
                 if shared.is_answered.swap(false, Ordering::Relaxed) {
                     let what =
-                        "a manager does not answer: without any, jobs run where they are planned";
+                        "a manager does not answer; if none does, jobs run where they are planned";
                     tracing::warn!(%error, "{what}");
                 }
                 true

@@ -220,20 +220,20 @@ fn resume_after(
     end: PageEnd,
 ) -> Result<Option<remote::ResumeAt>, Contradiction> {
     if matches!(end, PageEnd::At(_)) && !records.is_empty() {
-        return Err(Contradiction("a page with records that goes on elsewhere"));
+        return Err(Contradiction("a page with records that continues at another place"));
     }
     let is_finished = end == PageEnd::Finished;
     let Some(next) = end.resume(records) else {
         return if is_finished { Ok(None) } else { Err(Contradiction("a page without an end")) };
     };
     if !in_range(ask.keys, &next.key.0) {
-        return Err(Contradiction("a page that goes on outside of the scan"));
+        return Err(Contradiction("a page that continues outside of the scan"));
     }
     let start = ask.resume.map(|at| ScanPosition { key: &at.key, seq: at.seq });
     let moves = start
         .is_none_or(|start| start.order(ScanPosition::of(&next), ask.direction) == Ordering::Less);
     if !moves {
-        return Err(Contradiction("a page that goes on where it began"));
+        return Err(Contradiction("a page that continues where it began"));
     }
     Ok(Some(remote::ResumeAt { key: next.key.0.to_vec(), seq: next.seq }))
 }

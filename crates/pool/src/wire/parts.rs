@@ -394,7 +394,7 @@ impl fmt::Display for Refused {
         let number = self.number;
         match self.why {
             Why::Full => write!(f, "the memory nodes are full: {number} bytes are left"),
-            Why::OldEpoch => write!(f, "the block has gone on to epoch {number}"),
+            Why::OldEpoch => write!(f, "the block is at epoch {number} now"),
             Why::OldTerm => write!(f, "another manager has taken over, in term {number}"),
             Why::UnknownBlock => f.write_str("there is no such block"),
             Why::NotOwner => f.write_str("the block belongs to another client"),
@@ -402,13 +402,13 @@ impl fmt::Display for Refused {
                 "the client was silent for longer than its lease and its blocks were given away: join again",
             ),
             Why::Rebuilding => {
-                write!(f, "the manager is gathering what the nodes hold; ready in {number} ms")
+                write!(f, "the manager is collecting reports of the nodes; ready in {number} ms")
             }
             Why::Changing => f.write_str("the block is being changed or waits for a node"),
             Why::NoNodes => write!(f, "too few memory nodes are up: {number}"),
             Why::NotReady => f.write_str("the node's copy is not in a state for this"),
             Why::Malformed => f.write_str("the message cannot be read, or is not for this role"),
-            Why::NotAllowed => f.write_str("the sender may not ask for this"),
+            Why::NotAllowed => f.write_str("the sender may not send this request"),
             Why::NoKeys => f.write_str("the node has no free key"),
             Why::Standby => f.write_str("this manager stands by; another one acts, or a majority of the memory nodes is silent"),
             Why::Promised => {

@@ -45,13 +45,13 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::SlowerThanProfiled(percent) => {
-                return write!(f, "the device writes at {percent} % of what its profile says");
+                return write!(f, "the device reaches {percent} % of its profile in writes");
             }
-            Self::AsProfiled => "the device writes as its profile says again",
+            Self::AsProfiled => "the device reaches its profile in writes again",
             Self::LevelChanged => "its level changed",
             Self::SpaceLow => "space is low",
             Self::SpaceForced => "space is almost gone",
-            Self::HitRatio => "too many reads went past the device",
+            Self::HitRatio => "the device served too few reads",
             Self::Colder => "another file is hotter",
             Self::RoomForFiles => "files need the room",
             Self::CopiedHigher => "a faster device has a copy",

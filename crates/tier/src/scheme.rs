@@ -201,7 +201,11 @@ impl fmt::Display for Chosen {
         write!(f, "log and {first} to {last} on the fastest device")?;
         match self.bound {
             Bound::Writers { writers, limit } => {
-                write!(f, "; with {next} there would be {writers:.1} writers, and it takes {limit}")
+                write!(
+                    f,
+                    "; with {next} there would be {writers:.1} writers, and the device takes \
+                     {limit}"
+                )
             }
             Bound::Bytes { bytes, capacity } => {
                 write!(f, "; with {next} there would be {bytes} bytes of {capacity}")

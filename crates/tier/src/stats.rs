@@ -333,7 +333,7 @@ impl fmt::Display for DeviceReport {
             self.kind,
             mib(self.free),
             mib(self.capacity),
-            if self.failing { "; FAILING, left alone for a while" } else { "" }
+            if self.failing { "; FAILING, avoided for a while" } else { "" }
         )?;
         for (what, count) in &self.files {
             writeln!(f, "  {what}: {} files, {}", count.files, mib(count.bytes))?;
@@ -362,7 +362,11 @@ impl fmt::Display for DeviceReport {
             )?;
         }
         if self.pace_percent < 100 {
-            writeln!(f, "  slower than profiled: it writes at {} % of it", self.pace_percent)?;
+            writeln!(
+                f,
+                "  slower than profiled: it writes at {} % of its profile",
+                self.pace_percent
+            )?;
         }
         write!(
             f,

@@ -407,7 +407,7 @@ mod tests {
         for (settings, why) in [
             (&settings, "\"unknown\", which does not exist"),
             (&on_tiers, "\"unknown\", which does not exist"),
-            (&missing, "does not exist: mount what belongs there"),
+            (&missing, "does not exist: mount the device there"),
         ] {
             let error = ComputeNode::open(&dir, settings).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");

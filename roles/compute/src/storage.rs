@@ -211,7 +211,7 @@ pub fn remove_device(
     let mut devices = devices.iter().enumerate().map(named).collect::<Result<Vec<_>>>()?;
     let must_exist = match stored {
         Some(_) => reason_to_have_tiers(dir),
-        None => "A device is to be taken out of them".to_owned(),
+        None => "A device can be removed from existing tiers only".to_owned(),
     };
     let emptied = empty_device(&devices, &must_exist, name, told)?;
     forget_device(&devices, &SystemClock::shared(), Some(&must_exist), name)?;

@@ -44,7 +44,7 @@ pub struct VolumeSettings {
     pub name: String,
     /// Description of this process for other openers: its task, its id and its machine.
     pub owner: String,
-    /// Whether to take the volume over from an owner whose lease lives. Default: no.
+    /// Whether to take the volume over from an owner whose lease is valid. Default: no.
     pub take_over: bool,
     /// Length of the lease, at least 20 ms. Another process opens the volume of a dead owner after
     /// this time. Default: 10 s.

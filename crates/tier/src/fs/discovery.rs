@@ -138,8 +138,8 @@ fn find_moving(found: &[Found], from: usize, to: u8, there: &[usize]) -> Result<
             .as_ref()
             .map_or_else(Default::default, |id| (id.home_name.clone(), id.home_path.clone()));
         return Err(Error::not_found(format!(
-            "the device \"{name}\" (last at {path}) is missing: the namespace was on its way there from device \"{}\" when that was taken out, \
-             and may have arrived; nothing was changed",
+            "the device \"{name}\" (last at {path}) is missing: a move of the namespace from device \"{}\" to it was interrupted, \
+             and it may hold the namespace already; nothing was changed",
             found[from].name
         )));
     };
@@ -276,8 +276,8 @@ pub(super) fn check_directories(found: &[Found]) -> Result<()> {
         let settings = &one.parts.settings;
         if !settings.create && !one.parts.fs.exists(&settings.path)? {
             return Err(Error::not_found(format!(
-                "device \"{}\": {} does not exist: mount what belongs there or correct `path`; \
-                 with create = true the directory is made. Nothing was changed",
+                "device \"{}\": {} does not exist: mount the device there or correct `path`; \
+                 with create = true, the open creates the directory. Nothing was changed",
                 one.name,
                 settings.path.display()
             )));

@@ -565,7 +565,7 @@ impl TierReader {
             copy = %copy.physical.path.display(),
             device = device.name,
             is_dropped,
-            "a copy does not serve, and the original is read: {why}"
+            "a copy cannot serve a read, and the original is read: {why}"
         );
     }
 }

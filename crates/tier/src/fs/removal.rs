@@ -147,7 +147,8 @@ fn check_others(name: &str, devices: usize) -> Result<()> {
         return Ok(());
     }
     Err(Error::invalid(format!(
-        "device \"{name}\" is the only one: add the one that is to take its files to the list first"
+        "device \"{name}\" is the only one: add the device that will take its files to the \
+         list first"
     )))
 }
 
@@ -337,7 +338,7 @@ pub(crate) fn forget_over(
         let mut others = (0..found.len()).filter(|&other| other != index);
         let to = others.next().ok_or_else(|| {
             Error::invalid(format!(
-                "device \"{name}\" holds the namespace, and no other one is of these tiers yet: open them once"
+                "device \"{name}\" holds the namespace, and no other device belongs to these tiers yet: open them once"
             ))
         })?;
         // The next generation relies on these names.

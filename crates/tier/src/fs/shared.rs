@@ -591,7 +591,7 @@ impl OpenTiers {
         copy.physical.condemn(Moment::default());
         copy.physical.device().add(Count::CopiesDropped, 1);
         if let Err(error) = entry.reroute(&mut entry.inside.lock(), self) {
-            tracing::warn!(%error, "a handle still leads to a dropped copy");
+            tracing::warn!(%error, "a handle still uses a dropped copy");
         }
         true
     }

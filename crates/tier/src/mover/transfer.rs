@@ -300,7 +300,7 @@ fn found_again(shared: &Arc<OpenTiers>, entry: &Arc<Entry>) -> Result<()> {
     entry.move_owed_ms.store(0, Ordering::Relaxed);
     entry.move_tries.store(0, Ordering::Relaxed);
     if let Err(error) = entry.reroute(&mut inside, shared) {
-        tracing::warn!(%error, "a handle still reads a copy alone");
+        tracing::warn!(%error, "a handle of a restored file still reads its copy");
     }
     Ok(())
 }
@@ -377,7 +377,7 @@ fn publish_move(
     drop(names);
     // The move is done, even if a handle cannot open the target. Such a handle keeps the source.
     if let Err(error) = entry.reroute(&mut inside, shared) {
-        tracing::warn!(%error, "a handle still leads to where the file was");
+        tracing::warn!(%error, "a handle still uses the previous place of a moved file");
     }
     Ok(())
 }
@@ -590,7 +590,7 @@ fn publish_copy(
     inside.copies.push(Arc::clone(copy));
     drop(names);
     if let Err(error) = entry.reroute(&mut inside, shared) {
-        tracing::warn!(%error, "a handle is not led to the copy");
+        tracing::warn!(%error, "a handle does not use a new copy");
     }
     drop(inside);
     for held in &old {

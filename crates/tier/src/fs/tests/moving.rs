@@ -415,7 +415,7 @@ fn facts_list_files_and_events_with_reasons() {
     }
     let made = fs.stats().devices[0].copies_made.0;
     assert!(facts.contains(&format!("tier0_copies:made={made},dropped=0,damaged=0,")), "{facts}");
-    assert!(facts.contains("copied to dev0: too many reads went past the device\n"), "{facts}");
+    assert!(facts.contains("copied to dev0: the device served too few reads\n"), "{facts}");
     assert!(facts.lines().all(|line| line.split_once(':').is_some()), "{facts}");
 }
 

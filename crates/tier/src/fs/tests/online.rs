@@ -59,7 +59,7 @@ fn scheme_follows_the_number_of_writers() {
     look(&world, &fs, 1);
     let what = "L0 to the base level belong to dev0".to_owned();
     let why = "log and L0 to the base level on the fastest device; with the level 1 below the base \
-               there would be 4.0 writers, and it takes 3";
+               there would be 4.0 writers, and the device takes 3";
     assert_eq!(changes(&fs), [(what, why.to_owned())]);
     assert!(fs.stats().to_string().contains(why), "{}", fs.stats());
     assert!(fs.stats().facts().contains("tier_fast_levels:2\n"), "{}", fs.stats().facts());

@@ -14,8 +14,8 @@
 //!    counts as linearizable.
 //!
 //! Thread-safety: the process has one judge, and one thread at a time uses it. Failure: if the
-//! judge ends or its answer cannot be read, the caller panics, because nothing was checked. Cost:
-//! some milliseconds for the keys of a run.
+//! judge ends or its answer cannot be read, the caller panics, because no history was checked.
+//! Cost: some milliseconds for the keys of a run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Write};

@@ -111,8 +111,8 @@ pub trait BlobStore: Send + Sync + fmt::Debug + 'static {
     }
     /// Takes `volume` out of the sets of all its blobs for which `keeps` returns `false`, and
     /// returns their number. The caller is the owner, and `keeps` knows every named and every
-    /// pending blob. Blobs that were begun under `epoch` after the call began are kept, whatever
-    /// `keeps` says.
+    /// pending blob. Blobs that were begun under `epoch` after the call began are kept even if
+    /// `keeps` returns `false` for them.
     fn release_strays(
         &self,
         volume: VolumeId,

@@ -76,7 +76,7 @@ pub(super) struct OpenFiles {
     pub(super) locks: Mutex<HashSet<PathBuf>>,
     logs: Mutex<BTreeMap<FileKey, LogEntry>>,
     /// Blob of the newest table that was created at a path and has no name yet. The path stays when
-    /// the writer is dropped, so that the creator can remove what a failed job left.
+    /// the writer is dropped, so that the creator can remove the table of a failed job.
     unnamed: Mutex<HashMap<PathBuf, BlobId>>,
 }
 

@@ -7,7 +7,7 @@
 //! 1. No append counts as acknowledged before the record of the log's first layout is durable.
 //! 2. The acknowledged end is decided once: bytes before it stay acknowledged after an error, and
 //!    after the first error it never grows. So the header of the next segment, which names it, and
-//!    the answers to all waiting writers agree, whatever the order in which threads run.
+//!    the answers to all waiting writers agree in every order of threads.
 //!
 //! Thread-safety: any thread may call any method; the file's writer alone calls
 //! [`WrittenLog::note_submitted`].
@@ -174,8 +174,8 @@ impl WrittenLog {
         self.verdict.lock().frozen.get_or_insert_with(|| error.clone());
     }
 
-    /// Decides whether the bytes before `end` are acknowledged. `waited` is what the caller has
-    /// found out about them.
+    /// Decides whether the bytes before `end` are acknowledged. `waited` is the result of the
+    /// caller's wait for these bytes.
     pub(super) fn decide(&self, end: u64, waited: Result<()>) -> Result<()> {
         let mut verdict = self.verdict.lock();
         let decided = verdict.judge(end, waited);

@@ -223,9 +223,9 @@ pub trait LogStore: Send + Sync + fmt::Debug + 'static {
     fn remove(&self, id: LogId, layout: &Layout, epoch: Epoch) -> Result<()>;
     /// Gives up all logs of `volume` for which `keeps` returns `false`, and returns their number.
     /// The caller is the owner, and `keeps` knows every log that has a name, and that of the
-    /// namespace. Logs that were created under `epoch` after the call began are kept, whatever
-    /// `keeps` says. Without this call, a log would stay for ever if its owner died before it
-    /// recorded the first layout.
+    /// namespace. Logs that were created under `epoch` after the call began are kept even if
+    /// `keeps` returns `false` for them. Without this call, a log would stay for ever if its owner
+    /// died before it recorded the first layout.
     fn release_strays(
         &self,
         volume: VolumeId,

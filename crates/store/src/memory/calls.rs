@@ -106,9 +106,9 @@ impl PoolCall {
 /// A fault of a chosen call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Nothing is done, and the caller gets an `Io` error.
+    /// The call is not executed, and the caller gets an `Io` error.
     Refuse,
-    /// The call is done, and the caller gets an `Io` error.
+    /// The call is executed, and the caller gets an `Io` error.
     LoseAnswer,
     /// A replica of the log fails, so the log goes on in a new extent. It has an effect on
     /// [`PoolCall::LogWait`], [`PoolCall::LogSync`] and [`PoolCall::LogFinish`] only.

@@ -41,7 +41,7 @@ pub struct NodeStoresOptions {
     /// Whether the recovery of a log gives up the nodes that do not answer, as an operator may
     /// decide. Off by default.
     pub accept_loss: bool,
-    /// The card that orders what this client sends: logs first, then the foreground, flushes,
+    /// The card that orders the messages of this client: logs first, then the foreground, flushes,
     /// compactions and garbage collections, with a bounded number of background bytes in flight.
     /// `None` sends everything in the order of the calls. The default is a card without rates.
     pub card: Option<CardSettings>,
@@ -66,7 +66,7 @@ impl Default for NodeStoresOptions {
 /// Counters of a process for its pool, since it opened the pool.
 #[derive(Clone, Debug)]
 pub struct NodeStoresReport {
-    /// Calls by node, and what the drivers had to do beyond the usual calls.
+    /// Calls by node, and events of the drivers beyond the usual calls.
     pub client: StatsSnapshot,
     /// Blobs that were written and read.
     pub blobs: BlobStats,

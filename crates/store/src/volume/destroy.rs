@@ -27,7 +27,7 @@ use super::registration::Registration;
 use super::take_over::{Opening, claim};
 use crate::Stores;
 
-/// Removes the volume `name` ([`super::Volume::destroy`]), or what is left of it.
+/// Removes the volume `name` ([`super::Volume::destroy`]), or the rest of it.
 pub(super) fn destroy(
     stores: &Stores,
     name: &str,

@@ -155,7 +155,7 @@ pub struct Volume {
     lease: VolumeThread,
     /// The thread that releases objects and strays, once the volume is open.
     strays: OnceLock<VolumeThread>,
-    /// Whether that thread runs. If not, other threads release what is due.
+    /// Whether that thread runs. If not, other threads release the objects that are due.
     is_releasing: AtomicBool,
     /// The thread that keeps layouts of idle logs, once the volume is open.
     layouts: OnceLock<VolumeThread>,
@@ -429,7 +429,7 @@ impl Volume {
     }
 
     /// Gives up a pending blob. No commit names it afterwards. A blob that is not pending is no
-    /// error. The volume repeats what the pool refuses.
+    /// error. If the pool refuses the release, the volume repeats it.
     pub(crate) fn give_up(&self, blob: BlobId) {
         self.core.lock().pending.give_up_blob(blob);
         self.release_soon();

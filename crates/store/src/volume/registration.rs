@@ -7,7 +7,7 @@
 //! the opening in that value says which opening wrote it. Each swap that succeeds renews the lease.
 //!
 //! Invariants:
-//! 1. Nothing of this opening changes the value after another opening has.
+//! 1. This opening does not change the value after another opening has changed it.
 //! 2. The lease is counted from the sending of a swap that was answered as done.
 //! 3. A log of the namespace is given up only when a swap that succeeded names a later one. Until
 //!    then, an unanswered swap may still name the earlier log.

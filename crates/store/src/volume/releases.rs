@@ -1,9 +1,10 @@
 //! Releases of objects that lost their names, and the holds that delay them.
 //!
-//! Waits, drops of holds, and objects that are given up find out what is due ([`super::pending`]).
-//! They wake the owner's thread ([`super::strays`]), which releases it. A node that does not answer
-//! delays a release by seconds, and must not delay a reader that ends or a file that is synced.
-//! Without that thread, before it has begun and in a simulation, the calls release by themselves.
+//! A wait, the drop of a hold and the giving up of an object check whether releases are due
+//! ([`super::pending`]). If so, they wake the owner's thread ([`super::strays`]), which releases
+//! the objects. A node that does not answer delays a release by seconds, and must not delay a
+//! reader that ends or a file that is synced. Without that thread, before it has begun and in a
+//! simulation, the calls release by themselves.
 //!
 //! The list of what waits is bounded. The next release of strays finds the objects beyond the
 //! limit, and is then due as well.
@@ -93,7 +94,7 @@ impl Volume {
     }
 
     /// Releases all objects that are due, or some of them if the volume closes. It reports no
-    /// errors, because a later call repeats what the pool refuses.
+    /// errors, because a later call repeats the releases that the pool refuses.
     pub(super) fn release_due(&self) {
         if self.check_open().is_err() || self.has_released_enough() {
             return;

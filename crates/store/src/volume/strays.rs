@@ -1,4 +1,4 @@
-//! The owner's thread that releases what is due, and strays from time to time.
+//! The owner's thread that releases the objects that are due, and strays from time to time.
 //!
 //! Other threads wake it when a release is due ([`super::releases`]), so that none of them waits
 //! for a node.
@@ -59,8 +59,8 @@ fn set_releasing(volume: &Weak<Volume>, is_releasing: bool) {
     }
 }
 
-/// Releases what is due when the thread is woken, and strays from time to time, until the signal
-/// comes or the volume is gone.
+/// Releases the objects that are due when the thread is woken, and strays from time to time, until
+/// the signal comes or the volume is dropped.
 fn release(signal: &StopSignal, volume: &Weak<Volume>, every: Duration) {
     let _releasing = Releasing::begin(volume);
     let every_ns = u64::try_from(every.as_nanos()).unwrap_or(u64::MAX);

@@ -67,7 +67,7 @@ pub(super) enum Opening {
     Use,
     /// To copy a checkpoint into it.
     Fill,
-    /// To remove it, whatever it has.
+    /// To remove it with all its contents.
     Remove,
     /// To remove what an interrupted copy or removal left.
     Discard,

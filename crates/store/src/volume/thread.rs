@@ -46,7 +46,7 @@ impl VolumeThread {
         self.signal.wake();
     }
 
-    /// Ends the thread, and waits for what it is doing.
+    /// Ends the thread, and waits for the end of its present work.
     pub(super) fn stop(&self) {
         self.signal.stop();
         if let Some(joiner) = self.joiner.lock().take()

@@ -43,7 +43,7 @@ pub(crate) fn new_world(seed: u64) -> (MemoryPool, Arc<StoreFs>) {
 }
 
 /// The file system of a process that takes the volume over. It has no threads, so the calls of the
-/// test release what is due.
+/// test release the objects that are due.
 pub(crate) fn take_over(pool: &MemoryPool) -> Arc<StoreFs> {
     let options = VolumeOptions {
         lease: LEASE,

@@ -2,12 +2,12 @@
 //!
 //! [`StoreFs::grant`] makes identities of blobs pending, and a [`PendingOutputs`] keeps them
 //! pending. The value ends in one of three ways: the owner names the outputs, no other process gets
-//! the grant, or the owner abandons the attempt. After an abandoned attempt, the pool removes what
-//! the executor has written, and refuses the requests of the executor that arrive later.
+//! the grant, or the owner abandons the attempt. After an abandoned attempt, the pool removes the
+//! blobs of the executor, and refuses the requests of the executor that arrive later.
 //!
 //! Invariants:
-//! 1. A drop gives up every identity that was not named. So no attempt leaves a blob, whatever
-//!    becomes of its executor.
+//! 1. A drop gives up every identity that was not named. So no attempt leaves a blob behind, even
+//!    if its executor dies.
 //! 2. The names of all outputs appear in one commit, or none does.
 //!
 //! Thread-safety: one thread at a time uses the value. Failure: if an executor returns blobs that
@@ -84,9 +84,9 @@ impl StoreFs {
 impl PendingOutputs {
     /// Names the outputs of the attempt, durably. The other identities are given up.
     ///
-    /// Errors: `InvalidArgument` if `written` has what the grant does not have; `AlreadyExists` as
-    /// the cause of an error if a file has one of the names; those of the pool; `Fenced`. After an
-    /// error, all identities without a name are given up.
+    /// Errors: `InvalidArgument` if `written` has blobs that the grant does not have;
+    /// `AlreadyExists` as the cause of an error if a file has one of the names; those of the pool;
+    /// `Fenced`. After an error, all identities without a name are given up.
     pub fn name(mut self, written: &WrittenBlobs) -> Result<()> {
         self.check(written)?;
         let untouched = self.ids.split_off(written.begun as usize);

@@ -11,10 +11,10 @@
 //!
 //! A manager may learn of another cluster meanwhile. It abandons its own attempt if the other
 //! cluster has more votes. With equally many votes, the cluster with the smaller identity wins. Two
-//! majorities of [`MemberTerms::expected_nodes`] nodes have a node in common. So several managers
-//! name at most one cluster to everybody, even if they do not reach each other's nodes. The first
-//! root set is replaced soon after the founding by one with the same members: its number tells
-//! later managers that the founding was concluded.
+//! majorities of [`MemberTerms::expected_nodes`] nodes have a node in common. So the lists of
+//! several managers name at most one cluster, even if the managers do not reach each other's nodes.
+//! The first root set is replaced soon after the founding by one with the same members: its number
+//! shows later managers that the founding was concluded.
 //!
 //! Invariants:
 //! 1. No client learns of a cluster before a majority of its root set keeps it, and before more
@@ -171,7 +171,7 @@ impl MemberTable {
         self.version += 1;
     }
 
-    /// Adds the cluster to the list of members, which everybody sees, when its root set and most
+    /// Adds the cluster to the list of members, which all readers see, when its root set and most
     /// nodes keep it.
     pub(super) fn conclude_founding(&mut self, now_ns: u64) {
         let Some(founding) = &self.founding else { return };
@@ -195,7 +195,7 @@ impl MemberTable {
         self.exists(cluster, root_set);
     }
 
-    /// Adds a cluster to the list of members, which everybody sees from now on.
+    /// Adds a cluster to the list of members, which all readers see from now on.
     fn exists(&mut self, cluster: ClusterId, root_set: RootSet) {
         self.cluster = Some(cluster);
         self.root_set = root_set;

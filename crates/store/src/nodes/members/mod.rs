@@ -256,7 +256,7 @@ pub struct MemberTable {
     nodes: BTreeMap<StorageId, NodeEntry>,
     /// Time at which a node that the manager knew named another domain last.
     relabelled_ns: u64,
-    /// The cluster, when its nodes or its founding have named it to everybody.
+    /// The cluster that the list of members names, once nodes reported it or it was founded.
     cluster: Option<ClusterId>,
     /// The newest root set that a node reported.
     root_set: RootSet,

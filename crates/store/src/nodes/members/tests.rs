@@ -14,7 +14,7 @@ use super::{ManagerPart, MemberTable, MemberTerms, RootReplacement};
 
 const MS: u64 = 1_000_000;
 
-/// A node that keeps what managers tell it.
+/// A node that keeps the orders of managers.
 #[derive(Clone, Debug)]
 struct NodeModel {
     life: u64,
@@ -68,7 +68,7 @@ impl World {
         self.nodes.insert(id, node);
     }
 
-    /// The answer to a beat of a node, which keeps what it says.
+    /// The answer to a beat of a node, which keeps the orders in it.
     fn beat(&mut self, id: u64) -> StoreMessage {
         let node = self.nodes[&id].clone();
         let space = NodeSpace { capacity_bytes: 1 << 30, used_bytes: node.used_bytes };
@@ -238,7 +238,7 @@ fn new_manager_completes_a_founding_instead_of_repeating_it() {
     assert_eq!(world.members().cluster, cluster);
 }
 
-/// Two managers that act at the same time, and nodes that hear both with losses.
+/// Two managers that act at the same time, and nodes whose messages to both are lost at times.
 struct TwoManagers {
     now_ns: u64,
     rng: Rng,

@@ -397,7 +397,7 @@ fn new_member_that_is_lost_before_its_copy_is_replaced() {
     let third = root_set(3, &[5, 2, 3]);
     assert_eq!(replace(&world, &nodes, &second, &[5, 2, 3]).unwrap(), third);
     nodes.state.lock().named = third;
-    // The set does without its third member, whose copy has the newest value.
+    // The set works without its third member, whose copy has the newest value.
     nodes.state.lock().down.insert(StorageId(2));
     assert_eq!(over().read(NAME).unwrap().expect("the value is kept").value, b"more");
 }

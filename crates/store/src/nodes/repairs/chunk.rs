@@ -6,7 +6,7 @@
 //! 3. *Look* again, for the sets of volumes.
 //! 4. *Copy* the bytes, and *seal* them under a larger placement epoch.
 //! 5. *Redescribe* the other holders.
-//! 6. *Look* a third time: take over what has changed in the sets, and see whether all holders have
+//! 6. *Look* a third time: take over the changes of the sets, and see whether all holders have
 //!    confirmed.
 //! 7. *Drop* the chunks of nodes that are no holders any more.
 //!
@@ -250,8 +250,8 @@ impl ChunkRepair {
         RepairAction::Abandon
     }
 
-    /// Notes what the nodes described. Returns whether all holders of the newest placement were
-    /// asked.
+    /// Notes the descriptors that the nodes sent. Returns whether all holders of the newest
+    /// placement were asked.
     fn note(&mut self, answers: Vec<(StorageId, Vec<ChunkDescriptor>)>) -> bool {
         self.look = answers.into_iter().collect();
         for descriptor in self.look.values().flatten() {

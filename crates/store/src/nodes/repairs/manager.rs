@@ -19,14 +19,13 @@
 //!    rounds.
 //! 2. Orders are charged to the rates of all nodes that they use, and of the cluster.
 //!
-//! Thread-safety: one task runs the rounds; any thread may take the status.
-//! Failure: a node that does not list what it holds is asked in the next round, and other holders
-//! list its blobs then. An order that fails is counted, and its target is avoided for a while. If
-//! the target did not answer, the round gives it no further order. A node that refuses the copy of
-//! an extent, because it keeps a longer replica, does not get that order again until its life or
-//! the members change.
-//! Cost: a round asks every node for a list, which reads the records of its chunks. There are two
-//! rounds after each change of the members, and one per [`RepairTerms::scan_every`].
+//! Thread-safety: one task runs the rounds; any thread may take the status. Failure: a node that
+//! does not list its chunks and extents is asked in the next round, and other holders list its
+//! blobs then. An order that fails is counted, and its target is avoided for a while. If the target
+//! did not answer, the round gives it no further order. A node that refuses the copy of an extent,
+//! because it keeps a longer replica, does not get that order again until its life or the members
+//! change. Cost: a round asks every node for a list, which reads the records of its chunks. There
+//! are two rounds after each change of the members, and one per [`RepairTerms::scan_every`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::poll_fn;
@@ -127,18 +126,18 @@ pub struct RepairView {
     pub members: Members,
     /// Whether this manager acts.
     pub acts: bool,
-    /// Whether the manager has listened for so long that a node of which it has not heard is lost.
+    /// Whether the manager has listened for so long that a node without any message to it is lost.
     pub unknown_is_lost: bool,
-    /// Whether the domains of all nodes have stayed the same for [`RepairView::lost_after`], as
-    /// this manager has heard. Until then nothing moves because of a domain.
+    /// Whether the domains of all nodes have stayed the same for [`RepairView::lost_after`], by the
+    /// beats to this manager. Until then nothing moves because of a domain.
     pub has_settled_labels: bool,
     /// Number of chunks that nodes cannot read, as they report. A change of it begins a round.
     pub chunks_unreadable: u64,
     /// Extents of draining nodes, as they report. A round compares the sealed extents. So a further
     /// seal begins a round, and the status is unknown until then.
     pub draining: BTreeMap<StorageId, DrainingExtents>,
-    /// Silence after which a node counts as lost. A node that beats, and does not list what it
-    /// holds, counts for as long as a node that may have a copy of any extent.
+    /// Silence after which a node counts as lost. For the same time, a node that beats, but does
+    /// not list its extents, counts as a node that may have a copy of any extent.
     pub lost_after: Duration,
 }
 
@@ -292,7 +291,7 @@ impl RepairManager {
             || self.now_ns() >= last.at_ns + pause.as_nanos() as u64
     }
 
-    /// Asks all nodes that answer, and plans what they lack.
+    /// Asks all nodes that answer, and plans the copies that they lack.
     async fn scan(
         &self,
         state: &mut RoundState,

@@ -142,7 +142,7 @@ pub struct RepairMembers {
 
 impl RepairMembers {
     /// The members of a cluster. `unknown_is_lost`: the manager has listened for so long that a
-    /// node of which it has not heard is lost.
+    /// node without any message to it is lost.
     #[must_use]
     pub fn new(members: &Members, unknown_is_lost: bool) -> Self {
         let with = |is: fn(MemberState) -> bool| {
@@ -268,7 +268,7 @@ struct ExtentCopies {
     nodes: Vec<StorageId>,
 }
 
-/// Collects what a round of questions has found.
+/// Collects the answers of a round of questions.
 #[derive(Debug)]
 pub struct RepairPlanner {
     members: RepairMembers,
@@ -684,7 +684,7 @@ impl RepairPlanner {
             }
             let may_be_complete =
                 self.members.spread(stay.iter().chain(&hidden).copied()) >= wanted;
-            // A node of which this manager has not heard yet may have a copy as well.
+            // A node that has not sent a beat to this manager yet may have a copy as well.
             if may_be_complete || !self.members.is_complete {
                 self.without_job.unknown += 1;
                 continue;

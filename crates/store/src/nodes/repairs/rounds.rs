@@ -126,7 +126,7 @@ pub(super) struct RoundState {
     pub(super) rates: RepairRates,
     pub(super) last: Option<LastScan>,
     pub(super) cycle: ExtentCycle,
-    /// Nodes that answer and did not list what they hold.
+    /// Nodes that answer and did not list their chunks and extents.
     pub(super) unlisted: BTreeMap<StorageId, MissingList>,
     /// Lives of nodes that have compared their chunks, and the time of the next comparison.
     pub(super) checked: BTreeMap<StorageId, (Epoch, u64)>,
@@ -256,8 +256,8 @@ impl RoundState {
         self.refused.retain(|copy, life| members.life_of(copy.node) == Some(*life));
     }
 
-    /// Notes that a node did not list what it holds. Returns the time at which that was noticed
-    /// first in this life of the node.
+    /// Notes that a node did not list its chunks and extents. Returns the time at which that was
+    /// noticed first in this life of the node.
     pub(super) fn note_unlisted(
         &mut self,
         node: StorageId,

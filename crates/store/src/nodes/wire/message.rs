@@ -340,7 +340,7 @@ wire_messages! {
         present: Vec<StorageId>,
         /// Nodes that answer.
         answering: Vec<StorageId>,
-        /// Whether all chunks of the node are listed, whatever they need.
+        /// Whether all chunks of the node are listed, even those that need no repair.
         is_all: bool,
         /// Chunk after which the list continues.
         after: Option<ChunkId>,

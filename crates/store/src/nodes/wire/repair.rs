@@ -1,5 +1,5 @@
-//! Values of repairs: what nodes report about their chunks and extents, and what the manager
-//! reports to operators.
+//! Values of repairs: reports of nodes about their chunks and extents, and reports of the manager
+//! to operators.
 //!
 //! The types are plain values.
 
@@ -108,7 +108,7 @@ pub struct RepairStatus {
     pub extents_compared: u64,
     /// Whether further extents follow, which the next rounds compare.
     pub has_more_extents: bool,
-    /// Nodes that answer beats, and that did not list what they hold.
+    /// Nodes that answer, and that did not list their chunks and extents.
     pub unlisted: Vec<StorageId>,
     /// Number of blobs and extents with two parts or copies in one domain, for which no other
     /// domain has room, or which wait because a label of a node has changed lately.

@@ -1,7 +1,7 @@
 //! One change of a namespace: a list of records that are applied together, or not at all.
 //!
-//! [`NamespaceState::apply_all`] owns a [`Change`] while it runs. Each step is noted with what it
-//! replaced. A refusal undoes the steps in reverse order.
+//! [`NamespaceState::apply_all`] owns a [`Change`] while it runs. Each step is noted with the value
+//! that it replaced. A refusal undoes the steps in reverse order.
 //!
 //! Invariant: after [`Change::take_back`], the state is the one before the change.
 //!

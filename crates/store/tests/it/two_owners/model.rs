@@ -171,8 +171,8 @@ impl Model {
         }
     }
 
-    /// Refuses half of an operation: what a new owner finds must have all effects of the last
-    /// operation, or none of them.
+    /// Refuses half of an operation: the state that a new owner finds must have all effects of the
+    /// last operation, or none of them.
     pub(super) fn check_whole(
         &self,
         found: &BTreeMap<String, Option<Vec<u8>>>,
@@ -204,7 +204,8 @@ impl Model {
         }
     }
 
-    /// Compares what a new owner finds at `path`, after which nothing else may be there.
+    /// Compares the bytes that a new owner finds at `path`. From then on, `path` may have no other
+    /// bytes.
     pub(super) fn settle(
         &mut self,
         path: &str,

@@ -129,7 +129,7 @@ fn idle_log_outlives_a_repair_without_a_node() {
 
 #[test]
 fn replica_of_a_node_that_failed_is_sealed_when_the_node_returns() {
-    // The node keeps what it has, or loses its end with the power.
+    // The node keeps its bytes, or loses the last ones in a power loss.
     for loses_power in [false, true] {
         let world = World::new(35, 5);
         let store = world.store(quick());
@@ -218,7 +218,7 @@ fn unreachable_node_costs_a_busy_log_few_extents() {
     let world = World::new(36, 3);
     let store = world.store(NodeLogOptions { look_every: Duration::from_secs(1), ..quick() });
     let mut writer = idle_log(&world, &store, FileClass::Wal);
-    // The manager hears of the node, and this process does not reach it.
+    // The manager gets beats of the node, and this process does not reach it.
     world.pool.set_health(world.ensemble(log(1))[2], Health::Down);
     let started_ns = world.now_ns();
     while world.now_ns() < started_ns + 300_000 * MS {

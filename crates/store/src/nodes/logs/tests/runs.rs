@@ -171,7 +171,7 @@ impl Run {
             return Some(format!("{len} bytes, {acknowledged} acknowledged, {synced} synced"));
         }
         if let Some(old) = old {
-            // The old writer may know of acknowledgements that nobody has seen.
+            // The old writer may know acknowledgements that no caller has seen.
             let mut end = len + 1;
             while end <= submitted {
                 if old.wait(end).is_ok() && !recovered.may_miss_unsynced {

@@ -2,7 +2,7 @@
 //!
 //! | part | file |
 //! | --- | --- |
-//! | what a log's writer, positions and tasks share | this file |
+//! | the state that a log's writer, positions and tasks share | this file |
 //! | the actions of the quorum writer | `actions.rs` |
 //! | the task that sends to the replicas | `streams.rs` |
 //! | nodes of new extents, and repairs of ended ones | `extents.rs` |

@@ -115,7 +115,7 @@ impl CellPage {
     }
 }
 
-/// How far a copy to a member is that has more pages.
+/// Progress of a copy to a member, while further pages are missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyProgress {
     /// Number of the root set whose predecessor had the values.
@@ -141,7 +141,7 @@ pub enum Membership {
     },
     /// The member has the values of the set's predecessor and waits for its activation.
     Joining(RootSet),
-    /// The node knew an earlier membership, has dropped what it knew, and gets a copy.
+    /// The node was in an earlier membership, has dropped its values, and gets a copy.
     Copying {
         /// Number of the first set that the node may join.
         least: u64,
@@ -236,7 +236,7 @@ pub enum AcceptorRequest {
         /// First part of the names.
         prefix: String,
     },
-    /// Asks to leave the set before `next` for good, and for a page of what the member knows.
+    /// Asks the member to leave the set before `next` for good, and to return a page of its values.
     Retire {
         /// The set that follows.
         next: RootSet,
@@ -289,8 +289,8 @@ pub enum AcceptorAnswer {
         /// The set that the member is in, or the one that follows it.
         known: Option<RootSet>,
     },
-    /// The member has left the old set, and may be in the new one. The page has a part of what it
-    /// knows.
+    /// The member has left the old set, and may be in the new one. The page has a part of its
+    /// values.
     Retired(CellPage),
     /// The member has the pages of a copy through a name, and lacks later ones.
     Copied {
@@ -513,7 +513,7 @@ impl Acceptor {
     }
 
     /// Leaves earlier sets for a copy of the values of `root_set`'s predecessor. A member of the
-    /// predecessor keeps what it knows, and retires.
+    /// predecessor keeps its values, and retires.
     fn begin_copy(&mut self, root_set: &RootSet) {
         match &self.state.membership {
             Membership::Active(old) | Membership::Joining(old)

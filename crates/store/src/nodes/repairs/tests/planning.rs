@@ -274,7 +274,7 @@ fn sealed(number: u32, end: u64) -> SealedExtent {
     SealedExtent { at, volume: VOLUME, class: FileClass::Wal, start: 0, end }
 }
 
-/// A planner that has heard these nodes list these extents.
+/// A planner that has got these extents from these nodes.
 fn listed(states: &[MemberState], lists: &[(u64, SealedExtent)]) -> RepairPlanner {
     let members = RepairMembers::new(&members(states), false);
     let mut planner = RepairPlanner::new(members, Vec::new());

@@ -74,7 +74,7 @@ pub struct FailedAttempt {
     pub executor: ExecutorId,
     /// Address of the executor, from its beats; empty if no beat is known.
     pub address: ShortText,
-    /// Error of the job, or what the scheduler has seen.
+    /// Error of the job, or the observation of the scheduler.
     pub reason: ShortText,
 }
 wire_struct!(FailedAttempt { at, executor, address, reason });

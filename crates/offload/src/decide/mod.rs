@@ -130,7 +130,7 @@ pub enum Choice {
     Assign(ExecutorId),
     /// All executors that can run the job are busy or have just declined it.
     Wait,
-    /// No executor has what the job needs.
+    /// No executor has all names that the job needs.
     Unknown,
     /// No executor is known.
     Nobody,

@@ -376,7 +376,7 @@ impl Executor {
     }
 
     /// Notes a life of a scheduler. Returns whether it is the newest one that is known. A new life
-    /// does not know the outputs that earlier lives were told of, so their messages become due.
+    /// does not know the outputs that were reported to earlier lives, so their messages become due.
     fn obeys(&mut self, life: SchedulerLife) -> bool {
         let newest = self.lives.entry(life.scheduler).or_insert(life.term);
         let known = *newest;

@@ -92,7 +92,7 @@ impl JobTrack {
         (self.accepted_ns, self.moved_ns) = (Some(now_ns), now_ns);
     }
 
-    /// Notes what a beat says about the present attempt.
+    /// Notes the progress of the present attempt from a beat.
     pub(super) fn beat(&mut self, now_ns: u64, progress_bytes: u64, waits: bool) {
         if progress_bytes > self.progress_bytes {
             (self.progress_bytes, self.moved_ns) = (progress_bytes, now_ns);

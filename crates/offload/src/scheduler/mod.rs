@@ -26,8 +26,8 @@
 //!    is *forget*, which removes nothing (rules 4 and 13).
 //! 5. Each beat that names an attempt which this life has given up is answered with CANCEL. So an
 //!    executor that was silent, or that missed a CANCEL, soon ends the attempt.
-//! 6. Nothing is kept of an owner that was silent for a minute. If it returns, a new session begins
-//!    and its jobs are prepared again.
+//! 6. The scheduler keeps no state of an owner that was silent for a minute. If it returns, a new
+//!    session begins and its jobs are prepared again.
 //!
 //! Thread-safety: none; the driver holds a lock.
 //! Failure: an executor that is silent for a second loses its attempts. A job without progress for
@@ -540,8 +540,8 @@ impl Scheduler {
         back.filter_map(of).collect()
     }
 
-    /// The newest owner of a database that this life has heard and that was not silent for too long
-    /// since.
+    /// The newest owner of a database from which this life has got messages and that was not silent
+    /// for too long since.
     #[must_use]
     pub fn owner_of(&self, db: OffloadDb) -> Option<OwnerStamp> {
         self.owners.get(&db).map(|known| known.stamp)

@@ -223,7 +223,7 @@ impl ShardHost {
             std::mem::replace(&mut *queue, closed)
         };
         self.changed.notify_all();
-        // Dropping a reply tells its caller that there is no answer.
+        // When a reply is dropped, its caller learns that there is no answer.
         let Queue { notices, reads, changes, threads, .. } = left;
         drop((notices, reads, changes));
         for thread in threads {

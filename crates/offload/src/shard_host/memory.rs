@@ -78,7 +78,7 @@ pub(super) trait HostMemory {
     /// Whether another process can still reach memory by this key. A process may have the memory
     /// mapped although the key was revoked.
     fn is_held(&self, key: &RemoteKey) -> bool;
-    /// Unmaps a region that nobody uses. Its bytes stay reserved.
+    /// Unmaps a region without users. Its bytes stay reserved.
     fn release(&mut self, region: RegionNo);
 }
 

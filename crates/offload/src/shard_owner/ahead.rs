@@ -19,7 +19,7 @@
 //! - the shard makes no progress for [`IDLE_NS`], or the database frees it.
 //!
 //! Invariants:
-//! 1. Nothing here registers a shard. No read finds bytes in a landing zone.
+//! 1. This module registers no shard. No read finds bytes in a landing zone.
 //! 2. Slabs are written in the order of their numbers. So the written bytes are the beginning of
 //!    the records of the image.
 //! 3. A task that writes is never overtaken: a transfer takes the grant over between two writes.

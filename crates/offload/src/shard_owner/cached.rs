@@ -223,7 +223,7 @@ impl OwnerDriver {
         versions
     }
 
-    /// Whether answers of nodes should tell the places of records.
+    /// Whether answers of nodes should contain the places of records.
     pub(super) fn wants_places(&self) -> bool {
         self.has_offsets()
     }

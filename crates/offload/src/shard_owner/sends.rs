@@ -63,7 +63,7 @@ impl Drop for Counted<'_> {
 impl TransferFailure {
     /// The end of the transfer of `bytes`, for the state.
     fn end_of(&self, bytes: u64) -> NotSent {
-        // The next choice leaves this node out, whatever room the node reports.
+        // The next choice leaves this node out, even if the node reports room.
         let left_bytes = self.end.left_bytes.map(|left| left.min(bytes.saturating_sub(1)));
         NotSent { left_bytes, ..self.end }
     }

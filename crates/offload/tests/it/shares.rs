@@ -79,7 +79,7 @@ fn borrowed_memory_goes_back_to_a_database_with_a_guarantee() {
     let quiet = beside(&world, NODE / 2);
     world.wait(2 * SECOND);
     // The first message of the second database is refused, because there is no room for a landing
-    // zone. So an answer tells the borrower that it must give memory back.
+    // zone. So the next answer makes the borrower give memory back.
     let mut flushed = 0;
     for _ in 0..20 {
         flushed += flush(&world.store, &mut sent);

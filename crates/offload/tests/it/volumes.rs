@@ -55,7 +55,7 @@ fn hosted_executor(
     ExecutorServer::start(settings).unwrap()
 }
 
-/// A pool with a volume that nobody owns.
+/// A pool with a volume without an owner.
 fn new_pool(seed: u64) -> MemoryPool {
     let pool = MemoryPool::new(seed);
     Volume::create(&pool.stores(), "db", &VolumeOptions::new("the tests")).unwrap();
@@ -140,7 +140,7 @@ impl Deref for Away {
 /// nothing meanwhile.
 fn wait_for_rest(away: &Away) {
     wait_until(|| {
-        // A wait of the owner has released what is due.
+        // A wait of the owner has released the objects that are due.
         away.files.sync_dir(Path::new(DIR)).unwrap();
         away.pool.blob_list().len() == blob_names(&away.files).len()
     });

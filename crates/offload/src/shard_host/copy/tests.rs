@@ -66,7 +66,7 @@ impl Setting {
         copy_image(order, &self.regions, HostSabotage::default())
     }
 
-    /// Why a copy was refused, and whether its lease came back with the refusal.
+    /// Reason of the refusal of a copy, and whether its lease came back with the refusal.
     fn refused(&self, info: ShardInfo, pieces: Vec<Piece>) -> (ShardWhy, bool) {
         match self.copy(info, pieces).result {
             Err((refusal, lease)) => (refusal.why, lease.is_some()),

@@ -5,8 +5,9 @@
 //! Every answer about memory tells an owner its share, and the owner flushes the shards that exceed
 //! it. The host never drops a shard for another database.
 //!
-//! Memory is counted by regions, which is what the node really uses: an arena with one image counts
-//! as a whole, and so does the landing zone. Regions that wait to be unmapped count for nobody.
+//! Memory is counted by regions, because the node reserves whole regions: an arena with one image
+//! counts as a whole, and so does the landing zone. Regions that wait to be unmapped count for no
+//! database.
 //!
 //! Invariants:
 //! 1. The guarantees of all databases sum up to at most what shards may use at the node.
@@ -15,11 +16,10 @@
 //! 3. While an operator drains the node, the share of every database is zero. So their owners flush
 //!    all shards that the node has, and those that were arriving when the drain began.
 //!
-//! Thread-safety: as that of [`HostCore`].
-//! Failure: an owner that does not flush, because it has ended, keeps what it uses until the host
-//! drops its database.
-//! Cost: O(regions + databases · log databases) for an answer that tells a share, and O(shards +
-//! databases² · log databases) for the accounts.
+//! Thread-safety: as that of [`HostCore`]. Failure: an owner that does not flush, because it has
+//! ended, keeps its memory until the host drops its database. Cost: O(regions + databases · log
+//! databases) for an answer with a share, and O(shards + databases² · log databases) for the
+//! accounts.
 
 use super::{Database, HostCore, HostMemory, IDLE};
 use crate::decide::{Claim, admitted, guarantees, share};

@@ -104,7 +104,7 @@ pub(super) struct Search<'a> {
 
 impl<'a> Search<'a> {
     /// A search for `ask` in the shards with these names. Values up to `inline_max` bytes come with
-    /// the answers. If `wants_place`, the answers tell the places of newest versions.
+    /// the answers. If `wants_place`, the answers contain the places of newest versions.
     pub(super) fn new(
         owner: OwnerStamp,
         ask: &'a LookupAsk<'a>,

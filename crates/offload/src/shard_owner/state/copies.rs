@@ -4,7 +4,7 @@
 //! A second copy is sent when the first one can be read, to a node that has room now. It never
 //! takes room from a first copy of the same database. If no node takes an image, the owner releases
 //! second copies for it, and stops a transfer of one. A copy is released only while the node of the
-//! other one answers.
+//! other copy answers.
 //!
 //! A node may have more of the database than its share, because another database claims memory or
 //! an operator drains the node. Then the owner first gives back the room of active shards there.
@@ -266,7 +266,7 @@ impl OwnerState {
     }
 
     /// Releases copies of shards at a node, each of which another node has as well. Shards that
-    /// were read at the node are read at the other one from now on. Returns the bytes of the
+    /// were read at the node are read at the other node from now on. Returns the bytes of the
     /// copies.
     fn give_up_copies(&mut self, node: StoreNode, ids: Vec<ShardId>) -> u64 {
         let Some(state) = self.nodes.get_mut(&node) else { return 0 };

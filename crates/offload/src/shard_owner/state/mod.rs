@@ -94,7 +94,7 @@ pub struct MemoryNode {
     pub life: Epoch,
     /// Endpoints at which it answers.
     pub endpoints: Vec<String>,
-    /// Whether the pool hears from it.
+    /// Whether the pool gets beats of the node.
     pub is_up: bool,
 }
 
@@ -461,7 +461,7 @@ impl OwnerState {
                 let released: Vec<ShardId> = state.shards.released().collect();
                 released.into_iter().for_each(|id| state.shards.remove(id));
             }
-            // The node has dropped the database, because it heard nothing for minutes.
+            // The node has dropped the database, because it got no messages for minutes.
             ShardWhy::NotBegun if state.begun.take().is_some() => state.beat_ns = now_ns,
             _ => return,
         }
@@ -647,7 +647,7 @@ impl OwnerState {
     }
 
     /// Releases shards that the database does not need any more. It will send no shard of a
-    /// memtable below `oldest`. Returns the nodes that must be told.
+    /// memtable below `oldest`. Returns the nodes that must get a message.
     pub(super) fn release(&mut self, ids: &[ShardId], oldest: u64) -> BTreeSet<StoreNode> {
         if oldest > self.oldest {
             self.oldest = oldest;

@@ -50,7 +50,7 @@ pub(super) struct NodeState {
     pub(super) node: NodeId,
     pub(super) life: Epoch,
     pub(super) endpoints: Vec<String>,
-    /// Whether the pool hears from the node.
+    /// Whether the pool gets beats of the node.
     pub(super) is_up: bool,
     pub(super) begun: Option<BegunFacts>,
     /// Whether the node knows another owner of the database. The node then gets no more requests.
@@ -197,7 +197,7 @@ impl NodeState {
         is_confirmed || self.shards.is_released(id)
     }
 
-    /// Whether the node takes no image of `bytes` with this name, whatever room it gets.
+    /// Whether the node takes no image of `bytes` with this name, even if it gets room.
     pub(super) fn never_takes(&self, id: ShardId, bytes: u64) -> bool {
         let is_too_large = self.usable().is_some_and(|begun| bytes > begun.image_bytes_max);
         is_too_large || self.has_used_up(id)

@@ -14,8 +14,8 @@
 //! A transfer may begin with a grant in which the first records lie already, because they were
 //! written while the shard filled ([`Transfer::after`]). It asks for the grant again first, so the
 //! host keeps it. If the host names another grant, or finds other bytes, the whole image is
-//! written. A grant that the owner has lost track of is used for the whole image as well, if it is
-//! large enough: the refusal [`ShardWhy::HasGrant`] tells its bytes.
+//! written. The node may have a grant that the owner does not know. The transfer uses this grant
+//! for the whole image, if it is large enough: the refusal [`ShardWhy::HasGrant`] has its bytes.
 //!
 //! Within a grant the records come first. The bytes that precede them in the image come last
 //! ([`TransferOrder::records_at`]). The place of a record in the grant then does not depend on the

@@ -84,7 +84,7 @@ wire_messages! {
         snapshot: SeqNo,
         /// Bytes of the longest value that the answer contains.
         inline_max: u32,
-        /// Whether the answer tells the place of the newest version of a key, if that is a put.
+        /// Whether the answer contains the place of the newest version of a key, if that is a put.
         wants_place: bool,
     }
     /// Owner → host: search these shards for the versions of several keys.
@@ -99,7 +99,7 @@ wire_messages! {
         snapshot: SeqNo,
         /// Bytes of the longest value that the answer contains.
         inline_max: u32,
-        /// Whether the answer tells the place of the newest version of a key, if that is a put.
+        /// Whether the answer contains the place of the newest version of a key, if that is a put.
         wants_place: bool,
     }
     /// Owner → host: a page of the records of these shards, merged.

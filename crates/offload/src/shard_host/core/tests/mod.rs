@@ -227,7 +227,7 @@ fn register(shard: ShardName, grant: u64) -> ShardMessage {
     ShardMessage::Register { owner: owner(1), shard, grant, info: ShardInfo::default(), pieces }
 }
 
-/// An answer about this number of shards, without the memory that it tells.
+/// An answer about this number of shards, without its figures of memory.
 fn done(shards: u32) -> ShardMessage {
     ShardMessage::Done { shards, share: NodeShare::default() }
 }

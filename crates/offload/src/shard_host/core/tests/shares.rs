@@ -90,7 +90,7 @@ fn lender_gets_its_guarantee_back_when_the_borrower_has_flushed() {
     let account = host.account(BUSY);
     assert_eq!(account.guaranteed_bytes, LIMIT / 2);
     assert_eq!(account.borrowed_bytes, account.used_bytes - LIMIT / 2);
-    // The lender has not sent a shard yet, and the answer tells it its guarantee.
+    // The lender has not sent a shard yet, and the answer contains its guarantee.
     assert!(host.begin_with(QUIET, 0).limit_bytes >= LIMIT / 2 - LANDING);
     assert!(!host.send(QUIET, 1), "the borrower has the memory");
     assert_eq!(host.core.figures(&host.memory).counters.claims, 2, "one claim of each database");
@@ -236,7 +236,7 @@ fn drained_node_gives_no_room_until_that_ends() {
         assert!(host.send(BUSY, memtable));
     }
     assert_eq!(drain(&mut host, true), 3 * IMAGE);
-    // No database gets room, and the owner of the shards is told to flush all of them.
+    // No database gets room, and the answer makes the owner of the shards flush all of them.
     assert!(!host.send(BUSY, 4));
     assert_eq!(host.begin_with(BUSY, LIMIT / 4).limit_bytes, 0);
     // Another database is known, so that it can take its earlier shards over, and gets no room.

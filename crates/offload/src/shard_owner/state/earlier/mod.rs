@@ -13,7 +13,7 @@
 //! name.
 //!
 //! Invariants:
-//! 1. Nothing of an earlier owner is purged or released before the open has decided.
+//! 1. No shard of an earlier owner is purged or released before the open has decided.
 //! 2. Shards that are given up get ids of memtable 0, which no memtable has.
 //! 3. A shard is read or adopted only if its node has confirmed that it holds the shard.
 
@@ -187,7 +187,7 @@ impl OwnerState {
     }
 
     /// Ends the takeover: the open has adopted the shards that it keeps, and the nodes must drop
-    /// all others of earlier owners. Returns the nodes that must be told.
+    /// all others of earlier owners. Returns the nodes that must get a message.
     pub(in crate::shard_owner) fn purge(&mut self) -> BTreeSet<StoreNode> {
         self.earlier.is_decided = true;
         for ((node, name), held) in std::mem::take(&mut self.earlier.held) {

@@ -27,7 +27,7 @@ fn active_shards_leave_room_for_sealed_ones() {
     world.state.end_ahead(id(4));
     assert!(matches!(world.begin(2, 300), Pick::Node { .. }));
     assert_eq!(world.verdict(3), AheadVerdict::Stays);
-    // The image of the other one is sent in its own room.
+    // The image of the other shard is sent in its own room.
     assert!(world.state.send_ahead(id(3), 390));
     assert_eq!(world.state.room(world.now_ns).sending_bytes, 690);
     assert!(!world.state.send_ahead(id(3), 390) && world.state.ahead_count() == 0);

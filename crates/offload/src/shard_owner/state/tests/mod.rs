@@ -197,7 +197,7 @@ fn node_that_the_pool_does_not_hear_either_is_lost_with_one_beat() {
     let silent = MemoryNode { is_up: false, ..member(1, LIFE) };
     world.state.on_members(world.now_ns, &[silent]);
     assert!(matches!(world.begin(2, 100), Pick::NoRoom(_)), "nothing is sent there");
-    // The owner hears from the node, so its shards stay.
+    // The owner gets answers of the node, so its shards stay.
     world.answer(node, &begun(1));
     assert!(world.is_readable(node, 1));
     world.miss(node, 1);
@@ -234,7 +234,7 @@ fn node_that_a_new_manager_does_not_know_yet_keeps_its_shards() {
     world.now_ns += SECOND;
     world.answer(node, &begun(1));
     assert!(world.is_readable(node, 1));
-    // The manager hears from the nodes one after another. They are the same nodes as before.
+    // The manager gets beats of the nodes one after another. They are the same nodes as before.
     for count in 1..=2 {
         let list: Vec<MemoryNode> = (1..=count).map(|node| member(node, LIFE)).collect();
         assert!(world.state.on_members(world.now_ns, &list).is_empty());
@@ -565,7 +565,7 @@ fn limit_follows_the_shares_of_several_nodes() {
     world.answer(node, &begun_with(1, 100));
     let room = world.state.room(world.now_ns);
     assert_eq!((room.limit_bytes, world.state.surplus_bytes()), (5100, 0));
-    // An answer to a transfer tells the share as well.
+    // An answer to a transfer contains the share as well.
     world.state.take_news();
     world.state.on_share(node, &share(99));
     assert!(world.state.take_news().must_flush);

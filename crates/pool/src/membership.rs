@@ -355,7 +355,7 @@ impl Membership {
     }
 
     /// Takes the manager's answer to the release of a block, at `now_ns`. If an earlier manager
-    /// sent the answer, the client tells the present manager of the release a lease later.
+    /// sent the answer, the client repeats the release to the present manager a lease later.
     pub fn on_released(&mut self, now_ns: u64, block: BlockId, answer: &Message) {
         let Some(release) = self.released.get_mut(&block) else { return };
         release.heard_ns = now_ns;

@@ -22,7 +22,8 @@ pub struct Member {
     pub node: NodeId,
     /// Life of the node.
     pub life: Epoch,
-    /// Whether the manager hears from the node. If not, clients stop using the copies on this node.
+    /// Whether the manager gets beats of the node. If not, clients stop using the copies on this
+    /// node.
     pub up: bool,
     /// Version of the list of members with which the node came up. A client that knew only an
     /// earlier version also stops using the copies on this node, because the node may have been

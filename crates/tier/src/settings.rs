@@ -153,7 +153,8 @@ pub struct Policy {
     /// Interval of the control loop in milliseconds. Default 500.
     pub interval_ms: u64,
     /// Least time, in milliseconds, until access counts are halved. It is up to thirty times as
-    /// long while there are too few reads to tell ranges of files apart. Default 10,000.
+    /// long while there are too few reads to distinguish hot ranges of files from others. Default
+    /// 10,000.
     pub half_life_ms: u64,
     /// Largest number of threads that move and copy. Default 16.
     pub threads_max: usize,

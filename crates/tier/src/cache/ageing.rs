@@ -30,7 +30,7 @@ const SCALE_MAX: f64 = 8.0;
 /// Smallest fraction of the window that is assumed for the existence of a file.
 const PART_MIN: f64 = 1e-3;
 /// A file that is scaled by more than this has no baseline. Too few of its reads were counted to
-/// tell later whether it is read more or less often.
+/// decide later whether it is read more or less often.
 pub(crate) const BASELINE_SCALE_MAX: f64 = 2.0;
 /// Least number of accesses of which a baseline is taken.
 const BASELINE_MIN: f64 = 100.0;

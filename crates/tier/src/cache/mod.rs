@@ -14,7 +14,7 @@
 //! - What is dropped: copies that are clearly colder than a new one, tables of the device's own
 //!   levels below L0, and every copy whose room files need.
 //!
-//! Cost: [`choose`] sorts the candidates and what the device holds.
+//! Cost: [`choose`] sorts the candidates, and the copies and files of the device.
 
 pub(crate) mod ageing;
 pub(crate) mod dispersion;

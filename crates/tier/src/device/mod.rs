@@ -151,7 +151,7 @@ pub(crate) struct Device {
     full_until_ns: AtomicU64,
 }
 
-/// The file system of a device by its settings. `access` is what the group may do with the files
+/// The file system of a device by its settings. `access` is the access of the group to the files
 /// that are created on it. Errors: `InvalidArgument` for a description that cannot be read.
 pub(crate) fn file_system(
     settings: &DeviceSettings,

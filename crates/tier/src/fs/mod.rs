@@ -337,8 +337,8 @@ impl TieredFs {
             .map_err(|error| error.context_at(format!("{doing} {}", path.display())))
     }
 
-    /// Creates a directory and those above it durably. If they cannot be synced, those that are new
-    /// are removed again, unless something else lies in them by then. Fault point: `names.changed`.
+    /// Creates a directory and those above it durably. If they cannot be synced, the new ones are
+    /// removed again, unless other files lie in them by then. Fault point: `names.changed`.
     fn make_dir(&self, dir: &Path) -> Result<()> {
         let shared = &self.shared;
         let mut names = shared.names.lock();

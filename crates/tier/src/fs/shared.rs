@@ -41,8 +41,8 @@ use crate::place::{DeviceView, PlaceInput, place};
 use crate::settings::{DeviceKind, Policy};
 use crate::write_slots::{self, WriteSlot};
 
-/// Bounds of the length, in bytes, to which writes of tables and copies are cut, whatever the
-/// profile of a device says.
+/// Bounds of the length, in bytes, to which writes of tables and copies are cut. They limit the
+/// value from the profile of a device.
 const IO_BYTES: RangeInclusive<u64> = 16 << 10..=1 << 20;
 
 /// Removed files may hold the free bytes of a device divided by this until the next iteration of

@@ -356,7 +356,7 @@ struct Moved<'a> {
 
 /// Records the move, so that the target becomes the file. After an error the source is still the
 /// file. The target is kept if the record may have been written: the next open uses the file that
-/// is recorded, and removes the other one.
+/// is recorded, and removes the other file.
 fn publish_move(
     shared: &Arc<OpenTiers>,
     entry: &Arc<Entry>,

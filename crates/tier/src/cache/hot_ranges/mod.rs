@@ -251,7 +251,7 @@ pub(crate) fn trust<'a>(files: impl Iterator<Item = &'a FileReads>) -> f64 {
 /// Least fraction of a file's reads that the smaller half must have.
 const HALF_MIN: f64 = 0.2;
 
-/// Classes of accesses per byte in an octave: densities of one class are not told apart.
+/// Classes of accesses per byte in an octave: densities of one class are not distinguished.
 const WORTH_STEPS: f64 = 4.0;
 /// The first class begins at 2 to the power of minus this.
 const WORTH_OCTAVES: f64 = 48.0;

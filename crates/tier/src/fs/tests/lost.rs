@@ -10,7 +10,7 @@ const KIB: u64 = 1024;
 fn with_a_lost_table(disk: &MemFs) -> (World, Vec<u8>) {
     let mut world = World::new(Arc::new(disk.clone()), &[100 * KIB, 1 << 20]);
     world.policy.cache_by = CacheBy::File;
-    // The slow device is the home, so that the other one may be missing.
+    // The slow device is the home, so that the other device may be missing.
     world.devices.reverse();
     drop(world.open());
     world.devices.reverse();

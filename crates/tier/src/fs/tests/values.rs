@@ -124,7 +124,7 @@ fn heir_inherits_heat_of_the_value_files_only() {
     assert!((heat("heir.vsst") - 300.0).abs() < 1.0, "{}", heat("heir.vsst"));
 }
 
-/// A device with a latency, so that its waiting time tells the number of round trips.
+/// A device with a latency, so that the number of round trips follows from its waiting time.
 fn slow_disk() -> Arc<ThrottledFs> {
     let spec = DeviceSpec::from_toml(
         r#"

@@ -243,7 +243,7 @@ impl VolumeStorage {
         format!("volume:{}\nvolume_epoch:{}\n", self.name(), self.epoch())
     }
 
-    /// Counters of what this process has done with the storage nodes, for metrics.
+    /// Counters of this process's work with the storage nodes, for metrics.
     #[must_use]
     pub fn pool_report(&self) -> NodeStoresReport {
         self.pool.report()

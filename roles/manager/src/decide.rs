@@ -1,4 +1,4 @@
-//! Decides what a block needs, from a snapshot of its state. The functions are pure.
+//! Decides the next change of a block, from a snapshot of its state. The functions are pure.
 
 use std::collections::BTreeMap;
 

@@ -64,7 +64,7 @@ impl Promise {
         Self { sabotage, ..self }
     }
 
-    /// Largest term that the node promised or heard of; 0 before the first.
+    /// Largest term that the node has promised or has got in a message; 0 before the first.
     #[must_use]
     pub fn term(&self) -> u64 {
         self.term

@@ -117,7 +117,7 @@ impl StorageNode {
         &self.parts
     }
 
-    /// Answers a request. Everything that the answer says is as durable as the request asked for.
+    /// Answers a request. Every fact in the answer is as durable as the request asked for.
     pub fn handle(
         &self,
         from: ClientId,

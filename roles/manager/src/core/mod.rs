@@ -197,8 +197,8 @@ pub struct ManagerCore {
     pub(crate) phase: Phase,
     pub(crate) nodes: BTreeMap<NodeId, NodeInfo>,
     pub(crate) clients: BTreeMap<ClientId, ClientInfo>,
-    /// Labels of the clients that had no lease when the manager first heard of them while it
-    /// collected reports.
+    /// Labels of the clients that had no lease when they first sent a message to the manager, while
+    /// it collected reports.
     pub(crate) claimants: BTreeMap<ClientId, u64>,
     /// Clients that hold a lease of this manager although a node reported them as dead under an
     /// earlier manager. The value is the end of the lease, in nanoseconds.

@@ -1,6 +1,7 @@
 //! Chunks that are being written: their files, and the checksums of their pieces.
 //!
-//! [`UnsealedChunks`] has one [`UnsealedChunk`] for each. Nothing of it survives a restart.
+//! [`UnsealedChunks`] has one [`UnsealedChunk`] for each. An unsealed chunk does not survive a
+//! restart.
 //!
 //! Invariants:
 //! 1. There are at most [`UNSEALED_MAX`] unsealed chunks, and no more than a quarter of the file

@@ -445,7 +445,8 @@ impl Chunks {
         Ok(tail.len() as u64)
     }
 
-    /// Makes a sealed file a chunk of the node. Nothing has changed after an error.
+    /// Makes a sealed file a chunk of the node. After an error, the records and the index are
+    /// unchanged.
     fn admit_sealed(&self, chunk: ChunkId, record: &ChunkRecord) -> Result<Replaced> {
         let mut changes = self.changes.lock();
         let has_record = self.record(chunk)?.is_some();

@@ -1,4 +1,4 @@
-//! How full a device is, and which writes it still takes.
+//! The fullness of a device, and the writes that it still takes.
 //!
 //! A node stops writes by their purpose: ingestion at 95 per cent, and repairs at 97. Flushes,
 //! compactions and garbage collections stop only at 98, because they move acknowledged writes from
@@ -19,8 +19,8 @@ pub(crate) struct Fullness {
 }
 
 impl Fullness {
-    /// The fullness of a device of which the node uses `used_bytes`. `free_bytes` is what the file
-    /// system has left (`None` if it does not say), and `bytes_max` is the node's own limit.
+    /// The fullness of a device of which the node uses `used_bytes`. `free_bytes` are the free
+    /// bytes of the file system (`None` if unknown), and `bytes_max` is the node's own limit.
     pub(crate) fn new(used_bytes: u64, free_bytes: Option<u64>, bytes_max: Option<u64>) -> Self {
         let on_device = free_bytes.map_or(u64::MAX, |free| used_bytes.saturating_add(free));
         Self { used_bytes, capacity_bytes: on_device.min(bytes_max.unwrap_or(u64::MAX)) }

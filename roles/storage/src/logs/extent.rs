@@ -261,7 +261,7 @@ impl Extent {
     }
 
     /// Progress that a sync of all present bytes has to reach. Refused in limbo, because the node
-    /// cannot tell what was lost.
+    /// does not know which bytes were lost.
     pub(crate) fn begin_sync(&self, env: &LogEnv, stamp: Stamp) -> Result<Progress, Refusal> {
         let state = self.lock_for(env, stamp)?;
         let record = state.record.as_ref().ok_or_else(|| not_there(self.at))?;

@@ -229,8 +229,8 @@ impl Logs {
         Ok(Self { env, extents: RwLock::new(extents), unread })
     }
 
-    /// Clears what the file system has kept of logs of the last life. The batch of the opening must
-    /// be durable.
+    /// Clears the tails that the file system has kept of logs of the last life. The batch of the
+    /// opening must be durable.
     pub(crate) fn clear_tails(&self) -> Result<()> {
         opening::clear_tails(&self.env, &self.unread)
     }

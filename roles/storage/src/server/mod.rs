@@ -177,7 +177,7 @@ impl StorageServer {
             stopping: Arc::default(),
             is_closed: false,
         };
-        // From here on the drop of the server ends what has begun.
+        // From here on the drop of the server ends the threads and listeners that have begun.
         server.start_threads()?;
         server.listen(life)?;
         Ok(server)

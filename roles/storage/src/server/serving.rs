@@ -20,8 +20,8 @@
 //!    the metadata.
 //! 2. The appends of an extent run in the order in which they arrived over a link, also if the
 //!    extent moves to another device ([`super::pins`]).
-//! 3. Every request gets an answer. If a reply is dropped, the fabric tells the client that no
-//!    answer follows.
+//! 3. Every request gets an answer. If a reply is dropped, the client learns from the fabric that
+//!    no answer follows.
 //! 4. A new object goes to the device with most room among those whose lanes are not backed up.
 //!
 //! Thread-safety: any thread may call any method.

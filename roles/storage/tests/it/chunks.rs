@@ -130,7 +130,7 @@ struct ModelChunk {
     retaining: BTreeSet<VolumeId>,
 }
 
-/// A node, and what it must have.
+/// A node, and the state that it must have.
 struct Model {
     fs: MemFs,
     node: Arc<StorageNode>,

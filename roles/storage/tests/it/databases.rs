@@ -71,7 +71,7 @@ fn check(db: &Db, model: &Model, what: &str) {
     assert!(report.is_clean(), "{what}: {:?}", report.errors);
 }
 
-/// A database on the nodes, its owner, and what it has.
+/// A database on the nodes, its owner, and its expected contents.
 struct Run {
     rng: Rng,
     model: Model,

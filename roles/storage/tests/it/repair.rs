@@ -236,7 +236,8 @@ fn manager_that_is_started_again_finishes_the_repair() {
         pool.world.run_for(Duration::from_secs(1));
         pool.world.start_manager();
         pool.world.run_for(Duration::from_secs(2));
-        // The new manager has never heard of the lost node, so it waits as long as the first one.
+        // The new manager has never got a beat of the lost node, so it waits as long as the first
+        // manager.
         pool.wait_for_repair();
         pool.assert_readable("after a new manager");
     }
@@ -496,7 +497,7 @@ fn log_that_was_removed_while_a_node_was_away_gets_no_copies() {
         append_orphan(&pool, n, 100);
         seal_orphan(&pool, n, 100);
     }
-    // Node 2 does not hear of the removal.
+    // Node 2 does not get the removal.
     for n in 0..2 {
         let remove = StoreMessage::RemoveLog { log: ORPHAN.log, stamp: STAMP };
         assert_eq!(pool.world.ask_node(n, remove, &[]), StoreMessage::Done {});

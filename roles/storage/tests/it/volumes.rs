@@ -282,7 +282,7 @@ fn removed_files_leave_no_bytes_on_nodes() {
         owner.fs.remove(&at(name)).unwrap();
     }
     owner.fs.sync_dir(Path::new(DIR)).unwrap();
-    // The next commit releases what is due.
+    // The next commit releases the objects that are due.
     put(&owner, "CURRENT", FileClass::Manifest, b"next");
     world.run_for(Duration::from_secs(5));
     assert_eq!(world.stored_objects().chunks, 0);

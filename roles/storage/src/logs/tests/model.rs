@@ -106,7 +106,7 @@ impl ModelReplica {
     }
 }
 
-/// Checks a node after a power loss against what was answered before it.
+/// Checks a node after a power loss against its answers before the loss.
 fn check_after_power_loss(machine: &Machine, seed: u64, before: &ModelReplica) -> u64 {
     let node = machine.without_power(seed).open();
     let StoreMessage::ReplicaIs { valid_end, synced, sealed, is_in_limbo } = inspect(&node) else {

@@ -1,4 +1,4 @@
-//! Every step that a checker can leave out changes what a node answers.
+//! Every step that a checker can leave out changes an answer of a node.
 
 use archipelago_store::nodes::wire::RefusalWhy;
 

@@ -217,8 +217,7 @@ impl World {
         self.manager.as_ref().expect("a manager runs").repairs()
     }
 
-    /// Whether the status tells an operator that the draining node in place `n` is not needed any
-    /// more.
+    /// Whether the status says that the draining node in place `n` is not needed any more.
     pub(crate) fn is_drained(&self, n: usize) -> bool {
         let (storage, manager) = (self.nodes[n].storage, self.manager.as_ref());
         let (report, repairs) = manager.expect("a manager runs").standing(storage);
@@ -235,7 +234,8 @@ impl World {
         self.start(n);
     }
 
-    /// Makes the node in place `n` refuse to list what it holds, or list it again. Its beats go on.
+    /// Makes the node in place `n` refuse to list its chunks and extents, or list them again. Its
+    /// beats go on.
     pub(crate) fn hide_lists(&self, n: usize, is_hidden: bool) {
         self.nodes[n].hides_lists.store(is_hidden, Ordering::SeqCst);
     }
@@ -360,7 +360,7 @@ impl World {
         self.nodes[n].running.is_some()
     }
 
-    /// Starts all nodes that do not run, and waits until the manager hears of them.
+    /// Starts all nodes that do not run, and waits until the manager gets their beats.
     pub(crate) fn start_all(&mut self) {
         for n in 0..self.nodes.len() {
             if !self.is_up(n) {

@@ -46,7 +46,8 @@ pub(super) struct NodePlace {
     pub(super) running: Option<RunningNode>,
     /// Set of nodes that fail together with this one, from the next start on.
     pub(super) domain: String,
-    /// Whether the node refuses to list what it holds, as if its metadata could not be read.
+    /// Whether the node refuses to list its chunks and extents, as if its metadata could not be
+    /// read.
     pub(super) hides_lists: Arc<AtomicBool>,
     /// Whether the node answers no comparison of its chunks, as if its disk hung.
     pub(super) hangs_checks: Arc<AtomicBool>,

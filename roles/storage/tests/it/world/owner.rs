@@ -61,8 +61,8 @@ impl Owner {
         Self::take_over_with(world, NodeStoresOptions::default())
     }
 
-    /// Opens the volume in a new process whose operator accepts that logs end with what the nodes
-    /// that answer have.
+    /// Opens the volume in a new process whose operator accepts that logs end with the bytes of the
+    /// nodes that answer.
     pub(crate) fn take_over_accepting_loss(world: &mut World) -> Result<Self> {
         let options = NodeStoresOptions { accept_loss: true, ..NodeStoresOptions::default() };
         Self::take_over_with(world, options)

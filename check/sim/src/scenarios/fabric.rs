@@ -282,7 +282,7 @@ fn faults(rng: &mut Rng) -> Faults {
         duplicate: [0.0, 0.1][rng.usize(..2)],
         delay_ns_max: [0, 5_000, 200_000][rng.usize(..3)],
         tear: [0.0, 0.5][rng.usize(..2)],
-        // No memory is mapped, so nothing can be refused.
+        // No memory is mapped, so no operation on mapped memory can be refused.
         refuse: 0.0,
     }
 }

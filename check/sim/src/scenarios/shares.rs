@@ -333,7 +333,7 @@ impl World {
         self.nodes.push(node);
     }
 
-    /// A life of a node, which the pool tells the owners.
+    /// A life of a node, which the pool reports to the owners.
     fn begin_node(&mut self, number: u64, life: u64, machine: Host, provider: Sim) -> Memory {
         self.counted.lives += 1;
         let limits = limits();
@@ -406,7 +406,7 @@ impl World {
             self.counted.deaths += 1;
             let until_ns = self.simulation.now_ns() + self.rng.u64(DEAD_MS) * 1_000_000;
             self.dead = Some(DeadNode { at, until_ns });
-            // The pool hears of the death, and nothing more is sent to the node.
+            // The pool learns that the node is dead, and sends it no more messages.
             self.wait(Duration::from_secs(1));
         }
     }

@@ -85,7 +85,7 @@ impl Machines {
                 duplicate: [0.0, 0.1][rng.usize(..2)],
                 delay_ns_max: [0, 20_000, 2_000_000, 50_000_000][rng.usize(..4)],
                 tear: [0.0, 0.5][rng.usize(..2)],
-                // Nothing is mapped, so nothing can be refused.
+                // No memory is mapped, so no operation on mapped memory can be refused.
                 refuse: 0.0,
             },
         };

@@ -247,7 +247,7 @@ impl World {
             duplicate: [0.0, 0.1][self.rng.usize(..2)],
             delay_ns_max: [0, 5_000, 200_000][self.rng.usize(..3)],
             tear: [0.0, 0.5][self.rng.usize(..2)],
-            // Nothing is mapped, so nothing can be refused.
+            // No memory is mapped, so no operation on mapped memory can be refused.
             refuse: 0.0,
         }
     }

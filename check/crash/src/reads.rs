@@ -1,4 +1,4 @@
-//! Reads of a writing thread, compared with what the thread has written.
+//! Reads of a writing thread, compared with the thread's own writes.
 //!
 //! A [`ReadCheck`] follows the operations of one thread. Only that thread writes its keys, so each
 //! read of such a key has one right answer.
@@ -23,8 +23,8 @@ pub(crate) enum Reads {
     /// The process reads nothing.
     #[default]
     None,
-    /// The threads compare what they read with what they wrote. A read takes at most `limit`;
-    /// `None` for a process that is stopped at times.
+    /// The threads compare the bytes that they read with their own writes. A read takes at most
+    /// `limit`; `None` for a process that is stopped at times.
     Compared { limit: Option<Duration> },
 }
 

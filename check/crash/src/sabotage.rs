@@ -48,7 +48,7 @@ pub(crate) fn damage(db: &Db, how: Sabotage, seed: u64, acknowledged: &[u64]) ->
     }
 }
 
-/// Whether a check found that the database does not hold what was acknowledged.
+/// Whether a check found that the database lacks acknowledged operations.
 pub(crate) fn is_of_damage(problem: &str) -> bool {
     problem.contains("operations acknowledged") || problem.contains("shared counters")
 }

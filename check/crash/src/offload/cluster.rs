@@ -3,7 +3,7 @@
 //!
 //! Invariants:
 //! 1. The manager keeps its address over all restarts.
-//! 2. [`Cluster::restore`] returns when all processes run. The manager hears of them later.
+//! 2. [`Cluster::restore`] returns when all processes run. The manager learns later that they run.
 //!
 //! Thread-safety: one thread owns a cluster.
 //! Failure: every error names the process.

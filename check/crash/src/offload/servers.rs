@@ -18,8 +18,8 @@ const BLOCK_BYTES: u64 = 1 << 20;
 /// Jobs that an executor runs at the same time.
 const SLOTS: u32 = 2;
 
-/// Begin of the line with which a memory node tells the number of its shards, and of the grants for
-/// shards that were not used yet.
+/// Begin of the line in which a memory node reports the number of its shards, and of its unused
+/// grants.
 pub(super) const LEFT: &str = "left: ";
 /// Line that asks a memory node for that number.
 pub(super) const TELL_LEFT: &str = "what is left?";

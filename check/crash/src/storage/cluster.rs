@@ -4,7 +4,7 @@
 //!
 //! Invariants:
 //! 1. A node keeps its directory, and the manager its address, over all restarts.
-//! 2. [`Cluster::restore`] returns when all processes run and the manager hears of all nodes.
+//! 2. [`Cluster::restore`] returns when all processes run and the manager gets beats of all nodes.
 //!
 //! Thread-safety: one thread owns a cluster. Failure: every error names the process, or the
 //! condition that the manager did not see in time. Cost: one process per node and executor, and one
@@ -173,7 +173,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Brings all processes back, and waits until the manager hears of all nodes.
+    /// Brings all processes back, and waits until the manager gets beats of all nodes.
     pub(super) fn restore(&mut self) -> Result<(), String> {
         self.restore_manager()?;
         for index in 0..self.nodes.len() {
@@ -219,7 +219,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Waits until the manager hears of the present life of each node of a founded cluster.
+    /// Waits until the manager gets beats of the present life of each node of a founded cluster.
     pub(super) fn wait_until_whole(&self) -> Result<(), String> {
         let clock = SystemClock::shared();
         let until_ns = clock.now_ns() + PATIENCE.as_nanos() as u64;

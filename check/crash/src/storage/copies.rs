@@ -6,9 +6,9 @@
 //! | drain | the manager gets the order to empty a node |
 //! | rebalance | a node starts again with less room, so that it is fuller than the others |
 //!
-//! Each storage node tells the parent when it begins a copy ([`COPIES`]). So a fault hits while a
-//! copy is under way, and the parent knows its target. The rate of copies is low, so the bytes of a
-//! chunk take some tens of milliseconds. Several copies run at a time.
+//! Each storage node reports to the parent when it begins a copy ([`COPIES`]). So a fault hits
+//! while a copy is under way, and the parent knows its target. The rate of copies is low, so the
+//! bytes of a chunk take some tens of milliseconds. Several copies run at a time.
 //!
 //! Invariant: after [`Cluster::end_copies`] no node is to be emptied, and nothing is left to copy.
 //! Copies that no node takes do not count as left: nodes keep longer replicas of an extent, or no

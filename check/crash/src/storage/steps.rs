@@ -162,7 +162,7 @@ impl FileSystem for StepFs {
     archipelago_env::forward_fs!(inner: open, names);
 }
 
-/// The file system of a storage node, which tells the parent of copies of chunks.
+/// The file system of a storage node, which reports copies of chunks to the parent.
 #[derive(Debug)]
 pub(super) struct CopyFs {
     inner: Arc<dyn FileSystem>,

@@ -27,12 +27,13 @@
 //!    was cut off until its manager ended could return and serve data that another client owns by
 //!    then. If a node later names a client with a lease of this manager, that lease ends first.
 //!
-//! Thread-safety: none, as for the state machine. Failure: the invariants do not cover a block that
-//! no node has reported to this manager, nor the clients that died before the latest 4,096. While
-//! too few nodes have reported one block of a client, the client does not learn of most other
-//! blocks that are lost. A node that does not return must be forgotten (`archipelago cluster
-//! forget`). Cost: a renewal visits all blocks if the client's list of its blocks is old or
-//! incomplete, else none. New deaths take a request to each node.
+//! Thread-safety: none, as for the state machine.
+//! Failure: the invariants do not cover a block that no node has reported to this manager, nor the
+//! clients that died before the latest 4,096. While too few nodes have reported one block of a
+//! client, the client does not learn of most other blocks that are lost. A node that does not
+//! return must be forgotten (`archipelago cluster forget`).
+//! Cost: a renewal visits all blocks if the client's list of its blocks is old or incomplete, else
+//! none. New deaths take a request to each node.
 
 use archipelago_base::Epoch;
 use archipelago_fabric::{ClientId, NodeId};

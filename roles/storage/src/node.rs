@@ -12,9 +12,10 @@
 //! 3. A node that may have lost unsynced bytes since its last life puts its open extents into limbo
 //!    before it answers the first request.
 //!
-//! Thread-safety: any thread may call any method. Failure: a request that cannot be served is
-//! refused with a reason. An error of `open` names the file. After such an error, no file was
-//! changed. Cost: as the heads of the parts say.
+//! Thread-safety: any thread may call any method.
+//! Failure: a request that cannot be served is refused with a reason. An error of `open` names the
+//! file. After such an error, no file was changed.
+//! Cost: as the heads of the parts say.
 
 use std::path::PathBuf;
 use std::sync::Arc;

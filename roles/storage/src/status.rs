@@ -1,8 +1,8 @@
 //! The report of a node: its objects, its fullness, and its counters since it opened.
 //!
 //! Beats carry the report to the managers, and operators ask for it. Failure: a device whose file
-//! system does not say how full it is counts as failed. Cost: one question to the file system per
-//! device, and one pass over chunks and extents.
+//! system does not say how full it is counts as failed.
+//! Cost: one question to the file system per device, and one pass over chunks and extents.
 
 use archipelago_store::nodes::wire::{DeviceStatus, NodeSpace, StorageReport};
 

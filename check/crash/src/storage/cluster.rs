@@ -6,9 +6,9 @@
 //! 1. A node keeps its directory, and the manager its address, over all restarts.
 //! 2. [`Cluster::restore`] returns when all processes run and the manager gets beats of all nodes.
 //!
-//! Thread-safety: one thread owns a cluster. Failure: every error names the process, or the
-//! condition that the manager did not see in time. Cost: one process per node and executor, and one
-//! for the manager.
+//! Thread-safety: one thread owns a cluster.
+//! Failure: every error names the process, or the condition that the manager did not see in time.
+//! Cost: one process per node and executor, and one for the manager.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -14,9 +14,9 @@
 //! Copies that no node takes do not count as left: nodes keep longer replicas of an extent, or no
 //! domain is free.
 //!
-//! Thread-safety: one thread owns a cluster. Failure: an error names the condition that the manager
-//! did not report in time. Cost: a question to the manager every 20 ms while the parent waits for
-//! nodes.
+//! Thread-safety: one thread owns a cluster.
+//! Failure: an error names the condition that the manager did not report in time.
+//! Cost: a question to the manager every 20 ms while the parent waits for nodes.
 
 use std::time::Duration;
 

@@ -265,8 +265,8 @@ impl OwnerRole {
 }
 
 /// Waits until the logs have all their copies, reports that to the parent, and waits for a line
-/// from the parent. Errors: `Fenced` if another owner has the volume then, because nothing is left
-/// to be closed.
+/// from the parent.
+/// Errors: `Fenced` if another owner has the volume then, because nothing is left to be closed.
 fn stay(volume: &VolumeStorage) -> Result<()> {
     while volume.pool_report().log_backlog_bytes > 0 {
         // The logs of an owner that was fenced get no more copies.

@@ -1,8 +1,8 @@
 //! Clusters of 6 to 60 storage nodes in virtual time: the throughput of `archipelago-sim --measure
 //! storage-scale`, and how far it is from linear growth.
 //!
-//! All but [`measure`] is pure. Failure: the error of a write in the simulation. Cost: some hundred
-//! MB of memory and a few seconds of real time for each cluster.
+//! All but [`measure`] is pure. Failure: the error of a write in the simulation.
+//! Cost: some hundred MB of memory and a few seconds of real time for each cluster.
 
 use archipelago_bench::harness::store::{Error, Result};
 use archipelago_sim::storage::{GROWTH_SIZES, GrowthSize, growth};

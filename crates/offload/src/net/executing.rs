@@ -10,10 +10,11 @@
 //!    ([`super::rates`]).
 //!
 //! Thread-safety: any thread may call any method. One lock guards the state machine; jobs run
-//! without it. Failure: a job that fails removes its files, and the scheduler gets the reason. A
-//! panic of a job is such a failure. Cost: two threads for each slot, one of each priority
-//! ([`super::job_queues`]), and two for the mail of each manager. An executor in virtual time has
-//! none; threads of its caller run the jobs.
+//! without it.
+//! Failure: a job that fails removes its files, and the scheduler gets the reason. A panic of a job
+//! is such a failure.
+//! Cost: two threads for each slot, one of each priority ([`super::job_queues`]), and two for the
+//! mail of each manager. An executor in virtual time has none; threads of its caller run the jobs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -19,12 +19,14 @@
 //!    of every other attempt are given up ([`super::files`]).
 //!
 //! Thread-safety: many background threads call the executor in parallel. One lock guards the state
-//! machine. Failure: outputs that the engine refuses, or that cannot be named here, are not used:
-//! the job runs here with other numbers. If a job finds no scheduler or no executor, all jobs run
-//! here for two seconds without a request to a scheduler, and are counted under the same reason
+//! machine.
+//! Failure: outputs that the engine refuses, or that cannot be named here, are not used: the job
+//! runs here with other numbers. If a job finds no scheduler or no executor, all jobs run here for
+//! two seconds without a request to a scheduler, and are counted under the same reason
 //! ([`super::quiet`]). A flush runs here immediately if no executor has a slot left for this
 //! database. It runs here after a second if jobs of other databases hold all slots. Every job that
-//! runs here for such a reason is counted. Cost: a thread of the engine waits for each job.
+//! runs here for such a reason is counted.
+//! Cost: a thread of the engine waits for each job.
 
 use std::collections::BTreeMap;
 use std::fmt;

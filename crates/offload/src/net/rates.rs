@@ -11,10 +11,11 @@
 //!    the job says less. No owner gives a smaller part, and a job with a smaller part would not
 //!    end.
 //!
-//! Thread-safety: any thread may call any method. There is one lock. Failure: a job that gets no
-//! part runs in the owner's process, which counts it. An executor that does not know yet that its
-//! attempt was given up still uses its part, although other jobs may have it already. Cost: a short
-//! lock at the begin and at the end of each job.
+//! Thread-safety: any thread may call any method. There is one lock.
+//! Failure: a job that gets no part runs in the owner's process, which counts it. An executor that
+//! does not know yet that its attempt was given up still uses its part, although other jobs may
+//! have it already.
+//! Cost: a short lock at the begin and at the end of each job.
 
 use std::sync::Arc;
 

@@ -22,11 +22,12 @@
 //! 4. An owner greets every scheduler, also without jobs, so that each one ends the jobs of earlier
 //!    owners.
 //!
-//! Thread-safety: none; the driver holds a lock. Failure: if no scheduler answers, or all attempts
-//! fail, the owner runs the job itself. An owner that was silent for so long that its scheduler has
-//! dropped the jobs prepares them again. Cost: O(jobs) for each call of the timer, and O(log jobs)
-//! for each message. The package of a job goes out until the scheduler has confirmed the job, and
-//! then again in a new session only. Messages that are repeated later have some hundred bytes.
+//! Thread-safety: none; the driver holds a lock.
+//! Failure: if no scheduler answers, or all attempts fail, the owner runs the job itself. An owner
+//! that was silent for so long that its scheduler has dropped the jobs prepares them again.
+//! Cost: O(jobs) for each call of the timer, and O(log jobs) for each message. The package of a job
+//! goes out until the scheduler has confirmed the job, and then again in a new session only.
+//! Messages that are repeated later have some hundred bytes.
 
 #[cfg(test)]
 mod tests;

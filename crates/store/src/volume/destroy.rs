@@ -11,10 +11,11 @@
 //!    of the volume any more. After that, nothing would find the rest.
 //! 2. Each step may be repeated, also by another process.
 //!
-//! Thread-safety: the function shares nothing. Failure: an interrupted removal is completed by the
-//! next one. Until then the volume can be listed, but it cannot be opened. A node that an operator
-//! has given up, and that returns, keeps its part. Cost: two swaps of the register, a list from
-//! each node, and a request per 4,096 blobs.
+//! Thread-safety: the function shares nothing.
+//! Failure: an interrupted removal is completed by the next one. Until then the volume can be
+//! listed, but it cannot be opened. A node that an operator has given up, and that returns, keeps
+//! its part.
+//! Cost: two swaps of the register, a list from each node, and a request per 4,096 blobs.
 
 use std::sync::Arc;
 

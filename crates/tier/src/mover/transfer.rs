@@ -12,13 +12,13 @@
 //! whole. A file that its device lost is restored in the same way from a whole copy, which stays
 //! until the restored file is durable (`move.restored`).
 //!
-//! Thread-safety: any thread may run a job; a file has one job at a time. Failure: a failed job
-//! leaves the source, and removes its target. Errors are noted for the device that caused them. A
-//! job whose file is removed, or whose tiers are closed, ends without a failure
+//! Thread-safety: any thread may run a job; a file has one job at a time.
+//! Failure: a failed job leaves the source, and removes its target. Errors are noted for the device
+//! that caused them. A job whose file is removed, or whose tiers are closed, ends without a failure
 //! ([`JobEnd::Obsolete`]). Steps have the fault points `move.begin`, `move.copied`, `move.synced`,
-//! `move.before_publish` and `move.published`, and the same with `copy.`. Cost: each byte is read
-//! once and written once, and a move reads its target back. The source is prefetched, and the
-//! kernel is asked to drop source and target from the page cache.
+//! `move.before_publish` and `move.published`, and the same with `copy.`.
+//! Cost: each byte is read once and written once, and a move reads its target back. The source is
+//! prefetched, and the kernel is asked to drop source and target from the page cache.
 
 use std::fmt;
 use std::path::PathBuf;

@@ -18,13 +18,14 @@
 //! 5. If a generation has no room, it is written to the space of the ballast ([`ballast`]).
 //!
 //! Thread-safety: the owner's lock guards all methods. No read takes it. It is held over an append
-//! to the log, but not over a sync. Failure: a log that failed takes no more records, and a new
-//! generation replaces it. If that fails as well, the change is undone in memory. The device may
-//! have it nevertheless: as the last record of the log, or in a generation that failed after its
-//! rename. So a crash before the next generation may bring the whole change back. This does no
-//! harm, because all files of the states before and after the change still exist. The next
-//! generation does not have the change, and no record is appended before that generation. Cost: a
-//! change costs an append, which is a copy into memory on a local device.
+//! to the log, but not over a sync.
+//! Failure: a log that failed takes no more records, and a new generation replaces it. If that
+//! fails as well, the change is undone in memory. The device may have it nevertheless: as the last
+//! record of the log, or in a generation that failed after its rename. So a crash before the next
+//! generation may bring the whole change back. This does no harm, because all files of the states
+//! before and after the change still exist. The next generation does not have the change, and no
+//! record is appended before that generation.
+//! Cost: a change costs an append, which is a copy into memory on a local device.
 
 pub(crate) mod ballast;
 pub(crate) mod log;

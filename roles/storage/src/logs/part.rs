@@ -11,10 +11,11 @@
 //!    kernel may have dropped the bytes, and would report the next sync as successful.
 //!
 //! Thread-safety: none for a part or a writer; the lock of the extent guards them. [`PartSync`] may
-//! be used without it. Failure: after a failed append or sync a writer takes no more bytes. After a
-//! failed sync of a directory, every later sync of it fails as well ([`Device::sync_dir`]). Cost:
-//! an append is one `write`; a read begins at most [`INDEX_BYTES`] and one group before its first
-//! byte.
+//! be used without it.
+//! Failure: after a failed append or sync a writer takes no more bytes. After a failed sync of a
+//! directory, every later sync of it fails as well ([`Device::sync_dir`]).
+//! Cost: an append is one `write`; a read begins at most [`INDEX_BYTES`] and one group before its
+//! first byte.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -16,10 +16,11 @@
 //! 3. While an operator drains the node, the share of every database is zero. So their owners flush
 //!    all shards that the node has, and those that were arriving when the drain began.
 //!
-//! Thread-safety: as that of [`HostCore`]. Failure: an owner that does not flush, because it has
-//! ended, keeps its memory until the host drops its database. Cost: O(regions + databases · log
-//! databases) for an answer with a share, and O(shards + databases² · log databases) for the
-//! accounts.
+//! Thread-safety: as that of [`HostCore`].
+//! Failure: an owner that does not flush, because it has ended, keeps its memory until the host
+//! drops its database.
+//! Cost: O(regions + databases · log databases) for an answer with a share, and O(shards +
+//! databases² · log databases) for the accounts.
 
 use super::{Database, HostCore, HostMemory, IDLE};
 use crate::decide::{Claim, admitted, guarantees, share};

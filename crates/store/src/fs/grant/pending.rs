@@ -10,11 +10,12 @@
 //!    if its executor dies.
 //! 2. The names of all outputs appear in one commit, or none does.
 //!
-//! Thread-safety: one thread at a time uses the value. Failure: if an executor returns blobs that
-//! the grant does not have, the call fails with `InvalidArgument` and names none of them. If the
-//! owner dies, the next one releases all blobs without names. Cost: a grant costs two short locks
-//! and no round trip. The names cost one round trip, and so does giving up, for all identities
-//! together.
+//! Thread-safety: one thread at a time uses the value.
+//! Failure: if an executor returns blobs that the grant does not have, the call fails with
+//! `InvalidArgument` and names none of them. If the owner dies, the next one releases all blobs
+//! without names.
+//! Cost: a grant costs two short locks and no round trip. The names cost one round trip, and so
+//! does giving up, for all identities together.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};

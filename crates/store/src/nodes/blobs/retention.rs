@@ -19,9 +19,10 @@
 //! node that does not answer, such a writer may still begin a blob. No namespace ever names this
 //! blob, and a later call finds it.
 //!
-//! Thread-safety: any thread may call the functions. Failure: a retain fails as `Busy` if a holder
-//! does not answer, unless the managers call it lost. A removal fails in this way for any node. The
-//! other calls fail as `Busy` if no node answers. All of them fail as `Fenced` if any node says so.
+//! Thread-safety: any thread may call the functions.
+//! Failure: a retain fails as `Busy` if a holder does not answer, unless the managers call it lost.
+//! A removal fails in this way for any node. The other calls fail as `Busy` if no node answers. All
+//! of them fail as `Fenced` if any node says so.
 //! Cost: retain: three round trips. Release: one. Strays: a round trip for the promise, one per
 //! 4,096 blobs of a node, and one per 4,096 strays. Removal: twice the same, and two more promises
 //! and lists.

@@ -22,9 +22,11 @@
 //! 2. A manager that ends meanwhile leaves nodes that name the cluster, and the next manager
 //!    completes the founding with it.
 //!
-//! Thread-safety: none. Failure: the votes may be divided so that no attempt gets a majority. The
-//! status then names the clusters. An operator keeps one cluster, and empties the nodes of the
-//! others, which hold no data yet. Cost: O(nodes) per tick and per beat until the cluster exists.
+//! Thread-safety: none.
+//! Failure: the votes may be divided so that no attempt gets a majority. The status then names the
+//! clusters. An operator keeps one cluster, and empties the nodes of the others, which hold no data
+//! yet.
+//! Cost: O(nodes) per tick and per beat until the cluster exists.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

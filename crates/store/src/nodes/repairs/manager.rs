@@ -19,13 +19,14 @@
 //!    rounds.
 //! 2. Orders are charged to the rates of all nodes that they use, and of the cluster.
 //!
-//! Thread-safety: one task runs the rounds; any thread may take the status. Failure: a node that
-//! does not list its chunks and extents is asked in the next round, and other holders list its
-//! blobs then. An order that fails is counted, and its target is avoided for a while. If the target
-//! did not answer, the round gives it no further order. A node that refuses the copy of an extent,
-//! because it keeps a longer replica, does not get that order again until its life or the members
-//! change. Cost: a round asks every node for a list, which reads the records of its chunks. There
-//! are two rounds after each change of the members, and one per [`RepairTerms::scan_every`].
+//! Thread-safety: one task runs the rounds; any thread may take the status.
+//! Failure: a node that does not list its chunks and extents is asked in the next round, and other
+//! holders list its blobs then. An order that fails is counted, and its target is avoided for a
+//! while. If the target did not answer, the round gives it no further order. A node that refuses
+//! the copy of an extent, because it keeps a longer replica, does not get that order again until
+//! its life or the members change.
+//! Cost: a round asks every node for a list, which reads the records of its chunks. There are two
+//! rounds after each change of the members, and one per [`RepairTerms::scan_every`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::poll_fn;

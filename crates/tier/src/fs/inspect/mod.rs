@@ -151,8 +151,9 @@ impl TieredFs {
 
     /// Creates a file at `path`, a path below the root, as [`archipelago_env::FileSystem::create`]
     /// does, and returns its writer and the file itself, even if the file has another name by then.
-    /// `existing` has the place of [`CreateOptions::exclusive`]. Errors: those of `existing`;
-    /// `NotFound` without the directory; `Io` for a directory; those of the devices.
+    /// `existing` has the place of [`CreateOptions::exclusive`].
+    /// Errors: those of `existing`; `NotFound` without the directory; `Io` for a directory; those
+    /// of the devices.
     pub fn create_file(
         &self,
         path: &Path,

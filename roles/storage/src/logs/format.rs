@@ -10,6 +10,7 @@
 //!    group counts only in its own place.
 //! 2. A decoder returns a value or a reason for every input. A header whose part starts before its
 //!    extent is damaged.
+//! 3. A header with a wrong checksum is damaged, whatever its version says.
 //!
 //! All functions are pure. Failure: [`BadHeader`]. Cost: O(bytes).
 
@@ -58,7 +59,7 @@ pub(crate) struct PartHeader {
 pub(crate) enum BadHeader {
     /// The bytes are damaged, or were never written.
     Damaged,
-    /// Another version of the format.
+    /// A header with a right checksum, of another version of the format.
     Version(u32),
 }
 
@@ -98,18 +99,17 @@ impl PartHeader {
     /// The header that `bytes` begin with.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, BadHeader> {
         let bytes: &[u8; HEADER_BYTES] = bytes.first_chunk().ok_or(BadHeader::Damaged)?;
-        if bytes[..8] != MAGIC {
+        // The checksum comes before the version. A version that rotted would otherwise count as
+        // another format, and the node would not open. Every version has this checksum here.
+        let sum = u32::from_le_bytes(part_of(bytes, HEADER_BYTES - 4));
+        if bytes[..8] != MAGIC || crc(&bytes[..HEADER_BYTES - 4]) != sum {
             return Err(BadHeader::Damaged);
         }
-        // The version comes before the checksum, since another version may have another checksum.
         let version = u32::from_le_bytes(part_of(bytes, 8));
         if version != FORMAT_VERSION {
             return Err(BadHeader::Version(version));
         }
         let u64_at = |at| u64::from_le_bytes(part_of(bytes, at));
-        if crc(&bytes[..HEADER_BYTES - 4]) != u32::from_le_bytes(part_of(bytes, HEADER_BYTES - 4)) {
-            return Err(BadHeader::Damaged);
-        }
         let extent = u32::from_le_bytes(part_of(bytes, 12));
         if u64_at(56) > u64_at(64) {
             return Err(BadHeader::Damaged);
@@ -197,6 +197,13 @@ pub(crate) fn part_name(at: ExtentAt, part: Epoch) -> String {
 pub(crate) mod tests {
     use super::*;
 
+    /// Gives the header in `bytes` another version, and its checksum.
+    pub(crate) fn set_version(bytes: &mut [u8], version: u32) {
+        bytes[8..12].copy_from_slice(&version.to_le_bytes());
+        let sum = crc(&bytes[..HEADER_BYTES - 4]);
+        bytes[HEADER_BYTES - 4..HEADER_BYTES].copy_from_slice(&sum.to_le_bytes());
+    }
+
     /// A header in which every field differs.
     pub(crate) fn header() -> PartHeader {
         PartHeader {
@@ -241,14 +248,22 @@ pub(crate) mod tests {
         for at in 0..bytes.len() {
             let mut damaged = bytes;
             damaged[at] ^= 0x10;
-            assert!(PartHeader::decode(&damaged).is_err(), "byte {at}");
+            assert_eq!(PartHeader::decode(&damaged), Err(BadHeader::Damaged), "byte {at}");
             assert_eq!(PartHeader::decode(&bytes[..at]), Err(BadHeader::Damaged));
         }
-        let mut future = bytes;
-        future[8] = 2;
-        assert_eq!(PartHeader::decode(&future), Err(BadHeader::Version(2)));
         let contradiction = PartHeader { extent_start: header().start + 1, ..header() };
         assert_eq!(PartHeader::decode(&contradiction.encode()), Err(BadHeader::Damaged));
+    }
+
+    #[test]
+    fn only_a_right_checksum_makes_another_version_of_a_header() {
+        for version in [0, 2, u32::MAX] {
+            let mut other = header().encode();
+            set_version(&mut other, version);
+            assert_eq!(PartHeader::decode(&other), Err(BadHeader::Version(version)));
+            other[HEADER_BYTES - 1] ^= 1;
+            assert_eq!(PartHeader::decode(&other), Err(BadHeader::Damaged));
+        }
     }
 
     #[test]

@@ -7,7 +7,6 @@
 //! Failure: a node that does not open on a sound disk ends the run by a panic.
 
 use std::fmt;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,8 +38,6 @@ const DEVICES: [&str; 2] = ["/device", "/device2"];
 const CHUNKS: &str = "chunks";
 /// Name of the directory of the files of extents on a device.
 const LOGS: &str = "logs";
-/// Positions of the version in the header of a file of an extent.
-const EXTENT_VERSION: Range<usize> = 8..12;
 /// Bytes of the header of a file of an extent.
 const EXTENT_HEADER_BYTES: usize = 112;
 /// Bytes of the length of a group, with which the group begins.
@@ -377,13 +374,9 @@ impl NodePlace {
     }
 }
 
-/// The byte of a file of an extent that rots if `at` was drawn. A node that finds another version
-/// does not open, because it cannot read the file. A wrong length of the last group looks like an
-/// append that a kill tore. So neither of them rots, but a byte behind them.
+/// The byte of a file of an extent that rots if `at` was drawn. A wrong length of the last group
+/// looks like an append that a kill tore. So no length rots, but a byte behind it.
 fn rotten_byte(bytes: &[u8], at: usize) -> usize {
-    if EXTENT_VERSION.contains(&at) {
-        return EXTENT_VERSION.end;
-    }
     let mut group = EXTENT_HEADER_BYTES;
     while let Some(len) = bytes.get(group..).and_then(<[u8]>::first_chunk::<GROUP_LEN_BYTES>) {
         if at < group + GROUP_LEN_BYTES {
@@ -463,7 +456,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rot_spares_the_version_and_the_lengths_of_groups() {
+    fn rot_spares_the_lengths_of_groups() {
         let mut bytes = vec![7; EXTENT_HEADER_BYTES];
         for len in [3_u32, 5] {
             bytes.extend(len.to_le_bytes());
@@ -473,7 +466,7 @@ mod tests {
         let spared = |at: usize| {
             let lengths = [EXTENT_HEADER_BYTES, second];
             let is_length = |group: &usize| (*group..*group + GROUP_LEN_BYTES).contains(&at);
-            EXTENT_VERSION.contains(&at) || lengths.iter().any(is_length)
+            lengths.iter().any(is_length)
         };
         for at in 0..bytes.len() {
             let rotten = rotten_byte(&bytes, at);

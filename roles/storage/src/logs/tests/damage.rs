@@ -1,11 +1,13 @@
 //! Lost bytes that were synced: the node distinguishes them from lost unsynced bytes, and takes new
 //! bytes in their place.
 
+use archipelago_base::ErrorKind;
 use archipelago_env::FileClass;
 use archipelago_env::FileSystem as _;
 use archipelago_env::fault::{FaultFs, Operation, Rule};
 use archipelago_store::nodes::wire::{ExtentAt, RefusalWhy, StoreMessage};
 
+use super::super::format::tests::set_version;
 use super::Durability::{Synced, Written};
 use super::*;
 
@@ -79,6 +81,32 @@ fn every_lost_byte_of_a_manifest_is_damage() {
         let answer = inspect(&machine.open());
         assert!(matches!(answer, StoreMessage::ReplicaDamaged { .. }), "{at} bytes: {answer:?}");
     }
+}
+
+#[test]
+fn rotten_version_of_a_file_is_damage() {
+    for at in 8..12 {
+        let machine = killed_manifest();
+        change_part(&machine, |bytes| bytes[at] ^= 0x40);
+        let node = machine.open();
+        assert_eq!(inspect(&node), damaged(START, None), "byte {at}");
+        assert_eq!(node.report().extents_in_limbo, 1, "an operator sees it");
+        assert_eq!(repair(&node, 1, 1400)[1], progress(1400, 1400));
+        assert_eq!(read(&node, START..1400), Ok(stream(START..1400)), "byte {at}");
+    }
+}
+
+#[test]
+fn file_of_another_version_is_refused() {
+    let machine = killed_manifest();
+    change_part(&machine, |bytes| set_version(bytes, 2));
+    let devices = [PathBuf::from(DEVICE)];
+    let opened = StorageNode::open(Arc::new(machine.clone()), &devices, node_options());
+    let error = opened.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    let machine = machine.killed();
+    change_part(&machine, |bytes| set_version(bytes, 1));
+    assert_eq!(inspect(&machine.open()), replica(1400, 1400, None, false), "nothing has changed");
 }
 
 #[test]

@@ -335,7 +335,7 @@ impl Jobs {
             match job.state {
                 JobState::Queued => {
                     figures.waiting += 1;
-                    figures.oldest_ms = figures.oldest_ms.max(job.track.age_ms(now_ns));
+                    figures.waited_ms_max = figures.waited_ms_max.max(job.track.waited_ms(now_ns));
                 }
                 JobState::Offered { .. } | JobState::Running { .. } => figures.running += 1,
                 JobState::Committed => figures.committed += 1,

@@ -28,8 +28,9 @@ pub struct JobFigures {
     pub kind: JobKind,
     /// Number of jobs that wait for an executor.
     pub waiting: u64,
-    /// Milliseconds since the oldest of the waiting jobs arrived; 0 if none waits.
-    pub oldest_ms: u64,
+    /// Longest time, in milliseconds, for which one of them has waited since it arrived or since its
+    /// last attempt failed; 0 if none waits.
+    pub waited_ms_max: u64,
     /// Number of jobs that an executor was offered, or runs.
     pub running: u64,
     /// Number of jobs whose outputs wait for the decision of their owner.
@@ -85,6 +86,12 @@ impl JobTrack {
     /// Milliseconds since the job arrived.
     pub(super) fn age_ms(&self, now_ns: u64) -> u64 {
         now_ns.saturating_sub(self.arrived_ns) / MS
+    }
+
+    /// Milliseconds for which the job has waited since it arrived or since its last attempt failed.
+    /// The time of failed attempts is no wait, so it differs from the age.
+    pub(super) fn waited_ms(&self, now_ns: u64) -> u64 {
+        now_ns.saturating_sub(self.queued_ns) / MS
     }
 
     /// Notes that an executor has accepted an attempt.

@@ -6,7 +6,8 @@ use super::metrics;
 metrics! {
     /// Number of jobs that wait for an executor, by `kind`: flush, compaction or gc.
     WAITING: Gauge "archipelago_scheduler_waiting_jobs" ["kind"];
-    /// Time since the oldest of the waiting jobs arrived, by `kind` of job; 0 if none waits.
+    /// Longest time for which a job has waited for an executor since it arrived or its last attempt
+    /// failed, by `kind` of job; 0 if none waits.
     OLDEST: Gauge "archipelago_scheduler_oldest_waiting_job_seconds" ["kind"];
     /// Number of jobs that an executor was offered or runs, by `kind` of job.
     RUNNING: Gauge "archipelago_scheduler_running_jobs" ["kind"];

@@ -88,9 +88,9 @@ fn kind_name(kind: JobKind) -> &'static str {
 fn set_scheduler(samples: &mut Samples, scheduler: &SchedulerFigures) {
     for jobs in &scheduler.jobs {
         let kind = [kind_name(jobs.kind)];
-        let oldest = seconds(jobs.oldest_ms.saturating_mul(1_000_000));
+        let waited = seconds(jobs.waited_ms_max.saturating_mul(1_000_000));
         samples.set(&of_scheduler::WAITING, &kind, jobs.waiting);
-        samples.set(&of_scheduler::OLDEST, &kind, oldest);
+        samples.set(&of_scheduler::OLDEST, &kind, waited);
         samples.set(&of_scheduler::RUNNING, &kind, jobs.running);
         samples.set(&of_scheduler::DECIDING, &kind, jobs.committed);
     }
@@ -201,10 +201,10 @@ mod tests {
     }
 
     #[test]
-    fn waiting_jobs_have_their_number_and_the_age_of_the_oldest() {
+    fn waiting_jobs_have_their_number_and_the_longest_wait() {
         let of_kind = |kind| JobFigures { kind, ..JobFigures::default() };
         let [flushes, compactions, gc] = JobKind::ALL.map(of_kind);
-        let flushes = JobFigures { waiting: 3, oldest_ms: 250, ..flushes };
+        let flushes = JobFigures { waiting: 3, waited_ms_max: 250, ..flushes };
         let compactions = JobFigures { running: 2, committed: 1, ..compactions };
         let counters = SchedulerCounters { arrived: 9, declined: 4, ..Default::default() };
         let jobs = [flushes, compactions, gc];

@@ -2,16 +2,16 @@
 
 use super::*;
 
-/// Figures of the jobs of a kind: those that wait, the age of the oldest one, those that executors
-/// have, and those whose outputs wait.
+/// Figures of the jobs of a kind: those that wait, the longest wait, those that executors have, and
+/// those whose outputs wait.
 fn jobs(scheduler: &Scheduler, now_ns: u64, kind: JobKind) -> [u64; 4] {
     let figures = scheduler.figures(now_ns);
     let of_kind = figures.jobs.into_iter().find(|jobs| jobs.kind == kind).unwrap();
-    [of_kind.waiting, of_kind.oldest_ms, of_kind.running, of_kind.committed]
+    [of_kind.waiting, of_kind.waited_ms_max, of_kind.running, of_kind.committed]
 }
 
 #[test]
-fn figures_have_the_jobs_of_each_kind_and_the_age_of_the_oldest() {
+fn figures_have_the_jobs_of_each_kind_and_the_longest_wait() {
     let mut scheduler = scheduler();
     assert_eq!(jobs(&scheduler, LATER_NS, JobKind::Gc), [0; 4]);
     beat(&mut scheduler, LATER_NS, X);
@@ -38,4 +38,22 @@ fn figures_have_the_jobs_of_each_kind_and_the_age_of_the_oldest() {
     scheduler.drain(now_ns, X, true);
     let figures = scheduler.figures(now_ns);
     assert_eq!((figures.executors, figures.slots), (1, 0));
+}
+
+#[test]
+fn time_of_a_failed_attempt_is_no_wait() {
+    let mut scheduler = scheduler();
+    beat(&mut scheduler, LATER_NS, X);
+    prepare(&mut scheduler, LATER_NS, 1, JobKind::Compaction);
+    accept(&mut scheduler, at(1, 1), X);
+    // The executor ends, and the only other one runs a job.
+    let gone_ns = LATER_NS + SchedulerTerms::default().gone_ns;
+    beat(&mut scheduler, gone_ns - 2 * MS, Y);
+    prepare(&mut scheduler, gone_ns - MS, 2, JobKind::Compaction);
+    assert_eq!(assigned(&scheduler.on_timer(gone_ns)), []);
+    let now_ns = gone_ns + 3 * MS;
+    assert_eq!(jobs(&scheduler, now_ns, JobKind::Compaction), [1, 3, 1, 0]);
+    assert_eq!(scheduler.figures(now_ns).counters.failed, 1);
+    let age_ms = (now_ns - LATER_NS) / MS;
+    assert_eq!(scheduler.job_list(now_ns).others.oldest_ms, age_ms, "the list has its age");
 }

@@ -28,7 +28,7 @@ fn storage_loses_nothing_and_leaves_nothing_behind() {
     let whole = sum("runs with all copies of logs");
     assert!(whole > 5, "{whole} runs repaired all logs");
     let (renewed, kept_away) = (sum("leases renewed"), sum("openers that found a living lease"));
-    assert!(renewed > 10 && kept_away > 0, "{renewed} renewals kept {kept_away} openers away");
+    assert!(renewed > 20 && kept_away > 5, "{renewed} renewals kept {kept_away} openers away");
 }
 
 #[test]

@@ -179,7 +179,7 @@ fn run(request: &RunRequest) -> RunOutcome {
     let options = RunOptions { has_full_disks, changes_roots: rng.u8(..4) == 0 };
     // Full nodes take no copies. Without repairs, a copy that a writer left out stays missing.
     let has_repairs = !has_full_disks && rng.bool();
-    settings.renews = settings.lease < LEASE_LONG && rng.bool();
+    settings.renews = settings.lease < LEASE_LONG && rng.u8(..4) > 0;
     let devices = if !has_full_disks && rng.bool() { 2 } else { 1 };
     let node = NodeSettings { sabotage: node_sabotage(request), device_bytes, devices };
     let shape = ClusterSettings { nodes, losses, node, root_change, has_repairs };

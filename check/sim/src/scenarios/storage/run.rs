@@ -29,6 +29,9 @@ const CALL_MAX: Duration = Duration::from_secs(180);
 /// Violations that a run keeps. The first ones say most.
 const VIOLATIONS_MAX: usize = 8;
 
+/// Pauses of an owner that does nothing but renew its lease: a short lease, and a half more.
+const LEASE_PAUSES: u32 = 30;
+const LEASE_PAUSE: Duration = Duration::from_millis(100);
 /// Time between two renewals of a lease, a quarter of a short one.
 const RENEWAL_PAUSE: Duration = Duration::from_millis(500);
 /// Largest number of appends that an owner makes one after the other.
@@ -48,7 +51,7 @@ pub(super) struct Counts {
     /// 1 if the repairs of the run gave every recovered log all its copies.
     pub(super) whole_logs: u64,
     pub(super) renewals: u64,
-    /// Openers that ended because the owner had renewed its lease.
+    /// Openers that were kept away by an owner that lived all the time and renews its lease.
     pub(super) living_leases: u64,
 }
 
@@ -75,6 +78,8 @@ struct FoundFiles {
 #[derive(Debug)]
 struct TakeOver {
     process: Process,
+    /// Number of the owner at its begin; `None` if no owner lived.
+    owner: Option<usize>,
     call: Call<Result<[u8; 16]>>,
 }
 
@@ -195,6 +200,11 @@ impl Run {
         if self.options.changes_roots && self.cluster.rng.bool() {
             return self.change_roots();
         }
+        // Most openers come after a kill of the owner, which renews no lease.
+        let can_keep = self.owner.is_some() && self.taker.is_none() && self.owners < OWNERS_MAX;
+        if self.settings.renews && can_keep && self.cluster.rng.u8(..12) == 0 {
+            return self.keep_lease();
+        }
         match self.cluster.rng.u8(..100) {
             0..55 => self.operate(),
             55..60 => self.operate_stale(),
@@ -233,6 +243,18 @@ impl Run {
     fn race(&mut self) {
         let pause_ns_max = 1 << self.cluster.rng.u32(11..17);
         self.append_while(pause_ns_max, |run| run.taker.is_some());
+    }
+
+    /// Begins a take-over, and lets time pass for the owner. If the opener waits for the end of the
+    /// owner's lease, the owner may renew it.
+    fn keep_lease(&mut self) {
+        self.begin_take_over();
+        for _ in 0..LEASE_PAUSES {
+            if self.taker.is_none() || !self.violations.is_empty() {
+                return;
+            }
+            self.pass(LEASE_PAUSE);
+        }
     }
 
     /// Lets the owner append while `goes_on`.
@@ -390,7 +412,8 @@ impl Run {
         let process = Process::start(&mut self.cluster, settings, self.owners);
         self.cluster.simulation.note(|| format!("{} takes over", process.host().name()));
         let call = process.thread.call(OwnerProcess::take_over);
-        self.taker = Some(TakeOver { process, call });
+        let owner = self.owner.as_ref().map(|owner| owner.number);
+        self.taker = Some(TakeOver { process, owner, call });
     }
 
     /// Takes operations that have ended.
@@ -471,7 +494,7 @@ impl Run {
     /// Takes a take-over that has ended.
     fn take_take_over(&mut self) {
         let Some(outcome) = self.taker.as_ref().and_then(|taker| taker.call.take()) else { return };
-        let Some(TakeOver { process, .. }) = self.taker.take() else { return };
+        let Some(TakeOver { process, owner, .. }) = self.taker.take() else { return };
         let name = process.host().name().to_owned();
         self.cluster.simulation.note(|| format!("{name}: take-over: {outcome:?}"));
         let boot_id = match outcome {
@@ -480,9 +503,12 @@ impl Run {
                 if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Internal) {
                     self.violation(format!("a take-over failed: {error}"));
                 }
-                let is_kept_away = process.waits_for_lease && error.kind() == ErrorKind::Busy;
-                let is_alive = is_kept_away && error.to_string().contains("whose lease lives");
-                self.counts.living_leases += u64::from(is_alive);
+                let number = self.owner.as_ref().map(|owner| owner.number);
+                let is_alive = self.settings.renews && number.is_some() && number == owner;
+                let is_kept_away = process.waits_for_lease
+                    && error.kind() == ErrorKind::Busy
+                    && error.to_string().contains("whose lease is valid");
+                self.counts.living_leases += u64::from(is_alive && is_kept_away);
                 // The failed opener may have fenced the owner.
                 self.old.push(process);
                 return;

@@ -66,7 +66,7 @@ fn opener_is_busy_while_the_owner_renews() {
         }
     }));
     let text = expect_kind(harness.open("other").map(|_| ()), ErrorKind::Busy);
-    assert!(text.contains("host 7"), "{text}");
+    assert!(text.contains("host 7") && text.contains("whose lease is valid"), "{text}");
     put(&owner, "/a").unwrap();
     owner.check_lease().unwrap();
 }

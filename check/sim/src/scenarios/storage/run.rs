@@ -343,7 +343,6 @@ impl Run {
         let Some(owner) = self.owner.as_mut().filter(|it| it.running.is_none()) else { return };
         if now_ns >= owner.renewal_ns {
             owner.renewal_ns = now_ns + RENEWAL_PAUSE.as_nanos() as u64;
-            self.counts.operations += 1;
             owner.begin(Operation::RenewLease, Vec::new(), false);
         }
     }
@@ -453,7 +452,9 @@ impl Run {
             Ok(()) => return self.note_success(running, whose),
             Err(error) => error,
         };
-        self.counts.failed += 1;
+        // Renewals do not count as operations, so failed ones do not either.
+        let is_renewal = matches!(running.operation, Operation::RenewLease);
+        self.counts.failed += u64::from(!is_renewal);
         let is_wrong = matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Internal);
         let may_refuse = self.options.has_full_disks && error.kind() == ErrorKind::Busy;
         if is_wrong || self.is_peace && !may_refuse {

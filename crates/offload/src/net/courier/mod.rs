@@ -7,21 +7,23 @@
 //!
 //! Invariants: 1. A message is sent at most once. 2. Dropping the couriers ends their threads and
 //! tasks. Before that each courier calls the timer a last time and sends the waiting messages,
-//! because a receiver may hold slots or outputs for an owner or an executor that ends. 3. A message
-//! between a manager and a courier has the number [`SCHEDULER`] in its lives and sessions. The
-//! owner and the executor see the number of the courier there.
+//! because a receiver may hold slots or outputs for an owner or an executor that ends. No courier
+//! ends its sending before all of them have called the timer, because its messages may go to any
+//! scheduler. 3. A message between a manager and a courier has the number [`SCHEDULER`] in its
+//! lives and sessions. The owner and the executor see the number of the courier there.
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: messages of a request that got no answer are lost. While a manager does not answer, or
 //! answers immediately and without mail, the timer still runs, and requests for mail are [`WAIT`]
 //! apart. A courier that ends sends nothing more after the first request without an answer, nor
-//! after [`DRAIN`].
+//! after [`DRAIN`]. So a manager that does not answer may delay the last timer of its courier until
+//! the other couriers send no more.
 //! Cost: two threads or tasks and two connections for each manager.
 
 mod tasks;
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::Duration;
@@ -83,17 +85,8 @@ struct Out {
     mail: MailQueue,
     /// Time until which a courier that ends sends the waiting messages. `None` before it ends.
     ends_ns: Option<u64>,
-    /// Whether the thread or task that fetches mail runs, which adds messages until its end.
-    is_fetching: bool,
     /// Wakes the task that sends, if it waits for messages.
     waker: Option<Waker>,
-}
-
-impl Out {
-    /// Whether the courier ends and none of its threads or tasks adds messages any more.
-    fn has_ended(&self) -> bool {
-        self.ends_ns.is_some() && !self.is_fetching
-    }
 }
 
 #[derive(Debug)]
@@ -103,6 +96,9 @@ struct CourierState {
     scheduler: SchedulerId,
     out: Mutex<Out>,
     changed: Condvar,
+    /// Number of threads or tasks that fetch mail, of all couriers of the owner or the executor.
+    /// Each of them adds messages for any manager until its end.
+    fetching: Arc<AtomicUsize>,
     clock: Arc<dyn Clock>,
     /// Whether a manager has answered the latest request for mail, so that only changes are logged.
     is_answered: AtomicBool,
@@ -110,19 +106,26 @@ struct CourierState {
     answered_ns: AtomicU64,
 }
 
-/// Says that the thread or task that fetches mail runs, until the drop.
-struct Fetching(Arc<CourierState>);
+/// Says that a thread or task fetches mail, until the drop.
+struct Fetching {
+    counter: Arc<AtomicUsize>,
+    /// Outboxes that get the messages of the thread or task.
+    all: Outboxes,
+}
 
 impl Fetching {
-    fn begin(shared: &Arc<CourierState>) -> Self {
-        shared.out.lock().is_fetching = true;
-        Self(Arc::clone(shared))
+    fn begin(shared: &CourierState, all: &Outboxes) -> Self {
+        shared.fetching.fetch_add(1, Ordering::AcqRel);
+        Self { counter: Arc::clone(&shared.fetching), all: all.clone() }
     }
 }
 
 impl Drop for Fetching {
     fn drop(&mut self) {
-        self.0.change(|out| out.is_fetching = false);
+        self.counter.fetch_sub(1, Ordering::AcqRel);
+        // A sender reads the counter under its lock, which each wake-up takes. So no sender misses
+        // the change.
+        self.all.0.iter().for_each(|outbox| outbox.0.change(|_| ()));
     }
 }
 
@@ -152,7 +155,9 @@ impl Outboxes {
 impl Couriers {
     /// Outboxes whose couriers start later, one for each manager.
     pub(super) fn outboxes(me: Correspondent, managers: usize, clock: &Arc<dyn Clock>) -> Outboxes {
-        let outbox = |scheduler| Outbox::new(me, scheduler, Arc::clone(clock));
+        let fetching: Arc<AtomicUsize> = Arc::default();
+        let outbox =
+            |scheduler| Outbox::new(me, scheduler, Arc::clone(clock), Arc::clone(&fetching));
         Outboxes(Arc::new(schedulers_of(managers).into_iter().map(outbox).collect()))
     }
 
@@ -232,7 +237,13 @@ impl fmt::Debug for Courier {
 struct Outbox(Arc<CourierState>);
 
 impl Outbox {
-    fn new(me: Correspondent, scheduler: SchedulerId, clock: Arc<dyn Clock>) -> Self {
+    /// An outbox that shares `fetching` with the other couriers of the owner or the executor.
+    fn new(
+        me: Correspondent,
+        scheduler: SchedulerId,
+        clock: Arc<dyn Clock>,
+        fetching: Arc<AtomicUsize>,
+    ) -> Self {
         let (out, changed) = (Mutex::default(), Condvar::new());
         let (is_answered, answered_ns) = (AtomicBool::new(true), AtomicU64::new(clock.now_ns()));
         Self(Arc::new(CourierState {
@@ -240,6 +251,7 @@ impl Outbox {
             scheduler,
             out,
             changed,
+            fetching,
             clock,
             is_answered,
             answered_ns,
@@ -272,7 +284,7 @@ impl Courier {
         let mut courier = Self { shared, threads: Vec::new(), tasks: None };
         let (sending, waiting) = (line.open(), line.open());
         // The sending thread must not end before the other one has begun.
-        let fetching = Fetching::begin(&courier.shared);
+        let fetching = Fetching::begin(&courier.shared, all);
         let carried = Carried { shared: Arc::clone(&courier.shared), all: all.clone(), resident };
         let sender = carried.clone();
         let work = Box::new(move || sender.send_all(&sending));
@@ -338,6 +350,11 @@ impl CourierState {
         self.out.lock().ends_ns.is_some()
     }
 
+    /// Whether the courier with these waiting messages ends, and no timer adds messages any more.
+    fn has_ended(&self, out: &Out) -> bool {
+        out.ends_ns.is_some() && self.fetching.load(Ordering::Acquire) == 0
+    }
+
     /// Notes the answer to a request for mail.
     fn note_answer(&self) {
         self.answered_ns.store(self.clock.now_ns(), Ordering::Relaxed);
@@ -381,7 +398,7 @@ fn next_send(shared: &CourierState, out: &mut Out) -> NextSend {
     if !out.mail.is_empty() {
         return NextSend::Send(Outgoing { messages: out.mail.take(), answer });
     }
-    match out.has_ended() {
+    match shared.has_ended(out) {
         true => NextSend::End,
         false => NextSend::Wait(left),
     }
@@ -535,26 +552,18 @@ mod tests {
     use crate::ids::{AttemptId, ExecutorId, JobId, SchedulerLife};
     use crate::owner::OwnerTerms;
 
-    struct Nobody;
-
-    impl Resident for Nobody {
-        fn take(&self, _: SchedulerId, _messages: Vec<OffloadMessage>) -> Vec<Addressed> {
-            Vec::new()
-        }
-
-        fn tick(&self) -> Vec<Addressed> {
-            Vec::new()
-        }
-    }
-
     fn cancel_job(number: u64) -> OffloadMessage {
         OffloadMessage::CancelJob { job: JobId { number, ..JobId::default() } }
     }
 
+    fn outbox_of(clock: &Arc<ManualClock>) -> Outbox {
+        let me = Correspondent::Executor(ExecutorId(1));
+        Outbox::new(me, SCHEDULER, Arc::clone(clock) as Arc<dyn Clock>, Arc::default())
+    }
+
     /// An outbox with a message, whose courier ends.
     fn ending(clock: &Arc<ManualClock>) -> Outbox {
-        let me = Correspondent::Executor(ExecutorId(1));
-        let outbox = Outbox::new(me, SCHEDULER, Arc::clone(clock) as Arc<dyn Clock>);
+        let outbox = outbox_of(clock);
         outbox.send(vec![cancel_job(1)]);
         outbox.0.stop();
         outbox
@@ -583,8 +592,7 @@ mod tests {
     #[test]
     fn manager_is_reachable_until_owners_have_taken_their_jobs_back() {
         let clock = Arc::new(ManualClock::new(0));
-        let me = Correspondent::Executor(ExecutorId(1));
-        let outbox = Outbox::new(me, SCHEDULER, Arc::clone(&clock) as Arc<dyn Clock>);
+        let outbox = outbox_of(&clock);
         let taken_back = Duration::from_nanos(OwnerTerms::default().silent_ns) + ANSWER;
         for _ in 0..3 {
             clock.advance(taken_back);
@@ -636,19 +644,20 @@ mod tests {
     #[test]
     fn sending_thread_waits_for_the_last_timer() {
         // The clock stands still, so only the end of the other thread ends the sending one.
-        let me = Correspondent::Executor(ExecutorId(1));
-        let outbox = Outbox::new(me, SCHEDULER, Arc::new(ManualClock::new(0)));
+        let outbox = outbox_of(&Arc::new(ManualClock::new(0)));
+        let all = Outboxes(Arc::new(vec![outbox.clone()]));
         outbox.0.stop();
-        let fetching = Fetching::begin(&outbox.0);
-        assert!(!outbox.0.out.lock().has_ended(), "the other thread may add messages");
+        let has_ended = || outbox.0.has_ended(&outbox.0.out.lock());
+        let fetching = Fetching::begin(&outbox.0, &all);
+        assert!(!has_ended(), "the other thread may add messages");
         drop(fetching);
-        assert!(outbox.0.out.lock().has_ended());
+        assert!(has_ended());
         // No manager listens, so a message that is sent is lost.
         let manager = "tcp:127.0.0.1:9".to_owned();
         let leaving = Arc::new(Leaving::default());
         let resident: Arc<dyn Resident> = Arc::clone(&leaving) as Arc<dyn Resident>;
         let line = CourierLine { manager, endpoints: Arc::new(Endpoints::new()) };
-        let (all, weak) = (Outboxes(Arc::new(vec![outbox.clone()])), Arc::downgrade(&resident));
+        let weak = Arc::downgrade(&resident);
         let courier = Courier::start(&outbox, &all, &line, weak).expect("threads");
         drop(courier);
         assert_eq!(leaving.0.load(Ordering::Relaxed), 2, "the timer is called after the stop");
@@ -664,7 +673,8 @@ mod tests {
         outbox.send(vec![commit.clone(), commit.clone(), commit]);
         let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let manager = format!("tcp:{}", silent.local_addr().expect("bound"));
-        let resident: Arc<dyn Resident> = Arc::new(Nobody);
+        // Its second timer is over, so it has no messages.
+        let resident: Arc<dyn Resident> = Arc::new(Leaving(AtomicU64::new(2)));
         let line = CourierLine { manager, endpoints: Arc::new(Endpoints::new()) };
         let (all, weak) = (Outboxes(Arc::new(vec![outbox.clone()])), Arc::downgrade(&resident));
         let courier = Courier::start(&outbox, &all, &line, weak);

@@ -66,7 +66,7 @@ impl CourierTasks {
         let (sending, waiting) = (line(), line());
         let counted = || RunningTask(Arc::clone(&running));
         // The sending task must not end before the other one has begun.
-        let fetching = Fetching::begin(&carried.shared);
+        let fetching = Fetching::begin(&carried.shared, &carried.all);
         let (task, sender, timers) = (counted(), carried.clone(), Arc::clone(&runtime));
         let send = async move {
             let _task = task;
@@ -147,7 +147,6 @@ async fn wait_for_mail(carried: &Carried, line: &TaskLine, runtime: &dyn Runtime
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Weak;
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::Duration;
 
@@ -159,6 +158,7 @@ mod tests {
     use super::super::{Addressed, Correspondent, Couriers, OffloadMessage, Resident};
     use super::*;
     use crate::ids::{ExecutorId, JobId, SchedulerId};
+    use crate::job::Payload;
 
     /// A manager that has no mail, and the answer that it gives.
     struct Manager {
@@ -190,14 +190,14 @@ mod tests {
     }
 
     impl Cluster {
-        fn new(managers: u64, answer: &OffloadMessage) -> Self {
+        fn new(answers: &[OffloadMessage]) -> Self {
             let simulation = Simulation::new(1);
             let network = Network::new(&simulation);
             let host = simulation.host("executor");
             let reach = Arc::new(network.join(&host, Model::quick()));
             let parts = RuntimeParts { reach, runtime: Arc::new(host), clock: simulation.clock() };
             let (mut names, mut requests, mut got, mut nodes) = (vec![], vec![], vec![], vec![]);
-            for number in 1..=managers {
+            for (number, answer) in (1..).zip(answers) {
                 let host = simulation.host(&format!("manager{number}"));
                 let manager = Manager {
                     answer: answer.clone(),
@@ -218,8 +218,8 @@ mod tests {
         fn couriers(&self, resident: &Arc<dyn Resident>) -> Couriers {
             let me = Correspondent::Executor(ExecutorId(1));
             let outboxes = Couriers::outboxes(me, self.managers.len(), &self.parts.clock);
-            let weak: Weak<dyn Resident> = Arc::downgrade(resident);
-            Couriers::start_tasks(&outboxes, &self.managers, &self.parts, &weak)
+            let resident = Arc::downgrade(resident);
+            Couriers::start_tasks(&outboxes, &self.managers, &self.parts, &resident)
         }
     }
 
@@ -247,14 +247,18 @@ mod tests {
         Arc::new(Speaking { at, ticks: AtomicU64::new(0) })
     }
 
+    fn no_mail() -> OffloadMessage {
+        OffloadMessage::Mail { mail: Vec::new() }
+    }
+
     fn cancel_job(number: u64) -> OffloadMessage {
         OffloadMessage::CancelJob { job: JobId { number, ..JobId::default() } }
     }
 
     #[test]
     fn manager_that_stands_by_is_asked_in_intervals() {
-        let cluster = Cluster::new(1, &OffloadMessage::Standby {});
-        let resident = speaking_at(u64::MAX);
+        let (cluster, resident) =
+            (Cluster::new(&[OffloadMessage::Standby {}]), speaking_at(u64::MAX));
         let couriers = cluster.couriers(&resident);
         let time = Duration::from_secs(10);
         cluster.simulation.run_for(time);
@@ -266,8 +270,7 @@ mod tests {
 
     #[test]
     fn each_manager_gets_its_messages() {
-        let cluster = Cluster::new(2, &OffloadMessage::Mail { mail: Vec::new() });
-        let resident = speaking_at(2);
+        let (cluster, resident) = (Cluster::new(&[no_mail(), no_mail()]), speaking_at(2));
         let couriers = cluster.couriers(&resident);
         cluster.simulation.run_for(Duration::from_secs(2));
         assert!(cluster.requests.iter().all(|asked| asked.load(Ordering::Relaxed) > 10));
@@ -278,11 +281,17 @@ mod tests {
     }
 
     #[test]
-    fn message_of_the_last_timer_is_sent() {
-        let cluster = Cluster::new(1, &OffloadMessage::Mail { mail: Vec::new() });
-        // The end begins before the first timer, so the second one is the last.
-        let resident = speaking_at(1);
-        drop(cluster.couriers(&resident));
-        assert_eq!(*cluster.got[0].lock(), [cancel_job(1)]);
+    fn message_of_the_last_timer_reaches_every_manager() {
+        // A courier that gets mail does not pause, so its timer is not the last one.
+        let mail = vec![Payload::from(cancel_job(7).encode())];
+        let two = vec![OffloadMessage::Mail { mail }, no_mail()];
+        // The end begins before the first timer, so each courier calls the timer twice.
+        for (answers, last) in [(vec![no_mail()], 1), (two, 3)] {
+            let (cluster, resident) = (Cluster::new(&answers), speaking_at(last));
+            drop(cluster.couriers(&resident));
+            for (number, got) in (1..).zip(&cluster.got) {
+                assert_eq!(*got.lock(), [cancel_job(number)]);
+            }
+        }
     }
 }

@@ -151,7 +151,8 @@ pub struct ValuesReport {
     pub invalid_files: u64,
     /// Bytes of the invalid files. The bound on space does not count them.
     pub invalid_bytes: u64,
-    /// The estimate of hidden garbage; `None` before the first examination since the open.
+    /// The estimate of hidden garbage. `None` before the first examination since the open, and
+    /// while the family has no value files.
     pub space: Option<SpaceInfo>,
     /// Tables and value files of the whole database that only old versions hold.
     pub pinned: PinnedInfo,

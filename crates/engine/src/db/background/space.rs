@@ -15,7 +15,9 @@
 //! 4. The edit of each flush, compaction and garbage collection keeps the margin and the debt
 //!    before it, and the measured share of shadowing records after it. The first examination after
 //!    an open begins with them if the family has value files.
-//! 5. A writer waits only while a job of its family runs or can be picked, or waits for room on the
+//! 5. The bound of a family ends with its last value file, as at an open without value files. It
+//!    begins anew with the next one, whose examination counts as the first since the open.
+//! 6. A writer waits only while a job of its family runs or can be picked, or waits for room on the
 //!    disk that a running job gives back ([`crate::db::background::space_idle`]).
 //!
 //! Thread-safety: the functions run under the jobs lock.
@@ -98,7 +100,12 @@ impl SpaceStep {
 
 fn examine(db: &DbInner, state: &mut JobState, family: &Family, step: Option<SpaceStep>) {
     let version = Arc::clone(&family.current.load().version);
-    if version.values().is_empty() && !state.has_space(family.id) {
+    if version.values().is_empty() {
+        if state.has_space(family.id) {
+            let space = state.space_mut(family.id);
+            space.end_bound();
+            set_gauge(family, space);
+        }
         return;
     }
     let space = state.space_mut(family.id);
@@ -112,7 +119,8 @@ fn examine(db: &DbInner, state: &mut JobState, family: &Family, step: Option<Spa
         // An event takes no more than this from a margin that an earlier open has kept, so that
         // restarts give no room to writers that the bound has stopped.
         let had = known.map(|(_, margin)| margin).or(kept).unwrap_or_else(|| unbounded(&after));
-        // Without a known earlier state, this is the first examination since the open.
+        // Without a known earlier state, this is the first examination since the open, or since
+        // the family has had value files again.
         let step = if known.is_some() { step } else { Some(SpaceStep::Event(SpaceEvent::Opened)) };
         let event = step.map(|step| step.event(before.as_ref(), &view));
         let (event, own_bytes) = (event.map(|(event, _)| event), event.map_or(0, |(_, own)| own));

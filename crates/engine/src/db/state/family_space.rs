@@ -90,8 +90,8 @@ impl FamilySpace {
         self.kept_margin.take()
     }
 
-    /// The figures for the next open, if the share of shadowing records is `share`. `None` before
-    /// the first examination.
+    /// The figures for the next open, if the share of shadowing records is `share`. `None` without
+    /// an examination since the first value file.
     pub(crate) fn figures(&self, share: &ShadowShare) -> Option<SpaceFigures> {
         let view = self.view.as_ref()?;
         let bound = view.bound.map(|(_, margin)| self.debt.figures(&margin));
@@ -166,7 +166,7 @@ impl FamilySpace {
         &mut self.debt
     }
 
-    /// Result of the last examination; `None` before the first value file.
+    /// Result of the last examination; `None` while the family has no value files.
     pub(crate) fn view(&self) -> Option<&SpaceView> {
         self.view.as_ref()
     }
@@ -175,6 +175,18 @@ impl FamilySpace {
     pub(crate) fn set_view(&mut self, view: SpaceView, demand: Option<SpaceDemand>) {
         self.view = Some(view);
         self.demand = demand;
+        self.has_no_work = false;
+        self.has_work_until_ns = 0;
+        self.end_rest();
+    }
+
+    /// Ends the bound, because the last value file of the family is gone. The debt and the result
+    /// of the last examination end with it. The measured share and the failures stay.
+    pub(crate) fn end_bound(&mut self) {
+        self.debt = SpaceDebt::default();
+        self.kept_margin = None;
+        self.view = None;
+        self.demand = None;
         self.has_no_work = false;
         self.has_work_until_ns = 0;
         self.end_rest();

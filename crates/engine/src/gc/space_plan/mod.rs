@@ -257,8 +257,8 @@ pub(crate) enum SpaceEvent {
     GarbageFound,
     /// A snapshot was released that had kept records of the last level.
     SnapshotReleased,
-    /// The database was opened. Its earlier settings may have had another bound, and the manifest
-    /// does not keep the debt of the last install.
+    /// The database was opened, or the family got its first value file since. Earlier settings may
+    /// have had another bound, and the manifest does not keep the debt of the last install.
     Opened,
 }
 

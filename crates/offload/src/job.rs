@@ -221,7 +221,7 @@ pub enum DeclineWhy {
     Busy,
     /// The executor lacks a name that the job needs ([`JobOrder::needs`]).
     Unknown,
-    /// The executor is shutting down.
+    /// The executor is shutting down, or an operator drains it.
     Leaving,
 }
 wire_enum!(DeclineWhy { Busy = 1, Unknown = 2, Leaving = 3 });

@@ -5,6 +5,7 @@
 //!
 //! | module | runs on | purpose |
 //! | --- | --- | --- |
+//! | [`members`] | manager | the nodes, as one round of repairs sees them; pure |
 //! | [`planner`] | manager | what to repair, on which node; pure |
 //! | [`manager`] | manager | questions, rates and orders |
 //! | [`chunk`] | node | the repair of one chunk as a state machine |
@@ -22,6 +23,7 @@ mod copying;
 pub mod executor;
 pub mod host;
 pub mod manager;
+pub mod members;
 mod own_node;
 pub mod planner;
 mod rounds;

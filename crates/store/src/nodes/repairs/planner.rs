@@ -45,17 +45,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use archipelago_base::{Epoch, Result};
+use archipelago_base::Result;
 
 use super::super::StorageId;
 use super::super::layout::{REPLICAS, Scheme};
-use super::super::placement::{
-    NodeReport, PlacementRequest, RepairDebt, Replacement, WritePurpose, replace,
-};
+use super::super::placement::{PlacementRequest, RepairDebt, Replacement, WritePurpose, replace};
 use super::super::wire::{
-    ChunkDescriptor, ChunkId, CodingDue, ExtentAt, HeldChunk, Holder, MemberState, Members,
-    MissingChunk, NodeDebt, RepairStatus, SealedExtent, StorageMember,
+    ChunkDescriptor, ChunkId, CodingDue, ExtentAt, HeldChunk, Holder, MissingChunk, NodeDebt,
+    RepairStatus, SealedExtent,
 };
+use super::members::RepairMembers;
 use crate::ids::{BlobId, LogId};
 
 /// Largest number of jobs of a round.
@@ -115,150 +114,6 @@ pub enum RepairJob {
         /// Nodes that have it.
         sources: Vec<StorageId>,
     },
-}
-
-/// The members, as a round sees them.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RepairMembers {
-    /// Figures of the nodes on which placement depends.
-    nodes: Vec<NodeReport>,
-    /// Nodes that keep their chunks: up or silent, and not draining.
-    present: BTreeSet<StorageId>,
-    /// Nodes that answer.
-    answering: BTreeSet<StorageId>,
-    /// All nodes that the manager knows.
-    known: BTreeSet<StorageId>,
-    /// Lives of all these nodes.
-    lives: BTreeMap<StorageId, Epoch>,
-    /// Domains of all nodes that have named theirs.
-    domains: BTreeMap<StorageId, String>,
-    /// Whether a node that the manager does not know is lost.
-    unknown_is_lost: bool,
-    /// Whether the domains have stayed the same for so long that copies may move because of them.
-    has_settled_labels: bool,
-    /// Whether the manager knows all nodes that are not lost.
-    is_complete: bool,
-}
-
-impl RepairMembers {
-    /// The members of a cluster. `unknown_is_lost`: the manager has listened for so long that a
-    /// node without any message to it is lost.
-    #[must_use]
-    pub fn new(members: &Members, unknown_is_lost: bool) -> Self {
-        let with = |is: fn(MemberState) -> bool| {
-            let chosen = members.members.iter().filter(move |member| is(member.state));
-            chosen.map(|member| member.storage).collect()
-        };
-        // A node that has never beaten to this manager has an empty domain.
-        let named = members.members.iter().filter(|member| !member.domain.is_empty());
-        Self {
-            nodes: members.members.iter().map(StorageMember::report).collect(),
-            domains: named.map(|member| (member.storage, member.domain.clone())).collect(),
-            present: with(|state| matches!(state, MemberState::Up | MemberState::Silent)),
-            answering: with(|state| matches!(state, MemberState::Up | MemberState::Draining)),
-            known: with(|_| true),
-            lives: members.members.iter().map(|member| (member.storage, member.life)).collect(),
-            unknown_is_lost,
-            has_settled_labels: true,
-            is_complete: members.is_complete || unknown_is_lost,
-        }
-    }
-
-    /// Says whether the domains have stayed the same for so long that copies may move because of
-    /// them. Without this call they have.
-    #[must_use]
-    pub fn with_settled_labels(self, has_settled_labels: bool) -> Self {
-        Self { has_settled_labels, ..self }
-    }
-
-    /// Nodes that keep their chunks.
-    pub fn present(&self) -> impl Iterator<Item = StorageId> {
-        self.present.iter().copied()
-    }
-
-    /// Nodes that answer.
-    pub fn answering(&self) -> impl Iterator<Item = StorageId> {
-        self.answering.iter().copied()
-    }
-
-    /// Figures of the nodes on which placement depends.
-    #[must_use]
-    pub fn reports(&self) -> &[NodeReport] {
-        &self.nodes
-    }
-
-    /// The life of a node that the manager knows.
-    #[must_use]
-    pub fn life_of(&self, node: StorageId) -> Option<Epoch> {
-        self.lives.get(&node).copied()
-    }
-
-    /// Whether another list of members leads to the same repairs: the use and the lives of nodes do
-    /// not matter.
-    #[must_use]
-    pub fn has_same_nodes(&self, other: &Self) -> bool {
-        let times = |it: &Self| (it.unknown_is_lost, it.has_settled_labels, it.is_complete);
-        (&self.present, &self.answering, &self.known, &self.domains, times(self))
-            == (&other.present, &other.answering, &other.known, &other.domains, times(other))
-    }
-
-    /// Nodes that keep their chunks and are in the domain of another such node, by domain.
-    #[must_use]
-    pub fn shared_domains(&self) -> Vec<Vec<StorageId>> {
-        let mut groups: BTreeMap<&str, Vec<StorageId>> = BTreeMap::new();
-        for node in &self.present {
-            if let Some(domain) = self.domains.get(node) {
-                groups.entry(domain).or_default().push(*node);
-            }
-        }
-        groups.into_values().filter(|group| group.len() > 1).collect()
-    }
-
-    /// A holder that answers, and that stays in the domain of another holder that stays. Of two
-    /// such holders that answer, it is the later one.
-    fn sharing_holder(&self, holders: &[Holder]) -> Option<Holder> {
-        let mut seen: BTreeMap<&str, Holder> = BTreeMap::new();
-        for holder in holders.iter().filter(|it| self.present.contains(&it.storage)) {
-            let Some(domain) = self.domains.get(&holder.storage) else { continue };
-            let Some(earlier) = seen.insert(domain, *holder) else { continue };
-            let moves = [*holder, earlier].into_iter().find(|it| self.answers(it.storage));
-            if moves.is_some() {
-                return moves;
-            }
-        }
-        None
-    }
-
-    /// Number of domains of these nodes. A node without a known domain counts as one.
-    fn spread(&self, nodes: impl Iterator<Item = StorageId>) -> usize {
-        let (mut domains, mut without) = (BTreeSet::new(), 0);
-        for node in nodes {
-            if let Some(domain) = self.domains.get(&node) {
-                domains.insert(domain.as_str());
-            } else {
-                without += 1;
-            }
-        }
-        domains.len() + without
-    }
-
-    /// Whether a holder has left, or must leave.
-    fn is_leaving(&self, node: StorageId) -> bool {
-        match self.known.contains(&node) {
-            true => !self.present.contains(&node),
-            false => self.unknown_is_lost,
-        }
-    }
-
-    fn answers(&self, node: StorageId) -> bool {
-        self.answering.contains(&node)
-    }
-
-    /// Number of domains with a node that takes chunks.
-    fn domains_with_room(&self) -> usize {
-        let takes = self.nodes.iter().filter(|node| node.is_up && !node.is_draining);
-        takes.map(|node| node.domain.as_str()).collect::<BTreeSet<_>>().len()
-    }
 }
 
 /// The copies of an extent.
@@ -478,7 +333,7 @@ impl RepairPlanner {
     /// Plans the move of a chunk out of the domain of another chunk of its blob. The label of a
     /// node may have changed since the blob was written.
     fn plan_move(&mut self, blob: &ChunkDescriptor, sharing: Holder) {
-        if !self.members.has_settled_labels {
+        if !self.members.has_settled_labels() {
             self.sharing_domains += 1;
             return;
         }
@@ -607,7 +462,7 @@ impl RepairPlanner {
         let never: Vec<StorageId> = all.iter().chain(unlisted).copied().collect();
         let avoid = [&never[..], avoid].concat();
         let choose =
-            |avoid| replace(&self.members.nodes, request, Replacement { holders: stay, avoid });
+            |avoid| replace(self.members.reports(), request, Replacement { holders: stay, avoid });
         // A node whose last order failed is better than no node. A node that does not list its
         // chunks would carry out no order.
         choose(&avoid[..]).or_else(|_| choose(&never[..]))
@@ -678,14 +533,14 @@ impl RepairPlanner {
                 self.count_waiting(&stay, &hidden);
                 continue;
             }
-            if stay.len() >= wanted && !self.members.has_settled_labels {
+            if stay.len() >= wanted && !self.members.has_settled_labels() {
                 self.without_job.sharing_domains += 1;
                 continue;
             }
             let may_be_complete =
                 self.members.spread(stay.iter().chain(&hidden).copied()) >= wanted;
             // A node that has not sent a beat to this manager yet may have a copy as well.
-            if may_be_complete || !self.members.is_complete {
+            if may_be_complete || !self.members.is_complete() {
                 self.without_job.unknown += 1;
                 continue;
             }
@@ -783,7 +638,7 @@ impl RepairPlanner {
         }
         let unlisted = self.unlisted.keys().copied().filter(|node| self.members.answers(*node));
         let status = RepairStatus {
-            is_known: self.unlisted.is_empty() && self.members.is_complete,
+            is_known: self.unlisted.is_empty() && self.members.is_complete(),
             chunks_left,
             bytes_left,
             extents_left,

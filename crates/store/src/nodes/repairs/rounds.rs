@@ -14,7 +14,8 @@ use archipelago_base::Epoch;
 use super::super::StorageId;
 use super::super::placement::{RepairLimits, RepairRates};
 use super::super::wire::{ChunkId, ExtentAt, MemberState, Members, MissingChunk, StorageMember};
-use super::planner::{ExtentTarget, ExtentsWithoutJob, JOBS_MAX, RepairMembers};
+use super::members::RepairMembers;
+use super::planner::{ExtentTarget, ExtentsWithoutJob, JOBS_MAX};
 use crate::ids::LogId;
 
 /// Time that open logs need after a change of the members to leave nodes and to seal the extents

@@ -11,7 +11,8 @@ use super::super::super::wire::{
     ChunkDescriptor, ChunkId, ExtentAt, MemberState, Members, MissingChunk, NodeSpace,
     PlacementEpoch, Stamp, StorageMember,
 };
-use super::super::planner::{ExtentTarget, RepairMembers};
+use super::super::members::RepairMembers;
+use super::super::planner::ExtentTarget;
 use super::super::rounds::{ComparedPage, DrainingExtents, DrainingNodes, EndedRound, RoundState};
 use crate::ids::{BlobId, LogId, VolumeId};
 

@@ -48,10 +48,9 @@ use super::super::placement::{
 use super::super::wire::{
     ChunkId, CodingDue, ExtentAt, HeldChunk, Members, RefusalWhy, RepairStatus, StoreMessage,
 };
+use super::extent_page::ExtentPage;
 use super::members::RepairMembers;
-use super::planner::{
-    ExtentPage, ExtentTarget, RepairJob, RepairPlan, RepairPlanner, UnlistedExtents,
-};
+use super::planner::{ExtentTarget, RepairJob, RepairPlan, RepairPlanner, UnlistedExtents};
 use super::rounds::{
     ComparedPage, Comparison, DrainingExtents, DrainingNodes, EndedRound, ExtentCycle, RoundState,
     has_sealed,

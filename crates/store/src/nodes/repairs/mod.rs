@@ -7,6 +7,7 @@
 //! | --- | --- | --- |
 //! | [`members`] | manager | the nodes, as one round of repairs sees them; pure |
 //! | [`planner`] | manager | what to repair, on which node; pure |
+//! | [`extent_page`] | manager | the extents that one round compares; pure |
 //! | [`manager`] | manager | questions, rates and orders |
 //! | [`chunk`] | node | the repair of one chunk as a state machine |
 //! | [`executor`] | node | carries out orders |
@@ -21,6 +22,7 @@
 pub mod chunk;
 mod copying;
 pub mod executor;
+pub mod extent_page;
 pub mod host;
 pub mod manager;
 pub mod members;

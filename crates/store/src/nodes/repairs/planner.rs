@@ -54,30 +54,14 @@ use super::super::wire::{
     ChunkDescriptor, ChunkId, CodingDue, ExtentAt, HeldChunk, Holder, MissingChunk, NodeDebt,
     RepairStatus, SealedExtent,
 };
+use super::extent_page::{ExtentCopies, ExtentPage, PagedExtents};
 use super::members::RepairMembers;
 use crate::ids::{BlobId, LogId};
 
 /// Largest number of jobs of a round.
 pub const JOBS_MAX: usize = 4096;
-/// Largest number of extents that one round compares.
-const EXTENTS_MAX: usize = 262_144;
 /// Largest number of examples per node.
 const EXAMPLES_MAX: usize = 8;
-
-/// Part of all extents that one round compares, in the order of logs and numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExtentPage {
-    /// Extent after which the page begins; `None` for the first page.
-    pub after: Option<ExtentAt>,
-    /// Largest number of extents of the page. Default: 262,144.
-    pub extents_max: usize,
-}
-
-impl Default for ExtentPage {
-    fn default() -> Self {
-        Self { after: None, extents_max: EXTENTS_MAX }
-    }
-}
 
 /// Meaning of the extents of a node that has not listed all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,13 +100,6 @@ pub enum RepairJob {
     },
 }
 
-/// The copies of an extent.
-#[derive(Clone, Debug)]
-struct ExtentCopies {
-    extent: SealedExtent,
-    nodes: Vec<StorageId>,
-}
-
 /// Collects the answers of a round of questions.
 #[derive(Debug)]
 pub struct RepairPlanner {
@@ -134,10 +111,7 @@ pub struct RepairPlanner {
     listing: BTreeSet<StorageId>,
     /// Nodes that listed nothing in the last round.
     hanging: BTreeSet<StorageId>,
-    page: ExtentPage,
-    extents: BTreeMap<ExtentAt, ExtentCopies>,
-    /// Smallest extent that the page has no room for.
-    extents_end: Option<ExtentAt>,
+    extents: PagedExtents,
     /// Nodes that keep their extents or answer, and that did not list all of them.
     unlisted: BTreeMap<StorageId, UnlistedExtents>,
     without_job: ExtentsWithoutJob,
@@ -220,9 +194,7 @@ impl RepairPlanner {
             planned: BTreeSet::new(),
             listing,
             hanging: BTreeSet::new(),
-            page: ExtentPage::default(),
-            extents: BTreeMap::new(),
-            extents_end: None,
+            extents: PagedExtents::default(),
             unlisted,
             without_job: ExtentsWithoutJob::default(),
             by_node: BTreeMap::new(),
@@ -265,7 +237,7 @@ impl RepairPlanner {
     /// Compares another page of extents.
     #[must_use]
     pub fn on_page(self, page: ExtentPage) -> Self {
-        Self { page, ..self }
+        Self { extents: PagedExtents::new(page), ..self }
     }
 
     /// Counts the extents without a job of the earlier pages of the cycle as well.
@@ -471,38 +443,19 @@ impl RepairPlanner {
     /// Takes an extent that `node` has. Ignores extents outside of the page, and extents without a
     /// byte, which no layout names.
     pub fn add_extent(&mut self, node: StorageId, extent: SealedExtent) {
-        if extent.start == extent.end {
-            return;
-        }
-        let is_before = self.page.after.is_some_and(|after| extent.at <= after);
-        if is_before || self.extents_end.is_some_and(|end| extent.at >= end) {
-            return;
-        }
-        let new = || ExtentCopies { extent, nodes: Vec::new() };
-        let copies = self.extents.entry(extent.at).or_insert_with(new);
-        if extent.end > copies.extent.end {
-            // A copy with an earlier end was sealed by a recovery that did not finish.
-            (copies.extent, copies.nodes) = (extent, Vec::new());
-        }
-        if extent.end == copies.extent.end {
-            copies.nodes.push(node);
-        }
-        if self.extents.len() > self.page.extents_max.max(1) {
-            // The last extent leaves the page with all its copies, and a later round compares them.
-            self.extents_end = self.extents.pop_last().map(|(at, _)| at);
-        }
+        self.extents.add(node, extent);
     }
 
     /// Extent after which a node begins its list for this page.
     #[must_use]
     pub fn extents_after(&self) -> Option<ExtentAt> {
-        self.page.after
+        self.extents.after()
     }
 
     /// Whether the page may have extents after `at`.
     #[must_use]
     pub fn takes_extents_after(&self, at: ExtentAt) -> bool {
-        self.extents_end.is_none_or(|end| at < end)
+        self.extents.takes_after(at)
     }
 
     /// Notes that a node which answers has not listed all that it holds.
@@ -523,7 +476,7 @@ impl RepairPlanner {
         let wanted = usize::from(REPLICAS).min(self.members.domains_with_room());
         let hidden = self.hidden_holders();
         let removed_logs = std::mem::take(&mut self.removed_logs);
-        let extents = std::mem::take(&mut self.extents).into_iter();
+        let extents = self.extents.take_copies().into_iter();
         for (at, copies) in extents.filter(|(at, _)| !removed_logs.contains(&at.log)) {
             let ExtentCopies { extent, nodes } = copies;
             let is_leaving = |node: &StorageId| self.members.is_leaving(*node);
@@ -623,9 +576,8 @@ impl RepairPlanner {
     /// The jobs, and the figures for operators.
     #[must_use]
     pub fn finish(mut self) -> RepairPlan {
-        let extents_compared = self.extents.len() as u64;
-        let last = self.extents.last_key_value().map(|(at, _)| *at);
-        let extents_next = self.extents_end.and(last);
+        let extents_compared = self.extents.count();
+        let extents_next = self.extents.next_after();
         self.plan_extents();
         let without_job = std::mem::take(&mut self.without_job);
         self.add_stuck_extents(&without_job);

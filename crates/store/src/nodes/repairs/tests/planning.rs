@@ -13,10 +13,10 @@ use super::super::super::wire::{
     ChunkDescriptor, ChunkId, CodingDue, ExtentAt, HeldChunk, Holder, MemberState, Members,
     NodeSpace, PlacementEpoch, SealedExtent, Stamp, StorageMember,
 };
+use super::super::extent_page::ExtentPage;
 use super::super::members::RepairMembers;
 use super::super::planner::{
-    ExtentPage, ExtentTarget, ExtentsWithoutJob, RepairJob, RepairPlan, RepairPlanner,
-    UnlistedExtents,
+    ExtentTarget, ExtentsWithoutJob, RepairJob, RepairPlan, RepairPlanner, UnlistedExtents,
 };
 use crate::ids::{BlobId, LogId, VolumeId};
 

@@ -18,6 +18,7 @@
 //! | an executor: it runs jobs on threads of its own | `executing.rs` |
 //! | jobs of an executor that wait for a thread | `job_queues.rs` |
 //! | the executor seam of the engine, which sends jobs away | `owning.rs` |
+//! | what leaves the process of a database, and how it reaches its cluster | `owner_settings.rs` |
 //! | flushes that have failed in executors | `retries.rs` |
 //! | the time for which no job leaves, and its cause | `quiet.rs` |
 //! | the rate limit of a database, and the parts of its jobs | `rates.rs` |
@@ -38,6 +39,7 @@ mod hasty_answer;
 mod images;
 mod job_queues;
 mod mail_queue;
+mod owner_settings;
 mod owning;
 mod quiet;
 mod rates;
@@ -53,7 +55,8 @@ pub use counters::{FlushFigures, OffloadCounters};
 pub use desk::SchedulerDesk;
 pub use executing::{ExecutorFigures, ExecutorMonitor, ExecutorServer, ExecutorSettings};
 pub use files::{VolumeFiles, VolumePool};
-pub use owning::{OffloadExecutor, OffloadMode, OwnerSettings};
+pub use owner_settings::{OffloadMode, OwnerSettings};
+pub use owning::OffloadExecutor;
 pub use runtime_parts::RuntimeParts;
 
 /// Number of every scheduler in its own messages. A manager has one scheduler, whose life is that

@@ -18,6 +18,7 @@
 //! | an executor: it runs jobs on threads of its own | `executing.rs` |
 //! | jobs of an executor that wait for a thread | `job_queues.rs` |
 //! | the executor seam of the engine, which sends jobs away | `owning.rs` |
+//! | calls of the engine that wait for jobs at executors | `owner_calls.rs` |
 //! | what leaves the process of a database, and how it reaches its cluster | `owner_settings.rs` |
 //! | flushes that have failed in executors | `retries.rs` |
 //! | the time for which no job leaves, and its cause | `quiet.rs` |
@@ -39,6 +40,7 @@ mod hasty_answer;
 mod images;
 mod job_queues;
 mod mail_queue;
+mod owner_calls;
 mod owner_settings;
 mod owning;
 mod quiet;

@@ -2,9 +2,9 @@
 //! garbage collections to executors.
 //!
 //! A call of the engine is one attempt, with file numbers of its own. The call hands the job to
-//! [`Owner`] and waits. The engine then checks the output, opens every file, and installs it. A job
-//! that no executor has begun runs on the calling thread instead, under the same numbers. If an
-//! executor may have begun the job, the call fails. The engine plans the job again with other
+//! [`OwnerCalls`] and waits. The engine then checks the output, opens every file, and installs it.
+//! A job that no executor has begun runs on the calling thread instead, under the same numbers. If
+//! an executor may have begun the job, the call fails. The engine plans the job again with other
 //! numbers, and it then runs here. A flush that has failed in an executor first gets a second
 //! attempt at another one, if no writer waits ([`crate::decide::after_failure`]). A flush leaves
 //! only if memory nodes hold all of its shards; its package then has their places.
@@ -18,24 +18,20 @@
 //! 4. In a volume, the outputs have their names durably when the call returns them, and the blobs
 //!    of every other attempt are given up ([`super::files`]).
 //!
-//! Thread-safety: many background threads call the executor in parallel. One lock guards the state
-//! machine.
+//! Thread-safety: many background threads call the executor in parallel.
 //! Failure: outputs that the engine refuses, or that cannot be named here, are not used: the job
 //! runs here with other numbers. If a job finds no scheduler or no executor, all jobs run here for
 //! two seconds without a request to a scheduler, and are counted under the same reason
 //! ([`super::quiet`]). A flush runs here immediately if no executor has a slot left for this
 //! database. It runs here after a second if jobs of other databases hold all slots. Every job that
 //! runs here for such a reason is counted.
-//! Cost: a thread of the engine waits for each job.
+//! Cost: a thread of the engine waits for each job ([`super::owner_calls`]).
 
-use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
 
 use archipelago_base::clock::{Clock, SystemClock};
-use archipelago_base::runtime::{Runtime, wait_for};
 use archipelago_base::{Error, ErrorKind, Result};
 use archipelago_engine::compaction::job::CompactionSpec;
 use archipelago_engine::executor::wire::{self, Message};
@@ -48,11 +44,11 @@ use archipelago_engine::job::spec::OutputSpec;
 use archipelago_engine::job::{JobContext, JobOutput, ShardRef};
 use archipelago_engine::remote::ShardId;
 use archipelago_fabric::Endpoints;
-use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::counters::{OffloadCounters, Tally};
-use super::courier::{Addressed, Couriers, Outboxes, Resident};
+use super::courier::{Couriers, Outboxes, Resident};
 use super::files::{AcceptedOutput, DIRECTORIES, JobFiles, PreparedJob, VolumeFiles, volumes_of};
+use super::owner_calls::{CallParts, JobEnding, KINDS, OwnerCalls, kind_index};
 use super::owner_settings::OwnerSettings;
 use super::quiet::QuietTime;
 use super::rates::RateDivider;
@@ -61,58 +57,12 @@ use super::runtime_parts::RuntimeParts;
 use super::{PAYLOAD_BYTES_MAX, scheduler_order};
 use crate::decide::{AttemptPlace, FailedFlush, after_failure};
 use crate::failure::FailedAttempt;
-use crate::ids::{NumberRange, OffloadDb, OwnerStamp, SchedulerId, Token};
+use crate::ids::{NumberRange, OffloadDb, OwnerStamp, Token};
 use crate::job::{BUILD, JobAsk, JobKind, LocalWhy, Payload};
-use crate::owner::{Owner, OwnerStep, OwnerTerms};
+use crate::owner::{Owner, OwnerTerms};
 use crate::parcel::{self, JobImages};
 use crate::shard_owner::RemoteShards;
-use crate::wire::{Correspondent, OffloadMessage};
-
-/// Interval at which a waiting call checks whether its job was cancelled.
-const LOOK: Duration = Duration::from_millis(50);
-/// Interval at which a call in virtual time checks whether its job has ended or was cancelled.
-const LOOK_IN_RUNTIME: Duration = Duration::from_millis(5);
-
-/// The result that a waiting call gets.
-#[derive(Debug)]
-enum Ending {
-    Output(Payload),
-    Here { why: LocalWhy, is_untouched: bool, failure: Option<FailedAttempt> },
-}
-
-impl Ending {
-    /// The job must run here with other numbers.
-    fn here(why: LocalWhy) -> Self {
-        Self::Here { why, is_untouched: false, failure: None }
-    }
-}
-
-#[derive(Debug)]
-struct Waiting {
-    /// File numbers of the only attempt, until it is prepared.
-    numbers: Option<NumberRange>,
-    ending: Option<Ending>,
-}
-
-#[derive(Debug)]
-struct OwnerState {
-    machine: Owner,
-    waiting: BTreeMap<u64, Waiting>,
-}
-
-/// The state machine of the owner, and the calls that wait for it.
-struct Desk {
-    state: Mutex<OwnerState>,
-    /// Room for jobs of each kind, by [`kind_index`].
-    rooms: [AtomicUsize; KINDS],
-    ended: Condvar,
-    clock: Arc<dyn Clock>,
-    tally: Arc<Tally>,
-    /// Address of this process in reports.
-    address: String,
-    /// The runtime in whose time calls wait; `None` for the time of the system.
-    runtime: Option<Arc<dyn Runtime>>,
-}
+use crate::wire::Correspondent;
 
 /// Runs jobs of one open of a database at executors, or in this process.
 pub struct OffloadExecutor {
@@ -138,10 +88,10 @@ pub struct OffloadExecutor {
 
 /// The connection of an open database.
 struct Link {
-    /// The couriers are dropped before the desk.
+    /// The couriers are dropped before the calls.
     _couriers: Couriers,
     outboxes: Outboxes,
-    desk: Arc<Desk>,
+    calls: Arc<OwnerCalls>,
 }
 
 impl fmt::Debug for OffloadExecutor {
@@ -161,22 +111,11 @@ struct Ask {
     shards: Vec<ShardId>,
 }
 
-/// Number of the kinds of jobs.
-const KINDS: usize = JobKind::ALL.len();
-
 fn kind_of(kind: EngineJobKind) -> JobKind {
     match kind {
         EngineJobKind::Flush => JobKind::Flush,
         EngineJobKind::Compaction => JobKind::Compaction,
         EngineJobKind::Gc => JobKind::Gc,
-    }
-}
-
-fn kind_index(kind: JobKind) -> usize {
-    match kind {
-        JobKind::Flush => 0,
-        JobKind::Compaction => 1,
-        JobKind::Gc => 2,
     }
 }
 
@@ -251,19 +190,16 @@ impl OffloadExecutor {
         let schedulers = scheduler_order(stamp.db, managers);
         let machine = Owner::new(stamp, OwnerTerms::default(), schedulers)
             .needing(self.needed_names([None, None]));
-        let state = Mutex::new(OwnerState { machine, waiting: BTreeMap::new() });
-        let desk = Arc::new(Desk {
-            state,
-            rooms: Default::default(),
-            ended: Condvar::new(),
+        let parts = CallParts {
             clock: Arc::clone(&self.clock),
             tally: Arc::clone(&self.tally),
             address: self.settings.address.clone(),
             runtime: self.parts.as_ref().map(|parts| Arc::clone(&parts.runtime)),
-        });
+        };
+        let calls = Arc::new(OwnerCalls::new(machine, parts));
         let me = Correspondent::Owner(stamp);
         let outboxes = Couriers::outboxes(me, managers.len(), &self.clock);
-        let weak = Arc::downgrade(&desk);
+        let weak = Arc::downgrade(&calls);
         let resident: Weak<dyn Resident> = weak;
         let couriers = match &self.parts {
             Some(parts) => Couriers::start_tasks(&outboxes, managers, parts, &resident),
@@ -273,7 +209,7 @@ impl OffloadExecutor {
                 Couriers::start(&outboxes, managers, &endpoints, &resident)?
             }
         };
-        Ok(Link { _couriers: couriers, outboxes, desk })
+        Ok(Link { _couriers: couriers, outboxes, calls })
     }
 
     /// Runs a job at an executor. `None` if the job must run here, under the same file numbers.
@@ -295,7 +231,7 @@ impl OffloadExecutor {
         }
         // Writers may wait for a flush, so a flush without a free slot runs here immediately.
         if kind == JobKind::Flush
-            && let Some(why) = link.desk.state.lock().machine.lacks_room(kind)
+            && let Some(why) = link.calls.lacks_room(kind)
         {
             return Ok(self.count_here(kind, why));
         }
@@ -311,13 +247,13 @@ impl OffloadExecutor {
         if is_second {
             self.tally.second_attempt();
         }
-        let (job, messages) = link.desk.submit(ask, package);
+        let (job, messages) = link.calls.submit(ask.job, ask.numbers, package);
         link.outboxes.send(messages);
-        let ending = link.desk.wait(job, context);
-        link.outboxes.send(link.desk.forget(job));
+        let ending = link.calls.wait(job, context);
+        link.outboxes.send(link.calls.forget(job));
         drop(part);
         match ending? {
-            Ending::Output(returned) => {
+            JobEnding::Output(returned) => {
                 let accepted = self.accept(kind, prepared, &returned)?;
                 let whole_ns = self.clock.now_ns().saturating_sub(started_ns);
                 self.tally.away(&accepted, whole_ns);
@@ -326,7 +262,7 @@ impl OffloadExecutor {
                 }
                 Ok(Some(accepted.output))
             }
-            Ending::Here { why, is_untouched, failure } => {
+            JobEnding::Here { why, is_untouched, failure } => {
                 self.note_failure(failure.as_ref());
                 self.quiet.begin(self.clock.now_ns(), why);
                 if is_untouched {
@@ -523,9 +459,7 @@ impl JobExecutor for OffloadExecutor {
         let kind = kind_of(kind);
         let is_quiet = self.quiet.cause(self.clock.now_ns()).is_some();
         match self.link.get() {
-            Some(link) if !is_quiet && self.settings.mode.sends(kind) => {
-                link.desk.rooms[kind_index(kind)].load(Ordering::Relaxed)
-            }
+            Some(link) if !is_quiet && self.settings.mode.sends(kind) => link.calls.room(kind),
             _ => 0,
         }
     }
@@ -618,113 +552,5 @@ impl JobExecutor for OffloadExecutor {
             Some(output) => Ok(output),
             None => LocalExecutor.gc(spec, context),
         }
-    }
-}
-
-impl Desk {
-    fn submit(&self, ask: Ask, spec: Payload) -> (u64, Vec<Addressed>) {
-        let now_ns = self.clock.now_ns();
-        let mut state = self.state.lock();
-        let (job, steps) = state.machine.submit(now_ns, ask.job, spec);
-        state.waiting.insert(job, Waiting { numbers: Some(ask.numbers), ending: None });
-        let messages = self.step(&mut state, now_ns, steps);
-        (job, messages)
-    }
-
-    /// Waits until a job has ended elsewhere, must run here, or was cancelled.
-    fn wait(&self, job: u64, context: &JobContext<'_>) -> Result<Ending> {
-        let mut state = self.state.lock();
-        loop {
-            context.check_cancelled()?;
-            let waiting = state.waiting.get_mut(&job);
-            if let Some(ending) = waiting.and_then(|waiting| waiting.ending.take()) {
-                return Ok(ending);
-            }
-            match &self.runtime {
-                None => {
-                    self.ended.wait_for(&mut state, LOOK);
-                }
-                Some(runtime) => MutexGuard::unlocked(&mut state, || {
-                    wait_for(&**runtime, runtime.sleep(LOOK_IN_RUNTIME));
-                }),
-            }
-        }
-    }
-
-    /// Ends a job for the state machine, unless its outputs have ended it.
-    fn forget(&self, job: u64) -> Vec<Addressed> {
-        let mut state = self.state.lock();
-        state.waiting.remove(&job);
-        let steps = state.machine.ran_here(job);
-        self.step(&mut state, self.clock.now_ns(), steps)
-    }
-
-    /// Takes the steps of the state machine. Returns the messages to send.
-    fn step(&self, state: &mut OwnerState, now_ns: u64, steps: Vec<OwnerStep>) -> Vec<Addressed> {
-        let mut messages = Vec::new();
-        let mut left = std::collections::VecDeque::from(steps);
-        while let Some(step) = left.pop_front() {
-            match step {
-                OwnerStep::Send { to, message } => messages.push(Addressed { to, message }),
-                OwnerStep::Prepare { job } => {
-                    let waiting = state.waiting.get_mut(&job);
-                    let numbers = waiting.and_then(|waiting| waiting.numbers.take());
-                    match numbers {
-                        Some(numbers) => {
-                            left.extend(state.machine.prepared(now_ns, job, &[numbers]));
-                        }
-                        // Another life of the scheduler needs other file numbers, and this call has
-                        // only one range.
-                        None => self.end(state, job, Ending::here(LocalWhy::Failed)),
-                    }
-                }
-                OwnerStep::RunHere { job, why, is_untouched, failure } => {
-                    self.end(state, job, Ending::Here { why, is_untouched, failure });
-                }
-                OwnerStep::Check { at, output, .. } => {
-                    if let Some(waiting) = state.waiting.get_mut(&at.job.number) {
-                        waiting.ending = Some(Ending::Output(output));
-                        self.ended.notify_all();
-                    }
-                    left.extend(state.machine.checked(now_ns, at, true));
-                }
-                // The engine reserved the numbers, so its sweep already covers them.
-                OwnerStep::Abandon { .. } => {}
-            }
-        }
-        for kind in JobKind::ALL {
-            let room = state.machine.room(kind);
-            self.rooms[kind_index(kind)].store(room, Ordering::Relaxed);
-        }
-        messages
-    }
-
-    fn end(&self, state: &mut OwnerState, job: u64, ending: Ending) {
-        if let Some(waiting) = state.waiting.get_mut(&job) {
-            waiting.ending = Some(ending);
-            self.ended.notify_all();
-        }
-    }
-}
-
-impl Resident for Desk {
-    fn take(&self, from: SchedulerId, messages: Vec<OffloadMessage>) -> Vec<Addressed> {
-        let now_ns = self.clock.now_ns();
-        let mut state = self.state.lock();
-        let mut sent = Vec::new();
-        for message in messages {
-            let steps = state.machine.on_message(now_ns, from, message);
-            sent.extend(self.step(&mut state, now_ns, steps));
-        }
-        sent
-    }
-
-    fn tick(&self) -> Vec<Addressed> {
-        let now_ns = self.clock.now_ns();
-        let report = self.tally.report(&self.address);
-        let mut state = self.state.lock();
-        state.machine.set_report(report);
-        let steps = state.machine.on_timer(now_ns);
-        self.step(&mut state, now_ns, steps)
     }
 }

@@ -78,6 +78,6 @@ impl Session {
 
     /// Forgets a command that has to run again. The command does not count.
     pub(super) fn uncount(&self) {
-        self.tally.commands.set(self.tally.commands.get() - 1);
+        self.tally.take_back_command();
     }
 }

@@ -8,20 +8,23 @@
 //!
 //! `held_memory` has the memory that a command holds for values, `held_reply` the memory that it
 //! holds for its reply, `plain_batch` the SETs and GETs that a pipeline executes together,
-//! `transaction` MULTI and EXEC, and `accesses` the access times of keys. Cost: a command reads the
-//! index of the database and the server's store of that index, and the clock once.
+//! `transaction` MULTI and EXEC, `accesses` the access times of keys, and `tally` the figures of the
+//! connection. Cost: a command reads the index of the database and the server's store of that
+//! index, and the clock once.
 
 mod accesses;
 pub(crate) mod command_table;
 mod held_memory;
 mod held_reply;
 mod plain_batch;
+mod tally;
 pub(crate) mod transaction;
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 use command_table::{CommandRow, CommandTable};
+use tally::Tally;
 use transaction::Transaction;
 
 use crate::args::Args;
@@ -58,19 +61,6 @@ pub(crate) const INLINE_KEYS_MAX: usize = 256;
 
 /// Name of the only user.
 pub(crate) const DEFAULT_USER: &[u8] = b"default";
-
-/// Figures of a connection since they were last added to those of the server.
-#[derive(Default)]
-struct Tally {
-    commands: Cell<u64>,
-    hits: Cell<u64>,
-    misses: Cell<u64>,
-    errors: Cell<u64>,
-}
-
-fn bump(cell: &Cell<u64>, by: u64) {
-    cell.set(cell.get() + by);
-}
 
 /// State of one connection.
 pub(crate) struct Session {
@@ -184,10 +174,7 @@ impl Session {
 
     /// Adds the figures of the commands of a transaction.
     pub(crate) fn count_all_of(&self, inside: &Self) {
-        bump(&self.tally.commands, inside.tally.commands.take());
-        bump(&self.tally.hits, inside.tally.hits.take());
-        bump(&self.tally.misses, inside.tally.misses.take());
-        bump(&self.tally.errors, inside.tally.errors.take());
+        self.tally.add_all_of(&inside.tally);
     }
 
     /// The index of the selected database.
@@ -448,7 +435,7 @@ impl Session {
 
     fn execute_command(&self, args: Args<'_>, reply: &mut Reply) {
         let (mark, mode) = (reply.len(), self.reply_mode.get());
-        bump(&self.tally.commands, 1);
+        self.tally.add_commands(1);
         let queues = self.transaction.is_queueing();
         let done = match self.table.find(args.get(0)) {
             None => Err(unknown_command(args)),
@@ -558,7 +545,7 @@ impl Session {
     /// Completes a reply that began at `mark` in the mode `mode`.
     fn answered(&self, done: Handled, mark: usize, mode: ReplyMode, reply: &mut Reply) {
         if let Err(refusal) = done {
-            bump(&self.tally.errors, 1);
+            self.tally.add_errors(1);
             reply.truncate(mark);
             let line = refusal.line();
             if !self.is_dry_run.get() {
@@ -632,7 +619,7 @@ impl Session {
         if is_exec {
             self.transaction.forget(self);
         }
-        bump(&self.tally.commands, 1);
+        self.tally.add_commands(1);
         if let Some(row) = self.table.find(args.get(0)) {
             self.shared.command_stats.rejected(&row.command);
         }
@@ -681,12 +668,11 @@ impl Session {
     }
 
     pub(crate) fn count_reads(&self, hits: u64, misses: u64) {
-        bump(&self.tally.hits, hits);
-        bump(&self.tally.misses, misses);
+        self.tally.add_reads(hits, misses);
     }
 
     pub(crate) fn count_read(&self, hit: bool) {
-        bump(if hit { &self.tally.hits } else { &self.tally.misses }, 1);
+        self.tally.add_read(hit);
     }
 
     /// Writes `value` to `key`. If the expiry has passed, it removes the key. The caller holds the
@@ -740,20 +726,7 @@ impl Session {
 
     /// Adds the figures of this connection to those of the server.
     pub(crate) fn settle(&self) {
-        let commands = self.tally.commands.take();
-        if commands == 0 {
-            return;
-        }
-        let shared = &self.shared;
-        shared.add(Stat::Commands, commands);
-        shared.add(Stat::Hits, self.tally.hits.take());
-        shared.add(Stat::Misses, self.tally.misses.take());
-        shared.add(Stat::ErrorReplies, self.tally.errors.take());
-        let order = std::sync::atomic::Ordering::Relaxed;
-        // No other task writes this counter, so it needs no atomic addition.
-        let commands_before = self.client.commands.load(order);
-        self.client.commands.store(commands_before + commands, order);
-        self.client.active_ms.store(shared.now_ms(), order);
+        self.tally.settle(&self.shared, &self.client);
     }
 }
 

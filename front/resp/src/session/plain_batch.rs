@@ -3,7 +3,7 @@
 //! A group of SETs is one write of the store, and the store accepts or refuses all of it. GETs
 //! become one read of a store that gains by it. Cost: one reading of the clock for each group.
 
-use super::{Session, bump};
+use super::Session;
 use crate::command::Command;
 use crate::refusal::Refusal;
 use crate::reply::Reply;
@@ -41,7 +41,7 @@ impl Session {
     }
 
     fn write_left(&self, ops: &[Op<'_>], left: &[usize], reply: &mut Reply) {
-        bump(&self.tally.commands, ops.len() as u64);
+        self.tally.add_commands(ops.len() as u64);
         if left.is_empty() {
             return ops.iter().for_each(|_| reply.ok());
         }
@@ -75,7 +75,7 @@ impl Session {
 
     /// Answers a plain GET whose value was read already.
     pub(crate) fn got(&self, value: Option<&[u8]>, reply: &mut Reply) {
-        bump(&self.tally.commands, 1);
+        self.tally.add_commands(1);
         self.shared.command_stats.ran(self.shared.get, 1, 0);
         self.client.last_command.note(self.shared.get);
         self.count_read(value.is_some());
@@ -85,7 +85,7 @@ impl Session {
     /// Reads and answers one plain GET, which [`Session::note_gets`] counts later. It belongs to a
     /// group of GETs that began at `started_ns`.
     pub(crate) fn get_plain(&self, key: &[u8], started_ns: u64, reply: &mut Reply) {
-        bump(&self.tally.commands, 1);
+        self.tally.add_commands(1);
         match self.reading(|| self.store().get(key)) {
             Ok(entry) => {
                 if entry.is_some() {
@@ -121,7 +121,7 @@ impl Session {
     }
 
     fn read_batch(&self, keys: &[&[u8]], reply: &mut Reply) {
-        bump(&self.tally.commands, keys.len() as u64);
+        self.tally.add_commands(keys.len() as u64);
         let (mark, mut hits) = (reply.len(), 0);
         let mut take = |value: Option<&[u8]>| {
             hits += u64::from(value.is_some());
@@ -135,10 +135,7 @@ impl Session {
             read.map(|values| values.iter().for_each(|value| take(value.as_deref())))
         };
         match read {
-            Ok(()) => {
-                bump(&self.tally.hits, hits);
-                bump(&self.tally.misses, keys.len() as u64 - hits);
-            }
+            Ok(()) => self.tally.add_reads(hits, keys.len() as u64 - hits),
             Err(error) => {
                 reply.truncate(mark);
                 self.refuse(self.shared.get, &Refusal::Store(error), keys.len(), reply);
@@ -154,7 +151,7 @@ impl Session {
         calls: usize,
         reply: &mut Reply,
     ) {
-        bump(&self.tally.errors, calls as u64);
+        self.tally.add_errors(calls as u64);
         let line = refusal.line();
         self.shared.command_stats.failed(command, calls as u64);
         self.shared.command_stats.told_error(&line, calls as u64);

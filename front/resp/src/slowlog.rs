@@ -9,6 +9,9 @@ use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
+use crate::args::Args;
+use crate::command::Command;
+
 /// Highest number of arguments in an entry.
 const ARGS_MAX: usize = 32;
 /// Highest number of bytes of an argument in an entry.
@@ -100,6 +103,20 @@ impl SlowLog {
         self.entries_max.store(count, Ordering::Relaxed);
         self.entries.lock().entries.truncate(count);
     }
+}
+
+/// Arguments of a command for the slow log, without passwords.
+pub(crate) fn args_of(command: &Command, args: Args<'_>) -> Vec<Vec<u8>> {
+    let is_secret =
+        command.name == "auth" || (command.name == "hello" && args.from(1).any(is_auth_word));
+    if is_secret {
+        return vec![command.name.to_ascii_uppercase().into_bytes(), b"(redacted)".to_vec()];
+    }
+    cut(args.from(0))
+}
+
+fn is_auth_word(arg: &[u8]) -> bool {
+    arg.eq_ignore_ascii_case(b"auth")
 }
 
 /// The arguments as an entry holds them.

@@ -8,9 +8,9 @@
 //!
 //! `held_memory` has the memory that a command holds for values, `held_reply` the memory that it
 //! holds for its reply, `plain_batch` the SETs and GETs that a pipeline executes together,
-//! `transaction` MULTI and EXEC, `accesses` the access times of keys, and `tally` the figures of the
-//! connection. Cost: a command reads the index of the database and the server's store of that
-//! index, and the clock once.
+//! `transaction` MULTI and EXEC, `writes` the changes of keys and the notification of clients,
+//! `accesses` the access times of keys, and `tally` the figures of the connection. Cost: a command
+//! reads the index of the database and the server's store of that index, and the clock once.
 
 mod accesses;
 pub(crate) mod command_table;
@@ -19,6 +19,7 @@ mod held_reply;
 mod plain_batch;
 mod tally;
 pub(crate) mod transaction;
+mod writes;
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -30,7 +31,6 @@ use transaction::Transaction;
 use crate::args::Args;
 use crate::clients::Client;
 use crate::command::{Command, flag};
-use crate::databases::Order;
 use crate::invalidations::TrackingMode;
 use crate::locks::KeyGuard;
 use crate::memory::{FREE_BYTES, Held};
@@ -39,9 +39,7 @@ use crate::refusal::{Handled, Refusal};
 use crate::reply::Reply;
 use crate::server_state::{ServerState, Stat};
 use crate::slowlog::{self, SlowCommand};
-use crate::store::{
-    Change, Head, JointWrite, KEY_BYTES_MAX, Moved, Op, SpaceUse, Store, StoredValue,
-};
+use crate::store::{Head, KEY_BYTES_MAX, Store, StoredValue};
 
 /// Whether replies are sent (CLIENT REPLY).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -223,95 +221,6 @@ impl Session {
         if self.is_inside() { KeyGuard::None } else { self.shared.locks.lock_all() }
     }
 
-    /// Writes `ops` to the selected database atomically. The caller holds their stripes.
-    pub(crate) fn write(&self, ops: &[Op<'_>]) -> Handled {
-        let done = self.store().write(ops);
-        self.tell_written(ops, done.is_ok());
-        Ok(done?)
-    }
-
-    /// Writes operations to several databases atomically. The caller holds their stripes.
-    pub(crate) fn write_joint(&self, writes: Vec<(usize, Vec<Op<'_>>)>) -> Handled {
-        match &self.overlays {
-            None => {
-                let (order, space_use) = (Order::IDENTITY, SpaceUse::Takes);
-                let change = JointWrite { writes, order, space_use };
-                self.shared.write_joint(&change, self.client.id)?;
-            }
-            Some(overlays) => {
-                for (index, ops) in &writes {
-                    overlays.database(*index).write(ops)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Swaps two databases. The caller holds every stripe.
-    pub(crate) fn swap_databases(&self, a: usize, b: usize) -> Handled {
-        match &self.overlays {
-            None => {
-                let order = Order::IDENTITY.swapped(a, b);
-                let (writes, space_use) = (Vec::new(), SpaceUse::Takes);
-                let change = JointWrite { writes, order, space_use };
-                self.shared.write_joint(&change, self.client.id)?;
-            }
-            Some(overlays) => overlays.swap(a, b),
-        }
-        Ok(())
-    }
-
-    /// Removes `keys` and returns how many existed. The keys differ, and the caller holds their
-    /// stripes.
-    pub(crate) fn remove(&self, keys: &[&[u8]]) -> Result<usize, Refusal> {
-        let removed = self.store().remove(keys);
-        if !matches!(removed, Ok(0)) {
-            self.tell_tracking(|| keys.iter().map(|key| Op::Delete { key }).collect());
-        }
-        Ok(removed?)
-    }
-
-    /// Moves a value to another key in a store that cannot write two keys at one moment.
-    pub(crate) fn rename(
-        &self,
-        from: &[u8],
-        to: &[u8],
-        overwrites: bool,
-    ) -> Result<Moved, Refusal> {
-        let moved = self.store().rename(from, to, overwrites);
-        // After an error the new key may have been written.
-        if !matches!(moved, Ok(Moved::NoSource | Moved::DestinationExists)) {
-            let put = Op::Put { key: to, value: b"", expires_at_ms: None };
-            self.tell_written(&[put, Op::Delete { key: from }], moved.is_ok());
-        }
-        Ok(moved?)
-    }
-
-    /// Notifies clients that watch or track keys of `ops`, whose stripes are held. A transaction
-    /// notifies when it is committed. A write that failed may have happened nevertheless, so
-    /// clients that track keys are notified of it as well.
-    #[inline]
-    fn tell_written(&self, ops: &[Op<'_>], is_done: bool) {
-        if self.is_inside() {
-            return;
-        }
-        if is_done {
-            self.shared.watches.tell(self.database.get(), ops);
-        }
-        if self.shared.tracking.is_active() {
-            self.shared.tracking.written(ops, self.client.id);
-        }
-    }
-
-    /// Notifies clients that track keys of the operations that `ops` returns, if there are such
-    /// clients.
-    #[inline]
-    fn tell_tracking<'k>(&self, ops: impl FnOnce() -> Vec<Op<'k>>) {
-        if !self.is_inside() && self.shared.tracking.is_active() {
-            self.shared.tracking.written(&ops(), self.client.id);
-        }
-    }
-
     /// Whether the client has logged in, or the server has no password.
     #[inline]
     pub(crate) fn is_authenticated(&self) -> bool {
@@ -465,7 +374,7 @@ impl Session {
                         self.uncount();
                         return;
                     }
-                    self.note_time(command, 1, started_ns, || slow_args(command, args));
+                    self.note_time(command, 1, started_ns, || slowlog::args_of(command, args));
                     if done.is_err() && !self.is_dry_run.get() {
                         self.shared.command_stats.failed(command, 1);
                     }
@@ -675,55 +584,6 @@ impl Session {
         self.tally.add_read(hit);
     }
 
-    /// Writes `value` to `key`. If the expiry has passed, it removes the key. The caller holds the
-    /// stripe of the key.
-    pub(crate) fn put(&self, key: &[u8], value: &[u8], expires_at_ms: Option<u64>) -> Handled {
-        let gone = expires_at_ms.is_some_and(|at| at <= self.shared.now_ms());
-        let op = if gone { Op::Delete { key } } else { Op::Put { key, value, expires_at_ms } };
-        self.write(&[op])
-    }
-
-    /// Reads `key` and atomically applies the change that `decide` chooses. A change whose expiry
-    /// has passed removes the key. Returns what `decide` returned with the applied change. A
-    /// refusal changes nothing. The store may call `decide` several times.
-    pub(crate) fn modify<'c, T>(
-        &self,
-        key: &[u8],
-        mut decide: impl FnMut(Option<&StoredValue>) -> Result<(Change<'c>, T), Refusal>,
-    ) -> Result<T, Refusal> {
-        let _guard = if self.is_inside() { KeyGuard::None } else { self.shared.locks.lock(key) };
-        let (mut told, mut puts, mut changes, mut new_expiry) = (None, false, false, None);
-        let mut deadline_ms = None;
-        let done = self.store().modify(key, &mut |entry| {
-            deadline_ms = entry.and_then(|entry| entry.expires_at_ms);
-            let (change, tells) = match decide(entry) {
-                Ok((change, tells)) => (change, Ok(tells)),
-                Err(refusal) => (Change::Keep, Err(refusal)),
-            };
-            told = Some(tells);
-            let at_ms = match &change {
-                Change::Put { expires_at_ms, .. } | Change::Expire(expires_at_ms) => *expires_at_ms,
-                Change::Keep | Change::Delete => None,
-            };
-            let expired = at_ms.is_some_and(|at| at <= self.shared.now_ms());
-            let change = if expired { Change::Delete } else { change };
-            puts = matches!(change, Change::Put { .. });
-            (changes, new_expiry) = (change != Change::Keep, at_ms.filter(|_| !expired));
-            change
-        });
-        if changes {
-            let op = || vec![Op::Put { key, value: b"", expires_at_ms: new_expiry }];
-            self.tell_tracking(op);
-        } else if let Some(at_ms) = deadline_ms {
-            self.note_deadline(key, at_ms);
-        }
-        done?;
-        if puts && !self.is_inside() {
-            self.shared.watches.tell_put(self.database.get(), key);
-        }
-        told.unwrap_or(Err(Refusal::fixed("ERR the store did not look at the key")))
-    }
-
     /// Adds the figures of this connection to those of the server.
     pub(crate) fn settle(&self) {
         self.tally.settle(&self.shared, &self.client);
@@ -739,20 +599,6 @@ fn changes_nothing(command: &Command, args: Args<'_>) -> bool {
         "ping" | "echo" | "command" => true,
         _ => command.has(flag::READONLY),
     }
-}
-
-/// Arguments of a command for the slow log, without passwords.
-fn slow_args(command: &Command, args: Args<'_>) -> Vec<Vec<u8>> {
-    let is_secret =
-        command.name == "auth" || (command.name == "hello" && args.from(1).any(is_auth_word));
-    if is_secret {
-        return vec![command.name.to_ascii_uppercase().into_bytes(), b"(redacted)".to_vec()];
-    }
-    slowlog::cut(args.from(0))
-}
-
-fn is_auth_word(arg: &[u8]) -> bool {
-    arg.eq_ignore_ascii_case(b"auth")
 }
 
 fn unknown_command(args: Args<'_>) -> Refusal {

@@ -9,6 +9,8 @@ mod oracle;
 mod ordered;
 mod regressions;
 mod runner;
+mod seals;
+mod setting;
 mod steps;
 mod taken;
 mod tiered;
@@ -20,7 +22,8 @@ use archipelago_base::clock::{Clock, SystemClock};
 use archipelago_engine::db::BackgroundMode;
 use archipelago_engine::options::{CfOptions, Compression, DbOptions};
 
-pub(crate) use runner::{Disk, Runner, Setting};
+pub(crate) use runner::Runner;
+pub(crate) use setting::{Disk, Setting};
 pub(crate) use steps::Generator;
 pub(crate) use tiered::{Did, Tiered};
 

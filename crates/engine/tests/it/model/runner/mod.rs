@@ -1,112 +1,36 @@
 //! Runs steps on a database and on the model, and compares their results.
+//!
+//! | module | concept |
+//! | --- | --- |
+//! | `reads` | reads of the database, and what the model expects of them |
+//! | `reopening` | close, `kill -9` and copies, and what is left after them |
 
-use std::collections::hash_map::DefaultHasher;
-use std::fmt::Debug;
-use std::hash::{Hash, Hasher};
+mod reads;
+mod reopening;
+
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use archipelago_base::clock::ManualClock;
 use archipelago_base::{CfId, ErrorKind, Result};
-use archipelago_engine::db::{
-    BackgroundMode, ColumnFamily, Components, Db, FaultPoint, IngestOptions, ReadOptions,
-};
-use archipelago_engine::event::{Event as Told, EventListener, Listeners};
+use archipelago_engine::db::{ColumnFamily, Components, Db, IngestOptions, ReadOptions};
+use archipelago_engine::event::Listeners;
 use archipelago_engine::key::KeyRange;
-use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
-use archipelago_engine::stats::Ticker;
+use archipelago_engine::options::WriteOptions;
 use archipelago_engine::wal::WriteBatch;
 use archipelago_env::FileSystem;
-use parking_lot::Mutex;
 
-use super::iterator_rows::{Held, contents, rows_of};
-use super::oracle::{Event, Family, RemoveThirds, Row, Version};
+use super::iterator_rows::{Held, contents};
+use super::oracle::{Event, Family, RemoveThirds, Version};
 use super::ordered::{self, Ordered};
-use super::steps::{Bounds, KeyNo, Move, Record, Step, universe};
+use super::seals::Seals;
+use super::setting::{Disk, Setting, is_counter};
+use super::steps::{KeyNo, Record, Step, universe};
 use super::taken::{MidwayTaker, Read, Taken};
-use super::tiered::{Did, Tiered};
+use super::tiered::Did;
 use crate::away::{FakeExecutor, FakeStore, Mood, with_executor};
-use crate::beside::Beside;
-use crate::disk::TestDisk;
 use crate::fragile::Fragile;
-use crate::separation::Separation;
-
-/// Directory of a case's database.
-#[derive(Clone)]
-pub(crate) enum Disk {
-    Memory(TestDisk),
-    Local(Arc<dyn FileSystem>, PathBuf),
-    Tiers(Tiered),
-}
-
-/// Settings of one run of a case.
-#[derive(Clone)]
-pub(crate) struct Setting {
-    pub(crate) background: BackgroundMode,
-    pub(crate) db: DbOptions,
-    pub(crate) family: CfOptions,
-    pub(crate) separation: Separation,
-    pub(crate) disk: Disk,
-    /// Memory nodes for memtable shards, if there are some.
-    pub(crate) away: Option<Mood>,
-}
-
-/// What a case's database is watched and disturbed by: which families' memtables were sealed since
-/// it was last asked, how many bucket boundaries have moved, by hand and by the load, how many
-/// parts compactions were cut into, and extensions that may panic.
-#[derive(Default)]
-pub(super) struct Seals {
-    sealed: Mutex<Vec<CfId>>,
-    by_hand: AtomicUsize,
-    by_load: AtomicUsize,
-    parts: AtomicUsize,
-    /// Garbage collections that were installed.
-    pub(super) collected: AtomicU64,
-    /// Controls when extensions panic.
-    pub(super) fragile: Fragile,
-    /// Background steps during the installation of an ingestion.
-    beside: Arc<Beside>,
-}
-
-impl Seals {
-    /// Makes ingestions and snapshots coincide with jobs. (The reads of `taker` are only for that,
-    /// and not for panics.)
-    fn fault_point(&self, taker: &Arc<MidwayTaker>, separation: Separation) -> FaultPoint {
-        let (beside, fragile) = (Arc::clone(&self.beside), self.fragile.clone());
-        let take = taker.fault_point();
-        Arc::new(move |name| {
-            separation.reached(name)?;
-            beside.reached(name);
-            fragile.pause(true);
-            let taken = take(name);
-            fragile.pause(false);
-            taken
-        })
-    }
-}
-
-impl EventListener for Seals {
-    fn on_event(&self, event: &Told) {
-        match event {
-            Told::MemtableSealed { cf, .. } => self.sealed.lock().push(*cf),
-            Told::CompactionInstalled { threads_ns, .. } if threads_ns.len() > 1 => {
-                self.parts.fetch_add(threads_ns.len(), Ordering::Relaxed);
-            }
-            Told::GcInstalled { .. } => {
-                self.collected.fetch_add(1, Ordering::Relaxed);
-            }
-            Told::BucketMapChanged { reason, .. } if reason.ends_with("on request") => {
-                self.by_hand.fetch_add(1, Ordering::Relaxed);
-            }
-            Told::BucketMapChanged { reason, .. } if reason.contains("temperature") => {
-                self.by_load.fetch_add(1, Ordering::Relaxed);
-            }
-            _ => {}
-        }
-    }
-}
 
 /// Snapshots of the middle of jobs that are kept.
 const MIDWAY_KEPT: usize = 3;
@@ -140,51 +64,6 @@ pub(crate) struct Runner {
     steps: u32,
     /// A hash of every read's answer.
     pub(crate) transcript: Vec<u64>,
-}
-
-fn is_counter(name: &str) -> bool {
-    name == "counter" || name == "y"
-}
-
-impl Setting {
-    fn dir(&self) -> PathBuf {
-        match &self.disk {
-            Disk::Memory(_) => PathBuf::from("/db"),
-            Disk::Local(_, dir) => dir.join("db"),
-            Disk::Tiers(tiered) => tiered.dir(),
-        }
-    }
-
-    pub(super) fn fs(&self) -> Arc<dyn FileSystem> {
-        match &self.disk {
-            Disk::Memory(fs) => Arc::new(fs.clone()),
-            Disk::Local(fs, _) => Arc::clone(fs),
-            Disk::Tiers(tiered) => tiered.fs(),
-        }
-    }
-
-    fn family(&self, name: &str) -> CfOptions {
-        let operator = if is_counter(name) { "u64-counter" } else { "append" };
-        CfOptions {
-            merge_operator: Some(operator.to_owned()),
-            compaction_filter: match name {
-                "x" => Some("ttl".to_owned()),
-                "filtered" => Some("remove-thirds".to_owned()),
-                _ => None,
-            },
-            ..self.separation.of(self.family.clone())
-        }
-    }
-
-    pub(super) fn is_manual(&self) -> bool {
-        self.background == BackgroundMode::Manual
-    }
-
-    /// Whether an executor of the case may leave files of flushes that are planned again.
-    pub(super) fn leaves_files(&self) -> bool {
-        let whim = self.away.and_then(|mood| mood.whim);
-        whim.is_some_and(|whim| whim.silence > 0 || whim.wrong > 0)
-    }
 }
 
 /// The same components with memory nodes, and with their executor if the mood has one.
@@ -278,7 +157,7 @@ impl Runner {
 
     /// Number of parts that compactions were cut into, where they were.
     pub(crate) fn parts(&self) -> usize {
-        self.seals.parts.load(Ordering::Relaxed)
+        self.seals.parts()
     }
 
     /// Number of panics of merge operators and filters.
@@ -342,7 +221,7 @@ impl Runner {
             Step::Kill => self.kill(),
             _ => self.upkeep(step),
         }
-        for cf in std::mem::take(&mut *self.seals.sealed.lock()) {
+        for cf in self.seals.take_sealed() {
             let family = self.families.iter_mut().find(|(_, handle)| handle.id() == cf);
             if let Some((model, _)) = family {
                 model.seals.push(before);
@@ -508,8 +387,7 @@ impl Runner {
 
     /// Number of bucket boundaries that moved so far, by request or because of the load.
     pub(crate) fn moved(&self) -> (usize, usize) {
-        let Seals { by_hand, by_load, .. } = &*self.seals;
-        (by_hand.load(Ordering::Relaxed), by_load.load(Ordering::Relaxed))
+        self.seals.moved()
     }
 
     fn create_family(&mut self, name: &str) {
@@ -622,274 +500,6 @@ impl Runner {
             Record::Merge { key, stamp } => (key, Event::Merge(model.value(stamp, 0))),
         };
         model.add(&self.keys[key], Version { seq, event, logged });
-    }
-
-    /// Notes an answer, without sequence numbers: the mark at a close takes one where the log has
-    /// records, which depends on the settings. Each run checks them against the model.
-    fn tell(&mut self, answer: &impl Debug) {
-        let mut hasher = DefaultHasher::new();
-        format!("{answer:#?}").hash(&mut hasher);
-        self.transcript.push(hasher.finish());
-    }
-
-    /// Options to read as of a snapshot, and what a read of a family with them is.
-    fn as_of(&self, cf: usize, snapshot: Option<usize>) -> (ReadOptions, Read<'_>) {
-        let (model, handle) = &self.families[cf % self.families.len()];
-        let (options, taken) = match snapshot {
-            Some(at) if !self.snapshots.is_empty() => {
-                let taken = &self.snapshots[at % self.snapshots.len()];
-                (ReadOptions::new().snapshot(&taken.snapshot), Some(taken))
-            }
-            _ => (ReadOptions::default(), None),
-        };
-        let at = taken.map_or(self.seq, Taken::seq);
-        (options, Read { model, cf: handle.id(), taken, at, now_ms: self.now_ms() })
-    }
-
-    /// Whether the rows of a family depend on the time at which its filter ran.
-    fn is_filtered(&self, cf: usize) -> bool {
-        self.families[cf % self.families.len()].0.filtered
-    }
-
-    fn get(&mut self, cf: usize, key: KeyNo, snapshot: Option<usize>) {
-        let (options, read) = self.as_of(cf, snapshot);
-        let handle = self.handle(cf);
-        let entry = self.db.get_entry(handle, self.key(key), &options).unwrap();
-        let found = entry.map(|entry| Row {
-            key: self.key(key).to_vec(),
-            value: entry.value.to_vec(),
-            expires_at_ms: entry.expires_at_ms,
-            seq: entry.seq.0,
-        });
-        read.check(self.key(key), |row| row == found.as_ref());
-        let contains = self.db.contains(handle, self.key(key), &options).unwrap();
-        // The filter may run between two reads of the newest state.
-        let may_differ = self.is_filtered(cf) && read.taken.is_none();
-        assert!(contains == found.is_some() || may_differ, "contains");
-        if read.is_settled(self.key(key)) {
-            self.tell(&found);
-        }
-    }
-
-    fn multi_get(&mut self, cf: usize, keys: &[KeyNo], snapshot: Option<usize>) {
-        let (options, read) = self.as_of(cf, snapshot);
-        let keys: Vec<&[u8]> = keys.iter().map(|&key| self.key(key)).collect();
-        let found = self.db.multi_get(self.handle(cf), &keys, &options).unwrap();
-        let found: Vec<_> = found.into_iter().map(|value| value.map(|v| v.to_vec())).collect();
-        for (key, found) in keys.iter().zip(&found) {
-            read.check(key, |row| row.map(|row| &row.value) == found.as_ref());
-        }
-        let settled = keys.iter().zip(&found).filter(|(key, _)| read.is_settled(key));
-        let settled: Vec<_> = settled.map(|(_, found)| found.clone()).collect();
-        self.tell(&settled);
-    }
-
-    /// The newest write of a live key is known. That of a deleted key is known at least to the
-    /// holder of a snapshot from before it.
-    fn latest_seq(&mut self, cf: usize, key: KeyNo) {
-        let (model, handle) = &self.families[cf % self.families.len()];
-        let found = self.db.latest_seq(handle, self.key(key)).unwrap().map(|seq| seq.0);
-        let newest = model.newest(self.key(key));
-        let live = model.read(self.key(key), self.seq, self.now_ms());
-        if model.read_filtered(self.key(key), self.seq, self.now_ms()).is_some() {
-            assert!(found <= newest, "{found:?} but {newest:?}");
-        } else if live.is_some() {
-            assert_eq!(found, newest);
-        } else if let Some(newest) = newest {
-            assert!(found.is_none_or(|found| found <= newest), "{found:?} but {newest}");
-            let before = self.snapshots.iter().map(Taken::seq).filter(|s| *s < newest).max();
-            if let Some(before) = before {
-                assert!(found.is_some_and(|found| found > before), "{found:?} after {before}");
-            }
-        }
-        self.tell(&live.is_some());
-    }
-
-    fn scan(&mut self, cf: usize, snapshot: Option<usize>, bounds: &Bounds, moves: &[Move]) {
-        let (mut options, read) = self.as_of(cf, snapshot);
-        options.lower_bound = bounds.lower.map(|key| self.key(key).to_vec());
-        options.upper_bound = bounds.upper.map(|key| self.key(key).to_vec());
-        options.prefix = bounds.prefix.map(|prefix| prefix.as_bytes().to_vec());
-        let mut iter = match self.db.iter(self.handle(cf), &options) {
-            Ok(iter) => iter,
-            Err(error) => {
-                assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-                assert!(options.lower_bound > options.upper_bound, "{error}");
-                return;
-            }
-        };
-        let mut keys = self.keys.clone();
-        keys.retain(|key| {
-            options.lower_bound.as_ref().is_none_or(|lower| lower <= key)
-                && options.upper_bound.as_ref().is_none_or(|upper| key < upper)
-                && options.prefix.as_ref().is_none_or(|prefix| key.starts_with(prefix))
-        });
-        let rows = rows_of(&mut iter);
-        assert!(rows.iter().all(|row| keys.contains(&row.key)), "out of bounds");
-        read.check_rows(&rows, &keys);
-        let filtered = self.is_filtered(cf);
-        let mut held = Held { iter, rows, at: None, filtered };
-        let shown = held.walk(moves, &self.keys);
-        if !self.is_filtered(cf) {
-            self.tell(&shown);
-        }
-    }
-
-    fn hold(&mut self, cf: usize, snapshot: Option<usize>) {
-        let (options, read) = self.as_of(cf, snapshot);
-        let mut iter = self.db.iter(self.handle(cf), &options).unwrap();
-        let rows = rows_of(&mut iter);
-        read.check_rows(&rows, &self.keys);
-        let filtered = self.is_filtered(cf);
-        if self.held.len() == 3 {
-            self.held.remove(0);
-        }
-        self.held.push(Held { iter, rows, at: None, filtered });
-    }
-
-    fn move_held(&mut self, iterator: usize, moves: &[Move]) {
-        if self.held.is_empty() {
-            return;
-        }
-        let at = iterator % self.held.len();
-        let shown = self.held[at].walk(moves, &self.keys);
-        if !self.held[at].filtered {
-            self.tell(&shown);
-        }
-    }
-
-    /// Compares all families completely, in both directions, now and at every snapshot.
-    pub(crate) fn check_all(&mut self) {
-        for snapshot in std::iter::once(None).chain((0..self.snapshots.len()).map(Some)) {
-            for cf in 0..self.families.len() {
-                let (options, read) = self.as_of(cf, snapshot);
-                let mut iter = self.db.iter(self.handle(cf), &options).unwrap();
-                let found = rows_of(&mut iter);
-                read.check_rows(&found, &self.keys);
-                if !self.is_filtered(cf) {
-                    assert_eq!(contents(&self.db, self.handle(cf), &options), found);
-                }
-                let mut settled = found;
-                settled.retain(|row| read.is_settled(&row.key));
-                self.tell(&settled);
-            }
-            let (options, Read { at, now_ms, .. }) = self.as_of(0, snapshot);
-            let Ordered { model, handle, .. } = &self.ordered;
-            let found = contents(&self.db, handle, &options);
-            assert_eq!(found, model.rows(at, now_ms), "family \"{}\" at {at}", model.name);
-            self.tell(&found);
-        }
-        self.check_values();
-    }
-
-    pub(super) fn forget_readers(&mut self) {
-        self.held.clear();
-        self.snapshots.clear();
-        self.midway.clear();
-        self.taker.set(None);
-    }
-
-    fn open_again(&mut self) {
-        let mut components = Self::components(&self.setting, &self.clock, &self.seals);
-        components.fault_point = Some(self.seals.fault_point(&self.taker, self.setting.separation));
-        self.sent = self.sent();
-        let seed = u64::from(self.steps);
-        let mood = self.setting.away;
-        self.store = self.store.take().zip(mood).map(|(store, mood)| store.next(seed, mood));
-        let components = over_nodes(components, self.store.as_ref(), mood);
-        self.db = Db::open_with(self.setting.dir(), self.setting.db.clone(), components).unwrap();
-        self.kept += self.db.statistics().get(Ticker::AwayShardsKept);
-        self.begin_midway();
-        let mut names: Vec<&str> = self.families.iter().map(|(m, _)| m.name.as_str()).collect();
-        names.push(ordered::NAME);
-        let mut listed = self.db.list_families();
-        names.sort_unstable();
-        listed.sort_unstable();
-        assert_eq!(listed, names);
-        for (model, handle) in &mut self.families {
-            *handle = self.db.family(&model.name).unwrap();
-        }
-        self.ordered.handle = self.db.family(ordered::NAME).unwrap();
-        self.check_values_at_rest();
-    }
-
-    fn reopen(&mut self) {
-        self.forget_readers();
-        self.db.clone().close().unwrap();
-        if let Disk::Tiers(tiered) = &mut self.setting.disk {
-            *tiered = tiered.reopened();
-        }
-        self.open_again();
-        self.families.iter_mut().for_each(|(model, _)| model.settle());
-        self.adopt_seq();
-        self.check_all();
-    }
-
-    /// `kill -9`: logged writes stay, of the others those of unflushed memtables go, a memtable
-    /// with all of them or none.
-    fn kill(&mut self) {
-        let left = match &self.setting.disk {
-            Disk::Memory(fs) => Disk::Memory(fs.kill_clone()),
-            Disk::Tiers(tiered) => Disk::Tiers(tiered.killed()),
-            Disk::Local(..) => return self.reopen(),
-        };
-        self.forget_readers();
-        self.setting.disk = left;
-        self.open_again();
-        let now_ms = self.now_ms();
-        for (model, handle) in &mut self.families {
-            let found = contents(&self.db, handle, &ReadOptions::default());
-            let mut candidates: Vec<u64> = model.seals.iter().rev().copied().collect();
-            candidates.push(0);
-            let survivor = candidates.iter().find_map(|&flushed| {
-                let left = model.without_unlogged_after(flushed);
-                left.accepts(&found, u64::MAX, now_ms).then_some(left)
-            });
-            let Some(mut survivor) = survivor else {
-                let all = model.rows(u64::MAX, now_ms);
-                panic!("{}: {found:?} are not what survives of {all:?}", model.name);
-            };
-            survivor.settle();
-            *model = survivor;
-        }
-        self.adopt_seq();
-        self.check_all();
-    }
-
-    /// Checks the numbers after an open. They are as before, except for the mark that a close
-    /// appends, which takes one. Writes past the log are another exception: they may be lost, or
-    /// leave no trace (range deletes of nothing).
-    fn adopt_seq(&mut self) {
-        let newest = self.families.iter().map(|(model, _)| model.newest_of_all()).max();
-        let newest = newest.max(Some(self.ordered.model.newest_of_all()));
-        let seq = self.db.latest_seq_of_all().0;
-        let before = self.seq;
-        let may_fall = std::mem::take(&mut self.past_log);
-        assert!(newest <= Some(seq) && seq <= before + 1, "{seq}, {before} before");
-        assert!(may_fall || seq >= before, "{seq}, {before} before");
-        self.seq = seq;
-    }
-
-    /// Opens another copy of the database and compares.
-    pub(super) fn check_copy(&mut self, dir: &std::path::Path) {
-        for read_only in [true, false] {
-            let options = DbOptions { read_only, ..self.setting.db.clone() };
-            let components = Self::components(&self.setting, &self.clock, &Arc::default());
-            let copy = Db::open_with(dir, options, components).unwrap();
-            let ordered = std::iter::once(&self.ordered.model);
-            for model in self.families.iter().map(|(model, _)| model).chain(ordered) {
-                let handle = copy.family(&model.name).unwrap();
-                let found = contents(&copy, &handle, &ReadOptions::default());
-                let (at, now_ms) = (u64::MAX, self.now_ms());
-                let expected = model.rows(at, now_ms);
-                assert!(
-                    model.accepts(&found, at, now_ms),
-                    "copy of \"{}\", {read_only}: {found:?} instead of {expected:?}",
-                    model.name
-                );
-            }
-            copy.close().unwrap();
-        }
     }
 }
 

@@ -1,98 +1,39 @@
 //! A store of memtable shards in memory, which misbehaves as its [`Mood`] says.
+//!
+//! | module | concept |
+//! | --- | --- |
+//! | `mood` | how the store misbehaves |
+//! | `ahead` | copies of active shards before their seal |
+//! | `search` | the answers of nodes to look-ups and scans |
+
+mod ahead;
+mod mood;
+mod search;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::ControlFlow;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use archipelago_base::clock::{ManualClock, SystemClock};
 use archipelago_base::{Epoch, Result};
 use archipelago_engine::executor::OwnerIdentity;
-use archipelago_engine::iter::InternalIterator;
 use archipelago_engine::job::ShardRef;
-use archipelago_engine::key::{KeyRef, Kind};
-use archipelago_engine::lookup::Lookup;
-use archipelago_engine::memtable::{ImageHead, SealedImage, Shard};
-use archipelago_engine::pinned::PinnedSlice;
+use archipelago_engine::memtable::{ImageHead, SealedImage};
 use archipelago_engine::remote::{
-    ActiveShard, AwayError, EarlierShard, FoundShard, KeyVersions, LookupAnswer, LookupAsk,
-    NewShard, ResumeAt, ScanAsk, ScanDirection, ScanPage, ScanRecord, SealedReads, ShardId,
-    ShardStore, ShardVersion, StoreNode, StoreRoom, StoreWatcher, WriteLoad,
+    ActiveShard, AwayError, EarlierShard, FoundShard, LookupAnswer, LookupAsk, NewShard, ScanAsk,
+    ScanPage, SealedReads, ShardId, ShardStore, StoreNode, StoreRoom, StoreWatcher, WriteLoad,
 };
 use parking_lot::Mutex;
 
-use super::Whim;
+pub(crate) use mood::{Mood, Stays};
+
+use ahead::AheadCopies;
 
 /// Number of times that a held send looks for a flush that waits for it, a millisecond apart. Then
 /// it goes on, so that a test without such a flush fails and does not hang.
 const HOLD_LOOKS: u32 = 20_000;
 /// Largest number of requests of one read.
 const PATIENCE: u32 = 40;
-
-/// How a [`FakeStore`] misbehaves. Each rate is one in this many calls; 0 is never.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Mood {
-    /// Bytes that the nodes may hold.
-    pub(crate) limit_bytes: u64,
-    /// Number of copies of each shard that the store reports.
-    pub(crate) copies: u64,
-    /// Bytes of the largest image.
-    pub(crate) image_bytes_max: u64,
-    /// Sends that fail.
-    pub(crate) refuse: u32,
-    /// Whether no node has room, although the store says so.
-    pub(crate) no_room: bool,
-    /// Calls during which a node is lost.
-    pub(crate) lose: u32,
-    /// Requests of reads that get no answer. The next [`PATIENCE`] requests get one.
-    pub(crate) silence: u32,
-    /// Largest number of records of a page; 0 for no limit.
-    pub(crate) page_records: usize,
-    /// Number of nodes.
-    pub(crate) nodes: usize,
-    /// Shards of the previous owner that are not listed, whose head cannot be read, and that are
-    /// lost when they are adopted.
-    pub(crate) unlisted: u32,
-    pub(crate) headless: u32,
-    pub(crate) unadopted: u32,
-    /// Whether a close leaves the shards.
-    pub(crate) leaves: bool,
-    /// How the executor of flushes at the nodes misbehaves; `None` if flushes do not run there.
-    pub(crate) whim: Option<Whim>,
-    /// Memtables that stay in the process.
-    pub(crate) stays: Stays,
-}
-
-/// Rule by which a [`FakeStore`] lets memtables stay in the process.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Stays {
-    /// A fixed number of memtables stays.
-    Count(usize),
-    /// The newest ones that each answer at least this share of the reads.
-    Share(f64),
-}
-
-impl Default for Mood {
-    fn default() -> Self {
-        Self {
-            limit_bytes: 8 << 20,
-            copies: 1,
-            image_bytes_max: 1 << 20,
-            refuse: 0,
-            no_room: false,
-            lose: 0,
-            silence: 0,
-            page_records: 5,
-            nodes: 2,
-            unlisted: 0,
-            headless: 0,
-            unadopted: 0,
-            leaves: false,
-            whim: None,
-            stays: Stays::Count(0),
-        }
-    }
-}
 
 /// Counts of the calls of a [`FakeStore`].
 #[derive(Clone, Copy, Debug, Default)]
@@ -196,25 +137,6 @@ impl Nodes {
     }
 }
 
-/// An active shard, and a copy of its complete slabs.
-struct Copied {
-    records: Weak<Shard>,
-    slabs: usize,
-    bytes: Vec<u8>,
-    image_bytes: u64,
-}
-
-impl Copied {
-    /// Copies the slabs that are complete by now.
-    fn copy_more(&mut self) {
-        let Some(shard) = self.records.upgrade().filter(|shard| !shard.is_sealed()) else { return };
-        for slab in shard.complete_slabs(self.slabs) {
-            self.bytes.extend_from_slice(slab);
-            self.slabs += 1;
-        }
-    }
-}
-
 /// A send that lasts until a flush waits for its shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum SendHold {
@@ -243,7 +165,7 @@ pub(crate) struct Stall {
 pub(crate) struct FakeStore {
     stall: Mutex<Option<Stall>>,
     hold: Mutex<SendHold>,
-    active: Mutex<BTreeMap<ShardId, Copied>>,
+    active: AheadCopies,
     mood: Mutex<Mood>,
     rng: Mutex<fastrand::Rng>,
     nodes: Mutex<Nodes>,
@@ -256,7 +178,7 @@ impl FakeStore {
         Arc::new(Self {
             stall: Mutex::default(),
             hold: Mutex::default(),
-            active: Mutex::default(),
+            active: AheadCopies::default(),
             mood: Mutex::new(mood),
             rng: Mutex::new(fastrand::Rng::with_seed(seed)),
             nodes: Mutex::new(nodes),
@@ -284,22 +206,12 @@ impl FakeStore {
         change(&mut self.mood.lock());
     }
 
-    /// Copies the complete slabs of all active shards.
-    fn copy_ahead(&self) {
-        let mut active = self.active.lock();
-        active.values_mut().for_each(Copied::copy_more);
-        active.retain(|_, copied| copied.records.strong_count() > 0);
-    }
-
     /// Compares the image of a shard with what had left before its seal.
     fn check_ahead(&self, id: ShardId, image: &[u8]) {
-        let Some(copied) = self.active.lock().remove(&id) else { return };
-        let records_at = ImageHead::records_at(image, image.len() as u64).unwrap() as usize;
-        assert!(image[records_at..].starts_with(&copied.bytes), "records of {id} have changed");
-        assert!(image.len() as u64 <= 2 * copied.image_bytes, "{id} is larger than expected");
+        let Some(ahead_bytes) = self.active.check(id, image) else { return };
         let mut nodes = self.nodes.lock();
         nodes.did.offered_sent += 1;
-        nodes.did.ahead_bytes += copied.bytes.len() as u64;
+        nodes.did.ahead_bytes += ahead_bytes;
         nodes.did.ahead_image_bytes += image.len() as u64;
     }
 
@@ -525,85 +437,8 @@ impl FakeStore {
             nodes.did.lookups += 1;
             ask.shards.iter().map(|id| nodes.find(ask.node, *id)).collect::<Result<_, _>>()?
         };
-        assert!(!ask.keys.is_empty(), "a question without keys");
-        let keys = ask.keys.iter().map(|key| {
-            let mut versions: Vec<ShardVersion> = Vec::new();
-            let lookup = Lookup::new(key.key, ask.snapshot);
-            let mut is_over = false;
-            for &at in &key.within {
-                if is_over {
-                    break;
-                }
-                let visited = images[at as usize].lookup(&lookup, |found| {
-                    is_over |= found.seq < key.floor;
-                    if is_over {
-                        return ControlFlow::Break(());
-                    }
-                    let value = cut(found.kind, found.pin(), ask.keys_only);
-                    versions.push(ShardVersion { seq: found.seq, kind: found.kind, value });
-                    is_over = found.kind != Kind::Merge;
-                    if is_over { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-                });
-                visited.unwrap();
-            }
-            KeyVersions { versions }
-        });
-        Ok(LookupAnswer { keys: keys.collect() })
+        Ok(search::answer(&images, ask))
     }
-}
-
-/// The value as an answer for keys only may have it.
-fn cut(kind: Kind, value: PinnedSlice, keys_only: bool) -> PinnedSlice {
-    match (keys_only, kind) {
-        (false, _) => value,
-        (true, Kind::PutExpiring) => PinnedSlice::owned(value[..8].to_vec()),
-        (true, _) => PinnedSlice::owned(Vec::new()),
-    }
-}
-
-/// All records of `images` that a page of the scan may have, in the order of the scan.
-fn records_of(images: &[Arc<SealedImage>], ask: &ScanAsk<'_>) -> Vec<ScanRecord> {
-    let mut all: Vec<ScanRecord> = Vec::new();
-    for image in images {
-        let mut iter = image.iter();
-        iter.seek_to_first();
-        while iter.valid() {
-            let record = KeyRef::decode(iter.key()).unwrap();
-            if ask.keys.contains(record.user_key) && record.seq <= ask.snapshot {
-                let value = PinnedSlice::owned(iter.value().to_vec());
-                let value = cut(record.kind, value, ask.keys_only);
-                all.push(ScanRecord { key: iter.key().to_vec(), value });
-            }
-            iter.next();
-        }
-        iter.status().unwrap();
-    }
-    all.sort_by(|a, b| archipelago_engine::key::compare(&a.key, &b.key));
-    let mut decided: Option<Vec<u8>> = None;
-    all.retain(|record| {
-        let KeyRef { user_key, kind, .. } = KeyRef::decode(&record.key).unwrap();
-        let is_decided = decided.as_deref() == Some(user_key);
-        if !is_decided && kind != Kind::Merge {
-            decided = Some(user_key.to_vec());
-        }
-        !is_decided
-    });
-    if ask.direction == ScanDirection::Backward {
-        all.reverse();
-        let user_key = |record: &ScanRecord| KeyRef::decode(&record.key).unwrap().user_key.to_vec();
-        all.chunk_by_mut(|a, b| user_key(a) == user_key(b)).for_each(<[ScanRecord]>::reverse);
-    }
-    all
-}
-
-/// Whether a record comes at or after a place, in the order of the scan.
-fn is_at_or_after(record: &ScanRecord, place: &ResumeAt, direction: ScanDirection) -> bool {
-    let KeyRef { user_key, seq, .. } = KeyRef::decode(&record.key).unwrap();
-    let order = match direction {
-        ScanDirection::Forward => user_key.cmp(&place.key),
-        ScanDirection::Backward => place.key.as_slice().cmp(user_key),
-    };
-    order.is_gt() || order.is_eq() && place.seq.is_some_and(|at| seq <= at)
 }
 
 impl ShardStore for FakeStore {
@@ -670,15 +505,12 @@ impl ShardStore for FakeStore {
     }
 
     fn offer(&self, shard: ActiveShard) {
-        let ActiveShard { id, records, image_bytes, .. } = shard;
         self.nodes.lock().did.offered += 1;
-        let copied = Copied { records, slabs: 0, bytes: Vec::new(), image_bytes };
-        let before = self.active.lock().insert(id, copied);
-        assert!(before.is_none(), "shard {id} is offered twice");
+        self.active.add(shard);
     }
 
     fn room(&self) -> StoreRoom {
-        self.copy_ahead();
+        self.active.copy_more();
         let mood = *self.mood.lock();
         let held_bytes = self.nodes.lock().held_bytes();
         StoreRoom {
@@ -801,36 +633,12 @@ impl ShardStore for FakeStore {
             }
             ask.shards.iter().map(|id| nodes.find(ask.node, *id)).collect::<Result<_, _>>()?
         };
-        if let Some(resume) = ask.resume {
-            assert!(ask.keys.contains(&resume.key), "a place outside of the scan");
-        }
-        let mut records = records_of(&images, ask);
-        if let Some(resume) = ask.resume {
-            records.retain(|record| is_at_or_after(record, resume, ask.direction));
-        }
-        let place = |record: &ScanRecord, exactly: bool| {
-            let KeyRef { user_key, seq, .. } = KeyRef::decode(&record.key).unwrap();
-            ResumeAt { key: user_key.to_vec(), seq: exactly.then_some(seq) }
-        };
+        let records = search::records(&images, ask);
         let count = match self.mood.lock().page_records {
             0 => records.len(),
             most => self.rng.lock().usize(..=most),
         };
-        if count == 0 && !records.is_empty() {
-            // The node has visited enough records that no reader sees.
-            let here = place(&records[0], true);
-            if ask.resume != Some(&here) {
-                return Ok(ScanPage { records: Vec::new(), resume: Some(here) });
-            }
-        }
-        let rest = records.split_off(count.max(1).min(records.len()));
-        let user_key = |record: &ScanRecord| KeyRef::decode(&record.key).unwrap().user_key.to_vec();
-        let resume = match (records.last(), rest.first()) {
-            (Some(last), Some(next)) if user_key(last) == user_key(next) => Some(place(next, true)),
-            (Some(last), Some(_)) => Some(place(last, false)),
-            _ => None,
-        };
-        Ok(ScanPage { records, resume })
+        Ok(search::page(records, ask, count))
     }
 
     fn fetch(&self, shard: ShardId) -> Result<Arc<SealedImage>, AwayError> {

@@ -8,11 +8,11 @@
 //! separated values, `terark_nodes` the evaluation of Terark-DS over storage nodes, `o3` that of
 //! O³-LSM, `model` the model of many cores,
 //! [`flexkv`] the testbed of another paper, and its `verbs` the calibration of the network card.
-//! `claim` holds targets, `page` renders results and writes the pages of `docs/benchmarks/`, `plot`
-//! draws charts, `program` finds and starts the program to measure, `counted` counts its
-//! instructions, `role` runs a role of a cluster as a child process, `rounds` makes alternating
-//! runs, `sides` compares their figures, `machine` measures the use of processors, and `results`
-//! reads the result file of the program.
+//! `command_line` parses flags, `claim` holds targets, `page` renders results and writes the pages
+//! of `docs/benchmarks/`, `plot` draws charts, `program` finds and starts the program to measure,
+//! `counted` counts its instructions, `role` runs a role of a cluster as a child process, `rounds`
+//! makes alternating runs, `sides` compares their figures, `machine` measures the use of
+//! processors, and `results` reads the result file of the program.
 //!
 //! A command, its module and its page have one name, except for `_` and `-`.
 //!
@@ -21,6 +21,7 @@
 
 mod bucketlsm;
 mod claim;
+mod command_line;
 mod compare;
 mod counted;
 pub mod flexkv;

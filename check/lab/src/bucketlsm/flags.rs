@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use clap::Parser;
 
 use super::plan::Workload;
-use archipelago_bench::harness::flags::{Stop, with_underscores};
+use crate::command_line;
+use archipelago_bench::harness::flags::Stop;
 
 const ABOUT: &str = "\
 Runs the comparisons of BucketLSM's evaluation between modes of Archipelago and prints the ratios
@@ -114,8 +115,7 @@ pub(super) struct ReproduceFlags {
 impl ReproduceFlags {
     /// Parses `args`, the words after `bucketlsm`.
     pub(super) fn read(args: &[OsString]) -> Result<Self, Stop> {
-        let name = std::iter::once(OsString::from("archipelago-lab bucketlsm"));
-        Ok(Self::try_parse_from(name.chain(args.iter().map(with_underscores)))?)
+        command_line::parse("bucketlsm", args)
     }
 
     /// Runs of each mode.

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use clap::Parser;
 
 use super::plan::{Keys, Part, Workload};
-use archipelago_bench::harness::flags::{Stop, with_underscores};
+use crate::command_line;
+use archipelago_bench::harness::flags::Stop;
 
 const ABOUT: &str = "\
 Runs the comparisons of Keigo's evaluation (tiers of devices) and prints them beside the paper's.";
@@ -116,8 +117,7 @@ pub(super) struct KeigoFlags {
 impl KeigoFlags {
     /// Parses `args`, the words after `keigo`.
     pub(super) fn read(args: &[OsString]) -> Result<Self, Stop> {
-        let name = std::iter::once(OsString::from("archipelago-lab keigo"));
-        Ok(Self::try_parse_from(name.chain(args.iter().map(with_underscores)))?)
+        command_line::parse("keigo", args)
     }
 
     pub(super) fn runs(&self) -> u64 {

@@ -8,7 +8,8 @@ use clap::Parser;
 use super::bounds::StorageLink;
 use super::modes::Mode;
 use super::plan::{Cell, Group, Value};
-use archipelago_bench::harness::flags::{Stop, with_underscores};
+use crate::command_line;
+use archipelago_bench::harness::flags::Stop;
 
 const ABOUT: &str = "\
 Repeats the evaluation of O³-LSM: what memtables, flushes and compactions on other nodes give. All
@@ -141,8 +142,7 @@ pub(super) struct O3Flags {
 impl O3Flags {
     /// Parses `args`, the words after `o3`.
     pub(super) fn read(args: &[OsString]) -> Result<Self, Stop> {
-        let name = std::iter::once(OsString::from("archipelago-lab o3"));
-        let flags = Self::try_parse_from(name.chain(args.iter().map(with_underscores)))?;
+        let flags: Self = command_line::parse("o3", args)?;
         let speed = flags.speed();
         if !(speed.is_finite() && (0.001..=1000.0).contains(&speed)) {
             return Err(Stop::Usage(format!(

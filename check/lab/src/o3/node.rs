@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use archipelago_base::clock::SystemClock;
-use archipelago_bench::harness::flags::{Offload, Stop, with_underscores};
+use archipelago_bench::harness::flags::{Offload, Stop};
 use archipelago_bench::harness::local_log::LocalLogFs;
 use archipelago_bench::harness::process;
 use archipelago_bench::harness::store::{
@@ -29,6 +29,8 @@ use archipelago_resp::engine_store::EngineStore;
 use archipelago_resp::{Server, ServerOptions};
 use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
+
+use crate::command_line;
 
 /// Word that the program begins with to run a role.
 pub(crate) const COMMAND: &str = "o3-node";
@@ -110,8 +112,7 @@ pub(super) struct RoleState {
 
 /// Runs a role with `args`, the words after [`COMMAND`].
 pub(crate) fn serve(args: &[OsString]) -> std::result::Result<Result<()>, Stop> {
-    let name = std::iter::once(OsString::from("archipelago-lab o3-node"));
-    let flags = NodeFlags::try_parse_from(name.chain(args.iter().map(with_underscores)))?;
+    let flags: NodeFlags = command_line::parse(COMMAND, args)?;
     Ok(run(&flags))
 }
 

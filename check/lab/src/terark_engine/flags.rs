@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use clap::Parser;
 
 use super::plan::Part;
-use archipelago_bench::harness::flags::{Stop, with_underscores};
+use crate::command_line;
+use archipelago_bench::harness::flags::Stop;
 
 const ABOUT: &str = "\
 Measures separated values and their garbage collection against this engine without separation and
@@ -97,8 +98,7 @@ pub(super) struct TerarkEngineFlags {
 impl TerarkEngineFlags {
     /// Parses `args`, the words after `terark-engine`.
     pub(super) fn read(args: &[OsString]) -> Result<Self, Stop> {
-        let name = std::iter::once(OsString::from("archipelago-lab terark-engine"));
-        let flags = Self::try_parse_from(name.chain(args.iter().map(with_underscores)))?;
+        let flags: Self = command_line::parse("terark-engine", args)?;
         if flags.rows.contains(&Part::Off) && flags.before.is_none() {
             return Err(Stop::Usage(
                 "--rows=off needs --before=PROGRAM, the archipelago of an earlier commit"

@@ -7,7 +7,8 @@ use clap::Parser;
 
 use super::modes::{Mode, Workload};
 use super::plan::Group;
-use archipelago_bench::harness::flags::{Stop, with_underscores};
+use crate::command_line;
+use archipelago_bench::harness::flags::Stop;
 
 const ABOUT: &str = "\
 Repeats the evaluation of Terark-DS over storage nodes that run as processes of this machine, with
@@ -134,8 +135,7 @@ pub(super) struct NodesFlags {
 impl NodesFlags {
     /// Parses `args`, the words after `terark-nodes`.
     pub(super) fn read(args: &[OsString]) -> Result<Self, Stop> {
-        let name = std::iter::once(OsString::from("archipelago-lab terark-nodes"));
-        let flags = Self::try_parse_from(name.chain(args.iter().map(with_underscores)))?;
+        let flags: Self = command_line::parse("terark-nodes", args)?;
         if !(flags.scale.is_finite() && (0.001..=1000.0).contains(&flags.scale)) {
             let scale = flags.scale;
             return Err(Stop::Usage(format!(

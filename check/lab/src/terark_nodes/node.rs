@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use archipelago_base::clock::SystemClock;
-use archipelago_bench::harness::flags::{Stop, with_underscores};
+use archipelago_bench::harness::flags::Stop;
 use archipelago_bench::harness::process;
 use archipelago_bench::harness::store::{
     DeviceSpec, FileClass, FileSystem, IoContext, IoPurpose, LocalFs, Result,
@@ -24,6 +24,7 @@ use clap::Parser;
 use serde::{Deserialize, Serialize};
 
 use super::link;
+use crate::command_line;
 
 /// Word that the program begins with to run a node.
 pub(crate) const COMMAND: &str = "terark-storage-node";
@@ -77,8 +78,7 @@ pub(super) struct NodeState {
 
 /// Runs the node with `args`, the words after [`COMMAND`].
 pub(crate) fn serve(args: &[OsString]) -> std::result::Result<Result<()>, Stop> {
-    let name = std::iter::once(OsString::from("archipelago-lab terark-storage-node"));
-    let flags = NodeFlags::try_parse_from(name.chain(args.iter().map(with_underscores)))?;
+    let flags: NodeFlags = command_line::parse(COMMAND, args)?;
     Ok(run(&flags))
 }
 

@@ -2,7 +2,7 @@
 //! pure.
 
 use crate::claim::{Target, median};
-use crate::page::{Ratio, RowTarget, Verdict};
+use crate::page::{Ratio, Row, RowTarget, Verdict};
 
 /// Goal of a row that compares rounds of two sides.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -24,24 +24,10 @@ pub(crate) struct Sides {
     pub(crate) theirs: Vec<(u64, f64)>,
 }
 
-/// Judgement of the figures of both sides about a goal.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Judgement {
-    /// Median of the own side.
-    pub(crate) measured: Option<f64>,
-    /// Median of the other side.
-    pub(crate) peer: Option<f64>,
-    /// Ratio of the medians, with the range of the ratios of single rounds.
-    pub(crate) ratio: Option<Ratio>,
-    pub(crate) target: Option<RowTarget>,
-    pub(crate) verdict: Verdict,
-    /// Number of figures of the own side.
-    pub(crate) runs: u64,
-}
-
 impl Sides {
-    /// Compares the sides. A goal without figures has failed.
-    pub(crate) fn judge(&self, goal: Goal) -> Judgement {
+    /// `row` with the medians of both sides, their ratio with its range over the rounds, and the
+    /// verdict about `goal`. A goal without figures has failed.
+    pub(crate) fn judge(&self, goal: Goal, row: Row) -> Row {
         let values = |pairs: &[(u64, f64)]| pairs.iter().map(|pair| pair.1).collect::<Vec<f64>>();
         let (ours, theirs) = (values(&self.ours), values(&self.theirs));
         let (measured, peer) = (median(&ours), median(&theirs));
@@ -74,7 +60,7 @@ impl Sides {
             min: rounds.iter().copied().fold(f64::INFINITY, f64::min),
             max: rounds.iter().copied().fold(f64::NEG_INFINITY, f64::max),
         });
-        Judgement { measured, peer, ratio, target, verdict, runs: ours.len() as u64 }
+        Row { measured, peer, ratio, target, verdict, runs: Some(ours.len() as u64), ..row }
     }
 }
 
@@ -88,14 +74,15 @@ mod tests {
             ours: vec![(0, 10.0), (1, 30.0), (2, 20.0)],
             theirs: vec![(0, 10.0), (2, 5.0), (3, 7.0)],
         };
-        let judged = sides.judge(Goal::Ratio(Target::AtLeast(2.5)));
-        assert_eq!((judged.measured, judged.peer, judged.runs), (Some(20.0), Some(7.0), 3));
+        let judge = |sides: &Sides, goal| sides.judge(goal, Row::default());
+        let judged = judge(&sides, Goal::Ratio(Target::AtLeast(2.5)));
+        assert_eq!((judged.measured, judged.peer, judged.runs), (Some(20.0), Some(7.0), Some(3)));
         let ratio = judged.ratio.expect("both sides have figures");
         assert_eq!((ratio.median, ratio.min, ratio.max), (20.0 / 7.0, 1.0, 4.0));
         assert_eq!(judged.verdict, Verdict::Met);
-        assert_eq!(sides.judge(Goal::Each { at_most: 25.0 }).verdict, Verdict::Missed);
-        assert_eq!(sides.judge(Goal::Open).verdict, Verdict::NoTarget);
-        let nothing = Sides::default().judge(Goal::Measured(Target::AtMost(1.0)));
+        assert_eq!(judge(&sides, Goal::Each { at_most: 25.0 }).verdict, Verdict::Missed);
+        assert_eq!(judge(&sides, Goal::Open).verdict, Verdict::NoTarget);
+        let nothing = judge(&Sides::default(), Goal::Measured(Target::AtMost(1.0)));
         assert_eq!(nothing.verdict, Verdict::Failed);
     }
 }

@@ -7,8 +7,8 @@ use super::flags::O3Flags;
 use super::plan::{Cell, Group, Plan};
 use super::run::Run;
 use crate::claim::{Target, median};
-use crate::page::{self, Verdict};
-use crate::sides::{Goal, Judgement, Sides};
+use crate::page;
+use crate::sides::{Goal, Sides};
 
 /// Facts from which rows follow.
 #[derive(Clone, Copy, Debug)]
@@ -39,15 +39,10 @@ pub(super) struct Claim {
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Row {
     pub(super) group: Group,
-    pub(super) what: String,
-    pub(super) paper: String,
-    pub(super) measured: Option<f64>,
-    pub(super) peer: Option<f64>,
-    pub(super) ratio: Option<f64>,
-    pub(super) bound: String,
-    pub(super) verdict: Verdict,
-    #[serde(skip)]
+    #[serde(flatten)]
     pub(super) page_row: page::Row,
+    /// Statement of the paper, for the result file.
+    paper: String,
 }
 
 /// A row that was not measured, and the reason.
@@ -59,6 +54,13 @@ pub(super) struct Unmeasured {
     pub(super) bound: String,
     pub(super) target: String,
     pub(super) why: String,
+}
+
+impl Row {
+    /// The row of a group that a page shows in this way.
+    pub(super) fn new(group: Group, page_row: page::Row) -> Self {
+        Self { group, paper: page_row.paper.clone(), page_row }
+    }
 }
 
 impl Claim {
@@ -202,25 +204,16 @@ impl Facts<'_> {
         let theirs = claim.peer.as_ref().map(|(cell, figure)| figures(cell, figure));
         let sides =
             Sides { ours: figures(&claim.cell, &claim.figure), theirs: theirs.unwrap_or_default() };
-        let Judgement { measured, peer, ratio, target, verdict, runs } = sides.judge(claim.goal);
-        let what = claim.what();
-        let page_row = page::Row {
-            name: what.clone(),
+        let row = page::Row {
+            name: claim.what(),
             unit: claim.unit,
             decimals: claim.decimals(),
-            measured,
-            peer,
-            ratio,
             bound: claim.bound.clone(),
             paper: claim.paper.to_owned(),
-            target,
-            verdict,
-            runs: Some(runs),
-            cause: if verdict == Verdict::Missed { claim.cause } else { "" },
+            cause: claim.cause,
+            ..page::Row::default()
         };
-        let ratio = ratio.map(|ratio| ratio.median);
-        let (bound, paper) = (claim.bound.clone(), claim.paper.to_owned());
-        Row { group: claim.group, what, paper, measured, peer, ratio, bound, verdict, page_row }
+        Row::new(claim.group, sides.judge(claim.goal, row))
     }
 
     /// The rows of the requested groups whose modes the program refuses.

@@ -95,18 +95,20 @@ fn rows_compare_rounds_and_stand_beside_their_bounds() {
     let facts = Facts { flags: &flags, plan: &plan, runs: &runs };
     let rows = facts.rows(&claims::all());
     let row = |what: &str| {
-        let found = rows.iter().find(|row| row.what == what);
-        found.unwrap_or_else(|| panic!("{what}: {:?}", rows.iter().map(|row| &row.what)))
+        let found = rows.iter().map(|row| &row.page_row).find(|row| row.name == what);
+        found.unwrap_or_else(|| panic!("{what}: {rows:?}"))
     };
+    let ratio = |row: &page::Row| row.ratio.map(|ratio| ratio.median);
     let first = row("rate, fillrandom, 64 B, 2.5G: all / off, classic");
-    assert_eq!((first.ratio, first.verdict), (Some(5.1), Verdict::Met));
+    assert_eq!((ratio(first), first.verdict), (Some(5.1), Verdict::Met));
     assert_eq!((first.bound.as_str(), first.paper.as_str()), ("5.61×", "up to 4.5×"));
     let second = row("rate, fillrandom, 64 B, 2.5G: all / compactions, classic");
-    assert_eq!((second.ratio, second.verdict), (Some(5.1), Verdict::Met));
+    assert_eq!((ratio(second), second.verdict), (Some(5.1), Verdict::Met));
     // A planned row without runs has failed.
     let failed = row("rate, fillrandom, 64 B, 2.5G: all / off");
-    assert_eq!((failed.ratio, failed.verdict), (None, Verdict::Failed));
-    assert!(rows.iter().all(|row| !row.what.contains("1G,") && !row.what.contains("256")));
+    assert_eq!((ratio(failed), failed.verdict), (None, Verdict::Failed));
+    let mut names = rows.iter().map(|row| &row.page_row.name);
+    assert!(names.all(|name| !name.contains("1G,") && !name.contains("256")));
 }
 
 #[test]
@@ -118,7 +120,7 @@ fn rows_of_refused_modes_are_listed_with_bound_and_target() {
     let claims = claims::all();
     let rows = facts.rows(&claims);
     assert_eq!(rows.len(), 1, "{rows:?}");
-    assert_eq!((rows[0].group, rows[0].verdict), (Group::Ablation, Verdict::Met));
+    assert_eq!((rows[0].group, rows[0].page_row.verdict), (Group::Ablation, Verdict::Met));
     let mut unmeasured = facts.refused(&claims);
     assert_eq!(unmeasured.len(), 3);
     assert_eq!(unmeasured[2].why, "all: the program has no --offload_mode=all");
@@ -143,13 +145,14 @@ fn rows_of_several_databases_have_figures_of_the_model() {
     assert_eq!(plan.cells, [], "no process runs for them");
     let facts = Facts { flags: &flags, plan: &plan, runs: &[] };
     let shown = report::Shown { rows: &model.rows, unmeasured: &[], model: &model };
-    let mut names: Vec<&str> = model.rows.iter().map(|row| row.what.as_str()).collect();
+    let page_rows = || model.rows.iter().map(|row| &row.page_row);
+    let mut names: Vec<&str> = page_rows().map(|row| row.name.as_str()).collect();
     assert!(names.iter().all(|name| name.starts_with("model: ")), "{names:?}");
     names.sort_unstable();
     names.dedup();
     assert_eq!(names.len(), model.rows.len(), "names differ");
     for wanted in ["Figure 17a", "Figure 17b", "Table 9", "Table 10"] {
-        let of = model.rows.iter().filter(|row| row.what.contains(wanted));
+        let of = page_rows().filter(|row| row.name.contains(wanted));
         assert!(of.clone().count() > 0 && of.clone().all(|row| row.measured.is_some()), "{wanted}");
     }
     let sections = report::sections(&facts, &shown);
@@ -174,7 +177,8 @@ fn all_rows_have_names_of_their_own_and_a_planned_cell() {
     let claims = claims::all();
     let rows = facts.rows(&claims);
     assert_eq!(rows.len(), claims.len(), "every row has its cells in the plan");
-    let mut names: Vec<(Group, &str)> = rows.iter().map(|row| (row.group, &*row.what)).collect();
+    let mut names: Vec<(Group, &str)> =
+        rows.iter().map(|row| (row.group, &*row.page_row.name)).collect();
     names.sort_by_key(|(group, name)| (*group as usize, *name));
     let all = names.len();
     names.dedup();

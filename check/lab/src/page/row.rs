@@ -1,18 +1,22 @@
 //! Rows of benchmark tables: a measured figure next to that of a peer or a paper, with a target and
 //! a verdict. The functions are pure.
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::Grid;
 use crate::claim::Target;
 
-/// A figure, the figure that it is compared with, and its target.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// A figure, the figure that it is compared with, and its target. Without the fields that only the
+/// table needs, it is also a row of a result file.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Row {
+    #[serde(rename = "what")]
     pub(crate) name: String,
     /// Unit of `measured` and `peer`, or nothing for a plain number.
+    #[serde(skip)]
     pub(crate) unit: &'static str,
     /// Number of digits after the decimal point of `measured` and `peer`.
+    #[serde(skip)]
     pub(crate) decimals: usize,
     /// Median of the own side.
     pub(crate) measured: Option<f64>,
@@ -22,12 +26,16 @@ pub(crate) struct Row {
     /// Bound by arithmetic, as text. Empty if there is no such bound.
     pub(crate) bound: String,
     /// Statement of the paper, in its own words. Empty if it says nothing.
+    #[serde(skip)]
     pub(crate) paper: String,
+    #[serde(skip)]
     pub(crate) target: Option<RowTarget>,
     pub(crate) verdict: Verdict,
     /// Number of rounds in which both sides gave the figure, if the page shows it.
+    #[serde(skip)]
     pub(crate) runs: Option<u64>,
     /// Sentence that says why the target was missed. The table shows it only then.
+    #[serde(skip)]
     pub(crate) cause: &'static str,
 }
 
@@ -37,6 +45,13 @@ pub(crate) struct Ratio {
     pub(crate) median: f64,
     pub(crate) min: f64,
     pub(crate) max: f64,
+}
+
+/// A result file gets the median alone.
+impl Serialize for Ratio {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.median.serialize(serializer)
+    }
 }
 
 /// Target of a row.

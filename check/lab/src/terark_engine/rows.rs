@@ -10,7 +10,8 @@ use super::plan::{self, Mode, Paper, Part, Phase, StepKind};
 use super::run::Run;
 use crate::claim::{Target, median};
 use crate::counted::COUNTED;
-use crate::page::{self, Ratio, RowTarget, Verdict};
+use crate::page;
+use crate::sides::{Goal, Sides};
 use archipelago_bench::harness::store::DeviceSpec;
 
 /// Values that an iterator reads ahead at most.
@@ -43,19 +44,6 @@ type Figure = fn(&Facts<'_>, &Run) -> Option<f64>;
 /// Function that computes a bound, as text.
 type Bound = fn(&Facts<'_>) -> Option<String>;
 
-/// Goal of a row.
-#[derive(Clone, Copy)]
-enum Goal {
-    /// The ratio of the medians.
-    Ratio(Target),
-    /// The median of the first mode.
-    Measured(Target),
-    /// The figure of the first mode in each run.
-    Each { at_most: f64 },
-    /// Nothing: the row explains another one.
-    Open,
-}
-
 /// A row before it is measured.
 struct Claim {
     part: Part,
@@ -76,13 +64,7 @@ struct Claim {
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Row {
     pub(super) part: Part,
-    pub(super) what: String,
-    pub(super) measured: Option<f64>,
-    pub(super) peer: Option<f64>,
-    pub(super) ratio: Option<f64>,
-    pub(super) bound: String,
-    pub(super) verdict: Verdict,
-    #[serde(skip)]
+    #[serde(flatten)]
     pub(super) page_row: page::Row,
 }
 
@@ -511,61 +493,27 @@ impl Facts<'_> {
     }
 
     fn row(&self, claim: &Claim) -> Row {
-        let figures = |mode| {
+        let figures = |mode| -> Vec<(u64, f64)> {
             let runs = self.of(claim.part, mode);
             runs.filter_map(|run| Some((run.round, (claim.figure)(self, run)?))).collect()
         };
-        let ours: Vec<(u64, f64)> = figures(claim.mode);
-        let theirs: Vec<(u64, f64)> = claim.peer.map(figures).unwrap_or_default();
-        let values = |pairs: &[(u64, f64)]| pairs.iter().map(|pair| pair.1).collect::<Vec<f64>>();
-        let (measured, peer) = (median(&values(&ours)), median(&values(&theirs)));
-        let ratio = measured.zip(peer).map(|(measured, peer)| measured / peer);
-        let rounds = ours.iter().filter_map(|(round, our)| {
-            let (_, their) = theirs.iter().find(|(other, _)| other == round)?;
-            Some(our / their)
-        });
-        let rounds: Vec<f64> = rounds.collect();
-        let worst = values(&ours).into_iter().fold(f64::NEG_INFINITY, f64::max);
-        let (target, value) = match claim.goal {
-            Goal::Ratio(target) => {
-                (Some(RowTarget::Ratio(target)), ratio.map(|r| target.is_met(r)))
-            }
-            Goal::Measured(target) => {
-                (Some(RowTarget::Measured(target)), measured.map(|m| target.is_met(m)))
-            }
-            Goal::Each { at_most } => {
-                let target = RowTarget::Worst { at_most, worst };
-                (Some(target), measured.map(|_| worst <= at_most))
-            }
-            Goal::Open => (None, None),
+        let sides = Sides {
+            ours: figures(claim.mode),
+            theirs: claim.peer.map(figures).unwrap_or_default(),
         };
-        let verdict = match (target, value) {
-            (Some(_), None) => Verdict::Failed,
-            (_, met) => Verdict::of(met),
-        };
-        let what = match claim.peer {
+        let name = match claim.peer {
             Some(peer) => format!("{}: {} / {}", claim.name, claim.mode.name(), peer.name()),
             None => claim.name.clone(),
         };
-        let bound = claim.bound.and_then(|bound| bound(self)).unwrap_or_default();
-        let page_row = page::Row {
-            name: what.clone(),
+        let row = page::Row {
+            name,
             unit: claim.unit,
             decimals: claim.decimals,
-            measured,
-            peer,
-            ratio: ratio.map(|median| Ratio {
-                median,
-                min: rounds.iter().copied().fold(f64::INFINITY, f64::min),
-                max: rounds.iter().copied().fold(f64::NEG_INFINITY, f64::max),
-            }),
-            bound: bound.clone(),
+            bound: claim.bound.and_then(|bound| bound(self)).unwrap_or_default(),
             paper: claim.paper.to_owned(),
-            target,
-            verdict,
-            runs: Some(ours.len() as u64),
-            cause: if verdict == Verdict::Missed { claim.cause } else { "" },
+            cause: claim.cause,
+            ..page::Row::default()
         };
-        Row { part: claim.part, what, measured, peer, ratio, bound, verdict, page_row }
+        Row { part: claim.part, page_row: sides.judge(claim.goal, row) }
     }
 }

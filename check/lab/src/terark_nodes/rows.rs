@@ -11,8 +11,8 @@ use super::plan::{Cell, Group, Step};
 use super::run::Run;
 use super::words::BOUND;
 use crate::claim::{Target, median};
-use crate::page::{self, Verdict};
-use crate::sides::{Goal, Judgement, Sides};
+use crate::page;
+use crate::sides::{Goal, Sides};
 use crate::terark_engine::bounds::collected_per_byte;
 
 /// Facts from which the rows follow.
@@ -57,13 +57,7 @@ pub(super) struct Claim {
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Row {
     pub(super) group: Group,
-    pub(super) what: String,
-    pub(super) measured: Option<f64>,
-    pub(super) peer: Option<f64>,
-    pub(super) ratio: Option<f64>,
-    pub(super) bound: String,
-    pub(super) verdict: Verdict,
-    #[serde(skip)]
+    #[serde(flatten)]
     pub(super) page_row: page::Row,
 }
 
@@ -284,25 +278,15 @@ impl Facts<'_> {
         let theirs = claim.peer.as_ref().map(|(mode, figure)| figures(*mode, figure));
         let sides =
             Sides { ours: figures(mode, &claim.figure), theirs: theirs.unwrap_or_default() };
-        let judgement = sides.judge(claim.goal);
-        let Judgement { measured, peer, ratio, target, verdict, runs } = judgement;
-        let bound = claim.bound.as_ref().and_then(|bound| bound(self)).unwrap_or_default();
-        let what = claim.what();
-        let page_row = page::Row {
-            name: what.clone(),
+        let row = page::Row {
+            name: claim.what(),
             unit: claim.unit,
             decimals: claim.decimals(),
-            measured,
-            peer,
-            ratio,
-            bound: bound.clone(),
+            bound: claim.bound.as_ref().and_then(|bound| bound(self)).unwrap_or_default(),
             paper: claim.paper.to_owned(),
-            target,
-            verdict,
-            runs: Some(runs),
-            cause: if verdict == Verdict::Missed { claim.cause } else { "" },
+            cause: claim.cause,
+            ..page::Row::default()
         };
-        let ratio = ratio.map(|ratio| ratio.median);
-        Row { group, what, measured, peer, ratio, bound, verdict, page_row }
+        Row { group, page_row: sides.judge(claim.goal, row) }
     }
 }

@@ -101,9 +101,9 @@ fn cells_of(runs: &[Run]) -> Vec<Cell> {
     runs.iter().map(|run| run.cell).collect()
 }
 
-fn row<'r>(rows: &'r [Row], what: &str) -> &'r Row {
-    let found = rows.iter().find(|row| row.what == what);
-    found.unwrap_or_else(|| panic!("{what}: {:?}", rows.iter().map(|row| &row.what)))
+fn row<'r>(rows: &'r [Row], what: &str) -> &'r page::Row {
+    let found = rows.iter().map(|row| &row.page_row).find(|row| row.name == what);
+    found.unwrap_or_else(|| panic!("{what}: {rows:?}"))
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn inserts_are_judged_and_their_bound_follows_from_the_measured_w() {
     let sections = report::sections(&facts, &rows, &[]);
     let text: String = sections.iter().map(|section| section.text(Style::Markdown)).collect();
     for row in &rows {
-        assert!(text.contains(&row.what), "{}", row.what);
+        assert!(text.contains(&row.page_row.name), "{}", row.page_row.name);
     }
     assert!(text.contains(" 8.00 |"), "W is on the page: {text}");
     // 80 MB in two seconds, by a card of 125 MB/s.
@@ -242,7 +242,7 @@ fn space_counts_every_sample_and_the_last_one_is_compared() {
     let largest = row(&rows, "largest space amplification at a sample, fixed16k: all on");
     assert_eq!(largest.verdict, Verdict::Missed, "one sample was above the bound");
     let over_inline = row(&rows, "stored bytes, fixed16k: all on / no separation, R3");
-    assert!(over_inline.ratio.is_some_and(|ratio| (ratio - 1.8 / 3.36).abs() < 1e-6));
+    assert!(over_inline.ratio.is_some_and(|ratio| (ratio.median - 1.8 / 3.36).abs() < 1e-6));
     assert_eq!(over_inline.verdict, Verdict::Met);
     let over_separated = row(&rows, "stored bytes, fixed16k: all on / separated, R3");
     assert_eq!(over_separated.verdict, Verdict::Met);
@@ -325,11 +325,11 @@ fn repair_is_judged_by_its_rates_and_by_the_reads_meanwhile() {
     assert_eq!((seconds.measured, seconds.bound.as_str()), (Some(23.0), "≥ 20.00 s"));
     let reads = "P99 of reads during the repair over that before the loss, fixed16k: separated, DR";
     let reads = row(&rows, reads);
-    assert!(reads.ratio.is_some_and(|ratio| (ratio - 1.4).abs() < 1e-9), "{reads:?}");
+    assert!(reads.ratio.is_some_and(|ratio| (ratio.median - 1.4).abs() < 1e-9), "{reads:?}");
     assert_eq!(reads.verdict, Verdict::Missed);
-    let degraded = rows.iter().find(|row| row.what.starts_with("P99 of reads between"));
-    let ratio = degraded.and_then(|row| row.ratio);
-    assert!(ratio.is_some_and(|ratio| (ratio - 1.2).abs() < 1e-9), "{degraded:?}");
+    let degraded = rows.iter().find(|row| row.page_row.name.starts_with("P99 of reads between"));
+    let ratio = degraded.and_then(|row| row.page_row.ratio);
+    assert!(ratio.is_some_and(|ratio| (ratio.median - 1.2).abs() < 1e-9), "{degraded:?}");
 }
 
 #[test]
@@ -347,7 +347,7 @@ fn repair_without_an_end_has_failed() {
     let cells = cells_of(&runs);
     let facts = Facts { flags: &flags, cells: &cells, runs: &runs };
     let rows = facts.rows(&claims::all());
-    let failed = rows.iter().filter(|row| row.verdict == Verdict::Failed).count();
+    let failed = rows.iter().filter(|row| row.page_row.verdict == Verdict::Failed).count();
     assert_eq!(failed, 2, "time and reads: {rows:?}");
 }
 
@@ -373,8 +373,8 @@ fn take_over_is_judged_without_its_lease() {
         let taken = row(&rows, name);
         assert_eq!((taken.measured, taken.verdict), (Some(seconds - 10.0), verdict));
         assert!(taken.bound.starts_with("≥ 0.25 s"), "{}", taken.bound);
-        let log = rows.iter().find(|row| row.what.starts_with("log that the next owner"));
-        assert_eq!(log.and_then(|row| row.measured), Some(60.0));
+        let log = rows.iter().find(|row| row.page_row.name.starts_with("log that the next owner"));
+        assert_eq!(log.and_then(|row| row.page_row.measured), Some(60.0));
     }
 }
 
@@ -438,7 +438,7 @@ fn embedded_database_is_compared_with_the_earlier_program() {
         let cells = cells_of(&runs);
         let facts = Facts { flags: &flags, cells: &cells, runs: &runs };
         let rows = facts.rows(&claims::all());
-        rows.into_iter().map(|row| (row.what, row.verdict)).collect()
+        rows.into_iter().map(|row| (row.page_row.name, row.page_row.verdict)).collect()
     };
     let near = judged(of(Mode::Embedded, 975.0, 101.5, ".sst, 5 bytes"));
     assert_eq!(near.len(), 7, "{near:?}");

@@ -11,9 +11,9 @@ use super::super::rows::{Row, times};
 use super::cluster::{Cluster, Outcome};
 use super::load::{Bursts, Load, Memory, Setting};
 use crate::claim::Target;
-use crate::page::{self, Grid, Verdict};
+use crate::page::{self, Grid};
 use crate::plot::Chart;
-use crate::sides::{Goal, Judgement, Sides};
+use crate::sides::{Goal, Sides};
 
 /// Compute nodes of Figure 17 and Table 10, and of Table 9.
 const COMPUTE_NODES: usize = 5;
@@ -109,33 +109,17 @@ impl ModelRow {
     fn judged(self) -> Row {
         let theirs = self.peer.map(|peer| (0, peer)).into_iter().collect();
         let sides = Sides { ours: vec![(0, self.measured)], theirs };
-        let Judgement { measured, peer, ratio, target, verdict, .. } = sides.judge(self.goal);
-        let what = format!("model: {}", self.what);
-        let page_row = page::Row {
-            name: what.clone(),
+        let row = page::Row {
+            name: format!("model: {}", self.what),
             unit: self.unit,
             decimals: if self.unit == "stops" { 0 } else { 2 },
-            measured,
-            peer,
-            ratio,
-            bound: self.bound.clone(),
-            paper: self.paper.to_owned(),
-            target,
-            verdict,
-            runs: None,
-            cause: if verdict == Verdict::Missed { self.cause } else { "" },
-        };
-        Row {
-            group: Group::Nodes,
-            what,
-            paper: self.paper.to_owned(),
-            measured,
-            peer,
-            ratio: ratio.map(|ratio| ratio.median),
             bound: self.bound,
-            verdict,
-            page_row,
-        }
+            paper: self.paper.to_owned(),
+            cause: self.cause,
+            ..page::Row::default()
+        };
+        // The model runs once, so that the page shows no number of runs.
+        Row::new(Group::Nodes, page::Row { runs: None, ..sides.judge(self.goal, row) })
     }
 }
 

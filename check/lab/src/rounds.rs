@@ -10,7 +10,7 @@
 use std::path::{Path, PathBuf};
 
 use archipelago_base::random::entropy_seed;
-use archipelago_bench::harness::progress::runs_bar;
+use archipelago_bench::harness::progress::{runs_bar, say_above};
 use archipelago_bench::harness::store::{Error, FileSystem as _, LocalFs, Result};
 use indicatif::ProgressBar;
 
@@ -67,13 +67,8 @@ impl Rounds {
         result
     }
 
-    /// Prints a line above the progress bar.
     fn note(&self, line: &str) {
-        if self.bar.is_hidden() {
-            eprintln!("{line}");
-        } else {
-            self.bar.println(line);
-        }
+        say_above(&self.bar, line);
     }
 
     /// Removes the directory of all runs.

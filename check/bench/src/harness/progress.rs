@@ -120,3 +120,12 @@ pub fn runs_bar() -> ProgressBar {
     }
     bar
 }
+
+/// Prints a line above a bar, or alone if the bar is hidden.
+pub fn say_above(bar: &ProgressBar, line: &str) {
+    if bar.is_hidden() {
+        eprintln!("{line}");
+    } else {
+        bar.println(line);
+    }
+}

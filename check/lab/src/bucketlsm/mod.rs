@@ -29,7 +29,7 @@ use serde::Serialize;
 use crate::claim::median;
 use crate::page;
 use archipelago_bench::harness::flags::Stop;
-use archipelago_bench::harness::progress::runs_bar;
+use archipelago_bench::harness::progress::{runs_bar, say_above};
 use archipelago_bench::harness::store::{DeviceSpec, Error, FileSystem, LocalFs, Result};
 use archipelago_bench::harness::tiers::read_device;
 use flags::ReproduceFlags;
@@ -178,11 +178,7 @@ impl<'a> Runner<'a> {
             figures.stall_s.total(),
             figures.seconds,
         );
-        if self.bar.is_hidden() {
-            eprintln!("{done}");
-        } else {
-            self.bar.println(done);
-        }
+        say_above(&self.bar, &done);
         let offered_ops_per_s = offered;
         self.runs.0.push(Run {
             workload,

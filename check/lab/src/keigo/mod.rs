@@ -32,7 +32,7 @@ use serde::Serialize;
 
 use crate::page;
 use archipelago_bench::harness::flags::Stop;
-use archipelago_bench::harness::progress::runs_bar;
+use archipelago_bench::harness::progress::{runs_bar, say_above};
 use archipelago_bench::harness::store::{Error, FileSystem as _, LocalFs, Result};
 use claims::{Measured, Row};
 use flags::KeigoFlags;
@@ -161,11 +161,7 @@ impl<'a> Runner<'a> {
         };
         let total = self.bar.length().unwrap_or(0);
         let done = format!("run {number} of {total}: {what}: {speed}{hit}");
-        if self.bar.is_hidden() {
-            eprintln!("{done}");
-        } else {
-            self.bar.println(done);
-        }
+        say_above(&self.bar, &done);
         self.runs.push(Run { group: place, side, round, figures });
         self.bar.inc(1);
         Ok(())

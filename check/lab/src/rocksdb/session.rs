@@ -17,6 +17,7 @@ use super::journal::{Entry, Journal};
 use super::plan::{self, Costs};
 use super::steps::{self, Needs, Step};
 use crate::compare::run::{self, Onlooker, Program, Side, SideRun};
+use archipelago_bench::harness::progress::say_above;
 use archipelago_bench::harness::store::{Error, FileSystem, LocalFs, Result};
 
 /// State of the directory of the loaded database.
@@ -249,13 +250,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Prints a line of progress above the bar, or alone without a bar.
-    fn say(&self, text: &str) {
-        if self.bar.is_hidden() {
-            eprintln!("{text}");
-        } else {
-            self.bar.println(text);
-        }
+    fn say(&self, line: &str) {
+        say_above(&self.bar, line);
     }
 }
 

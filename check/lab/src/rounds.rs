@@ -79,6 +79,18 @@ impl Rounds {
     }
 }
 
+/// Calls `run` after it has made the directory `dir`, and then removes the directory, also if `run`
+/// failed. Errors of `run` come before those of the removal.
+pub(crate) fn in_new_dir<T>(dir: &Path, run: impl FnOnce() -> Result<T>) -> Result<T> {
+    let fs = LocalFs::new();
+    fs.create_dir_all(dir)?;
+    let result = run();
+    let removed = fs.remove_dir_all(dir);
+    let value = result?;
+    removed?;
+    Ok(value)
+}
+
 /// The absolute path of `path`, for processes with other working directories.
 pub(crate) fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).map_err(|error| Error::io("find", path, error))

@@ -7,8 +7,9 @@ use serde::Serialize;
 use super::plan::{self, Case, Mode, Setting, Workload};
 use crate::program::run_to_end;
 use crate::results::{self, LatencyEntry, ResultFile};
+use crate::rounds::in_new_dir;
 use archipelago_bench::harness::samples::{Series, Stalls, Window};
-use archipelago_bench::harness::store::{Error, FileSystem, LocalFs, Result};
+use archipelago_bench::harness::store::{Error, Result};
 
 /// Mean and tail of one kind of operation, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -93,13 +94,7 @@ impl Stage {
         workload: Workload,
         measured: &[String],
     ) -> Result<(Figures, Series)> {
-        let fs = LocalFs::new();
-        fs.create_dir_all(&self.dir)?;
-        let result = self.run_there(words, workload, measured);
-        let removed = fs.remove_dir_all(&self.dir);
-        let result = result?;
-        removed?;
-        Ok(result)
+        in_new_dir(&self.dir, || self.run_there(words, workload, measured))
     }
 
     fn run_there(

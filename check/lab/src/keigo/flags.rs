@@ -7,6 +7,7 @@ use clap::Parser;
 
 use super::plan::{Keys, Part, Workload};
 use crate::command_line;
+use crate::rounds::base_dir;
 use archipelago_bench::harness::flags::Stop;
 
 const ABOUT: &str = "\
@@ -145,9 +146,6 @@ impl KeigoFlags {
 
     /// Directory in which directories are made.
     pub(super) fn fast_dir(&self) -> PathBuf {
-        let memory = PathBuf::from("/dev/shm");
-        self.fast
-            .clone()
-            .unwrap_or_else(|| if memory.is_dir() { memory } else { std::env::temp_dir() })
+        base_dir(self.fast.as_ref())
     }
 }

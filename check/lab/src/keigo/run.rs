@@ -11,6 +11,7 @@ use super::flags::KeigoFlags;
 use super::plan::{self, Group, LOG_DIRTY_BYTES_MAX, Layout, Medium, Part, Side};
 use crate::program::{instructions, run_to_end};
 use crate::results::{self, ResultEntry, ResultFile};
+use crate::rounds::in_new_dir;
 use archipelago_bench::harness::samples::Series;
 use archipelago_bench::harness::store::{
     DeviceSpec, Error, FileClass, FileSystem, IoContext, IoPurpose, LocalFs, Result,
@@ -88,14 +89,11 @@ pub(super) struct Stage<'a> {
 impl Stage<'_> {
     /// Makes the records, measures, and removes everything.
     pub(super) fn run(&self, group: &Group, side: Side, round: u64) -> Result<Figures> {
-        let fs = LocalFs::new();
-        let dirs: Vec<&PathBuf> = std::iter::once(&self.dir).chain(&self.disk).collect();
-        dirs.iter().try_for_each(|dir| fs.create_dir_all(dir))?;
-        let result = self.run_there(group, side, round);
-        let removed = dirs.iter().try_for_each(|dir| fs.remove_dir_all(dir));
-        let figures = result?;
-        removed?;
-        Ok(figures)
+        let run = || self.run_there(group, side, round);
+        in_new_dir(&self.dir, || match &self.disk {
+            Some(disk) => in_new_dir(disk, run),
+            None => run(),
+        })
     }
 
     fn run_there(&self, group: &Group, side: Side, round: u64) -> Result<Figures> {

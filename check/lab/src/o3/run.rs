@@ -23,6 +23,7 @@ use crate::machine::BusyTime;
 use crate::program::run_to_end;
 use crate::results::{self, ResultEntry, ResultFile};
 use crate::role::RoleProcess;
+use crate::rounds::in_new_dir;
 
 const SAMPLE_EVERY: Duration = Duration::from_millis(100);
 
@@ -127,12 +128,7 @@ pub(super) struct Stage<'a> {
 impl Stage<'_> {
     /// Makes the run, and removes the directory.
     pub(super) fn run(&self) -> Result<Run> {
-        let fs = LocalFs::new();
-        fs.create_dir_all(&self.share())?;
-        let result = self.run_there();
-        let removed = fs.remove_dir_all(&self.dir);
-        let run = result?;
-        removed?;
+        let run = in_new_dir(&self.dir, || self.run_there())?;
         let rate = run.rate().unwrap_or(f64::NAN);
         (self.said)(&format!("{rate:.0} operations a second"));
         Ok(run)
@@ -144,6 +140,7 @@ impl Stage<'_> {
     }
 
     fn run_there(&self) -> Result<Run> {
+        LocalFs::new().create_dir_all(&self.share())?;
         let spec = ClusterSpec {
             program: self.node_program,
             share: &self.share(),

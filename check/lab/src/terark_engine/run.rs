@@ -17,6 +17,7 @@ use crate::compare::parse::ResultLine;
 use crate::compare::run::{self, EntrySize, Onlooker, Program, Side, SideRun};
 use crate::counted::Counting;
 use crate::results::{self, ResultEntry, ResultFile};
+use crate::rounds::in_new_dir;
 use archipelago_bench::harness::store::{FileSystem as _, LocalFs, Result};
 
 const SAMPLE_EVERY: Duration = Duration::from_millis(100);
@@ -206,13 +207,7 @@ pub(super) struct Stage<'a> {
 impl Stage<'_> {
     /// Runs all steps, and removes the directory.
     pub(super) fn run(&self) -> Result<Run> {
-        let fs = LocalFs::new();
-        fs.create_dir_all(&self.dir)?;
-        let result = self.run_there();
-        let removed = fs.remove_dir_all(&self.dir);
-        let run = result?;
-        removed?;
-        Ok(run)
+        in_new_dir(&self.dir, || self.run_there())
     }
 
     fn run_there(&self) -> Result<Run> {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use archipelago_base::clock::{Clock as _, SystemClock};
 use archipelago_bench::harness::samples::Series;
-use archipelago_bench::harness::store::{Error, FileSystem as _, LocalFs, Result};
+use archipelago_bench::harness::store::{Error, Result};
 use archipelago_store::VolumeOptions;
 use archipelago_store::nodes::repairs::RepairTerms;
 use serde::Serialize;
@@ -26,6 +26,7 @@ use super::words::{Case, DatabasePlace, log_full_bytes};
 use crate::machine::BusyTime;
 use crate::program::run_to_end;
 use crate::results::{self, ResultEntry, ResultFile};
+use crate::rounds::in_new_dir;
 
 const SAMPLE_EVERY: Duration = Duration::from_millis(500);
 /// Time after the reads of a degraded cluster after which its lost node counts as lost.
@@ -300,13 +301,7 @@ pub(super) struct Stage<'a> {
 impl Stage<'_> {
     /// Makes all steps, and removes the directory.
     pub(super) fn run(&self) -> Result<Run> {
-        let fs = LocalFs::new();
-        fs.create_dir_all(&self.dir)?;
-        let result = self.run_there();
-        let removed = fs.remove_dir_all(&self.dir);
-        let run = result?;
-        removed?;
-        Ok(run)
+        in_new_dir(&self.dir, || self.run_there())
     }
 
     fn run_there(&self) -> Result<Run> {

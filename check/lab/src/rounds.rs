@@ -1,9 +1,10 @@
-//! The runs of a command: several rounds of all cells, in alternation, each in a directory of its
-//! own.
+//! The runs of a command, each in a directory of its own: single ones, or several rounds of all
+//! cells in alternation.
 //!
 //! Invariants:
-//! 1. A round runs every cell once before the next round begins.
-//! 2. A run that fails does not stop the others. The first error is the result.
+//! 1. Runs have numbers from 1, in the order in which they begin.
+//! 2. A round runs every cell once before the next round begins.
+//! 3. A run of a round that fails does not stop the others. The first error is the result.
 //!
 //! Failure: a directory that cannot be removed at the end is named on standard error.
 
@@ -47,23 +48,40 @@ impl Rounds {
         name: impl Fn(&C) -> String,
         mut run: impl FnMut(&C, &RoundRun<'_>) -> Result<()>,
     ) -> Result<()> {
-        self.bar.set_length(cells.len() as u64 * rounds);
+        self.set_count(cells.len() as u64 * rounds);
         let mut result = Ok(());
         for round in 0..rounds {
             for cell in cells {
-                let (number, what) = (self.bar.position() + 1, name(cell));
-                self.bar.set_message(what.clone());
-                self.note(&format!("run {number} of {}: {what}", self.bar.length().unwrap_or(0)));
-                let dir = self.base.join(format!("run-{number}"));
-                let said = |line: &str| self.note(&format!("  {line}"));
-                if let Err(error) = run(cell, &RoundRun { round, dir, said: &said }) {
+                let what = name(cell);
+                if let Err(error) = self.run_next(round, &what, |at| run(cell, at)) {
                     self.note(&format!("{what} failed: {error}"));
                     result = result.and(Err(error));
                 }
-                self.bar.inc(1);
             }
         }
-        self.bar.finish_and_clear();
+        result
+    }
+
+    /// Sets the number of all runs, which the progress shows.
+    pub(crate) fn set_count(&self, runs: u64) {
+        self.bar.set_length(runs);
+    }
+
+    /// Calls `run` for the next run, which belongs to the round with the number `round`. `what`
+    /// names the run for people.
+    pub(crate) fn run_next(
+        &self,
+        round: u64,
+        what: &str,
+        run: impl FnOnce(&RoundRun<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let number = self.bar.position() + 1;
+        self.bar.set_message(what.to_owned());
+        self.note(&format!("run {number} of {}: {what}", self.bar.length().unwrap_or(0)));
+        let dir = self.base.join(format!("run-{number}"));
+        let said = |line: &str| self.note(&format!("  {line}"));
+        let result = run(&RoundRun { round, dir, said: &said });
+        self.bar.inc(1);
         result
     }
 
@@ -71,8 +89,9 @@ impl Rounds {
         say_above(&self.bar, line);
     }
 
-    /// Removes the directory of all runs.
+    /// Ends the progress, and removes the directory of all runs.
     pub(crate) fn finish(self) {
+        self.bar.finish_and_clear();
         if let Err(error) = LocalFs::new().remove_dir_all(&self.base) {
             eprintln!("{} stays: {error}", self.base.display());
         }

@@ -27,14 +27,12 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use archipelago_base::clock::{Clock as _, SystemClock};
-use archipelago_base::random::entropy_seed;
-use indicatif::ProgressBar;
 use serde::Serialize;
 
 use crate::compare::db_bench_version;
 use crate::page;
+use crate::rounds::Rounds;
 use archipelago_bench::harness::flags::Stop;
-use archipelago_bench::harness::progress::runs_bar;
 use archipelago_bench::harness::store::{DeviceSpec, FileSystem as _, LocalFs, Result};
 use flags::TerarkEngineFlags;
 use plan::{Case, Mode, Part};
@@ -102,24 +100,23 @@ struct Runner<'a> {
     flags: &'a TerarkEngineFlags,
     device: &'a Path,
     program: PathBuf,
-    base: PathBuf,
-    bar: ProgressBar,
+    rounds: Rounds,
     runs: Vec<Run>,
 }
 
 impl<'a> Runner<'a> {
     fn new(flags: &'a TerarkEngineFlags, device: &'a Path) -> Result<Self> {
         let program = crate::program::named_or_beside(flags.archipelago.as_ref())?;
-        let unique = format!("archipelago-terark-{:08x}", entropy_seed() as u32);
-        let base = flags.db.clone().unwrap_or_else(std::env::temp_dir).join(unique);
-        LocalFs::new().create_dir_all(&base)?;
-        Ok(Self { flags, device, program, base, bar: runs_bar(), runs: Vec::new() })
+        let base = flags.db.clone().unwrap_or_else(std::env::temp_dir);
+        let rounds = Rounds::new(&base, "archipelago-terark")?;
+        Ok(Self { flags, device, program, rounds, runs: Vec::new() })
     }
 
+    /// Makes all runs, up to the first one that fails.
     fn run_all(&mut self, parts: &[Part]) -> Result<()> {
         let rounds = self.flags.runs();
         let each: usize = parts.iter().map(|part| part.modes().len()).sum();
-        self.bar.set_length(each as u64 * rounds);
+        self.rounds.set_count(each as u64 * rounds);
         for &part in parts {
             for round in 0..rounds {
                 for &mode in part.modes() {
@@ -127,45 +124,30 @@ impl<'a> Runner<'a> {
                 }
             }
         }
-        self.bar.finish_and_clear();
         Ok(())
     }
 
     fn run_one(&mut self, part: Part, mode: Mode, round: u64) -> Result<()> {
-        let number = self.runs.len() + 1;
-        let what = format!("{part:?}: {}", mode.name());
-        self.bar.set_message(what.clone());
-        self.note(&format!("run {number} of {}: {what}", self.bar.length().unwrap_or(0)));
         let live = plan::live_bytes(self.flags);
         let is_peer = |run: &&Run| (run.part, run.mode, run.round) == (part, Mode::BlobDb, round);
         let peer_space = self.runs.iter().find(is_peer).and_then(|run| run.space_max(live));
-        let stage = Stage {
-            case: Case { flags: self.flags, part, mode, round, peer_space },
-            archipelago: &self.program,
-            device: self.device,
-            dir: self.base.join(format!("run-{number}")),
-            said: &|line| self.note(&format!("  {line}")),
-        };
-        let run = stage.run()?;
-        self.runs.push(run);
-        self.bar.inc(1);
-        Ok(())
-    }
-
-    /// Prints a line above the progress bar.
-    fn note(&self, line: &str) {
-        if self.bar.is_hidden() {
-            eprintln!("{line}");
-        } else {
-            self.bar.println(line);
-        }
+        let Self { flags, device, program, rounds, runs } = self;
+        rounds.run_next(round, &format!("{part:?}: {}", mode.name()), |at| {
+            let stage = Stage {
+                case: Case { flags, part, mode, round: at.round, peer_space },
+                archipelago: program,
+                device,
+                dir: at.dir.clone(),
+                said: at.said,
+            };
+            runs.push(stage.run()?);
+            Ok(())
+        })
     }
 
     /// Removes the directory, and returns the runs.
     fn finish(self) -> Vec<Run> {
-        if let Err(error) = LocalFs::new().remove_dir_all(&self.base) {
-            eprintln!("{} stays: {error}", self.base.display());
-        }
+        self.rounds.finish();
         self.runs
     }
 }

@@ -11,8 +11,9 @@
 //! `command_line` parses flags, `claim` holds targets, `page` renders results and writes the pages
 //! of `docs/benchmarks/`, `plot` draws charts, `program` finds and starts the program to measure,
 //! `counted` counts its instructions, `role` runs a role of a cluster as a child process, `rounds`
-//! makes alternating runs, `sides` compares their figures, `machine` measures the use of
-//! processors, and `results` reads the result file of the program.
+//! makes alternating runs, `sampling` takes samples during a run, `sides` compares the figures of
+//! runs, `machine` measures the use of processors, and `results` reads the result file of the
+//! program.
 //!
 //! A command, its module and its page have one name, except for `_` and `-`.
 //!
@@ -36,6 +37,7 @@ mod results;
 mod rocksdb;
 mod role;
 mod rounds;
+mod sampling;
 mod sides;
 mod terark_engine;
 mod terark_nodes;

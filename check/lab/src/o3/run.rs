@@ -4,10 +4,8 @@
 //! process. Executors and memory nodes are sampled from outside while the owner runs.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use archipelago_base::clock::{Clock as _, SystemClock};
 use archipelago_bench::harness::samples::Series;
 use archipelago_bench::harness::store::{Error, FileSystem as _, LocalFs, MovedBytes, Result};
 use serde::Serialize;
@@ -24,6 +22,7 @@ use crate::program::run_to_end;
 use crate::results::{self, ResultEntry, ResultFile};
 use crate::role::RoleProcess;
 use crate::rounds::in_new_dir;
+use crate::sampling::sample_during;
 
 const SAMPLE_EVERY: Duration = Duration::from_millis(100);
 
@@ -190,16 +189,16 @@ impl Stage<'_> {
         });
         words.push(format!("--json={}", json.display()));
         words.push(format!("--samples={}", series.display()));
-        let has_ended = AtomicBool::new(false);
-        let (ended, samples) = std::thread::scope(|scope| {
-            let sampler = has_nodes.then(|| scope.spawn(|| sample(cluster, &has_ended)));
-            let ended = run_to_end(self.archipelago, &words);
-            has_ended.store(true, Ordering::Release);
-            let samples = sampler.map(|sampler| sampler.join().unwrap_or_else(|_| Err(panicked())));
-            (ended, samples)
-        });
-        ended?;
-        let samples = samples.transpose()?.unwrap_or_default();
+        let run_owner = || run_to_end(self.archipelago, &words);
+        let samples = if has_nodes {
+            let sample = |t_s: f64| -> Result<RoleSample> {
+                Ok(RoleSample { t_s, states: cluster.states()? })
+            };
+            sample_during(SAMPLE_EVERY, sample, run_owner)?
+        } else {
+            run_owner()?;
+            Vec::new()
+        };
         let name = self.case.benchmark();
         let results = results::read::<ResultFile>(&json)?.results;
         let result = results.into_iter().rfind(|result| result.name == name);
@@ -244,25 +243,5 @@ impl Stage<'_> {
         let offload = server.state()?.offload;
         server.close()?;
         Ok(Run { resp, offload, ..self.empty() })
-    }
-}
-
-fn panicked() -> Error {
-    Error::invalid("the thread that samples the nodes panicked")
-}
-
-/// Samples the roles until `has_ended`.
-fn sample(cluster: &Cluster, has_ended: &AtomicBool) -> Result<Vec<RoleSample>> {
-    let clock = SystemClock::new();
-    let started_ns = clock.now_ns();
-    let mut samples = Vec::new();
-    loop {
-        let is_last = has_ended.load(Ordering::Acquire);
-        let t_s = (clock.now_ns() - started_ns) as f64 / 1e9;
-        samples.push(RoleSample { t_s, states: cluster.states()? });
-        if is_last {
-            return Ok(samples);
-        }
-        clock.sleep(SAMPLE_EVERY);
     }
 }

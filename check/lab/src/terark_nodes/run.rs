@@ -4,12 +4,10 @@
 //! garbage and copies of every kind count.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use archipelago_base::clock::{Clock as _, SystemClock};
 use archipelago_bench::harness::samples::Series;
-use archipelago_bench::harness::store::{Error, Result};
+use archipelago_bench::harness::store::Result;
 use archipelago_store::VolumeOptions;
 use archipelago_store::nodes::repairs::RepairTerms;
 use serde::Serialize;
@@ -27,6 +25,7 @@ use crate::machine::BusyTime;
 use crate::program::run_to_end;
 use crate::results::{self, ResultEntry, ResultFile};
 use crate::rounds::in_new_dir;
+use crate::sampling::sample_during;
 
 const SAMPLE_EVERY: Duration = Duration::from_millis(500);
 /// Time after the reads of a degraded cluster after which its lost node counts as lost.
@@ -46,6 +45,14 @@ pub(super) struct SpaceSample {
     /// Bytes of tables and value files, without copies and parity.
     pub(super) logical_bytes: u64,
     pub(super) log_bytes: u64,
+}
+
+impl SpaceSample {
+    fn take(t_s: f64, cluster: &Cluster) -> Result<Self> {
+        let state = cluster.state()?;
+        let (stored_bytes, logical_bytes) = (state.stored_bytes(), state.logical_bytes());
+        Ok(Self { t_s, stored_bytes, logical_bytes, log_bytes: state.log_bytes })
+    }
 }
 
 /// Bytes that the client's card has sent since the benchmark began, by class of the call.
@@ -379,17 +386,14 @@ impl Stage<'_> {
             words.push(format!("--samples={}", series.display()));
         }
         let mut run = StepRun::new(step);
-        let has_ended = AtomicBool::new(false);
-        let sampled = cluster.filter(|_| step == Step::Throttled);
-        let (ended, samples) = std::thread::scope(|scope| {
-            let sampler = sampled.map(|cluster| scope.spawn(|| sample(cluster, &has_ended)));
-            let ended = run_to_end(self.archipelago, &words);
-            has_ended.store(true, Ordering::Release);
-            let samples = sampler.map(|sampler| sampler.join().unwrap_or_else(|_| Err(panicked())));
-            (ended, samples)
-        });
-        ended?;
-        run.space = samples.transpose()?.unwrap_or_default();
+        let run_client = || run_to_end(self.archipelago, &words);
+        match cluster.filter(|_| step == Step::Throttled) {
+            Some(cluster) => {
+                let sample = |t_s: f64| SpaceSample::take(t_s, cluster);
+                run.space = sample_during(SAMPLE_EVERY, sample, run_client)?;
+            }
+            None => run_client()?,
+        }
         run.results = results::read::<ResultFile>(&json)?.results;
         if has_series {
             run.sent = timeline(&results::read::<Series>(&series)?);
@@ -496,31 +500,6 @@ pub(super) fn repair_terms(card: Card, scale: f64) -> RepairTerms {
         node_bytes_per_s: stretched(terms.node_bytes_per_s),
         cluster_bytes_per_s: stretched(terms.cluster_bytes_per_s),
         ..terms
-    }
-}
-
-fn panicked() -> Error {
-    Error::invalid("the thread that samples the space panicked")
-}
-
-/// Samples the space of the nodes until `has_ended`.
-fn sample(cluster: &Cluster, has_ended: &AtomicBool) -> Result<Vec<SpaceSample>> {
-    let clock = SystemClock::new();
-    let started_ns = clock.now_ns();
-    let mut samples = Vec::new();
-    loop {
-        let is_last = has_ended.load(Ordering::Acquire);
-        let state = cluster.state()?;
-        samples.push(SpaceSample {
-            t_s: (clock.now_ns() - started_ns) as f64 / 1e9,
-            stored_bytes: state.stored_bytes(),
-            logical_bytes: state.logical_bytes(),
-            log_bytes: state.log_bytes,
-        });
-        if is_last {
-            return Ok(samples);
-        }
-        clock.sleep(SAMPLE_EVERY);
     }
 }
 

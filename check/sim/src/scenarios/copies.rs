@@ -31,16 +31,16 @@ use archipelago_engine::remote::{
     AwayError, KeyAsk, LookupAsk, NewShard, ScanAsk, ScanDirection, ShardId, ShardStore, StoreNode,
     StoreWatcher,
 };
+use archipelago_fabric::NodeId;
 use archipelago_fabric::sim::{Faults, Model, Network, Sim};
-use archipelago_fabric::{Listener, Node, NodeId, Provider};
 use archipelago_offload::shard_host::{HostThreads, NodeBytes, ShardHost, ShardLimits};
 use archipelago_offload::shard_owner::{
-    MemoryNode, OwnerParts, OwnerSabotage, OwnerTerms, RemoteShards, Waits,
+    OwnerParts, OwnerSabotage, OwnerTerms, RemoteShards, Waits,
 };
 use parking_lot::Mutex;
 
 use super::offsets::{KEYS, Sample, expected, image_of, key_of, versions};
-use super::shard_parts::{InlineHost, KnownNodes, OpenHost};
+use super::shard_parts::{KnownNodes, NodeLife};
 use crate::run::{RunOutcome, RunRequest, Scenario, Step, Trace};
 use crate::scenarios::figures;
 
@@ -86,14 +86,11 @@ impl StoreWatcher for Heard {
     fn room_has_changed(&self) {}
 }
 
-/// A node in one of its lives.
+/// A memory node and its machine.
 struct Memory {
     host: Host,
     there: Sim,
-    life: u64,
-    shards: OpenHost,
-    _node: Arc<Node>,
-    _listener: Box<dyn Listener>,
+    life: NodeLife,
 }
 
 #[derive(Default)]
@@ -191,22 +188,13 @@ impl World {
         let limits = ShardLimits { arena_bytes: MIB / 4, ..ShardLimits::new(self.node_bytes) };
         let (clock, bytes) = (self.simulation.clock(), NodeBytes::new(self.node_bytes));
         let shards = ShardHost::new(limits, bytes, clock, HostThreads::Caller);
-        let handler = Box::new(InlineHost(Arc::clone(&shards)));
-        let node = self.network.node(NodeId(number), Epoch(life), Some(handler)).expect("a node");
-        shards.open(&node);
-        let listener = there.serve(&node, host.name()).expect("a host serves at its name");
-        Memory { host, there, life, shards: OpenHost(shards), _node: node, _listener: listener }
+        let life = NodeLife::begin(&there, NodeId(number), Epoch(life), shards);
+        Memory { host, there, life }
     }
 
     /// Makes the pool report all nodes to the owner.
     fn list(&self) {
-        let member = |(memory, number): (&Memory, u64)| MemoryNode {
-            node: NodeId(number),
-            life: Epoch(memory.life),
-            endpoints: vec![memory.host.name().to_owned()],
-            is_up: true,
-        };
-        *self.listed.lock() = self.nodes.iter().zip(1..).map(member).collect();
+        *self.listed.lock() = self.nodes.iter().map(|memory| memory.life.member.clone()).collect();
     }
 
     fn trouble(&mut self) {
@@ -248,16 +236,15 @@ impl World {
             self.look_up();
             self.network.heal_all();
         } else {
-            let broken = self.nodes.remove(at);
-            let Memory { host, there, life, shards, .. } = broken;
-            shards.close();
+            let Memory { host, there, life } = self.nodes.remove(at);
+            life.shards.close();
             host.crash();
             if self.rng.bool() {
                 self.look_up();
             }
             host.restart();
             let number = at as u64 + 1;
-            let next = self.begin_node(number, host, there, life + 1);
+            let next = self.begin_node(number, host, there, life.member.life.0 + 1);
             self.nodes.insert(at, next);
             self.list();
         }
@@ -441,7 +428,7 @@ impl World {
             self.violations.push("a read fails although nothing does".to_owned());
         }
         let held = |world: &Self| -> u64 {
-            let figures = world.nodes.iter().filter_map(|node| node.shards.figures());
+            let figures = world.nodes.iter().filter_map(|node| node.life.shards.figures());
             figures.map(|figures| figures.shards).sum()
         };
         let figures = self.store.figures();

@@ -31,16 +31,16 @@ use archipelago_engine::memtable::{SealedImage, Shard, SlabPool};
 use archipelago_engine::remote::{
     AwayError, KeyAsk, KeyVersions, LookupAsk, NewShard, ShardId, ShardStore, StoreNode,
 };
+use archipelago_fabric::NodeId;
 use archipelago_fabric::sim::{Faults, Model, Network, Sim};
-use archipelago_fabric::{Listener, Node, NodeId, Provider};
 use archipelago_offload::shard_host::{HostThreads, NodeBytes, ShardHost, ShardLimits};
 use archipelago_offload::shard_owner::{
-    MemoryNode, OwnerParts, OwnerSabotage, OwnerTerms, RemoteShards, Waits,
+    OwnerParts, OwnerSabotage, OwnerTerms, RemoteShards, Waits,
 };
 
 use crate::run::{RunOutcome, RunRequest, Scenario, Step, Trace};
 use crate::scenarios::figures;
-use crate::scenarios::shard_parts::{InlineHost, KnownNodes, LostShards, OpenHost};
+use crate::scenarios::shard_parts::{KnownNodes, LostShards, NodeLife};
 
 const MIB: u64 = 1 << 20;
 /// Number of operations of a run.
@@ -63,13 +63,6 @@ pub(super) fn scenario() -> Scenario {
         world.peace();
         world.outcome()
     })
-}
-
-/// A life of the node.
-struct NodeLife {
-    shards: OpenHost,
-    _node: Arc<Node>,
-    _listener: Box<dyn Listener>,
 }
 
 /// A shard that can be read.
@@ -223,13 +216,9 @@ impl World {
         let clock = self.simulation.clock();
         let bytes = NodeBytes::new(16 * MIB);
         let shards = ShardHost::new(limits, bytes, clock, HostThreads::Caller);
-        let handler = Box::new(InlineHost(Arc::clone(&shards)));
-        let node = self.network.node(NodeId(1), life, Some(handler)).expect("a node");
-        shards.open(&node);
-        let listener = self.there.serve(&node, "memory").expect("a host serves at its name");
-        self.life = Some(NodeLife { shards: OpenHost(shards), _node: node, _listener: listener });
-        let endpoints = vec!["memory".to_owned()];
-        *self.listed.lock() = vec![MemoryNode { node: NodeId(1), life, endpoints, is_up: true }];
+        let life = NodeLife::begin(&self.there, NodeId(1), life, shards);
+        *self.listed.lock() = vec![life.member.clone()];
+        self.life = Some(life);
     }
 
     fn trouble(&mut self) {

@@ -1,5 +1,5 @@
-//! Parts around the shard store and the shard host of the product: a handler that executes requests
-//! when they arrive, a list of memory nodes, a watcher, and an operator.
+//! Parts around the shard store and the shard host of the product: memory nodes that execute
+//! requests when they arrive, a list of these nodes, a watcher, and an operator.
 //!
 //! Thread-safety: any thread may call any method. The operator runs the simulation, so tasks must
 //! not call it.
@@ -10,11 +10,14 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
+use archipelago_base::Epoch;
 use archipelago_base::runtime::wait_for;
 use archipelago_base::simulation::{Host, Simulation};
 use archipelago_engine::remote::{ShardId, StoreWatcher};
 use archipelago_fabric::sim::{Model, Network, Sim};
-use archipelago_fabric::{Call, Connect, Handler, Provider, Reply, Request};
+use archipelago_fabric::{
+    Call, Connect, Handler, Listener, Node, NodeId, Provider, Reply, Request,
+};
 use archipelago_offload::shard_host::ShardHost;
 use archipelago_offload::shard_owner::{MemoryNode, NodeList};
 use archipelago_offload::wire::shard::ShardMessage;
@@ -28,7 +31,7 @@ const TRIES: usize = 20;
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 
 /// Executes each request of a host when it arrives.
-pub(super) struct InlineHost(pub(super) Arc<ShardHost>);
+struct InlineHost(Arc<ShardHost>);
 
 impl Handler for InlineHost {
     fn handle(&self, request: Request<'_>, reply: Reply) {
@@ -52,6 +55,40 @@ impl Deref for OpenHost {
 impl Drop for OpenHost {
     fn drop(&mut self) {
         self.0.close();
+    }
+}
+
+/// A memory node in one of its lives, which executes each request when it arrives.
+pub(super) struct NodeLife {
+    pub(super) shards: OpenHost,
+    /// The entry of the node in the pool's list.
+    pub(super) member: MemoryNode,
+    _node: Arc<Node>,
+    /// `None` after the end of the life.
+    listener: Option<Box<dyn Listener>>,
+}
+
+impl NodeLife {
+    /// Begins the life `life` of a node on the machine of `there`, whose name is its address.
+    pub(super) fn begin(there: &Sim, id: NodeId, life: Epoch, shards: Arc<ShardHost>) -> Self {
+        let handler = Box::new(InlineHost(Arc::clone(&shards)));
+        let node = there.network().node(id, life, Some(handler)).expect("a node");
+        shards.open(&node);
+        let address = there.host().name().to_owned();
+        let listener = there.serve(&node, &address).expect("a host serves at its name");
+        let member = MemoryNode { node: id, life, endpoints: vec![address], is_up: true };
+        Self { shards: OpenHost(shards), member, _node: node, listener: Some(listener) }
+    }
+
+    /// Ends the life. The node answers no longer.
+    pub(super) fn end(&mut self) {
+        self.shards.close();
+        self.listener = None;
+    }
+
+    /// Whether the life has not ended.
+    pub(super) fn is_up(&self) -> bool {
+        self.listener.is_some()
     }
 }
 

@@ -36,18 +36,18 @@ use archipelago_engine::key::{KeyRange, Kind};
 use archipelago_engine::memtable::{Shard, SlabPool};
 use archipelago_engine::remote::{NewShard, ShardId, ShardStore};
 use archipelago_engine::stall::away_excess_bytes;
+use archipelago_fabric::NodeId;
 use archipelago_fabric::sim::{Faults, Model, Network, Sim};
-use archipelago_fabric::{Listener, Node, NodeId, Provider};
 use archipelago_offload::ids::OffloadDb;
 use archipelago_offload::shard_host::{
     HostFigures, HostSabotage, HostThreads, NodeBytes, ShardHost, ShardLimits,
 };
-use archipelago_offload::shard_owner::{MemoryNode, OwnerParts, OwnerTerms, RemoteShards, Waits};
+use archipelago_offload::shard_owner::{OwnerParts, OwnerTerms, RemoteShards, Waits};
 use archipelago_offload::wire::shard::{DatabaseAccount, ShardMessage};
 
 use crate::run::{RunOutcome, RunRequest, Scenario, Step, Trace};
 use crate::scenarios::figures;
-use crate::scenarios::shard_parts::{InlineHost, KnownNodes, LostShards, OpenHost, Operator};
+use crate::scenarios::shard_parts::{KnownNodes, LostShards, NodeLife, Operator};
 
 const KIB: u64 = 1 << 10;
 /// Bytes of the shards of a node.
@@ -91,16 +91,13 @@ pub(super) fn scenario() -> Scenario {
 struct Memory {
     machine: Host,
     provider: Sim,
-    life: u64,
-    shards: OpenHost,
-    _node: Arc<Node>,
-    /// `None` while the node is dead.
-    listener: Option<Box<dyn Listener>>,
+    /// The latest life, which has ended while the node is dead.
+    life: NodeLife,
 }
 
 impl Memory {
     fn is_up(&self) -> bool {
-        self.listener.is_some()
+        self.life.is_up()
     }
 }
 
@@ -323,7 +320,7 @@ impl World {
 
     /// Memory nodes look for memory that is free a few times a second.
     fn tick(&self) {
-        self.nodes.iter().for_each(|node| node.shards.tick());
+        self.nodes.iter().for_each(|node| node.life.shards.tick());
     }
 
     fn add_node(&mut self, number: u64) {
@@ -340,25 +337,17 @@ impl World {
         let (clock, bytes) = (self.simulation.clock(), NodeBytes::new(NODE_BYTES));
         let threads = HostThreads::Caller;
         let shards = ShardHost::sabotaged(limits, bytes, clock, threads, self.sabotage);
-        let handler = Box::new(InlineHost(Arc::clone(&shards)));
-        let id = NodeId(number);
-        let node = self.network.node(id, Epoch(life), Some(handler)).expect("a node");
-        shards.open(&node);
-        let name = address(number);
-        let listener = provider.serve(&node, &name).expect("a host serves at its name");
-        let endpoints = vec![name];
+        let life = NodeLife::begin(&provider, NodeId(number), Epoch(life), shards);
         let mut listed = self.listed.lock();
-        listed.retain(|member| member.node != id);
-        listed.push(MemoryNode { node: id, life: Epoch(life), endpoints, is_up: true });
-        let listener = Some(listener);
-        Memory { machine, provider, life, shards: OpenHost(shards), _node: node, listener }
+        listed.retain(|member| member.node != life.member.node);
+        listed.push(life.member.clone());
+        Memory { machine, provider, life }
     }
 
     /// Ends the life of a node. The pool reports that.
     fn kill_node(&mut self, at: usize) {
         let node = &mut self.nodes[at];
-        node.shards.close();
-        node.listener = None;
+        node.life.end();
         node.machine.crash();
         let id = NodeId(at as u64 + 1);
         for member in self.listed.lock().iter_mut() {
@@ -371,9 +360,11 @@ impl World {
 
     /// Begins the next life of a dead node.
     fn revive_node(&mut self, at: usize) {
-        let Memory { machine, provider, life, .. } = self.nodes.remove(at);
+        let Memory { machine, provider, life } = self.nodes.remove(at);
+        let next = life.member.life.0 + 1;
+        drop(life);
         machine.restart();
-        let node = self.begin_node(at as u64 + 1, life + 1, machine, provider);
+        let node = self.begin_node(at as u64 + 1, next, machine, provider);
         self.nodes.insert(at, node);
         self.dead = None;
         self.wait(Duration::from_secs(2));
@@ -546,7 +537,7 @@ impl World {
     }
 
     fn figures_of(node: &Memory) -> HostFigures {
-        node.shards.figures().unwrap_or_default()
+        node.life.shards.figures().unwrap_or_default()
     }
 
     /// The accounts of all nodes.

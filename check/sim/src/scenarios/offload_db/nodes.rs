@@ -13,7 +13,7 @@ use archipelago_offload::shard_host::{HostThreads, NodeBytes, ShardHost, ShardLi
 use archipelago_offload::shard_owner::MemoryNode;
 
 use super::machines::Machines;
-use crate::scenarios::shard_parts::{InlineHost, OpenHost};
+use crate::scenarios::shard_parts::NodeLife;
 
 /// Interval of the timer of a manager and of a memory node.
 const TICK: Duration = Duration::from_millis(20);
@@ -105,43 +105,34 @@ impl Office {
 /// A memory node in one of its lives.
 pub(super) struct Memory {
     number: u64,
-    life: u64,
     bytes: u64,
     there: Sim,
-    pub(super) shards: OpenHost,
-    _node: Arc<Node>,
-    _listener: Box<dyn Listener>,
+    pub(super) life: NodeLife,
 }
 
 impl Memory {
     /// Begins a life of a node.
     pub(super) fn start(machines: &mut Machines, number: u64, life: u64, bytes: u64) -> Self {
         let there = machines.join(&format!("memory{number}"));
-        let host = there.host().clone();
         let limits = ShardLimits { arena_bytes: ARENA_BYTES, ..ShardLimits::new(bytes) };
         let (clock, of_node) = (machines.simulation.clock(), NodeBytes::new(bytes));
         let shards = ShardHost::new(limits, of_node, clock, HostThreads::Caller);
-        let handler = Box::new(InlineHost(Arc::clone(&shards)));
-        let node = machines.network.node(NodeId(number), Epoch(life), Some(handler));
-        let node = node.expect("a node");
-        shards.open(&node);
-        let listener = there.serve(&node, host.name()).expect("a host serves at its name");
-        let (ticks, scheduler) = (Arc::clone(&shards), host.scheduler().clone());
-        let _ends_with_the_host = host.spawn("memory-tick", async move {
+        let life = NodeLife::begin(&there, NodeId(number), Epoch(life), Arc::clone(&shards));
+        let scheduler = there.host().scheduler().clone();
+        let _ends_with_the_host = there.host().spawn("memory-tick", async move {
             loop {
                 scheduler.sleep(TICK).await;
-                ticks.tick();
+                shards.tick();
             }
         });
-        let shards = OpenHost(shards);
-        Self { number, life, bytes, there, shards, _node: node, _listener: listener }
+        Self { number, bytes, there, life }
     }
 
     /// The next life of the node, on another machine. This life ends.
     pub(super) fn next_life(&self, machines: &mut Machines) -> Self {
-        self.shards.close();
+        self.life.shards.close();
         machines.isolate(self.there.host());
-        Self::start(machines, self.number, self.life + 1, self.bytes)
+        Self::start(machines, self.number, self.life.member.life.0 + 1, self.bytes)
     }
 
     /// The machine of this life.
@@ -151,11 +142,6 @@ impl Memory {
 
     /// The entry of the node in the pool's list.
     pub(super) fn member(&self) -> MemoryNode {
-        MemoryNode {
-            node: NodeId(self.number),
-            life: Epoch(self.life),
-            endpoints: vec![self.there.host().name().to_owned()],
-            is_up: true,
-        }
+        self.life.member.clone()
     }
 }

@@ -175,7 +175,7 @@ impl World {
     /// Checks that a closed database has left no shards, grants or jobs.
     fn check_rest(&mut self) -> Result<(), String> {
         let figures = |world: &Self| {
-            let all = world.memories.iter().filter_map(|memory| memory.shards.figures());
+            let all = world.memories.iter().filter_map(|memory| memory.life.shards.figures());
             all.fold((0, 0), |sum, node| (sum.0 + node.shards, sum.1 + node.grants))
         };
         let is_empty = |world: &Self| world.leaves_shards() || figures(world).0 == 0;

@@ -190,7 +190,7 @@ impl World {
             None => self.machines.join("executor"),
         };
         let (files, managers) = (self.process_files(), self.managers());
-        let hosted = at.map(|at| &self.memories[at].shards.0);
+        let hosted = at.map(|at| &self.memories[at].life.shards.0);
         let started = ExecutorProcess::start(&there, files, managers, hosted, self.shape.defect);
         let process = started.expect("the settings are sound");
         self.executors.push(Placed { at, process });

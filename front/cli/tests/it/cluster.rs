@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use crate::held_port::HeldPort;
 use crate::memory::peak_bytes;
-use crate::{archipelago, text};
+use crate::{archipelago, refused, text};
 
 const VARIABLE: &str = "ARCHIPELAGO_CLUSTER_HELPER";
 const LABEL: u64 = 5;
@@ -560,11 +560,6 @@ fn garbage_and_strangers_harm_no_member() {
 
 #[test]
 fn impossible_settings_are_refused_with_the_possible_ones() {
-    let refused = |args: &[&str]| {
-        let output = archipelago().args(args).output().unwrap();
-        assert!(!output.status.success(), "{args:?}");
-        String::from_utf8_lossy(&output.stderr).into_owned()
-    };
     for (args, word) in [
         (&["node", "memory", "--size", "1MiB"][..], "at least one block"),
         (&["node", "memory", "--block", "3MiB"], "power of two"),

@@ -6,17 +6,11 @@ use rustix::process::Signal;
 
 use crate::storage::StorageCluster;
 use crate::store::Redis;
-use crate::{Served, archipelago, db, text};
+use crate::{Served, db, refused, text};
 
 fn segments(dir: &Path) -> usize {
     let names = dir.read_dir().unwrap().map(|entry| entry.unwrap().path());
     names.filter(|path| path.extension().is_some_and(|end| end == "log")).count()
-}
-
-fn refused(words: &[&str]) -> String {
-    let output = archipelago().args(words).output().unwrap();
-    assert!(!output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-    String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 #[test]

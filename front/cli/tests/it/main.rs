@@ -93,6 +93,17 @@ pub(crate) fn text(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
+/// Error text of a command that fails.
+pub(crate) fn error_text(output: &Output) -> String {
+    assert!(!output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Error text of `archipelago WORDS`, which fails.
+pub(crate) fn refused(words: &[&str]) -> String {
+    error_text(&archipelago().args(words).output().unwrap())
+}
+
 /// A standard output or standard error on which every write fails for lack of space.
 pub(crate) fn full_output() -> Stdio {
     std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap().into()

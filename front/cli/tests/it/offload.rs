@@ -7,7 +7,7 @@ use rustix::process::Signal;
 
 use crate::cluster::{Process, until};
 use crate::store::Redis;
-use crate::{archipelago, db, text};
+use crate::{archipelago, db, refused, text};
 
 /// Keys that each round writes.
 const KEYS: usize = 2000;
@@ -67,6 +67,16 @@ pub(crate) fn serve_with(
     (process, said.rsplit(' ').next().unwrap().to_owned())
 }
 
+/// Output of `cluster jobs`.
+pub(crate) fn jobs(manager: &str) -> String {
+    text(&archipelago().args(["cluster", "jobs", "--manager", manager]).output().unwrap())
+}
+
+/// Output of `cluster status`.
+pub(crate) fn status(manager: &str) -> String {
+    text(&archipelago().args(["cluster", "status", "--manager", manager]).output().unwrap())
+}
+
 pub(crate) fn write(path: &Path, text: &str) {
     use archipelago_env::{FileClass, FileSystem, IoContext, IoPurpose};
     let io = IoContext::new(FileClass::Other, IoPurpose::Maintenance);
@@ -102,9 +112,7 @@ pub(crate) fn figure(redis: &mut Redis, name: &str) -> u64 {
 fn invalid_files_need_a_mode_in_which_collections_leave() {
     for mode in ["off", "memtables", "flushes"] {
         let flags = ["serve", "--gc-invalid-files", "--offload-mode", mode];
-        let output = archipelago().args(flags).output().unwrap();
-        assert!(!output.status.success());
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let said = refused(&flags);
         assert!(said.contains("--offload-mode compactions"), "{mode}: {said}");
     }
 }
@@ -160,8 +168,7 @@ fn executor_that_is_told_to_stop_ends_its_jobs_first() {
         round += 1;
         // A job that is listed as running afterwards is not among these.
         before = figure(&mut redis, "offload_jobs_away");
-        let listed = archipelago().args(["cluster", "jobs", "--manager", &at]).output().unwrap();
-        text(&listed).contains("  running")
+        jobs(&at).contains("  running")
     });
     let said = executor.end();
     assert!(said.contains("It takes no more jobs"), "{said}");
@@ -189,11 +196,6 @@ fn a_server_without_manager_compacts_itself() {
 #[test]
 fn wrong_uses_of_executors_are_refused() {
     let base = tempfile::tempdir().unwrap();
-    let refused = |words: &[&str]| {
-        let output = archipelago().args(words).output().unwrap();
-        assert!(!output.status.success());
-        String::from_utf8_lossy(&output.stderr).into_owned()
-    };
     let missing = base.path().join("none");
     let said = refused(&["node", "executor", "--share", missing.to_str().unwrap()]);
     assert!(said.contains("there is no such directory"), "{said}");

@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::cluster::{Process, until};
 use crate::offload::{check, figure, load, manager, serve_with, value};
 use crate::store::Redis;
-use crate::{archipelago, db, text};
+use crate::{archipelago, db, refused, text};
 
 /// Keys that each round writes.
 const KEYS: usize = 2000;
@@ -155,8 +155,6 @@ fn cluster_starts_databases_whose_work_leaves_them() {
 
 #[test]
 fn slots_of_a_memory_node_need_files() {
-    let output = archipelago().args(["node", "memory", "--slots", "2"]).output().unwrap();
-    assert!(!output.status.success());
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let said = refused(&["node", "memory", "--slots", "2"]);
     assert!(said.contains("--share DIR or --store"), "{said}");
 }

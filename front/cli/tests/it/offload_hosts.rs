@@ -5,10 +5,10 @@ use std::path::Path;
 use crate::cluster::{Process, until};
 use crate::held_port::HeldPort;
 use crate::metrics::{metrics_of, scrape};
-use crate::offload::{check, figure, load, manager, serve_with, write};
+use crate::offload::{check, figure, jobs, load, manager, serve_with, status, write};
 use crate::storage::StorageCluster;
 use crate::store::Redis;
-use crate::{archipelago, text};
+use crate::{archipelago, refused, text};
 
 /// Settings with small memtables, and with a rate limit that keeps each compaction in its executor
 /// for a while.
@@ -46,9 +46,7 @@ fn server_runs_jobs_of_another_server_and_ends_them_before_it_stops() {
     assert_eq!(own.ask_long(&["SET", "reef", "coral"]).unwrap(), "+OK");
     let place = format!("(process {})", idle.id());
     until("the manager lists the server", || {
-        let status = archipelago().args(["cluster", "status", "--manager", &at]).output().unwrap();
-        let status = text(&status);
-        status.lines().any(|line| line.contains("  server ") && line.contains(&place))
+        status(&at).lines().any(|line| line.contains("  server ") && line.contains(&place))
     });
     assert_eq!(scrape(&metrics).value("archipelago_executor_slots", &[]), Some(1.0));
     let (_server, address) = serve_with(&base.path().join("db"), &at, "compactions", SLOW);
@@ -59,9 +57,7 @@ fn server_runs_jobs_of_another_server_and_ends_them_before_it_stops() {
         round += 1;
         // A job that is listed as running afterwards is not among these.
         before = figure(&mut redis, "offload_jobs_away");
-        let listed = archipelago().args(["cluster", "jobs", "--manager", &at]).output().unwrap();
-        let listed = text(&listed);
-        listed.lines().any(|line| line.contains("  running") && line.contains("  server "))
+        jobs(&at).lines().any(|line| line.contains("  running") && line.contains("  server "))
     });
     assert_eq!(own.ask_long(&["GET", "reef"]).unwrap().trim_end(), "coral");
     drop(own);
@@ -157,14 +153,10 @@ fn drained_executor_ends_its_jobs_and_gets_no_others() {
     let base = tempfile::tempdir().unwrap();
     let (_manager, at) = manager();
     let (mut idle, _own, _metrics) = idle_server(&at, &base.path().join("idle"), base.path());
-    let status = || {
-        let asked = archipelago().args(["cluster", "status", "--manager", &at]).output().unwrap();
-        text(&asked)
-    };
     let place = format!("(process {})", idle.id());
     let mut number = String::new();
     until("the manager lists the executor", || {
-        let status = status();
+        let status = status(&at);
         let line = status.lines().find(|line| line.contains(&place));
         number = line.and_then(|line| line.split(' ').next()).unwrap_or_default().to_owned();
         !number.is_empty()
@@ -175,14 +167,14 @@ fn drained_executor_ends_its_jobs_and_gets_no_others() {
     until("the executor runs a job", || {
         load(&mut redis, round);
         round += 1;
-        let listed = archipelago().args(["cluster", "jobs", "--manager", &at]).output().unwrap();
-        text(&listed).contains("  running")
+        jobs(&at).contains("  running")
     });
     let said = drain(&at, &number, &[]);
     assert!(said.contains("takes no more jobs; Ctrl-C"), "{said}");
     assert!(said.trim_end().ends_with("has no jobs: it can be stopped"), "{said}");
     assert!(
-        status().contains(&format!("(executor {number} is drained: it takes no jobs, and has 0)"))
+        status(&at)
+            .contains(&format!("(executor {number} is drained: it takes no jobs, and has 0)"))
     );
     let before = figure(&mut redis, "offload_jobs_away");
     let here = figure(&mut redis, "offload_here_no_executor");
@@ -201,21 +193,13 @@ fn drained_executor_ends_its_jobs_and_gets_no_others() {
         figure(&mut redis, "offload_jobs_away") > before
     });
     check(&mut redis, round - 1);
-    let unknown = ["cluster", "drain", "--executor", "reef", "--manager", &at];
-    let unknown = archipelago().args(unknown).output().unwrap();
-    assert!(!unknown.status.success());
-    let said = String::from_utf8_lossy(&unknown.stderr).into_owned();
+    let said = refused(&["cluster", "drain", "--executor", "reef", "--manager", &at]);
     assert!(said.contains("no executor has the number or the address"), "{said}");
     assert!(idle.end().contains("Stopped"));
 }
 
 #[test]
 fn slots_without_files_and_files_without_slots_are_refused() {
-    let refused = |words: &[&str]| {
-        let output = archipelago().args(words).output().unwrap();
-        assert!(!output.status.success());
-        String::from_utf8_lossy(&output.stderr).into_owned()
-    };
     let base = tempfile::tempdir().unwrap();
     let dir = base.path().join("db");
     let dir = dir.to_str().unwrap();

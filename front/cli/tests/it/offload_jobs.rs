@@ -5,17 +5,12 @@ use std::path::Path;
 use rustix::process::Signal;
 
 use crate::cluster::{Process, until};
-use crate::offload::{load, manager, serve_with};
+use crate::offload::{jobs, load, manager, serve_with};
 use crate::store::Redis;
-use crate::{archipelago, text};
+use crate::{archipelago, refused};
 
 /// Output of `cluster jobs` without a job.
 const EMPTY: &str = "No offloaded job waits or runs";
-
-fn jobs(manager: &str) -> String {
-    let command = ["cluster", "jobs", "--manager", manager];
-    text(&archipelago().args(command).output().unwrap())
-}
 
 /// An executor with one slot.
 fn executor(manager: &str, share: &Path) -> Process {
@@ -91,9 +86,6 @@ fn jobs_are_listed_each_second_until_the_command_is_stopped() {
 
 #[test]
 fn list_of_jobs_names_the_managers_that_do_not_answer() {
-    let output =
-        archipelago().args(["cluster", "jobs", "--manager", "127.0.0.1:9"]).output().unwrap();
-    assert!(!output.status.success());
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let said = refused(&["cluster", "jobs", "--manager", "127.0.0.1:9"]);
     assert!(said.contains("no manager answers at 127.0.0.1:9"), "{said}");
 }

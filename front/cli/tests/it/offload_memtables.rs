@@ -8,9 +8,9 @@ use rustix::process::Signal;
 
 use crate::cluster::{Process, until};
 use crate::metrics::{metrics_of, scrape};
-use crate::offload::{figure, load, manager, manager_with, value, write};
+use crate::offload::{figure, load, manager, manager_with, status, value, write};
 use crate::store::Redis;
-use crate::{archipelago, db, text};
+use crate::{archipelago, db, refused, text};
 
 /// Keys that each round writes.
 const KEYS: usize = 2000;
@@ -287,8 +287,7 @@ fn server_that_stops_in_order_leaves_its_shards_to_the_next_start() {
 
 /// The columns DATABASE and GUARANTEED of `cluster status`.
 fn guarantees(manager: &str) -> BTreeMap<String, String> {
-    let status = archipelago().args(["cluster", "status", "--manager", manager]).output().unwrap();
-    let status = text(&status);
+    let status = status(manager);
     let table = status.lines().skip_while(|line| !line.starts_with("DATABASE"));
     let rows = table.skip(1).take_while(|line| !line.is_empty());
     let columns = rows.map(|row| {
@@ -357,8 +356,7 @@ fn memory_node_is_drained_while_a_server_uses_it() {
             .unwrap(),
     );
     assert!(said.contains("Memory node 2 is being emptied"), "{said}");
-    let status = archipelago().args(["cluster", "status", "--manager", &at]).output().unwrap();
-    let status = text(&status);
+    let status = status(&at);
     assert!(status.contains("(memory node 2 is drained: it takes no memtables)"), "{status}");
     let said = text(
         &archipelago()
@@ -373,11 +371,6 @@ fn memory_node_is_drained_while_a_server_uses_it() {
 
 #[test]
 fn settings_of_remote_memtables_need_the_mode() {
-    let refused = |words: &[&str]| {
-        let output = archipelago().args(words).output().unwrap();
-        assert!(!output.status.success());
-        String::from_utf8_lossy(&output.stderr).into_owned()
-    };
     for setting in ["--remote-memtables-mib", "--offload-guaranteed-mib", "--key-offset-cache-mib"]
     {
         let said = refused(&["serve", setting, "5"]);

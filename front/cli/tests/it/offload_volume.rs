@@ -10,7 +10,7 @@ use crate::cluster::{Process, until};
 use crate::offload::{check, figure, load, write};
 use crate::storage::StorageCluster;
 use crate::store::Redis;
-use crate::{archipelago, text};
+use crate::{archipelago, refused, text};
 
 /// An executor of the volumes of a cluster.
 fn executor(cluster: &StorageCluster) -> Process {
@@ -126,11 +126,6 @@ fn compactions_of_a_volume_run_in_executors_that_are_killed() {
 
 #[test]
 fn wrong_uses_of_executors_of_volumes_are_refused() {
-    let refused = |words: &[&str]| {
-        let output = archipelago().args(words).output().unwrap();
-        assert!(!output.status.success());
-        String::from_utf8_lossy(&output.stderr).into_owned()
-    };
     let said = refused(&["node", "executor"]);
     assert!(said.contains("--share"), "{said}");
     let said = refused(&["node", "executor", "--store", "nowhere"]);

@@ -4,22 +4,16 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
 use crate::cluster::Process;
-use crate::{archipelago, full_output};
+use crate::{archipelago, error_text, full_output};
 
 /// A command `serve` of a database in `dir`, which does not exist.
 fn serve(dir: &Path, args: &[&str]) -> Command {
     let mut command = archipelago();
     command.arg("serve").arg("--dir").arg(dir).args(args);
     command
-}
-
-/// The error text of a command that fails.
-fn refusal(output: &Output) -> String {
-    assert!(!output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-    String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 fn write(path: &Path, text: &str) {
@@ -58,7 +52,7 @@ fn refused_start_leaves_nothing_behind() {
         (&config, &format!("{}{unknown}", tiers("create = true\n")), "\"unknown\", which"),
     ] {
         write(&file, settings);
-        let why_not = refusal(&serve(&dir, args).output().unwrap());
+        let why_not = error_text(&serve(&dir, args).output().unwrap());
         assert!(why_not.contains(why), "{args:?}: {why_not}");
         let names = root.path().read_dir().unwrap().map(|entry| entry.unwrap().file_name());
         assert_eq!(names.collect::<Vec<_>>(), ["settings.toml"], "{args:?}");
@@ -71,7 +65,7 @@ fn cluster_up_names_the_taken_port_and_starts_nothing() {
     let address = taken.local_addr().unwrap().to_string();
     let up = |args: &[&str]| {
         let all = ["cluster", "up", "--size", "16MiB", "--memory", "1", "--compute", "1"];
-        refusal(&archipelago().args(all).args(args).output().unwrap())
+        error_text(&archipelago().args(all).args(args).output().unwrap())
     };
     let manager = up(&["--manager", &address, "--resp", "127.0.0.1:0"]);
     let named = format!("the manager cannot listen on {address}");
@@ -120,7 +114,7 @@ fn password_comes_from_a_file_or_the_environment() {
         process.end();
     }
     by_file.env("ARCHIPELAGO_PASSWORD", "open-sesame");
-    assert!(refusal(&by_file.output().unwrap()).contains("two passwords"));
+    assert!(error_text(&by_file.output().unwrap()).contains("two passwords"));
 }
 
 #[test]
@@ -134,7 +128,7 @@ fn cluster_hands_its_password_to_compute_nodes() {
             .args(["--memory", "1", "--compute", "1", "--manager", "127.0.0.1:0", "--resp"]);
         up
     };
-    let open = refusal(&up().arg("0.0.0.0:0").output().unwrap());
+    let open = error_text(&up().arg("0.0.0.0:0").output().unwrap());
     assert!(open.contains("--password-file FILE"), "{open}");
     let mut process = Process::start(up().arg("127.0.0.1:0").arg("--password-file").arg(&file));
     let node = (0..3).map(|_| process.line()).last().unwrap();

@@ -7,21 +7,14 @@ use std::time::Duration;
 use archipelago_fabric::{Endpoints, Secret, endpoint};
 use archipelago_pool::{Address, Pool, PoolOptions, Sharing};
 
-use crate::archipelago;
 use crate::cluster::{Process, until};
+use crate::{archipelago, refused};
 
 /// Runs a command. Returns whether it succeeded, and its two outputs.
 fn run(args: &[&str]) -> (bool, String, String) {
     let output = archipelago().args(args).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (output.status.success(), text(&output.stdout), text(&output.stderr))
-}
-
-/// The error of a command that fails.
-fn refused(args: &[&str]) -> String {
-    let (succeeded, _, error) = run(args);
-    assert!(!succeeded, "{args:?}");
-    error
 }
 
 /// Makes a secret in `dir`. Returns the path of its file.

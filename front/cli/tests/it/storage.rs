@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use crate::cluster::{Process, until};
 use crate::held_port::HeldPort;
 use crate::store::Redis;
-use crate::{archipelago, text};
+use crate::{archipelago, error_text, text};
 
 /// Length of the leases of owners, in milliseconds. A busy machine may stop an owner for long.
 const LEASE_MS: &str = "10000";
@@ -127,7 +127,7 @@ impl StorageCluster {
     /// The error of a `serve` that fails.
     fn refused(&self, volume: &str, more: &[&str]) -> String {
         let serve = ["serve", "--listen", "127.0.0.1:0", "--store", &self.address];
-        refused(&self.command(&[&serve[..], &["--volume", volume], more].concat()))
+        error_text(&self.command(&[&serve[..], &["--volume", volume], more].concat()))
     }
 }
 
@@ -139,12 +139,6 @@ fn manager(at: &str, secret: &[String]) -> (Process, String) {
     let address = said.rsplit("tcp:").next().unwrap().to_owned();
     assert!(said.starts_with("Manager listens on tcp:"), "{said}");
     (process, address)
-}
-
-/// The error text of a command that fails.
-fn refused(output: &Output) -> String {
-    assert!(!output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-    String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 /// Keys with values of one length, so that a test can say what must be there.
@@ -278,7 +272,7 @@ fn second_owner_is_refused_until_it_takes_over() {
     let mut redis = Redis::connect(&at).unwrap();
     SMALL.set(&mut redis, 0..20);
     let pid = first.id().to_string();
-    for busy in [cluster.refused("reef", &[]), refused(&cluster.db("reef", &["stats"]))] {
+    for busy in [cluster.refused("reef", &[]), error_text(&cluster.db("reef", &["stats"]))] {
         assert!(busy.contains("volume reef belongs to"), "{busy}");
         assert!(busy.contains(&format!("process {pid} ")), "{busy}");
         assert!(busy.contains("--take-over"), "{busy}");
@@ -374,23 +368,23 @@ fn tools_work_on_a_closed_volume() {
     assert!(manifest.contains("create column family 0"), "{manifest}");
     assert!(text(&cluster.db("reef", &["verify"])).ends_with("all undamaged\n"));
     for tool in [&["tiers"][..], &["repair"], &["checkpoint", "copy"], &["restore", "copy"]] {
-        let why = refused(&cluster.db("reef", tool));
+        let why = error_text(&cluster.db("reef", tool));
         assert!(why.contains("a database in a volume has no"), "{tool:?}: {why}");
     }
-    let unknown = refused(&cluster.db("atoll", &["stats"]));
+    let unknown = error_text(&cluster.db("atoll", &["stats"]));
     assert!(unknown.contains("no volume atoll (it has reef)"), "{unknown}");
-    let bad = refused(&cluster.db("a/b", &["stats"]));
+    let bad = error_text(&cluster.db("a/b", &["stats"]));
     assert!(bad.contains("is no name of a volume"), "{bad}");
-    let both = refused(&cluster.db("reef", &["--dir", "data", "stats"]));
+    let both = error_text(&cluster.db("reef", &["--dir", "data", "stats"]));
     assert!(both.contains("name two databases"), "{both}");
     // A checkpoint in another volume shares the tables, and outlives the first volume.
     let copy = ["checkpoint", "--to-volume", "reef-copy"];
     text(&cluster.db("reef", &copy));
     text(&cluster.db("reef", &["put", "d", "4"]));
-    let exists = refused(&cluster.db("reef", &copy));
+    let exists = error_text(&cluster.db("reef", &copy));
     assert!(exists.contains("volume reef-copy exists"), "{exists}");
     assert!(text(&cluster.db("reef", &["destroy"])).contains("is destroyed"));
-    let gone = refused(&cluster.db("reef", &["stats"]));
+    let gone = error_text(&cluster.db("reef", &["stats"]));
     assert!(gone.contains("no volume reef (it has reef-copy)"), "{gone}");
     assert_eq!(text(&cluster.db("reef-copy", &["scan"])), "a\t1\nc\t3\n");
 }
@@ -406,7 +400,7 @@ fn wrong_starts_say_what_is_missing() {
     let address = port.address();
     let serve = |more: &[&str]| {
         let output = archipelago().args(["serve", "--listen", "127.0.0.1:0"]).args(more).output();
-        refused(&output.unwrap())
+        error_text(&output.unwrap())
     };
     let volume = ["--store", &address, "--volume", "reef"];
     let tiers = [&volume[..], &["--config", file.to_str().unwrap()]].concat();
@@ -428,7 +422,7 @@ fn wrong_starts_say_what_is_missing() {
     let node = |more: &[&str]| {
         let dir = root.path().join("node");
         let output = archipelago().args(["node", "storage", "--dir"]).arg(dir).args(more).output();
-        refused(&output.unwrap())
+        error_text(&output.unwrap())
     };
     for (flags, why) in [
         (&["--listen", "0.0.0.0:0"][..], "--advertise HOST:PORT"),
@@ -467,7 +461,7 @@ fn members_of_a_storage_cluster_share_a_secret() {
     cluster.secret.clear();
     let why = cluster.refused("reef", &[]);
     assert!(why.contains("this client has none") && why.contains("--secret-file FILE"), "{why}");
-    let why = refused(&cluster.db("reef", &["stats"]));
+    let why = error_text(&cluster.db("reef", &["stats"]));
     assert!(why.contains("this client has none"), "{why}");
     cluster.secret = secret.to_vec();
     assert_eq!(text(&cluster.db("reef", &["get", "reef:1"])), format!("{}\n", SMALL.value(1)));
@@ -513,7 +507,7 @@ fn cluster_up_keeps_data_of_storage_nodes() {
         assert!(rest.ends_with("Stopped\n"), "{rest}");
     }
     let none = archipelago().args(["cluster", "up", "--storage", "3", "--compute", "1"]).output();
-    assert!(refused(&none.unwrap()).contains("give --memory N"));
+    assert!(error_text(&none.unwrap()).contains("give --memory N"));
 }
 
 #[test]
@@ -533,9 +527,9 @@ fn nodes_are_scrubbed_and_drained_by_commands() {
     text(&command(&["cluster", "drain", "3", "--cancel"]));
     until("the node is used again", || !cluster.status().contains(" draining "));
     for words in [&["scrub", "9"][..], &["drain", "9"], &["forget", "--storage", "9"]] {
-        let why = refused(&command(&[&["cluster"], words].concat()));
+        let why = error_text(&command(&[&["cluster"], words].concat()));
         assert!(why.contains("no storage node 9"), "{why}");
     }
-    let why = refused(&command(&["cluster", "forget", "--storage", "1"]));
+    let why = error_text(&command(&["cluster", "forget", "--storage", "1"]));
     assert!(why.contains("cannot be given up"), "{why}");
 }

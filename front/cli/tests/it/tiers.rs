@@ -13,7 +13,7 @@ use archipelago_base::clock::{Clock, SystemClock};
 
 use crate::cluster::{Process, until};
 use crate::store::Redis;
-use crate::{archipelago, db, full_output, text};
+use crate::{archipelago, db, error_text, full_output, text};
 
 /// Number of keys, of a kilobyte each.
 const KEYS: u64 = 2000;
@@ -89,7 +89,7 @@ impl TestDir {
             .arg(self.of("data"))
             .output()
             .unwrap();
-        why(&output)
+        error_text(&output)
     }
 
     #[expect(clippy::disallowed_methods, reason = "an operator's hand")]
@@ -112,12 +112,6 @@ fn write(path: &Path, text: &str) {
 
 fn exists(path: &Path) -> bool {
     LocalFs::new().exists(path).unwrap()
-}
-
-/// The error of a refused command.
-fn why(output: &Output) -> String {
-    assert!(!output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-    String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 /// Bytes that do not compress.
@@ -241,11 +235,11 @@ fn profile_finds_devices_by_the_directory_and_obeys_out() {
     let place = TestDir::new();
     let out = place.of("elsewhere.toml");
     let args = ["--load-seconds", "0", "--out", out.to_str().unwrap()];
-    let refused = why(&place.profile(&args));
+    let refused = error_text(&place.profile(&args));
     assert!(refused.contains("does not lie on tiers") && refused.contains("--config"), "{refused}");
     let (mut server, mut client) = place.serve();
     assert_eq!(client.ask_long(&["SET", "reef", "coral"]).unwrap(), "+OK");
-    let refused = why(&place.profile(&args));
+    let refused = error_text(&place.profile(&args));
     assert!(refused.contains("quick") && refused.contains("LOCK"), "in use: {refused}");
     server.end();
     text(&place.profile(&args));
@@ -267,7 +261,7 @@ fn scheme_is_written_if_the_profile_cannot_be_printed() {
     let settings = place.of("settings.toml");
     let args = ["--load-seconds", "0", "--config", settings.to_str().unwrap()];
     let output = place.profile_command(&args).stdout(full_output()).output().unwrap();
-    let refused = why(&output);
+    let refused = error_text(&output);
     assert_eq!(output.status.code(), Some(1), "{refused}");
     assert!(refused.contains("cannot write to standard output"), "{refused}");
     assert_eq!(place.scheme().devices.len(), 2);
@@ -283,13 +277,13 @@ fn missing_device_is_named_and_nothing_changes() {
     server.end();
     for (device, dir) in [("roomy", "roomy-dir"), ("quick", "quick-dir")] {
         place.rename(dir, "away");
-        let tool = why(&db(&place.of("data"), &["get", "small"]));
+        let tool = error_text(&db(&place.of("data"), &["get", "small"]));
         for refused in [place.refused(), tool] {
             let named = format!("the device \"{device}\" (last at {})", place.of(dir).display());
             assert!(refused.contains(&named) && refused.contains("is missing"), "{refused}");
             assert!(refused.contains("nothing was changed"), "{refused}");
         }
-        let profile = why(&place.profile(&["--load-seconds", "0"]));
+        let profile = error_text(&place.profile(&["--load-seconds", "0"]));
         assert!(profile.contains(&format!("the device \"{device}\"")), "{profile}");
         assert!(!exists(&place.of(dir)), "{dir} was not made anew");
         place.rename("away", dir);
@@ -300,7 +294,7 @@ fn missing_device_is_named_and_nothing_changes() {
     let settings = place.of("settings.toml");
     let profile = place.profile(&["--load-seconds", "0", "--config", settings.to_str().unwrap()]);
     let tool = db(&place.of("data"), &["get", "small"]);
-    for refused in [place.refused(), why(&tool), why(&profile)] {
+    for refused in [place.refused(), error_text(&tool), error_text(&profile)] {
         assert!(
             refused.contains("all devices are missing") && refused.contains("mounted"),
             "{refused}"
@@ -332,10 +326,10 @@ fn remove(place: &TestDir, name: &str) -> Output {
 #[test]
 fn database_works_without_a_removed_device() {
     let (place, mut server) = filled();
-    let refused = why(&remove(&place, "quick"));
+    let refused = error_text(&remove(&place, "quick"));
     assert!(refused.contains("LOCK"), "it is served: {refused}");
     server.kill();
-    let refused = why(&remove(&place, "brisk"));
+    let refused = error_text(&remove(&place, "brisk"));
     assert!(refused.contains("\"brisk\"") && refused.contains("\"quick\""), "{refused}");
     // This device has the namespace and the log. The part of the log that was not drained when the
     // server was killed moves as well.
@@ -347,7 +341,7 @@ fn database_works_without_a_removed_device() {
     assert!(!exists(&place.of("quick-dir/DEVICE")) && !exists(&place.of("quick-dir/files")));
     let shown = text(&db(&place.of("data"), &["tiers"]));
     assert!(shown.contains("roomy (") && !shown.contains("quick ("), "{shown}");
-    let refused = why(&remove(&place, "roomy"));
+    let refused = error_text(&remove(&place, "roomy"));
     assert!(refused.contains("the only one"), "{refused}");
     let settings = read(&place.of("settings.toml"));
     let (start, end) = (settings.find("[[tiers]]").unwrap(), settings.rfind("[[tiers]]").unwrap());

@@ -28,8 +28,8 @@ pub struct JobFigures {
     pub kind: JobKind,
     /// Number of jobs that wait for an executor.
     pub waiting: u64,
-    /// Longest time, in milliseconds, for which one of them has waited since it arrived or since its
-    /// last attempt failed; 0 if none waits.
+    /// Longest time, in milliseconds, for which one of them has waited since it arrived or since
+    /// its last attempt failed; 0 if none waits.
     pub waited_ms_max: u64,
     /// Number of jobs that an executor was offered, or runs.
     pub running: u64,

@@ -99,9 +99,12 @@ impl Rounds {
 }
 
 /// Calls `run` after it has made the directory `dir`, and then removes the directory, also if `run`
-/// failed. Errors of `run` come before those of the removal.
+/// failed. Errors of `run` come before those of the removal. It is an error if `dir` exists.
 pub(crate) fn in_new_dir<T>(dir: &Path, run: impl FnOnce() -> Result<T>) -> Result<T> {
     let fs = LocalFs::new();
+    if fs.exists(dir)? {
+        return Err(Error::invalid(format!("{} exists: choose another directory", dir.display())));
+    }
     fs.create_dir_all(dir)?;
     let result = run();
     let removed = fs.remove_dir_all(dir);

@@ -11,7 +11,7 @@ use archipelago_base::clock::{Clock as _, SystemClock};
 use archipelago_bench::harness::store::{Error, Result};
 
 /// Calls `run` and, until it has ended, `sample` at intervals of `every`. `sample` gets the seconds
-/// since the start, and is called a last time after the end.
+/// from the start to its call, and is called a last time after the end.
 pub(crate) fn sample_during<S: Send>(
     every: Duration,
     sample: impl Fn(f64) -> Result<S> + Send,
@@ -20,12 +20,22 @@ pub(crate) fn sample_during<S: Send>(
     let has_ended = AtomicBool::new(false);
     let (ended, samples) = std::thread::scope(|scope| {
         let sampler = scope.spawn(|| samples_until(&has_ended, every, sample));
+        let end = SetOnDrop(&has_ended);
         let ended = run();
-        has_ended.store(true, Ordering::Release);
+        drop(end);
         (ended, sampler.join().unwrap_or_else(|_| Err(panicked())))
     });
     ended?;
     samples
+}
+
+/// Sets its flag when it is dropped, also by a panic, so that the sampler ends.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
 }
 
 fn samples_until<S>(

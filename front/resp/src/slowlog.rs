@@ -3,6 +3,8 @@
 //! The server owns it. Thread-safety: any thread may call any method. Cost: each command is
 //! compared with the threshold. A slow command takes a mutex and copies its arguments, which are
 //! cut as in Redis.
+//!
+//! Invariant: no entry has a password.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
@@ -119,7 +121,7 @@ fn is_auth_word(arg: &[u8]) -> bool {
     arg.eq_ignore_ascii_case(b"auth")
 }
 
-/// The arguments as an entry holds them.
+/// The arguments of a command without passwords, as an entry holds them.
 pub(crate) fn cut<'a>(args: impl ExactSizeIterator<Item = &'a [u8]>) -> Vec<Vec<u8>> {
     let count = args.len();
     let kept = if count > ARGS_MAX { ARGS_MAX - 1 } else { count };

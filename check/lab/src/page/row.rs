@@ -1,5 +1,6 @@
 //! Rows of benchmark tables: a measured figure next to that of a peer or a paper, with a target and
-//! a verdict. The functions are pure.
+//! a verdict. The functions are pure. The files of results (`report.json`) have these rows as well,
+//! so a field of [`Row`] that only pages need is skipped there.
 
 use serde::{Serialize, Serializer};
 

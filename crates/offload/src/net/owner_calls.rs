@@ -7,7 +7,8 @@
 //!
 //! Invariants:
 //! 1. A call has one range of file numbers. The state machine gets it for one attempt at most.
-//! 2. A job ends for the state machine when its call ends, however the call ends.
+//! 2. A job ends for the state machine when its call ends, however the call ends. The caller of
+//!    `submit` calls `forget` after the wait, also if the wait failed.
 //! 3. The room of a kind is that of the state machine after its latest steps.
 //!
 //! Thread-safety: any thread may call any method. One lock guards the state machine and the waiting

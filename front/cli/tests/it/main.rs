@@ -94,14 +94,18 @@ pub(crate) fn text(output: &Output) -> String {
 }
 
 /// Error text of a command that fails.
+#[track_caller]
 pub(crate) fn error_text(output: &Output) -> String {
     assert!(!output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 /// Error text of `archipelago WORDS`, which fails.
+#[track_caller]
 pub(crate) fn refused(words: &[&str]) -> String {
-    error_text(&archipelago().args(words).output().unwrap())
+    let output = archipelago().args(words).output().unwrap();
+    assert!(!output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stdout));
+    error_text(&output)
 }
 
 /// A standard output or standard error on which every write fails for lack of space.

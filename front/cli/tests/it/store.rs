@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::cluster::{Process, until};
-use crate::{archipelago, error_text, text};
+use crate::{archipelago, text};
 
 /// A connection that speaks RESP.
 pub(crate) struct Redis(BufReader<TcpStream>);
@@ -579,7 +579,7 @@ fn serve_refuses_flags_that_only_the_other_engine_has() {
     // The address is wrong, so a server that took the flag would end as well.
     let refused = |engine: &str, flags: &[&str]| {
         let serve = ["serve", "--listen", "nowhere", "--engine", engine];
-        error_text(&archipelago().args(serve).args(flags).output().unwrap())
+        super::refused(&[&serve, flags].concat())
     };
     for flags in [
         &["--config", "settings.toml"][..],

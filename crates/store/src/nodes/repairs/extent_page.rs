@@ -5,7 +5,8 @@
 //! on, and the page keeps the first ones.
 //!
 //! Invariants:
-//! 1. The page holds at most `extents_max` extents, and no extent at or after its end.
+//! 1. The page holds at most `extents_max` extents, or one if that is 0, and none at or after its
+//!    end.
 //! 2. If an extent leaves the page, it leaves with all its copies. So each extent of a page has all
 //!    copies that the nodes have listed.
 //! 3. All copies of an extent have the same end, which is the largest one that a node has listed.

@@ -234,7 +234,8 @@ impl RepairPlanner {
         self
     }
 
-    /// Compares another page of extents.
+    /// Compares another page of extents. Call it before the first extent: the planner forgets those
+    /// that it has.
     #[must_use]
     pub fn on_page(self, page: ExtentPage) -> Self {
         Self { extents: PagedExtents::new(page), ..self }

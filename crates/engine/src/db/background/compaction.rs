@@ -41,7 +41,7 @@ use crate::job::JobOutput;
 use crate::job::below::{Below, range_of};
 use crate::job::spec::Grandparent;
 use crate::lock_order::Order;
-use crate::manifest::{Change, VersionEdit};
+use crate::manifest::{Change, SpaceFigures, VersionEdit};
 use crate::options::{CfOptions, LEVELS};
 use crate::sabotage::{Defect, has};
 use crate::stats::{Ticker, Timer};
@@ -273,7 +273,8 @@ fn install_compaction(
         {
             add_invalid_files(&mut edit, version, &compacted.output);
         }
-        let share = keep_space(&mut edit, &db.jobs.lock(manifest.order()), task, compacted);
+        let kept = manifest.space_figures(cf);
+        let share = keep_space(&mut edit, &db.jobs.lock(manifest.order()), kept, task, compacted);
         let built = manifest.apply(edit)?;
         let mut state = db.jobs.lock(manifest.order());
         db.view.republish_built(&mut state, built);
@@ -290,11 +291,12 @@ fn install_compaction(
     Ok(())
 }
 
-/// Adds the figures of the family's space to the edit. Returns the share of shadowing records after
-/// the compaction; `None` if that is the same as before.
+/// Adds the figures of the family's space to the edit. The manifest has kept `kept` before. Returns
+/// the share of shadowing records after the compaction; `None` if that is the same as before.
 fn keep_space(
     edit: &mut VersionEdit,
     state: &JobState,
+    kept: Option<SpaceFigures>,
     task: &CompactionTask,
     compacted: Option<&Compacted>,
 ) -> Option<ShadowShare> {
@@ -304,7 +306,7 @@ fn keep_space(
     let space = state.space(family.id);
     let share = compacted
         .and_then(|compacted| space::share_after(space, pick.to(), upper, &compacted.output));
-    space::keep_figures(edit, state, family.id, share.as_ref());
+    space::keep_figures(edit, state, family.id, kept, share.as_ref());
     share
 }
 

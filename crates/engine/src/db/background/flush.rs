@@ -488,7 +488,8 @@ fn install_flush(db: &DbInner, task: &FlushTask, output: &JobOutput) -> Result<(
             |cf, memtable, shard| task.takes(cf, memtable, shard),
         );
         edit.push(Change::LogFloor(floor));
-        space::keep_figures(&mut edit, &db.jobs.lock(manifest.order()), cf, None);
+        let kept = manifest.space_figures(cf);
+        space::keep_figures(&mut edit, &db.jobs.lock(manifest.order()), cf, kept, None);
         let built = manifest.apply(edit)?;
         let mut state = db.jobs.lock(manifest.order());
         let retired = mark_installed(&mut state, task);

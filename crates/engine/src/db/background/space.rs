@@ -15,8 +15,9 @@
 //! 4. The edit of each flush, compaction and garbage collection keeps the margin and the debt
 //!    before it, and the measured share of shadowing records after it. The first examination after
 //!    an open begins with them if the family has value files.
-//! 5. The bound of a family ends with its last value file, as at an open without value files. It
-//!    begins anew with the next one, whose examination counts as the first since the open.
+//! 5. The bound of a family ends with its last value file, as at an open without value files. The
+//!    next edit removes its margin and its debt from the manifest. It begins anew with the next
+//!    value file, whose examination counts as the first since the open.
 //! 6. A writer waits only while a job of its family runs or can be picked, or waits for room on the
 //!    disk that a running job gives back ([`crate::db::background::space_idle`]).
 //!
@@ -45,7 +46,7 @@ use crate::gc::space_plan::{
 use crate::job::JobOutput;
 use crate::live_file::PinnedFile;
 use crate::lock_order::Order;
-use crate::manifest::{Change, VersionEdit};
+use crate::manifest::{Change, SpaceFigures, VersionEdit};
 use crate::version::{LAST_LEVEL, Version};
 
 /// Examines the space of a family after an install. `event` says whether the install may have put
@@ -322,18 +323,31 @@ pub(crate) fn share_after(
     Some(share)
 }
 
-/// Adds to the edit of an install what the next open needs of the family's space. `share` is the
-/// share of shadowing records after the install; `None` if the install does not change it.
+/// Adds to the edit of an install what the next open needs of the family's space. The manifest has
+/// kept `kept` before. `share` is the share of shadowing records after the install; `None` if the
+/// install does not change it.
 pub(crate) fn keep_figures(
     edit: &mut VersionEdit,
     state: &JobState,
     cf: CfId,
+    kept: Option<SpaceFigures>,
     share: Option<&ShadowShare>,
 ) {
-    let Some(space) = state.space(cf) else { return };
-    if let Some(figures) = space.figures(share.unwrap_or_else(|| space.shadow_share())) {
+    let space = state.space(cf);
+    let figures = space
+        .and_then(|space| space.figures(share.unwrap_or_else(|| space.shadow_share())))
+        .or_else(|| {
+            kept.filter(|_| !space.is_some_and(FamilySpace::has_kept_margin)).and_then(ended)
+        });
+    if let Some(figures) = figures {
         edit.push(Change::SetSpaceFigures { cf, figures });
     }
+}
+
+/// The figures in place of `kept` after the end of the bound; `None` if they are the same. Without
+/// them, an open after the next value file would begin with the margin and the debt that ended.
+fn ended(kept: SpaceFigures) -> Option<SpaceFigures> {
+    kept.bound.map(|_| SpaceFigures { bound: None, ..kept })
 }
 
 /// Takes over what earlier opens of the database kept of the space of each family. A family whose

@@ -90,6 +90,11 @@ impl FamilySpace {
         self.kept_margin.take()
     }
 
+    /// Whether the next examination begins with the margin that an earlier open kept.
+    pub(crate) fn has_kept_margin(&self) -> bool {
+        self.kept_margin.is_some()
+    }
+
     /// The figures for the next open, if the share of shadowing records is `share`. `None` without
     /// an examination since the first value file.
     pub(crate) fn figures(&self, share: &ShadowShare) -> Option<SpaceFigures> {

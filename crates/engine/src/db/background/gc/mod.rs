@@ -561,7 +561,8 @@ fn install_gc(db: &DbInner, task: &GcTask, spec: &GcSpec, output: &JobOutput) ->
         }
         let mut edit = heir_edit(cf, heir, &replaced);
         inherit_of_removed(&mut edit, &version, spec, &replaced);
-        space::keep_figures(&mut edit, &db.jobs.lock(manifest.order()), cf, None);
+        let kept = manifest.space_figures(cf);
+        space::keep_figures(&mut edit, &db.jobs.lock(manifest.order()), cf, kept, None);
         let built = manifest.apply(edit)?;
         let mut state = db.jobs.lock(manifest.order());
         db.view.republish_built(&mut state, built);

@@ -19,6 +19,7 @@ use crate::db::write::disk_room;
 use crate::db::{FaultPoint, IngestOptions};
 use crate::gc::pick::GcReason;
 use crate::gc::space_plan::{Margin, SpaceEvent};
+use crate::manifest::SpaceFigures;
 use crate::sst::{SstWriter, TableOptions};
 
 const KEYS: u32 = 40;
@@ -211,13 +212,22 @@ fn figures_of_a_family_end_with_its_value_files() {
     let mut store = store.reopened();
     overwrite(&mut store, 2, |_| true);
     assert!(store.version().values().is_empty(), "all values are in the tables again");
-    let store = store.reopened();
-    let (db, cf) = (&store.db.inner, store.db.default_family().id());
-    let has_figures = db.storage.lock_manifest(Order::none()).space_figures(cf).is_some();
-    assert!(has_figures, "the manifest has those of the time before");
-    let has_space = db.jobs.lock(Order::none()).has_space(cf);
+    let mut store = store.reopened();
+    let kept = kept_figures(&store).expect("the manifest has those of the time before");
+    assert!(kept.bound.is_some(), "{kept:?}");
+    let cf = store.db.default_family().id();
+    let has_space = store.db.inner.jobs.lock(Order::none()).has_space(cf);
     assert!(!has_space, "the bound has no effect without separated values");
+    store.put_patiently(key(0), vec![7; 50]);
+    store.db.flush(store.db.default_family()).expect("flushes");
+    let kept = kept_figures(&store).expect("the measured share stays");
+    assert!(kept.bound.is_none(), "{kept:?}");
     store.check();
+}
+
+fn kept_figures(store: &Store) -> Option<SpaceFigures> {
+    let cf = store.db.default_family().id();
+    store.db.inner.storage.lock_manifest(Order::none()).space_figures(cf)
 }
 
 #[test]
@@ -239,6 +249,8 @@ fn bound_ends_with_the_last_value_file() {
     assert!(store.version().values().is_empty(), "short values are not separated");
     let limit = family_of(&store).space.stop_bytes();
     assert!(!is_pressed(&store) && limit == 0, "writers are bounded at {limit} bytes");
+    let kept = kept_figures(&store).expect("the measured share stays");
+    assert!(kept.bound.is_none(), "{kept:?}");
     let report = store.db.values(store.db.default_family()).expect("reports");
     assert!(report.space.is_none(), "no bound is reported");
     overwrite(&mut store, 6, |_| true);

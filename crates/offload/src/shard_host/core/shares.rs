@@ -3,7 +3,8 @@
 //! The decision is [`share`]. A database that was refused room **claims** memory for a while: its
 //! guarantee, or the bytes of one image if it has its guarantee. The shares of the others fall.
 //! Every answer about memory tells an owner its share, and the owner flushes the shards that exceed
-//! it. The host never drops a shard for another database.
+//! it. The host never drops a shard for another database. The answer also has the number of
+//! databases, so that an owner whose writers pause gives memory back only if others can use it.
 //!
 //! Memory is counted by regions, because the node reserves whole regions: an arena with one image
 //! counts as a whole, and so does the landing zone. Regions that wait to be unmapped count for no
@@ -176,7 +177,8 @@ impl HostCore {
                 arena_bytes.saturating_add(self.room(memory, db).max(owed))
             }
         };
-        NodeShare { used_bytes, guaranteed_bytes, limit_bytes }
+        let databases = claims.databases.len() as u32;
+        NodeShare { used_bytes, guaranteed_bytes, limit_bytes, databases }
     }
 
     /// Ends the claim of a database that has its guarantee and has got `bytes`, so that the others

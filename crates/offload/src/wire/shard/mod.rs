@@ -30,7 +30,7 @@ pub use values::{
 const MARK: u8 = 0x70;
 
 /// Version of the messages, which is the first byte of each.
-pub const SHARD_VERSION: u8 = MARK | 6;
+pub const SHARD_VERSION: u8 = MARK | 7;
 
 /// Longest value, in bytes, of an answer to a reader that wants keys only. It has room for the
 /// expiry of a record. A page with such a limit does not count the values that it names by their

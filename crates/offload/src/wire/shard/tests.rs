@@ -59,7 +59,8 @@ fn placed() -> Version {
 }
 
 fn share() -> NodeShare {
-    NodeShare { used_bytes: 0x2000, guaranteed_bytes: 0x5000, limit_bytes: 0x3000 }
+    let (used_bytes, guaranteed_bytes, limit_bytes) = (0x2000, 0x5000, 0x3000);
+    NodeShare { used_bytes, guaranteed_bytes, limit_bytes, databases: 4 }
 }
 
 fn account() -> DatabaseAccount {
@@ -102,7 +103,7 @@ fn place_bytes() -> String {
 }
 
 fn share_bytes() -> String {
-    [word("0020"), word("0050"), word("0030")].concat()
+    [word("0020"), word("0050"), word("0030"), half("04")].concat()
 }
 
 fn account_bytes() -> String {
@@ -143,17 +144,17 @@ fn changes() -> Vec<Golden> {
     vec![
         (
             ShardMessage::Begin { owner, landing_bytes: 0x1000, guaranteed_bytes: 0x5000 },
-            "7601",
+            "7701",
             vec![word("0010"), word("0050")],
         ),
         (
             ShardMessage::Land { owner, shard, bytes: 0x2000 },
-            "7602",
+            "7702",
             vec![name_bytes(), word("0020")],
         ),
         (
             ShardMessage::Register { owner, shard, grant: 11, info: info(), pieces: vec![piece] },
-            "7603",
+            "7703",
             vec![
                 name_bytes(),
                 word("0b"),
@@ -166,15 +167,15 @@ fn changes() -> Vec<Golden> {
         ),
         (
             ShardMessage::Release { owner, shards: shards.clone(), oldest: 3 },
-            "7604",
+            "7704",
             vec![names(), word("03")],
         ),
-        (ShardMessage::List { owner, after: Some(shard) }, "7608", vec!["01".into(), name_bytes()]),
-        (ShardMessage::Adopt { owner, shards }, "7609", vec![names()]),
-        (ShardMessage::Purge { owner }, "760a", Vec::new()),
+        (ShardMessage::List { owner, after: Some(shard) }, "7708", vec!["01".into(), name_bytes()]),
+        (ShardMessage::Adopt { owner, shards }, "7709", vec![names()]),
+        (ShardMessage::Purge { owner }, "770a", Vec::new()),
         (
             ShardMessage::GiveBack { owner, shard, grant: 11 },
-            "760d",
+            "770d",
             vec![name_bytes(), word("0b")],
         ),
     ]
@@ -196,7 +197,7 @@ fn searches() -> Vec<Golden> {
                 inline_max,
                 wants_place: true,
             },
-            "7605",
+            "7705",
             vec![names(), "016b".into(), word("04"), word("09"), half("0002"), "01".into()],
         ),
         (
@@ -208,7 +209,7 @@ fn searches() -> Vec<Golden> {
                 inline_max,
                 wants_place: false,
             },
-            "7606",
+            "7706",
             vec![
                 names(),
                 "01".into(),
@@ -233,7 +234,7 @@ fn searches() -> Vec<Golden> {
                 bytes_max: 0x100,
                 inline_max,
             },
-            "7607",
+            "7707",
             vec![
                 names(),
                 "016101016d".into(),
@@ -272,32 +273,32 @@ fn answers() -> Vec<Golden> {
     };
     let refusal = ShardRefusal::at(ShardWhy::Full, 12).of(name());
     vec![
-        (begun, "7620", vec![word("09"), word("0010"), word("0008"), share_bytes(), half("02")]),
+        (begun, "7720", vec![word("09"), word("0010"), word("0008"), share_bytes(), half("02")]),
         (
             landing,
-            "7621",
+            "7721",
             vec![word("0b"), place_of_key, word("40"), word("30"), word("90"), share_bytes()],
         ),
-        (ShardMessage::Registered { place: place() }, "7622", vec![place_bytes()]),
-        (ShardMessage::Done { shards: 3, share: share() }, "7623", vec![half("03"), share_bytes()]),
+        (ShardMessage::Registered { place: place() }, "7722", vec![place_bytes()]),
+        (ShardMessage::Done { shards: 3, share: share() }, "7723", vec![half("03"), share_bytes()]),
         (
             ShardMessage::Versions { found: found.clone() },
-            "7624",
+            "7724",
             vec!["01".into(), inline_bytes(), "01".into(), word("05")],
         ),
         (
             ShardMessage::Versions { found: whole },
-            "7624",
+            "7724",
             vec!["01".into(), placed_bytes(), "00".into()],
         ),
         (
             ShardMessage::ManyVersions { found: vec![found, KeyVersions::default()] },
-            "7625",
+            "7725",
             vec!["02".into(), "01".into(), inline_bytes(), "01".into(), word("05"), "0000".into()],
         ),
         (
             ShardMessage::Page { records: vec![record], end: PageEnd::At(resume()) },
-            "7626",
+            "7726",
             vec![
                 "01".into(),
                 "016b".into(),
@@ -309,12 +310,12 @@ fn answers() -> Vec<Golden> {
         ),
         (
             ShardMessage::Listed { shards: vec![listed], more: true },
-            "7627",
+            "7727",
             vec!["01".into(), name_bytes(), info_bytes(), place_bytes(), "01".into()],
         ),
         (
             ShardMessage::Refused { refusal },
-            "7628",
+            "7728",
             vec!["02".into(), word("0c"), "01".into(), name_bytes()],
         ),
     ]
@@ -325,7 +326,7 @@ fn accounted() -> Golden {
     let databases = vec![account()];
     let (limit_bytes, is_draining, image_bytes) = (0x7000, true, 0x900);
     let message = ShardMessage::Accounted { limit_bytes, is_draining, image_bytes, databases };
-    (message, "7629", vec![word("0070"), "01".into(), word("0009"), "01".into(), account_bytes()])
+    (message, "7729", vec![word("0070"), "01".into(), word("0009"), "01".into(), account_bytes()])
 }
 
 fn samples() -> Vec<ShardMessage> {
@@ -354,9 +355,9 @@ fn requests_have_golden_bytes() {
 
 #[test]
 fn messages_of_an_operator_have_golden_bytes() {
-    assert_eq!(hex(&ShardMessage::Accounts {}.encode()), "760b");
-    assert_eq!(hex(&ShardMessage::Drain { is_draining: true }.encode()), "760c01");
-    assert_eq!(hex(&ShardMessage::Drain { is_draining: false }.encode()), "760c00");
+    assert_eq!(hex(&ShardMessage::Accounts {}.encode()), "770b");
+    assert_eq!(hex(&ShardMessage::Drain { is_draining: true }.encode()), "770c01");
+    assert_eq!(hex(&ShardMessage::Drain { is_draining: false }.encode()), "770c00");
 }
 
 #[test]
@@ -410,7 +411,7 @@ fn searches_and_notices_are_told_apart() {
 
 #[test]
 fn first_byte_tells_shards_from_other_protocols() {
-    assert_eq!(SHARD_VERSION, 0x76);
+    assert_eq!(SHARD_VERSION, 0x77);
     // First bytes of the pool, of storage nodes, of jobs, of FlexKV, and of no protocol.
     for first in [0x03, 0x41, 0x61, 0x81, 0xf1] {
         assert!(!is_shard_message(&[first, 1]), "{first:#x}");

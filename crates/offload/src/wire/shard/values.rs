@@ -116,8 +116,11 @@ pub struct NodeShare {
     /// Bytes of images that it may have, those included that it has. If it has more, it must flush
     /// some of them: the limit falls because other databases claim memory, or the node is drained.
     pub limit_bytes: u64,
+    /// Number of databases that the node counts now, this one included. A database counts until
+    /// the node drops it, or until it has no shards and its owner has been silent for a while.
+    pub databases: u32,
 }
-wire_struct!(NodeShare { used_bytes, guaranteed_bytes, limit_bytes });
+wire_struct!(NodeShare { used_bytes, guaranteed_bytes, limit_bytes, databases });
 
 /// The account of one database at a node, in bytes of memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -280,3 +280,20 @@ fn claim_ends_as_soon_as_the_guarantee_is_used() {
     assert!(quiet.used_bytes >= quiet.guaranteed_bytes, "an arena is larger: {quiet:?}");
     assert_eq!(quiet.claimed_bytes, 0, "the borrower need not make room for more");
 }
+
+#[test]
+fn answers_count_the_databases_that_join_and_close() {
+    let mut host = Host::new();
+    assert_eq!(host.begin_with(BUSY, 0).databases, 1);
+    assert_eq!(host.begin_with(QUIET, 0).databases, 2);
+    assert!(host.send(BUSY, 1) && host.send(BUSY, 2));
+    assert_eq!(host.drop_shard(BUSY, 1).databases, 2, "the answer to a release counts as well");
+    // The owner of shards counts although it is silent.
+    host.core.on_time(20 * SECOND_NS);
+    assert_eq!(host.begin_with(QUIET, 0).databases, 2);
+    // The other owner has closed: it is silent and has no shards.
+    host.core.on_time(40 * SECOND_NS);
+    assert_eq!(host.begin_with(BUSY, 0).databases, 1);
+    assert_eq!(host.drop_shard(BUSY, 2).databases, 1);
+    assert_eq!(host.begin_with(QUIET, 0).databases, 2, "it returns");
+}

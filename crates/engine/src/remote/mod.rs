@@ -330,6 +330,9 @@ pub struct StoreRoom {
     /// Speed at which an image can be sent, in bytes a second; 0 if it is not known. Images may be
     /// sent more slowly while writers do not need it ([`StoreWatcher::write_load`]).
     pub link_bytes_per_s: u64,
+    /// Whether other databases can use memory that this one gives back at a node: a node that has
+    /// images of this database, or gets one, has other databases. Default: no.
+    pub is_shared: bool,
 }
 
 /// A failed call of a [`ShardStore`]. The text says which node failed and why.

@@ -24,9 +24,12 @@
 //!    a small share of it. Such parts are filters, samples of keys and range tombstones. The ranges
 //!    with most of that memory are due.
 //! 6. The disk is nearly full. Then the tables are written while there is room for them.
+//! 7. The writers pause, other databases share the nodes, and it has images there. All images are
+//!    given back, so that a burst of another database finds the memory free (decision 0105).
 //!
-//! A pause of the writers is no reason for a flush. Shards that rest are readable and logged. A
-//! flush of few records makes a small table, and later writes would make it larger (decision 0084).
+//! At nodes that no other database shares, a pause of the writers is no reason for a flush. Shards
+//! that rest are readable and logged. A flush of few records makes a small table, and later writes
+//! would make it larger (decision 0084).
 //!
 //! The model of many nodes in `check/lab` calls [`flush_due`], too.
 //!
@@ -125,6 +128,9 @@ pub struct RestBounds {
     pub used_bytes: u64,
     /// Bytes of the memory budget.
     pub budget_bytes: u64,
+    /// Whether all images at nodes are due, because the writers pause and other databases share the
+    /// nodes.
+    pub gives_back: bool,
 }
 
 impl RestBounds {
@@ -135,6 +141,15 @@ impl RestBounds {
         match self.held_bytes > self.limit_bytes / 20 * 19 {
             true => excess,
             false => excess.saturating_sub(self.leaving_bytes),
+        }
+    }
+
+    /// Bytes of images that are to be flushed, in addition to those of running flushes, because the
+    /// writers pause.
+    fn given_back(&self) -> u64 {
+        match self.gives_back {
+            true => self.held_bytes.saturating_sub(self.leaving_bytes),
+            false => 0,
         }
     }
 
@@ -158,6 +173,8 @@ pub enum DueReason {
     Nodes,
     /// The parts of away shards that stay here take too much memory.
     Memory,
+    /// The writers pause, and other databases share the nodes.
+    Pause,
 }
 
 /// A key range that could be one flush, and the size of a memtable of its family.
@@ -212,6 +229,7 @@ pub fn flush_due(ranges: &[DueRange], bounds: &RestBounds) -> Vec<Option<DueReas
     add_largest(&mut due, &apart, bounds.excess_at_nodes(), DueReason::Nodes);
     let kept: Vec<u64> = ranges.iter().map(|range| range.figures.kept_bytes).collect();
     add_largest(&mut due, &kept, bounds.excess_here(), DueReason::Memory);
+    add_largest(&mut due, &apart, bounds.given_back(), DueReason::Pause);
     due
 }
 
@@ -262,11 +280,15 @@ impl DueInput {
         // Memtables that must leave because memory is short leave at full speed.
         away.note_hurry(staying < away.staying());
         let budget = db.context.budget();
+        let room = away.room();
+        // A pause is observed at each pick, whether nodes are shared at that moment or not.
+        let is_pause = away.note_newest(db.view.visible());
         let mut bounds = RestBounds {
             limit_bytes: away.limit_bytes(),
             excess_log: log_segments::excess_segment(&db.context, &db.logs, &db.view),
             used_bytes: budget.total_bytes(),
             budget_bytes: budget.limit_bytes(),
+            gives_back: is_pause && room.is_shared,
             ..RestBounds::default()
         };
         for sealed in state.flushes().values().flat_map(FlushTracker::queue) {
@@ -281,7 +303,7 @@ impl DueInput {
             }
         }
         Some(Self {
-            room: away.room(),
+            room,
             is_writable: !db.logs.must_leave() && !db.observers.health().is_read_only(),
             is_sending: state.running().has(RunningKind::is_send),
             is_flushing: state.running().flushes_len() > 0,
@@ -415,6 +437,7 @@ mod tests {
         excess_log: None,
         used_bytes: 0,
         budget_bytes: 0,
+        gives_back: false,
     };
 
     /// Positions of the ranges that are due for this reason.
@@ -465,6 +488,23 @@ mod tests {
         let ranges = [range(90, 90, None), range(1200, 130, None), range(110, 110, None)];
         let due = flush_due(&ranges, &bounds(400, 440));
         assert_eq!(due, [None, Some(DueReason::Full), None]);
+    }
+
+    #[test]
+    fn pause_at_shared_nodes_makes_all_images_due() {
+        let ranges = [range(90, 90, None), range(1200, 130, None), range(5, 0, None)];
+        let full = Some(DueReason::Full);
+        assert_eq!(flush_due(&ranges, &bounds(220, 1000)), [None, full, None]);
+        let gives_back = RestBounds { gives_back: true, ..bounds(220, 1000) };
+        assert_eq!(flush_due(&ranges, &gives_back), [Some(DueReason::Pause), full, None]);
+        let ranges = [90, 70, 110].map(|bytes| range(bytes, bytes, None));
+        let due = |leaving_bytes, held_bytes| {
+            let bounds = RestBounds { held_bytes, leaving_bytes, ..gives_back };
+            due_for(&ranges, &bounds, DueReason::Pause)
+        };
+        assert_eq!((due(0, 270), due(300, 570)), (vec![0, 1, 2], vec![0, 1, 2]));
+        assert_eq!(due(160, 270), [2], "running flushes take the rest");
+        assert!(due(270, 270).is_empty());
     }
 
     #[test]

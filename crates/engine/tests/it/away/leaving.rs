@@ -260,6 +260,55 @@ fn second_copies_make_no_flush_due() {
     assert!(held_max[0] > 0 && held_max[0] == held_max[1], "{held_max:?}");
 }
 
+/// A database with shards at nodes, and its clock.
+fn resting(is_shared: bool) -> (World, Arc<ManualClock>) {
+    let clock = Arc::new(ManualClock::new(1_700_000_000_000));
+    let mood = Mood { is_shared, ..Mood::default() };
+    let mut world = World::with(Change { mood, clock: clock.clone(), ..Change::default() });
+    world.send_away(6);
+    (world, clock)
+}
+
+#[test]
+fn writers_that_pause_give_the_memory_of_shared_nodes_back() {
+    let (mut world, clock) = resting(true);
+    let held = world.store.held();
+    clock.advance(Duration::from_millis(999));
+    world.settle();
+    assert_eq!(world.store.held(), held, "a pause lasts a second");
+    clock.advance(Duration::from_millis(1));
+    world.settle();
+    assert!(world.store.held().is_empty(), "{:?}", world.store.held());
+    let (lookups, pages) = (world.store.did().lookups, world.store.did().pages);
+    world.check();
+    assert_eq!((world.store.did().lookups, world.store.did().pages), (lookups, pages));
+    // After the pause shards rest again. A write within each second is no pause.
+    world.send_away(6);
+    for round in 0..4 {
+        clock.advance(Duration::from_millis(900));
+        world.put(round, "between");
+        world.settle();
+    }
+    assert!(!world.store.held().is_empty(), "the writers do not pause");
+    world.check();
+}
+
+#[test]
+fn idle_database_flushes_nothing_at_nodes_of_its_own() {
+    let (world, clock) = resting(false);
+    let held = world.store.held();
+    for _ in 0..4 {
+        clock.advance(Duration::from_secs(2));
+        world.settle();
+        assert_eq!(world.store.held(), held);
+    }
+    // Another database begins at one of the nodes.
+    world.store.set_mood(|mood| mood.is_shared = true);
+    world.settle();
+    assert!(world.store.held().is_empty(), "{:?}", world.store.held());
+    world.check();
+}
+
 #[test]
 fn each_step_may_fail() {
     let points = ["send.picked", "send.before_send", "send.sent", "flush.shard", "flush.picked"];

@@ -711,6 +711,7 @@ impl OwnerState {
             limit_bytes: limit.min(self.terms.bytes_max).min(UNLIMITED_BYTES),
             image_bytes_max: largest.max().unwrap_or(0),
             link_bytes_per_s: 0,
+            is_shared: nodes().any(NodeState::is_shared),
         }
     }
 

@@ -172,6 +172,12 @@ impl NodeState {
         self.shards.held_bytes() + self.shards.sending_bytes()
     }
 
+    /// Whether the node has images of this database, or gets one, and has other databases as well.
+    pub(super) fn is_shared(&self) -> bool {
+        let has_images = self.shards.away_bytes() + self.shards.sending_bytes() > 0;
+        has_images && self.usable().is_some_and(|begun| begun.share.databases > 1)
+    }
+
     /// Bytes of images that the node would take at `now_ns`.
     pub(super) fn free_bytes(&self, now_ns: u64) -> u64 {
         self.free_bytes_with(now_ns, 0)

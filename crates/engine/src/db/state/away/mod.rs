@@ -31,6 +31,7 @@ mod deadline;
 mod remainder;
 mod shard;
 mod stay_figures;
+mod write_pause;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -39,7 +40,7 @@ use std::time::Duration;
 
 use archipelago_base::budget::ByteBudget;
 use archipelago_base::clock::Clock;
-use archipelago_base::{CfId, Result};
+use archipelago_base::{CfId, Result, SeqNo};
 use parking_lot::{Condvar, Mutex};
 
 use crate::executor::OwnerIdentity;
@@ -53,6 +54,7 @@ pub(crate) use remainder::Remainder;
 pub(crate) use shard::AwayShard;
 use shard::ShardNews;
 pub(crate) use stay_figures::{AGES, ReadTotals, StayAverages, StayFigures};
+use write_pause::WritePause;
 
 /// Pause of sends after an image for which no node had room.
 const NO_ROOM_PAUSE: Duration = Duration::from_secs(1);
@@ -117,6 +119,7 @@ struct Registry {
     due_sends: BTreeSet<ShardId>,
     /// Load by the writers of each family, at the last stall decision.
     loads: BTreeMap<CfId, WriteLoad>,
+    write_pause: WritePause,
 }
 
 /// A shard whose tables are installed, so that only old readers may need it.
@@ -255,6 +258,13 @@ impl StoreLink {
     /// Whether a flush waits for a shard that is being sent.
     pub(crate) fn is_send_due(&self, shard: ShardId) -> bool {
         self.registry.lock().due_sends.contains(&shard)
+    }
+
+    /// Notes the newest visible sequence number at a pick of background work. Returns whether no
+    /// write was acknowledged for a while.
+    pub(crate) fn note_newest(&self, newest: SeqNo) -> bool {
+        let now_ns = self.parts.clock.now_ns();
+        self.registry.lock().write_pause.observe(newest, now_ns)
     }
 
     /// Notes the load by the writers of a family.

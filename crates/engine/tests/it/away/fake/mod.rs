@@ -521,6 +521,7 @@ impl ShardStore for FakeStore {
             limit_bytes: mood.limit_bytes,
             image_bytes_max: mood.image_bytes_max,
             link_bytes_per_s: 0,
+            is_shared: mood.is_shared,
         }
     }
 

@@ -24,6 +24,8 @@ pub(crate) struct Mood {
     pub(crate) page_records: usize,
     /// Number of nodes.
     pub(crate) nodes: usize,
+    /// Whether other databases share the nodes.
+    pub(crate) is_shared: bool,
     /// Shards of the previous owner that are not listed, whose head cannot be read, and that are
     /// lost when they are adopted.
     pub(crate) unlisted: u32,
@@ -58,6 +60,7 @@ impl Default for Mood {
             silence: 0,
             page_records: 5,
             nodes: 2,
+            is_shared: false,
             unlisted: 0,
             headless: 0,
             unadopted: 0,

@@ -1,4 +1,5 @@
 mod ahead;
+mod shares;
 
 use archipelago_base::SeqNo;
 use archipelago_engine::stall::away_excess_bytes;

@@ -125,3 +125,19 @@ fn a_guarantee_that_does_not_fit_is_admitted_in_part() {
     assert!(account(&world, BUSY).borrowed_bytes > 0);
     assert_eq!(world.held(), sent.len() as u64);
 }
+
+#[test]
+fn owner_learns_that_another_database_shares_its_node() {
+    let world = World::new(23, 1, NODE);
+    assert!(send(&world.store, 1).is_ok());
+    world.wait(2 * SECOND);
+    assert!(!world.store.room().is_shared);
+    let second = beside(&world, 0);
+    world.wait(2 * SECOND);
+    assert!(world.store.room().is_shared);
+    assert!(!second.room().is_shared, "it has nothing to give back");
+    // A database without shards counts for ten seconds after its owner has closed.
+    second.close();
+    world.wait(15 * SECOND);
+    assert!(!world.store.room().is_shared);
+}

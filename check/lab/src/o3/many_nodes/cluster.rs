@@ -29,6 +29,9 @@ const STEP_NS_MAX: u64 = 20_000_000;
 const STEP_NS_MIN: u64 = 1_000;
 /// Time for which a refusal claims memory.
 const CLAIM_NS: u64 = 5_000_000_000;
+/// Pause of writers after which their database gives shared memory back. It is the time that the
+/// engine has for `RestBounds::gives_back`.
+const PAUSE_NS: u64 = 1_000_000_000;
 /// Time between two samples of the memtables at memory nodes.
 const SAMPLE_NS: u64 = 1_000_000_000;
 
@@ -275,7 +278,9 @@ impl Cluster {
         };
         let ranges: Vec<DueRange> = waiting.iter().map(range).collect();
         let leaving: f64 = owner.buckets.iter().map(|bucket| bucket.flushing_mb).sum();
+        let pauses = owner.paused_ns(self.now_ns) >= PAUSE_NS;
         let bounds = RestBounds {
+            gives_back: pauses && self.owners.len() > 1,
             held_bytes: bytes(room.held_mb),
             leaving_bytes: bytes(leaving),
             limit_bytes: bytes(room.limit_mb),
@@ -424,5 +429,36 @@ impl Cluster {
             self.compacted_mb += job.user_mb;
         }
         self.owners[job.owner].ended(job, parallel, self.now_ns);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::bounds::StorageLink;
+    use super::*;
+
+    /// The bucket of the first database that is due at `now_ns`. The database holds 20 MB of one
+    /// bucket at the memory node and has written nothing since the beginning.
+    fn due_at(now_ns: u64, compute_nodes: usize, is_in_burst: bool) -> Option<usize> {
+        let mut cluster = Cluster::new(Setting::writes(compute_nodes, StorageLink::One, 1));
+        cluster.owners[0].buckets[3].held_mb[0] = 20.0;
+        if is_in_burst {
+            cluster.owners[0].begin_step(0);
+        }
+        cluster.now_ns = now_ns;
+        cluster.rooms = cluster.pool.rooms(&cluster.tenants());
+        cluster.due_bucket(0)
+    }
+
+    #[test]
+    fn pause_makes_images_due_if_other_databases_share_the_nodes() {
+        assert_eq!(due_at(PAUSE_NS - 1, 2, false), None);
+        assert_eq!(due_at(PAUSE_NS, 2, false), Some(3));
+        assert_eq!(due_at(PAUSE_NS, 2, true), None, "writers that wait do not pause");
+    }
+
+    #[test]
+    fn database_alone_keeps_its_images_in_a_pause() {
+        assert_eq!(due_at(100 * PAUSE_NS, 1, false), None);
     }
 }

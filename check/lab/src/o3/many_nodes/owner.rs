@@ -85,6 +85,8 @@ pub(super) struct Owner {
     /// MB that are left of the present burst.
     left_mb: f64,
     resumes_ns: u64,
+    /// Time of the last byte that was written.
+    written_ns: u64,
     rng: Rng,
     pub(super) figures: WriterFigures,
     is_stopped: bool,
@@ -127,6 +129,7 @@ impl Owner {
             load: start.load,
             left_mb: 0.0,
             resumes_ns: start.load.begin_ns,
+            written_ns: 0,
             rng: Rng::with_seed(start.seed),
             figures: WriterFigures::default(),
             is_stopped: false,
@@ -271,6 +274,12 @@ impl Owner {
         (self.left_mb <= 0.0).then(|| self.resumes_ns.saturating_sub(now_ns))
     }
 
+    /// Time for which writers have paused; 0 during a burst, also while they are stopped.
+    pub(super) fn paused_ns(&self, now_ns: u64) -> u64 {
+        let since_ns = if self.left_mb > 0.0 { now_ns } else { self.written_ns };
+        now_ns.saturating_sub(since_ns)
+    }
+
     /// Writers write at `rate` from now on, for `passed_s`, until `now_ns`.
     pub(super) fn write(&mut self, rate: f64, passed_s: f64, now_ns: u64) {
         let wanted = self.wanted_rate();
@@ -287,6 +296,9 @@ impl Owner {
         self.active_mb += written;
         self.figures.written_mb += written;
         self.left_mb -= written;
+        if written > 0.0 {
+            self.written_ns = now_ns;
+        }
         if self.left_mb <= ROUNDING_MB {
             self.left_mb = 0.0;
             let pause_s = -self.load.pause_s * (1.0 - self.rng.f64()).ln();

@@ -58,8 +58,9 @@ const MEMTABLES_QUICK: u64 = 60;
 /// Bytes of records that reads choose from: the paper's 4 GB at a sixteenth.
 const READ_BYTES: u64 = 256 << 20;
 const READ_BYTES_QUICK: u64 = 64 << 20;
-/// Seconds in virtual time of a run of the model of many nodes.
-const MODEL_SECONDS: u64 = 900;
+/// Seconds in virtual time of a run of the model of many nodes. In the first half L0 must reach the
+/// layers at which writers slow down, so that the second half pays no debt of the first one.
+const MODEL_SECONDS: u64 = 3600;
 const MODEL_SECONDS_QUICK: u64 = 300;
 const MODEL_SECONDS_TINY: u64 = 20;
 const SECONDS: u64 = 60;

@@ -153,6 +153,8 @@ tickers! {
     AwayBytesFetched = "away.bytes.fetched",
     /// Flushes that were put off because a memory node did not give a shard.
     AwayFlushesPutOff = "away.flushes.put.off",
+    /// Flushes of shards at memory nodes that other databases share, because the writers paused.
+    AwayFlushesPause = "away.flushes.pause",
     /// Flushes that failed with an executor and ran in this process.
     AwayFlushesRunHere = "away.flushes.run.here",
     /// Flushes that were planned for an executor, ran here instead, and were too large to be

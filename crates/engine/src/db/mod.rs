@@ -59,6 +59,7 @@ pub use read::options::ReadOptions;
 pub use read::scan::Iter;
 pub(crate) use read::scan::{bounds_of, check_bounds, scan};
 pub use read::snapshot::Snapshot;
+pub use state::away::WRITE_PAUSE;
 pub use state::background_mode::BackgroundMode;
 pub use state::balance::BucketChange;
 pub use state::context::FaultPoint;

@@ -331,7 +331,8 @@ pub struct StoreRoom {
     /// sent more slowly while writers do not need it ([`StoreWatcher::write_load`]).
     pub link_bytes_per_s: u64,
     /// Whether other databases can use memory that this one gives back at a node: a node that has
-    /// images of this database, or gets one, has other databases. Default: no.
+    /// images of this database, or gets one, has other databases. It is false while a node with
+    /// images of this database does not answer. Default: no.
     pub is_shared: bool,
 }
 

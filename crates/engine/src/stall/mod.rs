@@ -211,6 +211,14 @@ impl StallInput {
             ..Self::default()
         }
     }
+
+    /// Whether compactions are behind: writers are slowed or stopped for L0 files or compaction
+    /// debt.
+    pub(crate) fn is_compaction_behind(&self) -> bool {
+        let is_of_compactions =
+            |cause| matches!(cause, StallCause::L0Files | StallCause::PendingBytes);
+        debts(self).into_iter().any(|(cause, debt)| is_of_compactions(cause) && debt.is_some())
+    }
 }
 
 /// Limit for the writers of a database.

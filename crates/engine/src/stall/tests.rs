@@ -365,3 +365,20 @@ fn nodes_that_are_nearly_full_are_emptied_to_three_quarters() {
         }
     }
 }
+
+#[test]
+fn compactions_are_behind_from_their_slowdown_thresholds_on() {
+    let is_behind = |l0_files, pending_bytes| {
+        StallInput { l0_files, pending_bytes, ..input() }.is_compaction_behind()
+    };
+    assert!(!is_behind(0, 0) && !is_behind(19, (1 << 30) - 1));
+    assert!(is_behind(20, 0) && is_behind(36, 0));
+    assert!(is_behind(0, 1 << 30) && is_behind(0, 4 << 30));
+    let no_slowdown = |pending_bytes| StallInput { pending_bytes, pending_slowdown: 0, ..input() };
+    assert!(!no_slowdown(2 << 30).is_compaction_behind());
+    assert!(no_slowdown(4 << 30).is_compaction_behind(), "writers are stopped");
+    let no_thresholds = StallInput { pending_stop: 0, ..no_slowdown(u64::MAX) };
+    assert!(!no_thresholds.is_compaction_behind());
+    let no_memory = StallInput { budget_used: 2, budget_limit: 1, ..input() };
+    assert!(!no_memory.is_compaction_behind(), "compactions free no memory");
+}

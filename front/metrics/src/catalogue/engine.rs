@@ -58,6 +58,9 @@ metrics! {
     AWAY_BYTES: Counter "archipelago_engine_away_moved_bytes" ["direction"];
     /// Number of flushes that were put off because a memory node did not give a shard.
     AWAY_FLUSHES_PUT_OFF: Counter "archipelago_engine_away_flushes_put_off" [];
+    /// Number of flushes of memtable shards at memory nodes that other databases share, because the
+    /// writers paused.
+    AWAY_FLUSHES_PAUSE: Counter "archipelago_engine_away_flushes_pause" [];
     /// Number of flushes by `cause` that an executor should have run and that ran in this process:
     /// failed (with the executor) or too_large (planned again in smaller parts).
     AWAY_FLUSHES_HERE: Counter "archipelago_engine_away_flushes_here" ["cause"];

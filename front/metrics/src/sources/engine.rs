@@ -121,6 +121,7 @@ static TICKERS: [(Ticker, &Metric, Option<&str>); Ticker::ALL.len()] = [
     (Ticker::AwayBytesSent, &metric::AWAY_BYTES, Some("sent")),
     (Ticker::AwayBytesFetched, &metric::AWAY_BYTES, Some("fetched")),
     (Ticker::AwayFlushesPutOff, &metric::AWAY_FLUSHES_PUT_OFF, None),
+    (Ticker::AwayFlushesPause, &metric::AWAY_FLUSHES_PAUSE, None),
     (Ticker::AwayFlushesRunHere, &metric::AWAY_FLUSHES_HERE, Some("failed")),
     (Ticker::AwayFlushesTooLarge, &metric::AWAY_FLUSHES_HERE, Some("too_large")),
     (Ticker::AwayShardsHeld, &metric::AWAY_SHARDS, Some("held")),

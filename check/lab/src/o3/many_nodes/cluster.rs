@@ -14,7 +14,7 @@ use std::time::Duration;
 use archipelago_base::clock::ManualClock;
 use archipelago_base::random::Rng;
 use archipelago_engine::db::flush_plan::needs::RangeFigures;
-use archipelago_engine::db::{DueRange, RestBounds, flush_due};
+use archipelago_engine::db::{DueRange, RestBounds, WRITE_PAUSE, flush_due};
 
 use super::fair::{Flow, Use, rates};
 use super::jobs::{Executors, Job, JobWork, Links, Node, may_run};
@@ -29,9 +29,6 @@ const STEP_NS_MAX: u64 = 20_000_000;
 const STEP_NS_MIN: u64 = 1_000;
 /// Time for which a refusal claims memory.
 const CLAIM_NS: u64 = 5_000_000_000;
-/// Pause of writers after which their database gives shared memory back. It is the time that the
-/// engine has for `RestBounds::gives_back`.
-const PAUSE_NS: u64 = 1_000_000_000;
 /// Time between two samples of the memtables at memory nodes.
 const SAMPLE_NS: u64 = 1_000_000_000;
 
@@ -278,7 +275,7 @@ impl Cluster {
         };
         let ranges: Vec<DueRange> = waiting.iter().map(range).collect();
         let leaving: f64 = owner.buckets.iter().map(|bucket| bucket.flushing_mb).sum();
-        let pauses = owner.paused_ns(self.now_ns) >= PAUSE_NS;
+        let pauses = Duration::from_nanos(owner.paused_ns(self.now_ns)) >= WRITE_PAUSE;
         let bounds = RestBounds {
             gives_back: pauses && self.owners.len() > 1,
             held_bytes: bytes(room.held_mb),
@@ -436,6 +433,8 @@ impl Cluster {
 mod tests {
     use super::super::super::bounds::StorageLink;
     use super::*;
+
+    const PAUSE_NS: u64 = WRITE_PAUSE.as_nanos() as u64;
 
     /// The bucket of the first database that is due at `now_ns`. The database holds 20 MB of one
     /// bucket at the memory node and has written nothing since the beginning.

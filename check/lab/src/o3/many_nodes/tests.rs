@@ -105,7 +105,7 @@ fn bursts_have_their_excess_and_their_duty() {
 fn shared_memory_stops_writers_a_tenth_as_often_as_fixed_parts() {
     let [shared, fixed] =
         [Memory::Shared, Memory::Fixed].map(|memory| run(bursts(1.6, memory, 900)));
-    assert!(fixed.stops > 0, "bursts exceed a fixed part");
+    assert!(fixed.stops >= 20, "bursts exceed a fixed part: {}", fixed.stops);
     // Databases that pause give the shared memory back. Only bursts that come together exceed it.
     assert!(shared.stops * 10 <= fixed.stops, "{} and {}", shared.stops, fixed.stops);
 }

@@ -25,7 +25,12 @@
 //!    with most of that memory are due.
 //! 6. The disk is nearly full. Then the tables are written while there is room for them.
 //! 7. The writers pause, other databases share the nodes, and it has images there. All images are
-//!    given back, so that a burst of another database finds the memory free (decision 0105).
+//!    given back, so that a burst of another database finds the memory free (decision 0105). Two
+//!    conditions put this off:
+//!    - Compactions are behind, so that writers of a family are slowed or stopped. Stopped writers
+//!      look like a pause, and only compactions release them. Flushes would go before these.
+//!    - Shards are being sent, or could be sent now. Each of them would else be flushed alone when
+//!      it arrives, as a small table. A shard that waits for room at the nodes puts nothing off.
 //!
 //! At nodes that no other database shares, a pause of the writers is no reason for a flush. Shards
 //! that rest are readable and logged. A flush of few records makes a small table, and later writes
@@ -55,7 +60,7 @@ use crate::db::write::log_segments;
 use crate::disk_space::SpaceState;
 use crate::memtable::Shard;
 use crate::remote::StoreRoom;
-use crate::stall::away_excess_bytes;
+use crate::stall::{StallInput, away_excess_bytes};
 
 /// Bytes of an image in addition to its records and its index.
 const IMAGE_FIXED_BYTES: u64 = 4 << 10;
@@ -288,7 +293,7 @@ impl DueInput {
             excess_log: log_segments::excess_segment(&db.context, &db.logs, &db.view),
             used_bytes: budget.total_bytes(),
             budget_bytes: budget.limit_bytes(),
-            gives_back: is_pause && room.is_shared,
+            gives_back: is_pause && room.is_shared && !is_compaction_behind(&db.view),
             ..RestBounds::default()
         };
         for sealed in state.flushes().values().flat_map(FlushTracker::queue) {
@@ -330,13 +335,19 @@ impl DueInput {
     }
 
     /// Number of the newest memtables of a queue that flushes leave out, because they stay here by
-    /// choice. `is_wanted` says whether the memtable at a position must be flushed.
+    /// choice. `is_wanted` says whether the memtable at a position must be flushed. If images are
+    /// given back, a memtable with shards at nodes must be flushed as well.
     pub(crate) fn left_out(
         &self,
         tracker: &FlushTracker,
         is_wanted: impl Fn(usize) -> bool,
     ) -> usize {
-        staying::left_out(tracker, self.staying, self.bounds.excess_log, is_wanted)
+        let is_given_back = |position: usize| {
+            self.bounds.gives_back
+                && tracker.queue()[position].view().homes().any(ShardHome::is_apart)
+        };
+        let must_flush = |position: usize| is_wanted(position) || is_given_back(position);
+        staying::left_out(tracker, self.staying, self.bounds.excess_log, must_flush)
     }
 
     /// Whether the memtable at `position` of the queue stays here by choice.
@@ -374,6 +385,14 @@ impl DueInput {
         let by_unlogged = unlogged.map_or(0, |sealed| sealed.info().id + 1);
         by_written.max(by_unlogged).max(tracker.due_below())
     }
+}
+
+/// Whether the writers of a family are slowed or stopped because compactions are behind.
+fn is_compaction_behind(view: &ReadView) -> bool {
+    let is_behind = |family: &Arc<Family>| {
+        StallInput::of(&family.current.load().version).is_compaction_behind()
+    };
+    view.live_families().iter().any(is_behind)
 }
 
 /// The families with a sealed memtable whose keys are to cut the first bucket map. A family with

@@ -28,6 +28,7 @@ use crate::db::background::flush_plan::ranges::{
     HomeRule, JoinBounds, RangePlan, RestingView, ShardFigures, range_plans,
 };
 use crate::db::background::flush_task::{FlushCut, FlushTask, TakenMemtable};
+use crate::db::background::send;
 use crate::db::inner::DbInner;
 use crate::db::state::context::Context;
 use crate::db::state::family::Family;
@@ -38,6 +39,7 @@ use crate::db::state::sealed::{FlushTracker, Sealed, ShardState};
 use crate::db::write::seal;
 use crate::executor::JobKind;
 use crate::remote::ShardId;
+use crate::stats::Ticker;
 use crate::version::rebalance::RunningFlush;
 
 /// Bound on the images that a flush in this process fetches, as a number of full memtables. A flush
@@ -62,7 +64,14 @@ pub(crate) fn next_range_flush(
     state: &mut JobState,
     slot: JobSlot,
 ) -> Option<FlushTask> {
-    let input = DueInput::now(db, state);
+    let mut input = DueInput::now(db, state);
+    if let Some(input) = &mut input
+        && input.bounds.gives_back
+    {
+        // Shards that are still to arrive at nodes are flushed together with the others there.
+        let is_sending = state.running().has(RunningKind::is_send);
+        input.bounds.gives_back = !is_sending && !send::may_send(&db.view, state, input);
+    }
     note_due_sends(&db.context, state, input.as_ref());
     let families: Vec<CfId> = state.flushes().keys().copied().collect();
     let families = families.into_iter().filter_map(|cf| db.view.family(cf));
@@ -94,7 +103,11 @@ pub(crate) fn next_range_flush(
         is_apart = plan.is_apart,
         "a range of memtables is flushed"
     );
-    take(state, family, plan)
+    let task = take(state, family, plan)?;
+    if reason == Some(DueReason::Pause) {
+        db.observers.stats().add(Ticker::AwayFlushesPause, 1);
+    }
+    Some(task)
 }
 
 /// Notes the shards of running sends for which flushes wait, so that a store may give up transfers

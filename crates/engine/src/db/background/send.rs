@@ -103,6 +103,18 @@ fn candidate_of(state: &JobState, input: &DueInput, cf: CfId) -> Option<Candidat
     })
 }
 
+/// The shard that is sent next. `None` if none may be sent, or the next one waits for room.
+fn next_candidate(view: &ReadView, state: &JobState, input: &DueInput) -> Option<Candidate> {
+    let families = state.flushes().keys().filter(|cf| view.family(**cf).is_some());
+    let candidates: Vec<_> = families.filter_map(|cf| candidate_of(state, input, *cf)).collect();
+    next_in_turn(&candidates)
+}
+
+/// Whether a shard could be sent now.
+pub(crate) fn may_send(view: &ReadView, state: &JobState, input: &DueInput) -> bool {
+    next_candidate(view, state, input).is_some()
+}
+
 /// The next shard that may leave, marked as running.
 pub(crate) fn next_send(db: &DbInner, state: &mut JobState) -> Option<SendTask> {
     let link = Arc::clone(db.context.away()?);
@@ -111,9 +123,7 @@ pub(crate) fn next_send(db: &DbInner, state: &mut JobState) -> Option<SendTask> 
     }
     let input = DueInput::now(db, state)?;
     note_oldest(&db.view, state, &link);
-    let families = state.flushes().keys().filter(|cf| db.view.family(**cf).is_some());
-    let candidates: Vec<_> = families.filter_map(|cf| candidate_of(state, &input, *cf)).collect();
-    let Candidate { cf, position, shard, .. } = next_in_turn(&candidates)?;
+    let Candidate { cf, position, shard, .. } = next_candidate(&db.view, state, &input)?;
     let family = db.view.family(cf)?;
     let tracker = state.flushes_mut().get_mut(&cf)?;
     let keys = tracker.queue()[position].info().map.range(shard);

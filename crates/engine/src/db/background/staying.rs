@@ -32,7 +32,9 @@
 //!    and the budget is spent to nine tenths at most.
 //! 4. A flush of a full key range leaves staying memtables out, as if they were active, and does
 //!    not count their bytes ([`left_out`]). They take part in flushes that a caller waits for. They
-//!    also do if one of them cannot rest, or pins a log segment that must be removed.
+//!    also do if one of them cannot rest, or pins a log segment that must be removed. While images
+//!    are given back to nodes that other databases share, they do if one of them has shards at a
+//!    node. Such shards left before the number of staying memtables rose.
 //!
 //! Thread-safety: [`staying_now`] runs under the jobs lock. The rest is pure.
 //! Failure: none.

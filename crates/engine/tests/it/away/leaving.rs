@@ -11,7 +11,7 @@ use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::stats::Ticker;
 
 use super::world::{Change, KEYS, World, key};
-use super::{Mood, SendHold};
+use super::{Mood, SendHold, Stays};
 use crate::support::small_db;
 
 #[test]
@@ -276,9 +276,12 @@ fn writers_that_pause_give_the_memory_of_shared_nodes_back() {
     clock.advance(Duration::from_millis(999));
     world.settle();
     assert_eq!(world.store.held(), held, "a pause lasts a second");
+    assert_eq!(world.ticker(Ticker::AwayFlushesPause), 0);
     clock.advance(Duration::from_millis(1));
     world.settle();
     assert!(world.store.held().is_empty(), "{:?}", world.store.held());
+    let flushes = world.ticker(Ticker::AwayFlushesPause);
+    assert!(flushes > 0);
     let (lookups, pages) = (world.store.did().lookups, world.store.did().pages);
     world.check();
     assert_eq!((world.store.did().lookups, world.store.did().pages), (lookups, pages));
@@ -290,6 +293,57 @@ fn writers_that_pause_give_the_memory_of_shared_nodes_back() {
         world.settle();
     }
     assert!(!world.store.held().is_empty(), "the writers do not pause");
+    assert_eq!(world.ticker(Ticker::AwayFlushesPause), flushes);
+    world.check();
+}
+
+#[test]
+fn images_of_memtables_that_now_stay_are_given_back() {
+    let (world, clock) = resting(false);
+    let held = world.store.held();
+    // The newest memtables are at nodes when the number of staying ones rises.
+    world.store.set_mood(|mood| mood.stays = Stays::Count(2));
+    for _ in 0..4 {
+        clock.advance(Duration::from_secs(9));
+        world.settle();
+    }
+    assert_eq!((world.store.did().staying, world.store.held()), (2, held));
+    world.store.set_mood(|mood| mood.is_shared = true);
+    world.settle();
+    assert!(world.store.held().is_empty(), "{:?}", world.store.held());
+    assert!(world.ticker(Ticker::AwayFlushesPause) > 0);
+    world.check();
+}
+
+#[test]
+fn shards_arrive_before_images_are_given_back() {
+    let (mut world, clock) = resting(true);
+    let immutable = |world: &World| {
+        let cf = world.db.default_family();
+        world.db.property(cf, "archipelago.num-immutable-mem-table").unwrap()
+    };
+    let before = immutable(&world);
+    for number in 0..KEYS {
+        if immutable(&world) != before {
+            break;
+        }
+        world.put(number * 7 % KEYS, "sealed");
+    }
+    let first = world.store.did().sent;
+    while world.store.did().sent == first {
+        assert!(world.db.step_background().unwrap(), "the sealed memtable leaves");
+    }
+    clock.advance(Duration::from_secs(1));
+    let mut sent = world.store.did().sent;
+    while world.db.step_background().unwrap() {
+        if world.ticker(Ticker::AwayFlushesPause) == 0 {
+            sent = world.store.did().sent;
+        }
+    }
+    assert!(sent > first + 1, "several shards leave");
+    assert_eq!(world.store.did().sent, sent, "a shard is sent after the first flush");
+    assert!(world.ticker(Ticker::AwayFlushesPause) > 0);
+    assert!(world.store.held().is_empty(), "{:?}", world.store.held());
     world.check();
 }
 
@@ -302,6 +356,7 @@ fn idle_database_flushes_nothing_at_nodes_of_its_own() {
         world.settle();
         assert_eq!(world.store.held(), held);
     }
+    assert_eq!(world.ticker(Ticker::AwayFlushesPause), 0);
     // Another database begins at one of the nodes.
     world.store.set_mood(|mood| mood.is_shared = true);
     world.settle();

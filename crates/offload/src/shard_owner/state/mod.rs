@@ -711,8 +711,15 @@ impl OwnerState {
             limit_bytes: limit.min(self.terms.bytes_max).min(UNLIMITED_BYTES),
             image_bytes_max: largest.max().unwrap_or(0),
             link_bytes_per_s: 0,
-            is_shared: nodes().any(NodeState::is_shared),
+            is_shared: self.is_shared(),
         }
+    }
+
+    /// Whether other databases can use memory that this one gives back. While a node withholds
+    /// images, it is false: all ranges would be due, and flushes of those images would fail.
+    fn is_shared(&self) -> bool {
+        let withholds = self.nodes.values().any(NodeState::withholds_images);
+        !withholds && self.obeying().any(NodeState::is_shared)
     }
 
     /// Sum of a figure over the nodes that execute requests of this owner. `figure` gets a node,

@@ -174,8 +174,18 @@ impl NodeState {
 
     /// Whether the node has images of this database, or gets one, and has other databases as well.
     pub(super) fn is_shared(&self) -> bool {
-        let has_images = self.shards.away_bytes() + self.shards.sending_bytes() > 0;
-        has_images && self.usable().is_some_and(|begun| begun.share.databases > 1)
+        self.has_images() && self.usable().is_some_and(|begun| begun.share.databases > 1)
+    }
+
+    /// Whether the node has images of this database that cannot be flushed now: it does not answer,
+    /// and its shards are not lost yet.
+    pub(super) fn withholds_images(&self) -> bool {
+        self.has_images() && !self.is_lost && !self.answers()
+    }
+
+    /// Whether the node has images of this database, or gets one.
+    fn has_images(&self) -> bool {
+        self.shards.away_bytes() + self.shards.sending_bytes() > 0
     }
 
     /// Bytes of images that the node would take at `now_ns`.

@@ -54,6 +54,7 @@ pub(crate) use remainder::Remainder;
 pub(crate) use shard::AwayShard;
 use shard::ShardNews;
 pub(crate) use stay_figures::{AGES, ReadTotals, StayAverages, StayFigures};
+pub use write_pause::WRITE_PAUSE;
 use write_pause::WritePause;
 
 /// Pause of sends after an image for which no node had room.

@@ -5,14 +5,19 @@
 //! times a second, so no timer is necessary. A pause is noticed late by the time between two picks,
 //! and never too early: it is counted from the pick that saw the number first.
 //!
+//! Writers that are stopped look like a pause. The rule that uses this notice therefore also asks
+//! whether compactions are behind.
+//!
 //! Thread-safety: the caller holds a lock. Failure: none. Cost: a comparison for each pick.
 
 use std::time::Duration;
 
 use archipelago_base::SeqNo;
 
-/// Time without an acknowledged write after which the writers pause.
-const PAUSE: Duration = Duration::from_secs(1);
+/// Time without an acknowledged write after which the writers of a database pause. Then the
+/// database gives memory back at nodes that other databases share
+/// ([`RestBounds::gives_back`](crate::db::RestBounds::gives_back)).
+pub const WRITE_PAUSE: Duration = Duration::from_secs(1);
 
 /// The newest write, and the time since which no other one was observed.
 #[derive(Debug, Default)]
@@ -28,7 +33,7 @@ impl WritePause {
         if self.newest != Some(newest) {
             *self = Self { newest: Some(newest), since_ns: now_ns };
         }
-        now_ns.saturating_sub(self.since_ns) >= PAUSE.as_nanos() as u64
+        now_ns.saturating_sub(self.since_ns) >= WRITE_PAUSE.as_nanos() as u64
     }
 }
 
@@ -36,7 +41,7 @@ impl WritePause {
 mod tests {
     use super::*;
 
-    const PAUSE_NS: u64 = PAUSE.as_nanos() as u64;
+    const PAUSE_NS: u64 = WRITE_PAUSE.as_nanos() as u64;
 
     #[test]
     fn first_observation_is_no_pause() {

@@ -44,3 +44,32 @@ fn sharing_follows_the_answers_of_a_node() {
     world.state.on_members(world.now_ns, &[silent]);
     assert!(!is_shared(&world), "the pool gets no beats of the node");
 }
+
+#[test]
+fn silent_node_with_images_ends_sharing_until_it_is_lost() {
+    let mut world = World::new(2);
+    let first = world.send(1);
+    let mut boundaries = 2..40u8;
+    let second = boundaries
+        .find_map(|at| Some(world.send_from(at.into(), &[at])).filter(|node| *node != first));
+    let second = second.expect("some key range belongs to the other node");
+    count(&mut world, first, 2);
+    count(&mut world, second, 2);
+    assert!(is_shared(&world));
+    let numbers = if second == StoreNode(1) { [2, 1] } else { [1, 2] };
+    let up = numbers.map(|number| member(number, LIFE));
+    let silent = MemoryNode { is_up: false, ..up[1].clone() };
+    world.state.on_members(world.now_ns, &[up[0].clone(), silent.clone()]);
+    assert!(!is_shared(&world), "flushes of the images at the silent node would fail");
+    world.state.on_members(world.now_ns, &up);
+    assert!(is_shared(&world));
+    world.miss(second, 1);
+    assert!(!is_shared(&world), "the pool has not noticed the silence yet");
+    world.now_ns += SECOND;
+    world.answer(second, &begun(1));
+    assert!(is_shared(&world));
+    world.state.on_members(world.now_ns, &[up[0].clone(), silent]);
+    world.miss(second, 1);
+    assert!(!world.state.take_news().lost.is_empty());
+    assert!(is_shared(&world), "nothing is left at the lost node");
+}

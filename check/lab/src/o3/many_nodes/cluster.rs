@@ -276,8 +276,11 @@ impl Cluster {
         let ranges: Vec<DueRange> = waiting.iter().map(range).collect();
         let leaving: f64 = owner.buckets.iter().map(|bucket| bucket.flushing_mb).sum();
         let pauses = Duration::from_nanos(owner.paused_ns(self.now_ns)) >= WRITE_PAUSE;
+        let sends = owner.unsent_mb.iter().sum::<f64>() > ROUNDING_MB;
+        let can_send = sends && room.largest_mb() > ROUNDING_MB;
+        let is_behind = owner.layers_max() >= L0_TRIGGERS[1];
         let bounds = RestBounds {
-            gives_back: pauses && self.owners.len() > 1,
+            gives_back: pauses && self.owners.len() > 1 && !can_send && !is_behind,
             held_bytes: bytes(room.held_mb),
             leaving_bytes: bytes(leaving),
             limit_bytes: bytes(room.limit_mb),

@@ -31,7 +31,10 @@ fn every_written_part_names_its_commit_and_command() {
     let mut pages: Vec<&str> = parts.iter().map(|(page, _)| page.as_str()).collect();
     pages.sort_unstable();
     pages.dedup();
-    assert_eq!(pages, ["bucketlsm", "flexkv", "keigo", "model", "o3", "rocksdb", "terark-engine"]);
+    assert_eq!(
+        pages,
+        ["bucketlsm", "flexkv", "keigo", "model", "o3", "rocksdb", "terark-engine", "terark-nodes"]
+    );
     for (page, part) in &parts {
         for fact in ["\n| commit", "\n| command | "] {
             assert!(part.contains(fact), "{page} does not state {fact:?}");

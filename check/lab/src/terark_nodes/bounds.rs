@@ -49,6 +49,13 @@ pub(super) fn sent_separated(
         + redundancy.values * values * (1.0 + collected)
 }
 
+/// Bytes that the connection to a node of a serial log carries, of `log` bytes of all copies of the
+/// log and `rest` bytes of everything else. Each copy of the log has a connection of its own, and
+/// the rest is even over the `nodes`.
+pub(super) fn log_connection_bytes(log: f64, rest: f64, nodes: f64) -> f64 {
+    log / LOG_COPIES + rest / nodes
+}
+
 /// Prices of the paper's Table 4 for RocksDB with three replicas, in dollars.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Prices {
@@ -170,6 +177,12 @@ mod tests {
                 is_near(sent, wanted, 0.06);
             }
         }
+    }
+
+    #[test]
+    fn connection_of_the_log_carries_one_copy_and_its_part_of_the_rest() {
+        is_near(log_connection_bytes(3.0, 1.5, 6.0), 1.25, 1e-12);
+        is_near(log_connection_bytes(3.0, 0.0, 6.0), 1.0, 1e-12);
     }
 
     #[test]

@@ -187,6 +187,12 @@ impl Mode {
         }
     }
 
+    /// Whether each copy of a log lies on one node.
+    pub(super) fn has_serial_log(self) -> bool {
+        use Mode::{AllOn, AllOnBuffered, AllOnByKey, AllOnNoPrefetch};
+        !matches!(self, AllOn | AllOnByKey | AllOnNoPrefetch | AllOnBuffered)
+    }
+
     /// Words of a mode on storage nodes.
     pub(super) fn store_words(self) -> Vec<String> {
         let redundancy = match self.redundancy() {
@@ -194,12 +200,7 @@ impl Mode {
             redundancy if redundancy == Redundancy::BY_CLASS => "by_class",
             _ => "replicated",
         };
-        let log = match self {
-            Self::AllOn | Self::AllOnByKey | Self::AllOnNoPrefetch | Self::AllOnBuffered => {
-                "striped"
-            }
-            _ => "serial",
-        };
+        let log = if self.has_serial_log() { "serial" } else { "striped" };
         vec![format!("--redundancy={redundancy}"), format!("--log_writing={log}")]
     }
 }

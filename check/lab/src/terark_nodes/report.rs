@@ -125,6 +125,7 @@ fn validity(facts: &Facts<'_>) -> Option<Section> {
         "card",
         "step",
         "share of the card's rate",
+        "share of a log connection",
         "share of the processors",
         "round",
         "limit",
@@ -136,22 +137,27 @@ fn validity(facts: &Facts<'_>) -> Option<Section> {
                 continue;
             }
             let card = run.card_share(step.step, facts.flags.scale);
+            let connection = run.log_connection_share(step.step, facts.flags.scale);
+            let used = UsedShares { card, connection, busy: step.busy_share };
             grid.push([
                 run.cell.workload.name().to_owned(),
                 run.cell.mode.name().to_owned(),
                 run.cell.card.name().to_owned(),
                 step_name(step.step),
                 number(card, 2),
+                number(connection, 2),
                 number(step.busy_share, 2),
                 (run.round + 1).to_string(),
-                limit(card, step.busy_share).to_owned(),
+                limit(used).to_owned(),
             ]);
         }
     }
     let note = format!(
         "A run measures the card if the card is at least {FULL_MIN:.1} full and the processors are \
          less than {BUSY_MAX:.2} busy. A run that is limited by processors says nothing about the \
-         card; repeat it with a larger --scale. A run that neither limits waits for round trips."
+         card; repeat it with a larger --scale. The connection to each node of a serial log carries \
+         a copy of the log and a part of the rest, and is full at {FULL_MIN:.1}. A run without a full \
+         resource waits for round trips."
     );
     let title = "The limit of each run".to_owned();
     let is_empty = grid.rows.is_empty();
@@ -159,11 +165,22 @@ fn validity(facts: &Facts<'_>) -> Option<Section> {
     (!is_empty).then_some(section)
 }
 
+/// Shares of resources that a step of a run used.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct UsedShares {
+    pub(super) card: Option<f64>,
+    /// Share of the connection to a node of a serial log.
+    pub(super) connection: Option<f64>,
+    pub(super) busy: Option<f64>,
+}
+
 /// The limit of a run, as text.
-pub(super) fn limit(card: Option<f64>, busy: Option<f64>) -> &'static str {
-    match (card, busy) {
+pub(super) fn limit(used: UsedShares) -> &'static str {
+    let is_full = |share: Option<f64>| share.is_some_and(|share| share >= FULL_MIN);
+    match (used.card, used.busy) {
         (_, Some(busy)) if busy >= BUSY_MAX => "processors",
-        (Some(card), Some(_)) if card >= FULL_MIN => "card",
+        (Some(_), Some(_)) if is_full(used.card) => "card",
+        (Some(_), Some(_)) if is_full(used.connection) => "connections of the log",
         (Some(_), Some(_)) => "round trips",
         _ => "unknown",
     }

@@ -12,7 +12,7 @@ use archipelago_store::VolumeOptions;
 use archipelago_store::nodes::repairs::RepairTerms;
 use serde::Serialize;
 
-use super::bounds::RepairRate;
+use super::bounds::{RepairRate, log_connection_bytes};
 use super::cluster::{Cluster, ClusterSpec};
 use super::embedded::{Embedded, EmbeddedFigures};
 use super::events::{self, RepairFigures, TakeOverFigures};
@@ -206,6 +206,20 @@ impl Run {
         };
         let bytes: u64 = entries.iter().map(|entry| entry.sent_bytes).sum();
         Some(bytes as f64 / (seconds.max(1e-9) * link.card_bytes_per_s))
+    }
+
+    /// Share of the rate of a connection that those to the nodes of the log used during a step, by
+    /// arithmetic. `None` with adaptive log writing, which spreads the log over more nodes.
+    pub(super) fn log_connection_share(&self, step: Step, scale: f64) -> Option<f64> {
+        let link = Link::new(self.cell.card, scale)?;
+        let result = self.main(step).filter(|_| self.cell.mode.has_serial_log())?;
+        let sum = |wants: fn(&str) -> bool| -> f64 {
+            let wanted = result.network.iter().filter(|entry| wants(&entry.class));
+            wanted.map(|entry| entry.sent_bytes as f64).sum()
+        };
+        let (log, rest) = (sum(|class| class == "log"), sum(|class| class != "log"));
+        let bytes = log_connection_bytes(log, rest, self.cell.course.nodes() as f64);
+        Some(bytes / (result.seconds.max(1e-9) * link.stream_bytes_per_s))
     }
 
     /// Bytes per second that arrived at the card during a step.

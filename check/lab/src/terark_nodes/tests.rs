@@ -9,6 +9,7 @@ use super::events::{RepairFigures, TakeOverFigures};
 use super::growth::GrowthFigures;
 use super::modes::{Mode, Workload};
 use super::plan::{Course, Step};
+use super::report::UsedShares;
 use super::run::{EventFigures, SpaceSample, StepRun};
 use super::words::DatabasePlace;
 use super::*;
@@ -487,10 +488,13 @@ fn part_of_one_group_says_what_its_rows_need() {
 
 #[test]
 fn limit_of_a_run_is_its_fullest_resource() {
-    assert_eq!(report::limit(Some(0.95), Some(0.5)), "card");
-    assert_eq!(report::limit(Some(0.95), Some(0.9)), "processors");
-    assert_eq!(report::limit(Some(0.5), Some(0.5)), "round trips");
-    assert_eq!(report::limit(None, None), "unknown");
+    let of = |card, connection, busy| report::limit(UsedShares { card, connection, busy });
+    assert_eq!(of(Some(0.95), Some(0.95), Some(0.5)), "card");
+    assert_eq!(of(Some(0.95), Some(0.95), Some(0.9)), "processors");
+    assert_eq!(of(Some(0.5), Some(0.95), Some(0.5)), "connections of the log");
+    assert_eq!(of(Some(0.5), Some(0.5), Some(0.5)), "round trips");
+    assert_eq!(of(Some(0.5), None, Some(0.5)), "round trips");
+    assert_eq!(of(None, None, None), "unknown");
 }
 
 #[test]

@@ -11,6 +11,9 @@ use super::{rates, settled};
 use crate::claim::median;
 use crate::terark_engine::run::Collection;
 
+/// Cause of rows of the log buffer with large values.
+const CONNECTIONS_FULL: &str =
+    "The connections to the three nodes of the log are full, with the buffer and without it.";
 /// Share of the gain of the model that adaptive writing must reach.
 const GAIN_SHARE_MIN: f64 = 0.7;
 /// Share of the space that collection in batches must save over collection key by key.
@@ -101,6 +104,16 @@ pub(super) fn log() -> Vec<Claim> {
     all.flat_map(of).collect()
 }
 
+/// Highest speed-up of inserts that the connections to the nodes of the log allow, if the bytes
+/// stay the same.
+fn connections_allow(facts: &Facts<'_>, workload: Workload) -> Option<f64> {
+    let shares: Vec<f64> = facts
+        .of(workload, Mode::Dr, Card::Full)
+        .filter_map(|run| run.log_connection_share(Step::Load, facts.flags.scale))
+        .collect();
+    Some(1.0 / median(&shares).filter(|share| *share > 0.0)?)
+}
+
 pub(super) fn buffer() -> Vec<Claim> {
     let of = |workload: Workload| {
         let buffered = Subject { group: Group::Buffer, workload, mode: Mode::DrBuffered };
@@ -108,7 +121,12 @@ pub(super) fn buffer() -> Vec<Claim> {
         vec![
             rates(buffered, Mode::Dr, "insert", Step::Load)
                 .at_least(workload.pick([1.15, 1.15, 1.7]))
-                .bound(move |_| Some(workload.pick(["1.30×", "1.30×", "2.00×"]).to_owned()))
+                .bound(move |facts| {
+                    let card = workload.pick(["1.30×", "1.30×", "2.00×"]);
+                    let allowed = times(connections_allow(facts, workload)?);
+                    Some(format!("{allowed} by connections of the log; {card} in the design"))
+                })
+                .cause(workload.pick([CONNECTIONS_FULL, CONNECTIONS_FULL, ""]))
                 .paper(workload.pick(["+29.8 %", "+29.8 %", "+134 %"])),
             rates(adaptive, Mode::DrBuffered, "insert", Step::Load).paper("+9.5 %"),
         ]

@@ -334,11 +334,13 @@ pub(crate) fn keep_figures(
     share: Option<&ShadowShare>,
 ) {
     let space = state.space(cf);
-    let figures = space
-        .and_then(|space| space.figures(share.unwrap_or_else(|| space.shadow_share())))
-        .or_else(|| {
-            kept.filter(|_| !space.is_some_and(FamilySpace::has_kept_margin)).and_then(ended)
-        });
+    let figures =
+        space.and_then(|space| space.figures(share.unwrap_or_else(|| space.shadow_share())));
+    let waits_for_examination = space.is_some_and(FamilySpace::has_kept_margin);
+    let figures = match (figures, kept) {
+        (None, Some(kept)) if !waits_for_examination => ended(kept),
+        (figures, _) => figures,
+    };
     if let Some(figures) = figures {
         edit.push(Change::SetSpaceFigures { cf, figures });
     }

@@ -53,7 +53,6 @@ mod space;
 mod status;
 mod tombstones;
 
-pub use chunks::UnservedBytes;
 pub use meta::MetaThreads;
 pub use node::StorageNode;
 pub use parts::{NodeOptions, ScrubOptions};

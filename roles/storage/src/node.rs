@@ -29,7 +29,7 @@ use archipelago_store::nodes::StorageId;
 use archipelago_store::nodes::wire::{RefusalWhy, StorageReport, StoreMessage};
 
 use crate::answer::{Answer, Outcome, Refusal};
-use crate::chunks::{Chunks, UnservedBytes};
+use crate::chunks::Chunks;
 use crate::counters::Counters;
 use crate::devices::Devices;
 use crate::epochs::Epochs;
@@ -262,9 +262,14 @@ impl StorageNode {
         status::report(&self.parts, &self.chunks, &self.logs, &self.scrub)
     }
 
-    /// Bytes of chunks that the node does not serve.
-    pub(crate) fn unserved(&self) -> UnservedBytes {
-        self.chunks.unserved()
+    /// Asks the file system how much room the device at `place` has, and how long the files of the
+    /// metadata are if they lie there. The node keeps the answers. The caller must repeat the call
+    /// regularly ([`Devices::look_at_room`]).
+    pub(crate) fn look_at_device(&self, place: usize) {
+        self.parts.devices.look_at_room(place);
+        if place == 0 {
+            self.parts.meta.look_at_files();
+        }
     }
 
     /// Checks a part of the stored bytes if a round of the scrub is due or running, and returns the

@@ -23,8 +23,13 @@ pub(crate) fn report(
     let counters = parts.counters.report();
     let scrub = scrub.status();
     let volume_bytes_max = parts.options.volume_bytes_max;
-    let mut report =
-        StorageReport { counters, scrub, volume_bytes_max, ..StorageReport::default() };
+    let mut report = StorageReport {
+        counters,
+        scrub,
+        volume_bytes_max,
+        metadata_bytes: parts.meta.file_bytes(),
+        ..StorageReport::default()
+    };
     let mut whole = Fullness::default();
     for device in parts.devices.present() {
         let (fullness, is_failed) = match parts.devices.fullness(device) {

@@ -1,8 +1,8 @@
 //! A storage node: its devices, chunks and extents, its traffic and its scrub.
 
 use archipelago_env::FileClass;
-use archipelago_storage::{StorageFigures, StorageMonitor, UnservedBytes};
-use archipelago_store::nodes::wire::{ScrubStatus, StorageCounters, StorageReport};
+use archipelago_storage::{StorageFigures, StorageMonitor};
+use archipelago_store::nodes::wire::{ScrubStatus, StorageCounters, StorageReport, UnservedBytes};
 
 use super::Source;
 use crate::catalogue::storage as metric;
@@ -13,9 +13,9 @@ use crate::samples::Samples;
 #[must_use]
 pub fn storage_node(monitor: StorageMonitor) -> Source {
     Box::new(move |samples| {
-        let StorageFigures { report, unserved, fabric } = monitor.figures();
+        let StorageFigures { report, fabric } = monitor.figures();
         stored(samples, &report);
-        not_served(samples, unserved);
+        not_served(samples, report.unserved);
         requests(samples, &report.counters);
         scrub(samples, &report.scrub);
         if let Some(fabric) = &fabric {

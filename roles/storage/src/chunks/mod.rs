@@ -57,7 +57,9 @@ use std::sync::Arc;
 
 use archipelago_base::Result;
 use archipelago_env::FileSystem;
-use archipelago_store::nodes::wire::{ChunkId, RefusalWhy, Stamp, StorageReport, StoreMessage};
+use archipelago_store::nodes::wire::{
+    ChunkId, RefusalWhy, Stamp, StorageReport, StoreMessage, UnservedBytes,
+};
 use parking_lot::Mutex;
 
 pub(crate) use self::damage::CheckedPart;
@@ -83,17 +85,6 @@ use crate::space::{SpaceByVolume, SpaceUse};
 const CHUNKS_NAME: &str = "chunks";
 /// Directory, on a device, of the files of chunks with damage.
 const DAMAGED_NAME: &str = "damaged";
-
-/// Bytes of the files of chunks that a node does not serve.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct UnservedBytes {
-    /// Chunks that are being written, or whose writers have given them up, in whole pieces.
-    pub unsealed: u64,
-    /// Damaged files that were set aside, until a repair or the release of their blob.
-    pub damaged: u64,
-    /// Files that are being deleted.
-    pub removed: u64,
-}
 
 /// The chunks of a node.
 #[derive(Debug)]
@@ -148,16 +139,11 @@ impl Chunks {
         report.chunks_unreadable = counts.unreadable;
         report.chunks_unsealed = self.unsealed.count() as u64;
         report.volumes.extend(self.space.report());
-    }
-
-    /// Bytes of chunks that the node does not serve.
-    pub(crate) fn unserved(&self) -> UnservedBytes {
-        let counts = self.index.lock().counts();
-        UnservedBytes {
+        report.unserved = UnservedBytes {
             unsealed: self.unsealed.piece_bytes(),
             damaged: counts.damaged_bytes,
             removed: counts.removed_bytes,
-        }
+        };
     }
 
     /// The device that a read of a chunk goes to; `None` if the node does not have the chunk.

@@ -15,7 +15,7 @@
 //! Cost: a write appends to the database's log; a sync is one `fdatasync`.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use archipelago_base::{CfId, Result};
@@ -23,6 +23,7 @@ use archipelago_engine::db::{BackgroundMode, Components, Db, ReadOptions};
 use archipelago_engine::options::{CfOptions, DbOptions, WriteOptions};
 use archipelago_engine::wal::WriteBatch;
 use archipelago_env::FileSystem;
+use parking_lot::Mutex;
 
 /// A part of the database: the first byte of its keys, which never changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,6 +108,10 @@ pub enum MetaThreads {
 pub(crate) struct Meta {
     db: Db,
     threads: MetaThreads,
+    fs: Arc<dyn FileSystem>,
+    dir: PathBuf,
+    /// Length of the database's files at the last [`Meta::look_at_files`]; `None` before.
+    file_bytes: Mutex<Option<u64>>,
 }
 
 /// Size of a memtable of the database, in bytes. The metadata of a node are small.
@@ -151,7 +156,28 @@ impl Meta {
             seed,
             ..Components::default()
         };
-        Ok(Self { db: Db::open_with(dir, options, components)?, threads })
+        Ok(Self {
+            db: Db::open_with(dir, options, components)?,
+            threads,
+            fs: Arc::clone(fs),
+            dir: dir.to_owned(),
+            file_bytes: Mutex::new(None),
+        })
+    }
+
+    /// Asks the file system for the length of the database's files, and keeps the answer. The call
+    /// may wait for a hung device, so it is made by a thread that may wait as well.
+    pub(crate) fn look_at_files(&self) {
+        // After an error, the last answer stays.
+        if let Ok(entries) = self.fs.list(&self.dir) {
+            let bytes: u64 = entries.iter().map(|entry| entry.len).sum();
+            *self.file_bytes.lock() = Some(bytes);
+        }
+    }
+
+    /// Length of the database's files in bytes, as of the last [`Meta::look_at_files`].
+    pub(crate) fn file_bytes(&self) -> Option<u64> {
+        *self.file_bytes.lock()
     }
 
     /// The value of a key.

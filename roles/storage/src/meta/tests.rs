@@ -65,3 +65,16 @@ fn scan_stays_within_its_space() {
     meta.apply(&removal).unwrap();
     assert_eq!(all(&meta, MetaSpace::Chunks, b""), [b"a".to_vec(), b"c".to_vec()]);
 }
+
+#[test]
+fn length_of_the_files_is_known_after_a_look() {
+    let fs = MemFs::new();
+    let meta = open(&fs);
+    assert_eq!(meta.file_bytes(), None);
+    meta.write(&put(MetaSpace::Epochs, b"volume", &[7; 5000])).unwrap();
+    meta.look_at_files();
+    let entries = fs.list(Path::new(DIR)).unwrap();
+    let listed: u64 = entries.iter().map(|entry| entry.len).sum();
+    assert!(listed > 0, "{entries:?}");
+    assert_eq!(meta.file_bytes(), Some(listed));
+}

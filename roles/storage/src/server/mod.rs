@@ -42,7 +42,6 @@ use archipelago_store::nodes::wire::StorageReport;
 
 use self::serving::{RequestHandler, Serving};
 use crate::beats::{BeatThreads, Beats, NodeAddress};
-use crate::chunks::UnservedBytes;
 use crate::node::StorageNode;
 use crate::parts::NodeOptions;
 
@@ -92,8 +91,6 @@ impl StorageSettings {
 pub struct StorageFigures {
     /// The report of the node.
     pub report: StorageReport,
-    /// Bytes of chunks that the node does not serve, which are not in the report.
-    pub unserved: UnservedBytes,
     /// Counters of the fabric's node; `None` after the server has ended.
     pub fabric: Option<NodeStats>,
 }
@@ -118,7 +115,6 @@ impl StorageMonitor {
     pub fn figures(&self) -> StorageFigures {
         StorageFigures {
             report: self.node.report(),
-            unserved: self.node.unserved(),
             fabric: self.fabric.upgrade().map(|fabric| fabric.stats()),
         }
     }
@@ -193,11 +189,11 @@ impl StorageServer {
         });
         self.threads.push(SystemSpawn.spawn("storage-scrub", scrub)?);
         for place in 0..self.node.devices().present().len() {
-            self.node.devices().look_at_room(place);
+            self.node.look_at_device(place);
             let (node, signal) = (Arc::clone(&self.node), Arc::clone(&self.stopping));
             let look = Box::new(move || {
                 signal.repeat(|| {
-                    node.devices().look_at_room(place);
+                    node.look_at_device(place);
                     ROOM_PAUSE
                 });
             });

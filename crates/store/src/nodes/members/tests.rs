@@ -9,6 +9,7 @@ use super::super::StorageId;
 use super::super::register::caspaxos::RootSet;
 use super::super::wire::{
     DeviceStatus, MemberState, Members, NodeSpace, RefusalWhy, StorageReport, StoreMessage,
+    UnservedBytes,
 };
 use super::{ManagerPart, MemberTable, MemberTerms, RootReplacement};
 
@@ -546,6 +547,25 @@ fn node_whose_drain_has_not_ended_is_not_forgotten_before_it_is_lost() {
         world.run(seconds(3));
         assert_eq!(world.ask(&forget), StoreMessage::Done {});
     }
+}
+
+#[test]
+fn status_has_the_last_report_of_each_node() {
+    let mut world = founded(4);
+    let garbage = |world: &World| -> Vec<u64> {
+        let nodes = world.table.status(world.now_ns).nodes;
+        nodes.iter().map(|node| node.report.unserved.garbage_bytes()).collect()
+    };
+    let unserved = UnservedBytes { unsealed: 5, damaged: 2, removed: 1 };
+    let metadata_bytes = Some(9);
+    world.nodes.get_mut(&2).unwrap().report =
+        StorageReport { unserved, metadata_bytes, ..StorageReport::default() };
+    world.run(seconds(1));
+    assert_eq!(garbage(&world), [0, 3, 0, 0]);
+    assert_eq!(world.table.status(world.now_ns).nodes[1].report.metadata_bytes, metadata_bytes);
+    world.nodes.get_mut(&2).unwrap().report = StorageReport::default();
+    world.run(seconds(1));
+    assert_eq!(garbage(&world), [0; 4]);
 }
 
 #[test]

@@ -48,7 +48,7 @@ pub use parts::{
 pub use repair::{CodingDue, HeldChunk, MissingChunk, NodeDebt, RepairStatus, SealedExtent};
 pub use status::{
     ClassTraffic, DeviceStatus, NodeStanding, ScrubStatus, StorageClusterStatus, StorageCounters,
-    StorageReport, VolumeSpace,
+    StorageReport, UnservedBytes, VolumeSpace,
 };
 
 /// The highest three bits of a version. Messages of the pool have none of them, those of FlexKV
@@ -57,7 +57,7 @@ pub use status::{
 const MARK: u8 = 0x40;
 
 /// Version of the messages; the first byte of each, and of each envelope.
-pub const VERSION: u8 = MARK | 4;
+pub const VERSION: u8 = MARK | 5;
 
 /// Whether the body of a request is a message of the store, of any version.
 #[must_use]

@@ -106,6 +106,28 @@ pub struct ScrubStatus {
 }
 wire_struct!(ScrubStatus { rounds, is_running, read_bytes, total_bytes, damaged_chunks, unread });
 
+/// Bytes of the files of chunks that a node does not serve. They count as used bytes, and as bytes
+/// of their volumes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UnservedBytes {
+    /// Chunks that are being written, or whose writers have given them up, in whole pieces.
+    pub unsealed: u64,
+    /// Damaged files that were set aside, until a repair or the release of their blob.
+    pub damaged: u64,
+    /// Files of chunks that were given up, and that are being deleted.
+    pub removed: u64,
+}
+wire_struct!(UnservedBytes { unsealed, damaged, removed });
+
+impl UnservedBytes {
+    /// Bytes that are certainly garbage. Unsealed chunks are not among them, because a node does
+    /// not know which of them their writers continue.
+    #[must_use]
+    pub fn garbage_bytes(&self) -> u64 {
+        self.damaged.saturating_add(self.removed)
+    }
+}
+
 /// State and counters of a storage node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StorageReport {
@@ -135,6 +157,11 @@ pub struct StorageReport {
     /// Bytes that the tables, value files and other blobs of each volume may occupy on the node;
     /// `None` for no limit.
     pub volume_bytes_max: Option<u64>,
+    /// Bytes of the files of chunks that the node does not serve.
+    pub unserved: UnservedBytes,
+    /// Length of the files of the node's metadata, in bytes. They do not count as used bytes.
+    /// `None` if the node has not asked its file system.
+    pub metadata_bytes: Option<u64>,
 }
 wire_struct!(StorageReport {
     space,
@@ -149,6 +176,8 @@ wire_struct!(StorageReport {
     counters,
     scrub,
     volume_bytes_max,
+    unserved,
+    metadata_bytes,
 });
 
 impl StorageReport {

@@ -107,6 +107,8 @@ fn report() -> StorageReport {
         counters: StorageCounters { requests: 9, traffic: vec![traffic], ..Default::default() },
         scrub: ScrubStatus { rounds: 10, is_running: true, ..Default::default() },
         volume_bytes_max: Some(11),
+        unserved: UnservedBytes { unsealed: 12, damaged: 13, removed: 14 },
+        metadata_bytes: Some(15),
         ..Default::default()
     }
 }
@@ -322,7 +324,7 @@ fn encoded(message: &StoreMessage) -> String {
 fn golden_bytes_of_chunk_messages() {
     let stamp = [id("70"), word("0201")].concat();
     let golden = [
-        "4401",
+        "4501",
         &id("b0"),
         "05",
         "01",
@@ -354,13 +356,13 @@ fn golden_bytes_of_chunk_messages() {
         &id("71"),
     ]
     .concat();
-    assert_eq!(encoded(&messages[1]), ["440200", &descriptor].concat());
-    let read = ["4403", &id("b0"), "05", "01", &word("0010"), &word("1010")];
+    assert_eq!(encoded(&messages[1]), ["450200", &descriptor].concat());
+    let read = ["4503", &id("b0"), "05", "01", &word("0010"), &word("1010")];
     assert_eq!(encoded(&messages[2]), read.concat());
-    assert_eq!(encoded(&messages[5]), ["440601", &descriptor].concat());
-    let retain = ["4408", "01", &id("b0"), &stamp];
+    assert_eq!(encoded(&messages[5]), ["450601", &descriptor].concat());
+    let retain = ["4508", "01", &id("b0"), &stamp];
     assert_eq!(encoded(&messages[7]), retain.concat());
-    let release = ["4409", "01", &id("b0"), &stamp];
+    let release = ["4509", "01", &id("b0"), &stamp];
     assert_eq!(encoded(&messages[8]), release.concat());
 }
 
@@ -368,17 +370,17 @@ fn golden_bytes_of_chunk_messages() {
 fn golden_bytes_of_log_messages() {
     let stamp = [id("70"), word("0201")].concat();
     let at = ["", &id("10"), "03000000"].concat();
-    let append = ["4414", &at, &stamp, "01", &word("10"), &word("20"), "01"];
+    let append = ["4514", &at, &stamp, "01", &word("10"), &word("20"), "01"];
     let messages = log_messages();
     assert_eq!(encoded(&messages[0]), append.concat());
-    assert_eq!(encoded(&messages[1]), ["4415", &word("30"), &word("20")].concat());
-    let seal = ["4417", &at, &stamp, "01", &word("10"), &word("30")];
+    assert_eq!(encoded(&messages[1]), ["4515", &word("30"), &word("20")].concat());
+    let seal = ["4517", &at, &stamp, "01", &word("10"), &word("30")];
     assert_eq!(encoded(&messages[3]), seal.concat());
-    let replica = ["441a", &word("01"), &word("02"), "01", &word("03"), "01"];
+    let replica = ["451a", &word("01"), &word("02"), "01", &word("03"), "01"];
     assert_eq!(encoded(&messages[6]), replica.concat());
-    let put = ["441d", &at, &stamp, "01", &word("10"), &word("20")];
+    let put = ["451d", &at, &stamp, "01", &word("10"), &word("20")];
     assert_eq!(encoded(&messages[9]), put.concat());
-    let damaged = ["445f", &word("01"), &word("02"), "01", &word("03")];
+    let damaged = ["455f", &word("01"), &word("02"), "01", &word("03")];
     assert_eq!(encoded(&messages[13]), damaged.concat());
 }
 
@@ -387,27 +389,27 @@ fn golden_bytes_of_register_and_refusals() {
     let ballot = [word("01"), word("02"), word("03")].concat();
     let value = ["", &word("05"), &word("03"), &word("04"), "01", "02aabb"].concat();
     let messages = register_messages();
-    assert_eq!(encoded(&messages[0]), ["442801", "016e", &ballot].concat());
-    assert_eq!(encoded(&messages[1]), ["442802", "016e", &ballot, &value].concat());
-    assert_eq!(encoded(&messages[6]), ["442901", &ballot, "01", &ballot, &value].concat());
+    assert_eq!(encoded(&messages[0]), ["452801", "016e", &ballot].concat());
+    assert_eq!(encoded(&messages[1]), ["452802", "016e", &ballot, &value].concat());
+    assert_eq!(encoded(&messages[6]), ["452901", &ballot, "01", &ballot, &value].concat());
     let set = [word("02"), "03".into(), word("01"), word("02"), word("03")].concat();
-    assert_eq!(encoded(&messages[3]), ["442804", &set, "01", "0178"].concat());
+    assert_eq!(encoded(&messages[3]), ["452804", &set, "01", "0178"].concat());
     let absent = word("").repeat(3);
     let cells = ["02", "08766f6c756d652f61", &ballot, "01", &ballot, &value, "0178", &absent, "00"];
     let page = ["01", "016d", &cells.concat(), "01"].concat();
-    let install = ["442805", &set, &word("03"), &word("04"), &page];
+    let install = ["452805", &set, &word("03"), &word("04"), &page];
     assert_eq!(encoded(&messages[4]), install.concat());
-    assert_eq!(encoded(&messages[11]), ["442906", &page].concat());
-    assert_eq!(encoded(&messages[14]), ["442909", &word("02"), "016d"].concat());
+    assert_eq!(encoded(&messages[11]), ["452906", &page].concat());
+    assert_eq!(encoded(&messages[14]), ["452909", &word("02"), "016d"].concat());
     let fenced: StoreMessage = Refused::fenced(Epoch(9), "a").into();
-    assert_eq!(encoded(&fenced), ["444701", &word("09"), "0161"].concat());
+    assert_eq!(encoded(&fenced), ["454701", &word("09"), "0161"].concat());
     let order: StoreMessage = Refused::new(RefusalWhy::OutOfOrder { len: 0x44 }, "").into();
-    assert_eq!(encoded(&order), ["444707", &word("44"), &word(""), "00"].concat());
+    assert_eq!(encoded(&order), ["454707", &word("44"), &word(""), "00"].concat());
     let longer: StoreMessage = Refused::new(RefusalWhy::LongerReplica, "").into();
-    assert_eq!(encoded(&longer), ["44470e", &word(""), "00"].concat());
+    assert_eq!(encoded(&longer), ["45470e", &word(""), "00"].concat());
     let removed: StoreMessage = Refused::new(RefusalWhy::RemovedLog, "").into();
-    assert_eq!(encoded(&removed), ["44470f", &word(""), "00"].concat());
-    assert_eq!(encoded(&StoreMessage::Done {}), "4446");
+    assert_eq!(encoded(&removed), ["45470f", &word(""), "00"].concat());
+    assert_eq!(encoded(&StoreMessage::Done {}), "4546");
 }
 
 #[test]
@@ -426,7 +428,7 @@ fn golden_bytes_of_members() {
     let set = [word("02"), "03".into(), word("01"), word("02"), word("03")].concat();
     let forgotten = ["01", &word("22")].concat();
     let golden = [
-        "443d",
+        "453d",
         "01",
         &word("06"),
         "01",
@@ -443,26 +445,61 @@ fn golden_bytes_of_members() {
 }
 
 #[test]
+fn golden_bytes_of_a_report() {
+    let set = [word("02"), "03".into(), word("01"), word("02"), word("03")].concat();
+    let head = ["4533", &word("21"), &word("05"), "0172", "01", &id("c0"), "01", &set].concat();
+    let space = [word("0010"), word("10")].concat();
+    let device = ["01", "022f64", &space, "00"].concat();
+    let objects = [word("05"), word("").repeat(4), word("06")].concat();
+    let volume = ["01", &id("70"), "01", &word("07"), &word("08"), &word("09")].concat();
+    let traffic = ["01", "01", &word("01"), &word("02"), &word("03"), &word("04")].concat();
+    let counters = [word("09"), word("").repeat(6), traffic].concat();
+    let scrub = [word("0a"), "01".into(), word("").repeat(4)].concat();
+    let unserved = [word("0c"), word("0d"), word("0e")].concat();
+    let golden = [
+        head,
+        space,
+        device,
+        objects,
+        volume,
+        counters,
+        scrub,
+        ["01", &word("0b")].concat(),
+        unserved,
+        ["01", &word("0f")].concat(),
+    ];
+    let messages = node_messages();
+    assert_eq!(encoded(&messages[3]), golden.concat());
+}
+
+#[test]
+fn unsealed_chunks_are_not_certainly_garbage() {
+    assert_eq!(report().unserved.garbage_bytes(), 27);
+    let most = UnservedBytes { unsealed: 1, damaged: u64::MAX, removed: 2 };
+    assert_eq!(most.garbage_bytes(), u64::MAX);
+}
+
+#[test]
 fn golden_bytes_of_repairs() {
     let (chunk, at) = ([id("b0"), "05".into()].concat(), [id("10"), "03000000".into()].concat());
     let messages = repair_messages();
     let (both, shared) = (["02", &word("21"), &word("22")].concat(), "02");
-    let list = ["4443", &both, "01", &word("21"), "00", "01", &chunk, shared, &both, "00"];
+    let list = ["4543", &both, "01", &word("21"), "00", "01", &chunk, shared, &both, "00"];
     assert_eq!(encoded(&messages[0]), list.concat());
     let mut described = Vec::new();
     archipelago_base::wire::Wire::put(&descriptor(), &mut described);
     let described = hex(&described);
-    let list = ["4444", "01", &described, "01", "00", &word("50"), &word("60")];
+    let list = ["4544", "01", &described, "01", "00", &word("50"), &word("60")];
     assert_eq!(encoded(&messages[1]), list.concat());
-    let order = ["4445", &described, "01", &word("22"), &word("40")];
+    let order = ["4545", &described, "01", &word("22"), &word("40")];
     assert_eq!(encoded(&messages[2]), order.concat());
-    assert_eq!(encoded(&messages[3]), ["4448", "01", &at].concat());
+    assert_eq!(encoded(&messages[3]), ["4548", "01", &at].concat());
     let extent = [&at, &id("70"), "01", &word("10"), &word("30")].concat();
-    assert_eq!(encoded(&messages[4]), ["4449", "01", &extent, "01"].concat());
-    let order = ["444a", &extent, "01", &word("22"), &word("40")];
+    assert_eq!(encoded(&messages[4]), ["4549", "01", &extent, "01"].concat());
+    let order = ["454a", &extent, "01", &word("22"), &word("40")];
     assert_eq!(encoded(&messages[5]), order.concat());
-    assert_eq!(encoded(&messages[6]), "444b00");
-    let checked = ["444c", "01", &word("21"), &described, "01", &chunk];
+    assert_eq!(encoded(&messages[6]), "454b00");
+    let checked = ["454c", "01", &word("21"), &described, "01", &chunk];
     assert_eq!(encoded(&messages[7]), checked.concat());
 }
 
@@ -470,7 +507,7 @@ fn golden_bytes_of_repairs() {
 fn golden_bytes_of_an_envelope() {
     let message = StoreMessage::LogBytes {};
     let body = envelope::seal(&message, b"coral");
-    assert_eq!(hex(&body), ["44", "02000000", "441c", "636f72616c"].concat());
+    assert_eq!(hex(&body), ["45", "02000000", "451c", "636f72616c"].concat());
     assert_eq!(envelope::open(&body), Ok((message, &b"coral"[..])));
     assert!(is_store_message(&body));
     assert!(!is_store_message(&[3]) && !is_store_message(&[0x86]) && !is_store_message(&[]));

@@ -2,8 +2,8 @@
 
 use archipelago_env::fault::{FaultFs, Operation, Rule};
 use archipelago_env::{IoContext, IoPurpose};
+use archipelago_store::nodes::wire::UnservedBytes;
 
-use super::super::UnservedBytes;
 use super::*;
 
 const CONTEXT: IoContext = IoContext::new(FileClass::Sst, IoPurpose::Maintenance);
@@ -276,19 +276,34 @@ fn bytes_of_chunks_that_are_not_served_are_known() {
     let fs = MemFs::new();
     let node = open(&fs);
     write(&node, 1, LEN);
-    assert_eq!(node.unserved(), UnservedBytes::default());
+    assert_eq!(node.report().unserved, UnservedBytes::default());
     drop(node);
     let file = only_file(&fs);
     let damaged = fs.len(&file).unwrap();
     flip(&fs, &file, 5000);
     let node = open(&fs);
     scrub(&node);
-    assert_eq!(node.unserved(), UnservedBytes { damaged, ..UnservedBytes::default() });
+    assert_eq!(node.report().unserved, UnservedBytes { damaged, ..UnservedBytes::default() });
+    assert_eq!(node.report().unserved.garbage_bytes(), damaged);
     put(&node, chunk(2), 0, &bytes(2, LEN)).unwrap();
     let unsealed = 3 * 4096;
-    assert_eq!(node.unserved(), UnservedBytes { damaged, unsealed, removed: 0 });
+    assert_eq!(node.report().unserved, UnservedBytes { damaged, unsealed, removed: 0 });
     drop(node);
     // The damage is remembered, and the chunk that was being written is gone.
     let node = open(&fs);
-    assert_eq!(node.unserved(), UnservedBytes { damaged, ..UnservedBytes::default() });
+    assert_eq!(node.report().unserved, UnservedBytes { damaged, ..UnservedBytes::default() });
+    // A repair replaces the damaged file.
+    let repaired = node_with_repair(&fs.kill_clone());
+    assert_eq!(repaired.report().unserved, UnservedBytes::default());
+    // A release removes it.
+    release(&node, 1, STAMP).unwrap();
+    assert_eq!(node.report().unserved, UnservedBytes::default());
+}
+
+/// The node of a disk on which a repair has made chunk 1 again.
+fn node_with_repair(fs: &MemFs) -> Arc<StorageNode> {
+    let node = open(fs);
+    repairs::begin(&node, chunk(1), &bytes(1, LEN));
+    repairs::seal_for(&node, chunk(1), LEN, &[VOLUME]).unwrap();
+    node
 }

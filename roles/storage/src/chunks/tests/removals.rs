@@ -1,6 +1,7 @@
 //! Removals that overtake older puts, and failed syncs of directories.
 
 use archipelago_env::fault::{FaultFs, Operation, Rule};
+use archipelago_store::nodes::wire::UnservedBytes;
 
 use super::*;
 
@@ -91,4 +92,29 @@ fn removal_keeps_its_record_until_its_directory_is_synced() {
         assert_eq!(describe(&node, chunk(1).blob), [], "seed {seed} brought the chunk back");
         assert_eq!(list(&node, VOLUME), []);
     }
+}
+
+#[test]
+fn chunks_that_were_given_up_are_garbage_until_their_files_are_gone() {
+    let fs = MemFs::new();
+    let faults = FaultFs::new(Arc::new(fs.clone()), 1);
+    let node = open_with(Arc::new(faults.clone()), &["/n"], options());
+    write(&node, 1, LEN);
+    let removed = node.report().space.used_bytes;
+    faults.add(Rule::on(Operation::Remove).path("/chunks/").times(1));
+    release(&node, 1, STAMP).unwrap();
+    let unserved = node.report().unserved;
+    assert_eq!(unserved, UnservedBytes { removed, ..UnservedBytes::default() });
+    assert_eq!(unserved.garbage_bytes(), removed);
+    // The node does not know whether the writer of an unsealed chunk continues.
+    put(&node, chunk(2), 0, &bytes(2, LEN)).unwrap();
+    let unserved = node.report().unserved;
+    assert_eq!((unserved.unsealed, unserved.garbage_bytes()), (3 * 4096, removed));
+    abandon(&node, 2);
+    assert_eq!(node.report().unserved.unsealed, 0);
+    drop(node);
+    let node = open(&fs);
+    assert_eq!(node.report().unserved, UnservedBytes::default());
+    assert_eq!(node.report().space.used_bytes, 0);
+    assert!(files(&fs, "/n").is_empty());
 }

@@ -66,6 +66,9 @@ metrics! {
     NODE_CAPACITY: Gauge "archipelago_storage_cluster_node_capacity_bytes" ["node"];
     /// Bytes that the storage node `node` uses.
     NODE_USED: Gauge "archipelago_storage_cluster_node_used_bytes" ["node"];
+    /// Bytes of the storage node `node` that are garbage: damaged files that were set aside, and
+    /// files of removed chunks that are being deleted. They are part of the bytes that it uses.
+    NODE_GARBAGE: Gauge "archipelago_storage_cluster_node_garbage_bytes" ["node"];
     /// Whether the manager knows what needs a repair: 1 if all nodes have listed what they hold
     /// since the last change of the members.
     REPAIR_KNOWN: Gauge "archipelago_storage_cluster_repair_known" [];

@@ -142,6 +142,8 @@ fn set_storage(samples: &mut Samples, status: &StorageClusterStatus) {
         let space = &node.report.space;
         samples.set(&of_storage::NODE_CAPACITY, &[&name], space.capacity_bytes);
         samples.set(&of_storage::NODE_USED, &[&name], space.used_bytes);
+        let garbage = node.report.unserved.garbage_bytes();
+        samples.set(&of_storage::NODE_GARBAGE, &[&name], garbage);
     }
     set_repair(samples, status);
 }
@@ -180,10 +182,41 @@ fn set_repair(samples: &mut Samples, status: &StorageClusterStatus) {
 
 #[cfg(test)]
 mod tests {
+    use archipelago_base::Epoch;
+    use archipelago_fabric::NodeId;
     use archipelago_offload::scheduler::{JobFigures, SchedulerCounters};
-    use archipelago_store::nodes::wire::RepairStatus;
+    use archipelago_store::nodes::StorageId;
+    use archipelago_store::nodes::wire::{
+        NodeSpace, NodeStanding, RepairStatus, StorageMember, StorageReport, UnservedBytes,
+    };
 
     use super::*;
+
+    #[test]
+    fn garbage_of_a_storage_node_has_a_metric() {
+        let space = NodeSpace { capacity_bytes: 100, used_bytes: 10 };
+        let member = StorageMember {
+            storage: StorageId(0x21),
+            node: NodeId(1),
+            life: Epoch(1),
+            endpoints: Vec::new(),
+            domain: String::new(),
+            state: MemberState::Up,
+            space,
+        };
+        let unserved = UnservedBytes { unsealed: 4, damaged: 2, removed: 1 };
+        let report = StorageReport { space, unserved, ..Default::default() };
+        let nodes = vec![NodeStanding { member, silent_ms: 0, report }];
+        let status = StorageClusterStatus { nodes, ..Default::default() };
+        let mut samples = Samples::default();
+        set_storage(&mut samples, &status);
+        let text = samples.into_text().unwrap();
+        let line = format!(
+            "archipelago_storage_cluster_node_garbage_bytes{{node=\"{}\"}} 3",
+            StorageId(0x21)
+        );
+        assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+    }
 
     #[test]
     fn extents_that_no_node_takes_are_a_repair_debt() {

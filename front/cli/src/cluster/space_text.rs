@@ -1,15 +1,16 @@
 //! Text of `archipelago cluster status --by-node`: the space of each storage node by volume and
 //! class, against the limit of the node and the quota of volumes. Pure functions.
 //!
-//! Space of a node that no line of a volume has belongs to metadata, to damaged files that were set
-//! aside, and to files that are being written or removed. The reports do not divide it.
+//! The line of a whole node has its garbage, which the lines of volumes contain. Space that no line
+//! of a volume has belongs to files that repairs are writing, and to volumes that the report has no
+//! room for. Metadata do not count as space in use, so the line shows them apart.
 
 use std::fmt::Write;
 
 use archipelago_base::size;
 use archipelago_env::FileClass;
 use archipelago_store::VolumeId;
-use archipelago_store::nodes::wire::{NodeStanding, VolumeSpace};
+use archipelago_store::nodes::wire::{NodeStanding, StorageReport, VolumeSpace};
 
 use super::storage_text::{StorageView, class_word, short_identity};
 
@@ -24,8 +25,8 @@ pub(super) fn by_node(view: &StorageView<'_>) -> String {
 fn write(out: &mut String, view: &StorageView<'_>) -> std::fmt::Result {
     writeln!(
         out,
-        "\n{:<6} {:<17} {:<9} {:>8} {:>10} {:>10}  LIMIT",
-        "NODE", "VOLUME", "CLASS", "OBJECTS", "LOGICAL", "ON NODE"
+        "\n{:<6} {:<17} {:<9} {:>8} {:>10} {:>10} {:>10}  LIMIT",
+        "NODE", "VOLUME", "CLASS", "OBJECTS", "LOGICAL", "ON NODE", "GARBAGE"
     )?;
     let mut by_number: Vec<&NodeStanding> = view.status.nodes.iter().collect();
     by_number.sort_by_key(|node| (node.member.node, node.member.storage));
@@ -41,19 +42,22 @@ struct SpaceLine {
     objects: u64,
     logical_bytes: u64,
     bytes: u64,
+    /// Bytes of garbage as text. Empty for a volume, because a report has the sum only.
+    garbage: String,
     limit: String,
 }
 
 impl SpaceLine {
     fn write(&self, out: &mut String) -> std::fmt::Result {
         let text = format!(
-            "{:<6} {:<17} {:<9} {:>8} {:>10} {:>10}  {}",
+            "{:<6} {:<17} {:<9} {:>8} {:>10} {:>10} {:>10}  {}",
             self.node,
             self.volume,
             self.class,
             self.objects,
             size::show(self.logical_bytes),
             size::show(self.bytes),
+            self.garbage,
             self.limit
         );
         writeln!(out, "{}", text.trim_end())
@@ -90,11 +94,24 @@ fn of_node(out: &mut String, view: &StorageView<'_>, node: &NodeStanding) -> std
     if spaces.is_empty() {
         all.node = node.member.node.to_string();
     }
-    let (used, capacity) = (report.space.used_bytes, report.space.capacity_bytes);
-    let other = used.saturating_sub(all.bytes);
-    all.limit =
-        format!("{}, {} of them for other files", of_limit(used, capacity), size::show(other));
+    all.garbage = size::show(report.unserved.garbage_bytes());
+    all.limit = limit_words(report, all.bytes);
     all.write(out)
+}
+
+/// The use of a node's room, of which the lines of volumes have `listed` bytes, and the space that
+/// these lines do not show.
+fn limit_words(report: &StorageReport, listed: u64) -> String {
+    let (used, capacity) = (report.space.used_bytes, report.space.capacity_bytes);
+    let other = size::show(used.saturating_sub(listed));
+    let mut words = format!("{}, {other} of them for other files", of_limit(used, capacity));
+    if report.unserved.unsealed > 0 {
+        words += &format!("; unsealed: {}", size::show(report.unserved.unsealed));
+    }
+    if let Some(bytes) = report.metadata_bytes {
+        words += &format!("; metadata: {}", size::show(bytes));
+    }
+    words
 }
 
 fn name_of(view: &StorageView<'_>, volume: VolumeId) -> String {
@@ -121,7 +138,7 @@ mod tests {
     use archipelago_fabric::NodeId;
     use archipelago_store::nodes::StorageId;
     use archipelago_store::nodes::wire::{
-        MemberState, NodeSpace, StorageClusterStatus, StorageMember, StorageReport,
+        MemberState, NodeSpace, StorageClusterStatus, StorageMember, UnservedBytes,
     };
     use archipelago_store::volume::{VolumeInfo, VolumeStage};
 
@@ -164,15 +181,35 @@ mod tests {
         let text = by_node(&StorageView { status: &status, volumes: Ok(vec![known]) });
         let lines: Vec<&str> = text.lines().skip(2).collect();
         let wanted = [
-            "1      reef              log              2     16 MiB     64 MiB  \
+            "1      reef              log              2     16 MiB     64 MiB             \
              quota: 512 MiB of 2 GiB (25 %)",
             "                         values           2    128 MiB    512 MiB",
-            "       0909090909090909  tables           2     32 MiB    128 MiB  \
+            "       0909090909090909  tables           2     32 MiB    128 MiB             \
              quota: 128 MiB of 2 GiB (6 %)",
-            "       all               -                6    176 MiB    704 MiB  \
+            "       all               -                6    176 MiB    704 MiB        0 B  \
              1 GiB of 10 GiB (10 %), 320 MiB of them for other files",
-            "2      all               -                0        0 B        0 B  \
+            "2      all               -                0        0 B        0 B        0 B  \
              1 GiB of 10 GiB (10 %), 1 GiB of them for other files",
+        ];
+        assert_eq!(lines, wanted);
+    }
+
+    #[test]
+    fn garbage_has_a_column_and_metadata_are_apart() {
+        let mut node = node(1, vec![space(REEF, FileClass::Sst, 1 << 30)], None);
+        node.report.unserved =
+            UnservedBytes { unsealed: 4 << 20, damaged: 96 << 20, removed: 32 << 20 };
+        node.report.metadata_bytes = Some(20 << 20);
+        let status = StorageClusterStatus { nodes: vec![node], ..Default::default() };
+        let view = StorageView { status: &status, volumes: Err("no root set".to_owned()) };
+        let text = by_node(&view);
+        let lines: Vec<&str> = text.lines().skip(1).collect();
+        let wanted = [
+            "NODE   VOLUME            CLASS      OBJECTS    LOGICAL    ON NODE    GARBAGE  LIMIT",
+            "1      0707070707070707  tables           2    256 MiB      1 GiB",
+            "       all               -                2    256 MiB      1 GiB    128 MiB  \
+             1 GiB of 10 GiB (10 %), 0 B of them for other files; unsealed: 4 MiB; \
+             metadata: 20 MiB",
         ];
         assert_eq!(lines, wanted);
     }

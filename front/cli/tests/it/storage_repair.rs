@@ -90,6 +90,8 @@ fn lost_node_is_repaired_and_a_drained_one_gives_its_chunks_away() {
     let space = cluster.command(&["status", "--by-node"]);
     let quotas = space.lines().filter(|line| line.contains("of them for other files"));
     assert_eq!(quotas.count(), 5, "{space}");
+    assert!(space.contains(" GARBAGE  LIMIT"), "{space}");
+    assert_eq!(space.lines().filter(|line| line.contains("; metadata: ")).count(), 5, "{space}");
     assert!(!cluster.status().contains("of them for other files"));
     let chunks = |cluster: &Cluster, number: u64| cluster.chunks(number as usize);
     let lost = (1..=5).max_by_key(|number| chunks(&cluster, *number)).unwrap();

@@ -12,8 +12,9 @@
 //!
 //! Thread-safety: any thread may call any method.
 //! Failure: none.
-//! Cost: a short lock per slice.
+//! Cost: a short lock per slice, and an entry for each window in which a waiting slice will begin.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -35,9 +36,10 @@ pub(super) fn slice_bytes(bytes_per_s: u64) -> u64 {
 struct FlowState {
     /// Time at which the next slice may begin.
     next_ns: u64,
-    /// Start of the present window. The next field has the bytes that were written in it.
-    window_ns: u64,
-    window_bytes: u64,
+    /// Bytes of the present window, of the one before it and of later ones, by their starts. A
+    /// slice that waits for its turn counts in the window in which it begins. Meanwhile a transfer
+    /// at full speed counts in an earlier one.
+    windows: BTreeMap<u64, u64>,
     /// Bytes of the largest window.
     peak_bytes: u64,
     written_bytes: u64,
@@ -64,12 +66,13 @@ impl Flow {
         let take_ns = u128::from(bytes) * 1_000_000_000 / u128::from(bytes_per_s.max(1));
         let take_ns = u64::try_from(take_ns).unwrap_or(u64::MAX);
         state.next_ns = state.next_ns.max(begin_ns.saturating_add(take_ns));
-        let window_ns = begin_ns - begin_ns % WINDOW_NS;
-        if window_ns > state.window_ns {
-            (state.window_ns, state.window_bytes) = (window_ns, 0);
-        }
-        state.window_bytes += bytes;
-        state.peak_bytes = state.peak_bytes.max(state.window_bytes);
+        // The clock of another thread may have been read shortly before the end of a window.
+        let kept_ns = (now_ns - now_ns % WINDOW_NS).saturating_sub(WINDOW_NS);
+        state.windows = state.windows.split_off(&kept_ns);
+        let window_bytes = state.windows.entry(begin_ns - begin_ns % WINDOW_NS).or_default();
+        *window_bytes += bytes;
+        let window_bytes = *window_bytes;
+        state.peak_bytes = state.peak_bytes.max(window_bytes);
         state.written_bytes += bytes;
         begin_ns - now_ns
     }
@@ -110,6 +113,21 @@ mod tests {
         }
         let peak = flow.figures().peak_bytes;
         assert!((MIB..=MIB + 2 * slice_bytes(10 * MIB)).contains(&peak), "{peak}");
+    }
+
+    #[test]
+    fn slice_that_waits_counts_when_it_begins() {
+        let flow = Flow::default();
+        let ms = |ms: u64| ms * 1_000_000;
+        // The second slice waits for the next window.
+        assert_eq!(flow.turn(0, 1000, 10_000), 0);
+        assert_eq!(flow.turn(0, 1000, 10_000), ms(100));
+        // Transfers without a limit write in the present window meanwhile.
+        assert_eq!((flow.turn(ms(1), 1500, u64::MAX), flow.turn(ms(2), 500, u64::MAX)), (0, 0));
+        assert_eq!(flow.figures().peak_bytes, 3000);
+        // The next window has the slice that waited, and those that begin there.
+        assert_eq!(flow.turn(ms(150), 2500, u64::MAX), 0);
+        assert_eq!(flow.figures(), FlowFigures { written_bytes: 6500, peak_bytes: 3500 });
     }
 
     #[test]

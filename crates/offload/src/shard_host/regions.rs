@@ -200,6 +200,14 @@ impl Regions {
         self.regions.get(&region).map_or(0, |region| region.ranges.longest())
     }
 
+    /// Bytes of the longest free range in the arenas of a database.
+    pub(super) fn longest_in_arenas(&self, db: OffloadDb) -> u64 {
+        let arenas = self.regions.iter().filter(|(number, region)| {
+            region.db == db && region.purpose == Purpose::Arena && !self.retired.contains(number)
+        });
+        arenas.map(|(_, region)| region.ranges.longest()).max().unwrap_or(0)
+    }
+
     /// Retires a region. Its key is revoked immediately, and it is unmapped when it has no users.
     pub(super) fn retire(&mut self, memory: &mut dyn HostMemory, region: RegionNo) {
         if let Some(retired) = self.regions.get(&region)

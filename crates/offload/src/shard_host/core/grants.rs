@@ -6,7 +6,7 @@ use super::{
     CopiedImage, CopyEnd, CopyOrder, Grant, GrantStep, HeldShard, HostCore, HostMemory, NextStep,
     Purpose,
 };
-use crate::ids::OwnerStamp;
+use crate::ids::{OffloadDb, OwnerStamp};
 use crate::shard_host::ranges::ALIGN_BYTES;
 use crate::wire::shard::{
     Piece, ShardInfo, ShardMessage, ShardName, ShardPlace, ShardRefusal, ShardWhy,
@@ -135,12 +135,21 @@ impl HostCore {
         }
         let room = self.room(memory, owner.db);
         if room < least {
-            return Err(self.refuse_room(memory, owner.db, bytes));
+            return Err(self.refuse_image(memory, owner.db, bytes));
         }
         let wanted = self.limits.arena_bytes.min(room / ALIGN_BYTES * ALIGN_BYTES).max(least);
         let order = self.regions.order(memory, owner.db, Purpose::Arena, wanted);
         let order = order.map(NextStep::Allocate);
-        order.ok_or_else(|| self.refuse_room(memory, owner.db, bytes))
+        order.ok_or_else(|| self.refuse_image(memory, owner.db, bytes))
+    }
+
+    /// A refusal of an image that fits neither into an arena of the database nor into a new one. It
+    /// names the size of the largest image that fits into either, so that the owner sends a smaller
+    /// image.
+    fn refuse_image(&mut self, memory: &dyn HostMemory, db: OffloadDb, bytes: u64) -> ShardRefusal {
+        let refusal = self.refuse_room(memory, db, bytes);
+        let new_bytes = refusal.number / ALIGN_BYTES * ALIGN_BYTES;
+        ShardRefusal { number: new_bytes.max(self.regions.longest_in_arenas(db)), ..refusal }
     }
 
     pub(super) fn register(

@@ -522,6 +522,22 @@ fn memory_of_others_is_not_taken() {
 }
 
 #[test]
+fn refusal_names_the_largest_image_that_fits() {
+    let mut host = Host::begun();
+    let full = |bytes| ShardMessage::Refused { refusal: ShardRefusal::at(ShardWhy::Full, bytes) };
+    // Ranges are multiples of 64 bytes.
+    host.memory.others = 2 * LIMIT - LANDING - 4095;
+    assert_eq!(host.land(name(1), 4095), full(4032));
+    host.memory.others -= 1;
+    host.granted(name(1), 3000);
+    // No memory is left for another arena, and the rest of the first one is free.
+    assert_eq!(host.memory.left(), 0);
+    assert_eq!(host.land(name(2), 2000), full(4096 - 3008));
+    host.granted(name(2), 4096 - 3008);
+    assert_eq!(host.land(name(3), 1), full(0));
+}
+
+#[test]
 fn system_without_memory_is_a_full_node() {
     let mut host = Host::begun();
     host.memory.exhausted = true;

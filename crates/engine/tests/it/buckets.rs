@@ -13,7 +13,7 @@ use archipelago_env::fault::{Fault, FaultFs, Operation, Rule};
 use parking_lot::Mutex;
 
 use crate::disk::TestDisk;
-use crate::support::{in_threads, over, small_db, small_family};
+use crate::support::{in_threads, open, over, small_db, small_family};
 
 const VALUE: [u8; 100] = [7; 100];
 
@@ -370,4 +370,21 @@ fn boundaries_move_under_threads_too() {
     assert!(world.buckets_in(50_000_000..50_500_000) >= 3, "{:#?}", world.told.reasons.lock());
     assert_eq!(world.told.errors.load(Ordering::Relaxed), 0);
     world.check(&world.db);
+}
+
+#[test]
+fn split_outside_its_bucket_is_refused() {
+    let db = open(&TestDisk::new());
+    let cf = db.default_family();
+    db.split_bucket(cf, 0, Some(b"m")).unwrap();
+    let refused = |index: usize, at: &[u8]| {
+        let error = db.split_bucket(cf, index, Some(at)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+        error.to_string()
+    };
+    assert!(refused(2, b"z").contains("there is no bucket 2"));
+    assert!(refused(0, b"z").contains("cannot split bucket 0 at \"z\""));
+    assert!(refused(1, b"c").contains("cannot split bucket 1 at \"c\""));
+    assert!(refused(1, b"m").contains("cannot split bucket 1 at \"m\""), "it is its first key");
+    assert_eq!(db.buckets(cf).unwrap().len(), 2);
 }

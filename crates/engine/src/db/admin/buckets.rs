@@ -143,7 +143,7 @@ pub(crate) fn split_bucket(
             Some(key) => key.to_vec(),
             None => bucket_middle(cf, map, index)?,
         };
-        if index >= map.len() || map.bucket_of(&key) != index {
+        if map.bucket_of(&key) != index {
             return Err(Error::invalid(format!(
                 "cannot split bucket {index} at \"{}\": the key must lie inside the bucket, \
                  past its first key",

@@ -355,7 +355,9 @@ impl OwnerDriver {
         message: &ShardMessage,
     ) -> TransferStep {
         let answer = links.ask(Way::Asks, message, ANSWER_BYTES_MAX).await.ok();
-        if let Some(ShardMessage::Landing { share, .. }) = &answer {
+        if let Some(ShardMessage::Landing { share, .. } | ShardMessage::Done { share, .. }) =
+            &answer
+        {
             self.state.lock().on_share(node, share);
             self.tell_news();
         }

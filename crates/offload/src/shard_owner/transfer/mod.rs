@@ -5,6 +5,8 @@
 //! | asking for a grant | writing, on the grant |
 //! | writing | registering, when all pieces are placed; asking for a grant, if the link went down |
 //! | registering | ended, on the place; writing, if the node found other bytes than those named |
+//! | finding out the number of a lost grant | giving it back, on that grant |
+//! | giving a lost grant back | asking for a grant, when the node has it back |
 //!
 //! A request that gets no answer, or is refused as busy, is sent again, because all requests are
 //! idempotent. The transfer fails if the node refuses it for another reason. It also fails without
@@ -14,8 +16,11 @@
 //! A transfer may begin with a grant in which the first records lie already, because they were
 //! written while the shard filled ([`Transfer::after`]). It asks for the grant again first, so the
 //! host keeps it. If the host names another grant, or finds other bytes, the whole image is
-//! written. The node may have a grant that the owner does not know. The transfer uses this grant
-//! for the whole image, if it is large enough: the refusal [`ShardWhy::HasGrant`] has its bytes.
+//! written. The node may have a grant that the owner does not know, because the answer was lost.
+//! The refusal [`ShardWhy::HasGrant`] has the bytes of that grant. If it is large enough, the
+//! transfer uses it for the whole image. Otherwise the transfer asks for that grant again, to get
+//! its number. It then gives the grant back, and asks for one of the right size. So the name stays
+//! usable at the node.
 //!
 //! Within a grant the records come first. The bytes that precede them in the image come last
 //! ([`TransferOrder::records_at`]). The place of a record in the grant then does not depend on the
@@ -121,6 +126,16 @@ pub(super) struct TransferFailure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Landing,
+    /// The transfer asks again for a grant that is too small, so that it gets its number.
+    /// `was_known` says whether the node may have had another grant before.
+    Finding {
+        was_known: bool,
+    },
+    /// The node gets the grant of this number back, because it is too small.
+    Returning {
+        number: u64,
+        was_known: bool,
+    },
     Writing(LandingGrant),
     Registering(LandingGrant),
 }
@@ -228,8 +243,11 @@ impl Transfer {
     fn message(&self) -> ShardMessage {
         let TransferOrder { owner, shard, info, pieces, .. } = &self.order;
         match self.stage {
-            Stage::Landing | Stage::Writing(_) => {
+            Stage::Landing | Stage::Finding { .. } | Stage::Writing(_) => {
                 ShardMessage::Land { owner: *owner, shard: *shard, bytes: self.grant_bytes }
+            }
+            Stage::Returning { number, .. } => {
+                ShardMessage::GiveBack { owner: *owner, shard: *shard, grant: number }
             }
             Stage::Registering(grant) => ShardMessage::Register {
                 owner: *owner,
@@ -272,6 +290,11 @@ impl Transfer {
     pub(super) fn on_answer(&mut self, now_ns: u64, answer: Option<&ShardMessage>) -> TransferStep {
         let Some(answer) = answer else {
             self.may_be_known = true;
+            if let Stage::Finding { was_known } | Stage::Returning { was_known, .. } =
+                &mut self.stage
+            {
+                *was_known = true;
+            }
             return self.again(now_ns, None);
         };
         match (self.stage, answer) {
@@ -282,6 +305,17 @@ impl Transfer {
                 let grant = LandingGrant { number: *grant, key: *key, at: *at };
                 self.move_to(now_ns, Stage::Writing(grant));
                 self.write(grant)
+            }
+            (Stage::Finding { was_known }, ShardMessage::Landing { grant, bytes, .. })
+                if *bytes == self.grant_bytes =>
+            {
+                self.stage = Stage::Returning { number: *grant, was_known };
+                TransferStep::Ask(self.message())
+            }
+            (Stage::Returning { was_known, .. }, ShardMessage::Done { .. }) => {
+                (self.stage, self.grant_bytes) = (Stage::Landing, self.order.bytes);
+                self.may_be_known = was_known;
+                TransferStep::Ask(self.message())
             }
             (Stage::Registering(_), ShardMessage::Registered { place })
                 if place.bytes == self.order.bytes =>
@@ -311,12 +345,11 @@ impl Transfer {
             }
             // The owner does not know a grant that the node has, for example because the answer to
             // its request was lost. The transfer may use this grant, because it writes the whole
-            // image, and the registration checks all bytes.
-            (Stage::Landing, ShardWhy::HasGrant) if self.can_use(now_ns, refusal.number) => {
-                self.may_be_known = true;
-                self.ahead = None;
-                self.grant_bytes = refusal.number;
-                return TransferStep::Ask(self.message());
+            // image, and the registration checks all bytes. It gives a smaller grant back.
+            (Stage::Landing | Stage::Finding { .. }, ShardWhy::HasGrant)
+                if refusal.number != self.grant_bytes && now_ns < self.until_ns =>
+            {
+                return self.on_lost_grant(refusal.number);
             }
             // A node looks for a grant of the shard before it looks for room.
             (_, ShardWhy::Full) => {
@@ -337,9 +370,21 @@ impl Transfer {
         self.fail(Some(refusal), end)
     }
 
-    /// Whether the image may be written into another grant than the requested one, of `bytes`.
-    fn can_use(&self, now_ns: u64, bytes: u64) -> bool {
-        bytes >= self.order.bytes && bytes != self.grant_bytes && now_ns < self.until_ns
+    /// Asks for the grant of `bytes` that the node has: to use it if the image fits into it, and to
+    /// give it back otherwise.
+    fn on_lost_grant(&mut self, bytes: u64) -> TransferStep {
+        let was_known = match self.stage {
+            Stage::Finding { was_known } => was_known,
+            _ => self.may_be_known,
+        };
+        self.stage = match bytes >= self.order.bytes {
+            true => Stage::Landing,
+            false => Stage::Finding { was_known },
+        };
+        self.may_be_known = true;
+        self.ahead = None;
+        self.grant_bytes = bytes;
+        TransferStep::Ask(self.message())
     }
 
     /// Takes the outcome of the writes: all pieces were placed, the node refused a write, or it did

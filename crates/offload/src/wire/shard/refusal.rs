@@ -27,8 +27,8 @@ pub enum ShardWhy {
     UnknownShard,
     /// The grant was never given, was used up, or is void.
     UnknownGrant,
-    /// The shard has an open grant of another size, which the owner must release first. The number
-    /// is the size of that grant in bytes.
+    /// The shard has an open grant of another size, which the owner must use or give back first.
+    /// The number is the size of that grant in bytes.
     HasGrant,
     /// The shard was released, or its memtable is older than the oldest one that the owner has
     /// named.
@@ -103,7 +103,9 @@ impl fmt::Display for ShardRefusal {
             ShardWhy::NotBegun => write!(f, "the node does not know the database: begin first"),
             ShardWhy::UnknownShard => write!(f, "the node does not have the shard"),
             ShardWhy::UnknownGrant => write!(f, "the grant is not valid: ask for another"),
-            ShardWhy::HasGrant => write!(f, "the shard has a grant of {number} bytes: release it"),
+            ShardWhy::HasGrant => {
+                write!(f, "the shard has a grant of {number} bytes: give it back")
+            }
             ShardWhy::Retired => write!(f, "the owner has retired the memtable"),
             ShardWhy::BadPiece => write!(f, "the bytes in the landing zone are not those named"),
             ShardWhy::BadImage => write!(f, "the bytes are no image of a shard"),

@@ -6,7 +6,8 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SealedReads<'a> {
     /// Share of the reads that each sealed memtable answers, newest memtable first. Memtables at
-    /// memory nodes count as well.
+    /// memory nodes count as well. A seek of an iterator counts for the oldest sealed memtable with
+    /// records within its bounds, because the seek needs all of them.
     pub answered: &'a [f64],
     /// Number of blocks that a read gets from storage on average, by the number of memtables that
     /// stay. The slice has one element more than `answered`. An element is infinite if memory has

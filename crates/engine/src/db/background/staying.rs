@@ -2,16 +2,16 @@
 //! them (O³-LSM §5.3; decision 0092).
 //!
 //! The store decides the number ([`ShardStore::staying`](crate::remote::ShardStore::staying)), at
-//! most once a second, from figures of the engine: the share of the look-ups that the sealed
-//! memtables of each age answer ([`StayFigures`](crate::db::state::away::StayFigures)), and the
-//! block reads that staying memtables would cost.
+//! most once a second, from figures of the engine: the share of the reads that the sealed memtables
+//! of each age answer ([`StayFigures`](crate::db::state::away::StayFigures)), and the block reads
+//! that staying memtables would cost. A read is a look-up or a seek of an iterator.
 //!
 //! The model of block reads ([`StayModel`]): memory is one budget. The block cache gives back what
 //! exceeds nine tenths of it ([`memory_pressure`]). So with `L` staying memtables the cache has
 //! `c(L) = min(capacity, room - bytes of the L newest memtables)`, where `room` is nine tenths of
 //! the budget without all other memory, one memtable in transfer and one that fills. Without a
 //! limit on memory, `room` is the capacity of the cache. Around the present size `c` the misses of
-//! a look-up, `m`, follow a power law, `m(L) = m · (c / c(L))^a`. The exponent comes from the share
+//! a read, `m`, follow a power law, `m(L) = m · (c / c(L))^a`. The exponent comes from the share
 //! `r` of misses that return within a window of `g` parts of the cache
 //! ([`crate::cache::CacheMeter`]): a cache larger by `g` would have `m · (1 - r)`, so
 //! `a = -ln(1 - r) / ln(1 + g)`. A cache that evicts nothing has `r = 0`, and then memory that
@@ -76,7 +76,7 @@ pub(crate) struct StayModel {
     pub(crate) capacity_bytes: u64,
     /// Bytes that the block cache may have now.
     pub(crate) present_bytes: u64,
-    /// Blocks that a look-up gets from storage now.
+    /// Blocks that a read gets from storage now.
     pub(crate) misses: f64,
     /// Share of these blocks that a cache larger by `growth` would have.
     pub(crate) returned: f64,
@@ -92,7 +92,7 @@ impl StayModel {
         exponent.clamp(0.0, EXPONENT_MAX)
     }
 
-    /// Blocks that a look-up would get from storage if memtables of these bytes stay. Infinite if
+    /// Blocks that a read would get from storage if memtables of these bytes stay. Infinite if
     /// memory has no room for them.
     pub(crate) fn misses_with(&self, staying_bytes: u64) -> f64 {
         let least = (self.capacity_bytes / CACHE_SHARE_MIN).max(1);
@@ -199,7 +199,8 @@ fn totals(observers: &Observers, view: &ReadView) -> ReadTotals {
     let blocks = view.cache().meter().map(|meter| meter.figures()).unwrap_or_default();
     let stats = observers.stats();
     let written_bytes = stats.get(Ticker::UserBytesWritten);
-    ReadTotals { gets: stats.get(Ticker::Gets), written_bytes, blocks }
+    let reads = stats.get(Ticker::Gets).saturating_add(stats.get(Ticker::Seeks));
+    ReadTotals { reads, written_bytes, blocks }
 }
 
 /// Asks the store how many memtables should stay.

@@ -19,7 +19,8 @@
 //! Thread-safety: an iterator belongs to one thread at a time.
 //! Failure: an error makes the iterator invalid and stays in its status.
 //! Cost: one allocation for each child, and one reader for each file that is reached. A version
-//! with value files costs two more allocations.
+//! with value files costs two more allocations. With memory nodes, a seek over sealed
+//! memtables pays one relaxed addition.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -34,7 +35,7 @@ use crate::db::read::get::table_options;
 use crate::db::read::options::ReadOptions;
 use crate::db::read::snapshot::Snapshot;
 use crate::db::read::values::ScanValues;
-use crate::db::state::away::ReadDeadline;
+use crate::db::state::away::{ReadDeadline, StoreLink};
 use crate::db::state::family::{Family, SuperVersion};
 use crate::db::state::memtable::{Immutable, ShardHome};
 use crate::indexed_batch::OwnRecords;
@@ -81,6 +82,8 @@ pub struct Iter {
     /// The deadline that the cursors over shards at memory nodes share in one move; `None` if no
     /// shard can be there.
     deadline: Option<Arc<ReadDeadline>>,
+    /// Counts the seeks. `None` if they need no sealed memtable, or without memory nodes.
+    sealed: Option<SealedSeeks>,
     _picture: Arc<SuperVersion>,
     _snapshot: Option<Snapshot>,
 }
@@ -100,6 +103,15 @@ impl Iter {
         }
     }
 
+    /// Begins a seek, and counts it.
+    fn begin_seek(&self) {
+        self.stats.add(Ticker::Seeks, 1);
+        if let Some(sealed) = &self.sealed {
+            sealed.note();
+        }
+        self.begin_move();
+    }
+
     /// Makes the cursor invalid if the lease has ended since the move began.
     #[inline]
     fn check_lease(&mut self) {
@@ -112,32 +124,28 @@ impl Iter {
 
     /// Moves the cursor to the first key in bounds.
     pub fn seek_to_first(&mut self) {
-        self.stats.add(Ticker::Seeks, 1);
-        self.begin_move();
+        self.begin_seek();
         self.cursor.seek_to_first();
         self.check_lease();
     }
 
     /// Moves the cursor to the last key in bounds.
     pub fn seek_to_last(&mut self) {
-        self.stats.add(Ticker::Seeks, 1);
-        self.begin_move();
+        self.begin_seek();
         self.cursor.seek_to_last();
         self.check_lease();
     }
 
     /// Moves the cursor to the first key at or after `key`.
     pub fn seek(&mut self, key: &[u8]) {
-        self.stats.add(Ticker::Seeks, 1);
-        self.begin_move();
+        self.begin_seek();
         self.cursor.seek(key);
         self.check_lease();
     }
 
     /// Moves the cursor to the last key at or before `key`.
     pub fn seek_for_prev(&mut self, key: &[u8]) {
-        self.stats.add(Ticker::Seeks, 1);
-        self.begin_move();
+        self.begin_seek();
         self.cursor.seek_for_prev(key);
         self.check_lease();
     }
@@ -248,6 +256,29 @@ impl Opening {
     }
 }
 
+/// The oldest sealed memtable that the seeks of an iterator need.
+struct SealedSeeks {
+    link: Arc<StoreLink>,
+    age: usize,
+}
+
+impl SealedSeeks {
+    fn of(link: Option<&Arc<StoreLink>>, opening: &Opening) -> Option<Self> {
+        let link = Arc::clone(link?);
+        let has_shard = |memtable: &Arc<Immutable>| {
+            let mut buckets = memtable.map.buckets_of(&opening.bounds);
+            buckets.any(|bucket| memtable.homes[bucket].is_some())
+        };
+        let age = opening.picture.immutables.iter().rposition(has_shard)?;
+        Some(Self { link, age })
+    }
+
+    /// Counts a seek for the decision how many sealed memtables stay in memory.
+    fn note(&self) {
+        self.link.stay_figures().note_answer(self.age);
+    }
+}
+
 /// An iterator over the family, with the `own` writes of a transaction above it.
 pub(crate) fn scan(
     reader: Reader<'_>,
@@ -291,6 +322,7 @@ pub(crate) fn scan(
         stats: Arc::clone(reader.observers.stats()),
         lease: reader.context.lease().cloned(),
         deadline,
+        sealed: SealedSeeks::of(reader.context.away(), &opening),
         _picture: picture,
         _snapshot: options.snapshot.clone(),
     }

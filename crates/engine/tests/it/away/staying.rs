@@ -114,6 +114,33 @@ fn batches_count_as_reads_of_their_keys() {
 }
 
 #[test]
+fn seeks_of_iterators_count_as_reads_of_all_memtables() {
+    let (mut world, clock) = with(Stays::Through(0.1));
+    for round in 0..6 {
+        fill(&mut world, 2, &format!("r{round}"));
+        let cf = world.db.default_family();
+        let mut iter = world.db.iter(cf, &ReadOptions::default()).unwrap();
+        for number in 0..200 {
+            iter.seek(&key(number));
+            assert!(iter.valid());
+        }
+        drop(iter);
+        clock.advance(Duration::from_secs(1));
+        world.settle();
+    }
+    let did = world.store.did();
+    assert!(did.staying >= 1, "{did:?}");
+    world.check();
+    // Without seeks they leave.
+    for _ in 0..40 {
+        clock.advance(Duration::from_secs(9));
+        world.settle();
+    }
+    assert_eq!((staying(&world), world.store.did().staying), (0, 0));
+    world.check();
+}
+
+#[test]
 fn memtable_leaves_when_it_is_older_than_the_newest() {
     let (mut world, _clock) = with(Stays::Count(2));
     // The limit of two write buffers does not count memtables that stay. A write that had to wait

@@ -5,16 +5,18 @@
 //! users have read enough, and after eight seconds in any case. The figures of a window move the
 //! averages by a quarter of the difference, so no single window decides.
 //!
-//! Look-ups of batches count as well. Iterators do not: the shares are those of look-ups. A look-up
-//! that tables answer counts for no memtable, although filters may have sent it to a node.
+//! Look-ups of batches count as well. A look-up that tables answer counts for no memtable, although
+//! filters may have sent it to a node. A seek of an iterator counts as one read, for the oldest
+//! sealed memtable with records within its bounds: it needs no node only if all of them stay.
+//! Further steps of an iterator do not count.
 //!
 //! Invariants: the figures are estimates. Correctness depends on none of them.
 //!
 //! Thread-safety: any thread may call any method. A look-up takes no lock. The lock of the averages
 //! is a leaf.
 //! Failure: none.
-//! Cost: a look-up that a sealed memtable answers pays one relaxed addition in the stripe of its
-//! thread. A window costs a pass over the stripes.
+//! Cost: a look-up that a sealed memtable answers, and a seek over sealed memtables, pay one
+//! relaxed addition in the stripe of their thread. A window costs a pass over the stripes.
 
 use archipelago_base::metrics::Counters;
 use parking_lot::Mutex;
@@ -32,11 +34,11 @@ const LOCAL_NS: usize = AGES + 1;
 const WINDOW_NS_MIN: u64 = 1_000_000_000;
 /// Longest window, in nanoseconds. It ends even if users read little.
 const WINDOW_NS_MAX: u64 = 8_000_000_000;
-/// Number of look-ups after which a window may end.
+/// Number of reads after which a window may end.
 const WINDOW_READS_MIN: u64 = 128;
 /// Weight of a new window in the averages.
 const WINDOW_WEIGHT: f64 = 0.25;
-/// Smallest share that is not taken for 0, and smallest number of blocks of a look-up.
+/// Smallest share that is not taken for 0, and smallest number of blocks of a read.
 const SHARE_MIN: f64 = 0.001;
 /// Assumed time of a look-up in memory before one was measured, in nanoseconds.
 const LOCAL_NS_DEFAULT: f64 = 1000.0;
@@ -44,8 +46,8 @@ const LOCAL_NS_DEFAULT: f64 = 1000.0;
 /// Counters of an open database that only grow, as of one moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ReadTotals {
-    /// Look-ups of keys.
-    pub(crate) gets: u64,
+    /// Look-ups of keys and seeks of iterators.
+    pub(crate) reads: u64,
     /// Bytes that users have written.
     pub(crate) written_bytes: u64,
     /// Reads of blocks that missed the block cache.
@@ -55,9 +57,9 @@ pub(crate) struct ReadTotals {
 /// Averages over the windows so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct StayAverages {
-    /// Share of the look-ups that a sealed memtable of each age answers.
+    /// Share of the reads that a sealed memtable of each age answers.
     pub(crate) answered: [f64; AGES],
-    /// Blocks that a look-up gets from storage.
+    /// Blocks that a read gets from storage.
     pub(crate) misses: f64,
     /// Share of these blocks that a slightly larger cache would have had.
     pub(crate) returned: f64,
@@ -85,7 +87,8 @@ pub(crate) struct StayFigures {
 }
 
 impl StayFigures {
-    /// Counts a look-up that a sealed memtable of this age answered.
+    /// Counts a read that a sealed memtable of this age answered, or a seek that needs this
+    /// memtable and all newer ones.
     #[inline]
     pub(crate) fn note_answer(&self, age: usize) {
         if age < AGES {
@@ -117,19 +120,19 @@ impl StayFigures {
             return None;
         }
         let totals = totals();
-        let gets = totals.gets.saturating_sub(windows.totals.gets);
-        if gets < WINDOW_READS_MIN && elapsed_ns < WINDOW_NS_MAX {
+        let reads = totals.reads.saturating_sub(windows.totals.reads);
+        if reads < WINDOW_READS_MIN && elapsed_ns < WINDOW_NS_MAX {
             return None;
         }
         let answers = self.answers();
-        let measured = window_of(&windows, gets, &answers, &totals.blocks);
+        let measured = window_of(&windows, reads, &answers, &totals.blocks);
         let local_ns = self.local_ns();
         let weight = if windows.is_measured { WINDOW_WEIGHT } else { 1.0 };
         windows.averages = moved(&windows.averages, &measured, weight);
         windows.averages.local_ns = local_ns;
         let written = totals.written_bytes.saturating_sub(windows.totals.written_bytes);
         windows.averages.fill_bytes_per_s = bytes_per_s(written, elapsed_ns);
-        windows.is_measured |= gets > 0;
+        windows.is_measured |= reads > 0;
         (windows.began_ns, windows.totals, windows.answers) = (Some(now_ns), totals, answers);
         Some(windows.averages)
     }
@@ -150,18 +153,18 @@ impl StayFigures {
 /// The figures of the window that ends with these counts. All are 0 if nothing was read.
 fn window_of(
     windows: &Windows,
-    gets: u64,
+    reads: u64,
     answers: &[u64; AGES],
     blocks: &BlockReads,
 ) -> StayAverages {
     let before = &windows.totals.blocks;
     let share = |part: u64, whole: u64| if whole == 0 { 0.0 } else { part as f64 / whole as f64 };
     let since = |now: u64, before: u64| now.saturating_sub(before);
-    let answered = |age: usize| share(since(answers[age], windows.answers[age]), gets).min(1.0);
+    let answered = |age: usize| share(since(answers[age], windows.answers[age]), reads).min(1.0);
     let watched = since(blocks.watched, before.watched);
     StayAverages {
         answered: std::array::from_fn(answered),
-        misses: share(since(blocks.reads, before.reads), gets),
+        misses: share(since(blocks.reads, before.reads), reads),
         returned: share(since(blocks.returned, before.returned), watched).min(1.0),
         local_ns: 0.0,
         fill_bytes_per_s: 0,
@@ -194,9 +197,10 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    fn totals(gets: u64, reads: u64, returned: u64) -> ReadTotals {
-        let blocks = BlockReads { reads, watched: reads, returned, ..BlockReads::default() };
-        ReadTotals { gets, blocks, written_bytes: gets * 1000 }
+    fn totals(reads: u64, block_reads: u64, returned: u64) -> ReadTotals {
+        let watched = block_reads;
+        let blocks = BlockReads { reads: block_reads, watched, returned, ..BlockReads::default() };
+        ReadTotals { reads, blocks, written_bytes: reads * 1000 }
     }
 
     #[test]

@@ -609,9 +609,13 @@ impl ShardStore for FakeStore {
         }
         nodes.did.staying = match (stays, reads) {
             (Stays::Count(count), _) => count,
-            (Stays::Share(_), None) => nodes.did.staying,
+            (Stays::Share(_) | Stays::Through(_), None) => nodes.did.staying,
             (Stays::Share(least), Some(reads)) => {
                 reads.answered.iter().take_while(|share| **share >= least).count()
+            }
+            (Stays::Through(least), Some(reads)) => {
+                let oldest = reads.answered.iter().rposition(|share| *share >= least);
+                oldest.map_or(0, |age| age + 1)
             }
         };
         nodes.did.staying

@@ -46,6 +46,8 @@ pub(crate) enum Stays {
     Count(usize),
     /// The newest ones that each answer at least this share of the reads.
     Share(f64),
+    /// All up to the oldest one that answers at least this share of the reads.
+    Through(f64),
 }
 
 impl Default for Mood {
